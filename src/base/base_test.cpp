@@ -1,0 +1,91 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/queue.hpp"
+#include "base/result.hpp"
+#include "base/rng.hpp"
+#include "base/thread_pool.hpp"
+
+namespace prl {
+namespace {
+
+TEST(Philox, MatchesTheReferenceVectors) {
+  // Known answers of Random123's philox4x32-10.
+  EXPECT_EQ(Rng::philox({0, 0, 0, 0}, {0, 0}), (std::array<std::uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Rng::philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),
+            (std::array<std::uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+}
+
+TEST(Rng, SeekRepeatsADraw) {
+  Rng rng(7, 3);
+  for (int i = 0; i < 5; ++i) rng.next_u32();
+  const auto place = rng.position();
+  const auto draw = rng.next_u64();
+  rng.seek(place);
+  EXPECT_EQ(rng.next_u64(), draw);
+}
+
+TEST(ThreadPool, VisitsEachIndexOnce) {
+  ThreadPool pool(4);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::atomic<int>> hits(97);
+    pool.parallel_for(97, [&](std::int64_t i) { hits[static_cast<std::size_t>(i)]++; });
+    for (auto& h : hits) ASSERT_EQ(h.load(), 1);
+  }
+}
+
+TEST(ThreadPool, RethrowsAndStaysUsable) {
+  ThreadPool pool(3);
+  EXPECT_THROW(pool.parallel_for(8, [](std::int64_t i) { if (i == 5) fail(ErrorCode::kInternal, "five"); }), Error);
+  std::atomic<int> sum{0};
+  pool.parallel_for(8, [&](std::int64_t i) { sum += static_cast<int>(i); });
+  EXPECT_EQ(sum, 28);
+}
+
+TEST(BoundedQueue, RefusesWhenFullAndDrainsAfterClose) {
+  BoundedQueue<int> queue(2);
+  int a = 1, b = 2, c = 3;
+  EXPECT_TRUE(queue.try_push(a));
+  EXPECT_TRUE(queue.try_push(b));
+  EXPECT_FALSE(queue.try_push(c));
+  EXPECT_FALSE(queue.push(c, std::chrono::milliseconds(1)));
+  queue.close();
+  EXPECT_EQ(queue.pop(std::chrono::milliseconds(1)), 1);
+  EXPECT_EQ(queue.pop(std::chrono::milliseconds(1)), 2);
+  EXPECT_EQ(queue.pop(std::chrono::milliseconds(1)), std::nullopt);
+}
+
+TEST(Files, AtomicWriteReplacesAndCleansUp) {
+  const auto folder = std::filesystem::temp_directory_path() / "prl_base_test";
+  std::filesystem::remove_all(folder);
+  write_file_atomic(folder / "a.txt", "one");
+  write_file_atomic(folder / "a.txt", "two");
+  EXPECT_EQ(read_file(folder / "a.txt"), "two");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
+  EXPECT_THROW(read_file(folder / "none"), Error);
+  EXPECT_THROW(read_file(folder / "a.txt", 2), Error);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Files, StepFolders) {
+  EXPECT_EQ(parse_step_dir("step_12"), 12);
+  EXPECT_EQ(parse_step_dir("step_12.tmp"), -1);
+  EXPECT_EQ(parse_step_dir("step_"), -1);
+}
+
+TEST(Result, ThrowsItsError) {
+  Result<int> bad(Error(ErrorCode::kNotFound, "nothing"));
+  EXPECT_FALSE(bad.has_value());
+  EXPECT_THROW(bad.value(), Error);
+  EXPECT_EQ(Result<int>(3).value(), 3);
+}
+
+}  // namespace
+}  // namespace prl

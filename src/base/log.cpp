@@ -1,0 +1,122 @@
+#include "base/log.hpp"
+
+#include <unistd.h>
+
+#include <boost/json/serialize.hpp>
+#include <boost/json/value.hpp>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "base/error.hpp"
+
+namespace prl::log {
+namespace {
+
+struct FileCloser {
+  void operator()(std::FILE* f) const { std::fclose(f); }
+};
+using File = std::unique_ptr<std::FILE, FileCloser>;
+
+struct State {
+  std::mutex mutex;
+  Options options;
+  File file;
+  std::map<std::string, File, std::less<>> role_files;
+};
+
+// The log is the one process-wide service: a line must be possible from any place, also while everything else fails.
+State& state() {
+  static State instance;
+  return instance;
+}
+thread_local std::string thread_role;
+
+constexpr std::string_view kNames[] = {"DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR"};
+constexpr std::string_view kColors[] = {"\033[34m", "\033[1m", "\033[32m", "\033[33m", "\033[31m"};
+
+File open_append(const std::filesystem::path& path) {
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
+  File file(std::fopen(path.c_str(), "ae"));
+  if (!file) fail(ErrorCode::kIo, "log file {} cannot be opened for writing: {}", path.string(), std::strerror(errno));
+  return file;
+}
+
+std::string json_line(Level level, std::string_view tag, std::string_view message) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  boost::json::object line;
+  line["timestamp"] = std::chrono::duration<double>(now).count();
+  line["level"] = kNames[static_cast<int>(level)];
+  line["message"] = message;
+  if (!tag.empty()) line["tag"] = tag;
+  return boost::json::serialize(line) + "\n";
+}
+
+std::string text_line(Level level, std::string_view tag, std::string_view message, bool color) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  char clock[16];
+  std::strftime(clock, sizeof clock, "%H:%M:%S", &local);
+  const auto index = static_cast<int>(level);
+  const std::string tag_part = tag.empty() ? "" : fmt::format("[{}] ", tag);
+  if (!color) return fmt::format("{} {:>7} {}{}\n", clock, kNames[index], tag_part, message);
+  return fmt::format("\033[2m{}\033[0m {}{:>7}\033[0m {}{}\n", clock, kColors[index], kNames[index], tag_part, message);
+}
+
+}  // namespace
+
+void setup(const Options& options) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.options = options;
+  s.file = options.file.empty() ? nullptr : open_append(options.file);
+}
+
+Level parse_level(std::string_view name) {
+  for (int i = 0; i < 5; ++i) {
+    std::string lower;
+    for (char c : kNames[i]) lower.push_back(static_cast<char>(c - 'A' + 'a'));
+    if (name == lower || name == kNames[i]) return static_cast<Level>(i);
+  }
+  if (name == "warn") return Level::kWarning;
+  fail(ErrorCode::kInvalidArgument, "log level \"{}\" is unknown; one of debug, info, success, warning, error", name);
+}
+
+bool is_enabled(Level level) noexcept { return level >= state().options.level; }
+
+void write(Level level, std::string_view tag, std::string_view message) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  if (level < s.options.level) return;
+  if (tag.empty()) tag = thread_role.empty() ? std::string_view(s.options.tag) : std::string_view(thread_role);
+  static const bool is_tty = isatty(STDERR_FILENO) != 0;
+  const bool color = s.options.color || is_tty;
+  const std::string console = s.options.json ? json_line(level, tag, message) : text_line(level, tag, message, color);
+  if (!s.options.quiet_console) std::fwrite(console.data(), 1, console.size(), stderr);
+  const std::string plain =
+      s.options.json || !color ? console : text_line(level, tag, message, s.options.color);
+  auto put = [&](std::FILE* f) {
+    std::fwrite(plain.data(), 1, plain.size(), f);
+    std::fflush(f);
+  };
+  if (s.file) put(s.file.get());
+  if (!thread_role.empty()) {
+    if (auto it = s.role_files.find(thread_role); it != s.role_files.end()) put(it->second.get());
+  }
+}
+
+void set_thread_role(std::string_view role) { thread_role = role; }
+
+void add_role_file(std::string_view role, const std::filesystem::path& file) {
+  State& s = state();
+  std::lock_guard lock(s.mutex);
+  s.role_files[std::string(role)] = open_append(file);
+}
+
+}  // namespace prl::log

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace prl::log {
+
+/// Severity. kSuccess lies between kInfo and kWarning and marks finished steps (spec 8.2).
+enum class Level { kDebug, kInfo, kSuccess, kWarning, kError };
+
+struct Options {
+  Level level = Level::kInfo;
+  bool json = false;                ///< one flat JSON object per line instead of text
+  bool color = false;               ///< ANSI colours even when stderr is not a terminal
+  std::string tag;                  ///< put in brackets before each message, e.g. "trainer"
+  std::filesystem::path file;       ///< also append there, empty for none; folders are made
+  bool quiet_console = false;       ///< write only to the file
+};
+
+/// Replaces the process-wide sinks. Call once in main, before threads start; until then lines go to stderr at kInfo.
+void setup(const Options& options);
+Level parse_level(std::string_view name);
+bool is_enabled(Level level) noexcept;
+/// Writes one line "HH:mm:ss LEVEL [tag] message" to stderr and the file. Any thread.
+void write(Level level, std::string_view tag, std::string_view message);
+
+template <typename... Args>
+void debug(fmt::format_string<Args...> f, Args&&... args) {
+  if (is_enabled(Level::kDebug)) write(Level::kDebug, {}, fmt::format(f, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void info(fmt::format_string<Args...> f, Args&&... args) {
+  if (is_enabled(Level::kInfo)) write(Level::kInfo, {}, fmt::format(f, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void success(fmt::format_string<Args...> f, Args&&... args) {
+  if (is_enabled(Level::kSuccess)) write(Level::kSuccess, {}, fmt::format(f, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void warning(fmt::format_string<Args...> f, Args&&... args) {
+  if (is_enabled(Level::kWarning)) write(Level::kWarning, {}, fmt::format(f, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void error(fmt::format_string<Args...> f, Args&&... args) {
+  write(Level::kError, {}, fmt::format(f, std::forward<Args>(args)...));
+}
+
+/// Colocated roles share one process: the tag of the calling thread names the role in its lines and selects the role's
+/// own log file, if one was added with add_role_file. The only thread-local state of the project.
+void set_thread_role(std::string_view role);
+void add_role_file(std::string_view role, const std::filesystem::path& file);
+
+}  // namespace prl::log
