@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace prl {
+
+enum class DeviceKind : std::uint8_t { kCpu, kCuda };
+
+/// A place where tensors live.
+struct Device {
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;
+  bool operator==(const Device&) const = default;
+};
+std::string to_string(Device device);
+
+/// Memory and copies of one device; the only thing above ops/ that knows how a device is reached. Any thread.
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+  virtual Device device() const noexcept = 0;
+  /// 64-byte aligned, contents undefined. Error{kOutOfMemory} with the size wanted and what is in use.
+  virtual void* allocate(std::size_t bytes) = 0;
+  virtual void deallocate(void* pointer, std::size_t bytes) noexcept = 0;
+  virtual void copy_from_host(void* destination, const void* host, std::size_t bytes) = 0;
+  virtual void copy_to_host(void* host, const void* source, std::size_t bytes) = 0;
+  virtual void copy_within(void* destination, const void* source, std::size_t bytes) = 0;
+  virtual void zero(void* destination, std::size_t bytes) = 0;
+  /// Waits until all queued work is done.
+  virtual void synchronize() = 0;
+  virtual std::size_t bytes_in_use() const noexcept = 0;
+  virtual std::size_t peak_bytes() const noexcept = 0;
+  /// Memory that may still be taken: free RAM within the cgroup limit, or free device memory.
+  virtual std::size_t bytes_available() const = 0;
+};
+
+/// The host's memory. Counts what is handed out.
+std::shared_ptr<DeviceRuntime> make_cpu_runtime();
+
+/// What the CPU can do, read once at start. `best_bf16` says which bf16 path exists.
+struct CpuFeatures {
+  bool avx2 = false;
+  bool avx512 = false;       ///< F, BW, VL, DQ
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;     ///< tile registers, and the kernel granted them to this process
+  std::string name;
+};
+const CpuFeatures& cpu_features();
+
+}  // namespace prl

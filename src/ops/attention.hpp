@@ -1,0 +1,55 @@
+#pragma once
+
+#include <span>
+
+#include "ops/context.hpp"
+
+namespace prl::ops {
+
+/// Keys per tile. Tiles start at absolute positions 0, 64, 128, ... of their sequence, in training, prefill and decode
+/// alike, and are merged in that order: this is what makes the three agree bit for bit.
+inline constexpr int kAttentionTile = 64;
+
+/// Causal softmax attention over packed sequences, grouped-query.
+///
+/// Shapes    q [T, Hq, D], k and v [T, Hkv, D], out [T, Hq, D] (kF32 or kBF16, all alike; token rows may be strided by
+///           the *_token_stride elements), lse_TH [T, Hq] fp32 (natural log; written for the backward pass),
+///           cu_seqlens: num_sequences + 1 host int32, first 0, last T. Hq % Hkv == 0. D in {16, 32, 64, 80, 96, 128, 256}.
+/// Numerics  scores, softmax and sums in fp32; q, k, v enter as stored. The result of a query depends on its own q and the
+///           k, v of positions 0..p of its sequence.
+struct VarlenAttention {
+  ConstTensorView q_THD, k_TKD, v_TKD;
+  std::int64_t q_token_stride = 0, k_token_stride = 0, v_token_stride = 0;
+  std::span<const std::int32_t> cu_seqlens;
+  float scale = 1.0f;
+};
+void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, const VarlenAttention& args);
+/// dq, dk, dv (same dtype and layout rules as q, k, v, overwritten; strides as for q, k, v of `args` unless contiguous).
+void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_TKD, TensorView dv_TKD, std::int64_t dq_token_stride, std::int64_t dk_token_stride,
+                               std::int64_t dv_token_stride, ConstTensorView dout_THD, ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args);
+
+/// One layer of the paged cache: k and v as [num_blocks, Hkv, block_size, D]. block_size divides kAttentionTile or is a multiple of it.
+struct KvLayer {
+  TensorView k;
+  TensorView v;
+};
+/// Stores the k, v of each token at slot_T[t] = block * block_size + offset (int32, host; -1 skips the token).
+void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD, std::int64_t v_token_stride, std::span<const std::int32_t> slot_T);
+
+/// Attention of new queries over cached keys (which already include the new ones).
+///
+/// Sequence s owns query rows [query_start[s], query_start[s+1]) at absolute positions context_len[s] - count + i, and its
+/// blocks are block_table[s * max_blocks + j]. All arrays are host int32. Equal bit for bit to attention_varlen.
+struct PagedAttention {
+  ConstTensorView q_THD;
+  std::int64_t q_token_stride = 0;
+  KvLayer layer;
+  std::span<const std::int32_t> query_start;   ///< num_sequences + 1
+  std::span<const std::int32_t> context_len;   ///< num_sequences: tokens in cache, the new ones included
+  std::span<const std::int32_t> block_table;   ///< num_sequences * max_blocks
+  std::int32_t max_blocks = 0;
+  float scale = 1.0f;
+};
+void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& args);
+
+}  // namespace prl::ops

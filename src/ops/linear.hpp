@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ops/context.hpp"
+
+namespace prl::ops {
+
+/// A weight matrix in the device's own layout (CPU: panels for its kernels; GPU: row-major). Immutable once made; shared
+/// by trainer and engine under one policy version.
+class LinearWeight {
+ public:
+  virtual ~LinearWeight() = default;
+  std::int64_t num_outputs() const noexcept { return num_outputs_; }  ///< N
+  std::int64_t num_inputs() const noexcept { return num_inputs_; }    ///< K
+  DType dtype() const noexcept { return dtype_; }                     ///< compute dtype: kF32 or kBF16
+  bool has_bias() const noexcept { return has_bias_; }
+  bool has_backward() const noexcept { return has_backward_; }
+  virtual std::size_t num_bytes() const noexcept = 0;
+  /// Row `n` of W in compute dtype values widened to fp32 into out_K, for checksums and saving.
+  virtual void unpack_row(std::int64_t n, float* out_K) const = 0;
+
+ protected:
+  std::int64_t num_outputs_ = 0;
+  std::int64_t num_inputs_ = 0;
+  DType dtype_ = DType::kF32;
+  bool has_bias_ = false;
+  bool has_backward_ = false;
+};
+using LinearWeightPtr = std::shared_ptr<const LinearWeight>;
+
+/// Packs w_NK [N, K] (kF32 or kBF16, contiguous), rounded to `compute`, and bias_N [N] fp32 (data == nullptr for none).
+/// `with_backward` also keeps what linear_backward_input needs.
+LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward);
+
+/// y_TN = x_TK W^T + b.
+///
+/// Shapes    x [T, K], y [T, N], both in w.dtype() (y may also be kF32); row-strided views allowed.
+/// Numerics  products summed in fp32, in one order of K per output element that depends on (N, K) and the CPU kind alone:
+///           a row of y depends on its row of x and on w, never on T or on the thread count (batch-invariant).
+void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w);
+
+/// dx_TK = dy_TN W, or += if `accumulate`. Needs w.has_backward(). Batch-invariant.
+void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& w, bool accumulate);
+
+/// dw_NK += dy^T x and db_N += column sums of dy, both fp32; db_N.data == nullptr leaves the bias out. Sums over T run in a
+/// fixed order, so two runs agree bit for bit.
+void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK);
+
+/// out_MN = a_MK b_KN (fp32, contiguous), for optimizers (Muon) and tests. `transpose_b` reads b as [N, K].
+void matmul_f32(OpContext& ctx, TensorView out_MN, ConstTensorView a_MK, ConstTensorView b, bool transpose_b);
+
+}  // namespace prl::ops

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ops/context.hpp"
+#include "ops/linear.hpp"
+
+namespace prl::ops {
+
+/// Vocabulary entries per chunk of every log-sum-exp: the maximum and sum of a chunk are formed first, in index order, then
+/// chunks are merged in order. Shared by training and sampling, so their log-probabilities agree bit for bit.
+inline constexpr int kVocabChunk = 1024;
+
+/// log p(target | h) and entropy under softmax(h W^T / temperature), without holding [T, V].
+///
+/// Shapes    h_TH [T, H] in w.dtype(); targets_T int32 host, in [0, V), or -1 to skip (logp and entropy 0);
+///           temperatures_T fp32 host, > 0; logp_T, entropy_T, lse_T fp32 (lse of the scaled logits, kept for backward).
+/// Numerics  logits in fp32; scaled = logit / temperature (exactly logit when 1); logp = scaled[target] - lse.
+///           Batch-invariant.
+void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
+                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
+/// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=. No gradient through entropy.
+/// Recomputes the logits in chunks.
+void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T, ConstTensorView h_TH,
+                              const LinearWeight& w, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
+
+/// One row of sampling settings, already resolved by the engine.
+struct SampleRow {
+  float temperature = 1.0f;           ///< 0 means greedy
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  std::int32_t top_k = -1;            ///< <= 0: all
+  std::uint64_t seed = 0;             ///< Philox key of the request
+  std::uint64_t position = 0;         ///< Philox counter: index of the token in the request, so batching changes nothing
+  std::int32_t num_top_logprobs = 0;  ///< <= SampleOutput::top capacity
+};
+struct SampleResult {
+  std::int32_t token = 0;
+  float logprob = 0;                                             ///< of `token` under the distribution sampled from
+  std::vector<std::pair<std::int32_t, float>> top_logprobs;      ///< best first, under the same distribution
+};
+/// Draws one token per row of logits_BV (fp32, device memory; adjusted by penalties and bias before if needed).
+/// With top_p = 1, top_k <= 0, min_p = 0 the logprob equals lm_head_logprob's for the same h, w, temperature bit for bit;
+/// greedy rows report the temperature-1 distribution. Truncated rows renormalise over what is kept.
+void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B);
+
+}  // namespace prl::ops

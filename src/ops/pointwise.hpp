@@ -1,0 +1,48 @@
+#pragma once
+
+#include "ops/context.hpp"
+
+namespace prl::ops {
+
+// Legend: T tokens, H hidden, V vocabulary, F MLP width, D head dim, R rows (product of leading dims), C columns.
+// Activations are kF32 or kBF16 (both sides alike); arithmetic is fp32, rounded once when stored. All are batch-invariant:
+// a row depends on its own row and the weights. Gradients of parameters are fp32 and accumulate (+=), in a fixed order.
+
+/// out_TH[t] = table_VH[ids_T[t]]; ids int32 in [0, V), checked. table and out share a dtype.
+void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T);
+/// dtable_VH (fp32) += rows of dout_TH at ids_T, in token order.
+void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T);
+
+/// y_RC = x_RC / sqrt(mean(x^2) + eps) * w_C; w fp32. Rows may be strided (QK-norm over [T*heads, D] slices).
+void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps);
+/// sum_RC = x + residual (rounded to the dtype), y = rms_norm(sum). Equal bit for bit to add followed by rms_norm.
+void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC, ConstTensorView w_C, float eps);
+/// dx_RC = gradient (or += if accumulate); dw_C (fp32) += gradient of w.
+void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps, bool accumulate);
+
+/// out = a + b, element by element; out may alias a or b.
+void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b);
+
+/// out_TF = silu(gate) * up with gate = gate_up[:, :F], up = gate_up[:, F:].
+void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F);
+void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F);
+
+/// Rotary table: cos and sin of position * inverse frequency, fp32, [max_position, D/2] each, made once per model.
+struct RopeTable {
+  Tensor cos_PD2;
+  Tensor sin_PD2;
+};
+/// Rotates x_THD [T, heads, D] in place (rows of one token may be strided: row_stride counts from head row to head row only
+/// if contiguous; pass token_stride elements between tokens). Pairs are (i, i + D/2), the order of the Llama checkpoints.
+/// `inverse` rotates back (the backward pass). positions_T int32 in [0, max_position). Source: Su et al. 2021, RoFormer.
+void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse);
+
+/// out = x converted to out.dtype.
+void cast(OpContext& ctx, TensorView out, ConstTensorView x);
+
+/// Sum of squares of x (fp32, contiguous) in fixed chunks of 4,096 elements, chunk sums added in order in fp64.
+double sum_squares(OpContext& ctx, ConstTensorView x);
+/// x *= factor, fp32.
+void scale(OpContext& ctx, TensorView x, float factor);
+
+}  // namespace prl::ops
