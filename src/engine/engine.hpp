@@ -1,0 +1,95 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "nn/weights.hpp"
+#include "wire/generate.hpp"
+
+namespace prl::engine {
+
+struct EngineOptions {
+  std::int64_t max_model_len = 2048;
+  std::int64_t block_size = 16;               ///< tokens per KV block
+  std::int64_t num_blocks = 0;                ///< 0: from kv_bytes
+  std::uint64_t kv_bytes = 256ull << 20;
+  std::int64_t max_num_seqs = 64;             ///< requests that run at once
+  std::int64_t max_num_batched_tokens = 2048; ///< token budget of one step
+  std::int64_t max_queued_requests = 4096;    ///< beyond it submit() answers kOverloaded
+  bool enable_prefix_caching = true;
+  bool enable_chunked_prefill = true;
+  std::uint64_t seed = 0;                     ///< for requests without one
+  int num_threads = 0;
+};
+
+/// New tokens of one request. `delta` holds only what is new since the last event except at the end, where finish_reason,
+/// usage counts and prompt log-probabilities are set. Exactly one event with finish_reason != kNone ends each request.
+struct StepEvent {
+  RequestId id;
+  wire::GenerateOutput delta;
+};
+/// Called on the engine's thread; must not block (post to an executor or push to a queue).
+using EventSink = std::function<void(const StepEvent&)>;
+
+/// What the engine proves after a weight update.
+struct WeightProof {
+  PolicyVersion version;
+  std::uint64_t checksum = 0;            ///< nn::checksum(...).combined of the weights now in use
+  std::vector<float> probe_logprobs;     ///< nn::probe_logprobs on nn::probe_prompt
+};
+
+struct EngineStats {
+  std::int64_t num_running = 0, num_waiting = 0, num_preemptions = 0;
+  std::int64_t num_prompt_tokens = 0, num_generation_tokens = 0;
+  std::int64_t num_prefix_queries_tokens = 0, num_prefix_hit_tokens = 0;
+  std::int64_t num_blocks_total = 0, num_blocks_used = 0;
+  std::int64_t num_finished_stop = 0, num_finished_length = 0, num_finished_abort = 0;
+  bool is_paused = false;
+  PolicyVersion version;
+};
+
+/// Continuous batching over one model on one device: a thread that plans a step, runs it, and reports tokens.
+/// All public methods may be called from any thread.
+class Engine {
+ public:
+  Engine(std::shared_ptr<DeviceRuntime> runtime, EngineOptions options, nn::WeightsPtr weights);
+  ~Engine();
+  const EngineOptions& options() const noexcept;
+  const nn::ModelConfig& model_config() const noexcept;
+
+  /// Queues a request. Throws Error{kOverlong} with the canonical text if the prompt alone does not fit,
+  /// {kInvalidArgument} naming a bad field, {kOverloaded} if the queue is full, {kUnavailable} after shutdown.
+  RequestId submit(wire::GenerateRequest request, EventSink sink);
+  /// Ends a request early with kAbort (no error if it has ended already).
+  void cancel(RequestId id);
+  /// Asks a running request to end as "stop" because a stop string matched after `num_tokens` output tokens.
+  void stop(RequestId id, std::string stop_string, std::int64_t num_tokens);
+
+  /// Swaps the weights between two steps; requests in flight go on and later tokens carry the new version. New requests
+  /// never hit prefix blocks of another version. Returns the proof computed with the weights the engine now holds.
+  /// Error{kDeadline} if the engine thread did not answer in time.
+  WeightProof update_weights(nn::WeightsPtr weights, std::chrono::milliseconds timeout);
+  WeightProof proof(std::chrono::milliseconds timeout);
+  nn::WeightsPtr weights() const;
+
+  /// Stops stepping; running requests are kept, new ones queue. Idempotent.
+  void pause(std::chrono::milliseconds timeout);
+  void resume();
+  void reset_prefix_cache();
+  EngineStats stats() const;
+  /// True while the engine thread lives and answered within `max_age`.
+  bool is_alive(std::chrono::milliseconds max_age) const;
+  /// Ends all requests with kAbort and joins the thread. Idempotent.
+  void shutdown();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace prl::engine

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "nn/parameters.hpp"
+#include "nn/weights.hpp"
+#include "ops/attention.hpp"
+#include "ops/context.hpp"
+
+namespace prl::nn {
+
+/// Packed sequences for training. All host arrays.
+struct PackedBatch {
+  std::span<const std::int32_t> ids_T;
+  std::span<const std::int32_t> positions_T;
+  std::span<const std::int32_t> cu_seqlens;  ///< num_sequences + 1
+};
+
+/// New tokens of several requests over a paged cache. All host arrays; see ops::PagedAttention.
+struct PagedBatch {
+  std::span<const std::int32_t> ids_T;
+  std::span<const std::int32_t> positions_T;
+  std::span<const std::int32_t> slot_T;         ///< where each token's k, v go
+  std::span<const std::int32_t> query_start;    ///< num_sequences + 1
+  std::span<const std::int32_t> context_len;    ///< num_sequences
+  std::span<const std::int32_t> block_table;    ///< num_sequences * max_blocks
+  std::int32_t max_blocks = 0;
+};
+
+/// Keys and values of all layers: [num_layers] of k and v [num_blocks, Hkv, block_size, D] in the compute dtype.
+class KvCache {
+ public:
+  KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks, std::int64_t block_size);
+  std::int64_t num_blocks() const noexcept { return num_blocks_; }
+  std::int64_t block_size() const noexcept { return block_size_; }
+  ops::KvLayer layer(std::int64_t i) const;
+  static std::size_t bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept;
+
+ private:
+  std::vector<Tensor> k_, v_;
+  std::int64_t num_blocks_ = 0, block_size_ = 0;
+};
+
+/// The decoder without a tape: hidden states after the final norm. The same layer code as the training pass, so a row is
+/// equal bit for bit to TrainableModel's. Keeps activation buffers between calls; one caller at a time.
+class InferenceModel {
+ public:
+  explicit InferenceModel(ops::OpContext& ctx);
+  ~InferenceModel();
+  /// Writes k, v of the new tokens into `cache` and returns h [T, H] in compute dtype, valid until the next call.
+  TensorView forward_paged(const Weights& weights, KvCache& cache, const PagedBatch& batch);
+  /// Gathers rows of h, and logits_BV [B, V] fp32 of them; valid until the next call.
+  TensorView logits(const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> rows_B);
+  /// Varlen forward without cache and without tape (probe prompts, validation loss).
+  TensorView forward_packed(const Weights& weights, const PackedBatch& batch);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Which decoder layers keep no activations and are computed again in the backward pass.
+struct ActivationCheckpointing {
+  int freq = 0;  ///< 0: none; n: every n-th layer
+};
+
+/// Per-token results of a training forward pass, aligned with the *predicting* position: logp[i] is of targets[i] given
+/// tokens 0..i of its sequence. Host fp32.
+struct TokenStats {
+  std::vector<float> logp_T;
+  std::vector<float> entropy_T;
+};
+
+/// Forward with a tape, loss outside, backward: the trainer turns logp into a loss on the host and hands back d loss/d logp.
+class TrainableModel {
+ public:
+  TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing);
+  ~TrainableModel();
+  /// targets_T: the token each position must predict, -1 for none. temperatures_T > 0.
+  TokenStats forward(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
+  /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
+  void backward(std::span<const float> dlogp_T);
+  /// Forward only.
+  TokenStats evaluate(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// log p of prompt[i+1] given prompt[..i] on a fixed prompt, the proof that two holders of weights agree. Size n - 1.
+std::vector<float> probe_logprobs(InferenceModel& model, ops::OpContext& ctx, const Weights& weights, std::span<const std::int32_t> prompt);
+/// A deterministic probe prompt of `length` ids for a vocabulary.
+std::vector<std::int32_t> probe_prompt(std::int64_t vocab_size, int length = 32);
+
+}  // namespace prl::nn

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace prl::nn {
+
+/// Llama 3 frequency scaling, "rope_type": "llama3" of config.json.
+struct RopeScaling {
+  bool enabled = false;
+  double factor = 1.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
+  std::int64_t original_max_position = 8192;
+};
+
+/// A dense decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
+struct ModelConfig {
+  std::string model_type;              ///< "llama", "qwen2", "qwen3"; SmolLM2 says "llama"
+  std::string architecture;            ///< "LlamaForCausalLM", ...
+  std::int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
+  std::int64_t num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  std::int64_t max_position = 2048;
+  double rope_theta = 10000.0;
+  RopeScaling rope_scaling;
+  float rms_norm_eps = 1e-6f;
+  bool tie_word_embeddings = false;
+  bool attention_bias = false;         ///< q, k, v have a bias (Qwen2)
+  bool attention_out_bias = false;
+  bool mlp_bias = false;
+  bool qk_norm = false;                ///< RMS norm per head on q and k (Qwen3)
+  std::int32_t bos_id = -1, pad_id = -1;
+  std::vector<std::int32_t> eos_ids;
+  std::string torch_dtype = "bfloat16";
+  std::string raw_json;                ///< config.json as read, kept so that saving changes nothing else
+
+  std::int64_t num_parameters() const noexcept;
+  /// Matmul weights of one token's forward pass, embeddings excluded, LM head included (spec 8.10).
+  std::int64_t num_active_parameters() const noexcept;
+  /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10).
+  double flops_per_token(std::int64_t seq_len) const noexcept;
+};
+
+/// Reads <folder>/config.json. Error{kNotFound|kCorrupt|kNotImplemented} names the key and what was found: an unknown
+/// model_type, sliding windows in use, unknown rope types and quantised checkpoints are refused, never ignored.
+ModelConfig load_model_config(const std::filesystem::path& folder);
+/// config.json text for a model that init-model made.
+std::string to_config_json(const ModelConfig& config);
+
+}  // namespace prl::nn

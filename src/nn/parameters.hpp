@@ -1,0 +1,62 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "nn/model_config.hpp"
+#include "tensor/tensor.hpp"
+
+namespace prl::nn {
+
+/// One trainable tensor under its Hugging Face name ("model.layers.0.self_attn.q_proj.weight").
+struct NamedParameter {
+  std::string name;
+  Tensor value;  ///< fp32 master
+  Tensor grad;   ///< fp32, same shape; undefined until ensure_grads()
+};
+
+/// fp32 masters (and gradients) of one model. Fused projections (q|k|v and gate|up) are stored as one block whose row
+/// slices are the named parameters, so one product serves all of them and the names stay those of the checkpoint.
+class Parameters {
+ public:
+  /// All zero; names and shapes follow from the config.
+  Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config);
+  const ModelConfig& config() const noexcept { return config_; }
+  /// In the fixed order embeddings, layers 0.., final norm, head. A tied head is not listed.
+  std::span<NamedParameter> named() noexcept { return named_; }
+  std::span<const NamedParameter> named() const noexcept { return named_; }
+  NamedParameter& at(const std::string& name);
+  void ensure_grads();
+  void zero_grads();
+  /// Normal(0, std) for matrices, ones for norms, zeros for biases; a pure function of (config, seed).
+  void init_random(std::uint64_t seed, float std_dev = 0.02f);
+
+  // Fused blocks, fp32, for packing and for gradients: index by layer.
+  struct Layer {
+    Tensor input_norm, post_norm, q_norm, k_norm;
+    Tensor qkv, qkv_bias, o, o_bias, gate_up, down;
+    Tensor d_input_norm, d_post_norm, d_q_norm, d_k_norm, d_qkv, d_qkv_bias, d_o, d_o_bias, d_gate_up, d_down;
+  };
+  Layer& layer(std::int64_t i) { return layers_[static_cast<std::size_t>(i)]; }
+  const Layer& layer(std::int64_t i) const { return layers_[static_cast<std::size_t>(i)]; }
+  Tensor embedding, d_embedding, final_norm, d_final_norm, lm_head, d_lm_head;  ///< lm_head shares embedding when tied
+
+ private:
+  ModelConfig config_;
+  std::shared_ptr<DeviceRuntime> runtime_;
+  std::vector<NamedParameter> named_;
+  std::vector<Layer> layers_;
+};
+
+/// Reads model.safetensors or model.safetensors.index.json + shards (F32, BF16, F16). Every parameter must be there with its
+/// shape, once; unknown tensors are an error except rotary buffers and a tied head's copy. Error{kCorrupt} names file and tensor.
+void load_parameters(Parameters& parameters, const std::filesystem::path& folder);
+/// Writes model.safetensors (or shards of at most `max_shard_bytes` with an index) in `dtype`, config.json (raw_json kept) and
+/// copies tokenizer files from `tokenizer_source` if not empty. The folder is written whole or not at all.
+void save_pretrained(const Parameters& parameters, const std::filesystem::path& folder, DType dtype, const std::filesystem::path& tokenizer_source,
+                     std::uint64_t max_shard_bytes = 5'000'000'000ULL);
+
+}  // namespace prl::nn

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "nn/parameters.hpp"
+#include "ops/linear.hpp"
+#include "ops/pointwise.hpp"
+
+namespace prl::nn {
+
+/// Weights ready to compute with: rounded to the compute dtype and packed for the device. Immutable; one object serves the
+/// trainer's forward pass and the engine under the same policy version, which is the in-process weight update.
+struct Weights {
+  struct Layer {
+    Tensor input_norm, post_norm, q_norm, k_norm;  ///< fp32
+    ops::LinearWeightPtr qkv, o, gate_up, down;
+  };
+  ModelConfig config;
+  PolicyVersion version;
+  DType compute = DType::kF32;
+  Tensor embedding_VH;  ///< compute dtype
+  std::vector<Layer> layers;
+  Tensor final_norm;    ///< fp32
+  ops::LinearWeightPtr lm_head;
+  ops::RopeTable rope;  ///< shared between versions
+};
+using WeightsPtr = std::shared_ptr<const Weights>;
+
+/// Packs masters. `previous` (may be null) lends its rope table. `with_backward` for the trainer.
+WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward, const WeightsPtr& previous);
+/// The same from a Hugging Face folder, without gradients, for servers; checks names and shapes against `config`.
+WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute, PolicyVersion version, const WeightsPtr& previous);
+
+/// XXH3 over each tensor's values in compute dtype, row-major, under its Hugging Face name; independent of packing, device
+/// and of how the weights arrived. `combined` hashes all (name, hash) in order.
+struct WeightsChecksum {
+  std::uint64_t combined = 0;
+  std::vector<std::pair<std::string, std::uint64_t>> tensors;
+};
+WeightsChecksum checksum(const Weights& weights);
+
+}  // namespace prl::nn
