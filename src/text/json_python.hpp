@@ -1,0 +1,32 @@
+#pragma once
+
+#include <boost/json/value.hpp>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace prl::text {
+
+/// The arguments of Python's json.dumps that change its output.
+struct JsonDumpOptions {
+  bool ensure_ascii = false;           ///< true: every non-ASCII character as \uXXXX (Python's own default is true)
+  bool sort_keys = false;              ///< by code point, at every level
+  int indent = -1;                     ///< spaces per level; negative: one line
+  std::string item_separator = ", ";   ///< Python drops the trailing space when indent is given; dump_python does too
+  std::string key_separator = ": ";
+};
+
+/// What json.dumps(value, ...) writes: key order kept, floats as float.__repr__, NaN and Infinity spelt as Python does.
+std::string dump_python(const boost::json::value& value, const JsonDumpOptions& options = {});
+/// repr(float): the shortest digits that read back as `number`, "1e+16" and "1e-05" with Python's switch points, "nan", "inf".
+std::string python_float_repr(double number);
+/// Appends the quoted JSON form of UTF-8 `text` to `out`.
+void append_json_string(std::string& out, std::string_view text, bool ensure_ascii);
+
+/// Strict JSON to a value, with every double correctly rounded (Boost 1.81's own parser may be off by one unit in the last
+/// place, which would show in a re-rendered prompt) and key order kept. Duplicate keys: the last value wins.
+/// Nesting is limited to `max_depth`. Error{kInvalidArgument} with the byte offset.
+boost::json::value parse_json(std::string_view text, std::size_t max_depth = 200);
+
+}  // namespace prl::text

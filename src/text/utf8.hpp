@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace prl::text {
+
+/// Turns a stream of bytes into valid UTF-8, replacing each maximal ill-formed piece by U+FFFD as Python's
+/// decode(errors="replace") and the Unicode standard (section 3.9) do. The result does not depend on how bytes are chunked.
+class Utf8Decoder {
+ public:
+  /// Appends to `out` the characters that became final; at most 3 bytes stay back.
+  void push(std::string_view bytes, std::string& out);
+  /// Ends the stream: a character cut short becomes U+FFFD. The decoder is then empty again.
+  void finish(std::string& out);
+  bool has_pending() const noexcept { return num_pending_ > 0; }
+
+ private:
+  char pending_[4] = {};
+  int num_pending_ = 0;
+};
+
+/// True if `bytes` is well-formed UTF-8 (no surrogates, no overlong forms).
+bool is_valid_utf8(std::string_view bytes) noexcept;
+/// `bytes` if well-formed, else with U+FFFD for each maximal ill-formed piece.
+std::string replace_invalid_utf8(std::string_view bytes);
+
+/// The code point that starts at `position` of well-formed `text`, advancing `position` past it.
+char32_t next_code_point(std::string_view text, std::size_t& position) noexcept;
+void append_code_point(std::string& out, char32_t code_point);
+std::vector<char32_t> to_code_points(std::string_view text);
+std::size_t count_code_points(std::string_view text) noexcept;
+/// Byte position of code point `index`, or text.size() when there are fewer.
+std::size_t byte_of_code_point(std::string_view text, std::size_t index) noexcept;
+
+/// str.isspace of Python for one character.
+bool is_python_space(char32_t code_point) noexcept;
+/// The White_Space property, which is what \s means to the tokenizers library.
+bool is_white_space(char32_t code_point) noexcept;
+/// \w of the tokenizers library: letters, marks, decimal numbers, connector punctuation.
+bool is_word_character(char32_t code_point) noexcept;
+
+/// str.upper and friends with full (one to many) case mapping.
+std::string to_upper(std::string_view text);
+std::string to_lower(std::string_view text);
+std::string to_title(std::string_view text);
+std::string capitalize(std::string_view text);
+
+/// Text in normalization form C. `origin`, when given, receives for each byte of the result the byte offset in `text` of the
+/// character it came from (the starter of its combining sequence).
+std::string to_nfc(std::string_view text, std::vector<std::uint32_t>* origin = nullptr);
+
+}  // namespace prl::text
