@@ -1,0 +1,12 @@
+#include "device/device.hpp"
+
+#include <fmt/format.h>
+
+namespace prl {
+
+std::string to_string(Device device) {
+  if (device.kind == DeviceKind::kCpu) return "cpu";
+  return fmt::format("cuda:{}", device.index);
+}
+
+}  // namespace prl

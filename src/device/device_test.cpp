@@ -1,0 +1,73 @@
+#include "device/device.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace prl {
+namespace {
+
+TEST(CpuRuntime, CountsWhatIsHandedOut) {
+  auto runtime = make_cpu_runtime();
+  void* a = runtime->allocate(100);
+  void* b = runtime->allocate(5 << 20);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % 64, 0u);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(b) % 64, 0u);
+  EXPECT_EQ(runtime->bytes_in_use(), 100u + (5u << 20));
+  runtime->deallocate(b, 5 << 20);
+  EXPECT_EQ(runtime->bytes_in_use(), 100u);
+  EXPECT_EQ(runtime->peak_bytes(), 100u + (5u << 20));
+  runtime->deallocate(a, 100);
+  EXPECT_EQ(runtime->bytes_in_use(), 0u);
+}
+
+TEST(CpuRuntime, CopiesAndZeroes) {
+  auto runtime = make_cpu_runtime();
+  std::vector<int> source = {1, 2, 3}, back(3, 7);
+  void* p = runtime->allocate(12);
+  runtime->copy_from_host(p, source.data(), 12);
+  runtime->copy_to_host(back.data(), p, 12);
+  EXPECT_EQ(back, source);
+  runtime->zero(p, 12);
+  runtime->copy_to_host(back.data(), p, 12);
+  EXPECT_EQ(back, std::vector<int>(3, 0));
+  runtime->deallocate(p, 12);
+}
+
+TEST(CpuRuntime, SaysWhatWasWantedWhenMemoryEnds) {
+  auto runtime = make_cpu_runtime();
+  try {
+    runtime->allocate(std::numeric_limits<std::size_t>::max() / 4 * 3);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kOutOfMemory);
+    EXPECT_NE(std::strstr(e.what(), "wanted"), nullptr);
+  }
+  EXPECT_EQ(runtime->bytes_in_use(), 0u);
+}
+
+TEST(CpuRuntime, ReportsAvailableMemory) {
+  auto runtime = make_cpu_runtime();
+  EXPECT_GT(runtime->bytes_available(), std::size_t{1} << 20);
+  EXPECT_LT(runtime->bytes_available(), std::size_t{1} << 46);
+}
+
+TEST(CpuFeatures, ImplyEachOther) {
+  const CpuFeatures& f = cpu_features();
+  EXPECT_FALSE(f.name.empty());
+  EXPECT_TRUE(!f.amx_bf16 || f.avx512_bf16);
+  EXPECT_TRUE(!f.avx512_bf16 || f.avx512);
+  EXPECT_TRUE(!f.avx512 || f.avx2);
+}
+
+TEST(Device, HasAName) {
+  EXPECT_EQ(to_string(Device{}), "cpu");
+  EXPECT_EQ(to_string(Device{DeviceKind::kCuda, 3}), "cuda:3");
+}
+
+}  // namespace
+}  // namespace prl
