@@ -1,0 +1,141 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/schema.hpp"
+
+/// Environments and how completions are sampled in them.
+namespace prl::config {
+
+enum class ReasoningEffort { kMinimal, kLow, kMedium, kHigh };
+std::span<const EnumEntry> enum_entries(ReasoningEffort);
+
+/// Sampling of training rollouts.
+struct TrainSamplingConfig {
+  double temperature = 1.0;
+  double repetition_penalty = 1.0;
+  std::optional<int> max_completion_tokens;
+  int min_tokens = 0;
+  std::optional<std::int64_t> seed;
+  Value extra_body = Value::table();
+  template <class V>
+  void visit(V& v) {
+    v.field("temperature", temperature, "Logits are divided by this; 0 takes the most likely token", {.min = 0, .max = 2});
+    v.field("repetition_penalty", repetition_penalty, "Penalty of tokens seen before; 1 for none", {.min = 0, .is_open_min = true});
+    v.field("max_completion_tokens", max_completion_tokens, "Most tokens of one reply; what fits the context if not set",
+            {.unit = "tokens", .min = 1});
+    v.field("min_tokens", min_tokens, "Tokens before the reply may end", {.unit = "tokens", .min = 0});
+    v.field("seed", seed, "Seed of the sampler");
+    v.field("extra_body", extra_body, "More fields of each request, as they are");
+  }
+};
+
+/// Sampling of evaluations; what is not set is left to the server.
+struct EvalSamplingConfig {
+  std::optional<double> temperature;
+  std::optional<double> repetition_penalty;
+  std::optional<double> top_p;
+  std::optional<int> top_k;
+  std::optional<double> min_p;
+  std::optional<int> max_completion_tokens;
+  std::optional<int> min_tokens;
+  std::optional<ReasoningEffort> reasoning_effort;
+  std::optional<std::int64_t> seed;
+  Value extra_body = Value::table();
+  template <class V>
+  void visit(V& v) {
+    v.field("temperature", temperature, "Logits are divided by this; 0 takes the most likely token", {.min = 0, .max = 2});
+    v.field("repetition_penalty", repetition_penalty, "Penalty of tokens seen before; 1 for none", {.min = 0, .is_open_min = true});
+    v.field("top_p", top_p, "Sample from the most likely tokens that together have this probability", {.min = 0, .max = 1});
+    v.field("top_k", top_k, "Sample from this many most likely tokens, -1 for all", {.min = -1});
+    v.field("min_p", min_p, "Least probability, relative to the most likely token", {.min = 0, .max = 1});
+    v.field("max_completion_tokens", max_completion_tokens, "Most tokens of one reply", {.unit = "tokens", .min = 1});
+    v.field("min_tokens", min_tokens, "Tokens before the reply may end", {.unit = "tokens", .min = 0});
+    v.field("reasoning_effort", reasoning_effort, "How long reasoning models think");
+    v.field("seed", seed, "Seed of the sampler");
+    v.field("extra_body", extra_body, "More fields of each request, as they are");
+  }
+};
+
+/// One training environment.
+struct EnvConfig {
+  std::string id = "reverse-text";
+  std::optional<std::string> name;
+  std::optional<std::string> data;
+  Value args = Value::table();
+  Value extra_env_kwargs = Value::table();
+  std::optional<std::string> address;
+  IntOrWord num_workers{};
+  std::optional<double> ratio;
+  int max_retries = 3;
+  std::int64_t max_total_completion_tokens = -1;
+  std::optional<double> timeout;
+  std::vector<std::string> state_columns;
+  std::optional<int> group_size;
+  std::optional<TrainSamplingConfig> sampling;
+  Value agent = Value::table();
+  template <class V>
+  void visit(V& v) {
+    v.field("id", id, "Environment; native ones are reverse-text and alphabet-sort");
+    v.field("name", name, "Unique name in metrics and logs; the id if not set");
+    v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator");
+    v.field("args", args, "Arguments of the environment");
+    v.field("extra_env_kwargs", extra_env_kwargs, "Settings applied to the environment after it is made");
+    v.field("address", address, "Address of an environment server that runs already");
+    v.field("num_workers", num_workers, "Worker processes of the environment", {.min = 1, .words = "auto"});
+    v.field("ratio", ratio, "Share among the environments; sizes of their data sets if no one sets it", {.min = 0, .is_open_min = true});
+    v.field("max_retries", max_retries, "Attempts after a failed episode", {.min = 0});
+    v.field("max_total_completion_tokens", max_total_completion_tokens, "Most generated tokens of one episode, -1 for no limit",
+            {.unit = "tokens", .min = -1});
+    v.field("timeout", timeout, "Longest time of one episode", {.unit = "seconds", .min = 0, .is_open_min = true});
+    v.field("state_columns", state_columns, "Fields of the episode's state that are saved with it");
+    v.field("group_size", group_size, "Rollouts per task, if it differs from the orchestrator's", {.unit = "rollouts", .min = 1});
+    v.field("sampling", sampling, "Sampling, if it differs from [orchestrator.train.sampling]");
+    v.field("agent", agent, "Agent block of verifiers environments");
+  }
+};
+
+/// One evaluation environment.
+struct EvalEnvConfig {
+  std::string id = "reverse-text";
+  std::optional<std::string> name;
+  std::optional<std::string> data;
+  Value args = Value::table();
+  Value extra_env_kwargs = Value::table();
+  std::optional<std::string> address;
+  IntOrWord num_workers{};
+  std::optional<int> num_examples;
+  std::optional<int> group_size;
+  std::optional<int> interval;
+  int skip_first = 0;
+  int max_retries = 3;
+  std::optional<double> timeout;
+  std::vector<std::string> state_columns;
+  std::optional<EvalSamplingConfig> sampling;
+  Value agent = Value::table();
+  template <class V>
+  void visit(V& v) {
+    v.field("id", id, "Environment; native ones are reverse-text and alphabet-sort");
+    v.field("name", name, "Unique name in metrics and logs; the id if not set");
+    v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator");
+    v.field("args", args, "Arguments of the environment");
+    v.field("extra_env_kwargs", extra_env_kwargs, "Settings applied to the environment after it is made");
+    v.field("address", address, "Address of an environment server that runs already");
+    v.field("num_workers", num_workers, "Worker processes of the environment", {.min = 1, .words = "auto"});
+    v.field("num_examples", num_examples, "Tasks, -1 for all; the section's value if not set", {.min = -1});
+    v.field("group_size", group_size, "Rollouts per task; the section's value if not set", {.unit = "rollouts", .min = 1});
+    v.field("interval", interval, "Steps between two evaluations; the section's value if not set", {.unit = "steps", .min = 1});
+    v.field("skip_first", skip_first, "Tasks to leave out at the start", {.min = 0});
+    v.field("max_retries", max_retries, "Attempts after a failed episode", {.min = 0});
+    v.field("timeout", timeout, "Longest time of one episode", {.unit = "seconds", .min = 0, .is_open_min = true});
+    v.field("state_columns", state_columns, "Fields of the episode's state that are saved with it");
+    v.field("sampling", sampling, "Sampling, if it differs from the section's");
+    v.field("agent", agent, "Agent block of verifiers environments");
+  }
+};
+
+}  // namespace prl::config

@@ -1,0 +1,254 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "config/schema.hpp"
+#include "config/shared_config.hpp"
+#include "config/transport_config.hpp"
+
+namespace prl::config {
+
+struct ServerConfig {
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::optional<std::string> api_key;
+  std::optional<std::string> admin_api_key;
+  std::int64_t max_body_bytes = 64 << 20;
+  int max_connections = 4096;
+  int max_queued_requests = 1024;
+  double request_timeout = 3600;
+  double liveness_timeout_seconds = 30;
+  template <class V>
+  void visit(V& v) {
+    v.field("host", host, "Address to listen on; 0.0.0.0 for all");
+    v.field("port", port, "Port to listen on, 0 for any free one", {.min = 0, .max = 65535});
+    v.field("api_key", api_key, "Key that requests must show; VLLM_API_KEY sets its default");
+    v.field("admin_api_key", admin_api_key, "Key of the routes that change weights or state; api_key if not set");
+    v.field("max_body_bytes", max_body_bytes, "Largest request body", {.unit = "bytes", .min = 1024});
+    v.field("max_connections", max_connections, "Most open connections", {.min = 1});
+    v.field("max_queued_requests", max_queued_requests, "Requests that may wait; more are answered 429", {.min = 1});
+    v.field("request_timeout", request_timeout, "Longest time of one request", {.unit = "seconds", .min = 0, .is_open_min = true});
+    v.field("liveness_timeout_seconds", liveness_timeout_seconds, "Time without an engine step after which the server calls itself dead",
+            {.unit = "seconds", .min = 0, .is_open_min = true});
+  }
+};
+
+struct InferenceModelConfig {
+  std::string name = "Qwen/Qwen3-0.6B";
+  std::optional<std::string> served_name;
+  ComputeDType dtype = ComputeDType::kAuto;
+  std::optional<int> max_model_len;
+  bool trust_remote_code = false;
+  bool enforce_eager = false;
+  std::optional<std::string> chat_template;
+  bool enable_auto_tool_choice = false;
+  std::optional<std::string> tool_call_parser = "auto";
+  std::optional<std::string> reasoning_parser;
+  Value rope_scaling;
+  std::optional<std::string> quantization;
+  template <class V>
+  void visit(V& v) {
+    v.field("name", name, "Folder of a Hugging Face model (config.json, safetensors, tokenizer.json)");
+    v.field("served_name", served_name, "Name that clients use; the model's name if not set");
+    v.field("dtype", dtype, "Type of weights and products; auto is bfloat16 where the device has it, else float32");
+    v.field("max_model_len", max_model_len, "Longest prompt plus completion; the model's own limit if not set", {.unit = "tokens", .min = 1});
+    v.field("trust_remote_code", trust_remote_code, "Accepted; no code of a model folder is ever run");
+    v.field("enforce_eager", enforce_eager, "Do not record CUDA graphs");
+    v.field("chat_template", chat_template, "Jinja text, or the path of a file that holds it");
+    v.field("enable_auto_tool_choice", enable_auto_tool_choice, "Let the model decide to call tools");
+    v.field("tool_call_parser", tool_call_parser, "How tool calls are read: auto, hermes, llama3_json, ...; None for not at all");
+    v.field("reasoning_parser", reasoning_parser, "How reasoning is split off: auto, qwen3, deepseek_r1, think, ...; None for not at all");
+    v.field("rope_scaling", rope_scaling, "Overrides the model's rope_scaling");
+    v.field("quantization", quantization, "Quantise weights when they are loaded");
+  }
+};
+
+struct ParallelConfig {
+  int tp = 1;
+  int dp = 1;
+  std::optional<int> dp_local;
+  std::optional<std::string> dp_address;
+  int dp_rpc_port = 13345;
+  int dp_start_rank = 0;
+  bool headless = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("tp", tp, "Devices that share one copy of the model", {.unit = "devices", .min = 1});
+    v.field("dp", dp, "Copies of the model", {.min = 1});
+    v.field("dp_local", dp_local, "Copies of the model on this node", {.min = 1});
+    v.field("dp_address", dp_address, "Address of the head node");
+    v.field("dp_rpc_port", dp_rpc_port, "Port of the head node", {.min = 1, .max = 65535});
+    v.field("dp_start_rank", dp_start_rank, "First copy of this node", {.min = 0});
+    v.field("headless", headless, "Run engines without an HTTP server");
+  }
+};
+
+/// Key-value cache.
+struct KvConfig {
+  int block_size = 16;
+  std::optional<int> num_blocks;
+  template <class V>
+  void visit(V& v) {
+    v.field("block_size", block_size, "Tokens per block", {.unit = "tokens", .min = 1, .max = 256});
+    v.field("num_blocks", num_blocks, "Blocks; from the memory that is free if not set", {.unit = "blocks", .min = 1});
+  }
+};
+
+struct VllmRouterConfig {
+  static constexpr std::string_view kType = "vllm-router";
+  std::string policy = "consistent_hash";
+  template <class V>
+  void visit(V& v) {
+    v.field("policy", policy, "How requests are spread");
+  }
+};
+struct LlmDRouterConfig {
+  static constexpr std::string_view kType = "llm-d";
+  Value scorers = Value::table();
+  Value prefill_scorer_overrides = Value::table();
+  Value decode_scorer_overrides = Value::table();
+  int non_cached_tokens = 16;
+  int decode_sidecar_port = 8300;
+  template <class V>
+  void visit(V& v) {
+    v.field("scorers", scorers, "Weights of the scorers");
+    v.field("prefill_scorer_overrides", prefill_scorer_overrides, "Weights for prefill engines");
+    v.field("decode_scorer_overrides", decode_scorer_overrides, "Weights for decode engines");
+    v.field("non_cached_tokens", non_cached_tokens, "Tokens outside the cache that make a prefill", {.unit = "tokens", .min = 0});
+    v.field("decode_sidecar_port", decode_sidecar_port, "Port of the sidecar", {.min = 1, .max = 65535});
+  }
+};
+using RouterConfig = std::variant<VllmRouterConfig, LlmDRouterConfig>;
+
+struct InferenceSingleNode {
+  static constexpr std::string_view kType = "single_node";
+  int gpus_per_node = 8;
+  template <class V>
+  void visit(V& v) {
+    v.field("gpus_per_node", gpus_per_node, "GPUs of the node", {.unit = "GPUs", .min = 1});
+  }
+};
+struct InferenceMultiNode {
+  static constexpr std::string_view kType = "multi_node";
+  int num_nodes = 2;
+  int gpus_per_node = 8;
+  template <class V>
+  void visit(V& v) {
+    v.field("num_nodes", num_nodes, "Nodes", {.unit = "nodes", .min = 1});
+    v.field("gpus_per_node", gpus_per_node, "GPUs of each node", {.unit = "GPUs", .min = 1});
+  }
+};
+struct InferenceDisaggregated {
+  static constexpr std::string_view kType = "disaggregated";
+  int gpus_per_node = 8;
+  int prefill_nodes_per_replica = 1;
+  int decode_nodes_per_replica = 1;
+  int num_prefill_replicas = 1;
+  int num_decode_replicas = 1;
+  int prefill_port = 8100;
+  int decode_port = 8200;
+  std::map<std::string, std::string> prefill_env_vars;
+  std::map<std::string, std::string> decode_env_vars;
+  Value prefill_vllm_overrides = Value::table();
+  Value decode_vllm_overrides = Value::table();
+  template <class V>
+  void visit(V& v) {
+    v.field("gpus_per_node", gpus_per_node, "GPUs of each node", {.unit = "GPUs", .min = 1});
+    v.field("prefill_nodes_per_replica", prefill_nodes_per_replica, "Nodes of a prefill replica", {.unit = "nodes", .min = 1});
+    v.field("decode_nodes_per_replica", decode_nodes_per_replica, "Nodes of a decode replica", {.unit = "nodes", .min = 1});
+    v.field("num_prefill_replicas", num_prefill_replicas, "Prefill replicas", {.min = 1});
+    v.field("num_decode_replicas", num_decode_replicas, "Decode replicas", {.min = 1});
+    v.field("prefill_port", prefill_port, "Port of prefill engines", {.min = 1, .max = 65535});
+    v.field("decode_port", decode_port, "Port of decode engines", {.min = 1, .max = 65535});
+    v.field("prefill_env_vars", prefill_env_vars, "Environment variables of prefill engines");
+    v.field("decode_env_vars", decode_env_vars, "Environment variables of decode engines");
+    v.field("prefill_vllm_overrides", prefill_vllm_overrides, "Engine settings of prefill engines");
+    v.field("decode_vllm_overrides", decode_vllm_overrides, "Engine settings of decode engines");
+  }
+};
+using InferenceDeployment = std::variant<InferenceSingleNode, InferenceMultiNode, InferenceDisaggregated>;
+
+/// `prl inference`, and the section [inference] of `prl rl`.
+struct InferenceConfig {
+  ServerConfig server;
+  InferenceModelConfig model;
+  ParallelConfig parallel;
+  KvConfig kv;
+  ComputeConfig compute;
+  int max_num_seqs = 256;
+  int max_num_batched_tokens = 2048;
+  bool enable_prefix_caching = true;
+  bool enable_chunked_prefill = true;
+  double gpu_memory_utilization = 0.9;
+  std::int64_t seed = 0;
+  bool deterministic = false;
+  WeightBroadcast weight_broadcast;
+  std::filesystem::path output_dir = "outputs";
+  LogConfig log;
+  bool enable_fp32_lm_head = true;
+  bool enable_fp32_router_logits = true;
+  bool enable_lora = false;
+  int max_loras = 8;
+  int max_cpu_loras = 100;
+  std::optional<int> max_lora_rank;
+  int api_server_count = 1;
+  bool enable_expert_parallel = false;
+  bool enable_return_routed_experts = false;
+  bool use_deep_gemm = false;
+  bool use_pd_kv_transfer = false;
+  Value kv_cache_offload;
+  std::optional<RouterConfig> router;
+  int backend_port = 8100;
+  InferenceDeployment deployment;
+  std::optional<SlurmConfig> slurm;
+  std::map<std::string, std::string> env_vars;
+  Value vllm = Value::table();
+  bool dry_run = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("server", server, "HTTP server");
+    v.field("model", model, "The served model");
+    v.field("parallel", parallel, "Devices and copies");
+    v.field("kv", kv, "Key-value cache");
+    v.field("compute", compute, "Device and precision");
+    v.field("max_num_seqs", max_num_seqs, "Most requests that run at once", {.unit = "requests", .min = 1});
+    v.field("max_num_batched_tokens", max_num_batched_tokens, "Most tokens of one engine step", {.unit = "tokens", .min = 1});
+    v.field("enable_prefix_caching", enable_prefix_caching, "Reuse the cache of equal prompt beginnings");
+    v.field("enable_chunked_prefill", enable_chunked_prefill, "Split long prompts over several steps");
+    v.field("gpu_memory_utilization", gpu_memory_utilization, "Part of the device memory that may be used",
+            {.min = 0, .max = 1, .is_open_min = true});
+    v.field("seed", seed, "Seed of requests that set none", {.min = 0});
+    v.field("deterministic", deterministic, "Fixed order everywhere: the same seed gives the same bits");
+    v.field("weight_broadcast", weight_broadcast, "How new weights arrive");
+    v.field("output_dir", output_dir, "Folder of logs and resolved configurations");
+    v.field("log", log, "Logging");
+    v.field("enable_fp32_lm_head", enable_fp32_lm_head, "Sum the LM head in float32");
+    v.field("enable_fp32_router_logits", enable_fp32_router_logits, "Compute routers in float32");
+    v.field("enable_lora", enable_lora, "Serve LoRA adapters");
+    v.field("max_loras", max_loras, "Adapters in one batch", {.min = 1});
+    v.field("max_cpu_loras", max_cpu_loras, "Adapters kept in host memory", {.min = 1});
+    v.field("max_lora_rank", max_lora_rank, "Largest rank of an adapter", {.min = 1, .max = 512});
+    v.field("api_server_count", api_server_count, "Processes that answer HTTP, 0 for headless", {.min = 0});
+    v.field("enable_expert_parallel", enable_expert_parallel, "Spread experts over devices");
+    v.field("enable_return_routed_experts", enable_return_routed_experts, "Return expert choices with tokens");
+    v.field("use_deep_gemm", use_deep_gemm, "8-bit products with block scales");
+    v.field("use_pd_kv_transfer", use_pd_kv_transfer, "Send key-value blocks from prefill to decode engines");
+    v.field("kv_cache_offload", kv_cache_offload, "Keep key-value blocks in host memory or on disk");
+    v.field("router", router, "Router in front of several engines");
+    v.field("backend_port", backend_port, "Port of the engine behind a router", {.min = 1, .max = 65535});
+    v.field("deployment", deployment, "Nodes");
+    v.field("slurm", slurm, "Submit as a batch job");
+    v.field("env_vars", env_vars, "Environment variables of the process");
+    v.field("vllm", vllm, "Engine settings under vLLM's names that have no key of their own");
+    v.field("dry_run", dry_run, "Check, write the resolved configuration and stop");
+  }
+};
+
+}  // namespace prl::config

@@ -1,0 +1,223 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "config/schema.hpp"
+
+/// The trained model and how it is laid out, `trainer.model` and `sft.model`.
+namespace prl::config {
+
+enum class ParamDType { kFloat32, kBFloat16 };
+std::span<const EnumEntry> enum_entries(ParamDType);
+enum class AttentionImpl { kAuto, kSdpa, kEager, kFlash2, kFlash3, kFlash4 };
+std::span<const EnumEntry> enum_entries(AttentionImpl);
+enum class ModelImpl { kAuto, kHf, kCustom, kLiger };
+std::span<const EnumEntry> enum_entries(ModelImpl);
+enum class CheckpointMode { kFull, kSelective };
+std::span<const EnumEntry> enum_entries(CheckpointMode);
+enum class ContextParallelStyle { kRing, kUlysses };
+std::span<const EnumEntry> enum_entries(ContextParallelStyle);
+enum class ExpertBackend { kTorch, kDeepEp };
+std::span<const EnumEntry> enum_entries(ExpertBackend);
+enum class OffloadBackend { kNative, kTorch };
+std::span<const EnumEntry> enum_entries(OffloadBackend);
+
+struct VlmConfig {
+  std::optional<std::string> vision_encoder_attr;
+  std::optional<std::string> language_model_attr;
+  bool freeze_vision_encoder = true;
+  template <class V>
+  void visit(V& v) {
+    v.field("vision_encoder_attr", vision_encoder_attr, "Name of the vision tower in the checkpoint");
+    v.field("language_model_attr", language_model_attr, "Name of the language model in the checkpoint");
+    v.field("freeze_vision_encoder", freeze_vision_encoder, "Do not train the vision tower");
+  }
+};
+
+/// Activation checkpointing: recompute layers in the backward pass.
+struct ActivationCheckpointConfig {
+  CheckpointMode mode = CheckpointMode::kFull;
+  int freq = 1;
+  std::vector<std::string> targets = {"norm"};
+  template <class V>
+  void visit(V& v) {
+    v.field("mode", mode, "full recomputes whole layers, selective only the parts in targets");
+    v.field("freq", freq, "Recompute every freq-th layer; 1 is every layer", {.unit = "layers", .min = 1});
+    v.field("targets", targets, "Parts that selective recomputes: norm attn_proj mla_up_proj mlp routed_experts linear_attn");
+  }
+};
+
+struct ActivationOffloadConfig {
+  bool pin_memory = true;
+  int max_inflight_activations = 5;
+  template <class V>
+  void visit(V& v) {
+    v.field("pin_memory", pin_memory, "Use page-locked host memory");
+    v.field("max_inflight_activations", max_inflight_activations, "Copies in flight at once", {.min = 1});
+  }
+};
+
+struct CompileConfig {
+  bool fullgraph = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("fullgraph", fullgraph, "Accepted without effect: kernels are compiled ahead of time");
+  }
+};
+
+struct FullOffloadConfig {
+  OffloadBackend cpu_optimizer_backend = OffloadBackend::kNative;
+  bool numa_bind = true;
+  template <class V>
+  void visit(V& v) {
+    v.field("cpu_optimizer_backend", cpu_optimizer_backend, "Implementation of the optimizer on the CPU");
+    v.field("numa_bind", numa_bind, "Keep masters on the memory node of the device");
+  }
+};
+
+struct LoraConfig {
+  int rank = 16;
+  double alpha = 32.0;
+  double dropout = 0.0;
+  std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "experts"};
+  std::vector<std::string> modules_to_save;
+  template <class V>
+  void visit(V& v) {
+    v.field("rank", rank, "Rank of the adapters", {.min = 1, .max = 512});
+    v.field("alpha", alpha, "Scale of the adapters; the product is multiplied by alpha / rank", {.min = 0, .is_open_min = true});
+    v.field("dropout", dropout, "Part of the inputs of the adapters that is dropped", {.min = 0, .max = 1});
+    v.field("target_modules", target_modules, "Modules that get an adapter: names or regular expressions");
+    v.field("modules_to_save", modules_to_save, "Modules that stay fully trainable");
+  }
+};
+
+struct Fp8Quantization {
+  static constexpr std::string_view kType = "fp8";
+  bool enable_grouped_gemm = true;
+  std::optional<std::vector<std::string>> ignore_patterns;
+  template <class V>
+  void visit(V& v) {
+    v.field("enable_grouped_gemm", enable_grouped_gemm, "Also quantise the products of experts");
+    v.field("ignore_patterns", ignore_patterns, "Modules that stay as they are, as regular expressions");
+  }
+};
+
+struct MxFp8Quantization {
+  static constexpr std::string_view kType = "mxfp8";
+  std::string recipe = "mxfp8_rceil";
+  bool enable_grouped_gemm = true;
+  bool enable_a2a = true;
+  std::optional<std::vector<std::string>> ignore_patterns;
+  template <class V>
+  void visit(V& v) {
+    v.field("recipe", recipe, "Rounding of the scales");
+    v.field("enable_grouped_gemm", enable_grouped_gemm, "Also quantise the products of experts");
+    v.field("enable_a2a", enable_a2a, "Send tokens to experts in 8 bits");
+    v.field("ignore_patterns", ignore_patterns, "Modules that stay as they are, as regular expressions");
+  }
+};
+using QuantizationConfig = std::variant<Fp8Quantization, MxFp8Quantization>;
+
+struct IndexCacheConfig {
+  int topk_freq = 1;
+  std::optional<std::string> topk_pattern;
+  template <class V>
+  void visit(V& v) {
+    v.field("topk_freq", topk_freq, "Layers that share one sparse index", {.unit = "layers", .min = 1});
+    v.field("topk_pattern", topk_pattern, "Which layers compute an index of their own");
+  }
+};
+
+struct ModelDebugConfig {
+  std::optional<int> num_layers;
+  bool random_init = false;
+  bool force_balanced_routing = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("num_layers", num_layers, "Build only this many layers", {.unit = "layers", .min = 1});
+    v.field("random_init", random_init, "Do not load weights");
+    v.field("force_balanced_routing", force_balanced_routing, "Give experts equal numbers of tokens");
+  }
+};
+
+struct TrainerModelConfig {
+  std::string name = "Qwen/Qwen3-0.6B";
+  bool trust_remote_code = false;
+  int seq_len = 2048;
+  ParamDType optimization_dtype = ParamDType::kFloat32;
+  ParamDType reduce_dtype = ParamDType::kFloat32;
+  std::optional<ActivationCheckpointConfig> ac;
+  IntOrWord fused_lm_head_token_chunk_size{};
+  std::optional<LoraConfig> lora;
+  AttentionImpl attn = AttentionImpl::kAuto;
+  ModelImpl impl = ModelImpl::kAuto;
+  std::optional<CompileConfig> compile;
+  std::optional<ActivationOffloadConfig> ac_offloading;
+  bool fsdp_cpu_offload = false;
+  bool optim_cpu_offload = false;
+  std::optional<FullOffloadConfig> full_offload;
+  bool reshard_after_forward = true;
+  int dp_replicate = 1;
+  IntOrWord ep{};
+  ExpertBackend ep_comm_backend = ExpertBackend::kTorch;
+  int deepep_num_sms = 20;
+  std::optional<int> deepep_token_chunk_size;
+  int cp = 1;
+  ContextParallelStyle cp_style = ContextParallelStyle::kRing;
+  int tp = 1;
+  ParamDType moe_router_dtype = ParamDType::kFloat32;
+  bool moe_use_grouped_mm = true;
+  bool moe_fused_kernel = false;
+  bool freeze_moe_router = false;
+  std::optional<QuantizationConfig> quantization;
+  std::optional<IndexCacheConfig> index_cache;
+  std::optional<VlmConfig> vlm;
+  std::optional<std::filesystem::path> conversion_dir;
+  ModelDebugConfig debug;
+  template <class V>
+  void visit(V& v) {
+    v.field("name", name, "Folder of a Hugging Face model (config.json, safetensors, tokenizer.json)");
+    v.field("trust_remote_code", trust_remote_code, "Accepted; no code of a model folder is ever run");
+    v.field("seq_len", seq_len, "Length of a packed micro batch", {.unit = "tokens", .min = 1, .max = 1 << 24});
+    v.field("optimization_dtype", optimization_dtype, "Type of the stored parameters; float32 keeps masters");
+    v.field("reduce_dtype", reduce_dtype, "Type in which gradients are summed over devices");
+    v.field("ac", ac, "Activation checkpointing; off if not set");
+    v.field("fused_lm_head_token_chunk_size", fused_lm_head_token_chunk_size,
+            "Tokens per block of the fused LM head; logits of [tokens, vocabulary] are never held",
+            {.unit = "tokens", .min = 1, .words = "auto|disabled"});
+    v.field("lora", lora, "Train low-rank adapters instead of the weights");
+    v.field("attn", attn, "Accepted without effect: there is one attention kernel per device");
+    v.field("impl", impl, "Accepted without effect: there is one model implementation");
+    v.field("compile", compile, "Accepted without effect: kernels are compiled ahead of time");
+    v.field("ac_offloading", ac_offloading, "Keep saved activations in host memory");
+    v.field("fsdp_cpu_offload", fsdp_cpu_offload, "Keep parameters, gradients and optimizer in host memory");
+    v.field("optim_cpu_offload", optim_cpu_offload, "Keep the optimizer state in host memory between steps");
+    v.field("full_offload", full_offload, "Step the optimizer on the CPU during the backward pass");
+    v.field("reshard_after_forward", reshard_after_forward, "Free gathered weights between forward and backward");
+    v.field("dp_replicate", dp_replicate, "Copies of the sharded model", {.min = 1});
+    v.field("ep", ep, "Devices that share the experts", {.unit = "devices", .min = 1, .words = "auto"});
+    v.field("ep_comm_backend", ep_comm_backend, "How tokens travel to experts");
+    v.field("deepep_num_sms", deepep_num_sms, "Multiprocessors that DeepEP may use", {.min = 1});
+    v.field("deepep_token_chunk_size", deepep_token_chunk_size, "Tokens per DeepEP message", {.unit = "tokens", .min = 1});
+    v.field("cp", cp, "Devices that share one sequence", {.unit = "devices", .min = 1});
+    v.field("cp_style", cp_style, "How attention is split over a sequence's devices");
+    v.field("tp", tp, "Devices that share one layer", {.unit = "devices", .min = 1});
+    v.field("moe_router_dtype", moe_router_dtype, "Type of the router's products");
+    v.field("moe_use_grouped_mm", moe_use_grouped_mm, "One product over all experts instead of one each");
+    v.field("moe_fused_kernel", moe_fused_kernel, "Fuse gate, experts and sum");
+    v.field("freeze_moe_router", freeze_moe_router, "Do not train the routers");
+    v.field("quantization", quantization, "Products in 8 bits");
+    v.field("index_cache", index_cache, "Share sparse attention indices between layers");
+    v.field("vlm", vlm, "Vision language model");
+    v.field("conversion_dir", conversion_dir, "Cache of converted weights");
+    v.field("debug", debug, "Shortcuts for tests");
+  }
+};
+
+}  // namespace prl::config

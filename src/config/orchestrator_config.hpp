@@ -1,0 +1,331 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "config/checkpoint_config.hpp"
+#include "config/env_config.hpp"
+#include "config/model_config.hpp"
+#include "config/schema.hpp"
+#include "config/shared_config.hpp"
+#include "config/transport_config.hpp"
+
+namespace prl::config {
+
+enum class TrainingMode { kRl, kOpd, kSft };
+std::span<const EnumEntry> enum_entries(TrainingMode);
+enum class AdvantageType { kGrpo, kRloo, kOpo, kMaxRl, kReward, kCustom };
+std::span<const EnumEntry> enum_entries(AdvantageType);
+enum class TrajectoryStrategy { kInterleaved, kBranching };
+std::span<const EnumEntry> enum_entries(TrajectoryStrategy);
+
+struct AdapterRef {
+  std::optional<std::string> name;
+  std::optional<int> rank;
+  std::optional<double> alpha;
+  template <class V>
+  void visit(V& v) {
+    v.field("name", name, "Name of the adapter on the server");
+    v.field("rank", rank, "Rank of the adapter", {.min = 1});
+    v.field("alpha", alpha, "Scale of the adapter");
+  }
+};
+
+struct PolicyModelConfig {
+  std::string name = "Qwen/Qwen3-0.6B";
+  bool trust_remote_code = false;
+  std::optional<VlmConfig> vlm;
+  std::optional<AdapterRef> lora;
+  template <class V>
+  void visit(V& v) {
+    v.field("name", name, "Name that the server serves; its tokenizer is read from this folder");
+    v.field("trust_remote_code", trust_remote_code, "Accepted; no code of a model folder is ever run");
+    v.field("vlm", vlm, "Vision language model");
+    v.field("lora", lora, "Adapter that is trained");
+  }
+};
+
+/// A model and the server it answers from.
+struct ModelEndpointConfig {
+  PolicyModelConfig model;
+  ClientConfig client;
+  template <class V>
+  void visit(V& v) {
+    v.field("model", model, "The model");
+    v.field("client", client, "Its server");
+  }
+};
+
+struct TrainEnvsConfig {
+  std::vector<EnvConfig> env = {EnvConfig{}};
+  TrainSamplingConfig sampling;
+  IntOrWord num_workers{};
+  int max_retries = 3;
+  bool filter_zero_advantages = true;
+  template <class V>
+  void visit(V& v) {
+    v.field("env", env, "Training environments");
+    v.field("sampling", sampling, "Sampling of rollouts");
+    v.field("num_workers", num_workers, "Worker processes per environment", {.min = 1, .words = "auto"});
+    v.field("max_retries", max_retries, "Attempts after a failed episode", {.min = 0});
+    v.field("filter_zero_advantages", filter_zero_advantages, "Do not train on tokens whose advantage is 0");
+  }
+};
+
+/// Evaluations while training.
+struct OnlineEvalConfig {
+  std::vector<EvalEnvConfig> env = {EvalEnvConfig{}};
+  EvalSamplingConfig sampling;
+  int num_examples = -1;
+  int group_size = 1;
+  int interval = 100;
+  bool eval_base_model = true;
+  bool skip_eval_on_resume = true;
+  bool cancel_inflight_rollouts_on_eval = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("env", env, "Evaluation environments");
+    v.field("sampling", sampling, "Sampling of evaluations");
+    v.field("num_examples", num_examples, "Tasks per environment, -1 for all", {.min = -1});
+    v.field("group_size", group_size, "Rollouts per task", {.unit = "rollouts", .min = 1});
+    v.field("interval", interval, "Steps between two evaluations", {.unit = "steps", .min = 1});
+    v.field("eval_base_model", eval_base_model, "Evaluate before the first step");
+    v.field("skip_eval_on_resume", skip_eval_on_resume, "Do not evaluate at the step that a run resumes from");
+    v.field("cancel_inflight_rollouts_on_eval", cancel_inflight_rollouts_on_eval, "Drop rollouts in flight when an evaluation starts");
+  }
+};
+
+struct ValConfig {
+  int num_examples = 16;
+  int group_size = 1;
+  int interval = 10;
+  template <class V>
+  void visit(V& v) {
+    v.field("num_examples", num_examples, "Tasks per validation", {.min = 1});
+    v.field("group_size", group_size, "Rollouts per task", {.unit = "rollouts", .min = 1});
+    v.field("interval", interval, "Steps between two validations", {.unit = "steps", .min = 1});
+  }
+};
+
+/// Among the best rollouts of a group, shorter ones are worth more.
+struct TokensLengthPenalty {
+  static constexpr std::string_view kType = "tokens";
+  double completion_weight = 1.0;
+  double tool_response_weight = 1.0;
+  template <class V>
+  void visit(V& v) {
+    v.field("completion_weight", completion_weight, "Cost of a generated token", {.min = 0});
+    v.field("tool_response_weight", tool_response_weight, "Cost of a token of a tool's reply", {.min = 0});
+  }
+};
+struct TurnsLengthPenalty {
+  static constexpr std::string_view kType = "turns";
+  template <class V>
+  void visit(V&) {}
+};
+struct LinearLengthPenalty {
+  static constexpr std::string_view kType = "linear";
+  double num_output_tokens_weight = 0.25;
+  double num_input_tokens_weight = 0.1;
+  double num_turns_weight = 0.1;
+  template <class V>
+  void visit(V& v) {
+    v.field("num_output_tokens_weight", num_output_tokens_weight, "Weight of the generated length", {.min = 0});
+    v.field("num_input_tokens_weight", num_input_tokens_weight, "Weight of the read length", {.min = 0});
+    v.field("num_turns_weight", num_turns_weight, "Weight of the number of turns", {.min = 0});
+  }
+};
+using LengthPenalty = std::variant<TokensLengthPenalty, TurnsLengthPenalty, LinearLengthPenalty>;
+
+struct AdvantageConfig {
+  AdvantageType type = AdvantageType::kGrpo;
+  std::optional<LengthPenalty> length_penalty;
+  std::optional<std::string> import_path;
+  Value kwargs = Value::table();
+  template <class V>
+  void visit(V& v) {
+    v.field("type", type,
+            "grpo R - mean, rloo (R - mean) G/(G-1), opo length-weighted mean, max_rl (R - mean)/mean, reward R, custom a function");
+    v.field("length_penalty", length_penalty, "Prefer shorter rollouts; with grpo");
+    v.field("import_path", import_path, "Python function of type custom, module.name");
+    v.field("kwargs", kwargs, "Arguments of the function");
+  }
+};
+
+/// Pools of tasks by difficulty.
+struct BufferConfig {
+  std::optional<std::int64_t> seed;
+  std::optional<std::vector<double>> env_ratios;
+  std::optional<double> easy_threshold;
+  std::optional<double> hard_threshold;
+  double easy_fraction = 0.0;
+  double hard_fraction = 0.0;
+  bool online_difficulty_filtering = false;
+  std::vector<std::string> hash_keys = {"env_name", "prompt"};
+  bool skip_verification = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("seed", seed, "Seed of the choice of tasks; the orchestrator's if not set");
+    v.field("env_ratios", env_ratios, "Shares of the environments, in their order", {.min = 0, .is_open_min = true});
+    v.field("easy_threshold", easy_threshold, "A task whose mean reward reaches this is not drawn again");
+    v.field("hard_threshold", hard_threshold, "A task whose mean reward is at most this is not drawn again");
+    v.field("easy_fraction", easy_fraction, "Part of the easy tasks that returns when a run resumes", {.min = 0, .max = 1});
+    v.field("hard_fraction", hard_fraction, "Part of the hard tasks that returns when a run resumes", {.min = 0, .max = 1});
+    v.field("online_difficulty_filtering", online_difficulty_filtering, "Drop groups whose rewards are all 0 or all 1, and draw others");
+    v.field("hash_keys", hash_keys, "Fields that identify a task across a resume");
+    v.field("skip_verification", skip_verification, "Do not score; all rewards are 0");
+  }
+};
+
+struct GibberishFilter {
+  static constexpr std::string_view kType = "gibberish";
+  bool enforce = false;
+  int token_id_threshold = 100000;
+  double logprob_offset = 2.0;
+  template <class V>
+  void visit(V& v) {
+    v.field("enforce", enforce, "Drop what is found, instead of only counting it");
+    v.field("token_id_threshold", token_id_threshold, "Tokens with a larger id are suspicious", {.min = 0});
+    v.field("logprob_offset", logprob_offset, "and so are log-probabilities this far below uniform");
+  }
+};
+struct RepetitionFilter {
+  static constexpr std::string_view kType = "repetition";
+  bool enforce = false;
+  int window = 3000;
+  double prob_threshold = 0.99;
+  template <class V>
+  void visit(V& v) {
+    v.field("enforce", enforce, "Drop what is found, instead of only counting it");
+    v.field("window", window, "Tokens in a row", {.unit = "tokens", .min = 1});
+    v.field("prob_threshold", prob_threshold, "that all have at least this probability", {.min = 0, .max = 1});
+  }
+};
+struct ZeroAdvantageFilter {
+  static constexpr std::string_view kType = "zero_advantage";
+  bool enforce = true;
+  template <class V>
+  void visit(V& v) {
+    v.field("enforce", enforce, "Drop what is found, instead of only counting it");
+  }
+};
+using RolloutFilter = std::variant<ZeroAdvantageFilter, GibberishFilter, RepetitionFilter>;
+
+struct ConcurrencyConfig {
+  std::optional<int> initial_inflight;
+  int min_inflight = 1;
+  int max_inflight = 1024;
+  template <class V>
+  void visit(V& v) {
+    v.field("initial_inflight", initial_inflight, "Rollouts in flight at the start", {.unit = "rollouts", .min = 1});
+    v.field("min_inflight", min_inflight, "Fewest rollouts in flight", {.unit = "rollouts", .min = 1});
+    v.field("max_inflight", max_inflight, "Most rollouts in flight", {.unit = "rollouts", .min = 1});
+  }
+};
+
+/// `prl orchestrator`, and the section [orchestrator] of `prl rl`.
+struct OrchestratorConfig {
+  TrainingMode training_mode = TrainingMode::kRl;
+  ModelEndpointConfig student;
+  std::optional<ModelEndpointConfig> teacher;
+  TrainEnvsConfig train;
+  std::optional<OnlineEvalConfig> eval;
+  std::optional<ValConfig> val;
+  AdvantageConfig advantage;
+  BufferConfig buffer;
+  std::vector<RolloutFilter> filters = {GibberishFilter{}, RepetitionFilter{}, ZeroAdvantageFilter{}};
+  std::optional<int> batch_size;
+  std::optional<std::int64_t> token_batch_size;
+  int group_size = 1;
+  double oversampling_factor = 1.0;
+  std::optional<int> max_inflight_rollouts;
+  ConcurrencyConfig concurrency;
+  int seq_len = 2048;
+  int max_off_policy_steps = 8;
+  int max_async_level = 1;
+  bool strict_async_level = false;
+  TrajectoryStrategy trajectory_strategy = TrajectoryStrategy::kInterleaved;
+  bool mask_env_responses = true;
+  std::optional<double> tasks_per_minute;
+  int num_train_workers = 1;
+  int pad_to_multiple_of = 1;
+  RolloutTransport rollout_transport = FilesystemRollouts{};
+  WeightBroadcast weight_broadcast;
+  TokenizerConfig tokenizer;
+  RendererConfig renderer;
+  std::optional<OrchestratorCkptConfig> ckpt;
+  std::filesystem::path output_dir = "outputs";
+  std::optional<std::int64_t> max_steps;
+  std::int64_t seed = 42;
+  bool deterministic = false;
+  LogConfig log;
+  std::optional<WandbConfig> wandb;
+  FileMonitorConfig file_monitor;
+  std::optional<PrimeMonitorConfig> prime_monitor;
+  std::optional<HeartbeatConfig> heartbeat;
+  std::optional<BenchModeConfig> bench;
+  bool collect_inference_metrics = true;
+  int env_server_base_port = 5000;
+  bool env_install_prerelease = false;
+  std::map<std::string, std::string> env_vars;
+  template <class V>
+  void visit(V& v) {
+    v.field("training_mode", training_mode, "rl, opd (on-policy distillation) or sft (train on a teacher's rollouts)");
+    v.field("student", student, "The policy and its server");
+    v.field("teacher", teacher, "The teacher of opd and sft, and its server");
+    v.field("train", train, "Training environments and their sampling");
+    v.field("eval", eval, "Evaluations while training; none if not set");
+    v.field("val", val, "Rewards on tasks held out from training; none if not set");
+    v.field("advantage", advantage, "From rewards of a group to advantages; None is type reward");
+    v.field("buffer", buffer, "Choice of tasks");
+    v.field("filters", filters, "Rollouts to count or to drop");
+    v.field("batch_size", batch_size, "Rollouts per training step; 128 if neither this nor token_batch_size is set",
+            {.unit = "rollouts", .min = 1});
+    v.field("token_batch_size", token_batch_size, "Tokens per training step, instead of batch_size", {.unit = "tokens", .min = 1});
+    v.field("group_size", group_size, "Rollouts per task; divides batch_size", {.unit = "rollouts", .min = 1});
+    v.field("oversampling_factor", oversampling_factor, "Rollouts in flight, relative to batch_size", {.min = 1});
+    v.field("max_inflight_rollouts", max_inflight_rollouts, "Most rollouts in flight, instead of oversampling_factor",
+            {.unit = "rollouts", .min = 1});
+    v.field("concurrency", concurrency, "Limits of the number of rollouts in flight");
+    v.field("seq_len", seq_len, "Samples are cut to this length and packed into it", {.unit = "tokens", .min = 1, .max = 1 << 24});
+    v.field("max_off_policy_steps", max_off_policy_steps, "Weight updates that one rollout may live through before it is dropped",
+            {.unit = "steps", .min = 0});
+    v.field("max_async_level", max_async_level, "Steps by which rollouts may be ahead of the weights; 0 is lock-step",
+            {.unit = "steps", .min = 0, .max = 64});
+    v.field("strict_async_level", strict_async_level, "Always lag by exactly max_async_level");
+    v.field("trajectory_strategy", trajectory_strategy, "interleaved merges turns that extend each other, branching keeps one sample per turn");
+    v.field("mask_env_responses", mask_env_responses, "Do not train on what the environment said");
+    v.field("tasks_per_minute", tasks_per_minute, "Most tasks started per minute", {.min = 0, .is_open_min = true});
+    v.field("num_train_workers", num_train_workers, "Data-parallel ranks of the trainer", {.min = 1});
+    v.field("pad_to_multiple_of", pad_to_multiple_of, "Micro batches are padded to a multiple of this", {.unit = "tokens", .min = 1});
+    v.field("rollout_transport", rollout_transport, "How samples leave");
+    v.field("weight_broadcast", weight_broadcast, "How new weights reach inference");
+    v.field("tokenizer", tokenizer, "Tokenizer of the policy");
+    v.field("renderer", renderer, "How messages become tokens");
+    v.field("ckpt", ckpt, "Checkpoints; off if not set");
+    v.field("output_dir", output_dir, "Folder of everything the run writes");
+    v.field("max_steps", max_steps, "Last step, counted from the start of the run and not from a resume; endless if not set",
+            {.unit = "steps", .min = 1});
+    v.field("seed", seed, "Seed of everything random", {.min = 0});
+    v.field("deterministic", deterministic, "Fixed order everywhere: the same seed gives the same bits");
+    v.field("log", log, "Logging");
+    v.field("wandb", wandb, "Weights & Biases");
+    v.field("file_monitor", file_monitor, "Metrics as JSONL");
+    v.field("prime_monitor", prime_monitor, "Prime Intellect platform");
+    v.field("heartbeat", heartbeat, "Tell an address about each step");
+    v.field("bench", bench, "Measure 4 steps and print a table");
+    v.field("collect_inference_metrics", collect_inference_metrics, "Read the servers' metrics");
+    v.field("env_server_base_port", env_server_base_port, "First port of environment servers", {.min = 1, .max = 65535});
+    v.field("env_install_prerelease", env_install_prerelease, "Allow pre-releases when environments are installed");
+    v.field("env_vars", env_vars, "Environment variables of the process");
+  }
+};
+
+}  // namespace prl::config

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "config/checkpoint_config.hpp"
+#include "config/inference_config.hpp"
+#include "config/orchestrator_config.hpp"
+#include "config/schema.hpp"
+#include "config/shared_config.hpp"
+#include "config/trainer_config.hpp"
+
+namespace prl::config {
+
+/// Keys that `rl` passes on to its roles; see resolve_rl for where each one goes.
+struct SharedModelConfig {
+  std::optional<std::string> name;
+  std::optional<VlmConfig> vlm;
+  template <class V>
+  void visit(V& v) {
+    v.field("name", name, "Model of all roles: a Hugging Face folder");
+    v.field("vlm", vlm, "Vision language model");
+  }
+};
+
+/// All roles in one process, on one device.
+struct ColocatedDeployment {
+  static constexpr std::string_view kType = "colocated";
+  template <class V>
+  void visit(V&) {}
+};
+/// One process per role, on one machine.
+struct SingleNodeDeployment {
+  static constexpr std::string_view kType = "single_node";
+  int gpus_per_node = 8;
+  int num_train_gpus = 1;
+  int num_infer_gpus = 1;
+  template <class V>
+  void visit(V& v) {
+    v.field("gpus_per_node", gpus_per_node, "GPUs of the machine", {.unit = "GPUs", .min = 1});
+    v.field("num_train_gpus", num_train_gpus, "GPUs of the trainer", {.unit = "GPUs", .min = 0});
+    v.field("num_infer_gpus", num_infer_gpus, "GPUs of inference", {.unit = "GPUs", .min = 0});
+  }
+};
+struct MultiNodeDeployment {
+  static constexpr std::string_view kType = "multi_node";
+  int gpus_per_node = 8;
+  int num_train_nodes = 1;
+  std::optional<int> num_infer_nodes;
+  int num_infer_replicas = 1;
+  std::optional<int> nodes_per_fsdp_group;
+  bool orchestrator_on_inference = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("gpus_per_node", gpus_per_node, "GPUs of each node", {.unit = "GPUs", .min = 1});
+    v.field("num_train_nodes", num_train_nodes, "Nodes of the trainer", {.unit = "nodes", .min = 1});
+    v.field("num_infer_nodes", num_infer_nodes, "Nodes of inference", {.unit = "nodes", .min = 0});
+    v.field("num_infer_replicas", num_infer_replicas, "Independent groups of inference nodes", {.min = 1});
+    v.field("nodes_per_fsdp_group", nodes_per_fsdp_group, "Nodes that share one copy of the weights", {.unit = "nodes", .min = 1});
+    v.field("orchestrator_on_inference", orchestrator_on_inference, "Run the orchestrator on an inference node");
+  }
+};
+using RlDeployment = std::variant<ColocatedDeployment, SingleNodeDeployment, MultiNodeDeployment>;
+
+/// `prl rl`: all roles, and keys that are passed on to them.
+///
+/// After resolve_rl the sections `trainer`, `orchestrator` and `inference` are complete: the launcher reads those (and
+/// `deployment`, `output_dir`, `clean_output_dir`, ...), never the shared keys.
+struct RlConfig {
+  TrainerConfig trainer;
+  OrchestratorConfig orchestrator;
+  std::optional<InferenceConfig> inference;
+  std::optional<InferenceConfig> teacher_inference;
+  std::optional<SharedModelConfig> model;
+  std::optional<TokenizerConfig> tokenizer;
+  std::optional<std::int64_t> max_steps;
+  std::optional<int> seq_len;
+  std::optional<int> max_model_len;
+  std::optional<int> max_async_level;
+  std::optional<SharedCkptConfig> ckpt;
+  std::optional<WandbConfig> wandb;
+  SharedLogConfig log;
+  std::optional<WeightBroadcast> weight_broadcast;
+  std::optional<RolloutTransport> rollout_transport;
+  std::optional<RlDeployment> deployment;
+  ComputeConfig compute;
+  std::int64_t seed = 42;
+  bool deterministic = false;
+  std::filesystem::path output_dir = "outputs";
+  bool clean_output_dir = false;
+  std::optional<BenchModeConfig> bench;
+  std::optional<std::vector<int>> inference_gpu_ids;
+  std::optional<std::vector<int>> trainer_gpu_ids;
+  std::optional<std::vector<int>> teacher_gpu_ids;
+  std::map<std::string, std::string> env_vars;
+  std::optional<SlurmConfig> slurm;
+  bool dry_run = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("trainer", trainer, "The trainer");
+    v.field("orchestrator", orchestrator, "The orchestrator");
+    v.field("inference", inference, "The inference server; none is started if not set");
+    v.field("teacher_inference", teacher_inference, "A second server, for a teacher");
+    v.field("model", model, "Model of all roles");
+    v.field("tokenizer", tokenizer, "Tokenizer of all roles");
+    v.field("max_steps", max_steps, "Last step of trainer and orchestrator", {.unit = "steps", .min = 1});
+    v.field("seq_len", seq_len, "Sample length of orchestrator and trainer", {.unit = "tokens", .min = 1, .max = 1 << 24});
+    v.field("max_model_len", max_model_len, "Longest prompt plus completion of inference", {.unit = "tokens", .min = 1});
+    v.field("max_async_level", max_async_level, "Steps by which rollouts may be ahead of the weights; 0 is lock-step",
+            {.unit = "steps", .min = 0, .max = 64});
+    v.field("ckpt", ckpt, "Checkpoints of trainer and orchestrator; off if not set");
+    v.field("wandb", wandb, "Weights & Biases for trainer and orchestrator");
+    v.field("log", log, "Logging of all roles");
+    v.field("weight_broadcast", weight_broadcast, "How new weights reach inference; chosen by the deployment if not set");
+    v.field("rollout_transport", rollout_transport, "How samples reach the trainer; chosen by the deployment if not set");
+    v.field("deployment", deployment, "Processes and devices; colocated if not set and there is one device");
+    v.field("compute", compute, "Device and precision of all roles");
+    v.field("seed", seed, "Seed of everything random", {.min = 0});
+    v.field("deterministic", deterministic, "Fixed order everywhere: the same seed gives the same bits");
+    v.field("output_dir", output_dir, "Folder of everything the run writes");
+    v.field("clean_output_dir", clean_output_dir, "Empty output_dir first");
+    v.field("bench", bench, "Measure 4 steps and print a table");
+    v.field("inference_gpu_ids", inference_gpu_ids, "GPUs of inference", {.min = 0});
+    v.field("trainer_gpu_ids", trainer_gpu_ids, "GPUs of the trainer", {.min = 0});
+    v.field("teacher_gpu_ids", teacher_gpu_ids, "GPUs of the teacher's server", {.min = 0});
+    v.field("env_vars", env_vars, "Environment variables of all processes");
+    v.field("slurm", slurm, "Submit as a batch job");
+    v.field("dry_run", dry_run, "Check, write the resolved configurations and stop");
+  }
+};
+
+}  // namespace prl::config

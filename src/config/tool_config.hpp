@@ -1,0 +1,193 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "config/env_config.hpp"
+#include "config/eval_config.hpp"
+#include "config/orchestrator_config.hpp"
+#include "config/schema.hpp"
+#include "config/shared_config.hpp"
+
+/// The small commands: init-model, convert, chat, bench, doctor, and those that are accepted but not built.
+namespace prl::config {
+
+enum class ModelFamily { kQwen3, kQwen2, kLlama };
+std::span<const EnumEntry> enum_entries(ModelFamily);
+enum class BenchSuite { kAll, kDecode, kTrain, kKernels };
+std::span<const EnumEntry> enum_entries(BenchSuite);
+
+/// `prl init-model DIR`: a Hugging Face folder with random weights, a byte-level tokenizer and a ChatML template.
+struct InitModelConfig {
+  std::filesystem::path output_dir;
+  ModelFamily family = ModelFamily::kQwen3;
+  int vocab_size = 512;
+  int hidden_size = 128;
+  int intermediate_size = 384;
+  int num_layers = 4;
+  int num_heads = 4;
+  int num_kv_heads = 2;
+  std::optional<int> head_dim;
+  int max_position_embeddings = 4096;
+  double rope_theta = 10000.0;
+  double rms_norm_eps = 1e-6;
+  bool tie_word_embeddings = true;
+  double initializer_range = 0.02;
+  ComputeDType dtype = ComputeDType::kFloat32;
+  std::int64_t seed = 42;
+  bool overwrite = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("output_dir", output_dir, "Folder to make");
+    v.field("family", family, "Architecture");
+    v.field("vocab_size", vocab_size, "Size of the vocabulary; the byte-level tokenizer needs 260", {.unit = "tokens", .min = 260});
+    v.field("hidden_size", hidden_size, "Width of the residual stream", {.min = 1});
+    v.field("intermediate_size", intermediate_size, "Width of the MLPs", {.min = 1});
+    v.field("num_layers", num_layers, "Layers", {.unit = "layers", .min = 1});
+    v.field("num_heads", num_heads, "Query heads", {.min = 1});
+    v.field("num_kv_heads", num_kv_heads, "Key-value heads; divides num_heads", {.min = 1});
+    v.field("head_dim", head_dim, "Width of a head; hidden_size / num_heads if not set", {.min = 2});
+    v.field("max_position_embeddings", max_position_embeddings, "Longest context", {.unit = "tokens", .min = 1});
+    v.field("rope_theta", rope_theta, "Base of the rotary angles", {.min = 1});
+    v.field("rms_norm_eps", rms_norm_eps, "Epsilon of the norms", {.min = 0, .is_open_min = true});
+    v.field("tie_word_embeddings", tie_word_embeddings, "LM head and embedding share one matrix");
+    v.field("initializer_range", initializer_range, "Standard deviation of the weights", {.min = 0, .is_open_min = true});
+    v.field("dtype", dtype, "Type of the saved weights; auto is float32");
+    v.field("seed", seed, "Seed of the weights", {.min = 0});
+    v.field("overwrite", overwrite, "Replace an existing folder");
+  }
+};
+
+/// `prl convert IN OUT`: rewrites a model folder.
+struct ConvertConfig {
+  std::filesystem::path input_dir;
+  std::filesystem::path output_dir;
+  ComputeDType dtype = ComputeDType::kAuto;
+  std::int64_t max_shard_bytes = std::int64_t{5} << 30;
+  bool overwrite = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("input_dir", input_dir, "Model folder or checkpoint to read");
+    v.field("output_dir", output_dir, "Folder to make");
+    v.field("dtype", dtype, "Type of the saved weights; auto keeps the one found");
+    v.field("max_shard_bytes", max_shard_bytes, "Largest file of weights", {.unit = "bytes", .min = 1024});
+    v.field("overwrite", overwrite, "Replace an existing folder");
+  }
+};
+
+/// `prl chat`: talk to a model folder, or to a server if one is given.
+struct ChatConfig {
+  EvalModelConfig model;
+  std::optional<ClientConfig> client;
+  EvalSamplingConfig sampling;
+  std::optional<std::string> system_prompt;
+  std::optional<std::string> prompt;
+  ComputeConfig compute;
+  LogConfig log;
+  template <class V>
+  void visit(V& v) {
+    v.field("model", model, "Model folder, or the name that the server serves");
+    v.field("client", client, "Server; the model is loaded here if not set");
+    v.field("sampling", sampling, "Sampling");
+    v.field("system_prompt", system_prompt, "First message");
+    v.field("prompt", prompt, "Answer this one message and stop");
+    v.field("compute", compute, "Device and precision");
+    v.field("log", log, "Logging");
+  }
+};
+
+/// `prl bench`: speed of this machine.
+struct BenchConfig {
+  BenchSuite suite = BenchSuite::kAll;
+  std::optional<std::string> model;
+  int num_sequences = 32;
+  int prompt_tokens = 128;
+  int completion_tokens = 128;
+  int train_tokens = 4096;
+  int num_repeats = 3;
+  std::optional<std::filesystem::path> output_json;
+  ComputeConfig compute;
+  std::int64_t seed = 42;
+  LogConfig log;
+  template <class V>
+  void visit(V& v) {
+    v.field("suite", suite, "What to measure");
+    v.field("model", model, "Model folder; a random one of SmolLM2-135M's shape if not set");
+    v.field("num_sequences", num_sequences, "Sequences decoded at once", {.min = 1});
+    v.field("prompt_tokens", prompt_tokens, "Length of a prompt", {.unit = "tokens", .min = 1});
+    v.field("completion_tokens", completion_tokens, "Tokens generated per sequence", {.unit = "tokens", .min = 1});
+    v.field("train_tokens", train_tokens, "Packed tokens of a training step", {.unit = "tokens", .min = 1});
+    v.field("num_repeats", num_repeats, "Measured repeats, after one to warm up", {.min = 1});
+    v.field("output_json", output_json, "Also write the table as JSON");
+    v.field("compute", compute, "Device and precision");
+    v.field("seed", seed, "Seed of weights and data", {.min = 0});
+    v.field("log", log, "Logging");
+  }
+};
+
+/// `prl doctor`: what this machine has and what that means.
+struct DoctorConfig {
+  bool json = false;
+  std::filesystem::path output_dir = "outputs";
+  template <class V>
+  void visit(V& v) {
+    v.field("json", json, "Print JSON");
+    v.field("output_dir", output_dir, "Folder whose disk is checked");
+  }
+};
+
+/// `prl env-server`: accepted, not built.
+struct EnvServerConfig {
+  EnvConfig env;
+  std::string address = "tcp://127.0.0.1:5000";
+  std::filesystem::path output_dir = "outputs";
+  LogConfig log;
+  template <class V>
+  void visit(V& v) {
+    v.field("env", env, "The environment");
+    v.field("address", address, "Address to listen on");
+    v.field("output_dir", output_dir, "Folder of logs");
+    v.field("log", log, "Logging");
+  }
+};
+
+struct EvalsOnlineConfig {
+  std::optional<std::filesystem::path> broadcasts_dir;
+  std::optional<std::int64_t> max_steps;
+  std::optional<std::int64_t> resume_step;
+  template <class V>
+  void visit(V& v) {
+    v.field("broadcasts_dir", broadcasts_dir, "Folder of broadcast weights to follow");
+    v.field("max_steps", max_steps, "Last step of the run", {.unit = "steps", .min = 1});
+    v.field("resume_step", resume_step, "Step the run resumed from", {.unit = "steps", .min = -1});
+  }
+};
+
+/// `prl evals`: evaluations that follow a training run; accepted, not built. `prl eval` evaluates saved weights.
+struct EvalsConfig {
+  std::string model = "Qwen/Qwen3-0.6B";
+  OnlineEvalConfig eval;
+  ClientConfig client;
+  std::optional<EvalsOnlineConfig> online;
+  std::optional<WeightBroadcast> weight_broadcast;
+  std::filesystem::path output_dir = "outputs";
+  LogConfig log;
+  std::optional<WandbConfig> wandb;
+  template <class V>
+  void visit(V& v) {
+    v.field("model", model, "Name that the server serves");
+    v.field("eval", eval, "Environments and sampling");
+    v.field("client", client, "The server");
+    v.field("online", online, "Follow a training run");
+    v.field("weight_broadcast", weight_broadcast, "How new weights arrive");
+    v.field("output_dir", output_dir, "Folder of logs and results");
+    v.field("log", log, "Logging");
+    v.field("wandb", wandb, "Weights & Biases");
+  }
+};
+
+}  // namespace prl::config

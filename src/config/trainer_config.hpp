@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "config/checkpoint_config.hpp"
+#include "config/loss_config.hpp"
+#include "config/model_config.hpp"
+#include "config/optim_config.hpp"
+#include "config/schema.hpp"
+#include "config/shared_config.hpp"
+#include "config/transport_config.hpp"
+
+namespace prl::config {
+
+enum class MatmulPrecision { kHighest, kHigh, kMedium };
+std::span<const EnumEntry> enum_entries(MatmulPrecision);
+
+/// Random samples instead of an orchestrator.
+struct FakeRolloutsConfig {
+  int batch_size = 2;
+  bool generate_samples = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("batch_size", batch_size, "Micro batches per step", {.unit = "sequences", .min = 1});
+    v.field("generate_samples", generate_samples, "Several documents of random length per sequence instead of one");
+  }
+};
+
+struct TrainerDataConfig {
+  std::optional<FakeRolloutsConfig> fake;
+  template <class V>
+  void visit(V& v) {
+    v.field("fake", fake, "Random data, so that no orchestrator is needed");
+  }
+};
+
+struct GcConfig {
+  int interval = 50;
+  template <class V>
+  void visit(V& v) {
+    v.field("interval", interval, "Accepted without effect: there is no garbage collector", {.unit = "steps", .min = 1});
+  }
+};
+
+/// `prl trainer`, and the section [trainer] of `prl rl`.
+struct TrainerConfig {
+  TrainerModelConfig model;
+  TokenizerConfig tokenizer;
+  TrainerDataConfig data;
+  LossConfig loss;
+  OptimConfig optim;
+  SchedulerConfig scheduler;
+  std::optional<TrainerCkptConfig> ckpt;
+  WeightBroadcast weight_broadcast;
+  RolloutTransport rollout_transport = FilesystemRollouts{};
+  ComputeConfig compute;
+  std::filesystem::path output_dir = "outputs";
+  std::optional<std::int64_t> max_steps;
+  int max_async_level = 1;
+  std::int64_t seed = 42;
+  bool deterministic = false;
+  LogConfig log;
+  std::optional<WandbConfig> wandb;
+  FileMonitorConfig file_monitor;
+  std::optional<BenchModeConfig> bench;
+  std::map<std::string, std::string> env_vars;
+  MatmulPrecision matmul_precision = MatmulPrecision::kHigh;
+  bool enable_router_replay = false;
+  bool enable_token_export = false;
+  int max_concurrent_runs = 1;
+  int dist_timeout_seconds = 600;
+  std::optional<GcConfig> gc;
+  std::optional<std::filesystem::path> memory_profiler_path;
+  std::optional<std::filesystem::path> trace_path;
+  std::optional<HeartbeatConfig> heartbeat;
+  std::optional<MetricsServerConfig> metrics_server;
+  template <class V>
+  void visit(V& v) {
+    v.field("model", model, "The trained model");
+    v.field("tokenizer", tokenizer, "Tokenizer saved with the weights");
+    v.field("data", data, "Source of samples");
+    v.field("loss", loss, "Policy loss");
+    v.field("optim", optim, "Optimizer");
+    v.field("scheduler", scheduler, "Learning-rate schedule");
+    v.field("ckpt", ckpt, "Checkpoints; off if not set");
+    v.field("weight_broadcast", weight_broadcast, "How new weights reach inference");
+    v.field("rollout_transport", rollout_transport, "How samples arrive");
+    v.field("compute", compute, "Device and precision");
+    v.field("output_dir", output_dir, "Folder of everything the run writes");
+    v.field("max_steps", max_steps, "Last step, counted from the start of the run and not from a resume; endless if not set",
+            {.unit = "steps", .min = 1});
+    v.field("max_async_level", max_async_level, "Steps by which rollouts may be ahead of the weights; 0 is lock-step",
+            {.unit = "steps", .min = 0, .max = 64});
+    v.field("seed", seed, "Seed of everything random", {.min = 0});
+    v.field("deterministic", deterministic, "Fixed order everywhere: the same seed gives the same bits");
+    v.field("log", log, "Logging");
+    v.field("wandb", wandb, "Weights & Biases");
+    v.field("file_monitor", file_monitor, "Metrics as JSONL");
+    v.field("bench", bench, "Measure 4 steps and print a table");
+    v.field("env_vars", env_vars, "Environment variables of the process");
+    v.field("matmul_precision", matmul_precision, "Precision of float32 products on GPUs");
+    v.field("enable_router_replay", enable_router_replay, "Use the sampler's expert choices");
+    v.field("enable_token_export", enable_token_export, "Write per-token values of each step to token_exports");
+    v.field("max_concurrent_runs", max_concurrent_runs, "Adapters trained at once", {.min = 1});
+    v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank", {.unit = "seconds", .min = 1});
+    v.field("gc", gc, "Accepted without effect: there is no garbage collector");
+    v.field("memory_profiler_path", memory_profiler_path, "Folder of memory snapshots");
+    v.field("trace_path", trace_path, "Folder of profiler traces; needs max_steps < 10");
+    v.field("heartbeat", heartbeat, "Tell an address about each step");
+    v.field("metrics_server", metrics_server, "Prometheus endpoint");
+  }
+};
+
+}  // namespace prl::config

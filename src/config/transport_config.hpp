@@ -1,0 +1,127 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "config/schema.hpp"
+
+/// How rollouts and weights travel between the roles, and how a role finds an inference server.
+namespace prl::config {
+
+/// Rollouts in the memory of one process.
+struct LocalRollouts {
+  static constexpr std::string_view kType = "local";
+  int capacity = 2;
+  template <class V>
+  void visit(V& v) {
+    v.field("capacity", capacity, "Batches that may wait", {.unit = "batches", .min = 1});
+  }
+};
+
+struct FilesystemRollouts {
+  static constexpr std::string_view kType = "filesystem";
+  template <class V>
+  void visit(V&) {}
+};
+
+struct ZmqRollouts {
+  static constexpr std::string_view kType = "zmq";
+  std::string host = "localhost";
+  int port = 5555;
+  int hwm = 10;
+  template <class V>
+  void visit(V& v) {
+    v.field("host", host, "Host of the orchestrator");
+    v.field("port", port, "Port of the samples; the next one is used too", {.min = 1, .max = 65534});
+    v.field("hwm", hwm, "Messages that may wait", {.unit = "messages", .min = 1});
+  }
+};
+
+using RolloutTransport = std::variant<LocalRollouts, FilesystemRollouts, ZmqRollouts>;
+
+/// Trainer and engine share the weights of one process.
+struct LocalBroadcast {
+  static constexpr std::string_view kType = "local";
+  template <class V>
+  void visit(V&) {}
+};
+
+/// safetensors under <output_dir>/broadcasts/step_N with a STABLE marker.
+struct FilesystemBroadcast {
+  static constexpr std::string_view kType = "filesystem";
+  bool save_sharded = true;
+  std::string save_format = "safetensors";
+  bool adapter_only = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("save_sharded", save_sharded, "Split the weights into files of at most 5 GB with an index");
+    v.field("save_format", save_format, "Format of the weights: safetensors");
+    v.field("adapter_only", adapter_only, "Send only the LoRA adapter");
+  }
+};
+
+struct NcclBroadcast {
+  static constexpr std::string_view kType = "nccl";
+  std::string host = "localhost";
+  int port = 29501;
+  int timeout = 1200;
+  bool quantize_in_weight_transfer = false;
+  int inference_world_size = 1;
+  template <class V>
+  void visit(V& v) {
+    v.field("host", host, "Host of the first trainer rank");
+    v.field("port", port, "Port of the rendezvous", {.min = 1, .max = 65535});
+    v.field("timeout", timeout, "Longest wait for the others", {.unit = "seconds", .min = 1});
+    v.field("quantize_in_weight_transfer", quantize_in_weight_transfer, "Send 8-bit weights");
+    v.field("inference_world_size", inference_world_size, "Number of inference devices", {.unit = "devices", .min = 1});
+  }
+};
+
+struct NixlBroadcast {
+  static constexpr std::string_view kType = "nixl";
+  std::string host = "localhost";
+  int port = 8001;
+  int timeout = 1200;
+  std::string session_id = "default";
+  template <class V>
+  void visit(V& v) {
+    v.field("host", host, "Host of the metadata server");
+    v.field("port", port, "Port of the metadata server", {.min = 1, .max = 65535});
+    v.field("timeout", timeout, "Longest wait for the others", {.unit = "seconds", .min = 1});
+    v.field("session_id", session_id, "Name of the session");
+  }
+};
+
+using WeightBroadcast = std::variant<FilesystemBroadcast, LocalBroadcast, NcclBroadcast, NixlBroadcast>;
+
+/// An OpenAI-compatible server and how to reach it.
+struct ClientConfig {
+  std::vector<std::string> base_url = {"http://localhost:8000/v1"};
+  std::string api_key_var = "VLLM_API_KEY";
+  double timeout = 1200;
+  double wait_for_ready_timeout = 1800;
+  std::map<std::string, std::string> headers;
+  std::map<std::string, std::string> headers_from_env;
+  std::map<std::string, std::string> extra_headers_from_state;
+  bool skip_model_check = false;
+  std::optional<std::vector<std::string>> admin_base_url;
+  template <class V>
+  void visit(V& v) {
+    v.field("base_url", base_url, "Addresses of servers, each ending in /v1; requests are spread over them");
+    v.field("api_key_var", api_key_var, "Environment variable that holds the API key");
+    v.field("timeout", timeout, "Longest wait for one reply", {.unit = "seconds", .min = 0, .is_open_min = true});
+    v.field("wait_for_ready_timeout", wait_for_ready_timeout, "Longest wait for the server to come up", {.unit = "seconds", .min = 0});
+    v.field("headers", headers, "Headers sent with every request");
+    v.field("headers_from_env", headers_from_env, "Headers whose values are read from environment variables");
+    v.field("extra_headers_from_state", extra_headers_from_state, "Headers whose values are read from the rollout's state");
+    v.field("skip_model_check", skip_model_check, "Do not ask /v1/models whether the model is served");
+    v.field("admin_base_url", admin_base_url, "Addresses for weight updates, if they are others");
+  }
+};
+
+}  // namespace prl::config
