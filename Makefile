@@ -1,0 +1,49 @@
+# Everything a person or a CI machine calls. `make` alone lists the targets.
+BUILD ?= build/release
+JOBS ?= $(shell nproc)
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test test-unit lint fmt bench asan tsan clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+setup: ## install the Debian packages that are missing
+	@tools/setup.sh
+
+$(BUILD)/build.ninja: CMakeLists.txt cmake/prl.cmake
+	cmake --preset release -B $(BUILD) >/dev/null
+
+build: setup $(BUILD)/build.ninja ## build the binary build/release/bin/prl
+	@ninja -C $(BUILD) -j $(JOBS) prl
+
+demo: build ## train a small model by SFT and RL on reverse-text and show what it learnt
+	@tools/demo.sh $(BUILD)/bin/prl
+
+test: setup $(BUILD)/build.ninja ## build everything and run all tests
+	@ninja -C $(BUILD) -j $(JOBS)
+	@tools/test.sh $(BUILD)
+
+test-unit: setup $(BUILD)/build.ninja ## only the unit tests
+	@ninja -C $(BUILD) -j $(JOBS)
+	@tools/test.sh $(BUILD) -L unit
+
+lint: ## layers, formatting and other rules of the house
+	@tools/lint.sh
+
+fmt: ## format the sources in place
+	@git ls-files 'src/*.hpp' 'src/*.cpp' 'tests/*.cpp' | xargs -r clang-format -i
+
+bench: setup ## measure against the peer and print the table of docs/performance.md
+	@tools/bench.sh
+
+asan: setup ## unit tests under the address and undefined-behaviour sanitizers
+	@cmake --preset asan >/dev/null && ninja -C build/asan -j $(JOBS) && tools/test.sh build/asan -L unit
+
+tsan: setup ## unit tests under the thread sanitizer
+	@cmake --preset tsan >/dev/null && ninja -C build/tsan -j $(JOBS) && TSAN_OPTIONS="suppressions=$(CURDIR)/tools/tsan.supp" tools/test.sh build/tsan -L unit
+
+clean: ## remove what was built
+	rm -rf build

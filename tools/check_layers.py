@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Fails when a file in src/<module> includes a module that layers.toml does not allow it to use."""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_0-9]+)/')
+
+
+def read_layers(path):
+    layers = {}
+    for line in path.read_text().splitlines():
+        match = re.match(r'^([a-z_]+)\s*=\s*\[(.*)\]', line)
+        if match:
+            layers[match.group(1)] = re.findall(r'"([^"]+)"', match.group(2))
+    return layers
+
+
+def main():
+    layers = read_layers(ROOT / "layers.toml")
+    problems = []
+    for path in sorted((ROOT / "src").rglob("*")):
+        if path.suffix not in {".hpp", ".cpp", ".cu", ".cuh"}:
+            continue
+        module = path.relative_to(ROOT / "src").parts[0]
+        allowed = layers.get(module)
+        if allowed is None:
+            problems.append(f"{path.relative_to(ROOT)}: module {module} has no line in layers.toml")
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            match = INCLUDE.match(line)
+            if not match:
+                continue
+            used = match.group(1)
+            if used in layers and used != module and used not in allowed and "*" not in allowed:
+                problems.append(f"{path.relative_to(ROOT)}:{number}: {module} may not include {used}")
+    print("\n".join(problems) or f"layers: {len(layers)} modules, no include against layers.toml")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Runs every test of a build folder and ends with one line that counts what passed, was skipped and failed.
+set -uo pipefail
+build=${1:?usage: tools/test.sh BUILD_DIR [ctest options]}
+shift
+started=$(date +%s)
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+python3 tools/check_layers.py || { echo "test: FAILED (layers)"; exit 1; }
+ctest --test-dir "$build" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log"
+status=${PIPESTATUS[0]}
+passed=$(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed' "$log")
+skipped=$(grep -cE '^ *[0-9]+/[0-9]+ Test .*\*\*\*Skipped' "$log")
+total=$(grep -cE '^ *[0-9]+/[0-9]+ Test ' "$log")
+seconds=$(( $(date +%s) - started ))
+verdict=OK
+[ "$status" -eq 0 ] || verdict=FAILED
+echo "test: $verdict, $passed of $total test programs passed, $skipped skipped, $((total - passed - skipped)) failed, $seconds s"
+exit "$status"
