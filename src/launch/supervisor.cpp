@@ -1,0 +1,202 @@
+#include "launch/supervisor.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+extern char** environ;
+
+namespace prl::launch {
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+struct Supervisor::Child {
+  ChildSpec spec;
+  pid_t pid = -1;
+  int output = -1;
+  std::FILE* log = nullptr;
+  std::optional<int> status;
+
+  ~Child() {
+    if (output >= 0) ::close(output);
+    if (log) std::fclose(log);
+  }
+};
+
+namespace {
+
+std::vector<std::string> merged_environment(const std::map<std::string, std::string>& added) {
+  std::vector<std::string> merged;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view text(*entry);
+    if (!added.contains(std::string(text.substr(0, text.find('='))))) merged.emplace_back(text);
+  }
+  for (const auto& [key, value] : added) merged.push_back(key + "=" + value);
+  return merged;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> out;
+  for (std::string& s : strings) out.push_back(s.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+}  // namespace
+
+std::string describe_exit(int wait_status) {
+  if (WIFEXITED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
+  if (WIFSIGNALED(wait_status))
+    return fmt::format("was killed by signal {} ({})", WTERMSIG(wait_status), strsignal(WTERMSIG(wait_status)));
+  return "ended in an unknown way";
+}
+
+Supervisor::Supervisor() = default;
+
+Supervisor::~Supervisor() { terminate_all(milliseconds(5000)); }
+
+void Supervisor::start(ChildSpec spec) {
+  auto child = std::make_unique<Child>();
+  std::filesystem::create_directories(spec.log_file.parent_path());
+  child->log = std::fopen(spec.log_file.c_str(), "we");
+  if (!child->log) fail(ErrorCode::kIo, "log file {} cannot be written: {}", spec.log_file.string(), std::strerror(errno));
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail(ErrorCode::kIo, "no pipe for {}: {}", spec.name, std::strerror(errno));
+  // Everything that allocates happens before fork: between fork and exec only async-signal-safe calls are allowed.
+  std::vector<std::string> environment = merged_environment(spec.env);
+  std::vector<std::string> arguments = spec.argv;
+  const std::vector<char*> envp = pointers(environment);
+  const std::vector<char*> argv = pointers(arguments);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) fail(ErrorCode::kIo, "cannot start {}: {}", spec.name, std::strerror(errno));
+  if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(127);
+    // Ctrl-C in the terminal reaches the launcher only, which then stops the roles in order.
+    ::setpgid(0, 0);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    ::dup2(ends[1], STDOUT_FILENO);
+    ::dup2(ends[1], STDERR_FILENO);
+    ::execve(argv[0], argv.data(), envp.data());
+    constexpr char kMessage[] = "cannot execute the program\n";
+    [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kMessage, sizeof kMessage - 1);
+    ::_exit(127);
+  }
+  ::close(ends[1]);
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  child->output = ends[0];
+  child->pid = pid;
+  child->spec = std::move(spec);
+  log::info("started {} (pid {}), log {}", child->spec.name, pid, child->spec.log_file.string());
+  children_.push_back(std::move(child));
+}
+
+void Supervisor::pump(milliseconds timeout) {
+  std::vector<pollfd> fds;
+  std::vector<Child*> owners;
+  for (auto& child : children_) {
+    if (child->output < 0) continue;
+    fds.push_back({child->output, POLLIN, 0});
+    owners.push_back(child.get());
+  }
+  if (fds.empty()) {
+    ::usleep(static_cast<useconds_t>(timeout.count() * 1000));
+    return;
+  }
+  if (::poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return;
+  char buffer[1 << 14];
+  for (std::size_t i = 0; i < fds.size(); ++i) {
+    if (!(fds[i].revents & (POLLIN | POLLHUP))) continue;
+    for (;;) {
+      const ssize_t got = ::read(fds[i].fd, buffer, sizeof buffer);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) {
+        if (got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK)) {
+          ::close(owners[i]->output);
+          owners[i]->output = -1;
+        }
+        break;
+      }
+      std::fwrite(buffer, 1, static_cast<std::size_t>(got), owners[i]->log);
+      if (owners[i]->spec.echo) std::fwrite(buffer, 1, static_cast<std::size_t>(got), stderr);
+    }
+    std::fflush(owners[i]->log);
+  }
+}
+
+void Supervisor::reap() {
+  for (auto& child : children_) {
+    if (child->status) continue;
+    int status = 0;
+    if (::waitpid(child->pid, &status, WNOHANG) == child->pid) {
+      child->status = status;
+      pump(milliseconds(0));
+    }
+  }
+}
+
+std::optional<std::string> Supervisor::run(std::stop_token stop) {
+  for (;;) {
+    pump(milliseconds(100));
+    reap();
+    bool is_finished = true;
+    for (const auto& child : children_) {
+      if (child->spec.must_finish && !child->status) is_finished = false;
+      if (!child->status) continue;
+      const bool is_clean = WIFEXITED(*child->status) && WEXITSTATUS(*child->status) == 0;
+      if (is_clean && child->spec.must_finish) continue;
+      if (stop.stop_requested()) continue;
+      return fmt::format("{} {}; see {}", child->spec.name, describe_exit(*child->status), child->spec.log_file.string());
+    }
+    if (is_finished) return std::nullopt;
+    if (stop.stop_requested()) {
+      terminate_all(milliseconds(120'000));
+      return std::nullopt;
+    }
+  }
+}
+
+void Supervisor::terminate_all(milliseconds grace) {
+  reap();
+  for (auto& child : children_)
+    if (!child->status) ::kill(child->pid, SIGTERM);
+  const auto deadline = Clock::now() + grace;
+  auto any_left = [&] {
+    for (auto& child : children_)
+      if (!child->status) return true;
+    return false;
+  };
+  while (any_left() && Clock::now() < deadline) {
+    pump(milliseconds(50));
+    reap();
+  }
+  for (auto& child : children_) {
+    if (child->status) continue;
+    log::error("{} (pid {}) did not stop within {} s and is killed", child->spec.name, child->pid, grace.count() / 1000);
+    ::kill(child->pid, SIGKILL);
+    int status = 0;
+    ::waitpid(child->pid, &status, 0);
+    child->status = status;
+  }
+}
+
+pid_t Supervisor::pid_of(const std::string& name) const {
+  for (const auto& child : children_)
+    if (child->spec.name == name) return child->pid;
+  return -1;
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+namespace prl::launch {
+
+/// One process of a run.
+struct ChildSpec {
+  std::string name;                          ///< role, for messages and as log name
+  std::vector<std::string> argv;             ///< argv[0] is the program's path
+  std::map<std::string, std::string> env;    ///< added to this process's environment
+  std::filesystem::path log_file;            ///< receives stdout and stderr
+  bool echo = false;                         ///< also print them here
+  bool must_finish = true;                   ///< the run ends well when all of these have exited with 0
+};
+
+/// Starts the roles of a run as processes, copies their output to log files, and ends all of them when one fails. A child
+/// gets SIGTERM when this process dies, so none is left behind. One thread.
+class Supervisor {
+ public:
+  Supervisor();
+  /// Ends what still runs.
+  ~Supervisor();
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
+  /// Error{kIo} naming the program if it cannot be started.
+  void start(ChildSpec spec);
+  /// Runs until every must_finish child has exited with 0 (nullopt), until one child fails or a server exits early
+  /// (one sentence naming the role, how it ended and its log), or until `stop` (nullopt, after a clean stop).
+  std::optional<std::string> run(std::stop_token stop);
+  /// SIGTERM, then SIGKILL for what is left after `grace`.
+  void terminate_all(std::chrono::milliseconds grace);
+  pid_t pid_of(const std::string& name) const;
+
+ private:
+  struct Child;
+  void pump(std::chrono::milliseconds timeout);
+  void reap();
+  std::vector<std::unique_ptr<Child>> children_;
+};
+
+/// "exited with status 3", "was killed by signal 9 (Killed)".
+std::string describe_exit(int wait_status);
+
+}  // namespace prl::launch

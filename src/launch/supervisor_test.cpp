@@ -1,0 +1,66 @@
+#include "launch/supervisor.hpp"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <thread>
+
+#include "base/files.hpp"
+
+namespace prl::launch {
+namespace {
+
+ChildSpec shell(const std::string& name, const std::string& script, bool must_finish = true) {
+  return {.name = name,
+          .argv = {"/bin/sh", "-c", script},
+          .env = {{"PRL_TEST_WORD", "hello"}},
+          .log_file = std::filesystem::temp_directory_path() / ("prl_supervisor_" + name + ".log"),
+          .must_finish = must_finish};
+}
+
+TEST(Supervisor, EndsWellWhenAllFinish) {
+  Supervisor supervisor;
+  supervisor.start(shell("a", "echo out $PRL_TEST_WORD; echo err >&2"));
+  supervisor.start(shell("server", "exec sleep 60", false));
+  EXPECT_EQ(supervisor.run({}), std::nullopt);
+  const std::string log = read_file(std::filesystem::temp_directory_path() / "prl_supervisor_a.log");
+  EXPECT_NE(log.find("out hello"), std::string::npos);
+  EXPECT_NE(log.find("err"), std::string::npos);
+}
+
+TEST(Supervisor, NamesTheRoleThatFailed) {
+  Supervisor supervisor;
+  supervisor.start(shell("good", "exec sleep 60"));
+  supervisor.start(shell("bad", "exit 3"));
+  const auto failure = supervisor.run({});
+  ASSERT_TRUE(failure);
+  EXPECT_NE(failure->find("bad exited with status 3"), std::string::npos) << *failure;
+}
+
+TEST(Supervisor, NoticesAKillAndAnEarlyServerExit) {
+  Supervisor killed;
+  killed.start(shell("victim", "kill -9 $$"));
+  const auto failure = killed.run({});
+  ASSERT_TRUE(failure);
+  EXPECT_NE(failure->find("victim was killed by signal 9"), std::string::npos) << *failure;
+  Supervisor early;
+  early.start(shell("worker", "exec sleep 60"));
+  early.start(shell("server", "exit 0", false));
+  EXPECT_TRUE(early.run({}));
+}
+
+TEST(Supervisor, StopsOnRequestAndKillsTheStubborn) {
+  Supervisor supervisor;
+  std::stop_source source;
+  supervisor.start(shell("polite", "exec sleep 60"));
+  std::jthread later([&] { source.request_stop(); });
+  EXPECT_EQ(supervisor.run(source.get_token()), std::nullopt);
+  Supervisor stubborn;
+  stubborn.start(shell("stubborn", "trap '' TERM; while true; do sleep 1; done"));
+  const pid_t pid = stubborn.pid_of("stubborn");
+  stubborn.terminate_all(std::chrono::milliseconds(300));
+  EXPECT_NE(::kill(pid, 0), 0);
+}
+
+}  // namespace
+}  // namespace prl::launch
