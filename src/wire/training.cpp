@@ -1,0 +1,138 @@
+#include "wire/training.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "wire/checks.hpp"
+#include "wire/msgpack.hpp"
+
+namespace prl::wire {
+
+namespace {
+
+// Positions of a micro-batch's fields in its array. 10 to 12 (routed experts, multimodal tensors, token types) are not
+// carried by this system and always nil.
+constexpr std::size_t kNumRequired = 9;
+constexpr std::size_t kRefLogprobs = 9, kRoutedExperts = 10, kMmKwargs = 11, kMmTokenTypes = 12, kRlWeights = 13, kCeWeights = 14, kRefKlWeights = 15, kNumFields = 16;
+
+// A step of a very large job is far below these; a message above them is not ours.
+constexpr std::size_t kMaxRanks = 65536;
+constexpr std::size_t kMaxMicroBatches = 1 << 20;
+
+void write_optional(MsgpackWriter& out, const std::vector<float>& stream) {
+  if (stream.empty())
+    out.nil();
+  else
+    out.reals(stream);
+}
+
+void write(MsgpackWriter& out, const MicroBatch& b) {
+  std::size_t num_fields = kNumFields;
+  if (b.ref_kl_weights.empty()) {
+    num_fields = kRefKlWeights;
+    if (b.ce_weights.empty()) {
+      num_fields = kCeWeights;
+      if (b.rl_weights.empty()) num_fields = b.ref_logprobs.empty() ? kNumRequired : kRoutedExperts;
+    }
+  }
+  out.array(num_fields);
+  out.integers(b.input_ids);
+  out.booleans(b.loss_mask);
+  out.reals(b.advantages);
+  out.reals(b.inference_logprobs);
+  out.integers(b.position_ids);
+  out.integers(b.sequence_lengths);
+  out.reals(b.temperatures);
+  out.array(b.env_names.size());
+  for (const std::string& name : b.env_names) out.string(name);
+  out.integers(b.sequence_lengths);
+  for (std::size_t field = kRefLogprobs; field < num_fields; ++field) {
+    if (field == kRefLogprobs)
+      write_optional(out, b.ref_logprobs);
+    else if (field == kRlWeights)
+      write_optional(out, b.rl_weights);
+    else if (field == kCeWeights)
+      write_optional(out, b.ce_weights);
+    else if (field == kRefKlWeights)
+      write_optional(out, b.ref_kl_weights);
+    else
+      out.nil();
+  }
+}
+
+std::vector<float> read_optional(MsgpackReader& in, std::string_view field) { return in.take_nil() ? std::vector<float>{} : in.reals(field); }
+
+MicroBatch read_micro_batch(MsgpackReader& in) {
+  MicroBatch b;
+  const std::size_t num_fields = in.array("micro_batch");
+  if (num_fields < kNumRequired || num_fields > kNumFields)
+    fail(ErrorCode::kCorrupt, "[msgpack] field micro_batch: wanted {} to {} fields, found {}", kNumRequired, kNumFields, num_fields);
+  b.input_ids = in.integers("input_ids");
+  b.loss_mask = in.booleans("loss_mask");
+  b.advantages = in.reals("advantages");
+  b.inference_logprobs = in.reals("inference_logprobs");
+  b.position_ids = in.integers("position_ids");
+  b.sequence_lengths = in.integers("sequence_lengths");
+  b.temperatures = in.reals("temperatures");
+  const std::size_t num_names = in.array("env_names");
+  b.env_names.reserve(std::min(num_names, b.sequence_lengths.size()));
+  for (std::size_t i = 0; i < num_names; ++i) b.env_names.push_back(in.string("env_names"));
+  if (in.integers("seq_lens") != b.sequence_lengths) fail(ErrorCode::kCorrupt, "[msgpack] field seq_lens disagrees with sequence_lengths");
+  for (std::size_t field = kRefLogprobs; field < num_fields; ++field) {
+    if (field == kRefLogprobs)
+      b.ref_logprobs = read_optional(in, "ref_logprobs");
+    else if (field == kRlWeights)
+      b.rl_weights = read_optional(in, "rl_weights");
+    else if (field == kCeWeights)
+      b.ce_weights = read_optional(in, "ce_weights");
+    else if (field == kRefKlWeights)
+      b.ref_kl_weights = read_optional(in, "ref_kl_weights");
+    else if (!in.take_nil())
+      fail(ErrorCode::kNotImplemented, "[msgpack] field {} is set, but this build trains neither on routed experts nor on images",
+           field == kRoutedExperts ? "routed_experts" : field == kMmKwargs ? "mm_kwargs" : "mm_token_type_ids");
+  }
+  return b;
+}
+
+}  // namespace
+
+std::string encode(const TrainingBatch& batch) {
+  MsgpackWriter out;
+  out.array(2);
+  out.integer(batch.step);
+  out.array(batch.ranks.size());
+  for (const auto& rank : batch.ranks) {
+    out.array(rank.size());
+    for (const MicroBatch& micro_batch : rank) write(out, micro_batch);
+  }
+  return out.take();
+}
+
+TrainingBatch decode_training_batch(std::string_view bytes) {
+  MsgpackReader in(bytes);
+  TrainingBatch batch;
+  if (const std::size_t n = in.array("training_batch"); n != 2) fail(ErrorCode::kCorrupt, "[msgpack] field training_batch: wanted 2 fields, found {}", n);
+  batch.step = in.integer("step");
+  if (batch.step < 0) fail(ErrorCode::kCorrupt, "[msgpack] field step is {}: must not be negative", batch.step);
+  const std::size_t num_ranks = in.array("ranks");
+  if (num_ranks > kMaxRanks) fail(ErrorCode::kCorrupt, "[msgpack] field ranks: {} ranks, at most {} are allowed", num_ranks, kMaxRanks);
+  for (std::size_t r = 0; r < num_ranks; ++r) {
+    const std::size_t num_micro_batches = in.array("micro_batches");
+    if (num_micro_batches > kMaxMicroBatches) fail(ErrorCode::kCorrupt, "[msgpack] field micro_batches: {} of rank {}, at most {} are allowed", num_micro_batches, r, kMaxMicroBatches);
+    auto& rank = batch.ranks.emplace_back();
+    for (std::size_t i = 0; i < num_micro_batches; ++i) {
+      try {
+        rank.push_back(read_micro_batch(in));
+        check(rank.back());
+      } catch (const Error& error) {
+        throw error.with_context(fmt::format("micro-batch {} of rank {}", i, r));
+      }
+    }
+  }
+  if (!in.at_end()) fail(ErrorCode::kCorrupt, "[msgpack] the training batch ends at byte {}, but the message has {}", in.offset(), bytes.size());
+  return batch;
+}
+
+}  // namespace prl::wire
