@@ -1,0 +1,167 @@
+#include "text/detail/pre_tokenizer.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "text/detail/json_access.hpp"
+
+namespace prl::text::detail {
+namespace {
+
+namespace json = boost::json;
+
+constexpr int kMaxDepth = 8;
+// Source: pre_tokenizers/byte_level.rs of huggingface/tokenizers, after GPT-2's encoder.py.
+constexpr std::string_view kByteLevelPattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+std::string escape_literal(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    if (std::string_view(R"(\^$.[]|()?*+{}-#)").find(c) != std::string_view::npos) out.push_back('\\');
+    out.push_back(c);
+  }
+  return out;
+}
+
+}  // namespace
+
+PreTokenizer::PreTokenizer(const json::value& config, const std::string& where) { add(config, where, 0); }
+
+void PreTokenizer::add(const json::value& config, const std::string& where, int depth) {
+  if (depth > kMaxDepth) fail(ErrorCode::kCorrupt, "{}: pre-tokenizers nested deeper than {}", where, kMaxDepth);
+  const json::object& object = as_object(config, where);
+  const std::string_view type = as_string(require(object, "type", where), where + ".type");
+  const auto behavior_of = [&](std::string_view fallback) {
+    const json::value* value = find(object, "behavior");
+    const std::string_view name = value != nullptr ? as_string(*value, where + ".behavior") : fallback;
+    if (name == "Removed") return Behavior::kRemoved;
+    if (name == "Isolated") return Behavior::kIsolated;
+    if (name == "MergedWithPrevious") return Behavior::kMergedWithPrevious;
+    if (name == "MergedWithNext") return Behavior::kMergedWithNext;
+    if (name == "Contiguous") return Behavior::kContiguous;
+    fail(ErrorCode::kCorrupt, "{}.behavior: unknown behavior '{}'", where, name);
+  };
+  if (type == "Sequence") {
+    const json::array& list = as_array(require(object, "pretokenizers", where), where + ".pretokenizers");
+    for (std::size_t i = 0; i < list.size(); ++i) add(list[i], fmt::format("{}.pretokenizers[{}]", where, i), depth + 1);
+  } else if (type == "ByteLevel") {
+    is_byte_level_ = true;
+    const bool use_regex = bool_or(object, "use_regex", true, where);
+    const bool add_prefix_space = bool_or(object, "add_prefix_space", true, where);
+    if (use_regex || add_prefix_space)
+      steps_.push_back({Regex(kByteLevelPattern, where), Behavior::kIsolated, false, add_prefix_space, use_regex});
+  } else if (type == "Split") {
+    const json::object& pattern = as_object(require(object, "pattern", where), where + ".pattern");
+    std::string source;
+    if (const json::value* regex = find(pattern, "Regex")) {
+      source = as_string(*regex, where + ".pattern.Regex");
+    } else {
+      source = escape_literal(as_string(require(pattern, "String", where + ".pattern"), where + ".pattern.String"));
+    }
+    steps_.push_back(
+        {Regex(source, where + ".pattern"), behavior_of("Removed"), bool_or(object, "invert", false, where), false, true});
+  } else if (type == "Digits") {
+    const bool individual = bool_or(object, "individual_digits", false, where);
+    steps_.push_back({Regex(R"(\p{N})", where), individual ? Behavior::kIsolated : Behavior::kContiguous, false, false, true});
+  } else if (type == "Punctuation") {
+    steps_.push_back({Regex(R"([\x{21}-\x{2F}\x{3A}-\x{40}\x{5B}-\x{60}\x{7B}-\x{7E}\p{P}])", where),
+                      behavior_of("Isolated"), false, false, true});
+  } else if (type == "WhitespaceSplit") {
+    steps_.push_back({Regex(R"(\s)", where), Behavior::kRemoved, false, false, true});
+  } else if (type == "Whitespace") {
+    steps_.push_back({Regex(R"(\w+|[^\w\s]+)", where), Behavior::kRemoved, true, false, true});
+  } else {
+    fail(ErrorCode::kNotImplemented,
+         "{}.type: pre-tokenizer '{}' is not supported; byte-level BPE tokenizers use Sequence, Split, Digits, Punctuation, "
+         "Whitespace, WhitespaceSplit and ByteLevel",
+         where, type);
+  }
+}
+
+void PreTokenizer::apply(const Step& step, const Piece& piece, std::vector<Piece>& out) const {
+  struct Span {
+    std::size_t begin, end;
+    bool is_match;
+  };
+  const auto emit = [&](std::size_t begin, std::size_t end) {
+    if (begin < end)
+      out.push_back({piece.text.substr(begin, end - begin), piece.origin + static_cast<std::int64_t>(begin)});
+  };
+  std::vector<Span> spans;
+  std::size_t previous = 0, begin = 0, end = 0;
+  Regex::Scan scan(step.regex, piece.text);
+  while (scan.next(begin, end)) {
+    if (step.behavior == Behavior::kIsolated) {  // every span alone: nothing to collect
+      emit(previous, begin);
+      emit(begin, end);
+    } else {
+      if (previous != begin) spans.push_back({previous, begin, step.invert});
+      spans.push_back({begin, end, !step.invert});
+    }
+    previous = end;
+  }
+  if (step.behavior == Behavior::kIsolated) return emit(previous, piece.text.size());
+  if (previous != piece.text.size()) spans.push_back({previous, piece.text.size(), step.invert});
+
+  std::vector<Span> merged;
+  const auto merge = [&](const Span& span, bool joins) {
+    if (joins && !merged.empty()) {
+      merged.back().begin = std::min(merged.back().begin, span.begin);
+      merged.back().end = std::max(merged.back().end, span.end);
+    } else {
+      merged.push_back(span);
+    }
+  };
+  bool previous_match = false;
+  switch (step.behavior) {
+    case Behavior::kRemoved:
+      for (const Span& span : spans)
+        if (!span.is_match) merged.push_back(span);
+      break;
+    case Behavior::kContiguous:
+      for (const Span& span : spans) {
+        merge(span, span.is_match == previous_match);
+        previous_match = span.is_match;
+      }
+      break;
+    case Behavior::kMergedWithPrevious:
+      for (const Span& span : spans) {
+        merge(span, span.is_match && !previous_match);
+        previous_match = span.is_match;
+      }
+      break;
+    case Behavior::kMergedWithNext:
+      for (auto span = spans.rbegin(); span != spans.rend(); ++span) {
+        merge(*span, span->is_match && !previous_match);
+        previous_match = span->is_match;
+      }
+      std::reverse(merged.begin(), merged.end());
+      break;
+    case Behavior::kIsolated: break;
+  }
+  for (const Span& span : merged) emit(span.begin, span.end);
+}
+
+void PreTokenizer::split(std::string_view text, std::vector<Piece>& pieces, std::deque<std::string>& storage) const {
+  pieces.clear();
+  if (text.empty()) return;
+  pieces.push_back({text, 0});
+  std::vector<Piece> next;
+  for (const Step& step : steps_) {
+    next.clear();
+    for (Piece piece : pieces) {
+      if (step.add_prefix_space && piece.text.front() != ' ') {
+        storage.push_back(" " + std::string(piece.text));
+        piece = {storage.back(), piece.origin - 1};
+      }
+      if (step.split)
+        apply(step, piece, next);
+      else
+        next.push_back(piece);
+    }
+    pieces.swap(next);
+  }
+}
+
+}  // namespace prl::text::detail

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Writes src/text/unicode_tables.cpp from Python's own unicodedata (run with a Python of the wanted Unicode version).
+
+usage: make_unicode_tables.py > src/text/unicode_tables.cpp
+"""
+import sys
+import unicodedata as ud
+
+ALL = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+
+
+def emit(name, type_name, rows, fmt):
+    cells = [fmt(r) for r in rows]
+    print(f"const {type_name} k{name}[] = {{")
+    line = ""
+    for cell in cells:
+        if len(line) + len(cell) > 130:
+            print(line)
+            line = ""
+        line += cell + ","
+    print(line + "};")
+    print(f"const std::size_t kNum{name} = {len(rows)};\n")
+
+
+def ranges(keys):
+    out = []
+    for k in keys:
+        if out and out[-1][1] == k - 1:
+            out[-1][1] = k
+        else:
+            out.append([k, k])
+    return out
+
+
+def case_ranges(fn):
+    """Runs {first, last, stride, delta} of single-character mappings, and the one-to-many rest."""
+    runs, special = [], []
+    for c in ALL:
+        m = fn(chr(c))
+        if m == chr(c):
+            continue
+        if len(m) > 1:
+            special.append((c, [ord(x) for x in m]))
+            continue
+        d = ord(m) - c
+        if runs and runs[-1][3] == d:
+            first, last, stride, _ = runs[-1]
+            step = c - last
+            if (first == last and step <= 2) or step == stride:
+                runs[-1] = [first, c, step, d]
+                continue
+        runs.append([c, c, 1, d])
+    return runs, special
+
+
+def main():
+    print("// Written by tools/make_unicode_tables.py; do not edit. Unicode " + ud.unidata_version + ".")
+    print('#include "text/unicode_tables.hpp"\n')
+    print("// clang-format off")
+    print("namespace prl::text::detail {\n")
+    decomposition = []
+    for c in ALL:
+        d = ud.decomposition(chr(c))
+        if d and not d.startswith("<"):
+            parts = [int(x, 16) for x in d.split()]
+            decomposition.append((c, parts[0], parts[1] if len(parts) > 1 else 0))
+    emit("Decompositions", "Decomposition", decomposition, lambda r: "{0x%X,0x%X,0x%X}" % r)
+    # A pair composes if normalising it gives the composite back (this leaves out the composition exclusions).
+    pairs = [i for i, (c, a, b) in enumerate(decomposition)
+             if b and ud.normalize("NFC", chr(a) + chr(b)) == chr(c)]
+    pairs.sort(key=lambda i: (decomposition[i][1], decomposition[i][2]))
+    emit("Compositions", "std::uint16_t", pairs, lambda r: str(r))
+    classes = []
+    for c in ALL:
+        k = ud.combining(chr(c))
+        if not k:
+            continue
+        if classes and classes[-1][1] == c - 1 and classes[-1][2] == k:
+            classes[-1][1] = c
+        else:
+            classes.append([c, c, k])
+    emit("CombiningClasses", "CombiningClass", classes, lambda r: "{0x%X,0x%X,%d}" % tuple(r))
+    for name, fn in (("Upper", str.upper), ("Lower", str.lower), ("Title", str.title)):
+        runs, special = case_ranges(fn)
+        emit(name + "Runs", "CaseRun", runs, lambda r: "{0x%X,0x%X,%d,%d}" % tuple(r))
+        emit(name + "Special", "CaseSpecial", special,
+             lambda r: "{0x%X,{%s}}" % (r[0], ",".join("0x%X" % x for x in (r[1] + [0, 0])[:3])))
+    cased = [c for c in ALL if ud.category(chr(c)) in ("Lu", "Ll", "Lt")
+             or chr(c).lower() != chr(c) or chr(c).upper() != chr(c)]
+    emit("CasedRanges", "Range", ranges(cased), lambda r: "{0x%X,0x%X}" % tuple(r))
+    word = [c for c in ALL if ud.category(chr(c))[0] in "LM" or ud.category(chr(c)) in ("Nd", "Nl", "Pc")
+            or 0x24B6 <= c <= 0x24E9 or 0x1F130 <= c <= 0x1F149 or 0x1F150 <= c <= 0x1F169 or 0x1F170 <= c <= 0x1F189]
+    emit("WordRanges", "Range", ranges(word), lambda r: "{0x%X,0x%X}" % tuple(r))
+    print("}  // namespace prl::text::detail")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
