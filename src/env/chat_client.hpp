@@ -1,0 +1,76 @@
+#pragma once
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "net/asio.hpp"
+#include "wire/generate.hpp"
+
+namespace prl::env {
+
+namespace asio = boost::asio;
+
+/// One request for an assistant message.
+struct ChatRequest {
+  boost::json::array messages;  ///< the whole conversation so far, OpenAI form
+  boost::json::array tools;     ///< OpenAI function envelopes; empty: none
+  wire::SamplingParams sampling;
+  net::TimePoint deadline;
+};
+
+/// The tokens behind one turn. completion_ids, logprobs and versions have one length.
+struct TurnTokens {
+  std::vector<std::int32_t> prompt_ids;
+  std::vector<std::int32_t> completion_ids;  ///< the stop token included
+  std::vector<float> logprobs;               ///< of the sampled tokens, finite
+  std::vector<std::int64_t> versions;        ///< policy version behind each sampled token
+};
+
+/// One assistant message.
+struct ChatTurn {
+  boost::json::object message;     ///< {role, content, reasoning_content?, tool_calls?}
+  TurnTokens tokens;               ///< empty when the server gives text only
+  bool has_tokens = false;
+  bool is_bridged = false;         ///< prompt_ids begin with all ids of the turn before
+  std::string finish_reason;       ///< "stop", "length", "tool_calls"
+  std::int64_t num_prompt_tokens = 0;
+  std::int64_t num_completion_tokens = 0;
+  PolicyVersion version_start;     ///< of the first and last sampled token; 0 when the server does not say
+  PolicyVersion version_end;
+  double seconds = 0;              ///< waiting for the model
+
+  bool is_truncated() const { return finish_reason == "length"; }
+};
+
+/// One conversation with a model; made for one rollout and dropped with it. One call at a time.
+class ChatClient {
+ public:
+  virtual ~ChatClient() = default;
+  /// Error{kOverlong} when the prompt does not fit the context, {kDeadline}, {kUnavailable}, {kInvalidArgument}.
+  virtual asio::awaitable<ChatTurn> complete(ChatRequest request) = 0;
+};
+
+/// What a conversation is opened with.
+struct ConversationOptions {
+  std::string session_id;   ///< X-Session-ID: the same for all turns
+  std::string cache_salt;   ///< namespace of the prefix cache; empty: none
+};
+
+/// Opens conversations with one model service. Shared by all rollouts.
+class ChatClientFactory {
+ public:
+  virtual ~ChatClientFactory() = default;
+  virtual std::unique_ptr<ChatClient> open(ConversationOptions options) = 0;
+  /// Returns when the service answers. Error{kUnavailable} naming it and the reason.
+  virtual asio::awaitable<void> check_health(net::TimePoint deadline) = 0;
+  /// For messages: "http://localhost:8000/v1", "in-process engine".
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace prl::env

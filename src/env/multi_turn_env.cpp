@@ -1,0 +1,135 @@
+#include "env/multi_turn_env.hpp"
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/rng.hpp"
+#include "net/errors.hpp"
+
+namespace prl::env {
+
+namespace json = boost::json;
+
+namespace {
+
+/// The class names that verifiers gives its errors.
+std::string error_type(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kOverlong: return "OverlongPromptError";
+    case ErrorCode::kCorrupt:
+    case ErrorCode::kNonFinite: return "InvalidModelResponseError";
+    case ErrorCode::kDeadline: return "TimeoutError";
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kOverloaded:
+    case ErrorCode::kUnauthorized: return "ModelError";
+    default: return "Error";
+  }
+}
+
+double seconds_since(net::TimePoint begin) { return std::chrono::duration<double>(net::Clock::now() - begin).count(); }
+
+}  // namespace
+
+MultiTurnEnv::MultiTurnEnv(std::string name, Limits limits, Rubric rubric)
+    : name_(std::move(name)), limits_(limits), rubric_(std::move(rubric)) {}
+
+json::array MultiTurnEnv::tools(const Task&) const { return {}; }
+
+std::string MultiTurnEnv::limit_reached(const Episode& episode) const {
+  if (limits_.max_turns > 0 && episode.num_turns() >= limits_.max_turns) return "max_turns_reached";
+  if (limits_.max_total_completion_tokens >= 0 && episode.num_completion_tokens() >= limits_.max_total_completion_tokens)
+    return "max_total_completion_tokens_reached";
+  return {};
+}
+
+asio::awaitable<void> MultiTurnEnv::play(Rollout* rollout, RolloutContext context) const {
+  Episode& episode = rollout->episode;
+  start(*rollout);
+  for (std::uint64_t turn_idx = 0;; ++turn_idx) {
+    ChatRequest request;
+    request.messages = rollout->messages;
+    request.tools = episode.tool_defs;
+    request.sampling = context.sampling;
+    if (context.seed) request.sampling.seed = mix_seed(*context.seed, turn_idx);
+    request.deadline = context.deadline;
+    ChatTurn turn = co_await context.client->complete(std::move(request));
+
+    TrajectoryStep step;
+    step.prompt = rollout->messages;
+    step.completion = turn.message;
+    step.tokens = std::move(turn.tokens);
+    step.has_tokens = turn.has_tokens;
+    step.finish_reason = turn.finish_reason;
+    step.is_truncated = turn.is_truncated();
+    step.num_prompt_tokens = turn.num_prompt_tokens;
+    step.num_completion_tokens = turn.num_completion_tokens;
+    step.version_start = turn.version_start;
+    step.version_end = turn.version_end;
+    episode.timing.model += turn.seconds;
+    episode.is_truncated = episode.is_truncated || step.is_truncated;
+    episode.trajectory.push_back(std::move(step));
+    rollout->messages.push_back(turn.message);
+    episode.completion.push_back(std::move(turn.message));
+
+    episode.stop_condition = stop_condition(*rollout);
+    if (episode.stop_condition.empty()) episode.stop_condition = limit_reached(episode);
+    if (!episode.stop_condition.empty()) co_return;
+    json::array answer = co_await respond(rollout);
+    for (json::value& message : answer) {
+      rollout->messages.push_back(message);
+      episode.completion.push_back(std::move(message));
+    }
+  }
+}
+
+asio::awaitable<Episode> MultiTurnEnv::run(Task task, RolloutContext context) const {
+  PRL_CHECK(context.client != nullptr, "{}: a rollout needs a chat client", name_);
+  Episode episode;
+  episode.trajectory_id = context.trajectory_id;
+  episode.example_id = task.example_id;
+  episode.env_name = name_;
+  episode.prompt = task.prompt;
+  episode.answer = task.answer;
+  episode.info = task.info;
+  episode.tool_defs = tools(task);
+  episode.temperature = context.sampling.temperature;
+  episode.timing.start_time = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const net::TimePoint begin = net::Clock::now();
+  Rollout rollout{task, episode, task.prompt, {}};
+  std::exception_ptr failure;
+  try {
+    auto playing = play(&rollout, std::move(context));
+    co_await std::move(playing);
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  if (failure) {
+    const Error error = net::to_error(failure);
+    if (error.code() == ErrorCode::kCancelled) throw error;
+    if (error.code() == ErrorCode::kOverlong) {
+      // The context is full: the rollout ends here, is scored as it stands, and trains.
+      episode.stop_condition = "prompt_too_long";
+      episode.is_truncated = true;
+    } else {
+      episode.stop_condition = error.code() == ErrorCode::kDeadline ? "timeout_reached" : "has_error";
+      episode.error = EpisodeError{error_type(error.code()), error.what()};
+    }
+  }
+  episode.is_completed = !episode.error.has_value();
+  episode.timing.generation = seconds_since(begin);
+  episode.timing.env = std::max(0.0, episode.timing.generation - episode.timing.model);
+  finish(rollout);
+  const net::TimePoint scoring = net::Clock::now();
+  rubric_.score(task, episode);
+  if (episode.error) episode.reward = 0;
+  episode.metrics["num_turns"] = static_cast<double>(episode.num_turns());
+  episode.timing.scoring = seconds_since(scoring);
+  episode.timing.total = seconds_since(begin);
+  co_return episode;
+}
+
+asio::awaitable<json::array> SingleTurnEnv::respond(Rollout*) const { co_return json::array(); }
+
+}  // namespace prl::env

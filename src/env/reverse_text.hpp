@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include "env/args.hpp"
+#include "env/environment.hpp"
+
+namespace prl::env {
+
+/// Single turn: write a text backwards, character by character, inside <reversed_text> tags. Reward: similarity_ratio of the
+/// stripped tag content and the reversed text, 0 without the tag.
+///
+/// Tasks come from a local JSONL file (`dataset_path`, column `prompt`, `eval_dataset_path` for the eval split) or from a
+/// seeded generator. Args of the generator:
+///   mode        "words": common English words; "letters": random words over `alphabet`; "tiny": one short lower-case word,
+///               for byte-level models of a few million parameters
+///   min_words, max_words, min_chars, max_chars (letters per word), alphabet, seed, num_train, num_eval
+/// Eval texts never occur among the train texts; the eval split depends on the seed alone. system_prompt = null sends none.
+/// Source: environments/reverse_text of the verifiers repository.
+EnvironmentPtr make_reverse_text(std::string name, Args args);
+
+}  // namespace prl::env

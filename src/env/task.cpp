@@ -1,0 +1,17 @@
+#include "env/task.hpp"
+
+#include <boost/json/serialize.hpp>
+
+#include "base/files.hpp"
+
+namespace prl::env {
+
+std::uint64_t Task::key() const {
+  boost::json::object parts;
+  parts["prompt"] = prompt;
+  parts["answer"] = answer;
+  parts["info"] = info;
+  return hash_bytes(boost::json::serialize(parts));
+}
+
+}  // namespace prl::env

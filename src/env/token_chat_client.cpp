@@ -1,0 +1,133 @@
+#include "env/token_chat_client.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace prl::env {
+namespace {
+
+namespace json = boost::json;
+
+class TokenChatClient final : public ChatClient {
+ public:
+  TokenChatClient(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate,
+                  ConversationOptions options)
+      : renderer_(std::move(renderer)), generate_(std::move(generate)), options_(std::move(options)) {}
+
+  asio::awaitable<ChatTurn> complete(ChatRequest request) override {
+    ChatTurn turn;
+    wire::GenerateRequest generate = make_request(request, turn.is_bridged);
+    turn.tokens.prompt_ids = generate.prompt_ids;
+    const net::TimePoint begin = net::Clock::now();
+    wire::GenerateOutput output = co_await generate_->generate(std::move(generate), request.deadline);
+    turn.seconds = std::chrono::duration<double>(net::Clock::now() - begin).count();
+    check(output);
+    fill(turn, std::move(output), request);
+    remember(request, turn);
+    co_return turn;
+  }
+
+ private:
+  wire::GenerateRequest make_request(const ChatRequest& request, bool& is_bridged) const {
+    wire::GenerateRequest generate;
+    std::optional<std::vector<std::int32_t>> bridged;
+    if (continues_last_turn(request)) {
+      const json::array tail(request.messages.begin() + static_cast<std::ptrdiff_t>(history_.size()), request.messages.end());
+      bridged = renderer_->bridge_to_next_turn(prompt_ids_, completion_ids_, tail, request.tools);
+    }
+    is_bridged = bridged.has_value();
+    generate.prompt_ids = bridged ? std::move(*bridged) : renderer_->render_ids(request.messages, request.tools, true);
+    generate.sampling = request.sampling;
+    generate.sampling.n = 1;
+    generate.sampling.logprobs = 1;
+    generate.sampling.skip_special_tokens = false;
+    for (const std::int32_t id : renderer_->stop_token_ids())
+      if (std::find(generate.sampling.stop_token_ids.begin(), generate.sampling.stop_token_ids.end(), id) ==
+          generate.sampling.stop_token_ids.end())
+        generate.sampling.stop_token_ids.push_back(id);
+    generate.session_id = options_.session_id;
+    generate.cache_salt = options_.cache_salt;
+    return generate;
+  }
+
+  bool continues_last_turn(const ChatRequest& request) const {
+    if (history_.empty() || request.messages.size() <= history_.size() || request.tools != tools_) return false;
+    return std::equal(history_.begin(), history_.end(), request.messages.begin());
+  }
+
+  void check(const wire::GenerateOutput& output) const {
+    if (output.finish_reason == wire::FinishReason::kAbort)
+      fail(ErrorCode::kCancelled, "{} aborted the request of {}", generate_->describe(), options_.session_id);
+    if (output.finish_reason == wire::FinishReason::kError)
+      fail(ErrorCode::kUnavailable, "{} failed the request of {}: {}", generate_->describe(), options_.session_id, output.error);
+    if (output.token_ids.empty())
+      fail(ErrorCode::kCorrupt, "{} answered {} without any token", generate_->describe(), options_.session_id);
+    if (output.logprobs.size() != output.token_ids.size())
+      fail(ErrorCode::kCorrupt, "{} answered {} tokens with {} log-probabilities", generate_->describe(), output.token_ids.size(),
+           output.logprobs.size());
+    for (const float logprob : output.logprobs)
+      if (!std::isfinite(logprob))
+        fail(ErrorCode::kNonFinite, "{} answered a log-probability that is not finite", generate_->describe());
+  }
+
+  void fill(ChatTurn& turn, wire::GenerateOutput output, const ChatRequest& request) const {
+    const text::ParsedResponse parsed = renderer_->parse_response(output.token_ids, request.tools, turn.tokens.prompt_ids);
+    turn.message["role"] = "assistant";
+    turn.message["content"] = parsed.content;
+    if (parsed.reasoning_content) turn.message["reasoning_content"] = *parsed.reasoning_content;
+    json::array calls = parsed.openai_tool_calls();
+    turn.finish_reason = wire::to_string(output.finish_reason);
+    if (!calls.empty()) {
+      if (output.finish_reason == wire::FinishReason::kStop) turn.finish_reason = "tool_calls";
+      turn.message["tool_calls"] = std::move(calls);
+    }
+    turn.version_start = output.versions.empty() ? output.version_start : PolicyVersion{output.versions.front()};
+    turn.version_end = output.versions.empty() ? output.version_end : PolicyVersion{output.versions.back()};
+    turn.num_prompt_tokens = static_cast<std::int64_t>(turn.tokens.prompt_ids.size());
+    turn.num_completion_tokens = static_cast<std::int64_t>(output.token_ids.size());
+    turn.has_tokens = true;
+    if (output.versions.size() != output.token_ids.size())
+      output.versions.assign(output.token_ids.size(), output.version_start.value);
+    turn.tokens.completion_ids = std::move(output.token_ids);
+    turn.tokens.logprobs = std::move(output.logprobs);
+    turn.tokens.versions = std::move(output.versions);
+  }
+
+  void remember(const ChatRequest& request, const ChatTurn& turn) {
+    history_ = request.messages;
+    history_.push_back(turn.message);
+    tools_ = request.tools;
+    prompt_ids_ = turn.tokens.prompt_ids;
+    completion_ids_ = turn.tokens.completion_ids;
+  }
+
+  std::shared_ptr<const text::Renderer> renderer_;
+  std::shared_ptr<GenerateClient> generate_;
+  ConversationOptions options_;
+  // The ledger: the last turn's messages (its reply included) and ids.
+  json::array history_;
+  json::array tools_;
+  std::vector<std::int32_t> prompt_ids_;
+  std::vector<std::int32_t> completion_ids_;
+};
+
+}  // namespace
+
+TokenChatClientFactory::TokenChatClientFactory(std::shared_ptr<const text::Renderer> renderer,
+                                               std::shared_ptr<GenerateClient> generate)
+    : renderer_(std::move(renderer)), generate_(std::move(generate)) {}
+
+std::unique_ptr<ChatClient> TokenChatClientFactory::open(ConversationOptions options) {
+  return std::make_unique<TokenChatClient>(renderer_, generate_, std::move(options));
+}
+
+asio::awaitable<void> TokenChatClientFactory::check_health(net::TimePoint deadline) {
+  co_await generate_->check_health(deadline);
+}
+
+std::string TokenChatClientFactory::describe() const { return generate_->describe(); }
+
+}  // namespace prl::env
