@@ -76,8 +76,8 @@ asio::awaitable<void> HttpSession::run() {
     in_request_ = false;
     if (!keep) break;
   }
-  if (gone_) socket_->close();
-  else co_await linger_and_close();
+  if (is_input_unread_ && !gone_) co_await linger_and_close();
+  else socket_->close();
 }
 
 asio::awaitable<void> HttpSession::refuse(int status, std::string message) {
@@ -330,6 +330,7 @@ asio::awaitable<bool> HttpSession::send(HttpResponse response, bool is_head) {
 asio::awaitable<void> HttpSession::send_malformed(int status, std::string message) {
   ++shared_->num_malformed;
   keep_alive_ = false;
+  is_input_unread_ = true;
   HttpResponse response = error_response(status, message);
   co_await send(std::move(response), false);
 }

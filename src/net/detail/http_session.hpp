@@ -76,6 +76,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession>, private Re
   bool stopping_ = false;
   bool in_request_ = false;
   bool keep_alive_ = true;           // wanted by the request in progress
+  bool is_input_unread_ = false;     // a request was refused before all of it was read
   bool is_http_1_0_ = false;
   bool stream_started_ = false;
   bool stream_finished_ = false;
