@@ -2,7 +2,7 @@
 # Installs the Debian packages that the build and the tests need. Says what is missing first; silent and quick when nothing is.
 set -euo pipefail
 packages=(
-  g++ cmake ninja-build ccache pkg-config git python3-minimal
+  g++ cmake ninja-build ccache pkg-config git python3
   libboost1.81-dev libboost-json1.81-dev libfmt-dev libspdlog-dev libtomlplusplus-dev nlohmann-json3-dev
   libpcre2-dev libzmq3-dev cppzmq-dev libxxhash-dev libssl-dev libgtest-dev libgmock-dev libbenchmark-dev
 )
@@ -19,7 +19,7 @@ for package in "${missing[@]:-}"; do
     g++) command -v g++ >/dev/null || keep+=("$package") ;;
     cmake) command -v cmake >/dev/null || keep+=("$package") ;;
     git) command -v git >/dev/null || keep+=("$package") ;;
-    python3-minimal) command -v python3 >/dev/null || keep+=("$package") ;;
+    python3) command -v python3 >/dev/null || keep+=("$package") ;;
     ninja-build) command -v ninja >/dev/null || keep+=("$package") ;;
     *) keep+=("$package") ;;
   esac
