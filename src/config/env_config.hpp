@@ -78,6 +78,8 @@ struct EnvConfig {
   std::optional<int> group_size;
   std::optional<TrainSamplingConfig> sampling;
   Value agent = Value::table();
+  Value algo;
+  Value curriculum;
   template <class V>
   void visit(V& v) {
     v.field("id", id, "Environment; native ones are reverse-text and alphabet-sort");
@@ -96,6 +98,8 @@ struct EnvConfig {
     v.field("group_size", group_size, "Rollouts per task, if it differs from the orchestrator's", {.unit = "rollouts", .min = 1});
     v.field("sampling", sampling, "Sampling, if it differs from [orchestrator.train.sampling]");
     v.field("agent", agent, "Agent block of verifiers environments");
+    v.field("algo", algo, "Algorithm of this environment alone");
+    v.field("curriculum", curriculum, "Choice and admission of this environment's tasks");
   }
 };
 

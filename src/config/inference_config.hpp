@@ -29,7 +29,7 @@ struct ServerConfig {
   void visit(V& v) {
     v.field("host", host, "Address to listen on; 0.0.0.0 for all");
     v.field("port", port, "Port to listen on, 0 for any free one", {.min = 0, .max = 65535});
-    v.field("api_key", api_key, "Key that requests must show; VLLM_API_KEY sets its default");
+    v.field("api_key", api_key, "Key that requests must show; none if not set");
     v.field("admin_api_key", admin_api_key, "Key of the routes that change weights or state; api_key if not set");
     v.field("max_body_bytes", max_body_bytes, "Largest request body", {.unit = "bytes", .min = 1024});
     v.field("max_connections", max_connections, "Most open connections", {.min = 1});

@@ -151,6 +151,7 @@ struct SftConfig {
   SftData data;
   std::optional<SftValConfig> val;
   std::optional<OnlineEvalConfig> eval;
+  Value inference;
   OptimConfig optim;
   SchedulerConfig scheduler;
   std::optional<TrainerCkptConfig> ckpt;
@@ -183,6 +184,7 @@ struct SftConfig {
     v.field("data", data, "Training data");
     v.field("val", val, "Validation; none if not set");
     v.field("eval", eval, "Evaluations while training; none if not set");
+    v.field("inference", inference, "Server for evaluations while training");
     v.field("optim", optim, "Optimizer");
     v.field("scheduler", scheduler, "Learning-rate schedule");
     v.field("ckpt", ckpt, "Checkpoints; off if not set");

@@ -1,0 +1,65 @@
+#include "config/merge.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/error.hpp"
+
+namespace prl::config {
+namespace {
+
+/// More than any list of environments needs, and less than an accident could fill memory with.
+constexpr std::size_t kMaxIndexDigits = 6;
+
+void merge_items(Value& list, const Value& over) {
+  for (const Member& member : over.members()) {
+    std::size_t index = 0;
+    std::from_chars(member.key.data(), member.key.data() + member.key.size(), index);
+    Value::List& items = list.items();
+    if (index > items.size())
+      fail(ErrorCode::kInvalidArgument, "index {} is beyond the end of a list of {} items [{}]", member.key, items.size(),
+           member.value.origin().describe());
+    if (index == items.size()) items.emplace_back();
+    merge(items[index], member.value);
+  }
+}
+
+}  // namespace
+
+bool is_indexed(const Value& value) {
+  if (!value.is_table() || value.members().empty()) return false;
+  return std::all_of(value.members().begin(), value.members().end(), [](const Member& member) {
+    return !member.key.empty() && member.key.size() <= kMaxIndexDigits &&
+           std::all_of(member.key.begin(), member.key.end(), [](char c) { return c >= '0' && c <= '9'; });
+  });
+}
+
+void merge(Value& base, const Value& over) {
+  if (over.is_table() && base.is_list() && is_indexed(over)) return merge_items(base, over);
+  if (over.is_bool() && over.as_bool() && base.is_table()) return;
+  if (!over.is_table() || !base.is_table()) {
+    base = over;
+    return;
+  }
+  for (const Member& member : over.members()) {
+    if (Value* present = base.find(member.key)) {
+      merge(*present, member.value);
+    } else {
+      base.set(member.key, member.value);
+    }
+  }
+}
+
+void none_to_null(Value& value) {
+  if (value.is_string() && value.as_string() == "None") {
+    Value null;
+    null.set_origin(value.origin());
+    value = std::move(null);
+  } else if (value.is_list()) {
+    for (Value& item : value.items()) none_to_null(item);
+  } else if (value.is_table()) {
+    for (Member& member : value.members()) none_to_null(member.value);
+  }
+}
+
+}  // namespace prl::config

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "config/value.hpp"
+
+namespace prl::config {
+
+/// Lays `over` on `base`, as layers of a configuration are laid on each other.
+///
+/// Tables merge key by key, everything else is replaced, lists too. A table whose keys are all numbers lays its members on
+/// the items of a list ("env.0.id"); the number after the last item appends. `true` on a table leaves the table (a bare
+/// `--ckpt` after a [ckpt] section). Error{kInvalidArgument} for a number beyond the end of the list.
+void merge(Value& base, const Value& over);
+
+/// Turns every string "None" into null: TOML and the command line have no other way to write it.
+void none_to_null(Value& value);
+
+/// True for a table with members whose keys are all digits.
+bool is_indexed(const Value& value);
+
+}  // namespace prl::config
