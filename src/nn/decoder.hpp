@@ -75,6 +75,9 @@ struct TokenStats {
 };
 
 /// Forward with a tape, loss outside, backward: the trainer turns logp into a loss on the host and hands back d loss/d logp.
+/// Numerics  activations and their gradients are in the compute dtype of the weights; products, norms and softmax sum in fp32, and
+///           gradients of parameters are fp32 throughout. Recomputation changes no bit of a gradient.
+/// Memory    activations of the last forward() are kept until the next one; buffers are reused between steps.
 class TrainableModel {
  public:
   TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing);

@@ -17,8 +17,9 @@ namespace prl::nn {
 /// trainer's forward pass and the engine under the same policy version, which is the in-process weight update.
 struct Weights {
   struct Layer {
-    Tensor input_norm, post_norm, q_norm, k_norm;  ///< fp32
+    Tensor input_norm, post_norm, q_norm, k_norm;  ///< fp32 holding values of the compute dtype, as are biases
     ops::LinearWeightPtr qkv, o, gate_up, down;
+    Tensor qkv_bias, o_bias;                           ///< fp32 copies of the packed biases, for checksums; undefined if none
   };
   ModelConfig config;
   PolicyVersion version;
@@ -37,11 +38,16 @@ WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute, PolicyVersion version, const WeightsPtr& previous);
 
 /// XXH3 over each tensor's values in compute dtype, row-major, under its Hugging Face name; independent of packing, device
-/// and of how the weights arrived. `combined` hashes all (name, hash) in order.
+/// and of how the weights arrived. A tensor is hashed in runs of rows (a function of its shape), its hash is that of the runs'
+/// hashes in order, so the work spreads over threads. `combined` hashes all (name, hash) in order.
 struct WeightsChecksum {
   std::uint64_t combined = 0;
   std::vector<std::pair<std::string, std::uint64_t>> tensors;
 };
-WeightsChecksum checksum(const Weights& weights);
+/// `pool` may be null: then threads of its own do the work.
+WeightsChecksum checksum(const Weights& weights, ThreadPool* pool = nullptr);
+
+/// cos and sin of position * inverse frequency for all positions of the model, frequencies scaled as config.json asks.
+ops::RopeTable make_rope_table(const std::shared_ptr<DeviceRuntime>& runtime, const ModelConfig& config);
 
 }  // namespace prl::nn

@@ -1,0 +1,70 @@
+#include "autograd/arena.hpp"
+
+#include <algorithm>
+
+namespace prl::autograd {
+namespace {
+constexpr std::size_t kAlignment = 64;
+constexpr std::size_t kMinBlockBytes = std::size_t{1} << 20;
+}  // namespace
+
+Arena::~Arena() {
+  for (const Block& block : blocks_) runtime_->deallocate(block.data, block.size);
+}
+
+std::size_t Arena::capacity() const noexcept {
+  std::size_t total = 0;
+  for (const Block& block : blocks_) total += block.size;
+  return total;
+}
+
+void Arena::add_block(std::size_t bytes) {
+  // Growing by half of what is there keeps the number of blocks logarithmic; reset() merges them.
+  const std::size_t size = std::max({kMinBlockBytes, bytes, capacity() / 2});
+  blocks_.push_back({static_cast<std::byte*>(runtime_->allocate(size)), size});
+  ++num_allocations_;
+}
+
+TensorView Arena::take(Shape shape, DType dtype) {
+  const std::size_t wanted = static_cast<std::size_t>(shape.num_elements()) * size_of(dtype);
+  const std::size_t bytes = (wanted + kAlignment - 1) / kAlignment * kAlignment;
+  while (block_ < blocks_.size() && offset_ + bytes > blocks_[block_].size) {
+    ++block_;
+    offset_ = 0;
+  }
+  if (block_ == blocks_.size()) {
+    add_block(bytes);
+    offset_ = 0;
+  }
+  std::byte* data = blocks_[block_].data + offset_;
+  offset_ += bytes;
+  return TensorView{data, shape, dtype, runtime_->device(), shape.num_cols()};
+}
+
+void Arena::release(Mark mark) noexcept {
+  block_ = mark.block;
+  offset_ = mark.offset;
+}
+
+void Arena::reset() {
+  if (blocks_.size() > 1) {
+    const std::size_t total = capacity();
+    for (const Block& block : blocks_) runtime_->deallocate(block.data, block.size);
+    blocks_.clear();
+    add_block(total);
+  }
+  block_ = 0;
+  offset_ = 0;
+}
+
+bool Arena::is_above(Mark mark, const void* pointer) const noexcept {
+  const auto* p = static_cast<const std::byte*>(pointer);
+  for (std::size_t i = mark.block; i < blocks_.size() && i <= block_; ++i) {
+    const std::byte* begin = blocks_[i].data + (i == mark.block ? mark.offset : 0);
+    const std::byte* end = blocks_[i].data + (i == block_ ? offset_ : blocks_[i].size);
+    if (p >= begin && p < end) return true;
+  }
+  return false;
+}
+
+}  // namespace prl::autograd

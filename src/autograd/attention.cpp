@@ -1,0 +1,109 @@
+#include "autograd/attention.hpp"
+
+#include <cmath>
+
+#include "base/error.hpp"
+
+namespace prl::autograd {
+namespace {
+
+/// Columns [first, first + heads * D) of a [T, width] matrix as [T, heads, D]; tokens are width elements apart.
+template <typename View>
+View heads_of(View matrix, std::int64_t first, std::int64_t heads, std::int64_t head_dim) {
+  View view = matrix.columns(first, heads * head_dim);
+  view.shape = Shape{matrix.shape.num_rows(), heads, head_dim};
+  view.row_stride = head_dim;
+  return view;
+}
+
+/// Calls body(part) so that parts cover all heads of all tokens as plain strided rows: one part per head, or one per token where
+/// those are fewer. A part is {first column, columns per row, first row, rows}; each row is a head's vector.
+struct HeadLoop {
+  std::int64_t num_tokens, heads, head_dim, first_column;
+
+  template <typename View>
+  View part(View matrix, std::int64_t i) const {
+    if (by_token()) {
+      View view = matrix.rows(i, 1).columns(first_column, heads * head_dim);
+      view.shape = Shape{heads, head_dim};
+      view.row_stride = head_dim;
+      return view;
+    }
+    return matrix.columns(first_column + i * head_dim, head_dim);
+  }
+  bool by_token() const { return num_tokens < heads; }
+  std::int64_t num_parts() const { return by_token() ? num_tokens : heads; }
+};
+
+void norm_heads(ops::OpContext& ctx, TensorView y, ConstTensorView x, const HeadLoop& loop, const NormParameter& p) {
+  for (std::int64_t i = 0; i < loop.num_parts(); ++i) ops::rms_norm(ctx, loop.part(y, i), loop.part(x, i), p.weight, p.eps);
+}
+
+void norm_heads_backward(ops::OpContext& ctx, TensorView dx, ConstTensorView dy, ConstTensorView x, const HeadLoop& loop, const NormParameter& p) {
+  for (std::int64_t i = 0; i < loop.num_parts(); ++i) ops::rms_norm_backward(ctx, loop.part(dx, i), p.dweight, loop.part(dy, i), loop.part(x, i), p.weight, p.eps, false);
+}
+
+}  // namespace
+
+Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, const AttentionIndex& index) {
+  const std::int64_t T = qkv.value.shape.num_rows();
+  const std::int64_t D = p.head_dim, Q = p.num_heads * D, K = p.num_kv_heads * D, W = p.width();
+  PRL_CHECK(qkv.value.shape.num_cols() == W, "qkv has {} columns, {} wanted", qkv.value.shape.num_cols(), W);
+  const HeadLoop q_loop{T, p.num_heads, D, 0}, k_loop{T, p.num_kv_heads, D, Q};
+  const bool has_norm = p.q_norm.weight.data != nullptr;
+
+  // With norms q and k get a matrix of their own, [T, Q + K]; the raw projections stay for the backward pass.
+  TensorView qk = qkv.value;
+  if (has_norm) {
+    qk = frame.take({T, Q + K}, qkv.value.dtype);
+    norm_heads(frame.ctx, qk, qkv.value, q_loop, p.q_norm);
+    norm_heads(frame.ctx, qk, qkv.value, k_loop, p.k_norm);
+  }
+  const std::int64_t qk_stride = has_norm ? Q + K : W;
+  ops::rope(frame.ctx, heads_of(qk, 0, p.num_heads + p.num_kv_heads, D), qk_stride, index.positions_T, *p.rope, false);
+  const TensorView q = heads_of(qk, 0, p.num_heads, D);
+  const TensorView k = heads_of(qk, Q, p.num_kv_heads, D);
+  const TensorView v = heads_of(qkv.value, Q + K, p.num_kv_heads, D);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(D));
+
+  const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
+  const TensorView out = y.value.reshaped({T, p.num_heads, D});
+  if (index.paged != nullptr) {
+    PRL_CHECK(frame.tape == nullptr, "paged attention has no backward pass");
+    ops::kv_write(frame.ctx, *index.kv_layer, k, qk_stride, v, W, index.slot_T);
+    ops::PagedAttention args = *index.paged;
+    args.q_THD = q;
+    args.q_token_stride = qk_stride;
+    args.layer = *index.kv_layer;
+    args.scale = scale;
+    ops::attention_paged(frame.ctx, out, args);
+    return y;
+  }
+
+  const TensorView lse = frame.take({T, p.num_heads}, DType::kF32);
+  const ops::VarlenAttention args{q, k, v, qk_stride, qk_stride, W, index.cu_seqlens, scale};
+  ops::attention_varlen(frame.ctx, out, lse, args);
+  if (frame.tape == nullptr) return y;
+
+  frame.tape->record([tape = frame.tape, ctx = &frame.ctx, qkv, y, out, lse, args, p, index, q_loop, k_loop, T, D, Q, K, W, has_norm] {
+    const TensorView dy = tape->grad(y);
+    if (dy.data == nullptr || qkv.id < 0) return;
+    const Tape::Target target = tape->target(qkv);
+    PRL_CHECK(!target.accumulate, "the projections of an attention layer have one reader");
+    const TensorView dqkv = target.view;
+    const Arena::Mark mark = tape->arena().mark();
+    const TensorView dqk = has_norm ? tape->arena().take({T, Q + K}, dqkv.dtype) : dqkv;
+    const std::int64_t stride = has_norm ? Q + K : W;
+    ops::attention_varlen_backward(*ctx, heads_of(dqk, 0, p.num_heads, D), heads_of(dqk, Q, p.num_kv_heads, D), heads_of(dqkv, Q + K, p.num_kv_heads, D), stride, stride, W,
+                                   dy.reshaped({T, p.num_heads, D}), out, lse, args);
+    ops::rope(*ctx, heads_of(dqk, 0, p.num_heads + p.num_kv_heads, D), stride, index.positions_T, *p.rope, true);
+    if (has_norm) {
+      norm_heads_backward(*ctx, dqkv, dqk, qkv.value, q_loop, p.q_norm);
+      norm_heads_backward(*ctx, dqkv, dqk, qkv.value, k_loop, p.k_norm);
+    }
+    tape->arena().release(mark);
+  });
+  return y;
+}
+
+}  // namespace prl::autograd

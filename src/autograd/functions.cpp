@@ -1,0 +1,130 @@
+#include "autograd/functions.hpp"
+
+#include "base/error.hpp"
+
+namespace prl::autograd {
+namespace {
+
+TensorView output(Frame& frame, TensorView wanted, Shape shape, DType dtype) {
+  if (wanted.data == nullptr) return frame.take(shape, dtype);
+  PRL_CHECK(wanted.shape.num_elements() == shape.num_elements() && wanted.dtype == dtype, "output of shape {} given, {} wanted", wanted.shape.to_string(), shape.to_string());
+  return wanted;
+}
+
+/// Adds `fresh(view)` to the gradient of `var` for ops that can only overwrite.
+template <typename Fn>
+void write_grad(ops::OpContext& ctx, Tape& tape, const Var& var, Fn&& fresh) {
+  const Tape::Target target = tape.target(var);
+  if (!target.accumulate) {
+    fresh(target.view);
+    return;
+  }
+  const Arena::Mark mark = tape.arena().mark();
+  const TensorView part = tape.arena().take(var.value.shape, var.value.dtype);
+  fresh(part);
+  ops::add(ctx, target.view, target.view, part);
+  tape.arena().release(mark);
+}
+
+/// The gradient of a sum goes to each addend as it is.
+void hand_on(ops::OpContext& ctx, Tape& tape, const Var& to, TensorView grad) {
+  if (to.id < 0) return;
+  if (!tape.has_grad(to)) {
+    tape.set_grad(to, grad);
+  } else if (const TensorView held = tape.grad(to); held.data != grad.data) {
+    ops::add(ctx, held, held, grad);
+  }
+}
+
+}  // namespace
+
+Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, ConstTensorView ids_T) {
+  const Var y = frame.variable(frame.take({ids_T.shape.num_elements(), table_VH.shape.num_cols()}, table_VH.dtype));
+  ops::embedding(frame.ctx, y.value, table_VH, ids_T);
+  if (frame.tape != nullptr && dtable_VH.data != nullptr) {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, y, dtable_VH, ids_T] {
+      if (const TensorView dy = tape->grad(y); dy.data != nullptr) ops::embedding_backward(*ctx, dtable_VH, dy, ids_T);
+    });
+  }
+  return y;
+}
+
+Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out, bool is_block_output) {
+  const Var y = frame.variable(output(frame, out, {x_TK.value.shape.num_rows(), p.weight->num_outputs()}, p.weight->dtype()));
+  if (!(is_block_output && frame.is_recompute)) ops::linear(frame.ctx, y.value, x_TK.value, *p.weight);
+  if (frame.tape != nullptr) {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TK, y, p] {
+      const TensorView dy = tape->grad(y);
+      if (dy.data == nullptr) return;
+      if (p.dw.data != nullptr) ops::linear_backward_weight(*ctx, p.dw, p.db, dy, x_TK.value);
+      if (x_TK.id < 0) return;
+      const Tape::Target dx = tape->target(x_TK);
+      ops::linear_backward_input(*ctx, dx.view, dy, *p.weight, dx.accumulate);
+    });
+  }
+  return y;
+}
+
+Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
+  const Var y = frame.variable(frame.take(x_TH.value.shape, x_TH.value.dtype));
+  ops::rms_norm(frame.ctx, y.value, x_TH.value, p.weight, p.eps);
+  if (frame.tape != nullptr) {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TH, y, p] {
+      const TensorView dy = tape->grad(y);
+      if (dy.data == nullptr || x_TH.id < 0) return;
+      const Tape::Target dx = tape->target(x_TH);
+      ops::rms_norm_backward(*ctx, dx.view, p.dweight, dy, x_TH.value, p.weight, p.eps, dx.accumulate);
+    });
+  }
+  return y;
+}
+
+NormedSum add_rms_norm(Frame& frame, const Var& delta_TH, const Var& residual_TH, const NormParameter& p, TensorView sum_out) {
+  const Shape shape = residual_TH.value.shape;
+  const Var sum = frame.variable(output(frame, sum_out, shape, residual_TH.value.dtype));
+  const Var y = frame.variable(frame.take(shape, residual_TH.value.dtype));
+  ops::add_rms_norm(frame.ctx, y.value, sum.value, delta_TH.value, residual_TH.value, p.weight, p.eps);
+  if (frame.tape != nullptr) {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, delta_TH, residual_TH, sum, y, p] {
+      if (const TensorView dy = tape->grad(y); dy.data != nullptr) {
+        const Tape::Target dsum = tape->target(sum);
+        ops::rms_norm_backward(*ctx, dsum.view, p.dweight, dy, sum.value, p.weight, p.eps, dsum.accumulate);
+      }
+      const TensorView dsum = tape->grad(sum);
+      if (dsum.data == nullptr) return;
+      hand_on(*ctx, *tape, delta_TH, dsum);
+      hand_on(*ctx, *tape, residual_TH, dsum);
+    });
+  }
+  return {y, sum};
+}
+
+Var add(Frame& frame, const Var& a, const Var& b, TensorView out) {
+  const Var y = frame.variable(output(frame, out, a.value.shape, a.value.dtype));
+  if (!frame.is_recompute) ops::add(frame.ctx, y.value, a.value, b.value);
+  if (frame.tape != nullptr) {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, a, b, y] {
+      const TensorView dy = tape->grad(y);
+      if (dy.data == nullptr) return;
+      hand_on(*ctx, *tape, a, dy);
+      hand_on(*ctx, *tape, b, dy);
+    });
+  }
+  return y;
+}
+
+Var swiglu(Frame& frame, const Var& gate_up_T2F) {
+  const Shape& shape = gate_up_T2F.value.shape;
+  const Var y = frame.variable(frame.take({shape.num_rows(), shape.num_cols() / 2}, gate_up_T2F.value.dtype));
+  ops::swiglu(frame.ctx, y.value, gate_up_T2F.value);
+  if (frame.tape != nullptr) {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, gate_up_T2F, y] {
+      const TensorView dy = tape->grad(y);
+      if (dy.data == nullptr || gate_up_T2F.id < 0) return;
+      write_grad(*ctx, *tape, gate_up_T2F, [&](TensorView dx) { ops::swiglu_backward(*ctx, dx, dy, gate_up_T2F.value); });
+    });
+  }
+  return y;
+}
+
+}  // namespace prl::autograd

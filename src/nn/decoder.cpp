@@ -1,0 +1,228 @@
+#include "nn/decoder.hpp"
+
+#include <algorithm>
+
+#include "autograd/tape.hpp"
+#include "base/error.hpp"
+#include "base/rng.hpp"
+#include "nn/layers.hpp"
+#include "ops/lm_head.hpp"
+
+namespace prl::nn {
+namespace {
+using autograd::Arena;
+using autograd::AttentionIndex;
+using autograd::Frame;
+using autograd::Var;
+
+template <typename T>
+TensorView upload(ops::OpContext& ctx, Arena& arena, std::span<const T> values, DType dtype) {
+  const TensorView view = arena.take({static_cast<std::int64_t>(values.size())}, dtype);
+  ctx.runtime->copy_from_host(view.data, values.data(), values.size_bytes());
+  return view;
+}
+
+void check_tokens(const ModelConfig& config, std::span<const std::int32_t> ids, std::span<const std::int32_t> positions) {
+  if (ids.empty() || ids.size() != positions.size()) fail(ErrorCode::kShape, "[decoder] a batch of {} ids with {} positions; at least one of each is wanted", ids.size(), positions.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= config.vocab_size) fail(ErrorCode::kInvalidArgument, "[decoder] token {} is id {}, the vocabulary has {}", i, ids[i], config.vocab_size);
+    if (positions[i] < 0 || positions[i] >= config.max_position)
+      fail(ErrorCode::kOverlong, "[decoder] token {} is at position {}, the model ends at {}", i, positions[i], config.max_position);
+  }
+}
+
+void check_packed(const ModelConfig& config, const PackedBatch& batch) {
+  check_tokens(config, batch.ids_T, batch.positions_T);
+  const auto T = static_cast<std::int32_t>(batch.ids_T.size());
+  bool good = batch.cu_seqlens.size() >= 2 && batch.cu_seqlens.front() == 0 && batch.cu_seqlens.back() == T;
+  for (std::size_t s = 1; good && s < batch.cu_seqlens.size(); ++s) good = batch.cu_seqlens[s] >= batch.cu_seqlens[s - 1];
+  if (!good) fail(ErrorCode::kShape, "[decoder] cu_seqlens must rise from 0 to the {} tokens of the batch", T);
+}
+
+/// log p and entropy of targets under h; lse stays on the device for the backward pass.
+struct HeadResult {
+  TensorView logp_T, entropy_T, lse_T;
+};
+HeadResult run_head(ops::OpContext& ctx, Arena& arena, const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> targets, std::span<const float> temperatures) {
+  const Shape shape{h_TH.shape.num_rows()};
+  const HeadResult r{arena.take(shape, DType::kF32), arena.take(shape, DType::kF32), arena.take(shape, DType::kF32)};
+  ops::lm_head_logprob(ctx, r.logp_T, r.entropy_T, r.lse_T, h_TH, *weights.lm_head, targets, temperatures);
+  return r;
+}
+
+std::vector<float> download(ops::OpContext& ctx, ConstTensorView view) {
+  std::vector<float> out(static_cast<std::size_t>(view.shape.num_elements()));
+  ctx.runtime->copy_to_host(out.data(), view.data, out.size() * sizeof(float));
+  return out;
+}
+
+void check_targets(const Weights& weights, std::size_t num_tokens, std::span<const std::int32_t> targets, std::span<const float> temperatures) {
+  if (targets.size() != num_tokens || temperatures.size() != num_tokens)
+    fail(ErrorCode::kShape, "[decoder] {} targets and {} temperatures for {} tokens", targets.size(), temperatures.size(), num_tokens);
+  for (std::size_t i = 0; i < num_tokens; ++i) {
+    if (targets[i] < -1 || targets[i] >= weights.config.vocab_size) fail(ErrorCode::kInvalidArgument, "[decoder] target {} is id {}, the vocabulary has {}", i, targets[i], weights.config.vocab_size);
+    if (!(temperatures[i] > 0)) fail(ErrorCode::kInvalidArgument, "[decoder] temperature {} is {}, wanted > 0", i, temperatures[i]);
+  }
+}
+
+}  // namespace
+
+KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks, std::int64_t block_size)
+    : num_blocks_(num_blocks), block_size_(block_size) {
+  const Shape shape{num_blocks, config.num_kv_heads, block_size, config.head_dim};
+  for (std::int64_t i = 0; i < config.num_layers; ++i) {
+    k_.push_back(Tensor::zeros(runtime, shape, compute));
+    v_.push_back(Tensor::zeros(runtime, shape, compute));
+  }
+}
+
+ops::KvLayer KvCache::layer(std::int64_t i) const { return {k_[static_cast<std::size_t>(i)].view(), v_[static_cast<std::size_t>(i)].view()}; }
+
+std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept {
+  return static_cast<std::size_t>(2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size) * size_of(compute);
+}
+
+struct InferenceModel::Impl {
+  explicit Impl(ops::OpContext& c) : ctx(c), arena(c.runtime), head_arena(c.runtime) {}
+  ops::OpContext& ctx;
+  Arena arena;       ///< of the last forward
+  Arena head_arena;  ///< of the last logits()
+};
+
+InferenceModel::InferenceModel(ops::OpContext& ctx) : impl_(std::make_unique<Impl>(ctx)) {}
+InferenceModel::~InferenceModel() = default;
+
+TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache, const PagedBatch& batch) {
+  check_tokens(weights.config, batch.ids_T, batch.positions_T);
+  if (batch.slot_T.size() != batch.ids_T.size()) fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
+  Impl& m = *impl_;
+  m.arena.reset();
+  std::vector<ops::KvLayer> layers;
+  for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
+  ops::PagedAttention paged;
+  paged.query_start = batch.query_start;
+  paged.context_len = batch.context_len;
+  paged.block_table = batch.block_table;
+  paged.max_blocks = batch.max_blocks;
+  AttentionIndex index;
+  index.positions_T = upload(m.ctx, m.arena, batch.positions_T, DType::kI32);
+  index.paged = &paged;
+  index.slot_T = batch.slot_T;
+  Frame frame{m.ctx, m.arena};
+  return decoder_forward(frame, {weights}, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, layers, 0).value;
+}
+
+TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBatch& batch) {
+  check_packed(weights.config, batch);
+  Impl& m = *impl_;
+  m.arena.reset();
+  AttentionIndex index;
+  index.positions_T = upload(m.ctx, m.arena, batch.positions_T, DType::kI32);
+  index.cu_seqlens = batch.cu_seqlens;
+  Frame frame{m.ctx, m.arena};
+  return decoder_forward(frame, {weights}, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, {}, 0).value;
+}
+
+TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> rows_B) {
+  Impl& m = *impl_;
+  m.head_arena.reset();
+  const auto B = static_cast<std::int64_t>(rows_B.size());
+  const TensorView h_BH = m.head_arena.take({B, weights.config.hidden_size}, weights.compute);
+  ops::embedding(m.ctx, h_BH, h_TH, upload(m.ctx, m.head_arena, rows_B, DType::kI32));
+  const TensorView logits_BV = m.head_arena.take({B, weights.config.vocab_size}, DType::kF32);
+  ops::linear(m.ctx, logits_BV, h_BH, *weights.lm_head);
+  return logits_BV;
+}
+
+struct TrainableModel::Impl {
+  Impl(ops::OpContext& c, Parameters& p, ActivationCheckpointing k) : ctx(c), parameters(p), checkpointing(k), arena(c.runtime), tape(arena) {}
+
+  /// Shared by forward and evaluate; `tape_or_null` decides.
+  TokenStats run(const WeightsPtr& w, const PackedBatch& batch, std::span<const std::int32_t> target_span, std::span<const float> temperature_span, autograd::Tape* tape_or_null) {
+    PRL_CHECK(w != nullptr, "forward without weights");
+    check_packed(w->config, batch);
+    check_targets(*w, batch.ids_T.size(), target_span, temperature_span);
+    tape.clear();
+    arena.reset();
+    is_ready = false;
+    weights = w;
+    cu_seqlens.assign(batch.cu_seqlens.begin(), batch.cu_seqlens.end());
+    targets.assign(target_span.begin(), target_span.end());
+    temperatures.assign(temperature_span.begin(), temperature_span.end());
+
+    AttentionIndex index;
+    index.positions_T = upload(ctx, arena, batch.positions_T, DType::kI32);
+    index.cu_seqlens = cu_seqlens;
+    const TensorView ids_T = upload(ctx, arena, batch.ids_T, DType::kI32);
+    Frame frame{ctx, arena, tape_or_null};
+    const BoundModel model{*weights, tape_or_null != nullptr ? &parameters : nullptr};
+    h_TH = decoder_forward(frame, model, ids_T, index, {}, checkpointing.freq);
+    head = run_head(ctx, arena, *weights, h_TH.value, targets, temperatures);
+    return {download(ctx, head.logp_T), download(ctx, head.entropy_T)};
+  }
+
+  ops::OpContext& ctx;
+  Parameters& parameters;
+  ActivationCheckpointing checkpointing;
+  Arena arena;
+  autograd::Tape tape;
+  // What the recorded rules point to.
+  WeightsPtr weights;
+  std::vector<std::int32_t> cu_seqlens, targets;
+  std::vector<float> temperatures;
+  Var h_TH;
+  HeadResult head;
+  bool is_ready = false;  ///< forward() ran and backward() has not
+};
+
+TrainableModel::TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing) : impl_(std::make_unique<Impl>(ctx, parameters, checkpointing)) {
+  if (checkpointing.freq < 0) fail(ErrorCode::kInvalidArgument, "activation checkpointing: freq is {}, wanted 0 (none) or more", checkpointing.freq);
+}
+TrainableModel::~TrainableModel() = default;
+
+TokenStats TrainableModel::forward(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+  impl_->parameters.ensure_grads();
+  TokenStats stats = impl_->run(weights, batch, targets_T, temperatures_T, &impl_->tape);
+  impl_->is_ready = true;
+  return stats;
+}
+
+TokenStats TrainableModel::evaluate(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+  return impl_->run(weights, batch, targets_T, temperatures_T, nullptr);
+}
+
+void TrainableModel::backward(std::span<const float> dlogp_T) {
+  Impl& m = *impl_;
+  PRL_CHECK(m.is_ready, "backward() needs a forward() of its own");
+  if (dlogp_T.size() != m.targets.size()) fail(ErrorCode::kShape, "[decoder] {} gradients for {} tokens", dlogp_T.size(), m.targets.size());
+  m.is_ready = false;
+  const TensorView dlogp = upload(m.ctx, m.arena, dlogp_T, DType::kF32);
+  const TensorView dh_TH = m.arena.take(m.h_TH.value.shape, m.h_TH.value.dtype);
+  ops::lm_head_logprob_backward(m.ctx, dh_TH, m.parameters.d_lm_head, dlogp, m.head.lse_T, m.h_TH.value, *m.weights->lm_head, m.targets, m.temperatures);
+  m.tape.set_grad(m.h_TH, dh_TH);
+  m.tape.backward();
+  m.tape.clear();
+}
+
+std::vector<float> probe_logprobs(InferenceModel& model, ops::OpContext& ctx, const Weights& weights, std::span<const std::int32_t> prompt) {
+  if (prompt.size() < 2) fail(ErrorCode::kInvalidArgument, "a probe prompt has {} tokens, at least 2 are wanted", prompt.size());
+  std::vector<std::int32_t> positions(prompt.size()), targets(prompt.begin() + 1, prompt.end());
+  for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<std::int32_t>(i);
+  targets.push_back(-1);
+  const std::vector<float> temperatures(prompt.size(), 1.0f);
+  const std::int32_t cu_seqlens[2] = {0, static_cast<std::int32_t>(prompt.size())};
+  const TensorView h_TH = model.forward_packed(weights, {prompt, positions, cu_seqlens});
+  Arena arena(ctx.runtime);
+  std::vector<float> logp = download(ctx, run_head(ctx, arena, weights, h_TH, targets, temperatures).logp_T);
+  logp.pop_back();
+  return logp;
+}
+
+std::vector<std::int32_t> probe_prompt(std::int64_t vocab_size, int length) {
+  Rng rng(0x70726f6265ULL);
+  std::vector<std::int32_t> prompt(static_cast<std::size_t>(length));
+  for (std::int32_t& id : prompt) id = static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(vocab_size)));
+  return prompt;
+}
+
+}  // namespace prl::nn

@@ -1,0 +1,164 @@
+#include "nn/model_config.hpp"
+
+#include <algorithm>
+#include <boost/json.hpp>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "nn/models/config_reader.hpp"
+#include "nn/models/family.hpp"
+
+namespace prl::nn {
+namespace fs = std::filesystem;
+namespace json = boost::json;
+namespace {
+
+/// A config.json is a few kilobytes; more is not one.
+constexpr std::uint64_t kMaxConfigBytes = 4 << 20;
+
+json::value parse_json_file(const fs::path& path, std::string& text) {
+  text = read_file(path, kMaxConfigBytes);
+  json::parse_options options;
+  options.max_depth = 32;
+  json::error_code error;
+  json::value value = json::parse(text, error, json::storage_ptr(), options);
+  if (error.failed() || !value.is_object()) fail(ErrorCode::kCorrupt, "{}: not a JSON object{}{}", path.string(), error.failed() ? ": " : "", error.failed() ? error.message() : "");
+  return value;
+}
+
+/// Old files: "rope_theta" and "rope_scaling" (null or an object). New ones: "rope_parameters" with both.
+void read_rope(const ConfigReader& reader, ModelConfig& config) {
+  config.rope_theta = reader.number("rope_theta", 10000.0, 1.0, 1e12);
+  std::optional<ConfigReader> rope = reader.object("rope_parameters");
+  if (!rope) rope = reader.object("rope_scaling");
+  if (!rope) return;
+  config.rope_theta = rope->number("rope_theta", config.rope_theta, 1.0, 1e12);
+  if (rope->number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0)
+    fail(ErrorCode::kNotImplemented, "{}: key 'partial_rotary_factor' is not 1; this build rotates whole heads only", rope->subject());
+  const std::string type = rope->string("rope_type", rope->string("type", "default"));
+  if (type == "default") return;
+  if (type != "llama3") fail(ErrorCode::kNotImplemented, "{}: key 'rope_type' is '{}'; this build knows 'default' and 'llama3'", rope->subject(), type);
+  config.rope_scaling.enabled = true;
+  config.rope_scaling.factor = rope->number("factor", std::nullopt, 1.0, 1e6);
+  config.rope_scaling.low_freq_factor = rope->number("low_freq_factor", std::nullopt, 1e-6, 1e6);
+  config.rope_scaling.high_freq_factor = rope->number("high_freq_factor", std::nullopt, 1e-6, 1e6);
+  config.rope_scaling.original_max_position = rope->integer("original_max_position_embeddings", std::nullopt, 1, std::int64_t{1} << 31);
+  if (config.rope_scaling.high_freq_factor <= config.rope_scaling.low_freq_factor)
+    fail(ErrorCode::kCorrupt, "{}: high_freq_factor must be larger than low_freq_factor", rope->subject());
+}
+
+void check(const ConfigReader& reader, const ModelConfig& config) {
+  const auto& subject = reader.subject();
+  if (config.num_heads % config.num_kv_heads != 0)
+    fail(ErrorCode::kCorrupt, "{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", subject, config.num_heads, config.num_kv_heads);
+  if (config.head_dim % 2 != 0) fail(ErrorCode::kCorrupt, "{}: head_dim {} is odd", subject, config.head_dim);
+  if (config.mlp_bias) fail(ErrorCode::kNotImplemented, "{}: key 'mlp_bias' is true; this build has MLPs without biases only", subject);
+  for (const char* key : {"quantization_config", "compression_config"})
+    if (reader.has(key)) fail(ErrorCode::kNotImplemented, "{}: key '{}': this build loads unquantised checkpoints only", subject, key);
+  for (const std::int32_t id : config.eos_ids)
+    if (id >= config.vocab_size) fail(ErrorCode::kCorrupt, "{}: eos_token_id {} is outside the vocabulary of {}", subject, id, config.vocab_size);
+}
+
+std::int64_t attention_weights(const ModelConfig& c) { return c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads); }
+std::int64_t mlp_weights(const ModelConfig& c) { return 3 * c.hidden_size * c.intermediate_size; }
+
+}  // namespace
+
+std::int64_t ModelConfig::num_parameters() const noexcept {
+  std::int64_t layer = attention_weights(*this) + mlp_weights(*this) + 2 * hidden_size;
+  if (attention_bias) layer += (num_heads + 2 * num_kv_heads) * head_dim;
+  if (attention_out_bias) layer += hidden_size;
+  if (qk_norm) layer += 2 * head_dim;
+  return num_layers * layer + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
+}
+
+std::int64_t ModelConfig::num_active_parameters() const noexcept { return num_layers * (attention_weights(*this) + mlp_weights(*this)) + vocab_size * hidden_size; }
+
+double ModelConfig::flops_per_token(std::int64_t seq_len) const noexcept {
+  return 6.0 * static_cast<double>(num_active_parameters()) + 12.0 * static_cast<double>(num_layers) * static_cast<double>(hidden_size) * static_cast<double>(seq_len);
+}
+
+ModelConfig load_model_config(const fs::path& folder) {
+  const fs::path path = folder / "config.json";
+  ModelConfig config;
+  const json::value value = parse_json_file(path, config.raw_json);
+  const ConfigReader reader(path.string(), value.get_object());
+
+  config.model_type = reader.string("model_type", "");
+  if (config.model_type.empty()) fail(ErrorCode::kCorrupt, "{}: key 'model_type' is missing", path.string());
+  const Family& family = find_family(config.model_type, path.string());
+  config.architecture = family.architecture;
+  if (const std::vector<std::string> architectures = reader.strings("architectures"); !architectures.empty() && architectures.front() != family.architecture)
+    fail(ErrorCode::kNotImplemented, "{}: key 'architectures' names '{}'; of model type '{}' this build knows '{}'", path.string(), architectures.front(), config.model_type, family.architecture);
+
+  constexpr std::int64_t kMax = std::int64_t{1} << 24;
+  config.vocab_size = reader.integer("vocab_size", std::nullopt, 1, kMax);
+  config.hidden_size = reader.integer("hidden_size", std::nullopt, 1, 1 << 20);
+  config.intermediate_size = reader.integer("intermediate_size", std::nullopt, 1, kMax);
+  config.num_layers = reader.integer("num_hidden_layers", std::nullopt, 1, 4096);
+  config.num_heads = reader.integer("num_attention_heads", std::nullopt, 1, 4096);
+  config.num_kv_heads = reader.integer("num_key_value_heads", config.num_heads, 1, 4096);
+  config.max_position = reader.integer("max_position_embeddings", 2048, 1, std::int64_t{1} << 31);
+  config.rms_norm_eps = static_cast<float>(reader.number("rms_norm_eps", 1e-6, 0.0, 1.0));
+  config.tie_word_embeddings = reader.boolean("tie_word_embeddings", false);
+  config.torch_dtype = reader.string("dtype", reader.string("torch_dtype", "bfloat16"));
+  reader.require_string("hidden_act", "silu", "silu");
+  read_rope(reader, config);
+  family.configure(reader, config);
+
+  const std::vector<std::int32_t> bos = reader.ids("bos_token_id");
+  const std::vector<std::int32_t> pad = reader.ids("pad_token_id");
+  config.bos_id = bos.empty() ? -1 : bos.front();
+  config.pad_id = pad.empty() ? -1 : pad.front();
+  config.eos_ids = reader.ids("eos_token_id");
+  // generation_config.json, where there is one, may list more ids that end a reply (Qwen does).
+  if (const fs::path generation = folder / "generation_config.json"; fs::exists(generation)) {
+    std::string text;
+    const json::value generation_value = parse_json_file(generation, text);
+    for (const std::int32_t id : ConfigReader(generation.string(), generation_value.get_object()).ids("eos_token_id"))
+      if (std::find(config.eos_ids.begin(), config.eos_ids.end(), id) == config.eos_ids.end()) config.eos_ids.push_back(id);
+  }
+  check(reader, config);
+  return config;
+}
+
+std::string to_config_json(const ModelConfig& config) {
+  const Family& family = find_family(config.model_type, "to_config_json");
+  json::object object;
+  object["architectures"] = json::array{json::string(family.architecture.data(), family.architecture.size())};
+  object["model_type"] = config.model_type;
+  object["vocab_size"] = config.vocab_size;
+  object["hidden_size"] = config.hidden_size;
+  object["intermediate_size"] = config.intermediate_size;
+  object["num_hidden_layers"] = config.num_layers;
+  object["num_attention_heads"] = config.num_heads;
+  object["num_key_value_heads"] = config.num_kv_heads;
+  object["head_dim"] = config.head_dim;
+  object["hidden_act"] = "silu";
+  object["max_position_embeddings"] = config.max_position;
+  object["rms_norm_eps"] = static_cast<double>(config.rms_norm_eps);
+  object["rope_theta"] = config.rope_theta;
+  if (config.rope_scaling.enabled) {
+    object["rope_scaling"] = json::object{{"rope_type", "llama3"},
+                                          {"factor", config.rope_scaling.factor},
+                                          {"low_freq_factor", config.rope_scaling.low_freq_factor},
+                                          {"high_freq_factor", config.rope_scaling.high_freq_factor},
+                                          {"original_max_position_embeddings", config.rope_scaling.original_max_position}};
+  }
+  object["tie_word_embeddings"] = config.tie_word_embeddings;
+  object["attention_dropout"] = 0.0;
+  object["initializer_range"] = 0.02;
+  object["use_cache"] = true;
+  family.describe(config, object);
+  if (config.bos_id >= 0) object["bos_token_id"] = config.bos_id;
+  if (config.pad_id >= 0) object["pad_token_id"] = config.pad_id;
+  if (config.eos_ids.size() == 1) {
+    object["eos_token_id"] = config.eos_ids.front();
+  } else if (!config.eos_ids.empty()) {
+    object["eos_token_id"] = json::array(config.eos_ids.begin(), config.eos_ids.end());
+  }
+  object["torch_dtype"] = config.torch_dtype;
+  return pretty_json(object);
+}
+
+}  // namespace prl::nn

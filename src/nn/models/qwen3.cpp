@@ -1,0 +1,24 @@
+#include "nn/models/family.hpp"
+
+// Qwen 3 dense: RMS norm per head on q and k, head_dim of its own.
+namespace prl::nn {
+namespace {
+
+void configure(const ConfigReader& reader, ModelConfig& config) {
+  config.head_dim = reader.integer("head_dim", 128, 2, 1024);
+  config.attention_bias = reader.boolean("attention_bias", false);
+  config.attention_out_bias = config.attention_bias;
+  config.qk_norm = true;
+  refuse_sliding_window(reader, reader.boolean("use_sliding_window", false));
+}
+
+void describe(const ModelConfig& config, boost::json::object& object) {
+  object["attention_bias"] = config.attention_bias;
+  object["use_sliding_window"] = false;
+}
+
+}  // namespace
+
+const Family kQwen3Family{"qwen3", "Qwen3ForCausalLM", configure, describe, llama_name_of};
+
+}  // namespace prl::nn

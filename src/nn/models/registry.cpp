@@ -1,0 +1,22 @@
+#include <algorithm>
+#include <array>
+
+#include "base/error.hpp"
+#include "nn/models/family.hpp"
+
+namespace prl::nn {
+namespace {
+const std::array<const Family*, 3> kFamilies{&kLlamaFamily, &kQwen2Family, &kQwen3Family};
+}  // namespace
+
+std::span<const Family* const> families() noexcept { return kFamilies; }
+
+const Family& find_family(std::string_view model_type, std::string_view subject) {
+  const auto it = std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family* f) { return f->model_type == model_type; });
+  if (it != kFamilies.end()) return **it;
+  std::string known;
+  for (const Family* family : kFamilies) known += fmt::format("{}{}", known.empty() ? "" : ", ", family->model_type);
+  fail(ErrorCode::kNotImplemented, "{}: key 'model_type' is '{}'; this build knows {}", subject, model_type, known);
+}
+
+}  // namespace prl::nn
