@@ -1,13 +1,14 @@
 #pragma once
 
 #include <deque>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "base/result.hpp"
+#include "base/error.hpp"
 #include "net/signal.hpp"
 
 namespace prl::net {
@@ -17,8 +18,10 @@ template <typename T>
 class AsyncResult {
  public:
   /// False if it was already settled; the first one wins. Any thread.
-  bool set_value(T value) const { return settle(Result<T>(std::move(value))); }
-  bool set_error(Error error) const { return settle(Result<T>(std::move(error))); }
+  bool set_value(T value) const { return settle(std::move(value), nullptr); }
+  bool set_error(Error error) const { return settle(std::nullopt, std::make_exception_ptr(std::move(error))); }
+  /// Keeps the exception's own type.
+  bool set_exception(std::exception_ptr exception) const { return settle(std::nullopt, std::move(exception)); }
   bool is_settled() const {
     std::lock_guard lock(state_->mutex);
     return state_->settled;
@@ -30,13 +33,15 @@ class AsyncResult {
     const bool notified = co_await state->signal.wait_until(deadline);
     if (!notified && !is_settled_in(*state)) fail(ErrorCode::kDeadline, "waited for {}: the deadline passed", what);
     std::lock_guard lock(state->mutex);
-    co_return std::move(*state->result).value();
+    if (state->exception) std::rethrow_exception(state->exception);
+    co_return std::move(*state->value);
   }
 
  private:
   struct State {
     mutable std::mutex mutex;
-    std::optional<Result<T>> result;
+    std::optional<T> value;
+    std::exception_ptr exception;
     bool settled = false;
     Signal signal;
   };
@@ -44,11 +49,12 @@ class AsyncResult {
     std::lock_guard lock(state.mutex);
     return state.settled;
   }
-  bool settle(Result<T> result) const {
+  bool settle(std::optional<T> value, std::exception_ptr exception) const {
     {
       std::lock_guard lock(state_->mutex);
       if (std::exchange(state_->settled, true)) return false;
-      state_->result.emplace(std::move(result));
+      state_->value = std::move(value);
+      state_->exception = std::move(exception);
     }
     state_->signal.notify();
     return true;
