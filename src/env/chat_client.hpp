@@ -24,7 +24,8 @@ struct ChatRequest {
   net::TimePoint deadline;
 };
 
-/// The tokens behind one turn. completion_ids, logprobs and versions have one length.
+/// The tokens behind one turn. completion_ids, logprobs and versions have one length; versions is empty when the server does
+/// not tell them.
 struct TurnTokens {
   std::vector<std::int32_t> prompt_ids;
   std::vector<std::int32_t> completion_ids;  ///< the stop token included
@@ -41,7 +42,7 @@ struct ChatTurn {
   std::string finish_reason;       ///< "stop", "length", "tool_calls"
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_completion_tokens = 0;
-  PolicyVersion version_start;     ///< of the first and last sampled token; 0 when the server does not say
+  PolicyVersion version_start;     ///< of the first and last sampled token; meaningful with tokens.versions
   PolicyVersion version_end;
   double seconds = 0;              ///< waiting for the model
 

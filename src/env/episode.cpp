@@ -19,12 +19,12 @@ std::int64_t Episode::num_final_tokens() const {
 }
 
 std::optional<PolicyVersion> Episode::version_start() const {
-  if (trajectory.empty()) return std::nullopt;
+  if (trajectory.empty() || !trajectory.front().has_versions) return std::nullopt;
   return trajectory.front().version_start;
 }
 
 std::optional<PolicyVersion> Episode::version_end() const {
-  if (trajectory.empty()) return std::nullopt;
+  if (trajectory.empty() || !trajectory.back().has_versions) return std::nullopt;
   return trajectory.back().version_end;
 }
 

@@ -40,6 +40,7 @@ struct TrajectoryStep {
   bool is_truncated = false;
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_completion_tokens = 0;
+  bool has_versions = false;       ///< whether the server told which policy sampled
   PolicyVersion version_start;
   PolicyVersion version_end;
 };
@@ -70,7 +71,7 @@ struct Episode {
   std::int64_t num_prompt_tokens() const;
   std::int64_t num_completion_tokens() const;
   std::int64_t num_final_tokens() const;
-  /// Versions of the first and the last sampled token; nullopt without any turn.
+  /// Versions of the first and the last sampled token; nullopt when there is none or they are not known.
   std::optional<PolicyVersion> version_start() const;
   std::optional<PolicyVersion> version_end() const;
 };

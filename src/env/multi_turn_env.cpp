@@ -65,6 +65,7 @@ asio::awaitable<void> MultiTurnEnv::play(Rollout* rollout, RolloutContext contex
     step.is_truncated = turn.is_truncated();
     step.num_prompt_tokens = turn.num_prompt_tokens;
     step.num_completion_tokens = turn.num_completion_tokens;
+    step.has_versions = !step.tokens.versions.empty();
     step.version_start = turn.version_start;
     step.version_end = turn.version_end;
     episode.timing.model += turn.seconds;

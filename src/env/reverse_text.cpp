@@ -121,8 +121,14 @@ Rubric make_rubric() {
 
 class ReverseText final : public SingleTurnEnv {
  public:
-  ReverseText(std::string name, std::optional<std::string> system_prompt, std::vector<std::string> train, std::vector<std::string> eval)
-      : SingleTurnEnv(std::move(name), make_rubric()), system_prompt_(std::move(system_prompt)), train_(std::move(train)), eval_(std::move(eval)) {}
+  ReverseText(std::string name, std::optional<std::string> system_prompt, std::vector<std::string> train, std::vector<std::string> eval,
+              GeneratorOptions options, double demonstration_noise)
+      : SingleTurnEnv(std::move(name), make_rubric()),
+        system_prompt_(std::move(system_prompt)),
+        train_(std::move(train)),
+        eval_(std::move(eval)),
+        options_(std::move(options)),
+        demonstration_noise_(demonstration_noise) {}
 
   std::int64_t num_tasks(Split split) const override { return static_cast<std::int64_t>(texts(split).size()); }
 
@@ -138,8 +144,18 @@ class ReverseText final : public SingleTurnEnv {
   }
 
   std::optional<json::array> demonstration(const Task& task) const override {
+    std::string answer = task.answer;
+    if (demonstration_noise_ > 0) {
+      Rng rng(options_.seed, task.key());
+      std::vector<char32_t> points = text::to_code_points(answer);
+      answer.clear();
+      for (const char32_t point : points) {
+        const bool is_wrong = rng.next_double() < demonstration_noise_;
+        text::append_code_point(answer, is_wrong ? options_.alphabet[rng.next_below(options_.alphabet.size())] : point);
+      }
+    }
     json::array messages;
-    messages.push_back(json::object{{"role", "assistant"}, {"content", fmt::format("<{}>{}</{}>", kTag, task.answer, kTag)}});
+    messages.push_back(json::object{{"role", "assistant"}, {"content", fmt::format("<{}>{}</{}>", kTag, answer, kTag)}});
     return messages;
   }
 
@@ -149,6 +165,8 @@ class ReverseText final : public SingleTurnEnv {
   std::optional<std::string> system_prompt_;
   std::vector<std::string> train_;
   std::vector<std::string> eval_;
+  GeneratorOptions options_;
+  double demonstration_noise_;
 };
 
 GeneratorOptions read_generator(Args& args) {
@@ -181,6 +199,7 @@ EnvironmentPtr make_reverse_text(std::string name, Args args) {
   const std::string hub_name = args.string("dataset_name", "");
   args.string("dataset_split", "train");
   const GeneratorOptions options = read_generator(args);
+  const double demonstration_noise = args.number("demonstration_noise", 0.0, 0.0, 1.0);
   args.finish();
   if (!hub_name.empty() && train_path.empty())
     fail(ErrorCode::kNotImplemented,
@@ -197,7 +216,8 @@ EnvironmentPtr make_reverse_text(std::string name, Args args) {
     eval = generate_split(options, options.num_eval, Rng(options.seed, 1), taken);
     train = generate_split(options, options.num_train, Rng(options.seed, 0), taken);
   }
-  return std::make_shared<ReverseText>(std::move(name), system_prompt, std::move(train), std::move(eval));
+  return std::make_shared<ReverseText>(std::move(name), system_prompt, std::move(train), std::move(eval), options,
+                                       demonstration_noise);
 }
 
 }  // namespace prl::env

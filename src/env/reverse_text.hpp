@@ -15,6 +15,7 @@ namespace prl::env {
 ///   mode        "words": common English words; "letters": random words over `alphabet`; "tiny": one short lower-case word,
 ///               for byte-level models of a few million parameters
 ///   min_words, max_words, min_chars, max_chars (letters per word), alphabet, seed, num_train, num_eval
+/// demonstration_noise: the part of letters that demonstration() writes wrong, for imperfect warm-up data.
 /// Eval texts never occur among the train texts; the eval split depends on the seed alone. system_prompt = null sends none.
 /// Source: environments/reverse_text of the verifiers repository.
 EnvironmentPtr make_reverse_text(std::string name, Args args);

@@ -89,8 +89,7 @@ class TokenChatClient final : public ChatClient {
     turn.num_prompt_tokens = static_cast<std::int64_t>(turn.tokens.prompt_ids.size());
     turn.num_completion_tokens = static_cast<std::int64_t>(output.token_ids.size());
     turn.has_tokens = true;
-    if (output.versions.size() != output.token_ids.size())
-      output.versions.assign(output.token_ids.size(), output.version_start.value);
+    if (output.versions.size() != output.token_ids.size()) output.versions.clear();
     turn.tokens.completion_ids = std::move(output.token_ids);
     turn.tokens.logprobs = std::move(output.logprobs);
     turn.tokens.versions = std::move(output.versions);

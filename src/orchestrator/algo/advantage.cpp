@@ -1,0 +1,138 @@
+#include "orchestrator/algo/advantage.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.hpp"
+
+namespace prl::orchestrator {
+namespace {
+
+using Values = std::vector<double>;
+using Group = std::span<const RolloutStats>;
+
+double mean(const Values& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+Values rewards_of(Group group) {
+  Values rewards;
+  for (const RolloutStats& rollout : group) rewards.push_back(rollout.reward);
+  return rewards;
+}
+
+Values centred(Values rewards) {
+  // A group of equal rewards has advantage exactly 0, also where the mean of equal numbers would round.
+  const auto [low, high] = std::minmax_element(rewards.begin(), rewards.end());
+  if (rewards.empty() || *low == *high) return Values(rewards.size(), 0.0);
+  const double baseline = mean(rewards);
+  for (double& reward : rewards) reward -= baseline;
+  return rewards;
+}
+
+Values grpo(Group group) { return centred(rewards_of(group)); }
+
+Values rloo(Group group) {
+  Values values = centred(rewards_of(group));
+  const double count = static_cast<double>(values.size());
+  if (values.size() > 1)
+    for (double& value : values) value *= count / (count - 1);
+  return values;
+}
+
+Values opo(Group group) {
+  Values values = rewards_of(group);
+  const auto [low, high] = std::minmax_element(values.begin(), values.end());
+  if (values.empty() || *low == *high) return Values(values.size(), 0.0);
+  double weighted = 0;
+  double length = 0;
+  for (const RolloutStats& rollout : group) {
+    weighted += rollout.reward * static_cast<double>(rollout.num_output_tokens);
+    length += static_cast<double>(rollout.num_output_tokens);
+  }
+  const double baseline = length > 0 ? weighted / length : mean(values);
+  for (double& value : values) value -= baseline;
+  return values;
+}
+
+Values max_rl(Group group) {
+  Values values = rewards_of(group);
+  const double baseline = mean(values);
+  if (baseline <= 0) return Values(values.size(), 0.0);
+  values = centred(std::move(values));
+  for (double& value : values) value /= baseline;
+  return values;
+}
+
+Values reward(Group group) { return rewards_of(group); }
+
+struct Algorithm {
+  std::string_view name;
+  Values (*compute)(Group);
+};
+// The one table of algorithms that need nothing but rewards and lengths of a group.
+constexpr std::array kAlgorithms{Algorithm{"grpo", &grpo}, Algorithm{"drgrpo", &grpo}, Algorithm{"rloo", &rloo},
+                                 Algorithm{"opo", &opo},   Algorithm{"max_rl", &max_rl}, Algorithm{"reward", &reward}};
+constexpr auto kNames = [] {
+  std::array<std::string_view, kAlgorithms.size()> names{};
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = kAlgorithms[i].name;
+  return names;
+}();
+
+Values penalised(Group group, const LinearLengthPenalty& penalty) {
+  std::int64_t max_out = 1;
+  std::int64_t max_in = 1;
+  std::int64_t max_turns = 1;
+  for (const RolloutStats& rollout : group) {
+    max_out = std::max(max_out, rollout.num_output_tokens);
+    max_in = std::max(max_in, rollout.num_input_tokens);
+    max_turns = std::max(max_turns, rollout.num_turns);
+  }
+  Values values = rewards_of(group);
+  const double baseline = mean(values);
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const double fraction = penalty.num_output_tokens_weight * static_cast<double>(group[i].num_output_tokens) / static_cast<double>(max_out) +
+                            penalty.num_input_tokens_weight * static_cast<double>(group[i].num_input_tokens) / static_cast<double>(max_in) +
+                            penalty.num_turns_weight * static_cast<double>(group[i].num_turns) / static_cast<double>(max_turns);
+    values[i] -= baseline * fraction;
+  }
+  return values;
+}
+
+Values penalised(Group group, const CorrectLengthPenalty& penalty) {
+  Values values = rewards_of(group);
+  if (values.empty()) return values;
+  const double best = *std::max_element(values.begin(), values.end());
+  const auto cost = [&](const RolloutStats& rollout) {
+    if (penalty.count_turns) return static_cast<double>(rollout.num_turns);
+    return penalty.completion_weight * static_cast<double>(rollout.num_output_tokens) +
+           penalty.tool_response_weight * static_cast<double>(rollout.num_response_tokens);
+  };
+  Values costs;
+  for (std::size_t i = 0; i < group.size(); ++i)
+    if (values[i] >= best) costs.push_back(cost(group[i]));
+  const double mean_cost = mean(costs);
+  if (best <= 0 || mean_cost <= 0) return values;
+  for (std::size_t i = 0; i < group.size(); ++i)
+    if (values[i] >= best) values[i] *= 1 + std::clamp(1 - cost(group[i]) / mean_cost, 0.0, 1.0);
+  return values;
+}
+
+}  // namespace
+
+std::span<const std::string_view> advantage_algorithms() noexcept { return kNames; }
+
+std::vector<float> compute_advantages(const AdvantageOptions& options, Group group) {
+  const auto found = std::find_if(kAlgorithms.begin(), kAlgorithms.end(), [&](const Algorithm& a) { return a.name == options.algorithm; });
+  if (found == kAlgorithms.end())
+    fail(ErrorCode::kInvalidArgument, "advantage.type = {}: not known; there are {}", options.algorithm, fmt::join(kNames, ", "));
+  Values values;
+  if (const auto* linear = std::get_if<LinearLengthPenalty>(&options.length_penalty)) values = centred(penalised(group, *linear));
+  else if (const auto* correct = std::get_if<CorrectLengthPenalty>(&options.length_penalty)) values = centred(penalised(group, *correct));
+  else values = found->compute(group);
+  return std::vector<float>(values.begin(), values.end());
+}
+
+}  // namespace prl::orchestrator

@@ -1,0 +1,170 @@
+#include "orchestrator/batch_collector.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace prl::orchestrator {
+namespace {
+
+constexpr std::int64_t kMaxEmptyBatches = 10;  // spec 3.5, step 8
+
+RolloutStats stats_of(const env::Episode& episode) {
+  RolloutStats stats;
+  stats.reward = episode.reward;
+  stats.num_output_tokens = episode.num_completion_tokens();
+  stats.num_input_tokens = std::max<std::int64_t>(0, episode.num_final_tokens() - stats.num_output_tokens);
+  stats.num_response_tokens = std::max<std::int64_t>(0, stats.num_input_tokens - episode.num_prompt_tokens());
+  stats.num_turns = episode.num_turns();
+  return stats;
+}
+
+void drop_token_ids(env::Episode& episode) {
+  for (env::TrajectoryStep& step : episode.trajectory) step.tokens = {};
+}
+
+bool all_equal_to(const std::vector<double>& rewards, double value) {
+  return std::all_of(rewards.begin(), rewards.end(), [&](double reward) { return reward == value; });
+}
+
+}  // namespace
+
+std::int64_t ReadyRollout::num_tokens() const {
+  std::int64_t sum = 0;
+  for (const wire::TrainingSample& sample : samples) sum += static_cast<std::int64_t>(sample.token_ids.size());
+  return sum;
+}
+
+BatchCollector::BatchCollector(CollectorOptions options) : options_(std::move(options)) {}
+
+void BatchCollector::count_nothing(std::int64_t num_rollouts) {
+  const std::int64_t before = num_without_output_ / options_.batch_size;
+  num_without_output_ += num_rollouts;
+  const std::int64_t now = num_without_output_ / options_.batch_size;
+  if (now == before) return;
+  log::warning("{} rollouts in a row gave nothing to train on; last reason: {}", num_without_output_, last_failure_);
+  if (now >= kMaxEmptyBatches)
+    fail(ErrorCode::kUnavailable,
+         "{} rollouts in a row ({} batches' worth) gave nothing to train on; last reason: {}. Check the environment, the "
+         "inference server and the difficulty filters",
+         num_without_output_, now, last_failure_);
+}
+
+BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Environment& environment) {
+  CollectorWindow::PerEnv& counts = window_.envs[environment.name()];
+  ++counts.num_groups;
+  if (environment.scores_groups()) environment.score_group(group.episodes);
+  std::vector<ReadyRollout> survivors;
+  std::vector<double> rewards;
+  const auto num_rollouts = static_cast<std::int64_t>(group.episodes.size());
+  for (env::Episode& episode : group.episodes) {
+    ++counts.num_rollouts;
+    if (options_.skip_verification) episode.reward = 0;
+    if (episode.error) {
+      ++counts.num_errored;
+      last_failure_ = fmt::format("{} in {}: {}", episode.error->type, environment.name(), episode.error->message);
+      continue;
+    }
+    ReadyRollout rollout;
+    rollout.group = group.id;
+    rollout.task = group.task;
+    rollout.version_start = group.version;
+    rollout.version_end = episode.version_end().value_or(group.version);
+    rollout.samples = to_samples(episode, options_.strategy);
+    if (rollout.samples.empty()) {
+      ++counts.num_empty;
+      last_failure_ = fmt::format("a rollout of {} has no sampled token", environment.name());
+      continue;
+    }
+    bool is_dropped = false;
+    for (const RolloutFilterOptions& filter : options_.filters) {
+      if (!matches(filter, episode)) continue;
+      ++counts.num_filtered[to_string(filter.kind)];
+      rollout.filters_matched.push_back(to_string(filter.kind));
+      is_dropped = filter.enforce;
+      break;
+    }
+    if (is_dropped) {
+      last_failure_ = fmt::format("a rollout of {} was filtered: {}", environment.name(), rollout.filters_matched.back());
+      continue;
+    }
+    rewards.push_back(episode.reward);
+    rollout.episode = std::move(episode);
+    survivors.push_back(std::move(rollout));
+  }
+
+  Added added;
+  added.has_survivors = !survivors.empty();
+  if (!added.has_survivors) {
+    ++counts.num_groups_dropped;
+    count_nothing(num_rollouts);
+    return added;
+  }
+  for (const double reward : rewards) added.mean_reward += reward;
+  added.mean_reward /= static_cast<double>(rewards.size());
+  const bool solves_none = all_equal_to(rewards, 0.0);
+  const bool solves_all = all_equal_to(rewards, 1.0);
+  if (solves_none) ++counts.num_solve_none;
+  if (solves_all) ++counts.num_solve_all;
+  if (options_.online_difficulty_filtering && (solves_none || solves_all)) {
+    ++counts.num_groups_dropped;
+    last_failure_ = fmt::format("online_difficulty_filtering dropped a group of {} whose rewards are all {}", environment.name(), solves_all ? 1 : 0);
+    count_nothing(num_rollouts);
+    return added;
+  }
+  std::vector<RolloutStats> stats;
+  for (const ReadyRollout& rollout : survivors) stats.push_back(stats_of(rollout.episode));
+  const std::vector<float> advantages = compute_advantages(options_.advantage, stats);
+  for (std::size_t i = 0; i < survivors.size(); ++i) {
+    survivors[i].advantage = advantages[i];
+    for (wire::TrainingSample& sample : survivors[i].samples) set_advantage(sample, advantages[i]);
+    drop_token_ids(survivors[i].episode);
+    queue_.push_back(std::move(survivors[i]));
+  }
+  added.is_admitted = true;
+  added.num_queued = static_cast<std::int64_t>(survivors.size());
+  num_without_output_ = 0;
+  return added;
+}
+
+std::int64_t BatchCollector::drop_stale(const std::function<bool(PolicyVersion)>& is_stale) {
+  const auto before = queue_.size();
+  std::erase_if(queue_, [&](const ReadyRollout& rollout) { return is_stale(rollout.version_start); });
+  const auto num_dropped = static_cast<std::int64_t>(before - queue_.size());
+  window_.num_dropped_stale += num_dropped;
+  return num_dropped;
+}
+
+bool BatchCollector::is_ready() const noexcept {
+  if (!options_.token_batch_size) return num_queued() >= options_.batch_size;
+  std::int64_t num_tokens = 0;
+  for (const ReadyRollout& rollout : queue_) num_tokens += rollout.num_tokens();
+  return num_tokens >= *options_.token_batch_size;
+}
+
+CollectedBatch BatchCollector::take() {
+  PRL_CHECK(is_ready(), "a batch was cut before it was full: {} of {} rollouts", num_queued(), options_.batch_size);
+  CollectedBatch batch;
+  std::int64_t num_tokens = 0;
+  while (options_.token_batch_size ? num_tokens < *options_.token_batch_size
+                                   : static_cast<std::int64_t>(batch.rollouts.size()) < options_.batch_size) {
+    num_tokens += queue_.front().num_tokens();
+    batch.rollouts.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+  }
+  for (ReadyRollout& rollout : batch.rollouts) {
+    bool is_trainable = false;
+    for (wire::TrainingSample& sample : rollout.samples) {
+      if (options_.filter_zero_advantages && !prune_zero_advantages(sample)) continue;
+      is_trainable = true;
+      batch.samples.push_back(sample);
+    }
+    if (is_trainable) ++batch.num_trainable;
+  }
+  batch.window = std::exchange(window_, {});
+  return batch;
+}
+
+}  // namespace prl::orchestrator

@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/ids.hpp"
+#include "env/environment.hpp"
+#include "orchestrator/algo/advantage.hpp"
+#include "orchestrator/dispatcher.hpp"
+#include "orchestrator/rollout_filter.hpp"
+#include "orchestrator/trajectories.hpp"
+#include "wire/training.hpp"
+
+namespace prl::orchestrator {
+
+struct CollectorOptions {
+  std::int64_t batch_size = 128;                  ///< rollouts per step
+  std::optional<std::int64_t> token_batch_size;   ///< instead: the shortest prefix of the queue with so many tokens
+  AdvantageOptions advantage;
+  TrajectoryStrategy strategy = TrajectoryStrategy::kInterleaved;
+  bool filter_zero_advantages = true;             ///< do not train on tokens whose advantage is exactly 0
+  bool online_difficulty_filtering = false;       ///< groups with mean reward exactly 0 or 1 do not count
+  bool skip_verification = false;                 ///< all rewards are 0
+  std::vector<RolloutFilterOptions> filters;
+};
+
+/// A whole group, episodes in rollout order.
+struct FinishedGroup {
+  GroupId id;
+  TaskRef task;
+  std::int64_t step = 0;            ///< batch in collection when it was opened
+  PolicyVersion version;            ///< of the engines at its opening
+  std::vector<env::Episode> episodes;
+};
+
+/// A rollout that waits for its batch, or ships with it. Its episode no longer holds token ids: they are in `samples`.
+struct ReadyRollout {
+  GroupId group;
+  TaskRef task;
+  PolicyVersion version_start;
+  PolicyVersion version_end;
+  env::Episode episode;
+  float advantage = 0;
+  std::vector<wire::TrainingSample> samples;
+  std::vector<std::string> filters_matched;
+  std::int64_t num_tokens() const;
+};
+
+/// Everything that arrived between two batches, for metrics; the shipped batch itself is CollectedBatch.
+struct CollectorWindow {
+  struct PerEnv {
+    std::int64_t num_rollouts = 0;       ///< arrived
+    std::int64_t num_errored = 0;
+    std::int64_t num_empty = 0;          ///< without any sampled token
+    std::int64_t num_groups = 0;
+    std::int64_t num_groups_dropped = 0; ///< no survivor, or refused by online difficulty filtering
+    std::int64_t num_solve_none = 0;     ///< groups whose rewards are all 0
+    std::int64_t num_solve_all = 0;      ///< groups whose rewards are all 1
+    std::map<std::string, std::int64_t> num_filtered;  ///< by filter
+  };
+  std::map<std::string, PerEnv> envs;
+  std::int64_t num_dropped_stale = 0;    ///< finished rollouts that became too old in the queue
+};
+
+struct CollectedBatch {
+  std::vector<ReadyRollout> rollouts;        ///< the batch as cut
+  std::vector<wire::TrainingSample> samples; ///< what trains, in rollout order; empty: nothing to train on
+  std::int64_t num_trainable = 0;            ///< rollouts with at least one sample in `samples`
+  CollectorWindow window;
+};
+
+/// From finished groups to training batches: group scores, advantages, filters, samples, and the queue of rollouts that wait.
+/// Synchronous; the result depends on the groups and their order alone.
+class BatchCollector {
+ public:
+  explicit BatchCollector(CollectorOptions options);
+
+  struct Added {
+    bool is_admitted = false;      ///< its survivors are in the queue
+    double mean_reward = 0;        ///< over survivors; meaningful when has_survivors
+    bool has_survivors = false;
+    std::int64_t num_queued = 0;   ///< rollouts that joined the queue
+  };
+  /// Scores the group and queues its survivors: no error, at least one sampled token, no enforced filter.
+  /// Error{kUnavailable} after ten batches' worth of rollouts in a row gave nothing, with the last failure's text.
+  Added add(FinishedGroup group, const env::Environment& environment);
+  /// Removes rollouts whose version_start makes `is_stale` true; answers how many.
+  std::int64_t drop_stale(const std::function<bool(PolicyVersion)>& is_stale);
+
+  std::int64_t num_queued() const noexcept { return static_cast<std::int64_t>(queue_.size()); }
+  bool is_ready() const noexcept;
+  /// Cuts the next batch off the queue (which must be ready) and prunes it. No backfill: it may hold fewer samples than
+  /// rollouts, or none.
+  CollectedBatch take();
+
+  /// The queue, for checkpoints.
+  const std::deque<ReadyRollout>& queue() const noexcept { return queue_; }
+  void restore_queue(std::deque<ReadyRollout> queue) { queue_ = std::move(queue); }
+
+ private:
+  void count_nothing(std::int64_t num_rollouts);
+
+  CollectorOptions options_;
+  std::deque<ReadyRollout> queue_;
+  CollectorWindow window_;
+  std::int64_t num_without_output_ = 0;  ///< rollouts in a row that gave nothing
+  std::string last_failure_;
+};
+
+}  // namespace prl::orchestrator

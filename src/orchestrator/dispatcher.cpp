@@ -1,0 +1,132 @@
+#include "orchestrator/dispatcher.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace prl::orchestrator {
+
+Dispatcher::Dispatcher(DispatcherOptions options, std::function<TaskRef()> draw, std::int64_t first_step, PolicyVersion version)
+    : options_(std::move(options)), draw_(std::move(draw)), step_(first_step), version_(version) {
+  if (options_.batch_size < 1 || options_.group_size < 1)
+    fail(ErrorCode::kInvalidArgument, "batch_size {} and group_size {} must be at least 1", options_.batch_size, options_.group_size);
+  if (options_.batch_size % options_.group_size != 0)
+    fail(ErrorCode::kInvalidArgument, "batch_size {} must be a multiple of group_size {}", options_.batch_size, options_.group_size);
+  if (!(options_.oversampling_factor >= 1))
+    fail(ErrorCode::kInvalidArgument, "oversampling_factor = {}: wanted at least 1", options_.oversampling_factor);
+  if (options_.max_async_level < 0 || options_.max_off_policy_steps < 0)
+    fail(ErrorCode::kInvalidArgument, "max_async_level {} and max_off_policy_steps {} must not be negative", options_.max_async_level,
+         options_.max_off_policy_steps);
+  max_inflight_ = options_.max_inflight > 0
+                      ? options_.max_inflight
+                      : std::max(options_.group_size,
+                                 static_cast<std::int64_t>(static_cast<double>(options_.batch_size) * options_.oversampling_factor));
+  if (max_inflight_ < options_.group_size)
+    fail(ErrorCode::kInvalidArgument, "max_inflight_rollouts {} is below group_size {}: no group could ever be in flight whole", max_inflight_,
+         options_.group_size);
+  lag_limit_ = std::min(options_.max_async_level, options_.max_off_policy_steps);
+}
+
+void Dispatcher::set_version(PolicyVersion version) {
+  PRL_CHECK(version >= version_, "policy version went back from v{} to v{}", version_.value, version.value);
+  version_ = version;
+}
+
+bool Dispatcher::may_dispatch() const noexcept {
+  if (options_.max_steps && step_ > *options_.max_steps) return false;
+  const std::int64_t lag = (step_ - 1) - version_.value;
+  if (options_.strict_async_level) return lag == std::min(lag_limit_, step_ - 1);
+  return lag <= lag_limit_;
+}
+
+bool Dispatcher::may_ship() const noexcept { return (step_ - 1) - version_.value <= lag_limit_; }
+
+bool Dispatcher::is_stale(PolicyVersion start) const noexcept {
+  const std::int64_t limit = is_lock_step() ? 0 : options_.max_off_policy_steps;
+  return (step_ - 1) - start.value > limit;
+}
+
+std::int64_t Dispatcher::num_inflight() const noexcept {
+  std::int64_t sum = 0;
+  // In ordered mode a permit comes back with its group, because groups close in order and episodes end in any order.
+  for (const auto& [id, group] : groups_) sum += options_.ordered ? group.num_started : group.num_started - group.num_ended;
+  return sum;
+}
+
+bool Dispatcher::wants_group() const noexcept {
+  if (num_accepted_ >= options_.batch_size) return false;
+  const bool fills_one_batch = is_lock_step() || options_.ordered || (options_.max_steps && step_ == *options_.max_steps);
+  if (!fills_one_batch) return true;
+  // What is still missing, with the surplus that oversampling asks for.
+  const double missing = static_cast<double>(options_.batch_size - num_accepted_) * options_.oversampling_factor;
+  return static_cast<double>(num_open_groups() * options_.group_size) < missing;
+}
+
+bool Dispatcher::take_token(net::TimePoint now) {
+  if (!options_.tasks_per_minute) return true;
+  const double burst = std::max(1.0, *options_.tasks_per_minute / 60.0);
+  if (!bucket_time_) bucket_ = burst;
+  else bucket_ = std::min(burst, bucket_ + std::chrono::duration<double>(now - *bucket_time_).count() * *options_.tasks_per_minute / 60.0);
+  bucket_time_ = now;
+  if (bucket_ < 1.0) return false;
+  bucket_ -= 1.0;
+  return true;
+}
+
+TaskRef Dispatcher::next_task() {
+  if (pending_tasks_.empty()) return draw_();
+  const TaskRef task = pending_tasks_.front();
+  pending_tasks_.pop_front();
+  return task;
+}
+
+DispatchPlan Dispatcher::plan(net::TimePoint now) {
+  DispatchPlan plan;
+  for (const auto& [id, group] : groups_)
+    if (is_stale(group.version)) plan.cancel.push_back(GroupId{id});
+  for (const GroupId id : plan.cancel) groups_.erase(id.value);
+  plan.is_gate_closed = !may_dispatch();
+  std::int64_t inflight = num_inflight();
+  // Groups that were opened go on even while the gate is closed: they are scored together.
+  for (auto& [id, group] : groups_) {
+    for (; group.num_started < options_.group_size && inflight < max_inflight_; ++inflight, ++num_started_)
+      plan.start.push_back({GroupId{id}, group.num_started++, group.task, group.step, group.ordinal, group.version});
+  }
+  while (!plan.is_gate_closed && inflight < max_inflight_ && wants_group() && take_token(now)) {
+    const std::int64_t id = next_group_++;
+    Group& group = groups_[id];
+    group = Group{next_task(), step_, ordinal_++, version_, 0, 0};
+    for (; group.num_started < options_.group_size && inflight < max_inflight_; ++inflight, ++num_started_)
+      plan.start.push_back({GroupId{id}, group.num_started++, group.task, group.step, group.ordinal, group.version});
+  }
+  return plan;
+}
+
+void Dispatcher::on_episode_end(GroupId id) {
+  const auto it = groups_.find(id.value);
+  if (it == groups_.end()) return;
+  ++it->second.num_ended;
+  PRL_CHECK(it->second.num_ended <= it->second.num_started, "group {} ended more episodes than it started", id.value);
+}
+
+void Dispatcher::close_group(GroupId id) {
+  if (groups_.erase(id.value) == 0) fail(ErrorCode::kInternal, "dispatcher: group {} is not open", id.value);
+}
+
+void Dispatcher::advance_step() {
+  ++step_;
+  ordinal_ = 0;
+}
+
+std::vector<TaskRef> Dispatcher::unfinished_tasks() const {
+  std::vector<TaskRef> tasks;
+  for (const auto& [id, group] : groups_)
+    if (!is_stale(group.version)) tasks.push_back(group.task);
+  tasks.insert(tasks.end(), pending_tasks_.begin(), pending_tasks_.end());
+  return tasks;
+}
+
+}  // namespace prl::orchestrator

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/ids.hpp"
+#include "net/asio.hpp"
+
+namespace prl::orchestrator {
+
+namespace asio = boost::asio;
+
+/// Where new weights come from, and how the engines get them. One caller at a time.
+class PolicySource {
+ public:
+  virtual ~PolicySource() = default;
+  /// Waits for a complete published version above `than` and answers the newest; nullopt when `deadline` passed.
+  virtual asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) = 0;
+  /// Loads `version` into every engine and returns when all of them have proven (checksum and probe) that they run it.
+  /// Requests in flight are kept. Error{kOutOfSync} when a proof differs from the trainer's, {kDeadline} naming the engine.
+  virtual asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) = 0;
+  /// For messages: "weights/ of outputs", "in-process trainer".
+  virtual std::string describe() const = 0;
+};
+
+}  // namespace prl::orchestrator
