@@ -6,6 +6,12 @@ usage: make_unicode_tables.py > src/text/unicode_tables.cpp
 import sys
 import unicodedata as ud
 
+# Letters, marks and numbers of Unicode 15 and 16, so that word characters agree with newer libraries.
+NEWER_WORD = """897 CF3 ECE 1C89-1C8A A7CB-A7CD A7DA-A7DC 105C0-105F3 10D40-10D65 10D69-10D6D 10D6F-10D85 10EC2-10EC4 10EFC-10EFF
+1123F-11241 11380-11389 1138B 1138E 11390-113B5 113B7-113C0 113C2 113C5 113C7-113CA 113CC-113D3 113E1-113E2 116D0-116E3
+11BC0-11BE0 11BF0-11BF9 11F00-11F10 11F12-11F3A 11F3E-11F42 11F50-11F5A 1342F 13440-13455 13460-143FA 16100-16139
+16D40-16D6C 16D70-16D79 18CFF 1B132 1B155 1CCF0-1CCF9 1DF25-1DF2A 1E030-1E06D 1E08F 1E4D0-1E4F9 1E5D0-1E5FA
+2B739 2EBF0-2EE5D 31350-323AF"""
 ALL = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 
 
@@ -88,8 +94,12 @@ def main():
     cased = [c for c in ALL if ud.category(chr(c)) in ("Lu", "Ll", "Lt")
              or chr(c).lower() != chr(c) or chr(c).upper() != chr(c)]
     emit("CasedRanges", "Range", ranges(cased), lambda r: "{0x%X,0x%X}" % tuple(r))
+    newer = set()
+    for item in NEWER_WORD.split():
+        first, _, last = item.partition("-")
+        newer.update(range(int(first, 16), int(last or first, 16) + 1))
     word = [c for c in ALL if ud.category(chr(c))[0] in "LM" or ud.category(chr(c)) in ("Nd", "Nl", "Pc")
-            or 0x24B6 <= c <= 0x24E9 or 0x1F130 <= c <= 0x1F149 or 0x1F150 <= c <= 0x1F169 or 0x1F170 <= c <= 0x1F189]
+            or c in newer or c in (0x200C, 0x200D) or 0x24B6 <= c <= 0x24E9 or 0x1F130 <= c <= 0x1F149 or 0x1F150 <= c <= 0x1F169 or 0x1F170 <= c <= 0x1F189]
     emit("WordRanges", "Range", ranges(word), lambda r: "{0x%X,0x%X}" % tuple(r))
     print("}  // namespace prl::text::detail")
 

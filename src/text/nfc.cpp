@@ -128,9 +128,12 @@ std::string to_nfc(std::string_view text, std::vector<std::uint32_t>* origin) {
   for (const Char& c : chars) {
     const std::size_t before = out.size();
     append_code_point(out, c.code_point);
-    if (origin != nullptr)
-      for (std::size_t i = before; i < out.size(); ++i)
-        origin->push_back(c.origin + static_cast<std::uint32_t>(i - before));
+    if (origin == nullptr) continue;
+    // Reordered marks would step back; the running maximum keeps offsets ascending.
+    for (std::size_t i = before; i < out.size(); ++i) {
+      const auto place = std::min(c.origin + static_cast<std::uint32_t>(i - before), static_cast<std::uint32_t>(text.size()));
+      origin->push_back(origin->empty() ? place : std::max(origin->back(), place));
+    }
   }
   return out;
 }

@@ -48,8 +48,8 @@ std::string to_lower(std::string_view text);
 std::string to_title(std::string_view text);
 std::string capitalize(std::string_view text);
 
-/// Text in normalization form C. `origin`, when given, receives for each byte of the result the byte offset in `text` of the
-/// character it came from (the starter of its combining sequence).
+/// Text in normalization form C. `origin`, when given, receives for each byte of the result the byte offset in `text` it came
+/// from (a composed character: from its starter), never descending.
 std::string to_nfc(std::string_view text, std::vector<std::uint32_t>* origin = nullptr);
 
 }  // namespace prl::text

@@ -62,8 +62,9 @@ void PreTokenizer::add(const json::value& config, const std::string& where, int 
     steps_.push_back(
         {Regex(source, where + ".pattern"), behavior_of("Removed"), bool_or(object, "invert", false, where), false, true});
   } else if (type == "Digits") {
+    // char::is_numeric of Rust, whose Unicode version is one ahead of the patterns' own
     const bool individual = bool_or(object, "individual_digits", false, where);
-    steps_.push_back({Regex(R"(\p{N})", where), individual ? Behavior::kIsolated : Behavior::kContiguous, false, false, true});
+    steps_.push_back({Regex(R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])", where), individual ? Behavior::kIsolated : Behavior::kContiguous, false, false, true});
   } else if (type == "Punctuation") {
     steps_.push_back({Regex(R"([\x{21}-\x{2F}\x{3A}-\x{40}\x{5B}-\x{60}\x{7B}-\x{7E}\p{P}])", where),
                       behavior_of("Isolated"), false, false, true});
