@@ -1,0 +1,64 @@
+#include "nn/init_model.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "nn/models/family.hpp"
+
+namespace prl::nn {
+namespace {
+
+/// Head sizes the attention kernels are made for (ops/attention.hpp).
+constexpr std::int64_t kHeadDims[] = {16, 32, 64, 80, 96, 128, 256};
+
+}  // namespace
+
+ModelConfig make_model_config(const InitModelOptions& o) {
+  const Family& family = find_family(o.family, "init-model");
+  const auto positive = [](const char* name, std::int64_t value) {
+    if (value < 1) fail(ErrorCode::kInvalidArgument, "init-model: {} is {}, wanted at least 1", name, value);
+  };
+  positive("vocab_size", o.vocab_size);
+  positive("hidden_size", o.hidden_size);
+  positive("intermediate_size", o.intermediate_size);
+  positive("num_layers", o.num_layers);
+  positive("num_heads", o.num_heads);
+  positive("num_kv_heads", o.num_kv_heads);
+  positive("max_position", o.max_position);
+  if (o.num_heads % o.num_kv_heads != 0) fail(ErrorCode::kInvalidArgument, "init-model: num_heads {} is not a multiple of num_kv_heads {}", o.num_heads, o.num_kv_heads);
+  if (std::find(std::begin(kHeadDims), std::end(kHeadDims), o.head_dim) == std::end(kHeadDims))
+    fail(ErrorCode::kInvalidArgument, "init-model: head_dim is {}, wanted 16, 32, 64, 80, 96, 128 or 256", o.head_dim);
+  if (!(o.rope_theta >= 1.0)) fail(ErrorCode::kInvalidArgument, "init-model: rope_theta is {}, wanted at least 1", o.rope_theta);
+  for (const std::int32_t id : {o.bos_id, o.eos_id, o.pad_id})
+    if (id >= o.vocab_size) fail(ErrorCode::kInvalidArgument, "init-model: token id {} is outside the vocabulary of {}", id, o.vocab_size);
+
+  ModelConfig config;
+  config.model_type = family.model_type;
+  config.architecture = family.architecture;
+  config.vocab_size = o.vocab_size;
+  config.hidden_size = o.hidden_size;
+  config.intermediate_size = o.intermediate_size;
+  config.num_layers = o.num_layers;
+  config.num_heads = o.num_heads;
+  config.num_kv_heads = o.num_kv_heads;
+  config.max_position = o.max_position;
+  config.rope_theta = o.rope_theta;
+  config.tie_word_embeddings = o.tie_word_embeddings;
+  config.bos_id = o.bos_id;
+  config.pad_id = o.pad_id;
+  if (o.eos_id >= 0) config.eos_ids = {o.eos_id};
+  config.torch_dtype = o.dtype == DType::kBF16 ? "bfloat16" : "float32";
+  // The family sets its switches as it does for a file that has these keys.
+  const boost::json::object keys{{"head_dim", o.head_dim}, {"attention_bias", o.attention_bias}};
+  family.configure(ConfigReader("init-model", keys), config);
+  return config;
+}
+
+void init_model(const InitModelOptions& options, const std::filesystem::path& folder) {
+  const ModelConfig config = make_model_config(options);
+  Parameters parameters(make_cpu_runtime(), config);
+  parameters.init_random(options.seed, options.std_dev);
+  save_pretrained(parameters, folder, options.dtype, {});
+}
+
+}  // namespace prl::nn

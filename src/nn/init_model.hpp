@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "nn/model_config.hpp"
+#include "nn/parameters.hpp"
+
+namespace prl::nn {
+
+/// Sizes of a model made from nothing. The defaults are a Qwen 3 of about two million parameters plus its vocabulary.
+struct InitModelOptions {
+  std::string family = "qwen3";        ///< a model_type this build knows
+  std::int64_t vocab_size = 512;
+  std::int64_t hidden_size = 192;
+  std::int64_t intermediate_size = 512;
+  std::int64_t num_layers = 4;
+  std::int64_t num_heads = 6;
+  std::int64_t num_kv_heads = 2;
+  std::int64_t head_dim = 32;
+  std::int64_t max_position = 2048;
+  double rope_theta = 10000.0;
+  bool tie_word_embeddings = true;
+  bool attention_bias = false;         ///< llama and qwen3; qwen2 always has its own
+  float std_dev = 0.02f;
+  std::uint64_t seed = 0;
+  DType dtype = DType::kBF16;          ///< of the saved weights
+  std::int32_t bos_id = -1, eos_id = -1, pad_id = -1;
+};
+
+/// Checks sizes and fills in the family's switches. Error{kInvalidArgument} names the option.
+ModelConfig make_model_config(const InitModelOptions& options);
+/// Writes config.json and model.safetensors with random weights into `folder`, which must be new or empty. The tokenizer is
+/// another module's to add.
+void init_model(const InitModelOptions& options, const std::filesystem::path& folder);
+
+}  // namespace prl::nn
