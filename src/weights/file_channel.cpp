@@ -1,0 +1,113 @@
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <vector>
+
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "weights/weight_channel.hpp"
+
+namespace prl::weights {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kStable = "STABLE";
+constexpr const char* kManifest = "manifest.json";
+constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
+
+fs::path folder_of(const fs::path& root, std::int64_t version) { return root / fmt::format("step_{}", version); }
+
+/// Versions that have a folder, ascending, whole or not.
+std::vector<std::int64_t> list_versions(const fs::path& root) {
+  std::vector<std::int64_t> versions;
+  std::error_code ec;
+  for (fs::directory_iterator it(root, ec), end; !ec && it != end; it.increment(ec))
+    if (const std::int64_t version = parse_step_dir(it->path().filename().string()); version >= 0) versions.push_back(version);
+  std::ranges::sort(versions);
+  return versions;
+}
+
+/// STABLE goes first, so that a reader never finds a folder that still looks whole while its files vanish.
+void remove_version(const fs::path& folder) {
+  std::error_code ec;
+  fs::remove(folder / kStable, ec);
+  fs::remove_all(folder, ec);
+  if (ec) log::warning("cannot remove old broadcast {}: {}", folder.string(), ec.message());
+}
+
+class FileChannel final : public WeightChannel {
+ public:
+  explicit FileChannel(FileChannelOptions options) : options_(std::move(options)) {
+    std::error_code ec;
+    fs::create_directories(options_.folder, ec);
+    if (ec) fail(ErrorCode::kIo, "[weight_broadcast] cannot create {}: {}", options_.folder.string(), ec.message());
+  }
+
+  void publish(Publication publication) override {
+    PRL_CHECK(publication.save != nullptr, "a publication through files needs a save callback");
+    const std::int64_t version = publication.manifest.version.value;
+    const fs::path folder = folder_of(options_.folder, version);
+    // A folder of that name is left over from a run that was stopped here; it must not mix with the new one.
+    if (fs::exists(folder)) remove_version(folder);
+    publication.save(folder);
+    write_file_atomic(folder / kManifest, to_json(publication.manifest));
+    write_file_atomic(folder / kStable, "");
+    clean_up(version);
+  }
+
+  std::optional<PublishedWeights> latest() override { return newest_above(-1); }
+
+  std::optional<PublishedWeights> wait_newer(PolicyVersion after, std::chrono::milliseconds timeout, std::stop_token stop) override {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    while (true) {
+      if (auto found = newest_above(after.value)) return found;
+      const auto now = std::chrono::steady_clock::now();
+      if (stop.stop_requested() || now >= deadline) return std::nullopt;
+      std::mutex mutex;
+      std::condition_variable_any never;
+      std::unique_lock lock(mutex);
+      never.wait_for(lock, stop, std::min<std::chrono::steady_clock::duration>(options_.poll, deadline - now), [] { return false; });
+    }
+  }
+
+  std::string describe() const override { return "weights under " + options_.folder.string(); }
+
+ private:
+  std::optional<PublishedWeights> newest_above(std::int64_t after) const {
+    std::vector<std::int64_t> versions = list_versions(options_.folder);
+    for (auto it = versions.rbegin(); it != versions.rend() && *it > after; ++it) {
+      const fs::path folder = folder_of(options_.folder, *it);
+      std::error_code ec;
+      if (!fs::exists(folder / kStable, ec)) continue;
+      const fs::path manifest_path = folder / kManifest;
+      PublishedWeights found{parse_manifest(read_file(manifest_path, kMaxManifestBytes), manifest_path.string()), nullptr, folder};
+      if (found.manifest.version.value != *it)
+        fail(ErrorCode::kCorrupt, "[weight_broadcast] {} says version {}, its folder says {}", manifest_path.string(), found.manifest.version.value, *it);
+      return found;
+    }
+    return std::nullopt;
+  }
+
+  void clean_up(std::int64_t newest) const {
+    for (const std::int64_t version : list_versions(options_.folder)) {
+      if (version > newest - options_.keep_versions) continue;
+      if (options_.keep_interval && *options_.keep_interval > 0 && version % *options_.keep_interval == 0) continue;
+      remove_version(folder_of(options_.folder, version));
+    }
+  }
+
+  FileChannelOptions options_;
+};
+
+}  // namespace
+
+std::shared_ptr<WeightChannel> make_file_channel(FileChannelOptions options) { return std::make_shared<FileChannel>(std::move(options)); }
+
+void remove_broadcasts_after(const fs::path& folder, std::int64_t step) {
+  for (const std::int64_t version : list_versions(folder))
+    if (version > step) remove_version(folder_of(folder, version));
+}
+
+}  // namespace prl::weights

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+
+#include "weights/manifest.hpp"
+
+namespace prl::weights {
+
+/// One version on its way from the trainer. A transport uses what it needs: an in-process one hands over `handle`, one
+/// through files calls `save`.
+struct Publication {
+  WeightManifest manifest;
+  std::shared_ptr<const void> handle;                               ///< the packed weights object of this process; opaque here
+  std::function<void(const std::filesystem::path& folder)> save;    ///< writes a Hugging Face checkpoint into a folder that does not exist yet
+};
+
+/// One version as a receiver sees it.
+struct PublishedWeights {
+  WeightManifest manifest;
+  std::shared_ptr<const void> handle;   ///< in-process transport only
+  std::filesystem::path folder;         ///< filesystem transport only: broadcasts/step_K
+};
+
+/// Versioned weights from one trainer to engines. Versions only grow; a receiver may skip some.
+///
+/// Threads  publish() from the trainer's thread; the others from any thread.
+class WeightChannel {
+ public:
+  virtual ~WeightChannel() = default;
+  /// Makes a version visible to receivers, whole or not at all. Error{kIo} (a full disk, say) leaves the former one in place.
+  virtual void publish(Publication publication) = 0;
+  /// The newest version that is whole, if any.
+  virtual std::optional<PublishedWeights> latest() = 0;
+  /// The newest version above `after`; nullopt when `timeout` passed or `stop` was requested first.
+  virtual std::optional<PublishedWeights> wait_newer(PolicyVersion after, std::chrono::milliseconds timeout, std::stop_token stop) = 0;
+  /// One line for messages about waits: which transport, and where.
+  virtual std::string describe() const = 0;
+};
+
+/// Trainer and engine in one process: a publication is a pointer.
+std::shared_ptr<WeightChannel> make_local_channel();
+
+struct FileChannelOptions {
+  std::filesystem::path folder;          ///< <run>/broadcasts
+  std::int64_t keep_versions = 2;        ///< newest versions that stay; engines may still be reading the one before
+  std::optional<std::int64_t> keep_interval;  ///< multiples of it stay for good (the checkpoint interval)
+  std::chrono::milliseconds poll{50};
+};
+/// <folder>/step_K/: the checkpoint, manifest.json, and last of all an empty STABLE. Readers look only at folders that hold
+/// STABLE, so a trainer killed half-way leaves nothing that is ever loaded.
+std::shared_ptr<WeightChannel> make_file_channel(FileChannelOptions options);
+
+/// Removes versions above `step` (all, with -1) that an earlier run left, so that no engine takes them for new ones.
+void remove_broadcasts_after(const std::filesystem::path& folder, std::int64_t step);
+
+/// Device to device over NCCL. Error{kNotImplemented}: this build has no such transport.
+std::shared_ptr<WeightChannel> make_nccl_channel(const std::string& host, int port);
+
+}  // namespace prl::weights

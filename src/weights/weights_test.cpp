@@ -1,0 +1,218 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "base/files.hpp"
+#include "weights/weight_channel.hpp"
+
+namespace prl::weights {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+WeightManifest make_manifest(std::int64_t version) {
+  WeightManifest m;
+  m.version.value = version;
+  m.checksum = 0xfedcba9876543210ull + static_cast<std::uint64_t>(version);
+  m.compute_dtype = "BF16";
+  m.probe_prompt = {1, 2, 3, 151935};
+  m.probe_logprobs = {-0.1f, -1.17549435e-38f, -11.931123f};
+  return m;
+}
+
+WeightProof proof_of(const WeightManifest& m) { return {m.version, m.checksum, m.probe_logprobs}; }
+
+TEST(Manifest, JsonKeepsEveryBit) {
+  const WeightManifest m = make_manifest(12);
+  const WeightManifest again = parse_manifest(to_json(m), "test");
+  EXPECT_EQ(again.version, m.version);
+  EXPECT_EQ(again.checksum, m.checksum);
+  EXPECT_EQ(again.compute_dtype, m.compute_dtype);
+  EXPECT_EQ(again.probe_prompt, m.probe_prompt);
+  EXPECT_EQ(again.probe_logprobs, m.probe_logprobs);
+}
+
+TEST(Manifest, DamageNamesFileAndKey) {
+  const std::string good = to_json(make_manifest(1));
+  for (std::size_t n = 0; n + 2 < good.size(); n += 7) EXPECT_THROW(parse_manifest(good.substr(0, n), "m"), Error);
+  const auto reason = [](std::string_view text) -> std::string {
+    try {
+      parse_manifest(text, "broadcasts/step_1/manifest.json");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(reason("{\"version\": -1}"), testing::AllOf(HasSubstr("step_1/manifest.json"), HasSubstr("'version'")));
+  EXPECT_THAT(reason("{\"version\": 1, \"checksum\": \"xyz\"}"), HasSubstr("'checksum'"));
+  EXPECT_THAT(reason("[1]"), HasSubstr("object"));
+  EXPECT_THAT(reason(R"({"version":1,"checksum":"0000000000000001","compute_dtype":"F32","probe_prompt":[1,2],"probe_logprobs":[]})"), HasSubstr("'probe_logprobs'"));
+}
+
+TEST(VerifyProof, EqualPasses) { EXPECT_FALSE(verify_proof(make_manifest(3), proof_of(make_manifest(3))).has_value()); }
+
+TEST(VerifyProof, SaysWhatDiffers) {
+  const WeightManifest m = make_manifest(3);
+  WeightProof proof = proof_of(m);
+  proof.version.value = 2;
+  auto error = verify_proof(m, proof);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->code(), ErrorCode::kOutOfSync);
+  EXPECT_THAT(error->what(), testing::AllOf(HasSubstr("update to version 3"), HasSubstr("holds version 2")));
+
+  proof = proof_of(m);
+  proof.checksum ^= 1;
+  error = verify_proof(m, proof);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_THAT(error->what(), testing::AllOf(HasSubstr("fedcba9876543212, wanted fedcba9876543213"), HasSubstr("0 nats")));
+
+  proof = proof_of(m);
+  proof.probe_logprobs[2] += 0.25f;
+  error = verify_proof(m, proof);
+  ASSERT_TRUE(error.has_value()) << "a probe that differs is out of sync even with an equal checksum";
+  EXPECT_THAT(error->what(), HasSubstr("0.25 nats"));
+
+  proof.probe_logprobs.pop_back();
+  EXPECT_THAT(verify_proof(m, proof)->what(), HasSubstr("2 probe log-probabilities, wanted 3"));
+  proof = proof_of(m);
+  proof.probe_logprobs[0] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(verify_proof(m, proof).has_value());
+}
+
+TEST(VerifyProof, ToleranceIsForOtherKernels) {
+  const WeightManifest m = make_manifest(3);
+  WeightProof proof = proof_of(m);
+  proof.checksum = 0;
+  proof.probe_logprobs[0] += 0.01f;
+  EXPECT_FALSE(verify_proof(m, proof, 0.02).has_value());
+  EXPECT_TRUE(verify_proof(m, proof, 0.001).has_value());
+  proof.version.value = 9;
+  EXPECT_TRUE(verify_proof(m, proof, 0.02).has_value());
+}
+
+struct Scratch {
+  fs::path path = fs::temp_directory_path() / fmt::format("prl-weights-{}", ::getpid());
+  Scratch() { fs::remove_all(path); }
+  ~Scratch() { fs::remove_all(path); }
+};
+
+Publication file_publication(std::int64_t version) {
+  Publication p;
+  p.manifest = make_manifest(version);
+  p.save = [version](const fs::path& folder) {
+    fs::create_directories(folder);
+    std::ofstream(folder / "model.safetensors") << "weights of " << version;
+  };
+  return p;
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  return names;
+}
+
+TEST(FileChannel, ReadersSeeOnlyWholeVersions) {
+  Scratch scratch;
+  const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = {}});
+  EXPECT_FALSE(channel->latest().has_value());
+  channel->publish(file_publication(0));
+  EXPECT_EQ(names_in(scratch.path / "step_0"), (std::vector<std::string>{"STABLE", "manifest.json", "model.safetensors"}));
+  // A trainer killed before STABLE, and one killed before anything.
+  fs::create_directories(scratch.path / "step_5");
+  std::ofstream(scratch.path / "step_5" / "model.safetensors") << "half";
+  fs::create_directories(scratch.path / "step_6.tmp");
+  const auto found = channel->wait_newer(PolicyVersion{-1}, 0ms, {});
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->manifest.version.value, 0);
+  EXPECT_EQ(found->folder, scratch.path / "step_0");
+  EXPECT_EQ(found->manifest.probe_logprobs, make_manifest(0).probe_logprobs);
+  EXPECT_FALSE(channel->wait_newer(PolicyVersion{0}, 1ms, {}).has_value());
+  // The half-written version is published again after a resume: nothing of the old folder stays.
+  channel->publish(file_publication(5));
+  EXPECT_EQ(read_file(scratch.path / "step_5" / "model.safetensors"), "weights of 5");
+  EXPECT_EQ(channel->latest()->manifest.version.value, 5);
+}
+
+TEST(FileChannel, OldVersionsGoUnlessOnTheInterval) {
+  Scratch scratch;
+  const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = 3});
+  for (std::int64_t v = 0; v <= 7; ++v) channel->publish(file_publication(v));
+  EXPECT_EQ(names_in(scratch.path), (std::vector<std::string>{"step_0", "step_3", "step_6", "step_7"}));
+  remove_broadcasts_after(scratch.path, 3);
+  EXPECT_EQ(names_in(scratch.path), (std::vector<std::string>{"step_0", "step_3"}));
+  remove_broadcasts_after(scratch.path, -1);
+  EXPECT_TRUE(names_in(scratch.path).empty());
+}
+
+TEST(FileChannel, FailedSaveLeavesNothingStable) {
+  Scratch scratch;
+  const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = {}});
+  channel->publish(file_publication(1));
+  Publication broken = file_publication(2);
+  broken.save = [](const fs::path& folder) {
+    fs::create_directories(folder);
+    fail(ErrorCode::kIo, "disk full");
+  };
+  EXPECT_THROW(channel->publish(broken), Error);
+  EXPECT_EQ(channel->latest()->manifest.version.value, 1);
+}
+
+TEST(FileChannel, ManifestOfAnotherVersionIsCorrupt) {
+  Scratch scratch;
+  const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = {}});
+  channel->publish(file_publication(1));
+  fs::rename(scratch.path / "step_1", scratch.path / "step_2");
+  EXPECT_THROW(channel->latest(), Error);
+}
+
+TEST(LocalChannel, HandsOverThePointer) {
+  const auto channel = make_local_channel();
+  const auto weights = std::make_shared<int>(7);
+  Publication p;
+  p.manifest = make_manifest(4);
+  p.handle = weights;
+  channel->publish(p);
+  const auto found = channel->wait_newer(PolicyVersion{3}, 0ms, {});
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->handle.get(), weights.get());
+  EXPECT_FALSE(channel->wait_newer(PolicyVersion{4}, 1ms, {}).has_value());
+  EXPECT_THROW(channel->publish(p), Error) << "the same version twice";
+}
+
+TEST(LocalChannel, WaiterWakesOnPublishAndOnStop) {
+  const auto channel = make_local_channel();
+  std::stop_source stop;
+  std::optional<PublishedWeights> first, second;
+  std::thread waiter([&] {
+    first = channel->wait_newer(PolicyVersion{-1}, 60s, stop.get_token());
+    second = channel->wait_newer(PolicyVersion{0}, 60s, stop.get_token());
+  });
+  Publication p;
+  p.manifest = make_manifest(0);
+  channel->publish(p);
+  stop.request_stop();
+  waiter.join();
+  EXPECT_FALSE(second.has_value());
+}
+
+TEST(NcclChannel, SaysItIsNotBuilt) {
+  try {
+    make_nccl_channel("localhost", 29501);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
+    EXPECT_THAT(error.what(), HasSubstr("nccl"));
+  }
+}
+
+}  // namespace
+}  // namespace prl::weights
