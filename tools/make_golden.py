@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/models: tiny random checkpoints and what Hugging Face transformers computes from them.
+
+    python3 tools/make_golden.py [OUT]        (default: tests/golden/models beside this file, or $OUT if set)
+
+Needs torch, transformers, safetensors and numpy; any machine, no network. Per case one folder with config.json and
+weights as `save_pretrained` writes them, and expected.safetensors with, all in fp32 and eager attention:
+  ids, cu_seqlens, targets (int32), temperatures, weights (the d loss / d logp of the test), logits [T, V],
+  logp [T], entropy [T] (0 where target is -1), loss (mean negative logp at temperature 1), grad.<name> of sum(weights * logp).
+"""
+import json
+import os
+import pathlib
+import sys
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+SEQUENCES = [5, 70, 19]  # the second crosses a tile of 64 keys
+TEMPERATURES = [1.0, 1.0, 0.7]
+
+COMMON = dict(vocab_size=80, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
+              num_key_value_heads=1, max_position_embeddings=256, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2)
+LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=5000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=64)
+
+# name: (config class, keys beyond COMMON, stored dtype, shard size or None)
+CASES = {
+    "llama_tied": ("LlamaConfig", dict(tie_word_embeddings=True), torch.bfloat16, None),
+    "llama_rope3_sharded": ("LlamaConfig", dict(tie_word_embeddings=False, rope_parameters=LLAMA3_ROPE, eos_token_id=[2, 3]),
+                            torch.float32, "60KB"),
+    "llama_bias": ("LlamaConfig", dict(tie_word_embeddings=False, attention_bias=True, head_dim=32), torch.float16, None),
+    "qwen2_tied": ("Qwen2Config", dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+                   torch.bfloat16, None),
+    "qwen2_untied": ("Qwen2Config", dict(tie_word_embeddings=False), torch.bfloat16, None),
+    "qwen3_tied": ("Qwen3Config", dict(tie_word_embeddings=True, head_dim=32, num_attention_heads=4, num_key_value_heads=2),
+                   torch.bfloat16, None),
+    "qwen3_untied_sharded": ("Qwen3Config", dict(tie_word_embeddings=False, head_dim=16, attention_bias=True), torch.bfloat16, "50KB"),
+}
+
+
+def fill(model, generator):
+    """Random values everywhere, norms and biases too, so that no gradient or bias is trivially zero."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                parameter.copy_(1.0 + 0.2 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.2 * noise)
+            else:
+                parameter.copy_(noise * (0.5 if "embed" in name or "lm_head" in name else 1.2 / parameter.shape[1] ** 0.5))
+
+
+def make_case(name, out):
+    class_name, extra, stored, shard = CASES[name]
+    config = getattr(transformers, class_name)(**{**COMMON, **extra})
+    config._attn_implementation = "eager"
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    fill(model, generator)
+    model = model.to(stored)
+    folder = out / name
+    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    model = model.to(torch.float32).eval()  # the values as stored
+
+    total = sum(SEQUENCES)
+    ids = torch.randint(0, config.vocab_size, (total,), generator=generator)
+    weights = torch.randn(total, generator=generator) / total
+    targets = torch.full((total,), -1)
+    logits, temperatures, cu_seqlens = [], [], [0]
+    for length, temperature in zip(SEQUENCES, TEMPERATURES):
+        begin = cu_seqlens[-1]
+        targets[begin:begin + length - 1] = ids[begin + 1:begin + length]
+        logits.append(model(ids[None, begin:begin + length]).logits[0])
+        temperatures += [temperature] * length
+        cu_seqlens.append(begin + length)
+    logits = torch.cat(logits)
+    temperatures = torch.tensor(temperatures)
+    valid = targets >= 0
+    log_softmax = torch.log_softmax(logits / temperatures[:, None], dim=-1)
+    logp = torch.where(valid, log_softmax.gather(1, targets.clamp(min=0)[:, None])[:, 0], 0.0)
+    entropy = torch.where(valid, -(log_softmax.exp() * log_softmax).sum(-1), 0.0)
+    loss = torch.nn.functional.cross_entropy(logits[valid], targets[valid])
+    weights = torch.where(valid, weights, 0.0)
+    (weights * logp).sum().backward()
+
+    tensors = dict(ids=ids.int(), cu_seqlens=torch.tensor(cu_seqlens, dtype=torch.int32), targets=targets.int(),
+                   temperatures=temperatures, weights=weights, logits=logits, logp=logp, entropy=entropy, loss=loss.reshape(1))
+    for parameter_name, parameter in model.named_parameters():
+        tensors["grad." + parameter_name] = parameter.grad
+    save_file({key: value.detach().contiguous() for key, value in tensors.items()}, str(folder / "expected.safetensors"))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {loss.item():.6f}")
+
+
+def main():
+    default = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden" / "models"
+    out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OUT", default))
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    for name in CASES:
+        make_case(name, out)
+    versions = dict(torch=torch.__version__, transformers=transformers.__version__)
+    (out / "versions.json").write_text(json.dumps(versions) + "\n")
+
+
+if __name__ == "__main__":
+    main()
