@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>

@@ -1,0 +1,215 @@
+#include "config/cli.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "config/aliases.hpp"
+#include "config/args.hpp"
+#include "config/bind.hpp"
+#include "config/merge.hpp"
+#include "config/text_format.hpp"
+
+namespace prl::config {
+namespace {
+
+constexpr int kHelpWidth = 110;
+
+/// Keys that words without a flag fill.
+std::vector<std::string_view> positionals_of(Command command) {
+  if (command == Command::kInitModel) return {"output_dir"};
+  if (command == Command::kConvert) return {"input_dir", "output_dir"};
+  return {};
+}
+
+Value read_layer(const std::string& path, const std::string& section, Command command, Report& report) {
+  Value layer = Value::table();
+  try {
+    Value content = read_config_file(path);
+    none_to_null(content);
+    if (section.empty()) {
+      layer = std::move(content);
+    } else {
+      layer.set_path(section, std::move(content));
+    }
+    canonicalize(layer, command, report);
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const Error& error) {
+    report.add({}, error.what());
+  }
+  return layer;
+}
+
+void merge_layer(Value& tree, const Value& layer, Report& report) {
+  try {
+    merge(tree, layer);
+  } catch (const Error& error) {
+    report.add({}, error.what());
+  }
+}
+
+/// All sources merged in their order of precedence, lowest first.
+Value merge_sources(const ParsedArgs& args, Command command, const TypeOps& ops, const Context& context, Report& report) {
+  std::vector<std::string> roots = root_keys(ops);
+  for (std::string& name : alias_roots(command)) roots.push_back(std::move(name));
+  Value tree = parse_environment(context.environment, roots, report);
+  none_to_null(tree);
+  canonicalize(tree, command, report);
+  for (const std::string& path : args.root_files) merge_layer(tree, read_layer(path, {}, command, report), report);
+  for (const auto& [section, path] : args.section_files) merge_layer(tree, read_layer(path, section, command, report), report);
+  Value flags = args.flags;
+  none_to_null(flags);
+  canonicalize(flags, command, report);
+  merge_layer(tree, flags, report);
+  return tree;
+}
+
+void write_pair(const std::filesystem::path& folder, const std::string& name, const TypeOps& ops, const void* config,
+                std::vector<std::filesystem::path>& written) {
+  written.push_back(folder / (name + ".toml"));
+  write_file_atomic(written.back(), to_toml(dump(ops, config, NullStyle::kIfNotDefault)));
+  written.push_back(folder / (name + ".json"));
+  write_file_atomic(written.back(), to_json(dump(ops, config, NullStyle::kAlways)));
+}
+
+template <class C>
+bool is_dry_run(const C& config) {
+  if constexpr (requires { config.dry_run; }) return config.dry_run;
+  return false;
+}
+
+template <class C>
+std::filesystem::path output_dir_of(const C& config) {
+  if constexpr (requires { config.output_dir; }) return config.output_dir;
+  return "outputs";
+}
+
+}  // namespace
+
+template <class C>
+Loaded<C> load(Command command, const std::vector<std::string>& words, const Context& context) {
+  const TypeOps& ops = ops_of<C>();
+  Report report;
+  const ParsedArgs args = parse_args(words, positionals_of(command), report);
+  Loaded<C> loaded;
+  if (args.wants_help) {
+    loaded.help = command_help(command, ops, kHelpWidth);
+    return loaded;
+  }
+  loaded.raw = merge_sources(args, command, ops, context, report);
+  Resolution<C> resolution = resolve<C>(loaded.raw, context);
+  std::vector<Problem> problems = std::move(report.problems);
+  for (Problem& problem : resolution.report.problems) problems.push_back(std::move(problem));
+  if (!problems.empty()) throw ConfigError(std::string(command_name(command)), std::move(problems));
+  loaded.config = std::move(resolution.config);
+  loaded.not_built = std::move(report.not_built);
+  for (NotBuilt& entry : resolution.report.not_built) loaded.not_built.push_back(std::move(entry));
+  loaded.warnings = std::move(report.warnings);
+  for (std::string& warning : resolution.report.warnings) loaded.warnings.push_back(std::move(warning));
+  loaded.dry_run = is_dry_run(loaded.config);
+  return loaded;
+}
+
+void require_built(const std::vector<NotBuilt>& not_built) {
+  if (not_built.empty()) return;
+  // One line per feature, with every key that asks for it.
+  std::vector<std::pair<std::string, std::string>> features;
+  for (const NotBuilt& entry : not_built) {
+    const bool is_written = entry.origin.kind != Origin::Kind::kDefault;
+    const std::string key = is_written ? fmt::format("{} [{}]", entry.key, entry.origin.describe()) : entry.key;
+    const auto known = std::find_if(features.begin(), features.end(), [&](const auto& f) { return f.first == entry.feature; });
+    if (known == features.end()) {
+      features.emplace_back(entry.feature, key);
+    } else {
+      known->second += ", " + key;
+    }
+  }
+  std::string text = "the configuration asks for what this build does not have yet:";
+  for (const auto& [feature, keys] : features) text += fmt::format("\n- {}: {}", keys, feature);
+  throw Error(ErrorCode::kNotImplemented, text);
+}
+
+std::vector<std::filesystem::path> write_resolved(Command, const RlConfig& config) {
+  const std::filesystem::path folder = config.output_dir / "configs";
+  std::filesystem::create_directories(folder);
+  std::vector<std::filesystem::path> written;
+  write_pair(folder, "rl", ops_of<RlConfig>(), &config, written);
+  write_pair(folder, "trainer", ops_of<TrainerConfig>(), &config.trainer, written);
+  write_pair(folder, "orchestrator", ops_of<OrchestratorConfig>(), &config.orchestrator, written);
+  if (config.inference) write_pair(folder, "inference", ops_of<InferenceConfig>(), &*config.inference, written);
+  return written;
+}
+
+template <class C>
+std::vector<std::filesystem::path> write_resolved(Command command, const C& config) {
+  const std::filesystem::path folder = output_dir_of(config) / "configs";
+  std::filesystem::create_directories(folder);
+  std::vector<std::filesystem::path> written;
+  write_pair(folder, std::string(command_name(command)), ops_of<C>(), &config, written);
+  return written;
+}
+
+template <class C>
+bool finish_early(Command command, const Loaded<C>& loaded) {
+  if (loaded.help) {
+    std::fputs(loaded.help->c_str(), stdout);
+    return true;
+  }
+  for (const std::string& warning : loaded.warnings) log::warning("{}", warning);
+  if (!loaded.dry_run) {
+    require_built(loaded.not_built);
+    return false;
+  }
+  const auto written = write_resolved(command, loaded.config);
+  for (const auto& path : written) log::info("wrote {}", path.string());
+  require_built(loaded.not_built);
+  log::success("the configuration is valid; remove --dry-run to start");
+  return true;
+}
+
+Context Context::from_process() {
+  Context context;
+  for (char** entry = environ; entry && *entry; ++entry) {
+    const std::string_view text = *entry;
+    const std::size_t equals = text.find('=');
+    if (equals != std::string_view::npos) context.environment.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  context.is_directory = [](const std::string& path) {
+    std::error_code error;
+    return std::filesystem::is_directory(path, error);
+  };
+  return context;
+}
+
+#define PRL_INSTANTIATE(C)                                                              \
+  template Loaded<C> load(Command, const std::vector<std::string>&, const Context&);    \
+  template bool finish_early(Command, const Loaded<C>&);
+PRL_INSTANTIATE(RlConfig)
+PRL_INSTANTIATE(TrainerConfig)
+PRL_INSTANTIATE(OrchestratorConfig)
+PRL_INSTANTIATE(InferenceConfig)
+PRL_INSTANTIATE(SftConfig)
+PRL_INSTANTIATE(EvalConfig)
+PRL_INSTANTIATE(SynthesizeConfig)
+PRL_INSTANTIATE(InitModelConfig)
+PRL_INSTANTIATE(ConvertConfig)
+PRL_INSTANTIATE(ChatConfig)
+PRL_INSTANTIATE(BenchConfig)
+PRL_INSTANTIATE(DoctorConfig)
+PRL_INSTANTIATE(EvalsConfig)
+PRL_INSTANTIATE(EnvServerConfig)
+#undef PRL_INSTANTIATE
+
+template std::vector<std::filesystem::path> write_resolved(Command, const TrainerConfig&);
+template std::vector<std::filesystem::path> write_resolved(Command, const OrchestratorConfig&);
+template std::vector<std::filesystem::path> write_resolved(Command, const InferenceConfig&);
+template std::vector<std::filesystem::path> write_resolved(Command, const SftConfig&);
+template std::vector<std::filesystem::path> write_resolved(Command, const EvalConfig&);
+template std::vector<std::filesystem::path> write_resolved(Command, const SynthesizeConfig&);
+
+}  // namespace prl::config

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/command.hpp"
+#include "config/resolve.hpp"
+
+/// The way into configuration for the program:
+///
+///   const ParsedCommand parsed = parse_command(argc, argv);
+///   ... switch (*parsed.command) { case Command::kRl: {
+///     const Loaded<RlConfig> run = load<RlConfig>(*parsed.command, parsed.args);   // throws ConfigError
+///     if (finish_early(*parsed.command, run)) return 0;                                            // --help and --dry-run
+///     ... use run.config ...
+///   with print_error(error) and exit status 1 for what is thrown.
+namespace prl::config {
+
+struct ParsedCommand {
+  std::optional<Command> command;  ///< empty for `prl`, `prl --help` and `prl --version`
+  std::string program;             ///< "prl rl", or "rl" when the program is linked under that name; for usage lines
+  std::vector<std::string> args;   ///< the words after the command
+  bool wants_version = false;
+};
+
+/// Takes the command from the name of the program (`rl` linked to `prl`) or from the first word; `uv run` in front of it is
+/// skipped. Error{kInvalidArgument} for an unknown command, with the nearest name, and for tools of other programs
+/// (torchrun, vllm, vf-eval, ...), saying what to type instead.
+ParsedCommand parse_command(int argc, const char* const* argv);
+/// Usage of `prl` and its commands.
+std::string program_help();
+
+/// A resolved configuration and what is needed around it.
+template <class C>
+struct Loaded {
+  C config;
+  Value raw;                           ///< what the user wrote, merged, with canonical keys and origins
+  std::vector<NotBuilt> not_built;     ///< see require_built
+  std::vector<std::string> warnings;   ///< to be logged
+  std::optional<std::string> help;     ///< text to print instead of running
+  bool dry_run = false;
+};
+
+/// Reads defaults, PRIME_ variables, @ files and flags, and resolves. ConfigError lists everything that is wrong at once.
+template <class C>
+Loaded<C> load(Command command, const std::vector<std::string>& args, const Context& context = Context::from_process());
+
+/// Throws Error{kNotImplemented} that lists every feature the configuration asks for and this build does not have.
+void require_built(const std::vector<NotBuilt>& not_built);
+
+/// Writes the resolved configuration below `<output_dir>/configs/`: for rl one file per role and rl itself, for others one
+/// file named after the command; each as TOML and, with nulls, as JSON. Returns the paths.
+std::vector<std::filesystem::path> write_resolved(Command command, const RlConfig& config);
+template <class C>
+std::vector<std::filesystem::path> write_resolved(Command command, const C& config);
+
+/// Prints help, or for a dry run writes the resolved files, says so and demands that all is built. True if there is
+/// nothing left to do. Otherwise demands that all is built, logs the warnings and returns false.
+template <class C>
+bool finish_early(Command command, const Loaded<C>& loaded);
+
+/// --help of one command: usage, then one panel per section with types, units, ranges and defaults.
+std::string command_help(Command command, const TypeOps& ops, int width);
+
+}  // namespace prl::config

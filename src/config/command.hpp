@@ -1,0 +1,38 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace prl::config {
+
+/// The commands of `prl`.
+enum class Command {
+  kRl,
+  kTrainer,
+  kOrchestrator,
+  kInference,
+  kSft,
+  kEval,
+  kSynthesize,
+  kInitModel,
+  kConvert,
+  kChat,
+  kBench,
+  kDoctor,
+  kEvals,      ///< parsed, not built
+  kEnvServer,  ///< parsed, not built
+};
+
+/// Name, as typed, and purpose in one line.
+struct CommandInfo {
+  Command command;
+  std::string_view name;
+  std::string_view purpose;
+};
+/// All commands in the order of --help.
+std::span<const CommandInfo> all_commands();
+std::string_view command_name(Command command);
+std::optional<Command> find_command(std::string_view name);
+
+}  // namespace prl::config

@@ -1,0 +1,89 @@
+// From argv to a command, with advice for the commands of other programs.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "config/cli.hpp"
+
+namespace prl::config {
+namespace {
+
+struct ForeignTool {
+  std::string_view name;
+  std::string_view advice;
+};
+constexpr ForeignTool kForeignTools[] = {
+    {"vllm", "start our server with `prl inference --model.name MODEL`"},
+    {"vf-eval", "evaluate with `prl eval --env.id ENV --model.name MODEL`"},
+    {"prime", "environments are built in or local; evaluate with `prl eval --env.id ENV --client.base-url URL --model.name MODEL`"},
+    {"hf", "upload the folder outputs/weights/step_N with the Hugging Face client itself"},
+    {"wandb", "log in with the Weights & Biases client itself"},
+    {"python", "there is no Python here; see `prl --help` for the commands"},
+    {"pip", "nothing needs to be installed with pip"},
+    {"bash", "run the script without `prl`"},
+};
+
+/// "prl sft @ x" for `torchrun --nproc-per-node 8 .../sft/train.py @ x`, with the number of GPUs as a key.
+[[noreturn]] void fail_torchrun(const std::vector<std::string>& words) {
+  std::string num_gpus, script, rest;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (!script.empty()) {
+      rest += " " + word;
+    } else if (word.starts_with("--nproc-per-node=") || word.starts_with("--nproc_per_node=")) {
+      num_gpus = word.substr(word.find('=') + 1);
+    } else if ((word == "--nproc-per-node" || word == "--nproc_per_node") && i + 1 < words.size()) {
+      num_gpus = words[++i];
+    } else if (word.ends_with(".py") || word.starts_with("prime_rl.")) {
+      script = word;
+    }
+  }
+  const bool is_rl = script.find("rl/train") != std::string::npos || script.find("rl.train") != std::string::npos;
+  const std::string_view command = is_rl && script.find("sft") == std::string::npos ? "trainer" : "sft";
+  const std::string gpus = num_gpus.empty() || num_gpus == "1" || command != "sft" ? "" : fmt::format(" --deployment.num-gpus {}", num_gpus);
+  fail(ErrorCode::kInvalidArgument,
+       "torchrun is not needed: the program starts its own processes. Type `prl {}{}{}` instead{}", command, gpus, rest,
+       num_gpus.empty() || num_gpus == "1" ? "" : " (training on several GPUs is not built yet)");
+}
+
+[[noreturn]] void fail_unknown(const std::string& word) {
+  for (const ForeignTool& tool : kForeignTools)
+    if (word == tool.name) fail(ErrorCode::kInvalidArgument, "`{}` is a command of another program: {}", word, tool.advice);
+  std::vector<std::string> names;
+  for (const CommandInfo& info : all_commands()) names.emplace_back(info.name);
+  const std::vector<std::string> nearest = nearest_names(word, names, 1);
+  if (word.starts_with("-") || word.starts_with("@"))
+    fail(ErrorCode::kInvalidArgument, "the command must come first: `prl rl {}`; see `prl --help`", word);
+  fail(ErrorCode::kInvalidArgument, "unknown command `{}`{}; the commands are {}", word,
+       nearest.empty() ? "" : fmt::format(", did you mean `{}`?", nearest.front()), fmt::join(names, ", "));
+}
+
+}  // namespace
+
+ParsedCommand parse_command(int argc, const char* const* argv) {
+  std::vector<std::string> words(argv + (argc > 0 ? 1 : 0), argv + argc);
+  const std::string program = argc > 0 ? std::filesystem::path(argv[0]).filename().string() : "prl";
+  ParsedCommand parsed;
+  if (const auto command = find_command(program)) {
+    parsed.command = command;
+    parsed.program = program;
+    parsed.args = std::move(words);
+    return parsed;
+  }
+  parsed.program = "prl";
+  if (words.size() >= 2 && words[0] == "uv" && words[1] == "run") words.erase(words.begin(), words.begin() + 2);
+  if (!words.empty() && words[0] == "uv") fail(ErrorCode::kInvalidArgument, "`uv {}` installs Python packages; nothing here needs that", words.size() > 1 ? words[1] : "");
+  if (words.empty() || words[0] == "--help" || words[0] == "-h" || words[0] == "help") return parsed;
+  if (words[0] == "--version" || words[0] == "-V" || words[0] == "version") {
+    parsed.wants_version = true;
+    return parsed;
+  }
+  if (words[0] == "torchrun") fail_torchrun(words);
+  parsed.command = find_command(words[0]);
+  if (!parsed.command) fail_unknown(words[0]);
+  parsed.program = "prl " + words[0];
+  parsed.args.assign(words.begin() + 1, words.end());
+  return parsed;
+}
+
+}  // namespace prl::config

@@ -1,0 +1,144 @@
+#include "config/detail/check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "config/bind.hpp"
+
+namespace prl::config::detail {
+namespace {
+
+/// Names that the launcher or the tracker owns.
+constexpr std::array<std::string_view, 8> kForbiddenVariables = {
+    "CUDA_VISIBLE_DEVICES", "PRL_RUN_ID",         "PRL_RUN_NAME",         "WANDB_RUN_ID",
+    "WANDB_SHARED_MODE",    "WANDB_SHARED_LABEL", "WANDB_SHARED_PRIMARY", "WANDB_SHARED_FINISHER"};
+
+bool looks_like_hub_id(std::string_view name) {
+  const std::size_t slash = name.find('/');
+  return slash != std::string_view::npos && slash > 0 && slash + 1 < name.size() && name.find('/', slash + 1) == std::string_view::npos &&
+         name.front() != '.' && name.front() != '~';
+}
+
+}  // namespace
+
+void Check::not_built(std::string_view key, std::string feature) const {
+  const Value* found = raw(key);
+  report_.not_built.push_back({full(key), std::move(feature), found ? found->origin() : Origin{}});
+}
+
+void Check::warn(std::string_view key, std::string_view message) const {
+  report_.warnings.push_back(fmt::format("{}: {}", full(key), message));
+}
+
+void check_model_name(const std::string& name, std::string_view key, const Check& check) {
+  const auto& is_directory = check.context().is_directory;
+  if (name.empty()) return check.problem(key, "names no model; give the folder of one");
+  if (looks_like_hub_id(name) && !(is_directory && is_directory(name)))
+    check.not_built(key, fmt::format("downloading \"{}\" from the Hugging Face hub; give a local folder (`prl init-model` makes a small one)",
+                                     name));
+}
+
+void check_env_id(const std::string& id, const Check& check) {
+  const auto& native = check.context().native_envs;
+  if (id.empty()) return check.problem("id", "must name an environment");
+  if (std::find(native.begin(), native.end(), id) != native.end()) return;
+  const std::vector<std::string> nearest = nearest_names(id, native, 1);
+  check.not_built("id", fmt::format("the Python environment \"{}\"; built in are {}{}", id, fmt::join(native, ", "),
+                                    nearest.empty() ? "" : fmt::format(" (did you mean {}?)", nearest.front())));
+}
+
+template <class Env>
+void check_env_names(const std::vector<Env>& envs, std::string_view key, const Check& check) {
+  std::set<std::string> seen;
+  for (std::size_t i = 0; i < envs.size(); ++i) {
+    const std::string name = envs[i].name.value_or(envs[i].id);
+    const std::string at = fmt::format("{}.{}.name", key, i);
+    if (name == "all" || name == "agg") check.problem(at, fmt::format("\"{}\" is reserved for metrics over all environments", name));
+    if (!seen.insert(name).second)
+      check.problem(at, fmt::format("two environments are called \"{}\"; give each its own name", name));
+  }
+}
+template void check_env_names(const std::vector<EnvConfig>&, std::string_view, const Check&);
+template void check_env_names(const std::vector<EvalEnvConfig>&, std::string_view, const Check&);
+
+void check_eval_env(const EvalEnvConfig& env, const Check& check) {
+  check_env_id(env.id, check);
+  if (env.address) check.not_built("address", "environment servers");
+  if (const Value* harness = env.agent.find_path("harness.id"); harness && !harness->is_null())
+    check.not_built("agent", "agent harnesses of verifiers environments");
+}
+
+void check_online_eval(const std::optional<OnlineEvalConfig>& eval, const Check& check) {
+  if (!eval) return;
+  if (eval->env.empty()) check.problem("eval.env", "must list at least one environment");
+  check_env_names(eval->env, "eval.env", check);
+  for (std::size_t i = 0; i < eval->env.size(); ++i) check_eval_env(eval->env[i], check.sub(fmt::format("eval.env.{}", i)));
+}
+
+void check_client(const ClientConfig& client, const Check& check) {
+  if (client.base_url.empty()) check.problem("base_url", "must name at least one server");
+  for (const auto& [key, urls] : {std::pair{"base_url", client.base_url},
+                                  std::pair{"admin_base_url", client.admin_base_url.value_or(std::vector<std::string>())}}) {
+    for (const std::string& url : urls) {
+      if (url.starts_with("https://")) {
+        check.not_built(key, fmt::format("encrypted connections ({}); use an http:// address", url));
+      } else if (!url.starts_with("http://")) {
+        check.problem(key, fmt::format("\"{}\" must start with http://", url));
+      }
+    }
+  }
+}
+
+void check_ckpt(const std::optional<TrainerCkptConfig>& ckpt, const Check& check) {
+  if (!ckpt || !ckpt->weights) return;
+  if (ckpt->weights->save_format != "safetensors") check.problem("ckpt.weights.save_format", "must be safetensors");
+  if (ckpt->weights->save_adapter_separately) check.not_built("ckpt.weights.save_adapter_separately", "LoRA adapters");
+}
+
+void check_wandb(std::optional<WandbConfig>& wandb, const Check& check) {
+  if (!wandb) return;
+  const auto mode = check.context().environment.find("WANDB_MODE");
+  if (mode != check.context().environment.end() && mode->second == "disabled") {
+    wandb.reset();
+    return check.warn("wandb", "is off because WANDB_MODE is disabled");
+  }
+  if (mode != check.context().environment.end() && mode->second == "offline") wandb->offline = true;
+  if (!wandb->offline)
+    check.not_built("wandb", "sending metrics to Weights & Biases; metrics.jsonl is always written, and wandb.offline = true, "
+                             "WANDB_MODE=offline or --no-wandb run without it");
+}
+
+void check_env_vars(const std::map<std::string, std::string>& env_vars, const Check& check) {
+  for (const auto& [name, value] : env_vars)
+    if (std::find(kForbiddenVariables.begin(), kForbiddenVariables.end(), name) != kForbiddenVariables.end())
+      check.problem("env_vars." + name, "is set by the launcher and cannot be chosen");
+}
+
+void check_schedule(const SchedulerConfig& scheduler, const OptimConfig& optim, const std::optional<std::int64_t>& max_steps,
+                    const Check& check) {
+  const double lr = std::visit([](const auto& o) { return o.lr; }, optim);
+  const auto check_min_lr = [&](double min_lr) {
+    if (min_lr > lr) check.problem("scheduler.min_lr", fmt::format("must be at most optim.lr, which is {}", lr));
+  };
+  if (const auto* linear = std::get_if<LinearScheduler>(&scheduler)) {
+    check_min_lr(linear->min_lr);
+    if (linear->decay_steps > 0 && !max_steps) {
+      check.problem("scheduler.decay_steps", "needs max_steps: the decay ends there; set max_steps or decay_steps = 0");
+    } else if (linear->decay_steps > 0 && *max_steps < std::int64_t{linear->warmup_steps} + linear->decay_steps) {
+      check.problem("scheduler.decay_steps", fmt::format("warmup_steps {} and decay_steps {} do not fit into max_steps {}",
+                                                         linear->warmup_steps, linear->decay_steps, *max_steps));
+    }
+  } else if (const auto* cosine = std::get_if<CosineScheduler>(&scheduler)) {
+    check_min_lr(cosine->min_lr);
+    if (!max_steps) {
+      check.problem("scheduler.type", "cosine needs max_steps: the decay ends there");
+    } else if (*max_steps <= cosine->warmup_steps) {
+      check.problem("scheduler.warmup_steps", fmt::format("must be less than max_steps {}", *max_steps));
+    }
+  }
+}
+
+}  // namespace prl::config::detail

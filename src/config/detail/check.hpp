@@ -1,0 +1,74 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "config/bind.hpp"
+#include "config/resolve.hpp"
+
+/// Checks of single roles, shared by the command of the role and by `rl`. Private to config/.
+namespace prl::config::detail {
+
+/// Files findings under the keys of one section.
+class Check {
+ public:
+  Check(const Value& raw, std::string prefix, Report& report, const Context& context)
+      : raw_(raw), prefix_(std::move(prefix)), report_(report), context_(context) {}
+
+  /// What the user wrote at a key of the section; nullptr if nothing.
+  const Value* raw(std::string_view key) const { return raw_.find_path(full(key)); }
+  /// True if the user wrote something other than null there.
+  bool is_set(std::string_view key) const {
+    const Value* value = raw(key);
+    return value && !value->is_null();
+  }
+  std::string full(std::string_view key) const { return prefix_ + std::string(key); }
+  void problem(std::string_view key, std::string message) const { report_.add(full(key), std::move(message), raw(key)); }
+  void not_built(std::string_view key, std::string feature) const;
+  void warn(std::string_view key, std::string_view message) const;
+  /// The same section one level down.
+  Check sub(std::string_view key) const { return Check(raw_, full(key) + ".", report_, context_); }
+  const Context& context() const { return context_; }
+
+ private:
+  const Value& raw_;
+  std::string prefix_;
+  Report& report_;
+  const Context& context_;
+};
+
+// Checks may also fill in what follows from other keys, such as bench mode.
+void check_trainer(TrainerConfig& config, const Check& check);
+void check_orchestrator(OrchestratorConfig& config, const Check& check);
+void check_inference(InferenceConfig& config, const Check& check);
+
+void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& optim, const Check& check);
+void check_schedule(const SchedulerConfig& scheduler, const OptimConfig& optim, const std::optional<std::int64_t>& max_steps,
+                    const Check& check);
+void check_online_eval(const std::optional<OnlineEvalConfig>& eval, const Check& check);
+void check_eval_env(const EvalEnvConfig& env, const Check& check);
+void check_client(const ClientConfig& client, const Check& check);
+void check_ckpt(const std::optional<TrainerCkptConfig>& ckpt, const Check& check);
+/// Applies WANDB_MODE; what remains on and is not offline is not built.
+void check_wandb(std::optional<WandbConfig>& wandb, const Check& check);
+void check_env_vars(const std::map<std::string, std::string>& env_vars, const Check& check);
+/// A name such as "Qwen/Qwen3-0.6B" that is no local folder would have to be downloaded.
+void check_model_name(const std::string& name, std::string_view key, const Check& check);
+/// Native or not built; `id` is at key "id" of the section.
+void check_env_id(const std::string& id, const Check& check);
+/// Unique, and none of the names that metrics reserve.
+template <class Env>
+void check_env_names(const std::vector<Env>& envs, std::string_view key, const Check& check);
+
+/// Names the loss type of a [trainer] tree that sets only knobs of an unnamed older loss.
+void infer_loss_type(Value& trainer);
+
+/// Binds a tree to a default-made struct.
+template <class C>
+Resolution<C> bind_all(const Value& raw) {
+  Resolution<C> resolution;
+  bind(raw, ops_of<C>(), &resolution.config, resolution.report);
+  return resolution;
+}
+
+}  // namespace prl::config::detail

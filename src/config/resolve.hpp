@@ -1,0 +1,79 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "config/eval_config.hpp"
+#include "config/problem.hpp"
+#include "config/rl_config.hpp"
+#include "config/sft_config.hpp"
+#include "config/tool_config.hpp"
+#include "config/value.hpp"
+
+namespace prl::config {
+
+/// What resolving may know about the machine. Tests make their own; load() uses from_process().
+struct Context {
+  std::map<std::string, std::string> environment;                           ///< process environment
+  int num_devices = 1;                                                      ///< devices this build can use on this machine
+  std::vector<std::string> native_envs = {"reverse-text", "alphabet-sort"}; ///< environments built into this program
+  std::function<bool(const std::string&)> is_directory;                     ///< whether a model name is a local folder
+
+  static Context from_process();
+};
+
+/// A typed configuration with all that was found on the way. `config` is complete only if report.problems is empty.
+template <class C>
+struct Resolution {
+  C config;
+  Report report;
+};
+
+/// From the merged tree (canonical keys) to a complete configuration; nothing else derives or changes values later.
+///
+/// Reports all problems at once: unknown keys, types, ranges, and contradictions between keys. What is understood but not
+/// built yet lands in report.not_built: Weights & Biases that is neither offline nor disabled by WANDB_MODE, several
+/// devices or nodes, SLURM, NCCL, LoRA, vision models, 8-bit products, offloading, opd and sft training modes, Python
+/// environments, losses and advantages, https addresses, and model names that would have to be downloaded. Keys that
+/// cannot matter here (attention kernels, compilation, garbage collection) give a warning when they are set.
+///
+/// rl: shared keys are copied to the roles that did not set theirs (model.name, tokenizer, log, ckpt, wandb, max_steps,
+/// seq_len, max_model_len, max_async_level, weight_broadcast, rollout_transport, compute, seed, deterministic, bench,
+/// output_dir, env_vars); a different explicit value is a problem that names both. Loss types opo and rloo choose the
+/// advantage of the same name. The deployment is colocated if there is one device and an [inference] section, and then
+/// weights and rollouts stay in memory; otherwise both go through files.
+template <class C>
+Resolution<C> resolve(Value raw, const Context& context);
+
+template <>
+Resolution<RlConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<TrainerConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<OrchestratorConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<InferenceConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<SftConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<EvalConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<SynthesizeConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<InitModelConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<ConvertConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<ChatConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<BenchConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<DoctorConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<EvalsConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<EnvServerConfig> resolve(Value raw, const Context& context);
+
+}  // namespace prl::config

@@ -1,0 +1,157 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "config/bind.hpp"
+#include "config/detail/check.hpp"
+
+namespace prl::config {
+namespace detail {
+namespace {
+
+constexpr std::int64_t kBenchSteps = 4;
+constexpr int kDefaultBatchSize = 128;
+/// A benchmark measures generation alone, so it never waits for weights.
+constexpr int kBenchAsyncLevel = 64;
+
+void check_batch(OrchestratorConfig& config, const Check& check) {
+  if (config.batch_size && config.token_batch_size)
+    check.problem("token_batch_size", "set either batch_size or token_batch_size, not both");
+  if (!config.batch_size && !config.token_batch_size) config.batch_size = kDefaultBatchSize;
+  const auto check_divides = [&](int group_size, std::string_view key) {
+    if (config.batch_size && *config.batch_size % group_size != 0)
+      check.problem(key, fmt::format("must divide batch_size: {} rollouts per step are no whole number of groups of {} "
+                                     "(rollouts per example)",
+                                     *config.batch_size, group_size));
+  };
+  check_divides(config.group_size, "group_size");
+  int largest_group = config.group_size;
+  for (std::size_t i = 0; i < config.train.env.size(); ++i) {
+    if (!config.train.env[i].group_size) continue;
+    check_divides(*config.train.env[i].group_size, fmt::format("train.env.{}.group_size", i));
+    largest_group = std::max(largest_group, *config.train.env[i].group_size);
+  }
+  if (check.is_set("max_inflight_rollouts") && check.is_set("oversampling_factor"))
+    check.problem("max_inflight_rollouts", "set either max_inflight_rollouts or oversampling_factor, not both");
+  if (!config.max_inflight_rollouts && check.is_set("concurrency.max_inflight"))
+    config.max_inflight_rollouts = config.concurrency.max_inflight;
+  if (!config.max_inflight_rollouts && config.batch_size)
+    config.max_inflight_rollouts =
+        std::max(largest_group, static_cast<int>(std::min(1e9, *config.batch_size * config.oversampling_factor)));
+  if (config.max_inflight_rollouts && *config.max_inflight_rollouts < largest_group)
+    check.problem(check.is_set("max_inflight_rollouts") ? "max_inflight_rollouts" : "concurrency.max_inflight",
+                  fmt::format("must be at least the group size {}, or no group can start", largest_group));
+  if (check.is_set("concurrency.initial_inflight") || check.is_set("concurrency.min_inflight"))
+    check.warn("concurrency", "only max_inflight has an effect: the number of rollouts in flight is fixed");
+}
+
+void check_modes(const OrchestratorConfig& config, const Check& check) {
+  if (config.training_mode == TrainingMode::kRl) {
+    if (config.teacher) check.problem("teacher", "training_mode rl uses no teacher; set training_mode to opd or sft");
+    return;
+  }
+  if (!config.teacher)
+    check.problem("teacher", fmt::format("training_mode {} needs a teacher: set its model and client", enum_name(config.training_mode)));
+  check.not_built("training_mode", config.training_mode == TrainingMode::kOpd ? "on-policy distillation" : "training on a teacher's rollouts");
+}
+
+void check_extra_body(const Value& extra_body, const Check& check) {
+  for (const char* key : {"temperature", "max_completion_tokens", "max_tokens", "seed", "repetition_penalty", "min_tokens"})
+    if (extra_body.find(key))
+      check.problem("extra_body", fmt::format("{} is a key of sampling; a second one makes servers refuse every request", key));
+}
+
+void check_train_env(const EnvConfig& env, const Check& check) {
+  check_env_id(env.id, check);
+  if (env.address) check.not_built("address", "environment servers");
+  if (!env.algo.is_null()) check.not_built("algo", "algorithms of single environments");
+  if (!env.curriculum.is_null()) check.not_built("curriculum", "curricula; see orchestrator.buffer for pools and filtering by difficulty");
+  if (const Value* harness = env.agent.find_path("harness.id"); harness && !harness->is_null())
+    check.not_built("agent", "agent harnesses of verifiers environments");
+  if (env.sampling) check_extra_body(env.sampling->extra_body, check.sub("sampling"));
+}
+
+void check_buffer(const OrchestratorConfig& config, const Check& check) {
+  const BufferConfig& buffer = config.buffer;
+  if (buffer.easy_threshold && buffer.hard_threshold && *buffer.hard_threshold >= *buffer.easy_threshold)
+    check.problem("buffer.hard_threshold", fmt::format("must be below easy_threshold, which is {}", *buffer.easy_threshold));
+  if (buffer.env_ratios && buffer.env_ratios->size() != config.train.env.size())
+    check.problem("buffer.env_ratios", fmt::format("must have one number for each of the {} environments", config.train.env.size()));
+  if (buffer.env_ratios)
+    for (std::size_t i = 0; i < config.train.env.size(); ++i)
+      if (config.train.env[i].ratio) check.problem(fmt::format("train.env.{}.ratio", i), "buffer.env_ratios is set too; set only one");
+  if (buffer.skip_verification && (buffer.easy_threshold || buffer.hard_threshold || buffer.online_difficulty_filtering))
+    check.problem("buffer.skip_verification", "leaves no rewards to filter by; unset the thresholds and online_difficulty_filtering");
+}
+
+void check_advantage(const OrchestratorConfig& config, const Check& check) {
+  const AdvantageConfig& advantage = config.advantage;
+  if (advantage.type == AdvantageType::kCustom) {
+    if (!advantage.import_path) check.problem("advantage.import_path", "is needed by advantage type custom");
+    check.not_built("advantage.type", "advantages written in Python");
+  } else if (advantage.import_path) {
+    check.problem("advantage.import_path", "belongs to advantage type custom");
+  }
+  if (advantage.length_penalty && advantage.type != AdvantageType::kGrpo)
+    check.problem("advantage.length_penalty", "works with advantage type grpo only");
+}
+
+}  // namespace
+
+void check_orchestrator(OrchestratorConfig& config, const Check& check) {
+  if (config.bench) {
+    config.max_steps = kBenchSteps;
+    config.eval.reset();
+    config.max_async_level = kBenchAsyncLevel;
+    if (config.wandb) {
+      config.wandb->log_extras.reset();
+      config.wandb->project += "-bench";
+    }
+  }
+  check_modes(config, check);
+  check_batch(config, check);
+  check_buffer(config, check);
+  check_advantage(config, check);
+  if (config.train.env.empty()) check.problem("train.env", "must list at least one environment");
+  check_env_names(config.train.env, "train.env", check);
+  for (std::size_t i = 0; i < config.train.env.size(); ++i) check_train_env(config.train.env[i], check.sub(fmt::format("train.env.{}", i)));
+  check_online_eval(config.eval, check);
+  check_model_name(config.student.model.name, "student.model.name", check);
+  check_client(config.student.client, check.sub("student.client"));
+  check_wandb(config.wandb, check);
+  check_env_vars(config.env_vars, check);
+  check_extra_body(config.train.sampling.extra_body, check.sub("train.sampling"));
+  if (config.train.sampling.max_completion_tokens && *config.train.sampling.max_completion_tokens > config.seq_len)
+    check.warn("train.sampling.max_completion_tokens", "is more than seq_len: longer rollouts are cut");
+  for (std::size_t i = 0; i < config.filters.size(); ++i) {
+    const bool is_enforced = std::visit([](const auto& filter) { return filter.enforce; }, config.filters[i]);
+    if (is_enforced && !std::holds_alternative<ZeroAdvantageFilter>(config.filters[i]))
+      check.not_built(fmt::format("filters.{}.enforce", i), "dropping gibberish and repetitions");
+  }
+  if (config.student.model.vlm) check.not_built("student.model.vlm", "vision language models");
+  if (config.student.model.lora) check.not_built("student.model.lora", "LoRA adapters");
+  if (config.prime_monitor) check.not_built("prime_monitor", "metrics on the Prime Intellect platform");
+  if (config.heartbeat) check.not_built("heartbeat", "heartbeats");
+  if (config.renderer.name != "auto" && config.renderer.name != "default")
+    check.not_built("renderer.name", fmt::format("the renderer \"{}\"; auto and default use the chat template", config.renderer.name));
+  if (config.num_train_workers > 1) check.not_built("num_train_workers", "data parallelism");
+  if (std::holds_alternative<NcclBroadcast>(config.weight_broadcast)) check.not_built("weight_broadcast.type", "weight updates over NCCL");
+  if (std::holds_alternative<NixlBroadcast>(config.weight_broadcast)) check.not_built("weight_broadcast.type", "weight updates over NIXL");
+  if (config.env_install_prerelease) check.not_built("env_install_prerelease", "installing Python environments");
+}
+
+}  // namespace detail
+
+template <>
+Resolution<OrchestratorConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<OrchestratorConfig>(raw);
+  const detail::Check check(raw, "", resolution.report, context);
+  if (std::holds_alternative<LocalRollouts>(resolution.config.rollout_transport) && check.is_set("rollout_transport"))
+    check.problem("rollout_transport.type", "local works only inside `prl rl`; use filesystem or zmq");
+  if (std::holds_alternative<LocalBroadcast>(resolution.config.weight_broadcast) && check.is_set("weight_broadcast"))
+    check.problem("weight_broadcast.type", "local works only inside `prl rl`; use filesystem");
+  detail::check_orchestrator(resolution.config, check);
+  return resolution;
+}
+
+}  // namespace prl::config

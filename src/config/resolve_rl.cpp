@@ -1,0 +1,389 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "config/bind.hpp"
+#include "config/detail/check.hpp"
+#include "config/merge.hpp"
+
+namespace prl::config {
+namespace {
+
+using detail::Check;
+
+std::string bare_text(const Value& value) {
+  std::string text = to_display(value);
+  if (text.size() >= 2 && text.front() == '"') text = text.substr(1, text.size() - 2);
+  return text;
+}
+
+/// Equal, also when one was written as text on the command line.
+bool is_same(const Value& a, const Value& b) { return a.equals(b) || bare_text(a) == bare_text(b); }
+
+/// Copies shared keys of the raw tree to the roles that did not set theirs.
+class Propagation {
+ public:
+  Propagation(Value& raw, Report& report) : raw_(raw), report_(report) {
+    for (const char* section : {"trainer", "orchestrator"})
+      if (!raw_.find(section) || is_switch(*raw_.find(section))) raw_.set(section, Value::table());
+    if (Value* inference = raw_.find("inference"); inference && is_switch(*inference)) {
+      const bool is_on = inference->is_bool() && inference->as_bool();
+      *inference = is_on ? Value::table() : Value();
+    }
+    has_inference_ = raw_.find("inference") && raw_.find("inference")->is_table();
+  }
+
+  void run() {
+    share("model.name", {"trainer.model.name", "orchestrator.student.model.name", "inference.model.name"});
+    share("model.vlm", {"trainer.model.vlm", "orchestrator.student.model.vlm"});
+    share("tokenizer.name", {"trainer.tokenizer.name", "orchestrator.tokenizer.name"});
+    share("tokenizer.trust_remote_code", {"trainer.tokenizer.trust_remote_code", "orchestrator.tokenizer.trust_remote_code"});
+    share("tokenizer.chat_template",
+          {"trainer.tokenizer.chat_template", "orchestrator.tokenizer.chat_template", "inference.model.chat_template"});
+    share("trainer.tokenizer.chat_template", {"orchestrator.tokenizer.chat_template", "inference.model.chat_template"});
+    for (const char* key : {"level", "vf_level", "json_logging", "file"})
+      share(fmt::format("log.{}", key),
+            {fmt::format("trainer.log.{}", key), fmt::format("orchestrator.log.{}", key), fmt::format("inference.log.{}", key)});
+    share("max_steps", {"trainer.max_steps", "orchestrator.max_steps"});
+    share("max_async_level", {"trainer.max_async_level", "orchestrator.max_async_level"});
+    share("seq_len", {"trainer.model.seq_len", "orchestrator.seq_len"});
+    share("max_model_len", {"inference.model.max_model_len"});
+    share("seed", {"trainer.seed", "orchestrator.seed", "inference.seed"});
+    share("deterministic", {"trainer.deterministic", "orchestrator.deterministic", "inference.deterministic"});
+    for (const char* key : {"device", "dtype", "num_threads"})
+      share(fmt::format("compute.{}", key), {fmt::format("trainer.compute.{}", key), fmt::format("inference.compute.{}", key)});
+    share_tree("weight_broadcast", {"trainer.weight_broadcast", "orchestrator.weight_broadcast", "inference.weight_broadcast"});
+    share_tree("rollout_transport", {"trainer.rollout_transport", "orchestrator.rollout_transport"});
+    share_block("wandb", {"trainer.wandb", "orchestrator.wandb"}, {});
+    share_block("ckpt", {"trainer.ckpt", "orchestrator.ckpt"}, {"output_dir", "weights_only", "save_async", "weights"});
+    share_block("bench", {"trainer.bench", "orchestrator.bench"}, {});
+    mirror("max_steps");
+    mirror("max_async_level");
+    mirror_block("ckpt", {"interval", "keep_last", "keep_interval", "resume_step"});
+    mirror_block("wandb", {"project", "name", "entity", "group", "offline"});
+    share_env_vars();
+    share_output_dir();
+  }
+
+  bool has_inference() const { return has_inference_; }
+
+ private:
+  static bool is_switch(const Value& value) { return value.is_null() || value.is_bool(); }
+
+  /// True if the role of a dotted target is there and is a table.
+  bool has_role(std::string_view target) const {
+    const Value* role = raw_.find(target.substr(0, target.find('.')));
+    return role && role->is_table();
+  }
+
+  void share(const std::string& key, const std::vector<std::string>& targets) {
+    const Value* found = raw_.find_path(key);
+    if (!found || found->is_null()) return;
+    const Value value = *found;
+    for (const std::string& target : targets) {
+      if (!has_role(target)) continue;
+      const Value* present = raw_.find_path(target);
+      if (!present) {
+        raw_.set_path(target, value);
+      } else if (!is_same(*present, value)) {
+        conflict(key, value, target, *present);
+      }
+    }
+  }
+
+  void conflict(const std::string& key, const Value& value, const std::string& target, const Value& present) {
+    report_.add(target,
+                fmt::format("differs from {} = {} [{}], which sets it for all roles; remove one of the two", key, to_display(value),
+                            value.origin().describe()),
+                &present);
+  }
+
+  /// A tagged union: the type and its keys travel together.
+  void share_tree(const std::string& key, const std::vector<std::string>& targets) {
+    const Value* found = raw_.find_path(key);
+    if (!found || found->is_null()) return;
+    if (!found->is_table()) return share(key, targets);
+    for (const Member& member : Value(*found).members()) {
+      std::vector<std::string> keys;
+      for (const std::string& target : targets) keys.push_back(fmt::format("{}.{}", target, member.key));
+      share(fmt::format("{}.{}", key, member.key), keys);
+    }
+  }
+
+  /// An optional block: its presence travels too, and switching it off wins everywhere.
+  void share_block(const std::string& key, const std::vector<std::string>& targets, const std::vector<std::string>& first_only) {
+    const Value* found = raw_.find(key);
+    if (!found) return;
+    const Value block = *found;
+    const bool is_off = block.is_null() || (block.is_bool() && !block.as_bool()) || bare_text(block) == "false";
+    for (const std::string& target : targets) {
+      if (is_off) {
+        raw_.set_path(target, Value());
+        continue;
+      }
+      Value* present = raw_.find_path(target);
+      if (!present || present->is_bool()) {
+        Value empty = Value::table();
+        empty.set_origin(block.origin());
+        raw_.set_path(target, std::move(empty));
+      }
+    }
+    if (is_off || !block.is_table()) return;
+    share_members(block, key, targets, first_only);
+  }
+
+  void share_members(const Value& block, const std::string& key, const std::vector<std::string>& targets,
+                     const std::vector<std::string>& first_only) {
+    for (const Member& member : block.members()) {
+      const bool is_first_only = std::find(first_only.begin(), first_only.end(), member.key) != first_only.end();
+      std::vector<std::string> keys;
+      for (const std::string& target : targets)
+        if (!is_first_only || target == targets.front()) keys.push_back(fmt::format("{}.{}", target, member.key));
+      if (member.value.is_table() && !member.value.members().empty()) {
+        share_members(member.value, fmt::format("{}.{}", key, member.key), keys, {});
+      } else {
+        share(fmt::format("{}.{}", key, member.key), keys);
+      }
+    }
+  }
+
+  /// What only one of trainer and orchestrator sets holds for both.
+  void mirror(const std::string& key) {
+    const std::string trainer = "trainer." + key, orchestrator = "orchestrator." + key;
+    const Value* a = raw_.find_path(trainer);
+    const Value* b = raw_.find_path(orchestrator);
+    if (a && !b && has_role(orchestrator)) {
+      raw_.set_path(orchestrator, Value(*a));
+    } else if (b && !a && has_role(trainer)) {
+      raw_.set_path(trainer, Value(*b));
+    } else if (a && b && !is_same(*a, *b)) {
+      report_.add(trainer, fmt::format("must equal {}, which is {} [{}]; set {} once for both", orchestrator, to_display(*b),
+                                       b->origin().describe(), key),
+                  a);
+    }
+  }
+
+  void mirror_block(const std::string& key, const std::vector<std::string>& members) {
+    const auto is_on = [&](const std::string& path) {
+      const Value* block = raw_.find_path(path);
+      return block && (block->is_table() || (block->is_bool() && block->as_bool()));
+    };
+    const std::string trainer = "trainer." + key, orchestrator = "orchestrator." + key;
+    if (!is_on(trainer) && !is_on(orchestrator)) return;
+    for (const std::string& side : {trainer, orchestrator}) {
+      const Value* block = raw_.find_path(side);
+      if (has_role(side) && (!block || block->is_bool())) raw_.set_path(side, Value::table());
+    }
+    if (!is_on(trainer) || !is_on(orchestrator)) return;  // one side is switched off by hand
+    for (const std::string& member : members) mirror(fmt::format("{}.{}", key, member));
+  }
+
+  void share_env_vars() {
+    const Value* shared = raw_.find("env_vars");
+    if (!shared || !shared->is_table()) return;
+    const Value all = *shared;
+    for (const char* role : {"trainer", "orchestrator", "inference"}) {
+      if (!has_role(role)) continue;
+      Value merged = all;
+      if (const Value* own = raw_.find_path(fmt::format("{}.env_vars", role)); own && own->is_table()) merge(merged, *own);
+      raw_.set_path(fmt::format("{}.env_vars", role), std::move(merged));
+    }
+  }
+
+  void share_output_dir() {
+    const Value* set = raw_.find("output_dir");
+    const Value output_dir = set ? *set : Value("outputs");
+    for (const char* role : {"trainer", "orchestrator", "inference"}) {
+      if (!has_role(role)) continue;
+      const std::string key = fmt::format("{}.output_dir", role);
+      const Value* own = raw_.find_path(key);
+      if (own && !is_same(*own, output_dir)) {
+        report_.add(key, fmt::format("must be the folder of the run, {}; set output_dir instead", to_display(output_dir)), own);
+      } else {
+        raw_.set_path(key, output_dir);
+      }
+    }
+  }
+
+  Value& raw_;
+  Report& report_;
+  bool has_inference_ = false;
+};
+
+int url_port(const std::string& url) {
+  const std::size_t scheme = url.find("://");
+  const std::size_t begin = scheme == std::string::npos ? 0 : scheme + 3;
+  const std::size_t end = std::min(url.find('/', begin), url.size());
+  const std::size_t colon = url.rfind(':', end);
+  if (colon == std::string::npos || colon < begin) return url.starts_with("https") ? 443 : 80;
+  int port = 0;
+  std::from_chars(url.data() + colon + 1, url.data() + end, port);
+  return port;
+}
+
+/// Devices by number, as the January 2026 documents assign them.
+void apply_gpu_ids(RlConfig& config, const Check& check) {
+  if (config.teacher_gpu_ids) check.not_built("teacher_gpu_ids", "a teacher's server");
+  if (!config.inference_gpu_ids && !config.trainer_gpu_ids) return;
+  const std::vector<int> inference = config.inference_gpu_ids.value_or(std::vector<int>{0});
+  const std::vector<int> trainer = config.trainer_gpu_ids.value_or(std::vector<int>{1});
+  const std::set<int> all(inference.begin(), inference.end());
+  if (inference.size() == 1 && trainer == inference) {
+    if (config.inference && !config.deployment) config.deployment = ColocatedDeployment{};
+  } else {
+    check.not_built(config.inference_gpu_ids ? "inference_gpu_ids" : "trainer_gpu_ids", "roles on several GPUs");
+  }
+}
+
+void choose_deployment(RlConfig& config, const Check& check) {
+  apply_gpu_ids(config, check);
+  if (!config.deployment) {
+    const bool is_colocated = config.inference && check.context().num_devices <= 1;
+    config.deployment = ColocatedDeployment{};
+    if (!is_colocated) config.deployment = SingleNodeDeployment{};
+  }
+  if (std::holds_alternative<ColocatedDeployment>(*config.deployment) && !config.inference)
+    check.problem("deployment.type", "colocated runs inference in the same process: add an [inference] section");
+  if (std::holds_alternative<MultiNodeDeployment>(*config.deployment)) check.not_built("deployment.type", "runs over several nodes");
+  if (const auto* node = std::get_if<SingleNodeDeployment>(&*config.deployment)) {
+    if (node->num_train_gpus > 1) check.not_built("deployment.num_train_gpus", "training on several GPUs");
+    if (node->num_infer_gpus > 1) check.not_built("deployment.num_infer_gpus", "inference on several GPUs");
+  }
+}
+
+void choose_transports(RlConfig& config, const Check& check) {
+  const bool is_colocated = std::holds_alternative<ColocatedDeployment>(*config.deployment);
+  if (!check.is_set("trainer.weight_broadcast")) {
+    config.trainer.weight_broadcast.emplace<FilesystemBroadcast>();
+    if (is_colocated) config.trainer.weight_broadcast.emplace<LocalBroadcast>();
+  }
+  if (!check.is_set("orchestrator.weight_broadcast")) config.orchestrator.weight_broadcast = config.trainer.weight_broadcast;
+  if (config.inference && !check.is_set("inference.weight_broadcast")) config.inference->weight_broadcast = config.trainer.weight_broadcast;
+  if (!check.is_set("trainer.rollout_transport")) {
+    config.trainer.rollout_transport.emplace<FilesystemRollouts>();
+    if (is_colocated) config.trainer.rollout_transport.emplace<LocalRollouts>();
+  }
+  if (!check.is_set("orchestrator.rollout_transport")) config.orchestrator.rollout_transport = config.trainer.rollout_transport;
+  if (config.trainer.weight_broadcast.index() != config.orchestrator.weight_broadcast.index() ||
+      (config.inference && config.inference->weight_broadcast.index() != config.trainer.weight_broadcast.index()))
+    check.problem("trainer.weight_broadcast.type", "must be the same for trainer, orchestrator and inference; set weight_broadcast.type");
+  if (config.trainer.rollout_transport.index() != config.orchestrator.rollout_transport.index())
+    check.problem("trainer.rollout_transport.type", "must be the same for trainer and orchestrator; set rollout_transport.type");
+  if (is_colocated) return;
+  if (std::holds_alternative<LocalBroadcast>(config.trainer.weight_broadcast))
+    check.problem("weight_broadcast.type", "local needs deployment.type colocated: here the roles are processes");
+  if (std::holds_alternative<LocalRollouts>(config.trainer.rollout_transport))
+    check.problem("rollout_transport.type", "local needs deployment.type colocated: here the roles are processes");
+}
+
+void connect_client(RlConfig& config, const Check& check) {
+  if (!config.inference) return;
+  const ServerConfig& server = config.inference->server;
+  std::vector<std::string>& urls = config.orchestrator.student.client.base_url;
+  if (server.port == 0 && !std::holds_alternative<ColocatedDeployment>(*config.deployment))
+    check.problem("inference.server.port", "must be a fixed port, so that the orchestrator knows where to connect");
+  if (!check.is_set("orchestrator.student.client.base_url")) {
+    const bool is_any = server.host.empty() || server.host == "0.0.0.0" || server.host == "::";
+    urls = {fmt::format("http://{}:{}/v1", is_any ? "127.0.0.1" : server.host, server.port)};
+  } else if (!urls.empty() && url_port(urls.front()) != server.port) {
+    check.problem("orchestrator.student.client.base_url",
+                  fmt::format("must name the port of inference.server, which is {}; or remove [inference] to use another server", server.port));
+  }
+}
+
+void check_models(const RlConfig& config, const Check& check) {
+  const std::string& student = config.orchestrator.student.model.name;
+  const auto complain = [&](std::string_view key, const std::string& name) {
+    check.problem(key, fmt::format("\"{}\" differs from orchestrator.student.model.name \"{}\"; set model.name for all roles", name, student));
+  };
+  if (config.inference) {
+    const std::string served = config.inference->model.served_name.value_or(config.inference->model.name);
+    if (served != student) complain("inference.model.name", served);
+  }
+  if (config.trainer.model.name != student) complain("trainer.model.name", config.trainer.model.name);
+}
+
+void check_lengths(RlConfig& config, const Check& check) {
+  if (!check.is_set("trainer.model.seq_len")) config.trainer.model.seq_len = std::max(config.trainer.model.seq_len, config.orchestrator.seq_len);
+  if (config.trainer.model.seq_len < config.orchestrator.seq_len)
+    check.problem("trainer.model.seq_len", fmt::format("must be at least orchestrator.seq_len, which is {}", config.orchestrator.seq_len));
+  if (!config.inference || !config.inference->model.max_model_len) return;
+  const int max_model_len = *config.inference->model.max_model_len;
+  if (config.orchestrator.seq_len < max_model_len)
+    check.problem(check.is_set("seq_len") ? "seq_len" : "orchestrator.seq_len",
+                  fmt::format("must be at least inference.model.max_model_len {}, or long rollouts would be cut (seq_len is {})",
+                              max_model_len, config.orchestrator.seq_len));
+  const auto& max_tokens = config.orchestrator.train.sampling.max_completion_tokens;
+  if (max_tokens && *max_tokens >= max_model_len)
+    check.problem("orchestrator.train.sampling.max_completion_tokens",
+                  fmt::format("leaves no room for the prompt: inference.model.max_model_len is {}", max_model_len));
+}
+
+/// The losses that are named after an advantage choose it.
+void choose_advantage(RlConfig& config, const Check& check) {
+  const auto choose = [&](AdvantageType type, std::string_view loss) {
+    if (!check.is_set("orchestrator.advantage.type")) {
+      config.orchestrator.advantage.type = type;
+    } else if (config.orchestrator.advantage.type != type) {
+      check.problem("orchestrator.advantage.type", fmt::format("contradicts trainer.loss.type {}, which needs the advantage of that name", loss));
+    }
+  };
+  if (std::holds_alternative<OpoLossConfig>(config.trainer.loss)) choose(AdvantageType::kOpo, "opo");
+  if (std::holds_alternative<RlooLossConfig>(config.trainer.loss)) choose(AdvantageType::kRloo, "rloo");
+}
+
+void check_async(RlConfig& config, const Check& check) {
+  const bool is_deterministic = config.trainer.deterministic || config.orchestrator.deterministic;
+  if (!is_deterministic) return;
+  config.deterministic = true;
+  config.trainer.deterministic = config.orchestrator.deterministic = true;
+  if (config.inference) config.inference->deterministic = true;
+  if (!check.is_set("orchestrator.max_async_level")) {
+    config.trainer.max_async_level = config.orchestrator.max_async_level = 0;
+  } else if (config.orchestrator.max_async_level != 0) {
+    check.problem("orchestrator.max_async_level", "must be 0 when deterministic is on: otherwise timing decides which weights a rollout sees");
+  }
+}
+
+}  // namespace
+
+template <>
+Resolution<RlConfig> resolve(Value raw, const Context& context) {
+  Report report;
+  Propagation propagation(raw, report);
+  propagation.run();
+  if (Value* trainer = raw.find("trainer")) detail::infer_loss_type(*trainer);
+  auto resolution = detail::bind_all<RlConfig>(raw);
+  RlConfig& config = resolution.config;
+  for (Problem& problem : report.problems) resolution.report.problems.push_back(std::move(problem));
+
+  const Check check(raw, "", resolution.report, context);
+  choose_advantage(config, check);
+  check_async(config, check);
+  choose_deployment(config, check);
+  choose_transports(config, check);
+  connect_client(config, check);
+  check_models(config, check);
+  check_lengths(config, check);
+  detail::check_orchestrator(config.orchestrator, check.sub("orchestrator"));
+  if (config.trainer.bench && !config.trainer.data.fake) {
+    config.trainer.data.fake.emplace();
+    config.trainer.data.fake->batch_size = config.orchestrator.batch_size.value_or(config.trainer.data.fake->batch_size);
+  }
+  if (config.orchestrator.bench.has_value() != config.trainer.bench.has_value())
+    check.problem("bench", "trainer and orchestrator must both measure, or neither");
+  detail::check_trainer(config.trainer, check.sub("trainer"));
+  if (config.inference) detail::check_inference(*config.inference, check.sub("inference"));
+  detail::check_env_vars(config.env_vars, check);
+  if (config.teacher_inference) check.not_built("teacher_inference", "a teacher's server");
+  if (config.slurm) check.not_built("slurm", "SLURM jobs");
+  if (!config.inference)
+    check.warn("inference", "is not set: no server is started, the orchestrator connects to " +
+                                config.orchestrator.student.client.base_url.front());
+  if (config.output_dir.empty()) check.problem("output_dir", "must name a folder");
+  return resolution;
+}
+
+}  // namespace prl::config

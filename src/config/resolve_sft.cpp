@@ -1,0 +1,73 @@
+#include <fmt/format.h>
+
+#include "config/bind.hpp"
+#include "config/detail/check.hpp"
+
+namespace prl::config {
+namespace {
+
+using detail::Check;
+constexpr std::int64_t kBenchSteps = 4;
+
+void check_data(const SftData& data, const std::string& key, const Check& check) {
+  std::visit(
+      [&](const auto& d) {
+        if (d.batch_size % d.micro_batch_size != 0)
+          check.problem(key + ".micro_batch_size", fmt::format("must divide batch_size, which is {}", d.batch_size));
+        if (d.pack_function == PackFunction::kStack) check.not_built(key + ".pack_function", "packing into padded buckets");
+      },
+      data);
+  const auto* real = std::get_if<SftDataConfig>(&data);
+  if (!real) return;
+  if (real->subsets || real->splits || real->probabilities)
+    check.not_built(key + (real->subsets ? ".subsets" : real->splits ? ".splits" : ".probabilities"), "mixing several data sets");
+  const bool is_path = real->name.ends_with(".jsonl") || real->name.ends_with(".json") || real->name.starts_with("/") ||
+                       real->name.starts_with("./") || real->name.starts_with("../");
+  const auto& is_directory = check.context().is_directory;
+  if (!is_path && !(is_directory && is_directory(real->name)))
+    check.not_built(key + ".name", fmt::format("downloading the data set \"{}\" from the Hugging Face hub; give a local .jsonl file", real->name));
+}
+
+}  // namespace
+
+template <>
+Resolution<SftConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<SftConfig>(raw);
+  SftConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  if (config.bench) {
+    config.max_steps = kBenchSteps;
+    config.ckpt.reset();
+    if (config.wandb) config.wandb->project += "-bench";
+  }
+  const int seq_len = std::visit([](const auto& data) { return data.seq_len; }, config.data);
+  if (check.is_set("model.seq_len") && config.model.seq_len < seq_len)
+    check.problem("model.seq_len", fmt::format("must be at least data.seq_len, which is {}", seq_len));
+  if (!check.is_set("model.seq_len")) config.model.seq_len = seq_len;
+  check_data(config.data, "data", check);
+  if (config.val) check_data(config.val->data, "val.data", check);
+  detail::check_trainer_model(config.model, config.optim, check);
+  detail::check_schedule(config.scheduler, config.optim, config.max_steps, check);
+  detail::check_ckpt(config.ckpt, check);
+  detail::check_wandb(config.wandb, check);
+  detail::check_env_vars(config.env_vars, check);
+  if (const auto* node = std::get_if<SftSingleNode>(&config.deployment)) {
+    if (node->num_gpus > 1) check.not_built("deployment.num_gpus", "training on several GPUs");
+  } else {
+    check.not_built("deployment.type", "training on several nodes");
+  }
+  if (config.eval) check.not_built("eval", "evaluations while fine-tuning; evaluate saved weights with `prl eval --weights-dir`");
+  if (!config.inference.is_null()) check.not_built("inference", "evaluations while fine-tuning");
+  if (config.slurm) check.not_built("slurm", "SLURM jobs");
+  if (config.heartbeat) check.not_built("heartbeat", "heartbeats");
+  if (config.trace_path) check.not_built("trace_path", "profiler traces");
+  if (config.memory_profiler_path) check.not_built("memory_profiler_path", "memory snapshots");
+  if (config.renderer.name != "auto" && config.renderer.name != "default")
+    check.not_built("renderer.name", fmt::format("the renderer \"{}\"; auto and default use the chat template", config.renderer.name));
+  if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");
+  if (config.loss_impl != SftLossImpl::kTorch) check.warn("loss_impl", "has no effect: there is one cross-entropy kernel");
+  if (config.gc) check.warn("gc", "has no effect: there is no garbage collector");
+  return resolution;
+}
+
+}  // namespace prl::config

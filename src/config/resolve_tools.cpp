@@ -1,0 +1,78 @@
+#include <fmt/format.h>
+
+#include "config/bind.hpp"
+#include "config/detail/check.hpp"
+
+namespace prl::config {
+
+using detail::Check;
+
+template <>
+Resolution<InitModelConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<InitModelConfig>(raw);
+  const InitModelConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  if (config.output_dir.empty()) check.problem("output_dir", "is needed: `prl init-model DIR`");
+  if (config.num_heads % config.num_kv_heads != 0)
+    check.problem("num_kv_heads", fmt::format("must divide num_heads, which is {}", config.num_heads));
+  if (!config.head_dim && config.hidden_size % config.num_heads != 0)
+    check.problem("num_heads", fmt::format("must divide hidden_size {}, or set head_dim", config.hidden_size));
+  const int head_dim = config.head_dim.value_or(config.hidden_size / config.num_heads);
+  if (head_dim % 2 != 0) check.problem("head_dim", fmt::format("must be even for rotary positions, but is {}", head_dim));
+  if (config.dtype == ComputeDType::kFloat16) check.not_built("dtype", "saving float16");
+  return resolution;
+}
+
+template <>
+Resolution<ConvertConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<ConvertConfig>(raw);
+  const Check check(raw, "", resolution.report, context);
+  if (resolution.config.input_dir.empty() || resolution.config.output_dir.empty())
+    check.problem(resolution.config.input_dir.empty() ? "input_dir" : "output_dir", "is needed: `prl convert IN OUT`");
+  if (resolution.config.dtype == ComputeDType::kFloat16) check.not_built("dtype", "saving float16");
+  return resolution;
+}
+
+template <>
+Resolution<ChatConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<ChatConfig>(raw);
+  const Check check(raw, "", resolution.report, context);
+  if (resolution.config.client) {
+    detail::check_client(*resolution.config.client, check.sub("client"));
+  } else if (!check.is_set("model.name")) {
+    check.problem("model.name", "is needed: the folder of a model, or its name together with client.base_url");
+  } else {
+    detail::check_model_name(resolution.config.model.name, "model.name", check);
+  }
+  return resolution;
+}
+
+template <>
+Resolution<BenchConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<BenchConfig>(raw);
+  const Check check(raw, "", resolution.report, context);
+  if (resolution.config.model) detail::check_model_name(*resolution.config.model, "model", check);
+  return resolution;
+}
+
+template <>
+Resolution<DoctorConfig> resolve(Value raw, const Context&) {
+  return detail::bind_all<DoctorConfig>(raw);
+}
+
+template <>
+Resolution<EvalsConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<EvalsConfig>(raw);
+  Check(raw, "", resolution.report, context)
+      .not_built("evals", "evaluations in a process that follows a run; use [orchestrator.eval], or `prl eval --weights-dir`");
+  return resolution;
+}
+
+template <>
+Resolution<EnvServerConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<EnvServerConfig>(raw);
+  Check(raw, "", resolution.report, context).not_built("env-server", "environments in a process of their own");
+  return resolution;
+}
+
+}  // namespace prl::config

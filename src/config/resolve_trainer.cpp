@@ -1,0 +1,135 @@
+#include <fmt/format.h>
+
+#include "config/bind.hpp"
+#include "config/detail/check.hpp"
+
+namespace prl::config {
+namespace detail {
+namespace {
+
+/// The warm-up step and three measured ones.
+constexpr std::int64_t kBenchSteps = 4;
+/// Profiler traces of more steps than this fill disks.
+constexpr std::int64_t kMaxTracedSteps = 10;
+
+void check_offload(const TrainerModelConfig& model, const OptimConfig& optim, const Check& check) {
+  const int num_modes = (model.fsdp_cpu_offload ? 1 : 0) + (model.optim_cpu_offload ? 1 : 0) + (model.full_offload ? 1 : 0);
+  if (num_modes > 1)
+    check.problem("model.fsdp_cpu_offload", "fsdp_cpu_offload, optim_cpu_offload and full_offload exclude each other");
+  if (std::holds_alternative<MuonConfig>(optim) && model.fsdp_cpu_offload)
+    check.problem("model.fsdp_cpu_offload", "cannot be used with the optimizer muon");
+  if (model.full_offload && !std::holds_alternative<AdamWConfig>(optim) && !std::holds_alternative<SignSgdConfig>(optim))
+    check.problem("model.full_offload", "works with the optimizers adamw and sign_sgd only");
+  for (const char* key : {"model.fsdp_cpu_offload", "model.optim_cpu_offload", "model.full_offload", "model.ac_offloading"}) {
+    const bool is_on = std::string_view(key) == "model.fsdp_cpu_offload"    ? model.fsdp_cpu_offload
+                       : std::string_view(key) == "model.optim_cpu_offload" ? model.optim_cpu_offload
+                       : std::string_view(key) == "model.full_offload"      ? model.full_offload.has_value()
+                                                                            : model.ac_offloading.has_value();
+    if (is_on) check.not_built(key, "offloading to host memory");
+  }
+}
+
+void check_parallel(const TrainerModelConfig& model, const Check& check) {
+  if (model.tp > 1) check.not_built("model.tp", "tensor parallelism");
+  if (model.cp > 1) check.not_built("model.cp", "context parallelism");
+  if (model.ep.number.value_or(1) > 1) check.not_built("model.ep", "expert parallelism");
+  if (model.dp_replicate > 1) check.not_built("model.dp_replicate", "data parallelism");
+  if (model.ep_comm_backend != ExpertBackend::kTorch) check.not_built("model.ep_comm_backend", "DeepEP");
+}
+
+constexpr std::string_view kMaskedLossKeys[] = {"ratio_type",         "token_mask_low", "token_mask_high", "sequence_clip_high",
+                                                "geo_mask_low",       "geo_mask_high",  "sequence_mask_low",
+                                                "sequence_mask_high", "teacher_tau"};
+
+}  // namespace
+
+void infer_loss_type(Value& trainer) {
+  Value* loss = trainer.find("loss");
+  if (!loss || !loss->is_table() || loss->find("type")) return;
+  for (const std::string_view key : kMaskedLossKeys)
+    if (loss->find(key)) {
+      loss->set("type", Value("masked"));
+      return;
+    }
+  if (loss->find("clip_ratio")) loss->set("type", Value("grpo"));
+}
+
+void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& optim, const Check& check) {
+  check_model_name(model.name, "model.name", check);
+  check_offload(model, optim, check);
+  check_parallel(model, check);
+  if (model.ac && model.ac->mode == CheckpointMode::kSelective) check.not_built("model.ac.mode", "selective activation checkpointing");
+  if (model.ac && model.ac->mode == CheckpointMode::kFull && check.is_set("model.ac.targets"))
+    check.problem("model.ac.targets", "belongs to mode selective; mode full recomputes whole layers");
+  if (model.lora) check.not_built("model.lora", "LoRA adapters");
+  if (model.vlm) check.not_built("model.vlm", "vision language models");
+  if (model.quantization) check.not_built("model.quantization", "8-bit training");
+  if (model.index_cache) check.not_built("model.index_cache", "sparse attention");
+  if (model.freeze_moe_router) check.not_built("model.freeze_moe_router", "mixture-of-experts models");
+  if (model.moe_fused_kernel) check.not_built("model.moe_fused_kernel", "mixture-of-experts models");
+  if (model.debug.force_balanced_routing) check.not_built("model.debug.force_balanced_routing", "mixture-of-experts models");
+  if (model.conversion_dir) check.not_built("model.conversion_dir", "a cache of converted weights");
+  if (model.fused_lm_head_token_chunk_size.word == "disabled" && !model.fused_lm_head_token_chunk_size.number)
+    check.warn("model.fused_lm_head_token_chunk_size", "the LM head is always fused; the chunk size is chosen automatically");
+  if (model.attn != AttentionImpl::kAuto) check.warn("model.attn", "has no effect: there is one attention kernel per device");
+  if (model.impl != ModelImpl::kAuto) check.warn("model.impl", "has no effect: there is one model implementation");
+  if (model.compile) check.warn("model.compile", "has no effect: kernels are compiled ahead of time");
+  if (model.trust_remote_code) check.warn("model.trust_remote_code", "has no effect: no code of a model folder is ever run");
+}
+
+void check_trainer(TrainerConfig& config, const Check& check) {
+  if (config.bench) {
+    config.max_steps = kBenchSteps;
+    config.ckpt.reset();
+    if (!config.data.fake) config.data.fake.emplace();
+    if (config.wandb) config.wandb->project += "-bench";
+  }
+  check_trainer_model(config.model, config.optim, check);
+  check_schedule(config.scheduler, config.optim, config.max_steps, check);
+  check_ckpt(config.ckpt, check);
+  check_wandb(config.wandb, check);
+  check_env_vars(config.env_vars, check);
+  if (const auto* custom = std::get_if<CustomLossConfig>(&config.loss)) {
+    if (custom->import_path.empty()) check.problem("loss.import_path", "is needed by loss type custom");
+    check.not_built("loss.type", "losses written in Python");
+  }
+  if (const auto* masked = std::get_if<MaskedLossConfig>(&config.loss); masked && masked->teacher_tau > 0)
+    check.not_built("loss.teacher_tau", "distillation from a teacher");
+  if (const auto* cispo = std::get_if<CispoLossConfig>(&config.loss); cispo && cispo->clip_ratio_low > cispo->clip_ratio_high)
+    check.problem("loss.clip_ratio_low", fmt::format("must be at most clip_ratio_high, which is {}", cispo->clip_ratio_high));
+  if (std::holds_alternative<NcclBroadcast>(config.weight_broadcast)) check.not_built("weight_broadcast.type", "weight updates over NCCL");
+  if (std::holds_alternative<NixlBroadcast>(config.weight_broadcast)) check.not_built("weight_broadcast.type", "weight updates over NIXL");
+  if (const auto* files = std::get_if<FilesystemBroadcast>(&config.weight_broadcast)) {
+    if (files->save_format != "safetensors") check.problem("weight_broadcast.save_format", "must be safetensors");
+    if (files->adapter_only) check.not_built("weight_broadcast.adapter_only", "LoRA adapters");
+  }
+  if (config.trace_path && (!config.max_steps || *config.max_steps >= kMaxTracedSteps))
+    check.problem("trace_path", fmt::format("needs max_steps below {}", kMaxTracedSteps));
+  if (config.trace_path) check.not_built("trace_path", "profiler traces");
+  if (config.memory_profiler_path) check.not_built("memory_profiler_path", "memory snapshots");
+  if (config.max_concurrent_runs > 1) check.not_built("max_concurrent_runs", "training several adapters at once");
+  if (config.enable_router_replay) check.not_built("enable_router_replay", "mixture-of-experts models");
+  if (config.enable_token_export) check.not_built("enable_token_export", "export of per-token values");
+  if (config.heartbeat) check.not_built("heartbeat", "heartbeats");
+  if (config.metrics_server) check.not_built("metrics_server", "the trainer's Prometheus endpoint");
+  if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");
+  if (config.gc) check.warn("gc", "has no effect: there is no garbage collector");
+}
+
+}  // namespace detail
+
+template <>
+Resolution<TrainerConfig> resolve(Value raw, const Context& context) {
+  detail::infer_loss_type(raw);
+  auto resolution = detail::bind_all<TrainerConfig>(raw);
+  const detail::Check check(raw, "", resolution.report, context);
+  if (std::holds_alternative<LocalRollouts>(resolution.config.rollout_transport) && !resolution.config.data.fake &&
+      !resolution.config.bench)
+    check.problem("rollout_transport.type", "local works only inside `prl rl`; use filesystem or zmq");
+  if (std::holds_alternative<LocalBroadcast>(resolution.config.weight_broadcast) && check.is_set("weight_broadcast"))
+    check.problem("weight_broadcast.type", "local works only inside `prl rl`; use filesystem");
+  detail::check_trainer(resolution.config, check);
+  return resolution;
+}
+
+}  // namespace prl::config
