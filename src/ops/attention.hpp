@@ -9,6 +9,9 @@ namespace prl::ops {
 /// Keys per tile. Tiles start at absolute positions 0, 64, 128, ... of their sequence, in training, prefill and decode
 /// alike, and are merged in that order: this is what makes the three agree bit for bit.
 inline constexpr int kAttentionTile = 64;
+/// Keys per chunk. A chunk's tiles are merged from an empty state, then chunks are merged in order; so the chunks of one long
+/// decode may be computed side by side and still add up as in training.
+inline constexpr int kAttentionChunk = 1024;
 
 /// Causal softmax attention over packed sequences, grouped-query.
 ///

@@ -1,0 +1,36 @@
+#include "ops/context.hpp"
+
+#include "ops/cpu/table.hpp"
+#include "ops/op_table.hpp"
+
+namespace prl::ops {
+
+Workspace::~Workspace() {
+  if (data_ != nullptr) runtime_->deallocate(data_, capacity_);
+}
+
+void* Workspace::require(std::size_t bytes) {
+  if (bytes > capacity_) {
+    if (data_ != nullptr) runtime_->deallocate(data_, capacity_);
+    data_ = nullptr;
+    capacity_ = 0;
+    data_ = runtime_->allocate(bytes);
+    capacity_ = bytes;
+  }
+  return data_;
+}
+
+OpSession::OpSession(std::shared_ptr<DeviceRuntime> runtime, int num_threads) {
+  if (runtime->device().kind != DeviceKind::kCpu)
+    fail(ErrorCode::kNotImplemented, "[ops] this build has no kernels for {}; build with CUDA or choose the CPU", to_string(runtime->device()));
+  pool_ = std::make_unique<ThreadPool>(num_threads);
+  workspace_ = std::make_unique<Workspace>(runtime);
+  context_.runtime = std::move(runtime);
+  context_.pool = pool_.get();
+  context_.workspace = workspace_.get();
+  context_.table = &cpu::op_table(cpu::chosen_kind());
+}
+
+OpSession::~OpSession() = default;
+
+}  // namespace prl::ops

@@ -1,0 +1,235 @@
+// Part of an instruction set's kernels: causal attention over tiles of keys, dense or paged.
+namespace prl::ops::cpu::PRL_SIMD {
+
+constexpr int kTile = kAttentionTile;
+
+/// Bump allocation in caller's scratch, 64-byte steps.
+struct Scratch {
+  char* next;
+  template <typename T>
+  T* take(std::int64_t count) {
+    T* p = reinterpret_cast<T*>(next);
+    next += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    return p;
+  }
+};
+inline std::size_t padded_bytes(std::int64_t floats) { return (static_cast<std::size_t>(floats) * sizeof(float) + 63) / 64 * 64; }
+
+/// Addresses of the keys [begin, begin + count) of a source.
+template <typename T>
+void key_rows(const T** rows, const void* base, std::int64_t stride, const KeySource& s, std::int64_t begin, int count) {
+  const T* p = static_cast<const T*>(base);
+  if (s.blocks == nullptr) {
+    for (int i = 0; i < count; ++i) rows[i] = p + (begin + i) * stride;
+    return;
+  }
+  std::int64_t block = begin / s.block_size, offset = begin % s.block_size;
+  for (int i = 0; i < count; ++i) {
+    rows[i] = p + s.blocks[block] * s.block_stride + offset * stride;
+    if (++offset == s.block_size) {
+      offset = 0;
+      ++block;
+    }
+  }
+}
+
+/// out[d][i] = rows[i][d] in fp32 for i < count, zero up to the next multiple of kColTile.
+template <typename T>
+void tile_transposed(float* out, const T* const* rows, int count, int head_dim) {
+  constexpr int kL = Vec::kLanes;
+  const int width = (count + kColTile - 1) / kColTile * kColTile;
+  for (int i = 0; i < width; i += kL)
+    for (int d = 0; d < head_dim; d += kL) {
+      Vec r[kL];
+      for (int a = 0; a < kL; ++a) r[a] = i + a < count ? load(rows[i + a] + d) : zero();
+      transpose(r);
+      for (int a = 0; a < kL; ++a) store(out + (d + a) * kTile + i, r[a]);
+    }
+}
+/// out[i][d] = rows[i][d] in fp32 for i < count.
+template <typename T>
+void tile_rows(float* out, const T* const* rows, int count, int head_dim) {
+  for (int i = 0; i < count; ++i)
+    for (int d = 0; d < head_dim; d += Vec::kLanes) store(out + i * head_dim + d, load(rows[i] + d));
+}
+
+struct ScoreArgs {
+  const float* q;          ///< [head_dim][height]
+  const float* k;          ///< [head_dim][kTile]
+  float* scores;           ///< [height][kTile]
+  int head_dim, num_keys;
+};
+template <int H>
+struct Scores {
+  static void run(const ScoreArgs& s) {
+    for (int j = 0; j < s.num_keys; j += kColTile) {
+      Vec acc[H][kColVecs];
+      micro<H, kColVecs, 1, H>(s.head_dim, s.q, s.k + j, kTile, acc);
+#pragma GCC unroll 16
+      for (int i = 0; i < H; ++i)
+#pragma GCC unroll 8
+        for (int v = 0; v < kColVecs; ++v) store(s.scores + i * kTile + j + v * Vec::kLanes, acc[i][v]);
+    }
+  }
+};
+
+struct MixArgs {
+  const float* p;          ///< [height][kTile]
+  const float* v;          ///< [num_keys][head_dim]
+  float* out;              ///< [height][head_dim]
+  const float* rescale;    ///< [height]
+  int head_dim, num_keys;
+};
+template <int H>
+struct Mix {
+  template <int V>
+  [[gnu::always_inline]] static inline void columns(const MixArgs& m, int d) {
+    Vec acc[H][V];
+    micro<H, V, kTile, 1>(m.num_keys, m.p, m.v + d, m.head_dim, acc);
+#pragma GCC unroll 16
+    for (int i = 0; i < H; ++i) {
+      const Vec factor = set1(m.rescale[i]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        float* out = m.out + i * m.head_dim + d + v * Vec::kLanes;
+        store(out, fma(load(out), factor, acc[i][v]));
+      }
+    }
+  }
+  static void run(const MixArgs& m) {
+    int d = 0;
+    for (; d + kColTile <= m.head_dim; d += kColTile) columns<kColVecs>(m, d);
+    for (; d < m.head_dim; d += Vec::kLanes) columns<1>(m, d);
+  }
+};
+
+/// Turns one row of raw scores into exp(scale * s - m) for the first `valid` keys and zeros behind them; updates the row's
+/// maximum and returns the sum of the exponentials.
+inline float softmax_tile(float* scores, int valid, float scale, float& row_max) {
+  constexpr int kVecs = kTile / Vec::kLanes;
+  const Vec none = set1(-__builtin_inff());
+  Vec s[kVecs], top = none;
+#pragma GCC unroll 16
+  for (int j = 0; j < kVecs; ++j) {
+    s[j] = select_first(valid - j * Vec::kLanes, load(scores + j * Vec::kLanes) * set1(scale), none);
+    top = max(top, s[j]);
+  }
+  const float tile_max = reduce_max(top);
+  row_max = tile_max > row_max ? tile_max : row_max;
+  const Vec m = set1(row_max);
+  Vec sum = zero();
+#pragma GCC unroll 16
+  for (int j = 0; j < kVecs; ++j) {
+    const Vec e = exp(s[j] - m);
+    store(scores + j * Vec::kLanes, e);
+    sum = sum + e;
+  }
+  return reduce_add(sum);
+}
+
+std::size_t attention_scratch_bytes(std::int64_t rows, int head_dim) {
+  const std::int64_t slivers = num_slivers(rows, kRowTile);
+  return static_cast<std::size_t>(slivers) * sliver_bytes(head_dim) + 2 * padded_bytes(kTile * head_dim) + padded_bytes(kRowTile * kTile);
+}
+
+template <typename T>
+void attention_t(const AttentionTask& t) {
+  const int D = t.head_dim;
+  const std::int64_t rows = t.num_tokens * t.group, slivers = num_slivers(rows, kRowTile);
+  const std::size_t slot = sliver_bytes(D);
+  Scratch scratch{t.scratch};
+  char* q_packed = scratch.take<char>(slivers * static_cast<std::int64_t>(slot));
+  float* k_tile = scratch.take<float>(kTile * D);
+  float* v_tile = scratch.take<float>(kTile * D);
+  float* scores = scratch.take<float>(kRowTile * kTile);
+
+  for (std::int64_t s = 0; s < slivers; ++s) {
+    const std::int64_t begin = sliver_begin(s, rows, slivers), height = sliver_begin(s + 1, rows, slivers) - begin;
+    float* out = reinterpret_cast<float*>(q_packed + static_cast<std::size_t>(s) * slot);
+    for (std::int64_t i = 0; i < height; ++i) {
+      const std::int64_t r = begin + i;
+      const T* q = static_cast<const T*>(t.q) + (r / t.group) * t.q_token_stride + (r % t.group) * t.head_stride;
+      for (int d = 0; d < D; ++d) out[d * height + i] = to_float(q[d]);
+    }
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    t.row_max[r] = -__builtin_inff();
+    t.row_sum[r] = 0.0f;
+  }
+  for (std::int64_t i = 0; i < rows * D; i += Vec::kLanes) store(t.row_out + i, zero());
+
+  const std::int64_t last_position = t.first_position + t.num_tokens - 1;
+  const std::int64_t key_end = smaller(t.key_end, last_position + 1);
+  const T* keys[kTile];
+  for (std::int64_t k0 = t.key_begin; k0 < key_end; k0 += kTile) {
+    const int count = static_cast<int>(smaller(kTile, key_end - k0));
+    key_rows<T>(keys, t.keys.k, t.keys.k_stride, t.keys, k0, count);
+    tile_transposed(k_tile, keys, count, D);
+    key_rows<T>(keys, t.keys.v, t.keys.v_stride, t.keys, k0, count);
+    tile_rows(v_tile, keys, count, D);
+    for (std::int64_t s = 0; s < slivers; ++s) {
+      const std::int64_t begin = sliver_begin(s, rows, slivers), end = sliver_begin(s + 1, rows, slivers);
+      const std::int64_t reach = t.first_position + (end - 1) / t.group - k0 + 1;  // keys of this tile that the last row sees
+      if (reach <= 0) continue;
+      const int num_keys = static_cast<int>(smaller(reach, count));
+      const int height = static_cast<int>(end - begin);
+      Heights<Scores>::kRun[height]({reinterpret_cast<const float*>(q_packed + static_cast<std::size_t>(s) * slot), k_tile, scores, D, num_keys});
+      float before[kRowTile] = {}, rescale[kRowTile + Vec::kLanes] = {}, sums[kRowTile] = {};
+      for (int i = 0; i < height; ++i) {
+        const std::int64_t r = begin + i;
+        const std::int64_t valid = smaller(t.first_position + r / t.group - k0 + 1, count);
+        before[i] = t.row_max[r];
+        if (valid > 0) {
+          sums[i] = softmax_tile(scores + i * kTile, static_cast<int>(valid), t.scale, t.row_max[r]);
+        } else {
+          for (int j = 0; j < kTile; j += Vec::kLanes) store(scores + i * kTile + j, zero());
+        }
+        rescale[i] = valid > 0 ? before[i] - t.row_max[r] : 0.0f;
+      }
+      for (int i = 0; i < height; i += Vec::kLanes) store(rescale + i, exp(load(rescale + i)));
+      for (int i = 0; i < height; ++i) t.row_sum[begin + i] = t.row_sum[begin + i] * rescale[i] + sums[i];
+      Heights<Mix>::kRun[height]({scores, v_tile, t.row_out + begin * D, rescale, D, num_keys});
+    }
+  }
+}
+void attention(const AttentionTask& t) {
+  if (t.dtype == DType::kBF16) attention_t<BFloat16>(t);
+  else attention_t<float>(t);
+}
+
+inline float exp_one(float x) {
+  float lanes[Vec::kLanes];
+  store(lanes, exp(set1(x)));
+  return lanes[0];
+}
+
+void attention_merge(float* max_, float* sum, float* out, const float* next_max, const float* next_sum, const float* next_out, std::int64_t rows, int head_dim) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (next_max[r] == -__builtin_inff()) continue;  // a row that ends before this chunk
+    const float m = next_max[r] > max_[r] ? next_max[r] : max_[r];
+    const float a = exp_one(max_[r] - m), b = exp_one(next_max[r] - m);
+    max_[r] = m;
+    sum[r] = sum[r] * a + next_sum[r] * b;
+    for (int d = 0; d < head_dim; d += Vec::kLanes) {
+      float* o = out + r * head_dim + d;
+      store(o, fma(load(next_out + r * head_dim + d), set1(b), load(o) * set1(a)));
+    }
+  }
+}
+
+template <typename T>
+void attention_finish_t(const AttentionFinish& f) {
+  for (std::int64_t r = 0; r < f.num_rows; ++r) {
+    T* out = static_cast<T*>(f.out) + (r / f.group) * f.out_token_stride + (r % f.group) * f.head_stride;
+    const Vec inverse = set1(1.0f / f.row_sum[r]);
+    // Adding zero turns -0 into +0, the one trace a skipped key with weight 0 could leave.
+    for (int d = 0; d < f.head_dim; d += Vec::kLanes) store(out + d, load(f.row_out + r * f.head_dim + d) * inverse + zero());
+    if (f.lse != nullptr) f.lse[(r / f.group) * f.lse_token_stride + r % f.group] = f.row_max[r] + __builtin_logf(f.row_sum[r]);
+  }
+}
+void attention_finish(const AttentionFinish& f) {
+  if (f.dtype == DType::kBF16) attention_finish_t<BFloat16>(f);
+  else attention_finish_t<float>(f);
+}
+
+}  // namespace prl::ops::cpu::PRL_SIMD

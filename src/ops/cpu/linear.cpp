@@ -1,0 +1,151 @@
+#include <algorithm>
+
+#include "ops/cpu/bodies.hpp"
+#include "ops/cpu/gemm.hpp"
+#include "ops/cpu/linear_weight.hpp"
+#include "ops/cpu/parallel.hpp"
+#include "ops/cpu/table.hpp"
+
+namespace prl::ops::cpu {
+namespace {
+
+/// Tokens summed at a time into a weight gradient; part of the order of summation.
+constexpr std::int64_t kGradientTokens = 1024;
+
+const GemmKernels& gemm_for(const OpContext& ctx, DType dtype) { return dtype == DType::kBF16 ? *kernels(ctx).gemm_bf16 : *kernels(ctx).gemm_f32; }
+
+/// Rounds finished tiles into a strided output, with bias or onto what is there.
+struct StoreRows {
+  const Kernels* kernels;
+  TensorView out;
+  const float* bias;
+  bool accumulate;
+
+  static void run(const void* self, const GemmTileResult& t) {
+    const auto& s = *static_cast<const StoreRows*>(self);
+    const auto size = static_cast<std::int64_t>(size_of(s.out.dtype));
+    for (std::int64_t i = 0; i < t.rows; ++i) {
+      char* row = static_cast<char*>(s.out.data) + ((t.row + i) * s.out.row_stride + t.col) * size;
+      s.kernels->store_row(row, t.c + i * t.c_stride, s.bias == nullptr ? nullptr : s.bias + t.col, t.cols, s.accumulate, s.out.dtype);
+    }
+  }
+};
+
+void product(OpContext& ctx, const GemmKernels& k, TensorView out, const GemmLeft& a, const GemmRight& b, const float* bias, bool accumulate) {
+  const bool direct = out.dtype == DType::kF32 && bias == nullptr;
+  const GemmPlan plan = plan_gemm(ctx, k, a.rows, a.depth, b.cols, !direct);
+  char* memory = static_cast<char*>(ctx.workspace->require(plan.total_bytes));
+  if (direct) {
+    gemm(ctx, k, plan, a, b, {.c = out.as<float>(), .c_stride = out.row_stride, .accumulate = accumulate}, memory);
+    return;
+  }
+  const StoreRows store{&kernels(ctx), out, bias, accumulate};
+  gemm(ctx, k, plan, a, b, {.sink = StoreRows::run, .self = &store}, memory);
+}
+
+GemmLeft rows_of(const ConstTensorView& x) { return {.data = x.data, .dtype = x.dtype, .stride = x.row_stride, .rows = x.shape.num_rows(), .depth = x.shape.num_cols()}; }
+
+}  // namespace
+
+PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward) : gemm(&gemm_for(ctx, compute)) {
+  num_outputs_ = w.shape.num_rows();
+  num_inputs_ = w.shape.num_cols();
+  dtype_ = compute;
+  has_bias_ = bias.data != nullptr;
+  has_backward_ = with_backward;
+  const auto pack = [&](Tensor& out, std::int64_t cols, std::int64_t depth, bool transposed) {
+    out = Tensor::empty(ctx.runtime, {static_cast<std::int64_t>(panels_bytes(*gemm, cols, depth))}, DType::kU8);
+    pack_panels(ctx, *gemm, out.as<char>(), w.data, w.dtype, num_inputs_, cols, depth, transposed);
+  };
+  pack(forward_panels, num_outputs_, num_inputs_, false);
+  if (with_backward) pack(backward_panels, num_inputs_, num_outputs_, true);
+  if (has_bias_) {
+    bias_N = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
+    ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
+  }
+}
+
+std::size_t PackedWeight::num_bytes() const noexcept {
+  return forward_panels.num_bytes() + (backward_panels.defined() ? backward_panels.num_bytes() : 0) + (bias_N.defined() ? bias_N.num_bytes() : 0);
+}
+
+void PackedWeight::unpack_row(std::int64_t n, float* out_K) const {
+  PRL_CHECK(n >= 0 && n < num_outputs_, "row {} of {}", n, num_outputs_);
+  gemm->unpack_column(out_K, forward_panels.as<char>() + static_cast<std::size_t>(n / gemm->col_tile) * gemm->panel_bytes(num_inputs_), static_cast<int>(n % gemm->col_tile), num_inputs_);
+}
+
+const PackedWeight& packed(const OpContext& ctx, const LinearWeight& w) {
+  const auto* p = dynamic_cast<const PackedWeight*>(&w);
+  PRL_CHECK(p != nullptr && p->gemm == &gemm_for(ctx, w.dtype()), "a weight packed for another device or CPU kind");
+  return *p;
+}
+
+GemmRight forward_operand(const PackedWeight& w, std::int64_t first_output, std::int64_t count) {
+  const auto stride = static_cast<std::int64_t>(w.gemm->panel_bytes(w.num_inputs()));
+  PRL_DCHECK(first_output % w.gemm->col_tile == 0);
+  return {w.forward_panels.as<char>() + first_output / w.gemm->col_tile * stride, stride, count};
+}
+
+GemmRight backward_operand(const PackedWeight& w, std::int64_t first_output) {
+  PRL_DCHECK(first_output % w.gemm->depth_multiple == 0);
+  return {w.backward_panels.as<char>() + w.gemm->panel_bytes(first_output), static_cast<std::int64_t>(w.gemm->panel_bytes(w.num_outputs())), w.num_inputs()};
+}
+
+LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward) {
+  return std::make_shared<PackedWeight>(ctx, w_NK, bias_N, compute, with_backward);
+}
+
+void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight) {
+  const PackedWeight& w = packed(ctx, weight);
+  product(ctx, *w.gemm, y_TN, rows_of(x_TK), forward_operand(w, 0, w.num_outputs()), w.has_bias() ? w.bias_N.as<float>() : nullptr, false);
+}
+
+void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& weight, bool accumulate) {
+  const PackedWeight& w = packed(ctx, weight);
+  product(ctx, *w.gemm, dx_TK, rows_of(dy_TN), backward_operand(w, 0), nullptr, accumulate);
+}
+
+void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK) {
+  const Kernels& kn = kernels(ctx);
+  const GemmKernels& k = gemm_for(ctx, x_TK.dtype);
+  const std::int64_t T = x_TK.shape.num_rows(), N = dy_TN.shape.num_cols(), K = x_TK.shape.num_cols();
+  const std::int64_t block = std::min(T, kGradientTokens);
+  const GemmPlan plan = plan_gemm(ctx, k, N, block, K, false);
+  const std::size_t panel_bytes = aligned_bytes(panels_bytes(k, K, block));
+  char* memory = static_cast<char*>(ctx.workspace->require(panel_bytes + plan.total_bytes));
+  for (std::int64_t t0 = 0; t0 < T; t0 += block) {
+    const std::int64_t tokens = std::min(block, T - t0);
+    const ConstTensorView x = x_TK.rows(t0, tokens), dy = dy_TN.rows(t0, tokens);
+    pack_panels(ctx, k, memory, x.data, x.dtype, x.row_stride, K, tokens, true);
+    const GemmLeft left{.data = dy.data, .dtype = dy.dtype, .stride = dy.row_stride, .transposed = true, .rows = N, .depth = tokens};
+    gemm(ctx, k, plan, left, {memory, static_cast<std::int64_t>(k.panel_bytes(tokens)), K}, {.c = dw_NK.as<float>(), .c_stride = K, .accumulate = true}, memory + panel_bytes);
+  }
+  if (db_N.data == nullptr) return;
+  constexpr std::int64_t kCols = 256;
+  const auto size = static_cast<std::int64_t>(size_of(dy_TN.dtype));
+  parallel(ctx, (N + kCols - 1) / kCols, [&](std::int64_t i) {
+    const std::int64_t col = i * kCols, cols = std::min(kCols, N - col);
+    for (std::int64_t t = 0; t < T; ++t) kn.accumulate(db_N.as<float>() + col, static_cast<const char*>(dy_TN.data) + (t * dy_TN.row_stride + col) * size, cols, dy_TN.dtype);
+  });
+}
+
+std::size_t matmul_bytes(const OpContext& ctx, std::int64_t m, std::int64_t k, std::int64_t n) {
+  const GemmKernels& g = *kernels(ctx).gemm_f32;
+  return aligned_bytes(panels_bytes(g, n, k)) + plan_gemm(ctx, g, m, k, n, false).total_bytes;
+}
+
+void matmul_with(OpContext& ctx, float* out, const float* a, const float* b, std::int64_t m, std::int64_t k, std::int64_t n, bool transpose_b, char* memory) {
+  const GemmKernels& g = *kernels(ctx).gemm_f32;
+  const std::size_t bytes = aligned_bytes(panels_bytes(g, n, k));
+  pack_panels(ctx, g, memory, b, DType::kF32, transpose_b ? k : n, n, k, !transpose_b);
+  gemm(ctx, g, plan_gemm(ctx, g, m, k, n, false), {.data = a, .stride = k, .rows = m, .depth = k}, {memory, static_cast<std::int64_t>(g.panel_bytes(k)), n}, {.c = out, .c_stride = n},
+       memory + bytes);
+}
+
+void matmul_f32(OpContext& ctx, TensorView out_MN, ConstTensorView a_MK, ConstTensorView b, bool transpose_b) {
+  const std::int64_t m = a_MK.shape.num_rows(), k = a_MK.shape.num_cols(), n = out_MN.shape.num_cols();
+  char* memory = static_cast<char*>(ctx.workspace->require(matmul_bytes(ctx, m, k, n)));
+  matmul_with(ctx, out_MN.as<float>(), a_MK.as<float>(), b.as<float>(), m, k, n, transpose_b, memory);
+}
+
+}  // namespace prl::ops::cpu

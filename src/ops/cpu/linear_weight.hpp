@@ -1,0 +1,30 @@
+#pragma once
+
+#include "ops/cpu/gemm.hpp"
+#include "ops/linear.hpp"
+
+namespace prl::ops::cpu {
+
+/// A weight in panels for one CPU kind: W^T for y = x W^T, and W for dx = dy W if it is to be trained.
+class PackedWeight final : public LinearWeight {
+ public:
+  PackedWeight(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward);
+  std::size_t num_bytes() const noexcept override;
+  void unpack_row(std::int64_t n, float* out_K) const override;
+
+  const GemmKernels* gemm;
+  Tensor forward_panels, backward_panels, bias_N;
+};
+
+/// `w` as this context's kind packed it; a bug if another did.
+const PackedWeight& packed(const OpContext& ctx, const LinearWeight& w);
+/// Outputs [first, first + count); first is a multiple of the panel width.
+GemmRight forward_operand(const PackedWeight& w, std::int64_t first_output, std::int64_t count);
+/// All inputs as columns, outputs from `first_output` on as depth.
+GemmRight backward_operand(const PackedWeight& w, std::int64_t first_output);
+
+/// out[m, n] = a[m, k] b with matmul_bytes of memory.
+std::size_t matmul_bytes(const OpContext& ctx, std::int64_t m, std::int64_t k, std::int64_t n);
+void matmul_with(OpContext& ctx, float* out, const float* a, const float* b, std::int64_t m, std::int64_t k, std::int64_t n, bool transpose_b, char* memory);
+
+}  // namespace prl::ops::cpu

@@ -1,0 +1,189 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "ops/cpu/bodies.hpp"
+#include "ops/cpu/gemm.hpp"
+#include "ops/cpu/parallel.hpp"
+#include "ops/cpu/table.hpp"
+
+namespace prl::ops::cpu {
+namespace {
+
+std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }
+char* row(const TensorView& v, std::int64_t r, std::int64_t col = 0) { return static_cast<char*>(v.data) + (r * v.row_stride + col) * bytes_of(v.dtype); }
+const char* row(const ConstTensorView& v, std::int64_t r, std::int64_t col = 0) { return static_cast<const char*>(v.data) + (r * v.row_stride + col) * bytes_of(v.dtype); }
+
+void check_ids(const char* op, const ConstTensorView& ids, std::int64_t limit) {
+  const std::int32_t* id = ids.as<std::int32_t>();
+  for (std::int64_t t = 0; t < ids.shape.num_elements(); ++t)
+    if (id[t] < 0 || id[t] >= limit) fail(ErrorCode::kInvalidArgument, "[{}] entry {} is {}, wanted 0 to {}", op, t, id[t], limit - 1);
+}
+
+float half_to_float(std::uint16_t h) {
+  const float magnitude = std::bit_cast<float>(static_cast<std::uint32_t>(h & 0x7fffu) << 13) * 0x1.0p112f;
+  const bool special = (h & 0x7c00u) == 0x7c00u;
+  const std::uint32_t bits = special ? 0x7f800000u | (static_cast<std::uint32_t>(h & 0x3ffu) << 13) : std::bit_cast<std::uint32_t>(magnitude);
+  return std::bit_cast<float>(bits | (static_cast<std::uint32_t>(h & 0x8000u) << 16));
+}
+/// Nearest, ties to even.
+std::uint16_t float_to_half(float f) {
+  const std::uint32_t u = std::bit_cast<std::uint32_t>(f);
+  const auto sign = static_cast<std::uint16_t>((u >> 16) & 0x8000u);
+  const std::uint32_t magnitude = u & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {  // below the smallest normal half: let the fp32 adder round at the right bit
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
+  }
+  const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+float load_any(const char* p, DType t) {
+  if (t == DType::kF32) return *reinterpret_cast<const float*>(p);
+  if (t == DType::kBF16) return to_f32(*reinterpret_cast<const BFloat16*>(p));
+  return half_to_float(*reinterpret_cast<const std::uint16_t*>(p));
+}
+void store_any(char* p, DType t, float v) {
+  if (t == DType::kF32) *reinterpret_cast<float*>(p) = v;
+  else if (t == DType::kBF16) *reinterpret_cast<BFloat16*>(p) = to_bf16(v);
+  else *reinterpret_cast<std::uint16_t*>(p) = float_to_half(v);
+}
+
+}  // namespace
+
+void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T) {
+  check_ids("embedding", ids_T, table_VH.shape.num_rows());
+  const std::int64_t H = table_VH.shape.num_cols();
+  const std::int32_t* ids = ids_T.as<std::int32_t>();
+  parallel_rows(ctx, out_TH.shape.num_rows(), H, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) __builtin_memcpy(row(out_TH, t), row(table_VH, ids[t]), static_cast<std::size_t>(H * bytes_of(out_TH.dtype)));
+  });
+}
+
+void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T) {
+  check_ids("embedding_backward", ids_T, dtable_VH.shape.num_rows());
+  constexpr std::int64_t kCols = 64;
+  const std::int64_t T = dout_TH.shape.num_rows(), H = dtable_VH.shape.num_cols();
+  const std::int32_t* ids = ids_T.as<std::int32_t>();
+  const Kernels& k = kernels(ctx);
+  // A task owns columns, so a token that appears twice is added in token order by one thread.
+  parallel(ctx, (H + kCols - 1) / kCols, [&](std::int64_t i) {
+    const std::int64_t col = i * kCols, cols = std::min(kCols, H - col);
+    for (std::int64_t t = 0; t < T; ++t) k.accumulate(reinterpret_cast<float*>(row(dtable_VH, ids[t], col)), row(dout_TH, t, col), cols, dout_TH.dtype);
+  });
+}
+
+void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps) {
+  const std::int64_t C = x_RC.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, x_RC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) k.rms_norm(row(y_RC, r), row(x_RC, r), w_C.as<float>(), C, eps, x_RC.dtype);
+  });
+}
+
+void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC, ConstTensorView w_C, float eps) {
+  const std::int64_t C = x_RC.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, x_RC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      k.add(row(sum_RC, r), row(x_RC, r), row(residual_RC, r), C, x_RC.dtype);
+      k.rms_norm(row(y_RC, r), row(sum_RC, r), w_C.as<float>(), C, eps, x_RC.dtype);
+    }
+  });
+}
+
+void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps, bool accumulate) {
+  constexpr std::int64_t kRows = 128;  // per partial sum of dw; part of the order of summation
+  const std::int64_t R = x_RC.shape.num_rows(), C = x_RC.shape.num_cols(), blocks = (R + kRows - 1) / kRows;
+  const std::int64_t stride = (C + 15) / 16 * 16;
+  float* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(blocks * stride) * sizeof(float)));
+  const Kernels& k = kernels(ctx);
+  parallel(ctx, blocks, [&](std::int64_t b) {
+    float* dw = partial + b * stride;
+    std::fill(dw, dw + C, 0.0f);
+    for (std::int64_t r = b * kRows; r < std::min(R, (b + 1) * kRows); ++r) k.rms_norm_backward(row(dx_RC, r), dw, row(dy_RC, r), row(x_RC, r), w_C.as<float>(), C, eps, accumulate, x_RC.dtype);
+  });
+  for (std::int64_t b = 0; b < blocks; ++b) k.accumulate(dw_C.as<float>(), partial + b * stride, C, DType::kF32);
+}
+
+void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
+  const std::int64_t C = out.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, out.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) k.add(row(out, r), row(a, r), row(b, r), C, out.dtype);
+  });
+}
+
+void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
+  const std::int64_t F = out_TF.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, out_TF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) k.swiglu(row(out_TF, t), row(gate_up_T2F, t), row(gate_up_T2F, t, F), F, out_TF.dtype);
+  });
+}
+
+void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  const std::int64_t F = dout_TF.shape.num_cols();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, dout_TF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+      k.swiglu_backward(row(dgate_up_T2F, t), row(dgate_up_T2F, t, F), row(dout_TF, t), row(gate_up_T2F, t), row(gate_up_T2F, t, F), F, dout_TF.dtype);
+  });
+}
+
+void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {
+  check_ids("rope", positions_T, table.cos_PD2.shape()[0]);
+  const std::int64_t heads = x_THD.shape[1], D = x_THD.shape[2], half = D / 2;
+  const std::int32_t* positions = positions_T.as<std::int32_t>();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, x_THD.shape[0], heads * D, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+      for (std::int64_t h = 0; h < heads; ++h)
+        k.rope(static_cast<char*>(x_THD.data) + (t * token_stride + h * D) * bytes_of(x_THD.dtype), table.cos_PD2.as<float>() + positions[t] * half,
+               table.sin_PD2.as<float>() + positions[t] * half, half, inverse, x_THD.dtype);
+  });
+}
+
+void cast(OpContext& ctx, TensorView out, ConstTensorView x) {
+  const Kernels& k = kernels(ctx);
+  const bool dense = out.is_contiguous() && x.is_contiguous();
+  // One long row is cut like many short ones.
+  const std::int64_t C = dense ? 4096 : out.shape.num_cols(), total = out.shape.num_elements();
+  const std::int64_t rows = dense ? (total + C - 1) / C : out.shape.num_rows();
+  parallel_rows(ctx, rows, C, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      char* to = static_cast<char*>(out.data) + r * (dense ? C : out.row_stride) * bytes_of(out.dtype);
+      const char* from = static_cast<const char*>(x.data) + r * (dense ? C : x.row_stride) * bytes_of(x.dtype);
+      const std::int64_t n = dense ? std::min(C, total - r * C) : C;
+      if (out.dtype != DType::kF16 && x.dtype != DType::kF16) {
+        k.cast(to, out.dtype, from, x.dtype, n);
+      } else {
+        for (std::int64_t i = 0; i < n; ++i) store_any(to + i * bytes_of(out.dtype), out.dtype, load_any(from + i * bytes_of(x.dtype), x.dtype));
+      }
+    }
+  });
+}
+
+double sum_squares(OpContext& ctx, ConstTensorView x) {
+  constexpr std::int64_t kChunk = 4096;
+  const std::int64_t n = x.shape.num_elements(), chunks = (n + kChunk - 1) / kChunk;
+  float* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(chunks) * sizeof(float)));
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, chunks, kChunk, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c = begin; c < end; ++c) partial[c] = k.sum_squares(x.as<float>() + c * kChunk, std::min(kChunk, n - c * kChunk));
+  });
+  double total = 0;
+  for (std::int64_t c = 0; c < chunks; ++c) total += static_cast<double>(partial[c]);
+  return total;
+}
+
+void scale(OpContext& ctx, TensorView x, float factor) {
+  const std::int64_t n = x.shape.num_elements();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, n, 1, [&](std::int64_t begin, std::int64_t end) { k.scale(x.as<float>() + begin, factor, end - begin); });
+}
+
+}  // namespace prl::ops::cpu

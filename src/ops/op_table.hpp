@@ -1,0 +1,54 @@
+#pragma once
+
+#include <span>
+
+#include "ops/attention.hpp"
+#include "ops/lm_head.hpp"
+#include "ops/optimizer.hpp"
+#include "ops/pointwise.hpp"
+
+namespace prl::ops {
+
+/// The bodies of one kind of device. The public functions of ops/*.hpp check shapes and call these; a body may rely on
+/// what they checked. Signatures are those of the public functions. An entry left empty is a kNotImplemented error.
+struct OpTable {
+  const char* name = "";         ///< shown in errors and by `prl doctor`: "cpu/avx512", ...
+  const void* bodies = nullptr;  ///< the device's own: cpu::Kernels, ...
+
+  LinearWeightPtr (*pack_linear)(OpContext&, ConstTensorView, ConstTensorView, DType, bool) = nullptr;
+  void (*linear)(OpContext&, TensorView, ConstTensorView, const LinearWeight&) = nullptr;
+  void (*linear_backward_input)(OpContext&, TensorView, ConstTensorView, const LinearWeight&, bool) = nullptr;
+  void (*linear_backward_weight)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView) = nullptr;
+  void (*matmul_f32)(OpContext&, TensorView, ConstTensorView, ConstTensorView, bool) = nullptr;
+
+  void (*attention_varlen)(OpContext&, TensorView, TensorView, const VarlenAttention&) = nullptr;
+  void (*attention_varlen_backward)(OpContext&, TensorView, TensorView, TensorView, std::int64_t, std::int64_t, std::int64_t, ConstTensorView, ConstTensorView, ConstTensorView,
+                                    const VarlenAttention&) = nullptr;
+  void (*kv_write)(OpContext&, const KvLayer&, ConstTensorView, std::int64_t, ConstTensorView, std::int64_t, std::span<const std::int32_t>) = nullptr;
+  void (*attention_paged)(OpContext&, TensorView, const PagedAttention&) = nullptr;
+
+  void (*lm_head_logprob)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const LinearWeight&, std::span<const std::int32_t>, std::span<const float>) = nullptr;
+  void (*lm_head_logprob_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView, const LinearWeight&, std::span<const std::int32_t>,
+                                   std::span<const float>) = nullptr;
+  void (*sample)(OpContext&, std::span<SampleResult>, ConstTensorView, std::span<const SampleRow>) = nullptr;
+
+  void (*embedding)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
+  void (*embedding_backward)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
+  void (*rms_norm)(OpContext&, TensorView, ConstTensorView, ConstTensorView, float) = nullptr;
+  void (*add_rms_norm)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView, float) = nullptr;
+  void (*rms_norm_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView, float, bool) = nullptr;
+  void (*add)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
+  void (*swiglu)(OpContext&, TensorView, ConstTensorView) = nullptr;
+  void (*swiglu_backward)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
+  void (*rope)(OpContext&, TensorView, std::int64_t, ConstTensorView, const RopeTable&, bool) = nullptr;
+  void (*cast)(OpContext&, TensorView, ConstTensorView) = nullptr;
+  double (*sum_squares)(OpContext&, ConstTensorView) = nullptr;
+  void (*scale)(OpContext&, TensorView, float) = nullptr;
+
+  void (*adamw)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const AdamWArgs&) = nullptr;
+  void (*sgd)(OpContext&, TensorView, TensorView, ConstTensorView, const SgdArgs&) = nullptr;
+  void (*sign_sgd)(OpContext&, TensorView, ConstTensorView, float, float) = nullptr;
+  void (*muon)(OpContext&, TensorView, TensorView, ConstTensorView, const MuonArgs&) = nullptr;
+};
+
+}  // namespace prl::ops

@@ -1,0 +1,105 @@
+#include "ops/pointwise.hpp"
+
+#include "ops/op_table.hpp"
+#include "ops/shape_check.hpp"
+
+namespace prl::ops {
+
+void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T) {
+  ShapeCheck c("embedding", ctx);
+  c.check("out", out_TH, "T H").check("table", table_VH, "V H").check("ids", ids_T, "T", DType::kI32);
+  c.floating("out", out_TH).same_dtype("out", out_TH.dtype, "table", table_VH.dtype);
+  if (ids_T.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->embedding, "embedding")(ctx, out_TH, table_VH, ids_T);
+}
+
+void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T) {
+  ShapeCheck c("embedding_backward", ctx);
+  c.check("dtable", dtable_VH, "V H", DType::kF32).check("dout", dout_TH, "T H").check("ids", ids_T, "T", DType::kI32).floating("dout", dout_TH);
+  if (ids_T.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->embedding_backward, "embedding_backward")(ctx, dtable_VH, dout_TH, ids_T);
+}
+
+void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps) {
+  ShapeCheck c("rms_norm", ctx);
+  c.check("y", y_RC, "R C").check("x", x_RC, "R C").check("w", w_C, "C", DType::kF32).floating("x", x_RC).same_dtype("y", y_RC.dtype, "x", x_RC.dtype);
+  if (x_RC.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->rms_norm, "rms_norm")(ctx, y_RC, x_RC, w_C, eps);
+}
+
+void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC, ConstTensorView w_C, float eps) {
+  ShapeCheck c("add_rms_norm", ctx);
+  c.check("y", y_RC, "R C").check("sum", sum_RC, "R C").check("x", x_RC, "R C").check("residual", residual_RC, "R C").check("w", w_C, "C", DType::kF32);
+  c.floating("x", x_RC).same_dtype("y", y_RC.dtype, "x", x_RC.dtype).same_dtype("sum", sum_RC.dtype, "x", x_RC.dtype).same_dtype("residual", residual_RC.dtype, "x", x_RC.dtype);
+  if (x_RC.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->add_rms_norm, "add_rms_norm")(ctx, y_RC, sum_RC, x_RC, residual_RC, w_C, eps);
+}
+
+void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps, bool accumulate) {
+  ShapeCheck c("rms_norm_backward", ctx);
+  c.check("dx", dx_RC, "R C").check("dy", dy_RC, "R C").check("x", x_RC, "R C").check("w", w_C, "C", DType::kF32).check("dw", dw_C, "C", DType::kF32);
+  c.floating("x", x_RC).same_dtype("dx", dx_RC.dtype, "x", x_RC.dtype).same_dtype("dy", dy_RC.dtype, "x", x_RC.dtype);
+  if (x_RC.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->rms_norm_backward, "rms_norm_backward")(ctx, dx_RC, dw_C, dy_RC, x_RC, w_C, eps, accumulate);
+}
+
+void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
+  ShapeCheck c("add", ctx);
+  c.check("out", out, "R C").check("a", a, "R C").check("b", b, "R C").floating("a", a).same_dtype("out", out.dtype, "a", a.dtype).same_dtype("b", b.dtype, "a", a.dtype);
+  if (out.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->add, "add")(ctx, out, a, b);
+}
+
+void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
+  ShapeCheck c("swiglu", ctx);
+  c.check("out", out_TF, "T F").check("gate_up", gate_up_T2F, "T 2F").extent("2F", 2 * out_TF.shape.num_cols(), "out");
+  c.floating("out", out_TF).same_dtype("out", out_TF.dtype, "gate_up", gate_up_T2F.dtype);
+  if (out_TF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->swiglu, "swiglu")(ctx, out_TF, gate_up_T2F);
+}
+
+void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  ShapeCheck c("swiglu_backward", ctx);
+  c.check("dout", dout_TF, "T F").check("gate_up", gate_up_T2F, "T 2F").check("dgate_up", dgate_up_T2F, "T 2F").extent("2F", 2 * dout_TF.shape.num_cols(), "dout");
+  c.floating("dout", dout_TF).same_dtype("dout", dout_TF.dtype, "gate_up", gate_up_T2F.dtype).same_dtype("dout", dout_TF.dtype, "dgate_up", dgate_up_T2F.dtype);
+  if (dout_TF.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->swiglu_backward, "swiglu_backward")(ctx, dgate_up_T2F, dout_TF, gate_up_T2F);
+}
+
+void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {
+  ShapeCheck c("rope", ctx);
+  TensorView dense = x_THD;
+  dense.row_stride = x_THD.shape.num_cols();  // the token stride is given apart
+  c.check("x", dense, "T Hd D").check("positions", positions_T, "T", DType::kI32).floating("x", x_THD);
+  c.check("cos", table.cos_PD2, "P D/2", DType::kF32).check("sin", table.sin_PD2, "P D/2", DType::kF32).extent("D/2", x_THD.shape[2] / 2, "x");
+  c.require(x_THD.shape[2] % 2 == 0, "D must be even");
+  if (token_stride == 0) token_stride = x_THD.shape[1] * x_THD.shape[2];
+  c.require(token_stride >= x_THD.shape[1] * x_THD.shape[2] || x_THD.shape[0] <= 1, "token_stride is smaller than heads * D");
+  if (x_THD.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->rope, "rope")(ctx, x_THD, token_stride, positions_T, table, inverse);
+}
+
+void cast(OpContext& ctx, TensorView out, ConstTensorView x) {
+  ShapeCheck c("cast", ctx);
+  c.check("out", out, "R C").check("x", x, "R C");
+  const auto is_float = [](DType t) { return t == DType::kF32 || t == DType::kBF16 || t == DType::kF16; };
+  c.require(is_float(out.dtype) && is_float(x.dtype), "only F32, BF16 and F16 are converted");
+  if (out.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->cast, "cast")(ctx, out, x);
+}
+
+double sum_squares(OpContext& ctx, ConstTensorView x) {
+  ShapeCheck c("sum_squares", ctx);
+  c.check("x", x, "R C", DType::kF32).contiguous("x", x);
+  if (x.shape.num_elements() == 0) return 0.0;
+  return table_entry(ctx, ctx.table->sum_squares, "sum_squares")(ctx, x);
+}
+
+void scale(OpContext& ctx, TensorView x, float factor) {
+  ShapeCheck c("scale", ctx);
+  c.check("x", x, "R C", DType::kF32).contiguous("x", x);
+  if (x.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->scale, "scale")(ctx, x, factor);
+}
+
+}  // namespace prl::ops
