@@ -50,7 +50,7 @@ def fill(model, generator):
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)
             else:
-                parameter.copy_(noise * (0.5 if "embed" in name or "lm_head" in name else 1.2 / parameter.shape[1] ** 0.5))
+                parameter.copy_(noise * (0.3 if "embed" in name or "lm_head" in name else 1.2 / parameter.shape[1] ** 0.5))
 
 
 def make_case(name, out):

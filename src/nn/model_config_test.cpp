@@ -1,0 +1,180 @@
+#include "nn/model_config.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "base/error.hpp"
+#include "nn/init_model.hpp"
+#include "nn/models/family.hpp"
+
+namespace prl::nn {
+namespace {
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr const char* kSmolLM2 = R"({
+  "architectures": ["LlamaForCausalLM"], "attention_bias": false, "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "silu",
+  "hidden_size": 576, "initializer_range": 0.04, "intermediate_size": 1536, "is_llama_config": true, "max_position_embeddings": 8192,
+  "mlp_bias": false, "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
+  "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000,
+  "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_cache": true, "vocab_size": 49152})";
+
+constexpr const char* kQwen3 = R"({
+  "architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": 128,
+  "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
+  "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+  "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+  "use_sliding_window": false, "vocab_size": 151936})";
+
+class ModelConfigTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("prl-config-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  ModelConfig load(const std::string& text) {
+    std::ofstream(folder_ / "config.json", std::ios::trunc) << text;
+    return load_model_config(folder_);
+  }
+  /// `text` with `from` replaced by `to`.
+  static std::string edit(std::string text, const std::string& from, const std::string& to) {
+    const std::size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return text.replace(at, from.size(), to);
+  }
+  void expect_error(const std::string& text, ErrorCode code, const std::string& part) {
+    try {
+      load(text);
+      ADD_FAILURE() << "loaded; wanted an error with " << part;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr(part));
+      EXPECT_THAT(error.what(), HasSubstr("config.json"));
+    }
+  }
+  fs::path folder_;
+};
+
+TEST_F(ModelConfigTest, ReadsPublishedConfigs) {
+  const ModelConfig smol = load(kSmolLM2);
+  EXPECT_EQ(smol.model_type, "llama");
+  EXPECT_EQ(smol.head_dim, 64);
+  EXPECT_EQ(smol.num_kv_heads, 3);
+  EXPECT_TRUE(smol.tie_word_embeddings);
+  EXPECT_FALSE(smol.qk_norm);
+  EXPECT_FLOAT_EQ(smol.rms_norm_eps, 1e-5f);
+  EXPECT_EQ(smol.rope_theta, 100000.0);
+  EXPECT_EQ(smol.num_parameters(), 134515008) << "the published size of SmolLM2-135M";
+  EXPECT_THAT(smol.eos_ids, ElementsAre(0));
+
+  const ModelConfig qwen = load(kQwen3);
+  EXPECT_TRUE(qwen.qk_norm);
+  EXPECT_FALSE(qwen.attention_bias);
+  EXPECT_EQ(qwen.head_dim, 128);
+  EXPECT_EQ(qwen.num_parameters(), 596049920) << "the published size of Qwen3-0.6B";
+  EXPECT_EQ(qwen.num_active_parameters(), 28 * (1024 * 128 * (2 * 16 + 2 * 8) + 3 * 1024 * 3072) + 151936 * 1024);
+  EXPECT_DOUBLE_EQ(qwen.flops_per_token(100), 6.0 * static_cast<double>(qwen.num_active_parameters()) + 12.0 * 28 * 1024 * 100);
+}
+
+TEST_F(ModelConfigTest, Qwen2HasBiasesAndFamilyDefaults) {
+  const std::string qwen2 = edit(edit(edit(kQwen3, "Qwen3ForCausalLM", "Qwen2ForCausalLM"), "\"qwen3\"", "\"qwen2\""), "\"head_dim\": 128,", "");
+  const ModelConfig config = load(qwen2);
+  EXPECT_TRUE(config.attention_bias);
+  EXPECT_FALSE(config.attention_out_bias);
+  EXPECT_FALSE(config.qk_norm);
+  EXPECT_EQ(config.head_dim, 64);
+  EXPECT_EQ(load(edit(kQwen3, "\"head_dim\": 128,", "")).head_dim, 128) << "Qwen 3's own default";
+  EXPECT_EQ(load(edit(kSmolLM2, "\"num_key_value_heads\": 3,", "")).num_kv_heads, 9);
+  EXPECT_FALSE(load(edit(kSmolLM2, "\"tie_word_embeddings\": true,", "")).tie_word_embeddings);
+  EXPECT_TRUE(load(edit(kSmolLM2, "\"attention_bias\": false", "\"attention_bias\": true")).attention_out_bias);
+}
+
+TEST_F(ModelConfigTest, RopeKeysOldAndNew) {
+  const std::string scaling = R"({"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"})";
+  const ModelConfig old_style = load(edit(kSmolLM2, "\"rope_scaling\": null", "\"rope_scaling\": " + scaling));
+  EXPECT_TRUE(old_style.rope_scaling.enabled);
+  EXPECT_EQ(old_style.rope_scaling.factor, 32.0);
+  EXPECT_EQ(old_style.rope_theta, 100000.0);
+  const ModelConfig new_style = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000", "\"rope_parameters\": {\"rope_theta\": 500000.0, " + scaling.substr(1)));
+  EXPECT_TRUE(new_style.rope_scaling.enabled);
+  EXPECT_EQ(new_style.rope_theta, 500000.0);
+  EXPECT_EQ(new_style.rope_scaling.original_max_position, 8192);
+  const ModelConfig plain = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000", R"("rope_parameters": {"rope_theta": 7000, "rope_type": "default"})"));
+  EXPECT_FALSE(plain.rope_scaling.enabled);
+  EXPECT_EQ(plain.rope_theta, 7000.0);
+
+  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"type": "yarn", "factor": 4})"), ErrorCode::kNotImplemented, "yarn");
+  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "llama3"})"), ErrorCode::kCorrupt, "factor");
+  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_parameters": {"partial_rotary_factor": 0.5})"), ErrorCode::kNotImplemented, "partial_rotary_factor");
+}
+
+TEST_F(ModelConfigTest, RefusesWhatItCannotCompute) {
+  expect_error(edit(kSmolLM2, "\"model_type\": \"llama\"", "\"model_type\": \"mamba\""), ErrorCode::kNotImplemented, "llama, qwen2, qwen3");
+  expect_error(edit(kSmolLM2, "LlamaForCausalLM", "LlamaForSequenceClassification"), ErrorCode::kNotImplemented, "architectures");
+  expect_error(edit(kSmolLM2, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\""), ErrorCode::kNotImplemented, "hidden_act");
+  expect_error(edit(kSmolLM2, "\"mlp_bias\": false", "\"mlp_bias\": true"), ErrorCode::kNotImplemented, "mlp_bias");
+  expect_error(edit(kQwen3, "\"use_sliding_window\": false", "\"use_sliding_window\": true"), ErrorCode::kNotImplemented, "sliding");
+  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("layer_types": ["full_attention", "sliding_attention"])"), ErrorCode::kNotImplemented, "sliding");
+  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("quantization_config": {"quant_method": "fp8"})"), ErrorCode::kNotImplemented, "quantization_config");
+}
+
+TEST_F(ModelConfigTest, NamesTheKeyThatIsWrong) {
+  expect_error("{", ErrorCode::kCorrupt, "JSON");
+  expect_error("[]", ErrorCode::kCorrupt, "JSON object");
+  expect_error("{}", ErrorCode::kCorrupt, "model_type");
+  expect_error(edit(kSmolLM2, "\"hidden_size\": 576,", ""), ErrorCode::kCorrupt, "hidden_size");
+  expect_error(edit(kSmolLM2, "\"hidden_size\": 576", "\"hidden_size\": -4"), ErrorCode::kCorrupt, "hidden_size");
+  expect_error(edit(kSmolLM2, "\"hidden_size\": 576", "\"hidden_size\": \"big\""), ErrorCode::kCorrupt, "hidden_size");
+  expect_error(edit(kSmolLM2, "\"num_key_value_heads\": 3", "\"num_key_value_heads\": 2"), ErrorCode::kCorrupt, "num_key_value_heads");
+  expect_error(edit(kSmolLM2, "\"eos_token_id\": 0", "\"eos_token_id\": 99999"), ErrorCode::kCorrupt, "eos_token_id");
+  expect_error(edit(kSmolLM2, "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": 1"), ErrorCode::kCorrupt, "tie_word_embeddings");
+  fs::remove(folder_ / "config.json");
+  try {
+    load_model_config(folder_);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotFound);
+  }
+}
+
+TEST_F(ModelConfigTest, EndIdsComeFromBothFiles) {
+  std::ofstream(folder_ / "generation_config.json") << R"({"eos_token_id": [151645, 151643], "temperature": 0.6})";
+  EXPECT_THAT(load(kQwen3).eos_ids, ElementsAre(151645, 151643));
+}
+
+TEST_F(ModelConfigTest, WhatInitModelWritesReadsBack) {
+  for (const Family* family : families()) {
+    InitModelOptions options;
+    options.family = family->model_type;
+    options.eos_id = 5;
+    options.rope_theta = 12345.5;
+    ModelConfig made = make_model_config(options);
+    made.rope_scaling = {true, 8.0, 1.0, 4.0, 512};
+    const ModelConfig read = load(to_config_json(made));
+    EXPECT_EQ(read.architecture, family->architecture);
+    EXPECT_EQ(read.num_parameters(), made.num_parameters());
+    EXPECT_EQ(read.head_dim, made.head_dim);
+    EXPECT_EQ(read.qk_norm, made.qk_norm);
+    EXPECT_EQ(read.attention_bias, made.attention_bias);
+    EXPECT_EQ(read.tie_word_embeddings, made.tie_word_embeddings);
+    EXPECT_EQ(read.rope_theta, 12345.5);
+    EXPECT_EQ(read.rms_norm_eps, made.rms_norm_eps);
+    EXPECT_EQ(read.rope_scaling.original_max_position, 512);
+    EXPECT_THAT(read.eos_ids, ElementsAre(5));
+  }
+  InitModelOptions odd;
+  odd.head_dim = 33;
+  EXPECT_THROW(make_model_config(odd), Error);
+  odd = {};
+  odd.family = "gpt5";
+  EXPECT_THROW(make_model_config(odd), Error);
+}
+
+}  // namespace
+}  // namespace prl::nn
