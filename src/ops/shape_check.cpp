@@ -18,9 +18,10 @@ int count_symbols(std::string_view pattern) {
 ShapeCheck& ShapeCheck::extent(std::string_view symbol, std::int64_t value, std::string_view where) {
   if (symbol[0] >= '0' && symbol[0] <= '9') {
     std::int64_t wanted = 0;
-    std::from_chars(symbol.data(), symbol.data() + symbol.size(), wanted);
-    if (wanted != value) fail(ErrorCode::kShape, "[{}] {} has an extent of {}, wanted {}", op_, where, value, wanted);
-    return *this;
+    const auto [rest, error] = std::from_chars(symbol.data(), symbol.data() + symbol.size(), wanted);
+    const bool is_number = error == std::errc{} && rest == symbol.data() + symbol.size();  // "2F" is a symbol
+    if (is_number && wanted != value) fail(ErrorCode::kShape, "[{}] {} has an extent of {}, wanted {}", op_, where, value, wanted);
+    if (is_number) return *this;
   }
   for (int i = 0; i < num_bindings_; ++i) {
     const Binding& b = bindings_[static_cast<std::size_t>(i)];
