@@ -453,6 +453,7 @@ constexpr CommandInfo kCommands[] = {
     {Command::kEval, "eval", "Evaluate a server, and the checkpoints of a run"},
     {Command::kSynthesize, "synthesize", "Generate episodes as training data"},
     {Command::kInitModel, "init-model", "Make a small model folder with random weights"},
+    {Command::kMakeData, "make-data", "Write SFT conversations from an environment's demonstrations"},
     {Command::kConvert, "convert", "Rewrite a model folder"},
     {Command::kChat, "chat", "Talk to a model"},
     {Command::kBench, "bench", "Measure this machine"},

@@ -22,6 +22,7 @@ constexpr int kHelpWidth = 110;
 /// Keys that words without a flag fill.
 std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kInitModel) return {"output_dir"};
+  if (command == Command::kMakeData) return {"output"};
   if (command == Command::kConvert) return {"input_dir", "output_dir"};
   return {};
 }
@@ -197,6 +198,7 @@ PRL_INSTANTIATE(SftConfig)
 PRL_INSTANTIATE(EvalConfig)
 PRL_INSTANTIATE(SynthesizeConfig)
 PRL_INSTANTIATE(InitModelConfig)
+PRL_INSTANTIATE(MakeDataConfig)
 PRL_INSTANTIATE(ConvertConfig)
 PRL_INSTANTIATE(ChatConfig)
 PRL_INSTANTIATE(BenchConfig)

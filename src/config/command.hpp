@@ -16,6 +16,7 @@ enum class Command {
   kEval,
   kSynthesize,
   kInitModel,
+  kMakeData,
   kConvert,
   kChat,
   kBench,

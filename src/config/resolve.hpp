@@ -64,6 +64,8 @@ Resolution<SynthesizeConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<InitModelConfig> resolve(Value raw, const Context& context);
 template <>
+Resolution<MakeDataConfig> resolve(Value raw, const Context& context);
+template <>
 Resolution<ConvertConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<ChatConfig> resolve(Value raw, const Context& context);

@@ -24,6 +24,15 @@ Resolution<InitModelConfig> resolve(Value raw, const Context& context) {
 }
 
 template <>
+Resolution<MakeDataConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<MakeDataConfig>(raw);
+  const Check check(raw, "", resolution.report, context);
+  if (resolution.config.output.empty()) check.problem("output", "is needed: `prl make-data FILE.jsonl`");
+  detail::check_env_id(resolution.config.env.id, check.sub("env"));
+  return resolution;
+}
+
+template <>
 Resolution<ConvertConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<ConvertConfig>(raw);
   const Check check(raw, "", resolution.report, context);

@@ -62,6 +62,21 @@ struct InitModelConfig {
   }
 };
 
+/// `prl make-data FILE`: conversations for `prl sft` from an environment's demonstrations.
+struct MakeDataConfig {
+  std::filesystem::path output;
+  EnvConfig env;
+  std::int64_t num_examples = -1;
+  bool eval_split = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("output", output, "JSONL file to write, one {\"messages\": [...]} per line");
+    v.field("env", env, "Environment whose demonstrations are written");
+    v.field("num_examples", num_examples, "Tasks to write, -1 for all", {.min = -1});
+    v.field("eval_split", eval_split, "Use the evaluation tasks instead of the training tasks");
+  }
+};
+
 /// `prl convert IN OUT`: rewrites a model folder.
 struct ConvertConfig {
   std::filesystem::path input_dir;

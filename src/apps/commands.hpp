@@ -1,0 +1,21 @@
+#pragma once
+
+#include "config/cli.hpp"
+
+/// One function per command: load the configuration, wire, run, report. Each returns the exit status and throws what main prints.
+namespace prl::apps {
+
+int run_rl(const config::ParsedCommand& parsed);
+int run_trainer(const config::ParsedCommand& parsed);
+int run_orchestrator(const config::ParsedCommand& parsed);
+int run_inference(const config::ParsedCommand& parsed);
+int run_sft(const config::ParsedCommand& parsed);
+int run_eval(const config::ParsedCommand& parsed);
+int run_bench(const config::ParsedCommand& parsed);
+int run_doctor(const config::ParsedCommand& parsed);
+int run_init_model(const config::ParsedCommand& parsed);
+int run_make_data(const config::ParsedCommand& parsed);
+/// Commands that parse completely but whose work is not built: ends in Error{kNotImplemented} that names it.
+int run_not_built(const config::ParsedCommand& parsed);
+
+}  // namespace prl::apps

@@ -1,0 +1,58 @@
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "apps/commands.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "config/problem.hpp"
+
+namespace {
+
+using prl::config::Command;
+
+int dispatch(const prl::config::ParsedCommand& parsed) {
+  namespace apps = prl::apps;
+  switch (*parsed.command) {
+    case Command::kRl: return apps::run_rl(parsed);
+    case Command::kTrainer: return apps::run_trainer(parsed);
+    case Command::kOrchestrator: return apps::run_orchestrator(parsed);
+    case Command::kInference: return apps::run_inference(parsed);
+    case Command::kSft: return apps::run_sft(parsed);
+    case Command::kEval: return apps::run_eval(parsed);
+    case Command::kBench: return apps::run_bench(parsed);
+    case Command::kDoctor: return apps::run_doctor(parsed);
+    case Command::kInitModel: return apps::run_init_model(parsed);
+    case Command::kMakeData: return apps::run_make_data(parsed);
+    case Command::kSynthesize:
+    case Command::kConvert:
+    case Command::kChat:
+    case Command::kEvals:
+    case Command::kEnvServer: return apps::run_not_built(parsed);
+  }
+  return 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const prl::config::ParsedCommand parsed = prl::config::parse_command(argc, argv);
+    if (parsed.wants_version) {
+      std::printf("prl %s\n", PRL_VERSION);
+      return 0;
+    }
+    if (!parsed.command) {
+      std::fputs(prl::config::program_help().c_str(), stdout);
+      return 0;
+    }
+    return dispatch(parsed);
+  } catch (const prl::config::ConfigError& error) {
+    prl::config::print_error(error);
+  } catch (const prl::Error& error) {
+    prl::log::error("{} ({})", error.what(), prl::to_string(error.code()));
+  } catch (const std::exception& error) {
+    prl::log::error("internal error: {}", error.what());
+  }
+  return 1;
+}
