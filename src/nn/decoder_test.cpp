@@ -1,0 +1,382 @@
+// Training, prefill and decode give the same bits; gradients are those of finite differences.
+#include "nn/decoder.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "nn/test_support.hpp"
+#include "ops/lm_head.hpp"
+
+namespace prl::nn {
+namespace {
+using testing_support::Packed;
+using testing_support::random_packed;
+using testing_support::SmallModel;
+
+/// Serves sequences over a paged cache as an engine does, in steps the test chooses, and collects log-probabilities.
+class PagedRunner {
+ public:
+  PagedRunner(SmallModel& model, const WeightsPtr& weights, const Packed& packed, std::int64_t block_size)
+      : model_(model), weights_(weights), packed_(packed), block_size_(block_size), max_blocks_(static_cast<std::int32_t>(256 / block_size)),
+        cache_(model.ctx().runtime, model.config, weights->compute, num_sequences() * max_blocks_ + 3, block_size), runner_(model.ctx()), logp_(packed.ids.size(), 0.0f),
+        done_(static_cast<std::size_t>(num_sequences()), 0) {
+    // Blocks of a sequence are scattered: block j of sequence s is one of a shuffled list.
+    std::vector<std::int32_t> free;
+    for (std::int32_t b = 0; b < cache_.num_blocks(); ++b) free.push_back(b);
+    Rng rng(99);
+    for (std::size_t i = free.size(); i > 1; --i) std::swap(free[i - 1], free[rng.next_below(i)]);
+    table_.assign(free.begin(), free.begin() + num_sequences() * max_blocks_);
+  }
+  int num_sequences() const { return static_cast<int>(packed_.cu_seqlens.size()) - 1; }
+  int length(int s) const { return packed_.cu_seqlens[static_cast<std::size_t>(s) + 1] - packed_.cu_seqlens[static_cast<std::size_t>(s)]; }
+  int left(int s) const { return length(s) - done_[static_cast<std::size_t>(s)]; }
+  bool is_finished() const {
+    for (int s = 0; s < num_sequences(); ++s)
+      if (left(s) > 0) return false;
+    return true;
+  }
+  /// Runs the next `counts[i]` tokens of sequence `order[i]`, all in one batch.
+  void step(const std::vector<int>& order, const std::vector<int>& counts) {
+    std::vector<std::int32_t> ids, positions, slots, query_start{0}, context, table, rows, targets;
+    std::vector<std::size_t> sources;
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const int s = order[i];
+      const auto begin = static_cast<std::size_t>(packed_.cu_seqlens[static_cast<std::size_t>(s)]);
+      for (int k = 0; k < counts[i]; ++k) {
+        const int position = done_[static_cast<std::size_t>(s)]++;
+        const std::size_t source = begin + static_cast<std::size_t>(position);
+        ids.push_back(packed_.ids[source]);
+        positions.push_back(position);
+        const auto block = table_[static_cast<std::size_t>(s * max_blocks_ + position / static_cast<int>(block_size_))];
+        slots.push_back(static_cast<std::int32_t>(block * block_size_ + position % block_size_));
+        targets.push_back(packed_.targets[source]);
+        sources.push_back(source);
+      }
+      query_start.push_back(static_cast<std::int32_t>(ids.size()));
+      context.push_back(done_[static_cast<std::size_t>(s)]);
+      table.insert(table.end(), table_.begin() + s * max_blocks_, table_.begin() + (s + 1) * max_blocks_);
+    }
+    const TensorView h = runner_.forward_paged(*weights_, cache_, {ids, positions, slots, query_start, context, table, max_blocks_});
+    const std::vector<float> temperatures(ids.size(), 1.0f);
+    std::vector<float> logp(ids.size()), entropy(ids.size()), lse(ids.size());
+    const auto view = [&](std::vector<float>& v) { return TensorView{v.data(), Shape{static_cast<std::int64_t>(v.size())}, DType::kF32, Device{}, static_cast<std::int64_t>(v.size())}; };
+    ops::lm_head_logprob(model_.ctx(), view(logp), view(entropy), view(lse), h, *weights_->lm_head, targets, temperatures);
+    for (std::size_t i = 0; i < sources.size(); ++i) logp_[sources[i]] = logp[i];
+  }
+  const std::vector<float>& logp() const { return logp_; }
+
+ private:
+  SmallModel& model_;
+  WeightsPtr weights_;
+  const Packed& packed_;
+  std::int64_t block_size_;
+  std::int32_t max_blocks_;
+  KvCache cache_;
+  InferenceModel runner_;
+  std::vector<float> logp_;
+  std::vector<int> done_;
+  std::vector<std::int32_t> table_;
+};
+
+void expect_same_bits(const std::vector<float>& got, const std::vector<float>& wanted, const std::string& what) {
+  ASSERT_EQ(got.size(), wanted.size());
+  int different = 0;
+  float worst = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (std::memcmp(&got[i], &wanted[i], 4) == 0) continue;
+    ++different;
+    worst = std::max(worst, std::abs(got[i] - wanted[i]));
+  }
+  EXPECT_EQ(different, 0) << what << ": of " << got.size() << " values, by at most " << worst;
+}
+
+struct ExactCase {
+  std::string family;
+  DType compute;
+};
+class ExactnessTest : public testing::TestWithParam<ExactCase> {};
+
+TEST_P(ExactnessTest, PagedEqualsTrainingBitForBit) {
+  SmallModel model(GetParam().family);
+  const WeightsPtr weights = model.weights(GetParam().compute);
+  const Packed packed = random_packed(model.config.vocab_size, {1, 150, 7, 64, 65, 33}, 3);
+  TrainableModel trainable(model.ctx(), *model.parameters, {});
+  const std::vector<float> wanted = trainable.evaluate(weights, packed.batch(), packed.targets, packed.temperatures).logp_T;
+  for (const float v : wanted) ASSERT_TRUE(std::isfinite(v));
+  expect_same_bits(trainable.forward(weights, packed.batch(), packed.targets, packed.temperatures).logp_T, wanted, "forward with a tape");
+
+  for (const std::int64_t block_size : {8, 16, 64}) {
+    const auto name = [&](const char* what) { return std::string(what) + ", blocks of " + std::to_string(block_size); };
+    PagedRunner whole(model, weights, packed, block_size);
+    for (int s = 0; s < whole.num_sequences(); ++s) whole.step({s}, {whole.left(s)});
+    expect_same_bits(whole.logp(), wanted, name("whole prefill, alone"));
+
+    PagedRunner together(model, weights, packed, block_size);
+    std::vector<int> order, counts;
+    for (int s = together.num_sequences() - 1; s >= 0; --s) {
+      order.push_back(s);
+      counts.push_back(together.left(s));
+    }
+    together.step(order, counts);
+    expect_same_bits(together.logp(), wanted, name("whole prefill, together"));
+
+    for (const int chunk : {3, 17, 64}) {
+      PagedRunner chunked(model, weights, packed, block_size);
+      for (int s = 0; s < chunked.num_sequences(); ++s)
+        while (chunked.left(s) > 0) chunked.step({s}, {std::min(chunk, chunked.left(s))});
+      expect_same_bits(chunked.logp(), wanted, name("chunked prefill") + ", chunks of " + std::to_string(chunk));
+    }
+  }
+}
+
+TEST_P(ExactnessTest, DecodeAndMixedBatchesEqualTraining) {
+  SmallModel model(GetParam().family);
+  const WeightsPtr weights = model.weights(GetParam().compute);
+  const Packed packed = random_packed(model.config.vocab_size, {70, 5, 90, 20}, 4);
+  TrainableModel trainable(model.ctx(), *model.parameters, {});
+  const std::vector<float> wanted = trainable.evaluate(weights, packed.batch(), packed.targets, packed.temperatures).logp_T;
+
+  PagedRunner decode(model, weights, packed, 16);
+  while (!decode.is_finished()) {
+    std::vector<int> order, counts;
+    for (int s = 0; s < decode.num_sequences(); ++s)
+      if (decode.left(s) > 0) order.push_back(s), counts.push_back(1);
+    decode.step(order, counts);
+  }
+  expect_same_bits(decode.logp(), wanted, "one token at a time");
+
+  // Some sequences decode while others prefill in chunks, in changing order and company.
+  PagedRunner mixed(model, weights, packed, 16);
+  Rng rng(8);
+  while (!mixed.is_finished()) {
+    std::vector<int> order, counts;
+    for (int s = 0; s < mixed.num_sequences(); ++s) {
+      if (mixed.left(s) == 0 || rng.next_below(4) == 0) continue;
+      order.insert(order.begin() + static_cast<std::ptrdiff_t>(rng.next_below(order.size() + 1)), s);
+    }
+    if (order.empty()) continue;
+    for (const int s : order) counts.push_back(std::min(mixed.left(s), rng.next_below(2) == 0 ? 1 : 1 + static_cast<int>(rng.next_below(40))));
+    mixed.step(order, counts);
+  }
+  expect_same_bits(mixed.logp(), wanted, "mixed batches");
+
+  // The same sequence alone, and with another number of threads.
+  const Packed alone = [&] {
+    Packed p;
+    p.ids.assign(packed.ids.begin(), packed.ids.begin() + 70);
+    p.positions.assign(packed.positions.begin(), packed.positions.begin() + 70);
+    p.targets.assign(packed.targets.begin(), packed.targets.begin() + 70);
+    p.temperatures.assign(70, 1.0f);
+    p.cu_seqlens = {0, 70};
+    return p;
+  }();
+  SmallModel single(GetParam().family, true, 1);
+  TrainableModel trainable1(single.ctx(), *single.parameters, {});
+  expect_same_bits(trainable1.evaluate(single.weights(GetParam().compute), alone.batch(), alone.targets, alone.temperatures).logp_T, {wanted.begin(), wanted.begin() + 70},
+                   "alone, one thread");
+}
+
+TEST_P(ExactnessTest, SampledLogProbabilityEqualsTheTrainers) {
+  SmallModel model(GetParam().family);
+  const WeightsPtr weights = model.weights(GetParam().compute);
+  Packed packed = random_packed(model.config.vocab_size, {40}, 4);
+  InferenceModel inference(model.ctx());
+  const TensorView h = inference.forward_packed(*weights, packed.batch());
+  const std::vector<std::int32_t> rows{0, 3, 17, 39};
+  const std::vector<float> temperatures{1.0f, 0.7f, 1.3f, 1.0f};
+  const TensorView logits = inference.logits(*weights, h, rows);
+  std::vector<ops::SampleRow> settings(rows.size());
+  std::vector<ops::SampleResult> sampled(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    settings[i].temperature = temperatures[i];
+    settings[i].seed = 7 + i;
+  }
+  ops::sample(model.ctx(), sampled, logits, settings);
+  std::fill(packed.targets.begin(), packed.targets.end(), -1);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    packed.targets[static_cast<std::size_t>(rows[i])] = sampled[i].token;
+    packed.temperatures[static_cast<std::size_t>(rows[i])] = temperatures[i];
+  }
+  TrainableModel trainable(model.ctx(), *model.parameters, {});
+  const TokenStats stats = trainable.evaluate(weights, packed.batch(), packed.targets, packed.temperatures);
+  for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(sampled[i].logprob, stats.logp_T[static_cast<std::size_t>(rows[i])]) << "row " << rows[i];
+}
+
+TEST_P(ExactnessTest, RecomputationChangesNoGradient) {
+  SmallModel model(GetParam().family, false);
+  const WeightsPtr weights = model.weights(GetParam().compute);
+  const Packed packed = random_packed(model.config.vocab_size, {40, 3, 70}, 5);
+  std::vector<float> dlogp(packed.ids.size());
+  Rng rng(6);
+  for (float& v : dlogp) v = static_cast<float>(rng.next_normal());
+
+  std::vector<std::vector<float>> reference;
+  std::vector<float> reference_logp;
+  for (const int freq : {0, 1, 2, 3, 7}) {
+    TrainableModel trainable(model.ctx(), *model.parameters, {freq});
+    model.parameters->zero_grads();
+    const std::vector<float> logp = trainable.forward(weights, packed.batch(), packed.targets, packed.temperatures).logp_T;
+    trainable.backward(dlogp);
+    std::vector<std::vector<float>> grads;
+    for (const NamedParameter& p : model.parameters->named()) grads.emplace_back(p.grad.as<float>(), p.grad.as<float>() + p.grad.num_elements());
+    if (freq == 0) {
+      reference = grads;
+      reference_logp = logp;
+      continue;
+    }
+    expect_same_bits(logp, reference_logp, "log-probabilities, freq " + std::to_string(freq));
+    for (std::size_t i = 0; i < grads.size(); ++i) expect_same_bits(grads[i], reference[i], model.parameters->named()[i].name + ", freq " + std::to_string(freq));
+  }
+}
+
+TEST_P(ExactnessTest, GradientsAccumulateAndRepeat) {
+  SmallModel model(GetParam().family);
+  const WeightsPtr weights = model.weights(GetParam().compute);
+  const Packed packed = random_packed(model.config.vocab_size, {30, 12}, 5);
+  const std::vector<float> dlogp(packed.ids.size(), 0.25f);
+  TrainableModel trainable(model.ctx(), *model.parameters, {});
+  const auto run = [&](int times) {
+    model.parameters->zero_grads();
+    for (int i = 0; i < times; ++i) {
+      trainable.forward(weights, packed.batch(), packed.targets, packed.temperatures);
+      trainable.backward(dlogp);
+    }
+    const Tensor& grad = model.parameters->named()[2].grad;
+    return std::vector<float>(grad.as<float>(), grad.as<float>() + grad.num_elements());
+  };
+  const std::vector<float> once = run(1);
+  expect_same_bits(run(1), once, "the same step again");
+  const std::vector<float> twice = run(2);
+  for (std::size_t i = 0; i < once.size(); ++i) EXPECT_NEAR(twice[i], 2 * once[i], 1e-5f * std::max(1.0f, std::abs(once[i])));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ExactnessTest,
+                         testing::Values(ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16}, ExactCase{"qwen2", DType::kF32}, ExactCase{"qwen2", DType::kBF16},
+                                         ExactCase{"qwen3", DType::kF32}, ExactCase{"qwen3", DType::kBF16}),
+                         [](const auto& test) { return test.param.family + (test.param.compute == DType::kF32 ? "_f32" : "_bf16"); });
+
+class FamilyTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
+  SmallModel model(GetParam());
+  const Packed packed = random_packed(model.config.vocab_size, {9, 4}, 1);
+  std::vector<float> dlogp(packed.ids.size());
+  Rng rng(2);
+  for (float& v : dlogp) v = static_cast<float>(rng.next_normal());
+  TrainableModel trainable(model.ctx(), *model.parameters, {1});
+  model.parameters->zero_grads();
+  trainable.forward(model.weights(DType::kF32), packed.batch(), packed.targets, packed.temperatures);
+  trainable.backward(dlogp);
+  const auto loss = [&] {
+    const TokenStats stats = trainable.evaluate(model.weights(DType::kF32, false), packed.batch(), packed.targets, packed.temperatures);
+    double sum = 0;
+    for (std::size_t i = 0; i < dlogp.size(); ++i) sum += static_cast<double>(dlogp[i]) * static_cast<double>(stats.logp_T[i]);
+    return sum;
+  };
+  // Along a random direction in each tensor, so that every entry takes part.
+  for (NamedParameter& p : model.parameters->named()) {
+    const std::int64_t n = p.value.num_elements();
+    std::vector<float> direction(static_cast<std::size_t>(n)), saved(p.value.as<float>(), p.value.as<float>() + n);
+    double slope = 0, norm = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      direction[at] = static_cast<float>(rng.next_normal());
+      norm += static_cast<double>(direction[at]) * static_cast<double>(direction[at]);
+    }
+    for (std::int64_t i = 0; i < n; ++i) {
+      direction[static_cast<std::size_t>(i)] /= static_cast<float>(std::sqrt(norm));
+      slope += static_cast<double>(direction[static_cast<std::size_t>(i)]) * static_cast<double>(p.grad.as<float>()[i]);
+    }
+    const auto at = [&](float step) {
+      for (std::int64_t i = 0; i < n; ++i) p.value.as<float>()[i] = saved[static_cast<std::size_t>(i)] + step * direction[static_cast<std::size_t>(i)];
+      return loss();
+    };
+    constexpr float kStep = 4e-3f;
+    const double numeric = (at(kStep) - at(-kStep)) / (2.0 * static_cast<double>(kStep));
+    std::copy(saved.begin(), saved.end(), p.value.as<float>());
+    EXPECT_NEAR(slope, numeric, 3e-3 * std::max(1.0, std::abs(numeric))) << p.name;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, testing::Values("llama", "qwen2", "qwen3"));
+
+TEST(Decoder, RefusesBadBatches) {
+  SmallModel model("llama");
+  const WeightsPtr weights = model.weights(DType::kF32);
+  TrainableModel trainable(model.ctx(), *model.parameters, {});
+  const Packed good = random_packed(model.config.vocab_size, {4}, 1);
+  const auto expect = [&](Packed bad, ErrorCode code) {
+    try {
+      trainable.evaluate(weights, bad.batch(), bad.targets, bad.temperatures);
+      ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+    }
+  };
+  Packed bad = good;
+  bad.ids[1] = 97;
+  expect(bad, ErrorCode::kInvalidArgument);
+  bad = good;
+  bad.positions[3] = 512;
+  expect(bad, ErrorCode::kOverlong);
+  bad = good;
+  bad.cu_seqlens = {0, 3};
+  expect(bad, ErrorCode::kShape);
+  bad = good;
+  bad.targets[0] = 97;
+  expect(bad, ErrorCode::kInvalidArgument);
+  bad = good;
+  bad.temperatures[0] = 0.0f;
+  expect(bad, ErrorCode::kInvalidArgument);
+  bad = good;
+  bad.temperatures.pop_back();
+  expect(bad, ErrorCode::kShape);
+  EXPECT_THROW(TrainableModel(model.ctx(), *model.parameters, {-1}), Error);
+}
+
+TEST(Decoder, ProbeTellsWeightsApart) {
+  SmallModel model("qwen3");
+  InferenceModel inference(model.ctx());
+  const std::vector<std::int32_t> prompt = probe_prompt(model.config.vocab_size);
+  EXPECT_EQ(prompt, probe_prompt(model.config.vocab_size));
+  ASSERT_EQ(prompt.size(), 32u);
+  const WeightsPtr weights = model.weights(DType::kBF16);
+  const std::vector<float> before = probe_logprobs(inference, model.ctx(), *weights, prompt);
+  EXPECT_EQ(before.size(), 31u);
+  EXPECT_EQ(probe_logprobs(inference, model.ctx(), *weights, prompt), before);
+  model.parameters->at("model.layers.1.mlp.down_proj.weight").value.as<float>()[17] += 0.5f;
+  EXPECT_NE(probe_logprobs(inference, model.ctx(), *model.weights(DType::kBF16), prompt), before);
+  EXPECT_EQ(probe_logprobs(inference, model.ctx(), *weights, prompt), before) << "packed weights do not follow the masters";
+}
+
+TEST(Decoder, StepsTakeNoMemoryAfterWarmUp) {
+  SmallModel model("qwen3");
+  const WeightsPtr weights = model.weights(DType::kBF16);
+  const Packed packed = random_packed(model.config.vocab_size, {100, 60}, 2);
+  const std::vector<float> dlogp(packed.ids.size(), 1.0f);
+  TrainableModel trainable(model.ctx(), *model.parameters, {2});
+  std::size_t in_use = 0;
+  for (int i = 0; i < 5; ++i) {
+    trainable.forward(weights, packed.batch(), packed.targets, packed.temperatures);
+    trainable.backward(dlogp);
+    if (i == 2) in_use = model.ctx().runtime->bytes_in_use();
+    if (i > 2) {
+      EXPECT_EQ(model.ctx().runtime->bytes_in_use(), in_use);
+    }
+  }
+}
+
+TEST(KvCache, SizesAreThoseOfItsBlocks) {
+  SmallModel model("llama");
+  const std::size_t before = model.ctx().runtime->bytes_in_use();
+  const KvCache cache(model.ctx().runtime, model.config, DType::kBF16, 10, 16);
+  EXPECT_EQ(KvCache::bytes_per_block(model.config, DType::kBF16, 16), static_cast<std::size_t>(2 * 3 * 2 * 32 * 16 * 2));
+  EXPECT_EQ(model.ctx().runtime->bytes_in_use() - before, 10 * KvCache::bytes_per_block(model.config, DType::kBF16, 16));
+  EXPECT_EQ(cache.layer(2).k.shape, (Shape{10, 2, 16, 32}));
+}
+
+}  // namespace
+}  // namespace prl::nn

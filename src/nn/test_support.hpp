@@ -1,0 +1,88 @@
+#pragma once
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/rng.hpp"
+#include "nn/decoder.hpp"
+#include "nn/init_model.hpp"
+
+// Shared by the tests of this folder; included by *_test.cpp only.
+namespace prl::nn::testing_support {
+
+inline std::filesystem::path golden_models() { return std::filesystem::path(PRL_SOURCE_DIR) / "tests" / "golden" / "models"; }
+
+/// A folder that ends with the object.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(const std::string& name) : path_(std::filesystem::temp_directory_path() / ("prl-nn-" + std::to_string(::getpid()) + "-" + name)) {
+    std::filesystem::remove_all(path_);
+    std::filesystem::create_directories(path_);
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Packed sequences of given lengths with the next token as target.
+struct Packed {
+  std::vector<std::int32_t> ids, positions, cu_seqlens{0}, targets;
+  std::vector<float> temperatures;
+  PackedBatch batch() const { return {ids, positions, cu_seqlens}; }
+};
+inline Packed random_packed(std::int64_t vocab_size, const std::vector<int>& lengths, std::uint64_t seed) {
+  Packed p;
+  Rng rng(seed);
+  for (const int length : lengths) {
+    const std::size_t begin = p.ids.size();
+    for (int i = 0; i < length; ++i) {
+      p.ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(vocab_size))));
+      p.positions.push_back(i);
+      p.temperatures.push_back(1.0f);
+    }
+    p.targets.insert(p.targets.end(), p.ids.begin() + static_cast<std::ptrdiff_t>(begin) + 1, p.ids.end());
+    p.targets.push_back(-1);
+    p.cu_seqlens.push_back(static_cast<std::int32_t>(p.ids.size()));
+  }
+  return p;
+}
+
+/// One small model of a family with random weights, biases and norms included.
+struct SmallModel {
+  explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2) : session(make_cpu_runtime(), num_threads) {
+    InitModelOptions o;
+    o.family = family;
+    o.vocab_size = 97;
+    o.hidden_size = 64;
+    o.intermediate_size = 80;
+    o.num_layers = 3;
+    o.num_heads = 4;
+    o.num_kv_heads = 2;
+    o.head_dim = 32;
+    o.max_position = 512;
+    o.tie_word_embeddings = tied;
+    config = make_model_config(o);
+    parameters = std::make_unique<Parameters>(session.context().runtime, config);
+    parameters->init_random(11, 0.15f);
+    Rng rng(5);
+    for (NamedParameter& p : parameters->named())
+      if (p.value.shape().num_dims() == 1)
+        for (std::int64_t i = 0; i < p.value.num_elements(); ++i) p.value.as<float>()[i] += 0.2f * static_cast<float>(rng.next_normal());
+  }
+  ops::OpContext& ctx() { return session.context(); }
+  WeightsPtr weights(DType compute, bool with_backward = true) { return make_weights(ctx(), *parameters, compute, PolicyVersion{1}, with_backward, nullptr); }
+
+  ops::OpSession session;
+  ModelConfig config;
+  std::unique_ptr<Parameters> parameters;
+};
+
+}  // namespace prl::nn::testing_support
