@@ -28,12 +28,16 @@ struct EngineOptions {
 };
 
 /// New tokens of one request. `delta` holds only what is new since the last event except at the end, where finish_reason,
-/// usage counts and prompt log-probabilities are set. Exactly one event with finish_reason != kNone ends each request.
+/// usage counts and prompt log-probabilities are set. Exactly one event with finish_reason != kNone ends each request, or
+/// each of its n choices if it asked for several (prompt log-probabilities come with choice 0).
 struct StepEvent {
   RequestId id;
   wire::GenerateOutput delta;
+  std::int32_t choice_idx = 0;  ///< which of the n choices these tokens belong to
+  bool is_last = false;         ///< all choices have ended; no event of this request follows
 };
-/// Called on the engine's thread; must not block (post to an executor or push to a queue).
+/// Called on the engine's thread; must not block (post to an executor or push to a queue). The event is reused: copy what
+/// is to be kept. It may call submit, cancel and stop, which take effect before the next step. An exception drops the request.
 using EventSink = std::function<void(const StepEvent&)>;
 
 /// What the engine proves after a weight update.
@@ -67,8 +71,9 @@ class Engine {
   RequestId submit(wire::GenerateRequest request, EventSink sink);
   /// Ends a request early with kAbort (no error if it has ended already).
   void cancel(RequestId id);
-  /// Asks a running request to end as "stop" because a stop string matched after `num_tokens` output tokens.
-  void stop(RequestId id, std::string stop_string, std::int64_t num_tokens);
+  /// Asks a running request to end as "stop" because a stop string matched after `num_tokens` output tokens; the caller cuts
+  /// off tokens that came after them. Its last event carries `stop_string` and no tokens. No error if it has ended already.
+  void stop(RequestId id, std::string stop_string, std::int64_t num_tokens, std::int32_t choice_idx = 0);
 
   /// Swaps the weights between two steps; requests in flight go on and later tokens carry the new version. New requests
   /// never hit prefix blocks of another version. Returns the proof computed with the weights the engine now holds.

@@ -1,0 +1,272 @@
+#include "engine/core.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/rng.hpp"
+
+namespace prl::engine {
+
+/// A request with its choices. The event is reused from step to step, so that steady decoding allocates nothing.
+struct EngineCore::Request {
+  RequestId id;
+  ResolvedRequest resolved;
+  EventSink sink;
+  StepEvent event;
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  std::int32_t num_open = 0;
+  bool is_sink_broken = false;
+};
+
+EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner)
+    : pool_(options.num_blocks, options.block_size), scheduler_(options.scheduler, pool_), runner_(std::move(runner)) {
+  if (const auto weights = runner_->weights()) version_ = weights->version;
+  scheduler_.change_weights(version_);
+}
+
+EngineCore::~EngineCore() {
+  for (auto& [id, request] : requests_) {
+    for (auto& sequence : request->sequences) scheduler_.remove(*sequence);
+  }
+}
+
+void EngineCore::add(RequestId id, ResolvedRequest resolved, EventSink sink) {
+  auto owned = std::make_unique<Request>();
+  Request& request = *owned;
+  request.id = id;
+  request.resolved = std::move(resolved);
+  request.sink = std::move(sink);
+  request.event.id = id;
+  request.event.delta.request_id = fmt::format("{}", id.value);
+  request.num_open = request.resolved.sampling.n;
+  const auto num_prompt_tokens = static_cast<std::int64_t>(request.resolved.prompt_ids.size());
+  requests_.emplace(id, std::move(owned));
+  for (std::int32_t i = 0; i < request.num_open; ++i) {
+    auto sequence = std::make_unique<Sequence>();
+    sequence->request_id = id;
+    sequence->choice_idx = i;
+    sequence->arrival = num_arrivals_++;
+    sequence->request = &request.resolved;
+    sequence->owner = &request;
+    sequence->seed = request.num_open == 1 ? request.resolved.seed : mix_seed(request.resolved.seed, static_cast<std::uint64_t>(i));
+    // Waiting requests may be many: room for the output is reserved with the first token (see accept_token).
+    sequence->tokens = request.resolved.prompt_ids;
+    sequence->num_prompt_tokens = num_prompt_tokens;
+    request.sequences.push_back(std::move(sequence));
+  }
+  for (auto& sequence : request.sequences) scheduler_.add(*sequence);
+}
+
+void EngineCore::cancel(RequestId id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  Request& request = *it->second;
+  for (auto& sequence : request.sequences) {
+    if (sequence->state == SequenceState::kFinished) continue;
+    begin_event(request, *sequence);
+    finish(request, *sequence, wire::FinishReason::kAbort);
+  }
+  drop_ended();
+}
+
+void EngineCore::stop(RequestId id, std::int32_t choice_idx, std::string stop_string) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  Request& request = *it->second;
+  if (choice_idx < 0 || choice_idx >= static_cast<std::int32_t>(request.sequences.size())) return;
+  Sequence& sequence = *request.sequences[static_cast<std::size_t>(choice_idx)];
+  if (sequence.state == SequenceState::kFinished) return;
+  begin_event(request, sequence);
+  request.event.delta.stop_string = std::move(stop_string);
+  finish(request, sequence, wire::FinishReason::kStop);
+  drop_ended();
+}
+
+bool EngineCore::step() {
+  const StepPlan& plan = scheduler_.plan();
+  if (plan.rows.empty()) {
+    PRL_CHECK(is_idle(), "{} sequences run and {} wait, but no step was planned", scheduler_.num_running(), scheduler_.num_waiting());
+    return false;
+  }
+  try {
+    runner_->run(plan, output_);
+  } catch (const std::exception& error) {
+    fail_step(plan, error.what());
+    drop_ended();
+    return true;
+  }
+  num_failures_in_a_row_ = 0;
+  scheduler_.commit(plan);
+  for (std::size_t i = 0; i < plan.rows.size(); ++i) accept(plan.rows[i], output_.rows[i]);
+  drop_ended();
+  return true;
+}
+
+void EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
+  Sequence& sequence = *row.sequence;
+  auto& request = *static_cast<Request*>(sequence.owner);
+  // A sink that threw ended all choices of its request, later rows of this plan included.
+  if (sequence.state == SequenceState::kFinished) return;
+  if (!output.error.empty()) {
+    // Whatever made this row useless may sit in blocks that others would find.
+    scheduler_.reset_prefix_cache();
+    begin_event(request, sequence);
+    request.event.delta.error = std::move(output.error);
+    output.error.clear();
+    finish(request, sequence, wire::FinishReason::kError);
+    return;
+  }
+  if (row.num_prompt_logprobs > 0 || sequence.wants_prompt_logprobs()) {
+    if (sequence.prompt_logprobs.empty()) {
+      sequence.prompt_logprobs.push_back(0.0f);
+      if (*request.resolved.sampling.prompt_logprobs > 0) sequence.prompt_top_logprobs.emplace_back();
+    }
+    const auto count = static_cast<std::size_t>(row.num_prompt_logprobs);
+    sequence.prompt_logprobs.insert(sequence.prompt_logprobs.end(), output.prompt_logprobs.begin(), output.prompt_logprobs.begin() + static_cast<std::ptrdiff_t>(count));
+    if (*request.resolved.sampling.prompt_logprobs > 0) {
+      for (std::size_t i = 0; i < count; ++i) sequence.prompt_top_logprobs.push_back(std::move(output.prompt_top_logprobs[i]));
+    }
+  }
+  counters_.num_prompt_tokens += std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
+  if (row.is_sampled) accept_token(request, sequence, output.sample);
+}
+
+void EngineCore::accept_token(Request& request, Sequence& sequence, const ops::SampleResult& sample) {
+  if (sequence.num_output_tokens() == 0) {
+    sequence.tokens.reserve(static_cast<std::size_t>(sequence.num_prompt_tokens + request.resolved.max_new_tokens));
+    sequence.blocks.reserve(static_cast<std::size_t>((sequence.num_prompt_tokens + request.resolved.max_new_tokens) / pool_.block_size() + 1));
+    sequence.version_first = version_;
+  }
+  sequence.tokens.push_back(sample.token);
+  sequence.version_last = version_;
+  ++counters_.num_generation_tokens;
+
+  begin_event(request, sequence);
+  wire::GenerateOutput& delta = request.event.delta;
+  delta.token_ids.push_back(sample.token);
+  delta.logprobs.push_back(sample.logprob);
+  delta.versions.push_back(version_.value);
+  const auto& num_top = request.resolved.sampling.logprobs;
+  if (num_top && *num_top > 0) {
+    auto& top = delta.top_logprobs.emplace_back();
+    for (const auto& [id, logprob] : sample.top_logprobs) top.push_back({id, logprob});
+  }
+  const auto& stop_ids = request.resolved.stop_ids;
+  const bool may_stop = sequence.num_output_tokens() >= request.resolved.sampling.min_tokens;
+  if (may_stop && std::binary_search(stop_ids.begin(), stop_ids.end(), sample.token)) {
+    delta.stop_token_id = sample.token;
+    finish(request, sequence, wire::FinishReason::kStop);
+  } else if (sequence.num_output_tokens() >= request.resolved.max_new_tokens) {
+    finish(request, sequence, wire::FinishReason::kLength);
+  } else {
+    emit(request);
+  }
+}
+
+void EngineCore::begin_event(Request& request, const Sequence& sequence) {
+  request.event.choice_idx = sequence.choice_idx;
+  request.event.is_last = false;
+  wire::GenerateOutput& delta = request.event.delta;
+  delta.token_ids.clear();
+  delta.logprobs.clear();
+  delta.top_logprobs.clear();
+  delta.versions.clear();
+  delta.finish_reason = wire::FinishReason::kNone;
+  delta.stop_token_id.reset();
+  delta.stop_string.clear();
+  delta.error.clear();
+  delta.prompt_logprobs.clear();
+  delta.prompt_top_logprobs.clear();
+  delta.num_prompt_tokens = sequence.num_prompt_tokens;
+  delta.num_cached_tokens = std::max<std::int64_t>(0, sequence.num_cached_tokens);
+  delta.version_start = sequence.num_output_tokens() > 0 ? sequence.version_first : version_;
+  delta.version_end = sequence.num_output_tokens() > 0 ? sequence.version_last : version_;
+}
+
+void EngineCore::finish(Request& request, Sequence& sequence, wire::FinishReason reason) {
+  wire::GenerateOutput& delta = request.event.delta;
+  delta.finish_reason = reason;
+  delta.prompt_logprobs = std::move(sequence.prompt_logprobs);
+  delta.prompt_top_logprobs = std::move(sequence.prompt_top_logprobs);
+  scheduler_.remove(sequence);
+  request.event.is_last = --request.num_open == 0;
+  if (request.event.is_last) ended_.push_back(request.id);
+  if (reason == wire::FinishReason::kStop) ++counters_.num_finished_stop;
+  if (reason == wire::FinishReason::kLength) ++counters_.num_finished_length;
+  if (reason == wire::FinishReason::kAbort) ++counters_.num_finished_abort;
+  emit(request);
+}
+
+void EngineCore::emit(Request& request) {
+  if (request.is_sink_broken) return;
+  try {
+    request.sink(request.event);
+  } catch (const std::exception& error) {
+    // Nobody listens any more: the request is dropped, the others go on.
+    log::error("the receiver of request {} failed and the request is dropped: {}", request.id.value, error.what());
+    request.is_sink_broken = true;
+    for (auto& sequence : request.sequences) scheduler_.remove(*sequence);
+    if (request.num_open > 0) ended_.push_back(request.id);
+    request.num_open = 0;
+  }
+}
+
+void EngineCore::drop_ended() {
+  for (; num_dropped_ < ended_.size(); ++num_dropped_) requests_.erase(ended_[num_dropped_]);
+}
+
+void EngineCore::fail_step(const StepPlan& plan, const std::string& error) {
+  ++num_failures_in_a_row_;
+  log::error("a step over {} sequences failed and ends them: {}", plan.rows.size(), error);
+  scheduler_.reset_prefix_cache();
+  for (const PlanRow& row : plan.rows) {
+    auto& request = *static_cast<Request*>(row.sequence->owner);
+    if (row.sequence->state == SequenceState::kFinished) continue;
+    begin_event(request, *row.sequence);
+    request.event.delta.error = error;
+    finish(request, *row.sequence, wire::FinishReason::kError);
+  }
+}
+
+void EngineCore::abort_all(wire::FinishReason reason, const std::string& error) {
+  std::vector<RequestId> ids;
+  ids.reserve(requests_.size());
+  for (const auto& [id, request] : requests_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (const RequestId id : ids) {
+    Request& request = *requests_.at(id);
+    for (auto& sequence : request.sequences) {
+      if (sequence->state == SequenceState::kFinished) continue;
+      begin_event(request, *sequence);
+      request.event.delta.error = error;
+      finish(request, *sequence, reason);
+    }
+  }
+  drop_ended();
+}
+
+WeightProof EngineCore::update_weights(nn::WeightsPtr weights) {
+  const PolicyVersion version = weights->version;
+  runner_->set_weights(std::move(weights));
+  version_ = version;
+  scheduler_.change_weights(version);
+  return runner_->prove();
+}
+
+EngineStats EngineCore::stats() const {
+  EngineStats stats = counters_;
+  stats.num_running = scheduler_.num_running();
+  stats.num_waiting = scheduler_.num_waiting();
+  stats.num_preemptions = scheduler_.stats().num_preemptions;
+  stats.num_prefix_queries_tokens = scheduler_.stats().num_prefix_query_tokens;
+  stats.num_prefix_hit_tokens = scheduler_.stats().num_prefix_hit_tokens;
+  stats.num_blocks_total = pool_.num_blocks();
+  stats.num_blocks_used = pool_.num_blocks() - pool_.num_free();
+  stats.version = version_;
+  return stats;
+}
+
+}  // namespace prl::engine

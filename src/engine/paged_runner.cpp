@@ -1,0 +1,187 @@
+#include "engine/paged_runner.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace prl::engine {
+namespace {
+
+/// Rows of logits held at once when alternatives to prompt tokens are asked for.
+constexpr std::int64_t kPromptLogitRows = 32;
+
+bool is_finite(const ops::SampleResult& result) {
+  if (!std::isfinite(result.logprob)) return false;
+  return std::all_of(result.top_logprobs.begin(), result.top_logprobs.end(), [](const auto& entry) { return std::isfinite(entry.second); });
+}
+
+std::string non_finite_error(const Sequence& sequence, std::int64_t position) {
+  return fmt::format("request {}: the model's output at token {} is not finite; the weights are damaged or have diverged", sequence.request_id.value, position);
+}
+
+}  // namespace
+
+std::int64_t resolve_num_blocks(const EngineOptions& options, const nn::ModelConfig& config, DType compute) {
+  const std::size_t block_bytes = nn::KvCache::bytes_per_block(config, compute, options.block_size);
+  const std::int64_t num_blocks = options.num_blocks > 0 ? options.num_blocks : static_cast<std::int64_t>(options.kv_bytes / block_bytes);
+  const std::int64_t num_needed = (options.max_model_len + options.block_size - 1) / options.block_size;
+  if (num_blocks < num_needed) {
+    constexpr double kMiB = 1024.0 * 1024.0;
+    fail(ErrorCode::kOutOfMemory,
+         "one sequence of max_model_len = {} tokens needs {} KV blocks of {} tokens ({:.1f} MiB), but the cache has {} ({:.1f} MiB); give the cache more memory or lower max_model_len",
+         options.max_model_len, num_needed, options.block_size, static_cast<double>(num_needed) * static_cast<double>(block_bytes) / kMiB, num_blocks,
+         static_cast<double>(num_blocks) * static_cast<double>(block_bytes) / kMiB);
+  }
+  return num_blocks;
+}
+
+PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, std::int64_t num_blocks, nn::WeightsPtr weights)
+    : runtime_(runtime),
+      block_size_(options.block_size),
+      weights_(std::move(weights)),
+      session_(runtime, options.num_threads),
+      cache_(runtime, weights_->config, weights_->compute, num_blocks, options.block_size),
+      model_(session_.context()),
+      sampler_(session_.context(), weights_->config.vocab_size) {}
+
+PagedRunner::~PagedRunner() = default;
+
+void PagedRunner::fill_batch(const StepPlan& plan) {
+  ids_T_.clear();
+  positions_T_.clear();
+  slot_T_.clear();
+  query_start_.assign(1, 0);
+  context_len_.clear();
+  max_blocks_ = 1;
+  for (const PlanRow& row : plan.rows) max_blocks_ = std::max(max_blocks_, static_cast<std::int32_t>(row.sequence->blocks.size()));
+  block_table_.assign(plan.rows.size() * static_cast<std::size_t>(max_blocks_), 0);
+  for (std::size_t r = 0; r < plan.rows.size(); ++r) {
+    const PlanRow& row = plan.rows[r];
+    const Sequence& sequence = *row.sequence;
+    const std::int64_t end = row.first_token + row.num_tokens;
+    for (std::int64_t position = row.first_token; position < end; ++position) {
+      const std::int32_t block = sequence.blocks[static_cast<std::size_t>(position / block_size_)].id().value;
+      ids_T_.push_back(sequence.tokens[static_cast<std::size_t>(position)]);
+      positions_T_.push_back(static_cast<std::int32_t>(position));
+      slot_T_.push_back(static_cast<std::int32_t>(block * block_size_ + position % block_size_));
+    }
+    query_start_.push_back(static_cast<std::int32_t>(ids_T_.size()));
+    context_len_.push_back(static_cast<std::int32_t>(end));
+    std::int32_t* const table = block_table_.data() + r * static_cast<std::size_t>(max_blocks_);
+    for (std::size_t b = 0; b < sequence.blocks.size(); ++b) table[b] = sequence.blocks[b].id().value;
+  }
+}
+
+void PagedRunner::run(const StepPlan& plan, StepOutput& output) {
+  if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
+  fill_batch(plan);
+  nn::PagedBatch batch;
+  batch.ids_T = ids_T_;
+  batch.positions_T = positions_T_;
+  batch.slot_T = slot_T_;
+  batch.query_start = query_start_;
+  batch.context_len = context_len_;
+  batch.block_table = block_table_;
+  batch.max_blocks = max_blocks_;
+  const ConstTensorView h_TH = model_.forward_paged(*weights_, cache_, batch);
+  for (std::size_t r = 0; r < plan.rows.size(); ++r) {
+    output.rows[r].error.clear();
+    if (plan.rows[r].num_prompt_logprobs > 0) score_prompt(plan.rows[r], h_TH, query_start_[r], output.rows[r]);
+  }
+  sample_rows(plan, h_TH, output);
+}
+
+void PagedRunner::score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out) {
+  const Sequence& sequence = *row.sequence;
+  const std::int64_t count = row.num_prompt_logprobs;
+  const std::int64_t begin = first_row + (row.prompt_logprob_begin - row.first_token);
+  if (!logp_T_.defined() || logp_T_.num_elements() < count) {
+    logp_T_ = Tensor::empty(runtime_, {count}, DType::kF32);
+    entropy_T_ = Tensor::empty(runtime_, {count}, DType::kF32);
+    lse_T_ = Tensor::empty(runtime_, {count}, DType::kF32);
+  }
+  targets_T_.clear();
+  for (std::int64_t i = 0; i < count; ++i) targets_T_.push_back(sequence.tokens[static_cast<std::size_t>(row.prompt_logprob_begin + i + 1)]);
+  temperatures_T_.assign(static_cast<std::size_t>(count), 1.0f);
+  ops::lm_head_logprob(session_.context(), logp_T_.slice(0, count), entropy_T_.slice(0, count), lse_T_.slice(0, count), h_TH.rows(begin, count), *weights_->lm_head,
+                       targets_T_, temperatures_T_);
+  out.prompt_logprobs.resize(static_cast<std::size_t>(count));
+  runtime_->copy_to_host(out.prompt_logprobs.data(), logp_T_.data(), out.prompt_logprobs.size() * sizeof(float));
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (std::isfinite(out.prompt_logprobs[static_cast<std::size_t>(i)])) continue;
+    out.error = non_finite_error(sequence, row.prompt_logprob_begin + i + 1);
+    return;
+  }
+
+  const std::int32_t num_top = *sequence.request->sampling.prompt_logprobs;
+  out.prompt_top_logprobs.clear();
+  for (std::int64_t done = 0; num_top > 0 && done < count; done += kPromptLogitRows) {
+    const std::int64_t chunk = std::min(kPromptLogitRows, count - done);
+    sample_rows_B_.clear();
+    for (std::int64_t i = 0; i < chunk; ++i) sample_rows_B_.push_back(static_cast<std::int32_t>(begin + done + i));
+    const TensorView logits_BV = model_.logits(*weights_, h_TH, sample_rows_B_);
+    if (results_B_.size() < static_cast<std::size_t>(chunk)) results_B_.resize(static_cast<std::size_t>(chunk));
+    const auto results = std::span(results_B_).first(static_cast<std::size_t>(chunk));
+    sampler_.top_logprobs(logits_BV, num_top, results);
+    for (const ops::SampleResult& result : results) {
+      auto& top = out.prompt_top_logprobs.emplace_back();
+      for (const auto& [id, logprob] : result.top_logprobs) top.push_back({id, logprob});
+    }
+  }
+}
+
+void PagedRunner::sample_rows(const StepPlan& plan, ConstTensorView h_TH, StepOutput& output) {
+  sample_rows_B_.clear();
+  sample_sequences_B_.clear();
+  for (std::size_t r = 0; r < plan.rows.size(); ++r) {
+    if (!plan.rows[r].is_sampled) continue;
+    sample_rows_B_.push_back(query_start_[r + 1] - 1);
+    sample_sequences_B_.push_back(plan.rows[r].sequence);
+  }
+  if (sample_rows_B_.empty()) return;
+  const TensorView logits_BV = model_.logits(*weights_, h_TH, sample_rows_B_);
+  if (results_B_.size() < sample_rows_B_.size()) results_B_.resize(sample_rows_B_.size());
+  sampler_.sample(logits_BV, sample_sequences_B_, std::span(results_B_).first(sample_rows_B_.size()));
+  std::size_t i = 0;
+  for (std::size_t r = 0; r < plan.rows.size(); ++r) {
+    if (!plan.rows[r].is_sampled) continue;
+    // Swapped, so that both sides keep their buffers.
+    std::swap(output.rows[r].sample, results_B_[i++]);
+    if (output.rows[r].error.empty() && !is_finite(output.rows[r].sample)) {
+      output.rows[r].error = non_finite_error(*plan.rows[r].sequence, plan.rows[r].sequence->num_tokens());
+    }
+  }
+}
+
+void PagedRunner::set_weights(nn::WeightsPtr weights) {
+  if (weights == nullptr) fail(ErrorCode::kInvalidArgument, "new weights are missing");
+  const nn::ModelConfig& is = weights_->config;
+  const nn::ModelConfig& given = weights->config;
+  const auto check = [&](const char* name, std::int64_t wanted, std::int64_t found) {
+    if (wanted != found) fail(ErrorCode::kInvalidArgument, "new weights have {} = {}, the engine was made for {}", name, found, wanted);
+  };
+  check("vocab_size", is.vocab_size, given.vocab_size);
+  check("hidden_size", is.hidden_size, given.hidden_size);
+  check("num_hidden_layers", is.num_layers, given.num_layers);
+  check("num_attention_heads", is.num_heads, given.num_heads);
+  check("num_key_value_heads", is.num_kv_heads, given.num_kv_heads);
+  check("head_dim", is.head_dim, given.head_dim);
+  check("layers packed", is.num_layers, static_cast<std::int64_t>(weights->layers.size()));
+  if (weights->compute != weights_->compute) {
+    fail(ErrorCode::kInvalidArgument, "new weights are packed for {}, the engine computes in {}", to_string(weights->compute), to_string(weights_->compute));
+  }
+  weights_ = std::move(weights);
+}
+
+WeightProof PagedRunner::prove() {
+  WeightProof proof;
+  proof.version = weights_->version;
+  proof.checksum = nn::checksum(*weights_).combined;
+  const auto prompt = nn::probe_prompt(weights_->config.vocab_size);
+  proof.probe_logprobs = nn::probe_logprobs(model_, session_.context(), *weights_, prompt);
+  return proof;
+}
+
+}  // namespace prl::engine

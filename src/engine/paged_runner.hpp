@@ -1,0 +1,52 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/model_runner.hpp"
+#include "engine/sampler.hpp"
+#include "nn/decoder.hpp"
+#include "ops/context.hpp"
+
+namespace prl::engine {
+
+/// KV blocks the options pay for. Error{kOutOfMemory} with numbers if one sequence of max_model_len does not fit.
+std::int64_t resolve_num_blocks(const EngineOptions& options, const nn::ModelConfig& config, DType compute);
+
+/// The decoder over a paged cache on one device. Buffers grow to the largest step and stay.
+class PagedRunner final : public ModelRunner {
+ public:
+  /// Error{kOutOfMemory} if the cache does not fit the device.
+  PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, std::int64_t num_blocks, nn::WeightsPtr weights);
+  ~PagedRunner() override;
+  void run(const StepPlan& plan, StepOutput& output) override;
+  void set_weights(nn::WeightsPtr weights) override;
+  nn::WeightsPtr weights() const override { return weights_; }
+  WeightProof prove() override;
+
+ private:
+  void fill_batch(const StepPlan& plan);
+  void score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out);
+  void sample_rows(const StepPlan& plan, ConstTensorView h_TH, StepOutput& output);
+
+  std::shared_ptr<DeviceRuntime> runtime_;
+  std::int64_t block_size_;
+  nn::WeightsPtr weights_;
+  ops::OpSession session_;
+  nn::KvCache cache_;
+  nn::InferenceModel model_;
+  Sampler sampler_;
+  // Host arrays of nn::PagedBatch.
+  std::vector<std::int32_t> ids_T_, positions_T_, slot_T_, query_start_, context_len_, block_table_;
+  std::int32_t max_blocks_ = 0;
+  // Rows of h that are sampled, and for whom.
+  std::vector<std::int32_t> sample_rows_B_;
+  std::vector<Sequence*> sample_sequences_B_;
+  std::vector<ops::SampleResult> results_B_;
+  // Prompt log-probabilities.
+  std::vector<std::int32_t> targets_T_;
+  std::vector<float> temperatures_T_;
+  Tensor logp_T_, entropy_T_, lse_T_;
+};
+
+}  // namespace prl::engine

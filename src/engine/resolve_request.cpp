@@ -1,0 +1,108 @@
+#include "engine/resolve_request.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.hpp"
+#include "ops/attention.hpp"
+
+namespace prl::engine {
+namespace {
+
+void check_range(const char* name, double value, double low, double high) {
+  if (!(value >= low && value <= high)) fail(ErrorCode::kInvalidArgument, "{} must be between {} and {}, got {}", name, low, high, value);
+}
+
+void check_token_id(const char* name, std::int64_t id, std::int64_t vocab_size) {
+  if (id < 0 || id >= vocab_size) fail(ErrorCode::kInvalidArgument, "{} holds token id {}, the vocabulary has {} tokens", name, id, vocab_size);
+}
+
+void check_sampling(const wire::SamplingParams& s, const nn::ModelConfig& config) {
+  check_range("temperature", s.temperature, 0.0, 2.0);
+  if (s.temperature > 0.0f && s.temperature < 0.01f) {
+    fail(ErrorCode::kInvalidArgument, "temperature must be 0 (greedy) or at least 0.01, got {}: smaller values overflow", s.temperature);
+  }
+  if (!(s.top_p > 0.0f && s.top_p <= 1.0f)) fail(ErrorCode::kInvalidArgument, "top_p must be in (0, 1], got {}", s.top_p);
+  if (s.top_k < -1) fail(ErrorCode::kInvalidArgument, "top_k must be -1 or 0 (all tokens) or positive, got {}", s.top_k);
+  check_range("min_p", s.min_p, 0.0, 1.0);
+  if (!(s.repetition_penalty > 0.0f && std::isfinite(s.repetition_penalty))) {
+    fail(ErrorCode::kInvalidArgument, "repetition_penalty must be positive, got {}", s.repetition_penalty);
+  }
+  check_range("presence_penalty", s.presence_penalty, -2.0, 2.0);
+  check_range("frequency_penalty", s.frequency_penalty, -2.0, 2.0);
+  if (s.max_tokens && *s.max_tokens < 1) fail(ErrorCode::kInvalidArgument, "max_tokens must be at least 1, got {}", *s.max_tokens);
+  if (s.min_tokens < 0) fail(ErrorCode::kInvalidArgument, "min_tokens must not be negative, got {}", s.min_tokens);
+  if (s.max_tokens && s.min_tokens > *s.max_tokens) {
+    fail(ErrorCode::kInvalidArgument, "min_tokens ({}) must not be greater than max_tokens ({})", s.min_tokens, *s.max_tokens);
+  }
+  if (s.n < 1 || s.n > kMaxChoices) fail(ErrorCode::kInvalidArgument, "n must be between 1 and {}, got {}", kMaxChoices, s.n);
+  if (s.logprobs) check_range("logprobs", *s.logprobs, 0, kMaxTopLogprobs);
+  if (s.prompt_logprobs) check_range("prompt_logprobs", *s.prompt_logprobs, 0, kMaxTopLogprobs);
+  if (s.stop_token_ids.size() > kMaxStopTokens) {
+    fail(ErrorCode::kInvalidArgument, "stop_token_ids has {} entries, at most {} are allowed", s.stop_token_ids.size(), kMaxStopTokens);
+  }
+  for (const std::int32_t id : s.stop_token_ids) check_token_id("stop_token_ids", id, config.vocab_size);
+  for (const auto& [id, bias] : s.logit_bias) {
+    check_token_id("logit_bias", id, config.vocab_size);
+    check_range("logit_bias", bias, -100.0, 100.0);
+  }
+}
+
+}  // namespace
+
+ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptions& options, const nn::ModelConfig& config) {
+  const auto num_prompt_tokens = static_cast<std::int64_t>(request.prompt_ids.size());
+  if (num_prompt_tokens == 0) fail(ErrorCode::kInvalidArgument, "the prompt is empty; at least one token is needed");
+  // At least one token must fit behind the prompt. Clients recognise this sentence, so its wording is fixed.
+  if (num_prompt_tokens >= options.max_model_len) {
+    fail(ErrorCode::kOverlong,
+         "This model's maximum context length is {} tokens. However, your request has {} input tokens. Please reduce the length of the input messages.",
+         options.max_model_len, num_prompt_tokens);
+  }
+  for (const std::int32_t id : request.prompt_ids) check_token_id("the prompt", id, config.vocab_size);
+  check_sampling(request.sampling, config);
+
+  ResolvedRequest resolved;
+  resolved.prompt_ids = std::move(request.prompt_ids);
+  resolved.sampling = std::move(request.sampling);
+  const wire::SamplingParams& s = resolved.sampling;
+  resolved.max_new_tokens = options.max_model_len - num_prompt_tokens;
+  if (s.max_tokens) resolved.max_new_tokens = std::min<std::int64_t>(resolved.max_new_tokens, *s.max_tokens);
+  resolved.stop_ids = s.stop_token_ids;
+  if (!s.ignore_eos) resolved.stop_ids.insert(resolved.stop_ids.end(), config.eos_ids.begin(), config.eos_ids.end());
+  std::sort(resolved.stop_ids.begin(), resolved.stop_ids.end());
+  resolved.stop_ids.erase(std::unique(resolved.stop_ids.begin(), resolved.stop_ids.end()), resolved.stop_ids.end());
+  std::erase_if(resolved.stop_ids, [&](std::int32_t id) { return id < 0 || id >= config.vocab_size; });
+  resolved.seed = s.seed.value_or(0);
+  resolved.cache_salt = std::move(request.cache_salt);
+  resolved.priority = request.priority;
+  resolved.edits_logits = s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f || !s.logit_bias.empty();
+  return resolved;
+}
+
+void check_options(const EngineOptions& options, const nn::ModelConfig& config) {
+  const auto check_positive = [](const char* name, std::int64_t value) {
+    if (value < 1) fail(ErrorCode::kInvalidArgument, "{} must be at least 1, got {}", name, value);
+  };
+  check_positive("block_size", options.block_size);
+  check_positive("max_num_seqs", options.max_num_seqs);
+  check_positive("max_num_batched_tokens", options.max_num_batched_tokens);
+  if (options.max_model_len < 2) fail(ErrorCode::kInvalidArgument, "max_model_len must be at least 2 (a prompt token and a new one), got {}", options.max_model_len);
+  if (options.max_queued_requests < 0) fail(ErrorCode::kInvalidArgument, "max_queued_requests must not be negative, got {}", options.max_queued_requests);
+  if (options.num_blocks < 0) fail(ErrorCode::kInvalidArgument, "num_blocks must be 0 (from kv_bytes) or positive, got {}", options.num_blocks);
+  if (options.max_model_len > config.max_position) {
+    fail(ErrorCode::kInvalidArgument, "max_model_len is {}, but the model has positions for {} tokens (max_position_embeddings); lower max_model_len", options.max_model_len,
+         config.max_position);
+  }
+  if (options.block_size % ops::kAttentionTile != 0 && ops::kAttentionTile % options.block_size != 0) {
+    fail(ErrorCode::kInvalidArgument, "block_size must divide {} or be a multiple of it, got {}", ops::kAttentionTile, options.block_size);
+  }
+  if (!options.enable_chunked_prefill && options.max_num_batched_tokens < options.max_model_len) {
+    fail(ErrorCode::kInvalidArgument,
+         "max_num_batched_tokens is {} and max_model_len {}: without chunked prefill a whole prompt must fit one step; raise the budget or set enable_chunked_prefill",
+         options.max_num_batched_tokens, options.max_model_len);
+  }
+}
+
+}  // namespace prl::engine

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "engine/engine.hpp"
+#include "engine/sequence.hpp"
+#include "nn/model_config.hpp"
+
+namespace prl::engine {
+
+/// Most choices one request may ask for.
+inline constexpr std::int32_t kMaxChoices = 256;
+/// Most alternatives per token (OpenAI's limit).
+inline constexpr std::int32_t kMaxTopLogprobs = 20;
+/// Most stop token ids per request.
+inline constexpr std::size_t kMaxStopTokens = 1024;
+
+/// Checks every field and fills in what the engine decides, but for the seed of a request that has none.
+/// Error{kInvalidArgument} names the field, its range and the value; Error{kOverlong} is the text that clients look for.
+ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptions& options, const nn::ModelConfig& config);
+/// Error{kInvalidArgument} names the option.
+void check_options(const EngineOptions& options, const nn::ModelConfig& config);
+
+}  // namespace prl::engine

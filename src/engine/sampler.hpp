@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/sequence.hpp"
+#include "engine/step_plan.hpp"
+#include "ops/lm_head.hpp"
+
+namespace prl::engine {
+
+/// Logit of a token that must not be drawn. Finite, so that a vocabulary chunk of only such tokens adds nothing instead of NaN.
+inline constexpr float kMaskedLogit = -1e30f;
+
+/// Changes the logits_V of the next token as the request asks: bias, then repetition, presence and frequency penalties,
+/// then stop tokens masked until min_tokens. The order and the formulas are vLLM's.
+///
+/// `counts_V` is scratch: all zero before and after. Cost is that of the sequence's length, not of the vocabulary.
+void edit_logits(std::span<float> logits_V, const Sequence& sequence, std::span<std::int32_t> counts_V);
+/// True if edit_logits would change anything for the sequence's next token.
+bool needs_edit(const Sequence& sequence) noexcept;
+
+/// Draws tokens from logits as each sequence asks. The draw of a token depends on its logits, the sequence's seed and the
+/// index of the token in its output, on nothing else of the batch.
+class Sampler {
+ public:
+  Sampler(ops::OpContext& ctx, std::int64_t vocab_size);
+  /// One token per row. logits_BV: fp32, on the device of the context; rows that need editing are overwritten. results_B[i] is
+  /// for sequences_B[i]. Results that are not finite are left to the caller to find.
+  void sample(TensorView logits_BV, std::span<Sequence* const> sequences_B, std::span<ops::SampleResult> results_B);
+  /// The `num_top` likeliest tokens of each row at temperature 1, best first.
+  void top_logprobs(TensorView logits_BV, std::int32_t num_top, std::span<ops::SampleResult> results_B);
+
+ private:
+  void edit_row(TensorView logits_BV, std::int64_t row, const Sequence& sequence);
+
+  ops::OpContext& ctx_;
+  std::vector<std::int32_t> counts_V_;
+  std::vector<float> logits_V_;
+  std::vector<ops::SampleRow> rows_;
+};
+
+}  // namespace prl::engine

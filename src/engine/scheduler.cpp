@@ -1,0 +1,253 @@
+#include "engine/scheduler.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace prl::engine {
+namespace {
+
+bool comes_before(const Sequence* a, const Sequence* b) { return is_before(*a, *b); }
+
+template <typename Container>
+void insert_sorted(Container& container, Sequence* sequence) {
+  container.insert(std::upper_bound(container.begin(), container.end(), sequence, comes_before), sequence);
+}
+
+template <typename Container>
+void erase_sorted(Container& container, Sequence* sequence) {
+  const auto it = std::lower_bound(container.begin(), container.end(), sequence, comes_before);
+  PRL_CHECK(it != container.end() && *it == sequence, "sequence {}.{} is not where its state says", sequence->request_id.value, sequence->choice_idx);
+  container.erase(it);
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool) : options_(options), pool_(pool) {
+  PRL_CHECK(options.max_num_seqs > 0 && options.max_num_batched_tokens > 0, "scheduler limits must be positive");
+  running_.reserve(static_cast<std::size_t>(options.max_num_seqs));
+  plan_.rows.reserve(static_cast<std::size_t>(options.max_num_seqs));
+}
+
+void Scheduler::add(Sequence& sequence) {
+  PRL_CHECK(num_blocks_for(sequence.num_tokens()) <= pool_.num_blocks(), "a sequence of {} tokens can never fit {} blocks of {}", sequence.num_tokens(),
+            pool_.num_blocks(), pool_.block_size());
+  sequence.state = SequenceState::kWaiting;
+  insert_sorted(waiting_, &sequence);
+}
+
+void Scheduler::remove(Sequence& sequence) {
+  if (sequence.state == SequenceState::kFinished) return;
+  if (sequence.state == SequenceState::kRunning) {
+    erase_sorted(running_, &sequence);
+  } else {
+    erase_sorted(waiting_, &sequence);
+  }
+  drop_blocks(sequence);
+  sequence.state = SequenceState::kFinished;
+}
+
+const StepPlan& Scheduler::plan() {
+  plan_.rows.clear();
+  plan_.num_tokens = 0;
+  plan_.num_preempted = 0;
+  ++num_plans_;
+  if (options_.preempt_period > 0 && num_plans_ % static_cast<std::uint64_t>(options_.preempt_period) == 0 && running_.size() > 1) preempt_last();
+  std::int64_t budget = options_.max_num_batched_tokens;
+  plan_running(budget);
+  // Blocks are short when somebody was preempted: an admission now would only be undone.
+  if (plan_.num_preempted == 0) plan_waiting(budget);
+  return plan_;
+}
+
+void Scheduler::plan_running(std::int64_t& budget) {
+  std::size_t i = 0;
+  while (i < running_.size() && budget > 0) {
+    Sequence& sequence = *running_[i];
+    const std::int64_t count = std::min(sequence.num_tokens() - sequence.num_tokens_computed, budget);
+    if (!try_grow(sequence, sequence.num_tokens_computed + count)) {
+      preempt_last();  // perhaps `sequence` itself; then i is past the end
+      continue;
+    }
+    add_row(sequence, count);
+    budget -= count;
+    ++i;
+  }
+}
+
+void Scheduler::plan_waiting(std::int64_t& budget) {
+  // Blocks that running sequences still need for the tokens they have. Counting them keeps half-computed prompts from
+  // taking each other's room.
+  std::int64_t num_reserved = 0;
+  for (const Sequence* sequence : running_) num_reserved += std::max<std::int64_t>(0, num_blocks_for(sequence->num_tokens()) - static_cast<std::int64_t>(sequence->blocks.size()));
+  // A little room to grow for those that run, so that an admission is not undone by the next few tokens.
+  const std::int64_t num_spare = pool_.num_blocks() / 100;
+
+  while (!waiting_.empty() && num_running() < options_.max_num_seqs && budget > 0) {
+    Sequence& sequence = *waiting_.front();
+    sequence.kv_epoch = epoch_;
+    take_prefix(sequence);
+    const std::int64_t num_missing = num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
+    const std::int64_t num_left = sequence.num_tokens() - sequence.num_tokens_computed;
+    const bool has_room = num_missing + num_reserved + (running_.empty() ? 0 : num_spare) <= pool_.num_free();
+    if (!has_room || (!options_.enable_chunked_prefill && num_left > budget)) {
+      drop_blocks(sequence);
+      return;
+    }
+    const std::int64_t count = std::min(num_left, budget);
+    PRL_CHECK(try_grow(sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
+    num_reserved += num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
+    waiting_.pop_front();
+    sequence.state = SequenceState::kRunning;
+    insert_sorted(running_, &sequence);
+    if (sequence.num_cached_tokens < 0) {
+      sequence.num_cached_tokens = sequence.num_tokens_computed;
+      stats_.num_prefix_query_tokens += sequence.num_tokens();
+      stats_.num_prefix_hit_tokens += sequence.num_tokens_computed;
+    }
+    add_row(sequence, count);
+    budget -= count;
+  }
+}
+
+void Scheduler::take_prefix(Sequence& sequence) {
+  sequence.last_hash = root_hash(epoch_, version_, sequence.request->cache_salt);
+  sequence.num_hashed_blocks = 0;
+  if (sequence.wants_prompt_logprobs()) return;  // they come from computing every prompt token
+  const std::int64_t max_blocks = (sequence.num_tokens() - 1) / pool_.block_size();
+  if (options_.enable_prefix_caching) {
+    take_cached_prefix(sequence, max_blocks);
+  } else if (sequence.request->sampling.n > 1) {
+    take_sibling_prefix(sequence, max_blocks);
+  }
+  sequence.num_tokens_computed = static_cast<std::int64_t>(sequence.blocks.size()) * pool_.block_size();
+}
+
+void Scheduler::take_cached_prefix(Sequence& sequence, std::int64_t max_blocks) {
+  const auto block_size = static_cast<std::size_t>(pool_.block_size());
+  while (sequence.num_hashed_blocks < max_blocks) {
+    const auto tokens = std::span<const std::int32_t>(sequence.tokens).subspan(static_cast<std::size_t>(sequence.num_hashed_blocks) * block_size, block_size);
+    const BlockHash hash = chain_hash(sequence.last_hash, tokens);
+    auto lease = pool_.find(hash, sequence.last_hash, tokens);
+    if (!lease) return;
+    sequence.blocks.push_back(std::move(*lease));
+    sequence.last_hash = hash;
+    ++sequence.num_hashed_blocks;
+  }
+}
+
+void Scheduler::take_sibling_prefix(Sequence& sequence, std::int64_t max_blocks) {
+  const Sequence* source = nullptr;
+  std::int64_t num_shared = 0;
+  for (const Sequence* other : running_) {
+    if (other->request != sequence.request || other->kv_epoch != epoch_) continue;
+    // Running sequences are planned before waiting ones are admitted, so their blocks are full after this step.
+    std::int64_t num_known = other->num_tokens_computed;
+    for (const PlanRow& row : plan_.rows) {
+      if (row.sequence == other) num_known += row.num_tokens;
+    }
+    const std::int64_t num_full = std::min({num_known, sequence.num_prompt_tokens}) / pool_.block_size();
+    if (std::min(num_full, max_blocks) > num_shared) {
+      num_shared = std::min(num_full, max_blocks);
+      source = other;
+    }
+  }
+  for (std::int64_t i = 0; i < num_shared; ++i) sequence.blocks.push_back(source->blocks[static_cast<std::size_t>(i)].share());
+}
+
+void Scheduler::drop_blocks(Sequence& sequence) noexcept {
+  release_tail_first(sequence.blocks);
+  sequence.num_tokens_computed = 0;
+  sequence.num_hashed_blocks = 0;
+}
+
+bool Scheduler::try_grow(Sequence& sequence, std::int64_t num_tokens) {
+  const std::int64_t num_wanted = num_blocks_for(num_tokens) - static_cast<std::int64_t>(sequence.blocks.size());
+  return num_wanted <= 0 || pool_.try_take(num_wanted, sequence.blocks);
+}
+
+void Scheduler::preempt_last() {
+  Sequence& victim = *running_.back();
+  running_.pop_back();
+  drop_blocks(victim);
+  victim.state = SequenceState::kWaiting;
+  ++victim.num_preemptions;
+  ++stats_.num_preemptions;
+  ++plan_.num_preempted;
+  insert_sorted(waiting_, &victim);
+}
+
+void Scheduler::add_row(Sequence& sequence, std::int64_t num_tokens) {
+  PlanRow row;
+  row.sequence = &sequence;
+  row.first_token = sequence.num_tokens_computed;
+  row.num_tokens = num_tokens;
+  const std::int64_t end = row.first_token + num_tokens;
+  row.is_sampled = end == sequence.num_tokens();
+  if (sequence.wants_prompt_logprobs()) {
+    // Position p predicts token p + 1. Entry 0 has no prediction; a restart skips what is known already.
+    const auto num_known = std::max<std::int64_t>(1, static_cast<std::int64_t>(sequence.prompt_logprobs.size()));
+    row.prompt_logprob_begin = std::max(row.first_token, num_known - 1);
+    row.num_prompt_logprobs = std::max<std::int64_t>(0, std::min(end, sequence.num_prompt_tokens - 1) - row.prompt_logprob_begin);
+  }
+  plan_.rows.push_back(row);
+  plan_.num_tokens += num_tokens;
+  publish_blocks(sequence, end);
+}
+
+void Scheduler::publish_blocks(Sequence& sequence, std::int64_t num_tokens) {
+  // A block depends on all tokens before it through the layers below, so one old block taints the rest of its sequence.
+  if (!options_.enable_prefix_caching || sequence.kv_epoch != epoch_) return;
+  const auto block_size = static_cast<std::size_t>(pool_.block_size());
+  const std::int64_t num_full = num_tokens / pool_.block_size();
+  while (sequence.num_hashed_blocks < num_full) {
+    const auto index = static_cast<std::size_t>(sequence.num_hashed_blocks);
+    const auto tokens = std::span<const std::int32_t>(sequence.tokens).subspan(index * block_size, block_size);
+    const BlockHash hash = chain_hash(sequence.last_hash, tokens);
+    pool_.publish(sequence.blocks[index], hash, sequence.last_hash, tokens);
+    sequence.last_hash = hash;
+    ++sequence.num_hashed_blocks;
+  }
+}
+
+void Scheduler::commit(const StepPlan& plan) {
+  for (const PlanRow& row : plan.rows) row.sequence->num_tokens_computed = row.first_token + row.num_tokens;
+}
+
+void Scheduler::change_weights(PolicyVersion version) {
+  version_ = version;
+  ++epoch_;
+  pool_.reset_cache();
+}
+
+void Scheduler::reset_prefix_cache() { pool_.reset_cache(); }
+
+void Scheduler::check_integrity() const {
+  pool_.check_integrity();
+  PRL_CHECK(std::is_sorted(running_.begin(), running_.end(), comes_before) && std::is_sorted(waiting_.begin(), waiting_.end(), comes_before), "queues are out of order");
+  PRL_CHECK(num_running() <= options_.max_num_seqs, "{} sequences run, limit {}", num_running(), options_.max_num_seqs);
+  for (const Sequence* sequence : waiting_) {
+    PRL_CHECK(sequence->state == SequenceState::kWaiting && sequence->blocks.empty() && sequence->num_tokens_computed == 0, "waiting sequence {} holds {} blocks",
+              sequence->request_id.value, sequence->blocks.size());
+  }
+  std::vector<std::int32_t> num_refs(static_cast<std::size_t>(pool_.num_blocks()), 0);
+  for (const Sequence* sequence : running_) {
+    PRL_CHECK(sequence->state == SequenceState::kRunning, "sequence {} runs and says it does not", sequence->request_id.value);
+    PRL_CHECK(num_blocks_for(sequence->num_tokens_computed) <= static_cast<std::int64_t>(sequence->blocks.size()), "sequence {} computed {} tokens in {} blocks",
+              sequence->request_id.value, sequence->num_tokens_computed, sequence->blocks.size());
+    PRL_CHECK(sequence->num_tokens_computed < sequence->num_tokens(), "sequence {} has nothing left to compute", sequence->request_id.value);
+    for (std::size_t i = 0; i < sequence->blocks.size(); ++i) {
+      const BlockId id = sequence->blocks[i].id();
+      ++num_refs[static_cast<std::size_t>(id.value)];
+      const bool is_full = static_cast<std::int64_t>(i + 1) * pool_.block_size() <= sequence->num_tokens_computed;
+      PRL_CHECK(is_full || pool_.ref_count(id) == 1, "block {} is shared and still written to", id.value);
+    }
+  }
+  for (std::size_t i = 0; i < num_refs.size(); ++i) {
+    const BlockId id{static_cast<std::int32_t>(i)};
+    PRL_CHECK(num_refs[i] == pool_.ref_count(id), "block {} has {} references, sequences hold {}", i, pool_.ref_count(id), num_refs[i]);
+  }
+}
+
+}  // namespace prl::engine

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "engine/kv/block_pool.hpp"
+#include "engine/sequence.hpp"
+#include "engine/step_plan.hpp"
+
+namespace prl::engine {
+
+struct SchedulerOptions {
+  std::int64_t max_num_seqs = 64;
+  std::int64_t max_num_batched_tokens = 2048;
+  bool enable_prefix_caching = true;
+  bool enable_chunked_prefill = true;         ///< without it a prompt enters in one step; the token budget must allow that
+  std::int64_t preempt_period = 0;            ///< preempt the youngest every so many steps, for tests; 0: only when needed
+};
+
+struct SchedulerStats {
+  std::int64_t num_preemptions = 0;
+  std::int64_t num_prefix_query_tokens = 0;
+  std::int64_t num_prefix_hit_tokens = 0;
+};
+
+/// Decides what each step computes. Synchronous and single-threaded; sequences are borrowed and must be removed before
+/// they are destroyed.
+///
+/// Invariants (check_integrity):
+///   1. running and waiting are sorted by is_before;
+///   2. a waiting sequence holds no blocks and has computed nothing, so preempting all others always makes room for one;
+///   3. a running sequence's blocks cover num_tokens_computed;
+///   4. a block shared by two sequences is full, so nobody writes to it.
+class Scheduler {
+ public:
+  Scheduler(const SchedulerOptions& options, BlockPool& pool);
+
+  void add(Sequence& sequence);
+  /// Takes the sequence out wherever it is and releases its blocks; its state becomes kFinished. No effect if it is already.
+  void remove(Sequence& sequence);
+  /// The next step. Running sequences go first, in service order; when blocks run out the last of them is preempted (its
+  /// blocks are released and it starts over later, to the same result). Then waiting ones are admitted, in order, as
+  /// long as the whole sequence fits. Empty rows: nothing to do. Valid until the next call.
+  const StepPlan& plan();
+  /// The plan was carried out: its tokens are in the cache. Call before the drawn tokens are appended.
+  void commit(const StepPlan& plan);
+  /// New weights: what is cached belongs to the past. Running sequences keep their blocks but publish no more of them.
+  void change_weights(PolicyVersion version);
+  /// Forgets all cached prefixes, say because a step failed and its blocks hold nothing of worth.
+  void reset_prefix_cache();
+
+  std::span<Sequence* const> running() const noexcept { return running_; }
+  std::int64_t num_running() const noexcept { return static_cast<std::int64_t>(running_.size()); }
+  std::int64_t num_waiting() const noexcept { return static_cast<std::int64_t>(waiting_.size()); }
+  const SchedulerStats& stats() const noexcept { return stats_; }
+  const BlockPool& pool() const noexcept { return pool_; }
+  void check_integrity() const;
+
+ private:
+  std::int64_t num_blocks_for(std::int64_t num_tokens) const noexcept { return (num_tokens + pool_.block_size() - 1) / pool_.block_size(); }
+  void plan_running(std::int64_t& budget);
+  void plan_waiting(std::int64_t& budget);
+  /// Leases of the longest known prefix, never of the whole sequence: at least one token is left to compute.
+  void take_prefix(Sequence& sequence);
+  void take_cached_prefix(Sequence& sequence, std::int64_t max_blocks);
+  void take_sibling_prefix(Sequence& sequence, std::int64_t max_blocks);
+  void drop_blocks(Sequence& sequence) noexcept;
+  [[nodiscard]] bool try_grow(Sequence& sequence, std::int64_t num_tokens);
+  void preempt_last();
+  void add_row(Sequence& sequence, std::int64_t num_tokens);
+  /// Publishes the blocks that this step fills, so that rows planned after this one can share them.
+  void publish_blocks(Sequence& sequence, std::int64_t num_tokens);
+
+  SchedulerOptions options_;
+  BlockPool& pool_;
+  std::vector<Sequence*> running_;
+  std::deque<Sequence*> waiting_;
+  StepPlan plan_;
+  SchedulerStats stats_;
+  PolicyVersion version_;
+  std::uint64_t epoch_ = 0;
+  std::uint64_t num_plans_ = 0;
+};
+
+}  // namespace prl::engine

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/sequence.hpp"
+#include "ops/lm_head.hpp"
+
+namespace prl::engine {
+
+/// One sequence's part of a step: tokens [first_token, first_token + num_tokens) enter the cache.
+struct PlanRow {
+  Sequence* sequence = nullptr;
+  std::int64_t first_token = 0;
+  std::int64_t num_tokens = 0;
+  bool is_sampled = false;                ///< the gap closes: draw the next token
+  std::int64_t prompt_logprob_begin = 0;  ///< positions whose prediction of the next prompt token is wanted
+  std::int64_t num_prompt_logprobs = 0;
+};
+
+/// What one step does, as the scheduler decided. Its blocks are taken already; rows are in service order. A row may read
+/// full blocks that another row of the same plan writes, so keys and values of all rows are stored before any is read.
+struct StepPlan {
+  std::vector<PlanRow> rows;
+  std::int64_t num_tokens = 0;
+  std::int64_t num_preempted = 0;
+};
+
+/// What the runner found, aligned with StepPlan::rows; only the first rows.size() entries count.
+struct StepOutput {
+  struct Row {
+    ops::SampleResult sample;                                         ///< if is_sampled
+    std::vector<float> prompt_logprobs;                               ///< num_prompt_logprobs values
+    std::vector<std::vector<wire::TopLogprob>> prompt_top_logprobs;   ///< the same count if asked for, best first
+    std::string error;                                                ///< not empty: this row alone failed (non-finite logits)
+  };
+  std::vector<Row> rows;
+};
+
+}  // namespace prl::engine
