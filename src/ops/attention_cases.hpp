@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace prl::ops {
+
+/// Shapes that drive the tests of attention, its gradient and its paged form.
+struct AttentionCase {
+  const char* name;
+  std::int64_t Hq, Hkv, D;
+  std::vector<std::int32_t> lengths;
+};
+
+inline const std::vector<AttentionCase> kAttentionCases = {
+    {"tiny", 1, 1, 16, {1, 2}},       {"edges", 2, 1, 32, {63, 64, 65}},   {"smollm", 9, 3, 64, {70, 5}}, {"d80", 2, 2, 80, {130}},
+    {"d96", 4, 2, 96, {33, 0, 20}},   {"qwen", 4, 2, 128, {100}},          {"d256", 2, 1, 256, {66}},     {"many_heads_one_kv", 15, 1, 16, {40, 1}},
+};
+
+}  // namespace prl::ops
