@@ -17,14 +17,15 @@ std::vector<float> inverse_frequencies(const ModelConfig& config) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(config.head_dim);
     float frequency = 1.0f / static_cast<float>(std::pow(config.rope_theta, static_cast<double>(exponent)));
     if (s.enabled) {
-      const double wavelength = 2.0 * std::numbers::pi / static_cast<double>(frequency);
-      const double low_wavelength = static_cast<double>(s.original_max_position) / s.low_freq_factor;
-      const double high_wavelength = static_cast<double>(s.original_max_position) / s.high_freq_factor;
-      if (wavelength > low_wavelength) {
-        frequency = static_cast<float>(static_cast<double>(frequency) / s.factor);
-      } else if (wavelength >= high_wavelength) {
-        const double smooth = (static_cast<double>(s.original_max_position) / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
-        frequency = static_cast<float>((1.0 - smooth) * static_cast<double>(frequency) / s.factor + smooth * static_cast<double>(frequency));
+      const auto factor = static_cast<float>(s.factor);
+      const auto original = static_cast<float>(s.original_max_position);
+      const auto low = static_cast<float>(s.low_freq_factor), high = static_cast<float>(s.high_freq_factor);
+      const float wavelength = static_cast<float>(2.0 * std::numbers::pi) / frequency;
+      if (wavelength > original / low) {
+        frequency = frequency / factor;
+      } else if (wavelength >= original / high) {
+        const float smooth = (original / wavelength - low) / (high - low);
+        frequency = (1.0f - smooth) * frequency / factor + smooth * frequency;
       }
     }
     out[static_cast<std::size_t>(i)] = frequency;
