@@ -1,0 +1,366 @@
+#include "text/jinja/value.hpp"
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+#include "text/json_python.hpp"
+#include "text/utf8.hpp"
+
+namespace prl::text::jinja {
+namespace {
+
+namespace json = boost::json;
+
+// Dicts with fewer entries are searched one by one.
+constexpr std::size_t kIndexFrom = 9;
+constexpr int kMaxDepth = 400;
+
+void check_depth(int depth) {
+  if (depth > kMaxDepth) fail(ErrorCode::kInvalidArgument, "[chat template] a value is nested deeper than {} levels", kMaxDepth);
+}
+
+std::string quote(std::string_view text) {
+  const char mark = text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"' : '\'';
+  std::string out(1, mark);
+  for (std::size_t i = 0; i < text.size();) {
+    const char32_t c = next_code_point(text, i);
+    if (c == static_cast<char32_t>(mark) || c == '\\') {
+      out.push_back('\\');
+      out.push_back(static_cast<char>(c));
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (c < 0x20 || c == 0x7F || (c >= 0x80 && c < 0xA1) || c == 0xAD) {
+      constexpr char kHex[] = "0123456789abcdef";
+      out += "\\x";
+      out.push_back(kHex[c >> 4]);
+      out.push_back(kHex[c & 15]);
+    } else if (is_python_space(c) && c != ' ') {
+      char buffer[8];
+      std::snprintf(buffer, sizeof buffer, "\\u%04x", static_cast<unsigned>(c));
+      out += buffer;
+    } else {
+      append_code_point(out, c);
+    }
+  }
+  out.push_back(mark);
+  return out;
+}
+
+void append_repr(std::string& out, const Value& value, int depth);
+
+void append_items(std::string& out, const std::vector<Value>& items, int depth) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i > 0) out += ", ";
+    append_repr(out, items[i], depth + 1);
+  }
+}
+
+void append_repr(std::string& out, const Value& value, int depth) {
+  if (value.is_string()) {
+    out += quote(value.string());
+  } else if (value.is_undefined()) {
+    out += "Undefined";
+  } else if (value.is_list()) {
+    const List& list = value.list();
+    const bool is_tuple = list.flavor == ListFlavor::kTuple || list.flavor == ListFlavor::kGroup;
+    out += is_tuple ? "(" : "[";
+    append_items(out, list.items, depth);
+    if (is_tuple && list.items.size() == 1) out += ",";
+    out += is_tuple ? ")" : "]";
+  } else if (value.is_dict()) {
+    out += "{";
+    bool is_first = true;
+    for (const auto& [key, member] : value.dict().entries) {
+      if (!is_first) out += ", ";
+      is_first = false;
+      append_repr(out, key, depth + 1);
+      out += ": ";
+      append_repr(out, member, depth + 1);
+    }
+    out += "}";
+  } else {
+    out += value.str();
+  }
+}
+
+class JsonWriter {
+ public:
+  JsonWriter(const ToJsonOptions& options, std::string& problem) : options_(options), problem_(problem) {}
+
+  bool write(const Value& value, int depth) {
+    if (value.is_none()) {
+      out += "null";
+    } else if (value.is_bool()) {
+      out += value.as_bool() ? "true" : "false";
+    } else if (value.is_int()) {
+      out += int_to_string(value.integer());
+    } else if (value.is_float()) {
+      const double number = value.number();
+      out += std::isnan(number) ? "NaN" : std::isinf(number) ? (number < 0 ? "-Infinity" : "Infinity") : python_float_repr(number);
+    } else if (value.is_string()) {
+      append_json_string(out, value.string(), options_.ensure_ascii);
+    } else if (value.is_list()) {
+      return write_list(value.list().items, depth);
+    } else if (value.is_dict()) {
+      return write_dict(value.dict(), depth);
+    } else {
+      return refuse("Object of type " + value.type_name() + " is not JSON serializable");
+    }
+    return true;
+  }
+  std::string out;
+
+ private:
+  bool refuse(std::string why) {
+    problem_ = std::move(why);
+    return false;
+  }
+  void new_line(int levels) {
+    if (!options_.indent) return;
+    out.push_back('\n');
+    for (int i = 0; i < levels; ++i) out += *options_.indent;
+  }
+  bool write_list(const std::vector<Value>& items, int depth) {
+    if (items.empty()) return out += "[]", true;
+    out.push_back('[');
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) out += options_.item_separator;
+      new_line(depth + 1);
+      if (!write(items[i], depth + 1)) return false;
+    }
+    new_line(depth);
+    return out.push_back(']'), true;
+  }
+  bool write_dict(const Dict& dict, int depth) {
+    if (dict.entries.empty()) return out += "{}", true;
+    std::vector<std::pair<std::string, const Value*>> members;
+    for (const auto& [key, member] : dict.entries) {
+      if (key.is_string())
+        members.emplace_back(key.string(), &member);
+      else if (key.is_none())
+        members.emplace_back("null", &member);
+      else if (key.is_bool())
+        members.emplace_back(key.as_bool() ? "true" : "false", &member);
+      else if (key.is_number())
+        members.emplace_back(key.str(), &member);
+      else
+        return refuse("keys must be str, int, float, bool or None, not " + key.type_name());
+    }
+    if (options_.sort_keys)
+      std::stable_sort(members.begin(), members.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    out.push_back('{');
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      if (i > 0) out += options_.item_separator;
+      new_line(depth + 1);
+      append_json_string(out, members[i].first, options_.ensure_ascii);
+      out += options_.key_separator;
+      if (!write(*members[i].second, depth + 1)) return false;
+    }
+    new_line(depth);
+    return out.push_back('}'), true;
+  }
+
+  const ToJsonOptions& options_;
+  std::string& problem_;
+};
+
+}  // namespace
+
+std::optional<Value> Object::attribute(std::string_view) const { return std::nullopt; }
+Value Object::call(Interpreter&, Args&) const { return Value(); }
+bool Object::set_attribute(std::string_view, Value) { return false; }
+
+Value Value::undefined(std::string message) {
+  Value value;
+  value.data_ = std::make_shared<const Undefined>(Undefined{std::move(message)});
+  return value;
+}
+
+Value Value::list(std::vector<Value> items, ListFlavor flavor) {
+  Value value;
+  int depth = 0;
+  for (const Value& item : items) depth = std::max(depth, item.depth());
+  check_depth(depth + 1);
+  value.data_ = std::make_shared<const List>(List{std::move(items), flavor, depth + 1});
+  return value;
+}
+
+Value Value::dict(std::vector<std::pair<Value, Value>> entries) {
+  auto dict = std::make_shared<Dict>();
+  dict->entries.reserve(entries.size());
+  const bool is_large = entries.size() >= kIndexFrom;
+  for (auto& [key, member] : entries) {  // a repeated key keeps its first place and takes the last value
+    const Value* known = nullptr;
+    if (is_large && key.is_string()) {
+      const auto hit = dict->by_string.find(key.string());
+      if (hit != dict->by_string.end()) known = &dict->entries[hit->second].second;
+    } else {
+      for (const auto& entry : dict->entries)
+        if (entry.first.equals(key)) known = &entry.second;
+    }
+    if (known != nullptr) {
+      dict->depth = std::max(dict->depth, member.depth() + 1);
+      check_depth(dict->depth);
+      *const_cast<Value*>(known) = std::move(member);
+      continue;
+    }
+    dict->depth = std::max({dict->depth, key.depth() + 1, member.depth() + 1});
+    check_depth(dict->depth);
+    dict->entries.emplace_back(std::move(key), std::move(member));
+    const Value& stored = dict->entries.back().first;
+    if (is_large && stored.is_string()) dict->by_string.emplace(stored.string(), dict->entries.size() - 1);
+  }
+  Value value;
+  value.data_ = std::shared_ptr<const Dict>(std::move(dict));
+  return value;
+}
+
+Value Value::from_json(const json::value& json) {
+  switch (json.kind()) {
+    case json::kind::null: return Value();
+    case json::kind::bool_: return Value(json.get_bool());
+    case json::kind::int64: return Value(std::int64_t{json.get_int64()});
+    case json::kind::uint64: return Value(static_cast<Int>(json.get_uint64()));
+    case json::kind::double_: return Value(json.get_double());
+    case json::kind::string: return Value(std::string(json.get_string().data(), json.get_string().size()));
+    case json::kind::array: {
+      std::vector<Value> items;
+      items.reserve(json.get_array().size());
+      for (const json::value& item : json.get_array()) items.push_back(from_json(item));
+      return list(std::move(items));
+    }
+    case json::kind::object: {
+      std::vector<std::pair<Value, Value>> entries;
+      entries.reserve(json.get_object().size());
+      for (const auto& member : json.get_object())
+        entries.emplace_back(Value(std::string(member.key().data(), member.key().size())), from_json(member.value()));
+      return dict(std::move(entries));
+    }
+  }
+  return Value();
+}
+
+int Value::depth() const {
+  if (is_list()) return list().depth;
+  if (is_dict()) return dict().depth;
+  return is_object() ? object().depth() : 0;
+}
+
+bool Value::truthy() const {
+  if (is_none() || is_undefined()) return false;
+  if (is_bool() || is_int()) return integer() != 0;
+  if (is_float()) return number() != 0;
+  if (is_string()) return !string().empty();
+  if (is_list()) return !list().items.empty();
+  if (is_dict()) return !dict().entries.empty();
+  return true;
+}
+
+std::string Value::type_name() const {
+  if (is_none()) return "NoneType";
+  if (is_undefined()) return "Undefined";
+  if (is_bool()) return "bool";
+  if (is_int()) return "int";
+  if (is_float()) return "float";
+  if (is_string()) return "str";
+  if (is_dict()) return "dict";
+  if (is_list()) return list().flavor == ListFlavor::kTuple || list().flavor == ListFlavor::kGroup ? "tuple" : "list";
+  return object().type_name();
+}
+
+bool Value::equals(const Value& other) const {
+  if (is_number() && other.is_number()) {
+    if (is_float() || other.is_float()) return number() == other.number();
+    return integer() == other.integer();
+  }
+  if (is_string() && other.is_string()) return string() == other.string();
+  if (is_none() && other.is_none()) return true;
+  if (is_undefined() && other.is_undefined()) return true;
+  if (is_list() && other.is_list()) {
+    const List &a = list(), &b = other.list();
+    if ((a.flavor == ListFlavor::kList) != (b.flavor == ListFlavor::kList)) return false;
+    return std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(),
+                      [](const Value& x, const Value& y) { return x.equals(y); });
+  }
+  if (is_dict() && other.is_dict()) {
+    const Dict &a = dict(), &b = other.dict();
+    if (a.entries.size() != b.entries.size()) return false;
+    for (const auto& [key, member] : a.entries) {
+      const Value* match = b.find(key);
+      if (match == nullptr || !match->equals(member)) return false;
+    }
+    return true;
+  }
+  if (is_object() && other.is_object()) return &object() == &other.object();
+  return false;
+}
+
+bool Value::same_as(const Value& other) const {
+  if (data_.index() != other.data_.index()) return false;
+  if (is_list()) return &list() == &other.list();
+  if (is_dict()) return &dict() == &other.dict();
+  return equals(other);
+}
+
+std::string Value::str() const {
+  if (is_string()) return string();
+  if (is_undefined()) return "";
+  if (is_none()) return "None";
+  if (is_bool()) return as_bool() ? "True" : "False";
+  if (is_int()) return int_to_string(integer());
+  if (is_float()) return python_float_repr(number());
+  if (is_object()) return "<" + object().type_name() + ">";
+  return repr();
+}
+
+std::string Value::repr() const {
+  std::string out;
+  append_repr(out, *this, 0);
+  return out;
+}
+
+const Value* Dict::get(std::string_view key) const {
+  if (!by_string.empty()) {
+    const auto hit = by_string.find(key);
+    return hit == by_string.end() ? nullptr : &entries[hit->second].second;
+  }
+  for (const auto& [name, member] : entries)
+    if (name.is_string() && name.string() == key) return &member;
+  return nullptr;
+}
+
+const Value* Dict::find(const Value& key) const {
+  if (key.is_string()) return get(key.string());
+  for (const auto& [name, member] : entries)
+    if (name.equals(key)) return &member;
+  return nullptr;
+}
+
+std::string int_to_string(Int value) {
+  const bool is_negative = value < 0;
+  unsigned __int128 rest = is_negative ? -static_cast<unsigned __int128>(value) : static_cast<unsigned __int128>(value);
+  std::string digits;
+  do {
+    digits.push_back(static_cast<char>('0' + static_cast<int>(rest % 10)));
+    rest /= 10;
+  } while (rest != 0);
+  if (is_negative) digits.push_back('-');
+  std::reverse(digits.begin(), digits.end());
+  return digits;
+}
+
+std::optional<std::string> to_json(const Value& value, const ToJsonOptions& options, std::string& problem) {
+  JsonWriter writer(options, problem);
+  if (!writer.write(value, 0)) return std::nullopt;
+  return std::move(writer.out);
+}
+
+}  // namespace prl::text::jinja

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <boost/json/value.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace prl::text::jinja {
+
+class Value;
+class Interpreter;
+
+/// Wider than any integer JSON can hold, so that template arithmetic on them cannot overflow unseen.
+using Int = __int128;
+
+/// Arguments of a call.
+struct Args {
+  std::vector<Value> positional;
+  std::vector<std::pair<std::string, Value>> keyword;
+};
+
+/// Everything that is not plain data: namespaces, macros, loop variables, bound methods, global functions.
+class Object {
+ public:
+  virtual ~Object() = default;
+  /// What Python's type(x).__name__ would say.
+  virtual std::string type_name() const = 0;
+  virtual std::optional<Value> attribute(std::string_view name) const;
+  virtual bool is_callable() const { return false; }
+  virtual Value call(Interpreter& interpreter, Args& args) const;
+  /// {% set object.name = value %}; false if the object does not take attributes.
+  virtual bool set_attribute(std::string_view name, Value value);
+  /// Drops what it holds; called at the end of a rendering so that rings of references do not leak.
+  virtual void release() {}
+  /// Nesting of the values it holds for good.
+  virtual int depth() const { return 0; }
+};
+
+/// A name that was not there. Printing and testing it is fine, anything else is an error that says what was missing.
+struct Undefined {
+  std::string message;
+};
+
+/// Lists differ in how Python would show them, hardly in what templates do with them.
+enum class ListFlavor : std::uint8_t { kList, kTuple, kGroup, kView };
+
+struct List;
+struct Dict;
+
+/// A value of the template language, with Python's meaning. Cheap to copy; data is shared and immutable.
+class Value {
+ public:
+  Value() : data_(nullptr) {}
+  Value(std::nullptr_t) : data_(nullptr) {}
+  Value(bool value) : data_(value) {}
+  Value(int value) : data_(Int{value}) {}
+  Value(Int value) : data_(value) {}
+  Value(std::int64_t value) : data_(Int{value}) {}
+  Value(std::size_t value) : data_(static_cast<Int>(value)) {}
+  Value(double value) : data_(value) {}
+  Value(std::string value) : data_(std::make_shared<const std::string>(std::move(value))) {}
+  Value(std::string_view value) : Value(std::string(value)) {}
+  Value(const char* value) : Value(std::string(value)) {}
+  Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}
+  static Value undefined(std::string message);
+  static Value list(std::vector<Value> items, ListFlavor flavor = ListFlavor::kList);
+  static Value tuple(std::vector<Value> items) { return list(std::move(items), ListFlavor::kTuple); }
+  static Value dict(std::vector<std::pair<Value, Value>> entries);
+  static Value from_json(const boost::json::value& json);
+
+  bool is_undefined() const noexcept { return std::holds_alternative<std::shared_ptr<const Undefined>>(data_); }
+  bool is_none() const noexcept { return std::holds_alternative<std::nullptr_t>(data_); }
+  bool is_bool() const noexcept { return std::holds_alternative<bool>(data_); }
+  bool is_int() const noexcept { return std::holds_alternative<Int>(data_); }
+  bool is_float() const noexcept { return std::holds_alternative<double>(data_); }
+  bool is_number() const noexcept { return is_bool() || is_int() || is_float(); }
+  bool is_string() const noexcept { return std::holds_alternative<std::shared_ptr<const std::string>>(data_); }
+  bool is_list() const noexcept { return std::holds_alternative<std::shared_ptr<const List>>(data_); }
+  bool is_dict() const noexcept { return std::holds_alternative<std::shared_ptr<const Dict>>(data_); }
+  bool is_object() const noexcept { return std::holds_alternative<std::shared_ptr<Object>>(data_); }
+
+  // Each needs the matching is_...; integer() also takes bool.
+  const std::string& undefined_message() const { return std::get<std::shared_ptr<const Undefined>>(data_)->message; }
+  Int integer() const { return is_bool() ? Int{std::get<bool>(data_)} : std::get<Int>(data_); }
+  double number() const { return is_float() ? std::get<double>(data_) : static_cast<double>(integer()); }
+  const std::string& string() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
+  const List& list() const { return *std::get<std::shared_ptr<const List>>(data_); }
+  const Dict& dict() const { return *std::get<std::shared_ptr<const Dict>>(data_); }
+  Object& object() const { return *std::get<std::shared_ptr<Object>>(data_); }
+  bool as_bool() const { return std::get<bool>(data_); }
+
+  /// bool(x)
+  bool truthy() const;
+  /// type(x).__name__
+  std::string type_name() const;
+  /// x == y
+  bool equals(const Value& other) const;
+  /// x is y, near enough: identity for shared data, equality for numbers and None
+  bool same_as(const Value& other) const;
+  /// Levels of lists and dicts; list() and dict() fail beyond a fixed number.
+  int depth() const;
+  /// str(x) and repr(x)
+  std::string str() const;
+  std::string repr() const;
+
+ private:
+  std::variant<std::nullptr_t, bool, Int, double, std::shared_ptr<const Undefined>, std::shared_ptr<const std::string>,
+               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Object>>
+      data_;
+};
+
+struct List {
+  std::vector<Value> items;
+  ListFlavor flavor = ListFlavor::kList;
+  int depth = 1;
+};
+
+/// Insertion-ordered; keys compare as in Python (1 == 1.0 == True).
+struct Dict {
+  std::vector<std::pair<Value, Value>> entries;
+  int depth = 1;
+  std::unordered_map<std::string_view, std::size_t> by_string;  // only when there are many entries
+
+  const Value* find(const Value& key) const;
+  const Value* get(std::string_view key) const;
+};
+
+std::string int_to_string(Int value);
+
+struct ToJsonOptions {
+  bool ensure_ascii = false;
+  bool sort_keys = false;
+  std::optional<std::string> indent;  ///< one level
+  std::string item_separator = ", ";
+  std::string key_separator = ": ";
+};
+/// json.dumps; nullopt with `problem` set for a value JSON has no form for.
+std::optional<std::string> to_json(const Value& value, const ToJsonOptions& options, std::string& problem);
+
+}  // namespace prl::text::jinja
