@@ -17,6 +17,7 @@ struct Collector {
 
   void on_event(const engine::StepEvent& event) {
     const wire::GenerateOutput& delta = event.delta;
+    if (is_stopping && delta.finish_reason == wire::FinishReason::kNone) return;  // drawn after the stop string had matched
     output.token_ids.insert(output.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
     output.logprobs.insert(output.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
     output.top_logprobs.insert(output.top_logprobs.end(), delta.top_logprobs.begin(), delta.top_logprobs.end());
@@ -47,6 +48,11 @@ struct Collector {
       const auto step = stops.push(detokenizer.push(id));
       if (!step.stop) continue;
       is_stopping = true;
+      const auto kept = static_cast<std::size_t>(num_seen);
+      output.token_ids.resize(kept);
+      output.logprobs.resize(kept);
+      output.versions.resize(kept);
+      if (!output.top_logprobs.empty()) output.top_logprobs.resize(kept);
       engine->stop(event.id, *step.stop, num_seen);
       return;
     }

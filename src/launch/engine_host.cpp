@@ -1,0 +1,63 @@
+#include "launch/engine_host.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "nn/decoder.hpp"
+
+namespace prl::launch {
+
+engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime) {
+  engine::EngineOptions options;
+  options.max_model_len = config.model.max_model_len ? *config.model.max_model_len : model.max_position;
+  if (options.max_model_len > model.max_position)
+    fail(ErrorCode::kInvalidArgument, "inference.model.max_model_len {} is above the model's own limit of {} positions", options.max_model_len, model.max_position);
+  options.block_size = config.kv.block_size;
+  options.max_num_seqs = config.max_num_seqs;
+  options.max_num_batched_tokens = std::max<std::int64_t>(config.max_num_batched_tokens, config.max_num_seqs);
+  options.max_queued_requests = config.server.max_queued_requests;
+  options.enable_prefix_caching = config.enable_prefix_caching;
+  options.enable_chunked_prefill = config.enable_chunked_prefill;
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  options.num_threads = config.compute.num_threads;
+  if (config.kv.num_blocks) {
+    options.num_blocks = *config.kv.num_blocks;
+    return options;
+  }
+  // Room for every running request at full length, but never more than an eighth of the memory that is free on a CPU that
+  // other roles share.
+  const DType dtype = compute_dtype(config.model.dtype);
+  const std::size_t per_block = nn::KvCache::bytes_per_block(model, dtype, options.block_size);
+  const std::int64_t blocks_per_seq = (options.max_model_len + options.block_size - 1) / options.block_size;
+  const auto affordable = static_cast<std::int64_t>(runtime.bytes_available() / 8 / per_block);
+  options.num_blocks = std::clamp<std::int64_t>(options.max_num_seqs * blocks_per_seq, blocks_per_seq + 1, std::max(affordable, blocks_per_seq + 1));
+  return options;
+}
+
+EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights)
+    : runtime_(std::move(runtime)), folder_(model_folder(config.model.name)), dtype_(compute_dtype(config.model.dtype)) {
+  TextOptions text;
+  text.chat_template = config.model.chat_template;
+  if (config.model.enable_auto_tool_choice && config.model.tool_call_parser && *config.model.tool_call_parser != "auto")
+    text.tool_parser = *config.model.tool_call_parser;
+  if (config.model.reasoning_parser) text.reasoning_parser = "think";
+  text_ = load_text(folder_, text);
+  load_session_ = std::make_unique<ops::OpSession>(runtime_, config.compute.num_threads);
+  if (weights) {
+    model_ = weights->config;
+    dtype_ = weights->compute;
+  } else {
+    model_ = nn::load_model_config(folder_);
+    weights = load(folder_, PolicyVersion{0}, nullptr);
+  }
+  const engine::EngineOptions options = engine_options(config, model_, *runtime_);
+  engine_ = std::make_unique<engine::Engine>(runtime_, options, std::move(weights));
+  log::info("engine: {} parameters in {}, {} KV blocks of {} tokens, up to {} requests at once, context {}", model_.num_parameters(),
+            dtype_ == DType::kBF16 ? "bfloat16" : "float32", engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs, options.max_model_len);
+}
+
+nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous) {
+  return nn::load_weights(load_session_->context(), model_, folder, dtype_, version, previous);
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,107 @@
+#include "launch/model_setup.hpp"
+
+#include <boost/json/parse.hpp>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "config/text_format.hpp"
+
+namespace prl::launch {
+namespace fs = std::filesystem;
+namespace {
+
+boost::json::object to_object(const config::Value& value) {
+  return boost::json::parse(config::to_compact_json(value)).as_object();
+}
+
+template <typename Env>
+env::EnvSpec make_spec(const Env& config) {
+  env::EnvSpec spec{.id = config.id, .name = config.name.value_or(""), .args = to_object(config.args)};
+  if (config.data) spec.args["dataset_path"] = *config.data;
+  return spec;
+}
+
+}  // namespace
+
+fs::path model_folder(const std::string& name) {
+  const fs::path folder(name);
+  if (fs::is_directory(folder)) return folder;
+  fail(ErrorCode::kNotFound,
+       "model {}: there is no such folder. Give the path of a Hugging Face model folder (config.json, safetensors, tokenizer.json), or make a "
+       "small one with `prl init-model`; models are not downloaded by this build",
+       name);
+}
+
+std::shared_ptr<DeviceRuntime> make_runtime(const config::ComputeConfig& compute) {
+  if (compute.device == config::DeviceKind::kCuda)
+    fail(ErrorCode::kNotImplemented, "compute.device = \"cuda\": this build has no CUDA bodies; use cpu or auto");
+  return make_cpu_runtime();
+}
+
+DType compute_dtype(config::ComputeDType wanted) {
+  switch (wanted) {
+    case config::ComputeDType::kFloat32: return DType::kF32;
+    case config::ComputeDType::kBFloat16: return DType::kBF16;
+    case config::ComputeDType::kFloat16: fail(ErrorCode::kNotImplemented, "compute.dtype = \"float16\" is not built; use bfloat16 or float32");
+    case config::ComputeDType::kAuto: break;
+  }
+  const CpuFeatures& cpu = cpu_features();
+  return cpu.amx_bf16 || cpu.avx512_bf16 ? DType::kBF16 : DType::kF32;
+}
+
+TextSetup load_text(const fs::path& folder, const TextOptions& options) {
+  TextSetup setup;
+  setup.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::load(folder));
+  if (options.chat_template)
+    setup.chat_template = std::make_shared<const text::ChatTemplate>(text::ChatTemplate::from_text_or_file(*options.chat_template, *setup.tokenizer));
+  else if (text::ChatTemplate::exists(folder))
+    setup.chat_template = std::make_shared<const text::ChatTemplate>(text::ChatTemplate::load(folder, *setup.tokenizer));
+  if (!setup.chat_template && options.renderer == "auto") return setup;
+  text::RendererOptions renderer;
+  renderer.name = options.renderer == "auto" ? "default" : options.renderer;
+  renderer.tool_parser = options.tool_parser;
+  renderer.reasoning_parser = options.reasoning_parser;
+  setup.renderer = text::make_renderer(renderer, setup.tokenizer, setup.chat_template);
+  return setup;
+}
+
+env::EnvSpec env_spec(const config::EnvConfig& config) { return make_spec(config); }
+env::EnvSpec env_spec(const config::EvalEnvConfig& config) { return make_spec(config); }
+
+wire::SamplingParams sampling_params(const config::TrainSamplingConfig& config) {
+  wire::SamplingParams params;
+  params.temperature = static_cast<float>(config.temperature);
+  params.repetition_penalty = static_cast<float>(config.repetition_penalty);
+  if (config.max_completion_tokens) params.max_tokens = *config.max_completion_tokens;
+  params.min_tokens = config.min_tokens;
+  if (config.seed) params.seed = static_cast<std::uint64_t>(*config.seed);
+  return params;
+}
+
+wire::SamplingParams sampling_params(const config::EvalSamplingConfig& config) {
+  wire::SamplingParams params;
+  if (config.temperature) params.temperature = static_cast<float>(*config.temperature);
+  if (config.repetition_penalty) params.repetition_penalty = static_cast<float>(*config.repetition_penalty);
+  if (config.top_p) params.top_p = static_cast<float>(*config.top_p);
+  if (config.top_k) params.top_k = *config.top_k;
+  if (config.min_p) params.min_p = static_cast<float>(*config.min_p);
+  if (config.max_completion_tokens) params.max_tokens = *config.max_completion_tokens;
+  if (config.min_tokens) params.min_tokens = *config.min_tokens;
+  if (config.seed) params.seed = static_cast<std::uint64_t>(*config.seed);
+  return params;
+}
+
+void setup_logging(const config::LogConfig& config, const fs::path& file) {
+  log::Options options;
+  switch (config.level) {
+    case config::LogLevel::kDebug: options.level = log::Level::kDebug; break;
+    case config::LogLevel::kInfo: options.level = log::Level::kInfo; break;
+    case config::LogLevel::kWarning: options.level = log::Level::kWarning; break;
+    case config::LogLevel::kError: options.level = log::Level::kError; break;
+  }
+  options.json = config.json_logging;
+  if (config.file) options.file = file;
+  log::setup(options);
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "config/model_config.hpp"
+#include "config/shared_config.hpp"
+#include "device/device.hpp"
+#include "env/registry.hpp"
+#include "config/env_config.hpp"
+#include "tensor/dtype.hpp"
+#include "text/chat_template.hpp"
+#include "text/renderer.hpp"
+#include "text/tokenizer.hpp"
+#include "wire/generate.hpp"
+
+namespace prl::launch {
+
+/// Folder of a model as users name it. Error{kNotFound} saying what was looked for; hub ids are not downloaded yet.
+std::filesystem::path model_folder(const std::string& name);
+
+/// Error{kNotImplemented} for devices this build cannot use.
+std::shared_ptr<DeviceRuntime> make_runtime(const config::ComputeConfig& compute);
+/// bfloat16 where the CPU multiplies it in hardware, else float32, unless the configuration says which.
+DType compute_dtype(config::ComputeDType wanted);
+
+/// How one model reads and writes text.
+struct TextSetup {
+  std::shared_ptr<const text::Tokenizer> tokenizer;
+  std::shared_ptr<const text::ChatTemplate> chat_template;  ///< null if the folder has none
+  std::shared_ptr<const text::Renderer> renderer;           ///< null without a template
+};
+struct TextOptions {
+  std::string renderer = "auto";                ///< of a RendererConfig
+  std::string tool_parser;                      ///< "" for none
+  std::string reasoning_parser;
+  std::optional<std::string> chat_template;     ///< Jinja text or a file that holds it; the folder's own if not set
+};
+/// "auto" means the model's own chat template ("default") for local folders, which is exact for every family.
+TextSetup load_text(const std::filesystem::path& folder, const TextOptions& options);
+
+env::EnvSpec env_spec(const config::EnvConfig& config);
+env::EnvSpec env_spec(const config::EvalEnvConfig& config);
+wire::SamplingParams sampling_params(const config::TrainSamplingConfig& config);
+wire::SamplingParams sampling_params(const config::EvalSamplingConfig& config);
+
+/// Logging of a process from its configuration. `color` is for children whose output the launcher relays.
+void setup_logging(const config::LogConfig& config, const std::filesystem::path& file);
+
+}  // namespace prl::launch

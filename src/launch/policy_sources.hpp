@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.hpp"
+#include "net/http_client.hpp"
+#include "orchestrator/policy_source.hpp"
+#include "weights/weight_channel.hpp"
+
+namespace prl::launch {
+
+/// Largest difference seen between the trainer's and an engine's probe, over all updates; for the run's summary.
+struct ProofLog {
+  std::int64_t num_updates = 0;
+  double max_probe_difference = 0;
+};
+
+/// Engine and trainer in one process: the weights object changes hands, and the engine proves what it holds.
+class LocalPolicySource final : public orchestrator::PolicySource {
+ public:
+  LocalPolicySource(std::shared_ptr<weights::WeightChannel> channel, engine::Engine& engine);
+  ~LocalPolicySource() override;
+  orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
+  orchestrator::asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
+  std::string describe() const override;
+  ProofLog proofs() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Engines behind HTTP, weights through folders: waits for a stable broadcast, tells every server to load it, and compares
+/// each server's proof with the trainer's manifest.
+class HttpPolicySource final : public orchestrator::PolicySource {
+ public:
+  struct Options {
+    std::vector<std::string> admin_urls;   ///< roots, without /v1
+    std::string api_key;                   ///< empty: none
+  };
+  HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<net::HttpClient> client, Options options);
+  orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
+  orchestrator::asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
+  std::string describe() const override;
+  ProofLog proofs() const { return proofs_; }
+
+ private:
+  std::shared_ptr<weights::WeightChannel> channel_;
+  std::shared_ptr<net::HttpClient> client_;
+  Options options_;
+  std::optional<weights::PublishedWeights> newest_;
+  ProofLog proofs_;
+};
+
+}  // namespace prl::launch
