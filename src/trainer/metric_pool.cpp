@@ -21,6 +21,10 @@ double MetricPool::mean(std::string_view name) const {
   return all.empty() ? 0 : sum / static_cast<double>(all.size());
 }
 
+void MetricPool::erase(std::string_view name) {
+  if (const auto it = values_.find(name); it != values_.end()) values_.erase(it);
+}
+
 void MetricPool::put_all(monitor::Metrics& metrics) const {
   for (const auto& [name, all] : values_) monitor::put_stats(metrics, name, all);
 }

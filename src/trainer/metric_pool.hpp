@@ -18,7 +18,7 @@ class MetricPool {
   double mean(std::string_view name) const;
   /// <name>/{mean,median,std,min,max} of everything.
   void put_all(monitor::Metrics& metrics) const;
-  void clear() { values_.clear(); }
+  void erase(std::string_view name);
 
  private:
   std::map<std::string, std::vector<double>, std::less<>> values_;

@@ -1,0 +1,184 @@
+#include "trainer/checkpoint.hpp"
+
+#include <algorithm>
+#include <boost/json.hpp>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "io/checkpoint_dir.hpp"
+#include "io/tensor_file.hpp"
+
+namespace prl::trainer {
+
+namespace fs = std::filesystem;
+namespace json = boost::json;
+
+namespace {
+
+constexpr const char* kUnit = "trainer";
+constexpr std::uint64_t kMaxProgressBytes = 1 << 20;
+
+std::vector<io::NamedTensor> masters_of(const nn::Parameters& parameters) {
+  std::vector<io::NamedTensor> tensors;
+  for (const nn::NamedParameter& p : parameters.named()) tensors.push_back({p.name, p.value});
+  return tensors;
+}
+
+/// Keeps the newest keep_last and multiples of keep_interval of the snapshots.
+void clean_weights(const fs::path& root, const CheckpointOptions& options) {
+  if (!options.keep_last && !options.keep_interval) return;
+  std::vector<std::int64_t> steps;
+  std::error_code ec;
+  for (fs::directory_iterator it(root, ec), end; !ec && it != end; it.increment(ec))
+    if (const std::int64_t step = parse_step_dir(it->path().filename().string()); step >= 0) steps.push_back(step);
+  std::ranges::sort(steps, std::greater<>());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const bool is_new = options.keep_last && static_cast<std::int64_t>(i) < *options.keep_last;
+    const bool is_on_interval = options.keep_interval && steps[i] % *options.keep_interval == 0;
+    if (!is_new && !is_on_interval) fs::remove_all(root / fmt::format("step_{}", steps[i]), ec);
+  }
+}
+
+/// Everything one save needs, owned, so that it may run on another thread.
+struct SaveJob {
+  CheckpointOptions options;
+  std::int64_t step = 0;
+  TrainProgress progress;
+  DType weights_dtype = DType::kF32;
+  std::shared_ptr<const nn::Parameters> owned;  ///< a copy, when training goes on meanwhile
+  const nn::Parameters* parameters = nullptr;
+  std::vector<io::NamedTensor> optimizer_state;
+
+  void run() const {
+    if (options.save_weights || options.weights_only) {
+      const fs::path folder = options.weights / fmt::format("step_{}", step);
+      fs::remove_all(folder);  // of a run that was here before
+      nn::save_pretrained(*parameters, folder, weights_dtype, options.tokenizer, options.max_shard_bytes);
+      clean_weights(options.weights, options);
+    }
+    if (options.weights_only) return;
+    fs::remove_all(io::checkpoint_folder(options.checkpoints, step, kUnit));
+    io::CheckpointWriter writer(options.checkpoints, step, kUnit);
+    io::save_tensors(writer.folder() / "model.safetensors", masters_of(*parameters), {{"format", "pt"}});
+    io::save_tensors(writer.folder() / "optimizer.safetensors", optimizer_state, {{"type", progress.optimizer_type}});
+    write_file_atomic(writer.folder() / "progress.json", to_json(progress));
+    writer.commit();
+    const std::string units[] = {kUnit};
+    io::clean_checkpoints(options.checkpoints, units, {options.keep_last, options.keep_interval});
+  }
+};
+
+std::shared_ptr<const nn::Parameters> copy_of(nn::Parameters& parameters, const std::shared_ptr<DeviceRuntime>& runtime) {
+  auto copy = std::make_shared<nn::Parameters>(runtime, parameters.config());
+  for (std::size_t i = 0; i < parameters.named().size(); ++i) {
+    const Tensor& from = parameters.named()[i].value;
+    runtime->copy_within(copy->named()[i].value.data(), from.data(), from.num_bytes());
+  }
+  return copy;
+}
+
+}  // namespace
+
+std::string to_json(const TrainProgress& p) {
+  json::object object{{"step", p.step},
+                      {"total_tokens", p.total_tokens},
+                      {"total_samples", p.total_samples},
+                      {"num_optimizer_steps", p.num_optimizer_steps},
+                      {"num_scheduled", p.num_scheduled},
+                      {"data_position", p.data_position},
+                      {"optimizer_type", p.optimizer_type}};
+  return json::serialize(object) + "\n";
+}
+
+TrainProgress parse_progress(std::string_view text, std::string_view source) {
+  boost::system::error_code ec;
+  const json::value root = json::parse(json::string_view(text.data(), text.size()), ec);
+  if (ec || !root.is_object()) fail(ErrorCode::kCorrupt, "[ckpt] {} is no JSON object", source);
+  const auto number = [&](const char* key) {
+    const json::value* value = root.get_object().if_contains(key);
+    if (value == nullptr || !value->is_int64() || value->get_int64() < 0) fail(ErrorCode::kCorrupt, "[ckpt] {}: key '{}' must be a whole number of at least 0", source, key);
+    return value->get_int64();
+  };
+  TrainProgress p;
+  p.step = number("step");
+  p.total_tokens = number("total_tokens");
+  p.total_samples = number("total_samples");
+  p.num_optimizer_steps = number("num_optimizer_steps");
+  p.num_scheduled = number("num_scheduled");
+  p.data_position = number("data_position");
+  const json::value* type = root.get_object().if_contains("optimizer_type");
+  if (type == nullptr || !type->is_string()) fail(ErrorCode::kCorrupt, "[ckpt] {}: key 'optimizer_type' must be text", source);
+  p.optimizer_type = std::string(type->get_string());
+  return p;
+}
+
+TrainerCheckpoints::TrainerCheckpoints(CheckpointOptions options) : options_(std::move(options)) { io::remove_stale_checkpoints(options_.checkpoints); }
+
+bool TrainerCheckpoints::is_due(std::int64_t step, std::optional<std::int64_t> max_steps) const noexcept {
+  return options_.interval && step % *options_.interval == 0 && !(max_steps && step >= *max_steps);
+}
+
+void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy& policy, const GradientStep& gradient_step) {
+  const Optimizer& optimizer = gradient_step.optimizer();
+  progress.step = step;
+  progress.num_optimizer_steps = optimizer.num_steps();
+  progress.num_scheduled = gradient_step.num_scheduled();
+  progress.optimizer_type = std::string(optimizer.type_name());
+  auto job = std::make_shared<SaveJob>();
+  job->options = options_;
+  job->step = step;
+  job->progress = progress;
+  // The snapshot has the precision the policy computes with, so that serving it gives exactly the trained policy.
+  job->weights_dtype = policy.options().compute;
+  saver_.wait();
+  if (options_.save_async) {
+    job->owned = copy_of(policy.parameters(), policy.context().runtime);
+    job->parameters = job->owned.get();
+    if (!options_.weights_only) job->optimizer_state = optimizer.copy_state();
+    saver_.submit(fmt::format("checkpoint of step {}", step), [job] { job->run(); });
+  } else {
+    job->parameters = &policy.parameters();
+    job->optimizer_state = optimizer.state();
+    job->run();
+  }
+  last_saved_ = step;
+}
+
+void TrainerCheckpoints::finish() { saver_.wait(); }
+
+std::optional<std::int64_t> find_resume_step(const fs::path& checkpoints, const ResumeOptions& resume) {
+  if (resume.step >= 0) {
+    io::verify_checkpoint(checkpoints, resume.step, kUnit);
+    return resume.step;
+  }
+  const auto latest = io::latest_checkpoint(checkpoints, resume.units);
+  if (!latest) log::warning("no complete checkpoint under {} to resume from: starting from scratch", checkpoints.string());
+  return latest;
+}
+
+TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy, GradientStep& gradient_step) {
+  io::verify_checkpoint(checkpoints, step, kUnit);
+  const fs::path folder = io::checkpoint_folder(checkpoints, step, kUnit);
+  const fs::path progress_file = folder / "progress.json";
+  TrainProgress progress = parse_progress(read_file(progress_file, kMaxProgressBytes), progress_file.string());
+  io::load_tensors(folder / "model.safetensors", masters_of(policy.parameters()));
+  Optimizer& optimizer = gradient_step.optimizer();
+  if (!resume.skip_optimizer) {
+    if (progress.optimizer_type != optimizer.type_name())
+      fail(ErrorCode::kInvalidArgument, "[ckpt] {} holds the state of optimizer '{}', but optim.type is '{}': resume with the same one or set ckpt.skip_optimizer", folder.string(),
+           progress.optimizer_type, optimizer.type_name());
+    io::load_tensors(folder / "optimizer.safetensors", optimizer.state());
+    optimizer.restore_num_steps(progress.num_optimizer_steps);
+  }
+  if (resume.skip_scheduler)
+    gradient_step.restart_schedule(progress.step);
+  else
+    gradient_step.restore_num_scheduled(progress.num_scheduled);
+  if (resume.skip_progress) progress.step = progress.total_tokens = progress.total_samples = 0;
+  if (resume.skip_data) progress.data_position = 0;
+  policy.refresh(PolicyVersion{progress.step});
+  return progress;
+}
+
+}  // namespace prl::trainer

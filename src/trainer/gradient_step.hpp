@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "config/loss_config.hpp"
+#include "config/optim_config.hpp"
+#include "trainer/loss/batch_loss.hpp"
+#include "trainer/metric_pool.hpp"
+#include "trainer/optim/optimizer.hpp"
+#include "trainer/optim/schedule.hpp"
+#include "trainer/policy.hpp"
+#include "wire/training.hpp"
+
+namespace prl::trainer {
+
+struct GradientStepOptions {
+  config::LossConfig loss;
+  config::OptimConfig optim;
+  config::SchedulerConfig scheduler;
+  std::optional<std::int64_t> max_steps;
+  /// Leave a row whose loss is not finite out of the step (and count it) instead of failing; the step still fails if no row is left.
+  bool skip_non_finite_rows = false;
+};
+
+/// What one optimizer step did. Times in seconds.
+struct GradientStepResult {
+  double loss = 0;                      ///< of the whole step, divided by global counts
+  std::optional<double> grad_norm;      ///< before clipping; absent without a max_norm
+  std::optional<double> zero_grad_ratio;
+  double lr_used = 0, lr_next = 0;
+  std::int64_t num_tokens = 0;          ///< in all rows, padding included
+  std::int64_t num_non_finite_rows = 0;
+  double forward_backward_s = 0, optimizer_s = 0;
+  MetricPool pool;                      ///< per-token and per-sequence metrics, and "loss" per row
+};
+
+/// One optimizer step over packed rows: global token counts, gradient accumulation, clipping, optimizer, schedule, new packed
+/// weights. The same code serves RL and SFT; they differ in the streams of the rows.
+class GradientStep {
+ public:
+  GradientStep(Policy& policy, GradientStepOptions options);
+
+  /// `rows` of this rank; `version` is what the weights become. Error{kNonFinite} says which row's environment, or which
+  /// environments were in the batch when a gradient overflowed; masters and optimizer are then unchanged.
+  GradientStepResult run(std::span<const wire::MicroBatch> rows, PolicyVersion version);
+
+  Optimizer& optimizer() noexcept { return optimizer_; }
+  const Optimizer& optimizer() const noexcept { return optimizer_; }
+  const LrSchedule& schedule() const noexcept { return schedule_; }
+  /// Optimizer steps of the schedule so far; differs from the optimizer's own count when a resume skips either.
+  std::int64_t num_scheduled() const noexcept { return num_scheduled_; }
+  void restore_num_scheduled(std::int64_t n) noexcept { num_scheduled_ = n; }
+  /// Starts the schedule anew over the steps that remain after `num_done`.
+  void restart_schedule(std::int64_t num_done);
+
+ private:
+  Policy& policy_;
+  GradientStepOptions options_;
+  Optimizer optimizer_;
+  LrSchedule schedule_;
+  std::int64_t num_scheduled_ = 0;
+};
+
+}  // namespace prl::trainer

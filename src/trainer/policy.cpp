@@ -1,0 +1,66 @@
+#include "trainer/policy.hpp"
+
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace prl::trainer {
+
+namespace {
+
+nn::ModelConfig read_config(const PolicyOptions& options) {
+  nn::ModelConfig config = nn::load_model_config(options.model);
+  if (options.num_layers) {
+    if (!options.random_init) fail(ErrorCode::kInvalidArgument, "[model] debug.num_layers cuts the model, so it needs debug.random_init = true");
+    config.num_layers = std::min(config.num_layers, *options.num_layers);
+    config.raw_json.clear();  // it would still say the full number of layers
+  }
+  return config;
+}
+
+std::vector<std::int32_t> cumulative(const wire::MicroBatch& row) {
+  std::vector<std::int32_t> cu{0};
+  for (const std::int32_t n : row.sequence_lengths) cu.push_back(cu.back() + n);
+  return cu;
+}
+
+}  // namespace
+
+Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
+    : options_(std::move(options)), runtime_(runtime), session_(runtime, options_.num_threads), parameters_(runtime, read_config(options_)) {
+  if (options_.random_init)
+    parameters_.init_random(options_.seed);
+  else
+    nn::load_parameters(parameters_, options_.model);
+  parameters_.ensure_grads();
+  parameters_.zero_grads();
+  model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, nn::ActivationCheckpointing{options_.checkpoint_every});
+  probe_model_ = std::make_unique<nn::InferenceModel>(context());
+  refresh(PolicyVersion{0});
+}
+
+Policy::~Policy() = default;
+
+void Policy::refresh(PolicyVersion version) { weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_); }
+
+nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
+  const auto cu = cumulative(row);
+  return model_->forward(weights_, {row.input_ids, row.position_ids, cu}, targets_T, row.temperatures);
+}
+
+nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
+  const auto cu = cumulative(row);
+  return model_->evaluate(weights_, {row.input_ids, row.position_ids, cu}, targets_T, row.temperatures);
+}
+
+weights::WeightManifest Policy::manifest() {
+  weights::WeightManifest manifest;
+  manifest.version = weights_->version;
+  manifest.checksum = nn::checksum(*weights_).combined;
+  manifest.compute_dtype = std::string(to_string(options_.compute));
+  manifest.probe_prompt = nn::probe_prompt(config().vocab_size);
+  manifest.probe_logprobs = nn::probe_logprobs(*probe_model_, context(), *weights_, manifest.probe_prompt);
+  return manifest;
+}
+
+}  // namespace prl::trainer

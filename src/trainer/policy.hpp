@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "nn/decoder.hpp"
+#include "ops/context.hpp"
+#include "weights/manifest.hpp"
+#include "wire/training.hpp"
+
+namespace prl::trainer {
+
+struct PolicyOptions {
+  std::filesystem::path model;          ///< Hugging Face folder
+  DType compute = DType::kF32;          ///< of matrix products; masters are always fp32
+  int num_threads = 0;                  ///< 0: one per available core
+  int checkpoint_every = 0;             ///< activation checkpointing: every n-th layer is computed again; 0 is off
+  bool random_init = false;             ///< do not load weights
+  std::optional<std::int64_t> num_layers;  ///< keep only the first layers (with random_init)
+  std::uint64_t seed = 0;               ///< of random_init
+};
+
+/// The model being trained: masters, gradients, the packed weights of the current version, and forward and backward over
+/// packed rows. One thread.
+class Policy {
+ public:
+  /// Error{kNotFound|kCorrupt|...} from reading the folder.
+  Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options);
+  ~Policy();
+  Policy(const Policy&) = delete;
+  Policy& operator=(const Policy&) = delete;
+
+  ops::OpContext& context() noexcept { return session_.context(); }
+  nn::Parameters& parameters() noexcept { return parameters_; }
+  const nn::ModelConfig& config() const noexcept { return parameters_.config(); }
+  const PolicyOptions& options() const noexcept { return options_; }
+  const nn::WeightsPtr& weights() const noexcept { return weights_; }
+
+  /// Packs the masters anew as `version`: after a step, and after a checkpoint was loaded.
+  void refresh(PolicyVersion version);
+  /// Forward with a tape over one row, predicting targets_T (-1: nothing), then backward once.
+  nn::TokenStats forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
+  void backward(std::span<const float> dlogp_T) { model_->backward(dlogp_T); }
+  /// Forward only.
+  nn::TokenStats evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
+  /// Checksum and probe log-probabilities of the current weights, what an engine must match.
+  weights::WeightManifest manifest();
+
+ private:
+  PolicyOptions options_;
+  std::shared_ptr<DeviceRuntime> runtime_;
+  ops::OpSession session_;
+  nn::Parameters parameters_;
+  std::unique_ptr<nn::TrainableModel> model_;
+  std::unique_ptr<nn::InferenceModel> probe_model_;
+  nn::WeightsPtr weights_;
+};
+
+}  // namespace prl::trainer

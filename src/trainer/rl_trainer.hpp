@@ -1,0 +1,74 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <stop_token>
+
+#include "monitor/monitor.hpp"
+#include "rollouts/sample_queue.hpp"
+#include "trainer/checkpoint.hpp"
+#include "trainer/gradient_step.hpp"
+#include "trainer/policy.hpp"
+#include "trainer/report.hpp"
+#include "weights/weight_channel.hpp"
+
+namespace prl::trainer {
+
+/// The RL trainer without its surroundings: batches in, metrics out. Step N consumes batch N and makes policy version N. One thread.
+class RlTrainer {
+ public:
+  /// `peak_flops` in FLOP/s for perf/mfu, 0 to leave it out; `seq_len` is the packing length that MFU is stated for.
+  RlTrainer(Policy& policy, GradientStepOptions options, std::int64_t seq_len, double peak_flops);
+
+  /// One optimizer step. Metrics: loss, optim, perf, times of the step itself, entropy, mismatch_kl and those of the loss.
+  /// Error{kCorrupt} if a row is unsound or longer than seq_len, Error{kInvalidArgument} if the batch is not of the next step,
+  /// Error{kNonFinite}; each names the step and the environment.
+  monitor::Metrics step(const rollouts::RankBatch& batch);
+
+  Policy& policy() noexcept { return policy_; }
+  GradientStep& gradient_step() noexcept { return gradient_step_; }
+  const TrainProgress& progress() const noexcept { return progress_; }
+  void restore_progress(const TrainProgress& progress) { progress_ = progress; }
+
+ private:
+  Policy& policy_;
+  GradientStep gradient_step_;
+  std::int64_t seq_len_;
+  double peak_flops_;
+  TrainProgress progress_;
+};
+
+struct RlRunOptions {
+  GradientStepOptions step;                     ///< its max_steps ends the run; none: until the samples end
+  std::int64_t seq_len = 2048;
+  double peak_flops = 0;
+  std::optional<CheckpointOptions> checkpoint;  ///< none: nothing is saved
+  std::optional<ResumeOptions> resume;
+  std::filesystem::path resume_from;            ///< checkpoints folder; empty: checkpoint->checkpoints
+  std::filesystem::path broadcasts;             ///< of a filesystem channel: versions after the start are removed first; may be empty
+  std::chrono::milliseconds warn_interval{60'000};        ///< a wait for samples says so this often
+  std::chrono::milliseconds batch_timeout{2 * 3'600'000}; ///< and ends the run after this long
+  bool is_bench = false;                        ///< print the table at the end
+  std::optional<std::filesystem::path> bench_json;
+};
+
+struct RlRunResult {
+  std::int64_t last_step = 0;
+  bool was_stopped = false;                     ///< by the stop token, before max_steps
+  std::optional<std::int64_t> last_checkpoint;
+};
+
+/// Makes the sample source once the first step is known (a resume decides it).
+using ReceiverFactory = std::function<std::unique_ptr<rollouts::SampleReceiver>(std::int64_t first_step)>;
+
+/// The whole life of a trainer: resume, publish the starting version, then wait, train, publish, save and report until
+/// max_steps, the end of the samples, or `stop` (which ends between two steps, with a checkpoint if those are enabled).
+///
+/// `channel` may be null (fake data, benchmarks). Errors  Error{kDeadline} if no batch came within batch_timeout, {kUnavailable}
+/// if the samples ended before max_steps, and what step, publish and save throw.
+RlRunResult run_rl_trainer(const RlRunOptions& options, Policy& policy, const ReceiverFactory& make_receiver, weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop);
+
+}  // namespace prl::trainer
