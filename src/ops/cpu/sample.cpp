@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/rng.hpp"
@@ -100,7 +101,7 @@ class RowSampler {
     out.token = order_[pick];
     const auto lse = kept == n_ ? lse_.value() : static_cast<float>(static_cast<double>(lse_.max()) + std::log(total));
     // Only the kept tokens stay in the distribution that top_logprobs reports.
-    std::int64_t wanted = std::min<std::int64_t>(row_.num_top_logprobs, kept);
+    const std::int64_t wanted = std::min<std::int64_t>(row_.num_top_logprobs, kept);
     order_first(kept, wanted);
     report(out, lse, wanted);
   }
@@ -115,7 +116,8 @@ class RowSampler {
   }
   void report(SampleResult& out, float lse, std::int64_t count) const {
     out.logprob = x_[out.token] - lse;
-    for (std::int64_t i = 0; i < count; ++i) out.top_logprobs.emplace_back(order_[i], x_[order_[i]] - lse);
+    for (std::int64_t i = 0; i < count; ++i)
+      if (x_[order_[i]] != -std::numeric_limits<float>::infinity()) out.top_logprobs.emplace_back(order_[i], x_[order_[i]] - lse);
   }
 
   const Kernels& kernels_;

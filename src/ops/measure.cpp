@@ -1,0 +1,62 @@
+#include "ops/measure.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "ops/cpu/parallel.hpp"
+#include "ops/cpu/table.hpp"
+#include "ops/linear.hpp"
+
+namespace prl::ops {
+namespace {
+
+/// Best time of one call of `body` within the time given: the machine's peak, not its average under load.
+template <typename Body>
+double best_seconds(OpContext& ctx, double budget, const Body& body) {
+  using Clock = std::chrono::steady_clock;
+  const auto elapsed = [](Clock::time_point from) { return std::chrono::duration<double>(Clock::now() - from).count(); };
+  body();  // warm-up: workspace, caches, clock speed
+  ctx.runtime->synchronize();
+  const auto start = Clock::now();
+  double best = 1e300;
+  do {
+    const auto begin = Clock::now();
+    body();
+    ctx.runtime->synchronize();
+    best = std::min(best, elapsed(begin));
+  } while (elapsed(start) < budget);
+  return best;
+}
+
+double product_flops(OpContext& ctx, DType dtype, double budget) {
+  constexpr std::int64_t kM = 512, kN = 1024, kK = 1024;
+  Tensor w = Tensor::zeros(ctx.runtime, {kN, kK}, DType::kF32), x = Tensor::zeros(ctx.runtime, {kM, kK}, dtype), y = Tensor::zeros(ctx.runtime, {kM, kN}, dtype);
+  const LinearWeightPtr packed = pack_linear(ctx, w, {}, dtype, false);
+  return 2.0 * kM * kN * kK / best_seconds(ctx, budget, [&] { linear(ctx, y, x, *packed); });
+}
+
+double read_bandwidth(OpContext& ctx, double budget) {
+  constexpr std::int64_t kFloats = std::int64_t{64} << 20;  // 256 MiB, beyond any last-level cache
+  constexpr std::int64_t kPiece = std::int64_t{256} << 10;
+  Tensor x = Tensor::zeros(ctx.runtime, {kFloats}, DType::kF32);
+  if (ctx.runtime->device().kind != DeviceKind::kCpu) {
+    Tensor y = Tensor::empty(ctx.runtime, {kFloats}, DType::kF32);
+    return 2.0 * static_cast<double>(x.num_bytes()) / best_seconds(ctx, budget, [&] { ctx.runtime->copy_within(y.data(), x.data(), x.num_bytes()); });
+  }
+  const auto& kernels = cpu::kernels(ctx);
+  std::atomic<int> sink{0};
+  const double seconds = best_seconds(ctx, budget, [&] {
+    cpu::parallel(ctx, kFloats / kPiece, [&](std::int64_t i) {
+      if (kernels.read_sum(x.as<float>() + i * kPiece, kPiece) != 0.0f) sink = 1;
+    });
+  });
+  return static_cast<double>(x.num_bytes()) / seconds;
+}
+
+}  // namespace
+
+MachinePeak measure_machine(OpContext& ctx, double seconds) {
+  return {.f32_flops = product_flops(ctx, DType::kF32, seconds * 0.3), .bf16_flops = product_flops(ctx, DType::kBF16, seconds * 0.3), .read_bytes_per_second = read_bandwidth(ctx, seconds * 0.4)};
+}
+
+}  // namespace prl::ops

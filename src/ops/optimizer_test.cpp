@@ -1,0 +1,129 @@
+#include "ops/optimizer.hpp"
+
+#include "ops/test_support.hpp"
+
+namespace prl::ops {
+namespace {
+
+using namespace testing;
+
+class OptimizerTest : public ::testing::TestWithParam<cpu::CpuKind> {};
+
+/// Three steps of PyTorch's AdamW in fp64.
+TEST_P(OptimizerTest, AdamW) {
+  Session s(GetParam());
+  const std::int64_t n = 1003;
+  Tensor p = s.random({n}, DType::kF32, 1), m = s.filled({n}, DType::kF32, 0), v = s.filled({n}, DType::kF32, 0);
+  std::vector<double> wp, wm(static_cast<std::size_t>(n)), wv(static_cast<std::size_t>(n));
+  for (const float x : values(p)) wp.push_back(x);
+  for (std::int64_t step = 1; step <= 3; ++step) {
+    Tensor g = s.random({n}, DType::kF32, 10 + static_cast<std::uint64_t>(step));
+    adamw(s.ctx, p, m, v, g, {.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 0.5f, .step = step});
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto k = static_cast<std::size_t>(i);
+      const double d = 0.5 * get(g, i);
+      wp[k] *= 1 - 0.01 * 0.1;
+      wm[k] = 0.9 * wm[k] + 0.1 * d;
+      wv[k] = 0.99 * wv[k] + 0.01 * d * d;
+      wp[k] -= 0.01 / (1 - std::pow(0.9, step)) * wm[k] / (std::sqrt(wv[k]) / std::sqrt(1 - std::pow(0.99, step)) + 1e-8);
+    }
+  }
+  EXPECT_LT(worst_error(values(p), wp, 1.0), 1e-6);
+  EXPECT_LT(worst_error(values(m), wm, 1.0), 1e-6);
+  EXPECT_LT(worst_error(values(v), wv, 1.0), 1e-6);
+}
+
+TEST_P(OptimizerTest, Sgd) {
+  Session s(GetParam());
+  const std::int64_t n = 130;
+  for (const bool nesterov : {true, false})
+    for (const double momentum : {0.9, 0.0}) {
+      Tensor p = s.random({n}, DType::kF32, 1), buffer = s.poisoned({n}, DType::kF32);
+      std::vector<double> wp, wb(static_cast<std::size_t>(n));
+      for (const float x : values(p)) wp.push_back(x);
+      for (int step = 0; step < 3; ++step) {
+        Tensor g = s.random({n}, DType::kF32, 20 + static_cast<std::uint64_t>(step));
+        sgd(s.ctx, p, buffer, g, {.lr = 0.1f, .momentum = static_cast<float>(momentum), .weight_decay = 0.01f, .grad_scale = 2.0f, .nesterov = nesterov, .is_first_step = step == 0});
+        for (std::int64_t i = 0; i < n; ++i) {
+          const auto k = static_cast<std::size_t>(i);
+          double d = 2.0 * get(g, i) + 0.01 * wp[k];
+          if (momentum != 0) {
+            wb[k] = step == 0 ? d : momentum * wb[k] + d;
+            d = nesterov ? d + momentum * wb[k] : wb[k];
+          }
+          wp[k] -= 0.1 * d;
+        }
+      }
+      EXPECT_LT(worst_error(values(p), wp, 1.0), 1e-6) << nesterov << momentum;
+    }
+}
+
+TEST_P(OptimizerTest, SignSgd) {
+  Session s(GetParam());
+  Tensor p = s.filled({35}, DType::kF32, 2.0f), g = s.filled({35}, DType::kF32, 0.0f);
+  Session::set(g, 1, 3.0f);
+  Session::set(g, 33, -1e-20f);
+  sign_sgd(s.ctx, p, g, 0.5f, 0.1f);
+  EXPECT_NEAR(get(p, 0), 1.9, 1e-6);
+  EXPECT_NEAR(get(p, 1), 1.4, 1e-6);
+  EXPECT_NEAR(get(p, 33), 2.4, 1e-6);
+}
+
+TEST_P(OptimizerTest, MuonStepIsNearlyOrthogonal) {
+  Session s(GetParam());
+  for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{24, 40}, {40, 24}, {32, 32}}) {
+    Tensor p = s.filled({N, K}, DType::kF32, 0.0f), m = s.filled({N, K}, DType::kF32, 0.0f), g = s.random({N, K}, DType::kF32, 3);
+    muon(s.ctx, p, m, g, {.lr = 1.0f, .mu = 0.95f, .weight_decay = 0.01f, .grad_scale = 0.25f});
+    for (std::int64_t i = 0; i < N * K; ++i) ASSERT_NEAR(get(m, i), 0.25f * get(g, i), 1e-6);
+    // -p / (0.2 sqrt(max)) has singular values near 1 and the direction of g: the trace of U^T g is the nuclear norm.
+    const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(N, K)));
+    double squares = 0, along = 0;
+    for (std::int64_t i = 0; i < N * K; ++i) {
+      squares += std::pow(get(p, i) / scale, 2.0);
+      along -= static_cast<double>(get(p, i)) * get(g, i);
+    }
+    EXPECT_NEAR(squares / static_cast<double>(std::min(N, K)), 1.0, 0.45);  // five quintic steps leave singular values in about [0.7, 1.2]
+    EXPECT_GT(along, 0.0);
+  }
+}
+
+/// The iteration itself, in fp64.
+TEST_P(OptimizerTest, MuonFollowsTheNewtonSchulzIteration) {
+  Session s(GetParam());
+  constexpr std::int64_t N = 7, K = 5;
+  Tensor p = s.random({N, K}, DType::kF32, 1), m = s.random({N, K}, DType::kF32, 2), g = s.random({N, K}, DType::kF32, 3);
+  double x[N][K], norm = 0, w[N][K];
+  for (int i = 0; i < N; ++i)
+    for (int j = 0; j < K; ++j) {
+      x[i][j] = 0.9 * get(m, i * K + j) + get(g, i * K + j);
+      norm += x[i][j] * x[i][j];
+      w[i][j] = get(p, i * K + j);
+    }
+  for (auto& row : x)
+    for (double& v : row) v /= std::sqrt(norm) + 1e-7;
+  for (int step = 0; step < 5; ++step) {
+    double a[K][K] = {}, a2[K][K] = {}, next[N][K];
+    for (int i = 0; i < K; ++i)
+      for (int j = 0; j < K; ++j)
+        for (int k = 0; k < N; ++k) a[i][j] += x[k][i] * x[k][j];
+    for (int i = 0; i < K; ++i)
+      for (int j = 0; j < K; ++j)
+        for (int k = 0; k < K; ++k) a2[i][j] += a[i][k] * a[k][j];
+    for (int i = 0; i < N; ++i)
+      for (int j = 0; j < K; ++j) {
+        next[i][j] = 3.4445 * x[i][j];
+        for (int k = 0; k < K; ++k) next[i][j] += x[i][k] * (-4.7750 * a[k][j] + 2.0315 * a2[k][j]);
+      }
+    std::memcpy(x, next, sizeof x);
+  }
+  muon(s.ctx, p, m, g, {.lr = 0.1f, .mu = 0.9f, .weight_decay = 0.5f});
+  std::vector<double> want;
+  for (int i = 0; i < N; ++i)
+    for (int j = 0; j < K; ++j) want.push_back(w[i][j] * (1 - 0.1 * 0.5) - 0.1 * 0.2 * std::sqrt(7.0) * x[i][j]);
+  EXPECT_LT(worst_error(values(p), want, 1.0), 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, OptimizerTest, ::testing::ValuesIn(available_kinds()), [](const auto& param) { return cpu::to_string(param.param); });
+
+}  // namespace
+}  // namespace prl::ops

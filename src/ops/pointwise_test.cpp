@@ -1,0 +1,242 @@
+#include "ops/pointwise.hpp"
+
+#include <functional>
+
+#include "ops/test_support.hpp"
+
+namespace prl::ops {
+namespace {
+
+using namespace testing;
+
+class PointwiseTest : public OpTest {};
+
+/// Odd widths, one below and one above the vector length, several rows.
+struct Size {
+  std::int64_t rows, cols;
+};
+constexpr Size kSizes[] = {{1, 1}, {3, 15}, {2, 17}, {150, 64}, {5, 576}, {300, 100}};
+
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+TEST_P(PointwiseTest, RmsNormForwardAndBackward) {
+  Session s(kind());
+  for (const auto [R, C] : kSizes) {
+    Tensor x = s.random({R, C}, dtype(), 1), w = s.random({C}, DType::kF32, 2), dy = s.random({R, C}, dtype(), 3), y = s.poisoned({R, C}, dtype()), dx = s.poisoned({R, C}, dtype());
+    Tensor dw = s.filled({C}, DType::kF32, 0.5f);
+    rms_norm(s.ctx, y, x, w, 1e-5f);
+    rms_norm_backward(s.ctx, dx, dw, dy, x, w, 1e-5f, false);
+    std::vector<double> want_y, want_dx, want_dw(static_cast<std::size_t>(C), 0.5);
+    for (std::int64_t r = 0; r < R; ++r) {
+      double squares = 0, dot = 0;
+      for (std::int64_t c = 0; c < C; ++c) squares += std::pow(get(x, r * C + c), 2.0);
+      const double scale = 1.0 / std::sqrt(squares / static_cast<double>(C) + 1e-5);
+      for (std::int64_t c = 0; c < C; ++c) dot += static_cast<double>(get(dy, r * C + c)) * get(w, c) * get(x, r * C + c);
+      for (std::int64_t c = 0; c < C; ++c) {
+        const double a = get(x, r * C + c), g = get(dy, r * C + c);
+        want_y.push_back(a * scale * get(w, c));
+        want_dx.push_back(scale * g * get(w, c) - dot * scale * scale * scale / static_cast<double>(C) * a);
+        want_dw[static_cast<std::size_t>(c)] += g * a * scale;
+      }
+    }
+    EXPECT_LT(worst_error(values(y), want_y, 1.0), tolerance(dtype(), 1e-6));
+    EXPECT_LT(worst_error(values(dx), want_dx, 1.0), tolerance(dtype(), 4e-6));
+    EXPECT_LT(worst_error(values(dw), want_dw, 10.0), 3e-6);
+    Tensor twice = dx.clone();
+    rms_norm_backward(s.ctx, twice, dw, dy, x, w, 1e-5f, true);
+    for (double& v : want_dx) v *= 2;
+    EXPECT_LT(worst_error(values(twice), want_dx, 1.0), tolerance(dtype(), 4e-6));
+  }
+}
+
+TEST_P(PointwiseTest, AddRmsNormEqualsItsParts) {
+  Session s(kind());
+  const std::int64_t R = 7, C = 77;
+  Tensor x = s.random({R, C}, dtype(), 1), residual = s.random({R, C}, dtype(), 2), w = s.random({C}, DType::kF32, 3);
+  Tensor y = s.poisoned({R, C}, dtype()), sum = s.poisoned({R, C}, dtype()), want_sum = s.poisoned({R, C}, dtype()), want = s.poisoned({R, C}, dtype());
+  add_rms_norm(s.ctx, y, sum, x, residual, w, 1e-6f);
+  add(s.ctx, want_sum, x, residual);
+  rms_norm(s.ctx, want, want_sum, w, 1e-6f);
+  EXPECT_TRUE(same_bits(sum, want_sum));
+  EXPECT_TRUE(same_bits(y, want));
+}
+
+TEST_P(PointwiseTest, RmsNormOfStridedHeads) {
+  Session s(kind());
+  Tensor wide = s.random({10, 96}, dtype(), 1), w = s.random({32}, DType::kF32, 2), dense = s.poisoned({10, 32}, dtype()), y = s.poisoned({10, 32}, dtype());
+  for (std::int64_t r = 0; r < 10; ++r)
+    for (std::int64_t c = 0; c < 32; ++c) Session::set(dense, r * 32 + c, get(wide, r * 96 + 32 + c));
+  rms_norm(s.ctx, y, dense, w, 1e-6f);
+  const TensorView slice = wide.view().columns(32, 32);
+  rms_norm(s.ctx, slice, slice, w, 1e-6f);  // in place
+  for (std::int64_t r = 0; r < 10; ++r)
+    for (std::int64_t c = 0; c < 32; ++c) EXPECT_EQ(get(wide, r * 96 + 32 + c), get(y, r * 32 + c));
+}
+
+TEST_P(PointwiseTest, SwigluForwardAndBackward) {
+  Session s(kind());
+  for (const auto [T, F] : kSizes) {
+    Tensor gu = s.random({T, 2 * F}, dtype(), 1, 3.0f), dout = s.random({T, F}, dtype(), 2), out = s.poisoned({T, F}, dtype()), dgu = s.poisoned({T, 2 * F}, dtype());
+    swiglu(s.ctx, out, gu);
+    swiglu_backward(s.ctx, dgu, dout, gu);
+    std::vector<double> want, want_d(static_cast<std::size_t>(T * 2 * F));
+    for (std::int64_t t = 0; t < T; ++t)
+      for (std::int64_t f = 0; f < F; ++f) {
+        const double g = get(gu, t * 2 * F + f), u = get(gu, t * 2 * F + F + f), d = get(dout, t * F + f), sg = sigmoid(g);
+        want.push_back(g * sg * u);
+        want_d[static_cast<std::size_t>(t * 2 * F + f)] = d * u * sg * (1 + g * (1 - sg));
+        want_d[static_cast<std::size_t>(t * 2 * F + F + f)] = d * g * sg;
+      }
+    EXPECT_LT(worst_error(values(out), want, 1.0), tolerance(dtype(), 2e-6));
+    EXPECT_LT(worst_error(values(dgu), want_d, 1.0), tolerance(dtype(), 3e-6));
+  }
+}
+
+TEST_P(PointwiseTest, SwigluAtTheExtremes) {
+  Session s(kind());
+  Tensor gu = s.poisoned({1, 6}, dtype()), out = s.poisoned({1, 3}, dtype());
+  const float gates[] = {-300.0f, 300.0f, std::numeric_limits<float>::quiet_NaN()};
+  for (int i = 0; i < 3; ++i) {
+    Session::set(gu, i, gates[i]);
+    Session::set(gu, 3 + i, 1.0f);
+  }
+  swiglu(s.ctx, out, gu);
+  EXPECT_NEAR(get(out, 0), 0.0, 1e-30);
+  EXPECT_NEAR(get(out, 1), 300.0, 1.0);
+  EXPECT_TRUE(std::isnan(get(out, 2)));
+}
+
+RopeTable rope_table(Session& s, std::int64_t positions, std::int64_t half) {
+  RopeTable t{s.poisoned({positions, half}, DType::kF32), s.poisoned({positions, half}, DType::kF32)};
+  for (std::int64_t p = 0; p < positions; ++p)
+    for (std::int64_t i = 0; i < half; ++i) {
+      const double angle = static_cast<double>(p) * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(half));
+      t.cos_PD2.as<float>()[p * half + i] = static_cast<float>(std::cos(angle));
+      t.sin_PD2.as<float>()[p * half + i] = static_cast<float>(std::sin(angle));
+    }
+  return t;
+}
+
+TEST_P(PointwiseTest, RopeRotatesHalvesAndBack) {
+  Session s(kind());
+  for (const std::int64_t D : {16, 80, 128}) {
+    const std::int64_t T = 9, heads = 3, stride = heads * D + 8, half = D / 2;
+    const RopeTable table = rope_table(s, 50, half);
+    Tensor x = s.random({T, stride}, dtype(), 1), ids = s.ints({0, 1, 2, 3, 10, 49, 0, 5, 5});
+    const Tensor before = x.clone();
+    const TensorView view{x.data(), {T, heads, D}, dtype(), {}, D};
+    rope(s.ctx, view, stride, ids, table, false);
+    for (std::int64_t t = 0; t < T; ++t) {
+      const std::int64_t p = ids.as<std::int32_t>()[t];
+      for (std::int64_t h = 0; h < heads; ++h)
+        for (std::int64_t i = 0; i < half; ++i) {
+          const std::int64_t at = t * stride + h * D + i;
+          const double c = get(table.cos_PD2, p * half + i), sn = get(table.sin_PD2, p * half + i), a = get(before, at), b = get(before, at + half);
+          EXPECT_NEAR(get(x, at), a * c - b * sn, tolerance(dtype(), 1e-6) * 4);
+          EXPECT_NEAR(get(x, at + half), b * c + a * sn, tolerance(dtype(), 1e-6) * 4);
+        }
+      for (std::int64_t i = heads * D; i < stride; ++i) EXPECT_EQ(get(x, t * stride + i), get(before, t * stride + i));
+    }
+    rope(s.ctx, view, stride, ids, table, true);
+    for (std::int64_t i = 0; i < x.num_elements(); ++i) EXPECT_NEAR(get(x, i), get(before, i), tolerance(dtype(), 1e-6) * 6);
+  }
+  Tensor x = s.random({1, 1, 16}, dtype(), 1), outside = s.ints({50});
+  EXPECT_THROW(rope(s.ctx, x, 0, outside, rope_table(s, 50, 8), false), Error);
+}
+
+TEST_P(PointwiseTest, EmbeddingAndItsGradient) {
+  Session s(kind());
+  const std::int64_t V = 11, H = 70;
+  Tensor table = s.random({V, H}, dtype(), 1), ids = s.ints({3, 0, 3, 10, 3}), out = s.poisoned({5, H}, dtype()), dout = s.random({5, H}, dtype(), 2), dtable = s.filled({V, H}, DType::kF32, 1.0f);
+  embedding(s.ctx, out, table, ids);
+  embedding_backward(s.ctx, dtable, dout, ids);
+  std::vector<double> want(static_cast<std::size_t>(V * H), 1.0);
+  for (std::int64_t t = 0; t < 5; ++t)
+    for (std::int64_t h = 0; h < H; ++h) {
+      const std::int64_t id = ids.as<std::int32_t>()[t];
+      EXPECT_EQ(get(out, t * H + h), get(table, id * H + h));
+      want[static_cast<std::size_t>(id * H + h)] += get(dout, t * H + h);
+    }
+  EXPECT_LT(worst_error(values(dtable), want, 1.0), 1e-6);
+  Tensor bad = s.ints({0, 1, 2, 3, 11});
+  EXPECT_THROW(embedding(s.ctx, out, table, bad), Error);
+}
+
+TEST_P(PointwiseTest, AddMayAliasAndCastRounds) {
+  Session s(kind());
+  Tensor a = s.random({5, 33}, dtype(), 1), b = s.random({5, 33}, dtype(), 2), want = s.poisoned({5, 33}, dtype());
+  add(s.ctx, want, a, b);
+  for (std::int64_t i = 0; i < a.num_elements(); ++i) EXPECT_EQ(get(want, i), dtype() == DType::kBF16 ? to_f32(to_bf16(get(a, i) + get(b, i))) : get(a, i) + get(b, i));
+  add(s.ctx, a, a, b);
+  EXPECT_TRUE(same_bits(a, want));
+  Tensor f = s.random({9001}, DType::kF32, 3), h = s.poisoned({9001}, DType::kBF16), back = s.poisoned({9001}, DType::kF32);
+  f.as<float>()[5] = std::numeric_limits<float>::quiet_NaN();
+  f.as<float>()[6] = 1.00390625f;  // ties
+  f.as<float>()[7] = 1.01171875f;
+  cast(s.ctx, h, f);
+  cast(s.ctx, back, h);
+  for (std::int64_t i = 0; i < 9001; ++i) {
+    EXPECT_EQ(h.as<BFloat16>()[i].bits, to_bf16(f.as<float>()[i]).bits) << i;
+    EXPECT_TRUE(i == 5 || back.as<float>()[i] == to_f32(h.as<BFloat16>()[i]));
+  }
+}
+
+TEST_P(PointwiseTest, CastOfHalfPrecision) {
+  Session s(kind());
+  Tensor half = Tensor::empty(s.runtime, {65536}, DType::kF16), wide = s.poisoned({65536}, DType::kF32), back = Tensor::empty(s.runtime, {65536}, DType::kF16);
+  for (std::uint32_t i = 0; i < 65536; ++i) half.as<std::uint16_t>()[i] = static_cast<std::uint16_t>(i);
+  cast(s.ctx, wide, half);
+  cast(s.ctx, back, wide);
+  EXPECT_EQ(wide.as<float>()[0x3c00], 1.0f);
+  EXPECT_EQ(wide.as<float>()[0x0001], 0x1.0p-24f);
+  EXPECT_EQ(wide.as<float>()[0x7bff], 65504.0f);
+  EXPECT_TRUE(std::isinf(wide.as<float>()[0xfc00]));
+  for (std::uint32_t i = 0; i < 65536; ++i) {
+    if (std::isnan(wide.as<float>()[i])) continue;
+    ASSERT_EQ(back.as<std::uint16_t>()[i], i);
+  }
+}
+
+TEST_P(PointwiseTest, SumOfSquaresAndScale) {
+  Session s(kind());
+  Tensor x = s.random({9000}, DType::kF32, 1);
+  double want = 0;
+  for (const float v : values(x)) want += static_cast<double>(v) * v;
+  EXPECT_NEAR(sum_squares(s.ctx, x), want, want * 1e-6);
+  scale(s.ctx, x, 0.5f);
+  EXPECT_NEAR(sum_squares(s.ctx, x), want / 4, want * 1e-6);
+}
+
+/// Rows and threads leave no trace in any of these.
+TEST_P(PointwiseTest, BitsDoNotDependOnThreadsOrRows) {
+  const std::int64_t R = 700, C = 130;
+  std::vector<Tensor> first;
+  for (const int threads : {1, 2, 3}) {
+    Session s(kind(), threads);
+    Tensor x = s.random({R, 2 * C}, dtype(), 1), half = s.random({R, C}, dtype(), 4), w = s.random({C}, DType::kF32, 2), dw = s.filled({C}, DType::kF32, 0.0f), grad = s.filled({50, C}, DType::kF32, 0.0f);
+    std::vector<Tensor> out;
+    for (int i = 0; i < 3; ++i) out.push_back(s.poisoned({R, C}, dtype()));
+    out.push_back(s.poisoned({R, 2 * C}, dtype()));
+    rms_norm(s.ctx, out[0], half, w, 1e-6f);
+    swiglu(s.ctx, out[1], x);
+    rms_norm_backward(s.ctx, out[2], dw, out[1], half, w, 1e-6f, false);
+    swiglu_backward(s.ctx, out[3], half, x);
+    std::vector<std::int32_t> ids;
+    for (std::int32_t t = 0; t < R; ++t) ids.push_back(t * 13 % 50);
+    embedding_backward(s.ctx, grad, half, s.ints(ids));
+    Tensor squares = s.filled({1}, DType::kF32, static_cast<float>(sum_squares(s.ctx, s.random({100000}, DType::kF32, 5))));
+    out.insert(out.end(), {dw, grad, squares});
+    if (first.empty()) first = out;
+    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_TRUE(same_bits(out[i], first[i])) << "output " << i << ", " << threads << " threads";
+    Tensor row = s.poisoned({1, C}, dtype()), act = s.poisoned({1, C}, dtype());
+    rms_norm(s.ctx, row, half.slice(333, 1), w, 1e-6f);
+    swiglu(s.ctx, act, x.slice(333, 1));
+    EXPECT_TRUE(same_bits(row, out[0].slice(333, 1)));
+    EXPECT_TRUE(same_bits(act, out[1].slice(333, 1)));
+  }
+}
+
+PRL_OP_TEST_KINDS(PointwiseTest);
+
+}  // namespace
+}  // namespace prl::ops
