@@ -1,0 +1,88 @@
+#include <utility>
+
+#include "base/log.hpp"
+#include "server/json_fields.hpp"
+#include "server/json_writer.hpp"
+#include "server/routes.hpp"
+
+namespace prl::server {
+namespace {
+
+std::string proof_body(const engine::WeightProof& proof) {
+  JsonWriter out;
+  out.begin_object().key("status").string("ok");
+  out.key("policy_version").integer(proof.version.value);
+  out.key("checksum").string(fmt::format("{:016x}", proof.checksum));
+  out.key("probe_logprobs").begin_array();
+  for (const float value : proof.probe_logprobs) out.number(value);
+  return out.end_array().end_object().take();
+}
+
+boost::json::object optional_body(const HttpRequest& request) { return request.body.empty() ? boost::json::object() : parse_body(request.body); }
+
+/// Runs `work` on the admin thread: one change at a time, in order of arrival.
+template <typename Work>
+Reply on_admin(Context context, Work work, std::string what) {
+  auto running = context->admin_worker->run(std::move(work), context->options.admin_timeout, std::move(what));
+  std::string body = co_await std::move(running);
+  co_return HttpResponse::json(std::move(body));
+}
+
+}  // namespace
+
+Reply update_weights(Context context, HttpRequest request) {
+  const boost::json::object body = optional_body(request);
+  const JsonFields fields(body);
+  const auto folder = fields.string("weight_dir");
+  if (!folder || folder->empty())
+    net::fail_param("weight_dir", "weight_dir: wanted the path of a Hugging Face folder; weights over NCCL do not come through this route");
+  std::optional<PolicyVersion> version;
+  if (const auto number = fields.integer("version", 0, std::numeric_limits<std::int64_t>::max())) version = PolicyVersion{*number};
+  auto work = [context, folder = std::filesystem::path(*folder), version] {
+    const auto began = net::Clock::now();
+    const engine::WeightProof proof = context->backend->update_weights(folder, version);
+    const double seconds = std::chrono::duration<double>(net::Clock::now() - began).count();
+    log::success("weights of policy version {} are in use, from {} in {:.2f} s", proof.version.value, folder.string(), seconds);
+    return proof_body(proof);
+  };
+  return on_admin(context, std::move(work), "the update of the weights");
+}
+
+Reply reload_weights(Context context, HttpRequest) {
+  auto work = [context] { return proof_body(context->backend->reload_weights()); };
+  return on_admin(context, std::move(work), "the return to the first weights");
+}
+
+Reply weight_proof(Context context, HttpRequest) {
+  auto work = [context] { return proof_body(context->backend->proof()); };
+  return on_admin(context, std::move(work), "the engine to prove its weights");
+}
+
+Reply pause(Context context, HttpRequest request) {
+  // Requests in flight are always kept, and held until /resume; other modes of vLLM are accepted and mean the same.
+  const bool clears = request.query.get("clear_cache") == "true";
+  auto work = [context, clears] {
+    context->backend->pause();
+    if (clears) context->backend->reset_prefix_cache();
+    return std::string(R"({"status":"paused"})");
+  };
+  return on_admin(context, std::move(work), "the engine to pause");
+}
+
+Reply resume(Context context, HttpRequest) {
+  auto work = [context] {
+    context->backend->resume();
+    return std::string(R"({"status":"resumed"})");
+  };
+  return on_admin(context, std::move(work), "the engine to resume");
+}
+
+Reply reset_prefix_cache(Context context, HttpRequest) {
+  auto work = [context] {
+    context->backend->reset_prefix_cache();
+    return std::string(R"({"status":"ok"})");
+  };
+  return on_admin(context, std::move(work), "the prefix cache to be cleared");
+}
+
+}  // namespace prl::server

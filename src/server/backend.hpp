@@ -1,0 +1,43 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "base/ids.hpp"
+#include "engine/engine.hpp"
+
+namespace prl::server {
+
+/// The engine as the HTTP server sees it. One implementation drives engine::Engine (EngineBackend); tests script another.
+/// All methods may be called from any thread; those that take long say so and are called from worker threads only.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::int64_t max_model_len() const = 0;
+  /// Prompt ids must be below it.
+  virtual std::int64_t vocab_size() const = 0;
+  /// As engine::Engine::submit: kOverlong, kInvalidArgument, kOverloaded, kUnavailable.
+  virtual RequestId submit(wire::GenerateRequest request, engine::EventSink sink) = 0;
+  virtual void cancel(RequestId id) = 0;
+  virtual void stop(RequestId id, std::string stop_string, std::int64_t num_tokens) = 0;
+  virtual engine::EngineStats stats() const = 0;
+  virtual bool is_alive(std::chrono::milliseconds max_age) const = 0;
+
+  /// Loads a Hugging Face folder and swaps it in between two steps. Slow. Error{kNotFound, kCorrupt, kShape, kDeadline}.
+  /// Without `version`: from a folder name step_<n>, else the current version plus one.
+  virtual engine::WeightProof update_weights(std::filesystem::path folder, std::optional<PolicyVersion> version) = 0;
+  /// Goes back to the weights the server started with. Slow.
+  virtual engine::WeightProof reload_weights() = 0;
+  /// What the engine holds now. Slow.
+  virtual engine::WeightProof proof() = 0;
+  /// Slow: waits for the step in progress.
+  virtual void pause() = 0;
+  virtual void resume() = 0;
+  virtual void reset_prefix_cache() = 0;
+};
+
+}  // namespace prl::server

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <functional>
+
+#include "server/backend.hpp"
+
+namespace prl::server {
+
+/// Reads a Hugging Face folder into weights the engine can use; `previous` lends what versions share.
+using WeightLoader =
+    std::function<nn::WeightsPtr(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous)>;
+
+/// Backend over an engine of this process, which it borrows.
+class EngineBackend final : public Backend {
+ public:
+  /// `timeout` bounds each wait for the engine thread.
+  EngineBackend(engine::Engine& engine, WeightLoader loader, std::chrono::milliseconds timeout = std::chrono::minutes(10));
+
+  std::int64_t max_model_len() const override;
+  std::int64_t vocab_size() const override;
+  RequestId submit(wire::GenerateRequest request, engine::EventSink sink) override;
+  void cancel(RequestId id) override;
+  void stop(RequestId id, std::string stop_string, std::int64_t num_tokens) override;
+  engine::EngineStats stats() const override;
+  bool is_alive(std::chrono::milliseconds max_age) const override;
+  engine::WeightProof update_weights(std::filesystem::path folder, std::optional<PolicyVersion> version) override;
+  engine::WeightProof reload_weights() override;
+  engine::WeightProof proof() override;
+  void pause() override;
+  void resume() override;
+  void reset_prefix_cache() override;
+
+ private:
+  engine::Engine* engine_;
+  WeightLoader loader_;
+  std::chrono::milliseconds timeout_;
+  nn::WeightsPtr base_weights_;
+};
+
+}  // namespace prl::server

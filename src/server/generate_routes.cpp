@@ -1,0 +1,125 @@
+#include <utility>
+
+#include "base/log.hpp"
+#include "net/errors.hpp"
+#include "net/sse.hpp"
+#include "server/generation.hpp"
+#include "server/reply_format.hpp"
+#include "server/routes.hpp"
+
+namespace prl::server {
+namespace {
+
+using Prepare = PreparedRequest (*)(const ServerContext&, const HttpRequest&);
+using MakeFormat = std::unique_ptr<ReplyFormat> (*)(const Generation&);
+
+/// Templates and tokenization of one request, its time in the queue included.
+constexpr auto kPrepareTime = std::chrono::minutes(5);
+
+PreparedRequest prepare_plain_chat(const ServerContext& context, const HttpRequest& request) { return prepare_chat(context, request, false); }
+PreparedRequest prepare_token_chat(const ServerContext& context, const HttpRequest& request) { return prepare_chat(context, request, true); }
+
+/// Checks and tokenizes the body on a worker thread.
+net::asio::awaitable<std::shared_ptr<const PreparedRequest>> prepare(Context context, std::shared_ptr<const HttpRequest> request, Prepare function) {
+  auto work = [context, request, function] { return std::make_shared<const PreparedRequest>(function(*context, *request)); };
+  std::string what = "a free thread to tokenize the request";
+  auto running = context->text_workers->run(std::move(work), kPrepareTime, std::move(what));
+  co_return co_await std::move(running);
+}
+
+net::asio::awaitable<void> write_events(net::ResponseStream* stream, std::vector<std::string> events) {
+  std::string bytes;
+  for (const std::string& event : events) bytes += net::format_sse(event);
+  auto writing = stream->write(std::move(bytes));
+  co_await std::move(writing);
+}
+
+net::asio::awaitable<void> write_stream(std::shared_ptr<Generation> generation, std::shared_ptr<ReplyFormat> format, net::ResponseStream* stream,
+                                        net::TimePoint deadline) {
+  auto first = write_events(stream, format->begin(*generation));
+  co_await std::move(first);
+  const auto keep_alive = generation->context().options.keep_alive_interval;
+  while (!generation->is_done()) {
+    auto next = generation->next(std::min(deadline, net::Clock::now() + keep_alive));
+    const std::optional<ChoiceNews> news = co_await std::move(next);
+    std::vector<std::string> events;
+    std::string comment;
+    if (news) events = format->news(*generation, *news);
+    else if (net::Clock::now() >= deadline) fail(ErrorCode::kDeadline, "the request took longer than its limit");
+    else comment = ": keep-alive\n\n";
+    if (!comment.empty()) {
+      auto writing = stream->write(std::move(comment));
+      co_await std::move(writing);
+    }
+    if (!events.empty()) {
+      auto writing = write_events(stream, std::move(events));
+      co_await std::move(writing);
+    }
+  }
+  std::vector<std::string> last;
+  if (generation->request().include_usage) last.push_back(format->usage(*generation));
+  last.push_back("[DONE]");
+  auto writing = write_events(stream, std::move(last));
+  co_await std::move(writing);
+}
+
+Reply answer_stream(std::shared_ptr<Generation> generation, std::shared_ptr<ReplyFormat> format, net::ResponseStream* stream, net::TimePoint deadline) {
+  net::Fields headers;
+  headers.add("Cache-Control", "no-cache");
+  headers.add("X-Request-Id", generation->request().id);
+  auto starting = stream->start(200, "text/event-stream; charset=utf-8", std::move(headers));
+  co_await std::move(starting);
+  std::exception_ptr failure;
+  try {
+    auto writing = write_stream(generation, format, stream, deadline);
+    co_await std::move(writing);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kCancelled) throw;
+    failure = std::current_exception();
+  }
+  if (failure) {
+    // The status line is out; the error travels as an event, as vLLM's does.
+    std::vector<std::string> events{net::error_response(failure).body, "[DONE]"};
+    auto writing = write_events(stream, std::move(events));
+    co_await std::move(writing);
+  }
+  co_return HttpResponse::streamed();
+}
+
+Reply answer(Context context, HttpRequest http_request, Prepare prepare_function, MakeFormat make_format) {
+  const net::TimePoint deadline = net::Clock::now() + context->options.request_timeout;
+  const auto http = std::make_shared<const HttpRequest>(std::move(http_request));
+  auto preparing = prepare(context, http, prepare_function);
+  const std::shared_ptr<const PreparedRequest> request = co_await std::move(preparing);
+  auto generation = std::make_shared<Generation>(context, request);
+  generation->submit();
+  std::shared_ptr<ReplyFormat> format = make_format(*generation);
+  if (request->is_stream) {
+    auto streaming = answer_stream(generation, format, http->stream, deadline);
+    co_return co_await std::move(streaming);
+  }
+  while (!generation->is_done()) {
+    auto next = generation->next(deadline);
+    const std::optional<ChoiceNews> news = co_await std::move(next);
+    if (!news) fail(ErrorCode::kDeadline, "the request took longer than its limit");
+  }
+  HttpResponse response = HttpResponse::json(format->whole(*generation));
+  response.headers.add("X-Request-Id", request->id);
+  co_return response;
+}
+
+}  // namespace
+
+Reply chat_completions(Context context, HttpRequest request) { return answer(std::move(context), std::move(request), prepare_plain_chat, make_chat_format); }
+
+Reply chat_completions_tokens(Context context, HttpRequest request) {
+  return answer(std::move(context), std::move(request), prepare_token_chat, make_chat_format);
+}
+
+Reply completions(Context context, HttpRequest request) {
+  return answer(std::move(context), std::move(request), prepare_completion, make_completion_format);
+}
+
+Reply generate(Context context, HttpRequest request) { return answer(std::move(context), std::move(request), prepare_generate, make_generate_format); }
+
+}  // namespace prl::server

@@ -1,0 +1,167 @@
+#include "server/generation.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <utility>
+
+namespace prl::server {
+namespace {
+
+/// Clients take -9999 for "no log-probability"; a real one so small is told as this.
+constexpr float kMinLogprob = -9998.0f;
+
+float clean_logprob(float value) { return std::isfinite(value) ? std::max(value, kMinLogprob) : kMinLogprob; }
+
+/// Each token is at most one event, and the last one may come alone.
+std::size_t event_capacity(const ServerContext& context, const PreparedRequest& request, std::size_t num_choices) {
+  return num_choices * (static_cast<std::size_t>(request.sampling.max_tokens.value_or(static_cast<std::int32_t>(context.backend->max_model_len()))) + 8);
+}
+
+}  // namespace
+
+Generation::Generation(std::shared_ptr<ServerContext> context, std::shared_ptr<const PreparedRequest> request)
+    : context_(std::move(context)),
+      request_(std::move(request)),
+      events_(event_capacity(*context_, *request_, request_->prompts.size() * static_cast<std::size_t>(request_->sampling.n))),
+      arrival_(net::Clock::now()),
+      created_(static_cast<std::int64_t>(std::time(nullptr))) {
+  const std::size_t num_choices = request_->prompts.size() * static_cast<std::size_t>(request_->sampling.n);
+  choices_.resize(num_choices);
+  tracks_.reserve(num_choices);
+  for (std::size_t i = 0; i < num_choices; ++i) {
+    choices_[i].prompt_idx = i / static_cast<std::size_t>(request_->sampling.n);
+    tracks_.push_back(Track{RequestId{},
+                            text::IncrementalDetokenizer(*context_->tokenizer, request_->sampling.skip_special_tokens),
+                            text::StopChecker(request_->sampling.stop, request_->sampling.include_stop_str_in_output), false, false, arrival_});
+  }
+}
+
+Generation::~Generation() {
+  for (std::size_t i = 0; i < tracks_.size(); ++i)
+    if (tracks_[i].is_submitted && !choices_[i].is_finished) context_->backend->cancel(tracks_[i].id);
+}
+
+void Generation::submit() {
+  const auto n = static_cast<std::size_t>(request_->sampling.n);
+  for (std::size_t i = 0; i < tracks_.size(); ++i) {
+    wire::GenerateRequest request;
+    request.prompt_ids = request_->prompts[i / n];
+    request.sampling = request_->sampling;
+    request.sampling.n = 1;
+    if (request.sampling.seed) *request.sampling.seed += i % n;
+    if (i % n != 0) request.sampling.prompt_logprobs.reset();  // once per prompt is enough
+    request.session_id = request_->session_id;
+    request.cache_salt = request_->cache_salt;
+    request.priority = request_->priority;
+    engine::EventSink sink = [events = events_, i](const engine::StepEvent& event) {
+      Event copy{i, event.delta};
+      // Never full: the capacity covers every token of every choice.
+      PRL_CHECK(events.try_push(copy) || events.is_closed(), "the event queue of a request is full");
+    };
+    tracks_[i].id = context_->backend->submit(std::move(request), std::move(sink));
+    tracks_[i].is_submitted = true;
+  }
+}
+
+net::asio::awaitable<std::optional<ChoiceNews>> Generation::next(net::TimePoint deadline) {
+  for (;;) {
+    auto popping = events_.pop(deadline);
+    std::optional<Event> event = co_await std::move(popping);
+    if (!event) co_return std::nullopt;
+    if (choices_[event->choice_idx].is_finished) continue;
+    std::optional<ChoiceNews> news = apply(std::move(*event));
+    co_return news;
+  }
+}
+
+ChoiceNews Generation::apply(Event event) {
+  Choice& choice = choices_[event.choice_idx];
+  Track& track = tracks_[event.choice_idx];
+  const wire::GenerateOutput& delta = event.delta;
+  ChoiceNews news{event.choice_idx, choice.token_ids.size(), {}, false};
+  const net::TimePoint now = net::Clock::now();
+  if (!delta.token_ids.empty() && !track.is_stopping) {
+    if (choice.token_ids.empty()) context_->metrics.observe_first_token(now - arrival_);
+    else context_->metrics.observe_token_gap(now - track.last_token);
+    track.last_token = now;
+  }
+  for (std::size_t i = 0; i < delta.token_ids.size() && !track.is_stopping; ++i) add_token(choice, track, delta, i, news.text);
+  if (delta.finish_reason != wire::FinishReason::kNone) {
+    finish(choice, track, delta, news.text);
+    news.is_finished = true;
+    context_->metrics.observe_finished(now - arrival_, static_cast<std::int64_t>(request_->prompts[choice.prompt_idx].size()),
+                                       static_cast<std::int64_t>(choice.token_ids.size()));
+  }
+  return news;
+}
+
+void Generation::add_token(Choice& choice, Track& track, const wire::GenerateOutput& delta, std::size_t i, std::string& text) {
+  const std::int32_t id = delta.token_ids[i];
+  choice.token_ids.push_back(id);
+  choice.logprobs.push_back(i < delta.logprobs.size() ? clean_logprob(delta.logprobs[i]) : kMinLogprob);
+  choice.versions.push_back(i < delta.versions.size() ? delta.versions[i] : delta.version_end.value);
+  std::vector<wire::TopLogprob> top;
+  if (i < delta.top_logprobs.size()) top = delta.top_logprobs[i];
+  for (wire::TopLogprob& entry : top) entry.logprob = clean_logprob(entry.logprob);
+  choice.top_logprobs.push_back(std::move(top));
+  const bool is_stop_token = delta.finish_reason == wire::FinishReason::kStop && delta.stop_token_id == id && i + 1 == delta.token_ids.size();
+  if (is_stop_token && !request_->sampling.include_stop_str_in_output) return;
+  push_text(choice, track, track.detokenizer.push(id), text);
+  if (track.is_stopping && delta.finish_reason == wire::FinishReason::kNone)
+    context_->backend->stop(track.id, choice.stop_string, static_cast<std::int64_t>(choice.token_ids.size()));
+}
+
+void Generation::push_text(Choice& choice, Track& track, std::string piece, std::string& text) {
+  if (piece.empty()) return;
+  // Text up to min_tokens cannot stop the choice, nor begin a stop string.
+  if (static_cast<std::int64_t>(choice.token_ids.size()) > request_->sampling.min_tokens) {
+    text::StopChecker::Step step = track.stops.push(piece);
+    piece = std::move(step.text);
+    if (step.stop) {
+      track.is_stopping = true;
+      choice.stop_string = *step.stop;
+    }
+  }
+  choice.text += piece;
+  text += piece;
+}
+
+void Generation::finish(Choice& choice, Track& track, const wire::GenerateOutput& delta, std::string& text) {
+  if (delta.finish_reason == wire::FinishReason::kError) fail(ErrorCode::kInternal, "the engine failed on the request: {}", delta.error);
+  if (delta.finish_reason == wire::FinishReason::kAbort && !track.is_stopping)
+    fail(ErrorCode::kUnavailable, "the engine ended the request before it was finished; it is probably shutting down");
+  if (!track.is_stopping) push_text(choice, track, track.detokenizer.finish(), text);
+  if (!track.is_stopping) {
+    const std::string rest = track.stops.finish();
+    choice.text += rest;
+    text += rest;
+  }
+  choice.finish_reason = track.is_stopping ? wire::FinishReason::kStop : delta.finish_reason;
+  if (!track.is_stopping) {
+    choice.stop_token_id = delta.stop_token_id;
+    choice.stop_string = delta.stop_string;
+  }
+  choice.prompt_logprobs = delta.prompt_logprobs;
+  choice.prompt_top_logprobs = delta.prompt_top_logprobs;
+  choice.num_cached_tokens = delta.num_cached_tokens;
+  choice.version_start = choice.versions.empty() ? delta.version_start : PolicyVersion{choice.versions.front()};
+  choice.version_end = choice.versions.empty() ? delta.version_end : PolicyVersion{choice.versions.back()};
+  choice.is_finished = true;
+  ++num_finished_;
+}
+
+std::int64_t Generation::num_output_tokens() const {
+  std::int64_t count = 0;
+  for (const Choice& choice : choices_) count += static_cast<std::int64_t>(choice.token_ids.size());
+  return count;
+}
+
+std::int64_t Generation::num_cached_tokens() const {
+  // As for prompt tokens, each prompt counts once, by its first choice.
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < choices_.size(); i += static_cast<std::size_t>(request_->sampling.n)) count += choices_[i].num_cached_tokens;
+  return count;
+}
+
+}  // namespace prl::server

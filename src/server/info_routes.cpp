@@ -1,0 +1,112 @@
+#include <utility>
+
+#include "server/json_fields.hpp"
+#include "server/json_writer.hpp"
+#include "server/prepared_request.hpp"
+#include "server/routes.hpp"
+#include "text/utf8.hpp"
+
+namespace prl::server {
+namespace {
+
+constexpr auto kTextTime = std::chrono::minutes(5);
+constexpr const char* kVersion = "0.1.0";
+
+std::string tokenize_body(const ServerContext& context, const HttpRequest& request) {
+  const boost::json::object body = parse_body(request.body);
+  const JsonFields fields(body);
+  check_model(context, body);
+  std::vector<std::int32_t> ids;
+  if (fields.has("messages")) {
+    ids = render_chat(context, body, fields.boolean("add_special_tokens").value_or(false)).ids;
+  } else {
+    const auto prompt = fields.string("prompt");
+    if (!prompt) net::fail_param("prompt", "wanted prompt (a string) or messages (a list), found neither");
+    text::EncodeOptions encode;
+    encode.add_special_tokens = fields.boolean("add_special_tokens").value_or(true);
+    ids = context.tokenizer->encode(*prompt, encode);
+  }
+  JsonWriter out;
+  out.begin_object();
+  out.key("count").integer(static_cast<std::int64_t>(ids.size()));
+  out.key("max_model_len").integer(context.backend->max_model_len());
+  out.key("tokens").begin_array();
+  for (const std::int32_t id : ids) out.integer(id);
+  out.end_array().key("token_strs");
+  if (fields.boolean("return_token_strs").value_or(false)) {
+    out.begin_array();
+    for (const std::int32_t id : ids) out.string(context.tokenizer->token_of(id));
+    out.end_array();
+  } else {
+    out.null();
+  }
+  return out.end_object().take();
+}
+
+std::string detokenize_body(const ServerContext& context, const HttpRequest& request) {
+  const boost::json::object body = parse_body(request.body);
+  const JsonFields fields(body);
+  check_model(context, body);
+  const auto ids = fields.token_ids("tokens", context.backend->vocab_size());
+  if (!ids) net::fail_param("tokens", "tokens: wanted a list of token ids, found nothing");
+  JsonWriter out;
+  out.begin_object().key("prompt").string(context.tokenizer->decode(*ids, fields.boolean("skip_special_tokens").value_or(false)));
+  return out.end_object().take();
+}
+
+Reply on_worker(Context context, HttpRequest request, std::string (*function)(const ServerContext&, const HttpRequest&)) {
+  auto http = std::make_shared<const HttpRequest>(std::move(request));
+  auto work = [context, http, function] { return function(*context, *http); };
+  std::string what = "a free thread to tokenize the request";
+  auto running = context->text_workers->run(std::move(work), kTextTime, std::move(what));
+  std::string body = co_await std::move(running);
+  co_return HttpResponse::json(std::move(body));
+}
+
+}  // namespace
+
+Reply tokenize(Context context, HttpRequest request) { return on_worker(std::move(context), std::move(request), tokenize_body); }
+Reply detokenize(Context context, HttpRequest request) { return on_worker(std::move(context), std::move(request), detokenize_body); }
+
+Reply list_models(Context context, HttpRequest request) {
+  constexpr std::string_view kPrefix = "/v1/models/";
+  const auto write_model = [&](JsonWriter& out, const std::string& name) {
+    out.begin_object();
+    out.key("id").string(name).key("object").string("model").key("created").integer(context->created);
+    out.key("owned_by").string("prl").key("root").string(name).key("parent").null();
+    out.key("max_model_len").integer(context->backend->max_model_len());
+    out.key("permission").begin_array().end_array();
+    out.end_object();
+  };
+  JsonWriter out;
+  if (request.path.starts_with(kPrefix)) {
+    write_model(out, request.path.substr(kPrefix.size()));
+    co_return HttpResponse::json(out.take());
+  }
+  out.begin_object().key("object").string("list").key("data").begin_array();
+  for (const std::string& name : context->options.served_names) write_model(out, name);
+  out.end_array().end_object();
+  co_return HttpResponse::json(out.take());
+}
+
+Reply health(Context context, HttpRequest) {
+  if (!context->backend->is_alive(context->options.liveness_timeout))
+    fail(ErrorCode::kUnavailable, "the engine has not answered for {} ms", context->options.liveness_timeout.count());
+  co_return HttpResponse::text("");
+}
+
+Reply liveness(Context context, HttpRequest) {
+  const bool is_alive = context->backend->is_alive(context->options.liveness_timeout);
+  co_return HttpResponse::json(is_alive ? R"({"status":"ok"})" : R"({"status":"engine_unresponsive"})", is_alive ? 200 : 503);
+}
+
+Reply ping(Context, HttpRequest) { co_return HttpResponse::text(""); }
+
+Reply version(Context context, HttpRequest) {
+  JsonWriter out;
+  out.begin_object().key("version").string(kVersion);
+  out.key("policy_version").integer(context->backend->stats().version.value);
+  co_return HttpResponse::json(out.end_object().take());
+}
+
+}  // namespace prl::server

@@ -1,0 +1,329 @@
+#include "server/prepared_request.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+
+#include "server/json_fields.hpp"
+#include "server/server_context.hpp"
+
+namespace prl::server {
+namespace {
+
+constexpr std::size_t kMaxStopStrings = 64;
+constexpr std::int32_t kCompletionsDefaultMaxTokens = 16;  // OpenAI's default of the legacy route
+constexpr std::int64_t kAnyInt = std::numeric_limits<std::int64_t>::max();
+
+enum class Kind { kChat, kCompletion, kGenerate };
+
+template <typename T, typename U>
+void assign(T& target, const std::optional<U>& value) {
+  if (value) target = static_cast<T>(*value);
+}
+
+std::map<std::int32_t, float> read_logit_bias(const JsonFields& fields, std::int64_t vocab_size) {
+  std::map<std::int32_t, float> out;
+  const boost::json::object* biases = fields.object("logit_bias");
+  if (!biases) return out;
+  const std::string name = fields.full_name("logit_bias");
+  for (const auto& [key, value] : *biases) {
+    std::int64_t id = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (error != std::errc() || end != key.data() + key.size() || id < 0 || id >= vocab_size)
+      net::fail_param(name, fmt::format("{}: '{}' is not a token id in [0, {})", name, std::string_view(key), vocab_size));
+    const JsonFields one(*biases, name + ".");
+    out[static_cast<std::int32_t>(id)] = static_cast<float>(*one.number(key, -100, 100));
+  }
+  return out;
+}
+
+/// The members that all three routes share.
+wire::SamplingParams read_sampling(const JsonFields& fields, const ServerContext& context) {
+  wire::SamplingParams out;
+  assign(out.temperature, fields.number("temperature", 0, 2));
+  assign(out.top_p, fields.number("top_p", 0, 1));
+  if (out.top_p == 0) net::fail_param(fields.full_name("top_p"), fields.full_name("top_p") + ": wanted a number above 0 and at most 1, found 0");
+  assign(out.top_k, fields.integer("top_k", -1, std::numeric_limits<std::int32_t>::max()));
+  assign(out.min_p, fields.number("min_p", 0, 1));
+  assign(out.repetition_penalty, fields.number("repetition_penalty", 1e-6, 1e6));
+  assign(out.presence_penalty, fields.number("presence_penalty", -2, 2));
+  assign(out.frequency_penalty, fields.number("frequency_penalty", -2, 2));
+  if (const auto seed = fields.integer("seed", std::numeric_limits<std::int64_t>::min(), kAnyInt)) out.seed = static_cast<std::uint64_t>(*seed);
+  const std::int64_t max_len = context.backend->max_model_len();
+  assign(out.min_tokens, fields.integer("min_tokens", 0, max_len));
+  if (auto stops = fields.strings("stop", kMaxStopStrings)) out.stop = std::move(*stops);
+  std::erase(out.stop, std::string());
+  if (auto ids = fields.token_ids("stop_token_ids", context.backend->vocab_size())) out.stop_token_ids = std::move(*ids);
+  assign(out.ignore_eos, fields.boolean("ignore_eos"));
+  assign(out.include_stop_str_in_output, fields.boolean("include_stop_str_in_output"));
+  assign(out.skip_special_tokens, fields.boolean("skip_special_tokens"));
+  assign(out.n, fields.integer("n", 1, context.options.max_n));
+  if (const auto k = fields.integer("prompt_logprobs", 0, context.options.max_logprobs)) out.prompt_logprobs = static_cast<std::int32_t>(*k);
+  out.logit_bias = read_logit_bias(fields, context.backend->vocab_size());
+  // Sampling rules that are not built: refused, so that nobody trains on text that ignored them.
+  for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
+    if (fields.has(name)) throw net::HttpError(501, ErrorCode::kNotImplemented, fields.full_name(name) + ": structured output is not built yet", name);
+  if (const boost::json::object* format = fields.object("response_format")) {
+    const JsonFields format_fields(*format, fields.full_name("response_format."));
+    const auto type = format_fields.string("type");
+    if (type && *type != "text")
+      throw net::HttpError(501, ErrorCode::kNotImplemented, "response_format.type: only 'text' is built yet, found '" + *type + "'", "response_format");
+  }
+  return out;
+}
+
+/// max_tokens is clamped to the room the longest prompt leaves; a prompt without room is refused before.
+void fit_max_tokens(PreparedRequest& out, const ServerContext& context, std::optional<std::int64_t> wanted) {
+  std::int64_t longest = 0;
+  for (const auto& prompt : out.prompts) {
+    if (prompt.empty()) net::fail_param("prompt", "the prompt has no tokens; at least one is needed");
+    check_prompt_fits(context, static_cast<std::int64_t>(prompt.size()));
+    longest = std::max(longest, static_cast<std::int64_t>(prompt.size()));
+  }
+  if (wanted && out.sampling.min_tokens > *wanted)
+    net::fail_param("min_tokens", fmt::format("min_tokens is {}, which is more than max_tokens, {}", out.sampling.min_tokens, *wanted));
+  const std::int64_t room = context.backend->max_model_len() - longest;
+  const std::int64_t max_tokens = std::min(wanted.value_or(room), room);
+  out.sampling.max_tokens = static_cast<std::int32_t>(max_tokens);
+  out.sampling.min_tokens = std::min(out.sampling.min_tokens, *out.sampling.max_tokens);
+}
+
+void truncate_prompts(const JsonFields& fields, std::vector<std::vector<std::int32_t>>& prompts) {
+  const auto keep = fields.integer("truncate_prompt_tokens", 1, kAnyInt);
+  if (!keep) return;
+  for (auto& prompt : prompts)
+    if (static_cast<std::int64_t>(prompt.size()) > *keep) prompt.erase(prompt.begin(), prompt.end() - *keep);
+}
+
+/// Stop tokens of the model, unless the request wants to run past them.
+void add_model_stops(PreparedRequest& out, const ServerContext& context) {
+  out.own_stop_ids = out.sampling.stop_token_ids;
+  if (out.sampling.ignore_eos) return;
+  auto& ids = out.sampling.stop_token_ids;
+  ids.insert(ids.end(), context.tokenizer->stop_ids().begin(), context.tokenizer->stop_ids().end());
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+}
+
+void read_envelope(PreparedRequest& out, const JsonFields& fields, const net::HttpRequest& request) {
+  out.session_id = std::string(request.headers.get("X-Session-ID"));
+  if (auto salt = fields.string("cache_salt")) out.cache_salt = std::move(*salt);
+  assign(out.priority, fields.integer("priority", std::numeric_limits<std::int32_t>::min(), std::numeric_limits<std::int32_t>::max()));
+  assign(out.is_stream, fields.boolean("stream"));
+  if (const boost::json::object* options = fields.object("stream_options")) {
+    const JsonFields stream_fields(*options, "stream_options.");
+    assign(out.include_usage, stream_fields.boolean("include_usage"));
+    assign(out.continuous_usage, stream_fields.boolean("continuous_usage_stats"));
+    if (!out.is_stream) net::fail_param("stream_options", "stream_options are only allowed when stream is true");
+  }
+  assign(out.return_token_ids, fields.boolean("return_token_ids"));
+  assign(out.tokens_as_ids, fields.boolean("return_tokens_as_token_ids"));
+  if (out.is_stream && out.sampling.prompt_logprobs)
+    net::fail_param("prompt_logprobs", "prompt_logprobs are not available when stream is true");
+}
+
+void read_completion_prompt(PreparedRequest& out, const JsonFields& fields, const ServerContext& context) {
+  const boost::json::value* prompt = fields.find("prompt");
+  if (!prompt) net::fail_param("prompt", "prompt: wanted a string, a list of strings, or token ids; found nothing");
+  const std::int64_t vocab_size = context.backend->vocab_size();
+  text::EncodeOptions encode;
+  encode.add_special_tokens = fields.boolean("add_special_tokens").value_or(true);
+  const auto add_text = [&](const boost::json::string& text) { out.prompts.push_back(context.tokenizer->encode(text, encode)); };
+  if (prompt->is_string()) {
+    add_text(prompt->get_string());
+  } else if (prompt->is_array() && !prompt->get_array().empty()) {
+    const boost::json::array& list = prompt->get_array();
+    if (list.front().is_number()) {
+      out.prompts.push_back(read_token_ids(list, "prompt", vocab_size));
+    } else {
+      if (list.size() > context.options.max_prompts)
+        net::fail_param("prompt", fmt::format("prompt: at most {} prompts per request, found {}", context.options.max_prompts, list.size()));
+      for (const auto& item : list) {
+        if (item.is_string()) add_text(item.get_string());
+        else if (item.is_array()) out.prompts.push_back(read_token_ids(item.get_array(), "prompt", vocab_size));
+        else fields.fail_type("prompt", "a string, a list of strings, or token ids", *prompt);
+      }
+    }
+  } else {
+    fields.fail_type("prompt", "a string, a list of strings, or token ids", *prompt);
+  }
+}
+
+/// Whether the tail of a rendered prompt opened a think block that the completion continues.
+bool ends_in_think(std::string_view prompt) {
+  while (!prompt.empty() && (prompt.back() == '\n' || prompt.back() == ' ')) prompt.remove_suffix(1);
+  return prompt.ends_with("<think>");
+}
+
+void read_tool_choice(PreparedRequest& out, const JsonFields& fields) {
+  const boost::json::value* choice = fields.find("tool_choice");
+  if (!choice) return;
+  if (choice->is_string() && choice->get_string() == "none") out.parse_tools = false;
+  else if (!(choice->is_string() && choice->get_string() == "auto"))
+    throw net::HttpError(501, ErrorCode::kNotImplemented, "tool_choice: only 'auto' and 'none' are built yet", "tool_choice");
+}
+
+}  // namespace
+
+std::int64_t PreparedRequest::num_prompt_tokens() const {
+  std::int64_t count = 0;
+  for (const auto& prompt : prompts) count += static_cast<std::int64_t>(prompt.size());
+  return count;
+}
+
+void check_prompt_fits(const ServerContext& context, std::int64_t num_tokens) {
+  const std::int64_t max_len = context.backend->max_model_len();
+  if (num_tokens < max_len) return;
+  fail(ErrorCode::kOverlong,
+       "This model's maximum context length is {} tokens. However, your request has {} input tokens, which leaves no room for "
+       "output. Please reduce the length of the input.",
+       max_len, num_tokens);
+}
+
+std::string check_model(const ServerContext& context, const boost::json::object& body) {
+  const auto model = JsonFields(body).string("model");
+  if (!model) return context.options.served_names.front();
+  const auto& names = context.options.served_names;
+  if (std::find(names.begin(), names.end(), *model) == names.end())
+    throw net::HttpError(404, ErrorCode::kNotFound, fmt::format("The model `{}` does not exist.", *model), "model");
+  return *model;
+}
+
+ChatPrompt render_chat(const ServerContext& context, const boost::json::object& body, bool add_special_tokens) {
+  if (!context.chat_template) net::fail_param("messages", "this model has no chat template; start the server with one, or use /v1/completions");
+  const JsonFields fields(body);
+  const boost::json::array* messages = fields.array("messages");
+  if (!messages || messages->empty()) net::fail_param("messages", "messages: wanted a list with at least one message");
+  ChatPrompt out;
+  if (const boost::json::array* tools = fields.array("tools")) out.tools = *tools;
+  const bool continues = fields.boolean("continue_final_message").value_or(false);
+  text::RenderOptions options;
+  options.add_generation_prompt = fields.boolean("add_generation_prompt").value_or(!continues);
+  if (continues && options.add_generation_prompt)
+    net::fail_param("continue_final_message", "continue_final_message and add_generation_prompt exclude each other");
+  options.tools = out.tools;
+  if (const boost::json::object* kwargs = fields.object("chat_template_kwargs")) options.kwargs = *kwargs;
+  if (fields.has("chat_template")) net::fail_param("chat_template", "chat_template: a request may not bring its own template");
+  std::string prompt;
+  try {
+    prompt = context.chat_template->render(*messages, options);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInvalidArgument) throw;
+    net::fail_param("messages", error.what());
+  }
+  if (continues) {
+    // The text after the last message's content (its end marker) is what the model must not see yet.
+    const boost::json::object& last = messages->back().as_object();
+    const auto content = JsonFields(last, "messages[-1].").string("content");
+    if (!content) net::fail_param("messages", "continue_final_message: the last message has no text to continue");
+    std::string_view text = *content;
+    while (!text.empty() && (text.back() == ' ' || text.back() == '\n' || text.back() == '\t' || text.back() == '\r')) text.remove_suffix(1);
+    const std::size_t place = prompt.rfind(text);
+    if (place == std::string::npos) net::fail_param("messages", "continue_final_message: the template does not show the last message as it is");
+    prompt.resize(place + text.size());
+  }
+  out.ends_in_think = ends_in_think(prompt);
+  text::EncodeOptions encode;
+  encode.add_special_tokens = add_special_tokens;
+  out.ids = context.tokenizer->encode(prompt, encode);
+  return out;
+}
+
+PreparedRequest prepare_chat(const ServerContext& context, const net::HttpRequest& request, bool with_tokens) {
+  const boost::json::object body = parse_body(request.body);
+  const JsonFields fields(body);
+  PreparedRequest out;
+  out.id = context.make_id("chatcmpl-", request.headers.get("X-Request-Id"));
+  out.model = check_model(context, body);
+  out.sampling = read_sampling(fields, context);
+  read_envelope(out, fields, request);
+  out.want_logprobs = fields.boolean("logprobs").value_or(false);
+  if (const auto k = fields.integer("top_logprobs", 0, context.options.max_logprobs)) {
+    if (*k > 0 && !out.want_logprobs) net::fail_param("top_logprobs", "top_logprobs: logprobs must be true when top_logprobs is set");
+    out.num_top_logprobs = static_cast<std::int32_t>(*k);
+  }
+  if (out.want_logprobs) out.sampling.logprobs = out.num_top_logprobs;
+
+  ChatPrompt prompt = render_chat(context, body, fields.boolean("add_special_tokens").value_or(false));
+  out.tools = std::move(prompt.tools);
+  if (with_tokens) {
+    auto tokens = fields.token_ids("tokens", context.backend->vocab_size());
+    if (!tokens) net::fail_param("tokens", "tokens: wanted the token ids of the prompt, found nothing");
+    out.prompts.push_back(std::move(*tokens));
+  } else {
+    out.prompts.push_back(std::move(prompt.ids));
+  }
+  out.starts_in_reasoning = prompt.ends_in_think;
+  out.parse_reasoning = context.renderer && context.options.enable_reasoning;
+  out.parse_tools = context.renderer && context.options.enable_tools && !out.tools.empty();
+  read_tool_choice(out, fields);
+  truncate_prompts(fields, out.prompts);
+  auto max_tokens = fields.integer("max_tokens", 1, kAnyInt);
+  const auto max_completion_tokens = fields.integer("max_completion_tokens", 1, kAnyInt);
+  if (!max_tokens) max_tokens = max_completion_tokens;
+  fit_max_tokens(out, context, max_tokens);
+  add_model_stops(out, context);
+  return out;
+}
+
+PreparedRequest prepare_completion(const ServerContext& context, const net::HttpRequest& request) {
+  const boost::json::object body = parse_body(request.body);
+  const JsonFields fields(body);
+  PreparedRequest out;
+  out.id = context.make_id("cmpl-", request.headers.get("X-Request-Id"));
+  out.model = check_model(context, body);
+  out.sampling = read_sampling(fields, context);
+  read_envelope(out, fields, request);
+  if (const auto k = fields.integer("logprobs", 0, context.options.max_logprobs)) {
+    out.want_logprobs = true;
+    out.num_top_logprobs = static_cast<std::int32_t>(*k);
+    out.sampling.logprobs = out.num_top_logprobs;
+  }
+  out.echo = fields.boolean("echo").value_or(false);
+  if (out.echo && out.want_logprobs)
+    throw net::HttpError(501, ErrorCode::kNotImplemented, "echo together with logprobs is not built yet; use prompt_logprobs", "echo");
+  if (const auto suffix = fields.string("suffix"); suffix && !suffix->empty()) net::fail_param("suffix", "suffix is not supported");
+  if (const auto best_of = fields.integer("best_of", 1, kAnyInt); best_of && *best_of != out.sampling.n)
+    net::fail_param("best_of", "best_of is not supported unless it equals n");
+  read_completion_prompt(out, fields, context);
+  truncate_prompts(fields, out.prompts);
+  auto max_tokens = fields.integer("max_tokens", 1, kAnyInt);
+  if (!max_tokens) max_tokens = fields.integer("max_completion_tokens", 1, kAnyInt);
+  fit_max_tokens(out, context, max_tokens.value_or(std::max(kCompletionsDefaultMaxTokens, out.sampling.min_tokens)));
+  add_model_stops(out, context);
+  return out;
+}
+
+PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRequest& request) {
+  const boost::json::object body = parse_body(request.body);
+  const JsonFields fields(body);
+  PreparedRequest out;
+  out.model = check_model(context, body);
+  const std::string own_id = fields.string("request_id").value_or(std::string(request.headers.get("X-Request-Id")));
+  out.id = context.make_id("generate-tokens-", own_id);
+  if (fields.has("features") || fields.has("content_parts"))
+    throw net::HttpError(501, ErrorCode::kNotImplemented, "multimodal input is not built yet", fields.has("features") ? "features" : "content_parts");
+  static const boost::json::object kEmpty;
+  const boost::json::object* sampling = fields.object("sampling_params");
+  const JsonFields sampling_fields(sampling ? *sampling : kEmpty, "sampling_params.");
+  out.sampling = read_sampling(sampling_fields, context);
+  read_envelope(out, fields, request);
+  if (out.cache_salt.empty()) out.cache_salt = sampling_fields.string("cache_salt").value_or("");
+  if (sampling_fields.boolean("flat_logprobs").value_or(false))
+    net::fail_param("sampling_params.flat_logprobs", "flat_logprobs is not supported; ask for plain logprobs");
+  const boost::json::value* logprobs = sampling_fields.find("logprobs");
+  out.want_logprobs = true;  // they are always computed, and this route is for training
+  if (logprobs && !logprobs->is_bool()) {
+    out.num_top_logprobs = static_cast<std::int32_t>(*sampling_fields.integer("logprobs", 0, context.options.max_logprobs));
+    out.sampling.logprobs = out.num_top_logprobs;
+  }
+  out.tokens_as_ids = true;
+  auto ids = fields.token_ids("token_ids", context.backend->vocab_size());
+  if (!ids) net::fail_param("token_ids", "token_ids: wanted the token ids of the prompt, found nothing");
+  out.prompts.push_back(std::move(*ids));
+  fit_max_tokens(out, context, sampling_fields.integer("max_tokens", 1, kAnyInt));
+  add_model_stops(out, context);
+  return out;
+}
+
+}  // namespace prl::server

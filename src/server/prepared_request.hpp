@@ -1,0 +1,64 @@
+#pragma once
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "net/http_message.hpp"
+#include "wire/generate.hpp"
+
+namespace prl::server {
+
+struct ServerContext;
+
+/// A generation request of any route, checked and tokenized: what is sampled, and how the answer is to look.
+struct PreparedRequest {
+  std::string id;                                  ///< "chatcmpl-...", "cmpl-...", "generate-tokens-..."
+  std::string model;                               ///< as the client wrote it, or the served name
+  std::vector<std::vector<std::int32_t>> prompts;  ///< one, or several for /v1/completions; none is empty
+  wire::SamplingParams sampling;                   ///< max_tokens is set and fits; n counts choices per prompt
+  std::string session_id;
+  std::string cache_salt;
+  std::int32_t priority = 0;
+
+  bool is_stream = false;
+  bool include_usage = false;             ///< a last chunk with the usage
+  bool continuous_usage = false;          ///< usage in every chunk
+  bool want_logprobs = false;
+  std::int32_t num_top_logprobs = 0;
+  bool return_token_ids = false;
+  bool tokens_as_ids = false;             ///< "token_id:N" instead of text in log-probability entries
+  bool echo = false;                      ///< /v1/completions: the prompt is put before the text
+  std::vector<std::int32_t> own_stop_ids; ///< stop_token_ids of the client; they are reported as stop_reason
+
+  boost::json::array tools;               ///< chat only; empty: none
+  bool parse_tools = false;
+  bool parse_reasoning = false;
+  bool starts_in_reasoning = false;       ///< the prompt ended inside an open think block
+
+  std::int64_t num_prompt_tokens() const;
+};
+
+/// The three kinds of body. They run on a worker thread (templates, tokenization) and throw net::HttpError naming the field,
+/// or Error{kOverlong} with the text that clients recognise.
+PreparedRequest prepare_chat(const ServerContext& context, const net::HttpRequest& request, bool with_tokens);
+PreparedRequest prepare_completion(const ServerContext& context, const net::HttpRequest& request);
+PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRequest& request);
+
+/// Messages (or a prompt) of a chat-like body as token ids; used by /tokenize too.
+struct ChatPrompt {
+  std::vector<std::int32_t> ids;
+  bool ends_in_think = false;
+  boost::json::array tools;
+};
+ChatPrompt render_chat(const ServerContext& context, const boost::json::object& body, bool add_special_tokens);
+
+/// Throws the canonical context overflow unless a prompt of `num_tokens` leaves room for one more.
+void check_prompt_fits(const ServerContext& context, std::int64_t num_tokens);
+/// 404 unless `model` is absent or one of the served names. Returns the name to answer with.
+std::string check_model(const ServerContext& context, const boost::json::object& body);
+
+}  // namespace prl::server

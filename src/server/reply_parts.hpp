@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "server/generation.hpp"
+#include "server/json_writer.hpp"
+
+namespace prl::server {
+
+/// Text of one token in log-probability entries: its bytes with ill-formed UTF-8 replaced, or "token_id:N".
+std::string token_text(const Generation& generation, std::int32_t id);
+/// "id", "object", "created", "model" of the OpenAI replies, into an open object.
+void write_envelope(JsonWriter& out, const Generation& generation, std::string_view object);
+/// The "usage" member. `choice` null: of the whole reply.
+void write_usage(JsonWriter& out, const Generation& generation);
+void write_ids(JsonWriter& out, std::span<const std::int32_t> ids);
+/// The value of "finish_reason": "stop", "length", or null while the choice runs.
+void write_finish_reason(JsonWriter& out, const Choice& choice, bool has_tool_calls);
+/// The value of "stop_reason": the stop string, a stop token the client named, else null.
+void write_stop_reason(JsonWriter& out, const Generation& generation, const Choice& choice);
+/// {"content":[...]} for tokens [begin, end), in the shape of the chat route; with `with_ids` each entry has token_id too.
+void write_chat_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice, std::size_t begin, std::size_t end, bool with_ids);
+/// The value of "prompt_logprobs": null for the first token, then {"<id>": {"logprob", "rank", "decoded_token"}}; null if not asked for.
+void write_prompt_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice);
+/// The "policy_version" member: {"start", "end"} over all choices.
+void write_policy_version(JsonWriter& out, const Generation& generation);
+
+}  // namespace prl::server

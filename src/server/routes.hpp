@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+
+#include "net/http_message.hpp"
+#include "server/server_context.hpp"
+
+/// The handlers of ApiServer, one coroutine per route; private to the module.
+namespace prl::server {
+
+using net::HttpRequest;
+using net::HttpResponse;
+using Context = std::shared_ptr<ServerContext>;
+using Reply = net::asio::awaitable<HttpResponse>;
+
+Reply chat_completions(Context context, HttpRequest request);
+Reply chat_completions_tokens(Context context, HttpRequest request);
+Reply completions(Context context, HttpRequest request);
+Reply generate(Context context, HttpRequest request);
+
+Reply list_models(Context context, HttpRequest request);
+Reply tokenize(Context context, HttpRequest request);
+Reply detokenize(Context context, HttpRequest request);
+
+Reply health(Context context, HttpRequest request);
+Reply liveness(Context context, HttpRequest request);
+Reply ping(Context context, HttpRequest request);
+Reply version(Context context, HttpRequest request);
+
+Reply update_weights(Context context, HttpRequest request);
+Reply reload_weights(Context context, HttpRequest request);
+Reply weight_proof(Context context, HttpRequest request);
+Reply pause(Context context, HttpRequest request);
+Reply resume(Context context, HttpRequest request);
+Reply reset_prefix_cache(Context context, HttpRequest request);
+
+}  // namespace prl::server

@@ -1,0 +1,118 @@
+#include "server/server_metrics.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace prl::server {
+namespace {
+
+double seconds(ServerMetrics::Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+std::string escape_label(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\\' || c == '"') out.push_back('\\');
+    if (c == '\n') out += "\\n";
+    else out.push_back(c);
+  }
+  return out;
+}
+
+void write_head(std::string& out, std::string_view name, std::string_view type, std::string_view help) {
+  out += fmt::format("# HELP {} {}\n# TYPE {} {}\n", name, help, name, type);
+}
+
+// The buckets of vLLM's metrics of the same names.
+const std::vector<double> kFirstTokenBounds{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160};
+const std::vector<double> kTokenGapBounds{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80};
+const std::vector<double> kLatencyBounds{0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+const std::vector<double> kTokenBounds{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
+
+}  // namespace
+
+void Histogram::observe(double value) {
+  const auto place = std::lower_bound(bounds_.begin(), bounds_.end(), value);
+  ++counts_[static_cast<std::size_t>(place - bounds_.begin())];
+  sum_ += value;
+  ++num_values_;
+}
+
+void Histogram::write(std::string& out, std::string_view name, std::string_view labels) const {
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < bounds_.size(); ++i) {
+    total += counts_[i];
+    out += fmt::format("{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bounds_[i], total);
+  }
+  out += fmt::format("{}_bucket{{{},le=\"+Inf\"}} {}\n", name, labels, num_values_);
+  out += fmt::format("{}_sum{{{}}} {}\n{}_count{{{}}} {}\n", name, labels, sum_, name, labels, num_values_);
+}
+
+ServerMetrics::ServerMetrics()
+    : first_token_(kFirstTokenBounds), token_gap_(kTokenGapBounds), latency_(kLatencyBounds), prompt_tokens_(kTokenBounds), output_tokens_(kTokenBounds) {}
+
+void ServerMetrics::observe_first_token(Duration since_arrival) {
+  std::lock_guard lock(mutex_);
+  first_token_.observe(seconds(since_arrival));
+}
+
+void ServerMetrics::observe_token_gap(Duration since_last_token) {
+  std::lock_guard lock(mutex_);
+  token_gap_.observe(seconds(since_last_token));
+}
+
+void ServerMetrics::observe_finished(Duration since_arrival, std::int64_t num_prompt_tokens, std::int64_t num_output_tokens) {
+  std::lock_guard lock(mutex_);
+  latency_.observe(seconds(since_arrival));
+  prompt_tokens_.observe(static_cast<double>(num_prompt_tokens));
+  output_tokens_.observe(static_cast<double>(num_output_tokens));
+}
+
+void ServerMetrics::count_http(int status) {
+  std::lock_guard lock(mutex_);
+  ++http_by_status_[status];
+}
+
+std::string ServerMetrics::render(const engine::EngineStats& stats, std::string_view model, std::size_t num_connections) const {
+  const std::string labels = fmt::format("engine=\"0\",model_name=\"{}\"", escape_label(model));
+  std::string out;
+  const auto one = [&](std::string_view name, std::string_view type, std::string_view help, double value) {
+    write_head(out, name, type, help);
+    out += fmt::format("{}{{{}}} {}\n", name, labels, value);
+  };
+  const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+  const double usage = stats.num_blocks_total > 0 ? number(stats.num_blocks_used) / number(stats.num_blocks_total) : 0;
+  one("vllm:num_requests_running", "gauge", "Requests in the running batch.", number(stats.num_running));
+  one("vllm:num_requests_waiting", "gauge", "Requests that wait to run.", number(stats.num_waiting));
+  one("vllm:kv_cache_usage_perc", "gauge", "Part of the KV blocks in use, 1 is all.", usage);
+  one("vllm:gpu_cache_usage_perc", "gauge", "The same under its older name.", usage);
+  one("vllm:num_preemptions_total", "counter", "Requests that gave their KV blocks up.", number(stats.num_preemptions));
+  one("vllm:prompt_tokens_total", "counter", "Prompt tokens processed.", number(stats.num_prompt_tokens));
+  one("vllm:generation_tokens_total", "counter", "Tokens generated.", number(stats.num_generation_tokens));
+  one("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", number(stats.num_prefix_queries_tokens));
+  one("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", number(stats.num_prefix_hit_tokens));
+  write_head(out, "vllm:request_success_total", "counter", "Finished requests by reason.");
+  for (const auto& [reason, count] : {std::pair{"stop", stats.num_finished_stop}, {"length", stats.num_finished_length}, {"abort", stats.num_finished_abort}})
+    out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels, reason, count);
+  one("prl:policy_version", "gauge", "Optimizer steps behind the weights in use.", number(stats.version.value));
+  one("prl:engine_paused", "gauge", "1 while the engine is paused.", stats.is_paused ? 1 : 0);
+  one("prl:http_connections", "gauge", "Open client connections.", static_cast<double>(num_connections));
+
+  std::lock_guard lock(mutex_);
+  const auto histogram = [&](std::string_view name, std::string_view help, const Histogram& values) {
+    write_head(out, name, "histogram", help);
+    values.write(out, name, labels);
+  };
+  histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", first_token_);
+  histogram("vllm:inter_token_latency_seconds", "Between tokens of one request.", token_gap_);
+  histogram("vllm:time_per_output_token_seconds", "The same under its older name.", token_gap_);
+  histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", latency_);
+  histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", prompt_tokens_);
+  histogram("vllm:request_generation_tokens", "Generated tokens per request.", output_tokens_);
+  write_head(out, "prl:http_replies_total", "counter", "HTTP replies by status.");
+  for (const auto& [status, count] : http_by_status_) out += fmt::format("prl:http_replies_total{{status=\"{}\"}} {}\n", status, count);
+  return out;
+}
+
+}  // namespace prl::server

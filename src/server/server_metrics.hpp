@@ -1,0 +1,55 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/engine.hpp"
+#include "wire/generate.hpp"
+
+namespace prl::server {
+
+/// Cumulative histogram in the Prometheus sense. Not synchronised.
+class Histogram {
+ public:
+  explicit Histogram(std::vector<double> bounds) : bounds_(std::move(bounds)), counts_(bounds_.size() + 1) {}
+  void observe(double value);
+  /// Appends "<name>_bucket{...,le=...}", "_sum", "_count" lines.
+  void write(std::string& out, std::string_view name, std::string_view labels) const;
+
+ private:
+  std::vector<double> bounds_;
+  std::vector<std::uint64_t> counts_;  // per bucket, not cumulated; the last is above all bounds
+  double sum_ = 0;
+  std::uint64_t num_values_ = 0;
+};
+
+/// What the server measures itself, and the page of /metrics in the names of vLLM. Any thread.
+class ServerMetrics {
+ public:
+  using Duration = std::chrono::steady_clock::duration;
+  ServerMetrics();
+  void observe_first_token(Duration since_arrival);
+  void observe_token_gap(Duration since_last_token);
+  void observe_finished(Duration since_arrival, std::int64_t num_prompt_tokens, std::int64_t num_output_tokens);
+  void count_http(int status);
+
+  /// Prometheus text format 0.0.4. `model` becomes the label model_name.
+  std::string render(const engine::EngineStats& stats, std::string_view model, std::size_t num_connections) const;
+
+ private:
+  mutable std::mutex mutex_;
+  Histogram first_token_;
+  Histogram token_gap_;
+  Histogram latency_;
+  Histogram prompt_tokens_;
+  Histogram output_tokens_;
+  std::map<int, std::uint64_t> http_by_status_;
+};
+
+}  // namespace prl::server

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "net/async_result.hpp"
+#include "net/errors.hpp"
+
+namespace prl::server {
+
+/// Threads for work that would block an I/O thread: templates, tokenization, loading weights. The queue is bounded; a full
+/// one is Error{kOverloaded} at once.
+class WorkerPool {
+ public:
+  WorkerPool(int num_threads, std::size_t max_queued, std::string name);
+  /// Runs what is queued, then joins.
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  /// Runs `work` on a worker and returns its value or throws its error. Error{kDeadline} naming `what` when it takes longer
+  /// than `timeout`, {kCancelled} when the caller is cancelled; the work itself always runs to its end.
+  template <typename Work>
+  net::asio::awaitable<std::invoke_result_t<Work&>> run(Work work, std::chrono::milliseconds timeout, std::string what);
+  void close();
+
+ private:
+  void post(std::function<void()> job);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+template <typename Work>
+net::asio::awaitable<std::invoke_result_t<Work&>> WorkerPool::run(Work work, std::chrono::milliseconds timeout, std::string what) {
+  using T = std::invoke_result_t<Work&>;
+  using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
+  net::AsyncResult<Stored> result;
+  auto shared_work = std::make_shared<Work>(std::move(work));
+  std::function<void()> job = [result, shared_work] {
+    try {
+      if constexpr (std::is_void_v<T>) {
+        (*shared_work)();
+        result.set_value({});
+      } else {
+        result.set_value((*shared_work)());
+      }
+    } catch (const std::exception&) {
+      result.set_exception(std::current_exception());
+    }
+  };
+  post(std::move(job));
+  auto waiting = result.wait(net::Clock::now() + timeout, std::move(what));
+  if constexpr (std::is_void_v<T>) co_await std::move(waiting);
+  else co_return co_await std::move(waiting);
+}
+
+}  // namespace prl::server
