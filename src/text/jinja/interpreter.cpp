@@ -29,10 +29,12 @@ class Macro : public Object {
 // The variable `loop`.
 class Loop : public Object {
  public:
-  Loop(const Node& node, const std::vector<Value>& items, ScopePtr scope, int depth)
-      : node_(&node), items_(items), scope_(std::move(scope)), depth_(depth) {}
+  /// `scope` is needed by recursive loops only.
+  Loop(const Node& node, std::vector<Value> items, ScopePtr scope, int depth)
+      : node_(&node), items_(Value::list(std::move(items))), scope_(std::move(scope)), depth_(depth) {}
   std::string type_name() const override { return "LoopContext"; }
   bool is_callable() const override { return node_->flag; }
+  int depth() const override { return items_.depth(); }
   Value call(Interpreter& interpreter, Args& args) const override {
     const ArgReader reader(interpreter, "loop", args, {"iterable"});
     return Value(interpreter.run_loop(*node_, interpreter.iterate(reader.required(0)), scope_, depth_ + 1));
@@ -42,7 +44,7 @@ class Loop : public Object {
 
  private:
   const Node* node_;
-  std::vector<Value> items_;
+  Value items_;
   ScopePtr scope_;
   int depth_;
   std::size_t index_ = 0;
@@ -51,7 +53,8 @@ class Loop : public Object {
 };
 
 std::optional<Value> Loop::attribute(std::string_view name) const {
-  const std::size_t count = items_.size();
+  const std::vector<Value>& items = items_.list().items;
+  const std::size_t count = items.size();
   if (name == "index") return Value(index_ + 1);
   if (name == "index0") return Value(index_);
   if (name == "revindex") return Value(count - index_);
@@ -61,8 +64,8 @@ std::optional<Value> Loop::attribute(std::string_view name) const {
   if (name == "length") return Value(count);
   if (name == "depth") return Value(depth_ + 1);
   if (name == "depth0") return Value(depth_);
-  if (name == "previtem") return index_ > 0 ? items_[index_ - 1] : Value::undefined("there is no previous item");
-  if (name == "nextitem") return index_ + 1 < count ? items_[index_ + 1] : Value::undefined("there is no next item");
+  if (name == "previtem") return index_ > 0 ? items[index_ - 1] : Value::undefined("there is no previous item");
+  if (name == "nextitem") return index_ + 1 < count ? items[index_ + 1] : Value::undefined("there is no next item");
   if (name == "cycle")
     return make_function("cycle", [index = index_](Interpreter& interpreter, Args& args) {
       if (args.positional.empty()) interpreter.fail("no items for cycling given");
@@ -247,7 +250,8 @@ Interpreter::Flow Interpreter::loop_over(const Node& node, const std::vector<Val
   }
   const std::vector<Value>& items = node.children[1] ? filtered : all;
   if (items.empty()) return execute(node.bodies[1], std::make_shared<Scope>(scope), out);
-  const auto loop = std::make_shared<Loop>(node, items, scope, depth);
+  if (node.flag) keep(scope);
+  const auto loop = std::make_shared<Loop>(node, items, node.flag ? scope : nullptr, depth);
   for (std::size_t i = 0; i < items.size(); ++i) {
     charge_step();
     loop->move_to(i);

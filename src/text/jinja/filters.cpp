@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "text/jinja/interpreter.hpp"
+#include "text/jinja/string_ops.hpp"
+#include "text/utf8.hpp"
+
+// Filters on strings, numbers and single values. Source: jinja2/filters.py, and transformers for tojson.
+namespace prl::text::jinja {
+namespace {
+
+struct Entry {
+  std::string_view name;
+  FilterFunction filter;
+};
+
+constexpr std::int64_t kMaxIndent = 1000;
+
+Value text_result(Interpreter& interpreter, std::string text) {
+  interpreter.charge_bytes(text.size());
+  return Value(std::move(text));
+}
+
+Value filter_default(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "default", args, {"default_value", "boolean"});
+  if (input.is_undefined() || (reader.bool_or(1, false) && !input.truthy())) return reader.value_or(0, Value(""));
+  return input;
+}
+
+Value filter_trim(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "trim", args, {"chars"});
+  std::optional<std::string> characters;
+  if (reader.has(0) && !reader.required(0).is_none()) characters = reader.string(0);
+  return text_result(i, strip(input.str(), characters, true, true));
+}
+
+Value filter_replace(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "replace", args, {"old", "new", "count"});
+  return text_result(i, replace(input.str(), reader.required(0).str(), reader.required(1).str(), reader.int_or(2, -1)));
+}
+
+// Capitalizes after white space and opening brackets, unlike str.title.
+Value filter_title(Interpreter& i, const Value& input, Args&) {
+  const std::string text = input.str();
+  std::string out, word;
+  const auto flush = [&] {
+    if (word.empty()) return;
+    const std::size_t first = byte_of_code_point(word, 1);
+    out += to_upper(std::string_view(word).substr(0, first)) + to_lower(std::string_view(word).substr(first));
+    word.clear();
+  };
+  for (std::size_t at = 0; at < text.size();) {
+    const char32_t c = next_code_point(text, at);
+    if (is_python_space(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<') {
+      flush();
+      append_code_point(out, c);
+    } else {
+      append_code_point(word, c);
+    }
+  }
+  flush();
+  return text_result(i, std::move(out));
+}
+
+Value filter_indent(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "indent", args, {"width", "first", "blank"});
+  std::string unit(4, ' ');
+  if (reader.has(0)) {
+    if (reader.required(0).is_string())
+      unit = reader.required(0).string();
+    else
+      unit.assign(static_cast<std::size_t>(std::clamp<std::int64_t>(reader.int_or(0, 4), 0, kMaxIndent)), ' ');
+  }
+  const bool blank = reader.bool_or(2, false);
+  std::string out = reader.bool_or(1, false) ? unit : "";
+  bool is_first = true;
+  for (const std::string& line : split_lines(input.str() + "\n", false)) {
+    if (!is_first) {
+      i.charge_bytes(unit.size());
+      out += "\n";
+      if (blank || !line.empty()) out += unit;
+    }
+    is_first = false;
+    out += line;
+  }
+  return text_result(i, std::move(out));
+}
+
+// Python's int(text, base); nullopt where it would raise.
+std::optional<Int> parse_int(const std::string& raw, int base) {
+  std::string text = strip(raw, std::nullopt, true, true);
+  bool negative = false;
+  if (text.starts_with('-') || text.starts_with('+')) {
+    negative = text[0] == '-';
+    text.erase(0, 1);
+  }
+  if (base == 16 && (text.starts_with("0x") || text.starts_with("0X"))) text.erase(0, 2);
+  if (base == 8 && (text.starts_with("0o") || text.starts_with("0O"))) text.erase(0, 2);
+  if (base == 2 && (text.starts_with("0b") || text.starts_with("0B"))) text.erase(0, 2);
+  if (text.empty() || text.front() == '_' || text.back() == '_') return std::nullopt;
+  Int value = 0;
+  for (char c : text) {
+    if (c == '_') continue;
+    const int digit = c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'z' ? (c | 0x20) - 'a' + 10 : 99;
+    if (digit >= base || __builtin_mul_overflow(value, Int{base}, &value) || __builtin_add_overflow(value, Int{digit}, &value))
+      return std::nullopt;
+  }
+  return negative ? -value : value;
+}
+
+std::optional<double> parse_float(const std::string& raw) {
+  std::string text = strip(raw, std::nullopt, true, true);
+  std::erase(text, '_');
+  const std::size_t skip = text.starts_with('+') ? 1 : 0;
+  double value = 0;
+  const auto result = std::from_chars(text.data() + skip, text.data() + text.size(), value);
+  if (text.size() == skip || result.ptr != text.data() + text.size() || result.ec == std::errc::invalid_argument) return std::nullopt;
+  return value;
+}
+
+std::optional<Int> truncated(double value) {
+  if (!(std::fabs(value) < 1e37)) return std::nullopt;
+  return static_cast<Int>(value);
+}
+
+Value filter_int(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "int", args, {"default", "base"});
+  const Value fallback = reader.value_or(0, Value(0));
+  std::optional<Int> value;
+  if (input.is_float()) {
+    value = truncated(input.number());
+  } else if (input.is_number()) {
+    value = input.integer();
+  } else if (input.is_string()) {
+    value = parse_int(input.string(), static_cast<int>(std::clamp<std::int64_t>(reader.int_or(1, 10), 2, 36)));
+    if (!value)
+      if (const auto number = parse_float(input.string())) value = truncated(*number);
+  } else if (input.is_undefined()) {
+    i.fail(input.undefined_message());
+  }
+  return value ? Value(*value) : fallback;
+}
+
+Value filter_float(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "float", args, {"default"});
+  if (input.is_number()) return Value(input.number());
+  if (input.is_undefined()) i.fail(input.undefined_message());
+  if (input.is_string())
+    if (const auto number = parse_float(input.string())) return Value(*number);
+  return reader.value_or(0, Value(0.0));
+}
+
+Value filter_abs(Interpreter& i, const Value& input, Args&) {
+  if (input.is_undefined()) i.fail(input.undefined_message());
+  if (!input.is_number()) i.fail("bad operand type for abs(): '" + input.type_name() + "'");
+  if (input.is_float()) return Value(std::fabs(input.number()));
+  return Value(input.integer() < 0 ? -input.integer() : input.integer());
+}
+
+Value filter_round(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "round", args, {"precision", "method"});
+  const auto precision = static_cast<int>(std::clamp<std::int64_t>(reader.int_or(0, 0), -30, 30));
+  const std::string method = reader.has(1) ? reader.string(1) : "common";
+  if (method != "common" && method != "ceil" && method != "floor") i.fail("method must be common, ceil or floor");
+  if (input.is_undefined()) i.fail(input.undefined_message());
+  if (!input.is_number()) i.fail("type " + input.type_name() + " doesn't define __round__ method");
+  if (method != "common") {
+    const double scale = std::pow(10.0, precision);
+    return Value((method == "ceil" ? std::ceil(input.number() * scale) : std::floor(input.number() * scale)) / scale);
+  }
+  if (!input.is_float() && precision >= 0) return input.is_bool() ? Value(input.integer()) : input;
+  if (precision < 0) {
+    const double scale = std::pow(10.0, -precision);
+    const double rounded = std::nearbyint(input.number() / scale) * scale;
+    return input.is_float() ? Value(rounded) : Value(static_cast<Int>(rounded));
+  }
+  // printf rounds the exact binary value half to even, as Python does.
+  char buffer[512];
+  std::snprintf(buffer, sizeof buffer, "%.*f", precision, input.number());
+  return Value(parse_float(buffer).value_or(input.number()));
+}
+
+Value filter_tojson(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "tojson", args, {"ensure_ascii", "indent", "separators", "sort_keys"});
+  ToJsonOptions options;
+  options.ensure_ascii = reader.bool_or(0, false);
+  options.sort_keys = reader.bool_or(3, false);
+  if (reader.has(1) && !reader.required(1).is_none()) {
+    if (reader.required(1).is_string())
+      options.indent = reader.required(1).string();
+    else
+      options.indent = std::string(static_cast<std::size_t>(std::clamp<std::int64_t>(reader.int_or(1, 0), 0, kMaxIndent)), ' ');
+    options.item_separator = ",";
+  }
+  if (reader.has(2) && !reader.required(2).is_none()) {
+    const std::vector<Value> pair = i.iterate(reader.required(2));
+    if (pair.size() != 2 || !pair[0].is_string() || !pair[1].is_string()) i.fail("tojson: separators must be two strings");
+    options.item_separator = pair[0].string();
+    options.key_separator = pair[1].string();
+  }
+  std::string problem;
+  const auto text = to_json(input, options, problem);
+  if (!text) i.fail(problem);
+  return text_result(i, *text);
+}
+
+Value filter_escape(Interpreter& i, const Value& input, Args&) {
+  std::string out;
+  for (char c : input.str()) {
+    switch (c) {
+      case '&': out += "&amp;"; break;
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '"': out += "&#34;"; break;
+      case '\'': out += "&#39;"; break;
+      default: out.push_back(c);
+    }
+  }
+  return text_result(i, std::move(out));
+}
+
+Value filter_format(Interpreter& i, const Value& input, Args& args) {
+  if (!args.positional.empty() && !args.keyword.empty()) i.fail("can't handle positional and keyword arguments at the same time");
+  if (!args.keyword.empty()) {
+    std::vector<std::pair<Value, Value>> entries;
+    for (auto& [name, value] : args.keyword) entries.emplace_back(Value(name), value);
+    return Value(percent_format(i, input.str(), Value::dict(std::move(entries))));
+  }
+  return Value(percent_format(i, input.str(), Value::tuple(args.positional)));
+}
+
+Value filter_truncate(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "truncate", args, {"length", "killwords", "end", "leeway"});
+  const std::string text = input.str(), end = reader.has(2) ? reader.string(2) : "...";
+  const std::int64_t length = reader.int_or(0, 255), leeway = reader.int_or(3, 5);
+  const auto size = static_cast<std::int64_t>(count_code_points(text)), end_size = static_cast<std::int64_t>(count_code_points(end));
+  if (length < end_size) i.fail("truncate: length is smaller than the end mark");
+  if (size <= length + leeway) return Value(text);
+  std::string cut = text.substr(0, byte_of_code_point(text, static_cast<std::size_t>(length - end_size)));
+  if (!reader.bool_or(1, false))
+    if (const std::size_t space = cut.rfind(' '); space != std::string::npos) cut.resize(space);
+  return text_result(i, cut + end);
+}
+
+Value filter_center(Interpreter& i, const Value& input, Args& args) {
+  const ArgReader reader(i, "center", args, {"width"});
+  const auto width = static_cast<std::size_t>(std::clamp<std::int64_t>(reader.int_or(0, 80), 0, 1'000'000));
+  return text_result(i, pad(input.str(), width, " ", Align::kCenter));
+}
+
+Value filter_wordcount(Interpreter&, const Value& input, Args&) {
+  const std::string text = input.str();
+  std::size_t words = 0;
+  bool in_word = false;
+  for (std::size_t at = 0; at < text.size();) {
+    const bool is_word = is_word_character(next_code_point(text, at));
+    words += is_word && !in_word;
+    in_word = is_word;
+  }
+  return Value(words);
+}
+
+Value filter_urlencode(Interpreter& i, const Value& input, Args&) {
+  constexpr char kHex[] = "0123456789ABCDEF";
+  std::string out;
+  for (char c : input.str()) {
+    const bool is_safe = std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("_.-~/").find(c) != std::string_view::npos;
+    if (is_safe) {
+      out.push_back(c);
+    } else {
+      out.push_back('%');
+      out.push_back(kHex[static_cast<unsigned char>(c) >> 4]);
+      out.push_back(kHex[static_cast<unsigned char>(c) & 15]);
+    }
+  }
+  return text_result(i, std::move(out));
+}
+
+Value filter_attr(Interpreter& i, const Value& input, Args& args) {
+  const std::string name = ArgReader(i, "attr", args, {"name"}).string(0);
+  // Unlike a dot, |attr never looks at items.
+  if (input.is_object())
+    if (auto value = input.object().attribute(name)) return *value;
+  if (auto method = find_method(input, name)) return *method;
+  return Value::undefined("'" + input.type_name() + " object' has no attribute '" + name + "'");
+}
+
+template <std::string (*kMap)(std::string_view)>
+Value map_text(Interpreter& i, const Value& input, Args&) {
+  return text_result(i, kMap(input.str()));
+}
+
+Value filter_string(Interpreter&, const Value& input, Args&) { return input.is_string() ? input : Value(input.str()); }
+
+constexpr Entry kFilters[] = {
+    {"default", filter_default}, {"d", filter_default}, {"trim", filter_trim}, {"replace", filter_replace},
+    {"upper", map_text<to_upper>}, {"lower", map_text<to_lower>}, {"capitalize", map_text<capitalize>}, {"title", filter_title},
+    {"indent", filter_indent}, {"int", filter_int}, {"float", filter_float}, {"abs", filter_abs}, {"round", filter_round},
+    {"tojson", filter_tojson}, {"string", filter_string}, {"safe", filter_string}, {"escape", filter_escape}, {"e", filter_escape},
+    {"forceescape", filter_escape}, {"format", filter_format}, {"truncate", filter_truncate}, {"center", filter_center},
+    {"wordcount", filter_wordcount}, {"urlencode", filter_urlencode}, {"attr", filter_attr},
+};
+
+}  // namespace
+
+FilterFunction find_filter(std::string_view name) {
+  const auto* entry = std::find_if(std::begin(kFilters), std::end(kFilters), [name](const Entry& e) { return e.name == name; });
+  return entry == std::end(kFilters) ? nullptr : entry->filter;
+}
+
+}  // namespace prl::text::jinja
