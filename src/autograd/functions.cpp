@@ -65,6 +65,8 @@ Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView o
   return y;
 }
 
+TensorView norm_weight_target(Tape& tape, const NormParameter& p) { return p.dweight.data != nullptr ? p.dweight : tape.arena().take(p.weight.shape, DType::kF32); }
+
 Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
   const Var y = frame.variable(frame.take(x_TH.value.shape, x_TH.value.dtype));
   ops::rms_norm(frame.ctx, y.value, x_TH.value, p.weight, p.eps);
@@ -73,7 +75,7 @@ Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
       const TensorView dy = tape->grad(y);
       if (dy.data == nullptr || x_TH.id < 0) return;
       const Tape::Target dx = tape->target(x_TH);
-      ops::rms_norm_backward(*ctx, dx.view, p.dweight, dy, x_TH.value, p.weight, p.eps, dx.accumulate);
+      ops::rms_norm_backward(*ctx, dx.view, norm_weight_target(*tape, p), dy, x_TH.value, p.weight, p.eps, dx.accumulate);
     });
   }
   return y;
@@ -88,7 +90,7 @@ NormedSum add_rms_norm(Frame& frame, const Var& delta_TH, const Var& residual_TH
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, delta_TH, residual_TH, sum, y, p] {
       if (const TensorView dy = tape->grad(y); dy.data != nullptr) {
         const Tape::Target dsum = tape->target(sum);
-        ops::rms_norm_backward(*ctx, dsum.view, p.dweight, dy, sum.value, p.weight, p.eps, dsum.accumulate);
+        ops::rms_norm_backward(*ctx, dsum.view, norm_weight_target(*tape, p), dy, sum.value, p.weight, p.eps, dsum.accumulate);
       }
       const TensorView dsum = tape->grad(sum);
       if (dsum.data == nullptr) return;

@@ -16,7 +16,7 @@ struct LinearParameter {
   const ops::LinearWeight* weight = nullptr;
   TensorView dw, db;
 };
-/// A norm's weight (fp32) with its gradient.
+/// A norm's weight (fp32) with its gradient; dweight.data == nullptr drops it.
 struct NormParameter {
   ConstTensorView weight;
   TensorView dweight;
@@ -30,6 +30,8 @@ Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, Cons
 Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out = {}, bool is_block_output = false);
 
 Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p);
+/// Where the gradient of a norm's weight goes: `p.dweight`, or memory that nobody reads.
+TensorView norm_weight_target(Tape& tape, const NormParameter& p);
 
 /// sum = residual + delta and its norm in one pass over memory. The gradient of `sum` is handed on to both inputs by alias.
 struct NormedSum {

@@ -117,6 +117,10 @@ void append_pretty(std::string& out, const json::value& value, int indent) {
     }
     newline(indent);
     out += ']';
+  } else if (value.is_double()) {
+    // As Python prints it: the shortest digits that read back, with a point or an exponent.
+    const std::string text = fmt::format("{}", value.get_double());
+    out += text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
   } else {
     out += json::serialize(value);
   }

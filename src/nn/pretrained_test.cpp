@@ -1,0 +1,250 @@
+// Folders out and in: Parameters, Weights and their checksums.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "io/safetensors.hpp"
+#include "nn/stored_weights.hpp"
+#include "nn/test_support.hpp"
+
+namespace prl::nn {
+namespace {
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing_support::golden_models;
+using testing_support::SmallModel;
+using testing_support::TemporaryFolder;
+
+void expect_error(const std::function<void()>& body, ErrorCode code, const std::string& part) {
+  try {
+    body();
+    ADD_FAILURE() << "no error; wanted " << part;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr(part));
+  }
+}
+
+/// Values as `dtype` holds them.
+std::vector<float> rounded(const Tensor& tensor, DType dtype) {
+  std::vector<float> out(tensor.as<float>(), tensor.as<float>() + tensor.num_elements());
+  for (float& v : out) {
+    if (dtype == DType::kBF16) v = to_f32(to_bf16(v));
+    if (dtype == DType::kF16) v = io::f16_to_f32(io::f32_to_f16(v));
+  }
+  return out;
+}
+
+class PretrainedTest : public testing::TestWithParam<std::string> {};
+
+TEST_P(PretrainedTest, RoundTripsInEveryDtypeWholeAndSharded) {
+  struct Case {
+    bool tied;
+    DType dtype;
+    std::uint64_t shard_bytes;
+  };
+  for (const Case c : {Case{true, DType::kBF16, 1 << 30}, Case{true, DType::kF32, 30000}, Case{false, DType::kBF16, 30000}, Case{false, DType::kF16, 1 << 30}}) {
+    SmallModel model(GetParam(), c.tied);
+    const TemporaryFolder temporary("roundtrip");
+    const fs::path folder = temporary.path() / "saved";
+    save_pretrained(*model.parameters, folder, c.dtype, {}, c.shard_bytes);
+    EXPECT_EQ(fs::exists(folder / "model.safetensors.index.json"), c.shard_bytes == 30000);
+    const ModelConfig config = load_model_config(folder);
+    EXPECT_EQ(config.num_parameters(), model.config.num_parameters());
+    EXPECT_EQ(config.torch_dtype, c.dtype == DType::kF32 ? "float32" : c.dtype == DType::kBF16 ? "bfloat16" : "float16");
+    Parameters loaded(make_cpu_runtime(), config);
+    load_parameters(loaded, folder);
+    std::int64_t count = 0;
+    for (std::size_t i = 0; i < loaded.named().size(); ++i) {
+      const NamedParameter &a = model.parameters->named()[i], &b = loaded.named()[i];
+      EXPECT_EQ(a.name, b.name);
+      EXPECT_EQ(rounded(a.value, c.dtype), rounded(b.value, DType::kF32)) << a.name;
+      count += b.value.num_elements();
+    }
+    EXPECT_EQ(count, config.num_parameters());
+  }
+}
+
+TEST_P(PretrainedTest, PackedMastersEqualWeightsLoadedFromAFile) {
+  for (const bool tied : {true, false}) {
+    SmallModel model(GetParam(), tied);
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      const TemporaryFolder temporary("load");
+      save_pretrained(*model.parameters, temporary.path(), compute, {});
+      const WeightsPtr made = model.weights(compute);
+      const WeightsPtr loaded = load_weights(model.ctx(), load_model_config(temporary.path()), temporary.path(), compute, PolicyVersion{4}, made);
+      EXPECT_EQ(loaded->version.value, 4);
+      EXPECT_EQ(loaded->rope.cos_PD2.data(), made->rope.cos_PD2.data()) << "the rotary table is shared";
+      const WeightsChecksum a = checksum(*made), b = checksum(*loaded, &model.session.pool());
+      EXPECT_EQ(a.combined, b.combined);
+      EXPECT_EQ(a.tensors, b.tensors);
+      ASSERT_EQ(a.tensors.size(), model.parameters->named().size());
+      for (std::size_t i = 0; i < a.tensors.size(); ++i) EXPECT_EQ(a.tensors[i].first, model.parameters->named()[i].name);
+
+      InferenceModel inference(model.ctx());
+      const std::vector<std::int32_t> prompt = probe_prompt(model.config.vocab_size);
+      EXPECT_EQ(probe_logprobs(inference, model.ctx(), *made, prompt), probe_logprobs(inference, model.ctx(), *loaded, prompt));
+    }
+    // fp32 file, bf16 compute: rounding while packing equals rounding while saving.
+    const TemporaryFolder temporary("mixed");
+    save_pretrained(*model.parameters, temporary.path(), DType::kF32, {});
+    EXPECT_EQ(checksum(*load_weights(model.ctx(), model.config, temporary.path(), DType::kBF16, {}, nullptr)).combined, checksum(*model.weights(DType::kBF16)).combined);
+  }
+}
+
+TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
+  SmallModel model(GetParam(), false);
+  const WeightsChecksum before = checksum(*model.weights(DType::kBF16));
+  EXPECT_EQ(checksum(*model.weights(DType::kBF16)).combined, before.combined);
+  for (NamedParameter& parameter : model.parameters->named()) {
+    float& value = parameter.value.as<float>()[parameter.value.num_elements() - 1];
+    const float saved = value;
+    value = saved + 0.25f;
+    const WeightsChecksum after = checksum(*model.weights(DType::kBF16));
+    EXPECT_NE(after.combined, before.combined) << parameter.name;
+    for (std::size_t i = 0; i < after.tensors.size(); ++i) EXPECT_EQ(after.tensors[i].second != before.tensors[i].second, after.tensors[i].first == parameter.name) << parameter.name;
+    value = saved;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest, testing::Values("llama", "qwen2", "qwen3"), [](const auto& test) { return test.param; });
+
+TEST(Pretrained, SavingKeepsTheConfigAndTheTokenizer) {
+  const TemporaryFolder temporary("keep");
+  const fs::path source = golden_models() / "qwen2_tied";
+  Parameters parameters(make_cpu_runtime(), load_model_config(source));
+  load_parameters(parameters, source);
+  fs::create_directories(temporary.path() / "tokenizer");
+  std::ofstream(temporary.path() / "tokenizer" / "tokenizer.json") << "{}";
+  std::ofstream(temporary.path() / "tokenizer" / "model.safetensors") << "not a companion";
+  save_pretrained(parameters, temporary.path() / "out", DType::kBF16, temporary.path() / "tokenizer");
+  EXPECT_EQ(read_file(temporary.path() / "out" / "tokenizer.json"), "{}");
+  EXPECT_EQ(read_file(temporary.path() / "out" / "config.json"), read_file(source / "config.json")) << "nothing but the dtype may change";
+  const io::SafetensorsFile saved = io::SafetensorsFile::open(temporary.path() / "out" / "model.safetensors");
+  const io::SafetensorsFile original = io::SafetensorsFile::open(source / "model.safetensors");
+  EXPECT_EQ(saved.metadata().at("format"), "pt");
+  ASSERT_EQ(saved.entries().size(), original.entries().size());
+  for (const io::SafetensorsEntry& entry : original.entries()) {
+    const auto a = original.bytes(entry), b = saved.bytes(saved.at(entry.name));
+    EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size()), 0) << entry.name;
+  }
+}
+
+TEST(Pretrained, AFolderIsWrittenWholeOrNotAtAll) {
+  SmallModel model("llama");
+  const TemporaryFolder temporary("whole");
+  const fs::path folder = temporary.path() / "out";
+  expect_error([&] { save_pretrained(*model.parameters, folder, DType::kBF16, temporary.path() / "nowhere"); }, ErrorCode::kNotFound, "nowhere");
+  EXPECT_FALSE(fs::exists(folder));
+  save_pretrained(*model.parameters, folder, DType::kBF16, {});
+  expect_error([&] { save_pretrained(*model.parameters, folder, DType::kBF16, {}); }, ErrorCode::kAlreadyExists, "out");
+  expect_error([&] { save_pretrained(*model.parameters, "/proc/nothing/out", DType::kBF16, {}); }, ErrorCode::kIo, "/proc/nothing");
+  for (const auto& entry : fs::directory_iterator(temporary.path())) EXPECT_EQ(entry.path(), folder);
+}
+
+TEST(Pretrained, DamagedFoldersAreRefusedByName) {
+  SmallModel model("llama", true);
+  const TemporaryFolder temporary("damage");
+  const fs::path folder = temporary.path() / "m";
+  const auto load = [&] { load_parameters(*model.parameters, folder); };
+  const auto load_packed = [&] { load_weights(model.ctx(), model.config, folder, DType::kBF16, {}, nullptr); };
+  expect_error(load, ErrorCode::kNotFound, "neither model.safetensors");
+  const auto write = [&](const std::function<void(std::vector<io::SafetensorsWriter::Spec>&)>& change) {
+    std::vector<io::SafetensorsWriter::Spec> specs;
+    for (const StoredWeight& weight : list_stored_weights(model.config)) {
+      std::vector<std::int64_t> shape;
+      for (int d = 0; d < weight.shape.num_dims(); ++d) shape.push_back(weight.shape[d]);
+      specs.push_back({weight.name, io::StoredType::kBF16, shape});
+    }
+    change(specs);
+    fs::remove_all(folder);
+    fs::create_directories(folder);
+    std::size_t size = 0;
+    for (const auto& spec : specs) {
+      std::size_t n = size_of(spec.type);
+      for (const auto extent : spec.shape) n *= static_cast<std::size_t>(extent);
+      size += n;
+    }
+    io::SafetensorsWriter writer(folder / "model.safetensors", specs, {});
+    writer.append(std::vector<std::byte>(size));
+    writer.finish();
+  };
+  using Specs = std::vector<io::SafetensorsWriter::Spec>;
+  write([](Specs&) {});
+  EXPECT_NO_THROW(load());
+  write([](Specs& s) { s.push_back({"lm_head.weight", io::StoredType::kBF16, {97, 64}}); });
+  EXPECT_NO_THROW(load()) << "the copy of a tied head";
+  write([](Specs& s) { s.push_back({"model.layers.0.self_attn.rotary_emb.inv_freq", io::StoredType::kF32, {16}}); });
+  EXPECT_NO_THROW(load());
+  for (const auto& body : {std::function<void()>(load), std::function<void()>(load_packed)}) {
+    write([](Specs& s) { s.erase(s.begin() + 3); });
+    expect_error(body, ErrorCode::kCorrupt, "'model.layers.0.self_attn.k_proj.weight' of the llama model is missing");
+    write([](Specs& s) { s[3].shape = {32, 64}; });
+    expect_error(body, ErrorCode::kCorrupt, "k_proj.weight' has shape [32, 64], config.json wants [64, 64]");
+    write([](Specs& s) { s[3].type = io::StoredType::kI32; });
+    expect_error(body, ErrorCode::kCorrupt, "stored as I32");
+    write([](Specs& s) { s.push_back({"model.layers.3.mlp.up_proj.weight", io::StoredType::kBF16, {80, 64}}); });
+    expect_error(body, ErrorCode::kCorrupt, "model.layers.3.mlp.up_proj.weight' is no part");
+  }
+}
+
+TEST(Parameters, NamesAndShapesComeInOneFixedOrder) {
+  for (const char* family : {"llama", "qwen2", "qwen3"}) {
+    SmallModel model(family, false);
+    const std::vector<StoredWeight> listed = list_stored_weights(model.config);
+    ASSERT_EQ(listed.size(), model.parameters->named().size());
+    model.parameters->zero_grads();
+    for (std::size_t i = 0; i < listed.size(); ++i) {
+      const NamedParameter& parameter = model.parameters->named()[i];
+      EXPECT_EQ(parameter.name, listed[i].name);
+      EXPECT_EQ(parameter.value.shape(), listed[i].shape);
+      EXPECT_EQ(parameter.grad.shape(), listed[i].shape);
+    }
+    EXPECT_EQ(model.parameters->at("model.norm.weight").value.data(), model.parameters->final_norm.data());
+    EXPECT_THROW(model.parameters->at("nothing"), Error);
+    // Named gradients are slices of the fused ones.
+    auto* fused = model.parameters->layer(1).d_qkv.as<float>();
+    fused[model.config.num_heads * model.config.head_dim * model.config.hidden_size] = 3.0f;
+    EXPECT_EQ(model.parameters->at("model.layers.1.self_attn.k_proj.weight").grad.as<float>()[0], 3.0f);
+    model.parameters->zero_grads();
+    EXPECT_EQ(fused[model.config.num_heads * model.config.head_dim * model.config.hidden_size], 0.0f);
+  }
+}
+
+TEST(InitModel, IsAFunctionOfItsSeed) {
+  const TemporaryFolder temporary("init");
+  InitModelOptions options;
+  options.num_layers = 1;
+  options.seed = 3;
+  init_model(options, temporary.path() / "a");
+  init_model(options, temporary.path() / "b");
+  options.seed = 4;
+  init_model(options, temporary.path() / "c");
+  const auto bytes = [&](const char* name) { return read_file(temporary.path() / name / "model.safetensors"); };
+  EXPECT_EQ(bytes("a"), bytes("b"));
+  EXPECT_NE(bytes("a"), bytes("c"));
+  expect_error([&] { init_model(options, temporary.path() / "c"); }, ErrorCode::kAlreadyExists, "c exists");
+
+  Parameters parameters(make_cpu_runtime(), load_model_config(temporary.path() / "a"));
+  load_parameters(parameters, temporary.path() / "a");
+  double sum = 0, squares = 0;
+  const Tensor& embedding = parameters.embedding;
+  for (std::int64_t i = 0; i < embedding.num_elements(); ++i) {
+    const auto v = static_cast<double>(embedding.as<float>()[i]);
+    sum += v;
+    squares += v * v;
+  }
+  const auto n = static_cast<double>(embedding.num_elements());
+  EXPECT_NEAR(sum / n, 0.0, 3e-4);
+  EXPECT_NEAR(std::sqrt(squares / n), 0.02, 5e-4);
+  EXPECT_EQ(parameters.final_norm.as<float>()[5], 1.0f);
+}
+
+}  // namespace
+}  // namespace prl::nn
