@@ -43,7 +43,7 @@ std::string quote(std::string_view text) {
       out.push_back(kHex[c >> 4]);
       out.push_back(kHex[c & 15]);
     } else if (is_python_space(c) && c != ' ') {
-      char buffer[8];
+      char buffer[16];
       std::snprintf(buffer, sizeof buffer, "\\u%04x", static_cast<unsigned>(c));
       out += buffer;
     } else {
