@@ -1,0 +1,229 @@
+#include "text/chat_template.hpp"
+
+#include <boost/json/value.hpp>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "text/detail/json_access.hpp"
+#include "text/jinja.hpp"
+#include "text/json_python.hpp"
+
+namespace prl::text {
+namespace {
+
+namespace json = boost::json;
+
+constexpr std::string_view kChatMl =
+    R"({%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\n\n' }}
+    {%- endif %}
+    {{- "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within <tools></tools> XML tags:\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\n</tools>\n\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call><|im_end|>\n" }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' and loop.first %}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if message.reasoning_content is string %}
+            {{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if call.function %}
+                {%- set call = call.function %}
+            {%- endif %}
+            {%- if message.content or not loop.first %}
+                {{- '\n' }}
+            {%- endif %}
+            {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+)";
+
+std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
+json::string_view json_view(std::string_view text) { return {text.data(), text.size()}; }
+
+// Content as one string. Parts of another kind than text are refused: no family here renders them.
+json::string flatten_content(const json::value& content, std::size_t index) {
+  if (content.is_null()) return {};
+  if (content.is_string()) return content.get_string();
+  if (!content.is_array())
+    fail(ErrorCode::kInvalidArgument, "messages[{}].content: expected a string, null or a list of parts", index);
+  json::string out;
+  bool is_first = true;
+  for (const json::value& part : content.get_array()) {
+    const json::object* object = part.if_object();
+    const json::value* type = object != nullptr ? object->if_contains("type") : nullptr;
+    const json::value* text = object != nullptr ? object->if_contains("text") : nullptr;
+    std::string_view kind = type != nullptr && type->is_string() ? view(type->get_string()) : "text";
+    if (part.is_string()) {
+      text = &part;
+      kind = "text";
+    }
+    if ((kind != "text" && kind != "input_text" && kind != "output_text" && kind != "refusal") || text == nullptr || !text->is_string())
+      fail(ErrorCode::kInvalidArgument, "messages[{}].content: parts of type '{}' are not supported, only text is", index, kind);
+    if (!is_first) out += '\n';
+    is_first = false;
+    out += text->get_string();
+  }
+  return out;
+}
+
+void decode_arguments(json::value& call) {
+  json::object* object = call.if_object();
+  if (object == nullptr) return;
+  if (json::value* inner = object->if_contains("function"); inner != nullptr && inner->is_object()) object = &inner->get_object();
+  json::value* arguments = object->if_contains("arguments");
+  if (arguments == nullptr || !arguments->is_string()) return;
+  if (view(arguments->get_string()).find_first_not_of(" \t\r\n") == std::string_view::npos) {
+    *arguments = json::object();
+    return;
+  }
+  try {
+    json::value decoded = parse_json(view(arguments->get_string()));
+    if (decoded.is_object()) *arguments = std::move(decoded);
+  } catch (const Error&) {  // what a model wrote may be no JSON; it is shown to it again as it was
+  }
+}
+
+json::value normalize_message(const json::value& message, std::size_t index) {
+  if (!message.is_object()) fail(ErrorCode::kInvalidArgument, "messages[{}]: expected an object", index);
+  json::object out;
+  for (const auto& member : message.get_object())
+    if (!member.value().is_null() || member.key() == "content") out[member.key()] = member.value();
+  const json::value* role = out.if_contains("role");
+  if (role == nullptr || !role->is_string()) fail(ErrorCode::kInvalidArgument, "messages[{}].role: expected a string", index);
+  out["content"] = flatten_content(out["content"], index);
+  // Clients name the same thing differently; templates read reasoning_content.
+  if (!out.contains("reasoning_content"))
+    for (const char* name : {"reasoning", "thinking"})
+      if (const json::value* reasoning = out.if_contains(name); reasoning != nullptr && reasoning->is_string()) {
+        out["reasoning_content"] = reasoning->get_string();
+        break;
+      }
+  if (json::value* calls = out.if_contains("tool_calls")) {
+    if (!calls->is_array()) fail(ErrorCode::kInvalidArgument, "messages[{}].tool_calls: expected a list", index);
+    for (json::value& call : calls->get_array()) decode_arguments(call);
+    if (calls->get_array().empty()) out.erase("tool_calls");
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string_view chatml_template() noexcept { return kChatMl; }
+
+json::array normalize_messages(const json::array& messages) {
+  json::array out;
+  out.reserve(messages.size());
+  for (std::size_t i = 0; i < messages.size(); ++i) out.push_back(normalize_message(messages[i], i));
+  return out;
+}
+
+struct ChatTemplate::Impl {
+  Impl(std::string text, json::object tokens) : source(std::move(text)), main(source), special_tokens(std::move(tokens)) {}
+
+  std::string source;
+  JinjaTemplate main;
+  std::optional<JinjaTemplate> tool_use;  // a second template that is used when there are tools
+  json::object special_tokens;
+  std::function<std::time_t()> clock;
+};
+
+ChatTemplate::ChatTemplate(std::string source, json::object special_tokens)
+    : impl_(std::make_unique<Impl>(std::move(source), std::move(special_tokens))) {}
+ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
+ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
+ChatTemplate::~ChatTemplate() = default;
+
+bool ChatTemplate::exists(const std::filesystem::path& folder) {
+  if (std::filesystem::exists(folder / "chat_template.jinja")) return true;
+  const std::filesystem::path config = folder / "tokenizer_config.json";
+  if (!std::filesystem::exists(config)) return false;
+  const json::value document = detail::parse_document(read_file(config), config.string());
+  return detail::find(detail::as_object(document, config.string()), "chat_template") != nullptr;
+}
+
+ChatTemplate ChatTemplate::load(const std::filesystem::path& folder, const Tokenizer& tokenizer) {
+  if (const auto file = folder / "chat_template.jinja"; std::filesystem::exists(file)) {
+    ChatTemplate out(read_file(file, JinjaTemplate::kMaxSourceBytes), tokenizer.special_tokens());
+    if (const auto tools = folder / "additional_chat_templates" / "tool_use.jinja"; std::filesystem::exists(tools))
+      out.impl_->tool_use.emplace(read_file(tools, JinjaTemplate::kMaxSourceBytes));
+    return out;
+  }
+  const std::string where = (folder / "tokenizer_config.json").string() + ".chat_template";
+  const json::value* entry = detail::find(tokenizer.config(), "chat_template");
+  if (entry == nullptr)
+    fail(ErrorCode::kNotFound, "{}: missing, and there is no chat_template.jinja; set tokenizer.chat_template to a template text or file",
+         where);
+  if (entry->is_string()) return ChatTemplate(std::string(view(entry->get_string())), tokenizer.special_tokens());
+  std::optional<std::string> main, tool_use;
+  for (const json::value& item : detail::as_array(*entry, where)) {
+    const json::object& named = detail::as_object(item, where);
+    const std::string_view name = detail::as_string(detail::require(named, "name", where), where + ".name");
+    const std::string text(detail::as_string(detail::require(named, "template", where), where + ".template"));
+    if (name == "default") main = text;
+    if (name == "tool_use") tool_use = text;
+  }
+  if (!main) fail(ErrorCode::kCorrupt, "{}: a list of named templates without one named 'default'", where);
+  ChatTemplate out(std::move(*main), tokenizer.special_tokens());
+  if (tool_use) out.impl_->tool_use.emplace(*tool_use);
+  return out;
+}
+
+ChatTemplate ChatTemplate::from_text_or_file(std::string_view source, const Tokenizer& tokenizer) {
+  // A path has no template syntax in it, and a template none of these would render anything.
+  const bool looks_like_text = source.find("{%") != std::string_view::npos || source.find("{{") != std::string_view::npos ||
+                               source.find('\n') != std::string_view::npos || source.size() > 4096;
+  if (looks_like_text) return ChatTemplate(std::string(source), tokenizer.special_tokens());
+  return ChatTemplate(read_file(std::filesystem::path(source), JinjaTemplate::kMaxSourceBytes), tokenizer.special_tokens());
+}
+
+std::string ChatTemplate::render(const json::array& messages, const RenderOptions& options) const {
+  return render_raw(normalize_messages(messages), options);
+}
+
+std::string ChatTemplate::render_raw(const json::array& messages, const RenderOptions& options) const {
+  json::object variables = impl_->special_tokens;
+  for (const auto& member : options.kwargs) variables[member.key()] = member.value();
+  variables["messages"] = messages;
+  variables["add_generation_prompt"] = options.add_generation_prompt;
+  variables["documents"] = variables.contains("documents") ? variables["documents"] : json::value(nullptr);
+  if (options.tools.empty())
+    variables["tools"] = nullptr;
+  else
+    variables["tools"] = options.tools;
+  const bool use_tools = !options.tools.empty() && impl_->tool_use.has_value();
+  return (use_tools ? *impl_->tool_use : impl_->main).render(variables, impl_->clock);
+}
+
+const std::string& ChatTemplate::source() const { return impl_->source; }
+
+void ChatTemplate::set_clock(std::function<std::time_t()> now) { impl_->clock = std::move(now); }
+
+}  // namespace prl::text
