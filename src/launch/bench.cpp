@@ -61,7 +61,7 @@ double time_decode(engine::Engine& engine, std::int64_t num_sequences, const Ben
 }
 
 std::vector<BenchRow> bench_decode(const BenchOptions& options, nn::WeightsPtr weights, const std::shared_ptr<DeviceRuntime>& runtime,
-                                   double read_bytes_per_s) {
+                                   double read_bytes_per_second) {
   engine::EngineOptions engine_options;
   engine_options.max_model_len = options.prompt_tokens + options.completion_tokens + 1;
   engine_options.max_num_seqs = options.num_sequences;
@@ -81,7 +81,7 @@ std::vector<BenchRow> bench_decode(const BenchOptions& options, nn::WeightsPtr w
     }
     if (count == 1) {
       const double bytes = static_cast<double>(options.model.num_active_parameters()) * static_cast<double>(size_of(options.dtype));
-      row.share = median(row.tokens_per_s) * bytes / read_bytes_per_s;
+      row.share = median(row.tokens_per_s) * bytes / read_bytes_per_second;
     }
     rows.push_back(std::move(row));
   }
@@ -153,7 +153,7 @@ nn::ModelConfig smollm2_135m_shape() {
 }
 
 std::vector<BenchRow> run_bench(const BenchOptions& options) {
-  const ops::MachinePeak peak = ops::measure_machine_peak();
+  const ops::MachinePeak peak = ops::measure_machine();
   const auto runtime = make_cpu_runtime();
   std::vector<BenchRow> rows;
   ops::OpSession session(runtime, options.num_threads);
@@ -161,7 +161,7 @@ std::vector<BenchRow> run_bench(const BenchOptions& options) {
   parameters.init_random(options.seed);
   if (options.decode) {
     auto weights = nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr);
-    rows = bench_decode(options, std::move(weights), runtime, peak.read_bytes_per_s);
+    rows = bench_decode(options, std::move(weights), runtime, peak.read_bytes_per_second);
   }
   if (options.train) rows.push_back(bench_train(options, parameters, session, options.dtype == DType::kBF16 ? peak.bf16_flops : peak.f32_flops));
   return rows;

@@ -1,0 +1,26 @@
+#include "apps/commands.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/stop_signal.hpp"
+#include "config/rl_config.hpp"
+#include "launch/colocated.hpp"
+#include "launch/model_setup.hpp"
+#include "launch/run_folder.hpp"
+#include "launch/single_node.hpp"
+
+namespace prl::apps {
+
+int run_rl(const config::ParsedCommand& parsed) {
+  const auto loaded = config::load<config::RlConfig>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  const config::RlConfig& config = loaded.config;
+  StopSignal stop;
+  launch::prepare_run_folder(config);
+  launch::setup_logging(config.trainer.log, config.output_dir / "logs" / "rl.log");
+  config::write_resolved(*parsed.command, config);
+  const bool is_single_node = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
+  const int status = is_single_node ? launch::run_single_node(config, stop.token()) : launch::run_colocated(config, stop.token());
+  return stop.was_interrupted() && status == 0 ? 130 : status;
+}
+
+}  // namespace prl::apps

@@ -1,0 +1,129 @@
+#include <cstdio>
+
+#include "apps/commands.hpp"
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "config/eval_config.hpp"
+#include "config/tool_config.hpp"
+#include "env/registry.hpp"
+#include "launch/bench.hpp"
+#include "launch/doctor.hpp"
+#include "launch/make_data.hpp"
+#include "launch/model_setup.hpp"
+#include "nn/init_model.hpp"
+#include "text/tokenizer_builder.hpp"
+
+namespace prl::apps {
+namespace fs = std::filesystem;
+using config::Command;
+
+int run_doctor(const config::ParsedCommand& parsed) {
+  const auto loaded = config::load<config::DoctorConfig>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  std::fputs(launch::doctor_report({.json = loaded.config.json, .output_dir = loaded.config.output_dir}).c_str(), stdout);
+  return 0;
+}
+
+int run_init_model(const config::ParsedCommand& parsed) {
+  const auto loaded = config::load<config::InitModelConfig>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  const config::InitModelConfig& config = loaded.config;
+  if (fs::exists(config.output_dir)) {
+    if (!config.overwrite)
+      fail(ErrorCode::kAlreadyExists, "{} exists already; choose another folder or add --overwrite", config.output_dir.string());
+    if (!fs::exists(config.output_dir / "config.json") && !fs::is_empty(config.output_dir))
+      fail(ErrorCode::kAlreadyExists, "{} holds something that is no model folder; it is not overwritten", config.output_dir.string());
+    fs::remove_all(config.output_dir);
+  }
+  // The tokenizer is made in a folder of its own first: its ids go into config.json.
+  const fs::path scratch = config.output_dir.string() + ".tokenizer";
+  fs::remove_all(scratch);
+  fs::create_directories(scratch);
+  text::ByteTokenizerOptions tokenizer;
+  tokenizer.model_max_length = config.max_position_embeddings;
+  const text::ByteTokenizerIds ids = text::write_byte_level_tokenizer(scratch, tokenizer);
+  if (config.vocab_size < ids.vocab_size)
+    fail(ErrorCode::kInvalidArgument, "--vocab-size {} is too small: the byte-level tokenizer has {} tokens", config.vocab_size, ids.vocab_size);
+  nn::InitModelOptions options;
+  switch (config.family) {
+    case config::ModelFamily::kQwen3: options.family = "qwen3"; break;
+    case config::ModelFamily::kQwen2: options.family = "qwen2"; break;
+    case config::ModelFamily::kLlama: options.family = "llama"; break;
+  }
+  options.vocab_size = config.vocab_size;
+  options.hidden_size = config.hidden_size;
+  options.intermediate_size = config.intermediate_size;
+  options.num_layers = config.num_layers;
+  options.num_heads = config.num_heads;
+  options.num_kv_heads = config.num_kv_heads;
+  options.head_dim = config.head_dim.value_or(config.hidden_size / config.num_heads);
+  options.max_position = config.max_position_embeddings;
+  options.rope_theta = config.rope_theta;
+  options.tie_word_embeddings = config.tie_word_embeddings;
+  options.std_dev = static_cast<float>(config.initializer_range);
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  options.dtype = config.dtype == config::ComputeDType::kBFloat16 ? DType::kBF16 : DType::kF32;
+  options.eos_id = ids.im_end;
+  options.pad_id = ids.endoftext;
+  nn::init_model(options, config.output_dir);
+  for (const auto& entry : fs::directory_iterator(scratch)) fs::copy_file(entry.path(), config.output_dir / entry.path().filename(), fs::copy_options::overwrite_existing);
+  fs::remove_all(scratch);
+  const nn::ModelConfig made = nn::load_model_config(config.output_dir);
+  log::success("made {}: {} with {} parameters, vocabulary {}", config.output_dir.string(), made.architecture, made.num_parameters(), made.vocab_size);
+  return 0;
+}
+
+int run_make_data(const config::ParsedCommand& parsed) {
+  const auto loaded = config::load<config::MakeDataConfig>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  const env::EnvironmentPtr environment = env::make_environment(launch::env_spec(loaded.config.env));
+  const std::int64_t count = launch::make_sft_data(*environment, {.output = loaded.config.output,
+                                                                   .num_examples = loaded.config.num_examples,
+                                                                   .split = loaded.config.eval_split ? env::Split::kEval : env::Split::kTrain});
+  log::success("wrote {} conversations of {} to {}", count, environment->name(), loaded.config.output.string());
+  return 0;
+}
+
+int run_bench(const config::ParsedCommand& parsed) {
+  const auto loaded = config::load<config::BenchConfig>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  const config::BenchConfig& config = loaded.config;
+  launch::BenchOptions options;
+  options.model = config.model ? nn::load_model_config(launch::model_folder(*config.model)) : launch::smollm2_135m_shape();
+  options.dtype = launch::compute_dtype(config.compute.dtype);
+  options.num_threads = config.compute.num_threads;
+  options.num_sequences = config.num_sequences;
+  options.prompt_tokens = config.prompt_tokens;
+  options.completion_tokens = config.completion_tokens;
+  options.train_tokens = config.train_tokens;
+  options.num_repeats = config.num_repeats;
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  options.decode = config.suite == config::BenchSuite::kAll || config.suite == config::BenchSuite::kDecode;
+  options.train = config.suite == config::BenchSuite::kAll || config.suite == config::BenchSuite::kTrain;
+  if (config.suite == config::BenchSuite::kKernels)
+    fail(ErrorCode::kNotImplemented, "prl bench --suite kernels: the kernel benchmarks are the program ops_bench of the bench preset");
+  const std::string json = launch::to_json(options, launch::run_bench(options));
+  std::printf("%s\n", json.c_str());
+  if (config.output_json) write_file_atomic(*config.output_json, json + "\n");
+  return 0;
+}
+
+int run_not_built(const config::ParsedCommand& parsed) {
+  const Command command = *parsed.command;
+  auto finish = [&](const auto& loaded) {
+    if (!config::finish_early(command, loaded))
+      fail(ErrorCode::kNotImplemented, "prl {}: this command is not built yet; its configuration is valid", config::command_name(command));
+    return 0;
+  };
+  switch (command) {
+    case Command::kSynthesize: return finish(config::load<config::SynthesizeConfig>(command, parsed.args));
+    case Command::kConvert: return finish(config::load<config::ConvertConfig>(command, parsed.args));
+    case Command::kChat: return finish(config::load<config::ChatConfig>(command, parsed.args));
+    case Command::kEvals: return finish(config::load<config::EvalsConfig>(command, parsed.args));
+    case Command::kEnvServer: return finish(config::load<config::EnvServerConfig>(command, parsed.args));
+    default: fail(ErrorCode::kInternal, "command {} has a body of its own", config::command_name(command));
+  }
+}
+
+}  // namespace prl::apps

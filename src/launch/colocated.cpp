@@ -1,0 +1,133 @@
+#include "launch/colocated.hpp"
+
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "base/log.hpp"
+#include "env/token_chat_client.hpp"
+#include "launch/engine_client.hpp"
+#include "launch/engine_host.hpp"
+#include "launch/orchestrator_setup.hpp"
+#include "launch/policy_sources.hpp"
+#include "launch/trainer_role.hpp"
+#include "monitor/sinks.hpp"
+#include "ops/measure.hpp"
+#include "orchestrator/metrics.hpp"
+#include "rollouts/local_queue.hpp"
+#include "trainer/metrics.hpp"
+
+namespace prl::launch {
+namespace {
+
+/// The first failure of any role; asks the others to stop.
+class FirstFailure {
+ public:
+  explicit FirstFailure(std::stop_source& source) : source_(&source) {}
+  void record(const char* role, const Error& error) {
+    std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = error.with_context(role);
+    source_->request_stop();
+  }
+  std::optional<Error> take() {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+ private:
+  std::stop_source* source_;
+  std::mutex mutex_;
+  std::optional<Error> failure_;
+};
+
+template <typename Body>
+void guarded(const char* role, FirstFailure& failure, Body body) {
+  log::set_thread_role(role);
+  try {
+    body();
+  } catch (const Error& error) {
+    failure.record(role, error);
+  } catch (const std::exception& error) {
+    failure.record(role, Error(ErrorCode::kInternal, error.what()));
+  }
+}
+
+}  // namespace
+
+int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
+  // Without an [inference] section the policy is still sampled here: with the section's defaults and the trainer's model.
+  config::InferenceConfig inference = config.inference.value_or(config::InferenceConfig{});
+  if (!config.inference) inference.model.name = config.trainer.model.name;
+  inference.model.dtype = config.trainer.compute.dtype;
+  if (!inference.model.max_model_len) inference.model.max_model_len = config.orchestrator.seq_len;
+  const auto runtime = make_runtime(config.trainer.compute);
+
+  log::add_role_file("trainer", config.output_dir / "logs" / "trainer.log");
+  log::add_role_file("orchestrator", config.output_dir / "logs" / "orchestrator.log");
+  log::add_role_file("inference", config.output_dir / "logs" / "inference.log");
+
+  trainer::Policy policy(runtime, policy_options(config.trainer));
+  const ops::MachinePeak peak = ops::measure_machine(policy.context());
+  trainer::RlRunOptions run = rl_run_options(config.trainer, policy.options().compute == DType::kBF16 ? peak.bf16_flops : peak.f32_flops);
+  run.broadcasts.clear();
+  const std::vector<std::string> units{"trainer", "orchestrator"};
+  std::int64_t resume_step = 0;
+  if (run.resume) {
+    run.resume->units = units;
+    resume_step = trainer::find_resume_step(config.output_dir / "checkpoints", *run.resume).value_or(0);
+  }
+
+  const nn::ModelConfig& model = policy.config();
+  if (*inference.model.max_model_len > model.max_position) inference.model.max_model_len = static_cast<int>(model.max_position);
+  EngineHost host(inference, runtime, policy.weights());
+  auto channel = weights::make_local_channel();
+  auto policy_source = std::make_shared<LocalPolicySource>(channel, host.engine());
+  rollouts::LocalSampleQueue queue(1, 2);
+
+  orchestrator::OrchestratorServices services;
+  services.environments = train_environments(config.orchestrator);
+  if (!host.text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", host.folder().string());
+  services.chat = std::make_shared<env::TokenChatClientFactory>(host.text().renderer, make_engine_client(host.engine(), host.text().tokenizer));
+  services.samples = queue.make_sender();
+  services.policy = policy_source;
+  monitor::MetricSet declared;
+  declared.declare(orchestrator::metric_infos());
+  auto orchestrator_monitor = make_monitor(std::move(declared), config.orchestrator.output_dir, config.orchestrator.file_monitor);
+  services.monitor = orchestrator_monitor.get();
+  auto trainer_monitor = make_monitor(trainer::trainer_metrics(), config.trainer.output_dir, config.trainer.file_monitor);
+
+  std::stop_source stop;
+  std::stop_callback forward(outer_stop, [&stop] { stop.request_stop(); });
+  FirstFailure failure(stop);
+  orchestrator::OrchestratorReport report;
+  double mismatch_sum = 0;
+  std::int64_t num_steps = 0;
+  {
+    std::jthread orchestrator_thread([&] {
+      guarded("orchestrator", failure, [&] {
+        orchestrator::Orchestrator role(orchestrator_options(config.orchestrator, host.text().tokenizer->vocab_size(), resume_step), std::move(services));
+        report = role.run(stop.get_token());
+      });
+    });
+    std::jthread trainer_thread([&] {
+      guarded("trainer", failure, [&] {
+        trainer_monitor->add_sink(monitor::make_callback_sink([&](std::int64_t, const monitor::Metrics& metrics) {
+          if (const auto it = metrics.find("mismatch_kl/all/mean"); it != metrics.end()) {
+            mismatch_sum += it->second;
+            ++num_steps;
+          }
+        }));
+        const trainer::ReceiverFactory receiver = [&](std::int64_t) { return queue.make_receiver(0); };
+        trainer::run_rl_trainer(run, policy, receiver, channel.get(), *trainer_monitor, stop.get_token());
+      });
+    });
+  }
+  host.engine().shutdown();
+  if (const auto error = failure.take()) throw *error;
+  const ProofLog proofs = policy_source->proofs();
+  log::success("rl finished: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}", report.progress.step,
+               report.episodes.num_started, report.max_staleness, proofs.num_updates, proofs.max_probe_difference, num_steps ? mismatch_sum / static_cast<double>(num_steps) : 0.0);
+  return 0;
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,59 @@
+#include "launch/inference_role.hpp"
+
+#include <chrono>
+#include <thread>
+
+#include "base/log.hpp"
+#include "launch/engine_host.hpp"
+#include "net/io_runtime.hpp"
+#include "server/api_server.hpp"
+#include "server/engine_backend.hpp"
+
+namespace prl::launch {
+namespace {
+
+server::ApiOptions api_options(const config::InferenceConfig& config) {
+  server::ApiOptions options;
+  options.host = config.server.host;
+  options.port = config.server.port;
+  options.served_names = {config.model.served_name.value_or(config.model.name)};
+  if (config.model.served_name) options.served_names.push_back(config.model.name);
+  options.api_key = config.server.api_key.value_or("");
+  options.admin_api_key = config.server.admin_api_key.value_or("");
+  options.enable_tools = config.model.enable_auto_tool_choice;
+  options.enable_reasoning = config.model.reasoning_parser.has_value();
+  options.max_connections = static_cast<std::size_t>(config.server.max_connections);
+  options.max_body_bytes = static_cast<std::size_t>(config.server.max_body_bytes);
+  options.request_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.server.request_timeout * 1000));
+  options.liveness_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.server.liveness_timeout_seconds * 1000));
+  return options;
+}
+
+}  // namespace
+
+int run_inference_role(const config::InferenceConfig& config, std::stop_token stop) {
+  const auto started = std::chrono::steady_clock::now();
+  net::raise_fd_limit(static_cast<std::uint64_t>(config.server.max_connections) + 512);
+  EngineHost host(config, make_runtime(config.compute), nullptr);
+  server::EngineBackend backend(host.engine(), [&host](const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous) {
+    return host.load(folder, version, previous);
+  });
+  server::ApiServer server(api_options(config), backend, host.text().tokenizer, host.text().chat_template, host.text().renderer);
+  server.start();
+  if (!host.text().chat_template) log::warning("{} has no chat template: the chat routes answer 400", host.folder().string());
+  log::success("serving {} on http://{}:{}/v1 after {:.2f} s", config.model.served_name.value_or(config.model.name), config.server.host, server.port(),
+               std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
+  bool was_alive = true;
+  while (!stop.stop_requested()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    const bool is_alive = host.engine().is_alive(std::chrono::minutes(5));
+    if (was_alive && !is_alive) log::error("the engine has not finished a step for 5 minutes; /liveness answers 503");
+    was_alive = is_alive;
+  }
+  log::info("stopping: no new requests, running ones get 10 s");
+  server.stop(std::chrono::seconds(10));
+  host.engine().shutdown();
+  return 0;
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,73 @@
+#include "launch/orchestrator_role.hpp"
+
+#include <cstdlib>
+
+#include "base/log.hpp"
+#include "env/http_generate_client.hpp"
+#include "env/token_chat_client.hpp"
+#include "launch/model_setup.hpp"
+#include "launch/orchestrator_setup.hpp"
+#include "launch/policy_sources.hpp"
+#include "launch/trainer_role.hpp"
+#include "launch/transports.hpp"
+#include "net/io_runtime.hpp"
+#include "orchestrator/metrics.hpp"
+
+namespace prl::launch {
+namespace {
+using std::chrono::milliseconds;
+
+milliseconds to_ms(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
+
+std::string trimmed_root(std::string url) {
+  while (!url.empty() && url.back() == '/') url.pop_back();
+  if (url.ends_with("/v1")) url.resize(url.size() - 3);
+  return url;
+}
+
+}  // namespace
+
+int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
+  const std::filesystem::path folder = model_folder(config.tokenizer.name.value_or(config.student.model.name));
+  const TextSetup text = load_text(folder, {.renderer = config.renderer.name, .chat_template = config.tokenizer.chat_template});
+  if (!text.renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", folder.string());
+  const std::int64_t resume_step = orchestrator_resume_step(config, {"trainer", "orchestrator"});
+
+  net::raise_fd_limit(65536);
+  net::IoRuntime io(1, "orchestrator");
+  const char* key = std::getenv(config.student.client.api_key_var.c_str());
+  net::HttpClient::Options client_options;
+  client_options.timeout = to_ms(config.student.client.timeout);
+  if (key) client_options.bearer = key;
+  for (const auto& [name, value] : config.student.client.headers) client_options.headers.set(name, value);
+  auto client = std::make_shared<net::HttpClient>(io.executor(), client_options);
+
+  std::vector<std::string> roots;
+  for (const std::string& url : config.student.client.base_url) roots.push_back(trimmed_root(url));
+  std::vector<std::string> admin = roots;
+  if (config.student.client.admin_base_url) {
+    admin.clear();
+    for (const std::string& url : *config.student.client.admin_base_url) admin.push_back(trimmed_root(url));
+  }
+  auto generate = env::make_http_generate_client(client, {.base_url = roots.front(), .model = config.student.model.name});
+  if (roots.size() > 1) log::warning("student.client.base_url lists {} servers; requests go to the first, weights to all", roots.size());
+  const char* admin_key = std::getenv("PRL_ADMIN_API_KEY");
+
+  orchestrator::OrchestratorServices services;
+  services.environments = train_environments(config);
+  services.chat = std::make_shared<env::TokenChatClientFactory>(text.renderer, std::move(generate));
+  services.samples = make_sample_sender(config.rollout_transport, config.output_dir, config.num_train_workers, resume_step + 1);
+  auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt);
+  services.policy = std::make_shared<HttpPolicySource>(std::move(channel), client,
+                                                       HttpPolicySource::Options{.admin_urls = admin, .api_key = admin_key ? admin_key : key ? key : ""});
+  monitor::MetricSet declared;
+  declared.declare(orchestrator::metric_infos());
+  auto monitor = make_monitor(std::move(declared), config.output_dir, config.file_monitor);
+  services.monitor = monitor.get();
+  orchestrator::Orchestrator role(orchestrator_options(config, text.tokenizer->vocab_size(), resume_step), std::move(services));
+  const orchestrator::OrchestratorReport report = role.run(stop);
+  log::info("orchestrator finished after step {}: {} episodes, largest staleness {}", report.progress.step, report.episodes.num_started, report.max_staleness);
+  return 0;
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,151 @@
+#include "launch/orchestrator_setup.hpp"
+
+#include <algorithm>
+
+#include "env/registry.hpp"
+#include "launch/model_setup.hpp"
+#include "trainer/checkpoint.hpp"
+
+namespace prl::launch {
+namespace {
+using std::chrono::milliseconds;
+
+template <class... Ts>
+struct Overloaded : Ts... {
+  using Ts::operator()...;
+};
+
+milliseconds to_ms(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
+
+orchestrator::LengthPenalty length_penalty(const config::LengthPenalty& penalty) {
+  return std::visit(Overloaded{[](const config::TokensLengthPenalty& p) -> orchestrator::LengthPenalty {
+                                 return orchestrator::CorrectLengthPenalty{false, p.completion_weight, p.tool_response_weight};
+                               },
+                               [](const config::TurnsLengthPenalty&) -> orchestrator::LengthPenalty { return orchestrator::CorrectLengthPenalty{true, 1.0, 1.0}; },
+                               [](const config::LinearLengthPenalty& p) -> orchestrator::LengthPenalty {
+                                 return orchestrator::LinearLengthPenalty{p.num_output_tokens_weight, p.num_input_tokens_weight, p.num_turns_weight};
+                               }},
+                    penalty);
+}
+
+std::string algorithm_name(config::AdvantageType type) {
+  switch (type) {
+    case config::AdvantageType::kGrpo: return "grpo";
+    case config::AdvantageType::kRloo: return "rloo";
+    case config::AdvantageType::kOpo: return "opo";
+    case config::AdvantageType::kMaxRl: return "max_rl";
+    case config::AdvantageType::kReward: return "reward";
+    case config::AdvantageType::kCustom: break;
+  }
+  fail(ErrorCode::kNotImplemented, "orchestrator.advantage.type = \"custom\" needs a Python function, which this build does not run");
+}
+
+/// The zero-advantage filter becomes a switch of the collector; the others are filters of rollouts.
+void add_filters(const config::OrchestratorConfig& config, std::int64_t vocab_size, orchestrator::CollectorOptions& options) {
+  bool has_zero_advantage = false;
+  for (const config::RolloutFilter& filter : config.filters) {
+    std::visit(Overloaded{[&](const config::ZeroAdvantageFilter& f) { has_zero_advantage = f.enforce; },
+                          [&](const config::GibberishFilter& f) {
+                            options.filters.push_back({.kind = orchestrator::RolloutFilterOptions::Kind::kGibberish, .enforce = f.enforce,
+                                                       .token_id_threshold = f.token_id_threshold, .logprob_offset = f.logprob_offset, .vocab_size = vocab_size});
+                          },
+                          [&](const config::RepetitionFilter& f) {
+                            options.filters.push_back({.kind = orchestrator::RolloutFilterOptions::Kind::kRepetition, .enforce = f.enforce, .window = f.window,
+                                                       .prob_threshold = f.prob_threshold});
+                          }},
+               filter);
+  }
+  options.filter_zero_advantages = has_zero_advantage && config.train.filter_zero_advantages;
+}
+
+orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, const config::EvalEnvConfig& entry, const config::OrchestratorConfig& config) {
+  orchestrator::OnlineEval eval;
+  eval.task.environment = env::make_environment(env_spec(entry));
+  eval.task.num_examples = entry.num_examples.value_or(section.num_examples);
+  eval.task.rollouts_per_example = entry.group_size.value_or(section.group_size);
+  eval.task.skip_first = entry.skip_first;
+  eval.task.sampling = sampling_params(entry.sampling.value_or(section.sampling));
+  eval.task.seed = static_cast<std::uint64_t>(config.seed);
+  eval.task.max_concurrent = config.batch_size.value_or(128);
+  eval.interval = entry.interval.value_or(section.interval);
+  return eval;
+}
+
+}  // namespace
+
+orchestrator::OrchestratorOptions orchestrator_options(const config::OrchestratorConfig& config, std::int64_t vocab_size, std::int64_t resume_step) {
+  orchestrator::OrchestratorOptions options;
+  const std::int64_t batch_size = config.batch_size.value_or(128);
+  options.dispatch.batch_size = batch_size;
+  options.dispatch.group_size = config.group_size;
+  options.dispatch.oversampling_factor = config.oversampling_factor;
+  options.dispatch.max_inflight = config.max_inflight_rollouts.value_or(0);
+  options.dispatch.max_async_level = config.max_async_level;
+  options.dispatch.max_off_policy_steps = config.max_off_policy_steps;
+  options.dispatch.strict_async_level = config.strict_async_level;
+  options.dispatch.ordered = config.deterministic;
+  options.dispatch.tasks_per_minute = config.tasks_per_minute;
+  options.dispatch.max_steps = config.max_steps;
+  options.collect.batch_size = batch_size;
+  options.collect.token_batch_size = config.token_batch_size;
+  options.collect.advantage.algorithm = algorithm_name(config.advantage.type);
+  if (config.advantage.length_penalty) options.collect.advantage.length_penalty = length_penalty(*config.advantage.length_penalty);
+  options.collect.strategy = config.trajectory_strategy == config::TrajectoryStrategy::kBranching ? orchestrator::TrajectoryStrategy::kBranching
+                                                                                                  : orchestrator::TrajectoryStrategy::kInterleaved;
+  options.collect.online_difficulty_filtering = config.buffer.online_difficulty_filtering;
+  options.collect.skip_verification = config.buffer.skip_verification;
+  add_filters(config, vocab_size, options.collect);
+  options.sampler.seed = static_cast<std::uint64_t>(config.buffer.seed.value_or(config.seed));
+  if (config.buffer.env_ratios) options.sampler.env_ratios = *config.buffer.env_ratios;
+  const bool has_ratio = std::any_of(config.train.env.begin(), config.train.env.end(), [](const auto& e) { return e.ratio.has_value(); });
+  if (has_ratio && !config.buffer.env_ratios)
+    for (const config::EnvConfig& e : config.train.env) options.sampler.env_ratios.push_back(e.ratio.value_or(1.0));
+  options.sampler.easy_threshold = config.buffer.easy_threshold;
+  options.sampler.hard_threshold = config.buffer.hard_threshold;
+  options.sampler.easy_fraction = config.buffer.easy_fraction;
+  options.sampler.hard_fraction = config.buffer.hard_fraction;
+  options.pack.seq_len = config.seq_len;
+  options.pack.num_ranks = config.num_train_workers;
+  options.pack.pad_to_multiple_of = config.pad_to_multiple_of;
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  options.deterministic = config.deterministic;
+  if (config.eval) {
+    for (const config::EvalEnvConfig& entry : config.eval->env) options.evals.push_back(online_eval(*config.eval, entry, config));
+    options.eval_base_model = config.eval->eval_base_model;
+    options.skip_eval_on_resume = config.eval->skip_eval_on_resume;
+    options.cancel_inflight_on_eval = config.eval->cancel_inflight_rollouts_on_eval;
+  }
+  options.output_dir = config.output_dir;
+  if (config.ckpt) {
+    options.checkpoints = orchestrator::OrchestratorCheckpoints{.folder = config.output_dir / "checkpoints", .interval = std::nullopt};
+    if (config.ckpt->interval) options.checkpoints->interval = *config.ckpt->interval;
+    options.skip_progress = config.ckpt->skip_progress;
+    if (config.ckpt->wait_for_weights_timeout) options.policy_timeout = to_ms(*config.ckpt->wait_for_weights_timeout);
+  }
+  options.resume_step = resume_step;
+  options.inference_timeout = to_ms(config.student.client.wait_for_ready_timeout);
+  return options;
+}
+
+std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config) {
+  std::vector<orchestrator::TrainEnv> environments;
+  for (const config::EnvConfig& entry : config.train.env) {
+    orchestrator::TrainEnv train;
+    train.environment = env::make_environment(env_spec(entry));
+    train.sampling = sampling_params(entry.sampling.value_or(config.train.sampling));
+    train.max_retries = entry.max_retries;
+    if (entry.timeout) train.rollout_timeout = to_ms(*entry.timeout);
+    environments.push_back(std::move(train));
+  }
+  return environments;
+}
+
+std::int64_t orchestrator_resume_step(const config::OrchestratorConfig& config, const std::vector<std::string>& units) {
+  if (!config.ckpt || !config.ckpt->resume_step) return 0;
+  trainer::ResumeOptions resume;
+  resume.step = *config.ckpt->resume_step;
+  resume.units = units;
+  return trainer::find_resume_step(config.output_dir / "checkpoints", resume).value_or(0);
+}
+
+}  // namespace prl::launch

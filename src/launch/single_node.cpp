@@ -1,0 +1,51 @@
+#include "launch/single_node.hpp"
+
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "launch/supervisor.hpp"
+
+namespace prl::launch {
+namespace fs = std::filesystem;
+namespace {
+
+fs::path own_binary() { return fs::read_symlink("/proc/self/exe"); }
+
+}  // namespace
+
+int run_single_node(const config::RlConfig& config, std::stop_token stop) {
+  const fs::path binary = own_binary();
+  const fs::path configs = config.output_dir / "configs";
+  const fs::path logs = config.output_dir / "logs";
+  auto spec = [&](const std::string& role, bool must_finish, bool echo, const std::map<std::string, std::string>& role_env) {
+    ChildSpec child;
+    child.name = role;
+    child.argv = {binary.string(), role, "@", (configs / (role + ".json")).string()};
+    child.env = config.env_vars;
+    for (const auto& [key, value] : role_env) child.env[key] = value;
+    child.log_file = logs / (role + ".log");
+    child.must_finish = must_finish;
+    child.echo = echo;
+    return child;
+  };
+  Supervisor supervisor;
+  if (config.inference)
+    supervisor.start(spec("inference", false, false, config.inference->env_vars));
+  else
+    log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
+  supervisor.start(spec("orchestrator", true, false, config.orchestrator.env_vars));
+  supervisor.start(spec("trainer", true, true, config.trainer.env_vars));
+  if (const auto failure = supervisor.run(stop)) {
+    log::error("rl: {}. Ending the other roles", *failure);
+    supervisor.terminate_all(std::chrono::seconds(20));
+    return 1;
+  }
+  supervisor.terminate_all(std::chrono::seconds(20));
+  if (!stop.stop_requested()) log::success("rl finished; logs in {}", logs.string());
+  return 0;
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,101 @@
+#include "launch/trainer_role.hpp"
+
+#include "base/log.hpp"
+#include "launch/model_setup.hpp"
+#include "launch/transports.hpp"
+#include "monitor/sinks.hpp"
+#include "ops/measure.hpp"
+#include "trainer/fake_rollouts.hpp"
+#include "trainer/metrics.hpp"
+
+namespace prl::launch {
+namespace {
+
+template <typename T>
+std::optional<std::int64_t> widen(const std::optional<T>& value) {
+  return value ? std::optional<std::int64_t>(*value) : std::nullopt;
+}
+
+}  // namespace
+
+trainer::PolicyOptions policy_options(const config::TrainerConfig& config) {
+  trainer::PolicyOptions options;
+  options.model = model_folder(config.model.name);
+  options.compute = compute_dtype(config.compute.dtype);
+  options.num_threads = config.compute.num_threads;
+  options.checkpoint_every = config.model.ac ? config.model.ac->freq : 0;
+  options.random_init = config.model.debug.random_init;
+  options.num_layers = widen(config.model.debug.num_layers);
+  options.seed = static_cast<std::uint64_t>(config.seed);
+  return options;
+}
+
+std::optional<trainer::CheckpointOptions> checkpoint_options(const std::optional<config::TrainerCkptConfig>& config, const std::filesystem::path& output_dir,
+                                                             const std::filesystem::path& tokenizer) {
+  if (!config) return std::nullopt;
+  const std::filesystem::path root = config->output_dir.value_or(output_dir);
+  trainer::CheckpointOptions options;
+  options.checkpoints = root / "checkpoints";
+  options.weights = root / "weights";
+  options.tokenizer = tokenizer;
+  options.interval = widen(config->interval);
+  options.keep_last = widen(config->keep_last);
+  options.keep_interval = widen(config->keep_interval);
+  options.save_weights = config->weights.has_value() || config->weights_only;
+  options.weights_only = config->weights_only;
+  options.save_async = config->save_async;
+  return options;
+}
+
+std::optional<trainer::ResumeOptions> resume_options(const std::optional<config::TrainerCkptConfig>& config) {
+  if (!config || !config->resume_step) return std::nullopt;
+  trainer::ResumeOptions options;
+  options.step = *config->resume_step;
+  options.skip_progress = config->skip_progress;
+  options.skip_scheduler = config->skip_scheduler;
+  options.skip_optimizer = config->skip_optimizer;
+  options.skip_data = config->skip_dataloader;
+  return options;
+}
+
+trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, double measured_peak_flops) {
+  trainer::RlRunOptions options;
+  options.step = {.loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
+  options.seq_len = config.model.seq_len;
+  options.peak_flops = measured_peak_flops;
+  options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, model_folder(config.tokenizer.name.value_or(config.model.name)));
+  options.resume = resume_options(config.ckpt);
+  if (std::holds_alternative<config::FilesystemBroadcast>(config.weight_broadcast)) options.broadcasts = config.output_dir / "broadcasts";
+  options.is_bench = config.bench.has_value();
+  if (config.bench) options.bench_json = config.bench->output_json;
+  return options;
+}
+
+std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, const std::filesystem::path& output_dir, const config::FileMonitorConfig& file) {
+  auto monitor = std::make_unique<monitor::Monitor>(std::move(declared));
+  std::filesystem::create_directories(output_dir);
+  monitor->add_sink(monitor::make_jsonl_sink(output_dir / file.path));
+  return monitor;
+}
+
+int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) {
+  trainer::Policy policy(make_runtime(config.compute), policy_options(config));
+  const ops::MachinePeak peak = ops::measure_machine(policy.context());
+  const double flops = policy.options().compute == DType::kBF16 ? peak.bf16_flops : peak.f32_flops;
+  trainer::RlRunOptions options = rl_run_options(config, flops);
+  auto monitor = make_monitor(trainer::trainer_metrics(), config.output_dir, config.file_monitor);
+  std::shared_ptr<weights::WeightChannel> channel;
+  if (!config.data.fake) channel = make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt);
+  if (options.resume && !config.data.fake) options.resume->units = {"trainer", "orchestrator"};
+  const trainer::ReceiverFactory receiver = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
+    if (config.data.fake)
+      return trainer::make_fake_rollouts({.num_micro_batches = config.data.fake->batch_size, .seq_len = config.model.seq_len, .vocab_size = policy.config().vocab_size,
+                                          .generate_samples = config.data.fake->generate_samples, .first_step = first_step});
+    return make_sample_receiver(config.rollout_transport, config.output_dir, first_step);
+  };
+  const trainer::RlRunResult result = trainer::run_rl_trainer(options, policy, receiver, channel.get(), *monitor, stop);
+  log::info("trainer finished after step {}{}", result.last_step, result.was_stopped ? " (stopped)" : "");
+  return 0;
+}
+
+}  // namespace prl::launch
