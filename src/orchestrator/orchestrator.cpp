@@ -1,0 +1,670 @@
+#include "orchestrator/orchestrator.hpp"
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/this_coro.hpp>
+
+#include <algorithm>
+#include <deque>
+#include <exception>
+#include <map>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/rng.hpp"
+#include "net/deadline.hpp"
+#include "net/errors.hpp"
+#include "net/signal.hpp"
+#include "net/task_group.hpp"
+#include "orchestrator/detail/off_thread.hpp"
+#include "orchestrator/metrics.hpp"
+#include "orchestrator/rollout_log.hpp"
+
+namespace prl::orchestrator {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr int kMaxEmptyBatches = 10;       // spec 3.5, step 7
+constexpr auto kTick = 500ms;              // longest sleep of the main loop
+constexpr auto kPushSlice = 250ms;         // how soon a full queue notices a stop
+constexpr auto kFileDeadline = 10min;
+constexpr auto kDrain = 10s;               // for cancelled coroutines to end
+constexpr auto kStatusInterval = 10s;
+
+double seconds_between(net::TimePoint begin, net::TimePoint end) { return std::chrono::duration<double>(end - begin).count(); }
+
+bool is_retryable_type(const std::string& type) { return type == "ModelError" || type == "InvalidModelResponseError"; }
+
+std::vector<env::EnvironmentPtr> environments_of(const std::vector<TrainEnv>& envs) {
+  std::vector<env::EnvironmentPtr> out;
+  for (const TrainEnv& train_env : envs) out.push_back(train_env.environment);
+  return out;
+}
+
+}  // namespace
+
+struct Orchestrator::Impl {
+  struct OpenGroup {
+    EpisodeStart info;
+    std::vector<std::optional<env::Episode>> episodes;
+    std::int64_t num_started = 0;
+    std::int64_t num_done = 0;
+    std::unique_ptr<net::TaskGroup> tasks;
+  };
+
+  Impl(OrchestratorOptions o, OrchestratorServices s)
+      : options(std::move(o)),
+        services(std::move(s)),
+        environments(environments_of(services.environments)),
+        sampler(environments, options.sampler),
+        collector(options.collect) {
+    if (!services.chat || !services.samples || !services.policy)
+      fail(ErrorCode::kInternal, "the orchestrator needs a chat client, a sample queue and a policy source");
+    if (!services.eval_chat) services.eval_chat = services.chat;
+    if (options.pack.num_ranks != services.samples->num_ranks())
+      fail(ErrorCode::kInvalidArgument, "num_train_workers = {}, but the sample queue has {} ranks", options.pack.num_ranks,
+           services.samples->num_ranks());
+    options.dispatch.ordered = options.deterministic;
+    options.collect.batch_size = options.dispatch.batch_size;
+    // Made once here so that contradictions show before anything starts; made again with the real version in begin().
+    make_dispatcher(PolicyVersion{options.resume_step});
+  }
+
+  void make_dispatcher(PolicyVersion version) {
+    dispatcher = std::make_unique<Dispatcher>(options.dispatch, [this] { return sampler.draw(); }, options.resume_step + 1, version);
+  }
+
+  // ---- start ----
+
+  asio::awaitable<void> begin() {
+    log::info("waiting for inference at {}", services.chat->describe());
+    co_await services.chat->check_health(net::Clock::now() + options.inference_timeout);
+    if (options.resume_step > 0) restore();
+    const PolicyVersion version = co_await load_first_policy();
+    const std::vector<TaskRef> unfinished = std::exchange(restored_tasks, {});
+    make_dispatcher(version);
+    dispatcher->set_pending_tasks(unfinished);
+    update_accepted();
+    for (const OnlineEval& online : options.evals) {
+      const bool skip = options.resume_step > 0 ? options.skip_eval_on_resume : !options.eval_base_model;
+      last_eval_round.push_back(skip ? version.value / online.interval : version.value / online.interval - 1);
+    }
+    last_ship = last_progress = net::Clock::now();
+  }
+
+  void restore() {
+    progress.step = options.resume_step;
+    if (options.skip_progress) return;
+    if (!options.checkpoints) fail(ErrorCode::kInvalidArgument, "resume_step = {}, but there is no checkpoint folder", options.resume_step);
+    OrchestratorState state = load_state(options.checkpoints->folder, options.resume_step, environments);
+    progress = state.progress;
+    sampler.load(state.sampler);
+    collector.restore_queue(std::move(state.queue));
+    restored_tasks = std::move(state.unfinished_tasks);
+    log::info("resumed after batch {}: {} rollouts wait, {} tasks are started again", progress.step, collector.num_queued(), restored_tasks.size());
+  }
+
+  asio::awaitable<PolicyVersion> load_first_policy() {
+    const net::TimePoint deadline = net::Clock::now() + options.policy_timeout;
+    log::info("waiting for policy v{} from {}", options.resume_step, services.policy->describe());
+    for (;;) {
+      check_stop();
+      const auto newest = co_await services.policy->wait_newer(PolicyVersion{options.resume_step - 1}, net::Clock::now() + 1s);
+      if (newest && newest->value > options.resume_step)
+        fail(ErrorCode::kOutOfSync, "the run starts after step {}, but {} already offers v{}: remove the newer weights, or resume from there",
+             options.resume_step, services.policy->describe(), newest->value);
+      if (newest) {
+        co_await services.policy->apply(*newest, net::Clock::now() + options.update_timeout);
+        log::info("inference runs policy v{}", newest->value);
+        co_return *newest;
+      }
+      if (net::Clock::now() >= deadline)
+        fail(ErrorCode::kDeadline, "the orchestrator waited {} s for the first policy (v{}) from {}: is the trainer running?",
+             options.policy_timeout.count() / 1000, options.resume_step, services.policy->describe());
+    }
+  }
+
+  // ---- policy versions ----
+
+  asio::awaitable<void> watch_policy() {
+    for (;;) {
+      const auto newest = co_await services.policy->wait_newer(dispatcher->version(), net::Clock::now() + 1s);
+      if (!newest) continue;
+      PolicyVersion target = *newest;
+      if (options.dispatch.strict_async_level)
+        target.value = std::min(target.value, std::max<std::int64_t>(0, dispatcher->step() - 1 - options.dispatch.max_async_level));
+      if (target <= dispatcher->version() || are_updates_paused) {
+        co_await net::sleep_for(10ms);
+        continue;
+      }
+      is_updating = true;
+      const net::TimePoint begin = net::Clock::now();
+      co_await services.policy->apply(target, begin + options.update_timeout);
+      is_updating = false;
+      seconds_update = seconds_between(begin, net::Clock::now());
+      dispatcher->set_version(target);
+      log::debug("inference runs policy v{} after {:.2f} s", target.value, seconds_update);
+      last_progress = net::Clock::now();
+      wake.notify();
+    }
+  }
+
+  /// A role that must not fail: its failure ends the run.
+  asio::awaitable<void> vital(asio::awaitable<void> role) {
+    try {
+      co_await std::move(role);
+    } catch (const std::exception&) {
+      if (!failure) failure = std::current_exception();
+      wake.notify();
+    }
+  }
+
+  // ---- episodes ----
+
+  void start(const EpisodeStart& info) {
+    OpenGroup& group = groups[info.group.value];
+    if (!group.tasks) {
+      group.info = info;
+      group.episodes.resize(static_cast<std::size_t>(options.dispatch.group_size));
+      group.tasks = std::make_unique<net::TaskGroup>(context.get_executor(), fmt::format("group {}", info.group.value));
+    }
+    ++group.num_started;
+    ++counts.num_started;
+    last_progress = net::Clock::now();
+    group.tasks->spawn(fmt::format("rollout {} of group {}", info.rollout_idx, info.group.value), run_episode(info));
+  }
+
+  asio::awaitable<env::Episode> play(EpisodeStart info, int attempt) {
+    const TrainEnv& train_env = services.environments[static_cast<std::size_t>(info.task.env_idx)];
+    env::ConversationOptions conversation;
+    conversation.session_id = fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
+    if (attempt > 0) conversation.session_id += fmt::format("-try{}", attempt);
+    conversation.cache_salt = fmt::format("v{}", info.version.value);
+    env::RolloutContext rollout;
+    rollout.trajectory_id = conversation.session_id;
+    const std::unique_ptr<env::ChatClient> client = services.chat->open(std::move(conversation));
+    rollout.client = client.get();
+    rollout.sampling = train_env.sampling;
+    const std::uint64_t base = train_env.sampling.seed.value_or(options.seed);
+    rollout.seed = mix_seed(mix_seed(base, static_cast<std::uint64_t>(info.step), static_cast<std::uint64_t>(info.ordinal)),
+                            mix_seed(static_cast<std::uint64_t>(info.task.env_idx), static_cast<std::uint64_t>(info.task.task_idx)),
+                            static_cast<std::uint64_t>(info.rollout_idx));
+    rollout.deadline = net::Clock::now() + train_env.rollout_timeout;
+    const net::TimePoint deadline = rollout.deadline + 5s;  // the environment's own deadline comes first and keeps the partial episode
+    env::Task task = train_env.environment->task(env::Split::kTrain, info.task.task_idx);
+    auto running = train_env.environment->run(std::move(task), std::move(rollout));
+    auto guarded = net::with_deadline(std::move(running), deadline, fmt::format("a rollout of {}", train_env.environment->name()));
+    co_return co_await std::move(guarded);
+  }
+
+  asio::awaitable<void> run_episode(EpisodeStart info) {
+    const TrainEnv& train_env = services.environments[static_cast<std::size_t>(info.task.env_idx)];
+    for (int attempt = 0;; ++attempt) {
+      std::optional<env::Episode> episode;
+      try {
+        auto playing = play(info, attempt);
+        episode = co_await std::move(playing);
+      } catch (const std::exception&) {
+        const Error error = net::to_error(std::current_exception());
+        if (error.code() == ErrorCode::kCancelled && cancels.contains(info.group.value)) co_return;
+        // Whatever an environment throws is one failed episode, counted; it never ends the run by itself.
+        episode.emplace();
+        episode->env_name = train_env.environment->name();
+        episode->example_id = info.task.task_idx;
+        episode->stop_condition = "has_error";
+        episode->error = env::EpisodeError{error.code() == ErrorCode::kCancelled ? "ModelError" : std::string(to_string(error.code())), error.what()};
+      }
+      const bool again = episode->error && is_retryable_type(episode->error->type) && attempt < train_env.max_retries;
+      if (!again) {
+        finish(info, std::move(*episode));
+        co_return;
+      }
+      const auto wait = std::min<std::chrono::milliseconds>(options.retry_wait * (1 << std::min(attempt, 10)), 60s);
+      log::debug("rollout {} of group {} failed ({}); again in {} ms", info.rollout_idx, info.group.value, episode->error->message, wait.count());
+      co_await net::sleep_for(wait);
+    }
+  }
+
+  void finish(const EpisodeStart& info, env::Episode episode) {
+    const auto it = groups.find(info.group.value);
+    if (it == groups.end()) return;  // dropped in the meantime, and counted then
+    OpenGroup& group = it->second;
+    std::optional<env::Episode>& slot = group.episodes[static_cast<std::size_t>(info.rollout_idx)];
+    PRL_CHECK(!slot.has_value(), "rollout {} of group {} ended twice", info.rollout_idx, info.group.value);
+    slot = std::move(episode);
+    ++group.num_done;
+    dispatcher->on_episode_end(info.group);
+    if (group.num_done == options.dispatch.group_size) finished.push_back(info.group.value);
+    last_progress = net::Clock::now();
+    wake.notify();
+  }
+
+  void drop_group(std::int64_t id) {
+    const auto it = groups.find(id);
+    if (it == groups.end()) return;
+    OpenGroup& group = it->second;
+    counts.num_dropped += group.num_done;
+    counts.num_cancelled += group.num_started - group.num_done;
+    step_dropped += group.num_done;
+    step_cancelled += group.num_started - group.num_done;
+    cancels.insert({id, std::move(group.tasks)});
+    cancels.at(id)->cancel();
+    groups.erase(it);
+    std::erase(finished, id);
+  }
+
+  /// Forgets the task groups whose coroutines have all ended.
+  void reap_cancelled() {
+    std::erase_if(cancels, [](const auto& entry) { return entry.second->stats().num_running == 0; });
+  }
+
+  /// The next group to process: the oldest open one in deterministic mode, else the one that finished first.
+  std::optional<std::int64_t> next_finished() const {
+    if (finished.empty()) return std::nullopt;
+    if (!options.deterministic) return finished.front();
+    const auto& [id, group] = *groups.begin();
+    if (group.num_done < options.dispatch.group_size) return std::nullopt;
+    return id;
+  }
+
+  void process(std::int64_t id) {
+    OpenGroup group = std::move(groups.at(id));
+    groups.erase(id);
+    std::erase(finished, id);
+    const TrainEnv& train_env = services.environments[static_cast<std::size_t>(group.info.task.env_idx)];
+    FinishedGroup done;
+    done.id = GroupId{id};
+    done.task = group.info.task;
+    done.step = group.info.step;
+    done.version = group.info.version;
+    for (std::optional<env::Episode>& episode : group.episodes) {
+      check_lock_step(*episode);
+      done.episodes.push_back(std::move(*episode));
+    }
+    counts.num_processed += options.dispatch.group_size;
+    const BatchCollector::Added added = collector.add(std::move(done), *train_env.environment);
+    if (added.has_survivors) sampler.observe(group.info.task, added.mean_reward);
+    dispatcher->close_group(GroupId{id});
+    drop_stale_queued();
+  }
+
+  void check_lock_step(const env::Episode& episode) const {
+    if (!dispatcher->is_lock_step()) return;
+    const std::int64_t wanted = dispatcher->step() - 1;
+    const auto start = episode.version_start();
+    const auto end = episode.version_end();
+    if ((start && start->value != wanted) || (end && end->value != wanted))
+      fail(ErrorCode::kOutOfSync, "lock-step: a rollout for batch {} was sampled by v{} to v{}, wanted v{} alone", dispatcher->step(), start->value,
+           end->value, wanted);
+  }
+
+  void drop_stale_queued() {
+    const std::int64_t num_dropped = collector.drop_stale([this](PolicyVersion version) { return dispatcher->is_stale(version); });
+    num_dropped_queued += num_dropped;
+    step_dropped += num_dropped;
+    update_accepted();
+  }
+
+  void update_accepted() {
+    const bool by_tokens = options.collect.token_batch_size.has_value();
+    dispatcher->set_num_accepted(by_tokens ? (collector.is_ready() ? options.dispatch.batch_size : 0) : collector.num_queued());
+  }
+
+  // ---- batches ----
+
+  asio::awaitable<bool> push(std::shared_ptr<const wire::TrainingBatch> batch) {
+    const net::TimePoint begin = net::Clock::now();
+    for (;;) {
+      std::function<bool()> work = [sender = services.samples, batch] { return sender->push(*batch, kPushSlice); };
+      auto pushing = pusher.run<bool>(std::move(work), net::Clock::now() + kFileDeadline, "the sample queue");
+      if (co_await std::move(pushing)) co_return true;
+      if (stop.stop_requested()) co_return false;
+      if (failure) std::rethrow_exception(failure);
+      if (net::Clock::now() - begin > options.ship_timeout)
+        fail(ErrorCode::kDeadline, "the orchestrator waited {} s for the trainer to take a batch before it could send batch {} ({}): is the trainer running?",
+             options.ship_timeout.count() / 1000, batch->step, services.samples->describe());
+    }
+  }
+
+  /// Cuts, packs and sends the batch in collection. Changes nothing if it turned out empty, or when stopped before it was sent.
+  asio::awaitable<void> ship() {
+    StepFacts facts;
+    facts.step = dispatcher->step();
+    facts.policy_version = dispatcher->version().value;
+    facts.seconds_generate = seconds_between(last_ship, net::Clock::now());
+    auto batch = std::make_shared<CollectedBatch>(collector.take());
+    for (const ReadyRollout& rollout : batch->rollouts) {
+      PRL_CHECK(!dispatcher->is_stale(rollout.version_start), "a rollout of v{} was about to ship in batch {}", rollout.version_start.value, facts.step);
+      report.max_staleness = std::max(report.max_staleness, (facts.step - 1) - rollout.version_start.value);
+    }
+    if (batch->samples.empty()) {
+      ++num_empty_batches;
+      log::warning("batch {} has nothing to train on (every advantage is 0): collected again, time {} in a row", facts.step, num_empty_batches);
+      if (num_empty_batches >= kMaxEmptyBatches)
+        fail(ErrorCode::kUnavailable,
+             "{} batches in a row had nothing to train on: all rewards within each group are equal. Check the reward, raise group_size or "
+             "temperature, or warm the model up",
+             num_empty_batches);
+      update_accepted();
+      co_return;
+    }
+    net::TimePoint time = net::Clock::now();
+    std::function<std::shared_ptr<const wire::TrainingBatch>()> work = [batch, pack = options.pack, step = facts.step] {
+      auto packed = std::make_shared<wire::TrainingBatch>();
+      packed->step = step;
+      packed->ranks = wire::pack(std::move(batch->samples), pack);
+      return std::shared_ptr<const wire::TrainingBatch>(std::move(packed));
+    };
+    auto packing = pusher.run<std::shared_ptr<const wire::TrainingBatch>>(std::move(work), time + kFileDeadline, "packing");
+    std::shared_ptr<const wire::TrainingBatch> packed = co_await std::move(packing);
+    facts.seconds_pack = seconds_between(time, net::Clock::now());
+    time = net::Clock::now();
+    auto pushing = push(std::move(packed));
+    const bool is_sent = co_await std::move(pushing);
+    facts.seconds_push = seconds_between(time, net::Clock::now());
+    if (!is_sent) {
+      std::deque<ReadyRollout> queue = collector.queue();
+      queue.insert(queue.begin(), std::make_move_iterator(batch->rollouts.begin()), std::make_move_iterator(batch->rollouts.end()));
+      collector.restore_queue(std::move(queue));
+      co_return;
+    }
+    num_empty_batches = 0;
+    auto recording = record(std::move(batch), facts);
+    co_await std::move(recording);
+  }
+
+  asio::awaitable<void> record(std::shared_ptr<CollectedBatch> batch, StepFacts facts) {
+    const net::TimePoint now = net::Clock::now();
+    progress.step = facts.step;
+    std::map<std::int64_t, int> shipped_groups;
+    for (const ReadyRollout& rollout : batch->rollouts) {
+      progress.total_tokens += rollout.episode.num_final_tokens();
+      ++shipped_groups[rollout.group.value];
+    }
+    progress.total_samples += static_cast<std::int64_t>(batch->rollouts.size());
+    progress.total_problems += static_cast<std::int64_t>(shipped_groups.size());
+    facts.seconds_step = seconds_between(last_ship, now);
+    facts.seconds_wait_for_policy = std::exchange(seconds_gate_closed, 0.0);
+    facts.seconds_update_weights = seconds_update;
+    facts.num_inflight = dispatcher->num_inflight();
+    facts.num_cancelled = std::exchange(step_cancelled, 0);
+    facts.num_dropped_stale = std::exchange(step_dropped, 0);
+    last_ship = last_progress = now;
+    dispatcher->advance_step();
+    drop_stale_queued();
+    monitor::Metrics metrics = step_metrics(*batch, facts, progress);
+    for (std::size_t i = 0; i < environments.size(); ++i) {
+      const TaskSampler::PoolSizes pools = sampler.pool_sizes(static_cast<std::int64_t>(i));
+      const std::string prefix = "pool/" + environments[i]->name() + "/";
+      metrics[prefix + "easy"] = static_cast<double>(pools.easy);
+      metrics[prefix + "normal"] = static_cast<double>(pools.normal);
+      metrics[prefix + "hard"] = static_cast<double>(pools.hard);
+    }
+    log::success("{}", step_line(*batch, facts));
+    if (!options.output_dir.empty()) {
+      std::function<bool()> work = [batch, folder = options.output_dir, step = facts.step] {
+        write_train_rollouts(folder, step, *batch);
+        return true;
+      };
+      auto writing = files.run<bool>(std::move(work), net::Clock::now() + kFileDeadline, "the rollout log");
+      co_await std::move(writing);
+    }
+    // In lock-step a stop in the middle of a batch forgets that batch, so that the resumed run draws it again from its start.
+    if (options.checkpoints && dispatcher->is_lock_step()) state_at_ship = current_state();
+    const bool is_last = options.dispatch.max_steps && progress.step >= *options.dispatch.max_steps;
+    if (!is_last && options.checkpoints && options.checkpoints->interval && progress.step % *options.checkpoints->interval == 0) {
+      const net::TimePoint time = net::Clock::now();
+      auto saving = save_checkpoint(current_state());
+      co_await std::move(saving);
+      metrics["time/save_ckpt"] = seconds_between(time, net::Clock::now());
+    }
+    if (services.monitor != nullptr) services.monitor->log(facts.step, metrics);
+  }
+
+  std::shared_ptr<const OrchestratorState> current_state() const {
+    auto state = std::make_shared<OrchestratorState>();
+    state->progress = progress;
+    state->sampler = sampler.save();
+    state->unfinished_tasks = dispatcher->unfinished_tasks();
+    state->queue = collector.queue();
+    return state;
+  }
+
+  asio::awaitable<void> save_checkpoint(std::shared_ptr<const OrchestratorState> state) {
+    std::function<bool()> work = [state, folder = options.checkpoints->folder, envs = environments] {
+      save_state(folder, *state, envs);
+      return true;
+    };
+    auto saving = files.run<bool>(std::move(work), net::Clock::now() + kFileDeadline, "the checkpoint");
+    co_await std::move(saving);
+    saved_step = state->progress.step;
+  }
+
+  // ---- evaluations ----
+
+  bool is_eval_due(std::size_t i) const { return dispatcher->version().value / options.evals[i].interval > last_eval_round[i]; }
+
+  /// Weights stay as they are while evaluations run.
+  asio::awaitable<void> run_evals(bool all) {
+    std::vector<std::size_t> due;
+    for (std::size_t i = 0; i < options.evals.size(); ++i)
+      if (all || is_eval_due(i)) due.push_back(i);
+    if (due.empty()) co_return;
+    are_updates_paused = true;
+    while (is_updating && !failure) co_await net::sleep_for(5ms);
+    if (failure) std::rethrow_exception(failure);
+    if (options.cancel_inflight_on_eval)
+      while (!groups.empty()) {
+        dispatcher->close_group(GroupId{groups.begin()->first});
+        drop_group(groups.begin()->first);
+      }
+    const PolicyVersion version = dispatcher->version();
+    report.final_evals.clear();
+    monitor::Metrics metrics;
+    for (const std::size_t i : due) {
+      last_eval_round[i] = version.value / options.evals[i].interval;
+      eval::EvalTask task = options.evals[i].task;
+      task.label = fmt::format("v{}", version.value);
+      auto evaluating = eval::run_eval(std::move(task), services.eval_chat);
+      eval::EvalResult result = co_await std::move(evaluating);
+      if (result.policy_version_min < 0) result.policy_version_min = version.value;
+      log::success("{}, policy v{}", eval::console_line(result), version.value);
+      put_eval_metrics(metrics, result, version.value);
+      report.final_evals.push_back(std::move(result));
+    }
+    if (!options.output_dir.empty()) {
+      std::function<bool()> work = [results = report.final_evals, folder = options.output_dir, step = version.value] {
+        write_eval_rollouts(folder, step, results);
+        return true;
+      };
+      auto writing = files.run<bool>(std::move(work), net::Clock::now() + kFileDeadline, "the evaluation log");
+      co_await std::move(writing);
+    }
+    if (services.monitor != nullptr) services.monitor->log(version.value, metrics);
+    are_updates_paused = false;
+    last_progress = net::Clock::now();
+  }
+
+  asio::awaitable<void> run_final_evals() {
+    if (options.evals.empty()) co_return;
+    const net::TimePoint deadline = net::Clock::now() + options.policy_timeout;
+    while (dispatcher->version().value < progress.step && !stop.stop_requested()) {
+      if (failure) std::rethrow_exception(failure);
+      if (net::Clock::now() >= deadline) {
+        log::warning("the last policy (v{}) did not come from {} in {} s; v{} is evaluated instead", progress.step, services.policy->describe(),
+                     options.policy_timeout.count() / 1000, dispatcher->version().value);
+        break;
+      }
+      co_await wake.wait_until(std::min(deadline, net::Clock::now() + kTick));
+    }
+    if (!stop.stop_requested()) {
+      auto evaluating = run_evals(true);
+      co_await std::move(evaluating);
+    }
+  }
+
+  // ---- main loop ----
+
+  void check_stop() const {
+    if (stop.stop_requested()) fail(ErrorCode::kCancelled, "stopped");
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  void check_stall(bool is_gate_closed) const {
+    std::chrono::milliseconds limit = options.policy_timeout;
+    if (dispatcher->num_inflight() > 0)
+      for (const TrainEnv& train_env : services.environments) limit = std::max(limit, train_env.rollout_timeout + 60s);
+    if (net::Clock::now() - last_progress < limit) return;
+    const std::int64_t step = dispatcher->step();
+    if (is_gate_closed && dispatcher->num_inflight() == 0)
+      fail(ErrorCode::kDeadline, "the orchestrator waited {} s at batch {} for a policy newer than v{} from {}: is the trainer running?",
+           limit.count() / 1000, step, dispatcher->version().value, services.policy->describe());
+    fail(ErrorCode::kDeadline, "the orchestrator waited {} s at batch {} for {} rollouts in flight on {} ({} of {} rollouts collected)",
+         limit.count() / 1000, step, dispatcher->num_inflight(), services.chat->describe(), collector.num_queued(), options.dispatch.batch_size);
+  }
+
+  void log_status(bool is_gate_closed) {
+    if (net::Clock::now() - last_status < kStatusInterval) return;
+    last_status = net::Clock::now();
+    log::info("collecting batch {}: {}/{} rollouts, {} in flight, policy v{}{}", dispatcher->step(), collector.num_queued(), options.dispatch.batch_size,
+              dispatcher->num_inflight(), dispatcher->version().value, is_gate_closed ? ", waiting for the next policy" : "");
+  }
+
+  bool is_done() const { return options.dispatch.max_steps && progress.step >= *options.dispatch.max_steps; }
+
+  asio::awaitable<void> loop() {
+    while (!is_done() && !stop.stop_requested()) {
+      if (failure) std::rethrow_exception(failure);
+      reap_cancelled();
+      auto evaluating = run_evals(false);
+      co_await std::move(evaluating);
+      const net::TimePoint now = net::Clock::now();
+      const DispatchPlan plan = dispatcher->plan(now);
+      for (const GroupId id : plan.cancel) drop_group(id.value);
+      for (const EpisodeStart& info : plan.start) start(info);
+      if (collector.is_ready() && dispatcher->may_ship()) {
+        auto shipping = ship();
+        co_await std::move(shipping);
+        continue;
+      }
+      if (!collector.is_ready()) {
+        if (const auto id = next_finished()) {
+          process(*id);
+          continue;
+        }
+      }
+      log_status(plan.is_gate_closed);
+      check_stall(plan.is_gate_closed);
+      co_await wake.wait_until(now + kTick);
+      if (plan.is_gate_closed) seconds_gate_closed += seconds_between(now, net::Clock::now());
+    }
+  }
+
+  asio::awaitable<void> run_all() {
+    auto beginning = begin();
+    co_await std::move(beginning);
+    roles->spawn("policy watcher", vital(watch_policy()));
+    auto looping = loop();
+    co_await std::move(looping);
+    drop_all_groups_for_end();
+    if (options.checkpoints && progress.step > options.resume_step && saved_step != progress.step) {
+      auto saving = save_checkpoint(state_at_ship ? state_at_ship : current_state());
+      co_await std::move(saving);
+    }
+    services.samples->close();
+    if (is_done()) {
+      auto evaluating = run_final_evals();
+      co_await std::move(evaluating);
+    }
+  }
+
+  void drop_all_groups_for_end() {
+    // Their tasks stay in the dispatcher: a checkpoint keeps them, and a resumed run starts them again.
+    while (!groups.empty()) drop_group(groups.begin()->first);
+  }
+
+  asio::awaitable<void> main_role() {
+    auto all = run_all();
+    auto guarded = vital(std::move(all));
+    co_await std::move(guarded);
+    is_main_done = true;
+  }
+
+  OrchestratorReport run(std::stop_token token) {
+    PRL_CHECK(!std::exchange(has_run, true), "Orchestrator::run is called once");
+    stop = std::move(token);
+    const std::stop_callback on_stop(stop, [this] { wake.notify(); });
+    roles = std::make_unique<net::TaskGroup>(context.get_executor(), "orchestrator");
+    auto guard = std::make_unique<asio::executor_work_guard<asio::io_context::executor_type>>(context.get_executor());
+    roles->spawn("main loop", main_role());
+    while (!is_main_done) context.run_one_for(100ms);
+    roles->cancel();
+    drop_all_groups_for_end();
+    guard.reset();
+    context.run_for(kDrain);
+    const bool is_stop = stop.stop_requested();
+    if (failure) {
+      const Error error = net::to_error(failure);
+      if (!(is_stop && error.code() == ErrorCode::kCancelled)) throw error;
+    }
+    report.was_stopped = is_stop;
+    report.progress = progress;
+    report.episodes = counts;
+    report.num_dropped_queued = num_dropped_queued;
+    PRL_CHECK(counts.num_started == counts.num_processed + counts.num_cancelled + counts.num_dropped,
+              "episodes: {} started, {} processed, {} cancelled, {} dropped", counts.num_started, counts.num_processed, counts.num_cancelled,
+              counts.num_dropped);
+    return report;
+  }
+
+  // The context outlives everything that holds an executor of it.
+  asio::io_context context{1};
+  OrchestratorOptions options;
+  OrchestratorServices services;
+  std::vector<env::EnvironmentPtr> environments;
+  TaskSampler sampler;
+  BatchCollector collector;
+  std::unique_ptr<Dispatcher> dispatcher;
+  detail::OffThread files;
+  detail::OffThread pusher;
+  net::Signal wake;
+  std::stop_token stop;
+  std::unique_ptr<net::TaskGroup> roles;
+
+  std::map<std::int64_t, OpenGroup> groups;
+  std::deque<std::int64_t> finished;  ///< complete groups in order of completion
+  std::map<std::int64_t, std::unique_ptr<net::TaskGroup>> cancels;
+  std::vector<TaskRef> restored_tasks;
+  std::shared_ptr<const OrchestratorState> state_at_ship;
+  std::vector<std::int64_t> last_eval_round;
+
+  Progress progress;
+  EpisodeCounts counts;
+  OrchestratorReport report;
+  std::exception_ptr failure;
+  bool has_run = false;
+  bool is_main_done = false;
+  bool is_updating = false;
+  bool are_updates_paused = false;
+  int num_empty_batches = 0;
+  std::int64_t saved_step = -1;
+  std::int64_t num_dropped_queued = 0;
+  std::int64_t step_cancelled = 0;
+  std::int64_t step_dropped = 0;
+  double seconds_gate_closed = 0;
+  double seconds_update = 0;
+  net::TimePoint last_ship;
+  net::TimePoint last_progress;
+  net::TimePoint last_status;
+};
+
+Orchestrator::Orchestrator(OrchestratorOptions options, OrchestratorServices services)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(services))) {}
+Orchestrator::~Orchestrator() = default;
+
+OrchestratorReport Orchestrator::run(std::stop_token stop) { return impl_->run(std::move(stop)); }
+
+}  // namespace prl::orchestrator

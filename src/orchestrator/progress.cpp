@@ -1,0 +1,250 @@
+#include "orchestrator/progress.hpp"
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+
+#include <unistd.h>
+
+#include <string>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "text/json_python.hpp"
+
+namespace prl::orchestrator {
+
+namespace json = boost::json;
+
+namespace {
+
+constexpr std::int64_t kFormatVersion = 1;
+constexpr std::uint64_t kMaxStateBytes = std::uint64_t{8} << 30;
+
+template <typename T>
+json::array to_array(const std::vector<T>& values) {
+  json::array array;
+  array.reserve(values.size());
+  for (const T value : values) {
+    if constexpr (std::is_floating_point_v<T>) array.emplace_back(static_cast<double>(value));
+    else array.emplace_back(static_cast<std::int64_t>(value));
+  }
+  return array;
+}
+
+const json::value& member(const json::object& object, const char* key) {
+  const json::value* value = object.if_contains(key);
+  if (value == nullptr) fail(ErrorCode::kCorrupt, "no member '{}'", key);
+  return *value;
+}
+
+template <typename T>
+std::vector<T> to_vector(const json::value& value) {
+  std::vector<T> out;
+  for (const json::value& item : value.as_array()) {
+    if constexpr (std::is_floating_point_v<T>) out.push_back(static_cast<T>(item.to_number<double>()));
+    else out.push_back(static_cast<T>(item.to_number<std::int64_t>()));
+  }
+  return out;
+}
+
+json::object sample_to_json(const wire::TrainingSample& sample) {
+  json::object object;
+  object["token_ids"] = to_array(sample.token_ids);
+  object["mask"] = to_array(sample.mask);
+  object["logprobs"] = to_array(sample.logprobs);
+  object["temperatures"] = to_array(sample.temperatures);
+  object["env_name"] = sample.env_name;
+  object["advantages"] = to_array(sample.advantages);
+  object["ref_logprobs"] = to_array(sample.ref_logprobs);
+  object["rl_weights"] = to_array(sample.rl_weights);
+  object["ce_weights"] = to_array(sample.ce_weights);
+  object["ref_kl_weights"] = to_array(sample.ref_kl_weights);
+  return object;
+}
+
+wire::TrainingSample sample_from_json(const json::object& object) {
+  wire::TrainingSample sample;
+  sample.token_ids = to_vector<std::int32_t>(member(object, "token_ids"));
+  sample.mask = to_vector<std::uint8_t>(member(object, "mask"));
+  sample.logprobs = to_vector<float>(member(object, "logprobs"));
+  sample.temperatures = to_vector<float>(member(object, "temperatures"));
+  sample.env_name = std::string(member(object, "env_name").as_string());
+  sample.advantages = to_vector<float>(member(object, "advantages"));
+  sample.ref_logprobs = to_vector<float>(member(object, "ref_logprobs"));
+  sample.rl_weights = to_vector<float>(member(object, "rl_weights"));
+  sample.ce_weights = to_vector<float>(member(object, "ce_weights"));
+  sample.ref_kl_weights = to_vector<float>(member(object, "ref_kl_weights"));
+  return sample;
+}
+
+// Only what metrics and the rollout log need; token ids are in the samples.
+json::object episode_to_json(const env::Episode& episode) {
+  json::object object = env::to_json(episode);
+  json::array turns;
+  for (const env::TrajectoryStep& step : episode.trajectory) {
+    json::object turn;
+    turn["num_prompt_tokens"] = step.num_prompt_tokens;
+    turn["num_completion_tokens"] = step.num_completion_tokens;
+    turn["finish_reason"] = step.finish_reason;
+    turn["has_versions"] = step.has_versions;
+    turn["version_start"] = step.version_start.value;
+    turn["version_end"] = step.version_end.value;
+    turns.push_back(std::move(turn));
+  }
+  object["turns"] = std::move(turns);
+  object["temperature"] = static_cast<double>(episode.temperature);
+  return object;
+}
+
+env::Episode episode_from_json(const json::object& object) {
+  env::Episode episode;
+  episode.trajectory_id = std::string(member(object, "trajectory_id").as_string());
+  episode.example_id = member(object, "example_id").to_number<std::int64_t>();
+  episode.env_name = std::string(member(object, "task").as_string());
+  episode.prompt = member(object, "prompt").as_array();
+  episode.completion = member(object, "completion").as_array();
+  episode.answer = std::string(member(object, "answer").as_string());
+  episode.info = member(object, "info").as_object();
+  episode.reward = member(object, "reward").to_number<double>();
+  for (const auto& metric : member(object, "metrics").as_object())
+    if (metric.value().is_number()) episode.metrics[std::string(metric.key())] = metric.value().to_number<double>();
+  if (member(object, "stop_condition").is_string()) episode.stop_condition = std::string(member(object, "stop_condition").as_string());
+  episode.is_completed = member(object, "is_completed").as_bool();
+  episode.is_truncated = member(object, "is_truncated").as_bool();
+  episode.tool_defs = member(object, "tool_defs").as_array();
+  const json::object& timing = member(object, "timing").as_object();
+  episode.timing.start_time = member(timing, "start_time").to_number<double>();
+  episode.timing.generation = member(timing, "generation").to_number<double>();
+  episode.timing.model = member(timing, "model").to_number<double>();
+  episode.timing.env = member(timing, "env").to_number<double>();
+  episode.timing.scoring = member(timing, "scoring").to_number<double>();
+  episode.timing.total = member(timing, "total").to_number<double>();
+  episode.temperature = static_cast<float>(member(object, "temperature").to_number<double>());
+  for (const json::value& value : member(object, "turns").as_array()) {
+    const json::object& turn = value.as_object();
+    env::TrajectoryStep step;
+    step.num_prompt_tokens = member(turn, "num_prompt_tokens").to_number<std::int64_t>();
+    step.num_completion_tokens = member(turn, "num_completion_tokens").to_number<std::int64_t>();
+    step.finish_reason = std::string(member(turn, "finish_reason").as_string());
+    step.has_versions = member(turn, "has_versions").as_bool();
+    step.version_start = PolicyVersion{member(turn, "version_start").to_number<std::int64_t>()};
+    step.version_end = PolicyVersion{member(turn, "version_end").to_number<std::int64_t>()};
+    episode.trajectory.push_back(std::move(step));
+  }
+  return episode;
+}
+
+json::array task_to_json(const TaskRef& task, const std::vector<env::EnvironmentPtr>& environments) {
+  return json::array{environments.at(static_cast<std::size_t>(task.env_idx))->name(), task.task_idx};
+}
+
+TaskRef task_from_json(const json::value& value, const std::vector<env::EnvironmentPtr>& environments) {
+  const json::array& pair = value.as_array();
+  const std::string name(pair.at(0).as_string());
+  for (std::size_t i = 0; i < environments.size(); ++i)
+    if (environments[i]->name() == name) {
+      const std::int64_t task_idx = pair.at(1).to_number<std::int64_t>();
+      if (task_idx < 0 || task_idx >= environments[i]->num_tasks(env::Split::kTrain))
+        fail(ErrorCode::kInvalidArgument, "task {} of environment {} is not in its data set", task_idx, name);
+      return {static_cast<std::int64_t>(i), task_idx};
+    }
+  fail(ErrorCode::kInvalidArgument, "environment {} of the checkpoint is not in this run", name);
+}
+
+json::object rollout_to_json(const ReadyRollout& rollout, const std::vector<env::EnvironmentPtr>& environments) {
+  json::object object;
+  object["group"] = rollout.group.value;
+  object["task"] = task_to_json(rollout.task, environments);
+  object["version_start"] = rollout.version_start.value;
+  object["version_end"] = rollout.version_end.value;
+  object["advantage"] = static_cast<double>(rollout.advantage);
+  object["episode"] = episode_to_json(rollout.episode);
+  json::array samples;
+  for (const wire::TrainingSample& sample : rollout.samples) samples.push_back(sample_to_json(sample));
+  object["samples"] = std::move(samples);
+  return object;
+}
+
+ReadyRollout rollout_from_json(const json::object& object, const std::vector<env::EnvironmentPtr>& environments) {
+  ReadyRollout rollout;
+  rollout.group = GroupId{member(object, "group").to_number<std::int64_t>()};
+  rollout.task = task_from_json(member(object, "task"), environments);
+  rollout.version_start = PolicyVersion{member(object, "version_start").to_number<std::int64_t>()};
+  rollout.version_end = PolicyVersion{member(object, "version_end").to_number<std::int64_t>()};
+  rollout.advantage = static_cast<float>(member(object, "advantage").to_number<double>());
+  rollout.episode = episode_from_json(member(object, "episode").as_object());
+  for (const json::value& sample : member(object, "samples").as_array()) rollout.samples.push_back(sample_from_json(sample.as_object()));
+  return rollout;
+}
+
+}  // namespace
+
+void save_state(const std::filesystem::path& checkpoints, const OrchestratorState& state, const std::vector<env::EnvironmentPtr>& environments) {
+  json::object object;
+  object["format"] = kFormatVersion;
+  json::object progress;
+  progress["step"] = state.progress.step;
+  progress["total_tokens"] = state.progress.total_tokens;
+  progress["total_samples"] = state.progress.total_samples;
+  progress["total_problems"] = state.progress.total_problems;
+  object["progress"] = std::move(progress);
+  object["sampler"] = state.sampler;
+  json::array tasks;
+  for (const TaskRef& task : state.unfinished_tasks) tasks.push_back(task_to_json(task, environments));
+  object["unfinished_tasks"] = std::move(tasks);
+  json::array queue;
+  for (const ReadyRollout& rollout : state.queue) queue.push_back(rollout_to_json(rollout, environments));
+  object["queue"] = std::move(queue);
+  const std::string bytes = json::serialize(object);
+  json::object manifest;
+  manifest["state.json"] = json::object{{"bytes", bytes.size()}, {"xxh3", fmt::format("{:016x}", hash_bytes(bytes))}};
+
+  const std::filesystem::path step_dir = checkpoints / fmt::format("step_{}", state.progress.step);
+  const std::filesystem::path temporary = step_dir / fmt::format(".orchestrator.tmp-{}", ::getpid());
+  const std::filesystem::path final_path = step_dir / "orchestrator";
+  std::error_code ec;
+  std::filesystem::remove_all(temporary, ec);
+  std::filesystem::create_directories(temporary, ec);
+  if (ec) fail(ErrorCode::kIo, "{}: {}", temporary.string(), ec.message());
+  write_file_atomic(temporary / "state.json", bytes);
+  write_file_atomic(temporary / "manifest.json", json::serialize(manifest));
+  std::filesystem::remove_all(final_path, ec);
+  publish_directory(temporary, final_path);
+}
+
+OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int64_t step, const std::vector<env::EnvironmentPtr>& environments) {
+  const std::filesystem::path folder = checkpoints / fmt::format("step_{}", step) / "orchestrator";
+  const std::filesystem::path file = folder / "state.json";
+  if (!std::filesystem::exists(file))
+    fail(ErrorCode::kNotFound, "{}: there is no orchestrator state to resume from; choose another resume_step, or skip it with ckpt.skip_progress",
+         folder.string());
+  const std::string bytes = read_file(file, kMaxStateBytes);
+  const std::string manifest_bytes = read_file(folder / "manifest.json");
+  try {
+    const json::value manifest = text::parse_json(manifest_bytes);
+    const json::object& entry = member(manifest.as_object(), "state.json").as_object();
+    if (member(entry, "xxh3").as_string() != fmt::format("{:016x}", hash_bytes(bytes)))
+      fail(ErrorCode::kCorrupt, "its hash is not the one in manifest.json");
+    const json::value value = text::parse_json(bytes);
+    const json::object& object = value.as_object();
+    if (member(object, "format").to_number<std::int64_t>() != kFormatVersion)
+      fail(ErrorCode::kCorrupt, "format {} is not {}", json::serialize(member(object, "format")), kFormatVersion);
+    OrchestratorState state;
+    const json::object& progress = member(object, "progress").as_object();
+    state.progress.step = member(progress, "step").to_number<std::int64_t>();
+    state.progress.total_tokens = member(progress, "total_tokens").to_number<std::int64_t>();
+    state.progress.total_samples = member(progress, "total_samples").to_number<std::int64_t>();
+    state.progress.total_problems = member(progress, "total_problems").to_number<std::int64_t>();
+    state.sampler = member(object, "sampler").as_object();
+    for (const json::value& task : member(object, "unfinished_tasks").as_array()) state.unfinished_tasks.push_back(task_from_json(task, environments));
+    for (const json::value& rollout : member(object, "queue").as_array()) state.queue.push_back(rollout_from_json(rollout.as_object(), environments));
+    return state;
+  } catch (const Error& error) {
+    throw error.with_context(file.string());
+  } catch (const std::exception& error) {
+    fail(ErrorCode::kCorrupt, "{}: {}", file.string(), error.what());
+  }
+}
+
+}  // namespace prl::orchestrator
