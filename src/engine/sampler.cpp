@@ -1,6 +1,7 @@
 #include "engine/sampler.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/error.hpp"
 
@@ -55,6 +56,25 @@ void Sampler::edit_row(TensorView logits_BV, std::int64_t row, const Sequence& s
   ctx_.runtime->copy_from_host(device_row, logits_V_.data(), num_bytes);
 }
 
+void Sampler::sample_rows(TensorView logits_BV, std::span<ops::SampleResult> results_B) {
+  try {
+    ops::sample(ctx_, results_B, logits_BV, rows_);
+    return;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNonFinite) throw;
+  }
+  // One bad row fails the whole call: row by row, the good ones are drawn as they would have been.
+  for (std::size_t i = 0; i < results_B.size(); ++i) {
+    try {
+      ops::sample(ctx_, results_B.subspan(i, 1), logits_BV.rows(static_cast<std::int64_t>(i), 1), std::span(rows_).subspan(i, 1));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kNonFinite) throw;
+      results_B[i].logprob = std::numeric_limits<float>::quiet_NaN();
+      results_B[i].top_logprobs.clear();
+    }
+  }
+}
+
 void Sampler::sample(TensorView logits_BV, std::span<Sequence* const> sequences_B, std::span<ops::SampleResult> results_B) {
   PRL_CHECK(logits_BV.shape.num_rows() == static_cast<std::int64_t>(sequences_B.size()) && results_B.size() == sequences_B.size(), "{} rows of logits for {} sequences",
             logits_BV.shape.num_rows(), sequences_B.size());
@@ -73,7 +93,7 @@ void Sampler::sample(TensorView logits_BV, std::span<Sequence* const> sequences_
     row.num_top_logprobs = s.logprobs.value_or(0);
     rows_.push_back(row);
   }
-  ops::sample(ctx_, results_B, logits_BV, rows_);
+  sample_rows(logits_BV, results_B);
   // Masked tokens may fill up a short list of alternatives; nobody could draw them.
   for (ops::SampleResult& result : results_B) {
     std::erase_if(result.top_logprobs, [](const auto& entry) { return !(entry.second > kMaskedLogit * 1e-3f); });
@@ -85,7 +105,7 @@ void Sampler::top_logprobs(TensorView logits_BV, std::int32_t num_top, std::span
   row.temperature = 0.0f;
   row.num_top_logprobs = num_top;
   rows_.assign(results_B.size(), row);
-  ops::sample(ctx_, results_B, logits_BV, rows_);
+  sample_rows(logits_BV, results_B);
 }
 
 }  // namespace prl::engine

@@ -1,0 +1,361 @@
+#include "engine/core.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "engine/test_support.hpp"
+
+namespace prl::engine {
+namespace {
+using testing::Collected;
+using testing::expected_output;
+using testing::fake_weights;
+using testing::FakeRunner;
+using wire::FinishReason;
+
+constexpr std::int32_t kVocab = 1000;
+
+struct World {
+  explicit World(CoreOptions options) {
+    auto owned = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, kVocab);
+    runner = owned.get();
+    core = std::make_unique<EngineCore>(options, std::move(owned));
+  }
+  std::shared_ptr<Collected> add(std::uint64_t id, ResolvedRequest request) {
+    auto collected = std::make_shared<Collected>(request.sampling.n);
+    core->add(RequestId{id}, std::move(request), [collected](const StepEvent& event) { collected->on_event(event); });
+    return collected;
+  }
+  void drain(int max_steps = 100000) {
+    while (core->step()) {
+      core->scheduler().check_integrity();
+      ASSERT_GT(max_steps--, 0) << "the engine does not come to an end";
+    }
+    EXPECT_TRUE(core->is_idle());
+  }
+  FakeRunner* runner = nullptr;
+  std::unique_ptr<EngineCore> core;
+};
+
+CoreOptions roomy() {
+  CoreOptions options;
+  options.num_blocks = 64;
+  options.block_size = 4;
+  return options;
+}
+
+ResolvedRequest request_of(std::vector<std::int32_t> prompt, std::int64_t max_new_tokens, std::uint64_t seed = 1) {
+  ResolvedRequest request;
+  request.prompt_ids = std::move(prompt);
+  request.max_new_tokens = max_new_tokens;
+  request.seed = seed;
+  return request;
+}
+
+TEST(EngineCore, GeneratesUntilLength) {
+  World world(roomy());
+  const auto request = request_of({1, 2, 3}, 10);
+  const auto got = world.add(1, request);
+  world.drain();
+  EXPECT_EQ(got->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(got->choices[0].finish_reason, FinishReason::kLength);
+  EXPECT_EQ(got->choices[0].num_prompt_tokens, 3);
+  EXPECT_TRUE(got->is_over);
+  EXPECT_EQ(world.core->ended(), std::vector<RequestId>{RequestId{1}});
+}
+
+TEST(EngineCore, StopTokenEndsAndIsIncluded) {
+  World world(roomy());
+  auto request = request_of({1, 2, 3}, 50);
+  const auto full = expected_output(request, 1, PolicyVersion{0}, kVocab);
+  request.stop_ids = {full[4]};
+  const auto got = world.add(1, request);
+  world.drain();
+  EXPECT_EQ(got->choices[0].finish_reason, FinishReason::kStop);
+  EXPECT_EQ(got->choices[0].stop_token_id, full[4]);
+  EXPECT_EQ(got->choices[0].token_ids.back(), full[4]);
+  EXPECT_LE(got->choices[0].token_ids.size(), 5u);
+}
+
+TEST(EngineCore, StopTokenBeforeMinTokensDoesNotEnd) {
+  World world(roomy());
+  auto request = request_of({1, 2, 3}, 8);
+  const auto full = expected_output(request, 1, PolicyVersion{0}, kVocab);
+  request.stop_ids = {full[1]};
+  request.sampling.min_tokens = 4;
+  const auto got = world.add(1, request);
+  world.drain();
+  EXPECT_EQ(got->choices[0].finish_reason, FinishReason::kLength);
+}
+
+TEST(EngineCore, ChoicesHaveSeedsOfTheirOwn) {
+  World world(roomy());
+  auto request = request_of({1, 2, 3, 4, 5, 6, 7, 8, 9}, 6, 42);
+  request.sampling.n = 3;
+  request.sampling.prompt_logprobs = 0;
+  const auto got = world.add(1, request);
+  world.drain();
+  for (std::uint64_t i = 0; i < 3; ++i) EXPECT_EQ(got->choices[i].token_ids, expected_output(request, mix_seed(42, i), PolicyVersion{0}, kVocab));
+  EXPECT_NE(got->choices[0].token_ids, got->choices[1].token_ids);
+  EXPECT_EQ(got->choices[0].prompt_logprobs.size(), 9u);
+  EXPECT_TRUE(got->choices[1].prompt_logprobs.empty());
+  EXPECT_EQ(got->num_ends, (std::vector<int>{1, 1, 1}));
+}
+
+TEST(EngineCore, PromptLogprobsSurviveChunksAndPreemption) {
+  CoreOptions options;
+  options.num_blocks = 8;
+  options.block_size = 2;
+  options.scheduler.max_num_batched_tokens = 3;
+  options.scheduler.preempt_period = 3;
+  World world(options);
+  auto request = request_of({1, 2, 3, 4, 5, 6, 7}, 4);
+  world.add(1, request_of({9, 9}, 8));
+  request.sampling.prompt_logprobs = 0;
+  const auto got = world.add(2, request);
+  world.drain();
+  std::vector<float> wanted;
+  for (int i = 0; i < 7; ++i) wanted.push_back(static_cast<float>(-i));
+  EXPECT_EQ(got->choices[0].prompt_logprobs, wanted);
+  EXPECT_EQ(got->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+}
+
+TEST(EngineCore, CancelAndStopEndOnce) {
+  World world(roomy());
+  const auto cancelled = world.add(1, request_of({1, 2}, 50));
+  const auto stopped = world.add(2, request_of({1, 3}, 50));
+  const auto waiting = world.add(3, request_of({1, 4}, 50));
+  world.core->cancel(RequestId{3});
+  world.core->step();
+  world.core->cancel(RequestId{1});
+  world.core->cancel(RequestId{1});
+  world.core->stop(RequestId{2}, 0, "END");
+  world.core->stop(RequestId{2}, 0, "END");
+  world.core->cancel(RequestId{77});
+  world.drain();
+  EXPECT_EQ(cancelled->choices[0].finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(cancelled->choices[0].token_ids.size(), 1u);
+  EXPECT_EQ(waiting->choices[0].finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(stopped->choices[0].finish_reason, FinishReason::kStop);
+  EXPECT_EQ(stopped->choices[0].stop_string, "END");
+  EXPECT_EQ(stopped->choices[0].token_ids.size(), 1u);
+  EXPECT_EQ(world.core->stats().num_blocks_used, 0);
+}
+
+TEST(EngineCore, AFailingStepEndsItsRequestsOnly) {
+  CoreOptions options = roomy();
+  options.scheduler.max_num_seqs = 1;
+  World world(options);
+  const auto victim = world.add(1, request_of({1, 2, 3, 4, 5}, 10));
+  const auto request = request_of({1, 2, 3, 4, 5}, 10);
+  const auto survivor = world.add(2, request);
+  world.core->step();
+  world.runner->before_run = [&](const StepPlan&) {
+    world.runner->before_run = nullptr;
+    fail(ErrorCode::kInternal, "made to fail");
+  };
+  EXPECT_TRUE(world.core->step());
+  EXPECT_EQ(world.core->num_failures_in_a_row(), 1);
+  world.drain();
+  EXPECT_EQ(world.core->num_failures_in_a_row(), 0);
+  EXPECT_EQ(victim->choices[0].finish_reason, FinishReason::kError);
+  EXPECT_EQ(victim->choices[0].error, "made to fail");
+  EXPECT_EQ(survivor->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(survivor->choices[0].num_cached_tokens, 0) << "blocks of a failed step must not be found";
+}
+
+TEST(EngineCore, AFailingRowEndsItsRequestOnly) {
+  World world(roomy());
+  const auto request = request_of({1, 2, 3}, 5);
+  const auto good = world.add(1, request);
+  const auto bad = world.add(2, request_of({4, 5, 6}, 5));
+  world.runner->fail_row = [](const PlanRow& row) { return row.sequence->request_id == RequestId{2}; };
+  world.drain();
+  EXPECT_EQ(good->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(bad->choices[0].finish_reason, FinishReason::kError);
+  EXPECT_TRUE(bad->choices[0].token_ids.empty());
+}
+
+TEST(EngineCore, ASinkThatThrowsLosesItsRequestOnly) {
+  World world(roomy());
+  auto broken = request_of({1, 2, 3}, 5);
+  broken.sampling.n = 2;
+  world.core->add(RequestId{1}, broken, [](const StepEvent&) { throw std::runtime_error("gone"); });
+  const auto request = request_of({1, 2, 3}, 5);
+  const auto good = world.add(2, request);
+  world.drain();
+  EXPECT_EQ(good->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  EXPECT_THAT(world.core->ended(), ::testing::UnorderedElementsAre(RequestId{1}, RequestId{2}));
+}
+
+TEST(EngineCore, TokensRecordTheVersionThatDrewThem) {
+  World world(roomy());
+  const auto got = world.add(1, request_of({1, 2, 3, 4, 5}, 6));
+  world.core->step();
+  world.core->step();
+  EXPECT_EQ(world.core->update_weights(fake_weights(7)).version, PolicyVersion{7});
+  const auto fresh = world.add(2, request_of({1, 2, 3, 4, 5}, 6));
+  world.drain();
+  EXPECT_EQ(got->choices[0].versions, (std::vector<std::int64_t>{0, 0, 7, 7, 7, 7}));
+  EXPECT_EQ(got->choices[0].version_start, PolicyVersion{0});
+  EXPECT_EQ(got->choices[0].version_end, PolicyVersion{7});
+  EXPECT_EQ(fresh->choices[0].num_cached_tokens, 0);
+  EXPECT_EQ(fresh->choices[0].version_start, PolicyVersion{7});
+}
+
+TEST(EngineCore, AMultiTurnConversationFindsItsOwnPastAgain) {
+  World world(roomy());
+  const auto first = world.add(1, request_of({1, 2, 3, 4, 5}, 8));
+  world.drain();
+  std::vector<std::int32_t> prompt = {1, 2, 3, 4, 5};
+  prompt.insert(prompt.end(), first->choices[0].token_ids.begin(), first->choices[0].token_ids.end());
+  prompt.insert(prompt.end(), {6, 7});
+  const auto request = request_of(prompt, 4);
+  const auto second = world.add(2, request);
+  world.drain();
+  EXPECT_EQ(second->choices[0].num_cached_tokens, 12);
+  EXPECT_EQ(second->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+}
+
+TEST(EngineCore, AbortAllEndsEverything) {
+  World world(roomy());
+  const auto first = world.add(1, request_of({1}, 5));
+  auto many = request_of({2}, 5);
+  many.sampling.n = 2;
+  const auto second = world.add(2, many);
+  world.core->step();
+  world.core->abort_all(FinishReason::kAbort, "");
+  EXPECT_TRUE(first->is_over && second->is_over);
+  EXPECT_TRUE(world.core->is_idle());
+}
+
+// Random arrivals, cancels, stops, failures and weight updates under configurations made to hurt. Requests that nothing
+// interfered with must give exactly the tokens they give alone, and every choice must end exactly once.
+struct Hostile {
+  const char* name;
+  CoreOptions options;
+};
+
+class EngineProperty : public ::testing::TestWithParam<Hostile> {};
+
+TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
+  int num_undisturbed = 0;
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed, 99);
+    const CoreOptions options = GetParam().options;
+    const std::int64_t max_len = options.num_blocks * options.block_size;
+    World world(options);
+    struct Tracked {
+      ResolvedRequest request;
+      std::shared_ptr<Collected> got;
+      PolicyVersion version;
+      bool is_disturbed = false;
+    };
+    std::map<std::uint64_t, Tracked> all;
+    bool fails_now = false;
+    world.runner->before_run = [&](const StepPlan& plan) {
+      if (!std::exchange(fails_now, false)) return;
+      for (const PlanRow& row : plan.rows) all.at(row.sequence->request_id.value).is_disturbed = true;
+      fail(ErrorCode::kInternal, "made to fail");
+    };
+    PolicyVersion version{0};
+    std::uint64_t next_id = 1;
+    for (int i = 0; i < 300; ++i) {
+      const auto choice = rng.next_below(100);
+      if (choice < 25 && next_id <= 40) {
+        ResolvedRequest request;
+        const auto num_prompt = 1 + static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(max_len - 1)));
+        const auto family = static_cast<std::int32_t>(rng.next_below(3));  // prompts of a family share prefixes
+        for (std::int64_t t = 0; t < num_prompt; ++t) request.prompt_ids.push_back(family * 100 + static_cast<std::int32_t>(t));
+        if (rng.next_below(3) == 0) request.prompt_ids.back() = 999;
+        request.max_new_tokens = 1 + static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(max_len - num_prompt)));
+        request.seed = rng.next_u64();
+        request.priority = static_cast<std::int32_t>(rng.next_below(3)) - 1;
+        request.sampling.n = 1 + static_cast<std::int32_t>(rng.next_below(3));
+        if (rng.next_below(4) == 0) request.sampling.prompt_logprobs = 0;
+        if (rng.next_below(4) == 0) request.cache_salt = "salt";
+        for (int s = 0; s < 100; ++s) request.stop_ids.push_back(static_cast<std::int32_t>(rng.next_below(kVocab)));
+        std::sort(request.stop_ids.begin(), request.stop_ids.end());
+        request.sampling.min_tokens = static_cast<std::int32_t>(rng.next_below(3));
+        all.emplace(next_id, Tracked{request, world.add(next_id, request), version});
+        ++next_id;
+      } else if (choice < 30 && next_id > 1) {
+        const std::uint64_t id = 1 + rng.next_below(next_id - 1);
+        all.at(id).is_disturbed |= !all.at(id).got->is_over;
+        world.core->cancel(RequestId{id});
+      } else if (choice < 33 && next_id > 1) {
+        const std::uint64_t id = 1 + rng.next_below(next_id - 1);
+        all.at(id).is_disturbed |= !all.at(id).got->is_over;
+        world.core->stop(RequestId{id}, static_cast<std::int32_t>(rng.next_below(3)), "x");
+      } else if (choice < 35 && i < 150) {
+        for (auto& [id, tracked] : all) tracked.is_disturbed |= !tracked.got->is_over;
+        version = PolicyVersion{static_cast<std::int64_t>(rng.next_below(3))};  // versions may come back with other weights
+        world.core->update_weights(fake_weights(version.value));
+      } else if (choice < 36) {
+        world.core->reset_prefix_cache();
+      } else if (choice < 37) {
+        fails_now = true;
+      } else {
+        world.core->step();
+      }
+      world.core->scheduler().check_integrity();
+    }
+    fails_now = false;
+    world.drain();
+    EXPECT_EQ(world.core->stats().num_blocks_used, 0);
+    EXPECT_EQ(world.core->ended().size(), all.size());
+    for (const auto& [id, tracked] : all) {
+      ASSERT_TRUE(tracked.got->is_over) << "request " << id;
+      for (const int ends : tracked.got->num_ends) ASSERT_EQ(ends, 1) << "request " << id;
+      if (tracked.is_disturbed) continue;
+      ++num_undisturbed;
+      const std::int32_t n = tracked.request.sampling.n;
+      for (std::int32_t c = 0; c < n; ++c) {
+        const std::uint64_t choice_seed = n == 1 ? tracked.request.seed : mix_seed(tracked.request.seed, static_cast<std::uint64_t>(c));
+        ASSERT_EQ(tracked.got->choices[static_cast<std::size_t>(c)].token_ids, expected_output(tracked.request, choice_seed, tracked.version, kVocab))
+            << "request " << id << " choice " << c;
+      }
+      const auto num_prompt_logprobs = tracked.request.sampling.prompt_logprobs ? tracked.request.prompt_ids.size() : 0;
+      ASSERT_EQ(tracked.got->choices[0].prompt_logprobs.size(), num_prompt_logprobs);
+    }
+  }
+  EXPECT_GT(num_undisturbed, 50);
+}
+
+CoreOptions hostile(std::int64_t num_blocks, std::int64_t block_size, std::int64_t max_num_seqs, std::int64_t budget) {
+  CoreOptions options;
+  options.num_blocks = num_blocks;
+  options.block_size = block_size;
+  options.scheduler.max_num_seqs = max_num_seqs;
+  options.scheduler.max_num_batched_tokens = budget;
+  return options;
+}
+CoreOptions without_cache(CoreOptions options) {
+  options.scheduler.enable_prefix_caching = false;
+  return options;
+}
+CoreOptions without_chunks(CoreOptions options) {
+  options.scheduler.enable_chunked_prefill = false;
+  options.scheduler.max_num_batched_tokens = options.num_blocks * options.block_size;
+  return options;
+}
+CoreOptions preempting(CoreOptions options, std::int64_t period) {
+  options.scheduler.preempt_period = period;
+  return options;
+}
+
+INSTANTIATE_TEST_SUITE_P(Hostile, EngineProperty,
+                         ::testing::Values(Hostile{"Roomy", hostile(64, 4, 8, 64)}, Hostile{"BlockSizeOne", hostile(24, 1, 6, 16)},
+                                           Hostile{"BudgetSeven", hostile(16, 4, 10, 7)}, Hostile{"BudgetOne", hostile(12, 4, 4, 1)},
+                                           Hostile{"ThreeBlocks", hostile(3, 4, 8, 32)}, Hostile{"OneBlock", hostile(1, 8, 8, 32)},
+                                           Hostile{"CachingOff", without_cache(hostile(16, 4, 8, 32))}, Hostile{"ChunksOff", without_chunks(hostile(16, 4, 8, 0))},
+                                           Hostile{"PreemptEveryStep", preempting(hostile(24, 4, 8, 32), 1)},
+                                           Hostile{"PreemptCachingOff", preempting(without_cache(hostile(12, 2, 8, 9)), 2)}, Hostile{"OneAtATime", hostile(16, 2, 1, 5)}),
+                         [](const auto& config) { return std::string(config.param.name); });
+
+}  // namespace
+}  // namespace prl::engine

@@ -1,0 +1,251 @@
+#include "engine/scheduler.hpp"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <numeric>
+
+namespace prl::engine {
+namespace {
+
+/// A scheduler whose plans are carried out by appending made-up tokens.
+class SchedulerTest : public ::testing::Test {
+ protected:
+  void make(std::int64_t num_blocks, std::int64_t block_size, SchedulerOptions options) {
+    pool_ = std::make_unique<BlockPool>(num_blocks, block_size);
+    scheduler_ = std::make_unique<Scheduler>(options, *pool_);
+    scheduler_->change_weights(PolicyVersion{0});
+  }
+  Sequence& add(std::int64_t num_prompt_tokens, std::int32_t priority = 0, std::int32_t first_token = 0, std::int32_t n = 1) {
+    auto request = std::make_unique<ResolvedRequest>();
+    request->prompt_ids.resize(static_cast<std::size_t>(num_prompt_tokens));
+    std::iota(request->prompt_ids.begin(), request->prompt_ids.end(), first_token);
+    request->priority = priority;
+    request->sampling.n = n;
+    request->max_new_tokens = 1000;
+    for (std::int32_t i = 0; i < n; ++i) {
+      auto sequence = std::make_unique<Sequence>();
+      sequence->request_id = RequestId{sequences_.size() + 1};
+      sequence->choice_idx = i;
+      sequence->arrival = sequences_.size();
+      sequence->request = request.get();
+      sequence->tokens = request->prompt_ids;
+      sequence->num_prompt_tokens = num_prompt_tokens;
+      scheduler_->add(*sequence);
+      sequences_.push_back(std::move(sequence));
+    }
+    requests_.push_back(std::move(request));
+    return *sequences_[sequences_.size() - static_cast<std::size_t>(n)];
+  }
+  const StepPlan& step() {
+    const StepPlan& plan = scheduler_->plan();
+    scheduler_->commit(plan);
+    for (const PlanRow& row : plan.rows) {
+      if (row.is_sampled) row.sequence->tokens.push_back(next_token_++);
+    }
+    scheduler_->check_integrity();
+    return plan;
+  }
+  static std::vector<std::int64_t> sizes(const StepPlan& plan) {
+    std::vector<std::int64_t> out;
+    for (const PlanRow& row : plan.rows) out.push_back(row.num_tokens);
+    return out;
+  }
+  void TearDown() override {
+    for (auto& sequence : sequences_) scheduler_->remove(*sequence);
+    if (scheduler_) scheduler_->check_integrity();
+    if (pool_) {
+      EXPECT_EQ(pool_->num_free(), pool_->num_blocks());
+    }
+  }
+
+  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<std::unique_ptr<ResolvedRequest>> requests_;
+  std::vector<std::unique_ptr<Sequence>> sequences_;
+  std::int32_t next_token_ = 100000;
+};
+
+using Sizes = std::vector<std::int64_t>;
+
+TEST_F(SchedulerTest, PrefillThenDecode) {
+  make(16, 4, {});
+  Sequence& sequence = add(10);
+  EXPECT_EQ(sizes(step()), Sizes{10});
+  EXPECT_EQ(sequence.num_tokens(), 11);
+  EXPECT_EQ(sizes(step()), Sizes{1});
+  EXPECT_EQ(sequence.num_tokens_computed, 11);
+  EXPECT_EQ(sequence.blocks.size(), 3u);
+}
+
+TEST_F(SchedulerTest, ALongPromptIsCutByTheBudgetAndDecodesGoFirst) {
+  SchedulerOptions options;
+  options.max_num_batched_tokens = 8;
+  make(64, 4, options);
+  add(4);
+  EXPECT_EQ(sizes(step()), Sizes{4});
+  add(20, 0, 1000);
+  EXPECT_EQ(sizes(step()), (Sizes{1, 7}));
+  EXPECT_EQ(sizes(step()), (Sizes{1, 7}));
+  const StepPlan& plan = step();
+  EXPECT_EQ(sizes(plan), (Sizes{1, 6}));
+  EXPECT_TRUE(plan.rows[1].is_sampled);
+}
+
+TEST_F(SchedulerTest, WithoutChunkedPrefillAPromptWaitsForAWholeStep) {
+  SchedulerOptions options;
+  options.max_num_batched_tokens = 8;
+  options.enable_chunked_prefill = false;
+  make(64, 4, options);
+  add(4);
+  add(6, 0, 1000);
+  EXPECT_EQ(sizes(step()), Sizes{4});
+  EXPECT_EQ(sizes(step()), (Sizes{1, 6}));
+}
+
+TEST_F(SchedulerTest, LowerPriorityValueThenArrivalOrder) {
+  SchedulerOptions options;
+  options.max_num_seqs = 1;
+  make(16, 4, options);
+  Sequence& late = add(4, 5);
+  Sequence& first = add(4, -1, 100);
+  Sequence& second = add(4, -1, 200);
+  EXPECT_EQ(step().rows[0].sequence, &first);
+  scheduler_->remove(first);
+  EXPECT_EQ(step().rows[0].sequence, &second);
+  scheduler_->remove(second);
+  EXPECT_EQ(step().rows[0].sequence, &late);
+}
+
+TEST_F(SchedulerTest, APrefixHitSkipsFullBlocksButNeverTheWholePrompt) {
+  make(16, 4, {});
+  Sequence& first = add(8);
+  step();
+  scheduler_->remove(first);
+  Sequence& again = add(8);  // both its blocks are cached; the last token must still be computed
+  const StepPlan& plan = step();
+  EXPECT_EQ(sizes(plan), Sizes{4});
+  EXPECT_EQ(again.num_cached_tokens, 4);
+  Sequence& longer = add(11);
+  EXPECT_EQ(step().rows.back().num_tokens, 3);
+  EXPECT_EQ(longer.num_cached_tokens, 8);
+  EXPECT_EQ(scheduler_->stats().num_prefix_hit_tokens, 12);
+}
+
+TEST_F(SchedulerTest, TwoEqualPromptsOfOneStepShareBlocks) {
+  make(16, 4, {});
+  Sequence& first = add(10);
+  Sequence& second = add(10);
+  EXPECT_EQ(sizes(step()), (Sizes{10, 2}));
+  EXPECT_EQ(first.blocks[0].id(), second.blocks[0].id());
+  EXPECT_EQ(first.blocks[1].id(), second.blocks[1].id());
+  EXPECT_NE(first.blocks[2].id(), second.blocks[2].id());
+}
+
+TEST_F(SchedulerTest, ChoicesShareTheirPromptEvenWithoutAPrefixCache) {
+  SchedulerOptions options;
+  options.enable_prefix_caching = false;
+  make(16, 4, options);
+  Sequence& leader = add(10, 0, 0, 3);
+  Sequence& stranger = add(10);
+  EXPECT_EQ(sizes(step()), (Sizes{10, 2, 2, 10}));
+  EXPECT_EQ(pool_->ref_count(leader.blocks[0].id()), 3);
+  EXPECT_NE(stranger.blocks[0].id(), leader.blocks[0].id());
+}
+
+TEST_F(SchedulerTest, ThePromptIsComputedWholeWhenItsLogProbabilitiesAreWanted) {
+  SchedulerOptions options;
+  options.max_num_batched_tokens = 6;
+  make(16, 4, options);
+  scheduler_->remove(add(10));
+  Sequence& warm = add(10);
+  step();
+  step();
+  scheduler_->remove(warm);
+  Sequence& scored = add(10);
+  requests_.back()->sampling.prompt_logprobs = 1;
+  const StepPlan& first = scheduler_->plan();
+  ASSERT_EQ(first.rows.size(), 1u);
+  EXPECT_EQ(first.rows[0].num_tokens, 6);
+  EXPECT_EQ(first.rows[0].prompt_logprob_begin, 0);
+  EXPECT_EQ(first.rows[0].num_prompt_logprobs, 6);
+  scheduler_->commit(first);
+  scored.prompt_logprobs.assign(7, 0.0f);
+  const StepPlan& second = scheduler_->plan();
+  EXPECT_EQ(second.rows[0].prompt_logprob_begin, 6);
+  EXPECT_EQ(second.rows[0].num_prompt_logprobs, 3);
+}
+
+TEST_F(SchedulerTest, TheYoungestIsPreemptedAndComesBackFirst) {
+  SchedulerOptions options;
+  options.enable_prefix_caching = false;
+  make(4, 2, options);
+  Sequence& old = add(4);
+  Sequence& young = add(4, 0, 100);
+  EXPECT_EQ(sizes(step()), (Sizes{4, 4}));  // all four blocks taken
+  add(2, 0, 200);
+  const StepPlan& plan = step();  // the old one needs a third block
+  EXPECT_EQ(sizes(plan), Sizes{1});
+  EXPECT_EQ(plan.rows[0].sequence, &old);
+  EXPECT_EQ(plan.num_preempted, 1);
+  EXPECT_EQ(young.state, SequenceState::kWaiting);
+  EXPECT_EQ(young.num_tokens(), 5);  // keeps what it drew
+  scheduler_->remove(old);
+  const StepPlan& next = step();
+  ASSERT_GE(next.rows.size(), 1u);
+  EXPECT_EQ(next.rows[0].sequence, &young);
+  EXPECT_EQ(next.rows[0].num_tokens, 5);
+}
+
+TEST_F(SchedulerTest, AnAdmissionDoesNotTakeBlocksAHalfComputedPromptNeeds) {
+  SchedulerOptions options;
+  options.max_num_batched_tokens = 4;
+  make(5, 2, options);
+  add(8);
+  add(4, 0, 100);
+  EXPECT_EQ(sizes(step()), Sizes{4});
+  EXPECT_EQ(sizes(step()), Sizes{4});  // the second needs 2 blocks, 3 are free, 2 of those are spoken for
+  EXPECT_EQ(scheduler_->stats().num_preemptions, 0);
+}
+
+TEST_F(SchedulerTest, NewWeightsHideOldBlocks) {
+  make(16, 4, {});
+  Sequence& old = add(9);
+  step();
+  scheduler_->change_weights(PolicyVersion{1});
+  Sequence& fresh = add(9);
+  EXPECT_EQ(sizes(step()), (Sizes{1, 9}));
+  EXPECT_EQ(fresh.num_cached_tokens, 0);
+  // Blocks that the old sequence fills from now on rest on old keys, so nobody else may see them.
+  while (old.num_tokens() < 17) step();
+  Sequence& copy = add(16);
+  copy.tokens.assign(old.tokens.begin(), old.tokens.begin() + 16);
+  step();
+  EXPECT_EQ(copy.num_cached_tokens, 8) << "the fresh sequence's two blocks and no more";
+}
+
+TEST_F(SchedulerTest, TheSaltSeparatesPrefixes) {
+  make(16, 4, {});
+  add(9);
+  requests_.back()->cache_salt = "a";
+  step();
+  Sequence& other = add(9);
+  requests_.back()->cache_salt = "b";
+  Sequence& same = add(9);
+  requests_.back()->cache_salt = "a";
+  step();
+  EXPECT_EQ(other.num_cached_tokens, 0);
+  EXPECT_EQ(same.num_cached_tokens, 8);
+}
+
+TEST_F(SchedulerTest, SteadyDecodingReusesThePlan) {
+  make(64, 4, {});
+  add(4);
+  add(4, 0, 100);
+  step();
+  const PlanRow* rows = step().rows.data();
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(step().rows.data(), rows);
+}
+
+}  // namespace
+}  // namespace prl::engine

@@ -1,0 +1,139 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/rng.hpp"
+#include "engine/model_runner.hpp"
+
+namespace prl::engine::testing {
+
+/// Everything the fake model knows of a prefix.
+inline std::uint64_t extend(std::uint64_t state, std::int32_t token) { return mix_seed(state, static_cast<std::uint64_t>(token) + 1); }
+inline std::int32_t draw(std::uint64_t state, std::uint64_t seed, std::int64_t index, PolicyVersion version, std::int32_t vocab_size) {
+  return static_cast<std::int32_t>(mix_seed(state, mix_seed(seed, static_cast<std::uint64_t>(index)), static_cast<std::uint64_t>(version.value)) %
+                                   static_cast<std::uint64_t>(vocab_size));
+}
+
+inline nn::WeightsPtr fake_weights(std::int64_t version) {
+  auto weights = std::make_shared<nn::Weights>();
+  weights->version = PolicyVersion{version};
+  return weights;
+}
+
+/// A model whose next token is a hash of the whole sequence, read from a cache of one number per slot. A wrong block, a
+/// stale prefix or a token that was never computed changes the tokens; what can be checked directly is checked.
+class FakeRunner final : public ModelRunner {
+ public:
+  FakeRunner(std::int64_t num_blocks, std::int64_t block_size, std::int32_t vocab_size)
+      : block_size_(block_size), vocab_size_(vocab_size), slots_(static_cast<std::size_t>(num_blocks * block_size)), weights_(fake_weights(0)) {}
+
+  void run(const StepPlan& plan, StepOutput& output) override {
+    if (before_run) before_run(plan);
+    if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
+    for (std::size_t r = 0; r < plan.rows.size(); ++r) {
+      const PlanRow& row = plan.rows[r];
+      const Sequence& sequence = *row.sequence;
+      std::uint64_t state = 0;
+      for (std::int64_t position = 0; position < row.first_token; ++position) {
+        const Slot& slot = at(sequence, position);
+        state = extend(state, sequence.tokens[static_cast<std::size_t>(position)]);
+        PRL_CHECK(slot.state == state, "request {} reads position {} of another prefix", sequence.request_id.value, position);
+        PRL_CHECK(slot.epoch >= sequence.kv_epoch, "request {} reads position {} of weights before its admission", sequence.request_id.value, position);
+      }
+      for (std::int64_t position = row.first_token; position < row.first_token + row.num_tokens; ++position) {
+        state = extend(state, sequence.tokens[static_cast<std::size_t>(position)]);
+        at(sequence, position) = {state, epoch_};
+      }
+      StepOutput::Row& out = output.rows[r];
+      out.error.clear();
+      out.prompt_logprobs.clear();
+      for (std::int64_t i = 0; i < row.num_prompt_logprobs; ++i) out.prompt_logprobs.push_back(static_cast<float>(-(row.prompt_logprob_begin + i + 1)));
+      if (fail_row && fail_row(row)) out.error = "made to fail";
+      if (!row.is_sampled) continue;
+      out.sample.token = draw(state, sequence.seed, sequence.num_output_tokens(), weights_->version, vocab_size_);
+      out.sample.logprob = -0.5f;
+    }
+    num_runs++;
+  }
+  void set_weights(nn::WeightsPtr weights) override {
+    weights_ = std::move(weights);
+    ++epoch_;
+  }
+  nn::WeightsPtr weights() const override { return weights_; }
+  WeightProof prove() override { return {weights_->version, 1000 + static_cast<std::uint64_t>(weights_->version.value), {}}; }
+
+  std::function<void(const StepPlan&)> before_run;     ///< may throw
+  std::function<bool(const PlanRow&)> fail_row;
+  std::int64_t num_runs = 0;
+
+ private:
+  struct Slot {
+    std::uint64_t state = 0;
+    std::uint64_t epoch = 0;
+  };
+  Slot& at(const Sequence& sequence, std::int64_t position) {
+    const std::int64_t block = sequence.blocks.at(static_cast<std::size_t>(position / block_size_)).id().value;
+    return slots_.at(static_cast<std::size_t>(block * block_size_ + position % block_size_));
+  }
+  std::int64_t block_size_;
+  std::int32_t vocab_size_;
+  std::vector<Slot> slots_;
+  nn::WeightsPtr weights_;
+  std::uint64_t epoch_ = 1;  ///< the scheduler counts the first weights too
+};
+
+/// What FakeRunner generates for a prompt when nothing interferes.
+inline std::vector<std::int32_t> expected_output(const ResolvedRequest& request, std::uint64_t seed, PolicyVersion version, std::int32_t vocab_size) {
+  std::uint64_t state = 0;
+  for (const std::int32_t token : request.prompt_ids) state = extend(state, token);
+  std::vector<std::int32_t> output;
+  while (static_cast<std::int64_t>(output.size()) < request.max_new_tokens) {
+    const std::int32_t token = draw(state, seed, static_cast<std::int64_t>(output.size()), version, vocab_size);
+    output.push_back(token);
+    const bool may_stop = static_cast<std::int64_t>(output.size()) >= request.sampling.min_tokens;
+    if (may_stop && std::find(request.stop_ids.begin(), request.stop_ids.end(), token) != request.stop_ids.end()) break;
+    state = extend(state, token);
+  }
+  return output;
+}
+
+/// Gathers the events of one request and holds them to the contract.
+struct Collected {
+  std::vector<wire::GenerateOutput> choices;
+  std::vector<int> num_ends;
+  bool is_over = false;
+
+  explicit Collected(std::int32_t n = 1) : choices(static_cast<std::size_t>(n)), num_ends(static_cast<std::size_t>(n), 0) {}
+  void on_event(const StepEvent& event) {
+    PRL_CHECK(!is_over, "an event after the last one");
+    const auto index = static_cast<std::size_t>(event.choice_idx);
+    wire::GenerateOutput& choice = choices.at(index);
+    const wire::GenerateOutput& delta = event.delta;
+    PRL_CHECK(num_ends[index] == 0, "an event of a choice that has ended");
+    PRL_CHECK(delta.token_ids.size() == delta.logprobs.size() && delta.token_ids.size() == delta.versions.size(), "lists differ in length");
+    choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
+    choice.logprobs.insert(choice.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+    choice.versions.insert(choice.versions.end(), delta.versions.begin(), delta.versions.end());
+    choice.top_logprobs.insert(choice.top_logprobs.end(), delta.top_logprobs.begin(), delta.top_logprobs.end());
+    if (delta.finish_reason != wire::FinishReason::kNone) {
+      ++num_ends[index];
+      choice.finish_reason = delta.finish_reason;
+      choice.stop_token_id = delta.stop_token_id;
+      choice.stop_string = delta.stop_string;
+      choice.error = delta.error;
+      choice.prompt_logprobs = delta.prompt_logprobs;
+      choice.prompt_top_logprobs = delta.prompt_top_logprobs;
+      choice.num_prompt_tokens = delta.num_prompt_tokens;
+      choice.num_cached_tokens = delta.num_cached_tokens;
+      choice.version_start = delta.version_start;
+      choice.version_end = delta.version_end;
+    }
+    is_over = event.is_last;
+  }
+};
+
+}  // namespace prl::engine::testing
