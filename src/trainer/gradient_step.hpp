@@ -17,10 +17,10 @@
 namespace prl::trainer {
 
 struct GradientStepOptions {
-  config::LossConfig loss;
-  config::OptimConfig optim;
-  config::SchedulerConfig scheduler;
-  std::optional<std::int64_t> max_steps;
+  config::LossConfig loss = {};
+  config::OptimConfig optim = {};
+  config::SchedulerConfig scheduler = {};
+  std::optional<std::int64_t> max_steps = std::nullopt;
   /// Leave a row whose loss is not finite out of the step (and count it) instead of failing; the step still fails if no row is left.
   bool skip_non_finite_rows = false;
 };

@@ -12,6 +12,9 @@
 
 namespace prl::trainer {
 
+/// Steps of `--bench`: one to warm up, three that are measured.
+inline constexpr std::int64_t kBenchSteps = 4;
+
 /// loss, optim, peak memory and times of a gradient step, under the metric names of trainer/metrics.hpp.
 void put_step_metrics(monitor::Metrics& metrics, const GradientStepResult& result, const DeviceRuntime& runtime);
 /// perf/throughput, perf/throughput_per_gpu and, with a known peak (> 0 FLOP/s), perf/mfu.

@@ -94,7 +94,13 @@ monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
   }
 }
 
-RlRunResult run_rl_trainer(const RlRunOptions& options, Policy& policy, const ReceiverFactory& make_receiver, weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop) {
+RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const ReceiverFactory& make_receiver, weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop) {
+  RlRunOptions options = given;
+  if (options.is_bench) {
+    log::warning("benchmark mode: {} steps, no checkpoints", kBenchSteps);
+    options.step.max_steps = kBenchSteps;
+    options.checkpoint.reset();
+  }
   RlTrainer trainer(policy, options.step, options.seq_len, options.peak_flops);
   std::optional<TrainerCheckpoints> checkpoints;
   if (options.checkpoint) checkpoints.emplace(*options.checkpoint);
@@ -141,6 +147,7 @@ RlRunResult run_rl_trainer(const RlRunOptions& options, Policy& policy, const Re
     if (options.checkpoint) put_disk_metrics(metrics, options.checkpoint->checkpoints);
     metrics["time/step"] = seconds_since(step_start);
     monitor.log(step, metrics);
+    log::success("{}", rl_step_line(step, metrics));
     bench.add(step, metrics);
     result.last_step = step;
     if (stop.stop_requested()) {

@@ -1,0 +1,96 @@
+#include "trainer/sft/conversation.hpp"
+
+#include <boost/json.hpp>
+
+#include "base/error.hpp"
+#include "text/chat_template.hpp"
+
+namespace prl::trainer {
+
+namespace json = boost::json;
+
+namespace {
+
+/// Deepest nesting of a row; tool schemas are a dozen levels at most.
+constexpr std::size_t kMaxDepth = 128;
+
+json::value parse(std::string_view text, std::string_view what) {
+  json::parse_options options;
+  options.max_depth = kMaxDepth;
+  boost::system::error_code ec;
+  json::value value = json::parse(json::string_view(text.data(), text.size()), ec, {}, options);
+  if (ec) fail(ErrorCode::kInvalidArgument, "{} is no JSON: {}", what, ec.message());
+  return value;
+}
+
+const json::value* non_null(const json::object& row, const char* key) {
+  const json::value* value = row.if_contains(key);
+  return value == nullptr || value->is_null() ? nullptr : value;
+}
+
+/// A list of messages, one message, or a text in the given role.
+void append_messages(json::array& messages, const json::value& value, const char* key, const char* role) {
+  if (value.is_string()) {
+    messages.push_back(json::object{{"role", role}, {"content", value.get_string()}});
+  } else if (value.is_object()) {
+    messages.push_back(value);
+  } else if (value.is_array()) {
+    for (const json::value& message : value.get_array()) messages.push_back(message);
+  } else {
+    fail(ErrorCode::kInvalidArgument, "key '{}' is {}: wanted a list of messages, a message or a text", key, json::to_string(value.kind()).data());
+  }
+}
+
+json::array list_or_text(const json::value& value, const char* key) {
+  const json::value parsed = value.is_string() ? parse(std::string_view(value.get_string()), key) : value;
+  if (!parsed.is_array()) fail(ErrorCode::kInvalidArgument, "key '{}' is {}: wanted a list of tools", key, json::to_string(parsed.kind()).data());
+  return parsed.get_array();
+}
+
+json::array tools_of(const json::object& row) {
+  if (const json::value* tools = non_null(row, "tools")) return list_or_text(*tools, "tools");
+  const json::value* defs = non_null(row, "tool_defs");
+  if (defs == nullptr) return {};
+  json::array tools;
+  for (const json::value& def : list_or_text(*defs, "tool_defs")) {
+    if (!def.is_object() || non_null(def.get_object(), "name") == nullptr) fail(ErrorCode::kInvalidArgument, "key 'tool_defs' holds an entry without a name");
+    json::object function;
+    for (const char* member : {"name", "description", "parameters", "strict"})
+      if (const json::value* value = non_null(def.get_object(), member)) function[member] = *value;
+    tools.push_back(json::object{{"type", "function"}, {"function", std::move(function)}});
+  }
+  return tools;
+}
+
+}  // namespace
+
+Conversation parse_conversation(std::string_view json_line) {
+  const json::value root = parse(json_line, "the row");
+  if (!root.is_object()) fail(ErrorCode::kInvalidArgument, "the row is {}: wanted an object with 'messages', or 'prompt' and 'completion'", json::to_string(root.kind()).data());
+  const json::object& row = root.get_object();
+  json::array messages;
+  if (const json::value* given = non_null(row, "messages")) {
+    append_messages(messages, *given, "messages", "user");
+  } else {
+    const json::value *prompt = non_null(row, "prompt"), *completion = non_null(row, "completion");
+    if (prompt == nullptr || completion == nullptr) {
+      std::string keys;
+      for (const auto& member : row) keys += (keys.empty() ? "" : ", ") + std::string(member.key());
+      fail(ErrorCode::kInvalidArgument, "the row has the keys [{}]: wanted 'messages', or 'prompt' and 'completion'", keys);
+    }
+    append_messages(messages, *prompt, "prompt", "user");
+    append_messages(messages, *completion, "completion", "assistant");
+  }
+  if (messages.empty()) fail(ErrorCode::kInvalidArgument, "the row has no messages");
+  Conversation conversation;
+  conversation.messages = text::normalize_messages(messages);
+  conversation.tools = tools_of(row);
+  if (const json::value* kwargs = non_null(row, "chat_template_kwargs")) {
+    const json::value parsed = kwargs->is_string() ? parse(std::string_view(kwargs->get_string()), "chat_template_kwargs") : *kwargs;
+    if (!parsed.is_object()) fail(ErrorCode::kInvalidArgument, "key 'chat_template_kwargs' must be an object");
+    conversation.template_kwargs = parsed.get_object();
+  }
+  return conversation;
+}
+
+}  // namespace prl::trainer

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+
+#include <string_view>
+
+namespace prl::trainer {
+
+/// One row of fine-tuning data, as the chat template takes it.
+struct Conversation {
+  boost::json::array messages;
+  boost::json::array tools;      ///< OpenAI function envelopes
+  boost::json::object template_kwargs;
+};
+
+/// Reads {"messages": [...]} (wins when not null) or {"prompt": ..., "completion": ...}, each a list of messages, one message or a
+/// text (user and assistant then). Optional: "tools" (OpenAI list), "tool_defs" (name, description, parameters, strict), either
+/// also as JSON text, and "chat_template_kwargs". Null members of messages are dropped.
+/// Error{kInvalidArgument} naming the key and what was found.
+Conversation parse_conversation(std::string_view json_line);
+
+}  // namespace prl::trainer

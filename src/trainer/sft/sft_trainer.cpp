@@ -1,0 +1,150 @@
+#include "trainer/sft/sft_trainer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <iostream>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "trainer/report.hpp"
+
+namespace prl::trainer {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// A perplexity beyond this loss says nothing but overflow.
+double perplexity(double loss) { return std::exp(std::min(loss, 20.0)); }
+
+struct BatchShape {
+  std::int64_t batch_size, seq_len, micro_batch_size;
+  std::int64_t capacity() const { return seq_len * micro_batch_size; }
+};
+
+BatchShape shape_of(const config::SftData& data) {
+  const BatchShape shape = std::visit([](const auto& d) { return BatchShape{d.batch_size, d.seq_len, d.micro_batch_size}; }, data);
+  if (shape.batch_size % shape.micro_batch_size != 0)
+    fail(ErrorCode::kInvalidArgument, "[data.batch_size] {} is no multiple of data.micro_batch_size {}", shape.batch_size, shape.micro_batch_size);
+  return shape;
+}
+
+void put_validation(monitor::Metrics& metrics, std::int64_t step, double loss) {
+  metrics["val/loss"] = loss;
+  metrics["val/perplexity"] = perplexity(loss);
+  log::success("Validation | Step {} | Loss: {:.4f}", step, loss);
+}
+
+}  // namespace
+
+double validation_loss(Policy& policy, SampleStream& stream, std::int64_t capacity) {
+  RowPacker packer(stream, capacity);
+  double sum = 0;
+  std::int64_t count = 0;
+  while (const auto row = packer.next_until(stream.epoch_size())) {
+    const std::vector<std::int32_t> targets = make_targets(*row);
+    const nn::TokenStats stats = policy.evaluate(*row, targets);
+    for (std::size_t i = 0; i < targets.size(); ++i)
+      if (targets[i] >= 0) sum -= stats.logp_T[i], ++count;
+  }
+  if (count == 0) fail(ErrorCode::kInvalidArgument, "[val.data] holds no token to validate on");
+  return sum / static_cast<double>(count);
+}
+
+SftRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monitor& monitor, std::stop_token stop) {
+  SftRunOptions options = given;
+  options.step.skip_non_finite_rows = true;
+  if (options.is_bench) {
+    log::warning("benchmark mode: {} steps, no checkpoints", kBenchSteps);
+    options.step.max_steps = kBenchSteps;
+    options.checkpoint.reset();
+  }
+  const std::optional<std::int64_t> max_steps = options.step.max_steps;
+  const BatchShape shape = shape_of(options.data);
+  const auto stream = make_stream(options.data, options.text, policy.config().vocab_size);
+  std::unique_ptr<SampleStream> val_stream;
+  if (options.val) val_stream = make_stream(options.val->data, options.text, policy.config().vocab_size);
+  RowPacker packer(*stream, shape.capacity());
+
+  GradientStep gradient_step(policy, options.step);
+  std::optional<TrainerCheckpoints> checkpoints;
+  if (options.checkpoint) checkpoints.emplace(*options.checkpoint);
+  TrainProgress progress;
+  if (options.resume && options.checkpoint) {
+    if (const auto step = find_resume_step(options.checkpoint->checkpoints, *options.resume)) {
+      progress = restore(options.checkpoint->checkpoints, *step, *options.resume, policy, gradient_step);
+      packer.seek(progress.data_position);
+      log::info("resumed from {}/step_{}", options.checkpoint->checkpoints.string(), *step);
+    }
+  }
+
+  const std::int64_t start_step = progress.step;
+  SftRunResult result;
+  result.last_step = start_step;
+  ThroughputWindow window;
+  const double device_gib = device_memory_gib(*policy.context().runtime);
+  BenchTable bench(device_gib);
+  while ((!max_steps || progress.step < *max_steps) && !stop.stop_requested()) {
+    const auto step_start = Clock::now();
+    const std::int64_t step = progress.step + 1;
+    monitor::Metrics metrics;
+    if (options.val && ((step == start_step + 1 && options.val->eval_on_start) || step % options.val->interval == 0))
+      put_validation(metrics, step, validation_loss(policy, *val_stream, shape_of(options.val->data).capacity()));
+
+    std::vector<wire::MicroBatch> rows;
+    for (std::int64_t i = 0; i < shape.batch_size / shape.micro_batch_size; ++i) rows.push_back(packer.next());
+    GradientStepResult step_result;
+    try {
+      step_result = gradient_step.run(rows, PolicyVersion{step});
+    } catch (const Error& error) {
+      throw error.with_context(fmt::format("[sft] step {}", step));
+    }
+    progress.step = step;
+    progress.total_tokens += step_result.num_tokens;
+    for (const wire::MicroBatch& row : rows) progress.total_samples += static_cast<std::int64_t>(row.sequence_lengths.size());
+    progress.data_position = packer.position();
+    window.add(step_result.num_tokens, seconds_since(step_start));
+
+    put_step_metrics(metrics, step_result, *policy.context().runtime);
+    put_throughput(metrics, window.tokens_per_s(), policy.config().flops_per_token(shape.seq_len), options.peak_flops);
+    metrics["optim/lr"] = step_result.lr_used;
+    metrics["loss/perplexity"] = perplexity(step_result.loss);
+    metrics["loss/nan_count"] = static_cast<double>(step_result.num_non_finite_rows);
+    metrics["progress/epoch"] = static_cast<double>(progress.data_position) / static_cast<double>(stream->epoch_size());
+    metrics["progress/num_samples"] = static_cast<double>(progress.total_samples);
+    metrics["progress/num_tokens"] = static_cast<double>(progress.total_tokens);
+    if (checkpoints && checkpoints->is_due(step, max_steps)) {
+      const auto save_start = Clock::now();
+      checkpoints->save(step, progress, policy, gradient_step);
+      metrics["time/save_ckpt"] = seconds_since(save_start);
+    }
+    if (options.checkpoint) put_disk_metrics(metrics, options.checkpoint->checkpoints);
+    metrics["time/step"] = seconds_since(step_start);
+    monitor.log(step, metrics);
+    log::success("{}", sft_step_line(step, metrics, device_gib));
+    bench.add(step, metrics);
+    result.last_step = step;
+    result.last_loss = step_result.loss;
+  }
+  result.was_stopped = !(max_steps && result.last_step >= *max_steps);
+
+  if (checkpoints) {
+    if (result.last_step > start_step && checkpoints->last_saved() != result.last_step) checkpoints->save(result.last_step, progress, policy, gradient_step);
+    checkpoints->finish();
+    result.last_checkpoint = checkpoints->last_saved();
+  }
+  monitor.finish();
+  if (options.is_bench) {
+    std::cout << bench.render() << std::flush;
+    if (options.bench_json) write_file_atomic(*options.bench_json, bench.to_json());
+  }
+  return result;
+}
+
+}  // namespace prl::trainer
