@@ -32,7 +32,6 @@ struct EvalTask {
   std::int64_t rollouts_per_example = 1;
   std::int64_t skip_first = 0;
   wire::SamplingParams sampling;
-  bool is_sampling_set = true;           ///< false: the server's own defaults, for APIs
   std::optional<std::uint64_t> seed;     ///< with it, rollout r of example e always gets the same sampling seed
   std::chrono::milliseconds rollout_timeout{3'600'000};
   std::int64_t max_concurrent = 64;      ///< rollouts at once

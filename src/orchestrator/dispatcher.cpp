@@ -37,9 +37,7 @@ void Dispatcher::set_version(PolicyVersion version) {
 
 bool Dispatcher::may_dispatch() const noexcept {
   if (options_.max_steps && step_ > *options_.max_steps) return false;
-  const std::int64_t lag = (step_ - 1) - version_.value;
-  if (options_.strict_async_level) return lag == std::min(lag_limit_, step_ - 1);
-  return lag <= lag_limit_;
+  return may_ship();
 }
 
 bool Dispatcher::may_ship() const noexcept { return (step_ - 1) - version_.value <= lag_limit_; }

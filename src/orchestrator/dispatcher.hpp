@@ -23,7 +23,7 @@ struct DispatcherOptions {
   std::int64_t max_inflight = 0;            ///< rollouts; 0: max(group_size, batch_size * oversampling_factor)
   std::int64_t max_async_level = 1;         ///< k: how many steps the batch in collection may be ahead of the weights
   std::int64_t max_off_policy_steps = 8;    ///< oldest start version of a rollout that still ships, in steps before the batch's own
-  bool strict_async_level = false;          ///< dispatch only under exactly the version k steps back
+  bool strict_async_level = false;          ///< not built: always lag by exactly k steps
   bool ordered = false;                     ///< replayable: decisions depend on groups closed in order alone
   std::optional<double> tasks_per_minute;   ///< most groups opened per minute
   std::optional<std::int64_t> max_steps;

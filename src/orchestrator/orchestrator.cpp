@@ -67,6 +67,10 @@ struct Orchestrator::Impl {
     if (options.pack.num_ranks != services.samples->num_ranks())
       fail(ErrorCode::kInvalidArgument, "num_train_workers = {}, but the sample queue has {} ranks", options.pack.num_ranks,
            services.samples->num_ranks());
+    if (options.dispatch.strict_async_level)
+      fail(ErrorCode::kNotImplemented, "strict_async_level = true is not built: weights older than the newest would have to be kept and loaded");
+    // Lock-step is always replayable: nothing depends on which rollout ends first.
+    options.deterministic = options.deterministic || std::min(options.dispatch.max_async_level, options.dispatch.max_off_policy_steps) == 0;
     options.dispatch.ordered = options.deterministic;
     options.collect.batch_size = options.dispatch.batch_size;
     // Made once here so that contradictions show before anything starts; made again with the real version in begin().
@@ -110,9 +114,10 @@ struct Orchestrator::Impl {
   asio::awaitable<PolicyVersion> load_first_policy() {
     const net::TimePoint deadline = net::Clock::now() + options.policy_timeout;
     log::info("waiting for policy v{} from {}", options.resume_step, services.policy->describe());
+    const PolicyVersion before{options.resume_step - 1};
     for (;;) {
       check_stop();
-      const auto newest = co_await services.policy->wait_newer(PolicyVersion{options.resume_step - 1}, net::Clock::now() + 1s);
+      const auto newest = co_await services.policy->wait_newer(before, net::Clock::now() + 1s);
       if (newest && newest->value > options.resume_step)
         fail(ErrorCode::kOutOfSync, "the run starts after step {}, but {} already offers v{}: remove the newer weights, or resume from there",
              options.resume_step, services.policy->describe(), newest->value);
@@ -133,9 +138,7 @@ struct Orchestrator::Impl {
     for (;;) {
       const auto newest = co_await services.policy->wait_newer(dispatcher->version(), net::Clock::now() + 1s);
       if (!newest) continue;
-      PolicyVersion target = *newest;
-      if (options.dispatch.strict_async_level)
-        target.value = std::min(target.value, std::max<std::int64_t>(0, dispatcher->step() - 1 - options.dispatch.max_async_level));
+      const PolicyVersion target = *newest;
       if (target <= dispatcher->version() || are_updates_paused) {
         co_await net::sleep_for(10ms);
         continue;

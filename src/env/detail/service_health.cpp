@@ -1,0 +1,84 @@
+#include "env/detail/service_health.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "net/deadline.hpp"
+#include "net/errors.hpp"
+
+namespace prl::env::detail {
+
+using namespace std::chrono_literals;
+
+std::string server_root(std::string url) {
+  while (!url.empty() && url.back() == '/') url.pop_back();
+  if (url.ends_with("/v1")) url.resize(url.size() - 3);
+  return url;
+}
+
+std::chrono::milliseconds time_left(net::TimePoint deadline) {
+  return std::max(1ms, std::chrono::duration_cast<std::chrono::milliseconds>(deadline - net::Clock::now()));
+}
+
+namespace {
+
+asio::awaitable<std::string> try_health(std::shared_ptr<net::HttpClient> client, std::string root, net::TimePoint deadline) {
+  std::exception_ptr failure;
+  try {
+    net::HttpCall call;
+    call.url = root + "/health";
+    call.timeout = std::min<std::chrono::milliseconds>(5s, time_left(deadline));
+    call.max_retries = 0;
+    auto calling = client->call(std::move(call));
+    const net::HttpReply reply = co_await std::move(calling);
+    if (reply.is_ok() || reply.status == 404) co_return std::string();
+    co_return fmt::format("status {}: {}", reply.status, reply.error_message());
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  const Error error = net::to_error(failure);
+  if (error.code() == ErrorCode::kCancelled) throw error;
+  co_return std::string(error.what());
+}
+
+}  // namespace
+
+asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, std::string root, std::string model, net::TimePoint deadline) {
+  const net::TimePoint begin = net::Clock::now();
+  net::TimePoint warned = begin;
+  for (;;) {
+    auto trying = try_health(client, root, deadline);
+    const std::string problem = co_await std::move(trying);
+    if (problem.empty()) break;
+    const net::TimePoint now = net::Clock::now();
+    if (now >= deadline)
+      fail(ErrorCode::kDeadline, "waited {} s for the inference server {}: {}", std::chrono::duration_cast<std::chrono::seconds>(now - begin).count(), root,
+           problem);
+    if (now - warned >= 10s) {
+      log::warning("the inference server {} is not ready yet: {}", root, problem);
+      warned = now;
+    }
+    co_await net::sleep_until(std::min(deadline, now + 500ms));
+  }
+  if (model.empty()) co_return;
+  net::HttpCall call;
+  call.url = root + "/v1/models";
+  call.timeout = time_left(deadline);
+  auto calling = client->call(std::move(call));
+  const net::HttpReply reply = co_await std::move(calling);
+  reply.raise_for_status(root + "/v1/models");
+  const boost::json::value body = reply.json();
+  std::vector<std::string> names;
+  if (const auto* object = body.if_object())
+    if (const auto* data = object->if_contains("data"); data != nullptr && data->is_array())
+      for (const auto& entry : data->get_array())
+        if (entry.is_object() && entry.get_object().contains("id") && entry.at("id").is_string()) names.emplace_back(entry.at("id").get_string());
+  if (std::find(names.begin(), names.end(), model) == names.end())
+    fail(ErrorCode::kNotFound, "{} does not serve the model {}; it serves {}", root, model, names.empty() ? std::string("none") : fmt::format("{}", fmt::join(names, ", ")));
+}
+
+}  // namespace prl::env::detail

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+#include "rollouts/sample_queue.hpp"
+
+namespace prl::rollouts {
+
+/// Sample queue over a folder both sides see: <folder>/step_N/rank_R.bin, written under a temporary name, then renamed.
+///
+/// A taken file is renamed to rank_R.taken, so that a trainer restarted at an earlier step reads it again; the sender removes
+/// taken files that are more than `keep_taken` steps old. <folder>/END holds the last step once the sender has closed.
+struct FileSenderOptions {
+  std::filesystem::path folder;      ///< <output_dir>/rollouts; made if missing
+  std::int64_t num_ranks = 1;
+  std::int64_t first_step = 1;       ///< first step that will be pushed; an END of an earlier run is removed
+  std::int64_t capacity = 2;         ///< steps that may wait untaken
+  std::int64_t keep_taken = 8;
+};
+std::unique_ptr<SampleSender> make_file_sender(FileSenderOptions options);
+
+struct FileReceiverOptions {
+  std::filesystem::path folder;
+  std::int64_t rank = 0;
+  std::int64_t first_step = 1;       ///< first step to take
+};
+std::unique_ptr<SampleReceiver> make_file_receiver(FileReceiverOptions options);
+
+/// Removes END and the queue's files of all steps from `first_step` on: what an earlier run left behind. Call it before
+/// either end is made. Other files of the step folders stay.
+void clean_file_queue(const std::filesystem::path& folder, std::int64_t first_step);
+
+}  // namespace prl::rollouts
