@@ -1,7 +1,161 @@
-#include "ops/cpu/kernels.hpp"
+#include <cstddef>
+#include <cstdint>
+
+#define PRL_PAIRS amx
+#include "ops/cpu/impl/bf16_pairs.hpp"
+
+// bf16 products with TDPBF16PS on tiles of 16 rows by 32 of depth (A) and 16 pairs by 16 columns (B).
+//
+// Two slivers of A and one panel of B make four tiles of C: per step 4 KiB are loaded for four products of 16 cycles each,
+// the sliver pair from L1, the panel from L2.
+
+namespace prl::ops::cpu::amx {
+namespace {
+
+constexpr int kRowTile = 16;
+constexpr std::int64_t kTileElements = 16 * 32;
+
+std::size_t sliver_bytes(std::int64_t depth) { return static_cast<std::size_t>(round_up(depth) * kRowTile) * sizeof(BFloat16); }
+
+/// A sliver is [depth / 32] tiles of 16 rows by 32; rows that do not exist are zero.
+template <typename T>
+void pack_sliver_t(BFloat16* out, const T* source, std::int64_t stride, int rows, std::int64_t depth, bool transposed) {
+  for (std::int64_t p = 0; p < round_up(depth); p += kDepthTile, out += kTileElements) {
+    __m512i r[16];
+    load_left(r, source, stride, rows, p, depth, transposed);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + i * 32, r[i]);
+  }
+}
+void pack_sliver(void* out, const void* source, DType dtype, std::int64_t stride, int rows, std::int64_t depth, bool transposed) {
+  if (dtype == DType::kBF16) pack_sliver_t(static_cast<BFloat16*>(out), static_cast<const BFloat16*>(source), stride, rows, depth, transposed);
+  else pack_sliver_t(static_cast<BFloat16*>(out), static_cast<const float*>(source), stride, rows, depth, transposed);
+}
+
+/// Layout of the LDTILECFG operand (Intel SDM, palette 1).
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr TileConfig kConfig;
+
+/// A 16 by 16 tile of C where it lies, or in scratch if it hangs over the edge.
+struct OutTile {
+  float* memory;
+  std::int64_t bytes_per_row;
+  float* c;
+  std::int64_t c_stride;
+  int rows, cols;
+
+  OutTile(float* out, std::int64_t stride, std::int64_t r, std::int64_t n, float* scratch) : c(out), c_stride(stride), rows(static_cast<int>(r)), cols(static_cast<int>(n < 0 ? 0 : smaller(n, 16))) {
+    const bool whole = rows == 16 && cols == 16;
+    memory = whole ? c : scratch;
+    bytes_per_row = (whole ? stride : 16) * static_cast<std::int64_t>(sizeof(float));
+  }
+  void fetch() const {
+    if (memory == c) return;
+    for (int i = 0; i < rows; ++i) _mm512_storeu_ps(memory + i * 16, _mm512_maskz_loadu_ps(avx512::first_lanes(cols), c + i * c_stride));
+    for (int i = rows; i < 16; ++i) _mm512_storeu_ps(memory + i * 16, _mm512_setzero_ps());
+  }
+  void put_back() const {
+    if (memory == c) return;
+    for (int i = 0; i < rows; ++i) _mm512_mask_storeu_ps(c + i * c_stride, avx512::first_lanes(cols), _mm512_loadu_ps(memory + i * 16));
+  }
+};
+
+/// One or two slivers by one panel, `steps` tiles of depth.
+template <bool Two>
+void panel_product(std::int64_t steps, const BFloat16* a0, const BFloat16* a1, const BFloat16* b, const OutTile (&out)[4], bool add_to_c) {
+  if (add_to_c) {
+    for (int i = 0; i < (Two ? 4 : 2); ++i) out[i].fetch();
+    _tile_loadd(0, out[0].memory, out[0].bytes_per_row);
+    _tile_loadd(1, out[1].memory, out[1].bytes_per_row);
+    if constexpr (Two) {
+      _tile_loadd(2, out[2].memory, out[2].bytes_per_row);
+      _tile_loadd(3, out[3].memory, out[3].bytes_per_row);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (Two) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+  for (std::int64_t s = 0; s < steps; ++s) {
+    _tile_loadd(4, a0, 64);
+    _tile_loadd(6, b, 128);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + 32, 128);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (Two) {
+      _tile_loadd(5, a1, 64);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+      a1 += kTileElements;
+    }
+    a0 += kTileElements;
+    b += kDepthTile * kColTile;
+  }
+  _tile_stored(0, out[0].memory, out[0].bytes_per_row);
+  _tile_stored(1, out[1].memory, out[1].bytes_per_row);
+  if constexpr (Two) {
+    _tile_stored(2, out[2].memory, out[2].bytes_per_row);
+    _tile_stored(3, out[3].memory, out[3].bytes_per_row);
+  }
+  for (int i = 0; i < (Two ? 4 : 2); ++i) out[i].put_back();
+}
+
+void block(const GemmBlock& g) {
+  _tile_loadconfig(&kConfig);
+  const std::int64_t depth = round_up(g.depth), total = num_slivers(g.num_rows, kRowTile), first_row = sliver_begin(g.first_sliver, g.num_rows, total);
+  float* scratch = reinterpret_cast<float*>(g.scratch);
+  const auto begin = [&](std::int64_t s) { return sliver_begin(s, g.num_rows, total); };
+  for (std::int64_t p = 0; p < depth; p += kDepthBlock) {
+    const std::int64_t steps = smaller(kDepthBlock, depth - p) / kDepthTile;
+    for (std::int64_t s = g.first_sliver; s < g.first_sliver + g.num_slivers; s += 2) {
+      const bool two = s + 1 < g.first_sliver + g.num_slivers;
+      const BFloat16* a0 = reinterpret_cast<const BFloat16*>(g.a + static_cast<std::size_t>(s) * sliver_bytes(g.depth)) + p * kRowTile;
+      const BFloat16* a1 = a0 + sliver_bytes(g.depth) / sizeof(BFloat16);
+      float* c0 = g.c + (begin(s) - first_row) * g.c_stride;
+      float* c1 = two ? g.c + (begin(s + 1) - first_row) * g.c_stride : c0;
+      const std::int64_t rows0 = begin(s + 1) - begin(s), rows1 = two ? begin(s + 2) - begin(s + 1) : 0;
+      for (std::int64_t j = 0; j < g.num_cols; j += kColTile) {
+        const std::int64_t cols = g.num_cols - j;
+        const BFloat16* b = reinterpret_cast<const BFloat16*>(g.b + j / kColTile * g.panel_stride) + p * kColTile;
+        const OutTile out[4] = {{c0 + j, g.c_stride, rows0, cols, scratch},
+                                {c0 + j + 16, g.c_stride, rows0, cols - 16, scratch + 256},
+                                {c1 + j, g.c_stride, rows1, cols, scratch + 512},
+                                {c1 + j + 16, g.c_stride, rows1, cols - 16, scratch + 768}};
+        if (two) panel_product<true>(steps, a0, a1, b, out, g.accumulate || p > 0);
+        else panel_product<false>(steps, a0, a0, b, out, g.accumulate || p > 0);
+      }
+    }
+  }
+  _tile_release();
+}
+
+constexpr GemmKernels kGemm = {
+    .row_tile = kRowTile,
+    .col_tile = kColTile,
+    .depth_multiple = kDepthTile,
+    .scratch_bytes = 4 * 256 * sizeof(float),
+    .dtype = DType::kBF16,
+    .sliver_bytes = sliver_bytes,
+    .panel_bytes = panel_bytes,
+    .pack_sliver = pack_sliver,
+    .pack_panel = pack_panel,
+    .unpack_column = unpack_column,
+    .block = block,
+};
+
+}  // namespace
+}  // namespace prl::ops::cpu::amx
 
 namespace prl::ops::cpu {
 
-const GemmKernels& gemm_bf16_amx() { return *kernels_avx512().gemm_bf16; }
+const GemmKernels& gemm_bf16_amx() { return amx::kGemm; }
 
 }  // namespace prl::ops::cpu

@@ -33,29 +33,35 @@ void key_rows(const T** rows, const void* base, std::int64_t stride, const KeySo
   }
 }
 
-/// out[d][i] = rows[i][d] in fp32 for i < count, zero up to the next multiple of kColTile.
+/// Tiles that are right operands lie in panels like those of weights: columns [j * kColTile, (j + 1) * kColTile) together, so that
+/// a product walks memory in order. `tile_floats` is the size of one with 64 rows or columns.
+constexpr std::int64_t panel_width(std::int64_t cols) { return (cols + kColTile - 1) / kColTile * kColTile; }
+constexpr std::int64_t tile_floats(std::int64_t head_dim) { return kTile * panel_width(head_dim); }
+
+/// Panels of B[d][i] = rows[i][d] in fp32, d < head_dim: zero from column count up to the end of its panel.
 template <typename T>
 void tile_transposed(float* out, const T* const* rows, int count, int head_dim) {
   constexpr int kL = Vec::kLanes;
-  const int width = (count + kColTile - 1) / kColTile * kColTile;
-  for (int i = 0; i < width; i += kL)
+  for (int i = 0; i < panel_width(count); i += kL) {
+    float* panel = out + i / kColTile * (kColTile * head_dim) + i % kColTile;
     for (int d = 0; d < head_dim; d += kL) {
       Vec r[kL];
       for (int a = 0; a < kL; ++a) r[a] = i + a < count ? load(rows[i + a] + d) : zero();
       transpose(r);
-      for (int a = 0; a < kL; ++a) store(out + (d + a) * kTile + i, r[a]);
+      for (int a = 0; a < kL; ++a) store(panel + (d + a) * kColTile, r[a]);
     }
+  }
 }
-/// out[i][d] = rows[i][d] in fp32 for i < count.
+/// Panels of B[i][d] = rows[i][d] in fp32, i < count; a panel holds kTile rows.
 template <typename T>
 void tile_rows(float* out, const T* const* rows, int count, int head_dim) {
   for (int i = 0; i < count; ++i)
-    for (int d = 0; d < head_dim; d += Vec::kLanes) store(out + i * head_dim + d, load(rows[i] + d));
+    for (int d = 0; d < head_dim; d += Vec::kLanes) store(out + d / kColTile * (kColTile * kTile) + i * kColTile + d % kColTile, load(rows[i] + d));
 }
 
 struct ScoreArgs {
   const float* q;          ///< [head_dim][height]
-  const float* k;          ///< [head_dim][kTile]
+  const float* k;          ///< panels of tile_transposed
   float* scores;           ///< [height][kTile]
   int head_dim, num_keys;
 };
@@ -64,7 +70,7 @@ struct Scores {
   static void run(const ScoreArgs& s) {
     for (int j = 0; j < s.num_keys; j += kColTile) {
       Vec acc[H][kColVecs];
-      micro<H, kColVecs, 1, H>(s.head_dim, s.q, s.k + j, kTile, acc);
+      micro<H, kColVecs, 1, H>(s.head_dim, s.q, s.k + j * s.head_dim, kColTile, acc);
 #pragma GCC unroll 16
       for (int i = 0; i < H; ++i)
 #pragma GCC unroll 8
@@ -75,7 +81,7 @@ struct Scores {
 
 struct MixArgs {
   const float* p;          ///< [height][kTile]
-  const float* v;          ///< [num_keys][head_dim]
+  const float* v;          ///< panels of tile_rows
   float* out;              ///< [height][head_dim]
   const float* rescale;    ///< [height]
   int head_dim, num_keys;
@@ -85,7 +91,7 @@ struct Mix {
   template <int V>
   [[gnu::always_inline]] static inline void columns(const MixArgs& m, int d) {
     Vec acc[H][V];
-    micro<H, V, kTile, 1>(m.num_keys, m.p, m.v + d, m.head_dim, acc);
+    micro<H, V, kTile, 1>(m.num_keys, m.p, m.v + d / kColTile * (kColTile * kTile) + d % kColTile, kColTile, acc);
 #pragma GCC unroll 16
     for (int i = 0; i < H; ++i) {
       const Vec factor = set1(m.rescale[i]);
@@ -103,24 +109,26 @@ struct Mix {
   }
 };
 
-/// Turns one row of raw scores into exp(scale * s - m) for the first `valid` keys and zeros behind them; updates the row's
-/// maximum and returns the sum of the exponentials.
-inline float softmax_tile(float* scores, int valid, float scale, float& row_max) {
-  constexpr int kVecs = kTile / Vec::kLanes;
-  const Vec none = set1(-__builtin_inff());
-  Vec s[kVecs], top = none;
+constexpr int kTileVecs = kTile / Vec::kLanes;
+
+/// Scales one row of raw scores, bans all but the first `valid` keys, and returns the maximum.
+inline float scale_scores(float* scores, int valid, float scale) {
+  Vec top = set1(-__builtin_inff());
 #pragma GCC unroll 16
-  for (int j = 0; j < kVecs; ++j) {
-    s[j] = select_first(valid - j * Vec::kLanes, load(scores + j * Vec::kLanes) * set1(scale), none);
-    top = max(top, s[j]);
+  for (int j = 0; j < kTileVecs; ++j) {
+    Vec s = load(scores + j * Vec::kLanes) * set1(scale);
+    if (valid < kTile) s = select_first(valid - j * Vec::kLanes, s, set1(-__builtin_inff()));
+    store(scores + j * Vec::kLanes, s);
+    top = max(top, s);
   }
-  const float tile_max = reduce_max(top);
-  row_max = tile_max > row_max ? tile_max : row_max;
-  const Vec m = set1(row_max);
+  return reduce_max(top);
+}
+/// Turns scaled scores into exp(s - m) and returns their sum.
+inline float exponentials(float* scores, float m) {
   Vec sum = zero();
 #pragma GCC unroll 16
-  for (int j = 0; j < kVecs; ++j) {
-    const Vec e = exp(s[j] - m);
+  for (int j = 0; j < kTileVecs; ++j) {
+    const Vec e = exp(load(scores + j * Vec::kLanes) - set1(m));
     store(scores + j * Vec::kLanes, e);
     sum = sum + e;
   }
@@ -129,7 +137,7 @@ inline float softmax_tile(float* scores, int valid, float scale, float& row_max)
 
 std::size_t attention_scratch_bytes(std::int64_t rows, int head_dim) {
   const std::int64_t slivers = num_slivers(rows, kRowTile);
-  return static_cast<std::size_t>(slivers) * sliver_bytes(head_dim) + 2 * padded_bytes(kTile * head_dim) + padded_bytes(kRowTile * kTile);
+  return static_cast<std::size_t>(slivers) * sliver_bytes(head_dim) + 2 * padded_bytes(tile_floats(head_dim)) + padded_bytes(kRowTile * kTile);
 }
 
 template <typename T>
@@ -139,8 +147,8 @@ void attention_t(const AttentionTask& t) {
   const std::size_t slot = sliver_bytes(D);
   Scratch scratch{t.scratch};
   char* q_packed = scratch.take<char>(slivers * static_cast<std::int64_t>(slot));
-  float* k_tile = scratch.take<float>(kTile * D);
-  float* v_tile = scratch.take<float>(kTile * D);
+  float* k_tile = scratch.take<float>(tile_floats(D));
+  float* v_tile = scratch.take<float>(tile_floats(D));
   float* scores = scratch.take<float>(kRowTile * kTile);
 
   for (std::int64_t s = 0; s < slivers; ++s) {
@@ -174,20 +182,19 @@ void attention_t(const AttentionTask& t) {
       const int num_keys = static_cast<int>(smaller(reach, count));
       const int height = static_cast<int>(end - begin);
       Heights<Scores>::kRun[height]({reinterpret_cast<const float*>(q_packed + static_cast<std::size_t>(s) * slot), k_tile, scores, D, num_keys});
-      float before[kRowTile] = {}, rescale[kRowTile + Vec::kLanes] = {}, sums[kRowTile] = {};
+      // One pass over all rows per step: the long latencies of a row's reductions overlap with the next rows' work.
+      float rescale[kRowTile + Vec::kLanes] = {};
       for (int i = 0; i < height; ++i) {
-        const std::int64_t r = begin + i;
-        const std::int64_t valid = smaller(t.first_position + r / t.group - k0 + 1, count);
-        before[i] = t.row_max[r];
-        if (valid > 0) {
-          sums[i] = softmax_tile(scores + i * kTile, static_cast<int>(valid), t.scale, t.row_max[r]);
-        } else {
-          for (int j = 0; j < kTile; j += Vec::kLanes) store(scores + i * kTile + j, zero());
-        }
-        rescale[i] = valid > 0 ? before[i] - t.row_max[r] : 0.0f;
+        const std::int64_t r = begin + i, valid = smaller(t.first_position + r / t.group - k0 + 1, count);
+        const float before = t.row_max[r];
+        const float tile_max = valid > 0 ? scale_scores(scores + i * kTile, static_cast<int>(valid), t.scale) : before;
+        if (tile_max > before) t.row_max[r] = tile_max;
+        rescale[i] = before - t.row_max[r];
+        if (valid <= 0)  // a row that ends before this tile: nothing is added to it
+          for (int j = 0; j < kTile; j += Vec::kLanes) store(scores + i * kTile + j, set1(-__builtin_inff()));
       }
       for (int i = 0; i < height; i += Vec::kLanes) store(rescale + i, exp(load(rescale + i)));
-      for (int i = 0; i < height; ++i) t.row_sum[begin + i] = t.row_sum[begin + i] * rescale[i] + sums[i];
+      for (int i = 0; i < height; ++i) t.row_sum[begin + i] = t.row_sum[begin + i] * rescale[i] + exponentials(scores + i * kTile, t.row_max[begin + i]);
       Heights<Mix>::kRun[height]({scores, v_tile, t.row_out + begin * D, rescale, D, num_keys});
     }
   }

@@ -4,8 +4,8 @@ namespace prl::ops::cpu::PRL_SIMD {
 /// c[height, n] (+)= A B with A(i, p) = a[i * RowStep + p * DepthStep]; n is a multiple of the vector length.
 struct TileProduct {
   const float* a;
-  const float* b;
-  std::int64_t b_stride;
+  const float* b;               ///< panels
+  std::int64_t panel_stride;
   float* c;
   std::int64_t c_stride;
   int depth, num_cols;
@@ -18,7 +18,7 @@ struct TileProductOf {
     template <int V>
     [[gnu::always_inline]] static inline void columns(const TileProduct& t, int j) {
       Vec acc[H][V];
-      micro<H, V, RowStep, DepthStep>(t.depth, t.a, t.b + j, t.b_stride, acc);
+      micro<H, V, RowStep, DepthStep>(t.depth, t.a, t.b + j / kColTile * t.panel_stride + j % kColTile, kColTile, acc);
 #pragma GCC unroll 16
       for (int i = 0; i < H; ++i)
 #pragma GCC unroll 8
@@ -49,7 +49,20 @@ void tile_product(int rows, TileProduct t) {
 }
 
 std::size_t attention_backward_scratch_bytes(std::int64_t length, int group, int head_dim) {
-  return padded_bytes(group * length * head_dim) + padded_bytes(group * length) + 9 * padded_bytes(kTile * head_dim) + 2 * padded_bytes(kTile * kTile);
+  return padded_bytes(group * length * head_dim) + padded_bytes(group * length) + 9 * padded_bytes(tile_floats(head_dim)) + 2 * padded_bytes(kTile * kTile);
+}
+
+/// out[d][i] = rows[i][d] in fp32, i < count, kTile apart: a left operand with RowStep 1.
+template <typename T>
+void tile_columns(float* out, const T* const* rows, int count, int head_dim) {
+  constexpr int kL = Vec::kLanes;
+  for (int i = 0; i < count; i += kL)
+    for (int d = 0; d < head_dim; d += kL) {
+      Vec r[kL];
+      for (int a = 0; a < kL; ++a) r[a] = i + a < count ? load(rows[i + a] + d) : zero();
+      transpose(r);
+      for (int a = 0; a < kL; ++a) store(out + (d + a) * kTile + i, r[a]);
+    }
 }
 
 template <typename T>
@@ -61,18 +74,19 @@ template <typename T>
 void attention_backward_t(const AttentionBackwardTask& t) {
   const int D = t.head_dim;
   const std::int64_t L = t.length;
+  constexpr std::int64_t kPanel = kTile * kColTile;
   Scratch scratch{t.scratch};
   float* dq = scratch.take<float>(t.group * L * D);
   float* delta = scratch.take<float>(t.group * L);
-  float* k_T = scratch.take<float>(kTile * D);
-  float* v_T = scratch.take<float>(kTile * D);
-  float* k = scratch.take<float>(kTile * D);
-  float* q_T = scratch.take<float>(kTile * D);
-  float* q = scratch.take<float>(kTile * D);
-  float* dout_T = scratch.take<float>(kTile * D);
-  float* dout = scratch.take<float>(kTile * D);
-  float* dk = scratch.take<float>(kTile * D);
-  float* dv = scratch.take<float>(kTile * D);
+  float* k_T = scratch.take<float>(tile_floats(D));
+  float* v_T = scratch.take<float>(tile_floats(D));
+  float* k = scratch.take<float>(tile_floats(D));
+  float* q_T = scratch.take<float>(tile_floats(D));
+  float* q = scratch.take<float>(tile_floats(D));
+  float* dout_T = scratch.take<float>(tile_floats(D));
+  float* dout = scratch.take<float>(tile_floats(D));
+  float* dk = scratch.take<float>(tile_floats(D));
+  float* dv = scratch.take<float>(tile_floats(D));
   float* p = scratch.take<float>(kTile * kTile);
   float* ds = scratch.take<float>(kTile * kTile);
 
@@ -89,7 +103,7 @@ void attention_backward_t(const AttentionBackwardTask& t) {
   const T* rows[kTile];
   for (std::int64_t k0 = 0; k0 < L; k0 += kTile) {
     const int keys = static_cast<int>(smaller(kTile, L - k0));
-    const int key_width = (keys + kColTile - 1) / kColTile * kColTile;
+    const int key_width = static_cast<int>(panel_width(keys));
     tile_pointers(rows, t.k, t.k_stride, k0, keys);
     tile_transposed(k_T, rows, keys, D);
     tile_rows(k, rows, keys, D);
@@ -103,13 +117,13 @@ void attention_backward_t(const AttentionBackwardTask& t) {
       for (std::int64_t q0 = k0; q0 < L; q0 += kTile) {
         const int queries = static_cast<int>(smaller(kTile, L - q0));
         tile_pointers(rows, static_cast<const T*>(t.q) + g * D, t.q_stride, q0, queries);
-        tile_transposed(q_T, rows, queries, D);
+        tile_columns(q_T, rows, queries, D);
         tile_rows(q, rows, queries, D);
         tile_pointers(rows, static_cast<const T*>(t.dout) + g * D, t.dout_stride, q0, queries);
-        tile_transposed(dout_T, rows, queries, D);
+        tile_columns(dout_T, rows, queries, D);
         tile_rows(dout, rows, queries, D);
-        tile_product<1, kTile>(queries, {q_T, k_T, kTile, p, kTile, D, key_width, false});
-        tile_product<1, kTile>(queries, {dout_T, v_T, kTile, ds, kTile, D, key_width, false});
+        tile_product<1, kTile>(queries, {q_T, k_T, D * kColTile, p, kTile, D, key_width, false});
+        tile_product<1, kTile>(queries, {dout_T, v_T, D * kColTile, ds, kTile, D, key_width, false});
         for (int i = 0; i < queries; ++i) {
           const int valid = static_cast<int>(smaller(q0 + i - k0 + 1, keys));
           const Vec lse = set1(t.lse[(q0 + i) * t.lse_stride + g]), d = set1(delta[g * L + q0 + i]), scale = set1(t.scale);
@@ -121,9 +135,9 @@ void attention_backward_t(const AttentionBackwardTask& t) {
             store(x, e * (load(x) - d) * scale);
           }
         }
-        tile_product<1, kTile>(keys, {p, dout, D, dv, D, queries, D, true});
-        tile_product<1, kTile>(keys, {ds, q, D, dk, D, queries, D, true});
-        tile_product<kTile, 1>(queries, {ds, k, D, dq + (g * L + q0) * D, D, keys, D, true});
+        tile_product<1, kTile>(keys, {p, dout, kPanel, dv, D, queries, D, true});
+        tile_product<1, kTile>(keys, {ds, q, kPanel, dk, D, queries, D, true});
+        tile_product<kTile, 1>(queries, {ds, k, kPanel, dq + (g * L + q0) * D, D, keys, D, true});
       }
     for (int i = 0; i < keys; ++i)
       for (int d = 0; d < D; d += Vec::kLanes) {

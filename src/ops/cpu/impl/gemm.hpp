@@ -5,13 +5,17 @@ namespace prl::ops::cpu::PRL_SIMD {
 /// 256 rows of a 14-row sliver (14 KiB) stay in L1 while panels of B stream from L2.
 constexpr std::int64_t kDepthBlock = 256;
 
+/// Rows of a panel to ask for in advance: tall slivers leave the hardware prefetcher too little traffic to see the stream.
+template <int H>
+constexpr int kAhead = H > 4 ? 16 : 0;
+
 template <int H>
 struct GemmTile {
   /// c[H, cols] = or += one depth block of a sliver times a panel; cols <= kColTile.
   template <typename B>
   [[gnu::always_inline]] static inline void body(std::int64_t depth, const float* a, const B* b, float* c, std::int64_t c_stride, int cols, bool add_to_c) {
     Vec acc[H][kColVecs];
-    micro<H, kColVecs, 1, H>(depth, a, b, kColTile, acc);
+    micro<H, kColVecs, 1, H, kAhead<H>>(depth, a, b, kColTile, acc);
 #pragma GCC unroll 16
     for (int i = 0; i < H; ++i) {
 #pragma GCC unroll 8

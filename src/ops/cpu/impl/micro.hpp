@@ -13,8 +13,9 @@ constexpr int kRowTile = 3, kColVecs = 4;
 constexpr int kColTile = kColVecs * Vec::kLanes;
 
 /// acc[i][j] = sum over p of A(i, p) * B(p, j), p in order, from zero: one chain of fused multiply-adds per element, whatever H
-/// and V are. A(i, p) = a[i * RowStep + p * DepthStep], row p of B starts at b + p * b_stride.
-template <int H, int V, int RowStep, int DepthStep, typename B>
+/// and V are. A(i, p) = a[i * RowStep + p * DepthStep], row p of B starts at b + p * b_stride. Ahead > 0 asks for the row of B
+/// that many steps on.
+template <int H, int V, int RowStep, int DepthStep, int Ahead = 0, typename B>
 [[gnu::always_inline]] inline void micro(std::int64_t depth, const float* __restrict a, const B* __restrict b, std::int64_t b_stride, Vec (&acc)[H][V]) {
 #pragma GCC unroll 16
   for (int i = 0; i < H; ++i)
@@ -24,6 +25,8 @@ template <int H, int V, int RowStep, int DepthStep, typename B>
     Vec row[V];
 #pragma GCC unroll 8
     for (int j = 0; j < V; ++j) row[j] = load(b + j * Vec::kLanes);
+    if constexpr (Ahead > 0)
+      for (int j = 0; j < V * Vec::kLanes; j += 64 / static_cast<int>(sizeof(B))) __builtin_prefetch(b + Ahead * V * Vec::kLanes + j);
 #pragma GCC unroll 16
     for (int i = 0; i < H; ++i) {
       const Vec x = set1(a[i * RowStep]);

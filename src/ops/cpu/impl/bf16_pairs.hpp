@@ -1,0 +1,92 @@
+#pragma once
+
+#include "ops/cpu/kernels.hpp"
+#include "ops/cpu/simd/avx512.hpp"
+
+// Packing for the instructions that multiply pairs of bf16 (VDPBF16PS, TDPBF16PS). PRL_PAIRS names the namespace.
+//
+//   panel    [depth / 2][32 columns][2]: 128 bytes hold rows p and p + 1; two such column halves are two AMX tiles
+//   depth is padded with zeros to a multiple of 32, one tile row of A
+
+namespace prl::ops::cpu::PRL_PAIRS {
+
+using avx512::Vec;
+
+constexpr int kColTile = 32;
+constexpr int kDepthTile = 32;
+/// Depth walked per visit of a tile of C, which lives in fp32 memory in between; C enters again unchanged, so this is not
+/// part of the order of summation. 512 columns of two 16-row slivers are 32 KiB and stay in L1.
+constexpr std::int64_t kDepthBlock = 512;
+
+inline std::int64_t round_up(std::int64_t k) { return (k + kDepthTile - 1) / kDepthTile * kDepthTile; }
+inline std::int64_t smaller(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+
+/// 32 consecutive values as bf16; beyond `count` they are zero.
+inline __m512i load_32(const BFloat16* p, std::int64_t count) {
+  if (count >= 32) return _mm512_loadu_si512(p);
+  const __mmask32 mask = count <= 0 ? 0 : (1u << count) - 1u;
+  return _mm512_maskz_loadu_epi16(mask, p);
+}
+inline __m512i load_32(const float* p, std::int64_t count) {
+  const auto part = [&](std::int64_t at) {
+    const std::int64_t n = count - at;
+    const Vec v = n >= 16 ? avx512::load(p + at) : avx512::load_n(n <= 0 ? p : p + at, n <= 0 ? 0 : static_cast<int>(n));
+    return avx512::narrow(v);
+  };
+  return _mm512_inserti64x4(_mm512_castsi256_si512(part(0)), part(16), 1);
+}
+/// 16 consecutive values as bf16 in the low halves of 16 lanes.
+inline __m512i load_16(const BFloat16* p, int count) {
+  return _mm512_cvtepu16_epi32(count >= 16 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)) : _mm256_maskz_loadu_epi16(avx512::first_lanes(count < 0 ? 0 : count), p));
+}
+inline __m512i load_16(const float* p, int count) {
+  return _mm512_cvtepu16_epi32(avx512::narrow(count >= 16 ? avx512::load(p) : avx512::load_n(p, count < 0 ? 0 : count)));
+}
+/// Lane j holds (row p, column j) below (row p + 1, column j).
+template <typename T>
+inline __m512i pair_rows(const T* source, std::int64_t stride, std::int64_t p, std::int64_t depth, int cols) {
+  const __m512i low = p < depth ? load_16(source + p * stride, cols) : _mm512_setzero_si512();
+  const __m512i high = p + 1 < depth ? load_16(source + (p + 1) * stride, cols) : _mm512_setzero_si512();
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+/// Rows of 16 pairs become columns.
+inline void transpose_pairs(__m512i (&r)[16]) {
+  Vec v[16];
+  for (int i = 0; i < 16; ++i) v[i].v = _mm512_castsi512_ps(r[i]);
+  avx512::transpose(v);
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_castps_si512(v[i].v);
+}
+
+template <typename T>
+void pack_panel_t(BFloat16* out, const T* source, std::int64_t stride, int cols, std::int64_t depth, bool transposed) {
+  for (int j = 0; j < kColTile; j += 16)
+    for (std::int64_t p = 0; p < round_up(depth); p += kDepthTile) {
+      __m512i r[16];
+      for (int i = 0; i < 16; ++i) {
+        if (transposed) r[i] = pair_rows(source + j, stride, p + 2 * i, depth, cols - j);
+        else r[i] = j + i < cols ? load_32(source + (j + i) * stride + p, depth - p) : _mm512_setzero_si512();
+      }
+      if (!transposed) transpose_pairs(r);
+      for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + (p / 2 + i) * (2 * kColTile) + 2 * j, r[i]);
+    }
+}
+inline void pack_panel(void* out, const void* source, DType dtype, std::int64_t stride, int cols, std::int64_t depth, bool transposed) {
+  if (dtype == DType::kBF16) pack_panel_t(static_cast<BFloat16*>(out), static_cast<const BFloat16*>(source), stride, cols, depth, transposed);
+  else pack_panel_t(static_cast<BFloat16*>(out), static_cast<const float*>(source), stride, cols, depth, transposed);
+}
+inline void unpack_column(float* out, const void* panel, int j, std::int64_t depth) {
+  for (std::int64_t p = 0; p < depth; ++p) out[p] = to_f32(static_cast<const BFloat16*>(panel)[p / 2 * (2 * kColTile) + 2 * j + p % 2]);
+}
+inline std::size_t panel_bytes(std::int64_t depth) { return static_cast<std::size_t>(round_up(depth) * kColTile) * sizeof(BFloat16); }
+
+/// Sixteen rows by 32 of depth of the left operand, row by row; rows from `rows` on are zero.
+template <typename T>
+void load_left(__m512i (&r)[16], const T* source, std::int64_t stride, int rows, std::int64_t p, std::int64_t depth, bool transposed) {
+  for (int i = 0; i < 16; ++i) {
+    if (transposed) r[i] = pair_rows(source, stride, p + 2 * i, depth, rows);
+    else r[i] = i < rows ? load_32(source + i * stride + p, depth - p) : _mm512_setzero_si512();
+  }
+  if (transposed) transpose_pairs(r);
+}
+
+}  // namespace prl::ops::cpu::PRL_PAIRS
