@@ -192,10 +192,55 @@ def make_tokenizers():
         json.dump(cases, f, ensure_ascii=True, separators=(",", ":"))
 
 
+CLOCK = (2025, 3, 4, 5, 6, 7)  # local time behind strftime_now in the fixtures
+TEMPLATES = ["qwen2.5", "qwen3", "llama3.1", "llama3.2", "smollm2", "kitchen_sink", "chatml"]
+
+
+def make_templates():
+    import datetime
+    import jinja2
+    import transformers
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+    import text_fixture_cases as cases
+    clock = datetime.datetime(*CLOCK)
+
+    def render(source, **variables):
+        try:
+            template = _compile_jinja_template(source)
+            template.environment.globals["strftime_now"] = clock.strftime
+            template.globals["strftime_now"] = clock.strftime
+            return template.render(**variables)
+        except RecursionError:
+            raise
+        except Exception as error:
+            return {"error": type(error).__name__ + ": " + str(error)[:80]}
+
+    out = {"made_with": f"jinja2 {jinja2.__version__}, transformers {transformers.__version__}", "clock": CLOCK,
+           "context": cases.CONTEXT, "snippets": [[s, render(s, **cases.CONTEXT)] for s in cases.snippets()], "conversations": [], "renders": {}}
+    conversations = cases.conversations()
+    for messages, options in conversations:
+        out["conversations"].append({"messages": messages, **options})
+    for name in TEMPLATES:
+        path = os.path.join(OUT, name + ".jinja")
+        source = open(path, encoding="utf-8").read()
+        rows = []
+        for messages, options in conversations:
+            variables = {"messages": messages, "tools": None, "documents": None, "bos_token": "<s>", "eos_token": "</s>", **options}
+            text = render(source, **variables)
+            rows.append(text if isinstance(text, dict) else fnv(text.encode()))
+        out["renders"][name] = rows
+    with open(os.path.join(OUT, "template_cases.json"), "w", encoding="utf-8") as f:
+        json.dump(out, f, ensure_ascii=True, separators=(",", ":"))
+    for name, rows in out["renders"].items():
+        print(name, len(rows), "renders,", sum(isinstance(r, dict) for r in rows), "errors")
+
+
 def main():
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command == "tokenizers":
         make_tokenizers()
+    elif command == "templates":
+        make_templates()
     else:
         sys.exit(__doc__)
 

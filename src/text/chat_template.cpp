@@ -2,6 +2,8 @@
 
 #include <boost/json/value.hpp>
 
+#include <optional>
+
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "text/detail/json_access.hpp"
@@ -66,7 +68,6 @@ constexpr std::string_view kChatMl =
 )";
 
 std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
-json::string_view json_view(std::string_view text) { return {text.data(), text.size()}; }
 
 // Content as one string. Parts of another kind than text are refused: no family here renders them.
 json::string flatten_content(const json::value& content, std::size_t index) {

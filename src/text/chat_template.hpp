@@ -7,7 +7,6 @@
 #include <ctime>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,8 +23,8 @@ boost::json::array normalize_messages(const boost::json::array& messages);
 /// What a template sees besides the messages.
 struct RenderOptions {
   bool add_generation_prompt = false;
-  boost::json::array tools;    ///< OpenAI function envelopes; empty renders as if there were none
-  boost::json::object kwargs;  ///< chat_template_kwargs (enable_thinking, ...); they win over special tokens
+  boost::json::array tools = {};    ///< OpenAI function envelopes; empty renders as if there were none
+  boost::json::object kwargs = {};  ///< chat_template_kwargs (enable_thinking, ...); they win over special tokens
 };
 
 /// A model's Jinja chat template, rendered as transformers' apply_chat_template does.
@@ -58,7 +57,6 @@ class ChatTemplate {
 
  private:
   struct Impl;
-  ChatTemplate();
   std::unique_ptr<Impl> impl_;
 };
 

@@ -9,11 +9,11 @@ namespace prl::text {
 
 struct ByteTokenizerOptions {
   /// Text to learn merges from; empty: none.
-  std::string corpus;
+  std::string corpus = {};
   /// At most this many merges are learned.
   int num_merges = 0;
   /// Jinja text; empty means chatml_template().
-  std::string chat_template;
+  std::string chat_template = {};
   /// Written as model_max_length.
   std::int64_t model_max_length = 32768;
 };

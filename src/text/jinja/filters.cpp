@@ -37,7 +37,9 @@ Value filter_trim(Interpreter& i, const Value& input, Args& args) {
 
 Value filter_replace(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "replace", args, {"old", "new", "count"});
-  return text_result(i, replace(input.str(), reader.required(0).str(), reader.required(1).str(), reader.int_or(2, -1)));
+  const std::string text = input.str(), from = reader.required(0).str(), to = reader.required(1).str();
+  i.charge_bytes(text.size() + count(text, from) * to.size());
+  return Value(replace(text, from, to, reader.int_or(2, -1)));
 }
 
 // Capitalizes after white space and opening brackets, unlike str.title.

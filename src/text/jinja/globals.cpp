@@ -73,7 +73,7 @@ Value make_range(Interpreter& interpreter, Args& args) {
   std::vector<Value> items;
   for (Int i = 0; i < count; ++i) items.emplace_back(begin + i * step);
   interpreter.charge_bytes(items.size() * sizeof(Value));
-  return Value::list(std::move(items), ListFlavor::kView);
+  return Value::list(std::move(items), ListFlavor::kRange);
 }
 
 Value make_namespace(Interpreter& interpreter, Args& args) {

@@ -41,6 +41,7 @@ class Loop : public Object {
   }
   std::optional<Value> attribute(std::string_view name) const override;
   void move_to(std::size_t index) { index_ = index; }
+  const std::vector<Value>& items() const { return items_.list().items; }
 
  private:
   const Node* node_;
@@ -237,21 +238,22 @@ Interpreter::Flow Interpreter::execute(const Node& node, const ScopePtr& scope, 
   return Flow::kNormal;
 }
 
-Interpreter::Flow Interpreter::loop_over(const Node& node, const std::vector<Value>& all, const ScopePtr& scope, int depth,
+Interpreter::Flow Interpreter::loop_over(const Node& node, std::vector<Value> all, const ScopePtr& scope, int depth,
                                          std::string& out) {
-  std::vector<Value> filtered;
   if (node.children[1]) {
+    std::vector<Value> filtered;
     for (const Value& item : all) {
       charge_step();
       auto inner = std::make_shared<Scope>(scope);
       assign(*node.target, item, inner);
       if (evaluate(*node.children[1], inner).truthy()) filtered.push_back(item);
     }
+    all = std::move(filtered);
   }
-  const std::vector<Value>& items = node.children[1] ? filtered : all;
-  if (items.empty()) return execute(node.bodies[1], std::make_shared<Scope>(scope), out);
+  if (all.empty()) return execute(node.bodies[1], std::make_shared<Scope>(scope), out);
   if (node.flag) keep(scope);
-  const auto loop = std::make_shared<Loop>(node, items, node.flag ? scope : nullptr, depth);
+  const auto loop = std::make_shared<Loop>(node, std::move(all), node.flag ? scope : nullptr, depth);
+  const std::vector<Value>& items = loop->items();
   for (std::size_t i = 0; i < items.size(); ++i) {
     charge_step();
     loop->move_to(i);
@@ -264,10 +266,10 @@ Interpreter::Flow Interpreter::loop_over(const Node& node, const std::vector<Val
   return Flow::kNormal;
 }
 
-std::string Interpreter::run_loop(const Node& loop, const std::vector<Value>& items, const ScopePtr& scope, int depth) {
+std::string Interpreter::run_loop(const Node& loop, std::vector<Value> items, const ScopePtr& scope, int depth) {
   const Depth guard(*this);
   std::string out;
-  loop_over(loop, items, scope, depth, out);
+  loop_over(loop, std::move(items), scope, depth, out);
   return out;
 }
 

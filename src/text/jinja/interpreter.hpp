@@ -18,7 +18,7 @@ namespace prl::text::jinja {
 
 /// What one rendering may use; each keeps a hostile template from hanging or filling memory.
 struct Limits {
-  std::uint64_t max_steps = 20'000'000;                    ///< expressions and statements evaluated
+  std::uint64_t max_steps = 5'000'000;                     ///< expressions and statements evaluated
   std::uint64_t max_bytes = std::uint64_t{256} << 20;      ///< bytes of text and items built, thrown away or not
   std::size_t max_output_bytes = std::size_t{64} << 20;
   int max_depth = 900;                                     ///< nested evaluations, macro calls included
@@ -73,7 +73,7 @@ class Interpreter {
 
   // ---- for macros and loops
   std::string call_macro(const Node& macro, const ScopePtr& scope, Args& args);
-  std::string run_loop(const Node& loop, const std::vector<Value>& items, const ScopePtr& scope, int depth);
+  std::string run_loop(const Node& loop, std::vector<Value> items, const ScopePtr& scope, int depth);
 
  private:
   enum class Flow : std::uint8_t { kNormal, kBreak, kContinue };
@@ -86,7 +86,7 @@ class Interpreter {
 
   Flow execute(const NodeList& body, const ScopePtr& scope, std::string& out);
   Flow execute(const Node& node, const ScopePtr& scope, std::string& out);
-  Flow loop_over(const Node& loop, const std::vector<Value>& items, const ScopePtr& scope, int depth, std::string& out);
+  Flow loop_over(const Node& loop, std::vector<Value> items, const ScopePtr& scope, int depth, std::string& out);
   void emit(std::string& out, std::string_view text);
   void assign(const Node& target, const Value& value, const ScopePtr& scope);
   Value evaluate(const Node& node, const ScopePtr& scope);

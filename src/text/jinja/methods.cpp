@@ -138,9 +138,9 @@ Value join_method(Interpreter& i, const Value& self, Args& args) {
 
 Value replace_method(Interpreter& i, const Value& self, Args& args) {
   const ArgReader reader(i, "replace", args, {"old", "new", "count"});
-  std::string out = replace(self.string(), reader.string(0), reader.string(1), reader.int_or(2, -1));
-  i.charge_bytes(out.size());
-  return Value(std::move(out));
+  const std::string from = reader.string(0), to = reader.string(1);
+  i.charge_bytes(self.string().size() + count(self.string(), from) * to.size());
+  return Value(replace(self.string(), from, to, reader.int_or(2, -1)));
 }
 
 // str.format with positional and named fields and no format specification.
@@ -252,15 +252,15 @@ constexpr Entry kDictMethods[] = {
        std::vector<Value> items;
        i.charge_bytes(self.dict().entries.size() * 4 * sizeof(Value));
        for (const auto& [key, value] : self.dict().entries) items.push_back(Value::tuple({key, value}));
-       return Value::list(std::move(items), ListFlavor::kView);
+       return Value::list(std::move(items), ListFlavor::kItems);
      }},
-    {"keys", [](Interpreter& i, const Value& self, Args&) { return Value::list(i.iterate(self), ListFlavor::kView); }},
+    {"keys", [](Interpreter& i, const Value& self, Args&) { return Value::list(i.iterate(self), ListFlavor::kKeys); }},
     {"values",
      [](Interpreter& i, const Value& self, Args&) {
        std::vector<Value> items;
        i.charge_bytes(self.dict().entries.size() * sizeof(Value));
        for (const auto& entry : self.dict().entries) items.push_back(entry.second);
-       return Value::list(std::move(items), ListFlavor::kView);
+       return Value::list(std::move(items), ListFlavor::kValues);
      }},
     {"copy", [](Interpreter&, const Value& self, Args&) { return self; }},
 };

@@ -269,7 +269,7 @@ Value Interpreter::slice(const Value& object, const Value& begin, const Value& e
     std::vector<Value> items;
     for_each([&](std::size_t i) { items.push_back(object.list().items[i]); });
     charge_bytes(items.size() * sizeof(Value));
-    return Value::list(std::move(items), object.list().flavor == ListFlavor::kView ? ListFlavor::kList : object.list().flavor);
+    return Value::list(std::move(items), object.list().flavor == ListFlavor::kTuple ? ListFlavor::kTuple : ListFlavor::kList);
   }
   const std::string& text = object.string();
   charge_bytes(text.size());

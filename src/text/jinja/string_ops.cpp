@@ -53,7 +53,7 @@ std::vector<std::string> split(std::string_view text, const std::optional<std::s
   for (skip(true); i < text.size(); skip(true)) {
     const std::size_t begin = i;
     if (limit-- == 0) {
-      parts.push_back(strip(text.substr(begin), std::nullopt, false, true));
+      parts.emplace_back(text.substr(begin));
       break;
     }
     skip(false);
@@ -79,7 +79,7 @@ std::vector<std::string> split_from_right(std::string_view text, const std::opti
     std::string rest = strip(text, std::nullopt, false, true);
     while (!rest.empty()) {
       if (limit-- == 0) {
-        parts.push_back(strip(rest, std::nullopt, true, true));
+        parts.push_back(rest);
         break;
       }
       std::size_t begin = rest.size();

@@ -71,10 +71,16 @@ void append_repr(std::string& out, const Value& value, int depth) {
   } else if (value.is_list()) {
     const List& list = value.list();
     const bool is_tuple = list.flavor == ListFlavor::kTuple || list.flavor == ListFlavor::kGroup;
+    const std::string_view view = list.flavor == ListFlavor::kItems    ? "dict_items("
+                                  : list.flavor == ListFlavor::kKeys   ? "dict_keys("
+                                  : list.flavor == ListFlavor::kValues ? "dict_values("
+                                                                       : "";
+    out += view;
     out += is_tuple ? "(" : "[";
     append_items(out, list.items, depth);
     if (is_tuple && list.items.size() == 1) out += ",";
     out += is_tuple ? ")" : "]";
+    if (!view.empty()) out += ")";
   } else if (value.is_dict()) {
     out += "{";
     bool is_first = true;

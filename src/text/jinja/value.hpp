@@ -49,7 +49,7 @@ struct Undefined {
 };
 
 /// Lists differ in how Python would show them, hardly in what templates do with them.
-enum class ListFlavor : std::uint8_t { kList, kTuple, kGroup, kView };
+enum class ListFlavor : std::uint8_t { kList, kTuple, kGroup, kRange, kItems, kKeys, kValues };
 
 struct List;
 struct Dict;
