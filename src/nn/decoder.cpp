@@ -71,8 +71,9 @@ KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& conf
     : num_blocks_(num_blocks), block_size_(block_size) {
   const Shape shape{num_blocks, config.num_kv_heads, block_size, config.head_dim};
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
-    k_.push_back(Tensor::zeros(runtime, shape, compute));
-    v_.push_back(Tensor::zeros(runtime, shape, compute));
+    // Left as it is: no query reads a slot that was not written, and untouched pages cost nothing.
+    k_.push_back(Tensor::empty(runtime, shape, compute));
+    v_.push_back(Tensor::empty(runtime, shape, compute));
   }
 }
 

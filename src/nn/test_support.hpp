@@ -55,23 +55,29 @@ inline Packed random_packed(std::int64_t vocab_size, const std::vector<int>& len
   return p;
 }
 
+/// Sizes of a model for tests. The vocabulary of a wide one passes ops::kVocabChunk and no width of it is a power of two.
+inline InitModelOptions small_options(const std::string& family, bool is_wide = false) {
+  InitModelOptions o;
+  o.family = family;
+  o.vocab_size = is_wide ? 2500 : 97;
+  o.hidden_size = is_wide ? 304 : 64;
+  o.intermediate_size = is_wide ? 1000 : 80;
+  o.num_layers = is_wide ? 2 : 3;
+  o.num_heads = is_wide ? 6 : 4;
+  o.num_kv_heads = 2;
+  o.head_dim = is_wide ? 80 : 32;
+  o.max_position = 512;
+  return o;
+}
+
 /// One small model of a family with random weights, biases and norms included.
 struct SmallModel {
-  explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2) : session(make_cpu_runtime(), num_threads) {
-    InitModelOptions o;
-    o.family = family;
-    o.vocab_size = 97;
-    o.hidden_size = 64;
-    o.intermediate_size = 80;
-    o.num_layers = 3;
-    o.num_heads = 4;
-    o.num_kv_heads = 2;
-    o.head_dim = 32;
-    o.max_position = 512;
+  explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2, bool is_wide = false) : session(make_cpu_runtime(), num_threads) {
+    InitModelOptions o = small_options(family, is_wide);
     o.tie_word_embeddings = tied;
     config = make_model_config(o);
     parameters = std::make_unique<Parameters>(session.context().runtime, config);
-    parameters->init_random(11, 0.15f);
+    parameters->init_random(11, is_wide ? 0.06f : 0.15f);
     Rng rng(5);
     for (NamedParameter& p : parameters->named())
       if (p.value.shape().num_dims() == 1)
