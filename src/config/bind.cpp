@@ -169,9 +169,10 @@ class Binder {
 
   static std::string switch_message(const TypeOps& ops, const std::string& path) {
     if (ops.kind != Kind::kStruct && ops.kind != Kind::kUnion) return fmt::format("{} requires a value", to_flag(path));
-    std::string leaves;
+    const bool is_union = ops.kind == Kind::kUnion;
+    std::string leaves = is_union ? to_flag(join(path, "type")) : "";
     std::size_t count = 0;
-    for (const KeyInfo& info : list_keys(ops))
+    for (const KeyInfo& info : list_keys(is_union ? *ops.alternatives().front().ops : ops))
       if (!info.is_section && info.key.find_first_of("[<") == std::string::npos && count++ < 5)
         leaves += fmt::format("{}{}", leaves.empty() ? "" : ", ", to_flag(join(path, info.key)));
     return fmt::format("{} is a group of keys, such as {}", to_flag(path), leaves);

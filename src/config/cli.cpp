@@ -78,6 +78,23 @@ void write_pair(const std::filesystem::path& folder, const std::string& name, co
   write_file_atomic(written.back(), to_json(dump(ops, config, NullStyle::kAlways)));
 }
 
+/// A shared key that is wrong is wrong in every role it was copied to: only the shortest key of each such set stays.
+std::vector<Problem> without_copies(const std::vector<Problem>& problems) {
+  std::vector<Problem> kept;
+  for (const Problem& problem : problems) {
+    const auto same = std::find_if(kept.begin(), kept.end(), [&](const Problem& other) {
+      return problem.origin.kind != Origin::Kind::kDefault && other.message == problem.message && other.value == problem.value &&
+             other.origin.where == problem.origin.where && other.origin.line == problem.origin.line;
+    });
+    if (same == kept.end()) {
+      kept.push_back(problem);
+    } else if (problem.key.size() < same->key.size()) {
+      *same = problem;
+    }
+  }
+  return kept;
+}
+
 template <class C>
 bool is_dry_run(const C& config) {
   if constexpr (requires { config.dry_run; }) return config.dry_run;
@@ -106,7 +123,7 @@ Loaded<C> load(Command command, const std::vector<std::string>& words, const Con
   Resolution<C> resolution = resolve<C>(loaded.raw, context);
   std::vector<Problem> problems = std::move(report.problems);
   for (Problem& problem : resolution.report.problems) problems.push_back(std::move(problem));
-  if (!problems.empty()) throw ConfigError(std::string(command_name(command)), std::move(problems));
+  if (!problems.empty()) throw ConfigError(std::string(command_name(command)), without_copies(problems));
   loaded.config = std::move(resolution.config);
   loaded.not_built = std::move(report.not_built);
   for (NotBuilt& entry : resolution.report.not_built) loaded.not_built.push_back(std::move(entry));

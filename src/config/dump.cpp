@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <set>
 
 #include "config/bind.hpp"
 #include "config/text_format.hpp"
@@ -144,6 +145,9 @@ std::vector<KeyInfo> list_keys(const TypeOps& ops) {
 std::vector<std::string> plain_keys(const TypeOps& ops) {
   std::vector<std::string> keys;
   collect_plain(ops, {}, keys);
+  // Variants of a tagged union share names; the order of first appearance stays.
+  std::set<std::string> seen;
+  std::erase_if(keys, [&](const std::string& key) { return !seen.insert(key).second; });
   return keys;
 }
 

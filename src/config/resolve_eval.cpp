@@ -9,7 +9,7 @@ namespace {
 using detail::Check;
 
 template <class C>
-void check_common(const C& config, const Check& check) {
+void check_common(C& config, const Check& check) {
   if (config.env.empty()) check.problem("env", "must list at least one environment");
   detail::check_env_names(config.env, "env", check);
   for (std::size_t i = 0; i < config.env.size(); ++i) detail::check_eval_env(config.env[i], check.sub(fmt::format("env.{}", i)));

@@ -53,7 +53,8 @@ Resolution<InferenceConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<InferenceConfig>(raw);
   const detail::Check check(raw, "", resolution.report, context);
   detail::check_inference(resolution.config, check);
-  if (resolution.config.compute.device == DeviceKind::kCpu && check.is_set("gpu_memory_utilization"))
+  if (resolution.config.compute.device == DeviceKind::kCpu &&
+      resolution.config.gpu_memory_utilization != InferenceConfig{}.gpu_memory_utilization)
     check.warn("gpu_memory_utilization", "has no effect on the CPU; see kv.num_blocks");
   return resolution;
 }

@@ -31,17 +31,20 @@ void check_batch(OrchestratorConfig& config, const Check& check) {
     check_divides(*config.train.env[i].group_size, fmt::format("train.env.{}.group_size", i));
     largest_group = std::max(largest_group, *config.train.env[i].group_size);
   }
-  if (check.is_set("max_inflight_rollouts") && check.is_set("oversampling_factor"))
-    check.problem("max_inflight_rollouts", "set either max_inflight_rollouts or oversampling_factor, not both");
+  const auto oversampled = [&] {
+    return std::max(largest_group, static_cast<int>(std::min(1e9, *config.batch_size * config.oversampling_factor)));
+  };
+  // A resolved file holds both, and then they agree.
+  if (config.batch_size && check.is_set("max_inflight_rollouts") && check.is_set("oversampling_factor") &&
+      config.oversampling_factor != 1.0 && config.max_inflight_rollouts != oversampled())
+    check.problem("max_inflight_rollouts", fmt::format("contradicts oversampling_factor, which makes it {}; set only one of them", oversampled()));
   if (!config.max_inflight_rollouts && check.is_set("concurrency.max_inflight"))
     config.max_inflight_rollouts = config.concurrency.max_inflight;
-  if (!config.max_inflight_rollouts && config.batch_size)
-    config.max_inflight_rollouts =
-        std::max(largest_group, static_cast<int>(std::min(1e9, *config.batch_size * config.oversampling_factor)));
+  if (!config.max_inflight_rollouts && config.batch_size) config.max_inflight_rollouts = oversampled();
   if (config.max_inflight_rollouts && *config.max_inflight_rollouts < largest_group)
     check.problem(check.is_set("max_inflight_rollouts") ? "max_inflight_rollouts" : "concurrency.max_inflight",
                   fmt::format("must be at least the group size {}, or no group can start", largest_group));
-  if (check.is_set("concurrency.initial_inflight") || check.is_set("concurrency.min_inflight"))
+  if (config.concurrency.initial_inflight || config.concurrency.min_inflight != ConcurrencyConfig{}.min_inflight)
     check.warn("concurrency", "only max_inflight has an effect: the number of rollouts in flight is fixed");
 }
 
@@ -61,7 +64,9 @@ void check_extra_body(const Value& extra_body, const Check& check) {
       check.problem("extra_body", fmt::format("{} is a key of sampling; a second one makes servers refuse every request", key));
 }
 
-void check_train_env(const EnvConfig& env, const Check& check) {
+void check_train_env(EnvConfig& env, const Check& check) {
+  if (env.data && env.args.is_table() && !env.args.find("dataset_path")) env.args.set("dataset_path", Value(*env.data));
+  if (!env.args.is_table()) check.problem("args", "expects a table of arguments");
   check_env_id(env.id, check);
   if (env.address) check.not_built("address", "environment servers");
   if (!env.algo.is_null()) check.not_built("algo", "algorithms of single environments");
@@ -105,7 +110,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
     config.max_async_level = kBenchAsyncLevel;
     if (config.wandb) {
       config.wandb->log_extras.reset();
-      config.wandb->project += "-bench";
+      mark_bench(*config.wandb);
     }
   }
   check_modes(config, check);

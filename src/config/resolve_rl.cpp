@@ -105,7 +105,8 @@ class Propagation {
     const Value* found = raw_.find_path(key);
     if (!found || found->is_null()) return;
     if (!found->is_table()) return share(key, targets);
-    for (const Member& member : Value(*found).members()) {
+    const Value variant = *found;
+    for (const Member& member : variant.members()) {
       std::vector<std::string> keys;
       for (const std::string& target : targets) keys.push_back(fmt::format("{}.{}", target, member.key));
       share(fmt::format("{}.{}", key, member.key), keys);
@@ -365,6 +366,7 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
   choose_deployment(config, check);
   choose_transports(config, check);
   connect_client(config, check);
+  if (config.inference && !check.is_set("inference.seed")) config.inference->seed = config.seed;
   check_models(config, check);
   check_lengths(config, check);
   detail::check_orchestrator(config.orchestrator, check.sub("orchestrator"));

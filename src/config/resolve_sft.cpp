@@ -38,7 +38,7 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
   if (config.bench) {
     config.max_steps = kBenchSteps;
     config.ckpt.reset();
-    if (config.wandb) config.wandb->project += "-bench";
+    if (config.wandb) detail::mark_bench(*config.wandb);
   }
   const int seq_len = std::visit([](const auto& data) { return data.seq_len; }, config.data);
   if (check.is_set("model.seq_len") && config.model.seq_len < seq_len)

@@ -59,7 +59,7 @@ void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& opt
   check_offload(model, optim, check);
   check_parallel(model, check);
   if (model.ac && model.ac->mode == CheckpointMode::kSelective) check.not_built("model.ac.mode", "selective activation checkpointing");
-  if (model.ac && model.ac->mode == CheckpointMode::kFull && check.is_set("model.ac.targets"))
+  if (model.ac && model.ac->mode == CheckpointMode::kFull && model.ac->targets != ActivationCheckpointConfig{}.targets)
     check.problem("model.ac.targets", "belongs to mode selective; mode full recomputes whole layers");
   if (model.lora) check.not_built("model.lora", "LoRA adapters");
   if (model.vlm) check.not_built("model.vlm", "vision language models");
@@ -82,7 +82,7 @@ void check_trainer(TrainerConfig& config, const Check& check) {
     config.max_steps = kBenchSteps;
     config.ckpt.reset();
     if (!config.data.fake) config.data.fake.emplace();
-    if (config.wandb) config.wandb->project += "-bench";
+    if (config.wandb) mark_bench(*config.wandb);
   }
   check_trainer_model(config.model, config.optim, check);
   check_schedule(config.scheduler, config.optim, config.max_steps, check);

@@ -1,4 +1,14 @@
 // The only file that includes toml++: it costs several seconds to compile.
+#undef NDEBUG  // toml++ turns its assertions into promises to the optimiser under NDEBUG
+
+#include <stdexcept>
+
+namespace prl::config {
+/// toml++ 3.3 checks some properties of its input (an invalid key in a table header, for one) with assertions only. Here
+/// they are errors of the file, in every build.
+[[noreturn]] inline void fail_toml_assertion(const char* expression) { throw std::invalid_argument(expression); }
+}  // namespace prl::config
+#define TOML_ASSERT(expression) ((expression) ? void() : ::prl::config::fail_toml_assertion(#expression))
 #include <toml++/toml.h>
 
 #include <sstream>
@@ -65,6 +75,8 @@ Value parse_toml(std::string_view text, const std::string& name) {
     return convert(toml::parse(text, name), name);
   } catch (const toml::parse_error& error) {
     fail(ErrorCode::kInvalidArgument, "Invalid TOML in {}:{}: {}", name, error.source().begin.line, error.description());
+  } catch (const std::invalid_argument& error) {
+    fail(ErrorCode::kInvalidArgument, "Invalid TOML in {}: the parser gave up at {}", name, error.what());
   }
 }
 

@@ -64,14 +64,18 @@ void check_env_names(const std::vector<Env>& envs, std::string_view key, const C
 template void check_env_names(const std::vector<EnvConfig>&, std::string_view, const Check&);
 template void check_env_names(const std::vector<EvalEnvConfig>&, std::string_view, const Check&);
 
-void check_eval_env(const EvalEnvConfig& env, const Check& check) {
+void check_eval_env(EvalEnvConfig& env, const Check& check) {
+  if (!env.args.is_table()) check.problem("args", "expects a table of arguments");
+  if (env.data && env.args.is_table())
+    for (const char* key : {"dataset_path", "eval_dataset_path"})
+      if (!env.args.find(key)) env.args.set(key, Value(*env.data));
   check_env_id(env.id, check);
   if (env.address) check.not_built("address", "environment servers");
   if (const Value* harness = env.agent.find_path("harness.id"); harness && !harness->is_null())
     check.not_built("agent", "agent harnesses of verifiers environments");
 }
 
-void check_online_eval(const std::optional<OnlineEvalConfig>& eval, const Check& check) {
+void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check) {
   if (!eval) return;
   if (eval->env.empty()) check.problem("eval.env", "must list at least one environment");
   check_env_names(eval->env, "eval.env", check);
@@ -109,6 +113,10 @@ void check_wandb(std::optional<WandbConfig>& wandb, const Check& check) {
   if (!wandb->offline)
     check.not_built("wandb", "sending metrics to Weights & Biases; metrics.jsonl is always written, and wandb.offline = true, "
                              "WANDB_MODE=offline or --no-wandb run without it");
+}
+
+void mark_bench(WandbConfig& wandb) {
+  if (!wandb.project.ends_with("-bench")) wandb.project += "-bench";
 }
 
 void check_env_vars(const std::map<std::string, std::string>& env_vars, const Check& check) {

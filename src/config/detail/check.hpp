@@ -45,12 +45,15 @@ void check_inference(InferenceConfig& config, const Check& check);
 void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& optim, const Check& check);
 void check_schedule(const SchedulerConfig& scheduler, const OptimConfig& optim, const std::optional<std::int64_t>& max_steps,
                     const Check& check);
-void check_online_eval(const std::optional<OnlineEvalConfig>& eval, const Check& check);
-void check_eval_env(const EvalEnvConfig& env, const Check& check);
+void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check);
+/// Also hands `data` to the environment as its arguments dataset_path and eval_dataset_path.
+void check_eval_env(EvalEnvConfig& env, const Check& check);
 void check_client(const ClientConfig& client, const Check& check);
 void check_ckpt(const std::optional<TrainerCkptConfig>& ckpt, const Check& check);
 /// Applies WANDB_MODE; what remains on and is not offline is not built.
 void check_wandb(std::optional<WandbConfig>& wandb, const Check& check);
+/// Adds "-bench" to the project, once.
+void mark_bench(WandbConfig& wandb);
 void check_env_vars(const std::map<std::string, std::string>& env_vars, const Check& check);
 /// A name such as "Qwen/Qwen3-0.6B" that is no local folder would have to be downloaded.
 void check_model_name(const std::string& name, std::string_view key, const Check& check);

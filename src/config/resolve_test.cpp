@@ -1,0 +1,311 @@
+#include "config/resolve.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/detail/test_support.hpp"
+#include "config/text_format.hpp"
+
+namespace prl::config {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::error_of;
+using testing::is_not_built;
+using testing::load_line;
+
+const std::string kRl = "rl --model.name ./m --inference ";
+
+TEST(ResolveRl, DefaultsAreOneProcessWithEverythingInMemory) {
+  const auto rl = load_line<RlConfig>(kRl);
+  EXPECT_TRUE(std::holds_alternative<ColocatedDeployment>(*rl.config.deployment));
+  EXPECT_TRUE(std::holds_alternative<LocalBroadcast>(rl.config.trainer.weight_broadcast));
+  EXPECT_TRUE(std::holds_alternative<LocalBroadcast>(rl.config.inference->weight_broadcast));
+  EXPECT_TRUE(std::holds_alternative<LocalRollouts>(rl.config.orchestrator.rollout_transport));
+  EXPECT_EQ(rl.config.orchestrator.batch_size, 128);
+  EXPECT_EQ(rl.config.orchestrator.max_inflight_rollouts, 128);
+  EXPECT_EQ(rl.config.trainer.max_async_level, 1);
+  EXPECT_THAT(rl.not_built, IsEmpty());
+  EXPECT_THAT(rl.warnings, IsEmpty());
+}
+
+TEST(ResolveRl, ProcessesExchangeFiles) {
+  const auto rl = load_line<RlConfig>(kRl + "--deployment.type single_node");
+  EXPECT_TRUE(std::holds_alternative<FilesystemBroadcast>(rl.config.inference->weight_broadcast));
+  EXPECT_TRUE(std::holds_alternative<FilesystemRollouts>(rl.config.trainer.rollout_transport));
+  Context two = testing::plain_context();
+  two.num_devices = 2;
+  EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*load_line<RlConfig>(kRl, two).config.deployment));
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--deployment.type single_node --weight-broadcast.type local"),
+              HasSubstr("weight_broadcast.type: local needs deployment.type colocated"));
+  EXPECT_TRUE(std::holds_alternative<ZmqRollouts>(
+      load_line<RlConfig>(kRl + "--deployment.type single_node --rollout-transport.type zmq").config.orchestrator.rollout_transport));
+}
+
+TEST(ResolveRl, SharedKeysReachTheRoles) {
+  const auto rl = load_line<RlConfig>(
+      kRl + "--max-steps 7 --seq-len 512 --max-async-level 3 --log.level debug --seed 9 --compute.num-threads 2 --output-dir out/x "
+            "--tokenizer.chat-template t.jinja --max-model-len 256 --ckpt.interval 4 --ckpt.weights-only --ckpt.resume-step -1 "
+            "--wandb.offline --wandb.project p --env-vars {\"A\":\"1\"} --trainer.env-vars {\"A\":\"2\"}");
+  const RlConfig& c = rl.config;
+  EXPECT_EQ(c.trainer.model.name, "./m");
+  EXPECT_EQ(c.orchestrator.student.model.name, "./m");
+  EXPECT_EQ(c.inference->model.name, "./m");
+  EXPECT_EQ(c.trainer.max_steps, 7);
+  EXPECT_EQ(c.orchestrator.max_steps, 7);
+  EXPECT_EQ(c.trainer.model.seq_len, 512);
+  EXPECT_EQ(c.orchestrator.seq_len, 512);
+  EXPECT_EQ(c.trainer.max_async_level, 3);
+  EXPECT_EQ(c.orchestrator.max_async_level, 3);
+  EXPECT_EQ(c.inference->log.level, LogLevel::kDebug);
+  EXPECT_EQ(c.orchestrator.seed, 9);
+  EXPECT_EQ(c.inference->compute.num_threads, 2);
+  EXPECT_EQ(c.trainer.output_dir, "out/x");
+  EXPECT_EQ(c.inference->model.chat_template, "t.jinja");
+  EXPECT_EQ(c.inference->model.max_model_len, 256);
+  EXPECT_EQ(c.trainer.ckpt->interval, 4);
+  EXPECT_EQ(c.orchestrator.ckpt->interval, 4);
+  EXPECT_EQ(c.orchestrator.ckpt->resume_step, -1);
+  EXPECT_TRUE(c.trainer.ckpt->weights_only);
+  EXPECT_EQ(c.orchestrator.wandb->project, "p");
+  EXPECT_EQ(c.trainer.env_vars.at("A"), "2");
+  EXPECT_EQ(c.orchestrator.env_vars.at("A"), "1");
+}
+
+TEST(ResolveRl, DifferentExplicitValuesAreListedInPairs) {
+  const std::string error = error_of<RlConfig>(kRl + "--max-steps 7 --trainer.max-steps 8 --orchestrator.seed 1 --seed 2");
+  EXPECT_THAT(error, HasSubstr("trainer.max_steps: differs from max_steps = \"7\" [flag --max-steps]"));
+  EXPECT_THAT(error, HasSubstr("orchestrator.seed: differs from seed"));
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--max-steps 7 --trainer.max-steps 7"), "");
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.output-dir elsewhere"), HasSubstr("trainer.output_dir: must be the folder of the run"));
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.max-steps 3 --orchestrator.max-steps 4"), HasSubstr("must equal orchestrator.max_steps"));
+}
+
+TEST(ResolveRl, OneSideSpeaksForBoth) {
+  const auto rl = load_line<RlConfig>(kRl + "--trainer.ckpt.interval 10 --trainer.ckpt.keep-last 3 --orchestrator.max-steps 5");
+  EXPECT_EQ(rl.config.orchestrator.ckpt->interval, 10);
+  EXPECT_EQ(rl.config.orchestrator.ckpt->keep_last, 3);
+  EXPECT_EQ(rl.config.trainer.max_steps, 5);
+}
+
+TEST(ResolveRl, SwitchingOffWinsOverSections) {
+  const auto rl = load_line<RlConfig>(kRl + "--trainer.wandb.project p --no-wandb --trainer.ckpt --ckpt None");
+  EXPECT_FALSE(rl.config.trainer.wandb.has_value());
+  EXPECT_FALSE(rl.config.trainer.ckpt.has_value());
+  EXPECT_FALSE(rl.config.orchestrator.ckpt.has_value());
+}
+
+TEST(ResolveRl, ContradictionsAreFound) {
+  const auto error = [](const std::string& flags) { return error_of<RlConfig>(kRl + flags); };
+  EXPECT_THAT(error("--orchestrator.batch-size 10 --orchestrator.group-size 4"), HasSubstr("orchestrator.group_size: must divide batch_size"));
+  EXPECT_THAT(error("--orchestrator.batch-size 8 --orchestrator.token-batch-size 10"), HasSubstr("not both"));
+  EXPECT_THAT(error("--seq-len 128 --inference.model.max-model-len 256"), HasSubstr("seq_len: must be at least inference.model.max_model_len 256"));
+  EXPECT_THAT(error("--trainer.model.seq-len 100 --orchestrator.seq-len 200"), HasSubstr("trainer.model.seq_len: must be at least"));
+  EXPECT_THAT(error("--inference.model.served-name x"), HasSubstr("inference.model.name: \"x\" differs from"));
+  EXPECT_THAT(error_of<RlConfig>("rl --inference --trainer.model.name ./a --orchestrator.model.name ./b --inference.model.name ./b"),
+              HasSubstr("trainer.model.name: \"./a\" differs from orchestrator.student.model.name \"./b\""));
+  EXPECT_THAT(error("--inference.server.port 8001 --orchestrator.client.base-url http://localhost:8000/v1"),
+              HasSubstr("must name the port of inference.server, which is 8001"));
+  EXPECT_THAT(error("--trainer.scheduler.type linear"), HasSubstr("needs max_steps"));
+  EXPECT_THAT(error("--trainer.scheduler.type linear --max-steps 15"), HasSubstr("do not fit into max_steps 15"));
+  EXPECT_THAT(error("--trainer.scheduler.type cosine --max-steps 10"), HasSubstr("must be less than max_steps 10"));
+  EXPECT_THAT(error("--deterministic --max-async-level 1"), HasSubstr("must be 0 when deterministic is on"));
+  EXPECT_THAT(error("--trainer.loss.type rloo --orchestrator.advantage.type grpo"), HasSubstr("contradicts trainer.loss.type rloo"));
+  EXPECT_THAT(error("--orchestrator.max-inflight-rollouts 2 --orchestrator.group-size 4"), HasSubstr("must be at least the group size 4"));
+  EXPECT_THAT(error("--orchestrator.env [{\"id\":\"reverse-text\"},{\"id\":\"reverse-text\"}]"), HasSubstr("two environments are called"));
+  EXPECT_THAT(error("--orchestrator.env.0.name all"), HasSubstr("\"all\" is reserved"));
+  EXPECT_THAT(error("--orchestrator.teacher.model.name t"), HasSubstr("training_mode rl uses no teacher"));
+  EXPECT_THAT(error("--orchestrator.buffer.easy-threshold 0.2 --orchestrator.buffer.hard-threshold 0.5"), HasSubstr("must be below easy_threshold"));
+  EXPECT_THAT(error("--env-vars {\"CUDA_VISIBLE_DEVICES\":\"0\"}"), HasSubstr("env_vars.CUDA_VISIBLE_DEVICES: is set by the launcher"));
+  EXPECT_THAT(error("--orchestrator.sampling.extra-body {\"temperature\":1}"), HasSubstr("temperature is a key of sampling"));
+  EXPECT_THAT(error_of<RlConfig>("rl --model.name ./m --deployment.type colocated"), HasSubstr("add an [inference] section"));
+}
+
+TEST(ResolveRl, AllContradictionsComeAtOnce) {
+  const std::string error = error_of<RlConfig>(kRl + "--max-stepz 3 --seq-len x --orchestrator.batch-size 10 --orchestrator.group-size 4 --trainer.scheduler.type linear");
+  EXPECT_THAT(error, HasSubstr("4 problems"));
+}
+
+TEST(ResolveRl, LossesNamedAfterAdvantagesChooseThem) {
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--trainer.loss.type rloo").config.orchestrator.advantage.type, AdvantageType::kRloo);
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--trainer.loss.type opo").config.orchestrator.advantage.type, AdvantageType::kOpo);
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--trainer.loss.type cispo").config.orchestrator.advantage.type, AdvantageType::kGrpo);
+}
+
+TEST(ResolveRl, DeterministicIsLockStep) {
+  const auto rl = load_line<RlConfig>(kRl + "--deterministic");
+  EXPECT_EQ(rl.config.trainer.max_async_level, 0);
+  EXPECT_EQ(rl.config.orchestrator.max_async_level, 0);
+  EXPECT_TRUE(rl.config.inference->deterministic);
+}
+
+TEST(ResolveRl, TheClientFollowsTheServer) {
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--inference.server.port 8123").config.orchestrator.student.client.base_url.front(), "http://127.0.0.1:8123/v1");
+  const auto external = load_line<RlConfig>("rl --model.name ./m --orchestrator.client.base-url http://10.0.0.1:9000/v1");
+  EXPECT_FALSE(external.config.inference.has_value());
+  EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*external.config.deployment));
+  EXPECT_THAT(external.warnings, Contains(HasSubstr("no server is started, the orchestrator connects to http://10.0.0.1:9000/v1")));
+}
+
+TEST(ResolveRl, OversamplingAndConcurrencyBoundTheRolloutsInFlight) {
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.batch-size 8 --orchestrator.oversampling-factor 2.5").config.orchestrator.max_inflight_rollouts, 20);
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.concurrency.max-inflight 40").config.orchestrator.max_inflight_rollouts, 40);
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.max-concurrent 64").config.orchestrator.max_inflight_rollouts, 64);
+}
+
+TEST(ResolveRl, BenchModeTrainsOnFakeDataOfTheOrchestratorsSize) {
+  const auto rl = load_line<RlConfig>(kRl + "--bench --ckpt --orchestrator.batch-size 64 --orchestrator.eval --wandb.offline");
+  EXPECT_EQ(rl.config.trainer.max_steps, 4);
+  EXPECT_EQ(rl.config.orchestrator.max_steps, 4);
+  EXPECT_EQ(rl.config.trainer.data.fake->batch_size, 64);
+  EXPECT_FALSE(rl.config.trainer.ckpt.has_value());
+  EXPECT_FALSE(rl.config.orchestrator.eval.has_value());
+  EXPECT_EQ(rl.config.trainer.wandb->project, "prime-rl-bench");
+}
+
+TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
+  const auto expect = [](const std::string& flags, std::string_view feature) {
+    const auto rl = load_line<RlConfig>(kRl + flags);
+    EXPECT_TRUE(is_not_built(rl.not_built, feature)) << flags;
+    EXPECT_THROW(require_built(rl.not_built), Error) << flags;
+  };
+  expect("--wandb", "Weights & Biases");
+  expect("--slurm", "SLURM");
+  expect("--deployment.type multi_node", "several nodes");
+  expect("--deployment.num-train-gpus 2 --deployment.type single_node", "several GPUs");
+  expect("--trainer.model.lora", "LoRA");
+  expect("--weight-broadcast.type nccl --deployment.type single_node", "NCCL");
+  expect("--inference.parallel.tp 2", "tensor parallelism");
+  expect("--trainer.model.tp 2", "tensor parallelism");
+  expect("--model.vlm", "vision");
+  expect("--orchestrator.env.0.id primeintellect/wordle", "Python environment");
+  expect("--trainer.loss.type custom --trainer.loss.import-path a.b", "Python");
+  expect("--orchestrator.prime-monitor", "Prime Intellect platform");
+  expect("--trainer.model.fp8", "8-bit");
+  expect("--trainer.model.fsdp-cpu-offload", "host memory");
+  expect("--inference.vllm.swap_space 4", "vLLM setting swap_space");
+  expect("--orchestrator.algo.type rae", "the algorithm rae");
+  expect("--orchestrator.client.base-url https://x/v1 --inference.server.port 443", "encrypted");
+  const auto hub = load_line<RlConfig>("rl --inference --model.name Qwen/Qwen3-0.6B");
+  EXPECT_TRUE(is_not_built(hub.not_built, "downloading \"Qwen/Qwen3-0.6B\""));
+  Context here = testing::plain_context();
+  here.is_directory = [](const std::string& name) { return name == "models/small"; };
+  EXPECT_THAT(load_line<RlConfig>("rl --inference --model.name models/small", here).not_built, IsEmpty());
+}
+
+TEST(ResolveRl, WandbModeIsHeard) {
+  Context context = testing::plain_context();
+  context.environment["WANDB_MODE"] = "disabled";
+  EXPECT_THAT(load_line<RlConfig>(kRl + "--wandb", context).not_built, IsEmpty());
+  context.environment["WANDB_MODE"] = "offline";
+  const auto rl = load_line<RlConfig>(kRl + "--wandb", context);
+  EXPECT_THAT(rl.not_built, IsEmpty());
+  EXPECT_TRUE(rl.config.trainer.wandb->offline);
+}
+
+TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
+  const auto rl = load_line<RlConfig>(kRl + "--wandb --slurm");
+  try {
+    require_built(rl.not_built);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
+    const std::string text = error.what();
+    EXPECT_EQ(text.find("Weights & Biases"), text.rfind("Weights & Biases"));
+    EXPECT_THAT(text, HasSubstr("slurm [flag --slurm]: SLURM jobs"));
+  }
+}
+
+TEST(ResolveTrainer, LocalTransportsNeedOneProcess) {
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --rollout-transport.type local"), HasSubstr("works only inside `prl rl`"));
+  EXPECT_TRUE(std::holds_alternative<FilesystemRollouts>(load_line<TrainerConfig>("trainer").config.rollout_transport));
+}
+
+TEST(ResolveTrainer, OlderLossKnobsNameTheirLoss) {
+  EXPECT_TRUE(std::holds_alternative<MaskedLossConfig>(load_line<TrainerConfig>("trainer --loss.token-mask-high 4").config.loss));
+  EXPECT_TRUE(std::holds_alternative<GrpoLossConfig>(load_line<TrainerConfig>("trainer --loss.clip-ratio 4").config.loss));
+  EXPECT_TRUE(std::holds_alternative<GspoLossConfig>(load_line<TrainerConfig>("trainer --loss.type gspo --loss.clip-ratio 4").config.loss));
+  EXPECT_TRUE(std::holds_alternative<DefaultLossConfig>(load_line<TrainerConfig>("trainer --loss.type dppo").config.loss));
+}
+
+TEST(ResolveTrainer, OffloadsExcludeEachOther) {
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --model.fsdp-cpu-offload --model.optim-cpu-offload"), HasSubstr("exclude each other"));
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --model.full-offload --optim.type sgd"), HasSubstr("adamw and sign_sgd only"));
+}
+
+TEST(ResolveInference, KeysOfTheEngineHaveTheirOwnNames) {
+  const auto loaded = load_line<InferenceConfig>(
+      "inference --model ./m --port 8007 --max-model-len 512 --tool-call-parser hermes --enable-auto-tool-choice --enforce-eager "
+      "--reasoning-parser qwen3 --gpu-memory-utilization 0.7 --data-parallel-size 3 --kv.block-size 32 --dtype float32");
+  EXPECT_EQ(loaded.config.model.name, "./m");
+  EXPECT_EQ(loaded.config.server.port, 8007);
+  EXPECT_EQ(loaded.config.model.max_model_len, 512);
+  EXPECT_EQ(loaded.config.model.reasoning_parser, "qwen3");
+  EXPECT_EQ(loaded.config.parallel.dp, 3);
+  EXPECT_EQ(loaded.config.compute.dtype, ComputeDType::kFloat32);
+  EXPECT_TRUE(is_not_built(loaded.not_built, "data parallelism"));
+  EXPECT_EQ(load_line<InferenceConfig>("inference").config.server.host, "127.0.0.1");
+  EXPECT_THAT(load_line<InferenceConfig>("inference --host 0.0.0.0").warnings, Contains(HasSubstr("asks for no api_key")));
+}
+
+TEST(ResolveSft, DataAndModelAgreeOnLengths) {
+  const auto sft = load_line<SftConfig>("sft --model.name ./m --data.name x.jsonl --data.seq-len 4096");
+  EXPECT_EQ(sft.config.model.seq_len, 4096);
+  EXPECT_THAT(sft.not_built, IsEmpty());
+  EXPECT_THAT(error_of<SftConfig>("sft --data.batch-size 5 --data.micro-batch-size 2"), HasSubstr("must divide batch_size, which is 5"));
+  EXPECT_TRUE(is_not_built(load_line<SftConfig>("sft --data.name org/set").not_built, "downloading the data set"));
+  EXPECT_TRUE(is_not_built(load_line<SftConfig>("sft --deployment.num-gpus 8").not_built, "several GPUs"));
+}
+
+TEST(ResolveEval, ChecksWhatIsEvaluated) {
+  EXPECT_THAT(error_of<EvalConfig>("eval --no-eval-base"), HasSubstr("there is nothing else to evaluate"));
+  EXPECT_THAT(error_of<EvalConfig>("eval --resume-path x"), HasSubstr("needs save.stream"));
+  EXPECT_THAT(error_of<EvalConfig>("eval --client.base-url localhost:8000"), HasSubstr("must start with http://"));
+  EXPECT_THAT(load_line<EvalConfig>("eval --steps 10").warnings, Contains(HasSubstr("no effect without weights_dir")));
+}
+
+TEST(ResolveTools, InitModelTakesAFolderAndChecksTheShape) {
+  EXPECT_EQ(load_line<InitModelConfig>("init-model out/m --hidden-size 64").config.output_dir, "out/m");
+  EXPECT_THAT(error_of<InitModelConfig>("init-model"), HasSubstr("`prl init-model DIR`"));
+  EXPECT_THAT(error_of<InitModelConfig>("init-model m --num-heads 6 --num-kv-heads 4"), HasSubstr("must divide num_heads"));
+  EXPECT_THAT(error_of<InitModelConfig>("init-model m n"), HasSubstr("unexpected argument `n`"));
+  EXPECT_EQ(load_line<ConvertConfig>("convert a b").config.output_dir, "b");
+  EXPECT_TRUE(is_not_built(load_line<EvalsConfig>("evals --model m").not_built, "evaluations in a process"));
+  EXPECT_TRUE(is_not_built(load_line<EnvServerConfig>("env-server --env.id reverse-text").not_built, "environments in a process"));
+}
+
+TEST(Aliases, BothSpellingsInOneFileMustAgree) {
+  EXPECT_THAT(error_of<OrchestratorConfig>("orchestrator --rollouts-per-example 4 --group-size 8"),
+              HasSubstr("group_size: is also set as rollouts_per_example = \"4\"; set only one of them"));
+  EXPECT_EQ(load_line<OrchestratorConfig>("orchestrator --rollouts-per-example 8 --group-size 8").config.group_size, 8);
+}
+
+TEST(Aliases, AnOldNameInAFileMeetsTheNewOneOnTheCommandLine) {
+  std::filesystem::current_path(PRL_SOURCE_DIR);
+  const auto rl = load_line<RlConfig>("rl @ tests/seeds/single_gpu_rl.toml --model.name ./m --orchestrator.group-size 4 "
+                                      "--orchestrator.train.sampling.max-completion-tokens 64 --orchestrator.train.env.0.id alphabet-sort");
+  EXPECT_EQ(rl.config.orchestrator.group_size, 4);
+  EXPECT_EQ(rl.config.orchestrator.train.sampling.max_completion_tokens, 64);
+}
+
+TEST(Aliases, RetiredKeysSayWhatToUse) {
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--run.name x"), HasSubstr("set output_dir to the folder of the run"));
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --resume.dir x"), HasSubstr("set ckpt.resume_step"));
+}
+
+TEST(Aliases, AdvantagesOfOtherVersions) {
+  const auto type = [](const std::string& flags) { return load_line<OrchestratorConfig>("orchestrator " + flags).config.advantage.type; };
+  EXPECT_EQ(type("--advantage None"), AdvantageType::kReward);
+  EXPECT_EQ(type("--advantage.type default"), AdvantageType::kGrpo);
+  EXPECT_EQ(type("--advantage.length-weighted-mean"), AdvantageType::kOpo);
+  EXPECT_EQ(type("--algo.type max_rl"), AdvantageType::kMaxRl);
+  const auto opd = load_line<OrchestratorConfig>(R"(orchestrator --algo {"type":"opd","teacher":{"name":"t","base_url":"http://h:1/v1"}})");
+  EXPECT_EQ(opd.config.training_mode, TrainingMode::kOpd);
+  EXPECT_EQ(opd.config.teacher->model.name, "t");
+  EXPECT_EQ(opd.config.teacher->client.base_url.front(), "http://h:1/v1");
+}
+
+}  // namespace
+}  // namespace prl::config
