@@ -1,0 +1,81 @@
+#include "trainer/sft/conversation.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <boost/json.hpp>
+
+#include "base/error.hpp"
+#include "base/rng.hpp"
+
+namespace prl::trainer {
+namespace {
+
+std::string messages_of(std::string_view row) { return boost::json::serialize(parse_conversation(row).messages); }
+
+TEST(Conversation, AllForms) {
+  EXPECT_EQ(messages_of(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"), R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])");
+  EXPECT_EQ(messages_of(R"({"prompt": "a", "completion": "b"})"), R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])");
+  EXPECT_EQ(messages_of(R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}], "completion": {"role": "assistant", "content": "b"}})"),
+            R"([{"role":"system","content":"s"},{"role":"user","content":"a"},{"role":"assistant","content":"b"}])");
+  EXPECT_EQ(messages_of(R"({"messages": null, "prompt": "a", "completion": "b"})"), messages_of(R"({"prompt": "a", "completion": "b"})"));
+  EXPECT_EQ(messages_of(R"({"messages": [{"role": "user", "content": "m"}], "prompt": "a", "completion": "b"})"), R"([{"role":"user","content":"m"}])") << "messages win";
+}
+
+TEST(Conversation, NullMembersGoAndToolArgumentsAreDecoded) {
+  EXPECT_EQ(messages_of(R"({"messages": [{"role": "assistant", "content": "", "name": null, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{\"x\": null}"}}]}]})"),
+            R"([{"role":"assistant","content":"","tool_calls":[{"type":"function","function":{"name":"f","arguments":{"x":null}}}]}])");
+}
+
+TEST(Conversation, ToolsInEveryForm) {
+  const auto tools_of = [](std::string_view extra) {
+    return boost::json::serialize(parse_conversation(fmt::format(R"({{"prompt": "a", "completion": "b", {}}})", extra)).tools);
+  };
+  const std::string wanted = R"([{"type":"function","function":{"name":"f","parameters":{}}}])";
+  EXPECT_EQ(tools_of(R"("tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}])"), wanted);
+  EXPECT_EQ(tools_of(R"("tools": "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {}}}]")"), wanted);
+  EXPECT_EQ(tools_of(R"("tool_defs": [{"name": "f", "description": null, "parameters": {}}])"), wanted);
+  EXPECT_EQ(tools_of(R"("tools": null)"), "[]");
+}
+
+TEST(Conversation, TemplateKwargs) {
+  const auto c = parse_conversation(R"({"prompt": "a", "completion": "b", "chat_template_kwargs": {"enable_thinking": false}})");
+  EXPECT_EQ(boost::json::serialize(c.template_kwargs), R"({"enable_thinking":false})");
+}
+
+TEST(Conversation, ErrorsNameTheKey) {
+  const auto reason = [](std::string_view row) -> std::string {
+    try {
+      parse_conversation(row);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "accepted";
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(reason("not json"), HasSubstr("no JSON"));
+  EXPECT_THAT(reason("[1]"), HasSubstr("wanted an object"));
+  EXPECT_THAT(reason(R"({"prompt": "a", "text": "b"})"), testing::AllOf(HasSubstr("[prompt, text]"), HasSubstr("'completion'")));
+  EXPECT_THAT(reason(R"({"prompt": 3, "completion": "b"})"), HasSubstr("'prompt'"));
+  EXPECT_THAT(reason(R"({"messages": []})"), HasSubstr("no messages"));
+  EXPECT_THAT(reason(R"({"prompt": "a", "completion": "b", "tools": 1})"), HasSubstr("'tools'"));
+  EXPECT_THAT(reason(R"({"prompt": "a", "completion": "b", "tool_defs": [{}]})"), HasSubstr("'tool_defs'"));
+  EXPECT_THAT(reason(std::string(100000, '[')), HasSubstr("no JSON"));
+}
+
+TEST(Conversation, DamagedRowsNeverCrash) {
+  const std::string good = R"({"messages": [{"role": "user", "content": "a\u00e9"}, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}], "tools": "[]"})";
+  Rng rng(3);
+  for (int round = 0; round < 5000; ++round) {
+    std::string damaged = good;
+    damaged[rng.next_below(damaged.size())] = static_cast<char>(rng.next_below(256));
+    try {
+      parse_conversation(damaged);
+    } catch (const Error&) {
+    }
+  }
+}
+
+}  // namespace
+}  // namespace prl::trainer

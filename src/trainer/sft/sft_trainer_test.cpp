@@ -1,0 +1,256 @@
+#include "trainer/sft/sft_trainer.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <set>
+
+#include "text/tokenizer_builder.hpp"
+#include "trainer/metrics.hpp"
+#include "trainer/test_support.hpp"
+
+namespace prl::trainer {
+namespace {
+
+using namespace testing_support;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+/// A model whose vocabulary is the byte tokenizer's.
+SftText make_text_model(const fs::path& folder, std::string chat_template = {}) {
+  nn::InitModelOptions options;
+  options.vocab_size = 272;
+  options.hidden_size = 32;
+  options.intermediate_size = 48;
+  options.num_layers = 2;
+  options.num_heads = 2;
+  options.num_kv_heads = 1;
+  options.head_dim = 16;
+  options.max_position = 512;
+  options.std_dev = 0.1f;
+  nn::init_model(options, folder);
+  text::ByteTokenizerOptions tokenizer_options;
+  tokenizer_options.chat_template = std::move(chat_template);
+  text::write_byte_level_tokenizer(folder, tokenizer_options);
+  SftText text;
+  text.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::load(folder));
+  text.chat_template = std::make_shared<const text::ChatTemplate>(text::ChatTemplate::load(folder, *text.tokenizer));
+  return text;
+}
+
+void write_lines(const fs::path& path, const std::vector<std::string>& lines) {
+  std::ofstream out(path);
+  for (const std::string& line : lines) out << line << "\n";
+}
+
+struct Recorder {
+  monitor::Monitor monitor{sft_metrics()};
+  std::vector<monitor::Metrics> steps;
+  Recorder() {
+    monitor.add_sink(monitor::make_callback_sink([this](std::int64_t, const monitor::Metrics& m) { steps.push_back(m); }));
+  }
+};
+
+SftRunOptions fake_options(const fs::path& root, std::int64_t max_steps) {
+  SftRunOptions options;
+  config::AdamWConfig adamw;
+  adamw.lr = 1e-3;
+  options.step.optim = adamw;
+  options.step.max_steps = max_steps;
+  config::FakeDataConfig data;
+  data.batch_size = 4, data.seq_len = 24, data.micro_batch_size = 2, data.length = config::FakeLength::kVariable, data.input_ids = config::FakeInputIds::kRandom;
+  options.data = data;
+  options.checkpoint.emplace();
+  options.checkpoint->checkpoints = root / "checkpoints";
+  options.checkpoint->weights = root / "weights";
+  return options;
+}
+
+TEST(SftTrainer, ResumeEqualsUninterruptedBitForBit) {
+  Scratch scratch("sft-resume");
+  const auto whole = make_tiny_policy(scratch.path / "model"), second = make_tiny_policy(scratch.path / "model");
+  Recorder one, two, three;
+  run_sft(fake_options(scratch.path / "a", 10), *whole, one.monitor, {});
+  {
+    const auto first = make_tiny_policy(scratch.path / "model");
+    run_sft(fake_options(scratch.path / "b", 5), *first, two.monitor, {});
+  }
+  SftRunOptions options = fake_options(scratch.path / "b", 10);
+  options.resume.emplace();
+  run_sft(options, *second, three.monitor, {});
+  EXPECT_EQ(masters(*whole), masters(*second));
+  ASSERT_EQ(three.steps.size(), 5u);
+  for (std::size_t i = 0; i < 5; ++i)
+    for (const char* name : {"loss/mean", "progress/num_tokens", "progress/num_samples", "progress/epoch"}) EXPECT_EQ(one.steps[5 + i].at(name), three.steps[i].at(name)) << name;
+}
+
+// Loss and gradient are the mean over all targets of the step, however rows are cut.
+TEST(SftTrainer, MicroBatchSizeChangesNothing) {
+  Scratch scratch("sft-micro");
+  std::vector<monitor::Metrics> first_steps;
+  for (const int micro_batch_size : {1, 4}) {
+    const auto policy = make_tiny_policy(scratch.path / "model");
+    Recorder recorder;
+    SftRunOptions options = fake_options(scratch.path, 1);
+    options.checkpoint.reset();
+    config::FakeDataConfig data = std::get<config::FakeDataConfig>(options.data);
+    data.length = config::FakeLength::kFixed, data.micro_batch_size = micro_batch_size;
+    options.data = data;
+    run_sft(options, *policy, recorder.monitor, {});
+    first_steps.push_back(recorder.steps.at(0));
+  }
+  EXPECT_NEAR(first_steps[0].at("loss/mean"), first_steps[1].at("loss/mean"), 1e-9);
+  EXPECT_NEAR(first_steps[0].at("optim/grad_norm"), first_steps[1].at("optim/grad_norm"), 1e-5);
+  EXPECT_EQ(first_steps[0].at("progress/num_tokens"), 96);
+  EXPECT_NEAR(first_steps[0].at("loss/perplexity"), std::exp(first_steps[0].at("loss/mean")), 1e-6);
+}
+
+TEST(SftTrainer, LearnsFromConversationsAndValidates) {
+  Scratch scratch("sft-learn");
+  const SftText text = make_text_model(scratch.path / "model");
+  std::vector<std::string> lines;
+  for (int i = 0; i < 20; ++i) lines.push_back(fmt::format(R"({{"prompt": "say {}", "completion": "abcabc"}})", i));
+  write_lines(scratch.path / "train.jsonl", lines);
+  const auto policy = make_tiny_policy(scratch.path / "model");
+  Recorder recorder;
+  SftRunOptions options;
+  config::AdamWConfig adamw;
+  adamw.lr = 1e-2;
+  options.step.optim = adamw;
+  options.step.max_steps = 12;
+  config::SftDataConfig data;
+  data.name = (scratch.path / "train.jsonl").string();
+  data.batch_size = 2, data.seq_len = 128;
+  options.data = data;
+  options.val.emplace();
+  options.val->interval = 4, options.val->eval_on_start = true, options.val->data = data;
+  options.text = text;
+  const SftRunResult result = run_sft(options, *policy, recorder.monitor, {});
+  EXPECT_EQ(result.last_step, 12);
+  ASSERT_EQ(recorder.steps.size(), 12u);
+  EXPECT_TRUE(recorder.steps[0].contains("val/loss"));
+  EXPECT_FALSE(recorder.steps[1].contains("val/loss"));
+  EXPECT_TRUE(recorder.steps[3].contains("val/loss"));
+  EXPECT_LT(recorder.steps[11].at("val/loss"), 0.6 * recorder.steps[0].at("val/loss"));
+  EXPECT_LT(result.last_loss, 0.6 * recorder.steps[0].at("loss/mean"));
+  EXPECT_EQ(recorder.steps[0].at("optim/lr"), 1e-2) << "the rate that was used";
+}
+
+TEST(JsonlStream, MasksFollowRoles) {
+  Scratch scratch("sft-mask");
+  const SftText text = make_text_model(scratch.path / "model");
+  write_lines(scratch.path / "d.jsonl", {R"({"messages": [{"role": "system", "content": "SYS"}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANS"}]})"});
+  const auto trained = [&](config::LossMaskConfig roles) {
+    config::SftDataConfig data;
+    data.name = (scratch.path / "d.jsonl").string();
+    data.loss_mask = roles;
+    const auto sample = make_jsonl_stream(data, text)->at(0, 1000);
+    std::vector<std::int32_t> ids;
+    for (std::size_t i = 0; sample && i < sample->ids.size(); ++i)
+      if (sample->mask[i] != 0) ids.push_back(sample->ids[i]);
+    return text.tokenizer->decode(ids, false);
+  };
+  EXPECT_EQ(trained({}), "ANS<|im_end|>\n");
+  config::LossMaskConfig all;
+  all.system = all.user = true;
+  const std::string everything = trained(all);
+  EXPECT_THAT(everything, testing::AllOf(HasSubstr("SYS"), HasSubstr("Q"), HasSubstr("ANS")));
+  config::LossMaskConfig none;
+  none.assistant = false;
+  EXPECT_EQ(trained(none), "") << "a row without targets is skipped";
+}
+
+TEST(JsonlStream, EveryEpochIsAnotherFullOrder) {
+  Scratch scratch("sft-order");
+  const SftText text = make_text_model(scratch.path / "model");
+  fs::create_directories(scratch.path / "data");
+  std::vector<std::string> lines;
+  for (int i = 0; i < 12; ++i) lines.push_back(fmt::format(R"({{"prompt": "p", "completion": "{}"}})", static_cast<char>('a' + i)));
+  write_lines(scratch.path / "data" / "1.jsonl", {lines.begin(), lines.begin() + 5});
+  write_lines(scratch.path / "data" / "2.jsonl", {lines.begin() + 5, lines.end()});
+  config::SftDataConfig data;
+  data.name = (scratch.path / "data").string();
+  const auto read_epoch = [&](SampleStream& stream, std::int64_t epoch) {
+    std::vector<std::vector<std::int32_t>> ids;
+    for (std::int64_t i = 0; i < stream.epoch_size(); ++i) ids.push_back(stream.at(epoch * stream.epoch_size() + i, 1000)->ids);
+    return ids;
+  };
+  const auto one = make_jsonl_stream(data, text), two = make_jsonl_stream(data, text);
+  EXPECT_EQ(one->epoch_size(), 12);
+  const auto first = read_epoch(*one, 0), second = read_epoch(*one, 1);
+  EXPECT_NE(first, second);
+  EXPECT_EQ(std::set(first.begin(), first.end()), std::set(second.begin(), second.end()));
+  EXPECT_EQ(std::set(first.begin(), first.end()).size(), 12u);
+  EXPECT_EQ(read_epoch(*two, 1), second) << "an epoch's order needs no history";
+  EXPECT_EQ(read_epoch(*two, 0), first);
+  data.shuffle = false;
+  const auto plain = make_jsonl_stream(data, text);
+  EXPECT_EQ(read_epoch(*plain, 0), read_epoch(*plain, 1));
+  data.shuffle = true, data.seed = 1;
+  const auto seeded = make_jsonl_stream(data, text);
+  EXPECT_EQ(read_epoch(*seeded, 0), second) << "the order depends on seed + epoch";
+}
+
+TEST(JsonlStream, ErrorsNameFileAndLine) {
+  Scratch scratch("sft-errors");
+  // This template drops what earlier assistant messages said, so a longer render does not begin with the shorter one.
+  const SftText text = make_text_model(scratch.path / "model",
+                                       "{% for m in messages %}{{ m.role }}:{% if loop.last or m.role != 'assistant' %}{{ m.content }}{% endif %};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}");
+  write_lines(scratch.path / "d.jsonl", {"", R"({"text": "x"})",
+                                         R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]})"});
+  config::SftDataConfig data;
+  data.name = (scratch.path / "d.jsonl").string();
+  data.shuffle = false;
+  const auto stream = make_jsonl_stream(data, text);
+  const auto reason = [&](std::int64_t position) -> std::string {
+    try {
+      stream->at(position, 100);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(reason(0), testing::AllOf(HasSubstr("d.jsonl:2"), HasSubstr("'messages'")));
+  EXPECT_THAT(reason(1), testing::AllOf(HasSubstr("d.jsonl:3"), HasSubstr("message"))) << "the broken prefix is named";
+
+  data.name = (scratch.path / "none.jsonl").string();
+  EXPECT_THROW(make_jsonl_stream(data, text), Error);
+  data.name = (scratch.path / "d.jsonl").string();
+  data.splits = {"train"};
+  try {
+    make_jsonl_stream(data, text);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
+    EXPECT_THAT(error.what(), HasSubstr("data.splits"));
+  }
+}
+
+TEST(SftTrainer, BatchShapeIsChecked) {
+  Scratch scratch("sft-shape");
+  const auto policy = make_tiny_policy(scratch.path / "model");
+  SftRunOptions options = fake_options(scratch.path, 1);
+  std::get<config::FakeDataConfig>(options.data).micro_batch_size = 3;
+  Recorder recorder;
+  EXPECT_THROW(run_sft(options, *policy, recorder.monitor, {}), Error);
+}
+
+TEST(SftTrainer, BenchRunsFourStepsWithoutCheckpoint) {
+  Scratch scratch("sft-bench");
+  const auto policy = make_tiny_policy(scratch.path / "model");
+  SftRunOptions options = fake_options(scratch.path, 100);
+  options.is_bench = true;
+  options.peak_flops = 1e12;
+  options.bench_json = scratch.path / "bench.json";
+  Recorder recorder;
+  const SftRunResult result = run_sft(options, *policy, recorder.monitor, {});
+  EXPECT_EQ(result.last_step, 4);
+  EXPECT_FALSE(fs::exists(scratch.path / "checkpoints"));
+  EXPECT_TRUE(fs::exists(scratch.path / "bench.json"));
+  EXPECT_GT(recorder.steps[3].at("perf/mfu"), 0);
+}
+
+}  // namespace
+}  // namespace prl::trainer
