@@ -1,0 +1,310 @@
+#include "engine/loop.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+
+#include "engine/test_support.hpp"
+
+namespace prl::engine {
+namespace {
+using namespace std::chrono_literals;
+using testing::Collected;
+using testing::expected_output;
+using testing::fake_weights;
+using testing::FakeRunner;
+using wire::FinishReason;
+
+constexpr std::int32_t kVocab = 1000;
+constexpr auto kLong = 60s;
+
+/// Holds the engine's thread inside a step until it is opened.
+class Gate {
+ public:
+  void pass() {
+    std::unique_lock lock(mutex_);
+    is_reached_ = true;
+    changed_.notify_all();
+    PRL_CHECK(changed_.wait_for(lock, kLong, [&] { return is_open_; }), "the gate was never opened");
+  }
+  void wait_reached() {
+    std::unique_lock lock(mutex_);
+    PRL_CHECK(changed_.wait_for(lock, kLong, [&] { return is_reached_; }), "nobody came to the gate");
+  }
+  void open() {
+    std::lock_guard lock(mutex_);
+    is_open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_reached_ = false, is_open_ = false;
+};
+
+class Inbox {
+ public:
+  explicit Inbox(std::int32_t n = 1) : collected_(n) {}
+  void push(const StepEvent& event) {
+    std::lock_guard lock(mutex_);
+    collected_.on_event(event);
+    if (collected_.is_over) over_.notify_all();
+  }
+  const Collected& wait() {
+    std::unique_lock lock(mutex_);
+    PRL_CHECK(over_.wait_for(lock, kLong, [&] { return collected_.is_over; }), "the request never ended");
+    return collected_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable over_;
+  Collected collected_;
+};
+
+class EngineLoopTest : public ::testing::Test {
+ protected:
+  EngineLoopTest() {
+    options_.max_model_len = 64;
+    options_.max_num_seqs = 4;
+    options_.max_queued_requests = 16;
+    config_.vocab_size = kVocab;
+    config_.max_position = 64;
+    config_.eos_ids = {0};
+  }
+  void start() {
+    CoreOptions core;
+    core.num_blocks = 64;
+    core.block_size = 4;
+    core.scheduler.max_num_seqs = options_.max_num_seqs;
+    auto runner = std::make_unique<FakeRunner>(core.num_blocks, core.block_size, kVocab);
+    runner->before_run = before_run_;
+    loop_ = std::make_unique<EngineLoop>(options_, config_, core, std::move(runner));
+  }
+  static wire::GenerateRequest request_of(std::vector<std::int32_t> prompt, std::int32_t max_tokens) {
+    wire::GenerateRequest request;
+    request.prompt_ids = std::move(prompt);
+    request.sampling.max_tokens = max_tokens;
+    request.sampling.seed = 5;
+    request.sampling.ignore_eos = true;
+    return request;
+  }
+  std::pair<RequestId, std::shared_ptr<Inbox>> submit(wire::GenerateRequest request) {
+    auto inbox = std::make_shared<Inbox>(request.sampling.n);
+    const RequestId id = loop_->submit(std::move(request), [inbox](const StepEvent& event) { inbox->push(event); });
+    return {id, inbox};
+  }
+  template <typename F>
+  static Error error_of(F&& call) {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error;
+    }
+    ADD_FAILURE() << "no error";
+    return Error(ErrorCode::kInternal, "");
+  }
+
+  EngineOptions options_;
+  nn::ModelConfig config_;
+  std::function<void(const StepPlan&)> before_run_;
+  std::unique_ptr<EngineLoop> loop_;
+};
+
+TEST_F(EngineLoopTest, AnswersRequestsOfSeveralThreads) {
+  options_.max_queued_requests = 1000;
+  start();
+  std::vector<std::thread> clients;
+  std::atomic<int> num_right{0};
+  for (std::int32_t c = 0; c < 4; ++c) {
+    clients.emplace_back([&, c] {
+      for (std::int32_t i = 0; i < 20; ++i) {
+        auto request = request_of({c + 1, i + 1, 3}, 5);
+        const auto resolved = resolve_request(request, options_, config_);
+        if (submit(request).second->wait().choices[0].token_ids == expected_output(resolved, 5, PolicyVersion{0}, kVocab)) ++num_right;
+      }
+    });
+  }
+  for (auto& client : clients) client.join();
+  EXPECT_EQ(num_right, 80);
+}
+
+TEST_F(EngineLoopTest, RequestsWithoutASeedFollowTheEnginesSeed) {
+  const auto run = [&](std::uint64_t seed) {
+    options_.seed = seed;
+    start();
+    std::vector<std::vector<std::int32_t>> tokens;
+    for (int i = 0; i < 3; ++i) {
+      auto request = request_of({1, 2}, 5);
+      request.sampling.seed.reset();
+      tokens.push_back(submit(request).second->wait().choices[0].token_ids);
+    }
+    return tokens;
+  };
+  const auto first = run(1), again = run(1), other = run(2);
+  EXPECT_EQ(first, again);
+  EXPECT_NE(first, other);
+  EXPECT_NE(first[0], first[1]);
+}
+
+TEST_F(EngineLoopTest, AFullQueueAnswersOverloaded) {
+  start();
+  loop_->pause(kLong);
+  std::vector<std::shared_ptr<Inbox>> inboxes;
+  for (int i = 0; i < 20; ++i) inboxes.push_back(submit(request_of({1, 2}, 3)).second);
+  const Error error = error_of([&] { submit(request_of({1, 2}, 3)); });
+  EXPECT_EQ(error.code(), ErrorCode::kOverloaded);
+  EXPECT_TRUE(is_retryable(error.code()));
+  EXPECT_EQ(loop_->stats().num_waiting, 20);
+  auto many = request_of({1}, 2);
+  many.sampling.n = 21;
+  EXPECT_EQ(error_of([&] { submit(many); }).code(), ErrorCode::kInvalidArgument);
+  loop_->resume();
+  for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().choices[0].finish_reason, FinishReason::kLength);
+  loop_->pause(kLong);  // the last events are counted when their step is over
+  EXPECT_EQ(loop_->stats().num_waiting, 0);
+  loop_->resume();
+  EXPECT_EQ(submit(request_of({1, 2}, 3)).second->wait().choices[0].finish_reason, FinishReason::kLength);
+}
+
+TEST_F(EngineLoopTest, AThousandWaitWhileThirtyTwoRun) {
+  options_.max_num_seqs = 32;
+  options_.max_queued_requests = 1000;
+  std::atomic<std::size_t> most_rows{0};
+  before_run_ = [&](const StepPlan& plan) { most_rows = std::max(most_rows.load(), plan.rows.size()); };
+  start();
+  loop_->pause(kLong);
+  std::vector<std::shared_ptr<Inbox>> inboxes;
+  for (std::int32_t i = 0; i < 1032; ++i) inboxes.push_back(submit(request_of({i % 900 + 1}, 3)).second);
+  EXPECT_EQ(error_of([&] { submit(request_of({1}, 3)); }).code(), ErrorCode::kOverloaded);
+  loop_->resume();
+  for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().choices[0].token_ids.size(), 3u);
+  EXPECT_EQ(most_rows, 32u);
+}
+
+TEST_F(EngineLoopTest, PauseHoldsRequestsAndResumeLetsThemGo) {
+  std::atomic<int> num_runs{0};
+  before_run_ = [&](const StepPlan&) { ++num_runs; };
+  start();
+  loop_->pause(kLong);
+  loop_->pause(kLong);
+  EXPECT_TRUE(loop_->stats().is_paused);
+  const auto [id, inbox] = submit(request_of({1, 2}, 3));
+  EXPECT_EQ(loop_->update_weights(fake_weights(4), kLong).version, PolicyVersion{4});
+  EXPECT_EQ(num_runs, 0);
+  EXPECT_EQ(loop_->weights()->version, PolicyVersion{4});
+  loop_->resume();
+  EXPECT_EQ(inbox->wait().choices[0].versions, (std::vector<std::int64_t>{4, 4, 4}));
+}
+
+TEST_F(EngineLoopTest, AnUpdateThatComesTooLateIsWithdrawnAndSaysSo) {
+  auto gate = std::make_shared<Gate>();
+  before_run_ = [gate](const StepPlan&) { gate->pass(); };
+  start();
+  const auto [id, inbox] = submit(request_of({1, 2}, 3));
+  gate->wait_reached();
+  const Error error = error_of([&] { loop_->update_weights(fake_weights(4), 1ms); });
+  EXPECT_EQ(error.code(), ErrorCode::kDeadline);
+  EXPECT_THAT(error.what(), ::testing::HasSubstr("update its weights"));
+  EXPECT_FALSE(loop_->is_alive(0ms)) << "a step that does not end shows";
+  EXPECT_TRUE(loop_->is_alive(kLong));
+  gate->open();
+  EXPECT_EQ(inbox->wait().choices[0].versions, (std::vector<std::int64_t>{0, 0, 0}));
+  EXPECT_EQ(loop_->proof(kLong).version, PolicyVersion{0});
+}
+
+TEST_F(EngineLoopTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
+  auto gate = std::make_shared<Gate>();
+  std::atomic<int> num_runs{0};
+  before_run_ = [&, gate](const StepPlan&) {
+    if (++num_runs == 3) gate->pass();
+  };
+  start();
+  const auto [id, inbox] = submit(request_of({1, 2}, 6));
+  gate->wait_reached();
+  std::thread updater([&] { loop_->update_weights(fake_weights(9), kLong); });
+  std::thread pauser([&] { loop_->pause(kLong); });
+  while (!loop_->stats().is_paused) std::this_thread::yield();
+  gate->open();
+  updater.join();
+  pauser.join();
+  loop_->resume();
+  EXPECT_EQ(inbox->wait().choices[0].versions, (std::vector<std::int64_t>{0, 0, 0, 9, 9, 9}));
+}
+
+TEST_F(EngineLoopTest, AnIdleEngineIsAliveUntilItIsShutDown) {
+  start();
+  loop_->pause(kLong);
+  loop_->resume();
+  const auto [id, inbox] = submit(request_of({1, 2}, 3));
+  inbox->wait();
+  EXPECT_TRUE(loop_->is_alive(kLong));
+  loop_->shutdown();
+  loop_->shutdown();
+  EXPECT_FALSE(loop_->is_alive(kLong));
+  EXPECT_EQ(error_of([&] { submit(request_of({1}, 1)); }).code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(error_of([&] { loop_->proof(1s); }).code(), ErrorCode::kUnavailable);
+}
+
+TEST_F(EngineLoopTest, ShutdownEndsRunningAndQueuedRequests) {
+  auto gate = std::make_shared<Gate>();
+  before_run_ = [gate](const StepPlan&) { gate->pass(); };
+  start();
+  const auto running = submit(request_of({1, 2}, 50)).second;
+  gate->wait_reached();
+  const auto queued = submit(request_of({1, 2}, 50)).second;
+  std::thread closer([&] { loop_->shutdown(); });
+  while (true) {
+    try {
+      loop_->submit(request_of({1}, 1), [](const StepEvent&) {});
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::kUnavailable) break;
+    }
+    std::this_thread::yield();
+  }
+  gate->open();
+  closer.join();
+  EXPECT_EQ(running->wait().choices[0].finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(queued->wait().choices[0].finish_reason, FinishReason::kAbort);
+}
+
+TEST_F(EngineLoopTest, ASinkMayStopItsRequestAtTheTokenItSees) {
+  start();
+  auto inbox = std::make_shared<Inbox>();
+  auto num_tokens = std::make_shared<int>(0);
+  loop_->submit(request_of({1, 2}, 50), [&, inbox, num_tokens](const StepEvent& event) {
+    inbox->push(event);
+    if (++*num_tokens == 3) loop_->stop(event.id, "END", 0);
+  });
+  const auto& choice = inbox->wait().choices[0];
+  EXPECT_EQ(choice.token_ids.size(), 3u);
+  EXPECT_EQ(choice.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(choice.stop_string, "END");
+}
+
+TEST_F(EngineLoopTest, GivesUpWhenEveryStepFails) {
+  before_run_ = [](const StepPlan&) { fail(ErrorCode::kInternal, "made to fail"); };
+  options_.max_num_seqs = 1;
+  start();
+  loop_->pause(kLong);
+  std::vector<std::shared_ptr<Inbox>> inboxes;
+  for (int i = 0; i < 5; ++i) inboxes.push_back(submit(request_of({1, 2}, 3)).second);
+  loop_->resume();
+  for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().choices[0].finish_reason, FinishReason::kError);
+  EXPECT_THAT(inboxes[0]->wait().choices[0].error, ::testing::HasSubstr("made to fail"));
+  EXPECT_THAT(inboxes[4]->wait().choices[0].error, ::testing::HasSubstr("steps in a row failed"));
+  const Error error = error_of([&] { submit(request_of({1}, 1)); });
+  EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(error.what(), ::testing::HasSubstr("steps in a row failed"));
+}
+
+TEST_F(EngineLoopTest, RefusesWhatCannotFit) {
+  start();
+  EXPECT_EQ(error_of([&] { submit(request_of(std::vector<std::int32_t>(64, 1), 1)); }).code(), ErrorCode::kOverlong);
+}
+
+}  // namespace
+}  // namespace prl::engine

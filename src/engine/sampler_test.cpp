@@ -1,0 +1,142 @@
+#include "engine/sampler.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "base/rng.hpp"
+
+namespace prl::engine {
+namespace {
+
+/// A sequence with `prompt` and `output` under given settings.
+struct Case {
+  Case(std::vector<std::int32_t> prompt, std::vector<std::int32_t> output) {
+    request.prompt_ids = prompt;
+    sequence.request = &request;
+    sequence.num_prompt_tokens = static_cast<std::int64_t>(prompt.size());
+    sequence.tokens = prompt;
+    sequence.tokens.insert(sequence.tokens.end(), output.begin(), output.end());
+  }
+  Case(const Case&) = delete;
+  std::vector<float> edit(std::vector<float> logits) {
+    std::vector<std::int32_t> counts(logits.size(), 0);
+    edit_logits(logits, sequence, counts);
+    EXPECT_EQ(counts, std::vector<std::int32_t>(logits.size(), 0)) << "scratch must be left as it was";
+    return logits;
+  }
+  ResolvedRequest request;
+  Sequence sequence;
+};
+
+TEST(EditLogits, RepetitionCoversPromptAndOutputOnce) {
+  Case c({0, 1, 1}, {2, 2, 1});
+  c.request.sampling.repetition_penalty = 2.0f;
+  EXPECT_EQ(c.edit({4.0f, -4.0f, 4.0f, 4.0f}), (std::vector<float>{2.0f, -8.0f, 2.0f, 4.0f}));
+}
+
+TEST(EditLogits, PresenceAndFrequencyCoverTheOutput) {
+  Case c({0, 1}, {2, 2, 1});
+  c.request.sampling.presence_penalty = 0.5f;
+  EXPECT_EQ(c.edit({1.0f, 1.0f, 1.0f, 1.0f}), (std::vector<float>{1.0f, 0.5f, 0.5f, 1.0f}));
+  c.request.sampling.frequency_penalty = 0.25f;
+  EXPECT_EQ(c.edit({1.0f, 1.0f, 1.0f, 1.0f}), (std::vector<float>{1.0f, 0.25f, 0.0f, 1.0f}));
+}
+
+TEST(EditLogits, BiasComesBeforePenalties) {
+  Case c({0}, {1});
+  c.request.sampling.logit_bias = {{1, 3.0f}, {2, -1.0f}};
+  c.request.sampling.repetition_penalty = 2.0f;
+  EXPECT_EQ(c.edit({1.0f, 1.0f, 1.0f}), (std::vector<float>{0.5f, 2.0f, 0.0f}));
+}
+
+TEST(EditLogits, StopTokensAreMaskedUntilMinTokens) {
+  Case c({0}, {1});
+  c.request.stop_ids = {2};
+  c.request.sampling.min_tokens = 2;
+  EXPECT_TRUE(needs_edit(c.sequence));
+  EXPECT_EQ(c.edit({1.0f, 1.0f, 1.0f})[2], kMaskedLogit);
+  c.sequence.tokens.push_back(1);
+  EXPECT_FALSE(needs_edit(c.sequence));
+  EXPECT_EQ(c.edit({1.0f, 1.0f, 1.0f})[2], 1.0f);
+}
+
+class SamplerTest : public ::testing::Test {
+ protected:
+  static constexpr std::int64_t kVocabSize = 1025;  // one token alone in the last chunk of the vocabulary
+  SamplerTest() : session_(make_cpu_runtime(), 2), sampler_(session_.context(), kVocabSize) {}
+  Tensor random_logits(std::int64_t rows) {
+    Tensor logits = Tensor::empty(session_.context().runtime, {rows, kVocabSize}, DType::kF32);
+    Rng rng(3);
+    for (std::int64_t i = 0; i < logits.num_elements(); ++i) logits.as<float>()[i] = static_cast<float>(rng.next_normal());
+    return logits;
+  }
+  ops::OpSession session_;
+  Sampler sampler_;
+};
+
+TEST_F(SamplerTest, AMaskedTokenIsNeitherDrawnNorReported) {
+  Tensor logits = random_logits(1);
+  logits.as<float>()[1024] = 50.0f;
+  Case c({0}, {});
+  c.request.stop_ids = {1024};
+  c.request.sampling.min_tokens = 1;
+  c.request.sampling.logprobs = 20;
+  Sequence* const sequences[] = {&c.sequence};
+  std::vector<ops::SampleResult> results(1);
+  sampler_.sample(logits, sequences, results);
+  EXPECT_NE(results[0].token, 1024);
+  EXPECT_TRUE(std::isfinite(results[0].logprob));
+  ASSERT_EQ(results[0].top_logprobs.size(), 20u);
+  for (const auto& [id, logprob] : results[0].top_logprobs) EXPECT_TRUE(id != 1024 && std::isfinite(logprob));
+}
+
+TEST_F(SamplerTest, ADrawDependsOnSeedAndIndexNotOnItsNeighbours) {
+  Case a({0}, {}), b({0}, {}), c({0}, {});
+  a.sequence.seed = 1;
+  b.sequence.seed = 2;
+  c.sequence.seed = 3;
+  c.request.sampling.top_p = 0.5f;
+  Tensor logits = random_logits(3);
+  std::vector<ops::SampleResult> together(3), alone(1);
+  Sequence* const all[] = {&a.sequence, &b.sequence, &c.sequence};
+  sampler_.sample(logits, all, together);
+  for (std::size_t i = 0; i < 3; ++i) {
+    sampler_.sample(logits.view().rows(static_cast<std::int64_t>(i), 1), std::span(all).subspan(i, 1), alone);
+    EXPECT_EQ(alone[0].token, together[i].token);
+    EXPECT_EQ(alone[0].logprob, together[i].logprob);
+  }
+  // Another index draws anew: over 50 indices more than one token appears.
+  std::vector<std::int32_t> tokens;
+  for (int i = 0; i < 50; ++i) {
+    sampler_.sample(logits.view().rows(0, 1), std::span(all).subspan(0, 1), alone);
+    tokens.push_back(alone[0].token);
+    a.sequence.tokens.push_back(0);
+  }
+  std::sort(tokens.begin(), tokens.end());
+  EXPECT_GT(std::unique(tokens.begin(), tokens.end()) - tokens.begin(), 10);
+}
+
+TEST_F(SamplerTest, ARowThatIsNotFiniteLeavesTheOthersAlone) {
+  for (const float poison : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (const std::int64_t where : {0, 700, 1024}) {
+      Case a({0}, {}), b({0}, {}), c({0}, {});
+      b.request.sampling.top_k = 5;
+      std::vector<ops::SampleResult> clean(3), results(3);
+      Sequence* const all[] = {&a.sequence, &b.sequence, &c.sequence};
+      sampler_.sample(random_logits(3), all, clean);
+      Tensor logits = random_logits(3);
+      logits.as<float>()[kVocabSize + where] = poison;
+      sampler_.sample(logits, all, results);
+      EXPECT_FALSE(std::isfinite(results[1].logprob)) << poison << " at " << where;
+      for (const std::size_t i : {0, 2}) {
+        EXPECT_EQ(results[i].token, clean[i].token);
+        EXPECT_EQ(results[i].logprob, clean[i].logprob);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace prl::engine
