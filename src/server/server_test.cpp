@@ -2,6 +2,7 @@
 
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
+#include <boost/json/value_to.hpp>
 
 #include <filesystem>
 #include <memory>
@@ -90,7 +91,9 @@ class ServerTest : public ::testing::Test {
     const auto events = client_->read_sse(make_call(path, std::move(body)));
     EXPECT_FALSE(events.empty());
     for (std::size_t i = 0; i + 1 < events.size(); ++i) out.push_back(json::parse(events[i].data));
-    if (!events.empty()) EXPECT_EQ(events.back().data, "[DONE]");
+    if (!events.empty()) {
+      EXPECT_EQ(events.back().data, "[DONE]");
+    }
     return out;
   }
   template <typename Condition>
@@ -127,7 +130,9 @@ TEST_F(ServerTest, ChatReplyHasAllFieldsThatTrainersRead) {
   EXPECT_EQ(choice(reply).at("message").at("role").as_string(), "assistant");
   EXPECT_EQ(choice(reply).at("finish_reason").as_string(), "stop");
   EXPECT_TRUE(choice(reply).at("stop_reason").is_null());
-  const auto prompt = tokenizer_->encode(template_->render(json::parse(R"([{"role":"user","content":"Hi"}])").as_array(), {.add_generation_prompt = true}));
+  text::RenderOptions render;
+  render.add_generation_prompt = true;
+  const auto prompt = tokenizer_->encode(template_->render(json::parse(R"([{"role":"user","content":"Hi"}])").as_array(), render));
   EXPECT_EQ(json::value_to<std::vector<std::int32_t>>(reply.at("prompt_token_ids")), prompt);
   auto want = tokenizer_->encode(kReply);
   want.push_back(ids_.im_end);
