@@ -204,7 +204,12 @@ ChunkStats chunk_stats(float* x, std::int64_t n, float temperature) {
   Vec top = set1(-__builtin_inff());
   for_vectors(n, [&](std::int64_t i, int l) { top = max(top, l == kLanes ? load(x + i) : load_n(x + i, l, -__builtin_inff())); });
   const float m = reduce_max(top);
-  if (m == -__builtin_inff()) return {m, 0.0f, 0.0f};
+  if (m == -__builtin_inff()) {
+    // Banned, all of them, or NaN, which the maximum passes over and which must not pass for banned.
+    for (std::int64_t i = 0; i < n; ++i)
+      if (x[i] != x[i]) return {x[i], x[i], x[i]};
+    return {m, 0.0f, 0.0f};
+  }
   Vec sum = zero(), weighted = zero();
   for_vectors(n, [&](std::int64_t i, int l) {
     const Vec d = (l == kLanes ? load(x + i) : load_n(x + i, l, -__builtin_inff())) - set1(m);
