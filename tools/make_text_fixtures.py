@@ -3,8 +3,7 @@
 `tokenizers`, `jinja2` and `transformers` (no torch needed):
 
     make_text_fixtures.py tokenizers     # *.tokenizer.json and tokenizer_cases.json
-    make_text_fixtures.py templates      # template_cases.json from the *.jinja files, messages.py below
-    make_text_fixtures.py check FOLDER   # loads a folder written by `prl init-model` and prints ids, for comparison
+    make_text_fixtures.py templates      # template_cases.json from the *.jinja files and text_fixture_cases.py
 
 The vocabularies are trained here on text of this repository and of the Python library, with each family's normalizer,
 pre-tokenizer, post-processor and added tokens as published; the real vocabularies are large and not needed to prove the code.
@@ -101,6 +100,9 @@ def families():
                         first=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>"],
                         added=special("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>")),
         "o200k": dict(vocab=600, pre=split(O200K_REGEX), added=special("<|endoftext|>", "<|im_end|>")),
+        # What write_byte_level_tokenizer makes: no merges at all.
+        "bytes": dict(vocab=0, pre=split(QWEN2_REGEX), post=processors.ByteLevel(trim_offsets=False),
+                      added=special("<|endoftext|>", "<|im_start|>", "<|im_end|>")),
         # No real model: every flag and behaviour at once.
         "odd": dict(vocab=500, norm=normalizers.Sequence([normalizers.NFC()]),
                     pre=pt.Sequence([pt.Split("--", "removed"), pt.Split(Regex(r"[.!?]+"), "merged_with_previous"),
@@ -119,14 +121,19 @@ def families():
 
 def build(spec, texts):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    tok = Tokenizer(models.BPE(ignore_merges=spec.get("ignore_merges", False)))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if spec["vocab"] == 0:
+        tok = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    else:
+        tok = Tokenizer(models.BPE(ignore_merges=spec.get("ignore_merges", False)))
     if "norm" in spec:
         tok.normalizer = spec["norm"]
     tok.pre_tokenizer = spec["pre"]
     tok.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=spec["vocab"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-                                  special_tokens=spec.get("first", []), show_progress=False)
-    tok.train_from_iterator(texts, trainer)
+    if spec["vocab"] > 0:
+        trainer = trainers.BpeTrainer(vocab_size=spec["vocab"], initial_alphabet=alphabet, special_tokens=spec.get("first", []),
+                                      show_progress=False)
+        tok.train_from_iterator(texts, trainer)
     tok.add_special_tokens([t for t in spec["added"] if t.special])
     tok.add_tokens([t for t in spec["added"] if not t.special])
     if "bos" in spec:
