@@ -153,10 +153,10 @@ nn::ModelConfig smollm2_135m_shape() {
 }
 
 std::vector<BenchRow> run_bench(const BenchOptions& options) {
-  const ops::MachinePeak peak = ops::measure_machine();
   const auto runtime = make_cpu_runtime();
   std::vector<BenchRow> rows;
   ops::OpSession session(runtime, options.num_threads);
+  const ops::MachinePeak peak = ops::measure_machine(session.context());
   nn::Parameters parameters(runtime, options.model);
   parameters.init_random(options.seed);
   if (options.decode) {

@@ -55,7 +55,8 @@ Finding cpu_finding() {
 }
 
 Finding peak_finding() {
-  const ops::MachinePeak peak = ops::measure_machine();
+  ops::OpSession session(make_cpu_runtime(), 0);
+  const ops::MachinePeak peak = ops::measure_machine(session.context());
   return {"speed", fmt::format("float32 {:.0f} GFLOP/s, bfloat16 {:.0f} GFLOP/s, memory {:.1f} GB/s read (measured just now)", peak.f32_flops / 1e9,
                                peak.bf16_flops / 1e9, peak.read_bytes_per_second / 1e9),
           "MFU is reported against these; decoding one sequence cannot be faster than memory / weight bytes", true};

@@ -29,7 +29,10 @@ std::string trimmed_root(std::string url) {
 
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
   const std::filesystem::path folder = model_folder(config.tokenizer.name.value_or(config.student.model.name));
-  const TextSetup text = load_text(folder, {.renderer = config.renderer.name, .chat_template = config.tokenizer.chat_template});
+  TextOptions text_options;
+  text_options.renderer = config.renderer.name;
+  text_options.chat_template = config.tokenizer.chat_template;
+  const TextSetup text = load_text(folder, text_options);
   if (!text.renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", folder.string());
   const std::int64_t resume_step = orchestrator_resume_step(config, {"trainer", "orchestrator"});
 
@@ -39,7 +42,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   net::HttpClient::Options client_options;
   client_options.timeout = to_ms(config.student.client.timeout);
   if (key) client_options.bearer = key;
-  for (const auto& [name, value] : config.student.client.headers) client_options.headers.set(name, value);
+  for (const auto& [name, value] : config.student.client.headers) client_options.headers.add(name, value);
   auto client = std::make_shared<net::HttpClient>(io.executor(), client_options);
 
   std::vector<std::string> roots;

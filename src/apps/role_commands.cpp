@@ -1,0 +1,51 @@
+#include "apps/commands.hpp"
+#include "base/stop_signal.hpp"
+#include "config/eval_config.hpp"
+#include "config/inference_config.hpp"
+#include "config/orchestrator_config.hpp"
+#include "config/sft_config.hpp"
+#include "config/trainer_config.hpp"
+#include "launch/eval_role.hpp"
+#include "launch/inference_role.hpp"
+#include "launch/model_setup.hpp"
+#include "launch/orchestrator_role.hpp"
+#include "launch/sft_role.hpp"
+#include "launch/trainer_role.hpp"
+
+namespace prl::apps {
+namespace {
+
+/// Loads a role's configuration, sets up logging and signals, and runs it. A clean stop by Ctrl-C exits with 130.
+template <typename Config, typename Run>
+int run_role(const config::ParsedCommand& parsed, Run run) {
+  const auto loaded = config::load<Config>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  StopSignal stop;
+  launch::setup_logging(loaded.config.log, {});
+  const int status = run(loaded, stop.token());
+  return stop.was_interrupted() && status == 0 ? 130 : status;
+}
+
+}  // namespace
+
+int run_inference(const config::ParsedCommand& parsed) {
+  // A server is meant to be stopped: ending on a signal is its normal end.
+  const int status = run_role<config::InferenceConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_inference_role(loaded.config, stop); });
+  return status == 130 ? 0 : status;
+}
+int run_trainer(const config::ParsedCommand& parsed) {
+  return run_role<config::TrainerConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_trainer_role(loaded.config, stop); });
+}
+int run_orchestrator(const config::ParsedCommand& parsed) {
+  return run_role<config::OrchestratorConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_orchestrator_role(loaded.config, stop); });
+}
+int run_sft(const config::ParsedCommand& parsed) {
+  return run_role<config::SftConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_sft_role(loaded.config, stop); });
+}
+int run_eval(const config::ParsedCommand& parsed) {
+  return run_role<config::EvalConfig>(parsed, [](const auto& loaded, auto stop) {
+    return launch::run_eval_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
+  });
+}
+
+}  // namespace prl::apps

@@ -1,0 +1,45 @@
+#include "launch/sft_role.hpp"
+
+#include "base/log.hpp"
+#include "launch/model_setup.hpp"
+#include "launch/trainer_role.hpp"
+#include "ops/measure.hpp"
+#include "trainer/metrics.hpp"
+#include "trainer/sft/sft_trainer.hpp"
+
+namespace prl::launch {
+
+int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
+  config::TrainerConfig shared;
+  shared.model = config.model;
+  shared.compute = config.compute;
+  shared.seed = config.seed;
+  trainer::Policy policy(make_runtime(config.compute), policy_options(shared));
+  const ops::MachinePeak peak = ops::measure_machine(policy.context());
+  const std::filesystem::path text_folder = model_folder(config.tokenizer.name.value_or(config.model.name));
+
+  trainer::SftRunOptions options;
+  options.step = {.loss = {}, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
+  options.data = config.data;
+  options.val = config.val;
+  if (std::holds_alternative<config::SftDataConfig>(config.data)) {
+    TextOptions text_options;
+    text_options.renderer = config.renderer.name;
+    text_options.chat_template = config.tokenizer.chat_template;
+    TextSetup text = load_text(text_folder, text_options);
+    if (!text.chat_template) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", text_folder.string());
+    options.text = {text.tokenizer, text.chat_template, text.renderer};
+  }
+  options.peak_flops = policy.options().compute == DType::kBF16 ? peak.bf16_flops : peak.f32_flops;
+  options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, text_folder);
+  options.resume = resume_options(config.ckpt);
+  options.is_bench = config.bench.has_value();
+  if (config.bench) options.bench_json = config.bench->output_json;
+  auto monitor = make_monitor(trainer::sft_metrics(), config.output_dir, config.file_monitor);
+  const trainer::SftRunResult result = trainer::run_sft(options, policy, *monitor, stop);
+  log::success("sft finished after step {}{}, loss {:.4f}{}", result.last_step, result.was_stopped ? " (stopped)" : "", result.last_loss,
+               result.last_checkpoint ? fmt::format(", weights in {}", (config.output_dir / "weights" / fmt::format("step_{}", *result.last_checkpoint)).string()) : "");
+  return 0;
+}
+
+}  // namespace prl::launch
