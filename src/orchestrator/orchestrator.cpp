@@ -160,7 +160,9 @@ struct Orchestrator::Impl {
     try {
       co_await std::move(role);
     } catch (const std::exception&) {
-      if (!failure) failure = std::current_exception();
+      // Once the main role has ended, the other roles are cancelled on purpose.
+      const bool is_shutdown = is_main_done && net::to_error(std::current_exception()).code() == ErrorCode::kCancelled;
+      if (!failure && !is_shutdown) failure = std::current_exception();
       wake.notify();
     }
   }
