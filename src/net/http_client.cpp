@@ -24,7 +24,9 @@ namespace {
 
 using Connection = detail::ClientConnection;
 
-bool is_retried_status(int status) { return status == 408 || status == 409 || status == 429 || (status >= 500 && status != 501); }
+bool is_retried_status(int status) {
+  return status == 408 || status == 409 || status == 429 || (status >= 500 && status != 501);
+}
 
 std::string format_request(const HttpCall& call, const Url& url, const HttpClient::Options& options) {
   const bool is_default_port = url.port == (url.scheme == "https" ? 443 : 80);
@@ -178,7 +180,8 @@ struct HttpClient::Impl : std::enable_shared_from_this<HttpClient::Impl> {
   void release(Lease& lease);
   std::optional<Lease> try_acquire(const std::string& key, Signal& signal);
   /// Sends the call and reads the header of the reply, once; a kept connection that proves dead is replaced silently.
-  asio::awaitable<HttpReply> begin(std::shared_ptr<std::optional<Lease>> lease, HttpCall call, Url url, std::size_t max_bytes, TimePoint deadline);
+  asio::awaitable<HttpReply> begin(std::shared_ptr<std::optional<Lease>> lease, HttpCall call, Url url, std::size_t max_bytes,
+                                   TimePoint deadline);
   asio::awaitable<HttpReply> attempt(HttpCall call, Url url, TimePoint deadline);
   std::chrono::milliseconds backoff(int attempt_index);
   std::shared_ptr<detail::TlsContext> tls_for(const Url& url);
@@ -285,8 +288,10 @@ asio::awaitable<std::string> read_all(std::shared_ptr<Connection> connection, Ti
     auto reading = connection->read_piece(deadline);
     std::string piece = co_await std::move(reading);
     if (piece.empty()) co_return body;
-    if (body.empty()) body = std::move(piece);
-    else body += piece;
+    if (body.empty())
+      body = std::move(piece);
+    else
+      body += piece;
   }
 }
 

@@ -33,10 +33,10 @@ struct HttpCall {
   std::string url;
   Fields headers;
   std::string body;
-  std::string content_type;                ///< sent when there is a body; "application/json" if empty
-  std::optional<std::string> bearer;       ///< overrides Options::bearer
-  std::chrono::milliseconds timeout{0};    ///< for the whole call, with retries; 0: Options::timeout
-  int max_retries = -1;                    ///< -1: Options::max_retries
+  std::string content_type;              ///< sent when there is a body; "application/json" if empty
+  std::optional<std::string> bearer;     ///< overrides Options::bearer
+  std::chrono::milliseconds timeout{0};  ///< for the whole call, with retries; 0: Options::timeout
+  int max_retries = -1;                  ///< -1: Options::max_retries
 };
 
 struct HttpReply {
@@ -89,9 +89,9 @@ class HttpClient {
     std::chrono::milliseconds backoff_first{250};
     std::chrono::milliseconds backoff_max{8'000};
     std::size_t max_reply_bytes = std::size_t{1} << 30;
-    std::string bearer;                            ///< sent as "Authorization: Bearer" unless empty
-    Fields headers;                                ///< added to every call
-    std::uint64_t seed = 0;                        ///< of the back-off jitter
+    std::string bearer;      ///< sent as "Authorization: Bearer" unless empty
+    Fields headers;          ///< added to every call
+    std::uint64_t seed = 0;  ///< of the back-off jitter
   };
 
   HttpClient(asio::any_io_executor executor, Options options);

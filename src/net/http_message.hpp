@@ -71,12 +71,12 @@ class ResponseStream {
 
 /// One request as the server hands it to a handler.
 struct HttpRequest {
-  std::string method;   ///< upper case, "GET"
-  std::string path;     ///< decoded, without the query: "/v1/models"
+  std::string method;  ///< upper case, "GET"
+  std::string path;    ///< decoded, without the query: "/v1/models"
   Fields query;
   Fields headers;
   std::string body;
-  std::string peer;     ///< "127.0.0.1:54321"
+  std::string peer;  ///< "127.0.0.1:54321"
   CancelToken cancelled;
   ResponseStream* stream = nullptr;  ///< borrowed, lives as long as the handler runs; never null in a server
 

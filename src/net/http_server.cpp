@@ -110,7 +110,9 @@ bool HttpServer::Impl::wait_for_sessions(std::chrono::milliseconds timeout) {
 
 HttpServer::HttpServer(Options options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 
-HttpServer::~HttpServer() { stop(std::chrono::milliseconds(0)); }
+HttpServer::~HttpServer() {
+  stop(std::chrono::milliseconds(0));
+}
 
 void HttpServer::route(std::string method, std::string path, Handler handler) {
   PRL_CHECK(impl_->acceptor == nullptr, "routes are added before start()");
@@ -129,7 +131,8 @@ void HttpServer::start() {
   asio::ip::tcp::resolver resolver(lookup);
   boost::system::error_code error;
   const auto found = resolver.resolve(options.host, std::to_string(options.port), asio::ip::tcp::resolver::passive, error);
-  if (error || found.empty()) fail(ErrorCode::kIo, "cannot listen on {}:{}: the host is not known ({})", options.host, options.port, error.message());
+  if (error || found.empty())
+    fail(ErrorCode::kIo, "cannot listen on {}:{}: the host is not known ({})", options.host, options.port, error.message());
   const asio::ip::tcp::endpoint endpoint = found.begin()->endpoint();
 
   auto runtime = std::make_unique<IoRuntime>(options.num_io_threads, options.name);
@@ -162,7 +165,9 @@ void HttpServer::start() {
   asio::co_spawn(impl_->acceptor->get_executor(), impl_->accept_loop(), std::move(done));
 }
 
-int HttpServer::port() const noexcept { return impl_->port; }
+int HttpServer::port() const noexcept {
+  return impl_->port;
+}
 
 asio::any_io_executor HttpServer::executor() const {
   PRL_CHECK(impl_->runtime != nullptr, "executor() is known after start()");
@@ -184,7 +189,8 @@ void HttpServer::stop(std::chrono::milliseconds drain) {
   for (const auto& session : sessions) session->drain();
   if (!impl_->wait_for_sessions(drain)) {
     for (const auto& session : sessions) session->abort();
-    if (!impl_->wait_for_sessions(kStopTime)) log::warning("{}: some requests did not end when they were cancelled", impl_->shared->options.name);
+    if (!impl_->wait_for_sessions(kStopTime))
+      log::warning("{}: some requests did not end when they were cancelled", impl_->shared->options.name);
   }
   sessions.clear();
   impl_->runtime->stop(kStopTime);

@@ -21,28 +21,28 @@ class HttpServer {
   using Handler = std::function<asio::awaitable<HttpResponse>(HttpRequest)>;
 
   struct Options {
-    std::string host = "127.0.0.1";                 ///< address or name to bind; "0.0.0.0" for every interface
-    int port = 0;                                   ///< 0 takes a free one, see port()
+    std::string host = "127.0.0.1";  ///< address or name to bind; "0.0.0.0" for every interface
+    int port = 0;                    ///< 0 takes a free one, see port()
     int num_io_threads = 2;
-    int backlog = 4096;                             ///< pending connections the kernel holds
+    int backlog = 4096;  ///< pending connections the kernel holds
     std::size_t max_connections = 8192;
     std::size_t max_header_bytes = 64 * 1024;
-    std::size_t max_body_bytes = 64 * 1024 * 1024;  ///< larger bodies are answered 413
+    std::size_t max_body_bytes = 64 * 1024 * 1024;     ///< larger bodies are answered 413
     std::chrono::milliseconds header_timeout{20'000};  ///< from the first byte of a request to the end of its header
     std::chrono::milliseconds body_timeout{120'000};   ///< from the end of the header to the end of the body
     std::chrono::milliseconds idle_timeout{75'000};    ///< without any byte between requests
     std::chrono::milliseconds write_timeout{60'000};   ///< a client that reads nothing for so long is dropped
-    std::string name = "http";                      ///< for log lines
+    std::string name = "http";                         ///< for log lines
   };
 
   struct Stats {
-    std::size_t num_connections = 0;       ///< open now
+    std::size_t num_connections = 0;  ///< open now
     std::int64_t num_accepted = 0;
-    std::int64_t num_refused = 0;          ///< beyond max_connections
-    std::int64_t num_requests = 0;         ///< handed to a handler
-    std::int64_t num_disconnected = 0;     ///< clients that left while their handler ran
-    std::int64_t num_malformed = 0;        ///< requests that could not be parsed, timed out or were too large
-    std::int64_t num_errors = 0;           ///< handlers that threw anything but a cancellation
+    std::int64_t num_refused = 0;       ///< beyond max_connections
+    std::int64_t num_requests = 0;      ///< handed to a handler
+    std::int64_t num_disconnected = 0;  ///< clients that left while their handler ran
+    std::int64_t num_malformed = 0;     ///< requests that could not be parsed, timed out or were too large
+    std::int64_t num_errors = 0;        ///< handlers that threw anything but a cancellation
   };
 
   explicit HttpServer(Options options);

@@ -517,7 +517,8 @@ TEST(Url, ParsesAndRefuses) {
   EXPECT_EQ(url.target, "/v1/x?y=1");
   EXPECT_EQ(Url::parse("http://host").target, "/");
   EXPECT_EQ(Url::parse("http://host?a=1").target, "/?a=1");
-  for (const char* bad : {"", "host:80", "http://", "http://h:0/", "http://h:x/", "http://h/a b"}) EXPECT_THROW(Url::parse(bad), Error) << bad;
+  for (const char* bad : {"", "host:80", "http://", "http://h:0/", "http://h:x/", "http://h/a b"})
+    EXPECT_THROW(Url::parse(bad), Error) << bad;
 }
 
 }  // namespace

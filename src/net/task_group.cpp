@@ -51,9 +51,12 @@ struct TaskGroup::State {
     std::lock_guard lock(mutex);
     tasks.erase(place);
     --stats.num_running;
-    if (!exception) ++stats.num_finished;
-    else if (failed) ++stats.num_failed;
-    else ++stats.num_cancelled;
+    if (!exception)
+      ++stats.num_finished;
+    else if (failed)
+      ++stats.num_failed;
+    else
+      ++stats.num_cancelled;
     if (stats.num_running == 0) {
       all_ended.notify_all();
       all_ended_signal.notify();
@@ -68,7 +71,9 @@ TaskGroup::TaskGroup(asio::any_io_executor executor, std::string name, std::func
   state_->on_error = std::move(on_error);
 }
 
-TaskGroup::~TaskGroup() { cancel(); }
+TaskGroup::~TaskGroup() {
+  cancel();
+}
 
 void TaskGroup::spawn(std::string what, asio::awaitable<void> task) {
   auto state = state_;

@@ -16,8 +16,8 @@ class TaskGroup {
  public:
   struct Stats {
     std::int64_t num_running = 0;
-    std::int64_t num_finished = 0;   ///< returned normally
-    std::int64_t num_failed = 0;     ///< threw anything but a cancellation
+    std::int64_t num_finished = 0;  ///< returned normally
+    std::int64_t num_failed = 0;    ///< threw anything but a cancellation
     std::int64_t num_cancelled = 0;
   };
 

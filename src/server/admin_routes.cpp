@@ -18,7 +18,9 @@ std::string proof_body(const engine::WeightProof& proof) {
   return out.end_array().end_object().take();
 }
 
-boost::json::object optional_body(const HttpRequest& request) { return request.body.empty() ? boost::json::object() : parse_body(request.body); }
+boost::json::object optional_body(const HttpRequest& request) {
+  return request.body.empty() ? boost::json::object() : parse_body(request.body);
+}
 
 /// Runs `work` on the admin thread: one change at a time, in order of arrival.
 template <typename Work>

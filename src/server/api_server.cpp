@@ -22,7 +22,8 @@ enum class Access { kOpen, kApiKey, kAdminKey };
 /// Compares in time that does not depend on where the keys differ.
 bool same_key(std::string_view a, std::string_view b) {
   unsigned difference = a.size() == b.size() ? 0 : 1;
-  for (std::size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(i < b.size() ? b[i] : 0);
+  for (std::size_t i = 0; i < a.size(); ++i)
+    difference |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(i < b.size() ? b[i] : 0);
   return difference == 0;
 }
 
@@ -47,7 +48,8 @@ bool is_plain_id(std::string_view id) {
   constexpr std::size_t kMaxLength = 128;
   if (id.empty() || id.size() > kMaxLength) return false;
   for (const char c : id)
-    if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.' || c == ':')) return false;
+    if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.' || c == ':'))
+      return false;
   return true;
 }
 
@@ -86,13 +88,14 @@ ApiServer::ApiServer(ApiOptions options, Backend& backend, std::shared_ptr<const
   add_routes();
 }
 
-ApiServer::~ApiServer() { stop(std::chrono::milliseconds(0)); }
+ApiServer::~ApiServer() {
+  stop(std::chrono::milliseconds(0));
+}
 
 void ApiServer::add_routes() {
   const auto add = [this](const char* method, std::string path, Route route, Access access) {
-    http_->route(method, std::move(path), [context = context_, route, access](HttpRequest request) {
-      return guarded(context, std::move(request), route, access);
-    });
+    http_->route(method, std::move(path),
+                 [context = context_, route, access](HttpRequest request) { return guarded(context, std::move(request), route, access); });
   };
   add("POST", "/v1/chat/completions", chat_completions, Access::kApiKey);
   add("POST", "/v1/chat/completions/tokens", chat_completions_tokens, Access::kApiKey);
@@ -137,10 +140,16 @@ void ApiServer::start() {
   log::info("serving {} at http://{}:{}", context_->options.served_names.front(), context_->options.host, http_->port());
 }
 
-int ApiServer::port() const noexcept { return http_->port(); }
+int ApiServer::port() const noexcept {
+  return http_->port();
+}
 
-void ApiServer::stop(std::chrono::milliseconds drain) { http_->stop(drain); }
+void ApiServer::stop(std::chrono::milliseconds drain) {
+  http_->stop(drain);
+}
 
-net::HttpServer::Stats ApiServer::http_stats() const { return http_->stats(); }
+net::HttpServer::Stats ApiServer::http_stats() const {
+  return http_->stats();
+}
 
 }  // namespace prl::server

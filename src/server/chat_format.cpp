@@ -30,8 +30,10 @@ class ChatFormat final : public ReplyFormat {
       out.begin_object().key("index").integer(static_cast<std::int64_t>(i));
       const bool has_calls = write_message(out, generation, choice);
       out.key("logprobs");
-      if (request.want_logprobs) write_chat_logprobs(out, generation, choice, 0, choice.token_ids.size(), request.tokens_as_ids);
-      else out.null();
+      if (request.want_logprobs)
+        write_chat_logprobs(out, generation, choice, 0, choice.token_ids.size(), request.tokens_as_ids);
+      else
+        out.null();
       write_finish_reason(out, choice, has_calls);
       write_stop_reason(out, generation, choice);
       if (request.return_token_ids) {
@@ -104,8 +106,10 @@ class ChatFormat final : public ReplyFormat {
     }
     out.end_object();
     out.key("logprobs");
-    if (request.want_logprobs && has_tokens) write_chat_logprobs(out, generation, choice, news.token_begin, choice.token_ids.size(), request.tokens_as_ids);
-    else out.null();
+    if (request.want_logprobs && has_tokens)
+      write_chat_logprobs(out, generation, choice, news.token_begin, choice.token_ids.size(), request.tokens_as_ids);
+    else
+      out.null();
     write_finish_reason(out, choice, !calls.empty());
     if (news.is_finished) write_stop_reason(out, generation, choice);
     if (request.return_token_ids) {
@@ -130,7 +134,8 @@ class ChatFormat final : public ReplyFormat {
   static text::ParsedResponse parse(const Generation& generation, const Choice& choice) {
     const PreparedRequest& request = generation.request();
     const boost::json::array none;
-    return generation.context().renderer->parse_response(choice.token_ids, request.parse_tools ? request.tools : none, request.prompts[choice.prompt_idx]);
+    return generation.context().renderer->parse_response(choice.token_ids, request.parse_tools ? request.tools : none,
+                                                         request.prompts[choice.prompt_idx]);
   }
 
   /// The "message" member; true if it holds tool calls.
@@ -150,8 +155,10 @@ class ChatFormat final : public ReplyFormat {
       if (!splitter.withheld().empty()) calls = parse(generation, choice).openai_tool_calls();
       if (calls.empty()) piece.content += splitter.withheld();
       out.key("content");
-      if (piece.content.empty() && (!calls.empty() || !piece.reasoning.empty())) out.null();
-      else out.string(piece.content);
+      if (piece.content.empty() && (!calls.empty() || !piece.reasoning.empty()))
+        out.null();
+      else
+        out.string(piece.content);
       if (!piece.reasoning.empty()) out.key("reasoning_content").string(piece.reasoning).key("reasoning").string(piece.reasoning);
     }
     out.key("tool_calls").raw(boost::json::serialize(calls));
@@ -164,6 +171,8 @@ class ChatFormat final : public ReplyFormat {
 
 }  // namespace
 
-std::unique_ptr<ReplyFormat> make_chat_format(const Generation& generation) { return std::make_unique<ChatFormat>(generation); }
+std::unique_ptr<ReplyFormat> make_chat_format(const Generation& generation) {
+  return std::make_unique<ChatFormat>(generation);
+}
 
 }  // namespace prl::server

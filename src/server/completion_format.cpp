@@ -31,7 +31,8 @@ class CompletionFormat final : public ReplyFormat {
     if (!generation.request().echo) return {};
     std::vector<std::string> events;
     for (std::size_t i = 0; i < generation.choices().size(); ++i)
-      events.push_back(chunk(generation, i, echo_text(generation, generation.choices()[i]), generation.choices()[i].token_ids.size(), i == 0));
+      events.push_back(
+          chunk(generation, i, echo_text(generation, generation.choices()[i]), generation.choices()[i].token_ids.size(), i == 0));
     return events;
   }
 
@@ -69,16 +70,18 @@ class CompletionFormat final : public ReplyFormat {
     return out.end_object().take();
   }
 
-  void write_choice(JsonWriter& out, const Generation& generation, std::size_t i, const std::string& text, std::size_t token_begin, bool with_prompt_ids,
-                    bool is_whole) {
+  void write_choice(JsonWriter& out, const Generation& generation, std::size_t i, const std::string& text, std::size_t token_begin,
+                    bool with_prompt_ids, bool is_whole) {
     const PreparedRequest& request = generation.request();
     const Choice& choice = generation.choices()[i];
     out.begin_object();
     out.key("index").integer(static_cast<std::int64_t>(i));
     out.key("text").string(text);
     out.key("logprobs");
-    if (request.want_logprobs && token_begin < choice.token_ids.size()) write_logprobs(out, generation, i, token_begin);
-    else out.null();
+    if (request.want_logprobs && token_begin < choice.token_ids.size())
+      write_logprobs(out, generation, i, token_begin);
+    else
+      out.null();
     write_finish_reason(out, choice, false);
     write_stop_reason(out, generation, choice);
     if (is_whole) {
@@ -133,6 +136,8 @@ class CompletionFormat final : public ReplyFormat {
 
 }  // namespace
 
-std::unique_ptr<ReplyFormat> make_completion_format(const Generation& generation) { return std::make_unique<CompletionFormat>(generation); }
+std::unique_ptr<ReplyFormat> make_completion_format(const Generation& generation) {
+  return std::make_unique<CompletionFormat>(generation);
+}
 
 }  // namespace prl::server

@@ -16,12 +16,19 @@ using MakeFormat = std::unique_ptr<ReplyFormat> (*)(const Generation&);
 /// Templates and tokenization of one request, its time in the queue included.
 constexpr auto kPrepareTime = std::chrono::minutes(5);
 
-PreparedRequest prepare_plain_chat(const ServerContext& context, const HttpRequest& request) { return prepare_chat(context, request, false); }
-PreparedRequest prepare_token_chat(const ServerContext& context, const HttpRequest& request) { return prepare_chat(context, request, true); }
+PreparedRequest prepare_plain_chat(const ServerContext& context, const HttpRequest& request) {
+  return prepare_chat(context, request, false);
+}
+PreparedRequest prepare_token_chat(const ServerContext& context, const HttpRequest& request) {
+  return prepare_chat(context, request, true);
+}
 
 /// Checks and tokenizes the body on a worker thread.
-net::asio::awaitable<std::shared_ptr<const PreparedRequest>> prepare(Context context, std::shared_ptr<const HttpRequest> request, Prepare function) {
-  auto work = [context, request, function] { return std::make_shared<const PreparedRequest>(function(*context, *request)); };
+net::asio::awaitable<std::shared_ptr<const PreparedRequest>> prepare(Context context, std::shared_ptr<const HttpRequest> request,
+                                                                     Prepare function) {
+  auto work = [context, request = std::move(request), function] {
+    return std::make_shared<const PreparedRequest>(function(*context, *request));
+  };
   std::string what = "a free thread to tokenize the request";
   auto running = context->text_workers->run(std::move(work), kPrepareTime, std::move(what));
   co_return co_await std::move(running);
@@ -34,8 +41,8 @@ net::asio::awaitable<void> write_events(net::ResponseStream* stream, std::vector
   co_await std::move(writing);
 }
 
-net::asio::awaitable<void> write_stream(std::shared_ptr<Generation> generation, std::shared_ptr<ReplyFormat> format, net::ResponseStream* stream,
-                                        net::TimePoint deadline) {
+net::asio::awaitable<void> write_stream(std::shared_ptr<Generation> generation, std::shared_ptr<ReplyFormat> format,
+                                        net::ResponseStream* stream, net::TimePoint deadline) {
   auto first = write_events(stream, format->begin(*generation));
   co_await std::move(first);
   const auto keep_alive = generation->context().options.keep_alive_interval;
@@ -44,9 +51,12 @@ net::asio::awaitable<void> write_stream(std::shared_ptr<Generation> generation, 
     const std::optional<ChoiceNews> news = co_await std::move(next);
     std::vector<std::string> events;
     std::string comment;
-    if (news) events = format->news(*generation, *news);
-    else if (net::Clock::now() >= deadline) fail(ErrorCode::kDeadline, "the request took longer than its limit");
-    else comment = ": keep-alive\n\n";
+    if (news)
+      events = format->news(*generation, *news);
+    else if (net::Clock::now() >= deadline)
+      fail(ErrorCode::kDeadline, "the request took longer than its limit");
+    else
+      comment = ": keep-alive\n\n";
     if (!comment.empty()) {
       auto writing = stream->write(std::move(comment));
       co_await std::move(writing);
@@ -63,7 +73,8 @@ net::asio::awaitable<void> write_stream(std::shared_ptr<Generation> generation, 
   co_await std::move(writing);
 }
 
-Reply answer_stream(std::shared_ptr<Generation> generation, std::shared_ptr<ReplyFormat> format, net::ResponseStream* stream, net::TimePoint deadline) {
+Reply answer_stream(std::shared_ptr<Generation> generation, std::shared_ptr<ReplyFormat> format, net::ResponseStream* stream,
+                    net::TimePoint deadline) {
   net::Fields headers;
   headers.add("Cache-Control", "no-cache");
   headers.add("X-Request-Id", generation->request().id);
@@ -88,14 +99,15 @@ Reply answer_stream(std::shared_ptr<Generation> generation, std::shared_ptr<Repl
 
 Reply answer(Context context, HttpRequest http_request, Prepare prepare_function, MakeFormat make_format) {
   const net::TimePoint deadline = net::Clock::now() + context->options.request_timeout;
-  const auto http = std::make_shared<const HttpRequest>(std::move(http_request));
-  auto preparing = prepare(context, http, prepare_function);
+  net::ResponseStream* const stream = http_request.stream;
+  auto http = std::make_shared<const HttpRequest>(std::move(http_request));  // its body is dropped once it is tokenized
+  auto preparing = prepare(context, std::move(http), prepare_function);
   const std::shared_ptr<const PreparedRequest> request = co_await std::move(preparing);
   auto generation = std::make_shared<Generation>(context, request);
   generation->submit();
   std::shared_ptr<ReplyFormat> format = make_format(*generation);
   if (request->is_stream) {
-    auto streaming = answer_stream(generation, format, http->stream, deadline);
+    auto streaming = answer_stream(generation, format, stream, deadline);
     co_return co_await std::move(streaming);
   }
   while (!generation->is_done()) {
@@ -110,7 +122,9 @@ Reply answer(Context context, HttpRequest http_request, Prepare prepare_function
 
 }  // namespace
 
-Reply chat_completions(Context context, HttpRequest request) { return answer(std::move(context), std::move(request), prepare_plain_chat, make_chat_format); }
+Reply chat_completions(Context context, HttpRequest request) {
+  return answer(std::move(context), std::move(request), prepare_plain_chat, make_chat_format);
+}
 
 Reply chat_completions_tokens(Context context, HttpRequest request) {
   return answer(std::move(context), std::move(request), prepare_token_chat, make_chat_format);
@@ -120,6 +134,8 @@ Reply completions(Context context, HttpRequest request) {
   return answer(std::move(context), std::move(request), prepare_completion, make_completion_format);
 }
 
-Reply generate(Context context, HttpRequest request) { return answer(std::move(context), std::move(request), prepare_generate, make_generate_format); }
+Reply generate(Context context, HttpRequest request) {
+  return answer(std::move(context), std::move(request), prepare_generate, make_generate_format);
+}
 
 }  // namespace prl::server

@@ -11,11 +11,31 @@ namespace {
 /// Clients take -9999 for "no log-probability"; a real one so small is told as this.
 constexpr float kMinLogprob = -9998.0f;
 
-float clean_logprob(float value) { return std::isfinite(value) ? std::max(value, kMinLogprob) : kMinLogprob; }
+float clean_logprob(float value) {
+  return std::isfinite(value) ? std::max(value, kMinLogprob) : kMinLogprob;
+}
+
+/// Appends what a step added; the end of a request brings the rest of the fields.
+void append_delta(wire::GenerateOutput& to, const wire::GenerateOutput& from) {
+  const auto append = [](auto& target, const auto& source) { target.insert(target.end(), source.begin(), source.end()); };
+  if (from.finish_reason != wire::FinishReason::kNone) {
+    wire::GenerateOutput last = from;
+    last.token_ids = std::move(to.token_ids);
+    last.logprobs = std::move(to.logprobs);
+    last.top_logprobs = std::move(to.top_logprobs);
+    last.versions = std::move(to.versions);
+    to = std::move(last);
+  }
+  append(to.token_ids, from.token_ids);
+  append(to.logprobs, from.logprobs);
+  append(to.top_logprobs, from.top_logprobs);
+  append(to.versions, from.versions);
+}
 
 /// Each token is at most one event, and the last one may come alone.
 std::size_t event_capacity(const ServerContext& context, const PreparedRequest& request, std::size_t num_choices) {
-  return num_choices * (static_cast<std::size_t>(request.sampling.max_tokens.value_or(static_cast<std::int32_t>(context.backend->max_model_len()))) + 8);
+  return num_choices *
+         (static_cast<std::size_t>(request.sampling.max_tokens.value_or(static_cast<std::int32_t>(context.backend->max_model_len()))) + 8);
 }
 
 }  // namespace
@@ -31,9 +51,9 @@ Generation::Generation(std::shared_ptr<ServerContext> context, std::shared_ptr<c
   tracks_.reserve(num_choices);
   for (std::size_t i = 0; i < num_choices; ++i) {
     choices_[i].prompt_idx = i / static_cast<std::size_t>(request_->sampling.n);
-    tracks_.push_back(Track{RequestId{},
-                            text::IncrementalDetokenizer(*context_->tokenizer, request_->sampling.skip_special_tokens),
-                            text::StopChecker(request_->sampling.stop, request_->sampling.include_stop_str_in_output), false, false, arrival_});
+    tracks_.push_back(Track{RequestId{}, text::IncrementalDetokenizer(*context_->tokenizer, request_->sampling.skip_special_tokens),
+                            text::StopChecker(request_->sampling.stop, request_->sampling.include_stop_str_in_output), false, false,
+                            arrival_});
   }
 }
 
@@ -54,14 +74,31 @@ void Generation::submit() {
     request.session_id = request_->session_id;
     request.cache_salt = request_->cache_salt;
     request.priority = request_->priority;
-    engine::EventSink sink = [events = events_, i](const engine::StepEvent& event) {
-      Event copy{i, event.delta};
-      // Never full: the capacity covers every token of every choice.
-      PRL_CHECK(events.try_push(copy) || events.is_closed(), "the event queue of a request is full");
-    };
+    engine::EventSink sink = make_sink(i);
     tracks_[i].id = context_->backend->submit(std::move(request), std::move(sink));
     tracks_[i].is_submitted = true;
   }
+}
+
+engine::EventSink Generation::make_sink(std::size_t choice_idx) const {
+  // Whole replies without stop strings need no look at single tokens: one event at the end spares the engine's cores a
+  // thread switch per token and request.
+  const bool is_batched = !request_->is_stream && request_->sampling.stop.empty();
+  auto collected = std::make_shared<Event>();  // engine thread only
+  collected->choice_idx = choice_idx;
+  return [events = events_, collected, is_batched](const engine::StepEvent& step) {
+    if (!step.delta.token_ids.empty()) {
+      collected->last_token = net::Clock::now();
+      if (collected->delta.token_ids.empty()) collected->first_token = collected->last_token;
+    }
+    append_delta(collected->delta, step.delta);
+    if (is_batched && step.delta.finish_reason == wire::FinishReason::kNone) return;
+    Event event = std::move(*collected);
+    *collected = Event();
+    collected->choice_idx = event.choice_idx;
+    // Never full: the capacity covers every token of every choice.
+    PRL_CHECK(events.try_push(event) || events.is_closed(), "the event queue of a request is full");
+  };
 }
 
 net::asio::awaitable<std::optional<ChoiceNews>> Generation::next(net::TimePoint deadline) {
@@ -80,20 +117,27 @@ ChoiceNews Generation::apply(Event event) {
   Track& track = tracks_[event.choice_idx];
   const wire::GenerateOutput& delta = event.delta;
   ChoiceNews news{event.choice_idx, choice.token_ids.size(), {}, false};
-  const net::TimePoint now = net::Clock::now();
-  if (!delta.token_ids.empty() && !track.is_stopping) {
-    if (choice.token_ids.empty()) context_->metrics.observe_first_token(now - arrival_);
-    else context_->metrics.observe_token_gap(now - track.last_token);
-    track.last_token = now;
-  }
+  if (!delta.token_ids.empty() && !track.is_stopping) measure(choice, track, event);
   for (std::size_t i = 0; i < delta.token_ids.size() && !track.is_stopping; ++i) add_token(choice, track, delta, i, news.text);
   if (delta.finish_reason != wire::FinishReason::kNone) {
     finish(choice, track, delta, news.text);
     news.is_finished = true;
-    context_->metrics.observe_finished(now - arrival_, static_cast<std::int64_t>(request_->prompts[choice.prompt_idx].size()),
+    context_->metrics.observe_finished(net::Clock::now() - arrival_, static_cast<std::int64_t>(request_->prompts[choice.prompt_idx].size()),
                                        static_cast<std::int64_t>(choice.token_ids.size()));
   }
   return news;
+}
+
+void Generation::measure(const Choice& choice, Track& track, const Event& event) {
+  auto num_gaps = static_cast<std::int64_t>(event.delta.token_ids.size());
+  net::TimePoint begin = track.last_token;
+  if (choice.token_ids.empty()) {
+    context_->metrics.observe_first_token(event.first_token - arrival_);
+    begin = event.first_token;
+    --num_gaps;
+  }
+  if (num_gaps > 0) context_->metrics.observe_token_gaps((event.last_token - begin) / num_gaps, num_gaps);
+  track.last_token = event.last_token;
 }
 
 void Generation::add_token(Choice& choice, Track& track, const wire::GenerateOutput& delta, std::size_t i, std::string& text) {
@@ -105,7 +149,8 @@ void Generation::add_token(Choice& choice, Track& track, const wire::GenerateOut
   if (i < delta.top_logprobs.size()) top = delta.top_logprobs[i];
   for (wire::TopLogprob& entry : top) entry.logprob = clean_logprob(entry.logprob);
   choice.top_logprobs.push_back(std::move(top));
-  const bool is_stop_token = delta.finish_reason == wire::FinishReason::kStop && delta.stop_token_id == id && i + 1 == delta.token_ids.size();
+  const bool is_stop_token =
+      delta.finish_reason == wire::FinishReason::kStop && delta.stop_token_id == id && i + 1 == delta.token_ids.size();
   if (is_stop_token && !request_->sampling.include_stop_str_in_output) return;
   push_text(choice, track, track.detokenizer.push(id), text);
   if (track.is_stopping && delta.finish_reason == wire::FinishReason::kNone)

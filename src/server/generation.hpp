@@ -20,7 +20,7 @@ struct Choice {
   std::vector<float> logprobs;  ///< finite, above -9999, which clients take for "none"
   std::vector<std::vector<wire::TopLogprob>> top_logprobs;
   std::vector<std::int64_t> versions;
-  std::string text;             ///< without the stop token and, unless asked for, the stop string
+  std::string text;  ///< without the stop token and, unless asked for, the stop string
   bool is_finished = false;
   wire::FinishReason finish_reason = wire::FinishReason::kNone;
   std::optional<std::int32_t> stop_token_id;
@@ -64,9 +64,12 @@ class Generation {
   std::int64_t created() const noexcept { return created_; }
 
  private:
+  /// What the engine reported on one choice: of one step, or of all steps when nobody looks at single tokens.
   struct Event {
     std::size_t choice_idx = 0;
     wire::GenerateOutput delta;
+    net::TimePoint first_token;  ///< of this event
+    net::TimePoint last_token;
   };
   /// Decoding state of one choice.
   struct Track {
@@ -77,7 +80,9 @@ class Generation {
     bool is_stopping = false;  ///< a stop string matched; later tokens are dropped
     net::TimePoint last_token;
   };
+  engine::EventSink make_sink(std::size_t choice_idx) const;
   ChoiceNews apply(Event event);
+  void measure(const Choice& choice, Track& track, const Event& event);
   void add_token(Choice& choice, Track& track, const wire::GenerateOutput& delta, std::size_t i, std::string& text);
   void finish(Choice& choice, Track& track, const wire::GenerateOutput& delta, std::string& text);
   void push_text(Choice& choice, Track& track, std::string piece, std::string& text);

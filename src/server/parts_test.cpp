@@ -67,7 +67,19 @@ TEST(JsonWriter, FloatsReadBackExactly) {
     EXPECT_FALSE(error) << text;
   }
   JsonWriter out;
-  out.begin_object().key("a\"b").begin_array().integer(1).number(0).null().end_array().key("c").string("\n").key("d").begin_object().end_object().end_object();
+  out.begin_object()
+      .key("a\"b")
+      .begin_array()
+      .integer(1)
+      .number(0)
+      .null()
+      .end_array()
+      .key("c")
+      .string("\n")
+      .key("d")
+      .begin_object()
+      .end_object()
+      .end_object();
   EXPECT_EQ(out.take(), R"({"a\"b":[1,0.0,null],"c":"\n","d":{}})");
 }
 
@@ -90,7 +102,8 @@ TEST(Histogram, CumulatesBuckets) {
   std::string out;
   histogram.write(out, "h", "m=\"x\"");
   EXPECT_EQ(out,
-            "h_bucket{m=\"x\",le=\"1\"} 2\nh_bucket{m=\"x\",le=\"2.5\"} 3\nh_bucket{m=\"x\",le=\"+Inf\"} 4\nh_sum{m=\"x\"} 103.5\nh_count{m=\"x\"} 4\n");
+            "h_bucket{m=\"x\",le=\"1\"} 2\nh_bucket{m=\"x\",le=\"2.5\"} 3\nh_bucket{m=\"x\",le=\"+Inf\"} 4\nh_sum{m=\"x\"} "
+            "103.5\nh_count{m=\"x\"} 4\n");
 }
 
 }  // namespace

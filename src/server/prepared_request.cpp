@@ -42,13 +42,15 @@ wire::SamplingParams read_sampling(const JsonFields& fields, const ServerContext
   wire::SamplingParams out;
   assign(out.temperature, fields.number("temperature", 0, 2));
   assign(out.top_p, fields.number("top_p", 0, 1));
-  if (out.top_p == 0) net::fail_param(fields.full_name("top_p"), fields.full_name("top_p") + ": wanted a number above 0 and at most 1, found 0");
+  if (out.top_p == 0)
+    net::fail_param(fields.full_name("top_p"), fields.full_name("top_p") + ": wanted a number above 0 and at most 1, found 0");
   assign(out.top_k, fields.integer("top_k", -1, std::numeric_limits<std::int32_t>::max()));
   assign(out.min_p, fields.number("min_p", 0, 1));
   assign(out.repetition_penalty, fields.number("repetition_penalty", 1e-6, 1e6));
   assign(out.presence_penalty, fields.number("presence_penalty", -2, 2));
   assign(out.frequency_penalty, fields.number("frequency_penalty", -2, 2));
-  if (const auto seed = fields.integer("seed", std::numeric_limits<std::int64_t>::min(), kAnyInt)) out.seed = static_cast<std::uint64_t>(*seed);
+  if (const auto seed = fields.integer("seed", std::numeric_limits<std::int64_t>::min(), kAnyInt))
+    out.seed = static_cast<std::uint64_t>(*seed);
   const std::int64_t max_len = context.backend->max_model_len();
   assign(out.min_tokens, fields.integer("min_tokens", 0, max_len));
   if (auto stops = fields.strings("stop", kMaxStopStrings)) out.stop = std::move(*stops);
@@ -58,16 +60,19 @@ wire::SamplingParams read_sampling(const JsonFields& fields, const ServerContext
   assign(out.include_stop_str_in_output, fields.boolean("include_stop_str_in_output"));
   assign(out.skip_special_tokens, fields.boolean("skip_special_tokens"));
   assign(out.n, fields.integer("n", 1, context.options.max_n));
-  if (const auto k = fields.integer("prompt_logprobs", 0, context.options.max_logprobs)) out.prompt_logprobs = static_cast<std::int32_t>(*k);
+  if (const auto k = fields.integer("prompt_logprobs", 0, context.options.max_logprobs))
+    out.prompt_logprobs = static_cast<std::int32_t>(*k);
   out.logit_bias = read_logit_bias(fields, context.backend->vocab_size());
   // Sampling rules that are not built: refused, so that nobody trains on text that ignored them.
   for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
-    if (fields.has(name)) throw net::HttpError(501, ErrorCode::kNotImplemented, fields.full_name(name) + ": structured output is not built yet", name);
+    if (fields.has(name))
+      throw net::HttpError(501, ErrorCode::kNotImplemented, fields.full_name(name) + ": structured output is not built yet", name);
   if (const boost::json::object* format = fields.object("response_format")) {
     const JsonFields format_fields(*format, fields.full_name("response_format."));
     const auto type = format_fields.string("type");
     if (type && *type != "text")
-      throw net::HttpError(501, ErrorCode::kNotImplemented, "response_format.type: only 'text' is built yet, found '" + *type + "'", "response_format");
+      throw net::HttpError(501, ErrorCode::kNotImplemented, "response_format.type: only 'text' is built yet, found '" + *type + "'",
+                           "response_format");
   }
   return out;
 }
@@ -137,11 +142,15 @@ void read_completion_prompt(PreparedRequest& out, const JsonFields& fields, cons
       out.prompts.push_back(read_token_ids(list, "prompt", vocab_size));
     } else {
       if (list.size() > context.options.max_prompts)
-        net::fail_param("prompt", fmt::format("prompt: at most {} prompts per request, found {}", context.options.max_prompts, list.size()));
+        net::fail_param("prompt",
+                        fmt::format("prompt: at most {} prompts per request, found {}", context.options.max_prompts, list.size()));
       for (const auto& item : list) {
-        if (item.is_string()) add_text(item.get_string());
-        else if (item.is_array()) out.prompts.push_back(read_token_ids(item.get_array(), "prompt", vocab_size));
-        else fields.fail_type("prompt", "a string, a list of strings, or token ids", *prompt);
+        if (item.is_string())
+          add_text(item.get_string());
+        else if (item.is_array())
+          out.prompts.push_back(read_token_ids(item.get_array(), "prompt", vocab_size));
+        else
+          fields.fail_type("prompt", "a string, a list of strings, or token ids", *prompt);
       }
     }
   } else {
@@ -158,7 +167,8 @@ bool ends_in_think(std::string_view prompt) {
 void read_tool_choice(PreparedRequest& out, const JsonFields& fields) {
   const boost::json::value* choice = fields.find("tool_choice");
   if (!choice) return;
-  if (choice->is_string() && choice->get_string() == "none") out.parse_tools = false;
+  if (choice->is_string() && choice->get_string() == "none")
+    out.parse_tools = false;
   else if (!(choice->is_string() && choice->get_string() == "auto"))
     throw net::HttpError(501, ErrorCode::kNotImplemented, "tool_choice: only 'auto' and 'none' are built yet", "tool_choice");
 }
@@ -190,7 +200,8 @@ std::string check_model(const ServerContext& context, const boost::json::object&
 }
 
 ChatPrompt render_chat(const ServerContext& context, const boost::json::object& body, bool add_special_tokens) {
-  if (!context.chat_template) net::fail_param("messages", "this model has no chat template; start the server with one, or use /v1/completions");
+  if (!context.chat_template)
+    net::fail_param("messages", "this model has no chat template; start the server with one, or use /v1/completions");
   const JsonFields fields(body);
   const boost::json::array* messages = fields.array("messages");
   if (!messages || messages->empty()) net::fail_param("messages", "messages: wanted a list with at least one message");
@@ -217,9 +228,11 @@ ChatPrompt render_chat(const ServerContext& context, const boost::json::object& 
     const auto content = JsonFields(last, "messages[-1].").string("content");
     if (!content) net::fail_param("messages", "continue_final_message: the last message has no text to continue");
     std::string_view text = *content;
-    while (!text.empty() && (text.back() == ' ' || text.back() == '\n' || text.back() == '\t' || text.back() == '\r')) text.remove_suffix(1);
+    while (!text.empty() && (text.back() == ' ' || text.back() == '\n' || text.back() == '\t' || text.back() == '\r'))
+      text.remove_suffix(1);
     const std::size_t place = prompt.rfind(text);
-    if (place == std::string::npos) net::fail_param("messages", "continue_final_message: the template does not show the last message as it is");
+    if (place == std::string::npos)
+      net::fail_param("messages", "continue_final_message: the template does not show the last message as it is");
     prompt.resize(place + text.size());
   }
   out.ends_in_think = ends_in_think(prompt);
@@ -302,7 +315,8 @@ PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRe
   const std::string own_id = fields.string("request_id").value_or(std::string(request.headers.get("X-Request-Id")));
   out.id = context.make_id("generate-tokens-", own_id);
   if (fields.has("features") || fields.has("content_parts"))
-    throw net::HttpError(501, ErrorCode::kNotImplemented, "multimodal input is not built yet", fields.has("features") ? "features" : "content_parts");
+    throw net::HttpError(501, ErrorCode::kNotImplemented, "multimodal input is not built yet",
+                         fields.has("features") ? "features" : "content_parts");
   static const boost::json::object kEmpty;
   const boost::json::object* sampling = fields.object("sampling_params");
   const JsonFields sampling_fields(sampling ? *sampling : kEmpty, "sampling_params.");

@@ -25,19 +25,19 @@ struct PreparedRequest {
   std::int32_t priority = 0;
 
   bool is_stream = false;
-  bool include_usage = false;             ///< a last chunk with the usage
-  bool continuous_usage = false;          ///< usage in every chunk
+  bool include_usage = false;     ///< a last chunk with the usage
+  bool continuous_usage = false;  ///< usage in every chunk
   bool want_logprobs = false;
   std::int32_t num_top_logprobs = 0;
   bool return_token_ids = false;
-  bool tokens_as_ids = false;             ///< "token_id:N" instead of text in log-probability entries
-  bool echo = false;                      ///< /v1/completions: the prompt is put before the text
-  std::vector<std::int32_t> own_stop_ids; ///< stop_token_ids of the client; they are reported as stop_reason
+  bool tokens_as_ids = false;              ///< "token_id:N" instead of text in log-probability entries
+  bool echo = false;                       ///< /v1/completions: the prompt is put before the text
+  std::vector<std::int32_t> own_stop_ids;  ///< stop_token_ids of the client; they are reported as stop_reason
 
-  boost::json::array tools;               ///< chat only; empty: none
+  boost::json::array tools;  ///< chat only; empty: none
   bool parse_tools = false;
   bool parse_reasoning = false;
-  bool starts_in_reasoning = false;       ///< the prompt ended inside an open think block
+  bool starts_in_reasoning = false;  ///< the prompt ended inside an open think block
 
   std::int64_t num_prompt_tokens() const;
 };

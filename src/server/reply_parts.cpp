@@ -49,20 +49,27 @@ void write_ids(JsonWriter& out, std::span<const std::int32_t> ids) {
 
 void write_finish_reason(JsonWriter& out, const Choice& choice, bool has_tool_calls) {
   out.key("finish_reason");
-  if (!choice.is_finished) out.null();
-  else if (has_tool_calls && choice.finish_reason == wire::FinishReason::kStop) out.string("tool_calls");
-  else out.string(wire::to_string(choice.finish_reason));
+  if (!choice.is_finished)
+    out.null();
+  else if (has_tool_calls && choice.finish_reason == wire::FinishReason::kStop)
+    out.string("tool_calls");
+  else
+    out.string(wire::to_string(choice.finish_reason));
 }
 
 void write_stop_reason(JsonWriter& out, const Generation& generation, const Choice& choice) {
   out.key("stop_reason");
   const auto& own = generation.request().own_stop_ids;
-  if (!choice.stop_string.empty()) out.string(choice.stop_string);
-  else if (choice.stop_token_id && std::find(own.begin(), own.end(), *choice.stop_token_id) != own.end()) out.integer(*choice.stop_token_id);
-  else out.null();
+  if (!choice.stop_string.empty())
+    out.string(choice.stop_string);
+  else if (choice.stop_token_id && std::find(own.begin(), own.end(), *choice.stop_token_id) != own.end())
+    out.integer(*choice.stop_token_id);
+  else
+    out.null();
 }
 
-void write_chat_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice, std::size_t begin, std::size_t end, bool with_ids) {
+void write_chat_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice, std::size_t begin, std::size_t end,
+                         bool with_ids) {
   const auto num_top = static_cast<std::size_t>(generation.request().num_top_logprobs);
   out.begin_object().key("content").begin_array();
   for (std::size_t i = begin; i < end; ++i) {
@@ -97,8 +104,10 @@ void write_prompt_logprobs(JsonWriter& out, const Generation& generation, const 
   const auto write_entry = [&](std::int32_t id, float logprob, std::size_t rank) {
     out.key(std::to_string(id)).begin_object();
     out.key("logprob").number(std::max(logprob, -9998.0f));
-    if (rank > 0) out.key("rank").integer(static_cast<std::int64_t>(rank));
-    else out.key("rank").null();  // outside the top list; its rank was not counted
+    if (rank > 0)
+      out.key("rank").integer(static_cast<std::int64_t>(rank));
+    else
+      out.key("rank").null();  // outside the top list; its rank was not counted
     out.key("decoded_token").string(text::replace_invalid_utf8(generation.context().tokenizer->bytes_of(id)));
     out.end_object();
   };

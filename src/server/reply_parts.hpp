@@ -22,7 +22,8 @@ void write_finish_reason(JsonWriter& out, const Choice& choice, bool has_tool_ca
 /// The value of "stop_reason": the stop string, a stop token the client named, else null.
 void write_stop_reason(JsonWriter& out, const Generation& generation, const Choice& choice);
 /// {"content":[...]} for tokens [begin, end), in the shape of the chat route; with `with_ids` each entry has token_id too.
-void write_chat_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice, std::size_t begin, std::size_t end, bool with_ids);
+void write_chat_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice, std::size_t begin, std::size_t end,
+                         bool with_ids);
 /// The value of "prompt_logprobs": null for the first token, then {"<id>": {"logprob", "rank", "decoded_token"}}; null if not asked for.
 void write_prompt_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice);
 /// The "policy_version" member: {"start", "end"} over all choices.

@@ -20,37 +20,37 @@ namespace prl::server {
 /// What a server is made of, and its limits.
 struct ApiOptions {
   std::string host = "127.0.0.1";
-  int port = 8000;                             ///< 0 takes a free one
+  int port = 8000;                                 ///< 0 takes a free one
   std::vector<std::string> served_names{"model"};  ///< the first is the one in replies; all are accepted as `model`
-  std::string api_key;                         ///< empty: routes are open
-  std::string admin_api_key;                   ///< of the routes that change weights or state; empty: api_key
-  bool enable_tools = false;                   ///< read tool calls (needs a renderer that parses them)
-  bool enable_reasoning = false;               ///< split reasoning off (needs a renderer that parses it)
+  std::string api_key;                             ///< empty: routes are open
+  std::string admin_api_key;                       ///< of the routes that change weights or state; empty: api_key
+  bool enable_tools = false;                       ///< read tool calls (needs a renderer that parses them)
+  bool enable_reasoning = false;                   ///< split reasoning off (needs a renderer that parses it)
   std::size_t max_connections = 8192;
   std::size_t max_body_bytes = std::size_t{64} << 20;
-  std::int32_t max_n = 128;                    ///< choices per prompt
-  std::size_t max_prompts = 256;               ///< prompts of one /v1/completions request
-  std::int32_t max_logprobs = 20;              ///< top log-probabilities per token
+  std::int32_t max_n = 128;        ///< choices per prompt
+  std::size_t max_prompts = 256;   ///< prompts of one /v1/completions request
+  std::int32_t max_logprobs = 20;  ///< top log-probabilities per token
   std::chrono::milliseconds request_timeout{3'600'000};
   std::chrono::milliseconds liveness_timeout{30'000};
   std::chrono::milliseconds admin_timeout{1'200'000};
   std::chrono::milliseconds keep_alive_interval{15'000};  ///< between comments of a silent event stream
   int num_io_threads = 2;
   int num_text_threads = 2;
-  std::size_t max_text_jobs = 4096;            ///< requests that wait to be tokenized; beyond it 429
+  std::size_t max_text_jobs = 4096;  ///< requests that wait to be tokenized; beyond it 429
 };
 
 /// State shared by the handlers of one server. Everything but the counters is fixed after construction.
 struct ServerContext {
   ApiOptions options;
-  Backend* backend = nullptr;                           ///< borrowed
+  Backend* backend = nullptr;  ///< borrowed
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::ChatTemplate> chat_template;  ///< null: chat routes answer 400
-  std::shared_ptr<const text::Renderer> renderer;       ///< null: replies are plain text
+  std::shared_ptr<const text::Renderer> renderer;           ///< null: replies are plain text
   ServerMetrics metrics;
   std::unique_ptr<WorkerPool> text_workers;
-  std::unique_ptr<WorkerPool> admin_worker;             ///< one thread: changes of weights happen one after the other
-  std::int64_t created = 0;                             ///< unix time of the start
+  std::unique_ptr<WorkerPool> admin_worker;  ///< one thread: changes of weights happen one after the other
+  std::int64_t created = 0;                  ///< unix time of the start
   std::uint64_t id_seed = 0;
   mutable std::atomic<std::uint64_t> num_ids{0};
 

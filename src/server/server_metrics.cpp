@@ -8,14 +8,18 @@
 namespace prl::server {
 namespace {
 
-double seconds(ServerMetrics::Duration duration) { return std::chrono::duration<double>(duration).count(); }
+double seconds(ServerMetrics::Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
 
 std::string escape_label(std::string_view text) {
   std::string out;
   for (const char c : text) {
     if (c == '\\' || c == '"') out.push_back('\\');
-    if (c == '\n') out += "\\n";
-    else out.push_back(c);
+    if (c == '\n')
+      out += "\\n";
+    else
+      out.push_back(c);
   }
   return out;
 }
@@ -25,18 +29,20 @@ void write_head(std::string& out, std::string_view name, std::string_view type, 
 }
 
 // The buckets of vLLM's metrics of the same names.
-const std::vector<double> kFirstTokenBounds{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160};
-const std::vector<double> kTokenGapBounds{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80};
+const std::vector<double> kFirstTokenBounds{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5,
+                                            0.75,  1,     2.5,  5,    7.5,  10,   20,   40,  80,   160};
+const std::vector<double> kTokenGapBounds{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+                                          0.4,   0.5,    0.75,  1,    2.5,   5,    10,    20,  40,   80};
 const std::vector<double> kLatencyBounds{0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
 const std::vector<double> kTokenBounds{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
 
 }  // namespace
 
-void Histogram::observe(double value) {
+void Histogram::observe(double value, std::uint64_t count) {
   const auto place = std::lower_bound(bounds_.begin(), bounds_.end(), value);
-  ++counts_[static_cast<std::size_t>(place - bounds_.begin())];
-  sum_ += value;
-  ++num_values_;
+  counts_[static_cast<std::size_t>(place - bounds_.begin())] += count;
+  sum_ += value * static_cast<double>(count);
+  num_values_ += count;
 }
 
 void Histogram::write(std::string& out, std::string_view name, std::string_view labels) const {
@@ -50,16 +56,20 @@ void Histogram::write(std::string& out, std::string_view name, std::string_view 
 }
 
 ServerMetrics::ServerMetrics()
-    : first_token_(kFirstTokenBounds), token_gap_(kTokenGapBounds), latency_(kLatencyBounds), prompt_tokens_(kTokenBounds), output_tokens_(kTokenBounds) {}
+    : first_token_(kFirstTokenBounds),
+      token_gap_(kTokenGapBounds),
+      latency_(kLatencyBounds),
+      prompt_tokens_(kTokenBounds),
+      output_tokens_(kTokenBounds) {}
 
 void ServerMetrics::observe_first_token(Duration since_arrival) {
   std::lock_guard lock(mutex_);
   first_token_.observe(seconds(since_arrival));
 }
 
-void ServerMetrics::observe_token_gap(Duration since_last_token) {
+void ServerMetrics::observe_token_gaps(Duration gap, std::int64_t num_gaps) {
   std::lock_guard lock(mutex_);
-  token_gap_.observe(seconds(since_last_token));
+  token_gap_.observe(seconds(gap), static_cast<std::uint64_t>(num_gaps));
 }
 
 void ServerMetrics::observe_finished(Duration since_arrival, std::int64_t num_prompt_tokens, std::int64_t num_output_tokens) {
@@ -90,10 +100,12 @@ std::string ServerMetrics::render(const engine::EngineStats& stats, std::string_
   one("vllm:num_preemptions_total", "counter", "Requests that gave their KV blocks up.", number(stats.num_preemptions));
   one("vllm:prompt_tokens_total", "counter", "Prompt tokens processed.", number(stats.num_prompt_tokens));
   one("vllm:generation_tokens_total", "counter", "Tokens generated.", number(stats.num_generation_tokens));
-  one("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.", number(stats.num_prefix_queries_tokens));
+  one("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache.",
+      number(stats.num_prefix_queries_tokens));
   one("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache.", number(stats.num_prefix_hit_tokens));
   write_head(out, "vllm:request_success_total", "counter", "Finished requests by reason.");
-  for (const auto& [reason, count] : {std::pair{"stop", stats.num_finished_stop}, {"length", stats.num_finished_length}, {"abort", stats.num_finished_abort}})
+  for (const auto& [reason, count] :
+       {std::pair{"stop", stats.num_finished_stop}, {"length", stats.num_finished_length}, {"abort", stats.num_finished_abort}})
     out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels, reason, count);
   one("prl:policy_version", "gauge", "Optimizer steps behind the weights in use.", number(stats.version.value));
   one("prl:engine_paused", "gauge", "1 while the engine is paused.", stats.is_paused ? 1 : 0);

@@ -18,7 +18,7 @@ namespace prl::server {
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds) : bounds_(std::move(bounds)), counts_(bounds_.size() + 1) {}
-  void observe(double value);
+  void observe(double value, std::uint64_t count = 1);
   /// Appends "<name>_bucket{...,le=...}", "_sum", "_count" lines.
   void write(std::string& out, std::string_view name, std::string_view labels) const;
 
@@ -35,7 +35,8 @@ class ServerMetrics {
   using Duration = std::chrono::steady_clock::duration;
   ServerMetrics();
   void observe_first_token(Duration since_arrival);
-  void observe_token_gap(Duration since_last_token);
+  /// `num_gaps` pauses of `gap` each (their mean) between tokens of one request.
+  void observe_token_gaps(Duration gap, std::int64_t num_gaps);
   void observe_finished(Duration since_arrival, std::int64_t num_prompt_tokens, std::int64_t num_output_tokens);
   void count_http(int status);
 

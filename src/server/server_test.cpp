@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/files.hpp"
+#include "base/rng.hpp"
 #include "net/http_client.hpp"
 #include "net/io_runtime.hpp"
 #include "net/task_group.hpp"
@@ -75,7 +75,9 @@ class ServerTest : public ::testing::Test {
     if (!key.empty()) call.bearer = std::move(key);
     return call;
   }
-  net::HttpReply post(std::string_view path, std::string body, std::string key = {}) { return client_->call(make_call(path, std::move(body), std::move(key))); }
+  net::HttpReply post(std::string_view path, std::string body, std::string key = {}) {
+    return client_->call(make_call(path, std::move(body), std::move(key)));
+  }
   net::HttpReply get(std::string_view path) {
     net::HttpCall call;
     call.url = url(path);
@@ -203,7 +205,8 @@ TEST_F(ServerTest, StopStringsEndTheTextInBothForms) {
 TEST_F(ServerTest, StopTokensLimitsAndSeeds) {
   start();
   const auto comma = tokenizer_->encode(",").front();
-  const json::value stopped = ok("/v1/completions", fmt::format(R"({{"prompt":"x","max_tokens":50,"stop_token_ids":[{}],"return_token_ids":true}})", comma));
+  const json::value stopped =
+      ok("/v1/completions", fmt::format(R"({{"prompt":"x","max_tokens":50,"stop_token_ids":[{}],"return_token_ids":true}})", comma));
   EXPECT_EQ(choice(stopped).at("text").as_string(), "Hello");
   EXPECT_EQ(choice(stopped).at("stop_reason").as_int64(), comma);
   EXPECT_EQ(choice(stopped).at("token_ids").as_array().size(), 6u);
@@ -240,7 +243,8 @@ TEST_F(ServerTest, CompletionsTakeEveryPromptForm) {
   EXPECT_EQ(choice(ids).at("text").as_string(), tokenizer_->decode(std::vector<std::int32_t>{65, 66}) + "He");
   EXPECT_EQ(ok("/v1/completions", R"({"prompt":[[65],[66,67]],"max_tokens":2})").at("choices").as_array().size(), 2u);
   std::string text;
-  for (const auto& chunk : stream("/v1/completions", R"({"prompt":"a","max_tokens":60,"stream":true})")) text += std::string(choice(chunk).at("text").as_string());
+  for (const auto& chunk : stream("/v1/completions", R"({"prompt":"a","max_tokens":60,"stream":true})"))
+    text += std::string(choice(chunk).at("text").as_string());
   EXPECT_EQ(text, kReply);
 }
 
@@ -276,7 +280,8 @@ TEST_F(ServerTest, GenerateIsTokensInTokensOut) {
   EXPECT_EQ(seen.sampling.max_tokens, 256 - 5);
   EXPECT_EQ(raw.body.find(": "), std::string::npos);  // compact, as a fast path of clients expects
   std::size_t num_streamed = 0;
-  for (const auto& chunk : stream(kGenerate, R"({"token_ids":[65],"stream":true})")) num_streamed += choice(chunk).at("token_ids").as_array().size();
+  for (const auto& chunk : stream(kGenerate, R"({"token_ids":[65],"stream":true})"))
+    num_streamed += choice(chunk).at("token_ids").as_array().size();
   EXPECT_EQ(num_streamed, want.size());
 }
 
@@ -328,12 +333,45 @@ TEST_F(ServerTest, WrongFieldsAreNamed) {
   }
 }
 
+TEST_F(ServerTest, DamagedBodiesNeverBreakTheServer) {
+  ScriptedBackend::Options backend = backend_options();
+  backend.max_model_len = 2048;
+  start({}, backend);
+  const std::vector<std::pair<const char*, std::string>> seeds = {
+      {kChat,
+       R"({"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]},{"role":"assistant","content":null}],"n":2,
+        "stop":["a"],"logit_bias":{"5":1.5},"max_tokens":4,"logprobs":true,"top_logprobs":2,"tools":[{"type":"function","function":{"name":"f"}}]})"},
+      {kGenerate, R"({"token_ids":[65,66],"sampling_params":{"max_tokens":4,"logprobs":1,"stop_token_ids":[3],"min_p":0.5,"seed":1}})"},
+      {"/v1/completions", R"({"prompt":["a",[65]],"max_tokens":4,"logprobs":2,"echo":false,"best_of":1})"},
+      {"/tokenize", R"({"prompt":"abc","add_special_tokens":true})"},
+  };
+  // Bytes, and pieces of JSON that fit where other pieces were.
+  const std::vector<std::string> pieces = {"null", "-1", "1e999", "\"\"", "[]", "{}", "true", "\"\\ud800\"", "99999999999999999999",
+                                           "\xff", "[[", "0.5"};
+  Rng rng(11);
+  for (int i = 0; i < 400; ++i) {
+    auto [path, body] = seeds[rng.next_below(seeds.size())];
+    for (std::uint64_t k = rng.next_below(3) + 1; k > 0; --k) {
+      const std::size_t place = rng.next_below(body.size());
+      if (rng.next_below(2) == 0) {
+        body[place] = static_cast<char>(rng.next_below(256));
+      } else {
+        const std::size_t end = std::min(body.find_first_of(",}]", place), body.size());
+        body.replace(place, end - place, pieces[rng.next_below(pieces.size())]);
+      }
+    }
+    const int status = post(path, body).status;
+    EXPECT_TRUE(status == 200 || status == 400 || status == 404 || status == 501) << status << " " << body;
+  }
+  EXPECT_TRUE(eventually([&] { return backend_->stats().num_running == 0; }));
+}
+
 TEST_F(ServerTest, OverlongPromptsGetTheCanonicalError) {
   start();
   const std::string long_text(400, 'a');
-  for (const auto& [path, body] : std::vector<std::pair<std::string, std::string>>{
-           {kChat, R"({"messages":[{"role":"user","content":")" + long_text + "\"}]}"},
-           {"/v1/completions", R"({"prompt":")" + long_text + "\"}"}}) {
+  for (const auto& [path, body] :
+       std::vector<std::pair<std::string, std::string>>{{kChat, R"({"messages":[{"role":"user","content":")" + long_text + "\"}]}"},
+                                                        {"/v1/completions", R"({"prompt":")" + long_text + "\"}"}}) {
     const net::HttpReply reply = post(path, body);
     EXPECT_EQ(reply.status, 400);
     const json::value error = reply.json().at("error");
@@ -381,9 +419,10 @@ TEST_F(ServerTest, InfoAndMetrics) {
   EXPECT_EQ(get("/liveness").body, R"({"status":"ok"})");
   ok(kChat, R"({"messages":[{"role":"user","content":"x"}]})");
   const std::string page = get("/metrics").body;
-  for (const char* name : {"vllm:num_requests_running{", "vllm:num_requests_waiting{", "vllm:kv_cache_usage_perc{", "vllm:num_preemptions_total{",
-                           "vllm:prompt_tokens_total{", "vllm:generation_tokens_total{", "vllm:prefix_cache_queries_total{", "vllm:prefix_cache_hits_total{",
-                           "vllm:time_to_first_token_seconds_bucket{", "vllm:e2e_request_latency_seconds_count{", "finished_reason=\"stop\"} 1"})
+  for (const char* name :
+       {"vllm:num_requests_running{", "vllm:num_requests_waiting{", "vllm:kv_cache_usage_perc{", "vllm:num_preemptions_total{",
+        "vllm:prompt_tokens_total{", "vllm:generation_tokens_total{", "vllm:prefix_cache_queries_total{", "vllm:prefix_cache_hits_total{",
+        "vllm:time_to_first_token_seconds_bucket{", "vllm:e2e_request_latency_seconds_count{", "finished_reason=\"stop\"} 1"})
     EXPECT_NE(page.find(name), std::string::npos) << name;
   EXPECT_NE(page.find("vllm:time_to_first_token_seconds_count{engine=\"0\",model_name=\"tiny\"} 1"), std::string::npos) << page;
   backend_->set_alive(false);
@@ -422,7 +461,8 @@ TEST_F(ServerTest, PauseHoldsRequestsAndUpdatesChangeTheVersion) {
       if (reply.status == 200 && version == 5) ++done;
     }
   };
-  for (int i = 0; i < 20; ++i) group.spawn("call", Call::run(client, make_call(kChat, R"({"messages":[{"role":"user","content":"x"}]})"), num_done));
+  for (int i = 0; i < 20; ++i)
+    group.spawn("call", Call::run(client, make_call(kChat, R"({"messages":[{"role":"user","content":"x"}]})"), num_done));
   ASSERT_TRUE(eventually([&] { return backend_->stats().num_waiting == 20; }));
   EXPECT_EQ(num_done, 0);
   const json::value updated = ok("/update_weights", fmt::format(R"({{"weight_dir":"{}","version":5}})", folder_.string()));
@@ -496,7 +536,8 @@ TEST_F(ServerTest, SilentStreamsAreKeptAlive) {
     backend_->resume();
   });
   std::string text;
-  for (const auto& chunk : stream("/v1/completions", R"({"prompt":"a","max_tokens":60,"stream":true})")) text += std::string(choice(chunk).at("text").as_string());
+  for (const auto& chunk : stream("/v1/completions", R"({"prompt":"a","max_tokens":60,"stream":true})"))
+    text += std::string(choice(chunk).at("text").as_string());
   resumer.join();
   EXPECT_EQ(text, kReply);
 }
@@ -519,7 +560,8 @@ TEST_F(ServerTest, ThousandConcurrentRequestsAllFinish) {
     }
   };
   post("/pause", "");
-  for (int i = 0; i < 1000; ++i) group.spawn("call", Call::run(client, make_call("/v1/completions", R"({"prompt":"a","max_tokens":60})"), num_ok));
+  for (int i = 0; i < 1000; ++i)
+    group.spawn("call", Call::run(client, make_call("/v1/completions", R"({"prompt":"a","max_tokens":60})"), num_ok));
   ASSERT_TRUE(eventually([&] { return backend_->stats().num_waiting == 1000; })) << backend_->stats().num_waiting;
   EXPECT_GE(server_->http_stats().num_connections, 1000u);
   post("/resume", "");

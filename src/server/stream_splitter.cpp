@@ -21,7 +21,9 @@ std::size_t partial_marker(std::string_view text, std::string_view marker) {
 
 StreamSplitter::StreamSplitter(Options options)
     : options_(options),
-      state_(!options.reasoning ? State::kContent : options.starts_in_reasoning ? State::kReasoning : State::kStart) {
+      state_(!options.reasoning            ? State::kContent
+             : options.starts_in_reasoning ? State::kReasoning
+                                           : State::kStart) {
   skip_newlines_ = state_ == State::kReasoning;
 }
 

@@ -22,8 +22,10 @@ struct WorkerPool::Impl {
     log::set_thread_role(name);
     for (;;) {
       auto job = jobs.pop(kPollTime);
-      if (job) (*job)();
-      else if (jobs.is_closed()) return;
+      if (job)
+        (*job)();
+      else if (jobs.is_closed())
+        return;
     }
   }
 };
@@ -38,7 +40,9 @@ WorkerPool::~WorkerPool() {
   for (std::thread& thread : impl_->threads) thread.join();
 }
 
-void WorkerPool::close() { impl_->jobs.close(); }
+void WorkerPool::close() {
+  impl_->jobs.close();
+}
 
 void WorkerPool::post(std::function<void()> job) {
   if (impl_->jobs.try_push(job)) return;

@@ -54,8 +54,10 @@ net::asio::awaitable<std::invoke_result_t<Work&>> WorkerPool::run(Work work, std
   };
   post(std::move(job));
   auto waiting = result.wait(net::Clock::now() + timeout, std::move(what));
-  if constexpr (std::is_void_v<T>) co_await std::move(waiting);
-  else co_return co_await std::move(waiting);
+  if constexpr (std::is_void_v<T>)
+    co_await std::move(waiting);
+  else
+    co_return co_await std::move(waiting);
 }
 
 }  // namespace prl::server

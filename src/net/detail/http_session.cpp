@@ -76,8 +76,10 @@ asio::awaitable<void> HttpSession::run() {
     in_request_ = false;
     if (!keep) break;
   }
-  if (is_input_unread_ && !gone_) co_await linger_and_close();
-  else socket_->close();
+  if (is_input_unread_ && !gone_)
+    co_await linger_and_close();
+  else
+    socket_->close();
 }
 
 asio::awaitable<void> HttpSession::refuse(int status, std::string message) {
@@ -296,13 +298,14 @@ void HttpSession::client_gone() {
   handler_cancel_.emit(asio::cancellation_type::terminal);
 }
 
-std::string HttpSession::head(int status, std::string_view content_type, const Fields& headers,
-                              std::optional<std::size_t> length) const {
+std::string HttpSession::head(int status, std::string_view content_type, const Fields& headers, std::optional<std::size_t> length) const {
   std::string out = fmt::format("HTTP/1.1 {} {}\r\n", status, status_reason(status));
   if (!content_type.empty()) out += fmt::format("Content-Type: {}\r\n", content_type);
   for (const auto& [name, value] : headers) out += fmt::format("{}: {}\r\n", name, value);
-  if (length) out += fmt::format("Content-Length: {}\r\n", *length);
-  else if (!is_http_1_0_) out += "Transfer-Encoding: chunked\r\n";
+  if (length)
+    out += fmt::format("Content-Length: {}\r\n", *length);
+  else if (!is_http_1_0_)
+    out += "Transfer-Encoding: chunked\r\n";
   out += keep_alive_ && !stopping_ ? "Connection: keep-alive\r\n\r\n" : "Connection: close\r\n\r\n";
   return out;
 }
@@ -317,14 +320,14 @@ asio::awaitable<bool> HttpSession::send(HttpResponse response, bool is_head) {
         co_return false;  // the client left during the last write
       }
     }
-    co_return keep_alive_ && stream_finished_;
+    co_return keep_alive_&& stream_finished_;
   }
   const bool keep = keep_alive_ && !stopping_;
   std::string bytes = head(response.status, response.content_type, response.headers, response.body.size());
   if (!is_head) bytes += response.body;
   const IoOutcome outcome = co_await socket_->write(bytes, Clock::now() + shared_->options.write_timeout);
   if (!outcome) gone_ = true;
-  co_return outcome && keep;
+  co_return outcome&& keep;
 }
 
 asio::awaitable<void> HttpSession::send_malformed(int status, std::string message) {

@@ -65,18 +65,18 @@ class HttpSession : public std::enable_shared_from_this<HttpSession>, private Re
   std::shared_ptr<TimedSocket> socket_;
   std::shared_ptr<ServerShared> shared_;
   std::string peer_;
-  std::string buffer_;               // bytes received and not yet parsed
-  CancelToken cancelled_;            // of the request in progress
+  std::string buffer_;     // bytes received and not yet parsed
+  CancelToken cancelled_;  // of the request in progress
   asio::cancellation_signal handler_cancel_;
   asio::cancellation_signal watch_cancel_;
-  Signal child_ended_;               // the handler's or the watcher's coroutine has returned
-  HttpResponse response_;            // what the handler of the request in progress returned
+  Signal child_ended_;     // the handler's or the watcher's coroutine has returned
+  HttpResponse response_;  // what the handler of the request in progress returned
   std::exception_ptr handler_error_;
-  bool gone_ = false;                // the client left
+  bool gone_ = false;  // the client left
   bool stopping_ = false;
   bool in_request_ = false;
-  bool keep_alive_ = true;           // wanted by the request in progress
-  bool is_input_unread_ = false;     // a request was refused before all of it was read
+  bool keep_alive_ = true;        // wanted by the request in progress
+  bool is_input_unread_ = false;  // a request was refused before all of it was read
   bool is_http_1_0_ = false;
   bool stream_started_ = false;
   bool stream_finished_ = false;

@@ -45,7 +45,8 @@ class ScriptedBackend final : public Backend {
 
   RequestId submit(wire::GenerateRequest request, engine::EventSink sink) override {
     std::lock_guard lock(mutex_);
-    if (waiting_.size() >= options_.max_queued) fail(ErrorCode::kOverloaded, "the engine's queue of {} requests is full", options_.max_queued);
+    if (waiting_.size() >= options_.max_queued)
+      fail(ErrorCode::kOverloaded, "the engine's queue of {} requests is full", options_.max_queued);
     const RequestId id{++num_submitted_};
     Sequence sequence{id, std::move(request), std::move(sink), {}, 0};
     sequence.reply = script_(sequence.request);
@@ -126,9 +127,8 @@ class ScriptedBackend final : public Backend {
   void run() {
     std::unique_lock lock(mutex_);
     while (!is_stopping_) {
-      changed_.wait_for(lock, std::chrono::seconds(1), [&] {
-        return is_stopping_ || !end_now_.empty() || (!is_paused_ && !(waiting_.empty() && running_.empty()));
-      });
+      changed_.wait_for(lock, std::chrono::seconds(1),
+                        [&] { return is_stopping_ || !end_now_.empty() || (!is_paused_ && !(waiting_.empty() && running_.empty())); });
       end_marked();
       if (is_stopping_ || is_paused_) continue;
       while (!waiting_.empty() && running_.size() < options_.max_running) {
@@ -137,8 +137,10 @@ class ScriptedBackend final : public Backend {
         waiting_.pop_front();
       }
       for (std::size_t i = 0; i < running_.size();)
-        if (step(running_[i])) running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
-        else ++i;
+        if (step(running_[i]))
+          running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+        else
+          ++i;
       if (options_.step_time.count() > 0) changed_.wait_for(lock, options_.step_time, [&] { return is_stopping_; });
     }
   }
@@ -211,7 +213,9 @@ class ScriptedBackend final : public Backend {
       }
     }
     const auto reason = event.delta.finish_reason;
-    ++(reason == wire::FinishReason::kStop ? stats_.num_finished_stop : reason == wire::FinishReason::kLength ? stats_.num_finished_length : stats_.num_finished_abort);
+    ++(reason == wire::FinishReason::kStop     ? stats_.num_finished_stop
+       : reason == wire::FinishReason::kLength ? stats_.num_finished_length
+                                               : stats_.num_finished_abort);
     sequence.sink(event);
   }
 
