@@ -4,6 +4,7 @@
 
     make_text_fixtures.py tokenizers     # *.tokenizer.json and tokenizer_cases.json
     make_text_fixtures.py templates      # template_cases.json from the *.jinja files and text_fixture_cases.py
+    make_text_fixtures.py renderers      # renderer_cases.json; needs `renderers` 0.1.12, `httpx` and `openai` too
 
 The vocabularies are trained here on text of this repository and of the Python library, with each family's normalizer,
 pre-tokenizer, post-processor and added tokens as published; the real vocabularies are large and not needed to prove the code.
@@ -242,12 +243,72 @@ def make_templates():
         print(name, len(rows), "renders,", sum(isinstance(r, dict) for r in rows), "errors")
 
 
+RENDERERS = {  # name in the fixture: tokenizer, renderer, options
+    "qwen3": ("qwen2", "qwen3", {}), "qwen3_no_thinking": ("qwen2", "qwen3", {"enable_thinking": False}),
+    "prime_qwen3": ("qwen2", "prime-qwen3", {}), "llama3": ("llama3", "llama-3", {}),
+    "llama3_system_tools": ("llama3", "llama-3", {"tools_in_user_message": False, "date_string": "1 Jan 2020"}),
+}
+
+
+def make_renderers():
+    import transformers
+    from renderers import configs
+    from renderers.llama_3 import Llama3Renderer
+    from renderers.prime_qwen3 import PrimeQwen3Renderer
+    from renderers.qwen3 import Qwen3Renderer
+    import text_fixture_cases as cases
+    classes = {"qwen3": (Qwen3Renderer, configs.Qwen3RendererConfig), "prime-qwen3": (PrimeQwen3Renderer, configs.PrimeQwen3RendererConfig),
+               "llama-3": (Llama3Renderer, configs.Llama3RendererConfig)}
+    ints = lambda values: [int(v) for v in values]
+    out = {"conversations": [], "renders": {}, "completions": {}, "bridges": {}}
+    # Only what both sides define: text that spells special tokens is ordinary text here, and nulls count as absent.
+    usable = [(m, o) for m, o in cases.conversations()
+              if m and "<|im" not in json.dumps(m) and all(isinstance(x.get("content", 0), str) and x.get("role") in ("system", "user", "assistant", "tool")
+                                                            and x.get("reasoning_content", "") is not None and "arguments\": null" not in json.dumps(x) for x in m)]
+    for messages, options in usable:
+        if "builtin_tools" not in options:
+            out["conversations"].append({"messages": messages, "tools": options.get("tools", []), "add_generation_prompt": options["add_generation_prompt"]})
+    for name, (tokenizer_name, renderer_name, options) in RENDERERS.items():
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=os.path.join(OUT, tokenizer_name + ".tokenizer.json"))
+        make, config = classes[renderer_name]
+        renderer = make(tokenizer, config(**options))
+        rows = []
+        for c in out["conversations"]:
+            try:
+                r = renderer.render(c["messages"], tools=c["tools"] or None, add_generation_prompt=c["add_generation_prompt"])
+                rows.append([fnv(ints(r.token_ids)), fnv([i + 1 for i in r.message_indices]), fnv(ints(r.sampled_mask)), fnv(ints(r.is_content))])
+            except Exception as error:
+                rows.append({"error": str(error)[:80]})
+        out["renders"][name] = rows
+        encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+        prompts = {p: ints(renderer.render_ids(cases.conversations()[0][0], add_generation_prompt=True)) + encode(p) for p in ("", "<think>\n")}
+        parsed, bridged = [], []
+        for text in cases.COMPLETIONS:
+            for prefix, prompt in prompts.items():
+                ids = encode(text)
+                p = renderer.parse_response(ids, tools=[cases.WEATHER, cases.SEARCH], prompt_ids=prompt)
+                parsed.append({"text": text, "prompt": prompt, "ids": ids, "content": p.content, "reasoning": p.reasoning_content,
+                               "calls": [[c.name, json.dumps(c.arguments, ensure_ascii=False), getattr(c.status, "value", str(c.status)), c.raw] for c in p.tool_calls or []]})
+                for tail in cases.TAILS:
+                    b = renderer.bridge_to_next_turn(prompt, ids, tail)
+                    bridged.append(None if b is None else fnv(ints(b.token_ids)))
+        out["completions"][name], out["bridges"][name] = parsed, bridged
+    out["tails"], out["tools"] = cases.TAILS, [cases.WEATHER, cases.SEARCH]
+    with open(os.path.join(OUT, "renderer_cases.json"), "w", encoding="utf-8") as f:
+        json.dump(out, f, ensure_ascii=True, separators=(",", ":"))
+    for name, rows in out["renders"].items():
+        print(name, len(rows), "renders,", sum(isinstance(r, dict) for r in rows), "errors;", len(out["completions"][name]), "completions;",
+              sum(b is not None for b in out["bridges"][name]), "of", len(out["bridges"][name]), "bridges")
+
+
 def main():
     command = sys.argv[1] if len(sys.argv) > 1 else ""
     if command == "tokenizers":
         make_tokenizers()
     elif command == "templates":
         make_templates()
+    elif command == "renderers":
+        make_renderers()
     else:
         sys.exit(__doc__)
 

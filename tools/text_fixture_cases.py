@@ -316,3 +316,26 @@ def conversations():
             out.append((messages, {"add_generation_prompt": True, "enable_thinking": True, "tools_in_user_message": False, "tools": [WEATHER]}))
             out.append((messages, {"add_generation_prompt": False, "builtin_tools": ["f", "code_interpreter", "search"], "tools": [BARE]}))
     return out
+
+
+# What a model may say, well formed and not.
+_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3, "f": 0.1}}\n</tool_call>'
+_XML = "<tool_call>\n<function=get_weather>\n<parameter=city>\n123\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+COMPLETIONS = [
+    "", "plain answer", "  padded  \n", "answer<|im_end|>", "answer<|im_end|>trailing", "answer<|endoftext|>", "emoji 👩‍💻 done<|im_end|>",
+    "<think>\nreason\n</think>\n\nanswer<|im_end|>", "<think>\n\n</think>\n\nanswer<|im_end|>", "<think>unfinished", "<think>unfinished<|im_end|>",
+    "reason\n</think>\n\nanswer<|im_end|>", "text <think>later</think> x<|im_end|>", "<think>a</think>b</think>c<|im_end|>",
+    _CALL + "<|im_end|>", "let me see\n" + _CALL + "<|im_end|>", _CALL + "\n" + _CALL + "<|im_end|>", "<think>\nneed\n</think>\n\n" + _CALL + "<|im_end|>",
+    "<think>\nneed " + _CALL + "<|im_end|>", "<think>\n" + _CALL + "\n</think>\n\nno call<|im_end|>", "<tool_call>\nnot json\n</tool_call><|im_end|>",
+    "<tool_call>\n{\"arguments\": {}}\n</tool_call><|im_end|>", "<tool_call>\n{\"name\": \"x\"", "<tool_call>\n[1]\n</tool_call><|im_end|>", "x</tool_call>y<|im_end|>",
+    _XML + "<|im_end|>", "first\n\n" + _XML + "\n" + _XML + "<|im_end|>", "<tool_call>\n<function=search>\n<parameter=q>\n{\"a\": 1}\n</parameter>\n</function>\n</tool_call>",
+    "<tool_call>\nnothing\n</tool_call><|im_end|>", "<tool_call><function=unknown><parameter=x>multi\nline</parameter></function></tool_call><|im_end|>",
+    '{"name": "get_weather", "parameters": {"city": "X"}}<|eot_id|>', '{"name": "", "parameters": {}}<|eot_id|>', '{broken}<|eot_id|>', '  {"name": "f", "arguments": {"a": 1}}  <|eom_id|>',
+    '{"x": 1}<|eot_id|>', 'hello<|eot_id|>', '{"name": "f", "parameters": {}} tail<|eot_id|>', "hello<|end_of_text|>",
+]
+TAILS = [
+    [{"role": "user", "content": "next question"}], [{"role": "user", "content": ""}], [{"role": "user", "content": "  padded ünï 😀\n"}],
+    [{"role": "tool", "content": "result one"}], [{"role": "tool", "content": "r1"}, {"role": "tool", "content": "r2\n"}],
+    [{"role": "tool", "content": "r"}, {"role": "user", "content": "and?"}], [{"role": "system", "content": "mind"}, {"role": "user", "content": "q"}],
+    [{"role": "user", "content": "<tool_response>\nx\n</tool_response>"}], [{"role": "assistant", "content": "no"}], [], [{"role": "critic", "content": "x"}],
+]

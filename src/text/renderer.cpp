@@ -1,56 +1,35 @@
 #include "text/renderer.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <boost/json/serialize.hpp>
 
 #include "base/error.hpp"
+#include "text/json_python.hpp"
+#include "text/renderers/families.hpp"
 
 namespace prl::text {
 namespace {
 
-/// The model's own chat template, whatever it is. Content is not attributed; a bridge is promised only when rendering the whole
-/// conversation happens to begin with the earlier ids, which the caller checks by rendering anew.
-class DefaultRenderer final : public Renderer {
- public:
-  DefaultRenderer(RendererOptions options, std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const ChatTemplate> chat_template)
-      : options_(std::move(options)), tokenizer_(std::move(tokenizer)), template_(std::move(chat_template)) {}
+namespace json = boost::json;
 
-  std::string_view name() const noexcept override { return "default"; }
-
-  RenderedConversation render(const boost::json::array& messages, const boost::json::array& tools, bool add_generation_prompt) const override {
-    RenderOptions render_options;
-    render_options.add_generation_prompt = add_generation_prompt;
-    render_options.tools = tools;
-    render_options.kwargs = options_.template_kwargs;
-    RenderedConversation out;
-    out.ids = tokenizer_->encode(template_->render(messages, render_options));
-    out.message_indices.assign(out.ids.size(), -1);
-    out.sampled_mask.assign(out.ids.size(), 0);
-    out.is_content.assign(out.ids.size(), 0);
-    return out;
-  }
-
-  std::optional<std::vector<std::int32_t>> bridge_to_next_turn(std::span<const std::int32_t>, std::span<const std::int32_t>, const boost::json::array&,
-                                                               const boost::json::array&) const override {
-    return std::nullopt;
-  }
-
-  std::vector<std::int32_t> stop_token_ids() const override { return tokenizer_->stop_ids(); }
-
-  ParsedResponse parse_response(std::span<const std::int32_t> completion_ids, const boost::json::array&, std::span<const std::int32_t>) const override {
-    const auto stops = tokenizer_->stop_ids();
-    if (!completion_ids.empty() && std::find(stops.begin(), stops.end(), completion_ids.back()) != stops.end())
-      completion_ids = completion_ids.first(completion_ids.size() - 1);
-    ParsedResponse out;
-    out.content = tokenizer_->decode(completion_ids);
-    return out;
-  }
-
- private:
-  RendererOptions options_;
-  std::shared_ptr<const Tokenizer> tokenizer_;
-  std::shared_ptr<const ChatTemplate> template_;
+// Models whose renderer is certain. Source: the `renderers` package; fine-tunes are left out on purpose.
+constexpr std::pair<std::string_view, std::string_view> kModels[] = {
+    {"Qwen/Qwen3-0.6B", "qwen3"}, {"Qwen/Qwen3-1.7B", "qwen3"}, {"Qwen/Qwen3-4B", "qwen3"}, {"Qwen/Qwen3-8B", "qwen3"},
+    {"Qwen/Qwen3-14B", "qwen3"}, {"Qwen/Qwen3-32B", "qwen3"}, {"Qwen/Qwen3-30B-A3B", "qwen3"}, {"Qwen/Qwen3-235B-A22B", "qwen3"},
+    {"PrimeIntellect/Qwen3-0.6B", "prime-qwen3"}, {"PrimeIntellect/Qwen3-1.7B", "prime-qwen3"},
+    {"meta-llama/Llama-3.2-1B-Instruct", "llama-3"}, {"meta-llama/Llama-3.2-3B-Instruct", "llama-3"},
+    {"Qwen/Qwen2.5-0.5B-Instruct", "qwen2.5"}, {"Qwen/Qwen2.5-1.5B-Instruct", "qwen2.5"}, {"Qwen/Qwen2.5-3B-Instruct", "qwen2.5"},
+    {"Qwen/Qwen2.5-7B-Instruct", "qwen2.5"}, {"Qwen/Qwen2.5-14B-Instruct", "qwen2.5"}, {"Qwen/Qwen2.5-32B-Instruct", "qwen2.5"},
+    {"Qwen/Qwen2.5-72B-Instruct", "qwen2.5"},
+    {"HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"}, {"HuggingFaceTB/SmolLM2-360M-Instruct", "smollm2"},
+    {"HuggingFaceTB/SmolLM2-1.7B-Instruct", "smollm2"},
 };
+
+// Names that prime-rl's configs may carry and that have no renderer here yet.
+constexpr std::string_view kNotBuilt[] = {"qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8", "glm-4.5", "glm-5", "glm-5.1", "minimax-m2",
+                                          "deepseek-v3", "deepseek-r1", "deepseek-v4", "hy3", "kimi-k2", "kimi-k2.5", "laguna-xs.2",
+                                          "nemotron-3", "nemotron-3-ultra", "gpt-oss", "gemma4", "inkling", "mistral3"};
 
 }  // namespace
 
@@ -63,58 +42,46 @@ std::string_view to_string(ToolCallStatus status) noexcept {
     case ToolCallStatus::kMalformed: return "malformed_structure";
     case ToolCallStatus::kUnknownTool: return "unknown_tool";
   }
-  return "";
+  return "unknown";
 }
 
-boost::json::array ParsedResponse::openai_tool_calls() const {
-  boost::json::array calls;
-  for (const ParsedToolCall& call : tool_calls)
-    if (call.status == ToolCallStatus::kOk)
-      calls.push_back(boost::json::object{{"id", call.id}, {"type", "function"}, {"function", boost::json::object{{"name", call.name}, {"arguments", boost::json::serialize(call.arguments)}}}});
-  return calls;
+json::array ParsedResponse::openai_tool_calls() const {
+  json::array out;
+  for (const ParsedToolCall& call : tool_calls) {
+    if (call.status != ToolCallStatus::kOk) continue;
+    const std::string arguments = call.arguments.is_string()
+                                      ? std::string(call.arguments.get_string().data(), call.arguments.get_string().size())
+                                      : dump_python(call.arguments);
+    out.push_back(json::object{{"id", json::string(call.id)},
+                               {"type", "function"},
+                               {"function", json::object{{"name", json::string(call.name)}, {"arguments", json::string(arguments)}}}});
+  }
+  return out;
 }
 
 const std::vector<std::string>& renderer_names() {
-  static const std::vector<std::string> names{"default"};
-  return names;
+  static const std::vector<std::string> kNames = {"default", "chatml", "qwen2.5", "qwen3", "prime-qwen3", "smollm2", "llama-3"};
+  return kNames;
 }
 
-std::unique_ptr<Renderer> make_renderer(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const ChatTemplate> chat_template) {
-  if (options.name != "default") fail(ErrorCode::kNotImplemented, "renderer {} is not built", options.name);
-  if (!chat_template) fail(ErrorCode::kInvalidArgument, "renderer default needs a chat template");
-  return std::make_unique<DefaultRenderer>(options, std::move(tokenizer), std::move(chat_template));
-}
-
-MaskedSample incremental_loss_mask(const Tokenizer& tokenizer, const ChatTemplate& chat_template, const boost::json::array& messages, const boost::json::array& tools,
-                                   const LossMaskRoles& roles, const boost::json::object& template_kwargs) {
-  auto role_of = [&](std::size_t i) { return std::string(messages[i].as_object().at("role").as_string()); };
-  auto is_trained = [&](const std::string& role) {
-    return role == "assistant" ? roles.assistant : role == "user" ? roles.user : role == "tool" ? roles.tool : role == "system" && roles.system;
-  };
-  MaskedSample sample;
-  for (std::size_t i = 0; i < messages.size(); ++i) {
-    const std::string role = role_of(i);
-    if (role == "tool" && i + 1 < messages.size() && role_of(i + 1) == "tool") continue;
-    RenderOptions options;
-    options.tools = tools;
-    options.kwargs = template_kwargs;
-    options.add_generation_prompt = role != "assistant" && i + 1 < messages.size() && role_of(i + 1) == "assistant";
-    const boost::json::array prefix(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-    std::vector<std::int32_t> ids = tokenizer.encode(chat_template.render(prefix, options));
-    if (ids.size() < sample.ids.size() || !std::equal(sample.ids.begin(), sample.ids.end(), ids.begin()))
+std::unique_ptr<Renderer> make_renderer(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer,
+                                        std::shared_ptr<const ChatTemplate> chat_template) {
+  std::string_view name = options.name;
+  if (name == "auto") {
+    const auto* model = std::find_if(std::begin(kModels), std::end(kModels), [&](const auto& m) { return m.first == options.model_name; });
+    if (model == std::end(kModels))
       fail(ErrorCode::kInvalidArgument,
-           "message {} ({}): rendering it changes the tokens of the messages before it, so a loss mask cannot be made; use a chat template that keeps "
-           "earlier turns as they were",
-           i, role);
-    sample.mask.resize(ids.size(), is_trained(role) ? 1 : 0);
-    sample.ids = std::move(ids);
+           "renderer.name: 'auto' does not know the model '{}'; fine-tunes and local folders must name one of {}", options.model_name,
+           fmt::join(renderer_names(), ", "));
+    name = model->second;
   }
-  if (const auto eos = tokenizer.eos_id(); eos && std::find(sample.ids.begin(), sample.ids.end(), *eos) == sample.ids.end()) {
-    sample.ids.push_back(*eos);
-    sample.mask.push_back(1);
-    sample.eos_appended = true;
-  }
-  return sample;
+  if (name == "default") return renderers::make_default(options, std::move(tokenizer), std::move(chat_template));
+  if (name == "prime-qwen3") return renderers::make_prime_qwen3(options, std::move(tokenizer));
+  if (name == "llama-3") return renderers::make_llama3(options, std::move(tokenizer));
+  if (auto renderer = renderers::make_chatml_family(name, options, std::move(tokenizer))) return renderer;
+  if (std::find(std::begin(kNotBuilt), std::end(kNotBuilt), name) != std::end(kNotBuilt))
+    fail(ErrorCode::kNotImplemented, "renderer.name: '{}' is not built yet; built are {}", name, fmt::join(renderer_names(), ", "));
+  fail(ErrorCode::kInvalidArgument, "renderer.name: '{}' is not known; known are {}", name, fmt::join(renderer_names(), ", "));
 }
 
 }  // namespace prl::text

@@ -110,7 +110,7 @@ TEST_P(TokenizerParity, OffsetsRiseAndNameTheBytes) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, TokenizerParity, ::testing::Values("gpt2", "qwen2", "llama3", "smollm2", "o200k", "odd"),
+INSTANTIATE_TEST_SUITE_P(Families, TokenizerParity, ::testing::Values("gpt2", "qwen2", "llama3", "smollm2", "o200k", "bytes", "odd"),
                          [](const auto& family) { return std::string(family.param); });
 
 TEST(Tokenizer, OffsetsAreExactWithoutNormalization) {

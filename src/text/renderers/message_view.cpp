@@ -1,0 +1,117 @@
+#include "text/renderers/message_view.hpp"
+
+#include "base/error.hpp"
+#include "text/json_python.hpp"
+#include "text/utf8.hpp"
+
+namespace prl::text::renderers {
+namespace {
+
+namespace json = boost::json;
+
+std::string to_std(const json::string& text) { return {text.data(), text.size()}; }
+std::string_view to_view(const json::string& text) noexcept { return {text.data(), text.size()}; }
+
+}  // namespace
+
+std::string CallView::arguments_text() const {
+  if (arguments == nullptr) return "{}";
+  return arguments->is_string() ? to_std(arguments->get_string()) : dump_python(*arguments);
+}
+
+MessageView::MessageView(const json::array& messages, std::size_t index) : object_(messages[index].if_object()), index_(index) {
+  if (object_ == nullptr) fail(ErrorCode::kInvalidArgument, "messages[{}]: expected an object", index);
+  const json::value* role = find("role");
+  if (role == nullptr || !role->is_string()) fail(ErrorCode::kInvalidArgument, "messages[{}].role: expected a string", index);
+  role_ = to_view(role->get_string());
+}
+
+const json::value* MessageView::find(std::string_view key) const noexcept {
+  const json::value* value = object_->if_contains({key.data(), key.size()});
+  return value == nullptr || value->is_null() ? nullptr : value;
+}
+
+void MessageView::refuse(std::string_view why) const { fail(ErrorCode::kInvalidArgument, "messages[{}]: {}", index_, why); }
+
+std::string MessageView::content() const {
+  const json::value* content = find("content");
+  if (content == nullptr) return {};
+  if (content->is_string()) return replace_invalid_utf8(to_view(content->get_string()));
+  if (!content->is_array()) refuse("content must be a string, null or a list of text parts");
+  std::string out;
+  for (const json::value& part : content->get_array()) {
+    const json::object* object = part.if_object();
+    const json::value* text = object != nullptr ? object->if_contains("text") : &part;
+    if (text == nullptr || !text->is_string()) refuse("content has a part that is not text; only text is supported");
+    out += to_view(text->get_string());
+  }
+  return replace_invalid_utf8(out);
+}
+
+std::optional<std::string> MessageView::reasoning() const {
+  for (const char* key : {"reasoning_content", "reasoning", "thinking"})
+    if (const json::value* value = find(key); value != nullptr && value->is_string()) return to_std(value->get_string());
+  return std::nullopt;
+}
+
+std::vector<CallView> MessageView::tool_calls() const {
+  std::vector<CallView> calls;
+  const json::value* list = find("tool_calls");
+  if (list == nullptr) return calls;
+  if (!list->is_array()) refuse("tool_calls must be a list");
+  for (const json::value& item : list->get_array()) {
+    const json::object* function = tool_function(item);
+    if (function == nullptr) refuse("tool_calls must hold objects with a function");
+    CallView call;
+    if (const json::value* name = function->if_contains("name"); name != nullptr && name->is_string()) call.name = to_std(name->get_string());
+    call.arguments = function->if_contains("arguments");
+    if (call.arguments != nullptr && call.arguments->is_null()) call.arguments = nullptr;
+    calls.push_back(std::move(call));
+  }
+  return calls;
+}
+
+bool is_user_query(const MessageView& message) {
+  if (!message.is("user")) return false;
+  const std::string content = strip(message.content());
+  return !(content.starts_with("<tool_response>") && content.ends_with("</tool_response>"));
+}
+
+const json::object* tool_function(const json::value& tool) noexcept {
+  const json::object* object = tool.if_object();
+  if (object == nullptr) return nullptr;
+  const json::value* function = object->if_contains("function");
+  return function != nullptr && function->is_object() ? &function->get_object() : object;
+}
+
+std::string python_text(const json::value& value) {
+  if (value.is_string()) return to_std(value.get_string());
+  if (value.is_null()) return "None";
+  if (value.is_bool()) return value.get_bool() ? "True" : "False";
+  return dump_python(value);
+}
+
+std::string strip(std::string_view text) {
+  std::size_t begin = 0, end = text.size();
+  while (begin < end) {
+    std::size_t next = begin;
+    if (!is_python_space(next_code_point(text, next))) break;
+    begin = next;
+  }
+  while (end > begin) {
+    std::size_t last = end - 1;
+    while (last > begin && (static_cast<unsigned char>(text[last]) & 0xC0) == 0x80) --last;
+    std::size_t next = last;
+    if (!is_python_space(next_code_point(text, next))) break;
+    end = last;
+  }
+  return std::string(text.substr(begin, end - begin));
+}
+
+std::string_view strip_newlines(std::string_view text, bool left, bool right) noexcept {
+  while (left && text.starts_with('\n')) text.remove_prefix(1);
+  while (right && text.ends_with('\n')) text.remove_suffix(1);
+  return text;
+}
+
+}  // namespace prl::text::renderers
