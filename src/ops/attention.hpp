@@ -32,6 +32,8 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
                                std::int64_t dv_token_stride, ConstTensorView dout_THD, ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args);
 
 /// One layer of the paged cache: k and v as [num_blocks, Hkv, block_size, D]. block_size divides kAttentionTile or is a multiple of it.
+/// How a block of one head is laid out inside is the device's own (the CPU keeps k as [D, block_size]): write with kv_write, copy
+/// or move whole blocks only.
 struct KvLayer {
   TensorView k;
   TensorView v;

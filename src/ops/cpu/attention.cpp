@@ -67,7 +67,7 @@ struct Call {
     k.block_stride = num_kv_heads * k.block_size * head_dim;
     k.k = paged->layer.k.as<char>() + head * k.block_size * head_dim * size();
     k.v = paged->layer.v.as<char>() + head * k.block_size * head_dim * size();
-    k.k_stride = k.v_stride = head_dim;
+    k.v_stride = head_dim;
     k.blocks = paged->block_table.data() + static_cast<std::int64_t>(u.sequence) * paged->max_blocks;
     return k;
   }
@@ -300,17 +300,21 @@ void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::
               std::span<const std::int32_t> slot_T) {
   const std::int64_t heads = layer.k.shape[1], block_size = layer.k.shape[2], D = layer.k.shape[3];
   const auto size = static_cast<std::int64_t>(size_of(layer.k.dtype));
-  parallel_rows(ctx, static_cast<std::int64_t>(slot_T.size()), 2 * heads * D, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) {
-      const std::int64_t slot = slot_T[static_cast<std::size_t>(t)];
-      if (slot < 0) continue;
-      for (std::int64_t h = 0; h < heads; ++h) {
-        const std::int64_t at = ((slot / block_size * heads + h) * block_size + slot % block_size) * D * size;
-        __builtin_memcpy(layer.k.as<char>() + at, k_TKD.as<char>() + (t * k_token_stride + h * D) * size, static_cast<std::size_t>(D * size));
-        __builtin_memcpy(layer.v.as<char>() + at, v_TKD.as<char>() + (t * v_token_stride + h * D) * size, static_cast<std::size_t>(D * size));
+  const auto write = [&](auto* k_cache, const auto* k) {
+    parallel_rows(ctx, static_cast<std::int64_t>(slot_T.size()), 4 * heads * D, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        const std::int64_t slot = slot_T[static_cast<std::size_t>(t)];
+        if (slot < 0) continue;
+        for (std::int64_t h = 0; h < heads; ++h) {
+          const std::int64_t block = (slot / block_size * heads + h) * block_size * D, offset = slot % block_size;
+          for (std::int64_t d = 0; d < D; ++d) k_cache[block + d * block_size + offset] = k[t * k_token_stride + h * D + d];
+          __builtin_memcpy(layer.v.as<char>() + (block + offset * D) * size, v_TKD.as<char>() + (t * v_token_stride + h * D) * size, static_cast<std::size_t>(D * size));
+        }
       }
-    }
-  });
+    });
+  };
+  if (layer.k.dtype == DType::kBF16) write(layer.k.as<BFloat16>(), k_TKD.as<BFloat16>());
+  else write(layer.k.as<float>(), k_TKD.as<float>());
 }
 
 }  // namespace prl::ops::cpu

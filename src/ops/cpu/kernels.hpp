@@ -49,11 +49,12 @@ struct GemmKernels {
 inline std::int64_t num_slivers(std::int64_t rows, int row_tile) { return (rows + row_tile - 1) / row_tile; }
 inline std::int64_t sliver_begin(std::int64_t sliver, std::int64_t rows, std::int64_t count) { return sliver * rows / count; }
 
-/// Keys and values of one sequence and one kv head, dense or paged.
+/// Keys and values of one sequence and one kv head, dense or paged. A paged block holds k as [D][block_size], so that keys lie
+/// side by side in vectors, and v as [block_size][D].
 struct KeySource {
   const void* k = nullptr;
   const void* v = nullptr;
-  std::int64_t k_stride = 0, v_stride = 0;       ///< elements from key to key (within a block if paged)
+  std::int64_t k_stride = 0, v_stride = 0;       ///< elements from key to key; v_stride within a block if paged
   const std::int32_t* blocks = nullptr;          ///< nullptr: dense
   std::int64_t block_size = 0;
   std::int64_t block_stride = 0;                 ///< elements from block to block
@@ -153,6 +154,8 @@ struct Kernels {
 
   /// x[n] divided by temperature in place (not touched when it is 1), then the statistics.
   ChunkStats (*chunk_stats)(float* x, std::int64_t n, float temperature) = nullptr;
+  /// out[n] = exp(x[n] - shift), 0 where x is -inf.
+  void (*exponentials)(float* out, const float* x, float shift, std::int64_t n) = nullptr;
   /// out[n] = coefficient * exp(logits / temperature - lse), rounded to the dtype.
   void (*softmax_gradient)(void* out, const float* logits, std::int64_t n, float temperature, float lse, float coefficient, DType) = nullptr;
 

@@ -15,7 +15,7 @@ struct Scratch {
 };
 inline std::size_t padded_bytes(std::int64_t floats) { return (static_cast<std::size_t>(floats) * sizeof(float) + 63) / 64 * 64; }
 
-/// Addresses of the keys [begin, begin + count) of a source.
+/// Addresses of the rows [begin, begin + count) of keys or values, `stride` apart within what is contiguous.
 template <typename T>
 void key_rows(const T** rows, const void* base, std::int64_t stride, const KeySource& s, std::int64_t begin, int count) {
   const T* p = static_cast<const T*>(base);
@@ -59,6 +59,31 @@ void tile_rows(float* out, const T* const* rows, int count, int head_dim) {
     for (int d = 0; d < head_dim; d += Vec::kLanes) store(out + d / kColTile * (kColTile * kTile) + i * kColTile + d % kColTile, load(rows[i] + d));
 }
 
+/// The same panels from paged keys, whose blocks are [head_dim][block_size] already. Columns from `count` on hold anything.
+/// Each block is read in the order it lies in memory.
+template <typename T>
+void tile_paged(float* out, const KeySource& s, std::int64_t begin, int count, int head_dim) {
+  constexpr int kL = Vec::kLanes;
+  const auto column = [&](int i) { return out + i / kColTile * (kColTile * head_dim) + i % kColTile; };
+  int next = 0;
+  for (int first = 0; first < count; first = next) {
+    const std::int64_t key = begin + first, offset = key % s.block_size;
+    const T* from = static_cast<const T*>(s.k) + s.blocks[key / s.block_size] * s.block_stride + offset;
+    next = static_cast<int>(smaller(first + s.block_size - offset, count));
+    for (int d = 0; d < head_dim; ++d, from += s.block_size) {
+      if (s.block_size % kL == 0) {
+        for (int i = first; i < next; i += kL) store(column(i) + d * kColTile, load(from + (i - first)));
+      } else {
+        for (int i = first; i < next; ++i) column(i)[d * kColTile] = to_float(from[i - first]);
+      }
+    }
+  }
+}
+
+/// Vectors of columns per visit: short slivers take more, so that enough chains run side by side to hide the adder's latency.
+template <int H>
+constexpr int kWide = (Vec::kLanes == 16 && H <= 6) ? 2 * kColVecs : kColVecs;
+
 struct ScoreArgs {
   const float* q;          ///< [head_dim][height]
   const float* k;          ///< panels of tile_transposed
@@ -68,14 +93,20 @@ struct ScoreArgs {
 template <int H>
 struct Scores {
   static void run(const ScoreArgs& s) {
-    for (int j = 0; j < s.num_keys; j += kColTile) {
-      Vec acc[H][kColVecs];
-      micro<H, kColVecs, 1, H>(s.head_dim, s.q, s.k + j * s.head_dim, kColTile, acc);
+    constexpr int kPanels = kWide<H> / kColVecs;
+    int j = 0;
+    if constexpr (kPanels > 1)
+      for (; j + kColTile < s.num_keys; j += kPanels * kColTile) columns<kPanels>(s, j);
+    for (; j < s.num_keys; j += kColTile) columns<1>(s, j);
+  }
+  template <int P>
+  [[gnu::always_inline]] static inline void columns(const ScoreArgs& s, int j) {
+    Vec acc[H][P * kColVecs];
+    micro<H, P * kColVecs, 1, H>(s.head_dim, s.q, Panels<P>{s.k + j * s.head_dim, s.head_dim * kColTile}, acc);
 #pragma GCC unroll 16
-      for (int i = 0; i < H; ++i)
+    for (int i = 0; i < H; ++i)
 #pragma GCC unroll 8
-        for (int v = 0; v < kColVecs; ++v) store(s.scores + i * kTile + j + v * Vec::kLanes, acc[i][v]);
-    }
+      for (int v = 0; v < P * kColVecs; ++v) store(s.scores + i * kTile + j + v * Vec::kLanes, acc[i][v]);
   }
 };
 
@@ -88,24 +119,29 @@ struct MixArgs {
 };
 template <int H>
 struct Mix {
-  template <int V>
+  /// V vectors of columns of P panels.
+  template <int P, int V>
   [[gnu::always_inline]] static inline void columns(const MixArgs& m, int d) {
-    Vec acc[H][V];
-    micro<H, V, kTile, 1>(m.num_keys, m.p, m.v + d / kColTile * (kColTile * kTile) + d % kColTile, kColTile, acc);
+    constexpr std::int64_t kPanel = kColTile * kTile;
+    Vec acc[H][P * V];
+    micro<H, P * V, kTile, 1>(m.num_keys, m.p, Panels<P>{m.v + d / kColTile * kPanel + d % kColTile, kPanel}, acc);
 #pragma GCC unroll 16
     for (int i = 0; i < H; ++i) {
       const Vec factor = set1(m.rescale[i]);
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
+      for (int v = 0; v < P * V; ++v) {
         float* out = m.out + i * m.head_dim + d + v * Vec::kLanes;
         store(out, fma(load(out), factor, acc[i][v]));
       }
     }
   }
   static void run(const MixArgs& m) {
+    constexpr int kPanels = kWide<H> / kColVecs;
     int d = 0;
-    for (; d + kColTile <= m.head_dim; d += kColTile) columns<kColVecs>(m, d);
-    for (; d < m.head_dim; d += Vec::kLanes) columns<1>(m, d);
+    if constexpr (kPanels > 1)
+      for (; d + kPanels * kColTile <= m.head_dim; d += kPanels * kColTile) columns<kPanels, kColVecs>(m, d);
+    for (; d + kColTile <= m.head_dim; d += kColTile) columns<1, kColVecs>(m, d);
+    for (; d < m.head_dim; d += Vec::kLanes) columns<1, 1>(m, d);
   }
 };
 
@@ -171,8 +207,12 @@ void attention_t(const AttentionTask& t) {
   const T* keys[kTile];
   for (std::int64_t k0 = t.key_begin; k0 < key_end; k0 += kTile) {
     const int count = static_cast<int>(smaller(kTile, key_end - k0));
-    key_rows<T>(keys, t.keys.k, t.keys.k_stride, t.keys, k0, count);
-    tile_transposed(k_tile, keys, count, D);
+    if (t.keys.blocks != nullptr) {
+      tile_paged<T>(k_tile, t.keys, k0, count, D);
+    } else {
+      key_rows<T>(keys, t.keys.k, t.keys.k_stride, t.keys, k0, count);
+      tile_transposed(k_tile, keys, count, D);
+    }
     key_rows<T>(keys, t.keys.v, t.keys.v_stride, t.keys, k0, count);
     tile_rows(v_tile, keys, count, D);
     for (std::int64_t s = 0; s < slivers; ++s) {

@@ -18,7 +18,7 @@ struct TileProductOf {
     template <int V>
     [[gnu::always_inline]] static inline void columns(const TileProduct& t, int j) {
       Vec acc[H][V];
-      micro<H, V, RowStep, DepthStep>(t.depth, t.a, t.b + j / kColTile * t.panel_stride + j % kColTile, kColTile, acc);
+      micro<H, V, RowStep, DepthStep>(t.depth, t.a, Panels<1>{t.b + j / kColTile * t.panel_stride + j % kColTile, 0}, acc);
 #pragma GCC unroll 16
       for (int i = 0; i < H; ++i)
 #pragma GCC unroll 8

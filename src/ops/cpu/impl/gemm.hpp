@@ -15,7 +15,7 @@ struct GemmTile {
   template <typename B>
   [[gnu::always_inline]] static inline void body(std::int64_t depth, const float* a, const B* b, float* c, std::int64_t c_stride, int cols, bool add_to_c) {
     Vec acc[H][kColVecs];
-    micro<H, kColVecs, 1, H, kAhead<H>>(depth, a, b, kColTile, acc);
+    micro<H, kColVecs, 1, H, kAhead<H>>(depth, a, Panels<1, B>{b, 0}, acc);
 #pragma GCC unroll 16
     for (int i = 0; i < H; ++i) {
 #pragma GCC unroll 8

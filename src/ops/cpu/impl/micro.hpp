@@ -12,21 +12,29 @@ constexpr int kRowTile = 3, kColVecs = 4;
 #endif
 constexpr int kColTile = kColVecs * Vec::kLanes;
 
+/// P packed panels side by side, panel_stride elements apart.
+template <int P, typename B = float>
+struct Panels {
+  const B* b;
+  std::int64_t panel_stride;
+  template <int J>
+  Vec column(std::integral_constant<int, J>) const { return load(b + J / kColVecs * panel_stride + J % kColVecs * Vec::kLanes); }
+  void advance() { b += kColTile; }
+};
+
 /// acc[i][j] = sum over p of A(i, p) * B(p, j), p in order, from zero: one chain of fused multiply-adds per element, whatever H
-/// and V are. A(i, p) = a[i * RowStep + p * DepthStep], row p of B starts at b + p * b_stride. Ahead > 0 asks for the row of B
-/// that many steps on.
-template <int H, int V, int RowStep, int DepthStep, int Ahead = 0, typename B>
-[[gnu::always_inline]] inline void micro(std::int64_t depth, const float* __restrict a, const B* __restrict b, std::int64_t b_stride, Vec (&acc)[H][V]) {
+/// and V are. A(i, p) = a[i * RowStep + p * DepthStep]. Ahead > 0 asks for the row of B that many steps on.
+template <int H, int V, int RowStep, int DepthStep, int Ahead = 0, typename Right>
+[[gnu::always_inline]] inline void micro(std::int64_t depth, const float* __restrict a, Right right, Vec (&acc)[H][V]) {
 #pragma GCC unroll 16
   for (int i = 0; i < H; ++i)
 #pragma GCC unroll 8
     for (int j = 0; j < V; ++j) acc[i][j] = zero();
   for (std::int64_t p = 0; p < depth; ++p) {
     Vec row[V];
-#pragma GCC unroll 8
-    for (int j = 0; j < V; ++j) row[j] = load(b + j * Vec::kLanes);
+    [&]<int... J>(std::integer_sequence<int, J...>) { ((row[J] = right.column(std::integral_constant<int, J>{})), ...); }(std::make_integer_sequence<int, V>{});
     if constexpr (Ahead > 0)
-      for (int j = 0; j < V * Vec::kLanes; j += 64 / static_cast<int>(sizeof(B))) __builtin_prefetch(b + Ahead * V * Vec::kLanes + j);
+      for (int j = 0; j < V * Vec::kLanes; j += 64 / static_cast<int>(sizeof(*right.b))) __builtin_prefetch(right.b + Ahead * V * Vec::kLanes + j);
 #pragma GCC unroll 16
     for (int i = 0; i < H; ++i) {
       const Vec x = set1(a[i * RowStep]);
@@ -34,7 +42,7 @@ template <int H, int V, int RowStep, int DepthStep, int Ahead = 0, typename B>
       for (int j = 0; j < V; ++j) acc[i][j] = fma(x, row[j], acc[i][j]);
     }
     a += DepthStep;
-    b += b_stride;
+    right.advance();
   }
 }
 

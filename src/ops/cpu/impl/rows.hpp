@@ -220,6 +220,10 @@ ChunkStats chunk_stats(float* x, std::int64_t n, float temperature) {
   return {m, reduce_add(sum), reduce_add(weighted)};
 }
 
+void exponentials_row(float* out, const float* x, float shift, std::int64_t n) {
+  for_vectors(n, [&](std::int64_t i, int l) { put(out + i, exp(get(x + i, l) - set1(shift)), l); });
+}
+
 template <typename T>
 void softmax_gradient_t(T* out, const float* x, std::int64_t n, float temperature, float lse, float coefficient) {
   for_vectors(n, [&](std::int64_t i, int l) {

@@ -23,6 +23,7 @@ constexpr Kernels kKernels = {
     .sum_squares = sum_squares,
     .scale = scale,
     .chunk_stats = chunk_stats,
+    .exponentials = exponentials_row,
     .softmax_gradient = softmax_gradient,
     .adamw = adamw,
     .sgd = sgd,
