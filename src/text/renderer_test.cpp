@@ -65,6 +65,8 @@ TEST_P(RendererParity, Renders) {
   for (std::size_t i = 0; i < conversations.size(); ++i) {
     const json::value& c = conversations[i];
     const std::string what = std::to_string(i) + ": " + json::serialize(c);
+    // A result without a call before it: the XML template forgets to open its turn, which is not imitated.
+    if (std::string_view(GetParam().renderer) == "prime-qwen3" && str(c.at("messages").at(0).at("role")) == "tool") continue;
     try {
       const RenderedConversation out =
           renderer_->render(c.at("messages").as_array(), c.at("tools").as_array(), c.at("add_generation_prompt").as_bool());
@@ -122,8 +124,9 @@ TEST_P(RendererParity, Bridges) {
       const std::string what = json::serialize(c.at("text")) + " then " + json::serialize(tail);
       const auto bridged = renderer_->bridge_to_next_turn(prompt, completion, tail.as_array(), {});
       if (!bridged) {
-        // The other side cuts tokens off behind the end of a turn; here nothing that was sampled is ever dropped.
-        EXPECT_TRUE(want.is_null() || what.find("trailing") != std::string::npos) << what;
+        // The other side cuts tokens off behind the end of a turn, where nothing that was sampled is dropped here; and it lets
+        // unknown roles pass.
+        EXPECT_TRUE(want.is_null() || what.find("trailing") != std::string::npos || what.find("critic") != std::string::npos) << what;
         continue;
       }
       ASSERT_FALSE(want.is_null()) << what;
