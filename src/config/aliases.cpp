@@ -444,39 +444,7 @@ class Canonicalizer {
   Report& report_;
 };
 
-constexpr CommandInfo kCommands[] = {
-    {Command::kRl, "rl", "Reinforcement learning: trainer, orchestrator and inference in one launch"},
-    {Command::kSft, "sft", "Supervised fine-tuning on local conversations"},
-    {Command::kInference, "inference", "OpenAI-compatible server whose weights can be updated"},
-    {Command::kOrchestrator, "orchestrator", "The orchestrator alone"},
-    {Command::kTrainer, "trainer", "The trainer alone"},
-    {Command::kEval, "eval", "Evaluate a server, and the checkpoints of a run"},
-    {Command::kSynthesize, "synthesize", "Generate episodes as training data"},
-    {Command::kInitModel, "init-model", "Make a small model folder with random weights"},
-    {Command::kMakeData, "make-data", "Write SFT conversations from an environment's demonstrations"},
-    {Command::kConvert, "convert", "Rewrite a model folder"},
-    {Command::kChat, "chat", "Talk to a model"},
-    {Command::kBench, "bench", "Measure this machine"},
-    {Command::kDoctor, "doctor", "Say what this machine has and what that means"},
-    {Command::kEvals, "evals", "Evaluations that follow a training run (not built yet)"},
-    {Command::kEnvServer, "env-server", "An environment in a process of its own (not built yet)"},
-};
-
 }  // namespace
-
-std::span<const CommandInfo> all_commands() { return kCommands; }
-
-std::string_view command_name(Command command) {
-  for (const CommandInfo& info : kCommands)
-    if (info.command == command) return info.name;
-  return "?";
-}
-
-std::optional<Command> find_command(std::string_view name) {
-  for (const CommandInfo& info : kCommands)
-    if (info.name == name) return info.command;
-  return std::nullopt;
-}
 
 void canonicalize(Value& layer, Command command, Report& report) { Canonicalizer(report).run(layer, command); }
 

@@ -21,7 +21,8 @@ std::string range_note(const Meta& meta) {
 
 /// "(default: 128, rollouts, >= 1)".
 std::string notes(const KeyInfo& info) {
-  std::string text = fmt::format(" (default: {}", info.default_text.empty() ? "-" : info.default_text);
+  if (info.is_section && info.default_text.empty()) return {};
+  std::string text = fmt::format(" (default: {}", info.is_section && info.default_text == "None" ? "off" : info.default_text);
   if (!info.meta.unit.empty()) text += fmt::format(", {}", info.meta.unit);
   if (const std::string range = range_note(info.meta); !range.empty()) text += ", " + range;
   return text + ")";
@@ -39,6 +40,7 @@ std::string wrapped(std::string_view text, std::size_t indent, std::size_t width
   while (!text.empty()) {
     const std::size_t space = std::min(text.find(' '), text.size());
     if (column + space > width && column > indent) {
+      while (out.ends_with(' ')) out.pop_back();
       out += "\n" + std::string(indent, ' ');
       column = indent;
     }

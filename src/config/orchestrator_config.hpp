@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "config/advantage_config.hpp"
 #include "config/checkpoint_config.hpp"
 #include "config/env_config.hpp"
 #include "config/model_config.hpp"
@@ -21,8 +22,6 @@ namespace prl::config {
 
 enum class TrainingMode { kRl, kOpd, kSft };
 std::span<const EnumEntry> enum_entries(TrainingMode);
-enum class AdvantageType { kGrpo, kRloo, kOpo, kMaxRl, kReward, kCustom };
-std::span<const EnumEntry> enum_entries(AdvantageType);
 enum class TrajectoryStrategy { kInterleaved, kBranching };
 std::span<const EnumEntry> enum_entries(TrajectoryStrategy);
 
@@ -113,110 +112,6 @@ struct ValConfig {
     v.field("interval", interval, "Steps between two validations", {.unit = "steps", .min = 1});
   }
 };
-
-/// Among the best rollouts of a group, shorter ones are worth more.
-struct TokensLengthPenalty {
-  static constexpr std::string_view kType = "tokens";
-  double completion_weight = 1.0;
-  double tool_response_weight = 1.0;
-  template <class V>
-  void visit(V& v) {
-    v.field("completion_weight", completion_weight, "Cost of a generated token", {.min = 0});
-    v.field("tool_response_weight", tool_response_weight, "Cost of a token of a tool's reply", {.min = 0});
-  }
-};
-struct TurnsLengthPenalty {
-  static constexpr std::string_view kType = "turns";
-  template <class V>
-  void visit(V&) {}
-};
-struct LinearLengthPenalty {
-  static constexpr std::string_view kType = "linear";
-  double num_output_tokens_weight = 0.25;
-  double num_input_tokens_weight = 0.1;
-  double num_turns_weight = 0.1;
-  template <class V>
-  void visit(V& v) {
-    v.field("num_output_tokens_weight", num_output_tokens_weight, "Weight of the generated length", {.min = 0});
-    v.field("num_input_tokens_weight", num_input_tokens_weight, "Weight of the read length", {.min = 0});
-    v.field("num_turns_weight", num_turns_weight, "Weight of the number of turns", {.min = 0});
-  }
-};
-using LengthPenalty = std::variant<TokensLengthPenalty, TurnsLengthPenalty, LinearLengthPenalty>;
-
-struct AdvantageConfig {
-  AdvantageType type = AdvantageType::kGrpo;
-  std::optional<LengthPenalty> length_penalty;
-  std::optional<std::string> import_path;
-  Value kwargs = Value::table();
-  template <class V>
-  void visit(V& v) {
-    v.field("type", type,
-            "grpo R - mean, rloo (R - mean) G/(G-1), opo length-weighted mean, max_rl (R - mean)/mean, reward R, custom a function");
-    v.field("length_penalty", length_penalty, "Prefer shorter rollouts; with grpo");
-    v.field("import_path", import_path, "Python function of type custom, module.name");
-    v.field("kwargs", kwargs, "Arguments of the function");
-  }
-};
-
-/// Pools of tasks by difficulty.
-struct BufferConfig {
-  std::optional<std::int64_t> seed;
-  std::optional<std::vector<double>> env_ratios;
-  std::optional<double> easy_threshold;
-  std::optional<double> hard_threshold;
-  double easy_fraction = 0.0;
-  double hard_fraction = 0.0;
-  bool online_difficulty_filtering = false;
-  std::vector<std::string> hash_keys = {"env_name", "prompt"};
-  bool skip_verification = false;
-  template <class V>
-  void visit(V& v) {
-    v.field("seed", seed, "Seed of the choice of tasks; the orchestrator's if not set");
-    v.field("env_ratios", env_ratios, "Shares of the environments, in their order", {.min = 0, .is_open_min = true});
-    v.field("easy_threshold", easy_threshold, "A task whose mean reward reaches this is not drawn again");
-    v.field("hard_threshold", hard_threshold, "A task whose mean reward is at most this is not drawn again");
-    v.field("easy_fraction", easy_fraction, "Part of the easy tasks that returns when a run resumes", {.min = 0, .max = 1});
-    v.field("hard_fraction", hard_fraction, "Part of the hard tasks that returns when a run resumes", {.min = 0, .max = 1});
-    v.field("online_difficulty_filtering", online_difficulty_filtering, "Drop groups whose rewards are all 0 or all 1, and draw others");
-    v.field("hash_keys", hash_keys, "Fields that identify a task across a resume");
-    v.field("skip_verification", skip_verification, "Do not score; all rewards are 0");
-  }
-};
-
-struct GibberishFilter {
-  static constexpr std::string_view kType = "gibberish";
-  bool enforce = false;
-  int token_id_threshold = 100000;
-  double logprob_offset = 2.0;
-  template <class V>
-  void visit(V& v) {
-    v.field("enforce", enforce, "Drop what is found, instead of only counting it");
-    v.field("token_id_threshold", token_id_threshold, "Tokens with a larger id are suspicious", {.min = 0});
-    v.field("logprob_offset", logprob_offset, "and so are log-probabilities this far below uniform");
-  }
-};
-struct RepetitionFilter {
-  static constexpr std::string_view kType = "repetition";
-  bool enforce = false;
-  int window = 3000;
-  double prob_threshold = 0.99;
-  template <class V>
-  void visit(V& v) {
-    v.field("enforce", enforce, "Drop what is found, instead of only counting it");
-    v.field("window", window, "Tokens in a row", {.unit = "tokens", .min = 1});
-    v.field("prob_threshold", prob_threshold, "that all have at least this probability", {.min = 0, .max = 1});
-  }
-};
-struct ZeroAdvantageFilter {
-  static constexpr std::string_view kType = "zero_advantage";
-  bool enforce = true;
-  template <class V>
-  void visit(V& v) {
-    v.field("enforce", enforce, "Drop what is found, instead of only counting it");
-  }
-};
-using RolloutFilter = std::variant<ZeroAdvantageFilter, GibberishFilter, RepetitionFilter>;
 
 struct ConcurrencyConfig {
   std::optional<int> initial_inflight;

@@ -14,6 +14,8 @@ void check_common(C& config, const Check& check) {
   detail::check_env_names(config.env, "env", check);
   for (std::size_t i = 0; i < config.env.size(); ++i) detail::check_eval_env(config.env[i], check.sub(fmt::format("env.{}", i)));
   detail::check_client(config.client, check.sub("client"));
+  detail::check_eval_sampling(config.sampling, check.sub("sampling"));
+  if (config.save.disk && config.save.disk->path) check.not_built("save.disk.path", "results outside output_dir");
   if (config.save.hf) check.not_built("save.hf", "pushing results to the Hugging Face hub");
   if (config.save.env_hub) check.not_built("save.env_hub", "pushing results to the environments hub");
   if (config.retry.wait_min > config.retry.wait_max)
@@ -28,6 +30,9 @@ Resolution<EvalConfig> resolve(Value raw, const Context& context) {
   EvalConfig& config = resolution.config;
   const Check check(raw, "", resolution.report, context);
   check_common(config, check);
+  if (config.per_rollout) check.not_built("per_rollout", "scoring rollouts without their group");
+  constexpr detail::Inert kInert[] = {{"use_tqdm", "progress is logged"}};
+  detail::warn_inert(ops_of<EvalConfig>(), &config, kInert, check);
   detail::check_wandb(config.wandb, check);
   if (!config.eval_base && !config.weights_dir)
     check.problem("eval_base", "without weights_dir there is nothing else to evaluate; set weights_dir or leave eval_base on");

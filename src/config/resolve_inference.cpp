@@ -5,6 +5,18 @@
 
 namespace prl::config {
 namespace detail {
+namespace {
+
+constexpr Inert kInertKeys[] = {
+    {"model.enforce_eager", "steps are not recorded as CUDA graphs"},
+    {"model.trust_remote_code", "no code of a model folder is ever run"},
+    {"gpu_memory_utilization", "see kv.num_blocks for the size of the cache"},
+    {"enable_fp32_lm_head", "the LM head always sums in float32"},
+    {"enable_fp32_router_logits", "dense models have no router"},
+    {"log.log_data", "requests are not logged"},
+};
+
+}  // namespace
 
 void check_inference(InferenceConfig& config, const Check& check) {
   check_model_name(config.model.name, "model.name", check);
@@ -43,7 +55,9 @@ void check_inference(InferenceConfig& config, const Check& check) {
   if (config.vllm.is_table())
     for (const Member& member : config.vllm.members())
       check.not_built("vllm." + member.key, fmt::format("the vLLM setting {}", member.key));
-  if (config.model.trust_remote_code) check.warn("model.trust_remote_code", "has no effect: no code of a model folder is ever run");
+  if (config.api_server_count > 1) check.not_built("api_server_count", "several HTTP processes");
+  if (!config.model.rope_scaling.is_null()) check.not_built("model.rope_scaling", "another rope_scaling than the model's own");
+  warn_inert(ops_of<InferenceConfig>(), &config, kInertKeys, check);
 }
 
 }  // namespace detail
@@ -53,9 +67,6 @@ Resolution<InferenceConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<InferenceConfig>(raw);
   const detail::Check check(raw, "", resolution.report, context);
   detail::check_inference(resolution.config, check);
-  if (resolution.config.compute.device == DeviceKind::kCpu &&
-      resolution.config.gpu_memory_utilization != InferenceConfig{}.gpu_memory_utilization)
-    check.warn("gpu_memory_utilization", "has no effect on the CPU; see kv.num_blocks");
   return resolution;
 }
 

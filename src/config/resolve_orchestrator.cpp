@@ -58,7 +58,24 @@ void check_modes(const OrchestratorConfig& config, const Check& check) {
   check.not_built("training_mode", config.training_mode == TrainingMode::kOpd ? "on-policy distillation" : "training on a teacher's rollouts");
 }
 
+constexpr Inert kInertKeys[] = {
+    {"collect_inference_metrics", "the engine's metrics are always read"},
+    {"env_server_base_port", "environments run inside the orchestrator"},
+    {"train.num_workers", "native environments run inside the orchestrator"},
+    {"buffer.hash_keys", "tasks are known by their number"},
+    {"log.log_data", "samples are in the rollouts folder"},
+    {"tokenizer.trust_remote_code", "no code of a model folder is ever run"},
+    {"student.model.trust_remote_code", "no code of a model folder is ever run"},
+};
+constexpr Inert kInertEnvKeys[] = {
+    {"num_workers", "native environments run inside the orchestrator"},
+    {"state_columns", "saved rollouts hold their messages, rewards and metrics"},
+};
+
+/// Fields that requests cannot carry yet, and those that would be there twice.
 void check_extra_body(const Value& extra_body, const Check& check) {
+  if (!extra_body.is_table()) return check.problem("extra_body", "expects a table");
+  if (!extra_body.members().empty()) check.not_built("extra_body", "further fields of requests");
   for (const char* key : {"temperature", "max_completion_tokens", "max_tokens", "seed", "repetition_penalty", "min_tokens"})
     if (extra_body.find(key))
       check.problem("extra_body", fmt::format("{} is a key of sampling; a second one makes servers refuse every request", key));
@@ -73,6 +90,10 @@ void check_train_env(EnvConfig& env, const Check& check) {
   if (!env.curriculum.is_null()) check.not_built("curriculum", "curricula; see orchestrator.buffer for pools and filtering by difficulty");
   if (const Value* harness = env.agent.find_path("harness.id"); harness && !harness->is_null())
     check.not_built("agent", "agent harnesses of verifiers environments");
+  if (env.max_total_completion_tokens >= 0) check.not_built("max_total_completion_tokens", "a limit of the tokens of a whole episode");
+  if (env.extra_env_kwargs.is_table() && !env.extra_env_kwargs.members().empty())
+    check.not_built("extra_env_kwargs", "settings of Python environments");
+  warn_inert(ops_of<EnvConfig>(), &env, kInertEnvKeys, check);
   if (env.sampling) check_extra_body(env.sampling->extra_body, check.sub("sampling"));
 }
 
@@ -139,6 +160,10 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
   if (config.heartbeat) check.not_built("heartbeat", "heartbeats");
   if (config.renderer.name != "auto" && config.renderer.name != "default")
     check.not_built("renderer.name", fmt::format("the renderer \"{}\"; auto and default use the chat template", config.renderer.name));
+  if (config.renderer.thinking_retention) check.not_built("renderer.thinking_retention", "renderers of model families");
+  if (!config.mask_env_responses) check.not_built("mask_env_responses", "training on what the environment says");
+  if (config.ckpt && config.ckpt->skip_buffer) check.not_built("ckpt.skip_buffer", "resuming without the buffer");
+  warn_inert(ops_of<OrchestratorConfig>(), &config, kInertKeys, check);
   if (config.num_train_workers > 1) check.not_built("num_train_workers", "data parallelism");
   if (std::holds_alternative<NcclBroadcast>(config.weight_broadcast)) check.not_built("weight_broadcast.type", "weight updates over NCCL");
   if (std::holds_alternative<NixlBroadcast>(config.weight_broadcast)) check.not_built("weight_broadcast.type", "weight updates over NIXL");

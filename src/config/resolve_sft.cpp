@@ -8,6 +8,16 @@ namespace {
 
 using detail::Check;
 constexpr std::int64_t kBenchSteps = 4;
+constexpr detail::Inert kInertKeys[] = {
+    {"loss_impl", "there is one cross-entropy kernel"},
+    {"gc", "there is no garbage collector"},
+    {"data.num_workers", "samples are made while the model trains"},
+    {"matmul_precision", "float32 products are always exact"},
+    {"dist_timeout_seconds", "the trainer is one process"},
+    {"log.ranks_filter", "the trainer is one process"},
+    {"ckpt.weights.save_sharded", "weights of more than 5 GB are always split"},
+    {"tokenizer.trust_remote_code", "no code of a model folder is ever run"},
+};
 
 void check_data(const SftData& data, const std::string& key, const Check& check) {
   std::visit(
@@ -65,8 +75,8 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
   if (config.renderer.name != "auto" && config.renderer.name != "default")
     check.not_built("renderer.name", fmt::format("the renderer \"{}\"; auto and default use the chat template", config.renderer.name));
   if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");
-  if (config.loss_impl != SftLossImpl::kTorch) check.warn("loss_impl", "has no effect: there is one cross-entropy kernel");
-  if (config.gc) check.warn("gc", "has no effect: there is no garbage collector");
+  if (config.renderer.thinking_retention) check.not_built("renderer.thinking_retention", "renderers of model families");
+  detail::warn_inert(ops_of<SftConfig>(), &config, kInertKeys, check);
   return resolution;
 }
 

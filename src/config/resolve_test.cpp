@@ -230,6 +230,12 @@ TEST(ResolveTrainer, OlderLossKnobsNameTheirLoss) {
   EXPECT_TRUE(std::holds_alternative<DefaultLossConfig>(load_line<TrainerConfig>("trainer --loss.type dppo").config.loss));
 }
 
+TEST(ResolveTrainer, KeysWithoutEffectAreNamedWhenTheyAreSet) {
+  EXPECT_THAT(load_line<TrainerConfig>("trainer --model.name ./m --model.attn sdpa --gc").warnings,
+              ::testing::ElementsAre(HasSubstr("model.attn: has no effect"), HasSubstr("gc: has no effect")));
+  EXPECT_THAT(load_line<TrainerConfig>("trainer --model.name ./m --model.attn auto").warnings, IsEmpty());
+}
+
 TEST(ResolveTrainer, OffloadsExcludeEachOther) {
   EXPECT_THAT(error_of<TrainerConfig>("trainer --model.fsdp-cpu-offload --model.optim-cpu-offload"), HasSubstr("exclude each other"));
   EXPECT_THAT(error_of<TrainerConfig>("trainer --model.full-offload --optim.type sgd"), HasSubstr("adamw and sign_sgd only"));

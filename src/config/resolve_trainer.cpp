@@ -37,6 +37,27 @@ void check_parallel(const TrainerModelConfig& model, const Check& check) {
   if (model.ep_comm_backend != ExpertBackend::kTorch) check.not_built("model.ep_comm_backend", "DeepEP");
 }
 
+constexpr Inert kInertModelKeys[] = {
+    {"attn", "there is one attention kernel per device"},
+    {"impl", "there is one model implementation"},
+    {"compile", "kernels are compiled ahead of time"},
+    {"trust_remote_code", "no code of a model folder is ever run"},
+    {"fused_lm_head_token_chunk_size", "the LM head is always fused and chooses its blocks"},
+    {"reduce_dtype", "gradients of one device are summed in float32"},
+    {"reshard_after_forward", "weights are not split over devices"},
+    {"moe_router_dtype", "dense models have no router"},
+    {"moe_use_grouped_mm", "dense models have no experts"},
+};
+constexpr Inert kInertTrainerKeys[] = {
+    {"gc", "there is no garbage collector"},
+    {"matmul_precision", "float32 products are always exact"},
+    {"dist_timeout_seconds", "the trainer is one process"},
+    {"log.ranks_filter", "the trainer is one process"},
+    {"log.log_data", "samples are in the rollouts folder"},
+    {"ckpt.weights.save_sharded", "weights of more than 5 GB are always split"},
+    {"weight_broadcast.save_sharded", "weights of more than 5 GB are always split"},
+    {"tokenizer.trust_remote_code", "no code of a model folder is ever run"},
+};
 constexpr std::string_view kMaskedLossKeys[] = {"ratio_type",         "token_mask_low", "token_mask_high", "sequence_clip_high",
                                                 "geo_mask_low",       "geo_mask_high",  "sequence_mask_low",
                                                 "sequence_mask_high", "teacher_tau"};
@@ -69,12 +90,8 @@ void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& opt
   if (model.moe_fused_kernel) check.not_built("model.moe_fused_kernel", "mixture-of-experts models");
   if (model.debug.force_balanced_routing) check.not_built("model.debug.force_balanced_routing", "mixture-of-experts models");
   if (model.conversion_dir) check.not_built("model.conversion_dir", "a cache of converted weights");
-  if (model.fused_lm_head_token_chunk_size.word == "disabled" && !model.fused_lm_head_token_chunk_size.number)
-    check.warn("model.fused_lm_head_token_chunk_size", "the LM head is always fused; the chunk size is chosen automatically");
-  if (model.attn != AttentionImpl::kAuto) check.warn("model.attn", "has no effect: there is one attention kernel per device");
-  if (model.impl != ModelImpl::kAuto) check.warn("model.impl", "has no effect: there is one model implementation");
-  if (model.compile) check.warn("model.compile", "has no effect: kernels are compiled ahead of time");
-  if (model.trust_remote_code) check.warn("model.trust_remote_code", "has no effect: no code of a model folder is ever run");
+  if (model.optimization_dtype != ParamDType::kFloat32) check.not_built("model.optimization_dtype", "parameters without float32 masters");
+  warn_inert(ops_of<TrainerModelConfig>(), &model, kInertModelKeys, check.sub("model"));
 }
 
 void check_trainer(TrainerConfig& config, const Check& check) {
@@ -113,7 +130,7 @@ void check_trainer(TrainerConfig& config, const Check& check) {
   if (config.heartbeat) check.not_built("heartbeat", "heartbeats");
   if (config.metrics_server) check.not_built("metrics_server", "the trainer's Prometheus endpoint");
   if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");
-  if (config.gc) check.warn("gc", "has no effect: there is no garbage collector");
+  warn_inert(ops_of<TrainerConfig>(), &config, kInertTrainerKeys, check);
 }
 
 }  // namespace detail

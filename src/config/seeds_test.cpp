@@ -366,6 +366,7 @@ TEST_F(Seeds, SingleSections) {
   EXPECT_EQ(load_file("activation_checkpointing").config.trainer.model.ac->freq, 1);
   EXPECT_EQ(load_file("trainer_dtype").config.trainer.model.optimization_dtype, ParamDType::kBFloat16);
   EXPECT_EQ(load_file("trainer_dtype").config.trainer.model.reduce_dtype, ParamDType::kBFloat16);
+  EXPECT_TRUE(is_not_built(load_file("trainer_dtype").not_built, "float32 masters"));
   EXPECT_TRUE(is_not_built(load_file("inference_dtype").not_built, "float16"));
   const auto eval = load_file("online_eval").config.orchestrator.eval;
   EXPECT_EQ(eval->interval, 100);

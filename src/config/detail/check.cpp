@@ -33,6 +33,16 @@ void Check::warn(std::string_view key, std::string_view message) const {
   report_.warnings.push_back(fmt::format("{}: {}", full(key), message));
 }
 
+void warn_inert(const TypeOps& ops, const void* config, std::span<const Inert> keys, const Check& check) {
+  const std::shared_ptr<void> fresh = ops.make();
+  const Value chosen = dump(ops, config, NullStyle::kAlways), usual = dump(ops, fresh.get(), NullStyle::kAlways);
+  for (const Inert& inert : keys) {
+    const Value* a = chosen.find_path(inert.key);
+    const Value* b = usual.find_path(inert.key);
+    if (check.raw(inert.key) && a && !(b && a->equals(*b))) check.warn(inert.key, fmt::format("has no effect: {}", inert.reason));
+  }
+}
+
 void check_model_name(const std::string& name, std::string_view key, const Check& check) {
   const auto& is_directory = check.context().is_directory;
   if (name.empty()) return check.problem(key, "names no model; give the folder of one");
@@ -73,16 +83,30 @@ void check_eval_env(EvalEnvConfig& env, const Check& check) {
   if (env.address) check.not_built("address", "environment servers");
   if (const Value* harness = env.agent.find_path("harness.id"); harness && !harness->is_null())
     check.not_built("agent", "agent harnesses of verifiers environments");
+  if (env.extra_env_kwargs.is_table() && !env.extra_env_kwargs.members().empty())
+    check.not_built("extra_env_kwargs", "settings of Python environments");
+  if (env.sampling) check_eval_sampling(*env.sampling, check.sub("sampling"));
+  constexpr Inert kInert[] = {{"num_workers", "native environments run inside this process"},
+                              {"state_columns", "saved episodes hold their messages, rewards and metrics"}};
+  warn_inert(ops_of<EvalEnvConfig>(), &env, kInert, check);
+}
+
+void check_eval_sampling(const EvalSamplingConfig& sampling, const Check& check) {
+  if (sampling.reasoning_effort) check.not_built("reasoning_effort", "the length of a model's reasoning");
+  if (sampling.extra_body.is_table() && !sampling.extra_body.members().empty()) check.not_built("extra_body", "further fields of requests");
 }
 
 void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check) {
   if (!eval) return;
+  check_eval_sampling(eval->sampling, check.sub("eval.sampling"));
   if (eval->env.empty()) check.problem("eval.env", "must list at least one environment");
   check_env_names(eval->env, "eval.env", check);
   for (std::size_t i = 0; i < eval->env.size(); ++i) check_eval_env(eval->env[i], check.sub(fmt::format("eval.env.{}", i)));
 }
 
 void check_client(const ClientConfig& client, const Check& check) {
+  if (!client.headers_from_env.empty()) check.not_built("headers_from_env", "headers from environment variables");
+  if (!client.extra_headers_from_state.empty()) check.not_built("extra_headers_from_state", "headers from the rollout's state");
   if (client.base_url.empty()) check.problem("base_url", "must name at least one server");
   for (const auto& [key, urls] : {std::pair{"base_url", client.base_url},
                                   std::pair{"admin_base_url", client.admin_base_url.value_or(std::vector<std::string>())}}) {
@@ -110,6 +134,7 @@ void check_wandb(std::optional<WandbConfig>& wandb, const Check& check) {
     return check.warn("wandb", "is off because WANDB_MODE is disabled");
   }
   if (mode != check.context().environment.end() && mode->second == "offline") wandb->offline = true;
+  if (wandb->offline) check.warn("wandb.offline", "metrics go to metrics.jsonl alone; no run is kept for a later upload");
   if (!wandb->offline)
     check.not_built("wandb", "sending metrics to Weights & Biases; metrics.jsonl is always written, and wandb.offline = true, "
                              "WANDB_MODE=offline or --no-wandb run without it");

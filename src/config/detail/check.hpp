@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -48,6 +49,7 @@ void check_schedule(const SchedulerConfig& scheduler, const OptimConfig& optim, 
 void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check);
 /// Also hands `data` to the environment as its arguments dataset_path and eval_dataset_path.
 void check_eval_env(EvalEnvConfig& env, const Check& check);
+void check_eval_sampling(const EvalSamplingConfig& sampling, const Check& check);
 void check_client(const ClientConfig& client, const Check& check);
 void check_ckpt(const std::optional<TrainerCkptConfig>& ckpt, const Check& check);
 /// Applies WANDB_MODE; what remains on and is not offline is not built.
@@ -62,6 +64,14 @@ void check_env_id(const std::string& id, const Check& check);
 /// Unique, and none of the names that metrics reserve.
 template <class Env>
 void check_env_names(const std::vector<Env>& envs, std::string_view key, const Check& check);
+
+/// A key that is accepted and changes nothing here, and why.
+struct Inert {
+  std::string_view key;
+  std::string_view reason;
+};
+/// Warns of those that the user set to something else than the default.
+void warn_inert(const TypeOps& ops, const void* config, std::span<const Inert> keys, const Check& check);
 
 /// Names the loss type of a [trainer] tree that sets only knobs of an unnamed older loss.
 void infer_loss_type(Value& trainer);
