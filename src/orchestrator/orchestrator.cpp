@@ -38,6 +38,17 @@ double seconds_between(net::TimePoint begin, net::TimePoint end) { return std::c
 
 bool is_retryable_type(const std::string& type) { return type == "ModelError" || type == "InvalidModelResponseError"; }
 
+/// The options with what follows from others.
+OrchestratorOptions completed(OrchestratorOptions options) {
+  if (options.dispatch.strict_async_level)
+    fail(ErrorCode::kNotImplemented, "strict_async_level = true is not built: weights older than the newest would have to be kept and loaded");
+  // Lock-step is always replayable: nothing depends on which rollout ends first.
+  options.deterministic = options.deterministic || std::min(options.dispatch.max_async_level, options.dispatch.max_off_policy_steps) == 0;
+  options.dispatch.ordered = options.deterministic;
+  options.collect.batch_size = options.dispatch.batch_size;
+  return options;
+}
+
 std::vector<env::EnvironmentPtr> environments_of(const std::vector<TrainEnv>& envs) {
   std::vector<env::EnvironmentPtr> out;
   for (const TrainEnv& train_env : envs) out.push_back(train_env.environment);
@@ -56,7 +67,7 @@ struct Orchestrator::Impl {
   };
 
   Impl(OrchestratorOptions o, OrchestratorServices s)
-      : options(std::move(o)),
+      : options(completed(std::move(o))),
         services(std::move(s)),
         environments(environments_of(services.environments)),
         sampler(environments, options.sampler),
@@ -67,12 +78,6 @@ struct Orchestrator::Impl {
     if (options.pack.num_ranks != services.samples->num_ranks())
       fail(ErrorCode::kInvalidArgument, "num_train_workers = {}, but the sample queue has {} ranks", options.pack.num_ranks,
            services.samples->num_ranks());
-    if (options.dispatch.strict_async_level)
-      fail(ErrorCode::kNotImplemented, "strict_async_level = true is not built: weights older than the newest would have to be kept and loaded");
-    // Lock-step is always replayable: nothing depends on which rollout ends first.
-    options.deterministic = options.deterministic || std::min(options.dispatch.max_async_level, options.dispatch.max_off_policy_steps) == 0;
-    options.dispatch.ordered = options.deterministic;
-    options.collect.batch_size = options.dispatch.batch_size;
     // Made once here so that contradictions show before anything starts; made again with the real version in begin().
     make_dispatcher(PolicyVersion{options.resume_step});
   }

@@ -1,0 +1,166 @@
+#include "orchestrator/batch_collector.hpp"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.hpp"
+#include "orchestrator/progress.hpp"
+#include "orchestrator/testing/fakes.hpp"
+
+namespace prl::orchestrator {
+namespace {
+
+env::Episode episode(double reward, bool failed = false, bool silent = false) {
+  env::Episode out;
+  out.env_name = "reverse-text";
+  out.reward = reward;
+  out.trajectory_id = "t";
+  if (failed) out.error = env::EpisodeError{"ModelError", "the server is away"};
+  if (silent) return out;
+  env::TrajectoryStep step;
+  step.has_tokens = true;
+  step.tokens.prompt_ids = {1, 2};
+  step.tokens.completion_ids = {3, 4};
+  step.tokens.logprobs = {-0.25f, -1.0f / 3.0f};
+  step.num_prompt_tokens = 2;
+  step.num_completion_tokens = 2;
+  out.trajectory.push_back(step);
+  return out;
+}
+
+FinishedGroup group(std::int64_t id, std::vector<env::Episode> episodes, std::int64_t version = 0) {
+  FinishedGroup out;
+  out.id = GroupId{id};
+  out.version = PolicyVersion{version};
+  out.episodes = std::move(episodes);
+  return out;
+}
+
+CollectorOptions options(std::int64_t batch_size) {
+  CollectorOptions out;
+  out.batch_size = batch_size;
+  return out;
+}
+
+const env::Environment& environment() {
+  static const env::EnvironmentPtr made = testing::tiny_environment();
+  return *made;
+}
+
+TEST(BatchCollector, SurvivorsQueueAndZeroAdvantagesArePruned) {
+  BatchCollector collector(options(4));
+  EXPECT_EQ(collector.add(group(0, {episode(1), episode(0, true), episode(0)}), environment()).num_queued, 2);
+  EXPECT_FALSE(collector.is_ready());
+  const auto added = collector.add(group(1, {episode(0.5), episode(0.5)}), environment());
+  EXPECT_EQ(added.mean_reward, 0.5);
+  ASSERT_TRUE(collector.is_ready());
+  const CollectedBatch batch = collector.take();
+  EXPECT_EQ(batch.rollouts.size(), 4u);
+  ASSERT_EQ(batch.samples.size(), 2u) << "the second group has advantage 0";
+  EXPECT_EQ(batch.num_trainable, 2);
+  EXPECT_EQ(batch.samples[0].advantages, (std::vector<float>{0, 0, 0.5f, 0.5f}));
+  EXPECT_EQ(batch.samples[1].advantages[3], -0.5f);
+  EXPECT_TRUE(batch.rollouts[0].episode.trajectory[0].tokens.completion_ids.empty());
+  const auto& counts = batch.window.envs.at("reverse-text");
+  EXPECT_EQ(counts.num_errored, 1);
+  EXPECT_EQ(counts.num_rollouts, 5);
+  EXPECT_EQ(collector.num_queued(), 0);
+}
+
+TEST(BatchCollector, OnlineDifficultyFilteringDropsAllZeroAndAllOne) {
+  CollectorOptions o = options(2);
+  o.online_difficulty_filtering = true;
+  BatchCollector collector(o);
+  EXPECT_FALSE(collector.add(group(0, {episode(0), episode(0)}), environment()).is_admitted);
+  EXPECT_FALSE(collector.add(group(1, {episode(1), episode(1)}), environment()).is_admitted);
+  EXPECT_TRUE(collector.add(group(2, {episode(0.5), episode(0.5)}), environment()).is_admitted);
+  EXPECT_TRUE(collector.add(group(3, {episode(1), episode(0)}), environment()).is_admitted);
+}
+
+TEST(BatchCollector, TokenBatches) {
+  CollectorOptions o = options(100);
+  o.token_batch_size = 9;
+  BatchCollector collector(o);
+  collector.add(group(0, {episode(1), episode(0)}), environment());
+  EXPECT_FALSE(collector.is_ready());
+  collector.add(group(1, {episode(1), episode(0)}), environment());
+  ASSERT_TRUE(collector.is_ready());
+  EXPECT_EQ(collector.take().rollouts.size(), 3u) << "the shortest prefix with 9 tokens: 3 rollouts of 4";
+  EXPECT_EQ(collector.num_queued(), 1);
+}
+
+TEST(BatchCollector, StaleRolloutsLeaveTheQueue) {
+  BatchCollector collector(options(8));
+  collector.add(group(0, {episode(1), episode(0)}, 1), environment());
+  collector.add(group(1, {episode(1), episode(0)}, 3), environment());
+  EXPECT_EQ(collector.drop_stale([](PolicyVersion version) { return version.value < 2; }), 2);
+  EXPECT_EQ(collector.num_queued(), 2);
+  EXPECT_EQ(collector.queue().front().version_start.value, 3);
+}
+
+TEST(BatchCollector, NothingButFailuresEndsWithTheReason) {
+  BatchCollector collector(options(4));
+  std::string message;
+  int num_groups = 0;
+  try {
+    for (; num_groups < 100; ++num_groups) collector.add(group(num_groups, {episode(0, true), episode(0, true)}), environment());
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+    message = error.what();
+  }
+  EXPECT_EQ(num_groups, 19) << "10 batches of 4";
+  EXPECT_NE(message.find("the server is away"), std::string::npos) << message;
+}
+
+TEST(BatchCollector, OneGoodGroupResetsTheBudget) {
+  BatchCollector collector(options(4));
+  for (int i = 0; i < 100; ++i)
+    collector.add(group(i, i % 15 == 0 ? std::vector{episode(1), episode(0)} : std::vector{episode(0, false, true), episode(0, true)}), environment());
+  EXPECT_EQ(collector.num_queued(), 14);
+}
+
+TEST(OrchestratorState, SavesAndLoadsExactly) {
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("prl_orchestrator_state_{}", ::getpid());
+  std::filesystem::remove_all(folder);
+  const std::vector<env::EnvironmentPtr> envs{testing::tiny_environment()};
+  BatchCollector collector(options(8));
+  collector.add(group(5, {episode(1), episode(1.0 / 3)}, 6), environment());
+  OrchestratorState state;
+  state.progress = {7, 1000, 64, 8};
+  TaskSampler sampler(envs, {});
+  static_cast<void>(sampler.draw());
+  state.sampler = sampler.save();
+  state.unfinished_tasks = {{0, 3}, {0, 1}};
+  state.queue = collector.queue();
+  save_state(folder, state, envs);
+  save_state(folder, state, envs);  // again: replaces
+  const OrchestratorState loaded = load_state(folder, 7, envs);
+  EXPECT_EQ(loaded.progress.total_tokens, 1000);
+  EXPECT_EQ(loaded.unfinished_tasks, state.unfinished_tasks);
+  EXPECT_EQ(loaded.sampler, state.sampler);
+  ASSERT_EQ(loaded.queue.size(), 2u);
+  EXPECT_EQ(loaded.queue[1].samples[0].logprobs, state.queue[1].samples[0].logprobs);
+  EXPECT_EQ(loaded.queue[1].samples[0].advantages, state.queue[1].samples[0].advantages);
+  EXPECT_EQ(loaded.queue[1].episode.reward, 1.0 / 3);
+  EXPECT_EQ(loaded.queue[1].episode.num_final_tokens(), 4);
+  EXPECT_EQ(loaded.queue[0].version_start.value, 6);
+
+  EXPECT_THROW(load_state(folder, 8, envs), Error);
+  const std::vector<env::EnvironmentPtr> others{testing::tiny_environment("other")};
+  EXPECT_THROW(load_state(folder, 7, others), Error);
+  std::ofstream(folder / "step_7" / "orchestrator" / "state.json", std::ios::app) << " ";
+  try {
+    load_state(folder, 7, envs);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+    EXPECT_NE(std::string(error.what()).find("state.json"), std::string::npos) << error.what();
+  }
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace prl::orchestrator

@@ -1,0 +1,84 @@
+#include "orchestrator/task_sampler.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/error.hpp"
+#include "orchestrator/testing/fakes.hpp"
+
+namespace prl::orchestrator {
+namespace {
+
+using testing::tiny_environment;
+
+std::vector<TaskRef> draws(TaskSampler& sampler, int count) {
+  std::vector<TaskRef> out;
+  for (int i = 0; i < count; ++i) out.push_back(sampler.draw());
+  return out;
+}
+
+TEST(TaskSampler, TheSameSeedDrawsTheSameTasks) {
+  const std::vector<env::EnvironmentPtr> envs{tiny_environment("a", 50), tiny_environment("b", 150)};
+  TaskSampler one(envs, {});
+  TaskSampler two(envs, {});
+  TaskSamplerOptions other;
+  other.seed = 1;
+  TaskSampler three(envs, other);
+  const auto first = draws(one, 400);
+  EXPECT_EQ(first, draws(two, 400));
+  EXPECT_NE(first, draws(three, 400));
+  std::map<std::int64_t, int> per_env;
+  for (const TaskRef& task : first) ++per_env[task.env_idx];
+  EXPECT_NEAR(per_env[1], 300, 40) << "by number of tasks";
+}
+
+TEST(TaskSampler, RatiosWeighEnvironments) {
+  TaskSamplerOptions options;
+  options.env_ratios = {3, 1};
+  TaskSampler sampler({tiny_environment("a", 10), tiny_environment("b", 200)}, options);
+  std::map<std::int64_t, int> per_env;
+  for (const TaskRef& task : draws(sampler, 400)) ++per_env[task.env_idx];
+  EXPECT_NEAR(per_env[0], 300, 40);
+  options.env_ratios = {1};
+  EXPECT_THROW(TaskSampler({tiny_environment("a", 10), tiny_environment("b", 20)}, options), Error);
+}
+
+TEST(TaskSampler, SequentialOrderGoesRound) {
+  TaskSamplerOptions options;
+  options.order = TaskSamplerOptions::Order::kSequential;
+  TaskSampler sampler({tiny_environment("a", 3)}, options);
+  EXPECT_EQ(draws(sampler, 5), (std::vector<TaskRef>{{0, 0}, {0, 1}, {0, 2}, {0, 0}, {0, 1}}));
+}
+
+TEST(TaskSampler, EasyAndHardTasksLeaveAndAreSavedAndReturn) {
+  const std::vector<env::EnvironmentPtr> envs{tiny_environment("a", 40)};
+  TaskSamplerOptions options;
+  options.easy_threshold = 0.9;
+  options.hard_threshold = 0.1;
+  TaskSampler sampler(envs, options);
+  for (std::int64_t i = 0; i < 10; ++i) sampler.observe({0, i}, 0.9);
+  for (std::int64_t i = 10; i < 14; ++i) sampler.observe({0, i}, 0.1);
+  sampler.observe({0, 20}, 0.5);
+  EXPECT_EQ(sampler.pool_sizes(0).easy, 10);
+  EXPECT_EQ(sampler.pool_sizes(0).hard, 4);
+  EXPECT_EQ(sampler.pool_sizes(0).normal, 26);
+  for (const TaskRef& task : draws(sampler, 200)) EXPECT_GE(task.task_idx, 14);
+
+  const boost::json::object state = sampler.save();
+  TaskSampler resumed(envs, options);
+  resumed.load(state);
+  EXPECT_EQ(draws(resumed, 50), draws(sampler, 50)) << "a resumed sampler goes on with the same draws";
+
+  options.easy_fraction = 0.5;
+  TaskSampler returning(envs, options);
+  returning.load(state);
+  EXPECT_EQ(returning.pool_sizes(0).easy, 5);
+  EXPECT_EQ(returning.pool_sizes(0).normal, 31);
+
+  for (std::int64_t i = 0; i < 40; ++i) sampler.observe({0, i}, 1);
+  EXPECT_THROW(sampler.draw(), Error);
+}
+
+}  // namespace
+}  // namespace prl::orchestrator

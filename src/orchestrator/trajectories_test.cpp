@@ -1,0 +1,84 @@
+#include "orchestrator/trajectories.hpp"
+
+#include <gtest/gtest.h>
+
+#include "orchestrator/rollout_filter.hpp"
+
+namespace prl::orchestrator {
+namespace {
+
+env::TrajectoryStep turn(std::vector<std::int32_t> prompt, std::vector<std::int32_t> completion) {
+  env::TrajectoryStep step;
+  step.has_tokens = true;
+  step.tokens.prompt_ids = std::move(prompt);
+  for (const std::int32_t id : completion) step.tokens.logprobs.push_back(-0.01f * static_cast<float>(id));
+  step.tokens.completion_ids = std::move(completion);
+  return step;
+}
+
+env::Episode episode(std::vector<env::TrajectoryStep> turns) {
+  env::Episode out;
+  out.env_name = "e";
+  out.temperature = 0.5f;
+  out.trajectory = std::move(turns);
+  return out;
+}
+
+TEST(Trajectories, TurnsThatExtendEachOtherBecomeOneSample) {
+  const auto samples = to_samples(episode({turn({1, 2}, {3, 4}), turn({1, 2, 3, 4, 5, 6}, {7})}), TrajectoryStrategy::kInterleaved);
+  ASSERT_EQ(samples.size(), 1u);
+  EXPECT_EQ(samples[0].token_ids, (std::vector<std::int32_t>{1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(samples[0].mask, (std::vector<std::uint8_t>{0, 0, 1, 1, 0, 0, 1}));
+  EXPECT_EQ(samples[0].logprobs, (std::vector<float>{0, 0, -0.03f, -0.04f, 0, 0, -0.07f}));
+  EXPECT_EQ(samples[0].temperatures[6], 0.5f);
+  EXPECT_EQ(samples[0].env_name, "e");
+}
+
+TEST(Trajectories, ARewrittenHistoryOpensANewSampleAndInterleavedAgentsKeepTheirs) {
+  const auto samples = to_samples(episode({turn({1}, {2}), turn({1, 2, 3}, {4}), turn({9}, {8}), turn({1, 2, 3, 4, 5}, {6})}), TrajectoryStrategy::kInterleaved);
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_EQ(samples[0].token_ids, (std::vector<std::int32_t>{1, 2, 3, 4, 5, 6}));
+  EXPECT_EQ(samples[1].token_ids, (std::vector<std::int32_t>{9, 8}));
+  const auto broken = to_samples(episode({turn({1}, {2, 3}), turn({1, 2, 7}, {4})}), TrajectoryStrategy::kInterleaved);
+  EXPECT_EQ(broken.size(), 2u) << "the completion must be a prefix as a whole";
+}
+
+TEST(Trajectories, BranchingKeepsEachTurn) {
+  const auto samples = to_samples(episode({turn({1}, {2}), turn({1, 2, 3}, {4}), turn({5}, {})}), TrajectoryStrategy::kBranching);
+  ASSERT_EQ(samples.size(), 2u);
+  EXPECT_EQ(samples[1].mask, (std::vector<std::uint8_t>{0, 0, 0, 1}));
+}
+
+TEST(Trajectories, AdvantagesAndPruning) {
+  auto samples = to_samples(episode({turn({1, 2}, {3, 4})}), TrajectoryStrategy::kInterleaved);
+  set_advantage(samples[0], -0.5f);
+  EXPECT_EQ(samples[0].advantages, (std::vector<float>{0, 0, -0.5f, -0.5f}));
+  EXPECT_TRUE(prune_zero_advantages(samples[0]));
+  EXPECT_TRUE(samples[0].rl_weights.empty());
+  set_advantage(samples[0], 0);
+  EXPECT_FALSE(prune_zero_advantages(samples[0]));
+  samples[0].ce_weights = {0, 0, 1, 0};
+  EXPECT_TRUE(prune_zero_advantages(samples[0])) << "it still takes part in the ce loss";
+  EXPECT_EQ(samples[0].rl_weights, (std::vector<float>{1, 1, 0, 0}));
+}
+
+TEST(RolloutFilter, GibberishAndRepetition) {
+  RolloutFilterOptions gibberish;
+  gibberish.vocab_size = 1000;
+  gibberish.token_id_threshold = 500;
+  env::Episode e = episode({turn({1}, {600, 2})});
+  EXPECT_FALSE(matches(gibberish, e)) << "likely enough";
+  e.trajectory[0].tokens.logprobs[0] = -9.0f;
+  EXPECT_TRUE(matches(gibberish, e)) << "below -ln(1000) - 2 = -8.9";
+  RolloutFilterOptions repetition;
+  repetition.kind = RolloutFilterOptions::Kind::kRepetition;
+  repetition.window = 3;
+  env::Episode r = episode({turn({1}, {5, 5, 5, 5})});
+  r.trajectory[0].tokens.logprobs = {-0.001f, -0.5f, -0.001f, -0.001f};
+  EXPECT_FALSE(matches(repetition, r));
+  r.trajectory[0].tokens.logprobs[1] = -0.002f;
+  EXPECT_TRUE(matches(repetition, r));
+}
+
+}  // namespace
+}  // namespace prl::orchestrator
