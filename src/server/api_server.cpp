@@ -137,7 +137,7 @@ void ApiServer::start() {
     log::warning("this process may open {} files, {} are needed for {} connections; raise the limit with ulimit -n", limit, wanted,
                  context_->options.max_connections);
   http_->start();
-  log::info("serving {} at http://{}:{}", context_->options.served_names.front(), context_->options.host, http_->port());
+  log::debug("serving {} at http://{}:{}", context_->options.served_names.front(), context_->options.host, http_->port());
 }
 
 int ApiServer::port() const noexcept {

@@ -31,7 +31,7 @@ class ChatFormat final : public ReplyFormat {
       const bool has_calls = write_message(out, generation, choice);
       out.key("logprobs");
       if (request.want_logprobs)
-        write_chat_logprobs(out, generation, choice, 0, choice.token_ids.size(), request.tokens_as_ids);
+        write_chat_logprobs(out, generation, choice, 0, choice.token_ids.size(), {.token_id = request.tokens_as_ids, .bytes = true});
       else
         out.null();
       write_finish_reason(out, choice, has_calls);
@@ -107,7 +107,8 @@ class ChatFormat final : public ReplyFormat {
     out.end_object();
     out.key("logprobs");
     if (request.want_logprobs && has_tokens)
-      write_chat_logprobs(out, generation, choice, news.token_begin, choice.token_ids.size(), request.tokens_as_ids);
+      write_chat_logprobs(out, generation, choice, news.token_begin, choice.token_ids.size(),
+                          {.token_id = request.tokens_as_ids, .bytes = true});
     else
       out.null();
     write_finish_reason(out, choice, !calls.empty());

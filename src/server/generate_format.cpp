@@ -17,6 +17,10 @@ class GenerateFormat final : public ReplyFormat {
     out.end_array();
     out.key("prompt_logprobs");
     write_prompt_logprobs(out, generation, generation.choices().front());
+    if (generation.request().return_token_ids) {
+      out.key("prompt_token_ids");
+      write_ids(out, generation.request().prompts.front());
+    }
     write_usage(out, generation);
     write_policy_version(out, generation);
     return out.end_object().take();
@@ -52,7 +56,7 @@ class GenerateFormat final : public ReplyFormat {
     out.key("token_ids");
     write_ids(out, std::span(choice.token_ids).subspan(token_begin));
     out.key("logprobs");
-    write_chat_logprobs(out, generation, choice, token_begin, choice.token_ids.size(), true);
+    write_chat_logprobs(out, generation, choice, token_begin, choice.token_ids.size(), {.token_id = true, .bytes = false});
     write_finish_reason(out, choice, false);
     write_stop_reason(out, generation, choice);
     out.key("policy_versions").begin_array();

@@ -9,7 +9,9 @@
 namespace prl::server {
 namespace {
 
-void write_bytes(JsonWriter& out, const Generation& generation, std::int32_t id) {
+void write_bytes(JsonWriter& out, const Generation& generation, std::int32_t id, LogprobMembers members) {
+  if (!members.bytes) return;
+  out.key("bytes");
   out.begin_array();
   for (const char byte : generation.context().tokenizer->bytes_of(id)) out.integer(static_cast<unsigned char>(byte));
   out.end_array();
@@ -69,25 +71,23 @@ void write_stop_reason(JsonWriter& out, const Generation& generation, const Choi
 }
 
 void write_chat_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice, std::size_t begin, std::size_t end,
-                         bool with_ids) {
+                         LogprobMembers members) {
   const auto num_top = static_cast<std::size_t>(generation.request().num_top_logprobs);
   out.begin_object().key("content").begin_array();
   for (std::size_t i = begin; i < end; ++i) {
     out.begin_object();
     out.key("token").string(token_text(generation, choice.token_ids[i]));
-    if (with_ids) out.key("token_id").integer(choice.token_ids[i]);
+    if (members.token_id) out.key("token_id").integer(choice.token_ids[i]);
     out.key("logprob").number(choice.logprobs[i]);
-    out.key("bytes");
-    write_bytes(out, generation, choice.token_ids[i]);
+    write_bytes(out, generation, choice.token_ids[i], members);
     out.key("top_logprobs").begin_array();
     const auto& top = choice.top_logprobs[i];
     for (std::size_t k = 0; k < std::min(num_top, top.size()); ++k) {
       out.begin_object();
       out.key("token").string(token_text(generation, top[k].id));
-      if (with_ids) out.key("token_id").integer(top[k].id);
+      if (members.token_id) out.key("token_id").integer(top[k].id);
       out.key("logprob").number(top[k].logprob);
-      out.key("bytes");
-      write_bytes(out, generation, top[k].id);
+      write_bytes(out, generation, top[k].id, members);
       out.end_object();
     }
     out.end_array().end_object();

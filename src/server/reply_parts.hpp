@@ -21,9 +21,14 @@ void write_ids(JsonWriter& out, std::span<const std::int32_t> ids);
 void write_finish_reason(JsonWriter& out, const Choice& choice, bool has_tool_calls);
 /// The value of "stop_reason": the stop string, a stop token the client named, else null.
 void write_stop_reason(JsonWriter& out, const Generation& generation, const Choice& choice);
-/// {"content":[...]} for tokens [begin, end), in the shape of the chat route; with `with_ids` each entry has token_id too.
+/// Which members a log-probability entry has besides token, logprob and top_logprobs.
+struct LogprobMembers {
+  bool token_id = false;
+  bool bytes = true;
+};
+/// {"content":[...]} for tokens [begin, end), in the shape of the chat route.
 void write_chat_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice, std::size_t begin, std::size_t end,
-                         bool with_ids);
+                         LogprobMembers members);
 /// The value of "prompt_logprobs": null for the first token, then {"<id>": {"logprob", "rank", "decoded_token"}}; null if not asked for.
 void write_prompt_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice);
 /// The "policy_version" member: {"start", "end"} over all choices.

@@ -184,6 +184,55 @@ TEST_F(ServerTest, ChatStreamsTheSameText) {
   EXPECT_TRUE(chunks.front().as_object().contains("prompt_token_ids"));
 }
 
+TEST_F(ServerTest, ToolCallsAndReasoningAreSplitAlikeInBothForms) {
+  text::RendererOptions renderer;
+  renderer.name = "default";
+  renderer.tool_parser = "hermes";
+  renderer.reasoning_parser = "think";
+  renderer_ = text::make_renderer(renderer, tokenizer_, template_);
+  reply_ = "<think>\nhmm\n</think>\n\nSure. <tool_call>\n{\"name\": \"get\", \"arguments\": {\"x\": 1}}\n</tool_call>";
+  ApiOptions options;
+  options.enable_tools = true;
+  options.enable_reasoning = true;
+  ScriptedBackend::Options backend = backend_options();
+  backend.max_model_len = 4096;
+  start(options, backend);
+  const std::string body = R"({"messages":[{"role":"user","content":"Hi"}],
+    "tools":[{"type":"function","function":{"name":"get","parameters":{"type":"object","properties":{"x":{"type":"integer"}}}}}],"stream":)";
+  const json::value reply = ok(kChat, body + "false}");
+  const json::object& message = choice(reply).at("message").as_object();
+  EXPECT_EQ(message.at("reasoning_content").as_string(), "hmm\n");
+  EXPECT_EQ(message.at("content").as_string(), "Sure. ");
+  ASSERT_EQ(message.at("tool_calls").as_array().size(), 1u);
+  const json::value& call = message.at("tool_calls").at(0);
+  EXPECT_EQ(call.at("type").as_string(), "function");
+  EXPECT_EQ(call.at("function").at("name").as_string(), "get");
+  EXPECT_EQ(json::parse(call.at("function").at("arguments").as_string()), json::parse(R"({"x":1})"));
+  EXPECT_EQ(choice(reply).at("finish_reason").as_string(), "tool_calls");
+  std::string reasoning;
+  std::string content;
+  std::string finish;
+  json::array calls;
+  for (const auto& chunk : stream(kChat, body + "true}")) {
+    const json::object& delta = choice(chunk).at("delta").as_object();
+    if (const auto* text = delta.if_contains("content")) content += std::string(text->as_string());
+    if (const auto* text = delta.if_contains("reasoning_content")) reasoning += std::string(text->as_string());
+    if (const auto* list = delta.if_contains("tool_calls")) calls.insert(calls.end(), list->as_array().begin(), list->as_array().end());
+    if (choice(chunk).at("finish_reason").is_string()) finish = choice(chunk).at("finish_reason").as_string();
+  }
+  EXPECT_EQ(reasoning, "hmm\n");
+  EXPECT_EQ(content, "Sure. ");
+  EXPECT_EQ(finish, "tool_calls");
+  ASSERT_EQ(calls.size(), 1u);
+  EXPECT_EQ(calls[0].at("index").to_number<int>(), 0);
+  EXPECT_EQ(calls[0].at("function"), call.at("function"));
+  // Markup that is no call stays content, and nothing is parsed when the client offers no tools.
+  const json::value none = ok(kChat, R"({"messages":[{"role":"user","content":"Hi"}]})");
+  EXPECT_NE(std::string(choice(none).at("message").at("content").as_string()).find("<tool_call>"), std::string::npos);
+  EXPECT_EQ(choice(none).at("finish_reason").as_string(), "stop");
+  EXPECT_EQ(post(kChat, R"({"messages":[{"role":"user","content":"Hi"}],"tool_choice":"required"})").status, 501);
+}
+
 TEST_F(ServerTest, StopStringsEndTheTextInBothForms) {
   start();
   const std::string body = R"({"messages":[{"role":"user","content":"Hi"}],"stop":["rld","nothing"],"stream":)";
