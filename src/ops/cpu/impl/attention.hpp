@@ -55,12 +55,19 @@ void tile_transposed(float* out, const T* const* rows, int count, int head_dim) 
 /// Panels of B[i][d] = rows[i][d] in fp32, i < count; a panel holds kTile rows.
 template <typename T>
 void tile_rows(float* out, const T* const* rows, int count, int head_dim) {
-  for (int i = 0; i < count; ++i)
-    for (int d = 0; d < head_dim; d += Vec::kLanes) store(out + d / kColTile * (kColTile * kTile) + i * kColTile + d % kColTile, load(rows[i] + d));
+  for (int i = 0; i < count; ++i) {
+    const T* from = rows[i];
+    float* to = out + i * kColTile;
+    int d = 0;
+    for (; d + kColTile <= head_dim; d += kColTile, to += kColTile * kTile)
+#pragma GCC unroll 8
+      for (int v = 0; v < kColTile; v += Vec::kLanes) store(to + v, load(from + d + v));
+    for (int v = 0; d + v < head_dim; v += Vec::kLanes) store(to + v, load(from + d + v));
+  }
 }
 
-/// The same panels from paged keys, whose blocks are [head_dim][block_size] already. Columns from `count` on hold anything.
-/// Each block is read in the order it lies in memory.
+/// The panels of tile_transposed from paged keys, whose blocks are [head_dim][block_size] already. Columns from `count` on hold
+/// anything. Each block is read in the order it lies in memory.
 template <typename T>
 void tile_paged(float* out, const KeySource& s, std::int64_t begin, int count, int head_dim) {
   constexpr int kL = Vec::kLanes;
@@ -70,13 +77,16 @@ void tile_paged(float* out, const KeySource& s, std::int64_t begin, int count, i
     const std::int64_t key = begin + first, offset = key % s.block_size;
     const T* from = static_cast<const T*>(s.k) + s.blocks[key / s.block_size] * s.block_stride + offset;
     next = static_cast<int>(smaller(first + s.block_size - offset, count));
-    for (int d = 0; d < head_dim; ++d, from += s.block_size) {
-      if (s.block_size % kL == 0) {
-        for (int i = first; i < next; i += kL) store(column(i) + d * kColTile, load(from + (i - first)));
-      } else {
-        for (int i = first; i < next; ++i) column(i)[d * kColTile] = to_float(from[i - first]);
-      }
+    if (s.block_size % kL != 0) {
+      for (int i = first; i < next; ++i)
+        for (int d = 0; d < head_dim; ++d) column(i)[d * kColTile] = to_float(from[d * s.block_size + i - first]);
+      continue;
     }
+    float* to[kTile / kL];
+    int groups = 0;
+    for (int i = first; i < next; i += kL) to[groups++] = column(i);
+    for (int d = 0; d < head_dim; ++d, from += s.block_size)
+      for (int g = 0; g < groups; ++g) store(to[g] + d * kColTile, load(from + g * kL));
   }
 }
 
