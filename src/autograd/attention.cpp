@@ -39,8 +39,10 @@ void norm_heads(ops::OpContext& ctx, TensorView y, ConstTensorView x, const Head
   for (std::int64_t i = 0; i < loop.num_parts(); ++i) ops::rms_norm(ctx, loop.part(y, i), loop.part(x, i), p.weight, p.eps);
 }
 
-void norm_heads_backward(ops::OpContext& ctx, TensorView dx, ConstTensorView dy, ConstTensorView x, const HeadLoop& loop, const NormParameter& p) {
-  for (std::int64_t i = 0; i < loop.num_parts(); ++i) ops::rms_norm_backward(ctx, loop.part(dx, i), p.dweight, loop.part(dy, i), loop.part(x, i), p.weight, p.eps, false);
+void norm_heads_backward(ops::OpContext& ctx, TensorView dx, ConstTensorView dy, ConstTensorView x, const HeadLoop& loop,
+                         const NormParameter& p) {
+  for (std::int64_t i = 0; i < loop.num_parts(); ++i)
+    ops::rms_norm_backward(ctx, loop.part(dx, i), p.dweight, loop.part(dy, i), loop.part(x, i), p.weight, p.eps, false);
 }
 
 }  // namespace
@@ -94,8 +96,9 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     const Arena::Mark mark = tape->arena().mark();
     const TensorView dqk = has_norm ? tape->arena().take({T, Q + K}, dqkv.dtype) : dqkv;
     const std::int64_t stride = has_norm ? Q + K : W;
-    ops::attention_varlen_backward(*ctx, heads_of(dqk, 0, p.num_heads, D), heads_of(dqk, Q, p.num_kv_heads, D), heads_of(dqkv, Q + K, p.num_kv_heads, D), stride, stride, W,
-                                   dy.reshaped({T, p.num_heads, D}), out, lse, args);
+    ops::attention_varlen_backward(*ctx, heads_of(dqk, 0, p.num_heads, D), heads_of(dqk, Q, p.num_kv_heads, D),
+                                   heads_of(dqkv, Q + K, p.num_kv_heads, D), stride, stride, W, dy.reshaped({T, p.num_heads, D}), out, lse,
+                                   args);
     ops::rope(*ctx, heads_of(dqk, 0, p.num_heads + p.num_kv_heads, D), stride, index.positions_T, *p.rope, true);
     if (has_norm) {
       norm_heads_backward(*ctx, dqkv, dqk, qkv.value, q_loop, p.q_norm);

@@ -10,7 +10,7 @@ namespace prl::autograd {
 /// Sizes, norms and rotary table of one attention layer. Legend: T tokens, Q = Hq * D, K = Hkv * D.
 struct AttentionParameter {
   std::int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
-  NormParameter q_norm, k_norm;           ///< per head; both or none (weight.data == nullptr)
+  NormParameter q_norm, k_norm;  ///< per head; both or none (weight.data == nullptr)
   const ops::RopeTable* rope = nullptr;
   std::int64_t width() const noexcept { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
@@ -18,10 +18,10 @@ struct AttentionParameter {
 /// Which keys a query sees. positions_T [T] int32 on the device; the rest host memory that outlives the tape.
 struct AttentionIndex {
   ConstTensorView positions_T;
-  std::span<const std::int32_t> cu_seqlens;        ///< packed sequences, unless `paged`
-  const ops::PagedAttention* paged = nullptr;      ///< index arrays of the cache; query, layer and scale are filled in here
-  const ops::KvLayer* kv_layer = nullptr;          ///< paged only
-  std::span<const std::int32_t> slot_T;            ///< paged only
+  std::span<const std::int32_t> cu_seqlens;    ///< packed sequences, unless `paged`
+  const ops::PagedAttention* paged = nullptr;  ///< index arrays of the cache; query, layer and scale are filled in here
+  const ops::KvLayer* kv_layer = nullptr;      ///< paged only
+  std::span<const std::int32_t> slot_T;        ///< paged only
 };
 
 /// From projections qkv [T, Q + 2K] (q heads, then k, then v) to the attention output [T, Q]: norms, rotation, keys and values into

@@ -7,7 +7,8 @@ namespace {
 
 TensorView output(Frame& frame, TensorView wanted, Shape shape, DType dtype) {
   if (wanted.data == nullptr) return frame.take(shape, dtype);
-  PRL_CHECK(wanted.shape.num_elements() == shape.num_elements() && wanted.dtype == dtype, "output of shape {} given, {} wanted", wanted.shape.to_string(), shape.to_string());
+  PRL_CHECK(wanted.shape.num_elements() == shape.num_elements() && wanted.dtype == dtype, "output of shape {} given, {} wanted",
+            wanted.shape.to_string(), shape.to_string());
   return wanted;
 }
 
@@ -65,7 +66,9 @@ Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView o
   return y;
 }
 
-TensorView norm_weight_target(Tape& tape, const NormParameter& p) { return p.dweight.data != nullptr ? p.dweight : tape.arena().take(p.weight.shape, DType::kF32); }
+TensorView norm_weight_target(Tape& tape, const NormParameter& p) {
+  return p.dweight.data != nullptr ? p.dweight : tape.arena().take(p.weight.shape, DType::kF32);
+}
 
 Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
   const Var y = frame.variable(frame.take(x_TH.value.shape, x_TH.value.dtype));

@@ -19,7 +19,8 @@ void Tape::begin_block() {
   record([this, index, num_outside] {
     const Arena::Mark mark = marks_[index];
     for (std::size_t i = 0; i < num_outside; ++i)
-      PRL_CHECK(!arena_.is_above(mark, grads_[i].data), "the gradient of value {} lies in the scratch memory of a block it does not belong to", i);
+      PRL_CHECK(!arena_.is_above(mark, grads_[i].data),
+                "the gradient of value {} lies in the scratch memory of a block it does not belong to", i);
     arena_.release(mark);
   });
 }
@@ -38,8 +39,8 @@ TensorView Tape::grad(const Var& var) const {
 void Tape::set_grad(const Var& var, TensorView grad) {
   if (var.id < 0) return;
   PRL_CHECK(!has_grad(var), "value {} has a gradient already", var.id);
-  PRL_CHECK(grad.shape.num_elements() == var.value.shape.num_elements() && grad.dtype == var.value.dtype, "a gradient of shape {} for a value of shape {}", grad.shape.to_string(),
-            var.value.shape.to_string());
+  PRL_CHECK(grad.shape.num_elements() == var.value.shape.num_elements() && grad.dtype == var.value.dtype,
+            "a gradient of shape {} for a value of shape {}", grad.shape.to_string(), var.value.shape.to_string());
   grads_[static_cast<std::size_t>(var.id)] = grad;
 }
 

@@ -65,24 +65,28 @@ TEST_F(TapeTest, NothingIsRecordedWithoutATape) {
 
 /// f(x) = sum(c * swiglu(linear(norm(x)))) + residual terms, through every function of the module.
 TEST_F(TapeTest, GradientsOfAChainAreThoseOfFiniteDifferences) {
-  const Tensor x = random({3, 6}, 1), norm_w = random({6}, 2), w1 = random({8, 6}, 3), w2 = random({6, 4}, 4), b1 = random({8}, 5), c = random({3, 6}, 6);
-  const Tensor d_norm = Tensor::zeros(ctx().runtime, {6}, DType::kF32), d_w1 = Tensor::zeros(ctx().runtime, {8, 6}, DType::kF32), d_b1 = Tensor::zeros(ctx().runtime, {8}, DType::kF32),
-               d_w2 = Tensor::zeros(ctx().runtime, {6, 4}, DType::kF32);
+  const Tensor x = random({3, 6}, 1), norm_w = random({6}, 2), w1 = random({8, 6}, 3), w2 = random({6, 4}, 4), b1 = random({8}, 5),
+               c = random({3, 6}, 6);
+  const Tensor d_norm = Tensor::zeros(ctx().runtime, {6}, DType::kF32), d_w1 = Tensor::zeros(ctx().runtime, {8, 6}, DType::kF32),
+               d_b1 = Tensor::zeros(ctx().runtime, {8}, DType::kF32), d_w2 = Tensor::zeros(ctx().runtime, {6, 4}, DType::kF32);
   std::vector<float> dx;
   const auto run = [&](bool with_tape) {
     arena_.reset();
     Tape tape(arena_);
     Frame frame{ctx(), arena_, with_tape ? &tape : nullptr};
-    const ops::LinearWeightPtr p1 = ops::pack_linear(ctx(), w1, b1.view(), DType::kF32, true), p2 = ops::pack_linear(ctx(), w2, {}, DType::kF32, true);
+    const ops::LinearWeightPtr p1 = ops::pack_linear(ctx(), w1, b1.view(), DType::kF32, true),
+                               p2 = ops::pack_linear(ctx(), w2, {}, DType::kF32, true);
     const Var in = frame.variable(x);
     if (with_tape) tape.begin_block();
     const Var normed = rms_norm(frame, in, {norm_w.view(), d_norm.view(), 1e-5f});
-    const Var delta = linear(frame, swiglu(frame, linear(frame, normed, {p1.get(), d_w1.view(), d_b1.view()})), {p2.get(), d_w2.view(), {}});
+    const Var delta =
+        linear(frame, swiglu(frame, linear(frame, normed, {p1.get(), d_w1.view(), d_b1.view()})), {p2.get(), d_w2.view(), {}});
     const NormedSum y = add_rms_norm(frame, delta, in, {norm_w.view(), d_norm.view(), 1e-5f});
     const Var out = add(frame, y.normed, y.sum);
     if (with_tape) tape.end_block();
     double loss = 0;
-    for (std::int64_t i = 0; i < c.num_elements(); ++i) loss += static_cast<double>(c.as<float>()[i]) * static_cast<double>(out.value.as<float>()[i]);
+    for (std::int64_t i = 0; i < c.num_elements(); ++i)
+      loss += static_cast<double>(c.as<float>()[i]) * static_cast<double>(out.value.as<float>()[i]);
     if (with_tape) {
       const TensorView seed = frame.take(out.value.shape, DType::kF32);
       ctx().runtime->copy_within(seed.data, c.data(), c.num_bytes());
@@ -144,7 +148,8 @@ TEST_F(TapeTest, CheckpointRunsItsBodyAgain) {
     Tape tape(arena_);
     Frame frame{ctx(), arena_, &tape};
     const Var in = frame.variable(x);
-    const Var out = with_checkpoint ? checkpoint(frame, in, in.value.shape, body) : body(frame, in, frame.take(in.value.shape, DType::kF32));
+    const Var out =
+        with_checkpoint ? checkpoint(frame, in, in.value.shape, body) : body(frame, in, frame.take(in.value.shape, DType::kF32));
     const TensorView seed = frame.take(out.value.shape, DType::kF32);
     for (int i = 0; i < 16; ++i) seed.as<float>()[i] = 0.5f + static_cast<float>(i);
     std::vector<float> result = values(out.value);

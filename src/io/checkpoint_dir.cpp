@@ -28,7 +28,9 @@ std::string unused_suffix() {
   return fmt::format("{}{}-{}", kTemporaryMark, ::getpid(), counter.fetch_add(1));
 }
 
-std::string hash_file(const fs::path& path) { return fmt::format("{:016x}", hash_bytes(MappedFile::open(path)->bytes())); }
+std::string hash_file(const fs::path& path) {
+  return fmt::format("{:016x}", hash_bytes(MappedFile::open(path)->bytes()));
+}
 
 /// Regular files below `folder`, relative, sorted, the manifest left out.
 std::vector<std::string> list_files(const fs::path& folder) {
@@ -54,9 +56,11 @@ fs::path checkpoint_folder(const fs::path& root, std::int64_t step, const std::s
   return unit.empty() ? folder : folder / unit;
 }
 
-CheckpointWriter::CheckpointWriter(const fs::path& root, std::int64_t step, const std::string& unit) : final_(checkpoint_folder(root, step, unit)), step_(step) {
+CheckpointWriter::CheckpointWriter(const fs::path& root, std::int64_t step, const std::string& unit)
+    : final_(checkpoint_folder(root, step, unit)), step_(step) {
   PRL_CHECK(step >= 0 && unit.find('/') == std::string::npos, "checkpoint of step {} unit '{}'", step, unit);
-  if (is_complete(final_)) fail(ErrorCode::kAlreadyExists, "checkpoint {} exists and is complete; resume from it or remove it", final_.string());
+  if (is_complete(final_))
+    fail(ErrorCode::kAlreadyExists, "checkpoint {} exists and is complete; resume from it or remove it", final_.string());
   temporary_ = final_.string() + unused_suffix();
   std::error_code error;
   fs::create_directories(temporary_, error);
@@ -72,7 +76,8 @@ void CheckpointWriter::commit() {
   PRL_CHECK(!is_done_, "checkpoint {} committed twice", final_.string());
   try {
     json::array files;
-    for (const std::string& name : list_files(temporary_)) files.push_back(json::object{{"path", name}, {"bytes", fs::file_size(temporary_ / name)}, {"xxh3", hash_file(temporary_ / name)}});
+    for (const std::string& name : list_files(temporary_))
+      files.push_back(json::object{{"path", name}, {"bytes", fs::file_size(temporary_ / name)}, {"xxh3", hash_file(temporary_ / name)}});
     const json::object manifest{{"format", "prl-checkpoint"}, {"version", 1}, {"step", step_}, {"files", std::move(files)}};
     write_file_atomic(temporary_ / kManifestName, json::serialize(manifest) + "\n");
     std::error_code ignored;
@@ -87,7 +92,8 @@ void CheckpointWriter::commit() {
 void verify_checkpoint(const fs::path& root, std::int64_t step, const std::string& unit) {
   const fs::path folder = checkpoint_folder(root, step, unit);
   const fs::path path = folder / kManifestName;
-  if (!is_complete(folder)) fail(ErrorCode::kNotFound, "checkpoint {} does not exist or is incomplete ({} is missing)", folder.string(), kManifestName);
+  if (!is_complete(folder))
+    fail(ErrorCode::kNotFound, "checkpoint {} does not exist or is incomplete ({} is missing)", folder.string(), kManifestName);
   const auto bad = [&](std::string_view what) { fail(ErrorCode::kCorrupt, "checkpoint {}: {}", folder.string(), what); };
   json::parse_options options;
   options.max_depth = 8;
@@ -96,7 +102,8 @@ void verify_checkpoint(const fs::path& root, std::int64_t step, const std::strin
   const json::object* object = error.failed() ? nullptr : manifest.if_object();
   const json::value* format = object == nullptr ? nullptr : object->if_contains("format");
   const json::value* files = object == nullptr ? nullptr : object->if_contains("files");
-  if (format == nullptr || *format != json::value("prl-checkpoint") || files == nullptr || !files->is_array()) bad("manifest.json is damaged");
+  if (format == nullptr || *format != json::value("prl-checkpoint") || files == nullptr || !files->is_array())
+    bad("manifest.json is damaged");
   const json::value* stored_step = object->if_contains("step");
   if (stored_step == nullptr || !stored_step->is_int64() || stored_step->get_int64() != step) bad("manifest.json belongs to another step");
   std::set<std::string> listed;
@@ -105,15 +112,19 @@ void verify_checkpoint(const fs::path& root, std::int64_t step, const std::strin
     const json::value* name = file == nullptr ? nullptr : file->if_contains("path");
     const json::value* bytes = file == nullptr ? nullptr : file->if_contains("bytes");
     const json::value* hash = file == nullptr ? nullptr : file->if_contains("xxh3");
-    if (name == nullptr || !name->is_string() || bytes == nullptr || !bytes->is_number() || hash == nullptr || !hash->is_string()) bad("manifest.json is damaged");
+    if (name == nullptr || !name->is_string() || bytes == nullptr || !bytes->is_number() || hash == nullptr || !hash->is_string())
+      bad("manifest.json is damaged");
     const std::string relative(name->get_string().data(), name->get_string().size());
-    if (fs::path(relative).is_absolute() || relative.find("..") != std::string::npos) bad("manifest.json names a file outside the checkpoint");
+    if (fs::path(relative).is_absolute() || relative.find("..") != std::string::npos)
+      bad("manifest.json names a file outside the checkpoint");
     std::error_code missing;
     const std::uintmax_t size = fs::file_size(folder / relative, missing);
     if (missing) bad(fmt::format("file '{}' is missing", relative));
     json::error_code not_whole;
-    if (size != bytes->to_number<std::uint64_t>(not_whole) || not_whole.failed()) bad(fmt::format("file '{}' has {} bytes, the manifest says {}", relative, size, json::serialize(*bytes)));
-    if (hash->get_string() != json::string_view(hash_file(folder / relative))) bad(fmt::format("file '{}' does not match its checksum", relative));
+    if (size != bytes->to_number<std::uint64_t>(not_whole) || not_whole.failed())
+      bad(fmt::format("file '{}' has {} bytes, the manifest says {}", relative, size, json::serialize(*bytes)));
+    if (hash->get_string() != json::string_view(hash_file(folder / relative)))
+      bad(fmt::format("file '{}' does not match its checksum", relative));
     listed.insert(relative);
   }
   for (const std::string& name : list_files(folder)) {
@@ -129,7 +140,9 @@ std::vector<std::int64_t> list_checkpoints(const fs::path& root, std::span<const
   for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
     const std::int64_t step = parse_step_dir(it->path().filename().string());
     if (step < 0) continue;
-    const bool whole = units.empty() ? is_complete(it->path()) : std::all_of(units.begin(), units.end(), [&](const std::string& u) { return is_complete(it->path() / u); });
+    const bool whole = units.empty()
+                           ? is_complete(it->path())
+                           : std::all_of(units.begin(), units.end(), [&](const std::string& u) { return is_complete(it->path() / u); });
     if (whole) steps.push_back(step);
   }
   std::sort(steps.begin(), steps.end());
@@ -150,7 +163,8 @@ std::optional<std::int64_t> latest_checkpoint(const fs::path& root, std::span<co
   return std::nullopt;
 }
 
-std::vector<std::int64_t> clean_checkpoints(const fs::path& root, std::span<const std::string> units, const CheckpointRetention& retention) {
+std::vector<std::int64_t> clean_checkpoints(const fs::path& root, std::span<const std::string> units,
+                                            const CheckpointRetention& retention) {
   std::vector<std::int64_t> removed;
   if (!retention.keep_last && !retention.keep_interval) return removed;
   const std::vector<std::int64_t> steps = list_checkpoints(root, units);

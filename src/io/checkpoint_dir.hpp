@@ -55,7 +55,8 @@ struct CheckpointRetention {
 };
 /// Removes other complete steps whole (all units) and returns them. A step is renamed away before its files go, so that a kill in
 /// between leaves nothing that looks complete.
-std::vector<std::int64_t> clean_checkpoints(const std::filesystem::path& root, std::span<const std::string> units, const CheckpointRetention& retention);
+std::vector<std::int64_t> clean_checkpoints(const std::filesystem::path& root, std::span<const std::string> units,
+                                            const CheckpointRetention& retention);
 /// Removes leftovers ("*.tmp-*") of processes that are no longer alive on this machine. Returns how many.
 int remove_stale_checkpoints(const std::filesystem::path& root);
 

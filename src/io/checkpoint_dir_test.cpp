@@ -23,7 +23,8 @@ using testing::IsEmpty;
 class CheckpointDirTest : public testing::Test {
  protected:
   void SetUp() override {
-    root_ = fs::temp_directory_path() / ("prl-checkpoint-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
+    root_ = fs::temp_directory_path() /
+            ("prl-checkpoint-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(root_);
   }
   void TearDown() override { fs::remove_all(root_); }
@@ -111,7 +112,8 @@ TEST_F(CheckpointDirTest, DamageIsFoundAndNamed) {
     std::ofstream(folder / kManifestName, std::ios::trunc) << manifest.substr(0, size);
     EXPECT_EQ(verify_code(2, "manifest.json"), ErrorCode::kCorrupt) << size;
   }
-  std::ofstream(folder / kManifestName, std::ios::trunc) << R"({"format":"prl-checkpoint","version":1,"step":2,"files":[{"path":"../x","bytes":1,"xxh3":"0"}]})";
+  std::ofstream(folder / kManifestName, std::ios::trunc)
+      << R"({"format":"prl-checkpoint","version":1,"step":2,"files":[{"path":"../x","bytes":1,"xxh3":"0"}]})";
   EXPECT_EQ(verify_code(2, "outside"), ErrorCode::kCorrupt);
   fs::copy_file(checkpoint_folder(root_, 1) / kManifestName, folder / kManifestName, fs::copy_options::overwrite_existing);
   EXPECT_EQ(verify_code(2, "another step"), ErrorCode::kCorrupt);

@@ -36,7 +36,9 @@ constexpr std::array<TypeInfo, 15> kTypes{{{StoredType::kF64, "F64", 8},
                                            {StoredType::kU8, "U8", 1},
                                            {StoredType::kBool, "BOOL", 1}}};
 
-const TypeInfo& info_of(StoredType type) noexcept { return kTypes[static_cast<std::size_t>(type)]; }
+const TypeInfo& info_of(StoredType type) noexcept {
+  return kTypes[static_cast<std::size_t>(type)];
+}
 
 /// Parses one value of the header. Every message starts with the file and names the tensor.
 SafetensorsEntry parse_entry(const fs::path& path, std::string_view name, const json::value& value) {
@@ -60,7 +62,8 @@ SafetensorsEntry parse_entry(const fs::path& path, std::string_view name, const 
     json::error_code error;
     const auto n = extent.to_number<std::int64_t>(error);
     if (error.failed() || n < 0) bad("an extent of the shape is not a non-negative integer");
-    if (n != 0 && elements > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) / static_cast<std::uint64_t>(n)) bad("the shape overflows");
+    if (n != 0 && elements > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()) / static_cast<std::uint64_t>(n))
+      bad("the shape overflows");
     elements *= static_cast<std::uint64_t>(n);
     entry.shape.push_back(n);
   }
@@ -79,8 +82,12 @@ SafetensorsEntry parse_entry(const fs::path& path, std::string_view name, const 
 
 }  // namespace
 
-std::size_t size_of(StoredType type) noexcept { return info_of(type).size; }
-std::string_view to_string(StoredType type) noexcept { return info_of(type).name; }
+std::size_t size_of(StoredType type) noexcept {
+  return info_of(type).size;
+}
+std::string_view to_string(StoredType type) noexcept {
+  return info_of(type).name;
+}
 
 StoredType stored_type(DType dtype) noexcept {
   switch (dtype) {
@@ -108,14 +115,17 @@ SafetensorsFile SafetensorsFile::open(const fs::path& path) {
   if (bytes.size() < 8) bad(fmt::format("{} bytes are too few for a safetensors file (the header length takes 8)", bytes.size()));
   std::uint64_t header_size = 0;
   for (std::size_t i = 8; i-- > 0;) header_size = (header_size << 8) | static_cast<std::uint64_t>(bytes[i]);
-  if (header_size > kMaxSafetensorsHeaderBytes) bad(fmt::format("the header claims {} bytes, the limit is {}; is this a safetensors file?", header_size, kMaxSafetensorsHeaderBytes));
-  if (header_size > bytes.size() - 8) bad(fmt::format("the header claims {} bytes, but the file ends after {}: truncated", header_size, bytes.size() - 8));
+  if (header_size > kMaxSafetensorsHeaderBytes)
+    bad(fmt::format("the header claims {} bytes, the limit is {}; is this a safetensors file?", header_size, kMaxSafetensorsHeaderBytes));
+  if (header_size > bytes.size() - 8)
+    bad(fmt::format("the header claims {} bytes, but the file ends after {}: truncated", header_size, bytes.size() - 8));
   if (header_size == 0 || bytes[8] != std::byte{'{'}) bad("the header does not start with '{'; is this a safetensors file?");
 
   json::parse_options options;
   options.max_depth = 8;
   json::error_code error;
-  const json::value header = json::parse(json::string_view(reinterpret_cast<const char*>(bytes.data() + 8), header_size), error, json::storage_ptr(), options);
+  const json::value header =
+      json::parse(json::string_view(reinterpret_cast<const char*>(bytes.data() + 8), header_size), error, json::storage_ptr(), options);
   if (error.failed()) bad(fmt::format("the header is not valid JSON: {}", error.message()));
 
   const std::uint64_t data_size = bytes.size() - 8 - header_size;
@@ -126,23 +136,28 @@ SafetensorsFile SafetensorsFile::open(const fs::path& path) {
       if (!member.value().is_object()) bad("__metadata__ is no object");
       for (const auto& item : member.value().get_object()) {
         if (!item.value().is_string()) bad("__metadata__ holds a value that is no string");
-        result.metadata_.emplace(std::string(item.key().data(), item.key().size()), std::string(item.value().get_string().data(), item.value().get_string().size()));
+        result.metadata_.emplace(std::string(item.key().data(), item.key().size()),
+                                 std::string(item.value().get_string().data(), item.value().get_string().size()));
       }
       continue;
     }
     SafetensorsEntry entry = parse_entry(path, name, member.value());
     if (entry.end > data_size)
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}': its data ends at byte {}, but the file holds {} bytes of data: truncated", path.string(), name, entry.end, data_size);
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}': its data ends at byte {}, but the file holds {} bytes of data: truncated", path.string(),
+           name, entry.end, data_size);
     result.entries_.push_back(std::move(entry));
   }
   // Like the reference implementation, the data must be covered exactly once. A repeated name also ends here: the JSON
   // parser keeps one of the two, and the bytes of the other are a hole.
-  std::sort(result.entries_.begin(), result.entries_.end(), [](const auto& a, const auto& b) { return a.begin != b.begin ? a.begin < b.begin : a.end != b.end ? a.end < b.end : a.name < b.name; });
+  std::sort(result.entries_.begin(), result.entries_.end(), [](const auto& a, const auto& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end != b.end ? a.end < b.end : a.name < b.name;
+  });
   std::uint64_t covered = 0;
   for (std::size_t i = 0; i < result.entries_.size(); ++i) {
     const SafetensorsEntry& entry = result.entries_[i];
     if (entry.begin != covered)
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}': its data starts at byte {}, wanted {}: tensors overlap, or leave a hole", path.string(), entry.name, entry.begin, covered);
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}': its data starts at byte {}, wanted {}: tensors overlap, or leave a hole", path.string(),
+           entry.name, entry.begin, covered);
     covered = entry.end;
     result.by_name_.emplace(entry.name, i);
   }
@@ -169,9 +184,7 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& entry, std::int64_t first
   PRL_CHECK(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= entry.num_elements(), "tensor {} read past its end", entry.name);
   const std::byte* source = bytes(entry).data() + static_cast<std::size_t>(first) * size_of(entry.type);
   switch (entry.type) {
-    case StoredType::kF32:
-      std::memcpy(out.data(), source, out.size() * sizeof(float));
-      return;
+    case StoredType::kF32: std::memcpy(out.data(), source, out.size() * sizeof(float)); return;
     case StoredType::kBF16:
       for (std::size_t i = 0; i < out.size(); ++i) {
         BFloat16 v;
@@ -194,7 +207,8 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& entry, std::int64_t first
       }
       return;
     default:
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16, F16 or F64", path().string(), entry.name, to_string(entry.type));
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16, F16 or F64", path().string(), entry.name,
+           to_string(entry.type));
   }
 }
 
@@ -210,7 +224,9 @@ SafetensorsFolder SafetensorsFolder::open(const fs::path& folder) {
     return result;
   }
   if (!fs::exists(index_path))
-    fail(ErrorCode::kNotFound, "{} holds neither model.safetensors nor model.safetensors.index.json; a Hugging Face folder with safetensors weights is wanted", folder.string());
+    fail(ErrorCode::kNotFound,
+         "{} holds neither model.safetensors nor model.safetensors.index.json; a Hugging Face folder with safetensors weights is wanted",
+         folder.string());
 
   const auto bad = [&](std::string_view what) { fail(ErrorCode::kCorrupt, "{}: {}", index_path.string(), what); };
   json::parse_options options;
@@ -226,7 +242,8 @@ SafetensorsFolder SafetensorsFolder::open(const fs::path& folder) {
     const std::string name(member.key().data(), member.key().size());
     if (!member.value().is_string()) bad(fmt::format("tensor '{}': its shard is no string", name));
     const std::string shard(member.value().get_string().data(), member.value().get_string().size());
-    if (shard.empty() || fs::path(shard).filename() != fs::path(shard)) bad(fmt::format("tensor '{}': its shard '{}' is not a file of this folder", name, shard));
+    if (shard.empty() || fs::path(shard).filename() != fs::path(shard))
+      bad(fmt::format("tensor '{}': its shard '{}' is not a file of this folder", name, shard));
     auto it = shards.find(shard);
     if (it == shards.end()) {
       if (!fs::exists(folder / shard)) bad(fmt::format("shard '{}' is missing", shard));
@@ -237,7 +254,8 @@ SafetensorsFolder SafetensorsFolder::open(const fs::path& folder) {
   }
   for (const auto& file : result.files_) {
     for (const SafetensorsEntry& entry : file->entries()) {
-      if (!result.tensors_.emplace(entry.name, SafetensorsRef{file.get(), &entry}).second) bad(fmt::format("tensor '{}' is in more than one shard", entry.name));
+      if (!result.tensors_.emplace(entry.name, SafetensorsRef{file.get(), &entry}).second)
+        bad(fmt::format("tensor '{}' is in more than one shard", entry.name));
     }
   }
   return result;

@@ -21,7 +21,8 @@ using testing::HasSubstr;
 class SafetensorsTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("prl-safetensors-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder_ = fs::temp_directory_path() /
+              ("prl-safetensors-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(folder_);
     fs::create_directories(folder_);
   }
@@ -55,7 +56,9 @@ TEST_F(SafetensorsTest, WritesWhatItReads) {
   const fs::path path = folder_ / "a.safetensors";
   const std::vector<float> a{1.5f, -2.0f, 3.25f, 0.0f, 1e-30f, 7.0f};
   const std::vector<std::uint16_t> b{0x3f80, 0xc000};  // bf16 1, -2
-  SafetensorsWriter writer(path, {{"a", StoredType::kF32, {2, 3}}, {"b.weight", StoredType::kBF16, {2}}, {"none", StoredType::kI64, {0, 4}}}, {{"format", "pt"}});
+  SafetensorsWriter writer(path,
+                           {{"a", StoredType::kF32, {2, 3}}, {"b.weight", StoredType::kBF16, {2}}, {"none", StoredType::kI64, {0, 4}}},
+                           {{"format", "pt"}});
   writer.append(std::as_bytes(std::span(a)).first(10));
   writer.append(std::as_bytes(std::span(a)).subspan(10));
   writer.append(std::as_bytes(std::span(b)));
@@ -103,9 +106,12 @@ TEST_F(SafetensorsTest, RefusesHostileHeaders) {
   expect_corrupt(make(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0]}})", 8), "pair");
   expect_corrupt(make(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", 8), "data_offsets");
   expect_corrupt(make(R"({"t":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8), "3 elements");
-  expect_corrupt(make(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"u":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12), "overlap");
+  expect_corrupt(
+      make(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"u":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})", 12),
+      "overlap");
   expect_corrupt(make(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}})", 16), "hole");
-  expect_corrupt(make(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"t":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})", 12), "hole");
+  expect_corrupt(
+      make(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"t":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})", 12), "hole");
   expect_corrupt(make(R"({"__metadata__":3})", 0), "__metadata__");
   expect_corrupt(make(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[18446744073709551608,18446744073709551615]}})", 8), "tensor 't'");
 }
@@ -191,7 +197,8 @@ TEST_F(SafetensorsTest, TensorFilesComeBackExactly) {
   const fs::path path = folder_ / "optimizer.safetensors";
   const std::vector<NamedTensor> saved{{"m", m}, {"n", n}};
   save_tensors(path, saved, {{"step", "3"}});
-  const std::vector<NamedTensor> loaded{{"n", Tensor::zeros(runtime, {2}, DType::kI64)}, {"m", Tensor::zeros(runtime, {3, 5}, DType::kF32)}};
+  const std::vector<NamedTensor> loaded{{"n", Tensor::zeros(runtime, {2}, DType::kI64)},
+                                        {"m", Tensor::zeros(runtime, {3, 5}, DType::kF32)}};
   load_tensors(path, loaded);
   EXPECT_EQ(std::memcmp(loaded[1].tensor.data(), m.data(), m.num_bytes()), 0);
   EXPECT_EQ(std::memcmp(loaded[0].tensor.data(), n.data(), n.num_bytes()), 0);

@@ -24,7 +24,8 @@ struct SafetensorsWriter::Hasher {
   XXH3_state_t* state;
 };
 
-SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<Spec> specs, const std::map<std::string, std::string>& metadata)
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<Spec> specs,
+                                     const std::map<std::string, std::string>& metadata)
     : path_(path), specs_(std::move(specs)), hasher_(std::make_unique<Hasher>()) {
   json::object header;
   json::object notes;
@@ -40,7 +41,9 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
       shape.emplace_back(extent);
     }
     PRL_CHECK(!header.contains(spec.name), "tensor {} written twice to {}", spec.name, path.string());
-    header[spec.name] = json::object{{"dtype", json::string_view(to_string(spec.type).data(), to_string(spec.type).size())}, {"shape", std::move(shape)}, {"data_offsets", json::array{offset, offset + bytes}}};
+    header[spec.name] = json::object{{"dtype", json::string_view(to_string(spec.type).data(), to_string(spec.type).size())},
+                                     {"shape", std::move(shape)},
+                                     {"data_offsets", json::array{offset, offset + bytes}}};
     offset += bytes;
   }
   num_wanted_ = offset;

@@ -15,7 +15,8 @@ std::vector<std::int64_t> extents(const Shape& shape) {
 
 }  // namespace
 
-std::uint64_t save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors, const std::map<std::string, std::string>& metadata) {
+std::uint64_t save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                           const std::map<std::string, std::string>& metadata) {
   std::vector<SafetensorsWriter::Spec> specs;
   for (const NamedTensor& item : tensors) specs.push_back({item.name, stored_type(item.tensor.dtype()), extents(item.tensor.shape())});
   SafetensorsWriter writer(path, std::move(specs), metadata);
@@ -43,8 +44,8 @@ void load_tensors(const std::filesystem::path& path, std::span<const NamedTensor
   for (const NamedTensor& item : tensors) {
     const SafetensorsEntry& entry = file.at(item.name);
     if (entry.shape != extents(item.tensor.shape()) || entry.type != stored_type(item.tensor.dtype()))
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is {} of {} elements, wanted {} of shape {}", path.string(), item.name, to_string(entry.type), entry.num_elements(),
-           to_string(stored_type(item.tensor.dtype())), item.tensor.shape().to_string());
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is {} of {} elements, wanted {} of shape {}", path.string(), item.name,
+           to_string(entry.type), entry.num_elements(), to_string(stored_type(item.tensor.dtype())), item.tensor.shape().to_string());
     const auto bytes = file.bytes(entry);
     item.tensor.runtime()->copy_from_host(item.tensor.data(), bytes.data(), bytes.size());
   }

@@ -23,9 +23,11 @@ TensorView upload(ops::OpContext& ctx, Arena& arena, std::span<const T> values, 
 }
 
 void check_tokens(const ModelConfig& config, std::span<const std::int32_t> ids, std::span<const std::int32_t> positions) {
-  if (ids.empty() || ids.size() != positions.size()) fail(ErrorCode::kShape, "[decoder] a batch of {} ids with {} positions; at least one of each is wanted", ids.size(), positions.size());
+  if (ids.empty() || ids.size() != positions.size())
+    fail(ErrorCode::kShape, "[decoder] a batch of {} ids with {} positions; at least one of each is wanted", ids.size(), positions.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= config.vocab_size) fail(ErrorCode::kInvalidArgument, "[decoder] token {} is id {}, the vocabulary has {}", i, ids[i], config.vocab_size);
+    if (ids[i] < 0 || ids[i] >= config.vocab_size)
+      fail(ErrorCode::kInvalidArgument, "[decoder] token {} is id {}, the vocabulary has {}", i, ids[i], config.vocab_size);
     if (positions[i] < 0 || positions[i] >= config.max_position)
       fail(ErrorCode::kOverlong, "[decoder] token {} is at position {}, the model ends at {}", i, positions[i], config.max_position);
   }
@@ -43,7 +45,8 @@ void check_packed(const ModelConfig& config, const PackedBatch& batch) {
 struct HeadResult {
   TensorView logp_T, entropy_T, lse_T;
 };
-HeadResult run_head(ops::OpContext& ctx, Arena& arena, const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> targets, std::span<const float> temperatures) {
+HeadResult run_head(ops::OpContext& ctx, Arena& arena, const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> targets,
+                    std::span<const float> temperatures) {
   const Shape shape{h_TH.shape.num_rows()};
   const HeadResult r{arena.take(shape, DType::kF32), arena.take(shape, DType::kF32), arena.take(shape, DType::kF32)};
   ops::lm_head_logprob(ctx, r.logp_T, r.entropy_T, r.lse_T, h_TH, *weights.lm_head, targets, temperatures);
@@ -56,18 +59,21 @@ std::vector<float> download(ops::OpContext& ctx, ConstTensorView view) {
   return out;
 }
 
-void check_targets(const Weights& weights, std::size_t num_tokens, std::span<const std::int32_t> targets, std::span<const float> temperatures) {
+void check_targets(const Weights& weights, std::size_t num_tokens, std::span<const std::int32_t> targets,
+                   std::span<const float> temperatures) {
   if (targets.size() != num_tokens || temperatures.size() != num_tokens)
     fail(ErrorCode::kShape, "[decoder] {} targets and {} temperatures for {} tokens", targets.size(), temperatures.size(), num_tokens);
   for (std::size_t i = 0; i < num_tokens; ++i) {
-    if (targets[i] < -1 || targets[i] >= weights.config.vocab_size) fail(ErrorCode::kInvalidArgument, "[decoder] target {} is id {}, the vocabulary has {}", i, targets[i], weights.config.vocab_size);
+    if (targets[i] < -1 || targets[i] >= weights.config.vocab_size)
+      fail(ErrorCode::kInvalidArgument, "[decoder] target {} is id {}, the vocabulary has {}", i, targets[i], weights.config.vocab_size);
     if (!(temperatures[i] > 0)) fail(ErrorCode::kInvalidArgument, "[decoder] temperature {} is {}, wanted > 0", i, temperatures[i]);
   }
 }
 
 }  // namespace
 
-KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks, std::int64_t block_size)
+KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks,
+                 std::int64_t block_size)
     : num_blocks_(num_blocks), block_size_(block_size) {
   const Shape shape{num_blocks, config.num_kv_heads, block_size, config.head_dim};
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
@@ -77,7 +83,9 @@ KvCache::KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& conf
   }
 }
 
-ops::KvLayer KvCache::layer(std::int64_t i) const { return {k_[static_cast<std::size_t>(i)].view(), v_[static_cast<std::size_t>(i)].view()}; }
+ops::KvLayer KvCache::layer(std::int64_t i) const {
+  return {k_[static_cast<std::size_t>(i)].view(), v_[static_cast<std::size_t>(i)].view()};
+}
 
 std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, std::int64_t block_size) noexcept {
   return static_cast<std::size_t>(2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size) * size_of(compute);
@@ -95,7 +103,8 @@ InferenceModel::~InferenceModel() = default;
 
 TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache, const PagedBatch& batch) {
   check_tokens(weights.config, batch.ids_T, batch.positions_T);
-  if (batch.slot_T.size() != batch.ids_T.size()) fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
+  if (batch.slot_T.size() != batch.ids_T.size())
+    fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
   Impl& m = *impl_;
   m.arena.reset();
   std::vector<ops::KvLayer> layers;
@@ -136,10 +145,12 @@ TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_TH, 
 }
 
 struct TrainableModel::Impl {
-  Impl(ops::OpContext& c, Parameters& p, ActivationCheckpointing k) : ctx(c), parameters(p), checkpointing(k), arena(c.runtime), tape(arena) {}
+  Impl(ops::OpContext& c, Parameters& p, ActivationCheckpointing k)
+      : ctx(c), parameters(p), checkpointing(k), arena(c.runtime), tape(arena) {}
 
   /// Shared by forward and evaluate; `tape_or_null` decides.
-  TokenStats run(const WeightsPtr& w, const PackedBatch& batch, std::span<const std::int32_t> target_span, std::span<const float> temperature_span, autograd::Tape* tape_or_null) {
+  TokenStats run(const WeightsPtr& w, const PackedBatch& batch, std::span<const std::int32_t> target_span,
+                 std::span<const float> temperature_span, autograd::Tape* tape_or_null) {
     PRL_CHECK(w != nullptr, "forward without weights");
     check_packed(w->config, batch);
     check_targets(*w, batch.ids_T.size(), target_span, temperature_span);
@@ -176,19 +187,23 @@ struct TrainableModel::Impl {
   bool is_ready = false;  ///< forward() ran and backward() has not
 };
 
-TrainableModel::TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing) : impl_(std::make_unique<Impl>(ctx, parameters, checkpointing)) {
-  if (checkpointing.freq < 0) fail(ErrorCode::kInvalidArgument, "activation checkpointing: freq is {}, wanted 0 (none) or more", checkpointing.freq);
+TrainableModel::TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing)
+    : impl_(std::make_unique<Impl>(ctx, parameters, checkpointing)) {
+  if (checkpointing.freq < 0)
+    fail(ErrorCode::kInvalidArgument, "activation checkpointing: freq is {}, wanted 0 (none) or more", checkpointing.freq);
 }
 TrainableModel::~TrainableModel() = default;
 
-TokenStats TrainableModel::forward(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+TokenStats TrainableModel::forward(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,
+                                   std::span<const float> temperatures_T) {
   impl_->parameters.ensure_grads();
   TokenStats stats = impl_->run(weights, batch, targets_T, temperatures_T, &impl_->tape);
   impl_->is_ready = true;
   return stats;
 }
 
-TokenStats TrainableModel::evaluate(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+TokenStats TrainableModel::evaluate(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,
+                                    std::span<const float> temperatures_T) {
   return impl_->run(weights, batch, targets_T, temperatures_T, nullptr);
 }
 
@@ -199,13 +214,15 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
   m.is_ready = false;
   const TensorView dlogp = upload(m.ctx, m.arena, dlogp_T, DType::kF32);
   const TensorView dh_TH = m.arena.take(m.h_TH.value.shape, m.h_TH.value.dtype);
-  ops::lm_head_logprob_backward(m.ctx, dh_TH, m.parameters.d_lm_head, dlogp, m.head.lse_T, m.h_TH.value, *m.weights->lm_head, m.targets, m.temperatures);
+  ops::lm_head_logprob_backward(m.ctx, dh_TH, m.parameters.d_lm_head, dlogp, m.head.lse_T, m.h_TH.value, *m.weights->lm_head, m.targets,
+                                m.temperatures);
   m.tape.set_grad(m.h_TH, dh_TH);
   m.tape.backward();
   m.tape.clear();
 }
 
-std::vector<float> probe_logprobs(InferenceModel& model, ops::OpContext& ctx, const Weights& weights, std::span<const std::int32_t> prompt) {
+std::vector<float> probe_logprobs(InferenceModel& model, ops::OpContext& ctx, const Weights& weights,
+                                  std::span<const std::int32_t> prompt) {
   if (prompt.size() < 2) fail(ErrorCode::kInvalidArgument, "a probe prompt has {} tokens, at least 2 are wanted", prompt.size());
   std::vector<std::int32_t> positions(prompt.size()), targets(prompt.begin() + 1, prompt.end());
   for (std::size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<std::int32_t>(i);

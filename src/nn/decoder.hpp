@@ -23,17 +23,18 @@ struct PackedBatch {
 struct PagedBatch {
   std::span<const std::int32_t> ids_T;
   std::span<const std::int32_t> positions_T;
-  std::span<const std::int32_t> slot_T;         ///< where each token's k, v go
-  std::span<const std::int32_t> query_start;    ///< num_sequences + 1
-  std::span<const std::int32_t> context_len;    ///< num_sequences
-  std::span<const std::int32_t> block_table;    ///< num_sequences * max_blocks
+  std::span<const std::int32_t> slot_T;       ///< where each token's k, v go
+  std::span<const std::int32_t> query_start;  ///< num_sequences + 1
+  std::span<const std::int32_t> context_len;  ///< num_sequences
+  std::span<const std::int32_t> block_table;  ///< num_sequences * max_blocks
   std::int32_t max_blocks = 0;
 };
 
 /// Keys and values of all layers: [num_layers] of k and v [num_blocks, Hkv, block_size, D] in the compute dtype.
 class KvCache {
  public:
-  KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks, std::int64_t block_size);
+  KvCache(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, DType compute, std::int64_t num_blocks,
+          std::int64_t block_size);
   std::int64_t num_blocks() const noexcept { return num_blocks_; }
   std::int64_t block_size() const noexcept { return block_size_; }
   ops::KvLayer layer(std::int64_t i) const;
@@ -83,11 +84,13 @@ class TrainableModel {
   TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing);
   ~TrainableModel();
   /// targets_T: the token each position must predict, -1 for none. temperatures_T > 0.
-  TokenStats forward(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
+  TokenStats forward(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,
+                     std::span<const float> temperatures_T);
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
   /// Forward only.
-  TokenStats evaluate(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
+  TokenStats evaluate(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,
+                      std::span<const float> temperatures_T);
 
  private:
   struct Impl;

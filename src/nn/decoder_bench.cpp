@@ -26,12 +26,16 @@ struct Bench {
     static Bench bench;
     return bench;
   }
-  WeightsPtr weights(DType compute, bool with_backward) { return make_weights(session.context(), *parameters, compute, PolicyVersion{0}, with_backward, nullptr); }
+  WeightsPtr weights(DType compute, bool with_backward) {
+    return make_weights(session.context(), *parameters, compute, PolicyVersion{0}, with_backward, nullptr);
+  }
   ops::OpSession session;
   std::unique_ptr<Parameters> parameters;
 };
 
-DType dtype_of(const benchmark::State& state) { return state.range(0) == 0 ? DType::kF32 : DType::kBF16; }
+DType dtype_of(const benchmark::State& state) {
+  return state.range(0) == 0 ? DType::kF32 : DType::kBF16;
+}
 
 void BM_MakeWeights(benchmark::State& state) {
   Bench& b = Bench::get();
@@ -68,7 +72,13 @@ void BM_TrainStep(benchmark::State& state) {
   }
   state.counters["tok/s"] = benchmark::Counter(static_cast<double>(T), benchmark::Counter::kIsIterationInvariantRate);
 }
-BENCHMARK(BM_TrainStep)->Args({0, 1024, 0})->Args({1, 1024, 0})->Args({1, 4096, 0})->Args({1, 4096, 1})->Unit(benchmark::kMillisecond)->UseRealTime();
+BENCHMARK(BM_TrainStep)
+    ->Args({0, 1024, 0})
+    ->Args({1, 1024, 0})
+    ->Args({1, 4096, 0})
+    ->Args({1, 4096, 1})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 
 /// One token of each of range(1) sequences with 128 tokens of context, logits included.
 void BM_Decode(benchmark::State& state) {

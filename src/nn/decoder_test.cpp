@@ -21,8 +21,14 @@ using testing_support::SmallModel;
 class PagedRunner {
  public:
   PagedRunner(SmallModel& model, const WeightsPtr& weights, const Packed& packed, std::int64_t block_size)
-      : model_(model), weights_(weights), packed_(packed), block_size_(block_size), max_blocks_(static_cast<std::int32_t>(256 / block_size)),
-        cache_(model.ctx().runtime, model.config, weights->compute, num_sequences() * max_blocks_ + 3, block_size), runner_(model.ctx()), logp_(packed.ids.size(), 0.0f),
+      : model_(model),
+        weights_(weights),
+        packed_(packed),
+        block_size_(block_size),
+        max_blocks_(static_cast<std::int32_t>(256 / block_size)),
+        cache_(model.ctx().runtime, model.config, weights->compute, num_sequences() * max_blocks_ + 3, block_size),
+        runner_(model.ctx()),
+        logp_(packed.ids.size(), 0.0f),
         done_(static_cast<std::size_t>(num_sequences()), 0) {
     // Blocks of a sequence are scattered: block j of sequence s is one of a shuffled list.
     std::vector<std::int32_t> free;
@@ -32,7 +38,8 @@ class PagedRunner {
     table_.assign(free.begin(), free.begin() + num_sequences() * max_blocks_);
     // What lies behind the context must not matter, not even a NaN.
     for (std::int64_t i = 0; i < model.config.num_layers; ++i)
-      for (const TensorView& view : {cache_.layer(i).k, cache_.layer(i).v}) std::memset(view.data, 0xff, static_cast<std::size_t>(view.shape.num_elements()) * size_of(view.dtype));
+      for (const TensorView& view : {cache_.layer(i).k, cache_.layer(i).v})
+        std::memset(view.data, 0xff, static_cast<std::size_t>(view.shape.num_elements()) * size_of(view.dtype));
   }
   int num_sequences() const { return static_cast<int>(packed_.cu_seqlens.size()) - 1; }
   int length(int s) const { return packed_.cu_seqlens[static_cast<std::size_t>(s) + 1] - packed_.cu_seqlens[static_cast<std::size_t>(s)]; }
@@ -66,7 +73,9 @@ class PagedRunner {
     const TensorView h = runner_.forward_paged(*weights_, cache_, {ids, positions, slots, query_start, context, table, max_blocks_});
     const std::vector<float> temperatures(ids.size(), 1.0f);
     std::vector<float> logp(ids.size()), entropy(ids.size()), lse(ids.size());
-    const auto view = [&](std::vector<float>& v) { return TensorView{v.data(), Shape{static_cast<std::int64_t>(v.size())}, DType::kF32, Device{}, static_cast<std::int64_t>(v.size())}; };
+    const auto view = [&](std::vector<float>& v) {
+      return TensorView{v.data(), Shape{static_cast<std::int64_t>(v.size())}, DType::kF32, Device{}, static_cast<std::int64_t>(v.size())};
+    };
     ops::lm_head_logprob(model_.ctx(), view(logp), view(entropy), view(lse), h, *weights_->lm_head, targets, temperatures);
     for (std::size_t i = 0; i < sources.size(); ++i) logp_[sources[i]] = logp[i];
   }
@@ -102,14 +111,17 @@ struct ExactCase {
   DType compute;
   bool is_wide = false;
 };
-void PrintTo(const ExactCase& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute) << (c.is_wide ? " wide" : ""); }
+void PrintTo(const ExactCase& c, std::ostream* out) {
+  *out << c.family << ' ' << to_string(c.compute) << (c.is_wide ? " wide" : "");
+}
 class ExactnessTest : public testing::TestWithParam<ExactCase> {};
 
 TEST_P(ExactnessTest, PagedEqualsTrainingBitForBit) {
   SmallModel model(GetParam().family, true, 2, GetParam().is_wide);
   const WeightsPtr weights = model.weights(GetParam().compute);
   const bool is_wide = GetParam().is_wide;  // fewer steps, as each costs more
-  const Packed packed = random_packed(model.config.vocab_size, is_wide ? std::vector<int>{70, 7, 65} : std::vector<int>{1, 150, 7, 64, 65, 33}, 3);
+  const Packed packed =
+      random_packed(model.config.vocab_size, is_wide ? std::vector<int>{70, 7, 65} : std::vector<int>{1, 150, 7, 64, 65, 33}, 3);
   TrainableModel trainable(model.ctx(), *model.parameters, {});
   const std::vector<float> wanted = trainable.evaluate(weights, packed.batch(), packed.targets, packed.temperatures).logp_T;
   for (const float v : wanted) ASSERT_TRUE(std::isfinite(v));
@@ -165,7 +177,8 @@ TEST_P(ExactnessTest, DecodeAndMixedBatchesEqualTraining) {
       order.insert(order.begin() + static_cast<std::ptrdiff_t>(rng.next_below(order.size() + 1)), s);
     }
     if (order.empty()) continue;
-    for (const int s : order) counts.push_back(std::min(mixed.left(s), rng.next_below(2) == 0 ? 1 : 1 + static_cast<int>(rng.next_below(40))));
+    for (const int s : order)
+      counts.push_back(std::min(mixed.left(s), rng.next_below(2) == 0 ? 1 : 1 + static_cast<int>(rng.next_below(40))));
     mixed.step(order, counts);
   }
   expect_same_bits(mixed.logp(), wanted, "mixed batches");
@@ -182,8 +195,8 @@ TEST_P(ExactnessTest, DecodeAndMixedBatchesEqualTraining) {
   }();
   SmallModel single(GetParam().family, true, 1, GetParam().is_wide);
   TrainableModel trainable1(single.ctx(), *single.parameters, {});
-  expect_same_bits(trainable1.evaluate(single.weights(GetParam().compute), alone.batch(), alone.targets, alone.temperatures).logp_T, {wanted.begin(), wanted.begin() + 70},
-                   "alone, one thread");
+  expect_same_bits(trainable1.evaluate(single.weights(GetParam().compute), alone.batch(), alone.targets, alone.temperatures).logp_T,
+                   {wanted.begin(), wanted.begin() + 70}, "alone, one thread");
 }
 
 TEST_P(ExactnessTest, SampledLogProbabilityEqualsTheTrainers) {
@@ -209,7 +222,8 @@ TEST_P(ExactnessTest, SampledLogProbabilityEqualsTheTrainers) {
   }
   TrainableModel trainable(model.ctx(), *model.parameters, {});
   const TokenStats stats = trainable.evaluate(weights, packed.batch(), packed.targets, packed.temperatures);
-  for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(sampled[i].logprob, stats.logp_T[static_cast<std::size_t>(rows[i])]) << "row " << rows[i];
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    EXPECT_EQ(sampled[i].logprob, stats.logp_T[static_cast<std::size_t>(rows[i])]) << "row " << rows[i];
 }
 
 TEST_P(ExactnessTest, RecomputationChangesNoGradient) {
@@ -228,14 +242,16 @@ TEST_P(ExactnessTest, RecomputationChangesNoGradient) {
     const std::vector<float> logp = trainable.forward(weights, packed.batch(), packed.targets, packed.temperatures).logp_T;
     trainable.backward(dlogp);
     std::vector<std::vector<float>> grads;
-    for (const NamedParameter& p : model.parameters->named()) grads.emplace_back(p.grad.as<float>(), p.grad.as<float>() + p.grad.num_elements());
+    for (const NamedParameter& p : model.parameters->named())
+      grads.emplace_back(p.grad.as<float>(), p.grad.as<float>() + p.grad.num_elements());
     if (freq == 0) {
       reference = grads;
       reference_logp = logp;
       continue;
     }
     expect_same_bits(logp, reference_logp, "log-probabilities, freq " + std::to_string(freq));
-    for (std::size_t i = 0; i < grads.size(); ++i) expect_same_bits(grads[i], reference[i], model.parameters->named()[i].name + ", freq " + std::to_string(freq));
+    for (std::size_t i = 0; i < grads.size(); ++i)
+      expect_same_bits(grads[i], reference[i], model.parameters->named()[i].name + ", freq " + std::to_string(freq));
   }
 }
 
@@ -261,9 +277,14 @@ TEST_P(ExactnessTest, GradientsAccumulateAndRepeat) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ExactnessTest,
-                         testing::Values(ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16}, ExactCase{"qwen2", DType::kF32}, ExactCase{"qwen2", DType::kBF16},
-                                         ExactCase{"qwen3", DType::kF32}, ExactCase{"qwen3", DType::kBF16}, ExactCase{"qwen3", DType::kF32, true}, ExactCase{"llama", DType::kBF16, true}),
-                         [](const auto& test) { return test.param.family + (test.param.is_wide ? "_wide" : "") + (test.param.compute == DType::kF32 ? "_f32" : "_bf16"); });
+                         testing::Values(ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16}, ExactCase{"qwen2", DType::kF32},
+                                         ExactCase{"qwen2", DType::kBF16}, ExactCase{"qwen3", DType::kF32},
+                                         ExactCase{"qwen3", DType::kBF16}, ExactCase{"qwen3", DType::kF32, true},
+                                         ExactCase{"llama", DType::kBF16, true}),
+                         [](const auto& test) {
+                           return test.param.family + (test.param.is_wide ? "_wide" : "") +
+                                  (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
+                         });
 
 class FamilyTest : public testing::TestWithParam<std::string> {};
 
@@ -298,7 +319,8 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
       slope += static_cast<double>(direction[static_cast<std::size_t>(i)]) * static_cast<double>(p.grad.as<float>()[i]);
     }
     const auto at = [&](float step) {
-      for (std::int64_t i = 0; i < n; ++i) p.value.as<float>()[i] = saved[static_cast<std::size_t>(i)] + step * direction[static_cast<std::size_t>(i)];
+      for (std::int64_t i = 0; i < n; ++i)
+        p.value.as<float>()[i] = saved[static_cast<std::size_t>(i)] + step * direction[static_cast<std::size_t>(i)];
       return loss();
     };
     constexpr float kStep = 4e-3f;

@@ -25,7 +25,8 @@ ModelConfig make_model_config(const InitModelOptions& o) {
   positive("num_heads", o.num_heads);
   positive("num_kv_heads", o.num_kv_heads);
   positive("max_position", o.max_position);
-  if (o.num_heads % o.num_kv_heads != 0) fail(ErrorCode::kInvalidArgument, "init-model: num_heads {} is not a multiple of num_kv_heads {}", o.num_heads, o.num_kv_heads);
+  if (o.num_heads % o.num_kv_heads != 0)
+    fail(ErrorCode::kInvalidArgument, "init-model: num_heads {} is not a multiple of num_kv_heads {}", o.num_heads, o.num_kv_heads);
   if (std::find(std::begin(kHeadDims), std::end(kHeadDims), o.head_dim) == std::end(kHeadDims))
     fail(ErrorCode::kInvalidArgument, "init-model: head_dim is {}, wanted 16, 32, 64, 80, 96, 128 or 256", o.head_dim);
   if (!(o.rope_theta >= 1.0)) fail(ErrorCode::kInvalidArgument, "init-model: rope_theta is {}, wanted at least 1", o.rope_theta);

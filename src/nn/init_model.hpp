@@ -11,7 +11,7 @@ namespace prl::nn {
 
 /// Sizes of a model made from nothing. The defaults are a Qwen 3 of about two million parameters plus its vocabulary.
 struct InitModelOptions {
-  std::string family = "qwen3";        ///< a model_type this build knows
+  std::string family = "qwen3";  ///< a model_type this build knows
   std::int64_t vocab_size = 512;
   std::int64_t hidden_size = 192;
   std::int64_t intermediate_size = 512;
@@ -22,10 +22,10 @@ struct InitModelOptions {
   std::int64_t max_position = 2048;
   double rope_theta = 10000.0;
   bool tie_word_embeddings = true;
-  bool attention_bias = false;         ///< llama and qwen3; qwen2 always has its own
+  bool attention_bias = false;  ///< llama and qwen3; qwen2 always has its own
   float std_dev = 0.02f;
   std::uint64_t seed = 0;
-  DType dtype = DType::kBF16;          ///< of the saved weights
+  DType dtype = DType::kBF16;  ///< of the saved weights
   std::int32_t bos_id = -1, eos_id = -1, pad_id = -1;
 };
 

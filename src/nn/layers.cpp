@@ -11,18 +11,23 @@ using autograd::LinearParameter;
 using autograd::NormParameter;
 using autograd::Var;
 
-TensorView view_or_none(const Tensor& tensor) { return tensor.defined() ? tensor.view() : TensorView{}; }
+TensorView view_or_none(const Tensor& tensor) {
+  return tensor.defined() ? tensor.view() : TensorView{};
+}
 
 NormParameter norm(const Tensor& weight, const Tensor& grad, float eps) {
   if (!weight.defined()) return {};
   return {weight.view(), view_or_none(grad), eps};
 }
 
-LinearParameter matrix(const ops::LinearWeightPtr& weight, const Tensor& grad, const Tensor& bias_grad) { return {weight.get(), view_or_none(grad), view_or_none(bias_grad)}; }
+LinearParameter matrix(const ops::LinearWeightPtr& weight, const Tensor& grad, const Tensor& bias_grad) {
+  return {weight.get(), view_or_none(grad), view_or_none(bias_grad)};
+}
 
 }  // namespace
 
-Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index, const StreamBuffers* out) {
+Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
+                     const StreamBuffers* out) {
   static const Parameters::Layer kNoGradients;
   const ModelConfig& c = model.weights.config;
   const Weights::Layer& w = model.weights.layers[static_cast<std::size_t>(i)];
@@ -37,19 +42,22 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
     x = {autograd::rms_norm(frame, in.residual_TH, input_norm), in.residual_TH};
   }
 
-  const AttentionParameter attention{c.num_heads, c.num_kv_heads, c.head_dim, norm(w.q_norm, g.d_q_norm, eps), norm(w.k_norm, g.d_k_norm, eps), &model.weights.rope};
+  const AttentionParameter attention{
+      c.num_heads, c.num_kv_heads, c.head_dim, norm(w.q_norm, g.d_q_norm, eps), norm(w.k_norm, g.d_k_norm, eps), &model.weights.rope};
   const Var qkv = autograd::linear(frame, x.normed, matrix(w.qkv, g.d_qkv, g.d_qkv_bias));
   const Var heads = autograd::self_attention(frame, qkv, attention, index);
   const Var attended = autograd::linear(frame, heads, matrix(w.o, g.d_o, g.d_o_bias));
 
-  const autograd::NormedSum y = autograd::add_rms_norm(frame, attended, x.sum, norm(w.post_norm, g.d_post_norm, eps), out != nullptr ? out->residual_TH : TensorView{});
+  const autograd::NormedSum y = autograd::add_rms_norm(frame, attended, x.sum, norm(w.post_norm, g.d_post_norm, eps),
+                                                       out != nullptr ? out->residual_TH : TensorView{});
   const Var gate_up = autograd::linear(frame, y.normed, matrix(w.gate_up, g.d_gate_up, {}));
   const Var hidden = autograd::swiglu(frame, gate_up);
   const Var delta = autograd::linear(frame, hidden, matrix(w.down, g.d_down, {}), out != nullptr ? out->delta_TH : TensorView{}, true);
   return {y.sum, delta};
 }
 
-Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T, const AttentionIndex& index, std::span<const ops::KvLayer> kv_layers, int recompute_freq) {
+Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T, const AttentionIndex& index,
+                    std::span<const ops::KvLayer> kv_layers, int recompute_freq) {
   const Weights& w = model.weights;
   const Parameters* g = model.gradients;
   const std::int64_t T = ids_T.shape.num_elements(), H = w.config.hidden_size;

@@ -27,7 +27,8 @@ struct BoundModel {
 };
 
 /// Decoder layer `i`. `out`, if given, receives the new stream; else it lies in fresh memory of the frame.
-Stream decoder_layer(autograd::Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const autograd::AttentionIndex& index, const StreamBuffers* out);
+Stream decoder_layer(autograd::Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in,
+                     const autograd::AttentionIndex& index, const StreamBuffers* out);
 
 /// Embedding, all layers and the final norm: h [T, H]. ids_T and index must outlive the frame's tape.
 /// `recompute_freq` n > 0: every n-th layer keeps no activations (frames with a tape).

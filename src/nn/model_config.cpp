@@ -22,7 +22,9 @@ json::value parse_json_file(const fs::path& path, std::string& text) {
   options.max_depth = 32;
   json::error_code error;
   json::value value = json::parse(text, error, json::storage_ptr(), options);
-  if (error.failed() || !value.is_object()) fail(ErrorCode::kCorrupt, "{}: not a JSON object{}{}", path.string(), error.failed() ? ": " : "", error.failed() ? error.message() : "");
+  if (error.failed() || !value.is_object())
+    fail(ErrorCode::kCorrupt, "{}: not a JSON object{}{}", path.string(), error.failed() ? ": " : "",
+         error.failed() ? error.message() : "");
   return value;
 }
 
@@ -37,7 +39,8 @@ void read_rope(const ConfigReader& reader, ModelConfig& config) {
     fail(ErrorCode::kNotImplemented, "{}: key 'partial_rotary_factor' is not 1; this build rotates whole heads only", rope->subject());
   const std::string type = rope->string("rope_type", rope->string("type", "default"));
   if (type == "default") return;
-  if (type != "llama3") fail(ErrorCode::kNotImplemented, "{}: key 'rope_type' is '{}'; this build knows 'default' and 'llama3'", rope->subject(), type);
+  if (type != "llama3")
+    fail(ErrorCode::kNotImplemented, "{}: key 'rope_type' is '{}'; this build knows 'default' and 'llama3'", rope->subject(), type);
   config.rope_scaling.enabled = true;
   config.rope_scaling.factor = rope->number("factor", std::nullopt, 1.0, 1e6);
   config.rope_scaling.low_freq_factor = rope->number("low_freq_factor", std::nullopt, 1e-6, 1e6);
@@ -50,17 +53,23 @@ void read_rope(const ConfigReader& reader, ModelConfig& config) {
 void check(const ConfigReader& reader, const ModelConfig& config) {
   const auto& subject = reader.subject();
   if (config.num_heads % config.num_kv_heads != 0)
-    fail(ErrorCode::kCorrupt, "{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", subject, config.num_heads, config.num_kv_heads);
+    fail(ErrorCode::kCorrupt, "{}: num_attention_heads {} is not a multiple of num_key_value_heads {}", subject, config.num_heads,
+         config.num_kv_heads);
   if (config.head_dim % 2 != 0) fail(ErrorCode::kCorrupt, "{}: head_dim {} is odd", subject, config.head_dim);
   if (config.mlp_bias) fail(ErrorCode::kNotImplemented, "{}: key 'mlp_bias' is true; this build has MLPs without biases only", subject);
   for (const char* key : {"quantization_config", "compression_config"})
     if (reader.has(key)) fail(ErrorCode::kNotImplemented, "{}: key '{}': this build loads unquantised checkpoints only", subject, key);
   for (const std::int32_t id : config.eos_ids)
-    if (id >= config.vocab_size) fail(ErrorCode::kCorrupt, "{}: eos_token_id {} is outside the vocabulary of {}", subject, id, config.vocab_size);
+    if (id >= config.vocab_size)
+      fail(ErrorCode::kCorrupt, "{}: eos_token_id {} is outside the vocabulary of {}", subject, id, config.vocab_size);
 }
 
-std::int64_t attention_weights(const ModelConfig& c) { return c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads); }
-std::int64_t mlp_weights(const ModelConfig& c) { return 3 * c.hidden_size * c.intermediate_size; }
+std::int64_t attention_weights(const ModelConfig& c) {
+  return c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads);
+}
+std::int64_t mlp_weights(const ModelConfig& c) {
+  return 3 * c.hidden_size * c.intermediate_size;
+}
 
 }  // namespace
 
@@ -72,10 +81,13 @@ std::int64_t ModelConfig::num_parameters() const noexcept {
   return num_layers * layer + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
 }
 
-std::int64_t ModelConfig::num_active_parameters() const noexcept { return num_layers * (attention_weights(*this) + mlp_weights(*this)) + vocab_size * hidden_size; }
+std::int64_t ModelConfig::num_active_parameters() const noexcept {
+  return num_layers * (attention_weights(*this) + mlp_weights(*this)) + vocab_size * hidden_size;
+}
 
 double ModelConfig::flops_per_token(std::int64_t seq_len) const noexcept {
-  return 6.0 * static_cast<double>(num_active_parameters()) + 12.0 * static_cast<double>(num_layers) * static_cast<double>(hidden_size) * static_cast<double>(seq_len);
+  return 6.0 * static_cast<double>(num_active_parameters()) +
+         12.0 * static_cast<double>(num_layers) * static_cast<double>(hidden_size) * static_cast<double>(seq_len);
 }
 
 ModelConfig load_model_config(const fs::path& folder) {
@@ -88,8 +100,10 @@ ModelConfig load_model_config(const fs::path& folder) {
   if (config.model_type.empty()) fail(ErrorCode::kCorrupt, "{}: key 'model_type' is missing", path.string());
   const Family& family = find_family(config.model_type, path.string());
   config.architecture = family.architecture;
-  if (const std::vector<std::string> architectures = reader.strings("architectures"); !architectures.empty() && architectures.front() != family.architecture)
-    fail(ErrorCode::kNotImplemented, "{}: key 'architectures' names '{}'; of model type '{}' this build knows '{}'", path.string(), architectures.front(), config.model_type, family.architecture);
+  if (const std::vector<std::string> architectures = reader.strings("architectures");
+      !architectures.empty() && architectures.front() != family.architecture)
+    fail(ErrorCode::kNotImplemented, "{}: key 'architectures' names '{}'; of model type '{}' this build knows '{}'", path.string(),
+         architectures.front(), config.model_type, family.architecture);
 
   constexpr std::int64_t kMax = std::int64_t{1} << 24;
   config.vocab_size = reader.integer("vocab_size", std::nullopt, 1, kMax);

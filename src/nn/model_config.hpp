@@ -16,8 +16,8 @@ struct RopeScaling {
 
 /// A dense decoder as Hugging Face's config.json describes it. Families differ in names and in these switches only.
 struct ModelConfig {
-  std::string model_type;              ///< "llama", "qwen2", "qwen3"; SmolLM2 says "llama"
-  std::string architecture;            ///< "LlamaForCausalLM", ...
+  std::string model_type;    ///< "llama", "qwen2", "qwen3"; SmolLM2 says "llama"
+  std::string architecture;  ///< "LlamaForCausalLM", ...
   std::int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0;
   std::int64_t num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
   std::int64_t max_position = 2048;
@@ -25,14 +25,14 @@ struct ModelConfig {
   RopeScaling rope_scaling;
   float rms_norm_eps = 1e-6f;
   bool tie_word_embeddings = false;
-  bool attention_bias = false;         ///< q, k, v have a bias (Qwen2)
+  bool attention_bias = false;  ///< q, k, v have a bias (Qwen2)
   bool attention_out_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;                ///< RMS norm per head on q and k (Qwen3)
+  bool qk_norm = false;  ///< RMS norm per head on q and k (Qwen3)
   std::int32_t bos_id = -1, pad_id = -1;
   std::vector<std::int32_t> eos_ids;
   std::string torch_dtype = "bfloat16";
-  std::string raw_json;                ///< config.json as read, kept so that saving changes nothing else
+  std::string raw_json;  ///< config.json as read, kept so that saving changes nothing else
 
   std::int64_t num_parameters() const noexcept;
   /// Matmul weights of one token's forward pass, embeddings excluded, LM head included (spec 8.10).

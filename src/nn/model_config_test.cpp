@@ -33,7 +33,8 @@ constexpr const char* kQwen3 = R"({
 class ModelConfigTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("prl-config-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder_ = fs::temp_directory_path() /
+              ("prl-config-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(folder_);
     fs::create_directories(folder_);
   }
@@ -83,7 +84,8 @@ TEST_F(ModelConfigTest, ReadsPublishedConfigs) {
 }
 
 TEST_F(ModelConfigTest, Qwen2HasBiasesAndFamilyDefaults) {
-  const std::string qwen2 = edit(edit(edit(kQwen3, "Qwen3ForCausalLM", "Qwen2ForCausalLM"), "\"qwen3\"", "\"qwen2\""), "\"head_dim\": 128,", "");
+  const std::string qwen2 =
+      edit(edit(edit(kQwen3, "Qwen3ForCausalLM", "Qwen2ForCausalLM"), "\"qwen3\"", "\"qwen2\""), "\"head_dim\": 128,", "");
   const ModelConfig config = load(qwen2);
   EXPECT_TRUE(config.attention_bias);
   EXPECT_FALSE(config.attention_out_bias);
@@ -96,22 +98,27 @@ TEST_F(ModelConfigTest, Qwen2HasBiasesAndFamilyDefaults) {
 }
 
 TEST_F(ModelConfigTest, RopeKeysOldAndNew) {
-  const std::string scaling = R"({"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"})";
+  const std::string scaling =
+      R"({"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"})";
   const ModelConfig old_style = load(edit(kSmolLM2, "\"rope_scaling\": null", "\"rope_scaling\": " + scaling));
   EXPECT_TRUE(old_style.rope_scaling.enabled);
   EXPECT_EQ(old_style.rope_scaling.factor, 32.0);
   EXPECT_EQ(old_style.rope_theta, 100000.0);
-  const ModelConfig new_style = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000", "\"rope_parameters\": {\"rope_theta\": 500000.0, " + scaling.substr(1)));
+  const ModelConfig new_style = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000",
+                                          "\"rope_parameters\": {\"rope_theta\": 500000.0, " + scaling.substr(1)));
   EXPECT_TRUE(new_style.rope_scaling.enabled);
   EXPECT_EQ(new_style.rope_theta, 500000.0);
   EXPECT_EQ(new_style.rope_scaling.original_max_position, 8192);
-  const ModelConfig plain = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000", R"("rope_parameters": {"rope_theta": 7000, "rope_type": "default"})"));
+  const ModelConfig plain = load(edit(kSmolLM2, "\"rope_scaling\": null, \"rope_theta\": 100000",
+                                      R"("rope_parameters": {"rope_theta": 7000, "rope_type": "default"})"));
   EXPECT_FALSE(plain.rope_scaling.enabled);
   EXPECT_EQ(plain.rope_theta, 7000.0);
 
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"type": "yarn", "factor": 4})"), ErrorCode::kNotImplemented, "yarn");
+  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"type": "yarn", "factor": 4})"), ErrorCode::kNotImplemented,
+               "yarn");
   expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "llama3"})"), ErrorCode::kCorrupt, "factor");
-  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_parameters": {"partial_rotary_factor": 0.5})"), ErrorCode::kNotImplemented, "partial_rotary_factor");
+  expect_error(edit(kSmolLM2, "\"rope_scaling\": null", R"("rope_parameters": {"partial_rotary_factor": 0.5})"), ErrorCode::kNotImplemented,
+               "partial_rotary_factor");
 }
 
 TEST_F(ModelConfigTest, RefusesWhatItCannotCompute) {
@@ -120,8 +127,10 @@ TEST_F(ModelConfigTest, RefusesWhatItCannotCompute) {
   expect_error(edit(kSmolLM2, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\""), ErrorCode::kNotImplemented, "hidden_act");
   expect_error(edit(kSmolLM2, "\"mlp_bias\": false", "\"mlp_bias\": true"), ErrorCode::kNotImplemented, "mlp_bias");
   expect_error(edit(kQwen3, "\"use_sliding_window\": false", "\"use_sliding_window\": true"), ErrorCode::kNotImplemented, "sliding");
-  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("layer_types": ["full_attention", "sliding_attention"])"), ErrorCode::kNotImplemented, "sliding");
-  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("quantization_config": {"quant_method": "fp8"})"), ErrorCode::kNotImplemented, "quantization_config");
+  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("layer_types": ["full_attention", "sliding_attention"])"),
+               ErrorCode::kNotImplemented, "sliding");
+  expect_error(edit(kQwen3, "\"max_window_layers\": 28", R"("quantization_config": {"quant_method": "fp8"})"), ErrorCode::kNotImplemented,
+               "quantization_config");
 }
 
 TEST_F(ModelConfigTest, NamesTheKeyThatIsWrong) {

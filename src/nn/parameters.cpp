@@ -88,7 +88,8 @@ void Parameters::ensure_grads() {
       NamedParameter& parameter = named_[next++];
       parameter.grad = count < 0 ? grad : grad.slice(begin, count);
       begin += count;
-      PRL_CHECK(parameter.grad.shape() == parameter.value.shape(), "gradient of {} has shape {}", parameter.name, parameter.grad.shape().to_string());
+      PRL_CHECK(parameter.grad.shape() == parameter.value.shape(), "gradient of {} has shape {}", parameter.name,
+                parameter.grad.shape().to_string());
     }
   };
   const std::int64_t Q = config_.num_heads * config_.head_dim, K = config_.num_kv_heads * config_.head_dim, F = config_.intermediate_size;

@@ -56,7 +56,7 @@ class Parameters {
 void load_parameters(Parameters& parameters, const std::filesystem::path& folder);
 /// Writes model.safetensors (or shards of at most `max_shard_bytes` with an index) in `dtype`, config.json (raw_json kept) and
 /// copies tokenizer files from `tokenizer_source` if not empty. The folder is written whole or not at all.
-void save_pretrained(const Parameters& parameters, const std::filesystem::path& folder, DType dtype, const std::filesystem::path& tokenizer_source,
-                     std::uint64_t max_shard_bytes = 5'000'000'000ULL);
+void save_pretrained(const Parameters& parameters, const std::filesystem::path& folder, DType dtype,
+                     const std::filesystem::path& tokenizer_source, std::uint64_t max_shard_bytes = 5'000'000'000ULL);
 
 }  // namespace prl::nn

@@ -14,8 +14,8 @@ namespace fs = std::filesystem;
 
 /// Both sides compute in fp32 and differ in the order of sums only. With sums of at most a few hundred terms the results differ by
 /// some tens of units in the last place of the largest terms. Measured over all cases and CPU kinds: 1.1e-5 and 3e-6.
-constexpr float kLogitBound = 3e-5f;   ///< of logits, log-probabilities and entropies of up to 17
-constexpr float kGradBound = 1e-5f;    ///< relative to the largest entry of the gradient
+constexpr float kLogitBound = 3e-5f;  ///< of logits, log-probabilities and entropies of up to 17
+constexpr float kGradBound = 1e-5f;   ///< relative to the largest entry of the gradient
 /// bf16 rounds every activation to 8 bits: the mean error of a log-probability is a few per cent here.
 constexpr float kBf16MeanBound = 0.05f;
 
@@ -50,7 +50,8 @@ float max_difference(std::span<const float> a, std::span<const float> b) {
 
 class ParityTest : public testing::TestWithParam<std::string> {
  protected:
-  ParityTest() : folder_(testing_support::golden_models() / GetParam()), golden_(folder_ / "expected.safetensors"), session_(make_cpu_runtime(), 2) {
+  ParityTest()
+      : folder_(testing_support::golden_models() / GetParam()), golden_(folder_ / "expected.safetensors"), session_(make_cpu_runtime(), 2) {
     parameters_ = std::make_unique<Parameters>(ctx().runtime, load_model_config(folder_));
     load_parameters(*parameters_, folder_);
     ids_ = golden_.ints("ids");
@@ -95,7 +96,8 @@ TEST_P(ParityTest, LogProbabilitiesLossAndGradientsMatch) {
     const std::vector<float> wanted = golden_.floats("grad." + parameter.name);
     const std::span<const float> got(parameter.grad.as<float>(), wanted.size());
     EXPECT_GT(max_abs(wanted), 0.0f) << parameter.name;
-    EXPECT_LT(max_difference(got, wanted), kGradBound * std::max(max_abs(wanted), 0.01f)) << parameter.name << ", largest entry " << max_abs(wanted);
+    EXPECT_LT(max_difference(got, wanted), kGradBound * std::max(max_abs(wanted), 0.01f))
+        << parameter.name << ", largest entry " << max_abs(wanted);
   }
 
   const std::vector<float> ones(temperatures_.size(), 1.0f);
@@ -137,7 +139,8 @@ TEST_P(ParityTest, Bf16StaysWithinItsNoise) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ParityTest,
-                         testing::Values("llama_tied", "llama_rope3_sharded", "llama_bias", "qwen2_tied", "qwen2_untied", "qwen3_tied", "qwen3_untied_sharded"),
+                         testing::Values("llama_tied", "llama_rope3_sharded", "llama_bias", "qwen2_tied", "qwen2_untied", "qwen3_tied",
+                                         "qwen3_untied_sharded"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

@@ -24,8 +24,9 @@ namespace {
 constexpr std::int64_t kPiece = 1 << 20;
 
 /// Files of a tokenizer and of generation defaults that travel with the weights.
-constexpr const char* kCompanions[] = {"tokenizer.json",          "tokenizer_config.json", "special_tokens_map.json", "vocab.json",  "merges.txt",
-                                       "added_tokens.json",       "chat_template.jinja",   "chat_template.json",      "tokenizer.model", "generation_config.json"};
+constexpr const char* kCompanions[] = {"tokenizer.json",  "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+                                       "merges.txt",      "added_tokens.json",     "chat_template.jinja",     "chat_template.json",
+                                       "tokenizer.model", "generation_config.json"};
 
 std::string config_text(const ModelConfig& config, DType dtype) {
   const char* name = dtype == DType::kBF16 ? "bfloat16" : dtype == DType::kF16 ? "float16" : "float32";
@@ -88,11 +89,14 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
   });
 }
 
-void save_pretrained(const Parameters& parameters, const fs::path& folder, DType dtype, const fs::path& tokenizer_source, std::uint64_t max_shard_bytes) {
+void save_pretrained(const Parameters& parameters, const fs::path& folder, DType dtype, const fs::path& tokenizer_source,
+                     std::uint64_t max_shard_bytes) {
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16)
     fail(ErrorCode::kInvalidArgument, "weights can be saved as float32, bfloat16 or float16, not as {}", to_string(dtype));
-  if (fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder))) fail(ErrorCode::kAlreadyExists, "{} exists; remove it or save elsewhere", folder.string());
-  if (!tokenizer_source.empty() && !fs::is_directory(tokenizer_source)) fail(ErrorCode::kNotFound, "tokenizer folder {} does not exist", tokenizer_source.string());
+  if (fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder)))
+    fail(ErrorCode::kAlreadyExists, "{} exists; remove it or save elsewhere", folder.string());
+  if (!tokenizer_source.empty() && !fs::is_directory(tokenizer_source))
+    fail(ErrorCode::kNotFound, "tokenizer folder {} does not exist", tokenizer_source.string());
 
   // Greedy, in order: a shard ends when the next tensor would pass the limit.
   std::vector<std::vector<const NamedParameter*>> shards(1);
@@ -117,7 +121,8 @@ void save_pretrained(const Parameters& parameters, const fs::path& folder, DType
   try {
     json::object weight_map;
     for (std::size_t s = 0; s < shards.size(); ++s) {
-      const std::string name = shards.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards.size());
+      const std::string name =
+          shards.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards.size());
       std::vector<io::SafetensorsWriter::Spec> specs;
       for (const NamedParameter* parameter : shards[s]) {
         std::vector<std::int64_t> shape;
@@ -148,30 +153,36 @@ void save_pretrained(const Parameters& parameters, const fs::path& folder, DType
   }
 }
 
-std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config, std::span<const StoredWeight> wanted) {
+std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config,
+                                                     std::span<const StoredWeight> wanted) {
   const Family& family = find_family(config.model_type, files.path().string());
   std::vector<io::SafetensorsRef> found;
   std::set<std::string_view> known;
   for (const StoredWeight& weight : wanted) {
     known.insert(weight.name);
     const io::SafetensorsRef ref = files.find(weight.name);
-    if (ref.entry == nullptr) fail(ErrorCode::kCorrupt, "{}: tensor '{}' of the {} model is missing", files.path().string(), weight.name, config.model_type);
+    if (ref.entry == nullptr)
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' of the {} model is missing", files.path().string(), weight.name, config.model_type);
     std::string shape = "[";
     bool same = static_cast<int>(ref.entry->shape.size()) == weight.shape.num_dims();
     for (std::size_t d = 0; d < ref.entry->shape.size(); ++d) {
       same = same && ref.entry->shape[d] == weight.shape[static_cast<int>(d)];
       shape += fmt::format("{}{}", d == 0 ? "" : ", ", ref.entry->shape[d]);
     }
-    if (!same) fail(ErrorCode::kCorrupt, "{}: tensor '{}' has shape {}], config.json wants {}", ref.file->path().string(), weight.name, shape, weight.shape.to_string());
+    if (!same)
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' has shape {}], config.json wants {}", ref.file->path().string(), weight.name, shape,
+           weight.shape.to_string());
     using io::StoredType;
     if (const StoredType type = ref.entry->type; type != StoredType::kF32 && type != StoredType::kBF16 && type != StoredType::kF16)
-      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16 or F16", ref.file->path().string(), weight.name, io::to_string(type));
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16 or F16", ref.file->path().string(), weight.name,
+           io::to_string(type));
     found.push_back(ref);
   }
   const std::string head = family.name_of(Slot::kLmHead, -1);
   for (const auto& [name, ref] : files.tensors()) {
     if (known.count(name) > 0 || name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == head)) continue;
-    fail(ErrorCode::kCorrupt, "{}: tensor '{}' is no part of a {} model with this config.json", ref.file->path().string(), name, config.model_type);
+    fail(ErrorCode::kCorrupt, "{}: tensor '{}' is no part of a {} model with this config.json", ref.file->path().string(), name,
+         config.model_type);
   }
   return found;
 }

@@ -49,7 +49,8 @@ TEST_P(PretrainedTest, RoundTripsInEveryDtypeWholeAndSharded) {
     DType dtype;
     std::uint64_t shard_bytes;
   };
-  for (const Case c : {Case{true, DType::kBF16, 1 << 30}, Case{true, DType::kF32, 30000}, Case{false, DType::kBF16, 30000}, Case{false, DType::kF16, 1 << 30}}) {
+  for (const Case c : {Case{true, DType::kBF16, 1 << 30}, Case{true, DType::kF32, 30000}, Case{false, DType::kBF16, 30000},
+                       Case{false, DType::kF16, 1 << 30}}) {
     SmallModel model(GetParam(), c.tied);
     const TemporaryFolder temporary("roundtrip");
     const fs::path folder = temporary.path() / "saved";
@@ -78,7 +79,8 @@ TEST_P(PretrainedTest, PackedMastersEqualWeightsLoadedFromAFile) {
       const TemporaryFolder temporary("load");
       save_pretrained(*model.parameters, temporary.path(), compute, {});
       const WeightsPtr made = model.weights(compute);
-      const WeightsPtr loaded = load_weights(model.ctx(), load_model_config(temporary.path()), temporary.path(), compute, PolicyVersion{4}, made);
+      const WeightsPtr loaded =
+          load_weights(model.ctx(), load_model_config(temporary.path()), temporary.path(), compute, PolicyVersion{4}, made);
       EXPECT_EQ(loaded->version.value, 4);
       EXPECT_EQ(loaded->rope.cos_PD2.data(), made->rope.cos_PD2.data()) << "the rotary table is shared";
       const WeightsChecksum a = checksum(*made), b = checksum(*loaded, &model.session.pool());
@@ -94,7 +96,8 @@ TEST_P(PretrainedTest, PackedMastersEqualWeightsLoadedFromAFile) {
     // fp32 file, bf16 compute: rounding while packing equals rounding while saving.
     const TemporaryFolder temporary("mixed");
     save_pretrained(*model.parameters, temporary.path(), DType::kF32, {});
-    EXPECT_EQ(checksum(*load_weights(model.ctx(), model.config, temporary.path(), DType::kBF16, {}, nullptr)).combined, checksum(*model.weights(DType::kBF16)).combined);
+    EXPECT_EQ(checksum(*load_weights(model.ctx(), model.config, temporary.path(), DType::kBF16, {}, nullptr)).combined,
+              checksum(*model.weights(DType::kBF16)).combined);
   }
 }
 
@@ -108,7 +111,8 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
     value = saved + 0.25f;
     const WeightsChecksum after = checksum(*model.weights(DType::kBF16));
     EXPECT_NE(after.combined, before.combined) << parameter.name;
-    for (std::size_t i = 0; i < after.tensors.size(); ++i) EXPECT_EQ(after.tensors[i].second != before.tensors[i].second, after.tensors[i].first == parameter.name) << parameter.name;
+    for (std::size_t i = 0; i < after.tensors.size(); ++i)
+      EXPECT_EQ(after.tensors[i].second != before.tensors[i].second, after.tensors[i].first == parameter.name) << parameter.name;
     value = saved;
   }
 }
@@ -140,7 +144,8 @@ TEST(Pretrained, AFolderIsWrittenWholeOrNotAtAll) {
   SmallModel model("llama");
   const TemporaryFolder temporary("whole");
   const fs::path folder = temporary.path() / "out";
-  expect_error([&] { save_pretrained(*model.parameters, folder, DType::kBF16, temporary.path() / "nowhere"); }, ErrorCode::kNotFound, "nowhere");
+  expect_error([&] { save_pretrained(*model.parameters, folder, DType::kBF16, temporary.path() / "nowhere"); }, ErrorCode::kNotFound,
+               "nowhere");
   EXPECT_FALSE(fs::exists(folder));
   save_pretrained(*model.parameters, folder, DType::kBF16, {});
   expect_error([&] { save_pretrained(*model.parameters, folder, DType::kBF16, {}); }, ErrorCode::kAlreadyExists, "out");

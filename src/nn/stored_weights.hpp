@@ -17,7 +17,8 @@ struct StoredWeight {
 };
 /// The stored tensors in the order of `wanted`. Error{kCorrupt} names file and tensor if one is missing, has another shape or
 /// no float type, or if the folder holds a tensor the model has no place for (rotary buffers and a tied head's copy excepted).
-std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config, std::span<const StoredWeight> wanted);
+std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config,
+                                                     std::span<const StoredWeight> wanted);
 
 /// Names and shapes of all parameters of a model, in the order of Parameters::named().
 std::vector<StoredWeight> list_stored_weights(const ModelConfig& config);

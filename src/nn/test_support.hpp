@@ -14,12 +14,15 @@
 // Shared by the tests of this folder; included by *_test.cpp only.
 namespace prl::nn::testing_support {
 
-inline std::filesystem::path golden_models() { return std::filesystem::path(PRL_SOURCE_DIR) / "tests" / "golden" / "models"; }
+inline std::filesystem::path golden_models() {
+  return std::filesystem::path(PRL_SOURCE_DIR) / "tests" / "golden" / "models";
+}
 
 /// A folder that ends with the object.
 class TemporaryFolder {
  public:
-  explicit TemporaryFolder(const std::string& name) : path_(std::filesystem::temp_directory_path() / ("prl-nn-" + std::to_string(::getpid()) + "-" + name)) {
+  explicit TemporaryFolder(const std::string& name)
+      : path_(std::filesystem::temp_directory_path() / ("prl-nn-" + std::to_string(::getpid()) + "-" + name)) {
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
   }
@@ -72,7 +75,8 @@ inline InitModelOptions small_options(const std::string& family, bool is_wide = 
 
 /// One small model of a family with random weights, biases and norms included.
 struct SmallModel {
-  explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2, bool is_wide = false) : session(make_cpu_runtime(), num_threads) {
+  explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2, bool is_wide = false)
+      : session(make_cpu_runtime(), num_threads) {
     InitModelOptions o = small_options(family, is_wide);
     o.tie_word_embeddings = tied;
     config = make_model_config(o);
@@ -84,7 +88,9 @@ struct SmallModel {
         for (std::int64_t i = 0; i < p.value.num_elements(); ++i) p.value.as<float>()[i] += 0.2f * static_cast<float>(rng.next_normal());
   }
   ops::OpContext& ctx() { return session.context(); }
-  WeightsPtr weights(DType compute, bool with_backward = true) { return make_weights(ctx(), *parameters, compute, PolicyVersion{1}, with_backward, nullptr); }
+  WeightsPtr weights(DType compute, bool with_backward = true) {
+    return make_weights(ctx(), *parameters, compute, PolicyVersion{1}, with_backward, nullptr);
+  }
 
   ops::OpSession session;
   ModelConfig config;

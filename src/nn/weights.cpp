@@ -12,12 +12,15 @@ namespace {
 
 bool same_rope(const ModelConfig& a, const ModelConfig& b) {
   const RopeScaling &x = a.rope_scaling, &y = b.rope_scaling;
-  return a.head_dim == b.head_dim && a.max_position == b.max_position && a.rope_theta == b.rope_theta && x.enabled == y.enabled && x.factor == y.factor &&
-         x.low_freq_factor == y.low_freq_factor && x.high_freq_factor == y.high_freq_factor && x.original_max_position == y.original_max_position;
+  return a.head_dim == b.head_dim && a.max_position == b.max_position && a.rope_theta == b.rope_theta && x.enabled == y.enabled &&
+         x.factor == y.factor && x.low_freq_factor == y.low_freq_factor && x.high_freq_factor == y.high_freq_factor &&
+         x.original_max_position == y.original_max_position;
 }
 
-std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& config, DType compute, PolicyVersion version, const WeightsPtr& previous) {
-  if (compute != DType::kF32 && compute != DType::kBF16) fail(ErrorCode::kInvalidArgument, "weights compute in float32 or bfloat16, not in {}", to_string(compute));
+std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& config, DType compute, PolicyVersion version,
+                                       const WeightsPtr& previous) {
+  if (compute != DType::kF32 && compute != DType::kBF16)
+    fail(ErrorCode::kInvalidArgument, "weights compute in float32 or bfloat16, not in {}", to_string(compute));
   auto weights = std::make_shared<Weights>();
   weights->config = config;
   weights->version = version;
@@ -39,11 +42,14 @@ Tensor rounded(ops::OpContext& ctx, const Tensor& value, DType compute) {
   return out;
 }
 
-ConstTensorView view_or_none(const Tensor& tensor) { return tensor.defined() ? ConstTensorView(tensor.view()) : ConstTensorView{}; }
+ConstTensorView view_or_none(const Tensor& tensor) {
+  return tensor.defined() ? ConstTensorView(tensor.view()) : ConstTensorView{};
+}
 
 }  // namespace
 
-WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward, const WeightsPtr& previous) {
+WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
+                        const WeightsPtr& previous) {
   const ModelConfig& config = parameters.config();
   std::shared_ptr<Weights> weights = start_weights(ctx, config, compute, version, previous);
   weights->embedding_VH = Tensor::empty(ctx.runtime, parameters.embedding.shape(), compute);
@@ -155,7 +161,8 @@ class StoredReader {
 
 }  // namespace
 
-WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute, PolicyVersion version, const WeightsPtr& previous) {
+WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
+                        PolicyVersion version, const WeightsPtr& previous) {
   const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
   match_stored_weights(files, config, list_stored_weights(config));
   const Family& family = find_family(config.model_type, folder.string());
@@ -181,14 +188,17 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
     }
     if (config.attention_bias) layer.qkv_bias = reader.vector({name(Slot::kQBias), name(Slot::kKBias), name(Slot::kVBias)});
     if (config.attention_out_bias) layer.o_bias = reader.vector({name(Slot::kOBias)});
-    layer.qkv = ops::pack_linear(ctx, reader.matrix({name(Slot::kQ), name(Slot::kK), name(Slot::kV)}, H), view_or_none(layer.qkv_bias), compute, false);
-    layer.o = ops::pack_linear(ctx, reader.matrix({name(Slot::kO)}, config.num_heads * config.head_dim), view_or_none(layer.o_bias), compute, false);
+    layer.qkv = ops::pack_linear(ctx, reader.matrix({name(Slot::kQ), name(Slot::kK), name(Slot::kV)}, H), view_or_none(layer.qkv_bias),
+                                 compute, false);
+    layer.o = ops::pack_linear(ctx, reader.matrix({name(Slot::kO)}, config.num_heads * config.head_dim), view_or_none(layer.o_bias),
+                               compute, false);
     layer.gate_up = ops::pack_linear(ctx, reader.matrix({name(Slot::kGate), name(Slot::kUp)}, H), {}, compute, false);
     layer.down = ops::pack_linear(ctx, reader.matrix({name(Slot::kDown)}, config.intermediate_size), {}, compute, false);
   }
   weights->final_norm = reader.vector({family.name_of(Slot::kFinalNorm, -1)});
-  weights->lm_head = config.tie_word_embeddings ? ops::pack_linear(ctx, weights->embedding_VH, {}, compute, false)
-                                                : ops::pack_linear(ctx, reader.matrix({family.name_of(Slot::kLmHead, -1)}, H), {}, compute, false);
+  weights->lm_head = config.tie_word_embeddings
+                         ? ops::pack_linear(ctx, weights->embedding_VH, {}, compute, false)
+                         : ops::pack_linear(ctx, reader.matrix({family.name_of(Slot::kLmHead, -1)}, H), {}, compute, false);
   return weights;
 }
 

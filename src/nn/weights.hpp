@@ -19,23 +19,25 @@ struct Weights {
   struct Layer {
     Tensor input_norm, post_norm, q_norm, k_norm;  ///< fp32 holding values of the compute dtype, as are biases
     ops::LinearWeightPtr qkv, o, gate_up, down;
-    Tensor qkv_bias, o_bias;                           ///< fp32 copies of the packed biases, for checksums; undefined if none
+    Tensor qkv_bias, o_bias;  ///< fp32 copies of the packed biases, for checksums; undefined if none
   };
   ModelConfig config;
   PolicyVersion version;
   DType compute = DType::kF32;
   Tensor embedding_VH;  ///< compute dtype
   std::vector<Layer> layers;
-  Tensor final_norm;    ///< fp32
+  Tensor final_norm;  ///< fp32
   ops::LinearWeightPtr lm_head;
   ops::RopeTable rope;  ///< shared between versions
 };
 using WeightsPtr = std::shared_ptr<const Weights>;
 
 /// Packs masters. `previous` (may be null) lends its rope table. `with_backward` for the trainer.
-WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward, const WeightsPtr& previous);
+WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
+                        const WeightsPtr& previous);
 /// The same from a Hugging Face folder, without gradients, for servers; checks names and shapes against `config`.
-WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute, PolicyVersion version, const WeightsPtr& previous);
+WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
+                        PolicyVersion version, const WeightsPtr& previous);
 
 /// XXH3 over each tensor's values in compute dtype, row-major, under its Hugging Face name; independent of packing, device
 /// and of how the weights arrived. A tensor is hashed in runs of rows (a function of its shape), its hash is that of the runs'

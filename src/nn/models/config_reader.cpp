@@ -13,7 +13,8 @@ const json::value* ConfigReader::get(std::string_view key) const {
 }
 
 void ConfigReader::bad(std::string_view key, std::string_view wanted, const json::value* found) const {
-  fail(ErrorCode::kCorrupt, "{}: key '{}': wanted {}, found {}", subject_, key, wanted, found == nullptr ? std::string("nothing") : json::serialize(*found).substr(0, 200));
+  fail(ErrorCode::kCorrupt, "{}: key '{}': wanted {}, found {}", subject_, key, wanted,
+       found == nullptr ? std::string("nothing") : json::serialize(*found).substr(0, 200));
 }
 
 std::int64_t ConfigReader::integer(std::string_view key, std::optional<std::int64_t> fallback, std::int64_t min, std::int64_t max) const {

@@ -13,7 +13,9 @@ void configure(const ConfigReader& reader, ModelConfig& config) {
   refuse_sliding_window(reader, reader.boolean("use_sliding_window", false));
 }
 
-void describe(const ModelConfig&, boost::json::object& object) { object["use_sliding_window"] = false; }
+void describe(const ModelConfig&, boost::json::object& object) {
+  object["use_sliding_window"] = false;
+}
 
 }  // namespace
 
@@ -21,7 +23,9 @@ void refuse_sliding_window(const ConfigReader& reader, bool window_in_use) {
   const std::vector<std::string> types = reader.strings("layer_types");
   const bool in_layers = std::any_of(types.begin(), types.end(), [](const std::string& t) { return t != "full_attention"; });
   if (window_in_use || in_layers)
-    fail(ErrorCode::kNotImplemented, "{}: sliding-window attention is in use (keys 'use_sliding_window', 'layer_types'); this build has full attention only", reader.subject());
+    fail(ErrorCode::kNotImplemented,
+         "{}: sliding-window attention is in use (keys 'use_sliding_window', 'layer_types'); this build has full attention only",
+         reader.subject());
 }
 
 const Family kQwen2Family{"qwen2", "Qwen2ForCausalLM", configure, describe, llama_name_of};
