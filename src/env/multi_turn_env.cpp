@@ -52,7 +52,8 @@ asio::awaitable<void> MultiTurnEnv::play(Rollout* rollout, RolloutContext contex
     request.messages = rollout->messages;
     request.tools = episode.tool_defs;
     request.sampling = context.sampling;
-    if (context.seed) request.sampling.seed = mix_seed(*context.seed, turn_idx);
+    // 63 bits: the seed is the same number in process and through JSON.
+    if (context.seed) request.sampling.seed = mix_seed(*context.seed, turn_idx) >> 1;
     request.deadline = context.deadline;
     ChatTurn turn = co_await context.client->complete(std::move(request));
 

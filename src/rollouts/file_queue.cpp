@@ -102,7 +102,11 @@ class FileSender final : public SampleSender {
 
 class FileReceiver final : public SampleReceiver {
  public:
-  explicit FileReceiver(FileReceiverOptions options) : options_(std::move(options)), next_step_(options_.first_step) {}
+  explicit FileReceiver(FileReceiverOptions options) : options_(std::move(options)), next_step_(options_.first_step) {
+    // An END before our first step is an earlier run's: the sender of this one has not removed it yet.
+    std::error_code ec;
+    if (is_closed()) ignored_end_ = fs::last_write_time(end_file(options_.folder), ec);
+  }
 
   std::optional<RankBatch> pop(std::chrono::milliseconds timeout) override {
     const fs::path ready = ready_file(options_.folder, next_step_, options_.rank);
@@ -127,6 +131,8 @@ class FileReceiver final : public SampleReceiver {
   bool is_closed() const override {
     const fs::path path = end_file(options_.folder);
     if (!is_there(path)) return false;
+    std::error_code ec;
+    if (ignored_end_ && fs::last_write_time(path, ec) == *ignored_end_) return false;
     const std::string text = read_file(path, 64);
     std::int64_t last_step = 0;
     if (std::from_chars(text.data(), text.data() + text.size(), last_step).ec != std::errc())
@@ -151,6 +157,7 @@ class FileReceiver final : public SampleReceiver {
 
   const FileReceiverOptions options_;
   std::int64_t next_step_;
+  std::optional<fs::file_time_type> ignored_end_;
 };
 
 }  // namespace

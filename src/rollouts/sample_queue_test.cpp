@@ -178,6 +178,27 @@ TEST(FileQueue, ARestartedReceiverReadsTakenStepsAgain) {
   expect_batch(restarted->pop(1s), 2, 0);
 }
 
+TEST(FileQueue, AnEndOfAnEarlierRunIsIgnored) {
+  const std::filesystem::path folder = fresh_folder();
+  {
+    auto sender = make_file_sender({.folder = folder});
+    ASSERT_TRUE(sender->push(make_batch(1, 1), 1s));
+    sender->close();
+  }
+  auto restarted = make_file_receiver({.folder = folder, .first_step = 1});
+  expect_batch(restarted->pop(1s), 1, 0);
+  EXPECT_TRUE(restarted->is_closed()) << "of this run: its last step was ours to take";
+  auto resumed = make_file_receiver({.folder = folder, .first_step = 2});
+  EXPECT_FALSE(resumed->is_closed());
+  EXPECT_FALSE(resumed->pop(5ms).has_value());
+  auto sender = make_file_sender({.folder = folder, .first_step = 2});
+  ASSERT_TRUE(sender->push(make_batch(2, 1), 1s));
+  expect_batch(resumed->pop(1s), 2, 0);
+  sender->close();
+  EXPECT_TRUE(resumed->is_closed());
+  std::filesystem::remove_all(folder);
+}
+
 TEST(FileQueue, ADamagedFileIsNamed) {
   const std::filesystem::path folder = fresh_folder();
   std::filesystem::create_directories(folder / "step_1");

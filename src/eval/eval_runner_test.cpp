@@ -1,0 +1,175 @@
+#include "eval/eval_runner.hpp"
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/use_future.hpp>
+#include <boost/json/object.hpp>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "base/error.hpp"
+#include "env/jsonl.hpp"
+#include "env/registry.hpp"
+#include "net/deadline.hpp"
+
+namespace prl::eval {
+namespace {
+
+namespace json = boost::json;
+using namespace std::chrono_literals;
+
+/// Right when `is_right(session id)` says so; counts, waits a little, and fails as told.
+class ScriptedModel final : public env::ChatClientFactory {
+ public:
+  std::function<bool(const std::string&)> is_right = [](const std::string&) { return true; };
+  std::function<bool(const std::string&)> fails = [](const std::string&) { return false; };
+  std::vector<std::string> sessions;
+  std::set<std::uint64_t> seeds;
+  int running = 0;
+  int max_running = 0;
+
+  std::unique_ptr<env::ChatClient> open(env::ConversationOptions options) override;
+  asio::awaitable<void> check_health(net::TimePoint) override { co_return; }
+  std::string describe() const override { return "script"; }
+};
+
+class ScriptedConversation final : public env::ChatClient {
+ public:
+  ScriptedConversation(ScriptedModel& model, std::string session) : model_(model), session_(std::move(session)) {}
+  asio::awaitable<env::ChatTurn> complete(env::ChatRequest request) override {
+    model_.sessions.push_back(session_);
+    if (request.sampling.seed) model_.seeds.insert(*request.sampling.seed);
+    model_.max_running = std::max(model_.max_running, ++model_.running);
+    co_await net::sleep_for(std::chrono::microseconds(200 * (session_.size() % 5)));
+    --model_.running;
+    if (model_.fails(session_)) fail(ErrorCode::kUnavailable, "no luck");
+    std::string word(request.messages.back().at("content").as_string());
+    env::ChatTurn turn;
+    const std::string answer = model_.is_right(session_) ? std::string(word.rbegin(), word.rend()) : std::string();
+    turn.message = json::object{{"role", "assistant"}, {"content", "<reversed_text>" + answer + "</reversed_text>"}};
+    turn.finish_reason = "stop";
+    turn.num_completion_tokens = static_cast<std::int64_t>(10 + answer.size());
+    co_return turn;
+  }
+
+ private:
+  ScriptedModel& model_;
+  std::string session_;
+};
+
+std::unique_ptr<env::ChatClient> ScriptedModel::open(env::ConversationOptions options) {
+  return std::make_unique<ScriptedConversation>(*this, options.session_id);
+}
+
+EvalTask small_task() {
+  env::EnvSpec spec;
+  spec.id = "reverse-text";
+  spec.args = json::object{{"mode", "tiny"}, {"num_train", 4}, {"num_eval", 6}, {"min_chars", 4}, {"max_chars", 4}};
+  EvalTask task;
+  task.environment = env::make_environment(spec);
+  task.retry = {.max_attempts = 3, .wait_multiplier = 1ms, .wait_min = 1ms, .wait_max = 2ms, .reraise = false};
+  task.label = "v7";
+  return task;
+}
+
+EvalResult evaluate(EvalTask task, std::shared_ptr<ScriptedModel> model) {
+  asio::io_context context;
+  auto running = run_eval(std::move(task), std::move(model));
+  auto future = asio::co_spawn(context, std::move(running), asio::use_future);
+  context.run();
+  return future.get();
+}
+
+std::filesystem::path results_path() {
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("prl_eval_{}", ::getpid());
+  std::filesystem::remove_all(folder);
+  return folder / "results.jsonl";
+}
+
+TEST(Eval, PassAtK) {
+  EXPECT_DOUBLE_EQ(pass_at_k(4, 0, 1), 0);
+  EXPECT_DOUBLE_EQ(pass_at_k(4, 1, 1), 0.25);
+  EXPECT_DOUBLE_EQ(pass_at_k(4, 1, 2), 0.5);
+  EXPECT_DOUBLE_EQ(pass_at_k(4, 2, 2), 1 - 1.0 / 6);
+  EXPECT_DOUBLE_EQ(pass_at_k(4, 3, 2), 1);
+}
+
+TEST(Eval, MeansAndPassRatesOverAllRollouts) {
+  auto model = std::make_shared<ScriptedModel>();
+  // Rollout 0 of each even example is right.
+  model->is_right = [](const std::string& session) { return session.ends_with("-0-0-0") || session.ends_with("-2-0-0") || session.ends_with("-4-0-0"); };
+  EvalTask task = small_task();
+  task.rollouts_per_example = 2;
+  task.max_concurrent = 3;
+  task.seed = 5;
+  const EvalResult result = evaluate(task, model);
+  EXPECT_EQ(result.num_examples, 6);
+  EXPECT_DOUBLE_EQ(result.avg_reward, 0.25);
+  EXPECT_DOUBLE_EQ(result.pass_at_k.at(1), 0.25);
+  EXPECT_DOUBLE_EQ(result.pass_at_k.at(2), 0.5);
+  EXPECT_EQ(model->max_running, 3);
+  EXPECT_EQ(model->seeds.size(), 12u);
+  ASSERT_EQ(result.episodes.size(), 12u);
+  EXPECT_EQ(result.episodes[0].reward, 1);
+  EXPECT_EQ(result.episodes[2].example_id, 1);
+  EXPECT_EQ(result.completion_len_max, 14);
+  EXPECT_EQ(result.completion_len_min, 10);
+  EXPECT_NE(console_line(result).find("(Avg@2=0.2500, Pass@1: 0.2500, Pass@2: 0.5000, Completion Length: 11.00 (±1.81, ∈[10.00, 14.00]), Truncated: 0.0%)"),
+            std::string::npos)
+      << console_line(result);
+}
+
+TEST(Eval, FailuresAreRetriedThenCountOrEndTheRun) {
+  auto model = std::make_shared<ScriptedModel>();
+  model->fails = [](const std::string& session) { return session.find("-3-0-") != std::string::npos || session.ends_with("-1-0-0"); };
+  const EvalResult result = evaluate(small_task(), model);
+  EXPECT_DOUBLE_EQ(result.error_mean, 1.0 / 6);
+  EXPECT_DOUBLE_EQ(result.avg_reward, 5.0 / 6);
+  EXPECT_EQ(model->sessions.size(), 6u + 1 + 2);
+  EvalTask strict = small_task();
+  strict.retry.reraise = true;
+  try {
+    evaluate(strict, model);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("example 3 failed 3 times"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Eval, ResultsStreamAndResume) {
+  const std::filesystem::path path = results_path();
+  auto model = std::make_shared<ScriptedModel>();
+  EvalTask task = small_task();
+  task.results_file = path;
+  task.num_examples = 4;
+  const EvalResult first = evaluate(task, model);
+  ASSERT_EQ(env::read_jsonl(path).size(), 4u);
+  for (const char* key : {"example_id", "rollout_idx", "prompt", "completion", "reward", "generation_ms", "total_ms", "info", "answer", "completion_len",
+                          "is_truncated", "lcs_reward_func", "oai_tools", "task"})
+    EXPECT_TRUE(env::read_jsonl(path)[0].contains(key)) << key;
+  model->sessions.clear();
+  task.resume = true;
+  task.num_examples = 6;
+  const EvalResult second = evaluate(task, model);
+  EXPECT_EQ(model->sessions.size(), 2u) << "only what is missing is played";
+  EXPECT_EQ(second.num_examples, 6);
+  EXPECT_DOUBLE_EQ(second.avg_reward, 1.0);
+  EXPECT_EQ(env::read_jsonl(path).size(), 6u);
+  std::filesystem::remove_all(path.parent_path());
+}
+
+TEST(Eval, SkipsAndRefusesWhatIsNotThere) {
+  auto model = std::make_shared<ScriptedModel>();
+  EvalTask task = small_task();
+  task.skip_first = 5;
+  EXPECT_EQ(evaluate(task, model).num_examples, 1);
+  task.skip_first = 6;
+  EXPECT_THROW(evaluate(task, model), Error);
+}
+
+}  // namespace
+}  // namespace prl::eval
