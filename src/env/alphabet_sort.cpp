@@ -25,16 +25,17 @@ constexpr const char* kFirstTag = "alphabetical_sorted";
 constexpr const char* kLaterTag = "combined_alphabetical_sorted";
 constexpr const char* kNewMark = " // new name!";
 
-constexpr std::array kFirstNames{"Ada",     "Alan",   "Barbara", "Carl",   "Chen",   "Diana",  "Edsger", "Elena",  "Emmy",  "Felix",
-                                 "Grace",   "Haruto", "Hedy",    "Ines",   "Ivan",   "Jia",    "John",   "Katya",  "Kofi",  "Lars",
-                                 "Leila",   "Linus",  "Maria",   "Marvin", "Mei",    "Nadia",  "Niklas", "Olga",   "Omar",  "Paul",
-                                 "Priya",   "Quentin", "Rosa",   "Sergei", "Sofia",  "Tariq",  "Uma",    "Viktor", "Wanda", "Xavier",
-                                 "Yara",    "Zoe",    "Boris",   "Clara",  "Dmitri", "Esther", "Franz",  "Greta",  "Hugo",  "Irina"};
-constexpr std::array kLastNames{"Abe",      "Backus",  "Cantor",  "Dirac",   "Euler",   "Fermi",   "Gauss",    "Hopper",  "Ibarra", "Jensen",
-                                "Knuth",    "Lovelace", "Maxwell", "Noether", "Okafor",  "Pascal",  "Quine",    "Ramanujan", "Shannon", "Turing",
-                                "Ulam",     "Vega",    "Wiener",  "Xu",      "Yamada",  "Zorn",    "Bell",     "Curie",   "Dijkstra", "Erdos",
-                                "Feynman",  "Godel",   "Hilbert", "Ito",     "Jordan",  "Klein",   "Lamport",  "Markov",  "Newton",  "Ostrom",
-                                "Perlman",  "Riemann", "Silva",   "Tarski",  "Varma",   "Weyl",    "Young",    "Zhang",   "Banach",  "Church"};
+constexpr std::array kFirstNames{"Ada",   "Alan",    "Barbara", "Carl",   "Chen",   "Diana",  "Edsger", "Elena",  "Emmy",  "Felix",
+                                 "Grace", "Haruto",  "Hedy",    "Ines",   "Ivan",   "Jia",    "John",   "Katya",  "Kofi",  "Lars",
+                                 "Leila", "Linus",   "Maria",   "Marvin", "Mei",    "Nadia",  "Niklas", "Olga",   "Omar",  "Paul",
+                                 "Priya", "Quentin", "Rosa",    "Sergei", "Sofia",  "Tariq",  "Uma",    "Viktor", "Wanda", "Xavier",
+                                 "Yara",  "Zoe",     "Boris",   "Clara",  "Dmitri", "Esther", "Franz",  "Greta",  "Hugo",  "Irina"};
+constexpr std::array kLastNames{"Abe",     "Backus",   "Cantor",   "Dirac",   "Euler",   "Fermi",   "Gauss",  "Hopper", "Ibarra",
+                                "Jensen",  "Knuth",    "Lovelace", "Maxwell", "Noether", "Okafor",  "Pascal", "Quine",  "Ramanujan",
+                                "Shannon", "Turing",   "Ulam",     "Vega",    "Wiener",  "Xu",      "Yamada", "Zorn",   "Bell",
+                                "Curie",   "Dijkstra", "Erdos",    "Feynman", "Godel",   "Hilbert", "Ito",    "Jordan", "Klein",
+                                "Lamport", "Markov",   "Newton",   "Ostrom",  "Perlman", "Riemann", "Silva",  "Tarski", "Varma",
+                                "Weyl",    "Young",    "Zhang",    "Banach",  "Church"};
 
 struct SortOptions {
   std::int64_t min_turns = 1;
@@ -90,7 +91,9 @@ json::array to_array(const std::vector<std::string>& texts) {
   return array;
 }
 
-json::object user_message(const std::string& content) { return json::object{{"role", "user"}, {"content", content}}; }
+json::object user_message(const std::string& content) {
+  return json::object{{"role", "user"}, {"content", content}};
+}
 
 std::string example_lines(std::int64_t count, std::int64_t new_after) {
   std::string lines;
@@ -145,8 +148,9 @@ std::optional<SortTask> build_task(const std::vector<std::string>& names, const 
   std::vector<std::string> shown = turns[0];
   shuffle(shown, rng);
   const std::int64_t num_lines = between(rng, options.min_names_per_turn, options.max_names_per_turn);
-  task.prompt.push_back(user_message(fmt::format("Sort these names in alphabetical order by {} name: {}\n\nUse exactly this format:\n<{}>\n{}\n</{}>",
-                                                 kind, fmt::join(shown, ", "), kFirstTag, example_lines(num_lines, num_lines), kFirstTag)));
+  task.prompt.push_back(
+      user_message(fmt::format("Sort these names in alphabetical order by {} name: {}\n\nUse exactly this format:\n<{}>\n{}\n</{}>", kind,
+                               fmt::join(shown, ", "), kFirstTag, example_lines(num_lines, num_lines), kFirstTag)));
   json::array follow_ups;
   std::int64_t num_so_far = counts[0];
   for (std::size_t i = 1; i < turns.size(); ++i) {
@@ -223,7 +227,9 @@ Rubric make_rubric(const SortOptions& options) {
 class AlphabetSort final : public MultiTurnEnv {
  public:
   AlphabetSort(std::string name, const SortOptions& options, std::vector<SortTask> train, std::vector<SortTask> eval)
-      : MultiTurnEnv(std::move(name), Limits{options.max_turns, -1}, make_rubric(options)), train_(std::move(train)), eval_(std::move(eval)) {}
+      : MultiTurnEnv(std::move(name), Limits{options.max_turns, -1}, make_rubric(options)),
+        train_(std::move(train)),
+        eval_(std::move(eval)) {}
 
   std::int64_t num_tasks(Split split) const override { return static_cast<std::int64_t>(tasks(split).size()); }
 
@@ -296,14 +302,16 @@ std::vector<SortTask> tasks_from_file(const std::filesystem::path& path, const S
 std::vector<SortTask> generate_tasks(std::int64_t count, const SortOptions& options, Rng rng, std::unordered_set<std::string>& taken) {
   const auto num_names = static_cast<std::size_t>(options.max_turns * options.max_names_per_turn);
   if (num_names > kFirstNames.size() * kLastNames.size() / 4)
-    fail(ErrorCode::kInvalidArgument, "environment alphabet-sort: {} turns of {} names need more names than the generator has; use args.dataset_path",
-         options.max_turns, options.max_names_per_turn);
+    fail(ErrorCode::kInvalidArgument,
+         "environment alphabet-sort: {} turns of {} names need more names than the generator has; use args.dataset_path", options.max_turns,
+         options.max_names_per_turn);
   std::vector<SortTask> tasks;
   std::int64_t num_misses = 0;
   while (static_cast<std::int64_t>(tasks.size()) < count) {
     std::vector<std::string> names;
     while (names.size() < num_names) {
-      std::string name = fmt::format("{}{}", kFirstNames[rng.next_below(kFirstNames.size())], kLastNames[rng.next_below(kLastNames.size())]);
+      std::string name =
+          fmt::format("{}{}", kFirstNames[rng.next_below(kFirstNames.size())], kLastNames[rng.next_below(kLastNames.size())]);
       if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
     }
     std::optional<SortTask> task = build_task(names, options, rng);
@@ -315,8 +323,10 @@ std::vector<SortTask> generate_tasks(std::int64_t count, const SortOptions& opti
       tasks.push_back(std::move(*task));
       num_misses = 0;
     } else if (++num_misses > 10'000) {
-      fail(ErrorCode::kInvalidArgument, "environment alphabet-sort: the generator found only {} different tasks for a split of {}; raise "
-           "max_turns or max_names_per_turn, or lower num_train and num_eval", tasks.size(), count);
+      fail(ErrorCode::kInvalidArgument,
+           "environment alphabet-sort: the generator found only {} different tasks for a split of {}; raise "
+           "max_turns or max_names_per_turn, or lower num_train and num_eval",
+           tasks.size(), count);
     }
   }
   return tasks;
@@ -340,10 +350,13 @@ EnvironmentPtr make_alphabet_sort(std::string name, Args args) {
   const std::string hub_name = args.string("hf_dataset_path", "");
   args.finish();
   if (!hub_name.empty())
-    fail(ErrorCode::kNotImplemented, "environment alphabet-sort: args.hf_dataset_path {} names a hub data set, which this build does not "
-         "download; save it as JSON Lines with a column 'names' and set args.dataset_path", hub_name);
+    fail(ErrorCode::kNotImplemented,
+         "environment alphabet-sort: args.hf_dataset_path {} names a hub data set, which this build does not "
+         "download; save it as JSON Lines with a column 'names' and set args.dataset_path",
+         hub_name);
   if (options.min_turns > options.max_turns)
-    fail(ErrorCode::kInvalidArgument, "environment alphabet-sort: args.min_turns {} is above max_turns {}", options.min_turns, options.max_turns);
+    fail(ErrorCode::kInvalidArgument, "environment alphabet-sort: args.min_turns {} is above max_turns {}", options.min_turns,
+         options.max_turns);
   if (options.min_names_per_turn > options.max_names_per_turn)
     fail(ErrorCode::kInvalidArgument, "environment alphabet-sort: args.min_names_per_turn {} is above max_names_per_turn {}",
          options.min_names_per_turn, options.max_names_per_turn);

@@ -27,9 +27,12 @@ std::int64_t Args::integer(const std::string& key, std::int64_t fallback, std::i
   if (value == nullptr || value->is_null()) return fallback;
   const std::string wanted = fmt::format("an integer in [{}, {}]", min, max);
   std::int64_t number = 0;
-  if (value->is_int64()) number = value->get_int64();
-  else if (value->is_uint64() && value->get_uint64() <= static_cast<std::uint64_t>(max)) number = static_cast<std::int64_t>(value->get_uint64());
-  else wrong(key, *value, wanted);
+  if (value->is_int64())
+    number = value->get_int64();
+  else if (value->is_uint64() && value->get_uint64() <= static_cast<std::uint64_t>(max))
+    number = static_cast<std::int64_t>(value->get_uint64());
+  else
+    wrong(key, *value, wanted);
   if (number < min || number > max) wrong(key, *value, wanted);
   return number;
 }

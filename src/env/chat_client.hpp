@@ -35,16 +35,16 @@ struct TurnTokens {
 
 /// One assistant message.
 struct ChatTurn {
-  boost::json::object message;     ///< {role, content, reasoning_content?, tool_calls?}
-  TurnTokens tokens;               ///< empty when the server gives text only
+  boost::json::object message;  ///< {role, content, reasoning_content?, tool_calls?}
+  TurnTokens tokens;            ///< empty when the server gives text only
   bool has_tokens = false;
-  bool is_bridged = false;         ///< prompt_ids begin with all ids of the turn before
-  std::string finish_reason;       ///< "stop", "length", "tool_calls"
+  bool is_bridged = false;    ///< prompt_ids begin with all ids of the turn before
+  std::string finish_reason;  ///< "stop", "length", "tool_calls"
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_completion_tokens = 0;
-  PolicyVersion version_start;     ///< of the first and last sampled token; meaningful with tokens.versions
+  PolicyVersion version_start;  ///< of the first and last sampled token; meaningful with tokens.versions
   PolicyVersion version_end;
-  double seconds = 0;              ///< waiting for the model
+  double seconds = 0;  ///< waiting for the model
 
   bool is_truncated() const { return finish_reason == "length"; }
 };
@@ -59,8 +59,8 @@ class ChatClient {
 
 /// What a conversation is opened with.
 struct ConversationOptions {
-  std::string session_id;   ///< X-Session-ID: the same for all turns
-  std::string cache_salt;   ///< namespace of the prefix cache; empty: none
+  std::string session_id;  ///< X-Session-ID: the same for all turns
+  std::string cache_salt;  ///< namespace of the prefix cache; empty: none
 };
 
 /// Opens conversations with one model service. Shared by all rollouts.

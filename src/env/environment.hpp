@@ -14,11 +14,11 @@ namespace prl::env {
 
 /// What one rollout runs with.
 struct RolloutContext {
-  ChatClient* client = nullptr;         ///< borrowed for the rollout, never null
+  ChatClient* client = nullptr;  ///< borrowed for the rollout, never null
   wire::SamplingParams sampling;
-  std::optional<std::uint64_t> seed;    ///< when set, turn k is sampled with mix_seed(seed, k): the rollout is replayable
+  std::optional<std::uint64_t> seed;  ///< when set, turn k is sampled with mix_seed(seed, k): the rollout is replayable
   std::string trajectory_id;
-  net::TimePoint deadline;              ///< of the whole rollout
+  net::TimePoint deadline;  ///< of the whole rollout
 };
 
 /// A task set with its rules: makes prompts, answers the model, scores. Immutable while rollouts run; any number of

@@ -1,7 +1,7 @@
+#include <gtest/gtest.h>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/use_future.hpp>
-#include <gtest/gtest.h>
 
 #include <deque>
 #include <filesystem>
@@ -94,8 +94,8 @@ TEST(Registry, NamesWhatItKnowsAndRefusesTheRest) {
   expect_error("reverse-text", R"({"sede": 1})", ErrorCode::kInvalidArgument, "args.sede");
   expect_error("reverse-text", R"({"seed": "x"})", ErrorCode::kInvalidArgument, "args.seed");
   expect_error("reverse-text", R"({"mode": "poem"})", ErrorCode::kInvalidArgument, "tiny");
-  expect_error("reverse-text", R"({"mode": "tiny", "alphabet": "ab", "min_chars": 1, "max_chars": 2, "num_train": 100})", ErrorCode::kInvalidArgument,
-               "different texts");
+  expect_error("reverse-text", R"({"mode": "tiny", "alphabet": "ab", "min_chars": 1, "max_chars": 2, "num_train": 100})",
+               ErrorCode::kInvalidArgument, "different texts");
 }
 
 TEST(ReverseText, TasksAreSeededAndHeldOut) {
@@ -140,11 +140,16 @@ TEST(ReverseText, ScoresTheTagContent) {
 
 TEST(ReverseText, ReadsLocalFilesAndReversesCodePoints) {
   const auto path = std::filesystem::temp_directory_path() / "prl_reverse_text_test.jsonl";
-  std::ofstream(path) << R"({"prompt": "a\u6f22b"})" << "\n\n" << R"({"prompt": "xyz"})" << "\n";
+  std::ofstream(path) << R"({"prompt": "a\u6f22b"})"
+                      << "\n\n"
+                      << R"({"prompt": "xyz"})"
+                      << "\n";
   const auto environment = make("reverse-text", R"({"dataset_path": ")" + path.string() + R"(", "system_prompt": null})");
   EXPECT_EQ(environment->num_tasks(Split::kTrain), 2);
   EXPECT_EQ(environment->num_tasks(Split::kEval), 0);
-  EXPECT_EQ(environment->task(Split::kTrain, 0).answer, "b\xe6\xbc\xa2" "a");
+  EXPECT_EQ(environment->task(Split::kTrain, 0).answer,
+            "b\xe6\xbc\xa2"
+            "a");
   EXPECT_EQ(environment->task(Split::kTrain, 0).prompt.size(), 1u);
   std::ofstream(path) << "{\"prompt\": \"ok\"}\n{\"prompt\": \n";
   try {
@@ -183,14 +188,16 @@ std::string demonstrated(const Environment& environment, const Task& task, std::
 
 Task task_with_turns(const Environment& environment, std::int64_t num_turns) {
   for (std::int64_t i = 0; i < environment.num_tasks(Split::kTrain); ++i)
-    if (environment.task(Split::kTrain, i).info.at("num_turns").to_number<std::int64_t>() == num_turns) return environment.task(Split::kTrain, i);
+    if (environment.task(Split::kTrain, i).info.at("num_turns").to_number<std::int64_t>() == num_turns)
+      return environment.task(Split::kTrain, i);
   fail(ErrorCode::kNotFound, "no task with {} turns", num_turns);
 }
 
 TEST(AlphabetSort, AGoodConversationScoresOne) {
   const auto environment = make("alphabet-sort", R"({"min_turns": 3, "max_turns": 3, "num_train": 20})");
   const Task task = task_with_turns(*environment, 3);
-  ScriptedChat chat({says(demonstrated(*environment, task, 0)), says(demonstrated(*environment, task, 1)), says(demonstrated(*environment, task, 2))});
+  ScriptedChat chat(
+      {says(demonstrated(*environment, task, 0)), says(demonstrated(*environment, task, 1)), says(demonstrated(*environment, task, 2))});
   const Episode episode = play(*environment, task, chat);
   EXPECT_DOUBLE_EQ(episode.reward, 1.0);
   EXPECT_EQ(episode.num_turns(), 3);
@@ -200,7 +207,8 @@ TEST(AlphabetSort, AGoodConversationScoresOne) {
   EXPECT_NE(chat.requests[0].sampling.seed, chat.requests[1].sampling.seed);
   const std::string follow_up(chat.requests[1].messages.back().at("content").as_string());
   EXPECT_NE(follow_up.find("combined_alphabetical_sorted"), std::string::npos);
-  EXPECT_NE(std::string(chat.requests[2].messages.back().at("content").as_string()).find("Follow the same format as before."), std::string::npos);
+  EXPECT_NE(std::string(chat.requests[2].messages.back().at("content").as_string()).find("Follow the same format as before."),
+            std::string::npos);
 }
 
 TEST(AlphabetSort, MissingTurnsAndPowers) {
@@ -238,9 +246,13 @@ TEST(AlphabetSort, SeveralAttemptsMustImprove) {
 TEST(AlphabetSort, SortsByTheChosenPartOfTheName) {
   const auto path = std::filesystem::temp_directory_path() / "prl_alphabet_sort_test.jsonl";
   std::ofstream file(path);
-  for (int i = 0; i < 20; ++i) file << R"({"names": ["Bob Adams", "Alice Zuse", "Carl Moe", "Bob Adams"]})" << "\n";
+  for (int i = 0; i < 20; ++i)
+    file << R"({"names": ["Bob Adams", "Alice Zuse", "Carl Moe", "Bob Adams"]})"
+         << "\n";
   file.close();
-  const auto environment = make("alphabet-sort", R"({"dataset_path": ")" + path.string() + R"(", "min_turns": 1, "max_turns": 1, "min_names_per_turn": 3, "max_names_per_turn": 3})");
+  const auto environment =
+      make("alphabet-sort", R"({"dataset_path": ")" + path.string() +
+                                R"(", "min_turns": 1, "max_turns": 1, "min_names_per_turn": 3, "max_names_per_turn": 3})");
   std::set<bool> kinds;
   for (std::int64_t i = 0; i < environment->num_tasks(Split::kTrain); ++i) {
     const Task task = environment->task(Split::kTrain, i);
@@ -270,7 +282,9 @@ class Calculator final : public ToolEnv {
  private:
   static Rubric make_rubric() {
     Rubric rubric;
-    rubric.reward("correct", 2.0, [](const Task& task, const Episode& episode) { return last_assistant_text(episode.completion) == task.answer ? 1.0 : 0.0; });
+    rubric.reward("correct", 2.0, [](const Task& task, const Episode& episode) {
+      return last_assistant_text(episode.completion) == task.answer ? 1.0 : 0.0;
+    });
     rubric.metric("broken", [](const Task&, const Episode&) -> double { fail(ErrorCode::kInternal, "always"); });
     return rubric;
   }

@@ -6,7 +6,9 @@ namespace prl::env {
 
 namespace json = boost::json;
 
-std::int64_t Episode::num_prompt_tokens() const { return trajectory.empty() ? 0 : trajectory.front().num_prompt_tokens; }
+std::int64_t Episode::num_prompt_tokens() const {
+  return trajectory.empty() ? 0 : trajectory.front().num_prompt_tokens;
+}
 
 std::int64_t Episode::num_completion_tokens() const {
   std::int64_t sum = 0;
@@ -30,7 +32,9 @@ std::optional<PolicyVersion> Episode::version_end() const {
 
 namespace {
 
-json::value number(double value) { return std::isfinite(value) ? json::value(value) : json::value(nullptr); }
+json::value number(double value) {
+  return std::isfinite(value) ? json::value(value) : json::value(nullptr);
+}
 
 }  // namespace
 
@@ -69,7 +73,8 @@ json::object to_json(const Episode& episode) {
   json::object usage;
   usage["input_tokens"] = episode.num_prompt_tokens();
   usage["output_tokens"] = episode.num_completion_tokens();
-  usage["final_input_tokens"] = episode.num_final_tokens() - (episode.trajectory.empty() ? 0 : episode.trajectory.back().num_completion_tokens);
+  usage["final_input_tokens"] =
+      episode.num_final_tokens() - (episode.trajectory.empty() ? 0 : episode.trajectory.back().num_completion_tokens);
   usage["final_output_tokens"] = episode.trajectory.empty() ? 0 : episode.trajectory.back().num_completion_tokens;
   row["token_usage"] = std::move(usage);
   row["completion_len"] = episode.num_completion_tokens();

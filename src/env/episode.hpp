@@ -40,7 +40,7 @@ struct TrajectoryStep {
   bool is_truncated = false;
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_completion_tokens = 0;
-  bool has_versions = false;       ///< whether the server told which policy sampled
+  bool has_versions = false;  ///< whether the server told which policy sampled
   PolicyVersion version_start;
   PolicyVersion version_end;
 };
@@ -51,19 +51,19 @@ struct Episode {
   std::int64_t example_id = 0;
   std::string env_name;
   boost::json::array prompt;
-  boost::json::array completion;           ///< everything after the prompt: replies, tool results, environment messages
+  boost::json::array completion;  ///< everything after the prompt: replies, tool results, environment messages
   std::string answer;
   boost::json::object info;
   double reward = 0;
-  std::map<std::string, double> metrics;   ///< every reward function's score and every metric, by name
-  std::string stop_condition;              ///< "max_turns_reached", "prompt_too_long", "no_tools_called", "has_error", ...
+  std::map<std::string, double> metrics;  ///< every reward function's score and every metric, by name
+  std::string stop_condition;             ///< "max_turns_reached", "prompt_too_long", "no_tools_called", "has_error", ...
   bool is_completed = false;
   bool is_truncated = false;
   std::optional<EpisodeError> error;
   EpisodeTiming timing;
   std::vector<TrajectoryStep> trajectory;
   boost::json::array tool_defs;
-  float temperature = 1.0f;                ///< the rollout was sampled with
+  float temperature = 1.0f;  ///< the rollout was sampled with
 
   std::int64_t num_turns() const { return static_cast<std::int64_t>(trajectory.size()); }
   /// Prompt tokens of the first turn, sampled tokens of all turns, and the tokens of the longest context (prompt and

@@ -20,7 +20,8 @@ using namespace std::chrono_literals;
 class FakeServer {
  public:
   FakeServer() : server_(options()) {
-    for (const char* path : {"/inference/v1/generate", "/v1/chat/completions"}) server_.route("POST", path, [this](net::HttpRequest request) { return answer(std::move(request)); });
+    for (const char* path : {"/inference/v1/generate", "/v1/chat/completions"})
+      server_.route("POST", path, [this](net::HttpRequest request) { return answer(std::move(request)); });
     server_.route("GET", "/health", [this](net::HttpRequest) { return health(); });
     server_.route("GET", "/v1/models", [](net::HttpRequest) { return models(); });
     server_.start();
@@ -174,8 +175,10 @@ TEST(OpenAIChatClient, TokenIdsComeAllOrNothing) {
   Fixture f;
   const std::string with = R"({"prompt_token_ids":[1,2],"choices":[{"message":{"content":"ok"},"finish_reason":"length","token_ids":[3,4],)"
                            R"("logprobs":{"content":[{"logprob":-0.5},{"logprob":-1}]}}]})";
-  const std::string without = R"({"choices":[{"message":{"content":"ok"},"finish_reason":"stop","token_ids":[3,4],"logprobs":{"content":[]}}]})";
-  const std::string uneven = R"({"prompt_token_ids":[1],"choices":[{"message":{"content":"ok"},"finish_reason":"stop","token_ids":[3,4],"logprobs":{"content":[]}}]})";
+  const std::string without =
+      R"({"choices":[{"message":{"content":"ok"},"finish_reason":"stop","token_ids":[3,4],"logprobs":{"content":[]}}]})";
+  const std::string uneven =
+      R"({"prompt_token_ids":[1],"choices":[{"message":{"content":"ok"},"finish_reason":"stop","token_ids":[3,4],"logprobs":{"content":[]}}]})";
   f.server.replies = {net::HttpResponse::json(with), net::HttpResponse::json(without), net::HttpResponse::json(uneven)};
   OpenAIChatOptions options;
   options.base_url = f.server.url() + "/v1";
@@ -193,9 +196,10 @@ TEST(OpenAIChatClient, TokenIdsComeAllOrNothing) {
 
 TEST(OpenAIChatClient, AFullContextIsTriedOnceMoreWithWhatFits) {
   Fixture f;
-  f.server.replies = {net::error_response(400, "This model's maximum context length is 100 tokens. However, you requested 130 tokens (80 of text input)."),
-                      net::HttpResponse::json(R"({"choices":[{"message":{"content":"ok"},"finish_reason":"stop"}]})"),
-                      net::error_response(400, "This model's maximum context length is 100 tokens. Your prompt has 120 input tokens.")};
+  f.server.replies = {
+      net::error_response(400, "This model's maximum context length is 100 tokens. However, you requested 130 tokens (80 of text input)."),
+      net::HttpResponse::json(R"({"choices":[{"message":{"content":"ok"},"finish_reason":"stop"}]})"),
+      net::error_response(400, "This model's maximum context length is 100 tokens. Your prompt has 120 input tokens.")};
   OpenAIChatOptions options;
   options.base_url = f.server.url();
   OpenAIChatClientFactory factory(f.client, options);

@@ -69,9 +69,11 @@ void read_prompt_logprobs(const json::value& list, wire::GenerateOutput& output)
 
 wire::GenerateOutput parse_output(const json::object& body) {
   wire::GenerateOutput output;
-  if (const json::value* id = body.if_contains("request_id"); id != nullptr && id->is_string()) output.request_id = std::string(id->get_string());
+  if (const json::value* id = body.if_contains("request_id"); id != nullptr && id->is_string())
+    output.request_id = std::string(id->get_string());
   const json::object& choice = body.at("choices").as_array().at(0).as_object();
-  for (const json::value& id : choice.at("token_ids").as_array()) output.token_ids.push_back(static_cast<std::int32_t>(id.to_number<std::int64_t>()));
+  for (const json::value& id : choice.at("token_ids").as_array())
+    output.token_ids.push_back(static_cast<std::int32_t>(id.to_number<std::int64_t>()));
   for (const json::value& entry : choice.at("logprobs").at("content").as_array())
     output.logprobs.push_back(static_cast<float>(entry.at("logprob").to_number<double>()));
   if (const json::value* versions = choice.if_contains("policy_versions"); versions != nullptr && versions->is_array())
@@ -82,7 +84,8 @@ wire::GenerateOutput parse_output(const json::object& body) {
   }
   const json::value& reason = choice.at("finish_reason");
   output.finish_reason = reason.is_string() ? finish_reason_of(std::string(reason.get_string())) : wire::FinishReason::kStop;
-  if (const json::value* list = body.if_contains("prompt_logprobs"); list != nullptr && list->is_array()) read_prompt_logprobs(*list, output);
+  if (const json::value* list = body.if_contains("prompt_logprobs"); list != nullptr && list->is_array())
+    read_prompt_logprobs(*list, output);
   if (const json::value* usage = body.if_contains("usage"); usage != nullptr && usage->is_object()) {
     if (const json::value* count = usage->get_object().if_contains("prompt_tokens"); count != nullptr && count->is_number())
       output.num_prompt_tokens = count->to_number<std::int64_t>();
@@ -134,7 +137,8 @@ class HttpGenerateClient final : public GenerateClient {
     try {
       return parse_output(body.as_object());
     } catch (const std::exception& error) {
-      fail(ErrorCode::kCorrupt, "{}/inference/v1/generate answered something else than tokens ({}): {}", root_, error.what(), reply.body.substr(0, 200));
+      fail(ErrorCode::kCorrupt, "{}/inference/v1/generate answered something else than tokens ({}): {}", root_, error.what(),
+           reply.body.substr(0, 200));
     }
   }
 

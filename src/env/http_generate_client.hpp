@@ -9,8 +9,8 @@
 namespace prl::env {
 
 struct HttpGenerateOptions {
-  std::string base_url;     ///< root of the server, with or without a trailing "/v1"
-  std::string model;        ///< name the server serves
+  std::string base_url;  ///< root of the server, with or without a trailing "/v1"
+  std::string model;     ///< name the server serves
 };
 
 /// Tokens in, tokens out over POST <root>/inference/v1/generate (our server, or vLLM with that route). The client's bearer key,

@@ -13,8 +13,8 @@ namespace prl::env {
 class MultiTurnEnv : public Environment {
  public:
   struct Limits {
-    std::int64_t max_turns = 10;                     ///< model turns; <= 0: no limit
-    std::int64_t max_total_completion_tokens = -1;   ///< over all turns; < 0: no limit
+    std::int64_t max_turns = 10;                    ///< model turns; <= 0: no limit
+    std::int64_t max_total_completion_tokens = -1;  ///< over all turns; < 0: no limit
   };
 
   MultiTurnEnv(std::string name, Limits limits, Rubric rubric);
@@ -26,8 +26,8 @@ class MultiTurnEnv : public Environment {
   struct Rollout {
     const Task& task;
     Episode& episode;
-    boost::json::array messages;   ///< prompt and everything after it
-    boost::json::object scratch;   ///< the environment's own notes
+    boost::json::array messages;  ///< prompt and everything after it
+    boost::json::object scratch;  ///< the environment's own notes
   };
 
   /// Tools offered to the model. None unless overridden.

@@ -72,9 +72,13 @@ void read_tokens(const json::object& body, const json::object& choice, ChatTurn&
   const json::value* prompt_ids = body.if_contains("prompt_token_ids");
   const json::value* ids = choice.if_contains("token_ids");
   const json::value* logprobs = choice.if_contains("logprobs");
-  if (prompt_ids == nullptr || !prompt_ids->is_array() || ids == nullptr || !ids->is_array() || logprobs == nullptr || !logprobs->is_object()) return;
-  for (const json::value& id : prompt_ids->get_array()) turn.tokens.prompt_ids.push_back(static_cast<std::int32_t>(id.to_number<std::int64_t>()));
-  for (const json::value& id : ids->get_array()) turn.tokens.completion_ids.push_back(static_cast<std::int32_t>(id.to_number<std::int64_t>()));
+  if (prompt_ids == nullptr || !prompt_ids->is_array() || ids == nullptr || !ids->is_array() || logprobs == nullptr ||
+      !logprobs->is_object())
+    return;
+  for (const json::value& id : prompt_ids->get_array())
+    turn.tokens.prompt_ids.push_back(static_cast<std::int32_t>(id.to_number<std::int64_t>()));
+  for (const json::value& id : ids->get_array())
+    turn.tokens.completion_ids.push_back(static_cast<std::int32_t>(id.to_number<std::int64_t>()));
   for (const json::value& entry : logprobs->at("content").as_array()) {
     const double logprob = entry.at("logprob").to_number<double>();
     if (!std::isfinite(logprob)) fail(ErrorCode::kNonFinite, "a log-probability of the reply is not finite");
@@ -94,7 +98,8 @@ void read_tokens(const json::object& body, const json::object& choice, ChatTurn&
 
 class OpenAIChatClient final : public ChatClient {
  public:
-  OpenAIChatClient(std::shared_ptr<net::HttpClient> client, std::shared_ptr<const OpenAIChatOptions> options, std::string root, ConversationOptions conversation)
+  OpenAIChatClient(std::shared_ptr<net::HttpClient> client, std::shared_ptr<const OpenAIChatOptions> options, std::string root,
+                   ConversationOptions conversation)
       : client_(std::move(client)), options_(std::move(options)), root_(std::move(root)), conversation_(std::move(conversation)) {}
 
   asio::awaitable<ChatTurn> complete(ChatRequest request) override {
@@ -155,7 +160,8 @@ class OpenAIChatClient final : public ChatClient {
     } catch (const Error& error) {
       throw error.with_context(root_ + "/v1/chat/completions");
     } catch (const std::exception& error) {
-      fail(ErrorCode::kCorrupt, "{}/v1/chat/completions answered something else than a chat completion ({}): {}", root_, error.what(), reply.body.substr(0, 200));
+      fail(ErrorCode::kCorrupt, "{}/v1/chat/completions answered something else than a chat completion ({}): {}", root_, error.what(),
+           reply.body.substr(0, 200));
     }
   }
 
@@ -168,7 +174,9 @@ class OpenAIChatClient final : public ChatClient {
 }  // namespace
 
 OpenAIChatClientFactory::OpenAIChatClientFactory(std::shared_ptr<net::HttpClient> client, OpenAIChatOptions options)
-    : client_(std::move(client)), options_(std::make_shared<const OpenAIChatOptions>(std::move(options))), root_(detail::server_root(options_->base_url)) {}
+    : client_(std::move(client)),
+      options_(std::make_shared<const OpenAIChatOptions>(std::move(options))),
+      root_(detail::server_root(options_->base_url)) {}
 
 std::unique_ptr<ChatClient> OpenAIChatClientFactory::open(ConversationOptions options) {
   return std::make_unique<OpenAIChatClient>(client_, options_, root_, std::move(options));
@@ -179,6 +187,8 @@ asio::awaitable<void> OpenAIChatClientFactory::check_health(net::TimePoint deadl
   co_await std::move(checking);
 }
 
-std::string OpenAIChatClientFactory::describe() const { return root_ + "/v1"; }
+std::string OpenAIChatClientFactory::describe() const {
+  return root_ + "/v1";
+}
 
 }  // namespace prl::env

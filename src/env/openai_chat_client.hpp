@@ -13,11 +13,11 @@ namespace prl::env {
 struct OpenAIChatOptions {
   std::string base_url = "https://api.openai.com/v1";  ///< with or without a trailing "/v1"
   std::string model;
-  bool return_token_ids = false;     ///< ask for token ids and log-probabilities (our server, vLLM); needed for training
-  std::string reasoning_field = "reasoning_content";   ///< of the reply's message
+  bool return_token_ids = false;                      ///< ask for token ids and log-probabilities (our server, vLLM); needed for training
+  std::string reasoning_field = "reasoning_content";  ///< of the reply's message
   /// Members put into every request as they are, over everything else (extra_body, reasoning_effort, explicit sampling).
   boost::json::object extra_body;
-  bool check_model = true;           ///< check_health also asks /v1/models for the model
+  bool check_model = true;  ///< check_health also asks /v1/models for the model
 };
 
 /// Chat with any OpenAI-compatible server over POST /v1/chat/completions. Sampling fields are sent only where they differ

@@ -11,8 +11,8 @@ namespace prl::env {
 
 /// Which environment, under which name, with which arguments.
 struct EnvSpec {
-  std::string id;              ///< "reverse-text"; '_' and '-' are the same
-  std::string name;            ///< empty: the id
+  std::string id;    ///< "reverse-text"; '_' and '-' are the same
+  std::string name;  ///< empty: the id
   boost::json::object args;
 };
 

@@ -24,21 +24,21 @@ constexpr const char* kSystemPrompt = "Reverse the text character-by-character. 
 constexpr const char* kTag = "reversed_text";
 
 constexpr std::array kWords{
-    "the",    "of",     "and",    "to",     "in",     "is",     "was",    "for",    "on",     "are",    "with",   "as",     "his",
-    "they",   "be",     "at",     "one",    "have",   "this",   "from",   "or",     "had",    "by",     "hot",    "word",   "but",
-    "what",   "some",   "we",     "can",    "out",    "other",  "were",   "all",    "there",  "when",   "up",     "use",    "your",
-    "how",    "said",   "an",     "each",   "she",    "which",  "do",     "their",  "time",   "if",     "will",   "way",    "about",
-    "many",   "then",   "them",   "write",  "would",  "like",   "so",     "these",  "her",    "long",   "make",   "thing",  "see",
-    "him",    "two",    "has",    "look",   "more",   "day",    "could",  "go",     "come",   "did",    "number", "sound",  "no",
-    "most",   "people", "my",     "over",   "know",   "water",  "than",   "call",   "first",  "who",    "may",    "down",   "side",
-    "been",   "now",    "find",   "any",    "new",    "work",   "part",   "take",   "get",    "place",  "made",   "live",   "where",
-    "after",  "back",   "little", "only",   "round",  "man",    "year",   "came",   "show",   "every",  "good",   "me",     "give",
-    "our",    "under",  "name",   "very",   "through", "just",  "form",   "sentence", "great", "think", "say",    "help",   "low",
-    "line",   "differ", "turn",   "cause",  "much",   "mean",   "before", "move",   "right",  "boy",    "old",    "too",    "same",
-    "tell",   "does",   "set",    "three",  "want",   "air",    "well",   "also",   "play",   "small",  "end",    "put",    "home",
-    "read",   "hand",   "port",   "large",  "spell",  "add",    "even",   "land",   "here",   "must",   "big",    "high",   "such",
-    "follow", "act",    "why",    "ask",    "men",    "change", "went",   "light",  "kind",   "off",    "need",   "house",  "picture",
-    "try",    "us",     "again",  "animal", "point",  "mother", "world",  "near",   "build",  "self",   "earth",  "father"};
+    "the",    "of",     "and",    "to",     "in",      "is",     "was",    "for",      "on",    "are",   "with",   "as",    "his",
+    "they",   "be",     "at",     "one",    "have",    "this",   "from",   "or",       "had",   "by",    "hot",    "word",  "but",
+    "what",   "some",   "we",     "can",    "out",     "other",  "were",   "all",      "there", "when",  "up",     "use",   "your",
+    "how",    "said",   "an",     "each",   "she",     "which",  "do",     "their",    "time",  "if",    "will",   "way",   "about",
+    "many",   "then",   "them",   "write",  "would",   "like",   "so",     "these",    "her",   "long",  "make",   "thing", "see",
+    "him",    "two",    "has",    "look",   "more",    "day",    "could",  "go",       "come",  "did",   "number", "sound", "no",
+    "most",   "people", "my",     "over",   "know",    "water",  "than",   "call",     "first", "who",   "may",    "down",  "side",
+    "been",   "now",    "find",   "any",    "new",     "work",   "part",   "take",     "get",   "place", "made",   "live",  "where",
+    "after",  "back",   "little", "only",   "round",   "man",    "year",   "came",     "show",  "every", "good",   "me",    "give",
+    "our",    "under",  "name",   "very",   "through", "just",   "form",   "sentence", "great", "think", "say",    "help",  "low",
+    "line",   "differ", "turn",   "cause",  "much",    "mean",   "before", "move",     "right", "boy",   "old",    "too",   "same",
+    "tell",   "does",   "set",    "three",  "want",    "air",    "well",   "also",     "play",  "small", "end",    "put",   "home",
+    "read",   "hand",   "port",   "large",  "spell",   "add",    "even",   "land",     "here",  "must",  "big",    "high",  "such",
+    "follow", "act",    "why",    "ask",    "men",     "change", "went",   "light",    "kind",  "off",   "need",   "house", "picture",
+    "try",    "us",     "again",  "animal", "point",   "mother", "world",  "near",     "build", "self",  "earth",  "father"};
 
 struct GeneratorOptions {
   std::string mode;
@@ -66,8 +66,7 @@ std::string generate_text(const GeneratorOptions& options, Rng& rng) {
       continue;
     }
     const std::int64_t num_chars = between(rng, options.min_chars, options.max_chars);
-    for (std::int64_t c = 0; c < num_chars; ++c)
-      text::append_code_point(text, options.alphabet[rng.next_below(options.alphabet.size())]);
+    for (std::int64_t c = 0; c < num_chars; ++c) text::append_code_point(text, options.alphabet[rng.next_below(options.alphabet.size())]);
   }
   return text;
 }
@@ -183,9 +182,11 @@ GeneratorOptions read_generator(Args& args) {
   options.num_train = args.integer("num_train", 1000, 1, 10'000'000);
   options.num_eval = args.integer("num_eval", 100, 0, 10'000'000);
   if (options.min_words > options.max_words)
-    fail(ErrorCode::kInvalidArgument, "environment reverse-text: args.min_words {} is above max_words {}", options.min_words, options.max_words);
+    fail(ErrorCode::kInvalidArgument, "environment reverse-text: args.min_words {} is above max_words {}", options.min_words,
+         options.max_words);
   if (options.min_chars > options.max_chars)
-    fail(ErrorCode::kInvalidArgument, "environment reverse-text: args.min_chars {} is above max_chars {}", options.min_chars, options.max_chars);
+    fail(ErrorCode::kInvalidArgument, "environment reverse-text: args.min_chars {} is above max_chars {}", options.min_chars,
+         options.max_chars);
   if (options.alphabet.empty()) fail(ErrorCode::kInvalidArgument, "environment reverse-text: args.alphabet is empty");
   return options;
 }
@@ -216,8 +217,7 @@ EnvironmentPtr make_reverse_text(std::string name, Args args) {
     eval = generate_split(options, options.num_eval, Rng(options.seed, 1), taken);
     train = generate_split(options, options.num_train, Rng(options.seed, 0), taken);
   }
-  return std::make_shared<ReverseText>(std::move(name), system_prompt, std::move(train), std::move(eval), options,
-                                       demonstration_noise);
+  return std::make_shared<ReverseText>(std::move(name), system_prompt, std::move(train), std::move(eval), options, demonstration_noise);
 }
 
 }  // namespace prl::env

@@ -1,7 +1,7 @@
 #include "env/sequence_matcher.hpp"
 
-#include <boost/json/array.hpp>
 #include <gtest/gtest.h>
+#include <boost/json/array.hpp>
 
 #include <cstdlib>
 
@@ -22,12 +22,15 @@ TEST(SequenceMatcher, GivesWhatPythonsDifflibGives) {
     EXPECT_EQ(similarity_ratio(a, b), wanted) << a << " / " << b;
     std::vector<MatchingBlock> blocks;
     for (const auto& block : entry.at("blocks").as_array())
-      blocks.push_back({block.at(0).to_number<std::int64_t>(), block.at(1).to_number<std::int64_t>(), block.at(2).to_number<std::int64_t>()});
+      blocks.push_back(
+          {block.at(0).to_number<std::int64_t>(), block.at(1).to_number<std::int64_t>(), block.at(2).to_number<std::int64_t>()});
     EXPECT_EQ(matching_blocks(text::to_code_points(a), text::to_code_points(b)), blocks) << a << " / " << b;
   }
 }
 
-TEST(SequenceMatcher, InvalidUtf8IsReplacedAndNotFatal) { EXPECT_GT(similarity_ratio("abc\xff", "abc"), 0.8); }
+TEST(SequenceMatcher, InvalidUtf8IsReplacedAndNotFatal) {
+  EXPECT_GT(similarity_ratio("abc\xff", "abc"), 0.8);
+}
 
 }  // namespace
 }  // namespace prl::env

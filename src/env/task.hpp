@@ -15,9 +15,9 @@ enum class Split { kTrain, kEval };
 struct Task {
   std::int64_t example_id = 0;  ///< index in its split; unique there
   std::string env_name;
-  boost::json::array prompt;    ///< OpenAI messages
+  boost::json::array prompt;  ///< OpenAI messages
   std::string answer;
-  boost::json::object info;     ///< whatever the environment needs besides
+  boost::json::object info;  ///< whatever the environment needs besides
   /// Stable hash of prompt, answer and info: the same row in another order or another run has the same key.
   std::uint64_t key() const;
 };

@@ -13,8 +13,7 @@ namespace json = boost::json;
 
 class TokenChatClient final : public ChatClient {
  public:
-  TokenChatClient(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate,
-                  ConversationOptions options)
+  TokenChatClient(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate, ConversationOptions options)
       : renderer_(std::move(renderer)), generate_(std::move(generate)), options_(std::move(options)) {}
 
   asio::awaitable<ChatTurn> complete(ChatRequest request) override {
@@ -63,14 +62,12 @@ class TokenChatClient final : public ChatClient {
       fail(ErrorCode::kCancelled, "{} aborted the request of {}", generate_->describe(), options_.session_id);
     if (output.finish_reason == wire::FinishReason::kError)
       fail(ErrorCode::kUnavailable, "{} failed the request of {}: {}", generate_->describe(), options_.session_id, output.error);
-    if (output.token_ids.empty())
-      fail(ErrorCode::kCorrupt, "{} answered {} without any token", generate_->describe(), options_.session_id);
+    if (output.token_ids.empty()) fail(ErrorCode::kCorrupt, "{} answered {} without any token", generate_->describe(), options_.session_id);
     if (output.logprobs.size() != output.token_ids.size())
       fail(ErrorCode::kCorrupt, "{} answered {} tokens with {} log-probabilities", generate_->describe(), output.token_ids.size(),
            output.logprobs.size());
     for (const float logprob : output.logprobs)
-      if (!std::isfinite(logprob))
-        fail(ErrorCode::kNonFinite, "{} answered a log-probability that is not finite", generate_->describe());
+      if (!std::isfinite(logprob)) fail(ErrorCode::kNonFinite, "{} answered a log-probability that is not finite", generate_->describe());
   }
 
   void fill(ChatTurn& turn, wire::GenerateOutput output, const ChatRequest& request) const {
@@ -115,8 +112,7 @@ class TokenChatClient final : public ChatClient {
 
 }  // namespace
 
-TokenChatClientFactory::TokenChatClientFactory(std::shared_ptr<const text::Renderer> renderer,
-                                               std::shared_ptr<GenerateClient> generate)
+TokenChatClientFactory::TokenChatClientFactory(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate)
     : renderer_(std::move(renderer)), generate_(std::move(generate)) {}
 
 std::unique_ptr<ChatClient> TokenChatClientFactory::open(ConversationOptions options) {
@@ -127,6 +123,8 @@ asio::awaitable<void> TokenChatClientFactory::check_health(net::TimePoint deadli
   co_await generate_->check_health(deadline);
 }
 
-std::string TokenChatClientFactory::describe() const { return generate_->describe(); }
+std::string TokenChatClientFactory::describe() const {
+  return generate_->describe();
+}
 
 }  // namespace prl::env

@@ -1,9 +1,9 @@
 #include "env/token_chat_client.hpp"
 
+#include <gtest/gtest.h>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/use_future.hpp>
-#include <gtest/gtest.h>
 
 #include <deque>
 #include <limits>
@@ -26,8 +26,9 @@ class ByteRenderer final : public text::Renderer {
     for (const json::value& message : messages) append(out.ids, message);
     return out;
   }
-  std::optional<std::vector<std::int32_t>> bridge_to_next_turn(std::span<const std::int32_t> prompt, std::span<const std::int32_t> completion,
-                                                               const json::array& messages, const json::array&) const override {
+  std::optional<std::vector<std::int32_t>> bridge_to_next_turn(std::span<const std::int32_t> prompt,
+                                                               std::span<const std::int32_t> completion, const json::array& messages,
+                                                               const json::array&) const override {
     if (!can_bridge_) return std::nullopt;
     std::vector<std::int32_t> ids(prompt.begin(), prompt.end());
     ids.insert(ids.end(), completion.begin(), completion.end());
@@ -73,7 +74,9 @@ wire::GenerateOutput output_of(std::vector<std::int32_t> ids) {
   return output;
 }
 
-json::object message(const std::string& role, const std::string& content) { return json::object{{"role", role}, {"content", content}}; }
+json::object message(const std::string& role, const std::string& content) {
+  return json::object{{"role", role}, {"content", content}};
+}
 
 ChatTurn ask(ChatClient& client, json::array messages) {
   asio::io_context context;
@@ -88,7 +91,8 @@ ChatTurn ask(ChatClient& client, json::array messages) {
 
 struct Fixture {
   explicit Fixture(bool can_bridge)
-      : generate(std::make_shared<ScriptedGenerate>()), factory(std::make_shared<ByteRenderer>(can_bridge), generate),
+      : generate(std::make_shared<ScriptedGenerate>()),
+        factory(std::make_shared<ByteRenderer>(can_bridge), generate),
         client(factory.open({.session_id = "s-1", .cache_salt = "v3"})) {}
   std::shared_ptr<ScriptedGenerate> generate;
   TokenChatClientFactory factory;

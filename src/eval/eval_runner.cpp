@@ -95,7 +95,8 @@ void append_row(Run& run, const env::Episode& episode, std::int64_t rollout_idx)
 
 asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t rollout_idx, int attempt) {
   env::ConversationOptions conversation;
-  conversation.session_id = fmt::format("eval-{}-{}-{}-{}-{}", run->task.label, run->task.environment->name(), example, rollout_idx, attempt);
+  conversation.session_id =
+      fmt::format("eval-{}-{}-{}-{}-{}", run->task.label, run->task.environment->name(), example, rollout_idx, attempt);
   const std::unique_ptr<env::ChatClient> client = run->chat->open(std::move(conversation));
   env::RolloutContext context;
   context.client = client.get();
@@ -124,10 +125,11 @@ asio::awaitable<env::Episode> play_with_retries(Run* run, std::int64_t example, 
       co_return episode;
     }
     const double factor = std::pow(2.0, std::min(attempt, 20));
-    const auto wait = std::clamp(std::chrono::milliseconds(static_cast<std::int64_t>(static_cast<double>(retry.wait_multiplier.count()) * factor)),
-                                 retry.wait_min, std::max(retry.wait_min, retry.wait_max));
-    log::warning("{}: rollout {} of example {} failed ({}: {}); attempt {} of {} in {} ms", run->task.environment->name(), rollout_idx, example,
-                 episode.error->type, episode.error->message, attempt + 2, retry.max_attempts, wait.count());
+    const auto wait =
+        std::clamp(std::chrono::milliseconds(static_cast<std::int64_t>(static_cast<double>(retry.wait_multiplier.count()) * factor)),
+                   retry.wait_min, std::max(retry.wait_min, retry.wait_max));
+    log::warning("{}: rollout {} of example {} failed ({}: {}); attempt {} of {} in {} ms", run->task.environment->name(), rollout_idx,
+                 example, episode.error->type, episode.error->message, attempt + 2, retry.max_attempts, wait.count());
     co_await net::sleep_for(wait);
   }
 }
@@ -158,8 +160,8 @@ void plan(Run& run) {
   std::int64_t end = environment.num_tasks(run.split);
   if (run.task.num_examples >= 0) end = std::min(end, first + run.task.num_examples);
   if (first >= end || run.task.rollouts_per_example < 1)
-    fail(ErrorCode::kInvalidArgument, "{}: nothing to evaluate: {} tasks, skip_first {}, num_examples {}, rollouts_per_example {}", environment.name(),
-         environment.num_tasks(run.split), first, run.task.num_examples, run.task.rollouts_per_example);
+    fail(ErrorCode::kInvalidArgument, "{}: nothing to evaluate: {} tasks, skip_first {}, num_examples {}, rollouts_per_example {}",
+         environment.name(), environment.num_tasks(run.split), first, run.task.num_examples, run.task.rollouts_per_example);
   run.num_examples = end - first;
   if (run.task.resume && std::filesystem::exists(run.task.results_file)) {
     for (const json::object& row : env::read_jsonl(run.task.results_file)) {
@@ -216,7 +218,8 @@ EvalResult summarize(Run& run) {
       ++num_values[name];
     }
     if (outcome.version_start >= 0)
-      result.policy_version_min = result.policy_version_min < 0 ? outcome.version_start : std::min(result.policy_version_min, outcome.version_start);
+      result.policy_version_min =
+          result.policy_version_min < 0 ? outcome.version_start : std::min(result.policy_version_min, outcome.version_start);
     result.policy_version_max = std::max(result.policy_version_max, outcome.version_end);
   }
   for (const auto& [id, outcome] : run.outcomes) squares += std::pow(outcome.completion_len - result.completion_len_mean, 2);
@@ -245,7 +248,8 @@ asio::awaitable<EvalResult> run_eval(EvalTask task, std::shared_ptr<env::ChatCli
   const auto executor = co_await asio::this_coro::executor;
   {
     // The workers use `run` of this frame, so this coroutine only leaves the block when all of them have ended.
-    const std::int64_t num_workers = std::min<std::int64_t>(std::max<std::int64_t>(1, run.task.max_concurrent), static_cast<std::int64_t>(run.todo.size()));
+    const std::int64_t num_workers =
+        std::min<std::int64_t>(std::max<std::int64_t>(1, run.task.max_concurrent), static_cast<std::int64_t>(run.todo.size()));
     net::TaskGroup group(executor, "eval " + run.task.environment->name());
     for (std::int64_t i = 0; i < num_workers; ++i) group.spawn(fmt::format("eval worker {}", i), work(&run));
     const std::int64_t num_rounds = static_cast<std::int64_t>(run.todo.size()) / std::max<std::int64_t>(1, num_workers) + 1;
@@ -275,9 +279,10 @@ asio::awaitable<EvalResult> run_eval(EvalTask task, std::shared_ptr<env::ChatCli
 std::string console_line(const EvalResult& r) {
   std::string passes;
   for (const auto& [k, value] : r.pass_at_k) passes += fmt::format(", Pass@{}: {:.4f}", k, value);
-  return fmt::format("Evaluated {} in {:.2f}s (Avg@{}={:.4f}{}, Completion Length: {:.2f} (±{:.2f}, ∈[{:.2f}, {:.2f}]), Truncated: {:.1f}%)", r.env_name,
-                     r.seconds, r.rollouts_per_example, r.avg_reward, passes, r.completion_len_mean, r.completion_len_std, r.completion_len_min,
-                     r.completion_len_max, r.truncated_mean * 100);
+  return fmt::format(
+      "Evaluated {} in {:.2f}s (Avg@{}={:.4f}{}, Completion Length: {:.2f} (±{:.2f}, ∈[{:.2f}, {:.2f}]), Truncated: {:.1f}%)", r.env_name,
+      r.seconds, r.rollouts_per_example, r.avg_reward, passes, r.completion_len_mean, r.completion_len_std, r.completion_len_min,
+      r.completion_len_max, r.truncated_mean * 100);
 }
 
 }  // namespace prl::eval

@@ -1,11 +1,11 @@
 #include "eval/eval_runner.hpp"
 
+#include <gtest/gtest.h>
+#include <unistd.h>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/use_future.hpp>
 #include <boost/json/object.hpp>
-#include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -101,7 +101,9 @@ TEST(Eval, PassAtK) {
 TEST(Eval, MeansAndPassRatesOverAllRollouts) {
   auto model = std::make_shared<ScriptedModel>();
   // Rollout 0 of each even example is right.
-  model->is_right = [](const std::string& session) { return session.ends_with("-0-0-0") || session.ends_with("-2-0-0") || session.ends_with("-4-0-0"); };
+  model->is_right = [](const std::string& session) {
+    return session.ends_with("-0-0-0") || session.ends_with("-2-0-0") || session.ends_with("-4-0-0");
+  };
   EvalTask task = small_task();
   task.rollouts_per_example = 2;
   task.max_concurrent = 3;
@@ -118,7 +120,8 @@ TEST(Eval, MeansAndPassRatesOverAllRollouts) {
   EXPECT_EQ(result.episodes[2].example_id, 1);
   EXPECT_EQ(result.completion_len_max, 14);
   EXPECT_EQ(result.completion_len_min, 10);
-  EXPECT_NE(console_line(result).find("(Avg@2=0.2500, Pass@1: 0.2500, Pass@2: 0.5000, Completion Length: 11.00 (±1.81, ∈[10.00, 14.00]), Truncated: 0.0%)"),
+  EXPECT_NE(console_line(result).find(
+                "(Avg@2=0.2500, Pass@1: 0.2500, Pass@2: 0.5000, Completion Length: 11.00 (±1.81, ∈[10.00, 14.00]), Truncated: 0.0%)"),
             std::string::npos)
       << console_line(result);
 }
@@ -148,8 +151,8 @@ TEST(Eval, ResultsStreamAndResume) {
   task.num_examples = 4;
   const EvalResult first = evaluate(task, model);
   ASSERT_EQ(env::read_jsonl(path).size(), 4u);
-  for (const char* key : {"example_id", "rollout_idx", "prompt", "completion", "reward", "generation_ms", "total_ms", "info", "answer", "completion_len",
-                          "is_truncated", "lcs_reward_func", "oai_tools", "task"})
+  for (const char* key : {"example_id", "rollout_idx", "prompt", "completion", "reward", "generation_ms", "total_ms", "info", "answer",
+                          "completion_len", "is_truncated", "lcs_reward_func", "oai_tools", "task"})
     EXPECT_TRUE(env::read_jsonl(path)[0].contains(key)) << key;
   model->sessions.clear();
   task.resume = true;

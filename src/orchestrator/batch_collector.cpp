@@ -110,7 +110,8 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
   if (solves_all) ++counts.num_solve_all;
   if (options_.online_difficulty_filtering && (solves_none || solves_all)) {
     ++counts.num_groups_dropped;
-    last_failure_ = fmt::format("online_difficulty_filtering dropped a group of {} whose rewards are all {}", environment.name(), solves_all ? 1 : 0);
+    last_failure_ =
+        fmt::format("online_difficulty_filtering dropped a group of {} whose rewards are all {}", environment.name(), solves_all ? 1 : 0);
     count_nothing(num_rollouts);
     return added;
   }

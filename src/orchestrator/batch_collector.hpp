@@ -19,13 +19,13 @@
 namespace prl::orchestrator {
 
 struct CollectorOptions {
-  std::int64_t batch_size = 128;                  ///< rollouts per step
-  std::optional<std::int64_t> token_batch_size;   ///< instead: the shortest prefix of the queue with so many tokens
+  std::int64_t batch_size = 128;                 ///< rollouts per step
+  std::optional<std::int64_t> token_batch_size;  ///< instead: the shortest prefix of the queue with so many tokens
   AdvantageOptions advantage;
   TrajectoryStrategy strategy = TrajectoryStrategy::kInterleaved;
-  bool filter_zero_advantages = true;             ///< do not train on tokens whose advantage is exactly 0
-  bool online_difficulty_filtering = false;       ///< groups with mean reward exactly 0 or 1 do not count
-  bool skip_verification = false;                 ///< all rewards are 0
+  bool filter_zero_advantages = true;        ///< do not train on tokens whose advantage is exactly 0
+  bool online_difficulty_filtering = false;  ///< groups with mean reward exactly 0 or 1 do not count
+  bool skip_verification = false;            ///< all rewards are 0
   std::vector<RolloutFilterOptions> filters;
 };
 
@@ -33,8 +33,8 @@ struct CollectorOptions {
 struct FinishedGroup {
   GroupId id;
   TaskRef task;
-  std::int64_t step = 0;            ///< batch in collection when it was opened
-  PolicyVersion version;            ///< of the engines at its opening
+  std::int64_t step = 0;  ///< batch in collection when it was opened
+  PolicyVersion version;  ///< of the engines at its opening
   std::vector<env::Episode> episodes;
 };
 
@@ -54,23 +54,23 @@ struct ReadyRollout {
 /// Everything that arrived between two batches, for metrics; the shipped batch itself is CollectedBatch.
 struct CollectorWindow {
   struct PerEnv {
-    std::int64_t num_rollouts = 0;       ///< arrived
+    std::int64_t num_rollouts = 0;  ///< arrived
     std::int64_t num_errored = 0;
-    std::int64_t num_empty = 0;          ///< without any sampled token
+    std::int64_t num_empty = 0;  ///< without any sampled token
     std::int64_t num_groups = 0;
-    std::int64_t num_groups_dropped = 0; ///< no survivor, or refused by online difficulty filtering
-    std::int64_t num_solve_none = 0;     ///< groups whose rewards are all 0
-    std::int64_t num_solve_all = 0;      ///< groups whose rewards are all 1
+    std::int64_t num_groups_dropped = 0;               ///< no survivor, or refused by online difficulty filtering
+    std::int64_t num_solve_none = 0;                   ///< groups whose rewards are all 0
+    std::int64_t num_solve_all = 0;                    ///< groups whose rewards are all 1
     std::map<std::string, std::int64_t> num_filtered;  ///< by filter
   };
   std::map<std::string, PerEnv> envs;
-  std::int64_t num_dropped_stale = 0;    ///< finished rollouts that became too old in the queue
+  std::int64_t num_dropped_stale = 0;  ///< finished rollouts that became too old in the queue
 };
 
 struct CollectedBatch {
-  std::vector<ReadyRollout> rollouts;        ///< the batch as cut
-  std::vector<wire::TrainingSample> samples; ///< what trains, in rollout order; empty: nothing to train on
-  std::int64_t num_trainable = 0;            ///< rollouts with at least one sample in `samples`
+  std::vector<ReadyRollout> rollouts;         ///< the batch as cut
+  std::vector<wire::TrainingSample> samples;  ///< what trains, in rollout order; empty: nothing to train on
+  std::int64_t num_trainable = 0;             ///< rollouts with at least one sample in `samples`
   CollectorWindow window;
 };
 
@@ -81,10 +81,10 @@ class BatchCollector {
   explicit BatchCollector(CollectorOptions options);
 
   struct Added {
-    bool is_admitted = false;      ///< its survivors are in the queue
-    double mean_reward = 0;        ///< over survivors; meaningful when has_survivors
+    bool is_admitted = false;  ///< its survivors are in the queue
+    double mean_reward = 0;    ///< over survivors; meaningful when has_survivors
     bool has_survivors = false;
-    std::int64_t num_queued = 0;   ///< rollouts that joined the queue
+    std::int64_t num_queued = 0;  ///< rollouts that joined the queue
   };
   /// Scores the group and queues its survivors: no error, at least one sampled token, no enforced filter.
   /// Error{kUnavailable} after ten batches' worth of rollouts in a row gave nothing, with the last failure's text.

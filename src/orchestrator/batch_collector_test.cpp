@@ -118,7 +118,8 @@ TEST(BatchCollector, NothingButFailuresEndsWithTheReason) {
 TEST(BatchCollector, OneGoodGroupResetsTheBudget) {
   BatchCollector collector(options(4));
   for (int i = 0; i < 100; ++i)
-    collector.add(group(i, i % 15 == 0 ? std::vector{episode(1), episode(0)} : std::vector{episode(0, false, true), episode(0, true)}), environment());
+    collector.add(group(i, i % 15 == 0 ? std::vector{episode(1), episode(0)} : std::vector{episode(0, false, true), episode(0, true)}),
+                  environment());
   EXPECT_EQ(collector.num_queued(), 14);
 }
 

@@ -25,8 +25,8 @@ Dispatcher::Dispatcher(DispatcherOptions options, std::function<TaskRef()> draw,
                       : std::max(options_.group_size,
                                  static_cast<std::int64_t>(static_cast<double>(options_.batch_size) * options_.oversampling_factor));
   if (max_inflight_ < options_.group_size)
-    fail(ErrorCode::kInvalidArgument, "max_inflight_rollouts {} is below group_size {}: no group could ever be in flight whole", max_inflight_,
-         options_.group_size);
+    fail(ErrorCode::kInvalidArgument, "max_inflight_rollouts {} is below group_size {}: no group could ever be in flight whole",
+         max_inflight_, options_.group_size);
   lag_limit_ = std::min(options_.max_async_level, options_.max_off_policy_steps);
 }
 
@@ -40,7 +40,9 @@ bool Dispatcher::may_dispatch() const noexcept {
   return may_ship();
 }
 
-bool Dispatcher::may_ship() const noexcept { return (step_ - 1) - version_.value <= lag_limit_; }
+bool Dispatcher::may_ship() const noexcept {
+  return (step_ - 1) - version_.value <= lag_limit_;
+}
 
 bool Dispatcher::is_stale(PolicyVersion start) const noexcept {
   const std::int64_t limit = is_lock_step() ? 0 : options_.max_off_policy_steps;
@@ -66,8 +68,10 @@ bool Dispatcher::wants_group() const noexcept {
 bool Dispatcher::take_token(net::TimePoint now) {
   if (!options_.tasks_per_minute) return true;
   const double burst = std::max(1.0, *options_.tasks_per_minute / 60.0);
-  if (!bucket_time_) bucket_ = burst;
-  else bucket_ = std::min(burst, bucket_ + std::chrono::duration<double>(now - *bucket_time_).count() * *options_.tasks_per_minute / 60.0);
+  if (!bucket_time_)
+    bucket_ = burst;
+  else
+    bucket_ = std::min(burst, bucket_ + std::chrono::duration<double>(now - *bucket_time_).count() * *options_.tasks_per_minute / 60.0);
   bucket_time_ = now;
   if (bucket_ < 1.0) return false;
   bucket_ -= 1.0;

@@ -17,31 +17,31 @@ namespace prl::orchestrator {
 using GroupId = StrongId<struct GroupIdTag>;
 
 struct DispatcherOptions {
-  std::int64_t batch_size = 128;            ///< rollouts per step
-  std::int64_t group_size = 1;              ///< rollouts per task
-  double oversampling_factor = 1.0;         ///< >= 1
-  std::int64_t max_inflight = 0;            ///< rollouts; 0: max(group_size, batch_size * oversampling_factor)
-  std::int64_t max_async_level = 1;         ///< k: how many steps the batch in collection may be ahead of the weights
-  std::int64_t max_off_policy_steps = 8;    ///< oldest start version of a rollout that still ships, in steps before the batch's own
-  bool strict_async_level = false;          ///< not built: always lag by exactly k steps
-  bool ordered = false;                     ///< replayable: decisions depend on groups closed in order alone
-  std::optional<double> tasks_per_minute;   ///< most groups opened per minute
+  std::int64_t batch_size = 128;           ///< rollouts per step
+  std::int64_t group_size = 1;             ///< rollouts per task
+  double oversampling_factor = 1.0;        ///< >= 1
+  std::int64_t max_inflight = 0;           ///< rollouts; 0: max(group_size, batch_size * oversampling_factor)
+  std::int64_t max_async_level = 1;        ///< k: how many steps the batch in collection may be ahead of the weights
+  std::int64_t max_off_policy_steps = 8;   ///< oldest start version of a rollout that still ships, in steps before the batch's own
+  bool strict_async_level = false;         ///< not built: always lag by exactly k steps
+  bool ordered = false;                    ///< replayable: decisions depend on groups closed in order alone
+  std::optional<double> tasks_per_minute;  ///< most groups opened per minute
   std::optional<std::int64_t> max_steps;
 };
 
 struct EpisodeStart {
   GroupId group;
-  std::int64_t rollout_idx = 0;   ///< in [0, group_size)
+  std::int64_t rollout_idx = 0;  ///< in [0, group_size)
   TaskRef task;
-  std::int64_t step = 0;          ///< batch in collection when the group was opened
-  std::int64_t ordinal = 0;       ///< number of groups opened before it for this step
-  PolicyVersion version;          ///< the group's version at its opening
+  std::int64_t step = 0;     ///< batch in collection when the group was opened
+  std::int64_t ordinal = 0;  ///< number of groups opened before it for this step
+  PolicyVersion version;     ///< the group's version at its opening
 };
 
 struct DispatchPlan {
-  std::vector<GroupId> cancel;          ///< groups to drop: too stale
+  std::vector<GroupId> cancel;  ///< groups to drop: too stale
   std::vector<EpisodeStart> start;
-  bool is_gate_closed = false;          ///< nothing may start until the weights catch up
+  bool is_gate_closed = false;  ///< nothing may start until the weights catch up
 };
 
 /// Decides which rollouts start and which groups are dropped. Plain data in, plain data out; no clock, no threads.

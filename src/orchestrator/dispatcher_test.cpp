@@ -14,7 +14,12 @@ using namespace std::chrono_literals;
 
 struct Harness {
   explicit Harness(DispatcherOptions options, std::int64_t first_step = 1, std::int64_t version = 0)
-      : dispatcher(options, [this] { return TaskRef{0, next_task++}; }, first_step, PolicyVersion{version}) {}
+      : dispatcher(
+            options,
+            [this] {
+              return TaskRef{0, next_task++};
+            },
+            first_step, PolicyVersion{version}) {}
   DispatchPlan plan() { return dispatcher.plan(now); }
   std::int64_t next_task = 0;
   net::TimePoint now{};

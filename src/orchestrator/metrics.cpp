@@ -75,7 +75,9 @@ void put_mean(monitor::Metrics& metrics, const std::string& name, double sum, st
   if (count > 0) metrics[name] = sum / static_cast<double>(count);
 }
 
-std::int64_t off_policy_level(const ReadyRollout& rollout, std::int64_t step) { return (step - 1) - rollout.version_start.value; }
+std::int64_t off_policy_level(const ReadyRollout& rollout, std::int64_t step) {
+  return (step - 1) - rollout.version_start.value;
+}
 
 void put_window(monitor::Metrics& metrics, const std::string& scope, const CollectorWindow::PerEnv& counts) {
   const auto share = [&](const std::string& name, std::int64_t count, std::int64_t total) {
@@ -92,7 +94,9 @@ void put_window(monitor::Metrics& metrics, const std::string& scope, const Colle
 
 }  // namespace
 
-std::span<const monitor::MetricInfo> metric_infos() noexcept { return kInfos; }
+std::span<const monitor::MetricInfo> metric_infos() noexcept {
+  return kInfos;
+}
 
 monitor::Metrics step_metrics(const CollectedBatch& batch, const StepFacts& facts, const Progress& progress) {
   monitor::Metrics metrics;
@@ -212,10 +216,11 @@ std::string step_line(const CollectedBatch& batch, const StepFacts& facts) {
     max_off_policy = std::max(max_off_policy, off_policy_level(rollout, facts.step));
   }
   const double count = std::max<double>(1, static_cast<double>(batch.rollouts.size()));
-  return fmt::format("Step {} | Time: {:.2f}s | Reward: {:.4f} | Throughput: {:.1f} tokens/s | Seq. Length: {:.1f} tokens/sample | Async Level: {} | "
-                     "Max. Off-Policy Level: {}",
-                     facts.step, facts.seconds_step, reward / count, facts.seconds_step > 0 ? num_tokens / facts.seconds_step : 0.0,
-                     num_tokens / count, (facts.step - 1) - facts.policy_version, max_off_policy);
+  return fmt::format(
+      "Step {} | Time: {:.2f}s | Reward: {:.4f} | Throughput: {:.1f} tokens/s | Seq. Length: {:.1f} tokens/sample | Async Level: {} | "
+      "Max. Off-Policy Level: {}",
+      facts.step, facts.seconds_step, reward / count, facts.seconds_step > 0 ? num_tokens / facts.seconds_step : 0.0, num_tokens / count,
+      (facts.step - 1) - facts.policy_version, max_off_policy);
 }
 
 }  // namespace prl::orchestrator

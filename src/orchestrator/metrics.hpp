@@ -17,16 +17,16 @@ std::span<const monitor::MetricInfo> metric_infos() noexcept;
 /// What the runner knows about one step besides the batch.
 struct StepFacts {
   std::int64_t step = 0;
-  double seconds_step = 0;                 ///< since the last ship
-  double seconds_wait_for_policy = 0;      ///< with the gate closed
-  double seconds_generate = 0;             ///< until the batch was full
+  double seconds_step = 0;             ///< since the last ship
+  double seconds_wait_for_policy = 0;  ///< with the gate closed
+  double seconds_generate = 0;         ///< until the batch was full
   double seconds_pack = 0;
-  double seconds_push = 0;                 ///< waiting for room in the sample queue
-  double seconds_update_weights = 0;       ///< of the last update
+  double seconds_push = 0;            ///< waiting for room in the sample queue
+  double seconds_update_weights = 0;  ///< of the last update
   std::int64_t policy_version = 0;
   std::int64_t num_inflight = 0;
-  std::int64_t num_cancelled = 0;          ///< episodes of dropped groups, since the last ship
-  std::int64_t num_dropped_stale = 0;      ///< finished episodes that became too old, since the last ship
+  std::int64_t num_cancelled = 0;      ///< episodes of dropped groups, since the last ship
+  std::int64_t num_dropped_stale = 0;  ///< finished episodes that became too old, since the last ship
 };
 
 monitor::Metrics step_metrics(const CollectedBatch& batch, const StepFacts& facts, const Progress& progress);

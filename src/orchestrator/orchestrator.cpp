@@ -27,21 +27,26 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int kMaxEmptyBatches = 10;       // spec 3.5, step 7
-constexpr auto kTick = 500ms;              // longest sleep of the main loop
-constexpr auto kPushSlice = 250ms;         // how soon a full queue notices a stop
+constexpr int kMaxEmptyBatches = 10;  // spec 3.5, step 7
+constexpr auto kTick = 500ms;         // longest sleep of the main loop
+constexpr auto kPushSlice = 250ms;    // how soon a full queue notices a stop
 constexpr auto kFileDeadline = 10min;
-constexpr auto kDrain = 10s;               // for cancelled coroutines to end
+constexpr auto kDrain = 10s;  // for cancelled coroutines to end
 constexpr auto kStatusInterval = 10s;
 
-double seconds_between(net::TimePoint begin, net::TimePoint end) { return std::chrono::duration<double>(end - begin).count(); }
+double seconds_between(net::TimePoint begin, net::TimePoint end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
 
-bool is_retryable_type(const std::string& type) { return type == "ModelError" || type == "InvalidModelResponseError"; }
+bool is_retryable_type(const std::string& type) {
+  return type == "ModelError" || type == "InvalidModelResponseError";
+}
 
 /// The options with what follows from others.
 OrchestratorOptions completed(OrchestratorOptions options) {
   if (options.dispatch.strict_async_level)
-    fail(ErrorCode::kNotImplemented, "strict_async_level = true is not built: weights older than the newest would have to be kept and loaded");
+    fail(ErrorCode::kNotImplemented,
+         "strict_async_level = true is not built: weights older than the newest would have to be kept and loaded");
   // Lock-step is always replayable: nothing depends on which rollout ends first.
   options.deterministic = options.deterministic || std::min(options.dispatch.max_async_level, options.dispatch.max_off_policy_steps) == 0;
   options.dispatch.ordered = options.deterministic;
@@ -83,7 +88,8 @@ struct Orchestrator::Impl {
   }
 
   void make_dispatcher(PolicyVersion version) {
-    dispatcher = std::make_unique<Dispatcher>(options.dispatch, [this] { return sampler.draw(); }, options.resume_step + 1, version);
+    dispatcher = std::make_unique<Dispatcher>(
+        options.dispatch, [this] { return sampler.draw(); }, options.resume_step + 1, version);
   }
 
   // ---- start ----
@@ -113,7 +119,8 @@ struct Orchestrator::Impl {
     sampler.load(state.sampler);
     collector.restore_queue(std::move(state.queue));
     restored_tasks = std::move(state.unfinished_tasks);
-    log::info("resumed after batch {}: {} rollouts wait, {} tasks are started again", progress.step, collector.num_queued(), restored_tasks.size());
+    log::info("resumed after batch {}: {} rollouts wait, {} tasks are started again", progress.step, collector.num_queued(),
+              restored_tasks.size());
   }
 
   asio::awaitable<PolicyVersion> load_first_policy() {
@@ -124,8 +131,9 @@ struct Orchestrator::Impl {
       check_stop();
       const auto newest = co_await services.policy->wait_newer(before, net::Clock::now() + 1s);
       if (newest && newest->value > options.resume_step)
-        fail(ErrorCode::kOutOfSync, "the run starts after step {}, but {} already offers v{}: remove the newer weights, or resume from there",
-             options.resume_step, services.policy->describe(), newest->value);
+        fail(ErrorCode::kOutOfSync,
+             "the run starts after step {}, but {} already offers v{}: remove the newer weights, or resume from there", options.resume_step,
+             services.policy->describe(), newest->value);
       if (newest) {
         co_await services.policy->apply(*newest, net::Clock::now() + options.update_timeout);
         log::info("inference runs policy v{}", newest->value);
@@ -190,7 +198,8 @@ struct Orchestrator::Impl {
   asio::awaitable<env::Episode> play(EpisodeStart info, int attempt) {
     const TrainEnv& train_env = services.environments[static_cast<std::size_t>(info.task.env_idx)];
     env::ConversationOptions conversation;
-    conversation.session_id = fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
+    conversation.session_id =
+        fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
     if (attempt > 0) conversation.session_id += fmt::format("-try{}", attempt);
     conversation.cache_salt = fmt::format("v{}", info.version.value);
     env::RolloutContext rollout;
@@ -225,7 +234,8 @@ struct Orchestrator::Impl {
         episode->env_name = train_env.environment->name();
         episode->example_id = info.task.task_idx;
         episode->stop_condition = "has_error";
-        episode->error = env::EpisodeError{error.code() == ErrorCode::kCancelled ? "ModelError" : std::string(to_string(error.code())), error.what()};
+        episode->error =
+            env::EpisodeError{error.code() == ErrorCode::kCancelled ? "ModelError" : std::string(to_string(error.code())), error.what()};
       }
       const bool again = episode->error && is_retryable_type(episode->error->type) && attempt < train_env.max_retries;
       if (!again) {
@@ -233,7 +243,8 @@ struct Orchestrator::Impl {
         co_return;
       }
       const auto wait = std::min<std::chrono::milliseconds>(options.retry_wait * (1 << std::min(attempt, 10)), 60s);
-      log::debug("rollout {} of group {} failed ({}); again in {} ms", info.rollout_idx, info.group.value, episode->error->message, wait.count());
+      log::debug("rollout {} of group {} failed ({}); again in {} ms", info.rollout_idx, info.group.value, episode->error->message,
+                 wait.count());
       co_await net::sleep_for(wait);
     }
   }
@@ -307,8 +318,8 @@ struct Orchestrator::Impl {
     const auto start = episode.version_start();
     const auto end = episode.version_end();
     if ((start && start->value != wanted) || (end && end->value != wanted))
-      fail(ErrorCode::kOutOfSync, "lock-step: a rollout for batch {} was sampled by v{} to v{}, wanted v{} alone", dispatcher->step(), start->value,
-           end->value, wanted);
+      fail(ErrorCode::kOutOfSync, "lock-step: a rollout for batch {} was sampled by v{} to v{}, wanted v{} alone", dispatcher->step(),
+           start->value, end->value, wanted);
   }
 
   void drop_stale_queued() {
@@ -334,7 +345,8 @@ struct Orchestrator::Impl {
       if (stop.stop_requested()) co_return false;
       if (failure) std::rethrow_exception(failure);
       if (net::Clock::now() - begin > options.ship_timeout)
-        fail(ErrorCode::kDeadline, "the orchestrator waited {} s for the trainer to take a batch before it could send batch {} ({}): is the trainer running?",
+        fail(ErrorCode::kDeadline,
+             "the orchestrator waited {} s for the trainer to take a batch before it could send batch {} ({}): is the trainer running?",
              options.ship_timeout.count() / 1000, batch->step, services.samples->describe());
     }
   }
@@ -347,12 +359,14 @@ struct Orchestrator::Impl {
     facts.seconds_generate = seconds_between(last_ship, net::Clock::now());
     auto batch = std::make_shared<CollectedBatch>(collector.take());
     for (const ReadyRollout& rollout : batch->rollouts) {
-      PRL_CHECK(!dispatcher->is_stale(rollout.version_start), "a rollout of v{} was about to ship in batch {}", rollout.version_start.value, facts.step);
+      PRL_CHECK(!dispatcher->is_stale(rollout.version_start), "a rollout of v{} was about to ship in batch {}", rollout.version_start.value,
+                facts.step);
       report.max_staleness = std::max(report.max_staleness, (facts.step - 1) - rollout.version_start.value);
     }
     if (batch->samples.empty()) {
       ++num_empty_batches;
-      log::warning("batch {} has nothing to train on (every advantage is 0): collected again, time {} in a row", facts.step, num_empty_batches);
+      log::warning("batch {} has nothing to train on (every advantage is 0): collected again, time {} in a row", facts.step,
+                   num_empty_batches);
       if (num_empty_batches >= kMaxEmptyBatches)
         fail(ErrorCode::kUnavailable,
              "{} batches in a row had nothing to train on: all rewards within each group are equal. Check the reward, raise group_size or "
@@ -504,8 +518,8 @@ struct Orchestrator::Impl {
     while (dispatcher->version().value < progress.step && !stop.stop_requested()) {
       if (failure) std::rethrow_exception(failure);
       if (net::Clock::now() >= deadline) {
-        log::warning("the last policy (v{}) did not come from {} in {} s; v{} is evaluated instead", progress.step, services.policy->describe(),
-                     options.policy_timeout.count() / 1000, dispatcher->version().value);
+        log::warning("the last policy (v{}) did not come from {} in {} s; v{} is evaluated instead", progress.step,
+                     services.policy->describe(), options.policy_timeout.count() / 1000, dispatcher->version().value);
         break;
       }
       co_await wake.wait_until(std::min(deadline, net::Clock::now() + kTick));
@@ -533,14 +547,16 @@ struct Orchestrator::Impl {
       fail(ErrorCode::kDeadline, "the orchestrator waited {} s at batch {} for a policy newer than v{} from {}: is the trainer running?",
            limit.count() / 1000, step, dispatcher->version().value, services.policy->describe());
     fail(ErrorCode::kDeadline, "the orchestrator waited {} s at batch {} for {} rollouts in flight on {} ({} of {} rollouts collected)",
-         limit.count() / 1000, step, dispatcher->num_inflight(), services.chat->describe(), collector.num_queued(), options.dispatch.batch_size);
+         limit.count() / 1000, step, dispatcher->num_inflight(), services.chat->describe(), collector.num_queued(),
+         options.dispatch.batch_size);
   }
 
   void log_status(bool is_gate_closed) {
     if (net::Clock::now() - last_status < kStatusInterval) return;
     last_status = net::Clock::now();
-    log::info("collecting batch {}: {}/{} rollouts, {} in flight, policy v{}{}", dispatcher->step(), collector.num_queued(), options.dispatch.batch_size,
-              dispatcher->num_inflight(), dispatcher->version().value, is_gate_closed ? ", waiting for the next policy" : "");
+    log::info("collecting batch {}: {}/{} rollouts, {} in flight, policy v{}{}", dispatcher->step(), collector.num_queued(),
+              options.dispatch.batch_size, dispatcher->num_inflight(), dispatcher->version().value,
+              is_gate_closed ? ", waiting for the next policy" : "");
   }
 
   bool is_done() const { return options.dispatch.max_steps && progress.step >= *options.dispatch.max_steps; }
@@ -625,8 +641,8 @@ struct Orchestrator::Impl {
     report.episodes = counts;
     report.num_dropped_queued = num_dropped_queued;
     PRL_CHECK(counts.num_started == counts.num_processed + counts.num_cancelled + counts.num_dropped,
-              "episodes: {} started, {} processed, {} cancelled, {} dropped", counts.num_started, counts.num_processed, counts.num_cancelled,
-              counts.num_dropped);
+              "episodes: {} started, {} processed, {} cancelled, {} dropped", counts.num_started, counts.num_processed,
+              counts.num_cancelled, counts.num_dropped);
     return report;
   }
 
@@ -675,6 +691,8 @@ Orchestrator::Orchestrator(OrchestratorOptions options, OrchestratorServices ser
     : impl_(std::make_unique<Impl>(std::move(options), std::move(services))) {}
 Orchestrator::~Orchestrator() = default;
 
-OrchestratorReport Orchestrator::run(std::stop_token stop) { return impl_->run(std::move(stop)); }
+OrchestratorReport Orchestrator::run(std::stop_token stop) {
+  return impl_->run(std::move(stop));
+}
 
 }  // namespace prl::orchestrator

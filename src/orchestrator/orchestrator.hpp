@@ -28,18 +28,18 @@ struct TrainEnv {
   env::EnvironmentPtr environment;
   wire::SamplingParams sampling;
   std::chrono::milliseconds rollout_timeout{1'800'000};
-  int max_retries = 3;   ///< more attempts after a model or inference failure, 1, 2, 4, ... x retry_wait apart
+  int max_retries = 3;  ///< more attempts after a model or inference failure, 1, 2, 4, ... x retry_wait apart
 };
 
 /// One environment evaluated while training.
 struct OnlineEval {
   eval::EvalTask task;
-  std::int64_t interval = 100;   ///< optimizer steps between two evaluations
+  std::int64_t interval = 100;  ///< optimizer steps between two evaluations
 };
 
 struct OrchestratorCheckpoints {
-  std::filesystem::path folder;                ///< <output_dir>/checkpoints
-  std::optional<std::int64_t> interval;        ///< none: only after the last step
+  std::filesystem::path folder;          ///< <output_dir>/checkpoints
+  std::optional<std::int64_t> interval;  ///< none: only after the last step
 };
 
 struct OrchestratorOptions {
@@ -52,13 +52,13 @@ struct OrchestratorOptions {
   /// taken in the order of dispatch. With lock-step the same seed then gives the same batches, bit for bit.
   bool deterministic = false;
   std::vector<OnlineEval> evals;
-  bool eval_base_model = true;                 ///< evaluate before the first step
+  bool eval_base_model = true;  ///< evaluate before the first step
   bool skip_eval_on_resume = true;
   bool cancel_inflight_on_eval = false;
-  std::filesystem::path output_dir;            ///< of rollouts/step_N/*.jsonl; empty: none are written
+  std::filesystem::path output_dir;  ///< of rollouts/step_N/*.jsonl; empty: none are written
   std::optional<OrchestratorCheckpoints> checkpoints;
-  std::int64_t resume_step = 0;                ///< > 0: load the state saved after this step and go on with the next
-  bool skip_progress = false;                  ///< on resume: do not load the state, only count on from resume_step
+  std::int64_t resume_step = 0;  ///< > 0: load the state saved after this step and go on with the next
+  bool skip_progress = false;    ///< on resume: do not load the state, only count on from resume_step
   std::chrono::milliseconds retry_wait{1'000};
   // Deadlines of the waits for others. On expiry the run ends and says who waited for whom.
   std::chrono::milliseconds inference_timeout{1'800'000};  ///< for the inference service to come up
@@ -69,28 +69,28 @@ struct OrchestratorOptions {
 
 struct OrchestratorServices {
   std::vector<TrainEnv> environments;
-  std::shared_ptr<env::ChatClientFactory> chat;            ///< train rollouts: must give token ids
-  std::shared_ptr<env::ChatClientFactory> eval_chat;       ///< null: chat
+  std::shared_ptr<env::ChatClientFactory> chat;       ///< train rollouts: must give token ids
+  std::shared_ptr<env::ChatClientFactory> eval_chat;  ///< null: chat
   std::shared_ptr<rollouts::SampleSender> samples;
   std::shared_ptr<PolicySource> policy;
-  monitor::Monitor* monitor = nullptr;                     ///< borrowed, may be null
+  monitor::Monitor* monitor = nullptr;  ///< borrowed, may be null
 };
 
 /// Where every episode went: started == processed + cancelled + dropped + (in flight at the end).
 struct EpisodeCounts {
   std::int64_t num_started = 0;
-  std::int64_t num_processed = 0;   ///< given to the collector with its group
-  std::int64_t num_cancelled = 0;   ///< still running when its group was dropped, or at the end
-  std::int64_t num_dropped = 0;     ///< finished, but its group was dropped or never completed
+  std::int64_t num_processed = 0;  ///< given to the collector with its group
+  std::int64_t num_cancelled = 0;  ///< still running when its group was dropped, or at the end
+  std::int64_t num_dropped = 0;    ///< finished, but its group was dropped or never completed
 };
 
 struct OrchestratorReport {
   Progress progress;
   EpisodeCounts episodes;
-  std::int64_t num_dropped_queued = 0;   ///< processed rollouts that became too old while they waited
-  std::int64_t max_staleness = 0;        ///< largest (step - 1) - start version of any shipped rollout
-  bool was_stopped = false;              ///< by the stop token
-  std::vector<eval::EvalResult> final_evals;   ///< of the last evaluation round
+  std::int64_t num_dropped_queued = 0;        ///< processed rollouts that became too old while they waited
+  std::int64_t max_staleness = 0;             ///< largest (step - 1) - start version of any shipped rollout
+  bool was_stopped = false;                   ///< by the stop token
+  std::vector<eval::EvalResult> final_evals;  ///< of the last evaluation round
 };
 
 /// Drives environments against the inference service, turns groups into training batches and relays weights to the engines.

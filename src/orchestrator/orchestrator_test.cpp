@@ -215,7 +215,8 @@ TEST(Orchestrator, AsyncDropsWhatASlowEngineMakesTooOld) {
   EXPECT_LE(result.report.max_staleness, 1);
   const EpisodeCounts& counts = result.report.episodes;
   EXPECT_EQ(counts.num_started, counts.num_processed + counts.num_cancelled + counts.num_dropped);
-  EXPECT_GT(counts.num_cancelled + counts.num_dropped + result.report.num_dropped_queued, 0) << "nothing was ever too old: the test shows nothing";
+  EXPECT_GT(counts.num_cancelled + counts.num_dropped + result.report.num_dropped_queued, 0)
+      << "nothing was ever too old: the test shows nothing";
   // Every processed rollout was shipped, dropped from the queue, or was left over at the end.
   EXPECT_GE(counts.num_processed, 25 * 16 + result.report.num_dropped_queued);
 }
@@ -290,8 +291,10 @@ TEST(Orchestrator, EvaluatesMeasuresAndLogs) {
   std::map<std::int64_t, monitor::Metrics> train;
   std::map<std::int64_t, double> evals;
   monitor.add_sink(monitor::make_callback_sink([&](std::int64_t step, const monitor::Metrics& metrics) {
-    if (metrics.contains("eval/held-out/avg@2")) evals[step] = metrics.find("eval/held-out/avg@2")->second;
-    else train[step] = metrics;
+    if (metrics.contains("eval/held-out/avg@2"))
+      evals[step] = metrics.find("eval/held-out/avg@2")->second;
+    else
+      train[step] = metrics;
   }));
   RunSettings settings{.options = small_options(5, 0)};
   settings.monitor = &monitor;
@@ -308,9 +311,9 @@ TEST(Orchestrator, EvaluatesMeasuresAndLogs) {
   for (const auto& [step, value] : evals) eval_steps.push_back(step);
   EXPECT_EQ(eval_steps, (std::vector<std::int64_t>{0, 2, 4, 5}));
   ASSERT_EQ(train.size(), 5u);
-  for (const char* name : {"reward/all/mean", "reward/reverse-text/max", "seq_len/all/mean", "off_policy_level/all/max", "scheduler/async_level", "time/step",
-                           "progress/total_samples", "stop_condition/all/max_turns_reached", "metrics/reverse-text/lcs_reward_func",
-                           "effective_batch_size/all", "pool/reverse-text/normal"})
+  for (const char* name : {"reward/all/mean", "reward/reverse-text/max", "seq_len/all/mean", "off_policy_level/all/max",
+                           "scheduler/async_level", "time/step", "progress/total_samples", "stop_condition/all/max_turns_reached",
+                           "metrics/reverse-text/lcs_reward_func", "effective_batch_size/all", "pool/reverse-text/normal"})
     EXPECT_TRUE(train[5].contains(name)) << name;
   EXPECT_EQ(train[5]["scheduler/async_level"], 0);
   ASSERT_EQ(result.report.final_evals.size(), 1u);

@@ -26,8 +26,10 @@ json::array to_array(const std::vector<T>& values) {
   json::array array;
   array.reserve(values.size());
   for (const T value : values) {
-    if constexpr (std::is_floating_point_v<T>) array.emplace_back(static_cast<double>(value));
-    else array.emplace_back(static_cast<std::int64_t>(value));
+    if constexpr (std::is_floating_point_v<T>)
+      array.emplace_back(static_cast<double>(value));
+    else
+      array.emplace_back(static_cast<std::int64_t>(value));
   }
   return array;
 }
@@ -42,8 +44,10 @@ template <typename T>
 std::vector<T> to_vector(const json::value& value) {
   std::vector<T> out;
   for (const json::value& item : value.as_array()) {
-    if constexpr (std::is_floating_point_v<T>) out.push_back(static_cast<T>(item.to_number<double>()));
-    else out.push_back(static_cast<T>(item.to_number<std::int64_t>()));
+    if constexpr (std::is_floating_point_v<T>)
+      out.push_back(static_cast<T>(item.to_number<double>()));
+    else
+      out.push_back(static_cast<T>(item.to_number<std::int64_t>()));
   }
   return out;
 }
@@ -180,7 +184,8 @@ ReadyRollout rollout_from_json(const json::object& object, const std::vector<env
 
 }  // namespace
 
-void save_state(const std::filesystem::path& checkpoints, const OrchestratorState& state, const std::vector<env::EnvironmentPtr>& environments) {
+void save_state(const std::filesystem::path& checkpoints, const OrchestratorState& state,
+                const std::vector<env::EnvironmentPtr>& environments) {
   json::object object;
   object["format"] = kFormatVersion;
   json::object progress;
@@ -213,11 +218,13 @@ void save_state(const std::filesystem::path& checkpoints, const OrchestratorStat
   publish_directory(temporary, final_path);
 }
 
-OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int64_t step, const std::vector<env::EnvironmentPtr>& environments) {
+OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int64_t step,
+                             const std::vector<env::EnvironmentPtr>& environments) {
   const std::filesystem::path folder = checkpoints / fmt::format("step_{}", step) / "orchestrator";
   const std::filesystem::path file = folder / "state.json";
   if (!std::filesystem::exists(file))
-    fail(ErrorCode::kNotFound, "{}: there is no orchestrator state to resume from; choose another resume_step, or skip it with ckpt.skip_progress",
+    fail(ErrorCode::kNotFound,
+         "{}: there is no orchestrator state to resume from; choose another resume_step, or skip it with ckpt.skip_progress",
          folder.string());
   const std::string bytes = read_file(file, kMaxStateBytes);
   const std::string manifest_bytes = read_file(folder / "manifest.json");
@@ -237,8 +244,10 @@ OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int6
     state.progress.total_samples = member(progress, "total_samples").to_number<std::int64_t>();
     state.progress.total_problems = member(progress, "total_problems").to_number<std::int64_t>();
     state.sampler = member(object, "sampler").as_object();
-    for (const json::value& task : member(object, "unfinished_tasks").as_array()) state.unfinished_tasks.push_back(task_from_json(task, environments));
-    for (const json::value& rollout : member(object, "queue").as_array()) state.queue.push_back(rollout_from_json(rollout.as_object(), environments));
+    for (const json::value& task : member(object, "unfinished_tasks").as_array())
+      state.unfinished_tasks.push_back(task_from_json(task, environments));
+    for (const json::value& rollout : member(object, "queue").as_array())
+      state.queue.push_back(rollout_from_json(rollout.as_object(), environments));
     return state;
   } catch (const Error& error) {
     throw error.with_context(file.string());

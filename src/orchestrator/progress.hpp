@@ -13,10 +13,10 @@ namespace prl::orchestrator {
 
 /// Totals since the start of the run, the shipped step included.
 struct Progress {
-  std::int64_t step = 0;             ///< last step shipped
-  std::int64_t total_tokens = 0;     ///< in shipped rollouts, prompts included
-  std::int64_t total_samples = 0;    ///< shipped rollouts
-  std::int64_t total_problems = 0;   ///< groups that shipped rollouts came from
+  std::int64_t step = 0;            ///< last step shipped
+  std::int64_t total_tokens = 0;    ///< in shipped rollouts, prompts included
+  std::int64_t total_samples = 0;   ///< shipped rollouts
+  std::int64_t total_problems = 0;  ///< groups that shipped rollouts came from
 };
 
 /// What the orchestrator owns and a resumed run needs: progress, random state and pools, tasks in flight, and rollouts that
@@ -30,9 +30,11 @@ struct OrchestratorState {
 
 /// Writes `<checkpoints>/step_<progress.step>/orchestrator/` (state.json and manifest.json with its size and hash) under a
 /// temporary name, then renames it. An older one of the same step is replaced. Error{kIo}.
-void save_state(const std::filesystem::path& checkpoints, const OrchestratorState& state, const std::vector<env::EnvironmentPtr>& environments);
+void save_state(const std::filesystem::path& checkpoints, const OrchestratorState& state,
+                const std::vector<env::EnvironmentPtr>& environments);
 /// Error{kNotFound} naming the folder; Error{kCorrupt} naming file and reason; Error{kInvalidArgument} when a saved rollout
 /// belongs to an environment that the run does not have.
-OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int64_t step, const std::vector<env::EnvironmentPtr>& environments);
+OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int64_t step,
+                             const std::vector<env::EnvironmentPtr>& environments);
 
 }  // namespace prl::orchestrator

@@ -140,16 +140,20 @@ void TaskSampler::load(const json::object& state) {
     pool.cursor = member(entry, "cursor").to_number<std::int64_t>();
     if (member(entry, "easy").as_array().empty() && member(entry, "hard").as_array().empty()) continue;
     std::unordered_map<std::string, std::int64_t> task_of_key;
-    for (std::int64_t task = 0; task < environment.num_tasks(env::Split::kTrain); ++task) task_of_key.emplace(key_of(environment, task), task);
+    for (std::int64_t task = 0; task < environment.num_tasks(env::Split::kTrain); ++task)
+      task_of_key.emplace(key_of(environment, task), task);
     const auto restore = [&](const char* name, std::vector<std::int64_t>& target, double fraction) {
       std::vector<std::int64_t> tasks;
       std::int64_t num_missing = 0;
       for (const json::value& key : member(entry, name).as_array()) {
         const auto it = task_of_key.find(std::string(key.as_string()));
-        if (it == task_of_key.end()) ++num_missing;
-        else tasks.push_back(it->second);
+        if (it == task_of_key.end())
+          ++num_missing;
+        else
+          tasks.push_back(it->second);
       }
-      if (num_missing > 0) log::warning("{}: {} tasks of the saved {} pool are not in the data set any more", environment.name(), num_missing, name);
+      if (num_missing > 0)
+        log::warning("{}: {} tasks of the saved {} pool are not in the data set any more", environment.name(), num_missing, name);
       auto num_return = static_cast<std::size_t>(std::llround(fraction * static_cast<double>(tasks.size())));
       for (; num_return > 0; --num_return) tasks.erase(tasks.begin() + static_cast<std::ptrdiff_t>(rng_.next_below(tasks.size())));
       for (const std::int64_t task : tasks)

@@ -26,10 +26,10 @@ struct TaskSamplerOptions {
   };
   Order order = Order::kRandom;
   std::uint64_t seed = 42;
-  std::vector<double> env_ratios;          ///< > 0, one per environment; empty: by number of tasks
-  std::optional<double> easy_threshold;    ///< mean reward >= this: the task leaves for the easy pool
-  std::optional<double> hard_threshold;    ///< mean reward <= this: the task leaves for the hard pool
-  double easy_fraction = 0;                ///< part of each pool that returns to normal on load()
+  std::vector<double> env_ratios;        ///< > 0, one per environment; empty: by number of tasks
+  std::optional<double> easy_threshold;  ///< mean reward >= this: the task leaves for the easy pool
+  std::optional<double> hard_threshold;  ///< mean reward <= this: the task leaves for the hard pool
+  double easy_fraction = 0;              ///< part of each pool that returns to normal on load()
   double hard_fraction = 0;
 };
 

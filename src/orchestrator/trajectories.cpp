@@ -26,7 +26,8 @@ std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, Trajec
     wire::TrainingSample* target = nullptr;
     if (strategy == TrajectoryStrategy::kInterleaved)
       for (wire::TrainingSample& sample : samples)
-        if (begins_with(prompt, sample.token_ids) && (target == nullptr || sample.token_ids.size() > target->token_ids.size())) target = &sample;
+        if (begins_with(prompt, sample.token_ids) && (target == nullptr || sample.token_ids.size() > target->token_ids.size()))
+          target = &sample;
     if (target == nullptr) {
       target = &samples.emplace_back();
       target->env_name = episode.env_name;

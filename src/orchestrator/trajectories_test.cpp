@@ -35,7 +35,8 @@ TEST(Trajectories, TurnsThatExtendEachOtherBecomeOneSample) {
 }
 
 TEST(Trajectories, ARewrittenHistoryOpensANewSampleAndInterleavedAgentsKeepTheirs) {
-  const auto samples = to_samples(episode({turn({1}, {2}), turn({1, 2, 3}, {4}), turn({9}, {8}), turn({1, 2, 3, 4, 5}, {6})}), TrajectoryStrategy::kInterleaved);
+  const auto samples = to_samples(episode({turn({1}, {2}), turn({1, 2, 3}, {4}), turn({9}, {8}), turn({1, 2, 3, 4, 5}, {6})}),
+                                  TrajectoryStrategy::kInterleaved);
   ASSERT_EQ(samples.size(), 2u);
   EXPECT_EQ(samples[0].token_ids, (std::vector<std::int32_t>{1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(samples[1].token_ids, (std::vector<std::int32_t>{9, 8}));

@@ -18,10 +18,18 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPoll{10};
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{16} << 30;
 
-fs::path step_dir(const fs::path& folder, std::int64_t step) { return folder / fmt::format("step_{}", step); }
-fs::path ready_file(const fs::path& folder, std::int64_t step, std::int64_t rank) { return step_dir(folder, step) / fmt::format("rank_{}.bin", rank); }
-fs::path taken_file(const fs::path& folder, std::int64_t step, std::int64_t rank) { return step_dir(folder, step) / fmt::format("rank_{}.taken", rank); }
-fs::path end_file(const fs::path& folder) { return folder / "END"; }
+fs::path step_dir(const fs::path& folder, std::int64_t step) {
+  return folder / fmt::format("step_{}", step);
+}
+fs::path ready_file(const fs::path& folder, std::int64_t step, std::int64_t rank) {
+  return step_dir(folder, step) / fmt::format("rank_{}.bin", rank);
+}
+fs::path taken_file(const fs::path& folder, std::int64_t step, std::int64_t rank) {
+  return step_dir(folder, step) / fmt::format("rank_{}.taken", rank);
+}
+fs::path end_file(const fs::path& folder) {
+  return folder / "END";
+}
 
 bool is_there(const fs::path& path) {
   std::error_code ec;
@@ -44,7 +52,8 @@ class FileSender final : public SampleSender {
  public:
   explicit FileSender(FileSenderOptions options) : options_(std::move(options)), last_step_(options_.first_step - 1) {
     if (options_.num_ranks < 1 || options_.capacity < 1)
-      fail(ErrorCode::kInvalidArgument, "sample queue: num_ranks {} and capacity {} must be at least 1", options_.num_ranks, options_.capacity);
+      fail(ErrorCode::kInvalidArgument, "sample queue: num_ranks {} and capacity {} must be at least 1", options_.num_ranks,
+           options_.capacity);
     std::error_code ec;
     fs::create_directories(options_.folder, ec);
     if (ec) fail(ErrorCode::kIo, "sample queue: {}: {}", options_.folder.string(), ec.message());
@@ -53,8 +62,8 @@ class FileSender final : public SampleSender {
 
   bool push(const wire::TrainingBatch& batch, std::chrono::milliseconds timeout) override {
     if (static_cast<std::int64_t>(batch.ranks.size()) != options_.num_ranks)
-      fail(ErrorCode::kInvalidArgument, "sample queue: step {} has micro-batches for {} ranks, the queue has {}", batch.step, batch.ranks.size(),
-           options_.num_ranks);
+      fail(ErrorCode::kInvalidArgument, "sample queue: step {} has micro-batches for {} ranks, the queue has {}", batch.step,
+           batch.ranks.size(), options_.num_ranks);
     if (is_closed_) fail(ErrorCode::kUnavailable, "sample queue: step {} pushed after the queue was closed", batch.step);
     // Ranks take steps in order, so there is room when nobody holds on to the step `capacity` before this one.
     const std::int64_t blocking = batch.step - options_.capacity;
@@ -75,7 +84,8 @@ class FileSender final : public SampleSender {
       fs::remove(taken_file(options_.folder, batch.step, rank), ec);
     }
     last_step_ = batch.step;
-    for (std::int64_t rank = 0; rank < options_.num_ranks; ++rank) fs::remove(taken_file(options_.folder, batch.step - options_.keep_taken - 1, rank), ec);
+    for (std::int64_t rank = 0; rank < options_.num_ranks; ++rank)
+      fs::remove(taken_file(options_.folder, batch.step - options_.keep_taken - 1, rank), ec);
     return true;
   }
   std::int64_t num_ranks() const noexcept override { return options_.num_ranks; }
@@ -84,7 +94,8 @@ class FileSender final : public SampleSender {
     write_file_atomic(end_file(options_.folder), std::to_string(last_step_));
   }
   std::string describe() const override {
-    std::string text = fmt::format("files below {}, last step sent {}, oldest step not taken per rank:", options_.folder.string(), last_step_);
+    std::string text =
+        fmt::format("files below {}, last step sent {}, oldest step not taken per rank:", options_.folder.string(), last_step_);
     for (std::int64_t rank = 0; rank < options_.num_ranks; ++rank) {
       std::int64_t oldest = 0;
       for (std::int64_t step = std::max(options_.first_step, last_step_ - options_.capacity); step <= last_step_ && oldest == 0; ++step)
@@ -113,8 +124,10 @@ class FileReceiver final : public SampleReceiver {
     const fs::path taken = taken_file(options_.folder, next_step_, options_.rank);
     fs::path found;
     poll_until(timeout, [&] {
-      if (is_there(ready)) found = ready;
-      else if (is_there(taken)) found = taken;
+      if (is_there(ready))
+        found = ready;
+      else if (is_there(taken))
+        found = taken;
       return !found.empty() || is_closed();
     });
     if (found.empty()) return std::nullopt;
@@ -162,8 +175,12 @@ class FileReceiver final : public SampleReceiver {
 
 }  // namespace
 
-std::unique_ptr<SampleSender> make_file_sender(FileSenderOptions options) { return std::make_unique<FileSender>(std::move(options)); }
-std::unique_ptr<SampleReceiver> make_file_receiver(FileReceiverOptions options) { return std::make_unique<FileReceiver>(std::move(options)); }
+std::unique_ptr<SampleSender> make_file_sender(FileSenderOptions options) {
+  return std::make_unique<FileSender>(std::move(options));
+}
+std::unique_ptr<SampleReceiver> make_file_receiver(FileReceiverOptions options) {
+  return std::make_unique<FileReceiver>(std::move(options));
+}
 
 void clean_file_queue(const fs::path& folder, std::int64_t first_step) {
   std::error_code ec;

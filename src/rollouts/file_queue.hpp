@@ -13,10 +13,10 @@ namespace prl::rollouts {
 /// A taken file is renamed to rank_R.taken, so that a trainer restarted at an earlier step reads it again; the sender removes
 /// taken files that are more than `keep_taken` steps old. <folder>/END holds the last step once the sender has closed.
 struct FileSenderOptions {
-  std::filesystem::path folder;      ///< <output_dir>/rollouts; made if missing
+  std::filesystem::path folder;  ///< <output_dir>/rollouts; made if missing
   std::int64_t num_ranks = 1;
-  std::int64_t first_step = 1;       ///< first step that will be pushed; an END of an earlier run is removed
-  std::int64_t capacity = 2;         ///< steps that may wait untaken
+  std::int64_t first_step = 1;  ///< first step that will be pushed; an END of an earlier run is removed
+  std::int64_t capacity = 2;    ///< steps that may wait untaken
   std::int64_t keep_taken = 8;
 };
 std::unique_ptr<SampleSender> make_file_sender(FileSenderOptions options);
@@ -24,7 +24,7 @@ std::unique_ptr<SampleSender> make_file_sender(FileSenderOptions options);
 struct FileReceiverOptions {
   std::filesystem::path folder;
   std::int64_t rank = 0;
-  std::int64_t first_step = 1;       ///< first step to take
+  std::int64_t first_step = 1;  ///< first step to take
 };
 std::unique_ptr<SampleReceiver> make_file_receiver(FileReceiverOptions options);
 

@@ -1,7 +1,7 @@
 #include "rollouts/local_queue.hpp"
 
-#include <deque>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <utility>
 
@@ -44,8 +44,7 @@ class LocalSender final : public SampleSender {
     const bool ready = state_->changed.wait_for(lock, timeout, [&] { return state_->closed || state_->has_room(); });
     if (state_->closed) fail(ErrorCode::kUnavailable, "sample queue: step {} pushed after the queue was closed", batch.step);
     if (!ready) return false;
-    for (std::size_t rank = 0; rank < batch.ranks.size(); ++rank)
-      state_->queues[rank].push_back(RankBatch{batch.step, batch.ranks[rank]});
+    for (std::size_t rank = 0; rank < batch.ranks.size(); ++rank) state_->queues[rank].push_back(RankBatch{batch.step, batch.ranks[rank]});
     state_->last_step = batch.step;
     state_->changed.notify_all();
     return true;
@@ -101,7 +100,9 @@ LocalSampleQueue::LocalSampleQueue(std::int64_t num_ranks, std::int64_t capacity
   state_ = std::make_shared<State>(num_ranks, capacity);
 }
 
-std::unique_ptr<SampleSender> LocalSampleQueue::make_sender() const { return std::make_unique<LocalSender<State>>(state_); }
+std::unique_ptr<SampleSender> LocalSampleQueue::make_sender() const {
+  return std::make_unique<LocalSender<State>>(state_);
+}
 
 std::unique_ptr<SampleReceiver> LocalSampleQueue::make_receiver(std::int64_t rank) const {
   if (rank < 0 || rank >= static_cast<std::int64_t>(state_->queues.size()))

@@ -40,7 +40,8 @@ void expect_batch(const std::optional<RankBatch>& batch, std::int64_t step, std:
   ASSERT_TRUE(batch.has_value()) << "step " << step << " rank " << rank;
   EXPECT_EQ(batch->step, step);
   ASSERT_EQ(batch->micro_batches.size(), 1u);
-  EXPECT_EQ(batch->micro_batches[0].input_ids, (std::vector<std::int32_t>{static_cast<std::int32_t>(step), static_cast<std::int32_t>(rank), 7}));
+  EXPECT_EQ(batch->micro_batches[0].input_ids,
+            (std::vector<std::int32_t>{static_cast<std::int32_t>(step), static_cast<std::int32_t>(rank), 7}));
   EXPECT_EQ(batch->micro_batches[0].inference_logprobs[2], -1.75f);
 }
 
@@ -86,7 +87,10 @@ Ends zmq_ends(std::int64_t) {
   return {[port](std::int64_t num_ranks, std::int64_t first_step) {
             return make_zmq_sender({.port = port, .num_ranks = num_ranks, .first_step = first_step, .capacity = 2, .drain_timeout = 5s});
           },
-          [port](std::int64_t rank, std::int64_t first_step) { return make_zmq_receiver({.port = port, .rank = rank, .first_step = first_step}); }, nullptr};
+          [port](std::int64_t rank, std::int64_t first_step) {
+            return make_zmq_receiver({.port = port, .rank = rank, .first_step = first_step});
+          },
+          nullptr};
 }
 
 struct Implementation {
@@ -161,7 +165,8 @@ TEST_P(SampleQueueConformance, AWrongNumberOfRanksIsRefused) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SampleQueueConformance,
-                         ::testing::Values(Implementation{"local", &local_ends}, Implementation{"file", &file_ends}, Implementation{"zmq", &zmq_ends}),
+                         ::testing::Values(Implementation{"local", &local_ends}, Implementation{"file", &file_ends},
+                                           Implementation{"zmq", &zmq_ends}),
                          [](const auto& param_info) { return param_info.param.name; });
 
 TEST(FileQueue, ARestartedReceiverReadsTakenStepsAgain) {

@@ -20,12 +20,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPoll{5};            // how soon the sender's thread sees a new step
+constexpr milliseconds kPoll{5};  // how soon the sender's thread sees a new step
 constexpr milliseconds kAnnounceEvery{500};
-constexpr milliseconds kRepeatAfter{400};   // a step asked for again later than this was lost
+constexpr milliseconds kRepeatAfter{400};  // a step asked for again later than this was lost
 
-std::string topic_of(std::int64_t rank) { return fmt::format("data_rank|{}|", rank); }
-std::string endpoint(const std::string& host, int port) { return fmt::format("tcp://{}:{}", host == "localhost" ? "127.0.0.1" : host, port); }
+std::string topic_of(std::int64_t rank) {
+  return fmt::format("data_rank|{}|", rank);
+}
+std::string endpoint(const std::string& host, int port) {
+  return fmt::format("tcp://{}:{}", host == "localhost" ? "127.0.0.1" : host, port);
+}
 
 void send_frames(zmq::socket_t& socket, const std::string& topic, const std::string& kind, const std::string& payload) {
   // PUB never blocks: a frame beyond the high-water mark is lost here and repeated when the rank asks again.
@@ -37,9 +41,12 @@ void send_frames(zmq::socket_t& socket, const std::string& topic, const std::str
 class ZmqSender final : public SampleSender {
  public:
   explicit ZmqSender(ZmqSenderOptions options)
-      : options_(std::move(options)), ranks_(static_cast<std::size_t>(std::max<std::int64_t>(1, options_.num_ranks))), last_step_(options_.first_step - 1) {
+      : options_(std::move(options)),
+        ranks_(static_cast<std::size_t>(std::max<std::int64_t>(1, options_.num_ranks))),
+        last_step_(options_.first_step - 1) {
     if (options_.num_ranks < 1 || options_.capacity < 1)
-      fail(ErrorCode::kInvalidArgument, "sample queue: num_ranks {} and capacity {} must be at least 1", options_.num_ranks, options_.capacity);
+      fail(ErrorCode::kInvalidArgument, "sample queue: num_ranks {} and capacity {} must be at least 1", options_.num_ranks,
+           options_.capacity);
     data_.set(zmq::sockopt::sndhwm, options_.hwm);
     data_.set(zmq::sockopt::linger, 1000);
     requests_.set(zmq::sockopt::linger, 0);
@@ -55,8 +62,8 @@ class ZmqSender final : public SampleSender {
 
   bool push(const wire::TrainingBatch& batch, milliseconds timeout) override {
     if (static_cast<std::int64_t>(batch.ranks.size()) != options_.num_ranks)
-      fail(ErrorCode::kInvalidArgument, "sample queue: step {} has micro-batches for {} ranks, the queue has {}", batch.step, batch.ranks.size(),
-           options_.num_ranks);
+      fail(ErrorCode::kInvalidArgument, "sample queue: step {} has micro-batches for {} ranks, the queue has {}", batch.step,
+           batch.ranks.size(), options_.num_ranks);
     std::unique_lock lock(mutex_);
     if (is_closed_) fail(ErrorCode::kUnavailable, "sample queue: step {} pushed after the queue was closed", batch.step);
     const bool has_room = changed_.wait_for(lock, timeout, [&] {
@@ -87,7 +94,8 @@ class ZmqSender final : public SampleSender {
     std::lock_guard lock(mutex_);
     std::string text = fmt::format("ZeroMQ at {}, last step sent {}, per rank:", endpoint(options_.host, options_.port), last_step_);
     for (std::size_t r = 0; r < ranks_.size(); ++r)
-      text += ranks_[r].is_announced ? fmt::format(" rank {} wants step {}", r, ranks_[r].next_step) : fmt::format(" rank {} has not announced itself", r);
+      text += ranks_[r].is_announced ? fmt::format(" rank {} wants step {}", r, ranks_[r].next_step)
+                                     : fmt::format(" rank {} has not announced itself", r);
     return text;
   }
 
@@ -99,8 +107,8 @@ class ZmqSender final : public SampleSender {
   };
   struct Step {
     std::int64_t number = 0;
-    std::vector<std::string> payloads;                        ///< per rank
-    std::vector<std::optional<Clock::time_point>> sent_at;    ///< per rank
+    std::vector<std::string> payloads;                      ///< per rank
+    std::vector<std::optional<Clock::time_point>> sent_at;  ///< per rank
   };
 
   void bind(zmq::socket_t& socket, int port) {
@@ -143,7 +151,8 @@ class ZmqSender final : public SampleSender {
     Rank& asking = ranks_[static_cast<std::size_t>(rank)];
     asking.is_announced = true;
     asking.next_step = next_step;
-    while (!steps_.empty() && std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.is_announced && r.next_step > steps_.front().number; }))
+    while (!steps_.empty() &&
+           std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.is_announced && r.next_step > steps_.front().number; }))
       steps_.pop_front();
     for (Step& step : steps_) {
       auto& sent_at = step.sent_at[static_cast<std::size_t>(rank)];
@@ -162,7 +171,8 @@ class ZmqSender final : public SampleSender {
       return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.is_announced || rank.knows_end; });
     };
     if (!changed_.wait_for(lock, options_.drain_timeout, is_drained))
-      log::warning("sample queue: after {} s some ranks had not taken every step up to {}", options_.drain_timeout.count() / 1000, last_step_);
+      log::warning("sample queue: after {} s some ranks had not taken every step up to {}", options_.drain_timeout.count() / 1000,
+                   last_step_);
   }
 
   const ZmqSenderOptions options_;
@@ -172,10 +182,10 @@ class ZmqSender final : public SampleSender {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Rank> ranks_;
-  std::deque<Step> steps_;   ///< not yet taken by every rank
+  std::deque<Step> steps_;  ///< not yet taken by every rank
   std::int64_t last_step_;
   bool is_closed_ = false;
-  std::jthread thread_;      ///< last member: it stops before the sockets go
+  std::jthread thread_;  ///< last member: it stops before the sockets go
 };
 
 class ZmqReceiver final : public SampleReceiver {
@@ -231,7 +241,8 @@ class ZmqReceiver final : public SampleReceiver {
       return std::nullopt;
     }
     wire::TrainingBatch batch = wire::decode_training_batch(frames[2].to_string_view());
-    if (batch.ranks.size() != 1) fail(ErrorCode::kCorrupt, "sample queue: {}: step {} holds {} ranks, wanted one", describe(), batch.step, batch.ranks.size());
+    if (batch.ranks.size() != 1)
+      fail(ErrorCode::kCorrupt, "sample queue: {}: step {} holds {} ranks, wanted one", describe(), batch.step, batch.ranks.size());
     if (batch.step != next_step_) return std::nullopt;
     ++next_step_;
     announce();
@@ -249,7 +260,11 @@ class ZmqReceiver final : public SampleReceiver {
 
 }  // namespace
 
-std::unique_ptr<SampleSender> make_zmq_sender(ZmqSenderOptions options) { return std::make_unique<ZmqSender>(std::move(options)); }
-std::unique_ptr<SampleReceiver> make_zmq_receiver(ZmqReceiverOptions options) { return std::make_unique<ZmqReceiver>(std::move(options)); }
+std::unique_ptr<SampleSender> make_zmq_sender(ZmqSenderOptions options) {
+  return std::make_unique<ZmqSender>(std::move(options));
+}
+std::unique_ptr<SampleReceiver> make_zmq_receiver(ZmqReceiverOptions options) {
+  return std::make_unique<ZmqReceiver>(std::move(options));
+}
 
 }  // namespace prl::rollouts

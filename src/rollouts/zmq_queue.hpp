@@ -16,19 +16,19 @@ namespace prl::rollouts {
 ///           rank, acknowledges all steps before, and makes the sender repeat what the rank lacks: a lost message or a broken
 ///           and re-made connection costs time, never a step.
 struct ZmqSenderOptions {
-  std::string host = "127.0.0.1";    ///< address or interface to bind; "*" for all
+  std::string host = "127.0.0.1";  ///< address or interface to bind; "*" for all
   int port = 5555;
-  int hwm = 10;                      ///< messages ZeroMQ may hold per connection
+  int hwm = 10;  ///< messages ZeroMQ may hold per connection
   std::int64_t num_ranks = 1;
   std::int64_t first_step = 1;
-  std::int64_t capacity = 2;         ///< steps that may wait until every rank has taken them
+  std::int64_t capacity = 2;                         ///< steps that may wait until every rank has taken them
   std::chrono::milliseconds drain_timeout{600'000};  ///< after close(), the destructor waits so long for ranks to take the rest
 };
 /// Error{kIo} naming host and port when they are taken. The first push waits until every rank has announced itself.
 std::unique_ptr<SampleSender> make_zmq_sender(ZmqSenderOptions options);
 
 struct ZmqReceiverOptions {
-  std::string host = "127.0.0.1";    ///< of the sender
+  std::string host = "127.0.0.1";  ///< of the sender
   int port = 5555;
   int hwm = 10;
   std::int64_t rank = 0;

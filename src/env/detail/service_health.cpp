@@ -47,7 +47,8 @@ asio::awaitable<std::string> try_health(std::shared_ptr<net::HttpClient> client,
 
 }  // namespace
 
-asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, std::string root, std::string model, net::TimePoint deadline) {
+asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, std::string root, std::string model,
+                                       net::TimePoint deadline) {
   const net::TimePoint begin = net::Clock::now();
   net::TimePoint warned = begin;
   for (;;) {
@@ -56,8 +57,8 @@ asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, 
     if (problem.empty()) break;
     const net::TimePoint now = net::Clock::now();
     if (now >= deadline)
-      fail(ErrorCode::kDeadline, "waited {} s for the inference server {}: {}", std::chrono::duration_cast<std::chrono::seconds>(now - begin).count(), root,
-           problem);
+      fail(ErrorCode::kDeadline, "waited {} s for the inference server {}: {}",
+           std::chrono::duration_cast<std::chrono::seconds>(now - begin).count(), root, problem);
     if (now - warned >= 10s) {
       log::warning("the inference server {} is not ready yet: {}", root, problem);
       warned = now;
@@ -76,9 +77,11 @@ asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, 
   if (const auto* object = body.if_object())
     if (const auto* data = object->if_contains("data"); data != nullptr && data->is_array())
       for (const auto& entry : data->get_array())
-        if (entry.is_object() && entry.get_object().contains("id") && entry.at("id").is_string()) names.emplace_back(entry.at("id").get_string());
+        if (entry.is_object() && entry.get_object().contains("id") && entry.at("id").is_string())
+          names.emplace_back(entry.at("id").get_string());
   if (std::find(names.begin(), names.end(), model) == names.end())
-    fail(ErrorCode::kNotFound, "{} does not serve the model {}; it serves {}", root, model, names.empty() ? std::string("none") : fmt::format("{}", fmt::join(names, ", ")));
+    fail(ErrorCode::kNotFound, "{} does not serve the model {}; it serves {}", root, model,
+         names.empty() ? std::string("none") : fmt::format("{}", fmt::join(names, ", ")));
 }
 
 }  // namespace prl::env::detail

@@ -17,6 +17,7 @@ std::chrono::milliseconds time_left(net::TimePoint deadline);
 /// Polls GET <root>/health every second until it answers 2xx (a server without that route counts as up), then checks that
 /// /v1/models lists `model` (skipped when empty). Error{kDeadline} naming the server and its last answer; Error{kNotFound}
 /// listing the models it serves.
-asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, std::string root, std::string model, net::TimePoint deadline);
+asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, std::string root, std::string model,
+                                       net::TimePoint deadline);
 
 }  // namespace prl::env::detail

@@ -32,7 +32,9 @@ Values centred(Values rewards) {
   return rewards;
 }
 
-Values grpo(Group group) { return centred(rewards_of(group)); }
+Values grpo(Group group) {
+  return centred(rewards_of(group));
+}
 
 Values rloo(Group group) {
   Values values = centred(rewards_of(group));
@@ -66,14 +68,16 @@ Values max_rl(Group group) {
   return values;
 }
 
-Values reward(Group group) { return rewards_of(group); }
+Values reward(Group group) {
+  return rewards_of(group);
+}
 
 struct Algorithm {
   std::string_view name;
   Values (*compute)(Group);
 };
 // The one table of algorithms that need nothing but rewards and lengths of a group.
-constexpr std::array kAlgorithms{Algorithm{"grpo", &grpo}, Algorithm{"drgrpo", &grpo}, Algorithm{"rloo", &rloo},
+constexpr std::array kAlgorithms{Algorithm{"grpo", &grpo}, Algorithm{"drgrpo", &grpo},   Algorithm{"rloo", &rloo},
                                  Algorithm{"opo", &opo},   Algorithm{"max_rl", &max_rl}, Algorithm{"reward", &reward}};
 constexpr auto kNames = [] {
   std::array<std::string_view, kAlgorithms.size()> names{};
@@ -93,9 +97,10 @@ Values penalised(Group group, const LinearLengthPenalty& penalty) {
   Values values = rewards_of(group);
   const double baseline = mean(values);
   for (std::size_t i = 0; i < group.size(); ++i) {
-    const double fraction = penalty.num_output_tokens_weight * static_cast<double>(group[i].num_output_tokens) / static_cast<double>(max_out) +
-                            penalty.num_input_tokens_weight * static_cast<double>(group[i].num_input_tokens) / static_cast<double>(max_in) +
-                            penalty.num_turns_weight * static_cast<double>(group[i].num_turns) / static_cast<double>(max_turns);
+    const double fraction =
+        penalty.num_output_tokens_weight * static_cast<double>(group[i].num_output_tokens) / static_cast<double>(max_out) +
+        penalty.num_input_tokens_weight * static_cast<double>(group[i].num_input_tokens) / static_cast<double>(max_in) +
+        penalty.num_turns_weight * static_cast<double>(group[i].num_turns) / static_cast<double>(max_turns);
     values[i] -= baseline * fraction;
   }
   return values;
@@ -122,16 +127,21 @@ Values penalised(Group group, const CorrectLengthPenalty& penalty) {
 
 }  // namespace
 
-std::span<const std::string_view> advantage_algorithms() noexcept { return kNames; }
+std::span<const std::string_view> advantage_algorithms() noexcept {
+  return kNames;
+}
 
 std::vector<float> compute_advantages(const AdvantageOptions& options, Group group) {
   const auto found = std::find_if(kAlgorithms.begin(), kAlgorithms.end(), [&](const Algorithm& a) { return a.name == options.algorithm; });
   if (found == kAlgorithms.end())
     fail(ErrorCode::kInvalidArgument, "advantage.type = {}: not known; there are {}", options.algorithm, fmt::join(kNames, ", "));
   Values values;
-  if (const auto* linear = std::get_if<LinearLengthPenalty>(&options.length_penalty)) values = centred(penalised(group, *linear));
-  else if (const auto* correct = std::get_if<CorrectLengthPenalty>(&options.length_penalty)) values = centred(penalised(group, *correct));
-  else values = found->compute(group);
+  if (const auto* linear = std::get_if<LinearLengthPenalty>(&options.length_penalty))
+    values = centred(penalised(group, *linear));
+  else if (const auto* correct = std::get_if<CorrectLengthPenalty>(&options.length_penalty))
+    values = centred(penalised(group, *correct));
+  else
+    values = found->compute(group);
   return std::vector<float>(values.begin(), values.end());
 }
 

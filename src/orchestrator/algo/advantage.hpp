@@ -12,8 +12,8 @@ namespace prl::orchestrator {
 /// What an algorithm sees of one rollout.
 struct RolloutStats {
   double reward = 0;
-  std::int64_t num_output_tokens = 0;  ///< sampled
-  std::int64_t num_input_tokens = 0;   ///< everything else in the final context
+  std::int64_t num_output_tokens = 0;    ///< sampled
+  std::int64_t num_input_tokens = 0;     ///< everything else in the final context
   std::int64_t num_response_tokens = 0;  ///< of num_input_tokens: what the environment added after the first prompt
   std::int64_t num_turns = 0;
 };

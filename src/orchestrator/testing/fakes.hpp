@@ -29,14 +29,15 @@ struct FakeWeights {
 /// the seed's bits, wrong letters otherwise. Each request takes a random time, so that the order of completion varies.
 struct FakeChatOptions {
   std::chrono::microseconds max_delay{2'000};
-  bool always_wrong = false;                       ///< every reward the same
-  std::function<void()> before_reply;              ///< may throw, to fail a request
-  std::int64_t version_offset = 0;                 ///< lies about the version
+  bool always_wrong = false;           ///< every reward the same
+  std::function<void()> before_reply;  ///< may throw, to fail a request
+  std::int64_t version_offset = 0;     ///< lies about the version
 };
 
 class FakeChat final : public env::ChatClientFactory {
  public:
-  FakeChat(std::shared_ptr<FakeWeights> weights, FakeChatOptions options = {}) : weights_(std::move(weights)), options_(std::move(options)) {}
+  FakeChat(std::shared_ptr<FakeWeights> weights, FakeChatOptions options = {})
+      : weights_(std::move(weights)), options_(std::move(options)) {}
   std::unique_ptr<env::ChatClient> open(env::ConversationOptions options) override;
   asio::awaitable<void> check_health(net::TimePoint) override { co_return; }
   std::string describe() const override { return "fake engine"; }
@@ -54,7 +55,8 @@ class FakeChat final : public env::ChatClientFactory {
 
 class FakePolicySource final : public PolicySource {
  public:
-  explicit FakePolicySource(std::shared_ptr<FakeWeights> weights, std::chrono::milliseconds apply_time = {}) : weights_(std::move(weights)), apply_time_(apply_time) {}
+  explicit FakePolicySource(std::shared_ptr<FakeWeights> weights, std::chrono::milliseconds apply_time = {})
+      : weights_(std::move(weights)), apply_time_(apply_time) {}
   asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
   asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
   std::string describe() const override { return "fake trainer"; }
@@ -67,7 +69,8 @@ class FakePolicySource final : public PolicySource {
 /// Takes batches, "trains" for a while and publishes the next version, on a thread of its own.
 class FakeTrainer {
  public:
-  FakeTrainer(std::unique_ptr<rollouts::SampleReceiver> receiver, std::shared_ptr<FakeWeights> weights, std::chrono::milliseconds step_time = {});
+  FakeTrainer(std::unique_ptr<rollouts::SampleReceiver> receiver, std::shared_ptr<FakeWeights> weights,
+              std::chrono::milliseconds step_time = {});
   ~FakeTrainer();
   /// Encoded batches in order, after the orchestrator has closed the queue.
   std::vector<std::string> batches();

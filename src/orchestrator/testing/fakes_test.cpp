@@ -52,7 +52,8 @@ class FakeConversation final : public env::ChatClient {
     Rng rng(request.sampling.seed.value(), static_cast<std::uint64_t>(version));
     std::string answer(text.rbegin(), text.rend());
     for (char& c : answer)
-      if (owner_.options_.always_wrong || rng.next_below(3) == 0) c = owner_.options_.always_wrong ? '#' : static_cast<char>('a' + rng.next_below(26));
+      if (owner_.options_.always_wrong || rng.next_below(3) == 0)
+        c = owner_.options_.always_wrong ? '#' : static_cast<char>('a' + rng.next_below(26));
     const std::string content = "<reversed_text>" + answer + "</reversed_text>";
     env::ChatTurn turn;
     turn.message = json::object{{"role", "assistant"}, {"content", content}};
@@ -73,7 +74,9 @@ class FakeConversation final : public env::ChatClient {
   FakeChat& owner_;
 };
 
-std::unique_ptr<env::ChatClient> FakeChat::open(env::ConversationOptions) { return std::make_unique<FakeConversation>(*this); }
+std::unique_ptr<env::ChatClient> FakeChat::open(env::ConversationOptions) {
+  return std::make_unique<FakeConversation>(*this);
+}
 
 asio::awaitable<std::optional<PolicyVersion>> FakePolicySource::wait_newer(PolicyVersion than, net::TimePoint deadline) {
   for (;;) {
@@ -90,7 +93,8 @@ asio::awaitable<void> FakePolicySource::apply(PolicyVersion version, net::TimePo
   ++weights_->num_updates;
 }
 
-FakeTrainer::FakeTrainer(std::unique_ptr<rollouts::SampleReceiver> receiver, std::shared_ptr<FakeWeights> weights, std::chrono::milliseconds step_time)
+FakeTrainer::FakeTrainer(std::unique_ptr<rollouts::SampleReceiver> receiver, std::shared_ptr<FakeWeights> weights,
+                         std::chrono::milliseconds step_time)
     : receiver_(std::move(receiver)) {
   thread_ = std::jthread([this, weights = std::move(weights), step_time](std::stop_token stop) {
     while (!stop.stop_requested() && !receiver_->is_closed()) {
@@ -107,7 +111,9 @@ FakeTrainer::FakeTrainer(std::unique_ptr<rollouts::SampleReceiver> receiver, std
   });
 }
 
-FakeTrainer::~FakeTrainer() { thread_.request_stop(); }
+FakeTrainer::~FakeTrainer() {
+  thread_.request_stop();
+}
 
 std::vector<std::string> FakeTrainer::batches() {
   if (thread_.joinable()) thread_.join();
