@@ -49,7 +49,9 @@ class FileChannel final : public WeightChannel {
     PRL_CHECK(publication.save != nullptr, "a publication through files needs a save callback");
     const std::int64_t version = publication.manifest.version.value;
     const fs::path folder = folder_of(options_.folder, version);
-    // A folder of that name is left over from a run that was stopped here; it must not mix with the new one.
+    // After a resume the starting version is there already, and an engine may be reading it: the same weights stay in place.
+    if (holds(folder, publication.manifest)) return;
+    // Anything else of that name is left over from a run that was stopped here; it must not mix with the new one.
     if (fs::exists(folder)) remove_version(folder);
     publication.save(folder);
     write_file_atomic(folder / kManifest, to_json(publication.manifest));
@@ -88,6 +90,17 @@ class FileChannel final : public WeightChannel {
       return found;
     }
     return std::nullopt;
+  }
+
+  static bool holds(const fs::path& folder, const WeightManifest& manifest) {
+    std::error_code ec;
+    if (!fs::exists(folder / kStable, ec)) return false;
+    try {
+      return parse_manifest(read_file(folder / kManifest, kMaxManifestBytes), folder.string()) == manifest;
+    } catch (const Error& error) {
+      log::warning("{} is not readable and is written anew: {}", folder.string(), error.what());
+      return false;
+    }
   }
 
   void clean_up(std::int64_t newest) const {

@@ -11,6 +11,7 @@ class LocalChannel final : public WeightChannel {
  public:
   void publish(Publication publication) override {
     std::lock_guard lock(mutex_);
+    if (latest_ && publication.manifest == latest_->manifest) return;
     if (latest_ && publication.manifest.version <= latest_->manifest.version)
       fail(ErrorCode::kInvalidArgument, "[weights] version {} was published after version {}: versions only grow", publication.manifest.version.value, latest_->manifest.version.value);
     latest_ = PublishedWeights{std::move(publication.manifest), std::move(publication.handle), {}};

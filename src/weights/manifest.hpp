@@ -18,6 +18,7 @@ struct WeightManifest {
   std::string compute_dtype;                  ///< "BF16", "F32": checksum and probe are of weights rounded to it
   std::vector<std::int32_t> probe_prompt;
   std::vector<float> probe_logprobs;          ///< of probe_prompt[i + 1] given what is before; one less than the prompt
+  bool operator==(const WeightManifest&) const = default;
 };
 
 /// What an engine says about the weights it now uses.

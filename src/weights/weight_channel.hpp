@@ -34,7 +34,8 @@ struct PublishedWeights {
 class WeightChannel {
  public:
   virtual ~WeightChannel() = default;
-  /// Makes a version visible to receivers, whole or not at all. Error{kIo} (a full disk, say) leaves the former one in place.
+  /// Makes a version visible to receivers, whole or not at all; a version that is there already with the same manifest stays as it
+  /// is (the start of a resumed run). Error{kIo} (a full disk, say) leaves the former one in place.
   virtual void publish(Publication publication) = 0;
   /// The newest version that is whole, if any.
   virtual std::optional<PublishedWeights> latest() = 0;

@@ -142,6 +142,25 @@ TEST(FileChannel, ReadersSeeOnlyWholeVersions) {
   EXPECT_EQ(channel->latest()->manifest.version.value, 5);
 }
 
+// A resumed trainer publishes its starting version again while an engine may be loading it.
+TEST(FileChannel, TheSameWeightsAreLeftInPlace) {
+  Scratch scratch;
+  const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = {}});
+  channel->publish(file_publication(5));
+  Publication again = file_publication(5);
+  again.save = [](const fs::path&) { FAIL() << "written twice"; };
+  channel->publish(again);
+  EXPECT_EQ(read_file(scratch.path / "step_5" / "model.safetensors"), "weights of 5");
+  // Other weights under the same version replace it, and so do damaged ones.
+  Publication other = file_publication(5);
+  other.manifest.checksum ^= 1;
+  channel->publish(other);
+  EXPECT_EQ(channel->latest()->manifest.checksum, other.manifest.checksum);
+  write_file_atomic(scratch.path / "step_5" / "manifest.json", "{");
+  channel->publish(file_publication(5));
+  EXPECT_EQ(channel->latest()->manifest, make_manifest(5));
+}
+
 TEST(FileChannel, OldVersionsGoUnlessOnTheInterval) {
   Scratch scratch;
   const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = 3});
@@ -185,7 +204,9 @@ TEST(LocalChannel, HandsOverThePointer) {
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->handle.get(), weights.get());
   EXPECT_FALSE(channel->wait_newer(PolicyVersion{4}, 1ms, {}).has_value());
-  EXPECT_THROW(channel->publish(p), Error) << "the same version twice";
+  EXPECT_NO_THROW(channel->publish(p)) << "the same weights again";
+  p.manifest.checksum ^= 1;
+  EXPECT_THROW(channel->publish(p), Error) << "other weights under the same version";
 }
 
 TEST(LocalChannel, WaiterWakesOnPublishAndOnStop) {
