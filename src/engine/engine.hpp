@@ -82,7 +82,8 @@ class Engine {
   WeightProof proof(std::chrono::milliseconds timeout);
   nn::WeightsPtr weights() const;
 
-  /// Stops stepping; running requests are kept, new ones queue. Idempotent.
+  /// Stops stepping; running requests are kept, new ones queue. Idempotent. Error{kDeadline} if the step in progress did
+  /// not end in time; no other step follows it all the same.
   void pause(std::chrono::milliseconds timeout);
   void resume();
   void reset_prefix_cache();

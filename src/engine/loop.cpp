@@ -49,7 +49,13 @@ RequestId EngineLoop::submit(wire::GenerateRequest request, EventSink sink) {
   open.num_choices = num_choices;
   open_.emplace(id, open);
   num_open_choices_ += num_choices;
-  commands_.push_back([this, id, resolved, receiver = std::move(sink)]() mutable { core_.add(id, std::move(*resolved), std::move(receiver)); });
+  num_unseen_choices_ += num_choices;
+  commands_.push_back([this, id, num_choices, resolved, receiver = std::move(sink)]() mutable {
+    core_.add(id, std::move(*resolved), std::move(receiver));
+    std::lock_guard seen(mutex_);
+    num_unseen_choices_ -= num_choices;
+    stats_.num_waiting += num_choices;
+  });
   wake_.notify_one();
   return id;
 }
@@ -155,7 +161,7 @@ void EngineLoop::reset_prefix_cache() {
 EngineStats EngineLoop::stats() const {
   std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
-  stats.num_waiting = num_open_choices_ - stats.num_running;  // commands not yet taken included
+  stats.num_waiting += num_unseen_choices_;
   return stats;
 }
 

@@ -68,6 +68,7 @@ class EngineLoop {
   std::deque<Command> commands_;                            ///< guarded
   std::unordered_map<RequestId, OpenRequest> open_;         ///< guarded
   std::int64_t num_open_choices_ = 0;                       ///< guarded
+  std::int64_t num_unseen_choices_ = 0;                     ///< guarded; submitted, and their command has not run
   std::uint64_t num_requests_ = 0;                          ///< guarded
   bool is_stopping_ = false, is_paused_ = false, wants_cache_reset_ = false;  ///< guarded
   std::string failure_;                                     ///< guarded; why the engine gave up
