@@ -155,6 +155,87 @@ struct Mix {
   }
 };
 
+/// Columns of keys straight from cache blocks of [head_dim][block_size]: vector j is at group[j] and moves by block_size.
+template <typename T>
+struct PagedColumns {
+  const T* group[kTile / Vec::kLanes];
+  std::int64_t step, at = 0;
+  template <int J>
+  Vec column(std::integral_constant<int, J>) const { return load(group[J] + at); }
+  void advance() { at += step; }
+};
+/// Rows wherever they lie, from column d on.
+template <typename T>
+struct ScatteredRows {
+  const T* const* rows;
+  int d;
+  template <int J>
+  Vec column(std::integral_constant<int, J>) const { return load(*rows + d + J * Vec::kLanes); }
+  void advance() { ++rows; }
+};
+
+/// One sliver over paged keys, as in decode: nothing would use a packed tile twice, so operands are read where they are.
+template <typename T>
+struct Direct {
+  struct ScoreTask {
+    const float* q;
+    const KeySource* keys;
+    std::int64_t begin;
+    float* scores;
+    int head_dim, num_keys;
+  };
+  template <int H>
+  struct Scores {
+    static void run(const ScoreTask& s) {
+      constexpr int kVecs = kWide<H>, kL = Vec::kLanes;
+      for (int j = 0; j < s.num_keys; j += kVecs * kL) {
+        PagedColumns<T> right;
+        right.step = s.keys->block_size;
+        for (int v = 0; v < kVecs; ++v) {
+          const std::int64_t key = s.begin + (j + v * kL < s.num_keys ? j + v * kL : j);  // past the end: any block that exists
+          right.group[v] = static_cast<const T*>(s.keys->k) + s.keys->blocks[key / s.keys->block_size] * s.keys->block_stride + key % s.keys->block_size;
+        }
+        Vec acc[H][kVecs];
+        micro<H, kVecs, 1, H>(s.head_dim, s.q, right, acc);
+#pragma GCC unroll 16
+        for (int i = 0; i < H; ++i)
+#pragma GCC unroll 8
+          for (int v = 0; v < kVecs; ++v) store(s.scores + i * kTile + j + v * kL, acc[i][v]);
+      }
+    }
+  };
+  struct MixTask {
+    const float* p;
+    const T* const* rows;
+    float* out;
+    const float* rescale;
+    int head_dim, num_keys;
+  };
+  template <int H>
+  struct Mix {
+    template <int V>
+    [[gnu::always_inline]] static inline void columns(const MixTask& m, int d) {
+      Vec acc[H][V];
+      micro<H, V, kTile, 1>(m.num_keys, m.p, ScatteredRows<T>{m.rows, d}, acc);
+#pragma GCC unroll 16
+      for (int i = 0; i < H; ++i) {
+        const Vec factor = set1(m.rescale[i]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+          float* out = m.out + i * m.head_dim + d + v * Vec::kLanes;
+          store(out, fma(load(out), factor, acc[i][v]));
+        }
+      }
+    }
+    static void run(const MixTask& m) {
+      constexpr int kL = Vec::kLanes;
+      int d = 0;
+      for (; d + kWide<H> * kL <= m.head_dim; d += kWide<H> * kL) columns<kWide<H>>(m, d);
+      for (; d < m.head_dim; d += kL) columns<1>(m, d);
+    }
+  };
+};
+
 constexpr int kTileVecs = kTile / Vec::kLanes;
 
 /// Scales one row of raw scores, bans all but the first `valid` keys, and returns the maximum.
@@ -214,24 +295,31 @@ void attention_t(const AttentionTask& t) {
 
   const std::int64_t last_position = t.first_position + t.num_tokens - 1;
   const std::int64_t key_end = smaller(t.key_end, last_position + 1);
-  const T* keys[kTile];
+  const T* rows_of_tile[kTile];
+  const bool direct = slivers == 1 && t.keys.blocks != nullptr && t.keys.block_size % Vec::kLanes == 0;
   for (std::int64_t k0 = t.key_begin; k0 < key_end; k0 += kTile) {
     const int count = static_cast<int>(smaller(kTile, key_end - k0));
-    if (t.keys.blocks != nullptr) {
-      tile_paged<T>(k_tile, t.keys, k0, count, D);
+    if (direct) {
+      key_rows<T>(rows_of_tile, t.keys.v, t.keys.v_stride, t.keys, k0, count);
     } else {
-      key_rows<T>(keys, t.keys.k, t.keys.k_stride, t.keys, k0, count);
-      tile_transposed(k_tile, keys, count, D);
+      if (t.keys.blocks != nullptr) {
+        tile_paged<T>(k_tile, t.keys, k0, count, D);
+      } else {
+        key_rows<T>(rows_of_tile, t.keys.k, t.keys.k_stride, t.keys, k0, count);
+        tile_transposed(k_tile, rows_of_tile, count, D);
+      }
+      key_rows<T>(rows_of_tile, t.keys.v, t.keys.v_stride, t.keys, k0, count);
+      tile_rows(v_tile, rows_of_tile, count, D);
     }
-    key_rows<T>(keys, t.keys.v, t.keys.v_stride, t.keys, k0, count);
-    tile_rows(v_tile, keys, count, D);
     for (std::int64_t s = 0; s < slivers; ++s) {
       const std::int64_t begin = sliver_begin(s, rows, slivers), end = sliver_begin(s + 1, rows, slivers);
       const std::int64_t reach = t.first_position + (end - 1) / t.group - k0 + 1;  // keys of this tile that the last row sees
       if (reach <= 0) continue;
       const int num_keys = static_cast<int>(smaller(reach, count));
       const int height = static_cast<int>(end - begin);
-      Heights<Scores>::kRun[height]({reinterpret_cast<const float*>(q_packed + static_cast<std::size_t>(s) * slot), k_tile, scores, D, num_keys});
+      const float* q = reinterpret_cast<const float*>(q_packed + static_cast<std::size_t>(s) * slot);
+      if (direct) Heights<Direct<T>::template Scores>::kRun[height]({q, &t.keys, k0, scores, D, num_keys});
+      else Heights<Scores>::kRun[height]({q, k_tile, scores, D, num_keys});
       // One pass over all rows per step: the long latencies of a row's reductions overlap with the next rows' work.
       float rescale[kRowTile + Vec::kLanes] = {};
       for (int i = 0; i < height; ++i) {
@@ -245,7 +333,8 @@ void attention_t(const AttentionTask& t) {
       }
       for (int i = 0; i < height; i += Vec::kLanes) store(rescale + i, exp(load(rescale + i)));
       for (int i = 0; i < height; ++i) t.row_sum[begin + i] = t.row_sum[begin + i] * rescale[i] + exponentials(scores + i * kTile, t.row_max[begin + i]);
-      Heights<Mix>::kRun[height]({scores, v_tile, t.row_out + begin * D, rescale, D, num_keys});
+      if (direct) Heights<Direct<T>::template Mix>::kRun[height]({scores, rows_of_tile, t.row_out + begin * D, rescale, D, num_keys});
+      else Heights<Mix>::kRun[height]({scores, v_tile, t.row_out + begin * D, rescale, D, num_keys});
     }
   }
 }
