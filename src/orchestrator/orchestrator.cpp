@@ -96,7 +96,9 @@ struct Orchestrator::Impl {
 
   asio::awaitable<void> begin() {
     log::info("waiting for inference at {}", services.chat->describe());
-    co_await services.chat->check_health(net::Clock::now() + options.inference_timeout);
+    auto checking = services.chat->check_health(net::Clock::now() + options.inference_timeout);
+    auto stoppable = until_stop<void>(std::move(checking));
+    co_await std::move(stoppable);
     if (options.resume_step > 0) restore();
     const PolicyVersion version = co_await load_first_policy();
     const std::vector<TaskRef> unfinished = std::exchange(restored_tasks, {});
@@ -492,8 +494,19 @@ struct Orchestrator::Impl {
       last_eval_round[i] = version.value / options.evals[i].interval;
       eval::EvalTask task = options.evals[i].task;
       task.label = fmt::format("v{}", version.value);
-      auto evaluating = eval::run_eval(std::move(task), services.eval_chat);
-      eval::EvalResult result = co_await std::move(evaluating);
+      std::optional<eval::EvalResult> done;
+      try {
+        auto evaluating = eval::run_eval(std::move(task), services.eval_chat);
+        auto stoppable = until_stop<eval::EvalResult>(std::move(evaluating));
+        done = co_await std::move(stoppable);
+      } catch (const Error& error) {
+        if (!stop.stop_requested() || error.code() != ErrorCode::kCancelled) throw;
+      }
+      if (!done) {  // stopped: training ends cleanly, this evaluation does not count
+        are_updates_paused = false;
+        co_return;
+      }
+      eval::EvalResult result = std::move(*done);
       if (result.policy_version_min < 0) result.policy_version_min = version.value;
       log::success("{}, policy v{}", eval::console_line(result), version.value);
       put_eval_metrics(metrics, result, version.value);
@@ -531,6 +544,27 @@ struct Orchestrator::Impl {
   }
 
   // ---- main loop ----
+
+  asio::awaitable<void> wait_for_stop() {
+    while (!stop.stop_requested() && !failure) co_await net::sleep_for(50ms);
+  }
+
+  /// Awaits `operation`, or cancels it and throws when the run is stopped or another role fails.
+  template <typename T>
+  asio::awaitable<T> until_stop(asio::awaitable<T> operation) {
+    using namespace asio::experimental::awaitable_operators;
+    auto captured = net::detail::capture<T>(std::move(operation));
+    auto watching = wait_for_stop();
+    auto race = std::move(captured) || std::move(watching);
+    auto winner = co_await std::move(race);
+    if (winner.index() == 1) {
+      check_stop();
+      fail(ErrorCode::kInternal, "a wait ended without a stop or a failure");
+    }
+    auto& outcome = std::get<0>(winner);
+    if (outcome.exception) throw net::to_error(outcome.exception);
+    if constexpr (!std::is_void_v<T>) co_return std::move(*outcome.value);
+  }
 
   void check_stop() const {
     if (stop.stop_requested()) fail(ErrorCode::kCancelled, "stopped");

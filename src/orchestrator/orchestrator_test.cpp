@@ -283,6 +283,20 @@ TEST(Orchestrator, AStopWhileTheQueueIsFullIsClean) {
   EXPECT_EQ(result.report.progress.step, 2);
 }
 
+TEST(Orchestrator, AStopEndsAWaitForInferenceAndAnEvaluation) {
+  RunSettings waiting{.options = small_options(5, 0)};
+  waiting.chat.health_delay = 60s;
+  waiting.stop_after = 50ms;
+  EXPECT_TRUE(run(waiting).report.was_stopped);
+  RunSettings evaluating{.options = small_options(5, 0)};
+  OnlineEval online;
+  online.task.environment = tiny_environment("held-out");
+  evaluating.options.evals.push_back(online);
+  evaluating.chat.max_delay = 60s;
+  evaluating.stop_after = 100ms;
+  EXPECT_TRUE(run(evaluating).report.was_stopped);
+}
+
 TEST(Orchestrator, EvaluatesMeasuresAndLogs) {
   const auto folder = fresh_folder("logs");
   monitor::MetricSet declared;

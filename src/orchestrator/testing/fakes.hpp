@@ -29,9 +29,10 @@ struct FakeWeights {
 /// the seed's bits, wrong letters otherwise. Each request takes a random time, so that the order of completion varies.
 struct FakeChatOptions {
   std::chrono::microseconds max_delay{2'000};
-  bool always_wrong = false;           ///< every reward the same
-  std::function<void()> before_reply;  ///< may throw, to fail a request
-  std::int64_t version_offset = 0;     ///< lies about the version
+  bool always_wrong = false;                  ///< every reward the same
+  std::function<void()> before_reply;         ///< may throw, to fail a request
+  std::chrono::milliseconds health_delay{0};  ///< until check_health answers
+  std::int64_t version_offset = 0;            ///< lies about the version
 };
 
 class FakeChat final : public env::ChatClientFactory {
@@ -39,7 +40,7 @@ class FakeChat final : public env::ChatClientFactory {
   FakeChat(std::shared_ptr<FakeWeights> weights, FakeChatOptions options = {})
       : weights_(std::move(weights)), options_(std::move(options)) {}
   std::unique_ptr<env::ChatClient> open(env::ConversationOptions options) override;
-  asio::awaitable<void> check_health(net::TimePoint) override { co_return; }
+  asio::awaitable<void> check_health(net::TimePoint deadline) override;
   std::string describe() const override { return "fake engine"; }
   std::int64_t max_running() const { return max_running_; }
   std::int64_t num_requests() const { return num_requests_; }

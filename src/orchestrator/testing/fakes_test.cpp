@@ -78,6 +78,10 @@ std::unique_ptr<env::ChatClient> FakeChat::open(env::ConversationOptions) {
   return std::make_unique<FakeConversation>(*this);
 }
 
+asio::awaitable<void> FakeChat::check_health(net::TimePoint) {
+  co_await net::sleep_for(options_.health_delay);
+}
+
 asio::awaitable<std::optional<PolicyVersion>> FakePolicySource::wait_newer(PolicyVersion than, net::TimePoint deadline) {
   for (;;) {
     const PolicyVersion newest{weights_->published};
