@@ -12,7 +12,6 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "base/rng.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
 #include "net/signal.hpp"
@@ -38,10 +37,6 @@ double seconds_between(net::TimePoint begin, net::TimePoint end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-bool is_retryable_type(const std::string& type) {
-  return type == "ModelError" || type == "InvalidModelResponseError";
-}
-
 /// The options with what follows from others.
 OrchestratorOptions completed(OrchestratorOptions options) {
   if (options.dispatch.strict_async_level)
@@ -63,26 +58,29 @@ std::vector<env::EnvironmentPtr> environments_of(const std::vector<TrainEnv>& en
 }  // namespace
 
 struct Orchestrator::Impl {
-  struct OpenGroup {
-    EpisodeStart info;
-    std::vector<std::optional<env::Episode>> episodes;
-    std::int64_t num_started = 0;
-    std::int64_t num_done = 0;
-    std::unique_ptr<net::TaskGroup> tasks;
-  };
-
   Impl(OrchestratorOptions o, OrchestratorServices s)
       : options(completed(std::move(o))),
         services(std::move(s)),
         environments(environments_of(services.environments)),
         sampler(environments, options.sampler),
-        collector(options.collect) {
+        collector(options.collect),
+        runner(context.get_executor(),
+               {.group_size = options.dispatch.group_size,
+                .ordered = options.deterministic,
+                .seed = options.seed,
+                .retry_wait = options.retry_wait},
+               services.environments, services.chat) {
     if (!services.chat || !services.samples || !services.policy)
       fail(ErrorCode::kInternal, "the orchestrator needs a chat client, a sample queue and a policy source");
     if (!services.eval_chat) services.eval_chat = services.chat;
     if (options.pack.num_ranks != services.samples->num_ranks())
       fail(ErrorCode::kInvalidArgument, "num_train_workers = {}, but the sample queue has {} ranks", options.pack.num_ranks,
            services.samples->num_ranks());
+    runner.on_episode_end([this](GroupId id) {
+      dispatcher->on_episode_end(id);
+      last_progress = net::Clock::now();
+      wake.notify();
+    });
     // Made once here so that contradictions show before anything starts; made again with the real version in begin().
     make_dispatcher(PolicyVersion{options.resume_step});
   }
@@ -182,135 +180,22 @@ struct Orchestrator::Impl {
     }
   }
 
-  // ---- episodes ----
+  // ---- groups ----
 
-  void start(const EpisodeStart& info) {
-    OpenGroup& group = groups[info.group.value];
-    if (!group.tasks) {
-      group.info = info;
-      group.episodes.resize(static_cast<std::size_t>(options.dispatch.group_size));
-      group.tasks = std::make_unique<net::TaskGroup>(context.get_executor(), fmt::format("group {}", info.group.value));
-    }
-    ++group.num_started;
-    ++counts.num_started;
-    last_progress = net::Clock::now();
-    group.tasks->spawn(fmt::format("rollout {} of group {}", info.rollout_idx, info.group.value), run_episode(info));
+  void drop_group(GroupId id) {
+    const EpisodeCounts before = runner.counts();
+    runner.drop(id);
+    step_dropped += runner.counts().num_dropped - before.num_dropped;
+    step_cancelled += runner.counts().num_cancelled - before.num_cancelled;
   }
 
-  asio::awaitable<env::Episode> play(EpisodeStart info, int attempt) {
-    const TrainEnv& train_env = services.environments[static_cast<std::size_t>(info.task.env_idx)];
-    env::ConversationOptions conversation;
-    conversation.session_id =
-        fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
-    if (attempt > 0) conversation.session_id += fmt::format("-try{}", attempt);
-    conversation.cache_salt = fmt::format("v{}", info.version.value);
-    env::RolloutContext rollout;
-    rollout.trajectory_id = conversation.session_id;
-    const std::unique_ptr<env::ChatClient> client = services.chat->open(std::move(conversation));
-    rollout.client = client.get();
-    rollout.sampling = train_env.sampling;
-    const std::uint64_t base = train_env.sampling.seed.value_or(options.seed);
-    rollout.seed = mix_seed(mix_seed(base, static_cast<std::uint64_t>(info.step), static_cast<std::uint64_t>(info.ordinal)),
-                            mix_seed(static_cast<std::uint64_t>(info.task.env_idx), static_cast<std::uint64_t>(info.task.task_idx)),
-                            static_cast<std::uint64_t>(info.rollout_idx));
-    rollout.deadline = net::Clock::now() + train_env.rollout_timeout;
-    const net::TimePoint deadline = rollout.deadline + 5s;  // the environment's own deadline comes first and keeps the partial episode
-    env::Task task = train_env.environment->task(env::Split::kTrain, info.task.task_idx);
-    auto running = train_env.environment->run(std::move(task), std::move(rollout));
-    auto guarded = net::with_deadline(std::move(running), deadline, fmt::format("a rollout of {}", train_env.environment->name()));
-    co_return co_await std::move(guarded);
-  }
-
-  asio::awaitable<void> run_episode(EpisodeStart info) {
-    const TrainEnv& train_env = services.environments[static_cast<std::size_t>(info.task.env_idx)];
-    for (int attempt = 0;; ++attempt) {
-      std::optional<env::Episode> episode;
-      try {
-        auto playing = play(info, attempt);
-        episode = co_await std::move(playing);
-      } catch (const std::exception&) {
-        const Error error = net::to_error(std::current_exception());
-        if (error.code() == ErrorCode::kCancelled && cancels.contains(info.group.value)) co_return;
-        // Whatever an environment throws is one failed episode, counted; it never ends the run by itself.
-        episode.emplace();
-        episode->env_name = train_env.environment->name();
-        episode->example_id = info.task.task_idx;
-        episode->stop_condition = "has_error";
-        episode->error =
-            env::EpisodeError{error.code() == ErrorCode::kCancelled ? "ModelError" : std::string(to_string(error.code())), error.what()};
-      }
-      const bool again = episode->error && is_retryable_type(episode->error->type) && attempt < train_env.max_retries;
-      if (!again) {
-        finish(info, std::move(*episode));
-        co_return;
-      }
-      const auto wait = std::min<std::chrono::milliseconds>(options.retry_wait * (1 << std::min(attempt, 10)), 60s);
-      log::debug("rollout {} of group {} failed ({}); again in {} ms", info.rollout_idx, info.group.value, episode->error->message,
-                 wait.count());
-      co_await net::sleep_for(wait);
-    }
-  }
-
-  void finish(const EpisodeStart& info, env::Episode episode) {
-    const auto it = groups.find(info.group.value);
-    if (it == groups.end()) return;  // dropped in the meantime, and counted then
-    OpenGroup& group = it->second;
-    std::optional<env::Episode>& slot = group.episodes[static_cast<std::size_t>(info.rollout_idx)];
-    PRL_CHECK(!slot.has_value(), "rollout {} of group {} ended twice", info.rollout_idx, info.group.value);
-    slot = std::move(episode);
-    ++group.num_done;
-    dispatcher->on_episode_end(info.group);
-    if (group.num_done == options.dispatch.group_size) finished.push_back(info.group.value);
-    last_progress = net::Clock::now();
-    wake.notify();
-  }
-
-  void drop_group(std::int64_t id) {
-    const auto it = groups.find(id);
-    if (it == groups.end()) return;
-    OpenGroup& group = it->second;
-    counts.num_dropped += group.num_done;
-    counts.num_cancelled += group.num_started - group.num_done;
-    step_dropped += group.num_done;
-    step_cancelled += group.num_started - group.num_done;
-    cancels.insert({id, std::move(group.tasks)});
-    cancels.at(id)->cancel();
-    groups.erase(it);
-    std::erase(finished, id);
-  }
-
-  /// Forgets the task groups whose coroutines have all ended.
-  void reap_cancelled() {
-    std::erase_if(cancels, [](const auto& entry) { return entry.second->stats().num_running == 0; });
-  }
-
-  /// The next group to process: the oldest open one in deterministic mode, else the one that finished first.
-  std::optional<std::int64_t> next_finished() const {
-    if (finished.empty()) return std::nullopt;
-    if (!options.deterministic) return finished.front();
-    const auto& [id, group] = *groups.begin();
-    if (group.num_done < options.dispatch.group_size) return std::nullopt;
-    return id;
-  }
-
-  void process(std::int64_t id) {
-    OpenGroup group = std::move(groups.at(id));
-    groups.erase(id);
-    std::erase(finished, id);
-    const TrainEnv& train_env = services.environments[static_cast<std::size_t>(group.info.task.env_idx)];
-    FinishedGroup done;
-    done.id = GroupId{id};
-    done.task = group.info.task;
-    done.step = group.info.step;
-    done.version = group.info.version;
-    for (std::optional<env::Episode>& episode : group.episodes) {
-      check_lock_step(*episode);
-      done.episodes.push_back(std::move(*episode));
-    }
-    counts.num_processed += options.dispatch.group_size;
-    const BatchCollector::Added added = collector.add(std::move(done), *train_env.environment);
-    if (added.has_survivors) sampler.observe(group.info.task, added.mean_reward);
-    dispatcher->close_group(GroupId{id});
+  void process(FinishedGroup group) {
+    const GroupId id = group.id;
+    const TaskRef task = group.task;
+    for (const env::Episode& episode : group.episodes) check_lock_step(episode);
+    const BatchCollector::Added added = collector.add(std::move(group), *environments[static_cast<std::size_t>(task.env_idx)]);
+    if (added.has_survivors) sampler.observe(task, added.mean_reward);
+    dispatcher->close_group(id);
     drop_stale_queued();
   }
 
@@ -483,9 +368,9 @@ struct Orchestrator::Impl {
     while (is_updating && !failure) co_await net::sleep_for(5ms);
     if (failure) std::rethrow_exception(failure);
     if (options.cancel_inflight_on_eval)
-      while (!groups.empty()) {
-        dispatcher->close_group(GroupId{groups.begin()->first});
-        drop_group(groups.begin()->first);
+      for (const GroupId id : runner.open_groups()) {
+        dispatcher->close_group(id);
+        drop_group(id);
       }
     const PolicyVersion version = dispatcher->version();
     report.final_evals.clear();
@@ -574,7 +459,7 @@ struct Orchestrator::Impl {
   void check_stall(bool is_gate_closed) const {
     std::chrono::milliseconds limit = options.policy_timeout;
     if (dispatcher->num_inflight() > 0)
-      for (const TrainEnv& train_env : services.environments) limit = std::max(limit, train_env.rollout_timeout + 60s);
+      for (const TrainEnv& train_env : runner.environments()) limit = std::max(limit, train_env.rollout_timeout + 60s);
     if (net::Clock::now() - last_progress < limit) return;
     const std::int64_t step = dispatcher->step();
     if (is_gate_closed && dispatcher->num_inflight() == 0)
@@ -598,21 +483,22 @@ struct Orchestrator::Impl {
   asio::awaitable<void> loop() {
     while (!is_done() && !stop.stop_requested()) {
       if (failure) std::rethrow_exception(failure);
-      reap_cancelled();
+      runner.reap();
       auto evaluating = run_evals(false);
       co_await std::move(evaluating);
       const net::TimePoint now = net::Clock::now();
       const DispatchPlan plan = dispatcher->plan(now);
-      for (const GroupId id : plan.cancel) drop_group(id.value);
-      for (const EpisodeStart& info : plan.start) start(info);
+      for (const GroupId id : plan.cancel) drop_group(id);
+      for (const EpisodeStart& info : plan.start) runner.start(info);
+      if (!plan.start.empty()) last_progress = now;
       if (collector.is_ready() && dispatcher->may_ship()) {
         auto shipping = ship();
         co_await std::move(shipping);
         continue;
       }
       if (!collector.is_ready()) {
-        if (const auto id = next_finished()) {
-          process(*id);
+        if (auto group = runner.take_finished()) {
+          process(std::move(*group));
           continue;
         }
       }
@@ -629,7 +515,7 @@ struct Orchestrator::Impl {
     roles->spawn("policy watcher", vital(watch_policy()));
     auto looping = loop();
     co_await std::move(looping);
-    drop_all_groups_for_end();
+    runner.drop_all();  // their tasks stay in the dispatcher: a checkpoint keeps them, and a resumed run starts them again
     if (options.checkpoints && progress.step > options.resume_step && saved_step != progress.step) {
       auto saving = save_checkpoint(state_at_ship ? state_at_ship : current_state());
       co_await std::move(saving);
@@ -639,11 +525,6 @@ struct Orchestrator::Impl {
       auto evaluating = run_final_evals();
       co_await std::move(evaluating);
     }
-  }
-
-  void drop_all_groups_for_end() {
-    // Their tasks stay in the dispatcher: a checkpoint keeps them, and a resumed run starts them again.
-    while (!groups.empty()) drop_group(groups.begin()->first);
   }
 
   asio::awaitable<void> main_role() {
@@ -662,7 +543,7 @@ struct Orchestrator::Impl {
     roles->spawn("main loop", main_role());
     while (!is_main_done) context.run_one_for(100ms);
     roles->cancel();
-    drop_all_groups_for_end();
+    runner.drop_all();
     guard.reset();
     context.run_for(kDrain);
     const bool is_stop = stop.stop_requested();
@@ -672,6 +553,7 @@ struct Orchestrator::Impl {
     }
     report.was_stopped = is_stop;
     report.progress = progress;
+    const EpisodeCounts& counts = runner.counts();
     report.episodes = counts;
     report.num_dropped_queued = num_dropped_queued;
     PRL_CHECK(counts.num_started == counts.num_processed + counts.num_cancelled + counts.num_dropped,
@@ -687,6 +569,7 @@ struct Orchestrator::Impl {
   std::vector<env::EnvironmentPtr> environments;
   TaskSampler sampler;
   BatchCollector collector;
+  GroupRunner runner;
   std::unique_ptr<Dispatcher> dispatcher;
   detail::OffThread files;
   detail::OffThread pusher;
@@ -694,15 +577,11 @@ struct Orchestrator::Impl {
   std::stop_token stop;
   std::unique_ptr<net::TaskGroup> roles;
 
-  std::map<std::int64_t, OpenGroup> groups;
-  std::deque<std::int64_t> finished;  ///< complete groups in order of completion
-  std::map<std::int64_t, std::unique_ptr<net::TaskGroup>> cancels;
   std::vector<TaskRef> restored_tasks;
   std::shared_ptr<const OrchestratorState> state_at_ship;
   std::vector<std::int64_t> last_eval_round;
 
   Progress progress;
-  EpisodeCounts counts;
   OrchestratorReport report;
   std::exception_ptr failure;
   bool has_run = false;

@@ -15,6 +15,7 @@
 #include "monitor/monitor.hpp"
 #include "orchestrator/batch_collector.hpp"
 #include "orchestrator/dispatcher.hpp"
+#include "orchestrator/group_runner.hpp"
 #include "orchestrator/policy_source.hpp"
 #include "orchestrator/progress.hpp"
 #include "orchestrator/task_sampler.hpp"
@@ -22,14 +23,6 @@
 #include "wire/packing.hpp"
 
 namespace prl::orchestrator {
-
-/// One train environment with how it is sampled.
-struct TrainEnv {
-  env::EnvironmentPtr environment;
-  wire::SamplingParams sampling;
-  std::chrono::milliseconds rollout_timeout{1'800'000};
-  int max_retries = 3;  ///< more attempts after a model or inference failure, 1, 2, 4, ... x retry_wait apart
-};
 
 /// One environment evaluated while training.
 struct OnlineEval {
@@ -74,14 +67,6 @@ struct OrchestratorServices {
   std::shared_ptr<rollouts::SampleSender> samples;
   std::shared_ptr<PolicySource> policy;
   monitor::Monitor* monitor = nullptr;  ///< borrowed, may be null
-};
-
-/// Where every episode went: started == processed + cancelled + dropped + (in flight at the end).
-struct EpisodeCounts {
-  std::int64_t num_started = 0;
-  std::int64_t num_processed = 0;  ///< given to the collector with its group
-  std::int64_t num_cancelled = 0;  ///< still running when its group was dropped, or at the end
-  std::int64_t num_dropped = 0;    ///< finished, but its group was dropped or never completed
 };
 
 struct OrchestratorReport {

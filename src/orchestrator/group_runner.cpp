@@ -1,0 +1,150 @@
+#include "orchestrator/group_runner.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/rng.hpp"
+#include "net/deadline.hpp"
+#include "net/errors.hpp"
+
+namespace prl::orchestrator {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+bool is_retryable_type(const std::string& type) {
+  return type == "ModelError" || type == "InvalidModelResponseError";
+}
+
+}  // namespace
+
+GroupRunner::GroupRunner(asio::any_io_executor executor, GroupRunnerOptions options, std::vector<TrainEnv> environments,
+                         std::shared_ptr<env::ChatClientFactory> chat)
+    : executor_(std::move(executor)), options_(options), environments_(std::move(environments)), chat_(std::move(chat)) {}
+
+void GroupRunner::start(const EpisodeStart& info) {
+  OpenGroup& group = groups_[info.group.value];
+  if (!group.tasks) {
+    group.info = info;
+    group.episodes.resize(static_cast<std::size_t>(options_.group_size));
+    group.tasks = std::make_unique<net::TaskGroup>(executor_, fmt::format("group {}", info.group.value));
+  }
+  ++group.num_started;
+  ++counts_.num_started;
+  group.tasks->spawn(fmt::format("rollout {} of group {}", info.rollout_idx, info.group.value), run(info));
+}
+
+asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, int attempt) {
+  const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
+  env::ConversationOptions conversation;
+  conversation.session_id = fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
+  if (attempt > 0) conversation.session_id += fmt::format("-try{}", attempt);
+  conversation.cache_salt = fmt::format("v{}", info.version.value);
+  env::RolloutContext rollout;
+  rollout.trajectory_id = conversation.session_id;
+  const std::unique_ptr<env::ChatClient> client = chat_->open(std::move(conversation));
+  rollout.client = client.get();
+  rollout.sampling = train_env.sampling;
+  const std::uint64_t base = train_env.sampling.seed.value_or(options_.seed);
+  rollout.seed = mix_seed(mix_seed(base, static_cast<std::uint64_t>(info.step), static_cast<std::uint64_t>(info.ordinal)),
+                          mix_seed(static_cast<std::uint64_t>(info.task.env_idx), static_cast<std::uint64_t>(info.task.task_idx)),
+                          static_cast<std::uint64_t>(info.rollout_idx));
+  rollout.deadline = net::Clock::now() + train_env.rollout_timeout;
+  // The environment's own deadline comes first and keeps the partial episode.
+  const net::TimePoint deadline = rollout.deadline + 5s;
+  env::Task task = train_env.environment->task(env::Split::kTrain, info.task.task_idx);
+  auto running = train_env.environment->run(std::move(task), std::move(rollout));
+  auto guarded = net::with_deadline(std::move(running), deadline, fmt::format("a rollout of {}", train_env.environment->name()));
+  co_return co_await std::move(guarded);
+}
+
+asio::awaitable<void> GroupRunner::run(EpisodeStart info) {
+  const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
+  for (int attempt = 0;; ++attempt) {
+    std::optional<env::Episode> episode;
+    try {
+      auto playing = play(info, attempt);
+      episode = co_await std::move(playing);
+    } catch (const std::exception&) {
+      const Error error = net::to_error(std::current_exception());
+      const bool is_cancelled = error.code() == ErrorCode::kCancelled;
+      if (is_cancelled && !groups_.contains(info.group.value)) co_return;
+      // Whatever an environment throws is one failed episode, counted; it never ends the run by itself.
+      episode.emplace();
+      episode->env_name = train_env.environment->name();
+      episode->example_id = info.task.task_idx;
+      episode->stop_condition = "has_error";
+      episode->error = env::EpisodeError{is_cancelled ? "ModelError" : std::string(to_string(error.code())), error.what()};
+    }
+    const bool again = episode->error && is_retryable_type(episode->error->type) && attempt < train_env.max_retries;
+    if (!again) {
+      finish(info, std::move(*episode));
+      co_return;
+    }
+    const auto wait = std::min<std::chrono::milliseconds>(options_.retry_wait * (1 << std::min(attempt, 10)), 60s);
+    log::debug("rollout {} of group {} failed ({}); again in {} ms", info.rollout_idx, info.group.value, episode->error->message,
+               wait.count());
+    co_await net::sleep_for(wait);
+  }
+}
+
+void GroupRunner::finish(const EpisodeStart& info, env::Episode episode) {
+  const auto it = groups_.find(info.group.value);
+  if (it == groups_.end()) return;  // dropped in the meantime, and counted then
+  OpenGroup& group = it->second;
+  std::optional<env::Episode>& slot = group.episodes[static_cast<std::size_t>(info.rollout_idx)];
+  PRL_CHECK(!slot.has_value(), "rollout {} of group {} ended twice", info.rollout_idx, info.group.value);
+  slot = std::move(episode);
+  ++group.num_done;
+  if (group.num_done == options_.group_size) finished_.push_back(info.group.value);
+  if (on_episode_end_) on_episode_end_(info.group);
+}
+
+std::optional<FinishedGroup> GroupRunner::take_finished() {
+  if (finished_.empty()) return std::nullopt;
+  const std::int64_t id = options_.ordered ? groups_.begin()->first : finished_.front();
+  if (groups_.at(id).num_done < options_.group_size) return std::nullopt;
+  OpenGroup group = std::move(groups_.at(id));
+  groups_.erase(id);
+  std::erase(finished_, id);
+  FinishedGroup out;
+  out.id = GroupId{id};
+  out.task = group.info.task;
+  out.step = group.info.step;
+  out.version = group.info.version;
+  for (std::optional<env::Episode>& episode : group.episodes) out.episodes.push_back(std::move(*episode));
+  counts_.num_processed += options_.group_size;
+  return out;
+}
+
+void GroupRunner::drop(GroupId id) {
+  const auto it = groups_.find(id.value);
+  if (it == groups_.end()) return;
+  OpenGroup& group = it->second;
+  counts_.num_dropped += group.num_done;
+  counts_.num_cancelled += group.num_started - group.num_done;
+  group.tasks->cancel();
+  cancelled_.emplace(id.value, std::move(group.tasks));
+  groups_.erase(it);
+  std::erase(finished_, id.value);
+}
+
+std::vector<GroupId> GroupRunner::open_groups() const {
+  std::vector<GroupId> ids;
+  for (const auto& [id, group] : groups_) ids.push_back(GroupId{id});
+  return ids;
+}
+
+void GroupRunner::drop_all() {
+  for (const GroupId id : open_groups()) drop(id);
+}
+
+void GroupRunner::reap() {
+  std::erase_if(cancelled_, [](const auto& entry) { return entry.second->stats().num_running == 0; });
+}
+
+}  // namespace prl::orchestrator

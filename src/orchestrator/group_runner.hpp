@@ -1,0 +1,93 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "env/chat_client.hpp"
+#include "env/environment.hpp"
+#include "net/task_group.hpp"
+#include "orchestrator/batch_collector.hpp"
+#include "orchestrator/dispatcher.hpp"
+
+namespace prl::orchestrator {
+
+namespace asio = boost::asio;
+
+/// One train environment with how it is sampled.
+struct TrainEnv {
+  env::EnvironmentPtr environment;
+  wire::SamplingParams sampling;
+  std::chrono::milliseconds rollout_timeout{1'800'000};
+  int max_retries = 3;  ///< more attempts after a model or inference failure, 1, 2, 4, ... x retry_wait apart
+};
+
+/// Where every episode went: started == processed + cancelled + dropped + (in flight at the end).
+struct EpisodeCounts {
+  std::int64_t num_started = 0;
+  std::int64_t num_processed = 0;  ///< handed out with its whole group
+  std::int64_t num_cancelled = 0;  ///< still running when its group was dropped, or at the end
+  std::int64_t num_dropped = 0;    ///< finished, but its group was dropped or never completed
+};
+
+struct GroupRunnerOptions {
+  std::int64_t group_size = 1;
+  bool ordered = false;     ///< hand groups out in the order of dispatch, not of completion
+  std::uint64_t seed = 42;  ///< of environments whose sampling has none
+  std::chrono::milliseconds retry_wait{1'000};
+};
+
+/// Plays the episodes that the dispatcher starts and gathers them into whole groups.
+///
+/// Each episode is a coroutine on the given executor; every started episode ends in exactly one of EpisodeCounts. Each request is
+/// sampled with a seed derived from (seed, step, place of the group in the step, task, rollout, turn).
+/// One thread: the executor's.
+class GroupRunner {
+ public:
+  GroupRunner(asio::any_io_executor executor, GroupRunnerOptions options, std::vector<TrainEnv> environments,
+              std::shared_ptr<env::ChatClientFactory> chat);
+
+  /// Called after each episode that ended in an open group.
+  void on_episode_end(std::function<void(GroupId)> callback) { on_episode_end_ = std::move(callback); }
+  void start(const EpisodeStart& info);
+  /// A whole group, removed; nullopt when none is complete (or, if ordered, the oldest open one is not).
+  std::optional<FinishedGroup> take_finished();
+  /// Cancels what runs of the group and forgets the rest. No effect if it is not open.
+  void drop(GroupId id);
+  /// Open groups, oldest first.
+  std::vector<GroupId> open_groups() const;
+  void drop_all();
+  /// Frees what dropped groups needed until their coroutines had ended. Call now and then.
+  void reap();
+  const EpisodeCounts& counts() const noexcept { return counts_; }
+  const std::vector<TrainEnv>& environments() const noexcept { return environments_; }
+
+ private:
+  struct OpenGroup {
+    EpisodeStart info;
+    std::vector<std::optional<env::Episode>> episodes;
+    std::int64_t num_started = 0;
+    std::int64_t num_done = 0;
+    std::unique_ptr<net::TaskGroup> tasks;
+  };
+  asio::awaitable<env::Episode> play(EpisodeStart info, int attempt);
+  asio::awaitable<void> run(EpisodeStart info);
+  void finish(const EpisodeStart& info, env::Episode episode);
+
+  asio::any_io_executor executor_;
+  GroupRunnerOptions options_;
+  std::vector<TrainEnv> environments_;
+  std::shared_ptr<env::ChatClientFactory> chat_;
+  std::function<void(GroupId)> on_episode_end_;
+  std::map<std::int64_t, OpenGroup> groups_;
+  std::deque<std::int64_t> finished_;  ///< complete groups in order of completion
+  std::map<std::int64_t, std::unique_ptr<net::TaskGroup>> cancelled_;
+  EpisodeCounts counts_;
+};
+
+}  // namespace prl::orchestrator
