@@ -162,6 +162,28 @@ TEST(JsonlStream, MasksFollowRoles) {
   EXPECT_EQ(trained(none), "") << "a row without targets is skipped";
 }
 
+// A family's renderer marks exactly what the model itself would emit; other roles give their content only.
+TEST(JsonlStream, RendererMarksWhatTheModelEmits) {
+  Scratch scratch("sft-renderer");
+  SftText text = make_text_model(scratch.path / "model");
+  text::RendererOptions renderer;
+  renderer.name = "chatml";
+  text.renderer = text::make_renderer(renderer, text.tokenizer, text.chat_template);
+  write_lines(scratch.path / "d.jsonl", {R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANS"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "X"}]})"});
+  config::SftDataConfig data;
+  data.name = (scratch.path / "d.jsonl").string();
+  const auto trained = [&] {
+    const auto sample = make_jsonl_stream(data, text)->at(0, 1000);
+    std::vector<std::int32_t> ids;
+    for (std::size_t i = 0; i < sample->ids.size(); ++i)
+      if (sample->mask[i] != 0) ids.push_back(sample->ids[i]);
+    return text.tokenizer->decode(ids, false);
+  };
+  EXPECT_EQ(trained(), "ANS<|im_end|>X<|im_end|>");
+  data.loss_mask.user = true, data.loss_mask.assistant = false;
+  EXPECT_EQ(trained(), "QR");
+}
+
 TEST(JsonlStream, EveryEpochIsAnotherFullOrder) {
   Scratch scratch("sft-order");
   const SftText text = make_text_model(scratch.path / "model");
