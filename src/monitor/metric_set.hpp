@@ -15,7 +15,7 @@ namespace prl::monitor {
 /// may hold slashes). With `has_stats` the name is logged as <name>/{mean,median,std,min,max} instead of by itself.
 struct MetricInfo {
   std::string_view name;
-  std::string_view unit;     ///< "nats", "tokens/s", "seconds", "1" for a plain number
+  std::string_view unit;  ///< "nats", "tokens/s", "seconds", "1" for a plain number
   std::string_view meaning;
   bool has_stats = false;
 };

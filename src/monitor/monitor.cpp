@@ -14,8 +14,10 @@ void Monitor::add_sink(std::unique_ptr<Sink> sink) {
 void Monitor::log(std::int64_t step, const Metrics& metrics) {
   for (const auto& [name, value] : metrics)
     if (declared_.find(name) == nullptr)
-      fail(ErrorCode::kInternal, "[monitor] metric '{}' is not declared; the nearest declared name is '{}': declare it with unit and meaning in its module's metrics header", name,
-           declared_.nearest(name));
+      fail(ErrorCode::kInternal,
+           "[monitor] metric '{}' is not declared; the nearest declared name is '{}': declare it with unit and meaning in its module's "
+           "metrics header",
+           name, declared_.nearest(name));
   const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   std::lock_guard lock(mutex_);
   for (const auto& sink : sinks_) sink->write(step, now, metrics);

@@ -28,7 +28,9 @@ MetricSet declared() {
   return set;
 }
 
-std::filesystem::path temporary(const char* name) { return std::filesystem::temp_directory_path() / fmt::format("prl-monitor-{}-{}", ::getpid(), name); }
+std::filesystem::path temporary(const char* name) {
+  return std::filesystem::temp_directory_path() / fmt::format("prl-monitor-{}-{}", ::getpid(), name);
+}
 
 TEST(MetricSet, MatchesSegmentsAndStats) {
   const MetricSet set = declared();

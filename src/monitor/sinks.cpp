@@ -65,7 +65,8 @@ class JsonlSink final : public Sink {
       const ssize_t n = ::write(fd_, line.data(), line.size());
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) {
-        if (!has_warned_) log::warning("cannot append to metrics file {}: {}; training goes on without it", path_.string(), std::strerror(errno));
+        if (!has_warned_)
+          log::warning("cannot append to metrics file {}: {}; training goes on without it", path_.string(), std::strerror(errno));
         has_warned_ = true;
         return;
       }
@@ -101,8 +102,14 @@ class CallbackSink final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> make_jsonl_sink(const std::filesystem::path& path) { return std::make_unique<JsonlSink>(path); }
-std::unique_ptr<Sink> make_console_sink(LineFormat format) { return std::make_unique<ConsoleSink>(std::move(format)); }
-std::unique_ptr<Sink> make_callback_sink(MetricsCallback callback) { return std::make_unique<CallbackSink>(std::move(callback)); }
+std::unique_ptr<Sink> make_jsonl_sink(const std::filesystem::path& path) {
+  return std::make_unique<JsonlSink>(path);
+}
+std::unique_ptr<Sink> make_console_sink(LineFormat format) {
+  return std::make_unique<ConsoleSink>(std::move(format));
+}
+std::unique_ptr<Sink> make_callback_sink(MetricsCallback callback) {
+  return std::make_unique<CallbackSink>(std::move(callback));
+}
 
 }  // namespace prl::monitor

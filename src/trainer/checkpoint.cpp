@@ -97,7 +97,8 @@ TrainProgress parse_progress(std::string_view text, std::string_view source) {
   if (ec || !root.is_object()) fail(ErrorCode::kCorrupt, "[ckpt] {} is no JSON object", source);
   const auto number = [&](const char* key) {
     const json::value* value = root.get_object().if_contains(key);
-    if (value == nullptr || !value->is_int64() || value->get_int64() < 0) fail(ErrorCode::kCorrupt, "[ckpt] {}: key '{}' must be a whole number of at least 0", source, key);
+    if (value == nullptr || !value->is_int64() || value->get_int64() < 0)
+      fail(ErrorCode::kCorrupt, "[ckpt] {}: key '{}' must be a whole number of at least 0", source, key);
     return value->get_int64();
   };
   TrainProgress p;
@@ -113,7 +114,9 @@ TrainProgress parse_progress(std::string_view text, std::string_view source) {
   return p;
 }
 
-TrainerCheckpoints::TrainerCheckpoints(CheckpointOptions options) : options_(std::move(options)) { io::remove_stale_checkpoints(options_.checkpoints); }
+TrainerCheckpoints::TrainerCheckpoints(CheckpointOptions options) : options_(std::move(options)) {
+  io::remove_stale_checkpoints(options_.checkpoints);
+}
 
 bool TrainerCheckpoints::is_due(std::int64_t step, std::optional<std::int64_t> max_steps) const noexcept {
   return options_.interval && step % *options_.interval == 0 && !(max_steps && step >= *max_steps);
@@ -145,7 +148,9 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   last_saved_ = step;
 }
 
-void TrainerCheckpoints::finish() { saver_.wait(); }
+void TrainerCheckpoints::finish() {
+  saver_.wait();
+}
 
 std::optional<std::int64_t> find_resume_step(const fs::path& checkpoints, const ResumeOptions& resume) {
   if (resume.step >= 0) {
@@ -157,7 +162,8 @@ std::optional<std::int64_t> find_resume_step(const fs::path& checkpoints, const 
   return latest;
 }
 
-TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy, GradientStep& gradient_step) {
+TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy,
+                      GradientStep& gradient_step) {
   io::verify_checkpoint(checkpoints, step, kUnit);
   const fs::path folder = io::checkpoint_folder(checkpoints, step, kUnit);
   const fs::path progress_file = folder / "progress.json";
@@ -166,8 +172,9 @@ TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const Resu
   Optimizer& optimizer = gradient_step.optimizer();
   if (!resume.skip_optimizer) {
     if (progress.optimizer_type != optimizer.type_name())
-      fail(ErrorCode::kInvalidArgument, "[ckpt] {} holds the state of optimizer '{}', but optim.type is '{}': resume with the same one or set ckpt.skip_optimizer", folder.string(),
-           progress.optimizer_type, optimizer.type_name());
+      fail(ErrorCode::kInvalidArgument,
+           "[ckpt] {} holds the state of optimizer '{}', but optim.type is '{}': resume with the same one or set ckpt.skip_optimizer",
+           folder.string(), progress.optimizer_type, optimizer.type_name());
     io::load_tensors(folder / "optimizer.safetensors", optimizer.state());
     optimizer.restore_num_steps(progress.num_optimizer_steps);
   }

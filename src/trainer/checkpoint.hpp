@@ -15,10 +15,10 @@ namespace prl::trainer {
 
 /// What a trainer checkpoint and its Hugging Face snapshot hold, where they go, and which survive.
 struct CheckpointOptions {
-  std::filesystem::path checkpoints;      ///< <output_dir>/checkpoints: step_N/trainer/{model,optimizer}.safetensors, progress.json
-  std::filesystem::path weights;          ///< <output_dir>/weights: step_N/, a servable model in the compute dtype
-  std::filesystem::path tokenizer;        ///< folder whose tokenizer files go with the weights; empty for none
-  std::optional<std::int64_t> interval;   ///< none: only the final one
+  std::filesystem::path checkpoints;     ///< <output_dir>/checkpoints: step_N/trainer/{model,optimizer}.safetensors, progress.json
+  std::filesystem::path weights;         ///< <output_dir>/weights: step_N/, a servable model in the compute dtype
+  std::filesystem::path tokenizer;       ///< folder whose tokenizer files go with the weights; empty for none
+  std::optional<std::int64_t> interval;  ///< none: only the final one
   std::optional<std::int64_t> keep_last, keep_interval;
   bool save_weights = true;
   bool weights_only = false;
@@ -28,18 +28,18 @@ struct CheckpointOptions {
 
 /// What a resume takes over.
 struct ResumeOptions {
-  std::int64_t step = -1;                 ///< -1: the latest; none found then means a fresh start
+  std::int64_t step = -1;                     ///< -1: the latest; none found then means a fresh start
   std::vector<std::string> units{"trainer"};  ///< roles whose part of the checkpoint must be complete for "latest"
   bool skip_progress = false, skip_scheduler = false, skip_optimizer = false, skip_data = false;
 };
 
 /// Counters that go with the weights.
 struct TrainProgress {
-  std::int64_t step = 0;             ///< optimizer steps that made the weights
+  std::int64_t step = 0;  ///< optimizer steps that made the weights
   std::int64_t total_tokens = 0;
   std::int64_t total_samples = 0;
   std::int64_t num_optimizer_steps = 0, num_scheduled = 0;
-  std::int64_t data_position = 0;    ///< SFT: samples of the endless stream taken so far
+  std::int64_t data_position = 0;  ///< SFT: samples of the endless stream taken so far
   std::string optimizer_type;
 };
 std::string to_json(const TrainProgress& progress);
@@ -69,6 +69,7 @@ class TrainerCheckpoints {
 /// Step to resume from, or nullopt for a fresh start (with a warning). Error{kNotFound} naming the folder for a step that is not there.
 std::optional<std::int64_t> find_resume_step(const std::filesystem::path& checkpoints, const ResumeOptions& resume);
 /// Loads masters, optimizer and counters of a verified checkpoint and packs the weights as version `step`.
-TrainProgress restore(const std::filesystem::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy, GradientStep& gradient_step);
+TrainProgress restore(const std::filesystem::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy,
+                      GradientStep& gradient_step);
 
 }  // namespace prl::trainer

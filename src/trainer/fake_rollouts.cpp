@@ -30,11 +30,14 @@ class FakeRollouts final : public rollouts::SampleReceiver {
   wire::MicroBatch make_row(std::int64_t index) const {
     Rng rng(options_.rank * 1'000'000 + static_cast<std::uint64_t>(step_) * 1000 + static_cast<std::uint64_t>(index), 0xfa4e);
     wire::MicroBatch row;
-    const std::int64_t limit = std::max<std::int64_t>(1, std::min(options_.vocab_size, options_.generate_samples ? kDocumentVocab : kSimpleVocab));
+    const std::int64_t limit =
+        std::max<std::int64_t>(1, std::min(options_.vocab_size, options_.generate_samples ? kDocumentVocab : kSimpleVocab));
     std::int64_t left = options_.seq_len;
     while (left > 0) {
       std::int64_t n = left;
-      if (options_.generate_samples) n = std::min(left, 1 + static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(std::max<std::int64_t>(options_.seq_len / 8 - 1, 1)))));
+      if (options_.generate_samples)
+        n = std::min(left, 1 + static_cast<std::int64_t>(
+                                   rng.next_below(static_cast<std::uint64_t>(std::max<std::int64_t>(options_.seq_len / 8 - 1, 1)))));
       row.sequence_lengths.push_back(static_cast<std::int32_t>(n));
       row.env_names.emplace_back("fake");
       for (std::int64_t p = 0; p < n; ++p) {
@@ -56,6 +59,8 @@ class FakeRollouts final : public rollouts::SampleReceiver {
 
 }  // namespace
 
-std::unique_ptr<rollouts::SampleReceiver> make_fake_rollouts(const FakeRolloutsOptions& options) { return std::make_unique<FakeRollouts>(options); }
+std::unique_ptr<rollouts::SampleReceiver> make_fake_rollouts(const FakeRolloutsOptions& options) {
+  return std::make_unique<FakeRollouts>(options);
+}
 
 }  // namespace prl::trainer

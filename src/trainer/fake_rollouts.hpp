@@ -8,11 +8,11 @@
 namespace prl::trainer {
 
 struct FakeRolloutsOptions {
-  std::int64_t num_micro_batches = 2;   ///< per step
+  std::int64_t num_micro_batches = 2;  ///< per step
   std::int64_t seq_len = 2048;
   std::int64_t vocab_size = 0;
-  bool generate_samples = false;        ///< several documents of random length per row instead of one of seq_len
-  std::int64_t first_step = 1;          ///< resume + 1
+  bool generate_samples = false;  ///< several documents of random length per row instead of one of seq_len
+  std::int64_t first_step = 1;    ///< resume + 1
   std::uint64_t rank = 0;
 };
 

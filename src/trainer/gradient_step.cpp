@@ -13,7 +13,9 @@ namespace prl::trainer {
 
 namespace {
 
-double seconds_since(std::chrono::steady_clock::time_point start) { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); }
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 std::set<std::string> environments(std::span<const wire::MicroBatch> rows) {
   std::set<std::string> names;
@@ -24,7 +26,10 @@ std::set<std::string> environments(std::span<const wire::MicroBatch> rows) {
 }  // namespace
 
 GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
-    : policy_(policy), options_(std::move(options)), optimizer_(policy.context(), policy.parameters(), options_.optim), schedule_(options_.scheduler, base_lr(options_.optim), options_.max_steps) {}
+    : policy_(policy),
+      options_(std::move(options)),
+      optimizer_(policy.context(), policy.parameters(), options_.optim),
+      schedule_(options_.scheduler, base_lr(options_.optim), options_.max_steps) {}
 
 void GradientStep::restart_schedule(std::int64_t num_done) {
   std::optional<std::int64_t> remaining;
@@ -65,14 +70,19 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
   policy_.context().runtime->synchronize();
   result.forward_backward_s = seconds_since(start);
   if (result.num_non_finite_rows > 0 && result.pool.values("loss").empty())
-    fail(ErrorCode::kNonFinite, "[trainer] every one of {} micro-batches has a loss that is not finite: the weights have diverged; lower optim.lr or set optim.max_norm", result.num_non_finite_rows);
+    fail(ErrorCode::kNonFinite,
+         "[trainer] every one of {} micro-batches has a loss that is not finite: the weights have diverged; lower optim.lr or set "
+         "optim.max_norm",
+         result.num_non_finite_rows);
 
   const auto optimizer_start = std::chrono::steady_clock::now();
   const std::optional<double> max_norm = max_grad_norm(options_.optim);
   const double norm = global_grad_norm(policy_.context(), policy_.parameters());
   if (!std::isfinite(norm))
-    fail(ErrorCode::kNonFinite, "[trainer] the gradient norm is {} with a loss of {} over environments [{}]: the weights have diverged; lower optim.lr or set optim.max_norm", norm, result.loss,
-         fmt::join(environments(rows), ", "));
+    fail(ErrorCode::kNonFinite,
+         "[trainer] the gradient norm is {} with a loss of {} over environments [{}]: the weights have diverged; lower optim.lr or set "
+         "optim.max_norm",
+         norm, result.loss, fmt::join(environments(rows), ", "));
   if (max_norm) result.grad_norm = norm;
   result.zero_grad_ratio = zero_grad_ratio(policy_.context(), policy_.parameters());
   result.lr_used = schedule_.at(num_scheduled_);

@@ -27,14 +27,14 @@ struct GradientStepOptions {
 
 /// What one optimizer step did. Times in seconds.
 struct GradientStepResult {
-  double loss = 0;                      ///< of the whole step, divided by global counts
-  std::optional<double> grad_norm;      ///< before clipping; absent without a max_norm
+  double loss = 0;                  ///< of the whole step, divided by global counts
+  std::optional<double> grad_norm;  ///< before clipping; absent without a max_norm
   std::optional<double> zero_grad_ratio;
   double lr_used = 0, lr_next = 0;
-  std::int64_t num_tokens = 0;          ///< in all rows, padding included
+  std::int64_t num_tokens = 0;  ///< in all rows, padding included
   std::int64_t num_non_finite_rows = 0;
   double forward_backward_s = 0, optimizer_s = 0;
-  MetricPool pool;                      ///< per-token and per-sequence metrics, and "loss" per row
+  MetricPool pool;  ///< per-token and per-sequence metrics, and "loss" per row
 };
 
 /// One optimizer step over packed rows: global token counts, gradient accumulation, clipping, optimizer, schedule, new packed

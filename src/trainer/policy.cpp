@@ -11,7 +11,8 @@ namespace {
 nn::ModelConfig read_config(const PolicyOptions& options) {
   nn::ModelConfig config = nn::load_model_config(options.model);
   if (options.num_layers) {
-    if (!options.random_init) fail(ErrorCode::kInvalidArgument, "[model] debug.num_layers cuts the model, so it needs debug.random_init = true");
+    if (!options.random_init)
+      fail(ErrorCode::kInvalidArgument, "[model] debug.num_layers cuts the model, so it needs debug.random_init = true");
     config.num_layers = std::min(config.num_layers, *options.num_layers);
     config.raw_json.clear();  // it would still say the full number of layers
   }
@@ -27,7 +28,10 @@ std::vector<std::int32_t> cumulative(const wire::MicroBatch& row) {
 }  // namespace
 
 Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
-    : options_(std::move(options)), runtime_(runtime), session_(runtime, options_.num_threads), parameters_(runtime, read_config(options_)) {
+    : options_(std::move(options)),
+      runtime_(runtime),
+      session_(runtime, options_.num_threads),
+      parameters_(runtime, read_config(options_)) {
   if (options_.random_init)
     parameters_.init_random(options_.seed);
   else
@@ -41,7 +45,9 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
 
 Policy::~Policy() = default;
 
-void Policy::refresh(PolicyVersion version) { weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_); }
+void Policy::refresh(PolicyVersion version) {
+  weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_);
+}
 
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
   const auto cu = cumulative(row);

@@ -80,7 +80,8 @@ std::string sft_step_line(std::int64_t step, const monitor::Metrics& metrics, do
   std::string line = line_start(step, metrics);
   optim_fields(line, metrics);
   field(line, metrics, "perf/peak_memory", [&](double v) {
-    return device_gib > 0 ? fmt::format("Peak Mem.: {:.1f}/{:.1f} GiB ({:.1f}%)", v, device_gib, 100 * v / device_gib) : "Peak Mem.: " + monitor::format_gib(v);
+    return device_gib > 0 ? fmt::format("Peak Mem.: {:.1f}/{:.1f} GiB ({:.1f}%)", v, device_gib, 100 * v / device_gib)
+                          : "Peak Mem.: " + monitor::format_gib(v);
   });
   return line;
 }
@@ -100,7 +101,9 @@ void BenchTable::add(std::int64_t step, const monitor::Metrics& m) {
   rows_.push_back({step, get(m, "perf/mfu"), get(m, "perf/throughput"), get(m, "time/step"), get(m, "perf/peak_memory")});
 }
 
-std::vector<BenchTable::Row> BenchTable::measured() const { return rows_.size() < 2 ? rows_ : std::vector<Row>(rows_.begin() + 1, rows_.end()); }
+std::vector<BenchTable::Row> BenchTable::measured() const {
+  return rows_.size() < 2 ? rows_ : std::vector<Row>(rows_.begin() + 1, rows_.end());
+}
 
 namespace {
 
@@ -113,7 +116,8 @@ monitor::Stats stats_of(const Rows& rows, Member member) {
 
 /// Terminal width of ASCII text with the one wide-looking sign this table uses.
 std::size_t width_of(const std::string& text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 }  // namespace
@@ -125,12 +129,17 @@ std::string BenchTable::render() const {
   const auto number = [](double v) { return monitor::format_num(v); };
   const auto seconds = [](double v) { return fmt::format("{:.2f}s", v); };
   for (std::size_t i = 0; i < rows.size(); ++i)
-    cells.push_back({std::to_string(i + 1), percent(rows[i].mfu), number(rows[i].throughput), seconds(rows[i].step_time), monitor::format_gib(rows[i].peak_memory)});
+    cells.push_back({std::to_string(i + 1), percent(rows[i].mfu), number(rows[i].throughput), seconds(rows[i].step_time),
+                     monitor::format_gib(rows[i].peak_memory)});
   cells.push_back({"", "", "", "", ""});
-  const auto overall = [](const monitor::Stats& s, auto format) { return fmt::format("{} ± {} [{}, {}]", format(s.mean), format(s.std), format(s.min), format(s.max)); };
+  const auto overall = [](const monitor::Stats& s, auto format) {
+    return fmt::format("{} ± {} [{}, {}]", format(s.mean), format(s.std), format(s.min), format(s.max));
+  };
   const double memory = stats_of(rows, &Row::peak_memory).mean;
-  cells.push_back({"Overall", overall(stats_of(rows, &Row::mfu), percent), overall(stats_of(rows, &Row::throughput), number), overall(stats_of(rows, &Row::step_time), seconds),
-                   device_gib_ > 0 ? fmt::format("{} ({:.1f}%)", monitor::format_gib(memory), 100 * memory / device_gib_) : monitor::format_gib(memory)});
+  cells.push_back({"Overall", overall(stats_of(rows, &Row::mfu), percent), overall(stats_of(rows, &Row::throughput), number),
+                   overall(stats_of(rows, &Row::step_time), seconds),
+                   device_gib_ > 0 ? fmt::format("{} ({:.1f}%)", monitor::format_gib(memory), 100 * memory / device_gib_)
+                                   : monitor::format_gib(memory)});
   std::vector<std::size_t> widths(cells[0].size());
   for (const auto& row : cells)
     for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], width_of(row[c]));
@@ -138,7 +147,8 @@ std::string BenchTable::render() const {
   std::string out = std::string((total > 9 ? total - 9 : 0) / 2, ' ') + "Benchmark\n";
   for (std::size_t r = 0; r < cells.size(); ++r) {
     std::string line;
-    for (std::size_t c = 0; c < cells[r].size(); ++c) line += (c > 0 ? " | " : "") + cells[r][c] + std::string(widths[c] - width_of(cells[r][c]), ' ');
+    for (std::size_t c = 0; c < cells[r].size(); ++c)
+      line += (c > 0 ? " | " : "") + cells[r][c] + std::string(widths[c] - width_of(cells[r][c]), ' ');
     line.erase(line.find_last_not_of(' ') + 1);
     out += line + "\n";
     if (r == 0) out += std::string(total, '-') + "\n";
@@ -150,12 +160,16 @@ std::string BenchTable::to_json() const {
   const std::vector<Row> rows = measured();
   std::string out = "{\"steps\": [";
   for (std::size_t i = 0; i < rows.size(); ++i)
-    out += fmt::format("{}{{\"step\": {}, \"mfu\": {}, \"throughput\": {}, \"step_time\": {}, \"peak_memory\": {}}}", i > 0 ? ", " : "", i + 1, rows[i].mfu, rows[i].throughput, rows[i].step_time,
-                       rows[i].peak_memory);
-  const auto stats = [](const monitor::Stats& s) { return fmt::format("{{\"mean\": {}, \"std\": {}, \"min\": {}, \"max\": {}}}", s.mean, s.std, s.min, s.max); };
+    out += fmt::format("{}{{\"step\": {}, \"mfu\": {}, \"throughput\": {}, \"step_time\": {}, \"peak_memory\": {}}}", i > 0 ? ", " : "",
+                       i + 1, rows[i].mfu, rows[i].throughput, rows[i].step_time, rows[i].peak_memory);
+  const auto stats = [](const monitor::Stats& s) {
+    return fmt::format("{{\"mean\": {}, \"std\": {}, \"min\": {}, \"max\": {}}}", s.mean, s.std, s.min, s.max);
+  };
   const double memory = stats_of(rows, &Row::peak_memory).mean;
-  out += fmt::format("], \"overall\": {{\"mfu\": {}, \"throughput\": {}, \"step_time\": {}, \"peak_memory\": {{\"gib\": {}, \"pct\": {}}}}}}}\n", stats(stats_of(rows, &Row::mfu)),
-                     stats(stats_of(rows, &Row::throughput)), stats(stats_of(rows, &Row::step_time)), memory, device_gib_ > 0 ? 100 * memory / device_gib_ : 0);
+  out += fmt::format(
+      "], \"overall\": {{\"mfu\": {}, \"throughput\": {}, \"step_time\": {}, \"peak_memory\": {{\"gib\": {}, \"pct\": {}}}}}}}\n",
+      stats(stats_of(rows, &Row::mfu)), stats(stats_of(rows, &Row::throughput)), stats(stats_of(rows, &Row::step_time)), memory,
+      device_gib_ > 0 ? 100 * memory / device_gib_ : 0);
   return out;
 }
 

@@ -9,14 +9,16 @@ namespace prl::trainer {
 namespace {
 
 monitor::Metrics sample_metrics() {
-  return {{"time/step", 1.234}, {"loss/mean", -0.00123}, {"entropy/all/mean", 0.5}, {"mismatch_kl/all/mean", 0.0}, {"optim/grad_norm", 1.5}, {"optim/lr", 1e-6}, {"perf/throughput", 1234.4},
-          {"perf/mfu", 1.23}, {"perf/peak_memory", 1.24}};
+  return {{"time/step", 1.234},          {"loss/mean", -0.00123},  {"entropy/all/mean", 0.5},
+          {"mismatch_kl/all/mean", 0.0}, {"optim/grad_norm", 1.5}, {"optim/lr", 1e-6},
+          {"perf/throughput", 1234.4},   {"perf/mfu", 1.23},       {"perf/peak_memory", 1.24}};
 }
 
 TEST(StepLine, HasTheFieldsThatParsersLookFor) {
   const std::string line = rl_step_line(7, sample_metrics());
   EXPECT_EQ(line,
-            "Step 7 | Time: 1.23s | Loss: -0.0012 | Entropy: 0.5000 | Mismatch KL: 0.0000 | Grad. Norm: 1.5000 | LR: 1.00e-06 | Throughput: 1234 tokens/s | MFU: 1.2% | Peak Mem.: 1.2 GiB");
+            "Step 7 | Time: 1.23s | Loss: -0.0012 | Entropy: 0.5000 | Mismatch KL: 0.0000 | Grad. Norm: 1.5000 | LR: 1.00e-06 | "
+            "Throughput: 1234 tokens/s | MFU: 1.2% | Peak Mem.: 1.2 GiB");
   std::smatch match;
   EXPECT_TRUE(std::regex_search(line, match, std::regex("Mismatch KL:?\\s+(\\d+\\.\\d{4})")));
 }

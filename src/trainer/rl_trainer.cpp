@@ -17,13 +17,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 /// How often a wait looks at the stop token.
 constexpr std::chrono::milliseconds kStopPoll{200};
 
 /// The batch of `step`, or nullopt after a stop or at the end of the samples.
-std::optional<rollouts::RankBatch> wait_for_batch(rollouts::SampleReceiver& receiver, std::int64_t step, const RlRunOptions& options, const std::stop_token& stop) {
+std::optional<rollouts::RankBatch> wait_for_batch(rollouts::SampleReceiver& receiver, std::int64_t step, const RlRunOptions& options,
+                                                  const std::stop_token& stop) {
   const auto start = Clock::now();
   auto next_warning = start + options.warn_interval;
   while (!stop.stop_requested()) {
@@ -31,10 +34,12 @@ std::optional<rollouts::RankBatch> wait_for_batch(rollouts::SampleReceiver& rece
     if (receiver.is_closed()) return std::nullopt;
     const auto now = Clock::now();
     if (now - start >= options.batch_timeout)
-      fail(ErrorCode::kDeadline, "[trainer] waited {} for the samples of step {} from {}: is the orchestrator alive, and does it reach the inference server?",
+      fail(ErrorCode::kDeadline,
+           "[trainer] waited {} for the samples of step {} from {}: is the orchestrator alive, and does it reach the inference server?",
            monitor::format_time(seconds_since(start)), step, receiver.describe());
     if (now >= next_warning) {
-      log::warning("the trainer has been waiting {} for the orchestrator's samples of step {} ({})", monitor::format_time(seconds_since(start)), step, receiver.describe());
+      log::warning("the trainer has been waiting {} for the orchestrator's samples of step {} ({})",
+                   monitor::format_time(seconds_since(start)), step, receiver.describe());
       next_warning += options.warn_interval;
     }
   }
@@ -60,13 +65,17 @@ RlTrainer::RlTrainer(Policy& policy, GradientStepOptions options, std::int64_t s
 
 monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
   const std::int64_t step = progress_.step + 1;
-  if (batch.step != step) fail(ErrorCode::kInvalidArgument, "[trainer] the samples are of step {}, but the trainer is at step {}: orchestrator and trainer must resume from the same step", batch.step, step);
+  if (batch.step != step)
+    fail(ErrorCode::kInvalidArgument,
+         "[trainer] the samples are of step {}, but the trainer is at step {}: orchestrator and trainer must resume from the same step",
+         batch.step, step);
   try {
     std::int64_t num_samples = 0;
     for (const wire::MicroBatch& row : batch.micro_batches) {
       wire::check(row);
       if (static_cast<std::int64_t>(row.input_ids.size()) > seq_len_)
-        fail(ErrorCode::kCorrupt, "a micro-batch has {} tokens, trainer.model.seq_len is {}: orchestrator.seq_len must not be larger", row.input_ids.size(), seq_len_);
+        fail(ErrorCode::kCorrupt, "a micro-batch has {} tokens, trainer.model.seq_len is {}: orchestrator.seq_len must not be larger",
+             row.input_ids.size(), seq_len_);
       num_samples += static_cast<std::int64_t>(row.sequence_lengths.size());
     }
     const GradientStepResult result = gradient_step_.run(batch.micro_batches, PolicyVersion{step});
@@ -94,7 +103,8 @@ monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
   }
 }
 
-RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const ReceiverFactory& make_receiver, weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop) {
+RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const ReceiverFactory& make_receiver, weights::WeightChannel* channel,
+                           monitor::Monitor& monitor, std::stop_token stop) {
   RlRunOptions options = given;
   if (options.is_bench) {
     log::warning("benchmark mode: {} steps, no checkpoints", kBenchSteps);
@@ -106,7 +116,8 @@ RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const Rece
   if (options.checkpoint) checkpoints.emplace(*options.checkpoint);
 
   if (options.resume) {
-    const std::filesystem::path root = options.resume_from.empty() && options.checkpoint ? options.checkpoint->checkpoints : options.resume_from;
+    const std::filesystem::path root =
+        options.resume_from.empty() && options.checkpoint ? options.checkpoint->checkpoints : options.resume_from;
     if (const auto step = find_resume_step(root, *options.resume)) {
       trainer.restore_progress(restore(root, *step, *options.resume, policy, trainer.gradient_step()));
       log::info("resumed from {}/step_{}", root.string(), *step);
@@ -129,7 +140,9 @@ RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const Rece
     if (!batch) {
       result.was_stopped = stop.stop_requested();
       if (!result.was_stopped && max_steps)
-        fail(ErrorCode::kUnavailable, "[trainer] the samples from {} ended before step {} of {}: the orchestrator has stopped; its log says why", receiver->describe(), step, *max_steps);
+        fail(ErrorCode::kUnavailable,
+             "[trainer] the samples from {} ended before step {} of {}: the orchestrator has stopped; its log says why",
+             receiver->describe(), step, *max_steps);
       break;
     }
     const double wait_s = seconds_since(step_start);
@@ -157,7 +170,8 @@ RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const Rece
   }
 
   if (checkpoints) {
-    if (result.last_step > start_step && checkpoints->last_saved() != result.last_step) checkpoints->save(result.last_step, trainer.progress(), policy, trainer.gradient_step());
+    if (result.last_step > start_step && checkpoints->last_saved() != result.last_step)
+      checkpoints->save(result.last_step, trainer.progress(), policy, trainer.gradient_step());
     checkpoints->finish();
     result.last_checkpoint = checkpoints->last_saved();
   }

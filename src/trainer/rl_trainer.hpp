@@ -42,22 +42,22 @@ class RlTrainer {
 };
 
 struct RlRunOptions {
-  GradientStepOptions step;                     ///< its max_steps ends the run; none: until the samples end
+  GradientStepOptions step;  ///< its max_steps ends the run; none: until the samples end
   std::int64_t seq_len = 2048;
   double peak_flops = 0;
   std::optional<CheckpointOptions> checkpoint;  ///< none: nothing is saved
   std::optional<ResumeOptions> resume;
-  std::filesystem::path resume_from;            ///< checkpoints folder; empty: checkpoint->checkpoints
-  std::filesystem::path broadcasts;             ///< of a filesystem channel: versions after the start are removed first; may be empty
-  std::chrono::milliseconds warn_interval{60'000};        ///< a wait for samples says so this often
-  std::chrono::milliseconds batch_timeout{2 * 3'600'000}; ///< and ends the run after this long
-  bool is_bench = false;                        ///< print the table at the end
+  std::filesystem::path resume_from;                ///< checkpoints folder; empty: checkpoint->checkpoints
+  std::filesystem::path broadcasts;                 ///< of a filesystem channel: versions after the start are removed first; may be empty
+  std::chrono::milliseconds warn_interval{60'000};  ///< a wait for samples says so this often
+  std::chrono::milliseconds batch_timeout{2 * 3'600'000};  ///< and ends the run after this long
+  bool is_bench = false;                                   ///< print the table at the end
   std::optional<std::filesystem::path> bench_json;
 };
 
 struct RlRunResult {
   std::int64_t last_step = 0;
-  bool was_stopped = false;                     ///< by the stop token, before max_steps
+  bool was_stopped = false;  ///< by the stop token, before max_steps
   std::optional<std::int64_t> last_checkpoint;
 };
 
@@ -69,6 +69,7 @@ using ReceiverFactory = std::function<std::unique_ptr<rollouts::SampleReceiver>(
 ///
 /// `channel` may be null (fake data, benchmarks). Errors  Error{kDeadline} if no batch came within batch_timeout, {kUnavailable}
 /// if the samples ended before max_steps, and what step, publish and save throw.
-RlRunResult run_rl_trainer(const RlRunOptions& options, Policy& policy, const ReceiverFactory& make_receiver, weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop);
+RlRunResult run_rl_trainer(const RlRunOptions& options, Policy& policy, const ReceiverFactory& make_receiver,
+                           weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop);
 
 }  // namespace prl::trainer

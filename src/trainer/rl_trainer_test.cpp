@@ -45,7 +45,10 @@ RlRunOptions run_options(const fs::path& root, std::int64_t max_steps) {
 }
 
 ReceiverFactory fake_data(bool documents = false) {
-  return [=](std::int64_t first_step) { return make_fake_rollouts({.num_micro_batches = 2, .seq_len = 48, .vocab_size = 96, .generate_samples = documents, .first_step = first_step, .rank = 0}); };
+  return [=](std::int64_t first_step) {
+    return make_fake_rollouts(
+        {.num_micro_batches = 2, .seq_len = 48, .vocab_size = 96, .generate_samples = documents, .first_step = first_step, .rank = 0});
+  };
 }
 
 /// A monitor with the declared metrics and what it saw.
@@ -150,7 +153,8 @@ TEST(RlTrainer, MismatchIsExactlyZeroInLockStep) {
         wire::MicroBatch alone = on_policy_row(*policy, 1, {n}, 1.0f);
         std::copy_n(row.input_ids.begin() + static_cast<std::ptrdiff_t>(first), n, alone.input_ids.begin());
         const nn::TokenStats stats = policy->evaluate(alone, make_targets(alone));
-        for (std::int32_t i = 3; i < n; ++i) row.inference_logprobs[first + static_cast<std::size_t>(i)] = stats.logp_T[static_cast<std::size_t>(i) - 1];
+        for (std::int32_t i = 3; i < n; ++i)
+          row.inference_logprobs[first + static_cast<std::size_t>(i)] = stats.logp_T[static_cast<std::size_t>(i) - 1];
         first += static_cast<std::size_t>(n);
       }
       const monitor::Metrics metrics = trainer.step(make_batch(step, {row}));
@@ -169,8 +173,10 @@ TEST(RlTrainer, SplittingRowsChangesNothing) {
   const wire::MicroBatch one = on_policy_row(*a, 1, {30}, 2.0f), two = on_policy_row(*a, 2, {7}, -1.0f);
   wire::MicroBatch both = one;
   const auto join = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
-  join(both.input_ids, two.input_ids), join(both.loss_mask, two.loss_mask), join(both.advantages, two.advantages), join(both.inference_logprobs, two.inference_logprobs);
-  join(both.position_ids, two.position_ids), join(both.sequence_lengths, two.sequence_lengths), join(both.temperatures, two.temperatures), join(both.env_names, two.env_names);
+  join(both.input_ids, two.input_ids), join(both.loss_mask, two.loss_mask), join(both.advantages, two.advantages),
+      join(both.inference_logprobs, two.inference_logprobs);
+  join(both.position_ids, two.position_ids), join(both.sequence_lengths, two.sequence_lengths), join(both.temperatures, two.temperatures),
+      join(both.env_names, two.env_names);
   RlTrainer first(*a, step_options(10), 64, 0), second(*b, step_options(10), 64, 0);
   const monitor::Metrics x = first.step(make_batch(1, {one, two})), y = second.step(make_batch(1, {both}));
   EXPECT_NEAR(x.at("loss/mean"), y.at("loss/mean"), 1e-12);
@@ -397,7 +403,8 @@ TEST(RunRlTrainer, TrainsOnPackedSamplesFromTheQueue) {
   RlRunOptions options = run_options(scratch.path, 5);
   options.step.scheduler = config::ConstantScheduler{};
   options.step.max_steps.reset();  // until the samples end
-  const RlRunResult result = run_rl_trainer(options, *policy, [&](std::int64_t) { return queue.make_receiver(0); }, nullptr, recorder.monitor, {});
+  const RlRunResult result =
+      run_rl_trainer(options, *policy, [&](std::int64_t) { return queue.make_receiver(0); }, nullptr, recorder.monitor, {});
   EXPECT_EQ(result.last_step, 2);
   EXPECT_FALSE(result.was_stopped);
   EXPECT_EQ(result.last_checkpoint, 2);

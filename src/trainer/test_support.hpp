@@ -18,7 +18,8 @@ namespace prl::trainer::testing_support {
 /// A folder that is gone after the test.
 struct Scratch {
   std::filesystem::path path;
-  explicit Scratch(const std::string& name) : path(std::filesystem::temp_directory_path() / fmt::format("prl-trainer-{}-{}", ::getpid(), name)) {
+  explicit Scratch(const std::string& name)
+      : path(std::filesystem::temp_directory_path() / fmt::format("prl-trainer-{}-{}", ::getpid(), name)) {
     std::filesystem::remove_all(path);
     std::filesystem::create_directories(path);
   }
@@ -44,7 +45,8 @@ inline void make_tiny_model(const std::filesystem::path& folder, bool tied = fal
   nn::init_model(options, folder);
 }
 
-inline std::unique_ptr<Policy> make_tiny_policy(const std::filesystem::path& folder, DType compute = DType::kF32, int checkpoint_every = 0) {
+inline std::unique_ptr<Policy> make_tiny_policy(const std::filesystem::path& folder, DType compute = DType::kF32,
+                                                int checkpoint_every = 0) {
   if (!std::filesystem::exists(folder / "config.json")) make_tiny_model(folder);
   PolicyOptions options;
   options.model = folder;
@@ -57,7 +59,8 @@ inline std::unique_ptr<Policy> make_tiny_policy(const std::filesystem::path& fol
 /// Every master, in the order of named().
 inline std::vector<std::vector<float>> masters(Policy& policy) {
   std::vector<std::vector<float>> all;
-  for (const nn::NamedParameter& p : policy.parameters().named()) all.emplace_back(p.value.as<float>(), p.value.as<float>() + p.value.num_elements());
+  for (const nn::NamedParameter& p : policy.parameters().named())
+    all.emplace_back(p.value.as<float>(), p.value.as<float>() + p.value.num_elements());
   return all;
 }
 

@@ -13,7 +13,8 @@ class LocalChannel final : public WeightChannel {
     std::lock_guard lock(mutex_);
     if (latest_ && publication.manifest == latest_->manifest) return;
     if (latest_ && publication.manifest.version <= latest_->manifest.version)
-      fail(ErrorCode::kInvalidArgument, "[weights] version {} was published after version {}: versions only grow", publication.manifest.version.value, latest_->manifest.version.value);
+      fail(ErrorCode::kInvalidArgument, "[weights] version {} was published after version {}: versions only grow",
+           publication.manifest.version.value, latest_->manifest.version.value);
     latest_ = PublishedWeights{std::move(publication.manifest), std::move(publication.handle), {}};
     changed_.notify_all();
   }
@@ -36,10 +37,14 @@ class LocalChannel final : public WeightChannel {
 
 }  // namespace
 
-std::shared_ptr<WeightChannel> make_local_channel() { return std::make_shared<LocalChannel>(); }
+std::shared_ptr<WeightChannel> make_local_channel() {
+  return std::make_shared<LocalChannel>();
+}
 
 std::shared_ptr<WeightChannel> make_nccl_channel(const std::string& host, int port) {
-  fail(ErrorCode::kNotImplemented, "[weight_broadcast] type 'nccl' ({}:{}) is not built: use 'filesystem', or 'local' when trainer and inference share a process", host, port);
+  fail(ErrorCode::kNotImplemented,
+       "[weight_broadcast] type 'nccl' ({}:{}) is not built: use 'filesystem', or 'local' when trainer and inference share a process", host,
+       port);
 }
 
 }  // namespace prl::weights

@@ -33,7 +33,9 @@ void append_list(std::string& out, const std::vector<T>& values) {
 }  // namespace
 
 std::string to_json(const WeightManifest& m) {
-  std::string out = fmt::format("{{\"version\": {}, \"checksum\": \"{:016x}\", \"compute_dtype\": \"{}\", \"probe_prompt\": ", m.version.value, m.checksum, m.compute_dtype);
+  std::string out =
+      fmt::format("{{\"version\": {}, \"checksum\": \"{:016x}\", \"compute_dtype\": \"{}\", \"probe_prompt\": ", m.version.value,
+                  m.checksum, m.compute_dtype);
   append_list(out, m.probe_prompt);
   out += ", \"probe_logprobs\": ";
   append_list(out, m.probe_logprobs);
@@ -41,7 +43,9 @@ std::string to_json(const WeightManifest& m) {
 }
 
 WeightManifest parse_manifest(std::string_view text, std::string_view source) {
-  const auto corrupt = [&](std::string_view what) -> Error { return Error(ErrorCode::kCorrupt, fmt::format("[weights] manifest {}: {}", source, what)); };
+  const auto corrupt = [&](std::string_view what) -> Error {
+    return Error(ErrorCode::kCorrupt, fmt::format("[weights] manifest {}: {}", source, what));
+  };
   boost::system::error_code ec;
   const json::value root = json::parse(json::string_view(text.data(), text.size()), ec);
   if (ec || !root.is_object()) throw corrupt(ec ? ec.message() : "wanted a JSON object");
@@ -64,13 +68,16 @@ WeightManifest parse_manifest(std::string_view text, std::string_view source) {
   if (!dtype.is_string()) throw corrupt("key 'compute_dtype' must be text");
   m.compute_dtype = std::string(dtype.get_string());
   const json::value& prompt = at("probe_prompt");
-  if (!prompt.is_array() || prompt.get_array().size() > kMaxProbeTokens) throw corrupt("key 'probe_prompt' must be a short list of token ids");
+  if (!prompt.is_array() || prompt.get_array().size() > kMaxProbeTokens)
+    throw corrupt("key 'probe_prompt' must be a short list of token ids");
   for (const json::value& id : prompt.get_array()) {
-    if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() > std::numeric_limits<std::int32_t>::max()) throw corrupt("key 'probe_prompt' holds something that is no token id");
+    if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() > std::numeric_limits<std::int32_t>::max())
+      throw corrupt("key 'probe_prompt' holds something that is no token id");
     m.probe_prompt.push_back(static_cast<std::int32_t>(id.get_int64()));
   }
   const json::value& logprobs = at("probe_logprobs");
-  if (!logprobs.is_array() || logprobs.get_array().size() + (m.probe_prompt.empty() ? 0 : 1) != m.probe_prompt.size()) throw corrupt("key 'probe_logprobs' must have one entry less than 'probe_prompt'");
+  if (!logprobs.is_array() || logprobs.get_array().size() + (m.probe_prompt.empty() ? 0 : 1) != m.probe_prompt.size())
+    throw corrupt("key 'probe_logprobs' must have one entry less than 'probe_prompt'");
   for (const json::value& value : logprobs.get_array()) {
     if (!value.is_number()) throw corrupt("key 'probe_logprobs' holds something that is no number");
     m.probe_logprobs.push_back(static_cast<float>(value.to_number<double>()));
@@ -103,10 +110,10 @@ std::optional<Error> verify_proof(const WeightManifest& m, const WeightProof& pr
     add(fmt::format("it gave {} probe log-probabilities, wanted {}", proof.probe_logprobs.size(), m.probe_logprobs.size()));
   else
     add(fmt::format("the largest difference on the probe prompt is {:.3g} nats, allowed {:.3g}", difference, probe_tolerance));
-  return Error(ErrorCode::kOutOfSync,
-               fmt::format("[weights] engine and trainer do not hold the same policy after the update to version {}: {}. No rollout of this version counts; look for a damaged broadcast, another base "
-                           "model or another compute dtype on the inference side",
-                           m.version.value, what));
+  return Error(ErrorCode::kOutOfSync, fmt::format("[weights] engine and trainer do not hold the same policy after the update to version "
+                                                  "{}: {}. No rollout of this version counts; look for a damaged broadcast, another base "
+                                                  "model or another compute dtype on the inference side",
+                                                  m.version.value, what));
 }
 
 }  // namespace prl::weights

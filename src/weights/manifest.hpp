@@ -14,10 +14,10 @@ namespace prl::weights {
 /// What the trainer says about weights it publishes, so that whoever loads them can prove to hold the same.
 struct WeightManifest {
   PolicyVersion version;
-  std::uint64_t checksum = 0;                 ///< over all tensors in compute dtype; independent of packing and transport
-  std::string compute_dtype;                  ///< "BF16", "F32": checksum and probe are of weights rounded to it
+  std::uint64_t checksum = 0;  ///< over all tensors in compute dtype; independent of packing and transport
+  std::string compute_dtype;   ///< "BF16", "F32": checksum and probe are of weights rounded to it
   std::vector<std::int32_t> probe_prompt;
-  std::vector<float> probe_logprobs;          ///< of probe_prompt[i + 1] given what is before; one less than the prompt
+  std::vector<float> probe_logprobs;  ///< of probe_prompt[i + 1] given what is before; one less than the prompt
   bool operator==(const WeightManifest&) const = default;
 };
 

@@ -17,15 +17,16 @@ namespace prl::weights {
 /// through files calls `save`.
 struct Publication {
   WeightManifest manifest;
-  std::shared_ptr<const void> handle;                               ///< the packed weights object of this process; opaque here
-  std::function<void(const std::filesystem::path& folder)> save;    ///< writes a Hugging Face checkpoint into a folder that does not exist yet
+  std::shared_ptr<const void> handle;  ///< the packed weights object of this process; opaque here
+  std::function<void(const std::filesystem::path& folder)>
+      save;  ///< writes a Hugging Face checkpoint into a folder that does not exist yet
 };
 
 /// One version as a receiver sees it.
 struct PublishedWeights {
   WeightManifest manifest;
-  std::shared_ptr<const void> handle;   ///< in-process transport only
-  std::filesystem::path folder;         ///< filesystem transport only: broadcasts/step_K
+  std::shared_ptr<const void> handle;  ///< in-process transport only
+  std::filesystem::path folder;        ///< filesystem transport only: broadcasts/step_K
 };
 
 /// Versioned weights from one trainer to engines. Versions only grow; a receiver may skip some.
@@ -49,8 +50,8 @@ class WeightChannel {
 std::shared_ptr<WeightChannel> make_local_channel();
 
 struct FileChannelOptions {
-  std::filesystem::path folder;          ///< <run>/broadcasts
-  std::int64_t keep_versions = 2;        ///< newest versions that stay; engines may still be reading the one before
+  std::filesystem::path folder;               ///< <run>/broadcasts
+  std::int64_t keep_versions = 2;             ///< newest versions that stay; engines may still be reading the one before
   std::optional<std::int64_t> keep_interval;  ///< multiples of it stay for good (the checkpoint interval)
   std::chrono::milliseconds poll{50};
 };

@@ -26,7 +26,9 @@ WeightManifest make_manifest(std::int64_t version) {
   return m;
 }
 
-WeightProof proof_of(const WeightManifest& m) { return {m.version, m.checksum, m.probe_logprobs}; }
+WeightProof proof_of(const WeightManifest& m) {
+  return {m.version, m.checksum, m.probe_logprobs};
+}
 
 TEST(Manifest, JsonKeepsEveryBit) {
   const WeightManifest m = make_manifest(12);
@@ -53,10 +55,13 @@ TEST(Manifest, DamageNamesFileAndKey) {
   EXPECT_THAT(reason("{\"version\": -1}"), testing::AllOf(HasSubstr("step_1/manifest.json"), HasSubstr("'version'")));
   EXPECT_THAT(reason("{\"version\": 1, \"checksum\": \"xyz\"}"), HasSubstr("'checksum'"));
   EXPECT_THAT(reason("[1]"), HasSubstr("object"));
-  EXPECT_THAT(reason(R"({"version":1,"checksum":"0000000000000001","compute_dtype":"F32","probe_prompt":[1,2],"probe_logprobs":[]})"), HasSubstr("'probe_logprobs'"));
+  EXPECT_THAT(reason(R"({"version":1,"checksum":"0000000000000001","compute_dtype":"F32","probe_prompt":[1,2],"probe_logprobs":[]})"),
+              HasSubstr("'probe_logprobs'"));
 }
 
-TEST(VerifyProof, EqualPasses) { EXPECT_FALSE(verify_proof(make_manifest(3), proof_of(make_manifest(3))).has_value()); }
+TEST(VerifyProof, EqualPasses) {
+  EXPECT_FALSE(verify_proof(make_manifest(3), proof_of(make_manifest(3))).has_value());
+}
 
 TEST(VerifyProof, SaysWhatDiffers) {
   const WeightManifest m = make_manifest(3);

@@ -34,7 +34,9 @@ struct Checker {
   }
   void finite(const char* field, std::span<const float> values) const {
     for (std::size_t i = 0; i < values.size(); ++i)
-      if (!std::isfinite(values[i])) fail(code, "[{}] field {} is {} at token {} of environment '{}': every number must be finite", what, field, values[i], i, env_of(i));
+      if (!std::isfinite(values[i]))
+        fail(code, "[{}] field {} is {} at token {} of environment '{}': every number must be finite", what, field, values[i], i,
+             env_of(i));
   }
   void stream(const char* field, std::span<const float> values, bool may_be_empty) const {
     size(field, values.size(), may_be_empty);
@@ -42,11 +44,13 @@ struct Checker {
   }
   void not_negative(const char* field, std::span<const std::int32_t> values) const {
     for (std::size_t i = 0; i < values.size(); ++i)
-      if (values[i] < 0) fail(code, "[{}] field {} is {} at token {} of environment '{}': must not be negative", what, field, values[i], i, env_of(i));
+      if (values[i] < 0)
+        fail(code, "[{}] field {} is {} at token {} of environment '{}': must not be negative", what, field, values[i], i, env_of(i));
   }
   void positive(const char* field, std::span<const float> values) const {
     for (std::size_t i = 0; i < values.size(); ++i)
-      if (!(values[i] > 0)) fail(code, "[{}] field {} is {} at token {} of environment '{}': must be above 0", what, field, values[i], i, env_of(i));
+      if (!(values[i] > 0))
+        fail(code, "[{}] field {} is {} at token {} of environment '{}': must be above 0", what, field, values[i], i, env_of(i));
   }
 };
 
@@ -63,7 +67,8 @@ void check(const MicroBatch& b) {
   if (total != static_cast<std::int64_t>(b.input_ids.size()))
     fail(ErrorCode::kCorrupt, "[micro-batch] field sequence_lengths adds up to {}, input has {} tokens", total, b.input_ids.size());
   if (b.env_names.size() != b.sequence_lengths.size())
-    fail(ErrorCode::kCorrupt, "[micro-batch] field env_names has {} entries, there are {} sequences", b.env_names.size(), b.sequence_lengths.size());
+    fail(ErrorCode::kCorrupt, "[micro-batch] field env_names has {} entries, there are {} sequences", b.env_names.size(),
+         b.sequence_lengths.size());
   c.size("loss_mask", b.loss_mask.size(), false);
   c.size("position_ids", b.position_ids.size(), false);
   c.stream("advantages", b.advantages, false);
@@ -82,8 +87,12 @@ void check(const MicroBatch& b) {
     const bool in_ce = !b.ce_weights.empty() && b.ce_weights[first] != 0;
     const bool in_ref = !b.ref_kl_weights.empty() && b.ref_kl_weights[first] != 0;
     if (in_rl || in_ce || in_ref)
-      fail(ErrorCode::kCorrupt, "[micro-batch] the first token of sequence {} (environment '{}') is in the {} loss, but nothing predicts it: mask it", s, b.env_names[s],
-           in_rl ? "rl" : in_ce ? "ce" : "ref_kl");
+      fail(ErrorCode::kCorrupt,
+           "[micro-batch] the first token of sequence {} (environment '{}') is in the {} loss, but nothing predicts it: mask it", s,
+           b.env_names[s],
+           in_rl   ? "rl"
+           : in_ce ? "ce"
+                   : "ref_kl");
     first += static_cast<std::size_t>(b.sequence_lengths[s]);
   }
 }
@@ -103,7 +112,8 @@ void check(const TrainingSample& s) {
   c.positive("temperatures", s.temperatures);
   const bool in_rl = s.mask[0] != 0 && (s.rl_weights.empty() || s.rl_weights[0] != 0);
   if (in_rl || (!s.ce_weights.empty() && s.ce_weights[0] != 0) || (!s.ref_kl_weights.empty() && s.ref_kl_weights[0] != 0))
-    fail(ErrorCode::kInvalidArgument, "[training sample] the first token of a sample of environment '{}' is in a loss, but nothing predicts it: mask it", s.env_name);
+    fail(ErrorCode::kInvalidArgument,
+         "[training sample] the first token of a sample of environment '{}' is in a loss, but nothing predicts it: mask it", s.env_name);
 }
 
 }  // namespace prl::wire

@@ -77,9 +77,10 @@ void MsgpackWriter::booleans(std::span<const std::uint8_t> values) {
 }
 
 void MsgpackReader::wrong(std::string_view field, std::string_view wanted) const {
-  if (offset_ >= bytes_.size()) fail(ErrorCode::kCorrupt, "[msgpack] field {}: wanted {}, but the message ends at byte {}", field, wanted, bytes_.size());
-  fail(ErrorCode::kCorrupt, "[msgpack] field {}: wanted {}, found byte 0x{:02x} at offset {} of {}", field, wanted, static_cast<unsigned>(static_cast<unsigned char>(bytes_[offset_])), offset_,
-       bytes_.size());
+  if (offset_ >= bytes_.size())
+    fail(ErrorCode::kCorrupt, "[msgpack] field {}: wanted {}, but the message ends at byte {}", field, wanted, bytes_.size());
+  fail(ErrorCode::kCorrupt, "[msgpack] field {}: wanted {}, found byte 0x{:02x} at offset {} of {}", field, wanted,
+       static_cast<unsigned>(static_cast<unsigned char>(bytes_[offset_])), offset_, bytes_.size());
 }
 
 std::uint8_t MsgpackReader::peek(std::string_view field) const {
@@ -90,7 +91,8 @@ std::uint8_t MsgpackReader::peek(std::string_view field) const {
 std::uint64_t MsgpackReader::big_endian(std::string_view field, int num_bytes) {
   // The type byte is at offset_; its payload follows.
   if (bytes_.size() - offset_ < static_cast<std::size_t>(num_bytes) + 1)
-    fail(ErrorCode::kCorrupt, "[msgpack] field {}: value at offset {} needs {} bytes, but the message ends at byte {}", field, offset_, num_bytes + 1, bytes_.size());
+    fail(ErrorCode::kCorrupt, "[msgpack] field {}: value at offset {} needs {} bytes, but the message ends at byte {}", field, offset_,
+         num_bytes + 1, bytes_.size());
   std::uint64_t value = 0;
   for (int i = 0; i < num_bytes; ++i) value = (value << 8) | static_cast<std::uint8_t>(bytes_[offset_ + 1 + static_cast<std::size_t>(i)]);
   offset_ += static_cast<std::size_t>(num_bytes) + 1;
@@ -111,7 +113,8 @@ std::size_t MsgpackReader::array(std::string_view field) {
     wrong(field, "an array");
   // Each item takes at least one byte.
   if (count > bytes_.size() - offset_)
-    fail(ErrorCode::kCorrupt, "[msgpack] field {}: array at offset {} claims {} items, but only {} bytes follow", field, start, count, bytes_.size() - offset_);
+    fail(ErrorCode::kCorrupt, "[msgpack] field {}: array at offset {} claims {} items, but only {} bytes follow", field, start, count,
+         bytes_.size() - offset_);
   return static_cast<std::size_t>(count);
 }
 
@@ -168,7 +171,8 @@ std::string MsgpackReader::string(std::string_view field) {
   else
     wrong(field, "a string");
   if (size > bytes_.size() - offset_)
-    fail(ErrorCode::kCorrupt, "[msgpack] field {}: text of {} bytes at offset {}, but only {} bytes follow", field, size, offset_, bytes_.size() - offset_);
+    fail(ErrorCode::kCorrupt, "[msgpack] field {}: text of {} bytes at offset {}, but only {} bytes follow", field, size, offset_,
+         bytes_.size() - offset_);
   std::string text(bytes_.substr(offset_, size));
   offset_ += size;
   return text;

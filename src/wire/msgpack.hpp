@@ -38,7 +38,7 @@ class MsgpackReader {
   explicit MsgpackReader(std::string_view bytes) : bytes_(bytes) {}
   std::size_t array(std::string_view field);
   std::int64_t integer(std::string_view field);
-  float real(std::string_view field);       ///< float32, float64 or an integer
+  float real(std::string_view field);  ///< float32, float64 or an integer
   bool boolean(std::string_view field);
   std::string string(std::string_view field);
   /// Consumes a nil if it is next.

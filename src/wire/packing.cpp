@@ -38,7 +38,9 @@ void prepare(TrainingSample& sample, std::int64_t seq_len) {
   if (!sample.advantages.empty()) return;
   for (std::size_t i = 0; i < sample.token_ids.size(); ++i)
     if (sample.mask[i] != 0 && (sample.rl_weights.empty() || sample.rl_weights[i] != 0))
-      fail(ErrorCode::kInvalidArgument, "[packing] a sample of environment '{}' has tokens in the rl loss but no advantages: its algorithm must assign them", sample.env_name);
+      fail(ErrorCode::kInvalidArgument,
+           "[packing] a sample of environment '{}' has tokens in the rl loss but no advantages: its algorithm must assign them",
+           sample.env_name);
   sample.advantages.assign(sample.token_ids.size(), 0.0f);
 }
 
@@ -148,7 +150,9 @@ struct Partition {
   double spread() const { return subsets.front().sum - subsets.back().sum; }
 };
 struct LargestSpread {
-  bool operator()(const Partition& a, const Partition& b) const { return a.spread() != b.spread() ? a.spread() < b.spread() : a.order > b.order; }
+  bool operator()(const Partition& a, const Partition& b) const {
+    return a.spread() != b.spread() ? a.spread() < b.spread() : a.order > b.order;
+  }
 };
 
 std::tuple<double, double> load_of(const std::vector<double>& sums) {
@@ -159,7 +163,8 @@ std::tuple<double, double> load_of(const std::vector<double>& sums) {
 /// Takes the best swap of two items of two ranks again and again while it lowers (largest sum, spread).
 void improve_by_swaps(std::vector<std::vector<std::size_t>>& ranks, std::span<const double> costs) {
   std::vector<double> sums;
-  for (const auto& rank : ranks) sums.push_back(std::accumulate(rank.begin(), rank.end(), 0.0, [&](double s, std::size_t i) { return s + costs[i]; }));
+  for (const auto& rank : ranks)
+    sums.push_back(std::accumulate(rank.begin(), rank.end(), 0.0, [&](double s, std::size_t i) { return s + costs[i]; }));
   // Each round lowers the load; the bound only guards against rounding that never settles.
   for (std::size_t round = 0; round < 4 * costs.size(); ++round) {
     auto best = load_of(sums);
@@ -256,8 +261,8 @@ std::vector<std::vector<std::size_t>> balanced_partition(std::span<const double>
 }
 
 std::vector<std::vector<MicroBatch>> pack(std::vector<TrainingSample> samples, const PackOptions& options) {
-  PRL_CHECK(options.seq_len > 0 && options.num_ranks > 0 && options.pad_to_multiple_of > 0, "seq_len {}, ranks {}, pad multiple {}", options.seq_len, options.num_ranks,
-            options.pad_to_multiple_of);
+  PRL_CHECK(options.seq_len > 0 && options.num_ranks > 0 && options.pad_to_multiple_of > 0, "seq_len {}, ranks {}, pad multiple {}",
+            options.seq_len, options.num_ranks, options.pad_to_multiple_of);
   std::vector<std::vector<MicroBatch>> ranks(static_cast<std::size_t>(options.num_ranks));
   if (samples.empty()) return ranks;
   std::vector<std::int64_t> lengths;

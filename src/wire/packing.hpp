@@ -16,9 +16,9 @@ struct BinCost {
 };
 
 struct PackOptions {
-  std::int64_t seq_len = 2048;         ///< longest row; longer samples keep their first seq_len tokens
-  std::int64_t num_ranks = 1;          ///< W: every rank gets the same number of rows
-  std::int64_t pad_to_multiple_of = 1; ///< of context-parallel ranks
+  std::int64_t seq_len = 2048;          ///< longest row; longer samples keep their first seq_len tokens
+  std::int64_t num_ranks = 1;           ///< W: every rank gets the same number of rows
+  std::int64_t pad_to_multiple_of = 1;  ///< of context-parallel ranks
   BinCost cost = {};
 };
 

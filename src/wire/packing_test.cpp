@@ -65,7 +65,8 @@ TEST(Packing, Invariants) {
     if (rng.next_below(2) == 1) options.cost = {1.0, 0.01};
     std::vector<TrainingSample> samples;
     const int count = static_cast<int>(1 + rng.next_below(40));
-    for (int i = 0; i < count; ++i) samples.push_back(make_sample(rng, i, 2 + rng.next_below(static_cast<std::uint64_t>(options.seq_len) + 10)));
+    for (int i = 0; i < count; ++i)
+      samples.push_back(make_sample(rng, i, 2 + rng.next_below(static_cast<std::uint64_t>(options.seq_len) + 10)));
     LossTokenCounts wanted;
     for (const TrainingSample& s : samples) {
       const auto n = std::min(s.token_ids.size(), static_cast<std::size_t>(options.seq_len));

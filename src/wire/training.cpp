@@ -15,7 +15,8 @@ namespace {
 // Positions of a micro-batch's fields in its array. 10 to 12 (routed experts, multimodal tensors, token types) are not
 // carried by this system and always nil.
 constexpr std::size_t kNumRequired = 9;
-constexpr std::size_t kRefLogprobs = 9, kRoutedExperts = 10, kMmKwargs = 11, kMmTokenTypes = 12, kRlWeights = 13, kCeWeights = 14, kRefKlWeights = 15, kNumFields = 16;
+constexpr std::size_t kRefLogprobs = 9, kRoutedExperts = 10, kMmKwargs = 11, kMmTokenTypes = 12, kRlWeights = 13, kCeWeights = 14,
+                      kRefKlWeights = 15, kNumFields = 16;
 
 // A step of a very large job is far below these; a message above them is not ours.
 constexpr std::size_t kMaxRanks = 65536;
@@ -62,7 +63,9 @@ void write(MsgpackWriter& out, const MicroBatch& b) {
   }
 }
 
-std::vector<float> read_optional(MsgpackReader& in, std::string_view field) { return in.take_nil() ? std::vector<float>{} : in.reals(field); }
+std::vector<float> read_optional(MsgpackReader& in, std::string_view field) {
+  return in.take_nil() ? std::vector<float>{} : in.reals(field);
+}
 
 MicroBatch read_micro_batch(MsgpackReader& in) {
   MicroBatch b;
@@ -91,7 +94,9 @@ MicroBatch read_micro_batch(MsgpackReader& in) {
       b.ref_kl_weights = read_optional(in, "ref_kl_weights");
     else if (!in.take_nil())
       fail(ErrorCode::kNotImplemented, "[msgpack] field {} is set, but this build trains neither on routed experts nor on images",
-           field == kRoutedExperts ? "routed_experts" : field == kMmKwargs ? "mm_kwargs" : "mm_token_type_ids");
+           field == kRoutedExperts ? "routed_experts"
+           : field == kMmKwargs    ? "mm_kwargs"
+                                   : "mm_token_type_ids");
   }
   return b;
 }
@@ -113,14 +118,17 @@ std::string encode(const TrainingBatch& batch) {
 TrainingBatch decode_training_batch(std::string_view bytes) {
   MsgpackReader in(bytes);
   TrainingBatch batch;
-  if (const std::size_t n = in.array("training_batch"); n != 2) fail(ErrorCode::kCorrupt, "[msgpack] field training_batch: wanted 2 fields, found {}", n);
+  if (const std::size_t n = in.array("training_batch"); n != 2)
+    fail(ErrorCode::kCorrupt, "[msgpack] field training_batch: wanted 2 fields, found {}", n);
   batch.step = in.integer("step");
   if (batch.step < 0) fail(ErrorCode::kCorrupt, "[msgpack] field step is {}: must not be negative", batch.step);
   const std::size_t num_ranks = in.array("ranks");
   if (num_ranks > kMaxRanks) fail(ErrorCode::kCorrupt, "[msgpack] field ranks: {} ranks, at most {} are allowed", num_ranks, kMaxRanks);
   for (std::size_t r = 0; r < num_ranks; ++r) {
     const std::size_t num_micro_batches = in.array("micro_batches");
-    if (num_micro_batches > kMaxMicroBatches) fail(ErrorCode::kCorrupt, "[msgpack] field micro_batches: {} of rank {}, at most {} are allowed", num_micro_batches, r, kMaxMicroBatches);
+    if (num_micro_batches > kMaxMicroBatches)
+      fail(ErrorCode::kCorrupt, "[msgpack] field micro_batches: {} of rank {}, at most {} are allowed", num_micro_batches, r,
+           kMaxMicroBatches);
     auto& rank = batch.ranks.emplace_back();
     for (std::size_t i = 0; i < num_micro_batches; ++i) {
       try {
@@ -131,7 +139,8 @@ TrainingBatch decode_training_batch(std::string_view bytes) {
       }
     }
   }
-  if (!in.at_end()) fail(ErrorCode::kCorrupt, "[msgpack] the training batch ends at byte {}, but the message has {}", in.offset(), bytes.size());
+  if (!in.at_end())
+    fail(ErrorCode::kCorrupt, "[msgpack] the training batch ends at byte {}, but the message has {}", in.offset(), bytes.size());
   return batch;
 }
 

@@ -10,15 +10,15 @@ namespace prl::wire {
 /// One flat token sequence for the trainer (spec 3.10). All arrays have the length of token_ids, or are empty where noted.
 struct TrainingSample {
   std::vector<std::int32_t> token_ids;
-  std::vector<std::uint8_t> mask;          ///< 1: sampled by the policy, takes part in the rl loss
-  std::vector<float> logprobs;             ///< of the sampler; 0 where mask is 0
+  std::vector<std::uint8_t> mask;  ///< 1: sampled by the policy, takes part in the rl loss
+  std::vector<float> logprobs;     ///< of the sampler; 0 where mask is 0
   std::vector<float> temperatures;
   std::string env_name;
   std::vector<float> advantages;
-  std::vector<float> ref_logprobs;         ///< empty: none
-  std::vector<float> rl_weights;           ///< empty: 1
-  std::vector<float> ce_weights;           ///< empty: 0
-  std::vector<float> ref_kl_weights;       ///< empty: 0
+  std::vector<float> ref_logprobs;    ///< empty: none
+  std::vector<float> rl_weights;      ///< empty: 1
+  std::vector<float> ce_weights;      ///< empty: 0
+  std::vector<float> ref_kl_weights;  ///< empty: 0
 };
 
 /// One packed row [1, <= seq_len] that a rank runs in one forward pass.
@@ -30,16 +30,16 @@ struct MicroBatch {
   std::vector<std::int32_t> position_ids;      ///< restart at 0 per sample
   std::vector<std::int32_t> sequence_lengths;  ///< of the samples, in order; sum is input_ids.size()
   std::vector<float> temperatures;
-  std::vector<std::string> env_names;          ///< per sample
-  std::vector<float> ref_logprobs;             ///< empty: none
-  std::vector<float> rl_weights;               ///< empty: 1
-  std::vector<float> ce_weights;               ///< empty: 0
-  std::vector<float> ref_kl_weights;           ///< empty: 0
+  std::vector<std::string> env_names;  ///< per sample
+  std::vector<float> ref_logprobs;     ///< empty: none
+  std::vector<float> rl_weights;       ///< empty: 1
+  std::vector<float> ce_weights;       ///< empty: 0
+  std::vector<float> ref_kl_weights;   ///< empty: 0
 };
 
 /// What the orchestrator ships for one optimizer step: for each data-parallel rank, its micro-batches.
 struct TrainingBatch {
-  std::int64_t step = 0;                       ///< 1-based: the step that consumes it
+  std::int64_t step = 0;  ///< 1-based: the step that consumes it
   std::vector<std::vector<MicroBatch>> ranks;
 };
 

@@ -134,7 +134,8 @@ TEST(TrainingCodec, FlippedBytesNeverCrash) {
   Rng rng(11);
   for (int round = 0; round < 20000; ++round) {
     std::string damaged = bytes;
-    for (std::uint64_t flips = 1 + rng.next_below(3); flips > 0; --flips) damaged[rng.next_below(damaged.size())] = static_cast<char>(rng.next_below(256));
+    for (std::uint64_t flips = 1 + rng.next_below(3); flips > 0; --flips)
+      damaged[rng.next_below(damaged.size())] = static_cast<char>(rng.next_below(256));
     try {
       const TrainingBatch decoded = decode_training_batch(damaged);
       for (const auto& rank : decoded.ranks)
@@ -177,9 +178,26 @@ TEST(TrainingCodec, SemanticDamageIsNamed) {
 }
 
 TEST(Msgpack, IntegersOfEverySize) {
-  for (const std::int64_t value : {std::int64_t{0}, std::int64_t{127}, std::int64_t{128}, std::int64_t{255}, std::int64_t{256}, std::int64_t{65535}, std::int64_t{65536}, std::int64_t{4294967295},
-                                   std::int64_t{4294967296}, std::numeric_limits<std::int64_t>::max(), std::int64_t{-1}, std::int64_t{-32}, std::int64_t{-33}, std::int64_t{-128}, std::int64_t{-129},
-                                   std::int64_t{-32768}, std::int64_t{-32769}, std::int64_t{-2147483648LL}, std::int64_t{-2147483649LL}, std::numeric_limits<std::int64_t>::min()}) {
+  for (const std::int64_t value : {std::int64_t{0},
+                                   std::int64_t{127},
+                                   std::int64_t{128},
+                                   std::int64_t{255},
+                                   std::int64_t{256},
+                                   std::int64_t{65535},
+                                   std::int64_t{65536},
+                                   std::int64_t{4294967295},
+                                   std::int64_t{4294967296},
+                                   std::numeric_limits<std::int64_t>::max(),
+                                   std::int64_t{-1},
+                                   std::int64_t{-32},
+                                   std::int64_t{-33},
+                                   std::int64_t{-128},
+                                   std::int64_t{-129},
+                                   std::int64_t{-32768},
+                                   std::int64_t{-32769},
+                                   std::int64_t{-2147483648LL},
+                                   std::int64_t{-2147483649LL},
+                                   std::numeric_limits<std::int64_t>::min()}) {
     MsgpackWriter out;
     out.integer(value);
     EXPECT_EQ(MsgpackReader(out.bytes()).integer("x"), value);

@@ -25,8 +25,10 @@ void check_finite(const TokenStreams& s, std::span<const double> dlogp, const st
   for (std::size_t i = 1; i < s.size(); ++i) {
     if (std::isfinite(s.logp[i]) && std::isfinite(static_cast<float>(dlogp[i]))) continue;
     fail(ErrorCode::kNonFinite,
-         "[loss] environment '{}', token {} of its sequence: trainer log-probability {}, sampler log-probability {}, advantage {} give loss gradient {}: "
-         "if the trainer's value is not finite the weights have diverged (lower optim.lr or set optim.max_norm), else the sampler's value is wrong",
+         "[loss] environment '{}', token {} of its sequence: trainer log-probability {}, sampler log-probability {}, advantage {} give "
+         "loss gradient {}: "
+         "if the trainer's value is not finite the weights have diverged (lower optim.lr or set optim.max_norm), else the sampler's value "
+         "is wrong",
          env_name, i, s.logp[i], s.inference_logp[i], s.advantages[i], dlogp[i]);
   }
 }
@@ -74,11 +76,15 @@ std::vector<std::int32_t> make_targets(const wire::MicroBatch& b) {
   return targets;
 }
 
-BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBatch& b, std::span<const float> logp_T, std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics) {
-  PRL_CHECK(logp_T.size() == b.input_ids.size() && entropy_T.size() == b.input_ids.size(), "{} logp and {} entropies for {} tokens", logp_T.size(), entropy_T.size(), b.input_ids.size());
+BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBatch& b, std::span<const float> logp_T,
+                             std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics) {
+  PRL_CHECK(logp_T.size() == b.input_ids.size() && entropy_T.size() == b.input_ids.size(), "{} logp and {} entropies for {} tokens",
+            logp_T.size(), entropy_T.size(), b.input_ids.size());
   const auto divisor = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(n, 1)); };
   const LossDivisor kind = divisor_of(loss);
-  const double rl_divisor = divisor(kind == LossDivisor::kTokens ? counts.rl_tokens : kind == LossDivisor::kSequences ? counts.rl_sequences : counts.micro_batches);
+  const double rl_divisor = divisor(kind == LossDivisor::kTokens      ? counts.rl_tokens
+                                    : kind == LossDivisor::kSequences ? counts.rl_sequences
+                                                                      : counts.micro_batches);
   const double ce_divisor = divisor(counts.ce_tokens), ref_divisor = divisor(counts.ref_kl_tokens);
 
   BatchLoss result;

@@ -26,7 +26,9 @@ struct SafeMean {
   double value() const { return count == 0 ? 0 : sum / count; }
 };
 
-double prob_gap(const TokenStreams& s, std::size_t i) { return std::exp(static_cast<double>(s.logp[i])) - std::exp(static_cast<double>(s.inference_logp[i])); }
+double prob_gap(const TokenStreams& s, std::size_t i) {
+  return std::exp(static_cast<double>(s.logp[i])) - std::exp(static_cast<double>(s.inference_logp[i]));
+}
 
 bool has_rl(const TokenStreams& s) {
   for (std::size_t i = 1; i < s.size(); ++i)
@@ -45,7 +47,8 @@ double loss_of(const DefaultLossConfig& c, const TokenStreams& s, std::span<doub
   for (std::size_t i = 1; i < s.size(); ++i) {
     if (!s.in_rl(i)) continue;
     const double advantage = s.advantages[i], rho = s.log_ratio(i), r = std::exp(rho), d = prob_gap(s, i), w = s.rl_weight(i);
-    const bool is_low = d < -c.dppo_mask_low, is_high = d > c.dppo_mask_high;
+    const bool is_low = d < -c.dppo_mask_low;
+    const bool is_high = d > c.dppo_mask_high;
     const bool is_dropped = advantage > 0 ? is_high : is_low;
     const double gain = is_dropped ? 0.0 : c.adv_tau * advantage * r;
     sum += w * (-gain + c.kl_tau * rho * rho);
@@ -89,7 +92,8 @@ double loss_of(const IpoLossConfig& c, const TokenStreams& s, std::span<double> 
 }
 
 /// -min(r, clip) A + kl rho^2: grpo, opo, rloo and (kl 0) aipo. Like a clamp, a ratio above the clip has no gradient.
-double clipped_ratio_loss(double clip_ratio, double adv_tau, double kl_tau, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
+double clipped_ratio_loss(double clip_ratio, double adv_tau, double kl_tau, const TokenStreams& s, std::span<double> dlogp,
+                          MetricPool& metrics) {
   double sum = 0;
   SafeMean clipped;
   for (std::size_t i = 1; i < s.size(); ++i) {
@@ -104,10 +108,18 @@ double clipped_ratio_loss(double clip_ratio, double adv_tau, double kl_tau, cons
   return sum;
 }
 
-double loss_of(const GrpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) { return clipped_ratio_loss(c.clip_ratio, c.adv_tau, c.kl_tau, s, dlogp, m); }
-double loss_of(const OpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) { return clipped_ratio_loss(c.clip_ratio, c.adv_tau, c.kl_tau, s, dlogp, m); }
-double loss_of(const RlooLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) { return clipped_ratio_loss(c.clip_ratio, c.adv_tau, c.kl_tau, s, dlogp, m); }
-double loss_of(const AipoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) { return clipped_ratio_loss(c.clip_ratio, c.adv_tau, 0.0, s, dlogp, m); }
+double loss_of(const GrpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
+  return clipped_ratio_loss(c.clip_ratio, c.adv_tau, c.kl_tau, s, dlogp, m);
+}
+double loss_of(const OpoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
+  return clipped_ratio_loss(c.clip_ratio, c.adv_tau, c.kl_tau, s, dlogp, m);
+}
+double loss_of(const RlooLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
+  return clipped_ratio_loss(c.clip_ratio, c.adv_tau, c.kl_tau, s, dlogp, m);
+}
+double loss_of(const AipoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& m) {
+  return clipped_ratio_loss(c.clip_ratio, c.adv_tau, 0.0, s, dlogp, m);
+}
 
 double loss_of(const GspoLossConfig& c, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
   SafeMean mean_rho;
@@ -157,8 +169,8 @@ double loss_of(const MaskedLossConfig& c, const TokenStreams& s, std::span<doubl
   const double geo_ratio = std::exp(mean_rho.value());
   // The sum is capped before the exponential so that a long sequence cannot overflow it.
   const double sequence_ratio = std::min(std::exp(std::min(mean_rho.sum, 10.0)), c.sequence_clip_high);
-  const bool is_geo_low = geo_ratio < c.geo_mask_low, is_geo_high = geo_ratio > c.geo_mask_high;
-  const bool is_sequence_low = min_ratio < c.sequence_mask_low, is_sequence_high = max_ratio > c.sequence_mask_high;
+  const bool is_geo_low = geo_ratio<c.geo_mask_low, is_geo_high = geo_ratio> c.geo_mask_high;
+  const bool is_sequence_low = min_ratio<c.sequence_mask_low, is_sequence_high = max_ratio> c.sequence_mask_high;
   const bool is_sequence_dropped = is_geo_low || is_geo_high || is_sequence_low || is_sequence_high;
   const bool is_sequence_type = c.ratio_type == RatioLevel::kSequence;
   const double norm = is_sequence_type ? 1.0 / mean_rho.count : 1.0;
@@ -166,7 +178,7 @@ double loss_of(const MaskedLossConfig& c, const TokenStreams& s, std::span<doubl
   for (std::size_t i = 1; i < s.size(); ++i) {
     if (!s.in_rl(i)) continue;
     const double rho = s.log_ratio(i), r = std::exp(rho);
-    const bool is_low = r < c.token_mask_low, is_high = r > c.token_mask_high;
+    const bool is_low = r<c.token_mask_low, is_high = r> c.token_mask_high;
     const bool is_dropped = is_low || is_high || is_sequence_dropped;
     masked_kl.add(mismatch_kl(rho), is_dropped);
     unmasked_kl.add(mismatch_kl(rho), !is_dropped);
@@ -195,15 +207,19 @@ double loss_of(const MaskedLossConfig& c, const TokenStreams& s, std::span<doubl
 }
 
 double loss_of(const CustomLossConfig& c, const TokenStreams&, std::span<double>, MetricPool&) {
-  fail(ErrorCode::kNotImplemented, "[trainer.loss] type 'custom' ({}) would run Python code, which this build does not do: choose one of default, ipo, grpo, gspo, opo, rloo, cispo, aipo, masked",
+  fail(ErrorCode::kNotImplemented,
+       "[trainer.loss] type 'custom' ({}) would run Python code, which this build does not do: choose one of default, ipo, grpo, gspo, "
+       "opo, rloo, cispo, aipo, masked",
        c.import_path);
 }
 
 }  // namespace
 
 LossDivisor divisor_of(const config::LossConfig& loss) noexcept {
-  if (const auto* gspo = std::get_if<GspoLossConfig>(&loss)) return gspo->normalization == RatioLevel::kSequence ? LossDivisor::kSequences : LossDivisor::kTokens;
-  if (const auto* masked = std::get_if<MaskedLossConfig>(&loss)) return masked->ratio_type == RatioLevel::kSequence ? LossDivisor::kMicroBatches : LossDivisor::kTokens;
+  if (const auto* gspo = std::get_if<GspoLossConfig>(&loss))
+    return gspo->normalization == RatioLevel::kSequence ? LossDivisor::kSequences : LossDivisor::kTokens;
+  if (const auto* masked = std::get_if<MaskedLossConfig>(&loss))
+    return masked->ratio_type == RatioLevel::kSequence ? LossDivisor::kMicroBatches : LossDivisor::kTokens;
   return LossDivisor::kTokens;
 }
 
@@ -217,7 +233,10 @@ double ref_kl_loss(const TokenStreams& s, std::span<double> dlogp, MetricPool& m
   SafeMean masked_kl, unmasked_kl, is_masked, ref_kl;
   for (std::size_t i = 1; i < s.size(); ++i) {
     if (!s.in_ref_kl(i)) continue;
-    if (s.ref_logp.empty()) fail(ErrorCode::kInvalidArgument, "[loss] tokens carry ref_kl weights but the sample has no reference log-probabilities: the algorithm must ask its teacher for them");
+    if (s.ref_logp.empty())
+      fail(ErrorCode::kInvalidArgument,
+           "[loss] tokens carry ref_kl weights but the sample has no reference log-probabilities: the algorithm must ask its teacher for "
+           "them");
     const double w = s.ref_kl_weights[i], rho = s.log_ratio(i), r = std::exp(rho);
     const double signal = static_cast<double>(s.ref_logp[i]) - static_cast<double>(s.logp[i]);
     const bool is_dropped = prob_gap(s, i) < -kRefMaskLow;

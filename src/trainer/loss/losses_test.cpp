@@ -162,27 +162,31 @@ TEST(Losses, MaskedMatchesItsFormula) {
   for (const auto type : {config::RatioLevel::kToken, config::RatioLevel::kSequence})
     for (const double geo_high : {10.0, 0.9}) {
       config::MaskedLossConfig c;
-      c.ratio_type = type, c.kl_tau = 0.02, c.teacher_tau = 0.3, c.token_mask_low = 0.5, c.token_mask_high = 2.0, c.geo_mask_high = geo_high;
-      expect_matches(rl(c), [c](const TokenStreams& s, const Vec& lt, const Vec& sg) {
-        double rho_sum = 0, n = 0, low = 1e9, high = 0;
-        const auto member = [&](std::size_t i) { return s.mask[i] != 0 && s.rl_weights[i] != 0; };
-        for (std::size_t i = 0; i < lt.size(); ++i)
-          if (member(i)) {
-            const double rho = sg[i] - s.inference_logp[i];
-            rho_sum += rho, n += 1, low = std::min(low, std::exp(rho)), high = std::max(high, std::exp(rho));
-          }
-        const double geo = std::exp(rho_sum / n), sequence = std::min(std::exp(std::min(rho_sum, 10.0)), c.sequence_clip_high);
-        if (geo < c.geo_mask_low || geo > c.geo_mask_high || low < c.sequence_mask_low || high > c.sequence_mask_high) return 0.0;
-        double sum = 0;
-        for (std::size_t i = 0; i < lt.size(); ++i) {
-          if (!member(i)) continue;
-          const double rho = sg[i] - s.inference_logp[i], r = std::exp(rho);
-          if (r < c.token_mask_low || r > c.token_mask_high) continue;
-          const double a = s.advantages[i] + c.teacher_tau * (s.ref_logp[i] - sg[i]);
-          sum -= s.rl_weights[i] * (c.ratio_type == config::RatioLevel::kSequence ? sequence : r) * (a - c.kl_tau * rho) * lt[i];
-        }
-        return c.ratio_type == config::RatioLevel::kSequence ? sum / n : sum;
-      }, geo_high < 1);
+      c.ratio_type = type, c.kl_tau = 0.02, c.teacher_tau = 0.3, c.token_mask_low = 0.5, c.token_mask_high = 2.0,
+      c.geo_mask_high = geo_high;
+      expect_matches(
+          rl(c),
+          [c](const TokenStreams& s, const Vec& lt, const Vec& sg) {
+            double rho_sum = 0, n = 0, low = 1e9, high = 0;
+            const auto member = [&](std::size_t i) { return s.mask[i] != 0 && s.rl_weights[i] != 0; };
+            for (std::size_t i = 0; i < lt.size(); ++i)
+              if (member(i)) {
+                const double rho = sg[i] - s.inference_logp[i];
+                rho_sum += rho, n += 1, low = std::min(low, std::exp(rho)), high = std::max(high, std::exp(rho));
+              }
+            const double geo = std::exp(rho_sum / n), sequence = std::min(std::exp(std::min(rho_sum, 10.0)), c.sequence_clip_high);
+            if (geo < c.geo_mask_low || geo > c.geo_mask_high || low < c.sequence_mask_low || high > c.sequence_mask_high) return 0.0;
+            double sum = 0;
+            for (std::size_t i = 0; i < lt.size(); ++i) {
+              if (!member(i)) continue;
+              const double rho = sg[i] - s.inference_logp[i], r = std::exp(rho);
+              if (r < c.token_mask_low || r > c.token_mask_high) continue;
+              const double a = s.advantages[i] + c.teacher_tau * (s.ref_logp[i] - sg[i]);
+              sum -= s.rl_weights[i] * (c.ratio_type == config::RatioLevel::kSequence ? sequence : r) * (a - c.kl_tau * rho) * lt[i];
+            }
+            return c.ratio_type == config::RatioLevel::kSequence ? sum / n : sum;
+          },
+          geo_high < 1);
     }
 }
 
@@ -318,7 +322,8 @@ TEST(BatchLoss, WeightsOfOneEqualNoWeights) {
 TEST(BatchLoss, ComponentsAdd) {
   const Sequence sequence(9);
   wire::MicroBatch b = row_of({40});
-  b.loss_mask = sequence.mask, b.advantages = sequence.advantages, b.inference_logprobs = sequence.inference_logp, b.ref_logprobs = sequence.ref_logp;
+  b.loss_mask = sequence.mask, b.advantages = sequence.advantages, b.inference_logprobs = sequence.inference_logp,
+  b.ref_logprobs = sequence.ref_logp;
   b.rl_weights = sequence.rl_weights, b.ce_weights = sequence.ce_weights, b.ref_kl_weights = sequence.ref_kl_weights;
   std::vector<float> logp(sequence.logp.begin() + 1, sequence.logp.end());
   logp.push_back(0);
@@ -335,9 +340,15 @@ TEST(BatchLoss, ComponentsAdd) {
   std::int64_t overlap = 0;
   for (std::size_t i = 1; i < 40; ++i) overlap += s.in_rl(i) && s.in_ce(i) && s.in_ref_kl(i);
   EXPECT_GT(overlap, 0);
-  EXPECT_NEAR(all.loss, rl_sum / static_cast<double>(counts.rl_tokens) + ce_sum / static_cast<double>(counts.ce_tokens) + ref_sum / static_cast<double>(counts.ref_kl_tokens), 1e-12);
+  EXPECT_NEAR(all.loss,
+              rl_sum / static_cast<double>(counts.rl_tokens) + ce_sum / static_cast<double>(counts.ce_tokens) +
+                  ref_sum / static_cast<double>(counts.ref_kl_tokens),
+              1e-12);
   for (std::size_t i = 1; i < 40; ++i)
-    EXPECT_NEAR(all.dlogp_T[i - 1], rl_d[i] / static_cast<double>(counts.rl_tokens) + ce_d[i] / static_cast<double>(counts.ce_tokens) + ref_d[i] / static_cast<double>(counts.ref_kl_tokens), 1e-6);
+    EXPECT_NEAR(all.dlogp_T[i - 1],
+                rl_d[i] / static_cast<double>(counts.rl_tokens) + ce_d[i] / static_cast<double>(counts.ce_tokens) +
+                    ref_d[i] / static_cast<double>(counts.ref_kl_tokens),
+                1e-6);
 }
 
 TEST(BatchLoss, EmptyComponentsGiveZeroGradients) {
@@ -355,7 +366,8 @@ TEST(BatchLoss, EmptyComponentsGiveZeroGradients) {
 TEST(BatchLoss, GlobalCountsMakeSplittingInvisible) {
   const Sequence a(4, 30), c(5, 10);
   const auto fill = [](wire::MicroBatch& b, std::size_t at, const Sequence& s) {
-    for (std::size_t i = 0; i < s.logp.size(); ++i) b.loss_mask[at + i] = s.mask[i], b.advantages[at + i] = s.advantages[i], b.inference_logprobs[at + i] = s.inference_logp[i];
+    for (std::size_t i = 0; i < s.logp.size(); ++i)
+      b.loss_mask[at + i] = s.mask[i], b.advantages[at + i] = s.advantages[i], b.inference_logprobs[at + i] = s.inference_logp[i];
   };
   const auto shifted = [](const Sequence& s) {
     std::vector<float> logp(s.logp.begin() + 1, s.logp.end());

@@ -43,7 +43,8 @@ std::optional<double> max_grad_norm(const config::OptimConfig& optim) {
   return std::visit([](const auto& c) { return c.max_norm; }, optim);
 }
 
-Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim) : ctx_(ctx), parameters_(parameters), optim_(optim) {
+Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim)
+    : ctx_(ctx), parameters_(parameters), optim_(optim) {
   for (nn::NamedParameter& p : parameters.named()) {
     PRL_CHECK(p.grad.defined(), "parameter {} has no gradient tensor", p.name);
     Slot slot;
@@ -89,7 +90,11 @@ void Optimizer::step_one(Slot& slot, double lr, float grad_scale) {
               .is_first_step = num_steps_ == 0});
   } else if (const auto* muon = std::get_if<MuonConfig>(&optim_)) {
     if (slot.is_muon)
-      ops::muon(ctx_, p.value, slot.state[0].second, p.grad, {.lr = rate, .mu = static_cast<float>(muon->mu), .weight_decay = static_cast<float>(muon->weight_decay), .grad_scale = grad_scale});
+      ops::muon(ctx_, p.value, slot.state[0].second, p.grad,
+                {.lr = rate,
+                 .mu = static_cast<float>(muon->mu),
+                 .weight_decay = static_cast<float>(muon->weight_decay),
+                 .grad_scale = grad_scale});
     else
       adamw(*muon);
   } else {
@@ -151,6 +156,8 @@ std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters&
   return total == 0 ? 0 : static_cast<double>(num_zeros) / static_cast<double>(total);
 }
 
-double clip_scale(double norm, std::optional<double> max_norm) { return max_norm ? std::min(1.0, *max_norm / (norm + 1e-6)) : 1.0; }
+double clip_scale(double norm, std::optional<double> max_norm) {
+  return max_norm ? std::min(1.0, *max_norm / (norm + 1e-6)) : 1.0;
+}
 
 }  // namespace prl::trainer

@@ -17,13 +17,15 @@ using namespace testing_support;
 void fill_gradients(Policy& policy, std::uint64_t seed) {
   Rng rng(seed);
   for (nn::NamedParameter& p : policy.parameters().named())
-    for (std::int64_t i = 0; i < p.grad.num_elements(); ++i) p.grad.as<float>()[i] = i % 11 == 7 ? 0.0f : static_cast<float>(rng.next_normal());
+    for (std::int64_t i = 0; i < p.grad.num_elements(); ++i)
+      p.grad.as<float>()[i] = i % 11 == 7 ? 0.0f : static_cast<float>(rng.next_normal());
 }
 
 /// Element-wise rules written once more in fp64 as PyTorch documents them; `state` lives between steps.
 using Rule = std::function<double(double p, double g, std::array<double, 2>& state, int step)>;
 
-void expect_follows(const config::OptimConfig& optim, const Rule& rule, const std::function<bool(const nn::NamedParameter&)>& applies, double grad_scale) {
+void expect_follows(const config::OptimConfig& optim, const Rule& rule, const std::function<bool(const nn::NamedParameter&)>& applies,
+                    double grad_scale) {
   Scratch scratch("optim");
   const auto policy = make_tiny_policy(scratch.path / "model");
   Optimizer optimizer(policy->context(), policy->parameters(), optim);
@@ -38,7 +40,8 @@ void expect_follows(const config::OptimConfig& optim, const Rule& rule, const st
     fill_gradients(*policy, static_cast<std::uint64_t>(step));
     for (std::size_t t = 0; t < exact.size(); ++t) {
       const Tensor& grad = policy->parameters().named()[t].grad;
-      for (std::size_t i = 0; i < exact[t].size(); ++i) exact[t][i] = rule(exact[t][i], grad_scale * grad.as<float>()[i], states[t][i], step);
+      for (std::size_t i = 0; i < exact[t].size(); ++i)
+        exact[t][i] = rule(exact[t][i], grad_scale * grad.as<float>()[i], states[t][i], step);
     }
     optimizer.step(0.01, grad_scale);
   }
@@ -48,7 +51,8 @@ void expect_follows(const config::OptimConfig& optim, const Rule& rule, const st
   for (std::size_t t = 0; t < got.size(); ++t) {
     if (!applies(policy->parameters().named()[t])) continue;
     ++num_compared;
-    for (std::size_t i = 0; i < got[t].size(); ++i) ASSERT_NEAR(got[t][i], exact[t][i], 2e-6) << policy->parameters().named()[t].name << " " << i;
+    for (std::size_t i = 0; i < got[t].size(); ++i)
+      ASSERT_NEAR(got[t][i], exact[t][i], 2e-6) << policy->parameters().named()[t].name << " " << i;
   }
   EXPECT_GT(num_compared, 0);
 }
@@ -63,7 +67,9 @@ Rule adamw_rule(double b1, double b2, double wd) {
   };
 }
 
-bool everything(const nn::NamedParameter&) { return true; }
+bool everything(const nn::NamedParameter&) {
+  return true;
+}
 
 TEST(Optimizer, AdamWFollowsPyTorch) {
   config::AdamWConfig c;
@@ -75,25 +81,27 @@ TEST(Optimizer, SgdFollowsPyTorch) {
   for (const bool nesterov : {true, false}) {
     config::SgdConfig c;
     c.weight_decay = 0.05, c.nesterov = nesterov;
-    expect_follows(c,
-                   [nesterov](double p, double g, std::array<double, 2>& s, int step) {
-                     g += 0.05 * p;
-                     s[0] = step == 1 ? g : 0.9 * s[0] + g;
-                     return p - 0.01 * (nesterov ? g + 0.9 * s[0] : s[0]);
-                   },
-                   everything, 1.0);
+    expect_follows(
+        c,
+        [nesterov](double p, double g, std::array<double, 2>& s, int step) {
+          g += 0.05 * p;
+          s[0] = step == 1 ? g : 0.9 * s[0] + g;
+          return p - 0.01 * (nesterov ? g + 0.9 * s[0] : s[0]);
+        },
+        everything, 1.0);
   }
 }
 
 TEST(Optimizer, SignSgdFollowsItsRule) {
   config::SignSgdConfig c;
   c.weight_decay = 0.1;
-  expect_follows(c,
-                 [](double p, double g, std::array<double, 2>&, int) {
-                   p -= 0.01 * 0.1 * p;
-                   return p - 0.01 * (g > 0 ? 1.0 : g < 0 ? -1.0 : 0.0);
-                 },
-                 everything, 0.25);
+  expect_follows(
+      c,
+      [](double p, double g, std::array<double, 2>&, int) {
+        p -= 0.01 * 0.1 * p;
+        return p - 0.01 * (g > 0 ? 1.0 : g < 0 ? -1.0 : 0.0);
+      },
+      everything, 0.25);
 }
 
 // Norms, embeddings and head of a Muon run take AdamW; hidden matrices do not.
@@ -101,7 +109,8 @@ TEST(Optimizer, MuonLeavesVectorsAndEmbeddingsToAdamW) {
   config::MuonConfig c;
   c.weight_decay = 0.1;
   const auto is_adamw = [](const nn::NamedParameter& p) {
-    return p.value.shape().num_dims() < 2 || p.name.find("embed_tokens") != std::string::npos || p.name.find("lm_head") != std::string::npos;
+    return p.value.shape().num_dims() < 2 || p.name.find("embed_tokens") != std::string::npos ||
+           p.name.find("lm_head") != std::string::npos;
   };
   expect_follows(c, adamw_rule(0.9, 0.95, 0.1), is_adamw, 1.0);
 }

@@ -17,20 +17,29 @@ using config::LinearScheduler;
 /// A warm-up cannot start at zero: the first step would do nothing.
 constexpr double kSmallestFactor = 1e-8;
 
-double lowest_factor(double min_lr, double lr) { return min_lr > 0 && lr > 0 ? min_lr / lr : kSmallestFactor; }
+double lowest_factor(double min_lr, double lr) {
+  return min_lr > 0 && lr > 0 ? min_lr / lr : kSmallestFactor;
+}
 
-double warmup_factor(double low, std::int64_t step, std::int64_t warmup_steps) { return low + (1 - low) * static_cast<double>(step) / static_cast<double>(warmup_steps); }
+double warmup_factor(double low, std::int64_t step, std::int64_t warmup_steps) {
+  return low + (1 - low) * static_cast<double>(step) / static_cast<double>(warmup_steps);
+}
 
 }  // namespace
 
-LrSchedule::LrSchedule(const config::SchedulerConfig& scheduler, double lr, std::optional<std::int64_t> max_steps) : scheduler_(scheduler), lr_(lr), max_steps_(max_steps) {
-  if (const auto* linear = std::get_if<LinearScheduler>(&scheduler); linear != nullptr && max_steps && linear->decay_steps > 0 && *max_steps < linear->warmup_steps + linear->decay_steps)
-    fail(ErrorCode::kInvalidArgument, "[scheduler] linear: max_steps is {}, wanted at least warmup_steps + decay_steps = {}: raise max_steps or shorten the two", *max_steps,
-         linear->warmup_steps + linear->decay_steps);
+LrSchedule::LrSchedule(const config::SchedulerConfig& scheduler, double lr, std::optional<std::int64_t> max_steps)
+    : scheduler_(scheduler), lr_(lr), max_steps_(max_steps) {
+  if (const auto* linear = std::get_if<LinearScheduler>(&scheduler);
+      linear != nullptr && max_steps && linear->decay_steps > 0 && *max_steps < linear->warmup_steps + linear->decay_steps)
+    fail(ErrorCode::kInvalidArgument,
+         "[scheduler] linear: max_steps is {}, wanted at least warmup_steps + decay_steps = {}: raise max_steps or shorten the two",
+         *max_steps, linear->warmup_steps + linear->decay_steps);
   if (const auto* cosine = std::get_if<CosineScheduler>(&scheduler)) {
     if (!max_steps) fail(ErrorCode::kInvalidArgument, "[scheduler] cosine needs max_steps: its period ends there");
     if (*max_steps <= cosine->warmup_steps)
-      fail(ErrorCode::kInvalidArgument, "[scheduler] cosine: max_steps is {}, wanted more than warmup_steps = {}: raise max_steps or shorten the warm-up", *max_steps, cosine->warmup_steps);
+      fail(ErrorCode::kInvalidArgument,
+           "[scheduler] cosine: max_steps is {}, wanted more than warmup_steps = {}: raise max_steps or shorten the warm-up", *max_steps,
+           cosine->warmup_steps);
   }
 }
 

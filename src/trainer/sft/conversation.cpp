@@ -37,13 +37,15 @@ void append_messages(json::array& messages, const json::value& value, const char
   } else if (value.is_array()) {
     for (const json::value& message : value.get_array()) messages.push_back(message);
   } else {
-    fail(ErrorCode::kInvalidArgument, "key '{}' is {}: wanted a list of messages, a message or a text", key, json::to_string(value.kind()).data());
+    fail(ErrorCode::kInvalidArgument, "key '{}' is {}: wanted a list of messages, a message or a text", key,
+         json::to_string(value.kind()).data());
   }
 }
 
 json::array list_or_text(const json::value& value, const char* key) {
   const json::value parsed = value.is_string() ? parse(std::string_view(value.get_string()), key) : value;
-  if (!parsed.is_array()) fail(ErrorCode::kInvalidArgument, "key '{}' is {}: wanted a list of tools", key, json::to_string(parsed.kind()).data());
+  if (!parsed.is_array())
+    fail(ErrorCode::kInvalidArgument, "key '{}' is {}: wanted a list of tools", key, json::to_string(parsed.kind()).data());
   return parsed.get_array();
 }
 
@@ -53,7 +55,8 @@ json::array tools_of(const json::object& row) {
   if (defs == nullptr) return {};
   json::array tools;
   for (const json::value& def : list_or_text(*defs, "tool_defs")) {
-    if (!def.is_object() || non_null(def.get_object(), "name") == nullptr) fail(ErrorCode::kInvalidArgument, "key 'tool_defs' holds an entry without a name");
+    if (!def.is_object() || non_null(def.get_object(), "name") == nullptr)
+      fail(ErrorCode::kInvalidArgument, "key 'tool_defs' holds an entry without a name");
     json::object function;
     for (const char* member : {"name", "description", "parameters", "strict"})
       if (const json::value* value = non_null(def.get_object(), member)) function[member] = *value;
@@ -66,7 +69,9 @@ json::array tools_of(const json::object& row) {
 
 Conversation parse_conversation(std::string_view json_line) {
   const json::value root = parse(json_line, "the row");
-  if (!root.is_object()) fail(ErrorCode::kInvalidArgument, "the row is {}: wanted an object with 'messages', or 'prompt' and 'completion'", json::to_string(root.kind()).data());
+  if (!root.is_object())
+    fail(ErrorCode::kInvalidArgument, "the row is {}: wanted an object with 'messages', or 'prompt' and 'completion'",
+         json::to_string(root.kind()).data());
   const json::object& row = root.get_object();
   json::array messages;
   if (const json::value* given = non_null(row, "messages")) {

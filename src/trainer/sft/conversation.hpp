@@ -10,7 +10,7 @@ namespace prl::trainer {
 /// One row of fine-tuning data, as the chat template takes it.
 struct Conversation {
   boost::json::array messages;
-  boost::json::array tools;      ///< OpenAI function envelopes
+  boost::json::array tools;  ///< OpenAI function envelopes
   boost::json::object template_kwargs;
 };
 

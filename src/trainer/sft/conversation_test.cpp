@@ -11,20 +11,29 @@
 namespace prl::trainer {
 namespace {
 
-std::string messages_of(std::string_view row) { return boost::json::serialize(parse_conversation(row).messages); }
+std::string messages_of(std::string_view row) {
+  return boost::json::serialize(parse_conversation(row).messages);
+}
 
 TEST(Conversation, AllForms) {
-  EXPECT_EQ(messages_of(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"), R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])");
+  EXPECT_EQ(messages_of(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"),
+            R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])");
   EXPECT_EQ(messages_of(R"({"prompt": "a", "completion": "b"})"), R"([{"role":"user","content":"a"},{"role":"assistant","content":"b"}])");
-  EXPECT_EQ(messages_of(R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}], "completion": {"role": "assistant", "content": "b"}})"),
-            R"([{"role":"system","content":"s"},{"role":"user","content":"a"},{"role":"assistant","content":"b"}])");
+  EXPECT_EQ(
+      messages_of(
+          R"({"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}], "completion": {"role": "assistant", "content": "b"}})"),
+      R"([{"role":"system","content":"s"},{"role":"user","content":"a"},{"role":"assistant","content":"b"}])");
   EXPECT_EQ(messages_of(R"({"messages": null, "prompt": "a", "completion": "b"})"), messages_of(R"({"prompt": "a", "completion": "b"})"));
-  EXPECT_EQ(messages_of(R"({"messages": [{"role": "user", "content": "m"}], "prompt": "a", "completion": "b"})"), R"([{"role":"user","content":"m"}])") << "messages win";
+  EXPECT_EQ(messages_of(R"({"messages": [{"role": "user", "content": "m"}], "prompt": "a", "completion": "b"})"),
+            R"([{"role":"user","content":"m"}])")
+      << "messages win";
 }
 
 TEST(Conversation, NullMembersGoAndToolArgumentsAreDecoded) {
-  EXPECT_EQ(messages_of(R"({"messages": [{"role": "assistant", "content": "", "name": null, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{\"x\": null}"}}]}]})"),
-            R"([{"role":"assistant","content":"","tool_calls":[{"type":"function","function":{"name":"f","arguments":{"x":null}}}]}])");
+  EXPECT_EQ(
+      messages_of(
+          R"({"messages": [{"role": "assistant", "content": "", "name": null, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{\"x\": null}"}}]}]})"),
+      R"([{"role":"assistant","content":"","tool_calls":[{"type":"function","function":{"name":"f","arguments":{"x":null}}}]}])");
 }
 
 TEST(Conversation, ToolsInEveryForm) {
@@ -65,7 +74,8 @@ TEST(Conversation, ErrorsNameTheKey) {
 }
 
 TEST(Conversation, DamagedRowsNeverCrash) {
-  const std::string good = R"({"messages": [{"role": "user", "content": "a\u00e9"}, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}], "tools": "[]"})";
+  const std::string good =
+      R"({"messages": [{"role": "user", "content": "a\u00e9"}, {"role": "assistant", "content": [{"type": "text", "text": "x"}]}], "tools": "[]"})";
   Rng rng(3);
   for (int round = 0; round < 5000; ++round) {
     std::string damaged = good;

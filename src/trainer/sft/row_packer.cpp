@@ -25,8 +25,11 @@ void append(wire::MicroBatch& row, const SftSample& sample) {
 
 }  // namespace
 
-RowPacker::RowPacker(SampleStream& stream, std::int64_t capacity, std::int64_t position) : stream_(stream), capacity_(capacity), position_(position) {
-  if (capacity < 2) fail(ErrorCode::kInvalidArgument, "[data.seq_len] rows of {} tokens cannot be trained on: the first token of a sample is predicted by nothing", capacity);
+RowPacker::RowPacker(SampleStream& stream, std::int64_t capacity, std::int64_t position)
+    : stream_(stream), capacity_(capacity), position_(position) {
+  if (capacity < 2)
+    fail(ErrorCode::kInvalidArgument,
+         "[data.seq_len] rows of {} tokens cannot be trained on: the first token of a sample is predicted by nothing", capacity);
 }
 
 std::optional<wire::MicroBatch> RowPacker::next_until(std::int64_t end) {
@@ -37,7 +40,9 @@ std::optional<wire::MicroBatch> RowPacker::next_until(std::int64_t end) {
     if (!sample) {
       ++position_;
       if (++num_skipped >= stream_.epoch_size())
-        fail(ErrorCode::kInvalidArgument, "[data] none of the {} rows has a token to train on within the first {}: check data.loss_mask and data.seq_len", stream_.epoch_size(), capacity_);
+        fail(ErrorCode::kInvalidArgument,
+             "[data] none of the {} rows has a token to train on within the first {}: check data.loss_mask and data.seq_len",
+             stream_.epoch_size(), capacity_);
       continue;
     }
     num_skipped = 0;
@@ -49,6 +54,8 @@ std::optional<wire::MicroBatch> RowPacker::next_until(std::int64_t end) {
   return row;
 }
 
-wire::MicroBatch RowPacker::next() { return *next_until(std::numeric_limits<std::int64_t>::max()); }
+wire::MicroBatch RowPacker::next() {
+  return *next_until(std::numeric_limits<std::int64_t>::max());
+}
 
 }  // namespace prl::trainer

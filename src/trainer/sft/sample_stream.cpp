@@ -31,7 +31,10 @@ void truncate(SftSample& sample, std::int64_t max_tokens) {
 }
 
 bool trains_role(const config::LossMaskConfig& roles, std::string_view role) {
-  return role == "system" ? roles.system : role == "user" ? roles.user : role == "tool" ? roles.tool : role == "assistant" && roles.assistant;
+  return role == "system" ? roles.system
+         : role == "user" ? roles.user
+         : role == "tool" ? roles.tool
+                          : role == "assistant" && roles.assistant;
 }
 
 SftSample tokenize(const Conversation& c, const SftText& text, const config::LossMaskConfig& roles, bool& eos_appended) {
@@ -52,7 +55,8 @@ SftSample tokenize(const Conversation& c, const SftText& text, const config::Los
   }
   if (text.chat_template == nullptr || text.tokenizer == nullptr)
     fail(ErrorCode::kInvalidArgument, "the model folder has no chat template: set tokenizer.chat_template, or name a renderer");
-  text::MaskedSample masked = text::incremental_loss_mask(*text.tokenizer, *text.chat_template, c.messages, c.tools, {roles.system, roles.user, roles.assistant, roles.tool}, c.template_kwargs);
+  text::MaskedSample masked = text::incremental_loss_mask(*text.tokenizer, *text.chat_template, c.messages, c.tools,
+                                                          {roles.system, roles.user, roles.assistant, roles.tool}, c.template_kwargs);
   eos_appended = masked.eos_appended;
   return {std::move(masked.ids), std::move(masked.mask)};
 }
@@ -61,8 +65,11 @@ class JsonlStream final : public SampleStream {
  public:
   JsonlStream(const config::SftDataConfig& data, const SftText& text) : data_(data), text_(text) {
     const char* unbuilt = data.subsets ? "data.subsets" : data.splits ? "data.splits" : data.probabilities ? "data.probabilities" : nullptr;
-    if (unbuilt != nullptr) fail(ErrorCode::kNotImplemented, "[{}] mixing parts of a hub data set is not built: data.name takes a local JSONL file or a folder of them", unbuilt);
-    if (data.pack_function == config::PackFunction::kStack) fail(ErrorCode::kNotImplemented, "[data.pack_function] 'stack' is not built: use 'cat', which wastes nothing");
+    if (unbuilt != nullptr)
+      fail(ErrorCode::kNotImplemented,
+           "[{}] mixing parts of a hub data set is not built: data.name takes a local JSONL file or a folder of them", unbuilt);
+    if (data.pack_function == config::PackFunction::kStack)
+      fail(ErrorCode::kNotImplemented, "[data.pack_function] 'stack' is not built: use 'cat', which wastes nothing");
     const fs::path path(data.name);
     std::vector<fs::path> files;
     if (fs::is_directory(path)) {
@@ -73,7 +80,10 @@ class JsonlStream final : public SampleStream {
       files.push_back(path);
     }
     if (files.empty())
-      fail(ErrorCode::kNotFound, "[data.name] {} is no JSONL file and no folder with *.jsonl files: data sets are not downloaded by this build, give a local path", data.name);
+      fail(
+          ErrorCode::kNotFound,
+          "[data.name] {} is no JSONL file and no folder with *.jsonl files: data sets are not downloaded by this build, give a local path",
+          data.name);
     for (const fs::path& file : files) add_file(file);
     if (rows_.empty()) fail(ErrorCode::kInvalidArgument, "[data.name] {} holds no rows", data.name);
     order_.resize(rows_.size());
@@ -93,12 +103,15 @@ class JsonlStream final : public SampleStream {
       throw error.with_context(fmt::format("[data] {}:{}", files_[row.file]->path().string(), row.line));
     }
     if (eos_appended && !has_warned_eos_) {
-      log::warning("{}:{}: the chat template never writes the end token, so one is added and trained (said once)", files_[row.file]->path().string(), row.line);
+      log::warning("{}:{}: the chat template never writes the end token, so one is added and trained (said once)",
+                   files_[row.file]->path().string(), row.line);
       has_warned_eos_ = true;
     }
     truncate(sample, max_tokens);
     if (has_target(sample)) return sample;
-    if (position < epoch_size()) log::warning("{}:{} has no token to train on within the first {} and is skipped", files_[row.file]->path().string(), row.line, max_tokens);
+    if (position < epoch_size())
+      log::warning("{}:{} has no token to train on within the first {} and is skipped", files_[row.file]->path().string(), row.line,
+                   max_tokens);
     return std::nullopt;
   }
 
@@ -152,8 +165,10 @@ class FakeStream final : public SampleStream {
     const std::uint64_t n = data_.length == config::FakeLength::kFixed || longest <= 2 ? longest : 2 + rng.next_below(longest - 2);
     SftSample sample;
     for (std::uint64_t i = 0; i < n; ++i)
-      sample.ids.push_back(static_cast<std::int32_t>(data_.input_ids == config::FakeInputIds::kIncreasing ? position % vocab_size_
-                                                                                                          : static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(vocab_size_)))));
+      sample.ids.push_back(
+          static_cast<std::int32_t>(data_.input_ids == config::FakeInputIds::kIncreasing
+                                        ? position % vocab_size_
+                                        : static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(vocab_size_)))));
     sample.mask.assign(n, 1);
     return sample;
   }
@@ -165,8 +180,12 @@ class FakeStream final : public SampleStream {
 
 }  // namespace
 
-std::unique_ptr<SampleStream> make_jsonl_stream(const config::SftDataConfig& data, const SftText& text) { return std::make_unique<JsonlStream>(data, text); }
-std::unique_ptr<SampleStream> make_fake_stream(const config::FakeDataConfig& data, std::int64_t vocab_size) { return std::make_unique<FakeStream>(data, vocab_size); }
+std::unique_ptr<SampleStream> make_jsonl_stream(const config::SftDataConfig& data, const SftText& text) {
+  return std::make_unique<JsonlStream>(data, text);
+}
+std::unique_ptr<SampleStream> make_fake_stream(const config::FakeDataConfig& data, std::int64_t vocab_size) {
+  return std::make_unique<FakeStream>(data, vocab_size);
+}
 std::unique_ptr<SampleStream> make_stream(const config::SftData& data, const SftText& text, std::int64_t vocab_size) {
   if (const auto* jsonl = std::get_if<config::SftDataConfig>(&data)) return make_jsonl_stream(*jsonl, text);
   return make_fake_stream(std::get<config::FakeDataConfig>(data), vocab_size);

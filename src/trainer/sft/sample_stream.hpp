@@ -35,7 +35,7 @@ class SampleStream {
 struct SftText {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::ChatTemplate> chat_template;
-  std::shared_ptr<const text::Renderer> renderer;   ///< may be null
+  std::shared_ptr<const text::Renderer> renderer;  ///< may be null
 };
 
 /// Rows of a JSONL file, or of all *.jsonl of a folder in the order of their names; with shuffle, in a new order each epoch that

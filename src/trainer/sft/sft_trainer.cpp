@@ -18,10 +18,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 /// A perplexity beyond this loss says nothing but overflow.
-double perplexity(double loss) { return std::exp(std::min(loss, 20.0)); }
+double perplexity(double loss) {
+  return std::exp(std::min(loss, 20.0));
+}
 
 struct BatchShape {
   std::int64_t batch_size, seq_len, micro_batch_size;
@@ -31,7 +35,8 @@ struct BatchShape {
 BatchShape shape_of(const config::SftData& data) {
   const BatchShape shape = std::visit([](const auto& d) { return BatchShape{d.batch_size, d.seq_len, d.micro_batch_size}; }, data);
   if (shape.batch_size % shape.micro_batch_size != 0)
-    fail(ErrorCode::kInvalidArgument, "[data.batch_size] {} is no multiple of data.micro_batch_size {}", shape.batch_size, shape.micro_batch_size);
+    fail(ErrorCode::kInvalidArgument, "[data.batch_size] {} is no multiple of data.micro_batch_size {}", shape.batch_size,
+         shape.micro_batch_size);
   return shape;
 }
 
@@ -135,7 +140,8 @@ SftRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monito
   result.was_stopped = !(max_steps && result.last_step >= *max_steps);
 
   if (checkpoints) {
-    if (result.last_step > start_step && checkpoints->last_saved() != result.last_step) checkpoints->save(result.last_step, progress, policy, gradient_step);
+    if (result.last_step > start_step && checkpoints->last_saved() != result.last_step)
+      checkpoints->save(result.last_step, progress, policy, gradient_step);
     checkpoints->finish();
     result.last_checkpoint = checkpoints->last_saved();
   }

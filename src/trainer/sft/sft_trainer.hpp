@@ -19,14 +19,14 @@ namespace prl::trainer {
 double validation_loss(Policy& policy, SampleStream& stream, std::int64_t capacity);
 
 struct SftRunOptions {
-  GradientStepOptions step;                     ///< loss is not used; max_steps ends the run, none: endless
+  GradientStepOptions step;  ///< loss is not used; max_steps ends the run, none: endless
   config::SftData data;
   std::optional<config::SftValConfig> val;
   SftText text;                                 ///< may be empty for fake data
   double peak_flops = 0;                        ///< FLOP/s for perf/mfu, 0 to leave it out
   std::optional<CheckpointOptions> checkpoint;  ///< none: nothing is saved
   std::optional<ResumeOptions> resume;
-  bool is_bench = false;                        ///< 4 steps, no checkpoint, a table at the end
+  bool is_bench = false;  ///< 4 steps, no checkpoint, a table at the end
   std::optional<std::filesystem::path> bench_json;
 };
 

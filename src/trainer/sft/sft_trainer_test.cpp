@@ -60,7 +60,8 @@ SftRunOptions fake_options(const fs::path& root, std::int64_t max_steps) {
   options.step.optim = adamw;
   options.step.max_steps = max_steps;
   config::FakeDataConfig data;
-  data.batch_size = 4, data.seq_len = 24, data.micro_batch_size = 2, data.length = config::FakeLength::kVariable, data.input_ids = config::FakeInputIds::kRandom;
+  data.batch_size = 4, data.seq_len = 24, data.micro_batch_size = 2, data.length = config::FakeLength::kVariable,
+  data.input_ids = config::FakeInputIds::kRandom;
   options.data = data;
   options.checkpoint.emplace();
   options.checkpoint->checkpoints = root / "checkpoints";
@@ -83,7 +84,8 @@ TEST(SftTrainer, ResumeEqualsUninterruptedBitForBit) {
   EXPECT_EQ(masters(*whole), masters(*second));
   ASSERT_EQ(three.steps.size(), 5u);
   for (std::size_t i = 0; i < 5; ++i)
-    for (const char* name : {"loss/mean", "progress/num_tokens", "progress/num_samples", "progress/epoch"}) EXPECT_EQ(one.steps[5 + i].at(name), three.steps[i].at(name)) << name;
+    for (const char* name : {"loss/mean", "progress/num_tokens", "progress/num_samples", "progress/epoch"})
+      EXPECT_EQ(one.steps[5 + i].at(name), three.steps[i].at(name)) << name;
 }
 
 // Loss and gradient are the mean over all targets of the step, however rows are cut.
@@ -141,7 +143,9 @@ TEST(SftTrainer, LearnsFromConversationsAndValidates) {
 TEST(JsonlStream, MasksFollowRoles) {
   Scratch scratch("sft-mask");
   const SftText text = make_text_model(scratch.path / "model");
-  write_lines(scratch.path / "d.jsonl", {R"({"messages": [{"role": "system", "content": "SYS"}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANS"}]})"});
+  write_lines(
+      scratch.path / "d.jsonl",
+      {R"({"messages": [{"role": "system", "content": "SYS"}, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANS"}]})"});
   const auto trained = [&](config::LossMaskConfig roles) {
     config::SftDataConfig data;
     data.name = (scratch.path / "d.jsonl").string();
@@ -169,7 +173,9 @@ TEST(JsonlStream, RendererMarksWhatTheModelEmits) {
   text::RendererOptions renderer;
   renderer.name = "chatml";
   text.renderer = text::make_renderer(renderer, text.tokenizer, text.chat_template);
-  write_lines(scratch.path / "d.jsonl", {R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANS"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "X"}]})"});
+  write_lines(
+      scratch.path / "d.jsonl",
+      {R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "ANS"}, {"role": "user", "content": "R"}, {"role": "assistant", "content": "X"}]})"});
   config::SftDataConfig data;
   data.name = (scratch.path / "d.jsonl").string();
   const auto trained = [&] {
@@ -219,9 +225,12 @@ TEST(JsonlStream, ErrorsNameFileAndLine) {
   Scratch scratch("sft-errors");
   // This template drops what earlier assistant messages said, so a longer render does not begin with the shorter one.
   const SftText text = make_text_model(scratch.path / "model",
-                                       "{% for m in messages %}{{ m.role }}:{% if loop.last or m.role != 'assistant' %}{{ m.content }}{% endif %};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}");
-  write_lines(scratch.path / "d.jsonl", {"", R"({"text": "x"})",
-                                         R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]})"});
+                                       "{% for m in messages %}{{ m.role }}:{% if loop.last or m.role != 'assistant' %}{{ m.content }}{% "
+                                       "endif %};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}");
+  write_lines(
+      scratch.path / "d.jsonl",
+      {"", R"({"text": "x"})",
+       R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]})"});
   config::SftDataConfig data;
   data.name = (scratch.path / "d.jsonl").string();
   data.shuffle = false;
