@@ -436,6 +436,14 @@ TEST(Engine, RefusesWhatCannotWorkWithNumbers) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
     EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("256"), ::testing::HasSubstr("16 KV blocks"), ::testing::HasSubstr("has 15")));
   }
+  options.num_blocks = 1'000'000'000;
+  try {
+    Engine engine(model.session.context().runtime, options, model.weights());
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("KV cache of 1000000000 blocks"));
+  }
   Engine engine(model.session.context().runtime, small_options(), model.weights());
   const auto other = Model("llama", DType::kBF16).weights();
   EXPECT_THROW(engine.update_weights(other, kLong), Error);

@@ -11,10 +11,21 @@ namespace {
 
 /// Rows of logits held at once when alternatives to prompt tokens are asked for.
 constexpr std::int64_t kPromptLogitRows = 32;
+constexpr double kMiB = 1024.0 * 1024.0;
 
 bool is_finite(const ops::SampleResult& result) {
   if (!std::isfinite(result.logprob)) return false;
   return std::all_of(result.top_logprobs.begin(), result.top_logprobs.end(), [](const auto& entry) { return std::isfinite(entry.second); });
+}
+
+nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::Weights& weights, std::int64_t num_blocks, std::int64_t block_size) {
+  const std::size_t num_bytes = static_cast<std::size_t>(num_blocks) * nn::KvCache::bytes_per_block(weights.config, weights.compute, block_size);
+  const std::size_t num_available = runtime->bytes_available();
+  if (num_bytes > num_available) {
+    fail(ErrorCode::kOutOfMemory, "the KV cache of {} blocks needs {:.1f} MiB, {} has {:.1f} MiB left; make the cache smaller", num_blocks, static_cast<double>(num_bytes) / kMiB,
+         to_string(runtime->device()), static_cast<double>(num_available) / kMiB);
+  }
+  return {runtime, weights.config, weights.compute, num_blocks, block_size};
 }
 
 std::string non_finite_error(const Sequence& sequence, std::int64_t position) {
@@ -28,7 +39,6 @@ std::int64_t resolve_num_blocks(const EngineOptions& options, const nn::ModelCon
   const std::int64_t num_blocks = options.num_blocks > 0 ? options.num_blocks : static_cast<std::int64_t>(options.kv_bytes / block_bytes);
   const std::int64_t num_needed = (options.max_model_len + options.block_size - 1) / options.block_size;
   if (num_blocks < num_needed) {
-    constexpr double kMiB = 1024.0 * 1024.0;
     fail(ErrorCode::kOutOfMemory,
          "one sequence of max_model_len = {} tokens needs {} KV blocks of {} tokens ({:.1f} MiB), but the cache has {} ({:.1f} MiB); give the cache more memory or lower max_model_len",
          options.max_model_len, num_needed, options.block_size, static_cast<double>(num_needed) * static_cast<double>(block_bytes) / kMiB, num_blocks,
@@ -42,7 +52,7 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       block_size_(options.block_size),
       weights_(std::move(weights)),
       session_(runtime, options.num_threads),
-      cache_(runtime, weights_->config, weights_->compute, num_blocks, options.block_size),
+      cache_(make_cache(runtime, *weights_, num_blocks, options.block_size)),
       model_(session_.context()),
       sampler_(session_.context(), weights_->config.vocab_size) {}
 
