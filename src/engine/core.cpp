@@ -125,19 +125,22 @@ void EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
       if (*request.resolved.sampling.prompt_logprobs > 0) sequence.prompt_top_logprobs.emplace_back();
     }
     const auto count = static_cast<std::size_t>(row.num_prompt_logprobs);
-    sequence.prompt_logprobs.insert(sequence.prompt_logprobs.end(), output.prompt_logprobs.begin(), output.prompt_logprobs.begin() + static_cast<std::ptrdiff_t>(count));
+    sequence.prompt_logprobs.insert(sequence.prompt_logprobs.end(), output.prompt_logprobs.begin(),
+                                    output.prompt_logprobs.begin() + static_cast<std::ptrdiff_t>(count));
     if (*request.resolved.sampling.prompt_logprobs > 0) {
       for (std::size_t i = 0; i < count; ++i) sequence.prompt_top_logprobs.push_back(std::move(output.prompt_top_logprobs[i]));
     }
   }
-  counters_.num_prompt_tokens += std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
+  counters_.num_prompt_tokens +=
+      std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
   if (row.is_sampled) accept_token(request, sequence, output.sample);
 }
 
 void EngineCore::accept_token(Request& request, Sequence& sequence, const ops::SampleResult& sample) {
   if (sequence.num_output_tokens() == 0) {
     sequence.tokens.reserve(static_cast<std::size_t>(sequence.num_prompt_tokens + request.resolved.max_new_tokens));
-    sequence.blocks.reserve(static_cast<std::size_t>((sequence.num_prompt_tokens + request.resolved.max_new_tokens) / pool_.block_size() + 1));
+    sequence.blocks.reserve(
+        static_cast<std::size_t>((sequence.num_prompt_tokens + request.resolved.max_new_tokens) / pool_.block_size() + 1));
     sequence.version_first = version_;
   }
   sequence.tokens.push_back(sample.token);

@@ -98,7 +98,8 @@ TEST(EngineCore, ChoicesHaveSeedsOfTheirOwn) {
   request.sampling.prompt_logprobs = 0;
   const auto got = world.add(1, request);
   world.drain();
-  for (std::uint64_t i = 0; i < 3; ++i) EXPECT_EQ(got->choices[i].token_ids, expected_output(request, mix_seed(42, i), PolicyVersion{0}, kVocab));
+  for (std::uint64_t i = 0; i < 3; ++i)
+    EXPECT_EQ(got->choices[i].token_ids, expected_output(request, mix_seed(42, i), PolicyVersion{0}, kVocab));
   EXPECT_NE(got->choices[0].token_ids, got->choices[1].token_ids);
   EXPECT_EQ(got->choices[0].prompt_logprobs.size(), 9u);
   EXPECT_TRUE(got->choices[1].prompt_logprobs.empty());
@@ -316,7 +317,8 @@ TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
       const std::int32_t n = tracked.request.sampling.n;
       for (std::int32_t c = 0; c < n; ++c) {
         const std::uint64_t choice_seed = n == 1 ? tracked.request.seed : mix_seed(tracked.request.seed, static_cast<std::uint64_t>(c));
-        ASSERT_EQ(tracked.got->choices[static_cast<std::size_t>(c)].token_ids, expected_output(tracked.request, choice_seed, tracked.version, kVocab))
+        ASSERT_EQ(tracked.got->choices[static_cast<std::size_t>(c)].token_ids,
+                  expected_output(tracked.request, choice_seed, tracked.version, kVocab))
             << "request " << id << " choice " << c;
       }
       const auto num_prompt_logprobs = tracked.request.sampling.prompt_logprobs ? tracked.request.prompt_ids.size() : 0;
@@ -352,9 +354,11 @@ INSTANTIATE_TEST_SUITE_P(Hostile, EngineProperty,
                          ::testing::Values(Hostile{"Roomy", hostile(64, 4, 8, 64)}, Hostile{"BlockSizeOne", hostile(24, 1, 6, 16)},
                                            Hostile{"BudgetSeven", hostile(16, 4, 10, 7)}, Hostile{"BudgetOne", hostile(12, 4, 4, 1)},
                                            Hostile{"ThreeBlocks", hostile(3, 4, 8, 32)}, Hostile{"OneBlock", hostile(1, 8, 8, 32)},
-                                           Hostile{"CachingOff", without_cache(hostile(16, 4, 8, 32))}, Hostile{"ChunksOff", without_chunks(hostile(16, 4, 8, 0))},
+                                           Hostile{"CachingOff", without_cache(hostile(16, 4, 8, 32))},
+                                           Hostile{"ChunksOff", without_chunks(hostile(16, 4, 8, 0))},
                                            Hostile{"PreemptEveryStep", preempting(hostile(24, 4, 8, 32), 1)},
-                                           Hostile{"PreemptCachingOff", preempting(without_cache(hostile(12, 2, 8, 9)), 2)}, Hostile{"OneAtATime", hostile(16, 2, 1, 5)}),
+                                           Hostile{"PreemptCachingOff", preempting(without_cache(hostile(12, 2, 8, 9)), 2)},
+                                           Hostile{"OneAtATime", hostile(16, 2, 1, 5)}),
                          [](const auto& config) { return std::string(config.param.name); });
 
 }  // namespace

@@ -15,15 +15,15 @@ namespace prl::engine {
 
 struct EngineOptions {
   std::int64_t max_model_len = 2048;
-  std::int64_t block_size = 16;               ///< tokens per KV block
-  std::int64_t num_blocks = 0;                ///< 0: from kv_bytes
+  std::int64_t block_size = 16;  ///< tokens per KV block
+  std::int64_t num_blocks = 0;   ///< 0: from kv_bytes
   std::uint64_t kv_bytes = 256ull << 20;
-  std::int64_t max_num_seqs = 64;             ///< requests that run at once
-  std::int64_t max_num_batched_tokens = 2048; ///< token budget of one step
-  std::int64_t max_queued_requests = 4096;    ///< beyond it submit() answers kOverloaded
+  std::int64_t max_num_seqs = 64;              ///< requests that run at once
+  std::int64_t max_num_batched_tokens = 2048;  ///< token budget of one step
+  std::int64_t max_queued_requests = 4096;     ///< beyond it submit() answers kOverloaded
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
-  std::uint64_t seed = 0;                     ///< for requests without one
+  std::uint64_t seed = 0;  ///< for requests without one
   int num_threads = 0;
 };
 
@@ -43,8 +43,8 @@ using EventSink = std::function<void(const StepEvent&)>;
 /// What the engine proves after a weight update.
 struct WeightProof {
   PolicyVersion version;
-  std::uint64_t checksum = 0;            ///< nn::checksum(...).combined of the weights now in use
-  std::vector<float> probe_logprobs;     ///< nn::probe_logprobs on nn::probe_prompt
+  std::uint64_t checksum = 0;         ///< nn::checksum(...).combined of the weights now in use
+  std::vector<float> probe_logprobs;  ///< nn::probe_logprobs on nn::probe_prompt
 };
 
 struct EngineStats {

@@ -57,7 +57,8 @@ struct Bench {
   ResolvedRequest request(std::uint64_t seed, std::int32_t max_tokens) const {
     Rng rng(seed);
     wire::GenerateRequest request;
-    for (std::int64_t i = 0; i < kPromptTokens; ++i) request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(config.vocab_size))));
+    for (std::int64_t i = 0; i < kPromptTokens; ++i)
+      request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(config.vocab_size))));
     request.sampling.max_tokens = max_tokens;
     request.sampling.ignore_eos = true;
     request.sampling.seed = seed;
@@ -79,9 +80,8 @@ void decode(benchmark::State& state) {
   const auto core = bench().make_core(num_sequences);
   std::int64_t num_tokens = 0;
   for (std::int64_t i = 0; i < num_sequences; ++i) {
-    core->add(RequestId{static_cast<std::uint64_t>(i + 1)}, bench().request(static_cast<std::uint64_t>(i), 1900), [&](const StepEvent& event) {
-      num_tokens += static_cast<std::int64_t>(event.delta.token_ids.size());
-    });
+    core->add(RequestId{static_cast<std::uint64_t>(i + 1)}, bench().request(static_cast<std::uint64_t>(i), 1900),
+              [&](const StepEvent& event) { num_tokens += static_cast<std::int64_t>(event.delta.token_ids.size()); });
   }
   while (num_tokens < 2 * num_sequences) core->step();
   num_tokens = 0;

@@ -32,8 +32,12 @@ void* operator new(std::size_t size) {
   if (void* pointer = std::malloc(size == 0 ? 1 : size)) return pointer;
   throw std::bad_alloc();
 }
-void operator delete(void* pointer) noexcept { std::free(pointer); }
-void operator delete(void* pointer, std::size_t) noexcept { std::free(pointer); }
+void operator delete(void* pointer) noexcept {
+  std::free(pointer);
+}
+void operator delete(void* pointer, std::size_t) noexcept {
+  std::free(pointer);
+}
 #endif
 
 namespace prl::engine {
@@ -47,7 +51,8 @@ constexpr std::int64_t kVocabSize = 1100;  // two chunks of the vocabulary, the 
 
 /// One small model, held as the trainer holds it.
 struct Model {
-  explicit Model(const std::string& family, DType compute_dtype, bool tied = true) : session(make_cpu_runtime(), 2), compute(compute_dtype) {
+  explicit Model(const std::string& family, DType compute_dtype, bool tied = true)
+      : session(make_cpu_runtime(), 2), compute(compute_dtype) {
     nn::InitModelOptions options;
     options.family = family;
     options.vocab_size = kVocabSize;
@@ -68,7 +73,8 @@ struct Model {
     return nn::make_weights(session.context(), *parameters, compute, PolicyVersion{version}, false, nullptr);
   }
   /// The trainer's log-probabilities of `continuation` after `prompt`.
-  std::vector<float> evaluate(const nn::WeightsPtr& weights_now, const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& continuation, float temperature) {
+  std::vector<float> evaluate(const nn::WeightsPtr& weights_now, const std::vector<std::int32_t>& prompt,
+                              const std::vector<std::int32_t>& continuation, float temperature) {
     std::vector<std::int32_t> ids = prompt;
     ids.insert(ids.end(), continuation.begin(), continuation.end());
     std::vector<std::int32_t> positions(ids.size()), targets(ids.begin() + 1, ids.end());
@@ -112,7 +118,9 @@ std::shared_ptr<Inbox> submit(Engine& engine, const wire::GenerateRequest& reque
   engine.submit(request, [inbox](const StepEvent& event) { inbox->push(event); });
   return inbox;
 }
-wire::GenerateOutput generate(Engine& engine, const wire::GenerateRequest& request) { return submit(engine, request)->wait().choices[0]; }
+wire::GenerateOutput generate(Engine& engine, const wire::GenerateRequest& request) {
+  return submit(engine, request)->wait().choices[0];
+}
 
 std::vector<std::int32_t> random_prompt(std::size_t length, std::uint64_t seed) {
   Rng rng(seed);
@@ -154,9 +162,7 @@ struct Kind {
 class Exactness : public ::testing::TestWithParam<Kind> {
  protected:
   Exactness() : model_(GetParam().family, GetParam().compute), weights_(model_.weights()) {}
-  void make(const EngineOptions& options) {
-    engine_ = std::make_unique<Engine>(model_.session.context().runtime, options, weights_);
-  }
+  void make(const EngineOptions& options) { engine_ = std::make_unique<Engine>(model_.session.context().runtime, options, weights_); }
   void expect_exact(const wire::GenerateRequest& request, const wire::GenerateOutput& output) {
     const float temperature = request.sampling.temperature == 0.0f ? 1.0f : request.sampling.temperature;
     ASSERT_EQ(output.token_ids.size(), static_cast<std::size_t>(*request.sampling.max_tokens)) << output.error;
@@ -196,7 +202,8 @@ class Exactness : public ::testing::TestWithParam<Kind> {
 
 TEST_P(Exactness, ARequestAlone) {
   make(small_options());
-  for (const auto& request : {request_of(random_prompt(33, 1), 70, 1), request_of(random_prompt(1, 2), 20, 2, 0.6f), request_of(random_prompt(64, 3), 20, 3, 0.0f)}) {
+  for (const auto& request : {request_of(random_prompt(33, 1), 70, 1), request_of(random_prompt(1, 2), 20, 2, 0.6f),
+                              request_of(random_prompt(64, 3), 20, 3, 0.0f)}) {
     expect_exact(request, generate(*engine_, request));
   }
 }
@@ -280,7 +287,8 @@ TEST_P(Exactness, PromptLogprobs) {
     const auto output = generate(*engine_, request);
     ASSERT_EQ(output.prompt_logprobs.size(), 70u);
     EXPECT_EQ(output.prompt_logprobs[0], 0.0f);
-    const std::vector<std::int32_t> first(request.prompt_ids.begin(), request.prompt_ids.begin() + 1), rest(request.prompt_ids.begin() + 1, request.prompt_ids.end());
+    const std::vector<std::int32_t> first(request.prompt_ids.begin(), request.prompt_ids.begin() + 1),
+        rest(request.prompt_ids.begin() + 1, request.prompt_ids.end());
     EXPECT_EQ(bits({output.prompt_logprobs.begin() + 1, output.prompt_logprobs.end()}), bits(model_.evaluate(weights_, first, rest, 1.0f)));
     ASSERT_EQ(output.prompt_top_logprobs.size(), 70u);
     EXPECT_TRUE(output.prompt_top_logprobs[0].empty());
@@ -346,8 +354,11 @@ TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Exactness,
-                         ::testing::Values(Kind{"llama", DType::kF32}, Kind{"llama", DType::kBF16}, Kind{"qwen3", DType::kF32}, Kind{"qwen3", DType::kBF16}),
-                         [](const auto& kind) { return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16"); });
+                         ::testing::Values(Kind{"llama", DType::kF32}, Kind{"llama", DType::kBF16}, Kind{"qwen3", DType::kF32},
+                                           Kind{"qwen3", DType::kBF16}),
+                         [](const auto& kind) {
+                           return std::string(kind.param.family) + (kind.param.compute == DType::kF32 ? "F32" : "BF16");
+                         });
 
 TEST(Engine, AnUpdateInFlightKeepsTheRequestAndMarksItsTokens) {
   Model model("llama", DType::kF32);
@@ -434,7 +445,8 @@ TEST(Engine, RefusesWhatCannotWorkWithNumbers) {
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
-    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("256"), ::testing::HasSubstr("16 KV blocks"), ::testing::HasSubstr("has 15")));
+    EXPECT_THAT(error.what(),
+                ::testing::AllOf(::testing::HasSubstr("256"), ::testing::HasSubstr("16 KV blocks"), ::testing::HasSubstr("has 15")));
   }
   options.num_blocks = 1'000'000'000;
   try {
@@ -459,13 +471,13 @@ std::int64_t allocations_per_step(Model& model, std::int64_t num_sequences) {
   core_options.num_blocks = options.num_blocks;
   core_options.block_size = options.block_size;
   core_options.scheduler.max_num_seqs = num_sequences;
-  EngineCore core(core_options, std::make_unique<PagedRunner>(model.session.context().runtime, options, options.num_blocks, model.weights()));
+  EngineCore core(core_options,
+                  std::make_unique<PagedRunner>(model.session.context().runtime, options, options.num_blocks, model.weights()));
   std::int64_t num_tokens = 0;
   for (std::int64_t i = 0; i < num_sequences; ++i) {
     auto request = request_of(random_prompt(10, static_cast<std::uint64_t>(i)), 200, 1);
-    core.add(RequestId{static_cast<std::uint64_t>(i + 1)}, resolve_request(request, options, model.config), [&](const StepEvent& event) {
-      num_tokens += static_cast<std::int64_t>(event.delta.token_ids.size());
-    });
+    core.add(RequestId{static_cast<std::uint64_t>(i + 1)}, resolve_request(request, options, model.config),
+             [&](const StepEvent& event) { num_tokens += static_cast<std::int64_t>(event.delta.token_ids.size()); });
   }
   for (int i = 0; i < 70; ++i) core.step();
   const std::int64_t before = num_allocations.load();

@@ -16,20 +16,25 @@ using Clock = std::chrono::steady_clock;
 /// After so many steps that all failed nothing suggests that the next one will not.
 constexpr int kMaxFailuresInARow = 3;
 
-std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
 
 enum class CallState { kQueued, kTaken, kAbandoned };
 
 }  // namespace
 
-EngineLoop::EngineLoop(const EngineOptions& options, const nn::ModelConfig& config, const CoreOptions& core, std::unique_ptr<ModelRunner> runner)
+EngineLoop::EngineLoop(const EngineOptions& options, const nn::ModelConfig& config, const CoreOptions& core,
+                       std::unique_ptr<ModelRunner> runner)
     : options_(options), config_(config), core_(core, std::move(runner)) {
   stats_ = core_.stats();
   weights_ = core_.weights();
   thread_ = std::thread([this] { run(); });
 }
 
-EngineLoop::~EngineLoop() { shutdown(); }
+EngineLoop::~EngineLoop() {
+  shutdown();
+}
 
 RequestId EngineLoop::submit(wire::GenerateRequest request, EventSink sink) {
   PRL_CHECK(sink != nullptr, "a request needs a sink");
@@ -41,7 +46,8 @@ RequestId EngineLoop::submit(wire::GenerateRequest request, EventSink sink) {
   std::lock_guard lock(mutex_);
   if (is_stopping_) fail(ErrorCode::kUnavailable, "the engine has shut down{}{}", failure_.empty() ? "" : ": ", failure_);
   if (num_open_choices_ + num_choices > max_open) {
-    fail(ErrorCode::kOverloaded, "{} requests are open, {} may run and {} may wait; try again later", num_open_choices_, options_.max_num_seqs, options_.max_queued_requests);
+    fail(ErrorCode::kOverloaded, "{} requests are open, {} may run and {} may wait; try again later", num_open_choices_,
+         options_.max_num_seqs, options_.max_queued_requests);
   }
   const RequestId id{++num_requests_};
   if (!resolved->sampling.seed) resolved->seed = mix_seed(options_.seed, id.value);
@@ -90,7 +96,8 @@ T EngineLoop::call(const char* what, std::chrono::milliseconds timeout, std::fun
   auto future = call->promise.get_future();
   {
     std::lock_guard lock(mutex_);
-    if (is_stopping_) fail(ErrorCode::kUnavailable, "cannot {}: the engine has shut down{}{}", what, failure_.empty() ? "" : ": ", failure_);
+    if (is_stopping_)
+      fail(ErrorCode::kUnavailable, "cannot {}: the engine has shut down{}{}", what, failure_.empty() ? "" : ": ", failure_);
     commands_.push_back([call, work = std::move(work)] {
       CallState expected = CallState::kQueued;
       if (!call->state.compare_exchange_strong(expected, CallState::kTaken)) return;

@@ -44,7 +44,7 @@ class EngineLoop {
   using Command = std::function<void()>;
   struct OpenRequest {
     std::int32_t num_choices = 1;
-    bool has_cancel = false;               ///< one cancel and one stop per choice are queued at most: the queue stays bounded
+    bool has_cancel = false;  ///< one cancel and one stop per choice are queued at most: the queue stays bounded
     std::bitset<kMaxChoices> has_stop;
   };
 
@@ -60,22 +60,22 @@ class EngineLoop {
 
   const EngineOptions options_;
   const nn::ModelConfig config_;
-  EngineCore core_;                        ///< engine thread only
-  std::deque<Command> batch_;              ///< engine thread only: commands taken from commands_
+  EngineCore core_;            ///< engine thread only
+  std::deque<Command> batch_;  ///< engine thread only: commands taken from commands_
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Command> commands_;                            ///< guarded
-  std::unordered_map<RequestId, OpenRequest> open_;         ///< guarded
-  std::int64_t num_open_choices_ = 0;                       ///< guarded
-  std::int64_t num_unseen_choices_ = 0;                     ///< guarded; submitted, and their command has not run
-  std::uint64_t num_requests_ = 0;                          ///< guarded
+  std::deque<Command> commands_;                                              ///< guarded
+  std::unordered_map<RequestId, OpenRequest> open_;                           ///< guarded
+  std::int64_t num_open_choices_ = 0;                                         ///< guarded
+  std::int64_t num_unseen_choices_ = 0;                                       ///< guarded; submitted, and their command has not run
+  std::uint64_t num_requests_ = 0;                                            ///< guarded
   bool is_stopping_ = false, is_paused_ = false, wants_cache_reset_ = false;  ///< guarded
-  std::string failure_;                                     ///< guarded; why the engine gave up
-  EngineStats stats_;                                       ///< guarded
-  nn::WeightsPtr weights_;                                  ///< guarded
+  std::string failure_;                                                       ///< guarded; why the engine gave up
+  EngineStats stats_;                                                         ///< guarded
+  nn::WeightsPtr weights_;                                                    ///< guarded
 
-  std::atomic<std::int64_t> busy_since_ns_{0};              ///< steady clock; 0 while the thread waits for work
+  std::atomic<std::int64_t> busy_since_ns_{0};  ///< steady clock; 0 while the thread waits for work
   std::atomic<bool> is_running_{true};
   std::mutex join_mutex_;
   std::thread thread_;

@@ -18,18 +18,21 @@ bool is_finite(const ops::SampleResult& result) {
   return std::all_of(result.top_logprobs.begin(), result.top_logprobs.end(), [](const auto& entry) { return std::isfinite(entry.second); });
 }
 
-nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::Weights& weights, std::int64_t num_blocks, std::int64_t block_size) {
-  const std::size_t num_bytes = static_cast<std::size_t>(num_blocks) * nn::KvCache::bytes_per_block(weights.config, weights.compute, block_size);
+nn::KvCache make_cache(const std::shared_ptr<DeviceRuntime>& runtime, const nn::Weights& weights, std::int64_t num_blocks,
+                       std::int64_t block_size) {
+  const std::size_t num_bytes =
+      static_cast<std::size_t>(num_blocks) * nn::KvCache::bytes_per_block(weights.config, weights.compute, block_size);
   const std::size_t num_available = runtime->bytes_available();
   if (num_bytes > num_available) {
-    fail(ErrorCode::kOutOfMemory, "the KV cache of {} blocks needs {:.1f} MiB, {} has {:.1f} MiB left; make the cache smaller", num_blocks, static_cast<double>(num_bytes) / kMiB,
-         to_string(runtime->device()), static_cast<double>(num_available) / kMiB);
+    fail(ErrorCode::kOutOfMemory, "the KV cache of {} blocks needs {:.1f} MiB, {} has {:.1f} MiB left; make the cache smaller", num_blocks,
+         static_cast<double>(num_bytes) / kMiB, to_string(runtime->device()), static_cast<double>(num_available) / kMiB);
   }
   return {runtime, weights.config, weights.compute, num_blocks, block_size};
 }
 
 std::string non_finite_error(const Sequence& sequence, std::int64_t position) {
-  return fmt::format("request {}: the model's output at token {} is not finite; the weights are damaged or have diverged", sequence.request_id.value, position);
+  return fmt::format("request {}: the model's output at token {} is not finite; the weights are damaged or have diverged",
+                     sequence.request_id.value, position);
 }
 
 }  // namespace
@@ -40,14 +43,16 @@ std::int64_t resolve_num_blocks(const EngineOptions& options, const nn::ModelCon
   const std::int64_t num_needed = (options.max_model_len + options.block_size - 1) / options.block_size;
   if (num_blocks < num_needed) {
     fail(ErrorCode::kOutOfMemory,
-         "one sequence of max_model_len = {} tokens needs {} KV blocks of {} tokens ({:.1f} MiB), but the cache has {} ({:.1f} MiB); give the cache more memory or lower max_model_len",
-         options.max_model_len, num_needed, options.block_size, static_cast<double>(num_needed) * static_cast<double>(block_bytes) / kMiB, num_blocks,
-         static_cast<double>(num_blocks) * static_cast<double>(block_bytes) / kMiB);
+         "one sequence of max_model_len = {} tokens needs {} KV blocks of {} tokens ({:.1f} MiB), but the cache has {} ({:.1f} MiB); give "
+         "the cache more memory or lower max_model_len",
+         options.max_model_len, num_needed, options.block_size, static_cast<double>(num_needed) * static_cast<double>(block_bytes) / kMiB,
+         num_blocks, static_cast<double>(num_blocks) * static_cast<double>(block_bytes) / kMiB);
   }
   return num_blocks;
 }
 
-PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, std::int64_t num_blocks, nn::WeightsPtr weights)
+PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, std::int64_t num_blocks,
+                         nn::WeightsPtr weights)
     : runtime_(runtime),
       block_size_(options.block_size),
       weights_(std::move(weights)),
@@ -113,10 +118,11 @@ void PagedRunner::score_prompt(const PlanRow& row, ConstTensorView h_TH, std::in
     lse_T_ = Tensor::empty(runtime_, {count}, DType::kF32);
   }
   targets_T_.clear();
-  for (std::int64_t i = 0; i < count; ++i) targets_T_.push_back(sequence.tokens[static_cast<std::size_t>(row.prompt_logprob_begin + i + 1)]);
+  for (std::int64_t i = 0; i < count; ++i)
+    targets_T_.push_back(sequence.tokens[static_cast<std::size_t>(row.prompt_logprob_begin + i + 1)]);
   temperatures_T_.assign(static_cast<std::size_t>(count), 1.0f);
-  ops::lm_head_logprob(session_.context(), logp_T_.slice(0, count), entropy_T_.slice(0, count), lse_T_.slice(0, count), h_TH.rows(begin, count), *weights_->lm_head,
-                       targets_T_, temperatures_T_);
+  ops::lm_head_logprob(session_.context(), logp_T_.slice(0, count), entropy_T_.slice(0, count), lse_T_.slice(0, count),
+                       h_TH.rows(begin, count), *weights_->lm_head, targets_T_, temperatures_T_);
   out.prompt_logprobs.resize(static_cast<std::size_t>(count));
   runtime_->copy_to_host(out.prompt_logprobs.data(), logp_T_.data(), out.prompt_logprobs.size() * sizeof(float));
   for (std::int64_t i = 0; i < count; ++i) {
@@ -180,7 +186,8 @@ void PagedRunner::set_weights(nn::WeightsPtr weights) {
   check("head_dim", is.head_dim, given.head_dim);
   check("layers packed", is.num_layers, static_cast<std::int64_t>(weights->layers.size()));
   if (weights->compute != weights_->compute) {
-    fail(ErrorCode::kInvalidArgument, "new weights are packed for {}, the engine computes in {}", to_string(weights->compute), to_string(weights_->compute));
+    fail(ErrorCode::kInvalidArgument, "new weights are packed for {}, the engine computes in {}", to_string(weights->compute),
+         to_string(weights_->compute));
   }
   weights_ = std::move(weights);
 }

@@ -15,7 +15,8 @@ void check_range(const char* name, double value, double low, double high) {
 }
 
 void check_token_id(const char* name, std::int64_t id, std::int64_t vocab_size) {
-  if (id < 0 || id >= vocab_size) fail(ErrorCode::kInvalidArgument, "{} holds token id {}, the vocabulary has {} tokens", name, id, vocab_size);
+  if (id < 0 || id >= vocab_size)
+    fail(ErrorCode::kInvalidArgument, "{} holds token id {}, the vocabulary has {} tokens", name, id, vocab_size);
 }
 
 void check_sampling(const wire::SamplingParams& s, const nn::ModelConfig& config) {
@@ -57,7 +58,8 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
   // At least one token must fit behind the prompt. Clients recognise this sentence, so its wording is fixed.
   if (num_prompt_tokens >= options.max_model_len) {
     fail(ErrorCode::kOverlong,
-         "This model's maximum context length is {} tokens. However, your request has {} input tokens. Please reduce the length of the input messages.",
+         "This model's maximum context length is {} tokens. However, your request has {} input tokens. Please reduce the length of the "
+         "input messages.",
          options.max_model_len, num_prompt_tokens);
   }
   for (const std::int32_t id : request.prompt_ids) check_token_id("the prompt", id, config.vocab_size);
@@ -77,7 +79,8 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
   resolved.seed = s.seed.value_or(0);
   resolved.cache_salt = std::move(request.cache_salt);
   resolved.priority = request.priority;
-  resolved.edits_logits = s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f || !s.logit_bias.empty();
+  resolved.edits_logits =
+      s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f || !s.logit_bias.empty();
   return resolved;
 }
 
@@ -88,19 +91,24 @@ void check_options(const EngineOptions& options, const nn::ModelConfig& config) 
   check_positive("block_size", options.block_size);
   check_positive("max_num_seqs", options.max_num_seqs);
   check_positive("max_num_batched_tokens", options.max_num_batched_tokens);
-  if (options.max_model_len < 2) fail(ErrorCode::kInvalidArgument, "max_model_len must be at least 2 (a prompt token and a new one), got {}", options.max_model_len);
-  if (options.max_queued_requests < 0) fail(ErrorCode::kInvalidArgument, "max_queued_requests must not be negative, got {}", options.max_queued_requests);
-  if (options.num_blocks < 0) fail(ErrorCode::kInvalidArgument, "num_blocks must be 0 (from kv_bytes) or positive, got {}", options.num_blocks);
+  if (options.max_model_len < 2)
+    fail(ErrorCode::kInvalidArgument, "max_model_len must be at least 2 (a prompt token and a new one), got {}", options.max_model_len);
+  if (options.max_queued_requests < 0)
+    fail(ErrorCode::kInvalidArgument, "max_queued_requests must not be negative, got {}", options.max_queued_requests);
+  if (options.num_blocks < 0)
+    fail(ErrorCode::kInvalidArgument, "num_blocks must be 0 (from kv_bytes) or positive, got {}", options.num_blocks);
   if (options.max_model_len > config.max_position) {
-    fail(ErrorCode::kInvalidArgument, "max_model_len is {}, but the model has positions for {} tokens (max_position_embeddings); lower max_model_len", options.max_model_len,
-         config.max_position);
+    fail(ErrorCode::kInvalidArgument,
+         "max_model_len is {}, but the model has positions for {} tokens (max_position_embeddings); lower max_model_len",
+         options.max_model_len, config.max_position);
   }
   if (options.block_size % ops::kAttentionTile != 0 && ops::kAttentionTile % options.block_size != 0) {
     fail(ErrorCode::kInvalidArgument, "block_size must divide {} or be a multiple of it, got {}", ops::kAttentionTile, options.block_size);
   }
   if (!options.enable_chunked_prefill && options.max_num_batched_tokens < options.max_model_len) {
     fail(ErrorCode::kInvalidArgument,
-         "max_num_batched_tokens is {} and max_model_len {}: without chunked prefill a whole prompt must fit one step; raise the budget or set enable_chunked_prefill",
+         "max_num_batched_tokens is {} and max_model_len {}: without chunked prefill a whole prompt must fit one step; raise the budget or "
+         "set enable_chunked_prefill",
          options.max_num_batched_tokens, options.max_model_len);
   }
 }

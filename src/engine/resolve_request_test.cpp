@@ -67,7 +67,8 @@ TEST(ResolveRequest, TooManyNewTokensAreClampedAndTooLongAPromptIsRefused) {
   const Error error = error_of([] { resolve_request(prompt_of(16), options(), config()); });
   EXPECT_EQ(error.code(), ErrorCode::kOverlong);
   EXPECT_STREQ(error.what(),
-               "This model's maximum context length is 16 tokens. However, your request has 16 input tokens. Please reduce the length of the input messages.");
+               "This model's maximum context length is 16 tokens. However, your request has 16 input tokens. Please reduce the length of "
+               "the input messages.");
 }
 
 TEST(ResolveRequest, NamesTheFieldThatIsWrong) {
@@ -109,10 +110,14 @@ TEST(ResolveRequest, NamesTheFieldThatIsWrong) {
 
 TEST(CheckOptions, NamesTheOptionThatIsWrong) {
   const std::vector<std::pair<const char*, std::function<void(EngineOptions&)>>> cases = {
-      {"block_size", [](auto& o) { o.block_size = 0; }},           {"block_size", [](auto& o) { o.block_size = 24; }},
-      {"max_num_seqs", [](auto& o) { o.max_num_seqs = 0; }},       {"max_num_batched_tokens", [](auto& o) { o.max_num_batched_tokens = 0; }},
-      {"max_model_len", [](auto& o) { o.max_model_len = 1; }},     {"max_model_len", [](auto& o) { o.max_model_len = 65; }},
-      {"num_blocks", [](auto& o) { o.num_blocks = -1; }},          {"max_queued_requests", [](auto& o) { o.max_queued_requests = -1; }},
+      {"block_size", [](auto& o) { o.block_size = 0; }},
+      {"block_size", [](auto& o) { o.block_size = 24; }},
+      {"max_num_seqs", [](auto& o) { o.max_num_seqs = 0; }},
+      {"max_num_batched_tokens", [](auto& o) { o.max_num_batched_tokens = 0; }},
+      {"max_model_len", [](auto& o) { o.max_model_len = 1; }},
+      {"max_model_len", [](auto& o) { o.max_model_len = 65; }},
+      {"num_blocks", [](auto& o) { o.num_blocks = -1; }},
+      {"max_queued_requests", [](auto& o) { o.max_queued_requests = -1; }},
       {"chunked", [](auto& o) { o.enable_chunked_prefill = false, o.max_num_batched_tokens = 15; }},
   };
   check_options(options(), config());

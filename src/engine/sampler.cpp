@@ -35,18 +35,22 @@ void apply_penalties(std::span<float> logits_V, const Sequence& sequence, std::s
 
 }  // namespace
 
-bool needs_edit(const Sequence& sequence) noexcept { return sequence.request->edits_logits || masks_stop_tokens(sequence); }
+bool needs_edit(const Sequence& sequence) noexcept {
+  return sequence.request->edits_logits || masks_stop_tokens(sequence);
+}
 
 void edit_logits(std::span<float> logits_V, const Sequence& sequence, std::span<std::int32_t> counts_V) {
   const wire::SamplingParams& s = sequence.request->sampling;
   for (const auto& [id, bias] : s.logit_bias) logits_V[static_cast<std::size_t>(id)] += bias;
-  if (s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f) apply_penalties(logits_V, sequence, counts_V);
+  if (s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f)
+    apply_penalties(logits_V, sequence, counts_V);
   if (masks_stop_tokens(sequence)) {
     for (const std::int32_t id : sequence.request->stop_ids) logits_V[static_cast<std::size_t>(id)] = kMaskedLogit;
   }
 }
 
-Sampler::Sampler(ops::OpContext& ctx, std::int64_t vocab_size) : ctx_(ctx), counts_V_(static_cast<std::size_t>(vocab_size), 0), logits_V_(static_cast<std::size_t>(vocab_size)) {}
+Sampler::Sampler(ops::OpContext& ctx, std::int64_t vocab_size)
+    : ctx_(ctx), counts_V_(static_cast<std::size_t>(vocab_size), 0), logits_V_(static_cast<std::size_t>(vocab_size)) {}
 
 void Sampler::edit_row(TensorView logits_BV, std::int64_t row, const Sequence& sequence) {
   float* const device_row = logits_BV.as<float>() + row * logits_BV.row_stride;
@@ -76,8 +80,8 @@ void Sampler::sample_rows(TensorView logits_BV, std::span<ops::SampleResult> res
 }
 
 void Sampler::sample(TensorView logits_BV, std::span<Sequence* const> sequences_B, std::span<ops::SampleResult> results_B) {
-  PRL_CHECK(logits_BV.shape.num_rows() == static_cast<std::int64_t>(sequences_B.size()) && results_B.size() == sequences_B.size(), "{} rows of logits for {} sequences",
-            logits_BV.shape.num_rows(), sequences_B.size());
+  PRL_CHECK(logits_BV.shape.num_rows() == static_cast<std::int64_t>(sequences_B.size()) && results_B.size() == sequences_B.size(),
+            "{} rows of logits for {} sequences", logits_BV.shape.num_rows(), sequences_B.size());
   rows_.clear();
   for (std::size_t i = 0; i < sequences_B.size(); ++i) {
     const Sequence& sequence = *sequences_B[i];

@@ -8,7 +8,9 @@
 namespace prl::engine {
 namespace {
 
-bool comes_before(const Sequence* a, const Sequence* b) { return is_before(*a, *b); }
+bool comes_before(const Sequence* a, const Sequence* b) {
+  return is_before(*a, *b);
+}
 
 template <typename Container>
 void insert_sorted(Container& container, Sequence* sequence) {
@@ -18,7 +20,8 @@ void insert_sorted(Container& container, Sequence* sequence) {
 template <typename Container>
 void erase_sorted(Container& container, Sequence* sequence) {
   const auto it = std::lower_bound(container.begin(), container.end(), sequence, comes_before);
-  PRL_CHECK(it != container.end() && *it == sequence, "sequence {}.{} is not where its state says", sequence->request_id.value, sequence->choice_idx);
+  PRL_CHECK(it != container.end() && *it == sequence, "sequence {}.{} is not where its state says", sequence->request_id.value,
+            sequence->choice_idx);
   container.erase(it);
 }
 
@@ -31,8 +34,8 @@ Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool) : options
 }
 
 void Scheduler::add(Sequence& sequence) {
-  PRL_CHECK(num_blocks_for(sequence.num_tokens()) <= pool_.num_blocks(), "a sequence of {} tokens can never fit {} blocks of {}", sequence.num_tokens(),
-            pool_.num_blocks(), pool_.block_size());
+  PRL_CHECK(num_blocks_for(sequence.num_tokens()) <= pool_.num_blocks(), "a sequence of {} tokens can never fit {} blocks of {}",
+            sequence.num_tokens(), pool_.num_blocks(), pool_.block_size());
   sequence.state = SequenceState::kWaiting;
   insert_sorted(waiting_, &sequence);
 }
@@ -53,7 +56,8 @@ const StepPlan& Scheduler::plan() {
   plan_.num_tokens = 0;
   plan_.num_preempted = 0;
   ++num_plans_;
-  if (options_.preempt_period > 0 && num_plans_ % static_cast<std::uint64_t>(options_.preempt_period) == 0 && running_.size() > 1) preempt_last();
+  if (options_.preempt_period > 0 && num_plans_ % static_cast<std::uint64_t>(options_.preempt_period) == 0 && running_.size() > 1)
+    preempt_last();
   std::int64_t budget = options_.max_num_batched_tokens;
   plan_running(budget);
   // Blocks are short when somebody was preempted: an admission now would only be undone.
@@ -80,7 +84,8 @@ void Scheduler::plan_waiting(std::int64_t& budget) {
   // Blocks that running sequences still need for the tokens they have. Counting them keeps half-computed prompts from
   // taking each other's room.
   std::int64_t num_reserved = 0;
-  for (const Sequence* sequence : running_) num_reserved += std::max<std::int64_t>(0, num_blocks_for(sequence->num_tokens()) - static_cast<std::int64_t>(sequence->blocks.size()));
+  for (const Sequence* sequence : running_)
+    num_reserved += std::max<std::int64_t>(0, num_blocks_for(sequence->num_tokens()) - static_cast<std::int64_t>(sequence->blocks.size()));
   // A little room to grow for those that run, so that an admission is not undone by the next few tokens.
   const std::int64_t num_spare = pool_.num_blocks() / 100;
 
@@ -127,7 +132,8 @@ void Scheduler::take_prefix(Sequence& sequence) {
 void Scheduler::take_cached_prefix(Sequence& sequence, std::int64_t max_blocks) {
   const auto block_size = static_cast<std::size_t>(pool_.block_size());
   while (sequence.num_hashed_blocks < max_blocks) {
-    const auto tokens = std::span<const std::int32_t>(sequence.tokens).subspan(static_cast<std::size_t>(sequence.num_hashed_blocks) * block_size, block_size);
+    const auto tokens = std::span<const std::int32_t>(sequence.tokens)
+                            .subspan(static_cast<std::size_t>(sequence.num_hashed_blocks) * block_size, block_size);
     const BlockHash hash = chain_hash(sequence.last_hash, tokens);
     auto lease = pool_.find(hash, sequence.last_hash, tokens);
     if (!lease) return;
@@ -221,22 +227,28 @@ void Scheduler::change_weights(PolicyVersion version) {
   pool_.reset_cache();
 }
 
-void Scheduler::reset_prefix_cache() { pool_.reset_cache(); }
+void Scheduler::reset_prefix_cache() {
+  pool_.reset_cache();
+}
 
 void Scheduler::check_integrity() const {
   pool_.check_integrity();
-  PRL_CHECK(std::is_sorted(running_.begin(), running_.end(), comes_before) && std::is_sorted(waiting_.begin(), waiting_.end(), comes_before), "queues are out of order");
+  PRL_CHECK(
+      std::is_sorted(running_.begin(), running_.end(), comes_before) && std::is_sorted(waiting_.begin(), waiting_.end(), comes_before),
+      "queues are out of order");
   PRL_CHECK(num_running() <= options_.max_num_seqs, "{} sequences run, limit {}", num_running(), options_.max_num_seqs);
   for (const Sequence* sequence : waiting_) {
-    PRL_CHECK(sequence->state == SequenceState::kWaiting && sequence->blocks.empty() && sequence->num_tokens_computed == 0, "waiting sequence {} holds {} blocks",
-              sequence->request_id.value, sequence->blocks.size());
+    PRL_CHECK(sequence->state == SequenceState::kWaiting && sequence->blocks.empty() && sequence->num_tokens_computed == 0,
+              "waiting sequence {} holds {} blocks", sequence->request_id.value, sequence->blocks.size());
   }
   std::vector<std::int32_t> num_refs(static_cast<std::size_t>(pool_.num_blocks()), 0);
   for (const Sequence* sequence : running_) {
     PRL_CHECK(sequence->state == SequenceState::kRunning, "sequence {} runs and says it does not", sequence->request_id.value);
-    PRL_CHECK(num_blocks_for(sequence->num_tokens_computed) <= static_cast<std::int64_t>(sequence->blocks.size()), "sequence {} computed {} tokens in {} blocks",
-              sequence->request_id.value, sequence->num_tokens_computed, sequence->blocks.size());
-    PRL_CHECK(sequence->num_tokens_computed < sequence->num_tokens(), "sequence {} has nothing left to compute", sequence->request_id.value);
+    PRL_CHECK(num_blocks_for(sequence->num_tokens_computed) <= static_cast<std::int64_t>(sequence->blocks.size()),
+              "sequence {} computed {} tokens in {} blocks", sequence->request_id.value, sequence->num_tokens_computed,
+              sequence->blocks.size());
+    PRL_CHECK(sequence->num_tokens_computed < sequence->num_tokens(), "sequence {} has nothing left to compute",
+              sequence->request_id.value);
     for (std::size_t i = 0; i < sequence->blocks.size(); ++i) {
       const BlockId id = sequence->blocks[i].id();
       ++num_refs[static_cast<std::size_t>(id.value)];

@@ -15,8 +15,8 @@ struct SchedulerOptions {
   std::int64_t max_num_seqs = 64;
   std::int64_t max_num_batched_tokens = 2048;
   bool enable_prefix_caching = true;
-  bool enable_chunked_prefill = true;         ///< without it a prompt enters in one step; the token budget must allow that
-  std::int64_t preempt_period = 0;            ///< preempt the youngest every so many steps, for tests; 0: only when needed
+  bool enable_chunked_prefill = true;  ///< without it a prompt enters in one step; the token budget must allow that
+  std::int64_t preempt_period = 0;     ///< preempt the youngest every so many steps, for tests; 0: only when needed
 };
 
 struct SchedulerStats {

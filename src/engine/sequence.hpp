@@ -13,13 +13,13 @@ namespace prl::engine {
 /// What one request asks for, checked and completed from the engine's limits. One per request, shared by its sequences.
 struct ResolvedRequest {
   std::vector<std::int32_t> prompt_ids;
-  wire::SamplingParams sampling;              ///< n, temperature, penalties, ... all in range
-  std::vector<std::int32_t> stop_ids;         ///< sorted; end of sequence included unless ignore_eos
-  std::int64_t max_new_tokens = 0;            ///< clamped to the room behind the prompt
+  wire::SamplingParams sampling;       ///< n, temperature, penalties, ... all in range
+  std::vector<std::int32_t> stop_ids;  ///< sorted; end of sequence included unless ignore_eos
+  std::int64_t max_new_tokens = 0;     ///< clamped to the room behind the prompt
   std::uint64_t seed = 0;
   std::string cache_salt;
   std::int32_t priority = 0;
-  bool edits_logits = false;                  ///< penalties or bias change the logits before sampling
+  bool edits_logits = false;  ///< penalties or bias change the logits before sampling
 };
 
 enum class SequenceState : std::uint8_t { kWaiting, kRunning, kFinished };
@@ -30,26 +30,26 @@ enum class SequenceState : std::uint8_t { kWaiting, kRunning, kFinished };
 /// next token is drawn. The newest token is therefore never in the cache.
 struct Sequence {
   RequestId request_id;
-  std::int32_t choice_idx = 0;                ///< which of the n choices
-  std::uint64_t arrival = 0;                  ///< first come, first served among equal priorities
-  const ResolvedRequest* request = nullptr;   ///< outlives the sequence
-  void* owner = nullptr;                      ///< for the caller of the scheduler; never read by it
+  std::int32_t choice_idx = 0;               ///< which of the n choices
+  std::uint64_t arrival = 0;                 ///< first come, first served among equal priorities
+  const ResolvedRequest* request = nullptr;  ///< outlives the sequence
+  void* owner = nullptr;                     ///< for the caller of the scheduler; never read by it
   std::uint64_t seed = 0;
 
-  std::vector<std::int32_t> tokens;           ///< prompt, then output
+  std::vector<std::int32_t> tokens;  ///< prompt, then output
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_tokens_computed = 0;
   std::vector<BlockLease> blocks;
 
   SequenceState state = SequenceState::kWaiting;
-  std::int64_t num_cached_tokens = -1;        ///< prefix hits at the first admission; -1 before it
+  std::int64_t num_cached_tokens = -1;  ///< prefix hits at the first admission; -1 before it
   std::int64_t num_preemptions = 0;
 
-  std::uint64_t kv_epoch = 0;                 ///< epoch at admission: the cache may publish blocks only while it lasts
+  std::uint64_t kv_epoch = 0;  ///< epoch at admission: the cache may publish blocks only while it lasts
   std::int64_t num_hashed_blocks = 0;
-  BlockHash last_hash;                        ///< of block num_hashed_blocks - 1, or the root
+  BlockHash last_hash;  ///< of block num_hashed_blocks - 1, or the root
 
-  std::vector<float> prompt_logprobs;         ///< [0] is 0; grows with the prompt's progress; empty unless asked for
+  std::vector<float> prompt_logprobs;  ///< [0] is 0; grows with the prompt's progress; empty unless asked for
   std::vector<std::vector<wire::TopLogprob>> prompt_top_logprobs;
   PolicyVersion version_first, version_last;  ///< of the first and last output token
 
@@ -57,7 +57,8 @@ struct Sequence {
   std::int64_t num_output_tokens() const noexcept { return num_tokens() - num_prompt_tokens; }
   std::span<const std::int32_t> output() const noexcept { return std::span(tokens).subspan(static_cast<std::size_t>(num_prompt_tokens)); }
   bool wants_prompt_logprobs() const noexcept {
-    return choice_idx == 0 && request->sampling.prompt_logprobs.has_value() && static_cast<std::int64_t>(prompt_logprobs.size()) < num_prompt_tokens;
+    return choice_idx == 0 && request->sampling.prompt_logprobs.has_value() &&
+           static_cast<std::int64_t>(prompt_logprobs.size()) < num_prompt_tokens;
   }
 };
 

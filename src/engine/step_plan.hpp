@@ -30,10 +30,10 @@ struct StepPlan {
 /// What the runner found, aligned with StepPlan::rows; only the first rows.size() entries count.
 struct StepOutput {
   struct Row {
-    ops::SampleResult sample;                                         ///< if is_sampled
-    std::vector<float> prompt_logprobs;                               ///< num_prompt_logprobs values
-    std::vector<std::vector<wire::TopLogprob>> prompt_top_logprobs;   ///< the same count if asked for, best first
-    std::string error;                                                ///< not empty: this row alone failed (non-finite logits)
+    ops::SampleResult sample;                                        ///< if is_sampled
+    std::vector<float> prompt_logprobs;                              ///< num_prompt_logprobs values
+    std::vector<std::vector<wire::TopLogprob>> prompt_top_logprobs;  ///< the same count if asked for, best first
+    std::string error;                                               ///< not empty: this row alone failed (non-finite logits)
   };
   std::vector<Row> rows;
 };

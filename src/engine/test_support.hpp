@@ -12,10 +12,13 @@
 namespace prl::engine::testing {
 
 /// Everything the fake model knows of a prefix.
-inline std::uint64_t extend(std::uint64_t state, std::int32_t token) { return mix_seed(state, static_cast<std::uint64_t>(token) + 1); }
+inline std::uint64_t extend(std::uint64_t state, std::int32_t token) {
+  return mix_seed(state, static_cast<std::uint64_t>(token) + 1);
+}
 inline std::int32_t draw(std::uint64_t state, std::uint64_t seed, std::int64_t index, PolicyVersion version, std::int32_t vocab_size) {
-  return static_cast<std::int32_t>(mix_seed(state, mix_seed(seed, static_cast<std::uint64_t>(index)), static_cast<std::uint64_t>(version.value)) %
-                                   static_cast<std::uint64_t>(vocab_size));
+  return static_cast<std::int32_t>(
+      mix_seed(state, mix_seed(seed, static_cast<std::uint64_t>(index)), static_cast<std::uint64_t>(version.value)) %
+      static_cast<std::uint64_t>(vocab_size));
 }
 
 inline nn::WeightsPtr fake_weights(std::int64_t version) {
@@ -29,7 +32,10 @@ inline nn::WeightsPtr fake_weights(std::int64_t version) {
 class FakeRunner final : public ModelRunner {
  public:
   FakeRunner(std::int64_t num_blocks, std::int64_t block_size, std::int32_t vocab_size)
-      : block_size_(block_size), vocab_size_(vocab_size), slots_(static_cast<std::size_t>(num_blocks * block_size)), weights_(fake_weights(0)) {}
+      : block_size_(block_size),
+        vocab_size_(vocab_size),
+        slots_(static_cast<std::size_t>(num_blocks * block_size)),
+        weights_(fake_weights(0)) {}
 
   void run(const StepPlan& plan, StepOutput& output) override {
     if (before_run) before_run(plan);
@@ -42,7 +48,8 @@ class FakeRunner final : public ModelRunner {
         const Slot& slot = at(sequence, position);
         state = extend(state, sequence.tokens[static_cast<std::size_t>(position)]);
         PRL_CHECK(slot.state == state, "request {} reads position {} of another prefix", sequence.request_id.value, position);
-        PRL_CHECK(slot.epoch >= sequence.kv_epoch, "request {} reads position {} of weights before its admission", sequence.request_id.value, position);
+        PRL_CHECK(slot.epoch >= sequence.kv_epoch, "request {} reads position {} of weights before its admission",
+                  sequence.request_id.value, position);
       }
       for (std::int64_t position = row.first_token; position < row.first_token + row.num_tokens; ++position) {
         state = extend(state, sequence.tokens[static_cast<std::size_t>(position)]);
@@ -51,7 +58,8 @@ class FakeRunner final : public ModelRunner {
       StepOutput::Row& out = output.rows[r];
       out.error.clear();
       out.prompt_logprobs.clear();
-      for (std::int64_t i = 0; i < row.num_prompt_logprobs; ++i) out.prompt_logprobs.push_back(static_cast<float>(-(row.prompt_logprob_begin + i + 1)));
+      for (std::int64_t i = 0; i < row.num_prompt_logprobs; ++i)
+        out.prompt_logprobs.push_back(static_cast<float>(-(row.prompt_logprob_begin + i + 1)));
       if (fail_row && fail_row(row)) out.error = "made to fail";
       if (!row.is_sampled) continue;
       out.sample.token = draw(state, sequence.seed, sequence.num_output_tokens(), weights_->version, vocab_size_);
@@ -66,7 +74,7 @@ class FakeRunner final : public ModelRunner {
   nn::WeightsPtr weights() const override { return weights_; }
   WeightProof prove() override { return {weights_->version, 1000 + static_cast<std::uint64_t>(weights_->version.value), {}}; }
 
-  std::function<void(const StepPlan&)> before_run;     ///< may throw
+  std::function<void(const StepPlan&)> before_run;  ///< may throw
   std::function<bool(const PlanRow&)> fail_row;
   std::int64_t num_runs = 0;
 
@@ -87,7 +95,8 @@ class FakeRunner final : public ModelRunner {
 };
 
 /// What FakeRunner generates for a prompt when nothing interferes.
-inline std::vector<std::int32_t> expected_output(const ResolvedRequest& request, std::uint64_t seed, PolicyVersion version, std::int32_t vocab_size) {
+inline std::vector<std::int32_t> expected_output(const ResolvedRequest& request, std::uint64_t seed, PolicyVersion version,
+                                                 std::int32_t vocab_size) {
   std::uint64_t state = 0;
   for (const std::int32_t token : request.prompt_ids) state = extend(state, token);
   std::vector<std::int32_t> output;

@@ -31,7 +31,9 @@ BlockLease& BlockLease::operator=(BlockLease&& other) noexcept {
   return *this;
 }
 
-BlockLease::~BlockLease() { release(); }
+BlockLease::~BlockLease() {
+  release();
+}
 
 BlockLease BlockLease::share() const {
   PRL_CHECK(pool_ != nullptr, "share() of an empty lease");
@@ -72,7 +74,8 @@ bool BlockPool::try_take(std::int64_t n, std::vector<BlockLease>& leases) {
 }
 
 void BlockPool::publish(const BlockLease& lease, BlockHash hash, BlockHash parent, std::span<const std::int32_t> tokens) {
-  PRL_CHECK(lease.pool_ == this && static_cast<std::int64_t>(tokens.size()) == block_size_, "published block holds {} tokens, wanted {}", tokens.size(), block_size_);
+  PRL_CHECK(lease.pool_ == this && static_cast<std::int64_t>(tokens.size()) == block_size_, "published block holds {} tokens, wanted {}",
+            tokens.size(), block_size_);
   const auto index = static_cast<std::size_t>(lease.id_.value);
   Block& block = blocks_[index];
   PRL_CHECK(!block.has_hash, "block {} published twice", lease.id_.value);
@@ -158,7 +161,8 @@ void BlockPool::forget(std::int32_t block) noexcept {
 }
 
 std::span<const std::int32_t> BlockPool::tokens_of(std::int32_t block) const noexcept {
-  return std::span(tokens_).subspan(static_cast<std::size_t>(block) * static_cast<std::size_t>(block_size_), static_cast<std::size_t>(block_size_));
+  return std::span(tokens_).subspan(static_cast<std::size_t>(block) * static_cast<std::size_t>(block_size_),
+                                    static_cast<std::size_t>(block_size_));
 }
 
 void BlockPool::check_integrity() const {
@@ -177,14 +181,17 @@ void BlockPool::check_integrity() const {
   std::int64_t num_hashed = 0;
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const Block& b = blocks_[i];
-    PRL_CHECK(b.ref_count >= 0 && is_free[i] == (b.ref_count == 0), "block {} has {} references and is {}free", i, b.ref_count, is_free[i] ? "" : "not ");
+    PRL_CHECK(b.ref_count >= 0 && is_free[i] == (b.ref_count == 0), "block {} has {} references and is {}free", i, b.ref_count,
+              is_free[i] ? "" : "not ");
     if (!b.has_hash) continue;
     ++num_hashed;
     PRL_CHECK(table_[probe(b.hash)] == static_cast<std::int32_t>(i), "block {} cannot be found by its hash", i);
     PRL_CHECK(chain_hash(b.parent, tokens_of(static_cast<std::int32_t>(i))) == b.hash, "block {} does not hold the tokens of its hash", i);
   }
-  const auto num_entries = static_cast<std::int64_t>(std::count_if(table_.begin(), table_.end(), [](std::int32_t block) { return block >= 0; }));
-  PRL_CHECK(num_hashed == num_cached_ && num_entries == num_cached_, "{} hashed blocks, {} table entries, counted {}", num_hashed, num_entries, num_cached_);
+  const auto num_entries =
+      static_cast<std::int64_t>(std::count_if(table_.begin(), table_.end(), [](std::int32_t block) { return block >= 0; }));
+  PRL_CHECK(num_hashed == num_cached_ && num_entries == num_cached_, "{} hashed blocks, {} table entries, counted {}", num_hashed,
+            num_entries, num_cached_);
 }
 
 }  // namespace prl::engine
