@@ -30,14 +30,17 @@ int run_role(const config::ParsedCommand& parsed, Run run) {
 
 int run_inference(const config::ParsedCommand& parsed) {
   // A server is meant to be stopped: ending on a signal is its normal end.
-  const int status = run_role<config::InferenceConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_inference_role(loaded.config, stop); });
+  const int status = run_role<config::InferenceConfig>(
+      parsed, [](const auto& loaded, auto stop) { return launch::run_inference_role(loaded.config, stop); });
   return status == 130 ? 0 : status;
 }
 int run_trainer(const config::ParsedCommand& parsed) {
-  return run_role<config::TrainerConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_trainer_role(loaded.config, stop); });
+  return run_role<config::TrainerConfig>(parsed,
+                                         [](const auto& loaded, auto stop) { return launch::run_trainer_role(loaded.config, stop); });
 }
 int run_orchestrator(const config::ParsedCommand& parsed) {
-  return run_role<config::OrchestratorConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_orchestrator_role(loaded.config, stop); });
+  return run_role<config::OrchestratorConfig>(
+      parsed, [](const auto& loaded, auto stop) { return launch::run_orchestrator_role(loaded.config, stop); });
 }
 int run_sft(const config::ParsedCommand& parsed) {
   return run_role<config::SftConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_sft_role(loaded.config, stop); });

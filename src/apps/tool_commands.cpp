@@ -44,7 +44,8 @@ int run_init_model(const config::ParsedCommand& parsed) {
   tokenizer.model_max_length = config.max_position_embeddings;
   const text::ByteTokenizerIds ids = text::write_byte_level_tokenizer(scratch, tokenizer);
   if (config.vocab_size < ids.vocab_size)
-    fail(ErrorCode::kInvalidArgument, "--vocab-size {} is too small: the byte-level tokenizer has {} tokens", config.vocab_size, ids.vocab_size);
+    fail(ErrorCode::kInvalidArgument, "--vocab-size {} is too small: the byte-level tokenizer has {} tokens", config.vocab_size,
+         ids.vocab_size);
   nn::InitModelOptions options;
   switch (config.family) {
     case config::ModelFamily::kQwen3: options.family = "qwen3"; break;
@@ -67,10 +68,12 @@ int run_init_model(const config::ParsedCommand& parsed) {
   options.eos_id = ids.im_end;
   options.pad_id = ids.endoftext;
   nn::init_model(options, config.output_dir);
-  for (const auto& entry : fs::directory_iterator(scratch)) fs::copy_file(entry.path(), config.output_dir / entry.path().filename(), fs::copy_options::overwrite_existing);
+  for (const auto& entry : fs::directory_iterator(scratch))
+    fs::copy_file(entry.path(), config.output_dir / entry.path().filename(), fs::copy_options::overwrite_existing);
   fs::remove_all(scratch);
   const nn::ModelConfig made = nn::load_model_config(config.output_dir);
-  log::success("made {}: {} with {} parameters, vocabulary {}", config.output_dir.string(), made.architecture, made.num_parameters(), made.vocab_size);
+  log::success("made {}: {} with {} parameters, vocabulary {}", config.output_dir.string(), made.architecture, made.num_parameters(),
+               made.vocab_size);
   return 0;
 }
 
@@ -78,9 +81,10 @@ int run_make_data(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::MakeDataConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   const env::EnvironmentPtr environment = env::make_environment(launch::env_spec(loaded.config.env));
-  const std::int64_t count = launch::make_sft_data(*environment, {.output = loaded.config.output,
-                                                                   .num_examples = loaded.config.num_examples,
-                                                                   .split = loaded.config.eval_split ? env::Split::kEval : env::Split::kTrain});
+  const std::int64_t count =
+      launch::make_sft_data(*environment, {.output = loaded.config.output,
+                                           .num_examples = loaded.config.num_examples,
+                                           .split = loaded.config.eval_split ? env::Split::kEval : env::Split::kTrain});
   log::success("wrote {} conversations of {} to {}", count, environment->name(), loaded.config.output.string());
   return 0;
 }

@@ -19,8 +19,7 @@ namespace {
 TEST(Philox, MatchesTheReferenceVectors) {
   // Known answers of Random123's philox4x32-10.
   EXPECT_EQ(Rng::philox({0, 0, 0, 0}, {0, 0}), (std::array<std::uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
-  EXPECT_EQ(Rng::philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),
-            (std::array<std::uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(Rng::philox({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}), (std::array<std::uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
 }
 
 TEST(Rng, SeekRepeatsADraw) {
@@ -43,7 +42,11 @@ TEST(ThreadPool, VisitsEachIndexOnce) {
 
 TEST(ThreadPool, RethrowsAndStaysUsable) {
   ThreadPool pool(3);
-  EXPECT_THROW(pool.parallel_for(8, [](std::int64_t i) { if (i == 5) fail(ErrorCode::kInternal, "five"); }), Error);
+  EXPECT_THROW(pool.parallel_for(8,
+                                 [](std::int64_t i) {
+                                   if (i == 5) fail(ErrorCode::kInternal, "five");
+                                 }),
+               Error);
   std::atomic<int> sum{0};
   pool.parallel_for(8, [&](std::int64_t i) { sum += static_cast<int>(i); });
   EXPECT_EQ(sum, 28);

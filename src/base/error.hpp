@@ -11,23 +11,23 @@ namespace prl {
 
 /// Why a unit of work ended. HTTP status and process exit codes are derived from this one list (see http_status).
 enum class ErrorCode {
-  kInvalidArgument,   ///< a caller or user passed something that can never work: bad config value, malformed request
-  kNotFound,          ///< a file, model, environment or route that was named does not exist
-  kAlreadyExists,     ///< would overwrite something the user did not ask to overwrite
-  kUnauthorized,      ///< API key missing or wrong
-  kOverloaded,        ///< a queue is full; try again later (429)
-  kOverlong,          ///< the prompt does not fit the model's context
-  kDeadline,          ///< a wait passed its deadline; the message says who waited for whom
-  kCancelled,         ///< the caller went away or the process is stopping
-  kUnavailable,       ///< the other side is not reachable or not ready
-  kCorrupt,           ///< a file or message is damaged: checksum, truncation, wrong format
-  kShape,             ///< tensor shapes, dtypes or devices disagree
-  kNonFinite,         ///< NaN or infinity where a number was needed
-  kOutOfMemory,       ///< a memory plan does not fit
-  kIo,                ///< the operating system refused: disk full, permission, port taken
-  kNotImplemented,    ///< a documented feature that this build does not have yet; the message names it
-  kOutOfSync,         ///< sampler and trainer do not hold the same weights
-  kInternal,          ///< a bug of ours that was caught
+  kInvalidArgument,  ///< a caller or user passed something that can never work: bad config value, malformed request
+  kNotFound,         ///< a file, model, environment or route that was named does not exist
+  kAlreadyExists,    ///< would overwrite something the user did not ask to overwrite
+  kUnauthorized,     ///< API key missing or wrong
+  kOverloaded,       ///< a queue is full; try again later (429)
+  kOverlong,         ///< the prompt does not fit the model's context
+  kDeadline,         ///< a wait passed its deadline; the message says who waited for whom
+  kCancelled,        ///< the caller went away or the process is stopping
+  kUnavailable,      ///< the other side is not reachable or not ready
+  kCorrupt,          ///< a file or message is damaged: checksum, truncation, wrong format
+  kShape,            ///< tensor shapes, dtypes or devices disagree
+  kNonFinite,        ///< NaN or infinity where a number was needed
+  kOutOfMemory,      ///< a memory plan does not fit
+  kIo,               ///< the operating system refused: disk full, permission, port taken
+  kNotImplemented,   ///< a documented feature that this build does not have yet; the message names it
+  kOutOfSync,        ///< sampler and trainer do not hold the same weights
+  kInternal,         ///< a bug of ours that was caught
 };
 
 std::string_view to_string(ErrorCode code) noexcept;
@@ -60,9 +60,9 @@ namespace detail {
 }  // namespace prl
 
 /// A bug in our own code: always on, prints file, line and message, then aborts. Never for bad input.
-#define PRL_CHECK(condition, ...)                                                              \
-  do {                                                                                         \
-    if (!(condition)) [[unlikely]]                                                             \
+#define PRL_CHECK(condition, ...)                                                                 \
+  do {                                                                                            \
+    if (!(condition)) [[unlikely]]                                                                \
       ::prl::detail::check_failed(#condition, __FILE__, __LINE__, ::fmt::format("" __VA_ARGS__)); \
   } while (false)
 

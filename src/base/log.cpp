@@ -4,11 +4,11 @@
 
 #include <boost/json/serialize.hpp>
 #include <boost/json/value.hpp>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
-#include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -99,8 +99,7 @@ void write(Level level, std::string_view tag, std::string_view message) {
   const bool color = s.options.color || is_tty;
   const std::string console = s.options.json ? json_line(level, tag, message) : text_line(level, tag, message, color);
   if (!s.options.quiet_console) std::fwrite(console.data(), 1, console.size(), stderr);
-  const std::string plain =
-      s.options.json || !color ? console : text_line(level, tag, message, s.options.color);
+  const std::string plain = s.options.json || !color ? console : text_line(level, tag, message, s.options.color);
   auto put = [&](std::FILE* f) {
     std::fwrite(plain.data(), 1, plain.size(), f);
     std::fflush(f);

@@ -14,11 +14,11 @@ enum class Level { kDebug, kInfo, kSuccess, kWarning, kError };
 
 struct Options {
   Level level = Level::kInfo;
-  bool json = false;                ///< one flat JSON object per line instead of text
-  bool color = false;               ///< ANSI colours even when stderr is not a terminal
-  std::string tag;                  ///< put in brackets before each message, e.g. "trainer"
-  std::filesystem::path file;       ///< also append there, empty for none; folders are made
-  bool quiet_console = false;       ///< write only to the file
+  bool json = false;           ///< one flat JSON object per line instead of text
+  bool color = false;          ///< ANSI colours even when stderr is not a terminal
+  std::string tag;             ///< put in brackets before each message, e.g. "trainer"
+  std::filesystem::path file;  ///< also append there, empty for none; folders are made
+  bool quiet_console = false;  ///< write only to the file
 };
 
 /// Replaces the process-wide sinks. Call once in main, before threads start; until then lines go to stderr at kInfo.

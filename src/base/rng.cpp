@@ -19,8 +19,8 @@ std::array<std::uint32_t, 4> Rng::philox(std::array<std::uint32_t, 4> c, std::ar
 
 std::uint32_t Rng::next_u32() {
   const std::uint64_t block = position_ >> 2;
-  const auto out = philox({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
-                           static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)},
+  const auto out = philox({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), static_cast<std::uint32_t>(stream_),
+                           static_cast<std::uint32_t>(stream_ >> 32)},
                           {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)});
   return out[position_++ & 3];
 }

@@ -26,7 +26,8 @@ struct StopSignal::Impl {
       ++count;
       interrupted = true;
       if (count == 1) {
-        log::warning("{}: stopping cleanly; press Ctrl-C twice more to end at once", signal == SIGINT ? "interrupted" : "asked to terminate");
+        log::warning("{}: stopping cleanly; press Ctrl-C twice more to end at once",
+                     signal == SIGINT ? "interrupted" : "asked to terminate");
         source.request_stop();
       } else if (count >= 3) {
         ::_exit(130);

@@ -379,8 +379,7 @@ class Canonicalizer {
       advantage->set("type", type);
     }
     if (!advantage->is_table()) return;
-    if (Value* type = advantage->find("type"); type && type->is_string() && type->as_string() == "default")
-      *type = retyped(*type, "grpo");
+    if (Value* type = advantage->find("type"); type && type->is_string() && type->as_string() == "default") *type = retyped(*type, "grpo");
     if (const Value* weighted = advantage->find("length_weighted_mean")) {
       const bool is_on = weighted->is_bool() ? weighted->as_bool() : to_display(*weighted) == "\"true\"";
       const Value type = retyped(*weighted, is_on ? "opo" : "grpo");
@@ -436,8 +435,8 @@ class Canonicalizer {
     } else if (present->is_bool() && value.is_table()) {
       *present = std::move(value);
     } else if (!present->is_table() && !present->equals(value)) {
-      report_.add(prefix + std::string(key),
-                  fmt::format("is also set as {} = {}; set only one of them", old_name, to_display(value)), present);
+      report_.add(prefix + std::string(key), fmt::format("is also set as {} = {}; set only one of them", old_name, to_display(value)),
+                  present);
     }
   }
 
@@ -450,8 +449,8 @@ void canonicalize(Value& layer, Command command, Report& report) { Canonicalizer
 
 std::vector<std::string> alias_roots(Command command) {
   constexpr std::pair<Command, Scope> kScopes[] = {
-      {Command::kRl, Scope::kRl},   {Command::kTrainer, Scope::kTrainer},     {Command::kOrchestrator, Scope::kOrchestrator},
-      {Command::kSft, Scope::kSft}, {Command::kInference, Scope::kInference}, {Command::kEval, Scope::kEval},
+      {Command::kRl, Scope::kRl},          {Command::kTrainer, Scope::kTrainer},     {Command::kOrchestrator, Scope::kOrchestrator},
+      {Command::kSft, Scope::kSft},        {Command::kInference, Scope::kInference}, {Command::kEval, Scope::kEval},
       {Command::kSynthesize, Scope::kEval}};
   std::vector<std::string> roots = {"resume", "environment_ids"};
   for (const auto& [owner, scope] : kScopes)

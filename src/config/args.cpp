@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "PRIME_";
 /// Variables with the prefix that belong to other parts of the system.
-constexpr std::array<std::string_view, 4> kForeignVariables = {"PRIME_API_KEY", "PRIME_DP_COORDINATOR_STARTUP_TIMEOUT",
-                                                               "PRIME_RL_REF", "PRIME_TEAM_ID"};
+constexpr std::array<std::string_view, 4> kForeignVariables = {"PRIME_API_KEY", "PRIME_DP_COORDINATOR_STARTUP_TIMEOUT", "PRIME_RL_REF",
+                                                               "PRIME_TEAM_ID"};
 constexpr std::size_t kMaxKeyDepth = 16;
 
 void mark_loose(Value& value, const Origin& origin) {
@@ -153,8 +153,7 @@ ParsedArgs parse_args(const std::vector<std::string>& words, const std::vector<s
   return ArgParser(words, positionals, report).parse();
 }
 
-Value parse_environment(const std::map<std::string, std::string>& environment, const std::vector<std::string>& root_keys,
-                        Report& report) {
+Value parse_environment(const std::map<std::string, std::string>& environment, const std::vector<std::string>& root_keys, Report& report) {
   Value tree = Value::table();
   for (const auto& [name, text] : environment) {
     if (!name.starts_with(kPrefix)) continue;
@@ -176,8 +175,7 @@ Value parse_environment(const std::map<std::string, std::string>& environment, c
     }
     const std::string root = key.substr(0, key.find('.'));
     if (!is_valid_key(key) || std::find(root_keys.begin(), root_keys.end(), root) == root_keys.end()) {
-      if (key.find("log.") != 0)
-        report.warnings.push_back(fmt::format("variable {} names no key of this command and is ignored", name));
+      if (key.find("log.") != 0) report.warnings.push_back(fmt::format("variable {} names no key of this command and is ignored", name));
       continue;
     }
     set_key(tree, key, from_text(text, Origin{Origin::Kind::kEnvironment, name, 0}));

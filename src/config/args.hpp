@@ -13,9 +13,9 @@ namespace prl::config {
 
 /// A command line, taken apart without knowledge of the command's keys.
 struct ParsedArgs {
-  std::vector<std::string> root_files;                                ///< `@ file`, in order
-  std::vector<std::pair<std::string, std::string>> section_files;     ///< `--section @ file`: dotted key and file, in order
-  Value flags = Value::table();                                       ///< loose values by canonical (snake case) key
+  std::vector<std::string> root_files;                             ///< `@ file`, in order
+  std::vector<std::pair<std::string, std::string>> section_files;  ///< `--section @ file`: dotted key and file, in order
+  Value flags = Value::table();                                    ///< loose values by canonical (snake case) key
   bool wants_help = false;
 };
 
@@ -28,7 +28,6 @@ ParsedArgs parse_args(const std::vector<std::string>& words, const std::vector<s
 /// Variables PRIME_A__B as loose values at a.b. Only variables whose first part is in `root_keys` count; the others get a
 /// warning, except for the names that mean something else (PRIME_API_KEY, ...). PRIME_LOG_LEVEL is log.level and
 /// PRIME_VF_LOG_LEVEL is log.vf_level.
-Value parse_environment(const std::map<std::string, std::string>& environment, const std::vector<std::string>& root_keys,
-                        Report& report);
+Value parse_environment(const std::map<std::string, std::string>& environment, const std::vector<std::string>& root_keys, Report& report);
 
 }  // namespace prl::config

@@ -10,10 +10,10 @@ namespace prl::config {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::Pair;
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::load_line;
+using ::testing::Pair;
 using testing::parse_line;
 using testing::split;
 
@@ -97,7 +97,8 @@ TEST(Args, FreeArgumentsTakeTheTypeTheyLookLike) {
 }
 
 TEST(Args, WrongFlagsSayWhatToType) {
-  EXPECT_THAT(error_of<TrainerConfig>("trainer --max-stepz 5"), HasSubstr("max_stepz: unknown key (got \"5\") [flag --max-stepz]; did you mean max_steps"));
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --max-stepz 5"),
+              HasSubstr("max_stepz: unknown key (got \"5\") [flag --max-stepz]; did you mean max_steps"));
   EXPECT_THAT(error_of<TrainerConfig>("trainer --max-steps"), HasSubstr("--max-steps requires a value"));
   EXPECT_THAT(error_of<TrainerConfig>("trainer --model"), HasSubstr("is a group of keys, such as --model.name"));
   EXPECT_THAT(error_of<TrainerConfig>("trainer --max-steps 1 2"), HasSubstr("takes one value, got 2"));
@@ -121,9 +122,9 @@ TEST(Args, EmptyListsAndSwitchesOfLists) {
 
 TEST(Environment, VariablesNameNestedKeys) {
   Context context = testing::plain_context();
-  context.environment = {{"PRIME_MODEL__SEQ_LEN", "512"},   {"PRIME_MAX_STEPS", "9"},        {"PRIME_API_KEY", "secret"},
-                         {"PRIME_LOG_LEVEL", "debug"},      {"PRIME_VF_LOG_LEVEL", "error"}, {"OTHER", "x"},
-                         {"PRIME_SOMETHING__ELSE", "1"},    {"PRIME_OPTIM__LR", "0.5"}};
+  context.environment = {{"PRIME_MODEL__SEQ_LEN", "512"}, {"PRIME_MAX_STEPS", "9"},        {"PRIME_API_KEY", "secret"},
+                         {"PRIME_LOG_LEVEL", "debug"},    {"PRIME_VF_LOG_LEVEL", "error"}, {"OTHER", "x"},
+                         {"PRIME_SOMETHING__ELSE", "1"},  {"PRIME_OPTIM__LR", "0.5"}};
   const auto trainer = load_line<TrainerConfig>("trainer --optim.lr 0.25", context);
   EXPECT_EQ(trainer.config.model.seq_len, 512);
   EXPECT_EQ(trainer.config.max_steps, 9);

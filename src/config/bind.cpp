@@ -15,9 +15,7 @@ namespace {
 
 using Kind = TypeOps::Kind;
 
-std::string join(std::string_view path, std::string_view key) {
-  return path.empty() ? std::string(key) : fmt::format("{}.{}", path, key);
-}
+std::string join(std::string_view path, std::string_view key) { return path.empty() ? std::string(key) : fmt::format("{}.{}", path, key); }
 
 std::optional<bool> parse_bool(const Value& value) {
   if (value.is_bool()) return value.as_bool();
@@ -118,8 +116,7 @@ class Binder {
     }
   }
 
-  void complain_unknown(const Member& member, const std::vector<Field>& fields, const std::string& path,
-                        const std::string& union_note) {
+  void complain_unknown(const Member& member, const std::vector<Field>& fields, const std::string& path, const std::string& union_note) {
     std::vector<std::string> siblings;
     for (const Field& field : fields) siblings.emplace_back(field.name);
     Problem problem{join(path, member.key), "unknown key", to_display(member.value), leaf_origin(member.value), {}};
@@ -147,8 +144,7 @@ class Binder {
   }
 
   void bind_value(const Value& value, const TypeOps& ops, void* target, const Meta& meta, const std::string& path) {
-    if (value.is_loose() && value.is_bool() && value.as_bool() && ops.kind != Kind::kBool && ops.kind != Kind::kFree &&
-        !takes_switch(ops))
+    if (value.is_loose() && value.is_bool() && value.as_bool() && ops.kind != Kind::kBool && ops.kind != Kind::kFree && !takes_switch(ops))
       return complain(path, switch_message(ops, path), value);
     switch (ops.kind) {
       case Kind::kStruct: return bind_section(value, ops, target, path);
@@ -179,8 +175,7 @@ class Binder {
   }
 
   void bind_section(const Value& value, const TypeOps& ops, void* target, const std::string& path) {
-    if (!value.is_table())
-      return complain(path, fmt::format("expects a table: write its keys under [{}]", path), value);
+    if (!value.is_table()) return complain(path, fmt::format("expects a table: write its keys under [{}]", path), value);
     bind_struct(value, ops, target, path);
   }
 
@@ -230,8 +225,7 @@ class Binder {
       const std::vector<std::string> names = root_keys(*alternative.ops);
       const std::vector<std::string> own = root_keys(*find_alternative(ops, held));
       for (const Member& member : value.members())
-        if (std::find(names.begin(), names.end(), member.key) != names.end() &&
-            std::find(own.begin(), own.end(), member.key) == own.end())
+        if (std::find(names.begin(), names.end(), member.key) != names.end() && std::find(own.begin(), own.end(), member.key) == own.end())
           return fmt::format("; {} belongs to type {}", member.key, alternative.type_name);
     }
     return {};
@@ -314,16 +308,14 @@ class Binder {
     return fmt::format("expects {}", what);
   }
 
-  void write_number(const Value& number, const Value& found, const TypeOps& ops, void* target, const Meta& meta,
-                    const std::string& path) {
+  void write_number(const Value& number, const Value& found, const TypeOps& ops, void* target, const Meta& meta, const std::string& path) {
     const double x = number.as_number();
     const bool is_in_range = x <= meta.max && (meta.is_open_min ? x > meta.min : x >= meta.min);
     if (!std::isfinite(x)) return complain(path, "must be a finite number", found);
     if (!is_in_range) return complain(path, fmt::format("must be {}", range_text(meta)), found);
     ops.write(target, number);
     // A narrow integer field would have kept only the low bits.
-    if (number.is_int() && ops.kind == Kind::kInt && ops.read(target).as_int() != number.as_int())
-      complain(path, "is too large", found);
+    if (number.is_int() && ops.kind == Kind::kInt && ops.read(target).as_int() != number.as_int()) complain(path, "is too large", found);
   }
 
   void bind_enum(const Value& value, const TypeOps& ops, void* target, const std::string& path) {
@@ -366,8 +358,6 @@ class Binder {
 
 }  // namespace
 
-void bind(const Value& table, const TypeOps& ops, void* target, Report& report) {
-  Binder(ops, report).bind_struct(table, ops, target, {});
-}
+void bind(const Value& table, const TypeOps& ops, void* target, Report& report) { Binder(ops, report).bind_struct(table, ops, target, {}); }
 
 }  // namespace prl::config

@@ -17,8 +17,8 @@ void bind(const Value& table, const TypeOps& ops, void* target, Report& report);
 
 /// How dump writes an empty optional.
 enum class NullStyle {
-  kAlways,      ///< always, as null (JSON)
-  kIfNotDefault ///< only if the default is something else (TOML, where null is the string "None")
+  kAlways,       ///< always, as null (JSON)
+  kIfNotDefault  ///< only if the default is something else (TOML, where null is the string "None")
 };
 /// The tree that binds to an equal struct.
 Value dump(const TypeOps& ops, const void* source, NullStyle nulls);

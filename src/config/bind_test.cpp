@@ -103,7 +103,8 @@ TEST(Bind, TheDefaultVariantNeedsNoType) {
 }
 
 TEST(Bind, SectionsRejectScalarsAndScalarsRejectSections) {
-  EXPECT_THAT(problems_of<TrainerConfig>("[model]\nac = \"full\"\n"), HasSubstr("model.ac: expects a table: write its keys under [model.ac]"));
+  EXPECT_THAT(problems_of<TrainerConfig>("[model]\nac = \"full\"\n"),
+              HasSubstr("model.ac: expects a table: write its keys under [model.ac]"));
   EXPECT_THAT(problems_of<TrainerConfig>("max_async_level = { a = 1 }\n"), HasSubstr("expects a whole number"));
   EXPECT_THAT(problems_of<TrainerConfig>("[seed]\nx = 1\n"), HasSubstr("seed: expects a whole number"));
 }

@@ -204,8 +204,8 @@ Context Context::from_process() {
   return context;
 }
 
-#define PRL_INSTANTIATE(C)                                                              \
-  template Loaded<C> load(Command, const std::vector<std::string>&, const Context&);    \
+#define PRL_INSTANTIATE(C)                                                           \
+  template Loaded<C> load(Command, const std::vector<std::string>&, const Context&); \
   template bool finish_early(Command, const Loaded<C>&);
 PRL_INSTANTIATE(RlConfig)
 PRL_INSTANTIATE(TrainerConfig)

@@ -36,10 +36,10 @@ std::string program_help();
 template <class C>
 struct Loaded {
   C config;
-  Value raw;                           ///< what the user wrote, merged, with canonical keys and origins
-  std::vector<NotBuilt> not_built;     ///< see require_built
-  std::vector<std::string> warnings;   ///< to be logged
-  std::optional<std::string> help;     ///< text to print instead of running
+  Value raw;                          ///< what the user wrote, merged, with canonical keys and origins
+  std::vector<NotBuilt> not_built;    ///< see require_built
+  std::vector<std::string> warnings;  ///< to be logged
+  std::optional<std::string> help;    ///< text to print instead of running
   bool dry_run = false;
 };
 

@@ -17,8 +17,8 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::load_line;
+using ::testing::Not;
 
 class CliFiles : public ::testing::Test {
  protected:
@@ -28,7 +28,8 @@ class CliFiles : public ::testing::Test {
 };
 
 TEST_F(CliFiles, DryRunWritesAFilePerRoleThatReadsBackEqual) {
-  const auto rl = load_line<RlConfig>("rl --model.name ./m --inference --max-steps 3 --deployment.type single_node --dry-run --output-dir " + folder_.string());
+  const auto rl = load_line<RlConfig>(
+      "rl --model.name ./m --inference --max-steps 3 --deployment.type single_node --dry-run --output-dir " + folder_.string());
   EXPECT_TRUE(finish_early(Command::kRl, rl));
   for (const char* name : {"rl", "trainer", "orchestrator", "inference"})
     for (const char* extension : {".toml", ".json"})
@@ -87,8 +88,15 @@ TEST(Fuzz, DamagedFilesEndInErrors) {
     if (entry.path().extension() == ".toml") texts.push_back(read_file(entry.path()));
   std::sort(texts.begin(), texts.end());
   ASSERT_GE(texts.size(), 10u);
-  const std::vector<std::string> pieces = {"[",    "]",     "[[a]]\n", "=",   "\"",       "{",         "}",      "\n",      "None",
-                                           "true", "1e400", "-1",      "nan", "type = \"sgd\"\n", "[ckpt]\n", "0.5", "\xff", "[orchestrator.env]\n"};
+  const std::vector<std::string> pieces = {"[",        "]",
+                                           "[[a]]\n",  "=",
+                                           "\"",       "{",
+                                           "}",        "\n",
+                                           "None",     "true",
+                                           "1e400",    "-1",
+                                           "nan",      "type = \"sgd\"\n",
+                                           "[ckpt]\n", "0.5",
+                                           "\xff",     "[orchestrator.env]\n"};
   Rng rng(2024);
   int num_resolved = 0, num_errors = 0;
   for (int round = 0; round < 1500; ++round) {
@@ -125,12 +133,51 @@ TEST(Fuzz, DamagedFilesEndInErrors) {
 /// The same for whole command lines, through files, aliases, merge and binding.
 TEST(Fuzz, RandomCommandLinesEndInErrors) {
   std::filesystem::current_path(PRL_SOURCE_DIR);
-  const std::vector<std::string> words = {
-      "@", "tests/seeds/full_rl.toml", "@x", "--trainer", "--orchestrator", "--orchestrator.env.0.id", "--orchestrator.env", "--inference",
-      "--no-inference", "--ckpt", "--no-ckpt", "--wandb.log-extras", "None", "true", "[]", "{}", "{\"a\":{\"b\":1}}", "1,2", "-1", "--",
-      "--resume", "--algo", "--orchestrator.algo", "--orchestrator.advantage", "--orchestrator.eval.source", "--trainer.model.fp8", "--model",
-      "--orchestrator.train.env.7.id", "--inference.model", "--trainer.loss", "--weight-broadcast", "nccl", "--max-steps", "x", "--env-vars",
-      "--=", "--.", "--a..b", "---x", "--no-", "--output-dir", "--orchestrator.batch-size", "0", "--seed", "99999999999999999999"};
+  const std::vector<std::string> words = {"@",
+                                          "tests/seeds/full_rl.toml",
+                                          "@x",
+                                          "--trainer",
+                                          "--orchestrator",
+                                          "--orchestrator.env.0.id",
+                                          "--orchestrator.env",
+                                          "--inference",
+                                          "--no-inference",
+                                          "--ckpt",
+                                          "--no-ckpt",
+                                          "--wandb.log-extras",
+                                          "None",
+                                          "true",
+                                          "[]",
+                                          "{}",
+                                          "{\"a\":{\"b\":1}}",
+                                          "1,2",
+                                          "-1",
+                                          "--",
+                                          "--resume",
+                                          "--algo",
+                                          "--orchestrator.algo",
+                                          "--orchestrator.advantage",
+                                          "--orchestrator.eval.source",
+                                          "--trainer.model.fp8",
+                                          "--model",
+                                          "--orchestrator.train.env.7.id",
+                                          "--inference.model",
+                                          "--trainer.loss",
+                                          "--weight-broadcast",
+                                          "nccl",
+                                          "--max-steps",
+                                          "x",
+                                          "--env-vars",
+                                          "--=",
+                                          "--.",
+                                          "--a..b",
+                                          "---x",
+                                          "--no-",
+                                          "--output-dir",
+                                          "--orchestrator.batch-size",
+                                          "0",
+                                          "--seed",
+                                          "99999999999999999999"};
   Rng rng(7);
   for (int round = 0; round < 3000; ++round) {
     std::vector<std::string> line;

@@ -40,10 +40,10 @@ constexpr ForeignTool kForeignTools[] = {
   }
   const bool is_rl = script.find("rl/train") != std::string::npos || script.find("rl.train") != std::string::npos;
   const std::string_view command = is_rl && script.find("sft") == std::string::npos ? "trainer" : "sft";
-  const std::string gpus = num_gpus.empty() || num_gpus == "1" || command != "sft" ? "" : fmt::format(" --deployment.num-gpus {}", num_gpus);
-  fail(ErrorCode::kInvalidArgument,
-       "torchrun is not needed: the program starts its own processes. Type `prl {}{}{}` instead{}", command, gpus, rest,
-       num_gpus.empty() || num_gpus == "1" ? "" : " (training on several GPUs is not built yet)");
+  const std::string gpus =
+      num_gpus.empty() || num_gpus == "1" || command != "sft" ? "" : fmt::format(" --deployment.num-gpus {}", num_gpus);
+  fail(ErrorCode::kInvalidArgument, "torchrun is not needed: the program starts its own processes. Type `prl {}{}{}` instead{}", command,
+       gpus, rest, num_gpus.empty() || num_gpus == "1" ? "" : " (training on several GPUs is not built yet)");
 }
 
 [[noreturn]] void fail_unknown(const std::string& word) {
@@ -72,7 +72,8 @@ ParsedCommand parse_command(int argc, const char* const* argv) {
   }
   parsed.program = "prl";
   if (words.size() >= 2 && words[0] == "uv" && words[1] == "run") words.erase(words.begin(), words.begin() + 2);
-  if (!words.empty() && words[0] == "uv") fail(ErrorCode::kInvalidArgument, "`uv {}` installs Python packages; nothing here needs that", words.size() > 1 ? words[1] : "");
+  if (!words.empty() && words[0] == "uv")
+    fail(ErrorCode::kInvalidArgument, "`uv {}` installs Python packages; nothing here needs that", words.size() > 1 ? words[1] : "");
   if (words.empty() || words[0] == "--help" || words[0] == "-h" || words[0] == "help") return parsed;
   if (words[0] == "--version" || words[0] == "-V" || words[0] == "version") {
     parsed.wants_version = true;

@@ -73,8 +73,7 @@ std::vector<Part> parts_of(const TypeOps& ops) {
     }
     case Kind::kUnion: {
       std::vector<Part> parts;
-      for (const auto& alternative : ops.alternatives())
-        parts.push_back({fmt::format("<{}>", alternative.type_name), alternative.ops});
+      for (const auto& alternative : ops.alternatives()) parts.push_back({fmt::format("<{}>", alternative.type_name), alternative.ops});
       return parts;
     }
     default: return {};
@@ -124,8 +123,7 @@ Value dump(const TypeOps& ops, const void* source, NullStyle nulls) {
     }
     case Kind::kList: {
       Value list = Value::list();
-      for (std::size_t i = 0; i < ops.size(source); ++i)
-        list.items().push_back(dump(*ops.inner, ops.at(unconst(source), i), nulls));
+      for (std::size_t i = 0; i < ops.size(source); ++i) list.items().push_back(dump(*ops.inner, ops.at(unconst(source), i), nulls));
       return list;
     }
     case Kind::kUnion: {

@@ -17,8 +17,8 @@ constexpr EnumEntry entry(E value, std::string_view name) {
 constexpr EnumEntry kDevices[] = {entry(DeviceKind::kAuto, "auto"), entry(DeviceKind::kCpu, "cpu"), entry(DeviceKind::kCuda, "cuda")};
 constexpr EnumEntry kComputeDTypes[] = {entry(ComputeDType::kAuto, "auto"), entry(ComputeDType::kBFloat16, "bfloat16"),
                                         entry(ComputeDType::kFloat32, "float32"), entry(ComputeDType::kFloat16, "float16")};
-constexpr EnumEntry kLogLevels[] = {entry(LogLevel::kDebug, "debug"), entry(LogLevel::kInfo, "info"),
-                                    entry(LogLevel::kWarning, "warning"), entry(LogLevel::kError, "error")};
+constexpr EnumEntry kLogLevels[] = {entry(LogLevel::kDebug, "debug"), entry(LogLevel::kInfo, "info"), entry(LogLevel::kWarning, "warning"),
+                                    entry(LogLevel::kError, "error")};
 constexpr EnumEntry kParamDTypes[] = {entry(ParamDType::kFloat32, "float32"), entry(ParamDType::kBFloat16, "bfloat16")};
 constexpr EnumEntry kAttention[] = {entry(AttentionImpl::kAuto, "auto"),
                                     entry(AttentionImpl::kSdpa, "sdpa"),
@@ -38,9 +38,9 @@ constexpr EnumEntry kPrecisions[] = {entry(MatmulPrecision::kHighest, "highest")
 constexpr EnumEntry kEfforts[] = {entry(ReasoningEffort::kMinimal, "minimal"), entry(ReasoningEffort::kLow, "low"),
                                   entry(ReasoningEffort::kMedium, "medium"), entry(ReasoningEffort::kHigh, "high")};
 constexpr EnumEntry kTrainingModes[] = {entry(TrainingMode::kRl, "rl"), entry(TrainingMode::kOpd, "opd"), entry(TrainingMode::kSft, "sft")};
-constexpr EnumEntry kAdvantages[] = {entry(AdvantageType::kGrpo, "grpo"),      entry(AdvantageType::kRloo, "rloo"),
-                                     entry(AdvantageType::kOpo, "opo"),        entry(AdvantageType::kMaxRl, "max_rl"),
-                                     entry(AdvantageType::kReward, "reward"),  entry(AdvantageType::kCustom, "custom")};
+constexpr EnumEntry kAdvantages[] = {entry(AdvantageType::kGrpo, "grpo"),     entry(AdvantageType::kRloo, "rloo"),
+                                     entry(AdvantageType::kOpo, "opo"),       entry(AdvantageType::kMaxRl, "max_rl"),
+                                     entry(AdvantageType::kReward, "reward"), entry(AdvantageType::kCustom, "custom")};
 constexpr EnumEntry kStrategies[] = {entry(TrajectoryStrategy::kInterleaved, "interleaved"),
                                      entry(TrajectoryStrategy::kBranching, "branching")};
 constexpr EnumEntry kPackFunctions[] = {entry(PackFunction::kCat, "cat"), entry(PackFunction::kStack, "stack")};

@@ -79,9 +79,10 @@ std::string command_help(Command command, const TypeOps& ops, int width) {
   std::string text = fmt::format("usage: prl {} [-h] [@ FILE]... [--SECTION @ FILE]... [OPTIONS]\n\n", name);
   for (const CommandInfo& info : all_commands())
     if (info.command == command) text += fmt::format("{}.\n", info.purpose);
-  text += "\nSources, lowest first: defaults, variables PRIME_SECTION__KEY, files (.toml, .json) from left to right, options.\n"
-          "A bare --key switches on, --no-key switches off, None unsets. In the keys below, env[] stands for the items of a\n"
-          "list (--env.0.id x) and optim<sgd> for the keys that go with type = \"sgd\".\n\n";
+  text +=
+      "\nSources, lowest first: defaults, variables PRIME_SECTION__KEY, files (.toml, .json) from left to right, options.\n"
+      "A bare --key switches on, --no-key switches off, None unsets. In the keys below, env[] stands for the items of a\n"
+      "list (--env.0.id x) and optim<sgd> for the keys that go with type = \"sgd\".\n\n";
   const std::vector<KeyInfo> keys = list_keys(ops);
   // Sections come in the order in which they first appear; the command's own keys first.
   std::vector<std::string> sections;

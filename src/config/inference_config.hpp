@@ -58,7 +58,8 @@ struct InferenceModelConfig {
     v.field("name", name, "Folder of a Hugging Face model (config.json, safetensors, tokenizer.json)");
     v.field("served_name", served_name, "Name that clients use; the model's name if not set");
     v.field("dtype", dtype, "Type of weights and products; auto is bfloat16 where the device has it, else float32");
-    v.field("max_model_len", max_model_len, "Longest prompt plus completion; the model's own limit if not set", {.unit = "tokens", .min = 1});
+    v.field("max_model_len", max_model_len, "Longest prompt plus completion; the model's own limit if not set",
+            {.unit = "tokens", .min = 1});
     v.field("trust_remote_code", trust_remote_code, "Accepted; no code of a model folder is ever run");
     v.field("enforce_eager", enforce_eager, "Do not record CUDA graphs");
     v.field("chat_template", chat_template, "Jinja text, or the path of a file that holds it");

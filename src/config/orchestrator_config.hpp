@@ -195,7 +195,8 @@ struct OrchestratorConfig {
     v.field("max_async_level", max_async_level, "Steps by which rollouts may be ahead of the weights; 0 is lock-step",
             {.unit = "steps", .min = 0, .max = 64});
     v.field("strict_async_level", strict_async_level, "Always lag by exactly max_async_level");
-    v.field("trajectory_strategy", trajectory_strategy, "interleaved merges turns that extend each other, branching keeps one sample per turn");
+    v.field("trajectory_strategy", trajectory_strategy,
+            "interleaved merges turns that extend each other, branching keeps one sample per turn");
     v.field("mask_env_responses", mask_env_responses, "Do not train on what the environment said");
     v.field("tasks_per_minute", tasks_per_minute, "Most tasks started per minute", {.min = 0, .is_open_min = true});
     v.field("num_train_workers", num_train_workers, "Data-parallel ranks of the trainer", {.min = 1});

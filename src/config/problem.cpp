@@ -29,8 +29,7 @@ std::size_t matching_chars(std::string_view a, std::string_view b) {
     }
   }
   if (best == 0) return 0;
-  return best + matching_chars(a.substr(0, best_a), b.substr(0, best_b)) +
-         matching_chars(a.substr(best_a + best), b.substr(best_b + best));
+  return best + matching_chars(a.substr(0, best_a), b.substr(0, best_b)) + matching_chars(a.substr(best_a + best), b.substr(best_b + best));
 }
 
 /// Columns of UTF-8 text, counting one per code point.
@@ -61,8 +60,8 @@ std::vector<std::string> wrap(std::string_view text, std::size_t width) {
 }
 
 std::string all_lines(const std::string& command, const std::vector<Problem>& problems) {
-  std::string text = fmt::format("{} {} in the configuration of `{}`", problems.size(),
-                                 problems.size() == 1 ? "problem" : "problems", command);
+  std::string text =
+      fmt::format("{} {} in the configuration of `{}`", problems.size(), problems.size() == 1 ? "problem" : "problems", command);
   for (const Problem& problem : problems) text += "\n" + describe(problem);
   return text;
 }

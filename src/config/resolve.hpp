@@ -16,10 +16,10 @@ namespace prl::config {
 
 /// What resolving may know about the machine. Tests make their own; load() uses from_process().
 struct Context {
-  std::map<std::string, std::string> environment;                           ///< process environment
-  int num_devices = 1;                                                      ///< devices this build can use on this machine
-  std::vector<std::string> native_envs = {"reverse-text", "alphabet-sort"}; ///< environments built into this program
-  std::function<bool(const std::string&)> is_directory;                     ///< whether a model name is a local folder
+  std::map<std::string, std::string> environment;                            ///< process environment
+  int num_devices = 1;                                                       ///< devices this build can use on this machine
+  std::vector<std::string> native_envs = {"reverse-text", "alphabet-sort"};  ///< environments built into this program
+  std::function<bool(const std::string&)> is_directory;                      ///< whether a model name is a local folder
 
   static Context from_process();
 };

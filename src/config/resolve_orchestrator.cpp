@@ -37,7 +37,8 @@ void check_batch(OrchestratorConfig& config, const Check& check) {
   // A resolved file holds both, and then they agree.
   if (config.batch_size && check.is_set("max_inflight_rollouts") && check.is_set("oversampling_factor") &&
       config.oversampling_factor != 1.0 && config.max_inflight_rollouts != oversampled())
-    check.problem("max_inflight_rollouts", fmt::format("contradicts oversampling_factor, which makes it {}; set only one of them", oversampled()));
+    check.problem("max_inflight_rollouts",
+                  fmt::format("contradicts oversampling_factor, which makes it {}; set only one of them", oversampled()));
   if (!config.max_inflight_rollouts && check.is_set("concurrency.max_inflight"))
     config.max_inflight_rollouts = config.concurrency.max_inflight;
   if (!config.max_inflight_rollouts && config.batch_size) config.max_inflight_rollouts = oversampled();
@@ -55,7 +56,8 @@ void check_modes(const OrchestratorConfig& config, const Check& check) {
   }
   if (!config.teacher)
     check.problem("teacher", fmt::format("training_mode {} needs a teacher: set its model and client", enum_name(config.training_mode)));
-  check.not_built("training_mode", config.training_mode == TrainingMode::kOpd ? "on-policy distillation" : "training on a teacher's rollouts");
+  check.not_built("training_mode",
+                  config.training_mode == TrainingMode::kOpd ? "on-policy distillation" : "training on a teacher's rollouts");
 }
 
 constexpr Inert kInertKeys[] = {

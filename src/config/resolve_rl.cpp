@@ -160,9 +160,10 @@ class Propagation {
     } else if (b && !a && has_role(trainer)) {
       raw_.set_path(trainer, Value(*b));
     } else if (a && b && !is_same(*a, *b)) {
-      report_.add(trainer, fmt::format("must equal {}, which is {} [{}]; set {} once for both", orchestrator, to_display(*b),
-                                       b->origin().describe(), key),
-                  a);
+      report_.add(
+          trainer,
+          fmt::format("must equal {}, which is {} [{}]; set {} once for both", orchestrator, to_display(*b), b->origin().describe(), key),
+          a);
     }
   }
 
@@ -289,15 +290,17 @@ void connect_client(RlConfig& config, const Check& check) {
     const bool is_any = server.host.empty() || server.host == "0.0.0.0" || server.host == "::";
     urls = {fmt::format("http://{}:{}/v1", is_any ? "127.0.0.1" : server.host, server.port)};
   } else if (!urls.empty() && url_port(urls.front()) != server.port) {
-    check.problem("orchestrator.student.client.base_url",
-                  fmt::format("must name the port of inference.server, which is {}; or remove [inference] to use another server", server.port));
+    check.problem(
+        "orchestrator.student.client.base_url",
+        fmt::format("must name the port of inference.server, which is {}; or remove [inference] to use another server", server.port));
   }
 }
 
 void check_models(const RlConfig& config, const Check& check) {
   const std::string& student = config.orchestrator.student.model.name;
   const auto complain = [&](std::string_view key, const std::string& name) {
-    check.problem(key, fmt::format("\"{}\" differs from orchestrator.student.model.name \"{}\"; set model.name for all roles", name, student));
+    check.problem(key,
+                  fmt::format("\"{}\" differs from orchestrator.student.model.name \"{}\"; set model.name for all roles", name, student));
   };
   if (config.inference) {
     const std::string served = config.inference->model.served_name.value_or(config.inference->model.name);
@@ -307,7 +310,8 @@ void check_models(const RlConfig& config, const Check& check) {
 }
 
 void check_lengths(RlConfig& config, const Check& check) {
-  if (!check.is_set("trainer.model.seq_len")) config.trainer.model.seq_len = std::max(config.trainer.model.seq_len, config.orchestrator.seq_len);
+  if (!check.is_set("trainer.model.seq_len"))
+    config.trainer.model.seq_len = std::max(config.trainer.model.seq_len, config.orchestrator.seq_len);
   if (config.trainer.model.seq_len < config.orchestrator.seq_len)
     check.problem("trainer.model.seq_len", fmt::format("must be at least orchestrator.seq_len, which is {}", config.orchestrator.seq_len));
   if (!config.inference || !config.inference->model.max_model_len) return;
@@ -328,7 +332,8 @@ void choose_advantage(RlConfig& config, const Check& check) {
     if (!check.is_set("orchestrator.advantage.type")) {
       config.orchestrator.advantage.type = type;
     } else if (config.orchestrator.advantage.type != type) {
-      check.problem("orchestrator.advantage.type", fmt::format("contradicts trainer.loss.type {}, which needs the advantage of that name", loss));
+      check.problem("orchestrator.advantage.type",
+                    fmt::format("contradicts trainer.loss.type {}, which needs the advantage of that name", loss));
     }
   };
   if (std::holds_alternative<OpoLossConfig>(config.trainer.loss)) choose(AdvantageType::kOpo, "opo");
@@ -344,7 +349,8 @@ void check_async(RlConfig& config, const Check& check) {
   if (!check.is_set("orchestrator.max_async_level")) {
     config.trainer.max_async_level = config.orchestrator.max_async_level = 0;
   } else if (config.orchestrator.max_async_level != 0) {
-    check.problem("orchestrator.max_async_level", "must be 0 when deterministic is on: otherwise timing decides which weights a rollout sees");
+    check.problem("orchestrator.max_async_level",
+                  "must be 0 when deterministic is on: otherwise timing decides which weights a rollout sees");
   }
 }
 
@@ -382,8 +388,8 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
   if (config.teacher_inference) check.not_built("teacher_inference", "a teacher's server");
   if (config.slurm) check.not_built("slurm", "SLURM jobs");
   if (!config.inference)
-    check.warn("inference", "is not set: no server is started, the orchestrator connects to " +
-                                config.orchestrator.student.client.base_url.front());
+    check.warn("inference",
+               "is not set: no server is started, the orchestrator connects to " + config.orchestrator.student.client.base_url.front());
   if (config.output_dir.empty()) check.problem("output_dir", "must name a folder");
   return resolution;
 }

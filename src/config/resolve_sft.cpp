@@ -35,7 +35,8 @@ void check_data(const SftData& data, const std::string& key, const Check& check)
                        real->name.starts_with("./") || real->name.starts_with("../");
   const auto& is_directory = check.context().is_directory;
   if (!is_path && !(is_directory && is_directory(real->name)))
-    check.not_built(key + ".name", fmt::format("downloading the data set \"{}\" from the Hugging Face hub; give a local .jsonl file", real->name));
+    check.not_built(key + ".name",
+                    fmt::format("downloading the data set \"{}\" from the Hugging Face hub; give a local .jsonl file", real->name));
 }
 
 }  // namespace

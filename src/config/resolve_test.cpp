@@ -10,10 +10,10 @@ namespace prl::config {
 namespace {
 
 using ::testing::Contains;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::is_not_built;
+using ::testing::IsEmpty;
 using testing::load_line;
 
 const std::string kRl = "rl --model.name ./m --inference ";
@@ -46,9 +46,10 @@ TEST(ResolveRl, ProcessesExchangeFiles) {
 
 TEST(ResolveRl, SharedKeysReachTheRoles) {
   const auto rl = load_line<RlConfig>(
-      kRl + "--max-steps 7 --seq-len 512 --max-async-level 3 --log.level debug --seed 9 --compute.num-threads 2 --output-dir out/x "
-            "--tokenizer.chat-template t.jinja --max-model-len 256 --ckpt.interval 4 --ckpt.weights-only --ckpt.resume-step -1 "
-            "--wandb.offline --wandb.project p --env-vars {\"A\":\"1\"} --trainer.env-vars {\"A\":\"2\"}");
+      kRl +
+      "--max-steps 7 --seq-len 512 --max-async-level 3 --log.level debug --seed 9 --compute.num-threads 2 --output-dir out/x "
+      "--tokenizer.chat-template t.jinja --max-model-len 256 --ckpt.interval 4 --ckpt.weights-only --ckpt.resume-step -1 "
+      "--wandb.offline --wandb.project p --env-vars {\"A\":\"1\"} --trainer.env-vars {\"A\":\"2\"}");
   const RlConfig& c = rl.config;
   EXPECT_EQ(c.trainer.model.name, "./m");
   EXPECT_EQ(c.orchestrator.student.model.name, "./m");
@@ -99,9 +100,11 @@ TEST(ResolveRl, SwitchingOffWinsOverSections) {
 
 TEST(ResolveRl, ContradictionsAreFound) {
   const auto error = [](const std::string& flags) { return error_of<RlConfig>(kRl + flags); };
-  EXPECT_THAT(error("--orchestrator.batch-size 10 --orchestrator.group-size 4"), HasSubstr("orchestrator.group_size: must divide batch_size"));
+  EXPECT_THAT(error("--orchestrator.batch-size 10 --orchestrator.group-size 4"),
+              HasSubstr("orchestrator.group_size: must divide batch_size"));
   EXPECT_THAT(error("--orchestrator.batch-size 8 --orchestrator.token-batch-size 10"), HasSubstr("not both"));
-  EXPECT_THAT(error("--seq-len 128 --inference.model.max-model-len 256"), HasSubstr("seq_len: must be at least inference.model.max_model_len 256"));
+  EXPECT_THAT(error("--seq-len 128 --inference.model.max-model-len 256"),
+              HasSubstr("seq_len: must be at least inference.model.max_model_len 256"));
   EXPECT_THAT(error("--trainer.model.seq-len 100 --orchestrator.seq-len 200"), HasSubstr("trainer.model.seq_len: must be at least"));
   EXPECT_THAT(error("--inference.model.served-name x"), HasSubstr("inference.model.name: \"x\" differs from"));
   EXPECT_THAT(error_of<RlConfig>("rl --inference --trainer.model.name ./a --orchestrator.model.name ./b --inference.model.name ./b"),
@@ -117,14 +120,16 @@ TEST(ResolveRl, ContradictionsAreFound) {
   EXPECT_THAT(error("--orchestrator.env [{\"id\":\"reverse-text\"},{\"id\":\"reverse-text\"}]"), HasSubstr("two environments are called"));
   EXPECT_THAT(error("--orchestrator.env.0.name all"), HasSubstr("\"all\" is reserved"));
   EXPECT_THAT(error("--orchestrator.teacher.model.name t"), HasSubstr("training_mode rl uses no teacher"));
-  EXPECT_THAT(error("--orchestrator.buffer.easy-threshold 0.2 --orchestrator.buffer.hard-threshold 0.5"), HasSubstr("must be below easy_threshold"));
+  EXPECT_THAT(error("--orchestrator.buffer.easy-threshold 0.2 --orchestrator.buffer.hard-threshold 0.5"),
+              HasSubstr("must be below easy_threshold"));
   EXPECT_THAT(error("--env-vars {\"CUDA_VISIBLE_DEVICES\":\"0\"}"), HasSubstr("env_vars.CUDA_VISIBLE_DEVICES: is set by the launcher"));
   EXPECT_THAT(error("--orchestrator.sampling.extra-body {\"temperature\":1}"), HasSubstr("temperature is a key of sampling"));
   EXPECT_THAT(error_of<RlConfig>("rl --model.name ./m --deployment.type colocated"), HasSubstr("add an [inference] section"));
 }
 
 TEST(ResolveRl, AllContradictionsComeAtOnce) {
-  const std::string error = error_of<RlConfig>(kRl + "--max-stepz 3 --seq-len x --orchestrator.batch-size 10 --orchestrator.group-size 4 --trainer.scheduler.type linear");
+  const std::string error = error_of<RlConfig>(
+      kRl + "--max-stepz 3 --seq-len x --orchestrator.batch-size 10 --orchestrator.group-size 4 --trainer.scheduler.type linear");
   EXPECT_THAT(error, HasSubstr("4 problems"));
 }
 
@@ -142,7 +147,8 @@ TEST(ResolveRl, DeterministicIsLockStep) {
 }
 
 TEST(ResolveRl, TheClientFollowsTheServer) {
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--inference.server.port 8123").config.orchestrator.student.client.base_url.front(), "http://127.0.0.1:8123/v1");
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--inference.server.port 8123").config.orchestrator.student.client.base_url.front(),
+            "http://127.0.0.1:8123/v1");
   const auto external = load_line<RlConfig>("rl --model.name ./m --orchestrator.client.base-url http://10.0.0.1:9000/v1");
   EXPECT_FALSE(external.config.inference.has_value());
   EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*external.config.deployment));
@@ -150,7 +156,9 @@ TEST(ResolveRl, TheClientFollowsTheServer) {
 }
 
 TEST(ResolveRl, OversamplingAndConcurrencyBoundTheRolloutsInFlight) {
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.batch-size 8 --orchestrator.oversampling-factor 2.5").config.orchestrator.max_inflight_rollouts, 20);
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.batch-size 8 --orchestrator.oversampling-factor 2.5")
+                .config.orchestrator.max_inflight_rollouts,
+            20);
   EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.concurrency.max-inflight 40").config.orchestrator.max_inflight_rollouts, 40);
   EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.max-concurrent 64").config.orchestrator.max_inflight_rollouts, 64);
 }
@@ -290,8 +298,9 @@ TEST(Aliases, BothSpellingsInOneFileMustAgree) {
 
 TEST(Aliases, AnOldNameInAFileMeetsTheNewOneOnTheCommandLine) {
   std::filesystem::current_path(PRL_SOURCE_DIR);
-  const auto rl = load_line<RlConfig>("rl @ tests/seeds/single_gpu_rl.toml --model.name ./m --orchestrator.group-size 4 "
-                                      "--orchestrator.train.sampling.max-completion-tokens 64 --orchestrator.train.env.0.id alphabet-sort");
+  const auto rl = load_line<RlConfig>(
+      "rl @ tests/seeds/single_gpu_rl.toml --model.name ./m --orchestrator.group-size 4 "
+      "--orchestrator.train.sampling.max-completion-tokens 64 --orchestrator.train.env.0.id alphabet-sort");
   EXPECT_EQ(rl.config.orchestrator.group_size, 4);
   EXPECT_EQ(rl.config.orchestrator.train.sampling.max_completion_tokens, 64);
 }

@@ -14,8 +14,7 @@ constexpr std::int64_t kMaxTracedSteps = 10;
 
 void check_offload(const TrainerModelConfig& model, const OptimConfig& optim, const Check& check) {
   const int num_modes = (model.fsdp_cpu_offload ? 1 : 0) + (model.optim_cpu_offload ? 1 : 0) + (model.full_offload ? 1 : 0);
-  if (num_modes > 1)
-    check.problem("model.fsdp_cpu_offload", "fsdp_cpu_offload, optim_cpu_offload and full_offload exclude each other");
+  if (num_modes > 1) check.problem("model.fsdp_cpu_offload", "fsdp_cpu_offload, optim_cpu_offload and full_offload exclude each other");
   if (std::holds_alternative<MuonConfig>(optim) && model.fsdp_cpu_offload)
     check.problem("model.fsdp_cpu_offload", "cannot be used with the optimizer muon");
   if (model.full_offload && !std::holds_alternative<AdamWConfig>(optim) && !std::holds_alternative<SignSgdConfig>(optim))
@@ -58,9 +57,9 @@ constexpr Inert kInertTrainerKeys[] = {
     {"weight_broadcast.save_sharded", "weights of more than 5 GB are always split"},
     {"tokenizer.trust_remote_code", "no code of a model folder is ever run"},
 };
-constexpr std::string_view kMaskedLossKeys[] = {"ratio_type",         "token_mask_low", "token_mask_high", "sequence_clip_high",
-                                                "geo_mask_low",       "geo_mask_high",  "sequence_mask_low",
-                                                "sequence_mask_high", "teacher_tau"};
+constexpr std::string_view kMaskedLossKeys[] = {"ratio_type",         "token_mask_low",     "token_mask_high",
+                                                "sequence_clip_high", "geo_mask_low",       "geo_mask_high",
+                                                "sequence_mask_low",  "sequence_mask_high", "teacher_tau"};
 
 }  // namespace
 

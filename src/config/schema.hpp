@@ -30,11 +30,11 @@ namespace prl::config {
 
 /// What a field's type cannot say.
 struct Meta {
-  std::string_view unit = {};                              ///< "tokens", "seconds", ...; shown in --help
-  double min = -std::numeric_limits<double>::infinity();   ///< smallest allowed number (each item of a list)
-  double max = std::numeric_limits<double>::infinity();    ///< largest allowed number
-  bool is_open_min = false;                                ///< `min` itself is not allowed
-  std::string_view words = {};                             ///< IntOrWord: allowed words, separated by '|'
+  std::string_view unit = {};                             ///< "tokens", "seconds", ...; shown in --help
+  double min = -std::numeric_limits<double>::infinity();  ///< smallest allowed number (each item of a list)
+  double max = std::numeric_limits<double>::infinity();   ///< largest allowed number
+  bool is_open_min = false;                               ///< `min` itself is not allowed
+  std::string_view words = {};                            ///< IntOrWord: allowed words, separated by '|'
 };
 
 /// A whole number or one of a few words, such as 4096 | "auto" | "disabled" (the words are in Meta::words).
@@ -269,7 +269,7 @@ const TypeOps& ops_of() {
       return detail::list_ops<T>();
     } else if constexpr (detail::is_variant<T>) {
       return detail::UnionOps<T>::make_ops();
-    } else if constexpr (requires(T& t, FieldSink& s) { t.visit(s); }) {
+    } else if constexpr (requires(T & t, FieldSink & s) { t.visit(s); }) {
       return detail::struct_ops<T>();
     } else {
       return detail::scalar_ops<T>();

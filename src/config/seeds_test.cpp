@@ -11,10 +11,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::is_not_built;
+using ::testing::IsEmpty;
 using testing::load_line;
 using testing::parse_line;
 using testing::plain_context;
@@ -75,8 +75,10 @@ TEST_F(Seeds, TorchrunIsAnsweredWithTheCommandToType) {
 }
 
 TEST_F(Seeds, CommandsOfOtherProgramsAreAnsweredWithAdvice) {
-  EXPECT_THAT(command_error("vllm serve Qwen/Qwen2.5-7B-Instruct --port 8007 --data-parallel-size 3"), HasSubstr("prl inference --model.name"));
-  EXPECT_THAT(command_error("prime eval run vf-musique -m Qwen/Qwen2.5-7B-Instruct -b http://0.0.0.0:8007/v1"), HasSubstr("prl eval --env.id"));
+  EXPECT_THAT(command_error("vllm serve Qwen/Qwen2.5-7B-Instruct --port 8007 --data-parallel-size 3"),
+              HasSubstr("prl inference --model.name"));
+  EXPECT_THAT(command_error("prime eval run vf-musique -m Qwen/Qwen2.5-7B-Instruct -b http://0.0.0.0:8007/v1"),
+              HasSubstr("prl eval --env.id"));
   EXPECT_THAT(command_error("prime env install owner/name"), HasSubstr("environments are built in or local"));
   EXPECT_THAT(command_error("uv run vf-eval my-env"), HasSubstr("prl eval"));
   EXPECT_THAT(command_error("uv run wandb login"), HasSubstr("Weights & Biases client itself"));
@@ -190,7 +192,8 @@ TEST_F(Seeds, EvalByEnvironmentIds) {
 }
 
 TEST_F(Seeds, EvalWithOneEnvironmentOnTheCommandLine) {
-  const auto eval = load_line<EvalConfig>("uv run eval --client.base-url http://localhost:8007/v1 --weights-dir outputs/weights --env.id my-env");
+  const auto eval =
+      load_line<EvalConfig>("uv run eval --client.base-url http://localhost:8007/v1 --weights-dir outputs/weights --env.id my-env");
   ASSERT_EQ(eval.config.env.size(), 1u);
   EXPECT_EQ(eval.config.env[0].id, "my-env");
   EXPECT_THAT(*load_line<EvalConfig>("uv run eval --weights-dir outputs/weights --steps 10,50,100 --no-eval-base").config.steps,
@@ -203,16 +206,19 @@ TEST_F(Seeds, Synthesize) {
     EXPECT_EQ(synthesize.config.group_size, 4) << name;
     EXPECT_EQ(synthesize.config.reasoning_field, "reasoning_content");
   }
-  EXPECT_EQ(load_line<SynthesizeConfig>("uv run synthesize @ configs/debug/synthesize/single_turn.toml --reasoning-field reasoning").config.reasoning_field,
+  EXPECT_EQ(load_line<SynthesizeConfig>("uv run synthesize @ configs/debug/synthesize/single_turn.toml --reasoning-field reasoning")
+                .config.reasoning_field,
             "reasoning");
   EXPECT_EQ(load_line<SynthesizeConfig>("uv run synthesize").config.env.size(), 1u);
 }
 
 TEST_F(Seeds, ServersForEvaluations) {
   EXPECT_EQ(load_line<InferenceConfig>("uv run inference --model.name ./teacher --server.port 8001").config.server.port, 8001);
-  EXPECT_EQ(load_line<InferenceConfig>("uv run inference --model.name ./m --gpu-memory-utilization 0.5").config.gpu_memory_utilization, 0.5);
-  const auto nodes = load_line<InferenceConfig>("uv run inference --data-parallel-size 16 --data-parallel-address 10.0.0.1 "
-                                                "--data-parallel-rpc-port 13345 --data-parallel-size-local 8 --data-parallel-start-rank 8 --headless");
+  EXPECT_EQ(load_line<InferenceConfig>("uv run inference --model.name ./m --gpu-memory-utilization 0.5").config.gpu_memory_utilization,
+            0.5);
+  const auto nodes = load_line<InferenceConfig>(
+      "uv run inference --data-parallel-size 16 --data-parallel-address 10.0.0.1 "
+      "--data-parallel-rpc-port 13345 --data-parallel-size-local 8 --data-parallel-start-rank 8 --headless");
   EXPECT_EQ(nodes.config.parallel.dp_start_rank, 8);
   EXPECT_TRUE(is_not_built(nodes.not_built, "inference over several nodes"));
 }
@@ -233,7 +239,8 @@ TEST_F(Seeds, WeightsAndBiases) {
 
 TEST_F(Seeds, SamplesAndDistributions) {
   const auto rl =
-      load_line<RlConfig>(kSeedRl + "--wandb --no-trainer.wandb.log-extras.distributions --orchestrator.wandb.log-extras.interval 50").config;
+      load_line<RlConfig>(kSeedRl + "--wandb --no-trainer.wandb.log-extras.distributions --orchestrator.wandb.log-extras.interval 50")
+          .config;
   EXPECT_FALSE(rl.trainer.wandb->log_extras->distributions);
   EXPECT_TRUE(rl.trainer.wandb->log_extras->samples);
   EXPECT_TRUE(rl.orchestrator.wandb->log_extras->distributions);
@@ -275,7 +282,9 @@ TEST_F(Seeds, Benchmarks) {
   EXPECT_EQ(std::get<SftDataConfig>(real.data).seq_len, 4096);
   EXPECT_EQ(std::get<SftDataConfig>(real.data).batch_size, 64);
   EXPECT_EQ(std::get<SftDataConfig>(real.data).micro_batch_size, 2);
-  EXPECT_EQ(std::get<FakeDataConfig>(load_line<SftConfig>("uv run sft --data.type fake --data.length variable --data.input-ids random").config.data).length,
+  EXPECT_EQ(std::get<FakeDataConfig>(
+                load_line<SftConfig>("uv run sft --data.type fake --data.length variable --data.input-ids random").config.data)
+                .length,
             FakeLength::kVariable);
   const auto rl = load_line<RlConfig>(
       "uv run rl --trainer @ tests/seeds/train.toml --orchestrator @ tests/seeds/orch.toml --inference @ tests/seeds/infer.toml --bench");
@@ -307,7 +316,8 @@ TEST_F(Seeds, SeveralGpusAreNotBuilt) {
 
 TEST_F(Seeds, MemoryRemedies) {
   EXPECT_TRUE(load_line<SftConfig>("uv run sft --model.ac").config.model.ac.has_value());
-  EXPECT_EQ(std::get<SftDataConfig>(load_line<SftConfig>("uv run sft --data.micro-batch-size 1 --data.seq-len 1024").config.data).seq_len, 1024);
+  EXPECT_EQ(std::get<SftDataConfig>(load_line<SftConfig>("uv run sft --data.micro-batch-size 1 --data.seq-len 1024").config.data).seq_len,
+            1024);
   EXPECT_TRUE(is_not_built(load_line<SftConfig>("uv run sft --model.cp 2").not_built, "context parallelism"));
   EXPECT_TRUE(is_not_built(load_line<TrainerConfig>("uv run trainer --model.fsdp-cpu-offload").not_built, "offloading"));
 }

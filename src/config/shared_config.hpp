@@ -30,7 +30,8 @@ struct ComputeConfig {
   void visit(V& v) {
     v.field("device", device, "Device that computes; auto takes a GPU if this build and machine have one");
     v.field("dtype", dtype, "Type of matrix products; auto is bfloat16 where the device has it, else float32");
-    v.field("num_threads", num_threads, "CPU threads of the role, 0 for one per available core", {.unit = "threads", .min = 0, .max = 4096});
+    v.field("num_threads", num_threads, "CPU threads of the role, 0 for one per available core",
+            {.unit = "threads", .min = 0, .max = 4096});
   }
 };
 

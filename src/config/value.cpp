@@ -128,9 +128,7 @@ const Value* Value::find_path(std::string_view dotted) const noexcept {
   }
   return node;
 }
-Value* Value::find_path(std::string_view dotted) noexcept {
-  return const_cast<Value*>(std::as_const(*this).find_path(dotted));
-}
+Value* Value::find_path(std::string_view dotted) noexcept { return const_cast<Value*>(std::as_const(*this).find_path(dotted)); }
 
 Value& Value::set_path(std::string_view dotted, Value value) {
   Value* node = this;
@@ -211,8 +209,7 @@ std::string to_display(const Value& value) {
     case Value::Kind::kList: {
       const Value::List& items = value.items();
       std::string text = "[";
-      for (std::size_t i = 0; i < items.size() && text.size() <= kMaxDisplayChars; ++i)
-        text += (i ? ", " : "") + to_display(items[i]);
+      for (std::size_t i = 0; i < items.size() && text.size() <= kMaxDisplayChars; ++i) text += (i ? ", " : "") + to_display(items[i]);
       return text.size() <= kMaxDisplayChars ? text + "]" : fmt::format("a list of {}", items.size());
     }
     case Value::Kind::kTable: return fmt::format("a table with {} keys", value.members().size());

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/error.hpp"
 #include "device/device.hpp"
@@ -40,23 +44,31 @@ bool read_number(const char* path, std::size_t& out) {
 std::size_t available_in_cgroup() {
   std::size_t limit = 0, used = 0;
   const bool v2 = read_number("/sys/fs/cgroup/memory.max", limit) && read_number("/sys/fs/cgroup/memory.current", used);
-  const bool v1 = !v2 && read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", limit) && read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes", used);
+  const bool v1 = !v2 && read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes", limit) &&
+                  read_number("/sys/fs/cgroup/memory/memory.usage_in_bytes", used);
   if (!v2 && !v1) return std::numeric_limits<std::size_t>::max();
   return limit > used ? limit - used : 0;
 }
 
+/// Size a large block is rounded to: whole huge pages, and above 32 of them sixteenths of a power of two, so that blocks of nearly
+/// the same size can stand in for each other at a cost of at most 1/16.
+std::size_t size_class(std::size_t bytes) {
+  if (bytes <= 32 * kHugePage) return round_up(bytes, kHugePage);
+  return round_up(bytes, std::bit_floor(bytes) / 16);
+}
+
+/// Small blocks come from malloc. Large ones are kept when freed and handed out again: returning them to the kernel would cost
+/// a page fault and a cleared page at each of the next step's first touches.
 class CpuRuntime final : public DeviceRuntime {
  public:
+  ~CpuRuntime() override { release_kept(); }
   Device device() const noexcept override { return {}; }
 
   void* allocate(std::size_t bytes) override {
-    if (bytes > std::numeric_limits<std::size_t>::max() / 2) out_of_memory(bytes);
-    const bool large = bytes >= kHugePage;
-    const std::size_t alignment = large ? kHugePage : kAlignment;
-    void* pointer = std::aligned_alloc(alignment, round_up(std::max<std::size_t>(bytes, 1), alignment));
+    if (bytes > std::numeric_limits<std::size_t>::max() / 4) out_of_memory(bytes);
+    void* pointer = bytes >= kHugePage ? allocate_large(size_class(bytes))
+                                       : std::aligned_alloc(kAlignment, round_up(std::max<std::size_t>(bytes, 1), kAlignment));
     if (pointer == nullptr) out_of_memory(bytes);
-    // Weights and caches are streamed end to end; huge pages take the page walks out of that. A refusal is harmless.
-    if (large) (void)madvise(pointer, bytes, MADV_HUGEPAGE);
     const std::size_t now = in_use_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     std::size_t peak = peak_.load(std::memory_order_relaxed);
     while (now > peak && !peak_.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
@@ -65,8 +77,8 @@ class CpuRuntime final : public DeviceRuntime {
   }
   void deallocate(void* pointer, std::size_t bytes) noexcept override {
     if (pointer == nullptr) return;
-    std::free(pointer);
     in_use_.fetch_sub(bytes, std::memory_order_relaxed);
+    if (bytes < kHugePage || !keep(pointer, size_class(bytes))) std::free(pointer);
   }
   void copy_from_host(void* destination, const void* host, std::size_t bytes) override { copy(destination, host, bytes); }
   void copy_to_host(void* host, const void* source, std::size_t bytes) override { copy(host, source, bytes); }
@@ -77,17 +89,65 @@ class CpuRuntime final : public DeviceRuntime {
   void synchronize() override {}
   std::size_t bytes_in_use() const noexcept override { return in_use_.load(std::memory_order_relaxed); }
   std::size_t peak_bytes() const noexcept override { return peak_.load(std::memory_order_relaxed); }
-  std::size_t bytes_available() const override { return std::min(available_ram(), available_in_cgroup()); }
+  std::size_t bytes_available() const override {
+    const std::size_t fresh = std::min(available_ram(), available_in_cgroup());
+    std::lock_guard lock(mutex_);
+    return fresh > std::numeric_limits<std::size_t>::max() - kept_bytes_ ? fresh : fresh + kept_bytes_;
+  }
 
  private:
   static void copy(void* destination, const void* source, std::size_t bytes) {
     if (bytes != 0) std::memmove(destination, source, bytes);
   }
   [[noreturn]] void out_of_memory(std::size_t bytes) const {
-    fail(ErrorCode::kOutOfMemory, "[cpu memory] wanted {} bytes, {} bytes are in use by this process and {} bytes are free; use a smaller model, batch or cache", bytes, bytes_in_use(),
-         bytes_available());
+    fail(ErrorCode::kOutOfMemory,
+         "[cpu memory] wanted {} bytes, {} bytes are in use by this process and {} bytes are free; use a smaller model, batch or cache",
+         bytes, bytes_in_use(), bytes_available());
   }
 
+  void* allocate_large(std::size_t size) {
+    {
+      std::lock_guard lock(mutex_);
+      if (const auto found = kept_.find(size); found != kept_.end() && !found->second.empty()) {
+        void* pointer = found->second.back();
+        found->second.pop_back();
+        kept_bytes_ -= size;
+        return pointer;
+      }
+    }
+    void* pointer = std::aligned_alloc(kHugePage, round_up(size, kHugePage));
+    if (pointer == nullptr) {
+      release_kept();
+      pointer = std::aligned_alloc(kHugePage, round_up(size, kHugePage));
+    }
+    // Weights and caches are streamed end to end; huge pages take the page walks out of that. A refusal is harmless.
+    if (pointer != nullptr) (void)madvise(pointer, size, MADV_HUGEPAGE);
+    return pointer;
+  }
+  /// Keeps a freed block as long as used and kept memory together stay below what was in use at the peak.
+  bool keep(void* pointer, std::size_t size) noexcept {
+    std::lock_guard lock(mutex_);
+    if (in_use_.load(std::memory_order_relaxed) + kept_bytes_ + size > peak_.load(std::memory_order_relaxed) + kHugePage) return false;
+    try {
+      kept_[size].push_back(pointer);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    kept_bytes_ += size;
+    return true;
+  }
+  void release_kept() noexcept {
+    std::lock_guard lock(mutex_);
+    for (auto& [size, blocks] : kept_) {
+      for (void* pointer : blocks) std::free(pointer);
+      blocks.clear();
+    }
+    kept_bytes_ = 0;
+  }
+
+  mutable std::mutex mutex_;
+  std::map<std::size_t, std::vector<void*>> kept_;  ///< by size class
+  std::size_t kept_bytes_ = 0;
   std::atomic<std::size_t> in_use_{0};
   std::atomic<std::size_t> peak_{0};
 };

@@ -43,9 +43,9 @@ std::shared_ptr<DeviceRuntime> make_cpu_runtime();
 /// What the CPU can do, read once at start. `best_bf16` says which bf16 path exists.
 struct CpuFeatures {
   bool avx2 = false;
-  bool avx512 = false;       ///< F, BW, VL, DQ
+  bool avx512 = false;  ///< F, BW, VL, DQ
   bool avx512_bf16 = false;
-  bool amx_bf16 = false;     ///< tile registers, and the kernel granted them to this process
+  bool amx_bf16 = false;  ///< tile registers, and the kernel granted them to this process
   std::string name;
 };
 const CpuFeatures& cpu_features();

@@ -50,6 +50,33 @@ TEST(CpuRuntime, SaysWhatWasWantedWhenMemoryEnds) {
   EXPECT_EQ(runtime->bytes_in_use(), 0u);
 }
 
+TEST(CpuRuntime, LargeBlocksAreHandedOutAgain) {
+  auto runtime = make_cpu_runtime();
+  constexpr std::size_t kSize = 10 << 20;
+  void* a = runtime->allocate(kSize);
+  std::memset(a, 1, kSize);
+  runtime->deallocate(a, kSize);
+  EXPECT_EQ(runtime->bytes_in_use(), 0u);
+  void* b = runtime->allocate(kSize - 1000);  // of the same class
+  EXPECT_EQ(a, b);
+  void* c = runtime->allocate(kSize);
+  EXPECT_NE(b, c);
+  runtime->deallocate(b, kSize - 1000);
+  runtime->deallocate(c, kSize);
+  EXPECT_EQ(runtime->bytes_in_use(), 0u);
+}
+
+TEST(CpuRuntime, KeepsNoMoreThanThePeak) {
+  auto runtime = make_cpu_runtime();
+  const std::size_t before = runtime->bytes_available();
+  for (std::size_t mib = 3; mib < 200; mib += 7) {  // classes differ, so nothing fits again
+    void* p = runtime->allocate(mib << 20);
+    runtime->deallocate(p, mib << 20);
+  }
+  EXPECT_EQ(runtime->peak_bytes(), std::size_t{199} << 20);
+  EXPECT_GT(runtime->bytes_available(), before / 2);
+}
+
 TEST(CpuRuntime, ReportsAvailableMemory) {
   auto runtime = make_cpu_runtime();
   EXPECT_GT(runtime->bytes_available(), std::size_t{1} << 20);

@@ -40,18 +40,10 @@ Engine::Engine(std::shared_ptr<DeviceRuntime> runtime, EngineOptions options, nn
 
 Engine::~Engine() = default;
 
-const EngineOptions& Engine::options() const noexcept {
-  return impl_->loop->options();
-}
-const nn::ModelConfig& Engine::model_config() const noexcept {
-  return impl_->loop->model_config();
-}
-RequestId Engine::submit(wire::GenerateRequest request, EventSink sink) {
-  return impl_->loop->submit(std::move(request), std::move(sink));
-}
-void Engine::cancel(RequestId id) {
-  impl_->loop->cancel(id);
-}
+const EngineOptions& Engine::options() const noexcept { return impl_->loop->options(); }
+const nn::ModelConfig& Engine::model_config() const noexcept { return impl_->loop->model_config(); }
+RequestId Engine::submit(wire::GenerateRequest request, EventSink sink) { return impl_->loop->submit(std::move(request), std::move(sink)); }
+void Engine::cancel(RequestId id) { impl_->loop->cancel(id); }
 
 void Engine::stop(RequestId id, std::string stop_string, std::int64_t, std::int32_t choice_idx) {
   impl_->loop->stop(id, std::move(stop_string), choice_idx);
@@ -60,29 +52,13 @@ void Engine::stop(RequestId id, std::string stop_string, std::int64_t, std::int3
 WeightProof Engine::update_weights(nn::WeightsPtr weights, std::chrono::milliseconds timeout) {
   return impl_->loop->update_weights(std::move(weights), timeout);
 }
-WeightProof Engine::proof(std::chrono::milliseconds timeout) {
-  return impl_->loop->proof(timeout);
-}
-nn::WeightsPtr Engine::weights() const {
-  return impl_->loop->weights();
-}
-void Engine::pause(std::chrono::milliseconds timeout) {
-  impl_->loop->pause(timeout);
-}
-void Engine::resume() {
-  impl_->loop->resume();
-}
-void Engine::reset_prefix_cache() {
-  impl_->loop->reset_prefix_cache();
-}
-EngineStats Engine::stats() const {
-  return impl_->loop->stats();
-}
-bool Engine::is_alive(std::chrono::milliseconds max_age) const {
-  return impl_->loop->is_alive(max_age);
-}
-void Engine::shutdown() {
-  impl_->loop->shutdown();
-}
+WeightProof Engine::proof(std::chrono::milliseconds timeout) { return impl_->loop->proof(timeout); }
+nn::WeightsPtr Engine::weights() const { return impl_->loop->weights(); }
+void Engine::pause(std::chrono::milliseconds timeout) { impl_->loop->pause(timeout); }
+void Engine::resume() { impl_->loop->resume(); }
+void Engine::reset_prefix_cache() { impl_->loop->reset_prefix_cache(); }
+EngineStats Engine::stats() const { return impl_->loop->stats(); }
+bool Engine::is_alive(std::chrono::milliseconds max_age) const { return impl_->loop->is_alive(max_age); }
+void Engine::shutdown() { impl_->loop->shutdown(); }
 
 }  // namespace prl::engine

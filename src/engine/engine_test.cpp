@@ -32,12 +32,8 @@ void* operator new(std::size_t size) {
   if (void* pointer = std::malloc(size == 0 ? 1 : size)) return pointer;
   throw std::bad_alloc();
 }
-void operator delete(void* pointer) noexcept {
-  std::free(pointer);
-}
-void operator delete(void* pointer, std::size_t) noexcept {
-  std::free(pointer);
-}
+void operator delete(void* pointer) noexcept { std::free(pointer); }
+void operator delete(void* pointer, std::size_t) noexcept { std::free(pointer); }
 #endif
 
 namespace prl::engine {
@@ -118,9 +114,7 @@ std::shared_ptr<Inbox> submit(Engine& engine, const wire::GenerateRequest& reque
   engine.submit(request, [inbox](const StepEvent& event) { inbox->push(event); });
   return inbox;
 }
-wire::GenerateOutput generate(Engine& engine, const wire::GenerateRequest& request) {
-  return submit(engine, request)->wait().choices[0];
-}
+wire::GenerateOutput generate(Engine& engine, const wire::GenerateRequest& request) { return submit(engine, request)->wait().choices[0]; }
 
 std::vector<std::int32_t> random_prompt(std::size_t length, std::uint64_t seed) {
   Rng rng(seed);

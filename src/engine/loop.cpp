@@ -16,9 +16,7 @@ using Clock = std::chrono::steady_clock;
 /// After so many steps that all failed nothing suggests that the next one will not.
 constexpr int kMaxFailuresInARow = 3;
 
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
-}
+std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
 
 enum class CallState { kQueued, kTaken, kAbandoned };
 
@@ -32,9 +30,7 @@ EngineLoop::EngineLoop(const EngineOptions& options, const nn::ModelConfig& conf
   thread_ = std::thread([this] { run(); });
 }
 
-EngineLoop::~EngineLoop() {
-  shutdown();
-}
+EngineLoop::~EngineLoop() { shutdown(); }
 
 RequestId EngineLoop::submit(wire::GenerateRequest request, EventSink sink) {
   PRL_CHECK(sink != nullptr, "a request needs a sink");

@@ -35,9 +35,7 @@ void apply_penalties(std::span<float> logits_V, const Sequence& sequence, std::s
 
 }  // namespace
 
-bool needs_edit(const Sequence& sequence) noexcept {
-  return sequence.request->edits_logits || masks_stop_tokens(sequence);
-}
+bool needs_edit(const Sequence& sequence) noexcept { return sequence.request->edits_logits || masks_stop_tokens(sequence); }
 
 void edit_logits(std::span<float> logits_V, const Sequence& sequence, std::span<std::int32_t> counts_V) {
   const wire::SamplingParams& s = sequence.request->sampling;

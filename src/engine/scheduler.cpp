@@ -8,9 +8,7 @@
 namespace prl::engine {
 namespace {
 
-bool comes_before(const Sequence* a, const Sequence* b) {
-  return is_before(*a, *b);
-}
+bool comes_before(const Sequence* a, const Sequence* b) { return is_before(*a, *b); }
 
 template <typename Container>
 void insert_sorted(Container& container, Sequence* sequence) {
@@ -227,9 +225,7 @@ void Scheduler::change_weights(PolicyVersion version) {
   pool_.reset_cache();
 }
 
-void Scheduler::reset_prefix_cache() {
-  pool_.reset_cache();
-}
+void Scheduler::reset_prefix_cache() { pool_.reset_cache(); }
 
 void Scheduler::check_integrity() const {
   pool_.check_integrity();

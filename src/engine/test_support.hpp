@@ -12,9 +12,7 @@
 namespace prl::engine::testing {
 
 /// Everything the fake model knows of a prefix.
-inline std::uint64_t extend(std::uint64_t state, std::int32_t token) {
-  return mix_seed(state, static_cast<std::uint64_t>(token) + 1);
-}
+inline std::uint64_t extend(std::uint64_t state, std::int32_t token) { return mix_seed(state, static_cast<std::uint64_t>(token) + 1); }
 inline std::int32_t draw(std::uint64_t state, std::uint64_t seed, std::int64_t index, PolicyVersion version, std::int32_t vocab_size) {
   return static_cast<std::int32_t>(
       mix_seed(state, mix_seed(seed, static_cast<std::uint64_t>(index)), static_cast<std::uint64_t>(version.value)) %

@@ -91,9 +91,7 @@ json::array to_array(const std::vector<std::string>& texts) {
   return array;
 }
 
-json::object user_message(const std::string& content) {
-  return json::object{{"role", "user"}, {"content", content}};
-}
+json::object user_message(const std::string& content) { return json::object{{"role", "user"}, {"content", content}}; }
 
 std::string example_lines(std::int64_t count, std::int64_t new_after) {
   std::string lines;

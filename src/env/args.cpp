@@ -54,9 +54,7 @@ bool Args::boolean(const std::string& key, bool fallback) {
   return value->get_bool();
 }
 
-std::string Args::string(const std::string& key, const std::string& fallback) {
-  return optional_string(key, fallback).value_or(fallback);
-}
+std::string Args::string(const std::string& key, const std::string& fallback) { return optional_string(key, fallback).value_or(fallback); }
 
 std::optional<std::string> Args::optional_string(const std::string& key, const std::optional<std::string>& fallback) {
   const json::value* value = take(key);

@@ -6,9 +6,7 @@ namespace prl::env {
 
 namespace json = boost::json;
 
-std::int64_t Episode::num_prompt_tokens() const {
-  return trajectory.empty() ? 0 : trajectory.front().num_prompt_tokens;
-}
+std::int64_t Episode::num_prompt_tokens() const { return trajectory.empty() ? 0 : trajectory.front().num_prompt_tokens; }
 
 std::int64_t Episode::num_completion_tokens() const {
   std::int64_t sum = 0;
@@ -32,9 +30,7 @@ std::optional<PolicyVersion> Episode::version_end() const {
 
 namespace {
 
-json::value number(double value) {
-  return std::isfinite(value) ? json::value(value) : json::value(nullptr);
-}
+json::value number(double value) { return std::isfinite(value) ? json::value(value) : json::value(nullptr); }
 
 }  // namespace
 

@@ -28,18 +28,14 @@ std::string error_type(ErrorCode code) {
   }
 }
 
-double seconds_since(net::TimePoint begin) {
-  return std::chrono::duration<double>(net::Clock::now() - begin).count();
-}
+double seconds_since(net::TimePoint begin) { return std::chrono::duration<double>(net::Clock::now() - begin).count(); }
 
 }  // namespace
 
 MultiTurnEnv::MultiTurnEnv(std::string name, Limits limits, Rubric rubric)
     : name_(std::move(name)), limits_(limits), rubric_(std::move(rubric)) {}
 
-json::array MultiTurnEnv::tools(const Task&) const {
-  return {};
-}
+json::array MultiTurnEnv::tools(const Task&) const { return {}; }
 
 std::string MultiTurnEnv::limit_reached(const Episode& episode) const {
   if (limits_.max_turns > 0 && episode.num_turns() >= limits_.max_turns) return "max_turns_reached";
@@ -136,8 +132,6 @@ asio::awaitable<Episode> MultiTurnEnv::run(Task task, RolloutContext context) co
   co_return episode;
 }
 
-asio::awaitable<json::array> SingleTurnEnv::respond(Rollout*) const {
-  co_return json::array();
-}
+asio::awaitable<json::array> SingleTurnEnv::respond(Rollout*) const { co_return json::array(); }
 
 }  // namespace prl::env

@@ -187,8 +187,6 @@ asio::awaitable<void> OpenAIChatClientFactory::check_health(net::TimePoint deadl
   co_await std::move(checking);
 }
 
-std::string OpenAIChatClientFactory::describe() const {
-  return root_ + "/v1";
-}
+std::string OpenAIChatClientFactory::describe() const { return root_ + "/v1"; }
 
 }  // namespace prl::env

@@ -28,9 +28,7 @@ TEST(SequenceMatcher, GivesWhatPythonsDifflibGives) {
   }
 }
 
-TEST(SequenceMatcher, InvalidUtf8IsReplacedAndNotFatal) {
-  EXPECT_GT(similarity_ratio("abc\xff", "abc"), 0.8);
-}
+TEST(SequenceMatcher, InvalidUtf8IsReplacedAndNotFatal) { EXPECT_GT(similarity_ratio("abc\xff", "abc"), 0.8); }
 
 }  // namespace
 }  // namespace prl::env

@@ -119,12 +119,8 @@ std::unique_ptr<ChatClient> TokenChatClientFactory::open(ConversationOptions opt
   return std::make_unique<TokenChatClient>(renderer_, generate_, std::move(options));
 }
 
-asio::awaitable<void> TokenChatClientFactory::check_health(net::TimePoint deadline) {
-  co_await generate_->check_health(deadline);
-}
+asio::awaitable<void> TokenChatClientFactory::check_health(net::TimePoint deadline) { co_await generate_->check_health(deadline); }
 
-std::string TokenChatClientFactory::describe() const {
-  return generate_->describe();
-}
+std::string TokenChatClientFactory::describe() const { return generate_->describe(); }
 
 }  // namespace prl::env

@@ -76,9 +76,7 @@ wire::GenerateOutput output_of(std::vector<std::int32_t> ids) {
   return output;
 }
 
-json::object message(const std::string& role, const std::string& content) {
-  return json::object{{"role", role}, {"content", content}};
-}
+json::object message(const std::string& role, const std::string& content) { return json::object{{"role", role}, {"content", content}}; }
 
 ChatTurn ask(ChatClient& client, json::array messages) {
   asio::io_context context;

@@ -36,9 +36,7 @@ constexpr std::array<TypeInfo, 15> kTypes{{{StoredType::kF64, "F64", 8},
                                            {StoredType::kU8, "U8", 1},
                                            {StoredType::kBool, "BOOL", 1}}};
 
-const TypeInfo& info_of(StoredType type) noexcept {
-  return kTypes[static_cast<std::size_t>(type)];
-}
+const TypeInfo& info_of(StoredType type) noexcept { return kTypes[static_cast<std::size_t>(type)]; }
 
 /// Parses one value of the header. Every message starts with the file and names the tensor.
 SafetensorsEntry parse_entry(const fs::path& path, std::string_view name, const json::value& value) {
@@ -82,12 +80,8 @@ SafetensorsEntry parse_entry(const fs::path& path, std::string_view name, const 
 
 }  // namespace
 
-std::size_t size_of(StoredType type) noexcept {
-  return info_of(type).size;
-}
-std::string_view to_string(StoredType type) noexcept {
-  return info_of(type).name;
-}
+std::size_t size_of(StoredType type) noexcept { return info_of(type).size; }
+std::string_view to_string(StoredType type) noexcept { return info_of(type).name; }
 
 StoredType stored_type(DType dtype) noexcept {
   switch (dtype) {

@@ -163,16 +163,20 @@ std::vector<BenchRow> run_bench(const BenchOptions& options) {
     auto weights = nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr);
     rows = bench_decode(options, std::move(weights), runtime, peak.read_bytes_per_second);
   }
-  if (options.train) rows.push_back(bench_train(options, parameters, session, options.dtype == DType::kBF16 ? peak.bf16_flops : peak.f32_flops));
+  if (options.train)
+    rows.push_back(bench_train(options, parameters, session, options.dtype == DType::kBF16 ? peak.bf16_flops : peak.f32_flops));
   return rows;
 }
 
 std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& rows) {
   boost::json::array list;
   for (const BenchRow& row : rows)
-    list.push_back(boost::json::object{{"work", row.work}, {"dtype", options.dtype == DType::kBF16 ? "bfloat16" : "float32"},
-                                       {"tokens_per_s", boost::json::value_from(row.tokens_per_s)}, {"share", row.share}});
-  return boost::json::serialize(boost::json::object{{"cpu", cpu_features().name}, {"threads", options.num_threads > 0 ? options.num_threads : num_available_cores()}, {"rows", list}});
+    list.push_back(boost::json::object{{"work", row.work},
+                                       {"dtype", options.dtype == DType::kBF16 ? "bfloat16" : "float32"},
+                                       {"tokens_per_s", boost::json::value_from(row.tokens_per_s)},
+                                       {"share", row.share}});
+  return boost::json::serialize(boost::json::object{
+      {"cpu", cpu_features().name}, {"threads", options.num_threads > 0 ? options.num_threads : num_available_cores()}, {"rows", list}});
 }
 
 }  // namespace prl::launch

@@ -10,20 +10,20 @@
 namespace prl::launch {
 
 struct BenchOptions {
-  nn::ModelConfig model;             ///< random weights of this shape
+  nn::ModelConfig model;  ///< random weights of this shape
   DType dtype = DType::kF32;
   int num_threads = 0;
   std::int64_t num_sequences = 32, prompt_tokens = 128, completion_tokens = 64, train_tokens = 4096;
-  int num_repeats = 2;               ///< measured, after one to warm up
+  int num_repeats = 2;  ///< measured, after one to warm up
   bool decode = true, train = true;
   std::uint64_t seed = 42;
 };
 
 /// Every measured repeat of one kind of work.
 struct BenchRow {
-  std::string work;                  ///< "decode_many", "decode_one", "train"
+  std::string work;  ///< "decode_many", "decode_one", "train"
   std::vector<double> tokens_per_s;
-  double share = 0;                  ///< decode_one: of the memory-bandwidth bound; train: MFU; both against the peak measured now
+  double share = 0;  ///< decode_one: of the memory-bandwidth bound; train: MFU; both against the peak measured now
 };
 
 /// The shape of SmolLM2-135M.

@@ -86,8 +86,10 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
 
   orchestrator::OrchestratorServices services;
   services.environments = train_environments(config.orchestrator);
-  if (!host.text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", host.folder().string());
-  services.chat = std::make_shared<env::TokenChatClientFactory>(host.text().renderer, make_engine_client(host.engine(), host.text().tokenizer));
+  if (!host.text().renderer)
+    fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", host.folder().string());
+  services.chat =
+      std::make_shared<env::TokenChatClientFactory>(host.text().renderer, make_engine_client(host.engine(), host.text().tokenizer));
   services.samples = queue.make_sender();
   services.policy = policy_source;
   monitor::MetricSet declared;
@@ -105,7 +107,8 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   {
     std::jthread orchestrator_thread([&] {
       guarded("orchestrator", failure, [&] {
-        orchestrator::Orchestrator role(orchestrator_options(config.orchestrator, host.text().tokenizer->vocab_size(), resume_step), std::move(services));
+        orchestrator::Orchestrator role(orchestrator_options(config.orchestrator, host.text().tokenizer->vocab_size(), resume_step),
+                                        std::move(services));
         report = role.run(stop.get_token());
       });
     });
@@ -125,8 +128,9 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   host.engine().shutdown();
   if (const auto error = failure.take()) throw *error;
   const ProofLog proofs = policy_source->proofs();
-  log::success("rl finished: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}", report.progress.step,
-               report.episodes.num_started, report.max_staleness, proofs.num_updates, proofs.max_probe_difference, num_steps ? mismatch_sum / static_cast<double>(num_steps) : 0.0);
+  log::success("rl finished: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}",
+               report.progress.step, report.episodes.num_started, report.max_staleness, proofs.num_updates, proofs.max_probe_difference,
+               num_steps ? mismatch_sum / static_cast<double>(num_steps) : 0.0);
   return 0;
 }
 

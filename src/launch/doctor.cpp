@@ -47,18 +47,22 @@ double meminfo_gib(std::string_view key) {
 Finding cpu_finding() {
   const CpuFeatures& cpu = cpu_features();
   std::string sets;
-  for (const auto& [has, name] : {std::pair{cpu.amx_bf16, "AMX-BF16"}, {cpu.avx512_bf16, "AVX512-BF16"}, {cpu.avx512, "AVX-512"}, {cpu.avx2, "AVX2"}})
+  for (const auto& [has, name] :
+       {std::pair{cpu.amx_bf16, "AMX-BF16"}, {cpu.avx512_bf16, "AVX512-BF16"}, {cpu.avx512, "AVX-512"}, {cpu.avx2, "AVX2"}})
     if (has) sets += (sets.empty() ? "" : ", ") + std::string(name);
   const bool has_bf16 = cpu.amx_bf16 || cpu.avx512_bf16;
-  return {"cpu", fmt::format("{}, {} cores usable, {}", cpu.name.empty() ? "unknown" : cpu.name, num_available_cores(), sets.empty() ? "no vector sets we use" : sets),
+  return {"cpu",
+          fmt::format("{}, {} cores usable, {}", cpu.name.empty() ? "unknown" : cpu.name, num_available_cores(),
+                      sets.empty() ? "no vector sets we use" : sets),
           has_bf16 ? "computes in bfloat16 by default" : "computes in float32 by default; bfloat16 works but is emulated", true};
 }
 
 Finding peak_finding() {
   ops::OpSession session(make_cpu_runtime(), 0);
   const ops::MachinePeak peak = ops::measure_machine(session.context());
-  return {"speed", fmt::format("float32 {:.0f} GFLOP/s, bfloat16 {:.0f} GFLOP/s, memory {:.1f} GB/s read (measured just now)", peak.f32_flops / 1e9,
-                               peak.bf16_flops / 1e9, peak.read_bytes_per_second / 1e9),
+  return {"speed",
+          fmt::format("float32 {:.0f} GFLOP/s, bfloat16 {:.0f} GFLOP/s, memory {:.1f} GB/s read (measured just now)", peak.f32_flops / 1e9,
+                      peak.bf16_flops / 1e9, peak.read_bytes_per_second / 1e9),
           "MFU is reported against these; decoding one sequence cannot be faster than memory / weight bytes", true};
 }
 
@@ -98,7 +102,8 @@ Finding disk_finding(const fs::path& output_dir) {
   fs::path probe = fs::absolute(output_dir);
   while (!fs::exists(probe) && probe.has_parent_path() && probe != probe.parent_path()) probe = probe.parent_path();
   struct statvfs info {};
-  if (statvfs(probe.c_str(), &info) != 0) return {"disk", fmt::format("{} cannot be read", probe.string()), "choose another --output-dir", false};
+  if (statvfs(probe.c_str(), &info) != 0)
+    return {"disk", fmt::format("{} cannot be read", probe.string()), "choose another --output-dir", false};
   const double free_gib = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize) / kGiB;
   return {"disk", fmt::format("{:.1f} GiB free at {}", free_gib, probe.string()),
           free_gib > 5 ? fmt::format("a checkpoint takes about 12 bytes a parameter: room for {:.0f} of a 0.6 B model", free_gib / 7.2)
@@ -109,14 +114,17 @@ Finding disk_finding(const fs::path& output_dir) {
 }  // namespace
 
 std::string doctor_report(const DoctorOptions& options) {
-  const std::vector<Finding> findings = {cpu_finding(), peak_finding(), memory_finding(), gpu_finding(), files_finding(), disk_finding(options.output_dir)};
+  const std::vector<Finding> findings = {cpu_finding(), peak_finding(),  memory_finding(),
+                                         gpu_finding(), files_finding(), disk_finding(options.output_dir)};
   if (options.json) {
     boost::json::array list;
-    for (const Finding& f : findings) list.push_back(boost::json::object{{"subject", f.subject}, {"found", f.found}, {"meaning", f.meaning}, {"ok", f.is_ok}});
+    for (const Finding& f : findings)
+      list.push_back(boost::json::object{{"subject", f.subject}, {"found", f.found}, {"meaning", f.meaning}, {"ok", f.is_ok}});
     return boost::json::serialize(list) + "\n";
   }
   std::string text;
-  for (const Finding& f : findings) text += fmt::format("{} {:<11} {}\n{:14}{}\n", f.is_ok ? "ok  " : "LOOK", f.subject, f.found, "", f.meaning);
+  for (const Finding& f : findings)
+    text += fmt::format("{} {:<11} {}\n{:14}{}\n", f.is_ok ? "ok  " : "LOOK", f.subject, f.found, "", f.meaning);
   return text;
 }
 

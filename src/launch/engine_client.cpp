@@ -89,8 +89,7 @@ class EngineClient final : public env::GenerateClient {
   }
 
   env::asio::awaitable<void> check_health(net::TimePoint) override {
-    if (!engine_->is_alive(std::chrono::seconds(60)))
-      fail(ErrorCode::kUnavailable, "the in-process engine has not answered for 60 s");
+    if (!engine_->is_alive(std::chrono::seconds(60))) fail(ErrorCode::kUnavailable, "the in-process engine has not answered for 60 s");
     co_return;
   }
 

@@ -11,7 +11,8 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   engine::EngineOptions options;
   options.max_model_len = config.model.max_model_len ? *config.model.max_model_len : model.max_position;
   if (options.max_model_len > model.max_position)
-    fail(ErrorCode::kInvalidArgument, "inference.model.max_model_len {} is above the model's own limit of {} positions", options.max_model_len, model.max_position);
+    fail(ErrorCode::kInvalidArgument, "inference.model.max_model_len {} is above the model's own limit of {} positions",
+         options.max_model_len, model.max_position);
   options.block_size = config.kv.block_size;
   options.max_num_seqs = config.max_num_seqs;
   options.max_num_batched_tokens = std::max<std::int64_t>(config.max_num_batched_tokens, config.max_num_seqs);
@@ -30,7 +31,8 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   const std::size_t per_block = nn::KvCache::bytes_per_block(model, dtype, options.block_size);
   const std::int64_t blocks_per_seq = (options.max_model_len + options.block_size - 1) / options.block_size;
   const auto affordable = static_cast<std::int64_t>(runtime.bytes_available() / 8 / per_block);
-  options.num_blocks = std::clamp<std::int64_t>(options.max_num_seqs * blocks_per_seq, blocks_per_seq + 1, std::max(affordable, blocks_per_seq + 1));
+  options.num_blocks =
+      std::clamp<std::int64_t>(options.max_num_seqs * blocks_per_seq, blocks_per_seq + 1, std::max(affordable, blocks_per_seq + 1));
   return options;
 }
 
@@ -53,7 +55,8 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
   const engine::EngineOptions options = engine_options(config, model_, *runtime_);
   engine_ = std::make_unique<engine::Engine>(runtime_, options, std::move(weights));
   log::info("engine: {} parameters in {}, {} KV blocks of {} tokens, up to {} requests at once, context {}", model_.num_parameters(),
-            dtype_ == DType::kBF16 ? "bfloat16" : "float32", engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs, options.max_model_len);
+            dtype_ == DType::kBF16 ? "bfloat16" : "float32", engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs,
+            options.max_model_len);
 }
 
 nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous) {

@@ -44,7 +44,8 @@ class LocalSubject final : public Subject {
     host_ = std::make_unique<EngineHost>(inference, make_runtime(inference.compute), nullptr);
     if (!host_->text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template", config.model.name);
     base_ = host_->engine().weights();
-    chat_ = std::make_shared<env::TokenChatClientFactory>(host_->text().renderer, make_engine_client(host_->engine(), host_->text().tokenizer));
+    chat_ =
+        std::make_shared<env::TokenChatClientFactory>(host_->text().renderer, make_engine_client(host_->engine(), host_->text().tokenizer));
   }
   ~LocalSubject() override { host_->engine().shutdown(); }
   std::shared_ptr<env::ChatClientFactory> chat() override { return chat_; }
@@ -77,7 +78,9 @@ class ServerSubject final : public Subject {
     root_ = url_.ends_with("/v1") ? url_.substr(0, url_.size() - 3) : url_;
   }
   std::shared_ptr<env::ChatClientFactory> chat() override { return chat_; }
-  void load(const fs::path& folder, std::int64_t) override { post("/update_weights", boost::json::object{{"weight_dir", fs::absolute(folder).string()}}); }
+  void load(const fs::path& folder, std::int64_t) override {
+    post("/update_weights", boost::json::object{{"weight_dir", fs::absolute(folder).string()}});
+  }
   void reload_base() override {
     try {
       post("/reload_weights", boost::json::object{});
@@ -124,8 +127,8 @@ std::string folder_name(const env::Environment& environment, const std::string& 
   return environment.name() + "--" + flat;
 }
 
-void write_metadata(const fs::path& folder, const eval::EvalResult& result, const config::EvalEnvConfig& entry, const config::EvalConfig& config,
-                    const std::string& base_url, std::int64_t step) {
+void write_metadata(const fs::path& folder, const eval::EvalResult& result, const config::EvalEnvConfig& entry,
+                    const config::EvalConfig& config, const std::string& base_url, std::int64_t step) {
   boost::json::object metrics;
   for (const auto& [name, value] : result.avg_metrics) metrics[name] = value;
   boost::json::object pass;
@@ -155,7 +158,8 @@ int run_eval_role(const config::EvalConfig& config, bool is_server_named, std::s
   else
     subject = std::make_unique<ServerSubject>(config, io);
   const auto checkpoints = checkpoints_of(config);
-  if (!config.eval_base && checkpoints.empty()) fail(ErrorCode::kInvalidArgument, "nothing to evaluate: eval_base is off and weights_dir names no checkpoint");
+  if (!config.eval_base && checkpoints.empty())
+    fail(ErrorCode::kInvalidArgument, "nothing to evaluate: eval_base is off and weights_dir names no checkpoint");
   io.run_blocking(subject->chat()->check_health(net::Clock::now() + std::chrono::minutes(2)), std::chrono::minutes(3), subject->base_url());
 
   std::int64_t num_failed = 0;
@@ -171,14 +175,20 @@ int run_eval_role(const config::EvalConfig& config, bool is_server_named, std::s
       task.seed = static_cast<std::uint64_t>(config.seed);
       if (config.max_concurrent) task.max_concurrent = *config.max_concurrent;
       if (entry.timeout) task.rollout_timeout = to_ms(*entry.timeout);
-      task.retry = {.max_attempts = config.retry.max_attempts, .wait_multiplier = to_ms(config.retry.wait_multiplier), .wait_min = to_ms(config.retry.wait_min),
-                    .wait_max = to_ms(config.retry.wait_max), .reraise = config.retry.reraise};
+      task.retry = {.max_attempts = config.retry.max_attempts,
+                    .wait_multiplier = to_ms(config.retry.wait_multiplier),
+                    .wait_min = to_ms(config.retry.wait_min),
+                    .wait_max = to_ms(config.retry.wait_max),
+                    .reraise = config.retry.reraise};
       task.label = fmt::format("v{}", step);
-      const std::uint64_t id = hash_bytes(fmt::format("{}{}{}{}", config.model.name, entry.id, step, std::chrono::system_clock::now().time_since_epoch().count()));
-      const fs::path folder = config.resume_path.value_or(config.output_dir / "evals" / folder_name(*task.environment, config.model.name) / fmt::format("{:08x}", id & 0xffffffffu));
+      const std::uint64_t id = hash_bytes(
+          fmt::format("{}{}{}{}", config.model.name, entry.id, step, std::chrono::system_clock::now().time_since_epoch().count()));
+      const fs::path folder = config.resume_path.value_or(config.output_dir / "evals" / folder_name(*task.environment, config.model.name) /
+                                                          fmt::format("{:08x}", id & 0xffffffffu));
       task.results_file = folder / "results.jsonl";
       task.resume = config.resume_path.has_value();
-      const eval::EvalResult result = io.run_blocking(eval::run_eval(std::move(task), subject->chat()), kLongest, "the evaluation of " + entry.id);
+      const eval::EvalResult result =
+          io.run_blocking(eval::run_eval(std::move(task), subject->chat()), kLongest, "the evaluation of " + entry.id);
       write_metadata(folder, result, entry, config, subject->base_url(), step);
       log::success("{}{}", checkpoints.empty() ? "" : fmt::format("[step {}] ", step), eval::console_line(result));
       log::info("results in {}", folder.string());

@@ -35,14 +35,13 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   const auto started = std::chrono::steady_clock::now();
   net::raise_fd_limit(static_cast<std::uint64_t>(config.server.max_connections) + 512);
   EngineHost host(config, make_runtime(config.compute), nullptr);
-  server::EngineBackend backend(host.engine(), [&host](const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous) {
-    return host.load(folder, version, previous);
-  });
+  server::EngineBackend backend(host.engine(), [&host](const std::filesystem::path& folder, PolicyVersion version,
+                                                       const nn::WeightsPtr& previous) { return host.load(folder, version, previous); });
   server::ApiServer server(api_options(config), backend, host.text().tokenizer, host.text().chat_template, host.text().renderer);
   server.start();
   if (!host.text().chat_template) log::warning("{} has no chat template: the chat routes answer 400", host.folder().string());
-  log::success("serving {} on http://{}:{}/v1 after {:.2f} s", config.model.served_name.value_or(config.model.name), config.server.host, server.port(),
-               std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
+  log::success("serving {} on http://{}:{}/v1 after {:.2f} s", config.model.served_name.value_or(config.model.name), config.server.host,
+               server.port(), std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
   bool was_alive = true;
   while (!stop.stop_requested()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));

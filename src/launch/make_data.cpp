@@ -19,7 +19,8 @@ std::int64_t make_sft_data(const env::Environment& environment, const MakeDataOp
     const env::Task task = environment.task(options.split, i);
     const auto demonstration = environment.demonstration(task);
     if (!demonstration)
-      fail(ErrorCode::kInvalidArgument, "environment {} has no demonstrations to make data from; use one that has (reverse-text)", environment.name());
+      fail(ErrorCode::kInvalidArgument, "environment {} has no demonstrations to make data from; use one that has (reverse-text)",
+           environment.name());
     boost::json::array messages = task.prompt;
     messages.insert(messages.end(), demonstration->begin(), demonstration->end());
     lines += boost::json::serialize(boost::json::object{{"messages", std::move(messages)}});

@@ -8,8 +8,8 @@
 namespace prl::launch {
 
 struct MakeDataOptions {
-  std::filesystem::path output;   ///< JSONL file to write; replaced whole
-  std::int64_t num_examples = -1; ///< -1: every task of the split
+  std::filesystem::path output;    ///< JSONL file to write; replaced whole
+  std::int64_t num_examples = -1;  ///< -1: every task of the split
   env::Split split = env::Split::kTrain;
 };
 

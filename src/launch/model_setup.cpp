@@ -10,9 +10,7 @@ namespace prl::launch {
 namespace fs = std::filesystem;
 namespace {
 
-boost::json::object to_object(const config::Value& value) {
-  return boost::json::parse(config::to_compact_json(value)).as_object();
-}
+boost::json::object to_object(const config::Value& value) { return boost::json::parse(config::to_compact_json(value)).as_object(); }
 
 template <typename Env>
 env::EnvSpec make_spec(const Env& config) {
@@ -27,7 +25,8 @@ fs::path model_folder(const std::string& name) {
   const fs::path folder(name);
   if (fs::is_directory(folder)) return folder;
   fail(ErrorCode::kNotFound,
-       "model {}: there is no such folder. Give the path of a Hugging Face model folder (config.json, safetensors, tokenizer.json), or make a "
+       "model {}: there is no such folder. Give the path of a Hugging Face model folder (config.json, safetensors, tokenizer.json), or "
+       "make a "
        "small one with `prl init-model`; models are not downloaded by this build",
        name);
 }
@@ -42,7 +41,8 @@ DType compute_dtype(config::ComputeDType wanted) {
   switch (wanted) {
     case config::ComputeDType::kFloat32: return DType::kF32;
     case config::ComputeDType::kBFloat16: return DType::kBF16;
-    case config::ComputeDType::kFloat16: fail(ErrorCode::kNotImplemented, "compute.dtype = \"float16\" is not built; use bfloat16 or float32");
+    case config::ComputeDType::kFloat16:
+      fail(ErrorCode::kNotImplemented, "compute.dtype = \"float16\" is not built; use bfloat16 or float32");
     case config::ComputeDType::kAuto: break;
   }
   const CpuFeatures& cpu = cpu_features();
@@ -53,7 +53,8 @@ TextSetup load_text(const fs::path& folder, const TextOptions& options) {
   TextSetup setup;
   setup.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::load(folder));
   if (options.chat_template)
-    setup.chat_template = std::make_shared<const text::ChatTemplate>(text::ChatTemplate::from_text_or_file(*options.chat_template, *setup.tokenizer));
+    setup.chat_template =
+        std::make_shared<const text::ChatTemplate>(text::ChatTemplate::from_text_or_file(*options.chat_template, *setup.tokenizer));
   else if (text::ChatTemplate::exists(folder))
     setup.chat_template = std::make_shared<const text::ChatTemplate>(text::ChatTemplate::load(folder, *setup.tokenizer));
   if (!setup.chat_template && options.renderer == "auto") return setup;

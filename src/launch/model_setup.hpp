@@ -5,11 +5,11 @@
 #include <optional>
 #include <string>
 
+#include "config/env_config.hpp"
 #include "config/model_config.hpp"
 #include "config/shared_config.hpp"
 #include "device/device.hpp"
 #include "env/registry.hpp"
-#include "config/env_config.hpp"
 #include "tensor/dtype.hpp"
 #include "text/chat_template.hpp"
 #include "text/renderer.hpp"
@@ -33,10 +33,10 @@ struct TextSetup {
   std::shared_ptr<const text::Renderer> renderer;           ///< null without a template
 };
 struct TextOptions {
-  std::string renderer = "auto";                ///< of a RendererConfig
-  std::string tool_parser;                      ///< "" for none
+  std::string renderer = "auto";  ///< of a RendererConfig
+  std::string tool_parser;        ///< "" for none
   std::string reasoning_parser;
-  std::optional<std::string> chat_template;     ///< Jinja text or a file that holds it; the folder's own if not set
+  std::optional<std::string> chat_template;  ///< Jinja text or a file that holds it; the folder's own if not set
 };
 /// "auto" means the model's own chat template ("default") for local folders, which is exact for every family.
 TextSetup load_text(const std::filesystem::path& folder, const TextOptions& options);

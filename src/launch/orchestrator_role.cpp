@@ -62,14 +62,18 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   services.samples = make_sample_sender(config.rollout_transport, config.output_dir, config.num_train_workers, resume_step + 1);
   auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt);
   services.policy = std::make_shared<HttpPolicySource>(std::move(channel), client,
-                                                       HttpPolicySource::Options{.admin_urls = admin, .api_key = admin_key ? admin_key : key ? key : ""});
+                                                       HttpPolicySource::Options{.admin_urls = admin,
+                                                                                 .api_key = admin_key ? admin_key
+                                                                                            : key     ? key
+                                                                                                      : ""});
   monitor::MetricSet declared;
   declared.declare(orchestrator::metric_infos());
   auto monitor = make_monitor(std::move(declared), config.output_dir, config.file_monitor);
   services.monitor = monitor.get();
   orchestrator::Orchestrator role(orchestrator_options(config, text.tokenizer->vocab_size(), resume_step), std::move(services));
   const orchestrator::OrchestratorReport report = role.run(stop);
-  log::info("orchestrator finished after step {}: {} episodes, largest staleness {}", report.progress.step, report.episodes.num_started, report.max_staleness);
+  log::info("orchestrator finished after step {}: {} episodes, largest staleness {}", report.progress.step, report.episodes.num_started,
+            report.max_staleness);
   return 0;
 }
 

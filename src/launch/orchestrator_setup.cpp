@@ -18,14 +18,17 @@ struct Overloaded : Ts... {
 milliseconds to_ms(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
 orchestrator::LengthPenalty length_penalty(const config::LengthPenalty& penalty) {
-  return std::visit(Overloaded{[](const config::TokensLengthPenalty& p) -> orchestrator::LengthPenalty {
-                                 return orchestrator::CorrectLengthPenalty{false, p.completion_weight, p.tool_response_weight};
-                               },
-                               [](const config::TurnsLengthPenalty&) -> orchestrator::LengthPenalty { return orchestrator::CorrectLengthPenalty{true, 1.0, 1.0}; },
-                               [](const config::LinearLengthPenalty& p) -> orchestrator::LengthPenalty {
-                                 return orchestrator::LinearLengthPenalty{p.num_output_tokens_weight, p.num_input_tokens_weight, p.num_turns_weight};
-                               }},
-                    penalty);
+  return std::visit(
+      Overloaded{[](const config::TokensLengthPenalty& p) -> orchestrator::LengthPenalty {
+                   return orchestrator::CorrectLengthPenalty{false, p.completion_weight, p.tool_response_weight};
+                 },
+                 [](const config::TurnsLengthPenalty&) -> orchestrator::LengthPenalty {
+                   return orchestrator::CorrectLengthPenalty{true, 1.0, 1.0};
+                 },
+                 [](const config::LinearLengthPenalty& p) -> orchestrator::LengthPenalty {
+                   return orchestrator::LinearLengthPenalty{p.num_output_tokens_weight, p.num_input_tokens_weight, p.num_turns_weight};
+                 }},
+      penalty);
 }
 
 std::string algorithm_name(config::AdvantageType type) {
@@ -46,11 +49,16 @@ void add_filters(const config::OrchestratorConfig& config, std::int64_t vocab_si
   for (const config::RolloutFilter& filter : config.filters) {
     std::visit(Overloaded{[&](const config::ZeroAdvantageFilter& f) { has_zero_advantage = f.enforce; },
                           [&](const config::GibberishFilter& f) {
-                            options.filters.push_back({.kind = orchestrator::RolloutFilterOptions::Kind::kGibberish, .enforce = f.enforce,
-                                                       .token_id_threshold = f.token_id_threshold, .logprob_offset = f.logprob_offset, .vocab_size = vocab_size});
+                            options.filters.push_back({.kind = orchestrator::RolloutFilterOptions::Kind::kGibberish,
+                                                       .enforce = f.enforce,
+                                                       .token_id_threshold = f.token_id_threshold,
+                                                       .logprob_offset = f.logprob_offset,
+                                                       .vocab_size = vocab_size});
                           },
                           [&](const config::RepetitionFilter& f) {
-                            options.filters.push_back({.kind = orchestrator::RolloutFilterOptions::Kind::kRepetition, .enforce = f.enforce, .window = f.window,
+                            options.filters.push_back({.kind = orchestrator::RolloutFilterOptions::Kind::kRepetition,
+                                                       .enforce = f.enforce,
+                                                       .window = f.window,
                                                        .prob_threshold = f.prob_threshold});
                           }},
                filter);
@@ -58,7 +66,8 @@ void add_filters(const config::OrchestratorConfig& config, std::int64_t vocab_si
   options.filter_zero_advantages = has_zero_advantage && config.train.filter_zero_advantages;
 }
 
-orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, const config::EvalEnvConfig& entry, const config::OrchestratorConfig& config) {
+orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, const config::EvalEnvConfig& entry,
+                                     const config::OrchestratorConfig& config) {
   orchestrator::OnlineEval eval;
   eval.task.environment = env::make_environment(env_spec(entry));
   eval.task.num_examples = entry.num_examples.value_or(section.num_examples);
@@ -73,7 +82,8 @@ orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, co
 
 }  // namespace
 
-orchestrator::OrchestratorOptions orchestrator_options(const config::OrchestratorConfig& config, std::int64_t vocab_size, std::int64_t resume_step) {
+orchestrator::OrchestratorOptions orchestrator_options(const config::OrchestratorConfig& config, std::int64_t vocab_size,
+                                                       std::int64_t resume_step) {
   orchestrator::OrchestratorOptions options;
   const std::int64_t batch_size = config.batch_size.value_or(128);
   options.dispatch.batch_size = batch_size;
@@ -90,8 +100,9 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   options.collect.token_batch_size = config.token_batch_size;
   options.collect.advantage.algorithm = algorithm_name(config.advantage.type);
   if (config.advantage.length_penalty) options.collect.advantage.length_penalty = length_penalty(*config.advantage.length_penalty);
-  options.collect.strategy = config.trajectory_strategy == config::TrajectoryStrategy::kBranching ? orchestrator::TrajectoryStrategy::kBranching
-                                                                                                  : orchestrator::TrajectoryStrategy::kInterleaved;
+  options.collect.strategy = config.trajectory_strategy == config::TrajectoryStrategy::kBranching
+                                 ? orchestrator::TrajectoryStrategy::kBranching
+                                 : orchestrator::TrajectoryStrategy::kInterleaved;
   options.collect.online_difficulty_filtering = config.buffer.online_difficulty_filtering;
   options.collect.skip_verification = config.buffer.skip_verification;
   add_filters(config, vocab_size, options.collect);

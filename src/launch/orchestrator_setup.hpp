@@ -10,7 +10,8 @@
 namespace prl::launch {
 
 /// Options of the orchestrator; `vocab_size` is the policy tokenizer's, for the filters.
-orchestrator::OrchestratorOptions orchestrator_options(const config::OrchestratorConfig& config, std::int64_t vocab_size, std::int64_t resume_step);
+orchestrator::OrchestratorOptions orchestrator_options(const config::OrchestratorConfig& config, std::int64_t vocab_size,
+                                                       std::int64_t resume_step);
 /// Environments that `config` names, with their sampling.
 std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config);
 /// The step to resume from, found in the checkpoints of all `units`; 0 for a fresh start.

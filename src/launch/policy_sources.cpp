@@ -22,7 +22,7 @@ milliseconds time_left(net::TimePoint deadline) {
 }
 
 asio::awaitable<std::optional<weights::PublishedWeights>> poll_newer(std::shared_ptr<weights::WeightChannel> channel, PolicyVersion than,
-                                                                      net::TimePoint deadline, milliseconds period) {
+                                                                     net::TimePoint deadline, milliseconds period) {
   for (;;) {
     auto newest = channel->latest();
     if (newest && newest->manifest.version > than) co_return newest;
@@ -35,7 +35,8 @@ asio::awaitable<std::optional<weights::PublishedWeights>> poll_newer(std::shared
 
 void record(ProofLog& log, const weights::WeightManifest& manifest, const weights::WeightProof& proof, const std::string& who) {
   ++log.num_updates;
-  log.max_probe_difference = std::max(log.max_probe_difference, weights::max_probe_difference(manifest.probe_logprobs, proof.probe_logprobs));
+  log.max_probe_difference =
+      std::max(log.max_probe_difference, weights::max_probe_difference(manifest.probe_logprobs, proof.probe_logprobs));
   if (auto error = weights::verify_proof(manifest, proof)) throw error->with_context(who);
   log::debug("{} proved policy version {} (checksum {:016x})", who, manifest.version.value, manifest.checksum);
 }
@@ -56,7 +57,8 @@ struct LocalPolicySource::Impl {
   }};
 };
 
-LocalPolicySource::LocalPolicySource(std::shared_ptr<weights::WeightChannel> channel, engine::Engine& engine) : impl_(std::make_unique<Impl>()) {
+LocalPolicySource::LocalPolicySource(std::shared_ptr<weights::WeightChannel> channel, engine::Engine& engine)
+    : impl_(std::make_unique<Impl>()) {
   impl_->channel = std::move(channel);
   impl_->engine = &engine;
 }
@@ -99,7 +101,8 @@ ProofLog LocalPolicySource::proofs() const {
   return impl_->proofs;
 }
 
-HttpPolicySource::HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<net::HttpClient> client, Options options)
+HttpPolicySource::HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<net::HttpClient> client,
+                                   Options options)
     : channel_(std::move(channel)), client_(std::move(client)), options_(std::move(options)) {}
 
 asio::awaitable<std::optional<PolicyVersion>> HttpPolicySource::wait_newer(PolicyVersion than, net::TimePoint deadline) {
@@ -128,7 +131,8 @@ asio::awaitable<void> HttpPolicySource::apply(PolicyVersion version, net::TimePo
     weights::WeightProof proof;
     proof.version = PolicyVersion{body.at("policy_version").as_int64()};
     proof.checksum = std::stoull(std::string(body.at("checksum").as_string()), nullptr, 16);
-    for (const auto& value : body.at("probe_logprobs").as_array()) proof.probe_logprobs.push_back(static_cast<float>(value.to_number<double>()));
+    for (const auto& value : body.at("probe_logprobs").as_array())
+      proof.probe_logprobs.push_back(static_cast<float>(value.to_number<double>()));
     record(proofs_, published.manifest, proof, url);
   }
 }

@@ -37,8 +37,8 @@ class LocalPolicySource final : public orchestrator::PolicySource {
 class HttpPolicySource final : public orchestrator::PolicySource {
  public:
   struct Options {
-    std::vector<std::string> admin_urls;   ///< roots, without /v1
-    std::string api_key;                   ///< empty: none
+    std::vector<std::string> admin_urls;  ///< roots, without /v1
+    std::string api_key;                  ///< empty: none
   };
   HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<net::HttpClient> client, Options options);
   orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;

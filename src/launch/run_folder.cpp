@@ -15,7 +15,8 @@ namespace {
 void remove_steps_after(const fs::path& folder, std::int64_t step) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder, ignored))
-    if (parse_step_dir(entry.path().filename().string()) > step || (step == 0 && entry.is_directory())) fs::remove_all(entry.path(), ignored);
+    if (parse_step_dir(entry.path().filename().string()) > step || (step == 0 && entry.is_directory()))
+      fs::remove_all(entry.path(), ignored);
 }
 
 bool has_steps(const fs::path& folder) {
@@ -42,7 +43,8 @@ void prepare_run_folder(const config::RlConfig& config) {
   }
   if (!is_resume && has_steps(folder / "checkpoints"))
     fail(ErrorCode::kAlreadyExists,
-         "{} holds checkpoints of another run. Continue it with --ckpt.resume-step -1, empty it with --clean-output-dir, or choose another --output-dir",
+         "{} holds checkpoints of another run. Continue it with --ckpt.resume-step -1, empty it with --clean-output-dir, or choose another "
+         "--output-dir",
          folder.string());
   const std::int64_t step = is_resume ? orchestrator_resume_step(config.orchestrator, {"trainer", "orchestrator"}) : 0;
   remove_steps_after(folder / "rollouts", step);

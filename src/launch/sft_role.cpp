@@ -27,7 +27,8 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
     text_options.renderer = config.renderer.name;
     text_options.chat_template = config.tokenizer.chat_template;
     TextSetup text = load_text(text_folder, text_options);
-    if (!text.chat_template) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", text_folder.string());
+    if (!text.chat_template)
+      fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", text_folder.string());
     options.text = {text.tokenizer, text.chat_template, text.renderer};
   }
   options.peak_flops = policy.options().compute == DType::kBF16 ? peak.bf16_flops : peak.f32_flops;
@@ -37,8 +38,11 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   if (config.bench) options.bench_json = config.bench->output_json;
   auto monitor = make_monitor(trainer::sft_metrics(), config.output_dir, config.file_monitor);
   const trainer::SftRunResult result = trainer::run_sft(options, policy, *monitor, stop);
-  log::success("sft finished after step {}{}, loss {:.4f}{}", result.last_step, result.was_stopped ? " (stopped)" : "", result.last_loss,
-               result.last_checkpoint ? fmt::format(", weights in {}", (config.output_dir / "weights" / fmt::format("step_{}", *result.last_checkpoint)).string()) : "");
+  log::success(
+      "sft finished after step {}{}, loss {:.4f}{}", result.last_step, result.was_stopped ? " (stopped)" : "", result.last_loss,
+      result.last_checkpoint
+          ? fmt::format(", weights in {}", (config.output_dir / "weights" / fmt::format("step_{}", *result.last_checkpoint)).string())
+          : "");
   return 0;
 }
 

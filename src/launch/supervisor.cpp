@@ -56,8 +56,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 
 std::string describe_exit(int wait_status) {
   if (WIFEXITED(wait_status)) return fmt::format("exited with status {}", WEXITSTATUS(wait_status));
-  if (WIFSIGNALED(wait_status))
-    return fmt::format("was killed by signal {} ({})", WTERMSIG(wait_status), strsignal(WTERMSIG(wait_status)));
+  if (WIFSIGNALED(wait_status)) return fmt::format("was killed by signal {} ({})", WTERMSIG(wait_status), strsignal(WTERMSIG(wait_status)));
   return "ended in an unknown way";
 }
 

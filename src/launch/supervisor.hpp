@@ -16,12 +16,12 @@ namespace prl::launch {
 
 /// One process of a run.
 struct ChildSpec {
-  std::string name;                          ///< role, for messages and as log name
-  std::vector<std::string> argv;             ///< argv[0] is the program's path
-  std::map<std::string, std::string> env;    ///< added to this process's environment
-  std::filesystem::path log_file;            ///< receives stdout and stderr
-  bool echo = false;                         ///< also print them here
-  bool must_finish = true;                   ///< the run ends well when all of these have exited with 0
+  std::string name;                        ///< role, for messages and as log name
+  std::vector<std::string> argv;           ///< argv[0] is the program's path
+  std::map<std::string, std::string> env;  ///< added to this process's environment
+  std::filesystem::path log_file;          ///< receives stdout and stderr
+  bool echo = false;                       ///< also print them here
+  bool must_finish = true;                 ///< the run ends well when all of these have exited with 0
 };
 
 /// Starts the roles of a run as processes, copies their output to log files, and ends all of them when one fails. A child

@@ -30,7 +30,8 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config) {
   return options;
 }
 
-std::optional<trainer::CheckpointOptions> checkpoint_options(const std::optional<config::TrainerCkptConfig>& config, const std::filesystem::path& output_dir,
+std::optional<trainer::CheckpointOptions> checkpoint_options(const std::optional<config::TrainerCkptConfig>& config,
+                                                             const std::filesystem::path& output_dir,
                                                              const std::filesystem::path& tokenizer) {
   if (!config) return std::nullopt;
   const std::filesystem::path root = config->output_dir.value_or(output_dir);
@@ -71,7 +72,8 @@ trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, double
   return options;
 }
 
-std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, const std::filesystem::path& output_dir, const config::FileMonitorConfig& file) {
+std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, const std::filesystem::path& output_dir,
+                                               const config::FileMonitorConfig& file) {
   auto monitor = std::make_unique<monitor::Monitor>(std::move(declared));
   std::filesystem::create_directories(output_dir);
   monitor->add_sink(monitor::make_jsonl_sink(output_dir / file.path));
@@ -85,12 +87,17 @@ int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) 
   trainer::RlRunOptions options = rl_run_options(config, flops);
   auto monitor = make_monitor(trainer::trainer_metrics(), config.output_dir, config.file_monitor);
   std::shared_ptr<weights::WeightChannel> channel;
-  if (!config.data.fake) channel = make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt);
+  if (!config.data.fake)
+    channel =
+        make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt);
   if (options.resume && !config.data.fake) options.resume->units = {"trainer", "orchestrator"};
   const trainer::ReceiverFactory receiver = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
     if (config.data.fake)
-      return trainer::make_fake_rollouts({.num_micro_batches = config.data.fake->batch_size, .seq_len = config.model.seq_len, .vocab_size = policy.config().vocab_size,
-                                          .generate_samples = config.data.fake->generate_samples, .first_step = first_step});
+      return trainer::make_fake_rollouts({.num_micro_batches = config.data.fake->batch_size,
+                                          .seq_len = config.model.seq_len,
+                                          .vocab_size = policy.config().vocab_size,
+                                          .generate_samples = config.data.fake->generate_samples,
+                                          .first_step = first_step});
     return make_sample_receiver(config.rollout_transport, config.output_dir, first_step);
   };
   const trainer::RlRunResult result = trainer::run_rl_trainer(options, policy, receiver, channel.get(), *monitor, stop);

@@ -15,12 +15,14 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config);
 /// What the run loop needs; `measured_peak_flops` is of the policy's dtype.
 trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, double measured_peak_flops);
 /// Checkpoints as a trainer-like section asks for them, below `output_dir`.
-std::optional<trainer::CheckpointOptions> checkpoint_options(const std::optional<config::TrainerCkptConfig>& config, const std::filesystem::path& output_dir,
+std::optional<trainer::CheckpointOptions> checkpoint_options(const std::optional<config::TrainerCkptConfig>& config,
+                                                             const std::filesystem::path& output_dir,
                                                              const std::filesystem::path& tokenizer);
 std::optional<trainer::ResumeOptions> resume_options(const std::optional<config::TrainerCkptConfig>& config);
 
 /// Metrics of a role to <output_dir>/<file_monitor.path>.
-std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, const std::filesystem::path& output_dir, const config::FileMonitorConfig& file);
+std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, const std::filesystem::path& output_dir,
+                                               const config::FileMonitorConfig& file);
 
 /// `prl trainer`: a trainer in a process of its own, samples and weights through files or ZeroMQ. Returns the exit status.
 int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop);

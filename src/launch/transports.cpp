@@ -8,31 +8,37 @@ namespace prl::launch {
 namespace {
 
 [[noreturn]] void refuse_local(const char* key) {
-  fail(ErrorCode::kInvalidArgument, "{} = \"local\" works only within one process (`prl rl` with deployment.type = \"colocated\"); use \"filesystem\"{}", key,
+  fail(ErrorCode::kInvalidArgument,
+       "{} = \"local\" works only within one process (`prl rl` with deployment.type = \"colocated\"); use \"filesystem\"{}", key,
        std::string_view(key) == "rollout_transport.type" ? " or \"zmq\"" : "");
 }
 
 }  // namespace
 
-std::unique_ptr<rollouts::SampleReceiver> make_sample_receiver(const config::RolloutTransport& transport, const std::filesystem::path& output_dir, std::int64_t first_step) {
+std::unique_ptr<rollouts::SampleReceiver> make_sample_receiver(const config::RolloutTransport& transport,
+                                                               const std::filesystem::path& output_dir, std::int64_t first_step) {
   if (const auto* zmq = std::get_if<config::ZmqRollouts>(&transport))
     return rollouts::make_zmq_receiver({.host = zmq->host, .port = zmq->port, .hwm = zmq->hwm, .rank = 0, .first_step = first_step});
   if (std::holds_alternative<config::LocalRollouts>(transport)) refuse_local("rollout_transport.type");
   return rollouts::make_file_receiver({.folder = output_dir / "rollouts", .rank = 0, .first_step = first_step});
 }
 
-std::unique_ptr<rollouts::SampleSender> make_sample_sender(const config::RolloutTransport& transport, const std::filesystem::path& output_dir, std::int64_t num_ranks,
+std::unique_ptr<rollouts::SampleSender> make_sample_sender(const config::RolloutTransport& transport,
+                                                           const std::filesystem::path& output_dir, std::int64_t num_ranks,
                                                            std::int64_t first_step) {
   if (const auto* zmq = std::get_if<config::ZmqRollouts>(&transport))
-    return rollouts::make_zmq_sender({.host = zmq->host, .port = zmq->port, .hwm = zmq->hwm, .num_ranks = num_ranks, .first_step = first_step});
+    return rollouts::make_zmq_sender(
+        {.host = zmq->host, .port = zmq->port, .hwm = zmq->hwm, .num_ranks = num_ranks, .first_step = first_step});
   if (std::holds_alternative<config::LocalRollouts>(transport)) refuse_local("rollout_transport.type");
   return rollouts::make_file_sender({.folder = output_dir / "rollouts", .num_ranks = num_ranks, .first_step = first_step});
 }
 
-std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::WeightBroadcast& broadcast, const std::filesystem::path& output_dir,
+std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::WeightBroadcast& broadcast,
+                                                            const std::filesystem::path& output_dir,
                                                             std::optional<std::int64_t> keep_interval) {
   if (const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast)) return weights::make_nccl_channel(nccl->host, nccl->port);
-  if (std::holds_alternative<config::NixlBroadcast>(broadcast)) fail(ErrorCode::kNotImplemented, "weight_broadcast.type = \"nixl\" is not built");
+  if (std::holds_alternative<config::NixlBroadcast>(broadcast))
+    fail(ErrorCode::kNotImplemented, "weight_broadcast.type = \"nixl\" is not built");
   if (std::holds_alternative<config::LocalBroadcast>(broadcast)) refuse_local("weight_broadcast.type");
   return weights::make_file_channel({.folder = output_dir / "broadcasts", .keep_interval = keep_interval});
 }

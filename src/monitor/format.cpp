@@ -27,8 +27,6 @@ std::string format_time(double seconds) {
   return two(total / 86400, 'd', total % 86400 / 3600, 'h');
 }
 
-std::string format_gib(double gib) {
-  return fmt::format("{:.1f} GiB", gib);
-}
+std::string format_gib(double gib) { return fmt::format("{:.1f} GiB", gib); }
 
 }  // namespace prl::monitor

@@ -54,9 +54,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-void MetricSet::declare(std::span<const MetricInfo> infos) {
-  infos_.insert(infos_.end(), infos.begin(), infos.end());
-}
+void MetricSet::declare(std::span<const MetricInfo> infos) { infos_.insert(infos_.end(), infos.begin(), infos.end()); }
 
 const MetricInfo* MetricSet::find(std::string_view name) const noexcept {
   const auto slash = name.rfind('/');

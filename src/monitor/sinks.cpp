@@ -102,14 +102,8 @@ class CallbackSink final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> make_jsonl_sink(const std::filesystem::path& path) {
-  return std::make_unique<JsonlSink>(path);
-}
-std::unique_ptr<Sink> make_console_sink(LineFormat format) {
-  return std::make_unique<ConsoleSink>(std::move(format));
-}
-std::unique_ptr<Sink> make_callback_sink(MetricsCallback callback) {
-  return std::make_unique<CallbackSink>(std::move(callback));
-}
+std::unique_ptr<Sink> make_jsonl_sink(const std::filesystem::path& path) { return std::make_unique<JsonlSink>(path); }
+std::unique_ptr<Sink> make_console_sink(LineFormat format) { return std::make_unique<ConsoleSink>(std::move(format)); }
+std::unique_ptr<Sink> make_callback_sink(MetricsCallback callback) { return std::make_unique<CallbackSink>(std::move(callback)); }
 
 }  // namespace prl::monitor

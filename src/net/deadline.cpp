@@ -10,8 +10,6 @@ asio::awaitable<void> sleep_until(TimePoint when) {
   if (error) fail(ErrorCode::kCancelled, "the sleeping task was cancelled");
 }
 
-asio::awaitable<void> sleep_for(Clock::duration duration) {
-  return sleep_until(Clock::now() + duration);
-}
+asio::awaitable<void> sleep_for(Clock::duration duration) { return sleep_until(Clock::now() + duration); }
 
 }  // namespace prl::net

@@ -23,9 +23,7 @@ namespace {
 
 using Connection = detail::ClientConnection;
 
-bool is_retried_status(int status) {
-  return status == 408 || status == 409 || status == 429 || (status >= 500 && status != 501);
-}
+bool is_retried_status(int status) { return status == 408 || status == 409 || status == 429 || (status >= 500 && status != 501); }
 
 std::string format_request(const HttpCall& call, const Url& url, const HttpClient::Options& options) {
   const bool is_default_port = url.port == (url.scheme == "https" ? 443 : 80);

@@ -11,9 +11,7 @@
 namespace prl::net {
 namespace {
 
-char lower(char c) noexcept {
-  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-}
+char lower(char c) noexcept { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
 int hex_digit(char c) noexcept {
   if (c >= '0' && c <= '9') return c - '0';

@@ -110,9 +110,7 @@ bool HttpServer::Impl::wait_for_sessions(std::chrono::milliseconds timeout) {
 
 HttpServer::HttpServer(Options options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 
-HttpServer::~HttpServer() {
-  stop(std::chrono::milliseconds(0));
-}
+HttpServer::~HttpServer() { stop(std::chrono::milliseconds(0)); }
 
 void HttpServer::route(std::string method, std::string path, Handler handler) {
   PRL_CHECK(impl_->acceptor == nullptr, "routes are added before start()");
@@ -165,9 +163,7 @@ void HttpServer::start() {
   asio::co_spawn(impl_->acceptor->get_executor(), impl_->accept_loop(), std::move(done));
 }
 
-int HttpServer::port() const noexcept {
-  return impl_->port;
-}
+int HttpServer::port() const noexcept { return impl_->port; }
 
 asio::any_io_executor HttpServer::executor() const {
   PRL_CHECK(impl_->runtime != nullptr, "executor() is known after start()");

@@ -60,25 +60,15 @@ IoRuntime::IoRuntime(int num_threads, std::string name) {
   for (int i = 0; i < count; ++i) impl_->threads.emplace_back([impl = impl_.get()] { impl->run(); });
 }
 
-IoRuntime::~IoRuntime() {
-  stop(std::chrono::seconds(2));
-}
+IoRuntime::~IoRuntime() { stop(std::chrono::seconds(2)); }
 
-asio::any_io_executor IoRuntime::executor() const {
-  return impl_->context.get_executor();
-}
+asio::any_io_executor IoRuntime::executor() const { return impl_->context.get_executor(); }
 
-void IoRuntime::post(std::function<void()> work) {
-  asio::post(impl_->context, std::move(work));
-}
+void IoRuntime::post(std::function<void()> work) { asio::post(impl_->context, std::move(work)); }
 
-void IoRuntime::spawn(std::string what, asio::awaitable<void> task) {
-  impl_->tasks.spawn(std::move(what), std::move(task));
-}
+void IoRuntime::spawn(std::string what, asio::awaitable<void> task) { impl_->tasks.spawn(std::move(what), std::move(task)); }
 
-TaskGroup& IoRuntime::tasks() {
-  return impl_->tasks;
-}
+TaskGroup& IoRuntime::tasks() { return impl_->tasks; }
 
 void IoRuntime::stop(std::chrono::milliseconds drain) {
   if (impl_->stopped.exchange(true)) return;

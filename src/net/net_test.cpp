@@ -29,9 +29,7 @@ ErrorCode code_of(const std::function<void()>& action) {
   return ErrorCode::kInternal;
 }
 
-asio::awaitable<int> forty_two() {
-  co_return 42;
-}
+asio::awaitable<int> forty_two() { co_return 42; }
 asio::awaitable<int> throws_not_found() {
   fail(ErrorCode::kNotFound, "no such thing");
   co_return 0;
@@ -116,9 +114,7 @@ TEST(AsyncResult, FirstSettlementWinsAndDeadlineNamesTheThing) {
   }
 }
 
-asio::awaitable<void> sleeper() {
-  co_await sleep_for(60s);
-}
+asio::awaitable<void> sleeper() { co_await sleep_for(60s); }
 asio::awaitable<void> failer() {
   fail(ErrorCode::kCorrupt, "expected by the test");
   co_return;

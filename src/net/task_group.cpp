@@ -71,9 +71,7 @@ TaskGroup::TaskGroup(asio::any_io_executor executor, std::string name, std::func
   state_->on_error = std::move(on_error);
 }
 
-TaskGroup::~TaskGroup() {
-  cancel();
-}
+TaskGroup::~TaskGroup() { cancel(); }
 
 void TaskGroup::spawn(std::string what, asio::awaitable<void> task) {
   auto state = state_;

@@ -33,9 +33,7 @@ struct Bench {
   std::unique_ptr<Parameters> parameters;
 };
 
-DType dtype_of(const benchmark::State& state) {
-  return state.range(0) == 0 ? DType::kF32 : DType::kBF16;
-}
+DType dtype_of(const benchmark::State& state) { return state.range(0) == 0 ? DType::kF32 : DType::kBF16; }
 
 void BM_MakeWeights(benchmark::State& state) {
   Bench& b = Bench::get();

@@ -111,9 +111,7 @@ struct ExactCase {
   DType compute;
   bool is_wide = false;
 };
-void PrintTo(const ExactCase& c, std::ostream* out) {
-  *out << c.family << ' ' << to_string(c.compute) << (c.is_wide ? " wide" : "");
-}
+void PrintTo(const ExactCase& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute) << (c.is_wide ? " wide" : ""); }
 class ExactnessTest : public testing::TestWithParam<ExactCase> {};
 
 TEST_P(ExactnessTest, PagedEqualsTrainingBitForBit) {

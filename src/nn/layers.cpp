@@ -11,9 +11,7 @@ using autograd::LinearParameter;
 using autograd::NormParameter;
 using autograd::Var;
 
-TensorView view_or_none(const Tensor& tensor) {
-  return tensor.defined() ? tensor.view() : TensorView{};
-}
+TensorView view_or_none(const Tensor& tensor) { return tensor.defined() ? tensor.view() : TensorView{}; }
 
 NormParameter norm(const Tensor& weight, const Tensor& grad, float eps) {
   if (!weight.defined()) return {};

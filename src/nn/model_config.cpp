@@ -64,12 +64,8 @@ void check(const ConfigReader& reader, const ModelConfig& config) {
       fail(ErrorCode::kCorrupt, "{}: eos_token_id {} is outside the vocabulary of {}", subject, id, config.vocab_size);
 }
 
-std::int64_t attention_weights(const ModelConfig& c) {
-  return c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads);
-}
-std::int64_t mlp_weights(const ModelConfig& c) {
-  return 3 * c.hidden_size * c.intermediate_size;
-}
+std::int64_t attention_weights(const ModelConfig& c) { return c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads); }
+std::int64_t mlp_weights(const ModelConfig& c) { return 3 * c.hidden_size * c.intermediate_size; }
 
 }  // namespace
 

@@ -14,9 +14,7 @@
 // Shared by the tests of this folder; included by *_test.cpp only.
 namespace prl::nn::testing_support {
 
-inline std::filesystem::path golden_models() {
-  return std::filesystem::path(PRL_SOURCE_DIR) / "tests" / "golden" / "models";
-}
+inline std::filesystem::path golden_models() { return std::filesystem::path(PRL_SOURCE_DIR) / "tests" / "golden" / "models"; }
 
 /// A folder that ends with the object.
 class TemporaryFolder {

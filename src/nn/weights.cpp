@@ -42,9 +42,7 @@ Tensor rounded(ops::OpContext& ctx, const Tensor& value, DType compute) {
   return out;
 }
 
-ConstTensorView view_or_none(const Tensor& tensor) {
-  return tensor.defined() ? ConstTensorView(tensor.view()) : ConstTensorView{};
-}
+ConstTensorView view_or_none(const Tensor& tensor) { return tensor.defined() ? ConstTensorView(tensor.view()) : ConstTensorView{}; }
 
 }  // namespace
 

@@ -34,14 +34,19 @@ TEST_P(AllocationTest, WarmOpsAllocateNothing) {
   Session s(kind(), 2);
   const DType t = dtype();
   constexpr std::int64_t T = 130, H = 64, V = 1200, F = 96;
-  Tensor x = s.random({T, H}, t, 1), y = s.random({T, H}, t, 2), w = s.random({H}, DType::kF32, 3), gu = s.random({T, 2 * F}, t, 4), act = s.random({T, F}, t, 5), dgu = s.random({T, 2 * F}, t, 6);
-  Tensor weight = s.random({H, H}, DType::kF32, 7), dw = s.random({H, H}, DType::kF32, 8), m = dw.clone(), v = s.filled({H, H}, DType::kF32, 1.0f), dnorm = w.clone();
+  Tensor x = s.random({T, H}, t, 1), y = s.random({T, H}, t, 2), w = s.random({H}, DType::kF32, 3), gu = s.random({T, 2 * F}, t, 4),
+         act = s.random({T, F}, t, 5), dgu = s.random({T, 2 * F}, t, 6);
+  Tensor weight = s.random({H, H}, DType::kF32, 7), dw = s.random({H, H}, DType::kF32, 8), m = dw.clone(),
+         v = s.filled({H, H}, DType::kF32, 1.0f), dnorm = w.clone();
   const auto packed = pack_linear(s.ctx, weight, w, t, true), head = pack_linear(s.ctx, s.random({V, H}, DType::kF32, 9), {}, t, true);
   Tensor dhead = s.random({V, H}, DType::kF32, 10), logits = s.random({4, V}, DType::kF32, 11), table = s.random({V, H}, t, 12);
-  Tensor q = s.random({T, 4, 16}, t, 13), k = s.random({T, 2, 16}, t, 14), out = q.clone(), dq = q.clone(), dk = k.clone(), dv = k.clone(), lse = s.random({T, 4}, DType::kF32, 15);
-  Tensor cache_k = s.random({9, 2, 16, 16}, t, 16), cache_v = cache_k.clone(), logp = s.random({T}, DType::kF32, 17), entropy = logp.clone(), head_lse = logp.clone();
+  Tensor q = s.random({T, 4, 16}, t, 13), k = s.random({T, 2, 16}, t, 14), out = q.clone(), dq = q.clone(), dk = k.clone(), dv = k.clone(),
+         lse = s.random({T, 4}, DType::kF32, 15);
+  Tensor cache_k = s.random({9, 2, 16, 16}, t, 16), cache_v = cache_k.clone(), logp = s.random({T}, DType::kF32, 17),
+         entropy = logp.clone(), head_lse = logp.clone();
   std::vector<std::int32_t> id_values(T), slots(T), targets(T), blocks = {0, 1, 2, 3, 4, 5, 6, 7, 8};
-  for (std::int32_t i = 0; i < T; ++i) id_values[static_cast<std::size_t>(i)] = slots[static_cast<std::size_t>(i)] = targets[static_cast<std::size_t>(i)] = i;
+  for (std::int32_t i = 0; i < T; ++i)
+    id_values[static_cast<std::size_t>(i)] = slots[static_cast<std::size_t>(i)] = targets[static_cast<std::size_t>(i)] = i;
   Tensor ids = s.ints(id_values);
   const RopeTable rotary{s.random({T, 8}, DType::kF32, 18), s.random({T, 8}, DType::kF32, 19)};
   const std::vector<std::int32_t> cu = {0, 60, T}, start = {0, 1}, context = {T};
@@ -57,9 +62,16 @@ TEST_P(AllocationTest, WarmOpsAllocateNothing) {
     linear_backward_weight(s.ctx, dw, w, y, x);
     matmul_f32(s.ctx, m, dw, weight, true);
     attention_varlen(s.ctx, out, lse, {.q_THD = q, .k_TKD = k, .v_TKD = k, .cu_seqlens = cu, .scale = 0.25f});
-    attention_varlen_backward(s.ctx, dq, dk, dv, 0, 0, 0, out, out, lse, {.q_THD = q, .k_TKD = k, .v_TKD = k, .cu_seqlens = cu, .scale = 0.25f});
+    attention_varlen_backward(s.ctx, dq, dk, dv, 0, 0, 0, out, out, lse,
+                              {.q_THD = q, .k_TKD = k, .v_TKD = k, .cu_seqlens = cu, .scale = 0.25f});
     kv_write(s.ctx, {cache_k, cache_v}, k, 0, k, 0, slots);
-    attention_paged(s.ctx, out.slice(0, 1), {.q_THD = q.slice(0, 1), .layer = {cache_k, cache_v}, .query_start = start, .context_len = context, .block_table = blocks, .max_blocks = 9});
+    attention_paged(s.ctx, out.slice(0, 1),
+                    {.q_THD = q.slice(0, 1),
+                     .layer = {cache_k, cache_v},
+                     .query_start = start,
+                     .context_len = context,
+                     .block_table = blocks,
+                     .max_blocks = 9});
     lm_head_logprob(s.ctx, logp, entropy, head_lse, x, *head, targets, temperatures);
     lm_head_logprob_backward(s.ctx, y, dhead, logp, head_lse, x, *head, targets, temperatures);
     sample(s.ctx, results, logits, rows);

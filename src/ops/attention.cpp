@@ -23,7 +23,8 @@ void check_varlen(ShapeCheck& c, const VarlenAttention& a) {
   c.same_dtype("q", a.q_THD.dtype, "k", a.k_TKD.dtype).same_dtype("q", a.q_THD.dtype, "v", a.v_TKD.dtype);
   c.require(is_head_dim(a.q_THD.shape[2]), "D must be one of 16, 32, 64, 80, 96, 128, 256");
   c.require(a.k_TKD.shape[1] > 0 && a.q_THD.shape[1] % a.k_TKD.shape[1] == 0, "Hq must be a multiple of Hkv");
-  c.require(!a.cu_seqlens.empty() && a.cu_seqlens.front() == 0 && a.cu_seqlens.back() == a.q_THD.shape[0], "cu_seqlens must start at 0 and end at T");
+  c.require(!a.cu_seqlens.empty() && a.cu_seqlens.front() == 0 && a.cu_seqlens.back() == a.q_THD.shape[0],
+            "cu_seqlens must start at 0 and end at T");
   for (std::size_t i = 1; i < a.cu_seqlens.size(); ++i) c.require(a.cu_seqlens[i] >= a.cu_seqlens[i - 1], "cu_seqlens must not fall");
 }
 
@@ -35,7 +36,10 @@ VarlenAttention with_strides(VarlenAttention a) {
 }
 
 void check_layer(ShapeCheck& c, const KvLayer& layer) {
-  c.check("cache k", layer.k, "B Hkv S D").check("cache v", layer.v, "B Hkv S D").contiguous("cache k", layer.k).contiguous("cache v", layer.v);
+  c.check("cache k", layer.k, "B Hkv S D")
+      .check("cache v", layer.v, "B Hkv S D")
+      .contiguous("cache k", layer.k)
+      .contiguous("cache v", layer.v);
   c.same_dtype("cache k", layer.k.dtype, "cache v", layer.v.dtype);
   const std::int64_t size = layer.k.shape[2];
   c.require(size > 0 && (kAttentionTile % size == 0 || size % kAttentionTile == 0), "block_size must divide 64 or be a multiple of it");
@@ -52,8 +56,9 @@ void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, con
   table_entry(ctx, ctx.table->attention_varlen, "attention_varlen")(ctx, out_THD, lse_TH, with_strides(args));
 }
 
-void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_TKD, TensorView dv_TKD, std::int64_t dq_token_stride, std::int64_t dk_token_stride,
-                               std::int64_t dv_token_stride, ConstTensorView dout_THD, ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args) {
+void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_TKD, TensorView dv_TKD, std::int64_t dq_token_stride,
+                               std::int64_t dk_token_stride, std::int64_t dv_token_stride, ConstTensorView dout_THD,
+                               ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args) {
   ShapeCheck c("attention_varlen_backward", ctx);
   check_varlen(c, args);
   const DType dtype = args.q_THD.dtype;
@@ -67,11 +72,12 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
   if (dq_token_stride == 0) dq_token_stride = dq_THD.shape[1] * dq_THD.shape[2];
   if (dk_token_stride == 0) dk_token_stride = dk_TKD.shape[1] * dk_TKD.shape[2];
   if (dv_token_stride == 0) dv_token_stride = dv_TKD.shape[1] * dv_TKD.shape[2];
-  table_entry(ctx, ctx.table->attention_varlen_backward, "attention_varlen_backward")(ctx, dq_THD, dk_TKD, dv_TKD, dq_token_stride, dk_token_stride, dv_token_stride, dout_THD, out_THD,
-                                                                                    lse_TH, with_strides(args));
+  table_entry(ctx, ctx.table->attention_varlen_backward, "attention_varlen_backward")(
+      ctx, dq_THD, dk_TKD, dv_TKD, dq_token_stride, dk_token_stride, dv_token_stride, dout_THD, out_THD, lse_TH, with_strides(args));
 }
 
-void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD, std::int64_t v_token_stride, std::span<const std::int32_t> slot_T) {
+void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD,
+              std::int64_t v_token_stride, std::span<const std::int32_t> slot_T) {
   ShapeCheck c("kv_write", ctx);
   check_layer(c, layer);
   check_heads(c, "k", k_TKD, "T Hkv D", k_token_stride);
@@ -95,8 +101,10 @@ void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& a
   c.require(is_head_dim(args.q_THD.shape[2]), "D must be one of 16, 32, 64, 80, 96, 128, 256");
   c.require(args.layer.k.shape[1] > 0 && args.q_THD.shape[1] % args.layer.k.shape[1] == 0, "Hq must be a multiple of Hkv");
   const auto sequences = static_cast<std::int64_t>(args.context_len.size());
-  c.extent("num_sequences + 1", sequences + 1, "context_len").extent("num_sequences + 1", static_cast<std::int64_t>(args.query_start.size()), "query_start");
-  c.require(static_cast<std::int64_t>(args.block_table.size()) == sequences * args.max_blocks, "block_table must hold num_sequences * max_blocks entries");
+  c.extent("num_sequences + 1", sequences + 1, "context_len")
+      .extent("num_sequences + 1", static_cast<std::int64_t>(args.query_start.size()), "query_start");
+  c.require(static_cast<std::int64_t>(args.block_table.size()) == sequences * args.max_blocks,
+            "block_table must hold num_sequences * max_blocks entries");
   c.require(args.query_start[0] == 0 && args.query_start.back() == args.q_THD.shape[0], "query_start must start at 0 and end at T");
   const std::int64_t block_size = args.layer.k.shape[2];
   for (std::int64_t s = 0; s < sequences; ++s) {

@@ -28,8 +28,9 @@ struct VarlenAttention {
 };
 void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, const VarlenAttention& args);
 /// dq, dk, dv (same dtype and layout rules as q, k, v, overwritten; strides as for q, k, v of `args` unless contiguous).
-void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_TKD, TensorView dv_TKD, std::int64_t dq_token_stride, std::int64_t dk_token_stride,
-                               std::int64_t dv_token_stride, ConstTensorView dout_THD, ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args);
+void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_TKD, TensorView dv_TKD, std::int64_t dq_token_stride,
+                               std::int64_t dk_token_stride, std::int64_t dv_token_stride, ConstTensorView dout_THD,
+                               ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args);
 
 /// One layer of the paged cache: k and v as [num_blocks, Hkv, block_size, D]. block_size divides kAttentionTile or is a multiple of it.
 /// How a block of one head is laid out inside is the device's own (the CPU keeps k as [D, block_size]): write with kv_write, copy
@@ -39,7 +40,8 @@ struct KvLayer {
   TensorView v;
 };
 /// Stores the k, v of each token at slot_T[t] = block * block_size + offset (int32, host; -1 skips the token).
-void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD, std::int64_t v_token_stride, std::span<const std::int32_t> slot_T);
+void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD,
+              std::int64_t v_token_stride, std::span<const std::int32_t> slot_T);
 
 /// Attention of new queries over cached keys (which already include the new ones).
 ///
@@ -49,9 +51,9 @@ struct PagedAttention {
   ConstTensorView q_THD;
   std::int64_t q_token_stride = 0;
   KvLayer layer;
-  std::span<const std::int32_t> query_start;   ///< num_sequences + 1
-  std::span<const std::int32_t> context_len;   ///< num_sequences: tokens in cache, the new ones included
-  std::span<const std::int32_t> block_table;   ///< num_sequences * max_blocks
+  std::span<const std::int32_t> query_start;  ///< num_sequences + 1
+  std::span<const std::int32_t> context_len;  ///< num_sequences: tokens in cache, the new ones included
+  std::span<const std::int32_t> block_table;  ///< num_sequences * max_blocks
   std::int32_t max_blocks = 0;
   float scale = 1.0f;
 };

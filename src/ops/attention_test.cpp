@@ -26,7 +26,8 @@ struct Problem {
   Tensor qkv;
   VarlenAttention args;
 
-  Problem(Session& s, const AttentionCase& kase, DType dtype, std::uint64_t seed = 1) : c(kase), cu(cumulative(kase.lengths)), T(cu.back()), width((c.Hq + 2 * c.Hkv) * c.D) {
+  Problem(Session& s, const AttentionCase& kase, DType dtype, std::uint64_t seed = 1)
+      : c(kase), cu(cumulative(kase.lengths)), T(cu.back()), width((c.Hq + 2 * c.Hkv) * c.D) {
     qkv = s.random({std::max<std::int64_t>(T, 1), width}, dtype, seed);
     args.q_THD = slice(0, c.Hq);
     args.k_TKD = slice(c.Hq, c.Hkv);
@@ -106,7 +107,8 @@ struct Cache {
     k = s.poisoned({count + 1, p.c.Hkv, block_size, p.c.D}, p.qkv.dtype());
     v = s.poisoned({count + 1, p.c.Hkv, block_size, p.c.D}, p.qkv.dtype());
     table.resize(static_cast<std::size_t>(count));
-    for (std::int64_t i = 0; i < count; ++i) table[static_cast<std::size_t>(i)] = static_cast<std::int32_t>((i * 7 + 3) % count + (count % 7 == 0 ? 1 : 0));
+    for (std::int64_t i = 0; i < count; ++i)
+      table[static_cast<std::size_t>(i)] = static_cast<std::int32_t>((i * 7 + 3) % count + (count % 7 == 0 ? 1 : 0));
     std::vector<bool> seen(static_cast<std::size_t>(count + 1));
     for (auto& b : table) {
       while (seen[static_cast<std::size_t>(b)]) b = static_cast<std::int32_t>((b + 1) % (count + 1));
@@ -115,7 +117,8 @@ struct Cache {
     std::vector<std::int32_t> slots;
     for (std::size_t i = 0; i < p.c.lengths.size(); ++i)
       for (std::int32_t t = 0; t < p.c.lengths[i]; ++t)
-        slots.push_back(static_cast<std::int32_t>(table[i * static_cast<std::size_t>(blocks_each) + static_cast<std::size_t>(t / block_size)] * block_size + t % block_size));
+        slots.push_back(static_cast<std::int32_t>(
+            table[i * static_cast<std::size_t>(blocks_each) + static_cast<std::size_t>(t / block_size)] * block_size + t % block_size));
     kv_write(s.ctx, {k, v}, p.args.k_TKD, p.width, p.args.v_TKD, p.width, slots);
   }
 };
@@ -138,10 +141,12 @@ TEST_P(AttentionTest, GradientAgreesWithPlainSoftmax) {
   for (const AttentionCase& c : kAttentionCases) {
     SCOPED_TRACE(c.name);
     Problem p(s, c, dtype());
-    Tensor out = s.poisoned({p.T, c.Hq, c.D}, dtype()), lse = s.poisoned({p.T, c.Hq}, DType::kF32), dout = s.random({p.T, c.Hq, c.D}, dtype(), 9);
+    Tensor out = s.poisoned({p.T, c.Hq, c.D}, dtype()), lse = s.poisoned({p.T, c.Hq}, DType::kF32),
+           dout = s.random({p.T, c.Hq, c.D}, dtype(), 9);
     attention_varlen(s.ctx, out, lse, p.args);
     const auto want = p.reference(values(dout));
-    Tensor dq = s.poisoned({p.T, c.Hq, c.D}, dtype()), dk = s.poisoned({p.T, c.Hkv, c.D}, dtype()), dv = s.poisoned({p.T, c.Hkv, c.D}, dtype());
+    Tensor dq = s.poisoned({p.T, c.Hq, c.D}, dtype()), dk = s.poisoned({p.T, c.Hkv, c.D}, dtype()),
+           dv = s.poisoned({p.T, c.Hkv, c.D}, dtype());
     attention_varlen_backward(s.ctx, dq, dk, dv, 0, 0, 0, dout, out, lse, p.args);
     const double bound = dtype() == DType::kBF16 ? 2e-2 : 1e-5;  // bf16: delta is formed from the rounded output
     EXPECT_LT(worst_error(values(dq), want.dq, 1.0), bound);
@@ -156,13 +161,15 @@ TEST_P(AttentionTest, GradientIntoStridedViewsAndAnyNumberOfThreads) {
   for (const int threads : {1, 2, 3}) {
     Session s(kind(), threads);
     Problem p(s, c, dtype());
-    Tensor out = s.poisoned({p.T, c.Hq, c.D}, dtype()), lse = s.poisoned({p.T, c.Hq}, DType::kF32), dout = s.random({p.T, c.Hq, c.D}, dtype(), 9);
+    Tensor out = s.poisoned({p.T, c.Hq, c.D}, dtype()), lse = s.poisoned({p.T, c.Hq}, DType::kF32),
+           dout = s.random({p.T, c.Hq, c.D}, dtype(), 9);
     attention_varlen(s.ctx, out, lse, p.args);
     Tensor fused = s.poisoned({p.T, p.width}, dtype());
     const auto part = [&](std::int64_t head, std::int64_t heads) {
       return TensorView{fused.as<char>() + head * c.D * static_cast<std::int64_t>(size_of(dtype())), {p.T, heads, c.D}, dtype(), {}, c.D};
     };
-    attention_varlen_backward(s.ctx, part(0, c.Hq), part(c.Hq, c.Hkv), part(c.Hq + c.Hkv, c.Hkv), p.width, p.width, p.width, dout, out, lse, p.args);
+    attention_varlen_backward(s.ctx, part(0, c.Hq), part(c.Hq, c.Hkv), part(c.Hq + c.Hkv, c.Hkv), p.width, p.width, p.width, dout, out, lse,
+                              p.args);
     for (const float x : values(fused)) ASSERT_FALSE(std::isnan(x));
     if (!first.defined()) first = fused.clone();
     EXPECT_TRUE(same_bits(fused, first)) << threads;
@@ -198,11 +205,20 @@ TEST_P(AttentionTest, PagedEqualsVarlenBitForBit) {
           if (T == 0) break;
           Tensor q = s.poisoned({T, c.Hq, c.D}, dtype()), out = s.poisoned({T, c.Hq, c.D}, dtype());
           const std::size_t row_bytes = static_cast<std::size_t>(c.Hq * c.D) * size_of(dtype());
-          for (std::int64_t r = 0; r < T; ++r) std::memcpy(q.as<char>() + static_cast<std::size_t>(r) * row_bytes, p.qkv.slice(rows[static_cast<std::size_t>(r)], 1).data(), row_bytes);
-          attention_paged(s.ctx, out, {.q_THD = q, .layer = {cache.k, cache.v}, .query_start = start, .context_len = context, .block_table = cache.table,
-                                       .max_blocks = static_cast<std::int32_t>(cache.blocks_each), .scale = p.args.scale});
           for (std::int64_t r = 0; r < T; ++r)
-            ASSERT_TRUE(same_bits(out.slice(r, 1), want.slice(rows[static_cast<std::size_t>(r)], 1))) << "token " << rows[static_cast<std::size_t>(r)] << " block " << block_size << " step " << step;
+            std::memcpy(q.as<char>() + static_cast<std::size_t>(r) * row_bytes, p.qkv.slice(rows[static_cast<std::size_t>(r)], 1).data(),
+                        row_bytes);
+          attention_paged(s.ctx, out,
+                          {.q_THD = q,
+                           .layer = {cache.k, cache.v},
+                           .query_start = start,
+                           .context_len = context,
+                           .block_table = cache.table,
+                           .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
+                           .scale = p.args.scale});
+          for (std::int64_t r = 0; r < T; ++r)
+            ASSERT_TRUE(same_bits(out.slice(r, 1), want.slice(rows[static_cast<std::size_t>(r)], 1)))
+                << "token " << rows[static_cast<std::size_t>(r)] << " block " << block_size << " step " << step;
         }
       }
     }
@@ -239,8 +255,14 @@ TEST_P(AttentionTest, LongContextsAreSplitWithoutATrace) {
     const std::vector<std::int32_t> start = {0, count}, context = {static_cast<std::int32_t>(p.T)};
     Tensor out = three.poisoned({count, c.Hq, c.D}, dtype());
     attention_paged(three.ctx, out,
-                    {.q_THD = {p.qkv.slice(p.T - count, count).data(), {count, c.Hq, c.D}, dtype(), {}, c.D}, .q_token_stride = p.width, .layer = {cache.k, cache.v}, .query_start = start,
-                     .context_len = context, .block_table = cache.table, .max_blocks = static_cast<std::int32_t>(cache.blocks_each), .scale = p.args.scale});
+                    {.q_THD = {p.qkv.slice(p.T - count, count).data(), {count, c.Hq, c.D}, dtype(), {}, c.D},
+                     .q_token_stride = p.width,
+                     .layer = {cache.k, cache.v},
+                     .query_start = start,
+                     .context_len = context,
+                     .block_table = cache.table,
+                     .max_blocks = static_cast<std::int32_t>(cache.blocks_each),
+                     .scale = p.args.scale});
     EXPECT_TRUE(same_bits(out, want.slice(p.T - count, count))) << count;
   }
 }
@@ -265,12 +287,14 @@ TEST_P(AttentionTest, LargeScoresDoNotOverflow) {
   p.args.scale = 300.0f;
   Tensor out = s.poisoned({p.T, 1, 16}, dtype()), lse = s.poisoned({p.T, 1}, DType::kF32);
   attention_varlen(s.ctx, out, lse, p.args);
-  EXPECT_LT(worst_error(values(out), p.reference({}).out, 1.0), tolerance(dtype(), 2e-3));  // scores of several thousand carry their own rounding
+  EXPECT_LT(worst_error(values(out), p.reference({}).out, 1.0),
+            tolerance(dtype(), 2e-3));  // scores of several thousand carry their own rounding
 }
 
 TEST_P(AttentionTest, SkippedSlotsAreLeftAlone) {
   Session s(kind());
-  Tensor k = s.filled({2, 1, 2, 16}, dtype(), 3.0f), v = s.filled({2, 1, 2, 16}, dtype(), 4.0f), new_k = s.filled({2, 1, 16}, dtype(), 1.0f), new_v = s.filled({2, 1, 16}, dtype(), 2.0f);
+  Tensor k = s.filled({2, 1, 2, 16}, dtype(), 3.0f), v = s.filled({2, 1, 2, 16}, dtype(), 4.0f),
+         new_k = s.filled({2, 1, 16}, dtype(), 1.0f), new_v = s.filled({2, 1, 16}, dtype(), 2.0f);
   const std::vector<std::int32_t> slots = {-1, 3};
   kv_write(s.ctx, {k, v}, new_k, 0, new_v, 0, slots);
   const auto count = [](const Tensor& t, float value) { return std::ranges::count(values(t), value); };

@@ -22,7 +22,8 @@ void* Workspace::require(std::size_t bytes) {
 
 OpSession::OpSession(std::shared_ptr<DeviceRuntime> runtime, int num_threads) {
   if (runtime->device().kind != DeviceKind::kCpu)
-    fail(ErrorCode::kNotImplemented, "[ops] this build has no kernels for {}; build with CUDA or choose the CPU", to_string(runtime->device()));
+    fail(ErrorCode::kNotImplemented, "[ops] this build has no kernels for {}; build with CUDA or choose the CPU",
+         to_string(runtime->device()));
   pool_ = std::make_unique<ThreadPool>(num_threads);
   workspace_ = std::make_unique<Workspace>(runtime);
   context_.runtime = std::move(runtime);

@@ -30,10 +30,10 @@ class Workspace {
 /// Where and how ops run. One per role thread; never shared by two threads at once. Passed first to every op.
 struct OpContext {
   std::shared_ptr<DeviceRuntime> runtime;
-  ThreadPool* pool = nullptr;         ///< CPU bodies only
+  ThreadPool* pool = nullptr;  ///< CPU bodies only
   Workspace* workspace = nullptr;
-  const OpTable* table = nullptr;     ///< the bodies of runtime->device()
-  void* stream = nullptr;             ///< cudaStream_t of CUDA bodies
+  const OpTable* table = nullptr;  ///< the bodies of runtime->device()
+  void* stream = nullptr;          ///< cudaStream_t of CUDA bodies
 };
 
 /// Owns what an OpContext points to.

@@ -15,7 +15,9 @@ using namespace testing;
 /// Sets PRL_CPU for one scope.
 struct Forced {
   std::string before;
-  explicit Forced(const char* kind) : before(std::getenv("PRL_CPU") != nullptr ? std::getenv("PRL_CPU") : "") { setenv("PRL_CPU", kind, 1); }
+  explicit Forced(const char* kind) : before(std::getenv("PRL_CPU") != nullptr ? std::getenv("PRL_CPU") : "") {
+    setenv("PRL_CPU", kind, 1);
+  }
   ~Forced() { setenv("PRL_CPU", before.c_str(), 1); }
 };
 
@@ -71,16 +73,20 @@ TEST(ShapeChecks, NameTheViewTheSymbolAndBothExtents) {
     }
     return "no error";
   };
-  Tensor x = s.filled({3, 8}, DType::kF32, 1.0f), y = s.filled({3, 8}, DType::kF32, 1.0f), w = s.filled({7}, DType::kF32, 1.0f), h = s.filled({3, 8}, DType::kBF16, 1.0f);
+  Tensor x = s.filled({3, 8}, DType::kF32, 1.0f), y = s.filled({3, 8}, DType::kF32, 1.0f), w = s.filled({7}, DType::kF32, 1.0f),
+         h = s.filled({3, 8}, DType::kBF16, 1.0f);
   EXPECT_EQ(message([&] { rms_norm(s.ctx, y, x, w, 1e-6f); }), "[rms_norm] w has C = 7, but y has C = 8");
   EXPECT_EQ(message([&] { add(s.ctx, y, x, h); }), "[add] b is BF16 but a is F32");
   EXPECT_EQ(message([&] { swiglu(s.ctx, y, x); }), "[swiglu] out has 2F = 16, but gate_up has 2F = 8");
-  EXPECT_EQ(message([&] { scale(s.ctx, x.view().columns(0, 4), 1.0f); }), "[scale] x [3, 4] must be contiguous, its rows are 8 elements apart");
+  EXPECT_EQ(message([&] { scale(s.ctx, x.view().columns(0, 4), 1.0f); }),
+            "[scale] x [3, 4] must be contiguous, its rows are 8 elements apart");
   Tensor q = s.filled({3, 2, 24}, DType::kF32, 1.0f), out = q.clone();
   const std::vector<std::int32_t> cu = {0, 3}, bad = {0, 2};
-  EXPECT_EQ(message([&] { attention_varlen(s.ctx, out, {}, {.q_THD = q, .k_TKD = q, .v_TKD = q, .cu_seqlens = cu}); }), "[attention_varlen] D must be one of 16, 32, 64, 80, 96, 128, 256");
+  EXPECT_EQ(message([&] { attention_varlen(s.ctx, out, {}, {.q_THD = q, .k_TKD = q, .v_TKD = q, .cu_seqlens = cu}); }),
+            "[attention_varlen] D must be one of 16, 32, 64, 80, 96, 128, 256");
   Tensor q16 = s.filled({3, 2, 16}, DType::kF32, 1.0f);
-  EXPECT_EQ(message([&] { attention_varlen(s.ctx, q16, {}, {.q_THD = q16, .k_TKD = q16, .v_TKD = q16, .cu_seqlens = bad}); }), "[attention_varlen] cu_seqlens must start at 0 and end at T");
+  EXPECT_EQ(message([&] { attention_varlen(s.ctx, q16, {}, {.q_THD = q16, .k_TKD = q16, .v_TKD = q16, .cu_seqlens = bad}); }),
+            "[attention_varlen] cu_seqlens must start at 0 and end at T");
 }
 
 TEST(Measure, GivesPlausibleNumbers) {

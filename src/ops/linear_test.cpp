@@ -15,7 +15,10 @@ struct Operands {
   LinearWeightPtr packed;
 
   Operands(Session& s, const LinearCase& c, DType dtype)
-      : x(s.random({c.T, c.K}, dtype, 1)), w(s.random({c.N, c.K}, DType::kF32, 2)), bias(s.random({c.N}, DType::kF32, 3)), dy(s.random({c.T, c.N}, dtype, 4)) {
+      : x(s.random({c.T, c.K}, dtype, 1)),
+        w(s.random({c.N, c.K}, DType::kF32, 2)),
+        bias(s.random({c.N}, DType::kF32, 3)),
+        dy(s.random({c.T, c.N}, dtype, 4)) {
     packed = pack_linear(s.ctx, w, c.bias ? ConstTensorView(bias) : ConstTensorView{}, dtype, true);
   }
   /// Weight as the product sees it.
@@ -134,7 +137,8 @@ TEST_P(LinearTest, WeightGradientDoesNotDependOnThreads) {
   Tensor first;
   for (const int threads : {1, 2, 3}) {
     Session s(kind(), threads);
-    Tensor x = s.random({1100, 130}, dtype(), 5), dy = s.random({1100, 90}, dtype(), 6), dw = s.filled({90, 130}, DType::kF32, 0.5f), db = s.filled({90}, DType::kF32, 0.0f);
+    Tensor x = s.random({1100, 130}, dtype(), 5), dy = s.random({1100, 90}, dtype(), 6), dw = s.filled({90, 130}, DType::kF32, 0.5f),
+           db = s.filled({90}, DType::kF32, 0.0f);
     linear_backward_weight(s.ctx, dw, db, dy, x);
     if (!first.defined()) first = dw.clone();
     EXPECT_TRUE(same_bits(dw, first)) << threads;
@@ -144,7 +148,8 @@ TEST_P(LinearTest, WeightGradientDoesNotDependOnThreads) {
 TEST_P(LinearTest, StridedViews) {
   Session s(kind());
   const std::int64_t T = 9, N = 20, K = 24;
-  Tensor wide_x = s.random({T, 3 * K}, dtype(), 1), w = s.random({N, K}, DType::kF32, 2), wide_y = s.filled({T, 2 * N}, dtype(), 7.0f), x = s.poisoned({T, K}, dtype()), y = s.poisoned({T, N}, dtype());
+  Tensor wide_x = s.random({T, 3 * K}, dtype(), 1), w = s.random({N, K}, DType::kF32, 2), wide_y = s.filled({T, 2 * N}, dtype(), 7.0f),
+         x = s.poisoned({T, K}, dtype()), y = s.poisoned({T, N}, dtype());
   for (std::int64_t t = 0; t < T; ++t)
     for (std::int64_t k = 0; k < K; ++k) Session::set(x, t * K + k, get(wide_x, t * 3 * K + K + k));
   const auto packed = pack_linear(s.ctx, w, {}, dtype(), true);
@@ -186,7 +191,8 @@ TEST_P(LinearTest, ShapeErrorsNameTheOp) {
 TEST_P(LinearTest, MatmulBothWays) {
   Session s(kind());
   const std::int64_t M = 19, N = 35, K = 270;
-  Tensor a = s.random({M, K}, DType::kF32, 1), b = s.random({K, N}, DType::kF32, 2), bt = s.poisoned({N, K}, DType::kF32), out = s.poisoned({M, N}, DType::kF32), out_t = s.poisoned({M, N}, DType::kF32);
+  Tensor a = s.random({M, K}, DType::kF32, 1), b = s.random({K, N}, DType::kF32, 2), bt = s.poisoned({N, K}, DType::kF32),
+         out = s.poisoned({M, N}, DType::kF32), out_t = s.poisoned({M, N}, DType::kF32);
   for (std::int64_t k = 0; k < K; ++k)
     for (std::int64_t n = 0; n < N; ++n) Session::set(bt, n * K + k, get(b, k * N + n));
   matmul_f32(s.ctx, out, a, b, false);

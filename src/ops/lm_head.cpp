@@ -9,7 +9,8 @@ namespace prl::ops {
 namespace {
 
 void check_rows(ShapeCheck& c, const LinearWeight& w, std::span<const std::int32_t> targets, std::span<const float> temperatures) {
-  c.extent("T", static_cast<std::int64_t>(targets.size()), "targets").extent("T", static_cast<std::int64_t>(temperatures.size()), "temperatures");
+  c.extent("T", static_cast<std::int64_t>(targets.size()), "targets")
+      .extent("T", static_cast<std::int64_t>(temperatures.size()), "temperatures");
   for (const std::int32_t t : targets) c.require(t >= -1 && t < w.num_outputs(), "a target lies outside the vocabulary");
   for (const float t : temperatures) c.require(t > 0.0f && std::isfinite(t), "a temperature is not above 0");
   c.require(!w.has_bias(), "a head with a bias is not supported");
@@ -17,8 +18,8 @@ void check_rows(ShapeCheck& c, const LinearWeight& w, std::span<const std::int32
 
 }  // namespace
 
-void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
-                     std::span<const float> temperatures_T) {
+void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
+                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
   ShapeCheck c("lm_head_logprob", ctx);
   c.extent("H", w.num_inputs(), "w").check("h", h_TH, "T H", w.dtype());
   c.check("logp", logp_T, "T", DType::kF32).check("entropy", entropy_T, "T", DType::kF32).check("lse", lse_T, "T", DType::kF32);
@@ -27,15 +28,23 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
   table_entry(ctx, ctx.table->lm_head_logprob, "lm_head_logprob")(ctx, logp_T, entropy_T, lse_T, h_TH, w, targets_T, temperatures_T);
 }
 
-void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
-                              std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
+                              ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
+                              std::span<const float> temperatures_T) {
   ShapeCheck c("lm_head_logprob_backward", ctx);
-  c.extent("H", w.num_inputs(), "w").extent("V", w.num_outputs(), "w").check("h", h_TH, "T H", w.dtype()).check("dh", dh_TH, "T H", w.dtype());
-  c.check("dw", dw_VH, "V H", DType::kF32).contiguous("dw", dw_VH).check("dlogp", dlogp_T, "T", DType::kF32).check("lse", lse_T, "T", DType::kF32);
+  c.extent("H", w.num_inputs(), "w")
+      .extent("V", w.num_outputs(), "w")
+      .check("h", h_TH, "T H", w.dtype())
+      .check("dh", dh_TH, "T H", w.dtype());
+  c.check("dw", dw_VH, "V H", DType::kF32)
+      .contiguous("dw", dw_VH)
+      .check("dlogp", dlogp_T, "T", DType::kF32)
+      .check("lse", lse_T, "T", DType::kF32);
   c.require(w.has_backward(), "w was packed without its backward form");
   check_rows(c, w, targets_T, temperatures_T);
   if (targets_T.empty()) return;
-  table_entry(ctx, ctx.table->lm_head_logprob_backward, "lm_head_logprob_backward")(ctx, dh_TH, dw_VH, dlogp_T, lse_T, h_TH, w, targets_T, temperatures_T);
+  table_entry(ctx, ctx.table->lm_head_logprob_backward, "lm_head_logprob_backward")(ctx, dh_TH, dw_VH, dlogp_T, lse_T, h_TH, w, targets_T,
+                                                                                    temperatures_T);
 }
 
 void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {

@@ -23,12 +23,13 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
                      std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
 /// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=. No gradient through entropy.
 /// Recomputes the logits in chunks.
-void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T, ConstTensorView h_TH,
-                              const LinearWeight& w, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
+void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
+                              ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
+                              std::span<const float> temperatures_T);
 
 /// One row of sampling settings, already resolved by the engine.
 struct SampleRow {
-  float temperature = 1.0f;           ///< 0 means greedy
+  float temperature = 1.0f;  ///< 0 means greedy
   float top_p = 1.0f;
   float min_p = 0.0f;
   std::int32_t top_k = -1;            ///< <= 0: all
@@ -38,8 +39,8 @@ struct SampleRow {
 };
 struct SampleResult {
   std::int32_t token = 0;
-  float logprob = 0;                                             ///< of `token` under the distribution sampled from
-  std::vector<std::pair<std::int32_t, float>> top_logprobs;      ///< best first, under the same distribution
+  float logprob = 0;                                         ///< of `token` under the distribution sampled from
+  std::vector<std::pair<std::int32_t, float>> top_logprobs;  ///< best first, under the same distribution
 };
 /// Draws one token per row of logits_BV (fp32, device memory; adjusted by penalties and bias before if needed).
 /// With top_p = 1, top_k <= 0, min_p = 0 the logprob equals lm_head_logprob's for the same h, w, temperature bit for bit;

@@ -28,7 +28,9 @@ struct Head {
     targets[0] = 0;
     targets[1] = static_cast<std::int32_t>(V - 1);
   }
-  double weight(std::int64_t v, std::int64_t i) const { return packed->dtype() == DType::kBF16 ? to_f32(to_bf16(w.as<float>()[v * H + i])) : w.as<float>()[v * H + i]; }
+  double weight(std::int64_t v, std::int64_t i) const {
+    return packed->dtype() == DType::kBF16 ? to_f32(to_bf16(w.as<float>()[v * H + i])) : w.as<float>()[v * H + i];
+  }
   std::vector<double> scaled_logits(std::int64_t t) const {
     std::vector<double> x;
     for (std::int64_t v = 0; v < V; ++v) {
@@ -42,7 +44,8 @@ struct Head {
 
 struct Outputs {
   Tensor logp, entropy, lse;
-  Outputs(Session& s, std::int64_t T) : logp(s.poisoned({T}, DType::kF32)), entropy(s.poisoned({T}, DType::kF32)), lse(s.poisoned({T}, DType::kF32)) {}
+  Outputs(Session& s, std::int64_t T)
+      : logp(s.poisoned({T}, DType::kF32)), entropy(s.poisoned({T}, DType::kF32)), lse(s.poisoned({T}, DType::kF32)) {}
 };
 
 double log_sum_exp(const std::vector<double>& x) {
@@ -82,7 +85,8 @@ TEST_P(LmHeadTest, GradientAgreesWithFormula) {
     Head head(s, 13, 20, V, dtype());
     Outputs o(s, head.T);
     lm_head_logprob(s.ctx, o.logp, o.entropy, o.lse, head.h, *head.packed, head.targets, head.temperatures);
-    Tensor dlogp = s.random({head.T}, DType::kF32, 4), dh = s.poisoned({head.T, head.H}, dtype()), dw = s.filled({V, head.H}, DType::kF32, 0.25f);
+    Tensor dlogp = s.random({head.T}, DType::kF32, 4), dh = s.poisoned({head.T, head.H}, dtype()),
+           dw = s.filled({V, head.H}, DType::kF32, 0.25f);
     Session::set(dlogp, 4, 0.0f);
     lm_head_logprob_backward(s.ctx, dh, dw, dlogp, o.lse, head.h, *head.packed, head.targets, head.temperatures);
     std::vector<double> want_dh(static_cast<std::size_t>(head.T * head.H)), want_dw(static_cast<std::size_t>(V * head.H), 0.25);
@@ -92,7 +96,8 @@ TEST_P(LmHeadTest, GradientAgreesWithFormula) {
       const auto x = head.scaled_logits(t);
       const double lse = log_sum_exp(x);
       for (std::int64_t v = 0; v < V; ++v) {
-        const double d = static_cast<double>(get(dlogp, t) / head.temperatures[static_cast<std::size_t>(t)]) * ((v == target) - std::exp(x[static_cast<std::size_t>(v)] - lse));
+        const double d = static_cast<double>(get(dlogp, t) / head.temperatures[static_cast<std::size_t>(t)]) *
+                         ((v == target) - std::exp(x[static_cast<std::size_t>(v)] - lse));
         for (std::int64_t i = 0; i < head.H; ++i) {
           want_dh[static_cast<std::size_t>(t * head.H + i)] += d * head.weight(v, i);
           want_dw[static_cast<std::size_t>(v * head.H + i)] += d * static_cast<double>(get(head.h, t * head.H + i));
@@ -142,12 +147,14 @@ TEST_P(LmHeadTest, SampledLogprobEqualsTrainedLogprob) {
       const std::int64_t n = std::min<std::int64_t>(batch, 40 - t);
       Tensor logits = engine.poisoned({n, head.V}, DType::kF32);
       linear(engine.ctx, logits, head.h.slice(t, n), *head.packed);
-      sample(engine.ctx, std::span(results).subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), logits, std::span(rows).subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)));
+      sample(engine.ctx, std::span(results).subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), logits,
+             std::span(rows).subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)));
     }
     for (std::size_t t = 0; t < 40; ++t) head.targets[t] = results[t].token;
     Outputs o(trainer, 40);
     lm_head_logprob(trainer.ctx, o.logp, o.entropy, o.lse, head.h, *head.packed, head.targets, head.temperatures);
-    for (std::int64_t t = 0; t < 40; ++t) EXPECT_EQ(results[static_cast<std::size_t>(t)].logprob, get(o.logp, t)) << "row " << t << " batch " << batch;
+    for (std::int64_t t = 0; t < 40; ++t)
+      EXPECT_EQ(results[static_cast<std::size_t>(t)].logprob, get(o.logp, t)) << "row " << t << " batch " << batch;
   }
 }
 
@@ -158,7 +165,8 @@ TEST_P(LmHeadTest, BitsDoNotDependOnThreadsOrNeighbours) {
     Head head(s, 90, 40, 2100, dtype());
     Outputs o(s, head.T);
     lm_head_logprob(s.ctx, o.logp, o.entropy, o.lse, head.h, *head.packed, head.targets, head.temperatures);
-    Tensor dlogp = s.random({head.T}, DType::kF32, 4), dh = s.poisoned({head.T, head.H}, dtype()), dw = s.filled({head.V, head.H}, DType::kF32, 0.0f);
+    Tensor dlogp = s.random({head.T}, DType::kF32, 4), dh = s.poisoned({head.T, head.H}, dtype()),
+           dw = s.filled({head.V, head.H}, DType::kF32, 0.0f);
     lm_head_logprob_backward(s.ctx, dh, dw, dlogp, o.lse, head.h, *head.packed, head.targets, head.temperatures);
     if (!first_logp.defined()) {
       first_logp = o.logp.clone();
@@ -172,7 +180,8 @@ TEST_P(LmHeadTest, BitsDoNotDependOnThreadsOrNeighbours) {
     Outputs alone(s, 1);
     const std::span targets(head.targets);
     const std::span temperatures(head.temperatures);
-    lm_head_logprob(s.ctx, alone.logp, alone.entropy, alone.lse, head.h.slice(50, 1), *head.packed, targets.subspan(50, 1), temperatures.subspan(50, 1));
+    lm_head_logprob(s.ctx, alone.logp, alone.entropy, alone.lse, head.h.slice(50, 1), *head.packed, targets.subspan(50, 1),
+                    temperatures.subspan(50, 1));
     EXPECT_EQ(get(alone.logp, 0), get(o.logp, 50));
     std::vector<std::int32_t> mostly_skipped(head.targets.size(), -1);
     mostly_skipped[50] = head.targets[50];

@@ -30,7 +30,8 @@ double best_seconds(OpContext& ctx, double budget, const Body& body) {
 
 double product_flops(OpContext& ctx, DType dtype, double budget) {
   constexpr std::int64_t kM = 512, kN = 1024, kK = 1024;
-  Tensor w = Tensor::zeros(ctx.runtime, {kN, kK}, DType::kF32), x = Tensor::zeros(ctx.runtime, {kM, kK}, dtype), y = Tensor::zeros(ctx.runtime, {kM, kN}, dtype);
+  Tensor w = Tensor::zeros(ctx.runtime, {kN, kK}, DType::kF32), x = Tensor::zeros(ctx.runtime, {kM, kK}, dtype),
+         y = Tensor::zeros(ctx.runtime, {kM, kN}, dtype);
   const LinearWeightPtr packed = pack_linear(ctx, w, {}, dtype, false);
   return 2.0 * kM * kN * kK / best_seconds(ctx, budget, [&] { linear(ctx, y, x, *packed); });
 }
@@ -41,7 +42,8 @@ double read_bandwidth(OpContext& ctx, double budget) {
   Tensor x = Tensor::zeros(ctx.runtime, {kFloats}, DType::kF32);
   if (ctx.runtime->device().kind != DeviceKind::kCpu) {
     Tensor y = Tensor::empty(ctx.runtime, {kFloats}, DType::kF32);
-    return 2.0 * static_cast<double>(x.num_bytes()) / best_seconds(ctx, budget, [&] { ctx.runtime->copy_within(y.data(), x.data(), x.num_bytes()); });
+    return 2.0 * static_cast<double>(x.num_bytes()) /
+           best_seconds(ctx, budget, [&] { ctx.runtime->copy_within(y.data(), x.data(), x.num_bytes()); });
   }
   const auto& kernels = cpu::kernels(ctx);
   std::atomic<int> sink{0};
@@ -56,7 +58,9 @@ double read_bandwidth(OpContext& ctx, double budget) {
 }  // namespace
 
 MachinePeak measure_machine(OpContext& ctx, double seconds) {
-  return {.f32_flops = product_flops(ctx, DType::kF32, seconds * 0.3), .bf16_flops = product_flops(ctx, DType::kBF16, seconds * 0.3), .read_bytes_per_second = read_bandwidth(ctx, seconds * 0.4)};
+  return {.f32_flops = product_flops(ctx, DType::kF32, seconds * 0.3),
+          .bf16_flops = product_flops(ctx, DType::kBF16, seconds * 0.3),
+          .read_bytes_per_second = read_bandwidth(ctx, seconds * 0.4)};
 }
 
 }  // namespace prl::ops

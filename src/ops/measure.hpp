@@ -7,9 +7,9 @@ namespace prl::ops {
 /// What this machine reaches with our own kernels and all threads of the context, measured, not computed: the base of MFU and
 /// of the bandwidth lines of `prl doctor`.
 struct MachinePeak {
-  double f32_flops = 0;               ///< floating-point operations per second of large fp32 products
-  double bf16_flops = 0;              ///< of large bf16 products
-  double read_bytes_per_second = 0;   ///< reading memory far larger than the caches
+  double f32_flops = 0;              ///< floating-point operations per second of large fp32 products
+  double bf16_flops = 0;             ///< of large bf16 products
+  double read_bytes_per_second = 0;  ///< reading memory far larger than the caches
 };
 
 /// Takes about `seconds` in all (default: half a second). Not to be called while the device does other work.

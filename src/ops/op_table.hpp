@@ -22,14 +22,16 @@ struct OpTable {
   void (*matmul_f32)(OpContext&, TensorView, ConstTensorView, ConstTensorView, bool) = nullptr;
 
   void (*attention_varlen)(OpContext&, TensorView, TensorView, const VarlenAttention&) = nullptr;
-  void (*attention_varlen_backward)(OpContext&, TensorView, TensorView, TensorView, std::int64_t, std::int64_t, std::int64_t, ConstTensorView, ConstTensorView, ConstTensorView,
-                                    const VarlenAttention&) = nullptr;
-  void (*kv_write)(OpContext&, const KvLayer&, ConstTensorView, std::int64_t, ConstTensorView, std::int64_t, std::span<const std::int32_t>) = nullptr;
+  void (*attention_varlen_backward)(OpContext&, TensorView, TensorView, TensorView, std::int64_t, std::int64_t, std::int64_t,
+                                    ConstTensorView, ConstTensorView, ConstTensorView, const VarlenAttention&) = nullptr;
+  void (*kv_write)(OpContext&, const KvLayer&, ConstTensorView, std::int64_t, ConstTensorView, std::int64_t,
+                   std::span<const std::int32_t>) = nullptr;
   void (*attention_paged)(OpContext&, TensorView, const PagedAttention&) = nullptr;
 
-  void (*lm_head_logprob)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const LinearWeight&, std::span<const std::int32_t>, std::span<const float>) = nullptr;
-  void (*lm_head_logprob_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView, const LinearWeight&, std::span<const std::int32_t>,
-                                   std::span<const float>) = nullptr;
+  void (*lm_head_logprob)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const LinearWeight&,
+                          std::span<const std::int32_t>, std::span<const float>) = nullptr;
+  void (*lm_head_logprob_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
+                                   const LinearWeight&, std::span<const std::int32_t>, std::span<const float>) = nullptr;
   void (*sample)(OpContext&, std::span<SampleResult>, ConstTensorView, std::span<const SampleRow>) = nullptr;
 
   void (*embedding)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;

@@ -28,8 +28,10 @@ Tensor random(Shape shape, DType dtype, float scale = 1.0f) {
   Rng rng(1);
   for (std::int64_t i = 0; i < t.num_elements(); ++i) {
     const float v = scale * (static_cast<float>(rng.next_u32()) * 0x1.0p-31f - 1.0f);
-    if (dtype == DType::kBF16) t.as<BFloat16>()[i] = to_bf16(v);
-    else t.as<float>()[i] = v;
+    if (dtype == DType::kBF16)
+      t.as<BFloat16>()[i] = to_bf16(v);
+    else
+      t.as<float>()[i] = v;
   }
   return t;
 }
@@ -62,47 +64,63 @@ void bench_linear_backward(benchmark::State& state, LinearCase c, DType dtype, s
   report(state, 4.0 * static_cast<double>(T * c.N * c.K), 0);
 }
 
-void bench_attention(benchmark::State& state, DType dtype, std::int64_t Hq, std::int64_t Hkv, std::int64_t D, std::int64_t length, std::int64_t sequences, bool backward) {
+void bench_attention(benchmark::State& state, DType dtype, std::int64_t Hq, std::int64_t Hkv, std::int64_t D, std::int64_t length,
+                     std::int64_t sequences, bool backward) {
   const std::int64_t T = length * sequences;
-  Tensor q = random({T, Hq, D}, dtype), k = random({T, Hkv, D}, dtype), v = random({T, Hkv, D}, dtype), out = random({T, Hq, D}, dtype), lse = random({T, Hq}, DType::kF32);
+  Tensor q = random({T, Hq, D}, dtype), k = random({T, Hkv, D}, dtype), v = random({T, Hkv, D}, dtype), out = random({T, Hq, D}, dtype),
+         lse = random({T, Hq}, DType::kF32);
   Tensor dq = random({T, Hq, D}, dtype), dk = random({T, Hkv, D}, dtype), dv = random({T, Hkv, D}, dtype), dout = random({T, Hq, D}, dtype);
   std::vector<std::int32_t> cu;
   for (std::int64_t s = 0; s <= sequences; ++s) cu.push_back(static_cast<std::int32_t>(s * length));
   VarlenAttention a{.q_THD = q, .k_TKD = k, .v_TKD = v, .cu_seqlens = cu, .scale = 1.0f / std::sqrt(static_cast<float>(D))};
   attention_varlen(context(), out, lse, a);
   for (auto _ : state) {
-    if (backward) attention_varlen_backward(context(), dq, dk, dv, 0, 0, 0, dout, out, lse, a);
-    else attention_varlen(context(), out, lse, a);
+    if (backward)
+      attention_varlen_backward(context(), dq, dk, dv, 0, 0, 0, dout, out, lse, a);
+    else
+      attention_varlen(context(), out, lse, a);
   }
   const double pairs = static_cast<double>(sequences) * static_cast<double>(length) * static_cast<double>(length + 1) / 2.0;
   report(state, (backward ? 10.0 : 4.0) * pairs * static_cast<double>(Hq * D), 0);
 }
 
-void bench_decode(benchmark::State& state, DType dtype, std::int64_t Hq, std::int64_t Hkv, std::int64_t D, std::int64_t length, std::int64_t sequences) {
+void bench_decode(benchmark::State& state, DType dtype, std::int64_t Hq, std::int64_t Hkv, std::int64_t D, std::int64_t length,
+                  std::int64_t sequences) {
   constexpr std::int64_t kBlock = 64;
   const std::int64_t blocks = (length + kBlock - 1) / kBlock;
-  Tensor k = random({sequences * blocks, Hkv, kBlock, D}, dtype), v = random({sequences * blocks, Hkv, kBlock, D}, dtype), q = random({sequences, Hq, D}, dtype), out = random({sequences, Hq, D}, dtype);
+  Tensor k = random({sequences * blocks, Hkv, kBlock, D}, dtype), v = random({sequences * blocks, Hkv, kBlock, D}, dtype),
+         q = random({sequences, Hq, D}, dtype), out = random({sequences, Hq, D}, dtype);
   std::vector<std::int32_t> start = {0}, context_len, table;
   for (std::int64_t s = 0; s < sequences; ++s) {
     start.push_back(static_cast<std::int32_t>(s + 1));
     context_len.push_back(static_cast<std::int32_t>(length));
     for (std::int64_t b = 0; b < blocks; ++b) table.push_back(static_cast<std::int32_t>(b * sequences + s));
   }
-  const PagedAttention a{.q_THD = q, .layer = {k, v}, .query_start = start, .context_len = context_len, .block_table = table, .max_blocks = static_cast<std::int32_t>(blocks), .scale = 0.125f};
+  const PagedAttention a{.q_THD = q,
+                         .layer = {k, v},
+                         .query_start = start,
+                         .context_len = context_len,
+                         .block_table = table,
+                         .max_blocks = static_cast<std::int32_t>(blocks),
+                         .scale = 0.125f};
   for (auto _ : state) attention_paged(context(), out, a);
-  report(state, 4.0 * static_cast<double>(sequences * length * Hq * D), static_cast<double>(2 * sequences * length * Hkv * D) * static_cast<double>(size_of(dtype)));
+  report(state, 4.0 * static_cast<double>(sequences * length * Hq * D),
+         static_cast<double>(2 * sequences * length * Hkv * D) * static_cast<double>(size_of(dtype)));
 }
 
 void bench_lm_head(benchmark::State& state, DType dtype, std::int64_t T, bool backward) {
   constexpr std::int64_t kV = 49152, kH = 576;
   const auto w = pack_linear(context(), random({kV, kH}, dtype), {}, dtype, true);
-  Tensor h = random({T, kH}, dtype), logp = random({T}, DType::kF32), entropy = random({T}, DType::kF32), lse = random({T}, DType::kF32), dh = random({T, kH}, dtype), dw = random({kV, kH}, DType::kF32);
+  Tensor h = random({T, kH}, dtype), logp = random({T}, DType::kF32), entropy = random({T}, DType::kF32), lse = random({T}, DType::kF32),
+         dh = random({T, kH}, dtype), dw = random({kV, kH}, DType::kF32);
   std::vector<std::int32_t> targets(static_cast<std::size_t>(T), 7);
   std::vector<float> temperatures(static_cast<std::size_t>(T), 1.0f);
   lm_head_logprob(context(), logp, entropy, lse, h, *w, targets, temperatures);
   for (auto _ : state) {
-    if (backward) lm_head_logprob_backward(context(), dh, dw, logp, lse, h, *w, targets, temperatures);
-    else lm_head_logprob(context(), logp, entropy, lse, h, *w, targets, temperatures);
+    if (backward)
+      lm_head_logprob_backward(context(), dh, dw, logp, lse, h, *w, targets, temperatures);
+    else
+      lm_head_logprob(context(), logp, entropy, lse, h, *w, targets, temperatures);
   }
   report(state, (backward ? 6.0 : 2.0) * static_cast<double>(T * kV * kH), 0);
 }
@@ -116,7 +134,8 @@ void bench_sample(benchmark::State& state, std::int64_t B, float top_p) {
 }
 
 void bench_rows(benchmark::State& state, DType dtype, std::int64_t T) {
-  Tensor x = random({T, 576}, dtype), y = random({T, 576}, dtype), w = random({576}, DType::kF32), gu = random({T, 3072}, dtype), out = random({T, 1536}, dtype);
+  Tensor x = random({T, 576}, dtype), y = random({T, 576}, dtype), w = random({576}, DType::kF32), gu = random({T, 3072}, dtype),
+         out = random({T, 1536}, dtype);
   for (auto _ : state) {
     rms_norm(context(), y, x, w, 1e-5f);
     swiglu(context(), out, gu);
@@ -135,23 +154,33 @@ void bench_machine(benchmark::State& state) {
 
 template <typename Function, typename... Args>
 void add(const std::string& name, Function function, Args... args) {
-  benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { function(state, args...); })->UseRealTime()->Unit(benchmark::kMicrosecond)->MinTime(0.2);
+  benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) { function(state, args...); })
+      ->UseRealTime()
+      ->Unit(benchmark::kMicrosecond)
+      ->MinTime(0.2);
 }
 
 const bool kRegistered = [] {
-  benchmark::AddCustomContext("cpu", fmt::format("{}, {}, {} threads", cpu_features().name, context().table->name, session().pool().num_threads()));
+  benchmark::AddCustomContext(
+      "cpu", fmt::format("{}, {}, {} threads", cpu_features().name, context().table->name, session().pool().num_threads()));
   benchmark::RegisterBenchmark("machine", bench_machine)->Iterations(1)->UseRealTime();
   for (const DType t : {DType::kF32, DType::kBF16}) {
     for (const LinearCase& c : kLinearBenchCases)
-      for (const std::int64_t T : {1, 8, 32, 128, 1024}) add(fmt::format("linear/{}/{}/T{}", to_string(t), c.name, T), bench_linear, c, t, T);
-    for (const LinearCase& c : kLinearBenchCases) add(fmt::format("linear_backward/{}/{}/T1024", to_string(t), c.name), bench_linear_backward, c, t, std::int64_t{1024});
+      for (const std::int64_t T : {1, 8, 32, 128, 1024})
+        add(fmt::format("linear/{}/{}/T{}", to_string(t), c.name, T), bench_linear, c, t, T);
+    for (const LinearCase& c : kLinearBenchCases)
+      add(fmt::format("linear_backward/{}/{}/T1024", to_string(t), c.name), bench_linear_backward, c, t, std::int64_t{1024});
     for (const bool backward : {false, true}) {
-      add(fmt::format("attention{}/{}/135M/L256x8", backward ? "_backward" : "", to_string(t)), bench_attention, t, std::int64_t{9}, std::int64_t{3}, std::int64_t{64}, std::int64_t{256}, std::int64_t{8}, backward);
-      add(fmt::format("attention{}/{}/0.6B/L1024x2", backward ? "_backward" : "", to_string(t)), bench_attention, t, std::int64_t{16}, std::int64_t{8}, std::int64_t{128}, std::int64_t{1024}, std::int64_t{2}, backward);
+      add(fmt::format("attention{}/{}/135M/L256x8", backward ? "_backward" : "", to_string(t)), bench_attention, t, std::int64_t{9},
+          std::int64_t{3}, std::int64_t{64}, std::int64_t{256}, std::int64_t{8}, backward);
+      add(fmt::format("attention{}/{}/0.6B/L1024x2", backward ? "_backward" : "", to_string(t)), bench_attention, t, std::int64_t{16},
+          std::int64_t{8}, std::int64_t{128}, std::int64_t{1024}, std::int64_t{2}, backward);
       add(fmt::format("lm_head{}/{}/T512", backward ? "_backward" : "", to_string(t)), bench_lm_head, t, std::int64_t{512}, backward);
     }
-    add(fmt::format("decode/{}/135M/L512x32", to_string(t)), bench_decode, t, std::int64_t{9}, std::int64_t{3}, std::int64_t{64}, std::int64_t{512}, std::int64_t{32});
-    add(fmt::format("decode/{}/0.6B/L4096x1", to_string(t)), bench_decode, t, std::int64_t{16}, std::int64_t{8}, std::int64_t{128}, std::int64_t{4096}, std::int64_t{1});
+    add(fmt::format("decode/{}/135M/L512x32", to_string(t)), bench_decode, t, std::int64_t{9}, std::int64_t{3}, std::int64_t{64},
+        std::int64_t{512}, std::int64_t{32});
+    add(fmt::format("decode/{}/0.6B/L4096x1", to_string(t)), bench_decode, t, std::int64_t{16}, std::int64_t{8}, std::int64_t{128},
+        std::int64_t{4096}, std::int64_t{1});
     add(fmt::format("rows/{}/T1024", to_string(t)), bench_rows, t, std::int64_t{1024});
   }
   add("sample/all/B32", bench_sample, std::int64_t{32}, 1.0f);

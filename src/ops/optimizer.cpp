@@ -6,7 +6,9 @@
 namespace prl::ops {
 namespace {
 
-void check_state(ShapeCheck& c, std::string_view name, const ConstTensorView& v) { c.check(name, v, "R C", DType::kF32).contiguous(name, v); }
+void check_state(ShapeCheck& c, std::string_view name, const ConstTensorView& v) {
+  c.check(name, v, "R C", DType::kF32).contiguous(name, v);
+}
 
 }  // namespace
 

@@ -18,7 +18,8 @@ TEST_P(OptimizerTest, AdamW) {
   for (const float x : values(p)) wp.push_back(x);
   for (std::int64_t step = 1; step <= 3; ++step) {
     Tensor g = s.random({n}, DType::kF32, 10 + static_cast<std::uint64_t>(step));
-    adamw(s.ctx, p, m, v, g, {.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 0.5f, .step = step});
+    adamw(s.ctx, p, m, v, g,
+          {.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.99f, .eps = 1e-8f, .weight_decay = 0.1f, .grad_scale = 0.5f, .step = step});
     for (std::int64_t i = 0; i < n; ++i) {
       const auto k = static_cast<std::size_t>(i);
       const double d = 0.5 * get(g, i);
@@ -43,7 +44,13 @@ TEST_P(OptimizerTest, Sgd) {
       for (const float x : values(p)) wp.push_back(x);
       for (int step = 0; step < 3; ++step) {
         Tensor g = s.random({n}, DType::kF32, 20 + static_cast<std::uint64_t>(step));
-        sgd(s.ctx, p, buffer, g, {.lr = 0.1f, .momentum = static_cast<float>(momentum), .weight_decay = 0.01f, .grad_scale = 2.0f, .nesterov = nesterov, .is_first_step = step == 0});
+        sgd(s.ctx, p, buffer, g,
+            {.lr = 0.1f,
+             .momentum = static_cast<float>(momentum),
+             .weight_decay = 0.01f,
+             .grad_scale = 2.0f,
+             .nesterov = nesterov,
+             .is_first_step = step == 0});
         for (std::int64_t i = 0; i < n; ++i) {
           const auto k = static_cast<std::size_t>(i);
           double d = 2.0 * get(g, i) + 0.01 * wp[k];
@@ -123,7 +130,8 @@ TEST_P(OptimizerTest, MuonFollowsTheNewtonSchulzIteration) {
   EXPECT_LT(worst_error(values(p), want, 1.0), 1e-5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, OptimizerTest, ::testing::ValuesIn(available_kinds()), [](const auto& param) { return cpu::to_string(param.param); });
+INSTANTIATE_TEST_SUITE_P(Cpu, OptimizerTest, ::testing::ValuesIn(available_kinds()),
+                         [](const auto& param) { return cpu::to_string(param.param); });
 
 }  // namespace
 }  // namespace prl::ops

@@ -15,29 +15,49 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, Cons
 
 void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T) {
   ShapeCheck c("embedding_backward", ctx);
-  c.check("dtable", dtable_VH, "V H", DType::kF32).check("dout", dout_TH, "T H").check("ids", ids_T, "T", DType::kI32).floating("dout", dout_TH);
+  c.check("dtable", dtable_VH, "V H", DType::kF32)
+      .check("dout", dout_TH, "T H")
+      .check("ids", ids_T, "T", DType::kI32)
+      .floating("dout", dout_TH);
   if (ids_T.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->embedding_backward, "embedding_backward")(ctx, dtable_VH, dout_TH, ids_T);
 }
 
 void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps) {
   ShapeCheck c("rms_norm", ctx);
-  c.check("y", y_RC, "R C").check("x", x_RC, "R C").check("w", w_C, "C", DType::kF32).floating("x", x_RC).same_dtype("y", y_RC.dtype, "x", x_RC.dtype);
+  c.check("y", y_RC, "R C")
+      .check("x", x_RC, "R C")
+      .check("w", w_C, "C", DType::kF32)
+      .floating("x", x_RC)
+      .same_dtype("y", y_RC.dtype, "x", x_RC.dtype);
   if (x_RC.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->rms_norm, "rms_norm")(ctx, y_RC, x_RC, w_C, eps);
 }
 
-void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC, ConstTensorView w_C, float eps) {
+void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC,
+                  ConstTensorView w_C, float eps) {
   ShapeCheck c("add_rms_norm", ctx);
-  c.check("y", y_RC, "R C").check("sum", sum_RC, "R C").check("x", x_RC, "R C").check("residual", residual_RC, "R C").check("w", w_C, "C", DType::kF32);
-  c.floating("x", x_RC).same_dtype("y", y_RC.dtype, "x", x_RC.dtype).same_dtype("sum", sum_RC.dtype, "x", x_RC.dtype).same_dtype("residual", residual_RC.dtype, "x", x_RC.dtype);
+  c.check("y", y_RC, "R C")
+      .check("sum", sum_RC, "R C")
+      .check("x", x_RC, "R C")
+      .check("residual", residual_RC, "R C")
+      .check("w", w_C, "C", DType::kF32);
+  c.floating("x", x_RC)
+      .same_dtype("y", y_RC.dtype, "x", x_RC.dtype)
+      .same_dtype("sum", sum_RC.dtype, "x", x_RC.dtype)
+      .same_dtype("residual", residual_RC.dtype, "x", x_RC.dtype);
   if (x_RC.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->add_rms_norm, "add_rms_norm")(ctx, y_RC, sum_RC, x_RC, residual_RC, w_C, eps);
 }
 
-void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps, bool accumulate) {
+void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C,
+                       float eps, bool accumulate) {
   ShapeCheck c("rms_norm_backward", ctx);
-  c.check("dx", dx_RC, "R C").check("dy", dy_RC, "R C").check("x", x_RC, "R C").check("w", w_C, "C", DType::kF32).check("dw", dw_C, "C", DType::kF32);
+  c.check("dx", dx_RC, "R C")
+      .check("dy", dy_RC, "R C")
+      .check("x", x_RC, "R C")
+      .check("w", w_C, "C", DType::kF32)
+      .check("dw", dw_C, "C", DType::kF32);
   c.floating("x", x_RC).same_dtype("dx", dx_RC.dtype, "x", x_RC.dtype).same_dtype("dy", dy_RC.dtype, "x", x_RC.dtype);
   if (x_RC.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->rms_norm_backward, "rms_norm_backward")(ctx, dx_RC, dw_C, dy_RC, x_RC, w_C, eps, accumulate);
@@ -45,7 +65,12 @@ void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstT
 
 void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
   ShapeCheck c("add", ctx);
-  c.check("out", out, "R C").check("a", a, "R C").check("b", b, "R C").floating("a", a).same_dtype("out", out.dtype, "a", a.dtype).same_dtype("b", b.dtype, "a", a.dtype);
+  c.check("out", out, "R C")
+      .check("a", a, "R C")
+      .check("b", b, "R C")
+      .floating("a", a)
+      .same_dtype("out", out.dtype, "a", a.dtype)
+      .same_dtype("b", b.dtype, "a", a.dtype);
   if (out.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->add, "add")(ctx, out, a, b);
 }
@@ -60,8 +85,13 @@ void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
 
 void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
   ShapeCheck c("swiglu_backward", ctx);
-  c.check("dout", dout_TF, "T F").check("gate_up", gate_up_T2F, "T 2F").check("dgate_up", dgate_up_T2F, "T 2F").extent("2F", 2 * dout_TF.shape.num_cols(), "dout");
-  c.floating("dout", dout_TF).same_dtype("dout", dout_TF.dtype, "gate_up", gate_up_T2F.dtype).same_dtype("dout", dout_TF.dtype, "dgate_up", dgate_up_T2F.dtype);
+  c.check("dout", dout_TF, "T F")
+      .check("gate_up", gate_up_T2F, "T 2F")
+      .check("dgate_up", dgate_up_T2F, "T 2F")
+      .extent("2F", 2 * dout_TF.shape.num_cols(), "dout");
+  c.floating("dout", dout_TF)
+      .same_dtype("dout", dout_TF.dtype, "gate_up", gate_up_T2F.dtype)
+      .same_dtype("dout", dout_TF.dtype, "dgate_up", dgate_up_T2F.dtype);
   if (dout_TF.shape.num_elements() == 0) return;
   table_entry(ctx, ctx.table->swiglu_backward, "swiglu_backward")(ctx, dgate_up_T2F, dout_TF, gate_up_T2F);
 }
@@ -71,7 +101,9 @@ void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTens
   TensorView dense = x_THD;
   dense.row_stride = x_THD.shape.num_cols();  // the token stride is given apart
   c.check("x", dense, "T Hd D").check("positions", positions_T, "T", DType::kI32).floating("x", x_THD);
-  c.check("cos", table.cos_PD2, "P D/2", DType::kF32).check("sin", table.sin_PD2, "P D/2", DType::kF32).extent("D/2", x_THD.shape[2] / 2, "x");
+  c.check("cos", table.cos_PD2, "P D/2", DType::kF32)
+      .check("sin", table.sin_PD2, "P D/2", DType::kF32)
+      .extent("D/2", x_THD.shape[2] / 2, "x");
   c.require(x_THD.shape[2] % 2 == 0, "D must be even");
   if (token_stride == 0) token_stride = x_THD.shape[1] * x_THD.shape[2];
   c.require(token_stride >= x_THD.shape[1] * x_THD.shape[2] || x_THD.shape[0] <= 1, "token_stride is smaller than heads * D");

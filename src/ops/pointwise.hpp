@@ -16,9 +16,11 @@ void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView do
 /// y_RC = x_RC / sqrt(mean(x^2) + eps) * w_C; w fp32. Rows may be strided (QK-norm over [T*heads, D] slices).
 void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps);
 /// sum_RC = x + residual (rounded to the dtype), y = rms_norm(sum). Equal bit for bit to add followed by rms_norm.
-void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC, ConstTensorView w_C, float eps);
+void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC,
+                  ConstTensorView w_C, float eps);
 /// dx_RC = gradient (or += if accumulate); dw_C (fp32) += gradient of w.
-void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps, bool accumulate);
+void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C,
+                       float eps, bool accumulate);
 
 /// out = a + b, element by element; out may alias a or b.
 void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b);

@@ -22,7 +22,8 @@ double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 TEST_P(PointwiseTest, RmsNormForwardAndBackward) {
   Session s(kind());
   for (const auto [R, C] : kSizes) {
-    Tensor x = s.random({R, C}, dtype(), 1), w = s.random({C}, DType::kF32, 2), dy = s.random({R, C}, dtype(), 3), y = s.poisoned({R, C}, dtype()), dx = s.poisoned({R, C}, dtype());
+    Tensor x = s.random({R, C}, dtype(), 1), w = s.random({C}, DType::kF32, 2), dy = s.random({R, C}, dtype(), 3),
+           y = s.poisoned({R, C}, dtype()), dx = s.poisoned({R, C}, dtype());
     Tensor dw = s.filled({C}, DType::kF32, 0.5f);
     rms_norm(s.ctx, y, x, w, 1e-5f);
     rms_norm_backward(s.ctx, dx, dw, dy, x, w, 1e-5f, false);
@@ -53,7 +54,8 @@ TEST_P(PointwiseTest, AddRmsNormEqualsItsParts) {
   Session s(kind());
   const std::int64_t R = 7, C = 77;
   Tensor x = s.random({R, C}, dtype(), 1), residual = s.random({R, C}, dtype(), 2), w = s.random({C}, DType::kF32, 3);
-  Tensor y = s.poisoned({R, C}, dtype()), sum = s.poisoned({R, C}, dtype()), want_sum = s.poisoned({R, C}, dtype()), want = s.poisoned({R, C}, dtype());
+  Tensor y = s.poisoned({R, C}, dtype()), sum = s.poisoned({R, C}, dtype()), want_sum = s.poisoned({R, C}, dtype()),
+         want = s.poisoned({R, C}, dtype());
   add_rms_norm(s.ctx, y, sum, x, residual, w, 1e-6f);
   add(s.ctx, want_sum, x, residual);
   rms_norm(s.ctx, want, want_sum, w, 1e-6f);
@@ -63,7 +65,8 @@ TEST_P(PointwiseTest, AddRmsNormEqualsItsParts) {
 
 TEST_P(PointwiseTest, RmsNormOfStridedHeads) {
   Session s(kind());
-  Tensor wide = s.random({10, 96}, dtype(), 1), w = s.random({32}, DType::kF32, 2), dense = s.poisoned({10, 32}, dtype()), y = s.poisoned({10, 32}, dtype());
+  Tensor wide = s.random({10, 96}, dtype(), 1), w = s.random({32}, DType::kF32, 2), dense = s.poisoned({10, 32}, dtype()),
+         y = s.poisoned({10, 32}, dtype());
   for (std::int64_t r = 0; r < 10; ++r)
     for (std::int64_t c = 0; c < 32; ++c) Session::set(dense, r * 32 + c, get(wide, r * 96 + 32 + c));
   rms_norm(s.ctx, y, dense, w, 1e-6f);
@@ -76,7 +79,8 @@ TEST_P(PointwiseTest, RmsNormOfStridedHeads) {
 TEST_P(PointwiseTest, SwigluForwardAndBackward) {
   Session s(kind());
   for (const auto [T, F] : kSizes) {
-    Tensor gu = s.random({T, 2 * F}, dtype(), 1, 3.0f), dout = s.random({T, F}, dtype(), 2), out = s.poisoned({T, F}, dtype()), dgu = s.poisoned({T, 2 * F}, dtype());
+    Tensor gu = s.random({T, 2 * F}, dtype(), 1, 3.0f), dout = s.random({T, F}, dtype(), 2), out = s.poisoned({T, F}, dtype()),
+           dgu = s.poisoned({T, 2 * F}, dtype());
     swiglu(s.ctx, out, gu);
     swiglu_backward(s.ctx, dgu, dout, gu);
     std::vector<double> want, want_d(static_cast<std::size_t>(T * 2 * F));
@@ -131,7 +135,8 @@ TEST_P(PointwiseTest, RopeRotatesHalvesAndBack) {
       for (std::int64_t h = 0; h < heads; ++h)
         for (std::int64_t i = 0; i < half; ++i) {
           const std::int64_t at = t * stride + h * D + i;
-          const double c = get(table.cos_PD2, p * half + i), sn = get(table.sin_PD2, p * half + i), a = get(before, at), b = get(before, at + half);
+          const double c = get(table.cos_PD2, p * half + i), sn = get(table.sin_PD2, p * half + i), a = get(before, at),
+                       b = get(before, at + half);
           EXPECT_NEAR(get(x, at), a * c - b * sn, tolerance(dtype(), 1e-6) * 4);
           EXPECT_NEAR(get(x, at + half), b * c + a * sn, tolerance(dtype(), 1e-6) * 4);
         }
@@ -147,7 +152,8 @@ TEST_P(PointwiseTest, RopeRotatesHalvesAndBack) {
 TEST_P(PointwiseTest, EmbeddingAndItsGradient) {
   Session s(kind());
   const std::int64_t V = 11, H = 70;
-  Tensor table = s.random({V, H}, dtype(), 1), ids = s.ints({3, 0, 3, 10, 3}), out = s.poisoned({5, H}, dtype()), dout = s.random({5, H}, dtype(), 2), dtable = s.filled({V, H}, DType::kF32, 1.0f);
+  Tensor table = s.random({V, H}, dtype(), 1), ids = s.ints({3, 0, 3, 10, 3}), out = s.poisoned({5, H}, dtype()),
+         dout = s.random({5, H}, dtype(), 2), dtable = s.filled({V, H}, DType::kF32, 1.0f);
   embedding(s.ctx, out, table, ids);
   embedding_backward(s.ctx, dtable, dout, ids);
   std::vector<double> want(static_cast<std::size_t>(V * H), 1.0);
@@ -166,7 +172,8 @@ TEST_P(PointwiseTest, AddMayAliasAndCastRounds) {
   Session s(kind());
   Tensor a = s.random({5, 33}, dtype(), 1), b = s.random({5, 33}, dtype(), 2), want = s.poisoned({5, 33}, dtype());
   add(s.ctx, want, a, b);
-  for (std::int64_t i = 0; i < a.num_elements(); ++i) EXPECT_EQ(get(want, i), dtype() == DType::kBF16 ? to_f32(to_bf16(get(a, i) + get(b, i))) : get(a, i) + get(b, i));
+  for (std::int64_t i = 0; i < a.num_elements(); ++i)
+    EXPECT_EQ(get(want, i), dtype() == DType::kBF16 ? to_f32(to_bf16(get(a, i) + get(b, i))) : get(a, i) + get(b, i));
   add(s.ctx, a, a, b);
   EXPECT_TRUE(same_bits(a, want));
   Tensor f = s.random({9001}, DType::kF32, 3), h = s.poisoned({9001}, DType::kBF16), back = s.poisoned({9001}, DType::kF32);
@@ -183,7 +190,8 @@ TEST_P(PointwiseTest, AddMayAliasAndCastRounds) {
 
 TEST_P(PointwiseTest, CastOfHalfPrecision) {
   Session s(kind());
-  Tensor half = Tensor::empty(s.runtime, {65536}, DType::kF16), wide = s.poisoned({65536}, DType::kF32), back = Tensor::empty(s.runtime, {65536}, DType::kF16);
+  Tensor half = Tensor::empty(s.runtime, {65536}, DType::kF16), wide = s.poisoned({65536}, DType::kF32),
+         back = Tensor::empty(s.runtime, {65536}, DType::kF16);
   for (std::uint32_t i = 0; i < 65536; ++i) half.as<std::uint16_t>()[i] = static_cast<std::uint16_t>(i);
   cast(s.ctx, wide, half);
   cast(s.ctx, back, wide);
@@ -213,7 +221,8 @@ TEST_P(PointwiseTest, BitsDoNotDependOnThreadsOrRows) {
   std::vector<Tensor> first;
   for (const int threads : {1, 2, 3}) {
     Session s(kind(), threads);
-    Tensor x = s.random({R, 2 * C}, dtype(), 1), half = s.random({R, C}, dtype(), 4), w = s.random({C}, DType::kF32, 2), dw = s.filled({C}, DType::kF32, 0.0f), grad = s.filled({50, C}, DType::kF32, 0.0f);
+    Tensor x = s.random({R, 2 * C}, dtype(), 1), half = s.random({R, C}, dtype(), 4), w = s.random({C}, DType::kF32, 2),
+           dw = s.filled({C}, DType::kF32, 0.0f), grad = s.filled({50, C}, DType::kF32, 0.0f);
     std::vector<Tensor> out;
     for (int i = 0; i < 3; ++i) out.push_back(s.poisoned({R, C}, dtype()));
     out.push_back(s.poisoned({R, 2 * C}, dtype()));
@@ -227,7 +236,8 @@ TEST_P(PointwiseTest, BitsDoNotDependOnThreadsOrRows) {
     Tensor squares = s.filled({1}, DType::kF32, static_cast<float>(sum_squares(s.ctx, s.random({100000}, DType::kF32, 5))));
     out.insert(out.end(), {dw, grad, squares});
     if (first.empty()) first = out;
-    for (std::size_t i = 0; i < out.size(); ++i) EXPECT_TRUE(same_bits(out[i], first[i])) << "output " << i << ", " << threads << " threads";
+    for (std::size_t i = 0; i < out.size(); ++i)
+      EXPECT_TRUE(same_bits(out[i], first[i])) << "output " << i << ", " << threads << " threads";
     Tensor row = s.poisoned({1, C}, dtype()), act = s.poisoned({1, C}, dtype());
     rms_norm(s.ctx, row, half.slice(333, 1), w, 1e-6f);
     swiglu(s.ctx, act, x.slice(333, 1));

@@ -92,7 +92,8 @@ TEST_F(SampleTest, TopPOverAWideFlatDistribution) {
   EXPECT_EQ(r.top_logprobs[0].first, 4321);
   EXPECT_EQ(r.top_logprobs[1].first, 0);
   double kept = 0;
-  for (const auto& [token, logprob] : draw(logits, {.top_p = 0.5f, .seed = 9, .num_top_logprobs = 5000}).top_logprobs) kept += std::exp(static_cast<double>(logprob));
+  for (const auto& [token, logprob] : draw(logits, {.top_p = 0.5f, .seed = 9, .num_top_logprobs = 5000}).top_logprobs)
+    kept += std::exp(static_cast<double>(logprob));
   EXPECT_NEAR(kept, 1.0, 1e-4);
 }
 

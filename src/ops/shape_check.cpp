@@ -26,7 +26,8 @@ ShapeCheck& ShapeCheck::extent(std::string_view symbol, std::int64_t value, std:
   for (int i = 0; i < num_bindings_; ++i) {
     const Binding& b = bindings_[static_cast<std::size_t>(i)];
     if (b.symbol != symbol) continue;
-    if (b.value != value) fail(ErrorCode::kShape, "[{}] {} has {} = {}, but {} has {} = {}", op_, where, symbol, value, b.where, symbol, b.value);
+    if (b.value != value)
+      fail(ErrorCode::kShape, "[{}] {} has {} = {}, but {} has {} = {}", op_, where, symbol, value, b.where, symbol, b.value);
     return *this;
   }
   PRL_CHECK(num_bindings_ < static_cast<int>(bindings_.size()), "too many symbols in {}", op_);
@@ -35,11 +36,14 @@ ShapeCheck& ShapeCheck::extent(std::string_view symbol, std::int64_t value, std:
 }
 
 ShapeCheck& ShapeCheck::check(std::string_view name, const ConstTensorView& view, std::string_view pattern) {
-  if (view.data == nullptr && view.shape.num_elements() != 0) fail(ErrorCode::kShape, "[{}] {} {} has no memory", op_, name, view.shape.to_string());
-  if (view.device != device_) fail(ErrorCode::kShape, "[{}] {} lives on {}, the op runs on {}", op_, name, to_string(view.device), to_string(device_));
+  if (view.data == nullptr && view.shape.num_elements() != 0)
+    fail(ErrorCode::kShape, "[{}] {} {} has no memory", op_, name, view.shape.to_string());
+  if (view.device != device_)
+    fail(ErrorCode::kShape, "[{}] {} lives on {}, the op runs on {}", op_, name, to_string(view.device), to_string(device_));
   const int symbols = count_symbols(pattern);
   const bool as_matrix = symbols == 2 && view.shape.num_dims() != 2;
-  if (!as_matrix && symbols != view.shape.num_dims()) fail(ErrorCode::kShape, "[{}] {} has shape {}, wanted [{}]", op_, name, view.shape.to_string(), pattern);
+  if (!as_matrix && symbols != view.shape.num_dims())
+    fail(ErrorCode::kShape, "[{}] {} has shape {}, wanted [{}]", op_, name, view.shape.to_string(), pattern);
   std::size_t begin = 0;
   for (int i = 0; i < symbols; ++i) {
     std::size_t end = pattern.find(' ', begin);
@@ -48,7 +52,8 @@ ShapeCheck& ShapeCheck::check(std::string_view name, const ConstTensorView& view
     extent(pattern.substr(begin, end - begin), value, name);
     begin = end + 1;
   }
-  if (view.shape.num_rows() > 1 && view.row_stride < view.shape.num_cols()) fail(ErrorCode::kShape, "[{}] rows of {} overlap: stride {} for {} columns", op_, name, view.row_stride, view.shape.num_cols());
+  if (view.shape.num_rows() > 1 && view.row_stride < view.shape.num_cols())
+    fail(ErrorCode::kShape, "[{}] rows of {} overlap: stride {} for {} columns", op_, name, view.row_stride, view.shape.num_cols());
   return *this;
 }
 
@@ -58,12 +63,15 @@ ShapeCheck& ShapeCheck::check(std::string_view name, const ConstTensorView& view
 }
 
 ShapeCheck& ShapeCheck::contiguous(std::string_view name, const ConstTensorView& view) {
-  if (!view.is_contiguous() && view.shape.num_rows() > 1) fail(ErrorCode::kShape, "[{}] {} {} must be contiguous, its rows are {} elements apart", op_, name, view.shape.to_string(), view.row_stride);
+  if (!view.is_contiguous() && view.shape.num_rows() > 1)
+    fail(ErrorCode::kShape, "[{}] {} {} must be contiguous, its rows are {} elements apart", op_, name, view.shape.to_string(),
+         view.row_stride);
   return *this;
 }
 
 ShapeCheck& ShapeCheck::floating(std::string_view name, const ConstTensorView& view) {
-  if (view.dtype != DType::kF32 && view.dtype != DType::kBF16) fail(ErrorCode::kShape, "[{}] {} is {}, wanted F32 or BF16", op_, name, to_string(view.dtype));
+  if (view.dtype != DType::kF32 && view.dtype != DType::kBF16)
+    fail(ErrorCode::kShape, "[{}] {} is {}, wanted F32 or BF16", op_, name, to_string(view.dtype));
   return *this;
 }
 

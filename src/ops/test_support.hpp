@@ -19,7 +19,8 @@ namespace prl::ops::testing {
 
 inline std::vector<cpu::CpuKind> available_kinds() {
   std::vector<cpu::CpuKind> out;
-  for (const auto kind : {cpu::CpuKind::kPortable, cpu::CpuKind::kAvx2, cpu::CpuKind::kAvx512, cpu::CpuKind::kAvx512Bf16, cpu::CpuKind::kAmx})
+  for (const auto kind :
+       {cpu::CpuKind::kPortable, cpu::CpuKind::kAvx2, cpu::CpuKind::kAvx512, cpu::CpuKind::kAvx512Bf16, cpu::CpuKind::kAmx})
     if (cpu::is_available(kind)) out.push_back(kind);
   return out;
 }
@@ -30,7 +31,9 @@ struct Session {
   OpSession session;
   OpContext& ctx;
 
-  explicit Session(cpu::CpuKind kind, int threads = 2) : session(runtime, threads), ctx(session.context()) { ctx.table = &cpu::op_table(kind); }
+  explicit Session(cpu::CpuKind kind, int threads = 2) : session(runtime, threads), ctx(session.context()) {
+    ctx.table = &cpu::op_table(kind);
+  }
 
   Tensor filled(Shape shape, DType dtype, float value) {
     Tensor t = Tensor::empty(runtime, shape, dtype);
@@ -51,8 +54,10 @@ struct Session {
     return t;
   }
   static void set(Tensor& t, std::int64_t i, float v) {
-    if (t.dtype() == DType::kBF16) t.as<BFloat16>()[i] = to_bf16(v);
-    else t.as<float>()[i] = v;
+    if (t.dtype() == DType::kBF16)
+      t.as<BFloat16>()[i] = to_bf16(v);
+    else
+      t.as<float>()[i] = v;
   }
 };
 
@@ -63,7 +68,9 @@ inline std::vector<float> values(const Tensor& t) {
   return out;
 }
 
-inline bool same_bits(const Tensor& a, const Tensor& b) { return a.dtype() == b.dtype() && a.num_bytes() == b.num_bytes() && std::memcmp(a.data(), b.data(), a.num_bytes()) == 0; }
+inline bool same_bits(const Tensor& a, const Tensor& b) {
+  return a.dtype() == b.dtype() && a.num_bytes() == b.num_bytes() && std::memcmp(a.data(), b.data(), a.num_bytes()) == 0;
+}
 
 /// Largest |a - b| / (scale + |b|); NaN counts as infinite.
 inline double worst_error(const std::vector<float>& a, const std::vector<double>& b, double scale) {
@@ -83,7 +90,9 @@ struct KindAndType {
   cpu::CpuKind kind;
   DType dtype;
 };
-inline std::ostream& operator<<(std::ostream& out, const KindAndType& k) { return out << cpu::to_string(k.kind) << "_" << to_string(k.dtype); }
+inline std::ostream& operator<<(std::ostream& out, const KindAndType& k) {
+  return out << cpu::to_string(k.kind) << "_" << to_string(k.dtype);
+}
 inline std::vector<KindAndType> kinds_and_types() {
   std::vector<KindAndType> out;
   for (const auto kind : available_kinds())

@@ -40,9 +40,7 @@ bool Dispatcher::may_dispatch() const noexcept {
   return may_ship();
 }
 
-bool Dispatcher::may_ship() const noexcept {
-  return (step_ - 1) - version_.value <= lag_limit_;
-}
+bool Dispatcher::may_ship() const noexcept { return (step_ - 1) - version_.value <= lag_limit_; }
 
 bool Dispatcher::is_stale(PolicyVersion start) const noexcept {
   const std::int64_t limit = is_lock_step() ? 0 : options_.max_off_policy_steps;

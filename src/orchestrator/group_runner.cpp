@@ -16,9 +16,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-bool is_retryable_type(const std::string& type) {
-  return type == "ModelError" || type == "InvalidModelResponseError";
-}
+bool is_retryable_type(const std::string& type) { return type == "ModelError" || type == "InvalidModelResponseError"; }
 
 }  // namespace
 

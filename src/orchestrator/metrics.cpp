@@ -75,9 +75,7 @@ void put_mean(monitor::Metrics& metrics, const std::string& name, double sum, st
   if (count > 0) metrics[name] = sum / static_cast<double>(count);
 }
 
-std::int64_t off_policy_level(const ReadyRollout& rollout, std::int64_t step) {
-  return (step - 1) - rollout.version_start.value;
-}
+std::int64_t off_policy_level(const ReadyRollout& rollout, std::int64_t step) { return (step - 1) - rollout.version_start.value; }
 
 void put_window(monitor::Metrics& metrics, const std::string& scope, const CollectorWindow::PerEnv& counts) {
   const auto share = [&](const std::string& name, std::int64_t count, std::int64_t total) {
@@ -94,9 +92,7 @@ void put_window(monitor::Metrics& metrics, const std::string& scope, const Colle
 
 }  // namespace
 
-std::span<const monitor::MetricInfo> metric_infos() noexcept {
-  return kInfos;
-}
+std::span<const monitor::MetricInfo> metric_infos() noexcept { return kInfos; }
 
 monitor::Metrics step_metrics(const CollectedBatch& batch, const StepFacts& facts, const Progress& progress) {
   monitor::Metrics metrics;

@@ -33,9 +33,7 @@ constexpr auto kFileDeadline = 10min;
 constexpr auto kDrain = 10s;  // for cancelled coroutines to end
 constexpr auto kStatusInterval = 10s;
 
-double seconds_between(net::TimePoint begin, net::TimePoint end) {
-  return std::chrono::duration<double>(end - begin).count();
-}
+double seconds_between(net::TimePoint begin, net::TimePoint end) { return std::chrono::duration<double>(end - begin).count(); }
 
 /// The options with what follows from others.
 OrchestratorOptions completed(OrchestratorOptions options) {
@@ -604,8 +602,6 @@ Orchestrator::Orchestrator(OrchestratorOptions options, OrchestratorServices ser
     : impl_(std::make_unique<Impl>(std::move(options), std::move(services))) {}
 Orchestrator::~Orchestrator() = default;
 
-OrchestratorReport Orchestrator::run(std::stop_token stop) {
-  return impl_->run(std::move(stop));
-}
+OrchestratorReport Orchestrator::run(std::stop_token stop) { return impl_->run(std::move(stop)); }
 
 }  // namespace prl::orchestrator

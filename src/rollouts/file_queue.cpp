@@ -18,18 +18,14 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPoll{10};
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{16} << 30;
 
-fs::path step_dir(const fs::path& folder, std::int64_t step) {
-  return folder / fmt::format("step_{}", step);
-}
+fs::path step_dir(const fs::path& folder, std::int64_t step) { return folder / fmt::format("step_{}", step); }
 fs::path ready_file(const fs::path& folder, std::int64_t step, std::int64_t rank) {
   return step_dir(folder, step) / fmt::format("rank_{}.bin", rank);
 }
 fs::path taken_file(const fs::path& folder, std::int64_t step, std::int64_t rank) {
   return step_dir(folder, step) / fmt::format("rank_{}.taken", rank);
 }
-fs::path end_file(const fs::path& folder) {
-  return folder / "END";
-}
+fs::path end_file(const fs::path& folder) { return folder / "END"; }
 
 bool is_there(const fs::path& path) {
   std::error_code ec;
@@ -175,9 +171,7 @@ class FileReceiver final : public SampleReceiver {
 
 }  // namespace
 
-std::unique_ptr<SampleSender> make_file_sender(FileSenderOptions options) {
-  return std::make_unique<FileSender>(std::move(options));
-}
+std::unique_ptr<SampleSender> make_file_sender(FileSenderOptions options) { return std::make_unique<FileSender>(std::move(options)); }
 std::unique_ptr<SampleReceiver> make_file_receiver(FileReceiverOptions options) {
   return std::make_unique<FileReceiver>(std::move(options));
 }

@@ -100,9 +100,7 @@ LocalSampleQueue::LocalSampleQueue(std::int64_t num_ranks, std::int64_t capacity
   state_ = std::make_shared<State>(num_ranks, capacity);
 }
 
-std::unique_ptr<SampleSender> LocalSampleQueue::make_sender() const {
-  return std::make_unique<LocalSender<State>>(state_);
-}
+std::unique_ptr<SampleSender> LocalSampleQueue::make_sender() const { return std::make_unique<LocalSender<State>>(state_); }
 
 std::unique_ptr<SampleReceiver> LocalSampleQueue::make_receiver(std::int64_t rank) const {
   if (rank < 0 || rank >= static_cast<std::int64_t>(state_->queues.size()))

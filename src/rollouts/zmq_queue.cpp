@@ -24,9 +24,7 @@ constexpr milliseconds kPoll{5};  // how soon the sender's thread sees a new ste
 constexpr milliseconds kAnnounceEvery{500};
 constexpr milliseconds kRepeatAfter{400};  // a step asked for again later than this was lost
 
-std::string topic_of(std::int64_t rank) {
-  return fmt::format("data_rank|{}|", rank);
-}
+std::string topic_of(std::int64_t rank) { return fmt::format("data_rank|{}|", rank); }
 std::string endpoint(const std::string& host, int port) {
   return fmt::format("tcp://{}:{}", host == "localhost" ? "127.0.0.1" : host, port);
 }
@@ -260,11 +258,7 @@ class ZmqReceiver final : public SampleReceiver {
 
 }  // namespace
 
-std::unique_ptr<SampleSender> make_zmq_sender(ZmqSenderOptions options) {
-  return std::make_unique<ZmqSender>(std::move(options));
-}
-std::unique_ptr<SampleReceiver> make_zmq_receiver(ZmqReceiverOptions options) {
-  return std::make_unique<ZmqReceiver>(std::move(options));
-}
+std::unique_ptr<SampleSender> make_zmq_sender(ZmqSenderOptions options) { return std::make_unique<ZmqSender>(std::move(options)); }
+std::unique_ptr<SampleReceiver> make_zmq_receiver(ZmqReceiverOptions options) { return std::make_unique<ZmqReceiver>(std::move(options)); }
 
 }  // namespace prl::rollouts

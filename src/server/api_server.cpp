@@ -88,9 +88,7 @@ ApiServer::ApiServer(ApiOptions options, Backend& backend, std::shared_ptr<const
   add_routes();
 }
 
-ApiServer::~ApiServer() {
-  stop(std::chrono::milliseconds(0));
-}
+ApiServer::~ApiServer() { stop(std::chrono::milliseconds(0)); }
 
 void ApiServer::add_routes() {
   const auto add = [this](const char* method, std::string path, Route route, Access access) {
@@ -140,16 +138,10 @@ void ApiServer::start() {
   log::debug("serving {} at http://{}:{}", context_->options.served_names.front(), context_->options.host, http_->port());
 }
 
-int ApiServer::port() const noexcept {
-  return http_->port();
-}
+int ApiServer::port() const noexcept { return http_->port(); }
 
-void ApiServer::stop(std::chrono::milliseconds drain) {
-  http_->stop(drain);
-}
+void ApiServer::stop(std::chrono::milliseconds drain) { http_->stop(drain); }
 
-net::HttpServer::Stats ApiServer::http_stats() const {
-  return http_->stats();
-}
+net::HttpServer::Stats ApiServer::http_stats() const { return http_->stats(); }
 
 }  // namespace prl::server

@@ -172,8 +172,6 @@ class ChatFormat final : public ReplyFormat {
 
 }  // namespace
 
-std::unique_ptr<ReplyFormat> make_chat_format(const Generation& generation) {
-  return std::make_unique<ChatFormat>(generation);
-}
+std::unique_ptr<ReplyFormat> make_chat_format(const Generation& generation) { return std::make_unique<ChatFormat>(generation); }
 
 }  // namespace prl::server

@@ -136,8 +136,6 @@ class CompletionFormat final : public ReplyFormat {
 
 }  // namespace
 
-std::unique_ptr<ReplyFormat> make_completion_format(const Generation& generation) {
-  return std::make_unique<CompletionFormat>(generation);
-}
+std::unique_ptr<ReplyFormat> make_completion_format(const Generation& generation) { return std::make_unique<CompletionFormat>(generation); }
 
 }  // namespace prl::server

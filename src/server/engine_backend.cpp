@@ -9,27 +9,17 @@ namespace prl::server {
 EngineBackend::EngineBackend(engine::Engine& engine, WeightLoader loader, std::chrono::milliseconds timeout)
     : engine_(&engine), loader_(std::move(loader)), timeout_(timeout), base_weights_(engine.weights()) {}
 
-std::int64_t EngineBackend::max_model_len() const {
-  return engine_->options().max_model_len;
-}
-std::int64_t EngineBackend::vocab_size() const {
-  return engine_->model_config().vocab_size;
-}
+std::int64_t EngineBackend::max_model_len() const { return engine_->options().max_model_len; }
+std::int64_t EngineBackend::vocab_size() const { return engine_->model_config().vocab_size; }
 RequestId EngineBackend::submit(wire::GenerateRequest request, engine::EventSink sink) {
   return engine_->submit(std::move(request), std::move(sink));
 }
-void EngineBackend::cancel(RequestId id) {
-  engine_->cancel(id);
-}
+void EngineBackend::cancel(RequestId id) { engine_->cancel(id); }
 void EngineBackend::stop(RequestId id, std::string stop_string, std::int64_t num_tokens) {
   engine_->stop(id, std::move(stop_string), num_tokens);
 }
-engine::EngineStats EngineBackend::stats() const {
-  return engine_->stats();
-}
-bool EngineBackend::is_alive(std::chrono::milliseconds max_age) const {
-  return engine_->is_alive(max_age);
-}
+engine::EngineStats EngineBackend::stats() const { return engine_->stats(); }
+bool EngineBackend::is_alive(std::chrono::milliseconds max_age) const { return engine_->is_alive(max_age); }
 
 engine::WeightProof EngineBackend::update_weights(std::filesystem::path folder, std::optional<PolicyVersion> version) {
   const nn::WeightsPtr previous = engine_->weights();
@@ -40,20 +30,10 @@ engine::WeightProof EngineBackend::update_weights(std::filesystem::path folder, 
   return engine_->update_weights(loader_(folder, *version, previous), timeout_);
 }
 
-engine::WeightProof EngineBackend::reload_weights() {
-  return engine_->update_weights(base_weights_, timeout_);
-}
-engine::WeightProof EngineBackend::proof() {
-  return engine_->proof(timeout_);
-}
-void EngineBackend::pause() {
-  engine_->pause(timeout_);
-}
-void EngineBackend::resume() {
-  engine_->resume();
-}
-void EngineBackend::reset_prefix_cache() {
-  engine_->reset_prefix_cache();
-}
+engine::WeightProof EngineBackend::reload_weights() { return engine_->update_weights(base_weights_, timeout_); }
+engine::WeightProof EngineBackend::proof() { return engine_->proof(timeout_); }
+void EngineBackend::pause() { engine_->pause(timeout_); }
+void EngineBackend::resume() { engine_->resume(); }
+void EngineBackend::reset_prefix_cache() { engine_->reset_prefix_cache(); }
 
 }  // namespace prl::server

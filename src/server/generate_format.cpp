@@ -68,8 +68,6 @@ class GenerateFormat final : public ReplyFormat {
 
 }  // namespace
 
-std::unique_ptr<ReplyFormat> make_generate_format(const Generation&) {
-  return std::make_unique<GenerateFormat>();
-}
+std::unique_ptr<ReplyFormat> make_generate_format(const Generation&) { return std::make_unique<GenerateFormat>(); }
 
 }  // namespace prl::server

@@ -11,9 +11,7 @@ namespace {
 /// Clients take -9999 for "no log-probability"; a real one so small is told as this.
 constexpr float kMinLogprob = -9998.0f;
 
-float clean_logprob(float value) {
-  return std::isfinite(value) ? std::max(value, kMinLogprob) : kMinLogprob;
-}
+float clean_logprob(float value) { return std::isfinite(value) ? std::max(value, kMinLogprob) : kMinLogprob; }
 
 /// Appends what a step added; the end of a request brings the rest of the fields.
 void append_delta(wire::GenerateOutput& to, const wire::GenerateOutput& from) {

@@ -65,12 +65,8 @@ Reply on_worker(Context context, HttpRequest request, std::string (*function)(co
 
 }  // namespace
 
-Reply tokenize(Context context, HttpRequest request) {
-  return on_worker(std::move(context), std::move(request), tokenize_body);
-}
-Reply detokenize(Context context, HttpRequest request) {
-  return on_worker(std::move(context), std::move(request), detokenize_body);
-}
+Reply tokenize(Context context, HttpRequest request) { return on_worker(std::move(context), std::move(request), tokenize_body); }
+Reply detokenize(Context context, HttpRequest request) { return on_worker(std::move(context), std::move(request), detokenize_body); }
 
 Reply list_models(Context context, HttpRequest request) {
   constexpr std::string_view kPrefix = "/v1/models/";
@@ -104,9 +100,7 @@ Reply liveness(Context context, HttpRequest) {
   co_return HttpResponse::json(is_alive ? R"({"status":"ok"})" : R"({"status":"engine_unresponsive"})", is_alive ? 200 : 503);
 }
 
-Reply ping(Context, HttpRequest) {
-  co_return HttpResponse::text("");
-}
+Reply ping(Context, HttpRequest) { co_return HttpResponse::text(""); }
 
 Reply version(Context context, HttpRequest) {
   JsonWriter out;

@@ -8,9 +8,7 @@
 namespace prl::server {
 namespace {
 
-double seconds(ServerMetrics::Duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
+double seconds(ServerMetrics::Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 std::string escape_label(std::string_view text) {
   std::string out;

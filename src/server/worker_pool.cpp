@@ -40,9 +40,7 @@ WorkerPool::~WorkerPool() {
   for (std::thread& thread : impl_->threads) thread.join();
 }
 
-void WorkerPool::close() {
-  impl_->jobs.close();
-}
+void WorkerPool::close() { impl_->jobs.close(); }
 
 void WorkerPool::post(std::function<void()> job) {
   if (impl_->jobs.try_push(job)) return;

@@ -17,7 +17,8 @@ View reshaped_view(const View& v, Shape s) {
 
 template <typename View>
 View row_range(const View& v, std::int64_t begin, std::int64_t count) {
-  PRL_CHECK(begin >= 0 && count >= 0 && begin + count <= v.shape.num_rows(), "rows [{}, {}) of {}", begin, begin + count, v.shape.to_string());
+  PRL_CHECK(begin >= 0 && count >= 0 && begin + count <= v.shape.num_rows(), "rows [{}, {}) of {}", begin, begin + count,
+            v.shape.to_string());
   View out = v;
   using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(v.data)>>, const char, char>;
   if (v.data != nullptr) out.data = static_cast<Byte*>(v.data) + begin * v.row_stride * static_cast<std::int64_t>(size_of(v.dtype));
@@ -27,7 +28,8 @@ View row_range(const View& v, std::int64_t begin, std::int64_t count) {
 
 template <typename View>
 View column_range(const View& v, std::int64_t begin, std::int64_t count) {
-  PRL_CHECK(begin >= 0 && count >= 0 && begin + count <= v.shape.num_cols(), "columns [{}, {}) of {}", begin, begin + count, v.shape.to_string());
+  PRL_CHECK(begin >= 0 && count >= 0 && begin + count <= v.shape.num_cols(), "columns [{}, {}) of {}", begin, begin + count,
+            v.shape.to_string());
   View out = v;
   using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(v.data)>>, const char, char>;
   if (v.data != nullptr) out.data = static_cast<Byte*>(v.data) + begin * static_cast<std::int64_t>(size_of(v.dtype));
@@ -74,7 +76,8 @@ struct Tensor::Storage {
   std::size_t bytes = 0;
 
   Storage(std::shared_ptr<DeviceRuntime> r, std::size_t n) : runtime(std::move(r)), data(runtime->allocate(n)), bytes(n) {}
-  Storage(std::shared_ptr<DeviceRuntime> r, std::shared_ptr<const void> o, void* d, std::size_t n) : runtime(std::move(r)), owner(std::move(o)), data(d), bytes(n) {}
+  Storage(std::shared_ptr<DeviceRuntime> r, std::shared_ptr<const void> o, void* d, std::size_t n)
+      : runtime(std::move(r)), owner(std::move(o)), data(d), bytes(n) {}
   ~Storage() {
     if (owner == nullptr) runtime->deallocate(data, bytes);
   }
@@ -101,7 +104,8 @@ Tensor Tensor::zeros(const std::shared_ptr<DeviceRuntime>& runtime, Shape shape,
   return t;
 }
 
-Tensor Tensor::borrow(const std::shared_ptr<DeviceRuntime>& runtime, std::shared_ptr<const void> owner, void* data, Shape shape, DType dtype) {
+Tensor Tensor::borrow(const std::shared_ptr<DeviceRuntime>& runtime, std::shared_ptr<const void> owner, void* data, Shape shape,
+                      DType dtype) {
   PRL_CHECK(runtime != nullptr && owner != nullptr, "borrowed memory needs a runtime and an owner");
   Tensor t;
   t.runtime_ = runtime;
@@ -126,7 +130,8 @@ Tensor Tensor::reshaped(Shape s) const {
 }
 
 Tensor Tensor::slice(std::int64_t begin, std::int64_t count) const {
-  PRL_CHECK(shape_.num_dims() >= 1 && begin >= 0 && count >= 0 && begin + count <= shape_[0], "slice [{}, {}) of {}", begin, begin + count, shape_.to_string());
+  PRL_CHECK(shape_.num_dims() >= 1 && begin >= 0 && count >= 0 && begin + count <= shape_[0], "slice [{}, {}) of {}", begin, begin + count,
+            shape_.to_string());
   Tensor t = *this;
   const std::int64_t inner = shape_[0] == 0 ? 0 : num_elements() / shape_[0];
   t.offset_bytes_ += static_cast<std::size_t>(begin * inner) * size_of(dtype_);

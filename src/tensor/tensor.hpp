@@ -44,10 +44,12 @@ struct ConstTensorView {
 
   bool is_contiguous() const noexcept { return row_stride == shape.num_cols(); }
   template <typename T>
-  const T* as() const noexcept { return static_cast<const T*>(data); }
-  ConstTensorView reshaped(Shape s) const;                                        ///< contiguous only
-  ConstTensorView rows(std::int64_t begin, std::int64_t count) const;             ///< of the [num_rows, num_cols] matrix
-  ConstTensorView columns(std::int64_t begin, std::int64_t count) const;          ///< a strided 2-D view
+  const T* as() const noexcept {
+    return static_cast<const T*>(data);
+  }
+  ConstTensorView reshaped(Shape s) const;                                ///< contiguous only
+  ConstTensorView rows(std::int64_t begin, std::int64_t count) const;     ///< of the [num_rows, num_cols] matrix
+  ConstTensorView columns(std::int64_t begin, std::int64_t count) const;  ///< a strided 2-D view
 };
 
 struct TensorView {
@@ -60,7 +62,9 @@ struct TensorView {
   operator ConstTensorView() const noexcept { return {data, shape, dtype, device, row_stride}; }
   bool is_contiguous() const noexcept { return row_stride == shape.num_cols(); }
   template <typename T>
-  T* as() const noexcept { return static_cast<T*>(data); }
+  T* as() const noexcept {
+    return static_cast<T*>(data);
+  }
   TensorView reshaped(Shape s) const;
   TensorView rows(std::int64_t begin, std::int64_t count) const;
   TensorView columns(std::int64_t begin, std::int64_t count) const;
@@ -74,7 +78,8 @@ class Tensor {
   static Tensor empty(const std::shared_ptr<DeviceRuntime>& runtime, Shape shape, DType dtype);
   static Tensor zeros(const std::shared_ptr<DeviceRuntime>& runtime, Shape shape, DType dtype);
   /// Wraps host memory that `owner` keeps alive (a mapped file, say).
-  static Tensor borrow(const std::shared_ptr<DeviceRuntime>& runtime, std::shared_ptr<const void> owner, void* data, Shape shape, DType dtype);
+  static Tensor borrow(const std::shared_ptr<DeviceRuntime>& runtime, std::shared_ptr<const void> owner, void* data, Shape shape,
+                       DType dtype);
 
   bool defined() const noexcept { return storage_ != nullptr; }
   const Shape& shape() const noexcept { return shape_; }
@@ -84,7 +89,9 @@ class Tensor {
   const std::shared_ptr<DeviceRuntime>& runtime() const noexcept { return runtime_; }
   void* data() const noexcept;
   template <typename T>
-  T* as() const noexcept { return static_cast<T*>(data()); }
+  T* as() const noexcept {
+    return static_cast<T*>(data());
+  }
   TensorView view() const;
   operator TensorView() const { return view(); }
   operator ConstTensorView() const { return view(); }

@@ -11,8 +11,8 @@ namespace {
 
 TEST(BFloat16, RoundsToNearestEven) {
   EXPECT_EQ(to_bf16(1.0f).bits, 0x3f80);
-  EXPECT_EQ(to_f32(to_bf16(1.00390625f)), 1.0f);          // a tie, down to even
-  EXPECT_EQ(to_f32(to_bf16(1.01171875f)), 1.015625f);     // a tie, up to even
+  EXPECT_EQ(to_f32(to_bf16(1.00390625f)), 1.0f);       // a tie, down to even
+  EXPECT_EQ(to_f32(to_bf16(1.01171875f)), 1.015625f);  // a tie, up to even
   EXPECT_EQ(to_f32(to_bf16(1.00390637f)), 1.0078125f);
   EXPECT_TRUE(std::isnan(to_f32(to_bf16(std::numeric_limits<float>::quiet_NaN()))));
   EXPECT_TRUE(std::isinf(to_f32(to_bf16(std::numeric_limits<float>::max()))));

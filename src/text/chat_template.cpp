@@ -73,8 +73,7 @@ std::string_view view(const json::string& text) { return {text.data(), text.size
 json::string flatten_content(const json::value& content, std::size_t index) {
   if (content.is_null()) return {};
   if (content.is_string()) return content.get_string();
-  if (!content.is_array())
-    fail(ErrorCode::kInvalidArgument, "messages[{}].content: expected a string, null or a list of parts", index);
+  if (!content.is_array()) fail(ErrorCode::kInvalidArgument, "messages[{}].content: expected a string, null or a list of parts", index);
   json::string out;
   bool is_first = true;
   for (const json::value& part : content.get_array()) {

@@ -1,8 +1,8 @@
 #include "text/chat_template.hpp"
 
-#include <boost/json/serialize.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <boost/json/serialize.hpp>
 
 #include <ctime>
 
@@ -74,9 +74,12 @@ TEST_P(TemplateParity, Conversations) {
   for (std::size_t i = 0; i < conversations.size(); ++i) {
     RenderOptions options;
     for (const auto& member : conversations[i].as_object()) {
-      if (member.key() == "add_generation_prompt") options.add_generation_prompt = member.value().as_bool();
-      else if (member.key() == "tools") options.tools = member.value().as_array();
-      else if (member.key() != "messages") options.kwargs[member.key()] = member.value();
+      if (member.key() == "add_generation_prompt")
+        options.add_generation_prompt = member.value().as_bool();
+      else if (member.key() == "tools")
+        options.tools = member.value().as_array();
+      else if (member.key() != "messages")
+        options.kwargs[member.key()] = member.value();
     }
     const std::string what = std::to_string(i) + ": " + json::serialize(conversations[i]);
     try {
@@ -109,7 +112,8 @@ TEST(ChatTemplate, NormalizesWhatClientsSend) {
      "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{\"x\": 0.1, \"y\": [1]}"}},
                     {"id": "2", "function": {"name": "g", "arguments": "{broken"}},
                     {"id": "3", "function": {"name": "h", "arguments": ""}}]},
-    {"role": "assistant", "content": "x", "tool_calls": []}])").as_array();
+    {"role": "assistant", "content": "x", "tool_calls": []}])")
+                                   .as_array();
   const json::array out = normalize_messages(messages);
   EXPECT_EQ(dump_python(out[0]), R"({"role": "user", "content": "a\nb"})");
   EXPECT_EQ(out[1].at("content").as_string(), "");
@@ -172,12 +176,19 @@ TEST(JinjaLimits, HostileTemplatesEnd) {
   EXPECT_THAT(render_error("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"), HasSubstr("bytes"));
   EXPECT_THAT(render_error("{{ 'x' * 10000000000 }}"), HasSubstr("bytes"));
   EXPECT_THAT(render_error("{{ [0] * 10000000000 }}"), HasSubstr("too long"));
-  EXPECT_THAT(render_error("{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}"), HasSubstr("bytes"));
-  EXPECT_THAT(render_error("{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"), HasSubstr("bytes"));
-  EXPECT_THAT(render_error("{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s.replace('x', 'xxxxxxxx') %}{% endfor %}"), HasSubstr("bytes"));
-  EXPECT_THAT(render_error("{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}"), HasSubstr("nested deeper"));
-  EXPECT_THAT(render_error("{% set ns = namespace(x={}) %}{% for i in range(100000) %}{% set ns.x = {'a': ns.x} %}{% endfor %}"), HasSubstr("nested deeper"));
-  EXPECT_THAT(render_error("{% set ns = namespace(x=1) %}{% for i in range(100000) %}{% set ns.x = [ns.x].index %}{% endfor %}"), HasSubstr("nested deeper"));
+  EXPECT_THAT(render_error("{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}"),
+              HasSubstr("bytes"));
+  EXPECT_THAT(render_error("{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"),
+              HasSubstr("bytes"));
+  EXPECT_THAT(
+      render_error("{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s.replace('x', 'xxxxxxxx') %}{% endfor %}"),
+      HasSubstr("bytes"));
+  EXPECT_THAT(render_error("{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}"),
+              HasSubstr("nested deeper"));
+  EXPECT_THAT(render_error("{% set ns = namespace(x={}) %}{% for i in range(100000) %}{% set ns.x = {'a': ns.x} %}{% endfor %}"),
+              HasSubstr("nested deeper"));
+  EXPECT_THAT(render_error("{% set ns = namespace(x=1) %}{% for i in range(100000) %}{% set ns.x = [ns.x].index %}{% endfor %}"),
+              HasSubstr("nested deeper"));
   EXPECT_THAT(render_error("{{ 9 ** 999999999 }}"), HasSubstr("too large"));
   EXPECT_THAT(render_error("{{ '%999999999d' % 1 }}"), "no error");  // the width is capped
   EXPECT_THAT(render_error("{{ 'a'.center(999999999) }}"), HasSubstr("too large"));
@@ -197,8 +208,13 @@ TEST(JinjaLimits, RingsAndChainsOfReferencesAreReleased) {
   // Run under a leak checker these would show; here they must at least not overflow the stack when they go.
   EXPECT_EQ(render_error("{% set ns = namespace(p=none) %}{% set ns.p = ns %}"), "no error");
   EXPECT_EQ(render_error("{% for i in range(3) %}{% macro m() %}{{ m }}{% endmacro %}{% endfor %}"), "no error");
-  EXPECT_EQ(render_error("{% set ns = namespace(p=none) %}{% for i in range(50000) %}{% set n2 = namespace(p=ns.p) %}{% set ns.p = n2 %}{% endfor %}"), "no error");
-  EXPECT_EQ(render_error("{% set ns = namespace(p=none) %}{% for i in range(50000) %}{% set q = ns.p %}{% for y in [1] recursive %}{% set ns.p = loop %}{% endfor %}{% endfor %}"), "no error");
+  EXPECT_EQ(
+      render_error(
+          "{% set ns = namespace(p=none) %}{% for i in range(50000) %}{% set n2 = namespace(p=ns.p) %}{% set ns.p = n2 %}{% endfor %}"),
+      "no error");
+  EXPECT_EQ(render_error("{% set ns = namespace(p=none) %}{% for i in range(50000) %}{% set q = ns.p %}{% for y in [1] recursive %}{% set "
+                         "ns.p = loop %}{% endfor %}{% endfor %}"),
+            "no error");
   EXPECT_EQ(render_error("{% set ns = namespace(c=1) %}{% for i in range(50000) %}{% set ns.c = cycler(ns.c) %}{% endfor %}"), "no error");
 }
 
@@ -212,8 +228,10 @@ TEST(JinjaErrors, NameTheLine) {
 // ---- JSON as Python writes it
 
 TEST(JsonPython, DumpsAndParsesExactly) {
-  const json::value value = parse_json(R"({"b": [1, 2.0, 1e16, 1e-5, 0.1, -0.0, 123456789012345680], "a": {"é": "\u0001\n\"\\/"}, "n": null, "t": true})");
-  EXPECT_EQ(dump_python(value), R"({"b": [1, 2.0, 1e+16, 1e-05, 0.1, -0.0, 123456789012345680], "a": {"é": "\u0001\n\"\\/"}, "n": null, "t": true})");
+  const json::value value =
+      parse_json(R"({"b": [1, 2.0, 1e16, 1e-5, 0.1, -0.0, 123456789012345680], "a": {"é": "\u0001\n\"\\/"}, "n": null, "t": true})");
+  EXPECT_EQ(dump_python(value),
+            R"({"b": [1, 2.0, 1e+16, 1e-05, 0.1, -0.0, 123456789012345680], "a": {"é": "\u0001\n\"\\/"}, "n": null, "t": true})");
   EXPECT_EQ(dump_python(value.at("a"), {.ensure_ascii = true}), R"({"\u00e9": "\u0001\n\"\\/"})");
   EXPECT_EQ(dump_python(json::value("😀\x7f"), {.ensure_ascii = true}), R"("\ud83d\ude00\u007f")");
   EXPECT_EQ(dump_python(parse_json(R"({"b":1,"a":[]})"), {.sort_keys = true, .indent = 2}), "{\n  \"a\": [],\n  \"b\": 1\n}");
@@ -221,8 +239,8 @@ TEST(JsonPython, DumpsAndParsesExactly) {
 }
 
 TEST(JsonPython, DoublesReadBackToTheLastBit) {
-  for (const char* text : {"3.14159265358979", "2.2250738585072014e-308", "9007199254740993.0", "1.7976931348623157e308", "5e-324", "0.30000000000000004",
-                           "123456789.123456789", "8.41e21", "1e23", "4.35", "179769313486231570000000000000.5"})
+  for (const char* text : {"3.14159265358979", "2.2250738585072014e-308", "9007199254740993.0", "1.7976931348623157e308", "5e-324",
+                           "0.30000000000000004", "123456789.123456789", "8.41e21", "1e23", "4.35", "179769313486231570000000000000.5"})
     EXPECT_EQ(parse_json(text).as_double(), std::strtod(text, nullptr)) << text;
   EXPECT_EQ(python_float_repr(1e22), "1e+22");
   EXPECT_EQ(python_float_repr(123456789012345680.0), "1.2345678901234568e+17");
@@ -232,7 +250,8 @@ TEST(JsonPython, DoublesReadBackToTheLastBit) {
 }
 
 TEST(JsonPython, BadInputIsAnError) {
-  for (const std::string& text : {std::string("{"), std::string("[1,]"), std::string("1 2"), std::string("nul"), std::string(""), repeated("[", 300), std::string("\"\xff\"")})
+  for (const std::string& text : {std::string("{"), std::string("[1,]"), std::string("1 2"), std::string("nul"), std::string(""),
+                                  repeated("[", 300), std::string("\"\xff\"")})
     EXPECT_THROW(parse_json(text), Error) << text;
 }
 

@@ -40,8 +40,7 @@ StopChecker::Step StopChecker::push(std::string_view text) {
     for (Pattern& pattern : patterns_) {
       while (pattern.matched > 0 && pattern.text[pattern.matched] != c) pattern.matched = pattern.failure[pattern.matched - 1];
       if (pattern.text[pattern.matched] == c) ++pattern.matched;
-      if (pattern.matched == pattern.text.size() && (found == nullptr || pattern.text.size() > found->text.size()))
-        found = &pattern;
+      if (pattern.matched == pattern.text.size() && (found == nullptr || pattern.text.size() > found->text.size())) found = &pattern;
     }
     if (found != nullptr) {
       if (!include_stop_) held_.resize(held_.size() - found->text.size());

@@ -38,8 +38,8 @@ class StopChecker {
   explicit StopChecker(std::vector<std::string> stops, bool include_stop = false);
 
   struct Step {
-    std::string text;                ///< safe to send now
-    std::optional<std::string> stop; ///< the stop string that matched; text after it is dropped
+    std::string text;                 ///< safe to send now
+    std::optional<std::string> stop;  ///< the stop string that matched; text after it is dropped
   };
   /// Must not be called again after a match.
   Step push(std::string_view text);

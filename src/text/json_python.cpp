@@ -39,9 +39,7 @@ void dump(std::string& out, const json::value& value, const JsonDumpOptions& opt
         out += python_float_repr(number);
       break;
     }
-    case json::kind::string:
-      append_json_string(out, {value.get_string().data(), value.get_string().size()}, options.ensure_ascii);
-      break;
+    case json::kind::string: append_json_string(out, {value.get_string().data(), value.get_string().size()}, options.ensure_ascii); break;
     case json::kind::array: {
       const json::array& array = value.get_array();
       if (array.empty()) {

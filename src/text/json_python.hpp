@@ -10,10 +10,10 @@ namespace prl::text {
 
 /// The arguments of Python's json.dumps that change its output.
 struct JsonDumpOptions {
-  bool ensure_ascii = false;           ///< true: every non-ASCII character as \uXXXX (Python's own default is true)
-  bool sort_keys = false;              ///< by code point, at every level
-  int indent = -1;                     ///< spaces per level; negative: one line
-  std::string item_separator = ", ";   ///< Python drops the trailing space when indent is given; dump_python does too
+  bool ensure_ascii = false;          ///< true: every non-ASCII character as \uXXXX (Python's own default is true)
+  bool sort_keys = false;             ///< by code point, at every level
+  int indent = -1;                    ///< spaces per level; negative: one line
+  std::string item_separator = ", ";  ///< Python drops the trailing space when indent is given; dump_python does too
   std::string key_separator = ": ";
 };
 

@@ -33,7 +33,8 @@ MaskedSample incremental_loss_mask(const Tokenizer& tokenizer, const ChatTemplat
     const auto mismatch = std::mismatch(out.ids.begin(), out.ids.end(), ids.begin(), ids.end());
     if (mismatch.first != out.ids.end())
       fail(ErrorCode::kInvalidArgument,
-           "messages[{}]: with this {} message the chat template renders the earlier ones differently (first at token {} of {}), so the loss "
+           "messages[{}]: with this {} message the chat template renders the earlier ones differently (first at token {} of {}), so the "
+           "loss "
            "mask cannot be told; templates that drop earlier reasoning do this: use one that keeps it, or split the conversation",
            i, role, mismatch.first - out.ids.begin(), out.ids.size());
     out.mask.resize(ids.size(), is_trained(role) ? 1 : 0);

@@ -20,8 +20,8 @@ struct Char {
 std::uint8_t combining_class(char32_t c) noexcept {
   if (c < 0x300) return 0;
   const auto* end = detail::kCombiningClasses + detail::kNumCombiningClasses;
-  const auto* row = std::upper_bound(detail::kCombiningClasses, end, c,
-                                     [](char32_t k, const detail::CombiningClass& r) { return k < r.first; });
+  const auto* row =
+      std::upper_bound(detail::kCombiningClasses, end, c, [](char32_t k, const detail::CombiningClass& r) { return k < r.first; });
   if (row == detail::kCombiningClasses) return 0;
   --row;
   return c <= row->last ? row->value : 0;
@@ -36,8 +36,8 @@ void decompose(char32_t c, std::uint32_t origin, std::vector<Char>& out) {
     return;
   }
   const auto* end = detail::kDecompositions + detail::kNumDecompositions;
-  const auto* row = std::lower_bound(detail::kDecompositions, end, c,
-                                     [](const detail::Decomposition& d, char32_t k) { return d.code_point < k; });
+  const auto* row =
+      std::lower_bound(detail::kDecompositions, end, c, [](const detail::Decomposition& d, char32_t k) { return d.code_point < k; });
   if (c < 0xC0 || row == end || row->code_point != c) {
     out.push_back({c, origin, combining_class(c)});
     return;

@@ -15,21 +15,35 @@ namespace json = boost::json;
 
 // Models whose renderer is certain. Source: the `renderers` package; fine-tunes are left out on purpose.
 constexpr std::pair<std::string_view, std::string_view> kModels[] = {
-    {"Qwen/Qwen3-0.6B", "qwen3"}, {"Qwen/Qwen3-1.7B", "qwen3"}, {"Qwen/Qwen3-4B", "qwen3"}, {"Qwen/Qwen3-8B", "qwen3"},
-    {"Qwen/Qwen3-14B", "qwen3"}, {"Qwen/Qwen3-32B", "qwen3"}, {"Qwen/Qwen3-30B-A3B", "qwen3"}, {"Qwen/Qwen3-235B-A22B", "qwen3"},
-    {"PrimeIntellect/Qwen3-0.6B", "prime-qwen3"}, {"PrimeIntellect/Qwen3-1.7B", "prime-qwen3"},
-    {"meta-llama/Llama-3.2-1B-Instruct", "llama-3"}, {"meta-llama/Llama-3.2-3B-Instruct", "llama-3"},
-    {"Qwen/Qwen2.5-0.5B-Instruct", "qwen2.5"}, {"Qwen/Qwen2.5-1.5B-Instruct", "qwen2.5"}, {"Qwen/Qwen2.5-3B-Instruct", "qwen2.5"},
-    {"Qwen/Qwen2.5-7B-Instruct", "qwen2.5"}, {"Qwen/Qwen2.5-14B-Instruct", "qwen2.5"}, {"Qwen/Qwen2.5-32B-Instruct", "qwen2.5"},
+    {"Qwen/Qwen3-0.6B", "qwen3"},
+    {"Qwen/Qwen3-1.7B", "qwen3"},
+    {"Qwen/Qwen3-4B", "qwen3"},
+    {"Qwen/Qwen3-8B", "qwen3"},
+    {"Qwen/Qwen3-14B", "qwen3"},
+    {"Qwen/Qwen3-32B", "qwen3"},
+    {"Qwen/Qwen3-30B-A3B", "qwen3"},
+    {"Qwen/Qwen3-235B-A22B", "qwen3"},
+    {"PrimeIntellect/Qwen3-0.6B", "prime-qwen3"},
+    {"PrimeIntellect/Qwen3-1.7B", "prime-qwen3"},
+    {"meta-llama/Llama-3.2-1B-Instruct", "llama-3"},
+    {"meta-llama/Llama-3.2-3B-Instruct", "llama-3"},
+    {"Qwen/Qwen2.5-0.5B-Instruct", "qwen2.5"},
+    {"Qwen/Qwen2.5-1.5B-Instruct", "qwen2.5"},
+    {"Qwen/Qwen2.5-3B-Instruct", "qwen2.5"},
+    {"Qwen/Qwen2.5-7B-Instruct", "qwen2.5"},
+    {"Qwen/Qwen2.5-14B-Instruct", "qwen2.5"},
+    {"Qwen/Qwen2.5-32B-Instruct", "qwen2.5"},
     {"Qwen/Qwen2.5-72B-Instruct", "qwen2.5"},
-    {"HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"}, {"HuggingFaceTB/SmolLM2-360M-Instruct", "smollm2"},
+    {"HuggingFaceTB/SmolLM2-135M-Instruct", "smollm2"},
+    {"HuggingFaceTB/SmolLM2-360M-Instruct", "smollm2"},
     {"HuggingFaceTB/SmolLM2-1.7B-Instruct", "smollm2"},
 };
 
 // Names that prime-rl's configs may carry and that have no renderer here yet.
-constexpr std::string_view kNotBuilt[] = {"qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8", "glm-4.5", "glm-5", "glm-5.1", "minimax-m2",
-                                          "deepseek-v3", "deepseek-r1", "deepseek-v4", "hy3", "kimi-k2", "kimi-k2.5", "laguna-xs.2",
-                                          "nemotron-3", "nemotron-3-ultra", "gpt-oss", "gemma4", "inkling", "mistral3"};
+constexpr std::string_view kNotBuilt[] = {"qwen3-vl", "qwen3.5",    "qwen3.6",     "qwen3.8",     "glm-4.5",          "glm-5",
+                                          "glm-5.1",  "minimax-m2", "deepseek-v3", "deepseek-r1", "deepseek-v4",      "hy3",
+                                          "kimi-k2",  "kimi-k2.5",  "laguna-xs.2", "nemotron-3",  "nemotron-3-ultra", "gpt-oss",
+                                          "gemma4",   "inkling",    "mistral3"};
 
 }  // namespace
 

@@ -55,10 +55,10 @@ enum class ThinkingRetention {
 };
 
 struct RendererOptions {
-  std::string name = "auto";         ///< one of renderer_names(), or "auto" with a known model_name
-  std::string model_name = {};       ///< only for "auto"
-  std::string tool_parser = {};      ///< for "default": "" or "hermes" (also spelt "qwen3")
-  std::string reasoning_parser = {}; ///< for "default": "" or "think"
+  std::string name = "auto";          ///< one of renderer_names(), or "auto" with a known model_name
+  std::string model_name = {};        ///< only for "auto"
+  std::string tool_parser = {};       ///< for "default": "" or "hermes" (also spelt "qwen3")
+  std::string reasoning_parser = {};  ///< for "default": "" or "think"
   ThinkingRetention thinking_retention = ThinkingRetention::kAuto;
   boost::json::object template_kwargs = {};  ///< enable_thinking and whatever the template takes
 };
@@ -120,8 +120,8 @@ struct MaskedSample {
 /// of the one before. The new tokens take the role's flag; the assistant header goes to the message before it (a render that
 /// ends before an assistant message includes the generation prompt); consecutive tool messages count as one.
 /// Error{kInvalidArgument} naming the message index whose render broke the prefix (templates that drop earlier reasoning do).
-MaskedSample incremental_loss_mask(const Tokenizer& tokenizer, const ChatTemplate& chat_template,
-                                   const boost::json::array& messages, const boost::json::array& tools,
-                                   const LossMaskRoles& roles = {}, const boost::json::object& template_kwargs = {});
+MaskedSample incremental_loss_mask(const Tokenizer& tokenizer, const ChatTemplate& chat_template, const boost::json::array& messages,
+                                   const boost::json::array& tools, const LossMaskRoles& roles = {},
+                                   const boost::json::object& template_kwargs = {});
 
 }  // namespace prl::text

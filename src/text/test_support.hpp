@@ -26,9 +26,7 @@ inline boost::json::value fixture_json(const std::string& name) { return boost::
 inline Tokenizer fixture_tokenizer(const std::string& family, std::string_view config = {}) {
   return Tokenizer::parse(fixture_text(family + ".tokenizer.json"), config);
 }
-inline std::string str(const boost::json::value& value) {
-  return {value.as_string().data(), value.as_string().size()};
-}
+inline std::string str(const boost::json::value& value) { return {value.as_string().data(), value.as_string().size()}; }
 inline std::vector<std::int32_t> ids_of(const boost::json::value& value) {
   std::vector<std::int32_t> out;
   for (const auto& id : value.as_array()) out.push_back(static_cast<std::int32_t>(id.as_int64()));

@@ -24,8 +24,7 @@ using namespace detail;
 
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{256} << 20;
 constexpr std::int64_t kMaxTokenId = (1 << 24) - 1;
-constexpr std::array kNamedTokens = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                     "pad_token", "cls_token", "mask_token"};
+constexpr std::array kNamedTokens = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
 
 // Members of tokenizer.json that add ids around the text.
 struct PostProcessor {
@@ -48,8 +47,7 @@ void read_post_processor(const json::value& config, const std::string& where, Po
   const std::string_view type = type_of(object, where);
   if (type == "Sequence") {
     const json::array& list = as_array(require(object, "processors", where), where + ".processors");
-    for (std::size_t i = 0; i < list.size(); ++i)
-      read_post_processor(list[i], fmt::format("{}.processors[{}]", where, i), out, depth + 1);
+    for (std::size_t i = 0; i < list.size(); ++i) read_post_processor(list[i], fmt::format("{}.processors[{}]", where, i), out, depth + 1);
   } else if (type == "TemplateProcessing") {
     const json::object& special = as_object(require(object, "special_tokens", where), where + ".special_tokens");
     const json::array& single = as_array(require(object, "single", where), where + ".single");
@@ -105,8 +103,9 @@ void check_decoder(const json::object& root, const std::string& where) {
 
 // Source: PreTrainedTokenizerBase.clean_up_tokenization of transformers.
 std::string clean_up_spaces(std::string text) {
-  constexpr std::pair<std::string_view, std::string_view> kRules[] = {
-      {" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+  constexpr std::pair<std::string_view, std::string_view> kRules[] = {{" .", "."},     {" ?", "?"},     {" !", "!"},   {" ,", ","},
+                                                                      {" ' ", "'"},    {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"},
+                                                                      {" 've", "'ve"}, {" 're", "'re"}};
   for (const auto& [from, to] : kRules) {
     std::string out;
     std::size_t position = 0;
@@ -205,8 +204,7 @@ void Tokenizer::Impl::read_config(const json::object& root, const std::string& w
     token.lstrip = bool_or(object, "lstrip", false, key);
     token.rstrip = bool_or(object, "rstrip", false, key);
     token.normalized = bool_or(object, "normalized", !token.special, key);
-    if (added.contains(token.id))
-      fail(ErrorCode::kCorrupt, "{}: tokenizer.json gives this id to '{}'", key, added.at(token.id).content);
+    if (added.contains(token.id)) fail(ErrorCode::kCorrupt, "{}: tokenizer.json gives this id to '{}'", key, added.at(token.id).content);
     add_token(std::move(token));
   }
 }
@@ -217,8 +215,8 @@ void Tokenizer::Impl::read_named_tokens(const json::object& root, const std::str
     const json::value* value = find(root, name);
     if (value == nullptr || special_tokens.contains(name)) continue;
     const std::string key = fmt::format("{}.{}", where, name);
-    const std::string_view text = value->is_object() ? as_string(require(value->get_object(), "content", key), key + ".content")
-                                                     : as_string(*value, key);
+    const std::string_view text =
+        value->is_object() ? as_string(require(value->get_object(), "content", key), key + ".content") : as_string(*value, key);
     special_tokens[name] = json::string_view(text.data(), text.size());
   }
 }
@@ -333,8 +331,8 @@ void Tokenizer::Impl::encode(std::string_view text, EncodeOptions options, Encod
       out.ids.push_back(span.id);
       if (want_offsets) out.offsets.emplace_back(static_cast<std::uint32_t>(span.begin), static_cast<std::uint32_t>(span.end));
     } else {
-      encode_segment(text.substr(span.begin, span.end - span.begin), static_cast<std::uint32_t>(span.begin),
-                     options.allow_special, out, want_offsets);
+      encode_segment(text.substr(span.begin, span.end - span.begin), static_cast<std::uint32_t>(span.begin), options.allow_special, out,
+                     want_offsets);
     }
   }
   if (options.add_special_tokens) add_fixed(post_processor.suffix, text.size());
@@ -342,8 +340,7 @@ void Tokenizer::Impl::encode(std::string_view text, EncodeOptions options, Encod
 
 Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
   if (!std::filesystem::exists(folder / "tokenizer.json"))
-    fail(ErrorCode::kNotFound,
-         "[tokenizer] {} has no tokenizer.json; a Hugging Face folder with a fast byte-level BPE tokenizer is needed",
+    fail(ErrorCode::kNotFound, "[tokenizer] {} has no tokenizer.json; a Hugging Face folder with a fast byte-level BPE tokenizer is needed",
          folder.string());
   const auto read_optional = [&](const char* name) {
     return std::filesystem::exists(folder / name) ? read_file(folder / name, kMaxFileBytes) : std::string();
@@ -352,8 +349,8 @@ Tokenizer Tokenizer::load(const std::filesystem::path& folder) {
                read_optional("generation_config.json"), read_optional("special_tokens_map.json"), folder.string());
 }
 
-Tokenizer Tokenizer::parse(std::string_view tokenizer_json, std::string_view tokenizer_config,
-                           std::string_view generation_config, std::string_view special_tokens_map, std::string_view name) {
+Tokenizer Tokenizer::parse(std::string_view tokenizer_json, std::string_view tokenizer_config, std::string_view generation_config,
+                           std::string_view special_tokens_map, std::string_view name) {
   const std::string where = fmt::format("{}/tokenizer.json", name);
   const json::value document = parse_document(tokenizer_json, where);
   const json::object& root = as_object(document, where);
@@ -363,10 +360,8 @@ Tokenizer Tokenizer::parse(std::string_view tokenizer_json, std::string_view tok
   if (!impl->pre_tokenizer || !impl->pre_tokenizer->is_byte_level())
     fail(ErrorCode::kNotImplemented, "{}.pre_tokenizer: has no ByteLevel step; only byte-level BPE tokenizers are supported", where);
   check_decoder(root, where);
-  if (const json::value* normalizer = find(root, "normalizer"))
-    impl->is_nfc = read_normalizer(*normalizer, where + ".normalizer");
-  if (const json::value* post = find(root, "post_processor"))
-    read_post_processor(*post, where + ".post_processor", impl->post_processor);
+  if (const json::value* normalizer = find(root, "normalizer")) impl->is_nfc = read_normalizer(*normalizer, where + ".normalizer");
+  if (const json::value* post = find(root, "post_processor")) read_post_processor(*post, where + ".post_processor", impl->post_processor);
   impl->read_added_tokens(root, where);
   if (!tokenizer_config.empty()) {
     const std::string file = fmt::format("{}/tokenizer_config.json", name);

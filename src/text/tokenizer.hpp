@@ -40,9 +40,8 @@ class Tokenizer {
 
   static Tokenizer load(const std::filesystem::path& folder);
   /// From the texts of the files; an empty text means the file is absent. `name` is used in errors.
-  static Tokenizer parse(std::string_view tokenizer_json, std::string_view tokenizer_config = {},
-                         std::string_view generation_config = {}, std::string_view special_tokens_map = {},
-                         std::string_view name = "tokenizer");
+  static Tokenizer parse(std::string_view tokenizer_json, std::string_view tokenizer_config = {}, std::string_view generation_config = {},
+                         std::string_view special_tokens_map = {}, std::string_view name = "tokenizer");
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();

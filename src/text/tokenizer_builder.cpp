@@ -116,9 +116,12 @@ class MergeLearner {
 };
 
 json::object added_token(std::int32_t id, std::string_view content) {
-  return json::object{{"id", id},           {"content", json::string_view(content.data(), content.size())},
-                      {"single_word", false}, {"lstrip", false},
-                      {"rstrip", false},      {"normalized", false},
+  return json::object{{"id", id},
+                      {"content", json::string_view(content.data(), content.size())},
+                      {"single_word", false},
+                      {"lstrip", false},
+                      {"rstrip", false},
+                      {"normalized", false},
                       {"special", true}};
 }
 
@@ -164,15 +167,24 @@ ByteTokenizerIds write_byte_level_tokenizer(const std::filesystem::path& folder,
   const json::array added{added_token(ids.endoftext, "<|endoftext|>"), added_token(ids.im_start, "<|im_start|>"),
                           added_token(ids.im_end, "<|im_end|>")};
   const json::object byte_level{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  const json::object model{{"type", "BPE"},        {"dropout", nullptr},
-                           {"unk_token", nullptr}, {"continuing_subword_prefix", nullptr},
-                           {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
-                           {"byte_fallback", false}, {"ignore_merges", false},
-                           {"vocab", vocab},       {"merges", merges}};
-  const json::object tokenizer{{"version", "1.0"},      {"truncation", nullptr},
-                               {"padding", nullptr},    {"added_tokens", added},
-                               {"normalizer", nullptr}, {"pre_tokenizer", pre_tokenizer_config()},
-                               {"post_processor", byte_level}, {"decoder", byte_level},
+  const json::object model{{"type", "BPE"},
+                           {"dropout", nullptr},
+                           {"unk_token", nullptr},
+                           {"continuing_subword_prefix", nullptr},
+                           {"end_of_word_suffix", nullptr},
+                           {"fuse_unk", false},
+                           {"byte_fallback", false},
+                           {"ignore_merges", false},
+                           {"vocab", vocab},
+                           {"merges", merges}};
+  const json::object tokenizer{{"version", "1.0"},
+                               {"truncation", nullptr},
+                               {"padding", nullptr},
+                               {"added_tokens", added},
+                               {"normalizer", nullptr},
+                               {"pre_tokenizer", pre_tokenizer_config()},
+                               {"post_processor", byte_level},
+                               {"decoder", byte_level},
                                {"model", model}};
   json::object decoder;
   for (const json::value& token : added) {
@@ -195,7 +207,8 @@ ByteTokenizerIds write_byte_level_tokenizer(const std::filesystem::path& folder,
                             {"split_special_tokens", false},
                             {"tokenizer_class", "PreTrainedTokenizerFast"},
                             {"unk_token", nullptr}};
-  const json::object special{{"additional_special_tokens", json::array{"<|im_start|>"}}, {"eos_token", "<|im_end|>"}, {"pad_token", "<|endoftext|>"}};
+  const json::object special{
+      {"additional_special_tokens", json::array{"<|im_start|>"}}, {"eos_token", "<|im_end|>"}, {"pad_token", "<|endoftext|>"}};
   const json::object generation{{"eos_token_id", json::array{ids.im_end, ids.endoftext}}, {"pad_token_id", ids.endoftext}};
   const auto write = [&](const char* name, const json::object& content) {
     write_file_atomic(folder / name, dump_python(content, {.indent = 2}) + "\n");

@@ -23,7 +23,7 @@ struct ByteTokenizerIds {
   std::int32_t vocab_size = 0;  ///< ids are [0, vocab_size)
   std::int32_t endoftext = 0;   ///< pad token
   std::int32_t im_start = 0;
-  std::int32_t im_end = 0;      ///< eos token
+  std::int32_t im_end = 0;  ///< eos token
 };
 
 /// Writes tokenizer.json (256 byte tokens, Qwen's pre-tokenizer, merges learned from the corpus if any), tokenizer_config.json

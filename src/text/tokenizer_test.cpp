@@ -1,8 +1,8 @@
 #include "text/tokenizer.hpp"
 
-#include <boost/json/serialize.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <boost/json/serialize.hpp>
 
 #include <chrono>
 #include <thread>
@@ -129,11 +129,10 @@ TEST(Tokenizer, OffsetsAreExactWithoutNormalization) {
 }
 
 TEST(Tokenizer, ReadsNamedTokensAndStopIds) {
-  const Tokenizer tokenizer = Tokenizer::parse(
-      fixture_text("qwen2.tokenizer.json"),
-      R"({"eos_token": "<|im_end|>", "pad_token": {"content": "<|endoftext|>"}, "bos_token": null,
+  const Tokenizer tokenizer = Tokenizer::parse(fixture_text("qwen2.tokenizer.json"),
+                                               R"({"eos_token": "<|im_end|>", "pad_token": {"content": "<|endoftext|>"}, "bos_token": null,
           "added_tokens_decoder": {"5000": {"content": "<extra>", "special": true}}})",
-      R"({"eos_token_id": [900, 902, 900]})", R"({"bos_token": "<|im_start|>"})");
+                                               R"({"eos_token_id": [900, 902, 900]})", R"({"bos_token": "<|im_start|>"})");
   EXPECT_EQ(tokenizer.eos_id(), 902);
   EXPECT_EQ(tokenizer.pad_id(), 900);
   EXPECT_EQ(tokenizer.bos_id(), 901);
@@ -192,7 +191,8 @@ std::string error_of(std::string_view tokenizer_json, std::string_view config = 
 
 std::string with_model(const std::string& model) {
   return R"({"added_tokens":[{"id":9,"content":"<e>","special":true}],"normalizer":null,)"
-         R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"},"model":)" + model + "}";
+         R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"decoder":{"type":"ByteLevel"},"model":)" +
+         model + "}";
 }
 
 TEST(TokenizerErrors, NameFileAndKey) {
@@ -232,8 +232,10 @@ TEST(TokenizerErrors, PipelinePartsThatAreNotSupportedAreNamed) {
   EXPECT_THAT(error_of(with(R"({"type":"Split","pattern":{"Regex":"(a"},"behavior":"Isolated"})")), HasSubstr("no valid pattern"));
   EXPECT_THAT(error_of(with(R"({"type":"Split","pattern":{"Regex":"a"},"behavior":"Odd"})")), HasSubstr("unknown behavior 'Odd'"));
   EXPECT_THAT(error_of(with(R"({"type":"ByteLevel"})", R"(,"normalizer":{"type":"NFKC"})")), HasSubstr("'NFKC' is not supported"));
-  EXPECT_THAT(error_of(with(R"({"type":"ByteLevel"})", R"(,"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}}],"special_tokens":{}})")),
-              HasSubstr("special_tokens.x: missing"));
+  EXPECT_THAT(
+      error_of(with(R"({"type":"ByteLevel"})",
+                    R"(,"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"x"}}],"special_tokens":{}})")),
+      HasSubstr("special_tokens.x: missing"));
   std::string nested = R"({"type":"ByteLevel"})";
   for (int i = 0; i < 12; ++i) nested = R"({"type":"Sequence","pretokenizers":[)" + nested + "]}";
   EXPECT_THAT(error_of(with(nested)), HasSubstr("nested deeper"));

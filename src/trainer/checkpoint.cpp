@@ -148,9 +148,7 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   last_saved_ = step;
 }
 
-void TrainerCheckpoints::finish() {
-  saver_.wait();
-}
+void TrainerCheckpoints::finish() { saver_.wait(); }
 
 std::optional<std::int64_t> find_resume_step(const fs::path& checkpoints, const ResumeOptions& resume) {
   if (resume.step >= 0) {

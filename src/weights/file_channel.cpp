@@ -17,9 +17,7 @@ constexpr const char* kStable = "STABLE";
 constexpr const char* kManifest = "manifest.json";
 constexpr std::uint64_t kMaxManifestBytes = std::uint64_t{16} << 20;
 
-fs::path folder_of(const fs::path& root, std::int64_t version) {
-  return root / fmt::format("step_{}", version);
-}
+fs::path folder_of(const fs::path& root, std::int64_t version) { return root / fmt::format("step_{}", version); }
 
 /// Versions that have a folder, ascending, whole or not.
 std::vector<std::int64_t> list_versions(const fs::path& root) {
@@ -119,9 +117,7 @@ class FileChannel final : public WeightChannel {
 
 }  // namespace
 
-std::shared_ptr<WeightChannel> make_file_channel(FileChannelOptions options) {
-  return std::make_shared<FileChannel>(std::move(options));
-}
+std::shared_ptr<WeightChannel> make_file_channel(FileChannelOptions options) { return std::make_shared<FileChannel>(std::move(options)); }
 
 void remove_broadcasts_after(const fs::path& folder, std::int64_t step) {
   for (const std::int64_t version : list_versions(folder))

@@ -37,9 +37,7 @@ class LocalChannel final : public WeightChannel {
 
 }  // namespace
 
-std::shared_ptr<WeightChannel> make_local_channel() {
-  return std::make_shared<LocalChannel>();
-}
+std::shared_ptr<WeightChannel> make_local_channel() { return std::make_shared<LocalChannel>(); }
 
 std::shared_ptr<WeightChannel> make_nccl_channel(const std::string& host, int port) {
   fail(ErrorCode::kNotImplemented,

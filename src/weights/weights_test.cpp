@@ -26,9 +26,7 @@ WeightManifest make_manifest(std::int64_t version) {
   return m;
 }
 
-WeightProof proof_of(const WeightManifest& m) {
-  return {m.version, m.checksum, m.probe_logprobs};
-}
+WeightProof proof_of(const WeightManifest& m) { return {m.version, m.checksum, m.probe_logprobs}; }
 
 TEST(Manifest, JsonKeepsEveryBit) {
   const WeightManifest m = make_manifest(12);
@@ -59,9 +57,7 @@ TEST(Manifest, DamageNamesFileAndKey) {
               HasSubstr("'probe_logprobs'"));
 }
 
-TEST(VerifyProof, EqualPasses) {
-  EXPECT_FALSE(verify_proof(make_manifest(3), proof_of(make_manifest(3))).has_value());
-}
+TEST(VerifyProof, EqualPasses) { EXPECT_FALSE(verify_proof(make_manifest(3), proof_of(make_manifest(3))).has_value()); }
 
 TEST(VerifyProof, SaysWhatDiffers) {
   const WeightManifest m = make_manifest(3);

@@ -13,23 +13,23 @@ namespace prl::wire {
 
 /// How to draw tokens, in the field's names (OpenAI and vLLM). Defaults are those of vLLM's SamplingParams.
 struct SamplingParams {
-  float temperature = 1.0f;                 ///< [0, 2]; 0 is greedy
-  float top_p = 1.0f;                       ///< (0, 1]
-  std::int32_t top_k = -1;                  ///< -1 or 0: all
-  float min_p = 0.0f;                       ///< [0, 1]
-  float repetition_penalty = 1.0f;          ///< > 0; over prompt and output
-  float presence_penalty = 0.0f;            ///< [-2, 2]; over output
-  float frequency_penalty = 0.0f;           ///< [-2, 2]; over output
-  std::optional<std::uint64_t> seed;        ///< with it, the same request gives the same tokens under the same weights
-  std::optional<std::int32_t> max_tokens;   ///< none: up to max_model_len - prompt length
-  std::int32_t min_tokens = 0;              ///< no stop before this many
-  std::vector<std::string> stop;            ///< strings; matched by the text layer
+  float temperature = 1.0f;                ///< [0, 2]; 0 is greedy
+  float top_p = 1.0f;                      ///< (0, 1]
+  std::int32_t top_k = -1;                 ///< -1 or 0: all
+  float min_p = 0.0f;                      ///< [0, 1]
+  float repetition_penalty = 1.0f;         ///< > 0; over prompt and output
+  float presence_penalty = 0.0f;           ///< [-2, 2]; over output
+  float frequency_penalty = 0.0f;          ///< [-2, 2]; over output
+  std::optional<std::uint64_t> seed;       ///< with it, the same request gives the same tokens under the same weights
+  std::optional<std::int32_t> max_tokens;  ///< none: up to max_model_len - prompt length
+  std::int32_t min_tokens = 0;             ///< no stop before this many
+  std::vector<std::string> stop;           ///< strings; matched by the text layer
   std::vector<std::int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool include_stop_str_in_output = false;
   bool skip_special_tokens = true;
   std::int32_t n = 1;
-  std::optional<std::int32_t> logprobs;         ///< number of top log-probabilities per sampled token; the sampled one is always given
+  std::optional<std::int32_t> logprobs;  ///< number of top log-probabilities per sampled token; the sampled one is always given
   std::optional<std::int32_t> prompt_logprobs;
   std::map<std::int32_t, float> logit_bias;
 };
@@ -42,8 +42,8 @@ std::string to_string(FinishReason reason);
 struct GenerateRequest {
   std::vector<std::int32_t> prompt_ids;
   SamplingParams sampling;
-  std::string session_id;   ///< X-Session-ID: the same for all turns of a rollout
-  std::string cache_salt;   ///< namespace of the prefix cache, added to the policy version
+  std::string session_id;     ///< X-Session-ID: the same for all turns of a rollout
+  std::string cache_salt;     ///< namespace of the prefix cache, added to the policy version
   std::int32_t priority = 0;  ///< lower is earlier
 };
 
@@ -55,20 +55,20 @@ struct TopLogprob {
 /// Tokens out. logprobs[i] is the log-probability of token_ids[i] under the distribution it was drawn from; finite.
 struct GenerateOutput {
   std::string request_id;
-  std::vector<std::int32_t> token_ids;          ///< the stop token included when finish_reason is kStop by token
+  std::vector<std::int32_t> token_ids;  ///< the stop token included when finish_reason is kStop by token
   std::vector<float> logprobs;
   std::vector<std::vector<TopLogprob>> top_logprobs;
-  std::vector<std::int64_t> versions;           ///< policy version that produced each token
+  std::vector<std::int64_t> versions;  ///< policy version that produced each token
   FinishReason finish_reason = FinishReason::kNone;
-  std::optional<std::int32_t> stop_token_id;    ///< the token that ended it
-  std::string stop_string;                      ///< the string that ended it
-  std::vector<float> prompt_logprobs;           ///< [0] is 0; empty unless asked
+  std::optional<std::int32_t> stop_token_id;  ///< the token that ended it
+  std::string stop_string;                    ///< the string that ended it
+  std::vector<float> prompt_logprobs;         ///< [0] is 0; empty unless asked
   std::vector<std::vector<TopLogprob>> prompt_top_logprobs;
   std::int64_t num_prompt_tokens = 0;
   std::int64_t num_cached_tokens = 0;
   PolicyVersion version_start;
   PolicyVersion version_end;
-  std::string error;                            ///< set when finish_reason is kError
+  std::string error;  ///< set when finish_reason is kError
 };
 
 }  // namespace prl::wire

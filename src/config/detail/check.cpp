@@ -12,9 +12,9 @@ namespace prl::config::detail {
 namespace {
 
 /// Names that the launcher or the tracker owns.
-constexpr std::array<std::string_view, 8> kForbiddenVariables = {
-    "CUDA_VISIBLE_DEVICES", "PRL_RUN_ID",         "PRL_RUN_NAME",         "WANDB_RUN_ID",
-    "WANDB_SHARED_MODE",    "WANDB_SHARED_LABEL", "WANDB_SHARED_PRIMARY", "WANDB_SHARED_FINISHER"};
+constexpr std::array<std::string_view, 8> kForbiddenVariables = {"CUDA_VISIBLE_DEVICES", "PRL_RUN_ID",           "PRL_RUN_NAME",
+                                                                 "WANDB_RUN_ID",         "WANDB_SHARED_MODE",    "WANDB_SHARED_LABEL",
+                                                                 "WANDB_SHARED_PRIMARY", "WANDB_SHARED_FINISHER"};
 
 bool looks_like_hub_id(std::string_view name) {
   const std::size_t slash = name.find('/');
@@ -47,8 +47,8 @@ void check_model_name(const std::string& name, std::string_view key, const Check
   const auto& is_directory = check.context().is_directory;
   if (name.empty()) return check.problem(key, "names no model; give the folder of one");
   if (looks_like_hub_id(name) && !(is_directory && is_directory(name)))
-    check.not_built(key, fmt::format("downloading \"{}\" from the Hugging Face hub; give a local folder (`prl init-model` makes a small one)",
-                                     name));
+    check.not_built(
+        key, fmt::format("downloading \"{}\" from the Hugging Face hub; give a local folder (`prl init-model` makes a small one)", name));
 }
 
 void check_env_id(const std::string& id, const Check& check) {
@@ -67,8 +67,7 @@ void check_env_names(const std::vector<Env>& envs, std::string_view key, const C
     const std::string name = envs[i].name.value_or(envs[i].id);
     const std::string at = fmt::format("{}.{}.name", key, i);
     if (name == "all" || name == "agg") check.problem(at, fmt::format("\"{}\" is reserved for metrics over all environments", name));
-    if (!seen.insert(name).second)
-      check.problem(at, fmt::format("two environments are called \"{}\"; give each its own name", name));
+    if (!seen.insert(name).second) check.problem(at, fmt::format("two environments are called \"{}\"; give each its own name", name));
   }
 }
 template void check_env_names(const std::vector<EnvConfig>&, std::string_view, const Check&);
@@ -108,8 +107,8 @@ void check_client(const ClientConfig& client, const Check& check) {
   if (!client.headers_from_env.empty()) check.not_built("headers_from_env", "headers from environment variables");
   if (!client.extra_headers_from_state.empty()) check.not_built("extra_headers_from_state", "headers from the rollout's state");
   if (client.base_url.empty()) check.problem("base_url", "must name at least one server");
-  for (const auto& [key, urls] : {std::pair{"base_url", client.base_url},
-                                  std::pair{"admin_base_url", client.admin_base_url.value_or(std::vector<std::string>())}}) {
+  for (const auto& [key, urls] :
+       {std::pair{"base_url", client.base_url}, std::pair{"admin_base_url", client.admin_base_url.value_or(std::vector<std::string>())}}) {
     for (const std::string& url : urls) {
       if (url.starts_with("https://")) {
         check.not_built(key, fmt::format("encrypted connections ({}); use an http:// address", url));
@@ -136,8 +135,9 @@ void check_wandb(std::optional<WandbConfig>& wandb, const Check& check) {
   if (mode != check.context().environment.end() && mode->second == "offline") wandb->offline = true;
   if (wandb->offline) check.warn("wandb.offline", "metrics go to metrics.jsonl alone; no run is kept for a later upload");
   if (!wandb->offline)
-    check.not_built("wandb", "sending metrics to Weights & Biases; metrics.jsonl is always written, and wandb.offline = true, "
-                             "WANDB_MODE=offline or --no-wandb run without it");
+    check.not_built("wandb",
+                    "sending metrics to Weights & Biases; metrics.jsonl is always written, and wandb.offline = true, "
+                    "WANDB_MODE=offline or --no-wandb run without it");
 }
 
 void mark_bench(WandbConfig& wandb) {

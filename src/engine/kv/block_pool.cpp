@@ -31,9 +31,7 @@ BlockLease& BlockLease::operator=(BlockLease&& other) noexcept {
   return *this;
 }
 
-BlockLease::~BlockLease() {
-  release();
-}
+BlockLease::~BlockLease() { release(); }
 
 BlockLease BlockLease::share() const {
   PRL_CHECK(pool_ != nullptr, "share() of an empty lease");

@@ -13,9 +13,7 @@ void configure(const ConfigReader& reader, ModelConfig& config) {
   refuse_sliding_window(reader, reader.boolean("use_sliding_window", false));
 }
 
-void describe(const ModelConfig&, boost::json::object& object) {
-  object["use_sliding_window"] = false;
-}
+void describe(const ModelConfig&, boost::json::object& object) { object["use_sliding_window"] = false; }
 
 }  // namespace
 

@@ -9,9 +9,7 @@ namespace {
 const std::array<const Family*, 3> kFamilies{&kLlamaFamily, &kQwen2Family, &kQwen3Family};
 }  // namespace
 
-std::span<const Family* const> families() noexcept {
-  return kFamilies;
-}
+std::span<const Family* const> families() noexcept { return kFamilies; }
 
 const Family& find_family(std::string_view model_type, std::string_view subject) {
   const auto it = std::find_if(kFamilies.begin(), kFamilies.end(), [&](const Family* f) { return f->model_type == model_type; });

@@ -16,10 +16,10 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 /// Consecutive queries of one sequence.
 struct Unit {
   std::int32_t sequence;
-  std::int32_t first;       ///< query within the sequence's new tokens
+  std::int32_t first;  ///< query within the sequence's new tokens
   std::int32_t count;
-  std::int32_t chunks;      ///< of keys that the last query reaches
-  std::int64_t state;       ///< chunks of earlier units: where its split states start
+  std::int32_t chunks;  ///< of keys that the last query reaches
+  std::int64_t state;   ///< chunks of earlier units: where its split states start
 };
 
 /// Running state of a block of rows: [rows] maxima, [rows] sums, [rows, D] outputs.
@@ -47,7 +47,9 @@ struct Call {
   const PagedAttention* paged = nullptr;
 
   std::int64_t size() const { return static_cast<std::int64_t>(size_of(dtype)); }
-  std::int64_t first_token(const Unit& u) const { return (dense != nullptr ? dense->cu_seqlens : paged->query_start)[static_cast<std::size_t>(u.sequence)] + u.first; }
+  std::int64_t first_token(const Unit& u) const {
+    return (dense != nullptr ? dense->cu_seqlens : paged->query_start)[static_cast<std::size_t>(u.sequence)] + u.first;
+  }
   std::int64_t first_position(const Unit& u) const {
     if (dense != nullptr) return u.first;
     const auto s = static_cast<std::size_t>(u.sequence);
@@ -94,7 +96,8 @@ struct Call {
     kernels->attention(t);
   }
   void merge(const Unit& u, const State& total, const State& next) const {
-    kernels->attention_merge(total.max, total.sum, total.out, next.max, next.sum, next.out, static_cast<std::int64_t>(u.count) * group, head_dim);
+    kernels->attention_merge(total.max, total.sum, total.out, next.max, next.sum, next.out, static_cast<std::int64_t>(u.count) * group,
+                             head_dim);
   }
   void finish(const Unit& u, std::int64_t head, const State& state) const {
     const std::int64_t num_heads = num_kv_heads * group;
@@ -126,14 +129,16 @@ std::int64_t count_units(std::size_t sequences, int group, const Count& queries)
 
 /// Fills units, the ones with most keys first so that threads end together, and returns the number of key chunks of all.
 template <typename Count, typename Context>
-std::int64_t fill_units(Unit* units, std::int64_t num_units, std::size_t sequences, int group, const Count& queries, const Context& context) {
+std::int64_t fill_units(Unit* units, std::int64_t num_units, std::size_t sequences, int group, const Count& queries,
+                        const Context& context) {
   std::int64_t at = num_units, chunks = 0;
   const std::int64_t step = tokens_per_unit(group);
   for (std::size_t s = 0; s < sequences; ++s)
     for (std::int64_t first = 0; first < queries(s); first += step) {
       const std::int64_t count = std::min(step, queries(s) - first);
       const std::int64_t reach = context(s) - queries(s) + first + count;
-      units[--at] = {static_cast<std::int32_t>(s), static_cast<std::int32_t>(first), static_cast<std::int32_t>(count), static_cast<std::int32_t>(ceil_div(reach, kAttentionChunk)), chunks};
+      units[--at] = {static_cast<std::int32_t>(s), static_cast<std::int32_t>(first), static_cast<std::int32_t>(count),
+                     static_cast<std::int32_t>(ceil_div(reach, kAttentionChunk)), chunks};
       chunks += units[at].chunks;
     }
   return chunks;
@@ -165,7 +170,8 @@ void run_whole(OpContext& ctx, const Call& call, std::int64_t rows, char* memory
 }
 
 /// Few queries over long contexts: chunks are tasks of their own and are merged in order afterwards. The same bits.
-void run_split(OpContext& ctx, const Call& call, std::int64_t rows, std::int64_t total_chunks, float* states, char* memory, std::size_t slot_bytes) {
+void run_split(OpContext& ctx, const Call& call, std::int64_t rows, std::int64_t total_chunks, float* states, char* memory,
+               std::size_t slot_bytes) {
   const std::int64_t floats = State::floats(rows, call.head_dim), heads = call.num_kv_heads;
   const auto state = [&](const Unit& u, std::int64_t head, std::int64_t chunk) {
     return State(states + ((u.state + chunk) * heads + head) * floats, static_cast<std::int64_t>(u.count) * call.group, call.head_dim);
@@ -195,23 +201,28 @@ void run(OpContext& ctx, Call& call, std::size_t sequences, const Count& queries
   std::int64_t total_chunks = 0;
   for (std::size_t s = 0; s < sequences; ++s)
     for (std::int64_t first = 0; first < queries(s); first += tokens_per_unit(call.group))
-      total_chunks += ceil_div(context(s) - queries(s) + std::min<std::int64_t>(queries(s), first + tokens_per_unit(call.group)), kAttentionChunk);
-  const bool split = num_threads(ctx) > 1 && total_chunks > num_units && num_units * call.num_kv_heads < 4 * num_threads(ctx) && rows <= kSplitRows;
+      total_chunks +=
+          ceil_div(context(s) - queries(s) + std::min<std::int64_t>(queries(s), first + tokens_per_unit(call.group)), kAttentionChunk);
+  const bool split =
+      num_threads(ctx) > 1 && total_chunks > num_units && num_units * call.num_kv_heads < 4 * num_threads(ctx) && rows <= kSplitRows;
 
   const std::size_t state_bytes = static_cast<std::size_t>(State::floats(rows, call.head_dim)) * sizeof(float);
   const std::size_t scratch_bytes = aligned_bytes(kernels(ctx).attention_scratch_bytes(rows, call.head_dim));
   const std::size_t slot_bytes = scratch_bytes + (split ? 0 : 2 * state_bytes);
   const std::size_t units_bytes = aligned_bytes(static_cast<std::size_t>(num_units) * sizeof(Unit));
   const std::size_t states_bytes = split ? static_cast<std::size_t>(total_chunks * call.num_kv_heads) * state_bytes : 0;
-  char* memory = static_cast<char*>(ctx.workspace->require(units_bytes + states_bytes + slot_bytes * static_cast<std::size_t>(num_threads(ctx))));
+  char* memory =
+      static_cast<char*>(ctx.workspace->require(units_bytes + states_bytes + slot_bytes * static_cast<std::size_t>(num_threads(ctx))));
   Unit* units = reinterpret_cast<Unit*>(memory);
   fill_units(units, num_units, sequences, call.group, queries, context);
   call.units = units;
   call.num_units = num_units;
   char* slots = memory + units_bytes + states_bytes;
   PRL_DCHECK(unit_rows(units, num_units, call.group) <= rows);
-  if (split) run_split(ctx, call, rows, total_chunks, reinterpret_cast<float*>(memory + units_bytes), slots, slot_bytes);
-  else run_whole(ctx, call, rows, slots, slot_bytes);
+  if (split)
+    run_split(ctx, call, rows, total_chunks, reinterpret_cast<float*>(memory + units_bytes), slots, slot_bytes);
+  else
+    run_whole(ctx, call, rows, slots, slot_bytes);
 }
 
 }  // namespace
@@ -253,14 +264,17 @@ void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& a
   run(ctx, call, args.context_len.size(), queries, context);
 }
 
-void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_TKD, TensorView dv_TKD, std::int64_t dq_token_stride, std::int64_t dk_token_stride,
-                               std::int64_t dv_token_stride, ConstTensorView dout_THD, ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args) {
+void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_TKD, TensorView dv_TKD, std::int64_t dq_token_stride,
+                               std::int64_t dk_token_stride, std::int64_t dv_token_stride, ConstTensorView dout_THD,
+                               ConstTensorView out_THD, ConstTensorView lse_TH, const VarlenAttention& args) {
   const std::int64_t Hq = args.q_THD.shape[1], Hkv = args.k_TKD.shape[1], D = args.q_THD.shape[2];
   const int group = static_cast<int>(Hq / Hkv);
   const auto size = static_cast<std::int64_t>(size_of(args.q_THD.dtype));
   const auto sequences = static_cast<std::int64_t>(args.cu_seqlens.size()) - 1;
   std::int64_t longest = 0;
-  for (std::int64_t s = 0; s < sequences; ++s) longest = std::max<std::int64_t>(longest, args.cu_seqlens[static_cast<std::size_t>(s + 1)] - args.cu_seqlens[static_cast<std::size_t>(s)]);
+  for (std::int64_t s = 0; s < sequences; ++s)
+    longest =
+        std::max<std::int64_t>(longest, args.cu_seqlens[static_cast<std::size_t>(s + 1)] - args.cu_seqlens[static_cast<std::size_t>(s)]);
   const Kernels& k = kernels(ctx);
   const std::size_t slot_bytes = aligned_bytes(k.attention_backward_scratch_bytes(longest, group, static_cast<int>(D)));
   char* memory = static_cast<char*>(ctx.workspace->require(slot_bytes * static_cast<std::size_t>(num_threads(ctx))));
@@ -296,8 +310,8 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
   });
 }
 
-void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD, std::int64_t v_token_stride,
-              std::span<const std::int32_t> slot_T) {
+void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD,
+              std::int64_t v_token_stride, std::span<const std::int32_t> slot_T) {
   const std::int64_t heads = layer.k.shape[1], block_size = layer.k.shape[2], D = layer.k.shape[3];
   const auto size = static_cast<std::int64_t>(size_of(layer.k.dtype));
   const auto write = [&](auto* k_cache, const auto* k) {
@@ -308,13 +322,16 @@ void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::
         for (std::int64_t h = 0; h < heads; ++h) {
           const std::int64_t block = (slot / block_size * heads + h) * block_size * D, offset = slot % block_size;
           for (std::int64_t d = 0; d < D; ++d) k_cache[block + d * block_size + offset] = k[t * k_token_stride + h * D + d];
-          __builtin_memcpy(layer.v.as<char>() + (block + offset * D) * size, v_TKD.as<char>() + (t * v_token_stride + h * D) * size, static_cast<std::size_t>(D * size));
+          __builtin_memcpy(layer.v.as<char>() + (block + offset * D) * size, v_TKD.as<char>() + (t * v_token_stride + h * D) * size,
+                           static_cast<std::size_t>(D * size));
         }
       }
     });
   };
-  if (layer.k.dtype == DType::kBF16) write(layer.k.as<BFloat16>(), k_TKD.as<BFloat16>());
-  else write(layer.k.as<float>(), k_TKD.as<float>());
+  if (layer.k.dtype == DType::kBF16)
+    write(layer.k.as<BFloat16>(), k_TKD.as<BFloat16>());
+  else
+    write(layer.k.as<float>(), k_TKD.as<float>());
 }
 
 }  // namespace prl::ops::cpu

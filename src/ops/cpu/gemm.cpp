@@ -23,7 +23,8 @@ const char* at_row(const GemmLeft& a, std::int64_t row) {
 
 }  // namespace
 
-GemmPlan plan_gemm(const OpContext& ctx, const GemmKernels& k, std::int64_t rows, std::int64_t depth, std::int64_t cols, bool has_sink, std::int64_t sink_cols) {
+GemmPlan plan_gemm(const OpContext& ctx, const GemmKernels& k, std::int64_t rows, std::int64_t depth, std::int64_t cols, bool has_sink,
+                   std::int64_t sink_cols) {
   GemmPlan plan;
   plan.block_rows = std::min(rows, kBlockRows);
   const std::int64_t slivers = num_slivers(plan.block_rows, k.row_tile);
@@ -42,7 +43,8 @@ GemmPlan plan_gemm(const OpContext& ctx, const GemmKernels& k, std::int64_t rows
   return plan;
 }
 
-void gemm(OpContext& ctx, const GemmKernels& k, const GemmPlan& plan, const GemmLeft& a, const GemmRight& b, const GemmOutput& out, char* memory) {
+void gemm(OpContext& ctx, const GemmKernels& k, const GemmPlan& plan, const GemmLeft& a, const GemmRight& b, const GemmOutput& out,
+          char* memory) {
   char* packed = memory;
   char* slots = memory + plan.packed_bytes;
   const std::size_t sliver_stride = k.sliver_bytes(a.depth);
@@ -52,7 +54,8 @@ void gemm(OpContext& ctx, const GemmKernels& k, const GemmPlan& plan, const Gemm
     parallel_rows(ctx, slivers, k.row_tile * a.depth, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t s = begin; s < end; ++s) {
         const std::int64_t first = sliver_begin(s, rows, slivers), last = sliver_begin(s + 1, rows, slivers);
-        k.pack_sliver(packed + static_cast<std::size_t>(s) * sliver_stride, at_row(a, row0 + first), a.dtype, a.stride, static_cast<int>(last - first), a.depth, a.transposed);
+        k.pack_sliver(packed + static_cast<std::size_t>(s) * sliver_stride, at_row(a, row0 + first), a.dtype, a.stride,
+                      static_cast<int>(last - first), a.depth, a.transposed);
       }
     });
 
@@ -86,16 +89,20 @@ void gemm(OpContext& ctx, const GemmKernels& k, const GemmPlan& plan, const Gemm
   }
 }
 
-std::size_t panels_bytes(const GemmKernels& k, std::int64_t cols, std::int64_t depth) { return static_cast<std::size_t>(ceil_div(cols, k.col_tile)) * k.panel_bytes(depth); }
+std::size_t panels_bytes(const GemmKernels& k, std::int64_t cols, std::int64_t depth) {
+  return static_cast<std::size_t>(ceil_div(cols, k.col_tile)) * k.panel_bytes(depth);
+}
 
-void pack_panels(OpContext& ctx, const GemmKernels& k, char* out, const void* source, DType dtype, std::int64_t stride, std::int64_t cols, std::int64_t depth, bool transposed) {
+void pack_panels(OpContext& ctx, const GemmKernels& k, char* out, const void* source, DType dtype, std::int64_t stride, std::int64_t cols,
+                 std::int64_t depth, bool transposed) {
   const std::int64_t panels = ceil_div(cols, k.col_tile);
   const std::size_t bytes = k.panel_bytes(depth);
   parallel_rows(ctx, panels, k.col_tile * depth, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t j = begin; j < end; ++j) {
       const std::int64_t col = j * k.col_tile;
       const char* from = static_cast<const char*>(source) + (transposed ? col : col * stride) * static_cast<std::int64_t>(size_of(dtype));
-      k.pack_panel(out + static_cast<std::size_t>(j) * bytes, from, dtype, stride, static_cast<int>(std::min<std::int64_t>(k.col_tile, cols - col)), depth, transposed);
+      k.pack_panel(out + static_cast<std::size_t>(j) * bytes, from, dtype, stride,
+                   static_cast<int>(std::min<std::int64_t>(k.col_tile, cols - col)), depth, transposed);
     }
   });
 }

@@ -38,20 +38,23 @@ struct GemmOutput {
 
 /// How a product is cut. Results do not depend on it.
 struct GemmPlan {
-  std::int64_t block_rows = 0;        ///< rows of A packed at a time
+  std::int64_t block_rows = 0;  ///< rows of A packed at a time
   std::int64_t task_slivers = 0, task_cols = 0;
   std::size_t packed_bytes = 0, slot_bytes = 0;
   std::size_t total_bytes = 0;
 };
-GemmPlan plan_gemm(const OpContext& ctx, const GemmKernels& k, std::int64_t rows, std::int64_t depth, std::int64_t cols, bool has_sink, std::int64_t sink_cols = 0);
+GemmPlan plan_gemm(const OpContext& ctx, const GemmKernels& k, std::int64_t rows, std::int64_t depth, std::int64_t cols, bool has_sink,
+                   std::int64_t sink_cols = 0);
 
 /// C = A B. `memory`: plan.total_bytes.
-void gemm(OpContext& ctx, const GemmKernels& k, const GemmPlan& plan, const GemmLeft& a, const GemmRight& b, const GemmOutput& out, char* memory);
+void gemm(OpContext& ctx, const GemmKernels& k, const GemmPlan& plan, const GemmLeft& a, const GemmRight& b, const GemmOutput& out,
+          char* memory);
 
 /// Panels of `cols` columns and depth k, all together.
 std::size_t panels_bytes(const GemmKernels& k, std::int64_t cols, std::int64_t depth);
 /// B[p][j] = source[j * stride + p], or source[p * stride + j] if transposed.
-void pack_panels(OpContext& ctx, const GemmKernels& k, char* out, const void* source, DType dtype, std::int64_t stride, std::int64_t cols, std::int64_t depth, bool transposed);
+void pack_panels(OpContext& ctx, const GemmKernels& k, char* out, const void* source, DType dtype, std::int64_t stride, std::int64_t cols,
+                 std::int64_t depth, bool transposed);
 
 inline std::size_t aligned_bytes(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 

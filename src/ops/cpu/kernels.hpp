@@ -16,32 +16,34 @@ namespace prl::ops::cpu {
 /// The m rows of A are cut into ceil(m / row_tile) slivers of nearly equal height (see sliver_begin); this call does
 /// `num_slivers` of them from `first_sliver`. Panels of B are col_tile columns wide.
 struct GemmBlock {
-  const char* a = nullptr;             ///< sliver 0
-  std::int64_t num_rows = 0;           ///< m of the packed A
+  const char* a = nullptr;    ///< sliver 0
+  std::int64_t num_rows = 0;  ///< m of the packed A
   std::int64_t first_sliver = 0, num_slivers = 0;
-  const char* b = nullptr;             ///< first panel of this call, at its first row
-  std::int64_t panel_stride = 0;       ///< bytes from panel to panel
+  const char* b = nullptr;        ///< first panel of this call, at its first row
+  std::int64_t panel_stride = 0;  ///< bytes from panel to panel
   std::int64_t num_cols = 0;
-  std::int64_t depth = 0;              ///< k
-  float* c = nullptr;                  ///< element of the first row of first_sliver and the first column
+  std::int64_t depth = 0;  ///< k
+  float* c = nullptr;      ///< element of the first row of first_sliver and the first column
   std::int64_t c_stride = 0;
   bool accumulate = false;
-  char* scratch = nullptr;             ///< scratch_bytes
+  char* scratch = nullptr;  ///< scratch_bytes
 };
 
 struct GemmKernels {
   int row_tile = 0;
   int col_tile = 0;
-  int depth_multiple = 1;              ///< packed depth is padded to this with zeros
+  int depth_multiple = 1;  ///< packed depth is padded to this with zeros
   std::size_t scratch_bytes = 0;
-  DType dtype = DType::kF32;           ///< of the values: kF32 or kBF16
+  DType dtype = DType::kF32;  ///< of the values: kF32 or kBF16
   /// Bytes of one sliver slot (row_tile rows) or one panel (col_tile columns) of depth k. Linear in k at multiples of depth_multiple.
   std::size_t (*sliver_bytes)(std::int64_t k) = nullptr;
   std::size_t (*panel_bytes)(std::int64_t k) = nullptr;
   /// A[i][p] = source[i * stride + p], or source[p * stride + i] if transposed; i < rows <= row_tile.
-  void (*pack_sliver)(void* out, const void* source, DType source_dtype, std::int64_t stride, int rows, std::int64_t k, bool transposed) = nullptr;
+  void (*pack_sliver)(void* out, const void* source, DType source_dtype, std::int64_t stride, int rows, std::int64_t k,
+                      bool transposed) = nullptr;
   /// B[p][j] = source[j * stride + p], or source[p * stride + j] if transposed; j < cols <= col_tile.
-  void (*pack_panel)(void* out, const void* source, DType source_dtype, std::int64_t stride, int cols, std::int64_t k, bool transposed) = nullptr;
+  void (*pack_panel)(void* out, const void* source, DType source_dtype, std::int64_t stride, int cols, std::int64_t k,
+                     bool transposed) = nullptr;
   void (*unpack_column)(float* out, const void* panel, int j, std::int64_t k) = nullptr;
   void (*block)(const GemmBlock&) = nullptr;
 };
@@ -54,10 +56,10 @@ inline std::int64_t sliver_begin(std::int64_t sliver, std::int64_t rows, std::in
 struct KeySource {
   const void* k = nullptr;
   const void* v = nullptr;
-  std::int64_t k_stride = 0, v_stride = 0;       ///< elements from key to key; v_stride within a block if paged
-  const std::int32_t* blocks = nullptr;          ///< nullptr: dense
+  std::int64_t k_stride = 0, v_stride = 0;  ///< elements from key to key; v_stride within a block if paged
+  const std::int32_t* blocks = nullptr;     ///< nullptr: dense
   std::int64_t block_size = 0;
-  std::int64_t block_stride = 0;                 ///< elements from block to block
+  std::int64_t block_stride = 0;  ///< elements from block to block
 };
 
 /// `num_tokens` consecutive queries of one sequence and the `group` heads that share a kv head, over keys of
@@ -77,7 +79,7 @@ struct AttentionTask {
   float* row_max = nullptr;
   float* row_sum = nullptr;
   float* row_out = nullptr;
-  char* scratch = nullptr;                       ///< attention_scratch_bytes
+  char* scratch = nullptr;  ///< attention_scratch_bytes
 };
 
 /// Normalises rows of state: out = o / sum, lse = max + log(sum). Rows as in AttentionTask.
@@ -91,7 +93,7 @@ struct AttentionFinish {
   void* out = nullptr;
   std::int64_t out_token_stride = 0, head_stride = 0;
   DType dtype = DType::kF32;
-  float* lse = nullptr;                          ///< may be null; token-major
+  float* lse = nullptr;  ///< may be null; token-major
   std::int64_t lse_token_stride = 0;
 };
 
@@ -100,13 +102,14 @@ struct AttentionBackwardTask {
   const void *q = nullptr, *k = nullptr, *v = nullptr, *dout = nullptr, *out = nullptr;
   const float* lse = nullptr;
   void *dq = nullptr, *dk = nullptr, *dv = nullptr;
-  std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, out_stride = 0, dout_stride = 0, dq_stride = 0, dk_stride = 0, dv_stride = 0, lse_stride = 0;
+  std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, out_stride = 0, dout_stride = 0, dq_stride = 0, dk_stride = 0, dv_stride = 0,
+               lse_stride = 0;
   std::int64_t length = 0;
   int group = 1;
   int head_dim = 0;
   float scale = 1.0f;
   DType dtype = DType::kF32;
-  char* scratch = nullptr;                       ///< attention_backward_scratch_bytes(length, group, head_dim)
+  char* scratch = nullptr;  ///< attention_backward_scratch_bytes(length, group, head_dim)
 };
 
 /// Maximum, sum of exp(x - max), and sum of exp(x - max) * (x - max) of one vocabulary chunk.
@@ -131,14 +134,16 @@ struct Kernels {
   std::size_t (*attention_scratch_bytes)(std::int64_t num_rows, int head_dim) = nullptr;
   void (*attention)(const AttentionTask&) = nullptr;
   /// Adds the state of a later chunk of keys to that of the earlier ones.
-  void (*attention_merge)(float* max, float* sum, float* out, const float* next_max, const float* next_sum, const float* next_out, std::int64_t rows, int head_dim) = nullptr;
+  void (*attention_merge)(float* max, float* sum, float* out, const float* next_max, const float* next_sum, const float* next_out,
+                          std::int64_t rows, int head_dim) = nullptr;
   void (*attention_finish)(const AttentionFinish&) = nullptr;
   std::size_t (*attention_backward_scratch_bytes)(std::int64_t length, int group, int head_dim) = nullptr;
   void (*attention_backward)(const AttentionBackwardTask&) = nullptr;
 
   void (*rms_norm)(void* y, const void* x, const float* w, std::int64_t n, float eps, DType) = nullptr;
   /// dw_partial[n] += this row's share.
-  void (*rms_norm_backward)(void* dx, float* dw_partial, const void* dy, const void* x, const float* w, std::int64_t n, float eps, bool accumulate, DType) = nullptr;
+  void (*rms_norm_backward)(void* dx, float* dw_partial, const void* dy, const void* x, const float* w, std::int64_t n, float eps,
+                            bool accumulate, DType) = nullptr;
   void (*add)(void* out, const void* a, const void* b, std::int64_t n, DType) = nullptr;
   void (*swiglu)(void* out, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
   void (*swiglu_backward)(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType) = nullptr;
@@ -157,7 +162,8 @@ struct Kernels {
   /// out[n] = exp(x[n] - shift), 0 where x is -inf.
   void (*exponentials)(float* out, const float* x, float shift, std::int64_t n) = nullptr;
   /// out[n] = coefficient * exp(logits / temperature - lse), rounded to the dtype.
-  void (*softmax_gradient)(void* out, const float* logits, std::int64_t n, float temperature, float lse, float coefficient, DType) = nullptr;
+  void (*softmax_gradient)(void* out, const float* logits, std::int64_t n, float temperature, float lse, float coefficient,
+                           DType) = nullptr;
 
   void (*adamw)(float* p, float* m, float* v, const float* g, std::int64_t n, const AdamWStep&) = nullptr;
   void (*sgd)(float* p, float* buffer, const float* g, std::int64_t n, const SgdStep&) = nullptr;

@@ -27,8 +27,10 @@ void pack_sliver_t(BFloat16* out, const T* source, std::int64_t stride, int rows
   }
 }
 void pack_sliver(void* out, const void* source, DType dtype, std::int64_t stride, int rows, std::int64_t depth, bool transposed) {
-  if (dtype == DType::kBF16) pack_sliver_t(static_cast<BFloat16*>(out), static_cast<const BFloat16*>(source), stride, rows, depth, transposed);
-  else pack_sliver_t(static_cast<BFloat16*>(out), static_cast<const float*>(source), stride, rows, depth, transposed);
+  if (dtype == DType::kBF16)
+    pack_sliver_t(static_cast<BFloat16*>(out), static_cast<const BFloat16*>(source), stride, rows, depth, transposed);
+  else
+    pack_sliver_t(static_cast<BFloat16*>(out), static_cast<const float*>(source), stride, rows, depth, transposed);
 }
 
 /// Layout of the LDTILECFG operand (Intel SDM, palette 1).
@@ -49,7 +51,8 @@ struct OutTile {
   std::int64_t c_stride;
   int rows, cols;
 
-  OutTile(float* out, std::int64_t stride, std::int64_t r, std::int64_t n, float* scratch) : c(out), c_stride(stride), rows(static_cast<int>(r)), cols(static_cast<int>(n < 0 ? 0 : smaller(n, 16))) {
+  OutTile(float* out, std::int64_t stride, std::int64_t r, std::int64_t n, float* scratch)
+      : c(out), c_stride(stride), rows(static_cast<int>(r)), cols(static_cast<int>(n < 0 ? 0 : smaller(n, 16))) {
     const bool whole = rows == 16 && cols == 16;
     memory = whole ? c : scratch;
     bytes_per_row = (whole ? stride : 16) * static_cast<std::int64_t>(sizeof(float));
@@ -110,7 +113,8 @@ void panel_product(std::int64_t steps, const BFloat16* a0, const BFloat16* a1, c
 
 void block(const GemmBlock& g) {
   _tile_loadconfig(&kConfig);
-  const std::int64_t depth = round_up(g.depth), total = num_slivers(g.num_rows, kRowTile), first_row = sliver_begin(g.first_sliver, g.num_rows, total);
+  const std::int64_t depth = round_up(g.depth), total = num_slivers(g.num_rows, kRowTile),
+                     first_row = sliver_begin(g.first_sliver, g.num_rows, total);
   float* scratch = reinterpret_cast<float*>(g.scratch);
   const auto begin = [&](std::int64_t s) { return sliver_begin(s, g.num_rows, total); };
   for (std::int64_t p = 0; p < depth; p += kDepthBlock) {
@@ -129,8 +133,10 @@ void block(const GemmBlock& g) {
                                 {c0 + j + 16, g.c_stride, rows0, cols - 16, scratch + 256},
                                 {c1 + j, g.c_stride, rows1, cols, scratch + 512},
                                 {c1 + j + 16, g.c_stride, rows1, cols - 16, scratch + 768}};
-        if (two) panel_product<true>(steps, a0, a1, b, out, g.accumulate || p > 0);
-        else panel_product<false>(steps, a0, a0, b, out, g.accumulate || p > 0);
+        if (two)
+          panel_product<true>(steps, a0, a1, b, out, g.accumulate || p > 0);
+        else
+          panel_product<false>(steps, a0, a0, b, out, g.accumulate || p > 0);
       }
     }
   }

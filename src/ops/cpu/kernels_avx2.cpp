@@ -10,12 +10,12 @@
 #define PRL_SIMD_NAME "avx2"
 
 // The bodies are written once against Vec and compiled here for this instruction set.
-#include "ops/cpu/impl/math.hpp"
-#include "ops/cpu/impl/micro.hpp"
-#include "ops/cpu/impl/gemm.hpp"
-#include "ops/cpu/impl/rows.hpp"
 #include "ops/cpu/impl/attention.hpp"
 #include "ops/cpu/impl/attention_backward.hpp"
+#include "ops/cpu/impl/gemm.hpp"
+#include "ops/cpu/impl/math.hpp"
+#include "ops/cpu/impl/micro.hpp"
+#include "ops/cpu/impl/rows.hpp"
 #include "ops/cpu/impl/table.hpp"
 
 namespace prl::ops::cpu {

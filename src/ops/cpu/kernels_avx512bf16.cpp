@@ -25,8 +25,10 @@ void pack_sliver_t(std::int32_t* out, const T* source, std::int64_t stride, int 
   }
 }
 void pack_sliver(void* out, const void* source, DType dtype, std::int64_t stride, int rows, std::int64_t depth, bool transposed) {
-  if (dtype == DType::kBF16) pack_sliver_t(static_cast<std::int32_t*>(out), static_cast<const BFloat16*>(source), stride, rows, depth, transposed);
-  else pack_sliver_t(static_cast<std::int32_t*>(out), static_cast<const float*>(source), stride, rows, depth, transposed);
+  if (dtype == DType::kBF16)
+    pack_sliver_t(static_cast<std::int32_t*>(out), static_cast<const BFloat16*>(source), stride, rows, depth, transposed);
+  else
+    pack_sliver_t(static_cast<std::int32_t*>(out), static_cast<const float*>(source), stride, rows, depth, transposed);
 }
 
 template <int H>
@@ -64,15 +66,18 @@ struct Tiles {
 constexpr Tiles kTiles;
 
 void block(const GemmBlock& g) {
-  const std::int64_t depth = round_up(g.depth), total = num_slivers(g.num_rows, kRowTile), first_row = sliver_begin(g.first_sliver, g.num_rows, total);
+  const std::int64_t depth = round_up(g.depth), total = num_slivers(g.num_rows, kRowTile),
+                     first_row = sliver_begin(g.first_sliver, g.num_rows, total);
   for (std::int64_t p = 0; p < depth; p += kDepthBlock) {
     const std::int64_t pairs = smaller(kDepthBlock, depth - p) / 2;
     for (std::int64_t s = g.first_sliver; s < g.first_sliver + g.num_slivers; ++s) {
       const std::int64_t row = sliver_begin(s, g.num_rows, total), height = sliver_begin(s + 1, g.num_rows, total) - row;
-      const std::int32_t* a = reinterpret_cast<const std::int32_t*>(g.a + static_cast<std::size_t>(s) * sliver_bytes(g.depth)) + p / 2 * height;
+      const std::int32_t* a =
+          reinterpret_cast<const std::int32_t*>(g.a + static_cast<std::size_t>(s) * sliver_bytes(g.depth)) + p / 2 * height;
       for (std::int64_t j = 0; j < g.num_cols; j += kColTile)
-        kTiles.run[height](pairs, a, reinterpret_cast<const BFloat16*>(g.b + j / kColTile * g.panel_stride) + p * kColTile, g.c + (row - first_row) * g.c_stride + j, g.c_stride,
-                           static_cast<int>(smaller(kColTile, g.num_cols - j)), g.accumulate || p > 0);
+        kTiles.run[height](pairs, a, reinterpret_cast<const BFloat16*>(g.b + j / kColTile * g.panel_stride) + p * kColTile,
+                           g.c + (row - first_row) * g.c_stride + j, g.c_stride, static_cast<int>(smaller(kColTile, g.num_cols - j)),
+                           g.accumulate || p > 0);
     }
   }
 }

@@ -12,7 +12,9 @@ namespace {
 /// Tokens summed at a time into a weight gradient; part of the order of summation.
 constexpr std::int64_t kGradientTokens = 1024;
 
-const GemmKernels& gemm_for(const OpContext& ctx, DType dtype) { return dtype == DType::kBF16 ? *kernels(ctx).gemm_bf16 : *kernels(ctx).gemm_f32; }
+const GemmKernels& gemm_for(const OpContext& ctx, DType dtype) {
+  return dtype == DType::kBF16 ? *kernels(ctx).gemm_bf16 : *kernels(ctx).gemm_f32;
+}
 
 /// Rounds finished tiles into a strided output, with bias or onto what is there.
 struct StoreRows {
@@ -31,7 +33,8 @@ struct StoreRows {
   }
 };
 
-void product(OpContext& ctx, const GemmKernels& k, TensorView out, const GemmLeft& a, const GemmRight& b, const float* bias, bool accumulate) {
+void product(OpContext& ctx, const GemmKernels& k, TensorView out, const GemmLeft& a, const GemmRight& b, const float* bias,
+             bool accumulate) {
   const bool direct = out.dtype == DType::kF32 && bias == nullptr;
   const GemmPlan plan = plan_gemm(ctx, k, a.rows, a.depth, b.cols, !direct);
   char* memory = static_cast<char*>(ctx.workspace->require(plan.total_bytes));
@@ -43,11 +46,14 @@ void product(OpContext& ctx, const GemmKernels& k, TensorView out, const GemmLef
   gemm(ctx, k, plan, a, b, {.sink = StoreRows::run, .self = &store}, memory);
 }
 
-GemmLeft rows_of(const ConstTensorView& x) { return {.data = x.data, .dtype = x.dtype, .stride = x.row_stride, .rows = x.shape.num_rows(), .depth = x.shape.num_cols()}; }
+GemmLeft rows_of(const ConstTensorView& x) {
+  return {.data = x.data, .dtype = x.dtype, .stride = x.row_stride, .rows = x.shape.num_rows(), .depth = x.shape.num_cols()};
+}
 
 }  // namespace
 
-PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward) : gemm(&gemm_for(ctx, compute)) {
+PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward)
+    : gemm(&gemm_for(ctx, compute)) {
   num_outputs_ = w.shape.num_rows();
   num_inputs_ = w.shape.num_cols();
   dtype_ = compute;
@@ -66,12 +72,14 @@ PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bi
 }
 
 std::size_t PackedWeight::num_bytes() const noexcept {
-  return forward_panels.num_bytes() + (backward_panels.defined() ? backward_panels.num_bytes() : 0) + (bias_N.defined() ? bias_N.num_bytes() : 0);
+  return forward_panels.num_bytes() + (backward_panels.defined() ? backward_panels.num_bytes() : 0) +
+         (bias_N.defined() ? bias_N.num_bytes() : 0);
 }
 
 void PackedWeight::unpack_row(std::int64_t n, float* out_K) const {
   PRL_CHECK(n >= 0 && n < num_outputs_, "row {} of {}", n, num_outputs_);
-  gemm->unpack_column(out_K, forward_panels.as<char>() + static_cast<std::size_t>(n / gemm->col_tile) * gemm->panel_bytes(num_inputs_), static_cast<int>(n % gemm->col_tile), num_inputs_);
+  gemm->unpack_column(out_K, forward_panels.as<char>() + static_cast<std::size_t>(n / gemm->col_tile) * gemm->panel_bytes(num_inputs_),
+                      static_cast<int>(n % gemm->col_tile), num_inputs_);
 }
 
 const PackedWeight& packed(const OpContext& ctx, const LinearWeight& w) {
@@ -88,7 +96,8 @@ GemmRight forward_operand(const PackedWeight& w, std::int64_t first_output, std:
 
 GemmRight backward_operand(const PackedWeight& w, std::int64_t first_output) {
   PRL_DCHECK(first_output % w.gemm->depth_multiple == 0);
-  return {w.backward_panels.as<char>() + w.gemm->panel_bytes(first_output), static_cast<std::int64_t>(w.gemm->panel_bytes(w.num_outputs())), w.num_inputs()};
+  return {w.backward_panels.as<char>() + w.gemm->panel_bytes(first_output), static_cast<std::int64_t>(w.gemm->panel_bytes(w.num_outputs())),
+          w.num_inputs()};
 }
 
 LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward) {
@@ -118,14 +127,16 @@ void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, C
     const ConstTensorView x = x_TK.rows(t0, tokens), dy = dy_TN.rows(t0, tokens);
     pack_panels(ctx, k, memory, x.data, x.dtype, x.row_stride, K, tokens, true);
     const GemmLeft left{.data = dy.data, .dtype = dy.dtype, .stride = dy.row_stride, .transposed = true, .rows = N, .depth = tokens};
-    gemm(ctx, k, plan, left, {memory, static_cast<std::int64_t>(k.panel_bytes(tokens)), K}, {.c = dw_NK.as<float>(), .c_stride = K, .accumulate = true}, memory + panel_bytes);
+    gemm(ctx, k, plan, left, {memory, static_cast<std::int64_t>(k.panel_bytes(tokens)), K},
+         {.c = dw_NK.as<float>(), .c_stride = K, .accumulate = true}, memory + panel_bytes);
   }
   if (db_N.data == nullptr) return;
   constexpr std::int64_t kCols = 256;
   const auto size = static_cast<std::int64_t>(size_of(dy_TN.dtype));
   parallel(ctx, (N + kCols - 1) / kCols, [&](std::int64_t i) {
     const std::int64_t col = i * kCols, cols = std::min(kCols, N - col);
-    for (std::int64_t t = 0; t < T; ++t) kn.accumulate(db_N.as<float>() + col, static_cast<const char*>(dy_TN.data) + (t * dy_TN.row_stride + col) * size, cols, dy_TN.dtype);
+    for (std::int64_t t = 0; t < T; ++t)
+      kn.accumulate(db_N.as<float>() + col, static_cast<const char*>(dy_TN.data) + (t * dy_TN.row_stride + col) * size, cols, dy_TN.dtype);
   });
 }
 
@@ -134,12 +145,13 @@ std::size_t matmul_bytes(const OpContext& ctx, std::int64_t m, std::int64_t k, s
   return aligned_bytes(panels_bytes(g, n, k)) + plan_gemm(ctx, g, m, k, n, false).total_bytes;
 }
 
-void matmul_with(OpContext& ctx, float* out, const float* a, const float* b, std::int64_t m, std::int64_t k, std::int64_t n, bool transpose_b, char* memory) {
+void matmul_with(OpContext& ctx, float* out, const float* a, const float* b, std::int64_t m, std::int64_t k, std::int64_t n,
+                 bool transpose_b, char* memory) {
   const GemmKernels& g = *kernels(ctx).gemm_f32;
   const std::size_t bytes = aligned_bytes(panels_bytes(g, n, k));
   pack_panels(ctx, g, memory, b, DType::kF32, transpose_b ? k : n, n, k, !transpose_b);
-  gemm(ctx, g, plan_gemm(ctx, g, m, k, n, false), {.data = a, .stride = k, .rows = m, .depth = k}, {memory, static_cast<std::int64_t>(g.panel_bytes(k)), n}, {.c = out, .c_stride = n},
-       memory + bytes);
+  gemm(ctx, g, plan_gemm(ctx, g, m, k, n, false), {.data = a, .stride = k, .rows = m, .depth = k},
+       {memory, static_cast<std::int64_t>(g.panel_bytes(k)), n}, {.c = out, .c_stride = n}, memory + bytes);
 }
 
 void matmul_f32(OpContext& ctx, TensorView out_MN, ConstTensorView a_MK, ConstTensorView b, bool transpose_b) {

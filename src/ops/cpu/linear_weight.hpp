@@ -25,6 +25,7 @@ GemmRight backward_operand(const PackedWeight& w, std::int64_t first_output);
 
 /// out[m, n] = a[m, k] b with matmul_bytes of memory.
 std::size_t matmul_bytes(const OpContext& ctx, std::int64_t m, std::int64_t k, std::int64_t n);
-void matmul_with(OpContext& ctx, float* out, const float* a, const float* b, std::int64_t m, std::int64_t k, std::int64_t n, bool transpose_b, char* memory);
+void matmul_with(OpContext& ctx, float* out, const float* a, const float* b, std::int64_t m, std::int64_t k, std::int64_t n,
+                 bool transpose_b, char* memory);
 
 }  // namespace prl::ops::cpu

@@ -32,8 +32,8 @@ class Carver {
 
 /// The tokens that count, gathered so that no product is spent on the others; a row's result does not depend on its place.
 struct LiveRows {
-  std::int32_t* index;    ///< position in the caller's rows
-  char* h;                ///< [count, H]
+  std::int32_t* index;  ///< position in the caller's rows
+  char* h;              ///< [count, H]
   std::int64_t count = 0;
 };
 
@@ -41,7 +41,9 @@ void gather(OpContext& ctx, LiveRows& live, const ConstTensorView& h) {
   const auto size = static_cast<std::int64_t>(size_of(h.dtype));
   const std::int64_t bytes = h.shape.num_cols() * size;
   parallel_rows(ctx, live.count, h.shape.num_cols(), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) __builtin_memcpy(live.h + i * bytes, static_cast<const char*>(h.data) + live.index[i] * h.row_stride * size, static_cast<std::size_t>(bytes));
+    for (std::int64_t i = begin; i < end; ++i)
+      __builtin_memcpy(live.h + i * bytes, static_cast<const char*>(h.data) + live.index[i] * h.row_stride * size,
+                       static_cast<std::size_t>(bytes));
   });
 }
 
@@ -51,8 +53,8 @@ struct ChunkSink {
   const LiveRows* live;
   const std::int32_t* targets;
   const float* temperatures;
-  ChunkStats* stats;        ///< [chunks][rows]
-  float* target_logits;     ///< [rows]
+  ChunkStats* stats;     ///< [chunks][rows]
+  float* target_logits;  ///< [rows]
 
   static void run(const void* self, const GemmTileResult& t) {
     const auto& s = *static_cast<const ChunkSink*>(self);
@@ -70,8 +72,8 @@ struct ChunkSink {
 
 }  // namespace
 
-void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& weight, std::span<const std::int32_t> targets_T,
-                     std::span<const float> temperatures_T) {
+void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH,
+                     const LinearWeight& weight, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
   const PackedWeight& w = packed(ctx, weight);
   const GemmKernels& k = *w.gemm;
   const auto T = static_cast<std::int64_t>(targets_T.size());
@@ -127,9 +129,9 @@ struct BackwardPass {
   const float* lse;
   const std::int32_t* targets;
   const float* temperatures;
-  float* logits;       ///< [tokens, chunk]
-  char* dlogits;       ///< [tokens, chunk], compute dtype
-  float* dh;           ///< [tokens, H]
+  float* logits;  ///< [tokens, chunk]
+  char* dlogits;  ///< [tokens, chunk], compute dtype
+  float* dh;      ///< [tokens, H]
   char* h_panels;
   char* gemm_memory;
 
@@ -161,28 +163,33 @@ struct BackwardPass {
     pack_panels(ctx, k, h_panels, h, dtype, H, H, tokens, true);
     for (std::int64_t col = 0; col < V; col += kVocabChunk) {
       const std::int64_t cols = std::min<std::int64_t>(kVocabChunk, V - col);
-      gemm(ctx, k, plan_gemm(ctx, k, tokens, H, cols, false), {.data = h, .dtype = dtype, .stride = H, .rows = tokens, .depth = H}, forward_operand(w, col, cols),
-           {.c = logits, .c_stride = cols}, gemm_memory);
+      gemm(ctx, k, plan_gemm(ctx, k, tokens, H, cols, false), {.data = h, .dtype = dtype, .stride = H, .rows = tokens, .depth = H},
+           forward_operand(w, col, cols), {.c = logits, .c_stride = cols}, gemm_memory);
       gradient_of_logits(first, tokens, col, cols);
-      gemm(ctx, k, plan_gemm(ctx, k, tokens, cols, H, false), {.data = dlogits, .dtype = dtype, .stride = cols, .rows = tokens, .depth = cols}, backward_operand(w, col),
+      gemm(ctx, k, plan_gemm(ctx, k, tokens, cols, H, false),
+           {.data = dlogits, .dtype = dtype, .stride = cols, .rows = tokens, .depth = cols}, backward_operand(w, col),
            {.c = dh, .c_stride = H, .accumulate = col > 0}, gemm_memory);
-      gemm(ctx, k, plan_gemm(ctx, k, cols, tokens, H, false), {.data = dlogits, .dtype = dtype, .stride = cols, .transposed = true, .rows = cols, .depth = tokens},
-           {h_panels, static_cast<std::int64_t>(k.panel_bytes(tokens)), H}, {.c = dw + col * H, .c_stride = H, .accumulate = true}, gemm_memory);
+      gemm(ctx, k, plan_gemm(ctx, k, cols, tokens, H, false),
+           {.data = dlogits, .dtype = dtype, .stride = cols, .transposed = true, .rows = cols, .depth = tokens},
+           {h_panels, static_cast<std::int64_t>(k.panel_bytes(tokens)), H}, {.c = dw + col * H, .c_stride = H, .accumulate = true},
+           gemm_memory);
     }
   }
 };
 
 }  // namespace
 
-void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T, ConstTensorView h_TH, const LinearWeight& weight,
-                              std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
+                              ConstTensorView h_TH, const LinearWeight& weight, std::span<const std::int32_t> targets_T,
+                              std::span<const float> temperatures_T) {
   const PackedWeight& w = packed(ctx, weight);
   const GemmKernels& k = *w.gemm;
   const auto T = static_cast<std::int64_t>(targets_T.size());
   const std::int64_t H = w.num_inputs(), chunk = std::min<std::int64_t>(kVocabChunk, w.num_outputs());
   const float* dlogp = dlogp_T.as<float>();
   const auto size = static_cast<std::int64_t>(size_of(w.dtype()));
-  for (std::int64_t t = 0; t < T; ++t) __builtin_memset(static_cast<char*>(dh_TH.data) + t * dh_TH.row_stride * size, 0, static_cast<std::size_t>(H * size));
+  for (std::int64_t t = 0; t < T; ++t)
+    __builtin_memset(static_cast<char*>(dh_TH.data) + t * dh_TH.row_stride * size, 0, static_cast<std::size_t>(H * size));
   const auto is_live = [&](std::int64_t t) { return targets_T[static_cast<std::size_t>(t)] >= 0 && dlogp[t] != 0.0f; };
   LiveRows live{};
   for (std::int64_t t = 0; t < T; ++t) live.count += is_live(t);
@@ -192,7 +199,8 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
   std::size_t gemm_bytes = plan_gemm(ctx, k, block, H, chunk, false).total_bytes;
   gemm_bytes = std::max(gemm_bytes, plan_gemm(ctx, k, block, chunk, H, false).total_bytes);
   gemm_bytes = std::max(gemm_bytes, plan_gemm(ctx, k, chunk, block, H, false).total_bytes);
-  BackwardPass pass{ctx, w, live, dlogp, lse_T.as<float>(), targets_T.data(), temperatures_T.data(), nullptr, nullptr, nullptr, nullptr, nullptr};
+  BackwardPass pass{ctx,     w,       live,    dlogp,  lse_T.as<float>(), targets_T.data(), temperatures_T.data(), nullptr,
+                    nullptr, nullptr, nullptr, nullptr};
   const auto carve = [&](char* memory) {
     Carver c(memory);
     live.index = c.take<std::int32_t>(live.count);
@@ -214,7 +222,8 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
     const std::int64_t tokens = std::min(block, live.count - first);
     pass.run(first, tokens, dw_VH.as<float>());
     for (std::int64_t i = 0; i < tokens; ++i)
-      kernels(ctx).cast(static_cast<char*>(dh_TH.data) + live.index[first + i] * dh_TH.row_stride * size, w.dtype(), pass.dh + i * H, DType::kF32, H);
+      kernels(ctx).cast(static_cast<char*>(dh_TH.data) + live.index[first + i] * dh_TH.row_stride * size, w.dtype(), pass.dh + i * H,
+                        DType::kF32, H);
   }
 }
 

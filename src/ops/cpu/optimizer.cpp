@@ -11,7 +11,8 @@ namespace prl::ops::cpu {
 
 void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args) {
   const double step = static_cast<double>(args.step);
-  const double correction1 = 1.0 - std::pow(static_cast<double>(args.beta1), step), correction2 = 1.0 - std::pow(static_cast<double>(args.beta2), step);
+  const double correction1 = 1.0 - std::pow(static_cast<double>(args.beta1), step),
+               correction2 = 1.0 - std::pow(static_cast<double>(args.beta2), step);
   const AdamWStep s{.beta1 = args.beta1,
                     .beta2 = args.beta2,
                     .eps = args.eps,
@@ -20,21 +21,29 @@ void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTe
                     .inverse_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
                     .grad_scale = args.grad_scale};
   const Kernels& k = kernels(ctx);
-  parallel_rows(ctx, param.shape.num_elements(), 1,
-                [&](std::int64_t b, std::int64_t e) { k.adamw(param.as<float>() + b, m.as<float>() + b, v.as<float>() + b, grad.as<float>() + b, e - b, s); });
+  parallel_rows(ctx, param.shape.num_elements(), 1, [&](std::int64_t b, std::int64_t e) {
+    k.adamw(param.as<float>() + b, m.as<float>() + b, v.as<float>() + b, grad.as<float>() + b, e - b, s);
+  });
 }
 
 void sgd(OpContext& ctx, TensorView param, TensorView buffer, ConstTensorView grad, const SgdArgs& args) {
-  const SgdStep s{.lr = args.lr, .momentum = args.momentum, .weight_decay = args.weight_decay, .grad_scale = args.grad_scale, .nesterov = args.nesterov, .first = args.is_first_step};
+  const SgdStep s{.lr = args.lr,
+                  .momentum = args.momentum,
+                  .weight_decay = args.weight_decay,
+                  .grad_scale = args.grad_scale,
+                  .nesterov = args.nesterov,
+                  .first = args.is_first_step};
   const Kernels& k = kernels(ctx);
   float* buffer_data = args.momentum != 0.0f ? buffer.as<float>() : nullptr;
-  parallel_rows(ctx, param.shape.num_elements(), 1,
-                [&](std::int64_t b, std::int64_t e) { k.sgd(param.as<float>() + b, buffer_data == nullptr ? nullptr : buffer_data + b, grad.as<float>() + b, e - b, s); });
+  parallel_rows(ctx, param.shape.num_elements(), 1, [&](std::int64_t b, std::int64_t e) {
+    k.sgd(param.as<float>() + b, buffer_data == nullptr ? nullptr : buffer_data + b, grad.as<float>() + b, e - b, s);
+  });
 }
 
 void sign_sgd(OpContext& ctx, TensorView param, ConstTensorView grad, float lr, float weight_decay) {
   const Kernels& k = kernels(ctx);
-  parallel_rows(ctx, param.shape.num_elements(), 1, [&](std::int64_t b, std::int64_t e) { k.sign_sgd(param.as<float>() + b, grad.as<float>() + b, e - b, lr, weight_decay); });
+  parallel_rows(ctx, param.shape.num_elements(), 1,
+                [&](std::int64_t b, std::int64_t e) { k.sign_sgd(param.as<float>() + b, grad.as<float>() + b, e - b, lr, weight_decay); });
 }
 
 void muon(OpContext& ctx, TensorView param_NK, TensorView momentum_NK, ConstTensorView grad_NK, const MuonArgs& args) {
@@ -45,7 +54,8 @@ void muon(OpContext& ctx, TensorView param_NK, TensorView momentum_NK, ConstTens
   const std::int64_t r = std::min(N, K), c = std::max(N, K);
   const Kernels& k = kernels(ctx);
 
-  const std::size_t matrix = aligned_bytes(static_cast<std::size_t>(count) * sizeof(float)), square = aligned_bytes(static_cast<std::size_t>(r * r) * sizeof(float));
+  const std::size_t matrix = aligned_bytes(static_cast<std::size_t>(count) * sizeof(float)),
+                    square = aligned_bytes(static_cast<std::size_t>(r * r) * sizeof(float));
   const std::size_t product = std::max({matmul_bytes(ctx, r, c, r), matmul_bytes(ctx, r, r, r), matmul_bytes(ctx, r, r, c)});
   const std::size_t chunks = aligned_bytes(static_cast<std::size_t>(count / 4096 + 1) * sizeof(float));
   char* memory = static_cast<char*>(ctx.workspace->require(2 * matrix + 2 * square + product + chunks));
@@ -57,7 +67,8 @@ void muon(OpContext& ctx, TensorView param_NK, TensorView momentum_NK, ConstTens
   float* partial = reinterpret_cast<float*>(scratch + product);
 
   float* m = momentum_NK.as<float>();
-  parallel_rows(ctx, count, 1, [&](std::int64_t b, std::int64_t e) { k.axpby(m + b, args.mu, m + b, args.grad_scale, grad_NK.as<float>() + b, e - b); });
+  parallel_rows(ctx, count, 1,
+                [&](std::int64_t b, std::int64_t e) { k.axpby(m + b, args.mu, m + b, args.grad_scale, grad_NK.as<float>() + b, e - b); });
   const std::int64_t num_chunks = (count + 4095) / 4096;
   parallel_rows(ctx, num_chunks, 4096, [&](std::int64_t b, std::int64_t e) {
     for (std::int64_t i = b; i < e; ++i) partial[i] = k.sum_squares(m + i * 4096, std::min<std::int64_t>(4096, count - i * 4096));
@@ -72,8 +83,10 @@ void muon(OpContext& ctx, TensorView param_NK, TensorView momentum_NK, ConstTens
         for (std::int64_t j = 0; j < cols; ++j) out[j * rows + i] = in[i * cols + j];
     });
   };
-  if (tall) transpose(x, m, N, K);
-  else __builtin_memcpy(x, m, static_cast<std::size_t>(count) * sizeof(float));
+  if (tall)
+    transpose(x, m, N, K);
+  else
+    __builtin_memcpy(x, m, static_cast<std::size_t>(count) * sizeof(float));
   parallel_rows(ctx, count, 1, [&](std::int64_t b, std::int64_t e) { k.scale(x + b, inverse_norm, e - b); });
   for (int step = 0; step < kSteps; ++step) {
     matmul_with(ctx, gram, x, x, r, c, r, true, scratch);
@@ -89,7 +102,9 @@ void muon(OpContext& ctx, TensorView param_NK, TensorView momentum_NK, ConstTens
   }
   const float rate = args.lr * 0.2f * std::sqrt(static_cast<float>(c));
   float* p = param_NK.as<float>();
-  parallel_rows(ctx, count, 1, [&](std::int64_t b, std::int64_t e) { k.axpby(p + b, 1.0f - args.lr * args.weight_decay, p + b, -rate, update + b, e - b); });
+  parallel_rows(ctx, count, 1, [&](std::int64_t b, std::int64_t e) {
+    k.axpby(p + b, 1.0f - args.lr * args.weight_decay, p + b, -rate, update + b, e - b);
+  });
 }
 
 }  // namespace prl::ops::cpu

@@ -33,7 +33,8 @@ void parallel_slots(OpContext& ctx, std::int64_t count, const Body& body) {
   }
   std::atomic<std::int64_t> next{0};
   const auto worker = [&](std::int64_t slot) {
-    for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed)) body(i, slot);
+    for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count; i = next.fetch_add(1, std::memory_order_relaxed))
+      body(i, slot);
   };
   ctx.pool->parallel_for(slots, std::cref(worker));
 }

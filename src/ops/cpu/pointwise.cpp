@@ -11,8 +11,12 @@ namespace prl::ops::cpu {
 namespace {
 
 std::int64_t bytes_of(DType t) { return static_cast<std::int64_t>(size_of(t)); }
-char* row(const TensorView& v, std::int64_t r, std::int64_t col = 0) { return static_cast<char*>(v.data) + (r * v.row_stride + col) * bytes_of(v.dtype); }
-const char* row(const ConstTensorView& v, std::int64_t r, std::int64_t col = 0) { return static_cast<const char*>(v.data) + (r * v.row_stride + col) * bytes_of(v.dtype); }
+char* row(const TensorView& v, std::int64_t r, std::int64_t col = 0) {
+  return static_cast<char*>(v.data) + (r * v.row_stride + col) * bytes_of(v.dtype);
+}
+const char* row(const ConstTensorView& v, std::int64_t r, std::int64_t col = 0) {
+  return static_cast<const char*>(v.data) + (r * v.row_stride + col) * bytes_of(v.dtype);
+}
 
 void check_ids(const char* op, const ConstTensorView& ids, std::int64_t limit) {
   const std::int32_t* id = ids.as<std::int32_t>();
@@ -23,7 +27,8 @@ void check_ids(const char* op, const ConstTensorView& ids, std::int64_t limit) {
 float half_to_float(std::uint16_t h) {
   const float magnitude = std::bit_cast<float>(static_cast<std::uint32_t>(h & 0x7fffu) << 13) * 0x1.0p112f;
   const bool special = (h & 0x7c00u) == 0x7c00u;
-  const std::uint32_t bits = special ? 0x7f800000u | (static_cast<std::uint32_t>(h & 0x3ffu) << 13) : std::bit_cast<std::uint32_t>(magnitude);
+  const std::uint32_t bits =
+      special ? 0x7f800000u | (static_cast<std::uint32_t>(h & 0x3ffu) << 13) : std::bit_cast<std::uint32_t>(magnitude);
   return std::bit_cast<float>(bits | (static_cast<std::uint32_t>(h & 0x8000u) << 16));
 }
 /// Nearest, ties to even.
@@ -47,9 +52,12 @@ float load_any(const char* p, DType t) {
   return half_to_float(*reinterpret_cast<const std::uint16_t*>(p));
 }
 void store_any(char* p, DType t, float v) {
-  if (t == DType::kF32) *reinterpret_cast<float*>(p) = v;
-  else if (t == DType::kBF16) *reinterpret_cast<BFloat16*>(p) = to_bf16(v);
-  else *reinterpret_cast<std::uint16_t*>(p) = float_to_half(v);
+  if (t == DType::kF32)
+    *reinterpret_cast<float*>(p) = v;
+  else if (t == DType::kBF16)
+    *reinterpret_cast<BFloat16*>(p) = to_bf16(v);
+  else
+    *reinterpret_cast<std::uint16_t*>(p) = float_to_half(v);
 }
 
 }  // namespace
@@ -59,7 +67,8 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, Cons
   const std::int64_t H = table_VH.shape.num_cols();
   const std::int32_t* ids = ids_T.as<std::int32_t>();
   parallel_rows(ctx, out_TH.shape.num_rows(), H, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t t = begin; t < end; ++t) __builtin_memcpy(row(out_TH, t), row(table_VH, ids[t]), static_cast<std::size_t>(H * bytes_of(out_TH.dtype)));
+    for (std::int64_t t = begin; t < end; ++t)
+      __builtin_memcpy(row(out_TH, t), row(table_VH, ids[t]), static_cast<std::size_t>(H * bytes_of(out_TH.dtype)));
   });
 }
 
@@ -72,7 +81,8 @@ void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView do
   // A task owns columns, so a token that appears twice is added in token order by one thread.
   parallel(ctx, (H + kCols - 1) / kCols, [&](std::int64_t i) {
     const std::int64_t col = i * kCols, cols = std::min(kCols, H - col);
-    for (std::int64_t t = 0; t < T; ++t) k.accumulate(reinterpret_cast<float*>(row(dtable_VH, ids[t], col)), row(dout_TH, t, col), cols, dout_TH.dtype);
+    for (std::int64_t t = 0; t < T; ++t)
+      k.accumulate(reinterpret_cast<float*>(row(dtable_VH, ids[t], col)), row(dout_TH, t, col), cols, dout_TH.dtype);
   });
 }
 
@@ -84,7 +94,8 @@ void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensor
   });
 }
 
-void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC, ConstTensorView w_C, float eps) {
+void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC,
+                  ConstTensorView w_C, float eps) {
   const std::int64_t C = x_RC.shape.num_cols();
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, x_RC.shape.num_rows(), C, [&](std::int64_t begin, std::int64_t end) {
@@ -95,7 +106,8 @@ void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTenso
   });
 }
 
-void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps, bool accumulate) {
+void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C,
+                       float eps, bool accumulate) {
   constexpr std::int64_t kRows = 128;  // per partial sum of dw; part of the order of summation
   const std::int64_t R = x_RC.shape.num_rows(), C = x_RC.shape.num_cols(), blocks = (R + kRows - 1) / kRows;
   const std::int64_t stride = (C + 15) / 16 * 16;
@@ -104,7 +116,8 @@ void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstT
   parallel(ctx, blocks, [&](std::int64_t b) {
     float* dw = partial + b * stride;
     std::fill(dw, dw + C, 0.0f);
-    for (std::int64_t r = b * kRows; r < std::min(R, (b + 1) * kRows); ++r) k.rms_norm_backward(row(dx_RC, r), dw, row(dy_RC, r), row(x_RC, r), w_C.as<float>(), C, eps, accumulate, x_RC.dtype);
+    for (std::int64_t r = b * kRows; r < std::min(R, (b + 1) * kRows); ++r)
+      k.rms_norm_backward(row(dx_RC, r), dw, row(dy_RC, r), row(x_RC, r), w_C.as<float>(), C, eps, accumulate, x_RC.dtype);
   });
   for (std::int64_t b = 0; b < blocks; ++b) k.accumulate(dw_C.as<float>(), partial + b * stride, C, DType::kF32);
 }
@@ -130,7 +143,8 @@ void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView do
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, dout_TF.shape.num_rows(), 8 * F, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
-      k.swiglu_backward(row(dgate_up_T2F, t), row(dgate_up_T2F, t, F), row(dout_TF, t), row(gate_up_T2F, t), row(gate_up_T2F, t, F), F, dout_TF.dtype);
+      k.swiglu_backward(row(dgate_up_T2F, t), row(dgate_up_T2F, t, F), row(dout_TF, t), row(gate_up_T2F, t), row(gate_up_T2F, t, F), F,
+                        dout_TF.dtype);
   });
 }
 
@@ -142,8 +156,9 @@ void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTens
   parallel_rows(ctx, x_THD.shape[0], heads * D, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
       for (std::int64_t h = 0; h < heads; ++h)
-        k.rope(static_cast<char*>(x_THD.data) + (t * token_stride + h * D) * bytes_of(x_THD.dtype), table.cos_PD2.as<float>() + positions[t] * half,
-               table.sin_PD2.as<float>() + positions[t] * half, half, inverse, x_THD.dtype);
+        k.rope(static_cast<char*>(x_THD.data) + (t * token_stride + h * D) * bytes_of(x_THD.dtype),
+               table.cos_PD2.as<float>() + positions[t] * half, table.sin_PD2.as<float>() + positions[t] * half, half, inverse,
+               x_THD.dtype);
   });
 }
 
@@ -161,7 +176,8 @@ void cast(OpContext& ctx, TensorView out, ConstTensorView x) {
       if (out.dtype != DType::kF16 && x.dtype != DType::kF16) {
         k.cast(to, out.dtype, from, x.dtype, n);
       } else {
-        for (std::int64_t i = 0; i < n; ++i) store_any(to + i * bytes_of(out.dtype), out.dtype, load_any(from + i * bytes_of(x.dtype), x.dtype));
+        for (std::int64_t i = 0; i < n; ++i)
+          store_any(to + i * bytes_of(out.dtype), out.dtype, load_any(from + i * bytes_of(x.dtype), x.dtype));
       }
     }
   });

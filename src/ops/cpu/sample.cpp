@@ -27,9 +27,12 @@ class RowSampler {
 
   void run(SampleResult& out) {
     const bool greedy = row_.temperature == 0.0f;
-    for (std::int64_t c = 0; c < n_; c += kVocabChunk) lse_.merge(kernels_.chunk_stats(x_ + c, std::min<std::int64_t>(kVocabChunk, n_ - c), greedy ? 1.0f : row_.temperature));
+    for (std::int64_t c = 0; c < n_; c += kVocabChunk)
+      lse_.merge(kernels_.chunk_stats(x_ + c, std::min<std::int64_t>(kVocabChunk, n_ - c), greedy ? 1.0f : row_.temperature));
     if (!std::isfinite(lse_.value()))
-      fail(ErrorCode::kNonFinite, "[sample] a row of logits has no finite log-sum-exp ({}): all tokens are banned, or the model gave NaN or infinity", lse_.value());
+      fail(ErrorCode::kNonFinite,
+           "[sample] a row of logits has no finite log-sum-exp ({}): all tokens are banned, or the model gave NaN or infinity",
+           lse_.value());
     out.top_logprobs.clear();
     if (greedy) {
       out.token = static_cast<std::int32_t>(std::max_element(x_, x_ + n_) - x_);  // the first of equals
@@ -151,7 +154,8 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
   parallel_slots(ctx, static_cast<std::int64_t>(rows_B.size()), [&](std::int64_t b, std::int64_t slot) {
     float* x = reinterpret_cast<float*>(memory) + slot * 3 * floats;
     __builtin_memcpy(x, logits_BV.as<float>() + b * logits_BV.row_stride, static_cast<std::size_t>(V) * sizeof(float));
-    RowSampler(kernels(ctx), rows_B[static_cast<std::size_t>(b)], x, x + floats, reinterpret_cast<std::int32_t*>(x + 2 * floats), V).run(out_B[static_cast<std::size_t>(b)]);
+    RowSampler(kernels(ctx), rows_B[static_cast<std::size_t>(b)], x, x + floats, reinterpret_cast<std::int32_t*>(x + 2 * floats), V)
+        .run(out_B[static_cast<std::size_t>(b)]);
   });
 }
 

@@ -32,9 +32,7 @@ Values centred(Values rewards) {
   return rewards;
 }
 
-Values grpo(Group group) {
-  return centred(rewards_of(group));
-}
+Values grpo(Group group) { return centred(rewards_of(group)); }
 
 Values rloo(Group group) {
   Values values = centred(rewards_of(group));
@@ -68,9 +66,7 @@ Values max_rl(Group group) {
   return values;
 }
 
-Values reward(Group group) {
-  return rewards_of(group);
-}
+Values reward(Group group) { return rewards_of(group); }
 
 struct Algorithm {
   std::string_view name;
@@ -127,9 +123,7 @@ Values penalised(Group group, const CorrectLengthPenalty& penalty) {
 
 }  // namespace
 
-std::span<const std::string_view> advantage_algorithms() noexcept {
-  return kNames;
-}
+std::span<const std::string_view> advantage_algorithms() noexcept { return kNames; }
 
 std::vector<float> compute_advantages(const AdvantageOptions& options, Group group) {
   const auto found = std::find_if(kAlgorithms.begin(), kAlgorithms.end(), [&](const Algorithm& a) { return a.name == options.algorithm; });

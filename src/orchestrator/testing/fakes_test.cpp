@@ -74,13 +74,9 @@ class FakeConversation final : public env::ChatClient {
   FakeChat& owner_;
 };
 
-std::unique_ptr<env::ChatClient> FakeChat::open(env::ConversationOptions) {
-  return std::make_unique<FakeConversation>(*this);
-}
+std::unique_ptr<env::ChatClient> FakeChat::open(env::ConversationOptions) { return std::make_unique<FakeConversation>(*this); }
 
-asio::awaitable<void> FakeChat::check_health(net::TimePoint) {
-  co_await net::sleep_for(options_.health_delay);
-}
+asio::awaitable<void> FakeChat::check_health(net::TimePoint) { co_await net::sleep_for(options_.health_delay); }
 
 asio::awaitable<std::optional<PolicyVersion>> FakePolicySource::wait_newer(PolicyVersion than, net::TimePoint deadline) {
   for (;;) {
@@ -115,9 +111,7 @@ FakeTrainer::FakeTrainer(std::unique_ptr<rollouts::SampleReceiver> receiver, std
   });
 }
 
-FakeTrainer::~FakeTrainer() {
-  thread_.request_stop();
-}
+FakeTrainer::~FakeTrainer() { thread_.request_stop(); }
 
 std::vector<std::string> FakeTrainer::batches() {
   if (thread_.joinable()) thread_.join();

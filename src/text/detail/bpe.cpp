@@ -27,8 +27,7 @@ std::uint64_t mix(std::uint64_t key) noexcept {
 
 }  // namespace
 
-Bpe::Bpe(const json::value& model, const std::string& where)
-    : cache_(std::make_unique<std::array<CacheShard, kNumShards>>()) {
+Bpe::Bpe(const json::value& model, const std::string& where) : cache_(std::make_unique<std::array<CacheShard, kNumShards>>()) {
   const json::object& object = as_object(model, where);
   if (const json::value* type = find(object, "type"); type != nullptr && as_string(*type, where + ".type") != "BPE")
     fail(ErrorCode::kNotImplemented, "{}.type: model '{}' is not supported, only byte-level BPE is", where,
@@ -58,8 +57,7 @@ void Bpe::load_vocab(const json::object& model, const std::string& where) {
     const std::int64_t id = as_int(member.value(), key);
     if (id < 0 || id > kMaxId) fail(ErrorCode::kCorrupt, "{}: id {} is outside [0, {}]", key, id, kMaxId);
     if (token.size() > kMaxTokenBytes)
-      fail(ErrorCode::kCorrupt, "{}.vocab: id {} is a token of {} bytes, at most {} are accepted", where, id, token.size(),
-           kMaxTokenBytes);
+      fail(ErrorCode::kCorrupt, "{}.vocab: id {} is a token of {} bytes, at most {} are accepted", where, id, token.size(), kMaxTokenBytes);
     if (static_cast<std::size_t>(id) >= used.size()) used.resize(static_cast<std::size_t>(id) + 1);
     if (used[static_cast<std::size_t>(id)]) fail(ErrorCode::kCorrupt, "{}: id {} belongs to another token too", key, id);
     used[static_cast<std::size_t>(id)] = true;
@@ -101,8 +99,7 @@ void Bpe::load_merges(const json::object& model, const std::string& where) {
     joined.assign(left).append(right);
     const auto id_of = [&](std::string_view token, std::string_view part) {
       const auto entry = vocab_.find(token);
-      if (entry == vocab_.end())
-        fail(ErrorCode::kCorrupt, "{}: the {} token '{}' is not in the vocabulary", key(), part, token);
+      if (entry == vocab_.end()) fail(ErrorCode::kCorrupt, "{}: the {} token '{}' is not in the vocabulary", key(), part, token);
       return entry->second;
     };
     const std::int32_t left_id = id_of(left, "left"), right_id = id_of(right, "right");

@@ -27,9 +27,7 @@ constexpr Alphabet kAlphabet;
 
 char32_t byte_to_char(unsigned char byte) noexcept { return kAlphabet.of_byte[byte]; }
 
-int char_to_byte(char32_t character) noexcept {
-  return character < std::size(kAlphabet.of_char) ? kAlphabet.of_char[character] : -1;
-}
+int char_to_byte(char32_t character) noexcept { return character < std::size(kAlphabet.of_char) ? kAlphabet.of_char[character] : -1; }
 
 std::string spell_bytes(std::string_view bytes) {
   std::string out;

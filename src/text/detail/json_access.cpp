@@ -61,12 +61,11 @@ json::value parse_document(std::string_view text, const std::string& where) {
   json::parser parser({}, options);
   json::error_code error;
   const std::size_t consumed = parser.write_some({text.data(), text.size()}, error);
-  if (!error && consumed < text.size() &&
-      text.substr(consumed).find_first_not_of(" \t\r\n") != std::string_view::npos)
+  if (!error && consumed < text.size() && text.substr(consumed).find_first_not_of(" \t\r\n") != std::string_view::npos)
     fail(ErrorCode::kCorrupt, "{}: text after the JSON document, at byte {}", where, consumed);
   if (error)
-    fail(ErrorCode::kCorrupt, "{}: not valid JSON near byte {} of {}: {}; the file may be truncated", where, consumed,
-         text.size(), error.message());
+    fail(ErrorCode::kCorrupt, "{}: not valid JSON near byte {} of {}: {}; the file may be truncated", where, consumed, text.size(),
+         error.message());
   return parser.release();
 }
 

@@ -12,8 +12,7 @@ namespace json = boost::json;
 
 constexpr int kMaxDepth = 8;
 // Source: pre_tokenizers/byte_level.rs of huggingface/tokenizers, after GPT-2's encoder.py.
-constexpr std::string_view kByteLevelPattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kByteLevelPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 std::string escape_literal(std::string_view text) {
   std::string out;
@@ -59,15 +58,15 @@ void PreTokenizer::add(const json::value& config, const std::string& where, int 
     } else {
       source = escape_literal(as_string(require(pattern, "String", where + ".pattern"), where + ".pattern.String"));
     }
-    steps_.push_back(
-        {Regex(source, where + ".pattern"), behavior_of("Removed"), bool_or(object, "invert", false, where), false, true});
+    steps_.push_back({Regex(source, where + ".pattern"), behavior_of("Removed"), bool_or(object, "invert", false, where), false, true});
   } else if (type == "Digits") {
     // char::is_numeric of Rust, whose Unicode version is one ahead of the patterns' own
     const bool individual = bool_or(object, "individual_digits", false, where);
-    steps_.push_back({Regex(R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])", where), individual ? Behavior::kIsolated : Behavior::kContiguous, false, false, true});
+    steps_.push_back({Regex(R"([\p{N}\x{11DE0}-\x{11DE9}\x{16FF4}-\x{16FF6}])", where),
+                      individual ? Behavior::kIsolated : Behavior::kContiguous, false, false, true});
   } else if (type == "Punctuation") {
-    steps_.push_back({Regex(R"([\x{21}-\x{2F}\x{3A}-\x{40}\x{5B}-\x{60}\x{7B}-\x{7E}\p{P}])", where),
-                      behavior_of("Isolated"), false, false, true});
+    steps_.push_back(
+        {Regex(R"([\x{21}-\x{2F}\x{3A}-\x{40}\x{5B}-\x{60}\x{7B}-\x{7E}\p{P}])", where), behavior_of("Isolated"), false, false, true});
   } else if (type == "WhitespaceSplit") {
     steps_.push_back({Regex(R"(\s)", where), Behavior::kRemoved, false, false, true});
   } else if (type == "Whitespace") {
@@ -86,8 +85,7 @@ void PreTokenizer::apply(const Step& step, const Piece& piece, std::vector<Piece
     bool is_match;
   };
   const auto emit = [&](std::size_t begin, std::size_t end) {
-    if (begin < end)
-      out.push_back({piece.text.substr(begin, end - begin), piece.origin + static_cast<std::int64_t>(begin)});
+    if (begin < end) out.push_back({piece.text.substr(begin, end - begin), piece.origin + static_cast<std::int64_t>(begin)});
   };
   std::vector<Span> spans;
   std::size_t previous = 0, begin = 0, end = 0;

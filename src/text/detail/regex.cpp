@@ -17,7 +17,8 @@ constexpr std::size_t kMaxPatternBytes = 64 * 1024;
 constexpr std::size_t kJitStackMax = std::size_t{64} << 20;
 
 // White_Space, as Oniguruma's \s; PCRE2's own \s also holds U+180E.
-constexpr std::string_view kSpaceClass = R"(\x{09}-\x{0D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
+constexpr std::string_view kSpaceClass =
+    R"(\x{09}-\x{0D}\x{20}\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 constexpr std::string_view kHexClass = "0-9A-Fa-f";
 
 // Characters assigned between the Unicode version of PCRE2 10.42 (14) and that of the Oniguruma in `tokenizers` (16), which
@@ -25,19 +26,19 @@ constexpr std::string_view kHexClass = "0-9A-Fa-f";
 #define PRL_NEW_LU R"(\x{1C89}\x{A7CB}-\x{A7CC}\x{A7DA}\x{A7DC}\x{10D50}-\x{10D65})"
 #define PRL_NEW_LL R"(\x{1C8A}\x{A7CD}\x{A7DB}\x{10D70}-\x{10D85}\x{1DF25}-\x{1DF2A})"
 #define PRL_NEW_LM R"(\x{10D4E}\x{10D6F}\x{16D40}-\x{16D42}\x{16D6B}-\x{16D6C}\x{1E030}-\x{1E06D}\x{1E4EB})"
-#define PRL_NEW_LO                                                                                                            \
+#define PRL_NEW_LO                                                                                                       \
   R"(\x{105C0}-\x{105F3}\x{10D4A}-\x{10D4D}\x{10D4F}\x{10EC2}-\x{10EC4}\x{1123F}-\x{11240}\x{11380}-\x{11389}\x{1138B})" \
   R"(\x{1138E}\x{11390}-\x{113B5}\x{113B7}\x{113D1}\x{113D3}\x{11BC0}-\x{11BE0}\x{11F02}\x{11F04}-\x{11F10})"            \
-  R"(\x{11F12}-\x{11F33}\x{1342F}\x{13441}-\x{13446}\x{13460}-\x{143FA}\x{16100}-\x{1611D}\x{16D43}-\x{16D6A})"         \
+  R"(\x{11F12}-\x{11F33}\x{1342F}\x{13441}-\x{13446}\x{13460}-\x{143FA}\x{16100}-\x{1611D}\x{16D43}-\x{16D6A})"          \
   R"(\x{18CFF}\x{1B132}\x{1B155}\x{1E4D0}-\x{1E4EA}\x{1E5D0}-\x{1E5ED}\x{1E5F0}\x{2B739}\x{2EBF0}-\x{2EE5D})"            \
   R"(\x{31350}-\x{323AF})"
-#define PRL_NEW_M                                                                                                             \
+#define PRL_NEW_M                                                                                                        \
   R"(\x{897}\x{CF3}\x{ECE}\x{10D69}-\x{10D6D}\x{10EFC}-\x{10EFF}\x{11241}\x{113B8}-\x{113C0}\x{113C2}\x{113C5})"         \
   R"(\x{113C7}-\x{113CA}\x{113CC}-\x{113D0}\x{113D2}\x{113E1}-\x{113E2}\x{11F00}-\x{11F01}\x{11F03}\x{11F34}-\x{11F3A})" \
-  R"(\x{11F3E}-\x{11F42}\x{11F5A}\x{13440}\x{13447}-\x{13455}\x{1611E}-\x{1612F}\x{1E08F}\x{1E4EC}-\x{1E4EF})"          \
+  R"(\x{11F3E}-\x{11F42}\x{11F5A}\x{13440}\x{13447}-\x{13455}\x{1611E}-\x{1612F}\x{1E08F}\x{1E4EC}-\x{1E4EF})"           \
   R"(\x{1E5EE}-\x{1E5EF})"
-#define PRL_NEW_N                                                                                                             \
-  R"(\x{10D40}-\x{10D49}\x{116D0}-\x{116E3}\x{11BF0}-\x{11BF9}\x{11F50}-\x{11F59}\x{16130}-\x{16139})"                   \
+#define PRL_NEW_N                                                                                      \
+  R"(\x{10D40}-\x{10D49}\x{116D0}-\x{116E3}\x{11BF0}-\x{11BF9}\x{11F50}-\x{11F59}\x{16130}-\x{16139})" \
   R"(\x{16D70}-\x{16D79}\x{1CCF0}-\x{1CCF9}\x{1D2C0}-\x{1D2D3}\x{1E4F0}-\x{1E4F9}\x{1E5F1}-\x{1E5FA})"
 
 struct Property {
@@ -116,18 +117,18 @@ Regex::Regex(std::string_view pattern, std::string_view where) : code_(std::make
   if (pattern.size() > kMaxPatternBytes)
     fail(ErrorCode::kCorrupt, "{}: pattern of {} bytes, at most {} are accepted", where, pattern.size(), kMaxPatternBytes);
   const std::string translated = translate_oniguruma(pattern);
-  const std::unique_ptr<pcre2_compile_context, decltype(&pcre2_compile_context_free)> context(
-      pcre2_compile_context_create(nullptr), &pcre2_compile_context_free);
+  const std::unique_ptr<pcre2_compile_context, decltype(&pcre2_compile_context_free)> context(pcre2_compile_context_create(nullptr),
+                                                                                              &pcre2_compile_context_free);
   pcre2_set_newline(context.get(), PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE position = 0;
-  code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                              PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &position, context.get());
+  code_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE,
+                              &error, &position, context.get());
   if (code_->code == nullptr) {
     PCRE2_UCHAR message[256] = {};
     pcre2_get_error_message(error, message, sizeof message);
-    fail(ErrorCode::kCorrupt, "{}: '{}' is no valid pattern: {} near position {}", where, pattern,
-         reinterpret_cast<const char*>(message), position);
+    fail(ErrorCode::kCorrupt, "{}: '{}' is no valid pattern: {} near position {}", where, pattern, reinterpret_cast<const char*>(message),
+         position);
   }
   code_->has_jit = pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE) == 0;
 }
@@ -151,8 +152,7 @@ struct Regex::Scan::State {
     pcre2_match_data_free(match);
   }
   int run() {
-    return pcre2_match(code->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), position, PCRE2_NO_UTF_CHECK,
-                       match, context);
+    return pcre2_match(code->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), position, PCRE2_NO_UTF_CHECK, match, context);
   }
 };
 
@@ -181,8 +181,8 @@ bool Regex::Scan::next(std::size_t& begin, std::size_t& end) {
   if (rc < 0) {
     PCRE2_UCHAR message[256] = {};
     pcre2_get_error_message(rc, message, sizeof message);
-    fail(ErrorCode::kInvalidArgument, "[tokenizer] the pre-tokenizer's pattern gave up at byte {} of a text of {} bytes: {}",
-         s.position, s.text.size(), reinterpret_cast<const char*>(message));
+    fail(ErrorCode::kInvalidArgument, "[tokenizer] the pre-tokenizer's pattern gave up at byte {} of a text of {} bytes: {}", s.position,
+         s.text.size(), reinterpret_cast<const char*>(message));
   }
   const PCRE2_SIZE* vector = pcre2_get_ovector_pointer(s.match);
   begin = vector[0];

@@ -11,36 +11,40 @@ namespace prl::text::jinja {
 
 enum class NodeKind : std::uint8_t {
   // expressions: what the fields hold
-  kConst,     // constant
-  kName,      // name
-  kList,      // children
-  kTuple,     // children
-  kDict,      // children: key, value, key, value, ...
-  kGetattr,   // children[0], name
-  kGetitem,   // children[0], children[1]
-  kSlice,     // children: begin, end, step; null where left out
-  kCall,      // children[0]; args
-  kFilter,    // children[0] (null inside filter blocks), name, args
-  kTest,      // children[0], name, args
-  kNot, kNeg, kPos,
-  kAnd, kOr,
-  kBinary,    // name is the operator
-  kConcat,    // children
-  kCompare,   // children: n operands; names: n - 1 operators
-  kCond,      // children: test, then, else (null: undefined)
+  kConst,    // constant
+  kName,     // name
+  kList,     // children
+  kTuple,    // children
+  kDict,     // children: key, value, key, value, ...
+  kGetattr,  // children[0], name
+  kGetitem,  // children[0], children[1]
+  kSlice,    // children: begin, end, step; null where left out
+  kCall,     // children[0]; args
+  kFilter,   // children[0] (null inside filter blocks), name, args
+  kTest,     // children[0], name, args
+  kNot,
+  kNeg,
+  kPos,
+  kAnd,
+  kOr,
+  kBinary,   // name is the operator
+  kConcat,   // children
+  kCompare,  // children: n operands; names: n - 1 operators
+  kCond,     // children: test, then, else (null: undefined)
   // statements
-  kText,       // name
-  kOutput,     // children
-  kIf,         // children: tests; bodies: one per test, and the else body
-  kFor,        // children: iterable, filter or null; target; bodies: body, else; flag: recursive
-  kSet,        // target, children[0]
-  kSetBlock,   // target, children[0] filter or null, bodies[0]
-  kMacro,      // name, names: parameters, args.positional: defaults of the last parameters; bodies[0]
-  kCallBlock,  // as kMacro, and children[0] the call
+  kText,         // name
+  kOutput,       // children
+  kIf,           // children: tests; bodies: one per test, and the else body
+  kFor,          // children: iterable, filter or null; target; bodies: body, else; flag: recursive
+  kSet,          // target, children[0]
+  kSetBlock,     // target, children[0] filter or null, bodies[0]
+  kMacro,        // name, names: parameters, args.positional: defaults of the last parameters; bodies[0]
+  kCallBlock,    // as kMacro, and children[0] the call
   kFilterBlock,  // children[0] filter, bodies[0]
-  kWith,       // target: tuple of names, children: values; bodies[0]
-  kScope,      // bodies[0]
-  kBreak, kContinue,
+  kWith,         // target: tuple of names, children: values; bodies[0]
+  kScope,        // bodies[0]
+  kBreak,
+  kContinue,
   // assignment targets: kName, kTuple, or
   kNamespaceRef,  // names[0].names[1]
 };

@@ -296,12 +296,31 @@ Value map_text(Interpreter& i, const Value& input, Args&) {
 Value filter_string(Interpreter&, const Value& input, Args&) { return input.is_string() ? input : Value(input.str()); }
 
 constexpr Entry kFilters[] = {
-    {"default", filter_default}, {"d", filter_default}, {"trim", filter_trim}, {"replace", filter_replace},
-    {"upper", map_text<to_upper>}, {"lower", map_text<to_lower>}, {"capitalize", map_text<capitalize>}, {"title", filter_title},
-    {"indent", filter_indent}, {"int", filter_int}, {"float", filter_float}, {"abs", filter_abs}, {"round", filter_round},
-    {"tojson", filter_tojson}, {"string", filter_string}, {"safe", filter_string}, {"escape", filter_escape}, {"e", filter_escape},
-    {"forceescape", filter_escape}, {"format", filter_format}, {"truncate", filter_truncate}, {"center", filter_center},
-    {"wordcount", filter_wordcount}, {"urlencode", filter_urlencode}, {"attr", filter_attr},
+    {"default", filter_default},
+    {"d", filter_default},
+    {"trim", filter_trim},
+    {"replace", filter_replace},
+    {"upper", map_text<to_upper>},
+    {"lower", map_text<to_lower>},
+    {"capitalize", map_text<capitalize>},
+    {"title", filter_title},
+    {"indent", filter_indent},
+    {"int", filter_int},
+    {"float", filter_float},
+    {"abs", filter_abs},
+    {"round", filter_round},
+    {"tojson", filter_tojson},
+    {"string", filter_string},
+    {"safe", filter_string},
+    {"escape", filter_escape},
+    {"e", filter_escape},
+    {"forceescape", filter_escape},
+    {"format", filter_format},
+    {"truncate", filter_truncate},
+    {"center", filter_center},
+    {"wordcount", filter_wordcount},
+    {"urlencode", filter_urlencode},
+    {"attr", filter_attr},
 };
 
 }  // namespace

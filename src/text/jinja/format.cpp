@@ -101,11 +101,19 @@ std::string percent_format(Interpreter& interpreter, const std::string& text, co
         spec.zero = spec.plus = spec.space = false;
         break;
       case 'c':
-        if (value->is_int()) append_code_point(body, static_cast<char32_t>(std::clamp<Int>(value->integer(), 0, 0x10FFFF)));
-        else body = value->str();
+        if (value->is_int())
+          append_code_point(body, static_cast<char32_t>(std::clamp<Int>(value->integer(), 0, 0x10FFFF)));
+        else
+          body = value->str();
         break;
-      case 'd': case 'i': case 'u': case 'x': case 'X': case 'o': {
-        if (!value->is_number()) interpreter.fail(std::string("%") + conversion + " format: a number is required, not " + value->type_name());
+      case 'd':
+      case 'i':
+      case 'u':
+      case 'x':
+      case 'X':
+      case 'o': {
+        if (!value->is_number())
+          interpreter.fail(std::string("%") + conversion + " format: a number is required, not " + value->type_name());
         if (value->is_float() && !(std::fabs(value->number()) < 1e37)) interpreter.fail("cannot convert this float to an integer");
         const Int integer = value->is_float() ? static_cast<Int>(value->number()) : value->integer();
         const int base = conversion == 'x' || conversion == 'X' ? 16 : conversion == 'o' ? 8 : 10;
@@ -114,7 +122,12 @@ std::string percent_format(Interpreter& interpreter, const std::string& text, co
         sign = integer < 0 ? "-" : "";
         break;
       }
-      case 'f': case 'F': case 'e': case 'E': case 'g': case 'G':
+      case 'f':
+      case 'F':
+      case 'e':
+      case 'E':
+      case 'g':
+      case 'G':
         if (!value->is_number()) interpreter.fail("must be real number, not " + value->type_name());
         body = float_text(value->number(), conversion, spec);
         sign = std::signbit(value->number()) ? "-" : "";

@@ -141,9 +141,9 @@ std::map<std::string, Value, std::less<>> make_globals() {
   });
   add("joiner", [](Interpreter& interpreter, Args& args) {
     const ArgReader reader(interpreter, "joiner", args, {"sep"});
-    return make_function("joiner", [separator = reader.has(0) ? Value(reader.string(0)) : Value(", "), used = std::make_shared<bool>(false)](Interpreter&, Args&) {
-      return std::exchange(*used, true) ? separator : Value("");
-    });
+    return make_function("joiner",
+                         [separator = reader.has(0) ? Value(reader.string(0)) : Value(", "), used = std::make_shared<bool>(false)](
+                             Interpreter&, Args&) { return std::exchange(*used, true) ? separator : Value(""); });
   });
   return out;
 }
@@ -183,7 +183,8 @@ std::int64_t ArgReader::int_or(std::size_t index, std::int64_t fallback) const {
   const Value& value = *values_[index];
   if (value.is_undefined()) interpreter_.fail(value.undefined_message());
   if (!value.is_int() && !value.is_bool())
-    interpreter_.fail(std::string(function_) + "(): argument '" + std::string(names_[index]) + "' must be an integer, not " + value.type_name());
+    interpreter_.fail(std::string(function_) + "(): argument '" + std::string(names_[index]) + "' must be an integer, not " +
+                      value.type_name());
   return static_cast<std::int64_t>(std::clamp<Int>(value.integer(), -(Int{1} << 60), Int{1} << 60));
 }
 

@@ -13,9 +13,7 @@ class Macro : public Object {
   Macro(const Node& node, ScopePtr scope) : node_(&node), scope_(std::move(scope)) {}
   std::string type_name() const override { return "Macro '" + node_->name + "'"; }
   bool is_callable() const override { return true; }
-  Value call(Interpreter& interpreter, Args& args) const override {
-    return Value(interpreter.call_macro(*node_, scope_, args));
-  }
+  Value call(Interpreter& interpreter, Args& args) const override { return Value(interpreter.call_macro(*node_, scope_, args)); }
   std::optional<Value> attribute(std::string_view name) const override {
     if (name == "name") return Value(node_->name);
     return std::nullopt;
@@ -165,8 +163,7 @@ void Interpreter::charge_bytes(std::size_t bytes) {
 
 void Interpreter::emit(std::string& out, std::string_view text) {
   charge_bytes(text.size());
-  if (out.size() + text.size() > limits_.max_output_bytes)
-    fail(fmt::format("output of more than {} bytes", limits_.max_output_bytes));
+  if (out.size() + text.size() > limits_.max_output_bytes) fail(fmt::format("output of more than {} bytes", limits_.max_output_bytes));
   out += text;
 }
 
@@ -223,11 +220,12 @@ Interpreter::Flow Interpreter::execute(const Node& node, const ScopePtr& scope, 
       emit(out, call(callee, args).str());
       break;
     }
-    case NodeKind::kFilterBlock: emit(out, evaluate_filter(*node.children[0], Value(run_captured(node.bodies[0], scope)), scope).str()); break;
+    case NodeKind::kFilterBlock:
+      emit(out, evaluate_filter(*node.children[0], Value(run_captured(node.bodies[0], scope)), scope).str());
+      break;
     case NodeKind::kWith: {
       auto inner = std::make_shared<Scope>(scope);
-      for (std::size_t i = 0; i < node.children.size(); ++i)
-        assign(*node.target->children[i], evaluate(*node.children[i], scope), inner);
+      for (std::size_t i = 0; i < node.children.size(); ++i) assign(*node.target->children[i], evaluate(*node.children[i], scope), inner);
       return execute(node.bodies[0], inner, out);
     }
     case NodeKind::kScope: return execute(node.bodies[0], std::make_shared<Scope>(scope), out);
@@ -238,8 +236,7 @@ Interpreter::Flow Interpreter::execute(const Node& node, const ScopePtr& scope, 
   return Flow::kNormal;
 }
 
-Interpreter::Flow Interpreter::loop_over(const Node& node, std::vector<Value> all, const ScopePtr& scope, int depth,
-                                         std::string& out) {
+Interpreter::Flow Interpreter::loop_over(const Node& node, std::vector<Value> all, const ScopePtr& scope, int depth, std::string& out) {
   if (node.children[1]) {
     std::vector<Value> filtered;
     for (const Value& item : all) {
@@ -378,14 +375,22 @@ Value Interpreter::compare(const Node& node, const ScopePtr& scope) {
     line_ = node.line;
     const std::string& op = node.names[i];
     bool holds = false;
-    if (op == "==") holds = left.equals(right);
-    else if (op == "!=") holds = !left.equals(right);
-    else if (op == "in") holds = contains(right, left);
-    else if (op == "not in") holds = !contains(right, left);
-    else if (op == "<") holds = order(left, right, op) < 0;
-    else if (op == ">") holds = order(left, right, op) > 0;
-    else if (op == "<=") holds = order(left, right, op) <= 0;
-    else holds = order(left, right, op) >= 0;
+    if (op == "==")
+      holds = left.equals(right);
+    else if (op == "!=")
+      holds = !left.equals(right);
+    else if (op == "in")
+      holds = contains(right, left);
+    else if (op == "not in")
+      holds = !contains(right, left);
+    else if (op == "<")
+      holds = order(left, right, op) < 0;
+    else if (op == ">")
+      holds = order(left, right, op) > 0;
+    else if (op == "<=")
+      holds = order(left, right, op) <= 0;
+    else
+      holds = order(left, right, op) >= 0;
     if (!holds) return Value(false);
     left = std::move(right);
   }
@@ -458,7 +463,8 @@ Value Interpreter::evaluate(const Node& node, const ScopePtr& scope) {
     case NodeKind::kPos: {
       const Value value = evaluate(*node.children[0], scope);
       if (value.is_undefined()) fail(value.undefined_message());
-      if (!value.is_number()) fail(fmt::format("bad operand type for unary {}: '{}'", node.kind == NodeKind::kNeg ? '-' : '+', value.type_name()));
+      if (!value.is_number())
+        fail(fmt::format("bad operand type for unary {}: '{}'", node.kind == NodeKind::kNeg ? '-' : '+', value.type_name()));
       const int sign = node.kind == NodeKind::kNeg ? -1 : 1;
       return value.is_float() ? Value(sign * value.number()) : Value(sign * value.integer());
     }
@@ -485,8 +491,7 @@ Value Interpreter::evaluate(const Node& node, const ScopePtr& scope) {
     case NodeKind::kCompare: return compare(node, scope);
     case NodeKind::kCond:
       if (evaluate(*node.children[0], scope).truthy()) return evaluate(*node.children[1], scope);
-      return evaluate_or_undefined(node.children[2], scope,
-                                   "the inline if-expression evaluated to false and no else section was defined");
+      return evaluate_or_undefined(node.children[2], scope, "the inline if-expression evaluated to false and no else section was defined");
     default: fail("a statement stands where an expression should");
   }
 }

@@ -18,10 +18,10 @@ namespace prl::text::jinja {
 
 /// What one rendering may use; each keeps a hostile template from hanging or filling memory.
 struct Limits {
-  std::uint64_t max_steps = 5'000'000;                     ///< expressions and statements evaluated
-  std::uint64_t max_bytes = std::uint64_t{256} << 20;      ///< bytes of text and items built, thrown away or not
+  std::uint64_t max_steps = 5'000'000;                 ///< expressions and statements evaluated
+  std::uint64_t max_bytes = std::uint64_t{256} << 20;  ///< bytes of text and items built, thrown away or not
   std::size_t max_output_bytes = std::size_t{64} << 20;
-  int max_depth = 900;                                     ///< nested evaluations, macro calls included
+  int max_depth = 900;  ///< nested evaluations, macro calls included
 };
 
 /// Variables of one block. Loops, macros and `with` open a new one; `if` does not.

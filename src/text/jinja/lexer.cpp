@@ -12,9 +12,11 @@ namespace {
 
 // Longest first, so that "**" is not read as two "*".
 constexpr std::array<std::string_view, 26> kOperators = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[",
-                                                         "]",  "(",  ")",  "{",  "}",  ">", "<", "=", ".", ":", "|", ",", ";"};
+                                                         "]",  "(",  ")",  "{",  "}",  ">",  "<", "=", ".", ":", "|", ",", ";"};
 
-bool is_name_start(char32_t c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= 0x80 && is_word_character(c)); }
+bool is_name_start(char32_t c) {
+  return c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= 0x80 && is_word_character(c));
+}
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Only \r\n, \r and \n end lines; one newline at the very end is dropped.
@@ -47,9 +49,7 @@ class Lexer {
   std::string_view rest() const { return std::string_view(source_).substr(position_); }
   bool starts_with(std::string_view text) const { return rest().starts_with(text); }
 
-  void push(TokenType type, std::string text, Value number = {}) {
-    tokens_.push_back({type, std::move(text), std::move(number), line_});
-  }
+  void push(TokenType type, std::string text, Value number = {}) { tokens_.push_back({type, std::move(text), std::move(number), line_}); }
 
   void advance(std::size_t count) {
     line_ += static_cast<int>(std::count(source_.begin() + static_cast<std::ptrdiff_t>(position_),
@@ -220,7 +220,9 @@ class Lexer {
   void read_number() {
     std::size_t end = position_;
     const auto digits = [&](std::size_t from) {
-      while (from < source_.size() && (is_digit(source_[from]) || (source_[from] == '_' && from + 1 < source_.size() && is_digit(source_[from + 1])))) ++from;
+      while (from < source_.size() &&
+             (is_digit(source_[from]) || (source_[from] == '_' && from + 1 < source_.size() && is_digit(source_[from + 1]))))
+        ++from;
       return from;
     };
     int base = 10;
@@ -324,8 +326,6 @@ class Lexer {
 
 std::vector<Token> tokenize(std::string_view source) { return Lexer(source).run(); }
 
-void fail_at(int line, const std::string& message) {
-  fail(ErrorCode::kInvalidArgument, "[chat template] line {}: {}", line, message);
-}
+void fail_at(int line, const std::string& message) { fail(ErrorCode::kInvalidArgument, "[chat template] line {}: {}", line, message); }
 
 }  // namespace prl::text::jinja

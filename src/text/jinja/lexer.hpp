@@ -8,7 +8,19 @@
 
 namespace prl::text::jinja {
 
-enum class TokenType : std::uint8_t { kData, kVariableBegin, kVariableEnd, kBlockBegin, kBlockEnd, kName, kString, kInteger, kFloat, kOperator, kEnd };
+enum class TokenType : std::uint8_t {
+  kData,
+  kVariableBegin,
+  kVariableEnd,
+  kBlockBegin,
+  kBlockEnd,
+  kName,
+  kString,
+  kInteger,
+  kFloat,
+  kOperator,
+  kEnd
+};
 
 struct Token {
   TokenType type;

@@ -162,7 +162,8 @@ Value format_method(Interpreter& i, const Value& self, Args& args) {
     const std::size_t close = text.find('}', at);
     if (c == '}' || close == std::string::npos) i.fail("single '{' or '}' encountered in format string");
     std::string field = text.substr(at + 1, close - at - 1);
-    if (field.find_first_of(":!.[") != std::string::npos) i.fail("str.format supports plain {} and {name} fields only, not '{" + field + "}'");
+    if (field.find_first_of(":!.[") != std::string::npos)
+      i.fail("str.format supports plain {} and {name} fields only, not '{" + field + "}'");
     at = close;
     const Value* value = nullptr;
     if (field.empty() || field.find_first_not_of("0123456789") == std::string::npos) {
@@ -194,15 +195,21 @@ Value swapcase_method(Interpreter&, const Value& self, Args&) {
 }
 
 constexpr Entry kStringMethods[] = {
-    {"strip", strip_method<true, true>}, {"lstrip", strip_method<true, false>}, {"rstrip", strip_method<false, true>},
-    {"split", split_method<false>}, {"rsplit", split_method<true>},
+    {"strip", strip_method<true, true>},
+    {"lstrip", strip_method<true, false>},
+    {"rstrip", strip_method<false, true>},
+    {"split", split_method<false>},
+    {"rsplit", split_method<true>},
     {"splitlines",
      [](Interpreter& i, const Value& self, Args& args) {
        return strings(i, split_lines(self.string(), ArgReader(i, "splitlines", args, {"keepends"}).bool_or(0, false)));
      }},
-    {"startswith", affix_method<false>}, {"endswith", affix_method<true>},
-    {"find", find_method_of_str<false, false>}, {"rfind", find_method_of_str<true, false>},
-    {"index", find_method_of_str<false, true>}, {"rindex", find_method_of_str<true, true>},
+    {"startswith", affix_method<false>},
+    {"endswith", affix_method<true>},
+    {"find", find_method_of_str<false, false>},
+    {"rfind", find_method_of_str<true, false>},
+    {"index", find_method_of_str<false, true>},
+    {"rindex", find_method_of_str<true, true>},
     {"count",
      [](Interpreter& i, const Value& self, Args& args) {
        const ArgReader reader(i, "count", args, {"sub", "start", "end"});
@@ -211,17 +218,25 @@ constexpr Entry kStringMethods[] = {
     {"upper", [](Interpreter&, const Value& self, Args&) { return Value(to_upper(self.string())); }},
     {"lower", [](Interpreter&, const Value& self, Args&) { return Value(to_lower(self.string())); }},
     {"casefold", [](Interpreter&, const Value& self, Args&) { return Value(replace(to_lower(self.string()), "\xC3\x9F", "ss", -1)); }},
-    {"title", title_method}, {"capitalize", [](Interpreter&, const Value& self, Args&) { return Value(capitalize(self.string())); }},
-    {"swapcase", swapcase_method}, {"join", join_method}, {"replace", replace_method}, {"format", format_method},
-    {"partition", partition_method<false>}, {"rpartition", partition_method<true>},
-    {"ljust", pad_method<Align::kLeft>}, {"rjust", pad_method<Align::kRight>}, {"center", pad_method<Align::kCenter>},
+    {"title", title_method},
+    {"capitalize", [](Interpreter&, const Value& self, Args&) { return Value(capitalize(self.string())); }},
+    {"swapcase", swapcase_method},
+    {"join", join_method},
+    {"replace", replace_method},
+    {"format", format_method},
+    {"partition", partition_method<false>},
+    {"rpartition", partition_method<true>},
+    {"ljust", pad_method<Align::kLeft>},
+    {"rjust", pad_method<Align::kRight>},
+    {"center", pad_method<Align::kCenter>},
     {"zfill",
      [](Interpreter& i, const Value& self, Args& args) {
        const ArgReader reader(i, "zfill", args, {"width"});
        const auto width = static_cast<std::size_t>(std::clamp<std::int64_t>(reader.int_or(0, 0), 0, kMaxPadding));
        const std::string& text = self.string();
        const bool has_sign = text.starts_with('-') || text.starts_with('+');
-       return Value(text.substr(0, has_sign) + pad(text.substr(has_sign), width - std::min<std::size_t>(width, has_sign), "0", Align::kRight));
+       return Value(text.substr(0, has_sign) +
+                    pad(text.substr(has_sign), width - std::min<std::size_t>(width, has_sign), "0", Align::kRight));
      }},
     {"removeprefix",
      [](Interpreter& i, const Value& self, Args& args) {
@@ -233,9 +248,12 @@ constexpr Entry kStringMethods[] = {
        const std::string affix = ArgReader(i, "removesuffix", args, {"suffix"}).string(0);
        return self.string().ends_with(affix) ? Value(self.string().substr(0, self.string().size() - affix.size())) : self;
      }},
-    {"isalpha", class_method<CharClass::kAlpha>}, {"isdigit", class_method<CharClass::kDigit>},
-    {"isdecimal", class_method<CharClass::kDigit>}, {"isnumeric", class_method<CharClass::kDigit>},
-    {"isalnum", class_method<CharClass::kAlnum>}, {"isspace", class_method<CharClass::kSpace>},
+    {"isalpha", class_method<CharClass::kAlpha>},
+    {"isdigit", class_method<CharClass::kDigit>},
+    {"isdecimal", class_method<CharClass::kDigit>},
+    {"isnumeric", class_method<CharClass::kDigit>},
+    {"isalnum", class_method<CharClass::kAlnum>},
+    {"isspace", class_method<CharClass::kSpace>},
     {"isupper", [](Interpreter& i, const Value& self, Args& args) { return Value(find_test("upper")(i, self, args)); }},
     {"islower", [](Interpreter& i, const Value& self, Args& args) { return Value(find_test("lower")(i, self, args)); }},
 };
@@ -278,12 +296,14 @@ constexpr Entry kListMethods[] = {
      [](Interpreter& i, const Value& self, Args& args) {
        const ArgReader reader(i, "count", args, {"value"});
        const std::vector<Value>& items = self.list().items;
-       return Value(static_cast<std::size_t>(std::count_if(items.begin(), items.end(), [&](const Value& v) { return v.equals(reader.required(0)); })));
+       return Value(static_cast<std::size_t>(
+           std::count_if(items.begin(), items.end(), [&](const Value& v) { return v.equals(reader.required(0)); })));
      }},
     {"copy", [](Interpreter&, const Value& self, Args&) { return self; }},
 };
 
-constexpr std::array<std::string_view, 9> kListMutators = {"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort", "__setitem__"};
+constexpr std::array<std::string_view, 9> kListMutators = {"append", "clear",   "extend", "insert",     "pop",
+                                                           "remove", "reverse", "sort",   "__setitem__"};
 constexpr std::array<std::string_view, 5> kDictMutators = {"clear", "pop", "popitem", "setdefault", "update"};
 
 template <std::size_t kCount>
@@ -304,13 +324,15 @@ std::optional<Value> find_method(const Value& object, std::string_view name) {
     is_mutator = std::find(kDictMutators.begin(), kDictMutators.end(), name) != kDictMutators.end();
   } else if (object.is_list()) {
     entry = search(kListMethods, name);
-    is_mutator = object.list().flavor == ListFlavor::kList && std::find(kListMutators.begin(), kListMutators.end(), name) != kListMutators.end();
+    is_mutator =
+        object.list().flavor == ListFlavor::kList && std::find(kListMutators.begin(), kListMutators.end(), name) != kListMutators.end();
   }
   if (is_mutator)
     return Value::undefined("access to attribute '" + std::string(name) + "' of '" + object.type_name() + "' object is unsafe.");
   if (entry == nullptr) return std::nullopt;
   return make_function(
-      std::string(name), [method = entry->method, object](Interpreter& interpreter, Args& args) { return method(interpreter, object, args); },
+      std::string(name),
+      [method = entry->method, object](Interpreter& interpreter, Args& args) { return method(interpreter, object, args); },
       object.depth() + 1);
 }
 

@@ -497,9 +497,7 @@ class Parser {
         return node;
       }
       case TokenType::kInteger:
-      case TokenType::kFloat:
-        node->constant = take().number;
-        return node;
+      case TokenType::kFloat: node->constant = take().number; return node;
       default: break;
     }
     if (skip_op("(")) {

@@ -113,10 +113,13 @@ Value filter_dictsort(Interpreter& i, const Value& input, Args& args) {
   Args none;
   std::vector<Value> items = i.iterate(filter_items(i, input, none));
   const std::size_t column = by == "key" ? 0 : 1;
-  sort_by(i, items, [&](const Value& pair) {
-    const Value& value = pair.list().items[column];
-    return case_sensitive ? value : fold_case(value);
-  }, reader.bool_or(2, false));
+  sort_by(
+      i, items,
+      [&](const Value& pair) {
+        const Value& value = pair.list().items[column];
+        return case_sensitive ? value : fold_case(value);
+      },
+      reader.bool_or(2, false));
   return result(i, std::move(items));
 }
 
@@ -131,11 +134,14 @@ Value filter_sort(Interpreter& i, const Value& input, Args& args) {
     keys.push_back(attribute_getter(i, attribute));
   }
   std::vector<Value> items = i.iterate(input);
-  sort_by(i, items, [&](const Value& item) {
-    std::vector<Value> parts;
-    for (const KeyFunction& key : keys) parts.push_back(case_sensitive ? key(item) : fold_case(key(item)));
-    return parts.size() == 1 ? parts[0] : Value::list(std::move(parts));
-  }, reader.bool_or(0, false));
+  sort_by(
+      i, items,
+      [&](const Value& item) {
+        std::vector<Value> parts;
+        for (const KeyFunction& key : keys) parts.push_back(case_sensitive ? key(item) : fold_case(key(item)));
+        return parts.size() == 1 ? parts[0] : Value::list(std::move(parts));
+      },
+      reader.bool_or(0, false));
   return result(i, std::move(items));
 }
 
@@ -281,12 +287,28 @@ Value filter_slice(Interpreter& i, const Value& input, Args& args) {
 }
 
 constexpr Entry kFilters[] = {
-    {"length", filter_length}, {"count", filter_length}, {"first", filter_first}, {"last", filter_last}, {"list", filter_list},
-    {"join", filter_join}, {"reverse", filter_reverse}, {"items", filter_items}, {"dictsort", filter_dictsort},
-    {"sort", filter_sort}, {"unique", filter_unique}, {"max", filter_extreme<true>}, {"min", filter_extreme<false>},
-    {"sum", filter_sum}, {"map", filter_map}, {"select", filter_select<true, false>}, {"reject", filter_select<false, false>},
-    {"selectattr", filter_select<true, true>}, {"rejectattr", filter_select<false, true>}, {"groupby", filter_groupby},
-    {"batch", filter_batch}, {"slice", filter_slice},
+    {"length", filter_length},
+    {"count", filter_length},
+    {"first", filter_first},
+    {"last", filter_last},
+    {"list", filter_list},
+    {"join", filter_join},
+    {"reverse", filter_reverse},
+    {"items", filter_items},
+    {"dictsort", filter_dictsort},
+    {"sort", filter_sort},
+    {"unique", filter_unique},
+    {"max", filter_extreme<true>},
+    {"min", filter_extreme<false>},
+    {"sum", filter_sum},
+    {"map", filter_map},
+    {"select", filter_select<true, false>},
+    {"reject", filter_select<false, false>},
+    {"selectattr", filter_select<true, true>},
+    {"rejectattr", filter_select<false, true>},
+    {"groupby", filter_groupby},
+    {"batch", filter_batch},
+    {"slice", filter_slice},
 };
 
 }  // namespace

@@ -37,7 +37,8 @@ std::vector<std::string> split(std::string_view text, const std::optional<std::s
   std::vector<std::string> parts;
   if (separator) {
     std::size_t begin = 0;
-    for (std::size_t hit; limit != 0 && (hit = text.find(*separator, begin)) != std::string_view::npos; begin = hit + separator->size(), --limit)
+    for (std::size_t hit; limit != 0 && (hit = text.find(*separator, begin)) != std::string_view::npos;
+         begin = hit + separator->size(), --limit)
       parts.emplace_back(text.substr(begin, hit - begin));
     parts.emplace_back(text.substr(begin));
     return parts;

@@ -12,9 +12,7 @@ const Value& operand(Interpreter& interpreter, Args& args, std::string_view name
   return args.positional[0];
 }
 
-Int remainder(Interpreter& interpreter, const Value& value, Int by) {
-  return interpreter.binary("%", value, Value(by)).integer();
-}
+Int remainder(Interpreter& interpreter, const Value& value, Int by) { return interpreter.binary("%", value, Value(by)).integer(); }
 
 bool is_lower_or_upper(const Value& value, bool wants_upper) {
   const std::string text = value.str();
@@ -62,14 +60,24 @@ constexpr Entry kTests[] = {
     {"lower", [](Interpreter&, const Value& v, Args&) { return is_lower_or_upper(v, false); }},
     {"upper", [](Interpreter&, const Value& v, Args&) { return is_lower_or_upper(v, true); }},
     {"in", [](Interpreter& i, const Value& v, Args& a) { return i.contains(operand(i, a, "in"), v); }},
-    {"filter",
-     [](Interpreter&, const Value& v, Args&) {
-       return v.is_string() && (find_filter(v.string()) != nullptr || find_sequence_filter(v.string()) != nullptr);
-     }},
+    {"filter", [](Interpreter&, const Value& v,
+                  Args&) { return v.is_string() && (find_filter(v.string()) != nullptr || find_sequence_filter(v.string()) != nullptr); }},
     {"test", [](Interpreter&, const Value& v, Args&) { return v.is_string() && find_test(v.string()) != nullptr; }},
-    {"==", equal}, {"eq", equal}, {"equalto", equal}, {"!=", not_equal}, {"ne", not_equal},
-    {"<", less}, {"lt", less}, {"lessthan", less}, {">", greater}, {"gt", greater}, {"greaterthan", greater},
-    {"<=", less_equal}, {"le", less_equal}, {">=", greater_equal}, {"ge", greater_equal},
+    {"==", equal},
+    {"eq", equal},
+    {"equalto", equal},
+    {"!=", not_equal},
+    {"ne", not_equal},
+    {"<", less},
+    {"lt", less},
+    {"lessthan", less},
+    {">", greater},
+    {"gt", greater},
+    {"greaterthan", greater},
+    {"<=", less_equal},
+    {"le", less_equal},
+    {">=", greater_equal},
+    {"ge", greater_equal},
 };
 
 }  // namespace

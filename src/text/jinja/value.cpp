@@ -184,6 +184,24 @@ std::optional<Value> Object::attribute(std::string_view) const { return std::nul
 Value Object::call(Interpreter&, Args&) const { return Value(); }
 bool Object::set_attribute(std::string_view, Value) { return false; }
 
+Value::Value() : data_(nullptr) {}
+Value::Value(const Value& other) = default;
+Value::Value(Value&& other) noexcept = default;
+Value& Value::operator=(const Value& other) = default;
+Value& Value::operator=(Value&& other) noexcept = default;
+Value::~Value() = default;
+Value::Value(std::nullptr_t) : data_(nullptr) {}
+Value::Value(bool value) : data_(value) {}
+Value::Value(int value) : data_(Int{value}) {}
+Value::Value(Int value) : data_(value) {}
+Value::Value(std::int64_t value) : data_(Int{value}) {}
+Value::Value(std::size_t value) : data_(static_cast<Int>(value)) {}
+Value::Value(double value) : data_(value) {}
+Value::Value(std::string value) : data_(std::make_shared<const std::string>(std::move(value))) {}
+Value::Value(std::string_view value) : Value(std::string(value)) {}
+Value::Value(const char* value) : Value(std::string(value)) {}
+Value::Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}
+
 Value Value::undefined(std::string message) {
   Value value;
   value.data_ = std::make_shared<const Undefined>(Undefined{std::move(message)});

@@ -57,18 +57,24 @@ struct Dict;
 /// A value of the template language, with Python's meaning. Cheap to copy; data is shared and immutable.
 class Value {
  public:
-  Value() : data_(nullptr) {}
-  Value(std::nullptr_t) : data_(nullptr) {}
-  Value(bool value) : data_(value) {}
-  Value(int value) : data_(Int{value}) {}
-  Value(Int value) : data_(value) {}
-  Value(std::int64_t value) : data_(Int{value}) {}
-  Value(std::size_t value) : data_(static_cast<Int>(value)) {}
-  Value(double value) : data_(value) {}
-  Value(std::string value) : data_(std::make_shared<const std::string>(std::move(value))) {}
-  Value(std::string_view value) : Value(std::string(value)) {}
-  Value(const char* value) : Value(std::string(value)) {}
-  Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}
+  // Kept out of line: values are copied and destroyed everywhere, and the variant's own code is large.
+  Value();
+  Value(const Value& other);
+  Value(Value&& other) noexcept;
+  Value& operator=(const Value& other);
+  Value& operator=(Value&& other) noexcept;
+  ~Value();
+  Value(std::nullptr_t);
+  Value(bool value);
+  Value(int value);
+  Value(Int value);
+  Value(std::int64_t value);
+  Value(std::size_t value);
+  Value(double value);
+  Value(std::string value);
+  Value(std::string_view value);
+  Value(const char* value);
+  Value(std::shared_ptr<Object> object);
   static Value undefined(std::string message);
   static Value list(std::vector<Value> items, ListFlavor flavor = ListFlavor::kList);
   static Value tuple(std::vector<Value> items) { return list(std::move(items), ListFlavor::kTuple); }

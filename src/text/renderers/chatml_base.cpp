@@ -10,8 +10,12 @@ namespace prl::text::renderers {
 namespace json = boost::json;
 
 ChatMlBase::ChatMlBase(std::string name, std::shared_ptr<const Tokenizer> tokenizer, ThinkingRetention retention, ParseOptions parse)
-    : name_(std::move(name)), tokenizer_(std::move(tokenizer)), retention_(retention), parse_(std::move(parse)),
-      im_start_(require_token(*tokenizer_, "<|im_start|>", name_)), im_end_(require_token(*tokenizer_, "<|im_end|>", name_)) {
+    : name_(std::move(name)),
+      tokenizer_(std::move(tokenizer)),
+      retention_(retention),
+      parse_(std::move(parse)),
+      im_start_(require_token(*tokenizer_, "<|im_start|>", name_)),
+      im_end_(require_token(*tokenizer_, "<|im_end|>", name_)) {
   stops_.push_back(im_end_);
   if (const auto end = tokenizer_->id_of("<|endoftext|>")) stops_.push_back(*end);
   std::sort(stops_.begin(), stops_.end());
@@ -100,9 +104,8 @@ std::optional<std::vector<std::int32_t>> ChatMlBase::bridge_to_next_turn(std::sp
   }
   std::vector<std::int32_t> completion(prev_completion_ids.begin(), prev_completion_ids.end());
   if (parse_.reads_thinking && ends_in_reasoning(*tokenizer_, completion, prev_prompt_ids, stops_)) {
-    const bool was_cut = std::none_of(completion.begin(), completion.end(), [&](std::int32_t id) {
-      return std::find(stops_.begin(), stops_.end(), id) != stops_.end();
-    });
+    const bool was_cut = std::none_of(completion.begin(), completion.end(),
+                                      [&](std::int32_t id) { return std::find(stops_.begin(), stops_.end(), id) != stops_.end(); });
     // The model ended its turn inside a thought: no template writes that.
     if (!was_cut) return std::nullopt;
     for (std::int32_t id : tokenizer_->encode("</think>", {.allow_special = false})) completion.push_back(id);

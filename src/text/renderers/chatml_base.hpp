@@ -14,7 +14,8 @@ namespace prl::text::renderers {
 /// A subclass says how the first system turn, assistant turns and tool results look.
 class ChatMlBase : public Renderer {
  public:
-  RenderedConversation render(const boost::json::array& messages, const boost::json::array& tools, bool add_generation_prompt) const override;
+  RenderedConversation render(const boost::json::array& messages, const boost::json::array& tools,
+                              bool add_generation_prompt) const override;
   std::optional<std::vector<std::int32_t>> bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
                                                                std::span<const std::int32_t> prev_completion_ids,
                                                                const boost::json::array& new_messages,

@@ -23,10 +23,10 @@ ThinkingRetention resolve(ThinkingRetention asked, ThinkingRetention fallback) {
 class Qwen3 : public ChatMlBase {
  public:
   Qwen3(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer)
-      : ChatMlBase("qwen3", std::move(tokenizer),
-                   resolve(options.thinking_retention,
-                           thinking_is_enabled(options) ? ThinkingRetention::kToolCycle : ThinkingRetention::kAll),
-                   ParseOptions{}),
+      : ChatMlBase(
+            "qwen3", std::move(tokenizer),
+            resolve(options.thinking_retention, thinking_is_enabled(options) ? ThinkingRetention::kToolCycle : ThinkingRetention::kAll),
+            ParseOptions{}),
         is_thinking_(thinking_is_enabled(options)) {}
 
  protected:
@@ -58,7 +58,8 @@ class Qwen3 : public ChatMlBase {
     const bool in_window = message.index() > last_query && (is_last || !reasoning.empty());
     const std::string calls = hermes_calls(message, !content.empty());
     if (!in_window && (is_thinking_ || !reasoning.empty())) return content + calls;
-    return "<think>\n" + std::string(strip_newlines(reasoning)) + "\n</think>\n\n" + std::string(strip_newlines(content, true, false)) + calls;
+    return "<think>\n" + std::string(strip_newlines(reasoning)) + "\n</think>\n\n" + std::string(strip_newlines(content, true, false)) +
+           calls;
   }
 
   std::string generation_prefix() const override { return is_thinking_ ? "" : "<think>\n\n</think>\n\n"; }
@@ -86,7 +87,8 @@ class PlainChatMl : public ChatMlBase {
  public:
   PlainChatMl(const Dialect& dialect, const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer)
       : ChatMlBase(std::string(dialect.name), std::move(tokenizer), resolve(options.thinking_retention, ThinkingRetention::kAll),
-                   ParseOptions{.stop_ids = {}, .tools = dialect.has_tools ? ToolSyntax::kHermes : ToolSyntax::kNone,
+                   ParseOptions{.stop_ids = {},
+                                .tools = dialect.has_tools ? ToolSyntax::kHermes : ToolSyntax::kNone,
                                 .reads_thinking = dialect.writes_reasoning || options.reasoning_parser == "think"}),
         dialect_(dialect) {}
 
@@ -94,7 +96,8 @@ class PlainChatMl : public ChatMlBase {
   bool begin(TokenBuilder& out, const json::array& messages, const json::array& tools) const override {
     const MessageView first(messages, 0);
     const bool has_system = first.is("system");
-    if (!tools.empty() && !dialect_.has_tools) first.refuse(fmt::format("the {} format has no place for tools; describe them in the system text", name()));
+    if (!tools.empty() && !dialect_.has_tools)
+      first.refuse(fmt::format("the {} format has no place for tools; describe them in the system text", name()));
     const std::string system = has_system ? first.content() : std::string(dialect_.default_system.value_or(""));
     const int index = has_system ? 0 : -1;
     if (!tools.empty()) {
@@ -128,7 +131,8 @@ class PlainChatMl : public ChatMlBase {
 
 }  // namespace
 
-std::unique_ptr<Renderer> make_chatml_family(std::string_view name, const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer) {
+std::unique_ptr<Renderer> make_chatml_family(std::string_view name, const RendererOptions& options,
+                                             std::shared_ptr<const Tokenizer> tokenizer) {
   if (name == "qwen3") return std::make_unique<Qwen3>(options, std::move(tokenizer));
   for (const Dialect& dialect : kDialects)
     if (dialect.name == name) return std::make_unique<PlainChatMl>(dialect, options, std::move(tokenizer));

@@ -12,18 +12,24 @@ namespace json = boost::json;
 
 class DefaultRenderer : public Renderer {
  public:
-  DefaultRenderer(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer, std::shared_ptr<const ChatTemplate> chat_template)
+  DefaultRenderer(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer,
+                  std::shared_ptr<const ChatTemplate> chat_template)
       : tokenizer_(std::move(tokenizer)), template_(std::move(chat_template)), kwargs_(options.template_kwargs) {
     if (template_ == nullptr)
-      fail(ErrorCode::kInvalidArgument, "[renderer] 'default' needs a chat template; the model folder has none, set tokenizer.chat_template");
+      fail(ErrorCode::kInvalidArgument,
+           "[renderer] 'default' needs a chat template; the model folder has none, set tokenizer.chat_template");
     if (options.thinking_retention != ThinkingRetention::kAuto && options.thinking_retention != ThinkingRetention::kTemplate)
-      fail(ErrorCode::kInvalidArgument, "[renderer] 'default' cannot keep reasoning that its template drops; name the model's own renderer");
-    if (!options.tool_parser.empty() && options.tool_parser != "hermes" && options.tool_parser != "qwen3" && options.tool_parser != "qwen3.5")
+      fail(ErrorCode::kInvalidArgument,
+           "[renderer] 'default' cannot keep reasoning that its template drops; name the model's own renderer");
+    if (!options.tool_parser.empty() && options.tool_parser != "hermes" && options.tool_parser != "qwen3" &&
+        options.tool_parser != "qwen3.5")
       fail(ErrorCode::kInvalidArgument, "[renderer] tool_parser '{}' is not known; known: hermes, qwen3, qwen3.5", options.tool_parser);
     if (!options.reasoning_parser.empty() && options.reasoning_parser != "think")
       fail(ErrorCode::kInvalidArgument, "[renderer] reasoning_parser '{}' is not known; known: think", options.reasoning_parser);
     parse_.stop_ids = tokenizer_->stop_ids();
-    parse_.tools = options.tool_parser.empty() ? ToolSyntax::kNone : options.tool_parser == "qwen3.5" ? ToolSyntax::kXml : ToolSyntax::kHermes;
+    parse_.tools = options.tool_parser.empty()        ? ToolSyntax::kNone
+                   : options.tool_parser == "qwen3.5" ? ToolSyntax::kXml
+                                                      : ToolSyntax::kHermes;
     parse_.reads_thinking = !options.reasoning_parser.empty();
   }
 
@@ -58,7 +64,9 @@ class DefaultRenderer : public Renderer {
     if (parse_.tools != ToolSyntax::kNone || parse_.reads_thinking)
       return parse_tagged(*tokenizer_, completion_ids, prompt_ids, tools, parse_);
     ParsedResponse out;
-    const auto is_stop = [&](std::int32_t id) { return std::find(parse_.stop_ids.begin(), parse_.stop_ids.end(), id) != parse_.stop_ids.end(); };
+    const auto is_stop = [&](std::int32_t id) {
+      return std::find(parse_.stop_ids.begin(), parse_.stop_ids.end(), id) != parse_.stop_ids.end();
+    };
     const auto end = std::find_if(completion_ids.begin(), completion_ids.end(), is_stop);
     out.content = tokenizer_->decode(completion_ids.first(static_cast<std::size_t>(end - completion_ids.begin())), true);
     return out;

@@ -8,7 +8,8 @@
 namespace prl::text::renderers {
 
 /// chatml, qwen2.5, qwen3 and smollm2: turns between <|im_start|> and <|im_end|>.
-std::unique_ptr<Renderer> make_chatml_family(std::string_view name, const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer);
+std::unique_ptr<Renderer> make_chatml_family(std::string_view name, const RendererOptions& options,
+                                             std::shared_ptr<const Tokenizer> tokenizer);
 std::unique_ptr<Renderer> make_prime_qwen3(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer);
 std::unique_ptr<Renderer> make_llama3(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer);
 /// Any model, by its own chat template.

@@ -30,8 +30,11 @@ std::string tool_list(const json::array& tools) {
 class Llama3 : public Renderer {
  public:
   Llama3(const RendererOptions& options, std::shared_ptr<const Tokenizer> tokenizer)
-      : tokenizer_(std::move(tokenizer)), begin_(token("<|begin_of_text|>")), start_header_(token("<|start_header_id|>")),
-        end_header_(token("<|end_header_id|>")), eot_(token("<|eot_id|>")) {
+      : tokenizer_(std::move(tokenizer)),
+        begin_(token("<|begin_of_text|>")),
+        start_header_(token("<|start_header_id|>")),
+        end_header_(token("<|end_header_id|>")),
+        eot_(token("<|eot_id|>")) {
     stops_ = {eot_, token("<|end_of_text|>")};
     if (const auto eom = tokenizer_->id_of("<|eom_id|>")) stops_.push_back(*eom);
     std::sort(stops_.begin(), stops_.end());
@@ -94,7 +97,8 @@ class Llama3 : public Renderer {
   }
 
   // The call is bare JSON, so only a body that is exactly that counts.
-  ParsedResponse parse_response(std::span<const std::int32_t> completion_ids, const json::array&, std::span<const std::int32_t>) const override {
+  ParsedResponse parse_response(std::span<const std::int32_t> completion_ids, const json::array&,
+                                std::span<const std::int32_t>) const override {
     const auto is_stop = [&](std::int32_t id) { return std::find(stops_.begin(), stops_.end(), id) != stops_.end(); };
     auto body = completion_ids.first(
         static_cast<std::size_t>(std::find_if(completion_ids.begin(), completion_ids.end(), is_stop) - completion_ids.begin()));
@@ -141,7 +145,9 @@ class Llama3 : public Renderer {
     if (is_tool(message)) {
       // The template's test for mappings and iterables takes text too, so results appear as JSON strings.
       const json::value* raw = message.raw_content();
-      const std::string body = raw == nullptr ? "" : raw->is_object() || raw->is_array() || raw->is_string() ? dump_python(*raw) : python_text(*raw);
+      const std::string body = raw == nullptr                                            ? ""
+                               : raw->is_object() || raw->is_array() || raw->is_string() ? dump_python(*raw)
+                                                                                         : python_text(*raw);
       header(out, "ipython", index);
       out.text({{"\n\n", false}, {body, true}}, index);
       out.special(eot_, index);

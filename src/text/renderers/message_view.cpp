@@ -63,7 +63,8 @@ std::vector<CallView> MessageView::tool_calls() const {
     const json::object* function = tool_function(item);
     if (function == nullptr) refuse("tool_calls must hold objects with a function");
     CallView call;
-    if (const json::value* name = function->if_contains("name"); name != nullptr && name->is_string()) call.name = to_std(name->get_string());
+    if (const json::value* name = function->if_contains("name"); name != nullptr && name->is_string())
+      call.name = to_std(name->get_string());
     call.arguments = function->if_contains("arguments");
     if (call.arguments != nullptr && call.arguments->is_null()) call.arguments = nullptr;
     calls.push_back(std::move(call));

@@ -129,9 +129,11 @@ const json::object* parameter_schema(const json::array& tools, std::string_view 
     const json::value* name = function != nullptr ? function->if_contains("name") : nullptr;
     if (name == nullptr || !name->is_string() || std::string_view(name->get_string().data(), name->get_string().size()) != tool) continue;
     const json::value* parameters = function->if_contains("parameters");
-    const json::value* properties = parameters != nullptr && parameters->is_object() ? parameters->get_object().if_contains("properties") : nullptr;
-    const json::value* schema =
-        properties != nullptr && properties->is_object() ? properties->get_object().if_contains({parameter.data(), parameter.size()}) : nullptr;
+    const json::value* properties =
+        parameters != nullptr && parameters->is_object() ? parameters->get_object().if_contains("properties") : nullptr;
+    const json::value* schema = properties != nullptr && properties->is_object()
+                                    ? properties->get_object().if_contains({parameter.data(), parameter.size()})
+                                    : nullptr;
     if (schema != nullptr && schema->is_object()) return &schema->get_object();
   }
   return nullptr;
@@ -180,7 +182,8 @@ void parse_xml(const std::string& block, const json::array& tools, ParsedToolCal
     if (value_end == kNowhere) break;
     const std::string key = block.substr(at + kParameter.size(), key_end - at - kParameter.size());
     json::value value;
-    if (!coerce(strip(std::string_view(block).substr(key_end + 1, value_end - key_end - 1)), parameter_schema(tools, call.name, key), value))
+    if (!coerce(strip(std::string_view(block).substr(key_end + 1, value_end - key_end - 1)), parameter_schema(tools, call.name, key),
+                value))
       call.status = ToolCallStatus::kInvalidJson;
     arguments[key] = std::move(value);
     at = value_end + kParameterEnd.size();

@@ -29,8 +29,8 @@ void TokenBuilder::text(std::initializer_list<Segment> segments, int message, bo
 std::int32_t require_token(const Tokenizer& tokenizer, std::string_view token, std::string_view renderer) {
   const auto id = tokenizer.id_of(token);
   if (!id)
-    fail(ErrorCode::kInvalidArgument, "[renderer] '{}' needs the token '{}', which the tokenizer lacks; is the renderer's name right for this model?",
-         renderer, token);
+    fail(ErrorCode::kInvalidArgument,
+         "[renderer] '{}' needs the token '{}', which the tokenizer lacks; is the renderer's name right for this model?", renderer, token);
   return *id;
 }
 

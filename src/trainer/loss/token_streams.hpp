@@ -28,8 +28,6 @@ struct TokenStreams {
 };
 
 /// r - rho - 1 with r = exp(rho): never negative, exactly 0 when trainer and sampler agree.
-inline double mismatch_kl(double log_ratio) noexcept {
-  return std::exp(log_ratio) - log_ratio - 1.0;
-}
+inline double mismatch_kl(double log_ratio) noexcept { return std::exp(log_ratio) - log_ratio - 1.0; }
 
 }  // namespace prl::trainer

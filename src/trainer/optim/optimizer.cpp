@@ -156,8 +156,6 @@ std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters&
   return total == 0 ? 0 : static_cast<double>(num_zeros) / static_cast<double>(total);
 }
 
-double clip_scale(double norm, std::optional<double> max_norm) {
-  return max_norm ? std::min(1.0, *max_norm / (norm + 1e-6)) : 1.0;
-}
+double clip_scale(double norm, std::optional<double> max_norm) { return max_norm ? std::min(1.0, *max_norm / (norm + 1e-6)) : 1.0; }
 
 }  // namespace prl::trainer

@@ -67,9 +67,7 @@ Rule adamw_rule(double b1, double b2, double wd) {
   };
 }
 
-bool everything(const nn::NamedParameter&) {
-  return true;
-}
+bool everything(const nn::NamedParameter&) { return true; }
 
 TEST(Optimizer, AdamWFollowsPyTorch) {
   config::AdamWConfig c;

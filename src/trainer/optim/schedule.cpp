@@ -17,9 +17,7 @@ using config::LinearScheduler;
 /// A warm-up cannot start at zero: the first step would do nothing.
 constexpr double kSmallestFactor = 1e-8;
 
-double lowest_factor(double min_lr, double lr) {
-  return min_lr > 0 && lr > 0 ? min_lr / lr : kSmallestFactor;
-}
+double lowest_factor(double min_lr, double lr) { return min_lr > 0 && lr > 0 ? min_lr / lr : kSmallestFactor; }
 
 double warmup_factor(double low, std::int64_t step, std::int64_t warmup_steps) {
   return low + (1 - low) * static_cast<double>(step) / static_cast<double>(warmup_steps);

@@ -11,9 +11,7 @@
 namespace prl::trainer {
 namespace {
 
-std::string messages_of(std::string_view row) {
-  return boost::json::serialize(parse_conversation(row).messages);
-}
+std::string messages_of(std::string_view row) { return boost::json::serialize(parse_conversation(row).messages); }
 
 TEST(Conversation, AllForms) {
   EXPECT_EQ(messages_of(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})"),

@@ -54,8 +54,6 @@ std::optional<wire::MicroBatch> RowPacker::next_until(std::int64_t end) {
   return row;
 }
 
-wire::MicroBatch RowPacker::next() {
-  return *next_until(std::numeric_limits<std::int64_t>::max());
-}
+wire::MicroBatch RowPacker::next() { return *next_until(std::numeric_limits<std::int64_t>::max()); }
 
 }  // namespace prl::trainer

@@ -18,14 +18,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 /// A perplexity beyond this loss says nothing but overflow.
-double perplexity(double loss) {
-  return std::exp(std::min(loss, 20.0));
-}
+double perplexity(double loss) { return std::exp(std::min(loss, 20.0)); }
 
 struct BatchShape {
   std::int64_t batch_size, seq_len, micro_batch_size;

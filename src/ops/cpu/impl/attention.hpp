@@ -95,9 +95,9 @@ template <int H>
 constexpr int kWide = (Vec::kLanes == 16 && H <= 6) ? 2 * kColVecs : kColVecs;
 
 struct ScoreArgs {
-  const float* q;          ///< [head_dim][height]
-  const float* k;          ///< panels of tile_transposed
-  float* scores;           ///< [height][kTile]
+  const float* q;  ///< [head_dim][height]
+  const float* k;  ///< panels of tile_transposed
+  float* scores;   ///< [height][kTile]
   int head_dim, num_keys;
 };
 template <int H>
@@ -121,10 +121,10 @@ struct Scores {
 };
 
 struct MixArgs {
-  const float* p;          ///< [height][kTile]
-  const float* v;          ///< panels of tile_rows
-  float* out;              ///< [height][head_dim]
-  const float* rescale;    ///< [height]
+  const float* p;        ///< [height][kTile]
+  const float* v;        ///< panels of tile_rows
+  float* out;            ///< [height][head_dim]
+  const float* rescale;  ///< [height]
   int head_dim, num_keys;
 };
 template <int H>
@@ -161,7 +161,9 @@ struct PagedColumns {
   const T* group[kTile / Vec::kLanes];
   std::int64_t step, at = 0;
   template <int J>
-  Vec column(std::integral_constant<int, J>) const { return load(group[J] + at); }
+  Vec column(std::integral_constant<int, J>) const {
+    return load(group[J] + at);
+  }
   void advance() { at += step; }
 };
 /// Rows wherever they lie, from column d on.
@@ -170,7 +172,9 @@ struct ScatteredRows {
   const T* const* rows;
   int d;
   template <int J>
-  Vec column(std::integral_constant<int, J>) const { return load(*rows + d + J * Vec::kLanes); }
+  Vec column(std::integral_constant<int, J>) const {
+    return load(*rows + d + J * Vec::kLanes);
+  }
   void advance() { ++rows; }
 };
 
@@ -193,7 +197,8 @@ struct Direct {
         right.step = s.keys->block_size;
         for (int v = 0; v < kVecs; ++v) {
           const std::int64_t key = s.begin + (j + v * kL < s.num_keys ? j + v * kL : j);  // past the end: any block that exists
-          right.group[v] = static_cast<const T*>(s.keys->k) + s.keys->blocks[key / s.keys->block_size] * s.keys->block_stride + key % s.keys->block_size;
+          right.group[v] =
+              static_cast<const T*>(s.keys->k) + s.keys->blocks[key / s.keys->block_size] * s.keys->block_stride + key % s.keys->block_size;
         }
         Vec acc[H][kVecs];
         micro<H, kVecs, 1, H>(s.head_dim, s.q, right, acc);
@@ -264,7 +269,8 @@ inline float exponentials(float* scores, float m) {
 
 std::size_t attention_scratch_bytes(std::int64_t rows, int head_dim) {
   const std::int64_t slivers = num_slivers(rows, kRowTile);
-  return static_cast<std::size_t>(slivers) * sliver_bytes(head_dim) + 2 * padded_bytes(tile_floats(head_dim)) + padded_bytes(kRowTile * kTile);
+  return static_cast<std::size_t>(slivers) * sliver_bytes(head_dim) + 2 * padded_bytes(tile_floats(head_dim)) +
+         padded_bytes(kRowTile * kTile);
 }
 
 template <typename T>
@@ -318,8 +324,10 @@ void attention_t(const AttentionTask& t) {
       const int num_keys = static_cast<int>(smaller(reach, count));
       const int height = static_cast<int>(end - begin);
       const float* q = reinterpret_cast<const float*>(q_packed + static_cast<std::size_t>(s) * slot);
-      if (direct) Heights<Direct<T>::template Scores>::kRun[height]({q, &t.keys, k0, scores, D, num_keys});
-      else Heights<Scores>::kRun[height]({q, k_tile, scores, D, num_keys});
+      if (direct)
+        Heights<Direct<T>::template Scores>::kRun[height]({q, &t.keys, k0, scores, D, num_keys});
+      else
+        Heights<Scores>::kRun[height]({q, k_tile, scores, D, num_keys});
       // One pass over all rows per step: the long latencies of a row's reductions overlap with the next rows' work.
       float rescale[kRowTile + Vec::kLanes] = {};
       for (int i = 0; i < height; ++i) {
@@ -332,15 +340,20 @@ void attention_t(const AttentionTask& t) {
           for (int j = 0; j < kTile; j += Vec::kLanes) store(scores + i * kTile + j, set1(-__builtin_inff()));
       }
       for (int i = 0; i < height; i += Vec::kLanes) store(rescale + i, exp(load(rescale + i)));
-      for (int i = 0; i < height; ++i) t.row_sum[begin + i] = t.row_sum[begin + i] * rescale[i] + exponentials(scores + i * kTile, t.row_max[begin + i]);
-      if (direct) Heights<Direct<T>::template Mix>::kRun[height]({scores, rows_of_tile, t.row_out + begin * D, rescale, D, num_keys});
-      else Heights<Mix>::kRun[height]({scores, v_tile, t.row_out + begin * D, rescale, D, num_keys});
+      for (int i = 0; i < height; ++i)
+        t.row_sum[begin + i] = t.row_sum[begin + i] * rescale[i] + exponentials(scores + i * kTile, t.row_max[begin + i]);
+      if (direct)
+        Heights<Direct<T>::template Mix>::kRun[height]({scores, rows_of_tile, t.row_out + begin * D, rescale, D, num_keys});
+      else
+        Heights<Mix>::kRun[height]({scores, v_tile, t.row_out + begin * D, rescale, D, num_keys});
     }
   }
 }
 void attention(const AttentionTask& t) {
-  if (t.dtype == DType::kBF16) attention_t<BFloat16>(t);
-  else attention_t<float>(t);
+  if (t.dtype == DType::kBF16)
+    attention_t<BFloat16>(t);
+  else
+    attention_t<float>(t);
 }
 
 inline float exp_one(float x) {
@@ -349,7 +362,8 @@ inline float exp_one(float x) {
   return lanes[0];
 }
 
-void attention_merge(float* max_, float* sum, float* out, const float* next_max, const float* next_sum, const float* next_out, std::int64_t rows, int head_dim) {
+void attention_merge(float* max_, float* sum, float* out, const float* next_max, const float* next_sum, const float* next_out,
+                     std::int64_t rows, int head_dim) {
   for (std::int64_t r = 0; r < rows; ++r) {
     if (next_max[r] == -__builtin_inff()) continue;  // a row that ends before this chunk
     const float m = next_max[r] > max_[r] ? next_max[r] : max_[r];
@@ -374,8 +388,10 @@ void attention_finish_t(const AttentionFinish& f) {
   }
 }
 void attention_finish(const AttentionFinish& f) {
-  if (f.dtype == DType::kBF16) attention_finish_t<BFloat16>(f);
-  else attention_finish_t<float>(f);
+  if (f.dtype == DType::kBF16)
+    attention_finish_t<BFloat16>(f);
+  else
+    attention_finish_t<float>(f);
 }
 
 }  // namespace prl::ops::cpu::PRL_SIMD

@@ -4,7 +4,7 @@ namespace prl::ops::cpu::PRL_SIMD {
 /// c[height, n] (+)= A B with A(i, p) = a[i * RowStep + p * DepthStep]; n is a multiple of the vector length.
 struct TileProduct {
   const float* a;
-  const float* b;               ///< panels
+  const float* b;  ///< panels
   std::int64_t panel_stride;
   float* c;
   std::int64_t c_stride;
@@ -49,7 +49,8 @@ void tile_product(int rows, TileProduct t) {
 }
 
 std::size_t attention_backward_scratch_bytes(std::int64_t length, int group, int head_dim) {
-  return padded_bytes(group * length * head_dim) + padded_bytes(group * length) + 9 * padded_bytes(tile_floats(head_dim)) + 2 * padded_bytes(kTile * kTile);
+  return padded_bytes(group * length * head_dim) + padded_bytes(group * length) + 9 * padded_bytes(tile_floats(head_dim)) +
+         2 * padded_bytes(kTile * kTile);
 }
 
 /// out[d][i] = rows[i][d] in fp32, i < count, kTile apart: a left operand with RowStep 1.
@@ -150,8 +151,10 @@ void attention_backward_t(const AttentionBackwardTask& t) {
       for (int d = 0; d < D; d += Vec::kLanes) store(static_cast<T*>(t.dq) + i * t.dq_stride + g * D + d, load(dq + (g * L + i) * D + d));
 }
 void attention_backward(const AttentionBackwardTask& t) {
-  if (t.dtype == DType::kBF16) attention_backward_t<BFloat16>(t);
-  else attention_backward_t<float>(t);
+  if (t.dtype == DType::kBF16)
+    attention_backward_t<BFloat16>(t);
+  else
+    attention_backward_t<float>(t);
 }
 
 }  // namespace prl::ops::cpu::PRL_SIMD

@@ -37,7 +37,8 @@ inline __m512i load_32(const float* p, std::int64_t count) {
 }
 /// 16 consecutive values as bf16 in the low halves of 16 lanes.
 inline __m512i load_16(const BFloat16* p, int count) {
-  return _mm512_cvtepu16_epi32(count >= 16 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)) : _mm256_maskz_loadu_epi16(avx512::first_lanes(count < 0 ? 0 : count), p));
+  return _mm512_cvtepu16_epi32(count >= 16 ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))
+                                           : _mm256_maskz_loadu_epi16(avx512::first_lanes(count < 0 ? 0 : count), p));
 }
 inline __m512i load_16(const float* p, int count) {
   return _mm512_cvtepu16_epi32(avx512::narrow(count >= 16 ? avx512::load(p) : avx512::load_n(p, count < 0 ? 0 : count)));
@@ -63,16 +64,20 @@ void pack_panel_t(BFloat16* out, const T* source, std::int64_t stride, int cols,
     for (std::int64_t p = 0; p < round_up(depth); p += kDepthTile) {
       __m512i r[16];
       for (int i = 0; i < 16; ++i) {
-        if (transposed) r[i] = pair_rows(source + j, stride, p + 2 * i, depth, cols - j);
-        else r[i] = j + i < cols ? load_32(source + (j + i) * stride + p, depth - p) : _mm512_setzero_si512();
+        if (transposed)
+          r[i] = pair_rows(source + j, stride, p + 2 * i, depth, cols - j);
+        else
+          r[i] = j + i < cols ? load_32(source + (j + i) * stride + p, depth - p) : _mm512_setzero_si512();
       }
       if (!transposed) transpose_pairs(r);
       for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + (p / 2 + i) * (2 * kColTile) + 2 * j, r[i]);
     }
 }
 inline void pack_panel(void* out, const void* source, DType dtype, std::int64_t stride, int cols, std::int64_t depth, bool transposed) {
-  if (dtype == DType::kBF16) pack_panel_t(static_cast<BFloat16*>(out), static_cast<const BFloat16*>(source), stride, cols, depth, transposed);
-  else pack_panel_t(static_cast<BFloat16*>(out), static_cast<const float*>(source), stride, cols, depth, transposed);
+  if (dtype == DType::kBF16)
+    pack_panel_t(static_cast<BFloat16*>(out), static_cast<const BFloat16*>(source), stride, cols, depth, transposed);
+  else
+    pack_panel_t(static_cast<BFloat16*>(out), static_cast<const float*>(source), stride, cols, depth, transposed);
 }
 inline void unpack_column(float* out, const void* panel, int j, std::int64_t depth) {
   for (std::int64_t p = 0; p < depth; ++p) out[p] = to_f32(static_cast<const BFloat16*>(panel)[p / 2 * (2 * kColTile) + 2 * j + p % 2]);
@@ -83,8 +88,10 @@ inline std::size_t panel_bytes(std::int64_t depth) { return static_cast<std::siz
 template <typename T>
 void load_left(__m512i (&r)[16], const T* source, std::int64_t stride, int rows, std::int64_t p, std::int64_t depth, bool transposed) {
   for (int i = 0; i < 16; ++i) {
-    if (transposed) r[i] = pair_rows(source, stride, p + 2 * i, depth, rows);
-    else r[i] = i < rows ? load_32(source + i * stride + p, depth - p) : _mm512_setzero_si512();
+    if (transposed)
+      r[i] = pair_rows(source, stride, p + 2 * i, depth, rows);
+    else
+      r[i] = i < rows ? load_32(source + i * stride + p, depth - p) : _mm512_setzero_si512();
   }
   if (transposed) transpose_pairs(r);
 }

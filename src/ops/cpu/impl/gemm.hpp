@@ -13,7 +13,8 @@ template <int H>
 struct GemmTile {
   /// c[H, cols] = or += one depth block of a sliver times a panel; cols <= kColTile.
   template <typename B>
-  [[gnu::always_inline]] static inline void body(std::int64_t depth, const float* a, const B* b, float* c, std::int64_t c_stride, int cols, bool add_to_c) {
+  [[gnu::always_inline]] static inline void body(std::int64_t depth, const float* a, const B* b, float* c, std::int64_t c_stride, int cols,
+                                                 bool add_to_c) {
     Vec acc[H][kColVecs];
     micro<H, kColVecs, 1, H, kAhead<H>>(depth, a, Panels<1, B>{b, 0}, acc);
 #pragma GCC unroll 16
@@ -50,7 +51,8 @@ std::size_t panel_bytes_bf16(std::int64_t k) { return static_cast<std::size_t>(k
 
 struct SliverRange {
   std::int64_t total, first_row;
-  explicit SliverRange(const GemmBlock& g) : total(num_slivers(g.num_rows, kRowTile)), first_row(sliver_begin(g.first_sliver, g.num_rows, total)) {}
+  explicit SliverRange(const GemmBlock& g)
+      : total(num_slivers(g.num_rows, kRowTile)), first_row(sliver_begin(g.first_sliver, g.num_rows, total)) {}
   std::int64_t begin(const GemmBlock& g, std::int64_t s) const { return sliver_begin(g.first_sliver + s, g.num_rows, total); }
 };
 
@@ -66,7 +68,8 @@ void gemm_block_f32(const GemmBlock& g) {
       const auto run = Heights<GemmTile>::kRun[height];
       const char* panel = g.b + panel_bytes_f32(p);
       for (std::int64_t j = 0; j < g.num_cols; j += kColTile, panel += g.panel_stride)
-        run(depth, a, reinterpret_cast<const float*>(panel), g.c + (row - range.first_row) * g.c_stride + j, g.c_stride, static_cast<int>(smaller(kColTile, g.num_cols - j)), add_to_c);
+        run(depth, a, reinterpret_cast<const float*>(panel), g.c + (row - range.first_row) * g.c_stride + j, g.c_stride,
+            static_cast<int>(smaller(kColTile, g.num_cols - j)), add_to_c);
     }
   }
 }
@@ -90,8 +93,10 @@ void gemm_block_bf16(const GemmBlock& g) {
         const float* a = reinterpret_cast<const float*>(g.a + static_cast<std::size_t>(g.first_sliver + s) * slot) + p * height;
         float* c = g.c + (row - range.first_row) * g.c_stride + j;
         const int cols = static_cast<int>(smaller(kColTile, g.num_cols - j));
-        if (widen_once) Heights<GemmTile>::kRun[height](depth, a, wide, c, g.c_stride, cols, add_to_c);
-        else Heights<GemmTileBf16>::kRun[height](depth, a, panel, c, g.c_stride, cols, add_to_c);
+        if (widen_once)
+          Heights<GemmTile>::kRun[height](depth, a, wide, c, g.c_stride, cols, add_to_c);
+        else
+          Heights<GemmTileBf16>::kRun[height](depth, a, panel, c, g.c_stride, cols, add_to_c);
       }
     }
   }
@@ -99,8 +104,10 @@ void gemm_block_bf16(const GemmBlock& g) {
 
 template <typename T>
 inline float to_float(T x) {
-  if constexpr (sizeof(T) == 2) return to_f32(x);
-  else return x;
+  if constexpr (sizeof(T) == 2)
+    return to_f32(x);
+  else
+    return x;
 }
 
 template <typename T>
@@ -128,8 +135,10 @@ void pack_sliver_t(float* out, const T* source, std::int64_t stride, int rows, s
     for (int i = 0; i < rows; ++i) out[p * rows + i] = to_float(source[i * stride + p]);
 }
 void pack_sliver(void* out, const void* source, DType dtype, std::int64_t stride, int rows, std::int64_t k, bool transposed) {
-  if (dtype == DType::kBF16) pack_sliver_t(static_cast<float*>(out), static_cast<const BFloat16*>(source), stride, rows, k, transposed);
-  else pack_sliver_t(static_cast<float*>(out), static_cast<const float*>(source), stride, rows, k, transposed);
+  if (dtype == DType::kBF16)
+    pack_sliver_t(static_cast<float*>(out), static_cast<const BFloat16*>(source), stride, rows, k, transposed);
+  else
+    pack_sliver_t(static_cast<float*>(out), static_cast<const float*>(source), stride, rows, k, transposed);
 }
 
 template <typename Out, typename In>
@@ -139,7 +148,9 @@ void pack_panel_t(Out* out, const In* source, std::int64_t stride, int cols, std
     for (std::int64_t p = 0; p < k; ++p)
       for (int j = 0; j < kColTile; j += kL) {
         const int lanes = cols - j;
-        store(out + p * kColTile + j, lanes >= kL ? load(source + p * stride + j) : lanes > 0 ? load_n(source + p * stride + j, lanes) : zero());
+        store(out + p * kColTile + j, lanes >= kL ? load(source + p * stride + j)
+                                      : lanes > 0 ? load_n(source + p * stride + j, lanes)
+                                                  : zero());
       }
     return;
   }
@@ -157,8 +168,10 @@ void pack_panel_t(Out* out, const In* source, std::int64_t stride, int cols, std
 }
 template <typename Out>
 void pack_panel(void* out, const void* source, DType dtype, std::int64_t stride, int cols, std::int64_t k, bool transposed) {
-  if (dtype == DType::kBF16) pack_panel_t(static_cast<Out*>(out), static_cast<const BFloat16*>(source), stride, cols, k, transposed);
-  else pack_panel_t(static_cast<Out*>(out), static_cast<const float*>(source), stride, cols, k, transposed);
+  if (dtype == DType::kBF16)
+    pack_panel_t(static_cast<Out*>(out), static_cast<const BFloat16*>(source), stride, cols, k, transposed);
+  else
+    pack_panel_t(static_cast<Out*>(out), static_cast<const float*>(source), stride, cols, k, transposed);
 }
 template <typename T>
 void unpack_column(float* out, const void* panel, int j, std::int64_t k) {

@@ -7,7 +7,7 @@ inline Vec exp(Vec x) {
   const Vec lowest = set1(-87.33f);
   const Vec clamped = min(set1(88.0f), max(lowest, x));
   const Vec n = round(clamped * set1(1.44269504f));
-  Vec r = fnma(n, set1(0.693359375f), clamped);        // ln 2 in two parts, the first with few bits
+  Vec r = fnma(n, set1(0.693359375f), clamped);  // ln 2 in two parts, the first with few bits
   r = fnma(n, set1(-2.12194440e-4f), r);
   // Cephes expf: minimax polynomial of (e^r - 1 - r) / r^2 on [-ln2/2, ln2/2].
   Vec p = set1(1.9875691500e-4f);

@@ -4,7 +4,7 @@ namespace prl::ops::cpu::PRL_SIMD {
 #if defined(PRL_SIMD_AVX512)
 constexpr int kRowTile = 14, kColVecs = 2;  // 28 accumulators, 2 columns of B, 1 broadcast of the 32 registers
 #elif defined(PRL_SIMD_AVX2)
-constexpr int kRowTile = 6, kColVecs = 2;   // 12 accumulators, 2 columns of B, 1 broadcast of the 16 registers
+constexpr int kRowTile = 6, kColVecs = 2;  // 12 accumulators, 2 columns of B, 1 broadcast of the 16 registers
 #elif defined(__aarch64__)
 constexpr int kRowTile = 6, kColVecs = 4;
 #else
@@ -18,7 +18,9 @@ struct Panels {
   const B* b;
   std::int64_t panel_stride;
   template <int J>
-  Vec column(std::integral_constant<int, J>) const { return load(b + J / kColVecs * panel_stride + J % kColVecs * Vec::kLanes); }
+  Vec column(std::integral_constant<int, J>) const {
+    return load(b + J / kColVecs * panel_stride + J % kColVecs * Vec::kLanes);
+  }
   void advance() { b += kColTile; }
 };
 
@@ -32,9 +34,11 @@ template <int H, int V, int RowStep, int DepthStep, int Ahead = 0, typename Righ
     for (int j = 0; j < V; ++j) acc[i][j] = zero();
   for (std::int64_t p = 0; p < depth; ++p) {
     Vec row[V];
-    [&]<int... J>(std::integer_sequence<int, J...>) { ((row[J] = right.column(std::integral_constant<int, J>{})), ...); }(std::make_integer_sequence<int, V>{});
+    [&]<int... J>(std::integer_sequence<int, J...>) { ((row[J] = right.column(std::integral_constant<int, J>{})), ...); }
+    (std::make_integer_sequence<int, V>{});
     if constexpr (Ahead > 0)
-      for (int j = 0; j < V * Vec::kLanes; j += 64 / static_cast<int>(sizeof(*right.b))) __builtin_prefetch(right.b + Ahead * V * Vec::kLanes + j);
+      for (int j = 0; j < V * Vec::kLanes; j += 64 / static_cast<int>(sizeof(*right.b)))
+        __builtin_prefetch(right.b + Ahead * V * Vec::kLanes + j);
 #pragma GCC unroll 16
     for (int i = 0; i < H; ++i) {
       const Vec x = set1(a[i * RowStep]);

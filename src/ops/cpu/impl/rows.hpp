@@ -16,8 +16,10 @@ inline Vec get(const T* p, int lanes) {
 }
 template <typename T>
 inline void put(T* p, Vec v, int lanes) {
-  if (lanes == kLanes) store(p, v);
-  else store_n(p, v, lanes);
+  if (lanes == kLanes)
+    store(p, v);
+  else
+    store_n(p, v, lanes);
 }
 
 template <typename T>
@@ -120,15 +122,20 @@ inline const BFloat16* bf16(const void* p) { return static_cast<const BFloat16*>
 void rms_norm(void* y, const void* x, const float* w, std::int64_t n, float eps, DType t) {
   PRL_BY_DTYPE(t, rms_norm_t(f32(y), f32(x), w, n, eps), rms_norm_t(bf16(y), bf16(x), w, n, eps))
 }
-void rms_norm_backward(void* dx, float* dw, const void* dy, const void* x, const float* w, std::int64_t n, float eps, bool accumulate, DType t) {
-  PRL_BY_DTYPE(t, rms_norm_backward_t(f32(dx), dw, f32(dy), f32(x), w, n, eps, accumulate), rms_norm_backward_t(bf16(dx), dw, bf16(dy), bf16(x), w, n, eps, accumulate))
+void rms_norm_backward(void* dx, float* dw, const void* dy, const void* x, const float* w, std::int64_t n, float eps, bool accumulate,
+                       DType t) {
+  PRL_BY_DTYPE(t, rms_norm_backward_t(f32(dx), dw, f32(dy), f32(x), w, n, eps, accumulate),
+               rms_norm_backward_t(bf16(dx), dw, bf16(dy), bf16(x), w, n, eps, accumulate))
 }
-void add(void* out, const void* a, const void* b, std::int64_t n, DType t) { PRL_BY_DTYPE(t, add_t(f32(out), f32(a), f32(b), n), add_t(bf16(out), bf16(a), bf16(b), n)) }
+void add(void* out, const void* a, const void* b, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, add_t(f32(out), f32(a), f32(b), n), add_t(bf16(out), bf16(a), bf16(b), n))
+}
 void swiglu(void* out, const void* gate, const void* up, std::int64_t n, DType t) {
   PRL_BY_DTYPE(t, swiglu_t(f32(out), f32(gate), f32(up), n), swiglu_t(bf16(out), bf16(gate), bf16(up), n))
 }
 void swiglu_backward(void* dgate, void* dup, const void* dout, const void* gate, const void* up, std::int64_t n, DType t) {
-  PRL_BY_DTYPE(t, swiglu_backward_t(f32(dgate), f32(dup), f32(dout), f32(gate), f32(up), n), swiglu_backward_t(bf16(dgate), bf16(dup), bf16(dout), bf16(gate), bf16(up), n))
+  PRL_BY_DTYPE(t, swiglu_backward_t(f32(dgate), f32(dup), f32(dout), f32(gate), f32(up), n),
+               swiglu_backward_t(bf16(dgate), bf16(dup), bf16(dout), bf16(gate), bf16(up), n))
 }
 void rope(void* x, const float* cos, const float* sin, std::int64_t half, bool inverse, DType t) {
   PRL_BY_DTYPE(t, rope_t(f32(x), cos, sin, half, inverse), rope_t(bf16(x), cos, sin, half, inverse))
@@ -140,7 +147,9 @@ void cast(void* out, DType to, const void* x, DType from, std::int64_t n) {
     PRL_BY_DTYPE(from, cast_t(f32(out), f32(x), n), cast_t(f32(out), bf16(x), n))
   }
 }
-void accumulate(float* acc, const void* x, std::int64_t n, DType t) { PRL_BY_DTYPE(t, accumulate_t(acc, f32(x), n), accumulate_t(acc, bf16(x), n)) }
+void accumulate(float* acc, const void* x, std::int64_t n, DType t) {
+  PRL_BY_DTYPE(t, accumulate_t(acc, f32(x), n), accumulate_t(acc, bf16(x), n))
+}
 void store_row(void* out, const float* c, const float* bias, std::int64_t n, bool acc, DType t) {
   PRL_BY_DTYPE(t, store_row_t(f32(out), c, bias, n, acc), store_row_t(bf16(out), c, bias, n, acc))
 }
@@ -233,7 +242,8 @@ void softmax_gradient_t(T* out, const float* x, std::int64_t n, float temperatur
   });
 }
 void softmax_gradient(void* out, const float* x, std::int64_t n, float temperature, float lse, float coefficient, DType t) {
-  PRL_BY_DTYPE(t, softmax_gradient_t(f32(out), x, n, temperature, lse, coefficient), softmax_gradient_t(bf16(out), x, n, temperature, lse, coefficient))
+  PRL_BY_DTYPE(t, softmax_gradient_t(f32(out), x, n, temperature, lse, coefficient),
+               softmax_gradient_t(bf16(out), x, n, temperature, lse, coefficient))
 }
 
 }  // namespace prl::ops::cpu::PRL_SIMD

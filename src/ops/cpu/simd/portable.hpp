@@ -61,7 +61,8 @@ inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
 /// a * b + c; rounded once where every CPU of the kind can, twice elsewhere.
 inline Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__aarch64__)
-  return {reinterpret_cast<Lanes>(vfmaq_f32(reinterpret_cast<float32x4_t>(c.v), reinterpret_cast<float32x4_t>(a.v), reinterpret_cast<float32x4_t>(b.v)))};
+  return {reinterpret_cast<Lanes>(
+      vfmaq_f32(reinterpret_cast<float32x4_t>(c.v), reinterpret_cast<float32x4_t>(a.v), reinterpret_cast<float32x4_t>(b.v)))};
 #else
   return {a.v * b.v + c.v};
 #endif
