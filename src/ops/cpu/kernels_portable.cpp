@@ -10,13 +10,7 @@
 #define PRL_SIMD_NAME "portable"
 
 // The bodies are written once against Vec and compiled here for this instruction set.
-#include "ops/cpu/impl/attention.hpp"
-#include "ops/cpu/impl/attention_backward.hpp"
-#include "ops/cpu/impl/gemm.hpp"
-#include "ops/cpu/impl/math.hpp"
-#include "ops/cpu/impl/micro.hpp"
-#include "ops/cpu/impl/rows.hpp"
-#include "ops/cpu/impl/table.hpp"
+#include "ops/cpu/impl/all.hpp"
 
 namespace prl::ops::cpu {
 
