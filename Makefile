@@ -1,6 +1,7 @@
 # Everything a person or a CI machine calls. `make` alone lists the targets.
 BUILD ?= build/release
 JOBS ?= $(shell nproc)
+STARTED := $(shell date +%s)
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
@@ -19,8 +20,8 @@ $(BUILD)/build.ninja: CMakeLists.txt cmake/prl.cmake
 build: setup $(BUILD)/build.ninja ## build the binary build/release/bin/prl
 	@ninja -C $(BUILD) -j $(JOBS) prl
 
-demo: build ## train a small model by SFT and RL on reverse-text and show what it learnt
-	@tools/demo.sh $(BUILD)/bin/prl
+demo: build ## train a small model by SFT and RL on reverse-text and show what it learnt (SEED=42)
+	@DEMO_STARTED=$(STARTED) tools/demo.sh $(BUILD)/bin/prl
 
 test: setup $(BUILD)/build.ninja ## build everything and run all tests
 	@ninja -C $(BUILD) -j $(JOBS)

@@ -16,7 +16,9 @@ int run_rl(const config::ParsedCommand& parsed) {
   const config::RlConfig& config = loaded.config;
   StopSignal stop;
   launch::prepare_run_folder(config);
-  launch::setup_logging(config.trainer.log, config.output_dir / "logs" / "rl.log");
+  config::LogConfig log = config.trainer.log;
+  log.step_interval = config.log.step_interval;
+  launch::setup_logging(log, config.output_dir / "logs" / "rl.log");
   config::write_resolved(*parsed.command, config);
   const bool is_single_node = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
   const int status = is_single_node ? launch::run_single_node(config, stop.token()) : launch::run_colocated(config, stop.token());

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "base/error.hpp"
 
@@ -23,11 +24,17 @@ struct FileCloser {
 };
 using File = std::unique_ptr<std::FILE, FileCloser>;
 
+struct Role {
+  File file;
+  RoleConsole console;
+};
+
 struct State {
   std::mutex mutex;
   Options options;
   File file;
-  std::map<std::string, File, std::less<>> role_files;
+  std::map<std::string, Role, std::less<>> roles;
+  std::optional<std::chrono::steady_clock::time_point> last_step_line;
 };
 
 // The log is the one process-wide service: a line must be possible from any place, also while everything else fails.
@@ -90,32 +97,49 @@ Level parse_level(std::string_view name) {
 
 bool is_enabled(Level level) noexcept { return level >= state().options.level; }
 
-void write(Level level, std::string_view tag, std::string_view message) {
+namespace {
+
+/// Under the lock. Step lines come at most once per step_interval.
+bool is_step_due(State& s) {
+  const auto now = std::chrono::steady_clock::now();
+  if (s.last_step_line && std::chrono::duration<double>(now - *s.last_step_line).count() < s.options.step_interval) return false;
+  s.last_step_line = now;
+  return true;
+}
+
+void write_line(Level level, std::string_view tag, std::string_view message, bool is_step) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   if (level < s.options.level) return;
   if (tag.empty()) tag = thread_role.empty() ? std::string_view(s.options.tag) : std::string_view(thread_role);
   static const bool is_tty = isatty(STDERR_FILENO) != 0;
   const bool color = s.options.color || is_tty;
+  const auto role = s.roles.find(thread_role);
+  bool on_console = !s.options.quiet_console;
+  if (role != s.roles.end()) on_console = on_console && level >= role->second.console.level && (!is_step || role->second.console.steps);
+  if (on_console && is_step) on_console = is_step_due(s);
   const std::string console = s.options.json ? json_line(level, tag, message) : text_line(level, tag, message, color);
-  if (!s.options.quiet_console) std::fwrite(console.data(), 1, console.size(), stderr);
+  if (on_console) std::fwrite(console.data(), 1, console.size(), stderr);
   const std::string plain = s.options.json || !color ? console : text_line(level, tag, message, s.options.color);
   auto put = [&](std::FILE* f) {
     std::fwrite(plain.data(), 1, plain.size(), f);
     std::fflush(f);
   };
   if (s.file) put(s.file.get());
-  if (!thread_role.empty()) {
-    if (auto it = s.role_files.find(thread_role); it != s.role_files.end()) put(it->second.get());
-  }
+  if (role != s.roles.end()) put(role->second.file.get());
 }
+
+}  // namespace
+
+void write(Level level, std::string_view tag, std::string_view message) { write_line(level, tag, message, false); }
+void write_step(std::string_view message) { write_line(Level::kSuccess, {}, message, true); }
 
 void set_thread_role(std::string_view role) { thread_role = role; }
 
-void add_role_file(std::string_view role, const std::filesystem::path& file) {
+void add_role_file(std::string_view role, const std::filesystem::path& file, RoleConsole console) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  s.role_files[std::string(role)] = open_append(file);
+  s.roles[std::string(role)] = Role{open_append(file), console};
 }
 
 }  // namespace prl::log

@@ -19,6 +19,7 @@ struct Options {
   std::string tag;             ///< put in brackets before each message, e.g. "trainer"
   std::filesystem::path file;  ///< also append there, empty for none; folders are made
   bool quiet_console = false;  ///< write only to the file
+  double step_interval = 0;    ///< seconds, least time between two step lines on the console; files get every line
 };
 
 /// Replaces the process-wide sinks. Call once in main, before threads start; until then lines go to stderr at kInfo.
@@ -27,6 +28,8 @@ Level parse_level(std::string_view name);
 bool is_enabled(Level level) noexcept;
 /// Writes one line "HH:mm:ss LEVEL [tag] message" to stderr and the file. Any thread.
 void write(Level level, std::string_view tag, std::string_view message);
+/// A kSuccess line that reports one of many steps; the console may leave it out (Options::step_interval, RoleConsole::steps).
+void write_step(std::string_view message);
 
 template <typename... Args>
 void debug(fmt::format_string<Args...> f, Args&&... args) {
@@ -48,10 +51,20 @@ template <typename... Args>
 void error(fmt::format_string<Args...> f, Args&&... args) {
   write(Level::kError, {}, fmt::format(f, std::forward<Args>(args)...));
 }
+template <typename... Args>
+void step(fmt::format_string<Args...> f, Args&&... args) {
+  if (is_enabled(Level::kSuccess)) write_step(fmt::format(f, std::forward<Args>(args)...));
+}
+
+/// What of a role's lines the console shows; its file and Options::file get all.
+struct RoleConsole {
+  Level level = Level::kDebug;  ///< lines below are left out
+  bool steps = true;
+};
 
 /// Colocated roles share one process: the tag of the calling thread names the role in its lines and selects the role's
 /// own log file, if one was added with add_role_file. The only thread-local state of the project.
 void set_thread_role(std::string_view role);
-void add_role_file(std::string_view role, const std::filesystem::path& file);
+void add_role_file(std::string_view role, const std::filesystem::path& file, RoleConsole console = {});
 
 }  // namespace prl::log

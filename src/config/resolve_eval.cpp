@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <filesystem>
+
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
 
@@ -13,7 +15,9 @@ void check_common(C& config, const Check& check) {
   if (config.env.empty()) check.problem("env", "must list at least one environment");
   detail::check_env_names(config.env, "env", check);
   for (std::size_t i = 0; i < config.env.size(); ++i) detail::check_eval_env(config.env[i], check.sub(fmt::format("env.{}", i)));
-  detail::check_client(config.client, check.sub("client"));
+  // A local folder is evaluated in this process, by no server, unless one is named.
+  if (check.is_set("client.base_url") || !std::filesystem::is_directory(config.model.name))
+    detail::check_client(config.client, check.sub("client"));
   detail::check_eval_sampling(config.sampling, check.sub("sampling"));
   if (config.save.disk && config.save.disk->path) check.not_built("save.disk.path", "results outside output_dir");
   if (config.save.hf) check.not_built("save.hf", "pushing results to the Hugging Face hub");

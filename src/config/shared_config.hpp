@@ -42,6 +42,7 @@ struct LogConfig {
   bool log_data = false;
   bool file = true;
   double interval = 10.0;
+  double step_interval = 0.0;
   std::vector<int> ranks_filter = {0};
   template <class V>
   void visit(V& v) {
@@ -51,6 +52,8 @@ struct LogConfig {
     v.field("log_data", log_data, "Log the first sample of the data");
     v.field("file", file, "Also write to <output_dir>/logs");
     v.field("interval", interval, "Time between two progress lines", {.unit = "seconds", .min = 0, .is_open_min = true});
+    v.field("step_interval", step_interval, "Least time between two step lines on the console; log files get every step",
+            {.unit = "seconds", .min = 0});
     v.field("ranks_filter", ranks_filter, "Trainer ranks whose lines reach the role's log", {.min = 0});
   }
 };
@@ -61,12 +64,15 @@ struct SharedLogConfig {
   std::optional<LogLevel> vf_level;
   std::optional<bool> json_logging;
   std::optional<bool> file;
+  double step_interval = 0.0;
   template <class V>
   void visit(V& v) {
     v.field("level", level, "Least severity that is logged, for all roles");
     v.field("vf_level", vf_level, "Least severity logged by environment code");
     v.field("json_logging", json_logging, "One JSON object per line instead of text, for all roles");
     v.field("file", file, "Also write to <output_dir>/logs");
+    v.field("step_interval", step_interval, "Least time between two step lines on the console; log files get every step",
+            {.unit = "seconds", .min = 0});
   }
 };
 

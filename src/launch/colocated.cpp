@@ -10,6 +10,7 @@
 #include "launch/engine_host.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
+#include "launch/rl_progress.hpp"
 #include "launch/trainer_role.hpp"
 #include "monitor/sinks.hpp"
 #include "ops/measure.hpp"
@@ -62,9 +63,9 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   if (!inference.model.max_model_len) inference.model.max_model_len = config.orchestrator.seq_len;
   const auto runtime = make_runtime(config.trainer.compute);
 
-  log::add_role_file("trainer", config.output_dir / "logs" / "trainer.log");
-  log::add_role_file("orchestrator", config.output_dir / "logs" / "orchestrator.log");
-  log::add_role_file("inference", config.output_dir / "logs" / "inference.log");
+  // The console gets one line per trained step and what needs attention; the rest is in the roles' own logs.
+  for (const char* role : {"trainer", "orchestrator", "inference"})
+    log::add_role_file(role, config.output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
 
   trainer::Policy policy(runtime, policy_options(config.trainer));
   const ops::MachinePeak peak = ops::measure_machine(policy.context());
@@ -102,8 +103,14 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   std::stop_callback forward(outer_stop, [&stop] { stop.request_stop(); });
   FirstFailure failure(stop);
   orchestrator::OrchestratorReport report;
-  double mismatch_sum = 0;
-  std::int64_t num_steps = 0;
+  RlProgress progress(config.max_steps, resume_step);
+  orchestrator_monitor->add_sink(monitor::make_callback_sink(
+      [&progress](std::int64_t step, const monitor::Metrics& metrics) { progress.add_orchestrator(step, metrics); }));
+  trainer_monitor->add_sink(monitor::make_callback_sink([&progress](std::int64_t step, const monitor::Metrics& metrics) {
+    log::set_thread_role("");
+    log::step("{}", progress.add_trainer(step, metrics, RlProgress::Clock::now()));
+    log::set_thread_role("trainer");
+  }));
   {
     std::jthread orchestrator_thread([&] {
       guarded("orchestrator", failure, [&] {
@@ -114,12 +121,6 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
     });
     std::jthread trainer_thread([&] {
       guarded("trainer", failure, [&] {
-        trainer_monitor->add_sink(monitor::make_callback_sink([&](std::int64_t, const monitor::Metrics& metrics) {
-          if (const auto it = metrics.find("mismatch_kl/all/mean"); it != metrics.end()) {
-            mismatch_sum += it->second;
-            ++num_steps;
-          }
-        }));
         const trainer::ReceiverFactory receiver = [&](std::int64_t) { return queue.make_receiver(0); };
         trainer::run_rl_trainer(run, policy, receiver, channel.get(), *trainer_monitor, stop.get_token());
       });
@@ -130,7 +131,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   const ProofLog proofs = policy_source->proofs();
   log::success("rl finished: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}",
                report.progress.step, report.episodes.num_started, report.max_staleness, proofs.num_updates, proofs.max_probe_difference,
-               num_steps ? mismatch_sum / static_cast<double>(num_steps) : 0.0);
+               progress.mean_mismatch_kl());
   return 0;
 }
 

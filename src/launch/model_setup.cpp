@@ -101,6 +101,7 @@ void setup_logging(const config::LogConfig& config, const fs::path& file) {
     case config::LogLevel::kError: options.level = log::Level::kError; break;
   }
   options.json = config.json_logging;
+  options.step_interval = config.step_interval;
   if (config.file) options.file = file;
   log::setup(options);
 }

@@ -312,7 +312,7 @@ struct Orchestrator::Impl {
       metrics[prefix + "normal"] = static_cast<double>(pools.normal);
       metrics[prefix + "hard"] = static_cast<double>(pools.hard);
     }
-    log::success("{}", step_line(*batch, facts));
+    log::step("{}", step_line(*batch, facts));
     if (!options.output_dir.empty()) {
       std::function<bool()> work = [batch, folder = options.output_dir, step = facts.step] {
         write_train_rollouts(folder, step, *batch);

@@ -158,7 +158,7 @@ RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const Rece
     if (options.checkpoint) put_disk_metrics(metrics, options.checkpoint->checkpoints);
     metrics["time/step"] = seconds_since(step_start);
     monitor.log(step, metrics);
-    log::success("{}", rl_step_line(step, metrics));
+    log::step("{}", rl_step_line(step, metrics));
     bench.add(step, metrics);
     result.last_step = step;
     if (stop.stop_requested()) {

@@ -128,7 +128,7 @@ SftRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monito
     if (options.checkpoint) put_disk_metrics(metrics, options.checkpoint->checkpoints);
     metrics["time/step"] = seconds_since(step_start);
     monitor.log(step, metrics);
-    log::success("{}", sft_step_line(step, metrics, device_gib));
+    log::step("{}", sft_step_line(step, metrics, device_gib));
     bench.add(step, metrics);
     result.last_step = step;
     result.last_loss = step_result.loss;

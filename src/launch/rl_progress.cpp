@@ -1,0 +1,66 @@
+#include "launch/rl_progress.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace prl::launch {
+namespace {
+
+double value_of(const monitor::Metrics& metrics, const std::string& name) {
+  const auto it = metrics.find(name);
+  return it == metrics.end() ? 0.0 : it->second;
+}
+
+std::string with_separators(double value) {
+  std::string digits = fmt::format("{:.0f}", value);
+  for (std::ptrdiff_t i = static_cast<std::ptrdiff_t>(digits.size()) - 3; i > 0; i -= 3) digits.insert(static_cast<std::size_t>(i), ",");
+  return digits;
+}
+
+}  // namespace
+
+std::string format_duration(double seconds) {
+  const auto total = static_cast<std::int64_t>(std::max(0.0, seconds) + 0.5);
+  if (total < 60) return fmt::format("{}s", total);
+  if (total < 3600) return fmt::format("{}m{:02}s", total / 60, total % 60);
+  return fmt::format("{}h{:02}m", total / 3600, total % 3600 / 60);
+}
+
+void RlProgress::add_orchestrator(std::int64_t step, const monitor::Metrics& metrics) {
+  std::lock_guard lock(mutex_);
+  // Evaluations are logged under the same step, without a batch.
+  if (metrics.contains("reward/all/mean"))
+    batches_[step] = {value_of(metrics, "reward/all/mean"), value_of(metrics, "scheduler/async_level")};
+}
+
+std::string RlProgress::add_trainer(std::int64_t step, const monitor::Metrics& metrics, Clock::time_point now) {
+  std::lock_guard lock(mutex_);
+  if (const auto it = metrics.find("mismatch_kl/all/mean"); it != metrics.end()) {
+    mismatch_sum_ += it->second;
+    ++num_steps_;
+  }
+  const double seconds =
+      last_step_ ? std::chrono::duration<double>(now - *last_step_).count() : value_of(metrics, "time/step");
+  last_step_ = now;
+  // Smoothed over about ten steps, so that one evaluation or checkpoint does not throw the estimate.
+  seconds_per_step_ = step - first_step_ <= 1 || seconds_per_step_ == 0 ? seconds : seconds_per_step_ + 0.1 * (seconds - seconds_per_step_);
+
+  std::string line = max_steps_ ? fmt::format("Step {}/{}", step, *max_steps_) : fmt::format("Step {}", step);
+  const auto batch = batches_.find(step);
+  if (batch != batches_.end()) line += fmt::format(" | Reward: {:.4f}", batch->second.reward);
+  line += fmt::format(" | Loss: {:.4f} | Entropy: {:.4f} | Mismatch KL: {:.4f} | {} tokens/s", value_of(metrics, "loss/mean"),
+                      value_of(metrics, "entropy/all/mean"), value_of(metrics, "mismatch_kl/all/mean"),
+                      with_separators(value_of(metrics, "perf/throughput")));
+  if (batch != batches_.end()) line += fmt::format(" | Async Level: {:.0f}", batch->second.async_level);
+  if (max_steps_) line += " | ETA " + format_duration(seconds_per_step_ * static_cast<double>(*max_steps_ - step));
+  batches_.erase(batches_.begin(), batches_.upper_bound(step));
+  return line;
+}
+
+double RlProgress::mean_mismatch_kl() const {
+  std::lock_guard lock(mutex_);
+  return num_steps_ == 0 ? 0.0 : mismatch_sum_ / static_cast<double>(num_steps_);
+}
+
+}  // namespace prl::launch
