@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -38,6 +39,27 @@ TEST(ThreadPool, VisitsEachIndexOnce) {
     pool.parallel_for(97, [&](std::int64_t i) { hits[static_cast<std::size_t>(i)]++; });
     for (auto& h : hits) ASSERT_EQ(h.load(), 1);
   }
+}
+
+TEST(ThreadPool, ManySmallLoopsOfSeveralCallersLoseNoItem) {
+  ThreadPool pool(4);
+  std::vector<std::int64_t> sums(3, 0);
+  {
+    std::vector<std::jthread> callers;
+    for (std::size_t c = 0; c < sums.size(); ++c) {
+      callers.emplace_back([&pool, &sum = sums[c]] {
+        for (int loop = 0; loop < 3000; ++loop) {
+          std::atomic<std::int64_t> total{0};
+          pool.parallel_for(1 + loop % 7, [&](std::int64_t i) { total += i + 1; });
+          sum += total;
+          if (loop % 1000 == 0) std::this_thread::yield();
+        }
+      });
+    }
+  }
+  std::int64_t wanted = 0;
+  for (int loop = 0; loop < 3000; ++loop) wanted += (1 + loop % 7) * (2 + loop % 7) / 2;
+  EXPECT_THAT(sums, testing::Each(wanted));
 }
 
 TEST(ThreadPool, RethrowsAndStaysUsable) {

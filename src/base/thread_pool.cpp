@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace prl {
@@ -35,20 +36,39 @@ int num_available_cores() {
   return std::max(1, cores);
 }
 
+/// One loop at a time, described by `body`, `count` and `next`. `state` says whether it is open and how many workers are in it:
+/// a worker may enter while it is open, and the caller, once no item is left, closes it and waits for those inside only. So a
+/// worker that the kernel has not scheduled yet delays nobody.
 struct ThreadPool::Impl {
+  static constexpr std::uint64_t kInside = 0xffff;  ///< bits that count the workers inside
+  static constexpr std::uint64_t kOpen = 1u << 16;
+  static constexpr int kGenerationShift = 17;
+  /// Pauses before sleeping, about 100 microseconds: decode steps issue many tiny loops, and a futex wake for each would cost more.
+  static constexpr int kSpins = 2000;
+
   std::vector<std::jthread> workers;
   std::mutex caller_mutex;
   std::mutex mutex;
   std::condition_variable wake;
   std::condition_variable finished;
-  std::atomic<std::uint64_t> generation{0};
+  alignas(64) std::atomic<std::uint64_t> state{0};
+  alignas(64) std::atomic<std::int64_t> next{0};
+  alignas(64) std::atomic<int> num_asleep{0};
+  std::atomic<bool> is_caller_asleep{false};
   std::atomic<bool> stopping{false};
-  // The current loop. Workers read it under `active`, which the caller waits to reach zero before it returns.
+  // Written while the loop is closed and nobody is inside.
   const std::function<void(std::int64_t)>* body = nullptr;
   std::int64_t count = 0;
-  std::atomic<std::int64_t> next{0};
-  std::atomic<int> active{0};
   std::exception_ptr error;
+
+  template <typename Condition>
+  static bool spin_until(Condition condition) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (condition()) return true;
+      cpu_relax();
+    }
+    return condition();
+  }
 
   void drain() {
     inside_pool = true;
@@ -65,23 +85,60 @@ struct ThreadPool::Impl {
     inside_pool = false;
   }
 
+  bool enter(std::uint64_t& seen) {
+    std::uint64_t now = state.load(std::memory_order_acquire);
+    const std::uint64_t generation = now >> kGenerationShift;
+    seen = generation;
+    while ((now & kOpen) != 0 && now >> kGenerationShift == generation)
+      if (state.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel, std::memory_order_acquire)) return true;
+    return false;
+  }
+  void leave() {
+    const std::uint64_t before = state.fetch_sub(1, std::memory_order_seq_cst);
+    if ((before & kInside) == 1 && (before & kOpen) == 0 && is_caller_asleep.load(std::memory_order_seq_cst)) {
+      std::lock_guard lock(mutex);
+      finished.notify_all();
+    }
+  }
+
   void work() {
     std::uint64_t seen = 0;
+    auto is_news = [&] { return state.load(std::memory_order_seq_cst) >> kGenerationShift != seen; };
     for (;;) {
-      // A short spin keeps decode steps, which issue many tiny loops, from paying a futex wake for each.
-      for (int spin = 0; spin < 2000 && generation.load(std::memory_order_acquire) == seen; ++spin) cpu_relax();
-      {
+      if (!spin_until(is_news)) {
         std::unique_lock lock(mutex);
-        wake.wait(lock, [&] { return stopping.load() || generation.load(std::memory_order_acquire) != seen; });
-        if (stopping) return;
-        seen = generation.load(std::memory_order_acquire);
+        num_asleep.fetch_add(1, std::memory_order_seq_cst);
+        wake.wait(lock, [&] { return stopping.load() || is_news(); });
+        num_asleep.fetch_sub(1, std::memory_order_seq_cst);
       }
+      if (stopping.load()) return;
+      if (!enter(seen)) continue;
       drain();
-      if (active.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        std::lock_guard lock(mutex);
-        finished.notify_all();
-      }
+      leave();
     }
+  }
+
+  void run(std::int64_t num_items, const std::function<void(std::int64_t)>& items) {
+    body = &items;
+    count = num_items;
+    error = nullptr;
+    next.store(0, std::memory_order_relaxed);
+    const std::uint64_t generation = (state.load(std::memory_order_relaxed) >> kGenerationShift) + 1;
+    state.store(generation << kGenerationShift | kOpen, std::memory_order_seq_cst);
+    if (num_asleep.load(std::memory_order_seq_cst) > 0) {
+      std::lock_guard lock(mutex);
+      wake.notify_all();
+    }
+    drain();
+    state.fetch_and(~kOpen, std::memory_order_seq_cst);
+    auto is_empty = [&] { return (state.load(std::memory_order_seq_cst) & kInside) == 0; };
+    if (!spin_until(is_empty)) {
+      std::unique_lock lock(mutex);
+      is_caller_asleep.store(true, std::memory_order_seq_cst);
+      finished.wait(lock, is_empty);
+      is_caller_asleep.store(false, std::memory_order_seq_cst);
+    }
+    if (error) std::rethrow_exception(std::exchange(error, nullptr));
   }
 };
 
@@ -96,6 +153,7 @@ ThreadPool::~ThreadPool() {
     impl_->stopping = true;
   }
   impl_->wake.notify_all();
+  impl_->workers.clear();  // joins, before what they use goes away
 }
 
 int ThreadPool::num_threads() const noexcept { return static_cast<int>(impl_->workers.size()) + 1; }
@@ -107,21 +165,7 @@ void ThreadPool::parallel_for(std::int64_t count, const std::function<void(std::
     return;
   }
   std::lock_guard caller(impl_->caller_mutex);
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->body = &body;
-    impl_->count = count;
-    impl_->next.store(0);
-    impl_->error = nullptr;
-    impl_->active.store(static_cast<int>(impl_->workers.size()));
-    impl_->generation.fetch_add(1, std::memory_order_release);
-  }
-  impl_->wake.notify_all();
-  impl_->drain();
-  for (int spin = 0; spin < 4000 && impl_->active.load(std::memory_order_acquire) != 0; ++spin) cpu_relax();
-  std::unique_lock lock(impl_->mutex);
-  impl_->finished.wait(lock, [&] { return impl_->active.load(std::memory_order_acquire) == 0; });
-  if (impl_->error) std::rethrow_exception(impl_->error);
+  impl_->run(count, body);
 }
 
 }  // namespace prl

@@ -40,8 +40,7 @@ std::string RlProgress::add_trainer(std::int64_t step, const monitor::Metrics& m
     mismatch_sum_ += it->second;
     ++num_steps_;
   }
-  const double seconds =
-      last_step_ ? std::chrono::duration<double>(now - *last_step_).count() : value_of(metrics, "time/step");
+  const double seconds = last_step_ ? std::chrono::duration<double>(now - *last_step_).count() : value_of(metrics, "time/step");
   last_step_ = now;
   // Smoothed over about ten steps, so that one evaluation or checkpoint does not throw the estimate.
   seconds_per_step_ = step - first_step_ <= 1 || seconds_per_step_ == 0 ? seconds : seconds_per_step_ + 0.1 * (seconds - seconds_per_step_);

@@ -15,8 +15,9 @@ TEST(RlProgress, OneLinePerStepWithBothRolesAndTheTimeLeft) {
   progress.add_orchestrator(2, {{"reward/all/mean", 0.75}, {"scheduler/async_level", 1}});
   const std::string first =
       progress.add_trainer(1, {{"loss/mean", 0.25}, {"mismatch_kl/all/mean", 0.0}, {"perf/throughput", 1234567}, {"time/step", 2}}, start);
-  EXPECT_EQ(first,
-            "Step 1/10 | Reward: 0.5000 | Loss: 0.2500 | Entropy: 0.0000 | Mismatch KL: 0.0000 | 1,234,567 tokens/s | Async Level: 0 | ETA 18s");
+  EXPECT_EQ(
+      first,
+      "Step 1/10 | Reward: 0.5000 | Loss: 0.2500 | Entropy: 0.0000 | Mismatch KL: 0.0000 | 1,234,567 tokens/s | Async Level: 0 | ETA 18s");
   const std::string second = progress.add_trainer(2, {{"mismatch_kl/all/mean", 0.5}, {"perf/throughput", 999}}, start + seconds(2));
   EXPECT_THAT(second, testing::HasSubstr("Reward: 0.7500"));
   EXPECT_THAT(second, testing::HasSubstr(" 999 tokens/s | Async Level: 1 | ETA 16s"));
