@@ -1,5 +1,7 @@
 # prl_module(NAME DEPS other... LIBS external... [EXTRA files...])
 # Static library prl_<name> from src/<name>/**.cpp, and one test binary <name>_test from the *_test.cpp beside them.
+# Files below a folder cuda/ are part of it only where nvcc was found (prl_cuda.cmake), their tests in <name>_cuda_test;
+# a file named *_absent.cpp stands in for them elsewhere.
 # Files named *_avx2.cpp, *_avx512.cpp, *_amx.cpp get the flags of that instruction set; nothing else does.
 set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
 
@@ -13,6 +15,9 @@ function(prl_module name)
   list(FILTER sources EXCLUDE REGEX "(_test|_bench)\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "/cuda/")
   list(FILTER tests EXCLUDE REGEX "/cuda/")
+  if(PRL_WITH_CUDA)
+    list(FILTER sources EXCLUDE REGEX "_absent\\.cpp$")
+  endif()
   if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(FILTER sources EXCLUDE REGEX "_(avx2|avx512|avx512bf16|amx)\\.cpp$")
   endif()
@@ -20,12 +25,14 @@ function(prl_module name)
   if(sources)
     add_library(${target} STATIC ${sources})
     set(scope PUBLIC)
-    target_compile_options(${target} PRIVATE ${PRL_WARNINGS})
     # Floating-point contraction stays off outside the instruction-set files, so that every build rounds alike.
-    target_compile_options(${target} PRIVATE -ffp-contract=off)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${PRL_WARNINGS};-ffp-contract=off>")
   else()
     add_library(${target} INTERFACE)
     set(scope INTERFACE)
+  endif()
+  if(PRL_WITH_CUDA)
+    prl_cuda_sources(${name} ${target})
   endif()
   target_include_directories(${target} ${scope} ${CMAKE_SOURCE_DIR}/src)
   target_link_libraries(${target} ${scope} ${M_LIBS})

@@ -11,7 +11,7 @@ done < <(git ls-files 'src/*.cpp' 'src/*.hpp' 'src/*.cu' 'tools/*' 'tests/*.cpp'
 git grep -nE 'TODO' -- src | grep -vE 'TODO\([a-z0-9-]+\): ' && note "a TODO must read TODO(topic): reason"
 git grep -nIE '#include <boost/beast' -- src | grep -vE '^src/net/.*\.cpp:' && note "Boost.Beast belongs in src/net/*.cpp only"
 if command -v clang-format >/dev/null; then
-  unformatted=$(git ls-files 'src/*.hpp' 'src/*.cpp' | xargs -r clang-format --dry-run 2>&1 | sed -nE 's/^([^ :]+):[0-9]+:[0-9]+: warning.*/\1/p' | sort -u | wc -l)
+  unformatted=$(git ls-files 'src/*.hpp' 'src/*.cpp' 'src/*.cu' | xargs -r clang-format --dry-run 2>&1 | sed -nE 's/^([^ :]+):[0-9]+:[0-9]+: warning.*/\1/p' | sort -u | wc -l)
   [ "$unformatted" -eq 0 ] || note "$unformatted files are not formatted; run make fmt"
 fi
 [ "$bad" -eq 0 ] && echo "lint: clean"

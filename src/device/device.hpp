@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace prl {
 
@@ -35,10 +36,34 @@ class DeviceRuntime {
   virtual std::size_t peak_bytes() const noexcept = 0;
   /// Memory that may still be taken: free RAM within the cgroup limit, or free device memory.
   virtual std::size_t bytes_available() const = 0;
+  /// The queue (cudaStream_t) in whose order copies and kernels run; nullptr where calls return when they are done.
+  virtual void* stream() const noexcept { return nullptr; }
 };
 
 /// The host's memory. Counts what is handed out.
 std::shared_ptr<DeviceRuntime> make_cpu_runtime();
+
+/// One GPU: its memory, and one stream of work, so one runtime per role. Copies to the device return when the host memory may be
+/// reused; copies from the device wait for all queued work. Freed memory is handed out again in stream order, and memory that
+/// another runtime's stream may still read is not reused before that stream has passed the point of the free.
+/// Error{kUnavailable} saying what is missing: CUDA in this build, the driver, a GPU, this index.
+std::shared_ptr<DeviceRuntime> make_cuda_runtime(int index = 0);
+
+struct CudaDeviceInfo {
+  int index = 0;
+  std::string name;
+  int compute_major = 0, compute_minor = 0;
+  int num_multiprocessors = 0;
+  std::size_t total_bytes = 0, free_bytes = 0;
+  std::size_t l2_bytes = 0;
+};
+/// The GPUs this build can use. Never fails: with no devices, `missing` says why.
+struct CudaDevices {
+  std::vector<CudaDeviceInfo> devices;
+  std::string missing;
+  std::string versions;  ///< "driver 13.0, runtime 13.0, built for sm_90a"
+};
+CudaDevices list_cuda_devices();
 
 /// What the CPU can do, read once at start. `best_bf16` says which bf16 path exists.
 struct CpuFeatures {

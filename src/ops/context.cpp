@@ -1,6 +1,7 @@
 #include "ops/context.hpp"
 
 #include "ops/cpu/table.hpp"
+#include "ops/cuda_table.hpp"
 #include "ops/op_table.hpp"
 
 namespace prl::ops {
@@ -21,15 +22,18 @@ void* Workspace::require(std::size_t bytes) {
 }
 
 OpSession::OpSession(std::shared_ptr<DeviceRuntime> runtime, int num_threads) {
-  if (runtime->device().kind != DeviceKind::kCpu)
+  const bool is_cpu = runtime->device().kind == DeviceKind::kCpu;
+  const OpTable* table = is_cpu ? &cpu::op_table(cpu::chosen_kind()) : cuda_op_table();
+  if (table == nullptr)
     fail(ErrorCode::kNotImplemented, "[ops] this build has no kernels for {}; build with CUDA or choose the CPU",
          to_string(runtime->device()));
   pool_ = std::make_unique<ThreadPool>(num_threads);
   workspace_ = std::make_unique<Workspace>(runtime);
+  context_.stream = runtime->stream();
   context_.runtime = std::move(runtime);
   context_.pool = pool_.get();
   context_.workspace = workspace_.get();
-  context_.table = &cpu::op_table(cpu::chosen_kind());
+  context_.table = table;
 }
 
 OpSession::~OpSession() = default;

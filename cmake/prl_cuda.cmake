@@ -1,0 +1,64 @@
+# CUDA: found by its compiler, left out when there is none. Sets PRL_WITH_CUDA.
+#
+#   PRL_CUDA       auto (default): when nvcc is found; on: an error without it; off: never
+#   PRL_CUDA_ARCH  architectures, e.g. "90a" (default) or "80;90a"; each one adds its share of compile time
+#
+# The CUDA runtime is linked statically, and nothing else is: libcuda, cuBLASLt, cuDNN and NCCL are opened at run time, so the same
+# binary starts on machines without them.
+set(PRL_CUDA auto CACHE STRING "Build the CUDA bodies: auto, on or off")
+set_property(CACHE PRL_CUDA PROPERTY STRINGS auto on off)
+set(PRL_CUDA_ARCH 90a CACHE STRING "CUDA architectures, e.g. 80;90a")
+set(PRL_WITH_CUDA OFF)
+
+string(TOLOWER "${PRL_CUDA}" wanted)
+if(NOT wanted MATCHES "^(off|0|no|false)$")
+  find_program(PRL_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  if(PRL_NVCC)
+    set(CMAKE_CUDA_COMPILER ${PRL_NVCC})
+    set(CMAKE_CUDA_ARCHITECTURES OFF)  # the flags are ours: some versions of CMake do not know "90a"
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(PRL_WITH_CUDA ON)
+    # As on the CPU, no contraction: a kernel rounds as it is written, and says fmaf where it wants one.
+    set(PRL_CUDA_FLAGS -fmad=false -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror=all-warnings)
+    foreach(arch ${PRL_CUDA_ARCH})
+      list(APPEND PRL_CUDA_FLAGS "-gencode=arch=compute_${arch},code=sm_${arch}")
+    endforeach()
+    message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${PRL_CUDA_ARCH}")
+  elseif(wanted MATCHES "^(on|1|yes|true)$")
+    message(FATAL_ERROR "PRL_CUDA=on, but there is no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda")
+  else()
+    message(STATUS "CUDA left out: no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda")
+  endif()
+endif()
+
+# Adds src/<name>/**/cuda/*.{cpp,cu} to the target, and their tests as <name>_cuda_test with the label gpu.
+function(prl_cuda_sources name target)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cu)
+  set(tests ${sources})
+  list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "(_test|_test_main)\\.cpp$")
+  if(sources)
+    target_sources(${target} PRIVATE ${sources})
+    target_link_libraries(${target} PUBLIC CUDA::cudart_static)
+    set_target_properties(${target} PROPERTIES CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${PRL_CUDA_FLAGS}>")
+    string(REPLACE ";" ", sm_" archs "sm_${PRL_CUDA_ARCH}")
+    # fmt checks formats at compile time in a way that nvcc's front end cannot follow: it checks them at run time there.
+    set_source_files_properties(${sources} PROPERTIES COMPILE_DEFINITIONS "FMT_CONSTEVAL=;PRL_CUDA_ARCH_TEXT=\"${archs}\"")
+  endif()
+  if(PRL_TESTS AND tests)
+    prl_cuda_test(${name}_cuda_test ${target} ${tests})
+  endif()
+endfunction()
+
+# prl_cuda_test(NAME LIBRARY sources...): a test program that reports itself as skipped, not as passed, where there is no GPU.
+function(prl_cuda_test test library)
+  add_executable(${test} ${ARGN} ${CMAKE_SOURCE_DIR}/src/device/cuda/gpu_test_main.cpp)
+  target_compile_options(${test} PRIVATE ${PRL_WARNINGS} -O1)
+  target_link_libraries(${test} PRIVATE ${library} GTest::gmock GTest::gtest)
+  target_compile_definitions(${test} PRIVATE PRL_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  add_test(NAME ${test} COMMAND ${test})
+  set_tests_properties(${test} PROPERTIES LABELS gpu TIMEOUT 600 SKIP_RETURN_CODE 77 RUN_SERIAL ON)
+endfunction()

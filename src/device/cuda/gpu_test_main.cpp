@@ -1,0 +1,15 @@
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "device/device.hpp"
+
+// main() of the tests that need a GPU: without one they are skipped (exit code 77, which CTest knows), not passed.
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  if (const prl::CudaDevices found = prl::list_cuda_devices(); found.devices.empty()) {
+    std::printf("[ SKIPPED  ] no GPU: %s\n", found.missing.c_str());
+    return 77;
+  }
+  return RUN_ALL_TESTS();
+}
