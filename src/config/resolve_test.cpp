@@ -242,6 +242,9 @@ TEST(ResolveTrainer, KeysWithoutEffectAreNamedWhenTheyAreSet) {
   EXPECT_THAT(load_line<TrainerConfig>("trainer --model.name ./m --model.attn sdpa --gc").warnings,
               ::testing::ElementsAre(HasSubstr("model.attn: has no effect"), HasSubstr("gc: has no effect")));
   EXPECT_THAT(load_line<TrainerConfig>("trainer --model.name ./m --model.attn auto").warnings, IsEmpty());
+  EXPECT_THAT(load_line<TrainerConfig>("trainer --model.name ./m --ckpt.weights.save-sharded").warnings, IsEmpty());
+  EXPECT_THAT(load_line<TrainerConfig>("trainer --model.name ./m --no-ckpt.weights.save-sharded").warnings,
+              ::testing::ElementsAre(HasSubstr("ckpt.weights.save_sharded: has no effect")));
 }
 
 TEST(ResolveTrainer, OffloadsExcludeEachOther) {

@@ -113,10 +113,11 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   }));
   {
     std::jthread orchestrator_thread([&] {
+      // Outlives the guard: its end closes the sample queue, and the trainer must not take that for the first failure.
+      std::optional<orchestrator::Orchestrator> role;
       guarded("orchestrator", failure, [&] {
-        orchestrator::Orchestrator role(orchestrator_options(config.orchestrator, host.text().tokenizer->vocab_size(), resume_step),
-                                        std::move(services));
-        report = role.run(stop.get_token());
+        role.emplace(orchestrator_options(config.orchestrator, host.text().tokenizer->vocab_size(), resume_step), std::move(services));
+        report = role->run(stop.get_token());
       });
     });
     std::jthread trainer_thread([&] {

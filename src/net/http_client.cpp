@@ -1,7 +1,5 @@
 #include "net/http_client.hpp"
 
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/json/serialize.hpp>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "base/rng.hpp"
 #include "net/deadline.hpp"
 #include "net/detail/client_connection.hpp"
+#include "net/detail/run_on.hpp"
 #include "net/io_runtime.hpp"
 #include "net/signal.hpp"
 
@@ -213,16 +212,6 @@ asio::awaitable<std::string> read_all(std::shared_ptr<Connection> connection, Ti
   }
 }
 
-/// Runs `task` on the strand of `connection`; the cancellation of the caller reaches it.
-template <typename T>
-asio::awaitable<T> on_strand(std::shared_ptr<Connection> connection, asio::awaitable<T> task) {
-  auto captured = detail::capture<T>(std::move(task));
-  auto running = asio::co_spawn(connection->strand(), std::move(captured), asio::use_awaitable);
-  auto outcome = co_await std::move(running);
-  if (outcome.exception) throw to_error(outcome.exception);
-  if constexpr (!std::is_void_v<T>) co_return std::move(*outcome.value);
-}
-
 }  // namespace
 
 asio::awaitable<HttpReply> HttpClient::Impl::begin(std::shared_ptr<std::optional<Lease>> lease, HttpCall call, Url url,
@@ -238,14 +227,14 @@ asio::awaitable<HttpReply> HttpClient::Impl::begin(std::shared_ptr<std::optional
     if (!held.connection) {
       auto connection = std::make_shared<Connection>(executor);
       auto opening = connection->open(url, tls_for(url), std::min(deadline, Clock::now() + options.connect_timeout));
-      auto on_own_strand = on_strand<void>(connection, std::move(opening));
+      auto on_own_strand = detail::run_on<void>(connection->strand(), std::move(opening));
       co_await std::move(on_own_strand);
       held.connection = std::move(connection);
     }
     bool is_dead = false;
     try {
       auto exchange = send_and_read_head(held.connection, request, is_head, max_bytes, deadline);
-      auto on_own_strand = on_strand<HttpReply>(held.connection, std::move(exchange));
+      auto on_own_strand = detail::run_on<HttpReply>(held.connection->strand(), std::move(exchange));
       HttpReply reply = co_await std::move(on_own_strand);
       co_return reply;
     } catch (const Error& error) {
@@ -263,7 +252,7 @@ asio::awaitable<HttpReply> HttpClient::Impl::attempt(HttpCall call, Url url, Tim
   HttpReply reply = co_await std::move(beginning);
   const auto connection = (*lease)->connection;
   auto reading = read_all(connection, deadline);
-  auto on_own_strand = on_strand<std::string>(connection, std::move(reading));
+  auto on_own_strand = detail::run_on<std::string>(connection->strand(), std::move(reading));
   reply.body = co_await std::move(on_own_strand);
   co_return reply;
 }
@@ -356,7 +345,7 @@ asio::awaitable<std::optional<SseEvent>> SseStream::next(std::chrono::millisecon
     if (impl_->is_ended) co_return std::nullopt;
     const auto connection = (*impl_->lease)->connection;
     auto reading = connection->read_piece(Clock::now() + timeout);
-    auto on_own_strand = on_strand<std::string>(connection, std::move(reading));
+    auto on_own_strand = detail::run_on<std::string>(connection->strand(), std::move(reading));
     const std::string piece = co_await std::move(on_own_strand);
     if (piece.empty()) {
       impl_->is_ended = true;
@@ -379,7 +368,7 @@ asio::awaitable<SseStream> HttpClient::open_sse(HttpCall call) {
   if (!reply.is_ok()) {
     const auto connection = (*lease)->connection;
     auto reading = read_all(connection, deadline);
-    auto on_own_strand = on_strand<std::string>(connection, std::move(reading));
+    auto on_own_strand = detail::run_on<std::string>(connection->strand(), std::move(reading));
     reply.body = co_await std::move(on_own_strand);
     reply.raise_for_status(what);
   }

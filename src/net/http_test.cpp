@@ -374,6 +374,30 @@ TEST_F(HttpTest, CancelledCallClosesItsConnection) {
   EXPECT_EQ(num_ok, 0);
 }
 
+// Callers on other threads than the client's, cancelled while replies come in: whoever is first, nothing is touched twice.
+TEST_F(HttpTest, CancellationRacesWithRepliesAcrossThreads) {
+  start();
+  IoRuntime callers(1);
+  IoRuntime runtime(1);
+  HttpClient client(runtime.executor(), fast_client());
+  std::atomic<int> num_ok{0};
+  std::int64_t num_cancelled = 0;
+  constexpr int kRounds = 150, kCalls = 16;
+  for (int round = 0; round < kRounds; ++round) {
+    const int num_before = num_ok;
+    TaskGroup group(callers.executor(), "calls");
+    for (int i = 0; i < kCalls; ++i) group.spawn("call", call_and_count(client, url("/echo"), num_ok));
+    const int enough = num_before + round % kCalls;  // from none to all but one
+    ASSERT_TRUE(eventually([&] { return num_ok >= enough; }));
+    group.cancel();
+    ASSERT_TRUE(group.join_blocking(5s));
+    EXPECT_EQ(group.stats().num_failed, 0);
+    num_cancelled += group.stats().num_cancelled;
+  }
+  EXPECT_GT(num_cancelled, 0);
+  EXPECT_GT(num_ok, 0);
+}
+
 TEST_F(HttpTest, RetriesDeadlinesAndUnreachableServers) {
   start();
   BlockingHttpClient client(fast_client());

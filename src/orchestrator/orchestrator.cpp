@@ -523,6 +523,23 @@ struct Orchestrator::Impl {
       auto evaluating = run_final_evals();
       co_await std::move(evaluating);
     }
+    auto draining = drain();
+    co_await std::move(draining);
+  }
+
+  /// Stays until the trainer has taken the last batches; after a stop it gets a moment to hear of the end.
+  asio::awaitable<void> drain() {
+    const net::TimePoint begin = net::Clock::now();
+    for (;;) {
+      const bool is_stopped = stop.stop_requested();
+      std::function<bool()> work = [sender = services.samples] { return sender->drain(kPushSlice); };
+      auto waiting = pusher.run<bool>(std::move(work), net::Clock::now() + kFileDeadline, "the sample queue");
+      if (co_await std::move(waiting) || is_stopped) co_return;
+      if (net::Clock::now() - begin <= options.ship_timeout) continue;
+      log::warning("the trainer has not taken every batch up to {} in {} s ({}): is it running?", progress.step,
+                   options.ship_timeout.count() / 1000, services.samples->describe());
+      co_return;
+    }
   }
 
   asio::awaitable<void> main_role() {

@@ -89,6 +89,7 @@ class FileSender final : public SampleSender {
     if (std::exchange(is_closed_, true)) return;
     write_file_atomic(end_file(options_.folder), std::to_string(last_step_));
   }
+  bool drain(std::chrono::milliseconds) override { return true; }
   std::string describe() const override {
     std::string text =
         fmt::format("files below {}, last step sent {}, oldest step not taken per rank:", options_.folder.string(), last_step_);

@@ -55,6 +55,7 @@ class LocalSender final : public SampleSender {
     state_->closed = true;
     state_->changed.notify_all();
   }
+  bool drain(std::chrono::milliseconds) override { return true; }
   std::string describe() const override {
     std::lock_guard lock(state_->mutex);
     std::string text = fmt::format("in-process sample queue, last step sent {}, waiting per rank:", state_->last_step);

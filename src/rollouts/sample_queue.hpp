@@ -29,6 +29,9 @@ class SampleSender {
   virtual std::int64_t num_ranks() const noexcept = 0;
   /// No more steps follow: receivers drain what is left and then see the end. Idempotent.
   virtual void close() = 0;
+  /// After close(): true once the steps no longer need this object, because every rank has taken them or because they lie where
+  /// ranks find them later; false when `timeout` passed first. Without it the destructor drops what was not taken.
+  [[nodiscard]] virtual bool drain(std::chrono::milliseconds timeout) = 0;
   /// One line for messages about waits: which transport, where, and which rank has taken what.
   virtual std::string describe() const = 0;
 };

@@ -6,7 +6,9 @@
 #include <atomic>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <thread>
+#include <tuple>
 
 #include "base/error.hpp"
 #include "rollouts/file_queue.hpp"
@@ -85,7 +87,7 @@ int free_port() {
 Ends zmq_ends(std::int64_t) {
   const int port = free_port();
   return {[port](std::int64_t num_ranks, std::int64_t first_step) {
-            return make_zmq_sender({.port = port, .num_ranks = num_ranks, .first_step = first_step, .capacity = 2, .drain_timeout = 5s});
+            return make_zmq_sender({.port = port, .num_ranks = num_ranks, .first_step = first_step, .capacity = 2});
           },
           [port](std::int64_t rank, std::int64_t first_step) {
             return make_zmq_receiver({.port = port, .rank = rank, .first_step = first_step});
@@ -248,6 +250,20 @@ TEST(ZmqQueue, ARestartedReceiverGetsTheStepItLacks) {
   sender->close();
   EXPECT_FALSE(restarted->pop(5s).has_value());
   EXPECT_TRUE(restarted->is_closed());
+}
+
+TEST(ZmqQueue, DrainWaitsForTheLastStepAndForNothingElse) {
+  const Ends ends = zmq_ends(1);
+  auto sender = ends.sender(1, 1);
+  std::optional<std::unique_ptr<SampleReceiver>> receiver = ends.receiver(0, 1);
+  std::jthread pushing([&] { EXPECT_TRUE(sender->push(make_batch(1, 1), 5s)); });
+  while (sender->describe().find("rank 0 wants step 1") == std::string::npos) std::ignore = (*receiver)->pop(0s);
+  pushing.join();
+  sender->close();
+  EXPECT_FALSE(sender->drain(0s));
+  expect_batch((*receiver)->pop(10s), 1, 0);
+  receiver.reset();  // a trainer that is done after its last step asks for no more
+  EXPECT_TRUE(sender->drain(10s));
 }
 
 }  // namespace

@@ -53,10 +53,7 @@ class ZmqSender final : public SampleSender {
     thread_ = std::jthread([this](std::stop_token stop) { serve(stop); });
   }
 
-  ~ZmqSender() override {
-    if (is_closed_) drain();
-    thread_.request_stop();
-  }
+  ~ZmqSender() override { thread_.request_stop(); }
 
   bool push(const wire::TrainingBatch& batch, milliseconds timeout) override {
     if (static_cast<std::int64_t>(batch.ranks.size()) != options_.num_ranks)
@@ -87,6 +84,12 @@ class ZmqSender final : public SampleSender {
     std::lock_guard lock(mutex_);
     is_closed_ = true;
     changed_.notify_all();
+  }
+  bool drain(milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    PRL_CHECK(is_closed_, "drain comes after close");
+    const auto knows_end = [](const Rank& rank) { return !rank.is_announced || rank.knows_end; };
+    return changed_.wait_for(lock, timeout, [&] { return std::all_of(ranks_.begin(), ranks_.end(), knows_end); });
   }
   std::string describe() const override {
     std::lock_guard lock(mutex_);
@@ -129,7 +132,16 @@ class ZmqSender final : public SampleSender {
       for (Step& step : steps_)
         for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
           if (!step.sent_at[rank]) send_step(step, rank);
+      // A rank that took its last step before close() may never ask again: it is told unasked.
+      for (std::size_t rank = 0; rank < ranks_.size(); ++rank)
+        if (is_closed_ && !ranks_[rank].knows_end && ranks_[rank].is_announced && ranks_[rank].next_step > last_step_) send_end(rank);
     }
+  }
+
+  void send_end(std::size_t rank) {
+    send_frames(data_, topic_of(static_cast<std::int64_t>(rank)), "end", std::to_string(last_step_));
+    ranks_[rank].knows_end = true;
+    changed_.notify_all();
   }
 
   void send_step(Step& step, std::size_t rank) {
@@ -156,21 +168,8 @@ class ZmqSender final : public SampleSender {
       auto& sent_at = step.sent_at[static_cast<std::size_t>(rank)];
       if (step.number >= next_step && sent_at && Clock::now() - *sent_at > kRepeatAfter) send_step(step, static_cast<std::size_t>(rank));
     }
-    if (is_closed_ && next_step > last_step_) {
-      send_frames(data_, topic_of(rank), "end", std::to_string(last_step_));
-      asking.knows_end = true;
-    }
+    if (is_closed_ && next_step > last_step_) send_end(static_cast<std::size_t>(rank));
     changed_.notify_all();
-  }
-
-  void drain() {
-    std::unique_lock lock(mutex_);
-    const auto is_drained = [&] {
-      return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return !rank.is_announced || rank.knows_end; });
-    };
-    if (!changed_.wait_for(lock, options_.drain_timeout, is_drained))
-      log::warning("sample queue: after {} s some ranks had not taken every step up to {}", options_.drain_timeout.count() / 1000,
-                   last_step_);
   }
 
   const ZmqSenderOptions options_;

@@ -21,8 +21,7 @@ struct ZmqSenderOptions {
   int hwm = 10;  ///< messages ZeroMQ may hold per connection
   std::int64_t num_ranks = 1;
   std::int64_t first_step = 1;
-  std::int64_t capacity = 2;                         ///< steps that may wait until every rank has taken them
-  std::chrono::milliseconds drain_timeout{600'000};  ///< after close(), the destructor waits so long for ranks to take the rest
+  std::int64_t capacity = 2;  ///< steps that may wait until every rank has taken them
 };
 /// Error{kIo} naming host and port when they are taken. The first push waits until every rank has announced itself.
 std::unique_ptr<SampleSender> make_zmq_sender(ZmqSenderOptions options);

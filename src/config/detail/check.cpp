@@ -22,6 +22,22 @@ bool looks_like_hub_id(std::string_view name) {
          name.front() != '.' && name.front() != '~';
 }
 
+/// The defaults, with the optional blocks and variants around `key` switched on as `chosen` has them.
+Value usual_around(const TypeOps& ops, const Value& chosen, std::string_view key) {
+  Value blocks = Value::table();
+  for (std::size_t dot = key.find('.'); dot != std::string_view::npos; dot = key.find('.', dot + 1)) {
+    const Value* block = chosen.find_path(key.substr(0, dot));
+    if (!block || !block->is_table()) break;
+    Value on = Value::table();
+    if (const Value* type = block->find("type")) on.set("type", *type);
+    blocks.set_path(key.substr(0, dot), std::move(on));
+  }
+  const std::shared_ptr<void> fresh = ops.make();
+  Report ignored;
+  bind(blocks, ops, fresh.get(), ignored);
+  return dump(ops, fresh.get(), NullStyle::kAlways);
+}
+
 }  // namespace
 
 void Check::not_built(std::string_view key, std::string feature) const {
@@ -34,10 +50,10 @@ void Check::warn(std::string_view key, std::string_view message) const {
 }
 
 void warn_inert(const TypeOps& ops, const void* config, std::span<const Inert> keys, const Check& check) {
-  const std::shared_ptr<void> fresh = ops.make();
-  const Value chosen = dump(ops, config, NullStyle::kAlways), usual = dump(ops, fresh.get(), NullStyle::kAlways);
+  const Value chosen = dump(ops, config, NullStyle::kAlways);
   for (const Inert& inert : keys) {
     const Value* a = chosen.find_path(inert.key);
+    const Value usual = usual_around(ops, chosen, inert.key);
     const Value* b = usual.find_path(inert.key);
     if (check.raw(inert.key) && a && !(b && a->equals(*b))) check.warn(inert.key, fmt::format("has no effect: {}", inert.reason));
   }

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Lock-step runs: the same seed gives the same bits, a stopped and resumed run continues them, and mismatch_kl is exactly 0."""
+import signal
+
+import harness
+from harness import check, prl
+
+LOCK_STEP = {"max_async_level": 0}
+
+
+def run(folder, name, *flags, model=None, **top):
+    """One RL run in `folder/name`; returns the folder of the run."""
+    out = folder / name
+    config = harness.rl_config(folder / f"{name}.toml", model or harness.warm_model(), **{**LOCK_STEP, **top})
+    prl("rl", "@", config, "--output-dir", out, "--ckpt", *flags)
+    return out
+
+
+def state(out, step):
+    """Digests of the served weights, the masters and the optimizer state."""
+    return (harness.digest(out / f"weights/step_{step}", "*.safetensors"),
+            harness.digest(out / f"checkpoints/step_{step}/trainer", "*.safetensors"))
+
+
+def check_no_mismatch(out, steps):
+    rows = harness.metrics(out)
+    for step in range(1, steps + 1):
+        check(step in rows, f"{out}: no metrics of step {step}")
+        for key in ("mismatch_kl/all/mean", "mismatch_kl/all/max"):
+            check(rows[step].get(key) == 0, f"step {step}: {key} = {rows[step].get(key)}, wanted exactly 0")
+        check(rows[step]["scheduler/async_level"] == 0 and rows[step]["off_policy_level/all/max"] == 0, f"step {step} is not lock-step")
+
+
+def test_the_same_seed_gives_the_same_bits():
+    with harness.workspace("repeat") as folder:
+        first, second = run(folder, "first"), run(folder, "second", "--compute.num-threads", 1)
+        check(state(first, 10) == state(second, 10), "two runs of one seed differ after 10 steps")
+        check(state(first, 10) != state(run(folder, "other", seed=43), 10), "another seed gave the same weights")
+        initial = harness.digest(harness.warm_model(), "*.safetensors")
+        check(harness.digest(first / "weights/step_10", "*.safetensors") != initial, "10 steps changed no weight")
+        check_no_mismatch(first, 10)
+        rewards = [harness.metrics(first)[step]["reward/all/mean"] for step in range(1, 11)]
+        check(len(set(rewards)) > 5 and max(rewards) > 0, f"rewards say nothing: {rewards}")
+
+
+def test_bfloat16_is_exact_too():
+    with harness.workspace("bf16") as folder:
+        first = run(folder, "first", "--compute.dtype", "bfloat16")
+        check_no_mismatch(first, 10)
+        check(state(first, 10) == state(run(folder, "second", "--compute.dtype", "bfloat16"), 10), "two runs of one seed differ")
+
+
+def test_a_resumed_run_continues_the_same_bits():
+    with harness.workspace("resume") as folder:
+        whole = run(folder, "whole", "--ckpt.interval", 5)
+        run(folder, "parts", max_steps=5)
+        parts = run(folder, "parts", "--ckpt.resume-step", 5)
+        check(state(parts, 10) == state(whole, 10), "stopped at 5 and resumed differs from 10 steps at once")
+        a, b = harness.metrics(whole), harness.metrics(parts)
+        for step in range(1, 11):
+            for key in ("reward/all/mean", "reward/all/max", "loss/mean", "entropy/all/mean", "optim/grad_norm"):
+                check(a[step][key] == b[step][key], f"step {step}: {key} {a[step][key]} against {b[step][key]}")
+
+
+def test_an_interrupted_run_continues_the_same_bits():
+    with harness.workspace("interrupt") as folder:
+        whole = run(folder, "whole")
+        out = folder / "parts"
+        config = harness.rl_config(folder / "parts.toml", harness.warm_model(), **LOCK_STEP)
+        with harness.running("rl", "@", config, "--output-dir", out, "--ckpt", log=folder / "parts.log") as process:
+            harness.wait_until(lambda: (out / "rollouts/step_3").exists() or process.poll() is not None, 60, "step 3")
+            process.send_signal(signal.SIGINT)
+            check(process.wait(60) == 130, f"exit status {process.returncode}: {(folder / 'parts.log').read_text()[-2000:]}")
+        stopped = max(int(path.name[5:]) for path in (out / "checkpoints").iterdir())
+        check(3 <= stopped < 10, f"stopped after step {stopped}; the test wants it in the middle")
+        prl("rl", "@", config, "--output-dir", out, "--ckpt", "--ckpt.resume-step", -1)
+        check(state(out, 10) == state(whole, 10), f"interrupted after {stopped} and resumed differs from 10 steps at once")
+
+
+def test_sft_resumes_with_the_same_bits():
+    with harness.workspace("sft") as folder:
+        model = harness.tiny_model(folder / "model")
+        harness.sft_data(folder / "data.jsonl", 64)
+
+        def sft(name, steps, *flags):
+            prl("sft", "--model.name", model, "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 4,
+                "--optim.lr", "1e-3", "--max-steps", steps, "--ckpt", "--output-dir", folder / name, *flags)
+
+        sft("whole", 10)
+        sft("parts", 5)
+        sft("parts", 10, "--ckpt.resume-step", 5)
+        check(state(folder / "whole", 10) == state(folder / "parts", 10), "SFT stopped at 5 and resumed differs from 10 steps at once")
+        losses = [[harness.metrics(folder / name)[step]["loss/mean"] for step in range(1, 11)] for name in ("whole", "parts")]
+        check(losses[0] == losses[1], f"losses differ: {losses}")
+        sft("other", 10, "--data.seed", 1)
+        check(state(folder / "whole", 10) != state(folder / "other", 10), "another order of the data gave the same weights")
+
+
+harness.main(test_the_same_seed_gives_the_same_bits, test_bfloat16_is_exact_too, test_a_resumed_run_continues_the_same_bits,
+             test_an_interrupted_run_continues_the_same_bits, test_sft_resumes_with_the_same_bits)
