@@ -51,19 +51,20 @@ struct ThreadPool::Impl {
   std::mutex mutex;
   std::condition_variable wake;
   std::condition_variable finished;
+  // One cache line holds all that a worker needs to begin.
   alignas(64) std::atomic<std::uint64_t> state{0};
-  alignas(64) std::atomic<std::int64_t> next{0};
-  alignas(64) std::atomic<int> num_asleep{0};
-  std::atomic<bool> is_caller_asleep{false};
-  std::atomic<bool> stopping{false};
+  std::atomic<std::int64_t> next{0};
   // Written while the loop is closed and nobody is inside.
   const std::function<void(std::int64_t)>* body = nullptr;
   std::int64_t count = 0;
+  alignas(64) std::atomic<int> num_asleep{0};
+  std::atomic<bool> is_caller_asleep{false};
+  std::atomic<bool> stopping{false};
   std::exception_ptr error;
 
   template <typename Condition>
-  static bool spin_until(Condition condition) {
-    for (int i = 0; i < kSpins; ++i) {
+  static bool spin_until(int spins, Condition condition) {
+    for (int i = 0; i < spins; ++i) {
       if (condition()) return true;
       cpu_relax();
     }
@@ -105,7 +106,7 @@ struct ThreadPool::Impl {
     std::uint64_t seen = 0;
     auto is_news = [&] { return state.load(std::memory_order_seq_cst) >> kGenerationShift != seen; };
     for (;;) {
-      if (!spin_until(is_news)) {
+      if (!spin_until(kSpins, is_news)) {
         std::unique_lock lock(mutex);
         num_asleep.fetch_add(1, std::memory_order_seq_cst);
         wake.wait(lock, [&] { return stopping.load() || is_news(); });
@@ -132,7 +133,7 @@ struct ThreadPool::Impl {
     drain();
     state.fetch_and(~kOpen, std::memory_order_seq_cst);
     auto is_empty = [&] { return (state.load(std::memory_order_seq_cst) & kInside) == 0; };
-    if (!spin_until(is_empty)) {
+    if (!spin_until(2 * kSpins, is_empty)) {
       std::unique_lock lock(mutex);
       is_caller_asleep.store(true, std::memory_order_seq_cst);
       finished.wait(lock, is_empty);
