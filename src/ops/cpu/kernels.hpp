@@ -180,6 +180,9 @@ const Kernels& kernels_avx2();
 const Kernels& kernels_avx512();
 const GemmKernels& gemm_bf16_avx512bf16();
 const GemmKernels& gemm_bf16_amx();
+/// Kernels::attention_backward with tile products for bf16; fp32 as AVX-512 does it.
+std::size_t attention_backward_scratch_bytes_amx(std::int64_t length, int group, int head_dim);
+void attention_backward_amx(const AttentionBackwardTask&);
 #endif
 
 }  // namespace prl::ops::cpu

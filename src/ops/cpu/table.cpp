@@ -18,7 +18,11 @@ Kernels kernels_of(CpuKind kind) {
   if (kind == CpuKind::kPortable) return kernels_portable();
   Kernels k = kernels_avx512();
   if (kind == CpuKind::kAvx512Bf16) k.gemm_bf16 = &gemm_bf16_avx512bf16();
-  if (kind == CpuKind::kAmx) k.gemm_bf16 = &gemm_bf16_amx();
+  if (kind == CpuKind::kAmx) {
+    k.gemm_bf16 = &gemm_bf16_amx();
+    k.attention_backward = attention_backward_amx;
+    k.attention_backward_scratch_bytes = attention_backward_scratch_bytes_amx;
+  }
   k.name = to_string(kind);
   return k;
 #else
