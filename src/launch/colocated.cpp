@@ -13,7 +13,6 @@
 #include "launch/rl_progress.hpp"
 #include "launch/trainer_role.hpp"
 #include "monitor/sinks.hpp"
-#include "ops/measure.hpp"
 #include "orchestrator/metrics.hpp"
 #include "rollouts/local_queue.hpp"
 #include "trainer/metrics.hpp"
@@ -68,8 +67,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
     log::add_role_file(role, config.output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
 
   trainer::Policy policy(runtime, policy_options(config.trainer));
-  const ops::MachinePeak peak = ops::measure_machine(policy.context());
-  trainer::RlRunOptions run = rl_run_options(config.trainer, policy.options().compute == DType::kBF16 ? peak.bf16_flops : peak.f32_flops);
+  trainer::RlRunOptions run = rl_run_options(config.trainer, measured_peak_flops(config.trainer.compute, policy.options().compute));
   run.broadcasts.clear();
   const std::vector<std::string> units{"trainer", "orchestrator"};
   std::int64_t resume_step = 0;

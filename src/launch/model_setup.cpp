@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "config/text_format.hpp"
+#include "ops/measure.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -35,6 +36,11 @@ std::shared_ptr<DeviceRuntime> make_runtime(const config::ComputeConfig& compute
   if (compute.device == config::DeviceKind::kCuda)
     fail(ErrorCode::kNotImplemented, "compute.device = \"cuda\": this build has no CUDA bodies; use cpu or auto");
   return make_cpu_runtime();
+}
+
+double measured_peak_flops(const config::ComputeConfig& compute, DType dtype) {
+  ops::OpSession session(make_runtime(compute), compute.num_threads);
+  return ops::measure_flops(session.context(), dtype);
 }
 
 DType compute_dtype(config::ComputeDType wanted) {

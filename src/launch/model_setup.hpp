@@ -23,6 +23,9 @@ std::filesystem::path model_folder(const std::string& name);
 
 /// Error{kNotImplemented} for devices this build cannot use.
 std::shared_ptr<DeviceRuntime> make_runtime(const config::ComputeConfig& compute);
+/// Measured floating-point operations per second of products of `dtype`, the base of MFU. Uses memory of its own for a moment, so that
+/// a role's peak counts the role alone.
+double measured_peak_flops(const config::ComputeConfig& compute, DType dtype);
 /// bfloat16 where the CPU multiplies it in hardware, else float32, unless the configuration says which.
 DType compute_dtype(config::ComputeDType wanted);
 

@@ -3,7 +3,6 @@
 #include "base/log.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/trainer_role.hpp"
-#include "ops/measure.hpp"
 #include "trainer/metrics.hpp"
 #include "trainer/sft/sft_trainer.hpp"
 
@@ -15,7 +14,6 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   shared.compute = config.compute;
   shared.seed = config.seed;
   trainer::Policy policy(make_runtime(config.compute), policy_options(shared));
-  const ops::MachinePeak peak = ops::measure_machine(policy.context());
   const std::filesystem::path text_folder = model_folder(config.tokenizer.name.value_or(config.model.name));
 
   trainer::SftRunOptions options;
@@ -31,7 +29,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
       fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", text_folder.string());
     options.text = {text.tokenizer, text.chat_template, text.renderer};
   }
-  options.peak_flops = policy.options().compute == DType::kBF16 ? peak.bf16_flops : peak.f32_flops;
+  options.peak_flops = measured_peak_flops(config.compute, policy.options().compute);
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, text_folder);
   options.resume = resume_options(config.ckpt);
   options.is_bench = config.bench.has_value();

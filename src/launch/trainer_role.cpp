@@ -4,7 +4,6 @@
 #include "launch/model_setup.hpp"
 #include "launch/transports.hpp"
 #include "monitor/sinks.hpp"
-#include "ops/measure.hpp"
 #include "trainer/fake_rollouts.hpp"
 #include "trainer/metrics.hpp"
 
@@ -82,8 +81,7 @@ std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, cons
 
 int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) {
   trainer::Policy policy(make_runtime(config.compute), policy_options(config));
-  const ops::MachinePeak peak = ops::measure_machine(policy.context());
-  const double flops = policy.options().compute == DType::kBF16 ? peak.bf16_flops : peak.f32_flops;
+  const double flops = measured_peak_flops(config.compute, policy.options().compute);
   trainer::RlRunOptions options = rl_run_options(config, flops);
   auto monitor = make_monitor(trainer::trainer_metrics(), config.output_dir, config.file_monitor);
   std::shared_ptr<weights::WeightChannel> channel;

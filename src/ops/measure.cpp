@@ -57,6 +57,8 @@ double read_bandwidth(OpContext& ctx, double budget) {
 
 }  // namespace
 
+double measure_flops(OpContext& ctx, DType dtype, double seconds) { return product_flops(ctx, dtype, seconds); }
+
 MachinePeak measure_machine(OpContext& ctx, double seconds) {
   return {.f32_flops = product_flops(ctx, DType::kF32, seconds * 0.3),
           .bf16_flops = product_flops(ctx, DType::kBF16, seconds * 0.3),

@@ -12,6 +12,10 @@ struct MachinePeak {
   double read_bytes_per_second = 0;  ///< reading memory far larger than the caches
 };
 
+/// Floating-point operations per second of large products of `dtype`. Takes about `seconds`; not to be called while the device does other
+/// work.
+double measure_flops(OpContext& ctx, DType dtype, double seconds = 0.15);
+
 /// Takes about `seconds` in all (default: half a second). Not to be called while the device does other work.
 MachinePeak measure_machine(OpContext& ctx, double seconds = 0.5);
 
