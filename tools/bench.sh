@@ -19,3 +19,4 @@ new=${PRL_BENCH_NEW_TOKENS:-64}
 build/release/bin/prl bench --suite all --num-repeats "$repeats" --completion-tokens "$new" --compute.num-threads "$threads" --output-json "$out/prl.json"
 "$python" bench/peer_cpu.py --threads "$threads" --repeats "$repeats" --new "$new" > "$out/peer.json"
 python3 bench/compare.py "$out/prl.json" "$out/peer.json"
+python3 bench/first_token.py build/release/bin/prl "$out/model"
