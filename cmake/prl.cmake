@@ -1,12 +1,13 @@
-# prl_module(NAME DEPS other... LIBS external... [EXTRA files...])
+# prl_module(NAME DEPS other... LIBS external... [CUDA_TESTS files...])
 # Static library prl_<name> from src/<name>/**.cpp, and one test binary <name>_test from the *_test.cpp beside them.
 # Files below a folder cuda/ are part of it only where nvcc was found (prl_cuda.cmake), their tests in <name>_cuda_test;
 # a file named *_absent.cpp stands in for them elsewhere.
+# CUDA_TESTS names tests of the module that <name>_cuda_test compiles a second time, with PRL_TEST_CUDA defined.
 # Files named *_avx2.cpp, *_avx512.cpp, *_amx.cpp get the flags of that instruction set; nothing else does.
 set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
 
 function(prl_module name)
-  cmake_parse_arguments(M "" "" "DEPS;LIBS" ${ARGN})
+  cmake_parse_arguments(M "" "" "DEPS;LIBS;CUDA_TESTS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   set(tests ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
@@ -32,7 +33,7 @@ function(prl_module name)
     set(scope INTERFACE)
   endif()
   if(PRL_WITH_CUDA)
-    prl_cuda_sources(${name} ${target})
+    prl_cuda_sources(${name} ${target} ${M_CUDA_TESTS})
   endif()
   target_include_directories(${target} ${scope} ${CMAKE_SOURCE_DIR}/src)
   target_link_libraries(${target} ${scope} ${M_LIBS})

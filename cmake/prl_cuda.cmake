@@ -18,10 +18,16 @@ if(NOT wanted MATCHES "^(off|0|no|false)$")
     set(CMAKE_CUDA_ARCHITECTURES OFF)  # the flags are ours: some versions of CMake do not know "90a"
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
     enable_language(CUDA)
+    # CMake 3.25 does not know that nvcc takes C++20 since 12.0.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+      list(APPEND CMAKE_CUDA_COMPILE_FEATURES cuda_std_20)
+    endif()
     find_package(CUDAToolkit REQUIRED)
     set(PRL_WITH_CUDA ON)
     # As on the CPU, no contraction: a kernel rounds as it is written, and says fmaf where it wants one.
-    set(PRL_CUDA_FLAGS -fmad=false -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter,-Werror -Werror=all-warnings)
+    set(PRL_CUDA_FLAGS -fmad=false -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter,-Wno-missing-field-initializers,-Werror -Werror=all-warnings)
     foreach(arch ${PRL_CUDA_ARCH})
       list(APPEND PRL_CUDA_FLAGS "-gencode=arch=compute_${arch},code=sm_${arch}")
     endforeach()
@@ -33,7 +39,7 @@ if(NOT wanted MATCHES "^(off|0|no|false)$")
   endif()
 endif()
 
-# Adds src/<name>/**/cuda/*.{cpp,cu} to the target, and their tests as <name>_cuda_test with the label gpu.
+# Adds src/<name>/**/cuda/*.{cpp,cu} to the target, and their tests and those named after it as <name>_cuda_test (label gpu).
 function(prl_cuda_sources name target)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cpp ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cu)
   set(tests ${sources})
@@ -46,10 +52,11 @@ function(prl_cuda_sources name target)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${PRL_CUDA_FLAGS}>")
     string(REPLACE ";" ", sm_" archs "sm_${PRL_CUDA_ARCH}")
     # fmt checks formats at compile time in a way that nvcc's front end cannot follow: it checks them at run time there.
-    set_source_files_properties(${sources} PROPERTIES COMPILE_DEFINITIONS "FMT_CONSTEVAL=;PRL_CUDA_ARCH_TEXT=\"${archs}\"")
+    set_source_files_properties(${sources} PROPERTIES COMPILE_DEFINITIONS "FMT_CONSTEVAL=;FMT_USE_CONSTEXPR=1;PRL_CUDA_ARCH_TEXT=\"${archs}\"")
   endif()
   if(PRL_TESTS AND tests)
-    prl_cuda_test(${name}_cuda_test ${target} ${tests})
+    prl_cuda_test(${name}_cuda_test ${target} ${tests} ${ARGN})
+    target_compile_definitions(${name}_cuda_test PRIVATE PRL_TEST_CUDA)
   endif()
 endfunction()
 

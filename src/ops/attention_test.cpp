@@ -37,7 +37,11 @@ struct Problem {
     args.scale = 1.0f / std::sqrt(static_cast<float>(c.D));
   }
   ConstTensorView slice(std::int64_t first_head, std::int64_t heads) const {
-    return {qkv.as<char>() + first_head * c.D * static_cast<std::int64_t>(size_of(qkv.dtype())), {T, heads, c.D}, qkv.dtype(), {}, c.D};
+    return {qkv.as<char>() + first_head * c.D * static_cast<std::int64_t>(size_of(qkv.dtype())),
+            {T, heads, c.D},
+            qkv.dtype(),
+            qkv.runtime()->device(),
+            c.D};
   }
   double q(std::int64_t t, std::int64_t h, std::int64_t d) const { return get(qkv, t * width + h * c.D + d); }
   double k(std::int64_t t, std::int64_t h, std::int64_t d) const { return get(qkv, t * width + (c.Hq + h) * c.D + d); }
@@ -166,7 +170,11 @@ TEST_P(AttentionTest, GradientIntoStridedViewsAndAnyNumberOfThreads) {
     attention_varlen(s.ctx, out, lse, p.args);
     Tensor fused = s.poisoned({p.T, p.width}, dtype());
     const auto part = [&](std::int64_t head, std::int64_t heads) {
-      return TensorView{fused.as<char>() + head * c.D * static_cast<std::int64_t>(size_of(dtype())), {p.T, heads, c.D}, dtype(), {}, c.D};
+      return TensorView{fused.as<char>() + head * c.D * static_cast<std::int64_t>(size_of(dtype())),
+                        {p.T, heads, c.D},
+                        dtype(),
+                        s.runtime->device(),
+                        c.D};
     };
     attention_varlen_backward(s.ctx, part(0, c.Hq), part(c.Hq, c.Hkv), part(c.Hq + c.Hkv, c.Hkv), p.width, p.width, p.width, dout, out, lse,
                               p.args);
@@ -255,7 +263,7 @@ TEST_P(AttentionTest, LongContextsAreSplitWithoutATrace) {
     const std::vector<std::int32_t> start = {0, count}, context = {static_cast<std::int32_t>(p.T)};
     Tensor out = three.poisoned({count, c.Hq, c.D}, dtype());
     attention_paged(three.ctx, out,
-                    {.q_THD = {p.qkv.slice(p.T - count, count).data(), {count, c.Hq, c.D}, dtype(), {}, c.D},
+                    {.q_THD = {p.qkv.slice(p.T - count, count).data(), {count, c.Hq, c.D}, dtype(), three.runtime->device(), c.D},
                      .q_token_stride = p.width,
                      .layer = {cache.k, cache.v},
                      .query_start = start,

@@ -29,6 +29,8 @@ OpSession::OpSession(std::shared_ptr<DeviceRuntime> runtime, int num_threads) {
          to_string(runtime->device()));
   pool_ = std::make_unique<ThreadPool>(num_threads);
   workspace_ = std::make_unique<Workspace>(runtime);
+  if (table->make_library != nullptr) library_ = table->make_library(runtime);
+  context_.library = library_.get();
   context_.stream = runtime->stream();
   context_.runtime = std::move(runtime);
   context_.pool = pool_.get();

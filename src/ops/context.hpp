@@ -34,6 +34,7 @@ struct OpContext {
   Workspace* workspace = nullptr;
   const OpTable* table = nullptr;  ///< the bodies of runtime->device()
   void* stream = nullptr;          ///< cudaStream_t of CUDA bodies
+  void* library = nullptr;         ///< what the device's bodies keep between calls: handles, plans
 };
 
 /// Owns what an OpContext points to.
@@ -48,6 +49,7 @@ class OpSession {
  private:
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Workspace> workspace_;
+  std::shared_ptr<void> library_;
   OpContext context_;
 };
 

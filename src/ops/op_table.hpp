@@ -14,6 +14,8 @@ namespace prl::ops {
 struct OpTable {
   const char* name = "";         ///< shown in errors and by `prl doctor`: "cpu/avx512", ...
   const void* bodies = nullptr;  ///< the device's own: cpu::Kernels, ...
+  /// OpContext::library of a session on this runtime; nullptr where none is needed.
+  std::shared_ptr<void> (*make_library)(const std::shared_ptr<DeviceRuntime>&) = nullptr;
 
   LinearWeightPtr (*pack_linear)(OpContext&, ConstTensorView, ConstTensorView, DType, bool) = nullptr;
   void (*linear)(OpContext&, TensorView, ConstTensorView, const LinearWeight&) = nullptr;

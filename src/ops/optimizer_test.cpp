@@ -7,7 +7,7 @@ namespace {
 
 using namespace testing;
 
-class OptimizerTest : public ::testing::TestWithParam<cpu::CpuKind> {};
+class OptimizerTest : public ::testing::TestWithParam<Kind> {};
 
 /// Three steps of PyTorch's AdamW in fp64.
 TEST_P(OptimizerTest, AdamW) {
@@ -130,8 +130,8 @@ TEST_P(OptimizerTest, MuonFollowsTheNewtonSchulzIteration) {
   EXPECT_LT(worst_error(values(p), want, 1.0), 1e-5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, OptimizerTest, ::testing::ValuesIn(available_kinds()),
-                         [](const auto& param) { return cpu::to_string(param.param); });
+INSTANTIATE_TEST_SUITE_P(Ops, OptimizerTest, ::testing::ValuesIn(available_kinds()),
+                         [](const auto& param) { return to_string(param.param); });
 
 }  // namespace
 }  // namespace prl::ops

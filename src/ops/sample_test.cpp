@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::Pair;
 
 struct SampleTest : ::testing::Test {
-  Session s{cpu::chosen_kind()};
+  Session s{default_kind()};
 
   SampleResult draw(const std::vector<float>& logits, const SampleRow& row) {
     Tensor t = s.poisoned({1, static_cast<std::int64_t>(logits.size())}, DType::kF32);
@@ -120,7 +120,7 @@ TEST_F(SampleTest, DrawsDependOnSeedAndPositionOnly) {
   for (std::uint64_t i = 0; i < 6; ++i) rows.push_back({.top_p = i % 2 == 0 ? 1.0f : 0.9f, .seed = 100 + i, .position = 17 * i});
   std::vector<SampleResult> together(6);
   sample(s.ctx, together, logits, rows);
-  Session other(cpu::chosen_kind(), 1);
+  Session other(default_kind(), 1);
   for (std::int64_t i = 0; i < 6; ++i) {
     SampleResult alone;
     sample(other.ctx, {&alone, 1}, logits.slice(i, 1), {&rows[static_cast<std::size_t>(i)], 1});

@@ -12,27 +12,55 @@
 
 #include "base/rng.hpp"
 #include "ops/cpu/table.hpp"
+#ifdef PRL_TEST_CUDA
+#include "ops/cuda/test_session.hpp"
+#endif
 
-// What the tests of the ops share: sessions of every CPU kind, random and poisoned tensors, comparisons.
+// What the tests of the ops share: sessions of every CPU kind, random and poisoned tensors, comparisons. The same tests are
+// compiled a second time with PRL_TEST_CUDA, for the GPU: its kernels then work on host memory that the device sees, and every op
+// is waited for, so that a test may look at tensors as it does on the CPU.
 
 namespace prl::ops::testing {
 
-inline std::vector<cpu::CpuKind> available_kinds() {
-  std::vector<cpu::CpuKind> out;
+/// Whose bodies run: those of a CPU kind, or the GPU's.
+struct Kind {
+  cpu::CpuKind cpu = cpu::CpuKind::kPortable;
+  bool is_cuda = false;
+  Kind() = default;
+  Kind(cpu::CpuKind kind) : cpu(kind) {}
+};
+inline const char* to_string(Kind kind) { return kind.is_cuda ? "cuda" : cpu::to_string(kind.cpu); }
+
+#ifdef PRL_TEST_CUDA
+inline Kind default_kind() {
+  Kind cuda;
+  cuda.is_cuda = true;
+  return cuda;
+}
+inline std::vector<Kind> available_kinds() { return {default_kind()}; }
+inline std::shared_ptr<DeviceRuntime> make_runtime(Kind) { return make_visible_cuda_runtime(); }
+inline const OpTable& table_of(Kind) { return waiting_cuda_table(); }
+#else
+inline Kind default_kind() { return cpu::chosen_kind(); }
+inline std::vector<Kind> available_kinds() {
+  std::vector<Kind> out;
   for (const auto kind :
        {cpu::CpuKind::kPortable, cpu::CpuKind::kAvx2, cpu::CpuKind::kAvx512, cpu::CpuKind::kAvx512Bf16, cpu::CpuKind::kAmx})
     if (cpu::is_available(kind)) out.push_back(kind);
   return out;
 }
+inline std::shared_ptr<DeviceRuntime> make_runtime(Kind) { return make_cpu_runtime(); }
+inline const OpTable& table_of(Kind kind) { return cpu::op_table(kind.cpu); }
+#endif
 
-/// A CPU session with the bodies of one kind.
+/// A session with the bodies of one kind.
 struct Session {
-  std::shared_ptr<DeviceRuntime> runtime = make_cpu_runtime();
+  std::shared_ptr<DeviceRuntime> runtime;
   OpSession session;
   OpContext& ctx;
 
-  explicit Session(cpu::CpuKind kind, int threads = 2) : session(runtime, threads), ctx(session.context()) {
-    ctx.table = &cpu::op_table(kind);
+  explicit Session(Kind kind, int threads = 2) : runtime(make_runtime(kind)), session(runtime, threads), ctx(session.context()) {
+    ctx.table = &table_of(kind);
   }
 
   Tensor filled(Shape shape, DType dtype, float value) {
@@ -87,27 +115,27 @@ inline double worst_error(const std::vector<float>& a, const std::vector<double>
 inline double tolerance(DType dtype, double f32) { return dtype == DType::kBF16 ? 6e-3 : f32; }
 
 struct KindAndType {
-  cpu::CpuKind kind;
+  Kind kind;
   DType dtype;
 };
 inline std::ostream& operator<<(std::ostream& out, const KindAndType& k) {
-  return out << cpu::to_string(k.kind) << "_" << to_string(k.dtype);
+  return out << to_string(k.kind) << "_" << prl::to_string(k.dtype);
 }
 inline std::vector<KindAndType> kinds_and_types() {
   std::vector<KindAndType> out;
-  for (const auto kind : available_kinds())
+  for (const Kind kind : available_kinds())
     for (const DType t : {DType::kF32, DType::kBF16}) out.push_back({kind, t});
   return out;
 }
 
-/// One test per CPU kind and dtype.
+/// One test per kind and dtype.
 class OpTest : public ::testing::TestWithParam<KindAndType> {
  protected:
-  cpu::CpuKind kind() const { return GetParam().kind; }
+  Kind kind() const { return GetParam().kind; }
   DType dtype() const { return GetParam().dtype; }
 };
 
 }  // namespace prl::ops::testing
 
 #define PRL_OP_TEST_KINDS(suite) \
-  INSTANTIATE_TEST_SUITE_P(Cpu, suite, ::testing::ValuesIn(::prl::ops::testing::kinds_and_types()), ::testing::PrintToStringParamName())
+  INSTANTIATE_TEST_SUITE_P(Ops, suite, ::testing::ValuesIn(::prl::ops::testing::kinds_and_types()), ::testing::PrintToStringParamName())

@@ -65,6 +65,10 @@ CudaRuntime::CudaRuntime(int index) : index_(index) {
   activate();
   PRL_CUDA_CHECK(cudaGetDeviceProperties(&properties_, index));
   PRL_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  void* word = nullptr;
+  PRL_CUDA_CHECK(cudaHostAlloc(&word, sizeof(std::uint64_t), cudaHostAllocMapped | cudaHostAllocPortable));
+  fault_ = static_cast<FaultWord*>(word);
+  *fault_ = 0;
   heap_ = DeviceHeap::of(index);
   heap_->add_stream(stream_);
 }
@@ -79,6 +83,7 @@ CudaRuntime::~CudaRuntime() {
       if (event != nullptr) (void)cudaEventDestroy(event);
   }
   free_ring();
+  (void)cudaFreeHost(const_cast<std::uint64_t*>(fault_));
   heap_->remove_stream(stream_);
   (void)cudaStreamDestroy(stream_);
 }
@@ -180,6 +185,7 @@ void CudaRuntime::copy_to_host(void* host, const void* source, std::size_t bytes
     PRL_CUDA_CHECK(cudaEventSynchronize(slot->done[half]));
     std::memcpy(static_cast<char*>(host) + at, slot->memory + half * kHalfSlot, count_at(at));
   }
+  throw_fault();
 }
 
 void CudaRuntime::copy_within(void* destination, const void* source, std::size_t bytes) {
@@ -195,6 +201,22 @@ void CudaRuntime::zero(void* destination, std::size_t bytes) {
 void CudaRuntime::synchronize() {
   activate();
   PRL_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  throw_fault();
+}
+
+void CudaRuntime::throw_fault() {
+  const std::uint64_t word = *fault_;
+  if (word == 0) return;
+  *fault_ = 0;
+  const auto entry = static_cast<std::uint32_t>(word);
+  const char* what = "an unknown op";
+  switch (static_cast<Fault>(word >> 32)) {
+    case Fault::kNone: break;
+    case Fault::kEmbeddingId: what = "[embedding] id"; break;
+    case Fault::kEmbeddingBackwardId: what = "[embedding_backward] id"; break;
+    case Fault::kRopePosition: what = "[rope] position"; break;
+  }
+  fail(ErrorCode::kInvalidArgument, "{} {} lies outside its table (seen on {})", what, entry, to_string(device()));
 }
 
 std::size_t CudaRuntime::bytes_available() const {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "device/cuda/fault.hpp"
 #include "device/device.hpp"
 
 namespace prl::cuda {
@@ -15,7 +16,7 @@ namespace prl::cuda {
 class DeviceHeap;
 
 /// The one DeviceRuntime of GPUs; for op bodies, which find it behind OpContext::runtime. See make_cuda_runtime().
-class CudaRuntime final : public DeviceRuntime {
+class CudaRuntime : public DeviceRuntime {
  public:
   explicit CudaRuntime(int index);
   ~CudaRuntime() override;
@@ -40,6 +41,8 @@ class CudaRuntime final : public DeviceRuntime {
   /// the next few megabytes have been staged, so: stage what one op needs, launch it, forget the pointers. Arrays equal to recently
   /// staged ones cost a comparison and no copy, which is what every layer after the first sees.
   const void* stage(const void* host, std::size_t bytes);
+  /// Where kernels leave a fault.
+  FaultWord* fault_word() const noexcept { return fault_; }
 
  private:
   /// Pinned memory that one copy at a time passes through.
@@ -52,6 +55,7 @@ class CudaRuntime final : public DeviceRuntime {
     std::size_t offset = 0, bytes = 0;
   };
   class Lease;
+  void throw_fault();
   void make_ring(std::size_t quarter_bytes);
   void free_ring() noexcept;
 
@@ -60,6 +64,8 @@ class CudaRuntime final : public DeviceRuntime {
   cudaStream_t stream_ = nullptr;
   std::shared_ptr<DeviceHeap> heap_;
   std::atomic<std::size_t> in_use_{0}, peak_{0};
+
+  FaultWord* fault_ = nullptr;  ///< pinned, the same address on both sides
 
   std::mutex slot_mutex_;
   std::condition_variable slot_free_;

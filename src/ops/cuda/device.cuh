@@ -1,0 +1,144 @@
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "ops/cuda/launch.hpp"
+
+// What kernels share: values in storage types, 8 of them at a time, and sums over a warp or block in one fixed order.
+// BFloat16 of tensor/ is used for storage on both sides; its bits are those of __nv_bfloat16.
+
+namespace prl::ops::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
+template <typename T>
+__device__ __forceinline__ T from_float(float v);
+template <>
+__device__ __forceinline__ float from_float<float>(float v) {
+  return v;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float v) {
+  return __float2half_rn(v);
+}
+/// The value after a round trip through storage.
+template <typename T>
+__device__ __forceinline__ float rounded(float v) {
+  return to_float(from_float<T>(v));
+}
+
+/// Elements a thread handles at a time, in every kernel and for every type: it is part of the order of summation.
+constexpr int kVec = 8;
+
+/// Loads `count` (at most kVec) elements; the others are 0. `kWide`: all kVec of them are there and p is 16-byte aligned.
+template <bool kWide, typename T>
+__device__ __forceinline__ void load(float (&out)[kVec], const T* p, int count) {
+  if constexpr (kWide) {
+    if constexpr (sizeof(T) == 4) {
+      const float4 a = reinterpret_cast<const float4*>(p)[0], b = reinterpret_cast<const float4*>(p)[1];
+      out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+    } else {
+      const uint4 raw = *reinterpret_cast<const uint4*>(p);
+      const T* v = reinterpret_cast<const T*>(&raw);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) out[i] = to_float(v[i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) out[i] = i < count ? to_float(p[i]) : 0.0f;
+  }
+}
+
+template <bool kWide, typename T>
+__device__ __forceinline__ void store(T* p, const float (&v)[kVec], int count) {
+  if constexpr (kWide) {
+    if constexpr (sizeof(T) == 4) {
+      reinterpret_cast<float4*>(p)[0] = make_float4(v[0], v[1], v[2], v[3]);
+      reinterpret_cast<float4*>(p)[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+      uint4 raw;
+      T* out = reinterpret_cast<T*>(&raw);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) out[i] = from_float<T>(v[i]);
+      *reinterpret_cast<uint4*>(p) = raw;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i)
+      if (i < count) p[i] = from_float<T>(v[i]);
+  }
+}
+
+/// Sum over groups of `kWidth` neighbouring lanes, the same in all of them: a butterfly, so one tree for every lane.
+template <int kWidth = kWarp, typename V>
+__device__ __forceinline__ V warp_sum(V v) {
+#pragma unroll
+  for (int step = kWidth / 2; step > 0; step /= 2) v += __shfl_xor_sync(kFullWarp, v, step, kWidth);
+  return v;
+}
+template <int kWidth = kWarp>
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int step = kWidth / 2; step > 0; step /= 2) v = fmaxf(v, __shfl_xor_sync(kFullWarp, v, step, kWidth));
+  return v;
+}
+
+/// Sum over the block, the same in every thread; warps are added in order. `scratch` holds one V per warp and is free for another
+/// use only after the next barrier.
+template <typename V>
+__device__ __forceinline__ V block_sum(V v, V* scratch) {
+  v = warp_sum(v);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, num_warps = static_cast<int>(blockDim.x) / kWarp;
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) scratch[warp] = v;
+  __syncthreads();
+  V total = scratch[0];
+  for (int i = 1; i < num_warps; ++i) total += scratch[i];
+  return total;
+}
+__device__ __forceinline__ float block_max(float v, float* scratch) {
+  v = warp_max(v);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, num_warps = static_cast<int>(blockDim.x) / kWarp;
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) scratch[warp] = v;
+  __syncthreads();
+  float top = scratch[0];
+  for (int i = 1; i < num_warps; ++i) top = fmaxf(top, scratch[i]);
+  return top;
+}
+
+/// Calls body(T{}) with the storage type of `dtype`, kF32 or kBF16.
+template <typename Body>
+void with_type(DType dtype, Body&& body) {
+  if (dtype == DType::kBF16)
+    body(__nv_bfloat16{});
+  else
+    body(float{});
+}
+/// Calls body(std::bool_constant) so that kernels are made for both values.
+template <typename Body>
+void with_bool(bool value, Body&& body) {
+  if (value)
+    body(std::true_type{});
+  else
+    body(std::false_type{});
+}
+
+/// True if rows of the view can be read 8 elements at a time.
+inline bool is_wide(const ConstTensorView& v) {
+  return is_aligned(v.data, 16) && v.shape.num_cols() % kVec == 0 &&
+         (v.shape.num_rows() <= 1 || v.row_stride * static_cast<std::int64_t>(size_of(v.dtype)) % 16 == 0);
+}
+
+}  // namespace prl::ops::cuda

@@ -1,0 +1,350 @@
+// What only real device memory and real sizes show: the runtime, and the GPU's bodies beside the CPU's.
+#include <numeric>
+#include <thread>
+
+#include "device/cuda/check.hpp"
+#include "device/cuda/cuda_runtime.hpp"
+#include "ops/cuda_table.hpp"
+#include "ops/lm_head.hpp"
+#include "ops/optimizer.hpp"
+#include "ops/pointwise.hpp"
+#include "ops/test_support.hpp"
+
+namespace prl::ops {
+namespace {
+
+using namespace testing;
+
+/// A session on each side and tensors that hold the same values on both.
+struct Sides {
+  std::shared_ptr<DeviceRuntime> cpu_runtime = make_cpu_runtime(), gpu_runtime = make_cuda_runtime();
+  OpSession cpu_session{cpu_runtime, 2}, gpu_session{gpu_runtime, 1};
+  OpContext &cpu = cpu_session.context(), &gpu = gpu_session.context();
+
+  Tensor random(Shape shape, DType dtype, std::uint64_t seed, float scale = 1.0f) {
+    Tensor t = Tensor::empty(cpu_runtime, shape, dtype);
+    Rng rng(seed);
+    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, scale * static_cast<float>(rng.next_normal()));
+    return t;
+  }
+  Tensor filled(Shape shape, DType dtype, float value) {
+    Tensor t = Tensor::empty(cpu_runtime, shape, dtype);
+    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, value);
+    return t;
+  }
+  Tensor to_gpu(const Tensor& t) {
+    Tensor out = Tensor::empty(gpu_runtime, t.shape(), t.dtype());
+    gpu_runtime->copy_from_host(out.data(), t.data(), t.num_bytes());
+    return out;
+  }
+  Tensor to_cpu(const Tensor& t) {
+    Tensor out = Tensor::empty(cpu_runtime, t.shape(), t.dtype());
+    gpu_runtime->copy_to_host(out.data(), t.data(), t.num_bytes());
+    return out;
+  }
+  /// Largest |gpu - cpu| / (scale + |cpu|).
+  double difference(const Tensor& on_gpu, const Tensor& on_cpu, double scale = 1.0) {
+    const std::vector<float> a = values(to_cpu(on_gpu)), b = values(on_cpu);
+    return worst_error(a, {b.begin(), b.end()}, scale);
+  }
+};
+
+const float kNan = std::numeric_limits<float>::quiet_NaN();
+
+TEST(CudaRuntime, CountsCopiesAndZeroes) {
+  const auto runtime = make_cuda_runtime();
+  const std::size_t available = runtime->bytes_available();
+  EXPECT_GT(available, std::size_t{1} << 30);
+  // Larger than every staging buffer, and of an odd size.
+  constexpr std::size_t kSize = (std::size_t{37} << 20) + 13;
+  std::vector<unsigned char> source(kSize), back(kSize, 7);
+  for (std::size_t i = 0; i < kSize; ++i) source[i] = static_cast<unsigned char>(i * 31 + i / 977);
+  void* a = runtime->allocate(kSize);
+  void* b = runtime->allocate(kSize);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(a) % 256, 0u);
+  EXPECT_EQ(runtime->bytes_in_use(), 2 * kSize);
+  runtime->copy_from_host(a, source.data(), kSize);
+  runtime->copy_within(b, a, kSize);
+  runtime->copy_to_host(back.data(), b, kSize);
+  EXPECT_TRUE(back == source);
+  runtime->zero(a, kSize);
+  runtime->copy_to_host(back.data(), a, kSize);
+  EXPECT_TRUE(std::all_of(back.begin(), back.end(), [](unsigned char c) { return c == 0; }));
+  runtime->deallocate(a, kSize);
+  runtime->deallocate(b, kSize);
+  EXPECT_EQ(runtime->bytes_in_use(), 0u);
+  EXPECT_EQ(runtime->peak_bytes(), 2 * kSize);
+  runtime->synchronize();
+  EXPECT_GT(runtime->bytes_available(), available - (std::size_t{64} << 20)) << "freed memory counts as available";
+}
+
+TEST(CudaRuntime, SaysWhatWasWantedWhenMemoryEnds) {
+  const auto runtime = make_cuda_runtime();
+  try {
+    runtime->allocate(std::size_t{1} << 44);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kOutOfMemory);
+    EXPECT_NE(std::strstr(e.what(), "wanted 17592186044416 bytes"), nullptr) << e.what();
+  }
+  void* p = runtime->allocate(1000);  // the runtime still works
+  runtime->zero(p, 1000);
+  runtime->synchronize();
+  runtime->deallocate(p, 1000);
+}
+
+TEST(CudaRuntime, AnIndexThatIsNotThereIsNamed) {
+  try {
+    make_cuda_runtime(99);
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kUnavailable);
+    EXPECT_NE(std::strstr(e.what(), "[cuda:99] there is no such GPU"), nullptr) << e.what();
+  }
+}
+
+TEST(CudaRuntime, StagedArraysHoldAndEqualOnesAreFoundAgain) {
+  const auto runtime = make_cuda_runtime();
+  auto& cuda = ::prl::cuda::runtime_of(*runtime);
+  const auto read = [&](const void* p, std::size_t n) {
+    std::vector<std::int32_t> out(n);
+    runtime->copy_to_host(out.data(), p, n * 4);
+    return out;
+  };
+  std::vector<std::int32_t> a(100), b(100, 3);
+  std::iota(a.begin(), a.end(), 0);
+  const void* pa = cuda.stage(a.data(), 400);
+  const void* pb = cuda.stage(b.data(), 400);
+  EXPECT_NE(pa, pb);
+  EXPECT_EQ(cuda.stage(a.data(), 400), pa);
+  EXPECT_EQ(read(pa, 100), a);
+  EXPECT_EQ(read(pb, 100), b);
+  // Many laps of the ring, checked as an op would use them: three arrays at a time.
+  Rng rng(1);
+  for (int lap = 0; lap < 200; ++lap) {
+    std::vector<std::vector<std::int32_t>> arrays(3);
+    const void* p[3];
+    for (std::size_t i = 0; i < 3; ++i) {
+      arrays[i].resize(1 + rng.next_below(100000));
+      for (auto& v : arrays[i]) v = static_cast<std::int32_t>(rng.next_u32());
+      p[i] = cuda.stage(arrays[i].data(), arrays[i].size() * 4);
+    }
+    for (std::size_t i = 0; i < 3 && lap % 10 == 0; ++i) ASSERT_EQ(read(p[i], arrays[i].size()), arrays[i]) << "lap " << lap;
+  }
+  std::vector<std::int32_t> large(3 << 20, 5);  // larger than a quarter
+  EXPECT_EQ(read(cuda.stage(large.data(), large.size() * 4), large.size()), large);
+}
+
+TEST(CudaRuntime, CopiesFromManyThreads) {
+  const auto runtime = make_cuda_runtime();
+  constexpr std::size_t kCount = 3 << 20;
+  constexpr int kThreads = 8;
+  auto* p = static_cast<std::int32_t*>(runtime->allocate(kThreads * kCount * 4));
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i)
+    threads.emplace_back([&, i] {
+      const std::vector<std::int32_t> v(kCount, i);
+      runtime->copy_from_host(p + static_cast<std::size_t>(i) * kCount, v.data(), kCount * 4);
+    });
+  for (auto& t : threads) t.join();
+  std::vector<std::int32_t> back(kThreads * kCount);
+  runtime->copy_to_host(back.data(), p, back.size() * 4);
+  for (std::size_t i = 0; i < back.size(); i += 4097) ASSERT_EQ(back[i], static_cast<std::int32_t>(i / kCount));
+  runtime->deallocate(p, kThreads * kCount * 4);
+}
+
+/// A stream that frees memory which another stream still reads does not hand it out too early.
+TEST(CudaRuntime, MemoryFreedByOneStreamIsSafeForAnother) {
+  Sides s;
+  const auto other = make_cuda_runtime();
+  OpSession session(other, 1);
+  constexpr std::int64_t kCount = 64 << 20;
+  for (int round = 0; round < 5; ++round) {
+    Tensor source = Tensor::empty(s.gpu_runtime, {kCount}, DType::kF32);
+    s.gpu_runtime->zero(source.data(), source.num_bytes());
+    s.gpu_runtime->synchronize();
+    Tensor copy = Tensor::empty(other, {kCount}, DType::kF32);
+    for (int i = 0; i < 20; ++i) other->copy_within(copy.data(), source.data(), source.num_bytes());
+    source = Tensor();
+    Tensor poison = Tensor::empty(s.gpu_runtime, {kCount}, DType::kF32);
+    PRL_CUDA_CHECK(cudaMemsetAsync(poison.data(), 0xff, poison.num_bytes(), static_cast<cudaStream_t>(s.gpu_runtime->stream())));
+    s.gpu_runtime->synchronize();
+    ASSERT_EQ(sum_squares(session.context(), copy), 0.0) << round;
+  }
+}
+
+/// The contract that exact mode rests on, at the shapes of real models: with split-K off a row is the same bits for every number of
+/// rows, although each number has its own fastest kernel.
+TEST(CudaLinear, RowsAreTheSameBitsForEveryNumberOfRows) {
+  Sides s;
+  struct Matrix {
+    std::int64_t N, K;
+  };
+  constexpr std::int64_t kRows = 4096;
+  std::vector<std::int64_t> sizes = {1,   2,   3,   4,   5,   6,   7,   8,   9,   11,   13,   15,   16,  17,  23,
+                                     24,  31,  32,  33,  47,  48,  49,  63,  64,  65,   96,   97,   127, 128, 129,
+                                     160, 191, 255, 256, 257, 383, 512, 513, 777, 1024, 1025, 2047, 3001};
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (const auto [N, K] :
+         {Matrix{4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}, {960, 576}, {576, 1536}, {2560, 9728}, {75, 300}}) {
+      if (dtype == DType::kF32 && N * K > 2000000) continue;
+      Tensor x = s.to_gpu(s.random({kRows, K}, dtype, 1)), w = s.to_gpu(s.random({N, K}, DType::kF32, 2, 0.05f));
+      const LinearWeightPtr packed = pack_linear(s.gpu, w, {}, dtype, true);
+      Tensor all = Tensor::empty(s.gpu_runtime, {kRows, N}, dtype), dx_all = Tensor::empty(s.gpu_runtime, {kRows, K}, dtype);
+      linear(s.gpu, all, x, *packed);
+      linear_backward_input(s.gpu, dx_all, all, *packed, false);
+      const Tensor want = s.to_cpu(all), want_dx = s.to_cpu(dx_all);
+      for (const std::int64_t m : sizes) {
+        const std::int64_t first = (m * 37) % (kRows - m);
+        Tensor y = Tensor::empty(s.gpu_runtime, {m, N}, dtype), dx = Tensor::empty(s.gpu_runtime, {m, K}, dtype);
+        linear(s.gpu, y, x.slice(first, m), *packed);
+        EXPECT_TRUE(same_bits(s.to_cpu(y), want.slice(first, m))) << to_string(dtype) << " N " << N << " K " << K << ", " << m << " rows";
+        linear_backward_input(s.gpu, dx, all.slice(first, m), *packed, false);
+        EXPECT_TRUE(same_bits(s.to_cpu(dx), want_dx.slice(first, m)))
+            << "input gradient, " << to_string(dtype) << " N " << N << " K " << K << ", " << m << " rows";
+      }
+    }
+  }
+}
+
+/// The whole vocabulary at once (sampling) and slices of it (training) give the same log-probabilities, bit for bit.
+TEST(CudaLmHead, SampledAndTrainedLogprobsAgreeAtRealSizes) {
+  Sides s;
+  const std::int64_t T = 300, H = 1024, V = 151936;
+  Tensor h = s.to_gpu(s.random({T, H}, DType::kBF16, 1));
+  Tensor w = Tensor::empty(s.gpu_runtime, {V, H}, DType::kF32);
+  {
+    const Tensor part = s.to_gpu(s.random({1024, H}, DType::kF32, 2, 0.05f));
+    for (std::int64_t v = 0; v < V; v += 1024) {
+      const std::int64_t n = std::min<std::int64_t>(1024, V - v);
+      s.gpu_runtime->copy_within(w.slice(v, n).data(), part.data(), static_cast<std::size_t>(n * H) * 4);
+      TensorView rows = w.slice(v, n).view();
+      scale(s.gpu, rows, 1.0f - 0.3f * static_cast<float>(v) / static_cast<float>(V));
+    }
+  }
+  const LinearWeightPtr head = pack_linear(s.gpu, w, {}, DType::kBF16, true);
+  std::vector<SampleRow> rows(T);
+  std::vector<float> temperatures(T);
+  for (std::size_t t = 0; t < rows.size(); ++t) {
+    temperatures[t] = t % 3 == 0 ? 1.0f : 0.8f;
+    rows[t] = {.temperature = temperatures[t], .seed = 5, .position = t};
+  }
+  Tensor logp = Tensor::empty(s.gpu_runtime, {T}, DType::kF32), entropy = logp.clone(), lse = logp.clone();
+  for (const std::int64_t batch : {1, 7, 128, 300}) {
+    std::vector<SampleResult> results(T);
+    for (std::int64_t t = 0; t < (batch == 1 ? 20 : T); t += batch) {
+      const std::int64_t n = std::min(batch, T - t);
+      Tensor logits = Tensor::empty(s.gpu_runtime, {n, V}, DType::kF32);
+      linear(s.gpu, logits, h.slice(t, n), *head);
+      sample(s.gpu, std::span(results).subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)), logits,
+             std::span(rows).subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)));
+    }
+    std::vector<std::int32_t> targets(T);
+    for (std::size_t t = 0; t < targets.size(); ++t) targets[t] = results[t].token;
+    lm_head_logprob(s.gpu, logp, entropy, lse, h, *head, targets, temperatures);
+    const Tensor got = s.to_cpu(logp);
+    for (std::size_t t = 0; t < (batch == 1 ? 20u : targets.size()); ++t)
+      ASSERT_EQ(results[t].logprob, got.as<float>()[t]) << "row " << t << ", batch " << batch;
+  }
+}
+
+TEST(CudaOps, NormsOfManyWidthsAgreeWithTheCpu) {
+  Sides s;
+  for (const DType dtype : {DType::kBF16, DType::kF32})
+    for (const std::int64_t C : {7, 16, 64, 80, 96, 128, 200, 256, 264, 576, 896, 1024, 2560, 4096, 4104, 5120, 9001, 16384}) {
+      const std::int64_t R = C > 4000 ? 40 : 1050;  // more than one row for some groups of the gradient
+      const Tensor x = s.random({R, C}, dtype, 1), r = s.random({R, C}, dtype, 2), w = s.random({C}, DType::kF32, 3),
+                   dy = s.random({R, C}, dtype, 4);
+      const Tensor gx = s.to_gpu(x), gr = s.to_gpu(r), gw = s.to_gpu(w), gdy = s.to_gpu(dy);
+      Tensor y = s.filled({R, C}, dtype, kNan), sum = y.clone(), dx = y.clone(), dw = s.filled({C}, DType::kF32, 0.5f);
+      Tensor gy = s.to_gpu(y), gsum = s.to_gpu(y), gdx = s.to_gpu(y), gdw = s.to_gpu(dw), again = s.to_gpu(dw);
+      add_rms_norm(s.cpu, y, sum, x, r, w, 1e-6f);
+      add_rms_norm(s.gpu, gy, gsum, gx, gr, gw, 1e-6f);
+      EXPECT_TRUE(same_bits(s.to_cpu(gsum), sum)) << C;
+      EXPECT_LT(s.difference(gy, y), tolerance(dtype, 2e-6)) << C;
+      rms_norm_backward(s.cpu, dx, dw, dy, sum, w, 1e-6f, false);
+      rms_norm_backward(s.gpu, gdx, gdw, gdy, gsum, gw, 1e-6f, false);
+      EXPECT_LT(s.difference(gdx, dx), tolerance(dtype, 8e-6)) << C;
+      EXPECT_LT(s.difference(gdw, dw, 30.0), 5e-6) << C;
+      rms_norm_backward(s.gpu, gdx, again, gdy, gsum, gw, 1e-6f, false);
+      EXPECT_TRUE(same_bits(s.to_cpu(again), s.to_cpu(gdw))) << C;
+      // A row alone is the row among others.
+      Tensor alone = s.to_gpu(s.filled({1, C}, dtype, kNan));
+      rms_norm(s.gpu, alone, gsum.slice(R - 1, 1), gw, 1e-6f);
+      EXPECT_TRUE(same_bits(s.to_cpu(alone), s.to_cpu(gy).slice(R - 1, 1))) << C;
+    }
+}
+
+TEST(CudaOps, EmbeddingGradientOfFrequentTokens) {
+  Sides s;
+  const std::int64_t T = 5000, V = 700, H = 264;
+  const Tensor dout = s.random({T, H}, DType::kBF16, 1);
+  std::vector<std::int32_t> ids(T);
+  Rng rng(2);
+  for (auto& id : ids) id = rng.next_below(3) == 0 ? 699 : static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(V)));
+  Tensor cpu_ids = Tensor::empty(s.cpu_runtime, {T}, DType::kI32);
+  std::copy(ids.begin(), ids.end(), cpu_ids.as<std::int32_t>());
+  Tensor want = s.filled({V, H}, DType::kF32, 0.25f), got = s.to_gpu(want);
+  embedding_backward(s.cpu, want, dout, cpu_ids);
+  embedding_backward(s.gpu, got, s.to_gpu(dout), s.to_gpu(cpu_ids));
+  EXPECT_TRUE(same_bits(s.to_cpu(got), want)) << "sums run in token order on both sides";
+}
+
+/// Same seeds, same logits: the same tokens as the CPU draws, truncated or not.
+TEST(CudaSample, DrawsTheTokensOfTheCpu) {
+  Sides s;
+  for (const std::int64_t V : {5, 1000, 1024, 2500, 50257, 151936}) {
+    const std::int64_t B = 12;
+    const Tensor logits = s.random({B, V}, DType::kF32, static_cast<std::uint64_t>(V), 3.0f);
+    std::vector<SampleRow> rows(B);
+    for (std::size_t b = 0; b < rows.size(); ++b) rows[b] = {.temperature = 0.5f + 0.1f * static_cast<float>(b), .seed = 3, .position = b};
+    rows[1].temperature = 0.0f;
+    rows[2].top_k = 7;
+    rows[3].top_p = 0.7f;
+    rows[4].min_p = 0.05f;
+    rows[5] = {.temperature = 1.3f, .top_p = 0.9f, .min_p = 0.001f, .top_k = 50, .seed = 9};
+    rows[6].top_p = 0.999f;
+    rows[7].top_k = 1;
+    rows[8].num_top_logprobs = 5;
+    rows[9] = {.temperature = 0.9f, .top_p = 0.5f, .num_top_logprobs = 20};
+    std::vector<SampleResult> want(B), got(B);
+    sample(s.cpu, want, logits, rows);
+    sample(s.gpu, got, s.to_gpu(logits), rows);
+    for (std::size_t b = 0; b < rows.size(); ++b) {
+      EXPECT_EQ(got[b].token, want[b].token) << "V " << V << " row " << b;
+      EXPECT_NEAR(got[b].logprob, want[b].logprob, 2e-5) << "V " << V << " row " << b;
+      ASSERT_EQ(got[b].top_logprobs.size(), want[b].top_logprobs.size()) << "V " << V << " row " << b;
+      for (std::size_t i = 0; i < want[b].top_logprobs.size(); ++i) {
+        EXPECT_EQ(got[b].top_logprobs[i].first, want[b].top_logprobs[i].first);
+        EXPECT_NEAR(got[b].top_logprobs[i].second, want[b].top_logprobs[i].second, 2e-5);
+      }
+    }
+  }
+}
+
+TEST(CudaOps, AnIdOutsideItsTableIsReportedByTheNextWait) {
+  Sides s;
+  const Tensor table = s.to_gpu(s.random({10, 16}, DType::kF32, 1));
+  Tensor ids = Tensor::empty(s.cpu_runtime, {3}, DType::kI32);
+  ids.as<std::int32_t>()[0] = 1, ids.as<std::int32_t>()[1] = 10, ids.as<std::int32_t>()[2] = 2;
+  Tensor out = s.to_gpu(s.filled({3, 16}, DType::kF32, kNan));
+  embedding(s.gpu, out, table, s.to_gpu(ids));
+  try {
+    s.gpu_runtime->synchronize();
+    FAIL() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::kInvalidArgument);
+    EXPECT_STREQ(e.what(), "[embedding] id 1 lies outside its table (seen on cuda:0)");
+  }
+  s.gpu_runtime->synchronize();  // reported once
+}
+
+TEST(CudaOps, EveryBodyIsThere) {
+  const OpTable& t = *cuda_op_table();
+  const auto* entry = reinterpret_cast<void* const*>(&t.make_library);
+  const auto* end = reinterpret_cast<void* const*>(&t + 1);
+  for (; entry < end; ++entry) EXPECT_NE(*entry, nullptr) << "entry " << entry - reinterpret_cast<void* const*>(&t);
+}
+
+}  // namespace
+}  // namespace prl::ops

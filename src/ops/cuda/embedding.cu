@@ -1,0 +1,146 @@
+#include <climits>
+
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/device.cuh"
+
+namespace prl::ops::cuda {
+namespace {
+
+using ::prl::cuda::Fault;
+using ::prl::cuda::FaultWord;
+
+constexpr int kBlock = 256;
+
+/// One block per token; a row is bytes, whatever its type. An id outside the table leaves zeros and a fault.
+template <typename Piece>
+__global__ void __launch_bounds__(kBlock)
+    embedding_kernel(char* out, const char* table, const std::int32_t* ids, std::int64_t num_rows, std::int64_t out_stride,
+                     std::int64_t table_stride, int pieces, FaultWord* fault) {
+  const std::int64_t t = blockIdx.x;
+  const std::int32_t id = ids[t];
+  const bool is_good = id >= 0 && id < num_rows;
+  if (!is_good && threadIdx.x == 0) ::prl::cuda::report(fault, Fault::kEmbeddingId, static_cast<std::uint32_t>(t));
+  auto* to = reinterpret_cast<Piece*>(out + t * out_stride);
+  const auto* from = reinterpret_cast<const Piece*>(table + (is_good ? id : 0) * table_stride);
+  for (int i = static_cast<int>(threadIdx.x); i < pieces; i += static_cast<int>(blockDim.x)) to[i] = is_good ? from[i] : Piece{};
+}
+
+/// Where each id occurs: integers, so the order of the atomics leaves no trace.
+struct Occurrences {
+  std::int32_t* first;  ///< [V]
+  std::int32_t* last;   ///< [V]
+};
+__global__ void clear_kernel(Occurrences o, std::int64_t num_rows) {
+  const std::int64_t v = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  if (v >= num_rows) return;
+  o.first[v] = INT_MAX;
+  o.last[v] = -1;
+}
+__global__ void find_kernel(Occurrences o, const std::int32_t* ids, std::int64_t num_tokens, std::int64_t num_rows, FaultWord* fault) {
+  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  if (t >= num_tokens) return;
+  const std::int32_t id = ids[t];
+  if (id < 0 || id >= num_rows) {
+    ::prl::cuda::report(fault, Fault::kEmbeddingBackwardId, static_cast<std::uint32_t>(t));
+    return;
+  }
+  atomicMin(&o.first[id], static_cast<std::int32_t>(t));
+  atomicMax(&o.last[id], static_cast<std::int32_t>(t));
+}
+
+/// The block of an id's first token adds the rows of all its tokens, in token order. Tokens that share an id are found 256 at a
+/// time and kept as a list, so that their rows can be asked for ahead of the additions. blockIdx.y: columns.
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    embedding_backward_kernel(float* dtable, const T* dout, const std::int32_t* ids, Occurrences o, std::int64_t num_rows,
+                              std::int64_t cols, std::int64_t dtable_stride, std::int64_t dout_stride) {
+  __shared__ int warp_counts[kBlock / kWarp];
+  __shared__ std::int32_t found[kBlock];
+  const auto t = static_cast<std::int32_t>(blockIdx.x);
+  const std::int32_t id = ids[t];
+  if (id < 0 || id >= num_rows || o.first[id] != t) return;
+  const std::int32_t last = o.last[id];
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * kBlock + threadIdx.x;
+  const bool is_column = c < cols;
+  float sum = is_column ? dtable[id * dtable_stride + c] : 0.0f;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  for (std::int32_t base = t; base <= last; base += kBlock) {
+    const std::int32_t mine = base + static_cast<std::int32_t>(threadIdx.x);
+    const bool is_hit = mine <= last && ids[mine] == id;
+    const unsigned hits = __ballot_sync(kFullWarp, is_hit);
+    if (lane == 0) warp_counts[warp] = __popc(hits);
+    __syncthreads();
+    int before = 0, total = 0;
+    for (int w = 0; w < kBlock / kWarp; ++w) {
+      if (w < warp) before += warp_counts[w];
+      total += warp_counts[w];
+    }
+    if (is_hit) found[before + __popc(hits & ((1u << lane) - 1u))] = mine;
+    __syncthreads();
+    if (is_column) {
+      int i = 0;
+      for (; i + 4 <= total; i += 4) {
+        float v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] = to_float(dout[found[i + j] * dout_stride + c]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum += v[j];
+      }
+      for (; i < total; ++i) sum += to_float(dout[found[i] * dout_stride + c]);
+    }
+    __syncthreads();
+  }
+  if (is_column) dtable[id * dtable_stride + c] = sum;
+}
+
+}  // namespace
+
+void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T) {
+  const std::int64_t T = out_TH.shape.num_rows(), V = table_VH.shape.num_rows();
+  const auto size = static_cast<std::int64_t>(size_of(out_TH.dtype));
+  const std::int64_t row_bytes = table_VH.shape.num_cols() * size, out_stride = out_TH.row_stride * size,
+                     table_stride = table_VH.row_stride * size;
+  const auto launch = [&](auto piece) {
+    using Piece = decltype(piece);
+    const auto pieces = static_cast<int>(row_bytes / static_cast<std::int64_t>(sizeof(Piece)));
+    const auto threads = static_cast<unsigned>(std::min<std::int64_t>(kBlock, round_up(pieces, kWarp)));
+    embedding_kernel<Piece><<<static_cast<unsigned>(T), threads, 0, stream_of(ctx)>>>(out_TH.as<char>(), table_VH.as<char>(),
+                                                                                      ids_T.as<std::int32_t>(), V, out_stride, table_stride,
+                                                                                      pieces, runtime_of(ctx).fault_word());
+  };
+  const bool wide =
+      is_aligned(out_TH.data, 16) && is_aligned(table_VH.data, 16) && row_bytes % 16 == 0 && out_stride % 16 == 0 && table_stride % 16 == 0;
+  if (wide)
+    launch(uint4{});
+  else if (size == 2)
+    launch(std::uint16_t{});
+  else
+    launch(std::uint32_t{});
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T) {
+  const std::int64_t T = dout_TH.shape.num_rows(), V = dtable_VH.shape.num_rows(), H = dtable_VH.shape.num_cols();
+  Occurrences o{};
+  const auto carve = [&](void* memory) {
+    Carver c(memory);
+    o = {c.take<std::int32_t>(V), c.take<std::int32_t>(V)};
+    return c.used();
+  };
+  carve(ctx.workspace->require(carve(nullptr)));
+  const cudaStream_t stream = stream_of(ctx);
+  const std::int32_t* ids = ids_T.as<std::int32_t>();
+  clear_kernel<<<static_cast<unsigned>(ceil_div(V, kBlock)), kBlock, 0, stream>>>(o, V);
+  PRL_CUDA_CHECK(cudaGetLastError());
+  find_kernel<<<static_cast<unsigned>(ceil_div(T, kBlock)), kBlock, 0, stream>>>(o, ids, T, V, runtime_of(ctx).fault_word());
+  PRL_CUDA_CHECK(cudaGetLastError());
+  with_type(dout_TH.dtype, [&](auto t) {
+    using E = decltype(t);
+    const dim3 grid(static_cast<unsigned>(T), static_cast<unsigned>(ceil_div(H, kBlock)));
+    embedding_backward_kernel<E>
+        <<<grid, kBlock, 0, stream>>>(dtable_VH.as<float>(), dout_TH.as<E>(), ids, o, V, H, dtable_VH.row_stride, dout_TH.row_stride);
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace prl::ops::cuda

@@ -1,0 +1,198 @@
+#include <type_traits>
+#include <vector>
+
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/linear_weight.hpp"
+#include "ops/cuda/map.cuh"
+#include "ops/cuda/sums.hpp"
+
+namespace prl::ops::cuda {
+namespace {
+
+/// out[r] = sum[r] + bias, rounded once: for types that the library's own bias epilogue does not take.
+template <typename T>
+__global__ void __launch_bounds__(kMapBlock)
+    add_bias_kernel(T* out, const float* sums, const float* bias, std::int64_t out_stride, int cols) {
+  const int c = static_cast<int>(blockIdx.x * kMapBlock + threadIdx.x);
+  const std::int64_t row = blockIdx.y + static_cast<std::int64_t>(blockIdx.z) * 65535;
+  if (c < cols) out[row * out_stride + c] = from_float<T>(sums[row * cols + c] + bias[c]);
+}
+
+/// partial[group, n] = sum of a group of rows of dy, in order.
+constexpr int kBiasGroupRows = 64;
+template <typename T>
+__global__ void __launch_bounds__(kMapBlock)
+    column_sums_kernel(float* partial, const T* dy, std::int64_t rows, std::int64_t cols, std::int64_t stride) {
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * kMapBlock + threadIdx.x;
+  if (c >= cols) return;
+  const std::int64_t begin = static_cast<std::int64_t>(blockIdx.y) * kBiasGroupRows, end = min(rows, begin + kBiasGroupRows);
+  float sum = 0.0f;
+  for (std::int64_t r = begin; r < end; ++r) sum += to_float(dy[r * stride + c]);
+  partial[blockIdx.y * cols + c] = sum;
+}
+
+void add_bias(OpContext& ctx, TensorView y, const float* sums, const float* bias) {
+  const std::int64_t rows = y.shape.num_rows(), cols = y.shape.num_cols();
+  for (std::int64_t first = 0; first < rows; first += 65535) {
+    const dim3 grid(static_cast<unsigned>(ceil_div(cols, kMapBlock)), static_cast<unsigned>(std::min<std::int64_t>(65535, rows - first)));
+    with_type(y.dtype, [&](auto t) {
+      using T = decltype(t);
+      add_bias_kernel<T><<<grid, kMapBlock, 0, stream_of(ctx)>>>(y.as<T>() + first * y.row_stride, sums + first * cols, bias, y.row_stride,
+                                                                 static_cast<int>(cols));
+    });
+    PRL_CUDA_CHECK(cudaGetLastError());
+  }
+}
+
+}  // namespace
+
+DenseWeight::DenseWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward) {
+  num_outputs_ = w.shape.num_rows();
+  num_inputs_ = w.shape.num_cols();
+  dtype_ = compute;
+  has_bias_ = bias.data != nullptr;
+  has_backward_ = with_backward;
+  w_NK = Tensor::empty(ctx.runtime, {num_outputs_, num_inputs_}, compute);
+  if (w.dtype == compute)
+    ctx.runtime->copy_within(w_NK.data(), w.data, w_NK.num_bytes());
+  else
+    cuda::cast(ctx, w_NK, w);
+  if (!has_bias_) return;
+  bias_N = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
+  ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
+}
+
+std::size_t DenseWeight::num_bytes() const noexcept { return w_NK.num_bytes() + (bias_N.defined() ? bias_N.num_bytes() : 0); }
+
+void DenseWeight::unpack_row(std::int64_t n, float* out_K) const {
+  PRL_CHECK(n >= 0 && n < num_outputs_, "row {} of {}", n, num_outputs_);
+  const auto K = static_cast<std::size_t>(num_inputs_);
+  const char* row = w_NK.as<char>() + static_cast<std::size_t>(n) * K * size_of(dtype_);
+  if (dtype_ == DType::kF32) {
+    w_NK.runtime()->copy_to_host(out_K, row, K * sizeof(float));
+    return;
+  }
+  std::vector<BFloat16> values(K);
+  w_NK.runtime()->copy_to_host(values.data(), row, K * sizeof(BFloat16));
+  for (std::size_t k = 0; k < K; ++k) out_K[k] = to_f32(values[k]);
+}
+
+const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w) {
+  const auto* d = dynamic_cast<const DenseWeight*>(&w);
+  PRL_CHECK(d != nullptr && d->w_NK.runtime()->device() == ctx.runtime->device(), "a weight packed for another device");
+  return *d;
+}
+
+Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stride, std::int64_t M, std::int64_t first,
+                        std::int64_t count) {
+  Product p;
+  p.M = M;
+  p.N = count;
+  p.K = w.num_inputs();
+  p.a = x;
+  p.a_stride = x_stride;
+  p.b = w.w_NK.as<char>() + static_cast<std::size_t>(first * p.K) * size_of(w.dtype());
+  p.b_stride = p.K;
+  p.transpose_b = true;
+  p.in_dtype = w.dtype();
+  p.out_dtype = DType::kF32;
+  p.out_stride = count;
+  return p;
+}
+
+LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward) {
+  return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, compute, with_backward);
+}
+
+void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight) {
+  const DenseWeight& w = dense(ctx, weight);
+  Product p = forward_product(w, x_TK.data, x_TK.row_stride, x_TK.shape.num_rows(), 0, w.num_outputs());
+  p.out = y_TN.data;
+  p.out_stride = y_TN.row_stride;
+  p.out_dtype = y_TN.dtype;
+  Blas& blas = blas_of(ctx);
+  if (!w.has_bias()) {
+    blas.run(ctx, p);
+    return;
+  }
+  p.bias = w.bias_N.as<float>();
+  Product probe = p;
+  probe.M = std::max<std::int64_t>(p.M, 2);  // one row is computed as two
+  if (blas.can_run(probe)) {
+    blas.run(ctx, p);
+    return;
+  }
+  auto* sums = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(p.M * p.N) * sizeof(float)));
+  p.bias = nullptr;
+  p.out = sums;
+  p.out_stride = p.N;
+  p.out_dtype = DType::kF32;
+  blas.run(ctx, p);
+  add_bias(ctx, y_TN, sums, w.bias_N.as<float>());
+}
+
+void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& weight, bool accumulate) {
+  const DenseWeight& w = dense(ctx, weight);
+  Product p;
+  p.M = dy_TN.shape.num_rows();
+  p.N = w.num_inputs();
+  p.K = w.num_outputs();
+  p.a = dy_TN.data;
+  p.a_stride = dy_TN.row_stride;
+  p.b = w.w_NK.data();
+  p.b_stride = w.num_inputs();
+  p.in_dtype = w.dtype();
+  p.out = dx_TK.data;
+  p.out_stride = dx_TK.row_stride;
+  p.out_dtype = dx_TK.dtype;
+  p.accumulate = accumulate;
+  blas_of(ctx).run(ctx, p);
+}
+
+void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK) {
+  const std::int64_t T = x_TK.shape.num_rows(), N = dy_TN.shape.num_cols(), K = x_TK.shape.num_cols();
+  Product p;
+  p.M = N;
+  p.N = K;
+  p.K = T;
+  p.a = dy_TN.data;
+  p.a_stride = dy_TN.row_stride;
+  p.transpose_a = true;
+  p.b = x_TK.data;
+  p.b_stride = x_TK.row_stride;
+  p.in_dtype = x_TK.dtype;
+  p.out = dw_NK.data;
+  p.out_stride = K;
+  p.out_dtype = DType::kF32;
+  p.accumulate = true;
+  p.may_split = true;  // one order for these sizes is enough: gradients are compared between runs, not between batches
+  blas_of(ctx).run(ctx, p);
+  if (db_N.data == nullptr) return;
+  const std::int64_t groups = ceil_div(T, kBiasGroupRows);
+  auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(groups * N) * sizeof(float)));
+  PRL_CHECK(groups <= 65535, "the bias gradient of {} tokens in one launch", T);
+  const dim3 grid(static_cast<unsigned>(ceil_div(N, kMapBlock)), static_cast<unsigned>(groups));
+  with_type(dy_TN.dtype, [&](auto t) {
+    using E = decltype(t);
+    column_sums_kernel<E><<<grid, kMapBlock, 0, stream_of(ctx)>>>(partial, dy_TN.as<E>(), T, N, dy_TN.row_stride);
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+  add_rows(ctx, db_N.as<float>(), partial, groups, N);
+}
+
+void matmul_f32(OpContext& ctx, TensorView out_MN, ConstTensorView a_MK, ConstTensorView b, bool transpose_b) {
+  Product p;
+  p.M = out_MN.shape.num_rows();
+  p.N = out_MN.shape.num_cols();
+  p.K = a_MK.shape.num_cols();
+  p.a = a_MK.data;
+  p.a_stride = p.K;
+  p.b = b.data;
+  p.b_stride = transpose_b ? p.K : p.N;
+  p.transpose_b = transpose_b;
+  p.out = out_MN.data;
+  p.out_stride = p.N;
+  blas_of(ctx).run(ctx, p);
+}
+
+}  // namespace prl::ops::cuda

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "ops/cuda/blas.hpp"
+#include "ops/linear.hpp"
+
+namespace prl::ops::cuda {
+
+/// A weight as it is: row-major [N, K] in the compute dtype, which serves y = x W^T and dx = dy W alike.
+class DenseWeight final : public LinearWeight {
+ public:
+  DenseWeight(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward);
+  std::size_t num_bytes() const noexcept override;
+  void unpack_row(std::int64_t n, float* out_K) const override;
+
+  Tensor w_NK, bias_N;
+};
+/// `w` as this device packed it; a bug if another did.
+const DenseWeight& dense(const OpContext& ctx, const LinearWeight& w);
+
+/// out[M, count] = x[M, K] W[first.., K]^T for outputs [first, first + count); no bias. The row-invariant product behind `linear`
+/// and the LM head.
+Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stride, std::int64_t M, std::int64_t first, std::int64_t count);
+
+}  // namespace prl::ops::cuda

@@ -1,0 +1,261 @@
+#include <algorithm>
+
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/linear_weight.hpp"
+#include "ops/cuda/log_softmax.cuh"
+
+namespace prl::ops::cuda {
+namespace {
+
+/// Columns of the vocabulary and rows that are in memory as logits at a time. The slice is a block of 8 warps of chunks.
+constexpr std::int64_t kSlice = 8 * kVocabChunk;
+constexpr std::int64_t kForwardRows = 2048;
+constexpr std::int64_t kBackwardRows = 4096;
+constexpr int kBlock = 256;
+
+/// The rows that count. `index` maps to the caller's rows; null when all of them count.
+struct LiveRows {
+  const std::int32_t* index = nullptr;
+  std::int64_t count = 0;
+  __device__ std::int64_t of(std::int64_t row) const { return index == nullptr ? row : index[row]; }
+};
+
+/// One warp per chunk, one block per row of a slice. stats[chunk * rows + row]; `target_logits` where the target lies in the chunk.
+__global__ void __launch_bounds__(kBlock)
+    slice_stats_kernel(ChunkStats* stats, float* target_logits, const float* logits, LiveRows live, std::int64_t first_row,
+                       const std::int32_t* targets, const float* temperatures, std::int64_t first_col, std::int64_t cols) {
+  const std::int64_t row = blockIdx.x;
+  const int chunk = static_cast<int>(threadIdx.x) / kWarp;
+  const std::int64_t begin = static_cast<std::int64_t>(chunk) * kVocabChunk;
+  if (begin >= cols) return;
+  const int count = static_cast<int>(min(static_cast<std::int64_t>(kVocabChunk), cols - begin));
+  const std::int64_t t = live.of(first_row + row);
+  float x[kChunkVectors][kVec];
+  load_chunk(x, logits + row * cols + begin, count, temperatures[t]);
+  const ChunkStats s = chunk_stats(x);
+  const std::int64_t target = targets[t] - first_col - begin;
+#pragma unroll
+  for (int j = 0; j < kChunkVectors; ++j)
+#pragma unroll
+    for (int i = 0; i < kVec; ++i)
+      if (chunk_index(j, i) == target) target_logits[first_row + row] = x[j][i];
+  if (threadIdx.x % kWarp == 0) stats[(first_col / kVocabChunk + chunk) * live.count + first_row + row] = s;
+}
+
+__global__ void __launch_bounds__(kBlock)
+    merge_kernel(float* logp, float* entropy, float* lse, const ChunkStats* stats, const float* target_logits, LiveRows live, int chunks) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  if (row >= live.count) return;
+  LogSumExp total;
+  for (int c = 0; c < chunks; ++c) total.merge(stats[c * live.count + row]);
+  const std::int64_t t = live.of(row);
+  const float value = total.value();
+  lse[t] = value;
+  logp[t] = target_logits[row] - value;
+  entropy[t] = total.entropy();
+}
+
+/// d logits = dlogp / temperature * (one_hot - softmax) of one slice, 8 columns a thread.
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    logits_gradient_kernel(T* dlogits, const float* logits, LiveRows live, std::int64_t first_row, const float* dlogp, const float* lse,
+                           const std::int32_t* targets, const float* temperatures, std::int64_t first_col, int cols, bool wide) {
+  const int c = static_cast<int>(blockIdx.x * kBlock + threadIdx.x) * kVec;
+  if (c >= cols) return;
+  const std::int64_t row = blockIdx.y;
+  const std::int64_t t = live.of(first_row + row);
+  const float temperature = temperatures[t], coefficient = dlogp[t] / temperature, shift = lse[t];
+  const std::int64_t target = targets[t] - first_col - c;
+  float x[kVec];
+  const float* from = logits + row * cols + c;
+  if (wide)
+    load<true>(x, from, kVec);
+  else
+    load<false>(x, from, cols - c);
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) {
+    x[i] = -coefficient * expf(scaled(x[i], temperature) - shift);
+    if (i == target) x[i] += coefficient;
+  }
+  T* to = dlogits + row * cols + c;
+  if (wide)
+    store<true>(to, x, kVec);
+  else
+    store<false>(to, x, cols - c);
+}
+
+/// dh rows, rounded, at their places.
+template <typename T>
+__global__ void __launch_bounds__(kBlock)
+    scatter_kernel(T* dh, const float* sums, LiveRows live, std::int64_t first_row, std::int64_t stride, int cols) {
+  const int c = static_cast<int>(blockIdx.y * kBlock + threadIdx.x);
+  if (c >= cols) return;
+  const std::int64_t row = blockIdx.x;
+  dh[live.of(first_row + row) * stride + c] = from_float<T>(sums[row * cols + c]);
+}
+
+/// Rows with a target, from the host's list, and their h without gaps.
+struct Gathered {
+  LiveRows live;
+  ConstTensorView h;
+};
+Gathered gather(OpContext& ctx, char* room, const ConstTensorView& h, const std::int32_t* index, std::int64_t count) {
+  Gathered g{{index, count}, h};
+  if (index == nullptr) return g;
+  const TensorView dense{room, {count, h.shape.num_cols()}, h.dtype, h.device, h.shape.num_cols()};
+  cuda::embedding(ctx, dense, h, ConstTensorView{index, {count}, DType::kI32, h.device, count});
+  g.h = dense;
+  return g;
+}
+
+/// Device list of the rows with targets; null if that is all of them. `count` is their number.
+const std::int32_t* live_index(OpContext& ctx, std::span<const std::int32_t> targets, std::int64_t& count) {
+  count = std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
+  if (count == static_cast<std::int64_t>(targets.size()) || count == 0) return nullptr;
+  std::vector<std::int32_t>& index = static_cast<Library*>(ctx.library)->index;
+  index.clear();
+  for (std::size_t t = 0; t < targets.size(); ++t)
+    if (targets[t] >= 0) index.push_back(static_cast<std::int32_t>(t));
+  return staged<std::int32_t>(ctx, index);
+}
+
+void zero_rows(OpContext& ctx, const TensorView& v) {
+  const std::size_t size = size_of(v.dtype);
+  PRL_CUDA_CHECK(cudaMemset2DAsync(v.data, static_cast<std::size_t>(v.row_stride) * size, 0,
+                                   static_cast<std::size_t>(v.shape.num_cols()) * size, static_cast<std::size_t>(v.shape.num_rows()),
+                                   stream_of(ctx)));
+}
+
+}  // namespace
+
+void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH,
+                     const LinearWeight& weight, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+  const DenseWeight& w = dense(ctx, weight);
+  const std::int64_t H = w.num_inputs(), V = w.num_outputs(), chunks = ceil_div(V, kVocabChunk);
+  for (const TensorView& v : {logp_T, entropy_T, lse_T}) ctx.runtime->zero(v.data, targets_T.size() * sizeof(float));
+  std::int64_t count = 0;
+  const std::int32_t* index = live_index(ctx, targets_T, count);
+  if (count == 0) return;
+  const auto* targets = staged(ctx, targets_T);
+  const auto* temperatures = staged(ctx, temperatures_T);
+
+  const std::int64_t block = std::min(count, kForwardRows);
+  ChunkStats* stats = nullptr;
+  float *target_logits = nullptr, *logits = nullptr;
+  char* dense_h = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver c(memory);
+    stats = c.take<ChunkStats>(chunks * count);
+    target_logits = c.take<float>(count);
+    logits = c.take<float>(block * std::min(V, kSlice));
+    dense_h = index == nullptr ? nullptr : c.take<char>(count * H * static_cast<std::int64_t>(size_of(w.dtype())));
+    return c.used();
+  };
+  carve(ctx.workspace->require(carve(nullptr)));
+  const Gathered g = gather(ctx, dense_h, h_TH, index, count);
+
+  for (std::int64_t col = 0; col < V; col += kSlice) {
+    const std::int64_t cols = std::min(kSlice, V - col);
+    for (std::int64_t row = 0; row < count; row += block) {
+      const std::int64_t rows = std::min(block, count - row);
+      Product p = forward_product(w, g.h.rows(row, rows).data, g.h.row_stride, rows, col, cols);
+      p.out = logits;
+      blas_of(ctx).run(ctx, p);
+      slice_stats_kernel<<<static_cast<unsigned>(rows), kBlock, 0, stream_of(ctx)>>>(stats, target_logits, logits, g.live, row, targets,
+                                                                                     temperatures, col, cols);
+      PRL_CUDA_CHECK(cudaGetLastError());
+    }
+  }
+  merge_kernel<<<static_cast<unsigned>(ceil_div(count, kBlock)), kBlock, 0, stream_of(ctx)>>>(
+      logp_T.as<float>(), entropy_T.as<float>(), lse_T.as<float>(), stats, target_logits, g.live, static_cast<int>(chunks));
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
+                              ConstTensorView h_TH, const LinearWeight& weight, std::span<const std::int32_t> targets_T,
+                              std::span<const float> temperatures_T) {
+  const DenseWeight& w = dense(ctx, weight);
+  const std::int64_t H = w.num_inputs(), V = w.num_outputs();
+  const DType dtype = w.dtype();
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  std::int64_t count = 0;
+  const std::int32_t* index = live_index(ctx, targets_T, count);
+  if (index != nullptr || count == 0) zero_rows(ctx, dh_TH);
+  if (count == 0) return;
+  const auto* targets = staged(ctx, targets_T);
+  const auto* temperatures = staged(ctx, temperatures_T);
+
+  const std::int64_t block = std::min(count, kBackwardRows), slice = std::min(V, kSlice);
+  float *logits = nullptr, *dh = nullptr;
+  char *dlogits = nullptr, *dense_h = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver c(memory);
+    logits = c.take<float>(block * slice);
+    dlogits = c.take<char>(block * slice * size);
+    dh = c.take<float>(block * H);
+    dense_h = index == nullptr ? nullptr : c.take<char>(count * H * size);
+    return c.used();
+  };
+  carve(ctx.workspace->require(carve(nullptr)));
+  const Gathered g = gather(ctx, dense_h, h_TH, index, count);
+  Blas& blas = blas_of(ctx);
+
+  for (std::int64_t row = 0; row < count; row += block) {
+    const std::int64_t rows = std::min(block, count - row);
+    const ConstTensorView h = g.h.rows(row, rows);
+    for (std::int64_t col = 0; col < V; col += kSlice) {
+      const std::int64_t cols = std::min(kSlice, V - col);
+      Product forward = forward_product(w, h.data, h.row_stride, rows, col, cols);
+      forward.out = logits;
+      blas.run(ctx, forward);
+
+      const dim3 grid(static_cast<unsigned>(ceil_div(cols, kBlock * kVec)), static_cast<unsigned>(rows));
+      with_type(dtype, [&](auto t) {
+        using T = decltype(t);
+        logits_gradient_kernel<T><<<grid, kBlock, 0, stream_of(ctx)>>>(reinterpret_cast<T*>(dlogits), logits, g.live, row,
+                                                                       dlogp_T.as<float>(), lse_T.as<float>(), targets, temperatures, col,
+                                                                       static_cast<int>(cols), cols % kVec == 0);
+      });
+      PRL_CUDA_CHECK(cudaGetLastError());
+
+      Product input;  // dh[rows, H] += dlogits[rows, cols] W[col.., H]
+      input.M = rows;
+      input.N = H;
+      input.K = cols;
+      input.a = dlogits;
+      input.a_stride = cols;
+      input.b = w.w_NK.as<char>() + col * H * size;
+      input.b_stride = H;
+      input.out = dh;
+      input.out_stride = H;
+      input.in_dtype = dtype;
+      input.accumulate = col > 0;
+      input.may_split = true;
+      blas.run(ctx, input);
+
+      Product weight_gradient;  // dw[col.., H] += dlogits^T[cols, rows] h[rows, H]
+      weight_gradient.M = cols;
+      weight_gradient.N = H;
+      weight_gradient.K = rows;
+      weight_gradient.a = dlogits;
+      weight_gradient.a_stride = cols;
+      weight_gradient.transpose_a = true;
+      weight_gradient.b = h.data;
+      weight_gradient.b_stride = h.row_stride;
+      weight_gradient.out = dw_VH.as<float>() + col * H;
+      weight_gradient.out_stride = H;
+      weight_gradient.in_dtype = dtype;
+      weight_gradient.accumulate = true;
+      weight_gradient.may_split = true;
+      blas.run(ctx, weight_gradient);
+    }
+    const dim3 grid(static_cast<unsigned>(rows), static_cast<unsigned>(ceil_div(H, kBlock)));
+    with_type(dtype, [&](auto t) {
+      using T = decltype(t);
+      scatter_kernel<T><<<grid, kBlock, 0, stream_of(ctx)>>>(dh_TH.as<T>(), dh, g.live, row, dh_TH.row_stride, static_cast<int>(H));
+    });
+    PRL_CUDA_CHECK(cudaGetLastError());
+  }
+}
+
+}  // namespace prl::ops::cuda

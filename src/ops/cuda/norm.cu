@@ -1,0 +1,342 @@
+#include <type_traits>
+
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/sums.hpp"
+
+// Norms. A row is summed by `lanes` threads, each taking 8 neighbouring elements at a time; lanes depend on the width of the row
+// alone, so a row's result does not depend on the others.
+
+namespace prl::ops::cuda {
+namespace {
+
+constexpr int kBlock = 256;      ///< threads when a warp or less holds a row
+constexpr int kMaxLanes = 1024;  ///< threads when a block holds a row
+
+/// Threads that share a row: a power of two up to a warp, else whole warps.
+int lanes_for(std::int64_t cols) {
+  const std::int64_t vectors = ceil_div(cols, kVec);
+  if (vectors <= kWarp) {
+    int lanes = 1;
+    while (lanes < vectors) lanes *= 2;
+    return lanes;
+  }
+  // Two vectors a thread from 512 threads on: enough loads in flight, and room for two blocks on a multiprocessor.
+  const std::int64_t wanted =
+      vectors <= 512 ? vectors : std::min<std::int64_t>(kMaxLanes, std::max<std::int64_t>(512, ceil_div(vectors, 2)));
+  return static_cast<int>(round_up(wanted, kWarp));
+}
+
+/// Sums v over the threads of a row.
+template <int kLanes>
+__device__ __forceinline__ float row_sum(float v, float* scratch) {
+  if constexpr (kLanes > 0)
+    return warp_sum<kLanes>(v);
+  else
+    return block_sum(v, scratch);
+}
+
+struct RowPlace {
+  std::int64_t row;
+  int lane, lanes;
+};
+template <int kLanes>
+__device__ __forceinline__ RowPlace row_place() {
+  if constexpr (kLanes > 0) {
+    constexpr int kRows = kBlock / kLanes;
+    return {static_cast<std::int64_t>(blockIdx.x) * kRows + static_cast<int>(threadIdx.x) / kLanes, static_cast<int>(threadIdx.x) % kLanes,
+            kLanes};
+  } else {
+    return {static_cast<std::int64_t>(blockIdx.x), static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+  }
+}
+
+template <typename T>
+struct NormArgs {
+  T* y;
+  T* sum;  ///< kAdd only
+  const T* x;
+  const T* residual;
+  const float* w;
+  std::int64_t rows, y_stride, sum_stride, x_stride, residual_stride;
+  int cols;
+  float eps;
+};
+
+/// kLanes == 0: a block per row.
+template <typename T, bool kWide, bool kAdd, int kLanes>
+__global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(const NormArgs<T> a) {
+  __shared__ float scratch[kMaxLanes / kWarp];
+  const RowPlace p = row_place<kLanes>();
+  const bool is_live = p.row < a.rows;
+  const T* x = a.x + p.row * a.x_stride;
+  float kept[kVec] = {};
+  float squares = 0.0f;
+  const auto take = [&](int c, float(&v)[kVec]) {
+    load<kWide>(v, x + c, a.cols - c);
+    if constexpr (kAdd) {
+      float r[kVec];
+      load<kWide>(r, a.residual + p.row * a.residual_stride + c, a.cols - c);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) v[i] = rounded<T>(v[i] + r[i]);
+      store<kWide>(a.sum + p.row * a.sum_stride + c, v, a.cols - c);
+    }
+  };
+  if (is_live) {
+    for (int c = p.lane * kVec; c < a.cols; c += p.lanes * kVec) {
+      float v[kVec];
+      take(c, v);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
+      if (c == p.lane * kVec)
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) kept[i] = v[i];
+    }
+  }
+  const float scale = 1.0f / sqrtf(row_sum<kLanes>(squares, scratch) / static_cast<float>(a.cols) + a.eps);
+  if (!is_live) return;
+  for (int c = p.lane * kVec; c < a.cols; c += p.lanes * kVec) {
+    float v[kVec], w[kVec];
+    if (c == p.lane * kVec) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) v[i] = kept[i];
+    } else if constexpr (kAdd) {
+      load<kWide>(v, a.sum + p.row * a.sum_stride + c, a.cols - c);  // this thread's own
+    } else {
+      load<kWide>(v, x + c, a.cols - c);
+    }
+    load<kWide>(w, a.w + c, a.cols - c);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = v[i] * scale * w[i];
+    store<kWide>(a.y + p.row * a.y_stride + c, v, a.cols - c);
+  }
+}
+
+/// Calls body(integral_constant<int, L>) with L lanes of a warp, or 0 for a block per row.
+template <typename Body>
+void with_lanes(int lanes, Body&& body) {
+  if (lanes > kWarp)
+    body(std::integral_constant<int, 0>{});
+  else if (lanes > 16)
+    body(std::integral_constant<int, 32>{});
+  else if (lanes > 8)
+    body(std::integral_constant<int, 16>{});
+  else
+    body(std::integral_constant<int, 8>{});
+}
+
+template <typename T, bool kAdd>
+void launch_norm(OpContext& ctx, const NormArgs<T>& a, bool wide) {
+  const int lanes = lanes_for(a.cols);
+  with_bool(wide, [&](auto is_wide_row) {
+    with_lanes(lanes, [&](auto l) {
+      constexpr int kLanes = decltype(l)::value;
+      const auto grid = static_cast<unsigned>(kLanes > 0 ? ceil_div(a.rows, kBlock / std::max(kLanes, 1)) : a.rows);
+      const auto kernel = norm_kernel<T, decltype(is_wide_row)::value, kAdd, kLanes>;
+      const int threads = kLanes > 0 ? kBlock : lanes;
+      kernel<<<grid, threads, 0, stream_of(ctx)>>>(a);
+    });
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+/// Rows are dealt to at most this many groups; each group sums its share of dw in order, then the groups are added in order.
+constexpr std::int64_t kMaxGroups = 512;
+constexpr std::int64_t kMinGroupRows = 16;
+
+template <typename T>
+struct NormBackwardArgs {
+  T* dx;
+  const T* dy;
+  const T* x;
+  const float* w;
+  float* partial_dw;  ///< [groups, cols]
+  std::int64_t rows, group_rows, dx_stride, dy_stride, x_stride;
+  int cols;
+  float eps;
+  bool accumulate;
+};
+
+/// One block per group of rows. kLanes > 0: kBlock / kLanes rows at a time. kVectors: vectors of 8 a thread holds of a row.
+template <typename T, bool kWide, int kLanes, int kVectors>
+__global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_backward_kernel(const NormBackwardArgs<T> a) {
+  constexpr int kRows = kLanes > 0 ? kBlock / (kLanes > 0 ? kLanes : 1) : 1;
+  __shared__ float scratch[kMaxLanes / kWarp];
+  __shared__ float dw_rows[kLanes > 0 ? kBlock * kVec : 1];
+  const int lane = kLanes > 0 ? static_cast<int>(threadIdx.x) % (kLanes > 0 ? kLanes : 1) : static_cast<int>(threadIdx.x);
+  const int lanes = kLanes > 0 ? kLanes : static_cast<int>(blockDim.x);
+  const int slot = kLanes > 0 ? static_cast<int>(threadIdx.x) / (kLanes > 0 ? kLanes : 1) : 0;
+  float dw[kVectors][kVec] = {};
+  const std::int64_t begin = blockIdx.x * a.group_rows, end = min(a.rows, begin + a.group_rows);
+  for (std::int64_t base = begin; base < end; base += kRows) {
+    const std::int64_t row = base + slot;
+    const bool is_live = row < end;
+    float x[kVectors][kVec] = {}, dy[kVectors][kVec] = {};
+    float squares = 0.0f, dots = 0.0f;
+    if (is_live) {
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const int c = (lane + j * lanes) * kVec;
+        if (c >= a.cols) continue;
+        float w[kVec];
+        load<kWide>(x[j], a.x + row * a.x_stride + c, a.cols - c);
+        load<kWide>(dy[j], a.dy + row * a.dy_stride + c, a.cols - c);
+        load<kWide>(w, a.w + c, a.cols - c);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) {
+          squares = fmaf(x[j][i], x[j][i], squares);
+          dots = fmaf(dy[j][i] * w[i], x[j][i], dots);
+        }
+      }
+    }
+    const float scale = 1.0f / sqrtf(row_sum<kLanes>(squares, scratch) / static_cast<float>(a.cols) + a.eps);
+    const float k = row_sum<kLanes>(dots, scratch) * scale * scale * scale / static_cast<float>(a.cols);
+    if (!is_live) continue;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const int c = (lane + j * lanes) * kVec;
+      if (c >= a.cols) continue;
+      float w[kVec], d[kVec], before[kVec] = {};
+      load<kWide>(w, a.w + c, a.cols - c);
+      T* dx = a.dx + row * a.dx_stride + c;
+      if (a.accumulate) load<kWide>(before, dx, a.cols - c);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        dw[j][i] = fmaf(dy[j][i], x[j][i] * scale, dw[j][i]);
+        d[i] = fmaf(-k, x[j][i], dy[j][i] * w[i] * scale);
+        if (a.accumulate) d[i] = before[i] + d[i];
+      }
+      store<kWide>(dx, d, a.cols - c);
+    }
+  }
+  float* out = a.partial_dw + static_cast<std::int64_t>(blockIdx.x) * a.cols;
+  if constexpr (kLanes > 0) {
+    // The rows that ran side by side are added in order.
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) dw_rows[(slot * kLanes + lane) * kVec + i] = dw[0][i];
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x); c < a.cols; c += kBlock) {
+      float total = 0.0f;
+      for (int r = 0; r < kRows; ++r) total += dw_rows[r * kLanes * kVec + c];
+      out[c] = total;
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const int c = (lane + j * lanes) * kVec;
+      if (c < a.cols) store<false>(out + c, dw[j], a.cols - c);
+    }
+  }
+}
+
+/// total[c] += sum over rows of partial[row, c]: 8 rows of threads take every eighth row each, then they are added in order.
+constexpr int kSumRows = 8;
+__global__ void add_rows_kernel(float* total, const float* partial, std::int64_t rows, std::int64_t cols) {
+  __shared__ float sums[kSumRows][kWarp];
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.x) * kWarp + threadIdx.x;
+  float sum = 0.0f;
+  if (c < cols)
+    for (std::int64_t r = threadIdx.y; r < rows; r += kSumRows) sum += partial[r * cols + c];
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || c >= cols) return;
+  for (int i = 1; i < kSumRows; ++i) sum += sums[i][threadIdx.x];
+  total[c] += sum;
+}
+
+template <typename T>
+void launch_norm_backward(OpContext& ctx, const NormBackwardArgs<T>& a, std::int64_t groups, bool wide) {
+  const int lanes = lanes_for(a.cols);
+  const auto vectors = static_cast<int>(ceil_div(ceil_div(a.cols, kVec), lanes));
+  if (vectors > 4)
+    fail(ErrorCode::kNotImplemented, "[rms_norm_backward] rows of {} columns; the kernel holds up to {}", a.cols, 4 * kMaxLanes * kVec);
+  with_bool(wide, [&](auto is_wide_row) {
+    constexpr bool kWide = decltype(is_wide_row)::value;
+    const auto launch = [&](auto l, auto v) {
+      constexpr int kLanes = decltype(l)::value;
+      const auto kernel = norm_backward_kernel<T, kWide, kLanes, decltype(v)::value>;
+      const int threads = kLanes > 0 ? kBlock : lanes;
+      kernel<<<static_cast<unsigned>(groups), threads, 0, stream_of(ctx)>>>(a);
+    };
+    with_lanes(lanes, [&](auto l) {
+      if constexpr (decltype(l)::value > 0)
+        launch(l, std::integral_constant<int, 1>{});
+      else if (vectors == 1)
+        launch(l, std::integral_constant<int, 1>{});
+      else if (vectors == 2)
+        launch(l, std::integral_constant<int, 2>{});
+      else
+        launch(l, std::integral_constant<int, 4>{});
+    });
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void add_rows(OpContext& ctx, float* total, const float* partial, std::int64_t rows, std::int64_t cols) {
+  add_rows_kernel<<<static_cast<unsigned>(ceil_div(cols, kWarp)), dim3(kWarp, kSumRows), 0, stream_of(ctx)>>>(total, partial, rows, cols);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensorView w_C, float eps) {
+  with_type(x_RC.dtype, [&](auto t) {
+    using T = decltype(t);
+    const NormArgs<T> a{.y = y_RC.as<T>(),
+                        .x = x_RC.as<T>(),
+                        .w = w_C.as<float>(),
+                        .rows = x_RC.shape.num_rows(),
+                        .y_stride = y_RC.row_stride,
+                        .x_stride = x_RC.row_stride,
+                        .cols = static_cast<int>(x_RC.shape.num_cols()),
+                        .eps = eps};
+    launch_norm<T, false>(ctx, a, is_wide(y_RC) && is_wide(x_RC) && is_wide(w_C));
+  });
+}
+
+void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTensorView x_RC, ConstTensorView residual_RC,
+                  ConstTensorView w_C, float eps) {
+  with_type(x_RC.dtype, [&](auto t) {
+    using T = decltype(t);
+    const NormArgs<T> a{.y = y_RC.as<T>(),
+                        .sum = sum_RC.as<T>(),
+                        .x = x_RC.as<T>(),
+                        .residual = residual_RC.as<T>(),
+                        .w = w_C.as<float>(),
+                        .rows = x_RC.shape.num_rows(),
+                        .y_stride = y_RC.row_stride,
+                        .sum_stride = sum_RC.row_stride,
+                        .x_stride = x_RC.row_stride,
+                        .residual_stride = residual_RC.row_stride,
+                        .cols = static_cast<int>(x_RC.shape.num_cols()),
+                        .eps = eps};
+    launch_norm<T, true>(ctx, a, is_wide(y_RC) && is_wide(sum_RC) && is_wide(x_RC) && is_wide(residual_RC) && is_wide(w_C));
+  });
+}
+
+void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C,
+                       float eps, bool accumulate) {
+  const std::int64_t rows = x_RC.shape.num_rows(), cols = x_RC.shape.num_cols();
+  const std::int64_t group_rows = std::max(kMinGroupRows, ceil_div(rows, kMaxGroups)), groups = ceil_div(rows, group_rows);
+  auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(groups * cols) * sizeof(float)));
+  with_type(x_RC.dtype, [&](auto t) {
+    using T = decltype(t);
+    const NormBackwardArgs<T> a{.dx = dx_RC.as<T>(),
+                                .dy = dy_RC.as<T>(),
+                                .x = x_RC.as<T>(),
+                                .w = w_C.as<float>(),
+                                .partial_dw = partial,
+                                .rows = rows,
+                                .group_rows = group_rows,
+                                .dx_stride = dx_RC.row_stride,
+                                .dy_stride = dy_RC.row_stride,
+                                .x_stride = x_RC.row_stride,
+                                .cols = static_cast<int>(cols),
+                                .eps = eps,
+                                .accumulate = accumulate};
+    launch_norm_backward(ctx, a, groups, is_wide(dx_RC) && is_wide(dy_RC) && is_wide(x_RC) && is_wide(w_C));
+  });
+  add_rows(ctx, dw_C.as<float>(), partial, groups, cols);
+}
+
+}  // namespace prl::ops::cuda

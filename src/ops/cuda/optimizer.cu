@@ -1,0 +1,185 @@
+#include <cmath>
+
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/linear_weight.hpp"
+#include "ops/cuda/map.cuh"
+#include "ops/cuda/sums.hpp"
+
+namespace prl::ops::cuda {
+namespace {
+
+struct AdamW {
+  float beta1, beta2, eps, decay, step_size, inverse_sqrt_correction2, grad_scale;
+  /// In: param, m, v, grad. Out: param, m, v.
+  __device__ void operator()(float (&out)[3][kVec], const float (&in)[4][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const float d = in[3][i] * grad_scale;
+      const float m = fmaf(beta1, in[1][i], (1.0f - beta1) * d);
+      const float v = fmaf(beta2, in[2][i], (1.0f - beta2) * d * d);
+      out[1][i] = m;
+      out[2][i] = v;
+      out[0][i] = in[0][i] * decay - step_size * m / fmaf(sqrtf(v), inverse_sqrt_correction2, eps);
+    }
+  }
+};
+
+struct Sgd {
+  SgdArgs a;
+  __device__ float direction(float w, float g) const { return fmaf(a.weight_decay, w, g * a.grad_scale); }
+};
+/// In: param, grad. Out: param.
+struct PlainSgd : Sgd {
+  __device__ void operator()(float (&out)[1][kVec], const float (&in)[2][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) out[0][i] = fmaf(-a.lr, direction(in[0][i], in[1][i]), in[0][i]);
+  }
+};
+/// In: param, buffer, grad. Out: param, buffer.
+struct MomentumSgd : Sgd {
+  __device__ void operator()(float (&out)[2][kVec], const float (&in)[3][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const float d = direction(in[0][i], in[2][i]);
+      const float b = a.is_first_step ? d : fmaf(a.momentum, in[1][i], d);
+      out[1][i] = b;
+      out[0][i] = fmaf(-a.lr, a.nesterov ? fmaf(a.momentum, b, d) : b, in[0][i]);
+    }
+  }
+};
+
+struct SignSgd {
+  float lr, weight_decay;
+  __device__ void operator()(float (&out)[1][kVec], const float (&in)[2][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const float w = in[0][i], d = in[1][i];
+      const float sign = d > 0.0f ? 1.0f : d < 0.0f ? -1.0f : d;  // 0 and NaN pass through
+      out[0][i] = fmaf(-lr, sign, fmaf(-(lr * weight_decay), w, w));
+    }
+  }
+};
+
+constexpr int kTile = 32;
+
+/// out[cols, rows] = transpose of in[rows, cols] times 1 / (sqrt(*squares) + 1e-7), or as it is where `squares` is null.
+__global__ void transpose_kernel(float* out, const float* in, std::int64_t rows, std::int64_t cols, const double* squares) {
+  __shared__ float tile[kTile][kTile + 1];
+  const std::int64_t col0 = static_cast<std::int64_t>(blockIdx.x) * kTile, row0 = static_cast<std::int64_t>(blockIdx.y) * kTile;
+  const float factor = squares == nullptr ? 1.0f : static_cast<float>(1.0 / (sqrt(*squares) + 1e-7));
+  for (int j = static_cast<int>(threadIdx.y); j < kTile; j += 8)
+    if (row0 + j < rows && col0 + threadIdx.x < cols) tile[j][threadIdx.x] = in[(row0 + j) * cols + col0 + threadIdx.x];
+  __syncthreads();
+  for (int j = static_cast<int>(threadIdx.y); j < kTile; j += 8)
+    if (col0 + j < cols && row0 + threadIdx.x < rows) out[(col0 + j) * rows + row0 + threadIdx.x] = tile[threadIdx.x][j] * factor;
+}
+
+/// By 1 / (sqrt(*squares) + 1e-7).
+struct Normalise {
+  const double* squares;
+  __device__ void operator()(float (&out)[1][kVec], const float (&in)[1][kVec]) const {
+    const auto factor = static_cast<float>(1.0 / (sqrt(*squares) + 1e-7));
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) out[0][i] = in[0][i] * factor;
+  }
+};
+
+void transpose(OpContext& ctx, float* out, const float* in, std::int64_t rows, std::int64_t cols, const double* squares) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(cols, kTile)), static_cast<unsigned>(ceil_div(rows, kTile)));
+  transpose_kernel<<<grid, dim3(kTile, 8), 0, stream_of(ctx)>>>(out, in, rows, cols, squares);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+void axpby(OpContext& ctx, float* out, float a, const float* x, float b, const float* y, std::int64_t n) {
+  map<float, float, 1, 2>(ctx, {dense_f32(out, n)}, {dense_f32(x, n), dense_f32(y, n)}, Axpby{a, b});
+}
+
+void product(OpContext& ctx, float* out, const float* a, const float* b, std::int64_t m, std::int64_t k, std::int64_t n, bool transpose_b) {
+  Product p;
+  p.M = m;
+  p.N = n;
+  p.K = k;
+  p.a = a;
+  p.a_stride = k;
+  p.b = b;
+  p.b_stride = transpose_b ? k : n;
+  p.transpose_b = transpose_b;
+  p.out = out;
+  p.out_stride = n;
+  p.may_split = true;
+  blas_of(ctx).run(ctx, p);
+}
+
+}  // namespace
+
+void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args) {
+  const auto step = static_cast<double>(args.step);
+  const double correction1 = 1.0 - std::pow(static_cast<double>(args.beta1), step),
+               correction2 = 1.0 - std::pow(static_cast<double>(args.beta2), step);
+  const AdamW f{.beta1 = args.beta1,
+                .beta2 = args.beta2,
+                .eps = args.eps,
+                .decay = 1.0f - args.lr * args.weight_decay,
+                .step_size = static_cast<float>(static_cast<double>(args.lr) / correction1),
+                .inverse_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
+                .grad_scale = args.grad_scale};
+  map<float, float, 3, 4>(ctx, {param, m, v}, {param, m, v, grad}, f);
+}
+
+void sgd(OpContext& ctx, TensorView param, TensorView buffer, ConstTensorView grad, const SgdArgs& args) {
+  if (args.momentum == 0.0f)
+    map<float, float, 1, 2>(ctx, {param}, {param, grad}, PlainSgd{{args}});
+  else
+    map<float, float, 2, 3>(ctx, {param, buffer}, {param, buffer, grad}, MomentumSgd{{args}});
+}
+
+void sign_sgd(OpContext& ctx, TensorView param, ConstTensorView grad, float lr, float weight_decay) {
+  map<float, float, 1, 2>(ctx, {param}, {param, grad}, SignSgd{lr, weight_decay});
+}
+
+void muon(OpContext& ctx, TensorView param_NK, TensorView momentum_NK, ConstTensorView grad_NK, const MuonArgs& args) {
+  constexpr float kA = 3.4445f, kB = -4.7750f, kC = 2.0315f;
+  constexpr int kSteps = 5;
+  const std::int64_t N = param_NK.shape.num_rows(), K = param_NK.shape.num_cols(), count = N * K;
+  const bool tall = N > K;  // the iteration multiplies the shorter side with itself
+  const std::int64_t r = std::min(N, K), c = std::max(N, K);
+
+  float *x = nullptr, *y = nullptr, *gram = nullptr, *poly = nullptr, *scratch = nullptr;
+  double* squares = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver carver(memory);
+    x = carver.take<float>(count);
+    y = carver.take<float>(count);
+    gram = carver.take<float>(r * r);
+    poly = carver.take<float>(r * r);
+    scratch = carver.take<float>(sum_squares_floats(count));
+    squares = carver.take<double>(1);
+    return carver.used();
+  };
+  carve(ctx.workspace->require(carve(nullptr)));
+
+  float* m = momentum_NK.as<float>();
+  axpby(ctx, m, args.mu, m, args.grad_scale, grad_NK.as<float>(), count);
+  sum_squares_to(ctx, squares, scratch, m, count);
+  if (tall)
+    transpose(ctx, x, m, N, K, squares);
+  else
+    map<float, float, 1, 1>(ctx, {dense_f32(x, count)}, {dense_f32(static_cast<const float*>(m), count)}, Normalise{squares});
+  for (int step = 0; step < kSteps; ++step) {
+    product(ctx, gram, x, x, r, c, r, true);
+    product(ctx, poly, gram, gram, r, r, r, false);
+    axpby(ctx, poly, kB, gram, kC, poly, r * r);
+    product(ctx, y, poly, x, r, r, c, false);
+    axpby(ctx, x, kA, x, 1.0f, y, count);
+  }
+  float* update = x;
+  if (tall) {
+    transpose(ctx, y, x, K, N, nullptr);
+    update = y;
+  }
+  const float rate = args.lr * 0.2f * std::sqrt(static_cast<float>(c));
+  float* p = param_NK.as<float>();
+  axpby(ctx, p, 1.0f - args.lr * args.weight_decay, p, -rate, update, count);
+}
+
+}  // namespace prl::ops::cuda

@@ -1,0 +1,214 @@
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/map.cuh"
+#include "ops/cuda/sums.hpp"
+
+namespace prl::ops::cuda {
+namespace {
+
+struct Add {
+  __device__ void operator()(float (&out)[1][kVec], const float (&in)[2][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) out[0][i] = in[0][i] + in[1][i];
+  }
+};
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+struct Swiglu {
+  __device__ void operator()(float (&out)[1][kVec], const float (&in)[2][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) out[0][i] = in[0][i] * sigmoid(in[0][i]) * in[1][i];
+  }
+};
+
+/// In: dout, gate, up. Out: dgate, dup.
+struct SwigluBackward {
+  __device__ void operator()(float (&out)[2][kVec], const float (&in)[3][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const float d = in[0][i], g = in[1][i], s = sigmoid(g), silu = g * s;
+      out[1][i] = d * silu;
+      out[0][i] = d * in[2][i] * fmaf(silu, 1.0f - s, s);
+    }
+  }
+};
+
+struct Copy {
+  __device__ void operator()(float (&out)[1][kVec], const float (&in)[1][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) out[0][i] = in[0][i];
+  }
+};
+
+struct Scale {
+  float factor;
+  __device__ void operator()(float (&out)[1][kVec], const float (&in)[1][kVec]) const {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) out[0][i] = in[0][i] * factor;
+  }
+};
+
+/// The two halves of [T, 2F] as [T, F] each.
+template <typename View>
+View half(const View& v, std::int64_t cols, int which) {
+  return v.columns(which * cols, cols);
+}
+
+template <typename Body>
+void with_any_float(DType dtype, Body&& body) {
+  if (dtype == DType::kF16)
+    body(__half{});
+  else
+    with_type(dtype, body);
+}
+
+/// Elements per sum in fp32; see the contract of sum_squares.
+constexpr std::int64_t kSumChunk = 4096;
+constexpr int kSumBlock = 128;
+
+__global__ void __launch_bounds__(kSumBlock) chunk_squares_kernel(float* partial, const float* x, std::int64_t n) {
+  __shared__ float scratch[kSumBlock / kWarp];
+  const std::int64_t begin = blockIdx.x * kSumChunk, end = min(n, begin + kSumChunk);
+  const bool wide = reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+  float sum = 0.0f;
+  for (std::int64_t i = begin + threadIdx.x * kVec; i < end; i += kSumBlock * kVec) {
+    float v[kVec];
+    const int count = static_cast<int>(min(static_cast<std::int64_t>(kVec), end - i));
+    if (wide && count == kVec)
+      load<true>(v, x + i, count);
+    else
+      load<false>(v, x + i, count);
+#pragma unroll
+    for (int j = 0; j < kVec; ++j) sum = fmaf(v[j], v[j], sum);
+  }
+  sum = block_sum(sum, scratch);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+constexpr int kTotalBlock = 1024;
+__global__ void __launch_bounds__(kTotalBlock) total_kernel(double* total, const float* partial, std::int64_t count) {
+  __shared__ double scratch[kTotalBlock / kWarp];
+  double sum = 0;
+  for (std::int64_t i = threadIdx.x; i < count; i += kTotalBlock) sum += static_cast<double>(partial[i]);
+  sum = block_sum(sum, scratch);
+  if (threadIdx.x == 0) *total = sum;
+}
+
+/// One thread takes 8 pairs of one head.
+template <typename T>
+__global__ void __launch_bounds__(kMapBlock)
+    rope_kernel(T* x, std::int64_t token_stride, const std::int32_t* positions, const float* cosines, const float* sines,
+                std::uint32_t total, int heads, int half, std::int64_t num_positions, bool inverse, bool wide,
+                ::prl::cuda::FaultWord* fault) {
+  const std::uint32_t v = blockIdx.x * kMapBlock + threadIdx.x;
+  if (v >= total) return;
+  const auto vectors = static_cast<std::uint32_t>((half + kVec - 1) / kVec);
+  const std::uint32_t row = v / vectors, t = row / static_cast<std::uint32_t>(heads);
+  const int i0 = static_cast<int>(v - row * vectors) * kVec, count = min(kVec, half - i0);
+  const std::int32_t position = positions[t];
+  if (position < 0 || position >= num_positions) {
+    ::prl::cuda::report(fault, ::prl::cuda::Fault::kRopePosition, t);
+    return;
+  }
+  T* head = x + t * token_stride + static_cast<std::int64_t>(row - t * static_cast<std::uint32_t>(heads)) * 2 * half + i0;
+  const float* c_row = cosines + static_cast<std::int64_t>(position) * half + i0;
+  const float* s_row = sines + static_cast<std::int64_t>(position) * half + i0;
+  float a[kVec], b[kVec], c[kVec], s[kVec], first[kVec], second[kVec];
+  const auto rotate = [&](auto is_wide_row) {
+    constexpr bool kWide = decltype(is_wide_row)::value;
+    load<kWide>(a, head, count);
+    load<kWide>(b, head + half, count);
+    load<kWide>(c, c_row, count);
+    load<kWide>(s, s_row, count);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const float sine = inverse ? -s[i] : s[i];
+      first[i] = fmaf(-b[i], sine, a[i] * c[i]);
+      second[i] = fmaf(a[i], sine, b[i] * c[i]);
+    }
+    store<kWide>(head, first, count);
+    store<kWide>(head + half, second, count);
+  };
+  if (wide)
+    rotate(std::true_type{});
+  else
+    rotate(std::false_type{});
+}
+
+}  // namespace
+
+void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
+  with_type(out.dtype, [&](auto t) {
+    using T = decltype(t);
+    map<T, T, 1, 2>(ctx, {out}, {a, b}, Add{});
+  });
+}
+
+void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F) {
+  const std::int64_t F = out_TF.shape.num_cols();
+  with_type(out_TF.dtype, [&](auto t) {
+    using T = decltype(t);
+    map<T, T, 1, 2>(ctx, {out_TF}, {half(gate_up_T2F, F, 0), half(gate_up_T2F, F, 1)}, Swiglu{});
+  });
+}
+
+void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F) {
+  const std::int64_t F = dout_TF.shape.num_cols();
+  with_type(dout_TF.dtype, [&](auto t) {
+    using T = decltype(t);
+    map<T, T, 2, 3>(ctx, {half(dgate_up_T2F, F, 0), half(dgate_up_T2F, F, 1)}, {dout_TF, half(gate_up_T2F, F, 0), half(gate_up_T2F, F, 1)},
+                    SwigluBackward{});
+  });
+}
+
+void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse) {
+  const std::int64_t T = x_THD.shape[0], heads = x_THD.shape[1], half_dim = x_THD.shape[2] / 2;
+  const std::int64_t total = T * heads * ceil_div(half_dim, kVec);
+  PRL_CHECK(total < (std::int64_t{1} << 32) - kMapBlock, "rope over {} tokens of {} heads in one launch", T, heads);
+  const bool wide =
+      half_dim % kVec == 0 && is_aligned(x_THD.data, 16) && token_stride * static_cast<std::int64_t>(size_of(x_THD.dtype)) % 16 == 0;
+  with_type(x_THD.dtype, [&](auto t) {
+    using E = decltype(t);
+    rope_kernel<E><<<static_cast<unsigned>(ceil_div(total, kMapBlock)), kMapBlock, 0, stream_of(ctx)>>>(
+        x_THD.as<E>(), token_stride, positions_T.as<std::int32_t>(), table.cos_PD2.as<float>(), table.sin_PD2.as<float>(),
+        static_cast<std::uint32_t>(total), static_cast<int>(heads), static_cast<int>(half_dim), table.cos_PD2.shape()[0], inverse, wide,
+        runtime_of(ctx).fault_word());
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+void cast(OpContext& ctx, TensorView out, ConstTensorView x) {
+  with_any_float(out.dtype,
+                 [&](auto o) { with_any_float(x.dtype, [&](auto i) { map<decltype(o), decltype(i), 1, 1>(ctx, {out}, {x}, Copy{}); }); });
+}
+
+std::int64_t sum_squares_floats(std::int64_t n) { return round_up(ceil_div(n, kSumChunk), 2); }
+
+void sum_squares_to(OpContext& ctx, double* total, float* scratch, const float* x, std::int64_t n) {
+  const std::int64_t chunks = ceil_div(n, kSumChunk);
+  chunk_squares_kernel<<<static_cast<unsigned>(chunks), kSumBlock, 0, stream_of(ctx)>>>(scratch, x, n);
+  PRL_CUDA_CHECK(cudaGetLastError());
+  total_kernel<<<1, kTotalBlock, 0, stream_of(ctx)>>>(total, scratch, chunks);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+double sum_squares(OpContext& ctx, ConstTensorView x) {
+  const std::int64_t n = x.shape.num_elements();
+  double* device_total = nullptr;
+  float* scratch = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver c(memory);
+    device_total = c.take<double>(1);
+    scratch = c.take<float>(sum_squares_floats(n));
+    return c.used();
+  };
+  carve(ctx.workspace->require(carve(nullptr)));
+  sum_squares_to(ctx, device_total, scratch, x.as<float>(), n);
+  double total = 0;
+  ctx.runtime->copy_to_host(&total, device_total, sizeof total);
+  return total;
+}
+
+void scale(OpContext& ctx, TensorView x, float factor) { map<float, float, 1, 1>(ctx, {x}, {x}, Scale{factor}); }
+
+}  // namespace prl::ops::cuda

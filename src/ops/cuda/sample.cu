@@ -1,0 +1,478 @@
+#include <algorithm>
+#include <cmath>
+
+#include "base/rng.hpp"
+#include "ops/cuda/blas.hpp"
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/log_softmax.cuh"
+
+// Sampling. Three kernels: statistics of chunks (a warp each), the draw (a block per row), and, where a row asks for it, truncation
+// and the best tokens. Masses of truncated rows are integers (weights in units of 2^-44 of the best token's), so the order in which
+// threads add them leaves no trace.
+
+namespace prl::ops::cuda {
+namespace {
+
+constexpr int kBlock = 256;
+constexpr int kDrawBlock = kVocabChunk;  ///< a thread per logit of the drawn chunk
+static_assert(kDrawBlock == 1024);
+
+/// One row as the kernels want it.
+struct RowParams {
+  double uniform;
+  float temperature;  ///< 1 for greedy rows
+  float top_p, min_p;
+  std::int32_t top_k;  ///< 0: all
+  std::int32_t num_top;
+  bool is_greedy, is_truncated;
+};
+struct RowOutput {
+  std::int32_t token;
+  float logprob;
+  float lse;         ///< of all tokens
+  float normaliser;  ///< log-sum-exp over the tokens that are kept
+  float max;
+  std::int32_t num_top;
+};
+
+__global__ void __launch_bounds__(kBlock)
+    stats_kernel(ChunkStats* stats, const float* logits, std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
+  const int chunk = static_cast<int>(blockIdx.x * (kBlock / kWarp) + threadIdx.x / kWarp);
+  if (chunk >= chunks) return;
+  const std::int64_t b = blockIdx.y, begin = static_cast<std::int64_t>(chunk) * kVocabChunk;
+  const int count = static_cast<int>(min(static_cast<std::int64_t>(kVocabChunk), V - begin));
+  float x[kChunkVectors][kVec];
+  load_chunk(x, logits + b * stride + begin, count, rows[b].temperature);
+  const ChunkStats s = chunk_stats(x);
+  if (threadIdx.x % kWarp == 0) stats[b * chunks + chunk] = s;
+}
+
+/// Finds the chunk in which the running sum of masses passes uniform * total. One thread.
+template <typename Mass>
+__device__ void choose_chunk(const Mass* masses, int chunks, Mass target, int& chosen, Mass& rest) {
+  chosen = 0;
+  rest = 0;
+  for (int c = 0; c < chunks; ++c) {
+    if (!(masses[c] > 0)) continue;
+    chosen = c;
+    rest = target;
+    if (target < masses[c]) return;
+    target -= masses[c];
+  }
+  rest = masses[chosen];  // rounding: the last token with any mass
+}
+
+/// Index of the first of the block's weights at which their running sum passes `target`; the last positive one if none does.
+template <typename Mass>
+__device__ int choose_in_chunk(Mass weight, Mass target, Mass* warp_totals, int* first, int* last) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  Mass prefix = weight;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const Mass other = __shfl_up_sync(kFullWarp, prefix, step);
+    if (lane >= step) prefix += other;
+  }
+  if (threadIdx.x == 0) {
+    *first = kVocabChunk;
+    *last = 0;
+  }
+  if (lane == kWarp - 1) warp_totals[warp] = prefix;
+  __syncthreads();
+  Mass before = 0;
+  for (int w = 0; w < warp; ++w) before += warp_totals[w];
+  prefix += before;
+  if (weight > 0) {
+    if (prefix > target) atomicMin(first, static_cast<int>(threadIdx.x));
+    atomicMax(last, static_cast<int>(threadIdx.x));
+  }
+  __syncthreads();
+  return *first < kVocabChunk ? *first : *last;
+}
+
+/// Log-sum-exp, greedy choice or draw, and log-probability of rows that are not truncated.
+__global__ void __launch_bounds__(kDrawBlock) draw_kernel(RowOutput* outputs, const ChunkStats* all_stats, const float* logits,
+                                                          std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
+  extern __shared__ double masses[];  // [chunks]
+  __shared__ double warp_totals[kDrawBlock / kWarp];
+  __shared__ double rest;
+  __shared__ float lse, max;
+  __shared__ int chosen, first, last;
+  const std::int64_t b = blockIdx.x;
+  const RowParams r = rows[b];
+  const ChunkStats* stats = all_stats + b * chunks;
+  if (threadIdx.x == 0) {
+    LogSumExp sum;
+    for (int c = 0; c < chunks; ++c) sum.merge(stats[c]);
+    lse = sum.value();
+    max = sum.max();
+  }
+  __syncthreads();
+  RowOutput out{.token = 0, .logprob = 0.0f, .lse = lse, .normaliser = lse, .max = max, .num_top = 0};
+  const float* x = logits + b * stride;
+  if (isfinite(lse) && r.is_greedy) {
+    if (threadIdx.x == 0) {
+      chosen = 0;
+      while (stats[chosen].max != max) ++chosen;
+      first = kVocabChunk;
+    }
+    __syncthreads();
+    const std::int64_t i = static_cast<std::int64_t>(chosen) * kVocabChunk + threadIdx.x;
+    if (i < V && x[i] == max) atomicMin(&first, static_cast<int>(threadIdx.x));
+    __syncthreads();
+    out.token = static_cast<std::int32_t>(chosen * kVocabChunk + first);
+  } else if (isfinite(lse) && !r.is_truncated) {
+    for (int c = static_cast<int>(threadIdx.x); c < chunks; c += kDrawBlock)
+      masses[c] = stats[c].max == -INFINITY ? 0.0 : static_cast<double>(stats[c].sum) * exp(static_cast<double>(stats[c].max) - max);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      double mass = 0;
+      for (int c = 0; c < chunks; ++c) mass += masses[c];
+      choose_chunk(masses, chunks, r.uniform * mass, chosen, rest);
+      rest = rest / masses[chosen] * static_cast<double>(stats[chosen].sum);  // in units of the chunk's own weights
+    }
+    __syncthreads();
+    const std::int64_t i = static_cast<std::int64_t>(chosen) * kVocabChunk + threadIdx.x;
+    const double weight = i < V ? static_cast<double>(expf(scaled(x[i], r.temperature) - stats[chosen].max)) : 0.0;
+    out.token = static_cast<std::int32_t>(chosen * kVocabChunk + choose_in_chunk(weight, rest, warp_totals, &first, &last));
+  }
+  if (threadIdx.x != 0) return;
+  if (isfinite(lse)) out.logprob = scaled(x[out.token], r.temperature) - lse;
+  outputs[b] = out;
+}
+
+using Key = unsigned long long;
+/// Orders tokens as they are ranked: by logit, then by lower index.
+__device__ __forceinline__ Key key_of(float x, std::int64_t i) {
+  const std::uint32_t bits = __float_as_uint(x == 0.0f ? 0.0f : x);  // -0 equals 0
+  const std::uint32_t ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return static_cast<Key>(ordered) << 32 | static_cast<std::uint32_t>(~static_cast<std::uint32_t>(i));
+}
+float logit_of(Key key) {
+  const auto ordered = static_cast<std::uint32_t>(key >> 32);
+  const std::uint32_t bits = ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered;
+  float x;
+  static_assert(sizeof x == sizeof bits);
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+}
+std::int32_t token_of(Key key) { return static_cast<std::int32_t>(~static_cast<std::uint32_t>(key)); }
+
+using Mass = unsigned long long;
+/// e^(x - max) in units of 2^-44: 2^18 tokens of the best one's weight still fit.
+__device__ __forceinline__ Mass mass_of(float x, float max) { return static_cast<Mass>(expf(x - max) * 0x1.0p44f); }
+
+constexpr int kBins = 1024;    ///< of width 1/16 in the logit
+constexpr int kListed = 2048;  ///< keys of one bin that are kept at hand
+constexpr int kTruncateBlock = 1024;
+
+/// Shared memory of a block that ranks one row.
+struct RankScratch {
+  std::uint32_t counts[kBins];
+  Mass masses[kBins];
+  Key list[kListed];
+  Mass warp_masses[kTruncateBlock / kWarp];
+  int num_listed;
+  int bin;
+  Mass wanted;
+  Key result;
+  std::uint32_t bin_count;
+};
+
+/// One row, ranked by the threads of a block.
+class Ranker {
+ public:
+  __device__ Ranker(RankScratch& s, const float* logits, std::int64_t V, float temperature, float max)
+      : s_(s), logits_(logits), V_(V), temperature_(temperature), max_(max) {}
+
+  __device__ float at(std::int64_t i) const { return scaled(logits_[i], temperature_); }
+  /// body(x, key) for this thread's share of the tokens at or above `low`.
+  template <typename Body>
+  __device__ void for_each(Key low, Body&& body) const {
+    for (std::int64_t i = threadIdx.x; i < V_; i += kTruncateBlock) {
+      const float x = at(i);
+      const Key key = key_of(x, i);
+      if (key >= low && x != -INFINITY) body(x, key);
+    }
+  }
+
+  /// Number and mass of the tokens at or above `low`, the same in every thread.
+  __device__ void totals(Key low, std::uint32_t& count, Mass& mass) {
+    std::uint32_t n = 0;
+    Mass m = 0;
+    for_each(low, [&](float x, Key) {
+      ++n;
+      m += mass_of(x, max_);
+    });
+    mass = block_sum(m, s_.warp_masses);
+    count = static_cast<std::uint32_t>(block_sum(static_cast<Mass>(n), s_.warp_masses));
+  }
+
+  /// The lowest key of the best tokens whose number (or mass, if kByMass) first reaches `wanted`, among those at or above `low`.
+  /// `wanted` must not be more than there is.
+  template <bool kByMass>
+  __device__ Key select(Key low, Mass wanted) {
+    // Bins of equal width in the logit keep neighbours of a peaked distribution apart; bin 0 is the best.
+    clear();
+    for_each(low, [&](float x, Key) {
+      const int bin = bin_of(x);
+      atomicAdd(&s_.counts[bin], 1u);
+      if constexpr (kByMass) atomicAdd(&s_.masses[bin], mass_of(x, max_));
+    });
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      take_bin<kByMass>(
+          wanted, [](int i) { return i; }, kBins);
+      s_.num_listed = 0;
+    }
+    __syncthreads();
+    const int bin = s_.bin;
+    const bool is_listed = s_.bin_count <= kListed;
+    if (is_listed)
+      for_each(low, [&](float x, Key key) {
+        if (bin_of(x) == bin) s_.list[atomicAdd(&s_.num_listed, 1)] = key;
+      });
+    __syncthreads();
+    // Within the bin: digits of the key, highest first, until one token is left.
+    const auto for_bin = [&](auto&& body) {
+      if (is_listed) {
+        for (int i = static_cast<int>(threadIdx.x); i < s_.num_listed; i += kTruncateBlock) body(s_.list[i]);
+      } else {
+        for_each(low, [&](float x, Key key) {
+          if (bin_of(x) == bin) body(key);
+        });
+      }
+    };
+    Key prefix = 0;
+    for (int shift = 56; shift >= 0; shift -= 8) {
+      const auto matches = [&](Key key) { return shift == 56 || key >> (shift + 8) == prefix; };
+      __syncthreads();
+      wanted = s_.wanted;
+      const bool is_found = s_.bin_count == 1;
+      if (is_found) {
+        for_bin([&](Key key) {
+          if (matches(key)) s_.result = key;
+        });
+        __syncthreads();
+        return s_.result;
+      }
+      __syncthreads();
+      clear();
+      for_bin([&](Key key) {
+        if (!matches(key)) return;
+        const int digit = static_cast<int>(key >> shift & 255);
+        atomicAdd(&s_.counts[digit], 1u);
+        if constexpr (kByMass)
+          atomicAdd(&s_.masses[digit], mass_of(at(static_cast<std::uint32_t>(~static_cast<std::uint32_t>(key))), max_));
+      });
+      __syncthreads();
+      if (threadIdx.x == 0)
+        take_bin<kByMass>(
+            wanted, [](int i) { return 255 - i; }, 256);
+      __syncthreads();
+      prefix = prefix << 8 | static_cast<Key>(s_.bin);
+    }
+    return prefix;
+  }
+
+ private:
+  __device__ int bin_of(float x) const { return static_cast<int>(fminf((max_ - x) * 16.0f, static_cast<float>(kBins - 1))); }
+  __device__ void clear() {
+    for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kTruncateBlock) {
+      s_.counts[i] = 0;
+      s_.masses[i] = 0;
+    }
+    __syncthreads();
+  }
+  /// The bin, in rank order, in which the running sum reaches `wanted`, and what of it is left for inside. One thread.
+  template <bool kByMass, typename Order>
+  __device__ void take_bin(Mass wanted, Order order, int count) {
+    int last = 0;
+    for (int i = 0; i < count; ++i) {
+      const int bin = order(i);
+      if (s_.counts[bin] == 0) continue;
+      const Mass here = kByMass ? s_.masses[bin] : s_.counts[bin];
+      last = bin;
+      if (here >= wanted) break;
+      wanted -= here;
+    }
+    s_.bin = last;
+    s_.bin_count = s_.counts[last];
+    s_.wanted = wanted;
+  }
+
+  RankScratch& s_;
+  const float* logits_;
+  std::int64_t V_;
+  float temperature_, max_;
+};
+
+/// Truncated draws, and the best tokens of any row. min_p, then top_k, then top_p over what is left.
+__global__ void __launch_bounds__(kTruncateBlock) truncate_kernel(RowOutput* outputs, Key* top, std::int32_t max_top, const float* logits,
+                                                                  std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
+  extern __shared__ Mass chunk_masses[];  // [chunks]
+  __shared__ RankScratch scratch;
+  __shared__ int chosen, first, last;
+  __shared__ Mass rest;
+  const std::int64_t b = blockIdx.x;
+  const RowParams r = rows[b];
+  if (!r.is_truncated && r.num_top == 0) return;
+  RowOutput out = outputs[b];
+  if (!isfinite(out.lse)) return;
+  const float* x = logits + b * stride;
+  Ranker ranker(scratch, x, V, r.temperature, out.max);
+  Key low = 0;
+  std::uint32_t count = 0;
+  Mass mass = 0;
+  if (r.is_truncated) {
+    if (r.min_p > 0.0f) low = key_of(out.max + logf(r.min_p), 0xffffffff);  // behind every token of that logit
+    ranker.totals(low, count, mass);
+    if (r.top_k > 0 && static_cast<std::uint32_t>(r.top_k) < count) {
+      low = ranker.select<false>(low, static_cast<Mass>(r.top_k));
+      ranker.totals(low, count, mass);
+    }
+    if (r.top_p < 1.0f) {
+      const Mass wanted = static_cast<Mass>(ceil(static_cast<double>(r.top_p) * static_cast<double>(mass)));
+      low = ranker.select<true>(low, min(mass, wanted > 0 ? wanted : Mass{1}));
+      ranker.totals(low, count, mass);
+    }
+    // Masses of chunks, then of tokens, in index order.
+    for (int c = static_cast<int>(threadIdx.x) / kWarp; c < chunks; c += kTruncateBlock / kWarp) {
+      Mass sum = 0;
+      for (int i = static_cast<int>(threadIdx.x) % kWarp; i < kVocabChunk; i += kWarp) {
+        const std::int64_t at = static_cast<std::int64_t>(c) * kVocabChunk + i;
+        if (at >= V) break;
+        const float v = ranker.at(at);
+        if (v != -INFINITY && key_of(v, at) >= low) sum += mass_of(v, out.max);
+      }
+      __syncwarp();
+      sum = warp_sum(sum);
+      if (threadIdx.x % kWarp == 0) chunk_masses[c] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const auto target = static_cast<Mass>(r.uniform * static_cast<double>(mass));
+      choose_chunk(chunk_masses, chunks, min(target, mass - 1), chosen, rest);
+    }
+    __syncthreads();
+    const std::int64_t i = static_cast<std::int64_t>(chosen) * kVocabChunk + threadIdx.x;
+    Mass weight = 0;
+    if (i < V) {
+      const float v = ranker.at(i);
+      if (v != -INFINITY && key_of(v, i) >= low) weight = mass_of(v, out.max);
+    }
+    const int place = choose_in_chunk(weight, rest, scratch.warp_masses, &first, &last);
+    if (threadIdx.x == 0) {
+      out.token = static_cast<std::int32_t>(chosen * kVocabChunk + place);
+      if (count != V) out.normaliser = out.max + static_cast<float>(log(static_cast<double>(mass) * 0x1.0p-44));
+      out.logprob = ranker.at(out.token) - out.normaliser;
+    }
+    __syncthreads();
+  } else {
+    ranker.totals(low, count, mass);
+  }
+  if (r.num_top > 0) {
+    const auto wanted = min(static_cast<std::uint32_t>(r.num_top), count);
+    Key worst = low;
+    if (wanted < count) worst = ranker.select<false>(low, wanted);
+    if (threadIdx.x == 0) scratch.num_listed = 0;
+    __syncthreads();
+    ranker.for_each(worst, [&](float, Key key) { top[b * max_top + atomicAdd(&scratch.num_listed, 1)] = key; });
+    __syncthreads();
+    out.num_top = scratch.num_listed;
+  }
+  if (threadIdx.x == 0) outputs[b] = out;
+}
+
+/// Uniform in [0, 1) with 53 bits: a pure function of the request's seed and the token's index in it.
+double uniform(const SampleRow& row) {
+  const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
+  const auto r = Rng::philox({low(row.position), low(row.position >> 32), 0, 0}, {low(row.seed), low(row.seed >> 32)});
+  return static_cast<double>(((static_cast<std::uint64_t>(r[0]) << 32) | r[1]) >> 11) * 0x1.0p-53;
+}
+
+RowParams params_of(const SampleRow& row, std::int64_t V) {
+  RowParams p{};
+  p.is_greedy = row.temperature == 0.0f;
+  p.is_truncated = !p.is_greedy && (row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f);
+  p.uniform = uniform(row);
+  p.temperature = p.is_greedy ? 1.0f : row.temperature;
+  p.top_p = row.top_p;
+  p.min_p = row.min_p;
+  p.top_k = std::max(row.top_k, 0);
+  p.num_top = static_cast<std::int32_t>(std::min<std::int64_t>(std::max(row.num_top_logprobs, 0), V));
+  return p;
+}
+
+/// Host side of one call; kept between calls so that a warm one allocates nothing.
+struct HostRows {
+  std::vector<RowParams> params;
+  std::vector<char> bytes;
+};
+
+}  // namespace
+
+void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {
+  const auto B = static_cast<std::int64_t>(rows_B.size());
+  const std::int64_t V = logits_BV.shape.num_cols();
+  const auto chunks = static_cast<int>(ceil_div(V, kVocabChunk));
+  thread_local HostRows host;
+  host.params.clear();
+  std::int32_t max_top = 0;
+  bool needs_ranking = false;
+  for (const SampleRow& row : rows_B) {
+    host.params.push_back(params_of(row, V));
+    max_top = std::max(max_top, host.params.back().num_top);
+    needs_ranking = needs_ranking || host.params.back().is_truncated || host.params.back().num_top > 0;
+  }
+  const RowParams* params = staged<RowParams>(ctx, host.params);
+
+  ChunkStats* stats = nullptr;
+  RowOutput* outputs = nullptr;
+  Key* top = nullptr;
+  std::size_t result_begin = 0;
+  const auto carve = [&](void* memory) {
+    Carver c(memory);
+    stats = c.take<ChunkStats>(B * chunks);
+    result_begin = c.used();
+    outputs = c.take<RowOutput>(B);
+    top = c.take<Key>(B * max_top);
+    return c.used();
+  };
+  const std::size_t bytes = carve(nullptr);
+  carve(ctx.workspace->require(bytes));
+  const cudaStream_t stream = stream_of(ctx);
+  const std::size_t shared = static_cast<std::size_t>(chunks) * sizeof(double);
+  if (shared > 16384) fail(ErrorCode::kNotImplemented, "[sample] a vocabulary of {}; up to {} is supported", V, 2048 * kVocabChunk);
+  const float* logits = logits_BV.as<float>();
+
+  const dim3 grid(static_cast<unsigned>(ceil_div(chunks, kBlock / kWarp)), static_cast<unsigned>(B));
+  stats_kernel<<<grid, kBlock, 0, stream>>>(stats, logits, logits_BV.row_stride, V, chunks, params);
+  PRL_CUDA_CHECK(cudaGetLastError());
+  draw_kernel<<<static_cast<unsigned>(B), kDrawBlock, shared, stream>>>(outputs, stats, logits, logits_BV.row_stride, V, chunks, params);
+  PRL_CUDA_CHECK(cudaGetLastError());
+  if (needs_ranking) {
+    truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared, stream>>>(outputs, top, max_top, logits, logits_BV.row_stride, V,
+                                                                                  chunks, params);
+    PRL_CUDA_CHECK(cudaGetLastError());
+  }
+
+  host.bytes.resize(bytes - result_begin);
+  ctx.runtime->copy_to_host(host.bytes.data(), outputs, host.bytes.size());
+  const auto* results = reinterpret_cast<const RowOutput*>(host.bytes.data());
+  auto* keys = reinterpret_cast<Key*>(host.bytes.data() + (reinterpret_cast<char*>(top) - reinterpret_cast<char*>(outputs)));
+  for (std::int64_t b = 0; b < B; ++b) {
+    const RowOutput& r = results[b];
+    if (!std::isfinite(r.lse))
+      fail(ErrorCode::kNonFinite,
+           "[sample] a row of logits has no finite log-sum-exp ({}): all tokens are banned, or the model gave NaN or infinity", r.lse);
+    SampleResult& out = out_B[static_cast<std::size_t>(b)];
+    out.token = r.token;
+    out.logprob = r.logprob;
+    out.top_logprobs.clear();
+    Key* best = keys + b * max_top;
+    std::sort(best, best + r.num_top, std::greater<>());
+    for (std::int32_t i = 0; i < r.num_top; ++i) out.top_logprobs.emplace_back(token_of(best[i]), logit_of(best[i]) - r.normaliser);
+  }
+}
+
+}  // namespace prl::ops::cuda

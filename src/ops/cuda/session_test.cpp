@@ -1,0 +1,99 @@
+#include "device/cuda/check.hpp"
+#include "device/cuda/cuda_runtime.hpp"
+#include "ops/cuda/test_session.hpp"
+#include "ops/cuda_table.hpp"
+
+namespace prl::ops::testing {
+namespace {
+
+class VisibleRuntime final : public ::prl::cuda::CudaRuntime {
+ public:
+  VisibleRuntime() : CudaRuntime(0) {}
+  void* allocate(std::size_t bytes) override {
+    activate();
+    void* pointer = nullptr;
+    PRL_CUDA_CHECK(cudaHostAlloc(&pointer, bytes == 0 ? 1 : bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+    return pointer;
+  }
+  void deallocate(void* pointer, std::size_t) noexcept override {
+    (void)cudaDeviceSynchronize();
+    (void)cudaFreeHost(pointer);
+  }
+  void copy_from_host(void* destination, const void* host, std::size_t bytes) override {
+    CudaRuntime::copy_from_host(destination, host, bytes);
+    synchronize();
+  }
+  void copy_within(void* destination, const void* source, std::size_t bytes) override {
+    CudaRuntime::copy_within(destination, source, bytes);
+    synchronize();
+  }
+  void zero(void* destination, std::size_t bytes) override {
+    CudaRuntime::zero(destination, bytes);
+    synchronize();
+  }
+};
+
+/// body, then a wait.
+template <auto kEntry>
+struct Waiting;
+template <typename Result, typename... Args, Result (*OpTable::*kEntry)(OpContext&, Args...)>
+struct Waiting<kEntry> {
+  static Result run(OpContext& ctx, Args... args) {
+    const auto body = cuda_op_table()->*kEntry;
+    if constexpr (std::is_void_v<Result>) {
+      body(ctx, args...);
+      ctx.runtime->synchronize();
+    } else {
+      Result result = body(ctx, args...);
+      ctx.runtime->synchronize();
+      return result;
+    }
+  }
+};
+
+OpTable make_waiting_table() {
+  OpTable t = *cuda_op_table();
+  const auto wait = [&]<auto kEntry>() {
+    if (t.*kEntry != nullptr) t.*kEntry = Waiting<kEntry>::run;
+  };
+  wait.operator()<&OpTable::pack_linear>();
+  wait.operator()<&OpTable::linear>();
+  wait.operator()<&OpTable::linear_backward_input>();
+  wait.operator()<&OpTable::linear_backward_weight>();
+  wait.operator()<&OpTable::matmul_f32>();
+  wait.operator()<&OpTable::attention_varlen>();
+  wait.operator()<&OpTable::attention_varlen_backward>();
+  wait.operator()<&OpTable::kv_write>();
+  wait.operator()<&OpTable::attention_paged>();
+  wait.operator()<&OpTable::lm_head_logprob>();
+  wait.operator()<&OpTable::lm_head_logprob_backward>();
+  wait.operator()<&OpTable::sample>();
+  wait.operator()<&OpTable::embedding>();
+  wait.operator()<&OpTable::embedding_backward>();
+  wait.operator()<&OpTable::rms_norm>();
+  wait.operator()<&OpTable::add_rms_norm>();
+  wait.operator()<&OpTable::rms_norm_backward>();
+  wait.operator()<&OpTable::add>();
+  wait.operator()<&OpTable::swiglu>();
+  wait.operator()<&OpTable::swiglu_backward>();
+  wait.operator()<&OpTable::rope>();
+  wait.operator()<&OpTable::cast>();
+  wait.operator()<&OpTable::sum_squares>();
+  wait.operator()<&OpTable::scale>();
+  wait.operator()<&OpTable::adamw>();
+  wait.operator()<&OpTable::sgd>();
+  wait.operator()<&OpTable::sign_sgd>();
+  wait.operator()<&OpTable::muon>();
+  return t;
+}
+
+}  // namespace
+
+std::shared_ptr<DeviceRuntime> make_visible_cuda_runtime() { return std::make_shared<VisibleRuntime>(); }
+
+const OpTable& waiting_cuda_table() {
+  static const OpTable table = make_waiting_table();
+  return table;
+}
+
+}  // namespace prl::ops::testing
