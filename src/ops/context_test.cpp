@@ -40,7 +40,7 @@ TEST(OpSession, AnUnknownKindIsNamedWithTheKnownOnes) {
 
 TEST(OpSession, EveryKindHasEveryBody) {
   for (const auto kind : available_kinds()) {
-    const OpTable& t = cpu::op_table(kind);
+    const OpTable& t = cpu::op_table(kind.cpu);
     const auto* entry = reinterpret_cast<void* const*>(&t.pack_linear);
     const auto* end = reinterpret_cast<void* const*>(&t + 1);
     for (; entry < end; ++entry) EXPECT_NE(*entry, nullptr) << "entry " << entry - reinterpret_cast<void* const*>(&t);
