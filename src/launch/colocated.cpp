@@ -85,10 +85,12 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
 
   orchestrator::OrchestratorServices services;
   services.environments = train_environments(config.orchestrator);
-  if (!host.text().renderer)
-    fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", host.folder().string());
-  services.chat =
-      std::make_shared<env::TokenChatClientFactory>(host.text().renderer, make_engine_client(host.engine(), host.text().tokenizer));
+  const TextSetup text = load_text(host.folder(), {.renderer = config.orchestrator.renderer,
+                                                   .tool_parser = {},
+                                                   .reasoning_parser = {},
+                                                   .chat_template = config.orchestrator.tokenizer.chat_template});
+  if (!text.renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", host.folder().string());
+  services.chat = std::make_shared<env::TokenChatClientFactory>(text.renderer, make_engine_client(host.engine(), host.text().tokenizer));
   services.samples = queue.make_sender();
   services.policy = policy_source;
   monitor::MetricSet declared;

@@ -22,7 +22,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   options.val = config.val;
   if (std::holds_alternative<config::SftDataConfig>(config.data)) {
     TextOptions text_options;
-    text_options.renderer = config.renderer.name;
+    text_options.renderer = config.renderer;
     text_options.chat_template = config.tokenizer.chat_template;
     TextSetup text = load_text(text_folder, text_options);
     if (!text.chat_template)
