@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "config/problem.hpp"
+#include "net/errors.hpp"
 
 namespace {
 
@@ -49,10 +50,10 @@ int main(int argc, char** argv) {
     return dispatch(parsed);
   } catch (const prl::config::ConfigError& error) {
     prl::config::print_error(error);
-  } catch (const prl::Error& error) {
-    prl::log::error("{} ({})", error.what(), prl::to_string(error.code()));
-  } catch (const std::exception& error) {
-    prl::log::error("internal error: {}", error.what());
+  } catch (const std::exception&) {
+    const prl::Error error = prl::net::to_error(std::current_exception());
+    const bool is_ours = error.code() == prl::ErrorCode::kInternal;
+    prl::log::error("{}{} ({})", is_ours ? "internal error: " : "", error.what(), prl::to_string(error.code()));
   }
   return 1;
 }
