@@ -13,7 +13,7 @@ namespace prl::apps {
 int run_rl(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::RlConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
-  const config::RlConfig& config = loaded.config;
+  config::RlConfig config = loaded.config;
   StopSignal stop;
   launch::prepare_run_folder(config);
   config::LogConfig log = config.trainer.log;

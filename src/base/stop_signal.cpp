@@ -26,8 +26,10 @@ struct StopSignal::Impl {
       ++count;
       interrupted = true;
       if (count == 1) {
-        log::warning("{}: stopping cleanly; press Ctrl-C twice more to end at once",
-                     signal == SIGINT ? "interrupted" : "asked to terminate");
+        if (signal == SIGINT)
+          log::warning("interrupted: stopping cleanly; press Ctrl-C twice more to end at once");
+        else
+          log::warning("asked to terminate: stopping cleanly");
         source.request_stop();
       } else if (count >= 3) {
         ::_exit(130);

@@ -34,7 +34,7 @@ struct SharedCkptConfig {
   std::optional<WeightCkptConfig> weights;
   template <class V>
   void visit(V& v) {
-    v.field("output_dir", output_dir, "Folder of the trainer's checkpoints instead of output_dir");
+    v.field("output_dir", output_dir, "Folder of the checkpoints and weights instead of output_dir");
     v.field("interval", interval, "Steps between two checkpoints; only the final one if not set", {.unit = "steps", .min = 1});
     v.field("keep_last", keep_last, "Keep only this many newest checkpoints", {.min = 1});
     v.field("keep_interval", keep_interval, "Keep every checkpoint of this many steps for good", {.unit = "steps", .min = 1});
@@ -76,8 +76,9 @@ struct TrainerCkptConfig {
   }
 };
 
-/// Checkpoints of the orchestrator, under <output_dir>/checkpoints/step_N/orchestrator.
+/// Checkpoints of the orchestrator, under <output_dir>/checkpoints/step_N/orchestrator, beside the trainer's.
 struct OrchestratorCkptConfig {
+  std::optional<std::filesystem::path> output_dir;
   std::optional<int> interval;
   std::optional<int> keep_last;
   std::optional<int> keep_interval;
@@ -87,6 +88,7 @@ struct OrchestratorCkptConfig {
   bool skip_buffer = false;
   template <class V>
   void visit(V& v) {
+    v.field("output_dir", output_dir, "Folder of the checkpoints instead of output_dir; the trainer's too");
     v.field("interval", interval, "Steps between two checkpoints; only the final one if not set", {.unit = "steps", .min = 1});
     v.field("keep_last", keep_last, "Keep only this many newest checkpoints", {.min = 1});
     v.field("keep_interval", keep_interval, "Keep every checkpoint of this many steps for good", {.unit = "steps", .min = 1});

@@ -95,9 +95,10 @@ std::vector<Problem> without_copies(const std::vector<Problem>& problems) {
   return kept;
 }
 
+/// Moves the switch out of the configuration: a written one must start when it is read again.
 template <class C>
-bool is_dry_run(const C& config) {
-  if constexpr (requires { config.dry_run; }) return config.dry_run;
+bool take_dry_run(C& config) {
+  if constexpr (requires { config.dry_run; }) return std::exchange(config.dry_run, false);
   return false;
 }
 
@@ -129,7 +130,7 @@ Loaded<C> load(Command command, const std::vector<std::string>& words, const Con
   for (NotBuilt& entry : resolution.report.not_built) loaded.not_built.push_back(std::move(entry));
   loaded.warnings = std::move(report.warnings);
   for (std::string& warning : resolution.report.warnings) loaded.warnings.push_back(std::move(warning));
-  loaded.dry_run = is_dry_run(loaded.config);
+  loaded.dry_run = take_dry_run(loaded.config);
   return loaded;
 }
 

@@ -40,7 +40,7 @@ struct Loaded {
   std::vector<NotBuilt> not_built;    ///< see require_built
   std::vector<std::string> warnings;  ///< to be logged
   std::optional<std::string> help;    ///< text to print instead of running
-  bool dry_run = false;
+  bool dry_run = false;               ///< taken out of `config`, where it is false
 };
 
 /// Reads defaults, PRIME_ variables, @ files and flags, and resolves. ConfigError lists everything that is wrong at once.

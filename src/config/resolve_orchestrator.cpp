@@ -160,7 +160,9 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
   if (config.student.model.lora) check.not_built("student.model.lora", "LoRA adapters");
   if (config.prime_monitor) check.not_built("prime_monitor", "metrics on the Prime Intellect platform");
   if (config.heartbeat) check.not_built("heartbeat", "heartbeats");
-  check_renderer(config.renderer, check.sub("renderer"));
+  if (config.renderer.name != "auto" && config.renderer.name != "default")
+    check.not_built("renderer.name", fmt::format("the renderer \"{}\"; auto and default use the chat template", config.renderer.name));
+  if (config.renderer.thinking_retention) check.not_built("renderer.thinking_retention", "renderers of model families");
   if (!config.mask_env_responses) check.not_built("mask_env_responses", "training on what the environment says");
   if (config.ckpt && config.ckpt->skip_buffer) check.not_built("ckpt.skip_buffer", "resuming without the buffer");
   warn_inert(ops_of<OrchestratorConfig>(), &config, kInertKeys, check);

@@ -57,11 +57,11 @@ class Propagation {
     share_tree("weight_broadcast", {"trainer.weight_broadcast", "orchestrator.weight_broadcast", "inference.weight_broadcast"});
     share_tree("rollout_transport", {"trainer.rollout_transport", "orchestrator.rollout_transport"});
     share_block("wandb", {"trainer.wandb", "orchestrator.wandb"}, {});
-    share_block("ckpt", {"trainer.ckpt", "orchestrator.ckpt"}, {"output_dir", "weights_only", "save_async", "weights"});
+    share_block("ckpt", {"trainer.ckpt", "orchestrator.ckpt"}, {"weights_only", "save_async", "weights"});
     share_block("bench", {"trainer.bench", "orchestrator.bench"}, {});
     mirror("max_steps");
     mirror("max_async_level");
-    mirror_block("ckpt", {"interval", "keep_last", "keep_interval", "resume_step"});
+    mirror_block("ckpt", {"output_dir", "interval", "keep_last", "keep_interval", "resume_step"});
     mirror_block("wandb", {"project", "name", "entity", "group", "offline"});
     share_env_vars();
     share_output_dir();

@@ -73,8 +73,10 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
   if (config.heartbeat) check.not_built("heartbeat", "heartbeats");
   if (config.trace_path) check.not_built("trace_path", "profiler traces");
   if (config.memory_profiler_path) check.not_built("memory_profiler_path", "memory snapshots");
-  detail::check_renderer(config.renderer, check.sub("renderer"));
+  if (config.renderer.name != "auto" && config.renderer.name != "default")
+    check.not_built("renderer.name", fmt::format("the renderer \"{}\"; auto and default use the chat template", config.renderer.name));
   if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");
+  if (config.renderer.thinking_retention) check.not_built("renderer.thinking_retention", "renderers of model families");
   detail::warn_inert(ops_of<SftConfig>(), &config, kInertKeys, check);
   return resolution;
 }

@@ -13,6 +13,7 @@
 #include "launch/rl_progress.hpp"
 #include "launch/trainer_role.hpp"
 #include "monitor/sinks.hpp"
+#include "net/errors.hpp"
 #include "orchestrator/metrics.hpp"
 #include "rollouts/local_queue.hpp"
 #include "trainer/metrics.hpp"
@@ -23,11 +24,14 @@ namespace {
 /// The first failure of any role; asks the others to stop.
 class FirstFailure {
  public:
-  explicit FirstFailure(std::stop_source& source) : source_(&source) {}
+  explicit FirstFailure(std::stop_source& stop) : stop_(&stop) {}
+  /// Requested by a failure alone.
+  std::stop_token abort() const { return abort_.get_token(); }
   void record(const char* role, const Error& error) {
     std::lock_guard lock(mutex_);
     if (!failure_) failure_ = error.with_context(role);
-    source_->request_stop();
+    abort_.request_stop();
+    stop_->request_stop();
   }
   std::optional<Error> take() {
     std::lock_guard lock(mutex_);
@@ -35,7 +39,8 @@ class FirstFailure {
   }
 
  private:
-  std::stop_source* source_;
+  std::stop_source* stop_;
+  std::stop_source abort_;
   std::mutex mutex_;
   std::optional<Error> failure_;
 };
@@ -45,10 +50,8 @@ void guarded(const char* role, FirstFailure& failure, Body body) {
   log::set_thread_role(role);
   try {
     body();
-  } catch (const Error& error) {
-    failure.record(role, error);
-  } catch (const std::exception& error) {
-    failure.record(role, Error(ErrorCode::kInternal, error.what()));
+  } catch (const std::exception&) {
+    failure.record(role, net::to_error(std::current_exception()));
   }
 }
 
@@ -69,28 +72,22 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   trainer::Policy policy(runtime, policy_options(config.trainer));
   trainer::RlRunOptions run = rl_run_options(config.trainer, measured_peak_flops(config.trainer.compute, policy.options().compute));
   run.broadcasts.clear();
-  const std::vector<std::string> units{"trainer", "orchestrator"};
-  std::int64_t resume_step = 0;
-  if (run.resume) {
-    run.resume->units = units;
-    resume_step = trainer::find_resume_step(config.output_dir / "checkpoints", *run.resume).value_or(0);
-  }
+  const std::int64_t resume_step = orchestrator_resume_step(config.orchestrator);
 
   const nn::ModelConfig& model = policy.config();
   if (*inference.model.max_model_len > model.max_position) inference.model.max_model_len = static_cast<int>(model.max_position);
   EngineHost host(inference, runtime, policy.weights());
   auto channel = weights::make_local_channel();
   auto policy_source = std::make_shared<LocalPolicySource>(channel, host.engine());
-  rollouts::LocalSampleQueue queue(1, 2);
+  const auto* transport = std::get_if<config::LocalRollouts>(&config.orchestrator.rollout_transport);
+  rollouts::LocalSampleQueue queue(1, transport ? transport->capacity : config::LocalRollouts{}.capacity);
 
   orchestrator::OrchestratorServices services;
   services.environments = train_environments(config.orchestrator);
-  const TextSetup text = load_text(host.folder(), {.renderer = config.orchestrator.renderer,
-                                                   .tool_parser = {},
-                                                   .reasoning_parser = {},
-                                                   .chat_template = config.orchestrator.tokenizer.chat_template});
-  if (!text.renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", host.folder().string());
-  services.chat = std::make_shared<env::TokenChatClientFactory>(text.renderer, make_engine_client(host.engine(), host.text().tokenizer));
+  if (!host.text().renderer)
+    fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", host.folder().string());
+  services.chat =
+      std::make_shared<env::TokenChatClientFactory>(host.text().renderer, make_engine_client(host.engine(), host.text().tokenizer));
   services.samples = queue.make_sender();
   services.policy = policy_source;
   monitor::MetricSet declared;
@@ -102,7 +99,9 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   std::stop_source stop;
   std::stop_callback forward(outer_stop, [&stop] { stop.request_stop(); });
   FirstFailure failure(stop);
+  run.abort = failure.abort();
   orchestrator::OrchestratorReport report;
+  trainer::RlRunResult trained;
   RlProgress progress(config.max_steps, resume_step);
   orchestrator_monitor->add_sink(monitor::make_callback_sink(
       [&progress](std::int64_t step, const monitor::Metrics& metrics) { progress.add_orchestrator(step, metrics); }));
@@ -123,16 +122,19 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
     std::jthread trainer_thread([&] {
       guarded("trainer", failure, [&] {
         const trainer::ReceiverFactory receiver = [&](std::int64_t) { return queue.make_receiver(0); };
-        trainer::run_rl_trainer(run, policy, receiver, channel.get(), *trainer_monitor, stop.get_token());
+        trained = trainer::run_rl_trainer(run, policy, receiver, channel.get(), *trainer_monitor, stop.get_token());
       });
     });
   }
   host.engine().shutdown();
   if (const auto error = failure.take()) throw *error;
   const ProofLog proofs = policy_source->proofs();
-  log::success("rl finished: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}",
-               report.progress.step, report.episodes.num_started, report.max_staleness, proofs.num_updates, proofs.max_probe_difference,
-               progress.mean_mismatch_kl());
+  log::success("rl {}: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}",
+               trained.was_stopped ? "stopped" : "finished", trained.last_step, report.episodes.num_started, report.max_staleness,
+               proofs.num_updates, proofs.max_probe_difference, progress.mean_mismatch_kl());
+  if (trained.was_stopped && trained.last_checkpoint)
+    log::success("checkpoint of step {} in {}; continue with --ckpt.resume-step -1", *trained.last_checkpoint,
+                 run.checkpoint->checkpoints.string());
   return 0;
 }
 

@@ -16,6 +16,7 @@
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
 #include "net/io_runtime.hpp"
+#include "net/stop.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -187,8 +188,16 @@ int run_eval_role(const config::EvalConfig& config, bool is_server_named, std::s
                                                           fmt::format("{:08x}", id & 0xffffffffu));
       task.results_file = folder / "results.jsonl";
       task.resume = config.resume_path.has_value();
-      const eval::EvalResult result =
-          io.run_blocking(eval::run_eval(std::move(task), subject->chat()), kLongest, "the evaluation of " + entry.id);
+      std::function<bool()> should_stop = [stop] { return stop.stop_requested(); };
+      auto evaluating = net::until_stop<eval::EvalResult>(eval::run_eval(std::move(task), subject->chat()), std::move(should_stop));
+      eval::EvalResult result;
+      try {
+        result = io.run_blocking(std::move(evaluating), kLongest, "the evaluation of " + entry.id);
+      } catch (const Error& error) {
+        if (!stop.stop_requested() || error.code() != ErrorCode::kCancelled) throw;
+        log::warning("the evaluation of {} is not finished; continue it with --save.stream --resume-path {}", entry.id, folder.string());
+        return;
+      }
       write_metadata(folder, result, entry, config, subject->base_url(), step);
       log::success("{}{}", checkpoints.empty() ? "" : fmt::format("[step {}] ", step), eval::console_line(result));
       log::info("results in {}", folder.string());

@@ -63,13 +63,9 @@ TextSetup load_text(const fs::path& folder, const TextOptions& options) {
         std::make_shared<const text::ChatTemplate>(text::ChatTemplate::from_text_or_file(*options.chat_template, *setup.tokenizer));
   else if (text::ChatTemplate::exists(folder))
     setup.chat_template = std::make_shared<const text::ChatTemplate>(text::ChatTemplate::load(folder, *setup.tokenizer));
-  if (!setup.chat_template && options.renderer.name == "auto") return setup;
+  if (!setup.chat_template && options.renderer == "auto") return setup;
   text::RendererOptions renderer;
-  renderer.name = options.renderer.name == "auto" ? "default" : options.renderer.name;
-  if (const auto& kept = options.renderer.thinking_retention)
-    renderer.thinking_retention = *kept == "all"          ? text::ThinkingRetention::kAll
-                                  : *kept == "tool_cycle" ? text::ThinkingRetention::kToolCycle
-                                                          : text::ThinkingRetention::kTemplate;
+  renderer.name = options.renderer == "auto" ? "default" : options.renderer;
   renderer.tool_parser = options.tool_parser;
   renderer.reasoning_parser = options.reasoning_parser;
   setup.renderer = text::make_renderer(renderer, setup.tokenizer, setup.chat_template);

@@ -36,8 +36,8 @@ struct TextSetup {
   std::shared_ptr<const text::Renderer> renderer;           ///< null without a template
 };
 struct TextOptions {
-  config::RendererConfig renderer;
-  std::string tool_parser;  ///< "" for none
+  std::string renderer = "auto";  ///< of a RendererConfig
+  std::string tool_parser;        ///< "" for none
   std::string reasoning_parser;
   std::optional<std::string> chat_template;  ///< Jinja text or a file that holds it; the folder's own if not set
 };

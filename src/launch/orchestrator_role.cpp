@@ -30,11 +30,11 @@ std::string trimmed_root(std::string url) {
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
   const std::filesystem::path folder = model_folder(config.tokenizer.name.value_or(config.student.model.name));
   TextOptions text_options;
-  text_options.renderer = config.renderer;
+  text_options.renderer = config.renderer.name;
   text_options.chat_template = config.tokenizer.chat_template;
   const TextSetup text = load_text(folder, text_options);
   if (!text.renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", folder.string());
-  const std::int64_t resume_step = orchestrator_resume_step(config, {"trainer", "orchestrator"});
+  const std::int64_t resume_step = orchestrator_resume_step(config);
 
   net::raise_fd_limit(65536);
   net::IoRuntime io(1, "orchestrator");

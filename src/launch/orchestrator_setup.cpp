@@ -128,7 +128,7 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   }
   options.output_dir = config.output_dir;
   if (config.ckpt) {
-    options.checkpoints = orchestrator::OrchestratorCheckpoints{.folder = config.output_dir / "checkpoints", .interval = std::nullopt};
+    options.checkpoints = orchestrator::OrchestratorCheckpoints{.folder = checkpoints_folder(config), .interval = std::nullopt};
     if (config.ckpt->interval) options.checkpoints->interval = *config.ckpt->interval;
     options.skip_progress = config.ckpt->skip_progress;
     if (config.ckpt->wait_for_weights_timeout) options.policy_timeout = to_ms(*config.ckpt->wait_for_weights_timeout);
@@ -151,12 +151,17 @@ std::vector<orchestrator::TrainEnv> train_environments(const config::Orchestrato
   return environments;
 }
 
-std::int64_t orchestrator_resume_step(const config::OrchestratorConfig& config, const std::vector<std::string>& units) {
+std::filesystem::path checkpoints_folder(const config::OrchestratorConfig& config) {
+  const bool is_elsewhere = config.ckpt && config.ckpt->output_dir;
+  return (is_elsewhere ? *config.ckpt->output_dir : config.output_dir) / "checkpoints";
+}
+
+std::int64_t orchestrator_resume_step(const config::OrchestratorConfig& config) {
   if (!config.ckpt || !config.ckpt->resume_step) return 0;
   trainer::ResumeOptions resume;
   resume.step = *config.ckpt->resume_step;
-  resume.units = units;
-  return trainer::find_resume_step(config.output_dir / "checkpoints", resume).value_or(0);
+  if (!config.ckpt->skip_progress) resume.units.emplace_back("orchestrator");
+  return trainer::find_resume_step(checkpoints_folder(config), resume).value_or(0);
 }
 
 }  // namespace prl::launch

@@ -14,7 +14,9 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
                                                        std::int64_t resume_step);
 /// Environments that `config` names, with their sampling.
 std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config);
-/// The step to resume from, found in the checkpoints of all `units`; 0 for a fresh start.
-std::int64_t orchestrator_resume_step(const config::OrchestratorConfig& config, const std::vector<std::string>& units);
+/// <folder>/checkpoints of a run, where both roles save their parts.
+std::filesystem::path checkpoints_folder(const config::OrchestratorConfig& config);
+/// The step to resume from, found in the checkpoints of both roles; 0 for a fresh start.
+std::int64_t orchestrator_resume_step(const config::OrchestratorConfig& config);
 
 }  // namespace prl::launch

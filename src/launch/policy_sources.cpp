@@ -1,6 +1,7 @@
 #include "launch/policy_sources.hpp"
 
 #include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 #include <thread>
 
 #include "base/log.hpp"
@@ -120,7 +121,8 @@ asio::awaitable<void> HttpPolicySource::apply(PolicyVersion version, net::TimePo
     net::HttpCall call;
     call.method = "POST";
     call.url = url + "/update_weights";
-    call.body = fmt::format(R"({{"weight_dir":"{}","version":{}}})", std::filesystem::absolute(published.folder).string(), version.value);
+    call.body = boost::json::serialize(
+        boost::json::object{{"weight_dir", std::filesystem::absolute(published.folder).string()}, {"version", version.value}});
     call.timeout = time_left(deadline);
     if (!options_.api_key.empty()) call.bearer = options_.api_key;
     auto calling = client_->call(std::move(call));

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -28,7 +29,7 @@ bool has_steps(const fs::path& folder) {
 
 }  // namespace
 
-void prepare_run_folder(const config::RlConfig& config) {
+void prepare_run_folder(config::RlConfig& config) {
   const fs::path& folder = config.output_dir;
   const bool is_resume = config.trainer.ckpt && config.trainer.ckpt->resume_step;
   if (config.clean_output_dir && !is_resume && fs::exists(folder)) {
@@ -41,17 +42,25 @@ void prepare_run_folder(const config::RlConfig& config) {
       fs::remove_all(folder);
     }
   }
-  if (!is_resume && has_steps(folder / "checkpoints"))
+  const fs::path checkpoints = checkpoints_folder(config.orchestrator);
+  if (!is_resume && has_steps(checkpoints))
     fail(ErrorCode::kAlreadyExists,
-         "{} holds checkpoints of another run. Continue it with --ckpt.resume-step -1, empty it with --clean-output-dir, or choose another "
-         "--output-dir",
-         folder.string());
-  const std::int64_t step = is_resume ? orchestrator_resume_step(config.orchestrator, {"trainer", "orchestrator"}) : 0;
+         "{} holds checkpoints of another run. Continue it with --ckpt.resume-step -1, remove it (--clean-output-dir empties output_dir), "
+         "or "
+         "choose another --output-dir",
+         checkpoints.string());
+  const std::int64_t step = orchestrator_resume_step(config.orchestrator);
+  if (is_resume) {
+    const std::optional<int> settled = step > 0 ? std::optional<int>(static_cast<int>(step)) : std::nullopt;
+    config.trainer.ckpt->resume_step = settled;
+    if (config.orchestrator.ckpt) config.orchestrator.ckpt->resume_step = settled;
+  }
   remove_steps_after(folder / "rollouts", step);
   remove_steps_after(folder / "broadcasts", step);
   if (!is_resume) {
     std::error_code ignored;
     fs::remove(folder / config.trainer.file_monitor.path, ignored);
+    fs::remove_all(folder / "logs", ignored);
   }
   fs::create_directories(folder / "logs");
 }

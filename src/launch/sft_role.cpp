@@ -22,7 +22,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   options.val = config.val;
   if (std::holds_alternative<config::SftDataConfig>(config.data)) {
     TextOptions text_options;
-    text_options.renderer = config.renderer;
+    text_options.renderer = config.renderer.name;
     text_options.chat_template = config.tokenizer.chat_template;
     TextSetup text = load_text(text_folder, text_options);
     if (!text.chat_template)
@@ -39,7 +39,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   log::success(
       "sft finished after step {}{}, loss {:.4f}{}", result.last_step, result.was_stopped ? " (stopped)" : "", result.last_loss,
       result.last_checkpoint
-          ? fmt::format(", weights in {}", (config.output_dir / "weights" / fmt::format("step_{}", *result.last_checkpoint)).string())
+          ? fmt::format(", weights in {}", (options.checkpoint->weights / fmt::format("step_{}", *result.last_checkpoint)).string())
           : "");
   return 0;
 }

@@ -25,6 +25,7 @@ struct Supervisor::Child {
   pid_t pid = -1;
   int output = -1;
   std::FILE* log = nullptr;
+  std::string tail;  ///< last bytes of the output
   std::optional<int> status;
 
   ~Child() {
@@ -52,6 +53,17 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return out;
 }
 
+constexpr std::size_t kTailBytes = 8192;
+
+/// The message of the last line that a log marks as an error; empty if there is none.
+std::string last_error(const std::string& output) {
+  constexpr std::string_view kMark = " ERROR ";
+  const std::size_t at = output.rfind(kMark);
+  if (at == std::string::npos) return {};
+  const std::size_t begin = at + kMark.size();
+  return output.substr(begin, output.find('\n', begin) - begin);
+}
+
 }  // namespace
 
 std::string describe_exit(int wait_status) {
@@ -67,7 +79,7 @@ Supervisor::~Supervisor() { terminate_all(milliseconds(5000)); }
 void Supervisor::start(ChildSpec spec) {
   auto child = std::make_unique<Child>();
   std::filesystem::create_directories(spec.log_file.parent_path());
-  child->log = std::fopen(spec.log_file.c_str(), "we");
+  child->log = std::fopen(spec.log_file.c_str(), "ae");
   if (!child->log) fail(ErrorCode::kIo, "log file {} cannot be written: {}", spec.log_file.string(), std::strerror(errno));
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail(ErrorCode::kIo, "no pipe for {}: {}", spec.name, std::strerror(errno));
@@ -130,6 +142,8 @@ void Supervisor::pump(milliseconds timeout) {
         break;
       }
       std::fwrite(buffer, 1, static_cast<std::size_t>(got), owners[i]->log);
+      owners[i]->tail.append(buffer, static_cast<std::size_t>(got));
+      if (owners[i]->tail.size() > kTailBytes) owners[i]->tail.erase(0, owners[i]->tail.size() - kTailBytes);
       if (owners[i]->spec.echo) std::fwrite(buffer, 1, static_cast<std::size_t>(got), stderr);
     }
     std::fflush(owners[i]->log);
@@ -158,7 +172,9 @@ std::optional<std::string> Supervisor::run(std::stop_token stop) {
       const bool is_clean = WIFEXITED(*child->status) && WEXITSTATUS(*child->status) == 0;
       if (is_clean && child->spec.must_finish) continue;
       if (stop.stop_requested()) continue;
-      return fmt::format("{} {}; see {}", child->spec.name, describe_exit(*child->status), child->spec.log_file.string());
+      const std::string reason = last_error(child->tail);
+      return fmt::format("{} {}{}{}; see {}", child->spec.name, describe_exit(*child->status), reason.empty() ? "" : ": ", reason,
+                         child->spec.log_file.string());
     }
     if (is_finished) return std::nullopt;
     if (stop.stop_requested()) {

@@ -19,7 +19,7 @@ struct ChildSpec {
   std::string name;                        ///< role, for messages and as log name
   std::vector<std::string> argv;           ///< argv[0] is the program's path
   std::map<std::string, std::string> env;  ///< added to this process's environment
-  std::filesystem::path log_file;          ///< receives stdout and stderr
+  std::filesystem::path log_file;          ///< stdout and stderr are added to it
   bool echo = false;                       ///< also print them here
   bool must_finish = true;                 ///< the run ends well when all of these have exited with 0
 };
@@ -37,7 +37,7 @@ class Supervisor {
   /// Error{kIo} naming the program if it cannot be started.
   void start(ChildSpec spec);
   /// Runs until every must_finish child has exited with 0 (nullopt), until one child fails or a server exits early
-  /// (one sentence naming the role, how it ended and its log), or until `stop` (nullopt, after a clean stop).
+  /// (one sentence naming the role, how it ended, its last error and its log), or until `stop` (nullopt, after a clean stop).
   std::optional<std::string> run(std::stop_token stop);
   /// SIGTERM, then SIGKILL for what is left after `grace`.
   void terminate_all(std::chrono::milliseconds grace);

@@ -31,10 +31,10 @@ TEST(Supervisor, EndsWellWhenAllFinish) {
 TEST(Supervisor, NamesTheRoleThatFailed) {
   Supervisor supervisor;
   supervisor.start(shell("good", "exec sleep 60"));
-  supervisor.start(shell("bad", "exit 3"));
+  supervisor.start(shell("bad", "echo '10:00:00   ERROR first'; echo '10:00:01   ERROR [x] the disk is full (io)'; echo bye; exit 3"));
   const auto failure = supervisor.run({});
   ASSERT_TRUE(failure);
-  EXPECT_NE(failure->find("bad exited with status 3"), std::string::npos) << *failure;
+  EXPECT_NE(failure->find("bad exited with status 3: [x] the disk is full (io); see "), std::string::npos) << *failure;
 }
 
 TEST(Supervisor, NoticesAKillAndAnEarlyServerExit) {

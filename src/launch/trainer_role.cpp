@@ -66,6 +66,8 @@ trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, double
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, model_folder(config.tokenizer.name.value_or(config.model.name)));
   options.resume = resume_options(config.ckpt);
   if (std::holds_alternative<config::FilesystemBroadcast>(config.weight_broadcast)) options.broadcasts = config.output_dir / "broadcasts";
+  // The orchestrator may be this far ahead of the trainer's version, the step in hand not counted.
+  if (!config.data.fake) options.max_steps_after_stop = config.max_async_level + 1;
   options.is_bench = config.bench.has_value();
   if (config.bench) options.bench_json = config.bench->output_json;
   return options;
@@ -88,7 +90,7 @@ int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) 
   if (!config.data.fake)
     channel =
         make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt);
-  if (options.resume && !config.data.fake) options.resume->units = {"trainer", "orchestrator"};
+  if (options.resume && !config.data.fake) options.resume->units.emplace_back("orchestrator");
   const trainer::ReceiverFactory receiver = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
     if (config.data.fake)
       return trainer::make_fake_rollouts({.num_micro_batches = config.data.fake->batch_size,

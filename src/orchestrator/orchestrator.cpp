@@ -15,6 +15,7 @@
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
 #include "net/signal.hpp"
+#include "net/stop.hpp"
 #include "net/task_group.hpp"
 #include "orchestrator/detail/off_thread.hpp"
 #include "orchestrator/metrics.hpp"
@@ -428,25 +429,17 @@ struct Orchestrator::Impl {
 
   // ---- main loop ----
 
-  asio::awaitable<void> wait_for_stop() {
-    while (!stop.stop_requested() && !failure) co_await net::sleep_for(50ms);
-  }
-
   /// Awaits `operation`, or cancels it and throws when the run is stopped or another role fails.
   template <typename T>
   asio::awaitable<T> until_stop(asio::awaitable<T> operation) {
-    using namespace asio::experimental::awaitable_operators;
-    auto captured = net::detail::capture<T>(std::move(operation));
-    auto watching = wait_for_stop();
-    auto race = std::move(captured) || std::move(watching);
-    auto winner = co_await std::move(race);
-    if (winner.index() == 1) {
-      check_stop();
-      fail(ErrorCode::kInternal, "a wait ended without a stop or a failure");
+    std::function<bool()> should_stop = [this] { return stop.stop_requested() || failure; };
+    auto stoppable = net::until_stop<T>(std::move(operation), std::move(should_stop));
+    try {
+      co_return co_await std::move(stoppable);
+    } catch (const Error&) {
+      if (failure) std::rethrow_exception(failure);
+      throw;
     }
-    auto& outcome = std::get<0>(winner);
-    if (outcome.exception) throw net::to_error(outcome.exception);
-    if constexpr (!std::is_void_v<T>) co_return std::move(*outcome.value);
   }
 
   void check_stop() const {
@@ -513,12 +506,12 @@ struct Orchestrator::Impl {
     roles->spawn("policy watcher", vital(watch_policy()));
     auto looping = loop();
     co_await std::move(looping);
-    runner.drop_all();  // their tasks stay in the dispatcher: a checkpoint keeps them, and a resumed run starts them again
+    runner.drop_all();          // their tasks stay in the dispatcher: a checkpoint keeps them, and a resumed run starts them again
+    services.samples->close();  // before the files: a trainer that is stopped too waits for this word
     if (options.checkpoints && progress.step > options.resume_step && saved_step != progress.step) {
       auto saving = save_checkpoint(state_at_ship ? state_at_ship : current_state());
       co_await std::move(saving);
     }
-    services.samples->close();
     if (is_done()) {
       auto evaluating = run_final_evals();
       co_await std::move(evaluating);

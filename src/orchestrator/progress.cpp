@@ -4,12 +4,11 @@
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 
-#include <unistd.h>
-
 #include <string>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "io/checkpoint_dir.hpp"
 #include "text/json_python.hpp"
 
 namespace prl::orchestrator {
@@ -19,6 +18,8 @@ namespace json = boost::json;
 namespace {
 
 constexpr std::int64_t kFormatVersion = 1;
+constexpr const char* kUnit = "orchestrator";
+constexpr const char* kStateFile = "state.json";
 constexpr std::uint64_t kMaxStateBytes = std::uint64_t{8} << 30;
 
 template <typename T>
@@ -201,38 +202,19 @@ void save_state(const std::filesystem::path& checkpoints, const OrchestratorStat
   json::array queue;
   for (const ReadyRollout& rollout : state.queue) queue.push_back(rollout_to_json(rollout, environments));
   object["queue"] = std::move(queue);
-  const std::string bytes = json::serialize(object);
-  json::object manifest;
-  manifest["state.json"] = json::object{{"bytes", bytes.size()}, {"xxh3", fmt::format("{:016x}", hash_bytes(bytes))}};
-
-  const std::filesystem::path step_dir = checkpoints / fmt::format("step_{}", state.progress.step);
-  const std::filesystem::path temporary = step_dir / fmt::format(".orchestrator.tmp-{}", ::getpid());
-  const std::filesystem::path final_path = step_dir / "orchestrator";
-  std::error_code ec;
-  std::filesystem::remove_all(temporary, ec);
-  std::filesystem::create_directories(temporary, ec);
-  if (ec) fail(ErrorCode::kIo, "{}: {}", temporary.string(), ec.message());
-  write_file_atomic(temporary / "state.json", bytes);
-  write_file_atomic(temporary / "manifest.json", json::serialize(manifest));
-  std::filesystem::remove_all(final_path, ec);
-  publish_directory(temporary, final_path);
+  std::error_code ignored;
+  std::filesystem::remove_all(io::checkpoint_folder(checkpoints, state.progress.step, kUnit), ignored);
+  io::CheckpointWriter writer(checkpoints, state.progress.step, kUnit);
+  write_file_atomic(writer.folder() / kStateFile, json::serialize(object));
+  writer.commit();
 }
 
 OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int64_t step,
                              const std::vector<env::EnvironmentPtr>& environments) {
-  const std::filesystem::path folder = checkpoints / fmt::format("step_{}", step) / "orchestrator";
-  const std::filesystem::path file = folder / "state.json";
-  if (!std::filesystem::exists(file))
-    fail(ErrorCode::kNotFound,
-         "{}: there is no orchestrator state to resume from; choose another resume_step, or skip it with ckpt.skip_progress",
-         folder.string());
+  io::verify_checkpoint(checkpoints, step, kUnit);
+  const std::filesystem::path file = io::checkpoint_folder(checkpoints, step, kUnit) / kStateFile;
   const std::string bytes = read_file(file, kMaxStateBytes);
-  const std::string manifest_bytes = read_file(folder / "manifest.json");
   try {
-    const json::value manifest = text::parse_json(manifest_bytes);
-    const json::object& entry = member(manifest.as_object(), "state.json").as_object();
-    if (member(entry, "xxh3").as_string() != fmt::format("{:016x}", hash_bytes(bytes)))
-      fail(ErrorCode::kCorrupt, "its hash is not the one in manifest.json");
     const json::value value = text::parse_json(bytes);
     const json::object& object = value.as_object();
     if (member(object, "format").to_number<std::int64_t>() != kFormatVersion)

@@ -28,8 +28,8 @@ struct OrchestratorState {
   std::deque<ReadyRollout> queue;
 };
 
-/// Writes `<checkpoints>/step_<progress.step>/orchestrator/` (state.json and manifest.json with its size and hash) under a
-/// temporary name, then renames it. An older one of the same step is replaced. Error{kIo}.
+/// Writes state.json as unit "orchestrator" of the checkpoint of progress.step (io/checkpoint_dir.hpp). An older one of the same
+/// step is replaced. Error{kIo}.
 void save_state(const std::filesystem::path& checkpoints, const OrchestratorState& state,
                 const std::vector<env::EnvironmentPtr>& environments);
 /// Error{kNotFound} naming the folder; Error{kCorrupt} naming file and reason; Error{kInvalidArgument} when a saved rollout

@@ -152,10 +152,13 @@ void TrainerCheckpoints::finish() { saver_.wait(); }
 
 std::optional<std::int64_t> find_resume_step(const fs::path& checkpoints, const ResumeOptions& resume) {
   if (resume.step >= 0) {
-    io::verify_checkpoint(checkpoints, resume.step, kUnit);
+    for (const std::string& unit : resume.units) io::verify_checkpoint(checkpoints, resume.step, unit);
     return resume.step;
   }
   const auto latest = io::latest_checkpoint(checkpoints, resume.units);
+  if (!latest && !io::list_checkpoints(checkpoints, resume.units).empty())
+    fail(ErrorCode::kCorrupt, "every checkpoint under {} is damaged, as the warnings above say; move them away to start from scratch",
+         checkpoints.string());
   if (!latest) log::warning("no complete checkpoint under {} to resume from: starting from scratch", checkpoints.string());
   return latest;
 }

@@ -29,7 +29,7 @@ struct CheckpointOptions {
 /// What a resume takes over.
 struct ResumeOptions {
   std::int64_t step = -1;                     ///< -1: the latest; none found then means a fresh start
-  std::vector<std::string> units{"trainer"};  ///< roles whose part of the checkpoint must be complete for "latest"
+  std::vector<std::string> units{"trainer"};  ///< roles whose parts of the checkpoint must be complete
   bool skip_progress = false, skip_scheduler = false, skip_optimizer = false, skip_data = false;
 };
 
@@ -66,7 +66,8 @@ class TrainerCheckpoints {
   std::optional<std::int64_t> last_saved_;
 };
 
-/// Step to resume from, or nullopt for a fresh start (with a warning). Error{kNotFound} naming the folder for a step that is not there.
+/// Step to resume from, or nullopt for a fresh start (with a warning). Error{kNotFound} naming the folder for a step that is not
+/// there; Error{kCorrupt} for a damaged one, and for "latest" when there are checkpoints but each is damaged.
 std::optional<std::int64_t> find_resume_step(const std::filesystem::path& checkpoints, const ResumeOptions& resume);
 /// Loads masters, optimizer and counters of a verified checkpoint and packs the weights as version `step`.
 TrainProgress restore(const std::filesystem::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy,

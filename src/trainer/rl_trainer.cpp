@@ -22,15 +22,22 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 /// How often a wait looks at the stop token.
 constexpr std::chrono::milliseconds kStopPoll{200};
 
-/// The batch of `step`, or nullopt after a stop or at the end of the samples.
+/// The batch of `step`; nullopt at the end of the samples, or when a stopped run has nothing more to wait for.
 std::optional<rollouts::RankBatch> wait_for_batch(rollouts::SampleReceiver& receiver, std::int64_t step, const RlRunOptions& options,
                                                   const std::stop_token& stop) {
   const auto start = Clock::now();
   auto next_warning = start + options.warn_interval;
-  while (!stop.stop_requested()) {
+  std::optional<Clock::time_point> stopped_at;
+  for (;;) {
     if (auto batch = receiver.pop(kStopPoll)) return batch;
     if (receiver.is_closed()) return std::nullopt;
     const auto now = Clock::now();
+    if (stop.stop_requested()) {
+      if (!stopped_at) stopped_at = now;
+      const bool may_wait = options.max_steps_after_stop > 0 && !options.abort.stop_requested();
+      if (!may_wait || now - *stopped_at >= options.stop_grace) return std::nullopt;
+      continue;
+    }
     if (now - start >= options.batch_timeout)
       fail(ErrorCode::kDeadline,
            "[trainer] waited {} for the samples of step {} from {}: is the orchestrator alive, and does it reach the inference server?",
@@ -41,7 +48,6 @@ std::optional<rollouts::RankBatch> wait_for_batch(rollouts::SampleReceiver& rece
       next_warning += options.warn_interval;
     }
   }
-  return std::nullopt;
 }
 
 void publish(weights::WeightChannel* channel, Policy& policy, const CheckpointOptions* checkpoint) {
@@ -131,13 +137,13 @@ RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const Rece
   const auto receiver = make_receiver(start_step + 1);
   BenchTable bench(device_memory_gib(*policy.context().runtime));
 
-  while (!max_steps || trainer.progress().step < *max_steps) {
+  for (std::int64_t num_after_stop = 0; !max_steps || trainer.progress().step < *max_steps;) {
+    if (stop.stop_requested() && (options.abort.stop_requested() || num_after_stop++ >= options.max_steps_after_stop)) break;
     const auto step_start = Clock::now();
     const std::int64_t step = trainer.progress().step + 1;
     const auto batch = wait_for_batch(*receiver, step, options, stop);
     if (!batch) {
-      result.was_stopped = stop.stop_requested();
-      if (!result.was_stopped && max_steps)
+      if (!stop.stop_requested() && max_steps)
         fail(ErrorCode::kUnavailable,
              "[trainer] the samples from {} ended before step {} of {}: the orchestrator has stopped; its log says why",
              receiver->describe(), step, *max_steps);
@@ -161,11 +167,8 @@ RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const Rece
     log::step("{}", rl_step_line(step, metrics));
     bench.add(step, metrics);
     result.last_step = step;
-    if (stop.stop_requested()) {
-      result.was_stopped = !(max_steps && step >= *max_steps);
-      break;
-    }
   }
+  result.was_stopped = stop.stop_requested() && !(max_steps && result.last_step >= *max_steps);
 
   if (checkpoints) {
     if (result.last_step > start_step && checkpoints->last_saved() != result.last_step)

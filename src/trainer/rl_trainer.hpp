@@ -51,7 +51,12 @@ struct RlRunOptions {
   std::filesystem::path broadcasts;                 ///< of a filesystem channel: versions after the start are removed first; may be empty
   std::chrono::milliseconds warn_interval{60'000};  ///< a wait for samples says so this often
   std::chrono::milliseconds batch_timeout{2 * 3'600'000};  ///< and ends the run after this long
-  bool is_bench = false;                                   ///< print the table at the end
+  /// After a stop the batches that were sent already are still trained on, at most this many, so that trainer and orchestrator
+  /// end at the same step and no rollout is lost. The run waits `stop_grace` for each, and for word that there are no more.
+  std::int64_t max_steps_after_stop = 0;
+  std::chrono::milliseconds stop_grace{5000};
+  std::stop_token abort;  ///< another role failed: ends after the step in hand
+  bool is_bench = false;  ///< print the table at the end
   std::optional<std::filesystem::path> bench_json;
 };
 
@@ -65,7 +70,8 @@ struct RlRunResult {
 using ReceiverFactory = std::function<std::unique_ptr<rollouts::SampleReceiver>(std::int64_t first_step)>;
 
 /// The whole life of a trainer: resume, publish the starting version, then wait, train, publish, save and report until
-/// max_steps, the end of the samples, or `stop` (which ends between two steps, with a checkpoint if those are enabled).
+/// max_steps, the end of the samples, or `stop` (which ends between two steps, see max_steps_after_stop). However it ends without an
+/// error, the last step is saved if checkpoints are enabled.
 ///
 /// `channel` may be null (fake data, benchmarks). Errors  Error{kDeadline} if no batch came within batch_timeout, {kUnavailable}
 /// if the samples ended before max_steps, and what step, publish and save throw.

@@ -317,6 +317,12 @@ TEST(RunRlTrainer, DamagedCheckpointIsNotPicked) {
   six.step = 7;
   EXPECT_THROW(find_resume_step(scratch.path / "checkpoints", six), Error);
   EXPECT_EQ(find_resume_step(scratch.path / "nothing", {}), std::nullopt);
+  ResumeOptions both;
+  both.units.emplace_back("orchestrator");
+  EXPECT_EQ(find_resume_step(scratch.path / "checkpoints", both), std::nullopt) << "no step has that part: a fresh start";
+  for (const char* step : {"step_2", "step_4"})
+    fs::resize_file(scratch.path / "checkpoints" / step / "trainer" / "optimizer.safetensors", 100);
+  EXPECT_THROW(find_resume_step(scratch.path / "checkpoints", {}), Error) << "never silently from scratch over damaged ones";
 }
 
 TEST(RunRlTrainer, SkipsWhatAResumeIsToldToSkip) {
@@ -375,13 +381,10 @@ TEST(RunRlTrainer, WaitHasADeadlineAndNamesTheOther) {
   }
 }
 
-TEST(RunRlTrainer, TrainsOnPackedSamplesFromTheQueue) {
-  Scratch scratch("queue");
-  const auto policy = make_tiny_policy(scratch.path / "model");
-  const rollouts::LocalSampleQueue queue(1, 4);
-  const auto sender = queue.make_sender();
+/// Sends steps 1 to `num_steps`, five samples of 12 tokens each.
+void push_steps(rollouts::SampleSender& sender, std::int64_t num_steps) {
   Rng rng(2);
-  for (std::int64_t step = 1; step <= 2; ++step) {
+  for (std::int64_t step = 1; step <= num_steps; ++step) {
     std::vector<wire::TrainingSample> samples(5);
     for (wire::TrainingSample& s : samples) {
       s.env_name = "org/env";
@@ -396,8 +399,16 @@ TEST(RunRlTrainer, TrainsOnPackedSamplesFromTheQueue) {
     wire::TrainingBatch batch;
     batch.step = step;
     batch.ranks = wire::pack(samples, {.seq_len = 48});
-    ASSERT_TRUE(sender->push(batch, 1s));
+    ASSERT_TRUE(sender.push(batch, 1s));
   }
+}
+
+TEST(RunRlTrainer, TrainsOnPackedSamplesFromTheQueue) {
+  Scratch scratch("queue");
+  const auto policy = make_tiny_policy(scratch.path / "model");
+  const rollouts::LocalSampleQueue queue(1, 4);
+  const auto sender = queue.make_sender();
+  push_steps(*sender, 2);
   sender->close();
   Recorder recorder;
   RlRunOptions options = run_options(scratch.path, 5);
@@ -412,6 +423,33 @@ TEST(RunRlTrainer, TrainsOnPackedSamplesFromTheQueue) {
   EXPECT_EQ(recorder.steps[1].at("progress/total_samples"), 10);
   EXPECT_EQ(recorder.steps[1].at("progress/total_tokens"), 120);
   EXPECT_TRUE(recorder.steps[0].contains("entropy/org/env/mean"));
+}
+
+TEST(RunRlTrainer, AStopStillTrainsOnWhatWasSentUpToALimit) {
+  Scratch scratch("stop");
+  std::stop_source stopped, aborted;
+  stopped.request_stop();
+  aborted.request_stop();
+  const auto last_step = [&](std::int64_t limit, bool is_abort) {
+    const auto policy = make_tiny_policy(scratch.path / "model");
+    const rollouts::LocalSampleQueue queue(1, 4);
+    const auto sender = queue.make_sender();
+    push_steps(*sender, 3);
+    if (limit > 3) sender->close();
+    Recorder recorder;
+    RlRunOptions options = run_options(scratch.path, 5);
+    options.checkpoint.reset();
+    options.max_steps_after_stop = limit;
+    if (is_abort) options.abort = aborted.get_token();
+    const auto result = run_rl_trainer(
+        options, *policy, [&](std::int64_t) { return queue.make_receiver(0); }, nullptr, recorder.monitor, stopped.get_token());
+    EXPECT_TRUE(result.was_stopped);
+    return result.last_step;
+  };
+  EXPECT_EQ(last_step(0, false), 0);
+  EXPECT_EQ(last_step(2, false), 2);
+  EXPECT_EQ(last_step(4, false), 3);
+  EXPECT_EQ(last_step(4, true), 0);
 }
 
 }  // namespace

@@ -119,15 +119,6 @@ void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check
   for (std::size_t i = 0; i < eval->env.size(); ++i) check_eval_env(eval->env[i], check.sub(fmt::format("eval.env.{}", i)));
 }
 
-void check_renderer(const RendererConfig& renderer, const Check& check) {
-  constexpr std::array<std::string_view, 8> kNames = {"auto", "default", "chatml", "qwen2.5", "qwen3", "prime-qwen3", "smollm2", "llama-3"};
-  if (std::find(kNames.begin(), kNames.end(), renderer.name) == kNames.end())
-    check.not_built("name", fmt::format("the renderer \"{}\"; built in are {}", renderer.name, fmt::join(kNames, ", ")));
-  constexpr std::array<std::string_view, 3> kRetentions = {"template", "tool_cycle", "all"};
-  if (renderer.thinking_retention && std::find(kRetentions.begin(), kRetentions.end(), *renderer.thinking_retention) == kRetentions.end())
-    check.problem("thinking_retention", fmt::format("must be one of {}", fmt::join(kRetentions, ", ")));
-}
-
 void check_client(const ClientConfig& client, const Check& check) {
   if (!client.headers_from_env.empty()) check.not_built("headers_from_env", "headers from environment variables");
   if (!client.extra_headers_from_state.empty()) check.not_built("extra_headers_from_state", "headers from the rollout's state");

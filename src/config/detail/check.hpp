@@ -50,7 +50,6 @@ void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check
 /// Also hands `data` to the environment as its arguments dataset_path and eval_dataset_path.
 void check_eval_env(EvalEnvConfig& env, const Check& check);
 void check_eval_sampling(const EvalSamplingConfig& sampling, const Check& check);
-void check_renderer(const RendererConfig& renderer, const Check& check);
 void check_client(const ClientConfig& client, const Check& check);
 void check_ckpt(const std::optional<TrainerCkptConfig>& ckpt, const Check& check);
 /// Applies WANDB_MODE; what remains on and is not offline is not built.
