@@ -74,6 +74,8 @@ def test_an_interrupted_run_continues_the_same_bits():
         stopped = max(int(path.name[5:]) for path in (out / "checkpoints").iterdir())
         check(3 <= stopped < 10, f"stopped after step {stopped}; the test wants it in the middle")
         prl("rl", "@", config, "--output-dir", out, "--ckpt", "--ckpt.resume-step", -1)
+        log = (out / "logs/trainer.log").read_text()
+        check(f"resumed from {out}/checkpoints/step_{stopped}" in log, f"it did not resume from step {stopped}: {log}")
         check(state(out, 10) == state(whole, 10), f"interrupted after {stopped} and resumed differs from 10 steps at once")
 
 

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""From random weights to an evaluated policy: init-model, make-data, sft, rl, eval, and where each leaves its files."""
+import json
+
+import harness
+from harness import check, prl
+
+ENV = ["--env.id", "reverse-text", "--env.args", json.dumps(harness.ENV_ARGS)]
+MODEL_FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def evaluation(out):
+    """The only evaluation below a folder: (metadata, results)."""
+    found = list(out.glob("evals/*/*/metadata.json"))
+    check(len(found) == 1, f"{len(found)} evaluations below {out}")
+    return json.loads(found[0].read_text()), rows(found[0].parent / "results.jsonl")
+
+
+def test_the_chain_from_random_weights_to_an_evaluated_policy():
+    with harness.workspace("chain") as folder:
+        base = harness.tiny_model(folder / "base")
+        check(MODEL_FILES <= names(base), f"{names(base)}")
+        data = harness.sft_data(folder / "sft.jsonl", 512)
+        first = rows(data)[0]["messages"]
+        check([message["role"] for message in first] == ["system", "user", "assistant"], f"{first}")
+        check(first[1]["content"][::-1] in first[2]["content"], f"the answer is not the reversed text: {first}")
+
+        sft = folder / "sft"
+        prl("sft", "--model.name", base, "--data.name", data, "--data.seq-len", 256, "--data.batch-size", 8, "--max-steps", 60,
+            "--optim.lr", "5e-3", "--ckpt", "--ckpt.interval", 30, "--output-dir", sft)
+        check(names(sft / "weights") == {"step_30", "step_60"}, f"{names(sft / 'weights')}")
+        check(MODEL_FILES <= names(sft / "weights/step_60"), f"{names(sft / 'weights/step_60')}")
+        losses = [harness.metrics(sft)[step]["loss/mean"] for step in range(1, 61)]
+        check(losses[-1] < losses[0] / 4, f"the loss went from {losses[0]} to {losses[-1]}")
+
+        run = folder / "rl"
+        config = harness.rl_config(folder / "rl.toml", sft / "weights/step_60", max_steps=6)
+        prl("rl", "@", config, "--output-dir", run, "--ckpt", "--ckpt.interval", 2, "--ckpt.keep-last", 2, "--orchestrator.eval.interval", 3,
+            "--orchestrator.eval.num-examples", 8, "--orchestrator.eval.env",
+            json.dumps([{"id": "reverse-text", "args": harness.ENV_ARGS}]))
+        check(names(run) == {"checkpoints", "configs", "logs", "metrics.jsonl", "rollouts", "weights"}, f"{names(run)}")
+        check(names(run / "weights") == {"step_4", "step_6"}, f"keep_last 2: {names(run / 'weights')}")
+        check(names(run / "checkpoints") == {"step_4", "step_6"}, f"keep_last 2: {names(run / 'checkpoints')}")
+        check(names(run / "checkpoints/step_6") == {"trainer", "orchestrator"}, f"{names(run / 'checkpoints/step_6')}")
+        check({"rl.log", "trainer.log", "orchestrator.log", "inference.log"} <= names(run / "logs"), f"{names(run / 'logs')}")
+        for step in range(1, 7):
+            rollouts = rows(run / f"rollouts/step_{step}/train_rollouts.jsonl")
+            check(len(rollouts) == 16, f"step {step}: {len(rollouts)} rollouts")
+            check(all("reward" in rollout and "advantage" in rollout for rollout in rollouts), f"{rollouts[0].keys()}")
+        metrics = harness.metrics(run)
+        for key in ("reward/all/mean", "loss/mean", "mismatch_kl/all/mean", "entropy/all/mean", "optim/grad_norm", "optim/lr",
+                    "perf/throughput", "perf/mfu", "perf/peak_memory", "time/step", "progress/total_tokens"):
+            check(all(key in metrics[step] for step in range(1, 7)), f"metrics.jsonl has no {key} for every step")
+
+        def evaluate(name, *flags):
+            prl("eval", "--model.name", sft / "weights/step_60", *ENV, "--num-examples", 10, "--group-size", 2,
+                "--sampling.max-tokens", 48, "--output-dir", folder / name, *flags)
+            return folder / name
+
+        metadata, results = evaluation(evaluate("eval"))
+        check(len(results) == 20 and metadata["num_examples"] == 10 and metadata["rollouts_per_example"] == 2, f"{len(results)} {metadata}")
+        mean = sum(result["reward"] for result in results) / len(results)
+        check(abs(mean - metadata["avg_reward"]) < 1e-6, f"{mean} against {metadata['avg_reward']}")
+        check(metadata["avg_reward"] > 0 and metadata["avg_error"] == 0, f"{metadata}")
+        again, _ = evaluation(evaluate("again"))
+        check(again["avg_reward"] == metadata["avg_reward"], "the same evaluation gave another reward")
+
+        steps = evaluate("steps", "--weights-dir", run / "weights", "--steps", "4,6", "--no-eval-base")
+        found = sorted(json.loads(path.read_text())["ckpt_step"] for path in steps.glob("evals/*/*/metadata.json"))
+        check(found == [4, 6], f"evaluated steps {found}")
+
+
+def test_checkpoints_in_a_folder_of_their_own():
+    with harness.workspace("elsewhere") as folder:
+        model = harness.warm_model()
+        elsewhere = folder / "elsewhere"
+        for deployment in ([], ["--deployment.type", "single_node", "--inference.server.port", harness.free_port()]):
+            out = folder / f"run{len(deployment)}"
+            config = harness.rl_config(folder / "rl.toml", model, max_steps=2, max_async_level=0)
+            keep = ["--ckpt.output-dir", elsewhere / out.name, *deployment]
+            prl("rl", "@", config, "--output-dir", out, *keep)
+            check(names(elsewhere / out.name / "checkpoints/step_2") == {"trainer", "orchestrator"}, "the roles' parts lie apart")
+            check(names(elsewhere / out.name) == {"checkpoints", "weights"}, f"{names(elsewhere / out.name)}")
+            check(not {"checkpoints", "weights"} & names(out), f"checkpoints in the run's folder: {names(out)}")
+            _, stderr = prl("rl", "@", config, "--output-dir", out, *keep, "--max-steps", 3, expect=1)
+            check("--ckpt.resume-step -1" in stderr, f"a fresh run over checkpoints: {stderr[-1000:]}")
+            prl("rl", "@", config, "--output-dir", out, *keep, "--max-steps", 3, "--ckpt.resume-step", -1)
+            check("resumed from" in (out / "logs/trainer.log").read_text(), "it did not resume")
+            check((elsewhere / out.name / "weights/step_3/model.safetensors").exists(), "no weights of step 3")
+
+
+def test_the_trainer_alone_on_random_data():
+    with harness.workspace("trainer") as folder:
+        stdout, stderr = prl("trainer", "--model.name", harness.warm_model(), "--model.seq-len", 128, "--data.fake", "--max-steps", 3,
+                             "--output-dir", folder / "out")
+        check(set(harness.metrics(folder / "out")) == {1, 2, 3}, f"{stderr[-1000:]}")
+        stdout, _ = prl("trainer", "--model.name", harness.warm_model(), "--model.seq-len", 128, "--data.fake", "--bench",
+                        "--output-dir", folder / "bench")
+        check("MFU" in stdout or "mfu" in stdout.lower(), f"no table: {stdout}")
+
+
+harness.main(test_the_chain_from_random_weights_to_an_evaluated_policy, test_checkpoints_in_a_folder_of_their_own,
+             test_the_trainer_alone_on_random_data)

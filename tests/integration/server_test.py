@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""`prl inference` over HTTP: refusals, keys, limits, pauses, weight updates, clients that leave, and many connections."""
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import pathlib
+import resource
+import shutil
+import socket
+import time
+
+import harness
+from harness import check, prl, request
+
+
+@contextlib.contextmanager
+def server(*flags):
+    """A server on the warm model; (port, process)."""
+    with harness.workspace("server") as folder:
+        log = folder / "inference.log"
+        port = harness.free_port()
+        with harness.running("inference", "--model.name", harness.warm_model(), "--model.served-name", "tiny", "--server.port", port,
+                             "--model.max-model-len", 512, *flags, log=log) as process:
+            harness.wait_until(lambda: harness.is_healthy(port) or process.poll() is not None, 30, "the server")
+            check(process.poll() is None, f"the server ended: {log.read_text()[-2000:]}")
+            yield port, process
+            check(process.poll() is None, f"the server ended during the test: {log.read_text()[-2000:]}")
+
+
+def complete(port, headers=None, timeout=60, **fields):
+    return request(port, "POST", "/v1/completions", {"model": "tiny", "prompt": "ab", "max_tokens": 4, **fields}, headers, timeout)
+
+
+def metric(port, name, having=""):
+    _, text = request(port, "GET", "/metrics")
+    for line in text.splitlines():
+        if line.startswith(name + "{") and having in line:
+            return float(line.rsplit(" ", 1)[1])
+    raise harness.Failure(f"/metrics has no {name} {having}")
+
+
+def error_of(answer, status, *words):
+    """Checks that an answer is an error of the OpenAI shape that holds `words`."""
+    got, body = answer
+    check(got == status, f"status {got}, wanted {status}: {body}")
+    check(isinstance(body, dict) and "error" in body, f"no error object: {body}")
+    for word in words:
+        check(word in json.dumps(body["error"]), f"the error does not speak of {word!r}: {body}")
+    return body["error"]
+
+
+def test_bad_requests_are_refused_by_name():
+    with server("--server.max-body-bytes", 4096) as (port, _):
+        error_of(request(port, "POST", "/v1/completions", b'{"model": "tiny", "prompt": '), 400, "JSON")
+        error_of(request(port, "POST", "/v1/completions", b"\xff\xfe"), 400)
+        error_of(request(port, "POST", "/v1/completions", b"[1]"), 400)
+        error_of(complete(port, prompt="x" * 5000), 413, "4096")
+        error_of(complete(port, model="other"), 404, "other")
+        error_of(request(port, "GET", "/v1/nothing"), 404, "/v1/nothing")
+        error_of(request(port, "GET", "/v1/completions"), 405)
+        check(error_of(complete(port, temperature="hot"), 400, "temperature")["param"] == "temperature", "param is not the field")
+        check(error_of(complete(port, max_tokens=-1), 400)["param"] == "max_tokens", "param is not the field")
+        error_of(complete(port, n=0), 400, "n")
+        error_of(complete(port, prompt=[1, 999999]), 400)
+        error = error_of(complete(port, prompt="x" * 2000), 400, "This model's maximum context length is")
+        check(error["message"].startswith("This model's maximum context length is"), f"{error}")
+        error_of(request(port, "POST", "/v1/chat/completions", {"model": "tiny"}), 400, "messages")
+        error_of(request(port, "POST", "/v1/chat/completions", {"model": "tiny", "messages": [{"content": "x"}]}), 400, "role")
+        error_of(request(port, "POST", "/update_weights", {"weight_dir": "/nowhere"}), 404, "/nowhere")
+        error_of(request(port, "POST", "/update_weights", {}), 400, "weight_dir")
+        status, body = complete(port)
+        check(status == 200 and body["choices"][0]["finish_reason"] in ("stop", "length"), f"{status} {body}")
+
+
+def test_keys_guard_their_routes():
+    with server("--server.api-key", "user-key", "--server.admin-api-key", "admin-key") as (port, _):
+        user, admin = {"Authorization": "Bearer user-key"}, {"Authorization": "Bearer admin-key"}
+        error_of(complete(port), 401)
+        error_of(complete(port, {"Authorization": "Bearer user-keyX"}), 401)
+        error_of(request(port, "GET", "/v1/models"), 401)
+        check(complete(port, user)[0] == 200, "the right key is refused")
+        check(complete(port, {"x-api-key": "user-key"})[0] == 200, "the key as x-api-key is refused")
+        error_of(request(port, "POST", "/pause", None, user), 401)
+        error_of(request(port, "POST", "/update_weights", {"weight_dir": "/x"}), 401)
+        check(request(port, "POST", "/pause", None, admin)[0] == 200, "the administrator's key is refused")
+        check(request(port, "POST", "/resume", None, admin)[0] == 200, "the administrator's key is refused")
+        check(request(port, "GET", "/health")[0] == 200 and request(port, "GET", "/metrics")[0] == 200, "health needs a key")
+
+
+def test_a_full_queue_answers_429():
+    with server("--server.max-queued-requests", 4, "--max-num-seqs", 2) as (port, _):
+        check(request(port, "POST", "/pause")[0] == 200, "no pause")
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            waiting = [pool.submit(complete, port) for _ in range(12)]
+            harness.wait_until(lambda: sum(one.done() for one in waiting) >= 6, 20, "refusals")
+            for one in waiting:
+                if one.done():
+                    error_of(one.result(), 429, "may wait")
+            check(request(port, "POST", "/resume")[0] == 200, "no resume")
+            statuses = sorted(one.result()[0] for one in waiting)
+        check(statuses.count(200) >= 4 and set(statuses) == {200, 429}, f"{statuses}")
+        check(complete(port)[0] == 200, "the queue stays full")
+
+
+def test_requests_are_held_during_a_pause_and_an_update():
+    with server() as (port, _):
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            long = pool.submit(complete, port, max_tokens=500, ignore_eos=True)
+            harness.wait_until(lambda: metric(port, "vllm:generation_tokens_total") > 5 or long.done(), 20, "tokens")
+            check(request(port, "POST", "/pause")[0] == 200, "no pause")
+            new = pool.submit(complete, port)
+            tokens = metric(port, "vllm:generation_tokens_total")
+            status, proof = request(port, "POST", "/update_weights", {"weight_dir": str(harness.warm_model()), "version": 7})
+            check(status == 200 and proof["policy_version"] == 7 and len(proof["checksum"]) == 16, f"{status} {proof}")
+            time.sleep(0.3)  # time in which a request that is not held would end
+            check(not long.done() and not new.done(), "a request went on during the pause")
+            check(metric(port, "vllm:generation_tokens_total") == tokens, "tokens were generated during the pause")
+            check(metric(port, "prl:engine_paused") == 1, "the metrics do not say that the engine is paused")
+            check(request(port, "POST", "/resume")[0] == 200, "no resume")
+            status, body = long.result(60)
+            check(status == 200 and body["policy_version"] == {"start": 0, "end": 7}, f"{status} {body.get('policy_version')}")
+            check(body["usage"]["completion_tokens"] == 500, f"{body['usage']}")
+            status, body = new.result(60)
+            check(status == 200 and body["policy_version"] == {"start": 7, "end": 7}, f"{status} {body.get('policy_version')}")
+        with harness.workspace("broken") as folder:
+            broken = folder / "step_8"
+            shutil.copytree(harness.warm_model(), broken)
+            (broken / "model.safetensors").write_bytes((broken / "model.safetensors").read_bytes()[:-1000])
+            answer = request(port, "POST", "/update_weights", {"weight_dir": str(broken)})
+            check(answer[0] >= 400 and "model.safetensors" in json.dumps(answer[1]), f"{answer}")
+        status, body = complete(port)
+        check(status == 200 and body["policy_version"]["end"] == 7, f"after a failed update: {status} {body}")
+
+
+def test_a_client_that_leaves_cancels_its_request():
+    with server() as (port, _):
+        for fields in ({}, {"stream": True}):
+            aborted = metric(port, "vllm:request_success_total", "abort")
+            check(request(port, "POST", "/pause")[0] == 200, "no pause")
+            body = json.dumps({"model": "tiny", "prompt": "ab", "max_tokens": 400, "ignore_eos": True, "n": 3, **fields}).encode()
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                               b"Content-Length: %d\r\n\r\n" % len(body) + body)
+                harness.wait_until(lambda: metric(port, "vllm:num_requests_waiting") == 3, 10, "three requests to wait")
+            check(request(port, "POST", "/resume")[0] == 200, "no resume")
+            harness.wait_until(lambda: metric(port, "vllm:request_success_total", "abort") == aborted + 3, 10, "three cancellations")
+            check(metric(port, "vllm:num_requests_running") + metric(port, "vllm:num_requests_waiting") == 0, "they still run")
+
+
+def test_a_taken_port_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        _, stderr = prl("inference", "--model.name", harness.warm_model(), "--server.port", port, expect=1)
+        check(f"127.0.0.1:{port}" in stderr, f"the message does not name the address: {stderr}")
+
+
+async def ask_all(port, count):
+    """`count` connections, all open before the first request is sent; their status lines."""
+    body = json.dumps({"model": "tiny", "prompt": "abc", "max_tokens": 8, "ignore_eos": True, "seed": 1}).encode()
+    head = (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n").encode()
+    streams = []
+    for _ in range(count):
+        streams.append(await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), 20))
+
+    async def ask(reader, writer):
+        writer.write(head + body)
+        await writer.drain()
+        reply = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        return reply.split(b"\r\n", 1)[0].decode()
+
+    return await asyncio.gather(*(ask(*stream) for stream in streams))
+
+
+def memory_mib(pid):
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    raise harness.Failure("no VmRSS")
+
+
+def test_a_thousand_connections_with_32_running():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    with server("--max-num-seqs", 32) as (port, process):
+        asyncio.run(ask_all(port, 50))
+        before = memory_mib(process.pid)
+        began = time.monotonic()
+        for round_number in range(2):
+            statuses = asyncio.run(ask_all(port, 1000))
+            check(all(status.startswith("HTTP/1.1 200") for status in statuses), f"{set(statuses)}")
+            growth = memory_mib(process.pid) - before
+            print(f"      round {round_number}: {time.monotonic() - began:.1f} s, {growth:.0f} MiB more than before")
+            check(growth < 150, f"1,000 connections cost {growth:.0f} MiB")
+        harness.wait_until(lambda: metric(port, "prl:http_connections") <= 1, 10, "the connections to close")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+harness.main(test_bad_requests_are_refused_by_name, test_keys_guard_their_routes, test_a_full_queue_answers_429,
+             test_requests_are_held_during_a_pause_and_an_update, test_a_client_that_leaves_cancels_its_request,
+             test_a_taken_port_is_named, test_a_thousand_connections_with_32_running)
