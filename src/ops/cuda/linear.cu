@@ -116,9 +116,7 @@ void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearW
     return;
   }
   p.bias = w.bias_N.as<float>();
-  Product probe = p;
-  probe.M = std::max<std::int64_t>(p.M, 2);  // one row is computed as two
-  if (blas.can_run(probe)) {
+  if (blas.can_run(p)) {
     blas.run(ctx, p);
     return;
   }

@@ -47,7 +47,16 @@ __global__ void __launch_bounds__(kBlock)
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x;
   if (row >= live.count) return;
   LogSumExp total;
-  for (int c = 0; c < chunks; ++c) total.merge(stats[c * live.count + row]);
+  constexpr int kAhead = 8;  // loads in flight
+  for (int c = 0; c < chunks; c += kAhead) {
+    ChunkStats next[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (c + i < chunks) next[i] = stats[(c + i) * live.count + row];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      if (c + i < chunks) total.merge(next[i]);
+  }
   const std::int64_t t = live.of(row);
   const float value = total.value();
   lse[t] = value;

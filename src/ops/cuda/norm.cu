@@ -12,19 +12,26 @@ namespace {
 
 constexpr int kBlock = 256;      ///< threads when a warp or less holds a row
 constexpr int kMaxLanes = 1024;  ///< threads when a block holds a row
+constexpr int kWarpVectors = 4;  ///< vectors of 8 that a lane of a warp may hold
 
-/// Threads that share a row: a power of two up to a warp, else whole warps.
-int lanes_for(std::int64_t cols) {
+/// Threads that share a row, and vectors that each holds of it.
+struct RowShape {
+  int lanes;  ///< a power of two up to a warp, else whole warps of one block
+  int vectors;
+};
+RowShape row_shape(std::int64_t cols) {
   const std::int64_t vectors = ceil_div(cols, kVec);
   if (vectors <= kWarp) {
-    int lanes = 1;
+    int lanes = 8;
     while (lanes < vectors) lanes *= 2;
-    return lanes;
+    return {lanes, 1};
   }
+  if (vectors <= kWarp * kWarpVectors) return {kWarp, vectors <= 2 * kWarp ? 2 : kWarpVectors};
   // Two vectors a thread from 512 threads on: enough loads in flight, and room for two blocks on a multiprocessor.
   const std::int64_t wanted =
       vectors <= 512 ? vectors : std::min<std::int64_t>(kMaxLanes, std::max<std::int64_t>(512, ceil_div(vectors, 2)));
-  return static_cast<int>(round_up(wanted, kWarp));
+  const auto lanes = static_cast<int>(round_up(wanted, kWarp));
+  return {lanes, static_cast<int>(ceil_div(vectors, lanes))};
 }
 
 /// Sums v over the threads of a row.
@@ -34,6 +41,21 @@ __device__ __forceinline__ float row_sum(float v, float* scratch) {
     return warp_sum<kLanes>(v);
   else
     return block_sum(v, scratch);
+}
+
+/// Two sums at a time.
+__device__ __forceinline__ float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
+template <int kLanes>
+__device__ __forceinline__ float2 row_sums(float2 v, float2* scratch) {
+  constexpr int kWidth = kLanes > 0 ? kLanes : kWarp;
+  v = make_float2(warp_sum<kWidth>(v.x), warp_sum<kWidth>(v.y));
+  if constexpr (kLanes > 0) return v;
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = v;
+  __syncthreads();
+  float2 total = scratch[0];
+  for (int i = 1; i < static_cast<int>(blockDim.x) / kWarp; ++i) total = total + scratch[i];
+  return total;
 }
 
 struct RowPlace {
@@ -63,14 +85,15 @@ struct NormArgs {
   float eps;
 };
 
-/// kLanes == 0: a block per row.
-template <typename T, bool kWide, bool kAdd, int kLanes>
+/// kLanes == 0: a block per row. kVectors are kept in registers; a block reads what is beyond them again.
+template <typename T, bool kWide, bool kAdd, int kLanes, int kVectors>
 __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(const NormArgs<T> a) {
   __shared__ float scratch[kMaxLanes / kWarp];
   const RowPlace p = row_place<kLanes>();
   const bool is_live = p.row < a.rows;
   const T* x = a.x + p.row * a.x_stride;
-  float kept[kVec] = {};
+  T* sum_row = kAdd ? a.sum + p.row * a.sum_stride : nullptr;
+  float kept[kVectors][kVec] = {};
   float squares = 0.0f;
   const auto take = [&](int c, float(&v)[kVec]) {
     load<kWide>(v, x + c, a.cols - c);
@@ -79,61 +102,76 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
       load<kWide>(r, a.residual + p.row * a.residual_stride + c, a.cols - c);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) v[i] = rounded<T>(v[i] + r[i]);
-      store<kWide>(a.sum + p.row * a.sum_stride + c, v, a.cols - c);
+      store<kWide>(sum_row + c, v, a.cols - c);
     }
   };
+  const auto add_squares = [&](const float(&v)[kVec]) {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
+  };
+  const auto column = [&](int j) { return (p.lane + j * p.lanes) * kVec; };
   if (is_live) {
-    for (int c = p.lane * kVec; c < a.cols; c += p.lanes * kVec) {
-      float v[kVec];
-      take(c, v);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
-      if (c == p.lane * kVec)
+    for (int j = 0; j < kVectors; ++j)
+      if (column(j) < a.cols) take(column(j), kept[j]);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) kept[i] = v[i];
-    }
+    for (int j = 0; j < kVectors; ++j)
+      if (column(j) < a.cols) add_squares(kept[j]);
+    if constexpr (kLanes == 0)
+      for (int j = kVectors; column(j) < a.cols; ++j) {
+        float v[kVec];
+        take(column(j), v);
+        add_squares(v);
+      }
   }
   const float scale = 1.0f / sqrtf(row_sum<kLanes>(squares, scratch) / static_cast<float>(a.cols) + a.eps);
   if (!is_live) return;
-  for (int c = p.lane * kVec; c < a.cols; c += p.lanes * kVec) {
-    float v[kVec], w[kVec];
-    if (c == p.lane * kVec) {
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) v[i] = kept[i];
-    } else if constexpr (kAdd) {
-      load<kWide>(v, a.sum + p.row * a.sum_stride + c, a.cols - c);  // this thread's own
-    } else {
-      load<kWide>(v, x + c, a.cols - c);
-    }
+  const auto put = [&](int c, float(&v)[kVec]) {
+    float w[kVec];
     load<kWide>(w, a.w + c, a.cols - c);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) v[i] = v[i] * scale * w[i];
     store<kWide>(a.y + p.row * a.y_stride + c, v, a.cols - c);
-  }
+  };
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j)
+    if (column(j) < a.cols) put(column(j), kept[j]);
+  if constexpr (kLanes == 0)
+    for (int j = kVectors; column(j) < a.cols; ++j) {
+      float v[kVec];
+      load<kWide>(v, (kAdd ? sum_row : x) + column(j), a.cols - column(j));  // this thread's own
+      put(column(j), v);
+    }
 }
 
-/// Calls body(integral_constant<int, L>) with L lanes of a warp, or 0 for a block per row.
+/// Calls body with the lanes of a warp that share a row, or 0 for a block per row, and the vectors that a thread keeps.
 template <typename Body>
-void with_lanes(int lanes, Body&& body) {
-  if (lanes > kWarp)
-    body(std::integral_constant<int, 0>{});
-  else if (lanes > 16)
-    body(std::integral_constant<int, 32>{});
-  else if (lanes > 8)
-    body(std::integral_constant<int, 16>{});
+void with_shape(const RowShape& shape, Body&& body) {
+  const auto call = [&](auto lanes, auto vectors) { body(lanes, vectors); };
+  using std::integral_constant;
+  if (shape.lanes == 8)
+    call(integral_constant<int, 8>{}, integral_constant<int, 1>{});
+  else if (shape.lanes == 16)
+    call(integral_constant<int, 16>{}, integral_constant<int, 1>{});
+  else if (shape.lanes == kWarp && shape.vectors == 1)
+    call(integral_constant<int, kWarp>{}, integral_constant<int, 1>{});
+  else if (shape.lanes == kWarp && shape.vectors == 2)
+    call(integral_constant<int, kWarp>{}, integral_constant<int, 2>{});
+  else if (shape.lanes == kWarp)
+    call(integral_constant<int, kWarp>{}, integral_constant<int, kWarpVectors>{});
   else
-    body(std::integral_constant<int, 8>{});
+    call(integral_constant<int, 0>{}, integral_constant<int, 1>{});
 }
 
 template <typename T, bool kAdd>
 void launch_norm(OpContext& ctx, const NormArgs<T>& a, bool wide) {
-  const int lanes = lanes_for(a.cols);
+  const RowShape shape = row_shape(a.cols);
   with_bool(wide, [&](auto is_wide_row) {
-    with_lanes(lanes, [&](auto l) {
-      constexpr int kLanes = decltype(l)::value;
+    with_shape(shape, [&](auto lanes, auto vectors) {
+      constexpr int kLanes = decltype(lanes)::value;
       const auto grid = static_cast<unsigned>(kLanes > 0 ? ceil_div(a.rows, kBlock / std::max(kLanes, 1)) : a.rows);
-      const auto kernel = norm_kernel<T, decltype(is_wide_row)::value, kAdd, kLanes>;
-      const int threads = kLanes > 0 ? kBlock : lanes;
+      const auto kernel = norm_kernel<T, decltype(is_wide_row)::value, kAdd, kLanes, decltype(vectors)::value>;
+      const int threads = kLanes > 0 ? kBlock : shape.lanes;
       kernel<<<grid, threads, 0, stream_of(ctx)>>>(a);
     });
   });
@@ -161,8 +199,8 @@ struct NormBackwardArgs {
 template <typename T, bool kWide, int kLanes, int kVectors>
 __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_backward_kernel(const NormBackwardArgs<T> a) {
   constexpr int kRows = kLanes > 0 ? kBlock / (kLanes > 0 ? kLanes : 1) : 1;
-  __shared__ float scratch[kMaxLanes / kWarp];
-  __shared__ float dw_rows[kLanes > 0 ? kBlock * kVec : 1];
+  __shared__ float2 scratch[kMaxLanes / kWarp];
+  __shared__ float dw_rows[kLanes > 0 ? kBlock * kVec * kVectors : 1];
   const int lane = kLanes > 0 ? static_cast<int>(threadIdx.x) % (kLanes > 0 ? kLanes : 1) : static_cast<int>(threadIdx.x);
   const int lanes = kLanes > 0 ? kLanes : static_cast<int>(blockDim.x);
   const int slot = kLanes > 0 ? static_cast<int>(threadIdx.x) / (kLanes > 0 ? kLanes : 1) : 0;
@@ -189,8 +227,9 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_backward
         }
       }
     }
-    const float scale = 1.0f / sqrtf(row_sum<kLanes>(squares, scratch) / static_cast<float>(a.cols) + a.eps);
-    const float k = row_sum<kLanes>(dots, scratch) * scale * scale * scale / static_cast<float>(a.cols);
+    const float2 sums = row_sums<kLanes>(make_float2(squares, dots), scratch);
+    const float scale = 1.0f / sqrtf(sums.x / static_cast<float>(a.cols) + a.eps);
+    const float k = sums.y * scale * scale * scale / static_cast<float>(a.cols);
     if (!is_live) continue;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -212,12 +251,15 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_backward
   float* out = a.partial_dw + static_cast<std::int64_t>(blockIdx.x) * a.cols;
   if constexpr (kLanes > 0) {
     // The rows that ran side by side are added in order.
+    constexpr int kWidth = kLanes * kVectors * kVec;
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) dw_rows[(slot * kLanes + lane) * kVec + i] = dw[0][i];
+    for (int j = 0; j < kVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) dw_rows[slot * kWidth + (lane + j * kLanes) * kVec + i] = dw[j][i];
     __syncthreads();
     for (int c = static_cast<int>(threadIdx.x); c < a.cols; c += kBlock) {
       float total = 0.0f;
-      for (int r = 0; r < kRows; ++r) total += dw_rows[r * kLanes * kVec + c];
+      for (int r = 0; r < kRows; ++r) total += dw_rows[r * kWidth + c];
       out[c] = total;
     }
   } else {
@@ -246,27 +288,28 @@ __global__ void add_rows_kernel(float* total, const float* partial, std::int64_t
 
 template <typename T>
 void launch_norm_backward(OpContext& ctx, const NormBackwardArgs<T>& a, std::int64_t groups, bool wide) {
-  const int lanes = lanes_for(a.cols);
-  const auto vectors = static_cast<int>(ceil_div(ceil_div(a.cols, kVec), lanes));
-  if (vectors > 4)
-    fail(ErrorCode::kNotImplemented, "[rms_norm_backward] rows of {} columns; the kernel holds up to {}", a.cols, 4 * kMaxLanes * kVec);
+  const RowShape shape = row_shape(a.cols);
+  if (shape.vectors > kWarpVectors)
+    fail(ErrorCode::kNotImplemented, "[rms_norm_backward] rows of {} columns; the kernel holds up to {}", a.cols,
+         kWarpVectors * kMaxLanes * kVec);
   with_bool(wide, [&](auto is_wide_row) {
-    constexpr bool kWide = decltype(is_wide_row)::value;
-    const auto launch = [&](auto l, auto v) {
-      constexpr int kLanes = decltype(l)::value;
-      const auto kernel = norm_backward_kernel<T, kWide, kLanes, decltype(v)::value>;
-      const int threads = kLanes > 0 ? kBlock : lanes;
+    const auto launch = [&](auto lanes, auto vectors) {
+      constexpr int kLanes = decltype(lanes)::value;
+      const auto kernel = norm_backward_kernel<T, decltype(is_wide_row)::value, kLanes, decltype(vectors)::value>;
+      const int threads = kLanes > 0 ? kBlock : shape.lanes;
       kernel<<<static_cast<unsigned>(groups), threads, 0, stream_of(ctx)>>>(a);
     };
-    with_lanes(lanes, [&](auto l) {
-      if constexpr (decltype(l)::value > 0)
-        launch(l, std::integral_constant<int, 1>{});
-      else if (vectors == 1)
-        launch(l, std::integral_constant<int, 1>{});
-      else if (vectors == 2)
-        launch(l, std::integral_constant<int, 2>{});
-      else
-        launch(l, std::integral_constant<int, 4>{});
+    with_shape(shape, [&](auto lanes, auto vectors) {
+      if constexpr (decltype(lanes)::value > 0) {
+        launch(lanes, vectors);
+      } else {
+        if (shape.vectors == 1)
+          launch(lanes, std::integral_constant<int, 1>{});
+        else if (shape.vectors == 2)
+          launch(lanes, std::integral_constant<int, 2>{});
+        else
+          launch(lanes, std::integral_constant<int, kWarpVectors>{});
+      }
     });
   });
   PRL_CUDA_CHECK(cudaGetLastError());

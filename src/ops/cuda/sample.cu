@@ -16,6 +16,7 @@ namespace {
 constexpr int kBlock = 256;
 constexpr int kDrawBlock = kVocabChunk;  ///< a thread per logit of the drawn chunk
 static_assert(kDrawBlock == 1024);
+constexpr int kMaxChunks = 2048;  ///< of a vocabulary; their masses lie in shared memory
 
 /// One row as the kernels want it.
 struct RowParams {
@@ -92,14 +93,16 @@ __device__ int choose_in_chunk(Mass weight, Mass target, Mass* warp_totals, int*
 /// Log-sum-exp, greedy choice or draw, and log-probability of rows that are not truncated.
 __global__ void __launch_bounds__(kDrawBlock) draw_kernel(RowOutput* outputs, const ChunkStats* all_stats, const float* logits,
                                                           std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
-  extern __shared__ double masses[];  // [chunks]
+  extern __shared__ double masses[];  // [chunks], then ChunkStats [chunks]
   __shared__ double warp_totals[kDrawBlock / kWarp];
   __shared__ double rest;
   __shared__ float lse, max;
   __shared__ int chosen, first, last;
   const std::int64_t b = blockIdx.x;
   const RowParams r = rows[b];
-  const ChunkStats* stats = all_stats + b * chunks;
+  auto* stats = reinterpret_cast<ChunkStats*>(masses + chunks);
+  for (int c = static_cast<int>(threadIdx.x); c < chunks; c += kDrawBlock) stats[c] = all_stats[b * chunks + c];
+  __syncthreads();
   if (threadIdx.x == 0) {
     LogSumExp sum;
     for (int c = 0; c < chunks; ++c) sum.merge(stats[c]);
@@ -185,14 +188,30 @@ class Ranker {
       : s_(s), logits_(logits), V_(V), temperature_(temperature), max_(max) {}
 
   __device__ float at(std::int64_t i) const { return scaled(logits_[i], temperature_); }
-  /// body(x, key) for this thread's share of the tokens at or above `low`.
+  /// body(x, key) for this thread's share of the tokens at or above `low`. Four tokens at a time, two loads in flight.
   template <typename Body>
   __device__ void for_each(Key low, Body&& body) const {
-    for (std::int64_t i = threadIdx.x; i < V_; i += kTruncateBlock) {
-      const float x = at(i);
+    const auto one = [&](float logit, std::int64_t i) {
+      const float x = scaled(logit, temperature_);
       const Key key = key_of(x, i);
       if (key >= low && x != -INFINITY) body(x, key);
+    };
+    const std::int64_t head =
+        min(V_, static_cast<std::int64_t>((16 - reinterpret_cast<std::uintptr_t>(logits_) % 16) % 16 / sizeof(float)));
+    const std::int64_t quads = (V_ - head) / 4;
+    const auto* wide = reinterpret_cast<const float4*>(logits_ + head);
+    const auto four = [&](const float4& v, std::int64_t q) {
+      one(v.x, head + 4 * q), one(v.y, head + 4 * q + 1), one(v.z, head + 4 * q + 2), one(v.w, head + 4 * q + 3);
+    };
+    std::int64_t q = threadIdx.x;
+    for (; q + kTruncateBlock < quads; q += 2 * kTruncateBlock) {
+      const float4 a = wide[q], b = wide[q + kTruncateBlock];
+      four(a, q);
+      four(b, q + kTruncateBlock);
     }
+    if (q < quads) four(wide[q], q);
+    for (std::int64_t i = threadIdx.x; i < head; i += kTruncateBlock) one(logits_[i], i);
+    for (std::int64_t i = head + 4 * quads + threadIdx.x; i < V_; i += kTruncateBlock) one(logits_[i], i);
   }
 
   /// Number and mass of the tokens at or above `low`, the same in every thread.
@@ -441,18 +460,20 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
   const std::size_t bytes = carve(nullptr);
   carve(ctx.workspace->require(bytes));
   const cudaStream_t stream = stream_of(ctx);
-  const std::size_t shared = static_cast<std::size_t>(chunks) * sizeof(double);
-  if (shared > 16384) fail(ErrorCode::kNotImplemented, "[sample] a vocabulary of {}; up to {} is supported", V, 2048 * kVocabChunk);
+  if (chunks > kMaxChunks)
+    fail(ErrorCode::kNotImplemented, "[sample] a vocabulary of {}; up to {} is supported", V, kMaxChunks * kVocabChunk);
+  const auto shared = static_cast<std::size_t>(chunks);  // entries
   const float* logits = logits_BV.as<float>();
 
   const dim3 grid(static_cast<unsigned>(ceil_div(chunks, kBlock / kWarp)), static_cast<unsigned>(B));
   stats_kernel<<<grid, kBlock, 0, stream>>>(stats, logits, logits_BV.row_stride, V, chunks, params);
   PRL_CUDA_CHECK(cudaGetLastError());
-  draw_kernel<<<static_cast<unsigned>(B), kDrawBlock, shared, stream>>>(outputs, stats, logits, logits_BV.row_stride, V, chunks, params);
+  draw_kernel<<<static_cast<unsigned>(B), kDrawBlock, shared*(sizeof(double) + sizeof(ChunkStats)), stream>>>(
+      outputs, stats, logits, logits_BV.row_stride, V, chunks, params);
   PRL_CUDA_CHECK(cudaGetLastError());
   if (needs_ranking) {
-    truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared, stream>>>(outputs, top, max_top, logits, logits_BV.row_stride, V,
-                                                                                  chunks, params);
+    truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared * sizeof(Mass), stream>>>(outputs, top, max_top, logits,
+                                                                                                 logits_BV.row_stride, V, chunks, params);
     PRL_CUDA_CHECK(cudaGetLastError());
   }
 

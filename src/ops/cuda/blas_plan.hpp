@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "ops/cuda/blas.hpp"
+#include "ops/cuda/cublaslt.hpp"
+
+namespace prl::ops::cuda {
+
+/// What the kernel for a product depends on.
+struct PlanKey {
+  std::int64_t M, N, K, a_stride, b_stride, out_stride;
+  std::uint32_t flags;
+  explicit PlanKey(const Product& p);
+  bool operator==(const PlanKey&) const = default;
+  struct Hash {
+    std::size_t operator()(const PlanKey& k) const noexcept;
+  };
+};
+
+/// A product as cuBLASLt wants it. The library counts in columns, so it computes out^T = b^T a^T: its A is our b.
+struct BlasPlan {
+  bool exists = false;
+  cublasLtMatmulDescOpaque_t desc{};
+  cublasLtMatrixLayoutOpaque_t a{}, b{}, out{};
+  cublasLtMatmulAlgo_t algo{};
+};
+
+/// Makes plans: the library's proposals, restricted to one family of kernels where rows must not depend on their number, and
+/// measured against each other.
+class Planner {
+ public:
+  Planner(const CublasLt& lt, cublasLtHandle_t handle, void* workspace, std::size_t workspace_bytes)
+      : lt_(lt), handle_(handle), workspace_(workspace), workspace_bytes_(workspace_bytes) {}
+  /// `stream` must have reached nothing that `p` reads or writes later than now: candidates are run on p's own memory.
+  BlasPlan make(const Product& p, cudaStream_t stream);
+  /// Whether the library has any kernel for it. Launches nothing.
+  bool supports(const Product& p) const { return !proposals(p, layouts(p), 1).empty(); }
+
+ private:
+  BlasPlan layouts(const Product& p) const;
+  std::vector<cublasLtMatmulAlgo_t> proposals(const Product& p, const BlasPlan& plan, int count) const;
+  std::vector<cublasLtMatmulAlgo_t> candidates(const Product& p, const BlasPlan& plan) const;
+  int family_of(const cublasLtMatmulAlgo_t& algo) const;
+  std::int32_t splits_of(const cublasLtMatmulAlgo_t& algo) const;
+  /// The family of row-invariant kernels for these matrices, by the library's choice for many rows.
+  std::optional<int> invariant_family(const Product& p) const;
+  std::optional<float> measure(const Product& p, const BlasPlan& plan, const cublasLtMatmulAlgo_t& algo, void* out,
+                               cudaStream_t stream) const;
+
+  const CublasLt& lt_;
+  cublasLtHandle_t handle_;
+  void* workspace_;
+  std::size_t workspace_bytes_;
+  /// The fastest kernel of shapes whose numbers of rows are alike.
+  std::unordered_map<PlanKey, cublasLtMatmulAlgo_t, PlanKey::Hash> tuned_;
+};
+
+}  // namespace prl::ops::cuda
