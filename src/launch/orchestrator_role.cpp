@@ -72,8 +72,8 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   services.monitor = monitor.get();
   orchestrator::Orchestrator role(orchestrator_options(config, text.tokenizer->vocab_size(), resume_step), std::move(services));
   const orchestrator::OrchestratorReport report = role.run(stop);
-  log::info("orchestrator finished after step {}: {} episodes, largest staleness {}", report.progress.step, report.episodes.num_started,
-            report.max_staleness);
+  log::info("orchestrator {} after step {}: {} episodes, largest staleness {}", report.was_stopped ? "stopped" : "finished",
+            report.progress.step, report.episodes.num_started, report.max_staleness);
   return 0;
 }
 

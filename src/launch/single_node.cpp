@@ -39,12 +39,14 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   supervisor.start(spec("orchestrator", true, false, config.orchestrator.env_vars));
   supervisor.start(spec("trainer", true, true, config.trainer.env_vars));
   if (const auto failure = supervisor.run(stop)) {
-    log::error("rl: {}. Ending the other roles", *failure);
+    log::error("rl: {}{}", *failure, stop.stop_requested() ? "" : ". Ending the other roles");
     supervisor.terminate_all(std::chrono::seconds(20));
     return 1;
   }
   supervisor.terminate_all(std::chrono::seconds(20));
-  if (!stop.stop_requested()) log::success("rl finished; logs in {}", logs.string());
+  const bool can_go_on = stop.stop_requested() && config.trainer.ckpt;
+  log::success("rl {}; logs in {}{}", stop.stop_requested() ? "stopped" : "finished", logs.string(),
+               can_go_on ? "; continue with --ckpt.resume-step -1" : "");
   return 0;
 }
 

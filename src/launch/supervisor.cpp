@@ -161,6 +161,12 @@ void Supervisor::reap() {
   }
 }
 
+std::string Supervisor::describe_failure(const Child& child) {
+  const std::string reason = last_error(child.tail);
+  return fmt::format("{} {}{}{}; see {}", child.spec.name, describe_exit(*child.status), reason.empty() ? "" : ": ", reason,
+                     child.spec.log_file.string());
+}
+
 std::optional<std::string> Supervisor::run(std::stop_token stop) {
   for (;;) {
     pump(milliseconds(100));
@@ -172,13 +178,16 @@ std::optional<std::string> Supervisor::run(std::stop_token stop) {
       const bool is_clean = WIFEXITED(*child->status) && WEXITSTATUS(*child->status) == 0;
       if (is_clean && child->spec.must_finish) continue;
       if (stop.stop_requested()) continue;
-      const std::string reason = last_error(child->tail);
-      return fmt::format("{} {}{}{}; see {}", child->spec.name, describe_exit(*child->status), reason.empty() ? "" : ": ", reason,
-                         child->spec.log_file.string());
+      return describe_failure(*child);
     }
     if (is_finished) return std::nullopt;
     if (stop.stop_requested()) {
       terminate_all(milliseconds(120'000));
+      for (const auto& child : children_) {
+        const int status = *child->status;
+        const bool is_stop = WIFEXITED(status) ? WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 130 : WTERMSIG(status) == SIGTERM;
+        if (!is_stop) return describe_failure(*child);
+      }
       return std::nullopt;
     }
   }

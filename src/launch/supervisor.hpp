@@ -37,7 +37,8 @@ class Supervisor {
   /// Error{kIo} naming the program if it cannot be started.
   void start(ChildSpec spec);
   /// Runs until every must_finish child has exited with 0 (nullopt), until one child fails or a server exits early
-  /// (one sentence naming the role, how it ended, its last error and its log), or until `stop` (nullopt, after a clean stop).
+  /// (one sentence naming the role, how it ended, its last error and its log), or until `stop` (nullopt if all
+  /// stopped cleanly, else the same sentence).
   std::optional<std::string> run(std::stop_token stop);
   /// SIGTERM, then SIGKILL for what is left after `grace`.
   void terminate_all(std::chrono::milliseconds grace);
@@ -45,6 +46,7 @@ class Supervisor {
 
  private:
   struct Child;
+  static std::string describe_failure(const Child& child);
   void pump(std::chrono::milliseconds timeout);
   void reap();
   std::vector<std::unique_ptr<Child>> children_;

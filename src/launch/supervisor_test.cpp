@@ -62,5 +62,24 @@ TEST(Supervisor, StopsOnRequestAndKillsTheStubborn) {
   EXPECT_NE(::kill(pid, 0), 0);
 }
 
+TEST(Supervisor, NamesARoleThatDiesWhileItStops) {
+  Supervisor supervisor;
+  const ChildSpec spec = shell("crashing", "trap 'kill -9 $$' TERM; echo ready; while true; do sleep 0.05; done");
+  std::filesystem::remove(spec.log_file);
+  supervisor.start(spec);
+  std::stop_source source;
+  const auto log_size = [&] {
+    std::error_code ignored;
+    return std::filesystem::file_size(spec.log_file, ignored);
+  };
+  std::jthread later([&] {
+    while (log_size() == 0) std::this_thread::yield();
+    source.request_stop();
+  });
+  const auto failure = supervisor.run(source.get_token());
+  ASSERT_TRUE(failure);
+  EXPECT_NE(failure->find("crashing was killed by signal 9"), std::string::npos) << *failure;
+}
+
 }  // namespace
 }  // namespace prl::launch

@@ -116,6 +116,7 @@ TrainProgress parse_progress(std::string_view text, std::string_view source) {
 
 TrainerCheckpoints::TrainerCheckpoints(CheckpointOptions options) : options_(std::move(options)) {
   io::remove_stale_checkpoints(options_.checkpoints);
+  io::remove_stale_checkpoints(options_.weights);
 }
 
 bool TrainerCheckpoints::is_due(std::int64_t step, std::optional<std::int64_t> max_steps) const noexcept {

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "io/checkpoint_dir.hpp"
 #include "weights/weight_channel.hpp"
 
 namespace prl::weights {
@@ -47,6 +49,8 @@ class FileChannel final : public WeightChannel {
 
   void publish(Publication publication) override {
     PRL_CHECK(publication.save != nullptr, "a publication through files needs a save callback");
+    // Only the trainer may: a reader on another machine would take the trainer's process for a dead one.
+    if (!std::exchange(has_published_, true)) io::remove_stale_checkpoints(options_.folder);
     const std::int64_t version = publication.manifest.version.value;
     const fs::path folder = folder_of(options_.folder, version);
     // After a resume the starting version is there already, and an engine may be reading it: the same weights stay in place.
@@ -113,6 +117,7 @@ class FileChannel final : public WeightChannel {
   }
 
   FileChannelOptions options_;
+  bool has_published_ = false;
 };
 
 }  // namespace

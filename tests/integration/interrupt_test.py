@@ -60,7 +60,8 @@ def test_rl_in_one_process():
 
 def test_rl_over_processes():
     with harness.workspace("rl-node") as folder:
-        check_rl(folder, "files", "--deployment.type", "single_node", "--inference.server.port", harness.free_port())
+        text = check_rl(folder, "files", "--deployment.type", "single_node", "--inference.server.port", harness.free_port())
+        check("rl stopped" in text and "--ckpt.resume-step -1" in text, f"no summary: {text[-1000:]}")
         check_rl(folder, "zmq", "--deployment.type", "single_node", "--inference.server.port", harness.free_port(),
                  "--rollout-transport.type", "zmq", "--rollout-transport.port", harness.free_port(), max_async_level=2)
 
@@ -70,6 +71,18 @@ def test_rl_without_checkpoints_leaves_none():
         config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=400)
         interrupt(["rl", "@", config, "--output-dir", folder / "out"], folder / "log", lambda: (folder / "out/rollouts/step_2").exists())
         check(not (folder / "out/checkpoints").exists() and not (folder / "out/weights").exists(), "checkpoints were off")
+
+
+def test_roles_that_wait_for_others():
+    with harness.workspace("waiting") as folder:
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model())
+        prl("rl", "@", config, "--output-dir", folder / "out", "--deployment.type", "single_node", "--inference.server.port",
+            harness.free_port(), "--dry-run")
+        for role, sign in (("orchestrator", "waiting for inference"), ("trainer", "")):
+            log = folder / f"{role}.log"
+            ready = folder / "out/broadcasts/step_0/STABLE" if role == "trainer" else None
+            interrupt([role, "@", folder / f"out/configs/{role}.json"], log,
+                      lambda: ready.exists() if ready else sign in log.read_text(), seconds=10)
 
 
 def test_sft():
@@ -105,4 +118,5 @@ def test_eval():
         check(len(results.read_text().splitlines()) == 3200, "the continued evaluation has another number of results")
 
 
-harness.main(test_rl_in_one_process, test_rl_over_processes, test_rl_without_checkpoints_leaves_none, test_sft, test_inference, test_eval)
+harness.main(test_rl_in_one_process, test_rl_over_processes, test_rl_without_checkpoints_leaves_none,
+             test_roles_that_wait_for_others, test_sft, test_inference, test_eval)

@@ -79,6 +79,24 @@ def test_an_interrupted_run_continues_the_same_bits():
         check(state(out, 10) == state(whole, 10), f"interrupted after {stopped} and resumed differs from 10 steps at once")
 
 
+def test_a_run_killed_again_and_again_continues_the_same_bits():
+    with harness.workspace("killed") as folder:
+        whole = run(folder, "whole")
+        out = folder / "parts"
+        config = harness.rl_config(folder / "parts.toml", harness.warm_model(), **LOCK_STEP)
+        arguments = ["rl", "@", config, "--output-dir", out, "--ckpt.interval", 1, "--ckpt.keep-last", 2, "--ckpt.save-async",
+                     "--ckpt.resume-step", -1]
+        for step in (1, 3, 4, 7):
+            with harness.running(*arguments, log=folder / "parts.log") as process:
+                harness.wait_until(lambda: (out / f"rollouts/step_{step}").exists() or process.poll() is not None, 60, f"step {step}")
+                process.kill()
+                check(process.wait(10) == -signal.SIGKILL, f"it ended by itself: {(folder / 'parts.log').read_text()[-2000:]}")
+        prl(*arguments)
+        check(state(out, 10) == state(whole, 10), "killed four times and resumed differs from 10 steps at once")
+        left = [str(path) for path in out.rglob("*.tmp-*")]
+        check(not left, f"left over from the dead: {left}")
+
+
 def test_sft_resumes_with_the_same_bits():
     with harness.workspace("sft") as folder:
         model = harness.tiny_model(folder / "model")
@@ -99,4 +117,5 @@ def test_sft_resumes_with_the_same_bits():
 
 
 harness.main(test_the_same_seed_gives_the_same_bits, test_bfloat16_is_exact_too, test_a_resumed_run_continues_the_same_bits,
-             test_an_interrupted_run_continues_the_same_bits, test_sft_resumes_with_the_same_bits)
+             test_an_interrupted_run_continues_the_same_bits, test_a_run_killed_again_and_again_continues_the_same_bits,
+             test_sft_resumes_with_the_same_bits)

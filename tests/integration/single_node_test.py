@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """`prl rl` with a process per role: the bits of the single process, deaths of roles, and what a resume picks up."""
+import contextlib
 import os
 import pathlib
 import shutil
@@ -66,6 +67,20 @@ def test_processes_give_the_bits_of_one_process():
                 check((out / f"logs/{role}.log").stat().st_size > 0, f"no log of {role}")
             rows = harness.metrics(out)
             check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
+
+
+def test_roles_started_by_hand_from_what_a_dry_run_wrote():
+    with harness.workspace("by-hand") as folder:
+        out = folder / "out"
+        prl(*arguments(folder, out, "--dry-run", max_steps=3))
+        with contextlib.ExitStack() as stack:
+            started = {role: stack.enter_context(harness.running(role, "@", out / f"configs/{role}.json", log=folder / f"{role}.log"))
+                       for role in ("trainer", "inference", "orchestrator")}
+            for role in ("trainer", "orchestrator"):
+                check(started[role].wait(60) == 0, f"{role}: {(folder / f'{role}.log').read_text()[-2000:]}")
+            started["inference"].send_signal(signal.SIGTERM)
+            check(started["inference"].wait(10) == 0, f"{(folder / 'inference.log').read_text()[-2000:]}")
+        check(weights(out, 3) == one_process(folder, 3), "roles started by hand gave other weights than one process")
 
 
 def test_a_killed_role_ends_the_others_and_a_resume_continues():
@@ -148,5 +163,6 @@ def test_half_written_and_damaged_checkpoints_are_not_picked():
         check("every checkpoint" in stderr and "damaged" in stderr, f"all damaged: {stderr}")
 
 
-harness.main(test_processes_give_the_bits_of_one_process, test_a_killed_role_ends_the_others_and_a_resume_continues,
+harness.main(test_processes_give_the_bits_of_one_process, test_roles_started_by_hand_from_what_a_dry_run_wrote,
+             test_a_killed_role_ends_the_others_and_a_resume_continues,
              test_roles_end_when_the_launcher_is_killed, test_half_written_and_damaged_checkpoints_are_not_picked)
