@@ -49,11 +49,21 @@ def run_with_damage(folder, damage):
 
         wait_for(lambda: (out / "broadcasts/step_1/STABLE").exists(), "the first update")
         pids = harness.role_pids(log)
-        with stopped(pids["trainer"]):
-            version = max(int(path.name[5:]) for path in (out / "broadcasts").glob("step_*") if (path / "STABLE").exists()) + 1
+        # The trainer may have taken the samples already when it is stopped; then the next version is tried.
+        def samples_lie_ready(version):
             samples = out / f"rollouts/step_{version}"
-            wait_for(lambda: samples.exists() and any(samples.glob("rank_0.*")), f"the samples of step {version}")
-            os.kill(pids["orchestrator"], signal.SIGSTOP)
+            with contextlib.suppress(harness.Failure):
+                return harness.wait_until(lambda: samples.exists() and any(samples.glob("rank_0.*")), 3, "samples")
+            return False
+
+        for _ in range(10):
+            with stopped(pids["trainer"]):
+                version = max(int(path.name[5:]) for path in (out / "broadcasts").glob("step_*") if (path / "STABLE").exists()) + 1
+                if samples_lie_ready(version):
+                    os.kill(pids["orchestrator"], signal.SIGSTOP)
+                    break
+        else:
+            raise harness.Failure("in ten tries the trainer was never stopped while samples waited for it")
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: os.kill(pids["orchestrator"], signal.SIGCONT))
             wait_for(lambda: (out / f"broadcasts/step_{version}/STABLE").exists(), f"version {version}")
