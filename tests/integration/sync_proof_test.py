@@ -49,11 +49,12 @@ def run_with_damage(folder, damage):
 
         wait_for(lambda: (out / "broadcasts/step_1/STABLE").exists(), "the first update")
         pids = harness.role_pids(log)
-        # The trainer may have taken the samples already when it is stopped; then the next version is tried.
+
+        # What the orchestrator sends next may need the trainer once more; then the stop is tried again.
         def samples_lie_ready(version):
-            samples = out / f"rollouts/step_{version}"
+            names = [out / f"rollouts/step_{version}/rank_0.{state}" for state in ("bin", "taken")]
             with contextlib.suppress(harness.Failure):
-                return harness.wait_until(lambda: samples.exists() and any(samples.glob("rank_0.*")), 3, "samples")
+                return harness.wait_until(lambda: any(name.exists() for name in names), 3, "samples")
             return False
 
         for _ in range(10):
