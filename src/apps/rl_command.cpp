@@ -6,6 +6,7 @@
 #include "launch/colocated.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/run_folder.hpp"
+#include "launch/run_lock.hpp"
 #include "launch/single_node.hpp"
 
 namespace prl::apps {
@@ -15,6 +16,7 @@ int run_rl(const config::ParsedCommand& parsed) {
   if (config::finish_early(*parsed.command, loaded)) return 0;
   config::RlConfig config = loaded.config;
   StopSignal stop;
+  const launch::RunLock lock(config.output_dir);
   launch::prepare_run_folder(config);
   config::LogConfig log = config.trainer.log;
   log.step_interval = config.log.step_interval;

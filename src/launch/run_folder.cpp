@@ -8,6 +8,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "launch/orchestrator_setup.hpp"
+#include "launch/run_lock.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -39,7 +40,8 @@ void prepare_run_folder(config::RlConfig& config) {
       const fs::path absolute = fs::weakly_canonical(folder);
       if (absolute == absolute.root_path() || absolute == fs::current_path())
         fail(ErrorCode::kInvalidArgument, "clean_output_dir would empty {}; choose an --output-dir below it", absolute.string());
-      fs::remove_all(folder);
+      for (const auto& entry : fs::directory_iterator(folder))
+        if (entry.path().filename() != RunLock::kFileName) fs::remove_all(entry.path());
     }
   }
   const fs::path checkpoints = checkpoints_folder(config.orchestrator);

@@ -14,6 +14,16 @@ namespace {
 
 fs::path own_binary() { return fs::read_symlink("/proc/self/exe"); }
 
+/// The orchestrator's variables, with the keys of the server that this run starts.
+std::map<std::string, std::string> orchestrator_env(const config::RlConfig& config) {
+  std::map<std::string, std::string> env = config.orchestrator.env_vars;
+  if (!config.inference) return env;
+  const config::ServerConfig& server = config.inference->server;
+  if (server.api_key) env.emplace(config.orchestrator.student.client.api_key_var, *server.api_key);
+  if (server.admin_api_key) env.emplace("PRL_ADMIN_API_KEY", *server.admin_api_key);
+  return env;
+}
+
 }  // namespace
 
 int run_single_node(const config::RlConfig& config, std::stop_token stop) {
@@ -36,7 +46,7 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
     supervisor.start(spec("inference", false, false, config.inference->env_vars));
   else
     log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
-  supervisor.start(spec("orchestrator", true, false, config.orchestrator.env_vars));
+  supervisor.start(spec("orchestrator", true, false, orchestrator_env(config)));
   supervisor.start(spec("trainer", true, true, config.trainer.env_vars));
   if (const auto failure = supervisor.run(stop)) {
     log::error("rl: {}{}", *failure, stop.stop_requested() ? "" : ". Ending the other roles");

@@ -75,7 +75,10 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
     rollout.samples = to_samples(episode, options_.strategy);
     if (rollout.samples.empty()) {
       ++counts.num_empty;
-      last_failure_ = fmt::format("a rollout of {} has no sampled token", environment.name());
+      last_failure_ = episode.stop_condition == "prompt_too_long"
+                          ? fmt::format("a prompt of {} leaves no room for an answer; raise inference.model.max_model_len and seq_len",
+                                        environment.name())
+                          : fmt::format("a rollout of {} has no sampled token", environment.name());
       continue;
     }
     bool is_dropped = false;

@@ -114,6 +114,13 @@ def test_wrong_configurations_are_all_reported_at_once():
         fails("rl", "@", folder / "x.yaml", words=["x.yaml"])
 
 
+def test_prompts_that_do_not_fit_are_explained():
+    with harness.workspace("overlong") as folder:
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), seq_len=64)
+        config.write_text(config.read_text().replace("max_model_len = 256", "max_model_len = 64"))
+        fails("rl", "@", config, "--output-dir", folder / "out", words=["orchestrator", "no room for an answer", "max_model_len"])
+
+
 def test_broken_data_is_named_with_its_line():
     with harness.workspace("data") as folder:
         def sft(name, text, *words):
@@ -188,5 +195,6 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_saved():
 
 
 harness.main(test_broken_model_folders_are_named, test_every_role_names_a_missing_model,
-             test_wrong_configurations_are_all_reported_at_once, test_broken_data_is_named_with_its_line,
+             test_wrong_configurations_are_all_reported_at_once, test_prompts_that_do_not_fit_are_explained,
+             test_broken_data_is_named_with_its_line,
              test_folders_that_cannot_be_written_are_named, test_a_full_disk_ends_the_run_and_keeps_what_was_saved)

@@ -82,7 +82,7 @@ def test_roles_that_wait_for_others():
             log = folder / f"{role}.log"
             ready = folder / "out/broadcasts/step_0/STABLE" if role == "trainer" else None
             interrupt([role, "@", folder / f"out/configs/{role}.json"], log,
-                      lambda: ready.exists() if ready else sign in log.read_text(), seconds=10)
+                      lambda: ready.exists() if ready else sign in log.read_text())
 
 
 def test_sft():

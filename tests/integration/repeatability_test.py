@@ -28,6 +28,7 @@ def check_no_mismatch(out, steps):
         check(step in rows, f"{out}: no metrics of step {step}")
         for key in ("mismatch_kl/all/mean", "mismatch_kl/all/max"):
             check(rows[step].get(key) == 0, f"step {step}: {key} = {rows[step].get(key)}, wanted exactly 0")
+        check(rows[step]["entropy/all/mean"] > 0, f"step {step} trained on nothing")
         check(rows[step]["scheduler/async_level"] == 0 and rows[step]["off_policy_level/all/max"] == 0, f"step {step} is not lock-step")
 
 
@@ -41,6 +42,36 @@ def test_the_same_seed_gives_the_same_bits():
         check_no_mismatch(first, 10)
         rewards = [harness.metrics(first)[step]["reward/all/mean"] for step in range(1, 11)]
         check(len(set(rewards)) > 5 and max(rewards) > 0, f"rewards say nothing: {rewards}")
+
+
+def test_settings_of_speed_and_memory_change_no_bit():
+    with harness.workspace("settings") as folder:
+        wanted = state(run(folder, "plain"), 10)
+        # 24 blocks of 16 tokens hold two of the sixteen rollouts: the others wait or are preempted and computed again.
+        crowded = run(folder, "crowded", "--inference.kv.num-blocks", 24, "--inference.max-num-batched-tokens", 32,
+                      "--inference.max-num-seqs", 8)
+        log = (crowded / "logs/inference.log").read_text() + (crowded / "logs/rl.log").read_text()
+        check("24 KV blocks" in log, f"the small cache is not in use: {log[:1000]}")
+        check(state(crowded, 10) == wanted, "chunked prefill and preemption change the bits")
+        check_no_mismatch(crowded, 10)
+        check(state(run(folder, "uncached", "--no-inference.enable-prefix-caching", "--inference.max-num-seqs", 1), 10) == wanted,
+              "the prefix cache or the batch changes the bits")
+        check(state(run(folder, "recomputed", "--trainer.model.ac"), 10) == wanted, "activation checkpointing changes the bits")
+
+
+def test_several_turns_are_exact():
+    with harness.workspace("turns") as folder:
+        for strategy in ("interleaved", "branching"):
+            config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=3, seq_len=1024, **LOCK_STEP)
+            text = config.read_text().replace("reverse-text", "alphabet-sort").replace("max_model_len = 256", "max_model_len = 1024")
+            config.write_text("\n".join(line for line in text.splitlines() if not line.startswith("args")))
+            out = folder / strategy
+            # The model does not know this task, so every rollout counts, with its reward as the advantage or none.
+            prl("rl", "@", config, "--output-dir", out, "--orchestrator.trajectory-strategy", strategy, "--orchestrator.batch-size", 8,
+                "--orchestrator.train.sampling.max-completion-tokens", 24, "--no-orchestrator.train.filter-zero-advantages")
+            check_no_mismatch(out, 3)
+            turns = [harness.metrics(out)[step]["num_turns/all/max"] for step in (1, 2, 3)]
+            check(max(turns) > 1, f"no rollout had several turns: {turns}")
 
 
 def test_bfloat16_is_exact_too():
@@ -116,6 +147,7 @@ def test_sft_resumes_with_the_same_bits():
         check(state(folder / "whole", 10) != state(folder / "other", 10), "another order of the data gave the same weights")
 
 
-harness.main(test_the_same_seed_gives_the_same_bits, test_bfloat16_is_exact_too, test_a_resumed_run_continues_the_same_bits,
+harness.main(test_the_same_seed_gives_the_same_bits, test_settings_of_speed_and_memory_change_no_bit, test_several_turns_are_exact,
+             test_bfloat16_is_exact_too, test_a_resumed_run_continues_the_same_bits,
              test_an_interrupted_run_continues_the_same_bits, test_a_run_killed_again_and_again_continues_the_same_bits,
              test_sft_resumes_with_the_same_bits)

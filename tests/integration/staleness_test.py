@@ -44,9 +44,12 @@ def test_a_slow_trainer_is_never_overtaken_by_more_than_the_async_level():
 
 
 def test_a_slow_engine_yields_no_rollout_beyond_the_off_policy_limit():
-    with harness.workspace("slow-engine") as folder:
-        _, removed = check_bounds(slow_run(folder, "inference", 2, 1, "zmq"), 1, 1)
-        check(removed > 0, "no rollout became too old: the limit was not tested")
+    for _ in range(3):  # whether a rollout becomes too old is a matter of timing; that none of those counts is not
+        with harness.workspace("slow-engine") as folder:
+            _, removed = check_bounds(slow_run(folder, "inference", 2, 1, "zmq"), 1, 1)
+        if removed > 0:
+            return
+    raise harness.Failure("no rollout became too old: the limit was not tested")
 
 
 harness.main(test_a_slow_trainer_is_never_overtaken_by_more_than_the_async_level,
