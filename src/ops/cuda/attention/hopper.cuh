@@ -2,9 +2,8 @@
 
 #include <cstdint>
 
-#include "ops/attention.hpp"
-#include "ops/cuda/attention_rows.cuh"
-#include "ops/cuda/attention_units.hpp"
+#include "ops/cuda/attention/rows.cuh"
+#include "ops/cuda/attention/unit.hpp"
 #include "ops/cuda/hopper.cuh"
 
 // What the attention kernels of compute capability 9.0 share: the ring of tiles, scores and sums of a warpgroup, rows of a lane.
@@ -34,6 +33,25 @@ __device__ __forceinline__ LaneRows lane_rows(const RowPacking& packing, int war
 __device__ __forceinline__ int item_of_round(int round) {
   const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
   return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+}
+
+__device__ __forceinline__ int kv_head_of(const RowPacking& packing, int group) { return group / packing.groups_per_kv_head; }
+/// First query head of a group of heads, and how many it has.
+__device__ __forceinline__ int first_head_of(const RowPacking& packing, int group) {
+  return kv_head_of(packing, group) * packing.group + group % packing.groups_per_kv_head * packing.heads;
+}
+__device__ __forceinline__ int num_heads_of(const RowPacking& packing, int group) {
+  return min(packing.heads, packing.group - group % packing.groups_per_kv_head * packing.heads);
+}
+
+/// Calls work(unit, head) for each pair this block computes.
+template <typename Unit, typename Work>
+__device__ __forceinline__ void for_each_item(const Unit* units, int num_units, int num_heads, const Work& work) {
+  const int total = num_units * num_heads;
+  for (int round = 0; round * static_cast<int>(gridDim.x) < total; ++round) {
+    const int item = item_of_round(round);
+    if (item < total) work(units[item / num_heads], item % num_heads);
+  }
 }
 
 #if PRL_HOPPER

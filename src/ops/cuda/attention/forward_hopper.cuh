@@ -1,6 +1,10 @@
 #pragma once
 
-#include "ops/cuda/attention_hopper.cuh"
+#include <algorithm>
+
+#include "device/cuda/check.hpp"
+#include "ops/cuda/attention/hopper.cuh"
+#include "ops/cuda/attention/hopper.hpp"
 
 // Forward attention with warpgroup products. One warp copies, one or two warpgroups compute, 64 rows each:
 //
@@ -8,36 +12,16 @@
 //   compute   S0 = Q K0; then per tile: issue S(t+1) and O += P(t) V(t), weigh S(t+1) while the second runs
 //
 // With two warpgroups, named barriers make them take turns: while one weighs, the other's products run.
-// Totals of earlier chunks wait in shared memory; they are touched once per kAttentionChunk keys.
+// Totals of earlier chunks wait in shared memory; they are touched once per kChunkKeys keys.
 
 namespace prl::ops::cuda::hopper {
-
-struct ForwardParams {
-  CUtensorMap q;     ///< [T][Hq][D], box [tokens][heads][64] of the packing
-  CUtensorMap k, v;  ///< dense: [Hkv][T][D], box [1][tile][64]; paged: [blocks * Hkv][block_size][D], box [1][box_rows][64]
-  const AttentionUnit* units;
-  const std::int32_t* num_units_at;  ///< device memory, or nullptr: num_units
-  std::int32_t num_units;
-  RowPacking packing;
-  std::int32_t num_kv_heads, num_q_heads, head_dim;
-  float scale_log2;
-  __nv_bfloat16* out;  ///< [T][Hq][D]
-  float* lse;          ///< [T][Hq] or nullptr
-  const std::int32_t* block_table;
-  std::int32_t block_size, box_rows;
-  float* state_out;    ///< [state][group of heads][state_rows][D]
-  float2* state_rows_at;  ///< [state][group of heads][state_rows]: top, sum
-  std::int32_t state_rows;
-};
-
-constexpr int tile_of(int head_dim) { return head_dim <= 128 ? 128 : 64; }
 
 template <int kD_, int kWarpgroups_, bool kPaged_, bool kSplit_>
 struct ForwardShape {
   static constexpr int kD = kD_, kWarpgroups = kWarpgroups_;
   static constexpr bool kPaged = kPaged_, kSplit = kSplit_;
-  static constexpr int kTile = tile_of(kD), kBlocks = kD / 64;
-  static constexpr int kTilesPerChunk = kAttentionChunk / kTile;
+  static constexpr int kTile = forward_tile(kD), kBlocks = kD / 64;
+  static constexpr int kTilesPerChunk = kChunkKeys / kTile;
   static constexpr int kSlotBlock = kTile * 128, kSlotBytes = kBlocks * kSlotBlock;
   static constexpr int kQBlock = 64 * 128, kQGroup = kBlocks * kQBlock, kQBytes = kWarpgroups * kQGroup;
   static constexpr int kTotalsBytes = kSplit ? 0 : kWarpgroups * 64 * kD * 4;
@@ -67,25 +51,6 @@ struct ForwardMemory {
         q_full(empty + F::kSlots),
         q_empty(q_full + 1) {}
 };
-
-/// Calls work(unit, group of heads) for each item of this block.
-template <typename Work>
-__device__ __forceinline__ void for_each_item(const ForwardParams& p, const Work& work) {
-  const int groups = p.packing.num_groups;
-  const int total = (p.num_units_at != nullptr ? *p.num_units_at : p.num_units) * groups;
-  for (int round = 0; round * static_cast<int>(gridDim.x) < total; ++round) {
-    const int item = item_of_round(round);
-    if (item < total) work(p.units[item / groups], item % groups);
-  }
-}
-__device__ __forceinline__ int kv_head_of(const RowPacking& packing, int group) { return group / packing.groups_per_kv_head; }
-/// First query head of a group of heads, and how many it has.
-__device__ __forceinline__ int first_head_of(const RowPacking& packing, int group) {
-  return kv_head_of(packing, group) * packing.group + group % packing.groups_per_kv_head * packing.heads;
-}
-__device__ __forceinline__ int num_heads_of(const RowPacking& packing, int group) {
-  return min(packing.heads, packing.group - group % packing.groups_per_kv_head * packing.heads);
-}
 
 template <typename F>
 __device__ __forceinline__ void copy_tile(const ForwardParams& p, const CUtensorMap* map, unsigned char* slot, std::uint64_t* full,
@@ -121,7 +86,7 @@ __device__ __forceinline__ void forward_copies(const ForwardParams& p, const For
     prefetch_map(&p.k);
     prefetch_map(&p.v);
   }
-  for_each_item(p, [&](const AttentionUnit& u, int group) {
+  for_each_item(p.units, p.num_units_at != nullptr ? *p.num_units_at : p.num_units, p.packing.num_groups, [&](const AttentionUnit& u, int group) {
     const int kv_head = kv_head_of(p.packing, group), first_head = first_head_of(p.packing, group);
     barrier_wait(m.q_empty, q_phase ^ 1);
     q_phase ^= 1;
@@ -218,8 +183,8 @@ struct ForwardWarpgroup {
           *totals_at(part, i) = make_float4(out[part][4 * i], out[part][4 * i + 1], out[part][4 * i + 2], out[part][4 * i + 3]);
       return;
     }
-    const ChunkWeights w0 = merge_rows(total.top[0], total.sum[0], chunk.top[0], chunk.sum[0]);
-    const ChunkWeights w1 = merge_rows(total.top[1], total.sum[1], chunk.top[1], chunk.sum[1]);
+    const ChunkWeights w0 = merge_rows<__nv_bfloat16>(total.top[0], total.sum[0], chunk.top[0], chunk.sum[0]);
+    const ChunkWeights w1 = merge_rows<__nv_bfloat16>(total.top[1], total.sum[1], chunk.top[1], chunk.sum[1]);
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
 #pragma unroll
@@ -361,7 +326,7 @@ struct ForwardWarpgroup {
           const int column = part * kWidth + 2 * (i - 2 * r);
           if (column < p.head_dim) *reinterpret_cast<float2*>(to + column) = make_float2(out[part][i], out[part][i + 1]);
         }
-      if (lane % 4 == 0) p.state_rows_at[row] = make_float2(rows.top[r], sum);
+      if (lane % 4 == 0) p.state_sums[row] = make_float2(rows.top[r], sum);
     }
   }
 };
@@ -392,9 +357,29 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocksPerProcessor) forward_k
     if constexpr (F::kRegisters != 0) registers_up<F::kRegisters>();
     ForwardWarpgroup<F> group(p, m);
     if (F::kWarpgroups == 2 && group.warpgroup == 1) named_arrive<256>(1);
-    for_each_item(p, [&](const AttentionUnit& u, int g) { group.compute(u, g); });
+    for_each_item(p.units, p.num_units_at != nullptr ? *p.num_units_at : p.num_units, p.packing.num_groups, [&](const AttentionUnit& u, int g) { group.compute(u, g); });
   }
 #endif
+}
+
+template <typename F>
+void launch_shape(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream) {
+  static_assert(F::kSharedBytes <= 227 * 1024 && F::kBlocksPerProcessor * (F::kSharedBytes + 1024) <= 228 * 1024);
+  PRL_CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, F::kSharedBytes));
+  const int blocks = std::min(num_items, num_multiprocessors * F::kBlocksPerProcessor);
+  forward_kernel<F><<<blocks, F::kThreads, F::kSharedBytes, stream>>>(p);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+template <int kD>
+void launch_forward(const ForwardParams& p, bool paged, bool split, int num_items, int num_multiprocessors, cudaStream_t stream) {
+  constexpr int kWarpgroups = forward_row_blocks(kD);
+  if (!paged)
+    launch_shape<ForwardShape<kD, kWarpgroups, false, false>>(p, num_items, num_multiprocessors, stream);
+  else if (!split)
+    launch_shape<ForwardShape<kD, kWarpgroups, true, false>>(p, num_items, num_multiprocessors, stream);
+  else
+    launch_shape<ForwardShape<kD, 1, true, true>>(p, num_items, num_multiprocessors, stream);
 }
 
 }  // namespace prl::ops::cuda::hopper

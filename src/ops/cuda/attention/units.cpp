@@ -1,4 +1,4 @@
-#include "ops/cuda/attention_units.hpp"
+#include "ops/cuda/attention/units.hpp"
 
 #include <algorithm>
 

@@ -1,15 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
-#include "ops/attention.hpp"
-
-// How a call of attention is cut into units of work, on the host, as plain data. The kernels take the list as it is: it decides
-// who computes what and when, never a bit of a result.
+// Units of attention work as plain data, for host and device code alike.
 
 namespace prl::ops::cuda {
+
+/// kAttentionChunk, for files that device code includes.
+constexpr int kChunkKeys = 1024;
 
 /// Consecutive new tokens of one sequence with the tiles of keys they need; computed once per group of heads.
 struct AttentionUnit {
@@ -37,22 +35,5 @@ struct RowPacking {
   int num_groups;          ///< of all kv heads together
   static RowPacking of(std::int64_t num_q_heads, std::int64_t num_kv_heads);
 };
-
-/// Where a sequence's new tokens are and what they see.
-struct AttentionSequence {
-  std::int32_t token, num_tokens, num_keys, keys;
-};
-std::vector<AttentionSequence> sequences_of(const VarlenAttention& args);
-std::vector<AttentionSequence> sequences_of(const PagedAttention& args);
-
-/// Units of up to `tokens` tokens, those with most tiles first.
-std::vector<AttentionUnit> whole_units(std::span<const AttentionSequence> sequences, int tokens, int tile);
-/// The same, cut at chunks: units with a single chunk finish at once, the others leave states to merge.
-struct SplitUnits {
-  std::vector<AttentionUnit> units;
-  std::vector<MergeUnit> merges;
-  std::int32_t num_states = 0;
-};
-SplitUnits split_units(std::span<const AttentionSequence> sequences, int tokens, int tile);
 
 }  // namespace prl::ops::cuda

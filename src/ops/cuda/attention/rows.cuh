@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 // The arithmetic of one row of attention, shared by every kernel that computes it, so that all give the same bits.
 //
@@ -22,6 +23,14 @@ __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+/// For rows whose inputs are of type T: fp32 gets the last bits too.
+template <typename T>
+__device__ __forceinline__ float power_of_two_for(float x) {
+  if constexpr (std::is_same_v<T, float>)
+    return exp2f(x);
+  else
+    return power_of_two(x);
 }
 /// Two numbers rounded to bf16, the first in the lower half.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
@@ -93,9 +102,10 @@ __device__ __forceinline__ bool weigh_tile(float (&s)[kScores], RowPair& rows, f
 struct ChunkWeights {
   float total, next;
 };
+template <typename T>
 __device__ __forceinline__ ChunkWeights merge_rows(float& total_top, float& total_sum, float top, float sum) {
   const float m = fmaxf(total_top, top);
-  const ChunkWeights w{power_of_two(total_top - m), power_of_two(top - m)};
+  const ChunkWeights w{power_of_two_for<T>(total_top - m), power_of_two_for<T>(top - m)};
   total_top = m;
   total_sum = fmaf(sum, w.next, total_sum * w.total);
   return w;
