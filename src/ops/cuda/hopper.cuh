@@ -77,11 +77,10 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
 }
 /// The box at (x, y, z), innermost first; `barrier` counts its bytes, those outside the tensor (read as zero) too.
 __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier, int x, int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-          shared_address(to)),
-      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+               : "memory");
 }
 /// `bytes` (a multiple of 16) from 16-byte aligned memory.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
@@ -128,11 +127,11 @@ __device__ __forceinline__ void products_wait() {
 #define PRL_D8(d, i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define PRL_D32(d, i) PRL_D8(d, i), PRL_D8(d, i + 8), PRL_D8(d, i + 16), PRL_D8(d, i + 24)
-#define PRL_R32                                                             \
+#define PRL_R32                                                            \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define PRL_R64                                                                     \
-  PRL_R32                                                                           \
+#define PRL_R64                                                                        \
+  PRL_R32                                                                              \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 

@@ -49,10 +49,12 @@ float2* compute_stats(const OpContext& ctx, const BackwardCall& call, const Stat
 
 /// Units of `step` positions of each sequence, those with most work first: `work(unit)` says how much.
 template <typename Unit, typename Make, typename Work>
-std::vector<Unit> cut(std::span<const AttentionSequence> sequences, const StatsLayout& layout, int step, const Make& make, const Work& work) {
+std::vector<Unit> cut(std::span<const AttentionSequence> sequences, const StatsLayout& layout, int step, const Make& make,
+                      const Work& work) {
   std::vector<Unit> units;
   for (std::size_t i = 0; i < sequences.size(); ++i)
-    for (std::int32_t first = 0; first < sequences[i].num_tokens; first += step) units.push_back(make(sequences[i], layout.first[i], first));
+    for (std::int32_t first = 0; first < sequences[i].num_tokens; first += step)
+      units.push_back(make(sequences[i], layout.first[i], first));
   std::ranges::stable_sort(units, std::greater<>(), work);
   return units;
 }
@@ -104,9 +106,10 @@ void backward_hopper(const OpContext& ctx, const BackwardCall& call, std::span<c
                              {64, static_cast<std::uint32_t>(box_heads), static_cast<std::uint32_t>(box_tokens)}});
   };
   const auto key_map = [&](const void* data, std::int64_t stride) {
-    return tensor_map(data, {{static_cast<std::uint64_t>(D), static_cast<std::uint64_t>(f.num_tokens), static_cast<std::uint64_t>(f.num_kv_heads)},
-                             {stride, D},
-                             {64, hopper::kKeyRows, 1}});
+    return tensor_map(
+        data, {{static_cast<std::uint64_t>(D), static_cast<std::uint64_t>(f.num_tokens), static_cast<std::uint64_t>(f.num_kv_heads)},
+               {stride, D},
+               {64, hopper::kKeyRows, 1}});
   };
   hopper::BackwardParams p{};
   p.q = query_map(f.q, f.q_stride, 1, 64);
@@ -162,8 +165,8 @@ void attention_varlen_backward(OpContext& ctx, AttentionFamily family, TensorVie
   check_rows("dk", dk_TKD.data, dk_token_stride, dtype);
   check_rows("dv", dv_TKD.data, dv_token_stride, dtype);
   const TensorView out{const_cast<void*>(out_THD.data), out_THD.shape, out_THD.dtype, out_THD.device, out_THD.row_stride};
-  const BackwardCall call{call_of(out, {}, args), dout_THD.data,   lse_TH.as<float>(), dq_THD.data,    dk_TKD.data,
-                          dv_TKD.data,            dq_token_stride, dk_token_stride,    dv_token_stride};
+  const BackwardCall call{call_of(out, {}, args), dout_THD.data,   lse_TH.as<float>(), dq_THD.data, dk_TKD.data, dv_TKD.data,
+                          dq_token_stride,        dk_token_stride, dv_token_stride};
   const std::vector<AttentionSequence> sequences = sequences_of(args);
   if (sequences.empty()) return;
   if (dtype == DType::kF32)

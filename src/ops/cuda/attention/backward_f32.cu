@@ -25,10 +25,10 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
   const int group = p.num_q_heads / p.num_kv_heads, num_heads = kKeys ? p.num_kv_heads : p.num_q_heads;
   const PlainBackwardUnit u = p.units[blockIdx.x / num_heads];
   const int head = static_cast<int>(blockIdx.x) % num_heads, kv_head = kKeys ? head : head / group;
-  float* own_a = shared;  // k or q
+  float* own_a = shared;              // k or q
   float* own_b = own_a + kOwned * D;  // v or dout
-  float* a = own_b + kOwned * D;  // q or k
-  float* b = a + kTile * pitch;  // dout or v
+  float* a = own_b + kOwned * D;      // q or k
+  float* b = a + kTile * pitch;       // dout or v
   if (kKeys) {
     load_rows(own_a, D, kOwned, p.k + head * D, p.k_stride, u.token, u.first, u.length, D);
     load_rows(own_b, D, kOwned, p.v + head * D, p.v_stride, u.token, u.first, u.length, D);
@@ -103,7 +103,7 @@ template <int kColumns, bool kKeys>
 void launch_pass(const PlainBackward<float>& p, cudaStream_t stream) {
   const int bytes = (2 * kOwned * p.head_dim + 2 * kTile * (p.head_dim + 1)) * static_cast<int>(sizeof(float));
   PRL_CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<kColumns, kKeys>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  backward_kernel<kColumns, kKeys><<<p.num_units * (kKeys ? p.num_kv_heads : p.num_q_heads), kThreads, bytes, stream>>>(p);
+  backward_kernel<kColumns, kKeys><<<p.num_units*(kKeys ? p.num_kv_heads : p.num_q_heads), kThreads, bytes, stream>>>(p);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 template <int kColumns>

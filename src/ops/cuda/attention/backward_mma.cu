@@ -10,7 +10,7 @@ constexpr int kThreads = 256, kRows = kPlainOwned<__nv_bfloat16>, kTile = kPlain
 using Params = PlainBackward<__nv_bfloat16>;
 
 template <int kD>
-constexpr int kSharedBytes = PaddedMatrix<kD>::kRowBytes * (2 * kRows + 2 * kTile) + PaddedMatrix<kTile>::kRowBytes * (2 * kRows);
+constexpr int kSharedBytes = PaddedMatrix<kD>::kRowBytes*(2 * kRows + 2 * kTile) + PaddedMatrix<kTile>::kRowBytes*(2 * kRows);
 
 template <int kD>
 __device__ __forceinline__ void copy_rows(const PaddedMatrix<kD>& to, const __nv_bfloat16* from, std::int64_t stride, int token, int first,
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
 template <int kD, bool kKeys>
 void launch_pass(const Params& p, cudaStream_t stream) {
   PRL_CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<kD, kKeys>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes<kD>));
-  backward_kernel<kD, kKeys><<<p.num_units * (kKeys ? p.num_kv_heads : p.num_q_heads), kThreads, kSharedBytes<kD>, stream>>>(p);
+  backward_kernel<kD, kKeys><<<p.num_units*(kKeys ? p.num_kv_heads : p.num_q_heads), kThreads, kSharedBytes<kD>, stream>>>(p);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 template <int kD>

@@ -80,9 +80,11 @@ hopper::ForwardParams hopper_params(const ForwardCall& c, const RowPacking& pack
   const int tile = hopper::forward_tile(static_cast<int>(c.head_dim));
   const std::int64_t D = c.head_dim, box_rows = std::gcd<std::int64_t>(c.block_size, tile);
   hopper::ForwardParams p{};
-  p.q = tensor_map(c.q, {{extent(D), extent(c.num_q_heads), extent(c.num_tokens)}, {D, c.q_stride}, {64, box(packing.heads), box(packing.tokens)}});
+  p.q = tensor_map(
+      c.q, {{extent(D), extent(c.num_q_heads), extent(c.num_tokens)}, {D, c.q_stride}, {64, box(packing.heads), box(packing.tokens)}});
   if (c.paged) {
-    const MapShape shape{{extent(D), extent(c.block_size), extent(c.num_blocks * c.num_kv_heads)}, {D, c.block_size * D}, {64, box(box_rows), 1}};
+    const MapShape shape{
+        {extent(D), extent(c.block_size), extent(c.num_blocks * c.num_kv_heads)}, {D, c.block_size * D}, {64, box(box_rows), 1}};
     p.k = tensor_map(c.k, shape);
     p.v = tensor_map(c.v, shape);
   } else {

@@ -4,8 +4,8 @@
 #include <string_view>
 
 #include "ops/cuda/attention/call.hpp"
-#include "ops/cuda/bodies.hpp"
 #include "ops/cuda/attention/kv_write.hpp"
+#include "ops/cuda/bodies.hpp"
 #include "ops/cuda/launch.hpp"
 
 namespace prl::ops::cuda {
@@ -93,7 +93,8 @@ void forward_plain(const OpContext& ctx, const ForwardCall& call, const std::vec
     launch_plain<T>(ctx, call, packing, staged(ctx, span_of(units)), static_cast<std::int32_t>(units.size()), {}, 0);
   }
   if (!d.split.empty() && call.lse == nullptr)
-    run_split<T>(ctx, call, packing, split_units(d.split, packing.tokens, kPlainTile), [&](auto... a) { launch_plain<T>(ctx, call, packing, a...); });
+    run_split<T>(ctx, call, packing, split_units(d.split, packing.tokens, kPlainTile),
+                 [&](auto... a) { launch_plain<T>(ctx, call, packing, a...); });
   else if (!d.split.empty()) {
     const std::vector<AttentionUnit> units = whole_units(d.split, packing.tokens, kPlainTile);
     launch_plain<T>(ctx, call, packing, staged(ctx, span_of(units)), static_cast<std::int32_t>(units.size()), {}, 0);

@@ -16,7 +16,8 @@
 
 namespace prl::ops::cuda::hopper {
 
-template <int kD_, int kWarpgroups_, bool kPaged_, bool kSplit_>
+/// kDeep: the ring takes a processor's shared memory, for calls with too few units to give each processor two.
+template <int kD_, int kWarpgroups_, bool kPaged_, bool kSplit_, bool kDeep = false>
 struct ForwardShape {
   static constexpr int kD = kD_, kWarpgroups = kWarpgroups_;
   static constexpr bool kPaged = kPaged_, kSplit = kSplit_;
@@ -25,11 +26,11 @@ struct ForwardShape {
   static constexpr int kSlotBlock = kTile * 128, kSlotBytes = kBlocks * kSlotBlock;
   static constexpr int kQBlock = 64 * 128, kQGroup = kBlocks * kQBlock, kQBytes = kWarpgroups * kQGroup;
   static constexpr int kTotalsBytes = kSplit ? 0 : kWarpgroups * 64 * kD * 4;
-  static constexpr int kSlots = kD == 64 ? 6 : kD == 128 && kSplit ? 3 : 4;
+  static constexpr int kSlots = kD == 64 ? (kDeep ? 12 : 6) : kD == 128 && kSplit ? (kDeep ? 6 : 3) : 4;
   static constexpr int kBarriersAt = kQBytes + kSlots * kSlotBytes + kTotalsBytes;
   static constexpr int kSharedBytes = kBarriersAt + (2 * kSlots + 2) * 8;
   static constexpr int kThreads = (kWarpgroups + 1) * 128;
-  static constexpr int kBlocksPerProcessor = kSplit && kD <= 128 ? 2 : 1;
+  static constexpr int kBlocksPerProcessor = kSplit && kD <= 128 && !kDeep ? 2 : 1;
   /// Registers of a copying and of a computing thread, where a fair share would be too few for the latter.
   static constexpr int kCopyRegisters = 40;
   static constexpr int kRegisters = kWarpgroups == 2 ? 232 : kBlocksPerProcessor == 2 ? 216 : 0;
@@ -52,29 +53,41 @@ struct ForwardMemory {
         q_empty(q_full + 1) {}
 };
 
+/// The copies of a unit's tiles by one warp. Paged keys come in boxes of rows that lie together, one lane per box; where they are
+/// is looked up a tile ahead.
 template <typename F>
-__device__ __forceinline__ void copy_tile(const ForwardParams& p, const CUtensorMap* map, unsigned char* slot, std::uint64_t* full,
-                                          const AttentionUnit& u, int kv_head, int tile) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if constexpr (!F::kPaged) {
-    if (lane == 0) {
-      barrier_arrive_expect(full, F::kSlotBytes);
-#pragma unroll
-      for (int b = 0; b < F::kBlocks; ++b) copy_box(slot + b * F::kSlotBlock, map, full, b * 64, u.keys + tile * F::kTile, kv_head);
-    }
-  } else {
-    const int first = tile * F::kTile, rows = p.box_rows;
-    const int boxes = (min(F::kTile, u.num_keys - first) + rows - 1) / rows;
-    if (lane == 0) barrier_arrive_expect(full, static_cast<std::uint32_t>(boxes * rows * F::kBlocks * 128));
-    __syncwarp();
-    for (int i = lane; i < boxes * F::kBlocks; i += 32) {
-      const int box = i / F::kBlocks, b = i % F::kBlocks, key = first + box * rows;
-      const int block = p.block_table[u.keys + key / p.block_size];
-      copy_box(slot + b * F::kSlotBlock + box * rows * 128, map, full, b * 64, key % p.block_size, block * p.num_kv_heads + kv_head);
-    }
+struct TileCopies {
+  const ForwardParams& p;
+  const AttentionUnit& u;
+  const int kv_head, lane = static_cast<int>(threadIdx.x) % 32;
+
+  __device__ __forceinline__ int block_of(int key) const { return p.block_table[u.keys + key / p.block_size]; }
+  /// Block of the lane's first box of a tile.
+  __device__ __forceinline__ int look_up(int tile) const {
+    const int key = tile * F::kTile + lane / F::kBlocks * p.box_rows;
+    return F::kPaged && tile < u.tile_end && key < min(u.num_keys, (tile + 1) * F::kTile) ? block_of(key) : 0;
   }
-  __syncwarp();
-}
+  __device__ __forceinline__ void copy(const CUtensorMap* map, unsigned char* slot, std::uint64_t* full, int tile, int first_block) const {
+    const int first = tile * F::kTile;
+    if constexpr (!F::kPaged) {
+      if (lane == 0) {
+        barrier_arrive_expect(full, F::kSlotBytes);
+#pragma unroll
+        for (int b = 0; b < F::kBlocks; ++b) copy_box(slot + b * F::kSlotBlock, map, full, b * 64, u.keys + first, kv_head);
+      }
+    } else {
+      const int rows = p.box_rows, boxes = (min(F::kTile, u.num_keys - first) + rows - 1) / rows;
+      if (lane == 0) barrier_arrive_expect(full, static_cast<std::uint32_t>(boxes * rows * F::kBlocks * 128));
+      __syncwarp();
+      for (int i = lane; i < boxes * F::kBlocks; i += 32) {
+        const int box = i / F::kBlocks, b = i % F::kBlocks, key = first + box * rows;
+        const int block = i < 32 ? first_block : block_of(key);
+        copy_box(slot + b * F::kSlotBlock + box * rows * 128, map, full, b * 64, key % p.block_size, block * p.num_kv_heads + kv_head);
+      }
+    }
+    __syncwarp();
+  }
+};
 
 template <typename F>
 __device__ __forceinline__ void forward_copies(const ForwardParams& p, const ForwardMemory<F>& m) {
@@ -86,30 +99,37 @@ __device__ __forceinline__ void forward_copies(const ForwardParams& p, const For
     prefetch_map(&p.k);
     prefetch_map(&p.v);
   }
-  for_each_item(p.units, p.num_units_at != nullptr ? *p.num_units_at : p.num_units, p.packing.num_groups, [&](const AttentionUnit& u, int group) {
-    const int kv_head = kv_head_of(p.packing, group), first_head = first_head_of(p.packing, group);
-    barrier_wait(m.q_empty, q_phase ^ 1);
-    q_phase ^= 1;
-    if (lane == 0) {
-      barrier_arrive_expect(m.q_full, static_cast<std::uint32_t>(F::kWarpgroups * F::kBlocks * p.packing.heads * p.packing.tokens * 128));
+  for_each_item(p.units, p.num_units_at != nullptr ? *p.num_units_at : p.num_units, p.packing.num_groups,
+                [&](const AttentionUnit& u, int group) {
+                  const int kv_head = kv_head_of(p.packing, group), first_head = first_head_of(p.packing, group);
+                  barrier_wait(m.q_empty, q_phase ^ 1);
+                  q_phase ^= 1;
+                  if (lane == 0) {
+                    barrier_arrive_expect(
+                        m.q_full, static_cast<std::uint32_t>(F::kWarpgroups * F::kBlocks * p.packing.heads * p.packing.tokens * 128));
 #pragma unroll
-      for (int w = 0; w < F::kWarpgroups; ++w)
+                    for (int w = 0; w < F::kWarpgroups; ++w)
 #pragma unroll
-        for (int b = 0; b < F::kBlocks; ++b)
-          copy_box(m.q + w * F::kQGroup + b * F::kQBlock, &p.q, m.q_full, b * 64, first_head, u.token + w * p.packing.tokens);
-    }
-    const auto copy = [&](const CUtensorMap* map, int tile) {
-      barrier_wait(m.empty + place.slot, place.phase ^ 1);
-      copy_tile<F>(p, map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, u, kv_head, tile);
-      place.advance();
-    };
-    copy(&p.k, u.tile_begin);
-    for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
-      copy(&p.k, t);
-      copy(&p.v, t - 1);
-    }
-    copy(&p.v, u.tile_end - 1);
-  });
+                      for (int b = 0; b < F::kBlocks; ++b)
+                        copy_box(m.q + w * F::kQGroup + b * F::kQBlock, &p.q, m.q_full, b * 64, first_head, u.token + w * p.packing.tokens);
+                  }
+                  const TileCopies<F> copies{p, u, kv_head};
+                  const auto copy = [&](const CUtensorMap* map, int tile, int block) {
+                    barrier_wait(m.empty + place.slot, place.phase ^ 1);
+                    copies.copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, block);
+                    place.advance();
+                  };
+                  int block = copies.look_up(u.tile_begin), next = copies.look_up(u.tile_begin + 1);
+                  copy(&p.k, u.tile_begin, block);
+                  for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
+                    const int after = copies.look_up(t + 1);
+                    copy(&p.k, t, next);
+                    copy(&p.v, t - 1, block);
+                    block = next;
+                    next = after;
+                  }
+                  copy(&p.v, u.tile_end - 1, block);
+                });
 }
 
 template <typename F>
@@ -160,11 +180,13 @@ struct ForwardWarpgroup {
   __device__ __forceinline__ void give_turn() {
     if constexpr (F::kWarpgroups == 2) named_arrive<256>(2 - warpgroup);
   }
-  /// Weights of the tile in `scores`. True if `out` need not be rescaled.
-  __device__ __forceinline__ bool weigh(int tile, const int (&position)[2], int warp_position, float (&rescale)[2]) {
+  /// Weights of the tile in `scores`. True if `out` need not be rescaled. A split unit often has a few rows only: the others
+  /// are left out, which shortens the wait of a lone sequence.
+  __device__ __forceinline__ bool weigh(int tile, const int (&position)[2], int warp_position, int num_rows, float (&rescale)[2]) {
+    if (F::kSplit && num_rows <= 0) return true;
     const int first = tile * F::kTile;
     if (first + F::kTile - 1 > warp_position) ban_after(scores, position[0] - first, position[1] - first);
-    return weigh_tile(scores, rows, rescale, p.scale_log2);
+    return weigh_tile(scores, rows, rescale, p.scale_log2, F::kSplit ? num_rows : 2);
   }
   __device__ __forceinline__ float4* totals_at(int part, int i) const {
     return m.totals + (warpgroup * (F::kD / 8) + part * (kOut / 4) + i) * 128 + threadIdx.x % 128;
@@ -222,6 +244,7 @@ struct ForwardWarpgroup {
     const LaneRows mine = lane_rows(p.packing, warpgroup, u.num_tokens, num_heads);
     const int position[2] = {u.position + mine.token[0], u.position + mine.token[1]};
     const int warp_position = u.position + warpgroup * p.packing.tokens + static_cast<int>(threadIdx.x % 128) / 32 * 16 / p.packing.heads;
+    const int num_rows = (u.num_tokens * p.packing.heads - static_cast<int>(threadIdx.x % 128) / 32 * 16 + 7) / 8;  // of this lane's two
     float rescale[2];
     rows.clear();
 
@@ -234,7 +257,7 @@ struct ForwardWarpgroup {
     pin(scores);
     release(place.slot);
     place.advance();
-    weigh(u.tile_begin, position, warp_position, rescale);
+    weigh(u.tile_begin, position, warp_position, num_rows, rescale);
     pack_rows(weights, scores);
 
     int accumulate = 0;
@@ -257,7 +280,7 @@ struct ForwardWarpgroup {
         chunk = rows;
         rows.clear();
       }
-      const bool same = weigh(t, position, warp_position, rescale);
+      const bool same = weigh(t, position, warp_position, num_rows, rescale);
       products_wait<0>();
       pin_all();
       release(place.slot);
@@ -357,7 +380,8 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocksPerProcessor) forward_k
     if constexpr (F::kRegisters != 0) registers_up<F::kRegisters>();
     ForwardWarpgroup<F> group(p, m);
     if (F::kWarpgroups == 2 && group.warpgroup == 1) named_arrive<256>(1);
-    for_each_item(p.units, p.num_units_at != nullptr ? *p.num_units_at : p.num_units, p.packing.num_groups, [&](const AttentionUnit& u, int g) { group.compute(u, g); });
+    for_each_item(p.units, p.num_units_at != nullptr ? *p.num_units_at : p.num_units, p.packing.num_groups,
+                  [&](const AttentionUnit& u, int g) { group.compute(u, g); });
   }
 #endif
 }
@@ -378,6 +402,8 @@ void launch_forward(const ForwardParams& p, bool paged, bool split, int num_item
     launch_shape<ForwardShape<kD, kWarpgroups, false, false>>(p, num_items, num_multiprocessors, stream);
   else if (!split)
     launch_shape<ForwardShape<kD, kWarpgroups, true, false>>(p, num_items, num_multiprocessors, stream);
+  else if (kD <= 128 && num_items <= num_multiprocessors)
+    launch_shape<ForwardShape<kD, 1, true, true, kD <= 128>>(p, num_items, num_multiprocessors, stream);
   else
     launch_shape<ForwardShape<kD, 1, true, true>>(p, num_items, num_multiprocessors, stream);
 }

@@ -12,7 +12,7 @@ using Params = PlainForward<__nv_bfloat16>;
 template <int kD>
 constexpr int kStages = kD <= 128 ? 2 : 1;
 template <int kD>
-constexpr int kSharedBytes = PaddedMatrix<kD>::kRowBytes * (RowPacking::kRows + 2 * kStages<kD> * kTile);
+constexpr int kSharedBytes = PaddedMatrix<kD>::kRowBytes*(RowPacking::kRows + 2 * kStages<kD> * kTile);
 
 /// Queues the copy of keys [first, first + kTile) of one head; rows past the last key become zero.
 template <int kD>
@@ -146,7 +146,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
       const std::int64_t state = (static_cast<std::int64_t>(u.state) * p.packing.num_groups + group) * p.state_rows + row[r];
 #pragma unroll
       for (int i = 2 * r; i < kD / 2; i += 4)
-        *reinterpret_cast<float2*>(p.state_out + state * kD + 2 * (i - 2 * r) + 2 * (lane % 4)) = make_float2(total_out[i], total_out[i + 1]);
+        *reinterpret_cast<float2*>(p.state_out + state * kD + 2 * (i - 2 * r) + 2 * (lane % 4)) =
+            make_float2(total_out[i], total_out[i + 1]);
       if (lane % 4 == 0) p.state_sums[state] = make_float2(total.top[r], total.sum[r]);
       continue;
     }

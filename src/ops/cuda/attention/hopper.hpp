@@ -37,8 +37,8 @@ struct ForwardParams {
   std::int32_t state_rows;
 };
 
-/// Queues the forward pass over all units, for heads that are padded to kPaddedHeadDim. `split`: units are one block of rows and one chunk of keys. `num_items`: units times
-/// groups of heads, at least one; an estimate where the number of units lies on the device.
+/// Queues the forward pass over all units, for heads that are padded to kPaddedHeadDim. `split`: units are one block of rows and one chunk
+/// of keys. `num_items`: units times groups of heads, at least one; an estimate where the number of units lies on the device.
 template <int kPaddedHeadDim>
 void launch_forward(const ForwardParams& p, bool paged, bool split, int num_items, int num_multiprocessors, cudaStream_t stream);
 
@@ -68,7 +68,7 @@ struct BackwardParams {
   RowPacking packing;
   std::int32_t num_kv_heads, head_dim;
   float scale, scale_log2;
-  const float2* stats;        ///< [Hq][stats_rows]: log-sum in powers of two, sum of dout * out; (inf, 0) where there is no query
+  const float2* stats;  ///< [Hq][stats_rows]: log-sum in powers of two, sum of dout * out; (inf, 0) where there is no query
   std::int64_t stats_rows;
   __nv_bfloat16 *dq, *dk, *dv;
   std::int64_t dq_stride, dk_stride, dv_stride;  ///< from token to token

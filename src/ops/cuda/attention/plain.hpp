@@ -21,7 +21,7 @@ template <typename T>
 struct PlainForward {
   const T *q, *k, *v;  ///< paged: k and v are [blocks][Hkv][block_size][D]
   std::int64_t q_stride, k_stride, v_stride;
-  const AttentionUnit* units;  ///< at most one block of rows each
+  const AttentionUnit* units;        ///< at most one block of rows each
   const std::int32_t* num_units_at;  ///< device memory, or nullptr: num_units; the latter is the most there can be
   std::int32_t num_units;
   RowPacking packing;

@@ -66,12 +66,15 @@ __device__ __forceinline__ void ban_after(float (&s)[kScores], int limit0, int l
     if (8 * (i / 4) + i % 2 + first > ((i & 2) != 0 ? limit1 : limit0)) s[i] = kMinusInfinity;
 }
 
-/// Scores of a tile become weights; `rescale` is what `out` has to be multiplied by. True if that is 1 for this warp's rows.
+/// Scores of a tile become weights; `rescale` is what `out` has to be multiplied by. True if that is 1 for this warp's rows. Of the
+/// two rows of a lane the first `num_rows` are wanted; whatever comes out for the others, it reaches no other row.
 template <int kScores>
-__device__ __forceinline__ bool weigh_tile(float (&s)[kScores], RowPair& rows, float (&rescale)[2], float scale_log2) {
+__device__ __forceinline__ bool weigh_tile(float (&s)[kScores], RowPair& rows, float (&rescale)[2], float scale_log2, int num_rows = 2) {
   bool same = true;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    rescale[r] = 1.0f;
+    if (r >= num_rows) break;
     float a = kMinusInfinity, b = kMinusInfinity;
 #pragma unroll
     for (int i = 2 * r; i < kScores; i += 4) {

@@ -9,9 +9,7 @@ namespace {
 constexpr int kThreads = 256;
 
 __device__ __forceinline__ float dot16(const uint4& a, const uint4& b, const float*) {
-  const auto part = [](std::uint32_t x, std::uint32_t y, float sum) {
-    return fmaf(__uint_as_float(x), __uint_as_float(y), sum);
-  };
+  const auto part = [](std::uint32_t x, std::uint32_t y, float sum) { return fmaf(__uint_as_float(x), __uint_as_float(y), sum); };
   return part(a.w, b.w, part(a.z, b.z, part(a.y, b.y, part(a.x, b.x, 0.0f))));
 }
 __device__ __forceinline__ float dot16(const uint4& a, const uint4& b, const __nv_bfloat16*) {

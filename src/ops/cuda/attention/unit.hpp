@@ -11,14 +11,14 @@ constexpr int kChunkKeys = 1024;
 
 /// Consecutive new tokens of one sequence with the tiles of keys they need; computed once per group of heads.
 struct AttentionUnit {
-  std::int32_t token;       ///< row of q and out of the first token
+  std::int32_t token;  ///< row of q and out of the first token
   std::int32_t num_tokens;
   std::int32_t position;    ///< of the first token in its sequence
   std::int32_t num_keys;    ///< of the whole sequence: v rows from here on hold anything
   std::int32_t keys;        ///< dense: row of k and v of position 0; paged: index of its block in the table
   std::int32_t tile_begin;  ///< tiles [tile_begin, tile_end), counted from position 0
   std::int32_t tile_end;
-  std::int32_t state;       ///< where the state of this unit's one chunk goes, or -1: the unit has all its chunks and finishes
+  std::int32_t state;  ///< where the state of this unit's one chunk goes, or -1: the unit has all its chunks and finishes
 };
 /// A unit whose chunks lie in states [state, state + num_states), to be merged and finished.
 struct MergeUnit {
