@@ -81,8 +81,9 @@ struct Bench {
   }
 
   /// `new_tokens` of each sequence over `context` cached ones, themselves included.
-  void paged(std::int64_t Hq, std::int64_t Hkv, std::int64_t D, std::int32_t sequences, std::int32_t context, std::int32_t new_tokens) {
-    const std::int64_t block_size = 16, blocks = (context + block_size - 1) / block_size;
+  void paged(std::int64_t Hq, std::int64_t Hkv, std::int64_t D, std::int32_t sequences, std::int32_t context, std::int32_t new_tokens,
+             std::int64_t block_size = 16) {
+    const std::int64_t blocks = (context + block_size - 1) / block_size;
     const double bytes = 2.0 * static_cast<double>(sequences) * context * static_cast<double>(Hkv * D * 2);
     const int copies = static_cast<int>(std::clamp(300e6 / bytes, 1.0, 16.0));  // so that small caches do not stay in L2
     std::vector<Tensor> ks, vs;
@@ -111,9 +112,9 @@ struct Bench {
                              .scale = 0.0884f});
     });
     const double flops = 4.0 * static_cast<double>(Hq * D) * static_cast<double>(T) * (context - 0.5 * (new_tokens - 1));
-    std::printf("paged   Hq %2d Hkv %2d D %3d  %3d x %6d, %5d new   %8.1f us %6.0f GB/s %6.1f TFLOP/s", static_cast<int>(Hq),
-                static_cast<int>(Hkv), static_cast<int>(D), sequences, context, new_tokens, host * 1e3, bytes / host * 1e-6,
-                flops / host * 1e-9);
+    std::printf("paged   Hq %2d Hkv %2d D %3d  %3d x %6d, %5d new, blocks of %3d   %8.1f us %6.0f GB/s %6.1f TFLOP/s", static_cast<int>(Hq),
+                static_cast<int>(Hkv), static_cast<int>(D), sequences, context, new_tokens, static_cast<int>(block_size), host * 1e3,
+                bytes / host * 1e-6, flops / host * 1e-9);
     if (new_tokens == 1) {
       const auto ints = [&](const std::vector<std::int32_t>& v) {
         Tensor t = Tensor::empty(runtime, {static_cast<std::int64_t>(v.size())}, DType::kI32);
@@ -181,5 +182,10 @@ int main() {
   b.paged(16, 8, 128, 8, 1024, 1);
   b.paged(16, 8, 128, 1, 16384, 1);
   b.paged(16, 8, 128, 1, 8192, 2048);
+  for (const int block_size : {32, 64, 128}) {
+    b.paged(16, 8, 128, 128, 1024, 1, block_size);
+    b.paged(16, 8, 128, 1, 1024, 1, block_size);
+    b.paged(16, 8, 128, 1, 8192, 2048, block_size);
+  }
   return 0;
 }

@@ -25,6 +25,25 @@ std::ostream& operator<<(std::ostream& out, const FamilyAndType& f) {
   return out << (f.family == AttentionFamily::kHopper ? "hopper_" : "plain_") << to_string(f.dtype);
 }
 
+/// The bodies to compare with.
+struct CpuSession {
+  std::shared_ptr<DeviceRuntime> runtime = make_cpu_runtime();
+  OpSession session{runtime, 0};
+  OpContext& ctx = session.context();
+
+  Tensor filled(Shape shape, DType dtype, float value) {
+    Tensor t = Tensor::empty(runtime, shape, dtype);
+    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, value);
+    return t;
+  }
+  Tensor poisoned(Shape shape, DType dtype) { return filled(shape, dtype, std::numeric_limits<float>::quiet_NaN()); }
+  Tensor random(Shape shape, DType dtype, std::uint64_t seed) {
+    Tensor t = Tensor::empty(runtime, shape, dtype);
+    Rng rng(seed);
+    for (std::int64_t i = 0; i < t.num_elements(); ++i) Session::set(t, i, static_cast<float>(rng.next_normal()));
+    return t;
+  }
+};
 struct GpuSession {
   std::shared_ptr<DeviceRuntime> runtime = make_cuda_runtime(0);
   OpSession session{runtime, 1};
@@ -69,7 +88,7 @@ struct Problem {
   Tensor host_qkv, qkv;
   float scale;
 
-  Problem(Session& cpu, GpuSession& gpu, const AttentionCase& kase, DType dtype, std::uint64_t seed = 1)
+  Problem(CpuSession& cpu, GpuSession& gpu, const AttentionCase& kase, DType dtype, std::uint64_t seed = 1)
       : c(kase), cu(cumulative(kase.lengths)), T(cu.back()), width((c.Hq + 2 * c.Hkv) * c.D) {
     host_qkv = cpu.random({std::max<std::int64_t>(T, 1), width}, dtype, seed);
     qkv = gpu.copy(host_qkv);
@@ -130,7 +149,7 @@ class CudaAttentionTest : public ::testing::TestWithParam<FamilyAndType> {
     return g;
   }
 
-  Session cpu{cpu::chosen_kind()};
+  CpuSession cpu;
   GpuSession gpu;
 };
 
@@ -362,7 +381,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, CudaAttentionTest,
 
 TEST(CudaKvWrite, SkippedSlotsAreLeftAlone) {
   GpuSession gpu;
-  Session cpu(cpu::chosen_kind());
+  CpuSession cpu;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const Tensor k = gpu.copy(cpu.filled({2, 1, 2, 16}, dtype, 3.0f)), v = gpu.copy(cpu.filled({2, 1, 2, 16}, dtype, 4.0f));
     const Tensor new_k = gpu.copy(cpu.filled({2, 1, 16}, dtype, 1.0f)), new_v = gpu.copy(cpu.filled({2, 1, 16}, dtype, 2.0f));

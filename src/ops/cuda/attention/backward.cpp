@@ -30,10 +30,9 @@ StatsLayout stats_layout(std::span<const AttentionSequence> sequences) {
   }
   return out;
 }
+std::int64_t stats_rows(const StatsLayout& layout) { return static_cast<std::int64_t>(layout.blocks.size()) * kStatsRows; }
 template <typename T>
-float2* compute_stats(const OpContext& ctx, const BackwardCall& call, const StatsLayout& layout) {
-  const auto rows = static_cast<std::int64_t>(layout.blocks.size()) * kStatsRows;
-  auto* stats = static_cast<float2*>(ctx.workspace->require(static_cast<std::size_t>(rows * call.forward.num_q_heads) * sizeof(float2)));
+void compute_stats(const OpContext& ctx, const BackwardCall& call, const StatsLayout& layout, float2* stats) {
   StatsParams p{};
   p.blocks = staged(ctx, std::span<const StatsBlock>(layout.blocks));
   p.num_blocks = static_cast<std::int32_t>(layout.blocks.size());
@@ -44,17 +43,14 @@ float2* compute_stats(const OpContext& ctx, const BackwardCall& call, const Stat
   p.lse = call.lse;
   p.stats = stats;
   launch_stats<T>(p, stream_of(ctx));
-  return stats;
 }
 
 /// Units of `step` positions of each sequence, those with most work first: `work(unit)` says how much.
 template <typename Unit, typename Make, typename Work>
-std::vector<Unit> cut(std::span<const AttentionSequence> sequences, const StatsLayout& layout, int step, const Make& make,
-                      const Work& work) {
+std::vector<Unit> cut(std::span<const AttentionSequence> sequences, int step, const Make& make, const Work& work) {
   std::vector<Unit> units;
   for (std::size_t i = 0; i < sequences.size(); ++i)
-    for (std::int32_t first = 0; first < sequences[i].num_tokens; first += step)
-      units.push_back(make(sequences[i], layout.first[i], first));
+    for (std::int32_t first = 0; first < sequences[i].num_tokens; first += step) units.push_back(make(i, first));
   std::ranges::stable_sort(units, std::greater<>(), work);
   return units;
 }
@@ -64,8 +60,11 @@ void backward_plain(const OpContext& ctx, const BackwardCall& call, std::span<co
   const ForwardCall& f = call.forward;
   const StatsLayout layout = stats_layout(sequences);
   PlainBackward<T> p{};
-  p.stats = compute_stats<T>(ctx, call, layout);
-  p.stats_rows = static_cast<std::int64_t>(layout.blocks.size()) * kStatsRows;
+  Carver carver(ctx.workspace->require(static_cast<std::size_t>(stats_rows(layout) * f.num_q_heads) * sizeof(float2)));
+  float2* stats = carver.take<float2>(stats_rows(layout) * f.num_q_heads);
+  compute_stats<T>(ctx, call, layout, stats);
+  p.stats = stats;
+  p.stats_rows = stats_rows(layout);
   p.q = static_cast<const T*>(f.q);
   p.k = static_cast<const T*>(f.k);
   p.v = static_cast<const T*>(f.v);
@@ -75,9 +74,9 @@ void backward_plain(const OpContext& ctx, const BackwardCall& call, std::span<co
   p.v_stride = f.v_stride;
   p.dout_stride = f.num_q_heads * f.head_dim;
   const auto units = cut<PlainBackwardUnit>(
-      sequences, layout, kPlainOwned<T>,
-      [](const AttentionSequence& s, std::int32_t stats, std::int32_t first) {
-        return PlainBackwardUnit{s.token, stats, first, s.num_tokens};
+      sequences, kPlainOwned<T>,
+      [&](std::size_t i, std::int32_t first) {
+        return PlainBackwardUnit{sequences[i].token, layout.first[i], first, sequences[i].num_tokens};
       },
       [](const PlainBackwardUnit& u) { return u.length - u.first; });
   p.units = staged(ctx, std::span<const PlainBackwardUnit>(units));
@@ -93,6 +92,31 @@ void backward_plain(const OpContext& ctx, const BackwardCall& call, std::span<co
   p.dk_stride = call.dk_stride;
   p.dv_stride = call.dv_stride;
   launch_plain_backward(p, stream_of(ctx));
+}
+
+/// Whether score gradients are kept between the passes: for `heads` kv heads at a time, none if there is no room for enough of them
+/// to occupy the device. The room is a sixtieth of the device's memory, at most what four kv heads of two query heads take at 16,384
+/// tokens.
+struct Kept {
+  std::vector<std::int32_t> first;  ///< tile of each sequence
+  std::int64_t tiles = 0;           ///< of one query head
+  std::int32_t heads = 0;
+};
+Kept room_to_keep(const OpContext& ctx, const ForwardCall& f, std::span<const AttentionSequence> sequences) {
+  const std::int64_t room = std::min(std::int64_t{9} << 28, static_cast<std::int64_t>(runtime_of(ctx).properties().totalGlobalMem / 60));
+  const int num_multiprocessors = cuda::num_multiprocessors(ctx);
+  Kept k;
+  std::int64_t key_units = 0;
+  for (const AttentionSequence& s : sequences) {
+    k.first.push_back(static_cast<std::int32_t>(k.tiles));
+    k.tiles += hopper::score_tiles_before(ceil_div(s.num_tokens, 64));
+    key_units += ceil_div(s.num_tokens, hopper::kKeyRows);
+  }
+  const std::int64_t fit = std::min(f.num_kv_heads, room / (k.tiles * hopper::kScoreTileBytes * (f.num_q_heads / f.num_kv_heads)));
+  if (fit == 0) return k;
+  const std::int64_t rounds = ceil_div(f.num_kv_heads, fit), heads = ceil_div(f.num_kv_heads, rounds);
+  if (rounds == 1 || heads * key_units >= 2 * num_multiprocessors) k.heads = static_cast<std::int32_t>(heads);
+  return k;
 }
 
 void backward_hopper(const OpContext& ctx, const BackwardCall& call, std::span<const AttentionSequence> sequences) {
@@ -118,17 +142,19 @@ void backward_hopper(const OpContext& ctx, const BackwardCall& call, std::span<c
   p.dout_packed = query_map(call.dout, heads * D, packing.heads, packing.tokens);
   p.k = key_map(f.k, f.k_stride);
   p.v = key_map(f.v, f.v_stride);
+  const Kept kept = room_to_keep(ctx, f, sequences);
   const auto key_units = cut<hopper::KeyUnit>(
-      sequences, layout, hopper::kKeyRows,
-      [](const AttentionSequence& s, std::int32_t stats, std::int32_t first) {
-        return hopper::KeyUnit{s.token, stats, first, s.num_tokens};
+      sequences, hopper::kKeyRows,
+      [&](std::size_t i, std::int32_t first) {
+        return hopper::KeyUnit{sequences[i].token, layout.first[i], first, sequences[i].num_tokens, kept.first[i]};
       },
       [](const hopper::KeyUnit& u) { return u.length - u.first; });
-  const int step = 2 * packing.tokens;
+  const int step = kept.heads > 0 ? hopper::kKeyRows : 2 * packing.tokens;
   const auto query_units = cut<hopper::QueryUnit>(
-      sequences, layout, step,
-      [&](const AttentionSequence& s, std::int32_t stats, std::int32_t first) {
-        return hopper::QueryUnit{s.token, stats, first, std::min(step, s.num_tokens - first)};
+      sequences, step,
+      [&](std::size_t i, std::int32_t first) {
+        return hopper::QueryUnit{sequences[i].token, layout.first[i], first, std::min(step, sequences[i].num_tokens - first),
+                                 kept.first[i]};
       },
       [](const hopper::QueryUnit& u) { return u.first; });
   p.key_units = staged(ctx, std::span<const hopper::KeyUnit>(key_units));
@@ -140,18 +166,33 @@ void backward_hopper(const OpContext& ctx, const BackwardCall& call, std::span<c
   p.head_dim = static_cast<std::int32_t>(D);
   p.scale = f.scale;
   p.scale_log2 = f.scale * kLog2Of_e;
-  p.stats = compute_stats<__nv_bfloat16>(ctx, call, layout);
-  p.stats_rows = static_cast<std::int64_t>(layout.blocks.size()) * kStatsRows;
+  const auto carve = [&](void* memory) {
+    Carver carver(memory);
+    float2* stats = carver.take<float2>(stats_rows(layout) * heads);
+    p.dscores = carver.take<uint4>(kept.heads * packing.group * kept.tiles * (hopper::kScoreTileBytes / 16));
+    p.stats = stats;
+    if (memory != nullptr) compute_stats<__nv_bfloat16>(ctx, call, layout, stats);
+    return carver.used();
+  };
+  carve(ctx.workspace->require(carve(nullptr)));
+  p.stats_rows = stats_rows(layout);
   p.dq = static_cast<__nv_bfloat16*>(call.dq);
   p.dk = static_cast<__nv_bfloat16*>(call.dk);
   p.dv = static_cast<__nv_bfloat16*>(call.dv);
   p.dq_stride = call.dq_stride;
   p.dk_stride = call.dk_stride;
   p.dv_stride = call.dv_stride;
-  if (hopper::padded_head_dim(static_cast<int>(D)) == 64)
-    hopper::launch_backward<64>(p, num_multiprocessors(ctx), stream_of(ctx));
-  else
-    hopper::launch_backward<128>(p, num_multiprocessors(ctx), stream_of(ctx));
+  const bool is_small = hopper::padded_head_dim(static_cast<int>(D)) == 64;
+  if (kept.heads == 0) {
+    p.num_round_kv_heads = p.num_kv_heads;
+    (is_small ? hopper::launch_backward<64> : hopper::launch_backward<128>)(p, num_multiprocessors(ctx), stream_of(ctx));
+    return;
+  }
+  p.dscore_tiles = kept.tiles;
+  for (p.first_kv_head = 0; p.first_kv_head < p.num_kv_heads; p.first_kv_head += kept.heads) {
+    p.num_round_kv_heads = std::min(kept.heads, p.num_kv_heads - p.first_kv_head);
+    (is_small ? hopper::launch_backward_kept<64> : hopper::launch_backward_kept<128>)(p, num_multiprocessors(ctx), stream_of(ctx));
+  }
 }
 
 }  // namespace

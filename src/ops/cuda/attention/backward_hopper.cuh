@@ -11,7 +11,8 @@
 // Two passes, each of which owns what it sums, so nothing is added across blocks and every run gives the same bits:
 //   keys     a block holds 128 keys and walks the queries that see them, of all heads of the group: dk, dv
 //   queries  a block holds 128 rows of queries and walks the keys they see: dq
-// Scores are formed in both: 7 products where one pass with sums across blocks would need 5.
+// The first leaves the gradients of the scores in memory for the second, which then is one product and reads as fast as memory
+// gives (launch_backward_kept). Where there is no room for them, both form the scores: 7 products in place of 5.
 // The pass over keys forms transposed scores, so that weights go from accumulators to the next product's left operand without
 // leaving registers.
 
@@ -36,6 +37,16 @@ struct QueriesShape {
   static constexpr int kSlotBlock = kTile * 128, kSlotBytes = kBlocks * kSlotBlock;
   static constexpr int kSlots = kD == 64 ? 6 : 4;
   static constexpr int kBarriersAt = 2 * kRowBytes + kSlots * kSlotBytes;
+  static constexpr int kSharedBytes = kBarriersAt + (2 * kSlots + 2) * 8;
+};
+
+template <int kD_>
+struct SumsShape {
+  static constexpr int kD = kD_, kBlocks = kD / 64;
+  static constexpr int kKeyBlock = kKeyRows * 128, kKeyBytes = kBlocks * kKeyBlock;
+  static constexpr int kSlotBytes = kKeyBytes + 2 * kScoreTileBytes;
+  static constexpr int kSlots = kD == 64 ? 4 : 3;
+  static constexpr int kBarriersAt = kSlots * kSlotBytes;
   static constexpr int kSharedBytes = kBarriersAt + (2 * kSlots + 2) * 8;
 };
 
@@ -101,7 +112,8 @@ template <typename B>
 __device__ __forceinline__ void keys_copies(const BackwardParams& p, const BackwardMemory<B>& m) {
   RingPlace<B::kSlots> place;
   std::uint32_t phase = 0;
-  for_each_item(p.key_units, p.num_key_units, p.num_kv_heads, [&](const KeyUnit& u, int kv_head) {
+  for_each_item(p.key_units, p.num_key_units, p.num_round_kv_heads, [&](const KeyUnit& u, int round_head) {
+    const int kv_head = p.first_kv_head + round_head;
     barrier_wait(m.held_empty, phase ^ 1);
     phase ^= 1;
     barrier_arrive_expect(m.held_full, 2 * B::kKeyBytes);
@@ -126,7 +138,20 @@ __device__ __forceinline__ void keys_copies(const BackwardParams& p, const Backw
   });
 }
 
-template <typename B>
+__device__ __forceinline__ std::uint32_t transposed(std::uint32_t matrix) {
+  std::uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(matrix));
+  return r;
+}
+/// A warp's 16 keys x 64 queries of score gradients go to memory as left operands with queries as rows.
+__device__ __forceinline__ void keep_scores(uint4* tile, const std::uint32_t (&d)[16]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    __stcs(tile + (i * 8 + threadIdx.x / 32) * 32 + threadIdx.x % 32,
+           make_uint4(transposed(d[4 * i]), transposed(d[4 * i + 2]), transposed(d[4 * i + 1]), transposed(d[4 * i + 3])));
+}
+
+template <typename B, bool kKeep>
 __device__ __forceinline__ void keys_compute(const BackwardParams& p, const BackwardMemory<B>& m) {
   constexpr int kD = B::kD;
   const int warpgroup = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
@@ -134,7 +159,9 @@ __device__ __forceinline__ void keys_compute(const BackwardParams& p, const Back
   const std::uint32_t k = shared_address(m.base + warpgroup * 64 * 128), v = k + B::kKeyBytes;
   RingPlace<B::kSlots> place;
   std::uint32_t phase = 0;
-  for_each_item(p.key_units, p.num_key_units, p.num_kv_heads, [&](const KeyUnit& u, int kv_head) {
+  for_each_item(p.key_units, p.num_key_units, p.num_round_kv_heads, [&](const KeyUnit& u, int round_head) {
+    const int kv_head = p.first_kv_head + round_head;
+    uint4* dscores = p.dscores + (round_head * p.packing.group * p.dscore_tiles + u.tiles + u.first / kKeyRows) * (kScoreTileBytes / 16);
     float dk[kD / 2], dv[kD / 2], scores[32], dweights[32];
     std::uint32_t weights_bf16[16], dscores_bf16[16];
     const auto slot_address = [&] { return shared_address(m.ring + place.slot * B::kSlotBytes); };
@@ -198,6 +225,7 @@ __device__ __forceinline__ void keys_compute(const BackwardParams& p, const Back
       products_begin();
       multiply_down<4>(dk, dscores_bf16, slot_address(), B::kQueryBlock, accumulate);
       products_commit();
+      if constexpr (kKeep) keep_scores(dscores + score_tiles_before(q / 64) * (kScoreTileBytes / 16), dscores_bf16);
       accumulate = 1;
       const int slot = place.slot;
       place.advance();
@@ -217,7 +245,10 @@ __device__ __forceinline__ void keys_compute(const BackwardParams& p, const Back
       arrive_once_per_warp(m.empty + slot);
       issue_dweights();
       q += 64;
-      if (q >= u.length) q = u.first;
+      if (q >= u.length) {
+        q = u.first;
+        dscores += p.dscore_tiles * (kScoreTileBytes / 16);
+      }
     }
     arrive_once_per_warp(m.held_empty);
     __nv_bfloat16 *dk_row[2], *dv_row[2];
@@ -357,9 +388,76 @@ __device__ __forceinline__ void queries_compute(const BackwardParams& p, const B
   });
 }
 
+// Queries from kept score gradients -----------------------------------------------------------------------------------------------
+
+template <typename B>
+__device__ __forceinline__ void sums_copies(const BackwardParams& p, const BackwardMemory<B>& m) {
+  RingPlace<B::kSlots> place;
+  for_each_item(p.query_units, p.num_query_units, p.num_round_kv_heads * p.packing.group, [&](const QueryUnit& u, int round_head) {
+    const int kv_head = p.first_kv_head + round_head / p.packing.group, groups = u.num_tokens > 64 ? 2 : 1;
+    const auto* dscores = reinterpret_cast<const unsigned char*>(p.dscores) +
+                          (round_head * p.dscore_tiles + u.tiles + score_tiles_before(u.first / 64)) * kScoreTileBytes;
+    const int tiles = u.first / kKeyRows + 1;
+    for (int t = 0; t < tiles; ++t) {
+      barrier_wait(m.empty + place.slot, place.phase ^ 1);
+      unsigned char* slot = m.ring + place.slot * B::kSlotBytes;
+      std::uint64_t* full = m.full + place.slot;
+      barrier_arrive_expect(full, static_cast<std::uint32_t>(B::kKeyBytes + groups * kScoreTileBytes));
+      for (int w = 0; w < groups; ++w)  // both have as many tiles
+        copy_bytes(slot + B::kKeyBytes + w * kScoreTileBytes, dscores + (w * tiles + t) * kScoreTileBytes, kScoreTileBytes, full);
+#pragma unroll
+      for (int b = 0; b < B::kBlocks; ++b) copy_box(slot + b * B::kKeyBlock, &p.k, full, b * 64, u.token + t * kKeyRows, kv_head);
+      place.advance();
+    }
+  });
+}
+
+template <typename B>
+__device__ __forceinline__ void sums_compute(const BackwardParams& p, const BackwardMemory<B>& m) {
+  const int warpgroup = static_cast<int>(threadIdx.x) / 128, lane = static_cast<int>(threadIdx.x) % 32;
+  RingPlace<B::kSlots> place;
+  for_each_item(p.query_units, p.num_query_units, p.num_round_kv_heads * p.packing.group, [&](const QueryUnit& u, int round_head) {
+    float dq[B::kD / 2];
+    std::uint32_t dscores[32];
+    const int tiles = u.first / kKeyRows + 1;
+    for (int t = 0; t < tiles; ++t) {
+      barrier_wait(m.full + place.slot, place.phase);
+      const unsigned char* slot = m.ring + place.slot * B::kSlotBytes;
+      const auto* from =
+          reinterpret_cast<const uint4*>(slot + B::kKeyBytes + warpgroup * kScoreTileBytes) + threadIdx.x % 128 / 32 * 256 + lane;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const uint4 x = from[32 * i];
+        dscores[4 * i] = x.x;
+        dscores[4 * i + 1] = x.y;
+        dscores[4 * i + 2] = x.z;
+        dscores[4 * i + 3] = x.w;
+      }
+      pin(dscores);
+      pin(dq);
+      products_begin();
+      multiply_down<8>(dq, dscores, shared_address(slot), B::kKeyBlock, t > 0);
+      products_commit();
+      products_wait<0>();
+      pin(dq);
+      arrive_once_per_warp(m.empty + place.slot);
+      place.advance();
+    }
+    __nv_bfloat16* row[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int token = static_cast<int>(threadIdx.x) / 32 * 16 + lane / 4 + 8 * r;
+      row[r] = token < u.num_tokens ? p.dq + static_cast<std::int64_t>(u.token + u.first + token) * p.dq_stride +
+                                          (p.first_kv_head * p.packing.group + round_head) * p.head_dim
+                                    : nullptr;
+    }
+    store_rows(dq, row, p.head_dim, p.scale);
+  });
+}
+
 #endif  // PRL_HOPPER
 
-template <int kD>
+template <int kD, bool kKeep>
 __global__ void __launch_bounds__(kBackwardThreads, 1) keys_kernel(const __grid_constant__ BackwardParams p) {
 #if PRL_HOPPER
   using B = KeysShape<kD>;
@@ -371,7 +469,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) keys_kernel(const __grid_
     if (threadIdx.x == 256) keys_copies<B>(p, m);
   } else {
     registers_up<kBackwardRegisters>();
-    keys_compute<B>(p, m);
+    keys_compute<B, kKeep>(p, m);
   }
 #endif
 }
@@ -394,17 +492,40 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) queries_kernel(const __gr
 }
 
 template <int kD>
+__global__ void __launch_bounds__(kBackwardThreads, 1) sums_kernel(const __grid_constant__ BackwardParams p) {
+#if PRL_HOPPER
+  using B = SumsShape<kD>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const BackwardMemory<B> m(shared, 0);
+  m.init();
+  if (threadIdx.x >= 256) {
+    if (threadIdx.x == 256) sums_copies<B>(p, m);
+  } else {
+    sums_compute<B>(p, m);
+  }
+#endif
+}
+
+template <typename Kernel>
+void launch_pass(Kernel* kernel, const BackwardParams& p, int shared_bytes, int num_items, int num_multiprocessors, cudaStream_t stream) {
+  PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  kernel<<<std::min(num_items, num_multiprocessors), kBackwardThreads, shared_bytes, stream>>>(p);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+template <int kD>
 void launch_backward(const BackwardParams& p, int num_multiprocessors, cudaStream_t stream) {
-  using Keys = KeysShape<kD>;
-  using Queries = QueriesShape<kD>;
-  static_assert(Keys::kSharedBytes <= 227 * 1024 && Queries::kSharedBytes <= 227 * 1024);
-  PRL_CUDA_CHECK(cudaFuncSetAttribute(keys_kernel<kD>, cudaFuncAttributeMaxDynamicSharedMemorySize, Keys::kSharedBytes));
-  PRL_CUDA_CHECK(cudaFuncSetAttribute(queries_kernel<kD>, cudaFuncAttributeMaxDynamicSharedMemorySize, Queries::kSharedBytes));
-  keys_kernel<kD><<<std::min(p.num_key_units * p.num_kv_heads, num_multiprocessors), kBackwardThreads, Keys::kSharedBytes, stream>>>(p);
-  PRL_CUDA_CHECK(cudaGetLastError());
-  queries_kernel<kD>
-      <<<std::min(p.num_query_units * p.packing.num_groups, num_multiprocessors), kBackwardThreads, Queries::kSharedBytes, stream>>>(p);
-  PRL_CUDA_CHECK(cudaGetLastError());
+  static_assert(KeysShape<kD>::kSharedBytes <= 227 * 1024 && QueriesShape<kD>::kSharedBytes <= 227 * 1024);
+  launch_pass(keys_kernel<kD, false>, p, KeysShape<kD>::kSharedBytes, p.num_key_units * p.num_round_kv_heads, num_multiprocessors, stream);
+  launch_pass(queries_kernel<kD>, p, QueriesShape<kD>::kSharedBytes, p.num_query_units * p.packing.num_groups, num_multiprocessors, stream);
+}
+
+template <int kD>
+void launch_backward_kept(const BackwardParams& p, int num_multiprocessors, cudaStream_t stream) {
+  static_assert(SumsShape<kD>::kSharedBytes <= 227 * 1024);
+  launch_pass(keys_kernel<kD, true>, p, KeysShape<kD>::kSharedBytes, p.num_key_units * p.num_round_kv_heads, num_multiprocessors, stream);
+  launch_pass(sums_kernel<kD>, p, SumsShape<kD>::kSharedBytes, p.num_query_units * p.num_round_kv_heads * p.packing.group,
+              num_multiprocessors, stream);
 }
 
 }  // namespace prl::ops::cuda::hopper

@@ -44,13 +44,17 @@ __device__ __forceinline__ int num_heads_of(const RowPacking& packing, int group
   return min(packing.heads, packing.group - group % packing.groups_per_kv_head * packing.heads);
 }
 
-/// Calls work(unit, head) for each pair this block computes.
+/// Calls work(unit, head) for each pair this block computes. The grid is no larger than the list has room for: the first unit is read
+/// before it is known whether it exists, so that the two reads wait side by side.
 template <typename Unit, typename Work>
 __device__ __forceinline__ void for_each_item(const Unit* units, int num_units, int num_heads, const Work& work) {
+  Unit unit = units[item_of_round(0) / num_heads];
   const int total = num_units * num_heads;
   for (int round = 0; round * static_cast<int>(gridDim.x) < total; ++round) {
     const int item = item_of_round(round);
-    if (item < total) work(units[item / num_heads], item % num_heads);
+    if (item >= total) break;
+    if (round > 0) unit = units[item / num_heads];
+    work(unit, item % num_heads);
   }
 }
 

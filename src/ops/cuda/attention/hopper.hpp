@@ -48,6 +48,7 @@ struct KeyUnit {
   std::int32_t stats;   ///< the same in the table of row statistics
   std::int32_t first;   ///< position of the first key, a multiple of kKeyRows
   std::int32_t length;  ///< of the sequence
+  std::int32_t tiles;   ///< where the sequence's tiles of score gradients start
 };
 constexpr int kKeyRows = 128;
 /// Consecutive queries of one sequence.
@@ -56,7 +57,14 @@ struct QueryUnit {
   std::int32_t stats;
   std::int32_t first;  ///< position of the first query
   std::int32_t num_tokens;
+  std::int32_t tiles;  ///< where the sequence's tiles of score gradients start
 };
+
+/// Gradients of scores, kept between the two passes: tiles of 64 queries x kKeyRows keys that lie on or below the diagonal, in bf16,
+/// as left operands of mma.m16n8k16: [4 times 16 queries][8 times 16 keys][32 lanes][8 elements].
+constexpr int kScoreTileBytes = 64 * kKeyRows * 2;
+/// Tiles of a sequence before those of its queries [64 i, 64 i + 64).
+__host__ __device__ constexpr std::int64_t score_tiles_before(std::int64_t i) { return (i / 2 + 1) * ((i + 1) / 2); }
 
 struct BackwardParams {
   CUtensorMap q, dout;                ///< [T][Hq][D], box [64][1][64]
@@ -72,9 +80,16 @@ struct BackwardParams {
   std::int64_t stats_rows;
   __nv_bfloat16 *dq, *dk, *dv;
   std::int64_t dq_stride, dk_stride, dv_stride;  ///< from token to token
+  uint4* dscores;                                ///< of the heads of a round, dscore_tiles each
+  std::int64_t dscore_tiles;
+  std::int32_t first_kv_head, num_round_kv_heads;
 };
-/// Queue dk and dv, and dq. kPaddedHeadDim is 64 or 128.
+/// Queues dk, dv and dq, forming scores twice. kPaddedHeadDim is 64 or 128.
 template <int kPaddedHeadDim>
 void launch_backward(const BackwardParams& p, int num_multiprocessors, cudaStream_t stream);
+/// The same with score gradients kept in p.dscores, kv heads [p.first_kv_head, ... + p.num_round_kv_heads) only; the units of queries
+/// are of kKeyRows.
+template <int kPaddedHeadDim>
+void launch_backward_kept(const BackwardParams& p, int num_multiprocessors, cudaStream_t stream);
 
 }  // namespace prl::ops::cuda::hopper
