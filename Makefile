@@ -35,7 +35,7 @@ lint: ## layers, formatting and other rules of the house
 	@tools/lint.sh
 
 fmt: ## format the sources in place
-	@git ls-files 'src/*.hpp' 'src/*.cpp' 'src/*.cu' 'tests/*.cpp' | xargs -r clang-format -i
+	@git ls-files 'src/*.hpp' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp' | xargs -r clang-format -i
 
 bench: setup ## measure against the peer and print the table of docs/performance.md
 	@tools/bench.sh

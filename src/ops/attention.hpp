@@ -7,7 +7,8 @@
 namespace prl::ops {
 
 /// Keys per tile. Tiles start at absolute positions 0, 64, 128, ... of their sequence, in training, prefill and decode
-/// alike, and are merged in that order: this is what makes the three agree bit for bit.
+/// alike, and are merged in that order: this is what makes the three agree bit for bit. A device may take several neighbours at once,
+/// as long as it always takes the same ones.
 inline constexpr int kAttentionTile = 64;
 /// Keys per chunk. A chunk's tiles are merged from an empty state, then chunks are merged in order; so the chunks of one long
 /// decode may be computed side by side and still add up as in training.

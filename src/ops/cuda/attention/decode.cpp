@@ -1,0 +1,98 @@
+#include "ops/cuda/attention/bodies.hpp"
+#include "ops/cuda/attention/call.hpp"
+#include "ops/cuda/attention/decode_plan.hpp"
+#include "ops/cuda/launch.hpp"
+
+namespace prl::ops::cuda {
+namespace {
+
+std::int64_t max_chunks(const DecodeAttention& a) {
+  return ceil_div(static_cast<std::int64_t>(a.max_blocks) * a.layer.k.shape[2], kChunkKeys);
+}
+std::size_t carve(DecodePlan& plan, void* memory, std::int64_t num_sequences, std::int64_t chunks) {
+  Carver carver(memory);
+  plan.counts = carver.take<std::int32_t>(2);
+  plan.units = carver.take<AttentionUnit>(num_sequences * chunks);
+  plan.merges = carver.take<MergeUnit>(num_sequences);
+  return carver.used();
+}
+int tile_of(AttentionFamily family, DType dtype, std::int64_t head_dim) {
+  return dtype == DType::kF32 || family == AttentionFamily::kPlain ? kPlainTile : hopper::forward_tile(static_cast<int>(head_dim));
+}
+
+template <typename T>
+void launch_plain(const ForwardCall& call, const RowPacking& packing, const DecodePlan& plan, std::int32_t max_units, float* state_out,
+                  float2* state_sums, cudaStream_t stream) {
+  PlainForward<T> p = plain_params<T>(call, packing);
+  p.units = plan.units;
+  p.num_units_at = plan.counts;
+  p.num_units = max_units;
+  p.state_out = state_out;
+  p.state_sums = state_sums;
+  p.state_rows = packing.heads;
+  launch_plain_forward(p, stream);
+}
+
+}  // namespace
+
+std::size_t decode_plan_bytes(std::int32_t num_sequences, std::int64_t max_context) {
+  DecodePlan plan{};
+  return carve(plan, nullptr, num_sequences, ceil_div(max_context, kChunkKeys));
+}
+
+void plan_decode(OpContext& ctx, AttentionFamily family, void* memory, const DecodeAttention& a) {
+  DecodePlan plan{};
+  carve(plan, memory, a.num_sequences, max_chunks(a));
+  launch_decode_plan(plan, a.context_len, a.num_sequences, a.max_blocks, tile_of(family, a.q_THD.dtype, a.q_THD.shape[2]), stream_of(ctx));
+}
+
+void attention_decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const void* memory, const DecodeAttention& a) {
+  const std::int64_t q_stride = a.q_token_stride == 0 ? a.q_THD.shape[1] * a.q_THD.shape[2] : a.q_token_stride;
+  ForwardCall call = call_of(out_THD, a.q_THD, q_stride, a.layer, a.scale);
+  call.block_table = a.block_table;
+  const RowPacking packing = RowPacking::of(call.num_q_heads, call.num_kv_heads);
+  const std::int64_t chunks = max_chunks(a), max_units = a.num_sequences * chunks;
+  DecodePlan plan{};
+  carve(plan, const_cast<void*>(memory), a.num_sequences, chunks);
+
+  float* state_out = nullptr;
+  float2* state_sums = nullptr;
+  if (chunks > 1) {
+    const std::int64_t rows = max_units * packing.num_groups * packing.heads;
+    const auto states = [&](void* at) {
+      Carver carver(at);
+      state_out = carver.take<float>(rows * call.head_dim);
+      state_sums = carver.take<float2>(rows);
+      return carver.used();
+    };
+    states(ctx.workspace->require(states(nullptr)));
+  }
+  const cudaStream_t stream = stream_of(ctx);
+  if (a.q_THD.dtype == DType::kF32) {
+    launch_plain<float>(call, packing, plan, static_cast<std::int32_t>(max_units), state_out, state_sums, stream);
+  } else if (family == AttentionFamily::kPlain) {
+    launch_plain<__nv_bfloat16>(call, packing, plan, static_cast<std::int32_t>(max_units), state_out, state_sums, stream);
+  } else {
+    hopper::ForwardParams p = hopper_params(call, packing);
+    p.units = plan.units;
+    p.num_units_at = plan.counts;
+    p.state_out = state_out;
+    p.state_sums = state_sums;
+    p.state_rows = packing.heads;
+    launch_hopper(p, call, true, max_units * packing.num_groups, num_multiprocessors(ctx), stream);
+  }
+  if (chunks == 1) return;
+  MergeParams merge = merge_params(call, packing);
+  merge.units = plan.merges;
+  merge.num_units_at = plan.counts + 1;
+  merge.state_out = state_out;
+  merge.state_sums = state_sums;
+  merge.state_rows = packing.heads;
+  const int blocks = static_cast<int>(std::min<std::int64_t>(a.num_sequences * packing.num_groups, 8 * num_multiprocessors(ctx)));
+  if (a.q_THD.dtype == DType::kF32)
+    launch_merge<float>(merge, blocks, stream);
+  else
+    launch_merge<__nv_bfloat16>(merge, blocks, stream);
+}
+
+}  // namespace prl::ops::cuda

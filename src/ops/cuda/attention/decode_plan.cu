@@ -1,0 +1,84 @@
+#include "ops/cuda/attention/decode_plan.hpp"
+
+#include "device/cuda/check.hpp"
+
+namespace prl::ops::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+/// Sum of the values of the threads before this one; `total` gets that of all. Every thread of the block calls it.
+__device__ int sum_before(int value, int& total) {
+  __shared__ int sums[kThreads / 32];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  int x = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int y = __shfl_up_sync(0xffffffffu, x, step);
+    if (lane >= step) x += y;
+  }
+  __syncthreads();
+  if (lane == 31) sums[warp] = x;
+  __syncthreads();
+  int before = 0;
+  total = 0;
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; ++w) {
+    if (w < warp) before += sums[w];
+    total += sums[w];
+  }
+  return before + x - value;
+}
+
+/// One block. Two walks over the sequences: the first counts full chunks, behind which the second puts the partial ones.
+__global__ void __launch_bounds__(kThreads)
+    plan_kernel(DecodePlan plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile) {
+  const int tid = static_cast<int>(threadIdx.x);
+  int all_full = 0;
+  for (int base = 0; base < num_sequences; base += kThreads) {
+    int total;
+    sum_before(base + tid < num_sequences ? context_len[base + tid] / kChunkKeys : 0, total);
+    all_full += total;
+  }
+  int num_full = 0, num_partial = 0, num_states = 0, num_merges = 0;
+  for (int base = 0; base < num_sequences; base += kThreads) {
+    const int s = base + tid, length = s < num_sequences ? context_len[s] : 0;
+    const int full = length / kChunkKeys, partial = length % kChunkKeys != 0 ? 1 : 0, chunks = full + partial;
+    int totals[4];
+    const int full_at = num_full + sum_before(full, totals[0]);
+    const int partial_at = all_full + num_partial + sum_before(partial, totals[1]);
+    const int state_at = num_states + sum_before(chunks > 1 ? chunks : 0, totals[2]);
+    const int merge_at = num_merges + sum_before(chunks > 1 ? 1 : 0, totals[3]);
+    num_full += totals[0];
+    num_partial += totals[1];
+    num_states += totals[2];
+    num_merges += totals[3];
+    AttentionUnit u{};
+    u.token = s;
+    u.num_tokens = 1;
+    u.position = length - 1;
+    u.num_keys = length;
+    u.keys = s * max_blocks;
+    for (int c = 0; c < chunks; ++c) {
+      u.tile_begin = c * (kChunkKeys / tile);
+      u.tile_end = min((length + tile - 1) / tile, u.tile_begin + kChunkKeys / tile);
+      u.state = chunks > 1 ? state_at + c : -1;
+      plan.units[c < full ? full_at + c : partial_at] = u;
+    }
+    if (chunks > 1) plan.merges[merge_at] = {s, 1, state_at, chunks};
+  }
+  if (tid == 0) {
+    plan.counts[0] = num_full + num_partial;
+    plan.counts[1] = num_merges;
+  }
+}
+
+}  // namespace
+
+void launch_decode_plan(const DecodePlan& plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile,
+                        cudaStream_t stream) {
+  plan_kernel<<<1, kThreads, 0, stream>>>(plan, context_len, num_sequences, max_blocks, tile);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace prl::ops::cuda

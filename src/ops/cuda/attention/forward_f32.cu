@@ -1,0 +1,169 @@
+#include "ops/cuda/attention/plain.hpp"
+
+#include "device/cuda/check.hpp"
+#include "ops/cuda/attention/rows.cuh"
+
+namespace prl::ops::cuda {
+namespace {
+
+constexpr int kTile = kPlainTile;
+constexpr int kThreads = 256, kWarps = kThreads / 32, kRowsPerWarp = RowPacking::kRows / kWarps;
+constexpr int kTilesPerChunk = kChunkKeys / kTile;
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  return x;
+}
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+/// Rows of keys [first, first + kTile) of one head; zero past the last key. Rows are `pitch` floats apart in shared memory.
+__device__ __forceinline__ void load_tile(float* to, int pitch, const float* from, std::int64_t stride, const PlainForward<float>& p,
+                                          const AttentionUnit& u, int kv_head, int first) {
+  for (int i = static_cast<int>(threadIdx.x); i < kTile * p.head_dim; i += kThreads) {
+    const int row = i / p.head_dim, d = i % p.head_dim, key = first + row;
+    float x = 0.0f;
+    if (key < u.num_keys) {
+      if (p.block_table != nullptr) {
+        const std::int64_t block = p.block_table[u.keys + key / p.block_size];
+        x = from[((block * p.num_kv_heads + kv_head) * p.block_size + key % p.block_size) * p.head_dim + d];
+      } else {
+        x = from[(u.keys + key) * stride + kv_head * p.head_dim + d];
+      }
+    }
+    to[row * pitch + d] = x;
+  }
+}
+
+/// A warp computes every eighth row of a block of rows: for scores a lane takes keys `lane` and `lane + 32`, for sums
+/// columns lane, lane + 32, ... (kColumns of them).
+template <int kColumns>
+struct Row {
+  float top = kMinusInfinity, sum = 0.0f, out[kColumns] = {};
+  float total_top = kMinusInfinity, total_sum = 0.0f, total_out[kColumns] = {};
+
+  __device__ __forceinline__ void tile(const float* q, const float* k, int pitch, const float* v, int head_dim, int num_visible,
+                                       float scale_log2) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float a = 0.0f, b = 0.0f;
+    for (int d = 0; d < head_dim; ++d) {
+      a = fmaf(q[d], k[lane * pitch + d], a);
+      b = fmaf(q[d], k[(lane + 32) * pitch + d], b);
+    }
+    if (lane >= num_visible) a = kMinusInfinity;
+    if (lane + 32 >= num_visible) b = kMinusInfinity;
+    const float tile_top = warp_max(fmaxf(a, b)) * scale_log2, before = top;
+    top = tile_top - before > kSlack ? tile_top : before;
+    const float rescale = top == before ? 1.0f : exp2f(before - top);
+    const float minus_top = top == kMinusInfinity ? 0.0f : -top;
+    a = exp2f(fmaf(a, scale_log2, minus_top));
+    b = exp2f(fmaf(b, scale_log2, minus_top));
+    sum = fmaf(sum, rescale, a + b);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) out[c] *= rescale;
+    for (int key = 0; key < kTile; ++key) {
+      const float w = __shfl_sync(0xffffffffu, key < 32 ? a : b, key % 32);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c)
+        if (c * 32 + lane < head_dim) out[c] = fmaf(w, v[key * head_dim + c * 32 + lane], out[c]);
+    }
+  }
+  __device__ __forceinline__ void join_total(bool is_first) {
+    sum = warp_sum(sum);
+    if (is_first) {
+      total_top = top;
+      total_sum = sum;
+    } else {
+      const ChunkWeights w = merge_rows<float>(total_top, total_sum, top, sum);
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) total_out[c] = merge_out(total_out[c], out[c], w);
+    }
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (is_first) total_out[c] = out[c];
+      out[c] = 0.0f;
+    }
+    top = kMinusInfinity;
+    sum = 0.0f;
+  }
+};
+
+template <int kColumns>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ PlainForward<float> p) {
+  extern __shared__ float shared[];
+  const int D = p.head_dim, pitch = D + 1, warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  float* q = shared;
+  float* k = q + RowPacking::kRows * D;
+  float* v = k + kTile * pitch;
+  if (p.num_units_at != nullptr && static_cast<int>(blockIdx.x) >= *p.num_units_at * p.packing.num_groups) return;
+  const AttentionUnit u = p.units[blockIdx.x / p.packing.num_groups];
+  const int group = static_cast<int>(blockIdx.x) % p.packing.num_groups, part = group % p.packing.groups_per_kv_head;
+  const int kv_head = group / p.packing.groups_per_kv_head, first_head = kv_head * p.packing.group + part * p.packing.heads;
+  const int num_heads = min(p.packing.heads, p.packing.group - part * p.packing.heads), num_rows = u.num_tokens * num_heads;
+  for (int i = static_cast<int>(threadIdx.x); i < num_rows * D; i += kThreads) {
+    const int row = i / D;
+    q[i] = p.q[(u.token + row / num_heads) * p.q_stride + (first_head + row % num_heads) * D + i % D];
+  }
+  Row<kColumns> rows[kRowsPerWarp];
+  bool is_first = true;
+  for (int t = u.tile_begin; t < u.tile_end; ++t) {
+    __syncthreads();
+    load_tile(k, pitch, p.k, p.k_stride, p, u, kv_head, t * kTile);
+    load_tile(v, D, p.v, p.v_stride, p, u, kv_head, t * kTile);
+    __syncthreads();
+    const bool ends_chunk = (t + 1) % kTilesPerChunk == 0 || t + 1 == u.tile_end;
+#pragma unroll
+    for (int i = 0; i < kRowsPerWarp; ++i) {
+      const int row = warp + i * kWarps;
+      if (row >= num_rows) break;
+      rows[i].tile(q + row * D, k, pitch, v, D, u.position + row / num_heads + 1 - t * kTile, p.scale_log2);
+      if (ends_chunk) rows[i].join_total(is_first);
+    }
+    if (ends_chunk) is_first = false;
+  }
+#pragma unroll
+  for (int i = 0; i < kRowsPerWarp; ++i) {
+    const int row = warp + i * kWarps;
+    if (row >= num_rows) break;
+    const int token = row / num_heads, head = row % num_heads;
+    const std::int64_t state =
+        (static_cast<std::int64_t>(u.state) * p.packing.num_groups + group) * p.state_rows + token * p.packing.heads + head;
+    const std::int64_t at = static_cast<std::int64_t>(u.token + token) * p.num_q_heads + first_head + head;
+    float* to = u.state >= 0 ? p.state_out + state * D : p.out + at * D;
+    const float inverse = 1.0f / rows[i].total_sum;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c)
+      if (c * 32 + lane < D) to[c * 32 + lane] = u.state >= 0 ? rows[i].total_out[c] : finish_out(rows[i].total_out[c], inverse);
+    if (lane != 0) continue;
+    if (u.state >= 0)
+      p.state_sums[state] = make_float2(rows[i].total_top, rows[i].total_sum);
+    else if (p.lse != nullptr)
+      p.lse[at] = log_sum(rows[i].total_top, rows[i].total_sum);
+  }
+}
+
+template <int kColumns>
+void launch(const PlainForward<float>& p, cudaStream_t stream) {
+  const int bytes = ((RowPacking::kRows + kTile) * p.head_dim + kTile * (p.head_dim + 1)) * static_cast<int>(sizeof(float));
+  PRL_CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<kColumns>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  forward_kernel<kColumns><<<p.num_units * p.packing.num_groups, kThreads, bytes, stream>>>(p);
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+void launch_plain_forward(const PlainForward<float>& p, cudaStream_t stream) {
+  switch ((p.head_dim + 31) / 32) {
+    case 1: return launch<1>(p, stream);
+    case 2: return launch<2>(p, stream);
+    case 3: return launch<3>(p, stream);
+    case 4: return launch<4>(p, stream);
+    default: return launch<8>(p, stream);
+  }
+}
+
+}  // namespace prl::ops::cuda

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ops/cuda/attention/unit.hpp"
+
+// How host code calls the attention kernels of compute capability 9.0.
+
+namespace prl::ops::cuda::hopper {
+
+/// Columns a head of this size takes in shared memory: 64, 128 or 256.
+constexpr int padded_head_dim(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+/// Keys per tile of the forward pass.
+constexpr int forward_tile(int head_dim) { return head_dim <= 128 ? 128 : 64; }
+/// Blocks of 64 rows that one unit of the forward pass has, unless it is split.
+constexpr int forward_row_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }
+
+struct ForwardParams {
+  CUtensorMap q;     ///< [T][Hq][D], box [tokens][heads][64] of the packing
+  CUtensorMap k, v;  ///< dense: [Hkv][T][D], box [1][tile][64]; paged: [blocks * Hkv][block_size][D], box [1][box_rows][64]
+  const AttentionUnit* units;
+  const std::int32_t* num_units_at;  ///< device memory, or nullptr: num_units
+  std::int32_t num_units;
+  RowPacking packing;
+  std::int32_t num_kv_heads, num_q_heads, head_dim;
+  float scale_log2;
+  __nv_bfloat16* out;  ///< [T][Hq][D]
+  float* lse;          ///< [T][Hq] or nullptr
+  const std::int32_t* block_table;
+  std::int32_t block_size, box_rows;
+  float* state_out;    ///< [state][group of heads][state_rows][D]
+  float2* state_sums;  ///< [state][group of heads][state_rows]: top, sum
+  std::int32_t state_rows;
+};
+
+/// Queues the forward pass over all units, for heads that are padded to kPaddedHeadDim. `split`: units are one block of rows and one chunk
+/// of keys. `num_items`: units times groups of heads, at least one; an estimate where the number of units lies on the device.
+template <int kPaddedHeadDim>
+void launch_forward(const ForwardParams& p, bool paged, bool split, int num_items, int num_multiprocessors, cudaStream_t stream);
+
+/// Consecutive keys of one sequence, whose dk and dv are summed over all queries that see them.
+struct KeyUnit {
+  std::int32_t token;   ///< row of the sequence's position 0
+  std::int32_t stats;   ///< the same in the table of row statistics
+  std::int32_t first;   ///< position of the first key, a multiple of kKeyRows
+  std::int32_t length;  ///< of the sequence
+  std::int32_t tiles;   ///< where the sequence's tiles of score gradients start
+};
+constexpr int kKeyRows = 128;
+/// Consecutive queries of one sequence.
+struct QueryUnit {
+  std::int32_t token;  ///< row of position 0
+  std::int32_t stats;
+  std::int32_t first;  ///< position of the first query
+  std::int32_t num_tokens;
+  std::int32_t tiles;  ///< where the sequence's tiles of score gradients start
+};
+
+/// Gradients of scores, kept between the two passes: tiles of 64 queries x kKeyRows keys that lie on or below the diagonal, in bf16,
+/// as left operands of mma.m16n8k16: [4 times 16 queries][8 times 16 keys][32 lanes][8 elements].
+constexpr int kScoreTileBytes = 64 * kKeyRows * 2;
+/// Tiles of a sequence before those of its queries [64 i, 64 i + 64).
+__host__ __device__ constexpr std::int64_t score_tiles_before(std::int64_t i) { return (i / 2 + 1) * ((i + 1) / 2); }
+
+struct BackwardParams {
+  CUtensorMap q, dout;                ///< [T][Hq][D], box [64][1][64]
+  CUtensorMap q_packed, dout_packed;  ///< [T][Hq][D], box [tokens][heads][64] of the packing
+  CUtensorMap k, v;                   ///< [Hkv][T][D], box [1][kKeyRows][64]
+  const KeyUnit* key_units;
+  const QueryUnit* query_units;
+  std::int32_t num_key_units, num_query_units;
+  RowPacking packing;
+  std::int32_t num_kv_heads, head_dim;
+  float scale, scale_log2;
+  const float2* stats;  ///< [Hq][stats_rows]: log-sum in powers of two, sum of dout * out; (inf, 0) where there is no query
+  std::int64_t stats_rows;
+  __nv_bfloat16 *dq, *dk, *dv;
+  std::int64_t dq_stride, dk_stride, dv_stride;  ///< from token to token
+  uint4* dscores;                                ///< of the heads of a round, dscore_tiles each
+  std::int64_t dscore_tiles;
+  std::int32_t first_kv_head, num_round_kv_heads;
+};
+/// Queues dk, dv and dq, forming scores twice. kPaddedHeadDim is 64 or 128.
+template <int kPaddedHeadDim>
+void launch_backward(const BackwardParams& p, int num_multiprocessors, cudaStream_t stream);
+/// The same with score gradients kept in p.dscores, kv heads [p.first_kv_head, ... + p.num_round_kv_heads) only; the units of queries
+/// are of kKeyRows.
+template <int kPaddedHeadDim>
+void launch_backward_kept(const BackwardParams& p, int num_multiprocessors, cudaStream_t stream);
+
+}  // namespace prl::ops::cuda::hopper

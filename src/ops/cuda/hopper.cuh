@@ -1,0 +1,181 @@
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+// Instructions of compute capability 9.0 that CUDA C++ has no name for: transaction barriers, the tensor copy engine, products of
+// a warpgroup. Names and operands as in the PTX manual. Code that uses them lies inside #if PRL_HOPPER.
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define PRL_HOPPER 1
+#else
+#define PRL_HOPPER 0
+#endif
+
+namespace prl::ops::cuda::hopper {
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* p) { return static_cast<std::uint32_t>(__cvta_generic_to_shared(p)); }
+
+#if PRL_HOPPER
+
+// Barriers ------------------------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void barrier_init(std::uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+/// Makes initialised barriers visible to the copy engine.
+__device__ __forceinline__ void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+/// Arrives, and lets the phase wait for so many bytes of copies besides.
+__device__ __forceinline__ void barrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+/// Until the phase of this parity has ended. A fresh barrier counts as having ended parity 1.
+__device__ __forceinline__ void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void named_sync(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ void named_arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+/// Ordinary writes to shared memory before it are seen by copies and warpgroup products after it.
+__device__ __forceinline__ void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// A ring of buffers that one side fills and the other empties; both walk it in the same order.
+template <int kSlots>
+struct RingPlace {
+  int slot = 0;
+  std::uint32_t phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Copies --------------------------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<std::uint64_t>(map)) : "memory");
+}
+/// The box at (x, y, z), innermost first; `barrier` counts its bytes, those outside the tensor (read as zero) too.
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+/// `bytes` (a multiple of 16) from 16-byte aligned memory.
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+               "l"(reinterpret_cast<std::uint64_t>(from)), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
+
+// Registers -----------------------------------------------------------------------------------------------------------------------
+
+template <int kCount>
+__device__ __forceinline__ void registers_down() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void registers_up() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// Products of a warpgroup ---------------------------------------------------------------------------------------------------------
+//
+// Operands in shared memory are bf16 in blocks of [rows][64], 128 bytes a row, 1,024-byte aligned, swizzled by 128 bytes: what the
+// copy engine writes for a box 64 elements wide. A matrix with more columns is several such blocks.
+
+/// The k16 steps run along the 64 columns of a row: step s of a block starts at s * 32 bytes.
+__device__ __forceinline__ std::uint64_t along_rows(std::uint32_t address) {
+  return (static_cast<std::uint64_t>(1) << 62) | (static_cast<std::uint64_t>(1024 >> 4) << 32) | (static_cast<std::uint64_t>(1) << 16) |
+         ((address & 0x3ffff) >> 4);
+}
+/// The k16 steps run down the rows: step s starts at s * 2,048 bytes; the next 64 output columns lie `block_bytes` further.
+__device__ __forceinline__ std::uint64_t down_rows(std::uint32_t address, std::uint32_t block_bytes) {
+  return (static_cast<std::uint64_t>(1) << 62) | (static_cast<std::uint64_t>(1024 >> 4) << 32) |
+         (static_cast<std::uint64_t>(block_bytes >> 4) << 16) | ((address & 0x3ffff) >> 4);
+}
+
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Until at most kPending committed groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+#define PRL_D8(d, i) \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define PRL_D32(d, i) PRL_D8(d, i), PRL_D8(d, i + 8), PRL_D8(d, i + 16), PRL_D8(d, i + 24)
+#define PRL_R32                                                            \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define PRL_R64                                                                        \
+  PRL_R32                                                                              \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/// d[64 x N] = (accumulate ? d : 0) + A B over one k16 step. Warp w holds rows 16 w to 16 w + 15; d[4 j + e] of a lane is row
+/// lane / 4 (+ 8 for e >= 2), column 8 j + 2 (lane % 4) + e % 2. A: along_rows. B: along_rows (kDown = 0) or down_rows (1).
+template <int kDown>
+__device__ __forceinline__ void product(float (&d)[32], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PRL_R32 "}, %32, %33, p, 1, 1, 0, %35;\n}"
+      : PRL_D32(d, 0)
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
+}
+template <int kDown>
+__device__ __forceinline__ void product(float (&d)[64], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PRL_R64 "}, %64, %65, p, 1, 1, 0, %67;\n}"
+      : PRL_D32(d, 0), PRL_D32(d, 32)
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
+}
+/// A from registers: a[0..3] as mma.m16n8k16 has them.
+template <int kDown>
+__device__ __forceinline__ void product(float (&d)[32], const std::uint32_t* a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PRL_R32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
+      : PRL_D32(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kDown));
+}
+template <int kDown>
+__device__ __forceinline__ void product(float (&d)[64], const std::uint32_t* a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PRL_R64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
+      : PRL_D32(d, 0), PRL_D32(d, 32)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kDown));
+}
+
+#undef PRL_D8
+#undef PRL_D32
+#undef PRL_R32
+#undef PRL_R64
+
+#endif  // PRL_HOPPER
+
+}  // namespace prl::ops::cuda::hopper
