@@ -95,7 +95,8 @@ int run_bench(const config::ParsedCommand& parsed) {
   const config::BenchConfig& config = loaded.config;
   launch::BenchOptions options;
   options.model = config.model ? nn::load_model_config(launch::model_folder(*config.model)) : launch::smollm2_135m_shape();
-  options.dtype = launch::compute_dtype(config.compute.dtype);
+  options.dtype = launch::compute_dtype(config.compute.dtype, launch::device_kind(config.compute));
+  options.runtime = launch::make_runtime(config.compute);
   options.num_threads = config.compute.num_threads;
   options.num_sequences = config.num_sequences;
   options.prompt_tokens = config.prompt_tokens;

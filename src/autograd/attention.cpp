@@ -16,50 +16,23 @@ View heads_of(View matrix, std::int64_t first, std::int64_t heads, std::int64_t 
   return view;
 }
 
-/// Calls body(part) so that parts cover all heads of all tokens as plain strided rows: one part per head, or one per token where
-/// those are fewer. A part is {first column, columns per row, first row, rows}; each row is a head's vector.
-struct HeadLoop {
-  std::int64_t num_tokens, heads, head_dim, first_column;
-
-  template <typename View>
-  View part(View matrix, std::int64_t i) const {
-    if (by_token()) {
-      View view = matrix.rows(i, 1).columns(first_column, heads * head_dim);
-      view.shape = Shape{heads, head_dim};
-      view.row_stride = head_dim;
-      return view;
-    }
-    return matrix.columns(first_column + i * head_dim, head_dim);
-  }
-  bool by_token() const { return num_tokens < heads; }
-  std::int64_t num_parts() const { return by_token() ? num_tokens : heads; }
-};
-
-void norm_heads(ops::OpContext& ctx, TensorView y, ConstTensorView x, const HeadLoop& loop, const NormParameter& p) {
-  for (std::int64_t i = 0; i < loop.num_parts(); ++i) ops::rms_norm(ctx, loop.part(y, i), loop.part(x, i), p.weight, p.eps);
-}
-
-void norm_heads_backward(ops::OpContext& ctx, TensorView dx, ConstTensorView dy, ConstTensorView x, const HeadLoop& loop,
-                         const NormParameter& p) {
-  for (std::int64_t i = 0; i < loop.num_parts(); ++i)
-    ops::rms_norm_backward(ctx, loop.part(dx, i), p.dweight, loop.part(dy, i), loop.part(x, i), p.weight, p.eps, false);
-}
-
 }  // namespace
 
 Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, const AttentionIndex& index) {
   const std::int64_t T = qkv.value.shape.num_rows();
   const std::int64_t D = p.head_dim, Q = p.num_heads * D, K = p.num_kv_heads * D, W = p.width();
   PRL_CHECK(qkv.value.shape.num_cols() == W, "qkv has {} columns, {} wanted", qkv.value.shape.num_cols(), W);
-  const HeadLoop q_loop{T, p.num_heads, D, 0}, k_loop{T, p.num_kv_heads, D, Q};
   const bool has_norm = p.q_norm.weight.data != nullptr;
 
   // With norms q and k get a matrix of their own, [T, Q + K]; the raw projections stay for the backward pass.
   TensorView qk = qkv.value;
   if (has_norm) {
     qk = frame.take({T, Q + K}, qkv.value.dtype);
-    norm_heads(frame.ctx, qk, qkv.value, q_loop, p.q_norm);
-    norm_heads(frame.ctx, qk, qkv.value, k_loop, p.k_norm);
+    const auto norm = [&](std::int64_t first, std::int64_t heads, const NormParameter& n) {
+      ops::head_norm(frame.ctx, heads_of(qk, first, heads, D), Q + K, heads_of(qkv.value, first, heads, D), W, n.weight, n.eps);
+    };
+    norm(0, p.num_heads, p.q_norm);
+    norm(Q, p.num_kv_heads, p.k_norm);
   }
   const std::int64_t qk_stride = has_norm ? Q + K : W;
   ops::rope(frame.ctx, heads_of(qk, 0, p.num_heads + p.num_kv_heads, D), qk_stride, index.positions_T, *p.rope, false);
@@ -87,7 +60,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
   ops::attention_varlen(frame.ctx, out, lse, args);
   if (frame.tape == nullptr) return y;
 
-  frame.tape->record([tape = frame.tape, ctx = &frame.ctx, qkv, y, out, lse, args, p, index, q_loop, k_loop, T, D, Q, K, W, has_norm] {
+  frame.tape->record([tape = frame.tape, ctx = &frame.ctx, qkv, y, out, lse, args, p, index, T, D, Q, K, W, has_norm] {
     const TensorView dy = tape->grad(y);
     if (dy.data == nullptr || qkv.id < 0) return;
     const Tape::Target target = tape->target(qkv);
@@ -101,8 +74,12 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
                                    args);
     ops::rope(*ctx, heads_of(dqk, 0, p.num_heads + p.num_kv_heads, D), stride, index.positions_T, *p.rope, true);
     if (has_norm) {
-      norm_heads_backward(*ctx, dqkv, dqk, qkv.value, q_loop, p.q_norm);
-      norm_heads_backward(*ctx, dqkv, dqk, qkv.value, k_loop, p.k_norm);
+      const auto norm_backward = [&](std::int64_t first, std::int64_t heads, const NormParameter& n) {
+        ops::head_norm_backward(*ctx, heads_of(dqkv, first, heads, D), W, n.dweight, heads_of(dqk, first, heads, D), stride,
+                                heads_of(qkv.value, first, heads, D), W, n.weight, n.eps);
+      };
+      norm_backward(0, p.num_heads, p.q_norm);
+      norm_backward(Q, p.num_kv_heads, p.k_norm);
     }
     tape->arena().release(mark);
   });

@@ -195,7 +195,7 @@ void PagedRunner::set_weights(nn::WeightsPtr weights) {
 WeightProof PagedRunner::prove() {
   WeightProof proof;
   proof.version = weights_->version;
-  proof.checksum = nn::checksum(*weights_).combined;
+  proof.checksum = nn::checksum(session_.context(), *weights_).combined;
   const auto prompt = nn::probe_prompt(weights_->config.vocab_size);
   proof.probe_logprobs = nn::probe_logprobs(model_, session_.context(), *weights_, prompt);
   return proof;

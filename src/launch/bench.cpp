@@ -153,7 +153,7 @@ nn::ModelConfig smollm2_135m_shape() {
 }
 
 std::vector<BenchRow> run_bench(const BenchOptions& options) {
-  const auto runtime = make_cpu_runtime();
+  const auto& runtime = options.runtime;
   std::vector<BenchRow> rows;
   ops::OpSession session(runtime, options.num_threads);
   const ops::MachinePeak peak = ops::measure_machine(session.context());
@@ -175,8 +175,10 @@ std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& ro
                                        {"dtype", options.dtype == DType::kBF16 ? "bfloat16" : "float32"},
                                        {"tokens_per_s", boost::json::value_from(row.tokens_per_s)},
                                        {"share", row.share}});
-  return boost::json::serialize(boost::json::object{
-      {"cpu", cpu_features().name}, {"threads", options.num_threads > 0 ? options.num_threads : num_available_cores()}, {"rows", list}});
+  return boost::json::serialize(boost::json::object{{"device", to_string(options.runtime->device())},
+                                                    {"cpu", cpu_features().name},
+                                                    {"threads", options.num_threads > 0 ? options.num_threads : num_available_cores()},
+                                                    {"rows", list}});
 }
 
 }  // namespace prl::launch

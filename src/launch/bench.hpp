@@ -1,16 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "device/device.hpp"
 #include "nn/model_config.hpp"
 #include "tensor/dtype.hpp"
 
 namespace prl::launch {
 
 struct BenchOptions {
-  nn::ModelConfig model;  ///< random weights of this shape
+  nn::ModelConfig model;                   ///< random weights of this shape
+  std::shared_ptr<DeviceRuntime> runtime;  ///< where
   DType dtype = DType::kF32;
   int num_threads = 0;
   std::int64_t num_sequences = 32, prompt_tokens = 128, completion_tokens = 64, train_tokens = 4096;

@@ -76,7 +76,9 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
 
   const nn::ModelConfig& model = policy.config();
   if (*inference.model.max_model_len > model.max_position) inference.model.max_model_len = static_cast<int>(model.max_position);
-  EngineHost host(inference, runtime, policy.weights());
+  // On a GPU each role has a stream, and with it a runtime, of its own; on the CPU one count of memory serves both.
+  const auto engine_runtime = runtime->device().kind == DeviceKind::kCpu ? runtime : make_runtime(config.trainer.compute);
+  EngineHost host(inference, engine_runtime, policy.weights());
   auto channel = weights::make_local_channel();
   auto policy_source = std::make_shared<LocalPolicySource>(channel, host.engine());
   const auto* transport = std::get_if<config::LocalRollouts>(&config.orchestrator.rollout_transport);

@@ -77,17 +77,28 @@ Finding memory_finding() {
 }
 
 Finding gpu_finding() {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/proc/driver/nvidia/gpus", error)) {
-    std::ifstream file(entry.path() / "information");
-    for (std::string line; std::getline(file, line);)
-      if (line.starts_with("Model:")) names.push_back(line.substr(line.find_first_not_of(" \t", 6)));
+  const CudaDevices cuda = list_cuda_devices();
+  if (cuda.devices.empty()) {
+    // The kernel's driver may be there although this process cannot use it.
+    std::error_code error;
+    const bool has_driver = fs::exists("/proc/driver/nvidia/version", error);
+    return {"gpu", "none usable: " + cuda.missing, "everything runs on the CPU", !has_driver};
   }
-  if (names.empty()) return {"gpu", "none visible", "everything runs on the CPU", true};
   std::string list;
-  for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
-  return {"gpu", list, "visible, but this build has no CUDA bodies yet: everything runs on the CPU", true};
+  for (const CudaDeviceInfo& d : cuda.devices)
+    list += fmt::format("{}{} {} (compute {}.{}, {} multiprocessors, {:.1f} of {:.1f} GiB free)", list.empty() ? "" : "; ", d.index, d.name,
+                        d.compute_major, d.compute_minor, d.num_multiprocessors, static_cast<double>(d.free_bytes) / kGiB,
+                        static_cast<double>(d.total_bytes) / kGiB);
+  try {
+    ops::OpSession session(make_cuda_runtime(cuda.devices.front().index), 1);
+    const ops::MachinePeak peak = ops::measure_machine(session.context());
+    return {"gpu", fmt::format("{}; {}", list, cuda.versions),
+            fmt::format("roles compute on GPU 0 unless compute.device = \"cpu\"; bfloat16 {:.0f} TFLOP/s, memory {:.2f} TB/s (measured)",
+                        peak.bf16_flops / 1e12, peak.read_bytes_per_second / 1e12),
+            true};
+  } catch (const Error& error) {
+    return {"gpu", fmt::format("{}; {}", list, cuda.versions), error.what(), false};
+  }
 }
 
 Finding files_finding() {

@@ -7,7 +7,8 @@
 
 namespace prl::launch {
 
-engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime) {
+engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime,
+                                     bool is_colocated) {
   engine::EngineOptions options;
   options.max_model_len = config.model.max_model_len ? *config.model.max_model_len : model.max_position;
   if (options.max_model_len > model.max_position)
@@ -25,19 +26,24 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
     options.num_blocks = *config.kv.num_blocks;
     return options;
   }
-  // Room for every running request at full length, but never more than an eighth of the memory that is free on a CPU that
-  // other roles share.
-  const DType dtype = compute_dtype(config.model.dtype);
+  // Room for every running request at full length, but never more than a share of the memory that is free: an eighth on a CPU that
+  // other roles share, a third on a GPU where a trainer still has to take its activations, nearly all of a GPU of its own.
+  const bool is_cpu = runtime.device().kind == DeviceKind::kCpu;
+  const double share = is_cpu ? 0.125 : is_colocated ? 0.33 : 0.9;
+  const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
   const std::size_t per_block = nn::KvCache::bytes_per_block(model, dtype, options.block_size);
   const std::int64_t blocks_per_seq = (options.max_model_len + options.block_size - 1) / options.block_size;
-  const auto affordable = static_cast<std::int64_t>(runtime.bytes_available() / 8 / per_block);
+  const auto affordable =
+      static_cast<std::int64_t>(static_cast<double>(runtime.bytes_available()) * share / static_cast<double>(per_block));
   options.num_blocks =
       std::clamp<std::int64_t>(options.max_num_seqs * blocks_per_seq, blocks_per_seq + 1, std::max(affordable, blocks_per_seq + 1));
   return options;
 }
 
 EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights)
-    : runtime_(std::move(runtime)), folder_(model_folder(config.model.name)), dtype_(compute_dtype(config.model.dtype)) {
+    : runtime_(std::move(runtime)),
+      folder_(model_folder(config.model.name)),
+      dtype_(compute_dtype(config.model.dtype, runtime_->device().kind)) {
   TextOptions text;
   text.chat_template = config.model.chat_template;
   if (config.model.enable_auto_tool_choice && config.model.tool_call_parser && *config.model.tool_call_parser != "auto")
@@ -45,14 +51,15 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
   if (config.model.reasoning_parser) text.reasoning_parser = "think";
   text_ = load_text(folder_, text);
   load_session_ = std::make_unique<ops::OpSession>(runtime_, config.compute.num_threads);
-  if (weights) {
+  const bool is_colocated = weights != nullptr;
+  if (is_colocated) {
     model_ = weights->config;
     dtype_ = weights->compute;
   } else {
     model_ = nn::load_model_config(folder_);
     weights = load(folder_, PolicyVersion{0}, nullptr);
   }
-  const engine::EngineOptions options = engine_options(config, model_, *runtime_);
+  const engine::EngineOptions options = engine_options(config, model_, *runtime_, is_colocated);
   engine_ = std::make_unique<engine::Engine>(runtime_, options, std::move(weights));
   log::info("engine: {} parameters in {}, {} KV blocks of {} tokens, up to {} requests at once, context {}", model_.num_parameters(),
             dtype_ == DType::kBF16 ? "bfloat16" : "float32", engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs,

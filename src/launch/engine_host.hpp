@@ -10,7 +10,9 @@
 
 namespace prl::launch {
 
-engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime);
+/// `is_colocated`: a trainer shares the device.
+engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime,
+                                     bool is_colocated);
 
 /// An engine and what it stands on: device, text, and a loader for weights from folders.
 class EngineHost {

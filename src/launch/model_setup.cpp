@@ -32,10 +32,24 @@ fs::path model_folder(const std::string& name) {
        name);
 }
 
+DeviceKind device_kind(const config::ComputeConfig& compute) {
+  switch (compute.device) {
+    case config::DeviceKind::kCpu: return DeviceKind::kCpu;
+    case config::DeviceKind::kCuda: return DeviceKind::kCuda;
+    case config::DeviceKind::kAuto: break;
+  }
+  static const bool has_gpu = !list_cuda_devices().devices.empty();
+  return has_gpu ? DeviceKind::kCuda : DeviceKind::kCpu;
+}
+
 std::shared_ptr<DeviceRuntime> make_runtime(const config::ComputeConfig& compute) {
-  if (compute.device == config::DeviceKind::kCuda)
-    fail(ErrorCode::kNotImplemented, "compute.device = \"cuda\": this build has no CUDA bodies; use cpu or auto");
-  return make_cpu_runtime();
+  if (device_kind(compute) == DeviceKind::kCpu) return make_cpu_runtime();
+  try {
+    return make_cuda_runtime();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kUnavailable) throw error.with_context("compute.device = \"cuda\"");
+    throw;
+  }
 }
 
 double measured_peak_flops(const config::ComputeConfig& compute, DType dtype) {
@@ -43,7 +57,7 @@ double measured_peak_flops(const config::ComputeConfig& compute, DType dtype) {
   return ops::measure_flops(session.context(), dtype);
 }
 
-DType compute_dtype(config::ComputeDType wanted) {
+DType compute_dtype(config::ComputeDType wanted, DeviceKind device) {
   switch (wanted) {
     case config::ComputeDType::kFloat32: return DType::kF32;
     case config::ComputeDType::kBFloat16: return DType::kBF16;
@@ -51,6 +65,7 @@ DType compute_dtype(config::ComputeDType wanted) {
       fail(ErrorCode::kNotImplemented, "compute.dtype = \"float16\" is not built; use bfloat16 or float32");
     case config::ComputeDType::kAuto: break;
   }
+  if (device == DeviceKind::kCuda) return DType::kBF16;
   const CpuFeatures& cpu = cpu_features();
   return cpu.amx_bf16 || cpu.avx512_bf16 ? DType::kBF16 : DType::kF32;
 }

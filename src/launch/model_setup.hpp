@@ -21,13 +21,15 @@ namespace prl::launch {
 /// Folder of a model as users name it. Error{kNotFound} saying what was looked for; hub ids are not downloaded yet.
 std::filesystem::path model_folder(const std::string& name);
 
-/// Error{kNotImplemented} for devices this build cannot use.
+/// Where a role computes. "auto" is the first GPU if this build and machine have one, else the CPU.
+DeviceKind device_kind(const config::ComputeConfig& compute);
+/// A runtime of that device. Error{kUnavailable} if "cuda" is asked for and missing, saying what is missing.
 std::shared_ptr<DeviceRuntime> make_runtime(const config::ComputeConfig& compute);
 /// Measured floating-point operations per second of products of `dtype`, the base of MFU. Uses memory of its own for a moment, so that
 /// a role's peak counts the role alone.
 double measured_peak_flops(const config::ComputeConfig& compute, DType dtype);
-/// bfloat16 where the CPU multiplies it in hardware, else float32, unless the configuration says which.
-DType compute_dtype(config::ComputeDType wanted);
+/// bfloat16 where the device multiplies it in hardware, else float32, unless the configuration says which.
+DType compute_dtype(config::ComputeDType wanted, DeviceKind device);
 
 /// How one model reads and writes text.
 struct TextSetup {

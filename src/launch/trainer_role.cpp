@@ -20,7 +20,7 @@ std::optional<std::int64_t> widen(const std::optional<T>& value) {
 trainer::PolicyOptions policy_options(const config::TrainerConfig& config) {
   trainer::PolicyOptions options;
   options.model = model_folder(config.model.name);
-  options.compute = compute_dtype(config.compute.dtype);
+  options.compute = compute_dtype(config.compute.dtype, device_kind(config.compute));
   options.num_threads = config.compute.num_threads;
   options.checkpoint_every = config.model.ac ? config.model.ac->freq : 0;
   options.random_init = config.model.debug.random_init;

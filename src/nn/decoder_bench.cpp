@@ -45,7 +45,7 @@ BENCHMARK(BM_MakeWeights)->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond)->UseRea
 void BM_Checksum(benchmark::State& state) {
   Bench& b = Bench::get();
   const WeightsPtr weights = b.weights(dtype_of(state), false);
-  for (auto _ : state) benchmark::DoNotOptimize(checksum(*weights, &b.session.pool()).combined);
+  for (auto _ : state) benchmark::DoNotOptimize(checksum(b.session.context(), *weights).combined);
 }
 BENCHMARK(BM_Checksum)->Arg(0)->Arg(1)->Unit(benchmark::kMillisecond)->UseRealTime();
 

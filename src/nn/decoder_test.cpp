@@ -72,12 +72,11 @@ class PagedRunner {
     }
     const TensorView h = runner_.forward_paged(*weights_, cache_, {ids, positions, slots, query_start, context, table, max_blocks_});
     const std::vector<float> temperatures(ids.size(), 1.0f);
-    std::vector<float> logp(ids.size()), entropy(ids.size()), lse(ids.size());
-    const auto view = [&](std::vector<float>& v) {
-      return TensorView{v.data(), Shape{static_cast<std::int64_t>(v.size())}, DType::kF32, Device{}, static_cast<std::int64_t>(v.size())};
-    };
-    ops::lm_head_logprob(model_.ctx(), view(logp), view(entropy), view(lse), h, *weights_->lm_head, targets, temperatures);
-    for (std::size_t i = 0; i < sources.size(); ++i) logp_[sources[i]] = logp[i];
+    const Shape shape{static_cast<std::int64_t>(ids.size())};
+    const auto& runtime = model_.ctx().runtime;
+    const Tensor logp = Tensor::empty(runtime, shape, DType::kF32), entropy = logp.clone(), lse = logp.clone();
+    ops::lm_head_logprob(model_.ctx(), logp, entropy, lse, h, *weights_->lm_head, targets, temperatures);
+    for (std::size_t i = 0; i < sources.size(); ++i) logp_[sources[i]] = logp.as<float>()[i];
   }
   const std::vector<float>& logp() const { return logp_; }
 

@@ -50,8 +50,7 @@ float max_difference(std::span<const float> a, std::span<const float> b) {
 
 class ParityTest : public testing::TestWithParam<std::string> {
  protected:
-  ParityTest()
-      : folder_(testing_support::golden_models() / GetParam()), golden_(folder_ / "expected.safetensors"), session_(make_cpu_runtime(), 2) {
+  ParityTest() : folder_(testing_support::golden_models() / GetParam()), golden_(folder_ / "expected.safetensors"), session_(2) {
     parameters_ = std::make_unique<Parameters>(ctx().runtime, load_model_config(folder_));
     load_parameters(*parameters_, folder_);
     ids_ = golden_.ints("ids");
@@ -67,7 +66,7 @@ class ParityTest : public testing::TestWithParam<std::string> {
 
   fs::path folder_;
   Golden golden_;
-  ops::OpSession session_;
+  testing_support::TestSession session_;
   std::unique_ptr<Parameters> parameters_;
   std::vector<std::int32_t> ids_, cu_seqlens_, targets_, positions_;
   std::vector<float> temperatures_;

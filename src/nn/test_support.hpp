@@ -10,9 +10,25 @@
 #include "base/rng.hpp"
 #include "nn/decoder.hpp"
 #include "nn/init_model.hpp"
+#ifdef PRL_TEST_CUDA
+#include "ops/cuda/test_session.hpp"
+#endif
 
-// Shared by the tests of this folder; included by *_test.cpp only.
+// Shared by the tests of this folder; included by *_test.cpp only. With PRL_TEST_CUDA they run on the GPU, with memory that the
+// host sees and a wait after every op.
 namespace prl::nn::testing_support {
+
+struct TestSession {
+#ifdef PRL_TEST_CUDA
+  explicit TestSession(int num_threads) : session(ops::testing::make_visible_cuda_runtime(), num_threads) {
+    session.context().table = &ops::testing::waiting_cuda_table();
+  }
+#else
+  explicit TestSession(int num_threads) : session(make_cpu_runtime(), num_threads) {}
+#endif
+  ops::OpContext& context() { return session.context(); }
+  ops::OpSession session;
+};
 
 inline std::filesystem::path golden_models() { return std::filesystem::path(PRL_SOURCE_DIR) / "tests" / "golden" / "models"; }
 
@@ -73,8 +89,7 @@ inline InitModelOptions small_options(const std::string& family, bool is_wide = 
 
 /// One small model of a family with random weights, biases and norms included.
 struct SmallModel {
-  explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2, bool is_wide = false)
-      : session(make_cpu_runtime(), num_threads) {
+  explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2, bool is_wide = false) : session(num_threads) {
     InitModelOptions o = small_options(family, is_wide);
     o.tie_word_embeddings = tied;
     config = make_model_config(o);
@@ -90,7 +105,7 @@ struct SmallModel {
     return make_weights(ctx(), *parameters, compute, PolicyVersion{1}, with_backward, nullptr);
   }
 
-  ops::OpSession session;
+  TestSession session;
   ModelConfig config;
   std::unique_ptr<Parameters> parameters;
 };

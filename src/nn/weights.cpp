@@ -67,7 +67,8 @@ WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType
     to.down = ops::pack_linear(ctx, from.down, {}, compute, with_backward);
   }
   weights->final_norm = rounded(ctx, parameters.final_norm, compute);
-  weights->lm_head = ops::pack_linear(ctx, parameters.lm_head, {}, compute, with_backward);
+  weights->lm_head = config.tie_word_embeddings ? ops::share_linear(ctx, weights->embedding_VH, {}, with_backward)
+                                                : ops::pack_linear(ctx, parameters.lm_head, {}, compute, with_backward);
   return weights;
 }
 
@@ -167,6 +168,10 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
   std::shared_ptr<Weights> weights = start_weights(ctx, config, compute, version, previous);
   const StoredReader reader(ctx, files, compute);
   const std::int64_t H = config.hidden_size;
+  const auto pack = [&](const Tensor& matrix, const Tensor& bias) {
+    return matrix.dtype() == compute ? ops::share_linear(ctx, matrix, view_or_none(bias), false)
+                                     : ops::pack_linear(ctx, matrix, view_or_none(bias), compute, false);
+  };
 
   const Tensor embedding = reader.matrix({family.name_of(Slot::kEmbedding, -1)}, H);
   if (embedding.dtype() == compute) {
@@ -186,17 +191,13 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
     }
     if (config.attention_bias) layer.qkv_bias = reader.vector({name(Slot::kQBias), name(Slot::kKBias), name(Slot::kVBias)});
     if (config.attention_out_bias) layer.o_bias = reader.vector({name(Slot::kOBias)});
-    layer.qkv = ops::pack_linear(ctx, reader.matrix({name(Slot::kQ), name(Slot::kK), name(Slot::kV)}, H), view_or_none(layer.qkv_bias),
-                                 compute, false);
-    layer.o = ops::pack_linear(ctx, reader.matrix({name(Slot::kO)}, config.num_heads * config.head_dim), view_or_none(layer.o_bias),
-                               compute, false);
-    layer.gate_up = ops::pack_linear(ctx, reader.matrix({name(Slot::kGate), name(Slot::kUp)}, H), {}, compute, false);
-    layer.down = ops::pack_linear(ctx, reader.matrix({name(Slot::kDown)}, config.intermediate_size), {}, compute, false);
+    layer.qkv = pack(reader.matrix({name(Slot::kQ), name(Slot::kK), name(Slot::kV)}, H), layer.qkv_bias);
+    layer.o = pack(reader.matrix({name(Slot::kO)}, config.num_heads * config.head_dim), layer.o_bias);
+    layer.gate_up = pack(reader.matrix({name(Slot::kGate), name(Slot::kUp)}, H), {});
+    layer.down = pack(reader.matrix({name(Slot::kDown)}, config.intermediate_size), {});
   }
   weights->final_norm = reader.vector({family.name_of(Slot::kFinalNorm, -1)});
-  weights->lm_head = config.tie_word_embeddings
-                         ? ops::pack_linear(ctx, weights->embedding_VH, {}, compute, false)
-                         : ops::pack_linear(ctx, reader.matrix({family.name_of(Slot::kLmHead, -1)}, H), {}, compute, false);
+  weights->lm_head = pack(config.tie_word_embeddings ? weights->embedding_VH : reader.matrix({family.name_of(Slot::kLmHead, -1)}, H), {});
   return weights;
 }
 

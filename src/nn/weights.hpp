@@ -39,15 +39,16 @@ WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
                         PolicyVersion version, const WeightsPtr& previous);
 
-/// XXH3 over each tensor's values in compute dtype, row-major, under its Hugging Face name; independent of packing, device
-/// and of how the weights arrived. A tensor is hashed in runs of rows (a function of its shape), its hash is that of the runs'
-/// hashes in order, so the work spreads over threads. `combined` hashes all (name, hash) in order.
+/// ops::hash_rows of each tensor's values in compute dtype under its Hugging Face name; independent of packing, device and of how
+/// the weights arrived. `combined` hashes all (name, hash) in order.
 struct WeightsChecksum {
   std::uint64_t combined = 0;
   std::vector<std::pair<std::string, std::uint64_t>> tensors;
 };
-/// `pool` may be null: then threads of its own do the work.
-WeightsChecksum checksum(const Weights& weights, ThreadPool* pool = nullptr);
+/// Where the weights lie; waits for the device once.
+WeightsChecksum checksum(ops::OpContext& ctx, const Weights& weights);
+/// With a session of its own, for callers that have none.
+WeightsChecksum checksum(const Weights& weights);
 
 /// cos and sin of position * inverse frequency for all positions of the model, frequencies scaled as config.json asks.
 ops::RopeTable make_rope_table(const std::shared_ptr<DeviceRuntime>& runtime, const ModelConfig& config);

@@ -14,6 +14,14 @@ LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorVie
   return table_entry(ctx, ctx.table->pack_linear, "pack_linear")(ctx, w_NK, bias_N, compute, with_backward);
 }
 
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward) {
+  ShapeCheck c("share_linear", ctx);
+  c.check("w", w_NK, "N K").floating("w", w_NK);
+  if (bias_N.data != nullptr) c.check("bias", bias_N, "N", DType::kF32);
+  c.require(w_NK.num_elements() > 0, "w is empty");
+  return table_entry(ctx, ctx.table->share_linear, "share_linear")(ctx, w_NK, bias_N, with_backward);
+}
+
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w) {
   ShapeCheck c("linear", ctx);
   c.extent("N", w.num_outputs(), "w").extent("K", w.num_inputs(), "w");

@@ -34,6 +34,10 @@ using LinearWeightPtr = std::shared_ptr<const LinearWeight>;
 /// `with_backward` also keeps what linear_backward_input needs.
 LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward);
 
+/// The same of a tensor that is in the compute dtype already, of which the result may keep the memory instead of a copy: nobody
+/// writes to it from then on.
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward);
+
 /// y_TN = x_TK W^T + b.
 ///
 /// Shapes    x [T, K], y [T, N], both in w.dtype() (y may also be kF32); row-strided views allowed.

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <vector>
 
+#include "base/rng.hpp"
 #include "ops/cpu/parallel.hpp"
 #include "ops/cpu/table.hpp"
 #include "ops/linear.hpp"
+#include "ops/pointwise.hpp"
 
 namespace prl::ops {
 namespace {
@@ -28,12 +31,27 @@ double best_seconds(OpContext& ctx, double budget, const Body& body) {
   return best;
 }
 
+/// Values of a normal distribution: on zeros a GPU draws less power and runs faster than it ever will.
+Tensor random_f32(OpContext& ctx, std::int64_t rows, std::int64_t cols) {
+  constexpr std::int64_t kDrawn = 1 << 16;
+  std::vector<float> values(static_cast<std::size_t>(kDrawn));
+  Rng rng(1);
+  for (float& v : values) v = static_cast<float>(rng.next_normal());
+  Tensor t = Tensor::empty(ctx.runtime, {rows, cols}, DType::kF32);
+  for (std::int64_t at = 0; at < t.num_elements(); at += kDrawn)
+    ctx.runtime->copy_from_host(t.as<float>() + at, values.data(),
+                                static_cast<std::size_t>(std::min(kDrawn, t.num_elements() - at)) * sizeof(float));
+  return t;
+}
+
 double product_flops(OpContext& ctx, DType dtype, double budget) {
-  constexpr std::int64_t kM = 512, kN = 1024, kK = 1024;
-  Tensor w = Tensor::zeros(ctx.runtime, {kN, kK}, DType::kF32), x = Tensor::zeros(ctx.runtime, {kM, kK}, dtype),
-         y = Tensor::zeros(ctx.runtime, {kM, kN}, dtype);
+  const bool is_gpu = ctx.runtime->device().kind == DeviceKind::kCuda;
+  const std::int64_t M = !is_gpu ? 512 : dtype == DType::kBF16 ? 8192 : 2048, N = is_gpu ? M : 1024, K = N;
+  const Tensor w = random_f32(ctx, N, K), wide_x = random_f32(ctx, M, K), x = Tensor::empty(ctx.runtime, {M, K}, dtype),
+               y = Tensor::empty(ctx.runtime, {M, N}, dtype);
+  cast(ctx, x, wide_x);
   const LinearWeightPtr packed = pack_linear(ctx, w, {}, dtype, false);
-  return 2.0 * kM * kN * kK / best_seconds(ctx, budget, [&] { linear(ctx, y, x, *packed); });
+  return 2.0 * static_cast<double>(M * N * K) / best_seconds(ctx, budget, [&] { linear(ctx, y, x, *packed); });
 }
 
 double read_bandwidth(OpContext& ctx, double budget) {

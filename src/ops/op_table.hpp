@@ -3,6 +3,7 @@
 #include <span>
 
 #include "ops/attention.hpp"
+#include "ops/hash.hpp"
 #include "ops/lm_head.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/pointwise.hpp"
@@ -18,9 +19,11 @@ struct OpTable {
   std::shared_ptr<void> (*make_library)(const std::shared_ptr<DeviceRuntime>&) = nullptr;
 
   LinearWeightPtr (*pack_linear)(OpContext&, ConstTensorView, ConstTensorView, DType, bool) = nullptr;
+  LinearWeightPtr (*share_linear)(OpContext&, const Tensor&, ConstTensorView, bool) = nullptr;
   void (*linear)(OpContext&, TensorView, ConstTensorView, const LinearWeight&) = nullptr;
   void (*linear_backward_input)(OpContext&, TensorView, ConstTensorView, const LinearWeight&, bool) = nullptr;
   void (*linear_backward_weight)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView) = nullptr;
+  void (*hash_rows)(OpContext&, std::span<std::uint64_t>, std::span<const HashedRows>, DType) = nullptr;
   void (*matmul_f32)(OpContext&, TensorView, ConstTensorView, ConstTensorView, bool) = nullptr;
 
   void (*attention_varlen)(OpContext&, TensorView, TensorView, const VarlenAttention&) = nullptr;
@@ -41,12 +44,15 @@ struct OpTable {
   void (*rms_norm)(OpContext&, TensorView, ConstTensorView, ConstTensorView, float) = nullptr;
   void (*add_rms_norm)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView, float) = nullptr;
   void (*rms_norm_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView, float, bool) = nullptr;
+  void (*head_norm)(OpContext&, TensorView, std::int64_t, ConstTensorView, std::int64_t, ConstTensorView, float) = nullptr;
+  void (*head_norm_backward)(OpContext&, TensorView, std::int64_t, TensorView, ConstTensorView, std::int64_t, ConstTensorView, std::int64_t,
+                             ConstTensorView, float) = nullptr;
   void (*add)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
   void (*swiglu)(OpContext&, TensorView, ConstTensorView) = nullptr;
   void (*swiglu_backward)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
   void (*rope)(OpContext&, TensorView, std::int64_t, ConstTensorView, const RopeTable&, bool) = nullptr;
   void (*cast)(OpContext&, TensorView, ConstTensorView) = nullptr;
-  double (*sum_squares)(OpContext&, ConstTensorView) = nullptr;
+  double (*sum_squares)(OpContext&, std::span<const ConstTensorView>) = nullptr;
   void (*scale)(OpContext&, TensorView, float) = nullptr;
 
   void (*adamw)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const AdamWArgs&) = nullptr;

@@ -63,6 +63,42 @@ void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstT
   table_entry(ctx, ctx.table->rms_norm_backward, "rms_norm_backward")(ctx, dx_RC, dw_C, dy_RC, x_RC, w_C, eps, accumulate);
 }
 
+namespace {
+
+/// Views of [tokens, heads, D] whose heads lie next to each other; tokens may be further apart. Gives a dense stride for 0.
+void check_heads(ShapeCheck& c, std::string_view name, const ConstTensorView& v, std::int64_t& token_stride) {
+  ConstTensorView dense = v;
+  dense.row_stride = v.shape.num_cols();  // the token stride is given apart
+  c.check(name, dense, "T Hd D").floating(name, v);
+  if (token_stride == 0) token_stride = v.shape[1] * v.shape[2];
+  c.require(token_stride >= v.shape[1] * v.shape[2] || v.shape[0] <= 1, "a token stride is smaller than heads * D");
+}
+
+}  // namespace
+
+void head_norm(OpContext& ctx, TensorView y_THD, std::int64_t y_token_stride, ConstTensorView x_THD, std::int64_t x_token_stride,
+               ConstTensorView w_D, float eps) {
+  ShapeCheck c("head_norm", ctx);
+  check_heads(c, "y", y_THD, y_token_stride);
+  check_heads(c, "x", x_THD, x_token_stride);
+  c.check("w", w_D, "D", DType::kF32).same_dtype("y", y_THD.dtype, "x", x_THD.dtype);
+  if (x_THD.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->head_norm, "head_norm")(ctx, y_THD, y_token_stride, x_THD, x_token_stride, w_D, eps);
+}
+
+void head_norm_backward(OpContext& ctx, TensorView dx_THD, std::int64_t dx_token_stride, TensorView dw_D, ConstTensorView dy_THD,
+                        std::int64_t dy_token_stride, ConstTensorView x_THD, std::int64_t x_token_stride, ConstTensorView w_D, float eps) {
+  ShapeCheck c("head_norm_backward", ctx);
+  check_heads(c, "dx", dx_THD, dx_token_stride);
+  check_heads(c, "dy", dy_THD, dy_token_stride);
+  check_heads(c, "x", x_THD, x_token_stride);
+  c.check("w", w_D, "D", DType::kF32).check("dw", dw_D, "D", DType::kF32);
+  c.same_dtype("dx", dx_THD.dtype, "x", x_THD.dtype).same_dtype("dy", dy_THD.dtype, "x", x_THD.dtype);
+  if (x_THD.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->head_norm_backward, "head_norm_backward")(ctx, dx_THD, dx_token_stride, dw_D, dy_THD, dy_token_stride, x_THD,
+                                                                        x_token_stride, w_D, eps);
+}
+
 void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
   ShapeCheck c("add", ctx);
   c.check("out", out, "R C")
@@ -120,11 +156,14 @@ void cast(OpContext& ctx, TensorView out, ConstTensorView x) {
   table_entry(ctx, ctx.table->cast, "cast")(ctx, out, x);
 }
 
-double sum_squares(OpContext& ctx, ConstTensorView x) {
-  ShapeCheck c("sum_squares", ctx);
-  c.check("x", x, "R C", DType::kF32).contiguous("x", x);
-  if (x.shape.num_elements() == 0) return 0.0;
-  return table_entry(ctx, ctx.table->sum_squares, "sum_squares")(ctx, x);
+double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs) {
+  bool is_empty = true;
+  for (const ConstTensorView& x : xs) {
+    ShapeCheck c("sum_squares", ctx);
+    c.check("x", x, "R C", DType::kF32).contiguous("x", x);
+    is_empty = is_empty && x.shape.num_elements() == 0;
+  }
+  return is_empty ? 0.0 : table_entry(ctx, ctx.table->sum_squares, "sum_squares")(ctx, xs);
 }
 
 void scale(OpContext& ctx, TensorView x, float factor) {

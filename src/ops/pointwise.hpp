@@ -1,5 +1,7 @@
 #pragma once
 
+#include <span>
+
 #include "ops/context.hpp"
 
 namespace prl::ops {
@@ -8,7 +10,8 @@ namespace prl::ops {
 // Activations are kF32 or kBF16 (both sides alike); arithmetic is fp32, rounded once when stored. All are batch-invariant:
 // a row depends on its own row and the weights. Gradients of parameters are fp32 and accumulate (+=), in a fixed order.
 
-/// out_TH[t] = table_VH[ids_T[t]]; ids int32 in [0, V), checked. table and out share a dtype.
+/// out_TH[t] = table_VH[ids_T[t]]; ids int32 in [0, V), checked: a GPU reports a bad one at the next call that waits for it, and
+/// leaves zeros until then. table and out share a dtype.
 void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T);
 /// dtable_VH (fp32) += rows of dout_TH at ids_T, in token order.
 void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T);
@@ -21,6 +24,13 @@ void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTenso
 /// dx_RC = gradient (or += if accumulate); dw_C (fp32) += gradient of w.
 void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C,
                        float eps, bool accumulate);
+
+/// rms_norm of every head of [T, heads, D], tokens *_token_stride elements apart (0: dense); w_D fp32. In place allowed.
+void head_norm(OpContext& ctx, TensorView y_THD, std::int64_t y_token_stride, ConstTensorView x_THD, std::int64_t x_token_stride,
+               ConstTensorView w_D, float eps);
+/// dx overwritten, dw_D (fp32) +=.
+void head_norm_backward(OpContext& ctx, TensorView dx_THD, std::int64_t dx_token_stride, TensorView dw_D, ConstTensorView dy_THD,
+                        std::int64_t dy_token_stride, ConstTensorView x_THD, std::int64_t x_token_stride, ConstTensorView w_D, float eps);
 
 /// out = a + b, element by element; out may alias a or b.
 void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b);
@@ -42,8 +52,10 @@ void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTens
 /// out = x converted to out.dtype.
 void cast(OpContext& ctx, TensorView out, ConstTensorView x);
 
-/// Sum of squares of x (fp32, contiguous) in fixed chunks of 4,096 elements, chunk sums added in order in fp64.
-double sum_squares(OpContext& ctx, ConstTensorView x);
+/// Sum of squares of all elements of the tensors (fp32, contiguous): fixed chunks of 4,096 elements, whose sums are added in fp64 in
+/// an order that depends on the sizes alone. Waits for the device once.
+double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs);
+inline double sum_squares(OpContext& ctx, ConstTensorView x) { return sum_squares(ctx, std::span(&x, 1)); }
 /// x *= factor, fp32.
 void scale(OpContext& ctx, TensorView x, float factor);
 

@@ -76,6 +76,42 @@ TEST_P(PointwiseTest, RmsNormOfStridedHeads) {
     for (std::int64_t c = 0; c < 32; ++c) EXPECT_EQ(get(wide, r * 96 + 32 + c), get(y, r * 32 + c));
 }
 
+/// Heads inside wider tokens: what rms_norm gives for each head's rows, and nothing outside of them is touched.
+TEST_P(PointwiseTest, HeadNormIsRmsNormOfEachHead) {
+  Session s(kind());
+  for (const std::int64_t T : {2, 37}) {
+    const std::int64_t heads = 5, D = 32, width = heads * D + 24, first = 8;
+    Tensor x = s.random({T, width}, dtype(), 1), w = s.random({D}, DType::kF32, 2), dy = s.random({T, heads, D}, dtype(), 3);
+    Tensor y = s.filled({T, width}, dtype(), 7.0f), dx = s.filled({T, width}, dtype(), 7.0f), dw = s.filled({D}, DType::kF32, 0.25f);
+    const auto heads_of = [&](const Tensor& t) {
+      return TensorView{t.as<char>() + first * static_cast<std::int64_t>(size_of(dtype())), {T, heads, D}, dtype(), s.runtime->device(), D};
+    };
+    head_norm(s.ctx, heads_of(y), width, heads_of(x), width, w, 1e-5f);
+    head_norm_backward(s.ctx, heads_of(dx), width, dw, dy, 0, heads_of(x), width, w, 1e-5f);
+    std::vector<double> want_dw(static_cast<std::size_t>(D), 0.25);
+    for (std::int64_t t = 0; t < T; ++t)
+      for (std::int64_t h = 0; h < heads; ++h) {
+        Tensor row = s.poisoned({1, D}, dtype()), want = s.poisoned({1, D}, dtype()), want_dx = s.poisoned({1, D}, dtype());
+        Tensor row_dw = s.filled({D}, DType::kF32, 0.0f);
+        for (std::int64_t c = 0; c < D; ++c) Session::set(row, c, get(x, t * width + first + h * D + c));
+        rms_norm(s.ctx, want, row, w, 1e-5f);
+        rms_norm_backward(s.ctx, want_dx, row_dw, dy.slice(t, 1).reshaped({heads, D}).slice(h, 1), row, w, 1e-5f, false);
+        for (std::int64_t c = 0; c < D; ++c) {
+          EXPECT_EQ(get(y, t * width + first + h * D + c), get(want, c));
+          EXPECT_EQ(get(dx, t * width + first + h * D + c), get(want_dx, c));
+          want_dw[static_cast<std::size_t>(c)] += get(row_dw, c);
+        }
+      }
+    EXPECT_LT(worst_error(values(dw), want_dw, 10.0), 3e-6);
+    for (std::int64_t t = 0; t < T; ++t)
+      for (std::int64_t c = 0; c < width; ++c) {
+        if (c >= first && c < first + heads * D) continue;
+        EXPECT_EQ(get(y, t * width + c), 7.0f);
+        EXPECT_EQ(get(dx, t * width + c), 7.0f);
+      }
+  }
+}
+
 TEST_P(PointwiseTest, SwigluForwardAndBackward) {
   Session s(kind());
   for (const auto [T, F] : kSizes) {
@@ -216,6 +252,9 @@ TEST_P(PointwiseTest, SumOfSquaresAndScale) {
   EXPECT_NEAR(sum_squares(s.ctx, x), want, want * 1e-6);
   scale(s.ctx, x, 0.5f);
   EXPECT_NEAR(sum_squares(s.ctx, x), want / 4, want * 1e-6);
+  const Tensor y = s.random({5}, DType::kF32, 2), none = s.random({0, 3}, DType::kF32, 3);
+  const ConstTensorView several[] = {x, none, y};
+  EXPECT_NEAR(sum_squares(s.ctx, several), sum_squares(s.ctx, x) + sum_squares(s.ctx, y), want * 1e-9);
 }
 
 /// Rows and threads leave no trace in any of these.

@@ -62,7 +62,7 @@ nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std
 weights::WeightManifest Policy::manifest() {
   weights::WeightManifest manifest;
   manifest.version = weights_->version;
-  manifest.checksum = nn::checksum(*weights_).combined;
+  manifest.checksum = nn::checksum(context(), *weights_).combined;
   manifest.compute_dtype = std::string(to_string(options_.compute));
   manifest.probe_prompt = nn::probe_prompt(config().vocab_size);
   manifest.probe_logprobs = nn::probe_logprobs(*probe_model_, context(), *weights_, manifest.probe_prompt);

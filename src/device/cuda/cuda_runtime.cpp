@@ -13,6 +13,8 @@ namespace prl::cuda {
 namespace {
 
 constexpr std::size_t kHalfSlot = std::size_t{2} << 20;
+/// Copies up to this size go through the ring, where they wait for nothing that was queued a moment ago.
+constexpr std::size_t kRingCopy = std::size_t{512} << 10;
 constexpr std::size_t kRingQuarter = std::size_t{4} << 20;
 constexpr std::size_t kStageAlignment = 64;
 /// Staged arrays that are compared with a new one.
@@ -156,6 +158,14 @@ class CudaRuntime::Lease {
 void CudaRuntime::copy_from_host(void* destination, const void* host, std::size_t bytes) {
   if (bytes == 0) return;
   activate();
+  if (bytes <= kRingCopy) {
+    std::lock_guard lock(ring_mutex_);
+    const std::size_t offset = reserve_in_ring(bytes);
+    char* pinned = ring_host_ + offset;
+    std::memcpy(pinned, host, bytes);
+    PRL_CUDA_CHECK(cudaMemcpyAsync(destination, pinned, bytes, cudaMemcpyHostToDevice, stream_));
+    return;
+  }
   const Lease slot(*this);
   for (std::size_t at = 0, half = 0; at < bytes; at += kHalfSlot, half = 1 - half) {
     const std::size_t count = std::min(kHalfSlot, bytes - at);
@@ -245,14 +255,7 @@ void CudaRuntime::make_ring(std::size_t quarter_bytes) {
   for (cudaEvent_t& event : ring_done_) PRL_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
 }
 
-const void* CudaRuntime::stage(const void* host, std::size_t bytes) {
-  if (bytes == 0) return nullptr;
-  activate();
-  std::lock_guard lock(ring_mutex_);
-  std::size_t compared = 0;
-  for (auto it = staged_.rbegin(); it != staged_.rend() && compared < kMaxCompared; ++it, ++compared)
-    if (it->bytes == bytes && std::memcmp(ring_host_ + it->offset, host, bytes) == 0) return ring_device_ + it->offset;
-
+std::size_t CudaRuntime::reserve_in_ring(std::size_t bytes) {
   if (4 * bytes > quarter_bytes_) make_ring(std::max(kRingQuarter, 4 * bytes));
   if (quarter_at_ + bytes > quarter_bytes_) {
     PRL_CUDA_CHECK(cudaEventRecord(ring_done_[quarter_], stream_));
@@ -263,10 +266,21 @@ const void* CudaRuntime::stage(const void* host, std::size_t bytes) {
     PRL_CUDA_CHECK(cudaEventSynchronize(ring_done_[quarter_]));
   }
   const std::size_t offset = quarter_ * quarter_bytes_ + quarter_at_;
+  quarter_at_ += (bytes + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
+  return offset;
+}
+
+const void* CudaRuntime::stage(const void* host, std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  activate();
+  std::lock_guard lock(ring_mutex_);
+  std::size_t compared = 0;
+  for (auto it = staged_.rbegin(); it != staged_.rend() && compared < kMaxCompared; ++it, ++compared)
+    if (it->bytes == bytes && std::memcmp(ring_host_ + it->offset, host, bytes) == 0) return ring_device_ + it->offset;
+  const std::size_t offset = reserve_in_ring(bytes);
   std::memcpy(ring_host_ + offset, host, bytes);
   PRL_CUDA_CHECK(cudaMemcpyAsync(ring_device_ + offset, ring_host_ + offset, bytes, cudaMemcpyHostToDevice, stream_));
   staged_.push_back({offset, bytes});
-  quarter_at_ += (bytes + kStageAlignment - 1) / kStageAlignment * kStageAlignment;
   return ring_device_ + offset;
 }
 

@@ -58,6 +58,7 @@ class CudaRuntime : public DeviceRuntime {
   void throw_fault();
   void make_ring(std::size_t quarter_bytes);
   void free_ring() noexcept;
+  std::size_t reserve_in_ring(std::size_t bytes);
 
   int index_;
   cudaDeviceProp properties_{};

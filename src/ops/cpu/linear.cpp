@@ -104,6 +104,10 @@ LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorVie
   return std::make_shared<PackedWeight>(ctx, w_NK, bias_N, compute, with_backward);
 }
 
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward) {
+  return cpu::pack_linear(ctx, w_NK, bias_N, w_NK.dtype(), with_backward);
+}
+
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight) {
   const PackedWeight& w = packed(ctx, weight);
   product(ctx, *w.gemm, y_TN, rows_of(x_TK), forward_operand(w, 0, w.num_outputs()), w.has_bias() ? w.bias_N.as<float>() : nullptr, false);

@@ -122,6 +122,41 @@ void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstT
   for (std::int64_t b = 0; b < blocks; ++b) k.accumulate(dw_C.as<float>(), partial + b * stride, C, DType::kF32);
 }
 
+namespace {
+
+/// Heads as plain strided rows: one part per head over all tokens, or one per token where those are fewer.
+struct HeadParts {
+  std::int64_t tokens, heads, head_dim;
+  explicit HeadParts(const ConstTensorView& x) : tokens(x.shape[0]), heads(x.shape[1]), head_dim(x.shape[2]) {}
+  bool by_token() const { return tokens < heads; }
+  std::int64_t count() const { return by_token() ? tokens : heads; }
+  template <typename View>
+  View part(View v, std::int64_t token_stride, std::int64_t i) const {
+    using Byte = std::conditional_t<std::is_same_v<View, TensorView>, char, const char>;
+    v.data = static_cast<Byte*>(v.data) + i * (by_token() ? token_stride : head_dim) * bytes_of(v.dtype);
+    v.shape = Shape{by_token() ? heads : tokens, head_dim};
+    v.row_stride = by_token() ? head_dim : token_stride;
+    return v;
+  }
+};
+
+}  // namespace
+
+void head_norm(OpContext& ctx, TensorView y_THD, std::int64_t y_token_stride, ConstTensorView x_THD, std::int64_t x_token_stride,
+               ConstTensorView w_D, float eps) {
+  const HeadParts parts(x_THD);
+  for (std::int64_t i = 0; i < parts.count(); ++i)
+    cpu::rms_norm(ctx, parts.part(y_THD, y_token_stride, i), parts.part(x_THD, x_token_stride, i), w_D, eps);
+}
+
+void head_norm_backward(OpContext& ctx, TensorView dx_THD, std::int64_t dx_token_stride, TensorView dw_D, ConstTensorView dy_THD,
+                        std::int64_t dy_token_stride, ConstTensorView x_THD, std::int64_t x_token_stride, ConstTensorView w_D, float eps) {
+  const HeadParts parts(x_THD);
+  for (std::int64_t i = 0; i < parts.count(); ++i)
+    cpu::rms_norm_backward(ctx, parts.part(dx_THD, dx_token_stride, i), dw_D, parts.part(dy_THD, dy_token_stride, i),
+                           parts.part(x_THD, x_token_stride, i), w_D, eps, false);
+}
+
 void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
   const std::int64_t C = out.shape.num_cols();
   const Kernels& k = kernels(ctx);
@@ -183,7 +218,9 @@ void cast(OpContext& ctx, TensorView out, ConstTensorView x) {
   });
 }
 
-double sum_squares(OpContext& ctx, ConstTensorView x) {
+namespace {
+
+double sum_squares_of(OpContext& ctx, const ConstTensorView& x) {
   constexpr std::int64_t kChunk = 4096;
   const std::int64_t n = x.shape.num_elements(), chunks = (n + kChunk - 1) / kChunk;
   float* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(chunks) * sizeof(float)));
@@ -193,6 +230,14 @@ double sum_squares(OpContext& ctx, ConstTensorView x) {
   });
   double total = 0;
   for (std::int64_t c = 0; c < chunks; ++c) total += static_cast<double>(partial[c]);
+  return total;
+}
+
+}  // namespace
+
+double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs) {
+  double total = 0;
+  for (const ConstTensorView& x : xs) total += sum_squares_of(ctx, x);
   return total;
 }
 

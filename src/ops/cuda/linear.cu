@@ -46,17 +46,12 @@ void add_bias(OpContext& ctx, TensorView y, const float* sums, const float* bias
 
 }  // namespace
 
-DenseWeight::DenseWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bias, DType compute, bool with_backward) {
-  num_outputs_ = w.shape.num_rows();
-  num_inputs_ = w.shape.num_cols();
-  dtype_ = compute;
+DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool with_backward) : w_NK(std::move(w)) {
+  num_outputs_ = w_NK.shape().num_rows();
+  num_inputs_ = w_NK.shape().num_cols();
+  dtype_ = w_NK.dtype();
   has_bias_ = bias.data != nullptr;
   has_backward_ = with_backward;
-  w_NK = Tensor::empty(ctx.runtime, {num_outputs_, num_inputs_}, compute);
-  if (w.dtype == compute)
-    ctx.runtime->copy_within(w_NK.data(), w.data, w_NK.num_bytes());
-  else
-    cuda::cast(ctx, w_NK, w);
   if (!has_bias_) return;
   bias_N = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
   ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
@@ -101,7 +96,16 @@ Product forward_product(const DenseWeight& w, const void* x, std::int64_t x_stri
 }
 
 LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward) {
-  return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, compute, with_backward);
+  const Tensor w = Tensor::empty(ctx.runtime, {w_NK.shape.num_rows(), w_NK.shape.num_cols()}, compute);
+  if (w_NK.dtype == compute)
+    ctx.runtime->copy_within(w.data(), w_NK.data, w.num_bytes());
+  else
+    cuda::cast(ctx, w, w_NK);
+  return std::make_shared<DenseWeight>(ctx, w, bias_N, with_backward);
+}
+
+LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward) {
+  return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, with_backward);
 }
 
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight) {

@@ -8,7 +8,8 @@ namespace prl::ops::cuda {
 /// A weight as it is: row-major [N, K] in the compute dtype, which serves y = x W^T and dx = dy W alike.
 class DenseWeight final : public LinearWeight {
  public:
-  DenseWeight(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward);
+  /// Keeps `w`, which is in the compute dtype.
+  DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias_N, bool with_backward);
   std::size_t num_bytes() const noexcept override;
   void unpack_row(std::int64_t n, float* out_K) const override;
 

@@ -83,7 +83,15 @@ struct NormArgs {
   std::int64_t rows, y_stride, sum_stride, x_stride, residual_stride;
   int cols;
   float eps;
+  int heads = 1;  ///< rows that lie end to end; strides count from one such group to the next
 };
+
+/// Element at which a row begins.
+__device__ __forceinline__ std::int64_t row_begin(std::int64_t row, std::int64_t stride, int heads, int cols) {
+  if (heads == 1) return row * stride;
+  const std::int64_t group = row / heads;
+  return group * stride + (row - group * heads) * cols;
+}
 
 /// kLanes == 0: a block per row. kVectors are kept in registers; a block reads what is beyond them again.
 template <typename T, bool kWide, bool kAdd, int kLanes, int kVectors>
@@ -91,7 +99,8 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   __shared__ float scratch[kMaxLanes / kWarp];
   const RowPlace p = row_place<kLanes>();
   const bool is_live = p.row < a.rows;
-  const T* x = a.x + p.row * a.x_stride;
+  const T* x = a.x + row_begin(p.row, a.x_stride, a.heads, a.cols);
+  T* y_row = a.y + row_begin(p.row, a.y_stride, a.heads, a.cols);
   T* sum_row = kAdd ? a.sum + p.row * a.sum_stride : nullptr;
   float kept[kVectors][kVec] = {};
   float squares = 0.0f;
@@ -131,7 +140,7 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
     load<kWide>(w, a.w + c, a.cols - c);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) v[i] = v[i] * scale * w[i];
-    store<kWide>(a.y + p.row * a.y_stride + c, v, a.cols - c);
+    store<kWide>(y_row + c, v, a.cols - c);
   };
 #pragma unroll
   for (int j = 0; j < kVectors; ++j)
@@ -193,6 +202,7 @@ struct NormBackwardArgs {
   int cols;
   float eps;
   bool accumulate;
+  int heads = 1;  ///< as in NormArgs
 };
 
 /// One block per group of rows. kLanes > 0: kBlock / kLanes rows at a time. kVectors: vectors of 8 a thread holds of a row.
@@ -212,13 +222,15 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_backward
     float x[kVectors][kVec] = {}, dy[kVectors][kVec] = {};
     float squares = 0.0f, dots = 0.0f;
     if (is_live) {
+      const T* x_row = a.x + row_begin(row, a.x_stride, a.heads, a.cols);
+      const T* dy_row = a.dy + row_begin(row, a.dy_stride, a.heads, a.cols);
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         const int c = (lane + j * lanes) * kVec;
         if (c >= a.cols) continue;
         float w[kVec];
-        load<kWide>(x[j], a.x + row * a.x_stride + c, a.cols - c);
-        load<kWide>(dy[j], a.dy + row * a.dy_stride + c, a.cols - c);
+        load<kWide>(x[j], x_row + c, a.cols - c);
+        load<kWide>(dy[j], dy_row + c, a.cols - c);
         load<kWide>(w, a.w + c, a.cols - c);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
@@ -237,7 +249,7 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_backward
       if (c >= a.cols) continue;
       float w[kVec], d[kVec], before[kVec] = {};
       load<kWide>(w, a.w + c, a.cols - c);
-      T* dx = a.dx + row * a.dx_stride + c;
+      T* dx = a.dx + row_begin(row, a.dx_stride, a.heads, a.cols) + c;
       if (a.accumulate) load<kWide>(before, dx, a.cols - c);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
@@ -357,29 +369,75 @@ void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTenso
   });
 }
 
-void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C,
-                       float eps, bool accumulate) {
-  const std::int64_t rows = x_RC.shape.num_rows(), cols = x_RC.shape.num_cols();
+namespace {
+
+/// [rows, cols] views, or [T, heads, D] ones whose strides count from token to token.
+void run_norm_backward(OpContext& ctx, const TensorView& dx, const TensorView& dw, const ConstTensorView& dy, const ConstTensorView& x,
+                       const ConstTensorView& w, std::int64_t heads, float eps, bool accumulate, bool wide) {
+  const std::int64_t rows = x.shape.num_rows(), cols = x.shape.num_cols();
   const std::int64_t group_rows = std::max(kMinGroupRows, ceil_div(rows, kMaxGroups)), groups = ceil_div(rows, group_rows);
   auto* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(groups * cols) * sizeof(float)));
-  with_type(x_RC.dtype, [&](auto t) {
+  with_type(x.dtype, [&](auto t) {
     using T = decltype(t);
-    const NormBackwardArgs<T> a{.dx = dx_RC.as<T>(),
-                                .dy = dy_RC.as<T>(),
-                                .x = x_RC.as<T>(),
-                                .w = w_C.as<float>(),
+    const NormBackwardArgs<T> a{.dx = dx.as<T>(),
+                                .dy = dy.as<T>(),
+                                .x = x.as<T>(),
+                                .w = w.as<float>(),
                                 .partial_dw = partial,
                                 .rows = rows,
                                 .group_rows = group_rows,
-                                .dx_stride = dx_RC.row_stride,
-                                .dy_stride = dy_RC.row_stride,
-                                .x_stride = x_RC.row_stride,
+                                .dx_stride = dx.row_stride,
+                                .dy_stride = dy.row_stride,
+                                .x_stride = x.row_stride,
                                 .cols = static_cast<int>(cols),
                                 .eps = eps,
-                                .accumulate = accumulate};
-    launch_norm_backward(ctx, a, groups, is_wide(dx_RC) && is_wide(dy_RC) && is_wide(x_RC) && is_wide(w_C));
+                                .accumulate = accumulate,
+                                .heads = static_cast<int>(heads)};
+    launch_norm_backward(ctx, a, groups, wide);
   });
-  add_rows(ctx, dw_C.as<float>(), partial, groups, cols);
+  add_rows(ctx, dw.as<float>(), partial, groups, cols);
+}
+
+template <typename View>
+View with_token_stride(View v, std::int64_t stride) {
+  v.row_stride = stride;
+  return v;
+}
+bool are_wide_heads(const ConstTensorView& v, std::int64_t token_stride) {
+  return is_aligned(v.data, 16) && v.shape[2] % kVec == 0 && token_stride * static_cast<std::int64_t>(size_of(v.dtype)) % 16 == 0;
+}
+
+}  // namespace
+
+void rms_norm_backward(OpContext& ctx, TensorView dx_RC, TensorView dw_C, ConstTensorView dy_RC, ConstTensorView x_RC, ConstTensorView w_C,
+                       float eps, bool accumulate) {
+  run_norm_backward(ctx, dx_RC, dw_C, dy_RC, x_RC, w_C, 1, eps, accumulate,
+                    is_wide(dx_RC) && is_wide(dy_RC) && is_wide(x_RC) && is_wide(w_C));
+}
+
+void head_norm(OpContext& ctx, TensorView y_THD, std::int64_t y_token_stride, ConstTensorView x_THD, std::int64_t x_token_stride,
+               ConstTensorView w_D, float eps) {
+  with_type(x_THD.dtype, [&](auto t) {
+    using T = decltype(t);
+    const NormArgs<T> a{.y = y_THD.as<T>(),
+                        .x = x_THD.as<T>(),
+                        .w = w_D.as<float>(),
+                        .rows = x_THD.shape.num_rows(),
+                        .y_stride = y_token_stride,
+                        .x_stride = x_token_stride,
+                        .cols = static_cast<int>(x_THD.shape.num_cols()),
+                        .eps = eps,
+                        .heads = static_cast<int>(x_THD.shape[1])};
+    launch_norm<T, false>(ctx, a, are_wide_heads(y_THD, y_token_stride) && are_wide_heads(x_THD, x_token_stride) && is_wide(w_D));
+  });
+}
+
+void head_norm_backward(OpContext& ctx, TensorView dx_THD, std::int64_t dx_token_stride, TensorView dw_D, ConstTensorView dy_THD,
+                        std::int64_t dy_token_stride, ConstTensorView x_THD, std::int64_t x_token_stride, ConstTensorView w_D, float eps) {
+  const bool wide = are_wide_heads(dx_THD, dx_token_stride) && are_wide_heads(dy_THD, dy_token_stride) &&
+                    are_wide_heads(x_THD, x_token_stride) && is_wide(w_D);
+  run_norm_backward(ctx, with_token_stride(dx_THD, dx_token_stride), dw_D, with_token_stride(dy_THD, dy_token_stride),
+                    with_token_stride(x_THD, x_token_stride), w_D, x_THD.shape[1], eps, false, wide);
 }
 
 }  // namespace prl::ops::cuda

@@ -192,18 +192,28 @@ void sum_squares_to(OpContext& ctx, double* total, float* scratch, const float* 
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 
-double sum_squares(OpContext& ctx, ConstTensorView x) {
-  const std::int64_t n = x.shape.num_elements();
+double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs) {
   double* device_total = nullptr;
   float* scratch = nullptr;
+  std::int64_t chunks = 0;
+  for (const ConstTensorView& x : xs) chunks += ceil_div(x.shape.num_elements(), kSumChunk);
   const auto carve = [&](void* memory) {
     Carver c(memory);
     device_total = c.take<double>(1);
-    scratch = c.take<float>(sum_squares_floats(n));
+    scratch = c.take<float>(chunks);
     return c.used();
   };
   carve(ctx.workspace->require(carve(nullptr)));
-  sum_squares_to(ctx, device_total, scratch, x.as<float>(), n);
+  std::int64_t at = 0;
+  for (const ConstTensorView& x : xs) {
+    const std::int64_t n = x.shape.num_elements();
+    if (n == 0) continue;
+    chunk_squares_kernel<<<static_cast<unsigned>(ceil_div(n, kSumChunk)), kSumBlock, 0, stream_of(ctx)>>>(scratch + at, x.as<float>(), n);
+    PRL_CUDA_CHECK(cudaGetLastError());
+    at += ceil_div(n, kSumChunk);
+  }
+  total_kernel<<<1, kTotalBlock, 0, stream_of(ctx)>>>(device_total, scratch, chunks);
+  PRL_CUDA_CHECK(cudaGetLastError());
   double total = 0;
   ctx.runtime->copy_to_host(&total, device_total, sizeof total);
   return total;

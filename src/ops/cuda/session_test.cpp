@@ -57,6 +57,10 @@ OpTable make_waiting_table() {
     if (t.*kEntry != nullptr) t.*kEntry = Waiting<kEntry>::run;
   };
   wait.operator()<&OpTable::pack_linear>();
+  wait.operator()<&OpTable::share_linear>();
+  wait.operator()<&OpTable::hash_rows>();
+  wait.operator()<&OpTable::head_norm>();
+  wait.operator()<&OpTable::head_norm_backward>();
   wait.operator()<&OpTable::linear>();
   wait.operator()<&OpTable::linear_backward_input>();
   wait.operator()<&OpTable::linear_backward_weight>();

@@ -133,9 +133,9 @@ std::size_t Optimizer::state_bytes() const noexcept {
 }
 
 double global_grad_norm(ops::OpContext& ctx, const nn::Parameters& parameters) {
-  double sum = 0;
-  for (const nn::NamedParameter& p : parameters.named()) sum += ops::sum_squares(ctx, p.grad);
-  return std::sqrt(sum);
+  std::vector<ConstTensorView> grads;
+  for (const nn::NamedParameter& p : parameters.named()) grads.emplace_back(p.grad);
+  return std::sqrt(ops::sum_squares(ctx, grads));
 }
 
 std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters& parameters) {

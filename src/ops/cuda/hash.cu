@@ -1,0 +1,86 @@
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/device.cuh"
+#include "ops/cuda/linear_weight.hpp"
+
+namespace prl::ops::cuda {
+namespace {
+
+constexpr int kBlock = 256;
+constexpr int kBlocks = 1024;  ///< at most; each thread takes every n-th word
+
+using Word = unsigned long long;
+
+__device__ __forceinline__ void add_block(Word sum, Word* total) {
+  sum = warp_sum(sum);
+  if (threadIdx.x % kWarp == 0) atomicAdd(total, sum);  // integers: no order shows
+}
+
+/// Rows of whole words that lie end to end.
+__global__ void __launch_bounds__(kBlock) hash_words_kernel(Word* total, const Word* words, std::int64_t count) {
+  Word sum = 0;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x; i < count;
+       i += static_cast<std::int64_t>(gridDim.x) * kBlock)
+    sum += hash_word(words[i], static_cast<Word>(i));
+  add_block(sum, total);
+}
+
+/// Any rows: elements are converted and put together one by one.
+template <typename Stored, typename As>
+__global__ void __launch_bounds__(kBlock)
+    hash_elements_kernel(Word* total, const Stored* data, std::int64_t rows, std::int64_t cols, std::int64_t words_per_row) {
+  constexpr int kPerWord = 8 / static_cast<int>(sizeof(As));
+  Word sum = 0;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x; i < rows * words_per_row;
+       i += static_cast<std::int64_t>(gridDim.x) * kBlock) {
+    const std::int64_t r = i / words_per_row, c = (i - r * words_per_row) * kPerWord;
+    Word word = 0;
+#pragma unroll
+    for (int j = 0; j < kPerWord; ++j) {
+      if (c + j >= cols) break;
+      const float v = to_float(data[r * cols + c + j]);
+      Word bits = 0;
+      if constexpr (sizeof(As) == 2)
+        bits = __bfloat16_as_ushort(from_float<__nv_bfloat16>(v));
+      else
+        bits = __float_as_uint(v);
+      word |= bits << (8 * static_cast<int>(sizeof(As)) * j);
+    }
+    sum += hash_word(word, static_cast<Word>(i));
+  }
+  add_block(sum, total);
+}
+
+}  // namespace
+
+void hash_rows(OpContext& ctx, std::span<std::uint64_t> out, std::span<const HashedRows> items, DType as) {
+  auto* totals = static_cast<Word*>(ctx.workspace->require(out.size_bytes()));
+  ctx.runtime->zero(totals, out.size_bytes());
+  for (std::size_t n = 0; n < items.size(); ++n) {
+    const HashedRows& item = items[n];
+    const ConstTensorView view = item.packed != nullptr ? ConstTensorView(dense(ctx, *item.packed).w_NK) : item.plain;
+    const auto size = static_cast<std::int64_t>(size_of(view.dtype)), row_bytes = item.num_cols * size;
+    const char* data = view.as<char>() + item.first_row * row_bytes;
+    const std::int64_t words_per_row = ceil_div(item.num_cols * static_cast<std::int64_t>(size_of(as)), 8);
+    const std::int64_t words = item.num_rows * words_per_row;
+    if (words == 0) continue;
+    const auto grid = static_cast<unsigned>(std::min<std::int64_t>(kBlocks, ceil_div(words, kBlock)));
+    if (view.dtype == as && row_bytes % 8 == 0 && is_aligned(data, 8)) {
+      hash_words_kernel<<<grid, kBlock, 0, stream_of(ctx)>>>(totals + n, reinterpret_cast<const Word*>(data), words);
+    } else {
+      with_type(view.dtype, [&](auto stored) {
+        using Stored = decltype(stored);
+        const auto* values = reinterpret_cast<const Stored*>(data);
+        if (as == DType::kBF16)
+          hash_elements_kernel<Stored, __nv_bfloat16>
+              <<<grid, kBlock, 0, stream_of(ctx)>>>(totals + n, values, item.num_rows, item.num_cols, words_per_row);
+        else
+          hash_elements_kernel<Stored, float>
+              <<<grid, kBlock, 0, stream_of(ctx)>>>(totals + n, values, item.num_rows, item.num_cols, words_per_row);
+      });
+    }
+    PRL_CUDA_CHECK(cudaGetLastError());
+  }
+  ctx.runtime->copy_to_host(out.data(), totals, out.size_bytes());
+}
+
+}  // namespace prl::ops::cuda
