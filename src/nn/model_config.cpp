@@ -171,4 +171,17 @@ std::string to_config_json(const ModelConfig& config) {
   return pretty_json(object);
 }
 
+std::string saved_config_json(const ModelConfig& config, DType dtype) {
+  const char* name = dtype == DType::kBF16 ? "bfloat16" : dtype == DType::kF16 ? "float16" : "float32";
+  if (config.raw_json.empty()) {
+    ModelConfig copy = config;
+    copy.torch_dtype = name;
+    return to_config_json(copy);
+  }
+  json::value value = json::parse(config.raw_json);
+  json::object& object = value.get_object();
+  object[object.contains("dtype") ? "dtype" : "torch_dtype"] = name;
+  return pretty_json(value);
+}
+
 }  // namespace prl::nn
