@@ -88,7 +88,7 @@ TEST_P(GgufGolden, GivesBackConfigurationAndWeights) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Models, GgufGolden, testing::Values("llama_rope3_sharded", "qwen2_untied", "qwen3_tied"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& test) { return test.param; });
 
 TEST(GgufModel, QuantisedLlamaBecomesAFolderThatLoads) {
   const auto file = open(fixture("tiny_llama.gguf"));
