@@ -23,7 +23,7 @@ constexpr int kHelpWidth = 110;
 std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kInitModel) return {"output_dir"};
   if (command == Command::kMakeData) return {"output"};
-  if (command == Command::kConvert) return {"input_dir", "output_dir"};
+  if (command == Command::kConvert) return {"input", "output_dir"};
   return {};
 }
 

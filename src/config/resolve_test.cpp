@@ -195,12 +195,8 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--trainer.model.fsdp-cpu-offload", "host memory");
   expect("--inference.vllm.swap_space 4", "vLLM setting swap_space");
   expect("--orchestrator.algo.type rae", "the algorithm rae");
-  expect("--orchestrator.client.base-url https://x/v1 --inference.server.port 443", "encrypted");
   const auto hub = load_line<RlConfig>("rl --inference --model.name Qwen/Qwen3-0.6B");
-  EXPECT_TRUE(is_not_built(hub.not_built, "downloading \"Qwen/Qwen3-0.6B\""));
-  Context here = testing::plain_context();
-  here.is_directory = [](const std::string& name) { return name == "models/small"; };
-  EXPECT_THAT(load_line<RlConfig>("rl --inference --model.name models/small", here).not_built, IsEmpty());
+  EXPECT_THAT(hub.not_built, IsEmpty());
 }
 
 TEST(ResolveRl, WandbModeIsHeard) {
@@ -288,7 +284,13 @@ TEST(ResolveTools, InitModelTakesAFolderAndChecksTheShape) {
   EXPECT_THAT(error_of<InitModelConfig>("init-model"), HasSubstr("`prl init-model DIR`"));
   EXPECT_THAT(error_of<InitModelConfig>("init-model m --num-heads 6 --num-kv-heads 4"), HasSubstr("must divide num_heads"));
   EXPECT_THAT(error_of<InitModelConfig>("init-model m n"), HasSubstr("unexpected argument `n`"));
+  EXPECT_EQ(load_line<ConvertConfig>("convert a.gguf b").config.input, "a.gguf");
   EXPECT_EQ(load_line<ConvertConfig>("convert a b").config.output_dir, "b");
+  const auto chat = load_line<ChatConfig>("chat --model.name m --sampling.temperature 0 --sampling.max-tokens 9");
+  EXPECT_EQ(chat.config.sampling.temperature, 0.0);
+  EXPECT_EQ(chat.config.sampling.max_completion_tokens, 9);
+  EXPECT_EQ(load_line<ChatConfig>("chat --model.name m").config.sampling.temperature, 0.7);
+  EXPECT_FALSE(load_line<ChatConfig>("chat --model.name m --client.base-url http://h/v1").config.sampling.temperature) << "the server's own";
   EXPECT_TRUE(is_not_built(load_line<EvalsConfig>("evals --model m").not_built, "evaluations in a process"));
   EXPECT_TRUE(is_not_built(load_line<EnvServerConfig>("env-server --env.id reverse-text").not_built, "environments in a process"));
 }

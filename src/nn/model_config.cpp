@@ -146,7 +146,7 @@ std::string to_config_json(const ModelConfig& config) {
   object["head_dim"] = config.head_dim;
   object["hidden_act"] = "silu";
   object["max_position_embeddings"] = config.max_position;
-  object["rms_norm_eps"] = static_cast<double>(config.rms_norm_eps);
+  object["rms_norm_eps"] = std::stod(fmt::format("{}", config.rms_norm_eps));  // 1e-05 and not 9.999999747378752e-06
   object["rope_theta"] = config.rope_theta;
   if (config.rope_scaling.enabled) {
     object["rope_scaling"] = json::object{{"rope_type", "llama3"},

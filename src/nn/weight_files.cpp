@@ -85,8 +85,8 @@ void write_weight_files(const fs::path& folder, std::span<const WeightSource> so
   }
 }
 
-void make_model_folder(const fs::path& folder, const std::function<void(const fs::path& temporary)>& fill) {
-  if (fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder)))
+void make_model_folder(const fs::path& folder, const std::function<void(const fs::path& temporary)>& fill, bool replace) {
+  if (!replace && fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder)))
     fail(ErrorCode::kAlreadyExists, "{} exists; remove it or save elsewhere", folder.string());
   const fs::path clean = folder.has_filename() ? folder : folder.parent_path();  // "a/b/" ends in an empty name
   const fs::path parent = clean.has_parent_path() ? clean.parent_path() : fs::path(".");
@@ -97,7 +97,7 @@ void make_model_folder(const fs::path& folder, const std::function<void(const fs
   if (error) fail(ErrorCode::kIo, "cannot make {}: {}", temporary.string(), error.message());
   try {
     fill(temporary);
-    if (fs::exists(folder)) fs::remove(folder);  // empty, checked above
+    fs::remove_all(clean);  // empty, or to be replaced
     publish_directory(temporary, clean);
   } catch (const fs::filesystem_error& cause) {
     fs::remove_all(temporary, error);

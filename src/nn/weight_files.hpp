@@ -30,8 +30,10 @@ struct WeightFileOptions {
 void write_weight_files(const std::filesystem::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options);
 
 /// Calls `fill` with a fresh folder beside `folder`, then gives that its final name, fsynced: the folder appears whole or not at
-/// all. Error{kAlreadyExists} unless `folder` is missing or empty; {kIo}; what `fill` throws, after cleaning up.
-void make_model_folder(const std::filesystem::path& folder, const std::function<void(const std::filesystem::path& temporary)>& fill);
+/// all. Error{kAlreadyExists} unless `folder` is missing, empty or, with `replace`, to be removed; {kIo}; what `fill` throws, after
+/// cleaning up.
+void make_model_folder(const std::filesystem::path& folder, const std::function<void(const std::filesystem::path& temporary)>& fill,
+                       bool replace = false);
 
 /// Copies tokenizer, chat template and generation defaults where they exist.
 void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to);
