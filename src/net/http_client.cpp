@@ -391,7 +391,7 @@ asio::awaitable<std::string> BodyStream::next(std::chrono::milliseconds timeout)
   if (!impl_) co_return std::string();  // it has ended
   const auto connection = (*impl_->lease)->connection;
   auto reading = connection->read_piece(Clock::now() + timeout);
-  auto on_own_strand = on_strand<std::string>(connection, std::move(reading));
+  auto on_own_strand = detail::run_on<std::string>(connection->strand(), std::move(reading));
   std::string piece = co_await std::move(on_own_strand);
   if (piece.empty()) impl_.reset();  // its connection goes back to the pool
   co_return piece;
