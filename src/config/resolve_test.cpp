@@ -268,7 +268,10 @@ TEST(ResolveSft, DataAndModelAgreeOnLengths) {
   EXPECT_EQ(sft.config.model.seq_len, 4096);
   EXPECT_THAT(sft.not_built, IsEmpty());
   EXPECT_THAT(error_of<SftConfig>("sft --data.batch-size 5 --data.micro-batch-size 2"), HasSubstr("must divide batch_size, which is 5"));
-  EXPECT_TRUE(is_not_built(load_line<SftConfig>("sft --data.name org/set").not_built, "downloading the data set"));
+  EXPECT_THAT(load_line<SftConfig>("sft --data.name org/set --data.subsets a,b --data.probabilities 0.5,0.5").not_built, IsEmpty());
+  EXPECT_THAT(error_of<SftConfig>("sft --data.subsets a,b --data.splits x,y,z"), HasSubstr("3 splits for 2 subsets"));
+  EXPECT_THAT(error_of<SftConfig>("sft --data.splits x,y --data.probabilities 0.1,0.2,0.7"), HasSubstr("3 values for 2 parts"));
+  EXPECT_THAT(error_of<SftConfig>("sft --data.probabilities 0.1,0.9"), HasSubstr("2 values for 1 parts"));
   EXPECT_TRUE(is_not_built(load_line<SftConfig>("sft --deployment.num-gpus 8").not_built, "several GPUs"));
 }
 
@@ -290,7 +293,8 @@ TEST(ResolveTools, InitModelTakesAFolderAndChecksTheShape) {
   EXPECT_EQ(chat.config.sampling.temperature, 0.0);
   EXPECT_EQ(chat.config.sampling.max_completion_tokens, 9);
   EXPECT_EQ(load_line<ChatConfig>("chat --model.name m").config.sampling.temperature, 0.7);
-  EXPECT_FALSE(load_line<ChatConfig>("chat --model.name m --client.base-url http://h/v1").config.sampling.temperature) << "the server's own";
+  EXPECT_FALSE(load_line<ChatConfig>("chat --model.name m --client.base-url http://h/v1").config.sampling.temperature)
+      << "the server's own";
   EXPECT_TRUE(is_not_built(load_line<EvalsConfig>("evals --model m").not_built, "evaluations in a process"));
   EXPECT_TRUE(is_not_built(load_line<EnvServerConfig>("env-server --env.id reverse-text").not_built, "environments in a process"));
 }

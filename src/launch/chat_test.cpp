@@ -40,14 +40,14 @@ class EchoBackend final : public ChatBackend {
   std::vector<json::array> asked;
 };
 
-struct Run {
+struct Outcome {
   int status = 0;
   std::string shown;
   std::vector<json::array> asked;
 };
 
-Run run(std::deque<std::string> lines, ChatOptions options = {}, bool shows_hints = false, int interrupt_after = -1) {
-  Run result;
+Outcome run(std::deque<std::string> lines, ChatOptions options = {}, bool shows_hints = false, int interrupt_after = -1) {
+  Outcome result;
   EchoBackend backend;
   ChatTerminal terminal;
   terminal.has_color = shows_hints;
@@ -72,7 +72,7 @@ std::string roles(const json::array& messages) {
 }
 
 TEST(ChatLoop, KeepsTheConversationUntilReset) {
-  const Run r = run({"one", "", "two", "/reset", "three", "/exit", "never"}, {.system_prompt = "be brief", .prompt = {}});
+  const Outcome r = run({"one", "", "two", "/reset", "three", "/exit", "never"}, {.system_prompt = "be brief", .prompt = {}});
   ASSERT_EQ(r.asked.size(), 3u);
   EXPECT_EQ(roles(r.asked[0]), "su");
   EXPECT_EQ(roles(r.asked[1]), "suau");
@@ -84,7 +84,7 @@ TEST(ChatLoop, KeepsTheConversationUntilReset) {
 }
 
 TEST(ChatLoop, SystemUndoHelpAndUnknownCommands) {
-  const Run r = run({"/system speak Greek", "one", "/undo", "/undo", "two", "/system", "three", "/help", "/nonsense", " /etc"});
+  const Outcome r = run({"/system speak Greek", "one", "/undo", "/undo", "two", "/system", "three", "/help", "/nonsense", " /etc"});
   ASSERT_EQ(r.asked.size(), 4u);
   EXPECT_EQ(r.asked[0][0].at("content").as_string(), "speak Greek");
   EXPECT_EQ(roles(r.asked[1]), "su") << "the first exchange was taken back";
@@ -96,7 +96,7 @@ TEST(ChatLoop, SystemUndoHelpAndUnknownCommands) {
 }
 
 TEST(ChatLoop, LinesThatGoOnFailuresAndOneMessage) {
-  Run r = run({"a\\", "b\\", "c", "fail", "d"});
+  Outcome r = run({"a\\", "b\\", "c", "fail", "d"});
   ASSERT_EQ(r.asked.size(), 3u);
   EXPECT_EQ(r.asked[0][0].at("content").as_string(), "a\nb\nc");
   EXPECT_THAT(r.shown, HasSubstr("no reply: the prompt is too long"));
@@ -108,12 +108,12 @@ TEST(ChatLoop, LinesThatGoOnFailuresAndOneMessage) {
 }
 
 TEST(ChatLoop, InterruptionKeepsWhatWasSaidAndHintsAreDim) {
-  const Run r = run({"one", "two"}, {}, true, 2);
+  const Outcome r = run({"one", "two"}, {}, true, 2);
   ASSERT_EQ(r.asked.size(), 2u);
   EXPECT_EQ(r.asked[1][1].at("content").as_string(), "echo 1: ");
   EXPECT_THAT(r.shown, HasSubstr("interrupted"));
   EXPECT_THAT(r.shown, HasSubstr("6.0 per second"));
-  const Run thinking = run({"think"}, {}, true);
+  const Outcome thinking = run({"think"}, {}, true);
   EXPECT_THAT(thinking.shown, HasSubstr("\x1b[2mhm\x1b[0m\necho"));
 }
 

@@ -22,6 +22,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   options.step = {.loss = {}, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
   options.data = config.data;
   options.val = config.val;
+  options.hub = io::HubSettings::from_environment();
   if (std::holds_alternative<config::SftDataConfig>(config.data)) {
     TextOptions text_options;
     text_options.renderer = config.renderer.name;
