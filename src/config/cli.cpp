@@ -23,7 +23,7 @@ constexpr int kHelpWidth = 110;
 std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kInitModel) return {"output_dir"};
   if (command == Command::kMakeData) return {"output"};
-  if (command == Command::kConvert) return {"input_dir", "output_dir"};
+  if (command == Command::kConvert) return {"input", "output_dir"};
   return {};
 }
 
@@ -198,10 +198,6 @@ Context Context::from_process() {
     const std::size_t equals = text.find('=');
     if (equals != std::string_view::npos) context.environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
-  context.is_directory = [](const std::string& path) {
-    std::error_code error;
-    return std::filesystem::is_directory(path, error);
-  };
   return context;
 }
 

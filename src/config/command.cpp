@@ -13,7 +13,7 @@ constexpr CommandInfo kCommands[] = {
     {Command::kSynthesize, "synthesize", "Generate episodes as training data"},
     {Command::kInitModel, "init-model", "Make a small model folder with random weights"},
     {Command::kMakeData, "make-data", "Write SFT conversations from an environment's demonstrations"},
-    {Command::kConvert, "convert", "Rewrite a model folder"},
+    {Command::kConvert, "convert", "Make a model folder from a GGUF file or another folder"},
     {Command::kChat, "chat", "Talk to a model"},
     {Command::kBench, "bench", "Measure this machine"},
     {Command::kDoctor, "doctor", "Say what this machine has and what that means"},

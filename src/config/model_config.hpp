@@ -182,7 +182,7 @@ struct TrainerModelConfig {
   ModelDebugConfig debug;
   template <class V>
   void visit(V& v) {
-    v.field("name", name, "Folder of a Hugging Face model (config.json, safetensors, tokenizer.json)");
+    v.field("name", name, "Folder of a Hugging Face model (config.json, safetensors, tokenizer.json), or its id on the hub");
     v.field("trust_remote_code", trust_remote_code, "Accepted; no code of a model folder is ever run");
     v.field("seq_len", seq_len, "Length of a packed micro batch", {.unit = "tokens", .min = 1, .max = 1 << 24});
     v.field("optimization_dtype", optimization_dtype, "Type of the stored parameters; float32 keeps masters");

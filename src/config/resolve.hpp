@@ -19,7 +19,6 @@ struct Context {
   std::map<std::string, std::string> environment;                            ///< process environment
   int num_devices = 1;                                                       ///< devices this build can use on this machine
   std::vector<std::string> native_envs = {"reverse-text", "alphabet-sort"};  ///< environments built into this program
-  std::function<bool(const std::string&)> is_directory;                      ///< whether a model name is a local folder
 
   static Context from_process();
 };

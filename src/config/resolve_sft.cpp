@@ -29,14 +29,14 @@ void check_data(const SftData& data, const std::string& key, const Check& check)
       data);
   const auto* real = std::get_if<SftDataConfig>(&data);
   if (!real) return;
-  if (real->subsets || real->splits || real->probabilities)
-    check.not_built(key + (real->subsets ? ".subsets" : real->splits ? ".splits" : ".probabilities"), "mixing several data sets");
-  const bool is_path = real->name.ends_with(".jsonl") || real->name.ends_with(".json") || real->name.starts_with("/") ||
-                       real->name.starts_with("./") || real->name.starts_with("../");
-  const auto& is_directory = check.context().is_directory;
-  if (!is_path && !(is_directory && is_directory(real->name)))
-    check.not_built(key + ".name",
-                    fmt::format("downloading the data set \"{}\" from the Hugging Face hub; give a local .jsonl file", real->name));
+  if (real->name.empty()) check.problem(key + ".name", "names no data; give a file, a folder, or the id of a data set on the hub");
+  const std::size_t num_parts = real->subsets ? real->subsets->size() : real->splits ? real->splits->size() : 1;
+  if (num_parts == 0) check.problem(key + (real->subsets ? ".subsets" : ".splits"), "is empty; leave it out to take the train split");
+  if (real->subsets && real->splits && real->splits->size() != num_parts)
+    check.problem(key + ".splits", fmt::format("holds {} splits for {} subsets; give one for each, or only one of the lists",
+                                               real->splits->size(), num_parts));
+  if (real->probabilities && real->probabilities->size() != num_parts)
+    check.problem(key + ".probabilities", fmt::format("holds {} values for {} parts", real->probabilities->size(), num_parts));
 }
 
 }  // namespace

@@ -6,6 +6,10 @@
 namespace prl::config {
 
 using detail::Check;
+namespace {
+constexpr double kChatTemperature = 0.7;
+constexpr int kChatReplyTokens = 1024;
+}  // namespace
 
 template <>
 Resolution<InitModelConfig> resolve(Value raw, const Context& context) {
@@ -36,9 +40,8 @@ template <>
 Resolution<ConvertConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<ConvertConfig>(raw);
   const Check check(raw, "", resolution.report, context);
-  if (resolution.config.input_dir.empty() || resolution.config.output_dir.empty())
-    check.problem(resolution.config.input_dir.empty() ? "input_dir" : "output_dir", "is needed: `prl convert IN OUT`");
-  if (resolution.config.dtype == ComputeDType::kFloat16) check.not_built("dtype", "saving float16");
+  if (resolution.config.input.empty() || resolution.config.output_dir.empty())
+    check.problem(resolution.config.input.empty() ? "input" : "output_dir", "is needed: `prl convert IN OUT`");
   return resolution;
 }
 
@@ -52,6 +55,12 @@ Resolution<ChatConfig> resolve(Value raw, const Context& context) {
     check.problem("model.name", "is needed: the folder of a model, or its name together with client.base_url");
   } else {
     detail::check_model_name(resolution.config.model.name, "model.name", check);
+  }
+  if (!resolution.config.client) {
+    // A server has defaults of its own; a model loaded here has none, and small models wander at temperature 1.
+    EvalSamplingConfig& sampling = resolution.config.sampling;
+    if (!sampling.temperature) sampling.temperature = kChatTemperature;
+    if (!sampling.max_completion_tokens) sampling.max_completion_tokens = kChatReplyTokens;
   }
   return resolution;
 }

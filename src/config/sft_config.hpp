@@ -64,10 +64,10 @@ struct SftDataConfig {
   LossMaskConfig loss_mask;
   template <class V>
   void visit(V& v) {
-    v.field("name", name, "Local JSONL file or folder of such files");
-    v.field("subsets", subsets, "Subsets to mix");
-    v.field("splits", splits, "Splits to mix");
-    v.field("probabilities", probabilities, "Shares of the mixed parts", {.min = 0, .max = 1});
+    v.field("name", name, "Data file (.jsonl, .json, .csv, .parquet), folder of them, or id of a data set on the hub");
+    v.field("subsets", subsets, "Subsets to mix, each with its split train unless splits names one");
+    v.field("splits", splits, "Splits to mix, perhaps with a range of rows: train[:1000]");
+    v.field("probabilities", probabilities, "Probabilities of the mixed parts; rows take turns if not set", {.min = 0, .max = 1});
     v.field("stopping_strategy", stopping_strategy, "An epoch ends when all parts are exhausted, or the first");
     v.field("batch_size", batch_size, "Packed sequences per step", {.unit = "sequences", .min = 1});
     v.field("seq_len", seq_len, "Length of a packed sequence", {.unit = "tokens", .min = 1, .max = 1 << 24});

@@ -77,19 +77,21 @@ struct MakeDataConfig {
   }
 };
 
-/// `prl convert IN OUT`: rewrites a model folder.
+/// `prl convert IN OUT`: a GGUF file or a model folder to a Hugging Face folder.
 struct ConvertConfig {
-  std::filesystem::path input_dir;
+  std::filesystem::path input;
   std::filesystem::path output_dir;
   ComputeDType dtype = ComputeDType::kAuto;
   std::int64_t max_shard_bytes = std::int64_t{5} << 30;
+  std::optional<std::string> pre_tokenizer;
   bool overwrite = false;
   template <class V>
   void visit(V& v) {
-    v.field("input_dir", input_dir, "Model folder or checkpoint to read");
+    v.field("input", input, "GGUF file, or model folder or checkpoint, to read");
     v.field("output_dir", output_dir, "Folder to make");
-    v.field("dtype", dtype, "Type of the saved weights; auto keeps the one found");
+    v.field("dtype", dtype, "Type of the saved weights; auto keeps the one found, and takes bfloat16 for quantised files");
     v.field("max_shard_bytes", max_shard_bytes, "Largest file of weights", {.unit = "bytes", .min = 1024});
+    v.field("pre_tokenizer", pre_tokenizer, "How a GGUF file splits text, where it does not say: gpt-2 llama-bpe qwen2 smollm");
     v.field("overwrite", overwrite, "Replace an existing folder");
   }
 };
@@ -105,7 +107,7 @@ struct ChatConfig {
   LogConfig log;
   template <class V>
   void visit(V& v) {
-    v.field("model", model, "Model folder, or the name that the server serves");
+    v.field("model", model, "Model folder or hub id, or the name that the server serves");
     v.field("client", client, "Server; the model is loaded here if not set");
     v.field("sampling", sampling, "Sampling");
     v.field("system_prompt", system_prompt, "First message");

@@ -154,7 +154,7 @@ int run_eval_role(const config::EvalConfig& config, bool is_server_named, std::s
   net::raise_fd_limit(65536);
   net::IoRuntime io(1, "eval");
   std::unique_ptr<Subject> subject;
-  if (!is_server_named && fs::is_directory(config.model.name))
+  if (!is_server_named && is_local_model(config.model.name))
     subject = std::make_unique<LocalSubject>(config);
   else
     subject = std::make_unique<ServerSubject>(config, io);

@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "config/text_format.hpp"
+#include "io/hub/hub_model.hpp"
 #include "ops/measure.hpp"
 
 namespace prl::launch {
@@ -22,14 +23,13 @@ env::EnvSpec make_spec(const Env& config) {
 
 }  // namespace
 
-fs::path model_folder(const std::string& name) {
-  const fs::path folder(name);
-  if (fs::is_directory(folder)) return folder;
-  fail(ErrorCode::kNotFound,
-       "model {}: there is no such folder. Give the path of a Hugging Face model folder (config.json, safetensors, tokenizer.json), or "
-       "make a "
-       "small one with `prl init-model`; models are not downloaded by this build",
-       name);
+fs::path model_folder(const std::string& name) { return io::find_model(name, io::ModelParts::kAll, io::HubSettings::from_environment()); }
+
+fs::path text_folder(const std::string& name) { return io::find_model(name, io::ModelParts::kText, io::HubSettings::from_environment()); }
+
+bool is_local_model(const std::string& name) {
+  if (fs::is_directory(name)) return true;
+  return io::is_hub_id(name) && name.find('/') != std::string::npos;
 }
 
 DeviceKind device_kind(const config::ComputeConfig& compute) {

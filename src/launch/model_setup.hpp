@@ -18,8 +18,14 @@
 
 namespace prl::launch {
 
-/// Folder of a model as users name it. Error{kNotFound} saying what was looked for; hub ids are not downloaded yet.
+/// Folder of a model as users name it: a folder, or a hub id that is in the local cache or is downloaded into it, by the
+/// environment variables of Hugging Face's clients (io/hub/hub_model.hpp). The one place where `model.name` becomes a folder.
 std::filesystem::path model_folder(const std::string& name);
+/// The same where only the tokenizer and its chat template are wanted; weights are not downloaded.
+std::filesystem::path text_folder(const std::string& name);
+/// Whether a name of which no server was given is meant to be loaded here: a folder or "organisation/name". Names of API models
+/// ("gpt-4.1-mini") are neither.
+bool is_local_model(const std::string& name);
 
 /// Where a role computes. "auto" is the first GPU if this build and machine have one, else the CPU.
 DeviceKind device_kind(const config::ComputeConfig& compute);

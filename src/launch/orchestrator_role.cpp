@@ -28,7 +28,7 @@ std::string trimmed_root(std::string url) {
 }  // namespace
 
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
-  const std::filesystem::path folder = model_folder(config.tokenizer.name.value_or(config.student.model.name));
+  const std::filesystem::path folder = text_folder(config.tokenizer.name.value_or(config.student.model.name));
   TextOptions text_options;
   text_options.renderer = config.renderer.name;
   text_options.chat_template = config.tokenizer.chat_template;

@@ -16,23 +16,24 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   shared.compute = config.compute;
   shared.seed = config.seed;
   trainer::Policy policy(make_runtime(config.compute), policy_options(shared));
-  const std::filesystem::path text_folder = model_folder(config.tokenizer.name.value_or(config.model.name));
+  const std::filesystem::path tokenizer_dir = text_folder(config.tokenizer.name.value_or(config.model.name));
 
   trainer::SftRunOptions options;
   options.step = {.loss = {}, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
   options.data = config.data;
   options.val = config.val;
+  options.hub = io::HubSettings::from_environment();
   if (std::holds_alternative<config::SftDataConfig>(config.data)) {
     TextOptions text_options;
     text_options.renderer = config.renderer.name;
     text_options.chat_template = config.tokenizer.chat_template;
-    TextSetup text = load_text(text_folder, text_options);
+    TextSetup text = load_text(tokenizer_dir, text_options);
     if (!text.chat_template)
-      fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", text_folder.string());
+      fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", tokenizer_dir.string());
     options.text = {text.tokenizer, text.chat_template, text.renderer};
   }
   options.peak_flops = measured_peak_flops(config.compute, policy.options().compute);
-  options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, text_folder);
+  options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, tokenizer_dir);
   options.resume = resume_options(config.ckpt);
   options.is_bench = config.bench.has_value();
   if (config.bench) options.bench_json = config.bench->output_json;

@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "launch/model_setup.hpp"
 #include "launch/supervisor.hpp"
 
 namespace prl::launch {
@@ -41,6 +42,9 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
     child.echo = echo;
     return child;
   };
+  // Downloads happen once, here and with their progress in sight; the roles then find the model in the cache.
+  model_folder(config.trainer.model.name);
+  text_folder(config.orchestrator.tokenizer.name.value_or(config.orchestrator.student.model.name));
   Supervisor supervisor;
   if (config.inference)
     supervisor.start(spec("inference", false, false, config.inference->env_vars));

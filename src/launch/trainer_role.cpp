@@ -63,7 +63,7 @@ trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, double
   options.step = {.loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
   options.seq_len = config.model.seq_len;
   options.peak_flops = measured_peak_flops;
-  options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, model_folder(config.tokenizer.name.value_or(config.model.name)));
+  options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, text_folder(config.tokenizer.name.value_or(config.model.name)));
   options.resume = resume_options(config.ckpt);
   if (std::holds_alternative<config::FilesystemBroadcast>(config.weight_broadcast)) options.broadcasts = config.output_dir / "broadcasts";
   // The orchestrator may be this far ahead of the trainer's version, the step in hand not counted.

@@ -52,4 +52,14 @@ std::vector<SseEvent> BlockingHttpClient::read_sse(HttpCall call) {
   return runtime_->run_blocking(collect(*client_, std::move(call), timeout), timeout * 2 + kGrace, what);
 }
 
+BodyStream BlockingHttpClient::open_body(HttpCall call) {
+  const auto timeout = call.timeout.count() > 0 ? call.timeout : options_.timeout;
+  const std::string what = call.url;
+  return runtime_->run_blocking(client_->open_body(std::move(call)), timeout + kGrace, what);
+}
+
+std::string BlockingHttpClient::next_piece(BodyStream& body, std::chrono::milliseconds timeout) {
+  return runtime_->run_blocking(body.next(timeout), timeout + kGrace, "the next piece of a reply");
+}
+
 }  // namespace prl::net

@@ -378,4 +378,42 @@ asio::awaitable<SseStream> HttpClient::open_sse(HttpCall call) {
   co_return stream;
 }
 
+struct BodyStream::Impl {
+  std::shared_ptr<std::optional<HttpClient::Impl::Lease>> lease;
+};
+
+BodyStream::BodyStream() = default;
+BodyStream::~BodyStream() = default;
+BodyStream::BodyStream(BodyStream&&) noexcept = default;
+BodyStream& BodyStream::operator=(BodyStream&&) noexcept = default;
+
+asio::awaitable<std::string> BodyStream::next(std::chrono::milliseconds timeout) {
+  if (!impl_) co_return std::string();  // it has ended
+  const auto connection = (*impl_->lease)->connection;
+  auto reading = connection->read_piece(Clock::now() + timeout);
+  auto on_own_strand = detail::run_on<std::string>(connection->strand(), std::move(reading));
+  std::string piece = co_await std::move(on_own_strand);
+  if (piece.empty()) impl_.reset();  // its connection goes back to the pool
+  co_return piece;
+}
+
+asio::awaitable<BodyStream> HttpClient::open_body(HttpCall call) {
+  const auto impl = impl_;
+  check_header_values(call);
+  const Url url = Url::parse(call.url);
+  const TimePoint deadline = Clock::now() + (call.timeout.count() > 0 ? call.timeout : impl->options.timeout);
+  const std::string what = fmt::format("{} {}", call.method, call.url);
+  auto lease = std::make_shared<std::optional<Impl::Lease>>();
+  BodyStream stream;
+  try {
+    auto beginning = impl->begin(lease, std::move(call), url, std::numeric_limits<std::size_t>::max(), deadline);
+    stream.head_ = co_await std::move(beginning);
+  } catch (const Error& error) {
+    throw error.with_context(what);
+  }
+  stream.impl_ = std::make_unique<BodyStream::Impl>();
+  stream.impl_->lease = std::move(lease);
+  co_return stream;
+}
+
 }  // namespace prl::net

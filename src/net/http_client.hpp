@@ -71,6 +71,26 @@ class SseStream {
   std::unique_ptr<Impl> impl_;
 };
 
+/// A reply whose body is read piece by piece, for what does not fit in memory. Destroying it early closes the connection.
+class BodyStream {
+ public:
+  BodyStream();
+  ~BodyStream();
+  BodyStream(BodyStream&&) noexcept;
+  BodyStream& operator=(BodyStream&&) noexcept;
+  /// Status and headers; the body is empty.
+  const HttpReply& head() const noexcept { return head_; }
+  /// The next piece, empty at the end. Error{kDeadline} after `timeout` without bytes, {kUnavailable} if the connection breaks
+  /// before the length that the header promised.
+  asio::awaitable<std::string> next(std::chrono::milliseconds timeout);
+
+ private:
+  friend class HttpClient;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  HttpReply head_;
+};
+
 /// HTTP/1.1 client with a pool of kept connections per host. Any number of coroutines on any executors may call it at once;
 /// each connection has a strand of its own. https needs a build with OpenSSL, else Error{kNotImplemented}.
 ///
@@ -106,10 +126,14 @@ class HttpClient {
   /// Sends the call and reads the header of its reply; throws as raise_for_status if it is not 2xx. `timeout` of the call
   /// covers this part only. Not retried after bytes of a reply arrived.
   asio::awaitable<SseStream> open_sse(HttpCall call);
+  /// Sends the call and reads the header of its reply, of any status and with a body of any size. `timeout` of the call covers
+  /// this part only. Not retried.
+  asio::awaitable<BodyStream> open_body(HttpCall call);
   std::size_t num_open_connections() const;
 
  private:
   friend class SseStream;
+  friend class BodyStream;
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };
@@ -124,6 +148,9 @@ class BlockingHttpClient {
   boost::json::value post_json(std::string url, boost::json::value body);
   /// All events of a streamed reply.
   std::vector<SseEvent> read_sse(HttpCall call);
+  /// Begins a reply that is read with next_piece(); the client must outlive it.
+  BodyStream open_body(HttpCall call);
+  std::string next_piece(BodyStream& body, std::chrono::milliseconds timeout);
 
  private:
   HttpClient::Options options_;

@@ -350,6 +350,40 @@ TEST_F(HttpTest, DroppingAnSseStreamCancelsOnTheServer) {
   EXPECT_EQ(client.num_open_connections(), 0u);
 }
 
+TEST_F(HttpTest, BodiesArriveInPiecesOfAnySize) {
+  start();
+  HttpClient::Options options = fast_client();
+  options.max_reply_bytes = 100;  // pieces are bounded by nothing but the reader's patience
+  BlockingHttpClient client(options);
+  HttpCall call;
+  call.method = "POST";
+  call.url = url("/echo");
+  call.body = std::string(3'000'000, 'b');
+  const std::int64_t num_accepted = server_->stats().num_accepted;
+  for (int i = 0; i < 2; ++i) {
+    BodyStream body = client.open_body(call);
+    EXPECT_EQ(body.head().status, 200);
+    EXPECT_TRUE(body.head().body.empty());
+    std::size_t size = 0, num_pieces = 0;
+    for (std::string piece = client.next_piece(body, 5s); !piece.empty(); piece = client.next_piece(body, 5s), ++num_pieces)
+      size += piece.size();
+    EXPECT_GE(size, call.body.size());
+    EXPECT_GT(num_pieces, 1u);
+    EXPECT_EQ(client.next_piece(body, 5s), "") << "after the end there is nothing";
+  }
+  EXPECT_EQ(server_->stats().num_accepted, num_accepted + 1) << "a body read to its end leaves its connection to the next call";
+  call.method = "GET";
+  call.body.clear();
+  call.url = url("/nowhere");
+  EXPECT_EQ(client.open_body(call).head().status, 404);
+  call.url = url("/stream?kind=endless");
+  {
+    BodyStream body = client.open_body(call);
+    EXPECT_NE(client.next_piece(body, 5s), "");
+  }
+  EXPECT_TRUE(eventually([&] { return seen_->num_unwound == 1; })) << "dropping it closes the connection";
+}
+
 asio::awaitable<void> call_and_count(HttpClient& client, std::string url, std::atomic<int>& num_ok) {
   HttpCall call;
   call.url = std::move(url);

@@ -146,7 +146,7 @@ std::string to_config_json(const ModelConfig& config) {
   object["head_dim"] = config.head_dim;
   object["hidden_act"] = "silu";
   object["max_position_embeddings"] = config.max_position;
-  object["rms_norm_eps"] = static_cast<double>(config.rms_norm_eps);
+  object["rms_norm_eps"] = std::stod(fmt::format("{}", config.rms_norm_eps));  // 1e-05 and not 9.999999747378752e-06
   object["rope_theta"] = config.rope_theta;
   if (config.rope_scaling.enabled) {
     object["rope_scaling"] = json::object{{"rope_type", "llama3"},
@@ -169,6 +169,19 @@ std::string to_config_json(const ModelConfig& config) {
   }
   object["torch_dtype"] = config.torch_dtype;
   return pretty_json(object);
+}
+
+std::string saved_config_json(const ModelConfig& config, DType dtype) {
+  const char* name = dtype == DType::kBF16 ? "bfloat16" : dtype == DType::kF16 ? "float16" : "float32";
+  if (config.raw_json.empty()) {
+    ModelConfig copy = config;
+    copy.torch_dtype = name;
+    return to_config_json(copy);
+  }
+  json::value value = json::parse(config.raw_json);
+  json::object& object = value.get_object();
+  object[object.contains("dtype") ? "dtype" : "torch_dtype"] = name;
+  return pretty_json(value);
 }
 
 }  // namespace prl::nn

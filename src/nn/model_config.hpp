@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tensor/dtype.hpp"
+
 namespace prl::nn {
 
 /// Llama 3 frequency scaling, "rope_type": "llama3" of config.json.
@@ -46,5 +48,7 @@ struct ModelConfig {
 ModelConfig load_model_config(const std::filesystem::path& folder);
 /// config.json text for a model that init-model made.
 std::string to_config_json(const ModelConfig& config);
+/// config.json text for weights saved as `dtype`: raw_json with that one key changed, or to_config_json where there is none.
+std::string saved_config_json(const ModelConfig& config, DType dtype);
 
 }  // namespace prl::nn

@@ -17,6 +17,7 @@
 #include "text/chat_template.hpp"
 #include "text/detail/byte_alphabet.hpp"
 #include "text/detail/pre_tokenizer.hpp"
+#include "text/detail/tokenizer_json.hpp"
 #include "text/json_python.hpp"
 #include "text/utf8.hpp"
 
@@ -27,17 +28,8 @@ namespace json = boost::json;
 using Pair = std::pair<std::int32_t, std::int32_t>;
 
 constexpr int kMaxMerges = 500'000;
-constexpr std::string_view kQwenPattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-json::value pre_tokenizer_config() {
-  const json::object split{{"type", "Split"},
-                           {"pattern", json::object{{"Regex", json::string_view(kQwenPattern.data(), kQwenPattern.size())}}},
-                           {"behavior", "Isolated"},
-                           {"invert", false}};
-  const json::object bytes{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
-  return json::object{{"type", "Sequence"}, {"pretokenizers", json::array{split, bytes}}};
-}
+json::value pre_tokenizer_config() { return detail::split_then_bytes(detail::kQwenPattern, false); }
 
 struct Word {
   std::vector<std::int32_t> symbols;
@@ -115,16 +107,6 @@ class MergeLearner {
   std::map<Pair, std::vector<std::size_t>> places_;  // words that held the pair at some time
 };
 
-json::object added_token(std::int32_t id, std::string_view content) {
-  return json::object{{"id", id},
-                      {"content", json::string_view(content.data(), content.size())},
-                      {"single_word", false},
-                      {"lstrip", false},
-                      {"rstrip", false},
-                      {"normalized", false},
-                      {"special", true}};
-}
-
 }  // namespace
 
 ByteTokenizerIds write_byte_level_tokenizer(const std::filesystem::path& folder, const ByteTokenizerOptions& options) {
@@ -164,9 +146,9 @@ ByteTokenizerIds write_byte_level_tokenizer(const std::filesystem::path& folder,
   ids.im_end = ids.endoftext + 2;
   ids.vocab_size = ids.endoftext + 3;
 
-  const json::array added{added_token(ids.endoftext, "<|endoftext|>"), added_token(ids.im_start, "<|im_start|>"),
-                          added_token(ids.im_end, "<|im_end|>")};
-  const json::object byte_level{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+  const json::array added{detail::added_token(ids.endoftext, "<|endoftext|>", true),
+                          detail::added_token(ids.im_start, "<|im_start|>", true), detail::added_token(ids.im_end, "<|im_end|>", true)};
+  const json::object byte_level = detail::byte_level(false, false, false);
   const json::object model{{"type", "BPE"},
                            {"dropout", nullptr},
                            {"unk_token", nullptr},
@@ -186,16 +168,9 @@ ByteTokenizerIds write_byte_level_tokenizer(const std::filesystem::path& folder,
                                {"post_processor", byte_level},
                                {"decoder", byte_level},
                                {"model", model}};
-  json::object decoder;
-  for (const json::value& token : added) {
-    json::object entry = token.as_object();
-    const std::string key = std::to_string(entry.at("id").as_int64());
-    entry.erase("id");
-    decoder[key] = entry;
-  }
   const std::string chat_template = options.chat_template.empty() ? std::string(chatml_template()) : options.chat_template;
   const json::object config{{"add_prefix_space", false},
-                            {"added_tokens_decoder", decoder},
+                            {"added_tokens_decoder", detail::added_tokens_decoder(added)},
                             {"additional_special_tokens", json::array{"<|im_start|>"}},
                             {"bos_token", nullptr},
                             {"chat_template", json::string(chat_template)},

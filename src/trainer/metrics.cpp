@@ -61,6 +61,8 @@ constexpr MetricInfo kSft[] = {
     {"progress/epoch", "1", "passes over the data"},
     {"progress/num_samples", "samples", "samples trained since the start of the run"},
     {"progress/num_tokens", "tokens", "tokens trained since the start of the run"},
+    {"progress/**/ratio_samples", "1", "share of a part of a mixture in the samples trained by this process"},
+    {"progress/**/ratio_tokens", "1", "share of a part of a mixture in the tokens trained by this process"},
 };
 
 }  // namespace

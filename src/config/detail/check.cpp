@@ -16,12 +16,6 @@ constexpr std::array<std::string_view, 8> kForbiddenVariables = {"CUDA_VISIBLE_D
                                                                  "WANDB_RUN_ID",         "WANDB_SHARED_MODE",    "WANDB_SHARED_LABEL",
                                                                  "WANDB_SHARED_PRIMARY", "WANDB_SHARED_FINISHER"};
 
-bool looks_like_hub_id(std::string_view name) {
-  const std::size_t slash = name.find('/');
-  return slash != std::string_view::npos && slash > 0 && slash + 1 < name.size() && name.find('/', slash + 1) == std::string_view::npos &&
-         name.front() != '.' && name.front() != '~';
-}
-
 /// The defaults, with the optional blocks and variants around `key` switched on as `chosen` has them.
 Value usual_around(const TypeOps& ops, const Value& chosen, std::string_view key) {
   Value blocks = Value::table();
@@ -60,11 +54,7 @@ void warn_inert(const TypeOps& ops, const void* config, std::span<const Inert> k
 }
 
 void check_model_name(const std::string& name, std::string_view key, const Check& check) {
-  const auto& is_directory = check.context().is_directory;
-  if (name.empty()) return check.problem(key, "names no model; give the folder of one");
-  if (looks_like_hub_id(name) && !(is_directory && is_directory(name)))
-    check.not_built(
-        key, fmt::format("downloading \"{}\" from the Hugging Face hub; give a local folder (`prl init-model` makes a small one)", name));
+  if (name.empty()) check.problem(key, "names no model; give the folder of one, or its id on the Hugging Face hub");
 }
 
 void check_env_id(const std::string& id, const Check& check) {
@@ -126,11 +116,8 @@ void check_client(const ClientConfig& client, const Check& check) {
   for (const auto& [key, urls] :
        {std::pair{"base_url", client.base_url}, std::pair{"admin_base_url", client.admin_base_url.value_or(std::vector<std::string>())}}) {
     for (const std::string& url : urls) {
-      if (url.starts_with("https://")) {
-        check.not_built(key, fmt::format("encrypted connections ({}); use an http:// address", url));
-      } else if (!url.starts_with("http://")) {
-        check.problem(key, fmt::format("\"{}\" must start with http://", url));
-      }
+      if (!url.starts_with("https://") && !url.starts_with("http://"))
+        check.problem(key, fmt::format("\"{}\" must start with http:// or https://", url));
     }
   }
 }

@@ -57,7 +57,7 @@ void check_wandb(std::optional<WandbConfig>& wandb, const Check& check);
 /// Adds "-bench" to the project, once.
 void mark_bench(WandbConfig& wandb);
 void check_env_vars(const std::map<std::string, std::string>& env_vars, const Check& check);
-/// A name such as "Qwen/Qwen3-0.6B" that is no local folder would have to be downloaded.
+/// A folder, or a hub id such as "Qwen/Qwen3-0.6B"; which of them it is, is found out when the model is loaded.
 void check_model_name(const std::string& name, std::string_view key, const Check& check);
 /// Native or not built; `id` is at key "id" of the section.
 void check_env_id(const std::string& id, const Check& check);

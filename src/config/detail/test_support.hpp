@@ -9,11 +9,7 @@
 /// For tests: whole command lines, without the environment of the machine.
 namespace prl::config::testing {
 
-inline Context plain_context() {
-  Context context;
-  context.is_directory = [](const std::string&) { return false; };
-  return context;
-}
+inline Context plain_context() { return {}; }
 
 inline std::vector<std::string> split(const std::string& line) {
   std::istringstream in(line);

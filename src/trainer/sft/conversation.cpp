@@ -75,7 +75,10 @@ Conversation parse_conversation(std::string_view json_line) {
   const json::object& row = root.get_object();
   json::array messages;
   if (const json::value* given = non_null(row, "messages")) {
-    append_messages(messages, *given, "messages", "user");
+    // Formats without lists hold them as JSON text.
+    const bool is_text = given->is_string() && given->get_string().starts_with('[');
+    const json::value list = is_text ? parse(std::string_view(given->get_string()), "messages") : *given;
+    append_messages(messages, list, "messages", "user");
   } else {
     const json::value *prompt = non_null(row, "prompt"), *completion = non_null(row, "completion");
     if (prompt == nullptr || completion == nullptr) {

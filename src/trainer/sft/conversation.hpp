@@ -14,10 +14,10 @@ struct Conversation {
   boost::json::object template_kwargs;
 };
 
-/// Reads {"messages": [...]} (wins when not null) or {"prompt": ..., "completion": ...}, each a list of messages, one message or a
-/// text (user and assistant then). Optional: "tools" (OpenAI list), "tool_defs" (name, description, parameters, strict), either
-/// also as JSON text, and "chat_template_kwargs". Null members of messages are dropped.
-/// Error{kInvalidArgument} naming the key and what was found.
+/// Reads {"messages": [...]} (wins when not null; also as JSON text of a list) or {"prompt": ..., "completion": ...}, each a list of
+/// messages, one message or a text (user and assistant then). Optional: "tools" (OpenAI list), "tool_defs" (name, description, parameters,
+/// strict), either also as JSON text, and "chat_template_kwargs". Null members of messages are dropped. Error{kInvalidArgument} naming the
+/// key and what was found.
 Conversation parse_conversation(std::string_view json_line);
 
 }  // namespace prl::trainer

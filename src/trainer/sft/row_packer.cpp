@@ -8,7 +8,7 @@ namespace prl::trainer {
 
 namespace {
 
-void append(wire::MicroBatch& row, const SftSample& sample) {
+void append(wire::MicroBatch& row, const SftSample& sample, const std::string& part) {
   const std::size_t n = sample.ids.size(), first = row.input_ids.size();
   row.input_ids.insert(row.input_ids.end(), sample.ids.begin(), sample.ids.end());
   for (std::size_t i = 0; i < n; ++i) {
@@ -20,13 +20,13 @@ void append(wire::MicroBatch& row, const SftSample& sample) {
   row.inference_logprobs.resize(first + n, 0.0f);
   row.temperatures.resize(first + n, 1.0f);
   row.sequence_lengths.push_back(static_cast<std::int32_t>(n));
-  row.env_names.emplace_back("sft");
+  row.env_names.push_back(part);
 }
 
 }  // namespace
 
 RowPacker::RowPacker(SampleStream& stream, std::int64_t capacity, std::int64_t position)
-    : stream_(stream), capacity_(capacity), position_(position) {
+    : stream_(stream), part_names_(stream.part_names()), capacity_(capacity), position_(position) {
   if (capacity < 2)
     fail(ErrorCode::kInvalidArgument,
          "[data.seq_len] rows of {} tokens cannot be trained on: the first token of a sample is predicted by nothing", capacity);
@@ -47,7 +47,7 @@ std::optional<wire::MicroBatch> RowPacker::next_until(std::int64_t end) {
     }
     num_skipped = 0;
     if (static_cast<std::int64_t>(row.input_ids.size() + sample->ids.size()) > capacity_) break;
-    append(row, *sample);
+    append(row, *sample, part_names_[sample->part]);
     ++position_;
   }
   if (row.input_ids.empty()) return std::nullopt;

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "trainer/sft/sample_stream.hpp"
 #include "wire/training.hpp"
@@ -9,7 +11,8 @@
 namespace prl::trainer {
 
 /// Packs a stream into rows of at most `capacity` tokens, in order. A sample that does not fit opens the next row, so nothing is
-/// cut that could have been whole, and the state is one position. Rows train by cross entropy: ce weight 1 on targets.
+/// cut that could have been whole, and the state is one position. Rows train by cross entropy: ce weight 1 on targets. env_names holds the
+/// part of the stream that each sample is of.
 class RowPacker {
  public:
   /// `stream` is borrowed. `capacity` = micro_batch_size * seq_len.
@@ -24,6 +27,7 @@ class RowPacker {
 
  private:
   SampleStream& stream_;
+  std::vector<std::string> part_names_;
   std::int64_t capacity_;
   std::int64_t position_;
 };

@@ -5,12 +5,15 @@
 #include <numeric>
 #include <span>
 #include <string_view>
+#include <tuple>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/rng.hpp"
-#include "io/mapped_file.hpp"
+#include "io/data/find_dataset.hpp"
+#include "io/data/row_table.hpp"
 #include "trainer/sft/conversation.hpp"
+#include "trainer/sft/mixture.hpp"
 
 namespace prl::trainer {
 
@@ -61,77 +64,94 @@ SftSample tokenize(const Conversation& c, const SftText& text, const config::Los
   return {std::move(masked.ids), std::move(masked.mask)};
 }
 
-class JsonlStream final : public SampleStream {
+/// Columns of a row that parse_conversation reads.
+const std::vector<std::string>& conversation_columns() {
+  static const std::vector<std::string> kColumns{"messages", "prompt", "completion", "tools", "tool_defs", "chat_template_kwargs"};
+  return kColumns;
+}
+
+/// Rows of data files, of one part or several mixed.
+class DataStream final : public SampleStream {
  public:
-  JsonlStream(const config::SftDataConfig& data, const SftText& text) : data_(data), text_(text) {
-    const char* unbuilt = data.subsets ? "data.subsets" : data.splits ? "data.splits" : data.probabilities ? "data.probabilities" : nullptr;
-    if (unbuilt != nullptr)
-      fail(ErrorCode::kNotImplemented,
-           "[{}] mixing parts of a hub data set is not built: data.name takes a local JSONL file or a folder of them", unbuilt);
+  DataStream(const config::SftDataConfig& data, const SftText& text, const io::HubSettings& hub) : data_(data), text_(text) {
     if (data.pack_function == config::PackFunction::kStack)
       fail(ErrorCode::kNotImplemented, "[data.pack_function] 'stack' is not built: use 'cat', which wastes nothing");
-    const fs::path path(data.name);
-    std::vector<fs::path> files;
-    if (fs::is_directory(path)) {
-      for (const auto& entry : fs::directory_iterator(path))
-        if (entry.is_regular_file() && entry.path().extension() == ".jsonl") files.push_back(entry.path());
-      std::ranges::sort(files);
-    } else if (fs::is_regular_file(path)) {
-      files.push_back(path);
-    }
-    if (files.empty())
-      fail(
-          ErrorCode::kNotFound,
-          "[data.name] {} is no JSONL file and no folder with *.jsonl files: data sets are not downloaded by this build, give a local path",
-          data.name);
-    for (const fs::path& file : files) add_file(file);
-    if (rows_.empty()) fail(ErrorCode::kInvalidArgument, "[data.name] {} holds no rows", data.name);
+    for (const auto& [subset, split] : wanted_parts(data)) add_part(subset, split, hub);
+    std::vector<std::size_t> sizes;
+    for (const Part& part : parts_) sizes.push_back(static_cast<std::size_t>(part.last - part.first));
+    rows_ = mix_rows(sizes, data.probabilities, data.stopping_strategy, static_cast<std::uint64_t>(data.seed));
     order_.resize(rows_.size());
     order_epoch_ = -1;
   }
 
   std::int64_t epoch_size() const noexcept override { return static_cast<std::int64_t>(rows_.size()); }
+  std::vector<std::string> part_names() const override {
+    std::vector<std::string> names;
+    for (const Part& part : parts_) names.push_back(part.name);
+    return names;
+  }
 
   std::optional<SftSample> at(std::int64_t position, std::int64_t max_tokens) override {
     use_epoch(position / epoch_size());
-    const Row& row = rows_[order_[static_cast<std::size_t>(position % epoch_size())]];
+    const MixedRow mixed = rows_[order_[static_cast<std::size_t>(position % epoch_size())]];
+    const Part& part = parts_[mixed.part];
+    const std::size_t row = static_cast<std::size_t>(part.first) + mixed.index;
     SftSample sample;
     bool eos_appended = false;
     try {
-      sample = tokenize(parse_conversation(row.text), text_, data_.loss_mask, eos_appended);
+      sample = tokenize(parse_conversation(part.table->row(row)), text_, data_.loss_mask, eos_appended);
     } catch (const Error& error) {
-      throw error.with_context(fmt::format("[data] {}:{}", files_[row.file]->path().string(), row.line));
+      throw error.with_context(fmt::format("[data] {}", part.table->where(row)));
     }
+    sample.part = mixed.part;
     if (eos_appended && !has_warned_eos_) {
-      log::warning("{}:{}: the chat template never writes the end token, so one is added and trained (said once)",
-                   files_[row.file]->path().string(), row.line);
+      log::warning("{}: the chat template never writes the end token, so one is added and trained (said once)", part.table->where(row));
       has_warned_eos_ = true;
     }
     truncate(sample, max_tokens);
     if (has_target(sample)) return sample;
     if (position < epoch_size())
-      log::warning("{}:{} has no token to train on within the first {} and is skipped", files_[row.file]->path().string(), row.line,
-                   max_tokens);
+      log::warning("{} has no token to train on within the first {} and is skipped", part.table->where(row), max_tokens);
     return std::nullopt;
   }
 
  private:
-  struct Row {
-    std::size_t file;
-    std::int64_t line;
-    std::string_view text;
+  struct Part {
+    std::string name;
+    std::unique_ptr<io::RowTable> table;
+    std::int64_t first = 0, last = 0;
   };
+  using Wanted = std::pair<std::optional<std::string>, std::string>;
 
-  void add_file(const fs::path& path) {
-    files_.push_back(io::MappedFile::open(path));
-    const auto bytes = files_.back()->bytes();
-    std::string_view rest(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    for (std::int64_t line = 1; !rest.empty(); ++line) {
-      const auto end = rest.find('\n');
-      const std::string_view text = rest.substr(0, end);
-      rest = end == std::string_view::npos ? std::string_view{} : rest.substr(end + 1);
-      if (text.find_first_not_of(" \t\r") != std::string_view::npos) rows_.push_back({files_.size() - 1, line, text});
+  /// Subset and split of each part. One list alone varies with the other at its default; two of one length go together.
+  static std::vector<Wanted> wanted_parts(const config::SftDataConfig& data) {
+    std::vector<Wanted> parts;
+    if (data.subsets && data.splits && data.subsets->size() != data.splits->size())
+      fail(ErrorCode::kInvalidArgument, "[data.splits] {} splits for {} subsets: one for each is wanted", data.splits->size(),
+           data.subsets->size());
+    const std::size_t count = data.subsets ? data.subsets->size() : data.splits ? data.splits->size() : 1;
+    for (std::size_t i = 0; i < count; ++i)
+      parts.emplace_back(data.subsets ? std::optional((*data.subsets)[i]) : std::nullopt, data.splits ? (*data.splits)[i] : "train");
+    if (parts.empty()) fail(ErrorCode::kInvalidArgument, "[data.subsets] an empty list names no data");
+    return parts;
+  }
+
+  void add_part(const std::optional<std::string>& subset, const std::string& split, const io::HubSettings& hub) {
+    const io::SplitRange range = io::parse_split(split);
+    Part part;
+    part.name = subset.value_or(split);
+    if (std::any_of(parts_.begin(), parts_.end(), [&](const Part& other) { return other.name == part.name; }))
+      part.name = subset ? fmt::format("{}/{}", *subset, split) : fmt::format("{}/{}", split, parts_.size() + 1);
+    part.table = std::make_unique<io::RowTable>(conversation_columns());
+    try {
+      for (const fs::path& file : io::find_data_files(data_.name, {subset, range.name}, hub)) part.table->add_file(file);
+    } catch (const Error& error) {
+      throw error.with_context("[data.name]");
     }
+    std::tie(part.first, part.last) = range.rows(static_cast<std::int64_t>(part.table->size()));
+    if (part.first == part.last)
+      fail(ErrorCode::kInvalidArgument, "[data.name] {}{}, split {}: no rows", data_.name, subset ? ", subset " + *subset : "", split);
+    parts_.push_back(std::move(part));
   }
 
   void use_epoch(std::int64_t epoch) {
@@ -146,8 +166,8 @@ class JsonlStream final : public SampleStream {
 
   config::SftDataConfig data_;
   SftText text_;
-  std::vector<std::shared_ptr<const io::MappedFile>> files_;
-  std::vector<Row> rows_;
+  std::vector<Part> parts_;
+  std::vector<MixedRow> rows_;
   std::vector<std::size_t> order_;
   std::int64_t order_epoch_ = -1;
   bool has_warned_eos_ = false;
@@ -180,14 +200,15 @@ class FakeStream final : public SampleStream {
 
 }  // namespace
 
-std::unique_ptr<SampleStream> make_jsonl_stream(const config::SftDataConfig& data, const SftText& text) {
-  return std::make_unique<JsonlStream>(data, text);
+std::unique_ptr<SampleStream> make_data_stream(const config::SftDataConfig& data, const SftText& text, const io::HubSettings& hub) {
+  return std::make_unique<DataStream>(data, text, hub);
 }
 std::unique_ptr<SampleStream> make_fake_stream(const config::FakeDataConfig& data, std::int64_t vocab_size) {
   return std::make_unique<FakeStream>(data, vocab_size);
 }
-std::unique_ptr<SampleStream> make_stream(const config::SftData& data, const SftText& text, std::int64_t vocab_size) {
-  if (const auto* jsonl = std::get_if<config::SftDataConfig>(&data)) return make_jsonl_stream(*jsonl, text);
+std::unique_ptr<SampleStream> make_stream(const config::SftData& data, const SftText& text, const io::HubSettings& hub,
+                                          std::int64_t vocab_size) {
+  if (const auto* real = std::get_if<config::SftDataConfig>(&data)) return make_data_stream(*real, text, hub);
   return make_fake_stream(std::get<config::FakeDataConfig>(data), vocab_size);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/sft_config.hpp"
+#include "io/hub/hub_settings.hpp"
 #include "text/chat_template.hpp"
 #include "text/renderer.hpp"
 #include "text/tokenizer.hpp"
@@ -17,6 +18,7 @@ namespace prl::trainer {
 struct SftSample {
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> mask;
+  std::size_t part = 0;  ///< which of the stream's parts it comes from
 };
 
 /// An endless stream of samples, each a pure function of its position: a resume needs the position and nothing else.
@@ -28,6 +30,8 @@ class SampleStream {
   virtual std::optional<SftSample> at(std::int64_t position, std::int64_t max_tokens) = 0;
   /// Positions of one pass over the data.
   virtual std::int64_t epoch_size() const noexcept = 0;
+  /// Names of the parts that are mixed (subsets or splits); one for a stream that mixes nothing.
+  virtual std::vector<std::string> part_names() const { return {"sft"}; }
 };
 
 /// How conversations become tokens. With a renderer other than "default" its own marks say which tokens the model emits, and
@@ -38,11 +42,13 @@ struct SftText {
   std::shared_ptr<const text::Renderer> renderer;  ///< may be null
 };
 
-/// Rows of a JSONL file, or of all *.jsonl of a folder in the order of their names; with shuffle, in a new order each epoch that
-/// depends on seed + epoch. Error{kNotFound} naming the path, {kNotImplemented} naming keys that need a data set hub.
-std::unique_ptr<SampleStream> make_jsonl_stream(const config::SftDataConfig& data, const SftText& text);
+/// Rows of a data file, a folder or a data set of the hub (io/data/find_dataset.hpp), of one part or of several mixed by
+/// data.probabilities; with shuffle, in a new order each epoch that depends on seed + epoch.
+/// Error{kNotFound} naming what was looked for; {kInvalidArgument} naming the key; {kCorrupt} naming file and row.
+std::unique_ptr<SampleStream> make_data_stream(const config::SftDataConfig& data, const SftText& text, const io::HubSettings& hub);
 /// Samples of seq_len or random length whose ids count the samples or are random; every token is a target.
 std::unique_ptr<SampleStream> make_fake_stream(const config::FakeDataConfig& data, std::int64_t vocab_size);
-std::unique_ptr<SampleStream> make_stream(const config::SftData& data, const SftText& text, std::int64_t vocab_size);
+std::unique_ptr<SampleStream> make_stream(const config::SftData& data, const SftText& text, const io::HubSettings& hub,
+                                          std::int64_t vocab_size);
 
 }  // namespace prl::trainer

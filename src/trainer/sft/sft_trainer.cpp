@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <iostream>
+#include <numeric>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -42,6 +43,33 @@ void put_validation(monitor::Metrics& metrics, std::int64_t step, double loss) {
   log::success("Validation | Step {} | Loss: {:.4f}", step, loss);
 }
 
+/// Shares of the parts of a mixture in what this process has trained on.
+class PartShares {
+ public:
+  explicit PartShares(std::vector<std::string> names) : names_(std::move(names)), samples_(names_.size()), tokens_(names_.size()) {}
+  void add(const wire::MicroBatch& row) {
+    for (std::size_t i = 0; i < row.env_names.size(); ++i) {
+      const auto part = static_cast<std::size_t>(std::find(names_.begin(), names_.end(), row.env_names[i]) - names_.begin());
+      if (part == names_.size()) continue;
+      samples_[part] += 1;
+      tokens_[part] += row.sequence_lengths[i];
+    }
+  }
+  void put(monitor::Metrics& metrics) const {
+    if (names_.size() < 2) return;
+    const double samples = std::accumulate(samples_.begin(), samples_.end(), 0.0),
+                 tokens = std::accumulate(tokens_.begin(), tokens_.end(), 0.0);
+    for (std::size_t i = 0; i < names_.size() && samples > 0; ++i) {
+      metrics[fmt::format("progress/{}/ratio_samples", names_[i])] = samples_[i] / samples;
+      metrics[fmt::format("progress/{}/ratio_tokens", names_[i])] = tokens_[i] / tokens;
+    }
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<double> samples_, tokens_;
+};
+
 }  // namespace
 
 double validation_loss(Policy& policy, SampleStream& stream, std::int64_t capacity) {
@@ -68,10 +96,11 @@ SftRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monito
   }
   const std::optional<std::int64_t> max_steps = options.step.max_steps;
   const BatchShape shape = shape_of(options.data);
-  const auto stream = make_stream(options.data, options.text, policy.config().vocab_size);
+  const auto stream = make_stream(options.data, options.text, options.hub, policy.config().vocab_size);
   std::unique_ptr<SampleStream> val_stream;
-  if (options.val) val_stream = make_stream(options.val->data, options.text, policy.config().vocab_size);
+  if (options.val) val_stream = make_stream(options.val->data, options.text, options.hub, policy.config().vocab_size);
   RowPacker packer(*stream, shape.capacity());
+  PartShares shares(stream->part_names());
 
   GradientStep gradient_step(policy, options.step);
   std::optional<TrainerCheckpoints> checkpoints;
@@ -108,7 +137,10 @@ SftRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monito
     }
     progress.step = step;
     progress.total_tokens += step_result.num_tokens;
-    for (const wire::MicroBatch& row : rows) progress.total_samples += static_cast<std::int64_t>(row.sequence_lengths.size());
+    for (const wire::MicroBatch& row : rows) {
+      progress.total_samples += static_cast<std::int64_t>(row.sequence_lengths.size());
+      shares.add(row);
+    }
     progress.data_position = packer.position();
     window.add(step_result.num_tokens, seconds_since(step_start));
 
@@ -120,6 +152,7 @@ SftRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monito
     metrics["progress/epoch"] = static_cast<double>(progress.data_position) / static_cast<double>(stream->epoch_size());
     metrics["progress/num_samples"] = static_cast<double>(progress.total_samples);
     metrics["progress/num_tokens"] = static_cast<double>(progress.total_tokens);
+    shares.put(metrics);
     if (checkpoints && checkpoints->is_due(step, max_steps)) {
       const auto save_start = Clock::now();
       checkpoints->save(step, progress, policy, gradient_step);

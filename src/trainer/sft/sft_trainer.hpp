@@ -23,6 +23,7 @@ struct SftRunOptions {
   config::SftData data;
   std::optional<config::SftValConfig> val;
   SftText text;                                 ///< may be empty for fake data
+  io::HubSettings hub;                          ///< where data sets of the hub come from
   double peak_flops = 0;                        ///< FLOP/s for perf/mfu, 0 to leave it out
   std::optional<CheckpointOptions> checkpoint;  ///< none: nothing is saved
   std::optional<ResumeOptions> resume;

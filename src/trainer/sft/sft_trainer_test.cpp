@@ -9,6 +9,7 @@
 
 #include "text/tokenizer_builder.hpp"
 #include "trainer/metrics.hpp"
+#include "trainer/sft/mixture.hpp"
 #include "trainer/test_support.hpp"
 
 namespace prl::trainer {
@@ -41,8 +42,16 @@ SftText make_text_model(const fs::path& folder, std::string chat_template = {}) 
 }
 
 void write_lines(const fs::path& path, const std::vector<std::string>& lines) {
+  fs::create_directories(path.parent_path());
   std::ofstream out(path);
   for (const std::string& line : lines) out << line << "\n";
+}
+
+/// No test asks the hub.
+io::HubSettings offline() {
+  io::HubSettings hub;
+  hub.is_offline = true;
+  return hub;
 }
 
 struct Recorder {
@@ -140,7 +149,7 @@ TEST(SftTrainer, LearnsFromConversationsAndValidates) {
   EXPECT_EQ(recorder.steps[0].at("optim/lr"), 1e-2) << "the rate that was used";
 }
 
-TEST(JsonlStream, MasksFollowRoles) {
+TEST(DataStream, MasksFollowRoles) {
   Scratch scratch("sft-mask");
   const SftText text = make_text_model(scratch.path / "model");
   write_lines(
@@ -150,7 +159,7 @@ TEST(JsonlStream, MasksFollowRoles) {
     config::SftDataConfig data;
     data.name = (scratch.path / "d.jsonl").string();
     data.loss_mask = roles;
-    const auto sample = make_jsonl_stream(data, text)->at(0, 1000);
+    const auto sample = make_data_stream(data, text, offline())->at(0, 1000);
     std::vector<std::int32_t> ids;
     for (std::size_t i = 0; sample && i < sample->ids.size(); ++i)
       if (sample->mask[i] != 0) ids.push_back(sample->ids[i]);
@@ -167,7 +176,7 @@ TEST(JsonlStream, MasksFollowRoles) {
 }
 
 // A family's renderer marks exactly what the model itself would emit; other roles give their content only.
-TEST(JsonlStream, RendererMarksWhatTheModelEmits) {
+TEST(DataStream, RendererMarksWhatTheModelEmits) {
   Scratch scratch("sft-renderer");
   SftText text = make_text_model(scratch.path / "model");
   text::RendererOptions renderer;
@@ -179,7 +188,7 @@ TEST(JsonlStream, RendererMarksWhatTheModelEmits) {
   config::SftDataConfig data;
   data.name = (scratch.path / "d.jsonl").string();
   const auto trained = [&] {
-    const auto sample = make_jsonl_stream(data, text)->at(0, 1000);
+    const auto sample = make_data_stream(data, text, offline())->at(0, 1000);
     std::vector<std::int32_t> ids;
     for (std::size_t i = 0; i < sample->ids.size(); ++i)
       if (sample->mask[i] != 0) ids.push_back(sample->ids[i]);
@@ -190,7 +199,7 @@ TEST(JsonlStream, RendererMarksWhatTheModelEmits) {
   EXPECT_EQ(trained(), "QR");
 }
 
-TEST(JsonlStream, EveryEpochIsAnotherFullOrder) {
+TEST(DataStream, EveryEpochIsAnotherFullOrder) {
   Scratch scratch("sft-order");
   const SftText text = make_text_model(scratch.path / "model");
   fs::create_directories(scratch.path / "data");
@@ -205,7 +214,7 @@ TEST(JsonlStream, EveryEpochIsAnotherFullOrder) {
     for (std::int64_t i = 0; i < stream.epoch_size(); ++i) ids.push_back(stream.at(epoch * stream.epoch_size() + i, 1000)->ids);
     return ids;
   };
-  const auto one = make_jsonl_stream(data, text), two = make_jsonl_stream(data, text);
+  const auto one = make_data_stream(data, text, offline()), two = make_data_stream(data, text, offline());
   EXPECT_EQ(one->epoch_size(), 12);
   const auto first = read_epoch(*one, 0), second = read_epoch(*one, 1);
   EXPECT_NE(first, second);
@@ -214,14 +223,14 @@ TEST(JsonlStream, EveryEpochIsAnotherFullOrder) {
   EXPECT_EQ(read_epoch(*two, 1), second) << "an epoch's order needs no history";
   EXPECT_EQ(read_epoch(*two, 0), first);
   data.shuffle = false;
-  const auto plain = make_jsonl_stream(data, text);
+  const auto plain = make_data_stream(data, text, offline());
   EXPECT_EQ(read_epoch(*plain, 0), read_epoch(*plain, 1));
   data.shuffle = true, data.seed = 1;
-  const auto seeded = make_jsonl_stream(data, text);
+  const auto seeded = make_data_stream(data, text, offline());
   EXPECT_EQ(read_epoch(*seeded, 0), second) << "the order depends on seed + epoch";
 }
 
-TEST(JsonlStream, ErrorsNameFileAndLine) {
+TEST(DataStream, ErrorsNameFileAndLine) {
   Scratch scratch("sft-errors");
   // This template drops what earlier assistant messages said, so a longer render does not begin with the shorter one.
   const SftText text = make_text_model(scratch.path / "model",
@@ -234,7 +243,7 @@ TEST(JsonlStream, ErrorsNameFileAndLine) {
   config::SftDataConfig data;
   data.name = (scratch.path / "d.jsonl").string();
   data.shuffle = false;
-  const auto stream = make_jsonl_stream(data, text);
+  const auto stream = make_data_stream(data, text, offline());
   const auto reason = [&](std::int64_t position) -> std::string {
     try {
       stream->at(position, 100);
@@ -246,17 +255,118 @@ TEST(JsonlStream, ErrorsNameFileAndLine) {
   EXPECT_THAT(reason(0), testing::AllOf(HasSubstr("d.jsonl:2"), HasSubstr("'messages'")));
   EXPECT_THAT(reason(1), testing::AllOf(HasSubstr("d.jsonl:3"), HasSubstr("message"))) << "the broken prefix is named";
 
+  const auto failure = [&] {
+    try {
+      make_data_stream(data, text, offline());
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
   data.name = (scratch.path / "none.jsonl").string();
-  EXPECT_THROW(make_jsonl_stream(data, text), Error);
+  EXPECT_THAT(failure(), testing::AllOf(HasSubstr("[data.name]"), HasSubstr("none.jsonl")));
   data.name = (scratch.path / "d.jsonl").string();
+  data.splits = {"test"};
+  EXPECT_THAT(failure(), HasSubstr("its only split is train"));
+  data.splits = {"train[2:2]"};
+  EXPECT_THAT(failure(), HasSubstr("no rows"));
+  data.splits = {"train[x]"};
+  EXPECT_THAT(failure(), HasSubstr("train[x]"));
   data.splits = {"train"};
-  try {
-    make_jsonl_stream(data, text);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
-    EXPECT_THAT(error.what(), HasSubstr("data.splits"));
+  data.subsets = {"a", "b"};
+  EXPECT_THAT(failure(), HasSubstr("1 splits for 2 subsets"));
+  data.subsets = {"a"};
+  EXPECT_THAT(failure(), HasSubstr("has no subset 'a'"));
+}
+
+TEST(DataStream, MixesSubsetsAndSplitsOfEveryFormat) {
+  Scratch scratch("sft-mix");
+  const SftText text = make_text_model(scratch.path / "model");
+  const auto line = [](const std::string& answer) { return R"({"prompt": "q", "completion": ")" + answer + R"("})"; };
+  write_lines(scratch.path / "set" / "a" / "train.jsonl", {line("a0"), line("a1"), line("a2")});
+  write_lines(scratch.path / "set" / "a" / "test.jsonl", {line("t0")});
+  write_lines(scratch.path / "set" / "b" / "all.csv", {"prompt,completion,id", "q,b0,7", "q,b1,8"});
+  write_lines(scratch.path / "set" / "c" / "rows.json",
+              {"[", R"({"messages": "[{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"c0\"}]"})", "]"});
+  config::SftDataConfig data;
+  data.name = (scratch.path / "set").string();
+  data.shuffle = false;
+  const auto answers = [&] {
+    const auto stream = make_data_stream(data, text, offline());
+    std::string all;
+    const auto names = stream->part_names();
+    for (std::int64_t i = 0; i < stream->epoch_size(); ++i) {
+      const auto sample = stream->at(i, 1000);
+      std::vector<std::int32_t> ids;
+      for (std::size_t t = 0; t < sample->ids.size(); ++t)
+        if (sample->mask[t] != 0) ids.push_back(sample->ids[t]);
+      const std::string answer = text.tokenizer->decode(ids, true).substr(0, 2);
+      EXPECT_EQ(names[sample->part].substr(0, 1), answer.substr(0, 1) == "t" ? "a" : answer.substr(0, 1));
+      all += (all.empty() ? "" : " ") + answer;
+    }
+    return all;
+  };
+  data.subsets = {"a", "b", "c"};
+  EXPECT_EQ(answers(), "a0 b0 c0 a1 b1 c0 a2 b0 c0") << "by turns until all are used up";
+  data.stopping_strategy = config::StoppingStrategy::kFirstExhausted;
+  EXPECT_EQ(answers(), "a0 b0 c0");
+  data.subsets = {"a", "a"};
+  data.splits = {"train[1:]", "test"};
+  data.stopping_strategy = config::StoppingStrategy::kAllExhausted;
+  EXPECT_EQ(answers(), "a1 t0 a2 t0");
+  data.probabilities = {0.5, 0.5};
+  const std::string drawn = answers();
+  EXPECT_EQ(answers(), drawn) << "the mixture is a function of the seed";
+  data.seed = 5;
+  EXPECT_NE(answers(), drawn);
+}
+
+TEST(Mixture, FollowsTurnsAndProbabilities) {
+  const auto shape = [](const std::vector<MixedRow>& rows) {
+    std::string text;
+    for (const MixedRow& row : rows) text += fmt::format("{}{} ", static_cast<char>('a' + row.part), row.index);
+    return text;
+  };
+  const std::size_t sizes[] = {3, 1};
+  using Strategy = config::StoppingStrategy;
+  EXPECT_EQ(shape(mix_rows(sizes, {}, Strategy::kAllExhausted, 1)), "a0 b0 a1 b0 a2 b0 ");
+  EXPECT_EQ(shape(mix_rows(sizes, {}, Strategy::kFirstExhausted, 1)), "a0 b0 ");
+  const std::size_t one[] = {3};
+  EXPECT_EQ(shape(mix_rows(one, {}, Strategy::kAllExhausted, 1)), "a0 a1 a2 ");
+  const std::size_t large[] = {5000, 5000, 5000};
+  const std::vector<double> p{0.6, 0.3, 0.1};
+  for (const Strategy strategy : {Strategy::kFirstExhausted, Strategy::kAllExhausted}) {
+    const auto rows = mix_rows(large, p, strategy, 7);
+    std::vector<double> count(3);
+    std::vector<std::uint32_t> next(3);
+    bool in_order = true;
+    for (const MixedRow& row : rows) {
+      in_order = in_order && row.index == next[row.part]++ % 5000;
+      count[row.part] += 1;
+    }
+    EXPECT_TRUE(in_order) << "each part runs in its own order";
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(count[i] / static_cast<double>(rows.size()), p[i], 0.02);
+    if (strategy == Strategy::kFirstExhausted) {
+      EXPECT_EQ(count[0], 5000);
+    } else {
+      EXPECT_EQ(count[2], 5000) << "the epoch ends when the rarest part is used up once";
+    }
   }
+  const auto problem = [&](std::vector<double> probabilities, Strategy strategy = Strategy::kAllExhausted) {
+    try {
+      mix_rows(sizes, probabilities, strategy, 1);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(problem({1.0}), HasSubstr("1 probabilities for 2 parts"));
+  EXPECT_THAT(problem({0.5, 0.4}), HasSubstr("sum to 0.9"));
+  EXPECT_THAT(problem({1.5, -0.5}), HasSubstr("negative"));
+  EXPECT_THAT(problem({1, 0}), HasSubstr("never used up"));
+  EXPECT_EQ(problem({1, 0}, Strategy::kFirstExhausted), "accepted");
+  const std::size_t empty[] = {3, 0};
+  EXPECT_THROW(mix_rows(empty, {}, Strategy::kAllExhausted, 1), Error);
 }
 
 TEST(SftTrainer, BatchShapeIsChecked) {

@@ -1,0 +1,116 @@
+#include "nn/weight_files.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/json.hpp>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "io/safetensors.hpp"
+#include "nn/models/config_reader.hpp"
+
+namespace prl::nn {
+namespace fs = std::filesystem;
+namespace json = boost::json;
+namespace {
+
+/// Elements converted at a time, in whole rows.
+constexpr std::int64_t kPiece = 1 << 20;
+
+constexpr const char* kCompanions[] = {"tokenizer.json",  "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
+                                       "merges.txt",      "added_tokens.json",     "chat_template.jinja",     "chat_template.json",
+                                       "tokenizer.model", "generation_config.json"};
+
+void append_rounded(io::SafetensorsWriter& writer, std::span<const float> values, DType dtype) {
+  if (dtype == DType::kF32) return writer.append(std::as_bytes(values));
+  std::vector<std::uint16_t> halves(values.size());
+  if (dtype == DType::kBF16) {
+    std::transform(values.begin(), values.end(), halves.begin(), [](float v) { return to_bf16(v).bits; });
+  } else {
+    std::transform(values.begin(), values.end(), halves.begin(), io::f32_to_f16);
+  }
+  writer.append(std::as_bytes(std::span(halves)));
+}
+
+}  // namespace
+
+void write_weight_files(const fs::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options) {
+  const DType dtype = options.dtype;
+  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16)
+    fail(ErrorCode::kInvalidArgument, "weights can be saved as float32, bfloat16 or float16, not as {}", to_string(dtype));
+  // Greedy, in order.
+  std::vector<std::vector<const WeightSource*>> shards(1);
+  std::uint64_t shard_bytes = 0, total_bytes = 0, done_bytes = 0;
+  for (const WeightSource& source : sources) {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(source.shape.num_elements()) * size_of(dtype);
+    if (shard_bytes + bytes > options.max_shard_bytes && !shards.back().empty()) {
+      shards.emplace_back();
+      shard_bytes = 0;
+    }
+    shards.back().push_back(&source);
+    shard_bytes += bytes;
+    total_bytes += bytes;
+  }
+  json::object weight_map;
+  std::vector<float> piece;
+  for (std::size_t s = 0; s < shards.size(); ++s) {
+    const std::string name =
+        shards.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards.size());
+    std::vector<io::SafetensorsWriter::Spec> specs;
+    for (const WeightSource* source : shards[s]) {
+      std::vector<std::int64_t> shape;
+      for (int d = 0; d < source->shape.num_dims(); ++d) shape.push_back(source->shape[d]);
+      specs.push_back({source->name, io::stored_type(dtype), std::move(shape)});
+      weight_map[source->name] = name;
+    }
+    io::SafetensorsWriter writer(folder / name, std::move(specs), {{"format", "pt"}});
+    for (const WeightSource* source : shards[s]) {
+      const std::int64_t cols = source->shape.num_cols(), count = source->shape.num_elements();
+      const std::int64_t step = std::max<std::int64_t>(kPiece / std::max<std::int64_t>(cols, 1), 1) * cols;
+      for (std::int64_t first = 0; first < count; first += step) {
+        piece.resize(static_cast<std::size_t>(std::min(step, count - first)));
+        source->read(first, piece);
+        append_rounded(writer, piece, dtype);
+        done_bytes += piece.size() * size_of(dtype);
+        if (options.progress) options.progress(done_bytes, total_bytes);
+      }
+    }
+    writer.finish();
+  }
+  if (shards.size() > 1) {
+    const json::object index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", std::move(weight_map)}};
+    write_file_atomic(folder / "model.safetensors.index.json", pretty_json(index));
+  }
+}
+
+void make_model_folder(const fs::path& folder, const std::function<void(const fs::path& temporary)>& fill, bool replace) {
+  if (!replace && fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder)))
+    fail(ErrorCode::kAlreadyExists, "{} exists; remove it or save elsewhere", folder.string());
+  const fs::path clean = folder.has_filename() ? folder : folder.parent_path();  // "a/b/" ends in an empty name
+  const fs::path parent = clean.has_parent_path() ? clean.parent_path() : fs::path(".");
+  const fs::path temporary = parent / fmt::format("{}.tmp-{}", clean.filename().string(), ::getpid());
+  std::error_code error;
+  fs::remove_all(temporary, error);
+  fs::create_directories(temporary, error);
+  if (error) fail(ErrorCode::kIo, "cannot make {}: {}", temporary.string(), error.message());
+  try {
+    fill(temporary);
+    fs::remove_all(clean);  // empty, or to be replaced
+    publish_directory(temporary, clean);
+  } catch (const fs::filesystem_error& cause) {
+    fs::remove_all(temporary, error);
+    fail(ErrorCode::kIo, "cannot save {}: {}", folder.string(), cause.what());
+  } catch (...) {
+    fs::remove_all(temporary, error);
+    throw;
+  }
+}
+
+void copy_companions(const fs::path& from, const fs::path& to) {
+  for (const char* name : kCompanions)
+    if (fs::exists(from / name)) fs::copy_file(from / name, to / name);
+}
+
+}  // namespace prl::nn

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+
+#include "tensor/tensor.hpp"
+
+namespace prl::nn {
+
+/// A tensor to be saved, read piece by piece so that no model has to fit into memory twice.
+struct WeightSource {
+  std::string name;  ///< of the checkpoint
+  Shape shape;
+  /// Elements [first, first + out.size()) as fp32; always whole rows of the last dimension.
+  std::function<void(std::int64_t first, std::span<float> out)> read;
+};
+
+struct WeightFileOptions {
+  DType dtype = DType::kBF16;  ///< kF32, kBF16 or kF16, else Error{kInvalidArgument}
+  std::uint64_t max_shard_bytes = 5'000'000'000ULL;
+  /// Called now and then with the bytes written so far and of all tensors; may be empty.
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress;
+};
+
+/// Writes model.safetensors into an existing folder, or shards and model.safetensors.index.json: a shard ends where the next
+/// tensor would pass the limit. Values are rounded to nearest, ties to even. Error{kIo}.
+void write_weight_files(const std::filesystem::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options);
+
+/// Calls `fill` with a fresh folder beside `folder`, then gives that its final name, fsynced: the folder appears whole or not at
+/// all. Error{kAlreadyExists} unless `folder` is missing, empty or, with `replace`, to be removed; {kIo}; what `fill` throws, after
+/// cleaning up.
+void make_model_folder(const std::filesystem::path& folder, const std::function<void(const std::filesystem::path& temporary)>& fill,
+                       bool replace = false);
+
+/// Copies tokenizer, chat template and generation defaults where they exist.
+void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to);
+
+}  // namespace prl::nn
