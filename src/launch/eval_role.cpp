@@ -68,9 +68,7 @@ class Evaluation {
                              .reasoning_field = config_.reasoning_field,
                              .is_server_named = is_server_named_},
                             io_);
-    const auto patience = to_ms(config_.client.wait_for_ready_timeout);
-    io_.run_blocking(subject_->chat(config_.sampling)->check_health(net::Clock::now() + patience), patience + std::chrono::minutes(1),
-                     subject_->base_url());
+    if (!wait_until_ready(io_, *subject_, config_.sampling, to_ms(config_.client.wait_for_ready_timeout), stop_)) return 0;
     if (config_.eval_base) {
       if (!checkpoints_.empty()) subject_->reload_base();
       evaluate(0);

@@ -5,6 +5,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "net/errors.hpp"
+#include "net/stop.hpp"
 #include "net/task_group.hpp"
 
 namespace prl::launch {
@@ -44,6 +45,20 @@ std::string results_folder_name(const std::string& environment, const std::strin
 std::string new_run_id(const std::string& about) {
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();
   return fmt::format("{:08x}", hash_bytes(fmt::format("{} {}", about, now)) & 0xffffffffu);
+}
+
+bool wait_until_ready(net::IoRuntime& io, ModelSubject& subject, const config::EvalSamplingConfig& sampling, milliseconds patience,
+                      std::stop_token stop) {
+  const auto chat = subject.chat(sampling);
+  std::function<bool()> should_stop = [stop] { return stop.stop_requested(); };
+  auto checking = net::until_stop<void>(chat->check_health(net::Clock::now() + patience), std::move(should_stop));
+  try {
+    io.run_blocking(std::move(checking), patience + std::chrono::minutes(1), subject.base_url());
+    return true;
+  } catch (const Error& error) {
+    if (!stop.stop_requested() || error.code() != ErrorCode::kCancelled) throw;
+    return false;
+  }
 }
 
 std::vector<FinishedEval> run_together(net::IoRuntime& io, std::vector<PlannedEval> plans, std::stop_token stop,

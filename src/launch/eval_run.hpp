@@ -1,9 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -18,6 +19,10 @@ namespace prl::launch {
 std::string results_folder_name(const std::string& environment, const std::string& model);
 /// Eight hexadecimal digits that differ from run to run.
 std::string new_run_id(const std::string& about);
+
+/// Waits until the model answers; false if `stop` was requested before. Error{kDeadline}, {kNotFound} as check_health.
+bool wait_until_ready(net::IoRuntime& io, ModelSubject& subject, const config::EvalSamplingConfig& sampling,
+                      std::chrono::milliseconds patience, std::stop_token stop);
 
 /// One evaluation of a round, prepared.
 struct PlannedEval {

@@ -64,9 +64,7 @@ int run_synthesize_role(const config::SynthesizeConfig& config, bool is_server_n
   const auto subject = make_subject(
       {.model = config.model.name, .client = config.client, .reasoning_field = config.reasoning_field, .is_server_named = is_server_named},
       io);
-  const auto patience = to_ms(config.client.wait_for_ready_timeout);
-  io.run_blocking(subject->chat(config.sampling)->check_health(net::Clock::now() + patience), patience + std::chrono::minutes(1),
-                  subject->base_url());
+  if (!wait_until_ready(io, *subject, config.sampling, to_ms(config.client.wait_for_ready_timeout), stop)) return 0;
   std::vector<EvalFacts> facts;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const config::EvalEnvConfig& entry = config.env[i];
