@@ -11,6 +11,8 @@ int run_orchestrator(const config::ParsedCommand& parsed);
 int run_inference(const config::ParsedCommand& parsed);
 int run_sft(const config::ParsedCommand& parsed);
 int run_eval(const config::ParsedCommand& parsed);
+int run_synthesize(const config::ParsedCommand& parsed);
+int run_results(const config::ParsedCommand& parsed);
 int run_bench(const config::ParsedCommand& parsed);
 int run_doctor(const config::ParsedCommand& parsed);
 int run_init_model(const config::ParsedCommand& parsed);

@@ -21,13 +21,14 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
     case Command::kInference: return apps::run_inference(parsed);
     case Command::kSft: return apps::run_sft(parsed);
     case Command::kEval: return apps::run_eval(parsed);
+    case Command::kSynthesize: return apps::run_synthesize(parsed);
+    case Command::kResults: return apps::run_results(parsed);
     case Command::kBench: return apps::run_bench(parsed);
     case Command::kDoctor: return apps::run_doctor(parsed);
     case Command::kInitModel: return apps::run_init_model(parsed);
     case Command::kMakeData: return apps::run_make_data(parsed);
     case Command::kConvert: return apps::run_convert(parsed);
     case Command::kChat: return apps::run_chat(parsed);
-    case Command::kSynthesize:
     case Command::kEvals:
     case Command::kEnvServer: return apps::run_not_built(parsed);
   }

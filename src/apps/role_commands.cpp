@@ -1,3 +1,6 @@
+#include <filesystem>
+#include <string>
+
 #include "apps/commands.hpp"
 #include "base/stop_signal.hpp"
 #include "config/eval_config.hpp"
@@ -10,18 +13,23 @@
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_role.hpp"
 #include "launch/sft_role.hpp"
+#include "launch/synthesize_role.hpp"
 #include "launch/trainer_role.hpp"
 
 namespace prl::apps {
 namespace {
 
 /// Loads a role's configuration, sets up logging and signals, and runs it. A clean stop by Ctrl-C exits with 130.
+/// `log_name` is the file below output_dir/logs; empty for roles that say themselves where their log goes.
 template <typename Config, typename Run>
-int run_role(const config::ParsedCommand& parsed, Run run) {
+int run_role(const config::ParsedCommand& parsed, Run run, const std::string& log_name = {}) {
   const auto loaded = config::load<Config>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   StopSignal stop;
-  launch::setup_logging(loaded.config.log, {});
+  std::filesystem::path log_file;
+  if constexpr (requires { loaded.config.output_dir; })
+    if (!log_name.empty()) log_file = loaded.config.output_dir / "logs" / log_name;
+  launch::setup_logging(loaded.config.log, log_file);
   const int status = run(loaded, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }
@@ -46,9 +54,22 @@ int run_sft(const config::ParsedCommand& parsed) {
   return run_role<config::SftConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_sft_role(loaded.config, stop); });
 }
 int run_eval(const config::ParsedCommand& parsed) {
-  return run_role<config::EvalConfig>(parsed, [](const auto& loaded, auto stop) {
-    return launch::run_eval_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
-  });
+  return run_role<config::EvalConfig>(
+      parsed,
+      [&](const auto& loaded, auto stop) {
+        config::write_resolved(*parsed.command, loaded.config);
+        return launch::run_eval_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
+      },
+      "eval.log");
+}
+int run_synthesize(const config::ParsedCommand& parsed) {
+  return run_role<config::SynthesizeConfig>(
+      parsed,
+      [&](const auto& loaded, auto stop) {
+        config::write_resolved(*parsed.command, loaded.config);
+        return launch::run_synthesize_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
+      },
+      "synthesize.log");
 }
 
 }  // namespace prl::apps

@@ -4,7 +4,6 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
-#include "config/eval_config.hpp"
 #include "config/tool_config.hpp"
 #include "env/registry.hpp"
 #include "launch/bench.hpp"
@@ -153,7 +152,6 @@ int run_not_built(const config::ParsedCommand& parsed) {
     return 0;
   };
   switch (command) {
-    case Command::kSynthesize: return finish(config::load<config::SynthesizeConfig>(command, parsed.args));
     case Command::kEvals: return finish(config::load<config::EvalsConfig>(command, parsed.args));
     case Command::kEnvServer: return finish(config::load<config::EnvServerConfig>(command, parsed.args));
     default: fail(ErrorCode::kInternal, "command {} has a body of its own", config::command_name(command));

@@ -23,6 +23,7 @@ constexpr int kHelpWidth = 110;
 std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kInitModel) return {"output_dir"};
   if (command == Command::kMakeData) return {"output"};
+  if (command == Command::kResults) return {"path"};
   if (command == Command::kConvert) return {"input", "output_dir"};
   return {};
 }
@@ -213,6 +214,7 @@ PRL_INSTANTIATE(EvalConfig)
 PRL_INSTANTIATE(SynthesizeConfig)
 PRL_INSTANTIATE(InitModelConfig)
 PRL_INSTANTIATE(MakeDataConfig)
+PRL_INSTANTIATE(ResultsConfig)
 PRL_INSTANTIATE(ConvertConfig)
 PRL_INSTANTIATE(ChatConfig)
 PRL_INSTANTIATE(BenchConfig)

@@ -15,6 +15,7 @@ enum class Command {
   kSft,
   kEval,
   kSynthesize,
+  kResults,
   kInitModel,
   kMakeData,
   kConvert,

@@ -15,7 +15,9 @@ struct ForeignTool {
 constexpr ForeignTool kForeignTools[] = {
     {"vllm", "start our server with `prl inference --model.name MODEL`"},
     {"vf-eval", "evaluate with `prl eval --env.id ENV --model.name MODEL`"},
-    {"prime", "environments are built in or local; evaluate with `prl eval --env.id ENV --client.base-url URL --model.name MODEL`"},
+    {"prime",
+     "environments are built in or local; evaluate with `prl eval --env.id ENV --client.base-url URL --model.name MODEL`, "
+     "browse results with `prl results`"},
     {"hf", "upload the folder outputs/weights/step_N with the Hugging Face client itself"},
     {"wandb", "log in with the Weights & Biases client itself"},
     {"python", "there is no Python here; see `prl --help` for the commands"},
@@ -80,6 +82,11 @@ ParsedCommand parse_command(int argc, const char* const* argv) {
     return parsed;
   }
   if (words[0] == "torchrun") fail_torchrun(words);
+  // Other tools call the browser of results "eval tui".
+  if (words.size() >= 2 && words[0] == "eval" && (words[1] == "tui" || words[1] == "list" || words[1] == "show")) {
+    words.erase(words.begin());
+    words[0] = "results";
+  }
   parsed.command = find_command(words[0]);
   if (!parsed.command) fail_unknown(words[0]);
   parsed.program = "prl " + words[0];

@@ -54,6 +54,8 @@ constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"), entry(Mo
                                    entry(ModelFamily::kLlama, "llama")};
 constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"), entry(BenchSuite::kDecode, "decode"), entry(BenchSuite::kTrain, "train"),
                                  entry(BenchSuite::kKernels, "kernels")};
+constexpr EnumEntry kResultsOrders[] = {entry(ResultsOrder::kFile, "file"), entry(ResultsOrder::kRewardUp, "lowest_first"),
+                                        entry(ResultsOrder::kRewardDown, "highest_first")};
 
 }  // namespace
 
@@ -80,5 +82,6 @@ std::span<const EnumEntry> enum_entries(FakeInputIds) { return kFakeIds; }
 std::span<const EnumEntry> enum_entries(SftLossImpl) { return kSftLosses; }
 std::span<const EnumEntry> enum_entries(ModelFamily) { return kFamilies; }
 std::span<const EnumEntry> enum_entries(BenchSuite) { return kSuites; }
+std::span<const EnumEntry> enum_entries(ResultsOrder) { return kResultsOrders; }
 
 }  // namespace prl::config

@@ -82,7 +82,7 @@ struct EnvConfig {
   Value curriculum;
   template <class V>
   void visit(V& v) {
-    v.field("id", id, "Environment; native ones are reverse-text and alphabet-sort");
+    v.field("id", id, "Environment; native ones are reverse-text, alphabet-sort, gsm8k, math-env, wordle and wiki-search");
     v.field("name", name, "Unique name in metrics and logs; the id if not set");
     v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator");
     v.field("args", args, "Arguments of the environment");
@@ -123,7 +123,7 @@ struct EvalEnvConfig {
   Value agent = Value::table();
   template <class V>
   void visit(V& v) {
-    v.field("id", id, "Environment; native ones are reverse-text and alphabet-sort");
+    v.field("id", id, "Environment; native ones are reverse-text, alphabet-sort, gsm8k, math-env, wordle and wiki-search");
     v.field("name", name, "Unique name in metrics and logs; the id if not set");
     v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator");
     v.field("args", args, "Arguments of the environment");

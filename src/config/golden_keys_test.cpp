@@ -35,6 +35,7 @@ TEST(GoldenKeys, EveryKeyIsListed) {
   list_command<SynthesizeConfig>(Command::kSynthesize, found);
   list_command<InitModelConfig>(Command::kInitModel, found);
   list_command<MakeDataConfig>(Command::kMakeData, found);
+  list_command<ResultsConfig>(Command::kResults, found);
   list_command<ConvertConfig>(Command::kConvert, found);
   list_command<ChatConfig>(Command::kChat, found);
   list_command<BenchConfig>(Command::kBench, found);
@@ -87,6 +88,11 @@ TEST(Configs, TheRunnableOnesNeedNothingThatIsMissing) {
     const auto rl = testing::load_line<RlConfig>(std::string("rl @ ") + path);
     for (const NotBuilt& entry : rl.not_built) ADD_FAILURE() << path << " " << entry.key << ": " << entry.feature;
   }
+  for (const char* path : {"configs/debug/synthesize/single_turn.toml", "configs/debug/synthesize/multi_env.toml",
+                           "configs/debug/synthesize/multi_turn.toml", "configs/debug/synthesize/multi_turn_tool_call.toml"})
+    EXPECT_TRUE(testing::load_line<SynthesizeConfig>(std::string("synthesize --client.base-url http://h/v1 @ ") + path).not_built.empty());
+  for (const char* path : {"examples/gsm8k/eval.toml", "examples/wordle/eval.toml", "examples/wiki_search/eval.toml"})
+    EXPECT_TRUE(testing::load_line<EvalConfig>(std::string("eval --client.base-url http://h/v1 @ ") + path).not_built.empty()) << path;
   EXPECT_TRUE(testing::load_line<SftConfig>("sft @ configs/reverse_text/sft.toml").not_built.empty());
   EXPECT_EQ(testing::load_line<RlConfig>("rl @ configs/reverse_text/rl_lockstep.toml").config.orchestrator.max_async_level, 0);
 }

@@ -16,9 +16,11 @@ namespace prl::config {
 
 /// What resolving may know about the machine. Tests make their own; load() uses from_process().
 struct Context {
-  std::map<std::string, std::string> environment;                            ///< process environment
-  int num_devices = 1;                                                       ///< devices this build can use on this machine
-  std::vector<std::string> native_envs = {"reverse-text", "alphabet-sort"};  ///< environments built into this program
+  std::map<std::string, std::string> environment;  ///< process environment
+  int num_devices = 1;                             ///< devices this build can use on this machine
+  /// Environments built into this program.
+  std::vector<std::string> native_envs = {"reverse-text", "alphabet-sort", "gsm8k", "math-env", "wordle", "wiki-search"};
+  std::function<bool(const std::string&)> is_directory;  ///< whether a model name is a local folder
 
   static Context from_process();
 };
@@ -64,6 +66,8 @@ template <>
 Resolution<InitModelConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<MakeDataConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<ResultsConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<ConvertConfig> resolve(Value raw, const Context& context);
 template <>

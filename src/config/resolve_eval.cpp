@@ -10,16 +10,31 @@ namespace {
 
 using detail::Check;
 
+/// Fields that a request gets from sampling and from extra_body.
+void check_request_sampling(const EvalSamplingConfig& sampling, const Check& check) {
+  if (!sampling.extra_body.is_table()) return check.problem("extra_body", "expects a table of fields");
+  for (const Member& member : sampling.extra_body.members()) {
+    const std::string key = member.key == "max_tokens" ? "max_completion_tokens" : member.key;
+    if (check.is_set(key))
+      check.problem("extra_body." + member.key, fmt::format("is also set as {}; set only one of them", check.full(key)));
+  }
+  for (const char* key : {"model", "messages", "tools", "n", "stream"})
+    if (sampling.extra_body.find(key)) check.problem(fmt::format("extra_body.{}", key), "is set by the program and cannot be chosen");
+}
+
 template <class C>
 void check_common(C& config, const Check& check) {
   if (config.env.empty()) check.problem("env", "must list at least one environment");
   detail::check_env_names(config.env, "env", check);
-  for (std::size_t i = 0; i < config.env.size(); ++i) detail::check_eval_env(config.env[i], check.sub(fmt::format("env.{}", i)));
+  for (std::size_t i = 0; i < config.env.size(); ++i) {
+    const Check entry = check.sub(fmt::format("env.{}", i));
+    detail::check_eval_env(config.env[i], entry);
+    if (config.env[i].sampling) check_request_sampling(*config.env[i].sampling, entry.sub("sampling"));
+  }
   // A local folder is evaluated in this process, by no server, unless one is named.
   if (check.is_set("client.base_url") || !std::filesystem::is_directory(config.model.name))
     detail::check_client(config.client, check.sub("client"));
-  detail::check_eval_sampling(config.sampling, check.sub("sampling"));
-  if (config.save.disk && config.save.disk->path) check.not_built("save.disk.path", "results outside output_dir");
+  check_request_sampling(config.sampling, check.sub("sampling"));
   if (config.save.hf) check.not_built("save.hf", "pushing results to the Hugging Face hub");
   if (config.save.env_hub) check.not_built("save.env_hub", "pushing results to the environments hub");
   if (config.retry.wait_min > config.retry.wait_max)
@@ -34,7 +49,6 @@ Resolution<EvalConfig> resolve(Value raw, const Context& context) {
   EvalConfig& config = resolution.config;
   const Check check(raw, "", resolution.report, context);
   check_common(config, check);
-  if (config.per_rollout) check.not_built("per_rollout", "scoring rollouts without their group");
   constexpr detail::Inert kInert[] = {{"use_tqdm", "progress is logged"}};
   detail::warn_inert(ops_of<EvalConfig>(), &config, kInert, check);
   detail::check_wandb(config.wandb, check);

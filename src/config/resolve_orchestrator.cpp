@@ -146,6 +146,8 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
   check_online_eval(config.eval, check);
   check_model_name(config.student.model.name, "student.model.name", check);
   check_client(config.student.client, check.sub("student.client"));
+  if (!config.student.client.extra_headers_from_state.empty())
+    check.not_built("student.client.extra_headers_from_state", "headers from the rollout's state in training");
   check_wandb(config.wandb, check);
   check_env_vars(config.env_vars, check);
   check_extra_body(config.train.sampling.extra_body, check.sub("train.sampling"));

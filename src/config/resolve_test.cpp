@@ -279,6 +279,14 @@ TEST(ResolveEval, ChecksWhatIsEvaluated) {
   EXPECT_THAT(error_of<EvalConfig>("eval --no-eval-base"), HasSubstr("there is nothing else to evaluate"));
   EXPECT_THAT(error_of<EvalConfig>("eval --resume-path x"), HasSubstr("needs save.stream"));
   EXPECT_THAT(error_of<EvalConfig>("eval --client.base-url localhost:8000"), HasSubstr("must start with http://"));
+  EXPECT_THAT(error_of<EvalConfig>(R"(eval --sampling.top-p 0.5 --sampling.extra-body {"top_p":0.9})"),
+              HasSubstr("sampling.extra_body.top_p"));
+  EXPECT_THAT(error_of<EvalConfig>(R"(eval --sampling.extra-body {"stream":true})"), HasSubstr("is set by the program"));
+  EXPECT_THAT(load_line<EvalConfig>(R"(eval --model.name m --client.base-url http://h/v1 --sampling.extra-body {"top_p":0.9} )"
+                                    "--sampling.reasoning-effort low --per-rollout --save.disk.path x")
+                  .not_built,
+              IsEmpty());
+  EXPECT_THAT(error_of<EvalConfig>(R"(eval --client.headers-from-env {"X":"NOT_THERE"})"), HasSubstr("NOT_THERE, which is not set"));
   EXPECT_THAT(load_line<EvalConfig>("eval --steps 10").warnings, Contains(HasSubstr("no effect without weights_dir")));
 }
 

@@ -37,6 +37,16 @@ Resolution<MakeDataConfig> resolve(Value raw, const Context& context) {
 }
 
 template <>
+Resolution<ResultsConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<ResultsConfig>(raw);
+  const ResultsConfig& config = resolution.config;
+  if (config.min_reward && config.max_reward && *config.min_reward > *config.max_reward)
+    Check(raw, "", resolution.report, context)
+        .problem("min_reward", fmt::format("must be at most max_reward, which is {}", *config.max_reward));
+  return resolution;
+}
+
+template <>
 Resolution<ConvertConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<ConvertConfig>(raw);
   const Check check(raw, "", resolution.report, context);

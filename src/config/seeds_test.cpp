@@ -212,6 +212,13 @@ TEST_F(Seeds, Synthesize) {
   EXPECT_EQ(load_line<SynthesizeConfig>("uv run synthesize").config.env.size(), 1u);
 }
 
+TEST_F(Seeds, BrowsingResults) {
+  // The documents' command is `prime eval tui`.
+  for (const char* line : {"eval tui", "eval list", "results", "uv run eval show outputs/evals"})
+    EXPECT_EQ(testing::parse_line(line).command, Command::kResults) << line;
+  EXPECT_EQ(load_line<ResultsConfig>("eval show outputs/evals --show 3").config.path, "outputs/evals");
+}
+
 TEST_F(Seeds, ServersForEvaluations) {
   EXPECT_EQ(load_line<InferenceConfig>("uv run inference --model.name ./teacher --server.port 8001").config.server.port, 8001);
   EXPECT_EQ(load_line<InferenceConfig>("uv run inference --model.name ./m --gpu-memory-utilization 0.5").config.gpu_memory_utilization,

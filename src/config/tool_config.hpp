@@ -77,6 +77,26 @@ struct MakeDataConfig {
   }
 };
 
+enum class ResultsOrder { kFile, kRewardUp, kRewardDown };
+std::span<const EnumEntry> enum_entries(ResultsOrder);
+
+/// `prl results [PATH]`: what `prl eval` and `prl synthesize` wrote, as tables, or one rollout in full; in a terminal, a browser.
+struct ResultsConfig {
+  std::filesystem::path path = "outputs";
+  std::optional<std::int64_t> show;
+  ResultsOrder sort = ResultsOrder::kFile;
+  std::optional<double> min_reward;
+  std::optional<double> max_reward;
+  template <class V>
+  void visit(V& v) {
+    v.field("path", path, "Folder of results, or one above several");
+    v.field("show", show, "Print this rollout of the list in full, counted from 1", {.min = 1});
+    v.field("sort", sort, "Order of the rollouts");
+    v.field("min_reward", min_reward, "Only rollouts with at least this reward");
+    v.field("max_reward", max_reward, "Only rollouts with at most this reward");
+  }
+};
+
 /// `prl convert IN OUT`: a GGUF file or a model folder to a Hugging Face folder.
 struct ConvertConfig {
   std::filesystem::path input;

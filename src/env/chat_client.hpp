@@ -10,6 +10,7 @@
 
 #include "base/ids.hpp"
 #include "net/asio.hpp"
+#include "net/http_message.hpp"
 #include "wire/generate.hpp"
 
 namespace prl::env {
@@ -59,8 +60,9 @@ class ChatClient {
 
 /// What a conversation is opened with.
 struct ConversationOptions {
-  std::string session_id;  ///< X-Session-ID: the same for all turns
-  std::string cache_salt;  ///< namespace of the prefix cache; empty: none
+  std::string session_id;    ///< X-Session-ID: the same for all turns
+  std::string cache_salt;    ///< namespace of the prefix cache; empty: none
+  net::Fields headers = {};  ///< sent with every request, where requests go over HTTP
 };
 
 /// Opens conversations with one model service. Shared by all rollouts.

@@ -38,6 +38,11 @@ class Environment {
   virtual bool scores_groups() const noexcept { return false; }
   /// Changes rewards and metrics of the episodes of one task, in rollout order. Failed episodes are among them.
   virtual void score_group(std::span<Episode> group) const { static_cast<void>(group); }
+  /// Tools that the model is offered for this task, as OpenAI function envelopes.
+  virtual boost::json::array tools(const Task& task) const {
+    static_cast<void>(task);
+    return {};
+  }
   /// A good completion (messages after the prompt), for supervised warm-up; nullopt when the environment knows none.
   virtual std::optional<boost::json::array> demonstration(const Task& task) const {
     static_cast<void>(task);

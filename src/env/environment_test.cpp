@@ -1,15 +1,12 @@
 #include <gtest/gtest.h>
-#include <boost/asio/co_spawn.hpp>
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/use_future.hpp>
 
-#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <set>
 
 #include "base/error.hpp"
 #include "env/registry.hpp"
+#include "env/testing/scripted_chat.hpp"
 #include "env/tool_env.hpp"
 #include "text/json_python.hpp"
 #include "text/utf8.hpp"
@@ -20,62 +17,7 @@ namespace {
 namespace json = boost::json;
 using namespace std::chrono_literals;
 
-/// Answers with prepared turns and remembers what it was asked.
-class ScriptedChat final : public ChatClient {
- public:
-  explicit ScriptedChat(std::deque<ChatTurn> turns) : turns_(std::move(turns)) {}
-  asio::awaitable<ChatTurn> complete(ChatRequest request) override {
-    requests.push_back(request);
-    if (turns_.empty()) fail(ErrorCode::kUnavailable, "the script has ended");
-    ChatTurn turn = std::move(turns_.front());
-    turns_.pop_front();
-    if (turn.finish_reason == "overlong") fail(ErrorCode::kOverlong, "too long");
-    co_return turn;
-  }
-  std::vector<ChatRequest> requests;
-
- private:
-  std::deque<ChatTurn> turns_;
-};
-
-ChatTurn says(const std::string& content, const std::string& finish_reason = "stop") {
-  ChatTurn turn;
-  turn.message = json::object{{"role", "assistant"}, {"content", content}};
-  turn.finish_reason = finish_reason;
-  turn.num_prompt_tokens = 10;
-  turn.num_completion_tokens = static_cast<std::int64_t>(content.size());
-  return turn;
-}
-
-ChatTurn calls(const std::string& tool, const std::string& arguments) {
-  ChatTurn turn = says("");
-  json::object function{{"name", tool}, {"arguments", arguments}};
-  json::object call{{"id", "call_1"}, {"type", "function"}};
-  call["function"] = function;
-  turn.message["tool_calls"] = json::array{call};
-  turn.finish_reason = "tool_calls";
-  return turn;
-}
-
-Episode play(const Environment& environment, Task task, ScriptedChat& chat) {
-  asio::io_context context;
-  RolloutContext rollout;
-  rollout.client = &chat;
-  rollout.seed = 7;
-  rollout.trajectory_id = "t";
-  rollout.deadline = net::Clock::now() + 5s;
-  auto running = environment.run(std::move(task), std::move(rollout));
-  auto future = asio::co_spawn(context, std::move(running), asio::use_future);
-  context.run();
-  return future.get();
-}
-
-EnvironmentPtr make(const std::string& id, const std::string& args = "{}") {
-  EnvSpec spec;
-  spec.id = id;
-  spec.args = text::parse_json(args).as_object();
-  return make_environment(spec);
-}
+using namespace testing;
 
 void expect_error(const std::string& id, const std::string& args, ErrorCode code, const std::string& part) {
   try {
@@ -89,7 +31,7 @@ void expect_error(const std::string& id, const std::string& args, ErrorCode code
 
 TEST(Registry, NamesWhatItKnowsAndRefusesTheRest) {
   EXPECT_EQ(make("reverse_text")->name(), "reverse-text");
-  expect_error("gsm8k", "{}", ErrorCode::kNotFound, "reverse-text");
+  expect_error("gsm9k", "{}", ErrorCode::kNotFound, "reverse-text");
   expect_error("primeintellect/wordle", "{}", ErrorCode::kNotImplemented, "verifiers");
   expect_error("reverse-text", R"({"sede": 1})", ErrorCode::kInvalidArgument, "args.sede");
   expect_error("reverse-text", R"({"seed": "x"})", ErrorCode::kInvalidArgument, "args.seed");

@@ -30,6 +30,17 @@ std::optional<PolicyVersion> Episode::version_end() const {
 
 namespace {
 
+/// [{"type": "function", "function": {name, ...}}] to [{name, ...}].
+json::array flat_tools(const json::array& tools) {
+  json::array flat;
+  for (const json::value& tool : tools) {
+    const json::object* envelope = tool.if_object();
+    const json::value* function = envelope != nullptr ? envelope->if_contains("function") : nullptr;
+    flat.push_back(function != nullptr ? *function : tool);
+  }
+  return flat;
+}
+
 json::value number(double value) { return std::isfinite(value) ? json::value(value) : json::value(nullptr); }
 
 }  // namespace
@@ -65,7 +76,7 @@ json::object to_json(const Episode& episode) {
   json::object metrics;
   for (const auto& [name, value] : episode.metrics) metrics[name] = number(value);
   row["metrics"] = std::move(metrics);
-  row["tool_defs"] = episode.tool_defs;
+  row["tool_defs"] = flat_tools(episode.tool_defs);
   json::object usage;
   usage["input_tokens"] = episode.num_prompt_tokens();
   usage["output_tokens"] = episode.num_completion_tokens();

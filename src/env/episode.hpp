@@ -18,6 +18,7 @@ namespace prl::env {
 struct EpisodeError {
   std::string type;
   std::string message;
+  bool is_transient = true;  ///< the same attempt may succeed later: a lost connection, a busy server, a broken reply
 };
 
 /// Wall-clock seconds. `start_time` is Unix time; the rest are durations.
@@ -77,7 +78,8 @@ struct Episode {
 };
 
 /// One line of train_rollouts.jsonl, eval_rollouts.jsonl and results.jsonl, in the field names of verifiers. Metrics are
-/// repeated at the top level where no field has their name; numbers that are not finite become null.
+/// repeated at the top level where no field has their name; numbers that are not finite become null. Tools are flat there
+/// ({name, description, parameters}).
 boost::json::object to_json(const Episode& episode);
 
 }  // namespace prl::env

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/error.hpp"
+#include "env/chat_pool.hpp"
 #include "env/http_generate_client.hpp"
 #include "env/openai_chat_client.hpp"
 #include "net/http_server.hpp"
@@ -210,6 +211,47 @@ TEST(OpenAIChatClient, AFullContextIsTriedOnceMoreWithWhatFits) {
   EXPECT_EQ(text::parse_json(f.server.requests.at(1).body).at("max_tokens").to_number<int>(), 20);
   EXPECT_EQ(code_of([&] { f.io.run_blocking(client->complete(request), 10s); }), ErrorCode::kOverlong);
   EXPECT_EQ(f.server.requests.size(), 3u);
+}
+
+TEST(OpenAIChatClient, HeadersOfTheConversationAndTheLimitByItsOwnName) {
+  Fixture f;
+  f.server.replies = {net::error_response(400, "maximum context length is 100 tokens, you sent 80 input tokens"),
+                      net::HttpResponse::json(R"({"choices":[{"message":{"content":"ok"},"finish_reason":"stop"}]})")};
+  OpenAIChatOptions options;
+  options.base_url = f.server.url();
+  options.extra_body = json::object{{"max_completion_tokens", 50}, {"temperature", 1.0}};
+  OpenAIChatClientFactory factory(f.client, options);
+  const auto client = factory.open({.session_id = "s-1", .cache_salt = "", .headers = {{"X-Session-ID", "mine"}, {"X-Example", "7"}}});
+  f.io.run_blocking(client->complete(chat_request()), 10s);
+  EXPECT_EQ(f.server.requests.at(0).headers.get("X-Session-ID"), "mine");
+  EXPECT_EQ(f.server.requests.at(0).headers.get("X-Example"), "7");
+  const json::value first = text::parse_json(f.server.requests.at(0).body);
+  EXPECT_EQ(first.at("temperature").to_number<double>(), 1.0) << "what is set is sent, even if it is the usual value";
+  const json::value second = text::parse_json(f.server.requests.at(1).body);
+  EXPECT_EQ(second.at("max_completion_tokens").to_number<int>(), 20);
+  EXPECT_FALSE(second.as_object().contains("max_tokens"));
+}
+
+TEST(ChatPool, ConversationsGoToTheServicesInTurns) {
+  Fixture a, b;
+  const auto service = [](Fixture& f) {
+    OpenAIChatOptions options;
+    options.base_url = f.server.url();
+    return std::make_shared<OpenAIChatClientFactory>(f.client, options);
+  };
+  const auto ok = net::HttpResponse::json(R"({"choices":[{"message":{"content":"ok"},"finish_reason":"stop"}]})");
+  a.server.replies = {ok, ok, ok, ok};
+  b.server.replies = {ok, ok, ok, ok};
+  const auto pool = make_chat_pool({service(a), service(b)});
+  for (int i = 0; i < 3; ++i) {
+    const auto client = pool->open({});
+    a.io.run_blocking(client->complete(chat_request()), 10s);
+    if (i == 0) a.io.run_blocking(client->complete(chat_request()), 10s);  // the same conversation stays where it is
+  }
+  EXPECT_EQ(a.server.requests.size(), 3u);
+  EXPECT_EQ(b.server.requests.size(), 1u);
+  EXPECT_EQ(pool->describe(), a.server.url() + "/v1, " + b.server.url() + "/v1");
+  EXPECT_EQ(code_of([] { make_chat_pool({}); }), ErrorCode::kInvalidArgument);
 }
 
 }  // namespace

@@ -23,9 +23,15 @@ std::string error_type(ErrorCode code) {
     case ErrorCode::kDeadline: return "TimeoutError";
     case ErrorCode::kUnavailable:
     case ErrorCode::kOverloaded:
+    case ErrorCode::kInternal:
     case ErrorCode::kUnauthorized: return "ModelError";
     default: return "Error";
   }
+}
+
+/// A server that fails inside (500) or answers nonsense may do better next time; a wrong key or request never does.
+bool is_transient(ErrorCode code) {
+  return is_retryable(code) || code == ErrorCode::kCorrupt || code == ErrorCode::kNonFinite || code == ErrorCode::kInternal;
 }
 
 double seconds_since(net::TimePoint begin) { return std::chrono::duration<double>(net::Clock::now() - begin).count(); }
@@ -34,8 +40,6 @@ double seconds_since(net::TimePoint begin) { return std::chrono::duration<double
 
 MultiTurnEnv::MultiTurnEnv(std::string name, Limits limits, Rubric rubric)
     : name_(std::move(name)), limits_(limits), rubric_(std::move(rubric)) {}
-
-json::array MultiTurnEnv::tools(const Task&) const { return {}; }
 
 std::string MultiTurnEnv::limit_reached(const Episode& episode) const {
   if (limits_.max_turns > 0 && episode.num_turns() >= limits_.max_turns) return "max_turns_reached";
@@ -116,7 +120,7 @@ asio::awaitable<Episode> MultiTurnEnv::run(Task task, RolloutContext context) co
       episode.is_truncated = true;
     } else {
       episode.stop_condition = error.code() == ErrorCode::kDeadline ? "timeout_reached" : "has_error";
-      episode.error = EpisodeError{error_type(error.code()), error.what()};
+      episode.error = EpisodeError{error_type(error.code()), error.what(), is_transient(error.code())};
     }
   }
   episode.is_completed = !episode.error.has_value();

@@ -30,8 +30,6 @@ class MultiTurnEnv : public Environment {
     boost::json::object scratch;  ///< the environment's own notes
   };
 
-  /// Tools offered to the model. None unless overridden.
-  virtual boost::json::array tools(const Task& task) const;
   virtual void start(Rollout& rollout) const { static_cast<void>(rollout); }
   /// Called after each model turn: non-empty ends the rollout with that stop condition. The limits are checked besides.
   virtual std::string stop_condition(const Rollout& rollout) const {

@@ -125,7 +125,6 @@ class OpenAIChatClient final : public ChatClient {
     body["messages"] = request.messages;
     if (!request.tools.empty()) body["tools"] = request.tools;
     put_sampling(body, request.sampling);
-    if (max_tokens) body["max_tokens"] = *max_tokens;
     body["n"] = 1;
     if (options_->return_token_ids) {
       body["logprobs"] = true;
@@ -133,12 +132,18 @@ class OpenAIChatClient final : public ChatClient {
     }
     if (!conversation_.cache_salt.empty() && options_->return_token_ids) body["cache_salt"] = conversation_.cache_salt;
     for (const auto& member : options_->extra_body) body[member.key()] = member.value();
+    if (max_tokens) {
+      const char* key = body.contains("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";
+      body[key] = *max_tokens;
+    }
     net::HttpCall call;
     call.method = "POST";
     call.url = root_ + "/v1/chat/completions";
     call.body = json::serialize(body);
     call.timeout = detail::time_left(request.deadline);
-    if (!conversation_.session_id.empty()) call.headers.add("X-Session-ID", conversation_.session_id);
+    for (const auto& [name, value] : conversation_.headers) call.headers.add(name, value);
+    if (!conversation_.session_id.empty() && call.headers.find("X-Session-ID") == nullptr)
+      call.headers.add("X-Session-ID", conversation_.session_id);
     auto calling = client_->call(std::move(call));
     co_return co_await std::move(calling);
   }

@@ -6,7 +6,10 @@
 #include "base/error.hpp"
 #include "env/alphabet_sort.hpp"
 #include "env/args.hpp"
+#include "env/math_env.hpp"
 #include "env/reverse_text.hpp"
+#include "env/wiki_search.hpp"
+#include "env/wordle.hpp"
 
 namespace prl::env {
 namespace {
@@ -20,6 +23,10 @@ struct Entry {
 constexpr std::array kEntries{
     Entry{"reverse-text", &make_reverse_text},
     Entry{"alphabet-sort", &make_alphabet_sort},
+    Entry{"gsm8k", &make_math},
+    Entry{"math-env", &make_math},
+    Entry{"wordle", &make_wordle},
+    Entry{"wiki-search", &make_wiki_search},
 };
 
 }  // namespace

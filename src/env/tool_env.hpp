@@ -26,9 +26,9 @@ struct Tool {
 class ToolEnv : public MultiTurnEnv {
  public:
   ToolEnv(std::string name, Limits limits, Rubric rubric, std::vector<Tool> tools);
+  boost::json::array tools(const Task& task) const override;
 
  protected:
-  boost::json::array tools(const Task& task) const override;
   std::string stop_condition(const Rollout& rollout) const override;
   asio::awaitable<boost::json::array> respond(Rollout* rollout) const override;
 

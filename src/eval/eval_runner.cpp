@@ -1,71 +1,30 @@
 #include "eval/eval_runner.hpp"
 
 #include <boost/asio/this_coro.hpp>
-#include <boost/json/object.hpp>
-#include <boost/json/serialize.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <fstream>
 #include <map>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/rng.hpp"
-#include "env/jsonl.hpp"
+#include "eval/results_file.hpp"
 #include "net/deadline.hpp"
 #include "net/task_group.hpp"
 
 namespace prl::eval {
-
-namespace json = boost::json;
-
 namespace {
 
-/// What the means are made of; also what a resumed row gives back.
-struct Outcome {
-  double reward = 0;
-  std::map<std::string, double> metrics;
-  double completion_len = 0;
-  double num_turns = 0;
-  bool is_truncated = false;
-  bool has_error = false;
-  std::int64_t version_start = -1;
-  std::int64_t version_end = -1;
+/// Rollouts of one example that are written together: all of them, or one.
+struct Unit {
+  std::int64_t example = 0;
+  std::vector<std::int64_t> rollouts;
+  std::vector<std::optional<env::Episode>> episodes;  ///< as they finish
+  std::size_t num_left = 0;
 };
-
-Outcome outcome_of(const env::Episode& episode) {
-  Outcome outcome;
-  outcome.reward = episode.reward;
-  outcome.metrics = episode.metrics;
-  outcome.completion_len = static_cast<double>(episode.num_completion_tokens());
-  outcome.num_turns = static_cast<double>(episode.num_turns());
-  outcome.is_truncated = episode.is_truncated;
-  outcome.has_error = episode.error.has_value();
-  if (const auto version = episode.version_start()) outcome.version_start = version->value;
-  if (const auto version = episode.version_end()) outcome.version_end = version->value;
-  return outcome;
-}
-
-double number_or(const json::object& row, const char* key, double fallback) {
-  const json::value* value = row.if_contains(key);
-  return value != nullptr && value->is_number() ? value->to_number<double>() : fallback;
-}
-
-Outcome outcome_of_row(const json::object& row) {
-  Outcome outcome;
-  outcome.reward = number_or(row, "reward", 0);
-  outcome.completion_len = number_or(row, "completion_len", 0);
-  outcome.num_turns = number_or(row, "num_turns", 0);
-  if (const json::value* value = row.if_contains("is_truncated")) outcome.is_truncated = value->is_bool() && value->get_bool();
-  if (const json::value* value = row.if_contains("error")) outcome.has_error = !value->is_null();
-  if (const json::value* value = row.if_contains("metrics"); value != nullptr && value->is_object())
-    for (const auto& metric : value->get_object())
-      if (metric.value().is_number()) outcome.metrics[std::string(metric.key())] = metric.value().to_number<double>();
-  return outcome;
-}
 
 /// The evaluation of one environment while it runs. Lives in run_eval's frame; all members on one thread.
 struct Run {
@@ -73,30 +32,38 @@ struct Run {
   std::shared_ptr<env::ChatClientFactory> chat;
   env::Split split = env::Split::kEval;
   std::int64_t num_examples = 0;
-  std::vector<std::pair<std::int64_t, std::int64_t>> todo;  ///< (example, rollout)
+  std::vector<Unit> units;
+  std::vector<std::pair<std::size_t, std::size_t>> todo;  ///< (unit, its rollout) in order
   std::size_t next = 0;
-  std::map<std::pair<std::int64_t, std::int64_t>, Outcome> outcomes;
+  Outcomes outcomes;
   std::map<std::pair<std::int64_t, std::int64_t>, env::Episode> episodes;
-  std::ofstream results;
+  std::int64_t num_dropped_groups = 0;
+  ResultsWriter writer;
+  net::TimePoint last_log;
   std::exception_ptr failure;
+
+  const std::string& name() const { return task.environment->name(); }
 };
 
-void append_row(Run& run, const env::Episode& episode, std::int64_t rollout_idx) {
-  if (!run.results.is_open()) return;
-  json::object row = env::to_json(episode);
-  row["rollout_idx"] = rollout_idx;
-  row["generation_ms"] = episode.timing.generation * 1000;
-  row["scoring_ms"] = episode.timing.scoring * 1000;
-  row["total_ms"] = episode.timing.total * 1000;
-  row["oai_tools"] = json::serialize(episode.tool_defs);
-  run.results << json::serialize(row) << '\n' << std::flush;
-  if (!run.results) fail(ErrorCode::kIo, "{}: could not be written; is the disk full?", run.task.results_file.string());
+std::string state_field(const Run& run, const std::string& field, std::int64_t example, std::int64_t rollout_idx) {
+  if (field == "trajectory_id") return fmt::format("{}-{}-{}-{}", run.task.label, run.name(), example, rollout_idx);
+  if (field == "example_id") return std::to_string(example);
+  if (field == "rollout_idx") return std::to_string(rollout_idx);
+  return run.name();
 }
 
 asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t rollout_idx, int attempt) {
+  const net::TimePoint patience = net::Clock::now() + std::chrono::hours(24 * 7);
+  Limiter::Permit permit;
+  if (run->task.limiter) {
+    auto acquiring = Limiter::acquire(run->task.limiter, patience);
+    permit = co_await std::move(acquiring);
+  }
   env::ConversationOptions conversation;
   conversation.session_id =
       fmt::format("eval-{}-{}-{}-{}-{}", run->task.label, run->task.environment->name(), example, rollout_idx, attempt);
+  for (const auto& [header, field] : run->task.headers_from_state)
+    conversation.headers.add(header, state_field(*run, field, example, rollout_idx));
   const std::unique_ptr<env::ChatClient> client = run->chat->open(std::move(conversation));
   env::RolloutContext context;
   context.client = client.get();
@@ -118,7 +85,7 @@ asio::awaitable<env::Episode> play_with_retries(Run* run, std::int64_t example, 
   for (int attempt = 0;; ++attempt) {
     auto playing = play(run, example, rollout_idx, attempt);
     env::Episode episode = co_await std::move(playing);
-    if (!episode.error || attempt + 1 >= std::max(1, retry.max_attempts)) {
+    if (!episode.error || !episode.error->is_transient || attempt + 1 >= std::max(1, retry.max_attempts)) {
       if (episode.error && retry.reraise)
         fail(ErrorCode::kUnavailable, "{}: rollout {} of example {} failed {} times, at last with {}: {}", run->task.environment->name(),
              rollout_idx, example, attempt + 1, episode.error->type, episode.error->message);
@@ -134,27 +101,71 @@ asio::awaitable<env::Episode> play_with_retries(Run* run, std::int64_t example, 
   }
 }
 
+/// Scores, counts and writes a unit whose last rollout is done.
+void finish_unit(Run& run, Unit& unit) {
+  std::vector<env::Episode> group;
+  for (std::optional<env::Episode>& episode : unit.episodes) group.push_back(std::move(*episode));
+  unit.episodes.clear();
+  if (run.task.drop_failed_groups) {
+    const auto failed = std::find_if(group.begin(), group.end(), [](const env::Episode& e) { return e.error.has_value(); });
+    if (failed != group.end()) {
+      log::error("{}: example {} is dropped: {}: {}", run.name(), unit.example, failed->error->type, failed->error->message);
+      ++run.num_dropped_groups;
+      return;
+    }
+  }
+  try {
+    if (run.task.environment->scores_groups()) run.task.environment->score_group(group);
+    run.writer.write(group, unit.rollouts);
+  } catch (const Error& error) {
+    if (!run.task.drop_failed_groups) throw;
+    log::error("{}: example {} is dropped: {}", run.name(), unit.example, error.what());
+    ++run.num_dropped_groups;
+    return;
+  }
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const std::pair id{unit.example, unit.rollouts[i]};
+    run.outcomes[id] = outcome_of(group[i]);
+    if (!run.task.keep_episodes) continue;
+    for (env::TrajectoryStep& step : group[i].trajectory) step.tokens = {};
+    run.episodes[id] = std::move(group[i]);
+  }
+}
+
+void log_progress(Run& run) {
+  const net::TimePoint now = net::Clock::now();
+  if (run.task.log_interval.count() == 0 || now - run.last_log < run.task.log_interval || run.outcomes.empty()) return;
+  run.last_log = now;
+  double reward = 0;
+  for (const auto& [id, outcome] : run.outcomes) reward += outcome.reward;
+  log::info("{}: {} of {} rollouts, reward {:.4f}", run.name(), run.outcomes.size(), run.num_examples * run.task.rollouts_per_example,
+            reward / static_cast<double>(run.outcomes.size()));
+}
+
 asio::awaitable<void> work(Run* run) {
   while (run->next < run->todo.size() && !run->failure) {
-    const auto [example, rollout_idx] = run->todo[run->next++];
+    const auto [unit_idx, member] = run->todo[run->next++];
+    Unit& unit = run->units[unit_idx];
     try {
-      auto playing = play_with_retries(run, example, rollout_idx);
+      auto playing = play_with_retries(run, unit.example, unit.rollouts[member]);
       env::Episode episode = co_await std::move(playing);
-      append_row(*run, episode, rollout_idx);
-      for (env::TrajectoryStep& step : episode.trajectory) step.tokens = {};
-      run->outcomes[{example, rollout_idx}] = outcome_of(episode);
-      run->episodes[{example, rollout_idx}] = std::move(episode);
+      unit.episodes[member] = std::move(episode);
+      if (--unit.num_left == 0) finish_unit(*run, unit);
+      log_progress(*run);
     } catch (const std::exception&) {
       if (!run->failure) run->failure = std::current_exception();
     }
   }
 }
 
-void plan(Run& run) {
+/// Which examples there are: [first, end).
+std::pair<std::int64_t, std::int64_t> choose_examples(Run& run) {
   const env::Environment& environment = *run.task.environment;
-  if (environment.num_tasks(env::Split::kEval) == 0) {
-    log::warning("{} has no eval split: its train split is evaluated", environment.name());
-    run.split = env::Split::kTrain;
+  run.split = run.task.split.value_or(env::Split::kEval);
+  if (environment.num_tasks(run.split) == 0) {
+    const bool is_eval = run.split == env::Split::kEval;
+    log::warning("{} has no {} split: its {} split is used", environment.name(), is_eval ? "eval" : "train", is_eval ? "train" : "eval");
+    run.split = is_eval ? env::Split::kTrain : env::Split::kEval;
   }
   const std::int64_t first = run.task.skip_first;
   std::int64_t end = environment.num_tasks(run.split);
@@ -163,81 +174,46 @@ void plan(Run& run) {
     fail(ErrorCode::kInvalidArgument, "{}: nothing to evaluate: {} tasks, skip_first {}, num_examples {}, rollouts_per_example {}",
          environment.name(), environment.num_tasks(run.split), first, run.task.num_examples, run.task.rollouts_per_example);
   run.num_examples = end - first;
-  if (run.task.resume && std::filesystem::exists(run.task.results_file)) {
-    for (const json::object& row : env::read_jsonl(run.task.results_file)) {
-      const auto example = static_cast<std::int64_t>(number_or(row, "example_id", -1));
-      const auto rollout_idx = static_cast<std::int64_t>(number_or(row, "rollout_idx", -1));
-      if (example >= first && example < end && rollout_idx >= 0 && rollout_idx < run.task.rollouts_per_example)
-        run.outcomes[{example, rollout_idx}] = outcome_of_row(row);
-    }
-  }
-  for (std::int64_t example = first; example < end; ++example)
-    for (std::int64_t r = 0; r < run.task.rollouts_per_example; ++r)
-      if (!run.outcomes.contains({example, r})) run.todo.emplace_back(example, r);
-  if (!run.task.results_file.empty()) {
-    std::error_code ec;
-    std::filesystem::create_directories(run.task.results_file.parent_path(), ec);
-    run.results.open(run.task.results_file, run.task.resume ? std::ios::app : std::ios::trunc);
-    if (!run.results) fail(ErrorCode::kIo, "{}: could not be opened for writing", run.task.results_file.string());
-  }
+  return {first, end};
 }
 
-void add_pass_at_k(const Run& run, EvalResult& result) {
-  const std::int64_t n = run.task.rollouts_per_example;
-  std::map<std::int64_t, std::int64_t> num_right;
-  for (const auto& [id, outcome] : run.outcomes) {
-    if (outcome.reward != 0.0 && outcome.reward != 1.0) return;
-    num_right[id.first] += outcome.reward == 1.0 ? 1 : 0;
-  }
-  for (std::int64_t k = 1; k <= n; k *= 2) {
-    double sum = 0;
-    for (const auto& [example, c] : num_right) sum += pass_at_k(n, c, k);
-    result.pass_at_k[k] = sum / static_cast<double>(num_right.size());
-  }
-}
-
-EvalResult summarize(Run& run) {
-  EvalResult result;
-  result.env_name = run.task.environment->name();
-  result.num_examples = run.num_examples;
-  result.rollouts_per_example = run.task.rollouts_per_example;
-  const double count = static_cast<double>(run.outcomes.size());
-  double squares = 0;
-  std::map<std::string, std::int64_t> num_values;
-  result.completion_len_min = run.outcomes.begin()->second.completion_len;
-  for (const auto& [id, outcome] : run.outcomes) {
-    result.avg_reward += outcome.reward / count;
-    result.completion_len_mean += outcome.completion_len / count;
-    result.completion_len_min = std::min(result.completion_len_min, outcome.completion_len);
-    result.completion_len_max = std::max(result.completion_len_max, outcome.completion_len);
-    result.truncated_mean += (outcome.is_truncated ? 1.0 : 0.0) / count;
-    result.error_mean += (outcome.has_error ? 1.0 : 0.0) / count;
-    result.num_turns_mean += outcome.num_turns / count;
-    for (const auto& [name, value] : outcome.metrics) {
-      result.avg_metrics[name] += value;
-      ++num_values[name];
+void plan(Run& run) {
+  const auto [first, end] = choose_examples(run);
+  const EvalTask& task = run.task;
+  if (task.per_rollout && task.environment->scores_groups())
+    fail(ErrorCode::kInvalidArgument, "{}: per_rollout: this environment scores all rollouts of a task together; turn per_rollout off",
+         run.name());
+  for (const auto& [header, field] : task.headers_from_state)
+    if (field != "trajectory_id" && field != "example_id" && field != "rollout_idx" && field != "task")
+      fail(ErrorCode::kInvalidArgument,
+           "client.extra_headers_from_state.{}: there is no field '{}'; there are trajectory_id, example_id, rollout_idx, task", header,
+           field);
+  // Rollouts that neither are scored nor fall together are written one by one, so that an interruption loses none.
+  const bool whole_groups = !task.per_rollout && (task.environment->scores_groups() || task.drop_failed_groups);
+  if (task.resume)
+    run.outcomes = take_over_results(task.results_file, task.traces_file, first, end, task.rollouts_per_example, whole_groups);
+  for (std::int64_t example = first; example < end; ++example) {
+    if (whole_groups) run.units.push_back({example, {}, {}, 0});
+    for (std::int64_t r = 0; r < task.rollouts_per_example; ++r) {
+      if (run.outcomes.contains({example, r})) continue;
+      if (!whole_groups) run.units.push_back({example, {}, {}, 0});
+      Unit& unit = run.units.back();
+      run.todo.emplace_back(run.units.size() - 1, unit.rollouts.size());
+      unit.rollouts.push_back(r);
+      unit.episodes.emplace_back();
+      ++unit.num_left;
     }
-    if (outcome.version_start >= 0)
-      result.policy_version_min =
-          result.policy_version_min < 0 ? outcome.version_start : std::min(result.policy_version_min, outcome.version_start);
-    result.policy_version_max = std::max(result.policy_version_max, outcome.version_end);
   }
-  for (const auto& [id, outcome] : run.outcomes) squares += std::pow(outcome.completion_len - result.completion_len_mean, 2);
-  result.completion_len_std = run.outcomes.size() > 1 ? std::sqrt(squares / (count - 1)) : 0.0;
-  for (auto& [name, value] : result.avg_metrics) value /= static_cast<double>(num_values[name]);
-  add_pass_at_k(run, result);
-  for (auto& [id, episode] : run.episodes) result.episodes.push_back(std::move(episode));
-  return result;
+  run.writer = ResultsWriter({.results_file = task.results_file,
+                              .traces_file = task.traces_file,
+                              .append = task.resume || task.is_synthetic,
+                              .is_synthetic = task.is_synthetic,
+                              .run_id = task.label,
+                              .model = task.model});
+  run.last_log = net::Clock::now();
 }
 
 }  // namespace
-
-double pass_at_k(std::int64_t n, std::int64_t c, std::int64_t k) {
-  if (n - c < k) return 1.0;
-  double all_wrong = 1.0;
-  for (std::int64_t i = n - c + 1; i <= n; ++i) all_wrong *= 1.0 - static_cast<double>(k) / static_cast<double>(i);
-  return 1.0 - all_wrong;
-}
 
 asio::awaitable<EvalResult> run_eval(EvalTask task, std::shared_ptr<env::ChatClientFactory> chat) {
   const net::TimePoint begin = net::Clock::now();
@@ -271,18 +247,13 @@ asio::awaitable<EvalResult> run_eval(EvalTask task, std::shared_ptr<env::ChatCli
     }
   }
   if (run.failure) std::rethrow_exception(run.failure);
-  EvalResult result = summarize(run);
+  EvalResult result = summarize(run.outcomes, run.task.rollouts_per_example);
+  result.env_name = run.name();
+  if (!run.task.drop_failed_groups) result.num_examples = run.num_examples;
+  result.num_dropped_groups = run.num_dropped_groups;
+  for (auto& [id, episode] : run.episodes) result.episodes.push_back(std::move(episode));
   result.seconds = std::chrono::duration<double>(net::Clock::now() - begin).count();
   co_return result;
-}
-
-std::string console_line(const EvalResult& r) {
-  std::string passes;
-  for (const auto& [k, value] : r.pass_at_k) passes += fmt::format(", Pass@{}: {:.4f}", k, value);
-  return fmt::format(
-      "Evaluated {} in {:.2f}s (Avg@{}={:.4f}{}, Completion Length: {:.2f} (±{:.2f}, ∈[{:.2f}, {:.2f}]), Truncated: {:.1f}%)", r.env_name,
-      r.seconds, r.rollouts_per_example, r.avg_reward, passes, r.completion_len_mean, r.completion_len_std, r.completion_len_min,
-      r.completion_len_max, r.truncated_mean * 100);
 }
 
 }  // namespace prl::eval

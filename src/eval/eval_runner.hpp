@@ -11,12 +11,15 @@
 
 #include "env/chat_client.hpp"
 #include "env/environment.hpp"
+#include "eval/limiter.hpp"
+#include "eval/outcome.hpp"
 
 namespace prl::eval {
 
 namespace asio = boost::asio;
 
-/// Failed rollouts are tried again with exponential waits: min(wait_max, wait_multiplier * 2^attempt), at least wait_min.
+/// Rollouts that failed for a reason that may pass are tried again with exponential waits: min(wait_max, wait_multiplier *
+/// 2^attempt), at least wait_min.
 struct RetryOptions {
   int max_attempts = 10;
   std::chrono::milliseconds wait_multiplier{1'000};
@@ -31,42 +34,31 @@ struct EvalTask {
   std::int64_t num_examples = -1;  ///< -1: all
   std::int64_t rollouts_per_example = 1;
   std::int64_t skip_first = 0;
+  std::optional<env::Split> split;  ///< nullopt: the eval split, or with a warning the train split if there is none
   wire::SamplingParams sampling;
   std::optional<std::uint64_t> seed;  ///< with it, rollout r of example e always gets the same sampling seed
   std::chrono::milliseconds rollout_timeout{3'600'000};
   std::int64_t max_concurrent = 64;  ///< rollouts at once
+  std::shared_ptr<Limiter> limiter;  ///< shared with other evaluations that run at the same time; null: none
   RetryOptions retry;
-  std::string label;                   ///< of the model, in session ids: "v12"
-  std::filesystem::path results_file;  ///< empty: none; every rollout is appended as soon as it is done
-  bool resume = false;                 ///< rows of results_file count and are not run again
+  bool per_rollout = false;         ///< write each rollout when it is done, not with its group; not for environments that score groups
+  bool drop_failed_groups = false;  ///< an example with a failed rollout leaves no rows and does not count (synthetic data)
+  bool keep_episodes = true;        ///< EvalResult::episodes holds them
+  std::string label;                ///< of the model, in session ids: "v12"
+  std::string model;                ///< name of the model, in traces
+  /// Header of each request to the field of the rollout's state that gives its value: trajectory_id, example_id, rollout_idx,
+  /// task.
+  std::map<std::string, std::string> headers_from_state;
+  std::filesystem::path results_file;         ///< empty: none; rollouts are appended as soon as they are done
+  std::filesystem::path traces_file;          ///< the same in the form of verifiers' v1 traces
+  bool is_synthetic = false;                  ///< rows are training data and are always appended to results_file
+  bool resume = false;                        ///< rows of results_file count and are not run again
+  std::chrono::milliseconds log_interval{0};  ///< time between two lines of progress; 0: none
 };
 
-/// Means over all rollouts of one environment.
-struct EvalResult {
-  std::string env_name;
-  std::int64_t num_examples = 0;
-  std::int64_t rollouts_per_example = 1;
-  double avg_reward = 0;                     ///< avg@k with k = rollouts_per_example
-  std::map<std::int64_t, double> pass_at_k;  ///< k = 1, 2, 4, ...; empty unless every reward is exactly 0 or 1
-  std::map<std::string, double> avg_metrics;
-  double completion_len_mean = 0, completion_len_std = 0, completion_len_min = 0, completion_len_max = 0;
-  double truncated_mean = 0;
-  double error_mean = 0;  ///< rollouts that failed for good; they count reward 0
-  double num_turns_mean = 0;
-  double seconds = 0;
-  std::int64_t policy_version_min = -1;  ///< -1: not known
-  std::int64_t policy_version_max = -1;
-  std::vector<env::Episode> episodes;  ///< by example, then rollout; without token ids; resumed rows are not in it
-};
-
-/// Plays every rollout and scores it. The eval split, or the train split with a warning if there is none.
+/// Plays every rollout and scores it.
 /// The order of episodes and all means do not depend on which rollout finished first.
 /// Error{kInvalidArgument} when there is nothing to evaluate; the last failure if retry.reraise.
 asio::awaitable<EvalResult> run_eval(EvalTask task, std::shared_ptr<env::ChatClientFactory> chat);
-
-/// 1 - C(n - c, k) / C(n, k): the chance that k of n rollouts, c of them right, hold a right one.
-double pass_at_k(std::int64_t n, std::int64_t c, std::int64_t k);
-/// "Evaluated reverse-text in 12.34s (Avg@4=0.1234, Pass@1: 0.5000, Completion Length: ..., Truncated: 1.0%)" (spec 6.2).
-std::string console_line(const EvalResult& result);
 
 }  // namespace prl::eval

@@ -6,9 +6,11 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/use_future.hpp>
 #include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <set>
 
 #include "base/error.hpp"
@@ -27,6 +29,7 @@ class ScriptedModel final : public env::ChatClientFactory {
  public:
   std::function<bool(const std::string&)> is_right = [](const std::string&) { return true; };
   std::function<bool(const std::string&)> fails = [](const std::string&) { return false; };
+  ErrorCode failure_code = ErrorCode::kUnavailable;
   std::vector<std::string> sessions;
   std::set<std::uint64_t> seeds;
   int running = 0;
@@ -46,7 +49,7 @@ class ScriptedConversation final : public env::ChatClient {
     model_.max_running = std::max(model_.max_running, ++model_.running);
     co_await net::sleep_for(std::chrono::microseconds(200 * (session_.size() % 5)));
     --model_.running;
-    if (model_.fails(session_)) fail(ErrorCode::kUnavailable, "no luck");
+    if (model_.fails(session_)) fail(model_.failure_code, "no luck");
     std::string word(request.messages.back().at("content").as_string());
     env::ChatTurn turn;
     const std::string answer = model_.is_right(session_) ? std::string(word.rbegin(), word.rend()) : std::string();
@@ -96,6 +99,9 @@ TEST(Eval, PassAtK) {
   EXPECT_DOUBLE_EQ(pass_at_k(4, 1, 2), 0.5);
   EXPECT_DOUBLE_EQ(pass_at_k(4, 2, 2), 1 - 1.0 / 6);
   EXPECT_DOUBLE_EQ(pass_at_k(4, 3, 2), 1);
+  EXPECT_DOUBLE_EQ(pass_all_k(4, 3, 2), 0.5);
+  EXPECT_DOUBLE_EQ(pass_all_k(4, 1, 2), 0);
+  EXPECT_DOUBLE_EQ(pass_all_k(4, 4, 4), 1);
 }
 
 TEST(Eval, MeansAndPassRatesOverAllRollouts) {
@@ -162,6 +168,136 @@ TEST(Eval, ResultsStreamAndResume) {
   EXPECT_EQ(second.num_examples, 6);
   EXPECT_DOUBLE_EQ(second.avg_reward, 1.0);
   EXPECT_EQ(env::read_jsonl(path).size(), 6u);
+  std::filesystem::remove_all(path.parent_path());
+}
+
+TEST(Eval, AnInterruptedEvaluationGoesOnFromWhatIsWhole) {
+  const std::filesystem::path path = results_path();
+  auto model = std::make_shared<ScriptedModel>();
+  EvalTask task = small_task();
+  task.results_file = path;
+  task.traces_file = path.parent_path() / "traces.jsonl";
+  task.rollouts_per_example = 2;
+  evaluate(task, model);
+  // The process died while it wrote the ninth of twelve rows.
+  std::vector<std::string> lines;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 12u);
+  std::ofstream out(path, std::ios::trunc);
+  for (int i = 0; i < 8; ++i) out << lines[static_cast<std::size_t>(i)] << '\n';
+  out << lines[0] << '\n' << lines[8].substr(0, 40);
+  out.close();
+  model->sessions.clear();
+  task.resume = true;
+  const EvalResult result = evaluate(task, model);
+  EXPECT_EQ(model->sessions.size(), 4u);
+  EXPECT_DOUBLE_EQ(result.avg_reward, 1.0);
+  const auto rows = env::read_jsonl(path);
+  ASSERT_EQ(rows.size(), 12u) << "no row twice, none cut off";
+  std::set<std::pair<std::int64_t, std::int64_t>> ids;
+  for (const json::object& row : rows) ids.insert({row.at("example_id").as_int64(), row.at("rollout_idx").as_int64()});
+  EXPECT_EQ(ids.size(), 12u);
+  EXPECT_EQ(env::read_jsonl(task.traces_file).size(), 12u);
+  std::filesystem::remove_all(path.parent_path());
+}
+
+TEST(Eval, WhatCannotSucceedIsNotTriedAgain) {
+  auto model = std::make_shared<ScriptedModel>();
+  model->fails = [](const std::string&) { return true; };
+  model->failure_code = ErrorCode::kUnauthorized;
+  EXPECT_DOUBLE_EQ(evaluate(small_task(), model).error_mean, 1.0);
+  EXPECT_EQ(model->sessions.size(), 6u);
+}
+
+TEST(Eval, ALimiterHoldsOverSeveralEvaluations) {
+  auto model = std::make_shared<ScriptedModel>();
+  const auto limiter = std::make_shared<Limiter>(2);
+  asio::io_context context;
+  std::vector<std::future<EvalResult>> futures;
+  for (int i = 0; i < 3; ++i) {
+    EvalTask task = small_task();
+    task.limiter = limiter;
+    auto running = run_eval(std::move(task), model);
+    futures.push_back(asio::co_spawn(context, std::move(running), asio::use_future));
+  }
+  context.run();
+  for (auto& future : futures) EXPECT_DOUBLE_EQ(future.get().avg_reward, 1.0);
+  EXPECT_EQ(model->max_running, 2);
+  EXPECT_EQ(limiter->num_free(), 2);
+}
+
+/// Gives every rollout of a task the group's best reward.
+class BestOfGroup final : public env::Environment {
+ public:
+  explicit BestOfGroup(env::EnvironmentPtr inner) : inner_(std::move(inner)) {}
+  const std::string& name() const noexcept override { return inner_->name(); }
+  std::int64_t num_tasks(env::Split split) const override { return inner_->num_tasks(split); }
+  env::Task task(env::Split split, std::int64_t index) const override { return inner_->task(split, index); }
+  asio::awaitable<env::Episode> run(env::Task task, env::RolloutContext context) const override {
+    return inner_->run(std::move(task), std::move(context));
+  }
+  bool scores_groups() const noexcept override { return true; }
+  void score_group(std::span<env::Episode> group) const override {
+    double best = 0;
+    for (const env::Episode& episode : group) best = std::max(best, episode.reward);
+    for (env::Episode& episode : group) episode.reward = best;
+  }
+
+ private:
+  env::EnvironmentPtr inner_;
+};
+
+TEST(Eval, GroupsAreScoredTogetherAndResumedWhole) {
+  const std::filesystem::path path = results_path();
+  auto model = std::make_shared<ScriptedModel>();
+  model->is_right = [](const std::string& session) { return session.ends_with("-1-0"); };  // rollout 1 of every example
+  EvalTask task = small_task();
+  task.environment = std::make_shared<BestOfGroup>(task.environment);
+  task.rollouts_per_example = 3;
+  task.results_file = path;
+  EXPECT_DOUBLE_EQ(evaluate(task, model).avg_reward, 1.0);
+  // One row of the last group is lost: the group is played again.
+  std::vector<json::object> rows = env::read_jsonl(path);
+  std::ofstream out(path, std::ios::trunc);
+  for (std::size_t i = 0; i + 1 < rows.size(); ++i) out << json::serialize(rows[i]) << '\n';
+  out.close();
+  model->sessions.clear();
+  task.resume = true;
+  EXPECT_DOUBLE_EQ(evaluate(task, model).avg_reward, 1.0);
+  EXPECT_EQ(model->sessions.size(), 3u);
+  EXPECT_EQ(env::read_jsonl(path).size(), 18u);
+  task.per_rollout = true;
+  EXPECT_THROW(evaluate(task, model), Error) << "a group's score needs the group";
+  std::filesystem::remove_all(path.parent_path());
+}
+
+TEST(Eval, SyntheticDataAppendsAndDropsFailedGroups) {
+  const std::filesystem::path path = results_path();
+  std::filesystem::create_directories(path.parent_path());
+  std::ofstream(path) << R"({"example_id": 77})"
+                      << "\n{\"cut o";
+  auto model = std::make_shared<ScriptedModel>();
+  model->fails = [](const std::string& session) { return session.ends_with("-2-1-0"); };  // rollout 1 of example 2
+  EvalTask task = small_task();
+  task.split = env::Split::kTrain;
+  task.rollouts_per_example = 2;
+  task.retry.max_attempts = 1;
+  task.drop_failed_groups = true;
+  task.is_synthetic = true;
+  task.results_file = path;
+  const EvalResult result = evaluate(task, model);
+  EXPECT_EQ(result.num_dropped_groups, 1);
+  EXPECT_EQ(result.num_examples, 3);
+  const auto rows = env::read_jsonl(path);
+  ASSERT_EQ(rows.size(), 1u + 3 * 2);
+  EXPECT_EQ(rows[0].at("example_id").as_int64(), 77) << "what was there stays";
+  for (std::size_t i = 1; i < rows.size(); ++i) {
+    EXPECT_NE(rows[i].at("example_id").as_int64(), 2);
+    EXPECT_FALSE(rows[i].contains("rollout_idx"));
+    EXPECT_FALSE(rows[i].contains("is_truncated"));
+    EXPECT_TRUE(rows[i].contains("oai_tools"));
+  }
   std::filesystem::remove_all(path.parent_path());
 }
 

@@ -1,106 +1,28 @@
 #include "launch/eval_role.hpp"
 
-#include <algorithm>
-#include <boost/json/object.hpp>
+#include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
-#include <cstdlib>
-#include <map>
+
+#include <algorithm>
 
 #include "base/files.hpp"
 #include "base/log.hpp"
-#include "base/rng.hpp"
-#include "env/openai_chat_client.hpp"
 #include "env/registry.hpp"
-#include "env/token_chat_client.hpp"
-#include "eval/eval_runner.hpp"
-#include "launch/engine_client.hpp"
-#include "launch/engine_host.hpp"
-#include "net/io_runtime.hpp"
-#include "net/stop.hpp"
+#include "launch/eval_metadata.hpp"
+#include "launch/eval_run.hpp"
+#include "launch/model_setup.hpp"
+#include "monitor/sinks.hpp"
+#include "orchestrator/metrics.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 namespace {
 
-constexpr milliseconds kLongest = std::chrono::hours(24);
+/// Rollouts at once where max_concurrent does not say.
+constexpr int kDefaultConcurrent = 128;
 
 milliseconds to_ms(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
-
-/// The model under evaluation: how to talk to it, and how to put other weights into it.
-class Subject {
- public:
-  virtual ~Subject() = default;
-  virtual std::shared_ptr<env::ChatClientFactory> chat() = 0;
-  virtual void load(const fs::path& folder, std::int64_t step) = 0;
-  virtual void reload_base() = 0;
-  virtual std::string base_url() const = 0;
-};
-
-class LocalSubject final : public Subject {
- public:
-  explicit LocalSubject(const config::EvalConfig& config) {
-    config::InferenceConfig inference;
-    inference.model.name = config.model.name;
-    host_ = std::make_unique<EngineHost>(inference, make_runtime(inference.compute), nullptr);
-    if (!host_->text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template", config.model.name);
-    base_ = host_->engine().weights();
-    chat_ =
-        std::make_shared<env::TokenChatClientFactory>(host_->text().renderer, make_engine_client(host_->engine(), host_->text().tokenizer));
-  }
-  ~LocalSubject() override { host_->engine().shutdown(); }
-  std::shared_ptr<env::ChatClientFactory> chat() override { return chat_; }
-  void load(const fs::path& folder, std::int64_t step) override {
-    host_->engine().update_weights(host_->load(folder, PolicyVersion{step}, base_), std::chrono::minutes(10));
-  }
-  void reload_base() override { host_->engine().update_weights(base_, std::chrono::minutes(10)); }
-  std::string base_url() const override { return "in-process"; }
-
- private:
-  std::unique_ptr<EngineHost> host_;
-  nn::WeightsPtr base_;
-  std::shared_ptr<env::ChatClientFactory> chat_;
-};
-
-class ServerSubject final : public Subject {
- public:
-  ServerSubject(const config::EvalConfig& config, net::IoRuntime& io) : io_(&io), url_(config.client.base_url.front()) {
-    net::HttpClient::Options options;
-    options.timeout = to_ms(config.client.timeout);
-    if (const char* key = std::getenv(config.client.api_key_var.c_str())) options.bearer = key;
-    for (const auto& [name, value] : config.client.headers) options.headers.add(name, value);
-    client_ = std::make_shared<net::HttpClient>(io.executor(), options);
-    env::OpenAIChatOptions chat;
-    chat.base_url = url_;
-    chat.model = config.model.name;
-    chat.reasoning_field = config.reasoning_field;
-    chat.check_model = !config.client.skip_model_check;
-    chat_ = std::make_shared<env::OpenAIChatClientFactory>(client_, chat);
-    root_ = url_.ends_with("/v1") ? url_.substr(0, url_.size() - 3) : url_;
-  }
-  std::shared_ptr<env::ChatClientFactory> chat() override { return chat_; }
-  void load(const fs::path& folder, std::int64_t) override {
-    post("/update_weights", boost::json::object{{"weight_dir", fs::absolute(folder).string()}});
-  }
-  void reload_base() override {
-    try {
-      post("/reload_weights", boost::json::object{});
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kNotFound) throw;
-      log::warning("{} has no /reload_weights: its present weights count as the base model", root_);
-    }
-  }
-  std::string base_url() const override { return url_; }
-
- private:
-  void post(const std::string& path, boost::json::value body) {
-    io_->run_blocking(client_->post_json(root_ + path, std::move(body), std::chrono::minutes(12)), std::chrono::minutes(13), root_ + path);
-  }
-  net::IoRuntime* io_;
-  std::string url_, root_;
-  std::shared_ptr<net::HttpClient> client_;
-  std::shared_ptr<env::ChatClientFactory> chat_;
-};
 
 /// (step, folder) to evaluate after the base model, newest first; every step that is asked for must exist.
 std::vector<std::pair<std::int64_t, fs::path>> checkpoints_of(const config::EvalConfig& config) {
@@ -110,7 +32,10 @@ std::vector<std::pair<std::int64_t, fs::path>> checkpoints_of(const config::Eval
   for (const auto& entry : fs::directory_iterator(*config.weights_dir))
     if (const std::int64_t step = parse_step_dir(entry.path().filename().string()); step >= 0) found.emplace_back(step, entry.path());
   std::sort(found.rbegin(), found.rend());
-  if (!config.steps) return found;
+  if (!config.steps) {
+    if (found.empty()) fail(ErrorCode::kNotFound, "weights_dir {} holds no folder step_N", config.weights_dir->string());
+    return found;
+  }
   std::vector<std::pair<std::int64_t, fs::path>> wanted;
   for (const int step : *config.steps) {
     const auto it = std::find_if(found.begin(), found.end(), [&](const auto& f) { return f.first == step; });
@@ -118,102 +43,161 @@ std::vector<std::pair<std::int64_t, fs::path>> checkpoints_of(const config::Eval
     wanted.push_back(*it);
   }
   std::sort(wanted.rbegin(), wanted.rend());
+  wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
   return wanted;
 }
 
-std::string folder_name(const env::Environment& environment, const std::string& model) {
-  std::string flat;
-  for (const char c : model) flat += c == '/' ? std::string("--") : std::string(1, c);
-  while (flat.starts_with("-")) flat.erase(0, 1);
-  return environment.name() + "--" + flat;
-}
+/// All evaluations of one `prl eval`.
+class Evaluation {
+ public:
+  Evaluation(const config::EvalConfig& config, bool is_server_named, std::stop_token stop)
+      : config_(config), is_server_named_(is_server_named), stop_(std::move(stop)), checkpoints_(checkpoints_of(config)) {
+    // What needs no model fails before one is loaded.
+    for (const config::EvalEnvConfig& entry : config.env) environments_.push_back(env::make_environment(env_spec(entry)));
+    if (config.resume_path) check_resumable(*config.resume_path, config.env.front(), facts(0));
+    monitor::MetricSet declared;
+    declared.declare(orchestrator::metric_infos());
+    monitor_ = std::make_unique<monitor::Monitor>(std::move(declared));
+    fs::create_directories(config.output_dir);
+    monitor_->add_sink(monitor::make_jsonl_sink(config.output_dir / "metrics.jsonl"));
+  }
 
-void write_metadata(const fs::path& folder, const eval::EvalResult& result, const config::EvalEnvConfig& entry,
-                    const config::EvalConfig& config, const std::string& base_url, std::int64_t step) {
-  boost::json::object metrics;
-  for (const auto& [name, value] : result.avg_metrics) metrics[name] = value;
-  boost::json::object pass;
-  for (const auto& [k, value] : result.pass_at_k) pass[std::to_string(k)] = value;
-  const boost::json::object metadata{{"env_id", entry.id},
-                                     {"model", config.model.name},
-                                     {"base_url", base_url},
-                                     {"ckpt_step", step},
-                                     {"num_examples", result.num_examples},
-                                     {"rollouts_per_example", result.rollouts_per_example},
-                                     {"time", result.seconds},
-                                     {"avg_reward", result.avg_reward},
-                                     {"avg_metrics", metrics},
-                                     {"avg_error", result.error_mean},
-                                     {"pass_at_k", pass}};
-  write_file_atomic(folder / "metadata.json", boost::json::serialize(metadata) + "\n");
-}
+  int run() {
+    subject_ = make_subject({.model = config_.model.name,
+                             .client = config_.client,
+                             .reasoning_field = config_.reasoning_field,
+                             .is_server_named = is_server_named_},
+                            io_);
+    if (!wait_until_ready(io_, *subject_, config_.sampling, to_ms(config_.client.wait_for_ready_timeout), stop_)) return 0;
+    if (config_.eval_base) {
+      if (!checkpoints_.empty()) subject_->reload_base();
+      evaluate(0);
+    }
+    for (const auto& [step, folder] : checkpoints_) {
+      if (stop_.stop_requested()) break;
+      subject_->load(folder, step);
+      evaluate(step);
+    }
+    monitor_->finish();
+    return num_failed_ == 0 ? 0 : 1;
+  }
+
+ private:
+  EvalFacts facts(std::size_t env_idx) const {
+    const config::EvalEnvConfig& entry = config_.env[env_idx];
+    EvalFacts facts;
+    facts.env_id = entry.id;
+    facts.env_args = env_spec(entry).args;
+    facts.model = config_.model.name;
+    facts.num_examples = entry.num_examples.value_or(config_.num_examples);
+    facts.rollouts_per_example = entry.group_size.value_or(config_.group_size);
+    facts.sampling = request_fields(entry.sampling.value_or(config_.sampling), false);
+    facts.state_columns = entry.state_columns;
+    return facts;
+  }
+
+  fs::path folder_for(std::size_t env_idx, std::int64_t step) const {
+    if (config_.resume_path) return *config_.resume_path;
+    const std::string& name = environments_[env_idx]->name();
+    if (!config_.save.disk || !config_.save.disk->path)
+      return config_.output_dir / "evals" / results_folder_name(name, config_.model.name) /
+             new_run_id(fmt::format("{} {} {}", name, config_.model.name, step));
+    fs::path folder = *config_.save.disk->path;
+    if (!checkpoints_.empty()) folder /= fmt::format("step_{}", step);
+    if (environments_.size() > 1) folder /= name;
+    if (fs::exists(folder / "results.jsonl"))
+      fail(ErrorCode::kAlreadyExists,
+           "save.disk.path: {} holds results already; choose another folder, remove them, or go on with --resume-path {} --save.stream",
+           folder.string(), folder.string());
+    return folder;
+  }
+
+  PlannedEval plan(std::size_t env_idx, std::int64_t step, const fs::path& folder, const std::shared_ptr<eval::Limiter>& limiter) {
+    const config::EvalEnvConfig& entry = config_.env[env_idx];
+    const config::EvalSamplingConfig& sampling = entry.sampling ? *entry.sampling : config_.sampling;
+    PlannedEval plan;
+    plan.chat = subject_->chat(sampling);
+    eval::EvalTask& task = plan.task;
+    task.environment = environments_[env_idx];
+    task.num_examples = entry.num_examples.value_or(config_.num_examples);
+    task.rollouts_per_example = entry.group_size.value_or(config_.group_size);
+    task.skip_first = entry.skip_first;
+    task.sampling = subject_->sampling(sampling);
+    task.seed = static_cast<std::uint64_t>(sampling.seed.value_or(config_.seed));
+    task.max_concurrent = config_.max_concurrent.value_or(kDefaultConcurrent);
+    task.limiter = limiter;
+    if (entry.timeout) task.rollout_timeout = to_ms(*entry.timeout);
+    task.retry = {.max_attempts = config_.retry.max_attempts,
+                  .wait_multiplier = to_ms(config_.retry.wait_multiplier),
+                  .wait_min = to_ms(config_.retry.wait_min),
+                  .wait_max = to_ms(config_.retry.wait_max),
+                  .reraise = config_.retry.reraise};
+    task.per_rollout = config_.per_rollout;
+    task.keep_episodes = false;
+    task.label = fmt::format("v{}", step);
+    task.model = config_.model.name;
+    task.headers_from_state = config_.client.extra_headers_from_state;
+    task.results_file = folder / "results.jsonl";
+    task.traces_file = folder / "traces.jsonl";
+    task.resume = config_.resume_path.has_value();
+    task.log_interval = to_ms(config_.log.interval);
+    return plan;
+  }
+
+  void evaluate(std::int64_t step) {
+    const auto limiter = std::make_shared<eval::Limiter>(config_.max_concurrent.value_or(kDefaultConcurrent));
+    std::vector<PlannedEval> plans;
+    std::vector<fs::path> folders;
+    std::vector<EvalFacts> all_facts;
+    for (std::size_t i = 0; i < environments_.size(); ++i) {
+      folders.push_back(folder_for(i, step));
+      all_facts.push_back(facts(i));
+      all_facts[i].base_url = subject_->base_url();
+      all_facts[i].ckpt_step = step;
+      write_metadata(folders[i], all_facts[i], nullptr);
+      plans.push_back(plan(i, step, folders[i], limiter));
+    }
+    const auto on_done = [&](std::size_t i, const FinishedEval& done) {
+      const std::string prefix = checkpoints_.empty() ? "" : fmt::format("[step {}] ", step);
+      if (!done.result) {
+        if (stop_.stop_requested())
+          log::warning("{}the evaluation of {} is not finished; continue it with --save.stream --resume-path {}", prefix,
+                       environments_[i]->name(), folders[i].string());
+        else
+          log::error("{}the evaluation of {} ended: {}", prefix, environments_[i]->name(), done.error);
+        return;
+      }
+      write_metadata(folders[i], all_facts[i], &*done.result);
+      monitor::Metrics metrics;
+      orchestrator::put_eval_metrics(metrics, *done.result, step);
+      metrics["progress/ckpt_step"] = static_cast<double>(step);
+      monitor_->log(step, metrics);
+      log::success("{}{}", prefix, eval::console_line(*done.result));
+      if (done.result->error_mean > 0)
+        log::warning("{}{:.1f}% of the rollouts of {} failed and count as reward 0", prefix, done.result->error_mean * 100,
+                     environments_[i]->name());
+      log::info("results in {}", folders[i].string());
+    };
+    for (const FinishedEval& done : run_together(io_, std::move(plans), stop_, on_done))
+      if (done.result ? done.result->error_mean >= 1.0 : !stop_.stop_requested()) ++num_failed_;
+  }
+
+  const config::EvalConfig& config_;
+  bool is_server_named_;
+  std::stop_token stop_;
+  std::vector<std::pair<std::int64_t, fs::path>> checkpoints_;
+  std::vector<env::EnvironmentPtr> environments_;
+  std::unique_ptr<monitor::Monitor> monitor_;
+  net::IoRuntime io_{1, "eval"};
+  std::unique_ptr<ModelSubject> subject_;
+  int num_failed_ = 0;
+};
 
 }  // namespace
 
 int run_eval_role(const config::EvalConfig& config, bool is_server_named, std::stop_token stop) {
   net::raise_fd_limit(65536);
-  net::IoRuntime io(1, "eval");
-  std::unique_ptr<Subject> subject;
-  if (!is_server_named && is_local_model(config.model.name))
-    subject = std::make_unique<LocalSubject>(config);
-  else
-    subject = std::make_unique<ServerSubject>(config, io);
-  const auto checkpoints = checkpoints_of(config);
-  if (!config.eval_base && checkpoints.empty())
-    fail(ErrorCode::kInvalidArgument, "nothing to evaluate: eval_base is off and weights_dir names no checkpoint");
-  io.run_blocking(subject->chat()->check_health(net::Clock::now() + std::chrono::minutes(2)), std::chrono::minutes(3), subject->base_url());
-
-  std::int64_t num_failed = 0;
-  auto evaluate = [&](std::int64_t step) {
-    for (const config::EvalEnvConfig& entry : config.env) {
-      if (stop.stop_requested()) return;
-      eval::EvalTask task;
-      task.environment = env::make_environment(env_spec(entry));
-      task.num_examples = entry.num_examples.value_or(config.num_examples);
-      task.rollouts_per_example = entry.group_size.value_or(config.group_size);
-      task.skip_first = entry.skip_first;
-      task.sampling = sampling_params(entry.sampling.value_or(config.sampling));
-      task.seed = static_cast<std::uint64_t>(config.seed);
-      if (config.max_concurrent) task.max_concurrent = *config.max_concurrent;
-      if (entry.timeout) task.rollout_timeout = to_ms(*entry.timeout);
-      task.retry = {.max_attempts = config.retry.max_attempts,
-                    .wait_multiplier = to_ms(config.retry.wait_multiplier),
-                    .wait_min = to_ms(config.retry.wait_min),
-                    .wait_max = to_ms(config.retry.wait_max),
-                    .reraise = config.retry.reraise};
-      task.label = fmt::format("v{}", step);
-      const std::uint64_t id = hash_bytes(
-          fmt::format("{}{}{}{}", config.model.name, entry.id, step, std::chrono::system_clock::now().time_since_epoch().count()));
-      const fs::path folder = config.resume_path.value_or(config.output_dir / "evals" / folder_name(*task.environment, config.model.name) /
-                                                          fmt::format("{:08x}", id & 0xffffffffu));
-      task.results_file = folder / "results.jsonl";
-      task.resume = config.resume_path.has_value();
-      std::function<bool()> should_stop = [stop] { return stop.stop_requested(); };
-      auto evaluating = net::until_stop<eval::EvalResult>(eval::run_eval(std::move(task), subject->chat()), std::move(should_stop));
-      eval::EvalResult result;
-      try {
-        result = io.run_blocking(std::move(evaluating), kLongest, "the evaluation of " + entry.id);
-      } catch (const Error& error) {
-        if (!stop.stop_requested() || error.code() != ErrorCode::kCancelled) throw;
-        log::warning("the evaluation of {} is not finished; continue it with --save.stream --resume-path {}", entry.id, folder.string());
-        return;
-      }
-      write_metadata(folder, result, entry, config, subject->base_url(), step);
-      log::success("{}{}", checkpoints.empty() ? "" : fmt::format("[step {}] ", step), eval::console_line(result));
-      log::info("results in {}", folder.string());
-      if (result.error_mean >= 1.0) ++num_failed;
-    }
-  };
-  if (config.eval_base) {
-    if (!checkpoints.empty()) subject->reload_base();
-    evaluate(0);
-  }
-  for (const auto& [step, folder] : checkpoints) {
-    if (stop.stop_requested()) break;
-    subject->load(folder, step);
-    evaluate(step);
-  }
-  return num_failed == 0 ? 0 : 1;
+  return Evaluation(config, is_server_named, std::move(stop)).run();
 }
 
 }  // namespace prl::launch

@@ -19,11 +19,14 @@ std::int64_t make_sft_data(const env::Environment& environment, const MakeDataOp
     const env::Task task = environment.task(options.split, i);
     const auto demonstration = environment.demonstration(task);
     if (!demonstration)
-      fail(ErrorCode::kInvalidArgument, "environment {} has no demonstrations to make data from; use one that has (reverse-text)",
+      fail(ErrorCode::kInvalidArgument, "environment {} has no demonstrations to make data from; use one that has, such as reverse-text",
            environment.name());
     boost::json::array messages = task.prompt;
     messages.insert(messages.end(), demonstration->begin(), demonstration->end());
-    lines += boost::json::serialize(boost::json::object{{"messages", std::move(messages)}});
+    boost::json::object row;
+    row["messages"] = std::move(messages);
+    if (boost::json::array tools = environment.tools(task); !tools.empty()) row["tools"] = std::move(tools);
+    lines += boost::json::serialize(row);
     lines += '\n';
   }
   write_file_atomic(options.output, lines);

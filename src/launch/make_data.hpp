@@ -13,8 +13,8 @@ struct MakeDataOptions {
   env::Split split = env::Split::kTrain;
 };
 
-/// Writes conversations for SFT ({"messages": [...]} per line) from an environment's demonstrations; returns how many.
-/// Error{kInvalidArgument} if the environment knows no demonstrations.
+/// Writes conversations for SFT ({"messages": [...], "tools": [...]} per line, without tools where there are none) from an environment's
+/// demonstrations; returns how many. Error{kInvalidArgument} if the environment knows no demonstrations.
 std::int64_t make_sft_data(const env::Environment& environment, const MakeDataOptions& options);
 
 }  // namespace prl::launch

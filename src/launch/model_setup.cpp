@@ -81,8 +81,12 @@ TextSetup load_text(const fs::path& folder, const TextOptions& options) {
   if (!setup.chat_template && options.renderer == "auto") return setup;
   text::RendererOptions renderer;
   renderer.name = options.renderer == "auto" ? "default" : options.renderer;
+  const std::string_view source = setup.chat_template ? std::string_view(setup.chat_template->source()) : std::string_view();
+  const auto writes = [&](std::string_view mark) { return source.find(mark) != std::string_view::npos; };
   renderer.tool_parser = options.tool_parser;
+  if (options.tool_parser == "auto") renderer.tool_parser = !writes("<tool_call>") ? "" : writes("<function=") ? "qwen3.5" : "hermes";
   renderer.reasoning_parser = options.reasoning_parser;
+  if (options.reasoning_parser == "auto") renderer.reasoning_parser = writes("<think>") ? "think" : "";
   setup.renderer = text::make_renderer(renderer, setup.tokenizer, setup.chat_template);
   return setup;
 }

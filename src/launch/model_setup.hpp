@@ -44,9 +44,9 @@ struct TextSetup {
   std::shared_ptr<const text::Renderer> renderer;           ///< null without a template
 };
 struct TextOptions {
-  std::string renderer = "auto";  ///< of a RendererConfig
-  std::string tool_parser;        ///< "" for none
-  std::string reasoning_parser;
+  std::string renderer = "auto";             ///< of a RendererConfig
+  std::string tool_parser;                   ///< "" for none; "auto": what the chat template writes
+  std::string reasoning_parser;              ///< "" for none; "auto": if the chat template knows reasoning
   std::optional<std::string> chat_template;  ///< Jinja text or a file that holds it; the folder's own if not set
 };
 /// "auto" means the model's own chat template ("default") for local folders, which is exact for every family.

@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "env/http_generate_client.hpp"
 #include "env/token_chat_client.hpp"
+#include "launch/http_options.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
@@ -14,24 +15,12 @@
 #include "orchestrator/metrics.hpp"
 
 namespace prl::launch {
-namespace {
-using std::chrono::milliseconds;
-
-milliseconds to_ms(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
-
-std::string trimmed_root(std::string url) {
-  while (!url.empty() && url.back() == '/') url.pop_back();
-  if (url.ends_with("/v1")) url.resize(url.size() - 3);
-  return url;
-}
-
-}  // namespace
-
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
   const std::filesystem::path folder = text_folder(config.tokenizer.name.value_or(config.student.model.name));
   TextOptions text_options;
   text_options.renderer = config.renderer.name;
   text_options.chat_template = config.tokenizer.chat_template;
+  text_options.tool_parser = "auto";
   const TextSetup text = load_text(folder, text_options);
   if (!text.renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", folder.string());
   const std::int64_t resume_step = orchestrator_resume_step(config);
@@ -39,19 +28,11 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   net::raise_fd_limit(65536);
   net::IoRuntime io(1, "orchestrator");
   const char* key = std::getenv(config.student.client.api_key_var.c_str());
-  net::HttpClient::Options client_options;
-  client_options.timeout = to_ms(config.student.client.timeout);
-  if (key) client_options.bearer = key;
-  for (const auto& [name, value] : config.student.client.headers) client_options.headers.add(name, value);
-  auto client = std::make_shared<net::HttpClient>(io.executor(), client_options);
+  auto client = std::make_shared<net::HttpClient>(io.executor(), http_options(config.student.client));
 
   std::vector<std::string> roots;
-  for (const std::string& url : config.student.client.base_url) roots.push_back(trimmed_root(url));
-  std::vector<std::string> admin = roots;
-  if (config.student.client.admin_base_url) {
-    admin.clear();
-    for (const std::string& url : *config.student.client.admin_base_url) admin.push_back(trimmed_root(url));
-  }
+  for (const std::string& url : config.student.client.base_url) roots.push_back(server_root(url));
+  const std::vector<std::string> admin = admin_roots(config.student.client);
   auto generate = env::make_http_generate_client(client, {.base_url = roots.front(), .model = config.student.model.name});
   if (roots.size() > 1) log::warning("student.client.base_url lists {} servers; requests go to the first, weights to all", roots.size());
   const char* admin_key = std::getenv("PRL_ADMIN_API_KEY");

@@ -90,7 +90,6 @@ void check_eval_env(EvalEnvConfig& env, const Check& check) {
     check.not_built("agent", "agent harnesses of verifiers environments");
   if (env.extra_env_kwargs.is_table() && !env.extra_env_kwargs.members().empty())
     check.not_built("extra_env_kwargs", "settings of Python environments");
-  if (env.sampling) check_eval_sampling(*env.sampling, check.sub("sampling"));
   constexpr Inert kInert[] = {{"num_workers", "native environments run inside this process"},
                               {"state_columns", "saved episodes hold their messages, rewards and metrics"}};
   warn_inert(ops_of<EvalEnvConfig>(), &env, kInert, check);
@@ -106,12 +105,17 @@ void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check
   check_eval_sampling(eval->sampling, check.sub("eval.sampling"));
   if (eval->env.empty()) check.problem("eval.env", "must list at least one environment");
   check_env_names(eval->env, "eval.env", check);
-  for (std::size_t i = 0; i < eval->env.size(); ++i) check_eval_env(eval->env[i], check.sub(fmt::format("eval.env.{}", i)));
+  for (std::size_t i = 0; i < eval->env.size(); ++i) {
+    const Check entry = check.sub(fmt::format("eval.env.{}", i));
+    check_eval_env(eval->env[i], entry);
+    if (eval->env[i].sampling) check_eval_sampling(*eval->env[i].sampling, entry.sub("sampling"));
+  }
 }
 
 void check_client(const ClientConfig& client, const Check& check) {
-  if (!client.headers_from_env.empty()) check.not_built("headers_from_env", "headers from environment variables");
-  if (!client.extra_headers_from_state.empty()) check.not_built("extra_headers_from_state", "headers from the rollout's state");
+  for (const auto& [header, variable] : client.headers_from_env)
+    if (!check.context().environment.contains(variable))
+      check.problem("headers_from_env." + header, fmt::format("names the environment variable {}, which is not set", variable));
   if (client.base_url.empty()) check.problem("base_url", "must name at least one server");
   for (const auto& [key, urls] :
        {std::pair{"base_url", client.base_url}, std::pair{"admin_base_url", client.admin_base_url.value_or(std::vector<std::string>())}}) {

@@ -35,7 +35,8 @@ asio::awaitable<std::string> try_health(std::shared_ptr<net::HttpClient> client,
     call.max_retries = 0;
     auto calling = client->call(std::move(call));
     const net::HttpReply reply = co_await std::move(calling);
-    if (reply.is_ok() || reply.status == 404) co_return std::string();
+    // Public APIs have no such route and answer 401, 403 or 404; what matters is that somebody answers.
+    if (reply.status < 500 && reply.status != 429 && reply.status != 408) co_return std::string();
     co_return fmt::format("status {}: {}", reply.status, reply.error_message());
   } catch (const std::exception&) {
     failure = std::current_exception();

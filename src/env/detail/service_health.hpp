@@ -14,7 +14,7 @@ namespace asio = boost::asio;
 std::string server_root(std::string url);
 /// Milliseconds until `deadline`, at least 1.
 std::chrono::milliseconds time_left(net::TimePoint deadline);
-/// Polls GET <root>/health every second until it answers 2xx (a server without that route counts as up), then checks that
+/// Polls GET <root>/health until the server answers it below 500 (one without that route counts as up), then checks that
 /// /v1/models lists `model` (skipped when empty). Error{kDeadline} naming the server and its last answer; Error{kNotFound}
 /// listing the models it serves.
 asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, std::string root, std::string model,

@@ -1,0 +1,184 @@
+#include "launch/model_subject.hpp"
+
+#include <boost/json/parse.hpp>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "config/text_format.hpp"
+#include "env/chat_pool.hpp"
+#include "env/openai_chat_client.hpp"
+#include "env/token_chat_client.hpp"
+#include "launch/engine_client.hpp"
+#include "launch/engine_host.hpp"
+#include "launch/http_options.hpp"
+
+namespace prl::launch {
+namespace fs = std::filesystem;
+namespace json = boost::json;
+namespace {
+
+const char* effort_name(config::ReasoningEffort effort) {
+  switch (effort) {
+    case config::ReasoningEffort::kMinimal: return "minimal";
+    case config::ReasoningEffort::kLow: return "low";
+    case config::ReasoningEffort::kMedium: return "medium";
+    case config::ReasoningEffort::kHigh: return "high";
+  }
+  return "medium";
+}
+
+json::object extra_fields(const config::EvalSamplingConfig& sampling) {
+  return json::parse(config::to_compact_json(sampling.extra_body)).as_object();
+}
+
+double number_of(const json::value& value, std::string_view key) {
+  if (!value.is_number()) fail(ErrorCode::kInvalidArgument, "sampling.extra_body.{}: wanted a number", key);
+  return value.to_number<double>();
+}
+
+class LocalSubject final : public ModelSubject {
+ public:
+  explicit LocalSubject(const SubjectOptions& options) {
+    config::InferenceConfig inference;
+    inference.model.name = options.model;
+    // A template that writes tool calls or reasoning tells how the model's are read.
+    inference.model.enable_auto_tool_choice = true;
+    inference.model.tool_call_parser = "auto";
+    inference.model.reasoning_parser = "auto";
+    host_ = std::make_unique<EngineHost>(inference, make_runtime(inference.compute), nullptr);
+    if (!host_->text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template", options.model);
+    base_ = host_->engine().weights();
+    chat_ =
+        std::make_shared<env::TokenChatClientFactory>(host_->text().renderer, make_engine_client(host_->engine(), host_->text().tokenizer));
+  }
+  ~LocalSubject() override { host_->engine().shutdown(); }
+  std::shared_ptr<env::ChatClientFactory> chat(const config::EvalSamplingConfig&) override { return chat_; }
+  wire::SamplingParams sampling(const config::EvalSamplingConfig& sampling) const override { return local_sampling(sampling); }
+  void load(const fs::path& folder, std::int64_t step) override {
+    host_->engine().update_weights(host_->load(folder, PolicyVersion{step}, base_), std::chrono::minutes(10));
+  }
+  void reload_base() override { host_->engine().update_weights(base_, std::chrono::minutes(10)); }
+  std::string base_url() const override { return "in-process"; }
+
+ private:
+  std::unique_ptr<EngineHost> host_;
+  nn::WeightsPtr base_;
+  std::shared_ptr<env::ChatClientFactory> chat_;
+};
+
+class ServerSubject final : public ModelSubject {
+ public:
+  ServerSubject(SubjectOptions options, net::IoRuntime& io)
+      : io_(&io), options_(std::move(options)), client_(std::make_shared<net::HttpClient>(io.executor(), http_options(options_.client))) {}
+
+  std::shared_ptr<env::ChatClientFactory> chat(const config::EvalSamplingConfig& sampling) override {
+    std::vector<std::shared_ptr<env::ChatClientFactory>> servers;
+    for (const std::string& url : options_.client.base_url) {
+      const std::string host = net::Url::parse(url).host;
+      env::OpenAIChatOptions chat;
+      chat.base_url = url;
+      chat.model = options_.model;
+      chat.reasoning_field = options_.reasoning_field;
+      chat.check_model = !options_.client.skip_model_check;
+      chat.extra_body = request_fields(sampling, host == "openai.com" || host.ends_with(".openai.com"));
+      servers.push_back(std::make_shared<env::OpenAIChatClientFactory>(client_, std::move(chat)));
+    }
+    return env::make_chat_pool(std::move(servers));
+  }
+  wire::SamplingParams sampling(const config::EvalSamplingConfig& sampling) const override {
+    // All that is set goes into the request's body as it is; the temperature is kept for the records.
+    wire::SamplingParams params;
+    if (sampling.temperature) params.temperature = static_cast<float>(*sampling.temperature);
+    return params;
+  }
+  void load(const fs::path& folder, std::int64_t) override {
+    for (const std::string& root : admin_roots(options_.client))
+      post(root + "/update_weights", json::object{{"weight_dir", fs::absolute(folder).string()}});
+  }
+  void reload_base() override {
+    for (const std::string& root : admin_roots(options_.client)) {
+      try {
+        post(root + "/reload_weights", json::object{});
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kNotFound) throw;
+        log::warning("{} has no /reload_weights: its present weights count as the base model", root);
+      }
+    }
+  }
+  std::string base_url() const override { return fmt::format("{}", fmt::join(options_.client.base_url, ", ")); }
+
+ private:
+  void post(const std::string& url, json::value body) {
+    io_->run_blocking(client_->post_json(url, std::move(body), std::chrono::minutes(12)), std::chrono::minutes(13), url);
+  }
+  net::IoRuntime* io_;
+  SubjectOptions options_;
+  std::shared_ptr<net::HttpClient> client_;
+};
+
+}  // namespace
+
+std::unique_ptr<ModelSubject> make_subject(SubjectOptions options, net::IoRuntime& io) {
+  if (!options.is_server_named && is_local_model(options.model)) return std::make_unique<LocalSubject>(options);
+  return std::make_unique<ServerSubject>(std::move(options), io);
+}
+
+json::object request_fields(const config::EvalSamplingConfig& sampling, bool is_openai) {
+  json::object fields;
+  if (sampling.temperature) fields["temperature"] = *sampling.temperature;
+  if (sampling.repetition_penalty) fields["repetition_penalty"] = *sampling.repetition_penalty;
+  if (sampling.top_p) fields["top_p"] = *sampling.top_p;
+  if (sampling.top_k) fields["top_k"] = *sampling.top_k;
+  if (sampling.min_p) fields["min_p"] = *sampling.min_p;
+  if (sampling.max_completion_tokens) fields[is_openai ? "max_completion_tokens" : "max_tokens"] = *sampling.max_completion_tokens;
+  if (sampling.min_tokens) fields["min_tokens"] = *sampling.min_tokens;
+  if (sampling.reasoning_effort) fields["reasoning_effort"] = effort_name(*sampling.reasoning_effort);
+  for (const auto& member : extra_fields(sampling)) fields[member.key()] = member.value();
+  return fields;
+}
+
+wire::SamplingParams local_sampling(const config::EvalSamplingConfig& sampling) {
+  wire::SamplingParams params = sampling_params(sampling);
+  if (sampling.reasoning_effort) log::warning("sampling.reasoning_effort has no effect on a model in this process");
+  for (const auto& member : extra_fields(sampling)) {
+    const std::string key(member.key());
+    const json::value& value = member.value();
+    if (value.is_null()) continue;
+    if (key == "temperature")
+      params.temperature = static_cast<float>(number_of(value, key));
+    else if (key == "top_p")
+      params.top_p = static_cast<float>(number_of(value, key));
+    else if (key == "top_k")
+      params.top_k = static_cast<std::int32_t>(number_of(value, key));
+    else if (key == "min_p")
+      params.min_p = static_cast<float>(number_of(value, key));
+    else if (key == "repetition_penalty")
+      params.repetition_penalty = static_cast<float>(number_of(value, key));
+    else if (key == "presence_penalty")
+      params.presence_penalty = static_cast<float>(number_of(value, key));
+    else if (key == "frequency_penalty")
+      params.frequency_penalty = static_cast<float>(number_of(value, key));
+    else if (key == "min_tokens")
+      params.min_tokens = static_cast<std::int32_t>(number_of(value, key));
+    else if (key == "max_tokens" || key == "max_completion_tokens")
+      params.max_tokens = static_cast<std::int32_t>(number_of(value, key));
+    else if (key == "ignore_eos" && value.is_bool())
+      params.ignore_eos = value.get_bool();
+    else if (key == "stop" && value.is_string())
+      params.stop = {std::string(value.get_string())};
+    else if (key == "stop" && value.is_array()) {
+      for (const json::value& text : value.get_array())
+        if (text.is_string()) params.stop.emplace_back(text.get_string());
+    } else {
+      fail(ErrorCode::kInvalidArgument,
+           "sampling.extra_body.{}: a model in this process takes temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, "
+           "frequency_penalty, min_tokens, max_tokens, ignore_eos and stop; serve the model with `prl inference` for more",
+           key);
+    }
+  }
+  return params;
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,98 @@
+#include "launch/synthesize_role.hpp"
+
+#include <fmt/format.h>
+
+#include "base/log.hpp"
+#include "env/registry.hpp"
+#include "launch/eval_metadata.hpp"
+#include "launch/eval_run.hpp"
+#include "launch/model_setup.hpp"
+
+namespace prl::launch {
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+namespace {
+
+constexpr int kDefaultConcurrent = 128;
+
+milliseconds to_ms(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
+
+fs::path folder_for(const config::SynthesizeConfig& config, const std::string& environment) {
+  if (!config.save.disk || !config.save.disk->path)
+    return config.output_dir / "evals" / results_folder_name(environment, config.model.name) / new_run_id(environment);
+  const fs::path folder = *config.save.disk->path;
+  return config.env.size() > 1 ? folder / environment : folder;
+}
+
+eval::EvalTask task_for(const config::SynthesizeConfig& config, const config::EvalEnvConfig& entry) {
+  eval::EvalTask task;
+  task.environment = env::make_environment(env_spec(entry));
+  task.split = env::Split::kTrain;
+  task.num_examples = entry.num_examples.value_or(config.num_examples);
+  task.rollouts_per_example = entry.group_size.value_or(config.group_size);
+  task.skip_first = entry.skip_first;
+  task.seed = static_cast<std::uint64_t>((entry.sampling ? *entry.sampling : config.sampling).seed.value_or(config.seed));
+  task.max_concurrent = config.max_concurrent.value_or(kDefaultConcurrent);
+  if (entry.timeout) task.rollout_timeout = to_ms(*entry.timeout);
+  task.retry.max_attempts = 1;  // requests are repeated by the client; a rollout that fails drops its group
+  task.drop_failed_groups = true;
+  task.keep_episodes = false;
+  task.label = "synthesize";
+  task.model = config.model.name;
+  task.headers_from_state = config.client.extra_headers_from_state;
+  task.is_synthetic = true;
+  task.log_interval = to_ms(config.log.interval);
+  return task;
+}
+
+}  // namespace
+
+int run_synthesize_role(const config::SynthesizeConfig& config, bool is_server_named, std::stop_token stop) {
+  net::raise_fd_limit(65536);
+  std::vector<PlannedEval> plans;
+  std::vector<fs::path> folders;
+  const auto limiter = std::make_shared<eval::Limiter>(config.max_concurrent.value_or(kDefaultConcurrent));
+  for (const config::EvalEnvConfig& entry : config.env) {
+    PlannedEval plan;
+    plan.task = task_for(config, entry);
+    plan.task.limiter = limiter;
+    folders.push_back(folder_for(config, plan.task.environment->name()));
+    plan.task.results_file = folders.back() / "results.jsonl";
+    plans.push_back(std::move(plan));
+  }
+  net::IoRuntime io(1, "synthesize");
+  const auto subject = make_subject(
+      {.model = config.model.name, .client = config.client, .reasoning_field = config.reasoning_field, .is_server_named = is_server_named},
+      io);
+  if (!wait_until_ready(io, *subject, config.sampling, to_ms(config.client.wait_for_ready_timeout), stop)) return 0;
+  std::vector<EvalFacts> facts;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    const config::EvalEnvConfig& entry = config.env[i];
+    const config::EvalSamplingConfig& sampling = entry.sampling ? *entry.sampling : config.sampling;
+    plans[i].chat = subject->chat(sampling);
+    plans[i].task.sampling = subject->sampling(sampling);
+    facts.push_back({.env_id = entry.id,
+                     .env_args = env_spec(entry).args,
+                     .model = config.model.name,
+                     .base_url = subject->base_url(),
+                     .num_examples = plans[i].task.num_examples,
+                     .rollouts_per_example = plans[i].task.rollouts_per_example,
+                     .ckpt_step = 0,
+                     .sampling = request_fields(sampling, false),
+                     .state_columns = entry.state_columns});
+  }
+  const auto on_done = [&](std::size_t i, const FinishedEval& done) {
+    if (!done.result) return log::error("synthesizing with {} ended: {}", config.env[i].id, done.error);
+    const eval::EvalResult& result = *done.result;
+    write_metadata(folders[i], facts[i], &result);
+    log::success("Synthesized {} rollouts of {} examples of {} in {:.2f}s (reward {:.4f}, {} groups dropped): {}",
+                 result.num_examples * result.rollouts_per_example, result.num_examples, result.env_name, result.seconds, result.avg_reward,
+                 result.num_dropped_groups, (folders[i] / "results.jsonl").string());
+  };
+  int num_failed = 0;
+  for (const FinishedEval& done : run_together(io, std::move(plans), stop, on_done))
+    if (done.result ? done.result->num_examples == 0 : !stop.stop_requested()) ++num_failed;
+  return num_failed == 0 ? 0 : 1;
+}
+
+}  // namespace prl::launch

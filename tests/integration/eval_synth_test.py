@@ -1,0 +1,331 @@
+#!/usr/bin/env python3
+"""prl eval, synthesize and results: against servers that speak OpenAI's protocol, and against model folders in the process."""
+import contextlib
+import http.server
+import json
+import re
+import signal
+import threading
+import time
+
+import harness
+from harness import check
+
+SUMS = {"mode": "sums", "num_train": 12, "num_eval": 8, "max_number": 9, "max_steps": 2}
+
+
+class Server:
+    """A chat API. `answer(body)` gives the message of a reply, or (status, error text); every request is kept."""
+
+    def __init__(self, answer, model="m"):
+        self.requests, self.paths, self.headers = [], [], []
+        self.lock = threading.Lock()
+        owner = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def reply(self, status, body):
+                data = json.dumps(body).encode()
+                with contextlib.suppress(OSError):
+                    self.send_response(status)
+                    self.send_header("Content-Type", "application/json")
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+
+            def do_GET(self):
+                if self.path.endswith("/models"):
+                    return self.reply(200, {"object": "list", "data": [{"id": model, "object": "model"}]})
+                self.reply(404, {"error": {"message": "no such route"}})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with owner.lock:
+                    owner.paths.append(self.path)
+                    owner.headers.append(dict(self.headers))
+                    owner.requests.append(body)
+                if not self.path.endswith("/chat/completions"):
+                    return self.reply(200, {})
+                made = answer(body)
+                if isinstance(made, tuple):
+                    return self.reply(made[0], {"error": {"message": made[1]}})
+                finish = "tool_calls" if made.get("tool_calls") else "stop"
+                self.reply(200, {"id": "c", "object": "chat.completion", "created": 1, "model": model,
+                                 "choices": [{"index": 0, "message": {"role": "assistant", **made}, "finish_reason": finish}],
+                                 "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}})
+
+        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+
+    def __enter__(self):
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.http.shutdown()
+        self.http.server_close()
+
+
+def solve(body):
+    """The right answer to a sum of SUMS, with reasoning in a field of its own."""
+    question = body["messages"][-1]["content"]
+    terms = re.findall(r"[-+*] ?\d+|\d+", question)
+    total = int(terms[0])
+    for term in terms[1:]:
+        number = int(term[1:])
+        total = total + number if term[0] == "+" else total - number if term[0] == "-" else total * number
+    return {"content": f"\\boxed{{{total}}}", "reasoning": f"I add up to {total}."}
+
+
+def search(body):
+    """Looks up the page of the question's name, reads its first section and answers with that."""
+    last = body["messages"][-1]
+    call = lambda tool, **arguments: {"content": None, "tool_calls": [
+        {"id": f"call_{len(body['messages'])}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}]}
+    if last["role"] == "user":
+        return call("search_pages", query=last["content"])
+    found = last["content"]
+    if found.startswith("[") and "page_id" in found:
+        return call("view_sections", page_id=json.loads(found)[0]["page_id"])
+    if found.startswith("["):
+        return call("read_section", section_id=json.loads(found)[0]["section_id"])
+    return {"content": found}
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def only(paths):
+    paths = list(paths)
+    check(len(paths) == 1, f"wanted one of {paths}")
+    return paths[0]
+
+
+def eval_toml(path, servers, **top):
+    keys = {"rollouts_per_example": 2, **top}
+    args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in SUMS.items())
+    path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()) + f"""
+[model]
+name = "m"
+[client]
+base_url = {json.dumps([server.url for server in servers])}
+api_key_var = "MY_KEY"
+headers = {{ "X-Team" = "blue" }}
+headers_from_env = {{ "X-From" = "MY_HEADER" }}
+extra_headers_from_state = {{ "X-Example" = "example_id" }}
+[sampling]
+temperature = 1.0
+max_tokens = 32
+extra_body = {{ top_k = 7, guided = {{ kind = "x" }} }}
+[retry]
+max_attempts = 4
+wait_min = 0.01
+wait_multiplier = 0.01
+wait_max = 0.05
+[[env]]
+id = "gsm8k"
+args = {{ {args} }}
+""")
+    return path
+
+
+ENVIRONMENT = {"MY_KEY": "secret", "MY_HEADER": "from the environment"}
+
+
+def test_two_servers_share_two_environments():
+    with harness.workspace("eval") as folder, Server(solve) as first, Server(solve) as second:
+        config = eval_toml(folder / "eval.toml", [first, second])
+        config.write_text(config.read_text() + '[[env]]\nid = "math-env"\nname = "other"\nnum_examples = 3\n'
+                          f'args = {{ mode = "sums", max_number = 9, num_eval = 5, seed = 3 }}\n')
+        out, _ = harness.prl("eval", "@", config, "--output-dir", folder / "out", env=ENVIRONMENT)
+        check("Evaluated gsm8k" in out and "Avg@2=1.0000" in out and "Pass@2: 1.0000" in out, out)
+        results = only((folder / "out/evals").glob("gsm8k--m/*/results.jsonl"))
+        check(re.fullmatch("[0-9a-f]{8}", results.parent.name), results.parent.name)
+        rows = rows_of(results)
+        check(sorted((row["example_id"], row["rollout_idx"]) for row in rows) == [(e, r) for e in range(8) for r in range(2)], "rows")
+        for key in ("prompt", "completion", "task", "reward", "generation_ms", "scoring_ms", "total_ms", "info", "answer",
+                    "completion_len", "is_truncated", "correct_answer", "oai_tools", "metrics", "timing", "stop_condition", "error"):
+            check(key in rows[0], f"rows have no {key}")
+        check(rows[0]["completion"][0]["reasoning_content"].startswith("I add"), "the reasoning is lost")
+        metadata = json.loads((results.parent / "metadata.json").read_text())
+        wanted = {"env_id": "gsm8k", "env_args": SUMS, "model": "m", "num_examples": 8, "rollouts_per_example": 2, "avg_reward": 1.0,
+                  "avg_error": 0.0, "pass_at_k": {"1": 1.0, "2": 1.0}, "pass_all_k": {"1": 1.0, "2": 1.0}, "is_complete": True}
+        check({key: metadata[key] for key in wanted} == wanted, metadata)
+        check(metadata["sampling_args"] == {"temperature": 1.0, "max_tokens": 32, "top_k": 7, "guided": {"kind": "x"}}, metadata)
+        traces = rows_of(results.parent / "traces.jsonl")
+        check(len(traces) == 16 and traces[0]["traces"][0]["rewards"]["reward"]["score"] == 1.0, "traces")
+        check(len(rows_of(only((folder / "out/evals").glob("other--m/*/results.jsonl")))) == 6, "the second environment")
+        check(len(first.requests) == len(second.requests) == 11, f"{len(first.requests)} and {len(second.requests)} requests")
+        body, headers = first.requests[0], first.headers[0]
+        check(body["temperature"] == 1.0 and body["max_tokens"] == 32 and body["top_k"] == 7 and body["guided"] == {"kind": "x"}, body)
+        check(headers["Authorization"] == "Bearer secret" and headers["X-Team"] == "blue", headers)
+        check(headers["X-From"] == "from the environment" and headers["X-Example"].isdigit(), headers)
+        metrics = rows_of(folder / "out/metrics.jsonl")
+        check(any(row.get("eval/gsm8k/avg@2") == 1.0 and row.get("eval/gsm8k/pass@1") == 1.0 for row in metrics), metrics)
+        listed, _ = harness.prl("results", folder / "out")
+        check("gsm8k" in listed and "other" in listed and "pass@2 1.000" in listed, listed)
+        shown, _ = harness.prl("eval", "show", results.parent, "--show", 1)
+        check("What is" in shown and "reward 1.0000" in shown and "I add up to" in shown, shown)
+
+
+def test_what_fails_is_tried_again_unless_it_cannot_succeed():
+    fails = [503, 500, 429]
+
+    def answer(body):
+        return (fails.pop(), "later") if fails else solve(body)
+
+    with harness.workspace("retry") as folder, Server(answer) as server:
+        config = eval_toml(folder / "eval.toml", [server], max_concurrent=1)
+        harness.prl("eval", "@", config, "--output-dir", folder / "out", env=ENVIRONMENT)
+        check(len(server.requests) == 16 + 3, f"{len(server.requests)} requests")
+    with harness.workspace("refused") as folder, Server(lambda _: (401, "wrong key")) as server:
+        config = eval_toml(folder / "eval.toml", [server], max_concurrent=1)
+        started = time.monotonic()
+        _, errors = harness.prl("eval", "@", config, "--output-dir", folder / "out", env=ENVIRONMENT, expect=1)
+        check("wrong key" in errors and len(server.requests) == 1, f"{len(server.requests)} requests: {errors}")
+        check(time.monotonic() - started < 10, "a wrong key was waited for")
+        _, errors = harness.prl("eval", "@", config, "--env.id", "gsm9k", env=ENVIRONMENT, expect=1)
+        check("gsm9k" in errors, errors)
+
+
+def test_an_interrupted_evaluation_goes_on():
+    gate = threading.Event()
+    count = [0]
+
+    def answer(body):
+        count[0] += 1
+        if count[0] > 5:
+            gate.wait(30)
+        return solve(body)
+
+    with harness.workspace("resume") as folder, Server(answer) as server:
+        config = eval_toml(folder / "eval.toml", [server], max_concurrent=2)
+        kept = folder / "kept"
+        arguments = ["eval", "@", config, "--output-dir", folder / "out", "--save.disk.path", kept]
+        with harness.running(*arguments, env=ENVIRONMENT, log=folder / "log") as process:
+            harness.wait_until(lambda: count[0] >= 7, 30, "the stalled requests")
+            process.send_signal(signal.SIGINT)
+            check(process.wait(30) == 130 or process.returncode == 1, f"exit status {process.returncode}")
+        gate.set()
+        num_kept = len(rows_of(kept / "results.jsonl"))
+        check(num_kept == 5, f"{num_kept} rows were kept")
+        _, errors = harness.prl(*arguments, env=ENVIRONMENT, expect=1)
+        check("holds results already" in errors, errors)
+        with open(kept / "results.jsonl", "a") as stream:
+            stream.write('{"example_id": 3, "rollo')
+        before = len(server.requests)
+        resume = ["eval", "@", config, "--output-dir", folder / "out", "--resume-path", kept, "--save.stream"]
+        out, _ = harness.prl(*resume, env=ENVIRONMENT)
+        check("Avg@2=1.0000" in out and len(server.requests) - before == 11, f"{len(server.requests) - before} requests: {out}")
+        check(len(rows_of(kept / "results.jsonl")) == 16, "rows")
+        _, errors = harness.prl(*resume, "--rollouts-per-example", 3, env=ENVIRONMENT, expect=1)
+        check("rollouts_per_example" in errors, errors)
+
+
+def test_a_folder_and_its_checkpoints_are_evaluated_in_the_process():
+    with harness.workspace("local") as folder:
+        model = harness.tiny_model(folder / "model")
+        for step in (2, 10, 30):
+            harness.prl("init-model", folder / f"weights/step_{step}", "--family", "qwen3", "--vocab-size", 320, "--hidden-size", 64,
+                        "--intermediate-size", 128, "--num-layers", 2, "--num-heads", 4, "--num-kv-heads", 2,
+                        "--initializer-range", "0.06", "--seed", step)
+        common = ["eval", "--model.name", model, "--env.id", "gsm8k", "--env.args", json.dumps(SUMS), "--num-examples", 3,
+                  "--sampling.max-tokens", 8, "--sampling.extra-body", '{"min_tokens": 8}', "--output-dir", folder / "out"]
+        out, _ = harness.prl(*common, "--weights-dir", folder / "weights", "--steps", "2,30")
+        order = re.findall(r"\[step (\d+)\] Evaluated", out)
+        check(order == ["0", "30", "2"], f"evaluated in the order {order}")
+        steps = sorted(json.loads(path.read_text())["ckpt_step"] for path in (folder / "out/evals").rglob("metadata.json"))
+        check(steps == [0, 2, 30], steps)
+        replies = {path.parent: [row["completion"][0]["content"] for row in rows_of(path)]
+                   for path in (folder / "out/evals").rglob("results.jsonl")}
+        check(len({tuple(texts) for texts in replies.values()}) == 3, "checkpoints answer alike: their weights were not loaded")
+        out, _ = harness.prl(*common, "--weights-dir", folder / "weights", "--no-eval-base")
+        check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["30", "10", "2"], out)
+        _, errors = harness.prl(*common, "--weights-dir", folder / "weights", "--steps", "4", expect=1)
+        check("step_4" in errors, errors)
+        _, errors = harness.prl(*common, "--sampling.extra-body", '{"guided": 1}', expect=1)
+        check("extra_body.guided" in errors, errors)
+        # The same folder behind a server: weights are put into it, replies are those of the process.
+        port = harness.free_port()
+        with harness.running("inference", "--model.name", model, "--server.port", port, log=folder / "inference.log"):
+            harness.wait_until(lambda: harness.is_healthy(port), 60, "the server")
+            served = [word if word != folder / "out" else folder / "served" for word in common]
+            harness.prl(*served, "--client.base-url", f"http://127.0.0.1:{port}/v1", "--weights-dir", folder / "weights", "--steps", "30")
+        for path in (folder / "served/evals").rglob("metadata.json"):
+            texts = [row["completion"][0]["content"] for row in rows_of(path.parent / "results.jsonl")]
+            step = json.loads(path.read_text())["ckpt_step"]
+            mine = [value for where, value in replies.items()
+                    if json.loads((where / "metadata.json").read_text())["ckpt_step"] == step]
+            check(texts in mine, f"step {step}: the server and the process answer differently")
+
+
+def test_synthetic_data_trains_as_it_is():
+    def answer(body):
+        if "tools" in body:
+            return search(body)
+        text = body["messages"][-1]["content"]
+        return (400, "no") if text.endswith("Bad?") else solve(body)
+
+    with harness.workspace("synth") as folder, Server(answer) as server:
+        model = harness.tiny_model(folder / "model")
+        args = json.dumps({**SUMS, "num_train": 6})
+        data = folder / "data"
+        common = ["synthesize", "--model.name", "m", "--client.base-url", server.url, "--rollouts-per-example", 2,
+                  "--output-dir", folder / "out"]
+        math = [*common, "--env.id", "gsm8k", "--env.args", args, "--reasoning-field", "reasoning", "--save.disk.path", data]
+        out, _ = harness.prl(*math)
+        check("Synthesized 12 rollouts of 6 examples" in out, out)
+        harness.prl(*math)
+        rows = rows_of(data / "results.jsonl")
+        check(len(rows) == 24, f"{len(rows)} rows after two runs")
+        check(rows[0]["completion"][0]["reasoning_content"].startswith("I add up to"), rows[0])
+        check("rollout_idx" not in rows[0] and "oai_tools" in rows[0] and rows[0]["reward"] == 1.0, rows[0])
+        world = json.dumps({"num_pages": 12, "num_train": 4, "num_eval": 4})
+        out, _ = harness.prl(*common, "--env.id", "wiki-search", "--env.args", world)
+        tools = only((folder / "out/evals").glob("wiki-search--m/*/results.jsonl"))
+        row = rows_of(tools)[0]
+        check([message["role"] for message in row["completion"]] == ["assistant", "tool"] * 3 + ["assistant"], row["completion"])
+        check(row["tool_defs"][0]["name"] == "search_pages" and row["metrics"]["total_tool_calls"] == 3, row)
+        for number, file in enumerate((data / "results.jsonl", tools)):
+            out, _ = harness.prl("sft", "--model.name", model, "--data.name", file, "--data.seq-len", 2048, "--data.batch-size", 1,
+                                 "--max-steps", 2, "--output-dir", folder / f"sft{number}")
+            check("Step 2" in out, out)
+
+
+def test_failed_groups_leave_no_rows():
+    refused = set()
+
+    def answer(body):
+        question = body["messages"][-1]["content"]
+        if not refused:
+            refused.add(question)
+        return (400, "this one never") if question in refused else solve(body)
+
+    with harness.workspace("dropped") as folder, Server(answer) as server:
+        out, errors = harness.prl("synthesize", "--model.name", "m", "--client.base-url", server.url, "--env.id", "gsm8k", "--env.args",
+                                  json.dumps({**SUMS, "num_train": 6}), "--rollouts-per-example", 3, "--output-dir", folder / "out")
+        check("1 groups dropped" in out + errors, out + errors)
+        rows = rows_of(only((folder / "out").rglob("results.jsonl")))
+        check(len(rows) == 15 and not any(row["prompt"][-1]["content"] in refused for row in rows), f"{len(rows)} rows")
+
+
+def test_a_folder_makes_data_in_the_process():
+    with harness.workspace("local-synth") as folder:
+        model = harness.tiny_model(folder / "model")
+        out, _ = harness.prl("synthesize", "--model.name", model, "--env.id", "wordle", "--env.args",
+                             json.dumps({"max_guesses": 2, "num_train": 3}), "--sampling.max-tokens", 8, "--output-dir", folder / "out")
+        check("Synthesized 3 rollouts" in out, out)
+        rows = rows_of(only((folder / "out").rglob("results.jsonl")))
+        check(all(len(row["completion"]) == 3 for row in rows), "two guesses and what the game said between them")
+
+
+if __name__ == "__main__":
+    harness.main(test_two_servers_share_two_environments, test_what_fails_is_tried_again_unless_it_cannot_succeed,
+                 test_an_interrupted_evaluation_goes_on, test_a_folder_and_its_checkpoints_are_evaluated_in_the_process,
+                 test_synthetic_data_trains_as_it_is, test_failed_groups_leave_no_rows, test_a_folder_makes_data_in_the_process)
