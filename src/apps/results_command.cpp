@@ -48,13 +48,13 @@ int run_results(const config::ParsedCommand& parsed) {
     if (asks)
       fail(ErrorCode::kInvalidArgument, "results: {} holds {} evaluations; give the folder of one (`prl results` lists them)",
            config.path.string(), folders.size());
-    std::fputs(eval::list_folders(folders, terminal_width()).c_str(), stdout);
+    std::fputs(eval::list_folders(folders).c_str(), stdout);
     return 0;
   }
   const auto rows = eval::select_rows(eval::read_result_rows(folders[0].path / "results.jsonl"), order_of(config.sort), config.min_reward,
                                       config.max_reward);
   if (!config.show) {
-    std::fputs((eval::list_folders(folders, terminal_width()) + "\n" + eval::list_rows(rows, terminal_width())).c_str(), stdout);
+    std::fputs((eval::list_folders(folders) + "\n" + eval::list_rows(rows, terminal_width())).c_str(), stdout);
     return 0;
   }
   if (*config.show > static_cast<std::int64_t>(rows.size()))

@@ -153,7 +153,7 @@ EnvironmentPtr make_math(std::string name, Args args) {
   WordProblemOptions options;
   options.is_story = args.choice("mode", "words", {"words", "sums"}) == "words";
   options.min_steps = args.integer("min_steps", options.is_story ? 2 : 1, 1, 20);
-  options.max_steps = args.integer("max_steps", std::max<std::int64_t>(options.min_steps, options.is_story ? 4 : 1), 1, 20);
+  options.max_steps = args.integer("max_steps", std::max<std::int64_t>(options.min_steps, options.is_story ? 4 : 2), 1, 20);
   options.max_number = args.integer("max_number", 20, 2, 10'000);
   const std::string operations = args.choice("operations", "all", {"add", "add_sub", "all"});
   options.can_subtract = operations != "add";

@@ -15,8 +15,8 @@ namespace prl::env {
 /// mode "words": stories of min_steps to max_steps steps with numbers up to max_number; mode "sums": "What is 12 + 7?" with
 /// max_steps operations. Generated tasks come with worked demonstrations.
 ///
-/// Args: dataset_path, eval_dataset_path, mode words, min_steps 2, max_steps 4, max_number 20, operations all (add, add_sub,
-/// all), num_train 1000, num_eval 100, seed 0, answer_format boxed (or hashes: what the system prompt asks for), system_prompt.
+/// Args: dataset_path, eval_dataset_path, mode words, min_steps 2 (sums: 1), max_steps 4 (sums: 2), max_number 20, operations all (add,
+/// add_sub, all), num_train 1000, num_eval 100, seed 0, answer_format boxed (or hashes: what the system prompt asks for), system_prompt.
 EnvironmentPtr make_math(std::string name, Args args);
 
 }  // namespace prl::env

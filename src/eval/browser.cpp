@@ -106,14 +106,14 @@ ResultsFolder read_folder(const fs::path& path) {
   Outcomes outcomes;
   std::int64_t next = 0;
   for (const json::object& row : read_result_rows(path / "results.jsonl")) {
-    if (folder.env_id.empty()) folder.env_id = text_at(row, "task");
+    if (folder.env_name.empty()) folder.env_name = text_at(row, "task");
     outcomes[{static_cast<std::int64_t>(number_at(row, "example_id")), next++}] = outcome_of_row(row);
   }
   folder.num_rows = next;
   if (fs::exists(path / "metadata.json")) {
     const json::value parsed = text::parse_json(read_file(path / "metadata.json"));
     if (const json::object* metadata = parsed.if_object()) {
-      if (const std::string id = text_at(*metadata, "env_id"); !id.empty()) folder.env_id = id;
+      if (folder.env_name.empty()) folder.env_name = text_at(*metadata, "env_id");
       folder.model = text_at(*metadata, "model");
       folder.ckpt_step = static_cast<std::int64_t>(number_at(*metadata, "ckpt_step"));
       folder.num_examples = static_cast<std::int64_t>(number_at(*metadata, "num_examples"));
@@ -168,15 +168,19 @@ std::vector<json::object> select_rows(std::vector<json::object> rows, RowOrder o
   return rows;
 }
 
-std::string list_folders(const std::vector<ResultsFolder>& folders, std::size_t width) {
+std::string list_folders(const std::vector<ResultsFolder>& folders) {
   if (folders.empty()) return "no results\n";
   std::string out =
-      fmt::format("{:>4}  {:<16} {:<24} {:>5} {:>9} {:>7}  {}\n", "", "environment", "model", "step", "rollouts", "reward", "");
+      fmt::format("{:>4}  {:<16} {:<24} {:>5} {:>9} {:>7}  {}\n", "", "environment", "model", "step", "rollouts", "reward", "folder");
   for (std::size_t i = 0; i < folders.size(); ++i) {
     const ResultsFolder& folder = folders[i];
-    const std::string tail = (folder.is_complete ? folder.pass_at_k : std::string("interrupted")) + "  " + folder.path.string();
-    out += fmt::format("{:>4}  {:<16} {:<24} {:>5} {:>9} {:>7.4f}  {}\n", i + 1, one_line(folder.env_id, 16), one_line(folder.model, 24),
-                       folder.ckpt_step, folder.num_rows, folder.avg_reward, one_line(tail, std::max<std::size_t>(width, 100) - 74));
+    const std::string note = folder.is_complete ? folder.pass_at_k : "interrupted";
+    // Of a long model name the end tells more; a path is printed whole, to be copied.
+    std::string model = one_line(folder.model, 1000);
+    if (const std::size_t count = text::count_code_points(model); count > 24)
+      model = "..." + model.substr(text::byte_of_code_point(model, count - 21));
+    out += fmt::format("{:>4}  {:<16} {:<24} {:>5} {:>9} {:>7.4f}  {}{}{}\n", i + 1, one_line(folder.env_name, 16), model, folder.ckpt_step,
+                       folder.num_rows, folder.avg_reward, printable(folder.path.string()), note.empty() ? "" : "  ", note);
   }
   return out;
 }
@@ -239,7 +243,7 @@ std::string Browser::screen() const {
   else if (folder_)
     out = folders_[*folder_].path.string() + "\n" + list_rows(rows_, width_);
   else
-    out = list_folders(folders_, width_);
+    out = list_folders(folders_);
   if (!notice_.empty()) out += notice_ + "\n";
   return out + kHelp + "\n";
 }

@@ -13,7 +13,7 @@ namespace prl::eval {
 /// One folder with results.jsonl; from its metadata.json where there is one.
 struct ResultsFolder {
   std::filesystem::path path;
-  std::string env_id;
+  std::string env_name;
   std::string model;
   std::int64_t ckpt_step = 0;
   std::int64_t num_rows = 0;
@@ -33,8 +33,9 @@ enum class RowOrder { kFile, kRewardUp, kRewardDown };
 std::vector<boost::json::object> select_rows(std::vector<boost::json::object> rows, RowOrder order, std::optional<double> min_reward,
                                              std::optional<double> max_reward);
 
-/// Plain text for a terminal of `width` columns; every line ends in '\n'.
-std::string list_folders(const std::vector<ResultsFolder>& folders, std::size_t width);
+/// A table; every line ends in '\n'.
+std::string list_folders(const std::vector<ResultsFolder>& folders);
+/// The same, cut to a terminal of `width` columns.
 std::string list_rows(const std::vector<boost::json::object>& rows, std::size_t width);
 /// One rollout: its messages, tool calls, answer, reward, metrics and error.
 std::string show_row(const boost::json::object& row);

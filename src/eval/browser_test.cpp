@@ -55,7 +55,7 @@ TEST_F(BrowserTest, FindsAndListsEvaluations) {
   EXPECT_FALSE(folders[1].is_complete);
   EXPECT_EQ(folders[1].num_rows, 2) << "the line that was cut off does not count";
   EXPECT_EQ(folders[1].pass_at_k, "pass@1 0.500 pass@2 1.000");
-  const std::string list = list_folders(folders, 200);
+  const std::string list = list_folders(folders);
   EXPECT_THAT(list, HasSubstr("org/m"));
   EXPECT_THAT(list, HasSubstr("interrupted"));
   EXPECT_EQ(find_results(root_ / "a/1/results.jsonl").size(), 1u);

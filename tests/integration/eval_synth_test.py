@@ -97,6 +97,11 @@ def search(body):
     return {"content": found}
 
 
+def run(*arguments, **options):
+    """What prl says, on both streams."""
+    return "".join(harness.prl(*arguments, **options))
+
+
 def rows_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -142,8 +147,8 @@ def test_two_servers_share_two_environments():
     with harness.workspace("eval") as folder, Server(solve) as first, Server(solve) as second:
         config = eval_toml(folder / "eval.toml", [first, second])
         config.write_text(config.read_text() + '[[env]]\nid = "math-env"\nname = "other"\nnum_examples = 3\n'
-                          f'args = {{ mode = "sums", max_number = 9, num_eval = 5, seed = 3 }}\n')
-        out, _ = harness.prl("eval", "@", config, "--output-dir", folder / "out", env=ENVIRONMENT)
+                          f'args = {{ mode = "sums", max_number = 9, num_train = 5, num_eval = 5, seed = 3 }}\n')
+        out = run("eval", "@", config, "--output-dir", folder / "out", env=ENVIRONMENT)
         check("Evaluated gsm8k" in out and "Avg@2=1.0000" in out and "Pass@2: 1.0000" in out, out)
         results = only((folder / "out/evals").glob("gsm8k--m/*/results.jsonl"))
         check(re.fullmatch("[0-9a-f]{8}", results.parent.name), results.parent.name)
@@ -168,9 +173,9 @@ def test_two_servers_share_two_environments():
         check(headers["X-From"] == "from the environment" and headers["X-Example"].isdigit(), headers)
         metrics = rows_of(folder / "out/metrics.jsonl")
         check(any(row.get("eval/gsm8k/avg@2") == 1.0 and row.get("eval/gsm8k/pass@1") == 1.0 for row in metrics), metrics)
-        listed, _ = harness.prl("results", folder / "out")
+        listed = run("results", folder / "out")
         check("gsm8k" in listed and "other" in listed and "pass@2 1.000" in listed, listed)
-        shown, _ = harness.prl("eval", "show", results.parent, "--show", 1)
+        shown = run("eval", "show", results.parent, "--show", 1)
         check("What is" in shown and "reward 1.0000" in shown and "I add up to" in shown, shown)
 
 
@@ -187,10 +192,10 @@ def test_what_fails_is_tried_again_unless_it_cannot_succeed():
     with harness.workspace("refused") as folder, Server(lambda _: (401, "wrong key")) as server:
         config = eval_toml(folder / "eval.toml", [server], max_concurrent=1)
         started = time.monotonic()
-        _, errors = harness.prl("eval", "@", config, "--output-dir", folder / "out", env=ENVIRONMENT, expect=1)
+        errors = run("eval", "@", config, "--output-dir", folder / "out", env=ENVIRONMENT, expect=1)
         check("wrong key" in errors and len(server.requests) == 1, f"{len(server.requests)} requests: {errors}")
         check(time.monotonic() - started < 10, "a wrong key was waited for")
-        _, errors = harness.prl("eval", "@", config, "--env.id", "gsm9k", env=ENVIRONMENT, expect=1)
+        errors = run("eval", "@", config, "--env.id", "gsm9k", env=ENVIRONMENT, expect=1)
         check("gsm9k" in errors, errors)
 
 
@@ -215,16 +220,16 @@ def test_an_interrupted_evaluation_goes_on():
         gate.set()
         num_kept = len(rows_of(kept / "results.jsonl"))
         check(num_kept == 5, f"{num_kept} rows were kept")
-        _, errors = harness.prl(*arguments, env=ENVIRONMENT, expect=1)
+        errors = run(*arguments, env=ENVIRONMENT, expect=1)
         check("holds results already" in errors, errors)
         with open(kept / "results.jsonl", "a") as stream:
             stream.write('{"example_id": 3, "rollo')
         before = len(server.requests)
         resume = ["eval", "@", config, "--output-dir", folder / "out", "--resume-path", kept, "--save.stream"]
-        out, _ = harness.prl(*resume, env=ENVIRONMENT)
+        out = run(*resume, env=ENVIRONMENT)
         check("Avg@2=1.0000" in out and len(server.requests) - before == 11, f"{len(server.requests) - before} requests: {out}")
         check(len(rows_of(kept / "results.jsonl")) == 16, "rows")
-        _, errors = harness.prl(*resume, "--rollouts-per-example", 3, env=ENVIRONMENT, expect=1)
+        errors = run(*resume, "--rollouts-per-example", 3, env=ENVIRONMENT, expect=1)
         check("rollouts_per_example" in errors, errors)
 
 
@@ -237,19 +242,21 @@ def test_a_folder_and_its_checkpoints_are_evaluated_in_the_process():
                         "--initializer-range", "0.06", "--seed", step)
         common = ["eval", "--model.name", model, "--env.id", "gsm8k", "--env.args", json.dumps(SUMS), "--num-examples", 3,
                   "--sampling.max-tokens", 8, "--sampling.extra-body", '{"min_tokens": 8}', "--output-dir", folder / "out"]
-        out, _ = harness.prl(*common, "--weights-dir", folder / "weights", "--steps", "2,30")
+        out = run(*common, "--weights-dir", folder / "weights", "--steps", "2,30")
         order = re.findall(r"\[step (\d+)\] Evaluated", out)
         check(order == ["0", "30", "2"], f"evaluated in the order {order}")
         steps = sorted(json.loads(path.read_text())["ckpt_step"] for path in (folder / "out/evals").rglob("metadata.json"))
         check(steps == [0, 2, 30], steps)
-        replies = {path.parent: [row["completion"][0]["content"] for row in rows_of(path)]
+        # A server leaves out special tokens inside a reply, which only a model of random weights writes.
+        visible = lambda row: re.sub(r"<\|\w+\|>", "", row["completion"][0]["content"])
+        replies = {path.parent: [visible(row) for row in sorted(rows_of(path), key=lambda row: row["example_id"])]
                    for path in (folder / "out/evals").rglob("results.jsonl")}
         check(len({tuple(texts) for texts in replies.values()}) == 3, "checkpoints answer alike: their weights were not loaded")
-        out, _ = harness.prl(*common, "--weights-dir", folder / "weights", "--no-eval-base")
+        out = run(*common, "--weights-dir", folder / "weights", "--no-eval-base")
         check(re.findall(r"\[step (\d+)\] Evaluated", out) == ["30", "10", "2"], out)
-        _, errors = harness.prl(*common, "--weights-dir", folder / "weights", "--steps", "4", expect=1)
+        errors = run(*common, "--weights-dir", folder / "weights", "--steps", "4", expect=1)
         check("step_4" in errors, errors)
-        _, errors = harness.prl(*common, "--sampling.extra-body", '{"guided": 1}', expect=1)
+        errors = run(*common, "--sampling.extra-body", '{"guided": 1}', expect=1)
         check("extra_body.guided" in errors, errors)
         # The same folder behind a server: weights are put into it, replies are those of the process.
         port = harness.free_port()
@@ -258,7 +265,7 @@ def test_a_folder_and_its_checkpoints_are_evaluated_in_the_process():
             served = [word if word != folder / "out" else folder / "served" for word in common]
             harness.prl(*served, "--client.base-url", f"http://127.0.0.1:{port}/v1", "--weights-dir", folder / "weights", "--steps", "30")
         for path in (folder / "served/evals").rglob("metadata.json"):
-            texts = [row["completion"][0]["content"] for row in rows_of(path.parent / "results.jsonl")]
+            texts = [visible(row) for row in sorted(rows_of(path.parent / "results.jsonl"), key=lambda row: row["example_id"])]
             step = json.loads(path.read_text())["ckpt_step"]
             mine = [value for where, value in replies.items()
                     if json.loads((where / "metadata.json").read_text())["ckpt_step"] == step]
@@ -279,7 +286,7 @@ def test_synthetic_data_trains_as_it_is():
         common = ["synthesize", "--model.name", "m", "--client.base-url", server.url, "--rollouts-per-example", 2,
                   "--output-dir", folder / "out"]
         math = [*common, "--env.id", "gsm8k", "--env.args", args, "--reasoning-field", "reasoning", "--save.disk.path", data]
-        out, _ = harness.prl(*math)
+        out = run(*math)
         check("Synthesized 12 rollouts of 6 examples" in out, out)
         harness.prl(*math)
         rows = rows_of(data / "results.jsonl")
@@ -287,13 +294,13 @@ def test_synthetic_data_trains_as_it_is():
         check(rows[0]["completion"][0]["reasoning_content"].startswith("I add up to"), rows[0])
         check("rollout_idx" not in rows[0] and "oai_tools" in rows[0] and rows[0]["reward"] == 1.0, rows[0])
         world = json.dumps({"num_pages": 12, "num_train": 4, "num_eval": 4})
-        out, _ = harness.prl(*common, "--env.id", "wiki-search", "--env.args", world)
+        out = run(*common, "--env.id", "wiki-search", "--env.args", world)
         tools = only((folder / "out/evals").glob("wiki-search--m/*/results.jsonl"))
         row = rows_of(tools)[0]
         check([message["role"] for message in row["completion"]] == ["assistant", "tool"] * 3 + ["assistant"], row["completion"])
         check(row["tool_defs"][0]["name"] == "search_pages" and row["metrics"]["total_tool_calls"] == 3, row)
         for number, file in enumerate((data / "results.jsonl", tools)):
-            out, _ = harness.prl("sft", "--model.name", model, "--data.name", file, "--data.seq-len", 2048, "--data.batch-size", 1,
+            out = run("sft", "--model.name", model, "--data.name", file, "--data.seq-len", 2048, "--data.batch-size", 1,
                                  "--max-steps", 2, "--output-dir", folder / f"sft{number}")
             check("Step 2" in out, out)
 
@@ -308,9 +315,9 @@ def test_failed_groups_leave_no_rows():
         return (400, "this one never") if question in refused else solve(body)
 
     with harness.workspace("dropped") as folder, Server(answer) as server:
-        out, errors = harness.prl("synthesize", "--model.name", "m", "--client.base-url", server.url, "--env.id", "gsm8k", "--env.args",
+        out = run("synthesize", "--model.name", "m", "--client.base-url", server.url, "--env.id", "gsm8k", "--env.args",
                                   json.dumps({**SUMS, "num_train": 6}), "--rollouts-per-example", 3, "--output-dir", folder / "out")
-        check("1 groups dropped" in out + errors, out + errors)
+        check("1 groups dropped" in out, out)
         rows = rows_of(only((folder / "out").rglob("results.jsonl")))
         check(len(rows) == 15 and not any(row["prompt"][-1]["content"] in refused for row in rows), f"{len(rows)} rows")
 
@@ -318,7 +325,7 @@ def test_failed_groups_leave_no_rows():
 def test_a_folder_makes_data_in_the_process():
     with harness.workspace("local-synth") as folder:
         model = harness.tiny_model(folder / "model")
-        out, _ = harness.prl("synthesize", "--model.name", model, "--env.id", "wordle", "--env.args",
+        out = run("synthesize", "--model.name", model, "--env.id", "wordle", "--env.args",
                              json.dumps({"max_guesses": 2, "num_train": 3}), "--sampling.max-tokens", 8, "--output-dir", folder / "out")
         check("Synthesized 3 rollouts" in out, out)
         rows = rows_of(only((folder / "out").rglob("results.jsonl")))
