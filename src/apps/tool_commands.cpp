@@ -124,7 +124,7 @@ int run_bench(const config::ParsedCommand& parsed) {
   if (config::finish_early(*parsed.command, loaded)) return 0;
   const config::BenchConfig& config = loaded.config;
   launch::BenchOptions options;
-  options.model = config.model ? nn::load_model_config(launch::model_folder(*config.model)) : launch::smollm2_135m_shape();
+  options.model = config.model ? nn::load_model_config(launch::model_folder(*config.model)) : launch::named_shape(config.shape);
   options.dtype = launch::compute_dtype(config.compute.dtype, launch::device_kind(config.compute));
   options.runtime = launch::make_runtime(config.compute);
   options.num_threads = config.compute.num_threads;
@@ -132,10 +132,15 @@ int run_bench(const config::ParsedCommand& parsed) {
   options.prompt_tokens = config.prompt_tokens;
   options.completion_tokens = config.completion_tokens;
   options.train_tokens = config.train_tokens;
+  options.sequence_tokens = config.sequence_tokens;
+  options.checkpoint_every = config.checkpoint_every;
   options.num_repeats = config.num_repeats;
   options.seed = static_cast<std::uint64_t>(config.seed);
-  options.decode = config.suite == config::BenchSuite::kAll || config.suite == config::BenchSuite::kDecode;
-  options.train = config.suite == config::BenchSuite::kAll || config.suite == config::BenchSuite::kTrain;
+  const auto wants = [&](config::BenchSuite suite) { return config.suite == config::BenchSuite::kAll || config.suite == suite; };
+  options.decode = wants(config::BenchSuite::kDecode);
+  options.train = wants(config::BenchSuite::kTrain);
+  options.prefill = config.suite == config::BenchSuite::kPrefill;
+  options.sync = config.suite == config::BenchSuite::kSync;
   if (config.suite == config::BenchSuite::kKernels)
     fail(ErrorCode::kNotImplemented, "prl bench --suite kernels: the kernel benchmarks are the program ops_bench of the bench preset");
   const std::string json = launch::to_json(options, launch::run_bench(options));

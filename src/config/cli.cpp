@@ -24,6 +24,7 @@ std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kInitModel) return {"output_dir"};
   if (command == Command::kMakeData) return {"output"};
   if (command == Command::kResults) return {"path"};
+  if (command == Command::kBench) return {"suite"};
   if (command == Command::kConvert) return {"input", "output_dir"};
   return {};
 }

@@ -18,7 +18,7 @@ namespace prl::config {
 
 enum class ModelFamily { kQwen3, kQwen2, kLlama };
 std::span<const EnumEntry> enum_entries(ModelFamily);
-enum class BenchSuite { kAll, kDecode, kTrain, kKernels };
+enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kKernels };
 std::span<const EnumEntry> enum_entries(BenchSuite);
 
 /// `prl init-model DIR`: a Hugging Face folder with random weights, a byte-level tokenizer and a ChatML template.
@@ -137,28 +137,36 @@ struct ChatConfig {
   }
 };
 
-/// `prl bench`: speed of this machine.
+/// `prl bench [SUITE]`: speed of this machine.
 struct BenchConfig {
   BenchSuite suite = BenchSuite::kAll;
   std::optional<std::string> model;
+  std::string shape = "smollm2-135m";
   int num_sequences = 32;
   int prompt_tokens = 128;
   int completion_tokens = 128;
   int train_tokens = 4096;
+  int sequence_tokens = 512;
+  int checkpoint_every = 0;
   int num_repeats = 3;
+  bool peer = false;
   std::optional<std::filesystem::path> output_json;
   ComputeConfig compute;
   std::int64_t seed = 42;
   LogConfig log;
   template <class V>
   void visit(V& v) {
-    v.field("suite", suite, "What to measure");
-    v.field("model", model, "Model folder; a random one of SmolLM2-135M's shape if not set");
+    v.field("suite", suite, "What to measure; sync is the time of a weight update in one process");
+    v.field("model", model, "Model folder whose shape is taken; `shape` if not set");
+    v.field("shape", shape, "Shape of the random model: smollm2-135m, qwen3-0.6b, qwen3-4b, qwen3-8b");
     v.field("num_sequences", num_sequences, "Sequences decoded at once", {.min = 1});
     v.field("prompt_tokens", prompt_tokens, "Length of a prompt", {.unit = "tokens", .min = 1});
     v.field("completion_tokens", completion_tokens, "Tokens generated per sequence", {.unit = "tokens", .min = 1});
     v.field("train_tokens", train_tokens, "Packed tokens of a training step", {.unit = "tokens", .min = 1});
+    v.field("sequence_tokens", sequence_tokens, "Length of the sequences packed into a training step", {.unit = "tokens", .min = 2});
+    v.field("checkpoint_every", checkpoint_every, "Compute every n-th layer again in the backward pass, 0 for none", {.unit = "layers", .min = 0});
     v.field("num_repeats", num_repeats, "Measured repeats, after one to warm up", {.min = 1});
+    v.field("peer", peer, "Also run bench/peer.py (PyTorch and transformers; PRL_BENCH_PYTHON names the interpreter) and print the ratios");
     v.field("output_json", output_json, "Also write the table as JSON");
     v.field("compute", compute, "Device and precision");
     v.field("seed", seed, "Seed of weights and data", {.min = 0});

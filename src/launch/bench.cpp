@@ -9,6 +9,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
+#include <set>
 
 #include "base/log.hpp"
 #include "base/rng.hpp"
@@ -28,141 +29,253 @@ double median(std::vector<double> v) {
   return v.empty() ? 0 : v[v.size() / 2];
 }
 
-/// Tokens per second from the first event of all sequences on, so that the prompt pass does not count.
-double time_decode(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng) {
+/// Submits random prompts, hands every event to `on_event` under one lock and waits for the last.
+template <typename OnEvent>
+void generate(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng, OnEvent on_event) {
   std::mutex mutex;
   std::condition_variable done;
-  std::int64_t num_started = 0, num_finished = 0, num_tokens = 0;
-  Clock::time_point all_started, end;
+  std::int64_t num_finished = 0;
   for (std::int64_t i = 0; i < num_sequences; ++i) {
     wire::GenerateRequest request;
     for (std::int64_t t = 0; t < options.prompt_tokens; ++t)
       request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
     request.sampling.max_tokens = static_cast<std::int32_t>(options.completion_tokens);
     request.sampling.ignore_eos = true;
-    auto is_first = std::make_shared<bool>(true);
-    engine.submit(std::move(request), [&, is_first](const engine::StepEvent& event) {
+    engine.submit(std::move(request), [&](const engine::StepEvent& event) {
       std::lock_guard lock(mutex);
-      if (*is_first) {
-        *is_first = false;
-        if (++num_started == num_sequences) all_started = Clock::now();
-      } else if (num_started == num_sequences) {
-        num_tokens += static_cast<std::int64_t>(event.delta.token_ids.size());
-      }
-      if (event.delta.finish_reason == wire::FinishReason::kNone) return;
-      end = Clock::now();
-      if (++num_finished == num_sequences) done.notify_all();
+      on_event(event);
+      if (event.delta.finish_reason != wire::FinishReason::kNone && ++num_finished == num_sequences) done.notify_all();
     });
   }
   std::unique_lock lock(mutex);
   if (!done.wait_for(lock, std::chrono::minutes(10), [&] { return num_finished == num_sequences; }))
-    fail(ErrorCode::kDeadline, "the benchmark waited 10 minutes for the engine to decode {} sequences", num_sequences);
-  return static_cast<double>(num_tokens) / std::chrono::duration<double>(end - all_started).count();
+    fail(ErrorCode::kDeadline, "the benchmark waited 10 minutes for the engine to serve {} sequences", num_sequences);
 }
 
-std::vector<BenchRow> bench_decode(const BenchOptions& options, nn::WeightsPtr weights, const std::shared_ptr<DeviceRuntime>& runtime,
-                                   double read_bytes_per_second) {
+/// Tokens per second from the moment at which all sequences have their first token, so that the prompts' pass does not count.
+double time_decode(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng) {
+  std::set<RequestId> begun;
+  std::int64_t num_tokens = 0;
+  Clock::time_point all_begun, end;
+  generate(engine, num_sequences, options, rng, [&](const engine::StepEvent& event) {
+    end = Clock::now();
+    if (static_cast<std::int64_t>(begun.size()) == num_sequences) {
+      num_tokens += static_cast<std::int64_t>(event.delta.token_ids.size());
+    } else if (begun.insert(event.id); static_cast<std::int64_t>(begun.size()) == num_sequences) {
+      all_begun = end;
+    }
+  });
+  return static_cast<double>(num_tokens) / std::chrono::duration<double>(end - all_begun).count();
+}
+
+/// Prompt tokens per second until every sequence has its first token.
+double time_prefill(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng) {
+  BenchOptions one = options;
+  one.completion_tokens = 1;
+  const auto started = Clock::now();
+  generate(engine, num_sequences, one, rng, [](const engine::StepEvent&) {});
+  return static_cast<double>(num_sequences * options.prompt_tokens) / seconds_since(started);
+}
+
+std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights) {
   engine::EngineOptions engine_options;
   engine_options.max_model_len = options.prompt_tokens + options.completion_tokens + 1;
   engine_options.max_num_seqs = options.num_sequences;
   engine_options.max_num_batched_tokens = std::max<std::int64_t>(2048, options.num_sequences);
+  if (options.runtime->device().kind == DeviceKind::kCuda) engine_options.max_num_batched_tokens = 16384;
   engine_options.num_blocks = (options.num_sequences + 1) * (engine_options.max_model_len / engine_options.block_size + 2);
   engine_options.num_threads = options.num_threads;
   engine_options.enable_prefix_caching = false;
-  engine::Engine engine(runtime, engine_options, weights);
+  return std::make_unique<engine::Engine>(options.runtime, engine_options, std::move(weights));
+}
+
+/// Mean number of bytes that a decode step reads: every weight once, and the keys and values of all sequences.
+double decode_step_bytes(const BenchOptions& options, std::int64_t num_sequences) {
+  const auto size = static_cast<double>(size_of(options.dtype));
+  const nn::ModelConfig& c = options.model;
+  const double context = static_cast<double>(options.prompt_tokens) + 0.5 * static_cast<double>(options.completion_tokens);
+  const auto kv = static_cast<double>(2 * c.num_layers * c.num_kv_heads * c.head_dim);
+  return size * (static_cast<double>(c.num_active_parameters()) + static_cast<double>(num_sequences) * context * kv);
+}
+
+std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr weights, double read_bytes_per_second) {
+  const auto engine = make_engine(options, std::move(weights));
   Rng rng(options.seed, 1);
   std::vector<BenchRow> rows;
-  for (const auto& [work, count] : {std::pair<std::string, std::int64_t>{"decode_many", options.num_sequences}, {"decode_one", 1}}) {
-    BenchRow row{work, {}, 0};
-    for (int repeat = 0; repeat <= options.num_repeats; ++repeat) {
-      const double rate = time_decode(engine, count, options, rng);
-      if (repeat) row.tokens_per_s.push_back(rate);
-      log::info("bench {} repeat {}: {:.1f} tokens/s", work, repeat, rate);
+  const auto repeat = [&](std::string work, std::int64_t count, auto&& measure) {
+    BenchRow row;
+    row.work = std::move(work);
+    for (int i = 0; i <= options.num_repeats; ++i) {
+      const double rate = measure(*engine, count);
+      if (i > 0) row.tokens_per_s.push_back(rate);
+      log::info("bench {} repeat {}: {:.1f} tokens/s", row.work, i, rate);
     }
-    if (count == 1) {
-      const double bytes = static_cast<double>(options.model.num_active_parameters()) * static_cast<double>(size_of(options.dtype));
-      row.share = median(row.tokens_per_s) * bytes / read_bytes_per_second;
-    }
+    row.peak_bytes = options.runtime->peak_bytes();
     rows.push_back(std::move(row));
+  };
+  if (options.decode) {
+    for (const auto& [work, count] : {std::pair<std::string, std::int64_t>{"decode_many", options.num_sequences}, {"decode_one", 1}}) {
+      repeat(work, count, [&](engine::Engine& e, std::int64_t n) { return time_decode(e, n, options, rng); });
+      rows.back().share = median(rows.back().tokens_per_s) / static_cast<double>(count) * decode_step_bytes(options, count) / read_bytes_per_second;
+    }
   }
-  engine.shutdown();
+  if (options.prefill)
+    repeat("prefill", options.num_sequences, [&](engine::Engine& e, std::int64_t n) { return time_prefill(e, n, options, rng); });
+  engine->shutdown();
   return rows;
+}
+
+/// Packed random sequences.
+struct TrainBatch {
+  std::vector<std::int32_t> ids, positions, targets, cu{0};
+  std::vector<float> temperatures, dlogp;
+};
+TrainBatch make_batch(const BenchOptions& options) {
+  const std::int64_t length = std::min(options.sequence_tokens, options.train_tokens);
+  const auto total = static_cast<std::size_t>(options.train_tokens);
+  TrainBatch b;
+  b.temperatures.assign(total, 1.0f);
+  b.dlogp.assign(total, -1.0f / static_cast<float>(total));
+  Rng rng(options.seed, 2);
+  for (std::int64_t i = 0; i < options.train_tokens; ++i) {
+    b.ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
+    b.positions.push_back(static_cast<std::int32_t>(i % length));
+    if (i > 0 && i % length == 0) b.cu.push_back(static_cast<std::int32_t>(i));
+  }
+  b.cu.push_back(static_cast<std::int32_t>(options.train_tokens));
+  for (std::size_t i = 0; i < total; ++i) b.targets.push_back(i + 1 < total && b.positions[i + 1] != 0 ? b.ids[i + 1] : -1);
+  return b;
 }
 
 BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, ops::OpSession& session, double flops) {
   ops::OpContext& ctx = session.context();
   parameters.ensure_grads();
-  nn::TrainableModel model(ctx, parameters, {});
-  constexpr std::int64_t kLength = 512;
-  const auto total = static_cast<std::size_t>(options.train_tokens);
-  std::vector<std::int32_t> ids(total), positions(total), targets(total), cu{0};
-  std::vector<float> temperatures(total, 1.0f), dlogp(total, -1.0f / static_cast<float>(total));
-  Rng rng(options.seed, 2);
-  for (std::size_t i = 0; i < total; ++i) {
-    ids[i] = static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size)));
-    positions[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % kLength);
-  }
-  for (std::size_t i = 0; i < total; ++i) targets[i] = i + 1 < total && positions[i + 1] != 0 ? ids[i + 1] : -1;
-  for (std::int64_t at = kLength; at <= options.train_tokens; at += kLength) cu.push_back(static_cast<std::int32_t>(at));
+  nn::TrainableModel model(ctx, parameters, {options.checkpoint_every});
+  const TrainBatch batch = make_batch(options);
   std::vector<Tensor> m, v;
   for (auto& p : parameters.named()) {
-    m.push_back(Tensor::zeros(session.context().runtime, p.value.shape(), DType::kF32));
-    v.push_back(Tensor::zeros(session.context().runtime, p.value.shape(), DType::kF32));
+    m.push_back(Tensor::zeros(ctx.runtime, p.value.shape(), DType::kF32));
+    v.push_back(Tensor::zeros(ctx.runtime, p.value.shape(), DType::kF32));
   }
-  BenchRow row{"train", {}, 0};
+  BenchRow row;
+  row.work = "train";
   nn::WeightsPtr weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{0}, true, nullptr);
   for (int repeat = 0; repeat <= options.num_repeats; ++repeat) {
+    row.seconds.clear();
     const auto started = Clock::now();
-    model.forward(weights, {ids, positions, cu}, targets, temperatures);
-    const double forward_s = seconds_since(started);
-    model.backward(dlogp);
-    const double backward_s = seconds_since(started) - forward_s;
-    double norm = 0;
-    for (auto& p : parameters.named()) norm += ops::sum_squares(ctx, p.grad);
+    auto mark = started;
+    const auto end_part = [&](const char* name) {
+      ctx.runtime->synchronize();
+      row.seconds.emplace_back(name, seconds_since(mark));
+      mark = Clock::now();
+    };
+    model.forward(weights, {batch.ids, batch.positions, batch.cu}, batch.targets, batch.temperatures);
+    end_part("forward");
+    model.backward(batch.dlogp);
+    end_part("backward");
+    std::vector<ConstTensorView> grads;
+    for (auto& p : parameters.named()) grads.push_back(p.grad.view());
+    const double norm = ops::sum_squares(ctx, grads);
     ops::AdamWArgs args{.lr = 1e-5f, .grad_scale = norm > 1 ? static_cast<float>(1 / std::sqrt(norm)) : 1.0f, .step = repeat + 1};
     for (std::size_t i = 0; i < m.size(); ++i) ops::adamw(ctx, parameters.named()[i].value, m[i], v[i], parameters.named()[i].grad, args);
     parameters.zero_grads();
+    end_part("optimizer");
     weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, true, weights);
+    end_part("repack");
     const double total_s = seconds_since(started);
-    if (repeat) row.tokens_per_s.push_back(static_cast<double>(options.train_tokens) / total_s);
-    log::info("bench train repeat {}: {:.1f} tokens/s (forward {:.2f} s, backward {:.2f} s, step and repack {:.2f} s)", repeat,
-              static_cast<double>(options.train_tokens) / total_s, forward_s, backward_s, total_s - forward_s - backward_s);
+    if (repeat > 0) row.tokens_per_s.push_back(static_cast<double>(options.train_tokens) / total_s);
+    std::string parts;
+    for (const auto& [name, seconds] : row.seconds) parts += fmt::format(" {} {:.1f} ms", name, 1e3 * seconds);
+    log::info("bench train repeat {}: {:.1f} tokens/s ({})", repeat, static_cast<double>(options.train_tokens) / total_s, parts.substr(1));
   }
-  row.share = median(row.tokens_per_s) * options.model.flops_per_token(kLength) / flops;
+  row.share = median(row.tokens_per_s) * options.model.flops_per_token(std::min(options.sequence_tokens, options.train_tokens)) / flops;
+  row.peak_bytes = ctx.runtime->peak_bytes();
   return row;
 }
 
-}  // namespace
+/// How long an engine in the same process takes to hold and prove weights that a trainer has just made; updates per second.
+BenchRow bench_sync(const BenchOptions& options, nn::Parameters& parameters, ops::OpSession& session) {
+  ops::OpContext& ctx = session.context();
+  nn::WeightsPtr weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{0}, false, nullptr);
+  // As in a colocated run: the engine's work has a stream of its own.
+  const auto runtime = options.runtime->device().kind == DeviceKind::kCuda ? make_cuda_runtime(options.runtime->device().index) : options.runtime;
+  BenchOptions own = options;
+  own.runtime = runtime;
+  const auto engine = make_engine(own, weights);
+  BenchRow row;
+  row.work = "sync";
+  for (int repeat = 0; repeat <= options.num_repeats; ++repeat) {
+    const auto started = Clock::now();
+    weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, false, nullptr);
+    ctx.runtime->synchronize();
+    const double pack_s = seconds_since(started);
+    (void)engine->update_weights(weights, std::chrono::minutes(1));
+    const double total_s = seconds_since(started);
+    if (repeat > 0) row.tokens_per_s.push_back(1 / total_s);
+    row.seconds = {{"pack", pack_s}, {"flip_and_prove", total_s - pack_s}};
+    log::info("bench sync repeat {}: {:.2f} ms (pack {:.2f} ms, flip and prove {:.2f} ms)", repeat, 1e3 * total_s, 1e3 * pack_s,
+              1e3 * (total_s - pack_s));
+  }
+  engine->shutdown();
+  row.peak_bytes = runtime->peak_bytes() + (runtime == options.runtime ? 0 : options.runtime->peak_bytes());
+  return row;
+}
 
-nn::ModelConfig smollm2_135m_shape() {
+nn::ModelConfig llama_shape(std::int64_t vocab, std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads,
+                            std::int64_t kv_heads, std::int64_t head_dim) {
   nn::ModelConfig config;
   config.model_type = "llama";
   config.architecture = "LlamaForCausalLM";
-  config.vocab_size = 49152;
-  config.hidden_size = 576;
-  config.intermediate_size = 1536;
-  config.num_layers = 30;
-  config.num_heads = 9;
-  config.num_kv_heads = 3;
-  config.head_dim = 64;
+  config.vocab_size = vocab;
+  config.hidden_size = hidden;
+  config.intermediate_size = intermediate;
+  config.num_layers = layers;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_dim = head_dim;
   config.max_position = 8192;
   config.rope_theta = 100000.0;
   config.rms_norm_eps = 1e-5f;
   config.tie_word_embeddings = true;
   return config;
 }
+nn::ModelConfig qwen3_shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads) {
+  nn::ModelConfig config = llama_shape(151936, hidden, intermediate, layers, heads, 8, 128);
+  config.model_type = "qwen3";
+  config.architecture = "Qwen3ForCausalLM";
+  config.qk_norm = true;
+  config.max_position = 40960;
+  config.rope_theta = 1e6;
+  config.rms_norm_eps = 1e-6f;
+  return config;
+}
+
+}  // namespace
+
+nn::ModelConfig named_shape(std::string_view name) {
+  if (name == "smollm2-135m") return llama_shape(49152, 576, 1536, 30, 9, 3, 64);
+  if (name == "qwen3-0.6b") return qwen3_shape(1024, 3072, 28, 16);
+  if (name == "qwen3-4b") return qwen3_shape(2560, 9728, 36, 32);
+  if (name == "qwen3-8b") {
+    nn::ModelConfig config = qwen3_shape(4096, 12288, 36, 32);
+    config.tie_word_embeddings = false;
+    return config;
+  }
+  fail(ErrorCode::kInvalidArgument, "there is no shape \"{}\"; there are smollm2-135m, qwen3-0.6b, qwen3-4b, qwen3-8b", name);
+}
 
 std::vector<BenchRow> run_bench(const BenchOptions& options) {
-  const auto& runtime = options.runtime;
   std::vector<BenchRow> rows;
-  ops::OpSession session(runtime, options.num_threads);
+  ops::OpSession session(options.runtime, options.num_threads);
   const ops::MachinePeak peak = ops::measure_machine(session.context());
-  nn::Parameters parameters(runtime, options.model);
+  log::info("bench: peak {:.1f} TFLOP/s in bfloat16, {:.1f} in float32, {:.1f} GB/s read", peak.bf16_flops / 1e12, peak.f32_flops / 1e12,
+            peak.read_bytes_per_second / 1e9);
+  nn::Parameters parameters(options.runtime, options.model);
   parameters.init_random(options.seed);
-  if (options.decode) {
-    auto weights = nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr);
-    rows = bench_decode(options, std::move(weights), runtime, peak.read_bytes_per_second);
-  }
+  if (options.decode || options.prefill)
+    rows = bench_engine(options, nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr),
+                        peak.read_bytes_per_second);
+  if (options.sync) rows.push_back(bench_sync(options, parameters, session));
   if (options.train)
     rows.push_back(bench_train(options, parameters, session, options.dtype == DType::kBF16 ? peak.bf16_flops : peak.f32_flops));
   return rows;
@@ -170,11 +283,16 @@ std::vector<BenchRow> run_bench(const BenchOptions& options) {
 
 std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& rows) {
   boost::json::array list;
-  for (const BenchRow& row : rows)
+  for (const BenchRow& row : rows) {
+    boost::json::object seconds;
+    for (const auto& [name, value] : row.seconds) seconds[name] = value;
     list.push_back(boost::json::object{{"work", row.work},
                                        {"dtype", options.dtype == DType::kBF16 ? "bfloat16" : "float32"},
                                        {"tokens_per_s", boost::json::value_from(row.tokens_per_s)},
-                                       {"share", row.share}});
+                                       {"share", row.share},
+                                       {"seconds", std::move(seconds)},
+                                       {"peak_bytes", row.peak_bytes}});
+  }
   return boost::json::serialize(boost::json::object{{"device", to_string(options.runtime->device())},
                                                     {"cpu", cpu_features().name},
                                                     {"threads", options.num_threads > 0 ? options.num_threads : num_available_cores()},

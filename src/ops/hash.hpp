@@ -10,7 +10,7 @@ namespace prl::ops {
 /// Rows [first_row, first_row + num_rows) of a packed matrix, or of a contiguous tensor (kF32 or kBF16) seen as a matrix.
 struct HashedRows {
   const LinearWeight* packed = nullptr;  ///< this, or `plain`
-  ConstTensorView plain;
+  ConstTensorView plain = {};
   std::int64_t first_row = 0, num_rows = 0, num_cols = 0;
 };
 
