@@ -24,22 +24,31 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
   PRL_CHECK(qkv.value.shape.num_cols() == W, "qkv has {} columns, {} wanted", qkv.value.shape.num_cols(), W);
   const bool has_norm = p.q_norm.weight.data != nullptr;
 
+  const ops::HeadInputs inputs{qkv.value,       p.num_heads,  p.num_kv_heads,    D,     p.q_norm.weight,
+                               p.k_norm.weight, p.q_norm.eps, index.positions_T, p.rope};
+  const float scale = 1.0f / std::sqrt(static_cast<float>(D));
+  if (index.decode != nullptr) {
+    PRL_CHECK(frame.tape == nullptr, "decoding has no backward pass");
+    const TensorView q = frame.take({T, Q}, qkv.value.dtype);
+    ops::norm_rope_to_cache(frame.ctx, q, *index.kv_layer, index.decode->slot_B, inputs);
+    const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
+    ops::attention_decode(frame.ctx, y.value.reshaped({T, p.num_heads, D}), q.reshaped({T, p.num_heads, D}), *index.kv_layer, *index.decode,
+                          index.decode_plan, scale);
+    return y;
+  }
+
   // With norms q and k get a matrix of their own, [T, Q + K]; the raw projections stay for the backward pass.
   TensorView qk = qkv.value;
   if (has_norm) {
     qk = frame.take({T, Q + K}, qkv.value.dtype);
-    const auto norm = [&](std::int64_t first, std::int64_t heads, const NormParameter& n) {
-      ops::head_norm(frame.ctx, heads_of(qk, first, heads, D), Q + K, heads_of(qkv.value, first, heads, D), W, n.weight, n.eps);
-    };
-    norm(0, p.num_heads, p.q_norm);
-    norm(Q, p.num_kv_heads, p.k_norm);
+    ops::norm_rope(frame.ctx, qk, inputs);
+  } else {
+    ops::rope(frame.ctx, heads_of(qk, 0, p.num_heads + p.num_kv_heads, D), W, index.positions_T, *p.rope, false);
   }
   const std::int64_t qk_stride = has_norm ? Q + K : W;
-  ops::rope(frame.ctx, heads_of(qk, 0, p.num_heads + p.num_kv_heads, D), qk_stride, index.positions_T, *p.rope, false);
   const TensorView q = heads_of(qk, 0, p.num_heads, D);
   const TensorView k = heads_of(qk, Q, p.num_kv_heads, D);
   const TensorView v = heads_of(qkv.value, Q + K, p.num_kv_heads, D);
-  const float scale = 1.0f / std::sqrt(static_cast<float>(D));
 
   const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
   const TensorView out = y.value.reshaped({T, p.num_heads, D});

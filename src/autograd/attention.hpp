@@ -22,6 +22,8 @@ struct AttentionIndex {
   const ops::PagedAttention* paged = nullptr;  ///< index arrays of the cache; query, layer and scale are filled in here
   const ops::KvLayer* kv_layer = nullptr;      ///< paged only
   std::span<const std::int32_t> slot_T;        ///< paged only
+  const ops::DecodeIndex* decode = nullptr;    ///< one new token per sequence, indices on the device; with kv_layer and plan
+  ConstTensorView decode_plan;
 };
 
 /// From projections qkv [T, Q + 2K] (q heads, then k, then v) to the attention output [T, Q]: norms, rotation, keys and values into

@@ -52,8 +52,9 @@ constexpr EnumEntry kSftLosses[] = {entry(SftLossImpl::kTorch, "torch"), entry(S
                                     entry(SftLossImpl::kLigerFused, "liger_fused"), entry(SftLossImpl::kQuackFused, "quack_fused")};
 constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"), entry(ModelFamily::kQwen2, "qwen2"),
                                    entry(ModelFamily::kLlama, "llama")};
-constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"), entry(BenchSuite::kDecode, "decode"), entry(BenchSuite::kPrefill, "prefill"),
-                                 entry(BenchSuite::kTrain, "train"), entry(BenchSuite::kSync, "sync"), entry(BenchSuite::kKernels, "kernels")};
+constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"),         entry(BenchSuite::kDecode, "decode"),
+                                 entry(BenchSuite::kPrefill, "prefill"), entry(BenchSuite::kTrain, "train"),
+                                 entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kKernels, "kernels")};
 constexpr EnumEntry kResultsOrders[] = {entry(ResultsOrder::kFile, "file"), entry(ResultsOrder::kRewardUp, "lowest_first"),
                                         entry(ResultsOrder::kRewardDown, "highest_first")};
 

@@ -164,7 +164,8 @@ struct BenchConfig {
     v.field("completion_tokens", completion_tokens, "Tokens generated per sequence", {.unit = "tokens", .min = 1});
     v.field("train_tokens", train_tokens, "Packed tokens of a training step", {.unit = "tokens", .min = 1});
     v.field("sequence_tokens", sequence_tokens, "Length of the sequences packed into a training step", {.unit = "tokens", .min = 2});
-    v.field("checkpoint_every", checkpoint_every, "Compute every n-th layer again in the backward pass, 0 for none", {.unit = "layers", .min = 0});
+    v.field("checkpoint_every", checkpoint_every, "Compute every n-th layer again in the backward pass, 0 for none",
+            {.unit = "layers", .min = 0});
     v.field("num_repeats", num_repeats, "Measured repeats, after one to warm up", {.min = 1});
     v.field("peer", peer, "Also run bench/peer.py (PyTorch and transformers; PRL_BENCH_PYTHON names the interpreter) and print the ratios");
     v.field("output_json", output_json, "Also write the table as JSON");

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,6 +18,13 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 std::string to_string(Device device);
+
+/// Work that was recorded once and is queued again as a whole.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+  virtual void run() = 0;
+};
 
 /// Memory and copies of one device; the only thing above ops/ that knows how a device is reached. Any thread.
 class DeviceRuntime {
@@ -38,6 +46,9 @@ class DeviceRuntime {
   virtual std::size_t bytes_available() const = 0;
   /// The queue (cudaStream_t) in whose order copies and kernels run; nullptr where calls return when they are done.
   virtual void* stream() const noexcept { return nullptr; }
+  /// Records the kernels that `work` queues, with the addresses they were given, instead of running them. `work` may not take or free
+  /// memory, nor copy to or from the host. nullptr where nothing can be recorded; `work` is not called then.
+  virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& work);
 };
 
 /// The host's memory. Counts what is handed out.

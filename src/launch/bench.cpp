@@ -116,7 +116,8 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
   if (options.decode) {
     for (const auto& [work, count] : {std::pair<std::string, std::int64_t>{"decode_many", options.num_sequences}, {"decode_one", 1}}) {
       repeat(work, count, [&](engine::Engine& e, std::int64_t n) { return time_decode(e, n, options, rng); });
-      rows.back().share = median(rows.back().tokens_per_s) / static_cast<double>(count) * decode_step_bytes(options, count) / read_bytes_per_second;
+      rows.back().share =
+          median(rows.back().tokens_per_s) / static_cast<double>(count) * decode_step_bytes(options, count) / read_bytes_per_second;
     }
   }
   if (options.prefill)
@@ -198,7 +199,8 @@ BenchRow bench_sync(const BenchOptions& options, nn::Parameters& parameters, ops
   ops::OpContext& ctx = session.context();
   nn::WeightsPtr weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{0}, false, nullptr);
   // As in a colocated run: the engine's work has a stream of its own.
-  const auto runtime = options.runtime->device().kind == DeviceKind::kCuda ? make_cuda_runtime(options.runtime->device().index) : options.runtime;
+  const auto runtime =
+      options.runtime->device().kind == DeviceKind::kCuda ? make_cuda_runtime(options.runtime->device().index) : options.runtime;
   BenchOptions own = options;
   own.runtime = runtime;
   const auto engine = make_engine(own, weights);
@@ -206,7 +208,7 @@ BenchRow bench_sync(const BenchOptions& options, nn::Parameters& parameters, ops
   row.work = "sync";
   for (int repeat = 0; repeat <= options.num_repeats; ++repeat) {
     const auto started = Clock::now();
-    weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, false, nullptr);
+    weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, false, weights);
     ctx.runtime->synchronize();
     const double pack_s = seconds_since(started);
     (void)engine->update_weights(weights, std::chrono::minutes(1));

@@ -30,7 +30,7 @@ struct BenchOptions {
 struct BenchRow {
   std::string work;  ///< "decode_many", "decode_one", "prefill", "train", "sync"
   std::vector<double> tokens_per_s;
-  double share = 0;                                     ///< decode: of the memory-bandwidth bound; train: MFU; against the peak measured now
+  double share = 0;  ///< decode: of the memory-bandwidth bound; train: MFU; against the peak measured now
   std::vector<std::pair<std::string, double>> seconds;  ///< parts of the last repeat
   std::size_t peak_bytes = 0;                           ///< of memory taken by this work, weights included
 };
@@ -38,7 +38,8 @@ struct BenchRow {
 /// The shape called `name`: "smollm2-135m", "qwen3-0.6b", "qwen3-4b", "qwen3-8b". Error{kInvalidArgument} with the names there are.
 nn::ModelConfig named_shape(std::string_view name);
 std::vector<BenchRow> run_bench(const BenchOptions& options);
-/// {"device", "cpu", "threads", "rows": [{work, dtype, tokens_per_s: [...], share, seconds: {...}, peak_bytes}]}, the layout of bench/peer.py.
+/// {"device", "cpu", "threads", "rows": [{work, dtype, tokens_per_s: [...], share, seconds: {...}, peak_bytes}]}, the layout of
+/// bench/peer.py.
 std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& rows);
 
 }  // namespace prl::launch

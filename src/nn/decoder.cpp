@@ -5,6 +5,7 @@
 #include "autograd/tape.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "nn/decode_recorder.hpp"
 #include "nn/layers.hpp"
 #include "ops/lm_head.hpp"
 
@@ -92,10 +93,11 @@ std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, s
 }
 
 struct InferenceModel::Impl {
-  explicit Impl(ops::OpContext& c) : ctx(c), arena(c.runtime), head_arena(c.runtime) {}
+  explicit Impl(ops::OpContext& c) : ctx(c), arena(c.runtime), head_arena(c.runtime), recorder(c) {}
   ops::OpContext& ctx;
   Arena arena;       ///< of the last forward
   Arena head_arena;  ///< of the last logits()
+  DecodeRecorder recorder;
 };
 
 InferenceModel::InferenceModel(ops::OpContext& ctx) : impl_(std::make_unique<Impl>(ctx)) {}
@@ -106,6 +108,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   if (batch.slot_T.size() != batch.ids_T.size())
     fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
   Impl& m = *impl_;
+  if (m.recorder.takes(batch)) return m.recorder.run(weights, cache, batch);
   m.arena.reset();
   std::vector<ops::KvLayer> layers;
   for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));

@@ -51,7 +51,8 @@ class InferenceModel {
  public:
   explicit InferenceModel(ops::OpContext& ctx);
   ~InferenceModel();
-  /// Writes k, v of the new tokens into `cache` and returns h [T, H] in compute dtype, valid until the next call.
+  /// Writes k, v of the new tokens into `cache` and returns h [T, H] in compute dtype, valid until the next call. A step of one token
+  /// per sequence is recorded where the device can, once per set of weights and rounded-up batch size, and run again as a whole.
   TensorView forward_paged(const Weights& weights, KvCache& cache, const PagedBatch& batch);
   /// Gathers rows of h, and logits_BV [B, V] fp32 of them; valid until the next call.
   TensorView logits(const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> rows_B);

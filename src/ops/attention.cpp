@@ -124,4 +124,55 @@ void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& a
   table_entry(ctx, ctx.table->attention_paged, "attention_paged")(ctx, out_THD, a);
 }
 
+namespace {
+
+void check_index(ShapeCheck& c, const DecodeIndex& index) {
+  c.check("context_len", index.context_len_B, "N", DType::kI32).check("block_table", index.block_table_BM, "N M", DType::kI32);
+  c.contiguous("block_table", index.block_table_BM);
+}
+
+}  // namespace
+
+void norm_rope_to_cache(OpContext& ctx, TensorView q_TE, const KvLayer& layer, ConstTensorView slot_T, const HeadInputs& in) {
+  ShapeCheck c("norm_rope_to_cache", ctx);
+  const std::int64_t D = in.head_dim, Q = in.num_heads * D, K = in.num_kv_heads * D;
+  check_layer(c, layer);
+  c.check("q", q_TE, "T Q").check("qkv", in.qkv_TE, "T W").same_dtype("q", q_TE.dtype, "qkv", in.qkv_TE.dtype).floating("q", q_TE);
+  c.extent("Q", Q, "num_heads").extent("W", Q + 2 * K, "num_heads, num_kv_heads").extent("Hkv", in.num_kv_heads, "num_kv_heads");
+  c.extent("D", D, "head_dim").check("positions", in.positions_T, "T", DType::kI32).check("slot", slot_T, "T", DType::kI32);
+  c.same_dtype("q", q_TE.dtype, "cache k", layer.k.dtype).require(in.rope != nullptr, "a rotary table is wanted");
+  table_entry(ctx, ctx.table->norm_rope_to_cache, "norm_rope_to_cache")(ctx, q_TE, layer, slot_T, in);
+}
+
+bool can_decode_by_index(const OpContext& ctx) { return ctx.table->attention_decode != nullptr; }
+
+std::size_t decode_plan_bytes(OpContext& ctx, const DecodeIndex& index, std::int64_t block_size) {
+  const auto body = table_entry(ctx, ctx.table->decode_plan_bytes, "decode_plan_bytes");
+  return body(ctx, index.block_table_BM.shape[0], index.block_table_BM.shape[1] * block_size);
+}
+
+void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index) {
+  ShapeCheck c("plan_decode", ctx);
+  check_layer(c, layer);
+  check_index(c, index);
+  c.extent("N", q_BHD.shape[0], "q").extent("D", q_BHD.shape[2], "q");
+  c.require(plan.shape.num_elements() >= static_cast<std::int64_t>(decode_plan_bytes(ctx, index, layer.k.shape[2])),
+            "the plan is too small");
+  table_entry(ctx, ctx.table->plan_decode, "plan_decode")(ctx, plan, q_BHD, layer, index);
+}
+
+void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
+                      ConstTensorView plan, float scale) {
+  ShapeCheck c("attention_decode", ctx);
+  check_layer(c, layer);
+  check_index(c, index);
+  c.check("q", q_BHD, "N Hq D", layer.k.dtype)
+      .contiguous("q", q_BHD)
+      .check("out", out_BHD, "N Hq D", layer.k.dtype)
+      .contiguous("out", out_BHD);
+  c.require(is_head_dim(q_BHD.shape[2]), "D must be one of 16, 32, 64, 80, 96, 128, 256");
+  c.require(layer.k.shape[1] > 0 && q_BHD.shape[1] % layer.k.shape[1] == 0, "Hq must be a multiple of Hkv");
+  table_entry(ctx, ctx.table->attention_decode, "attention_decode")(ctx, out_BHD, q_BHD, layer, index, plan, scale);
+}
+
 }  // namespace prl::ops

@@ -17,6 +17,7 @@ void* Workspace::require(std::size_t bytes) {
     capacity_ = 0;
     data_ = runtime_->allocate(bytes);
     capacity_ = bytes;
+    ++generation_;
   }
   return data_;
 }

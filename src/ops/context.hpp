@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "base/thread_pool.hpp"
@@ -20,11 +21,14 @@ class Workspace {
   /// At least `bytes`, 64-byte aligned, contents undefined, valid until the next call.
   void* require(std::size_t bytes);
   std::size_t capacity() const noexcept { return capacity_; }
+  /// Changes whenever the memory moves.
+  std::uint64_t generation() const noexcept { return generation_; }
 
  private:
   std::shared_ptr<DeviceRuntime> runtime_;
   void* data_ = nullptr;
   std::size_t capacity_ = 0;
+  std::uint64_t generation_ = 0;
 };
 
 /// Where and how ops run. One per role thread; never shared by two threads at once. Passed first to every op.

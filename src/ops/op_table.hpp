@@ -32,6 +32,11 @@ struct OpTable {
   void (*kv_write)(OpContext&, const KvLayer&, ConstTensorView, std::int64_t, ConstTensorView, std::int64_t,
                    std::span<const std::int32_t>) = nullptr;
   void (*attention_paged)(OpContext&, TensorView, const PagedAttention&) = nullptr;
+  std::size_t (*decode_plan_bytes)(OpContext&, std::int64_t num_sequences, std::int64_t max_context) = nullptr;
+  void (*plan_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&) = nullptr;
+  void (*attention_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&, ConstTensorView, float) = nullptr;
+  bool (*norm_rope)(OpContext&, TensorView, const HeadInputs&) = nullptr;  ///< false: not for these sizes
+  void (*norm_rope_to_cache)(OpContext&, TensorView, const KvLayer&, ConstTensorView, const HeadInputs&) = nullptr;
 
   void (*lm_head_logprob)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const LinearWeight&,
                           std::span<const std::int32_t>, std::span<const float>) = nullptr;

@@ -173,4 +173,33 @@ void scale(OpContext& ctx, TensorView x, float factor) {
   table_entry(ctx, ctx.table->scale, "scale")(ctx, x, factor);
 }
 
+namespace {
+
+/// Columns [first, first + heads * D) of a matrix as [T, heads, D].
+template <typename View>
+View heads_of(const View& matrix, std::int64_t first, std::int64_t heads, std::int64_t head_dim) {
+  View view = matrix.columns(first, heads * head_dim);
+  view.shape = Shape{matrix.shape.num_rows(), heads, head_dim};
+  view.row_stride = head_dim;
+  return view;
+}
+
+}  // namespace
+
+void norm_rope(OpContext& ctx, TensorView qk_TE, const HeadInputs& in) {
+  const std::int64_t D = in.head_dim, Q = in.num_heads * D, K = in.num_kv_heads * D, T = in.qkv_TE.shape.num_rows();
+  ShapeCheck c("norm_rope", ctx);
+  c.check("qk", qk_TE, "T QK").check("qkv", in.qkv_TE, "T W").same_dtype("qk", qk_TE.dtype, "qkv", in.qkv_TE.dtype).floating("qk", qk_TE);
+  c.extent("QK", Q + K, "num_heads, num_kv_heads").extent("W", Q + 2 * K, "num_heads, num_kv_heads");
+  c.check("q_norm", in.q_norm_D, "D", DType::kF32).check("k_norm", in.k_norm_D, "D", DType::kF32).extent("D", D, "head_dim");
+  c.check("positions", in.positions_T, "T", DType::kI32).require(in.rope != nullptr, "a rotary table is wanted");
+  if (T == 0) return;
+  if (ctx.table->norm_rope != nullptr && ctx.table->norm_rope(ctx, qk_TE, in)) return;
+  head_norm(ctx, heads_of(qk_TE, 0, in.num_heads, D), qk_TE.row_stride, heads_of(in.qkv_TE, 0, in.num_heads, D), in.qkv_TE.row_stride,
+            in.q_norm_D, in.eps);
+  head_norm(ctx, heads_of(qk_TE, Q, in.num_kv_heads, D), qk_TE.row_stride, heads_of(in.qkv_TE, Q, in.num_kv_heads, D), in.qkv_TE.row_stride,
+            in.k_norm_D, in.eps);
+  rope(ctx, heads_of(qk_TE, 0, in.num_heads + in.num_kv_heads, D), qk_TE.row_stride, in.positions_T, *in.rope, false);
+}
+
 }  // namespace prl::ops

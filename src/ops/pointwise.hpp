@@ -49,6 +49,18 @@ struct RopeTable {
 /// `inverse` rotates back (the backward pass). positions_T int32 in [0, max_position). Source: Su et al. 2021, RoFormer.
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse);
 
+/// What stands between the projections of an attention layer and its scores. Legend: Q = Hq * D, K = Hkv * D.
+struct HeadInputs {
+  ConstTensorView qkv_TE;  ///< [T, Q + 2K]: heads of q, of k, of v; rows may be strided
+  std::int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  ConstTensorView q_norm_D, k_norm_D;  ///< fp32; both, or none (data == nullptr)
+  float eps = 1e-6f;
+  ConstTensorView positions_T;
+  const RopeTable* rope = nullptr;
+};
+/// qk_TE [T, Q + K] = rope(head_norm(q and k heads)); equal bit for bit to head_norm followed by rope. Norms are wanted.
+void norm_rope(OpContext& ctx, TensorView qk_TE, const HeadInputs& in);
+
 /// out = x converted to out.dtype.
 void cast(OpContext& ctx, TensorView out, ConstTensorView x);
 

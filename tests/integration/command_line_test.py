@@ -8,7 +8,7 @@ import harness
 from harness import ROOT, check, prl
 
 COMMANDS = ("rl", "sft", "inference", "orchestrator", "trainer", "eval", "synthesize", "init-model", "make-data", "convert", "chat",
-            "bench", "doctor", "evals", "env-server")
+            "results", "bench", "doctor", "evals", "env-server")
 
 
 def resolved(folder, role):
@@ -84,9 +84,6 @@ def test_a_dry_run_starts_nothing():
 def test_what_is_not_built_says_so():
     model = str(harness.warm_model())
     cases = {
-        ("synthesize", "--model.name", model, "--env.id", "reverse-text", "--client.base-url", "http://localhost:1/v1"): "prl synthesize",
-        ("convert", model, "out"): "prl convert",
-        ("chat", "--model.name", model): "prl chat",
         ("evals",): "evals",
         ("env-server",): "env-server",
         ("rl", "--model.name", model, "--inference", "--slurm"): "SLURM",

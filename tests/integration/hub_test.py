@@ -79,13 +79,13 @@ class Hub:
             etag = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()
             return self.send(handler, 200, data, ETag=f'"{etag}"', X_Repo_Commit=COMMIT)
         etag = hashlib.sha256(data).hexdigest()
-        location = f"http://127.0.0.1:{self.cdn.server_port}/{folder}/{file[3]}"
+        location = f"http://127.0.0.1:{self.cdn.server_port}{folder}/{file[3]}"
         return self.send(handler, 302, b"", ETag='"other"', X_Repo_Commit=COMMIT, X_Linked_Etag=f'"{etag}"', X_Linked_Size=str(len(data)),
                          Location=location)
 
     def answer_cdn(self, handler):
         self.log.append((handler.command, handler.path, handler.headers.get("Authorization")))
-        data = pathlib.Path(handler.path[1:]).read_bytes()
+        data = pathlib.Path(handler.path).read_bytes()
         begin = int(re.match(r"bytes=(\d+)-", handler.headers.get("Range") or "bytes=0-")[1])
         extra = {"Content_Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
         if self.breaks > 0:

@@ -284,6 +284,47 @@ const void* CudaRuntime::stage(const void* host, std::size_t bytes) {
   return ring_device_ + offset;
 }
 
+namespace {
+
+class RecordedGraph final : public RecordedWork {
+ public:
+  RecordedGraph(const CudaRuntime& runtime, cudaStream_t stream, cudaGraph_t graph) : runtime_(runtime), stream_(stream) {
+    PRL_CUDA_CHECK(cudaGraphInstantiate(&executable_, graph, 0));
+  }
+  ~RecordedGraph() override { (void)cudaGraphExecDestroy(executable_); }
+  RecordedGraph(const RecordedGraph&) = delete;
+  RecordedGraph& operator=(const RecordedGraph&) = delete;
+  void run() override {
+    runtime_.activate();
+    PRL_CUDA_CHECK(cudaGraphLaunch(executable_, stream_));
+  }
+
+ private:
+  const CudaRuntime& runtime_;
+  cudaStream_t stream_;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<RecordedWork> CudaRuntime::record(const std::function<void()>& work) {
+  activate();
+  const auto hold = heap_->hold();
+  cudaGraph_t graph = nullptr;
+  PRL_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  try {
+    work();
+  } catch (...) {
+    (void)cudaStreamEndCapture(stream_, &graph);
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    (void)cudaGetLastError();
+    throw;
+  }
+  PRL_CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, cudaError_t (*)(cudaGraph_t)> owner(graph, cudaGraphDestroy);
+  return std::make_unique<RecordedGraph>(*this, stream_, graph);
+}
+
 CudaRuntime& runtime_of(DeviceRuntime& runtime) {
   PRL_CHECK(runtime.device().kind == DeviceKind::kCuda, "CUDA work on {}", to_string(runtime.device()));
   return static_cast<CudaRuntime&>(runtime);

@@ -32,6 +32,7 @@ class CudaRuntime : public DeviceRuntime {
   std::size_t peak_bytes() const noexcept override { return peak_.load(std::memory_order_relaxed); }
   std::size_t bytes_available() const override;
   void* stream() const noexcept override { return stream_; }
+  std::unique_ptr<RecordedWork> record(const std::function<void()>& work) override;
 
   const cudaDeviceProp& properties() const noexcept { return properties_; }
   /// Makes this runtime's device the calling thread's. Every method above does so itself.

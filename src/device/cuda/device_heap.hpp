@@ -26,6 +26,8 @@ class DeviceHeap {
   void* allocate(std::size_t bytes, cudaStream_t stream);
   /// The memory is reused once every stream of the heap has passed the work queued on it now.
   void deallocate(void* pointer, cudaStream_t stream) noexcept;
+  /// While it is held no thread frees memory: that would wait for streams, and a stream that records must not be waited for.
+  std::unique_lock<std::recursive_mutex> hold() const { return std::unique_lock(mutex_); }
   /// Free device memory and what the pool holds unused.
   std::size_t bytes_available() const;
 
@@ -34,7 +36,7 @@ class DeviceHeap {
     cudaStream_t stream = nullptr;
     cudaEvent_t passed = nullptr;
   };
-  mutable std::mutex mutex_;
+  mutable std::recursive_mutex mutex_;
   int index_;
   cudaMemPool_t pool_ = nullptr;  ///< null where the driver has no stream-ordered pools: plain cudaMalloc then
   cudaStream_t free_stream_ = nullptr;

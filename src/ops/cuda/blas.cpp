@@ -22,6 +22,21 @@ bool is_row_aligned(const void* pointer, std::int64_t stride, DType dtype) {
   return is_aligned(pointer, 16) && stride * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
 }
 
+/// Columns of row-invariant products that the library computes come in fours; beyond them it has kernels of its own, which add in
+/// another order for some numbers of rows.
+constexpr std::int64_t kInvariantColumns = 4;
+
+/// The first or last columns of a product.
+Product columns_of(const Product& p, std::int64_t first, std::int64_t count) {
+  Product q = p;
+  const auto in_size = static_cast<std::int64_t>(size_of(p.in_dtype)), out_size = static_cast<std::int64_t>(size_of(p.out_dtype));
+  q.N = count;
+  q.b = static_cast<const char*>(p.b) + first * in_size * (p.transpose_b ? p.b_stride : 1);
+  q.out = static_cast<char*>(p.out) + first * out_size;
+  if (p.bias != nullptr) q.bias = p.bias + first;
+  return q;
+}
+
 /// Whether the library computes this product: a property of the matrices alone, not of the number of rows or of their places.
 bool is_librarys(const Product& p) {
   return p.may_split || (p.in_dtype == DType::kBF16 && p.K % kAlignedElements == 0 && is_row_aligned(p.b, p.b_stride, p.in_dtype));
@@ -117,9 +132,13 @@ Blas::Blas(std::shared_ptr<DeviceRuntime> runtime) : impl_(std::make_unique<Impl
 Blas::~Blas() = default;
 
 void Blas::run(const OpContext& ctx, const Product& p) {
-  if (!is_librarys(p))
+  const std::int64_t rest = p.N % kInvariantColumns;
+  if (!is_librarys(p)) {
     simple_product(ctx, p);
-  else if (p.may_split || (p.M > 1 && is_row_aligned(p.a, p.a_stride, p.in_dtype) && is_row_aligned(p.out, p.out_stride, p.out_dtype)))
+  } else if (!p.may_split && rest != 0) {
+    if (p.N > rest) run(ctx, columns_of(p, 0, p.N - rest));
+    simple_product(ctx, columns_of(p, p.N - rest, rest));
+  } else if (p.may_split || (p.M > 1 && is_row_aligned(p.a, p.a_stride, p.in_dtype) && is_row_aligned(p.out, p.out_stride, p.out_dtype)))
     impl_->launch(ctx, p);
   else
     impl_->launch_padded(ctx, p);

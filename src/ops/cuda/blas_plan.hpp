@@ -48,7 +48,8 @@ class Planner {
   std::int32_t splits_of(const cublasLtMatmulAlgo_t& algo) const;
   /// The family of row-invariant kernels for these matrices, by the library's choice for many rows.
   std::optional<int> invariant_family(const Product& p) const;
-  std::optional<float> measure(const Product& p, const BlasPlan& plan, const cublasLtMatmulAlgo_t& algo, void* out,
+  /// Milliseconds of one run; with `flush`, memory to write in between, of one that finds nothing in the cache.
+  std::optional<float> measure(const Product& p, const BlasPlan& plan, const cublasLtMatmulAlgo_t& algo, void* out, void* flush,
                                cudaStream_t stream) const;
 
   const CublasLt& lt_;

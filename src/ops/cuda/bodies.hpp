@@ -22,6 +22,10 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
 void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD,
               std::int64_t v_token_stride, std::span<const std::int32_t> slot_T);
 void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& args);
+std::size_t decode_plan_bytes(OpContext& ctx, std::int64_t num_sequences, std::int64_t max_context);
+void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index);
+void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
+                      ConstTensorView plan, float scale);
 
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
                      std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
@@ -45,6 +49,8 @@ void add(OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b);
 void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F);
 void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F);
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse);
+bool norm_rope(OpContext& ctx, TensorView qk_TE, const HeadInputs& in);
+void norm_rope_to_cache(OpContext& ctx, TensorView q_TE, const KvLayer& layer, ConstTensorView slot_T, const HeadInputs& in);
 void cast(OpContext& ctx, TensorView out, ConstTensorView x);
 double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs);
 void scale(OpContext& ctx, TensorView x, float factor);

@@ -207,6 +207,27 @@ TEST(CudaLinear, RowsAreTheSameBitsForEveryNumberOfRows) {
   }
 }
 
+/// The same where the result is fp32, as logits are, and at widths that no alignment likes.
+TEST(CudaLinear, LogitRowsAreTheSameBitsForEveryNumberOfRows) {
+  Sides s;
+  constexpr std::int64_t kRows = 2048;
+  for (const auto& [N, K] :
+       {std::pair<std::int64_t, std::int64_t>{97, 64}, {100, 64}, {104, 64}, {128, 64}, {320, 128}, {2500, 304}, {1001, 576}}) {
+    Tensor x = s.to_gpu(s.random({kRows, K}, DType::kBF16, 1)), w = s.to_gpu(s.random({N, K}, DType::kF32, 2, 0.3f));
+    const LinearWeightPtr packed = pack_linear(s.gpu, w, {}, DType::kBF16, true);
+    Tensor all = Tensor::empty(s.gpu_runtime, {kRows, N}, DType::kF32);
+    linear(s.gpu, all, x, *packed);
+    const Tensor want = s.to_cpu(all);
+    std::string different;
+    for (std::int64_t m = 1; m <= 640; m += m < 40 ? 1 : m < 160 ? 7 : 97) {
+      Tensor y = Tensor::empty(s.gpu_runtime, {m, N}, DType::kF32);
+      linear(s.gpu, y, x.slice(m, m), *packed);
+      if (!same_bits(s.to_cpu(y), want.slice(m, m))) different += fmt::format(" {}", m);
+    }
+    EXPECT_EQ(different, "") << "N " << N << " K " << K;
+  }
+}
+
 /// The whole vocabulary at once (sampling) and slices of it (training) give the same log-probabilities, bit for bit.
 TEST(CudaLmHead, SampledAndTrainedLogprobsAgreeAtRealSizes) {
   Sides s;

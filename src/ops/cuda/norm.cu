@@ -65,8 +65,8 @@ struct RowPlace {
 template <int kLanes>
 __device__ __forceinline__ RowPlace row_place() {
   if constexpr (kLanes > 0) {
-    constexpr int kRows = kBlock / kLanes;
-    return {static_cast<std::int64_t>(blockIdx.x) * kRows + static_cast<int>(threadIdx.x) / kLanes, static_cast<int>(threadIdx.x) % kLanes,
+    const int rows = static_cast<int>(blockDim.x) / kLanes;
+    return {static_cast<std::int64_t>(blockIdx.x) * rows + static_cast<int>(threadIdx.x) / kLanes, static_cast<int>(threadIdx.x) % kLanes,
             kLanes};
   } else {
     return {static_cast<std::int64_t>(blockIdx.x), static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
@@ -178,9 +178,11 @@ void launch_norm(OpContext& ctx, const NormArgs<T>& a, bool wide) {
   with_bool(wide, [&](auto is_wide_row) {
     with_shape(shape, [&](auto lanes, auto vectors) {
       constexpr int kLanes = decltype(lanes)::value;
-      const auto grid = static_cast<unsigned>(kLanes > 0 ? ceil_div(a.rows, kBlock / std::max(kLanes, 1)) : a.rows);
+      // Few rows are spread over many multiprocessors.
+      const int block = kLanes > 0 && a.rows * kLanes < static_cast<std::int64_t>(kBlock) * num_multiprocessors(ctx) ? kWarp : kBlock;
+      const auto grid = static_cast<unsigned>(kLanes > 0 ? ceil_div(a.rows, block / std::max(kLanes, 1)) : a.rows);
       const auto kernel = norm_kernel<T, decltype(is_wide_row)::value, kAdd, kLanes, decltype(vectors)::value>;
-      const int threads = kLanes > 0 ? kBlock : shape.lanes;
+      const int threads = kLanes > 0 ? block : shape.lanes;
       kernel<<<grid, threads, 0, stream_of(ctx)>>>(a);
     });
   });

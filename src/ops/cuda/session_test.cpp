@@ -13,9 +13,14 @@ class VisibleRuntime final : public ::prl::cuda::CudaRuntime {
     activate();
     void* pointer = nullptr;
     PRL_CUDA_CHECK(cudaHostAlloc(&pointer, bytes == 0 ? 1 : bytes, cudaHostAllocMapped | cudaHostAllocPortable));
+    in_use_ += bytes;
     return pointer;
   }
-  void deallocate(void* pointer, std::size_t) noexcept override {
+  std::size_t bytes_in_use() const noexcept override { return in_use_; }
+  /// Bodies that wait cannot be recorded.
+  std::unique_ptr<RecordedWork> record(const std::function<void()>& /*work*/) override { return nullptr; }
+  void deallocate(void* pointer, std::size_t bytes) noexcept override {
+    in_use_ -= bytes;
     (void)cudaDeviceSynchronize();
     (void)cudaFreeHost(pointer);
   }
@@ -31,6 +36,9 @@ class VisibleRuntime final : public ::prl::cuda::CudaRuntime {
     CudaRuntime::zero(destination, bytes);
     synchronize();
   }
+
+ private:
+  std::atomic<std::size_t> in_use_{0};
 };
 
 /// body, then a wait.
@@ -69,6 +77,10 @@ OpTable make_waiting_table() {
   wait.operator()<&OpTable::attention_varlen_backward>();
   wait.operator()<&OpTable::kv_write>();
   wait.operator()<&OpTable::attention_paged>();
+  wait.operator()<&OpTable::plan_decode>();
+  wait.operator()<&OpTable::attention_decode>();
+  wait.operator()<&OpTable::norm_rope>();
+  wait.operator()<&OpTable::norm_rope_to_cache>();
   wait.operator()<&OpTable::lm_head_logprob>();
   wait.operator()<&OpTable::lm_head_logprob_backward>();
   wait.operator()<&OpTable::sample>();

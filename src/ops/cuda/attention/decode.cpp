@@ -1,6 +1,7 @@
 #include "ops/cuda/attention/bodies.hpp"
 #include "ops/cuda/attention/call.hpp"
 #include "ops/cuda/attention/decode_plan.hpp"
+#include "ops/cuda/bodies.hpp"
 #include "ops/cuda/launch.hpp"
 
 namespace prl::ops::cuda {
@@ -93,6 +94,35 @@ void attention_decode(OpContext& ctx, AttentionFamily family, TensorView out_THD
     launch_merge<float>(merge, blocks, stream);
   else
     launch_merge<__nv_bfloat16>(merge, blocks, stream);
+}
+
+namespace {
+
+DecodeAttention decode_of(const ConstTensorView& q, const KvLayer& layer, const DecodeIndex& index, float scale) {
+  DecodeAttention a;
+  a.q_THD = q;
+  a.layer = layer;
+  a.context_len = index.context_len_B.as<std::int32_t>();
+  a.block_table = index.block_table_BM.as<std::int32_t>();
+  a.num_sequences = static_cast<std::int32_t>(index.block_table_BM.shape[0]);
+  a.max_blocks = static_cast<std::int32_t>(index.block_table_BM.shape[1]);
+  a.scale = scale;
+  return a;
+}
+
+}  // namespace
+
+std::size_t decode_plan_bytes(OpContext& /*ctx*/, std::int64_t num_sequences, std::int64_t max_context) {
+  return decode_plan_bytes(static_cast<std::int32_t>(num_sequences), max_context);
+}
+
+void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index) {
+  plan_decode(ctx, chosen_attention_family(ctx), plan.data, decode_of(q_BHD, layer, index, 1.0f));
+}
+
+void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
+                      ConstTensorView plan, float scale) {
+  attention_decode(ctx, chosen_attention_family(ctx), out_BHD, plan.data, decode_of(q_BHD, layer, index, scale));
 }
 
 }  // namespace prl::ops::cuda

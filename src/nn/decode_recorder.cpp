@@ -1,0 +1,133 @@
+#include "nn/decode_recorder.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/log.hpp"
+#include "nn/layers.hpp"
+
+namespace prl::nn {
+namespace {
+
+/// Batch sizes that are recorded: 2, 4, 8, then steps of 8 up to 64, of 16 up to 256, of 64 beyond. A product of one row costs more than
+/// one of two.
+std::int64_t rows_for(std::int64_t sequences) {
+  if (sequences <= 8) return std::max<std::int64_t>(2, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(sequences))));
+  const std::int64_t unit = sequences <= 64 ? 8 : sequences <= 256 ? 16 : 64;
+  return (sequences + unit - 1) / unit * unit;
+}
+/// Beyond this many rows launches take less time than kernels.
+constexpr std::int64_t kMaxRows = 2048;
+
+}  // namespace
+
+struct DecodeRecorder::Step {
+  std::int64_t rows = 0;
+  std::vector<std::int32_t> host;
+  Tensor device;
+  TensorView ids, positions, slots, lengths, table;  ///< in `device`
+  TensorView h_BH;                                   ///< where the recording leaves its result
+  bool is_warm = false;                              ///< ran once without being recorded: kernels are chosen, memory has its size
+  std::unique_ptr<RecordedWork> work;
+};
+
+DecodeRecorder::DecodeRecorder(ops::OpContext& ctx) : ctx_(ctx), arena_(ctx.runtime) {}
+DecodeRecorder::~DecodeRecorder() = default;
+
+bool DecodeRecorder::takes(const PagedBatch& batch) const {
+  const auto sequences = static_cast<std::int64_t>(batch.context_len.size());
+  return static_cast<std::int64_t>(batch.ids_T.size()) == sequences && sequences <= kMaxRows && ops::can_decode_by_index(ctx_) &&
+         batch.query_start.back() == static_cast<std::int32_t>(sequences);
+}
+
+DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
+  std::unique_ptr<Step>& step = steps_[key];
+  if (step != nullptr) return *step;
+  step = std::make_unique<Step>();
+  const std::int64_t B = key.rows, total = B * (4 + key.max_blocks);
+  step->rows = B;
+  step->host.resize(static_cast<std::size_t>(total));
+  step->device = Tensor::empty(ctx_.runtime, {total}, DType::kI32);
+  std::int64_t at = 0;
+  const auto part = [&](Shape shape) {
+    const TensorView view = step->device.slice(at, shape.num_elements()).view().reshaped(shape);
+    at += shape.num_elements();
+    return view;
+  };
+  step->ids = part({B});
+  step->positions = part({B});
+  step->slots = part({B});
+  step->lengths = part({B});
+  step->table = part({B, key.max_blocks});
+  return *step;
+}
+
+void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) const {
+  const std::size_t B = static_cast<std::size_t>(key.rows), n = batch.ids_T.size(), width = static_cast<std::size_t>(key.max_blocks);
+  std::int32_t* at = step.host.data();
+  const auto put = [&](std::span<const std::int32_t> values, std::int32_t rest) {
+    std::fill(std::copy(values.begin(), values.end(), at), at + B, rest);
+    at += B;
+  };
+  put(batch.ids_T, 0);
+  put(batch.positions_T, 0);
+  put(batch.slot_T, -1);
+  put(batch.context_len, 0);
+  const auto from = static_cast<std::size_t>(batch.max_blocks);
+  for (std::size_t s = 0; s < n; ++s, at += width)
+    std::fill(std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(s * from), from, at), at + width, 0);
+  std::fill(at, at + (B - n) * width, 0);
+  ctx_.runtime->copy_from_host(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
+}
+
+TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const Step& step) {
+  arena_.reset();
+  std::vector<ops::KvLayer> layers;
+  for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
+  const ops::DecodeIndex decode{step.slots, step.lengths, step.table};
+  const ModelConfig& c = weights.config;
+  const auto plan_bytes = static_cast<std::int64_t>(ops::decode_plan_bytes(ctx_, decode, cache.block_size()));
+  const TensorView plan = arena_.take({plan_bytes}, DType::kU8);
+  const TensorView like_q{nullptr, {step.rows, c.num_heads, c.head_dim}, weights.compute, ctx_.runtime->device(), c.head_dim};
+  ops::plan_decode(ctx_, plan, like_q, layers[0], decode);
+  autograd::AttentionIndex index;
+  index.positions_T = step.positions;
+  index.decode = &decode;
+  index.decode_plan = plan;
+  autograd::Frame frame{ctx_, arena_};
+  return decoder_forward(frame, {weights}, step.ids, index, layers, 0).value;
+}
+
+TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch) {
+  if (&weights != weights_ || weights.version != version_ || &cache != cache_) {
+    for (auto& [key, step] : steps_) step->work.reset();
+    weights_ = &weights;
+    version_ = weights.version;
+    cache_ = &cache;
+  }
+  const auto sequences = static_cast<std::int64_t>(batch.ids_T.size());
+  const Key key{rows_for(sequences), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8))))};
+  Step& step = step_for(key);
+  fill(step, key, batch);
+  if (!step.is_warm) {
+    step.is_warm = true;
+    return forward(weights, cache, step).rows(0, sequences);
+  }
+  if (num_allocations_ != arena_.num_allocations() || workspace_generation_ != ctx_.workspace->generation())
+    for (auto& [other_key, other] : steps_) other->work.reset();
+  if (step.work == nullptr) {
+    arena_.reset();  // merges blocks, which recording must not do
+    const std::size_t allocations = arena_.num_allocations();
+    const std::uint64_t generation = ctx_.workspace->generation();
+    step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step); });
+    if (step.work == nullptr) return forward(weights, cache, step).rows(0, sequences);
+    if (allocations != arena_.num_allocations() || generation != ctx_.workspace->generation())
+      fail(ErrorCode::kInternal, "[decoder] a step of {} sequences took memory while it was recorded", step.rows);
+    num_allocations_ = allocations;
+    workspace_generation_ = generation;
+  }
+  step.work->run();
+  return step.h_BH.rows(0, sequences);
+}
+
+}  // namespace prl::nn

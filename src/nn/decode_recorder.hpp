@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "autograd/arena.hpp"
+#include "nn/decoder.hpp"
+
+namespace prl::nn {
+
+/// Steps of one new token per sequence on a device that can record its work: everything from the embedding to the last norm is one
+/// launch. Batches are filled up to one of a few sizes with rows that belong to no sequence, so that few recordings serve all.
+/// Invariant: a recording is used only while all memory that it names is where it was.
+class DecodeRecorder {
+ public:
+  explicit DecodeRecorder(ops::OpContext& ctx);
+  ~DecodeRecorder();
+  /// Whether `batch` is such a step and the device can decode from indices of its own.
+  bool takes(const PagedBatch& batch) const;
+  /// As InferenceModel::forward_paged; the batch has been checked.
+  TensorView run(const Weights& weights, KvCache& cache, const PagedBatch& batch);
+
+ private:
+  struct Key {
+    std::int64_t rows = 0, max_blocks = 0;
+    auto operator<=>(const Key&) const = default;
+  };
+  struct Step;
+  Step& step_for(const Key& key);
+  void fill(Step& step, const Key& key, const PagedBatch& batch) const;
+  TensorView forward(const Weights& weights, KvCache& cache, const Step& step);
+
+  ops::OpContext& ctx_;
+  autograd::Arena arena_;
+  std::map<Key, std::unique_ptr<Step>> steps_;
+  /// What the recordings were made with.
+  const void* weights_ = nullptr;
+  PolicyVersion version_;
+  const void* cache_ = nullptr;
+  std::size_t num_allocations_ = 0;
+  std::uint64_t workspace_generation_ = 0;
+};
+
+}  // namespace prl::nn

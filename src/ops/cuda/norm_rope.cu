@@ -1,0 +1,164 @@
+#include "ops/cuda/bodies.hpp"
+#include "ops/cuda/device.cuh"
+
+// Norm and rotation of heads in one pass, and on the way into the cache. Each step is that of norm.cu and pointwise.cu, rounding
+// included, so the results are theirs bit for bit.
+
+namespace prl::ops::cuda {
+namespace {
+
+constexpr int kBlock = 256;
+
+template <typename T>
+struct NormRopeArgs {
+  const T* qkv;
+  T* qk;  ///< q, and k behind it unless the cache takes k
+  std::int64_t qkv_stride, qk_stride;
+  T* k_cache;  ///< [num_blocks, kv_heads, block_size, D]
+  T* v_cache;
+  const std::int32_t* slots;
+  int block_size;
+  const float* q_norm;  ///< null: no norms
+  const float* k_norm;
+  float eps;
+  const std::int32_t* positions;
+  const float* cosines;
+  const float* sines;
+  std::int64_t num_positions;
+  std::int64_t num_rows;  ///< tokens * heads
+  int heads, kv_heads, rows_per_token, dim;
+  ::prl::cuda::FaultWord* fault;
+};
+
+/// kLanes threads, of 8 elements each, share a head: a power of two, as in norm.cu.
+template <typename T, int kLanes, bool kNorm, bool kCache>
+__global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant__ NormRopeArgs<T> a) {
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kBlock / kLanes) + threadIdx.x / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, c = lane * kVec, half = a.dim / 2;
+  const std::int64_t token = row / a.rows_per_token;
+  const int head = static_cast<int>(row - token * a.rows_per_token);
+  const bool is_live = row < a.num_rows && c < a.dim;
+  float v[kVec] = {};
+  if (is_live) load<true>(v, a.qkv + token * a.qkv_stride + head * a.dim + c, kVec);
+  const bool is_value = kCache && head >= a.heads + a.kv_heads;
+  if constexpr (kNorm) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
+    const float scale = 1.0f / sqrtf(warp_sum<kLanes>(squares) / static_cast<float>(a.dim) + a.eps);
+    if (is_live && !is_value) {
+      float w[kVec];
+      load<true>(w, (head < a.heads ? a.q_norm : a.k_norm) + c, kVec);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) v[i] = rounded<T>(v[i] * scale * w[i]);
+    }
+  }
+  const bool is_first = c < half;
+  const int step = half / kVec, partner = is_first ? lane + step : lane - step;
+  float other[kVec];
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) other[i] = __shfl_sync(kFullWarp, v[i], partner, kLanes);
+  if (!is_live) return;
+  if (!is_value) {
+    const std::int32_t position = a.positions[token];
+    if (position < 0 || position >= a.num_positions) {
+      ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, static_cast<std::uint32_t>(token));
+      return;
+    }
+    float cosine[kVec], sine[kVec];
+    const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
+    load<true>(cosine, a.cosines + at, kVec);
+    load<true>(sine, a.sines + at, kVec);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      const float first = is_first ? v[i] : other[i], second = is_first ? other[i] : v[i];
+      v[i] = is_first ? fmaf(-second, sine[i], first * cosine[i]) : fmaf(first, sine[i], second * cosine[i]);
+    }
+  }
+  if (!kCache || head < a.heads) {
+    store<true>(a.qk + token * a.qk_stride + head * a.dim + c, v, kVec);
+    return;
+  }
+  const std::int32_t slot = a.slots[token];
+  if (slot < 0) return;
+  const int kv_head = is_value ? head - a.heads - a.kv_heads : head - a.heads;
+  const std::int64_t at =
+      ((static_cast<std::int64_t>(slot / a.block_size) * a.kv_heads + kv_head) * a.block_size + slot % a.block_size) * a.dim;
+  store<true>((is_value ? a.v_cache : a.k_cache) + at + c, v, kVec);
+}
+
+bool fits(const ConstTensorView& v) {
+  return is_aligned(v.data, 16) && (v.shape.num_rows() <= 1 || v.row_stride * static_cast<std::int64_t>(size_of(v.dtype)) % 16 == 0);
+}
+bool fits(const HeadInputs& in) {
+  return in.head_dim % (2 * kVec) == 0 && in.head_dim <= kWarp * kVec && fits(in.qkv_TE) && is_aligned(in.q_norm_D.data, 16) &&
+         is_aligned(in.k_norm_D.data, 16) && is_aligned(in.rope->cos_PD2.data(), 16) && is_aligned(in.rope->sin_PD2.data(), 16);
+}
+
+template <typename T>
+NormRopeArgs<T> args_of(OpContext& ctx, const TensorView& qk, const HeadInputs& in) {
+  NormRopeArgs<T> a{};
+  a.qkv = in.qkv_TE.as<T>();
+  a.qkv_stride = in.qkv_TE.row_stride;
+  a.qk = qk.as<T>();
+  a.qk_stride = qk.row_stride;
+  a.q_norm = in.q_norm_D.as<float>();
+  a.k_norm = in.k_norm_D.as<float>();
+  a.eps = in.eps;
+  a.positions = in.positions_T.as<std::int32_t>();
+  a.cosines = in.rope->cos_PD2.as<float>();
+  a.sines = in.rope->sin_PD2.as<float>();
+  a.num_positions = in.rope->cos_PD2.shape()[0];
+  a.heads = static_cast<int>(in.num_heads);
+  a.kv_heads = static_cast<int>(in.num_kv_heads);
+  a.dim = static_cast<int>(in.head_dim);
+  a.fault = runtime_of(ctx).fault_word();
+  return a;
+}
+
+template <bool kCache, typename T>
+void launch(OpContext& ctx, NormRopeArgs<T>& a, std::int64_t tokens) {
+  a.rows_per_token = a.heads + (kCache ? 2 : 1) * a.kv_heads;
+  a.num_rows = tokens * a.rows_per_token;
+  const auto run = [&](auto lanes) {
+    constexpr int kLanes = decltype(lanes)::value;
+    with_bool(a.q_norm != nullptr, [&](auto has_norm) {
+      norm_rope_kernel<T, kLanes, decltype(has_norm)::value, kCache>
+          <<<static_cast<unsigned>(ceil_div(a.num_rows, kBlock / kLanes)), kBlock, 0, stream_of(ctx)>>>(a);
+    });
+  };
+  if (a.dim <= 64)
+    run(std::integral_constant<int, 8>{});
+  else if (a.dim <= 128)
+    run(std::integral_constant<int, 16>{});
+  else
+    run(std::integral_constant<int, 32>{});
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
+}  // namespace
+
+bool norm_rope(OpContext& ctx, TensorView qk_TE, const HeadInputs& in) {
+  if (!fits(in) || !fits(qk_TE)) return false;
+  with_type(qk_TE.dtype, [&](auto t) {
+    auto a = args_of<decltype(t)>(ctx, qk_TE, in);
+    launch<false>(ctx, a, qk_TE.shape.num_rows());
+  });
+  return true;
+}
+
+void norm_rope_to_cache(OpContext& ctx, TensorView q_TE, const KvLayer& layer, ConstTensorView slot_T, const HeadInputs& in) {
+  if (!fits(in) || !fits(q_TE))
+    fail(ErrorCode::kNotImplemented, "[norm_rope_to_cache] heads of {} elements, or rows that are not 16-byte aligned", in.head_dim);
+  with_type(q_TE.dtype, [&](auto t) {
+    using T = decltype(t);
+    auto a = args_of<T>(ctx, q_TE, in);
+    a.k_cache = layer.k.as<T>();
+    a.v_cache = layer.v.as<T>();
+    a.block_size = static_cast<int>(layer.k.shape[2]);
+    a.slots = slot_T.as<std::int32_t>();
+    launch<true>(ctx, a, q_TE.shape.num_rows());
+  });
+}
+
+}  // namespace prl::ops::cuda
