@@ -32,11 +32,6 @@ struct OpTable {
   void (*kv_write)(OpContext&, const KvLayer&, ConstTensorView, std::int64_t, ConstTensorView, std::int64_t,
                    std::span<const std::int32_t>) = nullptr;
   void (*attention_paged)(OpContext&, TensorView, const PagedAttention&) = nullptr;
-  std::size_t (*decode_plan_bytes)(OpContext&, std::int64_t num_sequences, std::int64_t max_context) = nullptr;
-  void (*plan_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&) = nullptr;
-  void (*attention_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&, ConstTensorView, float) = nullptr;
-  bool (*norm_rope)(OpContext&, TensorView, const HeadInputs&) = nullptr;  ///< false: not for these sizes
-  void (*norm_rope_to_cache)(OpContext&, TensorView, const KvLayer&, ConstTensorView, const HeadInputs&) = nullptr;
 
   void (*lm_head_logprob)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const LinearWeight&,
                           std::span<const std::int32_t>, std::span<const float>) = nullptr;
@@ -64,6 +59,13 @@ struct OpTable {
   void (*sgd)(OpContext&, TensorView, TensorView, ConstTensorView, const SgdArgs&) = nullptr;
   void (*sign_sgd)(OpContext&, TensorView, ConstTensorView, float, float) = nullptr;
   void (*muon)(OpContext&, TensorView, TensorView, ConstTensorView, const MuonArgs&) = nullptr;
+
+  // Not every device has these: attention from indices in its own memory, and fused forms of ops above.
+  std::size_t (*decode_plan_bytes)(OpContext&, std::int64_t num_sequences, std::int64_t max_context) = nullptr;
+  void (*plan_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&) = nullptr;
+  void (*attention_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&, ConstTensorView, float) = nullptr;
+  bool (*norm_rope)(OpContext&, TensorView, const HeadInputs&) = nullptr;  ///< false: not for these sizes
+  void (*norm_rope_to_cache)(OpContext&, TensorView, const KvLayer&, ConstTensorView, const HeadInputs&) = nullptr;
 };
 
 }  // namespace prl::ops

@@ -24,11 +24,6 @@ const OpTable* cuda_op_table() {
       .attention_varlen_backward = cuda::attention_varlen_backward,
       .kv_write = cuda::kv_write,
       .attention_paged = cuda::attention_paged,
-      .decode_plan_bytes = cuda::decode_plan_bytes,
-      .plan_decode = cuda::plan_decode,
-      .attention_decode = cuda::attention_decode,
-      .norm_rope = cuda::norm_rope,
-      .norm_rope_to_cache = cuda::norm_rope_to_cache,
       .lm_head_logprob = cuda::lm_head_logprob,
       .lm_head_logprob_backward = cuda::lm_head_logprob_backward,
       .sample = cuda::sample,
@@ -50,6 +45,11 @@ const OpTable* cuda_op_table() {
       .sgd = cuda::sgd,
       .sign_sgd = cuda::sign_sgd,
       .muon = cuda::muon,
+      .decode_plan_bytes = cuda::decode_plan_bytes,
+      .plan_decode = cuda::plan_decode,
+      .attention_decode = cuda::attention_decode,
+      .norm_rope = cuda::norm_rope,
+      .norm_rope_to_cache = cuda::norm_rope_to_cache,
   };
   return &table;
 }
