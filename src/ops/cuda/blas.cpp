@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "ops/cuda/blas_plan.hpp"
+#include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/launch.hpp"
 #include "ops/cuda/simple_product.hpp"
 
@@ -40,6 +41,13 @@ Product columns_of(const Product& p, std::int64_t first, std::int64_t count) {
 /// Whether the library computes this product: a property of the matrices alone, not of the number of rows or of their places.
 bool is_librarys(const Product& p) {
   return p.may_split || (p.in_dtype == DType::kBF16 && p.K % kAlignedElements == 0 && is_row_aligned(p.b, p.b_stride, p.in_dtype));
+}
+
+/// The cut of a product that our own kernels compute: one of few rows, whichever they are.
+std::optional<FewRowsTile> few_rows(const OpContext& ctx, const Product& p) {
+  const bool is_aligned_in = is_row_aligned(p.a, p.M == 1 ? 0 : p.a_stride, p.in_dtype);
+  if (!is_aligned_in || !is_row_aligned(p.out, p.M == 1 ? 0 : p.out_stride, p.out_dtype)) return std::nullopt;
+  return few_rows_tile(p, runtime_of(ctx).properties());
 }
 
 }  // namespace
@@ -138,6 +146,8 @@ void Blas::run(const OpContext& ctx, const Product& p) {
   } else if (!p.may_split && rest != 0) {
     if (p.N > rest) run(ctx, columns_of(p, 0, p.N - rest));
     simple_product(ctx, columns_of(p, p.N - rest, rest));
+  } else if (const std::optional<FewRowsTile> tile = few_rows(ctx, p)) {
+    few_rows_product(ctx, p, *tile);
   } else if (p.may_split || (p.M > 1 && is_row_aligned(p.a, p.a_stride, p.in_dtype) && is_row_aligned(p.out, p.out_stride, p.out_dtype)))
     impl_->launch(ctx, p);
   else

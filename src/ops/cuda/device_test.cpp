@@ -4,6 +4,9 @@
 
 #include "device/cuda/check.hpp"
 #include "device/cuda/cuda_runtime.hpp"
+#include "ops/cuda/few_rows.hpp"
+#include "ops/cuda/launch.hpp"
+#include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda_table.hpp"
 #include "ops/lm_head.hpp"
 #include "ops/optimizer.hpp"
@@ -203,6 +206,40 @@ TEST(CudaLinear, RowsAreTheSameBitsForEveryNumberOfRows) {
         EXPECT_TRUE(same_bits(s.to_cpu(dx), want_dx.slice(first, m)))
             << "input gradient, " << to_string(dtype) << " N " << N << " K " << K << ", " << m << " rows";
       }
+    }
+  }
+}
+
+/// Our own kernels for few rows and the library's for many, however the former are cut.
+TEST(CudaLinear, FewRowsAreTheLibrarysBitsInEveryTile) {
+  Sides s;
+  if (cuda::runtime_of(s.gpu).properties().major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  constexpr std::int64_t kRows = 4096;
+  for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{1024, 3072}, {516, 576}, {4096, 1024}}) {
+    Tensor x = s.random({kRows, K}, DType::kBF16, 1);
+    for (std::int64_t k = 0; k < K; ++k) Session::set(x, 5 * K + k, 0.0f);
+    x = s.to_gpu(x);
+    Tensor w = s.to_gpu(s.random({N, K}, DType::kF32, 2, 0.05f)), bias = s.to_gpu(s.random({N}, DType::kF32, 3));
+    for (const DType out : {DType::kBF16, DType::kF32}) {
+      const bool has_bias = out == DType::kBF16;
+      const LinearWeightPtr packed = pack_linear(s.gpu, w, has_bias ? bias.view() : ConstTensorView{}, DType::kBF16, true);
+      Tensor all = Tensor::empty(s.gpu_runtime, {kRows, N}, out);
+      linear(s.gpu, all, x, *packed);
+      const Tensor want = s.to_cpu(all);
+      std::string different;
+      for (int rows = 8; rows <= 128; rows *= 2)
+        for (const int columns : {8, 24, 40, 64})
+          for (const int slots : {2, 3, 4})
+            for (const std::int64_t m : {1, 9, 64, 200}) {
+              Tensor y = Tensor::empty(s.gpu_runtime, {m, N}, out);
+              cuda::Product p = cuda::forward_product(cuda::dense(s.gpu, *packed), x.slice(m % 7, m).data(), K, m, 0, N);
+              p.out = y.data();
+              p.out_dtype = out;
+              if (has_bias) p.bias = bias.as<float>();
+              cuda::few_rows_product(s.gpu, p, {rows, columns, slots});
+              if (!same_bits(s.to_cpu(y), want.slice(m % 7, m))) different += fmt::format(" {} in {} x {} x {}", m, rows, columns, slots);
+            }
+      EXPECT_EQ(different, "") << "N " << N << " K " << K << " to " << to_string(out);
     }
   }
 }

@@ -124,6 +124,18 @@ __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+/// Keeps the compiler from moving reads and writes of registers across the products that use them.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void pin(std::uint32_t (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+
 #define PRL_D8(d, i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define PRL_D32(d, i) PRL_D8(d, i), PRL_D8(d, i + 8), PRL_D8(d, i + 16), PRL_D8(d, i + 24)
@@ -137,6 +149,31 @@ __device__ __forceinline__ void products_wait() {
 
 /// d[64 x N] = (accumulate ? d : 0) + A B over one k16 step. Warp w holds rows 16 w to 16 w + 15; d[4 j + e] of a lane is row
 /// lane / 4 (+ 8 for e >= 2), column 8 j + 2 (lane % 4) + e % 2. A: along_rows. B: along_rows (kDown = 0) or down_rows (1).
+template <int kDown>
+__device__ __forceinline__ void product(float (&d)[4], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, %7;\n}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
+}
+template <int kDown>
+__device__ __forceinline__ void product(float (&d)[8], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, %11;\n}"
+      : PRL_D8(d, 0)
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
+}
+template <int kDown>
+__device__ __forceinline__ void product(float (&d)[16], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, "
+      "%17, p, 1, 1, 0, %19;\n}"
+      : PRL_D8(d, 0), PRL_D8(d, 8)
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
+}
 template <int kDown>
 __device__ __forceinline__ void product(float (&d)[32], std::uint64_t a, std::uint64_t b, int accumulate) {
   asm volatile(

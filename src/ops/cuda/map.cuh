@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
 
 namespace prl::ops::cuda {
@@ -24,6 +25,8 @@ constexpr int kMapBlock = 256;
 
 template <typename Out, typename In, int kOut, int kIn, typename F>
 __global__ void __launch_bounds__(kMapBlock) map_kernel(const MapArgs<Out, In, kOut, kIn, F> a) {
+  let_next_begin();
+  wait_for_previous();
   const std::uint32_t v = blockIdx.x * kMapBlock + threadIdx.x;
   if (v >= a.num_vectors) return;
   const std::uint32_t row = v / a.vectors_per_row;
@@ -78,8 +81,8 @@ void map(OpContext& ctx, const std::array<TensorView, kOut>& outs, const std::ar
   PRL_CHECK(total < (std::int64_t{1} << 32) - kMapBlock, "a tensor of {} elements in one launch", rows * a.cols);
   a.vectors_per_row = static_cast<std::uint32_t>(per_row);
   a.num_vectors = static_cast<std::uint32_t>(total);
-  map_kernel<<<static_cast<unsigned>(ceil_div(total, kMapBlock)), kMapBlock, 0, stream_of(ctx)>>>(a);
-  PRL_CUDA_CHECK(cudaGetLastError());
+  launch_chained(stream_of(ctx), map_kernel<Out, In, kOut, kIn, F>, dim3(static_cast<unsigned>(ceil_div(total, kMapBlock))),
+                 dim3(kMapBlock), 0, a);
 }
 
 /// A [count] fp32 array as a view.

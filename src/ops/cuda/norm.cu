@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/sums.hpp"
 
@@ -98,6 +99,12 @@ template <typename T, bool kWide, bool kAdd, int kLanes, int kVectors>
 __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(const NormArgs<T> a) {
   __shared__ float scratch[kMaxLanes / kWarp];
   const RowPlace p = row_place<kLanes>();
+  const auto column = [&](int j) { return (p.lane + j * p.lanes) * kVec; };
+  let_next_begin();
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j)
+    if (column(j) < a.cols) prefetch_weight(a.w + column(j));
+  wait_for_previous();
   const bool is_live = p.row < a.rows;
   const T* x = a.x + row_begin(p.row, a.x_stride, a.heads, a.cols);
   T* y_row = a.y + row_begin(p.row, a.y_stride, a.heads, a.cols);
@@ -118,7 +125,6 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
 #pragma unroll
     for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
   };
-  const auto column = [&](int j) { return (p.lane + j * p.lanes) * kVec; };
   if (is_live) {
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
@@ -183,10 +189,9 @@ void launch_norm(OpContext& ctx, const NormArgs<T>& a, bool wide) {
       const auto grid = static_cast<unsigned>(kLanes > 0 ? ceil_div(a.rows, block / std::max(kLanes, 1)) : a.rows);
       const auto kernel = norm_kernel<T, decltype(is_wide_row)::value, kAdd, kLanes, decltype(vectors)::value>;
       const int threads = kLanes > 0 ? block : shape.lanes;
-      kernel<<<grid, threads, 0, stream_of(ctx)>>>(a);
+      launch_chained(stream_of(ctx), kernel, dim3(grid), dim3(static_cast<unsigned>(threads)), 0, a);
     });
   });
-  PRL_CUDA_CHECK(cudaGetLastError());
 }
 
 /// Rows are dealt to at most this many groups; each group sums its share of dw in order, then the groups are added in order.

@@ -1,4 +1,5 @@
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
 
 // Norm and rotation of heads in one pass, and on the way into the cache. Each step is that of norm.cu and pointwise.cu, rounding
@@ -38,6 +39,9 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   const std::int64_t token = row / a.rows_per_token;
   const int head = static_cast<int>(row - token * a.rows_per_token);
   const bool is_live = row < a.num_rows && c < a.dim;
+  let_next_begin();
+  if (kNorm && is_live && head < a.heads + a.kv_heads) prefetch_weight((head < a.heads ? a.q_norm : a.k_norm) + c);
+  wait_for_previous();
   float v[kVec] = {};
   if (is_live) load<true>(v, a.qkv + token * a.qkv_stride + head * a.dim + c, kVec);
   const bool is_value = kCache && head >= a.heads + a.kv_heads;
@@ -123,8 +127,8 @@ void launch(OpContext& ctx, NormRopeArgs<T>& a, std::int64_t tokens) {
   const auto run = [&](auto lanes) {
     constexpr int kLanes = decltype(lanes)::value;
     with_bool(a.q_norm != nullptr, [&](auto has_norm) {
-      norm_rope_kernel<T, kLanes, decltype(has_norm)::value, kCache>
-          <<<static_cast<unsigned>(ceil_div(a.num_rows, kBlock / kLanes)), kBlock, 0, stream_of(ctx)>>>(a);
+      launch_chained(stream_of(ctx), norm_rope_kernel<T, kLanes, decltype(has_norm)::value, kCache>,
+                     dim3(static_cast<unsigned>(ceil_div(a.num_rows, kBlock / kLanes))), dim3(kBlock), 0, a);
     });
   };
   if (a.dim <= 64)
@@ -133,7 +137,6 @@ void launch(OpContext& ctx, NormRopeArgs<T>& a, std::int64_t tokens) {
     run(std::integral_constant<int, 16>{});
   else
     run(std::integral_constant<int, 32>{});
-  PRL_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace

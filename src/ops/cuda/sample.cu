@@ -63,9 +63,13 @@ __device__ void choose_chunk(const Mass* masses, int chunks, Mass target, int& c
   rest = masses[chosen];  // rounding: the last token with any mass
 }
 
-/// Index of the first of the block's weights at which their running sum passes `target`; the last positive one if none does.
+/// Sums over the block's weights, one a thread: of those before this thread's, up to and with it, and of all.
 template <typename Mass>
-__device__ int choose_in_chunk(Mass weight, Mass target, Mass* warp_totals, int* first, int* last) {
+struct Running {
+  Mass before, upto, total;
+};
+template <typename Mass>
+__device__ Running<Mass> running_sum(Mass weight, Mass* warp_totals) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   Mass prefix = weight;
 #pragma unroll
@@ -73,21 +77,87 @@ __device__ int choose_in_chunk(Mass weight, Mass target, Mass* warp_totals, int*
     const Mass other = __shfl_up_sync(kFullWarp, prefix, step);
     if (lane >= step) prefix += other;
   }
+  const Mass left = __shfl_up_sync(kFullWarp, prefix, 1);
+  __syncthreads();
+  if (lane == kWarp - 1) warp_totals[warp] = prefix;
+  __syncthreads();
+  Running<Mass> out{0, 0, 0};
+#pragma unroll
+  for (int w = 0; w < kDrawBlock / kWarp; ++w) {
+    if (w == warp) out.before = out.total;
+    out.total += warp_totals[w];
+  }
+  out.upto = out.before + prefix;
+  if (lane > 0) out.before += left;
+  return out;
+}
+/// The first thread whose running sum passes `target`; the last one with a positive weight if none does.
+template <typename Mass>
+__device__ int choose_thread(Mass weight, Mass upto, Mass target, int* first, int* last) {
   if (threadIdx.x == 0) {
     *first = kVocabChunk;
     *last = 0;
   }
-  if (lane == kWarp - 1) warp_totals[warp] = prefix;
   __syncthreads();
-  Mass before = 0;
-  for (int w = 0; w < warp; ++w) before += warp_totals[w];
-  prefix += before;
   if (weight > 0) {
-    if (prefix > target) atomicMin(first, static_cast<int>(threadIdx.x));
+    if (upto > target) atomicMin(first, static_cast<int>(threadIdx.x));
     atomicMax(last, static_cast<int>(threadIdx.x));
   }
   __syncthreads();
   return *first < kVocabChunk ? *first : *last;
+}
+template <typename Mass>
+__device__ int choose_in_chunk(Mass weight, Mass target, Mass* warp_totals, int* first, int* last) {
+  return choose_thread(weight, running_sum(weight, warp_totals).upto, target, first, last);
+}
+
+/// LogSumExp of a row by the threads of a block, the same bits as from one thread: scales and scaled sums of the chunks are formed side
+/// by side, and what must be done in order is a product and a sum a chunk. `steps` holds one float2 per chunk.
+struct RowMaximum {
+  float value, max;
+};
+__device__ RowMaximum log_sum_exp(const ChunkStats* stats, int chunks, float2* steps, float* warp_tops) {
+  __shared__ float total;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int per_thread = (chunks + kDrawBlock - 1) / kDrawBlock, begin = min(chunks, static_cast<int>(threadIdx.x) * per_thread);
+  const int end = min(chunks, begin + per_thread);
+  float top = -INFINITY;
+  for (int c = begin; c < end; ++c) top = fmaxf(top, stats[c].max);
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const float other = __shfl_up_sync(kFullWarp, top, step);
+    if (lane >= step) top = fmaxf(top, other);
+  }
+  float before = __shfl_up_sync(kFullWarp, top, 1);
+  if (lane == 0) before = -INFINITY;
+  if (lane == kWarp - 1) warp_tops[warp] = top;
+  __syncthreads();
+  float max = -INFINITY;
+#pragma unroll
+  for (int w = 0; w < kDrawBlock / kWarp; ++w) {
+    if (w == warp) before = fmaxf(before, max);
+    max = fmaxf(max, warp_tops[w]);
+  }
+  for (int c = begin; c < end; ++c) {
+    const ChunkStats s = stats[c];
+    const float m = fmaxf(before, s.max);
+    if (s.max == -INFINITY)
+      steps[c] = make_float2(1.0f, 0.0f);
+    else if (before == -INFINITY)
+      steps[c] = make_float2(0.0f, s.sum);  // the first one is taken as it is
+    else
+      steps[c] = make_float2(expf(before - m), expf(s.max - m) * s.sum);
+    before = m;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int c = 0; c < chunks; ++c) sum = steps[c].x * sum + steps[c].y;
+    total = max + logf(sum);
+  }
+  __syncthreads();
+  return {total, max};
 }
 
 /// Log-sum-exp, greedy choice or draw, and log-probability of rows that are not truncated.
@@ -95,42 +165,44 @@ __global__ void __launch_bounds__(kDrawBlock) draw_kernel(RowOutput* outputs, co
                                                           std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
   extern __shared__ double masses[];  // [chunks], then ChunkStats [chunks]
   __shared__ double warp_totals[kDrawBlock / kWarp];
+  __shared__ float warp_tops[kDrawBlock / kWarp];
   __shared__ double rest;
-  __shared__ float lse, max;
   __shared__ int chosen, first, last;
   const std::int64_t b = blockIdx.x;
   const RowParams r = rows[b];
   auto* stats = reinterpret_cast<ChunkStats*>(masses + chunks);
   for (int c = static_cast<int>(threadIdx.x); c < chunks; c += kDrawBlock) stats[c] = all_stats[b * chunks + c];
   __syncthreads();
-  if (threadIdx.x == 0) {
-    LogSumExp sum;
-    for (int c = 0; c < chunks; ++c) sum.merge(stats[c]);
-    lse = sum.value();
-    max = sum.max();
-  }
-  __syncthreads();
+  const auto [lse, max] = log_sum_exp(stats, chunks, reinterpret_cast<float2*>(masses), warp_tops);
   RowOutput out{.token = 0, .logprob = 0.0f, .lse = lse, .normaliser = lse, .max = max, .num_top = 0};
   const float* x = logits + b * stride;
   if (isfinite(lse) && r.is_greedy) {
     if (threadIdx.x == 0) {
-      chosen = 0;
-      while (stats[chosen].max != max) ++chosen;
+      chosen = chunks;
       first = kVocabChunk;
     }
+    __syncthreads();
+    for (int c = static_cast<int>(threadIdx.x); c < chunks; c += kDrawBlock)
+      if (stats[c].max == max) atomicMin(&chosen, c);
     __syncthreads();
     const std::int64_t i = static_cast<std::int64_t>(chosen) * kVocabChunk + threadIdx.x;
     if (i < V && x[i] == max) atomicMin(&first, static_cast<int>(threadIdx.x));
     __syncthreads();
     out.token = static_cast<std::int32_t>(chosen * kVocabChunk + first);
   } else if (isfinite(lse) && !r.is_truncated) {
-    for (int c = static_cast<int>(threadIdx.x); c < chunks; c += kDrawBlock)
+    // Neighbouring chunks are a thread's where there are more of them than threads.
+    const int per_thread = (chunks + kDrawBlock - 1) / kDrawBlock, begin = min(chunks, static_cast<int>(threadIdx.x) * per_thread);
+    const int end = min(chunks, begin + per_thread);
+    double mass = 0;
+    for (int c = begin; c < end; ++c) {
       masses[c] = stats[c].max == -INFINITY ? 0.0 : static_cast<double>(stats[c].sum) * exp(static_cast<double>(stats[c].max) - max);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      double mass = 0;
-      for (int c = 0; c < chunks; ++c) mass += masses[c];
-      choose_chunk(masses, chunks, r.uniform * mass, chosen, rest);
+      mass += masses[c];
+    }
+    const Running<double> sums = running_sum(mass, warp_totals);
+    const double target = r.uniform * sums.total;
+    if (choose_thread(mass, sums.upto, target, &first, &last) == static_cast<int>(threadIdx.x)) {
+      choose_chunk(masses + begin, end - begin, fmax(0.0, target - sums.before), chosen, rest);
+      chosen += begin;
       rest = rest / masses[chosen] * static_cast<double>(stats[chosen].sum);  // in units of the chunk's own weights
     }
     __syncthreads();

@@ -35,8 +35,8 @@ CUtensorMap tensor_map(const void* data, const MapShape& s) {
                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    fail(ErrorCode::kShape, "[ops] attention: the tensor copy engine takes no view at {} of [{}, {}, {}], {} and {} elements apart", data,
-         s.extent[2], s.extent[1], s.extent[0], s.stride[1], s.stride[0]);
+    fail(ErrorCode::kShape, "[ops] the tensor copy engine takes no view at {} of [{}, {}, {}], {} and {} elements apart", data, s.extent[2],
+         s.extent[1], s.extent[0], s.stride[1], s.stride[0]);
   return map;
 }
 

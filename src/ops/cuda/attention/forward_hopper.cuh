@@ -5,6 +5,7 @@
 #include "device/cuda/check.hpp"
 #include "ops/cuda/attention/hopper.cuh"
 #include "ops/cuda/attention/hopper.hpp"
+#include "ops/cuda/chain.cuh"
 
 // Forward attention with warpgroup products. One warp copies, one or two warpgroups compute, 64 rows each:
 //
@@ -372,6 +373,8 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocksPerProcessor) forward_k
     barrier_init_fence();
   }
   __syncthreads();
+  let_next_begin();
+  wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp >= 4 * F::kWarpgroups) {
     if constexpr (F::kRegisters != 0) registers_down<F::kCopyRegisters>();
@@ -391,8 +394,7 @@ void launch_shape(const ForwardParams& p, int num_items, int num_multiprocessors
   static_assert(F::kSharedBytes <= 227 * 1024 && F::kBlocksPerProcessor * (F::kSharedBytes + 1024) <= 228 * 1024);
   PRL_CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, F::kSharedBytes));
   const int blocks = std::min(num_items, num_multiprocessors * F::kBlocksPerProcessor);
-  forward_kernel<F><<<blocks, F::kThreads, F::kSharedBytes, stream>>>(p);
-  PRL_CUDA_CHECK(cudaGetLastError());
+  launch_chained(stream, forward_kernel<F>, dim3(static_cast<unsigned>(blocks)), dim3(F::kThreads), F::kSharedBytes, p);
 }
 
 template <int kD>

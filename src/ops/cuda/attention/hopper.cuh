@@ -60,18 +60,6 @@ __device__ __forceinline__ void for_each_item(const Unit* units, int num_units, 
 
 #if PRL_HOPPER
 
-/// Keeps the compiler from moving reads and writes of registers across the products that use them.
-template <int kCount>
-__device__ __forceinline__ void pin(float (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-template <int kCount>
-__device__ __forceinline__ void pin(std::uint32_t (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
-}
-
 /// d = A B^T over kD columns. A: 64 rows in blocks `a_block` bytes apart; B: rows in blocks `b_block` bytes apart.
 template <int kD, int kCount>
 __device__ __forceinline__ void multiply_rows(float (&d)[kCount], std::uint32_t a, int a_block, std::uint32_t b, int b_block) {

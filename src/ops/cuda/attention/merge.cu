@@ -2,6 +2,7 @@
 
 #include "device/cuda/check.hpp"
 #include "ops/cuda/attention/rows.cuh"
+#include "ops/cuda/chain.cuh"
 
 namespace prl::ops::cuda {
 namespace {
@@ -11,6 +12,8 @@ constexpr int kMergeThreads = 128;
 /// A block per unit and group of heads; a warp per row, its lanes over columns.
 template <typename T>
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ MergeParams p) {
+  let_next_begin();
+  wait_for_previous();
   const int groups = p.packing.num_groups, lane = static_cast<int>(threadIdx.x) % 32;
   const int total = (p.num_units_at != nullptr ? *p.num_units_at : p.num_units) * groups;
   for (int item = static_cast<int>(blockIdx.x); item < total; item += static_cast<int>(gridDim.x)) {
@@ -49,8 +52,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
 
 template <typename T>
 void launch_merge(const MergeParams& p, int num_blocks, cudaStream_t stream) {
-  merge_kernel<T><<<num_blocks, kMergeThreads, 0, stream>>>(p);
-  PRL_CUDA_CHECK(cudaGetLastError());
+  launch_chained(stream, merge_kernel<T>, dim3(static_cast<unsigned>(num_blocks)), dim3(kMergeThreads), 0, p);
 }
 template void launch_merge<float>(const MergeParams&, int, cudaStream_t);
 template void launch_merge<__nv_bfloat16>(const MergeParams&, int, cudaStream_t);

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "ops/cuda/launch.hpp"
+
+// Kernels of recorded work that begin before the one before them has ended (programmatic dependent launch, compute capability 9.0).
+//
+// A kernel launched with `launch_chained` may have blocks on the device while earlier kernels still run. Until `wait_for_previous` it
+// touches nothing that recorded work writes: weights may be read, which no recorded work writes. Every such kernel waits, so what one
+// kernel finds done all later ones find done. Outside recorded work kernels run one after another as ever.
+
+namespace prl::ops::cuda {
+
+/// Lets blocks of the next kernel begin as soon as all blocks of this one have begun.
+__device__ __forceinline__ void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/// Until all earlier kernels have ended and what they wrote is seen.
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Starts to bring a weight into the second-level cache. Allowed before `wait_for_previous`.
+__device__ __forceinline__ void prefetch_weight(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+inline bool is_recording(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status == cudaStreamCaptureStatusActive;
+}
+/// Queues a kernel that calls `wait_for_previous`.
+template <typename... Parameters, typename... Arguments>
+void launch_chained(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                    Arguments&&... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = is_recording(stream) ? 1 : 0;
+  PRL_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+
+}  // namespace prl::ops::cuda
