@@ -15,6 +15,14 @@ int run_rl(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::RlConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   config::RlConfig config = loaded.config;
+  const bool is_single_node = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
+  // One process has one environment: what the sections of the roles set, in this order.
+  if (!is_single_node) {
+    launch::apply_env_vars(config.env_vars);
+    launch::apply_env_vars(config.trainer.env_vars);
+    launch::apply_env_vars(config.orchestrator.env_vars);
+    if (config.inference) launch::apply_env_vars(config.inference->env_vars);
+  }
   StopSignal stop;
   const launch::RunLock lock(config.output_dir);
   launch::prepare_run_folder(config);
@@ -22,7 +30,6 @@ int run_rl(const config::ParsedCommand& parsed) {
   log.step_interval = config.log.step_interval;
   launch::setup_logging(log, config.output_dir / "logs" / "rl.log");
   config::write_resolved(*parsed.command, config);
-  const bool is_single_node = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
   const int status = is_single_node ? launch::run_single_node(config, stop.token()) : launch::run_colocated(config, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }

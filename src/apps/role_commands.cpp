@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "apps/commands.hpp"
@@ -12,6 +13,8 @@
 #include "launch/inference_role.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_role.hpp"
+#include "launch/run_folder.hpp"
+#include "launch/run_lock.hpp"
 #include "launch/sft_role.hpp"
 #include "launch/synthesize_role.hpp"
 #include "launch/trainer_role.hpp"
@@ -25,12 +28,35 @@ template <typename Config, typename Run>
 int run_role(const config::ParsedCommand& parsed, Run run, const std::string& log_name = {}) {
   const auto loaded = config::load<Config>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
+  if constexpr (requires { loaded.config.env_vars; }) launch::apply_env_vars(loaded.config.env_vars);
   StopSignal stop;
   std::filesystem::path log_file;
   if constexpr (requires { loaded.config.output_dir; })
     if (!log_name.empty()) log_file = loaded.config.output_dir / "logs" / log_name;
   launch::setup_logging(loaded.config.log, log_file);
   const int status = run(loaded, stop.token());
+  return stop.was_interrupted() && status == 0 ? 130 : status;
+}
+
+/// The same for a role that keeps a run in output_dir: the folder is made ready as `prl rl` makes it, unless it did so and started
+/// this process. `is_exclusive`: no second one may run in the folder.
+template <typename Config, typename Run>
+int run_saving_role(const config::ParsedCommand& parsed, bool is_exclusive, Run run) {
+  const auto loaded = config::load<Config>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  const std::filesystem::path& folder = loaded.config.output_dir;
+  launch::apply_env_vars(loaded.config.env_vars);
+  StopSignal stop;
+  std::optional<launch::RunLock> lock;
+  std::filesystem::path log_file;
+  if (!launch::is_folder_prepared(folder)) {
+    if (is_exclusive) lock.emplace(folder);
+    launch::prepare_run_folder(loaded.config);
+    log_file = folder / "logs" / fmt::format("{}.log", config::command_name(*parsed.command));
+    config::write_resolved(*parsed.command, loaded.config);
+  }
+  launch::setup_logging(loaded.config.log, log_file);
+  const int status = run(loaded.config, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }
 
@@ -43,16 +69,12 @@ int run_inference(const config::ParsedCommand& parsed) {
   return status == 130 ? 0 : status;
 }
 int run_trainer(const config::ParsedCommand& parsed) {
-  return run_role<config::TrainerConfig>(parsed,
-                                         [](const auto& loaded, auto stop) { return launch::run_trainer_role(loaded.config, stop); });
+  return run_saving_role<config::TrainerConfig>(parsed, true, launch::run_trainer_role);
 }
 int run_orchestrator(const config::ParsedCommand& parsed) {
-  return run_role<config::OrchestratorConfig>(
-      parsed, [](const auto& loaded, auto stop) { return launch::run_orchestrator_role(loaded.config, stop); });
+  return run_saving_role<config::OrchestratorConfig>(parsed, false, launch::run_orchestrator_role);
 }
-int run_sft(const config::ParsedCommand& parsed) {
-  return run_role<config::SftConfig>(parsed, [](const auto& loaded, auto stop) { return launch::run_sft_role(loaded.config, stop); });
-}
+int run_sft(const config::ParsedCommand& parsed) { return run_saving_role<config::SftConfig>(parsed, true, launch::run_sft_role); }
 int run_eval(const config::ParsedCommand& parsed) {
   return run_role<config::EvalConfig>(
       parsed,

@@ -12,6 +12,7 @@
 #include "config/args.hpp"
 #include "config/bind.hpp"
 #include "config/merge.hpp"
+#include "config/secrets.hpp"
 #include "config/text_format.hpp"
 
 namespace prl::config {
@@ -27,6 +28,32 @@ std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kBench) return {"suite"};
   if (command == Command::kConvert) return {"input", "output_dir"};
   return {};
+}
+
+/// What a launcher handed to this process; an empty table if nothing.
+Value known_secrets(const Context& context) {
+  const auto found = context.environment.find(kSecretsVariable);
+  if (found == context.environment.end()) return Value::table();
+  Value secrets = parse_json(found->second, kSecretsVariable);
+  return secrets.is_table() ? secrets : Value::table();
+}
+
+/// A masked value must come from somewhere else: from another source that is merged already, or for a variable of the process from
+/// the environment.
+void require_secrets(Value& tree, const std::vector<Member>& missing, const Context& context, Report& report) {
+  for (const Member& member : missing) {
+    if (tree.find_path(member.key)) continue;
+    const std::size_t dot = member.key.rfind('.');
+    const std::string table = dot == std::string::npos ? std::string() : member.key.substr(0, dot);
+    const auto variable = context.environment.find(member.key.substr(dot + 1));
+    if (table.ends_with("env_vars") && variable != context.environment.end()) {
+      tree.set_path(member.key, Value(variable->second));
+    } else {
+      report.add(member.key,
+                 fmt::format("is masked in this file, which a run wrote: give the value again, for example with {}", to_flag(member.key)),
+                 &member.value);
+    }
+  }
 }
 
 Value read_layer(const std::string& path, const std::string& section, Command command, Report& report) {
@@ -63,21 +90,34 @@ Value merge_sources(const ParsedArgs& args, Command command, const TypeOps& ops,
   Value tree = parse_environment(context.environment, roots, report);
   none_to_null(tree);
   canonicalize(tree, command, report);
-  for (const std::string& path : args.root_files) merge_layer(tree, read_layer(path, {}, command, report), report);
-  for (const auto& [section, path] : args.section_files) merge_layer(tree, read_layer(path, section, command, report), report);
+  const Value secrets = known_secrets(context);
+  std::vector<Member> missing_secrets;
+  const auto merge_file = [&](const std::string& path, const std::string& section) {
+    Value layer = read_layer(path, section, command, report);
+    for (Member& member : restore_secrets(layer, secrets)) missing_secrets.push_back(std::move(member));
+    merge_layer(tree, layer, report);
+  };
+  for (const std::string& path : args.root_files) merge_file(path, {});
+  for (const auto& [section, path] : args.section_files) merge_file(path, section);
   Value flags = args.flags;
   none_to_null(flags);
   canonicalize(flags, command, report);
   merge_layer(tree, flags, report);
+  require_secrets(tree, missing_secrets, context, report);
   return tree;
 }
 
 void write_pair(const std::filesystem::path& folder, const std::string& name, const TypeOps& ops, const void* config,
                 std::vector<std::filesystem::path>& written) {
+  const auto masked = [&](NullStyle nulls) {
+    Value tree = dump(ops, config, nulls);
+    mask_secrets(tree);
+    return tree;
+  };
   written.push_back(folder / (name + ".toml"));
-  write_file_atomic(written.back(), to_toml(dump(ops, config, NullStyle::kIfNotDefault)));
+  write_file_atomic(written.back(), to_toml(masked(NullStyle::kIfNotDefault)));
   written.push_back(folder / (name + ".json"));
-  write_file_atomic(written.back(), to_json(dump(ops, config, NullStyle::kAlways)));
+  write_file_atomic(written.back(), to_json(masked(NullStyle::kAlways)));
 }
 
 /// A shared key that is wrong is wrong in every role it was copied to: only the shortest key of each such set stays.
@@ -176,6 +216,13 @@ std::vector<std::filesystem::path> write_resolved(Command command, const C& conf
 }
 
 template <class C>
+std::string secrets_of(const C& config) {
+  Value tree = dump(ops_of<C>(), &config, NullStyle::kIfNotDefault);
+  const Value secrets = mask_secrets(tree);
+  return secrets.members().empty() ? std::string() : to_compact_json(secrets);
+}
+
+template <class C>
 bool finish_early(Command command, const Loaded<C>& loaded) {
   if (loaded.help) {
     std::fputs(loaded.help->c_str(), stdout);
@@ -230,5 +277,9 @@ template std::vector<std::filesystem::path> write_resolved(Command, const Infere
 template std::vector<std::filesystem::path> write_resolved(Command, const SftConfig&);
 template std::vector<std::filesystem::path> write_resolved(Command, const EvalConfig&);
 template std::vector<std::filesystem::path> write_resolved(Command, const SynthesizeConfig&);
+
+template std::string secrets_of(const TrainerConfig&);
+template std::string secrets_of(const OrchestratorConfig&);
+template std::string secrets_of(const InferenceConfig&);
 
 }  // namespace prl::config

@@ -51,10 +51,14 @@ Loaded<C> load(Command command, const std::vector<std::string>& args, const Cont
 void require_built(const std::vector<NotBuilt>& not_built);
 
 /// Writes the resolved configuration below `<output_dir>/configs/`: for rl one file per role and rl itself, for others one
-/// file named after the command; each as TOML and, with nulls, as JSON. Returns the paths.
+/// file named after the command; each as TOML and, with nulls, as JSON. Keys and passwords are masked (secrets.hpp). Returns the paths.
 std::vector<std::filesystem::path> write_resolved(Command command, const RlConfig& config);
 template <class C>
 std::vector<std::filesystem::path> write_resolved(Command command, const C& config);
+
+/// What write_resolved masks in a role's files, for the variable kSecretsVariable of a process that reads them; "" for nothing.
+template <class C>
+std::string secrets_of(const C& config);
 
 /// Prints help, or for a dry run writes the resolved files, says so and demands that all is built. True if there is
 /// nothing left to do. Otherwise demands that all is built, logs the warnings and returns false.

@@ -117,6 +117,11 @@ wire::SamplingParams sampling_params(const config::EvalSamplingConfig& config) {
   return params;
 }
 
+void apply_env_vars(const std::map<std::string, std::string>& variables) {
+  for (const auto& [name, value] : variables)
+    if (::setenv(name.c_str(), value.c_str(), 1) != 0) fail(ErrorCode::kInvalidArgument, "env_vars.{} is no name of a variable", name);
+}
+
 void setup_logging(const config::LogConfig& config, const fs::path& file) {
   log::Options options;
   switch (config.level) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,8 @@ env::EnvSpec env_spec(const config::EvalEnvConfig& config);
 wire::SamplingParams sampling_params(const config::TrainSamplingConfig& config);
 wire::SamplingParams sampling_params(const config::EvalSamplingConfig& config);
 
+/// Sets variables of this process; before it has threads.
+void apply_env_vars(const std::map<std::string, std::string>& variables);
 /// Logging of a process from its configuration. `color` is for children whose output the launcher relays.
 void setup_logging(const config::LogConfig& config, const std::filesystem::path& file);
 

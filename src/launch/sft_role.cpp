@@ -2,7 +2,6 @@
 
 #include "base/log.hpp"
 #include "launch/model_setup.hpp"
-#include "launch/run_lock.hpp"
 #include "launch/trainer_role.hpp"
 #include "trainer/metrics.hpp"
 #include "trainer/sft/sft_trainer.hpp"
@@ -10,7 +9,6 @@
 namespace prl::launch {
 
 int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
-  const RunLock lock(config.output_dir);
   config::TrainerConfig shared;
   shared.model = config.model;
   shared.compute = config.compute;

@@ -6,7 +6,10 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "config/cli.hpp"
+#include "config/secrets.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/run_folder.hpp"
 #include "launch/supervisor.hpp"
 
 namespace prl::launch {
@@ -31,12 +34,15 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   const fs::path binary = own_binary();
   const fs::path configs = config.output_dir / "configs";
   const fs::path logs = config.output_dir / "logs";
-  auto spec = [&](const std::string& role, bool must_finish, bool echo, const std::map<std::string, std::string>& role_env) {
+  auto spec = [&](const std::string& role, bool must_finish, bool echo, const std::map<std::string, std::string>& role_env,
+                  const std::string& secrets) {
     ChildSpec child;
     child.name = role;
     child.argv = {binary.string(), role, "@", (configs / (role + ".json")).string()};
     child.env = config.env_vars;
     for (const auto& [key, value] : role_env) child.env[key] = value;
+    child.env[kRunFolderVariable] = fs::absolute(config.output_dir).string();
+    if (!secrets.empty()) child.env[config::kSecretsVariable] = secrets;
     child.log_file = logs / (role + ".log");
     child.must_finish = must_finish;
     child.echo = echo;
@@ -47,11 +53,11 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   text_folder(config.orchestrator.tokenizer.name.value_or(config.orchestrator.student.model.name));
   Supervisor supervisor;
   if (config.inference)
-    supervisor.start(spec("inference", false, false, config.inference->env_vars));
+    supervisor.start(spec("inference", false, false, config.inference->env_vars, config::secrets_of(*config.inference)));
   else
     log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
-  supervisor.start(spec("orchestrator", true, false, orchestrator_env(config)));
-  supervisor.start(spec("trainer", true, true, config.trainer.env_vars));
+  supervisor.start(spec("orchestrator", true, false, orchestrator_env(config), config::secrets_of(config.orchestrator)));
+  supervisor.start(spec("trainer", true, true, config.trainer.env_vars, config::secrets_of(config.trainer)));
   if (const auto failure = supervisor.run(stop)) {
     log::error("rl: {}{}", *failure, stop.stop_requested() ? "" : ". Ending the other roles");
     supervisor.terminate_all(std::chrono::seconds(20));

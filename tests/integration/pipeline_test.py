@@ -107,5 +107,33 @@ def test_the_trainer_alone_on_random_data():
         check("MFU" in stdout or "mfu" in stdout.lower(), f"no table: {stdout}")
 
 
+def test_a_fresh_run_leaves_another_runs_files_alone():
+    with harness.workspace("again") as folder:
+        model, data = harness.warm_model(), harness.sft_data(folder / "data.jsonl", 32)
+        commands = {
+            "sft": ["sft", "--model.name", model, "--data.name", data, "--data.seq-len", 256, "--data.batch-size", 4, "--ckpt"],
+            "trainer": ["trainer", "--model.name", model, "--model.seq-len", 128, "--data.fake", "--ckpt"],
+            "rl": ["rl", "@", harness.rl_config(folder / "rl.toml", model), "--ckpt"],
+        }
+        for name, command in commands.items():
+            out = folder / name
+            prl(*command, "--max-steps", 2, "--output-dir", out)
+            check((out / f"configs/{name}.json").exists() and (out / f"logs/{name}.log").stat().st_size > 0, f"{name}: {names(out)}")
+            before = harness.digest(out, "[!.]*")
+            _, stderr = prl(*command, "--max-steps", 2, "--output-dir", out, expect=1)
+            check("of another run" in stderr and "--ckpt.resume-step -1" in stderr, f"{name}: {stderr}")
+            check(harness.digest(out, "[!.]*") == before, f"{name} changed the folder that it refused")
+            if name == "sft":
+                prl(*command, "--max-steps", 2, "--output-dir", out, "--clean-output-dir")
+                check(set(harness.metrics(out)) == {1, 2} and len((out / "metrics.jsonl").read_text().splitlines()) == 2, "the folder was not emptied")
+            prl(*command, "--max-steps", 3, "--output-dir", out, "--ckpt.resume-step", -1)
+            check((out / "weights/step_3").exists(), f"{name} did not go on")
+        # Weights alone are another run's too.
+        out = folder / "weights-only"
+        prl(*commands["sft"], "--max-steps", 1, "--output-dir", out, "--ckpt.weights-only")
+        _, stderr = prl(*commands["sft"], "--max-steps", 1, "--output-dir", out, "--ckpt.weights-only", expect=1)
+        check("holds weights of another run" in stderr, f"{stderr}")
+
+
 harness.main(test_the_chain_from_random_weights_to_an_evaluated_policy, test_checkpoints_in_a_folder_of_their_own,
-             test_the_trainer_alone_on_random_data)
+             test_the_trainer_alone_on_random_data, test_a_fresh_run_leaves_another_runs_files_alone)

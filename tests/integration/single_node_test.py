@@ -60,14 +60,18 @@ def test_processes_give_the_bits_of_one_process():
             out = folder / transport
             flags = ["--rollout-transport.type", transport]
             if transport == "zmq":
-                flags += ["--rollout-transport.port", harness.free_port(), "--inference.server.api-key", "user", "--inference.server.admin-api-key",
-                          "admin"]
+                flags += ["--rollout-transport.port", harness.free_port(), "--inference.server.api-key", "key-of-users",
+                          "--inference.server.admin-api-key", "key-of-admins"]
             prl(*arguments(folder, out, *flags))
             check(weights(out, STEPS) == wanted, f"processes over {transport} gave other weights than one process")
             for role in (*ROLES, "rl"):
                 check((out / f"logs/{role}.log").stat().st_size > 0, f"no log of {role}")
             rows = harness.metrics(out)
             check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
+        told = [path for path in out.rglob("*") if path.is_file() and b"key-of-" in path.read_bytes()]
+        check(not told, f"keys are written to {told}")
+        _, stderr = prl("inference", "@", out / "configs/inference.json", expect=1)
+        check("--server.api-key" in stderr and "--server.admin-api-key" in stderr, f"started without its keys: {stderr}")
 
 
 def test_roles_started_by_hand_from_what_a_dry_run_wrote():
