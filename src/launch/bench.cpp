@@ -16,7 +16,7 @@
 #include "engine/engine.hpp"
 #include "nn/decoder.hpp"
 #include "ops/measure.hpp"
-#include "ops/optimizer.hpp"
+#include "trainer/optim/optimizer.hpp"
 
 namespace prl::launch {
 namespace {
@@ -153,11 +153,7 @@ BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, op
   parameters.ensure_grads();
   nn::TrainableModel model(ctx, parameters, {options.checkpoint_every});
   const TrainBatch batch = make_batch(options);
-  std::vector<Tensor> m, v;
-  for (auto& p : parameters.named()) {
-    m.push_back(Tensor::zeros(ctx.runtime, p.value.shape(), DType::kF32));
-    v.push_back(Tensor::zeros(ctx.runtime, p.value.shape(), DType::kF32));
-  }
+  trainer::Optimizer optimizer(ctx, parameters, config::AdamWConfig{});
   BenchRow row;
   row.work = "train";
   nn::WeightsPtr weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{0}, true, nullptr);
@@ -174,11 +170,7 @@ BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, op
     end_part("forward");
     model.backward(batch.dlogp);
     end_part("backward");
-    std::vector<ConstTensorView> grads;
-    for (auto& p : parameters.named()) grads.push_back(p.grad.view());
-    const double norm = ops::sum_squares(ctx, grads);
-    ops::AdamWArgs args{.lr = 1e-5f, .grad_scale = norm > 1 ? static_cast<float>(1 / std::sqrt(norm)) : 1.0f, .step = repeat + 1};
-    for (std::size_t i = 0; i < m.size(); ++i) ops::adamw(ctx, parameters.named()[i].value, m[i], v[i], parameters.named()[i].grad, args);
+    optimizer.step(1e-5, trainer::clip_scale(trainer::global_grad_norm(ctx, parameters), 1.0));
     parameters.zero_grads();
     end_part("optimizer");
     weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, true, weights);

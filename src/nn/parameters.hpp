@@ -16,10 +16,13 @@ struct NamedParameter {
   std::string name;
   Tensor value;  ///< fp32 master
   Tensor grad;   ///< fp32, same shape; undefined until ensure_grads()
+  /// Where value lies in all_values() and grad in all_grads().
+  std::int64_t offset = 0;
 };
 
 /// fp32 masters (and gradients) of one model. Fused projections (q|k|v and gate|up) are stored as one block whose row
-/// slices are the named parameters, so one product serves all of them and the names stay those of the checkpoint.
+/// slices are the named parameters, so one product serves all of them and the names stay those of the checkpoint. All blocks lie in
+/// one array, each on a boundary of 64 bytes with zeros between, so that element-wise work on a model is one call.
 class Parameters {
  public:
   /// All zero; names and shapes follow from the config.
@@ -29,6 +32,9 @@ class Parameters {
   std::span<NamedParameter> named() noexcept { return named_; }
   std::span<const NamedParameter> named() const noexcept { return named_; }
   NamedParameter& at(const std::string& name);
+  /// [n] fp32, the memory behind all values, and behind all gradients in the same order.
+  const Tensor& all_values() const noexcept { return values_; }
+  const Tensor& all_grads() const noexcept { return grads_; }
   void ensure_grads();
   void zero_grads();
   /// Normal(0, std) for matrices, ones for norms, zeros for biases; a pure function of (config, seed).
@@ -49,6 +55,11 @@ class Parameters {
   std::shared_ptr<DeviceRuntime> runtime_;
   std::vector<NamedParameter> named_;
   std::vector<Layer> layers_;
+  Tensor values_, grads_;
+
+  /// Calls fn(value, gradient, shape) for every block in the order of memory.
+  template <typename Fn>
+  void each_block(Fn fn);
 };
 
 /// Reads model.safetensors or model.safetensors.index.json + shards (F32, BF16, F16). Every parameter must be there with its

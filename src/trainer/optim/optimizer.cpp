@@ -45,19 +45,27 @@ std::optional<double> max_grad_norm(const config::OptimConfig& optim) {
 
 Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim)
     : ctx_(ctx), parameters_(parameters), optim_(optim) {
+  const bool has_muon = std::holds_alternative<MuonConfig>(optim);
+  std::vector<std::string> names;
+  if (std::holds_alternative<SgdConfig>(optim))
+    names = {"momentum_buffer"};
+  else if (!std::holds_alternative<SignSgdConfig>(optim))
+    names = {"exp_avg", "exp_avg_sq"};
+  // As the parameters' values, the state lies in one array per kind.
+  if (!has_muon)
+    for (std::size_t i = 0; i < names.size(); ++i)
+      flat_state_.push_back(Tensor::zeros(ctx.runtime, parameters.all_values().shape(), DType::kF32));
   for (nn::NamedParameter& p : parameters.named()) {
     PRL_CHECK(p.grad.defined(), "parameter {} has no gradient tensor", p.name);
     Slot slot;
     slot.parameter = &p;
-    const auto add = [&](const char* name) { slot.state.emplace_back(name, Tensor::zeros(ctx.runtime, p.value.shape(), DType::kF32)); };
-    if (std::holds_alternative<SgdConfig>(optim)) {
-      add("momentum_buffer");
-    } else if (std::holds_alternative<MuonConfig>(optim) && takes_muon(p)) {
+    if (has_muon && takes_muon(p)) {
       slot.is_muon = true;
-      add("momentum");
-    } else if (!std::holds_alternative<SignSgdConfig>(optim)) {
-      add("exp_avg");
-      add("exp_avg_sq");
+      slot.state.emplace_back("momentum", Tensor::zeros(ctx.runtime, p.value.shape(), DType::kF32));
+    } else {
+      for (std::size_t i = 0; i < names.size(); ++i)
+        slot.state.emplace_back(names[i], has_muon ? Tensor::zeros(ctx.runtime, p.value.shape(), DType::kF32)
+                                                   : flat_state_[i].slice(p.offset, p.value.num_elements()).reshaped(p.value.shape()));
     }
     slots_.push_back(std::move(slot));
   }
@@ -65,46 +73,43 @@ Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const conf
 
 Optimizer::~Optimizer() = default;
 
-void Optimizer::step_one(Slot& slot, double lr, float grad_scale) {
-  nn::NamedParameter& p = *slot.parameter;
-  const auto rate = static_cast<float>(lr);
-  const auto adamw = [&](const auto& c) {
-    ops::adamw(ctx_, p.value, slot.state[0].second, slot.state[1].second, p.grad,
-               {.lr = rate,
-                .beta1 = static_cast<float>(c.betas1),
-                .beta2 = static_cast<float>(c.betas2),
-                .eps = kAdamEps,
-                .weight_decay = static_cast<float>(c.weight_decay),
-                .grad_scale = grad_scale,
-                .step = num_steps_ + 1});
+void Optimizer::step(double lr, double grad_scale) {
+  const auto rate = static_cast<float>(lr), factor = static_cast<float>(grad_scale);
+  const auto adamw_args = [&](const auto& c) {
+    return ops::AdamWArgs{.lr = rate,
+                          .beta1 = static_cast<float>(c.betas1),
+                          .beta2 = static_cast<float>(c.betas2),
+                          .eps = kAdamEps,
+                          .weight_decay = static_cast<float>(c.weight_decay),
+                          .grad_scale = factor,
+                          .step = num_steps_ + 1};
   };
-  if (const auto* adamw_config = std::get_if<AdamWConfig>(&optim_)) {
-    adamw(*adamw_config);
+  const Tensor& values = parameters_.all_values();
+  const Tensor& grads = parameters_.all_grads();
+  if (const auto* adamw = std::get_if<AdamWConfig>(&optim_)) {
+    ops::adamw(ctx_, values, flat_state_[0], flat_state_[1], grads, adamw_args(*adamw));
   } else if (const auto* sgd = std::get_if<SgdConfig>(&optim_)) {
-    ops::sgd(ctx_, p.value, slot.state[0].second, p.grad,
+    ops::sgd(ctx_, values, flat_state_[0], grads,
              {.lr = rate,
               .momentum = static_cast<float>(sgd->momentum),
               .weight_decay = static_cast<float>(sgd->weight_decay),
-              .grad_scale = grad_scale,
+              .grad_scale = factor,
               .nesterov = sgd->nesterov,
               .is_first_step = num_steps_ == 0});
   } else if (const auto* muon = std::get_if<MuonConfig>(&optim_)) {
-    if (slot.is_muon)
-      ops::muon(ctx_, p.value, slot.state[0].second, p.grad,
-                {.lr = rate,
-                 .mu = static_cast<float>(muon->mu),
-                 .weight_decay = static_cast<float>(muon->weight_decay),
-                 .grad_scale = grad_scale});
-    else
-      adamw(*muon);
+    for (Slot& slot : slots_) {
+      nn::NamedParameter& p = *slot.parameter;
+      if (slot.is_muon)
+        ops::muon(
+            ctx_, p.value, slot.state[0].second, p.grad,
+            {.lr = rate, .mu = static_cast<float>(muon->mu), .weight_decay = static_cast<float>(muon->weight_decay), .grad_scale = factor});
+      else
+        ops::adamw(ctx_, p.value, slot.state[0].second, slot.state[1].second, p.grad, adamw_args(*muon));
+    }
   } else {
     // The sign does not change under scaling.
-    ops::sign_sgd(ctx_, p.value, p.grad, rate, static_cast<float>(std::get<SignSgdConfig>(optim_).weight_decay));
+    ops::sign_sgd(ctx_, values, grads, rate, static_cast<float>(std::get<SignSgdConfig>(optim_).weight_decay));
   }
-}
-
-void Optimizer::step(double lr, double grad_scale) {
-  for (Slot& slot : slots_) step_one(slot, lr, static_cast<float>(grad_scale));
   ++num_steps_;
 }
 
@@ -133,9 +138,7 @@ std::size_t Optimizer::state_bytes() const noexcept {
 }
 
 double global_grad_norm(ops::OpContext& ctx, const nn::Parameters& parameters) {
-  std::vector<ConstTensorView> grads;
-  for (const nn::NamedParameter& p : parameters.named()) grads.emplace_back(p.grad);
-  return std::sqrt(ops::sum_squares(ctx, grads));
+  return std::sqrt(ops::sum_squares(ctx, parameters.all_grads()));
 }
 
 std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters& parameters) {

@@ -43,16 +43,15 @@ class Optimizer {
 
  private:
   struct Slot;
-  void step_one(Slot& slot, double lr, float grad_scale);
-
   ops::OpContext& ctx_;
   nn::Parameters& parameters_;
   config::OptimConfig optim_;
   std::vector<Slot> slots_;
+  std::vector<Tensor> flat_state_;  ///< of element-wise optimizers: what the slots' tensors are parts of
   std::int64_t num_steps_ = 0;
 };
 
-/// L2 norm over all gradients: sums of squares per tensor in the order of named(), added in fp64.
+/// L2 norm over all gradients; see ops::sum_squares.
 double global_grad_norm(ops::OpContext& ctx, const nn::Parameters& parameters);
 /// Share of gradient elements that are exactly zero; nullopt unless the gradients lie in host memory.
 std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters& parameters);
