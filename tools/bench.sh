@@ -16,7 +16,6 @@ fi
 threads=${PRL_BENCH_THREADS:-$(nproc)}
 repeats=${PRL_BENCH_REPEATS:-3}
 new=${PRL_BENCH_NEW_TOKENS:-64}
-build/release/bin/prl bench --suite all --num-repeats "$repeats" --completion-tokens "$new" --compute.num-threads "$threads" --output-json "$out/prl.json"
-"$python" bench/peer_cpu.py --threads "$threads" --repeats "$repeats" --new "$new" > "$out/peer.json"
-python3 bench/compare.py "$out/prl.json" "$out/peer.json"
+PRL_BENCH_PYTHON=$python build/release/bin/prl bench all --peer --num-repeats "$repeats" --completion-tokens "$new" --compute.num-threads "$threads" \
+  --output-json "$out/prl.json"
 python3 bench/first_token.py build/release/bin/prl "$out/model"

@@ -7,6 +7,7 @@
 #include "config/tool_config.hpp"
 #include "env/registry.hpp"
 #include "launch/bench.hpp"
+#include "launch/bench_peer.hpp"
 #include "launch/chat_backends.hpp"
 #include "launch/convert.hpp"
 #include "launch/doctor.hpp"
@@ -146,6 +147,11 @@ int run_bench(const config::ParsedCommand& parsed) {
   const std::string json = launch::to_json(options, launch::run_bench(options));
   std::printf("%s\n", json.c_str());
   if (config.output_json) write_file_atomic(*config.output_json, json + "\n");
+  if (config.peer) {
+    if (config.model) fail(ErrorCode::kInvalidArgument, "prl bench --peer compares named shapes; use --shape instead of --model");
+    std::fflush(stdout);
+    launch::compare_with_peer(options, config.shape, json);
+  }
   return 0;
 }
 

@@ -69,7 +69,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
   ops::attention_varlen(frame.ctx, out, lse, args);
   if (frame.tape == nullptr) return y;
 
-  frame.tape->record([tape = frame.tape, ctx = &frame.ctx, qkv, y, out, lse, args, p, index, T, D, Q, K, W, has_norm] {
+  frame.tape->record([tape = frame.tape, ctx = &frame.ctx, qkv, y, out, lse, args, inputs, p, index, T, D, Q, K, W, has_norm] {
     const TensorView dy = tape->grad(y);
     if (dy.data == nullptr || qkv.id < 0) return;
     const Tape::Target target = tape->target(qkv);
@@ -81,15 +81,10 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     ops::attention_varlen_backward(*ctx, heads_of(dqk, 0, p.num_heads, D), heads_of(dqk, Q, p.num_kv_heads, D),
                                    heads_of(dqkv, Q + K, p.num_kv_heads, D), stride, stride, W, dy.reshaped({T, p.num_heads, D}), out, lse,
                                    args);
-    ops::rope(*ctx, heads_of(dqk, 0, p.num_heads + p.num_kv_heads, D), stride, index.positions_T, *p.rope, true);
-    if (has_norm) {
-      const auto norm_backward = [&](std::int64_t first, std::int64_t heads, const NormParameter& n) {
-        ops::head_norm_backward(*ctx, heads_of(dqkv, first, heads, D), W, n.dweight, heads_of(dqk, first, heads, D), stride,
-                                heads_of(qkv.value, first, heads, D), W, n.weight, n.eps);
-      };
-      norm_backward(0, p.num_heads, p.q_norm);
-      norm_backward(Q, p.num_kv_heads, p.k_norm);
-    }
+    if (has_norm)
+      ops::norm_rope_backward(*ctx, dqkv, norm_weight_target(*tape, p.q_norm), norm_weight_target(*tape, p.k_norm), dqk, inputs);
+    else
+      ops::rope(*ctx, heads_of(dqk, 0, p.num_heads + p.num_kv_heads, D), stride, index.positions_T, *p.rope, true);
     tape->arena().release(mark);
   });
   return y;

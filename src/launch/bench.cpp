@@ -290,6 +290,11 @@ std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& ro
   return boost::json::serialize(boost::json::object{{"device", to_string(options.runtime->device())},
                                                     {"cpu", cpu_features().name},
                                                     {"threads", options.num_threads > 0 ? options.num_threads : num_available_cores()},
+                                                    {"sizes", boost::json::object{{"sequences", options.num_sequences},
+                                                                                  {"prompt_tokens", options.prompt_tokens},
+                                                                                  {"completion_tokens", options.completion_tokens},
+                                                                                  {"train_tokens", options.train_tokens},
+                                                                                  {"sequence_tokens", options.sequence_tokens}}},
                                                     {"rows", list}});
 }
 

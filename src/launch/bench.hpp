@@ -38,7 +38,7 @@ struct BenchRow {
 /// The shape called `name`: "smollm2-135m", "qwen3-0.6b", "qwen3-4b", "qwen3-8b". Error{kInvalidArgument} with the names there are.
 nn::ModelConfig named_shape(std::string_view name);
 std::vector<BenchRow> run_bench(const BenchOptions& options);
-/// {"device", "cpu", "threads", "rows": [{work, dtype, tokens_per_s: [...], share, seconds: {...}, peak_bytes}]}, the layout of
+/// {"device", "cpu", "threads", "sizes", "rows": [{work, dtype, tokens_per_s: [...], share, seconds: {...}, peak_bytes}]}, the layout of
 /// bench/peer.py.
 std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& rows);
 

@@ -65,6 +65,7 @@ struct OpTable {
   void (*plan_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&) = nullptr;
   void (*attention_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&, ConstTensorView, float) = nullptr;
   bool (*norm_rope)(OpContext&, TensorView, const HeadInputs&) = nullptr;  ///< false: not for these sizes
+  bool (*norm_rope_backward)(OpContext&, TensorView, TensorView, TensorView, TensorView, const HeadInputs&) = nullptr;
   void (*norm_rope_to_cache)(OpContext&, TensorView, const KvLayer&, ConstTensorView, const HeadInputs&) = nullptr;
 };
 

@@ -202,4 +202,25 @@ void norm_rope(OpContext& ctx, TensorView qk_TE, const HeadInputs& in) {
   rope(ctx, heads_of(qk_TE, 0, in.num_heads + in.num_kv_heads, D), qk_TE.row_stride, in.positions_T, *in.rope, false);
 }
 
+void norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D, TensorView dk_norm_D, TensorView dqk_TE,
+                        const HeadInputs& in) {
+  const std::int64_t D = in.head_dim, Q = in.num_heads * D, K = in.num_kv_heads * D, T = in.qkv_TE.shape.num_rows();
+  ShapeCheck c("norm_rope_backward", ctx);
+  c.check("dqkv", dqkv_TE, "T W").check("dqk", dqk_TE, "T QK").check("qkv", in.qkv_TE, "T W").floating("dqk", dqk_TE);
+  c.same_dtype("dqkv", dqkv_TE.dtype, "qkv", in.qkv_TE.dtype).same_dtype("dqk", dqk_TE.dtype, "qkv", in.qkv_TE.dtype);
+  c.extent("QK", Q + K, "num_heads, num_kv_heads").extent("W", Q + 2 * K, "num_heads, num_kv_heads");
+  c.check("q_norm", in.q_norm_D, "D", DType::kF32).check("k_norm", in.k_norm_D, "D", DType::kF32).extent("D", D, "head_dim");
+  c.check("dq_norm", dq_norm_D, "D", DType::kF32).check("dk_norm", dk_norm_D, "D", DType::kF32);
+  c.check("positions", in.positions_T, "T", DType::kI32).require(in.rope != nullptr, "a rotary table is wanted");
+  if (T == 0) return;
+  if (ctx.table->norm_rope_backward != nullptr && ctx.table->norm_rope_backward(ctx, dqkv_TE, dq_norm_D, dk_norm_D, dqk_TE, in)) return;
+  rope(ctx, heads_of(dqk_TE, 0, in.num_heads + in.num_kv_heads, D), dqk_TE.row_stride, in.positions_T, *in.rope, true);
+  const auto norm = [&](std::int64_t first, std::int64_t heads, TensorView dw, ConstTensorView w) {
+    head_norm_backward(ctx, heads_of(dqkv_TE, first, heads, D), dqkv_TE.row_stride, dw, heads_of(dqk_TE, first, heads, D),
+                       dqk_TE.row_stride, heads_of(in.qkv_TE, first, heads, D), in.qkv_TE.row_stride, w, in.eps);
+  };
+  norm(0, in.num_heads, dq_norm_D, in.q_norm_D);
+  norm(Q, in.num_kv_heads, dk_norm_D, in.k_norm_D);
+}
+
 }  // namespace prl::ops

@@ -60,6 +60,9 @@ struct HeadInputs {
 };
 /// qk_TE [T, Q + K] = rope(head_norm(q and k heads)); equal bit for bit to head_norm followed by rope. Norms are wanted.
 void norm_rope(OpContext& ctx, TensorView qk_TE, const HeadInputs& in);
+/// Its gradient: dqkv's columns of q and k (those of v stay as they are), dw (fp32) +=. dqk_TE may be overwritten.
+void norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D, TensorView dk_norm_D, TensorView dqk_TE,
+                        const HeadInputs& in);
 
 /// out = x converted to out.dtype.
 void cast(OpContext& ctx, TensorView out, ConstTensorView x);

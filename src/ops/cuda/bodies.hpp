@@ -50,6 +50,8 @@ void swiglu(OpContext& ctx, TensorView out_TF, ConstTensorView gate_up_T2F);
 void swiglu_backward(OpContext& ctx, TensorView dgate_up_T2F, ConstTensorView dout_TF, ConstTensorView gate_up_T2F);
 void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTensorView positions_T, const RopeTable& table, bool inverse);
 bool norm_rope(OpContext& ctx, TensorView qk_TE, const HeadInputs& in);
+bool norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D, TensorView dk_norm_D, TensorView dqk_TE,
+                        const HeadInputs& in);
 void norm_rope_to_cache(OpContext& ctx, TensorView q_TE, const KvLayer& layer, ConstTensorView slot_T, const HeadInputs& in);
 void cast(OpContext& ctx, TensorView out, ConstTensorView x);
 double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs);

@@ -214,7 +214,7 @@ struct NormBackwardArgs {
 
 /// One block per group of rows. kLanes > 0: kBlock / kLanes rows at a time. kVectors: vectors of 8 a thread holds of a row.
 template <typename T, bool kWide, int kLanes, int kVectors>
-__global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_backward_kernel(const NormBackwardArgs<T> a) {
+__global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 2 : 1) norm_backward_kernel(const NormBackwardArgs<T> a) {
   constexpr int kRows = kLanes > 0 ? kBlock / (kLanes > 0 ? kLanes : 1) : 1;
   __shared__ float2 scratch[kMaxLanes / kWarp];
   __shared__ float dw_rows[kLanes > 0 ? kBlock * kVec * kVectors : 1];

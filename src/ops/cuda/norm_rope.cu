@@ -1,6 +1,7 @@
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/sums.hpp"
 
 // Norm and rotation of heads in one pass, and on the way into the cache. Each step is that of norm.cu and pointwise.cu, rounding
 // included, so the results are theirs bit for bit.
@@ -91,6 +92,100 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   store<true>((is_value ? a.v_cache : a.k_cache) + at + c, v, kVec);
 }
 
+/// Blocks of the backward pass: each takes neighbouring heads of q or of k, sums its share of dw in order, and the shares are
+/// added in order.
+constexpr std::int64_t kMaxGroups = 528;
+constexpr std::int64_t kMinGroupRows = 64;
+
+template <typename T>
+struct NormRopeBackwardArgs {
+  T* dqkv;
+  const T* dqk;
+  const T* qkv;
+  std::int64_t dqkv_stride, dqk_stride, qkv_stride;
+  const float* q_norm;
+  const float* k_norm;
+  float eps;
+  const std::int32_t* positions;
+  const float* cosines;
+  const float* sines;
+  std::int64_t num_positions;
+  std::int64_t q_rows, k_rows, group_rows;
+  int q_groups, heads, kv_heads, dim;
+  float* partial_dw;  ///< [groups of q, then of k, dim]
+  ::prl::cuda::FaultWord* fault;
+};
+
+template <typename T, int kLanes>
+__global__ void __launch_bounds__(kBlock) norm_rope_backward_kernel(const __grid_constant__ NormRopeBackwardArgs<T> a) {
+  constexpr int kRows = kBlock / kLanes;
+  __shared__ float dw_rows[kRows][kLanes * kVec];
+  const bool is_q = static_cast<int>(blockIdx.x) < a.q_groups;
+  const std::int64_t group = is_q ? blockIdx.x : static_cast<int>(blockIdx.x) - a.q_groups;
+  const std::int64_t begin = group * a.group_rows, end = min(is_q ? a.q_rows : a.k_rows, begin + a.group_rows);
+  const int heads = is_q ? a.heads : a.kv_heads, first_head = is_q ? 0 : a.heads;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, slot = static_cast<int>(threadIdx.x) / kLanes;
+  const int c = lane * kVec, half = a.dim / 2, step = half / kVec;
+  const bool has_columns = c < a.dim, is_first = c < half;
+  const int partner = is_first ? lane + step : lane - step;
+  float w[kVec] = {}, dw[kVec] = {};
+  if (has_columns) load<true>(w, (is_q ? a.q_norm : a.k_norm) + c, kVec);
+  for (std::int64_t base = begin; base < end; base += kRows) {
+    const std::int64_t row = base + slot, token = row / heads;
+    const int head = first_head + static_cast<int>(row - token * heads);
+    const bool is_live = row < end && has_columns;
+    std::int32_t position = is_live ? a.positions[token] : 0;
+    if (position < 0 || position >= a.num_positions) {
+      ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, static_cast<std::uint32_t>(token));
+      position = 0;
+    }
+    float dy[kVec] = {}, x[kVec] = {}, other[kVec];
+    if (is_live) {
+      load<true>(dy, a.dqk + token * a.dqk_stride + head * a.dim + c, kVec);
+      load<true>(x, a.qkv + token * a.qkv_stride + head * a.dim + c, kVec);
+    }
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) other[i] = __shfl_sync(kFullWarp, dy[i], partner, kLanes);
+    if (is_live) {
+      float cosine[kVec], sine[kVec];
+      const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
+      load<true>(cosine, a.cosines + at, kVec);
+      load<true>(sine, a.sines + at, kVec);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const float first = is_first ? dy[i] : other[i], second = is_first ? other[i] : dy[i];
+        dy[i] = rounded<T>(is_first ? fmaf(-second, -sine[i], first * cosine[i]) : fmaf(first, -sine[i], second * cosine[i]));
+      }
+    }
+    float squares = 0.0f, dots = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      squares = fmaf(x[i], x[i], squares);
+      dots = fmaf(dy[i] * w[i], x[i], dots);
+    }
+    squares = warp_sum<kLanes>(squares);
+    dots = warp_sum<kLanes>(dots);
+    if (!is_live) continue;
+    const float scale = 1.0f / sqrtf(squares / static_cast<float>(a.dim) + a.eps);
+    const float k = dots * scale * scale * scale / static_cast<float>(a.dim);
+    float d[kVec];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      dw[i] = fmaf(dy[i], x[i] * scale, dw[i]);
+      d[i] = fmaf(-k, x[i], dy[i] * w[i] * scale);
+    }
+    store<true>(a.dqkv + token * a.dqkv_stride + head * a.dim + c, d, kVec);
+  }
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) dw_rows[slot][c + i] = dw[i];
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < a.dim; i += kBlock) {
+    float total = 0.0f;
+    for (int r = 0; r < kRows; ++r) total += dw_rows[r][i];
+    a.partial_dw[static_cast<std::int64_t>(blockIdx.x) * a.dim + i] = total;
+  }
+}
+
 bool fits(const ConstTensorView& v) {
   return is_aligned(v.data, 16) && (v.shape.num_rows() <= 1 || v.row_stride * static_cast<std::int64_t>(size_of(v.dtype)) % 16 == 0);
 }
@@ -120,23 +215,28 @@ NormRopeArgs<T> args_of(OpContext& ctx, const TensorView& qk, const HeadInputs& 
   return a;
 }
 
+/// Calls body with the number of threads that share a head.
+template <typename Body>
+void with_lanes(std::int64_t dim, Body&& body) {
+  if (dim <= 64)
+    body(std::integral_constant<int, 8>{});
+  else if (dim <= 128)
+    body(std::integral_constant<int, 16>{});
+  else
+    body(std::integral_constant<int, 32>{});
+}
+
 template <bool kCache, typename T>
 void launch(OpContext& ctx, NormRopeArgs<T>& a, std::int64_t tokens) {
   a.rows_per_token = a.heads + (kCache ? 2 : 1) * a.kv_heads;
   a.num_rows = tokens * a.rows_per_token;
-  const auto run = [&](auto lanes) {
+  with_lanes(a.dim, [&](auto lanes) {
     constexpr int kLanes = decltype(lanes)::value;
     with_bool(a.q_norm != nullptr, [&](auto has_norm) {
       launch_chained(stream_of(ctx), norm_rope_kernel<T, kLanes, decltype(has_norm)::value, kCache>,
                      dim3(static_cast<unsigned>(ceil_div(a.num_rows, kBlock / kLanes))), dim3(kBlock), 0, a);
     });
-  };
-  if (a.dim <= 64)
-    run(std::integral_constant<int, 8>{});
-  else if (a.dim <= 128)
-    run(std::integral_constant<int, 16>{});
-  else
-    run(std::integral_constant<int, 32>{});
+  });
 }
 
 }  // namespace
@@ -147,6 +247,49 @@ bool norm_rope(OpContext& ctx, TensorView qk_TE, const HeadInputs& in) {
     auto a = args_of<decltype(t)>(ctx, qk_TE, in);
     launch<false>(ctx, a, qk_TE.shape.num_rows());
   });
+  return true;
+}
+
+bool norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D, TensorView dk_norm_D, TensorView dqk_TE,
+                        const HeadInputs& in) {
+  if (!fits(in) || !fits(dqkv_TE) || !fits(dqk_TE)) return false;
+  const std::int64_t tokens = dqk_TE.shape.num_rows(), q_rows = tokens * in.num_heads, k_rows = tokens * in.num_kv_heads;
+  const std::int64_t group_rows = std::max(kMinGroupRows, ceil_div(q_rows + k_rows, kMaxGroups));
+  const std::int64_t q_groups = ceil_div(q_rows, group_rows), k_groups = ceil_div(k_rows, group_rows);
+  auto* partial =
+      static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>((q_groups + k_groups) * in.head_dim) * sizeof(float)));
+  with_type(dqk_TE.dtype, [&](auto t) {
+    using T = decltype(t);
+    NormRopeBackwardArgs<T> a{};
+    a.dqkv = dqkv_TE.as<T>();
+    a.dqkv_stride = dqkv_TE.row_stride;
+    a.dqk = dqk_TE.as<T>();
+    a.dqk_stride = dqk_TE.row_stride;
+    a.qkv = in.qkv_TE.as<T>();
+    a.qkv_stride = in.qkv_TE.row_stride;
+    a.q_norm = in.q_norm_D.as<float>();
+    a.k_norm = in.k_norm_D.as<float>();
+    a.eps = in.eps;
+    a.positions = in.positions_T.as<std::int32_t>();
+    a.cosines = in.rope->cos_PD2.as<float>();
+    a.sines = in.rope->sin_PD2.as<float>();
+    a.num_positions = in.rope->cos_PD2.shape()[0];
+    a.q_rows = q_rows;
+    a.k_rows = k_rows;
+    a.group_rows = group_rows;
+    a.q_groups = static_cast<int>(q_groups);
+    a.heads = static_cast<int>(in.num_heads);
+    a.kv_heads = static_cast<int>(in.num_kv_heads);
+    a.dim = static_cast<int>(in.head_dim);
+    a.partial_dw = partial;
+    a.fault = runtime_of(ctx).fault_word();
+    with_lanes(in.head_dim, [&](auto lanes) {
+      norm_rope_backward_kernel<T, decltype(lanes)::value><<<static_cast<unsigned>(q_groups + k_groups), kBlock, 0, stream_of(ctx)>>>(a);
+    });
+    PRL_CUDA_CHECK(cudaGetLastError());
+  });
+  add_rows(ctx, dq_norm_D.as<float>(), partial, q_groups, in.head_dim);
+  add_rows(ctx, dk_norm_D.as<float>(), partial + q_groups * in.head_dim, k_groups, in.head_dim);
   return true;
 }
 

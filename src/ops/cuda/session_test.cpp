@@ -80,6 +80,7 @@ OpTable make_waiting_table() {
   wait.operator()<&OpTable::plan_decode>();
   wait.operator()<&OpTable::attention_decode>();
   wait.operator()<&OpTable::norm_rope>();
+  wait.operator()<&OpTable::norm_rope_backward>();
   wait.operator()<&OpTable::norm_rope_to_cache>();
   wait.operator()<&OpTable::lm_head_logprob>();
   wait.operator()<&OpTable::lm_head_logprob_backward>();
