@@ -150,7 +150,7 @@ int run_bench(const config::ParsedCommand& parsed) {
   if (config.peer) {
     if (config.model) fail(ErrorCode::kInvalidArgument, "prl bench --peer compares named shapes; use --shape instead of --model");
     std::fflush(stdout);
-    launch::compare_with_peer(options, config.shape, json);
+    launch::compare_with_peer(std::move(options), config.shape, json);
   }
   return 0;
 }

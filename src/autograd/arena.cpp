@@ -19,8 +19,8 @@ std::size_t Arena::capacity() const noexcept {
 }
 
 void Arena::add_block(std::size_t bytes) {
-  // Growing by half of what is there keeps the number of blocks logarithmic; reset() merges them.
-  const std::size_t size = std::max({kMinBlockBytes, bytes, capacity() / 2});
+  // Growing by a share of what is there keeps the number of blocks logarithmic and little unused; reset() merges them.
+  const std::size_t size = std::max({kMinBlockBytes, bytes, capacity() / 8});
   blocks_.push_back({static_cast<std::byte*>(runtime_->allocate(size)), size});
   ++num_allocations_;
 }

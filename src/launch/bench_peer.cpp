@@ -54,7 +54,7 @@ void run(const std::vector<std::string>& words, const fs::path& out) {
 
 }  // namespace
 
-void compare_with_peer(const BenchOptions& options, const std::string& shape, const std::string& json) {
+void compare_with_peer(BenchOptions options, const std::string& shape, const std::string& json) {
   const char* named = std::getenv("PRL_BENCH_PYTHON");
   const std::string python = named != nullptr && *named != '\0' ? named : "python3";
   const fs::path script = find_script("peer.py"), table = find_script("compare.py");
@@ -66,6 +66,7 @@ void compare_with_peer(const BenchOptions& options, const std::string& shape, co
   if (options.train) suites += suites.empty() ? "train" : ",train";
   if (suites.empty()) fail(ErrorCode::kInvalidArgument, "the peer has no such work; it decodes and trains");
   const bool is_gpu = options.runtime->device().kind == DeviceKind::kCuda;
+  options.runtime.reset();
   log::info("bench: running the peer, {} {}", python, script.string());
   std::vector<std::string> words{python,     script.string(),
                                  "--device", is_gpu ? "cuda" : "cpu",

@@ -8,6 +8,7 @@
 #include "env/token_chat_client.hpp"
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
+#include "launch/memory_plan.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
 #include "launch/rl_progress.hpp"
@@ -20,6 +21,8 @@
 
 namespace prl::launch {
 namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 /// The first failure of any role; asks the others to stop.
 class FirstFailure {
@@ -69,13 +72,22 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   for (const char* role : {"trainer", "orchestrator", "inference"})
     log::add_role_file(role, config.output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
 
-  trainer::Policy policy(runtime, policy_options(config.trainer));
+  const trainer::PolicyOptions options = policy_options(config.trainer);
+  std::optional<MemoryPlan> plan;
+  if (is_planned(*runtime)) plan = plan_model(*runtime, nn::load_model_config(options.model), config.trainer.optim, options.compute);
+  trainer::Policy policy(runtime, options);
+  if (plan) add_activations(*plan, policy, config.trainer.model.seq_len);
   trainer::RlRunOptions run = rl_run_options(config.trainer, measured_peak_flops(config.trainer.compute, policy.options().compute));
   run.broadcasts.clear();
   const std::int64_t resume_step = orchestrator_resume_step(config.orchestrator);
 
   const nn::ModelConfig& model = policy.config();
   if (*inference.model.max_model_len > model.max_position) inference.model.max_model_len = static_cast<int>(model.max_position);
+  if (plan) {
+    add_engine(*plan, inference, model, policy.options().compute);
+    inference.kv.num_blocks = static_cast<int>(plan->num_kv_blocks);
+    log::info("memory plan: {}", plan->to_string());
+  }
   // On a GPU each role has a stream, and with it a runtime, of its own; on the CPU one count of memory serves both.
   const auto engine_runtime = runtime->device().kind == DeviceKind::kCpu ? runtime : make_runtime(config.trainer.compute);
   EngineHost host(inference, engine_runtime, policy.weights());
@@ -134,6 +146,9 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   log::success("rl {}: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}",
                trained.was_stopped ? "stopped" : "finished", trained.last_step, report.episodes.num_started, report.max_staleness,
                proofs.num_updates, proofs.max_probe_difference, progress.mean_mismatch_kl());
+  if (plan)
+    log::info("memory: {:.2f} GiB planned, {:.2f} GiB at the peak of trainer and engine", static_cast<double>(plan->total()) / kGiB,
+              static_cast<double>(runtime->peak_bytes() + engine_runtime->peak_bytes()) / kGiB);
   if (trained.was_stopped && trained.last_checkpoint)
     log::success("checkpoint of step {} in {}; continue with --ckpt.resume-step -1", *trained.last_checkpoint,
                  run.checkpoint->checkpoints.string());

@@ -1,6 +1,7 @@
 #include "launch/sft_role.hpp"
 
 #include "base/log.hpp"
+#include "launch/memory_plan.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/trainer_role.hpp"
 #include "trainer/metrics.hpp"
@@ -13,7 +14,15 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   shared.model = config.model;
   shared.compute = config.compute;
   shared.seed = config.seed;
-  trainer::Policy policy(make_runtime(config.compute), policy_options(shared));
+  const auto runtime = make_runtime(config.compute);
+  const trainer::PolicyOptions policy_config = policy_options(shared);
+  std::optional<MemoryPlan> plan;
+  if (is_planned(*runtime)) plan = plan_model(*runtime, nn::load_model_config(policy_config.model), config.optim, policy_config.compute);
+  trainer::Policy policy(runtime, policy_config);
+  if (plan) {
+    add_activations(*plan, policy, std::visit([](const auto& data) { return static_cast<std::int64_t>(data.seq_len); }, config.data));
+    log::info("memory plan: {}", plan->to_string());
+  }
   const std::filesystem::path tokenizer_dir = text_folder(config.tokenizer.name.value_or(config.model.name));
 
   trainer::SftRunOptions options;

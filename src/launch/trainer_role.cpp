@@ -1,6 +1,7 @@
 #include "launch/trainer_role.hpp"
 
 #include "base/log.hpp"
+#include "launch/memory_plan.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/transports.hpp"
 #include "monitor/sinks.hpp"
@@ -82,7 +83,15 @@ std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, cons
 }
 
 int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) {
-  trainer::Policy policy(make_runtime(config.compute), policy_options(config));
+  const auto runtime = make_runtime(config.compute);
+  const trainer::PolicyOptions policy_config = policy_options(config);
+  std::optional<MemoryPlan> plan;
+  if (is_planned(*runtime)) plan = plan_model(*runtime, nn::load_model_config(policy_config.model), config.optim, policy_config.compute);
+  trainer::Policy policy(runtime, policy_config);
+  if (plan) {
+    add_activations(*plan, policy, config.model.seq_len);
+    log::info("memory plan: {}", plan->to_string());
+  }
   const double flops = measured_peak_flops(config.compute, policy.options().compute);
   trainer::RlRunOptions options = rl_run_options(config, flops);
   auto monitor = make_monitor(trainer::trainer_metrics(), config.output_dir, config.file_monitor);

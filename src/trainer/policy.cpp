@@ -59,6 +59,27 @@ nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std
   return model_->evaluate(weights_, {row.input_ids, row.position_ids, cu}, targets_T, row.temperatures);
 }
 
+std::size_t Policy::reserve(std::int64_t num_tokens) {
+  const std::size_t before = runtime_->bytes_in_use();
+  wire::MicroBatch row;
+  std::vector<std::int32_t> targets;
+  const std::int64_t longest = std::min(num_tokens, config().max_position);
+  for (std::int64_t i = 0; i < num_tokens; ++i) {
+    if (i % longest == 0) row.sequence_lengths.push_back(0);
+    ++row.sequence_lengths.back();
+    row.position_ids.push_back(static_cast<std::int32_t>(i % longest));
+    row.input_ids.push_back(static_cast<std::int32_t>(i % config().vocab_size));
+    targets.push_back(row.input_ids.back());
+  }
+  row.temperatures.assign(targets.size(), 1.0f);
+  forward(row, targets);
+  backward(std::vector<float>(targets.size(), 0.0f));
+  parameters_.zero_grads();
+  runtime_->synchronize();
+  const std::size_t after = runtime_->bytes_in_use();
+  return after > before ? after - before : 0;
+}
+
 weights::WeightManifest Policy::manifest() {
   weights::WeightManifest manifest;
   manifest.version = weights_->version;

@@ -47,6 +47,9 @@ class Policy {
   void backward(std::span<const float> dlogp_T) { model_->backward(dlogp_T); }
   /// Forward only.
   nn::TokenStats evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
+  /// Runs forward and backward over random tokens, as many as a micro-batch may have, and forgets the result: activations and scratch
+  /// have their memory then, and kernels are chosen. Bytes that it took.
+  std::size_t reserve(std::int64_t num_tokens);
   /// Checksum and probe log-probabilities of the current weights, what an engine must match.
   weights::WeightManifest manifest();
 

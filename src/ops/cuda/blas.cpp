@@ -1,7 +1,9 @@
 #include "ops/cuda/blas.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
+#include <string_view>
 #include <unordered_map>
 
 #include "base/error.hpp"
@@ -139,7 +141,18 @@ struct Blas::Impl {
 Blas::Blas(std::shared_ptr<DeviceRuntime> runtime) : impl_(std::make_unique<Impl>(std::move(runtime))) {}
 Blas::~Blas() = default;
 
-void Blas::run(const OpContext& ctx, const Product& p) {
+/// PRL_CUDA_EXACT=0 gives the library free choice, split-K included: for measuring what exactness costs, nothing else.
+bool is_exact() {
+  static const bool value = [] {
+    const char* text = std::getenv("PRL_CUDA_EXACT");
+    return text == nullptr || std::string_view(text) != "0";
+  }();
+  return value;
+}
+
+void Blas::run(const OpContext& ctx, const Product& given) {
+  Product p = given;
+  if (!is_exact() && p.in_dtype == DType::kBF16) p.may_split = true;
   const std::int64_t rest = p.N % kInvariantColumns;
   if (!is_librarys(p)) {
     simple_product(ctx, p);

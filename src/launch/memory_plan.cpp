@@ -1,0 +1,96 @@
+#include "launch/memory_plan.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "nn/decoder.hpp"
+
+namespace prl::launch {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+/// Of the device, left to the driver's context, libraries and what no part names.
+constexpr double kReserve = 0.02;
+/// Product workspaces, staging rings and small arrays of one role.
+constexpr std::size_t kRoleBytes = std::size_t{128} << 20;
+/// Packed versions of the weights that can exist at once beside the first: one that the engine still serves and one that is being made.
+constexpr std::size_t kMoreVersions = 2;
+
+std::size_t state_bytes_per_parameter(const config::OptimConfig& optim) {
+  if (std::holds_alternative<config::SignSgdConfig>(optim)) return 0;
+  return std::holds_alternative<config::AdamWConfig>(optim) ? 8 : 4;
+}
+
+std::string gib(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); }
+
+std::size_t usable(const MemoryPlan& plan) { return static_cast<std::size_t>(static_cast<double>(plan.available) * (1 - kReserve)); }
+
+void refuse_if_too_large(const MemoryPlan& plan, const char* advice) {
+  if (plan.total() <= usable(plan)) return;
+  fail(ErrorCode::kOutOfMemory, "the GPU's memory is too small for this run: {}; {}", plan.to_string(), advice);
+}
+
+}  // namespace
+
+std::size_t MemoryPlan::total() const noexcept {
+  std::size_t sum = 0;
+  for (const auto& [name, bytes] : parts) sum += bytes;
+  return sum;
+}
+
+std::string MemoryPlan::to_string() const {
+  std::string out;
+  for (const auto& [name, bytes] : parts) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, gib(bytes));
+  return out + fmt::format("; {} of {}", gib(total()), gib(available));
+}
+
+MemoryPlan plan_model(const DeviceRuntime& runtime, const nn::ModelConfig& model, const config::OptimConfig& optim, DType compute) {
+  const auto n = static_cast<std::size_t>(model.num_parameters());
+  MemoryPlan plan;
+  plan.available = runtime.bytes_available();
+  plan.parts = {
+      {"masters", 4 * n}, {"gradients", 4 * n}, {"optimizer", state_bytes_per_parameter(optim) * n}, {"weights", n * size_of(compute)}};
+  refuse_if_too_large(plan, "train a smaller model, or choose an optimizer with less state");
+  return plan;
+}
+
+void add_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t seq_len) {
+  try {
+    plan.parts.emplace_back("activations", policy.reserve(seq_len));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    throw error.with_context(
+        fmt::format("activations of {} tokens do not fit beside {}; lower seq_len or switch on model.ac", seq_len, plan.to_string()));
+  }
+  refuse_if_too_large(plan, "lower seq_len, or recompute activations (model.ac)");
+}
+
+void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
+  const auto size = static_cast<std::int64_t>(size_of(compute));
+  plan.parts.emplace_back("weights in flight", kMoreVersions * static_cast<std::size_t>(model.num_parameters()) * size_of(compute));
+  // A pass holds two streams, the largest layer's intermediates and the logits of all running sequences.
+  const std::int64_t tokens = std::max<std::int64_t>(inference.max_num_batched_tokens, inference.max_num_seqs);
+  const std::int64_t heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
+  const std::int64_t per_token = (6 * model.hidden_size + 2 * heads + 3 * model.intermediate_size) * size;
+  const std::int64_t logits = static_cast<std::int64_t>(inference.max_num_seqs) * model.vocab_size * 4;
+  plan.parts.emplace_back("engine", static_cast<std::size_t>(tokens * per_token + logits) + 2 * kRoleBytes);
+
+  const std::int64_t block = inference.kv.block_size;
+  const std::size_t block_bytes = nn::KvCache::bytes_per_block(model, compute, block);
+  const std::int64_t per_sequence = (*inference.model.max_model_len + block - 1) / block;
+  const std::int64_t wanted =
+      inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * per_sequence;
+  const std::size_t left = usable(plan) > plan.total() ? usable(plan) - plan.total() : 0;
+  const auto affordable = static_cast<std::int64_t>(left / block_bytes);
+  plan.num_kv_blocks = inference.kv.num_blocks ? wanted : std::min(wanted, affordable);
+  plan.parts.emplace_back("KV cache", static_cast<std::size_t>(std::max(plan.num_kv_blocks, per_sequence)) * block_bytes);
+  refuse_if_too_large(plan,
+                      "the cache must hold one sequence of inference.model.max_model_len tokens at least: lower that, seq_len or "
+                      "inference.kv.num_blocks");
+  if (plan.num_kv_blocks < wanted)
+    log::info("the KV cache holds {} of the {} blocks that {} sequences of {} tokens could use; more will wait", plan.num_kv_blocks, wanted,
+              inference.max_num_seqs, *inference.model.max_model_len);
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/inference_config.hpp"
+#include "config/optim_config.hpp"
+#include "device/device.hpp"
+#include "nn/model_config.hpp"
+#include "trainer/policy.hpp"
+
+namespace prl::launch {
+
+/// Who gets how much of a GPU, made before anything large is taken. The trainer's activations are measured by a step over random tokens,
+/// the rest follows from sizes; the KV cache gets what it wants of what is left.
+struct MemoryPlan {
+  std::vector<std::pair<std::string, std::size_t>> parts;  ///< bytes
+  std::size_t available = 0;                               ///< free on the device before the run, bytes
+  std::int64_t num_kv_blocks = 0;                          ///< colocated runs
+
+  std::size_t total() const noexcept;
+  /// "masters 2.2 GiB, gradients 2.2 GiB, ...; 12.1 of 139.3 GiB"
+  std::string to_string() const;
+};
+
+/// Masters, gradients, optimizer and packed weights of a model that is to be trained, without activations. Error{kOutOfMemory} with the
+/// parts if they cannot fit.
+MemoryPlan plan_model(const DeviceRuntime& runtime, const nn::ModelConfig& model, const config::OptimConfig& optim, DType compute);
+
+/// Adds the activations of a micro-batch of `seq_len` tokens, which `policy` then has memory for. Error{kOutOfMemory} as above.
+void add_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t seq_len);
+
+/// Adds what an engine beside the trainer needs and sets num_kv_blocks. Error{kOutOfMemory} if not one sequence of full length fits.
+void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);
+
+/// Whether plans are made for this device: a GPU's memory is all there is, a host has swap and other tenants.
+inline bool is_planned(const DeviceRuntime& runtime) { return runtime.device().kind == DeviceKind::kCuda; }
+
+}  // namespace prl::launch
