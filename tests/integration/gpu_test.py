@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""On a machine with a GPU: its runs agree with the CPU's, repeat to the bit, match their sampler exactly and stay within their plan."""
+import json
+import re
+
+import harness
+from harness import check, prl
+
+BFLOAT16 = ("--compute.dtype", "bfloat16")
+QWEN3_06B = ("--vocab-size", 151936, "--hidden-size", 1024, "--intermediate-size", 3072, "--num-layers", 28, "--num-heads", 16,
+             "--num-kv-heads", 8, "--head-dim", 128, "--max-position-embeddings", 40960, "--rope-theta", 1000000, "--dtype", "bfloat16")
+
+
+def needs_gpu():
+    report = {row["subject"]: row["found"] for row in json.loads(prl("doctor", "--json")[0])}
+    if "none" in report.get("gpu", "none"):
+        raise harness.Skip(report.get("gpu", "no GPU"))
+
+
+def compare(folder, command, steps, keys):
+    """Runs `command` on both devices; fails unless every metric of `keys` agrees at every step within its tolerance."""
+    rows = {}
+    for device in ("cpu", "cuda"):
+        out = folder / device
+        prl(*command, "--compute.device", device, *BFLOAT16, "--output-dir", out)
+        rows[device] = harness.metrics(out)
+    for key, tolerance in keys.items():
+        pairs = [(rows["cpu"][step][key], rows["cuda"][step][key]) for step in range(1, steps + 1)]
+        worst = max(abs(a - b) / max(abs(a), 1e-3) for a, b in pairs)
+        check(worst < tolerance, f"{key} differs by a share of {worst:.4f} at worst, {tolerance} is allowed: {pairs}")
+        print(f"      {key}: {pairs[0][0]:.5f} to {pairs[-1][0]:.5f}, largest relative difference {worst:.5f} over {steps} steps")
+
+
+def test_fine_tuning_agrees_with_the_cpu():
+    needs_gpu()
+    with harness.workspace("gpu-sft") as folder:
+        model, data = harness.tiny_model(folder / "model"), harness.sft_data(folder / "data.jsonl", 256)
+        compare(folder, ("sft", "--model.name", model, "--data.name", data, "--data.seq-len", 256, "--data.batch-size", 8, "--max-steps", 50,
+                         "--optim.lr", "1e-3"), 50, {"loss/mean": 0.02, "optim/grad_norm": 0.1})
+
+
+def test_policy_steps_agree_with_the_cpu():
+    needs_gpu()
+    with harness.workspace("gpu-rl") as folder:
+        compare(folder, ("trainer", "--model.name", harness.warm_model(), "--data.fake", "--model.seq-len", 256, "--max-steps", 20,
+                         "--optim.lr", "1e-4"), 20, {"loss/mean": 0.05, "entropy/all/mean": 0.02, "mismatch_kl/all/mean": 0.05})
+
+
+def test_lock_step_repeats_and_matches_exactly():
+    needs_gpu()
+    with harness.workspace("gpu-lock-step") as folder:
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0)
+        digests = []
+        for name in ("first", "second"):
+            out = folder / name
+            prl("rl", "@", config, "--output-dir", out, "--ckpt", "--trainer.compute.device", "cuda")
+            rows = harness.metrics(out)
+            for step in range(1, 11):
+                for key in ("mismatch_kl/all/mean", "mismatch_kl/all/max"):
+                    check(rows[step][key] == 0, f"step {step}: {key} = {rows[step][key]}, wanted exactly 0")
+            check(len({rows[step]["reward/all/mean"] for step in range(1, 11)}) > 5, "rewards say nothing")
+            digests.append((harness.digest(out / "weights/step_10", "*.safetensors"),
+                            harness.digest(out / "checkpoints/step_10/trainer", "*.safetensors")))
+        check(digests[0] == digests[1], "two runs of one seed differ after 10 steps")
+
+
+def test_a_real_size_stays_within_its_memory_plan():
+    needs_gpu()
+    with harness.workspace("gpu-plan") as folder:
+        model = folder / "model"
+        prl("init-model", model, *QWEN3_06B)
+        config = harness.rl_config(folder / "rl.toml", model, max_steps=20, seq_len=2048, max_async_level=1)
+        out, errors = prl("rl", "@", config, "--output-dir", folder / "out", "--trainer.compute.device", "cuda",
+                          "--orchestrator.batch-size", 64, "--orchestrator.group-size", 8, "--inference.max-num-seqs", 64)
+        log = out + errors + (folder / "out/logs/rl.log").read_text()
+        found = re.search(r"memory: ([\d.]+) GiB planned, ([\d.]+) GiB at the peak", log)
+        check(found, f"no line about memory: {log[-3000:]}")
+        planned, peak = float(found[1]), float(found[2])
+        print(f"      {planned} GiB planned, {peak} GiB at the peak; {re.search(r'memory plan: (.*)', log)[1]}")
+        check(abs(planned - peak) <= 0.05 * peak, f"the plan of {planned} GiB is more than 5% from the peak of {peak} GiB")
+        check("probe_diff=0" in log, "no proof of the weight updates")
+
+
+harness.main(test_fine_tuning_agrees_with_the_cpu, test_policy_steps_agree_with_the_cpu, test_lock_step_repeats_and_matches_exactly,
+             test_a_real_size_stays_within_its_memory_plan)
