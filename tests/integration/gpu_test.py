@@ -27,7 +27,7 @@ def compare(folder, command, steps, keys):
     for key, tolerance in keys.items():
         pairs = [(rows["cpu"][step][key], rows["cuda"][step][key]) for step in range(1, steps + 1)]
         worst = max(abs(a - b) / max(abs(a), 1e-3) for a, b in pairs)
-        check(worst < tolerance, f"{key} differs by a share of {worst:.4f} at worst, {tolerance} is allowed: {pairs}")
+        check(worst < tolerance, f"{key} differs by a share of {worst:.4f} at worst, {tolerance} is allowed: {pairs[:3]} ... {pairs[-3:]}")
         print(f"      {key}: {pairs[0][0]:.5f} to {pairs[-1][0]:.5f}, largest relative difference {worst:.5f} over {steps} steps")
 
 
@@ -36,7 +36,7 @@ def test_fine_tuning_agrees_with_the_cpu():
     with harness.workspace("gpu-sft") as folder:
         model, data = harness.tiny_model(folder / "model"), harness.sft_data(folder / "data.jsonl", 256)
         compare(folder, ("sft", "--model.name", model, "--data.name", data, "--data.seq-len", 256, "--data.batch-size", 8, "--max-steps", 50,
-                         "--optim.lr", "1e-3"), 50, {"loss/mean": 0.02, "optim/grad_norm": 0.1})
+                         "--optim.lr", "2e-4"), 50, {"loss/mean": 0.02, "optim/grad_norm": 0.1})
 
 
 def test_policy_steps_agree_with_the_cpu():
@@ -67,8 +67,11 @@ def test_lock_step_repeats_and_matches_exactly():
 def test_a_real_size_stays_within_its_memory_plan():
     needs_gpu()
     with harness.workspace("gpu-plan") as folder:
-        model = folder / "model"
-        prl("init-model", model, *QWEN3_06B)
+        # Some steps on demonstrations, or all rewards would be equal.
+        prl("init-model", folder / "base", *QWEN3_06B)
+        prl("sft", "--model.name", folder / "base", "--data.name", harness.sft_data(folder / "data.jsonl", 512), "--data.seq-len", 1024,
+            "--data.batch-size", 8, "--max-steps", 60, "--optim.lr", "3e-4", "--ckpt.weights-only", "--output-dir", folder / "sft")
+        model = folder / "sft/weights/step_60"
         config = harness.rl_config(folder / "rl.toml", model, max_steps=20, seq_len=2048, max_async_level=1)
         out, errors = prl("rl", "@", config, "--output-dir", folder / "out", "--trainer.compute.device", "cuda",
                           "--orchestrator.batch-size", 64, "--orchestrator.group-size", 8, "--inference.max-num-seqs", 64)
