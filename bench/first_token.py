@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Seconds from the start of `prl inference` to the first token of a completion, on random weights.
 
-usage: first_token.py PRL MODEL_FOLDER [REPEATS [SHAPE]]; the folder is made when it is missing, of SHAPE smollm2-135m or qwen3-0.6b. Prints every repeat and the median.
+usage: first_token.py PRL MODEL_FOLDER [REPEATS [SHAPE]]; the folder is made when it is missing, of a SHAPE of models.py.
+Prints the median and the range.
 """
 import http.client
 import json
@@ -12,13 +13,7 @@ import subprocess
 import sys
 import time
 
-
-SHAPES = {
-    "smollm2-135m": "--family llama --vocab-size 49152 --hidden-size 576 --intermediate-size 1536 --num-layers 30 --num-heads 9 "
-                    "--num-kv-heads 3 --max-position-embeddings 8192",
-    "qwen3-0.6b": "--family qwen3 --vocab-size 151936 --hidden-size 1024 --intermediate-size 3072 --num-layers 28 --num-heads 16 "
-                  "--num-kv-heads 8 --head-dim 128 --max-position-embeddings 40960",
-}
+from models import ensure_model
 
 
 def free_port():
@@ -54,9 +49,7 @@ def seconds_to_first_token(prl, model):
 def main():
     prl, model = sys.argv[1], os.path.abspath(sys.argv[2])
     repeats = int(sys.argv[3]) if len(sys.argv) > 3 else 5
-    if not os.path.exists(os.path.join(model, "config.json")):
-        shape = SHAPES[sys.argv[4] if len(sys.argv) > 4 else "smollm2-135m"]
-        subprocess.run([prl, "init-model", "--output-dir", model, "--dtype", "bfloat16", *shape.split()], check=True)
+    ensure_model(prl, model, sys.argv[4] if len(sys.argv) > 4 else "smollm2-135m")
     times = [seconds_to_first_token(prl, model) for _ in range(repeats)]
     print(f"start of `prl inference` to first token: median {statistics.median(times):.2f} s ({min(times):.2f} to {max(times):.2f}, {repeats} starts)")
 

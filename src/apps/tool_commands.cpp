@@ -124,6 +124,13 @@ int run_bench(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::BenchConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   const config::BenchConfig& config = loaded.config;
+  if (config.suite == config::BenchSuite::kStart || config.suite == config::BenchSuite::kRl) {
+    if (config.suite == config::BenchSuite::kStart)
+      launch::bench_start(config.shape, config.num_repeats);
+    else
+      launch::bench_rl(config.shape, static_cast<std::uint64_t>(config.seed));
+    return 0;
+  }
   launch::BenchOptions options;
   options.model = config.model ? nn::load_model_config(launch::model_folder(*config.model)) : launch::named_shape(config.shape);
   options.dtype = launch::compute_dtype(config.compute.dtype, launch::device_kind(config.compute));

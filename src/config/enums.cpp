@@ -54,7 +54,8 @@ constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"), entry(Mo
                                    entry(ModelFamily::kLlama, "llama")};
 constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"),         entry(BenchSuite::kDecode, "decode"),
                                  entry(BenchSuite::kPrefill, "prefill"), entry(BenchSuite::kTrain, "train"),
-                                 entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kKernels, "kernels")};
+                                 entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kRl, "rl"),
+                                 entry(BenchSuite::kStart, "start"),     entry(BenchSuite::kKernels, "kernels")};
 constexpr EnumEntry kResultsOrders[] = {entry(ResultsOrder::kFile, "file"), entry(ResultsOrder::kRewardUp, "lowest_first"),
                                         entry(ResultsOrder::kRewardDown, "highest_first")};
 

@@ -131,6 +131,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
     config.max_steps = kBenchSteps;
     config.eval.reset();
     config.max_async_level = kBenchAsyncLevel;
+    config.train.filter_zero_advantages = false;  // speed is measured, whatever the model answers
     if (config.wandb) {
       config.wandb->log_extras.reset();
       mark_bench(*config.wandb);

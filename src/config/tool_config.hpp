@@ -18,7 +18,7 @@ namespace prl::config {
 
 enum class ModelFamily { kQwen3, kQwen2, kLlama };
 std::span<const EnumEntry> enum_entries(ModelFamily);
-enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kKernels };
+enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels };
 std::span<const EnumEntry> enum_entries(BenchSuite);
 
 /// `prl init-model DIR`: a Hugging Face folder with random weights, a byte-level tokenizer and a ChatML template.
@@ -156,7 +156,7 @@ struct BenchConfig {
   LogConfig log;
   template <class V>
   void visit(V& v) {
-    v.field("suite", suite, "What to measure; sync is the time of a weight update in one process");
+    v.field("suite", suite, "What to measure; sync is a weight update in one process, start the time to a server's first token");
     v.field("model", model, "Model folder whose shape is taken; `shape` if not set");
     v.field("shape", shape, "Shape of the random model: smollm2-135m, qwen3-0.6b, qwen3-4b, qwen3-8b");
     v.field("num_sequences", num_sequences, "Sequences decoded at once", {.min = 1});

@@ -32,6 +32,11 @@ fs::path find_script(const char* name) {
        fs::current_path().string());
 }
 
+std::string interpreter() {
+  const char* named = std::getenv("PRL_BENCH_PYTHON");
+  return named != nullptr && *named != '\0' ? named : "python3";
+}
+
 /// Runs a program with stdout going to `out` (empty: ours) and waits for it.
 void run(const std::vector<std::string>& words, const fs::path& out) {
   std::vector<char*> argv;
@@ -55,8 +60,7 @@ void run(const std::vector<std::string>& words, const fs::path& out) {
 }  // namespace
 
 void compare_with_peer(BenchOptions options, const std::string& shape, const std::string& json) {
-  const char* named = std::getenv("PRL_BENCH_PYTHON");
-  const std::string python = named != nullptr && *named != '\0' ? named : "python3";
+  const std::string python = interpreter();
   const fs::path script = find_script("peer.py"), table = find_script("compare.py");
   const fs::path scratch = fs::temp_directory_path() / fmt::format("prl-bench-{}", getpid());
   fs::create_directories(scratch);
@@ -88,5 +92,29 @@ void compare_with_peer(BenchOptions options, const std::string& shape, const std
   run({python, table.string(), (scratch / "prl.json").string(), (scratch / "peer.json").string()}, {});
   fs::remove_all(scratch);
 }
+
+namespace {
+
+/// `script PRL MODEL_FOLDER arguments...` over a model folder that lives as long as the run.
+void run_on_model(const char* script, std::vector<std::string> arguments) {
+  const fs::path scratch = fs::temp_directory_path() / fmt::format("prl-bench-{}", getpid());
+  fs::create_directories(scratch);
+  std::vector<std::string> words{interpreter(), find_script(script).string(), fs::read_symlink("/proc/self/exe").string(),
+                                 (scratch / "model").string()};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  try {
+    run(words, {});
+  } catch (...) {
+    fs::remove_all(scratch);
+    throw;
+  }
+  fs::remove_all(scratch);
+}
+
+}  // namespace
+
+void bench_start(const std::string& shape, int num_repeats) { run_on_model("first_token.py", {std::to_string(num_repeats), shape}); }
+
+void bench_rl(const std::string& shape, std::uint64_t seed) { run_on_model("rl.py", {shape, "--seed", std::to_string(seed)}); }
 
 }  // namespace prl::launch
