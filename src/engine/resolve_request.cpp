@@ -76,11 +76,15 @@ ResolvedRequest resolve_request(wire::GenerateRequest request, const EngineOptio
   std::sort(resolved.stop_ids.begin(), resolved.stop_ids.end());
   resolved.stop_ids.erase(std::unique(resolved.stop_ids.begin(), resolved.stop_ids.end()), resolved.stop_ids.end());
   std::erase_if(resolved.stop_ids, [&](std::int32_t id) { return id < 0 || id >= config.vocab_size; });
+  if (s.token_rule && resolved.stop_ids.empty())
+    fail(ErrorCode::kInvalidArgument, "ignore_eos: structured output ends with a stop token, and this request has none");
+  if (s.token_rule && s.min_tokens > 0)
+    fail(ErrorCode::kInvalidArgument, "min_tokens: structured output decides when it may end; found {}", s.min_tokens);
   resolved.seed = s.seed.value_or(0);
   resolved.cache_salt = std::move(request.cache_salt);
   resolved.priority = request.priority;
-  resolved.edits_logits =
-      s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f || !s.logit_bias.empty();
+  resolved.edits_logits = s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f ||
+                          !s.logit_bias.empty() || s.token_rule != nullptr;
   return resolved;
 }
 

@@ -47,14 +47,38 @@ void edit_logits(std::span<float> logits_V, const Sequence& sequence, std::span<
   }
 }
 
-Sampler::Sampler(ops::OpContext& ctx, std::int64_t vocab_size)
-    : ctx_(ctx), counts_V_(static_cast<std::size_t>(vocab_size), 0), logits_V_(static_cast<std::size_t>(vocab_size)) {}
+void apply_token_rule(std::span<float> logits_V, Sequence& sequence, std::span<std::uint64_t> words) {
+  const ResolvedRequest& request = *sequence.request;
+  const bool may_end = request.sampling.token_rule->allow(sequence.output(), sequence.rule_cursor, words);
+  const auto word_of = [&](std::int32_t id) -> std::uint64_t& { return words[static_cast<std::size_t>(id) / 64]; };
+  const auto bit_of = [](std::int32_t id) { return std::uint64_t{1} << (id % 64); };
+  const auto is_any_open = [&] { return std::any_of(words.begin(), words.end(), [](std::uint64_t word) { return word != 0; }); };
+  std::vector<std::int32_t> closed;
+  for (const std::int32_t id : request.stop_ids) {
+    if (may_end) word_of(id) |= bit_of(id);
+    if (may_end || (word_of(id) & bit_of(id)) == 0) continue;
+    word_of(id) &= ~bit_of(id);
+    closed.push_back(id);
+  }
+  if (!closed.empty() && !is_any_open())
+    for (const std::int32_t id : closed) word_of(id) |= bit_of(id);
+  const float masked = is_any_open() ? kMaskedLogit : std::numeric_limits<float>::quiet_NaN();
+  for (std::size_t id = 0; id < logits_V.size(); ++id)
+    if ((words[id / 64] >> (id % 64) & 1) == 0) logits_V[id] = masked;
+}
 
-void Sampler::edit_row(TensorView logits_BV, std::int64_t row, const Sequence& sequence) {
+Sampler::Sampler(ops::OpContext& ctx, std::int64_t vocab_size)
+    : ctx_(ctx),
+      counts_V_(static_cast<std::size_t>(vocab_size), 0),
+      logits_V_(static_cast<std::size_t>(vocab_size)),
+      rule_words_((static_cast<std::size_t>(vocab_size) + 63) / 64) {}
+
+void Sampler::edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequence) {
   float* const device_row = logits_BV.as<float>() + row * logits_BV.row_stride;
   const std::size_t num_bytes = logits_V_.size() * sizeof(float);
   ctx_.runtime->copy_to_host(logits_V_.data(), device_row, num_bytes);
   edit_logits(logits_V_, sequence, counts_V_);
+  if (sequence.request->sampling.token_rule) apply_token_rule(logits_V_, sequence, rule_words_);
   ctx_.runtime->copy_from_host(device_row, logits_V_.data(), num_bytes);
 }
 
@@ -82,7 +106,7 @@ void Sampler::sample(TensorView logits_BV, std::span<Sequence* const> sequences_
             "{} rows of logits for {} sequences", logits_BV.shape.num_rows(), sequences_B.size());
   rows_.clear();
   for (std::size_t i = 0; i < sequences_B.size(); ++i) {
-    const Sequence& sequence = *sequences_B[i];
+    Sequence& sequence = *sequences_B[i];
     if (needs_edit(sequence)) edit_row(logits_BV, static_cast<std::int64_t>(i), sequence);
     const wire::SamplingParams& s = sequence.request->sampling;
     ops::SampleRow row;

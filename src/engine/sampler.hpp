@@ -18,7 +18,11 @@ inline constexpr float kMaskedLogit = -1e30f;
 ///
 /// `counts_V` is scratch: all zero before and after. Cost is that of the sequence's length, not of the vocabulary.
 void edit_logits(std::span<float> logits_V, const Sequence& sequence, std::span<std::int32_t> counts_V);
-/// True if edit_logits would change anything for the sequence's next token.
+/// Masks all tokens but those that the request's token rule (which must be there) lets come next. Stop tokens are open where the
+/// text may end, and masked elsewhere unless nothing else could come. If no token may come at all, which takes output that
+/// was not drawn under the rule, the row becomes NaN. `words` is scratch of at least logits_V.size() bits.
+void apply_token_rule(std::span<float> logits_V, Sequence& sequence, std::span<std::uint64_t> words);
+/// True if the logits of the sequence's next token must be changed before it is drawn.
 bool needs_edit(const Sequence& sequence) noexcept;
 
 /// Draws tokens from logits as each sequence asks. The draw of a token depends on its logits, the sequence's seed and the
@@ -35,11 +39,12 @@ class Sampler {
 
  private:
   void sample_rows(TensorView logits_BV, std::span<ops::SampleResult> results_B);
-  void edit_row(TensorView logits_BV, std::int64_t row, const Sequence& sequence);
+  void edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequence);
 
   ops::OpContext& ctx_;
   std::vector<std::int32_t> counts_V_;
   std::vector<float> logits_V_;
+  std::vector<std::uint64_t> rule_words_;
   std::vector<ops::SampleRow> rows_;
 };
 

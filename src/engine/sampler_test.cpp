@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "base/rng.hpp"
 
@@ -90,6 +92,69 @@ TEST_F(SamplerTest, AMaskedTokenIsNeitherDrawnNorReported) {
   EXPECT_TRUE(std::isfinite(results[0].logprob));
   ASSERT_EQ(results[0].top_logprobs.size(), 20u);
   for (const auto& [id, logprob] : results[0].top_logprobs) EXPECT_TRUE(id != 1024 && std::isfinite(logprob));
+}
+
+/// Even tokens below 10 may follow; the text may end after two tokens, and must after three.
+class EvenTokens final : public wire::TokenRule {
+ public:
+  bool allow(std::span<const std::int32_t> output, wire::TokenRuleCursor&, std::span<std::uint64_t> words) const override {
+    std::fill(words.begin(), words.end(), 0);
+    if (output.size() < 3) words[0] = 0b0101010101;
+    return output.size() >= 2;
+  }
+};
+
+TEST_F(SamplerTest, ATokenRuleLeavesOnlyWhatMayFollow) {
+  Tensor logits = random_logits(1);
+  Case c({0}, {});
+  c.request.stop_ids = {4, 1024};  // a stop token that the rule would allow as text, and one it knows nothing of
+  c.request.sampling.token_rule = std::make_shared<EvenTokens>();
+  c.request.edits_logits = true;
+  c.request.sampling.logprobs = 20;
+  Sequence* const sequences[] = {&c.sequence};
+  const auto open_tokens = [&] {
+    std::vector<ops::SampleResult> results(1);
+    logits = random_logits(1);
+    sampler_.sample(logits, sequences, results);
+    EXPECT_TRUE(std::isfinite(results[0].logprob));
+    std::vector<std::int32_t> ids;
+    for (const auto& [id, logprob] : results[0].top_logprobs) ids.push_back(id);
+    std::sort(ids.begin(), ids.end());
+    EXPECT_TRUE(std::binary_search(ids.begin(), ids.end(), results[0].token));
+    return ids;
+  };
+  EXPECT_EQ(open_tokens(), (std::vector<std::int32_t>{0, 2, 6, 8}));
+  c.sequence.tokens.insert(c.sequence.tokens.end(), {2, 2});
+  EXPECT_EQ(open_tokens(), (std::vector<std::int32_t>{0, 2, 4, 6, 8, 1024}));
+  c.sequence.tokens.push_back(2);
+  EXPECT_EQ(open_tokens(), (std::vector<std::int32_t>{4, 1024}));
+  // The bias of the request counts among the tokens that are left.
+  c.sequence.tokens.resize(1);
+  c.request.sampling.logit_bias = {{7, 100.0f}, {8, 100.0f}};
+  std::vector<ops::SampleResult> results(1);
+  logits = random_logits(1);
+  sampler_.sample(logits, sequences, results);
+  EXPECT_EQ(results[0].token, 8);
+}
+
+TEST(ApplyTokenRule, AStopTokenThatTheTextNeedsStaysOpenAndADeadEndIsNotDrawnFrom) {
+  class OnlyOne final : public wire::TokenRule {
+   public:
+    bool allow(std::span<const std::int32_t> output, wire::TokenRuleCursor&, std::span<std::uint64_t> words) const override {
+      words[0] = output.empty() ? 2 : 0;
+      return false;
+    }
+  };
+  Case c({0}, {});
+  c.request.stop_ids = {1};
+  c.request.sampling.token_rule = std::make_shared<OnlyOne>();
+  std::vector<std::uint64_t> words(1);
+  std::vector<float> logits{1.0f, 2.0f, 3.0f};
+  apply_token_rule(logits, c.sequence, words);
+  EXPECT_EQ(logits, (std::vector<float>{kMaskedLogit, 2.0f, kMaskedLogit}));
+  c.sequence.tokens.push_back(1);
+  apply_token_rule(logits, c.sequence, words);
+  for (const float logit : logits) EXPECT_TRUE(std::isnan(logit));
 }
 
 TEST_F(SamplerTest, ADrawDependsOnSeedAndIndexNotOnItsNeighbours) {

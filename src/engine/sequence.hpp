@@ -19,7 +19,7 @@ struct ResolvedRequest {
   std::uint64_t seed = 0;
   std::string cache_salt;
   std::int32_t priority = 0;
-  bool edits_logits = false;  ///< penalties or bias change the logits before sampling
+  bool edits_logits = false;  ///< penalties, bias or a token rule change the logits before sampling
 };
 
 enum class SequenceState : std::uint8_t { kWaiting, kRunning, kFinished };
@@ -52,6 +52,7 @@ struct Sequence {
   std::vector<float> prompt_logprobs;  ///< [0] is 0; grows with the prompt's progress; empty unless asked for
   std::vector<std::vector<wire::TopLogprob>> prompt_top_logprobs;
   PolicyVersion version_first, version_last;  ///< of the first and last output token
+  wire::TokenRuleCursor rule_cursor;          ///< memo of sampling.token_rule
 
   std::int64_t num_tokens() const noexcept { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t num_output_tokens() const noexcept { return num_tokens() - num_prompt_tokens; }

@@ -70,6 +70,7 @@ ApiServer::ApiServer(ApiOptions options, Backend& backend, std::shared_ptr<const
   context_->options = std::move(options);
   context_->backend = &backend;
   context_->tokenizer = std::move(tokenizer);
+  context_->rules = std::make_unique<grammar::RuleCache>(context_->tokenizer);
   context_->chat_template = std::move(chat_template);
   context_->renderer = std::move(renderer);
   context_->created = static_cast<std::int64_t>(std::time(nullptr));

@@ -6,6 +6,7 @@
 
 #include "server/json_fields.hpp"
 #include "server/server_context.hpp"
+#include "server/structured_output.hpp"
 
 namespace prl::server {
 namespace {
@@ -63,17 +64,6 @@ wire::SamplingParams read_sampling(const JsonFields& fields, const ServerContext
   if (const auto k = fields.integer("prompt_logprobs", 0, context.options.max_logprobs))
     out.prompt_logprobs = static_cast<std::int32_t>(*k);
   out.logit_bias = read_logit_bias(fields, context.backend->vocab_size());
-  // Sampling rules that are not built: refused, so that nobody trains on text that ignored them.
-  for (const char* name : {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
-    if (fields.has(name))
-      throw net::HttpError(501, ErrorCode::kNotImplemented, fields.full_name(name) + ": structured output is not built yet", name);
-  if (const boost::json::object* format = fields.object("response_format")) {
-    const JsonFields format_fields(*format, fields.full_name("response_format."));
-    const auto type = format_fields.string("type");
-    if (type && *type != "text")
-      throw net::HttpError(501, ErrorCode::kNotImplemented, "response_format.type: only 'text' is built yet, found '" + *type + "'",
-                           "response_format");
-  }
   return out;
 }
 
@@ -164,13 +154,19 @@ bool ends_in_think(std::string_view prompt) {
   return prompt.ends_with("<think>");
 }
 
-void read_tool_choice(PreparedRequest& out, const JsonFields& fields) {
-  const boost::json::value* choice = fields.find("tool_choice");
-  if (!choice) return;
-  if (choice->is_string() && choice->get_string() == "none")
-    out.parse_tools = false;
-  else if (!(choice->is_string() && choice->get_string() == "auto"))
-    throw net::HttpError(501, ErrorCode::kNotImplemented, "tool_choice: only 'auto' and 'none' are built yet", "tool_choice");
+/// Structured output and tool_choice, which both rule what the text may be. For chat, after `out.tools` and the flags of the
+/// parsers are set.
+void read_token_rule(PreparedRequest& out, const JsonFields& fields, const ServerContext& context) {
+  std::optional<StructuredOutput> wanted = read_structured_output(fields);
+  if (std::optional<StructuredOutput> call = read_tool_choice(fields, context, out)) {
+    if (wanted) net::fail_param("tool_choice", "tool_choice: a call is asked for, and " + wanted->param + " asks for another form of text");
+    wanted = std::move(call);
+  }
+  if (!wanted) return;
+  if (out.sampling.ignore_eos) net::fail_param("ignore_eos", "ignore_eos: " + wanted->param + " needs the stop tokens to end the text");
+  if (out.sampling.min_tokens > 0) net::fail_param("min_tokens", "min_tokens: " + wanted->param + " decides when the text may end");
+  const Thinking thinking = out.starts_in_reasoning ? Thinking::kOpen : out.parse_reasoning ? Thinking::kMaybe : Thinking::kNone;
+  out.sampling.token_rule = make_token_rule(context, *wanted, thinking);
 }
 
 }  // namespace
@@ -269,7 +265,7 @@ PreparedRequest prepare_chat(const ServerContext& context, const net::HttpReques
   out.starts_in_reasoning = prompt.ends_in_think;
   out.parse_reasoning = context.renderer && context.options.enable_reasoning;
   out.parse_tools = context.renderer && context.options.enable_tools && !out.tools.empty();
-  read_tool_choice(out, fields);
+  read_token_rule(out, fields, context);
   truncate_prompts(fields, out.prompts);
   auto max_tokens = fields.integer("max_tokens", 1, kAnyInt);
   const auto max_completion_tokens = fields.integer("max_completion_tokens", 1, kAnyInt);
@@ -298,6 +294,7 @@ PreparedRequest prepare_completion(const ServerContext& context, const net::Http
   if (const auto suffix = fields.string("suffix"); suffix && !suffix->empty()) net::fail_param("suffix", "suffix is not supported");
   if (const auto best_of = fields.integer("best_of", 1, kAnyInt); best_of && *best_of != out.sampling.n)
     net::fail_param("best_of", "best_of is not supported unless it equals n");
+  read_token_rule(out, fields, context);
   read_completion_prompt(out, fields, context);
   truncate_prompts(fields, out.prompts);
   auto max_tokens = fields.integer("max_tokens", 1, kAnyInt);
@@ -321,6 +318,7 @@ PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRe
   const boost::json::object* sampling = fields.object("sampling_params");
   const JsonFields sampling_fields(sampling ? *sampling : kEmpty, "sampling_params.");
   out.sampling = read_sampling(sampling_fields, context);
+  read_token_rule(out, sampling_fields, context);
   read_envelope(out, fields, request);
   if (out.cache_salt.empty()) out.cache_salt = sampling_fields.string("cache_salt").value_or("");
   if (sampling_fields.boolean("flat_logprobs").value_or(false))

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "grammar/rule_cache.hpp"
 #include "server/backend.hpp"
 #include "server/server_metrics.hpp"
 #include "server/worker_pool.hpp"
@@ -47,6 +48,7 @@ struct ServerContext {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::ChatTemplate> chat_template;  ///< null: chat routes answer 400
   std::shared_ptr<const text::Renderer> renderer;           ///< null: replies are plain text
+  std::unique_ptr<grammar::RuleCache> rules;                ///< of structured output
   ServerMetrics metrics;
   std::unique_ptr<WorkerPool> text_workers;
   std::unique_ptr<WorkerPool> admin_worker;  ///< one thread: changes of weights happen one after the other

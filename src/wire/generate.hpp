@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/ids.hpp"
+#include "wire/token_rule.hpp"
 
 namespace prl::wire {
 
@@ -32,6 +34,7 @@ struct SamplingParams {
   std::optional<std::int32_t> logprobs;  ///< number of top log-probabilities per sampled token; the sampled one is always given
   std::optional<std::int32_t> prompt_logprobs;
   std::map<std::int32_t, float> logit_bias;
+  std::shared_ptr<const TokenRule> token_rule;  ///< structured output; null: any token. Of this process only
 };
 
 enum class FinishReason : std::uint8_t { kNone, kStop, kLength, kAbort, kError };

@@ -9,11 +9,14 @@ Needs the packages of requirements.txt; run outside of such an environment it ma
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
+import typing
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -30,6 +33,8 @@ except ImportError:
     python = subprocess.run([str(HERE / "make_venv.sh")], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     os.environ["PRL_CLIENT_VENV"] = "1"
     os.execv(python, [python, *sys.argv])
+
+import pydantic  # noqa: E402  (a dependency of openai)
 
 import harness  # noqa: E402
 from harness import check  # noqa: E402
@@ -205,7 +210,105 @@ def concurrency(t):
     check(alone.choices[0].message.content == replies[5].choices[0].message.content, "a seed gives another text in a busy batch")
 
 
-CHECKS = [models, chat, streaming, completions, logprobs, choices_and_seeds, stops, cancellation, errors, concurrency]
+class Answer(pydantic.BaseModel):
+    """Small enough that even a model that knows nothing ends it."""
+    colour: typing.Literal["red", "green \"leaf\"", "bläu"]
+    count: int = pydantic.Field(ge=-20, le=300)
+    share: float | None = pydantic.Field(ge=0, le=1)
+    tags: list[typing.Literal["a", "b"]] = pydantic.Field(max_length=3)
+    note: str = pydantic.Field(max_length=12)
+
+
+class Lookup(pydantic.BaseModel):
+    """Looks a word up."""
+    word: typing.Literal["copper", "zinc"]
+    limit: int = pydantic.Field(ge=1, le=5)
+
+
+LONG = {"max_tokens": 1500}
+TOOLS = [openai.pydantic_function_tool(Lookup, name="lookup"),
+         {"type": "function", "function": {"name": "stop", "description": "Ends it", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}}]
+
+
+def check_call(call):
+    check(call.type == "function" and call.id, f"not a call: {call}")
+    check(call.function.name in ("lookup", "stop"), f"an unknown tool: {call}")
+    if call.function.name == "lookup":
+        Lookup.model_validate_json(call.function.arguments)
+    else:
+        check(json.loads(call.function.arguments) == {}, f"arguments {call.function.arguments}")
+
+
+def structured_output(t):
+    schema = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": Answer.model_json_schema()}}
+    for seed in range(6):
+        reply = t.client.chat.completions.parse(model=t.model, messages=MESSAGES, response_format=Answer, seed=seed, temperature=1.2, **LONG)
+        check(isinstance(reply.choices[0].message.parsed, Answer), f"not parsed: {reply.choices[0].message}")
+        check(reply.choices[0].finish_reason == "stop", f"finish_reason {reply.choices[0].finish_reason}")
+        Answer.model_validate_json(t.chat(response_format=schema, seed=seed, **LONG).choices[0].message.content)
+    for choice in t.complete(n=4, seed=1, extra_body={"guided_json": Answer.model_json_schema()}, **LONG).choices:
+        Answer.model_validate_json(choice.text)
+    for seed in range(4):
+        text = t.chat(seed=seed, extra_body={"structured_outputs": {"regex": r"(GET|PUT) /[a-z]{1,8}\?id=\d{2}"}}, **LONG).choices[0].message.content
+        check(re.fullmatch(r"(GET|PUT) /[a-z]{1,8}\?id=\d{2}", text), f"{text!r} does not match")
+        text = t.chat(seed=seed, extra_body={"guided_choice": ["one", "two", "drei ä"]}, logprobs=True).choices[0].message.content
+        check(text in ("one", "two", "drei ä"), f"{text!r} is not a choice")
+    try:
+        t.chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "uniqueItems": True}}})
+        raise harness.Failure("uniqueItems was accepted")
+    except openai.BadRequestError as error:
+        check("uniqueItems" in str(error), f"the keyword is not named: {error}")
+
+
+def structured_streams(t):
+    with t.client.chat.completions.stream(model=t.model, messages=MESSAGES, response_format=Answer, seed=2, **LONG) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    check("content.delta" in kinds and "content.done" in kinds, f"events {kinds}")
+    check(isinstance(final.choices[0].message.parsed, Answer), "the stream's end is not parsed")
+
+    async def many():
+        async with t.make(openai.AsyncOpenAI) as client:
+            calls = [client.chat.completions.parse(model=t.model, messages=MESSAGES, response_format=Answer, seed=i, **LONG) for i in range(16)]
+            whole = await asyncio.gather(*calls)
+            text = ""
+            stream = await client.chat.completions.create(model=t.model, messages=MESSAGES, seed=3, stream=True,
+                                                          extra_body={"guided_json": Answer.model_json_schema()}, **LONG)
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+            return whole, text
+    whole, text = asyncio.run(many())
+    check(all(isinstance(reply.choices[0].message.parsed, Answer) for reply in whole), "an answer is not parsed")
+    Answer.model_validate_json(text)
+
+
+def tools(t):
+    free = t.chat(tools=TOOLS, tool_choice="none", seed=1)
+    check(not free.choices[0].message.tool_calls, "a call in spite of tool_choice none")
+    check(isinstance(t.chat(tools=TOOLS, tool_choice="auto", seed=1).choices[0].message.content, str), "no content")
+    for seed in range(4):
+        choice = t.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed, **LONG).choices[0]
+        check(choice.finish_reason == "tool_calls" and len(choice.message.tool_calls) == 1, f"not one call: {choice}")
+        check_call(choice.message.tool_calls[0])
+        parsed = t.client.chat.completions.parse(model=t.model, messages=MESSAGES, tools=TOOLS[:1], seed=seed,
+                                                 tool_choice={"type": "function", "function": {"name": "lookup"}}, **LONG)
+        check(isinstance(parsed.choices[0].message.tool_calls[0].function.parsed_arguments, Lookup), f"not parsed: {parsed}")
+    calls = {}
+    for chunk in t.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=0, stream=True, **LONG):
+        for delta in chunk.choices[0].delta.tool_calls or []:
+            entry = calls.setdefault(delta.index, {"name": "", "arguments": ""})
+            entry["name"] += delta.function.name or ""
+            entry["arguments"] += delta.function.arguments or ""
+    whole = t.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=0, **LONG).choices[0].message.tool_calls[0].function
+    check(calls == {0: {"name": whole.name, "arguments": whole.arguments}}, f"streamed {calls}, whole {whole}")
+    # A conversation goes on behind the tool's answer.
+    call = t.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=1, **LONG).choices[0].message
+    messages = [*MESSAGES, call.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "a red metal"}]
+    check(t.chat(messages=messages, tools=TOOLS).choices[0].finish_reason in ("stop", "length", "tool_calls"), "no reply behind a tool message")
+
+
+CHECKS = [models, chat, streaming, completions, logprobs, choices_and_seeds, stops, cancellation, errors, concurrency, structured_output,
+          structured_streams, tools]
 
 
 def run(target):
@@ -215,7 +318,7 @@ def run(target):
         try:
             function(target)
             print(f"ok    {function.__name__} ({time.monotonic() - started:.1f} s)", flush=True)
-        except (harness.Failure, openai.OpenAIError, AttributeError, TypeError, ValueError, IndexError) as error:
+        except (harness.Failure, openai.OpenAIError, AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
             failures += 1
             print(f"FAIL  {function.__name__}: {type(error).__name__}: {error}", flush=True)
     print(f"openai {openai.__version__}: {len(CHECKS) - failures} of {len(CHECKS)} checks passed", flush=True)
@@ -235,6 +338,7 @@ def main():
         model = harness.tiny_model(folder / "model")
         port = harness.free_port()
         with harness.running("inference", "--model.name", model, "--model.served-name", "tiny", "--server.port", port, "--server.api-key", "secret",
+                             "--model.tool-call-parser", "hermes",
                              cwd=folder, log=folder / "inference.log") as process:
             harness.wait_until(lambda: process.poll() is not None or harness.is_healthy(port), 60, "the server to start")
             check(process.poll() is None, f"the server ended:\n{(folder / 'inference.log').read_text()[-4000:]}")

@@ -1,0 +1,288 @@
+#include <gtest/gtest.h>
+
+#include <regex>
+#include <vector>
+
+#include "base/error.hpp"
+#include "grammar/test_support.hpp"
+
+namespace prl::grammar {
+namespace {
+
+using test::matches;
+using test::regex_automaton;
+using test::schema_automaton;
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Regex, AgreesWithTheStandardLibrary) {
+  const std::vector<std::string> patterns = {
+      "abc",   "a|b|",  "(ab)*c", "a{2,3}b?", "[a-c]+[^a-c]", "\\d{2}-\\d{2}", "(a|b)*abb", "x.y",       "(?:a|ab)c",   "[\\w.]+@\\w",
+      "a{0}b", "a{2,}", "(a*)*b", "\\s\\S",   "[-a]b",        "a?a?a?aaa",     "[\\]a]",    "\\.\\*\\+", "((a|b)|c)d*", "a{1,2}{",
+  };
+  const std::vector<std::string> texts = {"",     "a",   "b",    "abc",  "aab", "aaab",  "ababc", "c",   "12-34", "1-34",   "abb",
+                                          "babb", "xzy", "x\ny", "ac",   "abc", "a.b@c", "bb",    "aa",  "aaaa",  "aaaaaa", " x",
+                                          "-b",   "]",   ".*+",  "cddd", "d",   "ad",    "acd",   "aac", "aa{",   "a{",     "aaa"};
+  for (const std::string& pattern : patterns) {
+    const auto automaton = regex_automaton(pattern);
+    // The standard library reads a lone brace as an error.
+    std::regex reference(pattern == "a{1,2}{" ? "a{1,2}\\{" : pattern);
+    for (const std::string& text : texts)
+      EXPECT_EQ(matches(automaton, text), std::regex_match(text, reference)) << pattern << " on " << text;
+  }
+}
+
+TEST(Regex, ReadsCharactersNotBytes) {
+  const auto any = regex_automaton("..");
+  EXPECT_TRUE(matches(any, "é🎉"));
+  EXPECT_FALSE(matches(any, "é"));
+  EXPECT_FALSE(matches(any, "a\xC3"));
+  EXPECT_FALSE(matches(any, "\xED\xA0\x80x")) << "a surrogate";
+  EXPECT_FALSE(matches(any, "\xC0\x80x")) << "an overlong form";
+  const auto range = regex_automaton("[à-ÿ\\u{1F600}-\\u{1F64F}]");
+  EXPECT_TRUE(matches(range, "é"));
+  EXPECT_TRUE(matches(range, "😀"));
+  EXPECT_FALSE(matches(range, "ß"));
+  EXPECT_TRUE(matches(regex_automaton("[^a]"), "☃"));
+}
+
+TEST(Regex, SaysWhatItCannotDo) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {"a(?=b)", "lookaround"},
+      {"(a)\\1", "backreferences"},
+      {"\\bword", "word boundaries"},
+      {"\\p{L}", "Unicode properties"},
+      {"(?i)a", "kind of group"},
+      {"a++", "possessive"},
+      {"a**", "follows a quantifier"},
+      {"(a", "not closed"},
+      {"a)", "unmatched"},
+      {"[a", "not closed"},
+      {"*a", "nothing to repeat"},
+      {"a{3,2}", "wrong order"},
+      {"[z-a]", "wrong order"},
+      {"a{99999}", "repeat count"},
+      {"\\", "ends too early"},
+      {"a^b", "^ and $"},
+      {"\\q", "escape"},
+      {"\xFF", "UTF-8"},
+  };
+  for (const auto& [pattern, words] : cases) {
+    const std::string error = error_of([&] { regex_automaton(pattern); });
+    EXPECT_NE(error.find(words), std::string::npos) << pattern << ": " << error;
+  }
+  EXPECT_NE(error_of([] { regex_automaton("((a{1000}){1000}){1000}"); }).find("more than"), std::string::npos);
+  EXPECT_NE(error_of([] { regex_automaton(std::string(500, '(') + std::string(500, ')')); }).find("too deep"), std::string::npos);
+}
+
+TEST(Regex, DoesNotBlowUp) {
+  // Backtracking takes exponential time here; a set of places does not.
+  const auto automaton = regex_automaton("(a|a)*(a|a)*(a|a)*b");
+  EXPECT_TRUE(matches(automaton, std::string(5000, 'a') + "b"));
+  EXPECT_FALSE(matches(automaton, std::string(5000, 'a')));
+}
+
+TEST(Automaton, RefusesWhatHasNoText) {
+  EXPECT_NE(error_of([] { schema_automaton("false"); }).find("no text"), std::string::npos);
+  EXPECT_NE(error_of([] { schema_automaton(R"({"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"]})"); }).find("no text"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { schema_automaton(R"({"$ref":"#"})"); }).find("refers to itself"), std::string::npos);
+  EXPECT_NE(error_of([] { schema_automaton(R"({"anyOf":[{"type":"null"},{"$ref":"#"}]})"); }).find("refers to itself"), std::string::npos);
+  std::string deep = "1";
+  deep = R"({"type":"null"})";
+  for (int i = 0; i < 60; ++i) deep = R"({"type":"object","properties":{"a":)" + deep + R"(},"required":["a"]})";
+  EXPECT_NE(error_of([&] { schema_automaton(deep, {.max_depth = 30}); }).find("nests deeper"), std::string::npos);
+}
+
+TEST(Automaton, UntilStopsAtTheFirstEnd) {
+  const auto automaton = test::make_automaton(
+      [](AutomatonBuilder& builder, NodeId from) { return builder.emit_literal(builder.emit_until(from, "abab!"), "x"); });
+  EXPECT_TRUE(matches(automaton, "abababab!x"));
+  EXPECT_TRUE(matches(automaton, "abab!x"));
+  EXPECT_TRUE(matches(automaton, "\xFF\n aabab!x"));
+  EXPECT_FALSE(matches(automaton, "abab!abab!x"));
+  EXPECT_FALSE(matches(automaton, "abab!"));
+}
+
+TEST(Automaton, BytesThatCannotBeSpeltAreLeftOut) {
+  ByteSet bytes;
+  for (const char c : std::string("ac1")) bytes.set(static_cast<std::uint8_t>(c));
+  const auto emit = [](AutomatonBuilder& builder, NodeId from) {
+    return emit_regex(builder, from, parse_regex("[a-c]1|b+|ab*1"), Spelling::kPlain, Anchoring::kFull);
+  };
+  const auto automaton = test::make_automaton(emit, {}, bytes);
+  EXPECT_TRUE(matches(automaton, "c1"));
+  EXPECT_TRUE(matches(automaton, "a1"));
+  Matcher matcher(automaton);
+  EXPECT_EQ(matcher.step(matcher.start(), 'b'), Matcher::kDead);
+}
+
+TEST(JsonText, AnyValueIsAnyJson) {
+  const auto any = schema_automaton("true");
+  for (const char* text :
+       {"null", "true", "-0.5e+10", "0", "\"\"", "[]", "{}", R"({"a": [1, {"b": "\u00e9\ud83c\udf89\n"}],"c":null})", "[\n  1,\n  [ ]\n]"})
+    EXPECT_TRUE(matches(any, text)) << text;
+  for (const char* text : {"", "01", "+1", "1.", ".5", "nul", "'a'", "[1,]", "{\"a\"}", "{a:1}", "\"\n\"", R"("\ud83c")", R"("\udc00")",
+                           R"("\x41")", "[1 2]", "1e999"})
+    EXPECT_FALSE(matches(any, text)) << text;
+  EXPECT_FALSE(matches(any, "\"\xC3\"")) << "broken UTF-8";
+}
+
+TEST(JsonText, DepthIsBoundedAndNeverADeadEnd) {
+  Matcher matcher(schema_automaton("true", {.max_depth = 9}));
+  Matcher::StateId state = matcher.start();
+  int depth = 0;
+  for (Matcher::StateId next; (next = matcher.step(state, '[')) != Matcher::kDead; state = next) ++depth;
+  EXPECT_GT(depth, 1);
+  EXPECT_LT(depth, 9);
+  for (; depth > 0; --depth) state = matcher.step(state, ']');
+  EXPECT_TRUE(matcher.is_complete(state));
+}
+
+TEST(JsonText, IntegersKeepTheirBounds) {
+  for (const auto& [low, high] : std::vector<std::pair<int, int>>{
+           {0, 0}, {3, 17}, {-5, 5}, {99, 1001}, {-120, -7}, {0, 255}, {7, 7}, {-1, 0}, {190, 210}, {1, 1000}}) {
+    Matcher matcher(schema_automaton(fmt::format(R"({{"type":"integer","minimum":{},"maximum":{}}})", low, high)));
+    for (int i = -1300; i <= 1300; ++i)
+      EXPECT_EQ(matches(matcher, std::to_string(i)), low <= i && i <= high) << i << " in " << low << ".." << high;
+    EXPECT_FALSE(matches(matcher, "-0"));
+    EXPECT_FALSE(matches(matcher, "007"));
+  }
+}
+
+TEST(JsonText, NumbersKeepTheirBounds) {
+  struct Bounds {
+    const char* schema;
+    double low, high;
+    bool is_low_open, is_high_open;
+  };
+  const std::vector<Bounds> cases = {
+      {R"({"type":"number","minimum":0,"maximum":1})", 0, 1, false, false},
+      {R"({"type":"number","exclusiveMinimum":0,"exclusiveMaximum":1})", 0, 1, true, true},
+      {R"({"type":"number","minimum":0.25,"maximum":0.3})", 0.25, 0.3, false, false},
+      {R"({"type":"number","minimum":-1.5,"exclusiveMaximum":12.75})", -1.5, 12.75, false, true},
+      {R"({"type":"number","exclusiveMinimum":-0.125,"maximum":-0.003})", -0.125, -0.003, true, false},
+      {R"({"minimum":99.5})", 99.5, 1e9, false, true},
+  };
+  Rng rng(5);
+  for (const Bounds& c : cases) {
+    Matcher matcher(schema_automaton(c.schema));
+    std::vector<std::string> texts = {"0",     "0.0",       "1",    "1.0",    "1.000000",  "0.25",   "0.3",  "0.30",
+                                      "12.75", "12.749999", "-1.5", "-0.125", "-0.124999", "-0.003", "99.5", "99.499999"};
+    for (int i = 0; i < 3000; ++i) {
+      const double scale = i % 3 == 0 ? 1.0 : i % 3 == 1 ? 20.0 : 300.0;
+      const int digits = static_cast<int>(rng.next_below(6)) + 1;
+      texts.push_back(fmt::format("{:.{}f}", (rng.next_double() * 2 - 1) * scale, digits));
+    }
+    for (const std::string& text : texts) {
+      if (text.starts_with("-0.") && text.find_first_not_of("-0.") == std::string::npos) continue;  // minus zero is not written
+      const double value = std::stod(text);
+      const bool is_wanted = (c.is_low_open ? value > c.low : value >= c.low) && (c.is_high_open ? value < c.high : value <= c.high);
+      EXPECT_EQ(matches(matcher, text), is_wanted) << text << " under " << c.schema;
+    }
+  }
+}
+
+TEST(JsonSchema, TextsThatMatchAndTextsThatDoNot) {
+  struct Case {
+    const char* schema;
+    std::vector<const char*> good, bad;
+  };
+  const std::vector<Case> cases = {
+      {R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"string"}},"required":["a"]})",
+       {R"({"a":1})", R"({"a": 1, "b": "x"})", "{\n  \"a\": 1\n}"},
+       {"{}", R"({"b":"x"})", R"({"a":1.5})", R"({"a":1,"c":2})", R"({"a":1,})", R"({"b":"x","a":1})"}},
+      {R"({"type":"object","properties":{"a":{},"b":{}}})",
+       {"{}", R"({"b":1})", R"({"a":1,"b":[]})", R"({"a":{}})"},
+       {R"({"c":1})", "[]", "{,}"}},
+      {R"({"type":"object","properties":{"ab":{"type":"null"},"a":{"type":"null"}},"additionalProperties":{"type":"integer"}})",
+       {"{}", R"({"ab":null})", R"({"x":1})", R"({"ab":null,"a":null,"abc":1,"b":2})", R"({"":3})", R"({"aé":3})", R"({"ac\n":3})"},
+       {R"({"a":1})", R"({"ab":1})", R"({"x":null})", R"({"x":1,"a":null})", R"({"\u0061":1})", R"({"a\u0062":1})"}},
+      {R"({"type":"object","additionalProperties":{"type":"boolean"}})", {"{}", R"({"a":true,"b":false})"}, {R"({"a":1})"}},
+      {R"({"type":"object"})", {"{}", R"({"a":{"b":[1]}})"}, {"[]"}},
+      {R"({"type":"object","properties":{"q\"\\é":{"type":"null"}},"required":["q\"\\é"]})", {R"({"q\"\\é":null})"}, {"{}"}},
+      {R"({"required":["z"],"properties":{"a":{"type":"null"}}})", {R"({"z":[1]})", R"({"a":null,"z":"x"})"}, {R"({"a":null})"}},
+      {R"({"type":"array","items":{"type":"integer"},"minItems":1,"maxItems":3})", {"[1]", "[1, 2,3]"}, {"[]", "[1,2,3,4]", "[\"a\"]"}},
+      {R"({"type":"array","items":{"type":"null"},"minItems":2})", {"[null,null]", "[null,null,null,null]"}, {"[null]", "[]"}},
+      {R"({"prefixItems":[{"type":"integer"},{"type":"string"}]})", {"[]", "[1]", "[1,\"a\"]"}, {"[\"a\"]", "[1,\"a\",2]"}},
+      {R"({"prefixItems":[{"type":"integer"}],"items":{"type":"null"},"minItems":1})", {"[1]", "[1,null,null]"}, {"[]", "[1,2]"}},
+      {R"({"type":"array"})", {"[]", "[1,[\"a\"]]"}, {"{}"}},
+      {R"({"enum":["red","gr\"een",3,null,{"a":[1]}]})", {"\"red\"", R"("gr\"een")", "3", "null", R"({"a": [1]})"}, {"\"blue\"", "4"}},
+      {R"({"type":"string","enum":["a",3]})", {"\"a\""}, {"3"}},
+      {R"({"const":"x"})", {"\"x\""}, {"\"y\""}},
+      {R"({"anyOf":[{"type":"integer"},{"type":"null"}]})", {"1", "null"}, {"\"a\""}},
+      {R"({"type":["string","null"],"maxLength":2})",
+       {"null", "\"\"", "\"ab\"", "\"é🎉\"", R"("\n\u00e9")", R"("\ud83c\udf89x")"},
+       {"\"abc\"", "1"}},
+      {R"({"type":"string","minLength":2})", {"\"ab\"", "\"abcdef\""}, {"\"a\"", "\"\""}},
+      {R"({"type":"string","pattern":"^[a-z]+\\.\"?$"})", {"\"abc.\"", R"("a.\"")"}, {"\"\"", "\"abc\"", R"("a."")"}},
+      {R"({"type":"string","pattern":"b"})", {"\"abc\"", "\"b\"", R"("\\b\n")"}, {"\"ac\""}},
+      {R"({"type":"string","pattern":"^a|b$"})", {"\"ax\"", "\"xb\""}, {"\"xa\"", "\"bx\""}},
+      {R"({"type":"string","format":"date"})", {"\"2024-02-28\"", "\"1999-12-31\""}, {"\"2024-02-30\"", "\"2024-13-01\"", "\"x\""}},
+      {R"({"type":"string","format":"uuid"})", {"\"123e4567-e89b-12d3-a456-426614174000\""}, {"\"123\""}},
+      {R"({"type":"string","format":"password"})", {"\"anything\""}, {"1"}},
+      {R"({"$ref":"#/$defs/n","$defs":{"n":{"type":"object","properties":{"v":{"type":"integer"},"next":{"anyOf":[{"$ref":"#/$defs/n"},{"type":"null"}]}},"required":["v"]}}})",
+       {R"({"v":1})", R"({"v":1,"next":{"v":2,"next":null}})"},
+       {"{}", R"({"v":1,"next":3})"}},
+      {R"({"oneOf":[{"type":"object","properties":{"k":{"const":"a"},"x":{"type":"integer"}},"required":["k","x"]},{"type":"object","properties":{"k":{"const":"b"}},"required":["k"]}]})",
+       {R"({"k":"a","x":1})", R"({"k":"b"})"},
+       {R"({"k":"a"})", R"({"k":"c"})"}},
+      {R"({"allOf":[{"type":"null"}],"description":"d","default":null})", {"null"}, {"1"}},
+      {R"({"properties":{"no":false,"yes":true}})", {"{}", R"({"yes":1})"}, {R"({"no":1})"}},
+  };
+  for (const Case& c : cases) {
+    const auto automaton = schema_automaton(c.schema);
+    for (const char* text : c.good) EXPECT_TRUE(matches(automaton, text)) << text << " under " << c.schema;
+    for (const char* text : c.bad) EXPECT_FALSE(matches(automaton, text)) << text << " under " << c.schema;
+  }
+}
+
+TEST(JsonSchema, SaysWhatItCannotDo) {
+  const std::vector<std::pair<const char*, const char*>> cases = {
+      {R"({"properties":{"a":{"type":"array","uniqueItems":true}}})", "schema.properties.a.uniqueItems: this keyword is not supported"},
+      {R"({"type":"integer","multipleOf":5})", "schema.multipleOf"},
+      {R"({"not":{}})", "schema.not"},
+      {R"({"not":true})", "schema.not"},
+      {R"({"items":{"if":{},"then":{}}})", "schema.items.if"},
+      {R"({"patternProperties":{"a":{}}})", "schema.patternProperties"},
+      {R"({"type":"text"})", "schema.type"},
+      {R"({"type":[]})", "schema.type"},
+      {R"({"enum":[]})", "schema.enum"},
+      {R"({"enum":"a"})", "schema.enum"},
+      {R"({"type":"string","minLength":-1})", "schema.minLength"},
+      {R"({"type":"string","minLength":3,"maxLength":2})", "minLength is above maxLength"},
+      {R"({"type":"string","pattern":"a","maxLength":2})", "schema.maxLength: together with pattern"},
+      {R"x({"type":"string","pattern":"(?=a)"})x", "schema.pattern: pattern '(?=a)': lookaround"},
+      {R"({"type":"string","pattern":3})", "schema.pattern"},
+      {R"({"type":"number","minimum":1e12})", "schema.minimum"},
+      {R"({"type":"integer","minimum":5,"maximum":3})", "no number is within the bounds"},
+      {R"({"$ref":"https://example.com/x"})", "schema.$ref"},
+      {R"({"$ref":"#/$defs/none"})", "points to nothing"},
+      {R"({"anyOf":[{"type":"null"}],"type":"null"})", "schema.type: beside anyOf"},
+      {R"({"allOf":[{"type":"object"},{"type":"object"}]})", "only one schema"},
+      {R"({"oneOf":[{"type":"integer"},{"type":"number"}]})", "could match the branches 0 and 1"},
+      {R"({"oneOf":[{"const":1},{"const":1.0}]})", "could match the branches 0 and 1"},
+      {R"({"required":"a"})", "schema.required"},
+      {R"({"properties":[]})", "schema.properties"},
+      {R"({"properties":{"a":5}})", "schema.properties.a: wanted a schema"},
+      {"5", "schema: wanted a schema"},
+  };
+  for (const auto& [schema, words] : cases) {
+    const std::string error = error_of([&] { schema_automaton(schema); });
+    EXPECT_NE(error.find(words), std::string::npos) << schema << ": " << error;
+  }
+  std::string deep = "true";
+  for (int i = 0; i < 120; ++i) deep = R"({"items":)" + deep + "}";
+  EXPECT_NE(error_of([&] { schema_automaton(deep); }).find("nest deeper"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace prl::grammar

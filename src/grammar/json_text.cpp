@@ -1,0 +1,240 @@
+#include "grammar/json_text.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.hpp"
+#include "grammar/char_class.hpp"
+#include "grammar/regex.hpp"
+
+namespace prl::grammar {
+namespace {
+
+void emit_rule_pattern(AutomatonBuilder& builder, RuleId rule, std::string_view pattern) {
+  const NodeId end = emit_regex(builder, builder.rule_start(rule), parse_regex(pattern), Spelling::kPlain, Anchoring::kFull);
+  builder.add_empty(end, builder.rule_accept(rule));
+}
+
+}  // namespace
+
+NodeId JsonText::emit_space(NodeId from) {
+  if (!space_) {
+    space_ = builder_.add_rule();
+    emit_rule_pattern(builder_, *space_, fmt::format("( |\\n[ \\t]{{0,{}}})?", kMaxIndent));
+  }
+  return builder_.emit_call(from, *space_);
+}
+
+void JsonText::add_string_char(NodeId from, NodeId to) {
+  CharClass plain(0x20, CharClass::kLast);
+  plain = plain.intersect(CharClass('"', '"').complement()).intersect(CharClass('\\', '\\').complement());
+  add_char(builder_, from, plain, Spelling::kPlain, to);
+  // \uXXXX: any but half a surrogate pair, or both halves in their order.
+  static const Regex kEscape = parse_regex(
+      R"(\\(["\\/bfnrt]|u([0-9a-ce-fA-CE-F][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}|[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})))");
+  builder_.add_empty(emit_regex(builder_, from, kEscape, Spelling::kPlain, Anchoring::kFull), to);
+}
+
+NodeId JsonText::emit_string_tail(NodeId from) {
+  const NodeId loop = builder_.add_node();
+  builder_.add_empty(from, loop);
+  add_string_char(loop, loop);
+  return builder_.emit_literal(loop, "\"");
+}
+
+NodeId JsonText::emit_string(NodeId from) {
+  if (!string_) {
+    string_ = builder_.add_rule();
+    const NodeId end = emit_string_tail(builder_.emit_literal(builder_.rule_start(*string_), "\""));
+    builder_.add_empty(end, builder_.rule_accept(*string_));
+  }
+  return builder_.emit_call(from, *string_);
+}
+
+RuleId JsonText::char_rule() {
+  if (!char_) {
+    char_ = builder_.add_rule();
+    add_string_char(builder_.rule_start(*char_), builder_.rule_accept(*char_));
+  }
+  return *char_;
+}
+
+NodeId JsonText::emit_string(NodeId from, std::int64_t min_length, std::optional<std::int64_t> max_length) {
+  NodeId node = builder_.emit_literal(from, "\"");
+  for (std::int64_t i = 0; i < min_length; ++i) node = builder_.emit_call(node, char_rule());
+  if (!max_length) return emit_string_tail(node);
+  const NodeId end = builder_.add_node();
+  builder_.add_empty(node, end);
+  for (std::int64_t i = min_length; i < *max_length; ++i) {
+    node = builder_.emit_call(node, char_rule());
+    builder_.add_empty(node, end);
+  }
+  return builder_.emit_literal(end, "\"");
+}
+
+/// Numbers of exactly low.size() digits from low to high.
+NodeId JsonText::emit_digits(NodeId from, std::string_view low, std::string_view high) {
+  const NodeId end = builder_.add_node();
+  const auto add = [&](NodeId node, char first, char last) {
+    const NodeId next = builder_.add_node();
+    builder_.add_bytes(node, static_cast<std::uint8_t>(first), static_cast<std::uint8_t>(last), next);
+    return next;
+  };
+  const auto add_free = [&](NodeId node, std::size_t count) {
+    for (; count > 0; --count) node = add(node, '0', '9');
+    builder_.add_empty(node, end);
+  };
+  // Up to the first digit that differs there is one way; behind it the lower and the upper bound go separate ways.
+  std::size_t i = 0;
+  NodeId node = from;
+  for (; i < low.size() && low[i] == high[i]; ++i) node = add(node, low[i], low[i]);
+  if (i == low.size()) {
+    builder_.add_empty(node, end);
+    return end;
+  }
+  if (low[i] + 1 < high[i]) add_free(add(node, static_cast<char>(low[i] + 1), static_cast<char>(high[i] - 1)), low.size() - i - 1);
+  const auto follow = [&](std::string_view bound, bool is_lower) {
+    NodeId tight = add(node, bound[i], bound[i]);
+    for (std::size_t k = i + 1; k < bound.size(); ++k) {
+      if (is_lower && bound[k] < '9') add_free(add(tight, static_cast<char>(bound[k] + 1), '9'), bound.size() - k - 1);
+      if (!is_lower && bound[k] > '0') add_free(add(tight, '0', static_cast<char>(bound[k] - 1)), bound.size() - k - 1);
+      tight = add(tight, bound[k], bound[k]);
+    }
+    builder_.add_empty(tight, end);
+  };
+  follow(low, true);
+  follow(high, false);
+  return end;
+}
+
+/// low and high are not negative.
+NodeId JsonText::emit_natural(NodeId from, std::int64_t low, std::int64_t high) {
+  const NodeId end = builder_.add_node();
+  for (std::int64_t first = 0, last = 9;; first = last + 1, last = last * 10 + 9) {
+    const std::int64_t a = std::max(first, low), b = std::min(last, high);
+    if (a <= b) {
+      // A node of its own: digits of several lengths must not meet.
+      const NodeId start = builder_.add_node();
+      builder_.add_empty(from, start);
+      builder_.add_empty(emit_digits(start, std::to_string(a), std::to_string(b)), end);
+    }
+    if (last >= high) break;
+  }
+  return end;
+}
+
+NodeId JsonText::emit_integer(NodeId from, std::int64_t low, std::int64_t high) {
+  low = std::max(low, -kMaxInteger);
+  high = std::min(high, kMaxInteger);
+  const bool is_any = low == -kMaxInteger && high == kMaxInteger;
+  if (is_any && integer_) return builder_.emit_call(from, *integer_);
+  const RuleId rule = builder_.add_rule();
+  if (is_any) integer_ = rule;
+  const NodeId accept = builder_.rule_accept(rule), start = builder_.rule_start(rule);
+  if (high >= 0) builder_.add_empty(emit_natural(start, std::max<std::int64_t>(low, 0), high), accept);
+  if (low < 0) builder_.add_empty(emit_natural(builder_.emit_literal(start, "-"), std::max<std::int64_t>(1, -high), -low), accept);
+  return builder_.emit_call(from, rule);
+}
+
+NodeId JsonText::emit_number(NodeId from) {
+  if (!number_) {
+    number_ = builder_.add_rule();
+    emit_rule_pattern(builder_, *number_, R"(-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,16})?([eE][+-]?[0-9]{1,2})?)");
+  }
+  return builder_.emit_call(from, *number_);
+}
+
+/// Digits behind the point that stand for low to high millionths, trailing zeros left out or not.
+NodeId JsonText::emit_fraction(NodeId from, std::int64_t low, std::int64_t high) {
+  const NodeId end = builder_.add_node();
+  std::int64_t step = kFractionUnit;
+  for (int digits = 1; digits <= kNumFractionDigits; ++digits) {
+    step /= 10;
+    const std::int64_t first = (low + step - 1) / step, last = high / step;
+    if (first > last) continue;
+    const NodeId start = builder_.add_node();
+    builder_.add_empty(from, start);
+    builder_.add_empty(emit_digits(start, fmt::format("{:0{}}", first, digits), fmt::format("{:0{}}", last, digits)), end);
+  }
+  return end;
+}
+
+NodeId JsonText::emit_natural_number(NodeId from, std::int64_t low_units, std::int64_t high_units) {
+  const NodeId end = builder_.add_node();
+  const auto add = [&](std::int64_t low, std::int64_t high, std::int64_t fraction_low, std::int64_t fraction_high) {
+    if (low > high) return;
+    const NodeId start = builder_.add_node();
+    builder_.add_empty(from, start);
+    const NodeId whole = emit_natural(start, low, high);
+    if (fraction_low == 0) builder_.add_empty(whole, end);
+    builder_.add_empty(emit_fraction(builder_.emit_literal(whole, "."), fraction_low, fraction_high), end);
+  };
+  const std::int64_t low = low_units / kFractionUnit, high = high_units / kFractionUnit;
+  const std::int64_t low_rest = low_units % kFractionUnit, high_rest = high_units % kFractionUnit;
+  if (low == high) {
+    add(low, low, low_rest, high_rest);
+    return end;
+  }
+  add(low, low, low_rest, kFractionUnit - 1);
+  add(low + 1, high - 1, 0, kFractionUnit - 1);
+  add(high, high, 0, high_rest);
+  return end;
+}
+
+NodeId JsonText::emit_number(NodeId from, std::int64_t low_units, std::int64_t high_units) {
+  const NodeId end = builder_.add_node();
+  if (high_units >= 0) builder_.add_empty(emit_natural_number(from, std::max<std::int64_t>(0, low_units), high_units), end);
+  if (low_units < 0)
+    builder_.add_empty(emit_natural_number(builder_.emit_literal(from, "-"), std::max<std::int64_t>(1, -high_units), -low_units), end);
+  return end;
+}
+
+RuleId JsonText::value_rule() {
+  if (!value_) {
+    value_ = builder_.add_rule();
+    const NodeId start = builder_.rule_start(*value_), accept = builder_.rule_accept(*value_);
+    for (const char* word : {"null", "true", "false"}) builder_.add_empty(builder_.emit_literal(start, word), accept);
+    builder_.add_empty(emit_string(start), accept);
+    builder_.add_empty(emit_number(start), accept);
+    builder_.add_empty(emit_object(start), accept);
+    builder_.add_empty(emit_array(start), accept);
+  }
+  return *value_;
+}
+
+RuleId JsonText::object_rule() {
+  if (!object_) {
+    object_ = builder_.add_rule();
+    const NodeId open = emit_space(builder_.emit_literal(builder_.rule_start(*object_), "{"));
+    const NodeId loop = builder_.add_node();
+    builder_.add_empty(open, loop);
+    const NodeId colon = builder_.emit_literal(emit_string(loop), ":");
+    const NodeId member = emit_value(emit_space(colon));
+    builder_.add_empty(emit_space(builder_.emit_literal(member, ",")), loop);
+    const NodeId close = builder_.add_node();
+    builder_.add_empty(open, close);
+    builder_.add_empty(emit_space(member), close);
+    builder_.add_empty(builder_.emit_literal(close, "}"), builder_.rule_accept(*object_));
+  }
+  return *object_;
+}
+
+RuleId JsonText::array_rule() {
+  if (!array_) {
+    array_ = builder_.add_rule();
+    const NodeId open = emit_space(builder_.emit_literal(builder_.rule_start(*array_), "["));
+    const NodeId loop = builder_.add_node();
+    builder_.add_empty(open, loop);
+    const NodeId item = emit_value(loop);
+    builder_.add_empty(emit_space(builder_.emit_literal(item, ",")), loop);
+    const NodeId close = builder_.add_node();
+    builder_.add_empty(open, close);
+    builder_.add_empty(emit_space(item), close);
+    builder_.add_empty(builder_.emit_literal(close, "]"), builder_.rule_accept(*array_));
+  }
+  return *array_;
+}
+
+}  // namespace prl::grammar

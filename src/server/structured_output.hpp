@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "grammar/rule_cache.hpp"
+#include "server/json_fields.hpp"
+#include "wire/token_rule.hpp"
+
+namespace prl::server {
+
+struct PreparedRequest;
+struct ServerContext;
+
+/// What form the text of a reply must have.
+struct StructuredOutput {
+  std::string param;  ///< the member that asked for it, for errors
+  std::string key;    ///< the same for all requests that ask for the same
+  grammar::RuleCache::Emit emit;
+};
+
+/// Where reasoning may stand before the text.
+enum class Thinking {
+  kNone,
+  kMaybe,  ///< the reply may open a think block
+  kOpen,   ///< the prompt has opened one
+};
+
+/// Reads response_format (text, json_object, json_schema), structured_outputs (json, json_object, regex, choice) and the older
+/// guided_json, guided_regex, guided_choice. nullopt when none is there. 400 for two of them or a wrong one, 501 for
+/// grammars.
+std::optional<StructuredOutput> read_structured_output(const JsonFields& fields);
+/// Reads tool_choice: a form for "required" and a named function, nullopt for "auto" and "none"; "none" turns parsing of calls
+/// off in `request`, a form turns it on. 501 if calls of this model are not written in the form that can be enforced.
+std::optional<StructuredOutput> read_tool_choice(const JsonFields& fields, const ServerContext& context, PreparedRequest& request);
+/// The rule over this model's tokens. 400 naming the member if the form cannot be enforced.
+std::shared_ptr<const wire::TokenRule> make_token_rule(const ServerContext& context, const StructuredOutput& output, Thinking thinking);
+
+}  // namespace prl::server
