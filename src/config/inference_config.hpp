@@ -93,11 +93,11 @@ struct ParallelConfig {
 
 /// Key-value cache.
 struct KvConfig {
-  int block_size = 16;
+  std::optional<int> block_size;
   std::optional<int> num_blocks;
   template <class V>
   void visit(V& v) {
-    v.field("block_size", block_size, "Tokens per block", {.unit = "tokens", .min = 1, .max = 256});
+    v.field("block_size", block_size, "Tokens per block; 16, on a GPU 32, if not set", {.unit = "tokens", .min = 1, .max = 256});
     v.field("num_blocks", num_blocks, "Blocks; from the memory that is free if not set", {.unit = "blocks", .min = 1});
   }
 };
