@@ -84,7 +84,7 @@ std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::Wei
   engine_options.max_num_seqs = options.num_sequences;
   engine_options.max_num_batched_tokens = std::max<std::int64_t>(2048, options.num_sequences);
   if (options.runtime->device().kind == DeviceKind::kCuda) engine_options.max_num_batched_tokens = 16384;
-  engine_options.block_size = default_block_size(*options.runtime);
+  engine_options.block_size = default_block_size(options.runtime->device().kind);
   engine_options.num_blocks = (options.num_sequences + 1) * (engine_options.max_model_len / engine_options.block_size + 2);
   engine_options.num_threads = options.num_threads;
   engine_options.enable_prefix_caching = false;

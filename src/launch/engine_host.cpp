@@ -7,7 +7,7 @@
 
 namespace prl::launch {
 
-std::int64_t default_block_size(const DeviceRuntime& runtime) { return runtime.device().kind == DeviceKind::kCuda ? 32 : 16; }
+std::int64_t default_block_size(DeviceKind device) { return device == DeviceKind::kCuda ? 32 : 16; }
 
 engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime,
                                      bool is_colocated) {
@@ -16,7 +16,7 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   if (options.max_model_len > model.max_position)
     fail(ErrorCode::kInvalidArgument, "inference.model.max_model_len {} is above the model's own limit of {} positions",
          options.max_model_len, model.max_position);
-  options.block_size = config.kv.block_size.value_or(default_block_size(runtime));
+  options.block_size = config.kv.block_size.value_or(default_block_size(runtime.device().kind));
   options.max_num_seqs = config.max_num_seqs;
   options.max_num_batched_tokens = std::max<std::int64_t>(config.max_num_batched_tokens, config.max_num_seqs);
   options.max_queued_requests = config.server.max_queued_requests;

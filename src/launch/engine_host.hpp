@@ -11,7 +11,7 @@
 namespace prl::launch {
 
 /// Tokens per block of keys and values where nothing is said: a GPU's copy engine wants longer runs of rows than a CPU.
-std::int64_t default_block_size(const DeviceRuntime& runtime);
+std::int64_t default_block_size(DeviceKind device);
 /// `is_colocated`: a trainer shares the device.
 engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime,
                                      bool is_colocated);

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "launch/engine_host.hpp"
 #include "nn/decoder.hpp"
 
 namespace prl::launch {
@@ -76,7 +77,8 @@ void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, cons
   const std::int64_t logits = static_cast<std::int64_t>(inference.max_num_seqs) * model.vocab_size * 4;
   plan.parts.emplace_back("engine", static_cast<std::size_t>(tokens * per_token + logits) + 2 * kRoleBytes);
 
-  const std::int64_t block = inference.kv.block_size;
+  // Plans are made for GPUs alone.
+  const std::int64_t block = inference.kv.block_size.value_or(default_block_size(DeviceKind::kCuda));
   const std::size_t block_bytes = nn::KvCache::bytes_per_block(model, compute, block);
   const std::int64_t per_sequence = (*inference.model.max_model_len + block - 1) / block;
   const std::int64_t wanted =
