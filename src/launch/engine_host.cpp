@@ -48,7 +48,7 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
       dtype_(compute_dtype(config.model.dtype, runtime_->device().kind)) {
   TextOptions text;
   text.chat_template = config.model.chat_template;
-  if (config.model.enable_auto_tool_choice && config.model.tool_call_parser) text.tool_parser = *config.model.tool_call_parser;
+  if (config.model.tool_call_parser) text.tool_parser = *config.model.tool_call_parser;
   if (config.model.reasoning_parser) text.reasoning_parser = *config.model.reasoning_parser == "auto" ? "auto" : "think";
   text_ = load_text(folder_, text);
   load_session_ = std::make_unique<ops::OpSession>(runtime_, config.compute.num_threads);
