@@ -150,7 +150,7 @@ int run_bench(const config::ParsedCommand& parsed) {
   options.prefill = config.suite == config::BenchSuite::kPrefill;
   options.sync = config.suite == config::BenchSuite::kSync;
   if (config.suite == config::BenchSuite::kKernels)
-    fail(ErrorCode::kNotImplemented, "prl bench --suite kernels: the kernel benchmarks are the program ops_bench of the bench preset");
+    fail(ErrorCode::kNotImplemented, "prl bench kernels: the kernel benchmarks are the program ops_bench of the bench preset");
   const std::string json = launch::to_json(options, launch::run_bench(options));
   std::printf("%s\n", json.c_str());
   if (config.output_json) write_file_atomic(*config.output_json, json + "\n");

@@ -52,9 +52,12 @@ void run(const std::vector<std::string>& words, const fs::path& out) {
   int result = 0;
   while (waitpid(child, &result, 0) < 0 && errno == EINTR) {
   }
-  if (!WIFEXITED(result) || WEXITSTATUS(result) != 0)
-    fail(ErrorCode::kUnavailable, "{} {} failed with status {}; its own message is above (it needs torch and transformers)", words[0],
-         words[1], result);
+  if (WIFSIGNALED(result)) fail(ErrorCode::kUnavailable, "{} {} was ended by signal {}", words[0], words[1], WTERMSIG(result));
+  if (WEXITSTATUS(result) != 0)
+    fail(ErrorCode::kUnavailable,
+         "{} {} ended with status {}; its own message is above. The peer needs torch and transformers: PRL_BENCH_PYTHON names an "
+         "interpreter that has them",
+         words[0], words[1], WEXITSTATUS(result));
 }
 
 }  // namespace
