@@ -3,7 +3,7 @@
 set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache pkg-config git python3
-  libboost1.81-dev libboost-json1.81-dev libfmt-dev libspdlog-dev libtomlplusplus-dev nlohmann-json3-dev
+  libboost1.81-dev libboost-json1.81-dev libfmt-dev libtomlplusplus-dev nlohmann-json3-dev
   libpcre2-dev libzmq3-dev cppzmq-dev libxxhash-dev libssl-dev zlib1g-dev libzstd-dev libsnappy-dev libyaml-dev libgtest-dev libgmock-dev libbenchmark-dev
 )
 missing=()

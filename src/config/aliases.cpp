@@ -3,7 +3,7 @@
 // inference.vllm, ...).
 #include "config/aliases.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "config/args.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

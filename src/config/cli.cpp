@@ -1,6 +1,6 @@
 #include "config/cli.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"

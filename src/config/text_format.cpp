@@ -1,6 +1,6 @@
 #include "config/text_format.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 #include "config/value.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <charconv>

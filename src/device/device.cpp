@@ -1,6 +1,6 @@
 #include "device/device.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace prl {
 

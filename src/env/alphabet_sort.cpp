@@ -1,5 +1,7 @@
 #include "env/alphabet_sort.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -1,5 +1,6 @@
 #include "env/args.hpp"
 
+#include <fmt/format.h>
 #include <boost/json/serialize.hpp>
 
 #include <algorithm>

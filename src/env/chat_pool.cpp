@@ -1,6 +1,6 @@
 #include "env/chat_pool.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <atomic>
 #include <utility>

@@ -1,6 +1,6 @@
 #include "env/made_up_world.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "env/math_env.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <array>
 #include <unordered_set>

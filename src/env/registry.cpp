@@ -1,5 +1,7 @@
 #include "env/registry.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 

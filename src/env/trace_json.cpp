@@ -1,6 +1,6 @@
 #include "env/trace_json.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <openssl/evp.h>
 
 #include <array>

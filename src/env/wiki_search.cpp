@@ -1,6 +1,6 @@
 #include "env/wiki_search.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

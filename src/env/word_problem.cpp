@@ -1,6 +1,6 @@
 #include "env/word_problem.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

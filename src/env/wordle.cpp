@@ -1,6 +1,6 @@
 #include "env/wordle.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <set>

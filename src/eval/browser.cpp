@@ -1,6 +1,6 @@
 #include "eval/browser.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <boost/json/serialize.hpp>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "eval/outcome.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 #include "grammar/char_class.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <array>

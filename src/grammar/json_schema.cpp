@@ -1,6 +1,6 @@
 #include "grammar/json_schema.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <boost/json/serialize.hpp>
 

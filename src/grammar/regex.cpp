@@ -1,6 +1,6 @@
 #include "grammar/regex.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <optional>

@@ -1,5 +1,7 @@
 #include "launch/convert.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <map>

@@ -1,6 +1,6 @@
 #include "launch/eval_run.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/files.hpp"
 #include "base/log.hpp"

@@ -1,5 +1,6 @@
 #include "launch/model_subject.hpp"
 
+#include <fmt/format.h>
 #include <boost/json/parse.hpp>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "launch/rl_progress.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "launch/synthesize_role.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "base/log.hpp"
 #include "env/registry.hpp"

@@ -1,6 +1,6 @@
 #include "monitor/format.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <cmath>
 #include <cstdint>

@@ -1,5 +1,7 @@
 #include "nn/gguf_model.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>

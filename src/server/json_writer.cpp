@@ -1,6 +1,6 @@
 #include "server/json_writer.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <iterator>
 

@@ -1,6 +1,6 @@
 #include "server/reply_parts.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 

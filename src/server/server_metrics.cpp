@@ -1,6 +1,6 @@
 #include "server/server_metrics.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <utility>

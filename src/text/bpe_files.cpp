@@ -1,5 +1,6 @@
 #include "text/bpe_files.hpp"
 
+#include <fmt/format.h>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "monitor/sinks.hpp"
 #include "nn/init_model.hpp"

@@ -1,6 +1,6 @@
 #include "weights/manifest.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <boost/json.hpp>
 #include <charconv>

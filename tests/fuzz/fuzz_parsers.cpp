@@ -4,7 +4,7 @@
 //   fuzz_parsers --corpus FOLDER [--target NAME] [--rounds N | --seconds N] [--seed N]
 #include <boost/json/object.hpp>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <unistd.h>
 #include <chrono>

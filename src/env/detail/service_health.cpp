@@ -1,5 +1,7 @@
 #include "env/detail/service_health.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>

@@ -1,5 +1,7 @@
 #include "io/data/dataset_layout.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>

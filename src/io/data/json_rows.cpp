@@ -1,6 +1,6 @@
 #include "io/data/json_rows.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace prl::io {
 namespace {

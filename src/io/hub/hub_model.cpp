@@ -1,5 +1,7 @@
 #include "io/hub/hub_model.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <boost/json.hpp>
 #include <set>

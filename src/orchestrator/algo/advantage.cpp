@@ -1,5 +1,7 @@
 #include "orchestrator/algo/advantage.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 

@@ -1,5 +1,7 @@
 #include "text/jinja/parser.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <initializer_list>
 

@@ -1,6 +1,6 @@
 #include "text/renderers/response_parser.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <atomic>

@@ -1,6 +1,6 @@
 #include "trainer/sft/sft_trainer.hpp"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>
