@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "env/alphabet_sort.hpp"
 #include "env/args.hpp"
+#include "env/few_shot.hpp"
 #include "env/math_env.hpp"
 #include "env/reverse_text.hpp"
 #include "env/wiki_search.hpp"
@@ -51,8 +52,15 @@ EnvironmentPtr make_environment(const EnvSpec& spec) {
   // These are scopes of the metrics ("reward/all/mean").
   if (name == "all" || name == "agg")
     fail(ErrorCode::kInvalidArgument, "environment {}: the name '{}' is taken by the metrics over all environments", spec.id, name);
+  // An argument of every environment.
+  boost::json::object args = spec.args;
+  const std::int64_t num_shots = Args(id, args).integer("num_shots", 0, 0, 1000);
+  args.erase("num_shots");
   for (const Entry& entry : kEntries)
-    if (id == entry.id) return entry.make(name, Args(id, spec.args));
+    if (id == entry.id) {
+      EnvironmentPtr environment = entry.make(name, Args(id, std::move(args)));
+      return num_shots > 0 ? with_examples(std::move(environment), num_shots) : environment;
+    }
   fail(ErrorCode::kNotFound, "environment {}: not known; native ones are {}", spec.id, fmt::join(environment_ids(), ", "));
 }
 

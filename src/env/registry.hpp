@@ -19,7 +19,7 @@ struct EnvSpec {
 /// Ids of the native environments.
 std::vector<std::string> environment_ids();
 /// Error{kNotFound} listing the known ids; Error{kNotImplemented} for "org/name" (environments of the verifiers hub);
-/// Error{kInvalidArgument} naming a bad argument or name.
+/// Error{kInvalidArgument} naming a bad argument or name. args.num_shots, of any environment: see env/few_shot.hpp.
 EnvironmentPtr make_environment(const EnvSpec& spec);
 
 }  // namespace prl::env
