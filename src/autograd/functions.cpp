@@ -57,7 +57,7 @@ Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView o
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TK, y, p] {
       const TensorView dy = tape->grad(y);
       if (dy.data == nullptr) return;
-      if (p.dw.data != nullptr) ops::linear_backward_weight(*ctx, p.dw, p.db, dy, x_TK.value);
+      if (p.dw.data != nullptr) ops::linear_backward_weight(*ctx, p.dw, p.db, dy, x_TK.value, p.accumulate);
       if (x_TK.id < 0) return;
       const Tape::Target dx = tape->target(x_TK);
       ops::linear_backward_input(*ctx, dx.view, dy, *p.weight, dx.accumulate);

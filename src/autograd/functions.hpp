@@ -7,14 +7,15 @@
 namespace prl::autograd {
 
 // One function per differentiable op: it takes its output from the frame's arena, runs the op, and records the rule if the frame
-// has a tape. Parameters' gradients (fp32, +=) are views of the caller; data == nullptr leaves a gradient out. Views and
+// has a tape. Parameters' gradients (fp32, += unless it is said) are views of the caller; data == nullptr leaves a gradient out. Views and
 // weights must outlive the tape. Where an `out` is asked for, a defined view is written instead of fresh memory.
 // Legend: T tokens, H hidden, V vocabulary, F MLP width.
 
-/// A matrix with its gradients. db.data == nullptr where there is no bias.
+/// A matrix with its gradients. db.data == nullptr where there is no bias. Unless `accumulate`, dw is overwritten.
 struct LinearParameter {
   const ops::LinearWeight* weight = nullptr;
   TensorView dw, db;
+  bool accumulate = true;
 };
 /// A norm's weight (fp32) with its gradient; dweight.data == nullptr drops it.
 struct NormParameter {

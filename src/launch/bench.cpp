@@ -172,10 +172,11 @@ BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, op
     end_part("forward");
     model.backward(batch.dlogp);
     end_part("backward");
-    optimizer.step(1e-5, trainer::clip_scale(trainer::global_grad_norm(ctx, parameters), 1.0));
-    parameters.zero_grads();
+    const Tensor rounded = ops::shares_weights(ctx) ? Tensor::empty(ctx.runtime, parameters.all_values().shape(), options.dtype) : Tensor();
+    optimizer.step(1e-5, trainer::clip_scale(trainer::global_grad_norm(ctx, parameters), 1.0), rounded);
+    parameters.start_grads();
     end_part("optimizer");
-    weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, true, weights);
+    weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, true, weights, rounded);
     end_part("repack");
     const double total_s = seconds_since(started);
     if (repeat > 0) row.tokens_per_s.push_back(static_cast<double>(options.train_tokens) / total_s);

@@ -218,10 +218,11 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
   const TensorView dlogp = upload(m.ctx, m.arena, dlogp_T, DType::kF32);
   const TensorView dh_TH = m.arena.take(m.h_TH.value.shape, m.h_TH.value.dtype);
   ops::lm_head_logprob_backward(m.ctx, dh_TH, m.parameters.d_lm_head, dlogp, m.head.lse_T, m.h_TH.value, *m.weights->lm_head, m.targets,
-                                m.temperatures);
+                                m.temperatures, !m.parameters.grads_are_fresh());
   m.tape.set_grad(m.h_TH, dh_TH);
   m.tape.backward();
   m.tape.clear();
+  m.parameters.grads_were_written();
 }
 
 std::vector<float> probe_logprobs(InferenceModel& model, ops::OpContext& ctx, const Weights& weights,

@@ -273,6 +273,39 @@ TEST_P(ExactnessTest, GradientsAccumulateAndRepeat) {
   for (std::size_t i = 0; i < once.size(); ++i) EXPECT_NEAR(twice[i], 2 * once[i], 1e-5f * std::max(1.0f, std::abs(once[i])));
 }
 
+// start_grads() leaves what earlier steps wrote where a backward pass will overwrite it: the sums are those that start from zeros.
+TEST_P(ExactnessTest, StartedGradientsAreThoseOfZeroedOnes) {
+  for (const bool is_tied : {true, false}) {
+    SmallModel model(GetParam().family, is_tied, 2, GetParam().is_wide);
+    const WeightsPtr weights = model.weights(GetParam().compute);
+    const Packed packed = random_packed(model.config.vocab_size, {30, 12}, 5);
+    const std::vector<float> dlogp(packed.ids.size(), 0.25f);
+    Parameters& parameters = *model.parameters;
+    for (const int freq : {0, 1}) {
+      TrainableModel trainable(model.ctx(), parameters, {freq});
+      const auto run = [&](bool is_started, std::span<const std::int32_t> targets, int times) {
+        parameters.ensure_grads();
+        float* all = parameters.all_grads().as<float>();
+        std::fill(all, all + parameters.all_grads().num_elements(), 7.0f);
+        is_started ? parameters.start_grads() : parameters.zero_grads();
+        for (int i = 0; i < times; ++i) {
+          trainable.forward(weights, packed.batch(), targets, packed.temperatures);
+          trainable.backward(dlogp);
+        }
+        parameters.settle_grads();
+        std::vector<float> grads;
+        for (const NamedParameter& p : parameters.named())
+          grads.insert(grads.end(), p.grad.as<float>(), p.grad.as<float>() + p.grad.num_elements());
+        for (float& g : grads) g += 0.0f;  // -0 becomes 0
+        return grads;
+      };
+      const std::vector<std::int32_t> none(packed.targets.size(), -1);
+      for (const int times : {0, 1, 2}) expect_same_bits(run(true, packed.targets, times), run(false, packed.targets, times), "passes");
+      expect_same_bits(run(true, none, 1), run(false, none, 1), "no token takes part");
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Families, ExactnessTest,
                          testing::Values(ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16}, ExactCase{"qwen2", DType::kF32},
                                          ExactCase{"qwen2", DType::kBF16}, ExactCase{"qwen3", DType::kF32},

@@ -18,10 +18,6 @@ NormParameter norm(const Tensor& weight, const Tensor& grad, float eps) {
   return {weight.view(), view_or_none(grad), eps};
 }
 
-LinearParameter matrix(const ops::LinearWeightPtr& weight, const Tensor& grad, const Tensor& bias_grad) {
-  return {weight.get(), view_or_none(grad), view_or_none(bias_grad)};
-}
-
 }  // namespace
 
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
@@ -31,6 +27,10 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const Weights::Layer& w = model.weights.layers[static_cast<std::size_t>(i)];
   const Parameters::Layer& g = model.gradients != nullptr ? model.gradients->layer(i) : kNoGradients;
   const float eps = c.rms_norm_eps;
+  const bool accumulate = model.gradients == nullptr || !model.gradients->grads_are_fresh();
+  const auto matrix = [accumulate](const ops::LinearWeightPtr& weight, const Tensor& grad, const Tensor& bias_grad) {
+    return LinearParameter{weight.get(), view_or_none(grad), view_or_none(bias_grad), accumulate};
+  };
 
   const NormParameter input_norm = norm(w.input_norm, g.d_input_norm, eps);
   autograd::NormedSum x;

@@ -14,29 +14,41 @@ namespace {
 /// the values do not depend on the number of threads.
 constexpr std::int64_t kRandomRun = 1 << 16;
 
-/// Cuts one array into tensors.
+/// Cuts one array into tensors, vectors first.
 class Blocks {
  public:
-  void want(Tensor& tensor, Shape shape) {
-    wanted_.push_back({&tensor, shape, total_});
-    total_ += (shape.num_elements() + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
-  }
+  void want(Tensor& tensor, Shape shape) { (shape.num_dims() == 1 ? vectors_ : matrices_).push_back({&tensor, shape}); }
   /// Zeros; sets the tensors that were wanted.
   Tensor cut(const std::shared_ptr<DeviceRuntime>& runtime) const {
-    const Tensor all = Tensor::zeros(runtime, {total_}, DType::kF32);
-    for (const Wanted& w : wanted_) *w.tensor = all.slice(w.begin, w.shape.num_elements()).reshaped(w.shape);
+    const std::int64_t end = num_vector_elements();
+    const Tensor all = Tensor::zeros(runtime, {end + total(matrices_)}, DType::kF32);
+    place(all, vectors_, 0);
+    place(all, matrices_, end);
     return all;
   }
+  std::int64_t num_vector_elements() const { return total(vectors_); }
 
  private:
-  static constexpr std::int64_t kAlignedElements = 16;  // 64 bytes
   struct Wanted {
     Tensor* tensor;
     Shape shape;
-    std::int64_t begin;
+    std::int64_t room() const {
+      constexpr std::int64_t kAlignedElements = 16;  // 64 bytes
+      return (shape.num_elements() + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
+    }
   };
-  std::vector<Wanted> wanted_;
-  std::int64_t total_ = 0;
+  static std::int64_t total(const std::vector<Wanted>& list) {
+    std::int64_t sum = 0;
+    for (const Wanted& w : list) sum += w.room();
+    return sum;
+  }
+  static void place(const Tensor& all, const std::vector<Wanted>& list, std::int64_t begin) {
+    for (const Wanted& w : list) {
+      *w.tensor = all.slice(begin, w.shape.num_elements()).reshaped(w.shape);
+      begin += w.room();
+    }
+  }
+  std::vector<Wanted> vectors_, matrices_;
 };
 
 }  // namespace
@@ -72,6 +84,7 @@ Parameters::Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig
   Blocks blocks;
   each_block([&](Tensor& value, Tensor&, Shape shape) { blocks.want(value, shape); });
   values_ = blocks.cut(runtime_);
+  num_vector_elements_ = blocks.num_vector_elements();
   if (c.tie_word_embeddings) lm_head = embedding;
 
   const auto list = [&](Slot slot, std::int64_t layer, const Tensor& value) {
@@ -124,6 +137,19 @@ void Parameters::ensure_grads() {
 void Parameters::zero_grads() {
   ensure_grads();
   runtime_->zero(grads_.data(), grads_.num_bytes());
+  grads_are_fresh_ = false;
+}
+
+void Parameters::start_grads() {
+  ensure_grads();
+  // What backward passes only ever add to: vectors, and the rows of an embedding that is no head at the same time.
+  runtime_->zero(grads_.data(), static_cast<std::size_t>(num_vector_elements_) * sizeof(float));
+  if (!config_.tie_word_embeddings) runtime_->zero(d_embedding.data(), d_embedding.num_bytes());
+  grads_are_fresh_ = true;
+}
+
+void Parameters::settle_grads() {
+  if (grads_are_fresh_) zero_grads();
 }
 
 void Parameters::init_random(std::uint64_t seed, float std_dev) {

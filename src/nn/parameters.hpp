@@ -22,7 +22,8 @@ struct NamedParameter {
 
 /// fp32 masters (and gradients) of one model. Fused projections (q|k|v and gate|up) are stored as one block whose row
 /// slices are the named parameters, so one product serves all of them and the names stay those of the checkpoint. All blocks lie in
-/// one array, each on a boundary of 64 bytes with zeros between, so that element-wise work on a model is one call.
+/// one array, vectors before matrices, each on a boundary of 64 bytes with zeros between, so that element-wise work on a model is one
+/// call.
 class Parameters {
  public:
   /// All zero; names and shapes follow from the config.
@@ -35,8 +36,19 @@ class Parameters {
   /// [n] fp32, the memory behind all values, and behind all gradients in the same order.
   const Tensor& all_values() const noexcept { return values_; }
   const Tensor& all_grads() const noexcept { return grads_; }
+  /// Elements of that array which hold the vectors (norms and biases).
+  std::int64_t num_vector_elements() const noexcept { return num_vector_elements_; }
   void ensure_grads();
   void zero_grads();
+  /// The start of a step: gradients count as zero without most of them being written, for the next backward pass of a TrainableModel
+  /// overwrites them. Whoever reads gradients without one in between calls settle_grads() first.
+  void start_grads();
+  /// Writes the zeros that start_grads() left out, if no backward pass has taken their place.
+  void settle_grads();
+  /// True between start_grads() and the end of the backward pass that overwrites.
+  bool grads_are_fresh() const noexcept { return grads_are_fresh_; }
+  /// All matrices' gradients have been written.
+  void grads_were_written() noexcept { grads_are_fresh_ = false; }
   /// Normal(0, std) for matrices, ones for norms, zeros for biases; a pure function of (config, seed).
   void init_random(std::uint64_t seed, float std_dev = 0.02f);
 
@@ -56,6 +68,8 @@ class Parameters {
   std::vector<NamedParameter> named_;
   std::vector<Layer> layers_;
   Tensor values_, grads_;
+  std::int64_t num_vector_elements_ = 0;
+  bool grads_are_fresh_ = false;
 
   /// Calls fn(value, gradient, shape) for every block in the order of memory.
   template <typename Fn>

@@ -46,29 +46,91 @@ ConstTensorView view_or_none(const Tensor& tensor) { return tensor.defined() ? C
 
 }  // namespace
 
-WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
-                        const WeightsPtr& previous) {
+namespace {
+
+/// Makes tensors of weights from masters, one by one.
+class Packer {
+ public:
+  Packer(ops::OpContext& ctx, DType compute, bool with_backward) : ctx_(ctx), compute_(compute), with_backward_(with_backward) {}
+  Tensor vector(const Tensor& value) const { return rounded(ctx_, value, compute_); }
+  Tensor table(const Tensor& value) const {
+    const Tensor out = Tensor::empty(ctx_.runtime, value.shape(), compute_);
+    ops::cast(ctx_, out, value);
+    return out;
+  }
+  ops::LinearWeightPtr matrix(const Tensor& value, const Tensor& bias) const {
+    return ops::pack_linear(ctx_, value, view_or_none(bias), compute_, with_backward_);
+  }
+
+ private:
+  ops::OpContext& ctx_;
+  DType compute_;
+  bool with_backward_;
+};
+
+/// Makes them as parts of one array, for devices that keep the layout.
+class Slicer {
+ public:
+  Slicer(ops::OpContext& ctx, const Parameters& parameters, DType compute, bool with_backward, const Tensor& rounded)
+      : ctx_(ctx), masters_(parameters.all_values()), rounded_(rounded), with_backward_(with_backward) {
+    if (!rounded_.defined()) {
+      rounded_ = Tensor::empty(ctx.runtime, masters_.shape(), compute);
+      ops::cast(ctx, rounded_, masters_);
+    }
+    vectors_ = Tensor::empty(ctx.runtime, {parameters.num_vector_elements()}, DType::kF32);
+    ops::cast(ctx, vectors_, rounded_.slice(0, parameters.num_vector_elements()));
+  }
+  Tensor vector(const Tensor& value) const { return value.defined() ? part(vectors_, value) : Tensor(); }
+  Tensor table(const Tensor& value) const { return part(rounded_, value); }
+  ops::LinearWeightPtr matrix(const Tensor& value, const Tensor& bias) const {
+    return ops::share_linear(ctx_, part(rounded_, value), view_or_none(bias), with_backward_);
+  }
+
+ private:
+  Tensor part(const Tensor& from, const Tensor& value) const {
+    return from.slice(value.as<float>() - masters_.as<float>(), value.num_elements()).reshaped(value.shape());
+  }
+  ops::OpContext& ctx_;
+  const Tensor& masters_;
+  Tensor rounded_, vectors_;
+  bool with_backward_;
+};
+
+template <typename Maker>
+void fill_weights(Weights& to_weights, ops::OpContext& ctx, const Parameters& parameters, bool with_backward, const Maker& make) {
   const ModelConfig& config = parameters.config();
-  std::shared_ptr<Weights> weights = start_weights(ctx, config, compute, version, previous);
-  weights->embedding_VH = Tensor::empty(ctx.runtime, parameters.embedding.shape(), compute);
-  ops::cast(ctx, weights->embedding_VH, parameters.embedding);
+  to_weights.embedding_VH = make.table(parameters.embedding);
   for (std::int64_t i = 0; i < config.num_layers; ++i) {
     const Parameters::Layer& from = parameters.layer(i);
-    Weights::Layer& to = weights->layers[static_cast<std::size_t>(i)];
-    to.input_norm = rounded(ctx, from.input_norm, compute);
-    to.post_norm = rounded(ctx, from.post_norm, compute);
-    to.q_norm = rounded(ctx, from.q_norm, compute);
-    to.k_norm = rounded(ctx, from.k_norm, compute);
-    to.qkv_bias = rounded(ctx, from.qkv_bias, compute);
-    to.o_bias = rounded(ctx, from.o_bias, compute);
-    to.qkv = ops::pack_linear(ctx, from.qkv, view_or_none(to.qkv_bias), compute, with_backward);
-    to.o = ops::pack_linear(ctx, from.o, view_or_none(to.o_bias), compute, with_backward);
-    to.gate_up = ops::pack_linear(ctx, from.gate_up, {}, compute, with_backward);
-    to.down = ops::pack_linear(ctx, from.down, {}, compute, with_backward);
+    Weights::Layer& to = to_weights.layers[static_cast<std::size_t>(i)];
+    to.input_norm = make.vector(from.input_norm);
+    to.post_norm = make.vector(from.post_norm);
+    to.q_norm = make.vector(from.q_norm);
+    to.k_norm = make.vector(from.k_norm);
+    to.qkv_bias = make.vector(from.qkv_bias);
+    to.o_bias = make.vector(from.o_bias);
+    to.qkv = make.matrix(from.qkv, to.qkv_bias);
+    to.o = make.matrix(from.o, to.o_bias);
+    to.gate_up = make.matrix(from.gate_up, {});
+    to.down = make.matrix(from.down, {});
   }
-  weights->final_norm = rounded(ctx, parameters.final_norm, compute);
-  weights->lm_head = config.tie_word_embeddings ? ops::share_linear(ctx, weights->embedding_VH, {}, with_backward)
-                                                : ops::pack_linear(ctx, parameters.lm_head, {}, compute, with_backward);
+  to_weights.final_norm = make.vector(parameters.final_norm);
+  to_weights.lm_head =
+      config.tie_word_embeddings ? ops::share_linear(ctx, to_weights.embedding_VH, {}, with_backward) : make.matrix(parameters.lm_head, {});
+}
+
+}  // namespace
+
+WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
+                        const WeightsPtr& previous, const Tensor& rounded) {
+  std::shared_ptr<Weights> weights = start_weights(ctx, parameters.config(), compute, version, previous);
+  const bool is_shared = ops::shares_weights(ctx);
+  PRL_CHECK(!rounded.defined() || (is_shared && rounded.dtype() == compute), "rounded values of {} for weights in {}",
+            to_string(rounded.dtype()), to_string(compute));
+  if (is_shared)
+    fill_weights(*weights, ctx, parameters, with_backward, Slicer(ctx, parameters, compute, with_backward, rounded));
+  else
+    fill_weights(*weights, ctx, parameters, with_backward, Packer(ctx, compute, with_backward));
   return weights;
 }
 

@@ -22,6 +22,8 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
   return table_entry(ctx, ctx.table->share_linear, "share_linear")(ctx, w_NK, bias_N, with_backward);
 }
 
+bool shares_weights(const OpContext& ctx) { return ctx.table->weights_are_row_major; }
+
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w) {
   ShapeCheck c("linear", ctx);
   c.extent("N", w.num_outputs(), "w").extent("K", w.num_inputs(), "w");
@@ -41,13 +43,15 @@ void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_
   table_entry(ctx, ctx.table->linear_backward_input, "linear_backward_input")(ctx, dx_TK, dy_TN, w, accumulate);
 }
 
-void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK) {
+void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK,
+                            bool accumulate) {
   ShapeCheck c("linear_backward_weight", ctx);
   c.check("dw", dw_NK, "N K", DType::kF32).contiguous("dw", dw_NK).check("dy", dy_TN, "T N").check("x", x_TK, "T K");
   c.floating("x", x_TK).same_dtype("dy", dy_TN.dtype, "x", x_TK.dtype);
   if (db_N.data != nullptr) c.check("db", db_N, "N", DType::kF32);
+  c.require(accumulate || dy_TN.shape.num_rows() > 0, "no tokens to form dw from");
   if (dy_TN.shape.num_rows() == 0) return;
-  table_entry(ctx, ctx.table->linear_backward_weight, "linear_backward_weight")(ctx, dw_NK, db_N, dy_TN, x_TK);
+  table_entry(ctx, ctx.table->linear_backward_weight, "linear_backward_weight")(ctx, dw_NK, db_N, dy_TN, x_TK, accumulate);
 }
 
 void matmul_f32(OpContext& ctx, TensorView out_MN, ConstTensorView a_MK, ConstTensorView b, bool transpose_b) {

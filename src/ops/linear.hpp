@@ -38,6 +38,9 @@ LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorVie
 /// writes to it from then on.
 LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward);
 
+/// True where `share_linear` keeps the memory it is given, so that all weights of a model may be parts of one array.
+bool shares_weights(const OpContext& ctx);
+
 /// y_TN = x_TK W^T + b.
 ///
 /// Shapes    x [T, K], y [T, N], both in w.dtype() (y may also be kF32); row-strided views allowed.
@@ -48,9 +51,10 @@ void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearW
 /// dx_TK = dy_TN W, or += if `accumulate`. Needs w.has_backward(). Batch-invariant.
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& w, bool accumulate);
 
-/// dw_NK += dy^T x and db_N += column sums of dy, both fp32; db_N.data == nullptr leaves the bias out. Sums over T run in a
-/// fixed order, so two runs agree bit for bit.
-void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK);
+/// dw_NK += dy^T x, or = unless `accumulate`, and db_N += column sums of dy, both fp32; db_N.data == nullptr leaves the bias out. Sums
+/// over T run in a fixed order, so two runs agree bit for bit.
+void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK,
+                            bool accumulate = true);
 
 /// out_MN = a_MK b_KN (fp32, contiguous), for optimizers (Muon) and tests. `transpose_b` reads b as [N, K].
 void matmul_f32(OpContext& ctx, TensorView out_MN, ConstTensorView a_MK, ConstTensorView b, bool transpose_b);

@@ -30,7 +30,7 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
 
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T) {
+                              std::span<const float> temperatures_T, bool accumulate) {
   ShapeCheck c("lm_head_logprob_backward", ctx);
   c.extent("H", w.num_inputs(), "w")
       .extent("V", w.num_outputs(), "w")
@@ -42,9 +42,10 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
       .check("lse", lse_T, "T", DType::kF32);
   c.require(w.has_backward(), "w was packed without its backward form");
   check_rows(c, w, targets_T, temperatures_T);
+  c.require(accumulate || !targets_T.empty(), "no tokens to form dw from");
   if (targets_T.empty()) return;
   table_entry(ctx, ctx.table->lm_head_logprob_backward, "lm_head_logprob_backward")(ctx, dh_TH, dw_VH, dlogp_T, lse_T, h_TH, w, targets_T,
-                                                                                    temperatures_T);
+                                                                                    temperatures_T, accumulate);
 }
 
 void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {

@@ -21,11 +21,11 @@ inline constexpr int kVocabChunk = 1024;
 ///           Batch-invariant.
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
                      std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
-/// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=. No gradient through entropy.
-/// Recomputes the logits in chunks.
+/// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=, or = unless `accumulate`. No
+/// gradient through entropy. Recomputes the logits in chunks.
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T);
+                              std::span<const float> temperatures_T, bool accumulate = true);
 
 /// One row of sampling settings, already resolved by the engine.
 struct SampleRow {

@@ -18,11 +18,13 @@ struct OpTable {
   /// OpContext::library of a session on this runtime; nullptr where none is needed.
   std::shared_ptr<void> (*make_library)(const std::shared_ptr<DeviceRuntime>&) = nullptr;
 
+  /// Weights keep the layout of the matrix, so `share_linear` never copies.
+  bool weights_are_row_major = false;
   LinearWeightPtr (*pack_linear)(OpContext&, ConstTensorView, ConstTensorView, DType, bool) = nullptr;
   LinearWeightPtr (*share_linear)(OpContext&, const Tensor&, ConstTensorView, bool) = nullptr;
   void (*linear)(OpContext&, TensorView, ConstTensorView, const LinearWeight&) = nullptr;
   void (*linear_backward_input)(OpContext&, TensorView, ConstTensorView, const LinearWeight&, bool) = nullptr;
-  void (*linear_backward_weight)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView) = nullptr;
+  void (*linear_backward_weight)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, bool) = nullptr;
   void (*hash_rows)(OpContext&, std::span<std::uint64_t>, std::span<const HashedRows>, DType) = nullptr;
   void (*matmul_f32)(OpContext&, TensorView, ConstTensorView, ConstTensorView, bool) = nullptr;
 
@@ -36,7 +38,7 @@ struct OpTable {
   void (*lm_head_logprob)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const LinearWeight&,
                           std::span<const std::int32_t>, std::span<const float>) = nullptr;
   void (*lm_head_logprob_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
-                                   const LinearWeight&, std::span<const std::int32_t>, std::span<const float>) = nullptr;
+                                   const LinearWeight&, std::span<const std::int32_t>, std::span<const float>, bool) = nullptr;
   void (*sample)(OpContext&, std::span<SampleResult>, ConstTensorView, std::span<const SampleRow>) = nullptr;
 
   void (*embedding)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
@@ -55,7 +57,7 @@ struct OpTable {
   double (*sum_squares)(OpContext&, std::span<const ConstTensorView>) = nullptr;
   void (*scale)(OpContext&, TensorView, float) = nullptr;
 
-  void (*adamw)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const AdamWArgs&) = nullptr;
+  void (*adamw)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const AdamWArgs&, TensorView) = nullptr;
   void (*sgd)(OpContext&, TensorView, TensorView, ConstTensorView, const SgdArgs&) = nullptr;
   void (*sign_sgd)(OpContext&, TensorView, ConstTensorView, float, float) = nullptr;
   void (*muon)(OpContext&, TensorView, TensorView, ConstTensorView, const MuonArgs&) = nullptr;

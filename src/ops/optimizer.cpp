@@ -1,6 +1,7 @@
 #include "ops/optimizer.hpp"
 
 #include "ops/op_table.hpp"
+#include "ops/pointwise.hpp"
 #include "ops/shape_check.hpp"
 
 namespace prl::ops {
@@ -12,15 +13,16 @@ void check_state(ShapeCheck& c, std::string_view name, const ConstTensorView& v)
 
 }  // namespace
 
-void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args) {
+void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args, TensorView rounded) {
   ShapeCheck c("adamw", ctx);
   check_state(c, "param", param);
   check_state(c, "m", m);
   check_state(c, "v", v);
   check_state(c, "grad", grad);
   c.require(args.step >= 1, "step counts from 1");
+  if (rounded.data != nullptr) c.check("rounded", rounded, "R C").contiguous("rounded", rounded);
   if (param.shape.num_elements() == 0) return;
-  table_entry(ctx, ctx.table->adamw, "adamw")(ctx, param, m, v, grad, args);
+  table_entry(ctx, ctx.table->adamw, "adamw")(ctx, param, m, v, grad, args, rounded);
 }
 
 void sgd(OpContext& ctx, TensorView param, TensorView buffer, ConstTensorView grad, const SgdArgs& args) {

@@ -11,8 +11,10 @@ struct AdamWArgs {
   float lr = 1e-6f, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f, weight_decay = 0.01f, grad_scale = 1.0f;
   std::int64_t step = 1;  ///< 1-based, for bias correction
 };
-/// Loshchilov and Hutter 2019, decoupled decay.
-void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args);
+/// Loshchilov and Hutter 2019, decoupled decay. `rounded`, if given (its shape is param's, its dtype any float), receives the new
+/// parameters as `cast` would write them.
+void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args,
+           TensorView rounded = {});
 
 struct SgdArgs {
   float lr = 1e-6f, momentum = 0.9f, weight_decay = 0.01f, grad_scale = 1.0f;

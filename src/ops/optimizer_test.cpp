@@ -1,5 +1,6 @@
 #include "ops/optimizer.hpp"
 
+#include "ops/pointwise.hpp"
 #include "ops/test_support.hpp"
 
 namespace prl::ops {
@@ -32,6 +33,27 @@ TEST_P(OptimizerTest, AdamW) {
   EXPECT_LT(worst_error(values(p), wp, 1.0), 1e-6);
   EXPECT_LT(worst_error(values(m), wm, 1.0), 1e-6);
   EXPECT_LT(worst_error(values(v), wv, 1.0), 1e-6);
+}
+
+/// The rounded copy is what `cast` makes of the new parameters, which do not depend on it; odd ends and odd starts too.
+TEST_P(OptimizerTest, AdamWRoundsOnItsWay) {
+  Session s(GetParam());
+  for (const DType dtype : {DType::kBF16, DType::kF32})
+    for (const std::int64_t n : {5L, 1003L, 4096L}) {
+      Tensor p[2], m[2], v[2];
+      for (int i = 0; i < 2; ++i) {
+        p[i] = s.random({n}, DType::kF32, 1);
+        m[i] = s.filled({n}, DType::kF32, 0);
+        v[i] = s.filled({n}, DType::kF32, 0);
+      }
+      const Tensor g = s.random({n}, DType::kF32, 2), low = s.poisoned({n}, dtype), wanted = s.poisoned({n}, dtype);
+      adamw(s.ctx, p[0], m[0], v[0], g, {.lr = 0.01f}, low);
+      adamw(s.ctx, p[1], m[1], v[1], g, {.lr = 0.01f});
+      cast(s.ctx, wanted, p[1]);
+      EXPECT_EQ(values(low), values(wanted)) << n;
+      EXPECT_EQ(values(p[0]), values(p[1])) << n;
+      EXPECT_EQ(values(v[0]), values(v[1])) << n;
+    }
 }
 
 TEST_P(OptimizerTest, Sgd) {

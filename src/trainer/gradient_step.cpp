@@ -42,7 +42,7 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
   GradientStepResult result;
   LossCounts counts;
   for (const wire::MicroBatch& row : rows) counts += count_losses(row);
-  policy_.parameters().zero_grads();
+  policy_.parameters().start_grads();
 
   const auto start = std::chrono::steady_clock::now();
   std::int64_t row_idx = 0;
@@ -67,6 +67,7 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
     log::debug("Micro Step {}/{} | Loss {:.4f}", row_idx, rows.size(), loss.loss);
     ++row_idx;
   }
+  policy_.parameters().settle_grads();
   policy_.context().runtime->synchronize();
   result.forward_backward_s = seconds_since(start);
   if (result.num_non_finite_rows > 0 && result.pool.values("loss").empty())
@@ -86,9 +87,10 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
   if (max_norm) result.grad_norm = norm;
   result.zero_grad_ratio = zero_grad_ratio(policy_.context(), policy_.parameters());
   result.lr_used = schedule_.at(num_scheduled_);
-  optimizer_.step(result.lr_used, clip_scale(norm, max_norm));
+  const Tensor rounded = policy_.room_for_weights();
+  optimizer_.step(result.lr_used, clip_scale(norm, max_norm), rounded);
   result.lr_next = schedule_.at(++num_scheduled_);
-  policy_.refresh(version);
+  policy_.refresh(version, rounded);
   policy_.context().runtime->synchronize();
   result.optimizer_s = seconds_since(optimizer_start);
   return result;

@@ -45,8 +45,12 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
 
 Policy::~Policy() = default;
 
-void Policy::refresh(PolicyVersion version) {
-  weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_);
+Tensor Policy::room_for_weights() {
+  return ops::shares_weights(context()) ? Tensor::empty(runtime_, parameters_.all_values().shape(), options_.compute) : Tensor();
+}
+
+void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
+  weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded);
 }
 
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {

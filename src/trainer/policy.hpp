@@ -40,8 +40,11 @@ class Policy {
   const PolicyOptions& options() const noexcept { return options_; }
   const nn::WeightsPtr& weights() const noexcept { return weights_; }
 
-  /// Packs the masters anew as `version`: after a step, and after a checkpoint was loaded.
-  void refresh(PolicyVersion version);
+  /// Packs the masters anew as `version`: after a step, and after a checkpoint was loaded. `rounded`, if defined, is room_for_weights()
+  /// that an optimizer has filled.
+  void refresh(PolicyVersion version, const Tensor& rounded = {});
+  /// Memory for the next weights that an optimizer may fill on its way (Optimizer::step); undefined where the device packs weights anew.
+  Tensor room_for_weights();
   /// Forward with a tape over one row, predicting targets_T (-1: nothing), then backward once.
   nn::TokenStats forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
   void backward(std::span<const float> dlogp_T) { model_->backward(dlogp_T); }

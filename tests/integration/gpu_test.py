@@ -75,7 +75,7 @@ def test_a_real_size_stays_within_its_memory_plan():
         config = harness.rl_config(folder / "rl.toml", model, max_steps=20, seq_len=2048, max_async_level=1)
         out, errors = prl("rl", "@", config, "--output-dir", folder / "out", "--trainer.compute.device", "cuda",
                           "--orchestrator.batch-size", 64, "--orchestrator.group-size", 8, "--inference.max-num-seqs", 256,
-                          "--inference.model.max-model-len", 1024)
+                          "--inference.model.max-model-len", 1024, "--trainer.optim.lr", "2e-6")
         log = out + errors + (folder / "out/logs/rl.log").read_text()
         found = re.search(r"memory: ([\d.]+) GiB planned, ([\d.]+) GiB at the peak", log)
         check(found, f"no line about memory: {log[-3000:]}")

@@ -11,7 +11,8 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
 void hash_rows(OpContext& ctx, std::span<std::uint64_t> out, std::span<const HashedRows> items, DType as);
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w);
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& w, bool accumulate);
-void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK);
+void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK,
+                            bool accumulate);
 void matmul_f32(OpContext& ctx, TensorView out_MN, ConstTensorView a_MK, ConstTensorView b, bool transpose_b);
 
 void attention_varlen(OpContext& ctx, TensorView out_THD, TensorView lse_TH, const VarlenAttention& args);
@@ -26,7 +27,7 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
                      std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T);
+                              std::span<const float> temperatures_T, bool accumulate);
 void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B);
 
 void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T);
@@ -48,7 +49,7 @@ void cast(OpContext& ctx, TensorView out, ConstTensorView x);
 double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs);
 void scale(OpContext& ctx, TensorView x, float factor);
 
-void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args);
+void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args, TensorView rounded);
 void sgd(OpContext& ctx, TensorView param, TensorView buffer, ConstTensorView grad, const SgdArgs& args);
 void sign_sgd(OpContext& ctx, TensorView param, ConstTensorView grad, float lr, float weight_decay);
 void muon(OpContext& ctx, TensorView param_NK, TensorView momentum_NK, ConstTensorView grad_NK, const MuonArgs& args);

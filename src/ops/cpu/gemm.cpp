@@ -15,7 +15,22 @@ constexpr std::int64_t kTaskCols = 256;
 /// Tasks per thread, at least, so that threads finish together.
 constexpr std::int64_t kTasksPerThread = 3;
 
+/// The same where one sliver of A meets all of B, as in decoding: time is that of reading B, so what counts is that threads end together.
+constexpr std::int64_t kReadsPerThread = 4;
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Columns of a task of such a product: about kReadsPerThread tasks a thread, in the cut that gives the busiest thread the least.
+std::int64_t read_cols(std::int64_t cols, std::int64_t col_tile, std::int64_t threads) {
+  const std::int64_t tiles = ceil_div(cols, col_tile), first = std::max<std::int64_t>(1, tiles / (threads * kReadsPerThread));
+  std::int64_t best = first, best_load = ceil_div(ceil_div(tiles, first), threads) * first;
+  for (std::int64_t per_task = first + 1; per_task <= 2 * first; ++per_task)
+    if (const std::int64_t load = ceil_div(ceil_div(tiles, per_task), threads) * per_task; load < best_load) {
+      best = per_task;
+      best_load = load;
+    }
+  return best * col_tile;
+}
 
 const char* at_row(const GemmLeft& a, std::int64_t row) {
   return static_cast<const char*>(a.data) + (a.transposed ? row : row * a.stride) * static_cast<std::int64_t>(size_of(a.dtype));
@@ -34,6 +49,8 @@ GemmPlan plan_gemm(const OpContext& ctx, const GemmKernels& k, std::int64_t rows
   const auto tasks = [&] { return ceil_div(slivers, plan.task_slivers) * ceil_div(cols, plan.task_cols); };
   if (sink_cols == 0)
     while (tasks() < wanted && plan.task_cols > 2 * k.col_tile) plan.task_cols /= 2;
+  if (sink_cols == 0 && slivers == 1 && num_threads(ctx) > 1)
+    plan.task_cols = std::min(kTaskCols, read_cols(cols, k.col_tile, num_threads(ctx)));
   while (tasks() < wanted && plan.task_slivers > 1) plan.task_slivers = (plan.task_slivers + 1) / 2;
   const std::int64_t last_col = std::min(cols, plan.task_cols);
   plan.packed_bytes = aligned_bytes(static_cast<std::size_t>(slivers) * k.sliver_bytes(depth));

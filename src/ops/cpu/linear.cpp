@@ -118,7 +118,8 @@ void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_
   product(ctx, *w.gemm, dx_TK, rows_of(dy_TN), backward_operand(w, 0), nullptr, accumulate);
 }
 
-void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK) {
+void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK,
+                            bool accumulate) {
   const Kernels& kn = kernels(ctx);
   const GemmKernels& k = gemm_for(ctx, x_TK.dtype);
   const std::int64_t T = x_TK.shape.num_rows(), N = dy_TN.shape.num_cols(), K = x_TK.shape.num_cols();
@@ -132,7 +133,7 @@ void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, C
     pack_panels(ctx, k, memory, x.data, x.dtype, x.row_stride, K, tokens, true);
     const GemmLeft left{.data = dy.data, .dtype = dy.dtype, .stride = dy.row_stride, .transposed = true, .rows = N, .depth = tokens};
     gemm(ctx, k, plan, left, {memory, static_cast<std::int64_t>(k.panel_bytes(tokens)), K},
-         {.c = dw_NK.as<float>(), .c_stride = K, .accumulate = true}, memory + panel_bytes);
+         {.c = dw_NK.as<float>(), .c_stride = K, .accumulate = accumulate || t0 > 0}, memory + panel_bytes);
   }
   if (db_N.data == nullptr) return;
   constexpr std::int64_t kCols = 256;

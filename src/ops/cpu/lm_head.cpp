@@ -181,9 +181,10 @@ struct BackwardPass {
 
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& weight, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T) {
+                              std::span<const float> temperatures_T, bool accumulate) {
   const PackedWeight& w = packed(ctx, weight);
   const GemmKernels& k = *w.gemm;
+  if (!accumulate) ctx.runtime->zero(dw_VH.data, static_cast<std::size_t>(dw_VH.shape.num_elements()) * sizeof(float));
   const auto T = static_cast<std::int64_t>(targets_T.size());
   const std::int64_t H = w.num_inputs(), chunk = std::min<std::int64_t>(kVocabChunk, w.num_outputs());
   const float* dlogp = dlogp_T.as<float>();

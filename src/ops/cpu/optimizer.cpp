@@ -9,7 +9,7 @@
 
 namespace prl::ops::cpu {
 
-void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args) {
+void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args, TensorView rounded) {
   const double step = static_cast<double>(args.step);
   const double correction1 = 1.0 - std::pow(static_cast<double>(args.beta1), step),
                correction2 = 1.0 - std::pow(static_cast<double>(args.beta2), step);
@@ -23,6 +23,9 @@ void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTe
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, param.shape.num_elements(), 1, [&](std::int64_t b, std::int64_t e) {
     k.adamw(param.as<float>() + b, m.as<float>() + b, v.as<float>() + b, grad.as<float>() + b, e - b, s);
+    if (rounded.data != nullptr)
+      k.cast(static_cast<char*>(rounded.data) + b * static_cast<std::int64_t>(size_of(rounded.dtype)), rounded.dtype, param.as<float>() + b,
+             DType::kF32, e - b);
   });
 }
 

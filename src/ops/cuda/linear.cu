@@ -151,7 +151,8 @@ void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_
   blas_of(ctx).run(ctx, p);
 }
 
-void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK) {
+void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK,
+                            bool accumulate) {
   const std::int64_t T = x_TK.shape.num_rows(), N = dy_TN.shape.num_cols(), K = x_TK.shape.num_cols();
   Product p;
   p.M = N;
@@ -166,7 +167,7 @@ void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, C
   p.out = dw_NK.data;
   p.out_stride = K;
   p.out_dtype = DType::kF32;
-  p.accumulate = true;
+  p.accumulate = accumulate;
   p.may_split = true;  // one order for these sizes is enough: gradients are compared between runs, not between batches
   blas_of(ctx).run(ctx, p);
   if (db_N.data == nullptr) return;

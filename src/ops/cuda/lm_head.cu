@@ -33,13 +33,10 @@ __global__ void __launch_bounds__(kBlock)
   float x[kChunkVectors][kVec];
   load_chunk(x, logits + row * cols + begin, count, temperatures[t]);
   const ChunkStats s = chunk_stats(x);
-  const std::int64_t target = targets[t] - first_col - begin;
-#pragma unroll
-  for (int j = 0; j < kChunkVectors; ++j)
-#pragma unroll
-    for (int i = 0; i < kVec; ++i)
-      if (chunk_index(j, i) == target) target_logits[first_row + row] = x[j][i];
-  if (threadIdx.x % kWarp == 0) stats[(first_col / kVocabChunk + chunk) * live.count + first_row + row] = s;
+  const std::int64_t target = targets[t] - first_col;
+  if (threadIdx.x % kWarp != 0) return;
+  if (target >= begin && target < begin + count) target_logits[first_row + row] = scaled(logits[row * cols + target], temperatures[t]);
+  stats[(first_col / kVocabChunk + chunk) * live.count + first_row + row] = s;
 }
 
 __global__ void __launch_bounds__(kBlock)
@@ -182,7 +179,7 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
 
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& weight, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T) {
+                              std::span<const float> temperatures_T, bool accumulate) {
   const DenseWeight& w = dense(ctx, weight);
   const std::int64_t H = w.num_inputs(), V = w.num_outputs();
   const DType dtype = w.dtype();
@@ -190,7 +187,10 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
   std::int64_t count = 0;
   const std::int32_t* index = live_index(ctx, targets_T, count);
   if (index != nullptr || count == 0) zero_rows(ctx, dh_TH);
-  if (count == 0) return;
+  if (count == 0) {
+    if (!accumulate) zero_rows(ctx, dw_VH);
+    return;
+  }
   const auto* targets = staged(ctx, targets_T);
   const auto* temperatures = staged(ctx, temperatures_T);
 
@@ -254,7 +254,7 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
       weight_gradient.out = dw_VH.as<float>() + col * H;
       weight_gradient.out_stride = H;
       weight_gradient.in_dtype = dtype;
-      weight_gradient.accumulate = true;
+      weight_gradient.accumulate = accumulate || row > 0;
       weight_gradient.may_split = true;
       blas.run(ctx, weight_gradient);
     }

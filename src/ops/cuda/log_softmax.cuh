@@ -26,6 +26,16 @@ __device__ __forceinline__ float scaled(float logit, float temperature) { return
 /// The chunk's logits scaled, -inf beyond `count`.
 __device__ __forceinline__ void load_chunk(float (&x)[kChunkVectors][kVec], const float* p, int count, float temperature) {
   const bool wide = reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
+  if (wide && count == kVocabChunk) {
+#pragma unroll
+    for (int j = 0; j < kChunkVectors; ++j) load<true>(x[j], p + chunk_index(j, 0), kVec);
+    if (temperature == 1.0f) return;
+#pragma unroll
+    for (int j = 0; j < kChunkVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) x[j][i] = x[j][i] / temperature;
+    return;
+  }
 #pragma unroll
   for (int j = 0; j < kChunkVectors; ++j) {
     const int first = chunk_index(j, 0);
@@ -40,18 +50,20 @@ __device__ __forceinline__ void load_chunk(float (&x)[kChunkVectors][kVec], cons
 
 __device__ __forceinline__ ChunkStats chunk_stats(const float (&x)[kChunkVectors][kVec]) {
   float top = -INFINITY;
-  bool has_nan = false;
 #pragma unroll
   for (int j = 0; j < kChunkVectors; ++j)
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      top = fmaxf(top, x[j][i]);
-      has_nan = has_nan || isnan(x[j][i]);
-    }
+    for (int i = 0; i < kVec; ++i) top = fmaxf(top, x[j][i]);
   top = warp_max(top);
-  // NaN, which the maximum passes over, must not pass for a banned token.
-  if (__any_sync(kFullWarp, has_nan)) return {NAN, NAN, NAN};
-  if (top == -INFINITY) return {top, 0.0f, 0.0f};
+  if (top == -INFINITY) {
+    // NaN, which the maximum passes over, must not pass for a banned token.
+    bool has_nan = false;
+#pragma unroll
+    for (int j = 0; j < kChunkVectors; ++j)
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) has_nan = has_nan || isnan(x[j][i]);
+    return __any_sync(kFullWarp, has_nan) ? ChunkStats{NAN, NAN, NAN} : ChunkStats{top, 0.0f, 0.0f};
+  }
   float sum = 0.0f, weighted = 0.0f;
 #pragma unroll
   for (int j = 0; j < kChunkVectors; ++j)
@@ -61,7 +73,9 @@ __device__ __forceinline__ ChunkStats chunk_stats(const float (&x)[kChunkVectors
       sum += e;
       weighted = fmaf(e, fmaxf(-1e30f, d), weighted);  // 0 * -inf would be NaN
     }
-  return {top, warp_sum(sum), warp_sum(weighted)};
+  sum = warp_sum(sum);
+  if (isnan(sum)) return {NAN, NAN, NAN};  // a logit was NaN or +inf
+  return {top, sum, warp_sum(weighted)};
 }
 
 /// Log-sum-exp of a row, fed with its chunks in order.

@@ -14,6 +14,8 @@ namespace {
 constexpr int kBlock = 256;      ///< threads when a warp or less holds a row
 constexpr int kMaxLanes = 1024;  ///< threads when a block holds a row
 constexpr int kWarpVectors = 4;  ///< vectors of 8 that a lane of a warp may hold
+/// Blocks beyond which weights are not fetched ahead: they are in the cache by then, and asking costs what reading does.
+constexpr unsigned kMaxPrefetching = 512;
 
 /// Threads that share a row, and vectors that each holds of it.
 struct RowShape {
@@ -94,6 +96,23 @@ __device__ __forceinline__ std::int64_t row_begin(std::int64_t row, std::int64_t
   return group * stride + (row - group * heads) * cols;
 }
 
+/// 8 elements as they lie in memory, in half the registers that floats take.
+template <typename T>
+struct Stored {
+  alignas(16) T v[kVec];
+  template <bool kWide>
+  __device__ __forceinline__ void load(const T* p, int count) {
+    if constexpr (kWide) {
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof(v) / 16); ++i) reinterpret_cast<uint4*>(v)[i] = reinterpret_cast<const uint4*>(p)[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) v[i] = i < count ? p[i] : from_float<T>(0.0f);
+    }
+  }
+  __device__ __forceinline__ float operator[](int i) const { return to_float(v[i]); }
+};
+
 /// kLanes == 0: a block per row. kVectors are kept in registers; a block reads what is beyond them again.
 template <typename T, bool kWide, bool kAdd, int kLanes, int kVectors>
 __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(const NormArgs<T> a) {
@@ -101,9 +120,11 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   const RowPlace p = row_place<kLanes>();
   const auto column = [&](int j) { return (p.lane + j * p.lanes) * kVec; };
   let_next_begin();
+  if (gridDim.x <= kMaxPrefetching) {
 #pragma unroll
-  for (int j = 0; j < kVectors; ++j)
-    if (column(j) < a.cols) prefetch_weight(a.w + column(j));
+    for (int j = 0; j < kVectors; ++j)
+      if (column(j) < a.cols) prefetch_weight(a.w + column(j));
+  }
   wait_for_previous();
   const bool is_live = p.row < a.rows;
   const T* x = a.x + row_begin(p.row, a.x_stride, a.heads, a.cols);
@@ -111,31 +132,37 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   T* sum_row = kAdd ? a.sum + p.row * a.sum_stride : nullptr;
   float kept[kVectors][kVec] = {};
   float squares = 0.0f;
-  const auto take = [&](int c, float(&v)[kVec]) {
-    load<kWide>(v, x + c, a.cols - c);
-    if constexpr (kAdd) {
-      float r[kVec];
-      load<kWide>(r, a.residual + p.row * a.residual_stride + c, a.cols - c);
+  // Loads of a row are all on their way before the first store: no later load could pass it.
+  const auto read = [&](int c, Stored<T>& own, Stored<T>& other) {
+    own.template load<kWide>(x + c, a.cols - c);
+    if constexpr (kAdd) other.template load<kWide>(a.residual + p.row * a.residual_stride + c, a.cols - c);
+  };
+  const auto take = [&](int c, float(&v)[kVec], const Stored<T>& own, const Stored<T>& other) {
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) v[i] = rounded<T>(v[i] + r[i]);
-      store<kWide>(sum_row + c, v, a.cols - c);
-    }
+    for (int i = 0; i < kVec; ++i) v[i] = kAdd ? rounded<T>(own[i] + other[i]) : own[i];
+    if constexpr (kAdd) store<kWide>(sum_row + c, v, a.cols - c);
   };
   const auto add_squares = [&](const float(&v)[kVec]) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
   };
   if (is_live) {
+    Stored<T> own[kVectors], other[kVectors];
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (column(j) < a.cols) take(column(j), kept[j]);
+      if (column(j) < a.cols) read(column(j), own[j], other[j]);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (column(j) < a.cols) take(column(j), kept[j], own[j], other[j]);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
       if (column(j) < a.cols) add_squares(kept[j]);
     if constexpr (kLanes == 0)
       for (int j = kVectors; column(j) < a.cols; ++j) {
         float v[kVec];
-        take(column(j), v);
+        Stored<T> more, others;
+        read(column(j), more, others);
+        take(column(j), v, more, others);
         add_squares(v);
       }
   }
@@ -194,8 +221,9 @@ void launch_norm(OpContext& ctx, const NormArgs<T>& a, bool wide) {
   });
 }
 
-/// Rows are dealt to at most this many groups; each group sums its share of dw in order, then the groups are added in order.
-constexpr std::int64_t kMaxGroups = 512;
+/// Rows are dealt to at most this many groups; each group sums its share of dw in order, then the groups are added in order. All of
+/// them run at once on a device of 132 multiprocessors.
+constexpr std::int64_t kMaxGroups = 264;
 constexpr std::int64_t kMinGroupRows = 16;
 
 template <typename T>
@@ -217,7 +245,7 @@ template <typename T, bool kWide, int kLanes, int kVectors>
 __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 2 : 1) norm_backward_kernel(const NormBackwardArgs<T> a) {
   constexpr int kRows = kLanes > 0 ? kBlock / (kLanes > 0 ? kLanes : 1) : 1;
   __shared__ float2 scratch[kMaxLanes / kWarp];
-  __shared__ float dw_rows[kLanes > 0 ? kBlock * kVec * kVectors : 1];
+  __shared__ __align__(16) float dw_rows[kLanes > 0 ? kBlock * kVec * kVectors : 1];
   const int lane = kLanes > 0 ? static_cast<int>(threadIdx.x) % (kLanes > 0 ? kLanes : 1) : static_cast<int>(threadIdx.x);
   const int lanes = kLanes > 0 ? kLanes : static_cast<int>(blockDim.x);
   const int slot = kLanes > 0 ? static_cast<int>(threadIdx.x) / (kLanes > 0 ? kLanes : 1) : 0;
@@ -226,18 +254,27 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
   for (std::int64_t base = begin; base < end; base += kRows) {
     const std::int64_t row = base + slot;
     const bool is_live = row < end;
-    float x[kVectors][kVec] = {}, dy[kVectors][kVec] = {};
+    Stored<T> x[kVectors], dy[kVectors], before[kVectors];
     float squares = 0.0f, dots = 0.0f;
+    T* dx_row = nullptr;
     if (is_live) {
       const T* x_row = a.x + row_begin(row, a.x_stride, a.heads, a.cols);
       const T* dy_row = a.dy + row_begin(row, a.dy_stride, a.heads, a.cols);
+      dx_row = a.dx + row_begin(row, a.dx_stride, a.heads, a.cols);
+      // All that the row needs is on its way before any of it is used.
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const int c = (lane + j * lanes) * kVec;
+        if (c >= a.cols) continue;
+        x[j].template load<kWide>(x_row + c, a.cols - c);
+        dy[j].template load<kWide>(dy_row + c, a.cols - c);
+        if (a.accumulate) before[j].template load<kWide>(dx_row + c, a.cols - c);
+      }
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         const int c = (lane + j * lanes) * kVec;
         if (c >= a.cols) continue;
         float w[kVec];
-        load<kWide>(x[j], x_row + c, a.cols - c);
-        load<kWide>(dy[j], dy_row + c, a.cols - c);
         load<kWide>(w, a.w + c, a.cols - c);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
@@ -254,17 +291,15 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
     for (int j = 0; j < kVectors; ++j) {
       const int c = (lane + j * lanes) * kVec;
       if (c >= a.cols) continue;
-      float w[kVec], d[kVec], before[kVec] = {};
+      float w[kVec], d[kVec];
       load<kWide>(w, a.w + c, a.cols - c);
-      T* dx = a.dx + row_begin(row, a.dx_stride, a.heads, a.cols) + c;
-      if (a.accumulate) load<kWide>(before, dx, a.cols - c);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         dw[j][i] = fmaf(dy[j][i], x[j][i] * scale, dw[j][i]);
         d[i] = fmaf(-k, x[j][i], dy[j][i] * w[i] * scale);
-        if (a.accumulate) d[i] = before[i] + d[i];
+        if (a.accumulate) d[i] = before[j][i] + d[i];
       }
-      store<kWide>(dx, d, a.cols - c);
+      store<kWide>(dx_row + c, d, a.cols - c);
     }
   }
   float* out = a.partial_dw + static_cast<std::int64_t>(blockIdx.x) * a.cols;
@@ -274,7 +309,9 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) dw_rows[slot * kWidth + (lane + j * kLanes) * kVec + i] = dw[j][i];
+      for (int i = 0; i < kVec; i += 4)
+        *reinterpret_cast<float4*>(dw_rows + slot * kWidth + (lane + j * kLanes) * kVec + i) =
+            make_float4(dw[j][i], dw[j][i + 1], dw[j][i + 2], dw[j][i + 3]);
     __syncthreads();
     for (int c = static_cast<int>(threadIdx.x); c < a.cols; c += kBlock) {
       float total = 0.0f;

@@ -10,6 +10,7 @@ namespace prl::ops::cuda {
 namespace {
 
 constexpr int kBlock = 256;
+constexpr std::int64_t kManyTokens = 1024;
 
 template <typename T>
 struct NormRopeArgs {
@@ -27,69 +28,85 @@ struct NormRopeArgs {
   const float* cosines;
   const float* sines;
   std::int64_t num_positions;
-  std::int64_t num_rows;  ///< tokens * heads
+  std::uint32_t num_tokens;
   int heads, kv_heads, rows_per_token, dim;
   ::prl::cuda::FaultWord* fault;
 };
 
-/// kLanes threads, of 8 elements each, share a head: a power of two, as in norm.cu.
-template <typename T, int kLanes, bool kNorm, bool kCache>
+/// kLanes threads, of 8 elements each, share a head: a power of two, as in norm.cu. They take kHeads neighbouring heads of one token,
+/// whose position and angles they read once.
+template <typename T, int kLanes, bool kNorm, bool kCache, int kHeads>
 __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant__ NormRopeArgs<T> a) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * (kBlock / kLanes) + threadIdx.x / kLanes;
+  const std::uint32_t group = blockIdx.x * (kBlock / kLanes) + threadIdx.x / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, c = lane * kVec, half = a.dim / 2;
-  const std::int64_t token = row / a.rows_per_token;
-  const int head = static_cast<int>(row - token * a.rows_per_token);
-  const bool is_live = row < a.num_rows && c < a.dim;
-  let_next_begin();
-  if (kNorm && is_live && head < a.heads + a.kv_heads) prefetch_weight((head < a.heads ? a.q_norm : a.k_norm) + c);
-  wait_for_previous();
-  float v[kVec] = {};
-  if (is_live) load<true>(v, a.qkv + token * a.qkv_stride + head * a.dim + c, kVec);
-  const bool is_value = kCache && head >= a.heads + a.kv_heads;
-  if constexpr (kNorm) {
-    float squares = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
-    const float scale = 1.0f / sqrtf(warp_sum<kLanes>(squares) / static_cast<float>(a.dim) + a.eps);
-    if (is_live && !is_value) {
-      float w[kVec];
-      load<true>(w, (head < a.heads ? a.q_norm : a.k_norm) + c, kVec);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) v[i] = rounded<T>(v[i] * scale * w[i]);
-    }
-  }
+  const auto groups_per_token = static_cast<std::uint32_t>((a.rows_per_token + kHeads - 1) / kHeads);
+  const std::uint32_t token = group / groups_per_token;
+  const int first_head = static_cast<int>(group - token * groups_per_token) * kHeads;
+  const int num_heads = token < a.num_tokens && c < a.dim ? min(kHeads, a.rows_per_token - first_head) : 0;
   const bool is_first = c < half;
-  const int step = half / kVec, partner = is_first ? lane + step : lane - step;
-  float other[kVec];
+  const auto norm_of = [&](int head) { return (head < a.heads ? a.q_norm : a.k_norm) + c; };
+  const auto is_value = [&](int head) { return kCache && head >= a.heads + a.kv_heads; };
+  let_next_begin();
+  if (kNorm && kHeads == 1 && num_heads > 0 && !is_value(first_head)) prefetch_weight(norm_of(first_head));
+  wait_for_previous();
+
+  float v[kHeads][kVec] = {};
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) other[i] = __shfl_sync(kFullWarp, v[i], partner, kLanes);
-  if (!is_live) return;
-  if (!is_value) {
+  for (int h = 0; h < kHeads; ++h)
+    if (h < num_heads) load<true>(v[h], a.qkv + token * a.qkv_stride + (first_head + h) * a.dim + c, kVec);
+  float cosine[kVec] = {}, sine[kVec] = {};
+  bool has_place = true;
+  if (num_heads > 0 && !is_value(first_head)) {
     const std::int32_t position = a.positions[token];
-    if (position < 0 || position >= a.num_positions) {
-      ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, static_cast<std::uint32_t>(token));
-      return;
+    has_place = position >= 0 && position < a.num_positions;
+    if (has_place) {
+      const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
+      load<true>(cosine, a.cosines + at, kVec);
+      load<true>(sine, a.sines + at, kVec);
+    } else {
+      ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, token);
     }
-    float cosine[kVec], sine[kVec];
-    const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
-    load<true>(cosine, a.cosines + at, kVec);
-    load<true>(sine, a.sines + at, kVec);
+  }
+
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const float first = is_first ? v[i] : other[i], second = is_first ? other[i] : v[i];
-      v[i] = is_first ? fmaf(-second, sine[i], first * cosine[i]) : fmaf(first, sine[i], second * cosine[i]);
+  for (int h = 0; h < kHeads; ++h) {
+    const int head = first_head + h;
+    const bool is_live = h < num_heads, rotates = is_live && !is_value(head);
+    if constexpr (kNorm) {
+      float squares = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) squares = fmaf(v[h][i], v[h][i], squares);
+      const float scale = 1.0f / sqrtf(warp_sum<kLanes>(squares) / static_cast<float>(a.dim) + a.eps);
+      if (rotates) {
+        float w[kVec];
+        load<true>(w, norm_of(head), kVec);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) v[h][i] = rounded<T>(v[h][i] * scale * w[i]);
+      }
     }
+    const int step = half / kVec, partner = is_first ? lane + step : lane - step;
+    float other[kVec];
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) other[i] = __shfl_sync(kFullWarp, v[h][i], partner, kLanes);
+    if (rotates) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const float first = is_first ? v[h][i] : other[i], second = is_first ? other[i] : v[h][i];
+        v[h][i] = is_first ? fmaf(-second, sine[i], first * cosine[i]) : fmaf(first, sine[i], second * cosine[i]);
+      }
+    }
+    if (!is_live || !has_place) continue;
+    if (!kCache || head < a.heads) {
+      store<true>(a.qk + token * a.qk_stride + head * a.dim + c, v[h], kVec);
+      continue;
+    }
+    const std::int32_t slot = a.slots[token];
+    if (slot < 0) continue;
+    const int kv_head = is_value(head) ? head - a.heads - a.kv_heads : head - a.heads;
+    const std::int64_t at =
+        ((static_cast<std::int64_t>(slot / a.block_size) * a.kv_heads + kv_head) * a.block_size + slot % a.block_size) * a.dim;
+    store<true>((is_value(head) ? a.v_cache : a.k_cache) + at + c, v[h], kVec);
   }
-  if (!kCache || head < a.heads) {
-    store<true>(a.qk + token * a.qk_stride + head * a.dim + c, v, kVec);
-    return;
-  }
-  const std::int32_t slot = a.slots[token];
-  if (slot < 0) return;
-  const int kv_head = is_value ? head - a.heads - a.kv_heads : head - a.heads;
-  const std::int64_t at =
-      ((static_cast<std::int64_t>(slot / a.block_size) * a.kv_heads + kv_head) * a.block_size + slot % a.block_size) * a.dim;
-  store<true>((is_value ? a.v_cache : a.k_cache) + at + c, v, kVec);
 }
 
 /// Blocks of the backward pass: each takes neighbouring heads of q or of k, sums its share of dw in order, and the shares are
@@ -229,12 +246,22 @@ void with_lanes(std::int64_t dim, Body&& body) {
 template <bool kCache, typename T>
 void launch(OpContext& ctx, NormRopeArgs<T>& a, std::int64_t tokens) {
   a.rows_per_token = a.heads + (kCache ? 2 : 1) * a.kv_heads;
-  a.num_rows = tokens * a.rows_per_token;
+  a.num_tokens = static_cast<std::uint32_t>(tokens);
   with_lanes(a.dim, [&](auto lanes) {
     constexpr int kLanes = decltype(lanes)::value;
     with_bool(a.q_norm != nullptr, [&](auto has_norm) {
-      launch_chained(stream_of(ctx), norm_rope_kernel<T, kLanes, decltype(has_norm)::value, kCache>,
-                     dim3(static_cast<unsigned>(ceil_div(a.num_rows, kBlock / kLanes))), dim3(kBlock), 0, a);
+      const auto launch = [&](auto heads) {
+        constexpr int kHeads = decltype(heads)::value;
+        const std::int64_t groups = tokens * ceil_div(a.rows_per_token, kHeads);
+        PRL_CHECK(groups < std::int64_t{1} << 31, "{} tokens in one launch", tokens);
+        launch_chained(stream_of(ctx), norm_rope_kernel<T, kLanes, decltype(has_norm)::value, kCache, kHeads>,
+                       dim3(static_cast<unsigned>(ceil_div(groups, kBlock / kLanes))), dim3(kBlock), 0, a);
+      };
+      // Few tokens are spread as widely as they can be.
+      if (tokens >= kManyTokens)
+        launch(std::integral_constant<int, 4>{});
+      else
+        launch(std::integral_constant<int, 1>{});
     });
   });
 }

@@ -24,6 +24,41 @@ struct AdamW {
   }
 };
 
+/// A step whose result is also written in the type that weights have, so that nobody reads it again to round it.
+template <typename Low>
+struct RoundedAdamW {
+  float *param, *m, *v;
+  const float* grad;
+  Low* rounded;
+  std::int64_t count;
+  bool wide;  ///< all start 16-byte aligned
+  AdamW f;
+
+  template <bool kWide>
+  __device__ void run(std::int64_t at, int n) const {
+    float in[4][kVec], out[3][kVec];
+    load<kWide>(in[0], param + at, n);
+    load<kWide>(in[1], m + at, n);
+    load<kWide>(in[2], v + at, n);
+    load<kWide>(in[3], grad + at, n);
+    f(out, in);
+    store<kWide>(param + at, out[0], n);
+    store<kWide>(m + at, out[1], n);
+    store<kWide>(v + at, out[2], n);
+    store<kWide>(rounded + at, out[0], n);
+  }
+};
+template <typename Low>
+__global__ void __launch_bounds__(kMapBlock) rounded_adamw_kernel(const RoundedAdamW<Low> a) {
+  const std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * kMapBlock + threadIdx.x) * kVec;
+  if (at >= a.count) return;
+  const int n = static_cast<int>(min(static_cast<std::int64_t>(kVec), a.count - at));
+  if (a.wide && n == kVec)
+    a.template run<true>(at, n);
+  else
+    a.template run<false>(at, n);
+}
+
 struct Sgd {
   SgdArgs a;
   __device__ float direction(float w, float g) const { return fmaf(a.weight_decay, w, g * a.grad_scale); }
@@ -112,7 +147,7 @@ void product(OpContext& ctx, float* out, const float* a, const float* b, std::in
 
 }  // namespace
 
-void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args) {
+void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args, TensorView rounded) {
   const auto step = static_cast<double>(args.step);
   const double correction1 = 1.0 - std::pow(static_cast<double>(args.beta1), step),
                correction2 = 1.0 - std::pow(static_cast<double>(args.beta2), step);
@@ -123,7 +158,25 @@ void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTe
                 .step_size = static_cast<float>(static_cast<double>(args.lr) / correction1),
                 .inverse_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
                 .grad_scale = args.grad_scale};
-  map<float, float, 3, 4>(ctx, {param, m, v}, {param, m, v, grad}, f);
+  if (rounded.data == nullptr) {
+    map<float, float, 3, 4>(ctx, {param, m, v}, {param, m, v, grad}, f);
+    return;
+  }
+  with_type(rounded.dtype, [&](auto t) {
+    using Low = decltype(t);
+    const RoundedAdamW<Low> a{.param = param.as<float>(),
+                              .m = m.as<float>(),
+                              .v = v.as<float>(),
+                              .grad = grad.as<float>(),
+                              .rounded = rounded.as<Low>(),
+                              .count = param.shape.num_elements(),
+                              .wide = is_aligned(param.data, 16) && is_aligned(m.data, 16) && is_aligned(v.data, 16) &&
+                                      is_aligned(grad.data, 16) && is_aligned(rounded.data, 16),
+                              .f = f};
+    const auto blocks = static_cast<unsigned>(ceil_div(a.count, std::int64_t{kMapBlock} * kVec));
+    rounded_adamw_kernel<Low><<<blocks, kMapBlock, 0, stream_of(ctx)>>>(a);
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
 }
 
 void sgd(OpContext& ctx, TensorView param, TensorView buffer, ConstTensorView grad, const SgdArgs& args) {

@@ -13,6 +13,7 @@ const OpTable* cuda_op_table() {
   static const OpTable table{
       .name = "cuda/" PRL_CUDA_ARCH_TEXT,
       .make_library = make_library,
+      .weights_are_row_major = true,
       .pack_linear = cuda::pack_linear,
       .share_linear = cuda::share_linear,
       .linear = cuda::linear,

@@ -73,7 +73,7 @@ Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const conf
 
 Optimizer::~Optimizer() = default;
 
-void Optimizer::step(double lr, double grad_scale) {
+void Optimizer::step(double lr, double grad_scale, const Tensor& rounded) {
   const auto rate = static_cast<float>(lr), factor = static_cast<float>(grad_scale);
   const auto adamw_args = [&](const auto& c) {
     return ops::AdamWArgs{.lr = rate,
@@ -87,7 +87,9 @@ void Optimizer::step(double lr, double grad_scale) {
   const Tensor& values = parameters_.all_values();
   const Tensor& grads = parameters_.all_grads();
   if (const auto* adamw = std::get_if<AdamWConfig>(&optim_)) {
-    ops::adamw(ctx_, values, flat_state_[0], flat_state_[1], grads, adamw_args(*adamw));
+    ops::adamw(ctx_, values, flat_state_[0], flat_state_[1], grads, adamw_args(*adamw), rounded.defined() ? rounded.view() : TensorView{});
+    ++num_steps_;
+    return;
   } else if (const auto* sgd = std::get_if<SgdConfig>(&optim_)) {
     ops::sgd(ctx_, values, flat_state_[0], grads,
              {.lr = rate,
@@ -111,6 +113,7 @@ void Optimizer::step(double lr, double grad_scale) {
     ops::sign_sgd(ctx_, values, grads, rate, static_cast<float>(std::get<SignSgdConfig>(optim_).weight_decay));
   }
   ++num_steps_;
+  if (rounded.defined()) ops::cast(ctx_, rounded, values);
 }
 
 std::vector<io::NamedTensor> Optimizer::state() const {

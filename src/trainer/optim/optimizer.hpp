@@ -28,8 +28,9 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// One step at rate `lr`; gradients are first multiplied by `grad_scale` (clipping). Gradients stay as they are.
-  void step(double lr, double grad_scale);
+  /// One step at rate `lr`; gradients are first multiplied by `grad_scale` (clipping). Gradients stay as they are. `rounded`, if defined,
+  /// receives all_values() in its dtype.
+  void step(double lr, double grad_scale, const Tensor& rounded = {});
   std::int64_t num_steps() const noexcept { return num_steps_; }
 
   /// The state as "<parameter>.<state>" in a fixed order: the tensors themselves, to load into, or copies that a save in the
