@@ -42,7 +42,7 @@ constexpr MetricInfo kRl[] = {
     {"geo_masked_low", "1", "sequences dropped for a small geometric mean ratio (masked)", true},
     {"geo_masked_high", "1", "sequences dropped for a large geometric mean ratio (masked)", true},
     {"geo_seq_ratio", "1", "geometric mean ratio of a sequence (masked)", true},
-    {"teacher_kl", "nats", "log-probability of the teacher minus the trainer's (masked)", true},
+    {"teacher_kl", "nats", "log-probability of the teacher minus the trainer's: per token (masked) or per sequence (opd)", true},
     {"ref_kl", "nats", "log-probability of the trainer minus the reference's, per sequence", true},
     {"ref_kl/*", "nats", "masks and mismatch of the ref_kl component", true},
     {"nll", "nats", "negative log-likelihood of the ce component, per sequence", true},

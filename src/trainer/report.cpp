@@ -71,6 +71,8 @@ std::string rl_step_line(std::int64_t step, const monitor::Metrics& metrics) {
   std::string line = line_start(step, metrics);
   field(line, metrics, "entropy/all/mean", [](double v) { return fmt::format("Entropy: {:.4f}", v); });
   field(line, metrics, "mismatch_kl/all/mean", [](double v) { return fmt::format("Mismatch KL: {:.4f}", v); });
+  field(line, metrics, "ref_kl/mean", [](double v) { return fmt::format("Teacher KL: {:.4f}", v); });
+  field(line, metrics, "nll/mean", [](double v) { return fmt::format("NLL: {:.4f}", v); });
   optim_fields(line, metrics);
   field(line, metrics, "perf/peak_memory", [](double v) { return "Peak Mem.: " + monitor::format_gib(v); });
   return line;

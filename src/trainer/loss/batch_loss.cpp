@@ -124,13 +124,15 @@ BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBa
     const std::string kl_name = "mismatch_kl/" + env_name, entropy_name = "entropy/" + env_name;
     for (std::size_t i = 1; i < n; ++i) {
       result.dlogp_T[first + i - 1] = static_cast<float>(dlogp[i]);
-      if (s.mask[i] == 0) continue;
-      const double kl = mismatch_kl(s.log_ratio(i)), entropy = entropy_T[first + i - 1];
-      metrics.add("mismatch_kl/all", kl);
+      const bool is_sampled = s.mask[i] != 0;
+      if (!is_sampled && !s.in_ce(i)) continue;
+      const double entropy = entropy_T[first + i - 1];
       metrics.add("entropy/all", entropy);
-      if (env_name.empty()) continue;
-      metrics.add(kl_name, kl);
-      metrics.add(entropy_name, entropy);
+      if (!env_name.empty()) metrics.add(entropy_name, entropy);
+      if (!is_sampled) continue;
+      const double kl = mismatch_kl(s.log_ratio(i));
+      metrics.add("mismatch_kl/all", kl);
+      if (!env_name.empty()) metrics.add(kl_name, kl);
     }
     first += n;
   }

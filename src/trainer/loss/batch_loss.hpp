@@ -32,7 +32,8 @@ struct BatchLoss {
 ///
 /// logp_T, entropy_T  fp32 at predicting positions, [T]. Both are shifted by one inside each sequence, so that nothing is
 ///          ever predicted across a sequence border.
-/// Metrics  per token mismatch_kl/{all,<env>} and entropy/{all,<env>} over the loss mask, and those of each component.
+/// Metrics  per token mismatch_kl/{all,<env>} over the loss mask, entropy/{all,<env>} over the loss mask and the ce component,
+///          and those of each component.
 /// Errors   Error{kNonFinite} naming environment, token and values; Error{kInvalidArgument} as in the losses.
 BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBatch& batch, std::span<const float> logp_T,
                              std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics);

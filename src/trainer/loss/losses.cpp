@@ -12,7 +12,7 @@ namespace {
 using namespace config;
 
 // Fixed by the published form of the distillation loss; no configuration key exists for them.
-constexpr double kRefMaskLow = 0.2;
+constexpr double kRefMask = 0.2;
 constexpr double kRefKlTau = 1e-3;
 
 /// A mean over the values that a condition selects; 0 of none.
@@ -239,7 +239,7 @@ double ref_kl_loss(const TokenStreams& s, std::span<double> dlogp, MetricPool& m
            "them");
     const double w = s.ref_kl_weights[i], rho = s.log_ratio(i), r = std::exp(rho);
     const double signal = static_cast<double>(s.ref_logp[i]) - static_cast<double>(s.logp[i]);
-    const bool is_dropped = prob_gap(s, i) < -kRefMaskLow;
+    const bool is_dropped = s.advantages[i] > 0 ? prob_gap(s, i) > kRefMask : prob_gap(s, i) < -kRefMask;
     const double gain = is_dropped ? 0.0 : signal * r;
     sum += w * (-gain + kRefKlTau * rho * rho);
     dlogp[i] += w * (-gain + 2 * kRefKlTau * rho);
@@ -250,6 +250,7 @@ double ref_kl_loss(const TokenStreams& s, std::span<double> dlogp, MetricPool& m
   }
   if (is_masked.count == 0) return 0;
   metrics.add("ref_kl", ref_kl.value());
+  metrics.add("teacher_kl", -ref_kl.value());
   metrics.add("ref_kl/is_masked", is_masked.value());
   metrics.add("ref_kl/masked_mismatch_kl", masked_kl.value());
   metrics.add("ref_kl/unmasked_mismatch_kl", unmasked_kl.value());

@@ -27,8 +27,9 @@ LossDivisor divisor_of(const config::LossConfig& loss) noexcept;
 /// Error{kNotImplemented} for custom.
 double rl_loss(const config::LossConfig& loss, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics);
 
-/// Distillation towards reference log-probabilities: w (-keep g r + 1e-3 rho^2), g = stopgrad(lref - lt), keep = d >= -0.2.
-/// Ignores the loss mask and advantages. Error{kInvalidArgument} without reference log-probabilities.
+/// Distillation towards reference log-probabilities: w (-keep g r + 1e-3 rho^2), g = stopgrad(lref - lt),
+/// keep = not (A > 0 ? d > 0.2 : d < -0.2). Ignores the loss mask, and uses the sign of advantages alone (training_mode opd of
+/// May 2026; the newest form has no advantages, which are then 0). Error{kInvalidArgument} without reference log-probabilities.
 double ref_kl_loss(const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics);
 
 /// Cross entropy -w lt. Ignores the loss mask.

@@ -195,11 +195,24 @@ TEST(Losses, RefKlMatchesItsFormula) {
     double sum = 0;
     for (std::size_t i = 0; i < lt.size(); ++i) {
       const double li = s.inference_logp[i], rho = lt[i] - li;
-      const bool keep = !(std::exp(sg[i]) - std::exp(li) < -0.2);
+      const double d = std::exp(sg[i]) - std::exp(li);
+      const bool keep = !(s.advantages[i] > 0 ? d > 0.2 : d < -0.2);
       sum += s.ref_kl_weights[i] * (-(keep ? 1.0 : 0.0) * (s.ref_logp[i] - sg[i]) * std::exp(rho) + 1e-3 * rho * rho);
     }
     return sum;
   });
+}
+
+TEST(Losses, AStudentThatIsItsTeacherHasNoDistance) {
+  const Sequence sequence(3);
+  TokenStreams s = sequence.streams();
+  s.inference_logp = s.logp, s.ref_logp = s.logp;
+  MetricPool metrics;
+  Vec gradient(s.size());
+  EXPECT_EQ(ref_kl_loss(s, gradient, metrics), 0.0);
+  EXPECT_EQ(gradient, Vec(s.size(), 0.0));
+  EXPECT_EQ(metrics.mean("ref_kl"), 0.0);
+  EXPECT_EQ(metrics.mean("teacher_kl"), 0.0);
 }
 
 TEST(Losses, CeMatchesItsFormula) {
@@ -349,6 +362,20 @@ TEST(BatchLoss, ComponentsAdd) {
                 rl_d[i] / static_cast<double>(counts.rl_tokens) + ce_d[i] / static_cast<double>(counts.ce_tokens) +
                     ref_d[i] / static_cast<double>(counts.ref_kl_tokens),
                 1e-6);
+}
+
+// Tokens that another model wrote have no sampler here: their entropy is told, their mismatch is not.
+TEST(BatchLoss, ImitatedTokensCountForEntropyButNotForMismatch) {
+  wire::MicroBatch b = row_of({3});
+  b.ce_weights = {0, 1, 1};
+  const std::vector<float> logp{-1.0f, -3.0f, 0.0f}, entropy{0.5f, 0.7f, 9.0f};
+  MetricPool metrics;
+  const BatchLoss loss = compute_batch_loss(config::DefaultLossConfig{}, b, logp, entropy, count_losses(b), metrics);
+  EXPECT_DOUBLE_EQ(loss.loss, 2.0);
+  EXPECT_EQ(loss.dlogp_T, (std::vector<float>{-0.5f, -0.5f, 0.0f}));
+  EXPECT_NEAR(metrics.mean("entropy/all"), 0.6, 1e-7);
+  EXPECT_TRUE(metrics.values("mismatch_kl/all").empty());
+  EXPECT_DOUBLE_EQ(metrics.mean("nll"), 2.0);
 }
 
 TEST(BatchLoss, EmptyComponentsGiveZeroGradients) {
