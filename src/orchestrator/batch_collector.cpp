@@ -59,7 +59,8 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
   std::vector<ReadyRollout> survivors;
   std::vector<double> rewards;
   const auto num_rollouts = static_cast<std::int64_t>(group.episodes.size());
-  for (env::Episode& episode : group.episodes) {
+  for (std::size_t i = 0; i < group.episodes.size(); ++i) {
+    env::Episode& episode = group.episodes[i];
     ++counts.num_rollouts;
     if (options_.skip_verification) episode.reward = 0;
     if (episode.error) {
@@ -72,7 +73,7 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
     rollout.task = group.task;
     rollout.version_start = group.version;
     rollout.version_end = episode.version_end().value_or(group.version);
-    rollout.samples = to_samples(episode, options_.strategy);
+    rollout.samples = to_samples(episode, options_.strategy, group.scores.empty() ? TurnScores{} : group.scores[i]);
     if (rollout.samples.empty()) {
       ++counts.num_empty;
       last_failure_ = episode.stop_condition == "prompt_too_long"
@@ -83,7 +84,8 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
     }
     bool is_dropped = false;
     for (const RolloutFilterOptions& filter : options_.filters) {
-      if (!matches(filter, episode)) continue;
+      // They judge the policy by its log-probabilities, which another model's tokens do not have.
+      if (options_.loss == SampleLoss::kImitation || !matches(filter, episode)) continue;
       ++counts.num_filtered[to_string(filter.kind)];
       rollout.filters_matched.push_back(to_string(filter.kind));
       is_dropped = filter.enforce;
@@ -123,7 +125,10 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
   const std::vector<float> advantages = compute_advantages(options_.advantage, stats);
   for (std::size_t i = 0; i < survivors.size(); ++i) {
     survivors[i].advantage = advantages[i];
-    for (wire::TrainingSample& sample : survivors[i].samples) set_advantage(sample, advantages[i]);
+    for (wire::TrainingSample& sample : survivors[i].samples) {
+      set_advantage(sample, advantages[i]);
+      set_loss(sample, options_.loss);
+    }
     drop_token_ids(survivors[i].episode);
     queue_.push_back(std::move(survivors[i]));
   }

@@ -23,6 +23,7 @@ struct CollectorOptions {
   std::optional<std::int64_t> token_batch_size;  ///< instead: the shortest prefix of the queue with so many tokens
   AdvantageOptions advantage;
   TrajectoryStrategy strategy = TrajectoryStrategy::kInterleaved;
+  SampleLoss loss = SampleLoss::kPolicyGradient;
   bool filter_zero_advantages = true;        ///< do not train on tokens whose advantage is exactly 0
   bool online_difficulty_filtering = false;  ///< groups with mean reward exactly 0 or 1 do not count
   bool skip_verification = false;            ///< all rewards are 0
@@ -36,6 +37,7 @@ struct FinishedGroup {
   std::int64_t step = 0;  ///< batch in collection when it was opened
   PolicyVersion version;  ///< of the engines at its opening
   std::vector<env::Episode> episodes;
+  std::vector<TurnScores> scores;  ///< of each episode, by a teacher; empty: there is none
 };
 
 /// A rollout that waits for its batch, or ships with it. Its episode no longer holds token ids: they are in `samples`.

@@ -21,14 +21,19 @@ bool is_retryable_type(const std::string& type) { return type == "ModelError" ||
 }  // namespace
 
 GroupRunner::GroupRunner(asio::any_io_executor executor, GroupRunnerOptions options, std::vector<TrainEnv> environments,
-                         std::shared_ptr<env::ChatClientFactory> chat)
-    : executor_(std::move(executor)), options_(options), environments_(std::move(environments)), chat_(std::move(chat)) {}
+                         std::shared_ptr<env::ChatClientFactory> chat, std::shared_ptr<env::PromptScorer> teacher)
+    : executor_(std::move(executor)),
+      options_(options),
+      environments_(std::move(environments)),
+      chat_(std::move(chat)),
+      teacher_(std::move(teacher)) {}
 
 void GroupRunner::start(const EpisodeStart& info) {
   OpenGroup& group = groups_[info.group.value];
   if (!group.tasks) {
     group.info = info;
     group.episodes.resize(static_cast<std::size_t>(options_.group_size));
+    if (teacher_) group.scores.resize(static_cast<std::size_t>(options_.group_size));
     group.tasks = std::make_unique<net::TaskGroup>(executor_, fmt::format("group {}", info.group.value));
   }
   ++group.num_started;
@@ -60,7 +65,14 @@ asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, int attempt) 
   co_return co_await std::move(guarded);
 }
 
-asio::awaitable<void> GroupRunner::run(EpisodeStart info) {
+asio::awaitable<void> GroupRunner::wait_to_retry(EpisodeStart info, int attempt, std::string reason) const {
+  const auto wait = std::min<std::chrono::milliseconds>(options_.retry_wait * (1 << std::min(attempt, 10)), 60s);
+  log::debug("rollout {} of group {} failed ({}); again in {} ms", info.rollout_idx, info.group.value, reason, wait.count());
+  co_await net::sleep_for(wait);
+}
+
+/// nullopt when the group was dropped meanwhile.
+asio::awaitable<std::optional<env::Episode>> GroupRunner::play_until_done(EpisodeStart info) {
   const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
   for (int attempt = 0;; ++attempt) {
     std::optional<env::Episode> episode;
@@ -70,7 +82,7 @@ asio::awaitable<void> GroupRunner::run(EpisodeStart info) {
     } catch (const std::exception&) {
       const Error error = net::to_error(std::current_exception());
       const bool is_cancelled = error.code() == ErrorCode::kCancelled;
-      if (is_cancelled && !groups_.contains(info.group.value)) co_return;
+      if (is_cancelled && !groups_.contains(info.group.value)) co_return std::nullopt;
       // Whatever an environment throws is one failed episode, counted; it never ends the run by itself.
       episode.emplace();
       episode->env_name = train_env.environment->name();
@@ -79,24 +91,59 @@ asio::awaitable<void> GroupRunner::run(EpisodeStart info) {
       episode->error = env::EpisodeError{is_cancelled ? "ModelError" : std::string(to_string(error.code())), error.what()};
     }
     const bool again = episode->error && is_retryable_type(episode->error->type) && attempt < train_env.max_retries;
-    if (!again) {
-      finish(info, std::move(*episode));
-      co_return;
-    }
-    const auto wait = std::min<std::chrono::milliseconds>(options_.retry_wait * (1 << std::min(attempt, 10)), 60s);
-    log::debug("rollout {} of group {} failed ({}); again in {} ms", info.rollout_idx, info.group.value, episode->error->message,
-               wait.count());
-    co_await net::sleep_for(wait);
+    if (!again) co_return episode;
+    auto waiting = wait_to_retry(info, attempt, episode->error->message);
+    co_await std::move(waiting);
   }
 }
 
-void GroupRunner::finish(const EpisodeStart& info, env::Episode episode) {
+/// nullopt when the group was dropped meanwhile. A teacher that fails leaves an error in the episode.
+asio::awaitable<std::optional<TurnScores>> GroupRunner::score_until_done(EpisodeStart info, env::Episode* episode) {
+  const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
+  const net::TimePoint begin = net::Clock::now();
+  for (int attempt = 0;; ++attempt) {
+    std::optional<Error> failure;
+    try {
+      auto scoring = score_episode(episode, teacher_.get(), options_.scoring, net::Clock::now() + train_env.rollout_timeout);
+      TurnScores scores = co_await std::move(scoring);
+      scoring_time_.seconds += std::chrono::duration<double>(net::Clock::now() - begin).count();
+      ++scoring_time_.num_episodes;
+      co_return scores;
+    } catch (const std::exception&) {
+      failure = net::to_error(std::current_exception());
+    }
+    if (failure->code() == ErrorCode::kCancelled && !groups_.contains(info.group.value)) co_return std::nullopt;
+    if (attempt >= train_env.max_retries || !(is_retryable(failure->code()) || failure->code() == ErrorCode::kInternal)) {
+      episode->stop_condition = "has_error";
+      episode->error = env::EpisodeError{"TeacherError", failure->what()};
+      co_return TurnScores{};
+    }
+    auto waiting = wait_to_retry(info, attempt, fmt::format("the teacher did not score it: {}", failure->what()));
+    co_await std::move(waiting);
+  }
+}
+
+asio::awaitable<void> GroupRunner::run(EpisodeStart info) {
+  auto playing = play_until_done(info);
+  std::optional<env::Episode> episode = co_await std::move(playing);
+  if (!episode) co_return;
+  std::optional<TurnScores> scores{std::in_place};
+  if (teacher_ && !episode->error) {
+    auto scoring = score_until_done(info, &*episode);
+    scores = co_await std::move(scoring);
+    if (!scores) co_return;
+  }
+  finish(info, std::move(*episode), std::move(*scores));
+}
+
+void GroupRunner::finish(const EpisodeStart& info, env::Episode episode, TurnScores scores) {
   const auto it = groups_.find(info.group.value);
   if (it == groups_.end()) return;  // dropped in the meantime, and counted then
   OpenGroup& group = it->second;
   std::optional<env::Episode>& slot = group.episodes[static_cast<std::size_t>(info.rollout_idx)];
   PRL_CHECK(!slot.has_value(), "rollout {} of group {} ended twice", info.rollout_idx, info.group.value);
   slot = std::move(episode);
+  if (teacher_) group.scores[static_cast<std::size_t>(info.rollout_idx)] = std::move(scores);
   ++group.num_done;
   if (group.num_done == options_.group_size) finished_.push_back(info.group.value);
   if (on_episode_end_) on_episode_end_(info.group);
@@ -115,6 +162,7 @@ std::optional<FinishedGroup> GroupRunner::take_finished() {
   out.step = group.info.step;
   out.version = group.info.version;
   for (std::optional<env::Episode>& episode : group.episodes) out.episodes.push_back(std::move(*episode));
+  out.scores = std::move(group.scores);
   counts_.num_processed += options_.group_size;
   return out;
 }

@@ -7,13 +7,17 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "env/chat_client.hpp"
 #include "env/environment.hpp"
+#include "env/prompt_scorer.hpp"
 #include "net/task_group.hpp"
 #include "orchestrator/batch_collector.hpp"
 #include "orchestrator/dispatcher.hpp"
+#include "orchestrator/reference_scoring.hpp"
 
 namespace prl::orchestrator {
 
@@ -40,17 +44,25 @@ struct GroupRunnerOptions {
   bool ordered = false;     ///< hand groups out in the order of dispatch, not of completion
   std::uint64_t seed = 42;  ///< of environments whose sampling has none
   std::chrono::milliseconds retry_wait{1'000};
+  ReferenceScoring scoring;  ///< with a teacher
+};
+
+/// Time that teachers took, over the episodes since it was last asked.
+struct ScoringTime {
+  double seconds = 0;
+  std::int64_t num_episodes = 0;
 };
 
 /// Plays the episodes that the dispatcher starts and gathers them into whole groups.
 ///
 /// Each episode is a coroutine on the given executor; every started episode ends in exactly one of EpisodeCounts. Each request is
-/// sampled with a seed derived from (seed, step, place of the group in the step, task, rollout, turn).
+/// sampled with a seed derived from (seed, step, place of the group in the step, task, rollout, turn). With a teacher, an episode
+/// ends when its tokens are scored; scoring alone is tried again as a failed episode is, and counts as one if that does not help.
 /// One thread: the executor's.
 class GroupRunner {
  public:
   GroupRunner(asio::any_io_executor executor, GroupRunnerOptions options, std::vector<TrainEnv> environments,
-              std::shared_ptr<env::ChatClientFactory> chat);
+              std::shared_ptr<env::ChatClientFactory> chat, std::shared_ptr<env::PromptScorer> teacher = nullptr);
 
   /// Called after each episode that ended in an open group.
   void on_episode_end(std::function<void(GroupId)> callback) { on_episode_end_ = std::move(callback); }
@@ -64,6 +76,7 @@ class GroupRunner {
   void drop_all();
   /// Frees what dropped groups needed until their coroutines had ended. Call now and then.
   void reap();
+  ScoringTime take_scoring_time() { return std::exchange(scoring_time_, {}); }
   const EpisodeCounts& counts() const noexcept { return counts_; }
   const std::vector<TrainEnv>& environments() const noexcept { return environments_; }
 
@@ -71,18 +84,24 @@ class GroupRunner {
   struct OpenGroup {
     EpisodeStart info;
     std::vector<std::optional<env::Episode>> episodes;
+    std::vector<TurnScores> scores;  ///< with a teacher
     std::int64_t num_started = 0;
     std::int64_t num_done = 0;
     std::unique_ptr<net::TaskGroup> tasks;
   };
   asio::awaitable<env::Episode> play(EpisodeStart info, int attempt);
+  asio::awaitable<std::optional<env::Episode>> play_until_done(EpisodeStart info);
+  asio::awaitable<std::optional<TurnScores>> score_until_done(EpisodeStart info, env::Episode* episode);
+  asio::awaitable<void> wait_to_retry(EpisodeStart info, int attempt, std::string reason) const;
   asio::awaitable<void> run(EpisodeStart info);
-  void finish(const EpisodeStart& info, env::Episode episode);
+  void finish(const EpisodeStart& info, env::Episode episode, TurnScores scores);
 
   asio::any_io_executor executor_;
   GroupRunnerOptions options_;
   std::vector<TrainEnv> environments_;
   std::shared_ptr<env::ChatClientFactory> chat_;
+  std::shared_ptr<env::PromptScorer> teacher_;  ///< null: none
+  ScoringTime scoring_time_;
   std::function<void(GroupId)> on_episode_end_;
   std::map<std::int64_t, OpenGroup> groups_;
   std::deque<std::int64_t> finished_;  ///< complete groups in order of completion

@@ -43,6 +43,7 @@ constexpr std::array kInfos{
     monitor::MetricInfo{"time/wait_for_ckpt", "seconds", "waiting for new weights"},
     monitor::MetricInfo{"time/update_weights", "seconds", "the last weight update, proof included"},
     monitor::MetricInfo{"time/generate_completions", "seconds", "until the batch was full"},
+    monitor::MetricInfo{"time/teacher_logprobs", "seconds", "waiting for the teacher's log-probabilities, mean over the scored rollouts"},
     monitor::MetricInfo{"time/parallel_preprocess", "seconds", "packing"},
     monitor::MetricInfo{"time/push", "seconds", "waiting for room in the sample queue"},
     monitor::MetricInfo{"time/save_ckpt", "seconds", "writing the checkpoint"},
@@ -170,6 +171,7 @@ monitor::Metrics step_metrics(const CollectedBatch& batch, const StepFacts& fact
   metrics["time/parallel_preprocess"] = facts.seconds_pack;
   metrics["time/push"] = facts.seconds_push;
   metrics["time/update_weights"] = facts.seconds_update_weights;
+  if (facts.seconds_teacher) metrics["time/teacher_logprobs"] = *facts.seconds_teacher;
   metrics["perf/throughput"] = facts.seconds_step > 0 ? (num_prefill + num_decode) / facts.seconds_step : 0;
   metrics["progress/tokens"] = num_prefill + num_decode;
   metrics["progress/prefill_tokens"] = num_prefill;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -21,8 +22,9 @@ struct StepFacts {
   double seconds_wait_for_policy = 0;  ///< with the gate closed
   double seconds_generate = 0;         ///< until the batch was full
   double seconds_pack = 0;
-  double seconds_push = 0;            ///< waiting for room in the sample queue
-  double seconds_update_weights = 0;  ///< of the last update
+  double seconds_push = 0;                ///< waiting for room in the sample queue
+  double seconds_update_weights = 0;      ///< of the last update
+  std::optional<double> seconds_teacher;  ///< waiting for the teacher, mean over the rollouts scored since the last ship
   std::int64_t policy_version = 0;
   std::int64_t num_inflight = 0;
   std::int64_t num_cancelled = 0;      ///< episodes of dropped groups, since the last ship

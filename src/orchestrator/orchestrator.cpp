@@ -67,10 +67,13 @@ struct Orchestrator::Impl {
                {.group_size = options.dispatch.group_size,
                 .ordered = options.deterministic,
                 .seed = options.seed,
-                .retry_wait = options.retry_wait},
-               services.environments, services.chat) {
+                .retry_wait = options.retry_wait,
+                .scoring = {.strategy = options.collect.strategy, .max_tokens = options.pack.seq_len}},
+               services.environments, services.chat, services.teacher) {
     if (!services.chat || !services.samples || !services.policy)
       fail(ErrorCode::kInternal, "the orchestrator needs a chat client, a sample queue and a policy source");
+    if (options.collect.loss == SampleLoss::kDistillation && !services.teacher)
+      fail(ErrorCode::kInternal, "distillation needs a teacher that scores tokens");
     if (!services.eval_chat) services.eval_chat = services.chat;
     if (options.pack.num_ranks != services.samples->num_ranks())
       fail(ErrorCode::kInvalidArgument, "num_train_workers = {}, but the sample queue has {} ranks", options.pack.num_ranks,
@@ -92,10 +95,19 @@ struct Orchestrator::Impl {
   // ---- start ----
 
   asio::awaitable<void> begin() {
-    log::info("waiting for inference at {}", services.chat->describe());
-    auto checking = services.chat->check_health(net::Clock::now() + options.inference_timeout);
-    auto stoppable = until_stop<void>(std::move(checking));
-    co_await std::move(stoppable);
+    log::info("waiting for inference at {}", services.eval_chat->describe());
+    auto waiting = until_stop<void>(services.eval_chat->check_health(net::Clock::now() + options.inference_timeout));
+    co_await std::move(waiting);
+    if (services.chat != services.eval_chat) {
+      log::info("waiting for the teacher at {}", services.chat->describe());
+      auto waiting_more = until_stop<void>(services.chat->check_health(net::Clock::now() + options.teacher_timeout));
+      co_await std::move(waiting_more);
+    }
+    if (services.teacher) {
+      log::info("waiting for the teacher at {}", services.teacher->describe());
+      auto waiting_more = until_stop<void>(services.teacher->check_ready(net::Clock::now() + options.teacher_timeout));
+      co_await std::move(waiting_more);
+    }
     if (options.resume_step > 0) restore();
     const PolicyVersion version = co_await load_first_policy();
     const std::vector<TaskRef> unfinished = std::exchange(restored_tasks, {});
@@ -299,6 +311,8 @@ struct Orchestrator::Impl {
     facts.seconds_step = seconds_between(last_ship, now);
     facts.seconds_wait_for_policy = std::exchange(seconds_gate_closed, 0.0);
     facts.seconds_update_weights = seconds_update;
+    if (const ScoringTime scored = runner.take_scoring_time(); scored.num_episodes > 0)
+      facts.seconds_teacher = scored.seconds / static_cast<double>(scored.num_episodes);
     facts.num_inflight = dispatcher->num_inflight();
     facts.num_cancelled = std::exchange(step_cancelled, 0);
     facts.num_dropped_stale = std::exchange(step_dropped, 0);
@@ -450,7 +464,8 @@ struct Orchestrator::Impl {
   void check_stall(bool is_gate_closed) const {
     std::chrono::milliseconds limit = options.policy_timeout;
     if (dispatcher->num_inflight() > 0)
-      for (const TrainEnv& train_env : runner.environments()) limit = std::max(limit, train_env.rollout_timeout + 60s);
+      for (const TrainEnv& train_env : runner.environments())
+        limit = std::max(limit, train_env.rollout_timeout * (services.teacher ? 2 : 1) + 60s);
     if (net::Clock::now() - last_progress < limit) return;
     const std::int64_t step = dispatcher->step();
     if (is_gate_closed && dispatcher->num_inflight() == 0)

@@ -11,6 +11,7 @@
 
 #include "env/chat_client.hpp"
 #include "env/environment.hpp"
+#include "env/prompt_scorer.hpp"
 #include "eval/eval_runner.hpp"
 #include "monitor/monitor.hpp"
 #include "orchestrator/batch_collector.hpp"
@@ -55,6 +56,7 @@ struct OrchestratorOptions {
   std::chrono::milliseconds retry_wait{1'000};
   // Deadlines of the waits for others. On expiry the run ends and says who waited for whom.
   std::chrono::milliseconds inference_timeout{1'800'000};  ///< for the inference service to come up
+  std::chrono::milliseconds teacher_timeout{1'800'000};    ///< for the teacher's service to come up
   std::chrono::milliseconds policy_timeout{3'600'000};     ///< for the next policy version, and for the first one
   std::chrono::milliseconds update_timeout{720'000};       ///< for one weight update
   std::chrono::milliseconds ship_timeout{3'600'000};       ///< for room in the sample queue
@@ -63,7 +65,8 @@ struct OrchestratorOptions {
 struct OrchestratorServices {
   std::vector<TrainEnv> environments;
   std::shared_ptr<env::ChatClientFactory> chat;       ///< train rollouts: must give token ids
-  std::shared_ptr<env::ChatClientFactory> eval_chat;  ///< null: chat
+  std::shared_ptr<env::ChatClientFactory> eval_chat;  ///< the policy, where another model plays the train rollouts; null: chat
+  std::shared_ptr<env::PromptScorer> teacher;         ///< scores the tokens of train rollouts; null: none
   std::shared_ptr<rollouts::SampleSender> samples;
   std::shared_ptr<PolicySource> policy;
   monitor::Monitor* monitor = nullptr;  ///< borrowed, may be null

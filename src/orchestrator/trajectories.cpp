@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.hpp"
+
 namespace prl::orchestrator {
 namespace {
 
@@ -18,25 +20,69 @@ bool begins_with(const std::vector<std::int32_t>& ids, const std::vector<std::in
 
 }  // namespace
 
-std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, TrajectoryStrategy strategy) {
-  std::vector<wire::TrainingSample> samples;
-  for (const env::TrajectoryStep& step : episode.trajectory) {
+std::vector<std::vector<std::size_t>> sample_turns(const env::Episode& episode, TrajectoryStrategy strategy) {
+  std::vector<std::vector<std::size_t>> samples;
+  std::vector<std::vector<std::int32_t>> tokens;  // of each sample so far
+  for (std::size_t turn = 0; turn < episode.trajectory.size(); ++turn) {
+    const env::TrajectoryStep& step = episode.trajectory[turn];
     if (!step.has_tokens || step.tokens.completion_ids.empty()) continue;
     const std::vector<std::int32_t>& prompt = step.tokens.prompt_ids;
-    wire::TrainingSample* target = nullptr;
+    std::size_t target = samples.size();
     if (strategy == TrajectoryStrategy::kInterleaved)
-      for (wire::TrainingSample& sample : samples)
-        if (begins_with(prompt, sample.token_ids) && (target == nullptr || sample.token_ids.size() > target->token_ids.size()))
-          target = &sample;
-    if (target == nullptr) {
-      target = &samples.emplace_back();
-      target->env_name = episode.env_name;
+      for (std::size_t i = 0; i < samples.size(); ++i)
+        if (begins_with(prompt, tokens[i]) && (target == samples.size() || tokens[i].size() > tokens[target].size())) target = i;
+    if (target == samples.size()) {
+      samples.emplace_back();
+      tokens.emplace_back();
     }
-    for (std::size_t i = target->token_ids.size(); i < prompt.size(); ++i) append(*target, prompt[i], false, 0, episode.temperature);
-    for (std::size_t i = 0; i < step.tokens.completion_ids.size(); ++i)
-      append(*target, step.tokens.completion_ids[i], true, step.tokens.logprobs[i], episode.temperature);
+    samples[target].push_back(turn);
+    tokens[target] = prompt;
+    tokens[target].insert(tokens[target].end(), step.tokens.completion_ids.begin(), step.tokens.completion_ids.end());
   }
   return samples;
+}
+
+std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, TrajectoryStrategy strategy, const TurnScores& scores) {
+  PRL_CHECK(scores.empty() || scores.size() == episode.trajectory.size(), "{} turns of {} have {} lists of scores",
+            episode.trajectory.size(), episode.env_name, scores.size());
+  std::vector<wire::TrainingSample> samples;
+  for (const std::vector<std::size_t>& turns : sample_turns(episode, strategy)) {
+    wire::TrainingSample& sample = samples.emplace_back();
+    sample.env_name = episode.env_name;
+    for (const std::size_t turn : turns) {
+      const env::TurnTokens& tokens = episode.trajectory[turn].tokens;
+      for (std::size_t i = sample.token_ids.size(); i < tokens.prompt_ids.size(); ++i)
+        append(sample, tokens.prompt_ids[i], false, 0, episode.temperature);
+      if (!scores.empty()) {
+        sample.ref_logprobs.resize(sample.token_ids.size(), 0.0f);
+        sample.ref_logprobs.insert(sample.ref_logprobs.end(), scores[turn].begin(), scores[turn].end());
+      }
+      for (std::size_t i = 0; i < tokens.completion_ids.size(); ++i)
+        append(sample, tokens.completion_ids[i], true, tokens.logprobs[i], episode.temperature);
+    }
+  }
+  return samples;
+}
+
+void set_loss(wire::TrainingSample& sample, SampleLoss loss) {
+  const std::size_t n = sample.token_ids.size();
+  const std::vector<float> members(sample.mask.begin(), sample.mask.end());
+  switch (loss) {
+    case SampleLoss::kPolicyGradient: return;
+    case SampleLoss::kDistillation:
+      if (sample.ref_logprobs.size() != n)
+        fail(ErrorCode::kInternal, "a sample of {} with {} tokens has {} reference log-probabilities", sample.env_name, n,
+             sample.ref_logprobs.size());
+      sample.rl_weights.assign(n, 0.0f);
+      sample.ref_kl_weights = members;
+      return;
+    case SampleLoss::kImitation:
+      sample.mask.assign(n, 0);
+      sample.ce_weights = members;
+      sample.logprobs.assign(n, 0.0f);
+      sample.temperatures.assign(n, 1.0f);
+      return;
+  }
 }
 
 void set_advantage(wire::TrainingSample& sample, float advantage) {

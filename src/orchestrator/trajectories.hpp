@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "env/episode.hpp"
@@ -12,16 +13,34 @@ enum class TrajectoryStrategy {
   kBranching,    ///< one sample per turn
 };
 
-/// The training samples of an episode, without advantages (spec 3.9).
+/// What a reference model thinks of an episode: for each turn the log-probabilities of its completion's tokens, as many as
+/// there are. Empty: none was asked.
+using TurnScores = std::vector<std::vector<float>>;
+
+/// The turns (indices into episode.trajectory) that make up each training sample of an episode, in order.
 ///
-/// In a sample, tokens the policy sampled have mask 1 and their log-probability; all others mask 0 and log-probability 0.
 /// A turn joins the open sample whose complete tokens begin the turn's prompt (the longest such one), so a conversation whose
-/// template rewrites history splits instead of training on tokens the policy never saw. Each sampled token is in one sample.
-/// Turns without token ids give nothing.
-std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, TrajectoryStrategy strategy);
+/// template rewrites history splits instead of training on tokens the policy never saw. Turns without token ids are in none.
+std::vector<std::vector<std::size_t>> sample_turns(const env::Episode& episode, TrajectoryStrategy strategy);
+
+/// The training samples of an episode, one per entry of sample_turns, without advantages (spec 3.9).
+///
+/// In a sample, tokens the policy sampled have mask 1 and their log-probability; all others mask 0 and log-probability 0. Each
+/// sampled token is in one sample. ref_logprobs are there if `scores` are, 0 at tokens that were not sampled.
+std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, TrajectoryStrategy strategy, const TurnScores& scores = {});
 
 /// Sets the advantage of every sampled token of `sample`; 0 elsewhere.
 void set_advantage(wire::TrainingSample& sample, float advantage);
+
+/// What the sampled tokens of a rollout are trained with.
+enum class SampleLoss {
+  kPolicyGradient,  ///< the rl component, on advantages
+  kDistillation,    ///< the ref_kl component: towards the log-probabilities of a teacher; advantages choose the side of its mask
+  kImitation,       ///< the ce component: another model wrote the tokens
+};
+/// Makes the sampled tokens of `sample` take part in that component alone. kDistillation needs ref_logprobs
+/// (Error{kInternal}). Under kImitation the tokens are no longer marked as sampled, and are trained at temperature 1.
+void set_loss(wire::TrainingSample& sample, SampleLoss loss);
 
 /// Takes tokens whose advantage is exactly 0 out of the rl loss (weight 0). False if the sample then takes part in no loss
 /// and can be dropped.

@@ -1,0 +1,51 @@
+#include "orchestrator/reference_scoring.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/error.hpp"
+#include "net/errors.hpp"
+
+namespace prl::orchestrator {
+namespace {
+
+/// Scores of `ids`, of all but the last one if only that does not fit.
+asio::awaitable<std::vector<float>> score_tokens(std::vector<std::int32_t> ids, env::PromptScorer* teacher, net::TimePoint deadline) {
+  std::exception_ptr failure;
+  try {
+    auto scoring = teacher->score(ids, deadline);
+    co_return co_await std::move(scoring);
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  // Servers want room for one token of their own, so a rollout that filled a context of the same length is one too long.
+  if (net::to_error(failure).code() != ErrorCode::kOverlong || ids.size() < 3) std::rethrow_exception(failure);
+  ids.pop_back();
+  auto scoring = teacher->score(std::move(ids), deadline);
+  co_return co_await std::move(scoring);
+}
+
+}  // namespace
+
+asio::awaitable<TurnScores> score_episode(const env::Episode* episode, env::PromptScorer* teacher, ReferenceScoring options,
+                                          net::TimePoint deadline) {
+  TurnScores out;
+  for (const env::TrajectoryStep& step : episode->trajectory) out.push_back(step.tokens.logprobs);
+  const std::vector<wire::TrainingSample> samples = to_samples(*episode, options.strategy);
+  const std::vector<std::vector<std::size_t>> turns = sample_turns(*episode, options.strategy);
+  for (std::size_t s = 0; s < samples.size(); ++s) {
+    std::vector<std::int32_t> ids = samples[s].token_ids;
+    ids.resize(std::min(ids.size(), static_cast<std::size_t>(options.max_tokens)));
+    auto scoring = score_tokens(std::move(ids), teacher, deadline);
+    const std::vector<float> scores = co_await std::move(scoring);
+    for (const std::size_t turn : turns[s]) {
+      // Within its sample a turn's completion begins behind its prompt, whichever turns came before.
+      const std::size_t begin = episode->trajectory[turn].tokens.prompt_ids.size();
+      for (std::size_t i = 0; i < out[turn].size() && begin + i < scores.size(); ++i) out[turn][i] = scores[begin + i];
+    }
+  }
+  co_return out;
+}
+
+}  // namespace prl::orchestrator
