@@ -203,6 +203,7 @@ std::vector<std::filesystem::path> write_resolved(Command, const RlConfig& confi
   write_pair(folder, "trainer", ops_of<TrainerConfig>(), &config.trainer, written);
   write_pair(folder, "orchestrator", ops_of<OrchestratorConfig>(), &config.orchestrator, written);
   if (config.inference) write_pair(folder, "inference", ops_of<InferenceConfig>(), &*config.inference, written);
+  if (config.teacher_inference) write_pair(folder, "teacher_inference", ops_of<InferenceConfig>(), &*config.teacher_inference, written);
   return written;
 }
 

@@ -49,15 +49,29 @@ void check_batch(OrchestratorConfig& config, const Check& check) {
     check.warn("concurrency", "only max_inflight has an effect: the number of rollouts in flight is fixed");
 }
 
-void check_modes(const OrchestratorConfig& config, const Check& check) {
-  if (config.training_mode == TrainingMode::kRl) {
-    if (config.teacher) check.problem("teacher", "training_mode rl uses no teacher; set training_mode to opd or sft");
+void check_teacher(const OrchestratorConfig& config, const Check& check) {
+  const std::string_view mode = enum_name(config.training_mode);
+  if (!config.teacher) {
+    if (config.training_mode != TrainingMode::kRl)
+      check.problem("teacher", fmt::format("training_mode {} needs a teacher: set its model and client", mode));
     return;
   }
-  if (!config.teacher)
-    check.problem("teacher", fmt::format("training_mode {} needs a teacher: set its model and client", enum_name(config.training_mode)));
-  check.not_built("training_mode",
-                  config.training_mode == TrainingMode::kOpd ? "on-policy distillation" : "training on a teacher's rollouts");
+  check_client(config.teacher->client, check.sub("teacher.client"));
+  if (!check.is_set("teacher.client.base_url") && config.teacher->client.base_url == ClientConfig{}.base_url)
+    check.problem("teacher.client.base_url", "must name the teacher's server; its default is where the policy is served");
+  if (!config.teacher->client.extra_headers_from_state.empty())
+    check.not_built("teacher.client.extra_headers_from_state", "headers from the rollout's state in training");
+  if (config.teacher->model.vlm) check.not_built("teacher.model.vlm", "vision language models");
+  if (config.teacher->model.lora) check.not_built("teacher.model.lora", "LoRA adapters");
+  if (config.training_mode == TrainingMode::kSft) return;
+  const auto check_temperature = [&](const TrainSamplingConfig& sampling, std::string_view key) {
+    if (sampling.temperature != 1.0)
+      check.warn(key, fmt::format("is {}: the teacher scores at temperature 1, so even an equal student would differ from it",
+                                  sampling.temperature));
+  };
+  check_temperature(config.train.sampling, "train.sampling.temperature");
+  for (std::size_t i = 0; i < config.train.env.size(); ++i)
+    if (config.train.env[i].sampling) check_temperature(*config.train.env[i].sampling, fmt::format("train.env.{}.sampling.temperature", i));
 }
 
 constexpr Inert kInertKeys[] = {
@@ -68,6 +82,7 @@ constexpr Inert kInertKeys[] = {
     {"log.log_data", "samples are in the rollouts folder"},
     {"tokenizer.trust_remote_code", "no code of a model folder is ever run"},
     {"student.model.trust_remote_code", "no code of a model folder is ever run"},
+    {"teacher.model.trust_remote_code", "no code of a model folder is ever run"},
 };
 constexpr Inert kInertEnvKeys[] = {
     {"num_workers", "native environments run inside the orchestrator"},
@@ -137,7 +152,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
       mark_bench(*config.wandb);
     }
   }
-  check_modes(config, check);
+  check_teacher(config, check);
   check_batch(config, check);
   check_buffer(config, check);
   check_advantage(config, check);
@@ -186,6 +201,8 @@ Resolution<OrchestratorConfig> resolve(Value raw, const Context& context) {
   if (std::holds_alternative<LocalBroadcast>(resolution.config.weight_broadcast) && check.is_set("weight_broadcast"))
     check.problem("weight_broadcast.type", "local works only inside `prl rl`; use filesystem");
   detail::check_orchestrator(resolution.config, check);
+  if (resolution.config.teacher && resolution.config.training_mode == TrainingMode::kRl)
+    check.warn("teacher", "is asked for log-probabilities that only trainer.loss.teacher_tau uses: training_mode is rl");
   return resolution;
 }
 

@@ -1,11 +1,11 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
+#include "config/detail/urls.hpp"
 #include "config/merge.hpp"
 
 namespace prl::config {
@@ -28,10 +28,11 @@ class Propagation {
   Propagation(Value& raw, Report& report) : raw_(raw), report_(report) {
     for (const char* section : {"trainer", "orchestrator"})
       if (!raw_.find(section) || is_switch(*raw_.find(section))) raw_.set(section, Value::table());
-    if (Value* inference = raw_.find("inference"); inference && is_switch(*inference)) {
-      const bool is_on = inference->is_bool() && inference->as_bool();
-      *inference = is_on ? Value::table() : Value();
-    }
+    for (const char* section : {"inference", "teacher_inference"})
+      if (Value* server = raw_.find(section); server && is_switch(*server)) {
+        const bool is_on = server->is_bool() && server->as_bool();
+        *server = is_on ? Value::table() : Value();
+      }
     has_inference_ = raw_.find("inference") && raw_.find("inference")->is_table();
   }
 
@@ -214,20 +215,8 @@ class Propagation {
   bool has_inference_ = false;
 };
 
-int url_port(const std::string& url) {
-  const std::size_t scheme = url.find("://");
-  const std::size_t begin = scheme == std::string::npos ? 0 : scheme + 3;
-  const std::size_t end = std::min(url.find('/', begin), url.size());
-  const std::size_t colon = url.rfind(':', end);
-  if (colon == std::string::npos || colon < begin) return url.starts_with("https") ? 443 : 80;
-  int port = 0;
-  std::from_chars(url.data() + colon + 1, url.data() + end, port);
-  return port;
-}
-
 /// Devices by number, as the January 2026 documents assign them.
 void apply_gpu_ids(RlConfig& config, const Check& check) {
-  if (config.teacher_gpu_ids) check.not_built("teacher_gpu_ids", "a teacher's server");
   if (!config.inference_gpu_ids && !config.trainer_gpu_ids) return;
   const std::vector<int> inference = config.inference_gpu_ids.value_or(std::vector<int>{0});
   const std::vector<int> trainer = config.trainer_gpu_ids.value_or(std::vector<int>{1});
@@ -242,7 +231,7 @@ void apply_gpu_ids(RlConfig& config, const Check& check) {
 void choose_deployment(RlConfig& config, const Check& check) {
   apply_gpu_ids(config, check);
   if (!config.deployment) {
-    const bool is_colocated = config.inference && check.context().num_devices <= 1;
+    const bool is_colocated = config.inference && check.context().num_devices <= 1 && !detail::starts_teacher(config);
     config.deployment = ColocatedDeployment{};
     if (!is_colocated) config.deployment = SingleNodeDeployment{};
   }
@@ -287,9 +276,8 @@ void connect_client(RlConfig& config, const Check& check) {
   if (server.port == 0 && !std::holds_alternative<ColocatedDeployment>(*config.deployment))
     check.problem("inference.server.port", "must be a fixed port, so that the orchestrator knows where to connect");
   if (!check.is_set("orchestrator.student.client.base_url")) {
-    const bool is_any = server.host.empty() || server.host == "0.0.0.0" || server.host == "::";
-    urls = {fmt::format("http://{}:{}/v1", is_any ? "127.0.0.1" : server.host, server.port)};
-  } else if (!urls.empty() && url_port(urls.front()) != server.port) {
+    urls = {detail::local_url(server.host, server.port)};
+  } else if (!urls.empty() && detail::url_port(urls.front()) != server.port) {
     check.problem(
         "orchestrator.student.client.base_url",
         fmt::format("must name the port of inference.server, which is {}; or remove [inference] to use another server", server.port));
@@ -375,6 +363,7 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
   if (config.inference && !check.is_set("inference.seed")) config.inference->seed = config.seed;
   check_models(config, check);
   check_lengths(config, check);
+  detail::resolve_teacher(config, check);
   detail::check_orchestrator(config.orchestrator, check.sub("orchestrator"));
   if (config.trainer.bench && !config.trainer.data.fake) {
     config.trainer.data.fake.emplace();
@@ -385,7 +374,6 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
   detail::check_trainer(config.trainer, check.sub("trainer"));
   if (config.inference) detail::check_inference(*config.inference, check.sub("inference"));
   detail::check_env_vars(config.env_vars, check);
-  if (config.teacher_inference) check.not_built("teacher_inference", "a teacher's server");
   if (config.slurm) check.not_built("slurm", "SLURM jobs");
   if (!config.inference)
     check.warn("inference",

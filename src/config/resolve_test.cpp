@@ -127,6 +127,48 @@ TEST(ResolveRl, ContradictionsAreFound) {
   EXPECT_THAT(error_of<RlConfig>("rl --model.name ./m --deployment.type colocated"), HasSubstr("add an [inference] section"));
 }
 
+TEST(ResolveRl, ATeacherOfItsOwn) {
+  const std::string opd = "rl --model.name ./m --inference --orchestrator.training-mode opd --orchestrator.teacher.model.name ./t ";
+  EXPECT_THAT(error_of<RlConfig>(opd), HasSubstr("orchestrator.teacher.client.base_url: must name the teacher's server"));
+  const auto away = load_line<RlConfig>(opd + "--orchestrator.teacher.client.base-url http://h:9000/v1");
+  EXPECT_TRUE(away.not_built.empty());
+  EXPECT_FALSE(away.config.teacher_inference.has_value());
+  EXPECT_TRUE(std::holds_alternative<ColocatedDeployment>(*away.config.deployment));
+
+  const auto own = load_line<RlConfig>(opd + "--teacher-inference --inference.server.port 9100 --compute.num-threads 3").config;
+  EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*own.deployment)) << "a second server is a second process";
+  EXPECT_EQ(own.teacher_inference->model.name, "./t");
+  EXPECT_EQ(own.teacher_inference->server.port, 9101);
+  EXPECT_EQ(own.teacher_inference->compute.num_threads, 3);
+  EXPECT_EQ(own.orchestrator.teacher->client.base_url.front(), "http://127.0.0.1:9101/v1");
+
+  const auto gpus = load_line<RlConfig>(opd + "--teacher-gpu-ids [1] --inference.max-num-seqs 7").config;
+  EXPECT_EQ(gpus.teacher_inference->max_num_seqs, 7) << "a copy of [inference]";
+  EXPECT_EQ(gpus.teacher_inference->model.name, "./t");
+  const auto named = load_line<RlConfig>(
+                         "rl --model.name ./m --inference --orchestrator.training-mode sft "
+                         "--teacher-inference.model.name ./t --teacher-inference.model.served-name big")
+                         .config;
+  EXPECT_EQ(named.orchestrator.teacher->model.name, "big");
+
+  EXPECT_THAT(error_of<RlConfig>(opd + "--teacher-inference --deployment.type colocated"), HasSubstr("colocated is one process"));
+  EXPECT_THAT(error_of<RlConfig>(opd + "--teacher-inference.server.port 8000"), HasSubstr("must not be that of inference.server, 8000"));
+  EXPECT_THAT(error_of<RlConfig>(opd + "--teacher-inference.model.name ./other"), HasSubstr("differs from \"./other\""));
+  EXPECT_THAT(error_of<RlConfig>("rl --model.name ./m --inference --teacher-inference.model.name ./t"), HasSubstr("uses no teacher"));
+  EXPECT_THAT(error_of<RlConfig>("rl --model.name ./m --inference --orchestrator.training-mode opd --teacher-inference"),
+              HasSubstr("which model is the teacher?"));
+}
+
+TEST(ResolveRl, ATeacherBesideTheReward) {
+  const std::string tau = "rl --model.name ./m --inference --trainer.loss.teacher-tau 0.5 ";
+  EXPECT_THAT(error_of<RlConfig>(tau), HasSubstr("teacher_tau: needs orchestrator.teacher"));
+  const auto line =
+      load_line<RlConfig>(tau + "--orchestrator.teacher-model.model.name ./t --orchestrator.teacher-model.client.base-url http://h:9/v1");
+  EXPECT_TRUE(line.not_built.empty());
+  EXPECT_EQ(line.config.orchestrator.training_mode, TrainingMode::kRl);
+  EXPECT_EQ(line.config.orchestrator.teacher->model.name, "./t");
+}
+
 TEST(ResolveRl, AllContradictionsComeAtOnce) {
   const std::string error = error_of<RlConfig>(
       kRl + "--max-stepz 3 --seq-len x --orchestrator.batch-size 10 --orchestrator.group-size 4 --trainer.scheduler.type linear");

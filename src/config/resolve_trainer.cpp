@@ -109,8 +109,6 @@ void check_trainer(TrainerConfig& config, const Check& check) {
     if (custom->import_path.empty()) check.problem("loss.import_path", "is needed by loss type custom");
     check.not_built("loss.type", "losses written in Python");
   }
-  if (const auto* masked = std::get_if<MaskedLossConfig>(&config.loss); masked && masked->teacher_tau > 0)
-    check.not_built("loss.teacher_tau", "distillation from a teacher");
   if (const auto* cispo = std::get_if<CispoLossConfig>(&config.loss); cispo && cispo->clip_ratio_low > cispo->clip_ratio_high)
     check.problem("loss.clip_ratio_low", fmt::format("must be at most clip_ratio_high, which is {}", cispo->clip_ratio_high));
   if (std::holds_alternative<NcclBroadcast>(config.weight_broadcast)) check.not_built("weight_broadcast.type", "weight updates over NCCL");

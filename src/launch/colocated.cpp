@@ -12,9 +12,11 @@
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
 #include "launch/rl_progress.hpp"
+#include "launch/teacher_setup.hpp"
 #include "launch/trainer_role.hpp"
 #include "monitor/sinks.hpp"
 #include "net/errors.hpp"
+#include "net/io_runtime.hpp"
 #include "orchestrator/metrics.hpp"
 #include "rollouts/local_queue.hpp"
 #include "trainer/metrics.hpp"
@@ -102,6 +104,10 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
     fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", host.folder().string());
   services.chat =
       std::make_shared<env::TokenChatClientFactory>(host.text().renderer, make_engine_client(host.engine(), host.text().tokenizer));
+  // Requests to a teacher are the only ones of such a run that leave the process.
+  std::optional<net::IoRuntime> io;
+  if (config.orchestrator.teacher) io.emplace(1, "teacher");
+  if (io) add_teacher(services, config.orchestrator, {host.text().tokenizer, host.text().renderer}, io->executor());
   services.samples = queue.make_sender();
   services.policy = policy_source;
   monitor::MetricSet declared;

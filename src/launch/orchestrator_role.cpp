@@ -9,6 +9,7 @@
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
+#include "launch/teacher_setup.hpp"
 #include "launch/trainer_role.hpp"
 #include "launch/transports.hpp"
 #include "net/io_runtime.hpp"
@@ -40,6 +41,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   orchestrator::OrchestratorServices services;
   services.environments = train_environments(config);
   services.chat = std::make_shared<env::TokenChatClientFactory>(text.renderer, std::move(generate));
+  add_teacher(services, config, {text.tokenizer, text.renderer}, io.executor());
   services.samples = make_sample_sender(config.rollout_transport, config.output_dir, config.num_train_workers, resume_step + 1);
   auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt);
   services.policy = std::make_shared<HttpPolicySource>(std::move(channel), client,

@@ -103,6 +103,11 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   options.collect.strategy = config.trajectory_strategy == config::TrajectoryStrategy::kBranching
                                  ? orchestrator::TrajectoryStrategy::kBranching
                                  : orchestrator::TrajectoryStrategy::kInterleaved;
+  switch (config.training_mode) {
+    case config::TrainingMode::kRl: break;
+    case config::TrainingMode::kOpd: options.collect.loss = orchestrator::SampleLoss::kDistillation; break;
+    case config::TrainingMode::kSft: options.collect.loss = orchestrator::SampleLoss::kImitation; break;
+  }
   options.collect.online_difficulty_filtering = config.buffer.online_difficulty_filtering;
   options.collect.skip_verification = config.buffer.skip_verification;
   add_filters(config, vocab_size, options.collect);
@@ -135,6 +140,7 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   }
   options.resume_step = resume_step;
   options.inference_timeout = to_ms(config.student.client.wait_for_ready_timeout);
+  if (config.teacher) options.teacher_timeout = to_ms(config.teacher->client.wait_for_ready_timeout);
   return options;
 }
 

@@ -48,9 +48,11 @@ std::string RlProgress::add_trainer(std::int64_t step, const monitor::Metrics& m
   std::string line = max_steps_ ? fmt::format("Step {}/{}", step, *max_steps_) : fmt::format("Step {}", step);
   const auto batch = batches_.find(step);
   if (batch != batches_.end()) line += fmt::format(" | Reward: {:.4f}", batch->second.reward);
-  line += fmt::format(" | Loss: {:.4f} | Entropy: {:.4f} | Mismatch KL: {:.4f} | {} tokens/s", value_of(metrics, "loss/mean"),
-                      value_of(metrics, "entropy/all/mean"), value_of(metrics, "mismatch_kl/all/mean"),
-                      with_separators(value_of(metrics, "perf/throughput")));
+  line += fmt::format(" | Loss: {:.4f} | Entropy: {:.4f} | Mismatch KL: {:.4f}", value_of(metrics, "loss/mean"),
+                      value_of(metrics, "entropy/all/mean"), value_of(metrics, "mismatch_kl/all/mean"));
+  if (metrics.contains("ref_kl/mean")) line += fmt::format(" | Teacher KL: {:.4f}", value_of(metrics, "ref_kl/mean"));
+  if (metrics.contains("nll/mean")) line += fmt::format(" | NLL: {:.4f}", value_of(metrics, "nll/mean"));
+  line += fmt::format(" | {} tokens/s", with_separators(value_of(metrics, "perf/throughput")));
   if (batch != batches_.end()) line += fmt::format(" | Async Level: {:.0f}", batch->second.async_level);
   if (max_steps_) line += " | ETA " + format_duration(seconds_per_step_ * static_cast<double>(*max_steps_ - step));
   batches_.erase(batches_.begin(), batches_.upper_bound(step));

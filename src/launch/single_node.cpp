@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include <filesystem>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -18,9 +21,17 @@ namespace {
 
 fs::path own_binary() { return fs::read_symlink("/proc/self/exe"); }
 
-/// The orchestrator's variables, with the keys of the server that this run starts.
+std::map<std::string, std::string> teacher_env(const config::RlConfig& config) {
+  std::map<std::string, std::string> env = config.teacher_inference->env_vars;
+  if (config.teacher_gpu_ids) env["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(*config.teacher_gpu_ids, ","));
+  return env;
+}
+
+/// The orchestrator's variables, with the keys of the servers that this run starts.
 std::map<std::string, std::string> orchestrator_env(const config::RlConfig& config) {
   std::map<std::string, std::string> env = config.orchestrator.env_vars;
+  if (config.teacher_inference && config.teacher_inference->server.api_key)
+    env.emplace(config.orchestrator.teacher->client.api_key_var, *config.teacher_inference->server.api_key);
   if (!config.inference) return env;
   const config::ServerConfig& server = config.inference->server;
   if (server.api_key) env.emplace(config.orchestrator.student.client.api_key_var, *server.api_key);
@@ -51,11 +62,17 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   // Downloads happen once, here and with their progress in sight; the roles then find the model in the cache.
   model_folder(config.trainer.model.name);
   text_folder(config.orchestrator.tokenizer.name.value_or(config.orchestrator.student.model.name));
+  if (config.teacher_inference) model_folder(config.teacher_inference->model.name);
   Supervisor supervisor;
   if (config.inference)
     supervisor.start(spec("inference", false, false, config.inference->env_vars, config::secrets_of(*config.inference)));
   else
     log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
+  if (config.teacher_inference) {
+    ChildSpec teacher = spec("teacher_inference", false, false, teacher_env(config), config::secrets_of(*config.teacher_inference));
+    teacher.argv[1] = "inference";
+    supervisor.start(std::move(teacher));
+  }
   supervisor.start(spec("orchestrator", true, false, orchestrator_env(config), config::secrets_of(config.orchestrator)));
   supervisor.start(spec("trainer", true, true, config.trainer.env_vars, config::secrets_of(config.trainer)));
   if (const auto failure = supervisor.run(stop)) {

@@ -42,6 +42,10 @@ class Check {
 void check_trainer(TrainerConfig& config, const Check& check);
 void check_orchestrator(OrchestratorConfig& config, const Check& check);
 void check_inference(InferenceConfig& config, const Check& check);
+/// True if `rl` starts the teacher's server as a process.
+bool starts_teacher(const RlConfig& config);
+/// The teacher of `rl` and its server: fills in what one section tells of the other, after the deployment is chosen.
+void resolve_teacher(RlConfig& config, const Check& check);
 
 void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& optim, const Check& check);
 void check_schedule(const SchedulerConfig& scheduler, const OptimConfig& optim, const std::optional<std::int64_t>& max_steps,
