@@ -1,4 +1,8 @@
-#include <map>
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "server/reply_format.hpp"
 #include "server/reply_parts.hpp"
@@ -78,7 +82,7 @@ class CompletionFormat final : public ReplyFormat {
     out.key("index").integer(static_cast<std::int64_t>(i));
     out.key("text").string(text);
     out.key("logprobs");
-    if (request.want_logprobs && token_begin < choice.token_ids.size())
+    if (request.want_logprobs && (request.echo || token_begin < choice.token_ids.size()))
       write_logprobs(out, generation, i, token_begin);
     else
       out.null();
@@ -99,36 +103,68 @@ class CompletionFormat final : public ReplyFormat {
     out.end_object();
   }
 
+  /// One token as the lists show it.
+  struct Entry {
+    std::int32_t id = 0;
+    std::optional<float> logprob;  ///< none: the first token of a prompt
+    std::span<const wire::TopLogprob> top;
+  };
+
+  /// Entries of the prompt, for echo. The engine scores a prompt once, with its first choice.
+  static void append_prompt(std::vector<Entry>& entries, const Generation& generation, std::size_t prompt_idx) {
+    const auto n = static_cast<std::size_t>(generation.request().sampling.n);
+    const Choice& scored = generation.choices()[prompt_idx * n];
+    const auto& prompt = generation.request().prompts[prompt_idx];
+    for (std::size_t t = 0; t < prompt.size() && t < scored.prompt_logprobs.size(); ++t) {
+      Entry& entry = entries.emplace_back(Entry{prompt[t], {}, {}});
+      if (t > 0) entry.logprob = scored.prompt_logprobs[t];
+      if (t < scored.prompt_top_logprobs.size()) entry.top = scored.prompt_top_logprobs[t];
+    }
+  }
+
   /// The legacy shape: parallel lists.
   void write_logprobs(JsonWriter& out, const Generation& generation, std::size_t i, std::size_t begin) {
     const Choice& choice = generation.choices()[i];
-    const std::size_t end = choice.token_ids.size();
+    std::vector<Entry> entries;
+    if (generation.request().echo) append_prompt(entries, generation, choice.prompt_idx);
+    for (std::size_t t = begin; t < choice.token_ids.size(); ++t)
+      entries.push_back({choice.token_ids[t], choice.logprobs[t], choice.top_logprobs[t]});
     out.begin_object();
     out.key("text_offset").begin_array();
-    for (std::size_t t = begin; t < end; ++t) {
+    for (const Entry& entry : entries) {
       out.integer(static_cast<std::int64_t>(text_offsets_[i]));
-      text_offsets_[i] += text::count_code_points(token_text(generation, choice.token_ids[t]));
+      text_offsets_[i] += text::count_code_points(token_text(generation, entry.id));
     }
     out.end_array().key("token_logprobs").begin_array();
-    for (std::size_t t = begin; t < end; ++t) out.number(choice.logprobs[t]);
-    out.end_array().key("tokens").begin_array();
-    for (std::size_t t = begin; t < end; ++t) out.string(token_text(generation, choice.token_ids[t]));
-    out.end_array().key("top_logprobs").begin_array();
-    const auto num_top = static_cast<std::size_t>(generation.request().num_top_logprobs);
-    for (std::size_t t = begin; t < end; ++t) {
-      // Two ids may spell alike; the first, more likely one is kept. The sampled token is always told, as OpenAI does.
-      std::map<std::string, float> by_text;
-      const auto& top = choice.top_logprobs[t];
-      out.begin_object();
-      const auto write_one = [&](std::int32_t id, float logprob) {
-        const std::string spelling = token_text(generation, id);
-        if (by_text.emplace(spelling, logprob).second) out.key(spelling).number(logprob);
-      };
-      for (std::size_t k = 0; k < std::min(num_top, top.size()); ++k) write_one(top[k].id, top[k].logprob);
-      write_one(choice.token_ids[t], choice.logprobs[t]);
-      out.end_object();
+    for (const Entry& entry : entries) {
+      if (entry.logprob)
+        out.number(*entry.logprob);
+      else
+        out.null();
     }
+    out.end_array().key("tokens").begin_array();
+    for (const Entry& entry : entries) out.string(token_text(generation, entry.id));
+    out.end_array().key("top_logprobs").begin_array();
+    for (const Entry& entry : entries) write_top(out, generation, entry);
     out.end_array().end_object();
+  }
+
+  static void write_top(JsonWriter& out, const Generation& generation, const Entry& entry) {
+    if (!entry.logprob) {
+      out.null();
+      return;
+    }
+    // Two ids may spell alike; the first, more likely one is kept. The token itself is always told, as OpenAI does.
+    std::set<std::string> told;
+    const auto num_top = static_cast<std::size_t>(generation.request().num_top_logprobs);
+    out.begin_object();
+    const auto write_one = [&](std::int32_t id, float logprob) {
+      std::string spelling = token_text(generation, id);
+      if (told.insert(spelling).second) out.key(spelling).number(logprob);
+    };
+    for (std::size_t k = 0; k < std::min(num_top, entry.top.size()); ++k) write_one(entry.top[k].id, entry.top[k].logprob);
+    write_one(entry.id, *entry.logprob);
+    out.end_object();
   }
 
   std::vector<std::size_t> text_offsets_;  // per choice, in code points

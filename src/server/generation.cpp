@@ -115,8 +115,9 @@ ChoiceNews Generation::apply(Event event) {
   Track& track = tracks_[event.choice_idx];
   const wire::GenerateOutput& delta = event.delta;
   ChoiceNews news{event.choice_idx, choice.token_ids.size(), {}, false};
-  if (!delta.token_ids.empty() && !track.is_stopping) measure(choice, track, event);
-  for (std::size_t i = 0; i < delta.token_ids.size() && !track.is_stopping; ++i) add_token(choice, track, delta, i, news.text);
+  const std::size_t num_shown = request_->is_prompt_only ? 0 : delta.token_ids.size();
+  if (num_shown > 0 && !track.is_stopping) measure(choice, track, event);
+  for (std::size_t i = 0; i < num_shown && !track.is_stopping; ++i) add_token(choice, track, delta, i, news.text);
   if (delta.finish_reason != wire::FinishReason::kNone) {
     finish(choice, track, delta, news.text);
     news.is_finished = true;
@@ -181,12 +182,17 @@ void Generation::finish(Choice& choice, Track& track, const wire::GenerateOutput
     text += rest;
   }
   choice.finish_reason = track.is_stopping ? wire::FinishReason::kStop : delta.finish_reason;
-  if (!track.is_stopping) {
+  if (request_->is_prompt_only) {
+    choice.finish_reason = wire::FinishReason::kLength;
+  } else if (!track.is_stopping) {
     choice.stop_token_id = delta.stop_token_id;
     choice.stop_string = delta.stop_string;
   }
   choice.prompt_logprobs = delta.prompt_logprobs;
   choice.prompt_top_logprobs = delta.prompt_top_logprobs;
+  for (float& logprob : choice.prompt_logprobs) logprob = clean_logprob(logprob);
+  for (auto& top : choice.prompt_top_logprobs)
+    for (wire::TopLogprob& entry : top) entry.logprob = clean_logprob(entry.logprob);
   choice.num_cached_tokens = delta.num_cached_tokens;
   choice.version_start = choice.versions.empty() ? delta.version_start : PolicyVersion{choice.versions.front()};
   choice.version_end = choice.versions.empty() ? delta.version_end : PolicyVersion{choice.versions.back()};

@@ -25,7 +25,7 @@ struct Choice {
   wire::FinishReason finish_reason = wire::FinishReason::kNone;
   std::optional<std::int32_t> stop_token_id;
   std::string stop_string;
-  std::vector<float> prompt_logprobs;
+  std::vector<float> prompt_logprobs;  ///< clean as logprobs are
   std::vector<std::vector<wire::TopLogprob>> prompt_top_logprobs;
   std::int64_t num_cached_tokens = 0;
   PolicyVersion version_start;

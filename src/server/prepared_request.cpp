@@ -113,7 +113,8 @@ void read_envelope(PreparedRequest& out, const JsonFields& fields, const net::Ht
   }
   assign(out.return_token_ids, fields.boolean("return_token_ids"));
   assign(out.tokens_as_ids, fields.boolean("return_tokens_as_token_ids"));
-  if (out.is_stream && out.sampling.prompt_logprobs)
+  out.return_prompt_logprobs = out.sampling.prompt_logprobs.has_value();
+  if (out.is_stream && out.return_prompt_logprobs)
     net::fail_param("prompt_logprobs", "prompt_logprobs are not available when stream is true");
 }
 
@@ -289,16 +290,23 @@ PreparedRequest prepare_completion(const ServerContext& context, const net::Http
     out.sampling.logprobs = out.num_top_logprobs;
   }
   out.echo = fields.boolean("echo").value_or(false);
-  if (out.echo && out.want_logprobs)
-    throw net::HttpError(501, ErrorCode::kNotImplemented, "echo together with logprobs is not built yet; use prompt_logprobs", "echo");
+  if (out.echo && out.want_logprobs) {
+    if (out.is_stream) net::fail_param("echo", "echo together with logprobs is not available when stream is true");
+    out.sampling.prompt_logprobs = std::max(out.sampling.prompt_logprobs.value_or(0), out.num_top_logprobs);
+  }
   if (const auto suffix = fields.string("suffix"); suffix && !suffix->empty()) net::fail_param("suffix", "suffix is not supported");
   if (const auto best_of = fields.integer("best_of", 1, kAnyInt); best_of && *best_of != out.sampling.n)
     net::fail_param("best_of", "best_of is not supported unless it equals n");
   read_token_rule(out, fields, context);
   read_completion_prompt(out, fields, context);
   truncate_prompts(fields, out.prompts);
-  auto max_tokens = fields.integer("max_tokens", 1, kAnyInt);
-  if (!max_tokens) max_tokens = fields.integer("max_completion_tokens", 1, kAnyInt);
+  const std::int64_t least = out.echo ? 0 : 1;
+  auto max_tokens = fields.integer("max_tokens", least, kAnyInt);
+  if (!max_tokens) max_tokens = fields.integer("max_completion_tokens", least, kAnyInt);
+  if (max_tokens == 0) {
+    out.is_prompt_only = true;
+    max_tokens = 1;
+  }
   fit_max_tokens(out, context, max_tokens.value_or(std::max(kCompletionsDefaultMaxTokens, out.sampling.min_tokens)));
   add_model_stops(out, context);
   return out;

@@ -30,8 +30,10 @@ struct PreparedRequest {
   bool want_logprobs = false;
   std::int32_t num_top_logprobs = 0;
   bool return_token_ids = false;
-  bool tokens_as_ids = false;              ///< "token_id:N" instead of text in log-probability entries
-  bool echo = false;                       ///< /v1/completions: the prompt is put before the text
+  bool tokens_as_ids = false;           ///< "token_id:N" instead of text in log-probability entries
+  bool echo = false;                    ///< /v1/completions: the prompt is put before the text, and its tokens before the log-probabilities
+  bool is_prompt_only = false;          ///< /v1/completions with max_tokens 0: what the engine draws (one token) is not shown
+  bool return_prompt_logprobs = false;  ///< the client asked for the member of that name; echo alone needs the numbers too
   std::vector<std::int32_t> own_stop_ids;  ///< stop_token_ids of the client; they are reported as stop_reason
 
   boost::json::array tools;  ///< chat only; empty: none

@@ -96,14 +96,14 @@ void write_chat_logprobs(JsonWriter& out, const Generation& generation, const Ch
 }
 
 void write_prompt_logprobs(JsonWriter& out, const Generation& generation, const Choice& choice) {
-  if (choice.prompt_logprobs.empty()) {
+  if (choice.prompt_logprobs.empty() || !generation.request().return_prompt_logprobs) {
     out.null();
     return;
   }
   const auto& prompt = generation.request().prompts[choice.prompt_idx];
   const auto write_entry = [&](std::int32_t id, float logprob, std::size_t rank) {
     out.key(std::to_string(id)).begin_object();
-    out.key("logprob").number(std::max(logprob, -9998.0f));
+    out.key("logprob").number(logprob);
     if (rank > 0)
       out.key("rank").integer(static_cast<std::int64_t>(rank));
     else

@@ -297,6 +297,33 @@ TEST_F(ServerTest, CompletionsTakeEveryPromptForm) {
   EXPECT_EQ(text, kReply);
 }
 
+// What evaluation harnesses ask for: log-probabilities of a given text.
+TEST_F(ServerTest, EchoedPromptsHaveLogprobs) {
+  start();
+  const json::value both = ok("/v1/completions", R"({"prompt":[[65,66,67],[68]],"max_tokens":1,"logprobs":1,"echo":true,"n":2})");
+  ASSERT_EQ(both.at("choices").as_array().size(), 4u);
+  for (const std::size_t i : {0u, 1u}) {  // the second choice of a prompt shows the prompt too
+    const json::object& logprobs = choice(both, i).at("logprobs").as_object();
+    const json::array& values = logprobs.at("token_logprobs").as_array();
+    ASSERT_EQ(values.size(), 4u) << "three of the prompt, one drawn";
+    EXPECT_TRUE(values.at(0).is_null()) << "nothing predicts the first token";
+    EXPECT_EQ(static_cast<float>(values.at(1).as_double()), ScriptedBackend::logprob_of(66));
+    EXPECT_EQ(static_cast<float>(values.at(2).as_double()), ScriptedBackend::logprob_of(67));
+    EXPECT_TRUE(logprobs.at("top_logprobs").at(0).is_null());
+    EXPECT_EQ(logprobs.at("top_logprobs").at(1).as_object().size(), 1u);
+    EXPECT_EQ(logprobs.at("tokens").at(0).as_string(), tokenizer_->decode(std::vector<std::int32_t>{65}));
+    EXPECT_EQ(logprobs.at("text_offset").at(3).as_int64(), 3);
+    EXPECT_TRUE(choice(both, i).at("prompt_logprobs").is_null()) << "that member is another question";
+  }
+  const json::value none = ok("/v1/completions", R"({"prompt":[65,66],"max_tokens":0,"logprobs":0,"echo":true})");
+  EXPECT_EQ(choice(none).at("logprobs").at("token_logprobs").as_array().size(), 2u);
+  EXPECT_EQ(choice(none).at("text").as_string(), tokenizer_->decode(std::vector<std::int32_t>{65, 66}));
+  EXPECT_EQ(choice(none).at("finish_reason").as_string(), "length");
+  EXPECT_EQ(none.at("usage").at("completion_tokens").as_int64(), 0);
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"a","max_tokens":0})").status, 400) << "without echo there would be nothing to say";
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"a","logprobs":1,"echo":true,"stream":true})").status, 400);
+}
+
 TEST_F(ServerTest, GenerateIsTokensInTokensOut) {
   start();
   net::HttpCall call = make_call(kGenerate, R"({"model":"tiny","token_ids":[65,66,67,68,69],"cache_salt":"7","priority":3,
