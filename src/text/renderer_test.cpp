@@ -186,6 +186,18 @@ INSTANTIATE_TEST_SUITE_P(Families, TemplateAgreement,
 
 // ---- The rest.
 
+TEST(Renderer, PrimeQwen3WritesListsOfTypesAsPythonDoes) {
+  const auto tokenizer = shared_tokenizer("qwen2");
+  const auto renderer = renderer_named("prime-qwen3", tokenizer);
+  const json::array tools = parse_json(R"([{"type": "function", "function": {"name": "f", "parameters": {"type": "object",
+      "properties": {"limit": {"type": ["integer", "null"], "enum": [1, "a"]}}}}}])")
+                                .as_array();
+  const std::string text =
+      tokenizer->decode(renderer->render_ids(messages_of(R"([{"role": "user", "content": "x"}])"), tools, true), false);
+  EXPECT_THAT(text, HasSubstr("<type>['integer', 'null']</type>"));
+  EXPECT_THAT(text, HasSubstr("<enum>[1, \"a\"]</enum>")) << "other members are JSON";
+}
+
 TEST(Renderer, UserTextNeverBecomesASpecialToken) {
   const auto tokenizer = shared_tokenizer("qwen2");
   for (const char* name : {"chatml", "qwen2.5", "qwen3", "prime-qwen3"}) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "text/jinja/value.hpp"
 #include "text/json_python.hpp"
 #include "text/renderers/chatml_base.hpp"
 #include "text/renderers/families.hpp"
@@ -48,7 +49,7 @@ std::string tool_definition(const json::value& tool) {
   if (function == nullptr) return {};
   const auto text = [](const json::object& object, const char* key) {
     const json::value* value = object.if_contains(key);
-    return value == nullptr ? std::string() : python_text(*value);
+    return value == nullptr ? std::string() : jinja::Value::from_json(*value).str();  // a list of types is written as Python's str
   };
   std::string out = "\n<function>\n<name>" + text(*function, "name") + "</name>";
   if (function->contains("description")) out += "\n<description>" + strip(text(*function, "description")) + "</description>";
