@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/error.hpp"
+#include "ops/fused.hpp"
 
 namespace prl::autograd {
 namespace {
@@ -29,11 +30,12 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
   const float scale = 1.0f / std::sqrt(static_cast<float>(D));
   if (index.decode != nullptr) {
     PRL_CHECK(frame.tape == nullptr, "decoding has no backward pass");
+    const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
+    const TensorView out = y.value.reshaped({T, p.num_heads, D});
+    if (ops::attention_decode_fused(frame.ctx, out, inputs, *index.kv_layer, *index.decode, index.decode_plan, scale)) return y;
     const TensorView q = frame.take({T, Q}, qkv.value.dtype);
     ops::norm_rope_to_cache(frame.ctx, q, *index.kv_layer, index.decode->slot_B, inputs);
-    const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
-    ops::attention_decode(frame.ctx, y.value.reshaped({T, p.num_heads, D}), q.reshaped({T, p.num_heads, D}), *index.kv_layer, *index.decode,
-                          index.decode_plan, scale);
+    ops::attention_decode(frame.ctx, out, q.reshaped({T, p.num_heads, D}), *index.kv_layer, *index.decode, index.decode_plan, scale);
     return y;
   }
 

@@ -1,5 +1,6 @@
 #include "autograd/functions.hpp"
 
+#include "autograd/fused.hpp"
 #include "base/error.hpp"
 
 namespace prl::autograd {
@@ -64,6 +65,16 @@ Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView o
     });
   }
   return y;
+}
+
+Var fused_linear(Frame& frame, const Var& x_TK, const LinearParameter& p, const ops::LinearFusion& fusion, TensorView out) {
+  if (frame.tape != nullptr) return {};
+  const Arena::Mark mark = frame.arena.mark();
+  const std::int64_t num_outputs = fusion.swiglu ? p.weight->num_outputs() / 2 : p.weight->num_outputs();
+  const TensorView y = output(frame, out, {x_TK.value.shape.num_rows(), num_outputs}, p.weight->dtype());
+  if (ops::linear_fused(frame.ctx, y, x_TK.value, *p.weight, fusion)) return frame.variable(y);
+  frame.arena.release(mark);
+  return {};
 }
 
 TensorView norm_weight_target(Tape& tape, const NormParameter& p) {

@@ -1,5 +1,6 @@
 #include "nn/layers.hpp"
 
+#include "autograd/fused.hpp"
 #include "base/error.hpp"
 
 namespace prl::nn {
@@ -18,6 +19,46 @@ NormParameter norm(const Tensor& weight, const Tensor& grad, float eps) {
   return {weight.view(), view_or_none(grad), eps};
 }
 
+/// W norm(stream), and the stream as the one sum that was normed.
+struct Projected {
+  Var value, sum;
+};
+Projected project_normed(Frame& frame, const Stream& in, const NormParameter& norm, const LinearParameter& w, bool has_gate,
+                         TensorView sum_out = {}) {
+  ops::LinearFusion fusion;
+  fusion.eps = norm.eps;
+  fusion.swiglu = has_gate;
+  Projected out;
+  Var normed;
+  if (in.delta_TH.is_defined()) {
+    const autograd::NormedSum x = autograd::add_rms_norm(frame, in.delta_TH, in.residual_TH, norm, sum_out);
+    normed = x.normed;
+    out.sum = x.sum;
+  } else {
+    out.sum = in.residual_TH;
+    fusion.norm_K = norm.weight;
+    out.value = autograd::fused_linear(frame, in.residual_TH, w, fusion);
+    if (out.value.is_defined()) return out;
+    fusion.norm_K = {};
+    normed = autograd::rms_norm(frame, in.residual_TH, norm);
+  }
+  if (has_gate) out.value = autograd::fused_linear(frame, normed, w, fusion);
+  if (out.value.is_defined()) return out;
+  out.value = autograd::linear(frame, normed, w);
+  if (has_gate) out.value = autograd::swiglu(frame, out.value);
+  return out;
+}
+
+/// The stream residual + W x: summed at once where the product's pass can do it. `out.residual_TH` may be the residual.
+Stream project_onto(Frame& frame, const Var& residual, const Var& x, const LinearParameter& w, const StreamBuffers& out,
+                    bool is_block_output) {
+  ops::LinearFusion fusion;
+  fusion.residual_TN = residual.value;
+  const Var sum = autograd::fused_linear(frame, x, w, fusion, out.residual_TH);
+  if (sum.is_defined()) return {sum, {}};
+  return {residual, autograd::linear(frame, x, w, out.delta_TH, is_block_output)};
+}
+
 }  // namespace
 
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
@@ -32,26 +73,19 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
     return LinearParameter{weight.get(), view_or_none(grad), view_or_none(bias_grad), accumulate};
   };
 
-  const NormParameter input_norm = norm(w.input_norm, g.d_input_norm, eps);
-  autograd::NormedSum x;
-  if (in.delta_TH.is_defined()) {
-    x = autograd::add_rms_norm(frame, in.delta_TH, in.residual_TH, input_norm);
-  } else {
-    x = {autograd::rms_norm(frame, in.residual_TH, input_norm), in.residual_TH};
-  }
+  const TensorView sum_out = out != nullptr ? out->residual_TH : TensorView{};
 
   const AttentionParameter attention{
       c.num_heads, c.num_kv_heads, c.head_dim, norm(w.q_norm, g.d_q_norm, eps), norm(w.k_norm, g.d_k_norm, eps), &model.weights.rope};
-  const Var qkv = autograd::linear(frame, x.normed, matrix(w.qkv, g.d_qkv, g.d_qkv_bias));
-  const Var heads = autograd::self_attention(frame, qkv, attention, index);
-  const Var attended = autograd::linear(frame, heads, matrix(w.o, g.d_o, g.d_o_bias));
+  const Projected qkv =
+      project_normed(frame, in, norm(w.input_norm, g.d_input_norm, eps), matrix(w.qkv, g.d_qkv, g.d_qkv_bias), /*has_gate=*/false);
+  const Var heads = autograd::self_attention(frame, qkv.value, attention, index);
+  const Stream attended = project_onto(frame, qkv.sum, heads, matrix(w.o, g.d_o, g.d_o_bias), {sum_out, {}}, /*is_block_output=*/false);
 
-  const autograd::NormedSum y = autograd::add_rms_norm(frame, attended, x.sum, norm(w.post_norm, g.d_post_norm, eps),
-                                                       out != nullptr ? out->residual_TH : TensorView{});
-  const Var gate_up = autograd::linear(frame, y.normed, matrix(w.gate_up, g.d_gate_up, {}));
-  const Var hidden = autograd::swiglu(frame, gate_up);
-  const Var delta = autograd::linear(frame, hidden, matrix(w.down, g.d_down, {}), out != nullptr ? out->delta_TH : TensorView{}, true);
-  return {y.sum, delta};
+  const Projected hidden = project_normed(frame, attended, norm(w.post_norm, g.d_post_norm, eps), matrix(w.gate_up, g.d_gate_up, {}),
+                                          /*has_gate=*/true, sum_out);
+  return project_onto(frame, hidden.sum, hidden.value, matrix(w.down, g.d_down, {}),
+                      {sum_out, out != nullptr ? out->delta_TH : TensorView{}}, /*is_block_output=*/true);
 }
 
 Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T, const AttentionIndex& index,

@@ -72,10 +72,24 @@ inline Packed random_packed(std::int64_t vocab_size, const std::vector<int>& len
   return p;
 }
 
-/// Sizes of a model for tests. The vocabulary of a wide one passes ops::kVocabChunk and no width of it is a power of two.
-inline InitModelOptions small_options(const std::string& family, bool is_wide = false) {
+/// Sizes of a model for tests. The vocabulary of a wide one passes ops::kVocabChunk and no width of it is a power of two; the widths of
+/// an even one are those that a GPU's fused kernels like.
+enum class ModelSize { kSmall, kWide, kEven };
+inline InitModelOptions small_options(const std::string& family, ModelSize size = ModelSize::kSmall) {
+  const bool is_wide = size == ModelSize::kWide;
   InitModelOptions o;
   o.family = family;
+  if (size == ModelSize::kEven) {
+    o.vocab_size = 512;
+    o.hidden_size = 256;
+    o.intermediate_size = 320;
+    o.num_layers = 4;
+    o.num_heads = 4;
+    o.num_kv_heads = 2;
+    o.head_dim = 128;
+    o.max_position = 512;
+    return o;
+  }
   o.vocab_size = is_wide ? 2500 : 97;
   o.hidden_size = is_wide ? 304 : 64;
   o.intermediate_size = is_wide ? 1000 : 80;
@@ -90,7 +104,7 @@ inline InitModelOptions small_options(const std::string& family, bool is_wide = 
 /// One small model of a family with random weights, biases and norms included.
 struct SmallModel {
   explicit SmallModel(const std::string& family, bool tied = true, int num_threads = 2, bool is_wide = false) : session(num_threads) {
-    InitModelOptions o = small_options(family, is_wide);
+    InitModelOptions o = small_options(family, is_wide ? ModelSize::kWide : ModelSize::kSmall);
     o.tie_word_embeddings = tied;
     config = make_model_config(o);
     parameters = std::make_unique<Parameters>(session.context().runtime, config);

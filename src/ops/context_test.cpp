@@ -42,7 +42,7 @@ TEST(OpSession, EveryKindHasEveryBody) {
   for (const auto kind : available_kinds()) {
     const OpTable& t = cpu::op_table(kind.cpu);
     const auto* entry = reinterpret_cast<void* const*>(&t.pack_linear);
-    const auto* end = reinterpret_cast<void* const*>(&t.decode_plan_bytes);
+    const auto* end = reinterpret_cast<void* const*>(&t.linear_fused);
     for (; entry < end; ++entry) EXPECT_NE(*entry, nullptr) << "entry " << entry - reinterpret_cast<void* const*>(&t);
   }
 }

@@ -3,6 +3,7 @@
 #include <span>
 
 #include "ops/attention.hpp"
+#include "ops/fused.hpp"
 #include "ops/hash.hpp"
 #include "ops/lm_head.hpp"
 #include "ops/optimizer.hpp"
@@ -63,9 +64,12 @@ struct OpTable {
   void (*muon)(OpContext&, TensorView, TensorView, ConstTensorView, const MuonArgs&) = nullptr;
 
   // Not every device has these: attention from indices in its own memory, and fused forms of ops above.
+  bool (*linear_fused)(OpContext&, TensorView, ConstTensorView, const LinearWeight&, const LinearFusion&) = nullptr;
   std::size_t (*decode_plan_bytes)(OpContext&, std::int64_t num_sequences, std::int64_t max_context) = nullptr;
   void (*plan_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&) = nullptr;
   void (*attention_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&, ConstTensorView, float) = nullptr;
+  bool (*attention_decode_fused)(OpContext&, TensorView, const HeadInputs&, const KvLayer&, const DecodeIndex&, ConstTensorView,
+                                 float) = nullptr;
   bool (*norm_rope)(OpContext&, TensorView, const HeadInputs&) = nullptr;  ///< false: not for these sizes
   bool (*norm_rope_backward)(OpContext&, TensorView, TensorView, TensorView, TensorView, const HeadInputs&) = nullptr;
   void (*norm_rope_to_cache)(OpContext&, TensorView, const KvLayer&, ConstTensorView, const HeadInputs&) = nullptr;

@@ -11,6 +11,7 @@
 namespace prl::nn {
 namespace {
 
+using testing_support::ModelSize;
 using testing_support::Packed;
 using testing_support::random_packed;
 using testing_support::small_options;
@@ -36,13 +37,15 @@ struct Side {
 struct Case {
   const char* family;
   DType compute;
-  bool is_wide;
+  ModelSize size;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute) << (c.is_wide ? " wide" : ""); }
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.family << ' ' << to_string(c.compute) << (c.size == ModelSize::kWide ? " wide" : c.size == ModelSize::kEven ? " even" : "");
+}
 class CudaDecoderTest : public testing::TestWithParam<Case> {
  protected:
-  ModelConfig config_ = make_model_config(small_options(GetParam().family, GetParam().is_wide));
-  float std_dev_ = GetParam().is_wide ? 0.06f : 0.15f;
+  ModelConfig config_ = make_model_config(small_options(GetParam().family, GetParam().size));
+  float std_dev_ = GetParam().size == ModelSize::kSmall ? 0.15f : 0.06f;
   Packed packed_ = random_packed(config_.vocab_size, {1, 150, 7, 64, 65, 33}, 3);
 };
 
@@ -164,9 +167,10 @@ TEST_P(CudaDecoderTest, ChecksumsAreThoseOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaDecoderTest,
-                         testing::Values(Case{"qwen3", DType::kBF16, false}, Case{"qwen3", DType::kF32, false},
-                                         Case{"qwen2", DType::kBF16, false}, Case{"llama", DType::kBF16, true},
-                                         Case{"qwen3", DType::kBF16, true}));
+                         testing::Values(Case{"qwen3", DType::kBF16, ModelSize::kSmall}, Case{"qwen3", DType::kF32, ModelSize::kSmall},
+                                         Case{"qwen2", DType::kBF16, ModelSize::kSmall}, Case{"llama", DType::kBF16, ModelSize::kWide},
+                                         Case{"qwen3", DType::kBF16, ModelSize::kWide}, Case{"qwen3", DType::kBF16, ModelSize::kEven},
+                                         Case{"llama", DType::kBF16, ModelSize::kEven}, Case{"qwen2", DType::kBF16, ModelSize::kEven}));
 
 }  // namespace
 }  // namespace prl::nn

@@ -45,14 +45,33 @@ bool is_librarys(const Product& p) {
   return p.may_split || (p.in_dtype == DType::kBF16 && p.K % kAlignedElements == 0 && is_row_aligned(p.b, p.b_stride, p.in_dtype));
 }
 
+/// PRL_CUDA_EXACT=0 gives the library free choice, split-K included: for measuring what exactness costs, nothing else.
+bool is_exact() {
+  static const bool value = [] {
+    const char* text = std::getenv("PRL_CUDA_EXACT");
+    return text == nullptr || std::string_view(text) != "0";
+  }();
+  return value;
+}
+
 /// The cut of a product that our own kernels compute: one of few rows, whichever they are.
-std::optional<FewRowsTile> few_rows(const OpContext& ctx, const Product& p) {
-  const bool is_aligned_in = is_row_aligned(p.a, p.M == 1 ? 0 : p.a_stride, p.in_dtype);
-  if (!is_aligned_in || !is_row_aligned(p.out, p.M == 1 ? 0 : p.out_stride, p.out_dtype)) return std::nullopt;
-  return few_rows_tile(p, runtime_of(ctx).properties());
+std::optional<FewRowsTile> few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion = {}) {
+  const auto is_row_aligned_here = [&](const void* pointer, std::int64_t stride, DType dtype) {
+    return is_row_aligned(pointer, p.M == 1 ? 0 : stride, dtype);
+  };
+  if (!is_row_aligned_here(p.a, p.a_stride, p.in_dtype) || !is_row_aligned_here(p.out, p.out_stride, p.out_dtype)) return std::nullopt;
+  if (!is_row_aligned_here(fusion.residual, fusion.residual_stride, p.out_dtype) || !is_aligned(fusion.norm, 16)) return std::nullopt;
+  return few_rows_tile(p, runtime_of(ctx).properties(), fusion);
 }
 
 }  // namespace
+
+bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion) {
+  if (!is_exact() || !is_librarys(p) || p.N % kInvariantColumns != 0) return false;
+  const std::optional<FewRowsTile> tile = few_rows(ctx, p, fusion);
+  if (tile) few_rows_product(ctx, p, *tile, fusion);
+  return tile.has_value();
+}
 
 struct Blas::Impl {
   explicit Impl(std::shared_ptr<DeviceRuntime> r) : runtime(std::move(r)), lt(CublasLt::get()), padding(runtime) {
@@ -140,15 +159,6 @@ struct Blas::Impl {
 
 Blas::Blas(std::shared_ptr<DeviceRuntime> runtime) : impl_(std::make_unique<Impl>(std::move(runtime))) {}
 Blas::~Blas() = default;
-
-/// PRL_CUDA_EXACT=0 gives the library free choice, split-K included: for measuring what exactness costs, nothing else.
-bool is_exact() {
-  static const bool value = [] {
-    const char* text = std::getenv("PRL_CUDA_EXACT");
-    return text == nullptr || std::string_view(text) != "0";
-  }();
-  return value;
-}
 
 void Blas::run(const OpContext& ctx, const Product& given) {
   Product p = given;

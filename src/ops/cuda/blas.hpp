@@ -10,6 +10,8 @@
 
 namespace prl::ops::cuda {
 
+struct FewRowsFusion;
+
 /// out[M, N] (+)= a[M, K] b[K, N] (+ bias[N]), row-major, sums in fp32.
 struct Product {
   std::int64_t M = 0, N = 0, K = 0;
@@ -48,6 +50,9 @@ class Blas {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// A product of few rows with its neighbours by the kernels of few_rows.hpp. False, and nothing is done, where they do not take it.
+bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion);
 
 /// What OpContext::library points to.
 struct Library {

@@ -244,6 +244,60 @@ TEST(CudaLinear, FewRowsAreTheLibrarysBitsInEveryTile) {
   }
 }
 
+/// A product and its neighbours in one pass: the bits of the ops one after another.
+TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
+  Sides s;
+  if (cuda::runtime_of(s.gpu).properties().major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  constexpr std::int64_t kRows = 256;
+  std::string different, refused;
+  for (const auto& [N, K, has_bias] : {std::tuple<std::int64_t, std::int64_t, bool>{4096, 1024, false},
+                                       {1024, 2048, false},
+                                       {6144, 1024, false},
+                                       {1024, 3072, false},
+                                       {208, 576, true},
+                                       {80, 64, false},
+                                       {640, 192, true}}) {
+    Tensor x = s.random({kRows, K}, DType::kBF16, 1);
+    for (std::int64_t k = 0; k < K; ++k) Session::set(x, 5 * K + k, 0.0f);
+    x = s.to_gpu(x);
+    const Tensor w = s.to_gpu(s.random({N, K}, DType::kF32, 2, 0.05f)), bias = s.to_gpu(s.random({N}, DType::kF32, 3)),
+                 norm = s.to_gpu(s.random({K}, DType::kF32, 4)), residual = s.to_gpu(s.random({kRows, N}, DType::kBF16, 5, 3.0f));
+    const LinearWeightPtr packed = pack_linear(s.gpu, w, has_bias ? bias.view() : ConstTensorView{}, DType::kBF16, true);
+    for (const std::int64_t m : {1, 2, 3, 8, 9, 16, 17, 31, 64, 100, 128, 200, 256}) {
+      const std::int64_t first = m * 7 % (kRows - m + 1);
+      const Tensor part = x.slice(first, m);
+      Tensor normed = Tensor::empty(s.gpu_runtime, {m, K}, DType::kBF16);
+      rms_norm(s.gpu, normed, part, norm, 1e-6f);
+      for (int kind = 0; kind < 6; ++kind) {
+        const bool has_norm = kind % 2 == 1, swiglu_too = kind / 2 == 1, adds = kind / 2 == 2;
+        if (swiglu_too && has_bias) continue;
+        const std::int64_t width = swiglu_too ? N / 2 : N;
+        Tensor y = Tensor::empty(s.gpu_runtime, {m, N}, DType::kBF16), want = Tensor::empty(s.gpu_runtime, {m, width}, DType::kBF16);
+        linear(s.gpu, y, has_norm ? normed : part, *packed);
+        if (swiglu_too)
+          swiglu(s.gpu, want, y);
+        else if (adds)
+          ops::add(s.gpu, want, y, residual.slice(first, m));
+        else
+          want = y;
+        // In place where it adds.
+        Tensor got = s.to_gpu(adds ? s.to_cpu(residual.slice(first, m)) : s.filled({m, width}, DType::kBF16, kNan));
+        LinearFusion fusion;
+        fusion.swiglu = swiglu_too;
+        if (has_norm) fusion.norm_K = norm;
+        if (adds) fusion.residual_TN = got;
+        const std::string name = fmt::format(" {}x{}x{} kind {}", m, N, K, kind);
+        if (!linear_fused(s.gpu, got, part, *packed, fusion))
+          refused += (has_norm && (m > cuda::kMaxNormRows || K > cuda::kMaxNormColumns)) || m * N > 64 * 6144 ? "" : name;
+        else if (!same_bits(s.to_cpu(got), s.to_cpu(want)))
+          different += name;
+      }
+    }
+  }
+  EXPECT_EQ(different, "");
+  EXPECT_EQ(refused, "");
+}
+
 /// The same where the result is fp32, as logits are, and at widths that no alignment likes.
 TEST(CudaLinear, LogitRowsAreTheSameBitsForEveryNumberOfRows) {
   Sides s;

@@ -4,6 +4,7 @@
 
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/gated.cuh"
 #include "ops/cuda/hopper.cuh"
 #include "ops/cuda/tensor_map.hpp"
 
@@ -23,42 +24,49 @@ constexpr std::int64_t kMaxRows = 256, kMaxOutputs = 64 * 6144;
 __host__ __device__ constexpr int blocks_per_slot(int rows) { return rows <= 16 ? 4 : rows <= 64 ? 2 : 1; }
 
 struct FewRowsArgs {
-  CUtensorMap weights;  ///< [K / 64][N][64], box [blocks per slot][columns][64]
-  CUtensorMap rows;     ///< [K / 64][M][64], box [blocks per slot][rows][64]
+  /// [K / 64][N][64], box [blocks per slot][columns][64]; of gate and up [K / 64][N / 16][2][8][64], box [blocks][columns / 16][2][8][64]:
+  /// then 8 columns of gate and 8 of up take turns in shared memory, and a thread holds both factors of its results.
+  CUtensorMap weights;
+  /// [K / 64][M][64], box [blocks per slot][rows][64]; not with a norm.
+  CUtensorMap rows;
   void* out;
   const float* bias;  ///< [N] or null
   std::int64_t out_stride;
-  int M, N, num_steps, columns, slots;
+  int M, N, num_steps, columns, slots;  ///< N: columns of out
+  int rows_at, barriers_at;             ///< in shared memory: slots of weights, then of rows (all of K with a norm), then barriers
+  const __nv_bfloat16* x;               ///< with a norm: what is normed
+  const float* norm;
+  const __nv_bfloat16* residual;  ///< or null
+  std::int64_t x_stride, residual_stride;
+  float eps;
+  int K;
 };
-
-/// Slots of weights, slots of rows, barriers.
-__host__ __device__ inline int rows_at(int slots, int columns, int blocks) { return slots * blocks * columns * kRowBytes; }
-__host__ __device__ inline int barriers_at(int slots, int columns, int rows, int blocks) {
-  const int end = rows_at(slots, columns, blocks) + slots * blocks * rows * kRowBytes;
-  const int read = (slots * blocks - 1) * columns * kRowBytes + kSpanBytes;
-  return end < read ? read : end;
-}
-int shared_bytes(const FewRowsTile& t) { return barriers_at(t.slots, t.columns, t.rows, blocks_per_slot(t.rows)) + 2 * t.slots * 8; }
 
 #if PRL_HOPPER
 
 using namespace hopper;
 
 /// One thread copies: weights of the first slots before anything else, for no kernel of recorded work writes those.
-template <int kRows>
+template <int kRows, bool kNorm, bool kSwiglu>
 __device__ void copy_tiles(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty) {
-  constexpr int kBlocks = blocks_per_slot(kRows), kRowsBytes = kBlocks * kRows * kRowBytes;
+  constexpr int kBlocks = blocks_per_slot(kRows), kRowsBytes = kNorm ? 0 : kBlocks * kRows * kRowBytes;
   const int column = static_cast<int>(blockIdx.x) * a.columns, row = static_cast<int>(blockIdx.y) * kRows;
   const int weight_bytes = kBlocks * a.columns * kRowBytes;
-  unsigned char* rows = shared + rows_at(a.slots, a.columns, kBlocks);
+  unsigned char* rows = shared + a.rows_at;
   const auto copy_weights = [&](int slot, int step) {
     barrier_arrive_expect(full + slot, static_cast<std::uint32_t>(weight_bytes + kRowsBytes));
-    copy_box(shared + slot * weight_bytes, &a.weights, full + slot, 0, column, step * kBlocks);
+    unsigned char* to = shared + slot * weight_bytes;
+    if constexpr (kSwiglu)
+      copy_box(to, &a.weights, full + slot, 0, 0, 0, column / 16, step * kBlocks);
+    else
+      copy_box(to, &a.weights, full + slot, 0, column, step * kBlocks);
   };
-  const auto copy_rows = [&](int slot, int step) { copy_box(rows + slot * kRowsBytes, &a.rows, full + slot, 0, row, step * kBlocks); };
+  const auto copy_rows = [&](int slot, int step) {
+    if constexpr (!kNorm) copy_box(rows + slot * kRowsBytes, &a.rows, full + slot, 0, row, step * kBlocks);
+  };
   const int first = min(a.slots, a.num_steps);
   for (int s = 0; s < first; ++s) copy_weights(s, s);
-  wait_for_previous();
+  if constexpr (!kNorm) wait_for_previous();
   for (int s = 0; s < first; ++s) copy_rows(s, s);
   int slot = 0;
   std::uint32_t phase = 0;
@@ -80,32 +88,71 @@ __device__ __forceinline__ std::uint32_t pair_of(float even_row, float odd_row, 
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-/// d[4 j + e]: column of out lane / 4 (+ 8 for e >= 2) of the warp's 16, row 8 j + 2 (lane % 4) + e % 2.
-template <int kRows, typename T>
-__device__ __forceinline__ void store_tile(const FewRowsArgs& a, const float (&d)[kRows / 2]) {
+/// Where a lane's results lie. d[4 j + e] is column lane / 4 (+ 8 for e >= 2) of the warp's 16 columns of the left operand, row
+/// 8 j + 2 (lane % 4) + e % 2. With SwiGLU the first 8 of them are gate, the others up, and make 8 columns of out.
+template <int kRows, bool kSwiglu>
+struct LanePlace {
+  static constexpr int kHalves = kSwiglu ? 1 : 2;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, first = static_cast<int>(threadIdx.x) / kWarp * 16;
-  const bool is_odd = lane / 4 % 2 != 0;
+  const bool is_odd = lane / 4 % 2 != 0;  ///< the lane stores pairs of the odd rows
+  __device__ __forceinline__ bool has(const FewRowsArgs& a, int half) const { return first + 8 * half < a.columns; }
+  __device__ __forceinline__ int column(const FewRowsArgs& a, int half) const {
+    return (static_cast<int>(blockIdx.x) * a.columns + first) / (kSwiglu ? 2 : 1) + 8 * half + lane / 4;
+  }
+  __device__ __forceinline__ int row(int j) const { return static_cast<int>(blockIdx.y) * kRows + 8 * j + 2 * (lane % 4); }
+};
+
+/// What is added to the pairs that this lane stores, in bf16.
+template <int kRows>
+struct ResidualPairs {
+  std::uint32_t pair[2][kRows / 8];
+  __device__ __forceinline__ void load(const FewRowsArgs& a) {
+    const LanePlace<kRows, false> place;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int local = first + 8 * half;
-    if (local >= a.columns) return;
-    const int n = static_cast<int>(blockIdx.x) * a.columns + local + lane / 4;
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int j = 0; j < kRows / 8; ++j) {
+        const int row = place.row(j) + (place.is_odd ? 1 : 0), column = place.column(a, half) - (place.is_odd ? 1 : 0);
+        pair[half][j] = place.has(a, half) && column < a.N && row < a.M
+                            ? *reinterpret_cast<const std::uint32_t*>(a.residual + row * a.residual_stride + column)
+                            : 0;
+      }
+  }
+};
+__device__ __forceinline__ std::uint32_t sum_of_pairs(std::uint32_t x, std::uint32_t y) {
+  const auto a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&x));
+  const auto b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&y));
+  const __nv_bfloat162 sum = __floats2bfloat162_rn(a.x + b.x, a.y + b.y);
+  return *reinterpret_cast<const std::uint32_t*>(&sum);
+}
+
+template <int kRows, typename T, bool kSwiglu>
+__device__ __forceinline__ void store_tile(const FewRowsArgs& a, const float (&d)[kRows / 2], const ResidualPairs<kRows>& residual) {
+  const LanePlace<kRows, kSwiglu> place;
+#pragma unroll
+  for (int half = 0; half < place.kHalves; ++half) {
+    if (!place.has(a, half)) return;
+    const int n = place.column(a, half);
     const float bias = a.bias != nullptr && n < a.N ? a.bias[n] : 0.0f;
-    const bool has_bias = a.bias != nullptr;
+    const bool has_bias = a.bias != nullptr, is_odd = place.is_odd;
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
       float even = d[4 * j + 2 * half], odd = d[4 * j + 2 * half + 1];
-      if (has_bias) {
+      if constexpr (kSwiglu) {
+        even = gated(rounded<T>(even), rounded<T>(d[4 * j + 2]));
+        odd = gated(rounded<T>(odd), rounded<T>(d[4 * j + 3]));
+      } else if (has_bias) {
         even += bias;
         odd += bias;
       }
-      const int m = static_cast<int>(blockIdx.y) * kRows + 8 * j + 2 * (lane % 4);
+      const int m = place.row(j);
       if constexpr (std::is_same_v<T, float>) {
         float* to = static_cast<float*>(a.out) + m * a.out_stride + n;
         if (n < a.N && m < a.M) to[0] = even;
         if (n < a.N && m + 1 < a.M) to[a.out_stride] = odd;
       } else {
-        const std::uint32_t pair = pair_of(even, odd, is_odd);
+        std::uint32_t pair = pair_of(even, odd, is_odd);
+        if (a.residual != nullptr) pair = sum_of_pairs(pair, residual.pair[half][j]);
         const int row = m + (is_odd ? 1 : 0), column = n - (is_odd ? 1 : 0);
         if (column < a.N && row < a.M)
           *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(a.out) + row * a.out_stride + column) = pair;
@@ -116,13 +163,12 @@ __device__ __forceinline__ void store_tile(const FewRowsArgs& a, const float (&d
 
 /// The sum over K, in order. Addresses of operands are kept as the products want them, in units of 16 bytes: what lies between two
 /// products is what a product of few rows waits for.
-template <int kRows>
+template <int kRows, bool kNorm>
 __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty,
                                              float (&d)[kRows / 2]) {
   constexpr int kBlocks = blocks_per_slot(kRows);
   const std::uint32_t begin = __shfl_sync(kFullWarp, shared_address(shared), 0);
-  const std::uint64_t weights = along_rows(begin),
-                      rows = along_rows(begin + static_cast<std::uint32_t>(rows_at(a.slots, a.columns, kBlocks)));
+  const std::uint64_t weights = along_rows(begin), rows = along_rows(begin + static_cast<std::uint32_t>(a.rows_at));
   const auto left_block = static_cast<std::uint32_t>(a.columns * kRowBytes / 16);
   constexpr std::uint32_t kRightBlock = kRows * kRowBytes / 16;
   std::uint64_t left = weights, right = rows;
@@ -149,25 +195,71 @@ __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char
       slot = 0;
       phase ^= 1;
       left = weights;
-      right = rows;
+      if constexpr (!kNorm) right = rows;
     }
   }
   products_wait<0>();
   pin(d);
 }
 
+/// The tile's rows, normed, as the copy engine would leave rows of that kind. The arithmetic is norm.cu's, where a warp holds a row of
+/// this width.
+template <int kRows>
+__device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* rows) {
+  constexpr int kEach = kRows * kWarp / kComputing, kVectors = static_cast<int>(kMaxNormColumns) / (kWarp * kVec);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int end = a.num_steps * blocks_per_slot(kRows) * kBlock;  // columns beyond K are zero
+  const auto column = [&](int j) { return (lane + j * kWarp) * kVec; };
+  const auto row = [&](int i) { return warp + i * (kComputing / kWarp); };
+  float w[kVectors][kVec] = {};
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j)
+    if (column(j) < a.K) load<true>(w[j], a.norm + column(j), kVec);
+  wait_for_previous();
+  uint4 x[kEach][kVectors] = {};
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int m = static_cast<int>(blockIdx.y) * kRows + row(i);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (m < a.M && column(j) < a.K) x[i][j] = *reinterpret_cast<const uint4*>(a.x + m * a.x_stride + column(j));
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    float v[kVectors][kVec], squares = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      load<true>(v[j], reinterpret_cast<const __nv_bfloat16*>(&x[i][j]), kVec);
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) squares = fmaf(v[j][e], v[j][e], squares);
+    }
+    const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(a.K) + a.eps);
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const int c = column(j), r = row(i);
+      if (c >= end) continue;
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) v[j][e] = v[j][e] * scale * w[j][e];
+      unsigned char* to = rows + (c / kBlock * kRows + r) * kRowBytes + (c / kVec % 8 ^ r % 8) * 16;
+      store<true>(reinterpret_cast<__nv_bfloat16*>(to), v[j], kVec);
+    }
+  }
+  async_fence();
+  named_sync<kComputing>(1);
+}
+
 #endif  // PRL_HOPPER
 
-template <int kRows, typename T>
+template <int kRows, typename T, bool kNorm, bool kSwiglu>
 __global__ void __launch_bounds__(kComputing + kCopying) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
 #if PRL_HOPPER
   extern __shared__ __align__(1024) unsigned char shared[];
-  auto* full = reinterpret_cast<std::uint64_t*>(shared + barriers_at(a.slots, a.columns, kRows, blocks_per_slot(kRows)));
+  auto* full = reinterpret_cast<std::uint64_t*>(shared + a.barriers_at);
   std::uint64_t* empty = full + a.slots;
   if (threadIdx.x == kComputing) {
     if (shared_address(shared) % 1024 != 0) __trap();
     prefetch_map(&a.weights);
-    prefetch_map(&a.rows);
+    if constexpr (!kNorm) prefetch_map(&a.rows);
     for (int i = 0; i < a.slots; ++i) {
       barrier_init(full + i, 1);
       barrier_init(empty + i, kComputing / kWarp);
@@ -177,27 +269,37 @@ __global__ void __launch_bounds__(kComputing + kCopying) few_rows_kernel(const _
   __syncthreads();
   let_next_begin();
   if (threadIdx.x >= kComputing) {
-    if (threadIdx.x == kComputing) copy_tiles<kRows>(a, shared, full, empty);
+    if (threadIdx.x == kComputing) copy_tiles<kRows, kNorm, kSwiglu>(a, shared, full, empty);
     return;
   }
+  if constexpr (kNorm) norm_rows<kRows>(a, shared + a.rows_at);
+  constexpr bool kEarly = kRows <= 32;  // the registers are there
+  ResidualPairs<kRows> residual;
+  if (a.residual != nullptr) wait_for_previous();
+  if (kEarly && a.residual != nullptr) residual.load(a);
   float d[kRows / 2];
 #pragma unroll
   for (int i = 0; i < kRows / 2; ++i) d[i] = 0.0f;
   pin(d);
-  compute_tile<kRows>(a, shared, full, empty, d);
-  store_tile<kRows, T>(a, d);
+  compute_tile<kRows, kNorm>(a, shared, full, empty, d);
+  if (!kEarly && a.residual != nullptr) residual.load(a);
+  store_tile<kRows, T, kSwiglu>(a, d, residual);
 #endif
 }
 
 template <int kRows>
-void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, const FewRowsTile& t) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(p.N, t.columns)), static_cast<unsigned>(ceil_div(p.M, kRows)));
-  with_type(p.out_dtype, [&](auto out) {
-    const auto kernel = few_rows_kernel<kRows, decltype(out)>;
-    const int bytes = shared_bytes(t);
+void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool swiglu) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(ceil_div(p.M, kRows)));
+  const auto run = [&](auto kernel) {
+    const int bytes = a.barriers_at + 2 * a.slots * 8;
     PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     launch_chained(stream_of(ctx), kernel, grid, dim3(kComputing + kCopying), static_cast<std::size_t>(bytes), a);
-  });
+  };
+  if (p.out_dtype == DType::kF32) return run(few_rows_kernel<kRows, float, false, false>);
+  if constexpr (kRows <= kMaxNormRows)
+    if (a.norm != nullptr)
+      return swiglu ? run(few_rows_kernel<kRows, __nv_bfloat16, true, true>) : run(few_rows_kernel<kRows, __nv_bfloat16, true, false>);
+  swiglu ? run(few_rows_kernel<kRows, __nv_bfloat16, false, true>) : run(few_rows_kernel<kRows, __nv_bfloat16, false, false>);
 }
 
 CUtensorMap map_of(const void* data, std::int64_t rows, std::int64_t K, std::int64_t stride, int box_rows, int box_blocks) {
@@ -206,6 +308,15 @@ CUtensorMap map_of(const void* data, std::int64_t rows, std::int64_t K, std::int
                     {{static_cast<std::uint64_t>(kBlock), static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(K / kBlock)},
                      {step, kBlock},
                      {static_cast<std::uint32_t>(kBlock), static_cast<std::uint32_t>(box_rows), static_cast<std::uint32_t>(box_blocks)}});
+}
+
+/// The weights of gate and up, 8 columns of each in turns.
+CUtensorMap gate_up_map(const Product& p, int box_columns, int box_blocks) {
+  const auto half = static_cast<std::uint64_t>(p.N / 2);
+  return tensor_map_5(p.b,
+                      MapShapeOf<5>{{kBlock, 8, 2, half / 8, static_cast<std::uint64_t>(p.K / kBlock)},
+                                    {p.b_stride, p.N / 2 * p.b_stride, 8 * p.b_stride, kBlock},
+                                    {kBlock, 8, 2, static_cast<std::uint32_t>(box_columns / 16), static_cast<std::uint32_t>(box_blocks)}});
 }
 
 /// Steps along K that fit into a block's share of shared memory.
@@ -226,14 +337,18 @@ double copy_time(const Product& p, int rows, int columns, int processors) {
 
 }  // namespace
 
-std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device) {
+std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device, const FewRowsFusion& fusion) {
   if (device.major != 9 || p.M > kMaxRows || p.M * p.N > kMaxOutputs || p.K % kBlock != 0) return std::nullopt;
   if (p.in_dtype != DType::kBF16 || p.may_split || p.accumulate || p.transpose_a || !p.transpose_b) return std::nullopt;
+  if (fusion.norm != nullptr && (p.M > kMaxNormRows || p.K > kMaxNormColumns)) return std::nullopt;
+  if (fusion.is_any() && p.out_dtype != DType::kBF16) return std::nullopt;
+  if (fusion.swiglu && (p.N % 16 != 0 || p.bias != nullptr || fusion.residual != nullptr)) return std::nullopt;
+  const int unit = fusion.swiglu ? 16 : 8;
   const int processors = device.multiProcessorCount;
   FewRowsTile best;
   double best_time = 0;
   for (int rows = 8; rows <= 128 && (rows == 8 || rows < 2 * p.M); rows *= 2)
-    for (int columns = 8; columns <= 64; columns += 8) {
+    for (int columns = unit; columns <= 64; columns += unit) {
       const double time = copy_time(p, rows, columns, processors);
       if (best_time > 0 && time >= best_time) continue;
       best_time = time;
@@ -244,25 +359,38 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
   return best;
 }
 
-void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& t) {
+void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& t, const FewRowsFusion& fusion) {
   FewRowsArgs a{};
   const int blocks = blocks_per_slot(t.rows);
-  a.weights = map_of(p.b, p.N, p.K, p.b_stride, t.columns, blocks);
-  a.rows = map_of(p.a, p.M, p.K, p.a_stride, t.rows, blocks);
+  a.weights = fusion.swiglu ? gate_up_map(p, t.columns, blocks) : map_of(p.b, p.N, p.K, p.b_stride, t.columns, blocks);
   a.out = p.out;
   a.bias = p.bias;
   a.out_stride = p.out_stride;
   a.M = static_cast<int>(p.M);
-  a.N = static_cast<int>(p.N);
+  a.N = static_cast<int>(fusion.swiglu ? p.N / 2 : p.N);
+  a.K = static_cast<int>(p.K);
   a.num_steps = static_cast<int>(ceil_div(p.K, blocks * kBlock));
   a.columns = t.columns;
   a.slots = t.slots;
+  a.residual = static_cast<const __nv_bfloat16*>(fusion.residual);
+  a.residual_stride = fusion.residual_stride;
+  a.norm = fusion.norm;
+  a.eps = fusion.eps;
+  if (fusion.norm != nullptr) {
+    a.x = static_cast<const __nv_bfloat16*>(p.a);
+    a.x_stride = p.a_stride;
+  } else {
+    a.rows = map_of(p.a, p.M, p.K, p.a_stride, t.rows, blocks);
+  }
+  const int weight_slot = blocks * t.columns * kRowBytes, row_slots = fusion.norm != nullptr ? a.num_steps : t.slots;
+  a.rows_at = t.slots * weight_slot;
+  a.barriers_at = std::max(a.rows_at + row_slots * blocks * t.rows * kRowBytes, a.rows_at - t.columns * kRowBytes + kSpanBytes);
   switch (t.rows) {
-    case 8: return launch<8>(ctx, p, a, t);
-    case 16: return launch<16>(ctx, p, a, t);
-    case 32: return launch<32>(ctx, p, a, t);
-    case 64: return launch<64>(ctx, p, a, t);
-    default: return launch<128>(ctx, p, a, t);
+    case 8: return launch<8>(ctx, p, a, fusion.swiglu);
+    case 16: return launch<16>(ctx, p, a, fusion.swiglu);
+    case 32: return launch<32>(ctx, p, a, fusion.swiglu);
+    case 64: return launch<64>(ctx, p, a, fusion.swiglu);
+    default: return launch<128>(ctx, p, a, fusion.swiglu);
   }
 }
 

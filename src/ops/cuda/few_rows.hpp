@@ -19,9 +19,22 @@ struct FewRowsTile {
   int columns = 8;  ///< of out per block: a multiple of 8 up to 64
   int slots = 1;    ///< steps along K that are in shared memory at a time
 };
+/// Neighbouring steps that the kernel does as well; the bits are those of the ops one after another. `p.out` is bf16 then.
+struct FewRowsFusion {
+  const float* norm = nullptr;  ///< [K]: a is rms_norm(p.a, norm, eps), for up to kMaxNormRows rows of up to kMaxNormColumns
+  float eps = 0;
+  const void* residual = nullptr;  ///< bf16 [M, N]: is added to the product as stored, and the sum is what is stored
+  std::int64_t residual_stride = 0;
+  bool swiglu = false;  ///< b is rows of gate, then as many of up, in multiples of 8; out is [M, N / 2]
+  bool is_any() const noexcept { return norm != nullptr || residual != nullptr || swiglu; }
+};
+/// Every block norms its rows again, and holds all of K: right for the few rows that a kernel of their own would only delay.
+constexpr std::int64_t kMaxNormRows = 16, kMaxNormColumns = 1024;
+
 /// The cut of a product that these kernels take; nothing where the library is as fast, or the product is another. A rule of the shape.
-std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device);
-/// `p` is not transposed on the left, transposed on the right, bf16 and 16-byte aligned in every row; N is a multiple of 4.
-void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& tile);
+std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device, const FewRowsFusion& fusion = {});
+/// `p` is not transposed on the left, transposed on the right, bf16 and 16-byte aligned in every row, as is the residual; N is a
+/// multiple of 4. With swiglu tile.columns counts columns of gate and of up, a multiple of 16.
+void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& tile, const FewRowsFusion& fusion = {});
 
 }  // namespace prl::ops::cuda

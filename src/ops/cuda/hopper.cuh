@@ -82,6 +82,12 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::
                "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier, int x, int y, int z, int u, int v) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+               : "memory");
+}
 /// `bytes` (a multiple of 16) from 16-byte aligned memory.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
@@ -105,14 +111,16 @@ __device__ __forceinline__ void registers_up() {
 // Operands in shared memory are bf16 in blocks of [rows][64], 128 bytes a row, 1,024-byte aligned, swizzled by 128 bytes: what the
 // copy engine writes for a box 64 elements wide. A matrix with more columns is several such blocks.
 
+// Groups of 8 rows may lie further apart than their 1,024 bytes: `group_bytes`.
+
 /// The k16 steps run along the 64 columns of a row: step s of a block starts at s * 32 bytes.
-__device__ __forceinline__ std::uint64_t along_rows(std::uint32_t address) {
-  return (static_cast<std::uint64_t>(1) << 62) | (static_cast<std::uint64_t>(1024 >> 4) << 32) | (static_cast<std::uint64_t>(1) << 16) |
-         ((address & 0x3ffff) >> 4);
+__device__ __forceinline__ std::uint64_t along_rows(std::uint32_t address, std::uint32_t group_bytes = 1024) {
+  return (static_cast<std::uint64_t>(1) << 62) | (static_cast<std::uint64_t>(group_bytes >> 4) << 32) |
+         (static_cast<std::uint64_t>(1) << 16) | ((address & 0x3ffff) >> 4);
 }
-/// The k16 steps run down the rows: step s starts at s * 2,048 bytes; the next 64 output columns lie `block_bytes` further.
-__device__ __forceinline__ std::uint64_t down_rows(std::uint32_t address, std::uint32_t block_bytes) {
-  return (static_cast<std::uint64_t>(1) << 62) | (static_cast<std::uint64_t>(1024 >> 4) << 32) |
+/// The k16 steps run down the rows: step s starts at s * 2 groups; the next 64 output columns lie `block_bytes` further.
+__device__ __forceinline__ std::uint64_t down_rows(std::uint32_t address, std::uint32_t block_bytes, std::uint32_t group_bytes = 1024) {
+  return (static_cast<std::uint64_t>(1) << 62) | (static_cast<std::uint64_t>(group_bytes >> 4) << 32) |
          (static_cast<std::uint64_t>(block_bytes >> 4) << 16) | ((address & 0x3ffff) >> 4);
 }
 

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/sums.hpp"
@@ -131,6 +132,21 @@ void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearW
   p.out_dtype = DType::kF32;
   blas.run(ctx, p);
   add_bias(ctx, y_TN, sums, w.bias_N.as<float>());
+}
+
+bool linear_fused(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LinearFusion& fusion) {
+  const DenseWeight& w = dense(ctx, weight);
+  Product p = forward_product(w, x_TK.data, x_TK.row_stride, x_TK.shape.num_rows(), 0, w.num_outputs());
+  p.out = y_TN.data;
+  p.out_stride = y_TN.row_stride;
+  p.out_dtype = y_TN.dtype;
+  if (w.has_bias()) p.bias = w.bias_N.as<float>();
+  const FewRowsFusion f{.norm = fusion.norm_K.as<float>(),
+                        .eps = fusion.eps,
+                        .residual = fusion.residual_TN.data,
+                        .residual_stride = fusion.residual_TN.row_stride,
+                        .swiglu = fusion.swiglu};
+  return run_few_rows(ctx, p, f);
 }
 
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& weight, bool accumulate) {

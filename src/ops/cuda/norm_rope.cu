@@ -1,10 +1,10 @@
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/head.cuh"
 #include "ops/cuda/sums.hpp"
 
-// Norm and rotation of heads in one pass, and on the way into the cache. Each step is that of norm.cu and pointwise.cu, rounding
-// included, so the results are theirs bit for bit.
+// Norm and rotation of heads in one pass, and on the way into the cache: head.cuh has the arithmetic.
 
 namespace prl::ops::cuda {
 namespace {
@@ -73,28 +73,17 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
     const int head = first_head + h;
     const bool is_live = h < num_heads, rotates = is_live && !is_value(head);
     if constexpr (kNorm) {
-      float squares = 0.0f;
+      float w[kVec] = {}, normed[kVec];
+      if (rotates) load<true>(w, norm_of(head), kVec);
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) squares = fmaf(v[h][i], v[h][i], squares);
-      const float scale = 1.0f / sqrtf(warp_sum<kLanes>(squares) / static_cast<float>(a.dim) + a.eps);
-      if (rotates) {
-        float w[kVec];
-        load<true>(w, norm_of(head), kVec);
+      for (int i = 0; i < kVec; ++i) normed[i] = v[h][i];
+      norm_head<T, kLanes>(normed, w, a.dim, a.eps);
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) v[h][i] = rounded<T>(v[h][i] * scale * w[i]);
-      }
+      for (int i = 0; i < kVec; ++i) v[h][i] = rotates ? normed[i] : v[h][i];
     }
-    const int step = half / kVec, partner = is_first ? lane + step : lane - step;
     float other[kVec];
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) other[i] = __shfl_sync(kFullWarp, v[h][i], partner, kLanes);
-    if (rotates) {
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        const float first = is_first ? v[h][i] : other[i], second = is_first ? other[i] : v[h][i];
-        v[h][i] = is_first ? fmaf(-second, sine[i], first * cosine[i]) : fmaf(first, sine[i], second * cosine[i]);
-      }
-    }
+    partners_of<kLanes>(other, v[h], a.dim);
+    if (rotates) rotate_head(v[h], other, cosine, sine, is_first);
     if (!is_live || !has_place) continue;
     if (!kCache || head < a.heads) {
       store<true>(a.qk + token * a.qk_stride + head * a.dim + c, v[h], kVec);

@@ -1,4 +1,5 @@
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/gated.cuh"
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/sums.hpp"
 
@@ -12,12 +13,10 @@ struct Add {
   }
 };
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
 struct Swiglu {
   __device__ void operator()(float (&out)[1][kVec], const float (&in)[2][kVec]) const {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) out[0][i] = in[0][i] * sigmoid(in[0][i]) * in[1][i];
+    for (int i = 0; i < kVec; ++i) out[0][i] = gated(in[0][i], in[1][i]);
   }
 };
 

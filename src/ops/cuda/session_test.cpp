@@ -70,6 +70,7 @@ OpTable make_waiting_table() {
   wait.operator()<&OpTable::head_norm>();
   wait.operator()<&OpTable::head_norm_backward>();
   wait.operator()<&OpTable::linear>();
+  wait.operator()<&OpTable::linear_fused>();
   wait.operator()<&OpTable::linear_backward_input>();
   wait.operator()<&OpTable::linear_backward_weight>();
   wait.operator()<&OpTable::matmul_f32>();
@@ -79,6 +80,7 @@ OpTable make_waiting_table() {
   wait.operator()<&OpTable::attention_paged>();
   wait.operator()<&OpTable::plan_decode>();
   wait.operator()<&OpTable::attention_decode>();
+  wait.operator()<&OpTable::attention_decode_fused>();
   wait.operator()<&OpTable::norm_rope>();
   wait.operator()<&OpTable::norm_rope_backward>();
   wait.operator()<&OpTable::norm_rope_to_cache>();

@@ -1,6 +1,7 @@
 #include "ops/cuda/tensor_map.hpp"
 
 #include <cuda_runtime_api.h>
+#include <fmt/ranges.h>
 
 #include "base/error.hpp"
 #include "device/cuda/check.hpp"
@@ -24,20 +25,28 @@ Encode encode() {
   return function;
 }
 
-}  // namespace
-
-CUtensorMap tensor_map(const void* data, const MapShape& s) {
+template <int kRank>
+CUtensorMap make_map(const void* data, const MapShapeOf<kRank>& s) {
   CUtensorMap map{};
-  const cuuint64_t extents[3] = {s.extent[0], s.extent[1], s.extent[2]};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(s.stride[0]) * 2, static_cast<cuuint64_t>(s.stride[1]) * 2};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const CUresult result = encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), extents, strides, s.box, steps,
+  cuuint64_t extents[kRank], strides[kRank - 1];
+  cuuint32_t steps[kRank];
+  for (int i = 0; i < kRank; ++i) {
+    extents[i] = s.extent[i];
+    steps[i] = 1;
+    if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(s.stride[i - 1]) * 2;
+  }
+  const CUresult result = encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), extents, strides, s.box, steps,
                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
-    fail(ErrorCode::kShape, "[ops] the tensor copy engine takes no view at {} of [{}, {}, {}], {} and {} elements apart", data, s.extent[2],
-         s.extent[1], s.extent[0], s.stride[1], s.stride[0]);
+    fail(ErrorCode::kShape, "[ops] the tensor copy engine takes no view at {} of extents {}, {} elements apart (innermost first)", data,
+         fmt::join(s.extent, ", "), fmt::join(s.stride, ", "));
   return map;
 }
+
+}  // namespace
+
+CUtensorMap tensor_map(const void* data, const MapShape& s) { return make_map(data, s); }
+CUtensorMap tensor_map_5(const void* data, const MapShapeOf<5>& s) { return make_map(data, s); }
 
 }  // namespace prl::ops::cuda

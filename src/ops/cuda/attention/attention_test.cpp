@@ -379,6 +379,91 @@ INSTANTIATE_TEST_SUITE_P(Gpu, CudaAttentionTest,
                                            FamilyAndType{AttentionFamily::kPlain, DType::kF32}),
                          ::testing::PrintToStringParamName());
 
+/// Projections, norms, rotation, the cache and attention of a decoding step in one pass, and as ops one after another.
+TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
+  GpuSession gpu;
+  CpuSession cpu;
+  if (cuda::chosen_attention_family(gpu.ctx) != AttentionFamily::kHopper) GTEST_SKIP() << "not compute capability 9.0";
+  struct FusedCase {
+    std::int64_t Hq, Hkv, D, block_size;
+    bool has_norm;
+  };
+  for (const FusedCase& c :
+       {FusedCase{4, 2, 128, 16, true}, FusedCase{48, 24, 128, 16, true}, FusedCase{8, 8, 128, 64, false}, FusedCase{14, 2, 64, 16, true},
+        FusedCase{24, 24, 64, 8, false}, FusedCase{24, 2, 128, 128, true}, FusedCase{6, 2, 64, 192, true}}) {
+    SCOPED_TRACE(fmt::format("{} {} {} blocks of {}", c.Hq, c.Hkv, c.D, c.block_size));
+    const std::vector<std::int32_t> lengths = {129, 1, 0, 16, 17, 127, 128, 300, 255, 256, 1024, 1025, 2500};
+    const auto n = static_cast<std::int64_t>(lengths.size()), blocks_each = (2500 + c.block_size - 1) / c.block_size;
+    const std::int64_t width = (c.Hq + 2 * c.Hkv) * c.D;
+    std::vector<std::int32_t> table, slots, positions;
+    for (std::int32_t i = 0; i < n * blocks_each; ++i) table.push_back(i);
+    Rng rng(5);
+    for (std::size_t i = table.size(); i > 1; --i) std::swap(table[i - 1], table[rng.next_u32() % i]);
+    for (std::int64_t s = 0; s < n; ++s) {
+      const std::int32_t last = lengths[static_cast<std::size_t>(s)] - 1;
+      const auto block = last < 0 ? 0 : table[static_cast<std::size_t>(s * blocks_each + last / c.block_size)];
+      slots.push_back(last < 0 || s == 4 ? -1 : static_cast<std::int32_t>(block * c.block_size + last % c.block_size));
+      positions.push_back(std::max(last, 0));
+    }
+    // What lies in a block behind the sequence, and where the new token goes, is NaN.
+    Tensor host_k = cpu.poisoned({n * blocks_each, c.Hkv, c.block_size, c.D}, DType::kBF16), host_v = host_k.clone();
+    for (std::int64_t s = 0; s < n; ++s)
+      for (std::int32_t t = 0; t + 1 < lengths[static_cast<std::size_t>(s)]; ++t)
+        for (std::int64_t h = 0; h < c.Hkv; ++h) {
+          const std::int64_t block = table[static_cast<std::size_t>(s * blocks_each + t / c.block_size)];
+          const std::int64_t row = ((block * c.Hkv + h) * c.block_size + t % c.block_size) * c.D;
+          for (std::int64_t d = 0; d < c.D; ++d) {
+            const std::uint32_t bits = rng.next_u32();
+            Session::set(host_k, row + d, static_cast<float>(bits % 2001) / 500.0f - 2.0f);
+            Session::set(host_v, row + d, static_cast<float>(bits / 2001 % 2001) / 500.0f - 2.0f);
+          }
+        }
+    const Tensor qkv = gpu.copy(cpu.random({n, width}, DType::kBF16, 1)), q_norm = gpu.copy(cpu.random({c.D}, DType::kF32, 2)),
+                 k_norm = gpu.copy(cpu.random({c.D}, DType::kF32, 3));
+    const RopeTable rope{gpu.copy(cpu.random({2560, c.D / 2}, DType::kF32, 4)), gpu.copy(cpu.random({2560, c.D / 2}, DType::kF32, 5))};
+    const Tensor device_slots = gpu.ints(slots), device_lengths = gpu.ints(lengths), device_positions = gpu.ints(positions);
+    const Tensor device_table = gpu.ints(table);
+    const DecodeIndex index{device_slots, device_lengths, device_table.view().reshaped({n, blocks_each})};
+    HeadInputs in;
+    in.qkv_TE = qkv;
+    in.num_heads = c.Hq;
+    in.num_kv_heads = c.Hkv;
+    in.head_dim = c.D;
+    in.positions_T = device_positions;
+    in.rope = &rope;
+    if (c.has_norm) {
+      in.q_norm_D = q_norm;
+      in.k_norm_D = k_norm;
+    }
+    const float scale = 1.0f / std::sqrt(static_cast<float>(c.D));
+    Tensor k[2], v[2], out[2];
+    for (int fused = 0; fused < 2; ++fused) {
+      k[fused] = gpu.copy(host_k);
+      v[fused] = gpu.copy(host_v);
+      out[fused] = gpu.poisoned({n, c.Hq, c.D}, DType::kBF16);
+      const KvLayer layer{k[fused], v[fused]};
+      const Tensor q = gpu.poisoned({n, c.Hq * c.D}, DType::kBF16);
+      const Tensor plan =
+          Tensor::empty(gpu.runtime, {static_cast<std::int64_t>(decode_plan_bytes(gpu.ctx, index, c.block_size))}, DType::kU8);
+      plan_decode(gpu.ctx, plan, q.view().reshaped({n, c.Hq, c.D}), layer, index);
+      if (fused == 1) {
+        ASSERT_TRUE(attention_decode_fused(gpu.ctx, out[1], in, layer, index, plan, scale));
+      } else {
+        norm_rope_to_cache(gpu.ctx, q, layer, device_slots, in);
+        attention_decode(gpu.ctx, out[0], q.view().reshaped({n, c.Hq, c.D}), layer, index, plan, scale);
+      }
+    }
+    EXPECT_TRUE(same_bits(gpu.host(k[0]), gpu.host(k[1]))) << "keys";
+    EXPECT_TRUE(same_bits(gpu.host(v[0]), gpu.host(v[1]))) << "values";
+    const Tensor want = gpu.host(out[0]), got = gpu.host(out[1]);
+    // Without a slot the new token is in no cache, which the ops one after another read; in one pass it is seen all the same.
+    for (std::int64_t s = 0; s < n; ++s) {
+      if (s == 4) continue;
+      EXPECT_TRUE(same_bits(got.slice(s, 1), want.slice(s, 1))) << "sequence " << s << " of " << lengths[static_cast<std::size_t>(s)];
+    }
+  }
+}
+
 TEST(CudaKvWrite, SkippedSlotsAreLeftAlone) {
   GpuSession gpu;
   CpuSession cpu;

@@ -7,6 +7,10 @@
 namespace prl::ops::cuda {
 namespace {
 
+/// Sequences of a step whose heads the blocks that attend prepare themselves. Measured with Qwen3-0.6B on an H200: one sequence decodes
+/// 10% faster so, for a kernel that waits for another is gone; 128 decode 6% slower.
+constexpr std::int64_t kMaxFresh = 16;
+
 std::int64_t max_chunks(const DecodeAttention& a) {
   return ceil_div(static_cast<std::int64_t>(a.max_blocks) * a.layer.k.shape[2], kChunkKeys);
 }
@@ -47,7 +51,11 @@ void plan_decode(OpContext& ctx, AttentionFamily family, void* memory, const Dec
   launch_decode_plan(plan, a.context_len, a.num_sequences, a.max_blocks, tile_of(family, a.q_THD.dtype, a.q_THD.shape[2]), stream_of(ctx));
 }
 
-void attention_decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const void* memory, const DecodeAttention& a) {
+namespace {
+
+/// Attention of a step. `fresh`: from projections, whose heads of q `a` has.
+void decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const void* memory, const DecodeAttention& a,
+            const hopper::FreshHeads* fresh) {
   const std::int64_t q_stride = a.q_token_stride == 0 ? a.q_THD.shape[1] * a.q_THD.shape[2] : a.q_token_stride;
   ForwardCall call = call_of(out_THD, a.q_THD, q_stride, a.layer, a.scale);
   call.block_table = a.block_table;
@@ -80,7 +88,12 @@ void attention_decode(OpContext& ctx, AttentionFamily family, TensorView out_THD
     p.state_out = state_out;
     p.state_sums = state_sums;
     p.state_rows = packing.heads;
-    launch_hopper(p, call, true, max_units * packing.num_groups, num_multiprocessors(ctx), stream);
+    const std::int64_t num_items = max_units * packing.num_groups;
+    if (fresh != nullptr) {
+      launch_fresh(p, call, *fresh, num_items, num_multiprocessors(ctx), stream);
+    } else {
+      launch_hopper(p, call, true, num_items, num_multiprocessors(ctx), stream);
+    }
   }
   if (chunks == 1) return;
   MergeParams merge = merge_params(call, packing);
@@ -94,6 +107,12 @@ void attention_decode(OpContext& ctx, AttentionFamily family, TensorView out_THD
     launch_merge<float>(merge, blocks, stream);
   else
     launch_merge<__nv_bfloat16>(merge, blocks, stream);
+}
+
+}  // namespace
+
+void attention_decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const void* memory, const DecodeAttention& a) {
+  decode(ctx, family, out_THD, memory, a, nullptr);
 }
 
 namespace {
@@ -123,6 +142,37 @@ void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const K
 void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
                       ConstTensorView plan, float scale) {
   attention_decode(ctx, chosen_attention_family(ctx), out_BHD, plan.data, decode_of(q_BHD, layer, index, scale));
+}
+
+bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs& in, const KvLayer& layer, const DecodeIndex& index,
+                            ConstTensorView plan, float scale) {
+  const std::int64_t D = in.head_dim, block_size = layer.k.shape[2];
+  const bool is_wanted_type = chosen_attention_family(ctx) == AttentionFamily::kHopper && in.qkv_TE.dtype == DType::kBF16;
+  if (in.qkv_TE.shape.num_rows() > kMaxFresh) return false;
+  if (!is_wanted_type || (D != 64 && D != 128) || block_size % 8 != 0 || !(scale > 0.0f)) return false;
+  const std::initializer_list<const void*> pointers = {in.qkv_TE.data,          in.q_norm_D.data, in.k_norm_D.data, in.rope->cos_PD2.data(),
+                                                       in.rope->sin_PD2.data(), layer.k.data,     layer.v.data};
+  if (!std::ranges::all_of(pointers, [](const void* p) { return is_aligned(p, 16); }) || in.qkv_TE.row_stride % 8 != 0) return false;
+  ConstTensorView q = in.qkv_TE;
+  q.shape = Shape{in.qkv_TE.shape.num_rows(), in.num_heads, D};
+  q.row_stride = D;
+  DecodeAttention a = decode_of(q, layer, index, scale);
+  a.q_token_stride = in.qkv_TE.row_stride;
+  const hopper::FreshHeads fresh{.qkv = in.qkv_TE.as<__nv_bfloat16>(),
+                                 .qkv_stride = in.qkv_TE.row_stride,
+                                 .q_norm = in.q_norm_D.as<float>(),
+                                 .k_norm = in.k_norm_D.as<float>(),
+                                 .eps = in.eps,
+                                 .positions = in.positions_T.as<std::int32_t>(),
+                                 .cosines = in.rope->cos_PD2.as<float>(),
+                                 .sines = in.rope->sin_PD2.as<float>(),
+                                 .num_positions = in.rope->cos_PD2.shape()[0],
+                                 .slots = index.slot_B.as<std::int32_t>(),
+                                 .k_cache = layer.k.as<__nv_bfloat16>(),
+                                 .v_cache = layer.v.as<__nv_bfloat16>(),
+                                 .fault = runtime_of(ctx).fault_word()};
+  decode(ctx, AttentionFamily::kHopper, out_BHD, plan.data, a, &fresh);
+  return true;
 }
 
 }  // namespace prl::ops::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "device/cuda/check.hpp"
+#include "ops/cuda/attention/fresh_heads.cuh"
 #include "ops/cuda/attention/hopper.cuh"
 #include "ops/cuda/attention/hopper.hpp"
 #include "ops/cuda/chain.cuh"
@@ -17,14 +18,18 @@
 
 namespace prl::ops::cuda::hopper {
 
-/// kDeep: the ring takes a processor's shared memory, for calls with too few units to give each processor two.
-template <int kD_, int kWarpgroups_, bool kPaged_, bool kSplit_, bool kDeep = false>
+/// kDeep: the ring takes a processor's shared memory, for calls with too few units to give each processor two. kFresh: decoding from
+/// projections (fresh_heads.cuh); keys of earlier steps are copied while the kernel that forms these still runs.
+template <int kD_, int kWarpgroups_, bool kPaged_, bool kSplit_, bool kDeep = false, bool kFresh_ = false>
 struct ForwardShape {
   static constexpr int kD = kD_, kWarpgroups = kWarpgroups_;
-  static constexpr bool kPaged = kPaged_, kSplit = kSplit_;
+  static constexpr bool kPaged = kPaged_, kSplit = kSplit_, kFresh = kFresh_;
   static constexpr int kTile = forward_tile(kD), kBlocks = kD / 64;
   static constexpr int kTilesPerChunk = kChunkKeys / kTile;
   static constexpr int kSlotBlock = kTile * 128, kSlotBytes = kBlocks * kSlotBlock;
+  /// From 8 rows of a tile to the next, and from its 64 columns to the next: blocks of columns, or with fresh heads groups of rows, lie
+  /// one behind the other. The latter makes one copy of rows that lie together in the cache.
+  static constexpr int kGroupBytes = kFresh ? kBlocks * 1024 : 1024, kColumnBlock = kFresh ? 1024 : kSlotBlock;
   static constexpr int kQBlock = 64 * 128, kQGroup = kBlocks * kQBlock, kQBytes = kWarpgroups * kQGroup;
   static constexpr int kTotalsBytes = kSplit ? 0 : kWarpgroups * 64 * kD * 4;
   static constexpr int kSlots = kD == 64 ? (kDeep ? 12 : 6) : kD == 128 && kSplit ? (kDeep ? 6 : 3) : 4;
@@ -62,10 +67,12 @@ struct TileCopies {
   const AttentionUnit& u;
   const int kv_head, lane = static_cast<int>(threadIdx.x) % 32;
 
-  __device__ __forceinline__ int block_of(int key) const { return p.block_table[u.keys + key / p.block_size]; }
+  static constexpr int kBoxesPerRows = F::kFresh ? 1 : F::kBlocks;
+
+  __device__ __forceinline__ int block_of(int key) const { return __ldcg(p.block_table + u.keys + key / p.block_size); }
   /// Block of the lane's first box of a tile.
   __device__ __forceinline__ int look_up(int tile) const {
-    const int key = tile * F::kTile + lane / F::kBlocks * p.box_rows;
+    const int key = tile * F::kTile + lane / kBoxesPerRows * p.box_rows;
     return F::kPaged && tile < u.tile_end && key < min(u.num_keys, (tile + 1) * F::kTile) ? block_of(key) : 0;
   }
   __device__ __forceinline__ void copy(const CUtensorMap* map, unsigned char* slot, std::uint64_t* full, int tile, int first_block) const {
@@ -80,15 +87,22 @@ struct TileCopies {
       const int rows = p.box_rows, boxes = (min(F::kTile, u.num_keys - first) + rows - 1) / rows;
       if (lane == 0) barrier_arrive_expect(full, static_cast<std::uint32_t>(boxes * rows * F::kBlocks * 128));
       __syncwarp();
-      for (int i = lane; i < boxes * F::kBlocks; i += 32) {
-        const int box = i / F::kBlocks, b = i % F::kBlocks, key = first + box * rows;
-        const int block = i < 32 ? first_block : block_of(key);
-        copy_box(slot + b * F::kSlotBlock + box * rows * 128, map, full, b * 64, key % p.block_size, block * p.num_kv_heads + kv_head);
+      for (int i = lane; i < boxes * kBoxesPerRows; i += 32) {
+        const int box = i / kBoxesPerRows, b = i % kBoxesPerRows, key = first + box * rows;
+        const int block = i < 32 ? first_block : block_of(key), head = block * p.num_kv_heads + kv_head;
+        if constexpr (F::kFresh)
+          copy_box(slot + box * rows / 8 * F::kGroupBytes, map, full, 0, 0, 0, key % p.block_size / 8, head);
+        else
+          copy_box(slot + b * F::kSlotBlock + box * rows * 128, map, full, b * 64, key % p.block_size, head);
       }
     }
     __syncwarp();
   }
 };
+
+__device__ __forceinline__ int num_units_of(const ForwardParams& p) {
+  return p.num_units_at != nullptr ? __ldcg(p.num_units_at) : p.num_units;
+}
 
 template <typename F>
 __device__ __forceinline__ void forward_copies(const ForwardParams& p, const ForwardMemory<F>& m) {
@@ -96,41 +110,41 @@ __device__ __forceinline__ void forward_copies(const ForwardParams& p, const For
   RingPlace<F::kSlots> place;
   std::uint32_t q_phase = 0;
   if (lane == 0) {
-    prefetch_map(&p.q);
+    if (!F::kFresh) prefetch_map(&p.q);
     prefetch_map(&p.k);
     prefetch_map(&p.v);
   }
-  for_each_item(p.units, p.num_units_at != nullptr ? *p.num_units_at : p.num_units, p.packing.num_groups,
-                [&](const AttentionUnit& u, int group) {
-                  const int kv_head = kv_head_of(p.packing, group), first_head = first_head_of(p.packing, group);
-                  barrier_wait(m.q_empty, q_phase ^ 1);
-                  q_phase ^= 1;
-                  if (lane == 0) {
-                    barrier_arrive_expect(
-                        m.q_full, static_cast<std::uint32_t>(F::kWarpgroups * F::kBlocks * p.packing.heads * p.packing.tokens * 128));
+  for_each_item(p.units, num_units_of(p), p.packing.num_groups, [&](const AttentionUnit& u, int group) {
+    const int kv_head = kv_head_of(p.packing, group), first_head = first_head_of(p.packing, group);
+    if constexpr (!F::kFresh) {
+      barrier_wait(m.q_empty, q_phase ^ 1);
+      q_phase ^= 1;
+    }
+    if (!F::kFresh && lane == 0) {
+      barrier_arrive_expect(m.q_full, static_cast<std::uint32_t>(F::kWarpgroups * F::kBlocks * p.packing.heads * p.packing.tokens * 128));
 #pragma unroll
-                    for (int w = 0; w < F::kWarpgroups; ++w)
+      for (int w = 0; w < F::kWarpgroups; ++w)
 #pragma unroll
-                      for (int b = 0; b < F::kBlocks; ++b)
-                        copy_box(m.q + w * F::kQGroup + b * F::kQBlock, &p.q, m.q_full, b * 64, first_head, u.token + w * p.packing.tokens);
-                  }
-                  const TileCopies<F> copies{p, u, kv_head};
-                  const auto copy = [&](const CUtensorMap* map, int tile, int block) {
-                    barrier_wait(m.empty + place.slot, place.phase ^ 1);
-                    copies.copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, block);
-                    place.advance();
-                  };
-                  int block = copies.look_up(u.tile_begin), next = copies.look_up(u.tile_begin + 1);
-                  copy(&p.k, u.tile_begin, block);
-                  for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
-                    const int after = copies.look_up(t + 1);
-                    copy(&p.k, t, next);
-                    copy(&p.v, t - 1, block);
-                    block = next;
-                    next = after;
-                  }
-                  copy(&p.v, u.tile_end - 1, block);
-                });
+        for (int b = 0; b < F::kBlocks; ++b)
+          copy_box(m.q + w * F::kQGroup + b * F::kQBlock, &p.q, m.q_full, b * 64, first_head, u.token + w * p.packing.tokens);
+    }
+    const TileCopies<F> copies{p, u, kv_head};
+    const auto copy = [&](const CUtensorMap* map, int tile, int block) {
+      barrier_wait(m.empty + place.slot, place.phase ^ 1);
+      copies.copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, block);
+      place.advance();
+    };
+    int block = copies.look_up(u.tile_begin), next = copies.look_up(u.tile_begin + 1);
+    copy(&p.k, u.tile_begin, block);
+    for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
+      const int after = copies.look_up(t + 1);
+      copy(&p.k, t, next);
+      copy(&p.v, t - 1, block);
+      block = next;
+      next = after;
+    }
+    copy(&p.v, u.tile_end - 1, block);
+  });
 }
 
 template <typename F>
@@ -147,6 +161,7 @@ struct ForwardWarpgroup {
   float scores[F::kTile / 2];
   std::uint32_t weights[F::kTile / 4];
   RowPair rows, total;
+  FreshToken<F> fresh;  ///< with fresh heads
 
   __device__ __forceinline__ ForwardWarpgroup(const ForwardParams& params, const ForwardMemory<F>& memory)
       : p(params), m(memory), warpgroup(static_cast<int>(threadIdx.x) / 128), lane(static_cast<int>(threadIdx.x) % 32) {}
@@ -164,15 +179,15 @@ struct ForwardWarpgroup {
   }
   __device__ __forceinline__ void issue_scores() {
     products_begin();
-    multiply_rows<F::kD>(scores, shared_address(m.q + warpgroup * F::kQGroup), F::kQBlock, slot_address(), F::kSlotBlock);
+    multiply_rows<F::kD, F::kGroupBytes>(scores, shared_address(m.q + warpgroup * F::kQGroup), F::kQBlock, slot_address(), F::kColumnBlock);
     products_commit();
   }
   __device__ __forceinline__ void issue_sums(int accumulate) {
     products_begin();
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
-      multiply_down<F::kTile / 16>(out[i], weights, slot_address() + static_cast<std::uint32_t>(i * (kWidth / 64) * F::kSlotBlock),
-                                   F::kSlotBlock, accumulate);
+      multiply_down<F::kTile / 16, F::kGroupBytes>(
+          out[i], weights, slot_address() + static_cast<std::uint32_t>(i * (kWidth / 64) * F::kColumnBlock), F::kColumnBlock, accumulate);
     products_commit();
   }
   __device__ __forceinline__ void take_turn() {
@@ -228,14 +243,24 @@ struct ForwardWarpgroup {
         }
       }
   }
-  /// Rows of v that belong to no key weigh nothing, but 0 times NaN is NaN: they become zero.
-  __device__ __forceinline__ void clear_tail(const AttentionUnit& u) {
+  /// The key of the new token, which the copies did not bring, joins the tile.
+  __device__ __forceinline__ void complete_keys(const AttentionUnit& u, int tile) {
+    if constexpr (F::kFresh) {
+      if (tile != u.tile_end - 1 || !has_newest<F>(u)) return;
+      fresh.into_tile(u, m.ring + place.slot * F::kSlotBytes, 0);
+      async_fence();
+      named_sync<128>(3 + warpgroup);
+    }
+  }
+  /// Rows of v that belong to no key weigh nothing, but 0 times NaN is NaN: they become zero. The new token's v joins its tile.
+  __device__ __forceinline__ void complete_values(const AttentionUnit& u) {
     const int valid = u.num_keys - (u.tile_end - 1) * F::kTile;
-    if (valid >= F::kTile) return;
+    if (valid > F::kTile || (!F::kFresh && valid == F::kTile)) return;
     unsigned char* slot = m.ring + place.slot * F::kSlotBytes;
     for (int b = 0; b < F::kBlocks; ++b)
       for (int i = valid * 8 + static_cast<int>(threadIdx.x % 128); i < F::kTile * 8; i += 128)
-        reinterpret_cast<uint4*>(slot + b * F::kSlotBlock)[i] = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(slot + b * F::kColumnBlock + i / 64 * F::kGroupBytes + i % 64 * 16) = make_uint4(0, 0, 0, 0);
+    if constexpr (F::kFresh) fresh.into_tile(u, slot, 1);
     async_fence();
     named_sync<128>(3 + warpgroup);
   }
@@ -249,9 +274,14 @@ struct ForwardWarpgroup {
     float rescale[2];
     rows.clear();
 
-    barrier_wait(m.q_full, q_phase);
-    q_phase ^= 1;
+    if constexpr (F::kFresh) {
+      fresh.prepare(p, u, group, m.q);
+    } else {
+      barrier_wait(m.q_full, q_phase);
+      q_phase ^= 1;
+    }
     wait_slot();
+    complete_keys(u, u.tile_begin);
     pin(scores);
     issue_scores();
     products_wait<0>();
@@ -264,6 +294,7 @@ struct ForwardWarpgroup {
     int accumulate = 0;
     for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
       wait_slot();
+      complete_keys(u, t);
       take_turn();
       pin_all();
       issue_scores();
@@ -298,9 +329,9 @@ struct ForwardWarpgroup {
       }
       pack_rows(weights, scores);
     }
-    if (lane == 0) barrier_arrive(m.q_empty);
+    if (!F::kFresh && lane == 0) barrier_arrive(m.q_empty);
     wait_slot();
-    clear_tail(u);
+    complete_values(u);
     pin_all();
     issue_sums(accumulate);
     products_wait<0>();
@@ -374,7 +405,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocksPerProcessor) forward_k
   }
   __syncthreads();
   let_next_begin();
-  wait_for_previous();
+  if constexpr (!F::kFresh) wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp >= 4 * F::kWarpgroups) {
     if constexpr (F::kRegisters != 0) registers_down<F::kCopyRegisters>();
@@ -383,8 +414,8 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocksPerProcessor) forward_k
     if constexpr (F::kRegisters != 0) registers_up<F::kRegisters>();
     ForwardWarpgroup<F> group(p, m);
     if (F::kWarpgroups == 2 && group.warpgroup == 1) named_arrive<256>(1);
-    for_each_item(p.units, p.num_units_at != nullptr ? *p.num_units_at : p.num_units, p.packing.num_groups,
-                  [&](const AttentionUnit& u, int g) { group.compute(u, g); });
+    for_each_item(p.units, num_units_of(p), p.packing.num_groups, [&](const AttentionUnit& u, int g) { group.compute(u, g); });
+    if constexpr (F::kFresh) group.fresh.wait();
   }
 #endif
 }
@@ -408,6 +439,14 @@ void launch_forward(const ForwardParams& p, bool paged, bool split, int num_item
     launch_shape<ForwardShape<kD, 1, true, true, kD <= 128>>(p, num_items, num_multiprocessors, stream);
   else
     launch_shape<ForwardShape<kD, 1, true, true>>(p, num_items, num_multiprocessors, stream);
+}
+
+template <int kD>
+void launch_fresh(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream) {
+  if (num_items <= num_multiprocessors)
+    launch_shape<ForwardShape<kD, 1, true, true, true, true>>(p, num_items, num_multiprocessors, stream);
+  else
+    launch_shape<ForwardShape<kD, 1, true, true, false, true>>(p, num_items, num_multiprocessors, stream);
 }
 
 }  // namespace prl::ops::cuda::hopper

@@ -44,38 +44,50 @@ __device__ __forceinline__ int num_heads_of(const RowPacking& packing, int group
   return min(packing.heads, packing.group - group % packing.groups_per_kv_head * packing.heads);
 }
 
+/// Past the first-level cache, which may hold what lay there before the plan was made.
+__device__ __forceinline__ AttentionUnit read_unit(const AttentionUnit* unit) {
+  static_assert(sizeof(AttentionUnit) == 2 * sizeof(int4));
+  const int4 a = __ldcg(reinterpret_cast<const int4*>(unit)), b = __ldcg(reinterpret_cast<const int4*>(unit) + 1);
+  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+}
+template <typename Unit>
+__device__ __forceinline__ Unit read_unit(const Unit* unit) {
+  return *unit;
+}
+
 /// Calls work(unit, head) for each pair this block computes. The grid is no larger than the list has room for: the first unit is read
 /// before it is known whether it exists, so that the two reads wait side by side.
 template <typename Unit, typename Work>
 __device__ __forceinline__ void for_each_item(const Unit* units, int num_units, int num_heads, const Work& work) {
-  Unit unit = units[item_of_round(0) / num_heads];
+  Unit unit = read_unit(units + item_of_round(0) / num_heads);
   const int total = num_units * num_heads;
   for (int round = 0; round * static_cast<int>(gridDim.x) < total; ++round) {
     const int item = item_of_round(round);
     if (item >= total) break;
-    if (round > 0) unit = units[item / num_heads];
+    if (round > 0) unit = read_unit(units + item / num_heads);
     work(unit, item % num_heads);
   }
 }
 
 #if PRL_HOPPER
 
-/// d = A B^T over kD columns. A: 64 rows in blocks `a_block` bytes apart; B: rows in blocks `b_block` bytes apart.
-template <int kD, int kCount>
+/// d = A B^T over kD columns. A: 64 rows in blocks `a_block` bytes apart; B: rows in blocks `b_block` bytes apart, its groups of 8 rows
+/// kGroup bytes.
+template <int kD, int kGroup = 1024, int kCount>
 __device__ __forceinline__ void multiply_rows(float (&d)[kCount], std::uint32_t a, int a_block, std::uint32_t b, int b_block) {
-  const std::uint64_t da = along_rows(a), db = along_rows(b);
+  const std::uint64_t da = along_rows(a), db = along_rows(b, kGroup);
 #pragma unroll
   for (int step = 0; step < kD / 16; ++step)
     product<0>(d, da + ((step / 4 * a_block + step % 4 * 32) >> 4), db + ((step / 4 * b_block + step % 4 * 32) >> 4), step > 0);
 }
 
 /// d (+)= A B with A from registers, kSteps steps of 16 down the rows of B.
-template <int kSteps, int kCount>
+template <int kSteps, int kGroup = 1024, int kCount>
 __device__ __forceinline__ void multiply_down(float (&d)[kCount], const std::uint32_t (&a)[4 * kSteps], std::uint32_t b, int b_block,
                                               int accumulate) {
-  const std::uint64_t db = down_rows(b, static_cast<std::uint32_t>(b_block));
+  const std::uint64_t db = down_rows(b, static_cast<std::uint32_t>(b_block), kGroup);
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) product<1>(d, a + 4 * step, db + (step * 2048 >> 4), step > 0 ? 1 : accumulate);
+  for (int step = 0; step < kSteps; ++step) product<1>(d, a + 4 * step, db + (step * 2 * kGroup >> 4), step > 0 ? 1 : accumulate);
 }
 
 /// Accumulators become the left operand of the next product.

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "device/cuda/fault.hpp"
 #include "ops/cuda/attention/unit.hpp"
 
 // How host code calls the attention kernels of compute capability 9.0.
@@ -19,9 +20,25 @@ constexpr int forward_tile(int head_dim) { return head_dim <= 128 ? 128 : 64; }
 /// Blocks of 64 rows that one unit of the forward pass has, unless it is split.
 constexpr int forward_row_blocks(int head_dim) { return head_dim <= 128 ? 2 : 1; }
 
+/// What a decoding step does to its new tokens' heads before attention: norms, rotation, keys and values into the cache.
+struct FreshHeads {
+  const __nv_bfloat16* qkv;  ///< [token][q heads, k heads, v heads][D]
+  std::int64_t qkv_stride;
+  const float *q_norm, *k_norm;  ///< null: no norms
+  float eps;
+  const std::int32_t* positions;
+  const float *cosines, *sines;
+  std::int64_t num_positions;
+  const std::int32_t* slots;  ///< -1: not into the cache
+  __nv_bfloat16 *k_cache, *v_cache;
+  ::prl::cuda::FaultWord* fault;
+};
+
 struct ForwardParams {
-  CUtensorMap q;     ///< [T][Hq][D], box [tokens][heads][64] of the packing
-  CUtensorMap k, v;  ///< dense: [Hkv][T][D], box [1][tile][64]; paged: [blocks * Hkv][block_size][D], box [1][box_rows][64]
+  CUtensorMap q;  ///< [T][Hq][D], box [tokens][heads][64] of the packing
+  /// Dense: [Hkv][T][D], box [1][tile][64]; paged: [blocks * Hkv][block_size][D], box [1][box_rows][64]; decoding with fresh heads:
+  /// [blocks * Hkv][block_size / 8][D / 64][8][64], box [1][box_rows / 8][D / 64][8][64].
+  CUtensorMap k, v;
   const AttentionUnit* units;
   const std::int32_t* num_units_at;  ///< device memory, or nullptr: num_units
   std::int32_t num_units;
@@ -35,7 +52,12 @@ struct ForwardParams {
   float* state_out;    ///< [state][group of heads][state_rows][D]
   float2* state_sums;  ///< [state][group of heads][state_rows]: top, sum
   std::int32_t state_rows;
+  FreshHeads fresh;  ///< launch_decode only
 };
+
+/// Queues split units of one token each, whose heads are `p.fresh`. kHeadDim is 64 or 128.
+template <int kHeadDim>
+void launch_decode(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream);
 
 /// Queues the forward pass over all units, for heads that are padded to kPaddedHeadDim. `split`: units are one block of rows and one chunk
 /// of keys. `num_items`: units times groups of heads, at least one; an estimate where the number of units lies on the device.

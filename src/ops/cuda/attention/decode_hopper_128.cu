@@ -1,0 +1,10 @@
+#include "ops/cuda/attention/forward_hopper.cuh"
+
+namespace prl::ops::cuda::hopper {
+
+template <>
+void launch_decode<128>(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream) {
+  launch_fresh<128>(p, num_items, num_multiprocessors, stream);
+}
+
+}  // namespace prl::ops::cuda::hopper
