@@ -1,4 +1,5 @@
 // What only real device memory and real sizes show: the runtime, and the GPU's bodies beside the CPU's.
+#include <chrono>
 #include <numeric>
 #include <thread>
 
@@ -242,6 +243,40 @@ TEST(CudaLinear, FewRowsAreTheLibrarysBitsInEveryTile) {
       EXPECT_EQ(different, "") << "N " << N << " K " << K << " to " << to_string(out);
     }
   }
+}
+
+/// As the trainer and the engine of one process do: one kernel, tiles that want different amounts of shared memory.
+TEST(CudaLinear, TwoThreadsLaunchTilesOfDifferentSizes) {
+  Sides sides[2];
+  if (cuda::runtime_of(sides[0].gpu).properties().major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  constexpr cuda::FewRowsTile kTiles[2] = {{8, 8, 1}, {8, 64, 4}};
+  constexpr std::int64_t kRows = 4, N = 256, K = 1024;
+  std::string failures[2];
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i)
+    threads.emplace_back([&s = sides[i], &tile = kTiles[i], &failure = failures[i]] {
+      try {
+        cuda::runtime_of(s.gpu).activate();
+        const Tensor x = s.to_gpu(s.random({kRows, K}, DType::kBF16, 1)), w = s.to_gpu(s.random({N, K}, DType::kF32, 2, 0.05f));
+        const LinearWeightPtr packed = pack_linear(s.gpu, w, {}, DType::kBF16, true);
+        Tensor want = Tensor::empty(s.gpu_runtime, {kRows, N}, DType::kBF16), y = s.to_gpu(s.filled({kRows, N}, DType::kBF16, kNan));
+        linear(s.gpu, want, x, *packed);
+        cuda::Product p = cuda::forward_product(cuda::dense(s.gpu, *packed), x.data(), K, kRows, 0, N);
+        p.out = y.data();
+        p.out_dtype = DType::kBF16;
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+        for (int launch = 1; std::chrono::steady_clock::now() < end; ++launch) {
+          cuda::few_rows_product(s.gpu, p, tile);
+          if (launch % 64 == 0) s.gpu_runtime->synchronize();
+        }
+        if (!same_bits(s.to_cpu(y), s.to_cpu(want))) failure = "other bits";
+      } catch (const std::exception& e) {
+        failure = e.what();
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(failures[0], "");
+  EXPECT_EQ(failures[1], "");
 }
 
 /// A product and its neighbours in one pass: the bits of the ops one after another.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.hpp"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/gated.cuh"
@@ -17,6 +18,8 @@ constexpr int kComputing = 128, kCopying = 32;  ///< threads
 constexpr int kSpanBytes = 64 * kRowBytes;      ///< a warpgroup product reads 64 rows on its left, whatever the tile has
 /// Of a multiprocessor. Blocks of which each has one to itself take all; else two share it, and one computes while the other copies.
 constexpr int kSharedBytes = 224 * 1024;
+/// What a block of compute capability 9.0 may ask for.
+constexpr int kMaxSharedBytes = 227 * 1024;
 /// Beyond these the library is as fast: what counts then is how often operands pass through the second-level cache.
 constexpr std::int64_t kMaxRows = 256, kMaxOutputs = 64 * 6144;
 
@@ -292,7 +295,9 @@ void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool s
   const dim3 grid(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(ceil_div(p.M, kRows)));
   const auto run = [&](auto kernel) {
     const int bytes = a.barriers_at + 2 * a.slots * 8;
-    PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    if (bytes > kMaxSharedBytes) fail(ErrorCode::kShape, "[ops] a tile of {} bytes is more than shared memory has", bytes);
+    // The limit is the whole process's, and another thread may launch this kernel for another tile: the most of all, not this one.
+    PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes));
     launch_chained(stream_of(ctx), kernel, grid, dim3(kComputing + kCopying), static_cast<std::size_t>(bytes), a);
   };
   if (p.out_dtype == DType::kF32) return run(few_rows_kernel<kRows, float, false, false>);

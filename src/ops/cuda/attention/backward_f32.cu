@@ -101,8 +101,11 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
 
 template <int kColumns, bool kKeys>
 void launch_pass(const PlainBackward<float>& p, cudaStream_t stream) {
-  const int bytes = (2 * kOwned * p.head_dim + 2 * kTile * (p.head_dim + 1)) * static_cast<int>(sizeof(float));
-  PRL_CUDA_CHECK(cudaFuncSetAttribute(backward_kernel<kColumns, kKeys>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  const auto bytes_of = [](int dim) { return (2 * kOwned * dim + 2 * kTile * (dim + 1)) * static_cast<int>(sizeof(float)); };
+  const int bytes = bytes_of(p.head_dim);
+  // The limit is the whole process's, and another thread may launch this kernel for another width: the widest, not this one.
+  PRL_CUDA_CHECK(
+      cudaFuncSetAttribute(backward_kernel<kColumns, kKeys>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_of(kColumns * 32)));
   backward_kernel<kColumns, kKeys><<<p.num_units*(kKeys ? p.num_kv_heads : p.num_q_heads), kThreads, bytes, stream>>>(p);
   PRL_CUDA_CHECK(cudaGetLastError());
 }

@@ -148,8 +148,10 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
 
 template <int kColumns>
 void launch(const PlainForward<float>& p, cudaStream_t stream) {
-  const int bytes = ((RowPacking::kRows + kTile) * p.head_dim + kTile * (p.head_dim + 1)) * static_cast<int>(sizeof(float));
-  PRL_CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<kColumns>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  const auto bytes_of = [](int dim) { return ((RowPacking::kRows + kTile) * dim + kTile * (dim + 1)) * static_cast<int>(sizeof(float)); };
+  const int bytes = bytes_of(p.head_dim);
+  // The limit is the whole process's, and another thread may launch this kernel for another width: the widest, not this one.
+  PRL_CUDA_CHECK(cudaFuncSetAttribute(forward_kernel<kColumns>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes_of(kColumns * 32)));
   forward_kernel<kColumns><<<p.num_units * p.packing.num_groups, kThreads, bytes, stream>>>(p);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
