@@ -108,14 +108,14 @@ def test_requests_are_held_during_a_pause_and_an_update():
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             for _ in range(10):  # the request may have ended before the pause began
                 tokens = metric(port, "vllm:generation_tokens_total")
-                long = pool.submit(complete, port, max_tokens=500, ignore_eos=True)
-                harness.wait_until(lambda: metric(port, "vllm:generation_tokens_total") > tokens or long.done(), 20, "tokens")
+                long = pool.submit(complete, port, max_tokens=500, n=32, ignore_eos=True)
+                harness.wait_until(lambda: metric(port, "vllm:generation_tokens_total") > tokens or long.done(), 20, "tokens", 0.002)
                 check(request(port, "POST", "/pause")[0] == 200, "no pause")
                 time.sleep(0.3)  # time in which its reply arrives, or a request that is not held would end
                 if not long.done():
                     break
                 check(request(port, "POST", "/resume")[0] == 200, "no resume")
-            check(not long.done(), "ten requests of 500 tokens went on during ten pauses")
+            check(not long.done(), "ten requests of 32 times 500 tokens went on during ten pauses")
             new = pool.submit(complete, port)
             tokens = metric(port, "vllm:generation_tokens_total")
             status, proof = request(port, "POST", "/update_weights", {"weight_dir": str(harness.warm_model()), "version": 7})
@@ -127,7 +127,7 @@ def test_requests_are_held_during_a_pause_and_an_update():
             check(request(port, "POST", "/resume")[0] == 200, "no resume")
             status, body = long.result(60)
             check(status == 200 and body["policy_version"] == {"start": 0, "end": 7}, f"{status} {body.get('policy_version')}")
-            check(body["usage"]["completion_tokens"] == 500, f"{body['usage']}")
+            check(body["usage"]["completion_tokens"] == 32 * 500, f"{body['usage']}")
             status, body = new.result(60)
             check(status == 200 and body["policy_version"] == {"start": 7, "end": 7}, f"{status} {body.get('policy_version')}")
         with harness.workspace("broken") as folder:
