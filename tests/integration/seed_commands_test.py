@@ -67,13 +67,17 @@ def told(line, began):
     print(f"      {time.monotonic() - began:5.1f} s  {line}", flush=True)
 
 
+def each_line(place, line, names, limits, look):
+    began = time.monotonic()
+    out = place.run(line, names, limits)
+    if not out.startswith(("refused", "help")):
+        look(line, out)
+    told(line, began)
+
+
 def each(kind, place, replacements, limits, look):
     for number, line in enumerate(commands(kind)):
-        began = time.monotonic()
-        out = place.run(line, replacements, {flag: value(number) if callable(value) else value for flag, value in limits.items()})
-        if not out.startswith(("refused", "help")):
-            look(line, out)
-        told(line, began)
+        each_line(place, line, replacements, {flag: value(number) if callable(value) else value for flag, value in limits.items()}, look)
 
 
 def test_fine_tuning():
@@ -149,14 +153,6 @@ def test_evaluation():
                 each_line(place, line, names, limits, look)
             listed, _ = prl("eval", "list", cwd=folder)
             check("reverse-text" in listed and "gsm8k" in listed, listed)
-
-
-def each_line(place, line, names, limits, look):
-    began = time.monotonic()
-    out = place.run(line, names, limits)
-    if not out.startswith(("refused", "help")):
-        look(line, out)
-    told(line, began)
 
 
 def test_synthetic_data():
