@@ -22,18 +22,20 @@
 namespace prl::apps {
 namespace {
 
+std::filesystem::path log_file(const std::filesystem::path& output_dir, const config::ParsedCommand& parsed) {
+  return output_dir / "logs" / fmt::format("{}.log", config::command_name(*parsed.command));
+}
+
 /// Loads a role's configuration, sets up logging and signals, and runs it. A clean stop by Ctrl-C exits with 130.
-/// `log_name` is the file below output_dir/logs; empty for roles that say themselves where their log goes.
+/// Its log is output_dir/logs/<command>.log, unless a launcher started it, which keeps what the role prints in that file.
 template <typename Config, typename Run>
-int run_role(const config::ParsedCommand& parsed, Run run, const std::string& log_name = {}) {
+int run_role(const config::ParsedCommand& parsed, Run run) {
   const auto loaded = config::load<Config>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   if constexpr (requires { loaded.config.env_vars; }) launch::apply_env_vars(loaded.config.env_vars);
   StopSignal stop;
-  std::filesystem::path log_file;
-  if constexpr (requires { loaded.config.output_dir; })
-    if (!log_name.empty()) log_file = loaded.config.output_dir / "logs" / log_name;
-  launch::setup_logging(loaded.config.log, log_file);
+  const std::filesystem::path& folder = loaded.config.output_dir;
+  launch::setup_logging(loaded.config.log, launch::is_folder_prepared(folder) ? std::filesystem::path() : log_file(folder, parsed));
   const int status = run(loaded, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }
@@ -48,14 +50,14 @@ int run_saving_role(const config::ParsedCommand& parsed, bool is_exclusive, Run 
   launch::apply_env_vars(loaded.config.env_vars);
   StopSignal stop;
   std::optional<launch::RunLock> lock;
-  std::filesystem::path log_file;
+  std::filesystem::path log;
   if (!launch::is_folder_prepared(folder)) {
     if (is_exclusive) lock.emplace(folder);
     launch::prepare_run_folder(loaded.config);
-    log_file = folder / "logs" / fmt::format("{}.log", config::command_name(*parsed.command));
+    log = log_file(folder, parsed);
     config::write_resolved(*parsed.command, loaded.config);
   }
-  launch::setup_logging(loaded.config.log, log_file);
+  launch::setup_logging(loaded.config.log, log);
   const int status = run(loaded.config, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }
@@ -76,22 +78,16 @@ int run_orchestrator(const config::ParsedCommand& parsed) {
 }
 int run_sft(const config::ParsedCommand& parsed) { return run_saving_role<config::SftConfig>(parsed, true, launch::run_sft_role); }
 int run_eval(const config::ParsedCommand& parsed) {
-  return run_role<config::EvalConfig>(
-      parsed,
-      [&](const auto& loaded, auto stop) {
-        config::write_resolved(*parsed.command, loaded.config);
-        return launch::run_eval_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
-      },
-      "eval.log");
+  return run_role<config::EvalConfig>(parsed, [&](const auto& loaded, auto stop) {
+    config::write_resolved(*parsed.command, loaded.config);
+    return launch::run_eval_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
+  });
 }
 int run_synthesize(const config::ParsedCommand& parsed) {
-  return run_role<config::SynthesizeConfig>(
-      parsed,
-      [&](const auto& loaded, auto stop) {
-        config::write_resolved(*parsed.command, loaded.config);
-        return launch::run_synthesize_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
-      },
-      "synthesize.log");
+  return run_role<config::SynthesizeConfig>(parsed, [&](const auto& loaded, auto stop) {
+    config::write_resolved(*parsed.command, loaded.config);
+    return launch::run_synthesize_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
+  });
 }
 
 }  // namespace prl::apps

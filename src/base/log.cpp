@@ -48,7 +48,8 @@ constexpr std::string_view kNames[] = {"DEBUG", "INFO", "SUCCESS", "WARNING", "E
 constexpr std::string_view kColors[] = {"\033[34m", "\033[1m", "\033[32m", "\033[33m", "\033[31m"};
 
 File open_append(const std::filesystem::path& path) {
-  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
+  std::error_code ignored;  // opening then says what is wrong with the folder
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
   File file(std::fopen(path.c_str(), "ae"));
   if (!file) fail(ErrorCode::kIo, "log file {} cannot be opened for writing: {}", path.string(), std::strerror(errno));
   return file;

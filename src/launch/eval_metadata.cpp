@@ -1,19 +1,32 @@
 #include "launch/eval_metadata.hpp"
 
+#include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "config/secrets.hpp"
+#include "config/text_format.hpp"
 #include "text/json_python.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
 namespace json = boost::json;
+namespace {
+
+/// Masked by the rule of written configurations, so that a key is in none of a run's files or in all.
+json::object without_secrets(const json::object& section) {
+  config::Value tree = config::parse_json(json::serialize(section), "metadata.json");
+  config::mask_secrets(tree);
+  return json::parse(config::to_compact_json(tree)).as_object();
+}
+
+}  // namespace
 
 void write_metadata(const fs::path& folder, const EvalFacts& facts, const eval::EvalResult* result) {
   json::object metadata;
   metadata["env_id"] = facts.env_id;
-  metadata["env_args"] = facts.env_args;
+  metadata["env_args"] = without_secrets(facts.env_args);
   metadata["model"] = facts.model;
   metadata["base_url"] = facts.base_url;
   metadata["ckpt_step"] = facts.ckpt_step;
@@ -21,7 +34,7 @@ void write_metadata(const fs::path& folder, const EvalFacts& facts, const eval::
   metadata["rollouts_per_example"] = facts.rollouts_per_example;
   metadata["shuffle"] = false;
   metadata["shuffle_seed"] = nullptr;
-  metadata["sampling_args"] = facts.sampling;
+  metadata["sampling_args"] = without_secrets(facts.sampling);
   json::array columns(facts.state_columns.begin(), facts.state_columns.end());
   metadata["state_columns"] = std::move(columns);
   metadata["is_complete"] = result != nullptr;

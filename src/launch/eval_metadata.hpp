@@ -26,6 +26,7 @@ struct EvalFacts {
 };
 
 /// Writes `<folder>/metadata.json` in the fields of verifiers, replacing it whole; without a result (null) only what was asked for.
+/// Keys and passwords in env_args and sampling are masked (config/secrets.hpp).
 void write_metadata(const std::filesystem::path& folder, const EvalFacts& facts, const eval::EvalResult* result);
 
 /// Throws Error{kInvalidArgument} naming the difference if the results in `folder` are of another environment, model or number

@@ -133,7 +133,11 @@ void setup_logging(const config::LogConfig& config, const fs::path& file) {
   options.json = config.json_logging;
   options.step_interval = config.step_interval;
   if (config.file) options.file = file;
-  log::setup(options);
+  try {
+    log::setup(options);
+  } catch (const Error& error) {
+    throw error.with_context("log.file = true");
+  }
 }
 
 }  // namespace prl::launch

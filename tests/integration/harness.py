@@ -17,7 +17,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PRL = os.environ.get("PRL_BINARY", str(ROOT / "build/release/bin/prl"))
+PRL = os.path.abspath(os.environ.get("PRL_BINARY", str(ROOT / "build/release/bin/prl")))
 
 
 # The task of every test: words of a few letters, so that a model of 90,000 parameters gets some of it right and rewards differ.
@@ -49,7 +49,8 @@ def prl(*arguments, cwd=None, expect=0, timeout=300, env=None):
 
 @contextlib.contextmanager
 def running(*arguments, cwd=None, env=None, log=None):
-    """prl in the background; killed at the end of the block if it still runs."""
+    """prl in the background; killed at the end of the block if it still runs. It runs in the folder of `log` if no other is given."""
+    cwd = cwd or (log and pathlib.Path(log).parent)
     stream = open(log, "wb") if log else subprocess.DEVNULL
     process = subprocess.Popen([PRL, *map(str, arguments)], cwd=cwd, stdout=stream, stderr=subprocess.STDOUT,
                                env={**os.environ, **(env or {})})

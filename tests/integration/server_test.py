@@ -164,6 +164,22 @@ def test_a_taken_port_is_named():
         check(f"127.0.0.1:{port}" in stderr, f"the message does not name the address: {stderr}")
 
 
+def test_its_lines_are_kept_in_a_file():
+    with harness.workspace("server-log") as folder:
+        port = harness.free_port()
+        command = ["inference", "--model.name", harness.warm_model(), "--server.port", port, "--output-dir", folder / "out"]
+        with harness.running(*command, log=folder / "printed"):
+            harness.wait_until(lambda: harness.is_healthy(port), 30, "the server")
+            printed, kept = (folder / "printed").read_text(), (folder / "out/logs/inference.log").read_text()
+            check(f":{port}/v1 after" in kept and kept == printed, f"printed: {printed} kept: {kept}")
+        with harness.running(*command, "--log.file", "false", "--output-dir", folder / "none", log=folder / "printed"):
+            harness.wait_until(lambda: harness.is_healthy(port), 30, "the server")
+            check(not (folder / "none").exists(), "it writes a log although log.file is false")
+        (folder / "taken").write_text("")
+        _, stderr = prl(*command, "--output-dir", folder / "taken", expect=1)
+        check("log.file" in stderr and "taken/logs/inference.log" in stderr, stderr)
+
+
 async def ask_all(port, count):
     """`count` connections, all open before the first request is sent; their status lines."""
     body = json.dumps({"model": "tiny", "prompt": "abc", "max_tokens": 8, "ignore_eos": True, "seed": 1}).encode()
@@ -209,4 +225,4 @@ def test_a_thousand_connections_with_32_running():
 
 harness.main(test_bad_requests_are_refused_by_name, test_keys_guard_their_routes, test_a_full_queue_answers_429,
              test_requests_are_held_during_a_pause_and_an_update, test_a_client_that_leaves_cancels_its_request,
-             test_a_taken_port_is_named, test_a_thousand_connections_with_32_running)
+             test_a_taken_port_is_named, test_its_lines_are_kept_in_a_file, test_a_thousand_connections_with_32_running)
