@@ -18,11 +18,15 @@ std::size_t Arena::capacity() const noexcept {
   return total;
 }
 
-void Arena::add_block(std::size_t bytes) {
-  // Growing by a share of what is there keeps the number of blocks logarithmic and little unused; reset() merges them.
-  const std::size_t size = std::max({kMinBlockBytes, bytes, capacity() / 8});
+void Arena::add_block(std::size_t size) {
   blocks_.push_back({static_cast<std::byte*>(runtime_->allocate(size)), size});
   ++num_allocations_;
+}
+
+void Arena::replace_blocks(std::size_t size) {
+  for (const Block& block : blocks_) runtime_->deallocate(block.data, block.size);
+  blocks_.clear();
+  if (size > 0) add_block(size);
 }
 
 TensorView Arena::take(Shape shape, DType dtype) {
@@ -33,28 +37,31 @@ TensorView Arena::take(Shape shape, DType dtype) {
     offset_ = 0;
   }
   if (block_ == blocks_.size()) {
-    add_block(bytes);
+    // Growing by a share of what is there keeps the number of blocks logarithmic and little unused; reset() merges them.
+    add_block(std::max({kMinBlockBytes, bytes, capacity() / 8}));
     offset_ = 0;
   }
   std::byte* data = blocks_[block_].data + offset_;
   offset_ += bytes;
+  used_ += bytes;
+  most_used_ = std::max(most_used_, used_);
   return TensorView{data, shape, dtype, runtime_->device(), shape.num_cols()};
 }
 
 void Arena::release(Mark mark) noexcept {
   block_ = mark.block;
   offset_ = mark.offset;
+  used_ = mark.used;
 }
 
 void Arena::reset() {
-  if (blocks_.size() > 1) {
-    const std::size_t total = capacity();
-    for (const Block& block : blocks_) runtime_->deallocate(block.data, block.size);
-    blocks_.clear();
-    add_block(total);
-  }
-  block_ = 0;
-  offset_ = 0;
+  if (blocks_.size() > 1) replace_blocks(capacity());
+  release({});
+}
+
+void Arena::fit() {
+  replace_blocks(most_used_);
+  release({});
 }
 
 bool Arena::is_above(Mark mark, const void* pointer) const noexcept {

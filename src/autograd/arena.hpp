@@ -15,7 +15,7 @@ namespace prl::autograd {
 class Arena {
  public:
   struct Mark {
-    std::size_t block = 0, offset = 0;
+    std::size_t block = 0, offset = 0, used = 0;
   };
 
   explicit Arena(std::shared_ptr<DeviceRuntime> runtime) : runtime_(std::move(runtime)) {}
@@ -25,11 +25,13 @@ class Arena {
 
   /// 64-byte aligned. Error{kOutOfMemory} as the device says.
   TensorView take(Shape shape, DType dtype);
-  Mark mark() const noexcept { return {block_, offset_}; }
+  Mark mark() const noexcept { return {block_, offset_, used_}; }
   /// Everything taken after `mark` ends.
   void release(Mark mark) noexcept;
   /// Everything ends. Blocks that had to be added since the last reset are merged into one.
   void reset();
+  /// Everything ends. One block is left, of the most that was in use at once: growing leaves more than that.
+  void fit();
   /// True if `pointer` was taken after `mark` and is still held.
   bool is_above(Mark mark, const void* pointer) const noexcept;
 
@@ -42,10 +44,12 @@ class Arena {
     std::byte* data = nullptr;
     std::size_t size = 0;
   };
-  void add_block(std::size_t bytes);
+  void add_block(std::size_t size);
+  void replace_blocks(std::size_t size);
   std::shared_ptr<DeviceRuntime> runtime_;
   std::vector<Block> blocks_;
   std::size_t block_ = 0, offset_ = 0, num_allocations_ = 0;
+  std::size_t used_ = 0, most_used_ = 0;  ///< bytes taken, without what is lost at the ends of blocks
 };
 
 }  // namespace prl::autograd

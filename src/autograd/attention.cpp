@@ -43,16 +43,17 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
   TensorView qk = qkv.value;
   if (has_norm) {
     qk = frame.take({T, Q + K}, qkv.value.dtype);
-    ops::norm_rope(frame.ctx, qk, inputs);
+    frame.run([ctx = &frame.ctx, qk, inputs] { ops::norm_rope(*ctx, qk, inputs); });
   } else {
-    ops::rope(frame.ctx, heads_of(qk, 0, p.num_heads + p.num_kv_heads, D), W, index.positions_T, *p.rope, false);
+    frame.run([ctx = &frame.ctx, heads = heads_of(qk, 0, p.num_heads + p.num_kv_heads, D), W, positions = index.positions_T,
+               rope = p.rope] { ops::rope(*ctx, heads, W, positions, *rope, false); });
   }
   const std::int64_t qk_stride = has_norm ? Q + K : W;
   const TensorView q = heads_of(qk, 0, p.num_heads, D);
   const TensorView k = heads_of(qk, Q, p.num_kv_heads, D);
   const TensorView v = heads_of(qkv.value, Q + K, p.num_kv_heads, D);
 
-  const Var y = frame.variable(frame.take({T, Q}, qkv.value.dtype));
+  const Var y = frame.variable(frame.keep({T, Q}, qkv.value.dtype));
   const TensorView out = y.value.reshaped({T, p.num_heads, D});
   if (index.paged != nullptr) {
     PRL_CHECK(frame.tape == nullptr, "paged attention has no backward pass");
@@ -66,7 +67,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     return y;
   }
 
-  const TensorView lse = frame.take({T, p.num_heads}, DType::kF32);
+  const TensorView lse = frame.keep({T, p.num_heads}, DType::kF32);
   const ops::VarlenAttention args{q, k, v, qk_stride, qk_stride, W, index.cu_seqlens, scale};
   ops::attention_varlen(frame.ctx, out, lse, args);
   if (frame.tape == nullptr) return y;

@@ -53,7 +53,8 @@ Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, Cons
 
 Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out, bool is_block_output) {
   const Var y = frame.variable(output(frame, out, {x_TK.value.shape.num_rows(), p.weight->num_outputs()}, p.weight->dtype()));
-  if (!(is_block_output && frame.is_recompute)) ops::linear(frame.ctx, y.value, x_TK.value, *p.weight);
+  if (!(is_block_output && frame.is_recompute))
+    frame.run([ctx = &frame.ctx, y = y.value, x = x_TK.value, w = p.weight] { ops::linear(*ctx, y, x, *w); });
   if (frame.tape != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TK, y, p] {
       const TensorView dy = tape->grad(y);
@@ -83,7 +84,7 @@ TensorView norm_weight_target(Tape& tape, const NormParameter& p) {
 
 Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
   const Var y = frame.variable(frame.take(x_TH.value.shape, x_TH.value.dtype));
-  ops::rms_norm(frame.ctx, y.value, x_TH.value, p.weight, p.eps);
+  frame.run([ctx = &frame.ctx, y = y.value, x = x_TH.value, p] { ops::rms_norm(*ctx, y, x, p.weight, p.eps); });
   if (frame.tape != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TH, y, p] {
       const TensorView dy = tape->grad(y);
@@ -97,9 +98,12 @@ Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
 
 NormedSum add_rms_norm(Frame& frame, const Var& delta_TH, const Var& residual_TH, const NormParameter& p, TensorView sum_out) {
   const Shape shape = residual_TH.value.shape;
-  const Var sum = frame.variable(output(frame, sum_out, shape, residual_TH.value.dtype));
+  const Var sum = frame.variable(sum_out.data != nullptr ? output(frame, sum_out, shape, residual_TH.value.dtype)
+                                                         : frame.keep(shape, residual_TH.value.dtype));
   const Var y = frame.variable(frame.take(shape, residual_TH.value.dtype));
   ops::add_rms_norm(frame.ctx, y.value, sum.value, delta_TH.value, residual_TH.value, p.weight, p.eps);
+  if (frame.remake != nullptr)
+    frame.remake->add([ctx = &frame.ctx, y = y.value, sum = sum.value, p] { ops::rms_norm(*ctx, y, sum, p.weight, p.eps); });
   if (frame.tape != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, delta_TH, residual_TH, sum, y, p] {
       if (const TensorView dy = tape->grad(y); dy.data != nullptr) {
@@ -132,7 +136,7 @@ Var add(Frame& frame, const Var& a, const Var& b, TensorView out) {
 Var swiglu(Frame& frame, const Var& gate_up_T2F) {
   const Shape& shape = gate_up_T2F.value.shape;
   const Var y = frame.variable(frame.take({shape.num_rows(), shape.num_cols() / 2}, gate_up_T2F.value.dtype));
-  ops::swiglu(frame.ctx, y.value, gate_up_T2F.value);
+  frame.run([ctx = &frame.ctx, y = y.value, x = gate_up_T2F.value] { ops::swiglu(*ctx, y, x); });
   if (frame.tape != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, gate_up_T2F, y] {
       const TensorView dy = tape->grad(y);

@@ -34,7 +34,8 @@ Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p);
 /// Where the gradient of a norm's weight goes: `p.dweight`, or memory that nobody reads.
 TensorView norm_weight_target(Tape& tape, const NormParameter& p);
 
-/// sum = residual + delta and its norm in one pass over memory. The gradient of `sum` is handed on to both inputs by alias.
+/// sum = residual + delta and its norm in one pass over memory. The gradient of `sum` is handed on to both inputs by alias. A frame that
+/// remakes does so with the norm; the sum is kept.
 struct NormedSum {
   Var normed, sum;
 };

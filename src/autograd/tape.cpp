@@ -67,20 +67,28 @@ void Tape::clear() {
   marks_.clear();
 }
 
+void Remake::end_block(Tape& tape) {
+  if (ops_.empty()) return;
+  tape.record([ops = std::move(ops_)] {
+    for (const std::function<void()>& op : ops) op();
+  });
+  ops_.clear();
+}
+
 Var checkpoint(Frame& frame, const Var& x, Shape out_shape, CheckpointBody body) {
   const TensorView out = frame.take(out_shape, x.value.dtype);
-  const Arena::Mark mark = frame.arena.mark();
+  Arena* arena = frame.tape != nullptr ? &frame.tape->arena() : &frame.arena;
+  const Arena::Mark mark = arena->mark();
   {
-    Frame plain{frame.ctx, frame.arena, nullptr};
+    Frame plain{frame.ctx, *arena, nullptr};
     body(plain, Var{x.value, -1}, out);
   }
-  frame.arena.release(mark);
+  arena->release(mark);
   const Var result = frame.variable(out);
   if (frame.tape == nullptr) return result;
 
   Tape* tape = frame.tape;
   ops::OpContext* ctx = &frame.ctx;
-  Arena* arena = &frame.arena;
   tape->record([tape, ctx, arena, x, result, out_shape, body = std::move(body)] {
     const TensorView dy = tape->grad(result);
     if (dy.data == nullptr) return;

@@ -64,19 +64,50 @@ class Tape {
   std::vector<Arena::Mark> marks_;
 };
 
+/// Values that a block does not keep: they lie in memory that all such blocks share, and the ops that made them run again before
+/// the block's rules read them.
+///
+/// A block is what is recorded between begin_block() and end_block(). The arena is nobody else's, and is not reset while a tape
+/// refers to it: every block takes the same sizes, so that each value has the same address in both runs.
+class Remake {
+ public:
+  explicit Remake(Arena& arena) : arena_(arena) {}
+  Arena& arena() noexcept { return arena_; }
+  void begin_block() { arena_.release({}); }
+  void add(std::function<void()> op) { ops_.push_back(std::move(op)); }
+  /// Call after the block's last rule.
+  void end_block(Tape& tape);
+
+ private:
+  Arena& arena_;
+  std::vector<std::function<void()>> ops_;
+};
+
 /// Where one forward pass runs: ops context, memory for activations, and the tape (nullptr: nothing is kept for a backward pass).
 struct Frame {
   ops::OpContext& ctx;
   Arena& arena;
   Tape* tape = nullptr;
   bool is_recompute = false;  ///< a block's activations are made again: its output value itself is not needed
+  Remake* remake = nullptr;   ///< what is taken here need not be kept
 
-  TensorView take(Shape shape, DType dtype) { return arena.take(shape, dtype); }
+  TensorView take(Shape shape, DType dtype) { return (remake != nullptr ? remake->arena() : arena).take(shape, dtype); }
+  /// For a value that is cheaper to keep than to make again.
+  TensorView keep(Shape shape, DType dtype) { return arena.take(shape, dtype); }
+  /// Runs `op`, which fills what was taken, and sees to its running again if that is not kept.
+  template <typename Op>
+  void run(Op op) {
+    op();
+    if (remake != nullptr) remake->add(std::move(op));
+  }
+  /// The same place for values that `with` makes again; nullptr: for values that are kept.
+  Frame remaking(Remake* with) const { return {ctx, arena, tape, is_recompute, with}; }
   /// `value` as a Var of the tape, if there is one.
   Var variable(TensorView value) { return tape != nullptr ? tape->variable(value) : Var{value, -1}; }
 };
 
-/// Runs `body(frame, x, out)` keeping x and out only; the backward pass runs it again to have its activations.
+/// Runs `body(frame, x, out)` keeping x and out only; the backward pass runs it again to have its activations. Both runs have their
+/// scratch memory from the tape's arena; `out` is the frame's.
 ///
 /// `body` writes its result into `out` (a copy of its shape is given) and returns the Var of it; in the repeated run
 /// frame.is_recompute is set and the value need not be written, its rules must be recorded all the same.

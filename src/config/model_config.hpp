@@ -47,9 +47,11 @@ struct ActivationCheckpointConfig {
   std::vector<std::string> targets = {"norm"};
   template <class V>
   void visit(V& v) {
-    v.field("mode", mode, "full recomputes whole layers, selective only the parts in targets");
+    v.field("mode", mode, "full keeps the input of a layer alone, selective all but the parts in targets");
     v.field("freq", freq, "Recompute every freq-th layer; 1 is every layer", {.unit = "layers", .min = 1});
-    v.field("targets", targets, "Parts that selective recomputes: norm attn_proj mla_up_proj mlp routed_experts linear_attn");
+    v.field(
+        "targets", targets,
+        "Parts that selective recomputes: norm (cheapest), attn_proj (q, k, v projections), mlp (saves most); see docs/training-memory.md");
   }
 };
 

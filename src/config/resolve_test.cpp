@@ -290,6 +290,21 @@ TEST(ResolveTrainer, OffloadsExcludeEachOther) {
   EXPECT_THAT(error_of<TrainerConfig>("trainer --model.full-offload --optim.type sgd"), HasSubstr("adamw and sign_sgd only"));
 }
 
+TEST(ResolveTrainer, SelectiveRecomputationNamesPartsOfDenseDecoders) {
+  const auto good = load_line<TrainerConfig>("trainer --model.ac.mode selective --model.ac.targets norm,attn_proj,mlp --model.ac.freq 2");
+  EXPECT_THAT(good.not_built, IsEmpty());
+  EXPECT_EQ(good.config.model.ac->targets.size(), 3u);
+  const auto error = [](const std::string& targets) {
+    return error_of<TrainerConfig>("trainer --model.ac.mode selective --model.ac.targets " + targets);
+  };
+  EXPECT_THAT(error("routed_experts"), HasSubstr("'routed_experts' is a part of mixture-of-experts models"));
+  EXPECT_THAT(error("norm,mla_up_proj"), HasSubstr("dense decoders have norm, attn_proj and mlp"));
+  EXPECT_THAT(error("linear_attn"), HasSubstr("linear and sliding attention"));
+  EXPECT_THAT(error("norms"), HasSubstr("there is no part 'norms'"));
+  EXPECT_THAT(error("[]"), HasSubstr("at least one part"));
+  EXPECT_THAT(error_of<TrainerConfig>("trainer --model.ac.targets mlp"), HasSubstr("belongs to mode selective"));
+}
+
 TEST(ResolveInference, KeysOfTheEngineHaveTheirOwnNames) {
   const auto loaded = load_line<InferenceConfig>(
       "inference --model ./m --port 8007 --max-model-len 512 --tool-call-parser hermes --enable-auto-tool-choice --enforce-eager "

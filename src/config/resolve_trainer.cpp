@@ -1,5 +1,7 @@
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
 
@@ -34,6 +36,37 @@ void check_parallel(const TrainerModelConfig& model, const Check& check) {
   if (model.ep.number.value_or(1) > 1) check.not_built("model.ep", "expert parallelism");
   if (model.dp_replicate > 1) check.not_built("model.dp_replicate", "data parallelism");
   if (model.ep_comm_backend != ExpertBackend::kTorch) check.not_built("model.ep_comm_backend", "DeepEP");
+}
+
+/// What selective recomputation can name: parts of dense decoders, and parts of models that have more than those.
+struct LayerPart {
+  std::string_view name, belongs_to;  ///< belongs_to: empty for dense decoders
+};
+constexpr LayerPart kLayerParts[] = {
+    {"norm", ""},
+    {"attn_proj", ""},
+    {"mlp", ""},
+    {"mla_up_proj", "latent attention"},
+    {"routed_experts", "mixture-of-experts models"},
+    {"linear_attn", "linear and sliding attention"},
+};
+
+void check_checkpointing(const ActivationCheckpointConfig& ac, const Check& check) {
+  if (ac.mode == CheckpointMode::kFull) {
+    if (ac.targets != ActivationCheckpointConfig{}.targets)
+      check.problem("model.ac.targets", "belongs to mode selective; mode full recomputes whole layers");
+    return;
+  }
+  constexpr const char* kWanted = "dense decoders have norm, attn_proj and mlp";
+  if (ac.targets.empty()) check.problem("model.ac.targets", fmt::format("mode selective needs at least one part: {}", kWanted));
+  for (const std::string& target : ac.targets) {
+    const auto* part = std::ranges::find(kLayerParts, target, &LayerPart::name);
+    if (part == std::end(kLayerParts))
+      check.problem("model.ac.targets", fmt::format("there is no part '{}': {}", target, kWanted));
+    else if (!part->belongs_to.empty())
+      check.problem("model.ac.targets",
+                    fmt::format("'{}' is a part of {}, which no model here has; {}", target, part->belongs_to, kWanted));
+  }
 }
 
 constexpr Inert kInertModelKeys[] = {
@@ -78,9 +111,7 @@ void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& opt
   check_model_name(model.name, "model.name", check);
   check_offload(model, optim, check);
   check_parallel(model, check);
-  if (model.ac && model.ac->mode == CheckpointMode::kSelective) check.not_built("model.ac.mode", "selective activation checkpointing");
-  if (model.ac && model.ac->mode == CheckpointMode::kFull && model.ac->targets != ActivationCheckpointConfig{}.targets)
-    check.problem("model.ac.targets", "belongs to mode selective; mode full recomputes whole layers");
+  if (model.ac) check_checkpointing(*model.ac, check);
   if (model.lora) check.not_built("model.lora", "LoRA adapters");
   if (model.vlm) check.not_built("model.vlm", "vision language models");
   if (model.quantization) check.not_built("model.quantization", "8-bit training");

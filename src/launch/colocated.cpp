@@ -76,9 +76,11 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
 
   const trainer::PolicyOptions options = policy_options(config.trainer);
   std::optional<MemoryPlan> plan;
-  if (is_planned(*runtime)) plan = plan_model(*runtime, nn::load_model_config(options.model), config.trainer.optim, options.compute);
+  if (is_planned(*runtime))
+    plan = plan_training(*runtime,
+                         {nn::load_model_config(options.model), options, step_options(config.trainer), config.trainer.model.seq_len});
   trainer::Policy policy(runtime, options);
-  if (plan) add_activations(*plan, policy, config.trainer.model.seq_len);
+  if (plan) measure_activations(*plan, policy, config.trainer.model.seq_len);
   trainer::RlRunOptions run = rl_run_options(config.trainer, measured_peak_flops(config.trainer.compute, policy.options().compute));
   run.broadcasts.clear();
   const std::int64_t resume_step = orchestrator_resume_step(config.orchestrator);

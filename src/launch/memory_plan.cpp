@@ -17,6 +17,8 @@ constexpr double kReserve = 0.02;
 constexpr std::size_t kRoleBytes = std::size_t{128} << 20;
 /// Packed versions of the weights that can exist at once beside the first: one that the engine still serves and one that is being made.
 constexpr std::size_t kMoreVersions = 2;
+constexpr std::string_view kActivations = "activations";
+constexpr const char* kSmallerActivations = "lower seq_len, or recompute activations (model.ac)";
 
 std::size_t state_bytes_per_parameter(const config::OptimConfig& optim) {
   if (std::holds_alternative<config::SignSgdConfig>(optim)) return 0;
@@ -40,31 +42,46 @@ std::size_t MemoryPlan::total() const noexcept {
   return sum;
 }
 
+std::size_t MemoryPlan::part(std::string_view name) const noexcept {
+  const auto found = std::ranges::find(parts, name, [](const auto& p) { return std::string_view(p.first); });
+  return found == parts.end() ? 0 : found->second;
+}
+
 std::string MemoryPlan::to_string() const {
   std::string out;
-  for (const auto& [name, bytes] : parts) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, gib(bytes));
+  for (const auto& [name, bytes] : parts) {
+    out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, gib(bytes));
+    if (name == kActivations && foretold_activations > 0) out += fmt::format(" (foretold {})", gib(foretold_activations));
+  }
   return out + fmt::format("; {} of {}", gib(total()), gib(available));
 }
 
-MemoryPlan plan_model(const DeviceRuntime& runtime, const nn::ModelConfig& model, const config::OptimConfig& optim, DType compute) {
-  const auto n = static_cast<std::size_t>(model.num_parameters());
+MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape) {
+  const auto n = static_cast<std::size_t>(shape.model.num_parameters());
+  const DType compute = shape.policy.compute;
   MemoryPlan plan;
   plan.available = runtime.bytes_available();
-  plan.parts = {
-      {"masters", 4 * n}, {"gradients", 4 * n}, {"optimizer", state_bytes_per_parameter(optim) * n}, {"weights", n * size_of(compute)}};
+  plan.parts = {{"masters", 4 * n},
+                {"gradients", 4 * n},
+                {"optimizer", state_bytes_per_parameter(shape.step.optim) * n},
+                {"weights", n * size_of(compute)}};
   refuse_if_too_large(plan, "train a smaller model, or choose an optimizer with less state");
+  plan.parts.emplace_back(kActivations, nn::activation_bytes(shape.model, compute, shape.seq_len, shape.policy.checkpointing));
+  refuse_if_too_large(plan, kSmallerActivations);
   return plan;
 }
 
-void add_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t seq_len) {
+void measure_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t seq_len) {
+  const auto part = std::ranges::find(plan.parts, kActivations, [](const auto& p) { return std::string_view(p.first); });
+  PRL_CHECK(part != plan.parts.end(), "a plan without activations");
   try {
-    plan.parts.emplace_back("activations", policy.reserve(seq_len));
+    plan.foretold_activations = part->second;
+    part->second = policy.reserve(seq_len);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kOutOfMemory) throw;
-    throw error.with_context(
-        fmt::format("activations of {} tokens do not fit beside {}; lower seq_len or switch on model.ac", seq_len, plan.to_string()));
+    throw error.with_context(fmt::format("a step over {} tokens does not fit: {}; {}", seq_len, plan.to_string(), kSmallerActivations));
   }
-  refuse_if_too_large(plan, "lower seq_len, or recompute activations (model.ac)");
+  refuse_if_too_large(plan, kSmallerActivations);
 }
 
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {

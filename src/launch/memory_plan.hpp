@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,28 +11,37 @@
 #include "config/optim_config.hpp"
 #include "device/device.hpp"
 #include "nn/model_config.hpp"
+#include "trainer/gradient_step.hpp"
 #include "trainer/policy.hpp"
 
 namespace prl::launch {
 
-/// Who gets how much of a GPU, made before anything large is taken. The trainer's activations are measured by a step over random tokens,
-/// the rest follows from sizes; the KV cache gets what it wants of what is left.
+/// Who gets how much of a GPU, made before anything large is taken. The trainer's activations are foretold from sizes, and then measured
+/// by a step over random tokens; the rest follows from sizes; the KV cache gets what it wants of what is left.
 struct MemoryPlan {
   std::vector<std::pair<std::string, std::size_t>> parts;  ///< bytes
   std::size_t available = 0;                               ///< free on the device before the run, bytes
+  std::size_t foretold_activations = 0;                    ///< set once they have been measured
   std::int64_t num_kv_blocks = 0;                          ///< colocated runs
 
   std::size_t total() const noexcept;
+  std::size_t part(std::string_view name) const noexcept;  ///< 0 if there is none
   /// "masters 2.2 GiB, gradients 2.2 GiB, ...; 12.1 of 139.3 GiB"
   std::string to_string() const;
 };
 
-/// Masters, gradients, optimizer and packed weights of a model that is to be trained, without activations. Error{kOutOfMemory} with the
-/// parts if they cannot fit.
-MemoryPlan plan_model(const DeviceRuntime& runtime, const nn::ModelConfig& model, const config::OptimConfig& optim, DType compute);
+/// How a model is trained, as far as memory goes.
+struct TrainingShape {
+  const nn::ModelConfig& model;
+  const trainer::PolicyOptions& policy;
+  const trainer::GradientStepOptions& step;
+  std::int64_t seq_len = 0;  ///< tokens of a micro-batch
+};
+/// Masters, gradients, optimizer, packed weights and activations. Error{kOutOfMemory} with the parts if they cannot fit.
+MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape);
 
-/// Adds the activations of a micro-batch of `seq_len` tokens, which `policy` then has memory for. Error{kOutOfMemory} as above.
-void add_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t seq_len);
+/// Measures the activations of a micro-batch of `seq_len` tokens, which `policy` then has memory for. Error{kOutOfMemory} as above.
+void measure_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t seq_len);
 
 /// Adds what an engine beside the trainer needs and sets num_kv_blocks. Error{kOutOfMemory} if not one sequence of full length fits.
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);

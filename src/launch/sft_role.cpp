@@ -17,16 +17,21 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   const auto runtime = make_runtime(config.compute);
   const trainer::PolicyOptions policy_config = policy_options(shared);
   std::optional<MemoryPlan> plan;
-  if (is_planned(*runtime)) plan = plan_model(*runtime, nn::load_model_config(policy_config.model), config.optim, policy_config.compute);
+  const auto seq_len = std::visit([](const auto& data) { return static_cast<std::int64_t>(data.seq_len); }, config.data);
+  shared.optim = config.optim;
+  shared.scheduler = config.scheduler;
+  shared.max_steps = config.max_steps;
+  const trainer::GradientStepOptions step = step_options(shared);
+  if (is_planned(*runtime)) plan = plan_training(*runtime, {nn::load_model_config(policy_config.model), policy_config, step, seq_len});
   trainer::Policy policy(runtime, policy_config);
   if (plan) {
-    add_activations(*plan, policy, std::visit([](const auto& data) { return static_cast<std::int64_t>(data.seq_len); }, config.data));
+    measure_activations(*plan, policy, seq_len);
     log::info("memory plan: {}", plan->to_string());
   }
   const std::filesystem::path tokenizer_dir = text_folder(config.tokenizer.name.value_or(config.model.name));
 
   trainer::SftRunOptions options;
-  options.step = {.loss = {}, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
+  options.step = step;
   options.data = config.data;
   options.val = config.val;
   options.hub = io::HubSettings::from_environment();

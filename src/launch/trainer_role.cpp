@@ -1,5 +1,7 @@
 #include "launch/trainer_role.hpp"
 
+#include <algorithm>
+
 #include "base/log.hpp"
 #include "launch/memory_plan.hpp"
 #include "launch/model_setup.hpp"
@@ -16,6 +18,15 @@ std::optional<std::int64_t> widen(const std::optional<T>& value) {
   return value ? std::optional<std::int64_t>(*value) : std::nullopt;
 }
 
+nn::ActivationCheckpointing checkpointing_of(const std::optional<config::ActivationCheckpointConfig>& ac) {
+  if (!ac) return {};
+  nn::ActivationCheckpointing out{ac->freq};
+  if (ac->mode == config::CheckpointMode::kFull) return out;
+  const auto has = [&](std::string_view name) { return std::ranges::find(ac->targets, name) != ac->targets.end(); };
+  out.parts = {.norm = has("norm"), .attn_proj = has("attn_proj"), .mlp = has("mlp")};
+  return out;
+}
+
 }  // namespace
 
 trainer::PolicyOptions policy_options(const config::TrainerConfig& config) {
@@ -23,7 +34,7 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config) {
   options.model = model_folder(config.model.name);
   options.compute = compute_dtype(config.compute.dtype, device_kind(config.compute));
   options.num_threads = config.compute.num_threads;
-  options.checkpoint_every = config.model.ac ? config.model.ac->freq : 0;
+  options.checkpointing = checkpointing_of(config.model.ac);
   options.random_init = config.model.debug.random_init;
   options.num_layers = widen(config.model.debug.num_layers);
   options.seed = static_cast<std::uint64_t>(config.seed);
@@ -59,9 +70,13 @@ std::optional<trainer::ResumeOptions> resume_options(const std::optional<config:
   return options;
 }
 
+trainer::GradientStepOptions step_options(const config::TrainerConfig& config) {
+  return {.loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
+}
+
 trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, double measured_peak_flops) {
   trainer::RlRunOptions options;
-  options.step = {.loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
+  options.step = step_options(config);
   options.seq_len = config.model.seq_len;
   options.peak_flops = measured_peak_flops;
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, text_folder(config.tokenizer.name.value_or(config.model.name)));
@@ -86,10 +101,11 @@ int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) 
   const auto runtime = make_runtime(config.compute);
   const trainer::PolicyOptions policy_config = policy_options(config);
   std::optional<MemoryPlan> plan;
-  if (is_planned(*runtime)) plan = plan_model(*runtime, nn::load_model_config(policy_config.model), config.optim, policy_config.compute);
+  if (is_planned(*runtime))
+    plan = plan_training(*runtime, {nn::load_model_config(policy_config.model), policy_config, step_options(config), config.model.seq_len});
   trainer::Policy policy(runtime, policy_config);
   if (plan) {
-    add_activations(*plan, policy, config.model.seq_len);
+    measure_activations(*plan, policy, config.model.seq_len);
     log::info("memory plan: {}", plan->to_string());
   }
   const double flops = measured_peak_flops(config.compute, policy.options().compute);

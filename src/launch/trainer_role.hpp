@@ -13,6 +13,7 @@ namespace prl::launch {
 
 trainer::PolicyOptions policy_options(const config::TrainerConfig& config);
 /// What the run loop needs; `measured_peak_flops` is of the policy's dtype.
+trainer::GradientStepOptions step_options(const config::TrainerConfig& config);
 trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, double measured_peak_flops);
 /// Checkpoints as a trainer-like section asks for them, below `output_dir`.
 std::optional<trainer::CheckpointOptions> checkpoint_options(const std::optional<config::TrainerCkptConfig>& config,

@@ -122,7 +122,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   index.paged = &paged;
   index.slot_T = batch.slot_T;
   Frame frame{m.ctx, m.arena};
-  return decoder_forward(frame, {weights}, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, layers, 0).value;
+  return decoder_forward(frame, {weights}, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, layers, nullptr).value;
 }
 
 TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBatch& batch) {
@@ -133,7 +133,7 @@ TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBa
   index.positions_T = upload(m.ctx, m.arena, batch.positions_T, DType::kI32);
   index.cu_seqlens = batch.cu_seqlens;
   Frame frame{m.ctx, m.arena};
-  return decoder_forward(frame, {weights}, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, {}, 0).value;
+  return decoder_forward(frame, {weights}, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, {}, nullptr).value;
 }
 
 TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> rows_B) {
@@ -149,7 +149,7 @@ TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_TH, 
 
 struct TrainableModel::Impl {
   Impl(ops::OpContext& c, Parameters& p, ActivationCheckpointing k)
-      : ctx(c), parameters(p), checkpointing(k), arena(c.runtime), tape(arena) {}
+      : ctx(c), parameters(p), checkpointing(k), arena(c.runtime), tape(arena), remade(c.runtime), remake(remade) {}
 
   /// Shared by forward and evaluate; `tape_or_null` decides.
   TokenStats run(const WeightsPtr& w, const PackedBatch& batch, std::span<const std::int32_t> target_span,
@@ -159,6 +159,7 @@ struct TrainableModel::Impl {
     check_targets(*w, batch.ids_T.size(), target_span, temperature_span);
     tape.clear();
     arena.reset();
+    remade.reset();
     is_ready = false;
     weights = w;
     cu_seqlens.assign(batch.cu_seqlens.begin(), batch.cu_seqlens.end());
@@ -171,7 +172,8 @@ struct TrainableModel::Impl {
     const TensorView ids_T = upload(ctx, arena, batch.ids_T, DType::kI32);
     Frame frame{ctx, arena, tape_or_null};
     const BoundModel model{*weights, tape_or_null != nullptr ? &parameters : nullptr};
-    h_TH = decoder_forward(frame, model, ids_T, index, {}, checkpointing.freq);
+    const KeptActivations kept{checkpointing, &remake};
+    h_TH = decoder_forward(frame, model, ids_T, index, {}, &kept);
     head = run_head(ctx, arena, *weights, h_TH.value, targets, temperatures);
     return {download(ctx, head.logp_T), download(ctx, head.entropy_T)};
   }
@@ -181,6 +183,8 @@ struct TrainableModel::Impl {
   ActivationCheckpointing checkpointing;
   Arena arena;
   autograd::Tape tape;
+  Arena remade;  ///< values that layers do not keep
+  autograd::Remake remake;
   // What the recorded rules point to.
   WeightsPtr weights;
   std::vector<std::int32_t> cu_seqlens, targets;
@@ -208,6 +212,14 @@ TokenStats TrainableModel::forward(const WeightsPtr& weights, const PackedBatch&
 TokenStats TrainableModel::evaluate(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,
                                     std::span<const float> temperatures_T) {
   return impl_->run(weights, batch, targets_T, temperatures_T, nullptr);
+}
+
+void TrainableModel::fit_memory() {
+  Impl& m = *impl_;
+  PRL_CHECK(!m.is_ready, "fit_memory() between forward() and backward()");
+  m.tape.clear();
+  m.arena.fit();
+  m.remade.fit();
 }
 
 void TrainableModel::backward(std::span<const float> dlogp_T) {

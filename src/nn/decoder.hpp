@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "nn/activations.hpp"
 #include "nn/parameters.hpp"
 #include "nn/weights.hpp"
 #include "ops/attention.hpp"
@@ -64,11 +65,6 @@ class InferenceModel {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Which decoder layers keep no activations and are computed again in the backward pass.
-struct ActivationCheckpointing {
-  int freq = 0;  ///< 0: none; n: every n-th layer
-};
-
 /// Per-token results of a training forward pass, aligned with the *predicting* position: logp[i] is of targets[i] given
 /// tokens 0..i of its sequence. Host fp32.
 struct TokenStats {
@@ -89,6 +85,8 @@ class TrainableModel {
                      std::span<const float> temperatures_T);
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
+  /// Gives back what buffers have beyond the largest pass so far. Not between forward() and backward().
+  void fit_memory();
   /// Forward only.
   TokenStats evaluate(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,
                       std::span<const float> temperatures_T);

@@ -13,9 +13,12 @@
 
 namespace prl::nn {
 namespace {
+using testing_support::all_checkpointings;
 using testing_support::Packed;
 using testing_support::random_packed;
 using testing_support::SmallModel;
+using testing_support::step_results;
+using testing_support::to_string;
 
 /// Serves sequences over a paged cache as an engine does, in steps the test chooses, and collects log-probabilities.
 class PagedRunner {
@@ -227,28 +230,17 @@ TEST_P(ExactnessTest, RecomputationChangesNoGradient) {
   SmallModel model(GetParam().family, false, 2, GetParam().is_wide);
   const WeightsPtr weights = model.weights(GetParam().compute);
   const Packed packed = random_packed(model.config.vocab_size, {40, 3, 70}, 5);
-  std::vector<float> dlogp(packed.ids.size());
-  Rng rng(6);
-  for (float& v : dlogp) v = static_cast<float>(rng.next_normal());
-
-  std::vector<std::vector<float>> reference;
-  std::vector<float> reference_logp;
-  for (const int freq : {0, 1, 2, 7}) {
-    TrainableModel trainable(model.ctx(), *model.parameters, {freq});
-    model.parameters->zero_grads();
-    const std::vector<float> logp = trainable.forward(weights, packed.batch(), packed.targets, packed.temperatures).logp_T;
-    trainable.backward(dlogp);
-    std::vector<std::vector<float>> grads;
-    for (const NamedParameter& p : model.parameters->named())
-      grads.emplace_back(p.grad.as<float>(), p.grad.as<float>() + p.grad.num_elements());
-    if (freq == 0) {
-      reference = grads;
-      reference_logp = logp;
-      continue;
-    }
-    expect_same_bits(logp, reference_logp, "log-probabilities, freq " + std::to_string(freq));
-    for (std::size_t i = 0; i < grads.size(); ++i)
-      expect_same_bits(grads[i], reference[i], model.parameters->named()[i].name + ", freq " + std::to_string(freq));
+  const auto results = [&](const ActivationCheckpointing& checkpointing) {
+    TrainableModel trainable(model.ctx(), *model.parameters, checkpointing);
+    step_results(model.ctx(), *model.parameters, weights, packed, trainable);  // memory that is taken again must not matter
+    return step_results(model.ctx(), *model.parameters, weights, packed, trainable);
+  };
+  const std::vector<std::vector<float>> reference = results({});
+  for (const ActivationCheckpointing& checkpointing : all_checkpointings()) {
+    const std::vector<std::vector<float>> got = results(checkpointing);
+    expect_same_bits(got[0], reference[0], "log-probabilities, " + to_string(checkpointing));
+    for (std::size_t i = 1; i < got.size(); ++i)
+      expect_same_bits(got[i], reference[i], model.parameters->named()[i - 1].name + ", " + to_string(checkpointing));
   }
 }
 
@@ -423,6 +415,53 @@ TEST(Decoder, StepsTakeNoMemoryAfterWarmUp) {
     if (i == 2) in_use = model.ctx().runtime->bytes_in_use();
     if (i > 2) {
       EXPECT_EQ(model.ctx().runtime->bytes_in_use(), in_use);
+    }
+  }
+}
+
+/// Bytes that a model takes for one step.
+std::size_t step_bytes(SmallModel& model, const Packed& packed, const ActivationCheckpointing& checkpointing) {
+  const WeightsPtr weights = model.weights(DType::kBF16);
+  model.parameters->ensure_grads();
+  TrainableModel warm_up(model.ctx(), *model.parameters, {});  // the workspace of ops is not counted
+  step_results(model.ctx(), *model.parameters, weights, packed, warm_up);
+  const std::size_t before = model.ctx().runtime->bytes_in_use();
+  TrainableModel trainable(model.ctx(), *model.parameters, checkpointing);
+  const auto wanted = step_results(model.ctx(), *model.parameters, weights, packed, trainable);
+  trainable.fit_memory();
+  EXPECT_TRUE(step_results(model.ctx(), *model.parameters, weights, packed, trainable) == wanted);
+  return model.ctx().runtime->bytes_in_use() - before;
+}
+
+// Each part that is not kept leaves its values out of all layers but one.
+TEST(Decoder, PartsThatAreMadeAgainTakeNoMemory) {
+  SmallModel model("qwen3");
+  const Packed packed = random_packed(model.config.vocab_size, {500, 500, 500, 500}, 2);
+  const auto tokens = static_cast<double>(packed.ids.size());
+  const ModelConfig& c = model.config;
+  const double H = static_cast<double>(c.hidden_size), Q = static_cast<double>(c.num_heads * c.head_dim),
+               K = static_cast<double>(c.num_kv_heads * c.head_dim), F = static_cast<double>(c.intermediate_size);
+  const double everything = static_cast<double>(step_bytes(model, packed, {}));
+  const auto saved = [&](const LayerParts& parts, int freq) {
+    return (everything - static_cast<double>(step_bytes(model, packed, {freq, parts}))) / (2 * tokens);  // bf16 values per token
+  };
+  const double others = static_cast<double>(c.num_layers - 1), slack = 0.01 * everything / (2 * tokens);
+  EXPECT_NEAR(saved({.norm = true}, 1), others * (2 * H + Q + K), slack);
+  EXPECT_NEAR(saved({.attn_proj = true}, 1), others * (2 * Q + 3 * K), slack);
+  EXPECT_NEAR(saved({.mlp = true}, 1), others * 3 * F, slack);
+  EXPECT_NEAR(saved({.norm = true, .attn_proj = true, .mlp = true}, 1), others * (2 * H + 2 * Q + 3 * K + 3 * F), slack);
+}
+
+TEST(Decoder, ActivationsTakeWhatIsForetold) {
+  for (const char* family : {"qwen3", "llama"}) {
+    SmallModel model(family);
+    const Packed packed = random_packed(model.config.vocab_size, {500, 500, 500, 500}, 2);
+    std::vector<ActivationCheckpointing> all = all_checkpointings();
+    all.push_back({});
+    for (const ActivationCheckpointing& checkpointing : all) {
+      const auto foretold = static_cast<double>(activation_bytes(model.config, DType::kBF16, 2000, checkpointing));
+      EXPECT_NEAR(static_cast<double>(step_bytes(model, packed, checkpointing)) / foretold, 1.0, 0.01)
+          << family << ' ' << to_string(checkpointing);
     }
   }
 }

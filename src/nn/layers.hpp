@@ -1,6 +1,7 @@
 #pragma once
 
 #include "autograd/attention.hpp"
+#include "nn/activations.hpp"
 #include "nn/parameters.hpp"
 #include "nn/weights.hpp"
 
@@ -15,9 +16,12 @@ struct Stream {
   autograd::Var delta_TH;  ///< undefined: the stream is `residual_TH` alone
 };
 
-/// Memory for the two halves of a stream, for passes that reuse the rest.
-struct StreamBuffers {
-  TensorView residual_TH, delta_TH;
+/// Where a layer puts what leaves it, and what it need not keep. An undefined view is fresh memory of the frame.
+struct LayerMemory {
+  TensorView residual_TH;              ///< for both of its sums
+  TensorView delta_TH;                 ///< for the outputs of attention and MLP, which no backward rule reads
+  LayerParts again = {};               ///< made again by `remake`
+  autograd::Remake* remake = nullptr;  ///< wanted if `again` has parts
 };
 
 /// Weights of a model with the gradients that belong to them (none: inference).
@@ -26,13 +30,13 @@ struct BoundModel {
   const Parameters* gradients = nullptr;
 };
 
-/// Decoder layer `i`. `out`, if given, receives the new stream; else it lies in fresh memory of the frame.
+/// Decoder layer `i`.
 Stream decoder_layer(autograd::Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in,
-                     const autograd::AttentionIndex& index, const StreamBuffers* out);
+                     const autograd::AttentionIndex& index, const LayerMemory& memory);
 
 /// Embedding, all layers and the final norm: h [T, H]. ids_T and index must outlive the frame's tape.
-/// `recompute_freq` n > 0: every n-th layer keeps no activations (frames with a tape).
+/// `kept` belongs to frames with a tape; nullptr: all layers keep all they need.
 autograd::Var decoder_forward(autograd::Frame& frame, const BoundModel& model, ConstTensorView ids_T, const autograd::AttentionIndex& index,
-                              std::span<const ops::KvLayer> kv_layers, int recompute_freq);
+                              std::span<const ops::KvLayer> kv_layers, const KeptActivations* kept);
 
 }  // namespace prl::nn

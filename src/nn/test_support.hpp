@@ -72,6 +72,35 @@ inline Packed random_packed(std::int64_t vocab_size, const std::vector<int>& len
   return p;
 }
 
+/// All that a training step computes: log-probabilities, then every gradient in the order of named(). Through copies, so that device
+/// memory will do.
+inline std::vector<std::vector<float>> step_results(ops::OpContext& ctx, Parameters& parameters, const WeightsPtr& weights,
+                                                    const Packed& packed, TrainableModel& model) {
+  std::vector<float> dlogp(packed.ids.size());
+  Rng rng(6);
+  for (float& v : dlogp) v = static_cast<float>(rng.next_normal());
+  parameters.zero_grads();
+  std::vector<std::vector<float>> all{model.forward(weights, packed.batch(), packed.targets, packed.temperatures).logp_T};
+  model.backward(dlogp);
+  for (const NamedParameter& p : parameters.named()) {
+    std::vector<float>& out = all.emplace_back(static_cast<std::size_t>(p.grad.num_elements()));
+    ctx.runtime->copy_to_host(out.data(), p.grad.data(), p.grad.num_bytes());
+  }
+  return all;
+}
+
+/// Every way to keep less of a layer, whole layers first.
+inline std::vector<ActivationCheckpointing> all_checkpointings() {
+  std::vector<ActivationCheckpointing> all{{1}, {2}, {7}};
+  for (int parts = 1; parts < 8; ++parts) all.push_back({1, {(parts & 1) != 0, (parts & 2) != 0, (parts & 4) != 0}});
+  all.push_back({2, {true, true, true}});
+  return all;
+}
+inline std::string to_string(const ActivationCheckpointing& c) {
+  return "freq " + std::to_string(c.freq) + (c.parts.norm ? " norm" : "") + (c.parts.attn_proj ? " attn_proj" : "") +
+         (c.parts.mlp ? " mlp" : "");
+}
+
 /// Sizes of a model for tests. The vocabulary of a wide one passes ops::kVocabChunk and no width of it is a power of two; the widths of
 /// an even one are those that a GPU's fused kernels like.
 enum class ModelSize { kSmall, kWide, kEven };

@@ -38,7 +38,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
     nn::load_parameters(parameters_, options_.model);
   parameters_.ensure_grads();
   parameters_.zero_grads();
-  model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, nn::ActivationCheckpointing{options_.checkpoint_every});
+  model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing);
   probe_model_ = std::make_unique<nn::InferenceModel>(context());
   refresh(PolicyVersion{0});
 }
@@ -78,6 +78,7 @@ std::size_t Policy::reserve(std::int64_t num_tokens) {
   row.temperatures.assign(targets.size(), 1.0f);
   forward(row, targets);
   backward(std::vector<float>(targets.size(), 0.0f));
+  model_->fit_memory();
   parameters_.zero_grads();
   runtime_->synchronize();
   const std::size_t after = runtime_->bytes_in_use();

@@ -15,13 +15,13 @@
 namespace prl::trainer {
 
 struct PolicyOptions {
-  std::filesystem::path model;             ///< Hugging Face folder
-  DType compute = DType::kF32;             ///< of matrix products; masters are always fp32
-  int num_threads = 0;                     ///< 0: one per available core
-  int checkpoint_every = 0;                ///< activation checkpointing: every n-th layer is computed again; 0 is off
-  bool random_init = false;                ///< do not load weights
-  std::optional<std::int64_t> num_layers;  ///< keep only the first layers (with random_init)
-  std::uint64_t seed = 0;                  ///< of random_init
+  std::filesystem::path model;                ///< Hugging Face folder
+  DType compute = DType::kF32;                ///< of matrix products; masters are always fp32
+  int num_threads = 0;                        ///< 0: one per available core
+  nn::ActivationCheckpointing checkpointing;  ///< what is computed again in the backward pass instead of kept
+  bool random_init = false;                   ///< do not load weights
+  std::optional<std::int64_t> num_layers;     ///< keep only the first layers (with random_init)
+  std::uint64_t seed = 0;                     ///< of random_init
 };
 
 /// The model being trained: masters, gradients, the packed weights of the current version, and forward and backward over

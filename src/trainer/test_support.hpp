@@ -46,13 +46,13 @@ inline void make_tiny_model(const std::filesystem::path& folder, bool tied = fal
 }
 
 inline std::unique_ptr<Policy> make_tiny_policy(const std::filesystem::path& folder, DType compute = DType::kF32,
-                                                int checkpoint_every = 0) {
+                                                const nn::ActivationCheckpointing& checkpointing = {}) {
   if (!std::filesystem::exists(folder / "config.json")) make_tiny_model(folder);
   PolicyOptions options;
   options.model = folder;
   options.compute = compute;
   options.num_threads = 1;
-  options.checkpoint_every = checkpoint_every;
+  options.checkpointing = checkpointing;
   return std::make_unique<Policy>(make_cpu_runtime(), options);
 }
 

@@ -57,6 +57,8 @@ def test_settings_of_speed_and_memory_change_no_bit():
         check(state(run(folder, "uncached", "--no-inference.enable-prefix-caching", "--inference.max-num-seqs", 1), 10) == wanted,
               "the prefix cache or the batch changes the bits")
         check(state(run(folder, "recomputed", "--trainer.model.ac"), 10) == wanted, "activation checkpointing changes the bits")
+        check(state(run(folder, "selective", "--trainer.model.ac.mode", "selective", "--trainer.model.ac.targets", "norm,mlp"), 10) == wanted,
+              "selective recomputation changes the bits")
 
 
 def test_several_turns_are_exact():

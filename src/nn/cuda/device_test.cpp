@@ -11,10 +11,13 @@
 namespace prl::nn {
 namespace {
 
+using testing_support::all_checkpointings;
 using testing_support::ModelSize;
 using testing_support::Packed;
 using testing_support::random_packed;
 using testing_support::small_options;
+using testing_support::step_results;
+using testing_support::to_string;
 
 /// One model with the same random masters on both sides.
 struct Side {
@@ -102,6 +105,19 @@ TEST_P(CudaDecoderTest, TwoRunsAgreeInAllBits) {
     if (first.empty()) first = all;
     EXPECT_EQ(all, first);
   }
+}
+
+TEST_P(CudaDecoderTest, RecomputationChangesNoBit) {
+  Side gpu(make_cuda_runtime(), config_, std_dev_);
+  const WeightsPtr weights = gpu.weights(GetParam().compute);
+  const auto results = [&](const ActivationCheckpointing& checkpointing) {
+    TrainableModel model(gpu.ctx(), *gpu.parameters, checkpointing);
+    step_results(gpu.ctx(), *gpu.parameters, weights, packed_, model);  // memory that is taken again must not matter
+    return step_results(gpu.ctx(), *gpu.parameters, weights, packed_, model);
+  };
+  const std::vector<std::vector<float>> reference = results({});
+  for (const ActivationCheckpointing& checkpointing : all_checkpointings())
+    EXPECT_TRUE(results(checkpointing) == reference) << to_string(checkpointing);
 }
 
 /// What an engine samples is what the trainer computes: prefill in chunks, then token by token, alone and with others.

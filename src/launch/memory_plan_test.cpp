@@ -1,0 +1,81 @@
+#include "launch/memory_plan.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.hpp"
+#include "nn/init_model.hpp"
+
+namespace prl::launch {
+namespace {
+
+using testing::HasSubstr;
+
+/// A model whose activations are many times its parameters.
+class MemoryPlanTest : public testing::Test {
+ protected:
+  MemoryPlanTest() {
+    std::filesystem::remove_all(folder_);
+    nn::InitModelOptions model;
+    model.family = "qwen3";
+    model.vocab_size = 64;
+    model.hidden_size = 64;
+    model.intermediate_size = 160;
+    model.num_layers = 6;
+    model.num_heads = 4;
+    model.num_kv_heads = 2;
+    model.head_dim = 16;
+    model.max_position = 512;
+    nn::init_model(model, folder_);
+    policy_.model = folder_;
+    policy_.compute = DType::kBF16;
+    policy_.num_threads = 1;
+  }
+  ~MemoryPlanTest() override { std::filesystem::remove_all(folder_); }
+  MemoryPlan planned() { return plan_training(*runtime_, {nn::load_model_config(folder_), policy_, step_, kTokens}); }
+  MemoryPlan measured() {
+    MemoryPlan plan = planned();
+    trainer::Policy policy(runtime_, policy_);
+    measure_activations(plan, policy, kTokens);
+    return plan;
+  }
+
+  static constexpr std::int64_t kTokens = 4096;
+  std::filesystem::path folder_ = std::filesystem::temp_directory_path() / ("prl-memory-plan-" + std::to_string(::getpid()));
+  std::shared_ptr<DeviceRuntime> runtime_ = make_cpu_runtime();
+  trainer::PolicyOptions policy_;
+  trainer::GradientStepOptions step_;
+};
+
+TEST_F(MemoryPlanTest, ForetellsWhatADryStepMeasures) {
+  const std::vector<nn::ActivationCheckpointing> all{{}, {1}, {3}, {1, {.norm = true}}, {2, {true, true, true}}};
+  std::size_t everything = 0;
+  for (const nn::ActivationCheckpointing& checkpointing : all) {
+    policy_.checkpointing = checkpointing;
+    const MemoryPlan plan = measured();
+    const auto found = static_cast<double>(plan.part("activations")), foretold = static_cast<double>(plan.foretold_activations);
+    // What ops borrow comes on top: the most of it is the LM head's, and does not depend on what layers keep.
+    EXPECT_GT(found, 0.99 * foretold);
+    EXPECT_LT(found, 1.01 * foretold + (std::size_t{4} << 20));
+    EXPECT_THAT(plan.to_string(), HasSubstr("(foretold "));
+    if (everything == 0) everything = plan.part("activations");
+    EXPECT_EQ(plan.part("activations") < everything, checkpointing.freq > 0);
+  }
+}
+
+TEST_F(MemoryPlanTest, RefusesWithTheNumbersWhatCannotFit) {
+  const MemoryPlan plan = planned();
+  EXPECT_EQ(plan.foretold_activations, 0u);
+  EXPECT_EQ(plan.part("optimizer"), 2 * plan.part("masters"));
+  EXPECT_EQ(plan.part("nothing"), 0u);
+  try {
+    (void)plan_training(*runtime_, {nn::load_model_config(folder_), policy_, step_, std::int64_t{1} << 50});
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("activations"), HasSubstr("model.ac"), HasSubstr("masters")));
+  }
+}
+
+}  // namespace
+}  // namespace prl::launch

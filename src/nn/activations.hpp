@@ -1,0 +1,35 @@
+#pragma once
+
+#include "autograd/tape.hpp"
+#include "nn/model_config.hpp"
+
+namespace prl::nn {
+
+/// Parts of a decoder layer whose activations need not be kept. What every layer keeps in any case: its residual sums and the output of
+/// its attention.
+struct LayerParts {
+  bool norm = false;       ///< normed inputs of attention and MLP, normed and rotated heads
+  bool attn_proj = false;  ///< the projections q, k, v, and the heads made of them
+  bool mlp = false;        ///< gate, up, and their product
+  bool any() const noexcept { return norm || attn_proj || mlp; }
+};
+
+/// Which decoder layers keep less, and compute the rest again in the backward pass.
+struct ActivationCheckpointing {
+  int freq = 0;           ///< 0: none; n: every n-th layer
+  LayerParts parts = {};  ///< what those layers do not keep; with none set they keep their input alone
+};
+
+/// How a pass with a tape keeps activations.
+struct KeptActivations {
+  ActivationCheckpointing checkpointing;
+  autograd::Remake* remake = nullptr;  ///< wanted if checkpointing has parts
+
+  bool is_checkpointed(std::int64_t layer) const noexcept { return checkpointing.freq > 0 && layer % checkpointing.freq == 0; }
+};
+
+/// What a TrainableModel's buffers take for passes over `num_tokens`, from sizes alone; the scratch memory of ops is not in it.
+std::size_t activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
+                             const ActivationCheckpointing& checkpointing);
+
+}  // namespace prl::nn
