@@ -229,14 +229,17 @@ TEST_P(ExactnessTest, SampledLogProbabilityEqualsTheTrainers) {
 TEST_P(ExactnessTest, RecomputationChangesNoGradient) {
   SmallModel model(GetParam().family, false, 2, GetParam().is_wide);
   const WeightsPtr weights = model.weights(GetParam().compute);
-  const Packed packed = random_packed(model.config.vocab_size, {40, 3, 70}, 5);
+  const Packed packed =
+      random_packed(model.config.vocab_size, GetParam().is_wide ? std::vector<int>{30, 3} : std::vector<int>{40, 3, 70}, 5);
   const auto results = [&](const ActivationCheckpointing& checkpointing) {
     TrainableModel trainable(model.ctx(), *model.parameters, checkpointing);
     step_results(model.ctx(), *model.parameters, weights, packed, trainable);  // memory that is taken again must not matter
     return step_results(model.ctx(), *model.parameters, weights, packed, trainable);
   };
   const std::vector<std::vector<float>> reference = results({});
-  for (const ActivationCheckpointing& checkpointing : all_checkpointings()) {
+  std::vector<ActivationCheckpointing> all = all_checkpointings();
+  if (GetParam().is_wide) all = {{1}, {1, {true, true, true}}};  // each costs more
+  for (const ActivationCheckpointing& checkpointing : all) {
     const std::vector<std::vector<float>> got = results(checkpointing);
     expect_same_bits(got[0], reference[0], "log-probabilities, " + to_string(checkpointing));
     for (std::size_t i = 1; i < got.size(); ++i)
@@ -419,24 +422,41 @@ TEST(Decoder, StepsTakeNoMemoryAfterWarmUp) {
   }
 }
 
-/// Bytes that a model takes for one step.
+/// Bytes that a model's buffers take for one step. The scratch memory of ops, which they share, is there already.
 std::size_t step_bytes(SmallModel& model, const Packed& packed, const ActivationCheckpointing& checkpointing) {
   const WeightsPtr weights = model.weights(DType::kBF16);
-  model.parameters->ensure_grads();
-  TrainableModel warm_up(model.ctx(), *model.parameters, {});  // the workspace of ops is not counted
-  step_results(model.ctx(), *model.parameters, weights, packed, warm_up);
   const std::size_t before = model.ctx().runtime->bytes_in_use();
   TrainableModel trainable(model.ctx(), *model.parameters, checkpointing);
-  const auto wanted = step_results(model.ctx(), *model.parameters, weights, packed, trainable);
+  step_results(model.ctx(), *model.parameters, weights, packed, trainable);
   trainable.fit_memory();
-  EXPECT_TRUE(step_results(model.ctx(), *model.parameters, weights, packed, trainable) == wanted);
   return model.ctx().runtime->bytes_in_use() - before;
+}
+/// 400 tokens, and memory for what their steps share.
+Packed packed_for_sizes(SmallModel& model) {
+  Packed packed = random_packed(model.config.vocab_size, {150, 150, 100}, 2);
+  model.parameters->ensure_grads();
+  step_bytes(model, packed, {});
+  return packed;
+}
+
+TEST(Decoder, StepsAfterAFitTakeNoMemoryAndAreTheSame) {
+  SmallModel model("qwen3");
+  const WeightsPtr weights = model.weights(DType::kBF16);
+  const Packed packed = packed_for_sizes(model);
+  TrainableModel trainable(model.ctx(), *model.parameters, {1, {.norm = true, .attn_proj = true}});
+  const auto wanted = step_results(model.ctx(), *model.parameters, weights, packed, trainable);
+  const std::size_t grown = model.ctx().runtime->bytes_in_use();
+  trainable.fit_memory();
+  const std::size_t fitted = model.ctx().runtime->bytes_in_use();
+  EXPECT_LT(fitted, grown);
+  EXPECT_TRUE(step_results(model.ctx(), *model.parameters, weights, packed, trainable) == wanted);
+  EXPECT_EQ(model.ctx().runtime->bytes_in_use(), fitted);
 }
 
 // Each part that is not kept leaves its values out of all layers but one.
 TEST(Decoder, PartsThatAreMadeAgainTakeNoMemory) {
   SmallModel model("qwen3");
-  const Packed packed = random_packed(model.config.vocab_size, {500, 500, 500, 500}, 2);
+  const Packed packed = packed_for_sizes(model);
   const auto tokens = static_cast<double>(packed.ids.size());
   const ModelConfig& c = model.config;
   const double H = static_cast<double>(c.hidden_size), Q = static_cast<double>(c.num_heads * c.head_dim),
@@ -455,11 +475,11 @@ TEST(Decoder, PartsThatAreMadeAgainTakeNoMemory) {
 TEST(Decoder, ActivationsTakeWhatIsForetold) {
   for (const char* family : {"qwen3", "llama"}) {
     SmallModel model(family);
-    const Packed packed = random_packed(model.config.vocab_size, {500, 500, 500, 500}, 2);
+    const Packed packed = packed_for_sizes(model);
     std::vector<ActivationCheckpointing> all = all_checkpointings();
     all.push_back({});
     for (const ActivationCheckpointing& checkpointing : all) {
-      const auto foretold = static_cast<double>(activation_bytes(model.config, DType::kBF16, 2000, checkpointing));
+      const auto foretold = static_cast<double>(activation_bytes(model.config, DType::kBF16, 400, checkpointing));
       EXPECT_NEAR(static_cast<double>(step_bytes(model, packed, checkpointing)) / foretold, 1.0, 0.01)
           << family << ' ' << to_string(checkpointing);
     }
