@@ -249,7 +249,7 @@ TEST(CudaLinear, FewRowsAreTheLibrarysBitsInEveryTile) {
 TEST(CudaLinear, TwoThreadsLaunchTilesOfDifferentSizes) {
   Sides sides[2];
   if (cuda::runtime_of(sides[0].gpu).properties().major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
-  constexpr cuda::FewRowsTile kTiles[2] = {{8, 8, 1}, {8, 64, 4}};
+  constexpr cuda::FewRowsTile kTiles[2] = {{8, 8, 2}, {8, 64, 4}};
   constexpr std::int64_t kRows = 4, N = 256, K = 1024;
   std::string failures[2];
   std::vector<std::thread> threads;

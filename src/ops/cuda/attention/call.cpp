@@ -117,8 +117,10 @@ void launch_hopper(const hopper::ForwardParams& p, const ForwardCall& c, bool sp
   }
 }
 
-void launch_fresh(const hopper::ForwardParams& params, const ForwardCall& c, const hopper::FreshHeads& fresh, std::int64_t num_items,
-                  int num_multiprocessors, cudaStream_t stream) {
+bool can_launch_decode(const ForwardCall& c) { return (c.head_dim == 64 || c.head_dim == 128) && c.block_size % 8 == 0; }
+
+void launch_decode(const hopper::ForwardParams& params, const ForwardCall& c, std::int64_t num_items, int num_multiprocessors,
+                   cudaStream_t stream) {
   hopper::ForwardParams p = params;
   const std::int64_t D = c.head_dim;
   const MapShapeOf<5> shape{{64, 8, extent(D / 64), extent(c.block_size / 8), extent(c.num_blocks * c.num_kv_heads)},
@@ -126,7 +128,6 @@ void launch_fresh(const hopper::ForwardParams& params, const ForwardCall& c, con
                             {64, 8, box(D / 64), box(p.box_rows / 8), 1}};
   p.k = tensor_map_5(c.k, shape);
   p.v = tensor_map_5(c.v, shape);
-  p.fresh = fresh;
   const int items = static_cast<int>(num_items);
   if (D == 64)
     hopper::launch_decode<64>(p, items, num_multiprocessors, stream);

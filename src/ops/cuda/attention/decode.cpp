@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include "ops/cuda/attention/bodies.hpp"
 #include "ops/cuda/attention/call.hpp"
 #include "ops/cuda/attention/decode_plan.hpp"
@@ -11,12 +13,16 @@ namespace {
 /// 10% faster so, for a kernel that waits for another is gone; 128 decode 6% slower.
 constexpr std::int64_t kMaxFresh = 16;
 
+std::int64_t ahead_bytes() {
+  static const char* v = std::getenv("PRL_AHEAD");
+  return (v ? std::atoll(v) : 16) << 20;
+}
 std::int64_t max_chunks(const DecodeAttention& a) {
   return ceil_div(static_cast<std::int64_t>(a.max_blocks) * a.layer.k.shape[2], kChunkKeys);
 }
 std::size_t carve(DecodePlan& plan, void* memory, std::int64_t num_sequences, std::int64_t chunks) {
   Carver carver(memory);
-  plan.counts = carver.take<std::int32_t>(2);
+  plan.counts = carver.take<std::int32_t>(DecodePlan::kNumCounts);
   plan.units = carver.take<AttentionUnit>(num_sequences * chunks);
   plan.merges = carver.take<MergeUnit>(num_sequences);
   return carver.used();
@@ -89,8 +95,17 @@ void decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const vo
     p.state_sums = state_sums;
     p.state_rows = packing.heads;
     const std::int64_t num_items = max_units * packing.num_groups;
-    if (fresh != nullptr) {
-      launch_fresh(p, call, *fresh, num_items, num_multiprocessors(ctx), stream);
+    static const bool old = std::getenv("PRL_OLD") != nullptr;
+    if (can_launch_decode(call) && (fresh != nullptr || !old)) {
+      if (fresh != nullptr) p.fresh = *fresh;
+      p.next_item = plan.counts + 3;
+      p.num_keys_at = plan.counts + 2;
+      if (a.layer.next != nullptr && ahead_bytes() > 0) {
+        p.next_k = a.layer.next->k.data;
+        p.next_v = a.layer.next->v.data;
+        p.ahead_bytes = ahead_bytes();
+      }
+      launch_decode(p, call, num_items, num_multiprocessors(ctx), stream);
     } else {
       launch_hopper(p, call, true, num_items, num_multiprocessors(ctx), stream);
     }
@@ -148,7 +163,8 @@ bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs
                             ConstTensorView plan, float scale) {
   const std::int64_t D = in.head_dim, block_size = layer.k.shape[2];
   const bool is_wanted_type = chosen_attention_family(ctx) == AttentionFamily::kHopper && in.qkv_TE.dtype == DType::kBF16;
-  if (in.qkv_TE.shape.num_rows() > kMaxFresh) return false;
+  static const char* dev = std::getenv("PRL_FRESH");
+  if (in.qkv_TE.shape.num_rows() > (dev ? std::atoll(dev) : kMaxFresh)) return false;
   if (!is_wanted_type || (D != 64 && D != 128) || block_size % 8 != 0 || !(scale > 0.0f)) return false;
   const std::initializer_list<const void*> pointers = {in.qkv_TE.data,          in.q_norm_D.data, in.k_norm_D.data, in.rope->cos_PD2.data(),
                                                        in.rope->sin_PD2.data(), layer.k.data,     layer.v.data};

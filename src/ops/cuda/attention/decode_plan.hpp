@@ -10,7 +10,8 @@ namespace prl::ops::cuda {
 
 /// A plan of split units of one token each, in device memory.
 struct DecodePlan {
-  std::int32_t* counts;  ///< units, merges
+  static constexpr int kNumCounts = 5;
+  std::int32_t* counts;  ///< units, merges, keys of all sequences; then what hopper::ForwardParams::next_item wants
   AttentionUnit* units;
   MergeUnit* merges;
 };

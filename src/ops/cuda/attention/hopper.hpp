@@ -36,7 +36,7 @@ struct FreshHeads {
 
 struct ForwardParams {
   CUtensorMap q;  ///< [T][Hq][D], box [tokens][heads][64] of the packing
-  /// Dense: [Hkv][T][D], box [1][tile][64]; paged: [blocks * Hkv][block_size][D], box [1][box_rows][64]; decoding with fresh heads:
+  /// Dense: [Hkv][T][D], box [1][tile][64]; paged: [blocks * Hkv][block_size][D], box [1][box_rows][64]; launch_decode:
   /// [blocks * Hkv][block_size / 8][D / 64][8][64], box [1][box_rows / 8][D / 64][8][64].
   CUtensorMap k, v;
   const AttentionUnit* units;
@@ -52,10 +52,16 @@ struct ForwardParams {
   float* state_out;    ///< [state][group of heads][state_rows][D]
   float2* state_sums;  ///< [state][group of heads][state_rows]: top, sum
   std::int32_t state_rows;
-  FreshHeads fresh;  ///< launch_decode only
+
+  // launch_decode only
+  FreshHeads fresh;           ///< qkv null: q is in `q`, k and v are in the cache
+  std::int32_t* next_item;    ///< [2] 0, and 0 again after each call
+  const std::int32_t* num_keys_at;  ///< of all units
+  const void *next_k, *next_v;  ///< the layer that is read next, or null: part of it is brought closer
+  std::int64_t ahead_bytes;     ///< of it at most
 };
 
-/// Queues split units of one token each, whose heads are `p.fresh`. kHeadDim is 64 or 128.
+/// Queues split units of one token each, num_units_at of them. kHeadDim is 64 or 128.
 template <int kHeadDim>
 void launch_decode(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream);
 
