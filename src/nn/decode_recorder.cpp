@@ -84,7 +84,6 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   arena_.reset();
   std::vector<ops::KvLayer> layers;
   for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
-  for (std::size_t i = 0; i + 1 < layers.size(); ++i) layers[i].next = &layers[i + 1];
   const ops::DecodeIndex decode{step.slots, step.lengths, step.table};
   const ModelConfig& c = weights.config;
   const auto plan_bytes = static_cast<std::int64_t>(ops::decode_plan_bytes(ctx_, decode, cache.block_size()));

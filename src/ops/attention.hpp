@@ -40,7 +40,6 @@ void attention_varlen_backward(OpContext& ctx, TensorView dq_THD, TensorView dk_
 struct KvLayer {
   TensorView k;
   TensorView v;
-  const KvLayer* next = nullptr;  ///< the layer that is read after this one, if known: a device may bring it closer ahead of time
 };
 /// Stores the k, v of each token at slot_T[t] = block * block_size + offset (int32, host; -1 skips the token).
 void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::int64_t k_token_stride, ConstTensorView v_TKD,

@@ -95,11 +95,6 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint
                : "memory");
 }
 
-/// Starts to bring `bytes` (a multiple of 16) from 16-byte aligned memory into the second-level cache.
-__device__ __forceinline__ void fetch_bytes(const void* from, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(reinterpret_cast<std::uint64_t>(from)), "r"(bytes) : "memory");
-}
-
 // Registers -----------------------------------------------------------------------------------------------------------------------
 
 template <int kCount>

@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
         load_rows(b, pitch, kTile, p.v + kv_head * D, p.v_stride, u.token, first, u.length, D);
       }
       __syncthreads();
-#pragma unroll
+      // Unrolled over rows, the code would take minutes to compile.
+#pragma unroll 1
       for (int i = 0; i < kRowsPerWarp; ++i) {
         const int row = warp + i * kWarps, own = u.first + row;
         if (own >= u.length) break;
@@ -67,6 +68,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
           w[e] = key <= query ? exp2f(fmaf(s, p.scale * kLog2e, -st.x)) : 0.0f;
           dw[e] = w[e] * (x - st.y);
         }
+#pragma unroll 4
         for (int other = 0; other < kTile; ++other) {
           const float ws = __shfl_sync(0xffffffffu, other < 32 ? w[0] : w[1], other % 32);
           const float ds = __shfl_sync(0xffffffffu, other < 32 ? dw[0] : dw[1], other % 32);
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
       }
     }
   }
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < kRowsPerWarp; ++i) {
     const int own = u.first + warp + i * kWarps;
     if (own >= u.length) break;
@@ -119,9 +121,9 @@ void launch(const PlainBackward<float>& p, cudaStream_t stream) {
 
 void launch_plain_backward(const PlainBackward<float>& p, cudaStream_t stream) {
   switch ((p.head_dim + 31) / 32) {
-    case 1: return launch<1>(p, stream);
+    case 1:
     case 2: return launch<2>(p, stream);
-    case 3: return launch<3>(p, stream);
+    case 3:
     case 4: return launch<4>(p, stream);
     default: return launch<8>(p, stream);
   }

@@ -117,8 +117,6 @@ void launch_hopper(const hopper::ForwardParams& p, const ForwardCall& c, bool sp
   }
 }
 
-bool can_launch_decode(const ForwardCall& c) { return (c.head_dim == 64 || c.head_dim == 128) && c.block_size % 8 == 0; }
-
 void launch_decode(const hopper::ForwardParams& params, const ForwardCall& c, std::int64_t num_items, int num_multiprocessors,
                    cudaStream_t stream) {
   hopper::ForwardParams p = params;

@@ -32,8 +32,6 @@ void check_rows(const char* what, const void* data, std::int64_t token_stride, D
 hopper::ForwardParams hopper_params(const ForwardCall& call, const RowPacking& packing);
 void launch_hopper(const hopper::ForwardParams& p, const ForwardCall& call, bool split, std::int64_t num_items, int num_multiprocessors,
                    cudaStream_t stream);
-/// Whether launch_decode takes this shape of cache.
-bool can_launch_decode(const ForwardCall& call);
 /// The maps of keys and values become those that hopper::launch_decode wants.
 void launch_decode(const hopper::ForwardParams& p, const ForwardCall& call, std::int64_t num_items, int num_multiprocessors,
                    cudaStream_t stream);

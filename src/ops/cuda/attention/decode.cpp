@@ -1,5 +1,3 @@
-#include <cstdlib>
-
 #include "ops/cuda/attention/bodies.hpp"
 #include "ops/cuda/attention/call.hpp"
 #include "ops/cuda/attention/decode_plan.hpp"
@@ -9,14 +7,6 @@
 namespace prl::ops::cuda {
 namespace {
 
-/// Sequences of a step whose heads the blocks that attend prepare themselves. Measured with Qwen3-0.6B on an H200: one sequence decodes
-/// 10% faster so, for a kernel that waits for another is gone; 128 decode 6% slower.
-constexpr std::int64_t kMaxFresh = 16;
-
-std::int64_t ahead_bytes() {
-  static const char* v = std::getenv("PRL_AHEAD");
-  return (v ? std::atoll(v) : 16) << 20;
-}
 std::int64_t max_chunks(const DecodeAttention& a) {
   return ceil_div(static_cast<std::int64_t>(a.max_blocks) * a.layer.k.shape[2], kChunkKeys);
 }
@@ -95,16 +85,9 @@ void decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const vo
     p.state_sums = state_sums;
     p.state_rows = packing.heads;
     const std::int64_t num_items = max_units * packing.num_groups;
-    static const bool old = std::getenv("PRL_OLD") != nullptr;
-    if (can_launch_decode(call) && (fresh != nullptr || !old)) {
-      if (fresh != nullptr) p.fresh = *fresh;
-      p.next_item = plan.counts + 3;
-      p.num_keys_at = plan.counts + 2;
-      if (a.layer.next != nullptr && ahead_bytes() > 0) {
-        p.next_k = a.layer.next->k.data;
-        p.next_v = a.layer.next->v.data;
-        p.ahead_bytes = ahead_bytes();
-      }
+    if (fresh != nullptr) {
+      p.fresh = *fresh;
+      p.next_item = plan.counts + 2;
       launch_decode(p, call, num_items, num_multiprocessors(ctx), stream);
     } else {
       launch_hopper(p, call, true, num_items, num_multiprocessors(ctx), stream);
@@ -163,8 +146,7 @@ bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs
                             ConstTensorView plan, float scale) {
   const std::int64_t D = in.head_dim, block_size = layer.k.shape[2];
   const bool is_wanted_type = chosen_attention_family(ctx) == AttentionFamily::kHopper && in.qkv_TE.dtype == DType::kBF16;
-  static const char* dev = std::getenv("PRL_FRESH");
-  if (in.qkv_TE.shape.num_rows() > (dev ? std::atoll(dev) : kMaxFresh)) return false;
+  if (ceil_div(in.num_heads, in.num_kv_heads) > hopper::kMaxFreshHeads) return false;
   if (!is_wanted_type || (D != 64 && D != 128) || block_size % 8 != 0 || !(scale > 0.0f)) return false;
   const std::initializer_list<const void*> pointers = {in.qkv_TE.data,          in.q_norm_D.data, in.k_norm_D.data, in.rope->cos_PD2.data(),
                                                        in.rope->sin_PD2.data(), layer.k.data,     layer.v.data};

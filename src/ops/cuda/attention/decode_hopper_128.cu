@@ -4,10 +4,7 @@ namespace prl::ops::cuda::hopper {
 
 template <>
 void launch_decode<128>(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream) {
-  if (p.fresh.qkv != nullptr)
-    launch_decoding<128, true>(p, num_items, num_multiprocessors, stream);
-  else
-    launch_decoding<128, false>(p, num_items, num_multiprocessors, stream);
+  launch_decoding<128>(p, num_items, num_multiprocessors, stream);
 }
 
 }  // namespace prl::ops::cuda::hopper

@@ -40,17 +40,15 @@ __global__ void __launch_bounds__(kThreads)
     sum_before(base + tid < num_sequences ? context_len[base + tid] / kChunkKeys : 0, total);
     all_full += total;
   }
-  int num_full = 0, num_partial = 0, num_states = 0, num_merges = 0, num_keys = 0;
+  int num_full = 0, num_partial = 0, num_states = 0, num_merges = 0;
   for (int base = 0; base < num_sequences; base += kThreads) {
     const int s = base + tid, length = s < num_sequences ? context_len[s] : 0;
     const int full = length / kChunkKeys, partial = length % kChunkKeys != 0 ? 1 : 0, chunks = full + partial;
-    int totals[5];
+    int totals[4];
     const int full_at = num_full + sum_before(full, totals[0]);
     const int partial_at = all_full + num_partial + sum_before(partial, totals[1]);
     const int state_at = num_states + sum_before(chunks > 1 ? chunks : 0, totals[2]);
     const int merge_at = num_merges + sum_before(chunks > 1 ? 1 : 0, totals[3]);
-    sum_before(length, totals[4]);
-    num_keys += totals[4];
     num_full += totals[0];
     num_partial += totals[1];
     num_states += totals[2];
@@ -72,8 +70,7 @@ __global__ void __launch_bounds__(kThreads)
   if (tid == 0) {
     plan.counts[0] = num_full + num_partial;
     plan.counts[1] = num_merges;
-    plan.counts[2] = num_keys;
-    plan.counts[3] = plan.counts[4] = 0;
+    plan.counts[2] = plan.counts[3] = 0;
   }
 }
 

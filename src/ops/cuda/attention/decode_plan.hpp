@@ -10,8 +10,8 @@ namespace prl::ops::cuda {
 
 /// A plan of split units of one token each, in device memory.
 struct DecodePlan {
-  static constexpr int kNumCounts = 5;
-  std::int32_t* counts;  ///< units, merges, keys of all sequences; then what hopper::ForwardParams::next_item wants
+  static constexpr int kNumCounts = 4;
+  std::int32_t* counts;  ///< units, merges; then what hopper::ForwardParams::next_item wants
   AttentionUnit* units;
   MergeUnit* merges;
 };

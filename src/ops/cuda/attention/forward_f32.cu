@@ -65,6 +65,7 @@ struct Row {
     sum = fmaf(sum, rescale, a + b);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) out[c] *= rescale;
+#pragma unroll 4
     for (int key = 0; key < kTile; ++key) {
       const float w = __shfl_sync(0xffffffffu, key < 32 ? a : b, key % 32);
 #pragma unroll
@@ -116,7 +117,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
     load_tile(v, D, p.v, p.v_stride, p, u, kv_head, t * kTile);
     __syncthreads();
     const bool ends_chunk = (t + 1) % kTilesPerChunk == 0 || t + 1 == u.tile_end;
-#pragma unroll
+    // Unrolled over rows, the code would take minutes to compile.
+#pragma unroll 1
     for (int i = 0; i < kRowsPerWarp; ++i) {
       const int row = warp + i * kWarps;
       if (row >= num_rows) break;
@@ -125,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant
     }
     if (ends_chunk) is_first = false;
   }
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < kRowsPerWarp; ++i) {
     const int row = warp + i * kWarps;
     if (row >= num_rows) break;
@@ -160,9 +162,9 @@ void launch(const PlainForward<float>& p, cudaStream_t stream) {
 
 void launch_plain_forward(const PlainForward<float>& p, cudaStream_t stream) {
   switch ((p.head_dim + 31) / 32) {
-    case 1: return launch<1>(p, stream);
+    case 1:
     case 2: return launch<2>(p, stream);
-    case 3: return launch<3>(p, stream);
+    case 3:
     case 4: return launch<4>(p, stream);
     default: return launch<8>(p, stream);
   }

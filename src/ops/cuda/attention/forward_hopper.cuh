@@ -18,48 +18,40 @@
 
 namespace prl::ops::cuda::hopper {
 
-/// kDeep: the ring takes a processor's shared memory, for calls with too few units to give each processor two. kDecode: a step of
-/// recorded decoding, whose blocks take units as they get done with others and copy keys of earlier steps while the kernel before still
-/// runs. kFresh: such a step from projections (fresh_heads.cuh).
-template <int kD_, int kWarpgroups_, bool kPaged_, bool kSplit_, bool kDeep = false, bool kDecode_ = false, bool kFresh_ = false>
+/// kDeep: the ring takes a processor's shared memory, for calls with too few units to give each processor two. kFresh: decoding from
+/// projections (fresh_heads.cuh). Its blocks take units as they get done with others, and copy keys of earlier steps while the kernel
+/// that forms the projections still runs.
+template <int kD_, int kWarpgroups_, bool kPaged_, bool kSplit_, bool kDeep = false, bool kFresh_ = false>
 struct ForwardShape {
   static constexpr int kD = kD_, kWarpgroups = kWarpgroups_;
-  static constexpr bool kPaged = kPaged_, kSplit = kSplit_, kDecode = kDecode_, kFresh = kFresh_;
-  static_assert(!kFresh || kDecode);
+  static constexpr bool kPaged = kPaged_, kSplit = kSplit_, kFresh = kFresh_;
   static constexpr int kTile = forward_tile(kD), kBlocks = kD / 64;
   static constexpr int kTilesPerChunk = kChunkKeys / kTile;
   static constexpr int kSlotBlock = kTile * 128, kSlotBytes = kBlocks * kSlotBlock;
-  /// From 8 rows of a tile to the next, and from its 64 columns to the next: blocks of columns, or in decoding groups of rows, lie one
-  /// behind the other. The latter makes one copy of rows that lie together in the cache.
-  static constexpr int kGroupBytes = kDecode ? kBlocks * 1024 : 1024, kColumnBlock = kDecode ? 1024 : kSlotBlock;
+  /// From 8 rows of a tile to the next, and from its 64 columns to the next: blocks of columns, or with fresh heads groups of rows, lie
+  /// one behind the other. The latter makes one copy of rows that lie together in the cache.
+  static constexpr int kGroupBytes = kFresh ? kBlocks * 1024 : 1024, kColumnBlock = kFresh ? 1024 : kSlotBlock;
   static constexpr int kQBlock = 64 * 128, kQGroup = kBlocks * kQBlock, kQBytes = kWarpgroups * kQGroup;
   static constexpr int kTotalsBytes = kSplit ? 0 : kWarpgroups * 64 * kD * 4;
   static constexpr int kSlots = kD == 64 ? (kDeep ? 12 : 6) : kD == 128 && kSplit ? (kDeep ? 6 : 3) : 4;
   static constexpr int kBarriersAt = kQBytes + kSlots * kSlotBytes + kTotalsBytes;
   static constexpr int kWorkAt = kBarriersAt + (2 * kSlots + 2) * 8;
-  static constexpr int kSharedBytes = kWorkAt + (kDecode ? 48 : 0);
+  static constexpr int kSharedBytes = kWorkAt + (kFresh ? FreshMemory::kBytes : 0);
   static constexpr int kThreads = (kWarpgroups + 1) * 128;
   static constexpr int kBlocksPerProcessor = kSplit && kD <= 128 && !kDeep ? 2 : 1;
   /// Registers of a copying and of a computing thread, where a fair share would be too few for the latter.
-  static constexpr int kCopyRegisters = 40;
-  static constexpr int kRegisters = kWarpgroups == 2 ? 232 : kBlocksPerProcessor == 2 ? 216 : 0;
+  static constexpr int kCopyRegisters = kFresh ? 64 : 40;
+  static constexpr int kRegisters = kWarpgroups == 2 ? 232 : kBlocksPerProcessor == 2 ? 256 - kCopyRegisters : 0;
 };
 
 #if PRL_HOPPER
-
-/// What the computing warps do next, from the copying one: comes with q. A unit without tokens is the end.
-struct Work {
-  AttentionUnit unit;
-  int group;
-};
-static_assert(sizeof(Work) <= 48 && sizeof(AttentionUnit) == 2 * sizeof(int4));
 
 template <typename F>
 struct ForwardMemory {
   unsigned char *q, *ring;
   float4* totals;
   std::uint64_t *full, *empty, *q_full, *q_empty;
-  Work* work;
+  FreshMemory fresh;  ///< with fresh heads
   __device__ explicit ForwardMemory(unsigned char* p)
       : q(p),
         ring(p + F::kQBytes),
@@ -68,11 +60,8 @@ struct ForwardMemory {
         empty(full + F::kSlots),
         q_full(empty + F::kSlots),
         q_empty(q_full + 1),
-        work(reinterpret_cast<Work*>(p + F::kWorkAt)) {}
+        fresh(p + F::kWorkAt) {}
 };
-
-/// Boxes of a tile that a copy brings: all, or in two turns those of earlier steps and the one with the newest key.
-enum class Part { kAll, kOld, kNewest };
 
 /// The copies of a unit's tiles by one warp. Paged keys come in boxes of rows that lie together, one lane per box; where they are
 /// is looked up a tile ahead.
@@ -82,7 +71,7 @@ struct TileCopies {
   const AttentionUnit& u;
   const int kv_head, lane = static_cast<int>(threadIdx.x) % 32;
 
-  static constexpr int kBoxesPerRows = F::kDecode ? 1 : F::kBlocks;
+  static constexpr int kBoxesPerRows = F::kFresh ? 1 : F::kBlocks;
 
   __device__ __forceinline__ int block_of(int key) const { return __ldcg(p.block_table + u.keys + key / p.block_size); }
   /// Block of the lane's first box of a tile.
@@ -90,7 +79,6 @@ struct TileCopies {
     const int key = tile * F::kTile + lane / kBoxesPerRows * p.box_rows;
     return F::kPaged && tile < u.tile_end && key < min(u.num_keys, (tile + 1) * F::kTile) ? block_of(key) : 0;
   }
-  template <Part kPart = Part::kAll>
   __device__ __forceinline__ void copy(const CUtensorMap* map, unsigned char* slot, std::uint64_t* full, int tile, int first_block) const {
     const int first = tile * F::kTile;
     if constexpr (!F::kPaged) {
@@ -101,15 +89,12 @@ struct TileCopies {
       }
     } else {
       const int rows = p.box_rows, boxes = (min(F::kTile, u.num_keys - first) + rows - 1) / rows;
-      if (kPart != Part::kNewest && lane == 0)
-        barrier_arrive_expect(full, static_cast<std::uint32_t>(boxes * rows * F::kBlocks * 128));
+      if (lane == 0) barrier_arrive_expect(full, static_cast<std::uint32_t>(boxes * rows * F::kBlocks * 128));
       __syncwarp();
       for (int i = lane; i < boxes * kBoxesPerRows; i += 32) {
         const int box = i / kBoxesPerRows, b = i % kBoxesPerRows, key = first + box * rows;
-        const bool has_newest = key + rows >= u.num_keys;
-        if (kPart != Part::kAll && has_newest != (kPart == Part::kNewest)) continue;
         const int block = i < 32 ? first_block : block_of(key), head = block * p.num_kv_heads + kv_head;
-        if constexpr (F::kDecode)
+        if constexpr (F::kFresh)
           copy_box(slot + box * rows / 8 * F::kGroupBytes, map, full, 0, 0, 0, key % p.block_size / 8, head);
         else
           copy_box(slot + b * F::kSlotBlock + box * rows * 128, map, full, b * 64, key % p.block_size, head);
@@ -167,139 +152,74 @@ __device__ __forceinline__ void forward_copies(const ForwardParams& p, const For
   });
 }
 
-/// The copying warp of a decoding step.
+/// The copying warp of a step with fresh heads. What it reads before the wait no recorded work writes but the plan, long before.
 template <typename F>
-struct DecodeCopies {
+struct FreshCopies {
   const ForwardParams& p;
   const ForwardMemory<F>& m;
   const int lane = static_cast<int>(threadIdx.x) % 32, groups = p.packing.num_groups;
   RingPlace<F::kSlots> place;
-  std::uint32_t q_phase = 0;
-  bool is_first = true, has_waited = false;
+  std::uint32_t phase = 0;
 
-  __device__ __forceinline__ void wait() {
-    if (!has_waited) wait_for_previous();
-    has_waited = true;
-  }
-  __device__ __forceinline__ void announce(const AttentionUnit& u, int group) {
-    barrier_wait(m.q_empty, q_phase ^ 1);
-    q_phase ^= 1;
+  __device__ __forceinline__ void hand_over(const AttentionUnit& u, int group) {
+    barrier_wait(m.fresh.next_empty, phase ^ 1);
+    phase ^= 1;
     if (lane == 0) {
-      *m.work = {u, group};
-      if (F::kFresh || u.num_tokens == 0)
-        barrier_arrive(m.q_full);
-      else
-        copy_queries<F>(p, m, u, group);
+      *m.fresh.next = {u, group};
+      barrier_arrive(m.fresh.next_full);
     }
     __syncwarp();
   }
   /// Blocks begin with the items of their own numbers; who gets done takes the next of the list.
-  __device__ __forceinline__ int next_item(int total) {
+  __device__ __forceinline__ int next_item(int total) const {
     if (total <= static_cast<int>(gridDim.x)) return total;
-    wait();
+    wait_for_previous();
     int item = 0;
     if (lane == 0) item = static_cast<int>(gridDim.x) + atomicAdd(p.next_item, 1);
     return __shfl_sync(0xffffffffu, item, 0);
   }
   /// The last block sets the counter back.
   __device__ __forceinline__ void finish(int total) const {
+    wait_for_previous();
     if (total <= static_cast<int>(gridDim.x) || lane != 0) return;
     auto* done = reinterpret_cast<unsigned*>(p.next_item + 1);
     if (atomicInc(done, gridDim.x - 1) == gridDim.x - 1) *p.next_item = 0;
   }
 
-  template <Part kPart>
-  __device__ __forceinline__ void copy_into(const TileCopies<F>& copies, const CUtensorMap* map, int slot, int tile, int block) const {
-    copies.template copy<kPart>(map, m.ring + slot * F::kSlotBytes, m.full + slot, tile, block);
-  }
-  /// The first copies of the block's first item: the ring is empty.
-  template <Part kPart>
-  __device__ __forceinline__ void copy_first(const TileCopies<F>& copies, int block, int next) const {
-    const AttentionUnit& u = copies.u;
-    copy_into<kPart>(copies, &p.k, 0, u.tile_begin, block);
-    if (u.tile_begin + 1 < u.tile_end) {
-      copy_into<kPart>(copies, &p.k, 1, u.tile_begin + 1, next);
-      copy_into<kPart>(copies, &p.v, 2, u.tile_begin, block);
-    } else {
-      copy_into<kPart>(copies, &p.v, 1, u.tile_begin, block);
-    }
-  }
-
   __device__ __forceinline__ void run() {
     if (lane == 0) {
-      if (!F::kFresh) prefetch_map(&p.q);
       prefetch_map(&p.k);
       prefetch_map(&p.v);
     }
     int item = static_cast<int>(blockIdx.x);
     AttentionUnit u = read_unit(p.units + item / groups);
     const int total = num_units_of(p) * groups;
+    if (item >= total) u = {};
+    hand_over(u, item % groups);
     while (item < total) {
-      const int group = item % groups;
-      const TileCopies<F> copies{p, u, kv_head_of(p.packing, group)};
-      int block = copies.look_up(u.tile_begin), next = copies.look_up(u.tile_begin + 1), t = u.tile_begin + 1;
-      const auto copy = [&](const CUtensorMap* map, int tile, int from) {
+      const TileCopies<F> copies{p, u, kv_head_of(p.packing, item % groups)};
+      const auto copy = [&](const CUtensorMap* map, int tile, int block) {
         barrier_wait(m.empty + place.slot, place.phase ^ 1);
-        copy_into<Part::kAll>(copies, map, place.slot, tile, from);
+        copies.copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, block);
         place.advance();
       };
-      const bool is_early = is_first && !F::kFresh, is_last_copied = is_early && u.tile_begin + 1 == u.tile_end;
-      is_first = false;
-      if (is_early) {
-        copy_first<Part::kOld>(copies, block, next);
-        wait();
-        copy_first<Part::kNewest>(copies, block, next);
-        for (int i = 0; i < (is_last_copied ? 2 : 3); ++i) place.advance();
-        announce(u, group);
-        if (!is_last_copied) {
-          block = next;
-          next = copies.look_up(++t);
-        }
-      } else {
-        copy(&p.k, u.tile_begin, block);
-        announce(u, group);
-      }
-      for (; t < u.tile_end; ++t) {
+      int block = copies.look_up(u.tile_begin), next = copies.look_up(u.tile_begin + 1);
+      copy(&p.k, u.tile_begin, block);
+      for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
         const int after = copies.look_up(t + 1);
         copy(&p.k, t, next);
         copy(&p.v, t - 1, block);
         block = next;
         next = after;
       }
-      const int next_one = next_item(total), last = u.tile_end - 1;
-      AttentionUnit next_unit{};
-      if (next_one < total) next_unit = read_unit(p.units + next_one / groups);
-      if (!is_last_copied) copy(&p.v, last, block);
-      item = next_one;
-      u = next_unit;
+      item = next_item(total);
+      AttentionUnit following{};
+      if (item < total) following = read_unit(p.units + item / groups);
+      hand_over(following, item % groups);
+      copy(&p.v, u.tile_end - 1, block);
+      u = following;
     }
-    wait();
-    announce(AttentionUnit{}, 0);
     finish(total);
-    fetch_ahead(total);
-  }
-
-  /// Brings a part of the next layer's keys and values, spread over all units, into the second-level cache: memory has little to do
-  /// while the products between this call and the next run.
-  __device__ __forceinline__ void fetch_ahead(int total) const {
-    if (p.next_k == nullptr) return;
-    const std::int64_t block_bytes = static_cast<std::int64_t>(p.block_size) * p.head_dim * 2;
-    const std::int64_t all = static_cast<std::int64_t>(__ldcg(p.num_keys_at)) * p.num_kv_heads * p.head_dim * 4;
-    const int every = static_cast<int>((all + p.ahead_bytes - 1) / p.ahead_bytes);
-    for (int item = static_cast<int>(blockIdx.x); item < total; item += static_cast<int>(gridDim.x)) {
-      const int group = item % groups;
-      if (group % p.packing.groups_per_kv_head != 0) continue;
-      const AttentionUnit u = read_unit(p.units + item / groups);
-      const int begin = u.tile_begin * F::kTile / p.block_size;
-      const int end = (min(u.num_keys, u.tile_end * F::kTile) + p.block_size - 1) / p.block_size;
-      for (int i = begin + lane; i < end; i += 32) {
-        if ((i + item) % every != 0) continue;
-        const std::int64_t block = __ldcg(p.block_table + u.keys + i);
-        const std::int64_t at = (block * p.num_kv_heads + kv_head_of(p.packing, group)) * block_bytes;
-        fetch_bytes(reinterpret_cast<const unsigned char*>(p.next_k) + at, static_cast<std::uint32_t>(block_bytes));
-        fetch_bytes(reinterpret_cast<const unsigned char*>(p.next_v) + at, static_cast<std::uint32_t>(block_bytes));
-      }
-    }
   }
 };
 
@@ -317,7 +237,7 @@ struct ForwardWarpgroup {
   float scores[F::kTile / 2];
   std::uint32_t weights[F::kTile / 4];
   RowPair rows, total;
-  FreshToken<F> fresh;  ///< with fresh heads
+  std::uint32_t round = 0;  ///< of the block's units, with fresh heads
 
   __device__ __forceinline__ ForwardWarpgroup(const ForwardParams& params, const ForwardMemory<F>& memory)
       : p(params), m(memory), warpgroup(static_cast<int>(threadIdx.x) / 128), lane(static_cast<int>(threadIdx.x) % 32) {}
@@ -403,7 +323,7 @@ struct ForwardWarpgroup {
   __device__ __forceinline__ void complete_keys(const AttentionUnit& u, int tile) {
     if constexpr (F::kFresh) {
       if (tile != u.tile_end - 1 || !has_newest<F>(u)) return;
-      fresh.into_tile(u, m.ring + place.slot * F::kSlotBytes, 0);
+      new_row_into<F>(m.ring + place.slot * F::kSlotBytes, m.q, u, round, 0);
       async_fence();
       named_sync<128>(3 + warpgroup);
     }
@@ -416,7 +336,7 @@ struct ForwardWarpgroup {
     for (int b = 0; b < F::kBlocks; ++b)
       for (int i = valid * 8 + static_cast<int>(threadIdx.x % 128); i < F::kTile * 8; i += 128)
         *reinterpret_cast<uint4*>(slot + b * F::kColumnBlock + i / 64 * F::kGroupBytes + i % 64 * 16) = make_uint4(0, 0, 0, 0);
-    if constexpr (F::kFresh) fresh.into_tile(u, slot, 1);
+    if constexpr (F::kFresh) new_row_into<F>(slot, m.q, u, round, 1);
     async_fence();
     named_sync<128>(3 + warpgroup);
   }
@@ -430,9 +350,7 @@ struct ForwardWarpgroup {
     float rescale[2];
     rows.clear();
 
-    if constexpr (F::kFresh) {
-      fresh.prepare(p, u, group, m.q);
-    } else if constexpr (!F::kDecode) {
+    if constexpr (!F::kFresh) {
       barrier_wait(m.q_full, q_phase);
       q_phase ^= 1;
     }
@@ -555,33 +473,40 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocksPerProcessor) forward_k
       barrier_init(m.full + i, 1);
       barrier_init(m.empty + i, 4 * F::kWarpgroups);
     }
-    barrier_init(m.q_full, 1);
+    barrier_init(m.q_full, F::kFresh ? FreshWarps<F>::kWarps : 1);
     barrier_init(m.q_empty, 4 * F::kWarpgroups);
+    if constexpr (F::kFresh) {
+      barrier_init(m.fresh.next_full, 1);
+      barrier_init(m.fresh.next_empty, FreshWarps<F>::kWarps);
+    }
     barrier_init_fence();
   }
   __syncthreads();
   let_next_begin();
-  if constexpr (!F::kDecode) wait_for_previous();
+  if constexpr (!F::kFresh) wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp >= 4 * F::kWarpgroups) {
     if constexpr (F::kRegisters != 0) registers_down<F::kCopyRegisters>();
-    if constexpr (F::kDecode) {
-      if (warp == 4 * F::kWarpgroups) DecodeCopies<F>{p, m}.run();
+    const int helper = warp - 4 * F::kWarpgroups;
+    if constexpr (F::kFresh) {
+      if (helper == 0)
+        FreshCopies<F>{p, m}.run();
+      else
+        FreshWarps<F>{p, m.fresh, m.q, m.q_full, m.q_empty, helper - 1}.run();
     } else {
-      if (warp == 4 * F::kWarpgroups) forward_copies<F>(p, m);
+      if (helper == 0) forward_copies<F>(p, m);
     }
   } else {
     if constexpr (F::kRegisters != 0) registers_up<F::kRegisters>();
     ForwardWarpgroup<F> group(p, m);
     if (F::kWarpgroups == 2 && group.warpgroup == 1) named_arrive<256>(1);
-    if constexpr (F::kDecode) {
-      for (std::uint32_t phase = 0;; phase ^= 1) {
-        barrier_wait(m.q_full, phase);
-        const Work work = *m.work;
+    if constexpr (F::kFresh) {
+      for (;; ++group.round) {
+        barrier_wait(m.q_full, group.round % 2);
+        const Work work = *m.fresh.work;
         if (work.unit.num_tokens == 0) break;
         group.compute(work.unit, work.group);
       }
-      if constexpr (F::kFresh) group.fresh.wait();
     } else {
       for_each_item(p.units, num_units_of(p), p.packing.num_groups, [&](const AttentionUnit& u, int g) { group.compute(u, g); });
     }
@@ -610,12 +535,12 @@ void launch_forward(const ForwardParams& p, bool paged, bool split, int num_item
     launch_shape<ForwardShape<kD, 1, true, true>>(p, num_items, num_multiprocessors, stream);
 }
 
-template <int kD, bool kFresh>
+template <int kD>
 void launch_decoding(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream) {
   if (num_items <= num_multiprocessors)
-    launch_shape<ForwardShape<kD, 1, true, true, true, true, kFresh>>(p, num_items, num_multiprocessors, stream);
+    launch_shape<ForwardShape<kD, 1, true, true, true, true>>(p, num_items, num_multiprocessors, stream);
   else
-    launch_shape<ForwardShape<kD, 1, true, true, false, true, kFresh>>(p, num_items, num_multiprocessors, stream);
+    launch_shape<ForwardShape<kD, 1, true, true, false, true>>(p, num_items, num_multiprocessors, stream);
 }
 
 }  // namespace prl::ops::cuda::hopper

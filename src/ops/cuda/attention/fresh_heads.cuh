@@ -5,10 +5,31 @@
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/head.cuh"
 
-// The new token of a decoding step, on the way from its projections to attention: what norm_rope.cu does to it, done by the blocks that
-// attend. Its key and value go into the cache for later steps, and into the tile in shared memory for this one.
+// The new token of a decoding step, on the way from its projections to attention: what norm_rope.cu does to it, done by three warps of
+// the block that attends, a unit ahead of those that compute. Its key and value go into the cache for later steps, and into the tile in
+// shared memory for this one.
 
 namespace prl::ops::cuda::hopper {
+
+/// A unit and its group of heads, as warps of a block hand it to each other. One without tokens is the end.
+struct Work {
+  AttentionUnit unit;
+  int group;
+};
+constexpr int kWorkBytes = 48;
+static_assert(sizeof(Work) <= kWorkBytes);
+
+/// What the three kinds of warps share. Copying warp -> `next` -> preparing warps -> q, k, v and `work` -> computing warps.
+struct FreshMemory {
+  Work *next, *work;
+  std::uint64_t *next_full, *next_empty;
+  static constexpr int kBytes = 2 * kWorkBytes + 16;
+  __device__ explicit FreshMemory(unsigned char* p)
+      : next(reinterpret_cast<Work*>(p)),
+        work(reinterpret_cast<Work*>(p + kWorkBytes)),
+        next_full(reinterpret_cast<std::uint64_t*>(p + 2 * kWorkBytes)),
+        next_empty(next_full + 1) {}
+};
 
 #if PRL_HOPPER
 
@@ -18,83 +39,109 @@ __device__ __forceinline__ bool has_newest(const AttentionUnit& u) {
   return u.tile_end * F::kTile >= u.num_keys;
 }
 
-/// One warpgroup. The heads of a unit are dealt to its threads in this order: k, v, then those of q; so warp 0 keeps k and v.
-template <typename F>
-struct FreshToken {
-  static constexpr int kLanes = F::kD / kVec, kHeadsPerWarp = kWarp / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) % 128 / kWarp;
-  const int which = lane / kLanes, column = lane % kLanes * kVec;
-  uint4 kept{};  ///< 8 elements of k or v
-  bool has_waited = false;
+/// 8 elements from `column` on of a row in a tile of groups of 8 rows `group_bytes` apart, whose blocks of 64 columns are `block_bytes`
+/// apart.
+__device__ __forceinline__ uint4* place_in_tile(unsigned char* tile, int row, int column, int group_bytes, int block_bytes) {
+  return reinterpret_cast<uint4*>(tile + row / 8 * group_bytes + column / 64 * block_bytes + row % 8 * 128 +
+                                  (column / 8 % 8 ^ row % 8) * 16);
+}
 
-  /// 8 elements from `column` on of a row in a tile of groups of 8 rows `group_bytes` apart, whose blocks of 64 columns are `block_bytes`
-  /// apart.
-  __device__ __forceinline__ uint4* place(unsigned char* tile, int row, int group_bytes, int block_bytes) const {
-    return reinterpret_cast<uint4*>(tile + row / 8 * group_bytes + column / 64 * block_bytes + row % 8 * 128 +
-                                    (column / 8 % 8 ^ row % 8) * 16);
+/// 8 elements of the new k (which = 0) or v (1) of a block's unit `round`: where the tile of q has rows that no head takes.
+template <typename F>
+__device__ __forceinline__ uint4* new_row(unsigned char* q, std::uint32_t round, int which, int column) {
+  static_assert(4 * F::kD * 2 <= 1024 && kMaxFreshHeads <= 56);
+  return reinterpret_cast<uint4*>(q + F::kQBlock - 1024 + (static_cast<int>(round % 2) * 2 + which) * F::kD * 2 + column * 2);
+}
+/// The new row into its place in the unit's last tile, by the first warp of a warpgroup. The caller fences and synchronises.
+template <typename F>
+__device__ __forceinline__ void new_row_into(unsigned char* tile, unsigned char* q, const AttentionUnit& u, std::uint32_t round, int which) {
+  const int column = static_cast<int>(threadIdx.x) * kVec;
+  if (column < F::kD)
+    *place_in_tile(tile, u.num_keys - 1 - (u.tile_end - 1) * F::kTile, column, F::kGroupBytes, F::kColumnBlock) =
+        *new_row<F>(q, round, which, column);
+}
+
+/// The preparing warps. The heads of a unit are dealt to them in this order: k, v, then those of q.
+template <typename F>
+struct FreshWarps {
+  static constexpr int kWarps = 3, kLanes = F::kD / kVec, kHeadsPerWarp = kWarp / kLanes, kHeadsAtOnce = kWarps * kHeadsPerWarp;
+  const ForwardParams& p;
+  const FreshMemory m;
+  unsigned char* const q;
+  std::uint64_t *const q_full, *const q_empty;
+  const int warp;  ///< of them
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, which = lane / kLanes, column = lane % kLanes * kVec;
+
+  __device__ __forceinline__ void run() const {
+    for (std::uint32_t round = 0;; ++round) {
+      barrier_wait(m.next_full, round % 2);
+      const Work next = *m.next;
+      __syncwarp();
+      if (lane == 0) barrier_arrive(m.next_empty);
+      const bool is_end = next.unit.num_tokens == 0;
+      if (is_end)
+        barrier_wait(q_empty, round % 2 ^ 1);
+      else
+        prepare(next.unit, next.group, round);
+      if (warp == 0 && lane == 0) *m.work = next;
+      async_fence();
+      __syncwarp();
+      if (lane == 0) barrier_arrive(q_full);
+      if (is_end) return;
+    }
   }
 
-  /// Heads of q into `q`, k and v into the cache. The first call of a block waits for the kernel that wrote the projections.
-  __device__ __forceinline__ void prepare(const ForwardParams& p, const AttentionUnit& u, int group, unsigned char* q) {
+ private:
+  /// Heads of q into their tile as soon as the unit before has formed its scores, k and v beside it and into the cache.
+  __device__ __forceinline__ void prepare(const AttentionUnit& u, int group, std::uint32_t round) const {
     const FreshHeads& f = p.fresh;
     const int num_heads = num_heads_of(p.packing, group), first_head = first_head_of(p.packing, group);
     const int kv_head = kv_head_of(p.packing, group);
     const bool is_newest = has_newest<F>(u), is_first_half = column < F::kD / 2;
     int position = __ldcg(f.positions + u.token);
+    const int slot = __ldcg(f.slots + u.token);
     if (position < 0 || position >= f.num_positions) {
       ::prl::cuda::report(f.fault, ::prl::cuda::Fault::kRopePosition, static_cast<std::uint32_t>(u.token));
       position = 0;
     }
-    float cosine[kVec], sine[kVec];
     const std::int64_t at = static_cast<std::int64_t>(position) * (F::kD / 2) + column % (F::kD / 2);
-    load<true>(cosine, f.cosines + at, kVec);
-    load<true>(sine, f.sines + at, kVec);
-    for (int base = 0; base < num_heads + 2; base += 4 * kHeadsPerWarp) {
+    wait_for_previous();
+    for (int base = 0; base < num_heads + 2; base += kHeadsAtOnce) {
       const int i = base + warp * kHeadsPerWarp + which;
       const bool is_value = i == 1, is_live = i < 2 ? is_newest : i < num_heads + 2;
       const int head = i == 0 ? p.num_q_heads + kv_head : is_value ? p.num_q_heads + p.num_kv_heads + kv_head : first_head + i - 2;
-      float w[kVec] = {}, v[kVec] = {}, normed[kVec], other[kVec];
-      if (f.q_norm != nullptr && is_live && !is_value) load<true>(w, (i == 0 ? f.k_norm : f.q_norm) + column, kVec);
-      wait();
-      if (is_live) load<true>(v, f.qkv + u.token * f.qkv_stride + head * F::kD + column, kVec);
-      if (f.q_norm != nullptr) {
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) normed[e] = v[e];
-        norm_head<__nv_bfloat16, kLanes>(normed, w, F::kD, f.eps);
-#pragma unroll
-        for (int e = 0; e < kVec; ++e) v[e] = is_value ? v[e] : normed[e];
-      }
-      partners_of<kLanes>(other, v, F::kD);
-      if (!is_value) rotate_head(v, other, cosine, sine, is_first_half);
       uint4 stored;
-      store<true>(reinterpret_cast<__nv_bfloat16*>(&stored), v, kVec);
-      if (base == 0) named_sync<128>(3);  // all warps have formed the scores of the unit before
-      if (i < 2)
-        kept = stored;
-      else if (is_live)
-        *place(q, i - 2, 1024, F::kQBlock) = stored;
+      {
+        float cosine[kVec], sine[kVec], v[kVec] = {}, other[kVec];
+        if (is_live) load<true>(v, f.qkv + u.token * f.qkv_stride + head * F::kD + column, kVec);
+        load<true>(cosine, f.cosines + at, kVec);
+        load<true>(sine, f.sines + at, kVec);
+        if (f.q_norm != nullptr) {
+          float w[kVec] = {}, normed[kVec];
+          if (is_live && !is_value) load<true>(w, (i == 0 ? f.k_norm : f.q_norm) + column, kVec);
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) normed[e] = v[e];
+          norm_head<__nv_bfloat16, kLanes>(normed, w, F::kD, f.eps);
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) v[e] = is_value ? v[e] : normed[e];
+        }
+        partners_of<kLanes>(other, v, F::kD);
+        if (!is_value) rotate_head(v, other, cosine, sine, is_first_half);
+        store<true>(reinterpret_cast<__nv_bfloat16*>(&stored), v, kVec);
+      }
+      if (base == 0) barrier_wait(q_empty, round % 2 ^ 1);
+      if (!is_live) continue;
+      if (i >= 2) {
+        *place_in_tile(q, i - 2, column, 1024, F::kQBlock) = stored;
+        continue;
+      }
+      *new_row<F>(q, round, i, column) = stored;
+      if (slot >= 0 && group % p.packing.groups_per_kv_head == 0) {
+        const std::int64_t row =
+            (static_cast<std::int64_t>(slot / p.block_size) * p.num_kv_heads + kv_head) * p.block_size + slot % p.block_size;
+        *reinterpret_cast<uint4*>((i == 0 ? f.k_cache : f.v_cache) + row * F::kD + column) = stored;
+      }
     }
-    if (is_newest && group % p.packing.groups_per_kv_head == 0) into_cache(p, u, kv_head);
-    async_fence();
-    named_sync<128>(3);
-  }
-  __device__ __forceinline__ void wait() {
-    if (!has_waited) wait_for_previous();
-    has_waited = true;
-  }
-  /// Into the unit's last tile: k (which = 0) or v (1). The caller fences and synchronises.
-  __device__ __forceinline__ void into_tile(const AttentionUnit& u, unsigned char* tile, int wanted) const {
-    if (warp == 0 && which == wanted) *place(tile, u.num_keys - 1 - (u.tile_end - 1) * F::kTile, F::kGroupBytes, F::kColumnBlock) = kept;
-  }
-
- private:
-  __device__ __forceinline__ void into_cache(const ForwardParams& p, const AttentionUnit& u, int kv_head) const {
-    const FreshHeads& f = p.fresh;
-    const int slot = __ldcg(f.slots + u.token);
-    if (warp != 0 || which > 1 || slot < 0) return;
-    const std::int64_t row =
-        (static_cast<std::int64_t>(slot / p.block_size) * p.num_kv_heads + kv_head) * p.block_size + slot % p.block_size;
-    *reinterpret_cast<uint4*>((which == 0 ? f.k_cache : f.v_cache) + row * F::kD + column) = kept;
   }
 };
 

@@ -54,14 +54,13 @@ struct ForwardParams {
   std::int32_t state_rows;
 
   // launch_decode only
-  FreshHeads fresh;           ///< qkv null: q is in `q`, k and v are in the cache
-  std::int32_t* next_item;    ///< [2] 0, and 0 again after each call
-  const std::int32_t* num_keys_at;  ///< of all units
-  const void *next_k, *next_v;  ///< the layer that is read next, or null: part of it is brought closer
-  std::int64_t ahead_bytes;     ///< of it at most
+  FreshHeads fresh;
+  std::int32_t* next_item;  ///< [2] 0, and 0 again after each call
 };
 
-/// Queues split units of one token each, num_units_at of them. kHeadDim is 64 or 128.
+/// Rows of q in a unit that launch_decode has room for.
+constexpr int kMaxFreshHeads = 32;
+/// Queues split units of one token each, num_units_at of them, whose heads are `p.fresh`. kHeadDim is 64 or 128.
 template <int kHeadDim>
 void launch_decode(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream);
 
