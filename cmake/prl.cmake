@@ -5,6 +5,10 @@
 # CUDA_TESTS names tests of the module that <name>_cuda_test compiles a second time, with PRL_TEST_CUDA defined.
 # Files named *_avx2.cpp, *_avx512.cpp, *_amx.cpp get the flags of that instruction set; nothing else does.
 set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
+# Modules whose files are compiled a few at a time: what these include takes longer to compile than what they say. Names in unnamed
+# namespaces must then differ within a module. Not the modules that compute, whose files are large and change most.
+option(PRL_JOIN "Compile the files of a module a few at a time" ON)
+set(PRL_JOINED base monitor config wire text grammar net env rollouts io eval orchestrator weights engine trainer server launch)
 # Modules that configure and coordinate: what they run is little beside what they wait for, and -O2 takes a quarter longer to compile.
 set(PRL_COORDINATING config monitor env eval rollouts orchestrator weights launch)
 
@@ -37,6 +41,10 @@ function(prl_module name)
   endif()
   if(sources)
     prl_precompile(${target})
+  endif()
+  if(sources AND PRL_JOIN AND name IN_LIST PRL_JOINED)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)  # it asks for the main file
   endif()
   if(PRL_WITH_CUDA)
     prl_cuda_sources(${name} ${target} ${M_CUDA_TESTS})

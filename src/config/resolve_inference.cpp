@@ -7,7 +7,7 @@ namespace prl::config {
 namespace detail {
 namespace {
 
-constexpr Inert kInertKeys[] = {
+constexpr Inert kInertInferenceKeys[] = {
     {"model.enforce_eager", "steps are not recorded as CUDA graphs"},
     {"model.trust_remote_code", "no code of a model folder is ever run"},
     {"gpu_memory_utilization", "see kv.num_blocks for the size of the cache"},
@@ -57,7 +57,7 @@ void check_inference(InferenceConfig& config, const Check& check) {
       check.not_built("vllm." + member.key, fmt::format("the vLLM setting {}", member.key));
   if (config.api_server_count > 1) check.not_built("api_server_count", "several HTTP processes");
   if (!config.model.rope_scaling.is_null()) check.not_built("model.rope_scaling", "another rope_scaling than the model's own");
-  warn_inert(ops_of<InferenceConfig>(), &config, kInertKeys, check);
+  warn_inert(ops_of<InferenceConfig>(), &config, kInertInferenceKeys, check);
 }
 
 }  // namespace detail

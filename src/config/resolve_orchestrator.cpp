@@ -9,7 +9,6 @@ namespace prl::config {
 namespace detail {
 namespace {
 
-constexpr std::int64_t kBenchSteps = 4;
 constexpr int kDefaultBatchSize = 128;
 /// A benchmark measures generation alone, so it never waits for weights.
 constexpr int kBenchAsyncLevel = 64;
@@ -74,7 +73,7 @@ void check_teacher(const OrchestratorConfig& config, const Check& check) {
     if (config.train.env[i].sampling) check_temperature(*config.train.env[i].sampling, fmt::format("train.env.{}.sampling.temperature", i));
 }
 
-constexpr Inert kInertKeys[] = {
+constexpr Inert kInertOrchestratorKeys[] = {
     {"collect_inference_metrics", "the engine's metrics are always read"},
     {"env_server_base_port", "environments run inside the orchestrator"},
     {"train.num_workers", "native environments run inside the orchestrator"},
@@ -183,7 +182,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
   if (config.renderer.thinking_retention) check.not_built("renderer.thinking_retention", "renderers of model families");
   if (!config.mask_env_responses) check.not_built("mask_env_responses", "training on what the environment says");
   if (config.ckpt && config.ckpt->skip_buffer) check.not_built("ckpt.skip_buffer", "resuming without the buffer");
-  warn_inert(ops_of<OrchestratorConfig>(), &config, kInertKeys, check);
+  warn_inert(ops_of<OrchestratorConfig>(), &config, kInertOrchestratorKeys, check);
   if (config.num_train_workers > 1) check.not_built("num_train_workers", "data parallelism");
   if (std::holds_alternative<NcclBroadcast>(config.weight_broadcast)) check.not_built("weight_broadcast.type", "weight updates over NCCL");
   if (std::holds_alternative<NixlBroadcast>(config.weight_broadcast)) check.not_built("weight_broadcast.type", "weight updates over NIXL");

@@ -7,8 +7,7 @@ namespace prl::config {
 namespace {
 
 using detail::Check;
-constexpr std::int64_t kBenchSteps = 4;
-constexpr detail::Inert kInertKeys[] = {
+constexpr detail::Inert kInertSftKeys[] = {
     {"loss_impl", "there is one cross-entropy kernel"},
     {"gc", "there is no garbage collector"},
     {"data.num_workers", "samples are made while the model trains"},
@@ -47,7 +46,7 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
   SftConfig& config = resolution.config;
   const Check check(raw, "", resolution.report, context);
   if (config.bench) {
-    config.max_steps = kBenchSteps;
+    config.max_steps = detail::kBenchSteps;
     config.ckpt.reset();
     if (config.wandb) detail::mark_bench(*config.wandb);
   }
@@ -77,7 +76,7 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
     check.not_built("renderer.name", fmt::format("the renderer \"{}\"; auto and default use the chat template", config.renderer.name));
   if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");
   if (config.renderer.thinking_retention) check.not_built("renderer.thinking_retention", "renderers of model families");
-  detail::warn_inert(ops_of<SftConfig>(), &config, kInertKeys, check);
+  detail::warn_inert(ops_of<SftConfig>(), &config, kInertSftKeys, check);
   return resolution;
 }
 

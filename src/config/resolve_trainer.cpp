@@ -10,7 +10,6 @@ namespace detail {
 namespace {
 
 /// The warm-up step and three measured ones.
-constexpr std::int64_t kBenchSteps = 4;
 /// Profiler traces of more steps than this fill disks.
 constexpr std::int64_t kMaxTracedSteps = 10;
 

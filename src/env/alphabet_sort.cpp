@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "env/draw.hpp"
 #include "env/jsonl.hpp"
 #include "env/multi_turn_env.hpp"
 #include "env/sequence_matcher.hpp"
@@ -76,10 +77,6 @@ std::size_t split_position(const std::string& name) {
 std::string sort_key(const std::string& name, bool by_first) {
   const std::size_t at = split_position(name);
   return by_first ? name.substr(0, at) : name.substr(at);
-}
-
-std::int64_t between(Rng& rng, std::int64_t low, std::int64_t high) {
-  return low + static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(high - low + 1)));
 }
 
 template <typename T>

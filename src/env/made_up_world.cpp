@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/rng.hpp"
+#include "env/draw.hpp"
 
 namespace prl::env {
 namespace {
@@ -18,11 +19,6 @@ constexpr std::array kTownEnds = {"burg", "field", "haven", "mouth", "stead", "t
 constexpr std::array kTrades = {"weaving", "glass making", "salt mining", "boat building", "bee keeping", "paper making", "bell casting"};
 constexpr std::array kJobs = {"painter", "surveyor", "composer", "botanist", "clock maker", "poet", "engineer"};
 constexpr std::array kDishes = {"plum soup", "smoked trout", "barley cake", "pickled pears", "nut bread", "fennel stew"};
-
-template <class List>
-const char* pick(Rng& rng, const List& list) {
-  return list[rng.next_below(list.size())];
-}
 
 /// A new name of two or three syllables with a capital letter.
 std::string new_name(Rng& rng, const char* end, std::set<std::string>& taken) {

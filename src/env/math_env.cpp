@@ -83,7 +83,7 @@ std::vector<Problem> generate(const WordProblemOptions& options, std::int64_t co
   return problems;
 }
 
-Rubric make_rubric() {
+Rubric make_math_rubric() {
   Rubric rubric;
   rubric.reward("correct_answer", 1.0, [](const Task& task, const Episode& episode) {
     const auto given = extract_final_answer(last_assistant_text(episode.completion));
@@ -98,7 +98,7 @@ Rubric make_rubric() {
 class MathEnv final : public SingleTurnEnv {
  public:
   MathEnv(std::string name, std::optional<std::string> system_prompt, bool is_boxed, std::vector<Problem> train, std::vector<Problem> eval)
-      : SingleTurnEnv(std::move(name), make_rubric()),
+      : SingleTurnEnv(std::move(name), make_math_rubric()),
         system_prompt_(std::move(system_prompt)),
         is_boxed_(is_boxed),
         train_(std::move(train)),

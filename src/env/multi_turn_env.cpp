@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "base/units.hpp"
 #include "net/errors.hpp"
 
 namespace prl::env {
@@ -33,8 +34,6 @@ std::string error_type(ErrorCode code) {
 bool is_transient(ErrorCode code) {
   return is_retryable(code) || code == ErrorCode::kCorrupt || code == ErrorCode::kNonFinite || code == ErrorCode::kInternal;
 }
-
-double seconds_since(net::TimePoint begin) { return std::chrono::duration<double>(net::Clock::now() - begin).count(); }
 
 }  // namespace
 

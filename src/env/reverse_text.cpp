@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "env/draw.hpp"
 #include "env/jsonl.hpp"
 #include "env/multi_turn_env.hpp"
 #include "env/sequence_matcher.hpp"
@@ -21,9 +22,9 @@ namespace {
 namespace json = boost::json;
 
 constexpr const char* kSystemPrompt = "Reverse the text character-by-character. Put your answer in <reversed_text> tags.";
-constexpr const char* kTag = "reversed_text";
+constexpr const char* kAnswerTag = "reversed_text";
 
-constexpr std::array kWords{
+constexpr std::array kTextWords{
     "the",    "of",     "and",    "to",     "in",      "is",     "was",    "for",      "on",    "are",   "with",   "as",    "his",
     "they",   "be",     "at",     "one",    "have",    "this",   "from",   "or",       "had",   "by",    "hot",    "word",  "but",
     "what",   "some",   "we",     "can",    "out",     "other",  "were",   "all",      "there", "when",  "up",     "use",   "your",
@@ -52,17 +53,13 @@ struct GeneratorOptions {
   std::int64_t num_eval = 100;
 };
 
-std::int64_t between(Rng& rng, std::int64_t low, std::int64_t high) {
-  return low + static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(high - low + 1)));
-}
-
 std::string generate_text(const GeneratorOptions& options, Rng& rng) {
   std::string text;
   const std::int64_t num_words = between(rng, options.min_words, options.max_words);
   for (std::int64_t i = 0; i < num_words; ++i) {
     if (i > 0) text += ' ';
     if (options.mode == "words") {
-      text += kWords[rng.next_below(kWords.size())];
+      text += kTextWords[rng.next_below(kTextWords.size())];
       continue;
     }
     const std::int64_t num_chars = between(rng, options.min_chars, options.max_chars);
@@ -110,10 +107,10 @@ std::string reversed(const std::string& text) {
   return out;
 }
 
-Rubric make_rubric() {
+Rubric make_reverse_rubric() {
   Rubric rubric;
   rubric.reward("lcs_reward_func", 1.0, [](const Task& task, const Episode& episode) {
-    return similarity_ratio(extract_tag(last_assistant_text(episode.completion), kTag), task.answer);
+    return similarity_ratio(extract_tag(last_assistant_text(episode.completion), kAnswerTag), task.answer);
   });
   return rubric;
 }
@@ -122,7 +119,7 @@ class ReverseText final : public SingleTurnEnv {
  public:
   ReverseText(std::string name, std::optional<std::string> system_prompt, std::vector<std::string> train, std::vector<std::string> eval,
               GeneratorOptions options, double demonstration_noise)
-      : SingleTurnEnv(std::move(name), make_rubric()),
+      : SingleTurnEnv(std::move(name), make_reverse_rubric()),
         system_prompt_(std::move(system_prompt)),
         train_(std::move(train)),
         eval_(std::move(eval)),
@@ -154,7 +151,7 @@ class ReverseText final : public SingleTurnEnv {
       }
     }
     json::array messages;
-    messages.push_back(json::object{{"role", "assistant"}, {"content", fmt::format("<{}>{}</{}>", kTag, answer, kTag)}});
+    messages.push_back(json::object{{"role", "assistant"}, {"content", fmt::format("<{}>{}</{}>", kAnswerTag, answer, kAnswerTag)}});
     return messages;
   }
 

@@ -6,6 +6,8 @@
 #include <array>
 #include <vector>
 
+#include "env/draw.hpp"
+
 namespace prl::env {
 namespace {
 
@@ -13,14 +15,6 @@ constexpr std::array kNames = {"Ada",  "Ben",  "Cora", "Dev",  "Elif", "Finn",  
                                "Kofi", "Lena", "Mia",  "Noah", "Omar", "Priya", "Rosa",  "Sven", "Tara", "Yuki"};
 constexpr std::array kThings = {"apples", "marbles", "stickers", "coins",   "pencils", "shells", "cards",
                                 "books",  "cookies", "stamps",   "buttons", "beads",   "stones", "tickets"};
-
-std::int64_t between(Rng& rng, std::int64_t low, std::int64_t high) {
-  return low + static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(high - low + 1)));
-}
-template <class List>
-const char* pick(Rng& rng, const List& list) {
-  return list[rng.next_below(list.size())];
-}
 
 enum class Step { kAdd, kSubtract, kPacks, kMultiply, kShare };
 

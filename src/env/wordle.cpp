@@ -34,7 +34,7 @@ std::string wordle_marks(std::string_view guess, std::string_view secret) {
 
 namespace {
 
-constexpr const char* kTag = "guess";
+constexpr const char* kGuessTag = "guess";
 
 struct Words {
   std::vector<std::string> list;
@@ -47,7 +47,7 @@ struct Words {
 std::string guess_of(const std::string& reply, const Words& words) {
   std::string visible = reply;
   if (const std::size_t end = visible.rfind("</think>"); end != std::string::npos) visible.erase(0, end + 8);
-  const std::vector<std::string> tags = extract_tags(visible, kTag);
+  const std::vector<std::string> tags = extract_tags(visible, kGuessTag);
   if (tags.size() != 1) return {};
   std::string word = text::to_lower(strip(tags[0]));
   if (word.size() >= 2 && word.front() == '[' && word.back() == ']') word = strip(word.substr(1, word.size() - 2));
@@ -139,7 +139,7 @@ class Wordle final : public MultiTurnEnv {
     json::array messages;
     for (std::int64_t turn = 1;; ++turn) {
       const std::string guess = turn == max_guesses_ ? task.answer : possible[rng.next_below(possible.size())];
-      messages.push_back(json::object{{"role", "assistant"}, {"content", fmt::format("<{}>{}</{}>", kTag, guess, kTag)}});
+      messages.push_back(json::object{{"role", "assistant"}, {"content", fmt::format("<{}>{}</{}>", kGuessTag, guess, kGuessTag)}});
       if (guess == task.answer) return messages;
       messages.push_back(json::object{{"role", "user"}, {"content", feedback(guess, task.answer, turn)}});
       const std::string marks = wordle_marks(guess, task.answer);

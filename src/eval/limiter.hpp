@@ -13,6 +13,9 @@ namespace prl::eval {
 
 namespace asio = boost::asio;
 
+/// Rollouts at once where the configuration does not say.
+constexpr int kDefaultConcurrent = 128;
+
 /// Bounds how many rollouts run at once, over all environments that share it. First come, first served. Any thread.
 class Limiter {
  public:

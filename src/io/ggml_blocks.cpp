@@ -19,17 +19,17 @@
 namespace prl::io {
 namespace {
 
-constexpr std::array<GgmlTypeInfo, 11> kTypes{{{GgmlType::kF32, "F32", 1, 4},
-                                               {GgmlType::kF16, "F16", 1, 2},
-                                               {GgmlType::kBF16, "BF16", 1, 2},
-                                               {GgmlType::kQ4_0, "Q4_0", 32, 18},
-                                               {GgmlType::kQ4_1, "Q4_1", 32, 20},
-                                               {GgmlType::kQ5_0, "Q5_0", 32, 22},
-                                               {GgmlType::kQ5_1, "Q5_1", 32, 24},
-                                               {GgmlType::kQ8_0, "Q8_0", 32, 34},
-                                               {GgmlType::kQ4_K, "Q4_K", 256, 144},
-                                               {GgmlType::kQ5_K, "Q5_K", 256, 176},
-                                               {GgmlType::kQ6_K, "Q6_K", 256, 210}}};
+constexpr std::array<GgmlTypeInfo, 11> kGgmlTypes{{{GgmlType::kF32, "F32", 1, 4},
+                                                   {GgmlType::kF16, "F16", 1, 2},
+                                                   {GgmlType::kBF16, "BF16", 1, 2},
+                                                   {GgmlType::kQ4_0, "Q4_0", 32, 18},
+                                                   {GgmlType::kQ4_1, "Q4_1", 32, 20},
+                                                   {GgmlType::kQ5_0, "Q5_0", 32, 22},
+                                                   {GgmlType::kQ5_1, "Q5_1", 32, 24},
+                                                   {GgmlType::kQ8_0, "Q8_0", 32, 34},
+                                                   {GgmlType::kQ4_K, "Q4_K", 256, 144},
+                                                   {GgmlType::kQ5_K, "Q5_K", 256, 176},
+                                                   {GgmlType::kQ6_K, "Q6_K", 256, 210}}};
 
 /// Names by number of the types that are not read.
 constexpr std::array<std::string_view, 40> kOtherNames{
@@ -139,8 +139,9 @@ void q8_0_block(Bytes p, float* out) {
 }  // namespace
 
 std::optional<GgmlTypeInfo> ggml_type_info(std::uint32_t type) noexcept {
-  const auto it = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& t) { return static_cast<std::uint32_t>(t.type) == type; });
-  if (it == kTypes.end()) return std::nullopt;
+  const auto it =
+      std::find_if(kGgmlTypes.begin(), kGgmlTypes.end(), [&](const auto& t) { return static_cast<std::uint32_t>(t.type) == type; });
+  if (it == kGgmlTypes.end()) return std::nullopt;
   return *it;
 }
 

@@ -20,23 +20,23 @@ struct TypeInfo {
   std::string_view name;
   std::size_t size;
 };
-constexpr std::array<TypeInfo, 15> kTypes{{{StoredType::kF64, "F64", 8},
-                                           {StoredType::kF32, "F32", 4},
-                                           {StoredType::kF16, "F16", 2},
-                                           {StoredType::kBF16, "BF16", 2},
-                                           {StoredType::kF8E4M3, "F8_E4M3", 1},
-                                           {StoredType::kF8E5M2, "F8_E5M2", 1},
-                                           {StoredType::kI64, "I64", 8},
-                                           {StoredType::kI32, "I32", 4},
-                                           {StoredType::kI16, "I16", 2},
-                                           {StoredType::kI8, "I8", 1},
-                                           {StoredType::kU64, "U64", 8},
-                                           {StoredType::kU32, "U32", 4},
-                                           {StoredType::kU16, "U16", 2},
-                                           {StoredType::kU8, "U8", 1},
-                                           {StoredType::kBool, "BOOL", 1}}};
+constexpr std::array<TypeInfo, 15> kStoredTypes{{{StoredType::kF64, "F64", 8},
+                                                 {StoredType::kF32, "F32", 4},
+                                                 {StoredType::kF16, "F16", 2},
+                                                 {StoredType::kBF16, "BF16", 2},
+                                                 {StoredType::kF8E4M3, "F8_E4M3", 1},
+                                                 {StoredType::kF8E5M2, "F8_E5M2", 1},
+                                                 {StoredType::kI64, "I64", 8},
+                                                 {StoredType::kI32, "I32", 4},
+                                                 {StoredType::kI16, "I16", 2},
+                                                 {StoredType::kI8, "I8", 1},
+                                                 {StoredType::kU64, "U64", 8},
+                                                 {StoredType::kU32, "U32", 4},
+                                                 {StoredType::kU16, "U16", 2},
+                                                 {StoredType::kU8, "U8", 1},
+                                                 {StoredType::kBool, "BOOL", 1}}};
 
-const TypeInfo& info_of(StoredType type) noexcept { return kTypes[static_cast<std::size_t>(type)]; }
+const TypeInfo& info_of(StoredType type) noexcept { return kStoredTypes[static_cast<std::size_t>(type)]; }
 
 /// Parses one value of the header. Every message starts with the file and names the tensor.
 SafetensorsEntry parse_entry(const fs::path& path, std::string_view name, const json::value& value) {
@@ -49,8 +49,8 @@ SafetensorsEntry parse_entry(const fs::path& path, std::string_view name, const 
   const json::value* type = object->if_contains("dtype");
   if (type == nullptr || !type->is_string()) bad("dtype is missing or no string");
   const std::string_view type_name(type->get_string().data(), type->get_string().size());
-  const auto found = std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeInfo& t) { return t.name == type_name; });
-  if (found == kTypes.end()) bad(fmt::format("unknown dtype '{}'", type_name.substr(0, 32)));
+  const auto found = std::find_if(kStoredTypes.begin(), kStoredTypes.end(), [&](const TypeInfo& t) { return t.name == type_name; });
+  if (found == kStoredTypes.end()) bad(fmt::format("unknown dtype '{}'", type_name.substr(0, 32)));
   entry.type = found->type;
 
   const json::value* shape = object->if_contains("shape");

@@ -13,6 +13,7 @@
 
 #include "base/log.hpp"
 #include "base/rng.hpp"
+#include "base/units.hpp"
 #include "engine/engine.hpp"
 #include "launch/engine_host.hpp"
 #include "nn/decoder.hpp"
@@ -22,8 +23,6 @@
 namespace prl::launch {
 namespace {
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());

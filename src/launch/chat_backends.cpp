@@ -11,6 +11,7 @@
 
 #include "base/interrupts.hpp"
 #include "base/queue.hpp"
+#include "base/units.hpp"
 #include "config/text_format.hpp"
 #include "launch/engine_host.hpp"
 #include "net/http_client.hpp"
@@ -27,8 +28,6 @@ namespace {
 constexpr milliseconds kStall = std::chrono::minutes(5);
 /// How often a waiting loop looks whether the user wants to stop.
 constexpr milliseconds kLook{100};
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 json::object assistant(std::string content) { return json::object{{"role", "assistant"}, {"content", std::move(content)}}; }
 

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "env/token_chat_client.hpp"
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
@@ -23,8 +24,6 @@
 
 namespace prl::launch {
 namespace {
-
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 /// The first failure of any role; asks the others to stop.
 class FirstFailure {

@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "base/thread_pool.hpp"
+#include "base/units.hpp"
 #include "device/device.hpp"
 #include "ops/measure.hpp"
 
@@ -25,8 +26,6 @@ struct Finding {
   std::string meaning;
   bool is_ok = true;
 };
-
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 std::uint64_t read_number(const fs::path& path) {
   std::ifstream file(path);

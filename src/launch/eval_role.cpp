@@ -7,6 +7,7 @@
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "env/registry.hpp"
 #include "launch/eval_metadata.hpp"
 #include "launch/eval_run.hpp"
@@ -20,9 +21,6 @@ using std::chrono::milliseconds;
 namespace {
 
 /// Rollouts at once where max_concurrent does not say.
-constexpr int kDefaultConcurrent = 128;
-
-milliseconds to_ms(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
 /// (step, folder) to evaluate after the base model, newest first; every step that is asked for must exist.
 std::vector<std::pair<std::int64_t, fs::path>> checkpoints_of(const config::EvalConfig& config) {
@@ -124,7 +122,7 @@ class Evaluation {
     task.skip_first = entry.skip_first;
     task.sampling = subject_->sampling(sampling);
     task.seed = static_cast<std::uint64_t>(sampling.seed.value_or(config_.seed));
-    task.max_concurrent = config_.max_concurrent.value_or(kDefaultConcurrent);
+    task.max_concurrent = config_.max_concurrent.value_or(eval::kDefaultConcurrent);
     task.limiter = limiter;
     if (entry.timeout) task.rollout_timeout = to_ms(*entry.timeout);
     task.retry = {.max_attempts = config_.retry.max_attempts,
@@ -145,7 +143,7 @@ class Evaluation {
   }
 
   void evaluate(std::int64_t step) {
-    const auto limiter = std::make_shared<eval::Limiter>(config_.max_concurrent.value_or(kDefaultConcurrent));
+    const auto limiter = std::make_shared<eval::Limiter>(config_.max_concurrent.value_or(eval::kDefaultConcurrent));
     std::vector<PlannedEval> plans;
     std::vector<fs::path> folders;
     std::vector<EvalFacts> all_facts;

@@ -4,13 +4,13 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "launch/engine_host.hpp"
 #include "nn/decoder.hpp"
 
 namespace prl::launch {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 /// Of the device, left to the driver's context, libraries and what no part names.
 constexpr double kReserve = 0.02;
 /// Product workspaces, staging rings and small arrays of one role.

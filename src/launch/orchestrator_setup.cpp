@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/units.hpp"
 #include "env/registry.hpp"
 #include "launch/model_setup.hpp"
 #include "trainer/checkpoint.hpp"
@@ -14,8 +15,6 @@ template <class... Ts>
 struct Overloaded : Ts... {
   using Ts::operator()...;
 };
-
-milliseconds to_ms(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
 orchestrator::LengthPenalty length_penalty(const config::LengthPenalty& penalty) {
   return std::visit(

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "env/registry.hpp"
 #include "launch/eval_metadata.hpp"
 #include "launch/eval_run.hpp"
@@ -12,10 +13,6 @@ namespace prl::launch {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 namespace {
-
-constexpr int kDefaultConcurrent = 128;
-
-milliseconds to_ms(double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
 fs::path folder_for(const config::SynthesizeConfig& config, const std::string& environment) {
   if (!config.save.disk || !config.save.disk->path)
@@ -32,7 +29,7 @@ eval::EvalTask task_for(const config::SynthesizeConfig& config, const config::Ev
   task.rollouts_per_example = entry.group_size.value_or(config.group_size);
   task.skip_first = entry.skip_first;
   task.seed = static_cast<std::uint64_t>((entry.sampling ? *entry.sampling : config.sampling).seed.value_or(config.seed));
-  task.max_concurrent = config.max_concurrent.value_or(kDefaultConcurrent);
+  task.max_concurrent = config.max_concurrent.value_or(eval::kDefaultConcurrent);
   if (entry.timeout) task.rollout_timeout = to_ms(*entry.timeout);
   task.retry.max_attempts = 1;  // requests are repeated by the client; a rollout that fails drops its group
   task.drop_failed_groups = true;
@@ -51,7 +48,7 @@ int run_synthesize_role(const config::SynthesizeConfig& config, bool is_server_n
   net::raise_fd_limit(65536);
   std::vector<PlannedEval> plans;
   std::vector<fs::path> folders;
-  const auto limiter = std::make_shared<eval::Limiter>(config.max_concurrent.value_or(kDefaultConcurrent));
+  const auto limiter = std::make_shared<eval::Limiter>(config.max_concurrent.value_or(eval::kDefaultConcurrent));
   for (const config::EvalEnvConfig& entry : config.env) {
     PlannedEval plan;
     plan.task = task_for(config, entry);

@@ -1,12 +1,10 @@
 #include "net/http_server.hpp"
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
-#include <boost/asio/use_awaitable.hpp>
 
 #include <condition_variable>
 #include <mutex>
@@ -15,6 +13,7 @@
 
 #include "base/log.hpp"
 #include "net/deadline.hpp"
+#include "net/detail/completion.hpp"
 #include "net/detail/http_session.hpp"
 #include "net/errors.hpp"
 #include "net/io_runtime.hpp"
@@ -54,10 +53,9 @@ struct HttpServer::Impl {
 };
 
 asio::awaitable<void> HttpServer::Impl::accept_loop() {
-  constexpr auto kToken = asio::as_tuple(asio::use_awaitable);
   while (acceptor->is_open()) {
     const asio::any_io_executor strand = asio::make_strand(runtime->executor());
-    auto [error, socket] = co_await acceptor->async_accept(strand, kToken);
+    auto [error, socket] = co_await acceptor->async_accept(strand, detail::kToken);
     if (!error) {
       begin(std::move(socket));
       continue;

@@ -9,8 +9,6 @@
 namespace prl::orchestrator {
 namespace {
 
-constexpr std::int64_t kMaxEmptyBatches = 10;  // spec 3.5, step 8
-
 RolloutStats stats_of(const env::Episode& episode) {
   RolloutStats stats;
   stats.reward = episode.reward;

@@ -18,6 +18,9 @@
 
 namespace prl::orchestrator {
 
+/// Batches in a row without anything to train on, after which a run ends (spec 3.5, steps 7 and 8).
+constexpr std::int64_t kMaxEmptyBatches = 10;
+
 struct CollectorOptions {
   std::int64_t batch_size = 128;                 ///< rollouts per step
   std::optional<std::int64_t> token_batch_size;  ///< instead: the shortest prefix of the queue with so many tokens

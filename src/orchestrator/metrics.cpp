@@ -61,7 +61,7 @@ constexpr std::array kInfos{
     monitor::MetricInfo{"step", "steps", "training step"},
 };
 
-using Values = std::map<std::string, std::map<std::string, std::vector<double>>>;  // metric -> scope -> values
+using ScopedValues = std::map<std::string, std::map<std::string, std::vector<double>>>;  // metric -> scope -> values
 
 void put_mean_max_min(monitor::Metrics& metrics, const std::string& name, const std::vector<double>& values) {
   if (values.empty()) return;
@@ -97,7 +97,7 @@ std::span<const monitor::MetricInfo> metric_infos() noexcept { return kInfos; }
 
 monitor::Metrics step_metrics(const CollectedBatch& batch, const StepFacts& facts, const Progress& progress) {
   monitor::Metrics metrics;
-  Values values;
+  ScopedValues values;
   std::map<std::string, std::map<std::string, double>> stops;
   std::map<std::string, std::int64_t> num_by_env;
   std::map<std::string, std::map<std::string, std::vector<double>>> env_metrics;

@@ -27,9 +27,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int kMaxEmptyBatches = 10;  // spec 3.5, step 7
-constexpr auto kTick = 500ms;         // longest sleep of the main loop
-constexpr auto kPushSlice = 250ms;    // how soon a full queue notices a stop
+constexpr auto kTick = 500ms;       // longest sleep of the main loop
+constexpr auto kPushSlice = 250ms;  // how soon a full queue notices a stop
 constexpr auto kFileDeadline = 10min;
 constexpr auto kDrain = 10s;  // for cancelled coroutines to end
 constexpr auto kStatusInterval = 10s;

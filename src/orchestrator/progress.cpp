@@ -35,7 +35,7 @@ json::array to_array(const std::vector<T>& values) {
   return array;
 }
 
-const json::value& member(const json::object& object, const char* key) {
+const json::value& saved_member(const json::object& object, const char* key) {
   const json::value* value = object.if_contains(key);
   if (value == nullptr) fail(ErrorCode::kCorrupt, "no member '{}'", key);
   return *value;
@@ -70,16 +70,16 @@ json::object sample_to_json(const wire::TrainingSample& sample) {
 
 wire::TrainingSample sample_from_json(const json::object& object) {
   wire::TrainingSample sample;
-  sample.token_ids = to_vector<std::int32_t>(member(object, "token_ids"));
-  sample.mask = to_vector<std::uint8_t>(member(object, "mask"));
-  sample.logprobs = to_vector<float>(member(object, "logprobs"));
-  sample.temperatures = to_vector<float>(member(object, "temperatures"));
-  sample.env_name = std::string(member(object, "env_name").as_string());
-  sample.advantages = to_vector<float>(member(object, "advantages"));
-  sample.ref_logprobs = to_vector<float>(member(object, "ref_logprobs"));
-  sample.rl_weights = to_vector<float>(member(object, "rl_weights"));
-  sample.ce_weights = to_vector<float>(member(object, "ce_weights"));
-  sample.ref_kl_weights = to_vector<float>(member(object, "ref_kl_weights"));
+  sample.token_ids = to_vector<std::int32_t>(saved_member(object, "token_ids"));
+  sample.mask = to_vector<std::uint8_t>(saved_member(object, "mask"));
+  sample.logprobs = to_vector<float>(saved_member(object, "logprobs"));
+  sample.temperatures = to_vector<float>(saved_member(object, "temperatures"));
+  sample.env_name = std::string(saved_member(object, "env_name").as_string());
+  sample.advantages = to_vector<float>(saved_member(object, "advantages"));
+  sample.ref_logprobs = to_vector<float>(saved_member(object, "ref_logprobs"));
+  sample.rl_weights = to_vector<float>(saved_member(object, "rl_weights"));
+  sample.ce_weights = to_vector<float>(saved_member(object, "ce_weights"));
+  sample.ref_kl_weights = to_vector<float>(saved_member(object, "ref_kl_weights"));
   return sample;
 }
 
@@ -104,37 +104,38 @@ json::object episode_to_json(const env::Episode& episode) {
 
 env::Episode episode_from_json(const json::object& object) {
   env::Episode episode;
-  episode.trajectory_id = std::string(member(object, "trajectory_id").as_string());
-  episode.example_id = member(object, "example_id").to_number<std::int64_t>();
-  episode.env_name = std::string(member(object, "task").as_string());
-  episode.prompt = member(object, "prompt").as_array();
-  episode.completion = member(object, "completion").as_array();
-  episode.answer = std::string(member(object, "answer").as_string());
-  episode.info = member(object, "info").as_object();
-  episode.reward = member(object, "reward").to_number<double>();
-  for (const auto& metric : member(object, "metrics").as_object())
+  episode.trajectory_id = std::string(saved_member(object, "trajectory_id").as_string());
+  episode.example_id = saved_member(object, "example_id").to_number<std::int64_t>();
+  episode.env_name = std::string(saved_member(object, "task").as_string());
+  episode.prompt = saved_member(object, "prompt").as_array();
+  episode.completion = saved_member(object, "completion").as_array();
+  episode.answer = std::string(saved_member(object, "answer").as_string());
+  episode.info = saved_member(object, "info").as_object();
+  episode.reward = saved_member(object, "reward").to_number<double>();
+  for (const auto& metric : saved_member(object, "metrics").as_object())
     if (metric.value().is_number()) episode.metrics[std::string(metric.key())] = metric.value().to_number<double>();
-  if (member(object, "stop_condition").is_string()) episode.stop_condition = std::string(member(object, "stop_condition").as_string());
-  episode.is_completed = member(object, "is_completed").as_bool();
-  episode.is_truncated = member(object, "is_truncated").as_bool();
-  episode.tool_defs = member(object, "tool_defs").as_array();
-  const json::object& timing = member(object, "timing").as_object();
-  episode.timing.start_time = member(timing, "start_time").to_number<double>();
-  episode.timing.generation = member(timing, "generation").to_number<double>();
-  episode.timing.model = member(timing, "model").to_number<double>();
-  episode.timing.env = member(timing, "env").to_number<double>();
-  episode.timing.scoring = member(timing, "scoring").to_number<double>();
-  episode.timing.total = member(timing, "total").to_number<double>();
-  episode.temperature = static_cast<float>(member(object, "temperature").to_number<double>());
-  for (const json::value& value : member(object, "turns").as_array()) {
+  if (saved_member(object, "stop_condition").is_string())
+    episode.stop_condition = std::string(saved_member(object, "stop_condition").as_string());
+  episode.is_completed = saved_member(object, "is_completed").as_bool();
+  episode.is_truncated = saved_member(object, "is_truncated").as_bool();
+  episode.tool_defs = saved_member(object, "tool_defs").as_array();
+  const json::object& timing = saved_member(object, "timing").as_object();
+  episode.timing.start_time = saved_member(timing, "start_time").to_number<double>();
+  episode.timing.generation = saved_member(timing, "generation").to_number<double>();
+  episode.timing.model = saved_member(timing, "model").to_number<double>();
+  episode.timing.env = saved_member(timing, "env").to_number<double>();
+  episode.timing.scoring = saved_member(timing, "scoring").to_number<double>();
+  episode.timing.total = saved_member(timing, "total").to_number<double>();
+  episode.temperature = static_cast<float>(saved_member(object, "temperature").to_number<double>());
+  for (const json::value& value : saved_member(object, "turns").as_array()) {
     const json::object& turn = value.as_object();
     env::TrajectoryStep step;
-    step.num_prompt_tokens = member(turn, "num_prompt_tokens").to_number<std::int64_t>();
-    step.num_completion_tokens = member(turn, "num_completion_tokens").to_number<std::int64_t>();
-    step.finish_reason = std::string(member(turn, "finish_reason").as_string());
-    step.has_versions = member(turn, "has_versions").as_bool();
-    step.version_start = PolicyVersion{member(turn, "version_start").to_number<std::int64_t>()};
-    step.version_end = PolicyVersion{member(turn, "version_end").to_number<std::int64_t>()};
+    step.num_prompt_tokens = saved_member(turn, "num_prompt_tokens").to_number<std::int64_t>();
+    step.num_completion_tokens = saved_member(turn, "num_completion_tokens").to_number<std::int64_t>();
+    step.finish_reason = std::string(saved_member(turn, "finish_reason").as_string());
+    step.has_versions = saved_member(turn, "has_versions").as_bool();
+    step.version_start = PolicyVersion{saved_member(turn, "version_start").to_number<std::int64_t>()};
+    step.version_end = PolicyVersion{saved_member(turn, "version_end").to_number<std::int64_t>()};
     episode.trajectory.push_back(std::move(step));
   }
   return episode;
@@ -173,13 +174,14 @@ json::object rollout_to_json(const ReadyRollout& rollout, const std::vector<env:
 
 ReadyRollout rollout_from_json(const json::object& object, const std::vector<env::EnvironmentPtr>& environments) {
   ReadyRollout rollout;
-  rollout.group = GroupId{member(object, "group").to_number<std::int64_t>()};
-  rollout.task = task_from_json(member(object, "task"), environments);
-  rollout.version_start = PolicyVersion{member(object, "version_start").to_number<std::int64_t>()};
-  rollout.version_end = PolicyVersion{member(object, "version_end").to_number<std::int64_t>()};
-  rollout.advantage = static_cast<float>(member(object, "advantage").to_number<double>());
-  rollout.episode = episode_from_json(member(object, "episode").as_object());
-  for (const json::value& sample : member(object, "samples").as_array()) rollout.samples.push_back(sample_from_json(sample.as_object()));
+  rollout.group = GroupId{saved_member(object, "group").to_number<std::int64_t>()};
+  rollout.task = task_from_json(saved_member(object, "task"), environments);
+  rollout.version_start = PolicyVersion{saved_member(object, "version_start").to_number<std::int64_t>()};
+  rollout.version_end = PolicyVersion{saved_member(object, "version_end").to_number<std::int64_t>()};
+  rollout.advantage = static_cast<float>(saved_member(object, "advantage").to_number<double>());
+  rollout.episode = episode_from_json(saved_member(object, "episode").as_object());
+  for (const json::value& sample : saved_member(object, "samples").as_array())
+    rollout.samples.push_back(sample_from_json(sample.as_object()));
   return rollout;
 }
 
@@ -217,18 +219,18 @@ OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int6
   try {
     const json::value value = text::parse_json(bytes);
     const json::object& object = value.as_object();
-    if (member(object, "format").to_number<std::int64_t>() != kFormatVersion)
-      fail(ErrorCode::kCorrupt, "format {} is not {}", json::serialize(member(object, "format")), kFormatVersion);
+    if (saved_member(object, "format").to_number<std::int64_t>() != kFormatVersion)
+      fail(ErrorCode::kCorrupt, "format {} is not {}", json::serialize(saved_member(object, "format")), kFormatVersion);
     OrchestratorState state;
-    const json::object& progress = member(object, "progress").as_object();
-    state.progress.step = member(progress, "step").to_number<std::int64_t>();
-    state.progress.total_tokens = member(progress, "total_tokens").to_number<std::int64_t>();
-    state.progress.total_samples = member(progress, "total_samples").to_number<std::int64_t>();
-    state.progress.total_problems = member(progress, "total_problems").to_number<std::int64_t>();
-    state.sampler = member(object, "sampler").as_object();
-    for (const json::value& task : member(object, "unfinished_tasks").as_array())
+    const json::object& progress = saved_member(object, "progress").as_object();
+    state.progress.step = saved_member(progress, "step").to_number<std::int64_t>();
+    state.progress.total_tokens = saved_member(progress, "total_tokens").to_number<std::int64_t>();
+    state.progress.total_samples = saved_member(progress, "total_samples").to_number<std::int64_t>();
+    state.progress.total_problems = saved_member(progress, "total_problems").to_number<std::int64_t>();
+    state.sampler = saved_member(object, "sampler").as_object();
+    for (const json::value& task : saved_member(object, "unfinished_tasks").as_array())
       state.unfinished_tasks.push_back(task_from_json(task, environments));
-    for (const json::value& rollout : member(object, "queue").as_array())
+    for (const json::value& rollout : saved_member(object, "queue").as_array())
       state.queue.push_back(rollout_from_json(rollout.as_object(), environments));
     return state;
   } catch (const Error& error) {

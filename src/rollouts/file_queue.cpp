@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kPoll{10};
+constexpr std::chrono::milliseconds kFilePoll{10};
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{16} << 30;
 
 fs::path step_dir(const fs::path& folder, std::int64_t step) { return folder / fmt::format("step_{}", step); }
@@ -40,7 +40,7 @@ bool poll_until(std::chrono::milliseconds timeout, Condition condition) {
     if (condition()) return true;
     const auto now = Clock::now();
     if (now >= deadline) return false;
-    std::this_thread::sleep_for(std::min<Clock::duration>(kPoll, deadline - now));
+    std::this_thread::sleep_for(std::min<Clock::duration>(kFilePoll, deadline - now));
   }
 }
 

@@ -20,7 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kPoll{5};  // how soon the sender's thread sees a new step
+constexpr milliseconds kStepPoll{5};  // how soon the sender's thread sees a new step
 constexpr milliseconds kAnnounceEvery{500};
 constexpr milliseconds kRepeatAfter{400};  // a step asked for again later than this was lost
 
@@ -125,7 +125,7 @@ class ZmqSender final : public SampleSender {
   void serve(std::stop_token stop) {
     zmq::pollitem_t items[] = {{requests_.handle(), 0, ZMQ_POLLIN, 0}};
     while (!stop.stop_requested()) {
-      zmq::poll(items, 1, kPoll);
+      zmq::poll(items, 1, kStepPoll);
       std::lock_guard lock(mutex_);
       zmq::message_t message;
       while (requests_.recv(message, zmq::recv_flags::dontwait)) on_request(message.to_string());

@@ -11,13 +11,13 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 // Classifies the bytes at `p`: a complete character (length > 0, valid), an ill-formed piece (valid false), or a prefix that
 // may still become a character (complete false). Ranges of the second byte are table 3-7 of the Unicode standard.
-struct Piece {
+struct Utf8Piece {
   int length = 0;
   bool valid = false;
   bool complete = true;
 };
 
-Piece classify(const unsigned char* p, std::size_t available) noexcept {
+Utf8Piece classify(const unsigned char* p, std::size_t available) noexcept {
   const unsigned char lead = p[0];
   if (lead < 0x80) return {1, true, true};
   int length = 0;
@@ -116,7 +116,7 @@ void Utf8Decoder::push(std::string_view bytes, std::string& out) {
   }
   std::size_t i = 0;
   while (i < bytes.size()) {
-    const Piece piece = classify(bytes_at(bytes, i), bytes.size() - i);
+    const Utf8Piece piece = classify(bytes_at(bytes, i), bytes.size() - i);
     if (!piece.complete) {
       num_pending_ = piece.length;
       std::copy_n(bytes.data() + i, piece.length, pending_);
@@ -137,7 +137,7 @@ void Utf8Decoder::finish(std::string& out) {
 
 bool is_valid_utf8(std::string_view bytes) noexcept {
   for (std::size_t i = 0; i < bytes.size();) {
-    const Piece piece = classify(bytes_at(bytes, i), bytes.size() - i);
+    const Utf8Piece piece = classify(bytes_at(bytes, i), bytes.size() - i);
     if (!piece.valid) return false;
     i += static_cast<std::size_t>(piece.length);
   }

@@ -8,14 +8,11 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 
 namespace prl::trainer {
 
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 std::set<std::string> environments(std::span<const wire::MicroBatch> rows) {
   std::set<std::string> names;

@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "monitor/format.hpp"
 #include "wire/checks.hpp"
 
@@ -16,8 +17,6 @@ namespace prl::trainer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 /// How often a wait looks at the stop token.
 constexpr std::chrono::milliseconds kStopPoll{200};

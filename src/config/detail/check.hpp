@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -9,6 +10,9 @@
 
 /// Checks of single roles, shared by the command of the role and by `rl`. Private to config/.
 namespace prl::config::detail {
+
+/// Steps of a run with --bench.
+constexpr std::int64_t kBenchSteps = 4;
 
 /// Files findings under the keys of one section.
 class Check {

@@ -12,8 +12,7 @@ namespace prl::io {
 namespace json = boost::json;
 namespace {
 
-constexpr std::size_t kMaxBytes = 16 << 20;
-constexpr int kMaxDepth = 32;
+constexpr int kMaxCardDepth = 32;
 constexpr std::size_t kMaxNodes = 1'000'000;
 
 /// YAML to JSON values, all scalars as texts. Anchors and aliases are refused: cards have no use for them, bombs do.
@@ -57,7 +56,7 @@ class YamlReader {
   }
   json::value current(int depth) {
     const std::size_t line = event_.start_mark.line + 1;  // the "---" before it
-    if (depth > kMaxDepth) bad("the front matter is nested too deeply", line);
+    if (depth > kMaxCardDepth) bad("the front matter is nested too deeply", line);
     switch (event_.type) {
       case YAML_SCALAR_EVENT: return json::string(reinterpret_cast<const char*>(event_.data.scalar.value), event_.data.scalar.length);
       case YAML_SEQUENCE_START_EVENT: {
@@ -172,7 +171,7 @@ class CardReader {
 }  // namespace
 
 std::vector<CardConfig> read_dataset_card(std::string_view readme, std::string_view subject) {
-  if (readme.size() > kMaxBytes) fail(ErrorCode::kCorrupt, "{}: {} bytes, the limit is {}", subject, readme.size(), kMaxBytes);
+  if (readme.size() > kMaxCardBytes) fail(ErrorCode::kCorrupt, "{}: {} bytes, the limit is {}", subject, readme.size(), kMaxCardBytes);
   const std::string_view yaml = front_matter(readme);
   if (yaml.empty()) return {};
   const json::value root = YamlReader(yaml, subject).read();

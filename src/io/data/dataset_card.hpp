@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,9 @@ struct CardConfig {
   std::string data_dir;       ///< empty: the whole repository
   std::vector<Split> splits;  ///< empty: found by the names of files
 };
+
+/// Of a README.md that is read for its front matter.
+constexpr std::size_t kMaxCardBytes = 16 << 20;
 
 /// Reads the YAML between the first two lines of "---". No front matter, or none that has configs, gives an empty list.
 /// Error{kCorrupt} names `subject` and the line or key; nesting, size and aliases are limited.

@@ -14,7 +14,6 @@ namespace prl::io {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::uint64_t kMaxCardBytes = 16 << 20;
 constexpr std::size_t kMaxFiles = 1'000'000;
 constexpr const char* kCard = "README.md";
 

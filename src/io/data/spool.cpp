@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::size_t kBufferBytes = 1 << 20;
 /// Data sets are large, but a few bytes that unpack to more than this are no data set.
-constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 42;
+constexpr std::uint64_t kMaxUnpackedBytes = std::uint64_t{1} << 42;
 
 void gunzip(const fs::path& path, std::span<const std::byte> bytes, Spool& out) {
   z_stream stream{};
@@ -94,7 +94,7 @@ Spool::~Spool() {
 
 void Spool::append(std::string_view bytes) {
   size_ += bytes.size();
-  if (size_ > kMaxBytes) fail(ErrorCode::kInvalidArgument, "data that unpack to more than {} bytes", kMaxBytes);
+  if (size_ > kMaxUnpackedBytes) fail(ErrorCode::kInvalidArgument, "data that unpack to more than {} bytes", kMaxUnpackedBytes);
   if (buffer_.size() + bytes.size() > kBufferBytes) flush();
   buffer_.append(bytes);
   if (buffer_.size() >= kBufferBytes) flush();

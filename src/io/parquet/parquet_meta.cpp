@@ -9,7 +9,7 @@ namespace prl::io {
 namespace {
 
 constexpr std::size_t kMaxSchemaElements = 20'000;
-constexpr int kMaxDepth = 32;
+constexpr int kMaxColumnDepth = 32;
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 28;
 constexpr std::int64_t kMaxEntries = std::int64_t{1} << 26;  // of one column of one row group
 constexpr int kMaxFixedBytes = 1 << 20;
@@ -154,7 +154,7 @@ class TreeBuilder {
  private:
   ParquetNode take(int def, int rep, int depth, const std::string& path) {
     if (next_ >= elements_.size()) r_.bad("the schema ends too early");
-    if (depth > kMaxDepth) r_.bad("columns nested too deeply");
+    if (depth > kMaxColumnDepth) r_.bad("columns nested too deeply");
     Element& element = elements_[next_++];
     ParquetNode node = std::move(element.node);
     const bool is_root = depth == 0;

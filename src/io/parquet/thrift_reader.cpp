@@ -4,13 +4,13 @@
 
 namespace prl::io {
 namespace {
-constexpr int kMaxDepth = 24;
+constexpr int kMaxStructDepth = 24;
 }
 
 void ThriftReader::bad(std::string_view what) const { fail(ErrorCode::kCorrupt, "{} at byte {}: {}", subject_, position_, what); }
 
 void ThriftReader::enter() {
-  if (++depth_ > kMaxDepth) bad("structures nested too deeply");
+  if (++depth_ > kMaxStructDepth) bad("structures nested too deeply");
 }
 
 std::uint8_t ThriftReader::byte() {

@@ -2,11 +2,9 @@
 
 #include <sys/socket.h>
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/strand.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -20,12 +18,12 @@
 #include <utility>
 
 #include "net/deadline.hpp"
+#include "net/detail/completion.hpp"
 
 namespace prl::net::detail {
 namespace {
 
 namespace http = boost::beast::http;
-constexpr auto kToken = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kReadBytes = 32 * 1024;
 constexpr std::uint32_t kMaxHeaderBytes = 256 * 1024;
 

@@ -1,11 +1,9 @@
 #include "net/detail/http_session.hpp"
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
@@ -14,6 +12,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "net/detail/completion.hpp"
 #include "net/errors.hpp"
 
 namespace prl::net::detail {
@@ -278,7 +277,6 @@ asio::awaitable<void> HttpSession::handle(HttpServer::Handler handler, HttpReque
 
 asio::awaitable<void> HttpSession::watch_for_close() {
   const auto self = shared_from_this();
-  constexpr auto kToken = asio::as_tuple(asio::use_awaitable);
   char bytes[4096];
   while (buffer_.size() < kMaxPipelinedBytes) {
     const auto [error, num_bytes] = co_await socket_->socket().async_read_some(asio::buffer(bytes), kToken);

@@ -1,16 +1,14 @@
 #include "net/detail/timed_socket.hpp"
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
 #include <utility>
 
+#include "net/detail/completion.hpp"
+
 namespace prl::net::detail {
-namespace {
-constexpr auto kToken = asio::as_tuple(asio::use_awaitable);
-}
+namespace {}
 
 TimedSocket::TimedSocket(asio::ip::tcp::socket socket) : socket_(std::move(socket)), watchdog_(socket_.get_executor()) {}
 

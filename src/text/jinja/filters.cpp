@@ -10,7 +10,7 @@
 namespace prl::text::jinja {
 namespace {
 
-struct Entry {
+struct FilterEntry {
   std::string_view name;
   FilterFunction filter;
 };
@@ -295,7 +295,7 @@ Value map_text(Interpreter& i, const Value& input, Args&) {
 
 Value filter_string(Interpreter&, const Value& input, Args&) { return input.is_string() ? input : Value(input.str()); }
 
-constexpr Entry kFilters[] = {
+constexpr FilterEntry kFilters[] = {
     {"default", filter_default},
     {"d", filter_default},
     {"trim", filter_trim},
@@ -326,7 +326,7 @@ constexpr Entry kFilters[] = {
 }  // namespace
 
 FilterFunction find_filter(std::string_view name) {
-  const auto* entry = std::find_if(std::begin(kFilters), std::end(kFilters), [name](const Entry& e) { return e.name == name; });
+  const auto* entry = std::find_if(std::begin(kFilters), std::end(kFilters), [name](const FilterEntry& e) { return e.name == name; });
   return entry == std::end(kFilters) ? nullptr : entry->filter;
 }
 

@@ -10,7 +10,7 @@ namespace prl::text::jinja {
 namespace {
 
 using Method = Value (*)(Interpreter&, const Value& self, Args&);
-struct Entry {
+struct MethodEntry {
   std::string_view name;
   Method method;
 };
@@ -194,7 +194,7 @@ Value swapcase_method(Interpreter&, const Value& self, Args&) {
   return Value(std::move(out));
 }
 
-constexpr Entry kStringMethods[] = {
+constexpr MethodEntry kStringMethods[] = {
     {"strip", strip_method<true, true>},
     {"lstrip", strip_method<true, false>},
     {"rstrip", strip_method<false, true>},
@@ -258,7 +258,7 @@ constexpr Entry kStringMethods[] = {
     {"islower", [](Interpreter& i, const Value& self, Args& args) { return Value(find_test("lower")(i, self, args)); }},
 };
 
-constexpr Entry kDictMethods[] = {
+constexpr MethodEntry kDictMethods[] = {
     {"get",
      [](Interpreter& i, const Value& self, Args& args) {
        const ArgReader reader(i, "get", args, {"key", "default"});
@@ -283,7 +283,7 @@ constexpr Entry kDictMethods[] = {
     {"copy", [](Interpreter&, const Value& self, Args&) { return self; }},
 };
 
-constexpr Entry kListMethods[] = {
+constexpr MethodEntry kListMethods[] = {
     {"index",
      [](Interpreter& i, const Value& self, Args& args) {
        const ArgReader reader(i, "index", args, {"value"});
@@ -307,15 +307,15 @@ constexpr std::array<std::string_view, 9> kListMutators = {"append", "clear",   
 constexpr std::array<std::string_view, 5> kDictMutators = {"clear", "pop", "popitem", "setdefault", "update"};
 
 template <std::size_t kCount>
-const Entry* search(const Entry (&entries)[kCount], std::string_view name) {
-  const Entry* entry = std::find_if(std::begin(entries), std::end(entries), [name](const Entry& e) { return e.name == name; });
+const MethodEntry* search(const MethodEntry (&entries)[kCount], std::string_view name) {
+  const MethodEntry* entry = std::find_if(std::begin(entries), std::end(entries), [name](const MethodEntry& e) { return e.name == name; });
   return entry == std::end(entries) ? nullptr : entry;
 }
 
 }  // namespace
 
 std::optional<Value> find_method(const Value& object, std::string_view name) {
-  const Entry* entry = nullptr;
+  const MethodEntry* entry = nullptr;
   bool is_mutator = false;
   if (object.is_string()) {
     entry = search(kStringMethods, name);

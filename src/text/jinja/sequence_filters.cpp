@@ -9,7 +9,7 @@
 namespace prl::text::jinja {
 namespace {
 
-struct Entry {
+struct SequenceFilterEntry {
   std::string_view name;
   FilterFunction filter;
 };
@@ -286,7 +286,7 @@ Value filter_slice(Interpreter& i, const Value& input, Args& args) {
   return result(i, std::move(out));
 }
 
-constexpr Entry kFilters[] = {
+constexpr SequenceFilterEntry kSequenceFilters[] = {
     {"length", filter_length},
     {"count", filter_length},
     {"first", filter_first},
@@ -314,8 +314,9 @@ constexpr Entry kFilters[] = {
 }  // namespace
 
 FilterFunction find_sequence_filter(std::string_view name) {
-  const auto* entry = std::find_if(std::begin(kFilters), std::end(kFilters), [name](const Entry& e) { return e.name == name; });
-  return entry == std::end(kFilters) ? nullptr : entry->filter;
+  const auto* entry = std::find_if(std::begin(kSequenceFilters), std::end(kSequenceFilters),
+                                   [name](const SequenceFilterEntry& e) { return e.name == name; });
+  return entry == std::end(kSequenceFilters) ? nullptr : entry->filter;
 }
 
 }  // namespace prl::text::jinja

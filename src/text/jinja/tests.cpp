@@ -20,7 +20,7 @@ bool is_lower_or_upper(const Value& value, bool wants_upper) {
   return mapped == text && to_upper(text) != to_lower(text);
 }
 
-struct Entry {
+struct TestEntry {
   std::string_view name;
   TestFunction test;
 };
@@ -36,7 +36,7 @@ bool greater(Interpreter& i, const Value& v, Args& a) { return ordered(i, v, a, 
 bool less_equal(Interpreter& i, const Value& v, Args& a) { return ordered(i, v, a, "<="); }
 bool greater_equal(Interpreter& i, const Value& v, Args& a) { return ordered(i, v, a, ">="); }
 
-constexpr Entry kTests[] = {
+constexpr TestEntry kTests[] = {
     {"defined", [](Interpreter&, const Value& v, Args&) { return !v.is_undefined(); }},
     {"undefined", [](Interpreter&, const Value& v, Args&) { return v.is_undefined(); }},
     {"none", [](Interpreter&, const Value& v, Args&) { return v.is_none(); }},
@@ -83,7 +83,7 @@ constexpr Entry kTests[] = {
 }  // namespace
 
 TestFunction find_test(std::string_view name) {
-  const auto* entry = std::find_if(std::begin(kTests), std::end(kTests), [name](const Entry& e) { return e.name == name; });
+  const auto* entry = std::find_if(std::begin(kTests), std::end(kTests), [name](const TestEntry& e) { return e.name == name; });
   return entry == std::end(kTests) ? nullptr : entry->test;
 }
 

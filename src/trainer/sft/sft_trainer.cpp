@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "trainer/report.hpp"
 
 namespace prl::trainer {
@@ -18,8 +19,6 @@ namespace prl::trainer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 /// A perplexity beyond this loss says nothing but overflow.
 double perplexity(double loss) { return std::exp(std::min(loss, 20.0)); }
