@@ -101,6 +101,8 @@ engine::EventSink Generation::make_sink(std::size_t choice_idx) const {
 
 net::asio::awaitable<std::optional<ChoiceNews>> Generation::next(net::TimePoint deadline) {
   for (;;) {
+    // A queue that always holds something would never wait, and so never notice that time is up.
+    if (net::Clock::now() >= deadline) co_return std::nullopt;
     auto popping = events_.pop(deadline);
     std::optional<Event> event = co_await std::move(popping);
     if (!event) co_return std::nullopt;

@@ -51,8 +51,8 @@ class Generation {
 
   /// Hands all requests to the engine. Throws what Backend::submit throws; those already queued are cancelled by the destructor.
   void submit();
-  /// The next event that changed something; nullopt when `deadline` passed. Error{kInternal} if the engine failed on a
-  /// request, {kUnavailable} if it shuts down.
+  /// The next event that changed something; nullopt when `deadline` passed, also if events wait. Error{kInternal} if the engine
+  /// failed on a request, {kUnavailable} if it shuts down.
   net::asio::awaitable<std::optional<ChoiceNews>> next(net::TimePoint deadline);
   bool is_done() const noexcept { return num_finished_ == choices_.size(); }
 
