@@ -192,7 +192,8 @@ TEST(Orchestrator, AsyncNeverExceedsItsBoundsWithASlowTrainer) {
     EXPECT_EQ(result.batches.size(), 12u);
     EXPECT_LE(result.report.max_staleness, level);
     EXPECT_GT(result.report.max_staleness, 0) << "the trainer is slow: batches must run ahead";
-    EXPECT_LE(result.max_running, 24);
+    // A cancelled request gives back its permit at once and ends when its coroutine next runs.
+    EXPECT_LE(result.max_running, 24 + result.report.episodes.num_cancelled);
     EXPECT_EQ(result.report.progress.total_samples, 12 * 16);
   }
 }

@@ -158,8 +158,8 @@ TEST(Tokenizer, LongRunsStayFast) {
       const std::vector<std::int32_t> ids = tokenizer.encode(text + "x");
       EXPECT_FALSE(ids.empty());
     }
-    // Quadratic work would need hours; the bound is loose for slow and sanitized machines.
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60)) << family;
+    // Quadratic work would need hours; the bound is loose for slow, sanitized and emulated machines.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::minutes(10)) << family;
   }
 }
 
