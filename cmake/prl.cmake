@@ -59,6 +59,9 @@ function(prl_module name)
   endif()
   set(test_optimization -O1)
   set(test_timeout 300)
+  if(CMAKE_CROSSCOMPILING)
+    set(test_timeout 3600)  # emulated
+  endif()
   if(PRL_SANITIZE AND sources)
     target_compile_options(${target} PUBLIC -fsanitize=${PRL_SANITIZE} -fno-omit-frame-pointer -g1)
     # The checks make optimised code slow to compile: only the modules that compute are worth it.

@@ -20,6 +20,8 @@ thread_local bool inside_pool = false;
 inline void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb");  // "yield" does nothing on most cores; a flushed pipeline takes about as long as a pause
 #endif
 }
 }  // namespace
