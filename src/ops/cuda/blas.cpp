@@ -18,16 +18,13 @@ namespace {
 constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
 /// Shapes are few in training and bounded in decode; prefill lengths are not.
 constexpr std::size_t kMaxPlans = 8192;
-/// Elements of bf16 rows that make 16 bytes, the alignment of the library's Hopper kernels.
-constexpr std::int64_t kAlignedElements = 8;
-
 bool is_row_aligned(const void* pointer, std::int64_t stride, DType dtype) {
   return is_aligned(pointer, 16) && stride * static_cast<std::int64_t>(size_of(dtype)) % 16 == 0;
 }
 
-/// Columns of row-invariant products that the library computes come in fours; beyond them it has kernels of its own, which add in
-/// another order for some numbers of rows.
-constexpr std::int64_t kInvariantColumns = 4;
+/// Columns of row-invariant products that the library computes come in these numbers; beyond them it has kernels of its own, which add
+/// in another order for some numbers of rows. Fours go to kernels that agree where K has no end of its own (kEvenDepth).
+std::int64_t invariant_columns(const Product& p) { return p.K % kEvenDepth == 0 ? 4 : kAlignedElements; }
 
 /// The first or last columns of a product.
 Product columns_of(const Product& p, std::int64_t first, std::int64_t count) {
@@ -41,8 +38,9 @@ Product columns_of(const Product& p, std::int64_t first, std::int64_t count) {
 }
 
 /// Whether the library computes this product: a property of the matrices alone, not of the number of rows or of their places.
-bool is_librarys(const Product& p) {
-  return p.may_split || (p.in_dtype == DType::kBF16 && p.K % kAlignedElements == 0 && is_row_aligned(p.b, p.b_stride, p.in_dtype));
+bool is_librarys(const Product& p, const cudaDeviceProp& device) {
+  const std::int64_t depth = device.major >= 9 ? kAlignedElements : kEvenDepth;
+  return p.may_split || (p.in_dtype == DType::kBF16 && p.K % depth == 0 && is_row_aligned(p.b, p.b_stride, p.in_dtype));
 }
 
 /// PRL_CUDA_EXACT=0 gives the library free choice, split-K included: for measuring what exactness costs, nothing else.
@@ -67,7 +65,7 @@ std::optional<FewRowsTile> few_rows(const OpContext& ctx, const Product& p, cons
 }  // namespace
 
 bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion) {
-  if (!is_exact() || !is_librarys(p) || p.N % kInvariantColumns != 0) return false;
+  if (!is_exact() || !is_librarys(p, runtime_of(ctx).properties()) || p.N % invariant_columns(p) != 0) return false;
   const std::optional<FewRowsTile> tile = few_rows(ctx, p, fusion);
   if (tile) few_rows_product(ctx, p, *tile, fusion);
   return tile.has_value();
@@ -78,7 +76,7 @@ struct Blas::Impl {
     ::prl::cuda::runtime_of(*runtime).activate();
     lt.check(lt.create(&handle), "cublasLtCreate");
     workspace = runtime->allocate(kWorkspaceBytes);
-    planner.emplace(lt, handle, workspace, kWorkspaceBytes);
+    planner.emplace(lt, handle, workspace, kWorkspaceBytes, ::prl::cuda::runtime_of(*runtime).properties().major);
   }
   ~Impl() {
     runtime->deallocate(workspace, kWorkspaceBytes);
@@ -163,8 +161,8 @@ Blas::~Blas() = default;
 void Blas::run(const OpContext& ctx, const Product& given) {
   Product p = given;
   if (!is_exact() && p.in_dtype == DType::kBF16) p.may_split = true;
-  const std::int64_t rest = p.N % kInvariantColumns;
-  if (!is_librarys(p)) {
+  const std::int64_t rest = p.N % invariant_columns(p);
+  if (!is_librarys(p, runtime_of(ctx).properties())) {
     simple_product(ctx, p);
   } else if (!p.may_split && rest != 0) {
     if (p.N > rest) run(ctx, columns_of(p, 0, p.N - rest));
@@ -178,7 +176,7 @@ void Blas::run(const OpContext& ctx, const Product& given) {
 }
 
 bool Blas::can_run(const Product& p) {
-  if (!is_librarys(p)) return true;
+  if (!is_librarys(p, ::prl::cuda::runtime_of(*impl_->runtime).properties())) return true;
   // Types and bias decide, and one aligned case stands for all.
   Product q = p;
   q.M = kAlignedElements;

@@ -146,6 +146,15 @@ std::int32_t Planner::splits_of(const cublasLtMatmulAlgo_t& algo) const {
   return std::max(splits, 1);
 }
 
+bool Planner::do_kernels_agree(const Product& p) const {
+  if (p.K % kEvenDepth == 0) return true;
+  const auto is_aligned_row = [](const void* pointer, std::int64_t stride, DType dtype) {
+    return alignment_log2(pointer, stride, dtype) == 4;
+  };
+  return device_major_ >= 9 && p.N % kAlignedElements == 0 && is_aligned_row(p.a, p.a_stride, p.in_dtype) &&
+         is_aligned_row(p.b, p.b_stride, p.in_dtype) && is_aligned_row(p.out, p.out_stride, p.out_dtype);
+}
+
 std::optional<int> Planner::invariant_family(const Product& p) const {
   Product many = p;
   many.M = kManyRows;
@@ -160,10 +169,9 @@ std::vector<cublasLtMatmulAlgo_t> Planner::candidates(const Product& p, const Bl
   std::vector<cublasLtMatmulAlgo_t> found = proposals(p, plan, kProposals);
   if (p.may_split) {
     if (found.empty()) return found;
-    // Kernels without split-K agree in all bits, so they may be measured. Once K is cut, the library's first choice stands, or two
-    // runs could differ.
+    // Kernels that agree in all bits may be measured. Otherwise the library's first choice stands, or two runs could differ.
     const int family = family_of(found[0]);
-    if (splits_of(found[0]) != 1) return {found[0]};
+    if (splits_of(found[0]) != 1 || !do_kernels_agree(p)) return {found[0]};
     std::erase_if(found, [&](const cublasLtMatmulAlgo_t& algo) { return splits_of(algo) != 1 || family_of(algo) != family; });
     return found;
   }

@@ -10,6 +10,12 @@
 
 namespace prl::ops::cuda {
 
+/// Elements of bf16 rows that make 16 bytes, the alignment of the library's Hopper kernels.
+constexpr std::int64_t kAlignedElements = 8;
+/// Of K: the library's kernels for other matrices and devices begin with what K has beyond a multiple of their depth, so that two of
+/// them agree in all bits only where there is nothing beyond. All depths divide this.
+constexpr std::int64_t kEvenDepth = 64;
+
 /// What the kernel for a product depends on.
 struct PlanKey {
   std::int64_t M, N, K, a_stride, b_stride, out_stride;
@@ -33,8 +39,8 @@ struct BlasPlan {
 /// measured against each other.
 class Planner {
  public:
-  Planner(const CublasLt& lt, cublasLtHandle_t handle, void* workspace, std::size_t workspace_bytes)
-      : lt_(lt), handle_(handle), workspace_(workspace), workspace_bytes_(workspace_bytes) {}
+  Planner(const CublasLt& lt, cublasLtHandle_t handle, void* workspace, std::size_t workspace_bytes, int device_major)
+      : lt_(lt), handle_(handle), workspace_(workspace), workspace_bytes_(workspace_bytes), device_major_(device_major) {}
   /// `stream` must have reached nothing that `p` reads or writes later than now: candidates are run on p's own memory.
   BlasPlan make(const Product& p, cudaStream_t stream);
   /// Whether the library has any kernel for it. Launches nothing.
@@ -45,6 +51,8 @@ class Planner {
   std::vector<cublasLtMatmulAlgo_t> proposals(const Product& p, const BlasPlan& plan, int count) const;
   std::vector<cublasLtMatmulAlgo_t> candidates(const Product& p, const BlasPlan& plan) const;
   int family_of(const cublasLtMatmulAlgo_t& algo) const;
+  /// Whether the library's kernels for this product without split-K agree in all bits.
+  bool do_kernels_agree(const Product& p) const;
   std::int32_t splits_of(const cublasLtMatmulAlgo_t& algo) const;
   /// The family of row-invariant kernels for these matrices, by the library's choice for many rows.
   std::optional<int> invariant_family(const Product& p) const;
@@ -56,6 +64,7 @@ class Planner {
   cublasLtHandle_t handle_;
   void* workspace_;
   std::size_t workspace_bytes_;
+  int device_major_;
   /// The fastest kernel of shapes whose numbers of rows are alike.
   std::unordered_map<PlanKey, cublasLtMatmulAlgo_t, PlanKey::Hash> tuned_;
 };

@@ -189,8 +189,17 @@ TEST(CudaLinear, RowsAreTheSameBitsForEveryNumberOfRows) {
                                      24,  31,  32,  33,  47,  48,  49,  63,  64,  65,   96,   97,   127, 128, 129,
                                      160, 191, 255, 256, 257, 383, 512, 513, 777, 1024, 1025, 2047, 3001};
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
-    for (const auto [N, K] :
-         {Matrix{4096, 1024}, {1024, 2048}, {6144, 1024}, {1024, 3072}, {960, 576}, {576, 1536}, {2560, 9728}, {75, 300}}) {
+    for (const auto [N, K] : {Matrix{4096, 1024},
+                              {1024, 2048},
+                              {6144, 1024},
+                              {1024, 3072},
+                              {960, 576},
+                              {576, 1536},
+                              {2560, 9728},
+                              {75, 300},
+                              {2100, 40},
+                              {260, 72},
+                              {2100, 1000}}) {
       if (dtype == DType::kF32 && N * K > 2000000) continue;
       Tensor x = s.to_gpu(s.random({kRows, K}, dtype, 1)), w = s.to_gpu(s.random({N, K}, DType::kF32, 2, 0.05f));
       const LinearWeightPtr packed = pack_linear(s.gpu, w, {}, dtype, true);
