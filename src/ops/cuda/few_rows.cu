@@ -378,7 +378,8 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   a.columns = t.columns;
   a.slots = t.slots;
   // A slot is given back only after the products of the next one have begun.
-  if (a.num_steps > 1 && a.slots < 2) fail(ErrorCode::kShape, "[ops] {} slots for {} steps of a product, at least 2 are wanted", a.slots, a.num_steps);
+  if (a.num_steps > 1 && a.slots < 2)
+    fail(ErrorCode::kShape, "[ops] {} slots for {} steps of a product, at least 2 are wanted", a.slots, a.num_steps);
   a.residual = static_cast<const __nv_bfloat16*>(fusion.residual);
   a.residual_stride = fusion.residual_stride;
   a.norm = fusion.norm;

@@ -54,7 +54,8 @@ __device__ __forceinline__ uint4* new_row(unsigned char* q, std::uint32_t round,
 }
 /// The new row into its place in the unit's last tile, by the first warp of a warpgroup. The caller fences and synchronises.
 template <typename F>
-__device__ __forceinline__ void new_row_into(unsigned char* tile, unsigned char* q, const AttentionUnit& u, std::uint32_t round, int which) {
+__device__ __forceinline__ void new_row_into(unsigned char* tile, unsigned char* q, const AttentionUnit& u, std::uint32_t round,
+                                             int which) {
   const int column = static_cast<int>(threadIdx.x) * kVec;
   if (column < F::kD)
     *place_in_tile(tile, u.num_keys - 1 - (u.tile_end - 1) * F::kTile, column, F::kGroupBytes, F::kColumnBlock) =
