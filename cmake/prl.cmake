@@ -66,7 +66,7 @@ function(prl_module name)
     target_compile_options(${target} PUBLIC -fsanitize=${PRL_SANITIZE} -fno-omit-frame-pointer -g1)
     # The checks make optimised code slow to compile: only the modules that compute are worth it.
     set(test_optimization -O0)
-    set(test_timeout 900)
+    set(test_timeout 3600)
     if(name MATCHES "^(base|tensor|ops|autograd|nn)$")
       target_compile_options(${target} PRIVATE -O1)
     else()

@@ -604,10 +604,13 @@ TEST_F(ServerTest, RequestTimeoutEndsAStreamThatNeverPauses) {
   is_endless_ = true;
   ScriptedBackend::Options backend = backend_options();
   backend.max_model_len = 1'000'000;
+  backend.max_running = 64;
+  backend.step_time = std::chrono::microseconds(1);  // 64 tokens at a time come faster than they are written
   ApiOptions options;
   options.request_timeout = 50ms;
   start(options, backend);
-  const auto events = client_->read_sse(make_call(kChat, R"({"messages":[{"role":"user","content":"x"}],"stream":true})"));
+  const auto events = client_->read_sse(
+      make_call(kChat, R"({"messages":[{"role":"user","content":"x"}],"stream":true,"logprobs":true,"n":64,"max_tokens":20000})"));
   ASSERT_GE(events.size(), 2u);
   EXPECT_NE(events[events.size() - 2].data.find("\"code\":504"), std::string::npos) << events[events.size() - 2].data;
 }
