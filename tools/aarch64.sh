@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 modules=("$@")
-[ $# -gt 0 ] || modules=(base device tensor text ops autograd nn engine)
+[ $# -gt 0 ] || modules=(base device tensor text ops autograd nn)
 sysroot=build/aarch64-sysroot
 build=build/aarch64
 packages=(
