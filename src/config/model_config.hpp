@@ -187,7 +187,8 @@ struct TrainerModelConfig {
     v.field("name", name, "Folder of a Hugging Face model (config.json, safetensors, tokenizer.json), or its id on the hub");
     v.field("trust_remote_code", trust_remote_code, "Accepted; no code of a model folder is ever run");
     v.field("seq_len", seq_len, "Length of a packed micro batch", {.unit = "tokens", .min = 1, .max = 1 << 24});
-    v.field("optimization_dtype", optimization_dtype, "Type of the stored parameters; float32 keeps masters");
+    v.field("optimization_dtype", optimization_dtype,
+            "Type of the optimizer's state; bfloat16 is rounded stochastically. Masters are float32 always");
     v.field("reduce_dtype", reduce_dtype, "Type in which gradients are summed over devices");
     v.field("ac", ac, "Activation checkpointing; off if not set");
     v.field("fused_lm_head_token_chunk_size", fused_lm_head_token_chunk_size,
@@ -199,7 +200,7 @@ struct TrainerModelConfig {
     v.field("compile", compile, "Accepted without effect: kernels are compiled ahead of time");
     v.field("ac_offloading", ac_offloading, "Keep saved activations in host memory");
     v.field("fsdp_cpu_offload", fsdp_cpu_offload, "Keep parameters, gradients and optimizer in host memory");
-    v.field("optim_cpu_offload", optim_cpu_offload, "Keep the optimizer state in host memory between steps");
+    v.field("optim_cpu_offload", optim_cpu_offload, "Keep the optimizer state in host memory; it visits the GPU in pieces");
     v.field("full_offload", full_offload, "Step the optimizer on the CPU during the backward pass");
     v.field("reshard_after_forward", reshard_after_forward, "Free gathered weights between forward and backward");
     v.field("dp_replicate", dp_replicate, "Copies of the sharded model", {.min = 1});

@@ -288,6 +288,13 @@ TEST(ResolveTrainer, KeysWithoutEffectAreNamedWhenTheyAreSet) {
 TEST(ResolveTrainer, OffloadsExcludeEachOther) {
   EXPECT_THAT(error_of<TrainerConfig>("trainer --model.fsdp-cpu-offload --model.optim-cpu-offload"), HasSubstr("exclude each other"));
   EXPECT_THAT(error_of<TrainerConfig>("trainer --model.full-offload --optim.type sgd"), HasSubstr("adamw and sign_sgd only"));
+  EXPECT_THAT(load_line<TrainerConfig>("trainer --model.optim-cpu-offload --optim.type muon").not_built, IsEmpty());
+}
+
+TEST(ResolveTrainer, StateInBfloat16IsForOptimizersThatCanHaveIt) {
+  const std::string line = "trainer --model.optimization-dtype bfloat16 --optim.type ";
+  for (const char* type : {"adamw", "sign_sgd"}) EXPECT_THAT(load_line<TrainerConfig>(line + type).not_built, IsEmpty());
+  for (const char* type : {"sgd", "muon"}) EXPECT_THAT(error_of<TrainerConfig>(line + type), HasSubstr("adamw and sign_sgd only"));
 }
 
 TEST(ResolveTrainer, SelectiveRecomputationNamesPartsOfDenseDecoders) {

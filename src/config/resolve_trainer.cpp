@@ -20,13 +20,12 @@ void check_offload(const TrainerModelConfig& model, const OptimConfig& optim, co
     check.problem("model.fsdp_cpu_offload", "cannot be used with the optimizer muon");
   if (model.full_offload && !std::holds_alternative<AdamWConfig>(optim) && !std::holds_alternative<SignSgdConfig>(optim))
     check.problem("model.full_offload", "works with the optimizers adamw and sign_sgd only");
-  for (const char* key : {"model.fsdp_cpu_offload", "model.optim_cpu_offload", "model.full_offload", "model.ac_offloading"}) {
-    const bool is_on = std::string_view(key) == "model.fsdp_cpu_offload"    ? model.fsdp_cpu_offload
-                       : std::string_view(key) == "model.optim_cpu_offload" ? model.optim_cpu_offload
-                       : std::string_view(key) == "model.full_offload"      ? model.full_offload.has_value()
-                                                                            : model.ac_offloading.has_value();
-    if (is_on) check.not_built(key, "offloading to host memory");
-  }
+  if (model.fsdp_cpu_offload) check.not_built("model.fsdp_cpu_offload", "parameters and gradients in host memory");
+  if (model.full_offload) check.not_built("model.full_offload", "optimizer steps on the host");
+  if (model.ac_offloading) check.not_built("model.ac_offloading", "activations in host memory");
+  if (model.optimization_dtype != ParamDType::kFloat32 && !std::holds_alternative<AdamWConfig>(optim) &&
+      !std::holds_alternative<SignSgdConfig>(optim))
+    check.problem("model.optimization_dtype", "bfloat16 works with the optimizers adamw and sign_sgd only");
 }
 
 void check_parallel(const TrainerModelConfig& model, const Check& check) {
@@ -119,7 +118,6 @@ void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& opt
   if (model.moe_fused_kernel) check.not_built("model.moe_fused_kernel", "mixture-of-experts models");
   if (model.debug.force_balanced_routing) check.not_built("model.debug.force_balanced_routing", "mixture-of-experts models");
   if (model.conversion_dir) check.not_built("model.conversion_dir", "a cache of converted weights");
-  if (model.optimization_dtype != ParamDType::kFloat32) check.not_built("model.optimization_dtype", "parameters without float32 masters");
   warn_inert(ops_of<TrainerModelConfig>(), &model, kInertModelKeys, check.sub("model"));
 }
 

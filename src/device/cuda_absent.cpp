@@ -1,4 +1,5 @@
 #include "base/error.hpp"
+#include "device/cuda_host_link.hpp"
 #include "device/device.hpp"
 
 // What a build without nvcc has in place of device/cuda.
@@ -11,6 +12,10 @@ constexpr const char* kMissing = "this build has no CUDA: install the CUDA toolk
 }  // namespace
 
 std::shared_ptr<DeviceRuntime> make_cuda_runtime(int index) { fail(ErrorCode::kUnavailable, "[cuda:{}] {}", index, kMissing); }
+
+std::shared_ptr<HostLink> make_cuda_host_link(const std::shared_ptr<DeviceRuntime>& /*runtime*/, bool /*page_locked*/) {
+  fail(ErrorCode::kUnavailable, "[cuda] {}", kMissing);
+}
 
 CudaDevices list_cuda_devices() { return {.devices = {}, .missing = kMissing, .versions = ""}; }
 

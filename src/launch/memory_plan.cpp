@@ -17,13 +17,10 @@ constexpr double kReserve = 0.02;
 constexpr std::size_t kRoleBytes = std::size_t{128} << 20;
 /// Packed versions of the weights that can exist at once beside the first: one that the engine still serves and one that is being made.
 constexpr std::size_t kMoreVersions = 2;
+/// Of the host's free memory; more than that is worth a warning.
+constexpr double kHostShare = 0.9;
 constexpr std::string_view kActivations = "activations";
 constexpr const char* kSmallerActivations = "lower seq_len, or recompute activations (model.ac)";
-
-std::size_t state_bytes_per_parameter(const config::OptimConfig& optim) {
-  if (std::holds_alternative<config::SignSgdConfig>(optim)) return 0;
-  return std::holds_alternative<config::AdamWConfig>(optim) ? 8 : 4;
-}
 
 std::string gib(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); }
 
@@ -32,6 +29,14 @@ std::size_t usable(const MemoryPlan& plan) { return static_cast<std::size_t>(sta
 void refuse_if_too_large(const MemoryPlan& plan, const char* advice) {
   if (plan.total() <= usable(plan)) return;
   fail(ErrorCode::kOutOfMemory, "the GPU's memory is too small for this run: {}; {}", plan.to_string(), advice);
+}
+
+void warn_if_host_is_full(const MemoryPlan& plan) {
+  std::size_t wanted = 0;
+  for (const auto& [name, bytes] : plan.host) wanted += bytes;
+  const auto free = static_cast<double>(make_cpu_runtime()->bytes_available());
+  if (static_cast<double>(wanted) > kHostShare * free)
+    log::warning("{} are to be kept in host memory, of which {} are free", gib(wanted), gib(static_cast<std::size_t>(free)));
 }
 
 }  // namespace
@@ -53,7 +58,10 @@ std::string MemoryPlan::to_string() const {
     out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, gib(bytes));
     if (name == kActivations && foretold_activations > 0) out += fmt::format(" (foretold {})", gib(foretold_activations));
   }
-  return out + fmt::format("; {} of {}", gib(total()), gib(available));
+  out += fmt::format("; {} of {}", gib(total()), gib(available));
+  for (std::size_t i = 0; i < host.size(); ++i)
+    out += fmt::format("{}{} {}", i == 0 ? "; in host memory: " : ", ", host[i].first, gib(host[i].second));
+  return out;
 }
 
 MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape) {
@@ -61,11 +69,15 @@ MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shap
   const DType compute = shape.policy.compute;
   MemoryPlan plan;
   plan.available = runtime.bytes_available();
-  plan.parts = {{"masters", 4 * n},
-                {"gradients", 4 * n},
-                {"optimizer", state_bytes_per_parameter(shape.step.optim) * n},
-                {"weights", n * size_of(compute)}};
-  refuse_if_too_large(plan, "train a smaller model, or choose an optimizer with less state");
+  plan.parts = {{"masters", 4 * n}, {"gradients", 4 * n}, {"optimizer", 0}, {"weights", n * size_of(compute)}};
+  const trainer::OptimizerMemory& optimizer = shape.step.optimizer_memory;
+  const std::size_t state = trainer::state_bytes_of(shape.step.optim, optimizer.dtype, shape.model.num_parameters());
+  if (optimizer.host != nullptr) plan.host.emplace_back("optimizer", state);
+  plan.parts[2].second = optimizer.host != nullptr ? trainer::visit_bytes_of(shape.step.optim, optimizer, shape.model) : state;
+  refuse_if_too_large(plan,
+                      "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload) or in bfloat16 "
+                      "(model.optimization_dtype), or choose an optimizer with less state");
+  warn_if_host_is_full(plan);
   plan.parts.emplace_back(kActivations, nn::activation_bytes(shape.model, compute, shape.seq_len, shape.policy.checkpointing));
   refuse_if_too_large(plan, kSmallerActivations);
   return plan;

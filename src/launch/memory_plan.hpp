@@ -20,13 +20,14 @@ namespace prl::launch {
 /// by a step over random tokens; the rest follows from sizes; the KV cache gets what it wants of what is left.
 struct MemoryPlan {
   std::vector<std::pair<std::string, std::size_t>> parts;  ///< bytes
+  std::vector<std::pair<std::string, std::size_t>> host;   ///< what lies in host memory instead
   std::size_t available = 0;                               ///< free on the device before the run, bytes
   std::size_t foretold_activations = 0;                    ///< set once they have been measured
   std::int64_t num_kv_blocks = 0;                          ///< colocated runs
 
   std::size_t total() const noexcept;
   std::size_t part(std::string_view name) const noexcept;  ///< 0 if there is none
-  /// "masters 2.2 GiB, gradients 2.2 GiB, ...; 12.1 of 139.3 GiB"
+  /// "masters 2.2 GiB, gradients 2.2 GiB, ...; 12.1 of 139.3 GiB; in host memory: optimizer 4.4 GiB"
   std::string to_string() const;
 };
 
@@ -37,7 +38,8 @@ struct TrainingShape {
   const trainer::GradientStepOptions& step;
   std::int64_t seq_len = 0;  ///< tokens of a micro-batch
 };
-/// Masters, gradients, optimizer, packed weights and activations. Error{kOutOfMemory} with the parts if they cannot fit.
+/// Masters, gradients, optimizer, packed weights and activations. Error{kOutOfMemory} with the parts if they cannot fit; a warning if the
+/// host's part takes nearly all that is free there.
 MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape);
 
 /// Measures the activations of a micro-batch of `seq_len` tokens, which `policy` then has memory for. Error{kOutOfMemory} as above.

@@ -10,6 +10,7 @@ namespace prl::launch {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 /// A model whose activations are many times its parameters.
 class MemoryPlanTest : public testing::Test {
@@ -61,6 +62,21 @@ TEST_F(MemoryPlanTest, ForetellsWhatADryStepMeasures) {
     if (everything == 0) everything = plan.part("activations");
     EXPECT_EQ(plan.part("activations") < everything, checkpointing.freq > 0);
   }
+}
+
+TEST_F(MemoryPlanTest, KnowsWhereTheOptimizersStateIs) {
+  const auto n = static_cast<std::size_t>(nn::load_model_config(folder_).num_parameters());
+  EXPECT_EQ(planned().part("optimizer"), 8 * n);
+  step_.optimizer_memory.dtype = DType::kBF16;
+  EXPECT_EQ(planned().part("optimizer"), 4 * n);
+  EXPECT_THAT(planned().to_string(), Not(HasSubstr("host")));
+  step_.optimizer_memory = {.dtype = DType::kF32, .host = make_host_link(runtime_, true), .piece_elements = 100};
+  EXPECT_EQ(planned().part("optimizer"), 3u * 8 * 100);
+  ASSERT_EQ(planned().host.size(), 1u);
+  EXPECT_EQ(planned().host[0].second, 8 * n);
+  EXPECT_THAT(planned().to_string(), HasSubstr("in host memory: optimizer "));
+  step_.optim = config::MuonConfig{};
+  EXPECT_EQ(planned().host[0].second, 4 * n);
 }
 
 TEST_F(MemoryPlanTest, RefusesWithTheNumbersWhatCannotFit) {

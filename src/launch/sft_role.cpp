@@ -21,7 +21,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   shared.optim = config.optim;
   shared.scheduler = config.scheduler;
   shared.max_steps = config.max_steps;
-  const trainer::GradientStepOptions step = step_options(shared);
+  const trainer::GradientStepOptions step = step_options(shared, runtime);
   if (is_planned(*runtime)) plan = plan_training(*runtime, {nn::load_model_config(policy_config.model), policy_config, step, seq_len});
   trainer::Policy policy(runtime, policy_config);
   if (plan) {

@@ -70,13 +70,22 @@ std::optional<trainer::ResumeOptions> resume_options(const std::optional<config:
   return options;
 }
 
-trainer::GradientStepOptions step_options(const config::TrainerConfig& config) {
-  return {.loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
+trainer::GradientStepOptions step_options(const config::TrainerConfig& config, const std::shared_ptr<DeviceRuntime>& runtime) {
+  trainer::GradientStepOptions options{
+      .loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
+  if (config.model.optimization_dtype == config::ParamDType::kBFloat16) options.optimizer_memory.dtype = DType::kBF16;
+  if (config.model.optim_cpu_offload) {
+    if (runtime->device().kind == DeviceKind::kCpu)
+      log::info("model.optim_cpu_offload: on the CPU the optimizer's state is in host memory as it is");
+    else
+      options.optimizer_memory.host = make_host_link(runtime, /*page_locked=*/true);
+  }
+  return options;
 }
 
-trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, double measured_peak_flops) {
+trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, trainer::GradientStepOptions step, double measured_peak_flops) {
   trainer::RlRunOptions options;
-  options.step = step_options(config);
+  options.step = std::move(step);
   options.seq_len = config.model.seq_len;
   options.peak_flops = measured_peak_flops;
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, text_folder(config.tokenizer.name.value_or(config.model.name)));
@@ -100,16 +109,17 @@ std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, cons
 int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) {
   const auto runtime = make_runtime(config.compute);
   const trainer::PolicyOptions policy_config = policy_options(config);
+  const trainer::GradientStepOptions step = step_options(config, runtime);
   std::optional<MemoryPlan> plan;
   if (is_planned(*runtime))
-    plan = plan_training(*runtime, {nn::load_model_config(policy_config.model), policy_config, step_options(config), config.model.seq_len});
+    plan = plan_training(*runtime, {nn::load_model_config(policy_config.model), policy_config, step, config.model.seq_len});
   trainer::Policy policy(runtime, policy_config);
   if (plan) {
     measure_activations(*plan, policy, config.model.seq_len);
     log::info("memory plan: {}", plan->to_string());
   }
   const double flops = measured_peak_flops(config.compute, policy.options().compute);
-  trainer::RlRunOptions options = rl_run_options(config, flops);
+  trainer::RlRunOptions options = rl_run_options(config, step, flops);
   auto monitor = make_monitor(trainer::trainer_metrics(), config.output_dir, config.file_monitor);
   std::shared_ptr<weights::WeightChannel> channel;
   if (!config.data.fake)

@@ -12,9 +12,10 @@
 namespace prl::launch {
 
 trainer::PolicyOptions policy_options(const config::TrainerConfig& config);
+/// Host memory for the optimizer's state is made beside `runtime` if it is asked for and the device has memory of its own.
+trainer::GradientStepOptions step_options(const config::TrainerConfig& config, const std::shared_ptr<DeviceRuntime>& runtime);
 /// What the run loop needs; `measured_peak_flops` is of the policy's dtype.
-trainer::GradientStepOptions step_options(const config::TrainerConfig& config);
-trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, double measured_peak_flops);
+trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, trainer::GradientStepOptions step, double measured_peak_flops);
 /// Checkpoints as a trainer-like section asks for them, below `output_dir`.
 std::optional<trainer::CheckpointOptions> checkpoint_options(const std::optional<config::TrainerCkptConfig>& config,
                                                              const std::filesystem::path& output_dir,

@@ -16,8 +16,8 @@ void check_state(ShapeCheck& c, std::string_view name, const ConstTensorView& v)
 void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args, TensorView rounded) {
   ShapeCheck c("adamw", ctx);
   check_state(c, "param", param);
-  check_state(c, "m", m);
-  check_state(c, "v", v);
+  c.check("m", m, "R C").contiguous("m", m).check("v", v, "R C", m.dtype).contiguous("v", v);
+  c.require(m.dtype == DType::kF32 || m.dtype == DType::kBF16, "moments are fp32 or bf16");
   check_state(c, "grad", grad);
   c.require(args.step >= 1, "step counts from 1");
   if (rounded.data != nullptr) c.check("rounded", rounded, "R C").contiguous("rounded", rounded);

@@ -4,7 +4,7 @@
 
 namespace prl::ops {
 
-// All tensors fp32 and contiguous, element-wise, in place. `grad_scale` multiplies the gradient first (clipping).
+// Tensors are fp32, contiguous, updated in place; moments of adamw may be bf16 (rounding.hpp). `grad_scale` multiplies gradients first.
 // Source: prime-rl behaviour (spec 2.7); PyTorch semantics where it says so.
 
 struct AdamWArgs {

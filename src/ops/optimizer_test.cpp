@@ -56,6 +56,52 @@ TEST_P(OptimizerTest, AdamWRoundsOnItsWay) {
     }
 }
 
+/// Moments in bf16: neighbours of what fp32 gives, right in the mean, and the same however a step is cut.
+TEST_P(OptimizerTest, AdamWRoundsMomentsStochastically) {
+  Session s(GetParam());
+  const std::int64_t n = 20011;
+  const auto state = [&](float value) { return s.filled({n}, DType::kBF16, value); };
+  const AdamWArgs args{.lr = 0.01f, .beta1 = 0.9f, .beta2 = 0.99f, .step = 3};
+  Tensor p = s.random({n}, DType::kF32, 1), m = state(0.7f), v = state(0.3f);
+  const Tensor g = s.filled({n}, DType::kF32, 0.01f), p_again = p.clone(), low = s.poisoned({n}, DType::kBF16);
+  const float m0 = get(m, 0), v0 = get(v, 0), wanted_m = 0.9f * m0 + 0.1f * 0.01f, wanted_v = 0.99f * v0 + 0.01f * 0.01f * 0.01f;
+  adamw(s.ctx, p, m, v, g, args, low);
+  const auto check = [&](const Tensor& t, float wanted, const char* name) {
+    const float step = std::ldexp(1.0f, std::ilogb(wanted) - 7);  // between neighbours in bf16
+    double sum = 0;
+    for (const float x : values(t)) {
+      EXPECT_LT(std::abs(x - wanted), step) << name;
+      sum += x;
+    }
+    // Four standard deviations of a mean of n values that are off by at most a step.
+    EXPECT_NEAR(sum / static_cast<double>(n), wanted, 4 * 0.5 * step / std::sqrt(static_cast<double>(n)) + 1e-6) << name;
+  };
+  check(m, wanted_m, "m");
+  check(v, wanted_v, "v");
+
+  const Tensor m_again = state(0.7f), v_again = state(0.3f), low_again = s.poisoned({n}, DType::kBF16);
+  for (const auto& [begin, count] : {std::pair<std::int64_t, std::int64_t>{0, 777}, {777, n - 777}})
+    adamw(s.ctx, p_again.slice(begin, count), m_again.slice(begin, count), v_again.slice(begin, count), g.slice(begin, count), args,
+          low_again.slice(begin, count).view());
+  EXPECT_EQ(values(m), values(m_again));
+  EXPECT_EQ(values(v), values(v_again));
+  EXPECT_EQ(values(p), values(p_again));
+  EXPECT_EQ(values(low), values(low_again));
+}
+
+/// A second moment whose gradients have ended must fall: rounding to nearest would keep it for ever.
+TEST_P(OptimizerTest, MomentsInBf16FollowSmallChanges) {
+  Session s(GetParam());
+  const std::int64_t n = 500;
+  const int steps = 400;
+  Tensor p = s.random({n}, DType::kF32, 1), m = s.filled({n}, DType::kBF16, 0), v = s.filled({n}, DType::kBF16, 1);
+  const Tensor g = s.filled({n}, DType::kF32, 0);
+  for (int step = 1; step <= steps; ++step) adamw(s.ctx, p, m, v, g, {.beta2 = 0.999f, .step = step});
+  double sum = 0;
+  for (const float x : values(v)) sum += x;
+  EXPECT_NEAR(sum / static_cast<double>(n), std::pow(0.999, steps), 0.01);
+}
+
 TEST_P(OptimizerTest, Sgd) {
   Session s(GetParam());
   const std::int64_t n = 130;

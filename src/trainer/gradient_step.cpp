@@ -25,7 +25,7 @@ std::set<std::string> environments(std::span<const wire::MicroBatch> rows) {
 GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
     : policy_(policy),
       options_(std::move(options)),
-      optimizer_(policy.context(), policy.parameters(), options_.optim),
+      optimizer_(policy.context(), policy.parameters(), options_.optim, options_.optimizer_memory),
       schedule_(options_.scheduler, base_lr(options_.optim), options_.max_steps) {}
 
 void GradientStep::restart_schedule(std::int64_t num_done) {

@@ -19,6 +19,7 @@ namespace prl::trainer {
 struct GradientStepOptions {
   config::LossConfig loss = {};
   config::OptimConfig optim = {};
+  OptimizerMemory optimizer_memory = {};
   config::SchedulerConfig scheduler = {};
   std::optional<std::int64_t> max_steps = std::nullopt;
   /// Leave a row whose loss is not finite out of the step (and count it) instead of failing; the step still fails if no row is left.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "ops/cpu/bodies.hpp"
@@ -6,8 +7,33 @@
 #include "ops/cpu/linear_weight.hpp"
 #include "ops/cpu/parallel.hpp"
 #include "ops/cpu/table.hpp"
+#include "ops/rounding.hpp"
 
 namespace prl::ops::cpu {
+namespace {
+
+/// Moments in bf16 are fp32 for the length of a run, then rounded stochastically.
+void adamw_bf16(const Kernels& k, float* param, std::uint16_t* m, std::uint16_t* v, const float* grad, std::int64_t count,
+                const AdamWStep& step, std::int64_t number) {
+  constexpr std::int64_t kRun = 1024;
+  const std::uint32_t salt_m = first_salt(number), salt_v = second_salt(number);
+  float wide_m[kRun], wide_v[kRun];
+  for (std::int64_t begin = 0; begin < count; begin += kRun) {
+    const std::int64_t n = std::min(kRun, count - begin);
+    for (std::int64_t i = 0; i < n; ++i) {
+      wide_m[i] = std::bit_cast<float>(static_cast<std::uint32_t>(m[begin + i]) << 16);
+      wide_v[i] = std::bit_cast<float>(static_cast<std::uint32_t>(v[begin + i]) << 16);
+    }
+    k.adamw(param + begin, wide_m, wide_v, grad + begin, n, step);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const auto other = std::bit_cast<std::uint32_t>(param[begin + i]);
+      m[begin + i] = static_cast<std::uint16_t>(round_stochastic(std::bit_cast<std::uint32_t>(wide_m[i]), other, salt_m) >> 16);
+      v[begin + i] = static_cast<std::uint16_t>(round_stochastic(std::bit_cast<std::uint32_t>(wide_v[i]), other, salt_v) >> 16);
+    }
+  }
+}
+
+}  // namespace
 
 void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTensorView grad, const AdamWArgs& args, TensorView rounded) {
   const double step = static_cast<double>(args.step);
@@ -22,7 +48,10 @@ void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTe
                     .grad_scale = args.grad_scale};
   const Kernels& k = kernels(ctx);
   parallel_rows(ctx, param.shape.num_elements(), 1, [&](std::int64_t b, std::int64_t e) {
-    k.adamw(param.as<float>() + b, m.as<float>() + b, v.as<float>() + b, grad.as<float>() + b, e - b, s);
+    if (m.dtype == DType::kBF16)
+      adamw_bf16(k, param.as<float>() + b, m.as<std::uint16_t>() + b, v.as<std::uint16_t>() + b, grad.as<float>() + b, e - b, s, args.step);
+    else
+      k.adamw(param.as<float>() + b, m.as<float>() + b, v.as<float>() + b, grad.as<float>() + b, e - b, s);
     if (rounded.data != nullptr)
       k.cast(static_cast<char*>(rounded.data) + b * static_cast<std::int64_t>(size_of(rounded.dtype)), rounded.dtype, param.as<float>() + b,
              DType::kF32, e - b);

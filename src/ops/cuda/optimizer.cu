@@ -4,6 +4,7 @@
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/sums.hpp"
+#include "ops/rounding.hpp"
 
 namespace prl::ops::cuda {
 namespace {
@@ -24,13 +25,16 @@ struct AdamW {
   }
 };
 
-/// A step whose result is also written in the type that weights have, so that nobody reads it again to round it.
-template <typename Low>
-struct RoundedAdamW {
-  float *param, *m, *v;
+/// A step with moments in `State`, whose result is also written in the type that weights have where `rounded` is not null, so that
+/// nobody reads it again to round it.
+template <typename State, typename Low>
+struct TypedAdamW {
+  float* param;
+  State *m, *v;
   const float* grad;
   Low* rounded;
   std::int64_t count;
+  std::uint32_t salt_m, salt_v;
   bool wide;  ///< all start 16-byte aligned
   AdamW f;
 
@@ -42,14 +46,22 @@ struct RoundedAdamW {
     load<kWide>(in[2], v + at, n);
     load<kWide>(in[3], grad + at, n);
     f(out, in);
+    if constexpr (sizeof(State) == 2) {
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        const std::uint32_t other = __float_as_uint(out[0][i]);
+        out[1][i] = __uint_as_float(round_stochastic(__float_as_uint(out[1][i]), other, salt_m));
+        out[2][i] = __uint_as_float(round_stochastic(__float_as_uint(out[2][i]), other, salt_v));
+      }
+    }
     store<kWide>(param + at, out[0], n);
     store<kWide>(m + at, out[1], n);
     store<kWide>(v + at, out[2], n);
-    store<kWide>(rounded + at, out[0], n);
+    if (rounded != nullptr) store<kWide>(rounded + at, out[0], n);
   }
 };
-template <typename Low>
-__global__ void __launch_bounds__(kMapBlock) rounded_adamw_kernel(const RoundedAdamW<Low> a) {
+template <typename State, typename Low>
+__global__ void __launch_bounds__(kMapBlock) typed_adamw_kernel(const TypedAdamW<State, Low> a) {
   const std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * kMapBlock + threadIdx.x) * kVec;
   if (at >= a.count) return;
   const int n = static_cast<int>(min(static_cast<std::int64_t>(kVec), a.count - at));
@@ -158,23 +170,28 @@ void adamw(OpContext& ctx, TensorView param, TensorView m, TensorView v, ConstTe
                 .step_size = static_cast<float>(static_cast<double>(args.lr) / correction1),
                 .inverse_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
                 .grad_scale = args.grad_scale};
-  if (rounded.data == nullptr) {
+  if (rounded.data == nullptr && m.dtype == DType::kF32) {
     map<float, float, 3, 4>(ctx, {param, m, v}, {param, m, v, grad}, f);
     return;
   }
-  with_type(rounded.dtype, [&](auto t) {
-    using Low = decltype(t);
-    const RoundedAdamW<Low> a{.param = param.as<float>(),
-                              .m = m.as<float>(),
-                              .v = v.as<float>(),
-                              .grad = grad.as<float>(),
-                              .rounded = rounded.as<Low>(),
-                              .count = param.shape.num_elements(),
-                              .wide = is_aligned(param.data, 16) && is_aligned(m.data, 16) && is_aligned(v.data, 16) &&
-                                      is_aligned(grad.data, 16) && is_aligned(rounded.data, 16),
-                              .f = f};
-    const auto blocks = static_cast<unsigned>(ceil_div(a.count, std::int64_t{kMapBlock} * kVec));
-    rounded_adamw_kernel<Low><<<blocks, kMapBlock, 0, stream_of(ctx)>>>(a);
+  with_type(m.dtype, [&](auto state) {
+    with_type(rounded.dtype, [&](auto low) {
+      using State = decltype(state);
+      using Low = decltype(low);
+      const TypedAdamW<State, Low> a{.param = param.as<float>(),
+                                     .m = m.as<State>(),
+                                     .v = v.as<State>(),
+                                     .grad = grad.as<float>(),
+                                     .rounded = rounded.as<Low>(),
+                                     .count = param.shape.num_elements(),
+                                     .salt_m = first_salt(args.step),
+                                     .salt_v = second_salt(args.step),
+                                     .wide = is_aligned(param.data, 16) && is_aligned(m.data, 16) && is_aligned(v.data, 16) &&
+                                             is_aligned(grad.data, 16) && is_aligned(rounded.data, 16),
+                                     .f = f};
+      const auto blocks = static_cast<unsigned>(ceil_div(a.count, std::int64_t{kMapBlock} * kVec));
+      typed_adamw_kernel<State, Low><<<blocks, kMapBlock, 0, stream_of(ctx)>>>(a);
+    });
   });
   PRL_CUDA_CHECK(cudaGetLastError());
 }

@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/pointwise.hpp"
+#include "trainer/optim/host_state.hpp"
 
 namespace prl::trainer {
 
@@ -21,6 +22,13 @@ constexpr float kAdamEps = 1e-8f;
 
 bool takes_muon(const nn::NamedParameter& p) {
   return p.value.shape().num_dims() >= 2 && p.name.find("lm_head") == std::string::npos && p.name.find("embed_tokens") == std::string::npos;
+}
+
+template <typename List, typename Fn>
+std::vector<TensorView> views_of(const List& list, Fn view_of) {
+  std::vector<TensorView> views;
+  for (const auto& item : list) views.push_back(view_of(item));
+  return views;
 }
 
 /// Elements counted by one worker at a time.
@@ -43,28 +51,49 @@ std::optional<double> max_grad_norm(const config::OptimConfig& optim) {
   return std::visit([](const auto& c) { return c.max_norm; }, optim);
 }
 
-Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim)
-    : ctx_(ctx), parameters_(parameters), optim_(optim) {
+std::size_t state_bytes_of(const config::OptimConfig& optim, DType dtype, std::int64_t num_parameters) {
+  const std::size_t arrays = std::holds_alternative<SignSgdConfig>(optim) ? 0 : std::holds_alternative<AdamWConfig>(optim) ? 2 : 1;
+  return arrays * size_of(dtype) * static_cast<std::size_t>(num_parameters);
+}
+
+std::size_t visit_bytes_of(const config::OptimConfig& optim, const OptimizerMemory& memory, const nn::ModelConfig& model) {
+  if (memory.host == nullptr) return 0;
+  if (!std::holds_alternative<MuonConfig>(optim))
+    return HostState::kNumBuffers * state_bytes_of(optim, memory.dtype, std::min(memory.piece_elements, model.num_parameters()));
+  // Whole tensors; the embedding's two moments are larger than any matrix's momentum.
+  return HostState::kNumBuffers * 2 * size_of(memory.dtype) * static_cast<std::size_t>(model.vocab_size * model.hidden_size);
+}
+
+Tensor Optimizer::new_state(Shape shape) const {
+  return host_ != nullptr ? host_->zeros(shape, memory_.dtype) : Tensor::zeros(ctx_.runtime, shape, memory_.dtype);
+}
+
+Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory)
+    : ctx_(ctx), parameters_(parameters), optim_(optim), memory_(std::move(memory)) {
   const bool has_muon = std::holds_alternative<MuonConfig>(optim);
   std::vector<std::string> names;
   if (std::holds_alternative<SgdConfig>(optim))
     names = {"momentum_buffer"};
   else if (!std::holds_alternative<SignSgdConfig>(optim))
     names = {"exp_avg", "exp_avg_sq"};
+  if (memory_.dtype != DType::kF32 && (has_muon || std::holds_alternative<SgdConfig>(optim)))
+    fail(ErrorCode::kInvalidArgument, "[optimizer] the state of {} is float32 always; state in {} is for adamw", type_name(),
+         to_string(memory_.dtype));
+  PRL_CHECK(memory_.piece_elements > 0, "pieces of {} elements", memory_.piece_elements);
+  if (memory_.host != nullptr) host_ = std::make_unique<HostState>(ctx.runtime, memory_.host);
   // As the parameters' values, the state lies in one array per kind.
   if (!has_muon)
-    for (std::size_t i = 0; i < names.size(); ++i)
-      flat_state_.push_back(Tensor::zeros(ctx.runtime, parameters.all_values().shape(), DType::kF32));
+    for (std::size_t i = 0; i < names.size(); ++i) flat_state_.push_back(new_state(parameters.all_values().shape()));
   for (nn::NamedParameter& p : parameters.named()) {
     PRL_CHECK(p.grad.defined(), "parameter {} has no gradient tensor", p.name);
     Slot slot;
     slot.parameter = &p;
     if (has_muon && takes_muon(p)) {
       slot.is_muon = true;
-      slot.state.emplace_back("momentum", Tensor::zeros(ctx.runtime, p.value.shape(), DType::kF32));
+      slot.state.emplace_back("momentum", new_state(p.value.shape()));
     } else {
       for (std::size_t i = 0; i < names.size(); ++i)
-        slot.state.emplace_back(names[i], has_muon ? Tensor::zeros(ctx.runtime, p.value.shape(), DType::kF32)
+        slot.state.emplace_back(names[i], has_muon ? new_state(p.value.shape())
                                                    : flat_state_[i].slice(p.offset, p.value.num_elements()).reshaped(p.value.shape()));
     }
     slots_.push_back(std::move(slot));
@@ -73,47 +102,95 @@ Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const conf
 
 Optimizer::~Optimizer() = default;
 
-void Optimizer::step(double lr, double grad_scale, const Tensor& rounded) {
-  const auto rate = static_cast<float>(lr), factor = static_cast<float>(grad_scale);
-  const auto adamw_args = [&](const auto& c) {
-    return ops::AdamWArgs{.lr = rate,
-                          .beta1 = static_cast<float>(c.betas1),
-                          .beta2 = static_cast<float>(c.betas2),
-                          .eps = kAdamEps,
-                          .weight_decay = static_cast<float>(c.weight_decay),
-                          .grad_scale = factor,
-                          .step = num_steps_ + 1};
-  };
-  const Tensor& values = parameters_.all_values();
-  const Tensor& grads = parameters_.all_grads();
+/// What is alike for all elements of a step.
+struct Optimizer::Step {
+  float lr = 0, grad_scale = 1;
+  std::int64_t number = 1;
+
+  template <typename Config>
+  ops::AdamWArgs adamw(const Config& c) const {
+    return {.lr = lr,
+            .beta1 = static_cast<float>(c.betas1),
+            .beta2 = static_cast<float>(c.betas2),
+            .eps = kAdamEps,
+            .weight_decay = static_cast<float>(c.weight_decay),
+            .grad_scale = grad_scale,
+            .step = number};
+  }
+};
+
+void Optimizer::step_elements(const Step& step, std::int64_t begin, std::int64_t count, std::span<const TensorView> state,
+                              const Tensor& rounded) {
+  const Tensor values = parameters_.all_values().slice(begin, count), grads = parameters_.all_grads().slice(begin, count);
   if (const auto* adamw = std::get_if<AdamWConfig>(&optim_)) {
-    ops::adamw(ctx_, values, flat_state_[0], flat_state_[1], grads, adamw_args(*adamw), rounded.defined() ? rounded.view() : TensorView{});
-    ++num_steps_;
+    ops::adamw(ctx_, values, state[0], state[1], grads, step.adamw(*adamw),
+               rounded.defined() ? rounded.slice(begin, count).view() : TensorView{});
     return;
-  } else if (const auto* sgd = std::get_if<SgdConfig>(&optim_)) {
-    ops::sgd(ctx_, values, flat_state_[0], grads,
-             {.lr = rate,
+  }
+  if (const auto* sgd = std::get_if<SgdConfig>(&optim_))
+    ops::sgd(ctx_, values, state[0], grads,
+             {.lr = step.lr,
               .momentum = static_cast<float>(sgd->momentum),
               .weight_decay = static_cast<float>(sgd->weight_decay),
-              .grad_scale = factor,
+              .grad_scale = step.grad_scale,
               .nesterov = sgd->nesterov,
-              .is_first_step = num_steps_ == 0});
-  } else if (const auto* muon = std::get_if<MuonConfig>(&optim_)) {
-    for (Slot& slot : slots_) {
-      nn::NamedParameter& p = *slot.parameter;
-      if (slot.is_muon)
-        ops::muon(
-            ctx_, p.value, slot.state[0].second, p.grad,
-            {.lr = rate, .mu = static_cast<float>(muon->mu), .weight_decay = static_cast<float>(muon->weight_decay), .grad_scale = factor});
-      else
-        ops::adamw(ctx_, p.value, slot.state[0].second, slot.state[1].second, p.grad, adamw_args(*muon));
+              .is_first_step = step.number == 1});
+  else  // The sign does not change under scaling.
+    ops::sign_sgd(ctx_, values, grads, step.lr, static_cast<float>(std::get<SignSgdConfig>(optim_).weight_decay));
+  if (rounded.defined()) ops::cast(ctx_, rounded.slice(begin, count), values);
+}
+
+void Optimizer::step_slot(const Step& step, const Slot& slot, std::span<const TensorView> state) {
+  const auto& muon = std::get<MuonConfig>(optim_);
+  const nn::NamedParameter& p = *slot.parameter;
+  if (slot.is_muon)
+    ops::muon(ctx_, p.value, state[0], p.grad,
+              {.lr = step.lr,
+               .mu = static_cast<float>(muon.mu),
+               .weight_decay = static_cast<float>(muon.weight_decay),
+               .grad_scale = step.grad_scale});
+  else
+    ops::adamw(ctx_, p.value, state[0], state[1], p.grad, step.adamw(muon));
+}
+
+void Optimizer::step_in_pieces(const Step& step, const Tensor& rounded) {
+  std::vector<HostState::Visit> visits;
+  if (std::holds_alternative<MuonConfig>(optim_)) {
+    for (const Slot& slot : slots_) {
+      HostState::Visit& visit = visits.emplace_back();
+      for (const auto& [name, tensor] : slot.state) visit.state.push_back(tensor);
+      visit.work = [this, &step, of = &slot](std::span<const TensorView> state) { step_slot(step, *of, state); };
     }
   } else {
-    // The sign does not change under scaling.
-    ops::sign_sgd(ctx_, values, grads, rate, static_cast<float>(std::get<SignSgdConfig>(optim_).weight_decay));
+    const std::int64_t n = parameters_.all_values().num_elements();
+    for (std::int64_t begin = 0; begin < n; begin += memory_.piece_elements) {
+      const std::int64_t count = std::min(memory_.piece_elements, n - begin);
+      HostState::Visit& visit = visits.emplace_back();
+      for (const Tensor& all : flat_state_) visit.state.push_back(all.slice(begin, count));
+      visit.work = [this, &step, &rounded, begin, count](std::span<const TensorView> state) {
+        step_elements(step, begin, count, state, rounded);
+      };
+    }
   }
+  host_->run(visits);
+}
+
+void Optimizer::step(double lr, double grad_scale, const Tensor& rounded) {
+  const Step step{static_cast<float>(lr), static_cast<float>(grad_scale), num_steps_ + 1};
+  const bool is_muon = std::holds_alternative<MuonConfig>(optim_);
+  if (host_ != nullptr && !std::holds_alternative<SignSgdConfig>(optim_)) {
+    step_in_pieces(step, rounded);
+  } else if (is_muon) {
+    for (const Slot& slot : slots_) {
+      const std::vector<TensorView> state = views_of(slot.state, [](const auto& named) { return named.second.view(); });
+      step_slot(step, slot, state);
+    }
+  } else {
+    const std::vector<TensorView> state = views_of(flat_state_, [](const Tensor& tensor) { return tensor.view(); });
+    step_elements(step, 0, parameters_.all_values().num_elements(), state, rounded);
+  }
+  if (is_muon && rounded.defined()) ops::cast(ctx_, rounded, parameters_.all_values());
   ++num_steps_;
-  if (rounded.defined()) ops::cast(ctx_, rounded, values);
 }
 
 std::vector<io::NamedTensor> Optimizer::state() const {

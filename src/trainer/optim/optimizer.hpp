@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
 #include "config/optim_config.hpp"
+#include "device/host_link.hpp"
 #include "io/tensor_file.hpp"
 #include "nn/parameters.hpp"
 #include "ops/context.hpp"
@@ -16,14 +19,28 @@ namespace prl::trainer {
 double base_lr(const config::OptimConfig& optim);
 std::optional<double> max_grad_norm(const config::OptimConfig& optim);
 
-/// Steps all parameters of a model and holds the optimizer's state (fp32, on the parameters' device).
+class HostState;
+
+/// Where an optimizer keeps its state, and in what.
+struct OptimizerMemory {
+  DType dtype = DType::kF32;            ///< kBF16: AdamW's moments are rounded stochastically after each step; see ops::adamw
+  std::shared_ptr<HostLink> host = {};  ///< the state lives there and visits the device in pieces; nullptr: it stays on the device
+  /// Of element-wise optimizers; Muon's matrices are never cut. The step's bits do not depend on it.
+  std::int64_t piece_elements = std::int64_t{1} << 24;
+};
+/// Bytes of state for `num_parameters`, and of the buffers that it visits the device in (0 unless it lives in host memory).
+std::size_t state_bytes_of(const config::OptimConfig& optim, DType dtype, std::int64_t num_parameters);
+std::size_t visit_bytes_of(const config::OptimConfig& optim, const OptimizerMemory& memory, const nn::ModelConfig& model);
+
+/// Steps all parameters of a model and holds the optimizer's state.
 ///
 /// Weight decay applies to every parameter, norms and biases too. Muon takes matrices other than embeddings and head; the
 /// rest of its parameters take AdamW with the same rate and decay.
 class Optimizer {
  public:
-  /// `parameters` and `ctx` are borrowed and must outlive this; gradients must exist (ensure_grads).
-  Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim);
+  /// `parameters` and `ctx` are borrowed and must outlive this; gradients must exist (ensure_grads). Error{kInvalidArgument} for state
+  /// in bf16 of an optimizer other than AdamW and SignSGD.
+  Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory = {});
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -44,9 +61,18 @@ class Optimizer {
 
  private:
   struct Slot;
+  struct Step;
+  Tensor new_state(Shape shape) const;
+  /// One step over elements [begin, begin + count) of all values; `state` is of those.
+  void step_elements(const Step& step, std::int64_t begin, std::int64_t count, std::span<const TensorView> state, const Tensor& rounded);
+  void step_slot(const Step& step, const Slot& slot, std::span<const TensorView> state);
+  void step_in_pieces(const Step& step, const Tensor& rounded);
+
   ops::OpContext& ctx_;
   nn::Parameters& parameters_;
   config::OptimConfig optim_;
+  OptimizerMemory memory_;
+  std::unique_ptr<HostState> host_;  ///< if memory_.host
   std::vector<Slot> slots_;
   std::vector<Tensor> flat_state_;  ///< of element-wise optimizers: what the slots' tensors are parts of
   std::int64_t num_steps_ = 0;

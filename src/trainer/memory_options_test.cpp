@@ -1,0 +1,189 @@
+// What saves memory changes no bit of a run: on the CPU, and compiled a second time on a GPU with memory of its own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/rng.hpp"
+#include "device/testing/lazy_host_link.hpp"
+#include "trainer/checkpoint.hpp"
+#include "trainer/test_support.hpp"
+
+namespace prl::trainer {
+namespace {
+
+using testing_support::make_tiny_model;
+using testing_support::Scratch;
+
+std::shared_ptr<DeviceRuntime> make_test_runtime() {
+#ifdef PRL_TEST_CUDA
+  return make_cuda_runtime();
+#else
+  return make_cpu_runtime();
+#endif
+}
+
+std::vector<float> to_host(const Tensor& tensor) {
+  const std::int64_t n = tensor.num_elements();
+  std::vector<float> out(static_cast<std::size_t>(n));
+  if (tensor.dtype() == DType::kF32) {
+    tensor.runtime()->copy_to_host(out.data(), tensor.data(), tensor.num_bytes());
+    return out;
+  }
+  std::vector<std::uint16_t> halves(out.size());
+  tensor.runtime()->copy_to_host(halves.data(), tensor.data(), tensor.num_bytes());
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(halves[i]) << 16);
+  return out;
+}
+
+/// A row of several sequences that all train.
+wire::MicroBatch random_row(std::uint64_t seed) {
+  Rng rng(seed);
+  wire::MicroBatch row;
+  for (const std::int32_t n : {20, 3, 41}) {
+    row.sequence_lengths.push_back(n);
+    row.env_names.emplace_back("env");
+    for (std::int32_t p = 0; p < n; ++p) {
+      row.input_ids.push_back(static_cast<std::int32_t>(rng.next_below(96)));
+      row.loss_mask.push_back(p >= 1);
+      row.position_ids.push_back(p);
+      row.advantages.push_back(static_cast<float>(rng.next_normal()));
+      row.temperatures.push_back(1.0f);
+      row.inference_logprobs.push_back(-4.5f);
+    }
+  }
+  return row;
+}
+
+/// One training run whose memory is arranged in some way.
+class TrainingRun {
+ public:
+  struct Options {
+    config::OptimConfig optim = config::AdamWConfig{.lr = 1e-2};
+    OptimizerMemory memory = {};
+    PolicyOptions policy = {};
+    bool offload_optimizer = false, is_lazy = false;
+  };
+  TrainingRun(const std::filesystem::path& folder, Options options) : runtime_(make_test_runtime()) {
+    if (!std::filesystem::exists(folder / "config.json")) make_tiny_model(folder);
+    options.policy.model = folder;
+    options.policy.compute = DType::kBF16;
+    options.policy.num_threads = 1;
+    policy_ = std::make_unique<Policy>(runtime_, options.policy);
+    if (options.offload_optimizer) options.memory.host = make_link(options.is_lazy);
+    step_ = std::make_unique<GradientStep>(*policy_, GradientStepOptions{.optim = options.optim, .optimizer_memory = options.memory});
+  }
+  void train(int num_steps) {
+    for (int i = 0; i < num_steps; ++i, ++done_) {
+      const auto seed = static_cast<std::uint64_t>(10 * done_);
+      const wire::MicroBatch rows[] = {random_row(seed), random_row(seed + 1)};
+      losses_.push_back(static_cast<float>(step_->run(rows, PolicyVersion{done_ + 1}).loss));
+    }
+  }
+  /// Losses, masters and optimizer state.
+  std::vector<std::vector<float>> results() const {
+    std::vector<std::vector<float>> all{losses_};
+    for (const nn::NamedParameter& p : policy_->parameters().named()) all.push_back(to_host(p.value));
+    for (const io::NamedTensor& s : step_->optimizer().state()) all.push_back(to_host(s.tensor));
+    return all;
+  }
+  Policy& policy() { return *policy_; }
+  GradientStep& step() { return *step_; }
+
+ private:
+  std::shared_ptr<HostLink> make_link([[maybe_unused]] bool is_lazy) {
+#ifndef PRL_TEST_CUDA
+    if (is_lazy) return std::make_shared<prl::testing::LazyHostLink>(runtime_);
+#endif
+    return make_host_link(runtime_, /*page_locked=*/true);
+  }
+  std::shared_ptr<DeviceRuntime> runtime_;
+  std::unique_ptr<Policy> policy_;
+  std::unique_ptr<GradientStep> step_;
+  std::int64_t done_ = 0;
+  std::vector<float> losses_;
+};
+
+std::vector<std::vector<float>> trained(const std::filesystem::path& folder, const TrainingRun::Options& options) {
+  TrainingRun run(folder, options);
+  run.train(3);
+  return run.results();
+}
+
+// Pieces of odd sizes, and copies that run as late as they may: a piece that is not waited for, or overwritten too early, shows.
+TEST(MemoryOptions, OptimizerStateInHostMemoryChangesNoBit) {
+  Scratch scratch("offload");
+  const config::OptimConfig all[] = {config::AdamWConfig{.lr = 1e-2}, config::SgdConfig{.lr = 1e-2}, config::MuonConfig{.lr = 1e-2},
+                                     config::SignSgdConfig{.lr = 1e-3}};
+  for (const config::OptimConfig& optim : all)
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const bool has_bf16 = std::holds_alternative<config::AdamWConfig>(optim) || std::holds_alternative<config::SignSgdConfig>(optim);
+      if (dtype == DType::kBF16 && !has_bf16) continue;
+      TrainingRun::Options options{.optim = optim, .memory = {.dtype = dtype}};
+      const auto wanted = trained(scratch.path / "model", options);
+      for (const std::int64_t piece : {1000, 1 << 20})
+        for (const bool is_lazy : {false, true}) {
+          options = {.optim = optim, .memory = {.dtype = dtype, .piece_elements = piece}, .offload_optimizer = true, .is_lazy = is_lazy};
+          EXPECT_TRUE(trained(scratch.path / "model", options) == wanted)
+              << optim.index() << ' ' << to_string(dtype) << ", pieces of " << piece << (is_lazy ? ", late copies" : "");
+        }
+    }
+}
+
+TEST(MemoryOptions, StateInBf16TakesHalfAndFollowsTheRunInFp32) {
+  Scratch scratch("bf16");
+  TrainingRun wide(scratch.path / "model", {}), narrow(scratch.path / "model", {.memory = {.dtype = DType::kBF16}});
+  EXPECT_EQ(2 * narrow.step().optimizer().state_bytes(), wide.step().optimizer().state_bytes());
+  wide.train(5);
+  narrow.train(5);
+  const auto a = wide.results(), b = narrow.results();
+  double moved = 0, apart = 0, count = 0;
+  TrainingRun untrained(scratch.path / "model", {});
+  const auto start = untrained.results();
+  for (std::size_t t = 1; t <= wide.policy().parameters().named().size(); ++t)
+    for (std::size_t i = 0; i < a[t].size(); ++i) {
+      moved += std::abs(static_cast<double>(a[t][i]) - start[t][i]);
+      apart += std::abs(static_cast<double>(a[t][i]) - b[t][i]);
+      ++count;
+    }
+  EXPECT_GT(apart, 0) << "the state was not rounded";
+  EXPECT_LT(apart, 0.05 * moved) << "over " << count << " masters";
+}
+
+TEST(MemoryOptions, StateInBf16IsForAdamW) {
+  Scratch scratch("refuse");
+  EXPECT_THROW(TrainingRun(scratch.path / "model", {.optim = config::MuonConfig{}, .memory = {.dtype = DType::kBF16}}), Error);
+  EXPECT_THROW(TrainingRun(scratch.path / "model", {.optim = config::SgdConfig{}, .memory = {.dtype = DType::kBF16}}), Error);
+}
+
+TEST(MemoryOptions, ACheckpointOfOffloadedStateResumesBitForBit) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Scratch scratch("resume");
+    const TrainingRun::Options options{.memory = {.dtype = dtype, .piece_elements = 777}, .offload_optimizer = true};
+    const auto wanted = trained(scratch.path / "model", options);
+    CheckpointOptions checkpoint;
+    checkpoint.checkpoints = scratch.path / "checkpoints";
+    checkpoint.weights = scratch.path / "weights";
+    for (const bool save_async : {false, true}) {
+      checkpoint.save_async = save_async;
+      TrainingRun first(scratch.path / "model", options), second(scratch.path / "model", options);
+      first.train(2);
+      second.train(1);  // what it holds now must not matter
+      TrainerCheckpoints saver(checkpoint);
+      saver.save(2, {}, first.policy(), first.step());
+      saver.finish();
+      restore(checkpoint.checkpoints, 2, {}, second.policy(), second.step());
+      first.train(1);
+      second.train(0);
+      const wire::MicroBatch rows[] = {random_row(20), random_row(21)};
+      second.step().run(rows, PolicyVersion{3});
+      auto got = second.results(), same = first.results();
+      EXPECT_TRUE(same == wanted);
+      got[0] = wanted[0];  // its losses are of fewer steps
+      EXPECT_TRUE(got == wanted) << to_string(dtype) << (save_async ? " saved in the background" : "");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace prl::trainer
