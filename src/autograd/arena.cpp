@@ -19,7 +19,7 @@ std::size_t Arena::capacity() const noexcept {
 }
 
 void Arena::add_block(std::size_t size) {
-  blocks_.push_back({static_cast<std::byte*>(runtime_->allocate(size)), size});
+  blocks_.push_back({static_cast<std::byte*>(runtime_->allocate(size)), size, 0});
   ++num_allocations_;
 }
 
@@ -33,7 +33,7 @@ TensorView Arena::take(Shape shape, DType dtype) {
   const std::size_t wanted = static_cast<std::size_t>(shape.num_elements()) * size_of(dtype);
   const std::size_t bytes = (wanted + kAlignment - 1) / kAlignment * kAlignment;
   while (block_ < blocks_.size() && offset_ + bytes > blocks_[block_].size) {
-    ++block_;
+    blocks_[block_++].filled = offset_;
     offset_ = 0;
   }
   if (block_ == blocks_.size()) {
@@ -62,6 +62,13 @@ void Arena::reset() {
 void Arena::fit() {
   replace_blocks(most_used_);
   release({});
+}
+
+std::vector<Arena::Span> Arena::spans() const {
+  std::vector<Span> out;
+  for (std::size_t i = 0; i < blocks_.size() && i <= block_; ++i)
+    if (const std::size_t size = i == block_ ? offset_ : blocks_[i].filled; size > 0) out.push_back({blocks_[i].data, size});
+  return out;
 }
 
 bool Arena::is_above(Mark mark, const void* pointer) const noexcept {

@@ -32,6 +32,12 @@ class Arena {
   void reset();
   /// Everything ends. One block is left, of the most that was in use at once: growing leaves more than that.
   void fit();
+  /// What was taken and is still held.
+  struct Span {
+    std::byte* data = nullptr;
+    std::size_t size = 0;
+  };
+  std::vector<Span> spans() const;
   /// True if `pointer` was taken after `mark` and is still held.
   bool is_above(Mark mark, const void* pointer) const noexcept;
 
@@ -43,6 +49,7 @@ class Arena {
   struct Block {
     std::byte* data = nullptr;
     std::size_t size = 0;
+    std::size_t filled = 0;  ///< of a block that the cursor has left
   };
   void add_block(std::size_t size);
   void replace_blocks(std::size_t size);

@@ -100,6 +100,8 @@ struct Frame {
     op();
     if (remake != nullptr) remake->add(std::move(op));
   }
+  /// The same pass, with its values in other memory.
+  Frame in(Arena& memory) const { return {ctx, memory, tape, is_recompute, remake}; }
   /// The same place for values that `with` makes again; nullptr: for values that are kept.
   Frame remaking(Remake* with) const { return {ctx, arena, tape, is_recompute, with}; }
   /// `value` as a Var of the tape, if there is one.

@@ -60,8 +60,9 @@ struct ActivationOffloadConfig {
   int max_inflight_activations = 5;
   template <class V>
   void visit(V& v) {
-    v.field("pin_memory", pin_memory, "Use page-locked host memory");
-    v.field("max_inflight_activations", max_inflight_activations, "Copies in flight at once", {.min = 1});
+    v.field("pin_memory", pin_memory, "Use page-locked host memory; without it copies do not overlap with work");
+    v.field("max_inflight_activations", max_inflight_activations,
+            "Layers on their way to the host at once; as many and one more are held on the device", {.unit = "layers", .min = 1});
   }
 };
 
@@ -198,7 +199,7 @@ struct TrainerModelConfig {
     v.field("attn", attn, "Accepted without effect: there is one attention kernel per device");
     v.field("impl", impl, "Accepted without effect: there is one model implementation");
     v.field("compile", compile, "Accepted without effect: kernels are compiled ahead of time");
-    v.field("ac_offloading", ac_offloading, "Keep saved activations in host memory");
+    v.field("ac_offloading", ac_offloading, "Keep saved activations in host memory; switches ac on, with its defaults, if that is not set");
     v.field("fsdp_cpu_offload", fsdp_cpu_offload, "Keep parameters, gradients and optimizer in host memory");
     v.field("optim_cpu_offload", optim_cpu_offload, "Keep the optimizer state in host memory; it visits the GPU in pieces");
     v.field("full_offload", full_offload, "Step the optimizer on the CPU during the backward pass");

@@ -291,6 +291,17 @@ TEST(ResolveTrainer, OffloadsExcludeEachOther) {
   EXPECT_THAT(load_line<TrainerConfig>("trainer --model.optim-cpu-offload --optim.type muon").not_built, IsEmpty());
 }
 
+TEST(ResolveTrainer, OffloadedActivationsAreCheckpointedOnes) {
+  const auto alone = load_line<TrainerConfig>("trainer --model.ac-offloading");
+  EXPECT_THAT(alone.not_built, IsEmpty());
+  ASSERT_TRUE(alone.config.model.ac.has_value());
+  EXPECT_EQ(alone.config.model.ac->freq, 1);
+  EXPECT_EQ(alone.config.model.ac->mode, CheckpointMode::kFull);
+  const auto chosen = load_line<SftConfig>("sft --model.ac-offloading --model.ac.mode selective --model.ac.freq 3");
+  EXPECT_EQ(chosen.config.model.ac->mode, CheckpointMode::kSelective);
+  EXPECT_EQ(chosen.config.model.ac->freq, 3);
+}
+
 TEST(ResolveTrainer, StateInBfloat16IsForOptimizersThatCanHaveIt) {
   const std::string line = "trainer --model.optimization-dtype bfloat16 --optim.type ";
   for (const char* type : {"adamw", "sign_sgd"}) EXPECT_THAT(load_line<TrainerConfig>(line + type).not_built, IsEmpty());

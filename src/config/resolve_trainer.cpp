@@ -22,7 +22,6 @@ void check_offload(const TrainerModelConfig& model, const OptimConfig& optim, co
     check.problem("model.full_offload", "works with the optimizers adamw and sign_sgd only");
   if (model.fsdp_cpu_offload) check.not_built("model.fsdp_cpu_offload", "parameters and gradients in host memory");
   if (model.full_offload) check.not_built("model.full_offload", "optimizer steps on the host");
-  if (model.ac_offloading) check.not_built("model.ac_offloading", "activations in host memory");
   if (model.optimization_dtype != ParamDType::kFloat32 && !std::holds_alternative<AdamWConfig>(optim) &&
       !std::holds_alternative<SignSgdConfig>(optim))
     check.problem("model.optimization_dtype", "bfloat16 works with the optimizers adamw and sign_sgd only");
@@ -105,7 +104,8 @@ void infer_loss_type(Value& trainer) {
   if (loss->find("clip_ratio")) loss->set("type", Value("grpo"));
 }
 
-void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& optim, const Check& check) {
+void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, const Check& check) {
+  if (model.ac_offloading && !model.ac) model.ac.emplace();
   check_model_name(model.name, "model.name", check);
   check_offload(model, optim, check);
   check_parallel(model, check);

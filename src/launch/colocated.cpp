@@ -73,14 +73,15 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   for (const char* role : {"trainer", "orchestrator", "inference"})
     log::add_role_file(role, config.output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
 
-  const trainer::PolicyOptions options = policy_options(config.trainer);
-  const trainer::GradientStepOptions step = step_options(config.trainer, runtime);
+  const trainer::PolicyOptions options = policy_options(config.trainer, runtime);
+  const trainer::GradientStepOptions training = step_options(config.trainer, runtime);
   std::optional<MemoryPlan> plan;
   if (is_planned(*runtime))
-    plan = plan_training(*runtime, {nn::load_model_config(options.model), options, step, config.trainer.model.seq_len});
+    plan = plan_training(*runtime, {nn::load_model_config(options.model), options, training, config.trainer.model.seq_len});
   trainer::Policy policy(runtime, options);
   if (plan) measure_activations(*plan, policy, config.trainer.model.seq_len);
-  trainer::RlRunOptions run = rl_run_options(config.trainer, step, measured_peak_flops(config.trainer.compute, policy.options().compute));
+  trainer::RlRunOptions run =
+      rl_run_options(config.trainer, training, measured_peak_flops(config.trainer.compute, policy.options().compute));
   run.broadcasts.clear();
   const std::int64_t resume_step = orchestrator_resume_step(config.orchestrator);
 

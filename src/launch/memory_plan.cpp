@@ -20,7 +20,8 @@ constexpr std::size_t kMoreVersions = 2;
 /// Of the host's free memory; more than that is worth a warning.
 constexpr double kHostShare = 0.9;
 constexpr std::string_view kActivations = "activations";
-constexpr const char* kSmallerActivations = "lower seq_len, or recompute activations (model.ac)";
+constexpr const char* kSmallerActivations =
+    "lower seq_len, recompute activations (model.ac) or keep them in host memory (model.ac_offloading)";
 
 std::string gib(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); }
 
@@ -77,8 +78,11 @@ MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shap
   refuse_if_too_large(plan,
                       "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload) or in bfloat16 "
                       "(model.optimization_dtype), or choose an optimizer with less state");
+  const nn::ActivationBytes activations =
+      nn::activation_bytes(shape.model, compute, shape.seq_len, shape.policy.checkpointing, shape.policy.offload);
+  if (activations.host > 0) plan.host.emplace_back(kActivations, activations.host);
   warn_if_host_is_full(plan);
-  plan.parts.emplace_back(kActivations, nn::activation_bytes(shape.model, compute, shape.seq_len, shape.policy.checkpointing));
+  plan.parts.emplace_back(kActivations, activations.device);
   refuse_if_too_large(plan, kSmallerActivations);
   return plan;
 }

@@ -79,13 +79,25 @@ TEST_F(MemoryPlanTest, KnowsWhereTheOptimizersStateIs) {
   EXPECT_EQ(planned().host[0].second, 4 * n);
 }
 
+TEST_F(MemoryPlanTest, KnowsWhatActivationsWaitInHostMemory) {
+  const std::size_t everything = planned().part("activations");
+  policy_.offload = {make_host_link(runtime_, true), 1};
+  EXPECT_LT(planned().part("activations"), everything);
+  ASSERT_EQ(planned().host.size(), 1u);
+  EXPECT_GT(planned().host[0].second, 0u);
+  EXPECT_THAT(planned().to_string(), HasSubstr("in host memory: activations "));
+  policy_.offload.max_inflight = 5;  // a place for each of six layers
+  EXPECT_EQ(planned().part("activations"), everything);
+  EXPECT_THAT(planned().host, testing::IsEmpty());
+}
+
 TEST_F(MemoryPlanTest, RefusesWithTheNumbersWhatCannotFit) {
   const MemoryPlan plan = planned();
   EXPECT_EQ(plan.foretold_activations, 0u);
   EXPECT_EQ(plan.part("optimizer"), 2 * plan.part("masters"));
   EXPECT_EQ(plan.part("nothing"), 0u);
   try {
-    (void)plan_training(*runtime_, {nn::load_model_config(folder_), policy_, step_, std::int64_t{1} << 50});
+    (void)plan_training(*runtime_, {nn::load_model_config(folder_), policy_, step_, std::int64_t{1} << 40});
     FAIL() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);

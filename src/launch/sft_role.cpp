@@ -15,7 +15,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   shared.compute = config.compute;
   shared.seed = config.seed;
   const auto runtime = make_runtime(config.compute);
-  const trainer::PolicyOptions policy_config = policy_options(shared);
+  const trainer::PolicyOptions policy_config = policy_options(shared, runtime);
   std::optional<MemoryPlan> plan;
   const auto seq_len = std::visit([](const auto& data) { return static_cast<std::int64_t>(data.seq_len); }, config.data);
   shared.optim = config.optim;

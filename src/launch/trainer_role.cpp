@@ -27,14 +27,25 @@ nn::ActivationCheckpointing checkpointing_of(const std::optional<config::Activat
   return out;
 }
 
+/// Whether there is anything to offload from; `key` asked for it.
+bool has_own_memory(const DeviceRuntime& runtime, std::string_view key) {
+  if (runtime.device().kind != DeviceKind::kCpu) return true;
+  log::info("{} has no effect on the CPU: everything is in host memory as it is", key);
+  return false;
+}
+
 }  // namespace
 
-trainer::PolicyOptions policy_options(const config::TrainerConfig& config) {
+trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const std::shared_ptr<DeviceRuntime>& runtime) {
   trainer::PolicyOptions options;
   options.model = model_folder(config.model.name);
   options.compute = compute_dtype(config.compute.dtype, device_kind(config.compute));
   options.num_threads = config.compute.num_threads;
   options.checkpointing = checkpointing_of(config.model.ac);
+  if (config.model.ac_offloading && has_own_memory(*runtime, "model.ac_offloading")) {
+    options.offload.link = make_host_link(runtime, config.model.ac_offloading->pin_memory);
+    options.offload.max_inflight = config.model.ac_offloading->max_inflight_activations;
+  }
   options.random_init = config.model.debug.random_init;
   options.num_layers = widen(config.model.debug.num_layers);
   options.seed = static_cast<std::uint64_t>(config.seed);
@@ -74,12 +85,8 @@ trainer::GradientStepOptions step_options(const config::TrainerConfig& config, c
   trainer::GradientStepOptions options{
       .loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
   if (config.model.optimization_dtype == config::ParamDType::kBFloat16) options.optimizer_memory.dtype = DType::kBF16;
-  if (config.model.optim_cpu_offload) {
-    if (runtime->device().kind == DeviceKind::kCpu)
-      log::info("model.optim_cpu_offload: on the CPU the optimizer's state is in host memory as it is");
-    else
-      options.optimizer_memory.host = make_host_link(runtime, /*page_locked=*/true);
-  }
+  if (config.model.optim_cpu_offload && has_own_memory(*runtime, "model.optim_cpu_offload"))
+    options.optimizer_memory.host = make_host_link(runtime, /*page_locked=*/true);
   return options;
 }
 
@@ -108,7 +115,7 @@ std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, cons
 
 int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) {
   const auto runtime = make_runtime(config.compute);
-  const trainer::PolicyOptions policy_config = policy_options(config);
+  const trainer::PolicyOptions policy_config = policy_options(config, runtime);
   const trainer::GradientStepOptions step = step_options(config, runtime);
   std::optional<MemoryPlan> plan;
   if (is_planned(*runtime))

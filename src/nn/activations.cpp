@@ -1,6 +1,8 @@
 #include "nn/activations.hpp"
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
 namespace prl::nn {
 namespace {
@@ -32,32 +34,32 @@ struct PerToken {
 
 }  // namespace
 
-std::size_t activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
-                             const ActivationCheckpointing& checkpointing) {
+ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
+                                 const ActivationCheckpointing& checkpointing, const ActivationOffload& offload) {
   const PerToken t(config, compute);
-  const KeptActivations how{checkpointing, nullptr};
+  const KeptActivations how{checkpointing};
   const bool is_whole = !checkpointing.parts.any();
-  std::int64_t layers = 0, most_scratch = 0;
-  bool was_whole = true;
-  for (std::int64_t i = 0; i < config.num_layers; ++i) {
-    std::int64_t scratch = t.gradients();
-    const bool drops_all = how.is_checkpointed(i) && is_whole;
-    if (drops_all) {
-      layers += was_whole ? t.H : 2 * t.H;  // its output, and its input where that is a sum of two values
-      scratch += t.layer() + 2 * t.H;
-    } else {
-      layers += t.layer() - (was_whole ? t.H : 0);  // after such a layer the first sum is that layer's output
-      if (how.is_checkpointed(i)) layers -= t.dropped(checkpointing.parts);
-    }
-    most_scratch = std::max(most_scratch, scratch);
-    was_whole = drops_all;
+  const auto num_layers = static_cast<std::size_t>(config.num_layers);
+  const std::size_t num_places = offload.link == nullptr ? num_layers : static_cast<std::size_t>(offload.max_inflight) + 1;
+  std::vector<std::int64_t> places(num_places, 0);
+  std::int64_t on_host = 0, most_scratch = 0;
+  for (std::size_t i = 0; i < num_layers; ++i) {
+    const bool is_checkpointed = how.is_checkpointed(static_cast<std::int64_t>(i));
+    // A layer that is computed again as a whole keeps its input, and makes everything else beside its gradients.
+    const bool keeps_input = is_checkpointed && is_whole;
+    const std::int64_t kept = keeps_input ? t.H : t.layer() - (is_checkpointed ? t.dropped(checkpointing.parts) : 0);
+    most_scratch = std::max(most_scratch, t.gradients() + (keeps_input ? t.layer() + 2 * t.H : 0));
+    places[i % num_places] = std::max(places[i % num_places], kept);
+    if (i + num_places < num_layers) on_host += kept;
   }
+  const std::int64_t on_device = std::accumulate(places.begin(), places.end(), std::int64_t{0});
   const std::int64_t remade = checkpointing.freq > 0 ? t.dropped(checkpointing.parts) : 0;
-  // Embedding, shared delta, final sum and norm, their gradients; ids, positions and results are a few fp32 values per token.
-  const std::int64_t ends = (was_whole ? 5 : 6) * t.H;
+  // Shared delta, final sum and norm, their gradients; ids, positions and results are a few fp32 values per token.
+  const std::int64_t ends = 5 * t.H;
   constexpr std::size_t kSmallBytes = 24;
-  return static_cast<std::size_t>(num_tokens) *
-         (static_cast<std::size_t>(ends + layers + remade + most_scratch) * size_of(compute) + kSmallBytes);
+  const std::size_t tokens = static_cast<std::size_t>(num_tokens), size = size_of(compute);
+  return {tokens * (static_cast<std::size_t>(ends + on_device + remade + most_scratch) * size + kSmallBytes),
+          tokens * static_cast<std::size_t>(on_host) * size};
 }
 
 }  // namespace prl::nn

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <memory>
+
+#include "autograd/offload.hpp"
 #include "autograd/tape.hpp"
 #include "nn/model_config.hpp"
 
@@ -20,16 +23,26 @@ struct ActivationCheckpointing {
   LayerParts parts = {};  ///< what those layers do not keep; with none set they keep their input alone
 };
 
+/// Where kept activations wait for the backward pass.
+struct ActivationOffload {
+  std::shared_ptr<HostLink> link = {};  ///< in host memory behind it; nullptr: on the device
+  int max_inflight = 5;                 ///< layers on their way there at once; as many, and one more, have a place on the device
+};
+
 /// How a pass with a tape keeps activations.
 struct KeptActivations {
   ActivationCheckpointing checkpointing;
-  autograd::Remake* remake = nullptr;  ///< wanted if checkpointing has parts
+  autograd::Remake* remake = nullptr;             ///< wanted if checkpointing has parts
+  autograd::OffloadedRegions* offload = nullptr;  ///< one region per layer, with what its rules read; its pass has begun
 
   bool is_checkpointed(std::int64_t layer) const noexcept { return checkpointing.freq > 0 && layer % checkpointing.freq == 0; }
 };
 
 /// What a TrainableModel's buffers take for passes over `num_tokens`, from sizes alone; the scratch memory of ops is not in it.
-std::size_t activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
-                             const ActivationCheckpointing& checkpointing);
+struct ActivationBytes {
+  std::size_t device = 0, host = 0;
+};
+ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
+                                 const ActivationCheckpointing& checkpointing, const ActivationOffload& offload = {});
 
 }  // namespace prl::nn

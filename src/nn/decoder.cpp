@@ -148,8 +148,10 @@ TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_TH, 
 }
 
 struct TrainableModel::Impl {
-  Impl(ops::OpContext& c, Parameters& p, ActivationCheckpointing k)
-      : ctx(c), parameters(p), checkpointing(k), arena(c.runtime), tape(arena), remade(c.runtime), remake(remade) {}
+  Impl(ops::OpContext& c, Parameters& p, ActivationCheckpointing k, ActivationOffload o)
+      : ctx(c), parameters(p), checkpointing(k), arena(c.runtime), tape(arena), remade(c.runtime), remake(remade) {
+    if (o.link != nullptr) offload = std::make_unique<autograd::OffloadedRegions>(c.runtime, std::move(o.link), o.max_inflight);
+  }
 
   /// Shared by forward and evaluate; `tape_or_null` decides.
   TokenStats run(const WeightsPtr& w, const PackedBatch& batch, std::span<const std::int32_t> target_span,
@@ -172,7 +174,8 @@ struct TrainableModel::Impl {
     const TensorView ids_T = upload(ctx, arena, batch.ids_T, DType::kI32);
     Frame frame{ctx, arena, tape_or_null};
     const BoundModel model{*weights, tape_or_null != nullptr ? &parameters : nullptr};
-    const KeptActivations kept{checkpointing, &remake};
+    if (offload != nullptr && tape_or_null != nullptr) offload->begin(static_cast<std::size_t>(weights->config.num_layers));
+    const KeptActivations kept{checkpointing, &remake, offload.get()};
     h_TH = decoder_forward(frame, model, ids_T, index, {}, &kept);
     head = run_head(ctx, arena, *weights, h_TH.value, targets, temperatures);
     return {download(ctx, head.logp_T), download(ctx, head.entropy_T)};
@@ -185,6 +188,7 @@ struct TrainableModel::Impl {
   autograd::Tape tape;
   Arena remade;  ///< values that layers do not keep
   autograd::Remake remake;
+  std::unique_ptr<autograd::OffloadedRegions> offload;
   // What the recorded rules point to.
   WeightsPtr weights;
   std::vector<std::int32_t> cu_seqlens, targets;
@@ -194,8 +198,9 @@ struct TrainableModel::Impl {
   bool is_ready = false;  ///< forward() ran and backward() has not
 };
 
-TrainableModel::TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing)
-    : impl_(std::make_unique<Impl>(ctx, parameters, checkpointing)) {
+TrainableModel::TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing,
+                               ActivationOffload offload)
+    : impl_(std::make_unique<Impl>(ctx, parameters, checkpointing, std::move(offload))) {
   if (checkpointing.freq < 0)
     fail(ErrorCode::kInvalidArgument, "activation checkpointing: freq is {}, wanted 0 (none) or more", checkpointing.freq);
 }
@@ -220,6 +225,7 @@ void TrainableModel::fit_memory() {
   m.tape.clear();
   m.arena.fit();
   m.remade.fit();
+  if (m.offload != nullptr) m.offload->fit();
 }
 
 void TrainableModel::backward(std::span<const float> dlogp_T) {

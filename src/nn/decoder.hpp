@@ -74,11 +74,11 @@ struct TokenStats {
 
 /// Forward with a tape, loss outside, backward: the trainer turns logp into a loss on the host and hands back d loss/d logp.
 /// Numerics  activations and their gradients are in the compute dtype of the weights; products, norms and softmax sum in fp32, and
-///           gradients of parameters are fp32 throughout. Recomputation changes no bit of a gradient.
+///           gradients of parameters are fp32 throughout. Neither recomputation nor offloading changes a bit of a gradient.
 /// Memory    activations of the last forward() are kept until the next one; buffers are reused between steps.
 class TrainableModel {
  public:
-  TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing);
+  TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing, ActivationOffload offload = {});
   ~TrainableModel();
   /// targets_T: the token each position must predict, -1 for none. temperatures_T > 0.
   TokenStats forward(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,

@@ -70,6 +70,14 @@ Stream project_onto(Frame& frame, const Var& residual, const Var& x, const Linea
   return {residual, autograd::linear(frame, x, w, memory.delta_TH, is_block_output)};
 }
 
+// Rules run newest first: what is recorded before a layer's rules runs after them.
+void record_release(autograd::OffloadedRegions* offload, autograd::Tape& tape, std::int64_t layer) {
+  if (offload != nullptr) tape.record([offload, i = static_cast<std::size_t>(layer)] { offload->release(i); });
+}
+void record_fetch(autograd::OffloadedRegions* offload, autograd::Tape& tape, std::int64_t layer) {
+  if (offload != nullptr) tape.record([offload, i = static_cast<std::size_t>(layer)] { offload->fetch(i); });
+}
+
 }  // namespace
 
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
@@ -106,8 +114,16 @@ Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T
   static const KeptActivations kAll;
   const KeptActivations& keep = kept != nullptr ? *kept : kAll;
 
+  // What a layer's rules read lies in its region, if activations are offloaded: its place is another layer's later on.
+  autograd::OffloadedRegions* offload = frame.tape != nullptr ? keep.offload : nullptr;
+  const auto region_of = [&](std::int64_t i) -> autograd::Arena& {
+    return offload != nullptr && i < w.config.num_layers ? offload->enter(static_cast<std::size_t>(i)) : frame.arena;
+  };
+  autograd::Arena* region = &region_of(0);
+
   Stream stream;
-  stream.residual_TH = autograd::embedding(frame, w.embedding_VH, g != nullptr ? view_or_none(g->d_embedding) : TensorView{}, ids_T);
+  Frame first = frame.in(*region);
+  stream.residual_TH = autograd::embedding(first, w.embedding_VH, g != nullptr ? view_or_none(g->d_embedding) : TensorView{}, ids_T);
 
   // Without a tape two pairs of stream buffers take turns and everything else of a layer is given back after it. With one, no backward
   // rule reads the outputs that are added to the stream, so that all of them share one buffer.
@@ -118,6 +134,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T
     turns[0].delta_TH = frame.take(shape, w.compute);
 
   for (std::int64_t i = 0; i < w.config.num_layers; ++i) {
+    Frame here = frame.in(*region);
     AttentionIndex layer_index = index;
     if (!kv_layers.empty()) layer_index.kv_layer = &kv_layers[static_cast<std::size_t>(i)];
     if (frame.tape == nullptr) {
@@ -127,13 +144,18 @@ Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T
     } else if (keep.is_checkpointed(i) && !keep.checkpointing.parts.any()) {
       // The sum is what survives: adding and norming apart gives the same bits as the fused form.
       Var x = stream.residual_TH;
-      if (stream.delta_TH.is_defined()) x = autograd::add(frame, stream.residual_TH, stream.delta_TH);
-      stream = {autograd::checkpoint(frame, x, shape,
+      if (stream.delta_TH.is_defined()) x = autograd::add(here, stream.residual_TH, stream.delta_TH);
+      record_release(offload, *frame.tape, i);
+      if (offload != nullptr) offload->leave(static_cast<std::size_t>(i));
+      region = &region_of(i + 1);
+      Frame next = frame.in(*region);
+      stream = {autograd::checkpoint(next, x, shape,
                                      [&w, g, i, layer_index](Frame& inner, const Var& block_in, TensorView out) {
                                        const Stream s = decoder_layer(inner, {w, g}, i, {block_in, {}}, layer_index, {});
                                        return autograd::add(inner, s.residual_TH, s.delta_TH, out);
                                      }),
                 {}};
+      record_fetch(offload, *frame.tape, i);
     } else {
       LayerMemory memory = turns[0];
       if (keep.is_checkpointed(i)) {
@@ -141,10 +163,14 @@ Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T
         memory.remake = keep.remake;
         memory.remake->begin_block();
       }
+      record_release(offload, *frame.tape, i);
       frame.tape->begin_block();
-      stream = decoder_layer(frame, model, i, stream, layer_index, memory);
+      stream = decoder_layer(here, model, i, stream, layer_index, memory);
       if (memory.remake != nullptr) memory.remake->end_block(*frame.tape);
       frame.tape->end_block();
+      record_fetch(offload, *frame.tape, i);
+      if (offload != nullptr) offload->leave(static_cast<std::size_t>(i));
+      region = &region_of(i + 1);
     }
   }
 

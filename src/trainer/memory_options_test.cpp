@@ -12,7 +12,6 @@
 namespace prl::trainer {
 namespace {
 
-using testing_support::make_tiny_model;
 using testing_support::Scratch;
 
 std::shared_ptr<DeviceRuntime> make_test_runtime() {
@@ -34,6 +33,23 @@ std::vector<float> to_host(const Tensor& tensor) {
   tensor.runtime()->copy_to_host(halves.data(), tensor.data(), tensor.num_bytes());
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(halves[i]) << 16);
   return out;
+}
+
+/// Deep enough for layers to lose their place on the device.
+void make_deep_model(const std::filesystem::path& folder) {
+  nn::InitModelOptions options;
+  options.family = "qwen3";
+  options.vocab_size = 96;
+  options.hidden_size = 32;
+  options.intermediate_size = 48;
+  options.num_layers = 5;
+  options.num_heads = 2;
+  options.num_kv_heads = 1;
+  options.head_dim = 16;
+  options.max_position = 256;
+  options.std_dev = 0.1f;
+  options.seed = 3;
+  nn::init_model(options, folder);
 }
 
 /// A row of several sequences that all train.
@@ -63,12 +79,14 @@ class TrainingRun {
     OptimizerMemory memory = {};
     PolicyOptions policy = {};
     bool offload_optimizer = false, is_lazy = false;
+    int offload_inflight = 0;  ///< activations; 0: they stay
   };
   TrainingRun(const std::filesystem::path& folder, Options options) : runtime_(make_test_runtime()) {
-    if (!std::filesystem::exists(folder / "config.json")) make_tiny_model(folder);
+    if (!std::filesystem::exists(folder / "config.json")) make_deep_model(folder);
     options.policy.model = folder;
     options.policy.compute = DType::kBF16;
     options.policy.num_threads = 1;
+    if (options.offload_inflight > 0) options.policy.offload = {make_link(options.is_lazy), options.offload_inflight};
     policy_ = std::make_unique<Policy>(runtime_, options.policy);
     if (options.offload_optimizer) options.memory.host = make_link(options.is_lazy);
     step_ = std::make_unique<GradientStep>(*policy_, GradientStepOptions{.optim = options.optim, .optimizer_memory = options.memory});
@@ -93,7 +111,7 @@ class TrainingRun {
  private:
   std::shared_ptr<HostLink> make_link([[maybe_unused]] bool is_lazy) {
 #ifndef PRL_TEST_CUDA
-    if (is_lazy) return std::make_shared<prl::testing::LazyHostLink>(runtime_);
+    if (is_lazy) return std::make_shared<LazyHostLink>(runtime_);
 #endif
     return make_host_link(runtime_, /*page_locked=*/true);
   }
@@ -128,6 +146,33 @@ TEST(MemoryOptions, OptimizerStateInHostMemoryChangesNoBit) {
               << optim.index() << ' ' << to_string(dtype) << ", pieces of " << piece << (is_lazy ? ", late copies" : "");
         }
     }
+}
+
+TEST(MemoryOptions, RecomputedAndOffloadedActivationsChangeNoBit) {
+  Scratch scratch("activations");
+  const auto wanted = trained(scratch.path / "model", {});
+  for (const nn::ActivationCheckpointing& checkpointing : {nn::ActivationCheckpointing{}, {1}, {2, {.norm = true, .mlp = true}}})
+    for (const bool is_lazy : {false, true})
+      for (const bool offload_optimizer : {false, true}) {
+        TrainingRun::Options options{.memory = {.piece_elements = 3000}, .offload_optimizer = offload_optimizer, .is_lazy = is_lazy};
+        options.policy.checkpointing = checkpointing;
+        options.offload_inflight = 1;
+        EXPECT_TRUE(trained(scratch.path / "model", options) == wanted)
+            << "freq " << checkpointing.freq << (is_lazy ? ", late copies" : "") << (offload_optimizer ? ", all options" : "");
+      }
+}
+
+// What a run reserves is what its steps use.
+TEST(MemoryOptions, StepsOfReservedLengthTakeNoMoreMemory) {
+  Scratch scratch("reserve");
+  TrainingRun::Options options{.offload_optimizer = true, .offload_inflight = 2};
+  options.policy.checkpointing = {1, {.norm = true}};
+  TrainingRun run(scratch.path / "model", options);
+  EXPECT_GT(run.policy().reserve(64), 0u);
+  run.train(1);
+  const std::size_t in_use = run.policy().context().runtime->bytes_in_use();
+  run.train(2);
+  EXPECT_EQ(run.policy().context().runtime->bytes_in_use(), in_use);
 }
 
 TEST(MemoryOptions, StateInBf16TakesHalfAndFollowsTheRunInFp32) {

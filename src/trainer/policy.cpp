@@ -38,7 +38,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
     nn::load_parameters(parameters_, options_.model);
   parameters_.ensure_grads();
   parameters_.zero_grads();
-  model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing);
+  model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing, options_.offload);
   probe_model_ = std::make_unique<nn::InferenceModel>(context());
   refresh(PolicyVersion{0});
 }

@@ -18,6 +18,7 @@ struct PolicyOptions {
   std::filesystem::path model;                ///< Hugging Face folder
   DType compute = DType::kF32;                ///< of matrix products; masters are always fp32
   int num_threads = 0;                        ///< 0: one per available core
+  nn::ActivationOffload offload;              ///< where activations that are kept wait for the backward pass
   nn::ActivationCheckpointing checkpointing;  ///< what is computed again in the backward pass instead of kept
   bool random_init = false;                   ///< do not load weights
   std::optional<std::int64_t> num_layers;     ///< keep only the first layers (with random_init)

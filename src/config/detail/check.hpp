@@ -51,7 +51,7 @@ bool starts_teacher(const RlConfig& config);
 /// The teacher of `rl` and its server: fills in what one section tells of the other, after the deployment is chosen.
 void resolve_teacher(RlConfig& config, const Check& check);
 
-void check_trainer_model(const TrainerModelConfig& model, const OptimConfig& optim, const Check& check);
+void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, const Check& check);
 void check_schedule(const SchedulerConfig& scheduler, const OptimConfig& optim, const std::optional<std::int64_t>& max_steps,
                     const Check& check);
 void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check);

@@ -29,11 +29,11 @@ class Lane {
     if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   }
   /// Behind the work of `work` and behind `after`, if that is not null.
-  std::uint64_t copy(void* destination, const void* source, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t work, cudaEvent_t after) {
+  std::uint64_t copy(void* destination, const void* source, std::size_t bytes, cudaStream_t work, cudaEvent_t after) {
     PRL_CUDA_CHECK(cudaEventRecord(begin_, work));
     PRL_CUDA_CHECK(cudaStreamWaitEvent(stream_, begin_, 0));
     if (after != nullptr) PRL_CUDA_CHECK(cudaStreamWaitEvent(stream_, after, 0));
-    if (bytes != 0) PRL_CUDA_CHECK(cudaMemcpyAsync(destination, source, bytes, kind, stream_));
+    if (bytes != 0) PRL_CUDA_CHECK(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, stream_));
     ++count_;
     PRL_CUDA_CHECK(cudaEventRecord(done_[count_ % done_.size()], stream_));
     return count_;
@@ -82,11 +82,11 @@ class CudaHostLink final : public HostLink {
   }
   Ticket to_host(void* host, const void* source, std::size_t bytes) override {
     cuda_.activate();
-    return 2 * lanes_[0].copy(host, source, bytes, cudaMemcpyDeviceToHost, work(), nullptr);
+    return 2 * lanes_[0].copy(host, source, bytes, work(), nullptr);
   }
   Ticket to_device(void* destination, const void* host, std::size_t bytes, Ticket after) override {
     cuda_.activate();
-    return 2 * lanes_[1].copy(destination, host, bytes, cudaMemcpyHostToDevice, work(), after == 0 ? nullptr : event_of(after)) + 1;
+    return 2 * lanes_[1].copy(destination, host, bytes, work(), after == 0 ? nullptr : event_of(after)) + 1;
   }
   void hold_work(Ticket ticket) override {
     if (ticket == 0) return;

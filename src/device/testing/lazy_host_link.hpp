@@ -5,7 +5,7 @@
 
 #include "device/host_link.hpp"
 
-namespace prl::testing {
+namespace prl {
 
 /// On the CPU: copies run when they are waited for and not before, so that whoever forgets to wait, or overwrites what is still to be
 /// copied, computes with the wrong values.
@@ -62,4 +62,4 @@ class LazyHostLink final : public HostLink {
   std::size_t bytes_allocated_ = 0;
 };
 
-}  // namespace prl::testing
+}  // namespace prl

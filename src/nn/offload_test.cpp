@@ -1,0 +1,128 @@
+// Activations that wait in host memory: on the CPU with copies that run as late as they may, and compiled a second time on a GPU with
+// memory and copy streams of its own.
+#include "autograd/offload.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.hpp"
+#include "device/testing/lazy_host_link.hpp"
+#include "nn/test_support.hpp"
+
+namespace prl::nn {
+namespace {
+
+using testing_support::Packed;
+using testing_support::random_packed;
+using testing_support::small_options;
+using testing_support::step_results;
+using testing_support::to_string;
+
+std::shared_ptr<DeviceRuntime> make_test_runtime() {
+#ifdef PRL_TEST_CUDA
+  return make_cuda_runtime();
+#else
+  return make_cpu_runtime();
+#endif
+}
+
+constexpr int kLayers = 7;
+
+struct Case {
+  const char* family;
+  DType compute;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute); }
+
+class OffloadTest : public testing::TestWithParam<Case> {
+ protected:
+  OffloadTest() {
+    InitModelOptions options = small_options(GetParam().family);
+    options.num_layers = kLayers;
+    config_ = make_model_config(options);
+    parameters_ = std::make_unique<Parameters>(runtime_, config_);
+    parameters_->init_random(11, 0.15f);
+    parameters_->ensure_grads();
+    weights_ = make_weights(ctx(), *parameters_, GetParam().compute, PolicyVersion{1}, true, nullptr);
+    packed_ = random_packed(config_.vocab_size, {40, 3, 70, 130}, 5);
+  }
+  ops::OpContext& ctx() { return session_.context(); }
+  std::vector<std::vector<float>> step(TrainableModel& model) { return step_results(ctx(), *parameters_, weights_, packed_, model); }
+
+  std::shared_ptr<DeviceRuntime> runtime_ = make_test_runtime();
+  ops::OpSession session_{runtime_, 2};
+  ModelConfig config_;
+  std::unique_ptr<Parameters> parameters_;
+  WeightsPtr weights_;
+  Packed packed_;
+};
+
+const std::vector<ActivationCheckpointing> kCheckpointings{{}, {1}, {2}, {3}, {1, {.norm = true}}, {2, {true, true, true}}};
+
+TEST_P(OffloadTest, ChangesNoBit) {
+  TrainableModel plain(ctx(), *parameters_, {});
+  const std::vector<std::vector<float>> wanted = step(plain);
+#ifdef PRL_TEST_CUDA
+  const std::vector<std::shared_ptr<HostLink>> links{make_host_link(runtime_, true), make_host_link(runtime_, false)};
+#else
+  const std::vector<std::shared_ptr<HostLink>> links{make_host_link(runtime_, true), std::make_shared<LazyHostLink>(runtime_)};
+#endif
+  for (const ActivationCheckpointing& checkpointing : kCheckpointings)
+    for (const int max_inflight : {1, 2, 20})
+      for (std::size_t link = 0; link < links.size(); ++link) {
+        TrainableModel model(ctx(), *parameters_, checkpointing, {links[link], max_inflight});
+        const std::string what =
+            to_string(checkpointing) + ", " + std::to_string(max_inflight) + " in flight, link " + std::to_string(link);
+        EXPECT_TRUE(step(model) == wanted) << what;
+        EXPECT_TRUE(step(model) == wanted) << what << ", memory that is taken again";
+        // A pass without a backward pass leaves copies under way.
+        model.forward(weights_, packed_.batch(), packed_.targets, packed_.temperatures);
+        model.evaluate(weights_, packed_.batch(), packed_.targets, packed_.temperatures);
+        EXPECT_TRUE(step(model) == wanted) << what << ", after a forward pass alone";
+        model.fit_memory();
+        EXPECT_TRUE(step(model) == wanted) << what << ", fitted";
+      }
+}
+
+TEST_P(OffloadTest, TakesWhatIsForetold) {
+  const auto tokens = static_cast<std::int64_t>(packed_.ids.size());
+  TrainableModel warm_up(ctx(), *parameters_, {});
+  step(warm_up);
+  for (const ActivationCheckpointing& checkpointing : kCheckpointings)
+    for (const int max_inflight : {1, 3}) {
+      const std::size_t before = runtime_->bytes_in_use();
+      // The host's memory is the device's here: the link counts what it hands out.
+      const auto host = std::make_shared<LazyHostLink>(make_cpu_runtime());
+#ifdef PRL_TEST_CUDA
+      const ActivationOffload offload{make_host_link(runtime_, true), max_inflight};
+#else
+      const ActivationOffload offload{host, max_inflight};
+#endif
+      TrainableModel model(ctx(), *parameters_, checkpointing, offload);
+      step(model);
+      model.fit_memory();
+      const ActivationBytes foretold = activation_bytes(config_, GetParam().compute, tokens, checkpointing, offload);
+      EXPECT_NEAR(static_cast<double>(runtime_->bytes_in_use() - before), static_cast<double>(foretold.device),
+                  0.01 * static_cast<double>(foretold.device))
+          << to_string(checkpointing) << ", " << max_inflight << " in flight";
+#ifndef PRL_TEST_CUDA
+      const std::size_t copies = host->num_copies();
+      step(model);
+      EXPECT_NEAR(static_cast<double>(host->bytes_allocated()), static_cast<double>(foretold.host),
+                  0.01 * static_cast<double>(foretold.host));
+      // Layers that nobody follows in their place stay where they are; the others go and come back once.
+      EXPECT_EQ(host->num_copies() - copies, 2u * static_cast<unsigned>(kLayers - max_inflight - 1));
+#endif
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, OffloadTest,
+                         testing::Values(Case{"qwen3", DType::kBF16}, Case{"llama", DType::kF32}, Case{"qwen2", DType::kBF16}));
+
+TEST(OffloadedRegions, WantAtLeastOneInFlight) {
+  const auto runtime = make_cpu_runtime();
+  EXPECT_THROW(autograd::OffloadedRegions(runtime, make_host_link(runtime, true), 0), Error);
+}
+
+}  // namespace
+}  // namespace prl::nn
