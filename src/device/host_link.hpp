@@ -9,7 +9,8 @@
 namespace prl {
 
 /// Host memory beside a device, and copies between the two that run while the device works. One thread at a time, that of the device's
-/// work; copies of one direction run in the order in which they were asked for.
+/// work; copies of one direction run in the order in which they were asked for. Memory on either side must stay until its copy is done,
+/// or until the device's work has been held for it.
 class HostLink {
  public:
   /// Names a copy; 0 names none.
