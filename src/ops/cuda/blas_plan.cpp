@@ -147,6 +147,7 @@ std::int32_t Planner::splits_of(const cublasLtMatmulAlgo_t& algo) const {
 }
 
 bool Planner::do_kernels_agree(const Product& p) const {
+  if (p.in_dtype != DType::kBF16) return false;  // some of those in fp32 sum parts of K apart
   if (p.K % kEvenDepth == 0) return true;
   const auto is_aligned_row = [](const void* pointer, std::int64_t stride, DType dtype) {
     return alignment_log2(pointer, stride, dtype) == 4;
