@@ -14,12 +14,13 @@
 
 #include "base/error.hpp"
 #include "device/device.hpp"
+#include "device/medium_blocks.hpp"
 
 namespace prl {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kHugePage = MediumBlocks::kHugePage;
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -57,8 +58,8 @@ std::size_t size_class(std::size_t bytes) {
   return round_up(bytes, std::bit_floor(bytes) / 16);
 }
 
-/// Small blocks come from malloc. Large ones are kept when freed and handed out again: returning them to the kernel would cost
-/// a page fault and a cleared page at each of the next step's first touches.
+/// Small blocks come from malloc, medium ones from slabs. Large ones are kept when freed and handed out again: returning them to the kernel
+/// would cost a page fault and a cleared page at each of the next step's first touches.
 class CpuRuntime final : public DeviceRuntime {
  public:
   ~CpuRuntime() override { release_kept(); }
@@ -66,8 +67,9 @@ class CpuRuntime final : public DeviceRuntime {
 
   void* allocate(std::size_t bytes) override {
     if (bytes > std::numeric_limits<std::size_t>::max() / 4) out_of_memory(bytes);
-    void* pointer = bytes >= kHugePage ? allocate_large(size_class(bytes))
-                                       : std::aligned_alloc(kAlignment, round_up(std::max<std::size_t>(bytes, 1), kAlignment));
+    void* pointer = bytes >= kHugePage           ? allocate_large(size_class(bytes))
+                    : MediumBlocks::takes(bytes) ? medium_.allocate(bytes)
+                                                 : std::aligned_alloc(kAlignment, round_up(std::max<std::size_t>(bytes, 1), kAlignment));
     if (pointer == nullptr) out_of_memory(bytes);
     const std::size_t now = in_use_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     std::size_t peak = peak_.load(std::memory_order_relaxed);
@@ -78,7 +80,10 @@ class CpuRuntime final : public DeviceRuntime {
   void deallocate(void* pointer, std::size_t bytes) noexcept override {
     if (pointer == nullptr) return;
     in_use_.fetch_sub(bytes, std::memory_order_relaxed);
-    if (bytes < kHugePage || !keep(pointer, size_class(bytes))) std::free(pointer);
+    if (MediumBlocks::takes(bytes))
+      medium_.deallocate(pointer, bytes);
+    else if (bytes < kHugePage || !keep(pointer, size_class(bytes)))
+      std::free(pointer);
   }
   void copy_from_host(void* destination, const void* host, std::size_t bytes) override { copy(destination, host, bytes); }
   void copy_to_host(void* host, const void* source, std::size_t bytes) override { copy(host, source, bytes); }
@@ -92,7 +97,8 @@ class CpuRuntime final : public DeviceRuntime {
   std::size_t bytes_available() const override {
     const std::size_t fresh = std::min(available_ram(), available_in_cgroup());
     std::lock_guard lock(mutex_);
-    return fresh > std::numeric_limits<std::size_t>::max() - kept_bytes_ ? fresh : fresh + kept_bytes_;
+    const std::size_t kept = kept_bytes_ + medium_.bytes_waiting();
+    return fresh > std::numeric_limits<std::size_t>::max() - kept ? fresh : fresh + kept;
   }
 
  private:
@@ -145,6 +151,7 @@ class CpuRuntime final : public DeviceRuntime {
     kept_bytes_ = 0;
   }
 
+  MediumBlocks medium_;
   mutable std::mutex mutex_;
   std::map<std::size_t, std::vector<void*>> kept_;  ///< by size class
   std::size_t kept_bytes_ = 0;

@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
+#include "device/medium_blocks.hpp"
 
 namespace prl {
 namespace {
@@ -75,6 +79,45 @@ TEST(CpuRuntime, KeepsNoMoreThanThePeak) {
   }
   EXPECT_EQ(runtime->peak_bytes(), std::size_t{199} << 20);
   EXPECT_GT(runtime->bytes_available(), before / 2);
+}
+
+// Blocks of a slab lie side by side: one that is too short, or handed out twice, shows as another's bytes.
+TEST(CpuRuntime, MediumBlocksShareNothing) {
+  const auto runtime = make_cpu_runtime();
+  std::vector<std::pair<unsigned char*, std::size_t>> blocks;
+  const auto byte_of = [](std::size_t i) { return static_cast<int>(i * 7 % 251 + 1); };
+  const auto take = [&](std::size_t i) {
+    const std::size_t bytes = (std::size_t{64} << 10) + i * 9973 % (std::size_t{1900} << 10);
+    auto* p = static_cast<unsigned char*>(runtime->allocate(bytes));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(p) % 64, 0u);
+    std::memset(p, byte_of(i), bytes);
+    return std::pair{p, bytes};
+  };
+  for (std::size_t i = 0; i < 120; ++i) blocks.push_back(take(i));
+  for (std::size_t i = 0; i < blocks.size(); i += 3) {
+    runtime->deallocate(blocks[i].first, blocks[i].second);
+    blocks[i] = take(i);
+  }
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const auto [p, bytes] = blocks[i];
+    EXPECT_TRUE(std::all_of(p, p + bytes, [&](unsigned char b) { return b == byte_of(i); })) << "block " << i;
+    runtime->deallocate(p, bytes);
+  }
+  EXPECT_EQ(runtime->bytes_in_use(), 0u);
+}
+
+TEST(CpuRuntime, FreedMediumBlocksAreHandedOutAgain) {
+  const auto runtime = make_cpu_runtime();
+  constexpr std::size_t kBytes = std::size_t{600} << 10;
+  if (!MediumBlocks::takes(kBytes)) GTEST_SKIP() << "this build checks addresses";
+  void* first = runtime->allocate(kBytes);
+  runtime->deallocate(first, kBytes);
+  void* other = runtime->allocate(2 * kBytes);
+  void* again = runtime->allocate(kBytes - 1000);
+  EXPECT_EQ(again, first);
+  EXPECT_NE(other, first);
+  runtime->deallocate(again, kBytes - 1000);
+  runtime->deallocate(other, 2 * kBytes);
 }
 
 TEST(CpuRuntime, ReportsAvailableMemory) {
