@@ -9,6 +9,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "base/log.hpp"
@@ -99,7 +100,21 @@ double decode_step_bytes(const BenchOptions& options, std::int64_t num_sequences
   return size * (static_cast<double>(c.num_active_parameters()) + static_cast<double>(num_sequences) * context * kv);
 }
 
-std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr weights, double read_bytes_per_second) {
+/// What memory gives a reader. A CPU's neighbours change that from second to second, so there it is measured each time, with memory that
+/// no row counts; the engine must be idle.
+class Bandwidth {
+ public:
+  Bandwidth(const BenchOptions& options, double measured) : measured_(measured) {
+    if (options.runtime->device().kind == DeviceKind::kCpu) session_.emplace(make_cpu_runtime(), options.num_threads);
+  }
+  double bytes_per_second() { return session_ ? ops::measure_read(session_->context()) : measured_; }
+
+ private:
+  double measured_;
+  std::optional<ops::OpSession> session_;
+};
+
+std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr weights, Bandwidth& bandwidth) {
   const auto engine = make_engine(options, std::move(weights));
   Rng rng(options.seed, 1);
   std::vector<BenchRow> rows;
@@ -116,9 +131,16 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
   };
   if (options.decode) {
     for (const auto& [work, count] : {std::pair<std::string, std::int64_t>{"decode_many", options.num_sequences}, {"decode_one", 1}}) {
-      repeat(work, count, [&](engine::Engine& e, std::int64_t n) { return time_decode(e, n, options, rng); });
-      rows.back().share =
-          median(rows.back().tokens_per_s) / static_cast<double>(count) * decode_step_bytes(options, count) / read_bytes_per_second;
+      std::vector<double> shares;
+      repeat(work, count, [&](engine::Engine& e, std::int64_t n) {
+        const double read = bandwidth.bytes_per_second();
+        const double rate = time_decode(e, n, options, rng);
+        shares.push_back(rate / static_cast<double>(n) * decode_step_bytes(options, n) / read);
+        log::info("bench {}: {:.0f}% of the {:.1f} GB/s that memory gave just before", work, 100 * shares.back(), read / 1e9);
+        return rate;
+      });
+      shares.erase(shares.begin());
+      rows.back().share = median(shares);
     }
   }
   if (options.prefill)
@@ -268,9 +290,11 @@ std::vector<BenchRow> run_bench(const BenchOptions& options) {
             peak.read_bytes_per_second / 1e9);
   nn::Parameters parameters(options.runtime, options.model);
   parameters.init_random(options.seed);
-  if (options.decode || options.prefill)
-    rows = bench_engine(options, nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr),
-                        peak.read_bytes_per_second);
+  if (options.decode || options.prefill) {
+    Bandwidth bandwidth(options, peak.read_bytes_per_second);
+    rows =
+        bench_engine(options, nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr), bandwidth);
+  }
   if (options.sync) rows.push_back(bench_sync(options, parameters, session));
   if (options.train)
     rows.push_back(bench_train(options, parameters, session, options.dtype == DType::kBF16 ? peak.bf16_flops : peak.f32_flops));

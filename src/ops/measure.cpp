@@ -76,6 +76,7 @@ double read_bandwidth(OpContext& ctx, double budget) {
 }  // namespace
 
 double measure_flops(OpContext& ctx, DType dtype, double seconds) { return product_flops(ctx, dtype, seconds); }
+double measure_read(OpContext& ctx, double seconds) { return read_bandwidth(ctx, seconds); }
 
 MachinePeak measure_machine(OpContext& ctx, double seconds) {
   return {.f32_flops = product_flops(ctx, DType::kF32, seconds * 0.3),

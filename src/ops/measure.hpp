@@ -16,6 +16,10 @@ struct MachinePeak {
 /// work.
 double measure_flops(OpContext& ctx, DType dtype, double seconds = 0.15);
 
+/// Bytes per second of reading memory far larger than the caches, the best of what fits into `seconds`. Not to be called while the device
+/// does other work.
+double measure_read(OpContext& ctx, double seconds = 0.2);
+
 /// Takes about `seconds` in all (default: half a second). Not to be called while the device does other work.
 MachinePeak measure_machine(OpContext& ctx, double seconds = 0.5);
 
