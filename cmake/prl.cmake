@@ -1,19 +1,20 @@
-# prl_module(NAME DEPS other... LIBS external... [CUDA_TESTS files...])
+# prl_module(NAME DEPS other... LIBS external... [CUDA_TESTS files...] [CUDA_JOINED groups...])
 # Static library prl_<name> from src/<name>/**.cpp, and one test binary <name>_test from the *_test.cpp beside them.
 # Files below a folder cuda/ are part of it only where nvcc was found (prl_cuda.cmake), their tests in <name>_cuda_test;
 # a file named *_absent.cpp stands in for them elsewhere.
 # CUDA_TESTS names tests of the module that <name>_cuda_test compiles a second time, with PRL_TEST_CUDA defined.
+# CUDA_JOINED: small kernel files below cuda/ that are compiled together, "one two three" for each group.
 # Files named *_avx2.cpp, *_avx512.cpp, *_amx.cpp get the flags of that instruction set; nothing else does.
 set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
 # Modules whose files are compiled a few at a time: what these include takes longer to compile than what they say. Names in unnamed
 # namespaces must then differ within a module. Not the modules that compute, whose files are large and change most.
 option(PRL_JOIN "Compile the files of a module a few at a time" ON)
-set(PRL_JOINED base monitor config wire text grammar net env rollouts io eval orchestrator weights engine trainer server launch)
+set(PRL_JOINED base autograd nn monitor config wire text grammar net env rollouts io eval orchestrator weights engine trainer server launch)
 # Modules that configure and coordinate: what they run is little beside what they wait for, and -O2 takes a quarter longer to compile.
-set(PRL_COORDINATING config monitor env eval rollouts orchestrator weights launch)
+set(PRL_COORDINATING config monitor env eval rollouts orchestrator weights launch net server)
 
 function(prl_module name)
-  cmake_parse_arguments(M "" "" "DEPS;LIBS;CUDA_TESTS" ${ARGN})
+  cmake_parse_arguments(M "" "" "DEPS;LIBS;CUDA_TESTS;CUDA_JOINED" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   set(tests ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cpp$")
@@ -47,7 +48,7 @@ function(prl_module name)
     target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)  # it asks for the main file
   endif()
   if(PRL_WITH_CUDA)
-    prl_cuda_sources(${name} ${target} ${M_CUDA_TESTS})
+    prl_cuda_sources(${name} ${target} "${M_CUDA_JOINED}" ${M_CUDA_TESTS})
   endif()
   target_include_directories(${target} ${scope} ${CMAKE_SOURCE_DIR}/src)
   target_link_libraries(${target} ${scope} ${M_LIBS})

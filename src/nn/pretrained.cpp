@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 namespace {
 
 /// Elements converted at a time.
-constexpr std::int64_t kPiece = 1 << 20;
+constexpr std::int64_t kReadPiece = 1 << 20;
 
 }  // namespace
 
@@ -34,13 +34,13 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
   };
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < wanted.size(); ++i)
-    for (std::int64_t first = 0; first < parameters.named()[i].value.num_elements(); first += kPiece) pieces.push_back({i, first});
+    for (std::int64_t first = 0; first < parameters.named()[i].value.num_elements(); first += kReadPiece) pieces.push_back({i, first});
   ThreadPool pool;
   pool.parallel_for(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t n) {
     const Piece piece = pieces[static_cast<std::size_t>(n)];
     const Tensor& value = parameters.named()[piece.tensor].value;
     const io::SafetensorsRef ref = found[piece.tensor];
-    std::vector<float> values(static_cast<std::size_t>(std::min(kPiece, value.num_elements() - piece.first)));
+    std::vector<float> values(static_cast<std::size_t>(std::min(kReadPiece, value.num_elements() - piece.first)));
     ref.file->read_f32(*ref.entry, piece.first, values);
     value.runtime()->copy_from_host(value.as<float>() + piece.first, values.data(), values.size() * sizeof(float));
   });

@@ -17,7 +17,7 @@ namespace json = boost::json;
 namespace {
 
 /// Elements converted at a time, in whole rows.
-constexpr std::int64_t kPiece = 1 << 20;
+constexpr std::int64_t kWritePiece = 1 << 20;
 
 constexpr const char* kCompanions[] = {"tokenizer.json",  "tokenizer_config.json", "special_tokens_map.json", "vocab.json",
                                        "merges.txt",      "added_tokens.json",     "chat_template.jinja",     "chat_template.json",
@@ -68,7 +68,7 @@ void write_weight_files(const fs::path& folder, std::span<const WeightSource> so
     io::SafetensorsWriter writer(folder / name, std::move(specs), {{"format", "pt"}});
     for (const WeightSource* source : shards[s]) {
       const std::int64_t cols = source->shape.num_cols(), count = source->shape.num_elements();
-      const std::int64_t step = std::max<std::int64_t>(kPiece / std::max<std::int64_t>(cols, 1), 1) * cols;
+      const std::int64_t step = std::max<std::int64_t>(kWritePiece / std::max<std::int64_t>(cols, 1), 1) * cols;
       for (std::int64_t first = 0; first < count; first += step) {
         piece.resize(static_cast<std::size_t>(std::min(step, count - first)));
         source->read(first, piece);

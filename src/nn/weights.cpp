@@ -42,7 +42,7 @@ Tensor rounded(ops::OpContext& ctx, const Tensor& value, DType compute) {
   return out;
 }
 
-ConstTensorView view_or_none(const Tensor& tensor) { return tensor.defined() ? ConstTensorView(tensor.view()) : ConstTensorView{}; }
+ConstTensorView view_of_bias(const Tensor& tensor) { return tensor.defined() ? ConstTensorView(tensor.view()) : ConstTensorView{}; }
 
 }  // namespace
 
@@ -59,7 +59,7 @@ class Packer {
     return out;
   }
   ops::LinearWeightPtr matrix(const Tensor& value, const Tensor& bias) const {
-    return ops::pack_linear(ctx_, value, view_or_none(bias), compute_, with_backward_);
+    return ops::pack_linear(ctx_, value, view_of_bias(bias), compute_, with_backward_);
   }
 
  private:
@@ -83,7 +83,7 @@ class Slicer {
   Tensor vector(const Tensor& value) const { return value.defined() ? part(vectors_, value) : Tensor(); }
   Tensor table(const Tensor& value) const { return part(rounded_, value); }
   ops::LinearWeightPtr matrix(const Tensor& value, const Tensor& bias) const {
-    return ops::share_linear(ctx_, part(rounded_, value), view_or_none(bias), with_backward_);
+    return ops::share_linear(ctx_, part(rounded_, value), view_of_bias(bias), with_backward_);
   }
 
  private:
@@ -197,7 +197,7 @@ class StoredReader {
 
  private:
   void fill(std::byte* to, std::initializer_list<std::string> names, bool as_stored) const {
-    constexpr std::int64_t kPiece = 1 << 20;
+    constexpr std::int64_t kLoadPiece = 1 << 20;
     for (const std::string& name : names) {
       const io::SafetensorsRef ref = files_.find(name);
       const std::int64_t count = ref.entry->num_elements();
@@ -207,10 +207,10 @@ class StoredReader {
         to += bytes.size();
         continue;
       }
-      ctx_.pool->parallel_for((count + kPiece - 1) / kPiece, [&](std::int64_t n) {
-        std::vector<float> values(static_cast<std::size_t>(std::min(kPiece, count - n * kPiece)));
-        ref.file->read_f32(*ref.entry, n * kPiece, values);
-        ctx_.runtime->copy_from_host(to + n * kPiece * 4, values.data(), values.size() * sizeof(float));
+      ctx_.pool->parallel_for((count + kLoadPiece - 1) / kLoadPiece, [&](std::int64_t n) {
+        std::vector<float> values(static_cast<std::size_t>(std::min(kLoadPiece, count - n * kLoadPiece)));
+        ref.file->read_f32(*ref.entry, n * kLoadPiece, values);
+        ctx_.runtime->copy_from_host(to + n * kLoadPiece * 4, values.data(), values.size() * sizeof(float));
       });
       to += count * 4;
     }
@@ -231,8 +231,8 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
   const StoredReader reader(ctx, files, compute);
   const std::int64_t H = config.hidden_size;
   const auto pack = [&](const Tensor& matrix, const Tensor& bias) {
-    return matrix.dtype() == compute ? ops::share_linear(ctx, matrix, view_or_none(bias), false)
-                                     : ops::pack_linear(ctx, matrix, view_or_none(bias), compute, false);
+    return matrix.dtype() == compute ? ops::share_linear(ctx, matrix, view_of_bias(bias), false)
+                                     : ops::pack_linear(ctx, matrix, view_of_bias(bias), compute, false);
   };
 
   const Tensor embedding = reader.matrix({family.name_of(Slot::kEmbedding, -1)}, H);

@@ -5,14 +5,14 @@
 namespace prl::nn {
 namespace {
 
-void configure(const ConfigReader& reader, ModelConfig& config) {
+void configure_llama(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_heads, 2, 1024);
   config.attention_bias = reader.boolean("attention_bias", false);
   config.attention_out_bias = config.attention_bias;
   config.mlp_bias = reader.boolean("mlp_bias", false);
 }
 
-void describe(const ModelConfig& config, boost::json::object& object) {
+void describe_llama(const ModelConfig& config, boost::json::object& object) {
   object["attention_bias"] = config.attention_bias;
   object["mlp_bias"] = config.mlp_bias;
 }
@@ -44,6 +44,6 @@ std::string llama_name_of(Slot slot, std::int64_t layer) {
   PRL_CHECK(false, "slot without a name");
 }
 
-const Family kLlamaFamily{"llama", "LlamaForCausalLM", configure, describe, llama_name_of};
+const Family kLlamaFamily{"llama", "LlamaForCausalLM", configure_llama, describe_llama, llama_name_of};
 
 }  // namespace prl::nn

@@ -7,13 +7,13 @@
 namespace prl::nn {
 namespace {
 
-void configure(const ConfigReader& reader, ModelConfig& config) {
+void configure_qwen2(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", config.hidden_size / config.num_heads, 2, 1024);
   config.attention_bias = true;
   refuse_sliding_window(reader, reader.boolean("use_sliding_window", false));
 }
 
-void describe(const ModelConfig&, boost::json::object& object) { object["use_sliding_window"] = false; }
+void describe_qwen2(const ModelConfig&, boost::json::object& object) { object["use_sliding_window"] = false; }
 
 }  // namespace
 
@@ -26,6 +26,6 @@ void refuse_sliding_window(const ConfigReader& reader, bool window_in_use) {
          reader.subject());
 }
 
-const Family kQwen2Family{"qwen2", "Qwen2ForCausalLM", configure, describe, llama_name_of};
+const Family kQwen2Family{"qwen2", "Qwen2ForCausalLM", configure_qwen2, describe_qwen2, llama_name_of};
 
 }  // namespace prl::nn

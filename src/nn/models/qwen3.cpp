@@ -4,7 +4,7 @@
 namespace prl::nn {
 namespace {
 
-void configure(const ConfigReader& reader, ModelConfig& config) {
+void configure_qwen3(const ConfigReader& reader, ModelConfig& config) {
   config.head_dim = reader.integer("head_dim", 128, 2, 1024);
   config.attention_bias = reader.boolean("attention_bias", false);
   config.attention_out_bias = config.attention_bias;
@@ -12,13 +12,13 @@ void configure(const ConfigReader& reader, ModelConfig& config) {
   refuse_sliding_window(reader, reader.boolean("use_sliding_window", false));
 }
 
-void describe(const ModelConfig& config, boost::json::object& object) {
+void describe_qwen3(const ModelConfig& config, boost::json::object& object) {
   object["attention_bias"] = config.attention_bias;
   object["use_sliding_window"] = false;
 }
 
 }  // namespace
 
-const Family kQwen3Family{"qwen3", "Qwen3ForCausalLM", configure, describe, llama_name_of};
+const Family kQwen3Family{"qwen3", "Qwen3ForCausalLM", configure_qwen3, describe_qwen3, llama_name_of};
 
 }  // namespace prl::nn

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "base/error.hpp"
+#include "device/cuda/cuda_runtime.hpp"
 #include "ops/cuda/blas_plan.hpp"
 #include "ops/cuda/few_rows.hpp"
 #include "ops/cuda/launch.hpp"
@@ -59,13 +60,13 @@ std::optional<FewRowsTile> few_rows(const OpContext& ctx, const Product& p, cons
   };
   if (!is_row_aligned_here(p.a, p.a_stride, p.in_dtype) || !is_row_aligned_here(p.out, p.out_stride, p.out_dtype)) return std::nullopt;
   if (!is_row_aligned_here(fusion.residual, fusion.residual_stride, p.out_dtype) || !is_aligned(fusion.norm, 16)) return std::nullopt;
-  return few_rows_tile(p, runtime_of(ctx).properties(), fusion);
+  return few_rows_tile(p, properties_of(ctx), fusion);
 }
 
 }  // namespace
 
 bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion) {
-  if (!is_exact() || !is_librarys(p, runtime_of(ctx).properties()) || p.N % invariant_columns(p) != 0) return false;
+  if (!is_exact() || !is_librarys(p, properties_of(ctx)) || p.N % invariant_columns(p) != 0) return false;
   const std::optional<FewRowsTile> tile = few_rows(ctx, p, fusion);
   if (tile) few_rows_product(ctx, p, *tile, fusion);
   return tile.has_value();
@@ -162,7 +163,7 @@ void Blas::run(const OpContext& ctx, const Product& given) {
   Product p = given;
   if (!is_exact() && p.in_dtype == DType::kBF16) p.may_split = true;
   const std::int64_t rest = p.N % invariant_columns(p);
-  if (!is_librarys(p, runtime_of(ctx).properties())) {
+  if (!is_librarys(p, properties_of(ctx))) {
     simple_product(ctx, p);
   } else if (!p.may_split && rest != 0) {
     if (p.N > rest) run(ctx, columns_of(p, 0, p.N - rest));

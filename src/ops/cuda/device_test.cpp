@@ -223,7 +223,7 @@ TEST(CudaLinear, RowsAreTheSameBitsForEveryNumberOfRows) {
 /// Our own kernels for few rows and the library's for many, however the former are cut.
 TEST(CudaLinear, FewRowsAreTheLibrarysBitsInEveryTile) {
   Sides s;
-  if (cuda::runtime_of(s.gpu).properties().major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
   constexpr std::int64_t kRows = 4096;
   for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{1024, 3072}, {516, 576}, {4096, 1024}}) {
     Tensor x = s.random({kRows, K}, DType::kBF16, 1);
@@ -257,7 +257,7 @@ TEST(CudaLinear, FewRowsAreTheLibrarysBitsInEveryTile) {
 /// As the trainer and the engine of one process do: one kernel, tiles that want different amounts of shared memory.
 TEST(CudaLinear, TwoThreadsLaunchTilesOfDifferentSizes) {
   Sides sides[2];
-  if (cuda::runtime_of(sides[0].gpu).properties().major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  if (cuda::properties_of(sides[0].gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
   constexpr cuda::FewRowsTile kTiles[2] = {{8, 8, 2}, {8, 64, 4}};
   constexpr std::int64_t kRows = 4, N = 256, K = 1024;
   std::string failures[2];
@@ -265,7 +265,7 @@ TEST(CudaLinear, TwoThreadsLaunchTilesOfDifferentSizes) {
   for (int i = 0; i < 2; ++i)
     threads.emplace_back([&s = sides[i], &tile = kTiles[i], &failure = failures[i]] {
       try {
-        cuda::runtime_of(s.gpu).activate();
+        ::prl::cuda::runtime_of(*s.gpu.runtime).activate();
         const Tensor x = s.to_gpu(s.random({kRows, K}, DType::kBF16, 1)), w = s.to_gpu(s.random({N, K}, DType::kF32, 2, 0.05f));
         const LinearWeightPtr packed = pack_linear(s.gpu, w, {}, DType::kBF16, true);
         Tensor want = Tensor::empty(s.gpu_runtime, {kRows, N}, DType::kBF16), y = s.to_gpu(s.filled({kRows, N}, DType::kBF16, kNan));
@@ -291,7 +291,7 @@ TEST(CudaLinear, TwoThreadsLaunchTilesOfDifferentSizes) {
 /// A product and its neighbours in one pass: the bits of the ops one after another.
 TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
   Sides s;
-  if (cuda::runtime_of(s.gpu).properties().major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
   constexpr std::int64_t kRows = 256;
   std::string different, refused;
   for (const auto& [N, K, has_bias] : {std::tuple<std::int64_t, std::int64_t, bool>{4096, 1024, false},

@@ -9,11 +9,11 @@ namespace {
 using ::prl::cuda::Fault;
 using ::prl::cuda::FaultWord;
 
-constexpr int kBlock = 256;
+constexpr int kEmbeddingBlock = 256;
 
 /// One block per token; a row is bytes, whatever its type. An id outside the table leaves zeros and a fault.
 template <typename Piece>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kEmbeddingBlock)
     embedding_kernel(char* out, const char* table, const std::int32_t* ids, std::int64_t num_rows, std::int64_t out_stride,
                      std::int64_t table_stride, int pieces, FaultWord* fault) {
   const std::int64_t t = blockIdx.x;
@@ -31,13 +31,13 @@ struct Occurrences {
   std::int32_t* last;   ///< [V]
 };
 __global__ void clear_kernel(Occurrences o, std::int64_t num_rows) {
-  const std::int64_t v = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  const std::int64_t v = static_cast<std::int64_t>(blockIdx.x) * kEmbeddingBlock + threadIdx.x;
   if (v >= num_rows) return;
   o.first[v] = INT_MAX;
   o.last[v] = -1;
 }
 __global__ void find_kernel(Occurrences o, const std::int32_t* ids, std::int64_t num_tokens, std::int64_t num_rows, FaultWord* fault) {
-  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * kEmbeddingBlock + threadIdx.x;
   if (t >= num_tokens) return;
   const std::int32_t id = ids[t];
   if (id < 0 || id >= num_rows) {
@@ -51,27 +51,27 @@ __global__ void find_kernel(Occurrences o, const std::int32_t* ids, std::int64_t
 /// The block of an id's first token adds the rows of all its tokens, in token order. Tokens that share an id are found 256 at a
 /// time and kept as a list, so that their rows can be asked for ahead of the additions. blockIdx.y: columns.
 template <typename T>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kEmbeddingBlock)
     embedding_backward_kernel(float* dtable, const T* dout, const std::int32_t* ids, Occurrences o, std::int64_t num_rows,
                               std::int64_t cols, std::int64_t dtable_stride, std::int64_t dout_stride) {
-  __shared__ int warp_counts[kBlock / kWarp];
-  __shared__ std::int32_t found[kBlock];
+  __shared__ int warp_counts[kEmbeddingBlock / kWarp];
+  __shared__ std::int32_t found[kEmbeddingBlock];
   const auto t = static_cast<std::int32_t>(blockIdx.x);
   const std::int32_t id = ids[t];
   if (id < 0 || id >= num_rows || o.first[id] != t) return;
   const std::int32_t last = o.last[id];
-  const std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * kBlock + threadIdx.x;
+  const std::int64_t c = static_cast<std::int64_t>(blockIdx.y) * kEmbeddingBlock + threadIdx.x;
   const bool is_column = c < cols;
   float sum = is_column ? dtable[id * dtable_stride + c] : 0.0f;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  for (std::int32_t base = t; base <= last; base += kBlock) {
+  for (std::int32_t base = t; base <= last; base += kEmbeddingBlock) {
     const std::int32_t mine = base + static_cast<std::int32_t>(threadIdx.x);
     const bool is_hit = mine <= last && ids[mine] == id;
     const unsigned hits = __ballot_sync(kFullWarp, is_hit);
     if (lane == 0) warp_counts[warp] = __popc(hits);
     __syncthreads();
     int before = 0, total = 0;
-    for (int w = 0; w < kBlock / kWarp; ++w) {
+    for (int w = 0; w < kEmbeddingBlock / kWarp; ++w) {
       if (w < warp) before += warp_counts[w];
       total += warp_counts[w];
     }
@@ -103,10 +103,9 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, Cons
   const auto launch = [&](auto piece) {
     using Piece = decltype(piece);
     const auto pieces = static_cast<int>(row_bytes / static_cast<std::int64_t>(sizeof(Piece)));
-    const auto threads = static_cast<unsigned>(std::min<std::int64_t>(kBlock, round_up(pieces, kWarp)));
-    embedding_kernel<Piece><<<static_cast<unsigned>(T), threads, 0, stream_of(ctx)>>>(out_TH.as<char>(), table_VH.as<char>(),
-                                                                                      ids_T.as<std::int32_t>(), V, out_stride, table_stride,
-                                                                                      pieces, runtime_of(ctx).fault_word());
+    const auto threads = static_cast<unsigned>(std::min<std::int64_t>(kEmbeddingBlock, round_up(pieces, kWarp)));
+    embedding_kernel<Piece><<<static_cast<unsigned>(T), threads, 0, stream_of(ctx)>>>(
+        out_TH.as<char>(), table_VH.as<char>(), ids_T.as<std::int32_t>(), V, out_stride, table_stride, pieces, fault_word_of(ctx));
   };
   const bool wide =
       is_aligned(out_TH.data, 16) && is_aligned(table_VH.data, 16) && row_bytes % 16 == 0 && out_stride % 16 == 0 && table_stride % 16 == 0;
@@ -130,15 +129,15 @@ void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView do
   carve(ctx.workspace->require(carve(nullptr)));
   const cudaStream_t stream = stream_of(ctx);
   const std::int32_t* ids = ids_T.as<std::int32_t>();
-  clear_kernel<<<static_cast<unsigned>(ceil_div(V, kBlock)), kBlock, 0, stream>>>(o, V);
+  clear_kernel<<<static_cast<unsigned>(ceil_div(V, kEmbeddingBlock)), kEmbeddingBlock, 0, stream>>>(o, V);
   PRL_CUDA_CHECK(cudaGetLastError());
-  find_kernel<<<static_cast<unsigned>(ceil_div(T, kBlock)), kBlock, 0, stream>>>(o, ids, T, V, runtime_of(ctx).fault_word());
+  find_kernel<<<static_cast<unsigned>(ceil_div(T, kEmbeddingBlock)), kEmbeddingBlock, 0, stream>>>(o, ids, T, V, fault_word_of(ctx));
   PRL_CUDA_CHECK(cudaGetLastError());
   with_type(dout_TH.dtype, [&](auto t) {
     using E = decltype(t);
-    const dim3 grid(static_cast<unsigned>(T), static_cast<unsigned>(ceil_div(H, kBlock)));
-    embedding_backward_kernel<E>
-        <<<grid, kBlock, 0, stream>>>(dtable_VH.as<float>(), dout_TH.as<E>(), ids, o, V, H, dtable_VH.row_stride, dout_TH.row_stride);
+    const dim3 grid(static_cast<unsigned>(T), static_cast<unsigned>(ceil_div(H, kEmbeddingBlock)));
+    embedding_backward_kernel<E><<<grid, kEmbeddingBlock, 0, stream>>>(dtable_VH.as<float>(), dout_TH.as<E>(), ids, o, V, H,
+                                                                       dtable_VH.row_stride, dout_TH.row_stride);
   });
   PRL_CUDA_CHECK(cudaGetLastError());
 }

@@ -6,23 +6,26 @@
 #include <span>
 
 #include "device/cuda/check.hpp"
-#include "device/cuda/cuda_runtime.hpp"
+#include "device/cuda/fault.hpp"
 #include "ops/context.hpp"
 
 // What every CUDA body needs around its launches. Kernels are compiled without contraction (-fmad=false), so that the same
-// expression rounds alike wherever it is inlined: write fmaf() where a fused multiply-add is meant.
+// expression rounds alike wherever it is inlined: write fmaf() where a fused multiply-add is meant. Every header here is compiled three
+// times for each .cu file, so what a few of them need of the runtime is declared and no more.
 
 namespace prl::ops::cuda {
 
 inline cudaStream_t stream_of(const OpContext& ctx) { return static_cast<cudaStream_t>(ctx.stream); }
-inline ::prl::cuda::CudaRuntime& runtime_of(const OpContext& ctx) { return ::prl::cuda::runtime_of(*ctx.runtime); }
-inline int num_multiprocessors(const OpContext& ctx) { return runtime_of(ctx).properties().multiProcessorCount; }
+const cudaDeviceProp& properties_of(const OpContext& ctx);
+int num_multiprocessors(const OpContext& ctx);
+::prl::cuda::FaultWord* fault_word_of(const OpContext& ctx);
 
 /// Device copy of a host array for the work this op queues; see CudaRuntime::stage. Costs no copy when an equal array was staged
 /// just before, as by the previous layer. nullptr for an empty span.
+const void* staged_bytes(const OpContext& ctx, const void* host, std::size_t bytes);
 template <typename T>
 const T* staged(const OpContext& ctx, std::span<const T> host) {
-  return static_cast<const T*>(runtime_of(ctx).stage(host.data(), host.size_bytes()));
+  return static_cast<const T*>(staged_bytes(ctx, host.data(), host.size_bytes()));
 }
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

@@ -217,7 +217,7 @@ NormRopeArgs<T> args_of(OpContext& ctx, const TensorView& qk, const HeadInputs& 
   a.heads = static_cast<int>(in.num_heads);
   a.kv_heads = static_cast<int>(in.num_kv_heads);
   a.dim = static_cast<int>(in.head_dim);
-  a.fault = runtime_of(ctx).fault_word();
+  a.fault = fault_word_of(ctx);
   return a;
 }
 
@@ -298,7 +298,7 @@ bool norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D
     a.kv_heads = static_cast<int>(in.num_kv_heads);
     a.dim = static_cast<int>(in.head_dim);
     a.partial_dw = partial;
-    a.fault = runtime_of(ctx).fault_word();
+    a.fault = fault_word_of(ctx);
     with_lanes(in.head_dim, [&](auto lanes) {
       norm_rope_backward_kernel<T, decltype(lanes)::value><<<static_cast<unsigned>(q_groups + k_groups), kBlock, 0, stream_of(ctx)>>>(a);
     });

@@ -107,17 +107,18 @@ struct SignSgd {
   }
 };
 
-constexpr int kTile = 32;
+constexpr int kTransposeTile = 32;
 
 /// out[cols, rows] = transpose of in[rows, cols] times 1 / (sqrt(*squares) + 1e-7), or as it is where `squares` is null.
 __global__ void transpose_kernel(float* out, const float* in, std::int64_t rows, std::int64_t cols, const double* squares) {
-  __shared__ float tile[kTile][kTile + 1];
-  const std::int64_t col0 = static_cast<std::int64_t>(blockIdx.x) * kTile, row0 = static_cast<std::int64_t>(blockIdx.y) * kTile;
+  __shared__ float tile[kTransposeTile][kTransposeTile + 1];
+  const std::int64_t col0 = static_cast<std::int64_t>(blockIdx.x) * kTransposeTile,
+                     row0 = static_cast<std::int64_t>(blockIdx.y) * kTransposeTile;
   const float factor = squares == nullptr ? 1.0f : static_cast<float>(1.0 / (sqrt(*squares) + 1e-7));
-  for (int j = static_cast<int>(threadIdx.y); j < kTile; j += 8)
+  for (int j = static_cast<int>(threadIdx.y); j < kTransposeTile; j += 8)
     if (row0 + j < rows && col0 + threadIdx.x < cols) tile[j][threadIdx.x] = in[(row0 + j) * cols + col0 + threadIdx.x];
   __syncthreads();
-  for (int j = static_cast<int>(threadIdx.y); j < kTile; j += 8)
+  for (int j = static_cast<int>(threadIdx.y); j < kTransposeTile; j += 8)
     if (col0 + j < cols && row0 + threadIdx.x < rows) out[(col0 + j) * rows + row0 + threadIdx.x] = tile[threadIdx.x][j] * factor;
 }
 
@@ -132,8 +133,8 @@ struct Normalise {
 };
 
 void transpose(OpContext& ctx, float* out, const float* in, std::int64_t rows, std::int64_t cols, const double* squares) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(cols, kTile)), static_cast<unsigned>(ceil_div(rows, kTile)));
-  transpose_kernel<<<grid, dim3(kTile, 8), 0, stream_of(ctx)>>>(out, in, rows, cols, squares);
+  const dim3 grid(static_cast<unsigned>(ceil_div(cols, kTransposeTile)), static_cast<unsigned>(ceil_div(rows, kTransposeTile)));
+  transpose_kernel<<<grid, dim3(kTransposeTile, 8), 0, stream_of(ctx)>>>(out, in, rows, cols, squares);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 

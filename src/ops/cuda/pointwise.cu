@@ -171,7 +171,7 @@ void rope(OpContext& ctx, TensorView x_THD, std::int64_t token_stride, ConstTens
     rope_kernel<E><<<static_cast<unsigned>(ceil_div(total, kMapBlock)), kMapBlock, 0, stream_of(ctx)>>>(
         x_THD.as<E>(), token_stride, positions_T.as<std::int32_t>(), table.cos_PD2.as<float>(), table.sin_PD2.as<float>(),
         static_cast<std::uint32_t>(total), static_cast<int>(heads), static_cast<int>(half_dim), table.cos_PD2.shape()[0], inverse, wide,
-        runtime_of(ctx).fault_word());
+        fault_word_of(ctx));
   });
   PRL_CUDA_CHECK(cudaGetLastError());
 }

@@ -103,7 +103,7 @@ struct Kept {
   std::int32_t heads = 0;
 };
 Kept room_to_keep(const OpContext& ctx, const ForwardCall& f, std::span<const AttentionSequence> sequences) {
-  const std::int64_t room = std::min(std::int64_t{9} << 28, static_cast<std::int64_t>(runtime_of(ctx).properties().totalGlobalMem / 60));
+  const std::int64_t room = std::min(std::int64_t{9} << 28, static_cast<std::int64_t>(properties_of(ctx).totalGlobalMem / 60));
   const int num_multiprocessors = cuda::num_multiprocessors(ctx);
   Kept k;
   std::int64_t key_units = 0;

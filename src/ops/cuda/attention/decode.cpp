@@ -168,7 +168,7 @@ bool attention_decode_fused(OpContext& ctx, TensorView out_BHD, const HeadInputs
                                  .slots = index.slot_B.as<std::int32_t>(),
                                  .k_cache = layer.k.as<__nv_bfloat16>(),
                                  .v_cache = layer.v.as<__nv_bfloat16>(),
-                                 .fault = runtime_of(ctx).fault_word()};
+                                 .fault = fault_word_of(ctx)};
   decode(ctx, AttentionFamily::kHopper, out_BHD, plan.data, a, &fresh);
   return true;
 }

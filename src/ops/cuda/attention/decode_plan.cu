@@ -5,11 +5,11 @@
 namespace prl::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kPlanThreads = 256;
 
 /// Sum of the values of the threads before this one; `total` gets that of all. Every thread of the block calls it.
 __device__ int sum_before(int value, int& total) {
-  __shared__ int sums[kThreads / 32];
+  __shared__ int sums[kPlanThreads / 32];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   int x = value;
 #pragma unroll
@@ -23,7 +23,7 @@ __device__ int sum_before(int value, int& total) {
   int before = 0;
   total = 0;
 #pragma unroll
-  for (int w = 0; w < kThreads / 32; ++w) {
+  for (int w = 0; w < kPlanThreads / 32; ++w) {
     if (w < warp) before += sums[w];
     total += sums[w];
   }
@@ -31,17 +31,17 @@ __device__ int sum_before(int value, int& total) {
 }
 
 /// One block. Two walks over the sequences: the first counts full chunks, behind which the second puts the partial ones.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(DecodePlan plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile) {
   const int tid = static_cast<int>(threadIdx.x);
   int all_full = 0;
-  for (int base = 0; base < num_sequences; base += kThreads) {
+  for (int base = 0; base < num_sequences; base += kPlanThreads) {
     int total;
     sum_before(base + tid < num_sequences ? context_len[base + tid] / kChunkKeys : 0, total);
     all_full += total;
   }
   int num_full = 0, num_partial = 0, num_states = 0, num_merges = 0;
-  for (int base = 0; base < num_sequences; base += kThreads) {
+  for (int base = 0; base < num_sequences; base += kPlanThreads) {
     const int s = base + tid, length = s < num_sequences ? context_len[s] : 0;
     const int full = length / kChunkKeys, partial = length % kChunkKeys != 0 ? 1 : 0, chunks = full + partial;
     int totals[4];
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads)
 
 void launch_decode_plan(const DecodePlan& plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile,
                         cudaStream_t stream) {
-  plan_kernel<<<1, kThreads, 0, stream>>>(plan, context_len, num_sequences, max_blocks, tile);
+  plan_kernel<<<1, kPlanThreads, 0, stream>>>(plan, context_len, num_sequences, max_blocks, tile);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 

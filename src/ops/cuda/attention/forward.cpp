@@ -163,7 +163,7 @@ AttentionFamily chosen_attention_family(const OpContext& ctx) {
     return wanted != nullptr && std::string_view(wanted) == "plain";
   }();
   const bool has_code = std::string_view(PRL_CUDA_ARCH_TEXT).find("sm_90a") != std::string_view::npos;
-  const cudaDeviceProp& device = runtime_of(ctx).properties();
+  const cudaDeviceProp& device = properties_of(ctx);
   return has_code && device.major == 9 && device.minor == 0 && !is_plain ? AttentionFamily::kHopper : AttentionFamily::kPlain;
 }
 

@@ -5,12 +5,12 @@
 namespace prl::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kWriteThreads = 256;
 
 /// One thread per 16 bytes of k and the same of v.
-__global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constant__ KvWriteParams p) {
+__global__ void __launch_bounds__(kWriteThreads) kv_write_kernel(const __grid_constant__ KvWriteParams p) {
   const int pieces = p.head_bytes / 16, per_token = pieces * p.num_heads;
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kWriteThreads + threadIdx.x;
   const std::int64_t token = i / per_token;
   if (token >= p.num_tokens) return;
   const int slot = p.slots[token];
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) kv_write_kernel(const __grid_constan
 void launch_kv_write(const KvWriteParams& p, cudaStream_t stream) {
   const std::int64_t threads = static_cast<std::int64_t>(p.num_tokens) * p.num_heads * (p.head_bytes / 16);
   if (threads == 0) return;
-  kv_write_kernel<<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(p);
+  kv_write_kernel<<<static_cast<unsigned>((threads + kWriteThreads - 1) / kWriteThreads), kWriteThreads, 0, stream>>>(p);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -6,7 +6,7 @@
 namespace prl::ops::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kStatsThreads = 256;
 
 __device__ __forceinline__ float dot16(const uint4& a, const uint4& b, const float*) {
   const auto part = [](std::uint32_t x, std::uint32_t y, float sum) { return fmaf(__uint_as_float(x), __uint_as_float(y), sum); };
@@ -25,11 +25,11 @@ __device__ __forceinline__ float dot16(const uint4& a, const uint4& b, const __n
 
 /// A block of threads per block of rows and head; 16 lanes per row, 16 bytes at a time.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__ StatsParams p) {
+__global__ void __launch_bounds__(kStatsThreads) stats_kernel(const __grid_constant__ StatsParams p) {
   const StatsBlock block = p.blocks[blockIdx.x];
   const int head = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 16;
   float2* to = p.stats + (static_cast<std::int64_t>(head) * p.num_blocks + blockIdx.x) * kStatsRows;
-  for (int row = static_cast<int>(threadIdx.x) / 16; row < kStatsRows; row += kThreads / 16) {
+  for (int row = static_cast<int>(threadIdx.x) / 16; row < kStatsRows; row += kStatsThreads / 16) {
     const bool exists = row < block.num_tokens;
     const std::int64_t at = static_cast<std::int64_t>(block.token + row) * p.num_heads + head;
     float sum = 0.0f;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const __grid_constant__
 
 template <typename T>
 void launch_stats(const StatsParams& p, cudaStream_t stream) {
-  stats_kernel<T><<<dim3(static_cast<unsigned>(p.num_blocks), static_cast<unsigned>(p.num_heads)), kThreads, 0, stream>>>(p);
+  stats_kernel<T><<<dim3(static_cast<unsigned>(p.num_blocks), static_cast<unsigned>(p.num_heads)), kStatsThreads, 0, stream>>>(p);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 template void launch_stats<float>(const StatsParams&, cudaStream_t);
