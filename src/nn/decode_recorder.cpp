@@ -95,7 +95,7 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   index.decode = &decode;
   index.decode_plan = plan;
   autograd::Frame frame{ctx_, arena_};
-  return decoder_forward(frame, {weights}, step.ids, index, layers, 0).value;
+  return decoder_forward(frame, {weights}, step.ids, index, layers, nullptr).value;
 }
 
 TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch) {

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "device/testing/lazy_host_link.hpp"
+#include "device/testing/test_runtime.hpp"
 #include "nn/test_support.hpp"
 
 namespace prl::nn {
@@ -17,14 +18,6 @@ using testing_support::random_packed;
 using testing_support::small_options;
 using testing_support::step_results;
 using testing_support::to_string;
-
-std::shared_ptr<DeviceRuntime> make_test_runtime() {
-#ifdef PRL_TEST_CUDA
-  return make_cuda_runtime();
-#else
-  return make_cpu_runtime();
-#endif
-}
 
 constexpr int kLayers = 7;
 

@@ -6,6 +6,7 @@
 
 #include "base/rng.hpp"
 #include "device/testing/lazy_host_link.hpp"
+#include "device/testing/test_runtime.hpp"
 #include "trainer/checkpoint.hpp"
 #include "trainer/test_support.hpp"
 
@@ -13,14 +14,6 @@ namespace prl::trainer {
 namespace {
 
 using testing_support::Scratch;
-
-std::shared_ptr<DeviceRuntime> make_test_runtime() {
-#ifdef PRL_TEST_CUDA
-  return make_cuda_runtime();
-#else
-  return make_cpu_runtime();
-#endif
-}
 
 std::vector<float> to_host(const Tensor& tensor) {
   const std::int64_t n = tensor.num_elements();

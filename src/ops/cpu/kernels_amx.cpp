@@ -68,8 +68,13 @@ struct OutTile {
   }
 };
 
-/// One or two slivers by one panel, `steps` tiles of depth.
-template <bool Two>
+/// How far ahead of its products B is asked for where a lone sliver reads it once, from memory: tile loads show the hardware prefetcher
+/// every other line. Into L2 only. Two steps gained 5% of a decoding step of one sequence on two threads, one 4%, four 2%. Past a panel's
+/// end lies the next one.
+constexpr std::int64_t kAheadBytes = 4096;
+
+/// One or two slivers by one panel, `steps` tiles of depth. Ahead: B comes from memory.
+template <bool Two, bool Ahead>
 void panel_product(std::int64_t steps, const BFloat16* a0, const BFloat16* a1, const BFloat16* b, const OutTile (&out)[4], bool add_to_c) {
   if (add_to_c) {
     for (int i = 0; i < (Two ? 4 : 2); ++i) out[i].fetch();
@@ -88,6 +93,9 @@ void panel_product(std::int64_t steps, const BFloat16* a0, const BFloat16* a1, c
     }
   }
   for (std::int64_t s = 0; s < steps; ++s) {
+    if constexpr (Ahead)
+      for (std::int64_t line = 0; line < kDepthTile * kColTile * 2; line += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(b) + kAheadBytes + line, _MM_HINT_T1);
     _tile_loadd(4, a0, 64);
     _tile_loadd(6, b, 128);
     _tile_dpbf16ps(0, 4, 6);
@@ -115,6 +123,7 @@ void block(const GemmBlock& g) {
   _tile_loadconfig(&kConfig);
   const std::int64_t depth = round_up(g.depth), total = num_slivers(g.num_rows, kRowTile),
                      first_row = sliver_begin(g.first_sliver, g.num_rows, total);
+  const bool reads_once = total == 1;
   float* scratch = reinterpret_cast<float*>(g.scratch);
   const auto begin = [&](std::int64_t s) { return sliver_begin(s, g.num_rows, total); };
   for (std::int64_t p = 0; p < depth; p += kDepthBlock) {
@@ -133,10 +142,8 @@ void block(const GemmBlock& g) {
                                 {c0 + j + 16, g.c_stride, rows0, cols - 16, scratch + 256},
                                 {c1 + j, g.c_stride, rows1, cols, scratch + 512},
                                 {c1 + j + 16, g.c_stride, rows1, cols - 16, scratch + 768}};
-        if (two)
-          panel_product<true>(steps, a0, a1, b, out, g.accumulate || p > 0);
-        else
-          panel_product<false>(steps, a0, a0, b, out, g.accumulate || p > 0);
+        const auto product = two ? panel_product<true, false> : reads_once ? panel_product<false, true> : panel_product<false, false>;
+        product(steps, a0, a1, b, out, g.accumulate || p > 0);
       }
     }
   }
