@@ -11,7 +11,7 @@ set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
 option(PRL_JOIN "Compile the files of a module a few at a time" ON)
 set(PRL_JOINED base autograd nn monitor config wire text grammar net env rollouts io eval orchestrator weights engine trainer server launch)
 # Modules that configure and coordinate: what they run is little beside what they wait for, and -O2 takes a quarter longer to compile.
-set(PRL_COORDINATING config monitor env eval rollouts orchestrator weights launch net server)
+set(PRL_COORDINATING config monitor io wire env eval rollouts orchestrator weights trainer launch net server)
 
 function(prl_module name)
   cmake_parse_arguments(M "" "" "DEPS;LIBS;CUDA_TESTS;CUDA_JOINED" ${ARGN})
@@ -44,7 +44,7 @@ function(prl_module name)
     prl_precompile(${target})
   endif()
   if(sources AND PRL_JOIN AND name IN_LIST PRL_JOINED)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
     target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)  # it asks for the main file
   endif()
   if(PRL_WITH_CUDA)

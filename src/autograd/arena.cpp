@@ -64,6 +64,11 @@ void Arena::fit() {
   release({});
 }
 
+void Arena::expect(std::size_t bytes) {
+  if (blocks_.size() > 1 || capacity() < bytes) replace_blocks(std::max(bytes, capacity()));
+  release({});
+}
+
 std::vector<Arena::Span> Arena::spans() const {
   std::vector<Span> out;
   for (std::size_t i = 0; i < blocks_.size() && i <= block_; ++i)

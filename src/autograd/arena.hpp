@@ -32,6 +32,8 @@ class Arena {
   void reset();
   /// Everything ends. One block is left, of the most that was in use at once: growing leaves more than that.
   void fit();
+  /// Everything ends, and there is one block of at least `bytes`: what was foretold well need not grow.
+  void expect(std::size_t bytes);
   /// What was taken and is still held.
   struct Span {
     std::byte* data = nullptr;

@@ -219,6 +219,15 @@ TokenStats TrainableModel::evaluate(const WeightsPtr& weights, const PackedBatch
   return impl_->run(weights, batch, targets_T, temperatures_T, nullptr);
 }
 
+void TrainableModel::expect_tokens(std::int64_t num_tokens, DType compute) {
+  Impl& m = *impl_;
+  PRL_CHECK(!m.is_ready, "expect_tokens() between forward() and backward()");
+  if (m.offload != nullptr) return;  // its regions take their memory layer by layer
+  m.tape.clear();
+  // Foretold within a hundredth, so a little more: a second block would be an eighth of the first.
+  m.arena.expect(activation_bytes(m.parameters.config(), compute, num_tokens, m.checkpointing).device / 50 * 51);
+}
+
 void TrainableModel::fit_memory() {
   Impl& m = *impl_;
   PRL_CHECK(!m.is_ready, "fit_memory() between forward() and backward()");

@@ -85,6 +85,9 @@ class TrainableModel {
                      std::span<const float> temperatures_T);
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
+  /// Takes memory at once for passes over `num_tokens` in `compute`, where growing on the way would leave up to a quarter unused. Not
+  /// between forward() and backward(). Error{kOutOfMemory}.
+  void expect_tokens(std::int64_t num_tokens, DType compute);
   /// Gives back what buffers have beyond the largest pass so far. Not between forward() and backward().
   void fit_memory();
   /// Forward only.

@@ -168,6 +168,20 @@ TEST(MemoryOptions, StepsOfReservedLengthTakeNoMoreMemory) {
   EXPECT_EQ(run.policy().context().runtime->bytes_in_use(), in_use);
 }
 
+// The step that reserves is no larger than those it reserves for: a plan that fits must not fail on the way to its first step.
+TEST(MemoryOptions, ReservingTakesLittleMoreThanItKeeps) {
+  Scratch scratch("peak");
+  for (const int freq : {0, 1}) {
+    TrainingRun::Options options;
+    options.policy.checkpointing = {freq, {}};
+    TrainingRun run(scratch.path / "model", options);
+    const DeviceRuntime& runtime = *run.policy().context().runtime;
+    const std::size_t kept = run.policy().reserve(20000), peak = runtime.peak_bytes() - runtime.bytes_in_use();
+    EXPECT_GT(kept, std::size_t{16} << 20) << "too little to tell";
+    EXPECT_LT(peak, kept / 20) << "freq " << freq << ", of " << kept;
+  }
+}
+
 TEST(MemoryOptions, StateInBf16TakesHalfAndFollowsTheRunInFp32) {
   Scratch scratch("bf16");
   TrainingRun wide(scratch.path / "model", {}), narrow(scratch.path / "model", {.memory = {.dtype = DType::kBF16}});

@@ -76,6 +76,7 @@ std::size_t Policy::reserve(std::int64_t num_tokens) {
     targets.push_back(row.input_ids.back());
   }
   row.temperatures.assign(targets.size(), 1.0f);
+  model_->expect_tokens(num_tokens, options_.compute);
   forward(row, targets);
   backward(std::vector<float>(targets.size(), 0.0f));
   model_->fit_memory();
