@@ -7,10 +7,11 @@
 # Files named *_avx2.cpp, *_avx512.cpp, *_amx.cpp get the flags of that instruction set; nothing else does.
 set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
 # Modules whose files are compiled a few at a time: what these include takes longer to compile than what they say. Names in unnamed
-# namespaces must then differ within a module. Not the modules that compute, whose files are large and change most.
+# namespaces must then differ within a module. Not the modules of devices, tensors and kernels, whose files are large and change most.
 option(PRL_JOIN "Compile the files of a module a few at a time" ON)
 set(PRL_JOINED base autograd nn monitor config wire text grammar net env rollouts io eval orchestrator weights engine trainer server launch)
-# Modules that configure and coordinate: what they run is little beside what they wait for, and -O2 takes a quarter longer to compile.
+# Modules that configure, coordinate and move bytes: what they run is little beside what they wait for, and -O2 takes longer to compile
+# (net: a half longer).
 set(PRL_COORDINATING config monitor io wire env eval rollouts orchestrator weights trainer launch net server)
 
 function(prl_module name)
