@@ -223,7 +223,7 @@ struct InferenceConfig {
     v.field("max_num_batched_tokens", max_num_batched_tokens, "Most tokens of one engine step", {.unit = "tokens", .min = 1});
     v.field("enable_prefix_caching", enable_prefix_caching, "Reuse the cache of equal prompt beginnings");
     v.field("enable_chunked_prefill", enable_chunked_prefill, "Split long prompts over several steps");
-    v.field("gpu_memory_utilization", gpu_memory_utilization, "Part of the device memory that may be used",
+    v.field("gpu_memory_utilization", gpu_memory_utilization, "Part of a GPU that an engine without a trainer beside it may take",
             {.min = 0, .max = 1, .is_open_min = true});
     v.field("seed", seed, "Seed of requests that set none", {.min = 0});
     v.field("deterministic", deterministic, "Fixed order everywhere: the same seed gives the same bits");

@@ -8,9 +8,7 @@ namespace detail {
 namespace {
 
 constexpr Inert kInertInferenceKeys[] = {
-    {"model.enforce_eager", "steps are not recorded as CUDA graphs"},
     {"model.trust_remote_code", "no code of a model folder is ever run"},
-    {"gpu_memory_utilization", "see kv.num_blocks for the size of the cache"},
     {"enable_fp32_lm_head", "the LM head always sums in float32"},
     {"enable_fp32_router_logits", "dense models have no router"},
     {"log.log_data", "requests are not logged"},

@@ -361,6 +361,9 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
   choose_transports(config, check);
   connect_client(config, check);
   if (config.inference && !check.is_set("inference.seed")) config.inference->seed = config.seed;
+  if (check.is_set("inference.gpu_memory_utilization") && std::holds_alternative<ColocatedDeployment>(*config.deployment))
+    check.warn("inference.gpu_memory_utilization",
+               "has no effect in one process: the cache gets what training leaves; inference.kv.num_blocks limits it");
   check_models(config, check);
   check_lengths(config, check);
   detail::resolve_teacher(config, check);

@@ -31,6 +31,12 @@ TEST(ResolveRl, DefaultsAreOneProcessWithEverythingInMemory) {
   EXPECT_THAT(rl.warnings, IsEmpty());
 }
 
+TEST(ResolveRl, ShareOfMemoryIsForEnginesAlone) {
+  const std::string line = kRl + "--inference.gpu-memory-utilization 0.5 ";
+  EXPECT_THAT(load_line<RlConfig>(line).warnings, Contains(HasSubstr("inference.gpu_memory_utilization: has no effect in one process")));
+  EXPECT_THAT(load_line<RlConfig>(line + "--deployment.type single_node").warnings, IsEmpty());
+}
+
 TEST(ResolveRl, ProcessesExchangeFiles) {
   const auto rl = load_line<RlConfig>(kRl + "--deployment.type single_node");
   EXPECT_TRUE(std::holds_alternative<FilesystemBroadcast>(rl.config.inference->weight_broadcast));
@@ -334,6 +340,9 @@ TEST(ResolveInference, KeysOfTheEngineHaveTheirOwnNames) {
   EXPECT_EQ(loaded.config.parallel.dp, 3);
   EXPECT_EQ(loaded.config.compute.dtype, ComputeDType::kFloat32);
   EXPECT_TRUE(is_not_built(loaded.not_built, "data parallelism"));
+  EXPECT_TRUE(loaded.config.model.enforce_eager);
+  EXPECT_EQ(loaded.config.gpu_memory_utilization, 0.7);
+  EXPECT_THAT(loaded.warnings, IsEmpty());
   EXPECT_EQ(load_line<InferenceConfig>("inference").config.server.host, "127.0.0.1");
   EXPECT_THAT(load_line<InferenceConfig>("inference --host 0.0.0.0").warnings, Contains(HasSubstr("asks for no api_key")));
 }

@@ -23,7 +23,8 @@ struct EngineOptions {
   std::int64_t max_queued_requests = 4096;     ///< beyond it submit() answers kOverloaded
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
-  std::uint64_t seed = 0;  ///< for requests without one
+  bool record_steps = true;  ///< steps of one token per sequence as CUDA graphs
+  std::uint64_t seed = 0;    ///< for requests without one
   int num_threads = 0;
 };
 

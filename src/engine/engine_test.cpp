@@ -49,18 +49,16 @@ constexpr std::int64_t kVocabSize = 1100;  // two chunks of the vocabulary, the 
 struct Model {
   explicit Model(const std::string& family, DType compute_dtype, bool tied = true)
       : session(make_cpu_runtime(), 2), compute(compute_dtype) {
-    nn::InitModelOptions options;
-    options.family = family;
-    options.vocab_size = kVocabSize;
-    options.hidden_size = 64;
-    options.intermediate_size = 96;
-    options.num_layers = 2;
-    options.num_heads = 4;
-    options.num_kv_heads = 2;
-    options.head_dim = 16;
-    options.max_position = 512;
-    options.tie_word_embeddings = tied;
-    config = nn::make_model_config(options);
+    config = nn::make_model_config({.family = family,
+                                    .vocab_size = kVocabSize,
+                                    .hidden_size = 64,
+                                    .intermediate_size = 96,
+                                    .num_layers = 2,
+                                    .num_heads = 4,
+                                    .num_kv_heads = 2,
+                                    .head_dim = 16,
+                                    .max_position = 512,
+                                    .tie_word_embeddings = tied});
     parameters = std::make_unique<nn::Parameters>(session.context().runtime, config);
     parameters->init_random(7, 0.2f);
     trainable = std::make_unique<nn::TrainableModel>(session.context(), *parameters, nn::ActivationCheckpointing{});

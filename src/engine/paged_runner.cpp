@@ -58,7 +58,7 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       weights_(std::move(weights)),
       session_(runtime, options.num_threads),
       cache_(make_cache(runtime, *weights_, num_blocks, options.block_size)),
-      model_(session_.context()),
+      model_(session_.context(), options.record_steps),
       sampler_(session_.context(), weights_->config.vocab_size) {}
 
 PagedRunner::~PagedRunner() = default;

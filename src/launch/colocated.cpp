@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "base/log.hpp"
-#include "base/units.hpp"
 #include "env/token_chat_client.hpp"
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
@@ -154,9 +153,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   log::success("rl {}: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}",
                trained.was_stopped ? "stopped" : "finished", trained.last_step, report.episodes.num_started, report.max_staleness,
                proofs.num_updates, proofs.max_probe_difference, progress.mean_mismatch_kl());
-  if (plan)
-    log::info("memory: {:.2f} GiB planned, {:.2f} GiB at the peak of trainer and engine", static_cast<double>(plan->total()) / kGiB,
-              static_cast<double>(runtime->peak_bytes() + engine_runtime->peak_bytes()) / kGiB);
+  if (plan) plan->log_peak(runtime->peak_bytes() + engine_runtime->peak_bytes(), "trainer and engine");
   if (trained.was_stopped && trained.last_checkpoint)
     log::success("checkpoint of step {} in {}; continue with --ckpt.resume-step -1", *trained.last_checkpoint,
                  run.checkpoint->checkpoints.string());

@@ -9,62 +9,78 @@ namespace prl::launch {
 
 std::int64_t default_block_size(DeviceKind device) { return device == DeviceKind::kCuda ? 32 : 16; }
 
-engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime,
-                                     bool is_colocated) {
+std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model) {
+  const std::int64_t context = config.model.max_model_len ? *config.model.max_model_len : model.max_position;
+  if (context > model.max_position)
+    fail(ErrorCode::kInvalidArgument, "inference.model.max_model_len {} is above the model's own limit of {} positions", context,
+         model.max_position);
+  return context;
+}
+
+engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime) {
   engine::EngineOptions options;
-  options.max_model_len = config.model.max_model_len ? *config.model.max_model_len : model.max_position;
-  if (options.max_model_len > model.max_position)
-    fail(ErrorCode::kInvalidArgument, "inference.model.max_model_len {} is above the model's own limit of {} positions",
-         options.max_model_len, model.max_position);
+  options.max_model_len = context_length(config, model);
   options.block_size = config.kv.block_size.value_or(default_block_size(runtime.device().kind));
   options.max_num_seqs = config.max_num_seqs;
   options.max_num_batched_tokens = std::max<std::int64_t>(config.max_num_batched_tokens, config.max_num_seqs);
   options.max_queued_requests = config.server.max_queued_requests;
   options.enable_prefix_caching = config.enable_prefix_caching;
   options.enable_chunked_prefill = config.enable_chunked_prefill;
+  options.record_steps = !config.model.enforce_eager;
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.num_threads = config.compute.num_threads;
   if (config.kv.num_blocks) {
     options.num_blocks = *config.kv.num_blocks;
     return options;
   }
-  // Room for every running request at full length, but never more than a share of the memory that is free: an eighth on a CPU that
-  // other roles share, a third on a GPU where a trainer still has to take its activations, nearly all of a GPU of its own.
-  const bool is_cpu = runtime.device().kind == DeviceKind::kCpu;
-  const double share = is_cpu ? 0.125 : is_colocated ? 0.33 : 0.9;
+  // Room for every running request at full length, but never more than an eighth of what is free on a CPU that other roles share.
+  constexpr double kShare = 0.125;
   const DType dtype = compute_dtype(config.model.dtype, runtime.device().kind);
   const std::size_t per_block = nn::KvCache::bytes_per_block(model, dtype, options.block_size);
   const std::int64_t blocks_per_seq = (options.max_model_len + options.block_size - 1) / options.block_size;
   const auto affordable =
-      static_cast<std::int64_t>(static_cast<double>(runtime.bytes_available()) * share / static_cast<double>(per_block));
+      static_cast<std::int64_t>(static_cast<double>(runtime.bytes_available()) * kShare / static_cast<double>(per_block));
   options.num_blocks =
       std::clamp<std::int64_t>(options.max_num_seqs * blocks_per_seq, blocks_per_seq + 1, std::max(affordable, blocks_per_seq + 1));
   return options;
 }
 
-EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights)
+EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, int num_versions)
     : runtime_(std::move(runtime)),
       folder_(model_folder(config.model.name)),
       dtype_(compute_dtype(config.model.dtype, runtime_->device().kind)) {
+  model_ = nn::load_model_config(folder_);
+  config::InferenceConfig planned = config;
+  if (is_planned(*runtime_)) {
+    plan_ = plan_engine(engine_share(*runtime_, config), config, model_, dtype_, num_versions);
+    planned.kv.num_blocks = static_cast<int>(plan_->num_kv_blocks);
+    log::info("memory plan: {}", plan_->to_string());
+  }
+  start(planned, nullptr);
+}
+
+EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights)
+    : runtime_(std::move(runtime)), folder_(model_folder(config.model.name)), dtype_(weights->compute), model_(weights->config) {
+  start(config, std::move(weights));
+}
+
+void EngineHost::start(const config::InferenceConfig& config, nn::WeightsPtr weights) {
   TextOptions text;
   text.chat_template = config.model.chat_template;
   if (config.model.tool_call_parser) text.tool_parser = *config.model.tool_call_parser;
   if (config.model.reasoning_parser) text.reasoning_parser = *config.model.reasoning_parser == "auto" ? "auto" : "think";
   text_ = load_text(folder_, text);
   load_session_ = std::make_unique<ops::OpSession>(runtime_, config.compute.num_threads);
-  const bool is_colocated = weights != nullptr;
-  if (is_colocated) {
-    model_ = weights->config;
-    dtype_ = weights->compute;
-  } else {
-    model_ = nn::load_model_config(folder_);
-    weights = load(folder_, PolicyVersion{0}, nullptr);
-  }
-  const engine::EngineOptions options = engine_options(config, model_, *runtime_, is_colocated);
+  if (weights == nullptr) weights = load(folder_, PolicyVersion{0}, nullptr);
+  const engine::EngineOptions options = engine_options(config, model_, *runtime_);
   engine_ = std::make_unique<engine::Engine>(runtime_, options, std::move(weights));
   log::info("engine: {} parameters in {}, {} KV blocks of {} tokens, up to {} requests at once, context {}", model_.num_parameters(),
             dtype_ == DType::kBF16 ? "bfloat16" : "float32", engine_->stats().num_blocks_total, options.block_size, options.max_num_seqs,
             options.max_model_len);
+}
+
+void EngineHost::log_memory() const {
+  if (plan_) plan_->log_peak(runtime_->peak_bytes(), "the engine");
 }
 
 nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous) {

@@ -2,9 +2,11 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "config/inference_config.hpp"
 #include "engine/engine.hpp"
+#include "launch/memory_plan.hpp"
 #include "launch/model_setup.hpp"
 #include "ops/context.hpp"
 
@@ -12,27 +14,36 @@ namespace prl::launch {
 
 /// Tokens per block of keys and values where nothing is said: a GPU's copy engine wants longer runs of rows than a CPU.
 std::int64_t default_block_size(DeviceKind device);
-/// `is_colocated`: a trainer shares the device.
-engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime,
-                                     bool is_colocated);
+/// Longest prompt plus completion. Error{kInvalidArgument} if the model has fewer positions.
+std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model);
+/// On a GPU `num_blocks` comes from a memory plan; nothing there, or kv.num_blocks, decides on a CPU.
+engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime);
 
 /// An engine and what it stands on: device, text, and a loader for weights from folders.
 class EngineHost {
  public:
-  /// Loads the model of `config`, or takes `weights` that are there already (the trainer's, in the same process).
+  /// Loads the model of `config`. On a GPU it makes and prints a memory plan first, in which `num_versions` weights can exist at once:
+  /// those that are served and those that are being loaded, and what else the caller holds. Error{kOutOfMemory} if that cannot fit.
+  EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, int num_versions = 2);
+  /// Takes weights that are there already, the trainer's in the same process, whose plan sets kv.num_blocks.
   EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights);
   engine::Engine& engine() noexcept { return *engine_; }
   const TextSetup& text() const noexcept { return text_; }
   const std::filesystem::path& folder() const noexcept { return folder_; }
   /// Reads a Hugging Face folder into weights for this engine. Any one thread at a time.
   nn::WeightsPtr load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous);
+  /// Says how near the plan came to the peak, if there is a plan.
+  void log_memory() const;
 
  private:
+  void start(const config::InferenceConfig& config, nn::WeightsPtr weights);
+
   std::shared_ptr<DeviceRuntime> runtime_;
   std::filesystem::path folder_;
   TextSetup text_;
   DType dtype_;
   nn::ModelConfig model_;
+  std::optional<MemoryPlan> plan_;
   std::unique_ptr<ops::OpSession> load_session_;
   std::unique_ptr<engine::Engine> engine_;
 };

@@ -34,7 +34,7 @@ server::ApiOptions api_options(const config::InferenceConfig& config) {
 int run_inference_role(const config::InferenceConfig& config, std::stop_token stop) {
   const auto started = std::chrono::steady_clock::now();
   net::raise_fd_limit(static_cast<std::uint64_t>(config.server.max_connections) + 512);
-  EngineHost host(config, make_runtime(config.compute), nullptr);
+  EngineHost host(config, make_runtime(config.compute));
   server::EngineBackend backend(host.engine(), [&host](const std::filesystem::path& folder, PolicyVersion version,
                                                        const nn::WeightsPtr& previous) { return host.load(folder, version, previous); });
   server::ApiServer server(api_options(config), backend, host.text().tokenizer, host.text().chat_template, host.text().renderer);
@@ -52,6 +52,7 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   log::info("stopping: no new requests, running ones get 10 s");
   server.stop(std::chrono::seconds(10));
   host.engine().shutdown();
+  host.log_memory();
   return 0;
 }
 

@@ -65,6 +65,10 @@ std::string MemoryPlan::to_string() const {
   return out;
 }
 
+void MemoryPlan::log_peak(std::size_t peak_bytes, std::string_view of) const {
+  log::info("memory: {} planned, {} at the peak of {}", gib(total()), gib(peak_bytes), of);
+}
+
 MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape) {
   const auto n = static_cast<std::size_t>(shape.model.num_parameters());
   const DType compute = shape.policy.compute;
@@ -100,9 +104,16 @@ void measure_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t
   refuse_if_too_large(plan, kSmallerActivations);
 }
 
-void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
+namespace {
+
+std::size_t weight_bytes(const nn::ModelConfig& model, DType compute) {
+  return static_cast<std::size_t>(model.num_parameters()) * size_of(compute);
+}
+
+/// What the engine's passes take, and the cache.
+void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
+                const char* advice) {
   const auto size = static_cast<std::int64_t>(size_of(compute));
-  plan.parts.emplace_back("weights in flight", kMoreVersions * static_cast<std::size_t>(model.num_parameters()) * size_of(compute));
   // A pass holds two streams, the largest layer's intermediates and the logits of all running sequences.
   const std::int64_t tokens = std::max<std::int64_t>(inference.max_num_batched_tokens, inference.max_num_seqs);
   const std::int64_t heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
@@ -113,19 +124,46 @@ void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, cons
   // Plans are made for GPUs alone.
   const std::int64_t block = inference.kv.block_size.value_or(default_block_size(DeviceKind::kCuda));
   const std::size_t block_bytes = nn::KvCache::bytes_per_block(model, compute, block);
-  const std::int64_t per_sequence = (*inference.model.max_model_len + block - 1) / block;
+  const std::int64_t context = context_length(inference, model), per_sequence = (context + block - 1) / block;
   const std::int64_t wanted =
       inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * per_sequence;
   const std::size_t left = usable(plan) > plan.total() ? usable(plan) - plan.total() : 0;
   const auto affordable = static_cast<std::int64_t>(left / block_bytes);
   plan.num_kv_blocks = inference.kv.num_blocks ? wanted : std::min(wanted, affordable);
   plan.parts.emplace_back("KV cache", static_cast<std::size_t>(std::max(plan.num_kv_blocks, per_sequence)) * block_bytes);
-  refuse_if_too_large(plan,
-                      "the cache must hold one sequence of inference.model.max_model_len tokens at least: lower that, seq_len or "
-                      "inference.kv.num_blocks");
+  refuse_if_too_large(plan, advice);
   if (plan.num_kv_blocks < wanted)
     log::info("the KV cache holds {} of the {} blocks that {} sequences of {} tokens could use; more will wait", plan.num_kv_blocks, wanted,
-              inference.max_num_seqs, *inference.model.max_model_len);
+              inference.max_num_seqs, context);
+}
+
+}  // namespace
+
+void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
+  plan.parts.emplace_back("weights in flight", kMoreVersions * weight_bytes(model, compute));
+  add_passes(plan, inference, model, compute,
+             "the cache must hold one sequence of inference.model.max_model_len tokens at least: lower that, seq_len or "
+             "inference.kv.num_blocks");
+}
+
+std::size_t engine_share(const DeviceRuntime& runtime, const config::InferenceConfig& inference) {
+  const std::size_t free = runtime.bytes_available();
+  for (const CudaDeviceInfo& device : list_cuda_devices().devices)
+    if (device.index == runtime.device().index)
+      return std::min(free, static_cast<std::size_t>(static_cast<double>(device.total_bytes) * inference.gpu_memory_utilization));
+  return free;
+}
+
+MemoryPlan plan_engine(std::size_t available, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
+                       int num_versions) {
+  MemoryPlan plan;
+  plan.available = available;
+  plan.parts = {{"weights", weight_bytes(model, compute)},
+                {"weights in flight", static_cast<std::size_t>(num_versions - 1) * weight_bytes(model, compute)}};
+  add_passes(plan, inference, model, compute,
+             "the cache must hold one sequence of model.max_model_len tokens at least: lower that or kv.num_blocks, or raise "
+             "gpu_memory_utilization if the device has more");
+  return plan;
 }
 
 }  // namespace prl::launch

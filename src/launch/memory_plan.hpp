@@ -17,18 +17,21 @@
 namespace prl::launch {
 
 /// Who gets how much of a GPU, made before anything large is taken. The trainer's activations are foretold from sizes, and then measured
-/// by a step over random tokens; the rest follows from sizes; the KV cache gets what it wants of what is left.
+/// by a step over random tokens; the rest follows from sizes; the KV cache gets what it wants of what is left. Plans are of a training
+/// run, of trainer and engine in one process, or of an engine alone.
 struct MemoryPlan {
   std::vector<std::pair<std::string, std::size_t>> parts;  ///< bytes
   std::vector<std::pair<std::string, std::size_t>> host;   ///< what lies in host memory instead
-  std::size_t available = 0;                               ///< free on the device before the run, bytes
+  std::size_t available = 0;                               ///< that the run may take, bytes
   std::size_t foretold_activations = 0;                    ///< set once they have been measured
-  std::int64_t num_kv_blocks = 0;                          ///< colocated runs
+  std::int64_t num_kv_blocks = 0;                          ///< where there is an engine
 
   std::size_t total() const noexcept;
   std::size_t part(std::string_view name) const noexcept;  ///< 0 if there is none
   /// "masters 2.2 GiB, gradients 2.2 GiB, ...; 12.1 of 139.3 GiB; in host memory: optimizer 4.4 GiB"
   std::string to_string() const;
+  /// Says how near it was: "memory: 43.32 GiB planned, 43.09 GiB at the peak of trainer and engine".
+  void log_peak(std::size_t peak_bytes, std::string_view of) const;
 };
 
 /// How a model is trained, as far as memory goes.
@@ -47,6 +50,13 @@ void measure_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t
 
 /// Adds what an engine beside the trainer needs and sets num_kv_blocks. Error{kOutOfMemory} if not one sequence of full length fits.
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);
+
+/// What an engine without a trainer may take: what is free, and at most inference.gpu_memory_utilization of the device.
+std::size_t engine_share(const DeviceRuntime& runtime, const config::InferenceConfig& inference);
+/// The plan of such an engine. `num_versions`: weights that can exist at once, the served ones among them. Error{kOutOfMemory} if not one
+/// sequence of full length fits.
+MemoryPlan plan_engine(std::size_t available, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
+                       int num_versions);
 
 /// Whether plans are made for this device: a GPU's memory is all there is, a host has swap and other tenants.
 inline bool is_planned(const DeviceRuntime& runtime) { return runtime.device().kind == DeviceKind::kCuda; }

@@ -17,17 +17,15 @@ class MemoryPlanTest : public testing::Test {
  protected:
   MemoryPlanTest() {
     std::filesystem::remove_all(folder_);
-    nn::InitModelOptions model;
-    model.family = "qwen3";
-    model.vocab_size = 64;
-    model.hidden_size = 64;
-    model.intermediate_size = 160;
-    model.num_layers = 6;
-    model.num_heads = 4;
-    model.num_kv_heads = 2;
-    model.head_dim = 16;
-    model.max_position = 512;
-    nn::init_model(model, folder_);
+    nn::init_model({.vocab_size = 64,
+                    .hidden_size = 64,
+                    .intermediate_size = 160,
+                    .num_layers = 6,
+                    .num_heads = 4,
+                    .num_kv_heads = 2,
+                    .head_dim = 16,
+                    .max_position = 512},
+                   folder_);
     policy_.model = folder_;
     policy_.compute = DType::kBF16;
     policy_.num_threads = 1;
@@ -89,6 +87,35 @@ TEST_F(MemoryPlanTest, KnowsWhatActivationsWaitInHostMemory) {
   policy_.offload.max_inflight = 5;  // a place for each of six layers
   EXPECT_EQ(planned().part("activations"), everything);
   EXPECT_THAT(planned().host, testing::IsEmpty());
+}
+
+TEST_F(MemoryPlanTest, AnEngineAloneGivesItsCacheWhatIsLeft) {
+  const nn::ModelConfig model = nn::load_model_config(folder_);
+  config::InferenceConfig inference;
+  inference.max_num_seqs = 4;
+  const std::size_t gib = std::size_t{1} << 30;
+  const MemoryPlan all = plan_engine(gib, inference, model, DType::kBF16, 2);
+  EXPECT_EQ(all.num_kv_blocks, 4 * 512 / 32);
+  EXPECT_EQ(all.part("weights"), 2 * static_cast<std::size_t>(model.num_parameters()));
+  EXPECT_EQ(all.part("weights in flight"), all.part("weights"));
+  EXPECT_EQ(plan_engine(gib, inference, model, DType::kBF16, 3).part("weights in flight"), 2 * all.part("weights"));
+  const std::size_t others = all.total() - all.part("KV cache"), block = all.part("KV cache") / 64;
+  const auto with_room_for = [&](std::int64_t blocks) {
+    // Of what is available a fiftieth is left to the driver.
+    const double bytes = static_cast<double>(others + static_cast<std::size_t>(blocks) * block + block / 2) / 0.98;
+    return plan_engine(static_cast<std::size_t>(bytes), inference, model, DType::kBF16, 2);
+  };
+  EXPECT_EQ(with_room_for(20).num_kv_blocks, 20);
+  EXPECT_EQ(with_room_for(16).num_kv_blocks, 16);
+  try {
+    (void)with_room_for(15);
+    FAIL() << "accepted a cache that does not hold one sequence";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("KV cache"), HasSubstr("gpu_memory_utilization"), HasSubstr("model.max_model_len")));
+  }
+  inference.model.max_model_len = 513;
+  EXPECT_THROW((void)plan_engine(gib, inference, model, DType::kBF16, 2), Error);
 }
 
 TEST_F(MemoryPlanTest, RefusesWithTheNumbersWhatCannotFit) {

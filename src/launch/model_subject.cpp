@@ -48,7 +48,7 @@ class LocalSubject final : public ModelSubject {
     inference.model.enable_auto_tool_choice = true;
     inference.model.tool_call_parser = "auto";
     inference.model.reasoning_parser = "auto";
-    host_ = std::make_unique<EngineHost>(inference, make_runtime(inference.compute), nullptr);
+    host_ = std::make_unique<EngineHost>(inference, make_runtime(inference.compute), 3);  // base_ as well
     if (!host_->text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template", options.model);
     base_ = host_->engine().weights();
     chat_ =

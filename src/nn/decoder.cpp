@@ -93,14 +93,15 @@ std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, s
 }
 
 struct InferenceModel::Impl {
-  explicit Impl(ops::OpContext& c) : ctx(c), arena(c.runtime), head_arena(c.runtime), recorder(c) {}
+  Impl(ops::OpContext& c, bool record) : ctx(c), arena(c.runtime), head_arena(c.runtime), may_record(record), recorder(c) {}
   ops::OpContext& ctx;
   Arena arena;       ///< of the last forward
   Arena head_arena;  ///< of the last logits()
+  const bool may_record;
   DecodeRecorder recorder;
 };
 
-InferenceModel::InferenceModel(ops::OpContext& ctx) : impl_(std::make_unique<Impl>(ctx)) {}
+InferenceModel::InferenceModel(ops::OpContext& ctx, bool may_record) : impl_(std::make_unique<Impl>(ctx, may_record)) {}
 InferenceModel::~InferenceModel() = default;
 
 TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache, const PagedBatch& batch) {
@@ -108,7 +109,7 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   if (batch.slot_T.size() != batch.ids_T.size())
     fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
   Impl& m = *impl_;
-  if (m.recorder.takes(batch)) return m.recorder.run(weights, cache, batch);
+  if (m.may_record && m.recorder.takes(batch)) return m.recorder.run(weights, cache, batch);
   m.arena.reset();
   std::vector<ops::KvLayer> layers;
   for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));

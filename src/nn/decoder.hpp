@@ -50,7 +50,8 @@ class KvCache {
 /// equal bit for bit to TrainableModel's. Keeps activation buffers between calls; one caller at a time.
 class InferenceModel {
  public:
-  explicit InferenceModel(ops::OpContext& ctx);
+  /// `may_record`: false for no recorded steps.
+  explicit InferenceModel(ops::OpContext& ctx, bool may_record = true);
   ~InferenceModel();
   /// Writes k, v of the new tokens into `cache` and returns h [T, H] in compute dtype, valid until the next call. A step of one token
   /// per sequence is recorded where the device can, once per set of weights and rounded-up batch size, and run again as a whole.
@@ -85,7 +86,7 @@ class TrainableModel {
                      std::span<const float> temperatures_T);
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
-  /// Takes memory at once for passes over `num_tokens` in `compute`, where growing on the way would leave up to a quarter unused. Not
+  /// Takes memory at once for passes over `num_tokens` in `compute`, where growing on the way would leave up to a fifth unused. Not
   /// between forward() and backward(). Error{kOutOfMemory}.
   void expect_tokens(std::int64_t num_tokens, DType compute);
   /// Gives back what buffers have beyond the largest pass so far. Not between forward() and backward().

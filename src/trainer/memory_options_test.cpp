@@ -30,18 +30,9 @@ std::vector<float> to_host(const Tensor& tensor) {
 
 /// Deep enough for layers to lose their place on the device.
 void make_deep_model(const std::filesystem::path& folder) {
-  nn::InitModelOptions options;
-  options.family = "qwen3";
-  options.vocab_size = 96;
-  options.hidden_size = 32;
-  options.intermediate_size = 48;
+  nn::InitModelOptions options = testing_support::tiny_model();
   options.num_layers = 5;
-  options.num_heads = 2;
-  options.num_kv_heads = 1;
-  options.head_dim = 16;
-  options.max_position = 256;
-  options.std_dev = 0.1f;
-  options.seed = 3;
+  options.tie_word_embeddings = true;
   nn::init_model(options, folder);
 }
 

@@ -28,26 +28,24 @@ struct Scratch {
   Scratch& operator=(const Scratch&) = delete;
 };
 
-/// A model of a few thousand parameters, made at `folder`.
-inline void make_tiny_model(const std::filesystem::path& folder, bool tied = false) {
-  nn::InitModelOptions options;
-  options.vocab_size = 96;
-  options.hidden_size = 32;
-  options.intermediate_size = 48;
-  options.num_layers = 2;
-  options.num_heads = 2;
-  options.num_kv_heads = 1;
-  options.head_dim = 16;
-  options.max_position = 256;
-  options.tie_word_embeddings = tied;
-  options.std_dev = 0.1f;
-  options.seed = 3;
-  nn::init_model(options, folder);
+/// A model of a few thousand parameters.
+inline nn::InitModelOptions tiny_model() {
+  return {.vocab_size = 96,
+          .hidden_size = 32,
+          .intermediate_size = 48,
+          .num_layers = 2,
+          .num_heads = 2,
+          .num_kv_heads = 1,
+          .head_dim = 16,
+          .max_position = 256,
+          .tie_word_embeddings = false,
+          .std_dev = 0.1f,
+          .seed = 3};
 }
 
 inline std::unique_ptr<Policy> make_tiny_policy(const std::filesystem::path& folder, DType compute = DType::kF32,
                                                 const nn::ActivationCheckpointing& checkpointing = {}) {
-  if (!std::filesystem::exists(folder / "config.json")) make_tiny_model(folder);
+  if (!std::filesystem::exists(folder / "config.json")) nn::init_model(tiny_model(), folder);
   PolicyOptions options;
   options.model = folder;
   options.compute = compute;

@@ -2,6 +2,7 @@
 """On a machine with a GPU: its runs agree with the CPU's, repeat to the bit, match their sampler exactly and stay within their plan."""
 import json
 import re
+import signal
 
 import harness
 from harness import check, prl
@@ -85,5 +86,32 @@ def test_a_real_size_stays_within_its_memory_plan():
         check("probe_diff=0" in log, "no proof of the weight updates")
 
 
+def test_an_engine_alone_stays_within_its_share():
+    needs_gpu()
+    with harness.workspace("gpu-engine") as folder:
+        prl("init-model", folder / "base", *QWEN3_06B)
+        answers = []
+        for steps in ((), ("--model.enforce-eager",)):
+            port, log = harness.free_port(), folder / f"server-{len(answers)}.log"
+            with harness.running("inference", "--model.name", folder / "base", "--server.port", port, "--model.max-model-len", 4096,
+                                 "--gpu-memory-utilization", 0.25, *steps, log=log) as server:
+                harness.wait_until(lambda: harness.is_healthy(port), 60, "the server")
+                check(harness.request(port, "POST", "/reload_weights", {})[0] == 200, "the weights were not loaded again")
+                status, reply = harness.request(port, "POST", "/v1/completions",
+                                                {"prompt": "A word", "max_tokens": 64, "n": 32, "seed": 5, "logprobs": 1, "ignore_eos": True})
+                check(status == 200, f"{status}: {reply}")
+                answers.append([c["logprobs"]["token_logprobs"] for c in reply["choices"]])
+                server.send_signal(signal.SIGINT)
+                server.wait(60)
+            text = log.read_text()
+            found = re.search(r"memory: ([\d.]+) GiB planned, ([\d.]+) GiB at the peak of the engine", text)
+            check(found, f"no line about memory: {text[-3000:]}")
+            planned, peak = float(found[1]), float(found[2])
+            print(f"      {planned} GiB planned, {peak} GiB at the peak; {re.search(r'memory plan: (.*)', text)[1]}")
+            check(abs(planned - peak) <= 0.05 * peak, f"the plan of {planned} GiB is more than 5% from the peak of {peak} GiB")
+        check(len(set(map(tuple, answers[0]))) == 32, "choices of one request are alike")
+        check(answers[0] == answers[1], "recorded steps and steps kernel by kernel differ")
+
+
 harness.main(test_fine_tuning_agrees_with_the_cpu, test_policy_steps_agree_with_the_cpu, test_lock_step_repeats_and_matches_exactly,
-             test_a_real_size_stays_within_its_memory_plan)
+             test_a_real_size_stays_within_its_memory_plan, test_an_engine_alone_stays_within_its_share)

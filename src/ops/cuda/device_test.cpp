@@ -220,6 +220,24 @@ TEST(CudaLinear, RowsAreTheSameBitsForEveryNumberOfRows) {
   }
 }
 
+/// A slot is given back only after the next one's products have begun: with one slot for several steps the kernel would wait for ever.
+TEST(CudaLinear, AProductOfSeveralStepsWantsTwoSlots) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  constexpr std::int64_t N = 64, K = 1024;
+  const Tensor x = s.to_gpu(s.random({2, K}, DType::kBF16, 1)), w = s.to_gpu(s.random({N, K}, DType::kF32, 2, 0.05f));
+  const LinearWeightPtr packed = pack_linear(s.gpu, w, {}, DType::kBF16, true);
+  Tensor y = Tensor::empty(s.gpu_runtime, {2, N}, DType::kF32);
+  cuda::Product p = cuda::forward_product(cuda::dense(s.gpu, *packed), x.data(), K, 2, 0, N);
+  p.out = y.data();
+  try {
+    cuda::few_rows_product(s.gpu, p, {.rows = 8, .columns = 8, .slots = 1});
+    ADD_FAILURE() << "it was queued";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("at least 2"));
+  }
+}
+
 /// Our own kernels for few rows and the library's for many, however the former are cut.
 TEST(CudaLinear, FewRowsAreTheLibrarysBitsInEveryTile) {
   Sides s;

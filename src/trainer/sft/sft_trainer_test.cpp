@@ -21,16 +21,10 @@ namespace fs = std::filesystem;
 
 /// A model whose vocabulary is the byte tokenizer's.
 SftText make_text_model(const fs::path& folder, std::string chat_template = {}) {
-  nn::InitModelOptions options;
+  nn::InitModelOptions options = tiny_model();
   options.vocab_size = 272;
-  options.hidden_size = 32;
-  options.intermediate_size = 48;
-  options.num_layers = 2;
-  options.num_heads = 2;
-  options.num_kv_heads = 1;
-  options.head_dim = 16;
   options.max_position = 512;
-  options.std_dev = 0.1f;
+  options.tie_word_embeddings = true;
   nn::init_model(options, folder);
   text::ByteTokenizerOptions tokenizer_options;
   tokenizer_options.chat_template = std::move(chat_template);

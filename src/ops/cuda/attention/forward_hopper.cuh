@@ -68,11 +68,34 @@ struct ForwardMemory {
 template <typename F>
 struct TileCopies {
   const ForwardParams& p;
+  const ForwardMemory<F>& m;
   const AttentionUnit& u;
   const int kv_head, lane = static_cast<int>(threadIdx.x) % 32;
 
   static constexpr int kBoxesPerRows = F::kFresh ? 1 : F::kBlocks;
 
+  /// Keys and values, in the order of their use. `before_last` is called before the last copy.
+  template <typename BeforeLast>
+  __device__ __forceinline__ void all(RingPlace<F::kSlots>& place, const BeforeLast& before_last) const {
+    const auto next_slot = [&](const CUtensorMap* map, int tile, int first_block) {
+      barrier_wait(m.empty + place.slot, place.phase ^ 1);
+      copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, first_block);
+      place.advance();
+    };
+    int block = look_up(u.tile_begin), next = look_up(u.tile_begin + 1);
+    next_slot(&p.k, u.tile_begin, block);
+    for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
+      const int after = look_up(t + 1);
+      next_slot(&p.k, t, next);
+      next_slot(&p.v, t - 1, block);
+      block = next;
+      next = after;
+    }
+    before_last();
+    next_slot(&p.v, u.tile_end - 1, block);
+  }
+
+ private:
   __device__ __forceinline__ int block_of(int key) const { return __ldcg(p.block_table + u.keys + key / p.block_size); }
   /// Block of the lane's first box of a tile.
   __device__ __forceinline__ int look_up(int tile) const {
@@ -133,22 +156,7 @@ __device__ __forceinline__ void forward_copies(const ForwardParams& p, const For
     barrier_wait(m.q_empty, q_phase ^ 1);
     q_phase ^= 1;
     if (lane == 0) copy_queries<F>(p, m, u, group);
-    const TileCopies<F> copies{p, u, kv_head_of(p.packing, group)};
-    const auto copy = [&](const CUtensorMap* map, int tile, int block) {
-      barrier_wait(m.empty + place.slot, place.phase ^ 1);
-      copies.copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, block);
-      place.advance();
-    };
-    int block = copies.look_up(u.tile_begin), next = copies.look_up(u.tile_begin + 1);
-    copy(&p.k, u.tile_begin, block);
-    for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
-      const int after = copies.look_up(t + 1);
-      copy(&p.k, t, next);
-      copy(&p.v, t - 1, block);
-      block = next;
-      next = after;
-    }
-    copy(&p.v, u.tile_end - 1, block);
+    TileCopies<F>{p, m, u, kv_head_of(p.packing, group)}.all(place, [] {});
   });
 }
 
@@ -197,26 +205,12 @@ struct FreshCopies {
     if (item >= total) u = {};
     hand_over(u, item % groups);
     while (item < total) {
-      const TileCopies<F> copies{p, u, kv_head_of(p.packing, item % groups)};
-      const auto copy = [&](const CUtensorMap* map, int tile, int block) {
-        barrier_wait(m.empty + place.slot, place.phase ^ 1);
-        copies.copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, block);
-        place.advance();
-      };
-      int block = copies.look_up(u.tile_begin), next = copies.look_up(u.tile_begin + 1);
-      copy(&p.k, u.tile_begin, block);
-      for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
-        const int after = copies.look_up(t + 1);
-        copy(&p.k, t, next);
-        copy(&p.v, t - 1, block);
-        block = next;
-        next = after;
-      }
-      item = next_item(total);
       AttentionUnit following{};
-      if (item < total) following = read_unit(p.units + item / groups);
-      hand_over(following, item % groups);
-      copy(&p.v, u.tile_end - 1, block);
+      TileCopies<F>{p, m, u, kv_head_of(p.packing, item % groups)}.all(place, [&] {
+        item = next_item(total);
+        if (item < total) following = read_unit(p.units + item / groups);
+        hand_over(following, item % groups);
+      });
       u = following;
     }
     finish(total);
