@@ -126,26 +126,30 @@ void block(const GemmBlock& g) {
   const bool reads_once = total == 1;
   float* scratch = reinterpret_cast<float*>(g.scratch);
   const auto begin = [&](std::int64_t s) { return sliver_begin(s, g.num_rows, total); };
-  for (std::int64_t p = 0; p < depth; p += kDepthBlock) {
-    const std::int64_t steps = smaller(kDepthBlock, depth - p) / kDepthTile;
-    for (std::int64_t s = g.first_sliver; s < g.first_sliver + g.num_slivers; s += 2) {
-      const bool two = s + 1 < g.first_sliver + g.num_slivers;
-      const BFloat16* a0 = reinterpret_cast<const BFloat16*>(g.a + static_cast<std::size_t>(s) * sliver_bytes(g.depth)) + p * kRowTile;
-      const BFloat16* a1 = a0 + sliver_bytes(g.depth) / sizeof(BFloat16);
-      float* c0 = g.c + (begin(s) - first_row) * g.c_stride;
-      float* c1 = two ? g.c + (begin(s + 1) - first_row) * g.c_stride : c0;
-      const std::int64_t rows0 = begin(s + 1) - begin(s), rows1 = two ? begin(s + 2) - begin(s + 1) : 0;
-      for (std::int64_t j = 0; j < g.num_cols; j += kColTile) {
-        const std::int64_t cols = g.num_cols - j;
-        const BFloat16* b = reinterpret_cast<const BFloat16*>(g.b + j / kColTile * g.panel_stride) + p * kColTile;
-        const OutTile out[4] = {{c0 + j, g.c_stride, rows0, cols, scratch},
-                                {c0 + j + 16, g.c_stride, rows0, cols - 16, scratch + 256},
-                                {c1 + j, g.c_stride, rows1, cols, scratch + 512},
-                                {c1 + j + 16, g.c_stride, rows1, cols - 16, scratch + 768}};
-        const auto product = two ? panel_product<true, false> : reads_once ? panel_product<false, true> : panel_product<false, false>;
-        product(steps, a0, a1, b, out, g.accumulate || p > 0);
-      }
-    }
+  const auto product_at = [&](std::int64_t p, std::int64_t s, std::int64_t j) {
+    const std::int64_t steps = smaller(kDepthBlock, depth - p) / kDepthTile, cols = g.num_cols - j;
+    const bool two = s + 1 < g.first_sliver + g.num_slivers;
+    const BFloat16* a0 = reinterpret_cast<const BFloat16*>(g.a + static_cast<std::size_t>(s) * sliver_bytes(g.depth)) + p * kRowTile;
+    const BFloat16* a1 = a0 + sliver_bytes(g.depth) / sizeof(BFloat16);
+    const BFloat16* b = reinterpret_cast<const BFloat16*>(g.b + j / kColTile * g.panel_stride) + p * kColTile;
+    float* c0 = g.c + (begin(s) - first_row) * g.c_stride;
+    float* c1 = two ? g.c + (begin(s + 1) - first_row) * g.c_stride : c0;
+    const std::int64_t rows0 = begin(s + 1) - begin(s), rows1 = two ? begin(s + 2) - begin(s + 1) : 0;
+    const OutTile out[4] = {{c0 + j, g.c_stride, rows0, cols, scratch},
+                            {c0 + j + 16, g.c_stride, rows0, cols - 16, scratch + 256},
+                            {c1 + j, g.c_stride, rows1, cols, scratch + 512},
+                            {c1 + j + 16, g.c_stride, rows1, cols - 16, scratch + 768}};
+    const auto product = two ? panel_product<true, false> : reads_once ? panel_product<false, true> : panel_product<false, false>;
+    product(steps, a0, a1, b, out, g.accumulate || p > 0);
+  };
+  if (reads_once) {
+    // B goes by in the order in which it lies in memory.
+    for (std::int64_t j = 0; j < g.num_cols; j += kColTile)
+      for (std::int64_t p = 0; p < depth; p += kDepthBlock) product_at(p, 0, j);
+  } else {
+    for (std::int64_t p = 0; p < depth; p += kDepthBlock)
+      for (std::int64_t s = g.first_sliver; s < g.first_sliver + g.num_slivers; s += 2)
+        for (std::int64_t j = 0; j < g.num_cols; j += kColTile) product_at(p, s, j);
   }
   _tile_release();
 }

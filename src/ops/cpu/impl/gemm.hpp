@@ -5,9 +5,10 @@ namespace prl::ops::cpu::PRL_SIMD {
 /// 256 rows of a 14-row sliver (14 KiB) stay in L1 while panels of B stream from L2.
 constexpr std::int64_t kDepthBlock = 256;
 
-/// Rows of a panel to ask for in advance: tall slivers leave the hardware prefetcher too little traffic to see the stream.
+/// Rows of a panel to ask for in advance. Tall slivers leave the hardware prefetcher too little traffic to see the stream; a single row
+/// is done with B before it arrives from memory, since that prefetcher stops at each page.
 template <int H>
-constexpr int kAhead = H > 4 ? 16 : 0;
+constexpr int kAhead = H > 4 ? 16 : H == 1 ? 64 : 0;
 
 template <int H>
 struct GemmTile {
@@ -56,8 +57,20 @@ struct SliverRange {
   std::int64_t begin(const GemmBlock& g, std::int64_t s) const { return sliver_begin(g.first_sliver + s, g.num_rows, total); }
 };
 
+/// A lone sliver reads B once: its depth blocks follow each other, so that B goes by in the order in which it lies in memory.
+template <template <int> class Tile, typename B>
+void gemm_one_sliver(const GemmBlock& g, const SliverRange& range, std::size_t panel_bytes(std::int64_t)) {
+  const std::int64_t height = range.begin(g, 1) - range.first_row;
+  for (std::int64_t j = 0; j < g.num_cols; j += kColTile)
+    for (std::int64_t p = 0; p < g.depth; p += kDepthBlock)
+      Heights<Tile>::kRun[height](smaller(kDepthBlock, g.depth - p), reinterpret_cast<const float*>(g.a) + p * height,
+                                  reinterpret_cast<const B*>(g.b + j / kColTile * g.panel_stride + panel_bytes(p)), g.c + j, g.c_stride,
+                                  static_cast<int>(smaller(kColTile, g.num_cols - j)), g.accumulate || p > 0);
+}
+
 void gemm_block_f32(const GemmBlock& g) {
   const SliverRange range(g);
+  if (range.total == 1) return gemm_one_sliver<GemmTile, float>(g, range, panel_bytes_f32);
   const std::size_t slot = sliver_bytes(g.depth);
   for (std::int64_t p = 0; p < g.depth; p += kDepthBlock) {
     const std::int64_t depth = smaller(kDepthBlock, g.depth - p);
@@ -77,6 +90,7 @@ void gemm_block_f32(const GemmBlock& g) {
 /// bf16 panels: widened on the way into registers for one or two slivers, once into scratch for more. The same arithmetic.
 void gemm_block_bf16(const GemmBlock& g) {
   const SliverRange range(g);
+  if (range.total == 1) return gemm_one_sliver<GemmTileBf16, BFloat16>(g, range, panel_bytes_bf16);
   const std::size_t slot = sliver_bytes(g.depth);
   float* wide = reinterpret_cast<float*>(g.scratch);
   for (std::int64_t p = 0; p < g.depth; p += kDepthBlock) {
