@@ -8,7 +8,9 @@ constexpr std::int64_t kDepthBlock = 256;
 /// Rows of a panel to ask for in advance. Tall slivers leave the hardware prefetcher too little traffic to see the stream; a single row
 /// is done with B before it arrives from memory, since that prefetcher stops at each page.
 template <int H>
-constexpr int kAhead = H > 4 ? 16 : H == 1 ? 64 : 0;
+constexpr int kAhead = H > 4 ? 16 : 0;
+template <>
+constexpr int kAhead<1> = 64;
 
 template <int H>
 struct GemmTile {
