@@ -7,9 +7,9 @@
 # Files named *_avx2.cpp, *_avx512.cpp, *_amx.cpp get the flags of that instruction set; nothing else does.
 set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
 # Modules whose files are compiled a few at a time: what these include takes longer to compile than what they say. Names in unnamed
-# namespaces must then differ within a module. Not the modules of devices, tensors and kernels, whose files are large and change most.
+# namespaces must then differ within a module. Files with kernels (kernels_*.cpp) stay alone.
 option(PRL_JOIN "Compile the files of a module a few at a time" ON)
-set(PRL_JOINED base autograd nn monitor config wire text grammar net env rollouts io eval orchestrator weights engine trainer server launch)
+set(PRL_JOINED base device ops autograd nn monitor config wire text grammar net env rollouts io eval orchestrator weights engine trainer server launch)
 # Modules that configure, coordinate and move bytes: what they run is little beside what they wait for, and -O2 takes longer to compile
 # (net: a half longer).
 set(PRL_COORDINATING config monitor io wire env eval rollouts orchestrator weights trainer launch net server)
@@ -77,6 +77,9 @@ function(prl_module name)
     target_link_options(${target} PUBLIC -fsanitize=${PRL_SANITIZE})
   endif()
   foreach(source ${sources})
+    if(source MATCHES "/kernels_[a-z0-9]*\\.cpp$")
+      set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
     if(source MATCHES "_(avx2|avx512|avx512bf16|amx)\\.cpp$")
       set_source_files_properties(${source} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
     endif()

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kSlabBytes = 8 * MediumBlocks::kHugePage;
 
 /// Eighths of a power of two: at most an eighth is lost, and blocks of nearly the same size can stand in for each other.
-std::size_t size_class(std::size_t bytes) {
+std::size_t medium_class(std::size_t bytes) {
   const std::size_t unit = std::bit_floor(bytes) / 8;
   return (bytes + unit - 1) / unit * unit;
 }
@@ -47,7 +47,7 @@ bool MediumBlocks::add_slab() {
 }
 
 void* MediumBlocks::allocate(std::size_t bytes) {
-  const std::size_t size = size_class(bytes);
+  const std::size_t size = medium_class(bytes);
   std::lock_guard lock(mutex_);
   if (const auto found = waiting_.find(size); found != waiting_.end() && !found->second.empty()) {
     void* pointer = found->second.back();
@@ -63,7 +63,7 @@ void* MediumBlocks::allocate(std::size_t bytes) {
 }
 
 void MediumBlocks::deallocate(void* pointer, std::size_t bytes) noexcept {
-  const std::size_t size = size_class(bytes);
+  const std::size_t size = medium_class(bytes);
   std::lock_guard lock(mutex_);
   try {
     waiting_[size].push_back(pointer);

@@ -39,7 +39,7 @@ class LocalChat final : public ChatBackend {
     inference.model.dtype = config.compute.dtype;
     inference.compute = config.compute;
     inference.max_num_seqs = 1;
-    host_ = std::make_unique<EngineHost>(inference, make_runtime(config.compute), nullptr);
+    host_ = std::make_unique<EngineHost>(inference, make_runtime(config.compute), 1);
     if (!host_->text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template: it cannot be talked to", config.model.name);
   }
   ~LocalChat() override { host_->engine().shutdown(); }

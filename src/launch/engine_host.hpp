@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -27,6 +28,7 @@ class EngineHost {
   EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, int num_versions = 2);
   /// Takes weights that are there already, the trainer's in the same process, whose plan sets kv.num_blocks.
   EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights);
+  EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, std::nullptr_t) = delete;
   engine::Engine& engine() noexcept { return *engine_; }
   const TextSetup& text() const noexcept { return text_; }
   const std::filesystem::path& folder() const noexcept { return folder_; }

@@ -11,8 +11,6 @@ namespace {
 /// Rows (tokens times heads of a group) that share one packing of a tile of keys.
 constexpr std::int64_t kTaskRows = 128;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 /// Consecutive queries of one sequence.
 struct Unit {
   std::int32_t sequence;

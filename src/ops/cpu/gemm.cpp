@@ -18,8 +18,6 @@ constexpr std::int64_t kTasksPerThread = 3;
 /// The same where one sliver of A meets all of B, as in decoding: time is that of reading B, so what counts is that threads end together.
 constexpr std::int64_t kReadsPerThread = 4;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 /// Columns of a task of such a product: about kReadsPerThread tasks a thread, in the cut that gives the busiest thread the least.
 std::int64_t read_cols(std::int64_t cols, std::int64_t col_tile, std::int64_t threads) {
   const std::int64_t tiles = ceil_div(cols, col_tile), first = std::max<std::int64_t>(1, tiles / (threads * kReadsPerThread));

@@ -11,6 +11,8 @@
 
 namespace prl::ops::cpu {
 
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
 inline int num_threads(const OpContext& ctx) { return ctx.pool == nullptr ? 1 : ctx.pool->num_threads(); }
 
 /// body(i) for i in [0, count), on any thread.
