@@ -17,7 +17,7 @@ namespace prl::launch {
 std::int64_t default_block_size(DeviceKind device);
 /// Longest prompt plus completion. Error{kInvalidArgument} if the model has fewer positions.
 std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model);
-/// On a GPU `num_blocks` comes from a memory plan; nothing there, or kv.num_blocks, decides on a CPU.
+/// Where kv.num_blocks is not set, the cache takes an eighth of the free memory at most; on a GPU a memory plan has set it.
 engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime);
 
 /// An engine and what it stands on: device, text, and a loader for weights from folders.
