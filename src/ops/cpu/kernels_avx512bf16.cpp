@@ -68,22 +68,17 @@ constexpr Tiles kTiles;
 void block(const GemmBlock& g) {
   const std::int64_t depth = round_up(g.depth), total = num_slivers(g.num_rows, kRowTile),
                      first_row = sliver_begin(g.first_sliver, g.num_rows, total);
-  const auto product_at = [&](std::int64_t p, std::int64_t s, std::int64_t j) {
-    const std::int64_t row = sliver_begin(s, g.num_rows, total), height = sliver_begin(s + 1, g.num_rows, total) - row;
-    kTiles.run[height](smaller(kDepthBlock, depth - p) / 2,
-                       reinterpret_cast<const std::int32_t*>(g.a + static_cast<std::size_t>(s) * sliver_bytes(g.depth)) + p / 2 * height,
-                       reinterpret_cast<const BFloat16*>(g.b + j / kColTile * g.panel_stride) + p * kColTile,
-                       g.c + (row - first_row) * g.c_stride + j, g.c_stride, static_cast<int>(smaller(kColTile, g.num_cols - j)),
-                       g.accumulate || p > 0);
-  };
-  if (total == 1) {
-    // A lone sliver reads B once: in the order in which it lies in memory.
-    for (std::int64_t j = 0; j < g.num_cols; j += kColTile)
-      for (std::int64_t p = 0; p < depth; p += kDepthBlock) product_at(p, 0, j);
-  } else {
-    for (std::int64_t p = 0; p < depth; p += kDepthBlock)
-      for (std::int64_t s = g.first_sliver; s < g.first_sliver + g.num_slivers; ++s)
-        for (std::int64_t j = 0; j < g.num_cols; j += kColTile) product_at(p, s, j);
+  for (std::int64_t p = 0; p < depth; p += kDepthBlock) {
+    const std::int64_t pairs = smaller(kDepthBlock, depth - p) / 2;
+    for (std::int64_t s = g.first_sliver; s < g.first_sliver + g.num_slivers; ++s) {
+      const std::int64_t row = sliver_begin(s, g.num_rows, total), height = sliver_begin(s + 1, g.num_rows, total) - row;
+      const std::int32_t* a =
+          reinterpret_cast<const std::int32_t*>(g.a + static_cast<std::size_t>(s) * sliver_bytes(g.depth)) + p / 2 * height;
+      for (std::int64_t j = 0; j < g.num_cols; j += kColTile)
+        kTiles.run[height](pairs, a, reinterpret_cast<const BFloat16*>(g.b + j / kColTile * g.panel_stride) + p * kColTile,
+                           g.c + (row - first_row) * g.c_stride + j, g.c_stride, static_cast<int>(smaller(kColTile, g.num_cols - j)),
+                           g.accumulate || p > 0);
+    }
   }
 }
 

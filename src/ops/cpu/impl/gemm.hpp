@@ -59,20 +59,20 @@ struct SliverRange {
   std::int64_t begin(const GemmBlock& g, std::int64_t s) const { return sliver_begin(g.first_sliver + s, g.num_rows, total); }
 };
 
-/// A lone sliver reads B once: its depth blocks follow each other, so that B goes by in the order in which it lies in memory.
+/// A single row reads B once: its depth blocks follow each other, so that B goes by in the order in which it lies in memory. Slivers of
+/// four rows, which ask for nothing ahead, were slower in that order.
 template <template <int> class Tile, typename B>
-void gemm_one_sliver(const GemmBlock& g, const SliverRange& range, std::size_t panel_bytes(std::int64_t)) {
-  const std::int64_t height = range.begin(g, 1) - range.first_row;
+void gemm_one_row(const GemmBlock& g, std::size_t panel_bytes(std::int64_t)) {
   for (std::int64_t j = 0; j < g.num_cols; j += kColTile)
     for (std::int64_t p = 0; p < g.depth; p += kDepthBlock)
-      Heights<Tile>::kRun[height](smaller(kDepthBlock, g.depth - p), reinterpret_cast<const float*>(g.a) + p * height,
-                                  reinterpret_cast<const B*>(g.b + j / kColTile * g.panel_stride + panel_bytes(p)), g.c + j, g.c_stride,
-                                  static_cast<int>(smaller(kColTile, g.num_cols - j)), g.accumulate || p > 0);
+      Tile<1>::run(smaller(kDepthBlock, g.depth - p), reinterpret_cast<const float*>(g.a) + p,
+                   reinterpret_cast<const B*>(g.b + j / kColTile * g.panel_stride + panel_bytes(p)), g.c + j, g.c_stride,
+                   static_cast<int>(smaller(kColTile, g.num_cols - j)), g.accumulate || p > 0);
 }
 
 void gemm_block_f32(const GemmBlock& g) {
+  if (g.num_rows == 1) return gemm_one_row<GemmTile, float>(g, panel_bytes_f32);
   const SliverRange range(g);
-  if (range.total == 1) return gemm_one_sliver<GemmTile, float>(g, range, panel_bytes_f32);
   const std::size_t slot = sliver_bytes(g.depth);
   for (std::int64_t p = 0; p < g.depth; p += kDepthBlock) {
     const std::int64_t depth = smaller(kDepthBlock, g.depth - p);
@@ -91,8 +91,8 @@ void gemm_block_f32(const GemmBlock& g) {
 
 /// bf16 panels: widened on the way into registers for one or two slivers, once into scratch for more. The same arithmetic.
 void gemm_block_bf16(const GemmBlock& g) {
+  if (g.num_rows == 1) return gemm_one_row<GemmTileBf16, BFloat16>(g, panel_bytes_bf16);
   const SliverRange range(g);
-  if (range.total == 1) return gemm_one_sliver<GemmTileBf16, BFloat16>(g, range, panel_bytes_bf16);
   const std::size_t slot = sliver_bytes(g.depth);
   float* wide = reinterpret_cast<float*>(g.scratch);
   for (std::int64_t p = 0; p < g.depth; p += kDepthBlock) {
