@@ -17,6 +17,7 @@
 #include "base/units.hpp"
 #include "engine/engine.hpp"
 #include "launch/engine_host.hpp"
+#include "launch/memory_plan.hpp"
 #include "nn/decoder.hpp"
 #include "ops/measure.hpp"
 #include "trainer/optim/optimizer.hpp"
@@ -175,6 +176,7 @@ BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, op
   ops::OpContext& ctx = session.context();
   parameters.ensure_grads();
   nn::TrainableModel model(ctx, parameters, {options.checkpoint_every});
+  if (is_planned(*ctx.runtime)) model.keep_logits(affordable_logits(options.model, options.train_tokens, ctx.runtime->bytes_available()));
   const TrainBatch batch = make_batch(options);
   trainer::Optimizer optimizer(ctx, parameters, config::AdamWConfig{});
   BenchRow row;

@@ -72,13 +72,10 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   for (const char* role : {"trainer", "orchestrator", "inference"})
     log::add_role_file(role, config.output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
 
-  const trainer::PolicyOptions options = policy_options(config.trainer, runtime);
   const trainer::GradientStepOptions training = step_options(config.trainer, runtime);
-  std::optional<MemoryPlan> plan;
-  if (is_planned(*runtime))
-    plan = plan_training(*runtime, {nn::load_model_config(options.model), options, training, config.trainer.model.seq_len});
-  trainer::Policy policy(runtime, options);
-  if (plan) measure_activations(*plan, policy, config.trainer.model.seq_len);
+  PlannedPolicy planned = make_policy(runtime, policy_options(config.trainer, runtime), training, config.trainer.model.seq_len);
+  trainer::Policy& policy = *planned.policy;
+  std::optional<MemoryPlan>& plan = planned.plan;
   trainer::RlRunOptions run =
       rl_run_options(config.trainer, training, measured_peak_flops(config.trainer.compute, policy.options().compute));
   run.broadcasts.clear();

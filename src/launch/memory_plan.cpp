@@ -19,6 +19,8 @@ constexpr std::size_t kRoleBytes = std::size_t{128} << 20;
 constexpr std::size_t kMoreVersions = 2;
 /// Of the host's free memory; more than that is worth a warning.
 constexpr double kHostShare = 0.9;
+/// Of what is available, for logits that a pass keeps instead of forming them twice: a product in forty of a step.
+constexpr std::size_t kLogitsShare = 12;
 constexpr std::string_view kActivations = "activations";
 constexpr const char* kSmallerActivations =
     "lower seq_len, recompute activations (model.ac) or keep them in host memory (model.ac_offloading)";
@@ -69,6 +71,11 @@ void MemoryPlan::log_peak(std::size_t peak_bytes, std::string_view of) const {
   log::info("memory: {} planned, {} at the peak of {}", gib(total()), gib(peak_bytes), of);
 }
 
+std::int64_t affordable_logits(const nn::ModelConfig& model, std::int64_t num_tokens, std::size_t available) {
+  const std::size_t row_bytes = static_cast<std::size_t>(model.vocab_size) * sizeof(float);
+  return std::min(num_tokens, static_cast<std::int64_t>(available / kLogitsShare / row_bytes));
+}
+
 MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape) {
   const auto n = static_cast<std::size_t>(shape.model.num_parameters());
   const DType compute = shape.policy.compute;
@@ -82,8 +89,14 @@ MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shap
   refuse_if_too_large(plan,
                       "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload) or in bfloat16 "
                       "(model.optimization_dtype), or choose an optimizer with less state");
-  const nn::ActivationBytes activations =
-      nn::activation_bytes(shape.model, compute, shape.seq_len, shape.policy.checkpointing, shape.policy.offload);
+  const auto activations_with = [&](std::int64_t num_kept_logits) {
+    return nn::activation_bytes(shape.model, compute, shape.seq_len, shape.policy.checkpointing, shape.policy.offload, num_kept_logits);
+  };
+  nn::ActivationBytes activations = activations_with(0);
+  if (const std::size_t taken = plan.total() + activations.device; is_planned(runtime) && taken < usable(plan)) {
+    plan.num_kept_logits = affordable_logits(shape.model, shape.seq_len, std::min(plan.available, kLogitsShare * (usable(plan) - taken)));
+    activations = activations_with(plan.num_kept_logits);
+  }
   if (activations.host > 0) plan.host.emplace_back(kActivations, activations.host);
   warn_if_host_is_full(plan);
   plan.parts.emplace_back(kActivations, activations.device);
@@ -102,6 +115,18 @@ void measure_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t
     throw error.with_context(fmt::format("a step over {} tokens does not fit: {}; {}", seq_len, plan.to_string(), kSmallerActivations));
   }
   refuse_if_too_large(plan, kSmallerActivations);
+}
+
+PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer::PolicyOptions options,
+                          const trainer::GradientStepOptions& step, std::int64_t seq_len) {
+  PlannedPolicy made;
+  if (is_planned(*runtime)) {
+    made.plan = plan_training(*runtime, {nn::load_model_config(options.model), options, step, seq_len});
+    options.num_kept_logits = made.plan->num_kept_logits;
+  }
+  made.policy = std::make_unique<trainer::Policy>(runtime, std::move(options));
+  if (made.plan) measure_activations(*made.plan, *made.policy, seq_len);
+  return made;
 }
 
 namespace {

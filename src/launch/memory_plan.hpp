@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,6 +27,7 @@ struct MemoryPlan {
   std::size_t available = 0;                               ///< that the run may take, bytes
   std::size_t foretold_activations = 0;                    ///< set once they have been measured
   std::int64_t num_kv_blocks = 0;                          ///< where there is an engine
+  std::int64_t num_kept_logits = 0;                        ///< trainer::PolicyOptions::num_kept_logits; activations count them
 
   std::size_t total() const noexcept;
   std::size_t part(std::string_view name) const noexcept;  ///< 0 if there is none
@@ -41,12 +44,23 @@ struct TrainingShape {
   const trainer::GradientStepOptions& step;
   std::int64_t seq_len = 0;  ///< tokens of a micro-batch
 };
+/// Tokens of a pass over `num_tokens` whose logits may wait for the backward pass: they get a twelfth of what is available at most.
+std::int64_t affordable_logits(const nn::ModelConfig& model, std::int64_t num_tokens, std::size_t available);
+
 /// Masters, gradients, optimizer, packed weights and activations. Error{kOutOfMemory} with the parts if they cannot fit; a warning if the
 /// host's part takes nearly all that is free there.
 MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape);
 
 /// Measures the activations of a micro-batch of `seq_len` tokens, which `policy` then has memory for. Error{kOutOfMemory} as above.
 void measure_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t seq_len);
+
+/// The policy of a training run, on a GPU by a plan and with its activations measured.
+struct PlannedPolicy {
+  std::optional<MemoryPlan> plan;
+  std::unique_ptr<trainer::Policy> policy;
+};
+PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer::PolicyOptions options,
+                          const trainer::GradientStepOptions& step, std::int64_t seq_len);
 
 /// Adds what an engine beside the trainer needs and sets num_kv_blocks. Error{kOutOfMemory} if not one sequence of full length fits.
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);

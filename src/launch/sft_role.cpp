@@ -15,19 +15,14 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   shared.compute = config.compute;
   shared.seed = config.seed;
   const auto runtime = make_runtime(config.compute);
-  const trainer::PolicyOptions policy_config = policy_options(shared, runtime);
-  std::optional<MemoryPlan> plan;
   const auto seq_len = std::visit([](const auto& data) { return static_cast<std::int64_t>(data.seq_len); }, config.data);
   shared.optim = config.optim;
   shared.scheduler = config.scheduler;
   shared.max_steps = config.max_steps;
   const trainer::GradientStepOptions step = step_options(shared, runtime);
-  if (is_planned(*runtime)) plan = plan_training(*runtime, {nn::load_model_config(policy_config.model), policy_config, step, seq_len});
-  trainer::Policy policy(runtime, policy_config);
-  if (plan) {
-    measure_activations(*plan, policy, seq_len);
-    log::info("memory plan: {}", plan->to_string());
-  }
+  const PlannedPolicy planned = make_policy(runtime, policy_options(shared, runtime), step, seq_len);
+  trainer::Policy& policy = *planned.policy;
+  if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
   const std::filesystem::path tokenizer_dir = text_folder(config.tokenizer.name.value_or(config.model.name));
 
   trainer::SftRunOptions options;

@@ -115,16 +115,10 @@ std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, cons
 
 int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) {
   const auto runtime = make_runtime(config.compute);
-  const trainer::PolicyOptions policy_config = policy_options(config, runtime);
   const trainer::GradientStepOptions step = step_options(config, runtime);
-  std::optional<MemoryPlan> plan;
-  if (is_planned(*runtime))
-    plan = plan_training(*runtime, {nn::load_model_config(policy_config.model), policy_config, step, config.model.seq_len});
-  trainer::Policy policy(runtime, policy_config);
-  if (plan) {
-    measure_activations(*plan, policy, config.model.seq_len);
-    log::info("memory plan: {}", plan->to_string());
-  }
+  const PlannedPolicy planned = make_policy(runtime, policy_options(config, runtime), step, config.model.seq_len);
+  trainer::Policy& policy = *planned.policy;
+  if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
   const double flops = measured_peak_flops(config.compute, policy.options().compute);
   trainer::RlRunOptions options = rl_run_options(config, step, flops);
   auto monitor = make_monitor(trainer::trainer_metrics(), config.output_dir, config.file_monitor);

@@ -35,7 +35,8 @@ struct PerToken {
 }  // namespace
 
 ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
-                                 const ActivationCheckpointing& checkpointing, const ActivationOffload& offload) {
+                                 const ActivationCheckpointing& checkpointing, const ActivationOffload& offload,
+                                 std::int64_t num_kept_logits) {
   const PerToken t(config, compute);
   const KeptActivations how{checkpointing};
   const bool is_whole = !checkpointing.parts.any();
@@ -58,7 +59,10 @@ ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::
   const std::int64_t ends = 5 * t.H;
   constexpr std::size_t kSmallBytes = 24;
   const std::size_t tokens = static_cast<std::size_t>(num_tokens), size = size_of(compute);
-  return {tokens * (static_cast<std::size_t>(ends + on_device + remade + most_scratch) * size + kSmallBytes),
+  const std::size_t logits = static_cast<std::size_t>(std::min(num_kept_logits, num_tokens) * config.vocab_size) * sizeof(float);
+  // Kept logits end before the layers' gradients begin.
+  return {tokens * (static_cast<std::size_t>(ends + on_device + remade) * size + kSmallBytes) +
+              std::max(logits, tokens * static_cast<std::size_t>(most_scratch) * size),
           tokens * static_cast<std::size_t>(on_host) * size};
 }
 

@@ -38,11 +38,13 @@ struct KeptActivations {
   bool is_checkpointed(std::int64_t layer) const noexcept { return checkpointing.freq > 0 && layer % checkpointing.freq == 0; }
 };
 
-/// What a TrainableModel's buffers take for passes over `num_tokens`, from sizes alone; the scratch memory of ops is not in it.
+/// What a TrainableModel's buffers take for passes over `num_tokens` that keep `num_kept_logits` rows of logits, from sizes alone; the
+/// scratch memory of ops is not in it.
 struct ActivationBytes {
   std::size_t device = 0, host = 0;
 };
 ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::int64_t num_tokens,
-                                 const ActivationCheckpointing& checkpointing, const ActivationOffload& offload = {});
+                                 const ActivationCheckpointing& checkpointing, const ActivationOffload& offload = {},
+                                 std::int64_t num_kept_logits = 0);
 
 }  // namespace prl::nn

@@ -46,13 +46,23 @@ void check_packed(const ModelConfig& config, const PackedBatch& batch) {
 struct HeadResult {
   TensorView logp_T, entropy_T, lse_T;
 };
+HeadResult make_head_result(Arena& arena, std::int64_t num_tokens) {
+  const Shape shape{num_tokens};
+  return {arena.take(shape, DType::kF32), arena.take(shape, DType::kF32), arena.take(shape, DType::kF32)};
+}
 HeadResult run_head(ops::OpContext& ctx, Arena& arena, const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> targets,
                     std::span<const float> temperatures) {
-  const Shape shape{h_TH.shape.num_rows()};
-  const HeadResult r{arena.take(shape, DType::kF32), arena.take(shape, DType::kF32), arena.take(shape, DType::kF32)};
+  const HeadResult r = make_head_result(arena, h_TH.shape.num_rows());
   ops::lm_head_logprob(ctx, r.logp_T, r.entropy_T, r.lse_T, h_TH, *weights.lm_head, targets, temperatures);
   return r;
 }
+
+/// What the backward pass of the head reads and writes. The logits lie above everything else, and end with that pass.
+struct HeadWork {
+  TensorView dlogp_T, dh_TH;
+  Arena::Mark below_logits;
+  TensorView kept_RV = {};
+};
 
 std::vector<float> download(ops::OpContext& ctx, ConstTensorView view) {
   std::vector<float> out(static_cast<std::size_t>(view.shape.num_elements()));
@@ -178,13 +188,25 @@ struct TrainableModel::Impl {
     if (offload != nullptr && tape_or_null != nullptr) offload->begin(static_cast<std::size_t>(weights->config.num_layers));
     const KeptActivations kept{checkpointing, &remake, offload.get()};
     h_TH = decoder_forward(frame, model, ids_T, index, {}, &kept);
-    head = run_head(ctx, arena, *weights, h_TH.value, targets, temperatures);
+    head = make_head_result(arena, h_TH.value.shape.num_rows());
+    if (tape_or_null != nullptr) take_head_work();
+    ops::lm_head_logprob(ctx, head.logp_T, head.entropy_T, head.lse_T, h_TH.value, *weights->lm_head, targets, temperatures,
+                         tape_or_null != nullptr ? work.kept_RV : TensorView{});
     return {download(ctx, head.logp_T), download(ctx, head.entropy_T)};
+  }
+
+  void take_head_work() {
+    work = {.dlogp_T = arena.take({static_cast<std::int64_t>(targets.size())}, DType::kF32),
+            .dh_TH = arena.take(h_TH.value.shape, h_TH.value.dtype),
+            .below_logits = arena.mark()};
+    const std::int64_t num_kept = std::min<std::int64_t>(num_kept_logits, std::ranges::count_if(targets, [](auto t) { return t >= 0; }));
+    if (num_kept > 0) work.kept_RV = arena.take({num_kept, weights->config.vocab_size}, DType::kF32);
   }
 
   ops::OpContext& ctx;
   Parameters& parameters;
   ActivationCheckpointing checkpointing;
+  std::int64_t num_kept_logits = 0;
   Arena arena;
   autograd::Tape tape;
   Arena remade;  ///< values that layers do not keep
@@ -196,6 +218,7 @@ struct TrainableModel::Impl {
   std::vector<float> temperatures;
   Var h_TH;
   HeadResult head;
+  HeadWork work;
   bool is_ready = false;  ///< forward() ran and backward() has not
 };
 
@@ -226,7 +249,12 @@ void TrainableModel::expect_tokens(std::int64_t num_tokens, DType compute) {
   if (m.offload != nullptr) return;  // its regions take their memory layer by layer
   m.tape.clear();
   // Foretold within a hundredth, so a little more: a second block would be an eighth of the first.
-  m.arena.expect(activation_bytes(m.parameters.config(), compute, num_tokens, m.checkpointing).device / 50 * 51);
+  m.arena.expect(activation_bytes(m.parameters.config(), compute, num_tokens, m.checkpointing, {}, m.num_kept_logits).device / 50 * 51);
+}
+
+void TrainableModel::keep_logits(std::int64_t num_tokens) {
+  PRL_CHECK(!impl_->is_ready, "keep_logits() between forward() and backward()");
+  impl_->num_kept_logits = ops::keeps_logits(impl_->ctx) ? num_tokens : 0;
 }
 
 void TrainableModel::fit_memory() {
@@ -243,11 +271,11 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
   PRL_CHECK(m.is_ready, "backward() needs a forward() of its own");
   if (dlogp_T.size() != m.targets.size()) fail(ErrorCode::kShape, "[decoder] {} gradients for {} tokens", dlogp_T.size(), m.targets.size());
   m.is_ready = false;
-  const TensorView dlogp = upload(m.ctx, m.arena, dlogp_T, DType::kF32);
-  const TensorView dh_TH = m.arena.take(m.h_TH.value.shape, m.h_TH.value.dtype);
-  ops::lm_head_logprob_backward(m.ctx, dh_TH, m.parameters.d_lm_head, dlogp, m.head.lse_T, m.h_TH.value, *m.weights->lm_head, m.targets,
-                                m.temperatures, !m.parameters.grads_are_fresh());
-  m.tape.set_grad(m.h_TH, dh_TH);
+  m.ctx.runtime->copy_from_host(m.work.dlogp_T.data, dlogp_T.data(), dlogp_T.size_bytes());
+  ops::lm_head_logprob_backward(m.ctx, m.work.dh_TH, m.parameters.d_lm_head, m.work.dlogp_T, m.head.lse_T, m.h_TH.value,
+                                *m.weights->lm_head, m.targets, m.temperatures, !m.parameters.grads_are_fresh(), m.work.kept_RV);
+  m.arena.release(m.work.below_logits);
+  m.tape.set_grad(m.h_TH, m.work.dh_TH);
   m.tape.backward();
   m.tape.clear();
   m.parameters.grads_were_written();

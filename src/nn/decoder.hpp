@@ -75,7 +75,7 @@ struct TokenStats {
 
 /// Forward with a tape, loss outside, backward: the trainer turns logp into a loss on the host and hands back d loss/d logp.
 /// Numerics  activations and their gradients are in the compute dtype of the weights; products, norms and softmax sum in fp32, and
-///           gradients of parameters are fp32 throughout. Neither recomputation nor offloading changes a bit of a gradient.
+///           gradients of parameters are fp32 throughout. Neither recomputation nor offloading nor kept logits change a bit of a gradient.
 /// Memory    activations of the last forward() are kept until the next one; buffers are reused between steps.
 class TrainableModel {
  public:
@@ -86,6 +86,9 @@ class TrainableModel {
                      std::span<const float> temperatures_T);
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
+  /// Passes leave the logits of up to `num_tokens` tokens for their way back, which else forms them again: num_tokens * V fp32. Where the
+  /// device cannot, nothing changes. Not between forward() and backward().
+  void keep_logits(std::int64_t num_tokens);
   /// Takes memory at once for passes over `num_tokens` in `compute`, where growing on the way would leave up to a fifth unused. Not
   /// between forward() and backward(). Error{kOutOfMemory}.
   void expect_tokens(std::int64_t num_tokens, DType compute);

@@ -16,21 +16,29 @@ void check_rows(ShapeCheck& c, const LinearWeight& w, std::span<const std::int32
   c.require(!w.has_bias(), "a head with a bias is not supported");
 }
 
+void check_kept(ShapeCheck& c, const OpContext& ctx, const ConstTensorView& kept) {
+  if (kept.data == nullptr) return;
+  c.require(keeps_logits(ctx), "this device keeps no logits");
+  c.check("kept", kept, "R V", DType::kF32).contiguous("kept", kept);
+}
+
 }  // namespace
 
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
-                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RV) {
   ShapeCheck c("lm_head_logprob", ctx);
-  c.extent("H", w.num_inputs(), "w").check("h", h_TH, "T H", w.dtype());
+  c.extent("H", w.num_inputs(), "w").extent("V", w.num_outputs(), "w").check("h", h_TH, "T H", w.dtype());
   c.check("logp", logp_T, "T", DType::kF32).check("entropy", entropy_T, "T", DType::kF32).check("lse", lse_T, "T", DType::kF32);
   check_rows(c, w, targets_T, temperatures_T);
+  check_kept(c, ctx, kept_RV);
   if (targets_T.empty()) return;
-  table_entry(ctx, ctx.table->lm_head_logprob, "lm_head_logprob")(ctx, logp_T, entropy_T, lse_T, h_TH, w, targets_T, temperatures_T);
+  table_entry(ctx, ctx.table->lm_head_logprob, "lm_head_logprob")(ctx, logp_T, entropy_T, lse_T, h_TH, w, targets_T, temperatures_T,
+                                                                  kept_RV);
 }
 
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T, bool accumulate) {
+                              std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RV) {
   ShapeCheck c("lm_head_logprob_backward", ctx);
   c.extent("H", w.num_inputs(), "w")
       .extent("V", w.num_outputs(), "w")
@@ -42,11 +50,14 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
       .check("lse", lse_T, "T", DType::kF32);
   c.require(w.has_backward(), "w was packed without its backward form");
   check_rows(c, w, targets_T, temperatures_T);
+  check_kept(c, ctx, kept_RV);
   c.require(accumulate || !targets_T.empty(), "no tokens to form dw from");
   if (targets_T.empty()) return;
   table_entry(ctx, ctx.table->lm_head_logprob_backward, "lm_head_logprob_backward")(ctx, dh_TH, dw_VH, dlogp_T, lse_T, h_TH, w, targets_T,
-                                                                                    temperatures_T, accumulate);
+                                                                                    temperatures_T, accumulate, kept_RV);
 }
+
+bool keeps_logits(const OpContext& ctx) noexcept { return ctx.table != nullptr && ctx.table->keeps_logits; }
 
 void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {
   ShapeCheck c("sample", ctx);

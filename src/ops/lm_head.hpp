@@ -13,19 +13,23 @@ namespace prl::ops {
 /// chunks are merged in order. Shared by training and sampling, so their log-probabilities agree bit for bit.
 inline constexpr int kVocabChunk = 1024;
 
-/// log p(target | h) and entropy under softmax(h W^T / temperature), without holding [T, V].
+/// log p(target | h) and entropy under softmax(h W^T / temperature), without holding [T, V] beyond what `kept` asks for.
 ///
 /// Shapes    h_TH [T, H] in w.dtype(); targets_T int32 host, in [0, V), or -1 to skip (logp and entropy 0);
 ///           temperatures_T fp32 host, > 0; logp_T, entropy_T, lse_T fp32 (lse of the scaled logits, kept for backward).
 /// Numerics  logits in fp32; scaled = logit / temperature (exactly logit when 1); logp = scaled[target] - lse.
 ///           Batch-invariant.
+/// Memory    kept_RV fp32 dense, R any number, none by default: logits of the first R rows that have a target, for the backward pass. The
+///           layout is the op's own. Only where keeps_logits(ctx).
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
-                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T);
+                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RV = {});
 /// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=, or = unless `accumulate`. No
-/// gradient through entropy. Recomputes the logits in chunks.
+/// gradient through entropy. Forms the logits again in chunks but for those that the forward pass left in `kept_RV`, which changes no bit.
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T, bool accumulate = true);
+                              std::span<const float> temperatures_T, bool accumulate = true, ConstTensorView kept_RV = {});
+/// Whether the device can leave logits for the backward pass.
+bool keeps_logits(const OpContext& ctx) noexcept;
 
 /// One row of sampling settings, already resolved by the engine.
 struct SampleRow {

@@ -192,6 +192,36 @@ TEST_P(LmHeadTest, BitsDoNotDependOnThreadsOrNeighbours) {
   }
 }
 
+/// Logits that the forward pass leaves, all or some of them, save products and change nothing.
+TEST_P(LmHeadTest, KeptLogitsChangeNoBit) {
+  Session s(kind());
+  Head head(s, 90, 40, 9000, dtype());
+  Tensor dlogp = s.random({head.T}, DType::kF32, 4), first_logp, first_dh, first_dw;
+  for (const std::int64_t R : {0, 1, 50, 72, 100}) {  // 72 of the rows have a target
+    Outputs o(s, head.T);
+    Tensor kept, dh = s.poisoned({head.T, head.H}, dtype()), dw = s.filled({head.V, head.H}, DType::kF32, 0.0f);
+    if (R > 0) kept = s.poisoned({R, head.V}, DType::kF32);
+    const TensorView view = R > 0 ? kept.view() : TensorView{};
+    const auto forward = [&] {
+      lm_head_logprob(s.ctx, o.logp, o.entropy, o.lse, head.h, *head.packed, head.targets, head.temperatures, view);
+    };
+    if (R > 0 && !keeps_logits(s.ctx)) {
+      EXPECT_THROW(forward(), Error);
+      continue;
+    }
+    forward();
+    lm_head_logprob_backward(s.ctx, dh, dw, dlogp, o.lse, head.h, *head.packed, head.targets, head.temperatures, true, view);
+    if (R == 0) {
+      first_logp = o.logp;
+      first_dh = dh;
+      first_dw = dw;
+    }
+    EXPECT_TRUE(same_bits(o.logp, first_logp)) << R;
+    EXPECT_TRUE(same_bits(dh, first_dh)) << R;
+    EXPECT_TRUE(same_bits(dw, first_dw)) << R;
+  }
+}
+
 TEST_P(LmHeadTest, NothingToDo) {
   Session s(kind());
   Head head(s, 4, 16, 30, dtype());

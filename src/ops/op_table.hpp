@@ -36,10 +36,12 @@ struct OpTable {
                    std::span<const std::int32_t>) = nullptr;
   void (*attention_paged)(OpContext&, TensorView, const PagedAttention&) = nullptr;
 
+  bool keeps_logits = false;  ///< the two below take memory for them
   void (*lm_head_logprob)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const LinearWeight&,
-                          std::span<const std::int32_t>, std::span<const float>) = nullptr;
+                          std::span<const std::int32_t>, std::span<const float>, TensorView) = nullptr;
   void (*lm_head_logprob_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
-                                   const LinearWeight&, std::span<const std::int32_t>, std::span<const float>, bool) = nullptr;
+                                   const LinearWeight&, std::span<const std::int32_t>, std::span<const float>, bool,
+                                   ConstTensorView) = nullptr;
   void (*sample)(OpContext&, std::span<SampleResult>, ConstTensorView, std::span<const SampleRow>) = nullptr;
 
   void (*embedding)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;

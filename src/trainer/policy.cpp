@@ -39,6 +39,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
   parameters_.ensure_grads();
   parameters_.zero_grads();
   model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing, options_.offload);
+  model_->keep_logits(options_.num_kept_logits);
   probe_model_ = std::make_unique<nn::InferenceModel>(context());
   refresh(PolicyVersion{0});
 }

@@ -20,6 +20,7 @@ struct PolicyOptions {
   int num_threads = 0;                        ///< 0: one per available core
   nn::ActivationOffload offload;              ///< where activations that are kept wait for the backward pass
   nn::ActivationCheckpointing checkpointing;  ///< what is computed again in the backward pass instead of kept
+  std::int64_t num_kept_logits = 0;           ///< tokens whose logits wait for the backward pass, where the device can
   bool random_init = false;                   ///< do not load weights
   std::optional<std::int64_t> num_layers;     ///< keep only the first layers (with random_init)
   std::uint64_t seed = 0;                     ///< of random_init

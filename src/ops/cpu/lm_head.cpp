@@ -73,7 +73,8 @@ struct ChunkSink {
 }  // namespace
 
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH,
-                     const LinearWeight& weight, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+                     const LinearWeight& weight, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T,
+                     TensorView) {
   const PackedWeight& w = packed(ctx, weight);
   const GemmKernels& k = *w.gemm;
   const auto T = static_cast<std::int64_t>(targets_T.size());
@@ -181,7 +182,7 @@ struct BackwardPass {
 
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& weight, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T, bool accumulate) {
+                              std::span<const float> temperatures_T, bool accumulate, ConstTensorView) {
   const PackedWeight& w = packed(ctx, weight);
   const GemmKernels& k = *w.gemm;
   if (!accumulate) ctx.runtime->zero(dw_VH.data, static_cast<std::size_t>(dw_VH.shape.num_elements()) * sizeof(float));

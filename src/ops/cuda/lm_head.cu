@@ -125,6 +125,17 @@ const std::int32_t* live_index(OpContext& ctx, std::span<const std::int32_t> tar
   return staged<std::int32_t>(ctx, index);
 }
 
+/// Logits of the first rows that count, slice after slice of the vocabulary, [rows, columns] dense each.
+struct KeptLogits {
+  float* data;
+  std::int64_t stride, rows;
+  KeptLogits(const ConstTensorView& kept, std::int64_t count)
+      : data(const_cast<float*>(kept.as<float>())),
+        stride(kept.data == nullptr ? 0 : kept.shape.num_rows()),
+        rows(std::min(stride, count)) {}
+  float* at(std::int64_t row, std::int64_t col, std::int64_t cols) const { return data + col * stride + row * cols; }
+};
+
 void zero_rows(OpContext& ctx, const TensorView& v) {
   const std::size_t size = size_of(v.dtype);
   PRL_CUDA_CHECK(cudaMemset2DAsync(v.data, static_cast<std::size_t>(v.row_stride) * size, 0,
@@ -135,7 +146,8 @@ void zero_rows(OpContext& ctx, const TensorView& v) {
 }  // namespace
 
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH,
-                     const LinearWeight& weight, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T) {
+                     const LinearWeight& weight, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T,
+                     TensorView kept_RV) {
   const DenseWeight& w = dense(ctx, weight);
   const std::int64_t H = w.num_inputs(), V = w.num_outputs(), chunks = ceil_div(V, kVocabChunk);
   for (const TensorView& v : {logp_T, entropy_T, lse_T}) ctx.runtime->zero(v.data, targets_T.size() * sizeof(float));
@@ -145,7 +157,8 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
   const auto* targets = staged(ctx, targets_T);
   const auto* temperatures = staged(ctx, temperatures_T);
 
-  const std::int64_t block = std::min(count, kForwardRows);
+  const KeptLogits kept(kept_RV, count);
+  const std::int64_t block = std::min(count - kept.rows, kForwardRows);
   ChunkStats* stats = nullptr;
   float *target_logits = nullptr, *logits = nullptr;
   char* dense_h = nullptr;
@@ -162,12 +175,14 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
 
   for (std::int64_t col = 0; col < V; col += kSlice) {
     const std::int64_t cols = std::min(kSlice, V - col);
-    for (std::int64_t row = 0; row < count; row += block) {
-      const std::int64_t rows = std::min(block, count - row);
+    for (std::int64_t row = 0, rows = 0; row < count; row += rows) {
+      const bool is_kept = row < kept.rows;
+      rows = std::min(kForwardRows, (is_kept ? kept.rows : count) - row);
+      float* to = is_kept ? kept.at(row, col, cols) : logits;
       Product p = forward_product(w, g.h.rows(row, rows).data, g.h.row_stride, rows, col, cols);
-      p.out = logits;
+      p.out = to;
       blas_of(ctx).run(ctx, p);
-      slice_stats_kernel<<<static_cast<unsigned>(rows), kBlock, 0, stream_of(ctx)>>>(stats, target_logits, logits, g.live, row, targets,
+      slice_stats_kernel<<<static_cast<unsigned>(rows), kBlock, 0, stream_of(ctx)>>>(stats, target_logits, to, g.live, row, targets,
                                                                                      temperatures, col, cols);
       PRL_CUDA_CHECK(cudaGetLastError());
     }
@@ -179,7 +194,7 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
 
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& weight, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T, bool accumulate) {
+                              std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RV) {
   const DenseWeight& w = dense(ctx, weight);
   const std::int64_t H = w.num_inputs(), V = w.num_outputs();
   const DType dtype = w.dtype();
@@ -194,12 +209,13 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
   const auto* targets = staged(ctx, targets_T);
   const auto* temperatures = staged(ctx, temperatures_T);
 
+  const KeptLogits kept(kept_RV, count);
   const std::int64_t block = std::min(count, kBackwardRows), slice = std::min(V, kSlice);
   float *logits = nullptr, *dh = nullptr;
   char *dlogits = nullptr, *dense_h = nullptr;
   const auto carve = [&](void* memory) {
     Carver c(memory);
-    logits = c.take<float>(block * slice);
+    logits = c.take<float>(std::min(block, count - kept.rows) * slice);
     dlogits = c.take<char>(block * slice * size);
     dh = c.take<float>(block * H);
     dense_h = index == nullptr ? nullptr : c.take<char>(count * H * size);
@@ -214,18 +230,24 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
     const ConstTensorView h = g.h.rows(row, rows);
     for (std::int64_t col = 0; col < V; col += kSlice) {
       const std::int64_t cols = std::min(kSlice, V - col);
-      Product forward = forward_product(w, h.data, h.row_stride, rows, col, cols);
-      forward.out = logits;
-      blas.run(ctx, forward);
-
-      const dim3 grid(static_cast<unsigned>(ceil_div(cols, kBlock * kVec)), static_cast<unsigned>(rows));
-      with_type(dtype, [&](auto t) {
-        using T = decltype(t);
-        logits_gradient_kernel<T><<<grid, kBlock, 0, stream_of(ctx)>>>(reinterpret_cast<T*>(dlogits), logits, g.live, row,
-                                                                       dlogp_T.as<float>(), lse_T.as<float>(), targets, temperatures, col,
-                                                                       static_cast<int>(cols), cols % kVec == 0);
-      });
-      PRL_CUDA_CHECK(cudaGetLastError());
+      const auto gradient_of = [&](const float* from, std::int64_t first, std::int64_t n) {
+        const dim3 grid(static_cast<unsigned>(ceil_div(cols, kBlock * kVec)), static_cast<unsigned>(n));
+        with_type(dtype, [&](auto t) {
+          using T = decltype(t);
+          logits_gradient_kernel<T><<<grid, kBlock, 0, stream_of(ctx)>>>(reinterpret_cast<T*>(dlogits) + (first - row) * cols, from, g.live,
+                                                                         first, dlogp_T.as<float>(), lse_T.as<float>(), targets,
+                                                                         temperatures, col, static_cast<int>(cols), cols % kVec == 0);
+        });
+        PRL_CUDA_CHECK(cudaGetLastError());
+      };
+      const std::int64_t num_kept = std::clamp<std::int64_t>(kept.rows - row, 0, rows);
+      if (num_kept > 0) gradient_of(kept.at(row, col, cols), row, num_kept);
+      if (const std::int64_t first = row + num_kept, n = rows - num_kept; n > 0) {
+        Product forward = forward_product(w, g.h.rows(first, n).data, h.row_stride, n, col, cols);
+        forward.out = logits;
+        blas.run(ctx, forward);
+        gradient_of(logits, first, n);
+      }
 
       Product input;  // dh[rows, H] += dlogits[rows, cols] W[col.., H]
       input.M = rows;

@@ -25,6 +25,7 @@ const OpTable* cuda_op_table() {
       .attention_varlen_backward = cuda::attention_varlen_backward,
       .kv_write = cuda::kv_write,
       .attention_paged = cuda::attention_paged,
+      .keeps_logits = true,
       .lm_head_logprob = cuda::lm_head_logprob,
       .lm_head_logprob_backward = cuda::lm_head_logprob_backward,
       .sample = cuda::sample,
