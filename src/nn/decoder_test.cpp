@@ -226,25 +226,27 @@ TEST_P(ExactnessTest, SampledLogProbabilityEqualsTheTrainers) {
     EXPECT_EQ(sampled[i].logprob, stats.logp_T[static_cast<std::size_t>(rows[i])]) << "row " << rows[i];
 }
 
-TEST_P(ExactnessTest, RecomputationChangesNoGradient) {
+TEST_P(ExactnessTest, RecomputationAndKeptLogitsChangeNoGradient) {
   SmallModel model(GetParam().family, false, 2, GetParam().is_wide);
   const WeightsPtr weights = model.weights(GetParam().compute);
   const Packed packed =
       random_packed(model.config.vocab_size, GetParam().is_wide ? std::vector<int>{30, 3} : std::vector<int>{40, 3, 70}, 5);
-  const auto results = [&](const ActivationCheckpointing& checkpointing) {
+  const auto results = [&](const ActivationCheckpointing& checkpointing, std::int64_t num_kept_logits = 0) {
     TrainableModel trainable(model.ctx(), *model.parameters, checkpointing);
+    trainable.keep_logits(num_kept_logits);
     step_results(model.ctx(), *model.parameters, weights, packed, trainable);  // memory that is taken again must not matter
     return step_results(model.ctx(), *model.parameters, weights, packed, trainable);
   };
   const std::vector<std::vector<float>> reference = results({});
   std::vector<ActivationCheckpointing> all = all_checkpointings();
   if (GetParam().is_wide) all = {{1}, {1, {true, true, true}}};  // each costs more
-  for (const ActivationCheckpointing& checkpointing : all) {
-    const std::vector<std::vector<float>> got = results(checkpointing);
-    expect_same_bits(got[0], reference[0], "log-probabilities, " + to_string(checkpointing));
+  const auto expect_reference = [&](const std::vector<std::vector<float>>& got, const std::string& what) {
+    expect_same_bits(got[0], reference[0], "log-probabilities, " + what);
     for (std::size_t i = 1; i < got.size(); ++i)
-      expect_same_bits(got[i], reference[i], model.parameters->named()[i - 1].name + ", " + to_string(checkpointing));
-  }
+      expect_same_bits(got[i], reference[i], model.parameters->named()[i - 1].name + ", " + what);
+  };
+  for (const ActivationCheckpointing& checkpointing : all) expect_reference(results(checkpointing), to_string(checkpointing));
+  for (const std::int64_t kept : {20, 200}) expect_reference(results({}, kept), fmt::format("logits of up to {} tokens kept", kept));
 }
 
 TEST_P(ExactnessTest, GradientsAccumulateAndRepeat) {
@@ -423,10 +425,12 @@ TEST(Decoder, StepsTakeNoMemoryAfterWarmUp) {
 }
 
 /// Bytes that a model's buffers take for one step. The scratch memory of ops, which they share, is there already.
-std::size_t step_bytes(SmallModel& model, const Packed& packed, const ActivationCheckpointing& checkpointing) {
+std::size_t step_bytes(SmallModel& model, const Packed& packed, const ActivationCheckpointing& checkpointing,
+                       std::int64_t num_kept_logits = 0) {
   const WeightsPtr weights = model.weights(DType::kBF16);
   const std::size_t before = model.ctx().runtime->bytes_in_use();
   TrainableModel trainable(model.ctx(), *model.parameters, checkpointing);
+  trainable.keep_logits(num_kept_logits);
   step_results(model.ctx(), *model.parameters, weights, packed, trainable);
   trainable.fit_memory();
   return model.ctx().runtime->bytes_in_use() - before;
@@ -478,11 +482,15 @@ TEST(Decoder, ActivationsTakeWhatIsForetold) {
     const Packed packed = packed_for_sizes(model);
     std::vector<ActivationCheckpointing> all = all_checkpointings();
     all.push_back({});
-    for (const ActivationCheckpointing& checkpointing : all) {
-      const auto foretold = static_cast<double>(activation_bytes(model.config, DType::kBF16, 400, checkpointing).device);
-      EXPECT_NEAR(static_cast<double>(step_bytes(model, packed, checkpointing)) / foretold, 1.0, 0.01)
-          << family << ' ' << to_string(checkpointing);
-    }
+    // Every sequence's last token predicts nothing.
+    const std::vector<std::int64_t> kept =
+        ops::keeps_logits(model.ctx()) ? std::vector<std::int64_t>{0, 390} : std::vector<std::int64_t>{0};
+    for (const ActivationCheckpointing& checkpointing : all)
+      for (const std::int64_t num_kept : kept) {
+        const auto foretold = static_cast<double>(activation_bytes(model.config, DType::kBF16, 400, checkpointing, {}, num_kept).device);
+        EXPECT_NEAR(static_cast<double>(step_bytes(model, packed, checkpointing, num_kept)) / foretold, 1.0, 0.01)
+            << family << ' ' << to_string(checkpointing) << ", logits of " << num_kept << " tokens";
+      }
   }
 }
 
