@@ -27,6 +27,7 @@ if(NOT wanted MATCHES "^(off|0|no|false)$")
     find_package(CUDAToolkit REQUIRED)
     set(PRL_WITH_CUDA ON)
     # As on the CPU, no contraction: a kernel rounds as it is written, and says fmaf where it wants one.
+    set(CMAKE_CUDA_FLAGS_RELEASE "-O1 -DNDEBUG")  # of the host's half of a file, which launches; kernels are optimised all the same
     set(PRL_CUDA_FLAGS -fmad=false -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter,-Wno-missing-field-initializers,-Werror -Werror=all-warnings)
     foreach(arch ${PRL_CUDA_ARCH})
       list(APPEND PRL_CUDA_FLAGS "-gencode=arch=compute_${arch},code=sm_${arch}")
