@@ -16,6 +16,7 @@ struct LinearParameter {
   const ops::LinearWeight* weight = nullptr;
   TensorView dw, db;
   bool accumulate = true;
+  const ops::LinearWeight* next = nullptr;  ///< of the product after this one, if that is known: a hint
 };
 /// A norm's weight (fp32) with its gradient; dweight.data == nullptr drops it.
 struct NormParameter {

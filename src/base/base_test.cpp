@@ -62,6 +62,20 @@ TEST(ThreadPool, ManySmallLoopsOfSeveralCallersLoseNoItem) {
   EXPECT_THAT(sums, testing::Each(wanted));
 }
 
+TEST(ThreadPool, ReadsAheadOfNothingInParticular) {
+  ThreadPool pool(4);
+  const std::vector<char> memory(1 << 20);
+  std::atomic<int> sum{0};
+  for (int i = 0; i < 200; ++i) {
+    // Memory that is there, that is not, and none; loops in between that say nothing.
+    if (i % 4 == 0) pool.read_ahead({memory.data(), memory.size() / 4, memory.size() / 4});
+    if (i % 4 == 1) pool.read_ahead({reinterpret_cast<const char*>(64), 4096, 8192});
+    if (i % 4 == 2) pool.read_ahead({});
+    pool.parallel_for(5, [&](std::int64_t k) { sum += static_cast<int>(k); });
+  }
+  EXPECT_EQ(sum, 200 * 10);
+}
+
 TEST(ThreadPool, RethrowsAndStaysUsable) {
   ThreadPool pool(3);
   EXPECT_THROW(pool.parallel_for(8,

@@ -59,6 +59,7 @@ struct ThreadPool::Impl {
   // Written while the loop is closed and nobody is inside.
   const std::function<void(std::int64_t)>* body = nullptr;
   std::int64_t count = 0;
+  ReadAhead ahead, next_ahead;  ///< of this loop; of the next, which the caller alone knows
   alignas(64) std::atomic<int> num_asleep{0};
   std::atomic<bool> is_caller_asleep{false};
   std::atomic<bool> stopping{false};
@@ -104,7 +105,15 @@ struct ThreadPool::Impl {
     }
   }
 
-  void work() {
+  template <typename Condition>
+  static void read(const ReadAhead& ahead, std::size_t worker, Condition is_news) {
+    constexpr std::size_t kLine = 64, kLines = 8;
+    const char* at = ahead.data + worker * ahead.stride;
+    for (const char* end = at + ahead.bytes; at < end && !is_news(); at += kLines * kLine)
+      for (std::size_t i = 0; i < kLines; ++i) __builtin_prefetch(at + i * kLine, 0, 2);
+  }
+
+  void work(std::size_t worker) {
     std::uint64_t seen = 0;
     auto is_news = [&] { return state.load(std::memory_order_seq_cst) >> kGenerationShift != seen; };
     for (;;) {
@@ -117,13 +126,16 @@ struct ThreadPool::Impl {
       if (stopping.load()) return;
       if (!enter(seen)) continue;
       drain();
+      const ReadAhead mine = ahead;
       leave();
+      read(mine, worker, is_news);
     }
   }
 
   void run(std::int64_t num_items, const std::function<void(std::int64_t)>& items) {
     body = &items;
     count = num_items;
+    ahead = std::exchange(next_ahead, {});
     error = nullptr;
     next.store(0, std::memory_order_relaxed);
     const std::uint64_t generation = (state.load(std::memory_order_relaxed) >> kGenerationShift) + 1;
@@ -147,7 +159,7 @@ struct ThreadPool::Impl {
 
 ThreadPool::ThreadPool(int num_threads) : impl_(std::make_unique<Impl>()) {
   if (num_threads <= 0) num_threads = num_available_cores();
-  for (int i = 1; i < num_threads; ++i) impl_->workers.emplace_back([impl = impl_.get()] { impl->work(); });
+  for (int i = 1; i < num_threads; ++i) impl_->workers.emplace_back([impl = impl_.get(), i] { impl->work(static_cast<std::size_t>(i)); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -160,6 +172,10 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::num_threads() const noexcept { return static_cast<int>(impl_->workers.size()) + 1; }
+
+void ThreadPool::read_ahead(const ReadAhead& ahead) noexcept {
+  if (!inside_pool) impl_->next_ahead = ahead;
+}
 
 void ThreadPool::parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
   if (count <= 0) return;

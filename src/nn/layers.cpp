@@ -88,21 +88,24 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   const Parameters::Layer& g = model.gradients != nullptr ? model.gradients->layer(i) : kNoGradients;
   const float eps = c.rms_norm_eps;
   const bool accumulate = model.gradients == nullptr || !model.gradients->grads_are_fresh();
-  const auto matrix = [accumulate](const ops::LinearWeightPtr& weight, const Tensor& grad, const Tensor& bias_grad) {
-    return LinearParameter{weight.get(), view_or_none(grad), view_or_none(bias_grad), accumulate};
+  const auto matrix = [accumulate](const ops::LinearWeightPtr& weight, const Tensor& grad, const Tensor& bias_grad,
+                                   const ops::LinearWeightPtr& next) {
+    return LinearParameter{weight.get(), view_or_none(grad), view_or_none(bias_grad), accumulate, next.get()};
   };
+  const bool is_last = i + 1 == c.num_layers;
+  const ops::LinearWeightPtr& after = is_last ? model.weights.lm_head : model.weights.layers[static_cast<std::size_t>(i + 1)].qkv;
   PartFrames part(frame, memory, w.q_norm.defined());
 
   const AttentionParameter attention{
       c.num_heads, c.num_kv_heads, c.head_dim, norm(w.q_norm, g.d_q_norm, eps), norm(w.k_norm, g.d_k_norm, eps), &model.weights.rope};
   const Projected qkv = project_normed(part.norm, part.attn_proj, in, norm(w.input_norm, g.d_input_norm, eps),
-                                       matrix(w.qkv, g.d_qkv, g.d_qkv_bias), /*has_gate=*/false, /*sum_out=*/{});
+                                       matrix(w.qkv, g.d_qkv, g.d_qkv_bias, w.o), /*has_gate=*/false, /*sum_out=*/{});
   const Var heads = autograd::self_attention(part.heads, qkv.value, attention, index);
-  const Stream attended = project_onto(frame, qkv.sum, heads, matrix(w.o, g.d_o, g.d_o_bias), memory, /*is_block_output=*/false);
+  const Stream attended = project_onto(frame, qkv.sum, heads, matrix(w.o, g.d_o, g.d_o_bias, w.gate_up), memory, /*is_block_output=*/false);
 
   const Projected hidden = project_normed(part.norm, part.mlp, attended, norm(w.post_norm, g.d_post_norm, eps),
-                                          matrix(w.gate_up, g.d_gate_up, {}), /*has_gate=*/true, memory.residual_TH);
-  return project_onto(frame, hidden.sum, hidden.value, matrix(w.down, g.d_down, {}), memory, /*is_block_output=*/true);
+                                          matrix(w.gate_up, g.d_gate_up, {}, w.down), /*has_gate=*/true, memory.residual_TH);
+  return project_onto(frame, hidden.sum, hidden.value, matrix(w.down, g.d_down, {}, after), memory, /*is_block_output=*/true);
 }
 
 Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T, const AttentionIndex& index,

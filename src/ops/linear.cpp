@@ -29,8 +29,8 @@ void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearW
   c.extent("N", w.num_outputs(), "w").extent("K", w.num_inputs(), "w");
   c.check("y", y_TN, "T N").check("x", x_TK, "T K", w.dtype());
   if (y_TN.dtype != DType::kF32) c.same_dtype("y", y_TN.dtype, "w", w.dtype());
-  if (x_TK.shape.num_rows() == 0) return;
-  table_entry(ctx, ctx.table->linear, "linear")(ctx, y_TN, x_TK, w);
+  if (x_TK.shape.num_rows() > 0) table_entry(ctx, ctx.table->linear, "linear")(ctx, y_TN, x_TK, w);
+  ctx.upcoming = nullptr;
 }
 
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& w, bool accumulate) {

@@ -21,6 +21,8 @@ struct OpTable {
 
   /// Weights keep the layout of the matrix, so `share_linear` never copies.
   bool weights_are_row_major = false;
+  /// lm_head_logprob and its gradient take memory for logits.
+  bool keeps_logits = false;
   LinearWeightPtr (*pack_linear)(OpContext&, ConstTensorView, ConstTensorView, DType, bool) = nullptr;
   LinearWeightPtr (*share_linear)(OpContext&, const Tensor&, ConstTensorView, bool) = nullptr;
   void (*linear)(OpContext&, TensorView, ConstTensorView, const LinearWeight&) = nullptr;
@@ -36,7 +38,6 @@ struct OpTable {
                    std::span<const std::int32_t>) = nullptr;
   void (*attention_paged)(OpContext&, TensorView, const PagedAttention&) = nullptr;
 
-  bool keeps_logits = false;  ///< the two below take memory for them
   void (*lm_head_logprob)(OpContext&, TensorView, TensorView, TensorView, ConstTensorView, const LinearWeight&,
                           std::span<const std::int32_t>, std::span<const float>, TensorView) = nullptr;
   void (*lm_head_logprob_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView,

@@ -11,6 +11,8 @@ namespace {
 
 /// Tokens summed at a time into a weight gradient; part of the order of summation.
 constexpr std::int64_t kGradientTokens = 1024;
+/// Half of a small second-level cache.
+constexpr std::size_t kReadAheadBytes = std::size_t{512} << 10;
 
 const GemmKernels& gemm_for(const OpContext& ctx, DType dtype) {
   return dtype == DType::kBF16 ? *kernels(ctx).gemm_bf16 : *kernels(ctx).gemm_f32;
@@ -100,6 +102,19 @@ GemmRight backward_operand(const PackedWeight& w, std::int64_t first_output) {
           w.num_inputs()};
 }
 
+namespace {
+
+/// A single row's products wait for weights. While the caller does what stands between this one and the next, workers bring what they
+/// will begin with there: the first task is the caller's own.
+void read_ahead(OpContext& ctx, const LinearWeight& next) {
+  const PackedWeight& w = packed(ctx, next);
+  const GemmPlan plan = plan_gemm(ctx, *w.gemm, 1, w.num_inputs(), w.num_outputs(), false);
+  const std::size_t task = static_cast<std::size_t>(ceil_div(plan.task_cols, w.gemm->col_tile)) * w.gemm->panel_bytes(w.num_inputs());
+  ctx.pool->read_ahead({w.forward_panels.as<char>(), task, std::min(task, kReadAheadBytes)});
+}
+
+}  // namespace
+
 LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward) {
   return std::make_shared<PackedWeight>(ctx, w_NK, bias_N, compute, with_backward);
 }
@@ -110,6 +125,7 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
 
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight) {
   const PackedWeight& w = packed(ctx, weight);
+  if (ctx.upcoming != nullptr && x_TK.shape.num_rows() == 1 && num_threads(ctx) > 1) read_ahead(ctx, *ctx.upcoming);
   product(ctx, *w.gemm, y_TN, rows_of(x_TK), forward_operand(w, 0, w.num_outputs()), w.has_bias() ? w.bias_N.as<float>() : nullptr, false);
 }
 
