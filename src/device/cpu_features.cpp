@@ -12,13 +12,17 @@
 namespace prl {
 namespace {
 
+/// x86's cpuinfo has a name; arm64's has numbers alone, of the core's designer and its design.
 std::string cpu_name() {
   std::ifstream file("/proc/cpuinfo");
-  std::string line;
+  std::string line, implementer;
   while (std::getline(file, line)) {
-    if (line.rfind("model name", 0) != 0 && line.rfind("CPU part", 0) != 0) continue;
     const auto colon = line.find(':');
-    if (colon != std::string::npos && colon + 2 <= line.size()) return line.substr(colon + 2);
+    if (colon == std::string::npos || colon + 2 > line.size()) continue;
+    const std::string value = line.substr(colon + 2);
+    if (line.starts_with("model name")) return value;
+    if (line.starts_with("CPU implementer")) implementer = value;
+    if (line.starts_with("CPU part")) return "arm64 core " + value + " of implementer " + implementer;
   }
   return "unknown CPU";
 }

@@ -43,6 +43,13 @@ double meminfo_gib(std::string_view key) {
   return 0;
 }
 
+/// What the portable kernels are compiled to: all that a CPU has which has none of the sets with kernels of their own.
+#if defined(__aarch64__)
+constexpr std::string_view kPortableSet = "NEON";
+#else
+constexpr std::string_view kPortableSet = "SSE2 alone";
+#endif
+
 Finding cpu_finding() {
   const CpuFeatures& cpu = cpu_features();
   std::string sets;
@@ -52,7 +59,7 @@ Finding cpu_finding() {
   const bool has_bf16 = cpu.amx_bf16 || cpu.avx512_bf16;
   return {"cpu",
           fmt::format("{}, {} cores usable, {}", cpu.name.empty() ? "unknown" : cpu.name, num_available_cores(),
-                      sets.empty() ? "no vector sets we use" : sets),
+                      sets.empty() ? kPortableSet : sets),
           has_bf16 ? "computes in bfloat16 by default" : "computes in float32 by default; bfloat16 works but is emulated", true};
 }
 
