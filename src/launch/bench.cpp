@@ -176,9 +176,9 @@ BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, op
   ops::OpContext& ctx = session.context();
   parameters.ensure_grads();
   nn::TrainableModel model(ctx, parameters, {options.checkpoint_every});
-  if (is_planned(*ctx.runtime)) model.keep_logits(affordable_logits(options.model, options.train_tokens, ctx.runtime->bytes_available()));
   const TrainBatch batch = make_batch(options);
   trainer::Optimizer optimizer(ctx, parameters, config::AdamWConfig{});
+  if (is_planned(*ctx.runtime)) model.keep_logits(affordable_logits(options.model, options.train_tokens, ctx.runtime->bytes_available()));
   BenchRow row;
   row.work = "train";
   nn::WeightsPtr weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{0}, true, nullptr);

@@ -89,6 +89,16 @@ TEST_F(MemoryPlanTest, KnowsWhatActivationsWaitInHostMemory) {
   EXPECT_THAT(planned().host, testing::IsEmpty());
 }
 
+TEST_F(MemoryPlanTest, LogitsGetASixthOfWhatIsLeftAndNoMoreThanThereAre) {
+  const nn::ModelConfig model = nn::load_model_config(folder_);
+  const std::size_t row = 64 * sizeof(float);
+  EXPECT_EQ(affordable_logits(model, 100, 6 * 100 * row), 100);
+  EXPECT_EQ(affordable_logits(model, 100, 6 * 500 * row), 100);
+  EXPECT_EQ(affordable_logits(model, 100, 6 * 100 * row - 1), 99);
+  EXPECT_EQ(affordable_logits(model, 100, 0), 0);
+  EXPECT_EQ(planned().num_kept_logits, 0) << "a CPU keeps none";
+}
+
 TEST_F(MemoryPlanTest, AnEngineAloneGivesItsCacheWhatIsLeft) {
   const nn::ModelConfig model = nn::load_model_config(folder_);
   config::InferenceConfig inference;
