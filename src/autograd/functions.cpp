@@ -54,10 +54,7 @@ Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, Cons
 Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out, bool is_block_output) {
   const Var y = frame.variable(output(frame, out, {x_TK.value.shape.num_rows(), p.weight->num_outputs()}, p.weight->dtype()));
   if (!(is_block_output && frame.is_recompute))
-    frame.run([ctx = &frame.ctx, y = y.value, x = x_TK.value, w = p.weight, next = p.next] {
-      ctx->upcoming = next;
-      ops::linear(*ctx, y, x, *w);
-    });
+    frame.run([ctx = &frame.ctx, y = y.value, x = x_TK.value, w = p.weight, next = p.next] { ops::linear(*ctx, y, x, *w, next); });
   if (frame.tape != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TK, y, p] {
       const TensorView dy = tape->grad(y);

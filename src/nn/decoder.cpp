@@ -154,8 +154,7 @@ TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_TH, 
   const TensorView h_BH = m.head_arena.take({B, weights.config.hidden_size}, weights.compute);
   ops::embedding(m.ctx, h_BH, h_TH, upload(m.ctx, m.head_arena, rows_B, DType::kI32));
   const TensorView logits_BV = m.head_arena.take({B, weights.config.vocab_size}, DType::kF32);
-  m.ctx.upcoming = weights.layers.front().qkv.get();
-  ops::linear(m.ctx, logits_BV, h_BH, *weights.lm_head);
+  ops::linear(m.ctx, logits_BV, h_BH, *weights.lm_head, weights.layers.front().qkv.get());
   return logits_BV;
 }
 

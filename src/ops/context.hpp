@@ -10,7 +10,6 @@
 namespace prl::ops {
 
 struct OpTable;
-class LinearWeight;
 
 /// Scratch memory that ops borrow for one call; grows to the largest need during warm-up, then never again.
 class Workspace {
@@ -40,8 +39,6 @@ struct OpContext {
   const OpTable* table = nullptr;  ///< the bodies of runtime->device()
   void* stream = nullptr;          ///< cudaStream_t of CUDA bodies
   void* library = nullptr;         ///< what the device's bodies keep between calls: handles, plans
-  /// Weight of the product after the coming one, if the caller knows: a hint to read ahead. `linear` forgets it.
-  const LinearWeight* upcoming = nullptr;
 };
 
 /// Owns what an OpContext points to.

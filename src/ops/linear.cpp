@@ -24,13 +24,12 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
 
 bool shares_weights(const OpContext& ctx) { return ctx.table->weights_are_row_major; }
 
-void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w) {
+void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w, const LinearWeight* next) {
   ShapeCheck c("linear", ctx);
   c.extent("N", w.num_outputs(), "w").extent("K", w.num_inputs(), "w");
   c.check("y", y_TN, "T N").check("x", x_TK, "T K", w.dtype());
   if (y_TN.dtype != DType::kF32) c.same_dtype("y", y_TN.dtype, "w", w.dtype());
-  if (x_TK.shape.num_rows() > 0) table_entry(ctx, ctx.table->linear, "linear")(ctx, y_TN, x_TK, w);
-  ctx.upcoming = nullptr;
+  if (x_TK.shape.num_rows() > 0) table_entry(ctx, ctx.table->linear, "linear")(ctx, y_TN, x_TK, w, next);
 }
 
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& w, bool accumulate) {

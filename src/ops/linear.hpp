@@ -46,7 +46,8 @@ bool shares_weights(const OpContext& ctx);
 /// Shapes    x [T, K], y [T, N], both in w.dtype() (y may also be kF32); row-strided views allowed.
 /// Numerics  products summed in fp32, in one order of K per output element that depends on (N, K) and the CPU kind alone:
 ///           a row of y depends on its row of x and on w, never on T or on the thread count (batch-invariant).
-void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w);
+/// `next`: the weight of the product after this one, if the caller knows it: a hint to read ahead, harmless if it is freed before.
+void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w, const LinearWeight* next = nullptr);
 
 /// dx_TK = dy_TN W, or += if `accumulate`. Needs w.has_backward(). Batch-invariant.
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& w, bool accumulate);

@@ -25,7 +25,7 @@ struct OpTable {
   bool keeps_logits = false;
   LinearWeightPtr (*pack_linear)(OpContext&, ConstTensorView, ConstTensorView, DType, bool) = nullptr;
   LinearWeightPtr (*share_linear)(OpContext&, const Tensor&, ConstTensorView, bool) = nullptr;
-  void (*linear)(OpContext&, TensorView, ConstTensorView, const LinearWeight&) = nullptr;
+  void (*linear)(OpContext&, TensorView, ConstTensorView, const LinearWeight&, const LinearWeight*) = nullptr;
   void (*linear_backward_input)(OpContext&, TensorView, ConstTensorView, const LinearWeight&, bool) = nullptr;
   void (*linear_backward_weight)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, bool) = nullptr;
   void (*hash_rows)(OpContext&, std::span<std::uint64_t>, std::span<const HashedRows>, DType) = nullptr;

@@ -123,9 +123,9 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
   return cpu::pack_linear(ctx, w_NK, bias_N, w_NK.dtype(), with_backward);
 }
 
-void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight) {
+void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LinearWeight* next) {
   const PackedWeight& w = packed(ctx, weight);
-  if (ctx.upcoming != nullptr && x_TK.shape.num_rows() == 1 && num_threads(ctx) > 1) read_ahead(ctx, *ctx.upcoming);
+  if (next != nullptr && x_TK.shape.num_rows() == 1 && num_threads(ctx) > 1) read_ahead(ctx, *next);
   product(ctx, *w.gemm, y_TN, rows_of(x_TK), forward_operand(w, 0, w.num_outputs()), w.has_bias() ? w.bias_N.as<float>() : nullptr, false);
 }
 

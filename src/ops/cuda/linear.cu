@@ -109,7 +109,7 @@ LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView
   return std::make_shared<DenseWeight>(ctx, w_NK, bias_N, with_backward);
 }
 
-void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight) {
+void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& weight, const LinearWeight* /*next*/) {
   const DenseWeight& w = dense(ctx, weight);
   Product p = forward_product(w, x_TK.data, x_TK.row_stride, x_TK.shape.num_rows(), 0, w.num_outputs());
   p.out = y_TN.data;
