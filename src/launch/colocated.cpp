@@ -73,7 +73,11 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
     log::add_role_file(role, config.output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
 
   const trainer::GradientStepOptions training = step_options(config.trainer, runtime);
-  PlannedPolicy planned = make_policy(runtime, policy_options(config.trainer, runtime), training, config.trainer.model.seq_len);
+  const trainer::PolicyOptions options = policy_options(config.trainer, runtime);
+  const nn::ModelConfig model = nn::load_model_config(options.model);
+  if (*inference.model.max_model_len > model.max_position) inference.model.max_model_len = static_cast<int>(model.max_position);
+  PlannedPolicy planned = make_policy(runtime, options, training, config.trainer.model.seq_len,
+                                      is_planned(*runtime) ? least_engine_bytes(inference, model, options.compute) : 0);
   trainer::Policy& policy = *planned.policy;
   std::optional<MemoryPlan>& plan = planned.plan;
   trainer::RlRunOptions run =
@@ -81,10 +85,8 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   run.broadcasts.clear();
   const std::int64_t resume_step = orchestrator_resume_step(config.orchestrator);
 
-  const nn::ModelConfig& model = policy.config();
-  if (*inference.model.max_model_len > model.max_position) inference.model.max_model_len = static_cast<int>(model.max_position);
   if (plan) {
-    add_engine(*plan, inference, model, policy.options().compute);
+    add_engine(*plan, inference, policy.config(), policy.options().compute);
     inference.kv.num_blocks = static_cast<int>(plan->num_kv_blocks);
     log::info("memory plan: {}", plan->to_string());
   }

@@ -93,7 +93,7 @@ MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shap
     return nn::activation_bytes(shape.model, compute, shape.seq_len, shape.policy.checkpointing, shape.policy.offload, num_kept_logits);
   };
   nn::ActivationBytes activations = activations_with(0);
-  if (const std::size_t taken = plan.total() + activations.device; is_planned(runtime) && taken < usable(plan)) {
+  if (const std::size_t taken = plan.total() + activations.device + shape.bytes_of_others; is_planned(runtime) && taken < usable(plan)) {
     plan.num_kept_logits = affordable_logits(shape.model, shape.seq_len, usable(plan) - taken);
     activations = activations_with(plan.num_kept_logits);
   }
@@ -118,10 +118,10 @@ void measure_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t
 }
 
 PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer::PolicyOptions options,
-                          const trainer::GradientStepOptions& step, std::int64_t seq_len) {
+                          const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others) {
   PlannedPolicy made;
   if (is_planned(*runtime)) {
-    made.plan = plan_training(*runtime, {nn::load_model_config(options.model), options, step, seq_len});
+    made.plan = plan_training(*runtime, {nn::load_model_config(options.model), options, step, seq_len, bytes_of_others});
     options.num_kept_logits = made.plan->num_kept_logits;
   }
   made.policy = std::make_unique<trainer::Policy>(runtime, std::move(options));
@@ -135,34 +135,52 @@ std::size_t weight_bytes(const nn::ModelConfig& model, DType compute) {
   return static_cast<std::size_t>(model.num_parameters()) * size_of(compute);
 }
 
-/// What the engine's passes take, and the cache.
-void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
-                const char* advice) {
+/// What follows from sizes alone.
+struct EngineNeeds {
+  std::size_t passes = 0;         ///< bytes
+  std::size_t block_bytes = 0;    ///< of the KV cache
+  std::int64_t context = 0;       ///< tokens of the longest sequence
+  std::int64_t per_sequence = 0;  ///< its blocks
+};
+
+EngineNeeds engine_needs(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   const auto size = static_cast<std::int64_t>(size_of(compute));
   // A pass holds two streams, the largest layer's intermediates and the logits of all running sequences.
   const std::int64_t tokens = std::max<std::int64_t>(inference.max_num_batched_tokens, inference.max_num_seqs);
   const std::int64_t heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
   const std::int64_t per_token = (6 * model.hidden_size + 2 * heads + 3 * model.intermediate_size) * size;
   const std::int64_t logits = static_cast<std::int64_t>(inference.max_num_seqs) * model.vocab_size * 4;
-  plan.parts.emplace_back("engine", static_cast<std::size_t>(tokens * per_token + logits) + 2 * kRoleBytes);
-
   // Plans are made for GPUs alone.
   const std::int64_t block = inference.kv.block_size.value_or(default_block_size(DeviceKind::kCuda));
-  const std::size_t block_bytes = nn::KvCache::bytes_per_block(model, compute, block);
-  const std::int64_t context = context_length(inference, model), per_sequence = (context + block - 1) / block;
+  const std::int64_t context = context_length(inference, model);
+  return {static_cast<std::size_t>(tokens * per_token + logits) + 2 * kRoleBytes, nn::KvCache::bytes_per_block(model, compute, block),
+          context, (context + block - 1) / block};
+}
+
+/// What the engine's passes take, and the cache.
+void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
+                const char* advice) {
+  const EngineNeeds needs = engine_needs(inference, model, compute);
+  plan.parts.emplace_back("engine", needs.passes);
   const std::int64_t wanted =
-      inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * per_sequence;
+      inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * needs.per_sequence;
   const std::size_t left = usable(plan) > plan.total() ? usable(plan) - plan.total() : 0;
-  const auto affordable = static_cast<std::int64_t>(left / block_bytes);
+  const auto affordable = static_cast<std::int64_t>(left / needs.block_bytes);
   plan.num_kv_blocks = inference.kv.num_blocks ? wanted : std::min(wanted, affordable);
-  plan.parts.emplace_back("KV cache", static_cast<std::size_t>(std::max(plan.num_kv_blocks, per_sequence)) * block_bytes);
+  plan.parts.emplace_back("KV cache", static_cast<std::size_t>(std::max(plan.num_kv_blocks, needs.per_sequence)) * needs.block_bytes);
   refuse_if_too_large(plan, advice);
   if (plan.num_kv_blocks < wanted)
     log::info("the KV cache holds {} of the {} blocks that {} sequences of {} tokens could use; more will wait", plan.num_kv_blocks, wanted,
-              inference.max_num_seqs, context);
+              inference.max_num_seqs, needs.context);
 }
 
 }  // namespace
+
+std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
+  const EngineNeeds needs = engine_needs(inference, model, compute);
+  const std::int64_t blocks = std::max<std::int64_t>(needs.per_sequence, inference.kv.num_blocks.value_or(0));
+  return kMoreVersions * weight_bytes(model, compute) + needs.passes + static_cast<std::size_t>(blocks) * needs.block_bytes;
+}
 
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   plan.parts.emplace_back("weights in flight", kMoreVersions * weight_bytes(model, compute));

@@ -42,7 +42,8 @@ struct TrainingShape {
   const nn::ModelConfig& model;
   const trainer::PolicyOptions& policy;
   const trainer::GradientStepOptions& step;
-  std::int64_t seq_len = 0;  ///< tokens of a micro-batch
+  std::int64_t seq_len = 0;         ///< tokens of a micro-batch
+  std::size_t bytes_of_others = 0;  ///< that logits must leave to whoever shares the device
 };
 /// Tokens of a pass over `num_tokens` whose logits may wait for the backward pass: they get at most a sixth of the `bytes_left` by what is
 /// needed, so that a KV cache loses no more than that to them.
@@ -61,8 +62,10 @@ struct PlannedPolicy {
   std::unique_ptr<trainer::Policy> policy;
 };
 PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer::PolicyOptions options,
-                          const trainer::GradientStepOptions& step, std::int64_t seq_len);
+                          const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others = 0);
 
+/// The least that an engine beside a trainer needs: with a cache for one sequence of full length.
+std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);
 /// Adds what an engine beside the trainer needs and sets num_kv_blocks. Error{kOutOfMemory} if not one sequence of full length fits.
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);
 

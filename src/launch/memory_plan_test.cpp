@@ -128,6 +128,25 @@ TEST_F(MemoryPlanTest, AnEngineAloneGivesItsCacheWhatIsLeft) {
   EXPECT_THROW((void)plan_engine(gib, inference, model, DType::kBF16, 2), Error);
 }
 
+TEST_F(MemoryPlanTest, TheLeastOfAnEngineBesideATrainerIsWhatItsPlanAddsWhenLittleIsLeft) {
+  const nn::ModelConfig model = nn::load_model_config(folder_);
+  config::InferenceConfig inference;
+  inference.max_num_seqs = 4;
+  const std::size_t least = least_engine_bytes(inference, model, DType::kBF16);
+  const auto added_with = [&](std::size_t left) {
+    MemoryPlan plan;
+    plan.available = static_cast<std::size_t>(static_cast<double>(left) / 0.98) + 8;  // a fiftieth is left to the driver
+    add_engine(plan, inference, model, DType::kBF16);
+    return plan.total();
+  };
+  EXPECT_EQ(added_with(least), least);
+  EXPECT_THROW((void)added_with(least - 64), Error);
+  EXPECT_GT(added_with(2 * least), least) << "a cache for more sequences";
+  inference.kv.num_blocks = 20;  // 16 hold one sequence
+  EXPECT_EQ(added_with(2 * least), least_engine_bytes(inference, model, DType::kBF16));
+  EXPECT_GT(least_engine_bytes(inference, model, DType::kBF16), least);
+}
+
 TEST_F(MemoryPlanTest, RefusesWithTheNumbersWhatCannotFit) {
   const MemoryPlan plan = planned();
   EXPECT_EQ(plan.foretold_activations, 0u);
