@@ -37,6 +37,8 @@ RowShape row_shape(std::int64_t cols) {
   return {lanes, static_cast<int>(ceil_div(vectors, lanes))};
 }
 
+using Bf16 = __nv_bfloat16;
+
 /// Sums v over the threads of a row.
 template <int kLanes>
 __device__ __forceinline__ float row_sum(float v, float* scratch) {
@@ -61,6 +63,24 @@ __device__ __forceinline__ float2 row_sums(float2 v, float2* scratch) {
   return total;
 }
 
+/// The value of the lane `step` away.
+__device__ __forceinline__ float shuffled(float v, int step) { return __shfl_xor_sync(kFullWarp, v, step); }
+__device__ __forceinline__ float2 shuffled(float2 v, int step) { return make_float2(shuffled(v.x, step), shuffled(v.y, step)); }
+
+/// The sums of these two, with as many threads to a row as are told at run time.
+template <typename V>
+__device__ __forceinline__ V any_row_sum(V v, int lanes, V* scratch) {
+#pragma unroll 1
+  for (int step = min(lanes, kWarp) / 2; step > 0; step /= 2) v = v + shuffled(v, step);
+  if (lanes <= kWarp) return v;
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = v;
+  __syncthreads();
+  V total = scratch[0];
+  for (int i = 1; i < lanes / kWarp; ++i) total = total + scratch[i];
+  return total;
+}
+
 struct RowPlace {
   std::int64_t row;
   int lane, lanes;
@@ -74,6 +94,12 @@ __device__ __forceinline__ RowPlace row_place() {
   } else {
     return {static_cast<std::int64_t>(blockIdx.x), static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
   }
+}
+
+__device__ __forceinline__ RowPlace row_place(int lanes) {
+  const int slots = lanes <= kWarp ? static_cast<int>(blockDim.x) / lanes : 1,
+            slot = lanes <= kWarp ? static_cast<int>(threadIdx.x) / lanes : 0;
+  return {static_cast<std::int64_t>(blockIdx.x) * slots + slot, static_cast<int>(threadIdx.x) - slot * lanes, lanes};
 }
 
 template <typename T>
@@ -97,25 +123,15 @@ __device__ __forceinline__ std::int64_t row_begin(std::int64_t row, std::int64_t
 }
 
 /// 8 elements as they lie in memory, in half the registers that floats take.
-template <typename T>
 struct Stored {
-  alignas(16) T v[kVec];
-  template <bool kWide>
-  __device__ __forceinline__ void load(const T* p, int count) {
-    if constexpr (kWide) {
-#pragma unroll
-      for (int i = 0; i < static_cast<int>(sizeof(v) / 16); ++i) reinterpret_cast<uint4*>(v)[i] = reinterpret_cast<const uint4*>(p)[i];
-    } else {
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) v[i] = i < count ? p[i] : from_float<T>(0.0f);
-    }
-  }
+  alignas(16) Bf16 v[kVec];
+  __device__ __forceinline__ void load(const Bf16* p) { *reinterpret_cast<uint4*>(v) = *reinterpret_cast<const uint4*>(p); }
   __device__ __forceinline__ float operator[](int i) const { return to_float(v[i]); }
 };
 
-/// kLanes == 0: a block per row. kVectors are kept in registers; a block reads what is beyond them again.
-template <typename T, bool kWide, bool kAdd, int kLanes, int kVectors>
-__global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(const NormArgs<T> a) {
+/// bf16 rows that are wide. kLanes == 0: a block per row. kVectors are kept in registers; a block reads what is beyond them again.
+template <bool kAdd, int kLanes, int kVectors>
+__global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(const NormArgs<Bf16> a) {
   __shared__ float scratch[kMaxLanes / kWarp];
   const RowPlace p = row_place<kLanes>();
   const auto column = [&](int j) { return (p.lane + j * p.lanes) * kVec; };
@@ -127,27 +143,27 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   }
   wait_for_previous();
   const bool is_live = p.row < a.rows;
-  const T* x = a.x + row_begin(p.row, a.x_stride, a.heads, a.cols);
-  T* y_row = a.y + row_begin(p.row, a.y_stride, a.heads, a.cols);
-  T* sum_row = kAdd ? a.sum + p.row * a.sum_stride : nullptr;
+  const Bf16* x = a.x + row_begin(p.row, a.x_stride, a.heads, a.cols);
+  Bf16* y_row = a.y + row_begin(p.row, a.y_stride, a.heads, a.cols);
+  Bf16* sum_row = kAdd ? a.sum + p.row * a.sum_stride : nullptr;
   float kept[kVectors][kVec] = {};
   float squares = 0.0f;
   // Loads of a row are all on their way before the first store: no later load could pass it.
-  const auto read = [&](int c, Stored<T>& own, Stored<T>& other) {
-    own.template load<kWide>(x + c, a.cols - c);
-    if constexpr (kAdd) other.template load<kWide>(a.residual + p.row * a.residual_stride + c, a.cols - c);
+  const auto read = [&](int c, Stored& own, Stored& other) {
+    own.load(x + c);
+    if constexpr (kAdd) other.load(a.residual + p.row * a.residual_stride + c);
   };
-  const auto take = [&](int c, float(&v)[kVec], const Stored<T>& own, const Stored<T>& other) {
+  const auto take = [&](int c, float(&v)[kVec], const Stored& own, const Stored& other) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) v[i] = kAdd ? rounded<T>(own[i] + other[i]) : own[i];
-    if constexpr (kAdd) store<kWide>(sum_row + c, v, a.cols - c);
+    for (int i = 0; i < kVec; ++i) v[i] = kAdd ? rounded<Bf16>(own[i] + other[i]) : own[i];
+    if constexpr (kAdd) store<true>(sum_row + c, v, kVec);
   };
   const auto add_squares = [&](const float(&v)[kVec]) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
   };
   if (is_live) {
-    Stored<T> own[kVectors], other[kVectors];
+    Stored own[kVectors], other[kVectors];
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
       if (column(j) < a.cols) read(column(j), own[j], other[j]);
@@ -160,7 +176,7 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
     if constexpr (kLanes == 0)
       for (int j = kVectors; column(j) < a.cols; ++j) {
         float v[kVec];
-        Stored<T> more, others;
+        Stored more, others;
         read(column(j), more, others);
         take(column(j), v, more, others);
         add_squares(v);
@@ -170,10 +186,10 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   if (!is_live) return;
   const auto put = [&](int c, float(&v)[kVec]) {
     float w[kVec];
-    load<kWide>(w, a.w + c, a.cols - c);
+    load<true>(w, a.w + c, kVec);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) v[i] = v[i] * scale * w[i];
-    store<kWide>(y_row + c, v, a.cols - c);
+    store<true>(y_row + c, v, kVec);
   };
 #pragma unroll
   for (int j = 0; j < kVectors; ++j)
@@ -181,9 +197,47 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   if constexpr (kLanes == 0)
     for (int j = kVectors; column(j) < a.cols; ++j) {
       float v[kVec];
-      load<kWide>(v, (kAdd ? sum_row : x) + column(j), a.cols - column(j));  // this thread's own
+      load<true>(v, (kAdd ? sum_row : x) + column(j), kVec);  // this thread's own
       put(column(j), v);
     }
+}
+
+/// Rows of any other kind: the same operations in the same order, by one kernel for all shapes, which reads again what the others keep.
+template <typename T, bool kAdd>
+__global__ void __launch_bounds__(kMaxLanes) any_norm_kernel(const NormArgs<T> a, int lanes) {
+  __shared__ float scratch[kMaxLanes / kWarp];
+  const RowPlace p = row_place(lanes);
+  let_next_begin();
+  wait_for_previous();
+  const bool is_live = p.row < a.rows;
+  const T* x = a.x + row_begin(p.row, a.x_stride, a.heads, a.cols);
+  T* y_row = a.y + row_begin(p.row, a.y_stride, a.heads, a.cols);
+  T* sum_row = kAdd ? a.sum + p.row * a.sum_stride : nullptr;
+  float squares = 0.0f;
+#pragma unroll 1
+  for (int c = p.lane * kVec; is_live && c < a.cols; c += lanes * kVec) {
+    float v[kVec];
+    load<false>(v, x + c, a.cols - c);
+    if constexpr (kAdd) {
+      float other[kVec];
+      load<false>(other, a.residual + p.row * a.residual_stride + c, a.cols - c);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) v[i] = rounded<T>(v[i] + other[i]);
+      store<false>(sum_row + c, v, a.cols - c);
+    }
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
+  }
+  const float scale = 1.0f / sqrtf(any_row_sum(squares, lanes, scratch) / static_cast<float>(a.cols) + a.eps);
+#pragma unroll 1
+  for (int c = p.lane * kVec; is_live && c < a.cols; c += lanes * kVec) {
+    float v[kVec], w[kVec];
+    load<false>(v, (kAdd ? sum_row : x) + c, a.cols - c);  // this thread's own
+    load<false>(w, a.w + c, a.cols - c);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = v[i] * scale * w[i];
+    store<false>(y_row + c, v, a.cols - c);
+  }
 }
 
 /// Calls body with the lanes of a warp that share a row, or 0 for a block per row, and the vectors that a thread keeps.
@@ -208,17 +262,22 @@ void with_shape(const RowShape& shape, Body&& body) {
 template <typename T, bool kAdd>
 void launch_norm(OpContext& ctx, const NormArgs<T>& a, bool wide) {
   const RowShape shape = row_shape(a.cols);
-  with_bool(wide, [&](auto is_wide_row) {
-    with_shape(shape, [&](auto lanes, auto vectors) {
-      constexpr int kLanes = decltype(lanes)::value;
-      // Few rows are spread over many multiprocessors.
-      const int block = kLanes > 0 && a.rows * kLanes < static_cast<std::int64_t>(kBlock) * num_multiprocessors(ctx) ? kWarp : kBlock;
-      const auto grid = static_cast<unsigned>(kLanes > 0 ? ceil_div(a.rows, block / std::max(kLanes, 1)) : a.rows);
-      const auto kernel = norm_kernel<T, decltype(is_wide_row)::value, kAdd, kLanes, decltype(vectors)::value>;
-      const int threads = kLanes > 0 ? block : shape.lanes;
-      launch_chained(stream_of(ctx), kernel, dim3(grid), dim3(static_cast<unsigned>(threads)), 0, a);
-    });
-  });
+  const bool shares_block = shape.lanes <= kWarp;
+  // Few rows are spread over many multiprocessors.
+  const int block = !shares_block                                                                         ? shape.lanes
+                    : a.rows * shape.lanes < static_cast<std::int64_t>(kBlock) * num_multiprocessors(ctx) ? kWarp
+                                                                                                          : kBlock;
+  const dim3 grid(static_cast<unsigned>(shares_block ? ceil_div(a.rows, block / shape.lanes) : a.rows)),
+      threads(static_cast<unsigned>(block));
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (wide) {
+      with_shape(shape, [&](auto lanes, auto vectors) {
+        launch_chained(stream_of(ctx), norm_kernel<kAdd, decltype(lanes)::value, decltype(vectors)::value>, grid, threads, 0, a);
+      });
+      return;
+    }
+  }
+  launch_chained(stream_of(ctx), any_norm_kernel<T, kAdd>, grid, threads, 0, a, shape.lanes);
 }
 
 /// Rows are dealt to at most this many groups; each group sums its share of dw in order, then the groups are added in order. All of
@@ -240,9 +299,11 @@ struct NormBackwardArgs {
   int heads = 1;  ///< as in NormArgs
 };
 
-/// One block per group of rows. kLanes > 0: kBlock / kLanes rows at a time. kVectors: vectors of 8 a thread holds of a row.
-template <typename T, bool kWide, int kLanes, int kVectors>
-__global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 2 : 1) norm_backward_kernel(const NormBackwardArgs<T> a) {
+/// bf16 rows that are wide, one block per group of rows. kLanes > 0: kBlock / kLanes rows at a time. kVectors: vectors of 8 a thread holds
+/// of a row.
+template <int kLanes, int kVectors>
+__global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 2 : 1)
+    norm_backward_kernel(const NormBackwardArgs<Bf16> a) {
   constexpr int kRows = kLanes > 0 ? kBlock / (kLanes > 0 ? kLanes : 1) : 1;
   __shared__ float2 scratch[kMaxLanes / kWarp];
   __shared__ __align__(16) float dw_rows[kLanes > 0 ? kBlock * kVec * kVectors : 1];
@@ -254,28 +315,28 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
   for (std::int64_t base = begin; base < end; base += kRows) {
     const std::int64_t row = base + slot;
     const bool is_live = row < end;
-    Stored<T> x[kVectors], dy[kVectors], before[kVectors];
+    Stored x[kVectors], dy[kVectors], before[kVectors];
     float squares = 0.0f, dots = 0.0f;
-    T* dx_row = nullptr;
+    Bf16* dx_row = nullptr;
     if (is_live) {
-      const T* x_row = a.x + row_begin(row, a.x_stride, a.heads, a.cols);
-      const T* dy_row = a.dy + row_begin(row, a.dy_stride, a.heads, a.cols);
+      const Bf16* x_row = a.x + row_begin(row, a.x_stride, a.heads, a.cols);
+      const Bf16* dy_row = a.dy + row_begin(row, a.dy_stride, a.heads, a.cols);
       dx_row = a.dx + row_begin(row, a.dx_stride, a.heads, a.cols);
       // All that the row needs is on its way before any of it is used.
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         const int c = (lane + j * lanes) * kVec;
         if (c >= a.cols) continue;
-        x[j].template load<kWide>(x_row + c, a.cols - c);
-        dy[j].template load<kWide>(dy_row + c, a.cols - c);
-        if (a.accumulate) before[j].template load<kWide>(dx_row + c, a.cols - c);
+        x[j].load(x_row + c);
+        dy[j].load(dy_row + c);
+        if (a.accumulate) before[j].load(dx_row + c);
       }
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
         const int c = (lane + j * lanes) * kVec;
         if (c >= a.cols) continue;
         float w[kVec];
-        load<kWide>(w, a.w + c, a.cols - c);
+        load<true>(w, a.w + c, kVec);
 #pragma unroll
         for (int i = 0; i < kVec; ++i) {
           squares = fmaf(x[j][i], x[j][i], squares);
@@ -292,14 +353,14 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
       const int c = (lane + j * lanes) * kVec;
       if (c >= a.cols) continue;
       float w[kVec], d[kVec];
-      load<kWide>(w, a.w + c, a.cols - c);
+      load<true>(w, a.w + c, kVec);
 #pragma unroll
       for (int i = 0; i < kVec; ++i) {
         dw[j][i] = fmaf(dy[j][i], x[j][i] * scale, dw[j][i]);
         d[i] = fmaf(-k, x[j][i], dy[j][i] * w[i] * scale);
         if (a.accumulate) d[i] = before[j][i] + d[i];
       }
-      store<kWide>(dx_row + c, d, a.cols - c);
+      store<true>(dx_row + c, d, kVec);
     }
   }
   float* out = a.partial_dw + static_cast<std::int64_t>(blockIdx.x) * a.cols;
@@ -327,6 +388,80 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
   }
 }
 
+/// Rows of any other kind, as any_norm_kernel.
+template <typename T>
+__global__ void __launch_bounds__(kMaxLanes) any_norm_backward_kernel(const NormBackwardArgs<T> a, int lanes) {
+  __shared__ float2 scratch[kMaxLanes / kWarp];
+  __shared__ float dw_rows[kBlock * kVec * kWarpVectors];
+  const bool shares_block = lanes <= kWarp;
+  const int num_slots = shares_block ? kBlock / lanes : 1, slot = shares_block ? static_cast<int>(threadIdx.x) / lanes : 0;
+  const int lane = static_cast<int>(threadIdx.x) - slot * lanes, width = lanes * kWarpVectors * kVec;
+  float dw[kWarpVectors][kVec] = {};
+  const std::int64_t begin = blockIdx.x * a.group_rows, end = min(a.rows, begin + a.group_rows);
+#pragma unroll 1
+  for (std::int64_t base = begin; base < end; base += num_slots) {
+    const std::int64_t row = base + slot;
+    const bool is_live = row < end;
+    const T* x_row = a.x + row_begin(row, a.x_stride, a.heads, a.cols);
+    const T* dy_row = a.dy + row_begin(row, a.dy_stride, a.heads, a.cols);
+    T* dx_row = a.dx + row_begin(row, a.dx_stride, a.heads, a.cols);
+    float2 sums = make_float2(0.0f, 0.0f);
+    float x[kVec], dy[kVec], w[kVec];
+    const auto read = [&](int c) {
+      load<false>(x, x_row + c, a.cols - c);
+      load<false>(dy, dy_row + c, a.cols - c);
+      load<false>(w, a.w + c, a.cols - c);
+    };
+#pragma unroll 1
+    for (int c = lane * kVec; is_live && c < a.cols; c += lanes * kVec) {
+      read(c);
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        sums.x = fmaf(x[i], x[i], sums.x);
+        sums.y = fmaf(dy[i] * w[i], x[i], sums.y);
+      }
+    }
+    sums = any_row_sum(sums, lanes, scratch);
+    const float scale = 1.0f / sqrtf(sums.x / static_cast<float>(a.cols) + a.eps);
+    const float k = sums.y * scale * scale * scale / static_cast<float>(a.cols);
+#pragma unroll
+    for (int j = 0; j < kWarpVectors; ++j) {
+      const int c = (lane + j * lanes) * kVec;
+      if (!is_live || c >= a.cols) continue;
+      read(c);
+      float d[kVec];
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) {
+        dw[j][i] = fmaf(dy[i], x[i] * scale, dw[j][i]);
+        d[i] = fmaf(-k, x[i], dy[i] * w[i] * scale);
+      }
+      if (a.accumulate) {
+        load<false>(x, dx_row + c, a.cols - c);
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) d[i] = x[i] + d[i];
+      }
+      store<false>(dx_row + c, d, a.cols - c);
+    }
+  }
+  float* out = a.partial_dw + static_cast<std::int64_t>(blockIdx.x) * a.cols;
+#pragma unroll
+  for (int j = 0; j < kWarpVectors; ++j) {
+    const int c = (lane + j * lanes) * kVec;
+    if (c >= a.cols) continue;
+    if (shares_block)
+      store<false>(dw_rows + slot * width + c, dw[j], kVec);
+    else
+      store<false>(out + c, dw[j], a.cols - c);
+  }
+  if (!shares_block) return;
+  __syncthreads();
+  for (int c = static_cast<int>(threadIdx.x); c < a.cols; c += kBlock) {
+    float total = 0.0f;
+    for (int r = 0; r < num_slots; ++r) total += dw_rows[r * width + c];
+    out[c] = total;
+  }
+}
+
 /// total[c] += sum over rows of partial[row, c]: 8 rows of threads take every eighth row each, then they are added in order.
 constexpr int kSumRows = 8;
 __global__ void add_rows_kernel(float* total, const float* partial, std::int64_t rows, std::int64_t cols) {
@@ -348,26 +483,30 @@ void launch_norm_backward(OpContext& ctx, const NormBackwardArgs<T>& a, std::int
   if (shape.vectors > kWarpVectors)
     fail(ErrorCode::kNotImplemented, "[rms_norm_backward] rows of {} columns; the kernel holds up to {}", a.cols,
          kWarpVectors * kMaxLanes * kVec);
-  with_bool(wide, [&](auto is_wide_row) {
-    const auto launch = [&](auto lanes, auto vectors) {
-      constexpr int kLanes = decltype(lanes)::value;
-      const auto kernel = norm_backward_kernel<T, decltype(is_wide_row)::value, kLanes, decltype(vectors)::value>;
-      const int threads = kLanes > 0 ? kBlock : shape.lanes;
-      kernel<<<static_cast<unsigned>(groups), threads, 0, stream_of(ctx)>>>(a);
-    };
-    with_shape(shape, [&](auto lanes, auto vectors) {
-      if constexpr (decltype(lanes)::value > 0) {
-        launch(lanes, vectors);
-      } else {
-        if (shape.vectors == 1)
-          launch(lanes, std::integral_constant<int, 1>{});
-        else if (shape.vectors == 2)
-          launch(lanes, std::integral_constant<int, 2>{});
-        else
-          launch(lanes, std::integral_constant<int, kWarpVectors>{});
-      }
-    });
-  });
+  const auto grid = static_cast<unsigned>(groups);
+  const int threads = shape.lanes <= kWarp ? kBlock : shape.lanes;
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (wide) {
+      const auto launch = [&](auto lanes, auto vectors) {
+        norm_backward_kernel<decltype(lanes)::value, decltype(vectors)::value><<<grid, threads, 0, stream_of(ctx)>>>(a);
+      };
+      with_shape(shape, [&](auto lanes, auto vectors) {
+        if constexpr (decltype(lanes)::value > 0) {
+          launch(lanes, vectors);
+        } else {
+          if (shape.vectors == 1)
+            launch(lanes, std::integral_constant<int, 1>{});
+          else if (shape.vectors == 2)
+            launch(lanes, std::integral_constant<int, 2>{});
+          else
+            launch(lanes, std::integral_constant<int, kWarpVectors>{});
+        }
+      });
+      PRL_CUDA_CHECK(cudaGetLastError());
+      return;
+    }
+  }
+  any_norm_backward_kernel<<<grid, threads, 0, stream_of(ctx)>>>(a, shape.lanes);
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 

@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
@@ -246,11 +248,11 @@ void launch(OpContext& ctx, NormRopeArgs<T>& a, std::int64_t tokens) {
         launch_chained(stream_of(ctx), norm_rope_kernel<T, kLanes, decltype(has_norm)::value, kCache, kHeads>,
                        dim3(static_cast<unsigned>(ceil_div(groups, kBlock / kLanes))), dim3(kBlock), 0, a);
       };
-      // Few tokens are spread as widely as they can be.
-      if (tokens >= kManyTokens)
-        launch(std::integral_constant<int, 4>{});
-      else
-        launch(std::integral_constant<int, 1>{});
+      // Few tokens are spread as widely as they can be. fp32 is not worth kernels of its own.
+      if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        if (tokens >= kManyTokens) return launch(std::integral_constant<int, 4>{});
+      }
+      launch(std::integral_constant<int, 1>{});
     });
   });
 }

@@ -252,12 +252,17 @@ struct RankScratch {
   Key result;
   std::uint32_t bin_count;
 };
+/// The block's own. From here, functions that are not inlined know that it is shared memory.
+__device__ __forceinline__ RankScratch& rank_scratch() {
+  __shared__ RankScratch scratch;
+  return scratch;
+}
 
 /// One row, ranked by the threads of a block.
 class Ranker {
  public:
-  __device__ Ranker(RankScratch& s, const float* logits, std::int64_t V, float temperature, float max)
-      : s_(s), logits_(logits), V_(V), temperature_(temperature), max_(max) {}
+  __device__ Ranker(const float* logits, std::int64_t V, float temperature, float max)
+      : logits_(logits), V_(V), temperature_(temperature), max_(max) {}
 
   __device__ float at(std::int64_t i) const { return scaled(logits_[i], temperature_); }
   /// body(x, key) for this thread's share of the tokens at or above `low`. Four tokens at a time, two loads in flight.
@@ -286,47 +291,50 @@ class Ranker {
     for (std::int64_t i = head + 4 * quads + threadIdx.x; i < V_; i += kTruncateBlock) one(logits_[i], i);
   }
 
+  // These two are called and not inlined: each is a walk or several over a vocabulary, and takes long to compile.
+
   /// Number and mass of the tokens at or above `low`, the same in every thread.
-  __device__ void totals(Key low, std::uint32_t& count, Mass& mass) {
+  __device__ __noinline__ void totals(Key low, std::uint32_t& count, Mass& mass) {
+    RankScratch& s = rank_scratch();
     std::uint32_t n = 0;
     Mass m = 0;
     for_each(low, [&](float x, Key) {
       ++n;
       m += mass_of(x, max_);
     });
-    mass = block_sum(m, s_.warp_masses);
-    count = static_cast<std::uint32_t>(block_sum(static_cast<Mass>(n), s_.warp_masses));
+    mass = block_sum(m, s.warp_masses);
+    count = static_cast<std::uint32_t>(block_sum(static_cast<Mass>(n), s.warp_masses));
   }
 
-  /// The lowest key of the best tokens whose number (or mass, if kByMass) first reaches `wanted`, among those at or above `low`.
+  /// The lowest key of the best tokens whose number (or mass, if by_mass) first reaches `wanted`, among those at or above `low`.
   /// `wanted` must not be more than there is.
-  template <bool kByMass>
-  __device__ Key select(Key low, Mass wanted) {
+  __device__ __noinline__ Key select(Key low, Mass wanted, bool by_mass) {
+    RankScratch& s = rank_scratch();
     // Bins of equal width in the logit keep neighbours of a peaked distribution apart; bin 0 is the best.
     clear();
     for_each(low, [&](float x, Key) {
       const int bin = bin_of(x);
-      atomicAdd(&s_.counts[bin], 1u);
-      if constexpr (kByMass) atomicAdd(&s_.masses[bin], mass_of(x, max_));
+      atomicAdd(&s.counts[bin], 1u);
+      if (by_mass) atomicAdd(&s.masses[bin], mass_of(x, max_));
     });
     __syncthreads();
     if (threadIdx.x == 0) {
-      take_bin<kByMass>(
-          wanted, [](int i) { return i; }, kBins);
-      s_.num_listed = 0;
+      take_bin(
+          wanted, by_mass, [](int i) { return i; }, kBins);
+      s.num_listed = 0;
     }
     __syncthreads();
-    const int bin = s_.bin;
-    const bool is_listed = s_.bin_count <= kListed;
+    const int bin = s.bin;
+    const bool is_listed = s.bin_count <= kListed;
     if (is_listed)
       for_each(low, [&](float x, Key key) {
-        if (bin_of(x) == bin) s_.list[atomicAdd(&s_.num_listed, 1)] = key;
+        if (bin_of(x) == bin) s.list[atomicAdd(&s.num_listed, 1)] = key;
       });
     __syncthreads();
     // Within the bin: digits of the key, highest first, until one token is left.
     const auto for_bin = [&](auto&& body) {
       if (is_listed) {
-        for (int i = static_cast<int>(threadIdx.x); i < s_.num_listed; i += kTruncateBlock) body(s_.list[i]);
+        for (int i = static_cast<int>(threadIdx.x); i < s.num_listed; i += kTruncateBlock) body(s.list[i]);
       } else {
         for_each(low, [&](float x, Key key) {
           if (bin_of(x) == bin) body(key);
@@ -334,33 +342,33 @@ class Ranker {
       }
     };
     Key prefix = 0;
+#pragma unroll 1
     for (int shift = 56; shift >= 0; shift -= 8) {
       const auto matches = [&](Key key) { return shift == 56 || key >> (shift + 8) == prefix; };
       __syncthreads();
-      wanted = s_.wanted;
-      const bool is_found = s_.bin_count == 1;
+      wanted = s.wanted;
+      const bool is_found = s.bin_count == 1;
       if (is_found) {
         for_bin([&](Key key) {
-          if (matches(key)) s_.result = key;
+          if (matches(key)) s.result = key;
         });
         __syncthreads();
-        return s_.result;
+        return s.result;
       }
       __syncthreads();
       clear();
       for_bin([&](Key key) {
         if (!matches(key)) return;
         const int digit = static_cast<int>(key >> shift & 255);
-        atomicAdd(&s_.counts[digit], 1u);
-        if constexpr (kByMass)
-          atomicAdd(&s_.masses[digit], mass_of(at(static_cast<std::uint32_t>(~static_cast<std::uint32_t>(key))), max_));
+        atomicAdd(&s.counts[digit], 1u);
+        if (by_mass) atomicAdd(&s.masses[digit], mass_of(at(static_cast<std::uint32_t>(~static_cast<std::uint32_t>(key))), max_));
       });
       __syncthreads();
       if (threadIdx.x == 0)
-        take_bin<kByMass>(
-            wanted, [](int i) { return 255 - i; }, 256);
+        take_bin(
+            wanted, by_mass, [](int i) { return 255 - i; }, 256);
       __syncthreads();
-      prefix = prefix << 8 | static_cast<Key>(s_.bin);
+      prefix = prefix << 8 | static_cast<Key>(s.bin);
     }
     return prefix;
   }
@@ -368,30 +376,31 @@ class Ranker {
  private:
   __device__ int bin_of(float x) const { return static_cast<int>(fminf((max_ - x) * 16.0f, static_cast<float>(kBins - 1))); }
   __device__ void clear() {
+    RankScratch& s = rank_scratch();
     for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kTruncateBlock) {
-      s_.counts[i] = 0;
-      s_.masses[i] = 0;
+      s.counts[i] = 0;
+      s.masses[i] = 0;
     }
     __syncthreads();
   }
   /// The bin, in rank order, in which the running sum reaches `wanted`, and what of it is left for inside. One thread.
-  template <bool kByMass, typename Order>
-  __device__ void take_bin(Mass wanted, Order order, int count) {
+  template <typename Order>
+  __device__ void take_bin(Mass wanted, bool by_mass, Order order, int count) {
+    RankScratch& s = rank_scratch();
     int last = 0;
     for (int i = 0; i < count; ++i) {
       const int bin = order(i);
-      if (s_.counts[bin] == 0) continue;
-      const Mass here = kByMass ? s_.masses[bin] : s_.counts[bin];
+      if (s.counts[bin] == 0) continue;
+      const Mass here = by_mass ? s.masses[bin] : s.counts[bin];
       last = bin;
       if (here >= wanted) break;
       wanted -= here;
     }
-    s_.bin = last;
-    s_.bin_count = s_.counts[last];
-    s_.wanted = wanted;
+    s.bin = last;
+    s.bin_count = s.counts[last];
+    s.wanted = wanted;
   }
 
-  RankScratch& s_;
   const float* logits_;
   std::int64_t V_;
   float temperature_, max_;
@@ -401,7 +410,6 @@ class Ranker {
 __global__ void __launch_bounds__(kTruncateBlock) truncate_kernel(RowOutput* outputs, Key* top, std::int32_t max_top, const float* logits,
                                                                   std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
   extern __shared__ Mass chunk_masses[];  // [chunks]
-  __shared__ RankScratch scratch;
   __shared__ int chosen, first, last;
   __shared__ Mass rest;
   const std::int64_t b = blockIdx.x;
@@ -410,7 +418,8 @@ __global__ void __launch_bounds__(kTruncateBlock) truncate_kernel(RowOutput* out
   RowOutput out = outputs[b];
   if (!isfinite(out.lse)) return;
   const float* x = logits + b * stride;
-  Ranker ranker(scratch, x, V, r.temperature, out.max);
+  RankScratch& scratch = rank_scratch();
+  Ranker ranker(x, V, r.temperature, out.max);
   Key low = 0;
   std::uint32_t count = 0;
   Mass mass = 0;
@@ -418,12 +427,12 @@ __global__ void __launch_bounds__(kTruncateBlock) truncate_kernel(RowOutput* out
     if (r.min_p > 0.0f) low = key_of(out.max + logf(r.min_p), 0xffffffff);  // behind every token of that logit
     ranker.totals(low, count, mass);
     if (r.top_k > 0 && static_cast<std::uint32_t>(r.top_k) < count) {
-      low = ranker.select<false>(low, static_cast<Mass>(r.top_k));
+      low = ranker.select(low, static_cast<Mass>(r.top_k), false);
       ranker.totals(low, count, mass);
     }
     if (r.top_p < 1.0f) {
       const Mass wanted = static_cast<Mass>(ceil(static_cast<double>(r.top_p) * static_cast<double>(mass)));
-      low = ranker.select<true>(low, min(mass, wanted > 0 ? wanted : Mass{1}));
+      low = ranker.select(low, min(mass, wanted > 0 ? wanted : Mass{1}), true);
       ranker.totals(low, count, mass);
     }
     // Masses of chunks, then of tokens, in index order.
@@ -464,7 +473,7 @@ __global__ void __launch_bounds__(kTruncateBlock) truncate_kernel(RowOutput* out
   if (r.num_top > 0) {
     const auto wanted = min(static_cast<std::uint32_t>(r.num_top), count);
     Key worst = low;
-    if (wanted < count) worst = ranker.select<false>(low, wanted);
+    if (wanted < count) worst = ranker.select(low, wanted, false);
     if (threadIdx.x == 0) scratch.num_listed = 0;
     __syncthreads();
     ranker.for_each(worst, [&](float, Key key) { top[b * max_top + atomicAdd(&scratch.num_listed, 1)] = key; });
