@@ -192,7 +192,7 @@ __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char
     // The slot before this one is free once its products have been formed.
     if (step > 0 && step - 1 + a.slots < a.num_steps) {
       products_wait<1>();
-      if (threadIdx.x % kWarp == 0) barrier_arrive(empty + (slot == 0 ? a.slots : slot) - 1);
+      arrive_once_per_warp(empty + (slot == 0 ? a.slots : slot) - 1);
     }
     if (++slot == a.slots) {
       slot = 0;

@@ -82,9 +82,6 @@ struct BackwardMemory {
   }
 };
 
-__device__ __forceinline__ void arrive_once_per_warp(std::uint64_t* barrier) {
-  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
-}
 /// Writes accumulators times `factor`; `row[r]` is nullptr for a row that does not exist.
 template <int kCount>
 __device__ __forceinline__ void store_rows(const float (&d)[kCount], __nv_bfloat16* const (&row)[2], int head_dim, float factor) {

@@ -238,9 +238,7 @@ struct ForwardWarpgroup {
 
   __device__ __forceinline__ std::uint32_t slot_address() const { return shared_address(m.ring + place.slot * F::kSlotBytes); }
   __device__ __forceinline__ void wait_slot() { barrier_wait(m.full + place.slot, place.phase); }
-  __device__ __forceinline__ void release(int slot) {
-    if (lane == 0) barrier_arrive(m.empty + slot);
-  }
+  __device__ __forceinline__ void release(int slot) { arrive_once_per_warp(m.empty + slot); }
   __device__ __forceinline__ void pin_all() {
     pin(scores);
     pin(weights);
@@ -397,7 +395,7 @@ struct ForwardWarpgroup {
       }
       pack_rows(weights, scores);
     }
-    if (lane == 0) barrier_arrive(m.q_empty);
+    arrive_once_per_warp(m.q_empty);
     wait_slot();
     complete_values(u);
     pin_all();

@@ -77,8 +77,7 @@ struct FreshWarps {
     for (std::uint32_t round = 0;; ++round) {
       barrier_wait(m.next_full, round % 2);
       const Work next = *m.next;
-      __syncwarp();
-      if (lane == 0) barrier_arrive(m.next_empty);
+      arrive_once_per_warp(m.next_empty);
       const bool is_end = next.unit.num_tokens == 0;
       if (is_end)
         barrier_wait(q_empty, round % 2 ^ 1);
@@ -86,8 +85,7 @@ struct FreshWarps {
         prepare(next.unit, next.group, round);
       if (warp == 0 && lane == 0) *m.work = next;
       async_fence();
-      __syncwarp();
-      if (lane == 0) barrier_arrive(q_full);
+      arrive_once_per_warp(q_full);
       if (is_end) return;
     }
   }
