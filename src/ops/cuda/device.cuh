@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ops/cuda/launch.hpp"
 
@@ -40,6 +41,63 @@ __device__ __forceinline__ float rounded(float v) {
 
 /// Elements a thread handles at a time, in every kernel and for every type: it is part of the order of summation.
 constexpr int kVec = 8;
+
+/// kVec values after a round trip through storage; bf16 in pairs, since a conversion alone takes many times as long as of two.
+template <typename T>
+__device__ __forceinline__ void round_all(float (&v)[kVec]) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+#pragma unroll
+    for (int i = 0; i < kVec; i += 2) {
+      const float2 pair = __bfloat1622float2(__floats2bfloat162_rn(v[i], v[i + 1]));
+      v[i] = pair.x;
+      v[i + 1] = pair.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = rounded<T>(v[i]);
+  }
+}
+
+/// kVec values as they lie in memory: of bf16 a quarter of the registers that a load's floats take.
+template <typename T>
+struct Raw {
+  static constexpr int kWords = static_cast<int>(sizeof(T)) * kVec / 4;
+  std::uint32_t words[kWords];
+  /// `p` is 16-byte aligned and all kVec are there.
+  __device__ __forceinline__ void read(const T* p) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 x = reinterpret_cast<const uint4*>(p)[i / 4];
+      words[i] = x.x, words[i + 1] = x.y, words[i + 2] = x.z, words[i + 3] = x.w;
+    }
+  }
+  __device__ __forceinline__ void unpack(float (&v)[kVec]) const {
+    const T* values = reinterpret_cast<const T*>(words);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) v[i] = to_float(values[i]);
+  }
+  /// Values that are T's already.
+  __device__ __forceinline__ void pack(const float (&v)[kVec]) {
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+        words[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) words[i] = __float_as_uint(v[i]);
+    }
+  }
+  /// Those of lane `from` of each `kLanes`. Every thread of the warp calls it.
+  template <int kLanes>
+  __device__ __forceinline__ Raw of_lane(int from) const {
+    Raw other;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) other.words[i] = __shfl_sync(kFullWarp, words[i], from, kLanes);
+    return other;
+  }
+};
 
 /// Loads `count` (at most kVec) elements; the others are 0. `kWide`: all kVec of them are there and p is 16-byte aligned.
 template <bool kWide, typename T>

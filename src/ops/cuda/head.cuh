@@ -7,33 +7,61 @@
 
 namespace prl::ops::cuda {
 
-/// v = rms_norm(v) * w. Every thread of the warp calls it; the sum is right for all heads, w may be anything where v is not used.
-template <typename T, int kLanes>
-__device__ __forceinline__ void norm_head(float (&v)[kVec], const float (&w)[kVec], int dim, float eps) {
+/// The elements of a head.
+struct HeadDim {
+  int dim = 0;
+  float inverse = 0.0f;  ///< 0 unless dim is a power of two, as most are: then a product gives the bits of the division
+  HeadDim() = default;
+  __host__ __device__ constexpr explicit HeadDim(int d) : dim(d), inverse((d & (d - 1)) == 0 ? 1.0f / static_cast<float>(d) : 0.0f) {}
+  /// x / dim
+  __device__ __forceinline__ float divide(float x) const { return inverse != 0.0f ? x * inverse : x / static_cast<float>(dim); }
+};
+
+__device__ __forceinline__ float squares_of(const float (&v)[kVec]) {
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
-  const float scale = 1.0f / sqrtf(warp_sum<kLanes>(squares) / static_cast<float>(dim) + eps);
+  return squares;
+}
+__device__ __forceinline__ float norm_scale(float sum_of_squares, const HeadDim& head, float eps) {
+  return 1.0f / sqrtf(head.divide(sum_of_squares) + eps);
+}
+template <typename T>
+__device__ __forceinline__ void norm_by(float (&v)[kVec], const float (&w)[kVec], float scale) {
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) v[i] = rounded<T>(v[i] * scale * w[i]);
+  for (int i = 0; i < kVec; ++i) v[i] = v[i] * scale * w[i];
+  round_all<T>(v);
+}
+/// v = rms_norm(v) * w. Every thread of the warp calls it; the sum is right for all heads, w may be anything where v is not used.
+template <typename T, int kLanes>
+__device__ __forceinline__ void norm_head(float (&v)[kVec], const float (&w)[kVec], const HeadDim& head, float eps) {
+  norm_by<T>(v, w, norm_scale(warp_sum<kLanes>(squares_of(v)), head, eps));
 }
 
-/// The elements that v's turn with: half a head away. Every thread of the warp calls it.
+/// Which of kLanes holds the elements that this one's turn with: half a head away.
 template <int kLanes>
-__device__ __forceinline__ void partners_of(float (&other)[kVec], const float (&v)[kVec], int dim) {
+__device__ __forceinline__ int partner_of(int dim) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes, step = dim / 2 / kVec;
-  const int partner = lane * kVec < dim / 2 ? lane + step : lane - step;
-#pragma unroll
-  for (int i = 0; i < kVec; ++i) other[i] = __shfl_sync(kFullWarp, v[i], partner, kLanes);
+  return lane * kVec < dim / 2 ? lane + step : lane - step;
+}
+/// Their values. v are T's already; every thread of the warp calls it.
+template <typename T, int kLanes>
+__device__ __forceinline__ void partners_of(float (&other)[kVec], const float (&v)[kVec], int dim) {
+  Raw<T> own;
+  own.pack(v);
+  own.template of_lane<kLanes>(partner_of<kLanes>(dim)).unpack(other);
 }
 
-__device__ __forceinline__ void rotate_head(float (&v)[kVec], const float (&other)[kVec], const float (&cosine)[kVec],
-                                            const float (&sine)[kVec], bool is_first_half) {
+/// Sines with the sign that they have in a half's sum: the first half turns by -sin, the second by sin.
+__device__ __forceinline__ void sign_sines(float (&sine)[kVec], bool is_first_half) {
+  const std::uint32_t sign = is_first_half ? 0x80000000u : 0u;
 #pragma unroll
-  for (int i = 0; i < kVec; ++i) {
-    const float first = is_first_half ? v[i] : other[i], second = is_first_half ? other[i] : v[i];
-    v[i] = is_first_half ? fmaf(-second, sine[i], first * cosine[i]) : fmaf(first, sine[i], second * cosine[i]);
-  }
+  for (int i = 0; i < kVec; ++i) sine[i] = __uint_as_float(__float_as_uint(sine[i]) ^ sign);
+}
+__device__ __forceinline__ void rotate_head(float (&v)[kVec], const float (&other)[kVec], const float (&cosine)[kVec],
+                                            const float (&signed_sine)[kVec]) {
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) v[i] = fmaf(other[i], signed_sine[i], v[i] * cosine[i]);
 }
 
 }  // namespace prl::ops::cuda

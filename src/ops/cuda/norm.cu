@@ -155,8 +155,11 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   };
   const auto take = [&](int c, float(&v)[kVec], const Stored& own, const Stored& other) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) v[i] = kAdd ? rounded<Bf16>(own[i] + other[i]) : own[i];
-    if constexpr (kAdd) store<true>(sum_row + c, v, kVec);
+    for (int i = 0; i < kVec; ++i) v[i] = kAdd ? own[i] + other[i] : own[i];
+    if constexpr (kAdd) {
+      round_all<Bf16>(v);
+      store<true>(sum_row + c, v, kVec);
+    }
   };
   const auto add_squares = [&](const float(&v)[kVec]) {
 #pragma unroll

@@ -32,6 +32,7 @@ struct NormRopeArgs {
   std::int64_t num_positions;
   std::uint32_t num_tokens;
   int heads, kv_heads, rows_per_token, dim;
+  HeadDim divisor;
   ::prl::cuda::FaultWord* fault;
 };
 
@@ -52,10 +53,10 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   if (kNorm && kHeads == 1 && num_heads > 0 && !is_value(first_head)) prefetch_weight(norm_of(first_head));
   wait_for_previous();
 
-  float v[kHeads][kVec] = {};
+  Raw<T> raw[kHeads] = {};
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
-    if (h < num_heads) load<true>(v[h], a.qkv + token * a.qkv_stride + (first_head + h) * a.dim + c, kVec);
+    if (h < num_heads) raw[h].read(a.qkv + token * a.qkv_stride + (first_head + h) * a.dim + c);
   float cosine[kVec] = {}, sine[kVec] = {};
   bool has_place = true;
   if (num_heads > 0 && !is_value(first_head)) {
@@ -65,30 +66,41 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
       const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
       load<true>(cosine, a.cosines + at, kVec);
       load<true>(sine, a.sines + at, kVec);
+      sign_sines(sine, is_first);
     } else {
       ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, token);
     }
   }
 
+  float w[kVec] = {}, squares[kHeads] = {};
+  if constexpr (kNorm) {  // the heads' sums side by side: each step of one waits for the step before
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float v[kVec];
+      raw[h].unpack(v);
+      squares[h] = squares_of(v);
+    }
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2)
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) squares[h] += __shfl_xor_sync(kFullWarp, squares[h], step, kLanes);
+  }
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     const int head = first_head + h;
     const bool is_live = h < num_heads, rotates = is_live && !is_value(head);
+    float v[kVec], other[kVec];
+    raw[h].unpack(v);
     if constexpr (kNorm) {
-      float w[kVec] = {}, normed[kVec];
-      if (rotates) load<true>(w, norm_of(head), kVec);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) normed[i] = v[h][i];
-      norm_head<T, kLanes>(normed, w, a.dim, a.eps);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) v[h][i] = rotates ? normed[i] : v[h][i];
+      // The weights are those of the head before, but for the first of q and of k.
+      if (rotates && (h == 0 || head == a.heads)) load<true>(w, norm_of(head), kVec);
+      if (rotates) norm_by<T>(v, w, norm_scale(squares[h], a.divisor, a.eps));
     }
-    float other[kVec];
-    partners_of<kLanes>(other, v[h], a.dim);
-    if (rotates) rotate_head(v[h], other, cosine, sine, is_first);
+    partners_of<T, kLanes>(other, v, a.dim);
+    if (rotates) rotate_head(v, other, cosine, sine);
     if (!is_live || !has_place) continue;
     if (!kCache || head < a.heads) {
-      store<true>(a.qk + token * a.qk_stride + head * a.dim + c, v[h], kVec);
+      store<true>(a.qk + token * a.qk_stride + head * a.dim + c, v, kVec);
       continue;
     }
     const std::int32_t slot = a.slots[token];
@@ -96,7 +108,7 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
     const int kv_head = is_value(head) ? head - a.heads - a.kv_heads : head - a.heads;
     const std::int64_t at =
         ((static_cast<std::int64_t>(slot / a.block_size) * a.kv_heads + kv_head) * a.block_size + slot % a.block_size) * a.dim;
-    store<true>((is_value(head) ? a.v_cache : a.k_cache) + at + c, v[h], kVec);
+    store<true>((is_value(head) ? a.v_cache : a.k_cache) + at + c, v, kVec);
   }
 }
 
@@ -118,53 +130,59 @@ struct NormRopeBackwardArgs {
   const float* cosines;
   const float* sines;
   std::int64_t num_positions;
-  std::int64_t q_rows, k_rows, group_rows;
+  std::uint32_t q_rows, k_rows, group_rows;
   int q_groups, heads, kv_heads, dim;
+  HeadDim divisor;
   float* partial_dw;  ///< [groups of q, then of k, dim]
   ::prl::cuda::FaultWord* fault;
 };
 
 template <typename T, int kLanes>
-__global__ void __launch_bounds__(kBlock) norm_rope_backward_kernel(const __grid_constant__ NormRopeBackwardArgs<T> a) {
+__global__ void __launch_bounds__(kBlock, 4) norm_rope_backward_kernel(const __grid_constant__ NormRopeBackwardArgs<T> a) {
   constexpr int kRows = kBlock / kLanes;
   __shared__ float dw_rows[kRows][kLanes * kVec];
   const bool is_q = static_cast<int>(blockIdx.x) < a.q_groups;
-  const std::int64_t group = is_q ? blockIdx.x : static_cast<int>(blockIdx.x) - a.q_groups;
-  const std::int64_t begin = group * a.group_rows, end = min(is_q ? a.q_rows : a.k_rows, begin + a.group_rows);
-  const int heads = is_q ? a.heads : a.kv_heads, first_head = is_q ? 0 : a.heads;
+  const std::uint32_t group = is_q ? blockIdx.x : blockIdx.x - static_cast<std::uint32_t>(a.q_groups);
+  const std::uint32_t begin = group * a.group_rows, end = min(is_q ? a.q_rows : a.k_rows, begin + a.group_rows);
+  const auto heads = static_cast<std::uint32_t>(is_q ? a.heads : a.kv_heads);
+  const int first_head = is_q ? 0 : a.heads;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, slot = static_cast<int>(threadIdx.x) / kLanes;
-  const int c = lane * kVec, half = a.dim / 2, step = half / kVec;
+  const int c = lane * kVec, half = a.dim / 2, partner = partner_of<kLanes>(a.dim);
   const bool has_columns = c < a.dim, is_first = c < half;
-  const int partner = is_first ? lane + step : lane - step;
   float w[kVec] = {}, dw[kVec] = {};
   if (has_columns) load<true>(w, (is_q ? a.q_norm : a.k_norm) + c, kVec);
-  for (std::int64_t base = begin; base < end; base += kRows) {
-    const std::int64_t row = base + slot, token = row / heads;
+  // The position of a row is asked for while the one before it is summed: without it no angle can be.
+  const auto token_of = [&](std::uint32_t row) { return row / heads; };
+  const auto position_of = [&](std::uint32_t row, std::uint32_t token) { return row < end && has_columns ? a.positions[token] : 0; };
+  std::uint32_t row = begin + static_cast<std::uint32_t>(slot), token = token_of(row);
+  std::int32_t position = position_of(row, token);
+  for (std::uint32_t base = begin; base < end; base += kRows) {
     const int head = first_head + static_cast<int>(row - token * heads);
     const bool is_live = row < end && has_columns;
-    std::int32_t position = is_live ? a.positions[token] : 0;
-    if (position < 0 || position >= a.num_positions) {
-      ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, static_cast<std::uint32_t>(token));
-      position = 0;
-    }
-    float dy[kVec] = {}, x[kVec] = {}, other[kVec];
+    Raw<T> raw_dy = {}, raw_x = {};
+    float cosine[kVec] = {}, sine[kVec] = {};
     if (is_live) {
-      load<true>(dy, a.dqk + token * a.dqk_stride + head * a.dim + c, kVec);
-      load<true>(x, a.qkv + token * a.qkv_stride + head * a.dim + c, kVec);
-    }
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) other[i] = __shfl_sync(kFullWarp, dy[i], partner, kLanes);
-    if (is_live) {
-      float cosine[kVec], sine[kVec];
+      raw_dy.read(a.dqk + token * a.dqk_stride + head * a.dim + c);
+      raw_x.read(a.qkv + token * a.qkv_stride + head * a.dim + c);
+      if (position < 0 || position >= a.num_positions) {
+        ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, token);
+        position = 0;
+      }
       const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
       load<true>(cosine, a.cosines + at, kVec);
       load<true>(sine, a.sines + at, kVec);
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) {
-        const float first = is_first ? dy[i] : other[i], second = is_first ? other[i] : dy[i];
-        dy[i] = rounded<T>(is_first ? fmaf(-second, -sine[i], first * cosine[i]) : fmaf(first, -sine[i], second * cosine[i]));
-      }
     }
+    T* const d_row = a.dqkv + token * a.dqkv_stride + head * a.dim + c;
+    row += kRows;
+    token = token_of(row);
+    position = position_of(row, token);
+    float dy[kVec], x[kVec], other[kVec];
+    raw_dy.unpack(dy);
+    raw_x.unpack(x);
+    raw_dy.template of_lane<kLanes>(partner).unpack(other);
+    sign_sines(sine, !is_first);  // back
+    rotate_head(dy, other, cosine, sine);
+    round_all<T>(dy);
     float squares = 0.0f, dots = 0.0f;
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
@@ -174,15 +192,15 @@ __global__ void __launch_bounds__(kBlock) norm_rope_backward_kernel(const __grid
     squares = warp_sum<kLanes>(squares);
     dots = warp_sum<kLanes>(dots);
     if (!is_live) continue;
-    const float scale = 1.0f / sqrtf(squares / static_cast<float>(a.dim) + a.eps);
-    const float k = dots * scale * scale * scale / static_cast<float>(a.dim);
+    const float scale = norm_scale(squares, a.divisor, a.eps);
+    const float k = a.divisor.divide(dots * scale * scale * scale);
     float d[kVec];
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
       dw[i] = fmaf(dy[i], x[i] * scale, dw[i]);
       d[i] = fmaf(-k, x[i], dy[i] * w[i] * scale);
     }
-    store<true>(a.dqkv + token * a.dqkv_stride + head * a.dim + c, d, kVec);
+    store<true>(d_row, d, kVec);
   }
 #pragma unroll
   for (int i = 0; i < kVec; ++i) dw_rows[slot][c + i] = dw[i];
@@ -219,6 +237,7 @@ NormRopeArgs<T> args_of(OpContext& ctx, const TensorView& qk, const HeadInputs& 
   a.heads = static_cast<int>(in.num_heads);
   a.kv_heads = static_cast<int>(in.num_kv_heads);
   a.dim = static_cast<int>(in.head_dim);
+  a.divisor = HeadDim(a.dim);
   a.fault = fault_word_of(ctx);
   return a;
 }
@@ -274,6 +293,7 @@ bool norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D
   const std::int64_t tokens = dqk_TE.shape.num_rows(), q_rows = tokens * in.num_heads, k_rows = tokens * in.num_kv_heads;
   const std::int64_t group_rows = std::max(kMinGroupRows, ceil_div(q_rows + k_rows, kMaxGroups));
   const std::int64_t q_groups = ceil_div(q_rows, group_rows), k_groups = ceil_div(k_rows, group_rows);
+  PRL_CHECK(q_rows + group_rows < std::int64_t{1} << 32, "{} tokens in one launch", tokens);
   auto* partial =
       static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>((q_groups + k_groups) * in.head_dim) * sizeof(float)));
   with_type(dqk_TE.dtype, [&](auto t) {
@@ -292,13 +312,14 @@ bool norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D
     a.cosines = in.rope->cos_PD2.as<float>();
     a.sines = in.rope->sin_PD2.as<float>();
     a.num_positions = in.rope->cos_PD2.shape()[0];
-    a.q_rows = q_rows;
-    a.k_rows = k_rows;
-    a.group_rows = group_rows;
+    a.q_rows = static_cast<std::uint32_t>(q_rows);
+    a.k_rows = static_cast<std::uint32_t>(k_rows);
+    a.group_rows = static_cast<std::uint32_t>(group_rows);
     a.q_groups = static_cast<int>(q_groups);
     a.heads = static_cast<int>(in.num_heads);
     a.kv_heads = static_cast<int>(in.num_kv_heads);
     a.dim = static_cast<int>(in.head_dim);
+    a.divisor = HeadDim(a.dim);
     a.partial_dw = partial;
     a.fault = fault_word_of(ctx);
     with_lanes(in.head_dim, [&](auto lanes) {

@@ -120,12 +120,13 @@ struct FreshWarps {
           if (is_live && !is_value) load<true>(w, (i == 0 ? f.k_norm : f.q_norm) + column, kVec);
 #pragma unroll
           for (int e = 0; e < kVec; ++e) normed[e] = v[e];
-          norm_head<__nv_bfloat16, kLanes>(normed, w, F::kD, f.eps);
+          norm_head<__nv_bfloat16, kLanes>(normed, w, HeadDim(F::kD), f.eps);
 #pragma unroll
           for (int e = 0; e < kVec; ++e) v[e] = is_value ? v[e] : normed[e];
         }
-        partners_of<kLanes>(other, v, F::kD);
-        if (!is_value) rotate_head(v, other, cosine, sine, is_first_half);
+        partners_of<__nv_bfloat16, kLanes>(other, v, F::kD);
+        sign_sines(sine, is_first_half);
+        if (!is_value) rotate_head(v, other, cosine, sine);
         store<true>(reinterpret_cast<__nv_bfloat16*>(&stored), v, kVec);
       }
       if (base == 0) barrier_wait(q_empty, round % 2 ^ 1);
