@@ -61,7 +61,7 @@ def test_a_student_that_is_its_teacher_has_a_distance_of_exactly_zero():
 
 
 def test_on_policy_distillation_brings_the_student_to_its_teacher():
-    steps = 16
+    steps = 32
     with harness.workspace("opd") as folder:
         config = harness.rl_config(folder / "rl.toml", beginner(folder), max_steps=steps, max_async_level=0)
         with teacher_server(folder, harness.warm_model()) as teacher:

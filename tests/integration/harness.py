@@ -167,7 +167,7 @@ def rl_config(path, model, **top):
 [model]
 name = {json.dumps(str(model))}
 [trainer.optim]
-lr = 1e-3
+lr = 3e-4
 [orchestrator]
 batch_size = 16
 group_size = 4
