@@ -58,7 +58,7 @@ __device__ __forceinline__ void round_all(float (&v)[kVec]) {
   }
 }
 
-/// kVec values as they lie in memory: of bf16 a quarter of the registers that a load's floats take.
+/// kVec values as they lie in memory: of bf16 half of the registers that a load's floats take.
 template <typename T>
 struct Raw {
   static constexpr int kWords = static_cast<int>(sizeof(T)) * kVec / 4;
