@@ -62,19 +62,16 @@ __device__ __forceinline__ void round_all(float (&v)[kVec]) {
 template <typename T>
 struct Raw {
   static constexpr int kWords = static_cast<int>(sizeof(T)) * kVec / 4;
-  std::uint32_t words[kWords];
+  alignas(16) std::uint32_t words[kWords];
   /// `p` is 16-byte aligned and all kVec are there.
   __device__ __forceinline__ void read(const T* p) {
 #pragma unroll
-    for (int i = 0; i < kWords; i += 4) {
-      const uint4 x = reinterpret_cast<const uint4*>(p)[i / 4];
-      words[i] = x.x, words[i + 1] = x.y, words[i + 2] = x.z, words[i + 3] = x.w;
-    }
+    for (int i = 0; i < kWords; i += 4) reinterpret_cast<uint4*>(words)[i / 4] = reinterpret_cast<const uint4*>(p)[i / 4];
   }
+  __device__ __forceinline__ float operator[](int i) const { return to_float(reinterpret_cast<const T*>(words)[i]); }
   __device__ __forceinline__ void unpack(float (&v)[kVec]) const {
-    const T* values = reinterpret_cast<const T*>(words);
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) v[i] = to_float(values[i]);
+    for (int i = 0; i < kVec; ++i) v[i] = (*this)[i];
   }
   /// Values that are T's already.
   __device__ __forceinline__ void pack(const float (&v)[kVec]) {

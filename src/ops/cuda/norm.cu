@@ -122,13 +122,6 @@ __device__ __forceinline__ std::int64_t row_begin(std::int64_t row, std::int64_t
   return group * stride + (row - group * heads) * cols;
 }
 
-/// 8 elements as they lie in memory, in half the registers that floats take.
-struct Stored {
-  alignas(16) Bf16 v[kVec];
-  __device__ __forceinline__ void load(const Bf16* p) { *reinterpret_cast<uint4*>(v) = *reinterpret_cast<const uint4*>(p); }
-  __device__ __forceinline__ float operator[](int i) const { return to_float(v[i]); }
-};
-
 /// bf16 rows that are wide. kLanes == 0: a block per row. kVectors are kept in registers; a block reads what is beyond them again.
 template <bool kAdd, int kLanes, int kVectors>
 __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(const NormArgs<Bf16> a) {
@@ -149,11 +142,11 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   float kept[kVectors][kVec] = {};
   float squares = 0.0f;
   // Loads of a row are all on their way before the first store: no later load could pass it.
-  const auto read = [&](int c, Stored& own, Stored& other) {
-    own.load(x + c);
-    if constexpr (kAdd) other.load(a.residual + p.row * a.residual_stride + c);
+  const auto read = [&](int c, Raw<Bf16>& own, Raw<Bf16>& other) {
+    own.read(x + c);
+    if constexpr (kAdd) other.read(a.residual + p.row * a.residual_stride + c);
   };
-  const auto take = [&](int c, float(&v)[kVec], const Stored& own, const Stored& other) {
+  const auto take = [&](int c, float(&v)[kVec], const Raw<Bf16>& own, const Raw<Bf16>& other) {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) v[i] = kAdd ? own[i] + other[i] : own[i];
     if constexpr (kAdd) {
@@ -166,7 +159,7 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
     for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
   };
   if (is_live) {
-    Stored own[kVectors], other[kVectors];
+    Raw<Bf16> own[kVectors], other[kVectors];
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
       if (column(j) < a.cols) read(column(j), own[j], other[j]);
@@ -179,7 +172,7 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
     if constexpr (kLanes == 0)
       for (int j = kVectors; column(j) < a.cols; ++j) {
         float v[kVec];
-        Stored more, others;
+        Raw<Bf16> more, others;
         read(column(j), more, others);
         take(column(j), v, more, others);
         add_squares(v);
@@ -318,7 +311,7 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
   for (std::int64_t base = begin; base < end; base += kRows) {
     const std::int64_t row = base + slot;
     const bool is_live = row < end;
-    Stored x[kVectors], dy[kVectors], before[kVectors];
+    Raw<Bf16> x[kVectors], dy[kVectors], before[kVectors];
     float squares = 0.0f, dots = 0.0f;
     Bf16* dx_row = nullptr;
     if (is_live) {
@@ -330,9 +323,9 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
       for (int j = 0; j < kVectors; ++j) {
         const int c = (lane + j * lanes) * kVec;
         if (c >= a.cols) continue;
-        x[j].load(x_row + c);
-        dy[j].load(dy_row + c);
-        if (a.accumulate) before[j].load(dx_row + c);
+        x[j].read(x_row + c);
+        dy[j].read(dy_row + c);
+        if (a.accumulate) before[j].read(dx_row + c);
       }
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
