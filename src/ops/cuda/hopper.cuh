@@ -73,6 +73,11 @@ struct RingPlace {
       phase ^= 1;
     }
   }
+  /// `count` places further, at most kSlots.
+  __device__ __forceinline__ RingPlace ahead(int count) const {
+    const int at = slot + count;
+    return at < kSlots ? RingPlace{at, phase} : RingPlace{at - kSlots, phase ^ 1};
+  }
 };
 
 // Copies --------------------------------------------------------------------------------------------------------------------------
@@ -115,6 +120,10 @@ __device__ __forceinline__ void registers_up() {
 //
 // Operands in shared memory are bf16 in blocks of [rows][64], 128 bytes a row, 1,024-byte aligned, swizzled by 128 bytes: what the
 // copy engine writes for a box 64 elements wide. A matrix with more columns is several such blocks.
+
+/// What all lanes of a warp hold, said so that the compiler believes it: it then forms operands' addresses in registers of the warp, side
+/// by side with the products, in place of carrying each there from a lane's.
+__device__ __forceinline__ std::uint32_t same_in_warp(std::uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 // Groups of 8 rows may lie further apart than their 1,024 bytes: `group_bytes`.
 
@@ -161,14 +170,15 @@ __device__ __forceinline__ void pin(std::uint32_t (&d)[kCount]) {
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 /// d[64 x N] = (accumulate ? d : 0) + A B over one k16 step. Warp w holds rows 16 w to 16 w + 15; d[4 j + e] of a lane is row
-/// lane / 4 (+ 8 for e >= 2), column 8 j + 2 (lane % 4) + e % 2. A: along_rows. B: along_rows (kDown = 0) or down_rows (1).
-template <int kDown>
+/// lane / 4 (+ 8 for e >= 2), column 8 j + 2 (lane % 4) + e % 2. A: along_rows, or down_rows with kLeftDown = 1. B: along_rows (kDown = 0)
+/// or down_rows (1).
+template <int kDown, int kLeftDown = 0>
 __device__ __forceinline__ void product(float (&d)[4], std::uint64_t a, std::uint64_t b, int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, %7;\n}"
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, %8, %7;\n}"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown), "n"(kLeftDown));
 }
 template <int kDown>
 __device__ __forceinline__ void product(float (&d)[8], std::uint64_t a, std::uint64_t b, int accumulate) {
@@ -178,14 +188,14 @@ __device__ __forceinline__ void product(float (&d)[8], std::uint64_t a, std::uin
       : PRL_D8(d, 0)
       : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
 }
-template <int kDown>
+template <int kDown, int kLeftDown = 0>
 __device__ __forceinline__ void product(float (&d)[16], std::uint64_t a, std::uint64_t b, int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, "
-      "%17, p, 1, 1, 0, %19;\n}"
+      "%17, p, 1, 1, %20, %19;\n}"
       : PRL_D8(d, 0), PRL_D8(d, 8)
-      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown), "n"(kLeftDown));
 }
 template <int kDown>
 __device__ __forceinline__ void product(float (&d)[32], std::uint64_t a, std::uint64_t b, int accumulate) {

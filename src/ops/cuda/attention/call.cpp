@@ -121,6 +121,7 @@ void launch_decode(const hopper::ForwardParams& params, const ForwardCall& c, st
                    cudaStream_t stream) {
   hopper::ForwardParams p = params;
   const std::int64_t D = c.head_dim;
+  p.box_rows = std::gcd(p.box_rows, hopper::kDecodeSlotRows);
   const MapShapeOf<5> shape{{64, 8, extent(D / 64), extent(c.block_size / 8), extent(c.num_blocks * c.num_kv_heads)},
                             {D, 64, 8 * D, c.block_size * D},
                             {64, 8, box(D / 64), box(p.box_rows / 8), 1}};

@@ -1,4 +1,4 @@
-#include "ops/cuda/attention/forward_hopper.cuh"
+#include "ops/cuda/attention/decode_hopper.cuh"
 
 namespace prl::ops::cuda::hopper {
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "device/cuda/check.hpp"
-#include "ops/cuda/attention/fresh_heads.cuh"
 #include "ops/cuda/attention/hopper.cuh"
 #include "ops/cuda/attention/hopper.hpp"
 #include "ops/cuda/chain.cuh"
@@ -18,29 +17,23 @@
 
 namespace prl::ops::cuda::hopper {
 
-/// kDeep: the ring takes a processor's shared memory, for calls with too few units to give each processor two. kFresh: decoding from
-/// projections (fresh_heads.cuh). Its blocks take units as they get done with others, and copy keys of earlier steps while the kernel
-/// that forms the projections still runs.
-template <int kD_, int kWarpgroups_, bool kPaged_, bool kSplit_, bool kDeep = false, bool kFresh_ = false>
+/// kDeep: the ring takes a processor's shared memory, for calls with too few units to give each processor two.
+template <int kD_, int kWarpgroups_, bool kPaged_, bool kSplit_, bool kDeep = false>
 struct ForwardShape {
   static constexpr int kD = kD_, kWarpgroups = kWarpgroups_;
-  static constexpr bool kPaged = kPaged_, kSplit = kSplit_, kFresh = kFresh_;
+  static constexpr bool kPaged = kPaged_, kSplit = kSplit_;
   static constexpr int kTile = forward_tile(kD), kBlocks = kD / 64;
   static constexpr int kTilesPerChunk = kChunkKeys / kTile;
   static constexpr int kSlotBlock = kTile * 128, kSlotBytes = kBlocks * kSlotBlock;
-  /// From 8 rows of a tile to the next, and from its 64 columns to the next: blocks of columns, or with fresh heads groups of rows, lie
-  /// one behind the other. The latter makes one copy of rows that lie together in the cache.
-  static constexpr int kGroupBytes = kFresh ? kBlocks * 1024 : 1024, kColumnBlock = kFresh ? 1024 : kSlotBlock;
   static constexpr int kQBlock = 64 * 128, kQGroup = kBlocks * kQBlock, kQBytes = kWarpgroups * kQGroup;
   static constexpr int kTotalsBytes = kSplit ? 0 : kWarpgroups * 64 * kD * 4;
   static constexpr int kSlots = kD == 64 ? (kDeep ? 12 : 6) : kD == 128 && kSplit ? (kDeep ? 6 : 3) : 4;
   static constexpr int kBarriersAt = kQBytes + kSlots * kSlotBytes + kTotalsBytes;
-  static constexpr int kWorkAt = kBarriersAt + (2 * kSlots + 2) * 8;
-  static constexpr int kSharedBytes = kWorkAt + (kFresh ? FreshMemory::kBytes : 0);
+  static constexpr int kSharedBytes = kBarriersAt + (2 * kSlots + 2) * 8;
   static constexpr int kThreads = (kWarpgroups + 1) * 128;
   static constexpr int kBlocksPerProcessor = kSplit && kD <= 128 && !kDeep ? 2 : 1;
   /// Registers of a copying and of a computing thread, where a fair share would be too few for the latter.
-  static constexpr int kCopyRegisters = kFresh ? 64 : 40;
+  static constexpr int kCopyRegisters = 40;
   static constexpr int kRegisters = kWarpgroups == 2 ? 232 : kBlocksPerProcessor == 2 ? 256 - kCopyRegisters : 0;
 };
 
@@ -51,7 +44,6 @@ struct ForwardMemory {
   unsigned char *q, *ring;
   float4* totals;
   std::uint64_t *full, *empty, *q_full, *q_empty;
-  FreshMemory fresh;  ///< with fresh heads
   __device__ explicit ForwardMemory(unsigned char* p)
       : q(p),
         ring(p + F::kQBytes),
@@ -59,8 +51,7 @@ struct ForwardMemory {
         full(reinterpret_cast<std::uint64_t*>(p + F::kBarriersAt)),
         empty(full + F::kSlots),
         q_full(empty + F::kSlots),
-        q_empty(q_full + 1),
-        fresh(p + F::kWorkAt) {}
+        q_empty(q_full + 1) {}
 };
 
 /// The copies of a unit's tiles by one warp. Paged keys come in boxes of rows that lie together, one lane per box; where they are
@@ -72,11 +63,8 @@ struct TileCopies {
   const AttentionUnit& u;
   const int kv_head, lane = static_cast<int>(threadIdx.x) % 32;
 
-  static constexpr int kBoxesPerRows = F::kFresh ? 1 : F::kBlocks;
-
-  /// Keys and values, in the order of their use. `before_last` is called before the last copy.
-  template <typename BeforeLast>
-  __device__ __forceinline__ void all(RingPlace<F::kSlots>& place, const BeforeLast& before_last) const {
+  /// Keys and values, in the order of their use.
+  __device__ __forceinline__ void all(RingPlace<F::kSlots>& place) const {
     const auto next_slot = [&](const CUtensorMap* map, int tile, int first_block) {
       barrier_wait(m.empty + place.slot, place.phase ^ 1);
       copy(map, m.ring + place.slot * F::kSlotBytes, m.full + place.slot, tile, first_block);
@@ -91,7 +79,6 @@ struct TileCopies {
       block = next;
       next = after;
     }
-    before_last();
     next_slot(&p.v, u.tile_end - 1, block);
   }
 
@@ -99,7 +86,7 @@ struct TileCopies {
   __device__ __forceinline__ int block_of(int key) const { return __ldcg(p.block_table + u.keys + key / p.block_size); }
   /// Block of the lane's first box of a tile.
   __device__ __forceinline__ int look_up(int tile) const {
-    const int key = tile * F::kTile + lane / kBoxesPerRows * p.box_rows;
+    const int key = tile * F::kTile + lane / F::kBlocks * p.box_rows;
     return F::kPaged && tile < u.tile_end && key < min(u.num_keys, (tile + 1) * F::kTile) ? block_of(key) : 0;
   }
   __device__ __forceinline__ void copy(const CUtensorMap* map, unsigned char* slot, std::uint64_t* full, int tile, int first_block) const {
@@ -114,22 +101,15 @@ struct TileCopies {
       const int rows = p.box_rows, boxes = (min(F::kTile, u.num_keys - first) + rows - 1) / rows;
       if (lane == 0) barrier_arrive_expect(full, static_cast<std::uint32_t>(boxes * rows * F::kBlocks * 128));
       __syncwarp();
-      for (int i = lane; i < boxes * kBoxesPerRows; i += 32) {
-        const int box = i / kBoxesPerRows, b = i % kBoxesPerRows, key = first + box * rows;
+      for (int i = lane; i < boxes * F::kBlocks; i += 32) {
+        const int box = i / F::kBlocks, b = i % F::kBlocks, key = first + box * rows;
         const int block = i < 32 ? first_block : block_of(key), head = block * p.num_kv_heads + kv_head;
-        if constexpr (F::kFresh)
-          copy_box(slot + box * rows / 8 * F::kGroupBytes, map, full, 0, 0, 0, key % p.block_size / 8, head);
-        else
-          copy_box(slot + b * F::kSlotBlock + box * rows * 128, map, full, b * 64, key % p.block_size, head);
+        copy_box(slot + b * F::kSlotBlock + box * rows * 128, map, full, b * 64, key % p.block_size, head);
       }
     }
     __syncwarp();
   }
 };
-
-__device__ __forceinline__ int num_units_of(const ForwardParams& p) {
-  return p.num_units_at != nullptr ? __ldcg(p.num_units_at) : p.num_units;
-}
 
 template <typename F>
 __device__ __forceinline__ void copy_queries(const ForwardParams& p, const ForwardMemory<F>& m, const AttentionUnit& u, int group) {
@@ -156,66 +136,9 @@ __device__ __forceinline__ void forward_copies(const ForwardParams& p, const For
     barrier_wait(m.q_empty, q_phase ^ 1);
     q_phase ^= 1;
     if (lane == 0) copy_queries<F>(p, m, u, group);
-    TileCopies<F>{p, m, u, kv_head_of(p.packing, group)}.all(place, [] {});
+    TileCopies<F>{p, m, u, kv_head_of(p.packing, group)}.all(place);
   });
 }
-
-/// The copying warp of a step with fresh heads. What it reads before the wait no recorded work writes but the plan, long before.
-template <typename F>
-struct FreshCopies {
-  const ForwardParams& p;
-  const ForwardMemory<F>& m;
-  const int lane = static_cast<int>(threadIdx.x) % 32, groups = p.packing.num_groups;
-  RingPlace<F::kSlots> place;
-  std::uint32_t phase = 0;
-
-  __device__ __forceinline__ void hand_over(const AttentionUnit& u, int group) {
-    barrier_wait(m.fresh.next_empty, phase ^ 1);
-    phase ^= 1;
-    if (lane == 0) {
-      *m.fresh.next = {u, group};
-      barrier_arrive(m.fresh.next_full);
-    }
-    __syncwarp();
-  }
-  /// Blocks begin with the items of their own numbers; who gets done takes the next of the list.
-  __device__ __forceinline__ int next_item(int total) const {
-    if (total <= static_cast<int>(gridDim.x)) return total;
-    wait_for_previous();
-    int item = 0;
-    if (lane == 0) item = static_cast<int>(gridDim.x) + atomicAdd(p.next_item, 1);
-    return __shfl_sync(0xffffffffu, item, 0);
-  }
-  /// The last block sets the counter back.
-  __device__ __forceinline__ void finish(int total) const {
-    wait_for_previous();
-    if (total <= static_cast<int>(gridDim.x) || lane != 0) return;
-    auto* done = reinterpret_cast<unsigned*>(p.next_item + 1);
-    if (atomicInc(done, gridDim.x - 1) == gridDim.x - 1) *p.next_item = 0;
-  }
-
-  __device__ __forceinline__ void run() {
-    if (lane == 0) {
-      prefetch_map(&p.k);
-      prefetch_map(&p.v);
-    }
-    int item = static_cast<int>(blockIdx.x);
-    AttentionUnit u = read_unit(p.units + item / groups);
-    const int total = num_units_of(p) * groups;
-    if (item >= total) u = {};
-    hand_over(u, item % groups);
-    while (item < total) {
-      AttentionUnit following{};
-      TileCopies<F>{p, m, u, kv_head_of(p.packing, item % groups)}.all(place, [&] {
-        item = next_item(total);
-        if (item < total) following = read_unit(p.units + item / groups);
-        hand_over(following, item % groups);
-      });
-      u = following;
-    }
-    finish(total);
-  }
-};
 
 template <typename F>
 struct ForwardWarpgroup {
@@ -231,7 +154,6 @@ struct ForwardWarpgroup {
   float scores[F::kTile / 2];
   std::uint32_t weights[F::kTile / 4];
   RowPair rows, total;
-  std::uint32_t round = 0;  ///< of the block's units, with fresh heads
 
   __device__ __forceinline__ ForwardWarpgroup(const ForwardParams& params, const ForwardMemory<F>& memory)
       : p(params), m(memory), warpgroup(static_cast<int>(threadIdx.x) / 128), lane(static_cast<int>(threadIdx.x) % 32) {}
@@ -247,15 +169,15 @@ struct ForwardWarpgroup {
   }
   __device__ __forceinline__ void issue_scores() {
     products_begin();
-    multiply_rows<F::kD, F::kGroupBytes>(scores, shared_address(m.q + warpgroup * F::kQGroup), F::kQBlock, slot_address(), F::kColumnBlock);
+    multiply_rows<F::kD>(scores, shared_address(m.q + warpgroup * F::kQGroup), F::kQBlock, slot_address(), F::kSlotBlock);
     products_commit();
   }
   __device__ __forceinline__ void issue_sums(int accumulate) {
     products_begin();
 #pragma unroll
     for (int i = 0; i < kParts; ++i)
-      multiply_down<F::kTile / 16, F::kGroupBytes>(
-          out[i], weights, slot_address() + static_cast<std::uint32_t>(i * (kWidth / 64) * F::kColumnBlock), F::kColumnBlock, accumulate);
+      multiply_down<F::kTile / 16>(out[i], weights, slot_address() + static_cast<std::uint32_t>(i * (kWidth / 64) * F::kSlotBlock),
+                                   F::kSlotBlock, accumulate);
     products_commit();
   }
   __device__ __forceinline__ void take_turn() {
@@ -311,24 +233,13 @@ struct ForwardWarpgroup {
         }
       }
   }
-  /// The key of the new token, which the copies did not bring, joins the tile.
-  __device__ __forceinline__ void complete_keys(const AttentionUnit& u, int tile) {
-    if constexpr (F::kFresh) {
-      if (tile != u.tile_end - 1 || !has_newest<F>(u)) return;
-      new_row_into<F>(m.ring + place.slot * F::kSlotBytes, m.q, u, round, 0);
-      async_fence();
-      named_sync<128>(3 + warpgroup);
-    }
-  }
-  /// Rows of v that belong to no key weigh nothing, but 0 times NaN is NaN: they become zero. The new token's v joins its tile.
-  __device__ __forceinline__ void complete_values(const AttentionUnit& u) {
-    const int valid = u.num_keys - (u.tile_end - 1) * F::kTile;
-    if (valid > F::kTile || (!F::kFresh && valid == F::kTile)) return;
+  /// Rows of v that belong to no key weigh nothing, but 0 times NaN is NaN: they become zero.
+  __device__ __forceinline__ void clear_rest(int valid) {
+    if (valid >= F::kTile) return;
     unsigned char* slot = m.ring + place.slot * F::kSlotBytes;
     for (int b = 0; b < F::kBlocks; ++b)
       for (int i = valid * 8 + static_cast<int>(threadIdx.x % 128); i < F::kTile * 8; i += 128)
-        *reinterpret_cast<uint4*>(slot + b * F::kColumnBlock + i / 64 * F::kGroupBytes + i % 64 * 16) = make_uint4(0, 0, 0, 0);
-    if constexpr (F::kFresh) new_row_into<F>(slot, m.q, u, round, 1);
+        *reinterpret_cast<uint4*>(slot + b * F::kSlotBlock + i * 16) = make_uint4(0, 0, 0, 0);
     async_fence();
     named_sync<128>(3 + warpgroup);
   }
@@ -342,12 +253,9 @@ struct ForwardWarpgroup {
     float rescale[2];
     rows.clear();
 
-    if constexpr (!F::kFresh) {
-      barrier_wait(m.q_full, q_phase);
-      q_phase ^= 1;
-    }
+    barrier_wait(m.q_full, q_phase);
+    q_phase ^= 1;
     wait_slot();
-    complete_keys(u, u.tile_begin);
     pin(scores);
     issue_scores();
     products_wait<0>();
@@ -360,7 +268,6 @@ struct ForwardWarpgroup {
     int accumulate = 0;
     for (int t = u.tile_begin + 1; t < u.tile_end; ++t) {
       wait_slot();
-      complete_keys(u, t);
       take_turn();
       pin_all();
       issue_scores();
@@ -397,7 +304,7 @@ struct ForwardWarpgroup {
     }
     arrive_once_per_warp(m.q_empty);
     wait_slot();
-    complete_values(u);
+    clear_rest(u.num_keys - (u.tile_end - 1) * F::kTile);
     pin_all();
     issue_sums(accumulate);
     products_wait<0>();
@@ -465,43 +372,22 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocksPerProcessor) forward_k
       barrier_init(m.full + i, 1);
       barrier_init(m.empty + i, 4 * F::kWarpgroups);
     }
-    barrier_init(m.q_full, F::kFresh ? FreshWarps<F>::kWarps : 1);
+    barrier_init(m.q_full, 1);
     barrier_init(m.q_empty, 4 * F::kWarpgroups);
-    if constexpr (F::kFresh) {
-      barrier_init(m.fresh.next_full, 1);
-      barrier_init(m.fresh.next_empty, FreshWarps<F>::kWarps);
-    }
     barrier_init_fence();
   }
   __syncthreads();
   let_next_begin();
-  if constexpr (!F::kFresh) wait_for_previous();
+  wait_for_previous();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp >= 4 * F::kWarpgroups) {
     if constexpr (F::kRegisters != 0) registers_down<F::kCopyRegisters>();
-    const int helper = warp - 4 * F::kWarpgroups;
-    if constexpr (F::kFresh) {
-      if (helper == 0)
-        FreshCopies<F>{p, m}.run();
-      else
-        FreshWarps<F>{p, m.fresh, m.q, m.q_full, m.q_empty, helper - 1}.run();
-    } else {
-      if (helper == 0) forward_copies<F>(p, m);
-    }
+    if (warp == 4 * F::kWarpgroups) forward_copies<F>(p, m);
   } else {
     if constexpr (F::kRegisters != 0) registers_up<F::kRegisters>();
     ForwardWarpgroup<F> group(p, m);
     if (F::kWarpgroups == 2 && group.warpgroup == 1) named_arrive<256>(1);
-    if constexpr (F::kFresh) {
-      for (;; ++group.round) {
-        barrier_wait(m.q_full, group.round % 2);
-        const Work work = *m.fresh.work;
-        if (work.unit.num_tokens == 0) break;
-        group.compute(work.unit, work.group);
-      }
-    } else {
-      for_each_item(p.units, num_units_of(p), p.packing.num_groups, [&](const AttentionUnit& u, int g) { group.compute(u, g); });
-    }
+    for_each_item(p.units, num_units_of(p), p.packing.num_groups, [&](const AttentionUnit& u, int g) { group.compute(u, g); });
   }
 #endif
 }
@@ -525,14 +411,6 @@ void launch_forward(const ForwardParams& p, bool paged, bool split, int num_item
     launch_shape<ForwardShape<kD, 1, true, true, kD <= 128>>(p, num_items, num_multiprocessors, stream);
   else
     launch_shape<ForwardShape<kD, 1, true, true>>(p, num_items, num_multiprocessors, stream);
-}
-
-template <int kD>
-void launch_decoding(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream) {
-  if (num_items <= num_multiprocessors)
-    launch_shape<ForwardShape<kD, 1, true, true, true, true>>(p, num_items, num_multiprocessors, stream);
-  else
-    launch_shape<ForwardShape<kD, 1, true, true, false, true>>(p, num_items, num_multiprocessors, stream);
 }
 
 }  // namespace prl::ops::cuda::hopper

@@ -23,12 +23,14 @@ static_assert(sizeof(Work) <= kWorkBytes);
 struct FreshMemory {
   Work *next, *work;
   std::uint64_t *next_full, *next_empty;
-  static constexpr int kBytes = 2 * kWorkBytes + 16;
+  unsigned char* rows;  ///< [unit of the block, even or odd][k, v][D] of the new token
+  static constexpr int bytes(int head_dim) { return 2 * kWorkBytes + 16 + 4 * head_dim * 2; }
   __device__ explicit FreshMemory(unsigned char* p)
       : next(reinterpret_cast<Work*>(p)),
         work(reinterpret_cast<Work*>(p + kWorkBytes)),
         next_full(reinterpret_cast<std::uint64_t*>(p + 2 * kWorkBytes)),
-        next_empty(next_full + 1) {}
+        next_empty(next_full + 1),
+        rows(p + 2 * kWorkBytes + 16) {}
 };
 
 #if PRL_HOPPER
@@ -46,20 +48,19 @@ __device__ __forceinline__ uint4* place_in_tile(unsigned char* tile, int row, in
                                   (column / 8 % 8 ^ row % 8) * 16);
 }
 
-/// 8 elements of the new k (which = 0) or v (1) of a block's unit `round`: where the tile of q has rows that no head takes.
+/// 8 elements of the new k (which = 0) or v (1) of a block's unit `round`.
 template <typename F>
-__device__ __forceinline__ uint4* new_row(unsigned char* q, std::uint32_t round, int which, int column) {
-  static_assert(4 * F::kD * 2 <= 1024 && kMaxFreshHeads <= 56);
-  return reinterpret_cast<uint4*>(q + F::kQBlock - 1024 + (static_cast<int>(round % 2) * 2 + which) * F::kD * 2 + column * 2);
+__device__ __forceinline__ uint4* new_row(const FreshMemory& m, std::uint32_t round, int which, int column) {
+  return reinterpret_cast<uint4*>(m.rows + (static_cast<int>(round % 2) * 2 + which) * F::kD * 2 + column * 2);
 }
-/// The new row into its place in the unit's last tile, by the first warp of a warpgroup. The caller fences and synchronises.
+/// The new row into its place in the last slot of the unit's last tile, by the first warp of a warpgroup. The caller fences and
+/// synchronises.
 template <typename F>
-__device__ __forceinline__ void new_row_into(unsigned char* tile, unsigned char* q, const AttentionUnit& u, std::uint32_t round,
+__device__ __forceinline__ void new_row_into(unsigned char* slot, const FreshMemory& m, const AttentionUnit& u, std::uint32_t round,
                                              int which) {
   const int column = static_cast<int>(threadIdx.x) * kVec;
   if (column < F::kD)
-    *place_in_tile(tile, u.num_keys - 1 - (u.tile_end - 1) * F::kTile, column, F::kGroupBytes, F::kColumnBlock) =
-        *new_row<F>(q, round, which, column);
+    *place_in_tile(slot, (u.num_keys - 1) % F::kSlotRows, column, F::kGroupBytes, F::kColumnBlock) = *new_row<F>(m, round, which, column);
 }
 
 /// The preparing warps. The heads of a unit are dealt to them in this order: k, v, then those of q.
@@ -104,20 +105,22 @@ struct FreshWarps {
       position = 0;
     }
     const std::int64_t at = static_cast<std::int64_t>(position) * (F::kD / 2) + column % (F::kD / 2);
-    wait_for_previous();
+    float cosine[kVec], sine[kVec];
+    load<true>(cosine, f.cosines + at, kVec);
+    load<true>(sine, f.sines + at, kVec);
+    sign_sines(sine, is_first_half);
     for (int base = 0; base < num_heads + 2; base += kHeadsAtOnce) {
       const int i = base + warp * kHeadsPerWarp + which;
       const bool is_value = i == 1, is_live = i < 2 ? is_newest : i < num_heads + 2;
       const int head = i == 0 ? p.num_q_heads + kv_head : is_value ? p.num_q_heads + p.num_kv_heads + kv_head : first_head + i - 2;
       uint4 stored;
       {
-        float cosine[kVec], sine[kVec], v[kVec] = {}, other[kVec];
+        float w[kVec] = {}, v[kVec] = {}, other[kVec];
+        if (f.q_norm != nullptr && is_live && !is_value) load<true>(w, (i == 0 ? f.k_norm : f.q_norm) + column, kVec);
+        if (base == 0) wait_for_previous();
         if (is_live) load<true>(v, f.qkv + u.token * f.qkv_stride + head * F::kD + column, kVec);
-        load<true>(cosine, f.cosines + at, kVec);
-        load<true>(sine, f.sines + at, kVec);
         if (f.q_norm != nullptr) {
-          float w[kVec] = {}, normed[kVec];
-          if (is_live && !is_value) load<true>(w, (i == 0 ? f.k_norm : f.q_norm) + column, kVec);
+          float normed[kVec];
 #pragma unroll
           for (int e = 0; e < kVec; ++e) normed[e] = v[e];
           norm_head<__nv_bfloat16, kLanes>(normed, w, HeadDim(F::kD), f.eps);
@@ -125,7 +128,6 @@ struct FreshWarps {
           for (int e = 0; e < kVec; ++e) v[e] = is_value ? v[e] : normed[e];
         }
         partners_of<__nv_bfloat16, kLanes>(other, v, F::kD);
-        sign_sines(sine, is_first_half);
         if (!is_value) rotate_head(v, other, cosine, sine);
         store<true>(reinterpret_cast<__nv_bfloat16*>(&stored), v, kVec);
       }
@@ -135,7 +137,7 @@ struct FreshWarps {
         *place_in_tile(q, i - 2, column, 1024, F::kQBlock) = stored;
         continue;
       }
-      *new_row<F>(q, round, i, column) = stored;
+      *new_row<F>(m, round, i, column) = stored;
       if (slot >= 0 && group % p.packing.groups_per_kv_head == 0) {
         const std::int64_t row =
             (static_cast<std::int64_t>(slot / p.block_size) * p.num_kv_heads + kv_head) * p.block_size + slot % p.block_size;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "ops/cuda/attention/hopper.hpp"
 #include "ops/cuda/attention/rows.cuh"
 #include "ops/cuda/attention/unit.hpp"
 #include "ops/cuda/hopper.cuh"
@@ -50,6 +51,10 @@ __device__ __forceinline__ AttentionUnit read_unit(const AttentionUnit* unit) {
   const int4 a = __ldcg(reinterpret_cast<const int4*>(unit)), b = __ldcg(reinterpret_cast<const int4*>(unit) + 1);
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
+__device__ __forceinline__ int num_units_of(const ForwardParams& p) {
+  return p.num_units_at != nullptr ? __ldcg(p.num_units_at) : p.num_units;
+}
+
 template <typename Unit>
 __device__ __forceinline__ Unit read_unit(const Unit* unit) {
   return *unit;
@@ -71,23 +76,22 @@ __device__ __forceinline__ void for_each_item(const Unit* units, int num_units, 
 
 #if PRL_HOPPER
 
-/// d = A B^T over kD columns. A: 64 rows in blocks `a_block` bytes apart; B: rows in blocks `b_block` bytes apart, its groups of 8 rows
-/// kGroup bytes.
-template <int kD, int kGroup = 1024, int kCount>
+/// d = A B^T over kD columns. A: 64 rows in blocks `a_block` bytes apart; B: rows in blocks `b_block` bytes apart.
+template <int kD, int kCount>
 __device__ __forceinline__ void multiply_rows(float (&d)[kCount], std::uint32_t a, int a_block, std::uint32_t b, int b_block) {
-  const std::uint64_t da = along_rows(a), db = along_rows(b, kGroup);
+  const std::uint64_t da = along_rows(a), db = along_rows(b);
 #pragma unroll
   for (int step = 0; step < kD / 16; ++step)
     product<0>(d, da + ((step / 4 * a_block + step % 4 * 32) >> 4), db + ((step / 4 * b_block + step % 4 * 32) >> 4), step > 0);
 }
 
 /// d (+)= A B with A from registers, kSteps steps of 16 down the rows of B.
-template <int kSteps, int kGroup = 1024, int kCount>
+template <int kSteps, int kCount>
 __device__ __forceinline__ void multiply_down(float (&d)[kCount], const std::uint32_t (&a)[4 * kSteps], std::uint32_t b, int b_block,
                                               int accumulate) {
-  const std::uint64_t db = down_rows(b, static_cast<std::uint32_t>(b_block), kGroup);
+  const std::uint64_t db = down_rows(b, static_cast<std::uint32_t>(b_block));
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) product<1>(d, a + 4 * step, db + (step * 2 * kGroup >> 4), step > 0 ? 1 : accumulate);
+  for (int step = 0; step < kSteps; ++step) product<1>(d, a + 4 * step, db + (step * 2048 >> 4), step > 0 ? 1 : accumulate);
 }
 
 /// Accumulators become the left operand of the next product.

@@ -60,6 +60,8 @@ struct ForwardParams {
 
 /// Rows of q in a unit that launch_decode has room for.
 constexpr int kMaxFreshHeads = 32;
+/// Keys that launch_decode copies into one slot of its ring; a box has at most as many rows.
+constexpr int kDecodeSlotRows = 64;
 /// Queues split units of one token each, num_units_at of them, whose heads are `p.fresh`. kHeadDim is 64 or 128.
 template <int kHeadDim>
 void launch_decode(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream);
