@@ -151,8 +151,14 @@ TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_TH, 
   Impl& m = *impl_;
   m.head_arena.reset();
   const auto B = static_cast<std::int64_t>(rows_B.size());
-  const TensorView h_BH = m.head_arena.take({B, weights.config.hidden_size}, weights.compute);
-  ops::embedding(m.ctx, h_BH, h_TH, upload(m.ctx, m.head_arena, rows_B, DType::kI32));
+  ConstTensorView h_BH;
+  if (const auto apart = std::ranges::adjacent_find(rows_B, [](auto a, auto b) { return b != a + 1; }); apart == rows_B.end() && B > 0) {
+    h_BH = h_TH.rows(rows_B[0], B);  // as in a decoding step, where each sequence has a row
+  } else {
+    const TensorView gathered = m.head_arena.take({B, weights.config.hidden_size}, weights.compute);
+    ops::embedding(m.ctx, gathered, h_TH, upload(m.ctx, m.head_arena, rows_B, DType::kI32));
+    h_BH = gathered;
+  }
   const TensorView logits_BV = m.head_arena.take({B, weights.config.vocab_size}, DType::kF32);
   ops::linear(m.ctx, logits_BV, h_BH, *weights.lm_head, weights.layers.front().qkv.get());
   return logits_BV;

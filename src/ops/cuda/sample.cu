@@ -17,6 +17,8 @@ constexpr int kBlock = 256;
 constexpr int kDrawBlock = kVocabChunk;  ///< a thread per logit of the drawn chunk
 static_assert(kDrawBlock == 1024);
 constexpr int kMaxChunks = 2048;  ///< of a vocabulary; their masses lie in shared memory
+/// Rows that are handed over as arguments of a kernel, at most 32,764 bytes of which there may be.
+constexpr int kFewArguments = 32, kMostArguments = 512;
 
 /// One row as the kernels want it.
 struct RowParams {
@@ -36,8 +38,17 @@ struct RowOutput {
   std::int32_t num_top;
 };
 
-__global__ void __launch_bounds__(kBlock)
-    stats_kernel(ChunkStats* stats, const float* logits, std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
+/// Rows as arguments of a kernel: a copy of their own would wait between the product that forms the logits and the first kernel here.
+template <int kRows>
+struct RowArguments {
+  RowParams rows[kRows];
+  __device__ __forceinline__ const RowParams& operator[](std::int64_t i) const { return rows[i]; }
+};
+
+/// `Rows`: const RowParams* or RowArguments.
+template <typename Rows>
+__global__ void __launch_bounds__(kBlock) stats_kernel(ChunkStats* stats, const float* logits, std::int64_t stride, std::int64_t V,
+                                                       int chunks, const __grid_constant__ Rows rows) {
   const int chunk = static_cast<int>(blockIdx.x * (kBlock / kWarp) + threadIdx.x / kWarp);
   if (chunk >= chunks) return;
   const std::int64_t b = blockIdx.y, begin = static_cast<std::int64_t>(chunk) * kVocabChunk;
@@ -161,8 +172,10 @@ __device__ RowMaximum log_sum_exp(const ChunkStats* stats, int chunks, float2* s
 }
 
 /// Log-sum-exp, greedy choice or draw, and log-probability of rows that are not truncated.
+template <typename Rows>
 __global__ void __launch_bounds__(kDrawBlock) draw_kernel(RowOutput* outputs, const ChunkStats* all_stats, const float* logits,
-                                                          std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
+                                                          std::int64_t stride, std::int64_t V, int chunks,
+                                                          const __grid_constant__ Rows rows) {
   extern __shared__ double masses[];  // [chunks], then ChunkStats [chunks]
   __shared__ double warp_totals[kDrawBlock / kWarp];
   __shared__ float warp_tops[kDrawBlock / kWarp];
@@ -524,8 +537,6 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
     max_top = std::max(max_top, host.params.back().num_top);
     needs_ranking = needs_ranking || host.params.back().is_truncated || host.params.back().num_top > 0;
   }
-  const RowParams* params = staged<RowParams>(ctx, host.params);
-
   ChunkStats* stats = nullptr;
   RowOutput* outputs = nullptr;
   Key* top = nullptr;
@@ -546,16 +557,31 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
   const auto shared = static_cast<std::size_t>(chunks);  // entries
   const float* logits = logits_BV.as<float>();
 
-  const dim3 grid(static_cast<unsigned>(ceil_div(chunks, kBlock / kWarp)), static_cast<unsigned>(B));
-  stats_kernel<<<grid, kBlock, 0, stream>>>(stats, logits, logits_BV.row_stride, V, chunks, params);
-  PRL_CUDA_CHECK(cudaGetLastError());
-  draw_kernel<<<static_cast<unsigned>(B), kDrawBlock, shared*(sizeof(double) + sizeof(ChunkStats)), stream>>>(
-      outputs, stats, logits, logits_BV.row_stride, V, chunks, params);
-  PRL_CUDA_CHECK(cudaGetLastError());
-  if (needs_ranking) {
-    truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared * sizeof(Mass), stream>>>(outputs, top, max_top, logits,
-                                                                                                 logits_BV.row_stride, V, chunks, params);
+  const auto draw = [&](const auto& rows) {
+    using Rows = std::remove_cvref_t<decltype(rows)>;
+    const dim3 grid(static_cast<unsigned>(ceil_div(chunks, kBlock / kWarp)), static_cast<unsigned>(B));
+    stats_kernel<Rows><<<grid, kBlock, 0, stream>>>(stats, logits, logits_BV.row_stride, V, chunks, rows);
     PRL_CUDA_CHECK(cudaGetLastError());
+    draw_kernel<Rows><<<static_cast<unsigned>(B), kDrawBlock, shared*(sizeof(double) + sizeof(ChunkStats)), stream>>>(
+        outputs, stats, logits, logits_BV.row_stride, V, chunks, rows);
+    PRL_CUDA_CHECK(cudaGetLastError());
+  };
+  const auto as_arguments = [&]<int kRows>() {
+    RowArguments<kRows> rows;
+    std::ranges::copy(host.params, rows.rows);
+    draw(rows);
+  };
+  if (needs_ranking || B > kMostArguments) {
+    const RowParams* params = staged<RowParams>(ctx, host.params);
+    draw(params);
+    if (needs_ranking)
+      truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared * sizeof(Mass), stream>>>(
+          outputs, top, max_top, logits, logits_BV.row_stride, V, chunks, params);
+    PRL_CUDA_CHECK(cudaGetLastError());
+  } else if (B > kFewArguments) {
+    as_arguments.template operator()<kMostArguments>();
+  } else {
+    as_arguments.template operator()<kFewArguments>();
   }
 
   host.bytes.resize(bytes - result_begin);

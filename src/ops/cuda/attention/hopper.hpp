@@ -55,6 +55,7 @@ struct ForwardParams {
 
   // launch_decode only
   FreshHeads fresh;
+  std::int32_t table_rows, table_width;  ///< of block_table
   std::int32_t* next_item;  ///< [2] 0, and 0 again after each call
 };
 
