@@ -122,11 +122,15 @@ void launch_decode(const hopper::ForwardParams& params, const ForwardCall& c, st
   hopper::ForwardParams p = params;
   const std::int64_t D = c.head_dim;
   p.box_rows = std::gcd(p.box_rows, hopper::kDecodeSlotRows);
-  const MapShapeOf<5> shape{{64, 8, extent(D / 64), extent(c.block_size / 8), extent(c.num_blocks * c.num_kv_heads)},
-                            {D, 64, 8 * D, c.block_size * D},
-                            {64, 8, box(D / 64), box(p.box_rows / 8), 1}};
-  p.k = tensor_map_5(c.k, shape);
-  p.v = tensor_map_5(c.v, shape);
+  const auto map = [&](const void* data, std::int64_t rows) {
+    return tensor_map_5(data, MapShapeOf<5>{{64, 8, extent(D / 64), extent(c.block_size / 8), extent(c.num_blocks * c.num_kv_heads)},
+                                            {D, 64, 8 * D, c.block_size * D},
+                                            {64, 8, box(D / 64), box(rows / 8), 1}});
+  };
+  p.k = map(c.k, p.box_rows);
+  p.v = map(c.v, p.box_rows);
+  p.k_rest = map(c.k, 8);
+  p.v_rest = map(c.v, 8);
   const int items = static_cast<int>(num_items);
   if (D == 64)
     hopper::launch_decode<64>(p, items, num_multiprocessors, stream);

@@ -104,19 +104,25 @@ struct DecodeCopies {
     };
     return {at(0), at(1)};
   }
-  __device__ __forceinline__ void copy_tile(const CUtensorMap* map, const AttentionUnit& u, int tile, int block, int kv_head) {
+  /// What lies in the cache of a tile: whole boxes, and of the last one only groups of 8 rows in use. The new token is not copied.
+  __device__ __forceinline__ void copy_tile(const CUtensorMap* map, const CUtensorMap* rest_map, const AttentionUnit& u, int tile, int block,
+                                            int kv_head) {
     const int pieces = num_pieces<F>(u, tile), rows = p.box_rows;
 #pragma unroll 1
     for (int i = 0; i < pieces; ++i) {
-      const int first = tile * F::kTile + i * F::kSlotRows, boxes = (min(F::kSlotRows, u.num_keys - first) + rows - 1) / rows;
+      const int first = tile * F::kTile + i * F::kSlotRows, count = min(F::kSlotRows, u.num_keys - 1 - first);
+      const int boxes = count / rows, rest = (count % rows + 7) / 8, first_box = i * F::kSlotRows / rows;
+      const int last_block = __shfl_sync(0xffffffffu, block, first_box + boxes);
       unsigned char* slot = m.ring + place.slot * F::kSlotBytes;
       std::uint64_t* full = m.full + place.slot;
       barrier_wait(m.empty + place.slot, place.phase ^ 1);
-      if (lane == 0) barrier_arrive_expect(full, static_cast<std::uint32_t>(boxes * rows * F::kBlocks * 128));
+      if (lane == 0) barrier_arrive_expect(full, static_cast<std::uint32_t>((boxes * rows + rest * 8) * F::kBlocks * 128));
       __syncwarp();
-      const int box = lane - i * F::kSlotRows / rows, key = first + box * rows;
-      if (box >= 0 && box < boxes)
-        copy_box(slot + box * rows / 8 * F::kGroupBytes, map, full, 0, 0, 0, key % p.block_size / 8, block * p.num_kv_heads + kv_head);
+      const auto copy = [&](const CUtensorMap* from, int row, int from_block) {
+        copy_box(slot + row / 8 * F::kGroupBytes, from, full, 0, 0, 0, (first + row) % p.block_size / 8, from_block * p.num_kv_heads + kv_head);
+      };
+      if (const int box = lane - first_box; box >= 0 && box < boxes) copy(map, box * rows, block);
+      if (lane < rest) copy(rest_map, boxes * rows + lane * 8, last_block);
       __syncwarp();
       place.advance();
     }
@@ -174,12 +180,12 @@ struct DecodeCopies {
 #pragma unroll 1
       for (int t = u.tile_begin; t < u.tile_end; ++t) {
         const int ahead = look_up(u, t + 2);
-        copy_tile(&p.k, u, t, boxes.first, kv_head);
+        copy_tile(&p.k, &p.k_rest, u, t, boxes.first, kv_head);
         if (t == u.tile_begin) {
           hand_over(next, next_item % groups);
           next_boxes = first_boxes(next);
         }
-        copy_tile(&p.v, u, t, boxes.first, kv_head);
+        copy_tile(&p.v, &p.v_rest, u, t, boxes.first, kv_head);
         boxes = {boxes.second, ahead};
       }
       if (is_first) {

@@ -54,6 +54,7 @@ struct ForwardParams {
   std::int32_t state_rows;
 
   // launch_decode only
+  CUtensorMap k_rest, v_rest;  ///< as k and v, boxes of 8 rows
   FreshHeads fresh;
   std::int32_t table_rows, table_width;  ///< of block_table
   std::int32_t* next_item;  ///< [2] 0, and 0 again after each call
