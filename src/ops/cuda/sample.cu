@@ -173,9 +173,9 @@ __device__ RowMaximum log_sum_exp(const ChunkStats* stats, int chunks, float2* s
 
 /// Log-sum-exp, greedy choice or draw, and log-probability of rows that are not truncated.
 template <typename Rows>
-__global__ void __launch_bounds__(kDrawBlock) draw_kernel(RowOutput* outputs, const ChunkStats* all_stats, const float* logits,
-                                                          std::int64_t stride, std::int64_t V, int chunks,
-                                                          const __grid_constant__ Rows rows) {
+__global__ void __launch_bounds__(kDrawBlock)
+    draw_kernel(RowOutput* outputs, const ChunkStats* all_stats, const float* logits, std::int64_t stride, std::int64_t V, int chunks,
+                const __grid_constant__ Rows rows) {
   extern __shared__ double masses[];  // [chunks], then ChunkStats [chunks]
   __shared__ double warp_totals[kDrawBlock / kWarp];
   __shared__ float warp_tops[kDrawBlock / kWarp];
@@ -575,8 +575,8 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
     const RowParams* params = staged<RowParams>(ctx, host.params);
     draw(params);
     if (needs_ranking)
-      truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared * sizeof(Mass), stream>>>(
-          outputs, top, max_top, logits, logits_BV.row_stride, V, chunks, params);
+      truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared * sizeof(Mass), stream>>>(outputs, top, max_top, logits,
+                                                                                                   logits_BV.row_stride, V, chunks, params);
     PRL_CUDA_CHECK(cudaGetLastError());
   } else if (B > kFewArguments) {
     as_arguments.template operator()<kMostArguments>();

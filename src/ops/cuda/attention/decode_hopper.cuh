@@ -21,17 +21,16 @@
 
 namespace prl::ops::cuda::hopper {
 
-/// kHeads: query heads that a unit has room for. kDeep: the ring takes a processor's shared memory, for calls with too few units to give
-/// each processor several.
-template <int kD_, int kHeads_, bool kDeep_>
+/// kHeads: query heads that a unit has room for. kBlocksPerProcessor: the fewer, the deeper their rings.
+template <int kD_, int kHeads_, int kBlocksPerProcessor_>
 struct DecodeShape {
   static constexpr int kD = kD_, kHeads = kHeads_, kBlocks = kD / 64;
   static constexpr int kTile = forward_tile(kD), kSlotRows = kDecodeSlotRows, kPieces = kTile / kSlotRows;
-  static constexpr int kBlocksPerProcessor = kDeep_ ? 1 : kHeads <= 8 ? 3 : 2;
+  static constexpr int kBlocksPerProcessor = kBlocksPerProcessor_;
   static constexpr int kThreads = 256;
   /// From 8 keys of a slot to the next, and from its 64 columns to the next: one copy brings rows that lie together in the cache.
   static constexpr int kGroupBytes = kBlocks * 1024, kColumnBlock = 1024, kSlotBytes = kSlotRows * kD * 2;
-  static constexpr int kSlots = (kDeep_ ? (kHeads <= 8 ? 12 : 10) : 4) * (128 / kD);
+  static constexpr int kSlots = (kHeads <= 8 ? 12 / kBlocksPerProcessor : kBlocksPerProcessor == 1 ? 10 : 4) * (128 / kD);
   static constexpr int kQBlock = kHeads * 128, kQBytes = kBlocks * kQBlock;
   static constexpr int kWeightBlock = kHeads * 128, kWeightBytes = kPieces * kWeightBlock;
   /// Floats of a head's weights before they are rounded. The heads of a warp's chains lie in banks of their own.
@@ -105,8 +104,8 @@ struct DecodeCopies {
     return {at(0), at(1)};
   }
   /// What lies in the cache of a tile: whole boxes, and of the last one only groups of 8 rows in use. The new token is not copied.
-  __device__ __forceinline__ void copy_tile(const CUtensorMap* map, const CUtensorMap* rest_map, const AttentionUnit& u, int tile, int block,
-                                            int kv_head) {
+  __device__ __forceinline__ void copy_tile(const CUtensorMap* map, const CUtensorMap* rest_map, const AttentionUnit& u, int tile,
+                                            int block, int kv_head) {
     const int pieces = num_pieces<F>(u, tile), rows = p.box_rows;
 #pragma unroll 1
     for (int i = 0; i < pieces; ++i) {
@@ -119,7 +118,8 @@ struct DecodeCopies {
       if (lane == 0) barrier_arrive_expect(full, static_cast<std::uint32_t>((boxes * rows + rest * 8) * F::kBlocks * 128));
       __syncwarp();
       const auto copy = [&](const CUtensorMap* from, int row, int from_block) {
-        copy_box(slot + row / 8 * F::kGroupBytes, from, full, 0, 0, 0, (first + row) % p.block_size / 8, from_block * p.num_kv_heads + kv_head);
+        copy_box(slot + row / 8 * F::kGroupBytes, from, full, 0, 0, 0, (first + row) % p.block_size / 8,
+                 from_block * p.num_kv_heads + kv_head);
       };
       if (const int box = lane - first_box; box >= 0 && box < boxes) copy(map, box * rows, block);
       if (lane < rest) copy(rest_map, boxes * rows + lane * 8, last_block);
@@ -247,15 +247,16 @@ struct DecodeWarpgroup {
 
   __device__ __forceinline__ void form_scores(int pieces) {
     const std::uint64_t q = along_rows(same_in_warp(shared_address(m.q)));
-    const std::uint64_t keys[2] = {along_rows(piece_address(0, pieces), F::kGroupBytes), along_rows(piece_address(1, pieces), F::kGroupBytes)};
+    const std::uint64_t keys[2] = {along_rows(piece_address(0, pieces), F::kGroupBytes),
+                                   along_rows(piece_address(1, pieces), F::kGroupBytes)};
     pin_all();
     products_begin();
 #pragma unroll
     for (int step = 0; step < F::kD / 16; ++step)
 #pragma unroll
       for (int i = 0; i < F::kPieces; ++i)
-        product<0>(scores[i], keys[i] + ((step / 4 * F::kColumnBlock + step % 4 * 32) >> 4), q + ((step / 4 * F::kQBlock + step % 4 * 32) >> 4),
-                   step > 0);
+        product<0>(scores[i], keys[i] + ((step / 4 * F::kColumnBlock + step % 4 * 32) >> 4),
+                   q + ((step / 4 * F::kQBlock + step % 4 * 32) >> 4), step > 0);
     products_commit();
     products_wait<0>();
     pin_all();
@@ -410,8 +411,8 @@ struct DecodeWarpgroup {
           const std::uint32_t pair = is_odd ? pack_bf16(other, odd) : pack_bf16(even, other);
           const int column = b * 64 + warp * 16 + lane / 8 * 2 + 8 * h;
           if (head < num_heads)
-            *reinterpret_cast<std::uint32_t*>(
-                p.out + (static_cast<std::int64_t>(u.token) * p.num_q_heads + first_head + head) * F::kD + column) = pair;
+            *reinterpret_cast<std::uint32_t*>(p.out + (static_cast<std::int64_t>(u.token) * p.num_q_heads + first_head + head) * F::kD +
+                                              column) = pair;
         }
     }
   }
@@ -477,19 +478,18 @@ void launch_decode_shape(const ForwardParams& p, int num_items, int num_multipro
   launch_chained(stream, decode_kernel<F>, dim3(static_cast<unsigned>(blocks)), dim3(F::kThreads), F::kSharedBytes, p);
 }
 
-template <int kD, int kHeads>
-void launch_decode_heads(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream) {
-  if (num_items <= num_multiprocessors)
-    launch_decode_shape<DecodeShape<kD, kHeads, true>>(p, num_items, num_multiprocessors, stream);
-  else
-    launch_decode_shape<DecodeShape<kD, kHeads, false>>(p, num_items, num_multiprocessors, stream);
-}
 template <int kD>
 void launch_decoding(const ForwardParams& p, int num_items, int num_multiprocessors, cudaStream_t stream) {
-  if (p.packing.heads <= 8)
-    launch_decode_heads<kD, 8>(p, num_items, num_multiprocessors, stream);
+  const bool is_single = num_items <= num_multiprocessors;
+  if (p.packing.heads > 8)
+    is_single ? launch_decode_shape<DecodeShape<kD, kMaxFreshHeads, 1>>(p, num_items, num_multiprocessors, stream)
+              : launch_decode_shape<DecodeShape<kD, kMaxFreshHeads, 2>>(p, num_items, num_multiprocessors, stream);
+  else if (is_single)
+    launch_decode_shape<DecodeShape<kD, 8, 1>>(p, num_items, num_multiprocessors, stream);
+  else if (num_items <= 4 * num_multiprocessors)
+    launch_decode_shape<DecodeShape<kD, 8, 2>>(p, num_items, num_multiprocessors, stream);
   else
-    launch_decode_heads<kD, kMaxFreshHeads>(p, num_items, num_multiprocessors, stream);
+    launch_decode_shape<DecodeShape<kD, 8, 3>>(p, num_items, num_multiprocessors, stream);
 }
 
 }  // namespace prl::ops::cuda::hopper
