@@ -151,9 +151,11 @@ TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_TH, 
   Impl& m = *impl_;
   m.head_arena.reset();
   const auto B = static_cast<std::int64_t>(rows_B.size());
+  // As in a decoding step, where each sequence has a row.
+  const bool lie_together = B > 0 && std::ranges::adjacent_find(rows_B, [](auto a, auto b) { return b != a + 1; }) == rows_B.end();
   ConstTensorView h_BH;
-  if (const auto apart = std::ranges::adjacent_find(rows_B, [](auto a, auto b) { return b != a + 1; }); apart == rows_B.end() && B > 0) {
-    h_BH = h_TH.rows(rows_B[0], B);  // as in a decoding step, where each sequence has a row
+  if (lie_together) {
+    h_BH = h_TH.rows(rows_B[0], B);
   } else {
     const TensorView gathered = m.head_arena.take({B, weights.config.hidden_size}, weights.compute);
     ops::embedding(m.ctx, gathered, h_TH, upload(m.ctx, m.head_arena, rows_B, DType::kI32));

@@ -132,6 +132,25 @@ TEST_F(SampleTest, DrawsDependOnSeedAndPositionOnly) {
   EXPECT_GT(tokens.size(), 15u);
 }
 
+/// How rows reach a device depends on their number.
+TEST_F(SampleTest, ARowOfManyIsDrawnAsAlone) {
+  for (const std::int64_t count : {31, 33, 512, 513}) {
+    const Tensor logits = s.random({count, 300}, DType::kF32, 4);
+    std::vector<SampleRow> rows(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < rows.size(); ++i)
+      rows[i] = {.temperature = 0.5f + static_cast<float>(i % 7) / 7.0f, .seed = 100 + i, .position = 17 * i};
+    std::vector<SampleResult> together(rows.size());
+    sample(s.ctx, together, logits, rows);
+    for (std::int64_t i = 0; i < count; i += 8) {
+      const auto at = static_cast<std::size_t>(i);
+      SampleResult alone;
+      sample(s.ctx, {&alone, 1}, logits.slice(i, 1), {&rows[at], 1});
+      EXPECT_EQ(alone.token, together[at].token) << "row " << i << " of " << count;
+      EXPECT_EQ(alone.logprob, together[at].logprob) << "row " << i << " of " << count;
+    }
+  }
+}
+
 TEST_F(SampleTest, BannedTokensAreNeverReportedAndAllBannedIsAnError) {
   const auto r = draw({kNone, 1.0f, kNone}, {.num_top_logprobs = 3});
   EXPECT_EQ(r.token, 1);

@@ -84,13 +84,6 @@ __device__ void copy_tiles(const FewRowsArgs& a, unsigned char* shared, std::uin
   }
 }
 
-/// Lanes whose columns of out are neighbours exchange halves, so that each has a pair that lies together in a row of out.
-__device__ __forceinline__ std::uint32_t pair_of(float even_row, float odd_row, bool is_odd_column) {
-  const float other = __shfl_xor_sync(kFullWarp, is_odd_column ? even_row : odd_row, 4);
-  const __nv_bfloat162 pair = is_odd_column ? __floats2bfloat162_rn(other, odd_row) : __floats2bfloat162_rn(even_row, other);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-
 /// Where a lane's results lie. d[4 j + e] is column lane / 4 (+ 8 for e >= 2) of the warp's 16 columns of the left operand, row
 /// 8 j + 2 (lane % 4) + e % 2. With SwiGLU the first 8 of them are gate, the others up, and make 8 columns of out.
 template <int kRows, bool kSwiglu>
@@ -170,7 +163,7 @@ template <int kRows, bool kNorm>
 __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty,
                                              float (&d)[kRows / 2]) {
   constexpr int kBlocks = blocks_per_slot(kRows);
-  const std::uint32_t begin = __shfl_sync(kFullWarp, shared_address(shared), 0);
+  const std::uint32_t begin = same_in_warp(shared_address(shared));
   const std::uint64_t weights = along_rows(begin), rows = along_rows(begin + static_cast<std::uint32_t>(a.rows_at));
   const auto left_block = static_cast<std::uint32_t>(a.columns * kRowBytes / 16);
   constexpr std::uint32_t kRightBlock = kRows * kRowBytes / 16;

@@ -119,13 +119,12 @@ __device__ __forceinline__ void registers_up() {
 // Products of a warpgroup ---------------------------------------------------------------------------------------------------------
 //
 // Operands in shared memory are bf16 in blocks of [rows][64], 128 bytes a row, 1,024-byte aligned, swizzled by 128 bytes: what the
-// copy engine writes for a box 64 elements wide. A matrix with more columns is several such blocks.
+// copy engine writes for a box 64 elements wide. A matrix with more columns is several such blocks. Groups of 8 rows may lie
+// further apart than their 1,024 bytes: `group_bytes`.
 
 /// What all lanes of a warp hold, said so that the compiler believes it: it then forms operands' addresses in registers of the warp, side
 /// by side with the products, in place of carrying each there from a lane's.
 __device__ __forceinline__ std::uint32_t same_in_warp(std::uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
-
-// Groups of 8 rows may lie further apart than their 1,024 bytes: `group_bytes`.
 
 /// The k16 steps run along the 64 columns of a row: step s of a block starts at s * 32 bytes.
 __device__ __forceinline__ std::uint64_t along_rows(std::uint32_t address, std::uint32_t group_bytes = 1024) {
@@ -229,6 +228,14 @@ __device__ __forceinline__ void product(float (&d)[64], const std::uint32_t* a, 
       "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PRL_R64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
       : PRL_D32(d, 0), PRL_D32(d, 32)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kDown));
+}
+
+/// Of products whose left operand has the columns of the result, and the right its rows, d[i] and d[i + 1] are two rows of one column.
+/// Lanes whose columns are neighbours exchange halves, so that each has a pair that lies together in a row of the result.
+__device__ __forceinline__ std::uint32_t pair_of(float even_row, float odd_row, bool is_odd_column) {
+  const float other = __shfl_xor_sync(0xffffffffu, is_odd_column ? even_row : odd_row, 4);
+  const __nv_bfloat162 pair = is_odd_column ? __floats2bfloat162_rn(other, odd_row) : __floats2bfloat162_rn(even_row, other);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
 #undef PRL_D8

@@ -574,10 +574,11 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
   if (needs_ranking || B > kMostArguments) {
     const RowParams* params = staged<RowParams>(ctx, host.params);
     draw(params);
-    if (needs_ranking)
+    if (needs_ranking) {
       truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared * sizeof(Mass), stream>>>(outputs, top, max_top, logits,
                                                                                                    logits_BV.row_stride, V, chunks, params);
-    PRL_CUDA_CHECK(cudaGetLastError());
+      PRL_CUDA_CHECK(cudaGetLastError());
+    }
   } else if (B > kFewArguments) {
     as_arguments.template operator()<kMostArguments>();
   } else {

@@ -397,7 +397,6 @@ struct DecodeWarpgroup {
     const bool is_odd = lane / 4 % 2 != 0;
 #pragma unroll
     for (int i = 0; i < kMine; i += 2) {
-      // Neighbouring dimensions lie in lanes 4 apart, which exchange: each stores pairs of one of the two heads.
       const int head = head_of(i) + (is_odd ? 1 : 0);
       float inverse[2];
 #pragma unroll
@@ -407,8 +406,7 @@ struct DecodeWarpgroup {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float even = finish_out(out[b][at(i, h)], inverse[0]), odd = finish_out(out[b][at(i + 1, h)], inverse[1]);
-          const float other = __shfl_xor_sync(0xffffffffu, is_odd ? even : odd, 4);
-          const std::uint32_t pair = is_odd ? pack_bf16(other, odd) : pack_bf16(even, other);
+          const std::uint32_t pair = pair_of(even, odd, is_odd);
           const int column = b * 64 + warp * 16 + lane / 8 * 2 + 8 * h;
           if (head < num_heads)
             *reinterpret_cast<std::uint32_t*>(p.out + (static_cast<std::int64_t>(u.token) * p.num_q_heads + first_head + head) * F::kD +

@@ -51,13 +51,12 @@ __device__ __forceinline__ AttentionUnit read_unit(const AttentionUnit* unit) {
   const int4 a = __ldcg(reinterpret_cast<const int4*>(unit)), b = __ldcg(reinterpret_cast<const int4*>(unit) + 1);
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 }
-__device__ __forceinline__ int num_units_of(const ForwardParams& p) {
-  return p.num_units_at != nullptr ? __ldcg(p.num_units_at) : p.num_units;
-}
-
 template <typename Unit>
 __device__ __forceinline__ Unit read_unit(const Unit* unit) {
   return *unit;
+}
+__device__ __forceinline__ int num_units_of(const ForwardParams& p) {
+  return p.num_units_at != nullptr ? __ldcg(p.num_units_at) : p.num_units;
 }
 
 /// Calls work(unit, head) for each pair this block computes. The grid is no larger than the list has room for: the first unit is read
