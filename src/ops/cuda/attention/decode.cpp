@@ -87,8 +87,6 @@ void decode(OpContext& ctx, AttentionFamily family, TensorView out_THD, const vo
     const std::int64_t num_items = max_units * packing.num_groups;
     if (fresh != nullptr) {
       p.fresh = *fresh;
-      p.table_rows = a.num_sequences;
-      p.table_width = a.max_blocks;
       p.next_item = plan.counts + 2;
       launch_decode(p, call, num_items, num_multiprocessors(ctx), stream);
     } else {

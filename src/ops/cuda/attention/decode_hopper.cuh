@@ -94,15 +94,6 @@ struct DecodeCopies {
   __device__ __forceinline__ Boxes first_boxes(const AttentionUnit& u) const {
     return {look_up(u, u.tile_begin), look_up(u, u.tile_begin + 1)};
   }
-  /// The same of a unit that is all of the sequence `row`, before it is known whether the block's first unit is: to look up where the
-  /// unit lies and where its keys lie one after the other takes twice as long.
-  __device__ __forceinline__ Boxes boxes_of_row(int row) const {
-    const auto at = [&](int tile) {
-      const int block = (tile * F::kTile + lane * p.box_rows) / p.block_size;
-      return row < p.table_rows && block < p.table_width ? __ldcg(p.block_table + row * p.table_width + block) : 0;
-    };
-    return {at(0), at(1)};
-  }
   /// What lies in the cache of a tile: whole boxes, and of the last one only groups of 8 rows in use. The new token is not copied.
   __device__ __forceinline__ void copy_tile(const CUtensorMap* map, const CUtensorMap* rest_map, const AttentionUnit& u, int tile,
                                             int block, int kv_head) {
@@ -158,11 +149,10 @@ struct DecodeCopies {
       prefetch_map(&p.v);
     }
     int item = static_cast<int>(blockIdx.x), next_item = item + blocks;
-    Boxes boxes = boxes_of_row(item / groups);
     AttentionUnit u = read_unit(p.units + item / groups);
     const int total = num_units_of(p) * groups;
     if (item >= total) u = {};
-    if (u.keys != item / groups * p.table_width || u.tile_begin != 0) boxes = first_boxes(u);
+    Boxes boxes = first_boxes(u);
     AttentionUnit next = unit_of(next_item, total);
     hand_over(u, item % groups);
     int claimed = total;  // of lane 0

@@ -56,8 +56,7 @@ struct ForwardParams {
   // launch_decode only
   CUtensorMap k_rest, v_rest;  ///< as k and v, boxes of 8 rows
   FreshHeads fresh;
-  std::int32_t table_rows, table_width;  ///< of block_table
-  std::int32_t* next_item;               ///< [2] 0, and 0 again after each call
+  std::int32_t* next_item;  ///< [2] 0, and 0 again after each call
 };
 
 /// Rows of q in a unit that launch_decode has room for.
