@@ -20,8 +20,6 @@ constexpr int kSpanBytes = 64 * kRowBytes;      ///< a warpgroup product reads 6
 constexpr int kSharedBytes = 224 * 1024;
 /// What a block of compute capability 9.0 may ask for.
 constexpr int kMaxSharedBytes = 227 * 1024;
-/// Beyond these the library is as fast: what counts then is how often operands pass through the second-level cache.
-constexpr std::int64_t kMaxRows = 256, kMaxOutputs = 64 * 6144;
 
 /// Blocks of K in a slot: one copy brings them.
 __host__ __device__ constexpr int blocks_per_slot(int rows) { return rows <= 16 ? 4 : rows <= 64 ? 2 : 1; }
@@ -56,13 +54,14 @@ __device__ void copy_tiles(const FewRowsArgs& a, unsigned char* shared, std::uin
   const int column = static_cast<int>(blockIdx.x) * a.columns, row = static_cast<int>(blockIdx.y) * kRows;
   const int weight_bytes = kBlocks * a.columns * kRowBytes;
   unsigned char* rows = shared + a.rows_at;
+  const CachePolicy once = read_once();
   const auto copy_weights = [&](int slot, int step) {
     barrier_arrive_expect(full + slot, static_cast<std::uint32_t>(weight_bytes + kRowsBytes));
     unsigned char* to = shared + slot * weight_bytes;
     if constexpr (kSwiglu)
-      copy_box(to, &a.weights, full + slot, 0, 0, 0, column / 16, step * kBlocks);
+      copy_box(to, &a.weights, full + slot, once, 0, 0, 0, column / 16, step * kBlocks);
     else
-      copy_box(to, &a.weights, full + slot, 0, column, step * kBlocks);
+      copy_box(to, &a.weights, full + slot, once, 0, column, step * kBlocks);
   };
   const auto copy_rows = [&](int slot, int step) {
     if constexpr (!kNorm) copy_box(rows + slot * kRowsBytes, &a.rows, full + slot, 0, row, step * kBlocks);
@@ -336,7 +335,7 @@ double copy_time(const Product& p, int rows, int columns, int processors) {
 }  // namespace
 
 std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device, const FewRowsFusion& fusion) {
-  if (device.major != 9 || p.M > kMaxRows || p.M * p.N > kMaxOutputs || p.K % kBlock != 0) return std::nullopt;
+  if (device.major != 9 || p.M > kMaxFewRows || p.M * p.N > max_few_rows_outputs(p.M, p.K) || p.K % kBlock != 0) return std::nullopt;
   if (p.in_dtype != DType::kBF16 || p.may_split || p.accumulate || p.transpose_a || !p.transpose_b) return std::nullopt;
   if (fusion.norm != nullptr && (p.M > kMaxNormRows || p.K > kMaxNormColumns)) return std::nullopt;
   if (fusion.is_any() && p.out_dtype != DType::kBF16) return std::nullopt;

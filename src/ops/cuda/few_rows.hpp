@@ -31,6 +31,13 @@ struct FewRowsFusion {
 /// Every block norms its rows again, and holds all of K: right for the few rows that a kernel of their own would only delay.
 constexpr std::int64_t kMaxNormRows = 16, kMaxNormColumns = 1024;
 
+/// Beyond these the library is as fast: what counts then is how often operands pass through the second-level cache.
+constexpr std::int64_t kMaxFewRows = 256;
+constexpr std::int64_t max_few_rows_outputs(std::int64_t rows, std::int64_t K) {
+  if (rows <= 64) return 128 * 6144;
+  return K <= 3072 ? 128 * 4096 : 64 * 6144;
+}
+
 /// The cut of a product that these kernels take; nothing where the library is as fast, or the product is another. A rule of the shape.
 std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp& device, const FewRowsFusion& fusion = {});
 /// `p` is not transposed on the left, transposed on the right, bf16 and 16-byte aligned in every row, as is the residual; N is a

@@ -92,11 +92,28 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::
                "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier, int x, int y, int z, int u, int v) {
-  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
-                   shared_address(to)),
-               "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
-               : "memory");
+/// How long the second-level cache keeps what a copy brings.
+using CachePolicy = std::uint64_t;
+/// For what is read once: it is the first to leave.
+__device__ __forceinline__ CachePolicy read_once() {
+  CachePolicy policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier, CachePolicy policy, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(
+          shared_address(to)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "l"(policy), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier, CachePolicy policy, int x, int y, int z,
+                                         int u, int v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6, %7, %8}], [%2], "
+      "%3;" ::"r"(shared_address(to)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+      : "memory");
 }
 /// `bytes` (a multiple of 16) from 16-byte aligned memory.
 __device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {

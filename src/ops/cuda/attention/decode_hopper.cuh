@@ -72,14 +72,15 @@ __device__ __forceinline__ int num_pieces(const AttentionUnit& u, int tile) {
   return min(F::kPieces, (u.num_keys - tile * F::kTile + F::kSlotRows - 1) / F::kSlotRows);
 }
 
-/// The copying warp. What it reads before the wait no recorded work writes but the plan, long before. It knows its next unit, has asked for
-/// the one after it and for the item that follows: a copy never waits for the list.
+/// The copying warp. What it reads before the wait no recorded work writes but the plan, long before. While the first tile of a unit is
+/// copied it learns which unit is next.
 template <typename F>
 struct DecodeCopies {
   const ForwardParams& p;
   const DecodeMemory<F>& m;
   const int lane = static_cast<int>(threadIdx.x) % 32, groups = p.packing.num_groups;
   const int blocks = static_cast<int>(gridDim.x);
+  const CachePolicy once = read_once();
   RingPlace<F::kSlots> place;
   std::uint32_t phase = 0;
 
@@ -109,7 +110,7 @@ struct DecodeCopies {
       if (lane == 0) barrier_arrive_expect(full, static_cast<std::uint32_t>((boxes * rows + rest * 8) * F::kBlocks * 128));
       __syncwarp();
       const auto copy = [&](const CUtensorMap* from, int row, int from_block) {
-        copy_box(slot + row / 8 * F::kGroupBytes, from, full, 0, 0, 0, (first + row) % p.block_size / 8,
+        copy_box(slot + row / 8 * F::kGroupBytes, from, full, once, 0, 0, 0, (first + row) % p.block_size / 8,
                  from_block * p.num_kv_heads + kv_head);
       };
       if (const int box = lane - first_box; box >= 0 && box < boxes) copy(map, box * rows, block);
@@ -130,10 +131,10 @@ struct DecodeCopies {
   __device__ __forceinline__ AttentionUnit unit_of(int item, int total) const {
     return item < total ? read_unit(p.units + item / groups) : AttentionUnit{};
   }
-  /// Every block has two items by its number; who gets done takes the next of the list. Lane 0 gets the item's number. Nobody asks after
-  /// the end of the list was seen, so all have their answers before they are done.
-  __device__ __forceinline__ int claim(int last, int total) const {
-    return lane == 0 && last < total && total > 2 * blocks ? 2 * blocks + atomicAdd(p.next_item, 1) : total;
+  /// Every block has two items by its number; who begins its second or a later one takes the next of the list, no sooner: at the end of
+  /// the list nobody has two items while others have none. Lane 0 gets the item's number, which is not asked for again once it is the end.
+  __device__ __forceinline__ int claim(int total) const {
+    return lane == 0 && total > 2 * blocks ? 2 * blocks + atomicAdd(p.next_item, 1) : total;
   }
   /// The last block sets the counter back.
   __device__ __forceinline__ void finish(int total) const {
@@ -155,40 +156,30 @@ struct DecodeCopies {
     Boxes boxes = first_boxes(u);
     AttentionUnit next = unit_of(next_item, total);
     hand_over(u, item % groups);
-    int claimed = total;  // of lane 0
 #pragma unroll 1
     for (bool is_first = true; item < total; is_first = false) {
-      int after_item = total;
-      AttentionUnit after{};
-      if (!is_first) {
-        after_item = __shfl_sync(0xffffffffu, claimed, 0);
-        after = unit_of(after_item, total);
-        claimed = claim(after_item, total);
-      }
-      Boxes next_boxes;
+      const int claimed = is_first ? next_item : claim(total);
       const int kv_head = kv_head_of(p.packing, item % groups);
+      Boxes next_boxes;
 #pragma unroll 1
       for (int t = u.tile_begin; t < u.tile_end; ++t) {
         const int ahead = look_up(u, t + 2);
         copy_tile(&p.k, &p.k_rest, u, t, boxes.first, kv_head);
+        if (t == u.tile_begin && !is_first) {
+          next_item = __shfl_sync(0xffffffffu, claimed, 0);
+          next = unit_of(next_item, total);
+        }
+        copy_tile(&p.v, &p.v_rest, u, t, boxes.first, kv_head);
         if (t == u.tile_begin) {
           hand_over(next, next_item % groups);
           next_boxes = first_boxes(next);
         }
-        copy_tile(&p.v, &p.v_rest, u, t, boxes.first, kv_head);
         boxes = {boxes.second, ahead};
       }
-      if (is_first) {
-        wait_for_previous();
-        after_item = __shfl_sync(0xffffffffu, claim(next_item, total), 0);
-        after = unit_of(after_item, total);
-        claimed = claim(after_item, total);
-      }
+      if (is_first) wait_for_previous();
       item = next_item;
       u = next;
       boxes = next_boxes;
-      next_item = after_item;
-      next = after;
     }
     finish(total);
   }
@@ -342,6 +333,7 @@ struct DecodeWarpgroup {
   }
 
   __device__ __forceinline__ void compute(const AttentionUnit& u, int group) {
+    const OutPlace place_of_out = out_place(u, group);
 #pragma unroll
     for (int i = 0; i < kMine; ++i) top[i] = kMinusInfinity;
 #pragma unroll
@@ -380,28 +372,36 @@ struct DecodeWarpgroup {
       if (chain % 8 == 0) m.totals[chain / 8] = x;
     }
     named_sync<128>(1);
-    u.state >= 0 ? store_state(u, group) : store(u, group);
+    u.state >= 0 ? store_state(u, group) : store(place_of_out);
   }
-  __device__ __forceinline__ void store(const AttentionUnit& u, int group) {
-    const int num_heads = num_heads_of(p.packing, group), first_head = first_head_of(p.packing, group);
+  /// Where the lane's results go: pairs of columns of one of its first two heads, and of every eighth from there on.
+  struct OutPlace {
+    __nv_bfloat16* at;
+    int num_heads;  ///< from that head on
+  };
+  __device__ __forceinline__ OutPlace out_place(const AttentionUnit& u, int group) const {
+    const int head = head_of(lane / 4 % 2), column = warp * 16 + lane / 8 * 2;
+    const std::int64_t row = static_cast<std::int64_t>(u.token) * p.num_q_heads + first_head_of(p.packing, group) + head;
+    return {p.out + row * F::kD + column, num_heads_of(p.packing, group) - head};
+  }
+  __device__ __forceinline__ void store(const OutPlace& to) {
     const bool is_odd = lane / 4 % 2 != 0;
 #pragma unroll
     for (int i = 0; i < kMine; i += 2) {
-      const int head = head_of(i) + (is_odd ? 1 : 0);
       float inverse[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) inverse[e] = 1.0f / m.totals[head_of(i + e)];
+      std::uint32_t pairs[F::kBlocks][2];
 #pragma unroll
       for (int b = 0; b < F::kBlocks; ++b)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float even = finish_out(out[b][at(i, h)], inverse[0]), odd = finish_out(out[b][at(i + 1, h)], inverse[1]);
-          const std::uint32_t pair = pair_of(even, odd, is_odd);
-          const int column = b * 64 + warp * 16 + lane / 8 * 2 + 8 * h;
-          if (head < num_heads)
-            *reinterpret_cast<std::uint32_t*>(p.out + (static_cast<std::int64_t>(u.token) * p.num_q_heads + first_head + head) * F::kD +
-                                              column) = pair;
-        }
+        for (int h = 0; h < 2; ++h)
+          pairs[b][h] = pair_of(finish_out(out[b][at(i, h)], inverse[0]), finish_out(out[b][at(i + 1, h)], inverse[1]), is_odd);
+      if (i / 2 * 8 >= to.num_heads) continue;
+#pragma unroll
+      for (int b = 0; b < F::kBlocks; ++b)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) *reinterpret_cast<std::uint32_t*>(to.at + i / 2 * 8 * F::kD + b * 64 + 8 * h) = pairs[b][h];
     }
   }
   __device__ __forceinline__ void store_state(const AttentionUnit& u, int group) {
