@@ -197,27 +197,30 @@ __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char
   pin(d);
 }
 
-/// The tile's rows, normed, as the copy engine would leave rows of that kind. The arithmetic is norm.cu's, where a warp holds a row of
-/// this width.
-template <int kRows>
-__device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* rows) {
-  constexpr int kEach = kRows * kWarp / kComputing, kVectors = static_cast<int>(kMaxNormColumns) / (kWarp * kVec);
+/// kEach rows of each warp, or of warps that share them: each of these sums the whole row, in the one order, and stores a part of its
+/// columns. The arithmetic is norm.cu's, where a warp holds a row of this width.
+template <int kRows, int kEach>
+__device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigned char* rows, int num_rows) {
+  constexpr int kWarps = kComputing / kWarp, kVectors = static_cast<int>(kMaxNormColumns) / (kWarp * kVec);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int end = a.num_steps * blocks_per_slot(kRows) * kBlock;  // columns beyond K are zero
+  const int log_sharers = kEach > 1 ? 0 : num_rows == 1 ? 2 : num_rows == 2 ? 1 : 0;
+  const auto is_mine = [&](int j) { return ((j ^ warp) & ((1 << log_sharers) - 1)) == 0; };
   const auto column = [&](int j) { return (lane + j * kWarp) * kVec; };
-  const auto row = [&](int i) { return warp + i * (kComputing / kWarp); };
+  // Rows beyond M are the last one again: nobody stores what comes of them.
+  const auto row = [&](int i) { return (warp >> log_sharers) + i * kWarps; };
   float w[kVectors][kVec] = {};
 #pragma unroll
   for (int j = 0; j < kVectors; ++j)
-    if (column(j) < a.K) load<true>(w[j], a.norm + column(j), kVec);
+    if (is_mine(j) && column(j) < a.K) load<true>(w[j], a.norm + column(j), kVec);
   wait_for_previous();
   uint4 x[kEach][kVectors] = {};
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int m = static_cast<int>(blockIdx.y) * kRows + row(i);
+    const __nv_bfloat16* from = a.x + (static_cast<int>(blockIdx.y) * kRows + min(row(i), num_rows - 1)) * a.x_stride;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (m < a.M && column(j) < a.K) x[i][j] = *reinterpret_cast<const uint4*>(a.x + m * a.x_stride + column(j));
+      if (column(j) < a.K) x[i][j] = *reinterpret_cast<const uint4*>(from + column(j));
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -232,13 +235,20 @@ __device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* r
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const int c = column(j), r = row(i);
-      if (c >= end) continue;
+      if (!is_mine(j) || c >= end) continue;
 #pragma unroll
       for (int e = 0; e < kVec; ++e) v[j][e] = v[j][e] * scale * w[j][e];
       unsigned char* to = rows + (c / kBlock * kRows + r) * kRowBytes + (c / kVec % 8 ^ r % 8) * 16;
       store<true>(reinterpret_cast<__nv_bfloat16*>(to), v[j], kVec);
     }
   }
+}
+/// The tile's rows, normed, as the copy engine would leave rows of that kind.
+template <int kRows>
+__device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* rows) {
+  constexpr int kWarps = kComputing / kWarp;
+  const int num_rows = min(kRows, a.M - static_cast<int>(blockIdx.y) * kRows);
+  num_rows <= kWarps ? norm_rows_of_warps<kRows, 1>(a, rows, num_rows) : norm_rows_of_warps<kRows, kRows / kWarps>(a, rows, num_rows);
   async_fence();
   named_sync<kComputing>(1);
 }
