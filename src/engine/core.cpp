@@ -61,6 +61,7 @@ void EngineCore::add(RequestId id, ResolvedRequest resolved, EventSink sink) {
 }
 
 void EngineCore::cancel(RequestId id) {
+  deliver();
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
   Request& request = *it->second;
@@ -73,6 +74,7 @@ void EngineCore::cancel(RequestId id) {
 }
 
 void EngineCore::stop(RequestId id, std::int32_t choice_idx, std::string stop_string) {
+  deliver();
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
   Request& request = *it->second;
@@ -89,84 +91,107 @@ bool EngineCore::step() {
   const StepPlan& plan = scheduler_.plan();
   if (plan.rows.empty()) {
     PRL_CHECK(is_idle(), "{} sequences run and {} wait, but no step was planned", scheduler_.num_running(), scheduler_.num_waiting());
+    deliver();
     return false;
   }
+  output_ = 1 - output_;
+  StepOutput& output = outputs_[output_];
   try {
-    runner_->run(plan, output_);
+    runner_->run(plan, output, send_news_);
   } catch (const std::exception& error) {
+    send_news();
     fail_step(plan, error.what());
     drop_ended();
     return true;
   }
+  send_news();
   num_failures_in_a_row_ = 0;
   scheduler_.commit(plan);
-  for (std::size_t i = 0; i < plan.rows.size(); ++i) accept(plan.rows[i], output_.rows[i]);
+  is_news_wanted_now_ = !runner_->works_beside_host();
+  for (std::size_t i = 0; i < plan.rows.size(); ++i) accept(plan.rows[i], output.rows[i]);
+  if (is_news_wanted_now_ || is_idle()) send_news();
   drop_ended();
   return true;
+}
+
+void EngineCore::deliver() {
+  send_news();
+  drop_ended();
 }
 
 void EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
   Sequence& sequence = *row.sequence;
   auto& request = *static_cast<Request*>(sequence.owner);
-  // A sink that threw ended all choices of its request, later rows of this plan included.
+  // A sink that threw ended all choices of its request, rows of this plan included.
   if (sequence.state == SequenceState::kFinished) return;
+  News news{.request = &request, .sequence = &sequence, .output = &output};
   if (!output.error.empty()) {
     // Whatever made this row useless may sit in blocks that others would find.
     scheduler_.reset_prefix_cache();
-    begin_event(request, sequence);
-    request.event.delta.error = std::move(output.error);
-    output.error.clear();
-    finish(request, sequence, wire::FinishReason::kError);
-    return;
-  }
-  if (row.num_prompt_logprobs > 0 || sequence.wants_prompt_logprobs()) {
-    if (sequence.prompt_logprobs.empty()) {
-      sequence.prompt_logprobs.push_back(0.0f);
-      if (*request.resolved.sampling.prompt_logprobs > 0) sequence.prompt_top_logprobs.emplace_back();
+    news.reason = wire::FinishReason::kError;
+  } else {
+    if (row.num_prompt_logprobs > 0 || sequence.wants_prompt_logprobs()) {
+      if (sequence.prompt_logprobs.empty()) {
+        sequence.prompt_logprobs.push_back(0.0f);
+        if (*request.resolved.sampling.prompt_logprobs > 0) sequence.prompt_top_logprobs.emplace_back();
+      }
+      const auto count = static_cast<std::size_t>(row.num_prompt_logprobs);
+      sequence.prompt_logprobs.insert(sequence.prompt_logprobs.end(), output.prompt_logprobs.begin(),
+                                      output.prompt_logprobs.begin() + static_cast<std::ptrdiff_t>(count));
+      if (*request.resolved.sampling.prompt_logprobs > 0) {
+        for (std::size_t i = 0; i < count; ++i) sequence.prompt_top_logprobs.push_back(std::move(output.prompt_top_logprobs[i]));
+      }
     }
-    const auto count = static_cast<std::size_t>(row.num_prompt_logprobs);
-    sequence.prompt_logprobs.insert(sequence.prompt_logprobs.end(), output.prompt_logprobs.begin(),
-                                    output.prompt_logprobs.begin() + static_cast<std::ptrdiff_t>(count));
-    if (*request.resolved.sampling.prompt_logprobs > 0) {
-      for (std::size_t i = 0; i < count; ++i) sequence.prompt_top_logprobs.push_back(std::move(output.prompt_top_logprobs[i]));
-    }
+    counters_.num_prompt_tokens +=
+        std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
+    if (!row.is_sampled) return;
+    news.reason = accept_token(sequence, output.sample);
   }
-  counters_.num_prompt_tokens +=
-      std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
-  if (row.is_sampled) accept_token(request, sequence, output.sample);
+  if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);
+  is_news_wanted_now_ = is_news_wanted_now_ || !request.resolved.sampling.stop.empty();
+  news_.push_back(news);
 }
 
-void EngineCore::accept_token(Request& request, Sequence& sequence, const ops::SampleResult& sample) {
+wire::FinishReason EngineCore::accept_token(Sequence& sequence, const ops::SampleResult& sample) {
+  const ResolvedRequest& resolved = *sequence.request;
   if (sequence.num_output_tokens() == 0) {
-    sequence.tokens.reserve(static_cast<std::size_t>(sequence.num_prompt_tokens + request.resolved.max_new_tokens));
-    sequence.blocks.reserve(
-        static_cast<std::size_t>((sequence.num_prompt_tokens + request.resolved.max_new_tokens) / pool_.block_size() + 1));
+    sequence.tokens.reserve(static_cast<std::size_t>(sequence.num_prompt_tokens + resolved.max_new_tokens));
+    sequence.blocks.reserve(static_cast<std::size_t>((sequence.num_prompt_tokens + resolved.max_new_tokens) / pool_.block_size() + 1));
     sequence.version_first = version_;
   }
   sequence.tokens.push_back(sample.token);
   sequence.version_last = version_;
   ++counters_.num_generation_tokens;
+  const bool may_stop = sequence.num_output_tokens() >= resolved.sampling.min_tokens;
+  if (may_stop && std::binary_search(resolved.stop_ids.begin(), resolved.stop_ids.end(), sample.token)) return wire::FinishReason::kStop;
+  if (sequence.num_output_tokens() >= resolved.max_new_tokens) return wire::FinishReason::kLength;
+  return wire::FinishReason::kNone;
+}
 
-  begin_event(request, sequence);
-  wire::GenerateOutput& delta = request.event.delta;
-  delta.token_ids.push_back(sample.token);
-  delta.logprobs.push_back(sample.logprob);
-  delta.versions.push_back(version_.value);
-  const auto& num_top = request.resolved.sampling.logprobs;
-  if (num_top && *num_top > 0) {
-    auto& top = delta.top_logprobs.emplace_back();
-    for (const auto& [id, logprob] : sample.top_logprobs) top.push_back({id, logprob});
+void EngineCore::send_news() {
+  for (const News& news : news_) {
+    Request& request = *news.request;
+    if (request.is_sink_broken) continue;
+    begin_event(request, *news.sequence);
+    wire::GenerateOutput& delta = request.event.delta;
+    if (news.reason == wire::FinishReason::kError) {
+      delta.error = std::move(news.output->error);
+      news.output->error.clear();
+    } else {
+      const ops::SampleResult& sample = news.output->sample;
+      delta.token_ids.push_back(sample.token);
+      delta.logprobs.push_back(sample.logprob);
+      delta.versions.push_back(version_.value);
+      const auto& num_top = request.resolved.sampling.logprobs;
+      if (num_top && *num_top > 0) {
+        auto& top = delta.top_logprobs.emplace_back();
+        for (const auto& [id, logprob] : sample.top_logprobs) top.push_back({id, logprob});
+      }
+      if (news.reason == wire::FinishReason::kStop) delta.stop_token_id = sample.token;
+    }
+    news.reason == wire::FinishReason::kNone ? emit(request) : finish(request, *news.sequence, news.reason);
   }
-  const auto& stop_ids = request.resolved.stop_ids;
-  const bool may_stop = sequence.num_output_tokens() >= request.resolved.sampling.min_tokens;
-  if (may_stop && std::binary_search(stop_ids.begin(), stop_ids.end(), sample.token)) {
-    delta.stop_token_id = sample.token;
-    finish(request, sequence, wire::FinishReason::kStop);
-  } else if (sequence.num_output_tokens() >= request.resolved.max_new_tokens) {
-    finish(request, sequence, wire::FinishReason::kLength);
-  } else {
-    emit(request);
-  }
+  news_.clear();
 }
 
 void EngineCore::begin_event(Request& request, const Sequence& sequence) {
@@ -235,6 +260,7 @@ void EngineCore::fail_step(const StepPlan& plan, const std::string& error) {
 }
 
 void EngineCore::abort_all(wire::FinishReason reason, const std::string& error) {
+  deliver();
   std::vector<RequestId> ids;
   ids.reserve(requests_.size());
   for (const auto& [id, request] : requests_) ids.push_back(id);
@@ -252,6 +278,7 @@ void EngineCore::abort_all(wire::FinishReason reason, const std::string& error) 
 }
 
 WeightProof EngineCore::update_weights(nn::WeightsPtr weights) {
+  deliver();  // news are of the old version
   const PolicyVersion version = weights->version;
   runner_->set_weights(std::move(weights));
   version_ = version;

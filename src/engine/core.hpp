@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -19,7 +21,11 @@ struct CoreOptions {
 };
 
 /// The engine without its thread: requests in, steps, events out. Each accepted choice ends with exactly one event that has a
-/// finish reason, whatever happens. One thread; sinks are called from within step(), cancel(), stop() and abort_all().
+/// finish reason, whatever happens. One thread; sinks are called from within step(), deliver(), cancel(), stop(), update_weights() and
+/// abort_all().
+///
+/// Where the device computes beside the host, a step's events are sent while the next step computes: what a step needs of the one before is
+/// its tokens, not that somebody has heard of them. Requests that end at strings hear of each token at once.
 class EngineCore {
  public:
   EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner);
@@ -28,9 +34,11 @@ class EngineCore {
   void add(RequestId id, ResolvedRequest request, EventSink sink);
   void cancel(RequestId id);
   void stop(RequestId id, std::int32_t choice_idx, std::string stop_string);
-  /// Plans a step, runs it, emits its tokens. False if there was nothing to do. A failing step ends its requests with
-  /// kError and leaves the others for the next one.
+  /// Plans a step, runs it, emits its tokens or leaves them to be sent by the next call of any of these. False if there was nothing to do.
+  /// A failing step ends its requests with kError and leaves the others for the next one.
   bool step();
+  /// Sends what the last step left to be sent; for a caller that makes no step soon.
+  void deliver();
   /// Error as ModelRunner::set_weights, with nothing changed.
   WeightProof update_weights(nn::WeightsPtr weights);
   WeightProof prove() { return runner_->prove(); }
@@ -52,8 +60,18 @@ class EngineCore {
 
  private:
   struct Request;
+  /// What a step found for a sequence, which has its token already, and nobody was told.
+  struct News {
+    Request* request = nullptr;
+    Sequence* sequence = nullptr;
+    StepOutput::Row* output = nullptr;
+    wire::FinishReason reason = wire::FinishReason::kNone;
+  };
   void accept(const PlanRow& row, StepOutput::Row& output);
-  void accept_token(Request& request, Sequence& sequence, const ops::SampleResult& sample);
+  /// The sequence gets its token. kNone if it goes on.
+  wire::FinishReason accept_token(Sequence& sequence, const ops::SampleResult& sample);
+  /// Sends the news. Destroys nothing.
+  void send_news();
   /// Takes the sequence out and sends its final event, which begin_event and the caller have begun.
   void finish(Request& request, Sequence& sequence, wire::FinishReason reason);
   void fail_step(const StepPlan& plan, const std::string& error);
@@ -66,7 +84,11 @@ class EngineCore {
   BlockPool pool_;
   Scheduler scheduler_;
   std::unique_ptr<ModelRunner> runner_;
-  StepOutput output_;
+  std::array<StepOutput, 2> outputs_;  ///< of the step that computes and of the one before
+  std::size_t output_ = 0;
+  std::vector<News> news_;
+  bool is_news_wanted_now_ = false;
+  std::function<void()> send_news_ = [this] { send_news(); };
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
   std::vector<RequestId> ended_;
   std::size_t num_dropped_ = 0;  ///< of ended_

@@ -19,9 +19,10 @@ using wire::FinishReason;
 constexpr std::int32_t kVocab = 1000;
 
 struct World {
-  explicit World(CoreOptions options) {
+  explicit World(CoreOptions options, bool is_beside_host = false) {
     auto owned = std::make_unique<FakeRunner>(options.num_blocks, options.block_size, kVocab);
     runner = owned.get();
+    runner->is_beside_host = is_beside_host;
     core = std::make_unique<EngineCore>(options, std::move(owned));
   }
   std::shared_ptr<Collected> add(std::uint64_t id, ResolvedRequest request) {
@@ -233,6 +234,67 @@ TEST(EngineCore, AbortAllEndsEverything) {
   EXPECT_TRUE(world.core->is_idle());
 }
 
+TEST(EngineCore, ADeviceThatWorksBesideTheHostIsNotKeptWaitingByListeners) {
+  World world(roomy(), /*is_beside_host=*/true);
+  const auto got = world.add(1, request_of({1, 2, 3}, 4));
+  std::vector<std::size_t> heard_at_start;
+  world.runner->before_run = [&](const StepPlan&) { heard_at_start.push_back(got->choices[0].token_ids.size()); };
+  world.core->step();
+  EXPECT_EQ(got->choices[0].token_ids.size(), 0u) << "sent while the next step computes";
+  world.core->step();
+  EXPECT_EQ(got->choices[0].token_ids.size(), 1u);
+  world.core->deliver();
+  EXPECT_EQ(got->choices[0].token_ids.size(), 2u);
+  world.core->step();
+  world.core->step();
+  EXPECT_TRUE(got->is_over) << "nothing is left to compute, so nobody waits";
+  EXPECT_EQ(got->choices[0].token_ids, expected_output(request_of({1, 2, 3}, 4), 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(heard_at_start, (std::vector<std::size_t>{0, 0, 2, 2}));
+}
+
+TEST(EngineCore, RequestsThatStopAtStringsHearOfEachTokenAtOnce) {
+  World world(roomy(), /*is_beside_host=*/true);
+  auto request = request_of({1, 2, 3}, 50);
+  request.sampling.stop = {"END"};
+  const auto got = world.add(1, request);
+  world.core->step();
+  EXPECT_EQ(got->choices[0].token_ids.size(), 1u);
+  world.core->stop(RequestId{1}, 0, "END");
+  world.drain();
+  EXPECT_EQ(got->choices[0].token_ids.size(), 1u);
+  EXPECT_EQ(got->choices[0].finish_reason, FinishReason::kStop);
+}
+
+TEST(EngineCore, NewsOfAStepComeBeforeWhatAnOrderDoesToTheirRequests) {
+  World world(roomy(), /*is_beside_host=*/true);
+  const auto cancelled = world.add(1, request_of({1, 2}, 50)), ended = world.add(2, request_of({1, 3}, 1)),
+             updated = world.add(3, request_of({1, 4}, 3));
+  world.core->step();
+  world.core->cancel(RequestId{2});
+  EXPECT_EQ(ended->choices[0].finish_reason, FinishReason::kLength) << "it had ended before it was cancelled";
+  world.core->cancel(RequestId{1});
+  EXPECT_EQ(cancelled->choices[0].token_ids.size(), 1u);
+  EXPECT_EQ(cancelled->choices[0].finish_reason, FinishReason::kAbort);
+  world.core->step();
+  world.core->update_weights(fake_weights(7));
+  EXPECT_EQ(updated->choices[0].versions, (std::vector<std::int64_t>{0, 0}));
+  world.core->abort_all(FinishReason::kAbort, "");
+  EXPECT_TRUE(updated->is_over);
+}
+
+TEST(EngineCore, ASinkThatThrowsWhileTheNextStepComputesLosesItsRequestOnly) {
+  World world(roomy(), /*is_beside_host=*/true);
+  auto broken = request_of({1, 2, 3}, 5);
+  broken.sampling.n = 2;
+  world.core->add(RequestId{1}, broken, [](const StepEvent&) { throw std::runtime_error("gone"); });
+  const auto request = request_of({1, 2, 3}, 5);
+  const auto good = world.add(2, request);
+  world.drain();
+  EXPECT_EQ(good->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  EXPECT_THAT(world.core->ended(), ::testing::UnorderedElementsAre(RequestId{1}, RequestId{2}));
+  EXPECT_EQ(world.core->stats().num_blocks_used, 0);
+}
+
 // Random arrivals, cancels, stops, failures and weight updates under configurations made to hurt. Requests that nothing
 // interfered with must give exactly the tokens they give alone, and every choice must end exactly once.
 struct Hostile {
@@ -249,7 +311,7 @@ TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
     Rng rng(seed, 99);
     const CoreOptions options = GetParam().options;
     const std::int64_t max_len = options.num_blocks * options.block_size;
-    World world(options);
+    World world(options, /*is_beside_host=*/seed % 2 != 0);
     struct Tracked {
       ResolvedRequest request;
       std::shared_ptr<Collected> got;

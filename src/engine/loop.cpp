@@ -145,7 +145,7 @@ void EngineLoop::pause(std::chrono::milliseconds timeout) {
     stats_.is_paused = true;
   }
   // Commands run between steps, so once this one has run the step in progress is over.
-  call<void>("finish its step and pause", timeout, [] {});
+  call<void>("finish its step and pause", timeout, [this] { core_.deliver(); });
 }
 
 void EngineLoop::resume() {
@@ -217,7 +217,10 @@ void EngineLoop::run() {
         std::lock_guard lock(mutex_);
         is_paused = is_paused_;
       }
-      if (!is_paused) core_.step();
+      if (is_paused)
+        core_.deliver();
+      else
+        core_.step();
       publish();
       if (core_.num_failures_in_a_row() >= kMaxFailuresInARow) {
         fail_engine(fmt::format("{} steps in a row failed", core_.num_failures_in_a_row()));

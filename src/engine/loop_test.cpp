@@ -65,7 +65,8 @@ class Inbox {
   Collected collected_;
 };
 
-class EngineLoopTest : public ::testing::Test {
+/// With a device that keeps the host, and with one that computes beside it.
+class EngineLoopTest : public ::testing::TestWithParam<bool> {
  protected:
   EngineLoopTest() {
     options_.max_model_len = 64;
@@ -82,6 +83,7 @@ class EngineLoopTest : public ::testing::Test {
     core.scheduler.max_num_seqs = options_.max_num_seqs;
     auto runner = std::make_unique<FakeRunner>(core.num_blocks, core.block_size, kVocab);
     runner->before_run = before_run_;
+    runner->is_beside_host = GetParam();
     loop_ = std::make_unique<EngineLoop>(options_, config_, core, std::move(runner));
   }
   static wire::GenerateRequest request_of(std::vector<std::int32_t> prompt, std::int32_t max_tokens) {
@@ -114,7 +116,7 @@ class EngineLoopTest : public ::testing::Test {
   std::unique_ptr<EngineLoop> loop_;
 };
 
-TEST_F(EngineLoopTest, AnswersRequestsOfSeveralThreads) {
+TEST_P(EngineLoopTest, AnswersRequestsOfSeveralThreads) {
   options_.max_queued_requests = 1000;
   start();
   std::vector<std::thread> clients;
@@ -132,7 +134,7 @@ TEST_F(EngineLoopTest, AnswersRequestsOfSeveralThreads) {
   EXPECT_EQ(num_right, 80);
 }
 
-TEST_F(EngineLoopTest, RequestsWithoutASeedFollowTheEnginesSeed) {
+TEST_P(EngineLoopTest, RequestsWithoutASeedFollowTheEnginesSeed) {
   const auto run = [&](std::uint64_t seed) {
     options_.seed = seed;
     start();
@@ -150,7 +152,7 @@ TEST_F(EngineLoopTest, RequestsWithoutASeedFollowTheEnginesSeed) {
   EXPECT_NE(first[0], first[1]);
 }
 
-TEST_F(EngineLoopTest, AFullQueueAnswersOverloaded) {
+TEST_P(EngineLoopTest, AFullQueueAnswersOverloaded) {
   start();
   loop_->pause(kLong);
   std::vector<std::shared_ptr<Inbox>> inboxes;
@@ -170,7 +172,7 @@ TEST_F(EngineLoopTest, AFullQueueAnswersOverloaded) {
   EXPECT_EQ(submit(request_of({1, 2}, 3)).second->wait().choices[0].finish_reason, FinishReason::kLength);
 }
 
-TEST_F(EngineLoopTest, AThousandWaitWhileThirtyTwoRun) {
+TEST_P(EngineLoopTest, AThousandWaitWhileThirtyTwoRun) {
   options_.max_num_seqs = 32;
   options_.max_queued_requests = 1000;
   std::atomic<std::size_t> most_rows{0};
@@ -185,7 +187,7 @@ TEST_F(EngineLoopTest, AThousandWaitWhileThirtyTwoRun) {
   EXPECT_EQ(most_rows, 32u);
 }
 
-TEST_F(EngineLoopTest, PauseHoldsRequestsAndResumeLetsThemGo) {
+TEST_P(EngineLoopTest, PauseHoldsRequestsAndResumeLetsThemGo) {
   std::atomic<int> num_runs{0};
   before_run_ = [&](const StepPlan&) { ++num_runs; };
   start();
@@ -200,7 +202,7 @@ TEST_F(EngineLoopTest, PauseHoldsRequestsAndResumeLetsThemGo) {
   EXPECT_EQ(inbox->wait().choices[0].versions, (std::vector<std::int64_t>{4, 4, 4}));
 }
 
-TEST_F(EngineLoopTest, AnUpdateThatComesTooLateIsWithdrawnAndSaysSo) {
+TEST_P(EngineLoopTest, AnUpdateThatComesTooLateIsWithdrawnAndSaysSo) {
   auto gate = std::make_shared<Gate>();
   before_run_ = [gate](const StepPlan&) { gate->pass(); };
   start();
@@ -216,7 +218,7 @@ TEST_F(EngineLoopTest, AnUpdateThatComesTooLateIsWithdrawnAndSaysSo) {
   EXPECT_EQ(loop_->proof(kLong).version, PolicyVersion{0});
 }
 
-TEST_F(EngineLoopTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
+TEST_P(EngineLoopTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
   auto gate = std::make_shared<Gate>();
   std::atomic<int> num_runs{0};
   before_run_ = [&, gate](const StepPlan&) {
@@ -235,7 +237,7 @@ TEST_F(EngineLoopTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
   EXPECT_EQ(inbox->wait().choices[0].versions, (std::vector<std::int64_t>{0, 0, 0, 9, 9, 9}));
 }
 
-TEST_F(EngineLoopTest, AnIdleEngineIsAliveUntilItIsShutDown) {
+TEST_P(EngineLoopTest, AnIdleEngineIsAliveUntilItIsShutDown) {
   start();
   loop_->pause(kLong);
   loop_->resume();
@@ -249,7 +251,7 @@ TEST_F(EngineLoopTest, AnIdleEngineIsAliveUntilItIsShutDown) {
   EXPECT_EQ(error_of([&] { loop_->proof(1s); }).code(), ErrorCode::kUnavailable);
 }
 
-TEST_F(EngineLoopTest, ShutdownEndsRunningAndQueuedRequests) {
+TEST_P(EngineLoopTest, ShutdownEndsRunningAndQueuedRequests) {
   auto gate = std::make_shared<Gate>();
   before_run_ = [gate](const StepPlan&) { gate->pass(); };
   start();
@@ -271,11 +273,13 @@ TEST_F(EngineLoopTest, ShutdownEndsRunningAndQueuedRequests) {
   EXPECT_EQ(queued->wait().choices[0].finish_reason, FinishReason::kAbort);
 }
 
-TEST_F(EngineLoopTest, ASinkMayStopItsRequestAtTheTokenItSees) {
+TEST_P(EngineLoopTest, ASinkMayStopItsRequestAtTheTokenItSees) {
   start();
   auto inbox = std::make_shared<Inbox>();
   auto num_tokens = std::make_shared<int>(0);
-  loop_->submit(request_of({1, 2}, 50), [&, inbox, num_tokens](const StepEvent& event) {
+  auto request = request_of({1, 2}, 50);
+  request.sampling.stop = {"END"};
+  loop_->submit(std::move(request), [&, inbox, num_tokens](const StepEvent& event) {
     inbox->push(event);
     if (++*num_tokens == 3) loop_->stop(event.id, "END", 0);
   });
@@ -285,7 +289,7 @@ TEST_F(EngineLoopTest, ASinkMayStopItsRequestAtTheTokenItSees) {
   EXPECT_EQ(choice.stop_string, "END");
 }
 
-TEST_F(EngineLoopTest, GivesUpWhenEveryStepFails) {
+TEST_P(EngineLoopTest, GivesUpWhenEveryStepFails) {
   before_run_ = [](const StepPlan&) { fail(ErrorCode::kInternal, "made to fail"); };
   options_.max_num_seqs = 1;
   start();
@@ -301,10 +305,13 @@ TEST_F(EngineLoopTest, GivesUpWhenEveryStepFails) {
   EXPECT_THAT(error.what(), ::testing::HasSubstr("steps in a row failed"));
 }
 
-TEST_F(EngineLoopTest, RefusesWhatCannotFit) {
+TEST_P(EngineLoopTest, RefusesWhatCannotFit) {
   start();
   EXPECT_EQ(error_of([&] { submit(request_of(std::vector<std::int32_t>(64, 1), 1)); }).code(), ErrorCode::kOverlong);
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, EngineLoopTest, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "BesideTheHost" : "WithTheHost"; });
 
 }  // namespace
 }  // namespace prl::engine

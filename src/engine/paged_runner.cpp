@@ -89,7 +89,7 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
   }
 }
 
-void PagedRunner::run(const StepPlan& plan, StepOutput& output) {
+void PagedRunner::run(const StepPlan& plan, StepOutput& output, const std::function<void()>& meanwhile) {
   if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
   fill_batch(plan);
   nn::PagedBatch batch;
@@ -105,7 +105,7 @@ void PagedRunner::run(const StepPlan& plan, StepOutput& output) {
     output.rows[r].error.clear();
     if (plan.rows[r].num_prompt_logprobs > 0) score_prompt(plan.rows[r], h_TH, query_start_[r], output.rows[r]);
   }
-  sample_rows(plan, h_TH, output);
+  sample_rows(plan, h_TH, output, meanwhile);
 }
 
 void PagedRunner::score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out) {
@@ -148,7 +148,7 @@ void PagedRunner::score_prompt(const PlanRow& row, ConstTensorView h_TH, std::in
   }
 }
 
-void PagedRunner::sample_rows(const StepPlan& plan, ConstTensorView h_TH, StepOutput& output) {
+void PagedRunner::sample_rows(const StepPlan& plan, ConstTensorView h_TH, StepOutput& output, const std::function<void()>& meanwhile) {
   sample_rows_B_.clear();
   sample_sequences_B_.clear();
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
@@ -159,7 +159,7 @@ void PagedRunner::sample_rows(const StepPlan& plan, ConstTensorView h_TH, StepOu
   if (sample_rows_B_.empty()) return;
   const TensorView logits_BV = model_.logits(*weights_, h_TH, sample_rows_B_);
   if (results_B_.size() < sample_rows_B_.size()) results_B_.resize(sample_rows_B_.size());
-  sampler_.sample(logits_BV, sample_sequences_B_, std::span(results_B_).first(sample_rows_B_.size()));
+  sampler_.sample(logits_BV, sample_sequences_B_, std::span(results_B_).first(sample_rows_B_.size()), meanwhile);
   std::size_t i = 0;
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
     if (!plan.rows[r].is_sampled) continue;

@@ -19,7 +19,8 @@ class PagedRunner final : public ModelRunner {
   /// Error{kOutOfMemory} if the cache does not fit the device.
   PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, std::int64_t num_blocks, nn::WeightsPtr weights);
   ~PagedRunner() override;
-  void run(const StepPlan& plan, StepOutput& output) override;
+  void run(const StepPlan& plan, StepOutput& output, const std::function<void()>& meanwhile) override;
+  bool works_beside_host() const override { return runtime_->stream() != nullptr; }
   void set_weights(nn::WeightsPtr weights) override;
   nn::WeightsPtr weights() const override { return weights_; }
   WeightProof prove() override;
@@ -27,7 +28,7 @@ class PagedRunner final : public ModelRunner {
  private:
   void fill_batch(const StepPlan& plan);
   void score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out);
-  void sample_rows(const StepPlan& plan, ConstTensorView h_TH, StepOutput& output);
+  void sample_rows(const StepPlan& plan, ConstTensorView h_TH, StepOutput& output, const std::function<void()>& meanwhile);
 
   std::shared_ptr<DeviceRuntime> runtime_;
   std::int64_t block_size_;

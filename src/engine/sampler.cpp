@@ -82,9 +82,9 @@ void Sampler::edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequenc
   ctx_.runtime->copy_from_host(device_row, logits_V_.data(), num_bytes);
 }
 
-void Sampler::sample_rows(TensorView logits_BV, std::span<ops::SampleResult> results_B) {
+void Sampler::sample_rows(TensorView logits_BV, std::span<ops::SampleResult> results_B, const std::function<void()>& meanwhile) {
   try {
-    ops::sample(ctx_, results_B, logits_BV, rows_);
+    ops::sample(ctx_, results_B, logits_BV, rows_, meanwhile);
     return;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNonFinite) throw;
@@ -101,7 +101,8 @@ void Sampler::sample_rows(TensorView logits_BV, std::span<ops::SampleResult> res
   }
 }
 
-void Sampler::sample(TensorView logits_BV, std::span<Sequence* const> sequences_B, std::span<ops::SampleResult> results_B) {
+void Sampler::sample(TensorView logits_BV, std::span<Sequence* const> sequences_B, std::span<ops::SampleResult> results_B,
+                     const std::function<void()>& meanwhile) {
   PRL_CHECK(logits_BV.shape.num_rows() == static_cast<std::int64_t>(sequences_B.size()) && results_B.size() == sequences_B.size(),
             "{} rows of logits for {} sequences", logits_BV.shape.num_rows(), sequences_B.size());
   rows_.clear();
@@ -119,7 +120,7 @@ void Sampler::sample(TensorView logits_BV, std::span<Sequence* const> sequences_
     row.num_top_logprobs = s.logprobs.value_or(0);
     rows_.push_back(row);
   }
-  sample_rows(logits_BV, results_B);
+  sample_rows(logits_BV, results_B, meanwhile);
   // Masked tokens may fill up a short list of alternatives; nobody could draw them.
   for (ops::SampleResult& result : results_B) {
     std::erase_if(result.top_logprobs, [](const auto& entry) { return !(entry.second > kMaskedLogit * 1e-3f); });
@@ -131,7 +132,7 @@ void Sampler::top_logprobs(TensorView logits_BV, std::int32_t num_top, std::span
   row.temperature = 0.0f;
   row.num_top_logprobs = num_top;
   rows_.assign(results_B.size(), row);
-  sample_rows(logits_BV, results_B);
+  sample_rows(logits_BV, results_B, {});
 }
 
 }  // namespace prl::engine

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -32,13 +33,14 @@ class Sampler {
   Sampler(ops::OpContext& ctx, std::int64_t vocab_size);
   /// One token per row. logits_BV: fp32, on the device of the context; rows that need editing are overwritten. results_B[i] is for
   /// sequences_B[i]. A row without a finite maximum (the model produced NaN or infinity) gets a NaN log-probability
-  /// and does not disturb the others.
-  void sample(TensorView logits_BV, std::span<Sequence* const> sequences_B, std::span<ops::SampleResult> results_B);
+  /// and does not disturb the others. `meanwhile`: see ops::sample.
+  void sample(TensorView logits_BV, std::span<Sequence* const> sequences_B, std::span<ops::SampleResult> results_B,
+              const std::function<void()>& meanwhile = {});
   /// The `num_top` likeliest tokens of each row at temperature 1, best first.
   void top_logprobs(TensorView logits_BV, std::int32_t num_top, std::span<ops::SampleResult> results_B);
 
  private:
-  void sample_rows(TensorView logits_BV, std::span<ops::SampleResult> results_B);
+  void sample_rows(TensorView logits_BV, std::span<ops::SampleResult> results_B, const std::function<void()>& meanwhile);
   void edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequence);
 
   ops::OpContext& ctx_;

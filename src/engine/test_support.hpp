@@ -35,7 +35,7 @@ class FakeRunner final : public ModelRunner {
         slots_(static_cast<std::size_t>(num_blocks * block_size)),
         weights_(fake_weights(0)) {}
 
-  void run(const StepPlan& plan, StepOutput& output) override {
+  void run(const StepPlan& plan, StepOutput& output, const std::function<void()>& meanwhile) override {
     if (before_run) before_run(plan);
     if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
     for (std::size_t r = 0; r < plan.rows.size(); ++r) {
@@ -64,7 +64,9 @@ class FakeRunner final : public ModelRunner {
       out.sample.logprob = -0.5f;
     }
     num_runs++;
+    if (is_beside_host && meanwhile) meanwhile();
   }
+  bool works_beside_host() const override { return is_beside_host; }
   void set_weights(nn::WeightsPtr weights) override {
     weights_ = std::move(weights);
     ++epoch_;
@@ -75,6 +77,7 @@ class FakeRunner final : public ModelRunner {
   std::function<void(const StepPlan&)> before_run;  ///< may throw
   std::function<bool(const PlanRow&)> fail_row;
   std::int64_t num_runs = 0;
+  bool is_beside_host = false;  ///< plays a device that computes while the host does something else
 
  private:
   struct Slot {

@@ -59,7 +59,8 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
 
 bool keeps_logits(const OpContext& ctx) noexcept { return ctx.table != nullptr && ctx.table->keeps_logits; }
 
-void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {
+void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B,
+            const std::function<void()>& meanwhile) {
   ShapeCheck c("sample", ctx);
   c.check("logits", logits_BV, "B V", DType::kF32);
   c.extent("B", static_cast<std::int64_t>(out_B.size()), "out").extent("B", static_cast<std::int64_t>(rows_B.size()), "rows");
@@ -70,7 +71,7 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
     c.require(r.min_p >= 0.0f && r.min_p <= 1.0f, "min_p lies outside [0, 1]");
   }
   if (rows_B.empty()) return;
-  table_entry(ctx, ctx.table->sample, "sample")(ctx, out_B, logits_BV, rows_B);
+  table_entry(ctx, ctx.table->sample, "sample")(ctx, out_B, logits_BV, rows_B, meanwhile);
 }
 
 }  // namespace prl::ops

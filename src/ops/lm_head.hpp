@@ -49,6 +49,9 @@ struct SampleResult {
 /// Draws one token per row of logits_BV (fp32, device memory; adjusted by penalties and bias before if needed).
 /// With top_p = 1, top_k <= 0, min_p = 0 the logprob equals lm_head_logprob's for the same h, w, temperature bit for bit;
 /// greedy rows report the temperature-1 distribution. Truncated rows renormalise over what is kept.
-void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B);
+/// `meanwhile`, if there is one, is called where the host would wait for the device: once, when all work is queued. It queues none of
+/// its own. Devices whose ops return when they are done never call it.
+void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B,
+            const std::function<void()>& meanwhile = {});
 
 }  // namespace prl::ops

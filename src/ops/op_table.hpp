@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <span>
 
 #include "ops/attention.hpp"
@@ -43,7 +44,7 @@ struct OpTable {
   void (*lm_head_logprob_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
                                    const LinearWeight&, std::span<const std::int32_t>, std::span<const float>, bool,
                                    ConstTensorView) = nullptr;
-  void (*sample)(OpContext&, std::span<SampleResult>, ConstTensorView, std::span<const SampleRow>) = nullptr;
+  void (*sample)(OpContext&, std::span<SampleResult>, ConstTensorView, std::span<const SampleRow>, const std::function<void()>&) = nullptr;
 
   void (*embedding)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
   void (*embedding_backward)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;

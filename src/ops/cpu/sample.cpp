@@ -147,7 +147,8 @@ class RowSampler {
 
 }  // namespace
 
-void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {
+void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B,
+            const std::function<void()>& /*meanwhile*/) {
   const std::int64_t V = logits_BV.shape.num_cols();
   const std::int64_t floats = (V + 15) / 16 * 16;
   char* memory = static_cast<char*>(ctx.workspace->require(static_cast<std::size_t>(num_threads(ctx) * floats * 12)));

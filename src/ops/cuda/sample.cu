@@ -524,7 +524,8 @@ struct HostRows {
 
 }  // namespace
 
-void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {
+void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B,
+            const std::function<void()>& meanwhile) {
   const auto B = static_cast<std::int64_t>(rows_B.size());
   const std::int64_t V = logits_BV.shape.num_cols();
   const auto chunks = static_cast<int>(ceil_div(V, kVocabChunk));
@@ -585,6 +586,7 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
     as_arguments.template operator()<kFewArguments>();
   }
 
+  if (meanwhile) meanwhile();
   host.bytes.resize(bytes - result_begin);
   ctx.runtime->copy_to_host(host.bytes.data(), outputs, host.bytes.size());
   const auto* results = reinterpret_cast<const RowOutput*>(host.bytes.data());
