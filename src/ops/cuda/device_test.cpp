@@ -350,7 +350,8 @@ TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
         if (adds) fusion.residual_TN = got;
         const std::string name = fmt::format(" {}x{}x{} kind {}", m, N, K, kind);
         if (!linear_fused(s.gpu, got, part, *packed, fusion))
-          refused += (has_norm && (m > cuda::kMaxNormRows || K > cuda::kMaxNormColumns)) || m * N > cuda::max_few_rows_outputs(m, K) ? "" : name;
+          refused +=
+              (has_norm && (m > cuda::kMaxNormRows || K > cuda::kMaxNormColumns)) || m * N > cuda::max_few_rows_outputs(m, K) ? "" : name;
         else if (!same_bits(s.to_cpu(got), s.to_cpu(want)))
           different += name;
       }

@@ -100,10 +100,11 @@ __device__ __forceinline__ CachePolicy read_once() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier, CachePolicy policy, int x, int y, int z) {
+__device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::uint64_t* barrier, CachePolicy policy, int x, int y,
+                                         int z) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(
-          shared_address(to)),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%4, %5, %6}], [%2], %3;" ::
+          "r"(shared_address(to)),
       "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "l"(policy), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
