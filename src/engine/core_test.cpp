@@ -182,15 +182,19 @@ TEST(EngineCore, AFailingRowEndsItsRequestOnly) {
 }
 
 TEST(EngineCore, ASinkThatThrowsLosesItsRequestOnly) {
-  World world(roomy());
-  auto broken = request_of({1, 2, 3}, 5);
-  broken.sampling.n = 2;
-  world.core->add(RequestId{1}, broken, [](const StepEvent&) { throw std::runtime_error("gone"); });
-  const auto request = request_of({1, 2, 3}, 5);
-  const auto good = world.add(2, request);
-  world.drain();
-  EXPECT_EQ(good->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
-  EXPECT_THAT(world.core->ended(), ::testing::UnorderedElementsAre(RequestId{1}, RequestId{2}));
+  for (const bool is_beside_host : {false, true}) {  // then it throws while the next step computes
+    SCOPED_TRACE(is_beside_host);
+    World world(roomy(), is_beside_host);
+    auto broken = request_of({1, 2, 3}, 5);
+    broken.sampling.n = 2;
+    world.core->add(RequestId{1}, broken, [](const StepEvent&) { throw std::runtime_error("gone"); });
+    const auto request = request_of({1, 2, 3}, 5);
+    const auto good = world.add(2, request);
+    world.drain();
+    EXPECT_EQ(good->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+    EXPECT_THAT(world.core->ended(), ::testing::UnorderedElementsAre(RequestId{1}, RequestId{2}));
+    EXPECT_EQ(world.core->stats().num_blocks_used, 0);
+  }
 }
 
 TEST(EngineCore, TokensRecordTheVersionThatDrewThem) {
@@ -280,19 +284,6 @@ TEST(EngineCore, NewsOfAStepComeBeforeWhatAnOrderDoesToTheirRequests) {
   EXPECT_EQ(updated->choices[0].versions, (std::vector<std::int64_t>{0, 0}));
   world.core->abort_all(FinishReason::kAbort, "");
   EXPECT_TRUE(updated->is_over);
-}
-
-TEST(EngineCore, ASinkThatThrowsWhileTheNextStepComputesLosesItsRequestOnly) {
-  World world(roomy(), /*is_beside_host=*/true);
-  auto broken = request_of({1, 2, 3}, 5);
-  broken.sampling.n = 2;
-  world.core->add(RequestId{1}, broken, [](const StepEvent&) { throw std::runtime_error("gone"); });
-  const auto request = request_of({1, 2, 3}, 5);
-  const auto good = world.add(2, request);
-  world.drain();
-  EXPECT_EQ(good->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
-  EXPECT_THAT(world.core->ended(), ::testing::UnorderedElementsAre(RequestId{1}, RequestId{2}));
-  EXPECT_EQ(world.core->stats().num_blocks_used, 0);
 }
 
 // Random arrivals, cancels, stops, failures and weight updates under configurations made to hurt. Requests that nothing

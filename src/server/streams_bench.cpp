@@ -89,8 +89,12 @@ void device_waits(benchmark::State& state) {
   for (const Queue& queue : queues) queue.close();
   reader.join();
 }
-BENCHMARK(device_waits)->ArgNames({"streams", "beside"})->ArgsProduct({{32, 128, 256}, {0, 1}})->Iterations(200)->UseManualTime()->Unit(
-    benchmark::kMicrosecond);
+BENCHMARK(device_waits)
+    ->ArgNames({"streams", "beside"})
+    ->ArgsProduct({{32, 128, 256}, {0, 1}})
+    ->Iterations(200)
+    ->UseManualTime()
+    ->Unit(benchmark::kMicrosecond);
 
 }  // namespace
 }  // namespace prl::server
