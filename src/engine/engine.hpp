@@ -38,8 +38,8 @@ struct StepEvent {
   bool is_last = false;         ///< all choices have ended; no event of this request follows
 };
 /// Called on the engine's thread; must not block (post to an executor or push to a queue). The event is reused: copy what
-/// is to be kept. It may call submit, cancel and stop, which take effect before the next step; on a GPU
-/// before the one after it, unless the request has stop strings. An exception drops the request.
+/// is to be kept. It may call submit, cancel and stop, which take effect before the next step, or, on a GPU and without stop strings,
+/// before the one after it. An exception drops the request.
 using EventSink = std::function<void(const StepEvent&)>;
 
 /// What the engine proves after a weight update.
