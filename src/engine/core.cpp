@@ -91,13 +91,12 @@ bool EngineCore::step() {
   const StepPlan& plan = scheduler_.plan();
   if (plan.rows.empty()) {
     PRL_CHECK(is_idle(), "{} sequences run and {} wait, but no step was planned", scheduler_.num_running(), scheduler_.num_waiting());
-    deliver();
     return false;
   }
   output_ = 1 - output_;
   StepOutput& output = outputs_[output_];
   try {
-    runner_->run(plan, output, send_news_);
+    runner_->run(plan, output, [this] { send_news(); });
   } catch (const std::exception& error) {
     send_news();
     fail_step(plan, error.what());
@@ -107,9 +106,9 @@ bool EngineCore::step() {
   send_news();
   num_failures_in_a_row_ = 0;
   scheduler_.commit(plan);
-  is_news_wanted_now_ = !runner_->works_beside_host();
-  for (std::size_t i = 0; i < plan.rows.size(); ++i) accept(plan.rows[i], output.rows[i]);
-  if (is_news_wanted_now_ || is_idle()) send_news();
+  bool is_wanted_now = !runner_->works_beside_host();
+  for (std::size_t i = 0; i < plan.rows.size(); ++i) is_wanted_now |= accept(plan.rows[i], output.rows[i]);
+  if (is_wanted_now || is_idle()) send_news();
   drop_ended();
   return true;
 }
@@ -119,11 +118,11 @@ void EngineCore::deliver() {
   drop_ended();
 }
 
-void EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
+bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
   Sequence& sequence = *row.sequence;
   auto& request = *static_cast<Request*>(sequence.owner);
   // A sink that threw ended all choices of its request, rows of this plan included.
-  if (sequence.state == SequenceState::kFinished) return;
+  if (sequence.state == SequenceState::kFinished) return false;
   News news{.request = &request, .sequence = &sequence, .output = &output};
   if (!output.error.empty()) {
     // Whatever made this row useless may sit in blocks that others would find.
@@ -144,12 +143,12 @@ void EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
     }
     counters_.num_prompt_tokens +=
         std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
-    if (!row.is_sampled) return;
+    if (!row.is_sampled) return false;
     news.reason = accept_token(sequence, output.sample);
   }
   if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);
-  is_news_wanted_now_ = is_news_wanted_now_ || !request.resolved.sampling.stop.empty();
   news_.push_back(news);
+  return !request.resolved.sampling.stop.empty();
 }
 
 wire::FinishReason EngineCore::accept_token(Sequence& sequence, const ops::SampleResult& sample) {

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -67,7 +66,8 @@ class EngineCore {
     StepOutput::Row* output = nullptr;
     wire::FinishReason reason = wire::FinishReason::kNone;
   };
-  void accept(const PlanRow& row, StepOutput::Row& output);
+  /// True if its request wants to hear of it before the next step.
+  bool accept(const PlanRow& row, StepOutput::Row& output);
   /// The sequence gets its token. kNone if it goes on.
   wire::FinishReason accept_token(Sequence& sequence, const ops::SampleResult& sample);
   /// Sends the news. Destroys nothing.
@@ -87,8 +87,6 @@ class EngineCore {
   std::array<StepOutput, 2> outputs_;  ///< of the step that computes and of the one before
   std::size_t output_ = 0;
   std::vector<News> news_;
-  bool is_news_wanted_now_ = false;
-  std::function<void()> send_news_ = [this] { send_news(); };
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
   std::vector<RequestId> ended_;
   std::size_t num_dropped_ = 0;  ///< of ended_

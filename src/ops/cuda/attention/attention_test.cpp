@@ -388,10 +388,12 @@ TEST(CudaAttention, FusedDecodeIsTheOpsOneAfterAnother) {
     std::int64_t Hq, Hkv, D, block_size;
     bool has_norm;
   };
-  for (const FusedCase& c : {FusedCase{4, 2, 128, 16, true}, FusedCase{48, 24, 128, 16, true}, FusedCase{8, 8, 128, 64, false},
-                             FusedCase{14, 2, 64, 16, true}, FusedCase{24, 24, 64, 8, false}, FusedCase{24, 2, 128, 128, true},
-                             FusedCase{6, 2, 64, 192, true}, FusedCase{32, 1, 128, 32, true}, FusedCase{90, 10, 128, 32, true},
-                             FusedCase{90, 10, 64, 32, false}, FusedCase{16, 8, 64, 32, true}, FusedCase{20, 2, 64, 16, false}}) {
+  for (const FusedCase& c :
+       {FusedCase{4, 2, 128, 16, true}, FusedCase{48, 24, 128, 16, true}, FusedCase{8, 8, 128, 64, false}, FusedCase{14, 2, 64, 16, true},
+        FusedCase{24, 24, 64, 8, false}, FusedCase{24, 2, 128, 128, true}, FusedCase{6, 2, 64, 192, true}, FusedCase{32, 1, 128, 32, true},
+        FusedCase{90, 10, 128, 32, true}, FusedCase{90, 10, 64, 32, false}, FusedCase{16, 8, 64, 32, true}, FusedCase{20, 2, 64, 16, false},
+        // More units than two for each block, so that blocks take further ones as they get done.
+        FusedCase{64, 64, 64, 16, true}}) {
     SCOPED_TRACE(fmt::format("{} {} {} blocks of {}", c.Hq, c.Hkv, c.D, c.block_size));
     const std::vector<std::int32_t> lengths = {129, 1, 0, 16, 17, 127, 128, 300, 255, 256, 1024, 1025, 2500};
     const auto n = static_cast<std::int64_t>(lengths.size()), blocks_each = (2500 + c.block_size - 1) / c.block_size;
