@@ -40,9 +40,10 @@ void hand_on(ops::OpContext& ctx, Tape& tape, const Var& to, TensorView grad) {
 
 }  // namespace
 
-Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, ConstTensorView ids_T) {
+Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, const ops::TokenIds& ids) {
+  const ConstTensorView ids_T = ids.ids_T;
   const Var y = frame.variable(frame.take({ids_T.shape.num_elements(), table_VH.shape.num_cols()}, table_VH.dtype));
-  ops::embedding(frame.ctx, y.value, table_VH, ids_T);
+  ops::embedding(frame.ctx, y.value, table_VH, ids);
   if (frame.tape != nullptr && dtable_VH.data != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, y, dtable_VH, ids_T] {
       if (const TensorView dy = tape->grad(y); dy.data != nullptr) ops::embedding_backward(*ctx, dtable_VH, dy, ids_T);

@@ -26,7 +26,7 @@ struct NormParameter {
 };
 
 /// Rows ids_T of table_VH.
-Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, ConstTensorView ids_T);
+Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, const ops::TokenIds& ids);
 
 /// x W^T + b. In a recomputation `is_block_output` skips the product, which nothing will read.
 Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out = {}, bool is_block_output = false);

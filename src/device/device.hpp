@@ -26,6 +26,16 @@ class RecordedWork {
   virtual void run() = 0;
 };
 
+/// A copy from the device that need not be waited for at once. One copy at a time; the memory it goes through is kept between copies.
+class HostCopy {
+ public:
+  virtual ~HostCopy() = default;
+  /// Queues the copy behind all work queued so far.
+  virtual void begin(const void* source, std::size_t bytes) = 0;
+  /// Waits for it. The bytes stay until the next begin(). Errors as copy_to_host.
+  virtual const std::byte* finish() = 0;
+};
+
 /// Memory and copies of one device; the only thing above ops/ that knows how a device is reached. Any thread.
 class DeviceRuntime {
  public:
@@ -38,6 +48,8 @@ class DeviceRuntime {
   virtual void copy_to_host(void* host, const void* source, std::size_t bytes) = 0;
   virtual void copy_within(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void zero(void* destination, std::size_t bytes) = 0;
+  /// The runtime must outlive it. Copies at begin() where calls return when they are done.
+  virtual std::unique_ptr<HostCopy> make_host_copy();
   /// Waits until all queued work is done.
   virtual void synchronize() = 0;
   virtual std::size_t bytes_in_use() const noexcept = 0;

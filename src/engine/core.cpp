@@ -88,41 +88,85 @@ void EngineCore::stop(RequestId id, std::int32_t choice_idx, std::string stop_st
 }
 
 bool EngineCore::step() {
-  const StepPlan& plan = scheduler_.plan();
-  if (plan.rows.empty()) {
-    PRL_CHECK(is_idle(), "{} sequences run and {} wait, but no step was planned", scheduler_.num_running(), scheduler_.num_waiting());
-    return false;
+  if (num_flights_ == 0) {
+    const StepPlan& plan = scheduler_.plan();
+    if (plan.rows.empty()) {
+      PRL_CHECK(is_idle(), "{} sequences run and {} wait, but no step was planned", scheduler_.num_running(), scheduler_.num_waiting());
+      return false;
+    }
+    try {
+      begin(plan);
+    } catch (const std::exception& error) {
+      send_news();
+      fail_step(plan, error.what());
+      drop_ended();
+      return true;
+    }
   }
-  output_ = 1 - output_;
-  StepOutput& output = outputs_[output_];
-  try {
-    runner_->run(plan, output, [this] { send_news(); });
-  } catch (const std::exception& error) {
-    send_news();
-    fail_step(plan, error.what());
-    drop_ended();
-    return true;
-  }
+  if (runner_->works_beside_host()) begin_ahead();
   send_news();
-  num_failures_in_a_row_ = 0;
-  scheduler_.commit(plan);
-  bool is_wanted_now = !runner_->works_beside_host();
-  for (std::size_t i = 0; i < plan.rows.size(); ++i) is_wanted_now |= accept(plan.rows[i], output.rows[i]);
-  if (is_wanted_now || is_idle()) send_news();
-  drop_ended();
+  settle();
   return true;
+}
+
+void EngineCore::begin(const StepPlan& plan) {
+  StepOutput& output = outputs_[output_];
+  runner_->begin(plan, output);
+  flights_[num_flights_++] = {&plan, &output};
+  output_ = (output_ + 1) % outputs_.size();
+}
+
+void EngineCore::begin_ahead() {
+  const StepPlan& plan = scheduler_.plan_ahead(*flights_.front().plan);
+  if (plan.rows.empty()) return;
+  try {
+    begin(plan);
+  } catch (const std::exception& error) {
+    log::warning("a step could not be queued behind the one that computes and is planned anew: {}", error.what());
+  }
+}
+
+void EngineCore::settle() {
+  const Flight flight = flights_.front();
+  flights_.front() = flights_.back();
+  --num_flights_;
+  try {
+    runner_->finish(*flight.plan, *flight.output);
+  } catch (const std::exception& error) {
+    // What was queued behind it goes on from what it left, for sequences that end now.
+    for (; num_flights_ > 0; --num_flights_) {
+      try {
+        runner_->finish(*flights_.front().plan, *flights_.front().output);
+      } catch (const std::exception& later) {
+        log::debug("so did the step behind it: {}", later.what());
+      }
+    }
+    fail_step(*flight.plan, error.what());
+    drop_ended();
+    return;
+  }
+  num_failures_in_a_row_ = 0;
+  scheduler_.commit(*flight.plan);
+  bool is_wanted_now = !runner_->works_beside_host();
+  for (std::size_t i = 0; i < flight.plan->rows.size(); ++i) is_wanted_now |= accept(flight.plan->rows[i], flight.output->rows[i]);
+  if (is_wanted_now || !has_sequences()) send_news();
+  drop_ended();
 }
 
 void EngineCore::deliver() {
   send_news();
+  while (num_flights_ > 0) {
+    settle();
+    send_news();
+  }
   drop_ended();
 }
 
 bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
+  // It ended in the step before, or its request did: a sink that throws ends all choices.
+  if (row.sequence == nullptr) return false;
   Sequence& sequence = *row.sequence;
   auto& request = *static_cast<Request*>(sequence.owner);
-  // A sink that threw ended all choices of its request, rows of this plan included.
-  if (sequence.state == SequenceState::kFinished) return false;
   News news{.request = &request, .sequence = &sequence, .output = &output};
   if (!output.error.empty()) {
     // Whatever made this row useless may sit in blocks that others would find.
@@ -146,7 +190,7 @@ bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
     if (!row.is_sampled) return false;
     news.reason = accept_token(sequence, output.sample);
   }
-  if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);
+  if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);  // takes it out of `row` too
   news_.push_back(news);
   return !request.resolved.sampling.stop.empty();
 }
@@ -250,11 +294,12 @@ void EngineCore::fail_step(const StepPlan& plan, const std::string& error) {
   log::error("a step over {} sequences failed and ends them: {}", plan.rows.size(), error);
   scheduler_.reset_prefix_cache();
   for (const PlanRow& row : plan.rows) {
-    auto& request = *static_cast<Request*>(row.sequence->owner);
-    if (row.sequence->state == SequenceState::kFinished) continue;
-    begin_event(request, *row.sequence);
+    if (row.sequence == nullptr) continue;
+    Sequence& sequence = *row.sequence;
+    auto& request = *static_cast<Request*>(sequence.owner);
+    begin_event(request, sequence);
     request.event.delta.error = error;
-    finish(request, *row.sequence, wire::FinishReason::kError);
+    finish(request, sequence, wire::FinishReason::kError);
   }
 }
 

@@ -23,8 +23,10 @@ struct CoreOptions {
 /// finish reason, whatever happens. One thread; sinks are called from within step(), deliver(), cancel(), stop(), update_weights() and
 /// abort_all().
 ///
-/// Where the device computes beside the host, a step's events are sent while the next step computes: what a step needs of the one before is
-/// its tokens, not that somebody has heard of them. Requests that end at strings hear of each token at once.
+/// Where the device computes beside the host, two things do not wait for the host. A step that only goes on with the sequences of the one
+/// before is queued before that one's tokens are known (Scheduler::plan_ahead), and what it found for a sequence that turns out to have
+/// ended counts for nothing. And a step's events are sent while the next one computes; requests that end at strings hear of each token at
+/// once. Every order but add() first waits for the step that is under way.
 class EngineCore {
  public:
   EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner);
@@ -33,10 +35,10 @@ class EngineCore {
   void add(RequestId id, ResolvedRequest request, EventSink sink);
   void cancel(RequestId id);
   void stop(RequestId id, std::int32_t choice_idx, std::string stop_string);
-  /// Plans a step, runs it, emits its tokens or leaves them to be sent by the next call of any of these. False if there was nothing to do.
-  /// A failing step ends its requests with kError and leaves the others for the next one.
+  /// Plans a step unless one is under way, waits for it, emits its tokens or leaves them to be sent by the next call of any of these. False
+  /// if there was nothing to do. A failing step ends its requests with kError and leaves the others for the next one.
   bool step();
-  /// Sends what the last step left to be sent; for a caller that makes no step soon.
+  /// Waits for the step that is under way, and sends all that is left to be sent; for a caller that makes no step soon.
   void deliver();
   /// Error as ModelRunner::set_weights, with nothing changed.
   WeightProof update_weights(nn::WeightsPtr weights);
@@ -45,7 +47,7 @@ class EngineCore {
   void reset_prefix_cache() { scheduler_.reset_prefix_cache(); }
   void abort_all(wire::FinishReason reason, const std::string& error);
 
-  bool is_idle() const noexcept { return scheduler_.num_running() == 0 && scheduler_.num_waiting() == 0; }
+  bool is_idle() const noexcept { return !has_sequences() && num_flights_ == 0; }
   /// Steps that failed since the last one that did not.
   int num_failures_in_a_row() const noexcept { return num_failures_in_a_row_; }
   EngineStats stats() const;
@@ -59,6 +61,11 @@ class EngineCore {
 
  private:
   struct Request;
+  /// A step that was begun.
+  struct Flight {
+    const StepPlan* plan = nullptr;
+    StepOutput* output = nullptr;
+  };
   /// What a step found for a sequence, which has its token already, and nobody was told.
   struct News {
     Request* request = nullptr;
@@ -66,6 +73,11 @@ class EngineCore {
     StepOutput::Row* output = nullptr;
     wire::FinishReason reason = wire::FinishReason::kNone;
   };
+  bool has_sequences() const noexcept { return scheduler_.num_running() > 0 || scheduler_.num_waiting() > 0; }
+  void begin(const StepPlan& plan);
+  void begin_ahead();
+  /// Waits for the oldest step and has its sequences accept what it found.
+  void settle();
   /// True if its request wants to hear of it before the next step.
   bool accept(const PlanRow& row, StepOutput::Row& output);
   /// The sequence gets its token. kNone if it goes on.
@@ -84,8 +96,10 @@ class EngineCore {
   BlockPool pool_;
   Scheduler scheduler_;
   std::unique_ptr<ModelRunner> runner_;
-  std::array<StepOutput, 2> outputs_;  ///< of the step that computes and of the one before
-  std::size_t output_ = 0;
+  std::array<StepOutput, 3> outputs_;  ///< of the two steps under way and of the one before them
+  std::size_t output_ = 0;             ///< the next one
+  std::array<Flight, 2> flights_;      ///< the oldest first
+  std::size_t num_flights_ = 0;
   std::vector<News> news_;
   std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
   std::vector<RequestId> ended_;

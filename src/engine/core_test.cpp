@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
 #include "engine/test_support.hpp"
@@ -213,17 +214,20 @@ TEST(EngineCore, TokensRecordTheVersionThatDrewThem) {
 }
 
 TEST(EngineCore, AMultiTurnConversationFindsItsOwnPastAgain) {
-  World world(roomy());
-  const auto first = world.add(1, request_of({1, 2, 3, 4, 5}, 8));
-  world.drain();
-  std::vector<std::int32_t> prompt = {1, 2, 3, 4, 5};
-  prompt.insert(prompt.end(), first->choices[0].token_ids.begin(), first->choices[0].token_ids.end());
-  prompt.insert(prompt.end(), {6, 7});
-  const auto request = request_of(prompt, 4);
-  const auto second = world.add(2, request);
-  world.drain();
-  EXPECT_EQ(second->choices[0].num_cached_tokens, 12);
-  EXPECT_EQ(second->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  for (const bool is_beside_host : {false, true}) {  // then blocks are full before their tokens are known
+    SCOPED_TRACE(is_beside_host);
+    World world(roomy(), is_beside_host);
+    const auto first = world.add(1, request_of({1, 2, 3, 4, 5}, 8));
+    world.drain();
+    std::vector<std::int32_t> prompt = {1, 2, 3, 4, 5};
+    prompt.insert(prompt.end(), first->choices[0].token_ids.begin(), first->choices[0].token_ids.end());
+    prompt.insert(prompt.end(), {6, 7});
+    const auto request = request_of(prompt, 4);
+    const auto second = world.add(2, request);
+    world.drain();
+    EXPECT_EQ(second->choices[0].num_cached_tokens, 12);
+    EXPECT_EQ(second->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  }
 }
 
 TEST(EngineCore, AbortAllEndsEverything) {
@@ -238,22 +242,106 @@ TEST(EngineCore, AbortAllEndsEverything) {
   EXPECT_TRUE(world.core->is_idle());
 }
 
-TEST(EngineCore, ADeviceThatWorksBesideTheHostIsNotKeptWaitingByListeners) {
+TEST(EngineCore, ADeviceThatWorksBesideTheHostWaitsNeitherForListenersNorForTokens) {
   World world(roomy(), /*is_beside_host=*/true);
-  const auto got = world.add(1, request_of({1, 2, 3}, 4));
+  const auto got = world.add(1, request_of({1, 2, 3}, 5));
   std::vector<std::size_t> heard_at_start;
   world.runner->before_run = [&](const StepPlan&) { heard_at_start.push_back(got->choices[0].token_ids.size()); };
   world.core->step();
+  EXPECT_EQ(world.runner->num_runs, 2) << "the second is queued behind the first";
   EXPECT_EQ(got->choices[0].token_ids.size(), 0u) << "sent while the next step computes";
   world.core->step();
+  EXPECT_EQ(world.runner->num_runs, 3);
   EXPECT_EQ(got->choices[0].token_ids.size(), 1u);
   world.core->deliver();
-  EXPECT_EQ(got->choices[0].token_ids.size(), 2u);
+  EXPECT_EQ(got->choices[0].token_ids.size(), 3u) << "all that was queued";
   world.core->step();
   world.core->step();
   EXPECT_TRUE(got->is_over) << "nothing is left to compute, so nobody waits";
-  EXPECT_EQ(got->choices[0].token_ids, expected_output(request_of({1, 2, 3}, 4), 1, PolicyVersion{0}, kVocab));
-  EXPECT_EQ(heard_at_start, (std::vector<std::size_t>{0, 0, 2, 2}));
+  EXPECT_TRUE(world.core->is_idle());
+  EXPECT_EQ(got->choices[0].token_ids, expected_output(request_of({1, 2, 3}, 5), 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(heard_at_start, (std::vector<std::size_t>{0, 0, 0, 3, 3}));
+  EXPECT_EQ(world.runner->num_ahead, 3);
+}
+
+TEST(EngineCore, AStepAheadCountsForNothingWhereASequenceHadEnded) {
+  World world(roomy(), /*is_beside_host=*/true);
+  const auto goes_on = request_of({1, 2}, 40);
+  auto ends = request_of({3, 4, 5}, 50);
+  const auto full = expected_output(ends, 1, PolicyVersion{0}, kVocab);
+  ends.stop_ids = {full[6]};
+  const auto first = world.add(1, goes_on), second = world.add(2, ends);
+  world.drain();
+  EXPECT_EQ(first->choices[0].token_ids, expected_output(goes_on, 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(second->choices[0].token_ids, (std::vector<std::int32_t>(full.begin(), full.begin() + 7)));
+  EXPECT_EQ(second->choices[0].finish_reason, FinishReason::kStop);
+  EXPECT_EQ(world.core->stats().num_generation_tokens, 47);
+  EXPECT_EQ(world.core->stats().num_blocks_used, 0);
+  EXPECT_EQ(world.runner->num_runs, 40) << "the end of one does not hold up the other";
+  EXPECT_EQ(world.runner->num_ahead, 39);
+}
+
+TEST(EngineCore, StepsRunAheadWhileOthersWaitForAPlace) {
+  CoreOptions options = roomy();
+  options.scheduler.max_num_seqs = 2;
+  World world(options, /*is_beside_host=*/true);
+  std::vector<std::shared_ptr<Collected>> got;
+  for (std::int32_t i = 0; i < 6; ++i) got.push_back(world.add(static_cast<std::uint64_t>(i + 1), request_of({i, 2}, 10 + i)));
+  world.drain();
+  for (std::int32_t i = 0; i < 6; ++i)
+    EXPECT_EQ(got[static_cast<std::size_t>(i)]->choices[0].token_ids,
+              expected_output(request_of({i, 2}, 10 + i), 1, PolicyVersion{0}, kVocab));
+  EXPECT_GT(world.runner->num_ahead, 30);
+  EXPECT_EQ(world.runner->num_runs, 39) << "a place that becomes free at a known time is filled at once";
+}
+
+TEST(EngineCore, StepsThatNeedTheTokensBeforeThemDoNotRunAhead) {
+  const auto num_ahead = [](const std::function<void(ResolvedRequest&)>& change) {
+    World world(roomy(), /*is_beside_host=*/true);
+    auto request = request_of({1, 2, 3}, 8);
+    change(request);
+    world.add(1, request);
+    world.drain();
+    return world.runner->num_ahead;
+  };
+  EXPECT_EQ(num_ahead([](ResolvedRequest&) {}), 7);
+  EXPECT_EQ(num_ahead([](ResolvedRequest& r) { r.edits_logits = true; }), 0) << "penalties count the tokens so far";
+  EXPECT_EQ(num_ahead([](ResolvedRequest& r) { r.sampling.stop = {"END"}; }), 0) << "its listener may end it at each token";
+  EXPECT_EQ(num_ahead([](ResolvedRequest& r) {
+              r.stop_ids = {kVocab};
+              r.sampling.min_tokens = 5;
+            }),
+            2)
+      << "stop tokens are masked in the host's memory";
+}
+
+TEST(EngineCore, AStepThatCannotBeQueuedAheadIsMadeAnew) {
+  World world(roomy(), /*is_beside_host=*/true);
+  const auto got = world.add(1, request_of({1, 2, 3}, 12));
+  world.runner->before_run = [&](const StepPlan& plan) {
+    if (plan.rows.front().drawn_row >= 0 && world.runner->num_runs % 3 == 0) fail(ErrorCode::kOutOfMemory, "made to fail");
+  };
+  world.drain();
+  EXPECT_EQ(got->choices[0].token_ids, expected_output(request_of({1, 2, 3}, 12), 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(world.core->num_failures_in_a_row(), 0);
+}
+
+TEST(EngineCore, AFailureTakesTheStepBehindItAlong) {
+  World world(roomy(), /*is_beside_host=*/true);
+  const auto lost = world.add(1, request_of({1, 2, 3}, 12));
+  int num_finished = 0;
+  world.runner->before_finish = [&](const StepPlan&) {
+    if (++num_finished == 4) fail(ErrorCode::kInternal, "made to fail");
+  };
+  for (int i = 0; i < 4; ++i) world.core->step();
+  EXPECT_EQ(lost->choices[0].finish_reason, FinishReason::kError);
+  EXPECT_EQ(lost->choices[0].token_ids.size(), 3u) << "what came before is kept";
+  EXPECT_TRUE(world.core->is_idle());
+  EXPECT_EQ(world.core->stats().num_blocks_used, 0);
+  const auto next = world.add(2, request_of({1, 2, 3}, 12));
+  world.drain();
+  EXPECT_EQ(next->choices[0].num_cached_tokens, 0) << "blocks of a failed step may hold anything";
+  EXPECT_EQ(next->choices[0].token_ids, expected_output(request_of({1, 2, 3}, 12), 1, PolicyVersion{0}, kVocab));
 }
 
 TEST(EngineCore, RequestsThatStopAtStringsHearOfEachTokenAtOnce) {
@@ -272,16 +360,18 @@ TEST(EngineCore, RequestsThatStopAtStringsHearOfEachTokenAtOnce) {
 TEST(EngineCore, NewsOfAStepComeBeforeWhatAnOrderDoesToTheirRequests) {
   World world(roomy(), /*is_beside_host=*/true);
   const auto cancelled = world.add(1, request_of({1, 2}, 50)), ended = world.add(2, request_of({1, 3}, 1)),
-             updated = world.add(3, request_of({1, 4}, 3));
+             updated = world.add(3, request_of({1, 4}, 5));
   world.core->step();
   world.core->cancel(RequestId{2});
   EXPECT_EQ(ended->choices[0].finish_reason, FinishReason::kLength) << "it had ended before it was cancelled";
   world.core->cancel(RequestId{1});
-  EXPECT_EQ(cancelled->choices[0].token_ids.size(), 1u);
+  EXPECT_EQ(cancelled->choices[0].token_ids.size(), 2u) << "the second step was under way";
   EXPECT_EQ(cancelled->choices[0].finish_reason, FinishReason::kAbort);
   world.core->step();
   world.core->update_weights(fake_weights(7));
-  EXPECT_EQ(updated->choices[0].versions, (std::vector<std::int64_t>{0, 0}));
+  EXPECT_EQ(updated->choices[0].versions, (std::vector<std::int64_t>{0, 0, 0, 0})) << "drawn before there were new weights";
+  world.core->step();
+  EXPECT_EQ(updated->choices[0].versions, (std::vector<std::int64_t>{0, 0, 0, 0, 7}));
   world.core->abort_all(FinishReason::kAbort, "");
   EXPECT_TRUE(updated->is_over);
 }
@@ -297,6 +387,7 @@ class EngineProperty : public ::testing::TestWithParam<Hostile> {};
 
 TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
   int num_undisturbed = 0;
+  std::int64_t num_ahead = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed, 99);
@@ -310,12 +401,15 @@ TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
       bool is_disturbed = false;
     };
     std::map<std::uint64_t, Tracked> all;
-    bool fails_now = false;
-    world.runner->before_run = [&](const StepPlan& plan) {
-      if (!std::exchange(fails_now, false)) return;
-      for (const PlanRow& row : plan.rows) all.at(row.sequence->request_id.value).is_disturbed = true;
+    bool fails_now = false, fails_late = false;
+    const auto fail_if = [&](bool& fails, const StepPlan& plan) {
+      if (!std::exchange(fails, false)) return;
+      for (const PlanRow& row : plan.rows)
+        if (row.sequence != nullptr) all.at(row.sequence->request_id.value).is_disturbed = true;
       fail(ErrorCode::kInternal, "made to fail");
     };
+    world.runner->before_run = [&](const StepPlan& plan) { fail_if(fails_now, plan); };
+    world.runner->before_finish = [&](const StepPlan& plan) { fail_if(fails_late, plan); };
     PolicyVersion version{0};
     std::uint64_t next_id = 1;
     for (int i = 0; i < 300; ++i) {
@@ -353,13 +447,16 @@ TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
         world.core->reset_prefix_cache();
       } else if (choice < 37) {
         fails_now = true;
+      } else if (choice < 38) {
+        fails_late = true;
       } else {
         world.core->step();
       }
       world.core->scheduler().check_integrity();
     }
-    fails_now = false;
+    fails_now = fails_late = false;
     world.drain();
+    num_ahead += world.runner->num_ahead;
     EXPECT_EQ(world.core->stats().num_blocks_used, 0);
     EXPECT_EQ(world.core->ended().size(), all.size());
     for (const auto& [id, tracked] : all) {
@@ -379,6 +476,7 @@ TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
     }
   }
   EXPECT_GT(num_undisturbed, 50);
+  EXPECT_GT(num_ahead, GetParam().options.scheduler.preempt_period == 0 ? 20 : -1);
 }
 
 CoreOptions hostile(std::int64_t num_blocks, std::int64_t block_size, std::int64_t max_num_seqs, std::int64_t budget) {

@@ -39,7 +39,7 @@ struct StepEvent {
 };
 /// Called on the engine's thread; must not block (post to an executor or push to a queue). The event is reused: copy what
 /// is to be kept. It may call submit, cancel and stop, which take effect before the next step, or, on a GPU and without stop strings,
-/// before the one after it. An exception drops the request.
+/// after the two steps that are queued already. An exception drops the request.
 using EventSink = std::function<void(const StepEvent&)>;
 
 /// What the engine proves after a weight update.

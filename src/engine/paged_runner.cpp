@@ -59,7 +59,8 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       session_(runtime, options.num_threads),
       cache_(make_cache(runtime, *weights_, num_blocks, options.block_size)),
       model_(session_.context(), options.record_steps),
-      sampler_(session_.context(), weights_->config.vocab_size) {}
+      sampler_(session_.context(), weights_->config.vocab_size),
+      drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)) {}
 
 PagedRunner::~PagedRunner() = default;
 
@@ -78,7 +79,7 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
     const std::int64_t end = row.first_token + row.num_tokens;
     for (std::int64_t position = row.first_token; position < end; ++position) {
       const std::int32_t block = sequence.blocks[static_cast<std::size_t>(position / block_size_)].id().value;
-      ids_T_.push_back(sequence.tokens[static_cast<std::size_t>(position)]);
+      ids_T_.push_back(row.drawn_row >= 0 ? -1 - row.drawn_row : sequence.tokens[static_cast<std::size_t>(position)]);
       positions_T_.push_back(static_cast<std::int32_t>(position));
       slot_T_.push_back(static_cast<std::int32_t>(block * block_size_ + position % block_size_));
     }
@@ -89,7 +90,8 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
   }
 }
 
-void PagedRunner::run(const StepPlan& plan, StepOutput& output, const std::function<void()>& meanwhile) {
+void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
+  PRL_CHECK(num_begun_ - num_finished_ < draws_.size(), "{} steps are under way", num_begun_ - num_finished_);
   if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
   fill_batch(plan);
   nn::PagedBatch batch;
@@ -100,12 +102,14 @@ void PagedRunner::run(const StepPlan& plan, StepOutput& output, const std::funct
   batch.context_len = context_len_;
   batch.block_table = block_table_;
   batch.max_blocks = max_blocks_;
+  batch.drawn_B = drawn_B_;
   const ConstTensorView h_TH = model_.forward_paged(*weights_, cache_, batch);
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
     output.rows[r].error.clear();
     if (plan.rows[r].num_prompt_logprobs > 0) score_prompt(plan.rows[r], h_TH, query_start_[r], output.rows[r]);
   }
-  sample_rows(plan, h_TH, output, meanwhile);
+  begin_draws(plan, h_TH);
+  ++num_begun_;
 }
 
 void PagedRunner::score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out) {
@@ -148,26 +152,34 @@ void PagedRunner::score_prompt(const PlanRow& row, ConstTensorView h_TH, std::in
   }
 }
 
-void PagedRunner::sample_rows(const StepPlan& plan, ConstTensorView h_TH, StepOutput& output, const std::function<void()>& meanwhile) {
+void PagedRunner::begin_draws(const StepPlan& plan, ConstTensorView h_TH) {
+  ops::PendingSamples& draws = draws_[num_begun_ % draws_.size()];
   sample_rows_B_.clear();
-  sample_sequences_B_.clear();
+  draws_B_.clear();
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
     if (!plan.rows[r].is_sampled) continue;
     sample_rows_B_.push_back(query_start_[r + 1] - 1);
-    sample_sequences_B_.push_back(plan.rows[r].sequence);
+    draws_B_.push_back({plan.rows[r].sequence, plan.rows[r].output_idx()});
   }
-  if (sample_rows_B_.empty()) return;
-  const TensorView logits_BV = model_.logits(*weights_, h_TH, sample_rows_B_);
-  if (results_B_.size() < sample_rows_B_.size()) results_B_.resize(sample_rows_B_.size());
-  sampler_.sample(logits_BV, sample_sequences_B_, std::span(results_B_).first(sample_rows_B_.size()), meanwhile);
+  draws.num_rows = 0;
+  if (!draws_B_.empty()) sampler_.begin(model_.logits(*weights_, h_TH, sample_rows_B_), draws_B_, drawn_B_, draws);
+}
+
+void PagedRunner::finish(const StepPlan& plan, StepOutput& output) {
+  PRL_CHECK(num_finished_ < num_begun_, "no step is under way");
+  ops::PendingSamples& draws = draws_[num_finished_++ % draws_.size()];
+  const auto num_draws = static_cast<std::size_t>(draws.num_rows);
+  if (num_draws == 0) return;
+  if (results_B_.size() < num_draws) results_B_.resize(num_draws);
+  sampler_.finish(std::span(results_B_).first(num_draws), draws);
   std::size_t i = 0;
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
-    if (!plan.rows[r].is_sampled) continue;
+    const PlanRow& row = plan.rows[r];
+    if (!row.is_sampled) continue;
     // Swapped, so that both sides keep their buffers.
     std::swap(output.rows[r].sample, results_B_[i++]);
-    if (output.rows[r].error.empty() && !is_finite(output.rows[r].sample)) {
-      output.rows[r].error = non_finite_error(*plan.rows[r].sequence, plan.rows[r].sequence->num_tokens());
-    }
+    if (row.sequence != nullptr && output.rows[r].error.empty() && !is_finite(output.rows[r].sample))
+      output.rows[r].error = non_finite_error(*row.sequence, row.sequence->num_tokens());
   }
 }
 

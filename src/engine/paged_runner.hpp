@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -19,7 +20,8 @@ class PagedRunner final : public ModelRunner {
   /// Error{kOutOfMemory} if the cache does not fit the device.
   PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, std::int64_t num_blocks, nn::WeightsPtr weights);
   ~PagedRunner() override;
-  void run(const StepPlan& plan, StepOutput& output, const std::function<void()>& meanwhile) override;
+  void begin(const StepPlan& plan, StepOutput& output) override;
+  void finish(const StepPlan& plan, StepOutput& output) override;
   bool works_beside_host() const override { return runtime_->stream() != nullptr; }
   void set_weights(nn::WeightsPtr weights) override;
   nn::WeightsPtr weights() const override { return weights_; }
@@ -28,7 +30,7 @@ class PagedRunner final : public ModelRunner {
  private:
   void fill_batch(const StepPlan& plan);
   void score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out);
-  void sample_rows(const StepPlan& plan, ConstTensorView h_TH, StepOutput& output, const std::function<void()>& meanwhile);
+  void begin_draws(const StepPlan& plan, ConstTensorView h_TH);
 
   std::shared_ptr<DeviceRuntime> runtime_;
   std::int64_t block_size_;
@@ -42,7 +44,10 @@ class PagedRunner final : public ModelRunner {
   std::int32_t max_blocks_ = 0;
   // Rows of h that are sampled, and for whom.
   std::vector<std::int32_t> sample_rows_B_;
-  std::vector<Sequence*> sample_sequences_B_;
+  std::vector<Draw> draws_B_;
+  Tensor drawn_B_;                            ///< tokens that the last step draws, on the device
+  std::array<ops::PendingSamples, 2> draws_;  ///< of steps that were begun, which take turns
+  std::size_t num_begun_ = 0, num_finished_ = 0;
   std::vector<ops::SampleResult> results_B_;
   // Prompt log-probabilities.
   std::vector<std::int32_t> targets_T_;

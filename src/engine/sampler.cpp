@@ -82,33 +82,16 @@ void Sampler::edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequenc
   ctx_.runtime->copy_from_host(device_row, logits_V_.data(), num_bytes);
 }
 
-void Sampler::sample_rows(TensorView logits_BV, std::span<ops::SampleResult> results_B, const std::function<void()>& meanwhile) {
-  try {
-    ops::sample(ctx_, results_B, logits_BV, rows_, meanwhile);
-    return;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNonFinite) throw;
-  }
-  // One bad row fails the whole call: row by row, the good ones are drawn as they would have been.
-  for (std::size_t i = 0; i < results_B.size(); ++i) {
-    try {
-      ops::sample(ctx_, results_B.subspan(i, 1), logits_BV.rows(static_cast<std::int64_t>(i), 1), std::span(rows_).subspan(i, 1));
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kNonFinite) throw;
-      results_B[i].logprob = std::numeric_limits<float>::quiet_NaN();
-      results_B[i].top_logprobs.clear();
-    }
-  }
-}
-
-void Sampler::sample(TensorView logits_BV, std::span<Sequence* const> sequences_B, std::span<ops::SampleResult> results_B,
-                     const std::function<void()>& meanwhile) {
-  PRL_CHECK(logits_BV.shape.num_rows() == static_cast<std::int64_t>(sequences_B.size()) && results_B.size() == sequences_B.size(),
-            "{} rows of logits for {} sequences", logits_BV.shape.num_rows(), sequences_B.size());
+void Sampler::begin(TensorView logits_BV, std::span<const Draw> draws_B, TensorView drawn_B, ops::PendingSamples& pending) {
+  PRL_CHECK(logits_BV.shape.num_rows() == static_cast<std::int64_t>(draws_B.size()), "{} rows of logits for {} sequences",
+            logits_BV.shape.num_rows(), draws_B.size());
   rows_.clear();
-  for (std::size_t i = 0; i < sequences_B.size(); ++i) {
-    Sequence& sequence = *sequences_B[i];
-    if (needs_edit(sequence)) edit_row(logits_BV, static_cast<std::int64_t>(i), sequence);
+  for (std::size_t i = 0; i < draws_B.size(); ++i) {
+    Sequence& sequence = *draws_B[i].sequence;
+    if (needs_edit(sequence)) {
+      PRL_CHECK(draws_B[i].output_idx == sequence.num_output_tokens(), "logits are edited by tokens that are not known");
+      edit_row(logits_BV, static_cast<std::int64_t>(i), sequence);
+    }
     const wire::SamplingParams& s = sequence.request->sampling;
     ops::SampleRow row;
     row.temperature = s.temperature;
@@ -116,11 +99,15 @@ void Sampler::sample(TensorView logits_BV, std::span<Sequence* const> sequences_
     row.min_p = s.min_p;
     row.top_k = s.top_k;
     row.seed = sequence.seed;
-    row.position = static_cast<std::uint64_t>(sequence.num_output_tokens());
+    row.position = static_cast<std::uint64_t>(draws_B[i].output_idx);
     row.num_top_logprobs = s.logprobs.value_or(0);
     rows_.push_back(row);
   }
-  sample_rows(logits_BV, results_B, meanwhile);
+  ops::begin_sample(ctx_, pending, drawn_B, logits_BV, rows_);
+}
+
+void Sampler::finish(std::span<ops::SampleResult> results_B, ops::PendingSamples& pending) {
+  ops::finish_sample(ctx_, results_B, pending);
   // Masked tokens may fill up a short list of alternatives; nobody could draw them.
   for (ops::SampleResult& result : results_B) {
     std::erase_if(result.top_logprobs, [](const auto& entry) { return !(entry.second > kMaskedLogit * 1e-3f); });
@@ -132,7 +119,8 @@ void Sampler::top_logprobs(TensorView logits_BV, std::int32_t num_top, std::span
   row.temperature = 0.0f;
   row.num_top_logprobs = num_top;
   rows_.assign(results_B.size(), row);
-  sample_rows(logits_BV, results_B, {});
+  ops::begin_sample(ctx_, pending_top_, {}, logits_BV, rows_);
+  ops::finish_sample(ctx_, results_B, pending_top_);
 }
 
 }  // namespace prl::engine

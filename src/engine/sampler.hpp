@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -26,21 +25,26 @@ void apply_token_rule(std::span<float> logits_V, Sequence& sequence, std::span<s
 /// True if the logits of the sequence's next token must be changed before it is drawn.
 bool needs_edit(const Sequence& sequence) noexcept;
 
+/// A token to be drawn.
+struct Draw {
+  Sequence* sequence = nullptr;
+  std::int64_t output_idx = 0;  ///< of the token; beyond the sequence's newest token by one if that is not known yet
+};
+
 /// Draws tokens from logits as each sequence asks. The draw of a token depends on its logits, the sequence's seed and the
 /// index of the token in its output, on nothing else of the batch.
 class Sampler {
  public:
   Sampler(ops::OpContext& ctx, std::int64_t vocab_size);
-  /// One token per row. logits_BV: fp32, on the device of the context; rows that need editing are overwritten. results_B[i] is for
-  /// sequences_B[i]. A row without a finite maximum (the model produced NaN or infinity) gets a NaN log-probability
-  /// and does not disturb the others. `meanwhile`: see ops::sample.
-  void sample(TensorView logits_BV, std::span<Sequence* const> sequences_B, std::span<ops::SampleResult> results_B,
-              const std::function<void()>& meanwhile = {});
+  /// One token per row, as ops::begin_sample. logits_BV: fp32, on the device of the context; rows that need editing are waited for and
+  /// overwritten, and the tokens of their sequences must be known.
+  void begin(TensorView logits_BV, std::span<const Draw> draws_B, TensorView drawn_B, ops::PendingSamples& pending);
+  /// results_B[i] is for draws_B[i]. A row without a finite maximum (the model produced NaN or infinity) gets a NaN log-probability.
+  void finish(std::span<ops::SampleResult> results_B, ops::PendingSamples& pending);
   /// The `num_top` likeliest tokens of each row at temperature 1, best first.
   void top_logprobs(TensorView logits_BV, std::int32_t num_top, std::span<ops::SampleResult> results_B);
 
  private:
-  void sample_rows(TensorView logits_BV, std::span<ops::SampleResult> results_B, const std::function<void()>& meanwhile);
   void edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequence);
 
   ops::OpContext& ctx_;
@@ -48,6 +52,7 @@ class Sampler {
   std::vector<float> logits_V_;
   std::vector<std::uint64_t> rule_words_;
   std::vector<ops::SampleRow> rows_;
+  ops::PendingSamples pending_top_;
 };
 
 }  // namespace prl::engine

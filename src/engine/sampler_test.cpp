@@ -68,6 +68,12 @@ class SamplerTest : public ::testing::Test {
  protected:
   static constexpr std::int64_t kVocabSize = 1025;  // one token alone in the last chunk of the vocabulary
   SamplerTest() : session_(make_cpu_runtime(), 2), sampler_(session_.context(), kVocabSize) {}
+  void sample(TensorView logits, std::span<Sequence* const> sequences, std::span<ops::SampleResult> results) {
+    std::vector<Draw> draws;
+    for (Sequence* const sequence : sequences) draws.push_back({sequence, sequence->num_output_tokens()});
+    sampler_.begin(logits, draws, {}, pending_);
+    sampler_.finish(results, pending_);
+  }
   Tensor random_logits(std::int64_t rows) {
     Tensor logits = Tensor::empty(session_.context().runtime, {rows, kVocabSize}, DType::kF32);
     Rng rng(3);
@@ -76,6 +82,7 @@ class SamplerTest : public ::testing::Test {
   }
   ops::OpSession session_;
   Sampler sampler_;
+  ops::PendingSamples pending_;
 };
 
 TEST_F(SamplerTest, AMaskedTokenIsNeitherDrawnNorReported) {
@@ -87,7 +94,7 @@ TEST_F(SamplerTest, AMaskedTokenIsNeitherDrawnNorReported) {
   c.request.sampling.logprobs = 20;
   Sequence* const sequences[] = {&c.sequence};
   std::vector<ops::SampleResult> results(1);
-  sampler_.sample(logits, sequences, results);
+  sample(logits, sequences, results);
   EXPECT_NE(results[0].token, 1024);
   EXPECT_TRUE(std::isfinite(results[0].logprob));
   ASSERT_EQ(results[0].top_logprobs.size(), 20u);
@@ -115,7 +122,7 @@ TEST_F(SamplerTest, ATokenRuleLeavesOnlyWhatMayFollow) {
   const auto open_tokens = [&] {
     std::vector<ops::SampleResult> results(1);
     logits = random_logits(1);
-    sampler_.sample(logits, sequences, results);
+    sample(logits, sequences, results);
     EXPECT_TRUE(std::isfinite(results[0].logprob));
     std::vector<std::int32_t> ids;
     for (const auto& [id, logprob] : results[0].top_logprobs) ids.push_back(id);
@@ -133,7 +140,7 @@ TEST_F(SamplerTest, ATokenRuleLeavesOnlyWhatMayFollow) {
   c.request.sampling.logit_bias = {{7, 100.0f}, {8, 100.0f}};
   std::vector<ops::SampleResult> results(1);
   logits = random_logits(1);
-  sampler_.sample(logits, sequences, results);
+  sample(logits, sequences, results);
   EXPECT_EQ(results[0].token, 8);
 }
 
@@ -166,16 +173,16 @@ TEST_F(SamplerTest, ADrawDependsOnSeedAndIndexNotOnItsNeighbours) {
   Tensor logits = random_logits(3);
   std::vector<ops::SampleResult> together(3), alone(1);
   Sequence* const all[] = {&a.sequence, &b.sequence, &c.sequence};
-  sampler_.sample(logits, all, together);
+  sample(logits, all, together);
   for (std::size_t i = 0; i < 3; ++i) {
-    sampler_.sample(logits.view().rows(static_cast<std::int64_t>(i), 1), std::span(all).subspan(i, 1), alone);
+    sample(logits.view().rows(static_cast<std::int64_t>(i), 1), std::span(all).subspan(i, 1), alone);
     EXPECT_EQ(alone[0].token, together[i].token);
     EXPECT_EQ(alone[0].logprob, together[i].logprob);
   }
   // Another index draws anew: over 50 indices more than one token appears.
   std::vector<std::int32_t> tokens;
   for (int i = 0; i < 50; ++i) {
-    sampler_.sample(logits.view().rows(0, 1), std::span(all).subspan(0, 1), alone);
+    sample(logits.view().rows(0, 1), std::span(all).subspan(0, 1), alone);
     tokens.push_back(alone[0].token);
     a.sequence.tokens.push_back(0);
   }
@@ -190,10 +197,10 @@ TEST_F(SamplerTest, ARowThatIsNotFiniteLeavesTheOthersAlone) {
       b.request.sampling.top_k = 5;
       std::vector<ops::SampleResult> clean(3), results(3);
       Sequence* const all[] = {&a.sequence, &b.sequence, &c.sequence};
-      sampler_.sample(random_logits(3), all, clean);
+      sample(random_logits(3), all, clean);
       Tensor logits = random_logits(3);
       logits.as<float>()[kVocabSize + where] = poison;
-      sampler_.sample(logits, all, results);
+      sample(logits, all, results);
       EXPECT_FALSE(std::isfinite(results[1].logprob)) << poison << " at " << where;
       for (const std::size_t i : {0, 2}) {
         EXPECT_EQ(results[i].token, clean[i].token);

@@ -28,7 +28,7 @@ void erase_sorted(Container& container, Sequence* sequence) {
 Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool) : options_(options), pool_(pool) {
   PRL_CHECK(options.max_num_seqs > 0 && options.max_num_batched_tokens > 0, "scheduler limits must be positive");
   running_.reserve(static_cast<std::size_t>(options.max_num_seqs));
-  plan_.rows.reserve(static_cast<std::size_t>(options.max_num_seqs));
+  for (StepPlan& plan : plans_) plan.rows.reserve(static_cast<std::size_t>(options.max_num_seqs));
 }
 
 void Scheduler::add(Sequence& sequence) {
@@ -47,20 +47,72 @@ void Scheduler::remove(Sequence& sequence) {
   }
   drop_blocks(sequence);
   sequence.state = SequenceState::kFinished;
+  for (StepPlan& plan : plans_)
+    for (PlanRow& row : plan.rows)
+      if (row.sequence == &sequence) row.sequence = nullptr;
+}
+
+StepPlan& Scheduler::next_plan() {
+  plan_ = plan_ == plans_.data() ? plans_.data() + 1 : plans_.data();
+  plan_->rows.clear();
+  plan_->num_tokens = 0;
+  plan_->num_preempted = 0;
+  return *plan_;
 }
 
 const StepPlan& Scheduler::plan() {
-  plan_.rows.clear();
-  plan_.num_tokens = 0;
-  plan_.num_preempted = 0;
+  next_plan();
   ++num_plans_;
   if (options_.preempt_period > 0 && num_plans_ % static_cast<std::uint64_t>(options_.preempt_period) == 0 && running_.size() > 1)
     preempt_last();
   std::int64_t budget = options_.max_num_batched_tokens;
   plan_running(budget);
   // Blocks are short when somebody was preempted: an admission now would only be undone.
-  if (plan_.num_preempted == 0) plan_waiting(budget);
-  return plan_;
+  if (plan_->num_preempted == 0) plan_waiting(budget);
+  return *plan_;
+}
+
+bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
+  if (options_.preempt_period > 0) return false;
+  // Whoever waits could come in, unless all places are taken.
+  if (!waiting_.empty() && num_running() < options_.max_num_seqs) return false;
+  std::int64_t num_going_on = 0;
+  for (const PlanRow& row : begun.rows) {
+    if (!row.is_sampled) return false;
+    if (row.sequence == nullptr) continue;
+    const ResolvedRequest& request = *row.sequence->request;
+    // Edited logits may depend on the tokens before them, and whoever ends at strings is asked after each token.
+    if (request.edits_logits || !request.sampling.stop.empty()) return false;
+    if (row.output_idx() < request.sampling.min_tokens && !request.stop_ids.empty()) return false;
+    ++num_going_on;
+  }
+  return num_going_on == num_running();
+}
+
+const StepPlan& Scheduler::plan_ahead(const StepPlan& begun) {
+  StepPlan& plan = next_plan();
+  if (!can_plan_ahead(begun)) return plan;
+  for (std::size_t i = 0; i < begun.rows.size(); ++i) {
+    const PlanRow& before = begun.rows[i];
+    if (before.sequence == nullptr) continue;
+    const bool ends = before.output_idx() + 1 >= before.sequence->request->max_new_tokens;
+    PlanRow row;
+    row.sequence = before.sequence;
+    row.first_token = before.first_token + before.num_tokens;
+    row.num_tokens = 1;
+    row.is_sampled = true;
+    row.drawn_row = static_cast<std::int32_t>(i);
+    // Blocks that were taken stay with their sequences, which need them next in any case.
+    const bool has_room = !ends && try_grow(*row.sequence, row.first_token + 1);
+    if (has_room) {
+      plan.rows.push_back(row);
+    } else if (!ends || !waiting_.empty()) {
+      plan.rows.clear();
+      break;
+    }
+  }
+  plan.num_tokens = static_cast<std::int64_t>(plan.rows.size());
+  return plan;
 }
 
 void Scheduler::plan_running(std::int64_t& budget) {
@@ -148,7 +200,7 @@ void Scheduler::take_sibling_prefix(Sequence& sequence, std::int64_t max_blocks)
     if (other->request != sequence.request || other->kv_epoch != epoch_) continue;
     // Running sequences are planned before waiting ones are admitted, so their blocks are full after this step.
     std::int64_t num_known = other->num_tokens_computed;
-    for (const PlanRow& row : plan_.rows) {
+    for (const PlanRow& row : plan_->rows) {
       if (row.sequence == other) num_known += row.num_tokens;
     }
     const std::int64_t num_full = std::min({num_known, sequence.num_prompt_tokens}) / pool_.block_size();
@@ -178,7 +230,7 @@ void Scheduler::preempt_last() {
   victim.state = SequenceState::kWaiting;
   ++victim.num_preemptions;
   ++stats_.num_preemptions;
-  ++plan_.num_preempted;
+  ++plan_->num_preempted;
   insert_sorted(waiting_, &victim);
 }
 
@@ -195,8 +247,8 @@ void Scheduler::add_row(Sequence& sequence, std::int64_t num_tokens) {
     row.prompt_logprob_begin = std::max(row.first_token, num_known - 1);
     row.num_prompt_logprobs = std::max<std::int64_t>(0, std::min(end, sequence.num_prompt_tokens - 1) - row.prompt_logprob_begin);
   }
-  plan_.rows.push_back(row);
-  plan_.num_tokens += num_tokens;
+  plan_->rows.push_back(row);
+  plan_->num_tokens += num_tokens;
   publish_blocks(sequence, end);
 }
 
@@ -216,7 +268,12 @@ void Scheduler::publish_blocks(Sequence& sequence, std::int64_t num_tokens) {
 }
 
 void Scheduler::commit(const StepPlan& plan) {
-  for (const PlanRow& row : plan.rows) row.sequence->num_tokens_computed = row.first_token + row.num_tokens;
+  for (const PlanRow& row : plan.rows) {
+    if (row.sequence == nullptr) continue;
+    row.sequence->num_tokens_computed = row.first_token + row.num_tokens;
+    // Blocks of a plan made ahead could not be published before their tokens were known.
+    if (row.drawn_row >= 0) publish_blocks(*row.sequence, row.sequence->num_tokens_computed);
+  }
 }
 
 void Scheduler::change_weights(PolicyVersion version) {

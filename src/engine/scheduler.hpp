@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -38,13 +39,18 @@ class Scheduler {
   Scheduler(const SchedulerOptions& options, BlockPool& pool);
 
   void add(Sequence& sequence);
-  /// Takes the sequence out wherever it is and releases its blocks; its state becomes kFinished. No effect if it is already.
+  /// Takes the sequence out wherever it is, plans included, and releases its blocks; its state becomes kFinished. No effect if it is
+  /// already. A step that has begun may still write to the blocks, which later steps get behind it.
   void remove(Sequence& sequence);
   /// The next step. Running sequences go first, in service order; when blocks run out the last of them is preempted (its
   /// blocks are released and it starts over later, to the same result). Then waiting ones are admitted, in order, as
-  /// long as the whole sequence fits. Empty rows: nothing to do. Valid until the next call.
+  /// long as the whole sequence fits. Empty rows: nothing to do. Valid until the next but one call of this or plan_ahead().
   const StepPlan& plan();
-  /// The plan was carried out: its tokens are in the cache. Call before the drawn tokens are appended.
+  /// The step behind `begun`, which was planned last and draws tokens that are not known yet: its sequences go one token further, but for
+  /// those that reach their length. Empty if the next step may be any other one, or needs to know those tokens before it can be carried
+  /// out: then wait and call plan(). A sequence that `begun` turns out to end must be removed, which takes it out of this plan too.
+  const StepPlan& plan_ahead(const StepPlan& begun);
+  /// The plan was carried out: its tokens are in the cache. In the order of plans, before the tokens that it drew are appended.
   void commit(const StepPlan& plan);
   /// New weights: what is cached belongs to the past. Running sequences keep their blocks but publish no more of them.
   void change_weights(PolicyVersion version);
@@ -60,6 +66,8 @@ class Scheduler {
 
  private:
   std::int64_t num_blocks_for(std::int64_t num_tokens) const noexcept { return (num_tokens + pool_.block_size() - 1) / pool_.block_size(); }
+  StepPlan& next_plan();
+  [[nodiscard]] bool can_plan_ahead(const StepPlan& begun) const;
   void plan_running(std::int64_t& budget);
   void plan_waiting(std::int64_t& budget);
   /// Leases of the longest known prefix, never of the whole sequence: at least one token is left to compute.
@@ -77,7 +85,8 @@ class Scheduler {
   BlockPool& pool_;
   std::vector<Sequence*> running_;
   std::deque<Sequence*> waiting_;
-  StepPlan plan_;
+  std::array<StepPlan, 2> plans_;
+  StepPlan* plan_ = plans_.data();  ///< the last one
   SchedulerStats stats_;
   PolicyVersion version_;
   std::uint64_t epoch_ = 0;

@@ -243,8 +243,73 @@ TEST_F(SchedulerTest, SteadyDecodingReusesThePlan) {
   add(4);
   add(4, 0, 100);
   step();
-  const PlanRow* rows = step().rows.data();
-  for (int i = 0; i < 20; ++i) EXPECT_EQ(step().rows.data(), rows);
+  const PlanRow* rows[] = {step().rows.data(), step().rows.data()};
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(step().rows.data(), rows[i % 2]);
+}
+
+TEST_F(SchedulerTest, AStepAheadGoesOnWithThoseThatDoNotEnd) {
+  make(64, 4, {});
+  Sequence& first = add(4);
+  Sequence& second = add(7, 0, 100);
+  Sequence& third = add(4, 0, 200);
+  requests_[0]->max_new_tokens = 1;
+  const StepPlan& begun = scheduler_->plan();
+  const StepPlan& ahead = scheduler_->plan_ahead(begun);
+  ASSERT_EQ(ahead.rows.size(), 2u);
+  EXPECT_EQ(ahead.num_tokens, 2);
+  EXPECT_EQ(ahead.rows[0].sequence, &second);
+  EXPECT_EQ(ahead.rows[0].first_token, 7);
+  EXPECT_EQ(ahead.rows[0].drawn_row, 1);
+  EXPECT_EQ(ahead.rows[1].drawn_row, 2);
+  EXPECT_EQ(second.blocks.size(), 2u);
+  EXPECT_EQ(third.blocks.size(), 2u) << "room for the token that is not known yet";
+  // `begun` is over, and shows that the third ends.
+  scheduler_->commit(begun);
+  for (Sequence* sequence : {&first, &second, &third}) sequence->tokens.push_back(next_token_++);
+  scheduler_->remove(first);
+  scheduler_->remove(third);
+  EXPECT_EQ(ahead.rows[1].sequence, nullptr);
+  scheduler_->check_integrity();
+  // The step behind `ahead` goes on with who is left.
+  const StepPlan& next = scheduler_->plan_ahead(ahead);
+  ASSERT_EQ(next.rows.size(), 1u);
+  EXPECT_EQ(next.rows[0].first_token, 8);
+  EXPECT_EQ(next.rows[0].drawn_row, 0);
+  EXPECT_EQ(second.num_hashed_blocks, 1);
+  scheduler_->commit(ahead);
+  EXPECT_EQ(second.num_tokens_computed, 8);
+  EXPECT_EQ(second.num_hashed_blocks, 2) << "a block is published when its tokens are known";
+  second.tokens.push_back(next_token_++);
+  scheduler_->check_integrity();
+}
+
+TEST_F(SchedulerTest, NoStepAheadWhereTheNextOneMayBeAnother) {
+  const auto num_ahead = [&] { return scheduler_->plan_ahead(scheduler_->plan()).rows.size(); };
+  make(64, 4, {.max_num_seqs = 2, .max_num_batched_tokens = 8});
+  add(4);
+  EXPECT_EQ(num_ahead(), 1u);
+  add(12, 0, 100);
+  EXPECT_EQ(num_ahead(), 0u) << "a prompt is cut by the budget";
+  TearDown();
+
+  make(64, 4, {.max_num_seqs = 2});
+  add(4, 0, 200);
+  const StepPlan& alone = scheduler_->plan();
+  add(4, 0, 300);
+  EXPECT_TRUE(scheduler_->plan_ahead(alone).rows.empty()) << "one waits who can come in";
+  add(4, 0, 400);
+  EXPECT_EQ(num_ahead(), 2u) << "all places are taken, whoever waits";
+  TearDown();
+
+  make(3, 4, {});
+  add(4, 0, 500);
+  add(4, 0, 600);
+  EXPECT_EQ(num_ahead(), 0u) << "there is a block for one of two";
+  TearDown();
+
+  make(64, 4, {.preempt_period = 5});
+  add(4, 0, 700);
+  EXPECT_EQ(num_ahead(), 0u);
 }
 
 }  // namespace

@@ -11,12 +11,16 @@ namespace prl::engine {
 
 /// One sequence's part of a step: tokens [first_token, first_token + num_tokens) enter the cache.
 struct PlanRow {
-  Sequence* sequence = nullptr;
+  Sequence* sequence = nullptr;  ///< nullptr: it was removed after the step was planned
   std::int64_t first_token = 0;
   std::int64_t num_tokens = 0;
   bool is_sampled = false;                ///< the gap closes: draw the next token
+  std::int32_t drawn_row = -1;            ///< not -1: its one token is what this row of the step before draws, and not in `tokens` yet
   std::int64_t prompt_logprob_begin = 0;  ///< positions whose prediction of the next prompt token is wanted
   std::int64_t num_prompt_logprobs = 0;
+
+  /// Index of the drawn token in the sequence's output.
+  std::int64_t output_idx() const noexcept { return first_token + num_tokens - sequence->num_prompt_tokens; }
 };
 
 /// What one step does, as the scheduler decided. Its blocks are taken already; rows are in service order. A row may read

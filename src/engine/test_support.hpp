@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -35,39 +36,56 @@ class FakeRunner final : public ModelRunner {
         slots_(static_cast<std::size_t>(num_blocks * block_size)),
         weights_(fake_weights(0)) {}
 
-  void run(const StepPlan& plan, StepOutput& output, const std::function<void()>& meanwhile) override {
+  /// Computes at once, as a device that works through its queue would; nobody sees the results before finish().
+  void begin(const StepPlan& plan, StepOutput&) override {
     if (before_run) before_run(plan);
-    if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
+    PRL_CHECK(under_way_.size() < (is_beside_host ? 2u : 1u), "{} steps are under way", under_way_.size());
+    StepOutput output;
+    output.rows.resize(plan.rows.size());
+    std::vector<std::int32_t> drawn;
     for (std::size_t r = 0; r < plan.rows.size(); ++r) {
       const PlanRow& row = plan.rows[r];
       const Sequence& sequence = *row.sequence;
+      const auto token_at = [&](std::int64_t position) {
+        if (position < row.first_token || row.drawn_row < 0) return sequence.tokens.at(static_cast<std::size_t>(position));
+        PRL_CHECK(position == sequence.num_tokens() && !under_way_.empty(), "a token is drawn by a step that is over");
+        return drawn_.at(static_cast<std::size_t>(row.drawn_row));
+      };
       std::uint64_t state = 0;
       for (std::int64_t position = 0; position < row.first_token; ++position) {
         const Slot& slot = at(sequence, position);
-        state = extend(state, sequence.tokens[static_cast<std::size_t>(position)]);
+        state = extend(state, token_at(position));
         PRL_CHECK(slot.state == state, "request {} reads position {} of another prefix", sequence.request_id.value, position);
         PRL_CHECK(slot.epoch >= sequence.kv_epoch, "request {} reads position {} of weights before its admission",
                   sequence.request_id.value, position);
       }
       for (std::int64_t position = row.first_token; position < row.first_token + row.num_tokens; ++position) {
-        state = extend(state, sequence.tokens[static_cast<std::size_t>(position)]);
+        state = extend(state, token_at(position));
         at(sequence, position) = {state, epoch_};
       }
       StepOutput::Row& out = output.rows[r];
-      out.error.clear();
-      out.prompt_logprobs.clear();
       for (std::int64_t i = 0; i < row.num_prompt_logprobs; ++i)
         out.prompt_logprobs.push_back(static_cast<float>(-(row.prompt_logprob_begin + i + 1)));
       if (fail_row && fail_row(row)) out.error = "made to fail";
       if (!row.is_sampled) continue;
-      out.sample.token = draw(state, sequence.seed, sequence.num_output_tokens(), weights_->version, vocab_size_);
+      out.sample.token = draw(state, sequence.seed, row.output_idx(), weights_->version, vocab_size_);
       out.sample.logprob = -0.5f;
+      drawn.push_back(out.sample.token);
     }
+    drawn_ = std::move(drawn);
+    under_way_.push_back(std::move(output));
     num_runs++;
-    if (is_beside_host && meanwhile) meanwhile();
+    num_ahead += plan.rows.front().drawn_row >= 0 ? 1 : 0;
+  }
+  void finish(const StepPlan& plan, StepOutput& output) override {
+    PRL_CHECK(!under_way_.empty() && under_way_.front().rows.size() == plan.rows.size(), "another step is under way");
+    output = std::move(under_way_.front());
+    under_way_.pop_front();
+    if (before_finish) before_finish(plan);
   }
   bool works_beside_host() const override { return is_beside_host; }
   void set_weights(nn::WeightsPtr weights) override {
+    PRL_CHECK(under_way_.empty(), "a step is under way");
     weights_ = std::move(weights);
     ++epoch_;
   }
@@ -76,7 +94,9 @@ class FakeRunner final : public ModelRunner {
 
   std::function<void(const StepPlan&)> before_run;  ///< may throw
   std::function<bool(const PlanRow&)> fail_row;
+  std::function<void(const StepPlan&)> before_finish;  ///< may throw
   std::int64_t num_runs = 0;
+  std::int64_t num_ahead = 0;   ///< of num_runs, those begun before the tokens that they start from were known
   bool is_beside_host = false;  ///< plays a device that computes while the host does something else
 
  private:
@@ -92,7 +112,9 @@ class FakeRunner final : public ModelRunner {
   std::int32_t vocab_size_;
   std::vector<Slot> slots_;
   nn::WeightsPtr weights_;
-  std::uint64_t epoch_ = 1;  ///< the scheduler counts the first weights too
+  std::deque<StepOutput> under_way_;
+  std::vector<std::int32_t> drawn_;  ///< by the last step begun
+  std::uint64_t epoch_ = 1;          ///< the scheduler counts the first weights too
 };
 
 /// What FakeRunner generates for a prompt when nothing interferes.

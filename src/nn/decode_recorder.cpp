@@ -80,7 +80,12 @@ void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) c
   ctx_.runtime->copy_from_host(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
 }
 
-TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const Step& step) {
+void DecodeRecorder::drop_recordings() {
+  ctx_.runtime->synchronize();  // the last one may still run
+  for (auto& [key, step] : steps_) step->work.reset();
+}
+
+TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B) {
   arena_.reset();
   std::vector<ops::KvLayer> layers;
   for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
@@ -95,15 +100,16 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   index.decode = &decode;
   index.decode_plan = plan;
   autograd::Frame frame{ctx_, arena_};
-  return decoder_forward(frame, {weights}, step.ids, index, layers, nullptr).value;
+  return decoder_forward(frame, {weights}, {step.ids, drawn_B}, index, layers, nullptr).value;
 }
 
 TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch) {
-  if (&weights != weights_ || weights.version != version_ || &cache != cache_) {
-    for (auto& [key, step] : steps_) step->work.reset();
+  if (&weights != weights_ || weights.version != version_ || &cache != cache_ || batch.drawn_B.data != drawn_) {
+    drop_recordings();
     weights_ = &weights;
     version_ = weights.version;
     cache_ = &cache;
+    drawn_ = batch.drawn_B.data;
   }
   const auto sequences = static_cast<std::int64_t>(batch.ids_T.size());
   const Key key{rows_for(sequences), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8))))};
@@ -111,16 +117,15 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
   fill(step, key, batch);
   if (!step.is_warm) {
     step.is_warm = true;
-    return forward(weights, cache, step).rows(0, sequences);
+    return forward(weights, cache, step, batch.drawn_B).rows(0, sequences);
   }
-  if (num_allocations_ != arena_.num_allocations() || workspace_generation_ != ctx_.workspace->generation())
-    for (auto& [other_key, other] : steps_) other->work.reset();
+  if (num_allocations_ != arena_.num_allocations() || workspace_generation_ != ctx_.workspace->generation()) drop_recordings();
   if (step.work == nullptr) {
     arena_.reset();  // merges blocks, which recording must not do
     const std::size_t allocations = arena_.num_allocations();
     const std::uint64_t generation = ctx_.workspace->generation();
-    step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step); });
-    if (step.work == nullptr) return forward(weights, cache, step).rows(0, sequences);
+    step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step, batch.drawn_B); });
+    if (step.work == nullptr) return forward(weights, cache, step, batch.drawn_B).rows(0, sequences);
     if (allocations != arena_.num_allocations() || generation != ctx_.workspace->generation())
       fail(ErrorCode::kInternal, "[decoder] a step of {} sequences took memory while it was recorded", step.rows);
     num_allocations_ = allocations;

@@ -31,8 +31,9 @@ class DecodeRecorder {
   };
   struct Step;
   Step& step_for(const Key& key);
+  void drop_recordings();
   void fill(Step& step, const Key& key, const PagedBatch& batch) const;
-  TensorView forward(const Weights& weights, KvCache& cache, const Step& step);
+  TensorView forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B);
 
   ops::OpContext& ctx_;
   autograd::Arena arena_;
@@ -41,6 +42,7 @@ class DecodeRecorder {
   const void* weights_ = nullptr;
   PolicyVersion version_;
   const void* cache_ = nullptr;
+  const void* drawn_ = nullptr;
   std::size_t num_allocations_ = 0;
   std::uint64_t workspace_generation_ = 0;
 };

@@ -23,11 +23,12 @@ TensorView upload(ops::OpContext& ctx, Arena& arena, std::span<const T> values, 
   return view;
 }
 
-void check_tokens(const ModelConfig& config, std::span<const std::int32_t> ids, std::span<const std::int32_t> positions) {
+void check_tokens(const ModelConfig& config, std::span<const std::int32_t> ids, std::span<const std::int32_t> positions,
+                  std::int64_t num_drawn = 0) {
   if (ids.empty() || ids.size() != positions.size())
     fail(ErrorCode::kShape, "[decoder] a batch of {} ids with {} positions; at least one of each is wanted", ids.size(), positions.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < 0 || ids[i] >= config.vocab_size)
+    if (ids[i] < -num_drawn || ids[i] >= config.vocab_size)
       fail(ErrorCode::kInvalidArgument, "[decoder] token {} is id {}, the vocabulary has {}", i, ids[i], config.vocab_size);
     if (positions[i] < 0 || positions[i] >= config.max_position)
       fail(ErrorCode::kOverlong, "[decoder] token {} is at position {}, the model ends at {}", i, positions[i], config.max_position);
@@ -115,7 +116,7 @@ InferenceModel::InferenceModel(ops::OpContext& ctx, bool may_record) : impl_(std
 InferenceModel::~InferenceModel() = default;
 
 TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache, const PagedBatch& batch) {
-  check_tokens(weights.config, batch.ids_T, batch.positions_T);
+  check_tokens(weights.config, batch.ids_T, batch.positions_T, batch.drawn_B.data == nullptr ? 0 : batch.drawn_B.shape.num_elements());
   if (batch.slot_T.size() != batch.ids_T.size())
     fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
   Impl& m = *impl_;
@@ -133,7 +134,8 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   index.paged = &paged;
   index.slot_T = batch.slot_T;
   Frame frame{m.ctx, m.arena};
-  return decoder_forward(frame, {weights}, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, layers, nullptr).value;
+  const ops::TokenIds ids(upload(m.ctx, m.arena, batch.ids_T, DType::kI32), batch.drawn_B);
+  return decoder_forward(frame, {weights}, ids, index, layers, nullptr).value;
 }
 
 TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBatch& batch) {

@@ -20,15 +20,16 @@ struct PackedBatch {
   std::span<const std::int32_t> cu_seqlens;  ///< num_sequences + 1
 };
 
-/// New tokens of several requests over a paged cache. All host arrays; see ops::PagedAttention.
+/// New tokens of several requests over a paged cache. Host arrays but for drawn_B; see ops::PagedAttention.
 struct PagedBatch {
-  std::span<const std::int32_t> ids_T;
+  std::span<const std::int32_t> ids_T;  ///< see ops::TokenIds
   std::span<const std::int32_t> positions_T;
   std::span<const std::int32_t> slot_T;       ///< where each token's k, v go
   std::span<const std::int32_t> query_start;  ///< num_sequences + 1
   std::span<const std::int32_t> context_len;  ///< num_sequences
   std::span<const std::int32_t> block_table;  ///< num_sequences * max_blocks
   std::int32_t max_blocks = 0;
+  ConstTensorView drawn_B = {};  ///< tokens drawn by work that may still be queued
 };
 
 /// Keys and values of all layers: [num_layers] of k and v [num_blocks, Hkv, block_size, D] in the compute dtype.

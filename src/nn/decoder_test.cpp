@@ -73,7 +73,11 @@ class PagedRunner {
       context.push_back(done_[static_cast<std::size_t>(s)]);
       table.insert(table.end(), table_.begin() + s * max_blocks_, table_.begin() + (s + 1) * max_blocks_);
     }
-    const TensorView h = runner_.forward_paged(*weights_, cache_, {ids, positions, slots, query_start, context, table, max_blocks_});
+    // Every second token as one that was drawn on the device.
+    const Tensor drawn = Tensor::empty(model_.ctx().runtime, {static_cast<std::int64_t>(ids.size())}, DType::kI32);
+    std::ranges::copy(ids, drawn.as<std::int32_t>());
+    for (std::size_t i = 0; i < ids.size(); i += 2) ids[i] = -1 - static_cast<std::int32_t>(i);
+    const TensorView h = runner_.forward_paged(*weights_, cache_, {ids, positions, slots, query_start, context, table, max_blocks_, drawn});
     const std::vector<float> temperatures(ids.size(), 1.0f);
     const Shape shape{static_cast<std::int64_t>(ids.size())};
     const auto& runtime = model_.ctx().runtime;

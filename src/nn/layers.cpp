@@ -108,11 +108,11 @@ Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, cons
   return project_onto(frame, hidden.sum, hidden.value, matrix(w.down, g.d_down, {}, after), memory, /*is_block_output=*/true);
 }
 
-Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T, const AttentionIndex& index,
+Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& ids, const AttentionIndex& index,
                     std::span<const ops::KvLayer> kv_layers, const KeptActivations* kept) {
   const Weights& w = model.weights;
   const Parameters* g = model.gradients;
-  const std::int64_t T = ids_T.shape.num_elements(), H = w.config.hidden_size;
+  const std::int64_t T = ids.ids_T.shape.num_elements(), H = w.config.hidden_size;
   const Shape shape{T, H};
   static const KeptActivations kAll;
   const KeptActivations& keep = kept != nullptr ? *kept : kAll;
@@ -126,7 +126,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, ConstTensorView ids_T
 
   Stream stream;
   Frame first = frame.in(*region);
-  stream.residual_TH = autograd::embedding(first, w.embedding_VH, g != nullptr ? view_or_none(g->d_embedding) : TensorView{}, ids_T);
+  stream.residual_TH = autograd::embedding(first, w.embedding_VH, g != nullptr ? view_or_none(g->d_embedding) : TensorView{}, ids);
 
   // Without a tape two pairs of stream buffers take turns and everything else of a layer is given back after it. With one, no backward
   // rule reads the outputs that are added to the stream, so that all of them share one buffer.

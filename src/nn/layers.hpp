@@ -34,9 +34,9 @@ struct BoundModel {
 Stream decoder_layer(autograd::Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in,
                      const autograd::AttentionIndex& index, const LayerMemory& memory);
 
-/// Embedding, all layers and the final norm: h [T, H]. ids_T and index must outlive the frame's tape.
+/// Embedding, all layers and the final norm: h [T, H]. Ids and index must outlive the frame's tape, for which all ids must be known.
 /// `kept` belongs to frames with a tape; nullptr: all layers keep all they need.
-autograd::Var decoder_forward(autograd::Frame& frame, const BoundModel& model, ConstTensorView ids_T, const autograd::AttentionIndex& index,
-                              std::span<const ops::KvLayer> kv_layers, const KeptActivations* kept);
+autograd::Var decoder_forward(autograd::Frame& frame, const BoundModel& model, const ops::TokenIds& ids,
+                              const autograd::AttentionIndex& index, std::span<const ops::KvLayer> kv_layers, const KeptActivations* kept);
 
 }  // namespace prl::nn

@@ -55,6 +55,8 @@ TEST_P(AllocationTest, WarmOpsAllocateNothing) {
   rows[1] = {.top_p = 0.5f, .num_top_logprobs = 5};
   rows[2] = {.temperature = 0.0f};
   std::vector<SampleResult> results(4);
+  PendingSamples pending;
+  const Tensor drawn = s.ints({0, 0, 0, 0});
 
   const auto everything = [&] {
     linear(s.ctx, y, x, *packed);
@@ -74,7 +76,8 @@ TEST_P(AllocationTest, WarmOpsAllocateNothing) {
                      .max_blocks = 9});
     lm_head_logprob(s.ctx, logp, entropy, head_lse, x, *head, targets, temperatures);
     lm_head_logprob_backward(s.ctx, y, dhead, logp, head_lse, x, *head, targets, temperatures);
-    sample(s.ctx, results, logits, rows);
+    begin_sample(s.ctx, pending, drawn, logits, rows);
+    finish_sample(s.ctx, results, pending);
     embedding(s.ctx, y, table, ids);
     embedding_backward(s.ctx, dhead, y, ids);
     rms_norm(s.ctx, y, x, w, 1e-6f);

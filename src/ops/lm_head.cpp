@@ -59,19 +59,36 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
 
 bool keeps_logits(const OpContext& ctx) noexcept { return ctx.table != nullptr && ctx.table->keeps_logits; }
 
-void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B,
-            const std::function<void()>& meanwhile) {
+void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {
+  PendingSamples pending;
+  begin_sample(ctx, pending, {}, logits_BV, rows_B);
+  finish_sample(ctx, out_B, pending);
+}
+
+void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
+                  std::span<const SampleRow> rows_B) {
   ShapeCheck c("sample", ctx);
-  c.check("logits", logits_BV, "B V", DType::kF32);
-  c.extent("B", static_cast<std::int64_t>(out_B.size()), "out").extent("B", static_cast<std::int64_t>(rows_B.size()), "rows");
+  const auto num_rows = static_cast<std::int64_t>(rows_B.size());
+  c.check("logits", logits_BV, "B V", DType::kF32).extent("B", num_rows, "rows");
+  if (drawn_B.data != nullptr) {
+    c.check("drawn", drawn_B, "D", DType::kI32);
+    c.require(drawn_B.shape.num_elements() >= num_rows, "drawn has no room for all rows");
+  }
   c.require(logits_BV.shape.num_cols() > 0, "the vocabulary is empty");
   for (const SampleRow& r : rows_B) {
     c.require(r.temperature >= 0.0f && std::isfinite(r.temperature), "a temperature is negative or not finite");
     c.require(r.top_p > 0.0f && r.top_p <= 1.0f, "top_p lies outside (0, 1]");
     c.require(r.min_p >= 0.0f && r.min_p <= 1.0f, "min_p lies outside [0, 1]");
   }
-  if (rows_B.empty()) return;
-  table_entry(ctx, ctx.table->sample, "sample")(ctx, out_B, logits_BV, rows_B, meanwhile);
+  pending.num_rows = num_rows;
+  if (num_rows > 0) table_entry(ctx, ctx.table->begin_sample, "begin_sample")(ctx, pending, drawn_B, logits_BV, rows_B);
+}
+
+void finish_sample(OpContext& ctx, std::span<SampleResult> out_B, PendingSamples& pending) {
+  const auto wanted = static_cast<std::int64_t>(out_B.size());
+  if (wanted != pending.num_rows)
+    fail(ErrorCode::kShape, "[sample] {} rows were drawn, results for {} are wanted", pending.num_rows, wanted);
+  if (wanted > 0) table_entry(ctx, ctx.table->finish_sample, "finish_sample")(out_B, pending);
 }
 
 }  // namespace prl::ops

@@ -46,12 +46,22 @@ struct SampleResult {
   float logprob = 0;                                         ///< of `token` under the distribution sampled from
   std::vector<std::pair<std::int32_t, float>> top_logprobs;  ///< best first, under the same distribution
 };
+/// Tokens that are being drawn. The fields are the bodies' own; kept from draw to draw, so that a warm one allocates nothing.
+struct PendingSamples {
+  std::vector<SampleResult> results_B;  ///< of a device whose ops return when they are done
+  std::unique_ptr<HostCopy> copy;       ///< of another: its results on their way
+  std::int64_t num_rows = 0, max_top = 0;
+};
 /// Draws one token per row of logits_BV (fp32, device memory; adjusted by penalties and bias before if needed).
 /// With top_p = 1, top_k <= 0, min_p = 0 the logprob equals lm_head_logprob's for the same h, w, temperature bit for bit;
-/// greedy rows report the temperature-1 distribution. Truncated rows renormalise over what is kept.
-/// `meanwhile`, if there is one, is called where the host would wait for the device: once, when all work is queued. It queues none of
-/// its own. Devices whose ops return when they are done never call it.
-void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B,
-            const std::function<void()>& meanwhile = {});
+/// greedy rows report the temperature-1 distribution. Truncated rows renormalise over what is kept. A row without a finite log-sum-exp
+/// (all tokens are banned, or the model gave NaN or infinity) gets token 0 with a logprob of NaN, and does not disturb the others.
+void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B);
+/// The same in two halves. The first returns when the work is queued, and so is the copy of its results; tokens also go to drawn_B
+/// [at least B] int32, if given, where work queued behind can find them. Nothing may be pending already.
+void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
+                  std::span<const SampleRow> rows_B);
+/// Waits for the results.
+void finish_sample(OpContext& ctx, std::span<SampleResult> out_B, PendingSamples& pending);
 
 }  // namespace prl::ops

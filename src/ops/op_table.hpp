@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <span>
 
 #include "ops/attention.hpp"
@@ -44,9 +43,10 @@ struct OpTable {
   void (*lm_head_logprob_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
                                    const LinearWeight&, std::span<const std::int32_t>, std::span<const float>, bool,
                                    ConstTensorView) = nullptr;
-  void (*sample)(OpContext&, std::span<SampleResult>, ConstTensorView, std::span<const SampleRow>, const std::function<void()>&) = nullptr;
+  void (*begin_sample)(OpContext&, PendingSamples&, TensorView, ConstTensorView, std::span<const SampleRow>) = nullptr;
+  void (*finish_sample)(std::span<SampleResult>, PendingSamples&) = nullptr;
 
-  void (*embedding)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
+  void (*embedding)(OpContext&, TensorView, ConstTensorView, const TokenIds&) = nullptr;
   void (*embedding_backward)(OpContext&, TensorView, ConstTensorView, ConstTensorView) = nullptr;
   void (*rms_norm)(OpContext&, TensorView, ConstTensorView, ConstTensorView, float) = nullptr;
   void (*add_rms_norm)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView, float) = nullptr;

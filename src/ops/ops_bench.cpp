@@ -130,7 +130,11 @@ void bench_sample(benchmark::State& state, std::int64_t B, float top_p) {
   std::vector<SampleRow> rows(static_cast<std::size_t>(B));
   for (auto& r : rows) r.top_p = top_p;
   std::vector<SampleResult> out(static_cast<std::size_t>(B));
-  for (auto _ : state) sample(context(), out, logits, rows);
+  PendingSamples pending;
+  for (auto _ : state) {
+    begin_sample(context(), pending, {}, logits, rows);
+    finish_sample(context(), out, pending);
+  }
 }
 
 void bench_rows(benchmark::State& state, DType dtype, std::int64_t T) {

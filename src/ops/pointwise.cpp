@@ -5,12 +5,13 @@
 
 namespace prl::ops {
 
-void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T) {
+void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, const TokenIds& ids) {
   ShapeCheck c("embedding", ctx);
-  c.check("out", out_TH, "T H").check("table", table_VH, "V H").check("ids", ids_T, "T", DType::kI32);
+  c.check("out", out_TH, "T H").check("table", table_VH, "V H").check("ids", ids.ids_T, "T", DType::kI32);
+  if (ids.drawn_B.data != nullptr) c.check("drawn", ids.drawn_B, "B", DType::kI32);
   c.floating("out", out_TH).same_dtype("out", out_TH.dtype, "table", table_VH.dtype);
-  if (ids_T.shape.num_elements() == 0) return;
-  table_entry(ctx, ctx.table->embedding, "embedding")(ctx, out_TH, table_VH, ids_T);
+  if (ids.ids_T.shape.num_elements() == 0) return;
+  table_entry(ctx, ctx.table->embedding, "embedding")(ctx, out_TH, table_VH, ids);
 }
 
 void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <span>
 
 #include "ops/context.hpp"
@@ -10,9 +11,18 @@ namespace prl::ops {
 // Activations are kF32 or kBF16 (both sides alike); arithmetic is fp32, rounded once when stored. All are batch-invariant:
 // a row depends on its own row and the weights. Gradients of parameters are fp32 and accumulate (+=), in a fixed order.
 
-/// out_TH[t] = table_VH[ids_T[t]]; ids int32 in [0, V), checked: a GPU reports a bad one at the next call that waits for it, and
-/// leaves zeros until then. table and out share a dtype.
-void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T);
+/// Ids of tokens, of which some may still lie where begin_sample() leaves them.
+struct TokenIds {
+  ConstTensorView ids_T;    ///< int32, in [0, V), or -1 - i for drawn_B[i]
+  ConstTensorView drawn_B;  ///< int32, in [0, V); data == nullptr for none
+  /// Of ids that are all known.
+  template <std::convertible_to<ConstTensorView> Ids>
+  TokenIds(const Ids& ids) : ids_T(ids) {}
+  TokenIds(ConstTensorView ids, ConstTensorView drawn) : ids_T(ids), drawn_B(drawn) {}
+};
+/// out_TH[t] = table_VH[id of t]; ids are checked: a GPU reports a bad one at the next call that waits for it, and leaves zeros until
+/// then. table and out share a dtype.
+void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, const TokenIds& ids);
 /// dtable_VH (fp32) += rows of dout_TH at ids_T, in token order.
 void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T);
 

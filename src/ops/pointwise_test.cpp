@@ -200,8 +200,12 @@ TEST_P(PointwiseTest, EmbeddingAndItsGradient) {
       want[static_cast<std::size_t>(id * H + h)] += get(dout, t * H + h);
     }
   EXPECT_LT(worst_error(values(dtable), want, 1.0), 1e-6);
-  Tensor bad = s.ints({0, 1, 2, 3, 11});
-  EXPECT_THROW(embedding(s.ctx, out, table, bad), Error);
+  Tensor again = s.poisoned({5, H}, dtype());
+  embedding(s.ctx, again, table, TokenIds(s.ints({3, -2, -1, 10, -1}), s.ints({3, 0})));
+  for (std::int64_t i = 0; i < 5 * H; ++i) EXPECT_EQ(get(again, i), get(out, i)) << "drawn tokens are read where they lie";
+  EXPECT_THROW(embedding(s.ctx, out, table, s.ints({0, 1, 2, 3, 11})), Error);
+  EXPECT_THROW(embedding(s.ctx, out, table, s.ints({0, 1, 2, 3, -1})), Error);
+  EXPECT_THROW(embedding(s.ctx, out, table, TokenIds(s.ints({0, 1, 2, 3, -3}), s.ints({3, 0}))), Error);
 }
 
 TEST_P(PointwiseTest, AddMayAliasAndCastRounds) {

@@ -151,15 +151,46 @@ TEST_F(SampleTest, ARowOfManyIsDrawnAsAlone) {
   }
 }
 
-TEST_F(SampleTest, BannedTokensAreNeverReportedAndAllBannedIsAnError) {
+TEST_F(SampleTest, TwoDrawsMayBeUnderWayAndLeaveTheirTokensOnTheDevice) {
+  const Tensor first = s.random({6, 2500}, DType::kF32, 4), second = s.random({3, 2500}, DType::kF32, 5);
+  std::vector<SampleRow> rows;
+  for (std::uint64_t i = 0; i < 6; ++i) rows.push_back({.temperature = i == 1 ? 0.0f : 1.0f, .seed = 7 + i, .position = i});
+  rows[2].top_k = 40;
+  rows[4].num_top_logprobs = 3;
+  std::vector<SampleResult> want(6), got(6);
+  sample(s.ctx, want, first, rows);
+  PendingSamples a, b;
+  Tensor drawn = s.ints(std::vector<std::int32_t>(8, -7)), drawn_later = s.ints(std::vector<std::int32_t>(3, -7));
+  begin_sample(s.ctx, a, drawn, first, rows);
+  begin_sample(s.ctx, b, drawn_later, second, std::span(rows).first(3));
+  EXPECT_THROW(finish_sample(s.ctx, got, b), Error) << "as many rows as were begun";
+  finish_sample(s.ctx, got, a);
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(got[i].token, want[i].token);
+    EXPECT_EQ(got[i].logprob, want[i].logprob);
+    EXPECT_EQ(got[i].top_logprobs, want[i].top_logprobs);
+    EXPECT_EQ(drawn.as<std::int32_t>()[i], want[i].token);
+  }
+  EXPECT_EQ(drawn.as<std::int32_t>()[6], -7);
+  got.resize(3);
+  finish_sample(s.ctx, got, b);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(drawn_later.as<std::int32_t>()[i], got[i].token);
+}
+
+TEST_F(SampleTest, BannedTokensAreNeverReportedAndAllBannedIsNoNumber) {
   const auto r = draw({kNone, 1.0f, kNone}, {.num_top_logprobs = 3});
   EXPECT_EQ(r.token, 1);
   EXPECT_EQ(r.logprob, 0.0f);
   ASSERT_GE(r.top_logprobs.size(), 1u);
   EXPECT_EQ(r.top_logprobs[0].first, 1);
   for (std::size_t i = 1; i < r.top_logprobs.size(); ++i) EXPECT_TRUE(std::isfinite(r.top_logprobs[i].second));
-  EXPECT_THROW(draw({kNone, kNone}, {}), Error);
-  EXPECT_THROW(draw({1.0f, std::numeric_limits<float>::quiet_NaN()}, {}), Error);
+  for (const auto& logits : {std::vector{kNone, kNone}, {1.0f, std::numeric_limits<float>::quiet_NaN()}})
+    for (const SampleRow& row : {SampleRow{}, {.temperature = 0.0f}, {.top_k = 1}, {.num_top_logprobs = 2}}) {
+      const auto nothing = draw(logits, row);
+      EXPECT_TRUE(std::isnan(nothing.logprob));
+      EXPECT_EQ(nothing.token, 0);
+      EXPECT_TRUE(nothing.top_logprobs.empty());
+    }
   EXPECT_THROW(draw({1.0f, 2.0f}, {.top_p = 0.0f}), Error);
   EXPECT_THROW(draw({1.0f, 2.0f}, {.temperature = -1.0f}), Error);
 }

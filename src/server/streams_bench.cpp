@@ -1,9 +1,12 @@
 // How long a device waits for the host between two steps while clients stream. Every token of every stream goes through a queue to a
-// coroutine on another thread, as in generation.cpp. `beside`: the device computes beside the host, so that tokens are sent meanwhile.
+// coroutine on another thread, as in generation.cpp. `beside`: the device computes beside the host, so that tokens are sent meanwhile and
+// steps are queued ahead.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <boost/asio.hpp>
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -20,18 +23,21 @@ using Clock = std::chrono::steady_clock;
 class WaitingDevice final : public engine::ModelRunner {
  public:
   explicit WaitingDevice(bool is_beside_host) : is_beside_host_(is_beside_host) {}
-  void run(const engine::StepPlan& plan, engine::StepOutput& output, const std::function<void()>& meanwhile) override {
-    const auto begun = Clock::now();
-    waited_s_ = std::chrono::duration<double>(begun - ended_).count();
-    if (is_beside_host_) meanwhile();
-    while (Clock::now() < begun + std::chrono::microseconds(1800)) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  void begin(const engine::StepPlan&, engine::StepOutput&) override {
+    // Behind the step that computes, if there is one.
+    const auto now = Clock::now();
+    waited_s_ = std::max(0.0, std::chrono::duration<double>(now - ends_.back()).count());
+    ends_.push_back(std::max(now, ends_.back()) + std::chrono::microseconds(1800));
+  }
+  void finish(const engine::StepPlan& plan, engine::StepOutput& output) override {
+    ends_.pop_front();
+    while (Clock::now() < ends_.front()) std::this_thread::sleep_for(std::chrono::microseconds(100));
     if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
     for (engine::StepOutput::Row& row : output.rows) {
       row.error.clear();
       row.sample.token = 5;
       row.sample.logprob = -1.0f;
     }
-    ended_ = Clock::now();
   }
   bool works_beside_host() const override { return is_beside_host_; }
   void set_weights(nn::WeightsPtr weights) override { weights_ = std::move(weights); }
@@ -42,7 +48,7 @@ class WaitingDevice final : public engine::ModelRunner {
  private:
   bool is_beside_host_;
   double waited_s_ = 0;
-  Clock::time_point ended_ = Clock::now();
+  std::deque<Clock::time_point> ends_{Clock::now()};  ///< of the step that was finished last and of those behind it
   nn::WeightsPtr weights_ = std::make_shared<nn::Weights>();
 };
 

@@ -1,6 +1,7 @@
 #include "device/cuda/cuda_runtime.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -197,6 +198,47 @@ void CudaRuntime::copy_to_host(void* host, const void* source, std::size_t bytes
   }
   throw_fault();
 }
+
+class CudaRuntime::PinnedCopy final : public HostCopy {
+ public:
+  explicit PinnedCopy(CudaRuntime& runtime) : runtime_(runtime) {
+    runtime_.activate();
+    PRL_CUDA_CHECK(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
+  }
+  ~PinnedCopy() override {
+    (void)cudaEventSynchronize(done_);
+    (void)cudaEventDestroy(done_);
+    (void)cudaFreeHost(memory_);
+  }
+  PinnedCopy(const PinnedCopy&) = delete;
+  PinnedCopy& operator=(const PinnedCopy&) = delete;
+  void begin(const void* source, std::size_t bytes) override {
+    runtime_.activate();
+    PRL_CUDA_CHECK(cudaEventSynchronize(done_));  // a new event counts as passed
+    if (bytes > capacity_) {
+      (void)cudaFreeHost(std::exchange(memory_, nullptr));
+      capacity_ = 0;
+      PRL_CUDA_CHECK(cudaMallocHost(&memory_, std::bit_ceil(bytes)));
+      capacity_ = std::bit_ceil(bytes);
+    }
+    PRL_CUDA_CHECK(cudaMemcpyAsync(memory_, source, bytes, cudaMemcpyDeviceToHost, runtime_.stream_));
+    PRL_CUDA_CHECK(cudaEventRecord(done_, runtime_.stream_));
+  }
+  const std::byte* finish() override {
+    runtime_.activate();
+    PRL_CUDA_CHECK(cudaEventSynchronize(done_));
+    runtime_.throw_fault();
+    return static_cast<const std::byte*>(memory_);
+  }
+
+ private:
+  CudaRuntime& runtime_;
+  cudaEvent_t done_ = nullptr;
+  void* memory_ = nullptr;
+  std::size_t capacity_ = 0;
+};
+
+std::unique_ptr<HostCopy> CudaRuntime::make_host_copy() { return std::make_unique<PinnedCopy>(*this); }
 
 void CudaRuntime::copy_within(void* destination, const void* source, std::size_t bytes) {
   activate();

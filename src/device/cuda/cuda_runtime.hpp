@@ -27,6 +27,7 @@ class CudaRuntime : public DeviceRuntime {
   void copy_to_host(void* host, const void* source, std::size_t bytes) override;
   void copy_within(void* destination, const void* source, std::size_t bytes) override;
   void zero(void* destination, std::size_t bytes) override;
+  std::unique_ptr<HostCopy> make_host_copy() override;
   void synchronize() override;
   std::size_t bytes_in_use() const noexcept override { return in_use_.load(std::memory_order_relaxed); }
   std::size_t peak_bytes() const noexcept override { return peak_.load(std::memory_order_relaxed); }
@@ -46,6 +47,7 @@ class CudaRuntime : public DeviceRuntime {
   FaultWord* fault_word() const noexcept { return fault_; }
 
  private:
+  class PinnedCopy;
   /// Pinned memory that one copy at a time passes through.
   struct Slot {
     char* memory = nullptr;

@@ -18,10 +18,11 @@ const char* row(const ConstTensorView& v, std::int64_t r, std::int64_t col = 0) 
   return static_cast<const char*>(v.data) + (r * v.row_stride + col) * bytes_of(v.dtype);
 }
 
+void check_id(const char* op, std::int64_t t, std::int32_t id, std::int64_t limit) {
+  if (id < 0 || id >= limit) fail(ErrorCode::kInvalidArgument, "[{}] entry {} is {}, wanted 0 to {}", op, t, id, limit - 1);
+}
 void check_ids(const char* op, const ConstTensorView& ids, std::int64_t limit) {
-  const std::int32_t* id = ids.as<std::int32_t>();
-  for (std::int64_t t = 0; t < ids.shape.num_elements(); ++t)
-    if (id[t] < 0 || id[t] >= limit) fail(ErrorCode::kInvalidArgument, "[{}] entry {} is {}, wanted 0 to {}", op, t, id[t], limit - 1);
+  for (std::int64_t t = 0; t < ids.shape.num_elements(); ++t) check_id(op, t, ids.as<std::int32_t>()[t], limit);
 }
 
 float half_to_float(std::uint16_t h) {
@@ -62,13 +63,18 @@ void store_any(char* p, DType t, float v) {
 
 }  // namespace
 
-void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T) {
-  check_ids("embedding", ids_T, table_VH.shape.num_rows());
-  const std::int64_t H = table_VH.shape.num_cols();
-  const std::int32_t* ids = ids_T.as<std::int32_t>();
-  parallel_rows(ctx, out_TH.shape.num_rows(), H, [&](std::int64_t begin, std::int64_t end) {
+void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, const TokenIds& ids) {
+  const std::int64_t T = out_TH.shape.num_rows(), V = table_VH.shape.num_rows(), H = table_VH.shape.num_cols();
+  const std::int32_t* drawn = ids.drawn_B.as<std::int32_t>();
+  const std::int64_t num_drawn = drawn == nullptr ? 0 : ids.drawn_B.shape.num_elements();
+  const auto id_of = [&](std::int64_t t) {
+    const std::int32_t id = ids.ids_T.as<std::int32_t>()[t];
+    return id < 0 && -1 - id < num_drawn ? drawn[-1 - id] : id;
+  };
+  for (std::int64_t t = 0; t < T; ++t) check_id("embedding", t, id_of(t), V);
+  parallel_rows(ctx, T, H, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t)
-      __builtin_memcpy(row(out_TH, t), row(table_VH, ids[t]), static_cast<std::size_t>(H * bytes_of(out_TH.dtype)));
+      __builtin_memcpy(row(out_TH, t), row(table_VH, id_of(t)), static_cast<std::size_t>(H * bytes_of(out_TH.dtype)));
   });
 }
 

@@ -29,11 +29,12 @@ class RowSampler {
     const bool greedy = row_.temperature == 0.0f;
     for (std::int64_t c = 0; c < n_; c += kVocabChunk)
       lse_.merge(kernels_.chunk_stats(x_ + c, std::min<std::int64_t>(kVocabChunk, n_ - c), greedy ? 1.0f : row_.temperature));
-    if (!std::isfinite(lse_.value()))
-      fail(ErrorCode::kNonFinite,
-           "[sample] a row of logits has no finite log-sum-exp ({}): all tokens are banned, or the model gave NaN or infinity",
-           lse_.value());
     out.top_logprobs.clear();
+    if (!std::isfinite(lse_.value())) {
+      out.token = 0;
+      out.logprob = std::numeric_limits<float>::quiet_NaN();
+      return;
+    }
     if (greedy) {
       out.token = static_cast<std::int32_t>(std::max_element(x_, x_ + n_) - x_);  // the first of equals
       all_are_candidates(row_.num_top_logprobs > 0);
@@ -147,8 +148,9 @@ class RowSampler {
 
 }  // namespace
 
-void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B,
-            const std::function<void()>& /*meanwhile*/) {
+void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
+                  std::span<const SampleRow> rows_B) {
+  if (pending.results_B.size() < rows_B.size()) pending.results_B.resize(rows_B.size());
   const std::int64_t V = logits_BV.shape.num_cols();
   const std::int64_t floats = (V + 15) / 16 * 16;
   char* memory = static_cast<char*>(ctx.workspace->require(static_cast<std::size_t>(num_threads(ctx) * floats * 12)));
@@ -156,8 +158,14 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
     float* x = reinterpret_cast<float*>(memory) + slot * 3 * floats;
     __builtin_memcpy(x, logits_BV.as<float>() + b * logits_BV.row_stride, static_cast<std::size_t>(V) * sizeof(float));
     RowSampler(kernels(ctx), rows_B[static_cast<std::size_t>(b)], x, x + floats, reinterpret_cast<std::int32_t*>(x + 2 * floats), V)
-        .run(out_B[static_cast<std::size_t>(b)]);
+        .run(pending.results_B[static_cast<std::size_t>(b)]);
   });
+  if (drawn_B.data != nullptr)
+    for (std::size_t b = 0; b < rows_B.size(); ++b) drawn_B.as<std::int32_t>()[b] = pending.results_B[b].token;
+}
+
+void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending) {
+  std::copy_n(pending.results_B.begin(), out_B.size(), out_B.begin());
 }
 
 }  // namespace prl::ops::cpu

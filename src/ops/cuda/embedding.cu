@@ -11,13 +11,15 @@ using ::prl::cuda::FaultWord;
 
 constexpr int kEmbeddingBlock = 256;
 
-/// One block per token; a row is bytes, whatever its type. An id outside the table leaves zeros and a fault.
+/// One block per token; a row is bytes, whatever its type. An id outside the table leaves zeros and a fault. An id of -1 - i stands for
+/// drawn[i].
 template <typename Piece>
 __global__ void __launch_bounds__(kEmbeddingBlock)
-    embedding_kernel(char* out, const char* table, const std::int32_t* ids, std::int64_t num_rows, std::int64_t out_stride,
-                     std::int64_t table_stride, int pieces, FaultWord* fault) {
+    embedding_kernel(char* out, const char* table, const std::int32_t* ids, const std::int32_t* drawn, std::int32_t num_drawn,
+                     std::int64_t num_rows, std::int64_t out_stride, std::int64_t table_stride, int pieces, FaultWord* fault) {
   const std::int64_t t = blockIdx.x;
-  const std::int32_t id = ids[t];
+  std::int32_t id = ids[t];
+  if (id < 0 && -1 - id < num_drawn) id = drawn[-1 - id];
   const bool is_good = id >= 0 && id < num_rows;
   if (!is_good && threadIdx.x == 0) ::prl::cuda::report(fault, Fault::kEmbeddingId, static_cast<std::uint32_t>(t));
   auto* to = reinterpret_cast<Piece*>(out + t * out_stride);
@@ -95,7 +97,9 @@ __global__ void __launch_bounds__(kEmbeddingBlock)
 
 }  // namespace
 
-void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, ConstTensorView ids_T) {
+void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, const TokenIds& ids) {
+  const std::int32_t* drawn = ids.drawn_B.as<std::int32_t>();
+  const auto num_drawn = drawn == nullptr ? 0 : static_cast<std::int32_t>(ids.drawn_B.shape.num_elements());
   const std::int64_t T = out_TH.shape.num_rows(), V = table_VH.shape.num_rows();
   const auto size = static_cast<std::int64_t>(size_of(out_TH.dtype));
   const std::int64_t row_bytes = table_VH.shape.num_cols() * size, out_stride = out_TH.row_stride * size,
@@ -104,8 +108,9 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, Cons
     using Piece = decltype(piece);
     const auto pieces = static_cast<int>(row_bytes / static_cast<std::int64_t>(sizeof(Piece)));
     const auto threads = static_cast<unsigned>(std::min<std::int64_t>(kEmbeddingBlock, round_up(pieces, kWarp)));
-    embedding_kernel<Piece><<<static_cast<unsigned>(T), threads, 0, stream_of(ctx)>>>(
-        out_TH.as<char>(), table_VH.as<char>(), ids_T.as<std::int32_t>(), V, out_stride, table_stride, pieces, fault_word_of(ctx));
+    embedding_kernel<Piece><<<static_cast<unsigned>(T), threads, 0, stream_of(ctx)>>>(out_TH.as<char>(), table_VH.as<char>(),
+                                                                                      ids.ids_T.as<std::int32_t>(), drawn, num_drawn, V,
+                                                                                      out_stride, table_stride, pieces, fault_word_of(ctx));
   };
   const bool wide =
       is_aligned(out_TH.data, 16) && is_aligned(table_VH.data, 16) && row_bytes % 16 == 0 && out_stride % 16 == 0 && table_stride % 16 == 0;

@@ -171,11 +171,11 @@ __device__ RowMaximum log_sum_exp(const ChunkStats* stats, int chunks, float2* s
   return {total, max};
 }
 
-/// Log-sum-exp, greedy choice or draw, and log-probability of rows that are not truncated.
+/// Log-sum-exp, greedy choice or draw, and log-probability of rows that are not truncated. `drawn`: tokens, or nullptr.
 template <typename Rows>
 __global__ void __launch_bounds__(kDrawBlock)
-    draw_kernel(RowOutput* outputs, const ChunkStats* all_stats, const float* logits, std::int64_t stride, std::int64_t V, int chunks,
-                const __grid_constant__ Rows rows) {
+    draw_kernel(RowOutput* outputs, std::int32_t* drawn, const ChunkStats* all_stats, const float* logits, std::int64_t stride,
+                std::int64_t V, int chunks, const __grid_constant__ Rows rows) {
   extern __shared__ double masses[];  // [chunks], then ChunkStats [chunks]
   __shared__ double warp_totals[kDrawBlock / kWarp];
   __shared__ float warp_tops[kDrawBlock / kWarp];
@@ -224,8 +224,9 @@ __global__ void __launch_bounds__(kDrawBlock)
     out.token = static_cast<std::int32_t>(chosen * kVocabChunk + choose_in_chunk(weight, rest, warp_totals, &first, &last));
   }
   if (threadIdx.x != 0) return;
-  if (isfinite(lse)) out.logprob = scaled(x[out.token], r.temperature) - lse;
+  out.logprob = isfinite(lse) ? scaled(x[out.token], r.temperature) - lse : NAN;
   outputs[b] = out;
+  if (drawn != nullptr) drawn[b] = out.token;
 }
 
 using Key = unsigned long long;
@@ -420,8 +421,9 @@ class Ranker {
 };
 
 /// Truncated draws, and the best tokens of any row. min_p, then top_k, then top_p over what is left.
-__global__ void __launch_bounds__(kTruncateBlock) truncate_kernel(RowOutput* outputs, Key* top, std::int32_t max_top, const float* logits,
-                                                                  std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
+__global__ void __launch_bounds__(kTruncateBlock)
+    truncate_kernel(RowOutput* outputs, std::int32_t* drawn, Key* top, std::int32_t max_top, const float* logits, std::int64_t stride,
+                    std::int64_t V, int chunks, const RowParams* rows) {
   extern __shared__ Mass chunk_masses[];  // [chunks]
   __shared__ int chosen, first, last;
   __shared__ Mass rest;
@@ -493,7 +495,9 @@ __global__ void __launch_bounds__(kTruncateBlock) truncate_kernel(RowOutput* out
     __syncthreads();
     out.num_top = scratch.num_listed;
   }
-  if (threadIdx.x == 0) outputs[b] = out;
+  if (threadIdx.x != 0) return;
+  outputs[b] = out;
+  if (drawn != nullptr) drawn[b] = out.token;
 }
 
 /// Uniform in [0, 1) with 53 bits: a pure function of the request's seed and the token's index in it.
@@ -516,27 +520,21 @@ RowParams params_of(const SampleRow& row, std::int64_t V) {
   return p;
 }
 
-/// Host side of one call; kept between calls so that a warm one allocates nothing.
-struct HostRows {
-  std::vector<RowParams> params;
-  std::vector<char> bytes;
-};
-
 }  // namespace
 
-void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B,
-            const std::function<void()>& meanwhile) {
+void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
+                  std::span<const SampleRow> rows_B) {
   const auto B = static_cast<std::int64_t>(rows_B.size());
   const std::int64_t V = logits_BV.shape.num_cols();
   const auto chunks = static_cast<int>(ceil_div(V, kVocabChunk));
-  thread_local HostRows host;
-  host.params.clear();
+  thread_local std::vector<RowParams> all_params;  // kept, so that a warm call allocates nothing
+  all_params.clear();
   std::int32_t max_top = 0;
   bool needs_ranking = false;
   for (const SampleRow& row : rows_B) {
-    host.params.push_back(params_of(row, V));
-    max_top = std::max(max_top, host.params.back().num_top);
-    needs_ranking = needs_ranking || host.params.back().is_truncated || host.params.back().num_top > 0;
+    all_params.push_back(params_of(row, V));
+    max_top = std::max(max_top, all_params.back().num_top);
+    needs_ranking = needs_ranking || all_params.back().is_truncated || all_params.back().num_top > 0;
   }
   ChunkStats* stats = nullptr;
   RowOutput* outputs = nullptr;
@@ -557,6 +555,7 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
     fail(ErrorCode::kNotImplemented, "[sample] a vocabulary of {}; up to {} is supported", V, kMaxChunks * kVocabChunk);
   const auto shared = static_cast<std::size_t>(chunks);  // entries
   const float* logits = logits_BV.as<float>();
+  auto* drawn = drawn_B.as<std::int32_t>();
 
   const auto draw = [&](const auto& rows) {
     using Rows = std::remove_cvref_t<decltype(rows)>;
@@ -564,19 +563,19 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
     stats_kernel<Rows><<<grid, kBlock, 0, stream>>>(stats, logits, logits_BV.row_stride, V, chunks, rows);
     PRL_CUDA_CHECK(cudaGetLastError());
     draw_kernel<Rows><<<static_cast<unsigned>(B), kDrawBlock, shared*(sizeof(double) + sizeof(ChunkStats)), stream>>>(
-        outputs, stats, logits, logits_BV.row_stride, V, chunks, rows);
+        outputs, drawn, stats, logits, logits_BV.row_stride, V, chunks, rows);
     PRL_CUDA_CHECK(cudaGetLastError());
   };
   const auto as_arguments = [&]<int kRows>() {
     RowArguments<kRows> rows;
-    std::ranges::copy(host.params, rows.rows);
+    std::ranges::copy(all_params, rows.rows);
     draw(rows);
   };
   if (needs_ranking || B > kMostArguments) {
-    const RowParams* params = staged<RowParams>(ctx, host.params);
+    const RowParams* params = staged<RowParams>(ctx, all_params);
     draw(params);
     if (needs_ranking) {
-      truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared * sizeof(Mass), stream>>>(outputs, top, max_top, logits,
+      truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared * sizeof(Mass), stream>>>(outputs, drawn, top, max_top, logits,
                                                                                                    logits_BV.row_stride, V, chunks, params);
       PRL_CUDA_CHECK(cudaGetLastError());
     }
@@ -586,23 +585,26 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
     as_arguments.template operator()<kFewArguments>();
   }
 
-  if (meanwhile) meanwhile();
-  host.bytes.resize(bytes - result_begin);
-  ctx.runtime->copy_to_host(host.bytes.data(), outputs, host.bytes.size());
-  const auto* results = reinterpret_cast<const RowOutput*>(host.bytes.data());
-  auto* keys = reinterpret_cast<Key*>(host.bytes.data() + (reinterpret_cast<char*>(top) - reinterpret_cast<char*>(outputs)));
-  for (std::int64_t b = 0; b < B; ++b) {
-    const RowOutput& r = results[b];
-    if (!std::isfinite(r.lse))
-      fail(ErrorCode::kNonFinite,
-           "[sample] a row of logits has no finite log-sum-exp ({}): all tokens are banned, or the model gave NaN or infinity", r.lse);
-    SampleResult& out = out_B[static_cast<std::size_t>(b)];
+  if (pending.copy == nullptr) pending.copy = ctx.runtime->make_host_copy();
+  pending.max_top = max_top;
+  pending.copy->begin(outputs, bytes - result_begin);
+}
+
+void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending) {
+  const std::byte* const bytes = pending.copy->finish();
+  Carver c(const_cast<std::byte*>(bytes));
+  const RowOutput* outputs = c.take<RowOutput>(pending.num_rows);
+  const Key* keys = c.take<Key>(pending.num_rows * pending.max_top);
+  thread_local std::vector<Key> best;
+  for (std::size_t b = 0; b < out_B.size(); ++b, keys += pending.max_top) {
+    const RowOutput& r = outputs[b];
+    SampleResult& out = out_B[b];
     out.token = r.token;
     out.logprob = r.logprob;
     out.top_logprobs.clear();
-    Key* best = keys + b * max_top;
-    std::sort(best, best + r.num_top, std::greater<>());
-    for (std::int32_t i = 0; i < r.num_top; ++i) out.top_logprobs.emplace_back(token_of(best[i]), logit_of(best[i]) - r.normaliser);
+    best.assign(keys, keys + r.num_top);
+    std::sort(best.begin(), best.end(), std::greater<>());
+    for (const Key key : best) out.top_logprobs.emplace_back(token_of(key), logit_of(key) - r.normaliser);
   }
 }
 

@@ -86,7 +86,7 @@ OpTable make_waiting_table() {
   wait.operator()<&OpTable::norm_rope_to_cache>();
   wait.operator()<&OpTable::lm_head_logprob>();
   wait.operator()<&OpTable::lm_head_logprob_backward>();
-  wait.operator()<&OpTable::sample>();
+  wait.operator()<&OpTable::begin_sample>();
   wait.operator()<&OpTable::embedding>();
   wait.operator()<&OpTable::embedding_backward>();
   wait.operator()<&OpTable::rms_norm>();
