@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kBlock = 64;  ///< of K: a row of 128 bytes in shared memory
 constexpr int kRowBytes = kBlock * 2;
-constexpr int kComputing = 128, kCopying = 32;  ///< threads
-constexpr int kSpanBytes = 64 * kRowBytes;      ///< a warpgroup product reads 64 rows on its left, whatever the tile has
+constexpr int kGroup = 128, kCopying = 32;  ///< threads: of a warpgroup that computes, and of the warp that copies
+constexpr int kSpanBytes = 64 * kRowBytes;  ///< a warpgroup product reads 64 rows on its left, whatever the tile has
 /// Of a multiprocessor. Blocks of which each has one to itself take all; else two share it, and one computes while the other copies.
 constexpr int kSharedBytes = 224 * 1024;
 /// What a block of compute capability 9.0 may ask for.
@@ -39,6 +39,7 @@ struct FewRowsArgs {
   const float* norm;
   const __nv_bfloat16* residual;  ///< or null
   std::int64_t x_stride, residual_stride;
+  bool is_wide;  ///< 8 columns of out, and of the residual, lie together in 16 aligned bytes
   float eps;
   int K;
 };
@@ -85,35 +86,21 @@ __device__ void copy_tiles(const FewRowsArgs& a, unsigned char* shared, std::uin
 
 /// Where a lane's results lie. d[4 j + e] is column lane / 4 (+ 8 for e >= 2) of the warp's 16 columns of the left operand, row
 /// 8 j + 2 (lane % 4) + e % 2. With SwiGLU the first 8 of them are gate, the others up, and make 8 columns of out.
-template <int kRows, bool kSwiglu>
+template <int kRows, int kGroups, bool kSwiglu>
 struct LanePlace {
   static constexpr int kHalves = kSwiglu ? 1 : 2;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, first = static_cast<int>(threadIdx.x) / kWarp * 16;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, first = static_cast<int>(threadIdx.x) % kGroup / kWarp * 16;
   const bool is_odd = lane / 4 % 2 != 0;  ///< the lane stores pairs of the odd rows
   __device__ __forceinline__ bool has(const FewRowsArgs& a, int half) const { return first + 8 * half < a.columns; }
   __device__ __forceinline__ int column(const FewRowsArgs& a, int half) const {
     return (static_cast<int>(blockIdx.x) * a.columns + first) / (kSwiglu ? 2 : 1) + 8 * half + lane / 4;
   }
-  __device__ __forceinline__ int row(int j) const { return static_cast<int>(blockIdx.y) * kRows + 8 * j + 2 * (lane % 4); }
-};
-
-/// What is added to the pairs that this lane stores, in bf16.
-template <int kRows>
-struct ResidualPairs {
-  std::uint32_t pair[2][kRows / 8];
-  __device__ __forceinline__ void load(const FewRowsArgs& a) {
-    const LanePlace<kRows, false> place;
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
-        const int row = place.row(j) + (place.is_odd ? 1 : 0), column = place.column(a, half) - (place.is_odd ? 1 : 0);
-        pair[half][j] = place.has(a, half) && column < a.N && row < a.M
-                            ? *reinterpret_cast<const std::uint32_t*>(a.residual + row * a.residual_stride + column)
-                            : 0;
-      }
+  __device__ __forceinline__ int row(int j) const {
+    const int group = static_cast<int>(threadIdx.x) / kGroup;
+    return static_cast<int>(blockIdx.y) * kRows + group * (kRows / kGroups) + 8 * j + 2 * (lane % 4);
   }
 };
+
 __device__ __forceinline__ std::uint32_t sum_of_pairs(std::uint32_t x, std::uint32_t y) {
   const auto a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&x));
   const auto b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&y));
@@ -121,17 +108,18 @@ __device__ __forceinline__ std::uint32_t sum_of_pairs(std::uint32_t x, std::uint
   return *reinterpret_cast<const std::uint32_t*>(&sum);
 }
 
-template <int kRows, typename T, bool kSwiglu>
-__device__ __forceinline__ void store_tile(const FewRowsArgs& a, const float (&d)[kRows / 2], const ResidualPairs<kRows>& residual) {
-  const LanePlace<kRows, kSwiglu> place;
+/// use(half, j, even, odd): a lane's results of one column and two rows, before they are rounded.
+template <int kRows, int kGroups, typename T, bool kSwiglu, typename Use>
+__device__ __forceinline__ void for_results(const FewRowsArgs& a, const float (&d)[kRows / kGroups / 2], Use&& use) {
+  const LanePlace<kRows, kGroups, kSwiglu> place;
 #pragma unroll
   for (int half = 0; half < place.kHalves; ++half) {
     if (!place.has(a, half)) return;
     const int n = place.column(a, half);
     const float bias = a.bias != nullptr && n < a.N ? a.bias[n] : 0.0f;
-    const bool has_bias = a.bias != nullptr, is_odd = place.is_odd;
+    const bool has_bias = a.bias != nullptr;
 #pragma unroll
-    for (int j = 0; j < kRows / 8; ++j) {
+    for (int j = 0; j < kRows / kGroups / 8; ++j) {
       float even = d[4 * j + 2 * half], odd = d[4 * j + 2 * half + 1];
       if constexpr (kSwiglu) {
         even = gated(rounded<T>(even), rounded<T>(d[4 * j + 2]));
@@ -140,30 +128,130 @@ __device__ __forceinline__ void store_tile(const FewRowsArgs& a, const float (&d
         even += bias;
         odd += bias;
       }
-      const int m = place.row(j);
+      use(half, j, even, odd);
+    }
+  }
+}
+
+/// Stores results from where they are formed: for fp32, and for few rows, which shared memory would only delay.
+template <int kRows, int kGroups, typename T, bool kSwiglu>
+struct DirectStore {
+  using Place = LanePlace<kRows, kGroups, kSwiglu>;
+  std::uint32_t residual[2][kRows / kGroups / 8];  ///< of the pairs that this lane stores
+
+  __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
+    const Place place;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int j = 0; j < kRows / kGroups / 8; ++j) {
+        const int row = place.row(j) + (place.is_odd ? 1 : 0), column = place.column(a, half) - (place.is_odd ? 1 : 0);
+        residual[half][j] = place.has(a, half) && column < a.N && row < a.M
+                                ? *reinterpret_cast<const std::uint32_t*>(a.residual + row * a.residual_stride + column)
+                                : 0;
+      }
+  }
+  __device__ __forceinline__ void run(const FewRowsArgs& a, unsigned char* /*rows*/, const float (&d)[kRows / kGroups / 2]) const {
+    const Place place;
+    for_results<kRows, kGroups, T, kSwiglu>(a, d, [&](int half, int j, float even, float odd) {
+      const int n = place.column(a, half), m = place.row(j);
       if constexpr (std::is_same_v<T, float>) {
         float* to = static_cast<float*>(a.out) + m * a.out_stride + n;
         if (n < a.N && m < a.M) to[0] = even;
         if (n < a.N && m + 1 < a.M) to[a.out_stride] = odd;
       } else {
-        std::uint32_t pair = pair_of(even, odd, is_odd);
-        if (a.residual != nullptr) pair = sum_of_pairs(pair, residual.pair[half][j]);
-        const int row = m + (is_odd ? 1 : 0), column = n - (is_odd ? 1 : 0);
+        std::uint32_t pair = pair_of(even, odd, place.is_odd);
+        if (a.residual != nullptr) pair = sum_of_pairs(pair, residual[half][j]);
+        const int row = m + (place.is_odd ? 1 : 0), column = n - (place.is_odd ? 1 : 0);
         if (column < a.N && row < a.M)
           *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(a.out) + row * a.out_stride + column) = pair;
       }
+    });
+  }
+};
+
+/// Stores rows of the tile whole, by way of the shared memory of the rows that its warpgroup has read: lanes hold pairs that lie in eight
+/// rows, and a store of eight times 16 bytes takes as long as one of four times 128.
+template <int kRows, int kGroups, bool kSwiglu>
+struct StagedStore {
+  static constexpr int kEach = kRows / kGroups, kPieces = kSwiglu ? 4 : 8;  ///< of 8 columns, in a row
+  static constexpr int kRowsAtOnce = kGroup / kPieces, kPasses = kEach / kRowsAtOnce;
+  static_assert(kPasses * kRowsAtOnce == kEach);
+  uint4 residual[kPasses];
+
+  const int thread = static_cast<int>(threadIdx.x) % kGroup, group = static_cast<int>(threadIdx.x) / kGroup;
+  const int piece = thread % kPieces;
+  __device__ __forceinline__ int row_in_group(int pass) const { return pass * kRowsAtOnce + thread / kPieces; }
+  __device__ __forceinline__ int row(int pass) const { return static_cast<int>(blockIdx.y) * kRows + group * kEach + row_in_group(pass); }
+  /// Of out; a.N where the tile has no such columns.
+  __device__ __forceinline__ int column(const FewRowsArgs& a) const {
+    const int columns = a.columns / (kSwiglu ? 2 : 1);
+    return piece * 8 < columns ? static_cast<int>(blockIdx.x) * columns + piece * 8 : a.N;
+  }
+  /// Pieces of a row change places with its number, so that neither the lanes of a result nor those of a row share banks.
+  __device__ __forceinline__ unsigned char* staged(unsigned char* rows, int row, int at_piece) const {
+    return rows + (group * kEach + row) * kRowBytes + (at_piece ^ row % kPieces) * 16;
+  }
+
+  __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
+    const int n = column(a);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const __nv_bfloat16* from = a.residual + row(pass) * a.residual_stride + n;
+      residual[pass] = uint4{};
+      if (row(pass) >= a.M) continue;
+      if (a.is_wide && n < a.N) {
+        residual[pass] = *reinterpret_cast<const uint4*>(from);
+      } else {
+        auto* pairs = reinterpret_cast<std::uint32_t*>(&residual[pass]);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (n + 2 * e < a.N) pairs[e] = *reinterpret_cast<const std::uint32_t*>(from + 2 * e);
+      }
     }
   }
-}
+  __device__ __forceinline__ void run(const FewRowsArgs& a, unsigned char* rows, const float (&d)[kEach / 2]) const {
+    const LanePlace<kRows, kGroups, kSwiglu> place;
+    named_sync<kGroup>(1 + group);  // no warp's products read these rows any more
+    for_results<kRows, kGroups, __nv_bfloat16, kSwiglu>(a, d, [&](int half, int j, float even, float odd) {
+      const int row = 8 * j + 2 * (place.lane % 4) + (place.is_odd ? 1 : 0);
+      const int at_piece = (place.first / (kSwiglu ? 2 : 1) + 8 * half) / 8;
+      *reinterpret_cast<std::uint32_t*>(staged(rows, row, at_piece) + place.lane / 8 * 4) = pair_of(even, odd, place.is_odd);
+    });
+    named_sync<kGroup>(1 + group);
+    const int n = column(a);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (row(pass) >= a.M) return;
+      uint4 values = *reinterpret_cast<const uint4*>(staged(rows, row_in_group(pass), piece));
+      auto* pairs = reinterpret_cast<std::uint32_t*>(&values);
+      const auto* added = reinterpret_cast<const std::uint32_t*>(&residual[pass]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (a.residual != nullptr) pairs[e] = sum_of_pairs(pairs[e], added[e]);
+      __nv_bfloat16* to = static_cast<__nv_bfloat16*>(a.out) + row(pass) * a.out_stride + n;
+      if (a.is_wide && n < a.N) {
+        *reinterpret_cast<uint4*>(to) = values;
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+          if (n + 2 * e < a.N) *reinterpret_cast<std::uint32_t*>(to + 2 * e) = pairs[e];
+      }
+    }
+  }
+};
 
 /// The sum over K, in order. Addresses of operands are kept as the products want them, in units of 16 bytes: what lies between two
 /// products is what a product of few rows waits for.
-template <int kRows, bool kNorm>
+template <int kRows, int kGroups, bool kNorm>
 __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty,
-                                             float (&d)[kRows / 2]) {
+                                             float (&d)[kRows / kGroups / 2]) {
   constexpr int kBlocks = blocks_per_slot(kRows);
-  const std::uint32_t begin = same_in_warp(shared_address(shared));
-  const std::uint64_t weights = along_rows(begin), rows = along_rows(begin + static_cast<std::uint32_t>(a.rows_at));
+  // Both in one exchange: with two the compiler no longer sees that the addresses are alike in a warp.
+  const std::uint32_t both = same_in_warp(shared_address(shared) + (kGroups == 1 ? 0 : threadIdx.x / kGroup << 20));
+  const std::uint32_t begin = both & 0xfffff, group = kGroups == 1 ? 0 : both >> 20;
+  const std::uint64_t weights = along_rows(begin),
+                      rows = along_rows(begin + static_cast<std::uint32_t>(a.rows_at) + group * (kRows / kGroups * kRowBytes));
   const auto left_block = static_cast<std::uint32_t>(a.columns * kRowBytes / 16);
   constexpr std::uint32_t kRightBlock = kRows * kRowBytes / 16;
   std::uint64_t left = weights, right = rows;
@@ -201,7 +289,7 @@ __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char
 /// columns. The arithmetic is norm.cu's, where a warp holds a row of this width.
 template <int kRows, int kEach>
 __device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigned char* rows, int num_rows) {
-  constexpr int kWarps = kComputing / kWarp, kVectors = static_cast<int>(kMaxNormColumns) / (kWarp * kVec);
+  constexpr int kWarps = kGroup / kWarp, kVectors = static_cast<int>(kMaxNormColumns) / (kWarp * kVec);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int end = a.num_steps * blocks_per_slot(kRows) * kBlock;  // columns beyond K are zero
   const int log_sharers = kEach > 1 ? 0 : num_rows == 1 ? 2 : num_rows == 2 ? 1 : 0;
@@ -246,18 +334,20 @@ __device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigne
 /// The tile's rows, normed, as the copy engine would leave rows of that kind.
 template <int kRows>
 __device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* rows) {
-  constexpr int kWarps = kComputing / kWarp;
+  constexpr int kWarps = kGroup / kWarp;
   const int num_rows = min(kRows, a.M - static_cast<int>(blockIdx.y) * kRows);
   num_rows <= kWarps ? norm_rows_of_warps<kRows, 1>(a, rows, num_rows) : norm_rows_of_warps<kRows, kRows / kWarps>(a, rows, num_rows);
   async_fence();
-  named_sync<kComputing>(1);
+  named_sync<kGroup>(1);
 }
 
 #endif  // PRL_HOPPER
 
-template <int kRows, typename T, bool kNorm, bool kSwiglu>
-__global__ void __launch_bounds__(kComputing + kCopying) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
+template <int kRows, int kGroups, typename T, bool kNorm, bool kSwiglu>
+__global__ void __launch_bounds__(kGroups* kGroup + kCopying) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
+  static_assert(!kNorm || kGroups == 1);
 #if PRL_HOPPER
+  constexpr int kComputing = kGroups * kGroup;
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* full = reinterpret_cast<std::uint64_t*>(shared + a.barriers_at);
   std::uint64_t* empty = full + a.slots;
@@ -278,21 +368,23 @@ __global__ void __launch_bounds__(kComputing + kCopying) few_rows_kernel(const _
     return;
   }
   if constexpr (kNorm) norm_rows<kRows>(a, shared + a.rows_at);
-  constexpr bool kEarly = kRows <= 32;  // the registers are there
-  ResidualPairs<kRows> residual;
-  if (a.residual != nullptr) wait_for_previous();
-  if (kEarly && a.residual != nullptr) residual.load(a);
-  float d[kRows / 2];
+  std::conditional_t<(kRows >= 32 && !std::is_same_v<T, float>), StagedStore<kRows, kGroups, kSwiglu>,
+                     DirectStore<kRows, kGroups, T, kSwiglu>>
+      store;
+  if (a.residual != nullptr) {
+    wait_for_previous();
+    store.load_residual(a);
+  }
+  float d[kRows / kGroups / 2];
 #pragma unroll
-  for (int i = 0; i < kRows / 2; ++i) d[i] = 0.0f;
+  for (int i = 0; i < kRows / kGroups / 2; ++i) d[i] = 0.0f;
   pin(d);
-  compute_tile<kRows, kNorm>(a, shared, full, empty, d);
-  if (!kEarly && a.residual != nullptr) residual.load(a);
-  store_tile<kRows, T, kSwiglu>(a, d, residual);
+  compute_tile<kRows, kGroups, kNorm>(a, shared, full, empty, d);
+  store.run(a, shared + a.rows_at, d);
 #endif
 }
 
-template <int kRows>
+template <int kRows, int kGroups>
 void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool swiglu) {
   const dim3 grid(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(ceil_div(p.M, kRows)));
   const auto run = [&](auto kernel) {
@@ -300,13 +392,15 @@ void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool s
     if (bytes > kMaxSharedBytes) fail(ErrorCode::kShape, "[ops] a tile of {} bytes is more than shared memory has", bytes);
     // The limit is the whole process's, and another thread may launch this kernel for another tile: the most of all, not this one.
     PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes));
-    launch_chained(stream_of(ctx), kernel, grid, dim3(kComputing + kCopying), static_cast<std::size_t>(bytes), a);
+    launch_chained(stream_of(ctx), kernel, grid, dim3(kGroups * kGroup + kCopying), static_cast<std::size_t>(bytes), a);
   };
-  if (p.out_dtype == DType::kF32) return run(few_rows_kernel<kRows, float, false, false>);
+  if (p.out_dtype == DType::kF32) return run(few_rows_kernel<kRows, kGroups, float, false, false>);
   if constexpr (kRows <= kMaxNormRows)
     if (a.norm != nullptr)
-      return swiglu ? run(few_rows_kernel<kRows, __nv_bfloat16, true, true>) : run(few_rows_kernel<kRows, __nv_bfloat16, true, false>);
-  swiglu ? run(few_rows_kernel<kRows, __nv_bfloat16, false, true>) : run(few_rows_kernel<kRows, __nv_bfloat16, false, false>);
+      return swiglu ? run(few_rows_kernel<kRows, kGroups, __nv_bfloat16, true, true>)
+                    : run(few_rows_kernel<kRows, kGroups, __nv_bfloat16, true, false>);
+  swiglu ? run(few_rows_kernel<kRows, kGroups, __nv_bfloat16, false, true>)
+         : run(few_rows_kernel<kRows, kGroups, __nv_bfloat16, false, false>);
 }
 
 CUtensorMap map_of(const void* data, std::int64_t rows, std::int64_t K, std::int64_t stride, int box_rows, int box_blocks) {
@@ -361,7 +455,10 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
       best_time = time;
       best = {rows, columns, 1};
     }
-  const bool is_one_wave = ceil_div(p.M, best.rows) * ceil_div(p.N, best.columns) <= processors;
+  // Blocks that have a processor to themselves store sooner the fewer columns they have. Not where attention's blocks take those left over.
+  const auto blocks_with = [&](int columns) { return ceil_div(p.M, best.rows) * ceil_div(p.N, columns); };
+  while (fusion.swiglu && best.rows == 128 && best.columns > unit && blocks_with(best.columns - unit) <= processors) best.columns -= unit;
+  const bool is_one_wave = blocks_with(best.columns) <= processors;
   best.slots = slots_of(best, p.K, is_one_wave ? kSharedBytes : kSharedBytes / 2);
   return best;
 }
@@ -384,6 +481,8 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
     fail(ErrorCode::kShape, "[ops] {} slots for {} steps of a product, at least 2 are wanted", a.slots, a.num_steps);
   a.residual = static_cast<const __nv_bfloat16*>(fusion.residual);
   a.residual_stride = fusion.residual_stride;
+  a.is_wide = a.N % 8 == 0 && p.out_stride % 8 == 0 && is_aligned(p.out, 16);
+  if (a.residual != nullptr) a.is_wide = a.is_wide && a.residual_stride % 8 == 0 && is_aligned(a.residual, 16);
   a.norm = fusion.norm;
   a.eps = fusion.eps;
   if (fusion.norm != nullptr) {
@@ -396,11 +495,11 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   a.rows_at = t.slots * weight_slot;
   a.barriers_at = std::max(a.rows_at + row_slots * blocks * t.rows * kRowBytes, a.rows_at - t.columns * kRowBytes + kSpanBytes);
   switch (t.rows) {
-    case 8: return launch<8>(ctx, p, a, fusion.swiglu);
-    case 16: return launch<16>(ctx, p, a, fusion.swiglu);
-    case 32: return launch<32>(ctx, p, a, fusion.swiglu);
-    case 64: return launch<64>(ctx, p, a, fusion.swiglu);
-    default: return launch<128>(ctx, p, a, fusion.swiglu);
+    case 8: return launch<8, 1>(ctx, p, a, fusion.swiglu);
+    case 16: return launch<16, 1>(ctx, p, a, fusion.swiglu);
+    case 32: return launch<32, 1>(ctx, p, a, fusion.swiglu);
+    case 64: return launch<64, 1>(ctx, p, a, fusion.swiglu);
+    default: return launch<128, 2>(ctx, p, a, fusion.swiglu);
   }
 }
 

@@ -35,7 +35,7 @@ constexpr std::int64_t kMaxNormRows = 16, kMaxNormColumns = 1024;
 /// the last of them was measured.
 constexpr std::int64_t kMaxFewRows = 256;
 constexpr std::int64_t max_few_rows_outputs(std::int64_t rows, std::int64_t K) {
-  if (rows <= 64) return 128 * 6144;
+  if (rows <= 64 || (rows <= 128 && K <= 3072)) return 128 * 6144;
   return K <= 3072 ? 128 * 4096 : 64 * 6144;
 }
 
