@@ -23,14 +23,16 @@ std::string to_string(Device device);
 class RecordedWork {
  public:
   virtual ~RecordedWork() = default;
-  virtual void run() = 0;
+  /// Copies `bytes` from host memory, which may be reused on return, to device memory that no other work reads, and queues the work. The
+  /// copy waits for the last run of this work alone, and for what had been queued when it was recorded.
+  virtual void run(void* destination, const void* host, std::size_t bytes) = 0;
 };
 
 /// A copy from the device that need not be waited for at once. One copy at a time; the memory it goes through is kept between copies.
 class HostCopy {
  public:
-  virtual ~HostCopy() = default;
-  /// Queues the copy behind all work queued so far.
+  virtual ~HostCopy() = default;  ///< waits
+  /// Begins when the work queued so far has run, and holds up none that is queued later: `source` must stay as it is until finish().
   virtual void begin(const void* source, std::size_t bytes) = 0;
   /// Waits for it. The bytes stay until the next begin(). Errors as copy_to_host.
   virtual const std::byte* finish() = 0;

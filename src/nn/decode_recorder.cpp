@@ -62,7 +62,8 @@ DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   return *step;
 }
 
-void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) const {
+/// What the step reads, in the order in which it lies on the device.
+void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) {
   const std::size_t B = static_cast<std::size_t>(key.rows), n = batch.ids_T.size(), width = static_cast<std::size_t>(key.max_blocks);
   std::int32_t* at = step.host.data();
   const auto put = [&](std::span<const std::int32_t> values, std::int32_t rest) {
@@ -77,7 +78,6 @@ void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) c
   for (std::size_t s = 0; s < n; ++s, at += width)
     std::fill(std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(s * from), from, at), at + width, 0);
   std::fill(at, at + (B - n) * width, 0);
-  ctx_.runtime->copy_from_host(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
 }
 
 void DecodeRecorder::drop_recordings() {
@@ -115,9 +115,13 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
   const Key key{rows_for(sequences), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8))))};
   Step& step = step_for(key);
   fill(step, key, batch);
+  const auto now = [&] {
+    ctx_.runtime->copy_from_host(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
+    return forward(weights, cache, step, batch.drawn_B).rows(0, sequences);
+  };
   if (!step.is_warm) {
     step.is_warm = true;
-    return forward(weights, cache, step, batch.drawn_B).rows(0, sequences);
+    return now();
   }
   if (num_allocations_ != arena_.num_allocations() || workspace_generation_ != ctx_.workspace->generation()) drop_recordings();
   if (step.work == nullptr) {
@@ -125,13 +129,13 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
     const std::size_t allocations = arena_.num_allocations();
     const std::uint64_t generation = ctx_.workspace->generation();
     step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step, batch.drawn_B); });
-    if (step.work == nullptr) return forward(weights, cache, step, batch.drawn_B).rows(0, sequences);
+    if (step.work == nullptr) return now();
     if (allocations != arena_.num_allocations() || generation != ctx_.workspace->generation())
       fail(ErrorCode::kInternal, "[decoder] a step of {} sequences took memory while it was recorded", step.rows);
     num_allocations_ = allocations;
     workspace_generation_ = generation;
   }
-  step.work->run();
+  step.work->run(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
   return step.h_BH.rows(0, sequences);
 }
 

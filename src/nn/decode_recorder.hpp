@@ -32,7 +32,7 @@ class DecodeRecorder {
   struct Step;
   Step& step_for(const Key& key);
   void drop_recordings();
-  void fill(Step& step, const Key& key, const PagedBatch& batch) const;
+  static void fill(Step& step, const Key& key, const PagedBatch& batch);
   TensorView forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B);
 
   ops::OpContext& ctx_;

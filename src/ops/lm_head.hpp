@@ -49,7 +49,8 @@ struct SampleResult {
 /// Tokens that are being drawn. The fields are the bodies' own; kept from draw to draw, so that a warm one allocates nothing.
 struct PendingSamples {
   std::vector<SampleResult> results_B;  ///< of a device whose ops return when they are done
-  std::unique_ptr<HostCopy> copy;       ///< of another: its results on their way
+  Tensor memory;                        ///< of another: its results there,
+  std::unique_ptr<HostCopy> copy;       ///< and on their way to the host
   std::int64_t num_rows = 0, max_top = 0;
 };
 /// Draws one token per row of logits_BV (fp32, device memory; adjusted by penalties and bias before if needed).

@@ -67,7 +67,7 @@ CudaRuntime::CudaRuntime(int index) : index_(index) {
     fail(ErrorCode::kUnavailable, "[cuda:{}] there is no such GPU: this process sees {}, counted from 0", index, visible.count);
   activate();
   PRL_CUDA_CHECK(cudaGetDeviceProperties(&properties_, index));
-  PRL_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  for (cudaStream_t* stream : {&stream_, &upload_stream_}) PRL_CUDA_CHECK(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
   void* word = nullptr;
   PRL_CUDA_CHECK(cudaHostAlloc(&word, sizeof(std::uint64_t), cudaHostAllocMapped | cudaHostAllocPortable));
   fault_ = static_cast<FaultWord*>(word);
@@ -88,6 +88,7 @@ CudaRuntime::~CudaRuntime() {
   free_ring();
   (void)cudaFreeHost(const_cast<std::uint64_t*>(fault_));
   heap_->remove_stream(stream_);
+  (void)cudaStreamDestroy(upload_stream_);
   (void)cudaStreamDestroy(stream_);
 }
 
@@ -203,11 +204,13 @@ class CudaRuntime::PinnedCopy final : public HostCopy {
  public:
   explicit PinnedCopy(CudaRuntime& runtime) : runtime_(runtime) {
     runtime_.activate();
-    PRL_CUDA_CHECK(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
+    PRL_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    for (cudaEvent_t* event : {&ready_, &done_}) PRL_CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
   ~PinnedCopy() override {
     (void)cudaEventSynchronize(done_);
-    (void)cudaEventDestroy(done_);
+    for (cudaEvent_t event : {ready_, done_}) (void)cudaEventDestroy(event);
+    (void)cudaStreamDestroy(stream_);
     (void)cudaFreeHost(memory_);
   }
   PinnedCopy(const PinnedCopy&) = delete;
@@ -221,8 +224,10 @@ class CudaRuntime::PinnedCopy final : public HostCopy {
       PRL_CUDA_CHECK(cudaMallocHost(&memory_, std::bit_ceil(bytes)));
       capacity_ = std::bit_ceil(bytes);
     }
-    PRL_CUDA_CHECK(cudaMemcpyAsync(memory_, source, bytes, cudaMemcpyDeviceToHost, runtime_.stream_));
-    PRL_CUDA_CHECK(cudaEventRecord(done_, runtime_.stream_));
+    PRL_CUDA_CHECK(cudaEventRecord(ready_, runtime_.stream_));
+    PRL_CUDA_CHECK(cudaStreamWaitEvent(stream_, ready_, 0));
+    PRL_CUDA_CHECK(cudaMemcpyAsync(memory_, source, bytes, cudaMemcpyDeviceToHost, stream_));
+    PRL_CUDA_CHECK(cudaEventRecord(done_, stream_));
   }
   const std::byte* finish() override {
     runtime_.activate();
@@ -233,7 +238,8 @@ class CudaRuntime::PinnedCopy final : public HostCopy {
 
  private:
   CudaRuntime& runtime_;
-  cudaEvent_t done_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t ready_ = nullptr, done_ = nullptr;
   void* memory_ = nullptr;
   std::size_t capacity_ = 0;
 };
@@ -312,6 +318,19 @@ std::size_t CudaRuntime::reserve_in_ring(std::size_t bytes) {
   return offset;
 }
 
+void CudaRuntime::upload(void* destination, const void* host, std::size_t bytes, cudaEvent_t after, cudaEvent_t done) {
+  activate();
+  std::lock_guard lock(ring_mutex_);
+  const std::size_t offset = reserve_in_ring(bytes);
+  char* const pinned = ring_host_ + offset;
+  std::memcpy(pinned, host, bytes);
+  PRL_CUDA_CHECK(cudaStreamWaitEvent(upload_stream_, after, 0));
+  PRL_CUDA_CHECK(cudaMemcpyAsync(destination, pinned, bytes, cudaMemcpyHostToDevice, upload_stream_));
+  PRL_CUDA_CHECK(cudaEventRecord(done, upload_stream_));
+  // Before the ring's lock is released: what says that a part of the ring is free again is recorded in this stream.
+  PRL_CUDA_CHECK(cudaStreamWaitEvent(stream_, done, 0));
+}
+
 const void* CudaRuntime::stage(const void* host, std::size_t bytes) {
   if (bytes == 0) return nullptr;
   activate();
@@ -330,20 +349,27 @@ namespace {
 
 class RecordedGraph final : public RecordedWork {
  public:
-  RecordedGraph(const CudaRuntime& runtime, cudaStream_t stream, cudaGraph_t graph) : runtime_(runtime), stream_(stream) {
+  RecordedGraph(CudaRuntime& runtime, cudaStream_t stream, cudaGraph_t graph) : runtime_(runtime), stream_(stream) {
+    for (cudaEvent_t* event : {&uploaded_, &ended_}) PRL_CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    PRL_CUDA_CHECK(cudaEventRecord(ended_, stream_));
     PRL_CUDA_CHECK(cudaGraphInstantiate(&executable_, graph, 0));
   }
-  ~RecordedGraph() override { (void)cudaGraphExecDestroy(executable_); }
+  ~RecordedGraph() override {
+    (void)cudaGraphExecDestroy(executable_);
+    for (cudaEvent_t event : {uploaded_, ended_}) (void)cudaEventDestroy(event);
+  }
   RecordedGraph(const RecordedGraph&) = delete;
   RecordedGraph& operator=(const RecordedGraph&) = delete;
-  void run() override {
-    runtime_.activate();
+  void run(void* destination, const void* host, std::size_t bytes) override {
+    runtime_.upload(destination, host, bytes, ended_, uploaded_);
     PRL_CUDA_CHECK(cudaGraphLaunch(executable_, stream_));
+    PRL_CUDA_CHECK(cudaEventRecord(ended_, stream_));
   }
 
  private:
-  const CudaRuntime& runtime_;
+  CudaRuntime& runtime_;
   cudaStream_t stream_;
+  cudaEvent_t uploaded_ = nullptr, ended_ = nullptr;
   cudaGraphExec_t executable_ = nullptr;
 };
 

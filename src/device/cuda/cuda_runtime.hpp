@@ -43,6 +43,9 @@ class CudaRuntime : public DeviceRuntime {
   /// the next few megabytes have been staged, so: stage what one op needs, launch it, forget the pointers. Arrays equal to recently
   /// staged ones cost a comparison and no copy, which is what every layer after the first sees.
   const void* stage(const void* host, std::size_t bytes);
+  /// As copy_from_host for small arrays, beside what is queued: begins when `after` has passed. `done` is recorded behind it; work queued
+  /// from now on waits for it.
+  void upload(void* destination, const void* host, std::size_t bytes, cudaEvent_t after, cudaEvent_t done);
   /// Where kernels leave a fault.
   FaultWord* fault_word() const noexcept { return fault_; }
 
@@ -65,7 +68,7 @@ class CudaRuntime : public DeviceRuntime {
 
   int index_;
   cudaDeviceProp properties_{};
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_ = nullptr, upload_stream_ = nullptr;
   std::shared_ptr<DeviceHeap> heap_;
   std::atomic<std::size_t> in_use_{0}, peak_{0};
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "base/rng.hpp"
@@ -539,17 +540,26 @@ void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, C
   ChunkStats* stats = nullptr;
   RowOutput* outputs = nullptr;
   Key* top = nullptr;
-  std::size_t result_begin = 0;
   const auto carve = [&](void* memory) {
     Carver c(memory);
     stats = c.take<ChunkStats>(B * chunks);
-    result_begin = c.used();
+    return c.used();
+  };
+  carve(ctx.workspace->require(carve(nullptr)));
+  // Not in the workspace: the copy to the host holds up no work that is queued later.
+  const auto carve_results = [&](void* memory) {
+    Carver c(memory);
     outputs = c.take<RowOutput>(B);
     top = c.take<Key>(B * max_top);
     return c.used();
   };
-  const std::size_t bytes = carve(nullptr);
-  carve(ctx.workspace->require(bytes));
+  const std::size_t bytes = carve_results(nullptr);
+  if (pending.copy == nullptr) pending.copy = ctx.runtime->make_host_copy();
+  if (!pending.memory.defined() || pending.memory.num_bytes() < bytes) {
+    (void)pending.copy->finish();
+    pending.memory = Tensor::empty(ctx.runtime, {static_cast<std::int64_t>(std::bit_ceil(bytes))}, DType::kU8);
+  }
+  carve_results(pending.memory.data());
   const cudaStream_t stream = stream_of(ctx);
   if (chunks > kMaxChunks)
     fail(ErrorCode::kNotImplemented, "[sample] a vocabulary of {}; up to {} is supported", V, kMaxChunks * kVocabChunk);
@@ -585,9 +595,8 @@ void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, C
     as_arguments.template operator()<kFewArguments>();
   }
 
-  if (pending.copy == nullptr) pending.copy = ctx.runtime->make_host_copy();
   pending.max_top = max_top;
-  pending.copy->begin(outputs, bytes - result_begin);
+  pending.copy->begin(outputs, bytes);
 }
 
 void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending) {
