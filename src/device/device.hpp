@@ -38,6 +38,17 @@ class HostCopy {
   virtual const std::byte* finish() = 0;
 };
 
+/// Points in a device's queue of work, and the time between them.
+class Stopwatch {
+ public:
+  static constexpr std::uint64_t kNumKept = 32;
+  virtual ~Stopwatch() = default;
+  /// Behind all work queued so far. Its number; the last kNumKept are kept.
+  virtual std::uint64_t mark() = 0;
+  /// Waits until the work before `to` has run. 0 <= from <= to, both kept.
+  virtual double seconds(std::uint64_t from, std::uint64_t to) = 0;
+};
+
 /// Memory and copies of one device; the only thing above ops/ that knows how a device is reached. Any thread.
 class DeviceRuntime {
  public:
@@ -52,6 +63,8 @@ class DeviceRuntime {
   virtual void zero(void* destination, std::size_t bytes) = 0;
   /// The runtime must outlive it. Copies at begin() where calls return when they are done.
   virtual std::unique_ptr<HostCopy> make_host_copy();
+  /// The runtime must outlive it.
+  virtual std::unique_ptr<Stopwatch> make_stopwatch();
   /// Waits until all queued work is done.
   virtual void synchronize() = 0;
   virtual std::size_t bytes_in_use() const noexcept = 0;

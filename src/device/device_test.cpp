@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -124,6 +126,27 @@ TEST(CpuRuntime, ReportsAvailableMemory) {
   auto runtime = make_cpu_runtime();
   EXPECT_GT(runtime->bytes_available(), std::size_t{1} << 20);
   EXPECT_LT(runtime->bytes_available(), std::size_t{1} << 46);
+}
+
+TEST(CpuRuntime, MeasuresTheTimeBetweenMarks) {
+  const auto runtime = make_cpu_runtime();
+  const auto watch = runtime->make_stopwatch();
+  EXPECT_EQ(watch->mark(), 0u);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  for (std::uint64_t i = 1; i < Stopwatch::kNumKept; ++i) EXPECT_EQ(watch->mark(), i);
+  EXPECT_GE(watch->seconds(0, 1), 0.002);
+  EXPECT_GE(watch->seconds(0, Stopwatch::kNumKept - 1), watch->seconds(0, 1));
+}
+
+TEST(CpuRuntime, HandsOverCopiesForTheHost) {
+  const auto runtime = make_cpu_runtime();
+  const auto copy = runtime->make_host_copy();
+  int value = 5;
+  copy->begin(&value, sizeof value);
+  value = 6;
+  int got = 0;
+  std::memcpy(&got, copy->finish(), sizeof got);
+  EXPECT_EQ(got, 5);
 }
 
 TEST(CpuFeatures, ImplyEachOther) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "engine/step_times.hpp"
 #include "nn/weights.hpp"
 #include "wire/generate.hpp"
 
@@ -26,6 +27,7 @@ struct EngineOptions {
   bool record_steps = true;  ///< steps of one token per sequence as CUDA graphs
   std::uint64_t seed = 0;    ///< for requests without one
   int num_threads = 0;
+  std::shared_ptr<StepTimes> times = {};  ///< if there, steps are timed
 };
 
 /// New tokens of one request. `delta` holds only what is new since the last event except at the end, where finish_reason,

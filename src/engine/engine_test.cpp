@@ -479,6 +479,27 @@ std::int64_t allocations_per_step(Model& model, std::int64_t num_sequences) {
   return (num_allocations.load() - before) / kSteps;
 }
 
+TEST(Engine, TimesStepsByKindWhenAsked) {
+  Model model("qwen3", DType::kF32);
+  EngineOptions options = small_options();
+  options.times = std::make_shared<StepTimes>();
+  Engine engine(model.session.context().runtime, options, model.weights());
+  const auto started = std::chrono::steady_clock::now();
+  generate(engine, request_of(random_prompt(33, 1), 10, 1));
+  engine.shutdown();
+  const double total_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  const StepTimes::Kinds sums = options.times->take();
+  EXPECT_EQ(sums.prompt.num_steps, 1);
+  EXPECT_EQ(sums.decode.num_steps, 9);
+  double sum_s = 0;
+  for (const StepTimes::Parts& parts : {sums.prompt, sums.decode}) {
+    for (const double part_s : {parts.layers_s, parts.head_s, parts.draw_s}) EXPECT_GT(part_s, 0.0);
+    sum_s += parts.wait_s + parts.layers_s + parts.head_s + parts.draw_s;
+  }
+  EXPECT_LT(sum_s, total_s) << "no part is counted twice";
+  EXPECT_EQ(options.times->take().decode.num_steps, 0);
+}
+
 TEST(Engine, SteadyDecodingAllocatesNoMoreForMoreSequences) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "allocations are not counted under a sanitizer";

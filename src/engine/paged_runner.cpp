@@ -60,7 +60,9 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       cache_(make_cache(runtime, *weights_, num_blocks, options.block_size)),
       model_(session_.context(), options.record_steps),
       sampler_(session_.context(), weights_->config.vocab_size),
-      drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)) {}
+      drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)),
+      times_(options.times),
+      stopwatch_(times_ != nullptr ? runtime->make_stopwatch() : nullptr) {}
 
 PagedRunner::~PagedRunner() = default;
 
@@ -93,6 +95,10 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
 void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   PRL_CHECK(num_begun_ - num_finished_ < draws_.size(), "{} steps are under way", num_begun_ - num_finished_);
   if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
+  Marks& marks = marks_[num_begun_ % marks_.size()];
+  if (num_begun_ > 0) marks.before = marks_[(num_begun_ - 1) % marks_.size()].own.back();
+  marks.is_decode = std::ranges::all_of(plan.rows, [](const PlanRow& row) { return row.num_tokens == 1; });
+  mark(0);
   fill_batch(plan);
   nn::PagedBatch batch;
   batch.ids_T = ids_T_;
@@ -108,6 +114,7 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
     output.rows[r].error.clear();
     if (plan.rows[r].num_prompt_logprobs > 0) score_prompt(plan.rows[r], h_TH, query_start_[r], output.rows[r]);
   }
+  mark(1);
   begin_draws(plan, h_TH);
   ++num_begun_;
 }
@@ -162,12 +169,32 @@ void PagedRunner::begin_draws(const StepPlan& plan, ConstTensorView h_TH) {
     draws_B_.push_back({plan.rows[r].sequence, plan.rows[r].output_idx()});
   }
   draws.num_rows = 0;
-  if (!draws_B_.empty()) sampler_.begin(model_.logits(*weights_, h_TH, sample_rows_B_), draws_B_, drawn_B_, draws);
+  TensorView logits_BV;
+  if (!draws_B_.empty()) logits_BV = model_.logits(*weights_, h_TH, sample_rows_B_);
+  mark(2);
+  if (!draws_B_.empty()) sampler_.begin(logits_BV, draws_B_, drawn_B_, draws);
+  mark(3);
+}
+
+void PagedRunner::mark(std::size_t which) {
+  if (times_ != nullptr) marks_[num_begun_ % marks_.size()].own[which] = stopwatch_->mark();
+}
+
+void PagedRunner::add_times(const Marks& marks) {
+  const auto& [queued, layers, head, draw] = marks.own;
+  StepTimes::Parts parts{.num_steps = 1};
+  if (marks.before) parts.wait_s = stopwatch_->seconds(*marks.before, queued);
+  parts.layers_s = stopwatch_->seconds(queued, layers);
+  parts.head_s = stopwatch_->seconds(layers, head);
+  parts.draw_s = stopwatch_->seconds(head, draw);
+  times_->add(marks.is_decode, parts);
 }
 
 void PagedRunner::finish(const StepPlan& plan, StepOutput& output) {
   PRL_CHECK(num_finished_ < num_begun_, "no step is under way");
-  ops::PendingSamples& draws = draws_[num_finished_++ % draws_.size()];
+  const std::size_t turn = num_finished_++ % draws_.size();
+  ops::PendingSamples& draws = draws_[turn];
+  if (times_ != nullptr) add_times(marks_[turn]);
   const auto num_draws = static_cast<std::size_t>(draws.num_rows);
   if (num_draws == 0) return;
   if (results_B_.size() < num_draws) results_B_.resize(num_draws);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/model_runner.hpp"
@@ -28,6 +29,15 @@ class PagedRunner final : public ModelRunner {
   WeightProof prove() override;
 
  private:
+  /// Marks of a step: when it was queued, and behind its layers, head and draw; and the last mark of the step before, if there was one.
+  struct Marks {
+    std::optional<std::uint64_t> before;
+    std::array<std::uint64_t, 4> own{};
+    bool is_decode = false;
+  };
+  /// Nothing unless steps are timed.
+  void mark(std::size_t which);
+  void add_times(const Marks& marks);
   void fill_batch(const StepPlan& plan);
   void score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out);
   void begin_draws(const StepPlan& plan, ConstTensorView h_TH);
@@ -46,7 +56,10 @@ class PagedRunner final : public ModelRunner {
   std::vector<std::int32_t> sample_rows_B_;
   std::vector<Draw> draws_B_;
   Tensor drawn_B_;                            ///< tokens that the last step draws, on the device
-  std::array<ops::PendingSamples, 2> draws_;  ///< of steps that were begun, which take turns
+  std::array<ops::PendingSamples, 2> draws_;  ///< of steps that were begun, which take turns; so do marks_
+  std::shared_ptr<StepTimes> times_;
+  std::unique_ptr<Stopwatch> stopwatch_;  ///< if times_
+  std::array<Marks, 2> marks_;
   std::size_t num_begun_ = 0, num_finished_ = 0;
   std::vector<ops::SampleResult> results_B_;
   // Prompt log-probabilities.

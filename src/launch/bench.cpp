@@ -79,7 +79,8 @@ double time_prefill(engine::Engine& engine, std::int64_t num_sequences, const Be
   return static_cast<double>(num_sequences * options.prompt_tokens) / seconds_since(started);
 }
 
-std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights) {
+std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights,
+                                            std::shared_ptr<engine::StepTimes> times = {}) {
   engine::EngineOptions engine_options;
   engine_options.max_model_len = options.prompt_tokens + options.completion_tokens + 1;
   engine_options.max_num_seqs = options.num_sequences;
@@ -89,6 +90,7 @@ std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::Wei
   engine_options.num_blocks = (options.num_sequences + 1) * (engine_options.max_model_len / engine_options.block_size + 2);
   engine_options.num_threads = options.num_threads;
   engine_options.enable_prefix_caching = false;
+  engine_options.times = std::move(times);
   return std::make_unique<engine::Engine>(options.runtime, engine_options, std::move(weights));
 }
 
@@ -115,17 +117,36 @@ class Bandwidth {
   std::optional<ops::OpSession> session_;
 };
 
+std::string in_milliseconds(const std::vector<std::pair<std::string, double>>& parts) {
+  std::string text;
+  for (const auto& [name, seconds] : parts)
+    text += fmt::format("{}{} {:.{}f} ms", text.empty() ? "" : ", ", name, 1e3 * seconds, seconds < 0.01 ? 3 : 1);
+  return text;
+}
+
+/// Means over steps.
+std::vector<std::pair<std::string, double>> parts_of(const engine::StepTimes::Parts& sums, bool has_wait) {
+  const auto n = static_cast<double>(std::max<std::int64_t>(1, sums.num_steps));
+  std::vector<std::pair<std::string, double>> parts = {{"layers", sums.layers_s / n}, {"head", sums.head_s / n}, {"draw", sums.draw_s / n}};
+  if (has_wait) parts.emplace_back("wait", sums.wait_s / n);
+  return parts;
+}
+
 std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr weights, Bandwidth& bandwidth) {
-  const auto engine = make_engine(options, std::move(weights));
+  const auto times = std::make_shared<engine::StepTimes>();
+  const auto engine = make_engine(options, std::move(weights), times);
   Rng rng(options.seed, 1);
   std::vector<BenchRow> rows;
-  const auto repeat = [&](std::string work, std::int64_t count, auto&& measure) {
+  const auto repeat = [&](std::string work, std::int64_t count, bool is_decode, auto&& measure) {
     BenchRow row;
     row.work = std::move(work);
     for (int i = 0; i <= options.num_repeats; ++i) {
       const double rate = measure(*engine, count);
       if (i > 0) row.tokens_per_s.push_back(rate);
-      log::info("bench {} repeat {}: {:.1f} tokens/s", row.work, i, rate);
+      // Before its first step an engine has nothing to do, and prompts may be a single step.
+      const engine::StepTimes::Kinds sums = times->take();
+      row.seconds = is_decode ? parts_of(sums.decode, true) : parts_of(sums.prompt, false);
+      log::info("bench {} repeat {}: {:.1f} tokens/s (a step: {})", row.work, i, rate, in_milliseconds(row.seconds));
     }
     row.peak_bytes = options.runtime->peak_bytes();
     rows.push_back(std::move(row));
@@ -133,7 +154,7 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
   if (options.decode) {
     for (const auto& [work, count] : {std::pair<std::string, std::int64_t>{"decode_many", options.num_sequences}, {"decode_one", 1}}) {
       std::vector<double> shares;
-      repeat(work, count, [&](engine::Engine& e, std::int64_t n) {
+      repeat(work, count, true, [&](engine::Engine& e, std::int64_t n) {
         const double read = bandwidth.bytes_per_second();
         const double rate = time_decode(e, n, options, rng);
         shares.push_back(rate / static_cast<double>(n) * decode_step_bytes(options, n) / read);
@@ -145,7 +166,7 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
     }
   }
   if (options.prefill)
-    repeat("prefill", options.num_sequences, [&](engine::Engine& e, std::int64_t n) { return time_prefill(e, n, options, rng); });
+    repeat("prefill", options.num_sequences, false, [&](engine::Engine& e, std::int64_t n) { return time_prefill(e, n, options, rng); });
   engine->shutdown();
   return rows;
 }
@@ -203,9 +224,8 @@ BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, op
     end_part("repack");
     const double total_s = seconds_since(started);
     if (repeat > 0) row.tokens_per_s.push_back(static_cast<double>(options.train_tokens) / total_s);
-    std::string parts;
-    for (const auto& [name, seconds] : row.seconds) parts += fmt::format(" {} {:.1f} ms", name, 1e3 * seconds);
-    log::info("bench train repeat {}: {:.1f} tokens/s ({})", repeat, static_cast<double>(options.train_tokens) / total_s, parts.substr(1));
+    log::info("bench train repeat {}: {:.1f} tokens/s ({})", repeat, static_cast<double>(options.train_tokens) / total_s,
+              in_milliseconds(row.seconds));
   }
   row.share = median(row.tokens_per_s) * options.model.flops_per_token(std::min(options.sequence_tokens, options.train_tokens)) / flops;
   row.peak_bytes = ctx.runtime->peak_bytes();

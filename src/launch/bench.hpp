@@ -31,8 +31,10 @@ struct BenchRow {
   std::string work;  ///< "decode_many", "decode_one", "prefill", "train", "sync"
   std::vector<double> tokens_per_s;
   double share = 0;  ///< decode: of the memory-bandwidth bound; train: MFU; against the peak measured now
-  std::vector<std::pair<std::string, double>> seconds;  ///< parts of the last repeat
-  std::size_t peak_bytes = 0;                           ///< of memory taken by this work, weights included
+  /// Of the last repeat: parts of a training step, of a weight update, or means over the steps of an engine (layers, head, draw, and how
+  /// long the device waited for the host).
+  std::vector<std::pair<std::string, double>> seconds;
+  std::size_t peak_bytes = 0;  ///< of memory taken by this work, weights included
 };
 
 /// The shape called `name`: "smollm2-135m", "qwen3-0.6b", "qwen3-4b", "qwen3-8b". Error{kInvalidArgument} with the names there are.

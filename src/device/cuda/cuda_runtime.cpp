@@ -246,6 +246,38 @@ class CudaRuntime::PinnedCopy final : public HostCopy {
 
 std::unique_ptr<HostCopy> CudaRuntime::make_host_copy() { return std::make_unique<PinnedCopy>(*this); }
 
+class CudaRuntime::EventStopwatch final : public Stopwatch {
+ public:
+  explicit EventStopwatch(CudaRuntime& runtime) : runtime_(runtime) {
+    runtime_.activate();
+    for (cudaEvent_t& event : events_) PRL_CUDA_CHECK(cudaEventCreate(&event));
+  }
+  ~EventStopwatch() override {
+    for (const cudaEvent_t event : events_) (void)cudaEventDestroy(event);
+  }
+  EventStopwatch(const EventStopwatch&) = delete;
+  EventStopwatch& operator=(const EventStopwatch&) = delete;
+  std::uint64_t mark() override {
+    runtime_.activate();
+    PRL_CUDA_CHECK(cudaEventRecord(events_[num_marks_ % kNumKept], runtime_.stream_));
+    return num_marks_++;
+  }
+  double seconds(std::uint64_t from, std::uint64_t to) override {
+    runtime_.activate();
+    float milliseconds = 0;
+    PRL_CUDA_CHECK(cudaEventSynchronize(events_[to % kNumKept]));
+    PRL_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, events_[from % kNumKept], events_[to % kNumKept]));
+    return 1e-3 * static_cast<double>(milliseconds);
+  }
+
+ private:
+  CudaRuntime& runtime_;
+  std::array<cudaEvent_t, kNumKept> events_{};
+  std::uint64_t num_marks_ = 0;
+};
+
+std::unique_ptr<Stopwatch> CudaRuntime::make_stopwatch() { return std::make_unique<EventStopwatch>(*this); }
+
 void CudaRuntime::copy_within(void* destination, const void* source, std::size_t bytes) {
   activate();
   if (bytes != 0) PRL_CUDA_CHECK(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDeviceToDevice, stream_));

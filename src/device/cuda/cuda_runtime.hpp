@@ -28,6 +28,7 @@ class CudaRuntime : public DeviceRuntime {
   void copy_within(void* destination, const void* source, std::size_t bytes) override;
   void zero(void* destination, std::size_t bytes) override;
   std::unique_ptr<HostCopy> make_host_copy() override;
+  std::unique_ptr<Stopwatch> make_stopwatch() override;
   void synchronize() override;
   std::size_t bytes_in_use() const noexcept override { return in_use_.load(std::memory_order_relaxed); }
   std::size_t peak_bytes() const noexcept override { return peak_.load(std::memory_order_relaxed); }
@@ -51,6 +52,7 @@ class CudaRuntime : public DeviceRuntime {
 
  private:
   class PinnedCopy;
+  class EventStopwatch;
   /// Pinned memory that one copy at a time passes through.
   struct Slot {
     char* memory = nullptr;
