@@ -27,7 +27,7 @@ struct EngineOptions {
   bool record_steps = true;  ///< steps of one token per sequence as CUDA graphs
   std::uint64_t seed = 0;    ///< for requests without one
   int num_threads = 0;
-  std::shared_ptr<StepTimes> times = {};  ///< if there, steps are timed
+  std::shared_ptr<StepTimes> times = {};  ///< if there, steps are timed while it is on
 };
 
 /// New tokens of one request. `delta` holds only what is new since the last event except at the end, where finish_reason,

@@ -484,6 +484,8 @@ TEST(Engine, TimesStepsByKindWhenAsked) {
   EngineOptions options = small_options();
   options.times = std::make_shared<StepTimes>();
   Engine engine(model.session.context().runtime, options, model.weights());
+  generate(engine, request_of(random_prompt(20, 2), 5, 1));
+  options.times->start();
   const auto started = std::chrono::steady_clock::now();
   generate(engine, request_of(random_prompt(33, 1), 10, 1));
   engine.shutdown();
@@ -497,6 +499,7 @@ TEST(Engine, TimesStepsByKindWhenAsked) {
     sum_s += parts.wait_s + parts.layers_s + parts.head_s + parts.draw_s;
   }
   EXPECT_LT(sum_s, total_s) << "no part is counted twice";
+  EXPECT_FALSE(options.times->is_on());
   EXPECT_EQ(options.times->take().decode.num_steps, 0);
 }
 

@@ -96,7 +96,9 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   PRL_CHECK(num_begun_ - num_finished_ < draws_.size(), "{} steps are under way", num_begun_ - num_finished_);
   if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
   Marks& marks = marks_[num_begun_ % marks_.size()];
-  if (num_begun_ > 0) marks.before = marks_[(num_begun_ - 1) % marks_.size()].own.back();
+  const Marks& last = marks_[(num_begun_ + 1) % marks_.size()];
+  marks.before = last.is_timed ? std::optional(last.own.back()) : std::nullopt;
+  marks.is_timed = times_ != nullptr && times_->is_on();
   marks.is_decode = std::ranges::all_of(plan.rows, [](const PlanRow& row) { return row.num_tokens == 1; });
   mark(0);
   fill_batch(plan);
@@ -177,7 +179,8 @@ void PagedRunner::begin_draws(const StepPlan& plan, ConstTensorView h_TH) {
 }
 
 void PagedRunner::mark(std::size_t which) {
-  if (times_ != nullptr) marks_[num_begun_ % marks_.size()].own[which] = stopwatch_->mark();
+  Marks& marks = marks_[num_begun_ % marks_.size()];
+  if (marks.is_timed) marks.own[which] = stopwatch_->mark();
 }
 
 void PagedRunner::add_times(const Marks& marks) {
@@ -194,7 +197,7 @@ void PagedRunner::finish(const StepPlan& plan, StepOutput& output) {
   PRL_CHECK(num_finished_ < num_begun_, "no step is under way");
   const std::size_t turn = num_finished_++ % draws_.size();
   ops::PendingSamples& draws = draws_[turn];
-  if (times_ != nullptr) add_times(marks_[turn]);
+  if (marks_[turn].is_timed) add_times(marks_[turn]);
   const auto num_draws = static_cast<std::size_t>(draws.num_rows);
   if (num_draws == 0) return;
   if (results_B_.size() < num_draws) results_B_.resize(num_draws);

@@ -33,7 +33,7 @@ class PagedRunner final : public ModelRunner {
   struct Marks {
     std::optional<std::uint64_t> before;
     std::array<std::uint64_t, 4> own{};
-    bool is_decode = false;
+    bool is_timed = false, is_decode = false;
   };
   /// Nothing unless steps are timed.
   void mark(std::size_t which);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <utility>
@@ -30,17 +31,22 @@ class StepTimes {
     Parts decode;  ///< steps of one token per sequence
     Parts prompt;  ///< all others
   };
+  /// From the next step on; a GPU's marks take about a microsecond each.
+  void start() noexcept { is_on_.store(true); }
+  bool is_on() const noexcept { return is_on_.load(); }
   void add(bool is_decode, const Parts& parts) {
     std::lock_guard lock(mutex_);
     (is_decode ? sums_.decode : sums_.prompt) += parts;
   }
-  /// What was added since the last call.
+  /// What was added since the last call. Stops.
   Kinds take() {
+    is_on_.store(false);
     std::lock_guard lock(mutex_);
     return std::exchange(sums_, {});
   }
 
  private:
+  std::atomic<bool> is_on_{false};
   std::mutex mutex_;
   Kinds sums_;  ///< guarded
 };

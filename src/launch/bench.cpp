@@ -143,11 +143,14 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
     for (int i = 0; i <= options.num_repeats; ++i) {
       const double rate = measure(*engine, count);
       if (i > 0) row.tokens_per_s.push_back(rate);
-      // Before its first step an engine has nothing to do, and prompts may be a single step.
-      const engine::StepTimes::Kinds sums = times->take();
-      row.seconds = is_decode ? parts_of(sums.decode, true) : parts_of(sums.prompt, false);
-      log::info("bench {} repeat {}: {:.1f} tokens/s (a step: {})", row.work, i, rate, in_milliseconds(row.seconds));
+      log::info("bench {} repeat {}: {:.1f} tokens/s", row.work, i, rate);
     }
+    // Once more, for timing costs a little time itself. Before its first step an engine has nothing to do, and prompts may be one step.
+    times->start();
+    (void)measure(*engine, count);
+    const engine::StepTimes::Kinds sums = times->take();
+    row.seconds = is_decode ? parts_of(sums.decode, true) : parts_of(sums.prompt, false);
+    log::info("bench {}: a step's {}", row.work, in_milliseconds(row.seconds));
     row.peak_bytes = options.runtime->peak_bytes();
     rows.push_back(std::move(row));
   };
@@ -162,6 +165,7 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
         return rate;
       });
       shares.erase(shares.begin());
+      shares.pop_back();
       rows.back().share = median(shares);
     }
   }

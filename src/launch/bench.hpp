@@ -31,8 +31,8 @@ struct BenchRow {
   std::string work;  ///< "decode_many", "decode_one", "prefill", "train", "sync"
   std::vector<double> tokens_per_s;
   double share = 0;  ///< decode: of the memory-bandwidth bound; train: MFU; against the peak measured now
-  /// Of the last repeat: parts of a training step, of a weight update, or means over the steps of an engine (layers, head, draw, and how
-  /// long the device waited for the host).
+  /// Of the last repeat: parts of a training step or of a weight update. Of one more: means over the steps of an engine (layers, head,
+  /// draw, and how long the device waited for the host).
   std::vector<std::pair<std::string, double>> seconds;
   std::size_t peak_bytes = 0;  ///< of memory taken by this work, weights included
 };
