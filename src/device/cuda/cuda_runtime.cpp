@@ -351,6 +351,7 @@ std::size_t CudaRuntime::reserve_in_ring(std::size_t bytes) {
 }
 
 void CudaRuntime::upload(void* destination, const void* host, std::size_t bytes, cudaEvent_t after, cudaEvent_t done) {
+  if (bytes > kRingCopy) return copy_from_host(destination, host, bytes);  // in the stream itself, where nothing need be waited for
   activate();
   std::lock_guard lock(ring_mutex_);
   const std::size_t offset = reserve_in_ring(bytes);
