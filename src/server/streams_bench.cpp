@@ -32,6 +32,7 @@ class WaitingDevice final : public engine::ModelRunner {
   void finish(const engine::StepPlan& plan, engine::StepOutput& output) override {
     ends_.pop_front();
     while (Clock::now() < ends_.front()) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (ends_.size() == 1) ends_.front() = Clock::now();  // what was slept too long is not the host's
     if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
     for (engine::StepOutput::Row& row : output.rows) {
       row.error.clear();

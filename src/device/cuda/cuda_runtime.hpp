@@ -44,8 +44,8 @@ class CudaRuntime : public DeviceRuntime {
   /// the next few megabytes have been staged, so: stage what one op needs, launch it, forget the pointers. Arrays equal to recently
   /// staged ones cost a comparison and no copy, which is what every layer after the first sees.
   const void* stage(const void* host, std::size_t bytes);
-  /// As copy_from_host. Small arrays beside what is queued: the copy begins when `after`, an event of the stream, has passed, and work queued
-  /// from now on waits for it by `done`.
+  /// As copy_from_host. Small arrays beside what is queued: the copy begins when `after`, an event of the stream, has passed, and work
+  /// queued from now on waits for it by `done`.
   void upload(void* destination, const void* host, std::size_t bytes, cudaEvent_t after, cudaEvent_t done);
   /// Where kernels leave a fault.
   FaultWord* fault_word() const noexcept { return fault_; }
