@@ -145,7 +145,10 @@ void EngineLoop::pause(std::chrono::milliseconds timeout) {
     stats_.is_paused = true;
   }
   // Commands run between steps, so once this one has run the step in progress is over.
-  call<void>("finish its step and pause", timeout, [this] { core_.deliver(); });
+  call<void>("finish its step and pause", timeout, [this] {
+    core_.deliver();
+    publish();  // who asks next is told of that step too
+  });
 }
 
 void EngineLoop::resume() {
