@@ -96,10 +96,12 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   PRL_CHECK(num_begun_ - num_finished_ < draws_.size(), "{} steps are under way", num_begun_ - num_finished_);
   if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
   Marks& marks = marks_[num_begun_ % marks_.size()];
-  const Marks& last = marks_[(num_begun_ + 1) % marks_.size()];
-  marks.before = last.is_timed ? std::optional(last.own.back()) : std::nullopt;
   marks.is_timed = times_ != nullptr && times_->is_on();
-  marks.is_decode = std::ranges::all_of(plan.rows, [](const PlanRow& row) { return row.num_tokens == 1; });
+  if (marks.is_timed) {
+    const Marks& last = marks_[(num_begun_ + 1) % marks_.size()];
+    marks.before = last.is_timed ? std::optional(last.own.back()) : std::nullopt;
+    marks.is_decode = std::ranges::all_of(plan.rows, [](const PlanRow& row) { return row.num_tokens == 1; });
+  }
   mark(0);
   fill_batch(plan);
   nn::PagedBatch batch;

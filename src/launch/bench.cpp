@@ -164,8 +164,8 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
         log::info("bench {}: {:.0f}% of the {:.1f} GB/s that memory gave just before", work, 100 * shares.back(), read / 1e9);
         return rate;
       });
-      shares.erase(shares.begin());
-      shares.pop_back();
+      shares.erase(shares.begin());  // to warm up
+      shares.pop_back();             // while steps were timed
       rows.back().share = median(shares);
     }
   }
