@@ -142,6 +142,17 @@ __device__ __forceinline__ V warp_sum(V v) {
   for (int step = kWidth / 2; step > 0; step /= 2) v += __shfl_xor_sync(kFullWarp, v, step, kWidth);
   return v;
 }
+/// One, two or four numbers, added in pairs.
+template <int kCount>
+__device__ __forceinline__ float pair_sum(const float (&v)[kCount]) {
+  static_assert(kCount == 1 || kCount == 2 || kCount == 4);
+  if constexpr (kCount == 1)
+    return v[0];
+  else if constexpr (kCount == 2)
+    return v[0] + v[1];
+  else
+    return (v[0] + v[1]) + (v[2] + v[3]);
+}
 template <int kWidth = kWarp>
 __device__ __forceinline__ float warp_max(float v) {
 #pragma unroll

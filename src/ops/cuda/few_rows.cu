@@ -316,14 +316,14 @@ __device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigne
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    float v[kVectors][kVec], squares = 0.0f;
+    float v[kVectors][kVec], squares[kVectors] = {};
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       load<true>(v[j], reinterpret_cast<const __nv_bfloat16*>(&x[i][j]), kVec);
 #pragma unroll
-      for (int e = 0; e < kVec; ++e) squares = fmaf(v[j][e], v[j][e], squares);
+      for (int e = 0; e < kVec; ++e) squares[j] = fmaf(v[j][e], v[j][e], squares[j]);
     }
-    const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(a.K) + a.eps);
+    const float scale = 1.0f / sqrtf(warp_sum(pair_sum(squares)) / static_cast<float>(a.K) + a.eps);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const int c = column(j), r = row(i);

@@ -6,7 +6,7 @@
 #include "ops/cuda/sums.hpp"
 
 // Norms. A row is summed by `lanes` threads, each taking 8 neighbouring elements at a time; lanes depend on the width of the row
-// alone, so a row's result does not depend on the others.
+// alone, so a row's result does not depend on the others. In the forward pass a lane of a warp sums its vectors side by side.
 
 namespace prl::ops::cuda {
 namespace {
@@ -140,7 +140,8 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   Bf16* y_row = a.y + row_begin(p.row, a.y_stride, a.heads, a.cols);
   Bf16* sum_row = kAdd ? a.sum + p.row * a.sum_stride : nullptr;
   float kept[kVectors][kVec] = {};
-  float squares = 0.0f;
+  constexpr int kSums = kLanes > 0 ? kVectors : 1;
+  float squares[kSums] = {};
   // Loads of a row are all on their way before the first store: no later load could pass it.
   const auto read = [&](int c, Raw<Bf16>& own, Raw<Bf16>& other) {
     own.read(x + c);
@@ -154,9 +155,10 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
       store<true>(sum_row + c, v, kVec);
     }
   };
-  const auto add_squares = [&](const float(&v)[kVec]) {
+  const auto add_squares = [&](const float(&v)[kVec], int j) {
+    float& sum = squares[kSums > 1 ? j : 0];
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
+    for (int i = 0; i < kVec; ++i) sum = fmaf(v[i], v[i], sum);
   };
   if (is_live) {
     Raw<Bf16> own[kVectors], other[kVectors];
@@ -168,17 +170,17 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
       if (column(j) < a.cols) take(column(j), kept[j], own[j], other[j]);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
-      if (column(j) < a.cols) add_squares(kept[j]);
+      if (column(j) < a.cols) add_squares(kept[j], j);
     if constexpr (kLanes == 0)
       for (int j = kVectors; column(j) < a.cols; ++j) {
         float v[kVec];
         Raw<Bf16> more, others;
         read(column(j), more, others);
         take(column(j), v, more, others);
-        add_squares(v);
+        add_squares(v, 0);
       }
   }
-  const float scale = 1.0f / sqrtf(row_sum<kLanes>(squares, scratch) / static_cast<float>(a.cols) + a.eps);
+  const float scale = 1.0f / sqrtf(row_sum<kLanes>(pair_sum(squares), scratch) / static_cast<float>(a.cols) + a.eps);
   if (!is_live) return;
   const auto put = [&](int c, float(&v)[kVec]) {
     float w[kVec];
@@ -209,7 +211,8 @@ __global__ void __launch_bounds__(kMaxLanes) any_norm_kernel(const NormArgs<T> a
   const T* x = a.x + row_begin(p.row, a.x_stride, a.heads, a.cols);
   T* y_row = a.y + row_begin(p.row, a.y_stride, a.heads, a.cols);
   T* sum_row = kAdd ? a.sum + p.row * a.sum_stride : nullptr;
-  float squares = 0.0f;
+  float squares[kWarpVectors] = {};
+  int at = 0;
 #pragma unroll 1
   for (int c = p.lane * kVec; is_live && c < a.cols; c += lanes * kVec) {
     float v[kVec];
@@ -222,9 +225,14 @@ __global__ void __launch_bounds__(kMaxLanes) any_norm_kernel(const NormArgs<T> a
       store<false>(sum_row + c, v, a.cols - c);
     }
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
+    for (int j = 0; j < kWarpVectors; ++j) {
+      if (j != at) continue;
+#pragma unroll
+      for (int i = 0; i < kVec; ++i) squares[j] = fmaf(v[i], v[i], squares[j]);
+    }
+    if (lanes <= kWarp) ++at;
   }
-  const float scale = 1.0f / sqrtf(any_row_sum(squares, lanes, scratch) / static_cast<float>(a.cols) + a.eps);
+  const float scale = 1.0f / sqrtf(any_row_sum(pair_sum(squares), lanes, scratch) / static_cast<float>(a.cols) + a.eps);
 #pragma unroll 1
   for (int c = p.lane * kVec; is_live && c < a.cols; c += lanes * kVec) {
     float v[kVec], w[kVec];
