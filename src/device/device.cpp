@@ -4,7 +4,6 @@
 
 #include <array>
 #include <chrono>
-#include <cstring>
 
 namespace prl {
 
@@ -14,18 +13,6 @@ std::string to_string(Device device) {
 }
 
 namespace {
-
-class ImmediateCopy final : public HostCopy {
- public:
-  void begin(const void* source, std::size_t bytes) override {
-    bytes_.resize(bytes);
-    if (bytes > 0) std::memcpy(bytes_.data(), source, bytes);
-  }
-  const std::byte* finish() override { return bytes_.data(); }
-
- private:
-  std::vector<std::byte> bytes_;
-};
 
 class ClockStopwatch final : public Stopwatch {
  public:
@@ -43,8 +30,6 @@ class ClockStopwatch final : public Stopwatch {
 };
 
 }  // namespace
-
-std::unique_ptr<HostCopy> DeviceRuntime::make_host_copy() { return std::make_unique<ImmediateCopy>(); }
 
 std::unique_ptr<Stopwatch> DeviceRuntime::make_stopwatch() { return std::make_unique<ClockStopwatch>(); }
 

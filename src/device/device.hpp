@@ -28,16 +28,6 @@ class RecordedWork {
   virtual void run(void* destination, const void* host, std::size_t bytes) = 0;
 };
 
-/// A copy from the device that need not be waited for at once. One copy at a time; the memory it goes through is kept between copies.
-class HostCopy {
- public:
-  virtual ~HostCopy() = default;  ///< waits
-  /// Begins when the work queued so far has run, and holds up none that is queued later: `source` must stay as it is until finish().
-  virtual void begin(const void* source, std::size_t bytes) = 0;
-  /// Waits for it. The bytes stay until the next begin(). Errors as copy_to_host.
-  virtual const std::byte* finish() = 0;
-};
-
 /// Points in a device's queue of work, and the time between them.
 class Stopwatch {
  public:
@@ -61,8 +51,6 @@ class DeviceRuntime {
   virtual void copy_to_host(void* host, const void* source, std::size_t bytes) = 0;
   virtual void copy_within(void* destination, const void* source, std::size_t bytes) = 0;
   virtual void zero(void* destination, std::size_t bytes) = 0;
-  /// The runtime must outlive it. Copies at begin() where calls return when they are done.
-  virtual std::unique_ptr<HostCopy> make_host_copy();
   /// The runtime must outlive it.
   virtual std::unique_ptr<Stopwatch> make_stopwatch();
   /// Waits until all queued work is done.

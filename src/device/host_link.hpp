@@ -25,7 +25,7 @@ class HostLink {
   virtual Ticket to_device(void* destination, const void* host, std::size_t bytes, Ticket after) = 0;
   /// Work queued on the device from now on begins when that copy, and those asked for before it, are done.
   virtual void hold_work(Ticket ticket) = 0;
-  /// The caller waits for that copy, and for those asked for before it.
+  /// The caller waits for that copy, and for those asked for before it. Errors as copy_to_host.
   virtual void wait(Ticket ticket) = 0;
 };
 

@@ -174,9 +174,12 @@ void PagedRunner::begin_draws(const StepPlan& plan, ConstTensorView h_TH) {
   }
   draws.num_rows = 0;
   TensorView logits_BV;
-  if (!draws_B_.empty()) logits_BV = model_.logits(*weights_, h_TH, sample_rows_B_);
+  if (!draws_B_.empty()) {
+    const ConstTensorView h_BH = model_.hidden_rows(h_TH, sample_rows_B_);
+    if (!sampler_.begin_head(h_BH, *weights_->lm_head, draws_B_, drawn_B_, draws)) logits_BV = model_.logits(*weights_, h_BH);
+  }
   mark(2);
-  if (!draws_B_.empty()) sampler_.begin(logits_BV, draws_B_, drawn_B_, draws);
+  if (logits_BV.data != nullptr) sampler_.begin(logits_BV, draws_B_, drawn_B_, draws);
   mark(3);
 }
 

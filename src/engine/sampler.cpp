@@ -85,25 +85,37 @@ void Sampler::edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequenc
 void Sampler::begin(TensorView logits_BV, std::span<const Draw> draws_B, TensorView drawn_B, ops::PendingSamples& pending) {
   PRL_CHECK(logits_BV.shape.num_rows() == static_cast<std::int64_t>(draws_B.size()), "{} rows of logits for {} sequences",
             logits_BV.shape.num_rows(), draws_B.size());
-  rows_.clear();
   for (std::size_t i = 0; i < draws_B.size(); ++i) {
     Sequence& sequence = *draws_B[i].sequence;
-    if (needs_edit(sequence)) {
-      PRL_CHECK(draws_B[i].output_idx == sequence.num_output_tokens(), "logits are edited by tokens that are not known");
-      edit_row(logits_BV, static_cast<std::int64_t>(i), sequence);
-    }
-    const wire::SamplingParams& s = sequence.request->sampling;
+    if (!needs_edit(sequence)) continue;
+    PRL_CHECK(draws_B[i].output_idx == sequence.num_output_tokens(), "logits are edited by tokens that are not known");
+    edit_row(logits_BV, static_cast<std::int64_t>(i), sequence);
+  }
+  set_rows(draws_B);
+  ops::begin_sample(ctx_, pending, drawn_B, logits_BV, rows_);
+}
+
+bool Sampler::begin_head(ConstTensorView h_BH, const ops::LinearWeight& lm_head, std::span<const Draw> draws_B, TensorView drawn_B,
+                         ops::PendingSamples& pending) {
+  if (std::ranges::any_of(draws_B, [](const Draw& draw) { return needs_edit(*draw.sequence); })) return false;
+  set_rows(draws_B);
+  return ops::begin_sample_head(ctx_, pending, drawn_B, h_BH, lm_head, rows_);
+}
+
+void Sampler::set_rows(std::span<const Draw> draws_B) {
+  rows_.clear();
+  for (const Draw& draw : draws_B) {
+    const wire::SamplingParams& s = draw.sequence->request->sampling;
     ops::SampleRow row;
     row.temperature = s.temperature;
     row.top_p = s.top_p;
     row.min_p = s.min_p;
     row.top_k = s.top_k;
-    row.seed = sequence.seed;
-    row.position = static_cast<std::uint64_t>(draws_B[i].output_idx);
+    row.seed = draw.sequence->seed;
+    row.position = static_cast<std::uint64_t>(draw.output_idx);
     row.num_top_logprobs = s.logprobs.value_or(0);
     rows_.push_back(row);
   }
-  ops::begin_sample(ctx_, pending, drawn_B, logits_BV, rows_);
 }
 
 void Sampler::finish(std::span<ops::SampleResult> results_B, ops::PendingSamples& pending) {

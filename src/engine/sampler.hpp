@@ -39,6 +39,9 @@ class Sampler {
   /// One token per row, as ops::begin_sample. logits_BV: fp32, on the device of the context; rows that need editing are waited for and
   /// overwritten, and the tokens of their sequences must be known.
   void begin(TensorView logits_BV, std::span<const Draw> draws_B, TensorView drawn_B, ops::PendingSamples& pending);
+  /// The same from hidden rows, as ops::begin_sample_head: false, and nothing is done, where logits are wanted.
+  bool begin_head(ConstTensorView h_BH, const ops::LinearWeight& lm_head, std::span<const Draw> draws_B, TensorView drawn_B,
+                  ops::PendingSamples& pending);
   /// results_B[i] is for draws_B[i]. A row without a finite maximum (the model produced NaN or infinity) gets a NaN log-probability.
   void finish(std::span<ops::SampleResult> results_B, ops::PendingSamples& pending);
   /// The `num_top` likeliest tokens of each row at temperature 1, best first.
@@ -46,6 +49,7 @@ class Sampler {
 
  private:
   void edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequence);
+  void set_rows(std::span<const Draw> draws_B);
 
   ops::OpContext& ctx_;
   std::vector<std::int32_t> counts_V_;

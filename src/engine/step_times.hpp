@@ -15,7 +15,7 @@ class StepTimes {
     std::int64_t num_steps = 0;
     double wait_s = 0;    ///< nothing was queued: the device waited for the host, or there was nothing to do
     double layers_s = 0;  ///< from the upload of indices to the last norm, and log-probabilities of prompts
-    double head_s = 0;    ///< logits
+    double head_s = 0;    ///< logits; where one pass forms them and draws, that
     double draw_s = 0;
 
     Parts& operator+=(const Parts& other) noexcept {

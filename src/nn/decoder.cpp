@@ -149,21 +149,21 @@ TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBa
   return decoder_forward(frame, {weights}, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, {}, nullptr).value;
 }
 
-TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> rows_B) {
+ConstTensorView InferenceModel::hidden_rows(ConstTensorView h_TH, std::span<const std::int32_t> rows_B) {
   Impl& m = *impl_;
   m.head_arena.reset();
   const auto B = static_cast<std::int64_t>(rows_B.size());
   // As in a decoding step, where each sequence has a row.
   const bool lie_together = B > 0 && std::ranges::adjacent_find(rows_B, [](auto a, auto b) { return b != a + 1; }) == rows_B.end();
-  ConstTensorView h_BH;
-  if (lie_together) {
-    h_BH = h_TH.rows(rows_B[0], B);
-  } else {
-    const TensorView gathered = m.head_arena.take({B, weights.config.hidden_size}, weights.compute);
-    ops::embedding(m.ctx, gathered, h_TH, upload(m.ctx, m.head_arena, rows_B, DType::kI32));
-    h_BH = gathered;
-  }
-  const TensorView logits_BV = m.head_arena.take({B, weights.config.vocab_size}, DType::kF32);
+  if (lie_together) return h_TH.rows(rows_B[0], B);
+  const TensorView gathered = m.head_arena.take({B, h_TH.shape.num_cols()}, h_TH.dtype);
+  ops::embedding(m.ctx, gathered, h_TH, upload(m.ctx, m.head_arena, rows_B, DType::kI32));
+  return gathered;
+}
+
+TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_BH) {
+  Impl& m = *impl_;
+  const TensorView logits_BV = m.head_arena.take({h_BH.shape.num_rows(), weights.config.vocab_size}, DType::kF32);
   ops::linear(m.ctx, logits_BV, h_BH, *weights.lm_head, weights.layers.front().qkv.get());
   return logits_BV;
 }

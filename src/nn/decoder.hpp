@@ -57,8 +57,13 @@ class InferenceModel {
   /// Writes k, v of the new tokens into `cache` and returns h [T, H] in compute dtype, valid until the next call. A step of one token
   /// per sequence is recorded where the device can, once per set of weights and rounded-up batch size, and run again as a whole.
   TensorView forward_paged(const Weights& weights, KvCache& cache, const PagedBatch& batch);
-  /// Gathers rows of h, and logits_BV [B, V] fp32 of them; valid until the next call.
-  TensorView logits(const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> rows_B);
+  /// Rows of h one after another; valid until the next call.
+  ConstTensorView hidden_rows(ConstTensorView h_TH, std::span<const std::int32_t> rows_B);
+  /// logits_BV [B, V] fp32 of what hidden_rows() has just given; valid until its next call.
+  TensorView logits(const Weights& weights, ConstTensorView h_BH);
+  TensorView logits(const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> rows_B) {
+    return logits(weights, hidden_rows(h_TH, rows_B));
+  }
   /// Varlen forward without cache and without tape (probe prompts, validation loss).
   TensorView forward_packed(const Weights& weights, const PackedBatch& batch);
 

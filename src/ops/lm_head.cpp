@@ -22,6 +22,20 @@ void check_kept(ShapeCheck& c, const OpContext& ctx, const ConstTensorView& kept
   c.check("kept", kept, "R V", DType::kF32).contiguous("kept", kept);
 }
 
+void check_draws(ShapeCheck& c, const TensorView& drawn_B, std::span<const SampleRow> rows_B) {
+  const auto num_rows = static_cast<std::int64_t>(rows_B.size());
+  c.extent("B", num_rows, "rows");
+  if (drawn_B.data != nullptr) {
+    c.check("drawn", drawn_B, "D", DType::kI32);
+    c.require(drawn_B.shape.num_elements() >= num_rows, "drawn has no room for all rows");
+  }
+  for (const SampleRow& r : rows_B) {
+    c.require(r.temperature >= 0.0f && std::isfinite(r.temperature), "a temperature is negative or not finite");
+    c.require(r.top_p > 0.0f && r.top_p <= 1.0f, "top_p lies outside (0, 1]");
+    c.require(r.min_p >= 0.0f && r.min_p <= 1.0f, "min_p lies outside [0, 1]");
+  }
+}
+
 }  // namespace
 
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
@@ -68,20 +82,22 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
 void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
                   std::span<const SampleRow> rows_B) {
   ShapeCheck c("sample", ctx);
-  const auto num_rows = static_cast<std::int64_t>(rows_B.size());
-  c.check("logits", logits_BV, "B V", DType::kF32).extent("B", num_rows, "rows");
-  if (drawn_B.data != nullptr) {
-    c.check("drawn", drawn_B, "D", DType::kI32);
-    c.require(drawn_B.shape.num_elements() >= num_rows, "drawn has no room for all rows");
-  }
+  c.check("logits", logits_BV, "B V", DType::kF32);
+  check_draws(c, drawn_B, rows_B);
   c.require(logits_BV.shape.num_cols() > 0, "the vocabulary is empty");
-  for (const SampleRow& r : rows_B) {
-    c.require(r.temperature >= 0.0f && std::isfinite(r.temperature), "a temperature is negative or not finite");
-    c.require(r.top_p > 0.0f && r.top_p <= 1.0f, "top_p lies outside (0, 1]");
-    c.require(r.min_p >= 0.0f && r.min_p <= 1.0f, "min_p lies outside [0, 1]");
-  }
-  pending.num_rows = num_rows;
-  if (num_rows > 0) table_entry(ctx, ctx.table->begin_sample, "begin_sample")(ctx, pending, drawn_B, logits_BV, rows_B);
+  pending.num_rows = static_cast<std::int64_t>(rows_B.size());
+  if (pending.num_rows > 0) table_entry(ctx, ctx.table->begin_sample, "begin_sample")(ctx, pending, drawn_B, logits_BV, rows_B);
+}
+
+bool begin_sample_head(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView h_BH, const LinearWeight& lm_head,
+                       std::span<const SampleRow> rows_B) {
+  if (ctx.table->begin_sample_head == nullptr || rows_B.empty()) return false;
+  ShapeCheck c("sample_head", ctx);
+  c.extent("H", lm_head.num_inputs(), "lm_head").check("h", h_BH, "B H", lm_head.dtype());
+  check_draws(c, drawn_B, rows_B);
+  if (!ctx.table->begin_sample_head(ctx, pending, drawn_B, h_BH, lm_head, rows_B)) return false;
+  pending.num_rows = static_cast<std::int64_t>(rows_B.size());
+  return true;
 }
 
 void finish_sample(OpContext& ctx, std::span<SampleResult> out_B, PendingSamples& pending) {

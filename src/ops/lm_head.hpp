@@ -4,13 +4,15 @@
 #include <utility>
 #include <vector>
 
+#include "device/host_link.hpp"
 #include "ops/context.hpp"
 #include "ops/linear.hpp"
 
 namespace prl::ops {
 
-/// Vocabulary entries per chunk of every log-sum-exp: the maximum and sum of a chunk are formed first, in index order, then
-/// chunks are merged in order. Shared by training and sampling, so their log-probabilities agree bit for bit.
+/// Vocabulary entries per chunk of every log-sum-exp: the maximum and sum of a chunk are formed first, then chunks are merged. The order is
+/// a device's own (on the CPU that of the index, on the GPU ops/cuda/log_softmax.cuh) and shared by training and sampling, so their
+/// log-probabilities agree bit for bit.
 inline constexpr int kVocabChunk = 1024;
 
 /// log p(target | h) and entropy under softmax(h W^T / temperature), without holding [T, V] beyond what `kept` asks for.
@@ -50,7 +52,9 @@ struct SampleResult {
 struct PendingSamples {
   std::vector<SampleResult> results_B;  ///< of a device whose ops return when they are done
   Tensor memory;                        ///< of another: its results there,
-  std::unique_ptr<HostCopy> copy;       ///< and on their way to the host
+  std::shared_ptr<HostLink> link;       ///< their way to the host, beside what is queued,
+  std::shared_ptr<void> host;           ///< and where they arrive,
+  HostLink::Ticket copied = 0;          ///< with this copy
   std::int64_t num_rows = 0, max_top = 0;
 };
 /// Draws one token per row of logits_BV (fp32, device memory; adjusted by penalties and bias before if needed).
@@ -62,6 +66,10 @@ void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logit
 /// [at least B] int32, if given, where work queued behind can find them. Nothing may be pending already.
 void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
                   std::span<const SampleRow> rows_B);
+/// linear(logits_BV, h_BH, lm_head) and begin_sample, without logits in memory: the same tokens and log-probabilities, bit for bit. False,
+/// and nothing is done, where the device has no such pass, or a row is truncated or asks for other tokens' log-probabilities.
+bool begin_sample_head(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView h_BH, const LinearWeight& lm_head,
+                       std::span<const SampleRow> rows_B);
 /// Waits for the results.
 void finish_sample(OpContext& ctx, std::span<SampleResult> out_B, PendingSamples& pending);
 

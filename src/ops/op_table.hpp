@@ -74,6 +74,8 @@ struct OpTable {
   void (*attention_decode)(OpContext&, TensorView, ConstTensorView, const KvLayer&, const DecodeIndex&, ConstTensorView, float) = nullptr;
   bool (*attention_decode_fused)(OpContext&, TensorView, const HeadInputs&, const KvLayer&, const DecodeIndex&, ConstTensorView,
                                  float) = nullptr;
+  bool (*begin_sample_head)(OpContext&, PendingSamples&, TensorView, ConstTensorView, const LinearWeight&,
+                            std::span<const SampleRow>) = nullptr;
   bool (*norm_rope)(OpContext&, TensorView, const HeadInputs&) = nullptr;  ///< false: not for these sizes
   bool (*norm_rope_backward)(OpContext&, TensorView, TensorView, TensorView, TensorView, const HeadInputs&) = nullptr;
   void (*norm_rope_to_cache)(OpContext&, TensorView, const KvLayer&, ConstTensorView, const HeadInputs&) = nullptr;

@@ -200,52 +200,6 @@ void CudaRuntime::copy_to_host(void* host, const void* source, std::size_t bytes
   throw_fault();
 }
 
-class CudaRuntime::PinnedCopy final : public HostCopy {
- public:
-  explicit PinnedCopy(CudaRuntime& runtime) : runtime_(runtime) {
-    runtime_.activate();
-    PRL_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    for (cudaEvent_t* event : {&ready_, &done_}) PRL_CUDA_CHECK(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
-  }
-  ~PinnedCopy() override {
-    (void)cudaEventSynchronize(done_);
-    for (cudaEvent_t event : {ready_, done_}) (void)cudaEventDestroy(event);
-    (void)cudaStreamDestroy(stream_);
-    (void)cudaFreeHost(memory_);
-  }
-  PinnedCopy(const PinnedCopy&) = delete;
-  PinnedCopy& operator=(const PinnedCopy&) = delete;
-  void begin(const void* source, std::size_t bytes) override {
-    runtime_.activate();
-    PRL_CUDA_CHECK(cudaEventSynchronize(done_));  // a new event counts as passed
-    if (bytes > capacity_) {
-      (void)cudaFreeHost(std::exchange(memory_, nullptr));
-      capacity_ = 0;
-      PRL_CUDA_CHECK(cudaMallocHost(&memory_, std::bit_ceil(bytes)));
-      capacity_ = std::bit_ceil(bytes);
-    }
-    PRL_CUDA_CHECK(cudaEventRecord(ready_, runtime_.stream_));
-    PRL_CUDA_CHECK(cudaStreamWaitEvent(stream_, ready_, 0));
-    PRL_CUDA_CHECK(cudaMemcpyAsync(memory_, source, bytes, cudaMemcpyDeviceToHost, stream_));
-    PRL_CUDA_CHECK(cudaEventRecord(done_, stream_));
-  }
-  const std::byte* finish() override {
-    runtime_.activate();
-    PRL_CUDA_CHECK(cudaEventSynchronize(done_));
-    runtime_.throw_fault();
-    return static_cast<const std::byte*>(memory_);
-  }
-
- private:
-  CudaRuntime& runtime_;
-  cudaStream_t stream_ = nullptr;
-  cudaEvent_t ready_ = nullptr, done_ = nullptr;
-  void* memory_ = nullptr;
-  std::size_t capacity_ = 0;
-};
-
-std::unique_ptr<HostCopy> CudaRuntime::make_host_copy() { return std::make_unique<PinnedCopy>(*this); }
-
 class CudaRuntime::EventStopwatch final : public Stopwatch {
  public:
   explicit EventStopwatch(CudaRuntime& runtime) : runtime_(runtime) {

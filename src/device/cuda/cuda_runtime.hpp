@@ -27,7 +27,6 @@ class CudaRuntime : public DeviceRuntime {
   void copy_to_host(void* host, const void* source, std::size_t bytes) override;
   void copy_within(void* destination, const void* source, std::size_t bytes) override;
   void zero(void* destination, std::size_t bytes) override;
-  std::unique_ptr<HostCopy> make_host_copy() override;
   std::unique_ptr<Stopwatch> make_stopwatch() override;
   void synchronize() override;
   std::size_t bytes_in_use() const noexcept override { return in_use_.load(std::memory_order_relaxed); }
@@ -49,9 +48,10 @@ class CudaRuntime : public DeviceRuntime {
   void upload(void* destination, const void* host, std::size_t bytes, cudaEvent_t after, cudaEvent_t done);
   /// Where kernels leave a fault.
   FaultWord* fault_word() const noexcept { return fault_; }
+  /// Error{} of the fault that a kernel has left. Whoever waits for the device calls it afterwards.
+  void throw_fault();
 
  private:
-  class PinnedCopy;
   class EventStopwatch;
   /// Pinned memory that one copy at a time passes through.
   struct Slot {
@@ -63,7 +63,6 @@ class CudaRuntime : public DeviceRuntime {
     std::size_t offset = 0, bytes = 0;
   };
   class Lease;
-  void throw_fault();
   void make_ring(std::size_t quarter_bytes);
   void free_ring() noexcept;
   std::size_t reserve_in_ring(std::size_t bytes);

@@ -97,6 +97,7 @@ class CudaHostLink final : public HostLink {
     if (ticket == 0) return;
     cuda_.activate();
     PRL_CUDA_CHECK(cudaEventSynchronize(event_of(ticket)));
+    cuda_.throw_fault();
   }
 
  private:

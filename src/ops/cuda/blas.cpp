@@ -65,8 +65,12 @@ std::optional<FewRowsTile> few_rows(const OpContext& ctx, const Product& p, cons
 
 }  // namespace
 
+bool has_librarys_bits(const OpContext& ctx, const Product& p) {
+  return is_exact() && is_librarys(p, properties_of(ctx)) && p.N % invariant_columns(p) == 0;
+}
+
 bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion) {
-  if (!is_exact() || !is_librarys(p, properties_of(ctx)) || p.N % invariant_columns(p) != 0) return false;
+  if (!has_librarys_bits(ctx, p)) return false;
   const std::optional<FewRowsTile> tile = few_rows(ctx, p, fusion);
   if (tile) few_rows_product(ctx, p, *tile, fusion);
   return tile.has_value();

@@ -51,6 +51,9 @@ class Blas {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Whether rows of this product have the bits that the library's kernels for many rows give them, and kernels of ours with the same order
+/// of sums.
+bool has_librarys_bits(const OpContext& ctx, const Product& p);
 /// A product of few rows with its neighbours by the kernels of few_rows.hpp. False, and nothing is done, where they do not take it.
 bool run_few_rows(const OpContext& ctx, const Product& p, const FewRowsFusion& fusion);
 

@@ -38,6 +38,8 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
                               std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RV);
 void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
                   std::span<const SampleRow> rows_B);
+bool begin_sample_head(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView h_BH, const LinearWeight& lm_head,
+                       std::span<const SampleRow> rows_B);
 void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending);
 
 void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, const TokenIds& ids);

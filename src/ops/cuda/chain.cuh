@@ -34,9 +34,10 @@ inline bool is_recording(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   return cudaStreamIsCapturing(stream, &status) == cudaSuccess && status == cudaStreamCaptureStatusActive;
 }
-/// Queues a kernel that calls `wait_for_previous`.
+/// Queues a kernel that calls `wait_for_previous`. `is_early`: it may have blocks on the device before the kernel queued before it has
+/// ended, as it may behind one that was not itself queued so, or waits in turn.
 template <typename... Parameters, typename... Arguments>
-void launch_chained(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+void launch_waiting(bool is_early, cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
                     Arguments&&... arguments) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -47,8 +48,14 @@ void launch_chained(cudaStream_t stream, void (*kernel)(Parameters...), dim3 gri
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = is_recording(stream) ? 1 : 0;
+  config.numAttrs = is_early ? 1 : 0;
   PRL_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
+}
+/// As recorded work has all of its kernels: early there, and one after another elsewhere.
+template <typename... Parameters, typename... Arguments>
+void launch_chained(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                    Arguments&&... arguments) {
+  launch_waiting(is_recording(stream), stream, kernel, grid, block, shared_bytes, std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace prl::ops::cuda

@@ -141,7 +141,8 @@ TEST(CudaRuntime, StagedArraysHoldAndEqualOnesAreFoundAgain) {
 
 TEST(CudaRuntime, CopiesForTheHostAreOfTheirPlaceInTheQueue) {
   const auto runtime = make_cuda_runtime();
-  const auto first = runtime->make_host_copy(), second = runtime->make_host_copy();
+  const auto first = make_host_link(runtime, true), second = make_host_link(runtime, true);
+  const std::shared_ptr<void> first_host = first->allocate(4000), second_host = second->allocate(4000);
   const auto watch = runtime->make_stopwatch();
   const Tensor a = Tensor::empty(runtime, {1000}, DType::kI32), b = a.clone();
   std::vector<std::int32_t> values(1000);
@@ -149,16 +150,15 @@ TEST(CudaRuntime, CopiesForTheHostAreOfTheirPlaceInTheQueue) {
     const std::uint64_t begin = watch->mark();
     std::ranges::fill(values, round);
     runtime->copy_from_host(a.data(), values.data(), a.num_bytes());
-    first->begin(a.data(), a.num_bytes());
+    const HostLink::Ticket of_first = first->to_host(first_host.get(), a.data(), a.num_bytes());
     std::ranges::fill(values, -round);
     runtime->copy_from_host(b.data(), values.data(), b.num_bytes());
-    second->begin(b.data(), b.num_bytes());
+    const HostLink::Ticket of_second = second->to_host(second_host.get(), b.data(), b.num_bytes());
     const std::uint64_t end = watch->mark();
-    std::int32_t got[2];
-    std::memcpy(&got[0], first->finish() + 4 * 999, sizeof got[0]);
-    std::memcpy(&got[1], second->finish() + 4 * 999, sizeof got[1]);
-    ASSERT_EQ(got[0], round);
-    ASSERT_EQ(got[1], -round);
+    first->wait(of_first);
+    second->wait(of_second);
+    ASSERT_EQ(static_cast<const std::int32_t*>(first_host.get())[999], round);
+    ASSERT_EQ(static_cast<const std::int32_t*>(second_host.get())[999], -round);
     EXPECT_GT(watch->seconds(begin, end), 0.0);
   }
 }
@@ -342,7 +342,6 @@ TEST(CudaLinear, FusedNeighboursAreTheOpsOneAfterAnother) {
                                        {1024, 3072, false},
                                        {208, 576, true},
                                        {80, 64, false},
-                                       {516, 576, false},  // rows of out that are not 16 bytes wide each
                                        {640, 192, true}}) {
     Tensor x = s.random({kRows, K}, DType::kBF16, 1);
     for (std::int64_t k = 0; k < K; ++k) Session::set(x, 5 * K + k, 0.0f);
@@ -520,6 +519,51 @@ TEST(CudaSample, DrawsTheTokensOfTheCpu) {
       }
     }
   }
+}
+
+/// Tokens and log-probabilities, to the bit, with and without logits in memory; a row that is no number disturbs no other.
+TEST(CudaSample, DrawsFromTheHeadAreThoseFromItsLogits) {
+  Sides s;
+  if (cuda::properties_of(s.gpu).major != 9) GTEST_SKIP() << "kernels for compute capability 9.0";
+  constexpr std::int64_t kRows = 128;
+  std::string different;
+  for (const auto& [V, H] : {std::pair<std::int64_t, std::int64_t>{151936, 1024}, {49152, 576}, {5000, 2560}, {1000, 64}, {60, 128}}) {
+    Tensor h_host = s.random({kRows, H}, DType::kBF16, 1), w_host = s.random({V, H}, DType::kF32, 2, 0.2f);
+    Session::set(h_host, 7 * H + 3, kNan);
+    // The first of equals is the greedy choice: all rows of the head are there twice.
+    std::copy_n(w_host.as<float>(), V / 2 * H, w_host.as<float>() + V / 2 * H);
+    const Tensor h = s.to_gpu(h_host);
+    const LinearWeightPtr head = pack_linear(s.gpu, s.to_gpu(w_host), {}, DType::kBF16, true);
+    for (const std::int64_t m : {24, 31, 64, 65, 100, 128}) {
+      const std::int64_t first = std::min<std::int64_t>(kRows - m, m % 7);
+      std::vector<SampleRow> rows(static_cast<std::size_t>(m));
+      for (std::size_t b = 0; b < rows.size(); ++b)
+        rows[b] = {.temperature = b % 4 == 3 ? 0.0f : b % 2 == 0 ? 1.0f : 0.5f + 0.01f * static_cast<float>(b), .seed = 3, .position = b};
+      Tensor logits = Tensor::empty(s.gpu_runtime, {m, V}, DType::kF32);
+      const Tensor drawn = Tensor::zeros(s.gpu_runtime, {m}, DType::kI32);
+      linear(s.gpu, logits, h.slice(first, m), *head);
+      std::vector<SampleResult> want(rows.size()), got(rows.size());
+      sample(s.gpu, want, logits, rows);
+      PendingSamples pending;
+      ASSERT_TRUE(begin_sample_head(s.gpu, pending, drawn, h.slice(first, m), *head, rows));
+      finish_sample(s.gpu, got, pending);
+      const Tensor tokens = s.to_cpu(drawn);
+      for (std::size_t b = 0; b < rows.size(); ++b) {
+        const bool is_number = !std::isnan(want[b].logprob);
+        if (is_number != (first + static_cast<std::int64_t>(b) != 7) || std::isnan(got[b].logprob) == is_number ||
+            (is_number && got[b].logprob != want[b].logprob) || got[b].token != want[b].token ||
+            tokens.as<std::int32_t>()[b] != got[b].token)
+          different +=
+              fmt::format(" {} of {} at {}x{}: {} {} for {} {}", b, m, V, H, got[b].token, got[b].logprob, want[b].token, want[b].logprob);
+      }
+      EXPECT_FALSE(begin_sample_head(s.gpu, pending, drawn, h.slice(0, 23), *head, std::span(rows).first(23)));
+      rows.back() = {.top_k = 5};
+      EXPECT_FALSE(begin_sample_head(s.gpu, pending, drawn, h.slice(first, m), *head, rows));
+      rows.back() = {.num_top_logprobs = 1};
+      EXPECT_FALSE(begin_sample_head(s.gpu, pending, drawn, h.slice(first, m), *head, rows));
+    }
+  }
+  EXPECT_EQ(different.substr(0, 2000), "");
 }
 
 TEST(CudaOps, AnIdOutsideItsTableIsReportedByTheNextWait) {

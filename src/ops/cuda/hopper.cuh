@@ -186,6 +186,11 @@ __device__ __forceinline__ void pin(std::uint32_t (&d)[kCount]) {
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+#define PRL_R96                                                                        \
+  PRL_R64                                                                              \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+
 /// d[64 x N] = (accumulate ? d : 0) + A B over one k16 step. Warp w holds rows 16 w to 16 w + 15; d[4 j + e] of a lane is row
 /// lane / 4 (+ 8 for e >= 2), column 8 j + 2 (lane % 4) + e % 2. A: along_rows, or down_rows with kLeftDown = 1. B: along_rows (kDown = 0)
 /// or down_rows (1).
@@ -230,6 +235,14 @@ __device__ __forceinline__ void product(float (&d)[64], std::uint64_t a, std::ui
       : PRL_D32(d, 0), PRL_D32(d, 32)
       : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
 }
+template <int kDown>
+__device__ __forceinline__ void product(float (&d)[96], std::uint64_t a, std::uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %98, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {" PRL_R96 "}, %96, %97, p, 1, 1, 0, %99;\n}"
+      : PRL_D32(d, 0), PRL_D32(d, 32), PRL_D32(d, 64)
+      : "l"(a), "l"(b), "r"(accumulate), "n"(kDown));
+}
 /// A from registers: a[0..3] as mma.m16n8k16 has them.
 template <int kDown>
 __device__ __forceinline__ void product(float (&d)[32], const std::uint32_t* a, std::uint64_t b, int accumulate) {
@@ -260,6 +273,7 @@ __device__ __forceinline__ std::uint32_t pair_of(float even_row, float odd_row, 
 #undef PRL_D32
 #undef PRL_R32
 #undef PRL_R64
+#undef PRL_R96
 
 #endif  // PRL_HOPPER
 

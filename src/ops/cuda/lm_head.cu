@@ -30,9 +30,9 @@ __global__ void __launch_bounds__(kBlock)
   if (begin >= cols) return;
   const int count = static_cast<int>(min(static_cast<std::int64_t>(kVocabChunk), cols - begin));
   const std::int64_t t = live.of(first_row + row);
-  float x[kChunkVectors][kVec];
-  load_chunk(x, logits + row * cols + begin, count, temperatures[t]);
-  const ChunkStats s = chunk_stats(x);
+  WarpChunk x;
+  x.load(logits + row * cols + begin, count, temperatures[t]);
+  const ChunkStats s = x.stats();
   const std::int64_t target = targets[t] - first_col;
   if (threadIdx.x % kWarp != 0) return;
   if (target >= begin && target < begin + count) target_logits[first_row + row] = scaled(logits[row * cols + target], temperatures[t]);
@@ -43,22 +43,34 @@ __global__ void __launch_bounds__(kBlock)
     merge_kernel(float* logp, float* entropy, float* lse, const ChunkStats* stats, const float* target_logits, LiveRows live, int chunks) {
   const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x;
   if (row >= live.count) return;
-  LogSumExp total;
-  constexpr int kAhead = 8;  // loads in flight
-  for (int c = 0; c < chunks; c += kAhead) {
-    ChunkStats next[kAhead];
+  float max = -INFINITY;
+#pragma unroll 16
+  for (int c = 0; c < chunks; ++c) max = fmaxf(max, stats[c * live.count + row].max);
+  float sum[kRowSums] = {}, weighted[kRowSums] = {};
+  for (int c = 0; c < chunks; c += kRowSums) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      if (c + i < chunks) next[i] = stats[(c + i) * live.count + row];
+    for (int i = 0; i < kRowSums; ++i) {
+      if (c + i >= chunks) continue;
+      const ChunkStats part = part_of(stats[(c + i) * live.count + row], max);
+      sum[i] += part.sum;
+      weighted[i] += part.weighted;
+    }
+  }
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      if (c + i < chunks) total.merge(next[i]);
+  for (int level = 1; kRowSums >> level > 0; ++level) {
+    const int step = kRowSums >> level;
+#pragma unroll
+    for (int i = 0; i < kRowSums / 2; ++i) {
+      if (i >= step) break;
+      sum[i] += sum[i + step];
+      weighted[i] += weighted[i + step];
+    }
   }
   const std::int64_t t = live.of(row);
-  const float value = total.value();
+  const float value = log_sum_exp(max, sum[0]);
   lse[t] = value;
   logp[t] = target_logits[row] - value;
-  entropy[t] = total.entropy();
+  entropy[t] = logf(sum[0]) - weighted[0] / sum[0];
 }
 
 /// d logits = dlogp / temperature * (one_hot - softmax) of one slice, 8 columns a thread.

@@ -5,103 +5,135 @@
 #include "ops/cuda/device.cuh"
 #include "ops/lm_head.hpp"
 
-// The one rule by which training and sampling form log-probabilities on the GPU: a warp takes the statistics of a chunk of
-// kVocabChunk logits, and one thread merges the chunks of a row in order.
+// The one rule by which training and sampling form log-probabilities on the GPU. A row of logits is cut into pieces of 64 columns and
+// chunks of kVocabChunk. Four lanes take the statistics of a piece: lane q has its columns 8 t + 2 q and 8 t + 2 q + 1, which is what a
+// lane has of a warpgroup product's result, and adds them in that order; then the four are added as a tree. The 16 pieces of a chunk are a
+// tree too: piece g with g + 8, then neighbours. A row's chunks are dealt to 32 sums, which end in a tree.
 
 namespace prl::ops::cuda {
 
-/// Maximum m, sum of e^(x - m) and sum of (x - m) e^(x - m) of a chunk of scaled logits.
-struct ChunkStats {
-  float max, sum, weighted;
+constexpr int kPiece = 64;
+constexpr int kPieces = kVocabChunk / kPiece;  ///< of a chunk
+constexpr int kPieceLanes = 4, kPieceValues = kPiece / kPieceLanes;
+static_assert(kPieces == 2 * kWarp / kPieceLanes);
+
+/// Maximum m and sum of e^(x - m) of scaled logits.
+struct SoftmaxStats {
+  float max, sum;
 };
-
-constexpr int kChunkVectors = kVocabChunk / (kWarp * kVec);
-static_assert(kChunkVectors * kWarp * kVec == kVocabChunk);
-
-/// Index within the chunk of element i of vector j of this lane.
-__device__ __forceinline__ int chunk_index(int j, int i) { return (j * kWarp + static_cast<int>(threadIdx.x) % kWarp) * kVec + i; }
+/// Besides, the sum of (x - m) e^(x - m).
+struct ChunkStats : SoftmaxStats {
+  float weighted;
+};
 
 __device__ __forceinline__ float scaled(float logit, float temperature) { return temperature != 1.0f ? logit / temperature : logit; }
 
-/// The chunk's logits scaled, -inf beyond `count`.
-__device__ __forceinline__ void load_chunk(float (&x)[kChunkVectors][kVec], const float* p, int count, float temperature) {
-  const bool wide = reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
-  if (wide && count == kVocabChunk) {
-#pragma unroll
-    for (int j = 0; j < kChunkVectors; ++j) load<true>(x[j], p + chunk_index(j, 0), kVec);
-    if (temperature == 1.0f) return;
-#pragma unroll
-    for (int j = 0; j < kChunkVectors; ++j)
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) x[j][i] = x[j][i] / temperature;
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < kChunkVectors; ++j) {
-    const int first = chunk_index(j, 0);
-    if (wide && first + kVec <= count)
-      load<true>(x[j], p + first, kVec);
-    else
-      load<false>(x[j], p + first, count - first);
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) x[j][i] = first + i < count ? scaled(x[j][i], temperature) : -INFINITY;
-  }
-}
+/// Column within its piece of value i of this lane.
+__device__ __forceinline__ int piece_column(int i) { return i / 2 * 8 + static_cast<int>(threadIdx.x) % kPieceLanes * 2 + i % 2; }
 
-__device__ __forceinline__ ChunkStats chunk_stats(const float (&x)[kChunkVectors][kVec]) {
+/// Of a piece whose lanes hold x, in each of them. `kWeighted`: else that sum is 0.
+template <bool kWeighted>
+__device__ __forceinline__ ChunkStats piece_stats(const float (&x)[kPieceValues]) {
   float top = -INFINITY;
 #pragma unroll
-  for (int j = 0; j < kChunkVectors; ++j)
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) top = fmaxf(top, x[j][i]);
-  top = warp_max(top);
-  if (top == -INFINITY) {
-    // NaN, which the maximum passes over, must not pass for a banned token.
-    bool has_nan = false;
-#pragma unroll
-    for (int j = 0; j < kChunkVectors; ++j)
-#pragma unroll
-      for (int i = 0; i < kVec; ++i) has_nan = has_nan || isnan(x[j][i]);
-    return __any_sync(kFullWarp, has_nan) ? ChunkStats{NAN, NAN, NAN} : ChunkStats{top, 0.0f, 0.0f};
-  }
+  for (int i = 0; i < kPieceValues; ++i) top = fmaxf(top, x[i]);
+  top = warp_max<kPieceLanes>(top);
   float sum = 0.0f, weighted = 0.0f;
+  // NaN, which the maximum passes over, must not pass for a banned token.
+  const float from = top == -INFINITY ? 0.0f : top;
 #pragma unroll
-  for (int j = 0; j < kChunkVectors; ++j)
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) {
-      const float d = x[j][i] - top, e = expf(d);
-      sum += e;
-      weighted = fmaf(e, fmaxf(-1e30f, d), weighted);  // 0 * -inf would be NaN
-    }
-  sum = warp_sum(sum);
-  if (isnan(sum)) return {NAN, NAN, NAN};  // a logit was NaN or +inf
-  return {top, sum, warp_sum(weighted)};
+  for (int i = 0; i < kPieceValues; ++i) {
+    const float d = x[i] - from, e = expf(d);
+    sum += e;
+    if constexpr (kWeighted) weighted = fmaf(e, fmaxf(-1e30f, d), weighted);  // 0 * -inf would be NaN
+  }
+  sum = warp_sum<kPieceLanes>(sum);
+  ChunkStats s{{top, sum}, 0.0f};
+  if constexpr (kWeighted) s.weighted = warp_sum<kPieceLanes>(weighted);
+  if (isnan(sum)) s = {{NAN, NAN}, NAN};  // a logit was NaN or +inf
+  return s;
 }
 
-/// Log-sum-exp of a row, fed with its chunks in order.
-class LogSumExp {
- public:
-  __device__ void merge(const ChunkStats& c) {
-    if (c.max == -INFINITY) return;  // a chunk in which every token is banned
-    if (empty_) {
-      total_ = c;
-      empty_ = false;
-      return;
-    }
-    const float m = c.max > total_.max ? c.max : total_.max;
-    const float a = expf(total_.max - m), b = expf(c.max - m);
-    total_.weighted = a * (total_.weighted + (total_.max - m) * total_.sum) + b * (c.weighted + (c.max - m) * c.sum);
-    total_.sum = a * total_.sum + b * c.sum;
-    total_.max = m;
-  }
-  /// Not finite if every token was banned or a logit was NaN or +inf.
-  __device__ float value() const { return empty_ ? -INFINITY : total_.max + logf(total_.sum); }
-  __device__ float entropy() const { return logf(total_.sum) - total_.weighted / total_.sum; }
-  __device__ float max() const { return total_.max; }
+/// What a piece adds to its chunk, or a chunk to its row, of which `max` is the maximum.
+__device__ __forceinline__ ChunkStats part_of(const ChunkStats& p, float max) {
+  if (p.max == -INFINITY) return {{max, 0.0f}, 0.0f};
+  const float e = expf(p.max - max);
+  return {{max, e * p.sum}, e * (p.weighted + (p.max - max) * p.sum)};
+}
+/// A chunk of which no number came is none.
+__device__ __forceinline__ ChunkStats chunk_of(float max, float sum, float weighted) {
+  if (isnan(sum)) return {{NAN, NAN}, NAN};
+  return {{max, sum}, weighted};
+}
 
- private:
-  ChunkStats total_{-INFINITY, 0.0f, 0.0f};
-  bool empty_ = true;
+/// A chunk's logits as the lanes of a warp hold them: pieces lane / 4 and lane / 4 + 8.
+struct WarpChunk {
+  float x[2][kPieceValues];
+
+  static __device__ __forceinline__ int piece(int half) {
+    return static_cast<int>(threadIdx.x) % kWarp / kPieceLanes + half * (kPieces / 2);
+  }
+  /// Scaled, -inf beyond `count`.
+  __device__ __forceinline__ void load(const float* p, int count, float temperature) {
+    const bool is_wide = reinterpret_cast<std::uintptr_t>(p) % 8 == 0 && count == kVocabChunk;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < kPieceValues; i += 2) {
+        const int at = piece(half) * kPiece + piece_column(i);
+        float2 v;
+        if (is_wide) {
+          v = *reinterpret_cast<const float2*>(p + at);
+        } else {
+          v.x = at < count ? p[at] : -INFINITY;
+          v.y = at + 1 < count ? p[at + 1] : -INFINITY;
+        }
+        x[half][i] = v.x;
+        x[half][i + 1] = v.y;
+      }
+    if (temperature == 1.0f) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < kPieceValues; ++i) x[half][i] = x[half][i] / temperature;
+  }
+  /// In every lane.
+  __device__ __forceinline__ ChunkStats stats() const {
+    const ChunkStats low = piece_stats<true>(x[0]), high = piece_stats<true>(x[1]);
+    const float max = warp_max(fmaxf(low.max, high.max));
+    const ChunkStats a = part_of(low, max), b = part_of(high, max);
+    float sum = a.sum + b.sum, weighted = a.weighted + b.weighted;
+#pragma unroll
+    for (int step = kPieceLanes; step < kWarp; step *= 2) {
+      sum += __shfl_xor_sync(kFullWarp, sum, step);
+      weighted += __shfl_xor_sync(kFullWarp, weighted, step);
+    }
+    return chunk_of(max, sum, weighted);
+  }
 };
+
+/// The same from the statistics of its pieces, four in each of four lanes, in all of these.
+struct QuadChunk {
+  static constexpr int kLanes = 4;
+  SoftmaxStats pieces[4];
+  /// Of pieces[i].
+  static __device__ __forceinline__ int piece(int i) { return static_cast<int>(threadIdx.x) % kLanes * 2 + i % 2 + i / 2 * (kPieces / 2); }
+  __device__ __forceinline__ SoftmaxStats stats() const {
+    const float max = warp_max<kLanes>(fmaxf(fmaxf(pieces[0].max, pieces[1].max), fmaxf(pieces[2].max, pieces[3].max)));
+    float sums[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = part_of({pieces[i], 0.0f}, max).sum;
+    float sum = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+#pragma unroll
+    for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(kFullWarp, sum, step);
+    return chunk_of(max, sum, 0.0f);
+  }
+};
+
+/// Sums that a row's chunks are added to, each every kRowSums'th of them in order; then they are added as warp_sum adds its lanes.
+constexpr int kRowSums = kWarp;
+
+/// Of the whole row. Not finite if every token was banned or a logit was NaN or +inf.
+__device__ __forceinline__ float log_sum_exp(float max, float sum) { return max + logf(sum); }
 
 }  // namespace prl::ops::cuda

@@ -5,18 +5,25 @@
 #include "base/rng.hpp"
 #include "ops/cuda/blas.hpp"
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/chain.cuh"
+#include "ops/cuda/head_stats.hpp"
+#include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/log_softmax.cuh"
+#include "ops/cuda/piece_logits.cuh"
 
-// Sampling. Three kernels: statistics of chunks (a warp each), the draw (a block per row), and, where a row asks for it, truncation
-// and the best tokens. Masses of truncated rows are integers (weights in units of 2^-44 of the best token's), so the order in which
-// threads add them leaves no trace.
+// Sampling. Three kernels: statistics of pieces of the logits (four lanes each), the draw (a block per row), and, where a row asks for it,
+// truncation and the best tokens. A draw needs the logits of one piece; where none are in memory, because the head left statistics alone
+// (head_stats.hpp), it forms these 64 again. Masses of truncated rows are integers (weights in units of 2^-44 of the best token's), so the
+// order in which threads add them leaves no trace.
 
 namespace prl::ops::cuda {
 namespace {
 
 constexpr int kBlock = 256;
-constexpr int kDrawBlock = kVocabChunk;  ///< a thread per logit of the drawn chunk
-static_assert(kDrawBlock == 1024);
+constexpr int kDrawBlock = 256;
+static_assert(kDrawBlock >= kProductThreads);
+constexpr int kTruncateBlock = kVocabChunk;  ///< a thread per logit of the drawn chunk
+static_assert(kTruncateBlock == 1024);
 constexpr int kMaxChunks = 2048;  ///< of a vocabulary; their masses lie in shared memory
 /// Rows that are handed over as arguments of a kernel, at most 32,764 bytes of which there may be.
 constexpr int kFewArguments = 32, kMostArguments = 512;
@@ -46,23 +53,38 @@ struct RowArguments {
   __device__ __forceinline__ const RowParams& operator[](std::int64_t i) const { return rows[i]; }
 };
 
+/// Statistics of a row's pieces. A row has room for whole chunks.
+struct RowPieces {
+  SoftmaxStats* data;
+  int chunks, count;
+  __host__ __device__ std::int64_t stride() const { return static_cast<std::int64_t>(chunks) * kPieces; }
+  __device__ SoftmaxStats at(std::int64_t row, int piece) const {
+    return piece < count ? data[row * stride() + piece] : SoftmaxStats{-INFINITY, 0.0f};
+  }
+};
+
 /// `Rows`: const RowParams* or RowArguments.
 template <typename Rows>
-__global__ void __launch_bounds__(kBlock) stats_kernel(ChunkStats* stats, const float* logits, std::int64_t stride, std::int64_t V,
-                                                       int chunks, const __grid_constant__ Rows rows) {
+__global__ void __launch_bounds__(kBlock)
+    stats_kernel(RowPieces pieces, const float* logits, std::int64_t stride, std::int64_t V, const __grid_constant__ Rows rows) {
   const int chunk = static_cast<int>(blockIdx.x * (kBlock / kWarp) + threadIdx.x / kWarp);
-  if (chunk >= chunks) return;
+  let_next_begin();
+  wait_for_previous();
+  if (chunk >= pieces.chunks) return;
   const std::int64_t b = blockIdx.y, begin = static_cast<std::int64_t>(chunk) * kVocabChunk;
   const int count = static_cast<int>(min(static_cast<std::int64_t>(kVocabChunk), V - begin));
-  float x[kChunkVectors][kVec];
-  load_chunk(x, logits + b * stride + begin, count, rows[b].temperature);
-  const ChunkStats s = chunk_stats(x);
-  if (threadIdx.x % kWarp == 0) stats[b * chunks + chunk] = s;
+  WarpChunk chunk_logits;
+  chunk_logits.load(logits + b * stride + begin, count, rows[b].temperature);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const SoftmaxStats s = piece_stats<false>(chunk_logits.x[half]);
+    if (threadIdx.x % kPieceLanes == 0) pieces.data[b * pieces.stride() + chunk * kPieces + WarpChunk::piece(half)] = s;
+  }
 }
 
 /// Finds the chunk in which the running sum of masses passes uniform * total. One thread.
-template <typename Mass>
-__device__ void choose_chunk(const Mass* masses, int chunks, Mass target, int& chosen, Mass& rest) {
+template <typename Stored, typename Mass>
+__device__ void choose_chunk(const Stored* masses, int chunks, Mass target, int& chosen, Mass& rest) {
   chosen = 0;
   rest = 0;
   for (int c = 0; c < chunks; ++c) {
@@ -74,6 +96,32 @@ __device__ void choose_chunk(const Mass* masses, int chunks, Mass target, int& c
   }
   rest = masses[chosen];  // rounding: the last token with any mass
 }
+
+/// A choice in index order among a warp's masses, one a lane: the lane in whose share `target` falls, and how far in; where rounding leaves
+/// none, the last lane with any mass, and all of its. `share`: target is that share of all mass.
+struct LaneChoice {
+  int lane;
+  double rest;
+};
+template <bool kShare>
+__device__ __forceinline__ LaneChoice choose_among_lanes(double mass, double target) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  double upto = mass;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const double other = __shfl_up_sync(kFullWarp, upto, step);
+    if (lane >= step) upto += other;
+  }
+  if constexpr (kShare) target *= __shfl_sync(kFullWarp, upto, kWarp - 1);
+  double before = __shfl_up_sync(kFullWarp, upto, 1);
+  if (lane == 0) before = 0;
+  const unsigned is_beyond = __ballot_sync(kFullWarp, mass > 0 && upto > target), has_mass = __ballot_sync(kFullWarp, mass > 0);
+  const bool is_found = is_beyond != 0;
+  const int chosen = is_found ? __ffs(static_cast<int>(is_beyond)) - 1 : has_mass != 0 ? kWarp - 1 - __clz(static_cast<int>(has_mass)) : 0;
+  return {chosen, __shfl_sync(kFullWarp, is_found ? fmax(0.0, target - before) : mass, chosen)};
+}
+__device__ LaneChoice choose_lane(double mass, double share) { return choose_among_lanes<true>(mass, share); }
+__device__ LaneChoice choose_lane_at(double mass, double target) { return choose_among_lanes<false>(mass, target); }
 
 /// Sums over the block's weights, one a thread: of those before this thread's, up to and with it, and of all.
 template <typename Mass>
@@ -95,7 +143,7 @@ __device__ Running<Mass> running_sum(Mass weight, Mass* warp_totals) {
   __syncthreads();
   Running<Mass> out{0, 0, 0};
 #pragma unroll
-  for (int w = 0; w < kDrawBlock / kWarp; ++w) {
+  for (int w = 0; w < kTruncateBlock / kWarp; ++w) {
     if (w == warp) out.before = out.total;
     out.total += warp_totals[w];
   }
@@ -123,109 +171,127 @@ __device__ int choose_in_chunk(Mass weight, Mass target, Mass* warp_totals, int*
   return choose_thread(weight, running_sum(weight, warp_totals).upto, target, first, last);
 }
 
-/// LogSumExp of a row by the threads of a block, the same bits as from one thread: scales and scaled sums of the chunks are formed side
-/// by side, and what must be done in order is a product and a sum a chunk. `steps` holds one float2 per chunk.
-struct RowMaximum {
-  float value, max;
+/// What the first warp of a row's block finds before it sees a logit. Masses are in units of e^max.
+struct PieceChoice {
+  float lse, max;
+  int piece;    ///< -1: none, for the row is truncated or not finite
+  double rest;  ///< how far into the piece's mass the draw falls
 };
-__device__ RowMaximum log_sum_exp(const ChunkStats* stats, int chunks, float2* steps, float* warp_tops) {
-  __shared__ float total;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int per_thread = (chunks + kDrawBlock - 1) / kDrawBlock, begin = min(chunks, static_cast<int>(threadIdx.x) * per_thread);
-  const int end = min(chunks, begin + per_thread);
-  float top = -INFINITY;
-  for (int c = begin; c < end; ++c) top = fmaxf(top, stats[c].max);
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const float other = __shfl_up_sync(kFullWarp, top, step);
-    if (lane >= step) top = fmaxf(top, other);
+
+/// By one warp, `stats` and `masses` [chunks] in shared memory. Code that runs once a step comes from far: it is short rather than
+/// unrolled.
+template <typename PieceOf>
+__device__ PieceChoice choose_piece(const RowParams& r, int chunks, float max, const SoftmaxStats* stats, const float* masses,
+                                    PieceOf&& stats_of_piece) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int c = lane; c < chunks; c += kRowSums) sum += masses[c];
+  PieceChoice out{log_sum_exp(max, warp_sum(sum)), max, -1, 0.0};
+  if (!isfinite(out.lse) || r.is_truncated) return out;
+  const auto piece_of = [&](int chunk) { return lane < kPieces ? stats_of_piece(chunk, lane) : SoftmaxStats{-INFINITY, 0.0f}; };
+  if (r.is_greedy) {
+    int chunk = chunks;
+#pragma unroll 1
+    for (int c = lane; c < chunks; c += kWarp)
+      if (stats[c].max == max) chunk = min(chunk, c);
+    chunk = __reduce_min_sync(kFullWarp, chunk);
+    out.piece = chunk * kPieces + __ffs(static_cast<int>(__ballot_sync(kFullWarp, piece_of(chunk).max == max))) - 1;
+    return out;
   }
-  float before = __shfl_up_sync(kFullWarp, top, 1);
-  if (lane == 0) before = -INFINITY;
-  if (lane == kWarp - 1) warp_tops[warp] = top;
-  __syncthreads();
-  float max = -INFINITY;
-#pragma unroll
-  for (int w = 0; w < kDrawBlock / kWarp; ++w) {
-    if (w == warp) before = fmaxf(before, max);
-    max = fmaxf(max, warp_tops[w]);
-  }
-  for (int c = begin; c < end; ++c) {
-    const ChunkStats s = stats[c];
-    const float m = fmaxf(before, s.max);
-    if (s.max == -INFINITY)
-      steps[c] = make_float2(1.0f, 0.0f);
-    else if (before == -INFINITY)
-      steps[c] = make_float2(0.0f, s.sum);  // the first one is taken as it is
-    else
-      steps[c] = make_float2(expf(before - m), expf(s.max - m) * s.sum);
-    before = m;
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    float sum = 0.0f;
-#pragma unroll 8
-    for (int c = 0; c < chunks; ++c) sum = steps[c].x * sum + steps[c].y;
-    total = max + logf(sum);
-  }
-  __syncthreads();
-  return {total, max};
+  // Neighbouring chunks are a lane's.
+  const int each = (chunks + kWarp - 1) / kWarp, begin = min(chunks, lane * each), end = min(chunks, begin + each);
+  double mass = 0;
+#pragma unroll 1
+  for (int c = begin; c < end; ++c) mass += static_cast<double>(masses[c]);
+  const LaneChoice of_lanes = choose_lane(mass, r.uniform);
+  int chunk = 0;
+  double rest = 0;
+  if (lane == of_lanes.lane) choose_chunk(masses + begin, end - begin, of_lanes.rest, chunk, rest);
+  chunk = __shfl_sync(kFullWarp, begin + chunk, of_lanes.lane);
+  rest = __shfl_sync(kFullWarp, rest, of_lanes.lane);
+  const double own = static_cast<double>(part_of({piece_of(chunk), 0.0f}, max).sum);
+  const LaneChoice of_pieces = choose_lane_at(own, rest);
+  out.piece = chunk * kPieces + of_pieces.lane;
+  out.rest = of_pieces.rest;
+  return out;
 }
 
-/// Log-sum-exp, greedy choice or draw, and log-probability of rows that are not truncated. `drawn`: tokens, or nullptr.
-template <typename Rows>
-__global__ void __launch_bounds__(kDrawBlock)
-    draw_kernel(RowOutput* outputs, std::int32_t* drawn, const ChunkStats* all_stats, const float* logits, std::int64_t stride,
-                std::int64_t V, int chunks, const __grid_constant__ Rows rows) {
-  extern __shared__ double masses[];  // [chunks], then ChunkStats [chunks]
-  __shared__ double warp_totals[kDrawBlock / kWarp];
-  __shared__ float warp_tops[kDrawBlock / kWarp];
-  __shared__ double rest;
-  __shared__ int chosen, first, last;
+/// The token among the logits of its piece, by one warp.
+__device__ int choose_in_piece(const RowParams& r, const PieceChoice& choice, const float (&x)[kPiece]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if (r.is_greedy) {
+    const unsigned low = __ballot_sync(kFullWarp, x[lane] == choice.max), high = __ballot_sync(kFullWarp, x[lane + kWarp] == choice.max);
+    return low != 0 ? __ffs(static_cast<int>(low)) - 1 : kWarp + __ffs(static_cast<int>(high)) - 1;
+  }
+  double even = 0, odd = 0;
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) {
+    even = odd;
+    odd = static_cast<double>(expf(scaled(x[2 * lane + i], r.temperature) - choice.max));
+  }
+  const LaneChoice of_lanes = choose_lane_at(even + odd, choice.rest);
+  return __shfl_sync(kFullWarp, 2 * lane + (odd > 0 && of_lanes.rest >= even ? 1 : 0), of_lanes.lane);
+}
+
+/// Log-sum-exp, greedy choice or draw, and log-probability of rows that are not truncated. `drawn`: tokens, or nullptr. A choice is made in
+/// index order: of a chunk, of a piece in it, of a logit in that.
+template <typename Rows, typename Logits>
+__global__ void __launch_bounds__(kDrawBlock) draw_kernel(RowOutput* outputs, std::int32_t* drawn, RowPieces pieces, int stats_at,
+                                                          const __grid_constant__ Logits logits, const __grid_constant__ Rows rows) {
+  extern __shared__ __align__(1024) unsigned char draw_memory[];  // what `logits` wants, then SoftmaxStats [chunks], masses [chunks]
+  __shared__ float x[kPiece];
+  __shared__ float tops[kDrawBlock / kWarp];
+  __shared__ PieceChoice choice;
+  const int chunks = pieces.chunks, thread = static_cast<int>(threadIdx.x);
+  auto* stats = reinterpret_cast<SoftmaxStats*>(draw_memory + stats_at);
+  auto* masses = reinterpret_cast<float*>(stats + chunks);
   const std::int64_t b = blockIdx.x;
   const RowParams r = rows[b];
-  auto* stats = reinterpret_cast<ChunkStats*>(masses + chunks);
-  for (int c = static_cast<int>(threadIdx.x); c < chunks; c += kDrawBlock) stats[c] = all_stats[b * chunks + c];
-  __syncthreads();
-  const auto [lse, max] = log_sum_exp(stats, chunks, reinterpret_cast<float2*>(masses), warp_tops);
-  RowOutput out{.token = 0, .logprob = 0.0f, .lse = lse, .normaliser = lse, .max = max, .num_top = 0};
-  const float* x = logits + b * stride;
-  if (isfinite(lse) && r.is_greedy) {
-    if (threadIdx.x == 0) {
-      chosen = chunks;
-      first = kVocabChunk;
+  logits.begin();
+  wait_for_previous();
+  constexpr int kAhead = 3, kAtOnce = kDrawBlock / QuadChunk::kLanes;  // loads in flight, and chunks that the block takes side by side
+  float top = -INFINITY;
+#pragma unroll 1
+  for (int base = 0; base < chunks; base += kAhead * kAtOnce) {
+    QuadChunk quads[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+      for (int p = 0; p < 4; ++p)
+        quads[i].pieces[p] = pieces.at(b, (base + i * kAtOnce + thread / QuadChunk::kLanes) * kPieces + QuadChunk::piece(p));
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const SoftmaxStats chunk = quads[i].stats();
+      const int c = base + i * kAtOnce + thread / QuadChunk::kLanes;
+      if (thread % QuadChunk::kLanes == 0 && c < chunks) stats[c] = chunk;
+      top = fmaxf(top, chunk.max);
     }
-    __syncthreads();
-    for (int c = static_cast<int>(threadIdx.x); c < chunks; c += kDrawBlock)
-      if (stats[c].max == max) atomicMin(&chosen, c);
-    __syncthreads();
-    const std::int64_t i = static_cast<std::int64_t>(chosen) * kVocabChunk + threadIdx.x;
-    if (i < V && x[i] == max) atomicMin(&first, static_cast<int>(threadIdx.x));
-    __syncthreads();
-    out.token = static_cast<std::int32_t>(chosen * kVocabChunk + first);
-  } else if (isfinite(lse) && !r.is_truncated) {
-    // Neighbouring chunks are a thread's where there are more of them than threads.
-    const int per_thread = (chunks + kDrawBlock - 1) / kDrawBlock, begin = min(chunks, static_cast<int>(threadIdx.x) * per_thread);
-    const int end = min(chunks, begin + per_thread);
-    double mass = 0;
-    for (int c = begin; c < end; ++c) {
-      masses[c] = stats[c].max == -INFINITY ? 0.0 : static_cast<double>(stats[c].sum) * exp(static_cast<double>(stats[c].max) - max);
-      mass += masses[c];
-    }
-    const Running<double> sums = running_sum(mass, warp_totals);
-    const double target = r.uniform * sums.total;
-    if (choose_thread(mass, sums.upto, target, &first, &last) == static_cast<int>(threadIdx.x)) {
-      choose_chunk(masses + begin, end - begin, fmax(0.0, target - sums.before), chosen, rest);
-      chosen += begin;
-      rest = rest / masses[chosen] * static_cast<double>(stats[chosen].sum);  // in units of the chunk's own weights
-    }
-    __syncthreads();
-    const std::int64_t i = static_cast<std::int64_t>(chosen) * kVocabChunk + threadIdx.x;
-    const double weight = i < V ? static_cast<double>(expf(scaled(x[i], r.temperature) - stats[chosen].max)) : 0.0;
-    out.token = static_cast<std::int32_t>(chosen * kVocabChunk + choose_in_chunk(weight, rest, warp_totals, &first, &last));
   }
-  if (threadIdx.x != 0) return;
-  out.logprob = isfinite(lse) ? scaled(x[out.token], r.temperature) - lse : NAN;
+  top = warp_max(top);
+  if (thread % kWarp == 0) tops[thread / kWarp] = top;
+  __syncthreads();
+  top = tops[0];
+  for (const float other : tops) top = fmaxf(top, other);
+  for (int c = thread; c < chunks; c += kDrawBlock) masses[c] = part_of({stats[c], 0.0f}, top).sum;
+  __syncthreads();
+  if (thread < kWarp) {
+    const PieceChoice found =
+        choose_piece(r, chunks, top, stats, masses, [&](int chunk, int piece) { return pieces.at(b, chunk * kPieces + piece); });
+    if (thread == 0) choice = found;
+  }
+  __syncthreads();
+  const int piece = choice.piece;
+  if (piece >= 0) logits.load(x, b, piece);
+  if (thread >= kWarp) return;
+  const PieceChoice found = choice;
+  RowOutput out{.token = 0, .logprob = NAN, .lse = found.lse, .normaliser = found.lse, .max = found.max, .num_top = 0};
+  if (piece >= 0) {
+    const int place = choose_in_piece(r, found, x);
+    out.token = piece * kPiece + place;
+    out.logprob = scaled(x[place], r.temperature) - found.lse;
+  }
+  if (thread != 0) return;
   outputs[b] = out;
   if (drawn != nullptr) drawn[b] = out.token;
 }
@@ -253,7 +319,6 @@ __device__ __forceinline__ Mass mass_of(float x, float max) { return static_cast
 
 constexpr int kBins = 1024;    ///< of width 1/16 in the logit
 constexpr int kListed = 2048;  ///< keys of one bin that are kept at hand
-constexpr int kTruncateBlock = 1024;
 
 /// Shared memory of a block that ranks one row.
 struct RankScratch {
@@ -523,85 +588,140 @@ RowParams params_of(const SampleRow& row, std::int64_t V) {
 
 }  // namespace
 
-void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
-                  std::span<const SampleRow> rows_B) {
-  const auto B = static_cast<std::int64_t>(rows_B.size());
-  const std::int64_t V = logits_BV.shape.num_cols();
-  const auto chunks = static_cast<int>(ceil_div(V, kVocabChunk));
-  thread_local std::vector<RowParams> all_params;  // kept, so that a warm call allocates nothing
-  all_params.clear();
-  std::int32_t max_top = 0;
-  bool needs_ranking = false;
-  for (const SampleRow& row : rows_B) {
-    all_params.push_back(params_of(row, V));
-    max_top = std::max(max_top, all_params.back().num_top);
-    needs_ranking = needs_ranking || all_params.back().is_truncated || all_params.back().num_top > 0;
-  }
-  ChunkStats* stats = nullptr;
+namespace {
+
+/// What a call of these ops has in memory.
+struct Drawing {
+  std::span<const RowParams> params;
+  RowPieces pieces{};
   RowOutput* outputs = nullptr;
   Key* top = nullptr;
+  std::int32_t max_top = 0;
+  bool needs_ranking = false;
+  std::size_t result_bytes = 0;
+};
+
+Drawing prepare(OpContext& ctx, PendingSamples& pending, std::span<const SampleRow> rows_B, std::int64_t V) {
+  const auto B = static_cast<std::int64_t>(rows_B.size());
+  thread_local std::vector<RowParams> all_params;  // kept, so that a warm call allocates nothing
+  Drawing d;
+  all_params.clear();
+  for (const SampleRow& row : rows_B) {
+    all_params.push_back(params_of(row, V));
+    d.max_top = std::max(d.max_top, all_params.back().num_top);
+    d.needs_ranking = d.needs_ranking || all_params.back().is_truncated || all_params.back().num_top > 0;
+  }
+  d.params = all_params;
+  d.pieces.chunks = static_cast<int>(ceil_div(V, kVocabChunk));
+  d.pieces.count = static_cast<int>(ceil_div(V, kPiece));
+  if (d.pieces.chunks > kMaxChunks)
+    fail(ErrorCode::kNotImplemented, "[sample] a vocabulary of {}; up to {} is supported", V, kMaxChunks * kVocabChunk);
   const auto carve = [&](void* memory) {
     Carver c(memory);
-    stats = c.take<ChunkStats>(B * chunks);
+    d.pieces.data = c.take<SoftmaxStats>(B * d.pieces.stride());
     return c.used();
   };
   carve(ctx.workspace->require(carve(nullptr)));
   // Not in the workspace: the copy to the host holds up no work that is queued later.
   const auto carve_results = [&](void* memory) {
     Carver c(memory);
-    outputs = c.take<RowOutput>(B);
-    top = c.take<Key>(B * max_top);
+    d.outputs = c.take<RowOutput>(B);
+    d.top = c.take<Key>(B * d.max_top);
     return c.used();
   };
-  const std::size_t bytes = carve_results(nullptr);
-  if (pending.copy == nullptr) pending.copy = ctx.runtime->make_host_copy();
-  if (!pending.memory.defined() || pending.memory.num_bytes() < bytes) {
-    (void)pending.copy->finish();
-    pending.memory = Tensor::empty(ctx.runtime, {static_cast<std::int64_t>(std::bit_ceil(bytes))}, DType::kU8);
+  d.result_bytes = carve_results(nullptr);
+  if (pending.link == nullptr) pending.link = make_host_link(ctx.runtime, true);
+  if (!pending.memory.defined() || pending.memory.num_bytes() < d.result_bytes) {
+    pending.link->wait(pending.copied);
+    pending.memory = Tensor::empty(ctx.runtime, {static_cast<std::int64_t>(std::bit_ceil(d.result_bytes))}, DType::kU8);
+    pending.host = pending.link->allocate(pending.memory.num_bytes());
   }
   carve_results(pending.memory.data());
-  const cudaStream_t stream = stream_of(ctx);
-  if (chunks > kMaxChunks)
-    fail(ErrorCode::kNotImplemented, "[sample] a vocabulary of {}; up to {} is supported", V, kMaxChunks * kVocabChunk);
-  const auto shared = static_cast<std::size_t>(chunks);  // entries
-  const float* logits = logits_BV.as<float>();
-  auto* drawn = drawn_B.as<std::int32_t>();
+  return d;
+}
 
-  const auto draw = [&](const auto& rows) {
-    using Rows = std::remove_cvref_t<decltype(rows)>;
-    const dim3 grid(static_cast<unsigned>(ceil_div(chunks, kBlock / kWarp)), static_cast<unsigned>(B));
-    stats_kernel<Rows><<<grid, kBlock, 0, stream>>>(stats, logits, logits_BV.row_stride, V, chunks, rows);
-    PRL_CUDA_CHECK(cudaGetLastError());
-    draw_kernel<Rows><<<static_cast<unsigned>(B), kDrawBlock, shared*(sizeof(double) + sizeof(ChunkStats)), stream>>>(
-        outputs, drawn, stats, logits, logits_BV.row_stride, V, chunks, rows);
-    PRL_CUDA_CHECK(cudaGetLastError());
-  };
+void finish_drawing(PendingSamples& pending, const Drawing& d) {
+  pending.max_top = d.max_top;
+  pending.copied = pending.link->to_host(pending.host.get(), d.outputs, d.result_bytes);
+}
+
+/// use(rows) with the rows as a kernel takes them.
+template <typename Use>
+void with_rows(const OpContext& ctx, const Drawing& d, Use&& use) {
   const auto as_arguments = [&]<int kRows>() {
     RowArguments<kRows> rows;
-    std::ranges::copy(all_params, rows.rows);
-    draw(rows);
+    std::ranges::copy(d.params, rows.rows);
+    use(rows);
   };
-  if (needs_ranking || B > kMostArguments) {
-    const RowParams* params = staged<RowParams>(ctx, all_params);
-    draw(params);
-    if (needs_ranking) {
-      truncate_kernel<<<static_cast<unsigned>(B), kTruncateBlock, shared * sizeof(Mass), stream>>>(outputs, drawn, top, max_top, logits,
-                                                                                                   logits_BV.row_stride, V, chunks, params);
+  if (d.needs_ranking || d.params.size() > kMostArguments)
+    use(staged<RowParams>(ctx, d.params));
+  else if (d.params.size() > kFewArguments)
+    as_arguments.template operator()<kMostArguments>();
+  else
+    as_arguments.template operator()<kFewArguments>();
+}
+
+template <typename Rows, typename Logits>
+void launch_draw(const OpContext& ctx, const Drawing& d, const TensorView& drawn_B, const Logits& logits, std::size_t logits_bytes,
+                 const Rows& rows) {
+  constexpr std::size_t kChunkBytes = sizeof(SoftmaxStats) + sizeof(float);
+  const std::size_t bytes = logits_bytes + static_cast<std::size_t>(d.pieces.chunks) * kChunkBytes;
+  const auto kernel = draw_kernel<Rows, Logits>;
+  if constexpr (Logits::kIsProduct)
+    PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        kMaxSlots * kSlotBytes + kMaxChunks * static_cast<int>(kChunkBytes)));
+  // Early: the kernel before it has waited for all that was queued before, and lets this one begin.
+  launch_waiting(true, stream_of(ctx), kernel, dim3(static_cast<unsigned>(d.params.size())), dim3(kDrawBlock), bytes, d.outputs,
+                 drawn_B.as<std::int32_t>(), d.pieces, static_cast<int>(logits_bytes), logits, rows);
+}
+
+}  // namespace
+
+void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
+                  std::span<const SampleRow> rows_B) {
+  const std::int64_t V = logits_BV.shape.num_cols();
+  const Drawing d = prepare(ctx, pending, rows_B, V);
+  const auto B = static_cast<unsigned>(rows_B.size());
+  const cudaStream_t stream = stream_of(ctx);
+  const StoredLogits logits{logits_BV.as<float>(), logits_BV.row_stride, V};
+  with_rows(ctx, d, [&](const auto& rows) {
+    using Rows = std::remove_cvref_t<decltype(rows)>;
+    const dim3 grid(static_cast<unsigned>(ceil_div(d.pieces.chunks, kBlock / kWarp)), B);
+    launch_waiting(true, stream, stats_kernel<Rows>, grid, dim3(kBlock), 0, d.pieces, logits.logits, logits.stride, V, rows);
+    launch_draw(ctx, d, drawn_B, logits, 0, rows);
+    if constexpr (std::is_pointer_v<Rows>) {
+      if (!d.needs_ranking) return;
+      truncate_kernel<<<B, kTruncateBlock, static_cast<std::size_t>(d.pieces.chunks) * sizeof(Mass), stream>>>(
+          d.outputs, drawn_B.as<std::int32_t>(), d.top, d.max_top, logits.logits, logits.stride, V, d.pieces.chunks, rows);
       PRL_CUDA_CHECK(cudaGetLastError());
     }
-  } else if (B > kFewArguments) {
-    as_arguments.template operator()<kMostArguments>();
-  } else {
-    as_arguments.template operator()<kFewArguments>();
-  }
+  });
+  finish_drawing(pending, d);
+}
 
-  pending.max_top = max_top;
-  pending.copy->begin(outputs, bytes);
+bool begin_sample_head(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView h_BH, const LinearWeight& lm_head,
+                       std::span<const SampleRow> rows_B) {
+  const DenseWeight& w = dense(ctx, lm_head);
+  Product p = forward_product(w, h_BH.data, h_BH.row_stride, h_BH.shape.num_rows(), 0, w.num_outputs());
+  if (w.has_bias() || !can_form_head(ctx, p)) return false;
+  for (const SampleRow& row : rows_B) {
+    const RowParams r = params_of(row, p.N);
+    if (r.is_truncated || r.num_top > 0) return false;
+  }
+  const Drawing d = prepare(ctx, pending, rows_B, p.N);
+  thread_local std::vector<float> temperatures;
+  temperatures.clear();
+  for (const RowParams& r : d.params) temperatures.push_back(r.temperature);
+  head_stats(ctx, d.pieces.data, d.pieces.stride(), p, temperatures);
+  const FormedLogits logits = formed_logits(p);
+  with_rows(ctx, d, [&](const auto& rows) { launch_draw(ctx, d, drawn_B, logits, logits.shared_bytes(), rows); });
+  finish_drawing(pending, d);
+  return true;
 }
 
 void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending) {
-  const std::byte* const bytes = pending.copy->finish();
-  Carver c(const_cast<std::byte*>(bytes));
+  pending.link->wait(pending.copied);
+  Carver c(pending.host.get());
   const RowOutput* outputs = c.take<RowOutput>(pending.num_rows);
   const Key* keys = c.take<Key>(pending.num_rows * pending.max_top);
   thread_local std::vector<Key> best;

@@ -87,6 +87,7 @@ OpTable make_waiting_table() {
   wait.operator()<&OpTable::lm_head_logprob>();
   wait.operator()<&OpTable::lm_head_logprob_backward>();
   wait.operator()<&OpTable::begin_sample>();
+  wait.operator()<&OpTable::begin_sample_head>();
   wait.operator()<&OpTable::embedding>();
   wait.operator()<&OpTable::embedding_backward>();
   wait.operator()<&OpTable::rms_norm>();

@@ -53,6 +53,7 @@ const OpTable* cuda_op_table() {
       .plan_decode = cuda::plan_decode,
       .attention_decode = cuda::attention_decode,
       .attention_decode_fused = cuda::attention_decode_fused,
+      .begin_sample_head = cuda::begin_sample_head,
       .norm_rope = cuda::norm_rope,
       .norm_rope_backward = cuda::norm_rope_backward,
       .norm_rope_to_cache = cuda::norm_rope_to_cache,

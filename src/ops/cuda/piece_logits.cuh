@@ -1,0 +1,124 @@
+#pragma once
+
+#include <algorithm>
+
+#include "ops/cuda/blas.hpp"
+#include "ops/cuda/hopper.cuh"
+#include "ops/cuda/log_softmax.cuh"
+#include "ops/cuda/tensor_map.hpp"
+
+namespace prl::ops::cuda {
+
+/// Where a draw finds a piece's logits: in memory.
+struct StoredLogits {
+  static constexpr bool kIsProduct = false;
+  const float* logits;
+  std::int64_t stride, V;
+  __device__ void begin() const {}
+  /// Of row b, before they are scaled, by all threads of a block; -inf beyond the vocabulary.
+  __device__ void load(float (&x)[kPiece], std::int64_t b, int piece) const {
+    const std::int64_t i = static_cast<std::int64_t>(piece) * kPiece + threadIdx.x;
+    if (threadIdx.x < kPiece) x[threadIdx.x] = i < V ? logits[b * stride + i] : -INFINITY;
+    __syncthreads();
+  }
+};
+
+constexpr int kSlotBlocks = 4, kProductRows = 8, kMaxSlots = 5, kRowBytes = 128;
+constexpr int kProductThreads = 4 * kWarp;  ///< of a block, which has at least as many
+constexpr int kSlotBytes = kSlotBlocks * (kPiece + kProductRows) * kRowBytes;
+
+/// Nowhere: they are formed again, with the bits they have in any product of this head. A warpgroup computes 64 columns of eight rows, of
+/// which the first is wanted.
+struct FormedLogits {
+  static constexpr bool kIsProduct = true;
+  CUtensorMap weights;  ///< [K / 64][V][64], box [kSlotBlocks][kPiece][64]
+  CUtensorMap rows;     ///< [K / 64][M][64], box [kSlotBlocks][kProductRows][64]
+  std::int64_t V;
+  int num_steps, slots;
+
+#if PRL_HOPPER
+  static __device__ unsigned char* ring() {
+    extern __shared__ __align__(1024) unsigned char formed_logits_ring[];
+    return formed_logits_ring;
+  }
+  static __device__ std::uint64_t* full() {
+    __shared__ std::uint64_t barriers[kMaxSlots];
+    return barriers;
+  }
+  __device__ void begin() const {
+    if (threadIdx.x == 0) {
+      if (hopper::shared_address(ring()) % 1024 != 0) __trap();
+      hopper::prefetch_map(&weights);
+      hopper::prefetch_map(&rows);
+      for (int i = 0; i < slots; ++i) hopper::barrier_init(full() + i, 1);
+      hopper::barrier_init_fence();
+    }
+    __syncthreads();
+  }
+  __device__ void load(float (&x)[kPiece], std::int64_t b, int piece) const {
+    using namespace hopper;
+    if (threadIdx.x < kProductThreads) {
+      const auto copy = [&](int step) {
+        const int slot = step % slots;
+        unsigned char* to = ring() + slot * kSlotBytes;
+        barrier_arrive_expect(full() + slot, kSlotBytes);
+        copy_box(to, &weights, full() + slot, 0, piece * kPiece, step * kSlotBlocks);
+        copy_box(to + kSlotBlocks * kPiece * kRowBytes, &rows, full() + slot, 0, static_cast<int>(b), step * kSlotBlocks);
+      };
+      if (threadIdx.x == 0) {
+        for (int step = 0; step < min(slots, num_steps); ++step) copy(step);
+      }
+      const std::uint32_t begin = same_in_warp(shared_address(ring()));
+      float d[4] = {};
+      pin(d);
+      for (int step = 0; step < num_steps; ++step) {
+        const int slot = step % slots;
+        const std::uint32_t at = begin + static_cast<std::uint32_t>(slot * kSlotBytes);
+        barrier_wait(full() + slot, static_cast<std::uint32_t>(step / slots % 2));
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < kSlotBlocks * 4; ++k)
+          product<0>(d, along_rows(at + static_cast<std::uint32_t>(k / 4 * kPiece * kRowBytes + k % 4 * 32)),
+                     along_rows(at + static_cast<std::uint32_t>((kSlotBlocks * kPiece + k / 4 * kProductRows) * kRowBytes + k % 4 * 32)),
+                     1);
+        products_commit();
+        products_wait<0>();
+        if (step + slots >= num_steps) continue;
+        named_sync<kProductThreads>(1);
+        if (threadIdx.x == 0) copy(step + slots);
+      }
+      pin(d);
+      // d[0] and d[2] of every fourth lane are the first row's.
+      const int lane = static_cast<int>(threadIdx.x) % kWarp, column = static_cast<int>(threadIdx.x) / kWarp * 16 + lane / 4;
+      if (lane % 4 == 0) {
+        const std::int64_t first = static_cast<std::int64_t>(piece) * kPiece;
+        x[column] = first + column < V ? d[0] : -INFINITY;
+        x[column + 8] = first + column + 8 < V ? d[2] : -INFINITY;
+      }
+    }
+    __syncthreads();
+  }
+#else
+  static __device__ unsigned char* ring() { return nullptr; }
+  __device__ void begin() const {}
+  __device__ void load(float (&)[kPiece], std::int64_t, int) const {}
+#endif
+  std::size_t shared_bytes() const { return static_cast<std::size_t>(slots) * kSlotBytes; }
+};
+/// Of the head's product p, as can_form_head wants it.
+inline FormedLogits formed_logits(const Product& p) {
+  const auto map_of = [&](const void* data, std::int64_t rows, std::int64_t stride, int box_rows) {
+    return tensor_map(data, {{64, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(p.K / 64)},
+                             {rows == 1 ? p.K : stride, 64},
+                             {64, static_cast<std::uint32_t>(box_rows), kSlotBlocks}});
+  };
+  FormedLogits logits{};
+  logits.weights = map_of(p.b, p.N, p.b_stride, kPiece);
+  logits.rows = map_of(p.a, p.M, p.a_stride, kProductRows);
+  logits.V = p.N;
+  logits.num_steps = static_cast<int>(ceil_div(p.K, kSlotBlocks * 64));
+  logits.slots = std::min(logits.num_steps, kMaxSlots);
+  return logits;
+}
+
+}  // namespace prl::ops::cuda
