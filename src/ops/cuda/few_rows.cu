@@ -403,14 +403,6 @@ void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool s
   swiglu ? run(few_rows_kernel<kRows, __nv_bfloat16, false, true>) : run(few_rows_kernel<kRows, __nv_bfloat16, false, false>);
 }
 
-CUtensorMap map_of(const void* data, std::int64_t rows, std::int64_t K, std::int64_t stride, int box_rows, int box_blocks) {
-  const std::int64_t step = rows == 1 ? K : stride;  // nothing is said about the stride of a single row
-  return tensor_map(data,
-                    {{static_cast<std::uint64_t>(kBlock), static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(K / kBlock)},
-                     {step, kBlock},
-                     {static_cast<std::uint32_t>(kBlock), static_cast<std::uint32_t>(box_rows), static_cast<std::uint32_t>(box_blocks)}});
-}
-
 /// The weights of gate and up, 8 columns of each in turns.
 CUtensorMap gate_up_map(const Product& p, int box_columns, int box_blocks) {
   const auto half = static_cast<std::uint64_t>(p.N / 2);
@@ -467,7 +459,7 @@ std::optional<FewRowsTile> few_rows_tile(const Product& p, const cudaDeviceProp&
 void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile& t, const FewRowsFusion& fusion) {
   FewRowsArgs a{};
   const int blocks = blocks_per_slot(t.rows);
-  a.weights = fusion.swiglu ? gate_up_map(p, t.columns, blocks) : map_of(p.b, p.N, p.K, p.b_stride, t.columns, blocks);
+  a.weights = fusion.swiglu ? gate_up_map(p, t.columns, blocks) : rows_map(p.b, p.N, p.K, p.b_stride, t.columns, blocks);
   a.out = p.out;
   a.bias = p.bias;
   a.out_stride = p.out_stride;
@@ -490,7 +482,7 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
     a.x = static_cast<const __nv_bfloat16*>(p.a);
     a.x_stride = p.a_stride;
   } else {
-    a.rows = map_of(p.a, p.M, p.K, p.a_stride, t.rows, blocks);
+    a.rows = rows_map(p.a, p.M, p.K, p.a_stride, t.rows, blocks);
   }
   const int weight_slot = blocks * t.columns * kRowBytes, row_slots = fusion.norm != nullptr ? a.num_steps : t.slots;
   a.rows_at = t.slots * weight_slot;

@@ -15,7 +15,6 @@ constexpr int kRowBytes = kBlock * 2;
 constexpr int kGroupRows = 64, kGroupColumns = 192;  ///< of a warpgroup
 constexpr int kTileColumns = 2 * kGroupColumns;
 constexpr int kGroup = 128;
-constexpr int kGroupPieces = kGroupColumns / kPiece;
 
 /// Of kHeights times 64 rows. A block takes all rows, so that the head is read once.
 template <int kHeights>
@@ -84,6 +83,7 @@ struct Copies {
 
 /// Of the warpgroup's rows and columns, whose first column is `first`.
 __device__ __forceinline__ void store_stats(const HeadArgs& a, const float (&d)[kGroupColumns / 2], int first_row, int first) {
+  constexpr int kGroupPieces = kGroupColumns / kPiece;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -186,12 +186,6 @@ void launch(const OpContext& ctx, const HeadArgs& a) {
   launch_chained(stream_of(ctx), kernel, dim3(grid), dim3(Tile::kThreads), Tile::kSharedBytes, a);
 }
 
-CUtensorMap map_of(const void* data, std::int64_t rows, std::int64_t K, std::int64_t stride, int box_rows) {
-  return tensor_map(data, {{static_cast<std::uint64_t>(kBlock), static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(K / kBlock)},
-                           {rows == 1 ? K : stride, kBlock},
-                           {static_cast<std::uint32_t>(kBlock), static_cast<std::uint32_t>(box_rows), 1}});
-}
-
 }  // namespace
 
 bool can_form_head(const OpContext& ctx, const Product& p) {
@@ -202,8 +196,8 @@ bool can_form_head(const OpContext& ctx, const Product& p) {
 void head_stats(const OpContext& ctx, SoftmaxStats* stats, std::int64_t stride, const Product& p, std::span<const float> temperatures) {
   HeadArgs a{};
   const bool is_low = p.M <= kGroupRows;
-  a.weights = map_of(p.b, p.N, p.K, p.b_stride, kGroupColumns);
-  a.rows = map_of(p.a, p.M, p.K, p.a_stride, is_low ? kGroupRows : 2 * kGroupRows);
+  a.weights = rows_map(p.b, p.N, p.K, p.b_stride, kGroupColumns, 1);
+  a.rows = rows_map(p.a, p.M, p.K, p.a_stride, is_low ? kGroupRows : 2 * kGroupRows, 1);
   a.stats = stats;
   a.stride = stride;
   a.M = static_cast<int>(p.M);

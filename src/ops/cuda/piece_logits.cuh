@@ -107,14 +107,9 @@ struct FormedLogits {
 };
 /// Of the head's product p, as can_form_head wants it.
 inline FormedLogits formed_logits(const Product& p) {
-  const auto map_of = [&](const void* data, std::int64_t rows, std::int64_t stride, int box_rows) {
-    return tensor_map(data, {{64, static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(p.K / 64)},
-                             {rows == 1 ? p.K : stride, 64},
-                             {64, static_cast<std::uint32_t>(box_rows), kSlotBlocks}});
-  };
   FormedLogits logits{};
-  logits.weights = map_of(p.b, p.N, p.b_stride, kPiece);
-  logits.rows = map_of(p.a, p.M, p.a_stride, kProductRows);
+  logits.weights = rows_map(p.b, p.N, p.K, p.b_stride, kPiece, kSlotBlocks);
+  logits.rows = rows_map(p.a, p.M, p.K, p.a_stride, kProductRows, kSlotBlocks);
   logits.V = p.N;
   logits.num_steps = static_cast<int>(ceil_div(p.K, kSlotBlocks * 64));
   logits.slots = std::min(logits.num_steps, kMaxSlots);

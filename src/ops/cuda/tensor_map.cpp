@@ -49,4 +49,12 @@ CUtensorMap make_map(const void* data, const MapShapeOf<kRank>& s) {
 CUtensorMap tensor_map(const void* data, const MapShape& s) { return make_map(data, s); }
 CUtensorMap tensor_map_5(const void* data, const MapShapeOf<5>& s) { return make_map(data, s); }
 
+CUtensorMap rows_map(const void* data, std::int64_t rows, std::int64_t K, std::int64_t stride, int box_rows, int box_blocks) {
+  constexpr std::int64_t kBlock = 64;
+  return tensor_map(data,
+                    {{static_cast<std::uint64_t>(kBlock), static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(K / kBlock)},
+                     {rows == 1 ? K : stride, kBlock},
+                     {static_cast<std::uint32_t>(kBlock), static_cast<std::uint32_t>(box_rows), static_cast<std::uint32_t>(box_blocks)}});
+}
+
 }  // namespace prl::ops::cuda
