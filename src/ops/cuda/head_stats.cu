@@ -66,10 +66,9 @@ struct Copies {
   }
   /// Weights before earlier kernels have ended: no recorded work writes them.
   __device__ __forceinline__ void begin() {
-    const Copies first = *this;
+    Copies again = *this;
     for (int slot = 0; slot < Tile::kSlots; ++slot, advance()) weights(slot);
     wait_for_previous();
-    Copies again = first;
     for (int slot = 0; slot < Tile::kSlots; ++slot, again.advance())
       if (again.tile < a.num_tiles) again.rows(slot, again.block);
   }
@@ -190,7 +189,7 @@ void launch(const OpContext& ctx, const HeadArgs& a) {
 
 bool can_form_head(const OpContext& ctx, const Product& p) {
   return properties_of(ctx).major == 9 && p.M >= kMinHeadRows && p.M <= kMaxHeadRows && p.K % kBlock == 0 && p.in_dtype == DType::kBF16 &&
-         p.bias == nullptr && has_librarys_bits(ctx, p) && is_aligned(p.a, 16) && (p.M == 1 || p.a_stride % kVec == 0);
+         p.bias == nullptr && has_librarys_bits(ctx, p) && is_aligned(p.a, 16) && p.a_stride % kVec == 0;
 }
 
 void head_stats(const OpContext& ctx, SoftmaxStats* stats, std::int64_t stride, const Product& p, std::span<const float> temperatures) {

@@ -23,16 +23,15 @@ struct StoredLogits {
   }
 };
 
-constexpr int kSlotBlocks = 4, kProductRows = 8, kMaxSlots = 5, kRowBytes = 128;
-constexpr int kProductThreads = 4 * kWarp;  ///< of a block, which has at least as many
-constexpr int kSlotBytes = kSlotBlocks * (kPiece + kProductRows) * kRowBytes;
-
 /// Nowhere: they are formed again, with the bits they have in any product of this head. A warpgroup computes 64 columns of eight rows, of
 /// which the first is wanted.
 struct FormedLogits {
   static constexpr bool kIsProduct = true;
+  static constexpr int kThreads = 4 * kWarp;  ///< of a block, which has at least as many
+  static constexpr int kSlotBlocks = 4, kRows = 8, kMaxSlots = 5, kRowBytes = 128;
+  static constexpr int kSlotBytes = kSlotBlocks * (kPiece + kRows) * kRowBytes;
   CUtensorMap weights;  ///< [K / 64][V][64], box [kSlotBlocks][kPiece][64]
-  CUtensorMap rows;     ///< [K / 64][M][64], box [kSlotBlocks][kProductRows][64]
+  CUtensorMap rows;     ///< [K / 64][M][64], box [kSlotBlocks][kRows][64]
   std::int64_t V;
   int num_steps, slots;
 
@@ -57,7 +56,7 @@ struct FormedLogits {
   }
   __device__ void load(float (&x)[kPiece], std::int64_t b, int piece) const {
     using namespace hopper;
-    if (threadIdx.x < kProductThreads) {
+    if (threadIdx.x < kThreads) {
       const auto copy = [&](int step) {
         const int slot = step % slots;
         unsigned char* to = ring() + slot * kSlotBytes;
@@ -79,12 +78,11 @@ struct FormedLogits {
 #pragma unroll
         for (int k = 0; k < kSlotBlocks * 4; ++k)
           product<0>(d, along_rows(at + static_cast<std::uint32_t>(k / 4 * kPiece * kRowBytes + k % 4 * 32)),
-                     along_rows(at + static_cast<std::uint32_t>((kSlotBlocks * kPiece + k / 4 * kProductRows) * kRowBytes + k % 4 * 32)),
-                     1);
+                     along_rows(at + static_cast<std::uint32_t>((kSlotBlocks * kPiece + k / 4 * kRows) * kRowBytes + k % 4 * 32)), 1);
         products_commit();
         products_wait<0>();
         if (step + slots >= num_steps) continue;
-        named_sync<kProductThreads>(1);
+        named_sync<kThreads>(1);
         if (threadIdx.x == 0) copy(step + slots);
       }
       pin(d);
@@ -99,21 +97,21 @@ struct FormedLogits {
     __syncthreads();
   }
 #else
-  static __device__ unsigned char* ring() { return nullptr; }
   __device__ void begin() const {}
   __device__ void load(float (&)[kPiece], std::int64_t, int) const {}
 #endif
   std::size_t shared_bytes() const { return static_cast<std::size_t>(slots) * kSlotBytes; }
+
+  /// Of the head's product p, as can_form_head wants it.
+  static FormedLogits of(const Product& p) {
+    FormedLogits logits{};
+    logits.weights = rows_map(p.b, p.N, p.K, p.b_stride, kPiece, kSlotBlocks);
+    logits.rows = rows_map(p.a, p.M, p.K, p.a_stride, kRows, kSlotBlocks);
+    logits.V = p.N;
+    logits.num_steps = static_cast<int>(ceil_div(p.K, kSlotBlocks * 64));
+    logits.slots = std::min(logits.num_steps, kMaxSlots);
+    return logits;
+  }
 };
-/// Of the head's product p, as can_form_head wants it.
-inline FormedLogits formed_logits(const Product& p) {
-  FormedLogits logits{};
-  logits.weights = rows_map(p.b, p.N, p.K, p.b_stride, kPiece, kSlotBlocks);
-  logits.rows = rows_map(p.a, p.M, p.K, p.a_stride, kProductRows, kSlotBlocks);
-  logits.V = p.N;
-  logits.num_steps = static_cast<int>(ceil_div(p.K, kSlotBlocks * 64));
-  logits.slots = std::min(logits.num_steps, kMaxSlots);
-  return logits;
-}
 
 }  // namespace prl::ops::cuda

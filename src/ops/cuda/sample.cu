@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kBlock = 256;
 constexpr int kDrawBlock = 256;
-static_assert(kDrawBlock >= kProductThreads);
+static_assert(kDrawBlock >= FormedLogits::kThreads);
 constexpr int kTruncateBlock = kVocabChunk;  ///< a thread per logit of the drawn chunk
 static_assert(kTruncateBlock == 1024);
 constexpr int kMaxChunks = 2048;  ///< of a vocabulary; their masses lie in shared memory
@@ -98,13 +98,13 @@ __device__ void choose_chunk(const Stored* masses, int chunks, Mass target, int&
 }
 
 /// A choice in index order among a warp's masses, one a lane: the lane in whose share `target` falls, and how far in; where rounding leaves
-/// none, the last lane with any mass, and all of its. `share`: target is that share of all mass.
+/// none, the last lane with any mass, and all of its. `kIsShare`: target is that share of all mass.
 struct LaneChoice {
   int lane;
   double rest;
 };
-template <bool kShare>
-__device__ __forceinline__ LaneChoice choose_among_lanes(double mass, double target) {
+template <bool kIsShare = false>
+__device__ LaneChoice choose_lane(double mass, double target) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   double upto = mass;
 #pragma unroll
@@ -112,63 +112,13 @@ __device__ __forceinline__ LaneChoice choose_among_lanes(double mass, double tar
     const double other = __shfl_up_sync(kFullWarp, upto, step);
     if (lane >= step) upto += other;
   }
-  if constexpr (kShare) target *= __shfl_sync(kFullWarp, upto, kWarp - 1);
+  if constexpr (kIsShare) target *= __shfl_sync(kFullWarp, upto, kWarp - 1);
   double before = __shfl_up_sync(kFullWarp, upto, 1);
   if (lane == 0) before = 0;
   const unsigned is_beyond = __ballot_sync(kFullWarp, mass > 0 && upto > target), has_mass = __ballot_sync(kFullWarp, mass > 0);
   const bool is_found = is_beyond != 0;
   const int chosen = is_found ? __ffs(static_cast<int>(is_beyond)) - 1 : has_mass != 0 ? kWarp - 1 - __clz(static_cast<int>(has_mass)) : 0;
   return {chosen, __shfl_sync(kFullWarp, is_found ? fmax(0.0, target - before) : mass, chosen)};
-}
-__device__ LaneChoice choose_lane(double mass, double share) { return choose_among_lanes<true>(mass, share); }
-__device__ LaneChoice choose_lane_at(double mass, double target) { return choose_among_lanes<false>(mass, target); }
-
-/// Sums over the block's weights, one a thread: of those before this thread's, up to and with it, and of all.
-template <typename Mass>
-struct Running {
-  Mass before, upto, total;
-};
-template <typename Mass>
-__device__ Running<Mass> running_sum(Mass weight, Mass* warp_totals) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  Mass prefix = weight;
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const Mass other = __shfl_up_sync(kFullWarp, prefix, step);
-    if (lane >= step) prefix += other;
-  }
-  const Mass left = __shfl_up_sync(kFullWarp, prefix, 1);
-  __syncthreads();
-  if (lane == kWarp - 1) warp_totals[warp] = prefix;
-  __syncthreads();
-  Running<Mass> out{0, 0, 0};
-#pragma unroll
-  for (int w = 0; w < kTruncateBlock / kWarp; ++w) {
-    if (w == warp) out.before = out.total;
-    out.total += warp_totals[w];
-  }
-  out.upto = out.before + prefix;
-  if (lane > 0) out.before += left;
-  return out;
-}
-/// The first thread whose running sum passes `target`; the last one with a positive weight if none does.
-template <typename Mass>
-__device__ int choose_thread(Mass weight, Mass upto, Mass target, int* first, int* last) {
-  if (threadIdx.x == 0) {
-    *first = kVocabChunk;
-    *last = 0;
-  }
-  __syncthreads();
-  if (weight > 0) {
-    if (upto > target) atomicMin(first, static_cast<int>(threadIdx.x));
-    atomicMax(last, static_cast<int>(threadIdx.x));
-  }
-  __syncthreads();
-  return *first < kVocabChunk ? *first : *last;
-}
-template <typename Mass>
-__device__ int choose_in_chunk(Mass weight, Mass target, Mass* warp_totals, int* first, int* last) {
-  return choose_thread(weight, running_sum(weight, warp_totals).upto, target, first, last);
 }
 
 /// What the first warp of a row's block finds before it sees a logit. Masses are in units of e^max.
@@ -204,14 +154,14 @@ __device__ PieceChoice choose_piece(const RowParams& r, int chunks, float max, c
   double mass = 0;
 #pragma unroll 1
   for (int c = begin; c < end; ++c) mass += static_cast<double>(masses[c]);
-  const LaneChoice of_lanes = choose_lane(mass, r.uniform);
+  const LaneChoice of_lanes = choose_lane<true>(mass, r.uniform);
   int chunk = 0;
   double rest = 0;
   if (lane == of_lanes.lane) choose_chunk(masses + begin, end - begin, of_lanes.rest, chunk, rest);
   chunk = __shfl_sync(kFullWarp, begin + chunk, of_lanes.lane);
   rest = __shfl_sync(kFullWarp, rest, of_lanes.lane);
   const double own = static_cast<double>(part_of({piece_of(chunk), 0.0f}, max).sum);
-  const LaneChoice of_pieces = choose_lane_at(own, rest);
+  const LaneChoice of_pieces = choose_lane(own, rest);
   out.piece = chunk * kPieces + of_pieces.lane;
   out.rest = of_pieces.rest;
   return out;
@@ -230,7 +180,7 @@ __device__ int choose_in_piece(const RowParams& r, const PieceChoice& choice, co
     even = odd;
     odd = static_cast<double>(expf(scaled(x[2 * lane + i], r.temperature) - choice.max));
   }
-  const LaneChoice of_lanes = choose_lane_at(even + odd, choice.rest);
+  const LaneChoice of_lanes = choose_lane(even + odd, choice.rest);
   return __shfl_sync(kFullWarp, 2 * lane + (odd > 0 && of_lanes.rest >= even ? 1 : 0), of_lanes.lane);
 }
 
@@ -316,6 +266,37 @@ std::int32_t token_of(Key key) { return static_cast<std::int32_t>(~static_cast<s
 using Mass = unsigned long long;
 /// e^(x - max) in units of 2^-44: 2^18 tokens of the best one's weight still fit.
 __device__ __forceinline__ Mass mass_of(float x, float max) { return static_cast<Mass>(expf(x - max) * 0x1.0p44f); }
+
+/// By the threads of a block, a weight each: the first whose running sum passes `target`, the last one with any weight if none does.
+__device__ int choose_in_chunk(Mass weight, Mass target, Mass* warp_totals, int* first, int* last) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  Mass prefix = weight;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const Mass other = __shfl_up_sync(kFullWarp, prefix, step);
+    if (lane >= step) prefix += other;
+  }
+  __syncthreads();
+  if (lane == kWarp - 1) warp_totals[warp] = prefix;
+  __syncthreads();
+  Mass before = 0, total = 0;
+#pragma unroll
+  for (int w = 0; w < kTruncateBlock / kWarp; ++w) {
+    if (w == warp) before = total;
+    total += warp_totals[w];
+  }
+  if (threadIdx.x == 0) {
+    *first = kVocabChunk;
+    *last = 0;
+  }
+  __syncthreads();
+  if (weight > 0) {
+    if (before + prefix > target) atomicMin(first, static_cast<int>(threadIdx.x));
+    atomicMax(last, static_cast<int>(threadIdx.x));
+  }
+  __syncthreads();
+  return *first < kVocabChunk ? *first : *last;
+}
 
 constexpr int kBins = 1024;    ///< of width 1/16 in the logit
 constexpr int kListed = 2048;  ///< keys of one bin that are kept at hand
@@ -573,10 +554,12 @@ double uniform(const SampleRow& row) {
   return static_cast<double>(((static_cast<std::uint64_t>(r[0]) << 32) | r[1]) >> 11) * 0x1.0p-53;
 }
 
+bool is_truncated(const SampleRow& row) { return row.temperature != 0.0f && (row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f); }
+
 RowParams params_of(const SampleRow& row, std::int64_t V) {
   RowParams p{};
   p.is_greedy = row.temperature == 0.0f;
-  p.is_truncated = !p.is_greedy && (row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f);
+  p.is_truncated = is_truncated(row);
   p.uniform = uniform(row);
   p.temperature = p.is_greedy ? 1.0f : row.temperature;
   p.top_p = row.top_p;
@@ -585,10 +568,6 @@ RowParams params_of(const SampleRow& row, std::int64_t V) {
   p.num_top = static_cast<std::int32_t>(std::min<std::int64_t>(std::max(row.num_top_logprobs, 0), V));
   return p;
 }
-
-}  // namespace
-
-namespace {
 
 /// What a call of these ops has in memory.
 struct Drawing {
@@ -669,7 +648,7 @@ void launch_draw(const OpContext& ctx, const Drawing& d, const TensorView& drawn
   const auto kernel = draw_kernel<Rows, Logits>;
   if constexpr (Logits::kIsProduct)
     PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        kMaxSlots * kSlotBytes + kMaxChunks * static_cast<int>(kChunkBytes)));
+                                        FormedLogits::kMaxSlots * FormedLogits::kSlotBytes + kMaxChunks * static_cast<int>(kChunkBytes)));
   // Early: the kernel before it has waited for all that was queued before, and lets this one begin.
   launch_waiting(true, stream_of(ctx), kernel, dim3(static_cast<unsigned>(d.params.size())), dim3(kDrawBlock), bytes, d.outputs,
                  drawn_B.as<std::int32_t>(), d.pieces, static_cast<int>(logits_bytes), logits, rows);
@@ -702,18 +681,15 @@ void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, C
 bool begin_sample_head(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView h_BH, const LinearWeight& lm_head,
                        std::span<const SampleRow> rows_B) {
   const DenseWeight& w = dense(ctx, lm_head);
-  Product p = forward_product(w, h_BH.data, h_BH.row_stride, h_BH.shape.num_rows(), 0, w.num_outputs());
+  const Product p = forward_product(w, h_BH.data, h_BH.row_stride, h_BH.shape.num_rows(), 0, w.num_outputs());
   if (w.has_bias() || !can_form_head(ctx, p)) return false;
-  for (const SampleRow& row : rows_B) {
-    const RowParams r = params_of(row, p.N);
-    if (r.is_truncated || r.num_top > 0) return false;
-  }
+  if (std::ranges::any_of(rows_B, [](const SampleRow& row) { return is_truncated(row) || row.num_top_logprobs > 0; })) return false;
   const Drawing d = prepare(ctx, pending, rows_B, p.N);
   thread_local std::vector<float> temperatures;
   temperatures.clear();
   for (const RowParams& r : d.params) temperatures.push_back(r.temperature);
   head_stats(ctx, d.pieces.data, d.pieces.stride(), p, temperatures);
-  const FormedLogits logits = formed_logits(p);
+  const FormedLogits logits = FormedLogits::of(p);
   with_rows(ctx, d, [&](const auto& rows) { launch_draw(ctx, d, drawn_B, logits, logits.shared_bytes(), rows); });
   finish_drawing(pending, d);
   return true;
