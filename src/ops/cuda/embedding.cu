@@ -1,6 +1,7 @@
 #include <climits>
 
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
 
 namespace prl::ops::cuda {
@@ -18,6 +19,9 @@ __global__ void __launch_bounds__(kEmbeddingBlock)
     embedding_kernel(char* out, const char* table, const std::int32_t* ids, const std::int32_t* drawn, std::int32_t num_drawn,
                      std::int64_t num_rows, std::int64_t out_stride, std::int64_t table_stride, int pieces, FaultWord* fault) {
   const std::int64_t t = blockIdx.x;
+  // In this order: what comes after, and reads what came before it without waiting, as attention reads its plan, may do so from here on.
+  wait_for_previous();
+  let_next_begin();
   std::int32_t id = ids[t];
   if (id < 0 && -1 - id < num_drawn) id = drawn[-1 - id];
   const bool is_good = id >= 0 && id < num_rows;
@@ -108,9 +112,9 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, cons
     using Piece = decltype(piece);
     const auto pieces = static_cast<int>(row_bytes / static_cast<std::int64_t>(sizeof(Piece)));
     const auto threads = static_cast<unsigned>(std::min<std::int64_t>(kEmbeddingBlock, round_up(pieces, kWarp)));
-    embedding_kernel<Piece><<<static_cast<unsigned>(T), threads, 0, stream_of(ctx)>>>(out_TH.as<char>(), table_VH.as<char>(),
-                                                                                      ids.ids_T.as<std::int32_t>(), drawn, num_drawn, V,
-                                                                                      out_stride, table_stride, pieces, fault_word_of(ctx));
+    launch_chained(stream_of(ctx), embedding_kernel<Piece>, dim3(static_cast<unsigned>(T)), dim3(threads), 0, out_TH.as<char>(),
+                   table_VH.as<char>(), ids.ids_T.as<std::int32_t>(), drawn, num_drawn, V, out_stride, table_stride, pieces,
+                   fault_word_of(ctx));
   };
   const bool wide =
       is_aligned(out_TH.data, 16) && is_aligned(table_VH.data, 16) && row_bytes % 16 == 0 && out_stride % 16 == 0 && table_stride % 16 == 0;

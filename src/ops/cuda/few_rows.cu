@@ -14,16 +14,13 @@ namespace {
 
 constexpr int kBlock = 64;  ///< of K: a row of 128 bytes in shared memory
 constexpr int kRowBytes = kBlock * 2;
-constexpr int kGroup = 128, kCopying = 32;  ///< threads: of a warpgroup that computes, and of the warp that copies
-constexpr int kSpanBytes = 64 * kRowBytes;  ///< a warpgroup product reads 64 rows on its left, whatever the tile has
+constexpr int kGroup = 128, kCopying = 2 * kWarp;  ///< threads: of a warpgroup that computes, and of the warps that copy weights and rows
+constexpr int kSpan = 64;  ///< columns that products read, whatever the tile has
 /// Of a multiprocessor. Blocks of which each has one to itself take all; else two share it, and one computes while the other copies.
 constexpr int kSharedBytes = 224 * 1024;
 /// What a block of compute capability 9.0 may ask for.
 constexpr int kMaxSharedBytes = 227 * 1024;
 
-/// Warpgroups that compute a tile, which share its rows.
-__host__ __device__ constexpr int groups_of(int rows) { return rows == 128 ? 2 : 1; }
-__host__ __device__ constexpr int rows_of_group(int rows) { return rows / groups_of(rows); }
 /// Blocks of K in a slot: one copy brings them.
 __host__ __device__ constexpr int blocks_per_slot(int rows) { return rows <= 16 ? 4 : rows <= 64 ? 2 : 1; }
 
@@ -43,43 +40,48 @@ struct FewRowsArgs {
   const __nv_bfloat16* residual;  ///< or null
   std::int64_t x_stride, residual_stride;
   bool is_wide;  ///< 8 columns of out, and of the residual, lie together in 16 aligned bytes
-  float eps;
+  float eps, inverse_K;
   int K;
+};
+
+/// A tile of out, formed by products of 64 by 8 to 64. Up to 32 rows stand on the right, from 64 on they stand on the left, 64 for each
+/// warpgroup: then a warp has 16 rows of its own, and a lane neighbouring columns.
+template <int kRows_>
+struct Tile {
+  static constexpr int kRows = kRows_;
+  static constexpr bool kHasRowsLeft = kRows >= 64;
+  static constexpr int kGroups = kHasRowsLeft ? kRows / 64 : 1, kEach = kRows / kGroups;  ///< kEach: rows of a warpgroup
+  static constexpr int kResults = kEach * kSpan / kGroup;                                 ///< of a thread
+  static constexpr int kComputing = kGroups * kGroup;                                     ///< threads
 };
 
 #if PRL_HOPPER
 
 using namespace hopper;
 
-/// One thread copies: weights of the first slots before anything else, for no kernel of recorded work writes those.
-template <int kRows, bool kNorm, bool kSwiglu>
-__device__ void copy_tiles(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty) {
-  constexpr int kBlocks = blocks_per_slot(kRows), kRowsBytes = kNorm ? 0 : kBlocks * kRows * kRowBytes;
-  const int column = static_cast<int>(blockIdx.x) * a.columns, row = static_cast<int>(blockIdx.y) * kRows;
+/// By one thread each: weights before anything else, for no kernel of recorded work writes those, rows after earlier kernels have ended.
+template <typename Tile, bool kNorm, bool kSwiglu, bool kIsRows>
+__device__ __forceinline__ void copy_steps(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty) {
+  constexpr int kBlocks = blocks_per_slot(Tile::kRows), kRowsBytes = kNorm ? 0 : kBlocks * Tile::kRows * kRowBytes;
+  const int column = static_cast<int>(blockIdx.x) * a.columns, row = static_cast<int>(blockIdx.y) * Tile::kRows;
   const int weight_bytes = kBlocks * a.columns * kRowBytes;
-  unsigned char* rows = shared + a.rows_at;
+  unsigned char* const to = shared + (kIsRows ? a.rows_at : 0);
   const CachePolicy once = read_once();
-  const auto copy_weights = [&](int slot, int step) {
-    barrier_arrive_expect(full + slot, static_cast<std::uint32_t>(weight_bytes + kRowsBytes));
-    unsigned char* to = shared + slot * weight_bytes;
-    if constexpr (kSwiglu)
-      copy_box(to, &a.weights, full + slot, once, 0, 0, 0, column / 16, step * kBlocks);
-    else
-      copy_box(to, &a.weights, full + slot, once, 0, column, step * kBlocks);
-  };
-  const auto copy_rows = [&](int slot, int step) {
-    if constexpr (!kNorm) copy_box(rows + slot * kRowsBytes, &a.rows, full + slot, 0, row, step * kBlocks);
-  };
-  const int first = min(a.slots, a.num_steps);
-  for (int s = 0; s < first; ++s) copy_weights(s, s);
-  if constexpr (!kNorm) wait_for_previous();
-  for (int s = 0; s < first; ++s) copy_rows(s, s);
+  if constexpr (kIsRows) wait_for_previous();
   int slot = 0;
-  std::uint32_t phase = 0;
-  for (int step = first; step < a.num_steps; ++step) {
-    barrier_wait(empty + slot, phase);
-    copy_weights(slot, step);
-    copy_rows(slot, step);
+  std::uint32_t phase = 1;
+  for (int step = 0; step < a.num_steps; ++step) {
+    const int block = step * kBlocks;
+    if (step >= a.slots) barrier_wait(empty + slot, phase);
+    if constexpr (kIsRows) {
+      copy_box(to + slot * kRowsBytes, &a.rows, full + slot, 0, row, block);
+    } else {
+      barrier_arrive_expect(full + slot, static_cast<std::uint32_t>(weight_bytes + kRowsBytes));
+      if constexpr (kSwiglu)
+        copy_box(to + slot * weight_bytes, &a.weights, full + slot, once, 0, 0, 0, column / 16, block);
+      else
+        copy_box(to + slot * weight_bytes, &a.weights, full + slot, once, 0, column, block);
+    }
     if (++slot == a.slots) {
       slot = 0;
       phase ^= 1;
@@ -87,87 +89,110 @@ __device__ void copy_tiles(const FewRowsArgs& a, unsigned char* shared, std::uin
   }
 }
 
-/// Where a lane's results lie. d[4 j + e] is column lane / 4 (+ 8 for e >= 2) of the warp's 16 columns of the left operand, row
-/// 8 j + 2 (lane % 4) + e % 2. With SwiGLU the first 8 of them are gate, the others up, and make 8 columns of out.
-template <int kRows, bool kSwiglu>
-struct LanePlace {
-  static constexpr int kHalves = kSwiglu ? 1 : 2;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, first = static_cast<int>(threadIdx.x) % kGroup / kWarp * 16;
-  const bool is_odd = lane / 4 % 2 != 0;  ///< the lane stores pairs of the odd rows
-  __device__ __forceinline__ bool has(const FewRowsArgs& a, int half) const { return first + 8 * half < a.columns; }
-  __device__ __forceinline__ int column(const FewRowsArgs& a, int half) const {
-    return (static_cast<int>(blockIdx.x) * a.columns + first) / (kSwiglu ? 2 : 1) + 8 * half + lane / 4;
-  }
-  __device__ __forceinline__ int row(int j) const {
-    const int group = static_cast<int>(threadIdx.x) / kGroup;
-    return static_cast<int>(blockIdx.y) * kRows + group * (rows_of_group(kRows)) + 8 * j + 2 * (lane % 4);
-  }
-};
-
 __device__ __forceinline__ std::uint32_t sum_of_pairs(std::uint32_t x, std::uint32_t y) {
   const auto a = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&x));
   const auto b = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&y));
   const __nv_bfloat162 sum = __floats2bfloat162_rn(a.x + b.x, a.y + b.y);
   return *reinterpret_cast<const std::uint32_t*>(&sum);
 }
+/// Gate and up are rounded as they would be stored.
+template <typename T>
+__device__ __forceinline__ float2 gated_pair(float2 gate, float2 up) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    gate = __bfloat1622float2(__floats2bfloat162_rn(gate.x, gate.y));
+    up = __bfloat1622float2(__floats2bfloat162_rn(up.x, up.y));
+  }
+  return {gated(gate.x, up.x), gated(gate.y, up.y)};
+}
 
-/// use(half, j, even, odd): a lane's results of one column and two rows, before they are rounded.
-template <int kRows, typename T, bool kSwiglu, typename Use>
-__device__ __forceinline__ void for_results(const FewRowsArgs& a, const float (&d)[rows_of_group(kRows) / 2], Use&& use) {
-  const LanePlace<kRows, kSwiglu> place;
-#pragma unroll
-  for (int half = 0; half < place.kHalves; ++half) {
-    if (!place.has(a, half)) return;
-    const int n = place.column(a, half);
-    const float bias = a.bias != nullptr && n < a.N ? a.bias[n] : 0.0f;
-    const bool has_bias = a.bias != nullptr;
-#pragma unroll
-    for (int j = 0; j < rows_of_group(kRows) / 8; ++j) {
-      float even = d[4 * j + 2 * half], odd = d[4 * j + 2 * half + 1];
-      if constexpr (kSwiglu) {
-        even = gated(rounded<T>(even), rounded<T>(d[4 * j + 2]));
-        odd = gated(rounded<T>(odd), rounded<T>(d[4 * j + 3]));
-      } else if (has_bias) {
-        even += bias;
-        odd += bias;
-      }
-      use(half, j, even, odd);
+/// A lane's results as pairs of neighbouring columns of out. With rows on the left d[4 j + e] is row lane / 4 (+ 8 for e >= 2) of the warp's
+/// 16, column 8 j + 2 (lane % 4) + e % 2; with columns there it is column lane / 4 (+ 8), row 8 j + 2 (lane % 4) + e % 2, and lanes of
+/// neighbouring columns exchange halves.
+template <typename Tile, typename T, bool kSwiglu>
+struct LanePairs {
+  static constexpr int kInRow = Tile::kHasRowsLeft ? kSpan / 8 : Tile::kRows / 8, kHalves = !Tile::kHasRowsLeft && kSwiglu ? 1 : 2;
+  static constexpr int kStep = Tile::kHasRowsLeft && kSwiglu ? 2 : 1;  ///< of j: pieces of gate, each before its piece of up
+  static constexpr int kCount = kHalves * kInRow / kStep;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, first = static_cast<int>(threadIdx.x) % kGroup / kWarp * 16;
+  const bool is_odd = lane / 4 % 2 != 0;
+
+  /// Of the warpgroup's rows.
+  __device__ __forceinline__ int row(int i) const {
+    const int half = i % kHalves, j = i / kHalves;
+    return Tile::kHasRowsLeft ? first + 8 * half + lane / 4 : 8 * j + 2 * (lane % 4) + (is_odd ? 1 : 0);
+  }
+  /// Of the tile's columns of out: the first of two.
+  __device__ __forceinline__ int column(int i) const {
+    const int half = i % kHalves, j = i / kHalves;
+    if constexpr (Tile::kHasRowsLeft) return 8 * j + 2 * (lane % 4);
+    return first / (kSwiglu ? 2 : 1) + 8 * half + lane / 4 - (is_odd ? 1 : 0);
+  }
+  __device__ __forceinline__ float2 value(const float (&d)[Tile::kResults], int i) const {
+    const int half = i % kHalves, j = i / kHalves * kStep;
+    const auto pair = [&](int at) { return float2{d[at], d[at + 1]}; };
+    if constexpr (Tile::kHasRowsLeft) {
+      const float2 x = pair(4 * j + 2 * half);
+      return kSwiglu ? gated_pair<T>(x, pair(4 * (j + 1) + 2 * half)) : x;
+    } else {
+      float2 x = pair(4 * j + 2 * half);
+      if constexpr (kSwiglu) x = gated_pair<T>(x, pair(4 * j + 2));
+      const float other = __shfl_xor_sync(0xffffffffu, is_odd ? x.x : x.y, 4);
+      return is_odd ? float2{other, x.y} : float2{x.x, other};
     }
   }
+  /// use(i, pair): what is stored but for the residual.
+  template <typename Use>
+  __device__ __forceinline__ void for_each(const FewRowsArgs& a, const float (&d)[Tile::kResults], Use&& use) const {
+    const int first_column = static_cast<int>(blockIdx.x) * (a.columns / (kSwiglu ? 2 : 1));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float2 x = value(d, i);
+      if (!kSwiglu && a.bias != nullptr && first_column + column(i) < a.N) {
+        x.x += a.bias[first_column + column(i)];
+        x.y += a.bias[first_column + column(i) + 1];
+      }
+      use(i, x);
+    }
+  }
+};
+
+__device__ __forceinline__ std::uint32_t packed(float2 x) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(x.x, x.y);
+  return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
 /// Stores results from where they are formed: for fp32, and for few rows, which shared memory would only delay.
-template <int kRows, typename T, bool kSwiglu>
+template <typename Tile, typename T, bool kSwiglu>
 struct DirectStore {
-  using Place = LanePlace<kRows, kSwiglu>;
-  std::uint32_t residual[2][rows_of_group(kRows) / 8];  ///< of the pairs that this lane stores
+  using Pairs = LanePairs<Tile, T, kSwiglu>;
+  const Pairs pairs;
+  std::uint32_t residual[Pairs::kCount];
 
-  __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
-    const Place place;
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int j = 0; j < rows_of_group(kRows) / 8; ++j) {
-        const int row = place.row(j) + (place.is_odd ? 1 : 0), column = place.column(a, half) - (place.is_odd ? 1 : 0);
-        residual[half][j] = place.has(a, half) && column < a.N && row < a.M
-                                ? *reinterpret_cast<const std::uint32_t*>(a.residual + row * a.residual_stride + column)
-                                : 0;
-      }
+  __device__ __forceinline__ int row(int i) const {
+    return static_cast<int>(blockIdx.y) * Tile::kRows + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach + pairs.row(i);
   }
-  __device__ __forceinline__ void run(const FewRowsArgs& a, unsigned char* /*rows*/, const float (&d)[rows_of_group(kRows) / 2]) const {
-    const Place place;
-    for_results<kRows, T, kSwiglu>(a, d, [&](int half, int j, float even, float odd) {
-      const int n = place.column(a, half), m = place.row(j);
+  /// Of out; a.N where the tile has no such columns.
+  __device__ __forceinline__ int column(const FewRowsArgs& a, int i) const {
+    const int columns = a.columns / (kSwiglu ? 2 : 1);
+    return pairs.column(i) < columns ? static_cast<int>(blockIdx.x) * columns + pairs.column(i) : a.N;
+  }
+  __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
+#pragma unroll
+    for (int i = 0; i < Pairs::kCount; ++i)
+      residual[i] = column(a, i) < a.N && row(i) < a.M
+                        ? *reinterpret_cast<const std::uint32_t*>(a.residual + row(i) * a.residual_stride + column(a, i))
+                        : 0;
+  }
+  __device__ __forceinline__ void run(const FewRowsArgs& a, unsigned char* /*rows*/, const float (&d)[Tile::kResults]) const {
+    pairs.for_each(a, d, [&](int i, float2 x) {
+      const int r = row(i), c = column(a, i);
+      T* to = static_cast<T*>(a.out) + r * a.out_stride + c;
       if constexpr (std::is_same_v<T, float>) {
-        float* to = static_cast<float*>(a.out) + m * a.out_stride + n;
-        if (n < a.N && m < a.M) to[0] = even;
-        if (n < a.N && m + 1 < a.M) to[a.out_stride] = odd;
+        if (c < a.N && r < a.M) *reinterpret_cast<float2*>(to) = x;
       } else {
-        std::uint32_t pair = pair_of(even, odd, place.is_odd);
-        if (a.residual != nullptr) pair = sum_of_pairs(pair, residual[half][j]);
-        const int row = m + (place.is_odd ? 1 : 0), column = n - (place.is_odd ? 1 : 0);
-        if (column < a.N && row < a.M)
-          *reinterpret_cast<std::uint32_t*>(static_cast<__nv_bfloat16*>(a.out) + row * a.out_stride + column) = pair;
+        std::uint32_t pair = packed(x);
+        if (a.residual != nullptr) pair = sum_of_pairs(pair, residual[i]);
+        if (c < a.N && r < a.M) *reinterpret_cast<std::uint32_t*>(to) = pair;
       }
     });
   }
@@ -175,17 +200,22 @@ struct DirectStore {
 
 /// Stores rows of the tile whole, by way of the shared memory of the rows that its warpgroup has read: the pairs that the lanes of a warp
 /// hold lie in eight rows, 16 bytes of each.
-template <int kRows, bool kSwiglu>
+template <typename Tile, bool kSwiglu>
 struct StagedStore {
-  static constexpr int kEach = rows_of_group(kRows), kPieces = kSwiglu ? 4 : 8;  ///< of 8 columns, in a row
-  static constexpr int kRowsAtOnce = kGroup / kPieces, kPasses = kEach / kRowsAtOnce;
-  static_assert(kPasses * kRowsAtOnce == kEach);
+  using Pairs = LanePairs<Tile, __nv_bfloat16, kSwiglu>;
+  static constexpr int kPieces = kSpan / 8 / (kSwiglu ? 2 : 1);  ///< of 8 columns, in a row
+  /// With rows on the left a warp has its own 16 of them; else four share all.
+  static constexpr bool kIsByWarps = Tile::kHasRowsLeft;
+  static constexpr int kRowsAtOnce = (kIsByWarps ? kWarp : kGroup) / kPieces, kPasses = (kIsByWarps ? 16 : Tile::kEach) / kRowsAtOnce;
   uint4 residual[kPasses];
 
-  const int thread = static_cast<int>(threadIdx.x) % kGroup, group = static_cast<int>(threadIdx.x) / kGroup;
+  const int group = static_cast<int>(threadIdx.x) / kGroup, thread = static_cast<int>(threadIdx.x) % (kIsByWarps ? kWarp : kGroup);
+  const int first_row = kIsByWarps ? static_cast<int>(threadIdx.x) % kGroup / kWarp * 16 : 0;
   const int piece = thread % kPieces;
-  __device__ __forceinline__ int row_in_group(int pass) const { return pass * kRowsAtOnce + thread / kPieces; }
-  __device__ __forceinline__ int row(int pass) const { return static_cast<int>(blockIdx.y) * kRows + group * kEach + row_in_group(pass); }
+  __device__ __forceinline__ int row_in_group(int pass) const { return first_row + pass * kRowsAtOnce + thread / kPieces; }
+  __device__ __forceinline__ int row(int pass) const {
+    return static_cast<int>(blockIdx.y) * Tile::kRows + group * Tile::kEach + row_in_group(pass);
+  }
   /// Of out; a.N where the tile has no such columns.
   __device__ __forceinline__ int column(const FewRowsArgs& a) const {
     const int columns = a.columns / (kSwiglu ? 2 : 1);
@@ -193,7 +223,13 @@ struct StagedStore {
   }
   /// Pieces of a row change places with its number, so that neither the lanes of a result nor those of a row share banks.
   __device__ __forceinline__ unsigned char* staged(unsigned char* rows, int row, int at_piece) const {
-    return rows + (group * kEach + row) * kRowBytes + (at_piece ^ row % kPieces) * 16;
+    return rows + (group * Tile::kEach + row) * kRowBytes + (at_piece ^ row % kPieces) * 16;
+  }
+  __device__ __forceinline__ void sync() const {
+    if constexpr (kIsByWarps)
+      __syncwarp();
+    else
+      named_sync<kGroup>(1 + group);
   }
 
   __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
@@ -213,52 +249,50 @@ struct StagedStore {
       }
     }
   }
-  __device__ __forceinline__ void run(const FewRowsArgs& a, unsigned char* rows, const float (&d)[kEach / 2]) const {
-    const LanePlace<kRows, kSwiglu> place;
-    named_sync<kGroup>(1 + group);  // no warp's products read these rows any more
-    for_results<kRows, __nv_bfloat16, kSwiglu>(a, d, [&](int half, int j, float even, float odd) {
-      const int row = 8 * j + 2 * (place.lane % 4) + (place.is_odd ? 1 : 0);
-      const int at_piece = (place.first / (kSwiglu ? 2 : 1) + 8 * half) / 8;
-      *reinterpret_cast<std::uint32_t*>(staged(rows, row, at_piece) + place.lane / 8 * 4) = pair_of(even, odd, place.is_odd);
+  __device__ __forceinline__ void run(const FewRowsArgs& a, unsigned char* rows, const float (&d)[Tile::kResults]) const {
+    const Pairs pairs;
+    sync();  // no product reads these rows any more
+    pairs.for_each(a, d, [&](int i, float2 x) {
+      const int c = pairs.column(i);
+      *reinterpret_cast<std::uint32_t*>(staged(rows, pairs.row(i), c / 8) + c % 8 * 2) = packed(x);
     });
-    named_sync<kGroup>(1 + group);
+    sync();
     const int n = column(a);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       if (row(pass) >= a.M) return;
       uint4 values = *reinterpret_cast<const uint4*>(staged(rows, row_in_group(pass), piece));
-      auto* pairs = reinterpret_cast<std::uint32_t*>(&values);
+      auto* words = reinterpret_cast<std::uint32_t*>(&values);
       const auto* added = reinterpret_cast<const std::uint32_t*>(&residual[pass]);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (a.residual != nullptr) pairs[e] = sum_of_pairs(pairs[e], added[e]);
+        if (a.residual != nullptr) words[e] = sum_of_pairs(words[e], added[e]);
       __nv_bfloat16* to = static_cast<__nv_bfloat16*>(a.out) + row(pass) * a.out_stride + n;
       if (a.is_wide && n < a.N) {
         *reinterpret_cast<uint4*>(to) = values;
       } else {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (n + 2 * e < a.N) *reinterpret_cast<std::uint32_t*>(to + 2 * e) = pairs[e];
+          if (n + 2 * e < a.N) *reinterpret_cast<std::uint32_t*>(to + 2 * e) = words[e];
       }
     }
   }
 };
 
-/// The sum over K, in order. Addresses of operands are kept as the products want them, in units of 16 bytes: what lies between two
-/// products is what a product of few rows waits for.
-template <int kRows, bool kNorm>
+/// The sum over K, in order. Addresses of operands are kept as the products want them, in units of 16 bytes: what lies
+/// between two products is what a product of few rows waits for.
+template <typename Tile, bool kNorm>
 __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty,
-                                             float (&d)[rows_of_group(kRows) / 2]) {
-  constexpr int kBlocks = blocks_per_slot(kRows);
+                                             float (&d)[Tile::kResults]) {
+  constexpr int kBlocks = blocks_per_slot(Tile::kRows);
   // Both in one exchange: with two the compiler no longer sees that the addresses are alike in a warp.
-  constexpr bool kIsOneGroup = groups_of(kRows) == 1;
-  const std::uint32_t both = same_in_warp(shared_address(shared) + (kIsOneGroup ? 0 : threadIdx.x / kGroup << 20));
-  const std::uint32_t begin = both & 0xfffff, group = kIsOneGroup ? 0 : both >> 20;
+  const std::uint32_t both = same_in_warp(shared_address(shared) + (Tile::kGroups == 1 ? 0 : threadIdx.x / kGroup << 20));
+  const std::uint32_t begin = both & 0xfffff, group = both >> 20;
   const std::uint64_t weights = along_rows(begin),
-                      rows = along_rows(begin + static_cast<std::uint32_t>(a.rows_at) + group * (rows_of_group(kRows) * kRowBytes));
-  const auto left_block = static_cast<std::uint32_t>(a.columns * kRowBytes / 16);
-  constexpr std::uint32_t kRightBlock = kRows * kRowBytes / 16;
-  std::uint64_t left = weights, right = rows;
+                      rows = along_rows(begin + static_cast<std::uint32_t>(a.rows_at) + group * (Tile::kEach * kRowBytes));
+  const auto weights_block = static_cast<std::uint32_t>(a.columns * kRowBytes / 16);
+  constexpr std::uint32_t kRowsBlock = Tile::kRows * kRowBytes / 16;
+  std::uint64_t at_weights = weights, at_rows = rows;
   int slot = 0;
   std::uint32_t phase = 0;
   for (int step = 0; step < a.num_steps; ++step) {
@@ -267,10 +301,15 @@ __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (int k = 0; k < kBlock / 16; ++k)
-        product<0>(d, left + static_cast<std::uint32_t>(2 * k), right + static_cast<std::uint32_t>(2 * k), 1);
-      left += left_block;
-      right += kRightBlock;
+      for (int k = 0; k < kBlock / 16; ++k) {
+        const std::uint64_t w = at_weights + static_cast<std::uint32_t>(2 * k), r = at_rows + static_cast<std::uint32_t>(2 * k);
+        if constexpr (Tile::kHasRowsLeft)
+          product<0>(d, r, w, 1);
+        else
+          product<0>(d, w, r, 1);
+      }
+      at_weights += weights_block;
+      at_rows += kRowsBlock;
     }
     products_commit();
     // The slot before this one is free once its products have been formed.
@@ -281,8 +320,8 @@ __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char
     if (++slot == a.slots) {
       slot = 0;
       phase ^= 1;
-      left = weights;
-      if constexpr (!kNorm) right = rows;
+      at_weights = weights;
+      if constexpr (!kNorm) at_rows = rows;
     }
   }
   products_wait<0>();
@@ -323,7 +362,7 @@ __device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigne
 #pragma unroll
       for (int e = 0; e < kVec; ++e) squares[j] = fmaf(v[j][e], v[j][e], squares[j]);
     }
-    const float scale = 1.0f / sqrtf(warp_sum(pair_sum(squares)) / static_cast<float>(a.K) + a.eps);
+    const float scale = inverse_root(warp_sum(pair_sum(squares)) * a.inverse_K + a.eps);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const int c = column(j), r = row(i);
@@ -347,11 +386,11 @@ __device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* r
 
 #endif  // PRL_HOPPER
 
-template <int kRows, typename T, bool kNorm, bool kSwiglu>
-__global__ void __launch_bounds__(groups_of(kRows) * kGroup + kCopying) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
-  static_assert(!kNorm || groups_of(kRows) == 1);
+template <typename Tile, typename T, bool kNorm, bool kSwiglu>
+__global__ void __launch_bounds__(Tile::kComputing + kCopying) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
+  static_assert(!kNorm || !Tile::kHasRowsLeft);
 #if PRL_HOPPER
-  constexpr int kComputing = groups_of(kRows) * kGroup;
+  constexpr int kComputing = Tile::kComputing;
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* full = reinterpret_cast<std::uint64_t*>(shared + a.barriers_at);
   std::uint64_t* empty = full + a.slots;
@@ -368,39 +407,41 @@ __global__ void __launch_bounds__(groups_of(kRows) * kGroup + kCopying) few_rows
   __syncthreads();
   let_next_begin();
   if (threadIdx.x >= kComputing) {
-    if (threadIdx.x == kComputing) copy_tiles<kRows, kNorm, kSwiglu>(a, shared, full, empty);
+    if (threadIdx.x == kComputing) copy_steps<Tile, kNorm, kSwiglu, false>(a, shared, full, empty);
+    if (!kNorm && threadIdx.x == kComputing + kWarp) copy_steps<Tile, kNorm, kSwiglu, true>(a, shared, full, empty);
     return;
   }
-  if constexpr (kNorm) norm_rows<kRows>(a, shared + a.rows_at);
-  std::conditional_t<(kRows >= 32 && !std::is_same_v<T, float>), StagedStore<kRows, kSwiglu>, DirectStore<kRows, T, kSwiglu>> store;
+  if constexpr (kNorm) norm_rows<Tile::kRows>(a, shared + a.rows_at);
+  std::conditional_t<(Tile::kRows >= 32 && !std::is_same_v<T, float>), StagedStore<Tile, kSwiglu>, DirectStore<Tile, T, kSwiglu>> store;
   if (a.residual != nullptr) {
     wait_for_previous();
     store.load_residual(a);
   }
-  float d[rows_of_group(kRows) / 2];
+  float d[Tile::kResults];
 #pragma unroll
-  for (int i = 0; i < rows_of_group(kRows) / 2; ++i) d[i] = 0.0f;
+  for (float& v : d) v = 0.0f;
   pin(d);
-  compute_tile<kRows, kNorm>(a, shared, full, empty, d);
+  compute_tile<Tile, kNorm>(a, shared, full, empty, d);
   store.run(a, shared + a.rows_at, d);
 #endif
 }
 
 template <int kRows>
 void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool swiglu) {
+  using T = Tile<kRows>;
+  using Bf16 = __nv_bfloat16;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(ceil_div(p.M, kRows)));
   const auto run = [&](auto kernel) {
     const int bytes = a.barriers_at + 2 * a.slots * 8;
     if (bytes > kMaxSharedBytes) fail(ErrorCode::kShape, "[ops] a tile of {} bytes is more than shared memory has", bytes);
     // The limit is the whole process's, and another thread may launch this kernel for another tile: the most of all, not this one.
     PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes));
-    launch_chained(stream_of(ctx), kernel, grid, dim3(groups_of(kRows) * kGroup + kCopying), static_cast<std::size_t>(bytes), a);
+    launch_chained(stream_of(ctx), kernel, grid, dim3(T::kComputing + kCopying), static_cast<std::size_t>(bytes), a);
   };
-  if (p.out_dtype == DType::kF32) return run(few_rows_kernel<kRows, float, false, false>);
+  if (p.out_dtype == DType::kF32) return run(few_rows_kernel<T, float, false, false>);
   if constexpr (kRows <= kMaxNormRows)
-    if (a.norm != nullptr)
-      return swiglu ? run(few_rows_kernel<kRows, __nv_bfloat16, true, true>) : run(few_rows_kernel<kRows, __nv_bfloat16, true, false>);
-  swiglu ? run(few_rows_kernel<kRows, __nv_bfloat16, false, true>) : run(few_rows_kernel<kRows, __nv_bfloat16, false, false>);
+    if (a.norm != nullptr) return swiglu ? run(few_rows_kernel<T, Bf16, true, true>) : run(few_rows_kernel<T, Bf16, true, false>);
+  swiglu ? run(few_rows_kernel<T, Bf16, false, true>) : run(few_rows_kernel<T, Bf16, false, false>);
 }
 
 /// The weights of gate and up, 8 columns of each in turns.
@@ -415,7 +456,7 @@ CUtensorMap gate_up_map(const Product& p, int box_columns, int box_blocks) {
 /// Steps along K that fit into a block's share of shared memory.
 int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes) {
   const int blocks = blocks_per_slot(t.rows), slot_bytes = blocks * (t.rows + t.columns) * kRowBytes + 16;
-  const std::int64_t room = (shared_bytes - kSpanBytes) / slot_bytes;
+  const std::int64_t room = (shared_bytes - kSpan * kRowBytes) / slot_bytes;
   return static_cast<int>(std::clamp<std::int64_t>(room, 1, ceil_div(K, blocks * kBlock)));
 }
 
@@ -478,6 +519,7 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   if (a.residual != nullptr) a.is_wide = a.is_wide && a.residual_stride % 8 == 0 && is_aligned(a.residual, 16);
   a.norm = fusion.norm;
   a.eps = fusion.eps;
+  a.inverse_K = 1.0f / static_cast<float>(p.K);
   if (fusion.norm != nullptr) {
     a.x = static_cast<const __nv_bfloat16*>(p.a);
     a.x_stride = p.a_stride;
@@ -486,7 +528,7 @@ void few_rows_product(const OpContext& ctx, const Product& p, const FewRowsTile&
   }
   const int weight_slot = blocks * t.columns * kRowBytes, row_slots = fusion.norm != nullptr ? a.num_steps : t.slots;
   a.rows_at = t.slots * weight_slot;
-  a.barriers_at = std::max(a.rows_at + row_slots * blocks * t.rows * kRowBytes, a.rows_at - t.columns * kRowBytes + kSpanBytes);
+  a.barriers_at = std::max(a.rows_at + row_slots * blocks * t.rows * kRowBytes, a.rows_at + (kSpan - t.columns) * kRowBytes);
   switch (t.rows) {
     case 8: return launch<8>(ctx, p, a, fusion.swiglu);
     case 16: return launch<16>(ctx, p, a, fusion.swiglu);

@@ -10,11 +10,9 @@ namespace prl::ops::cuda {
 /// The elements of a head.
 struct HeadDim {
   int dim = 0;
-  float inverse = 0.0f;  ///< 0 unless dim is a power of two, as most are: then a product gives the bits of the division
+  float inverse = 0.0f;
   HeadDim() = default;
-  __host__ __device__ constexpr explicit HeadDim(int d) : dim(d), inverse((d & (d - 1)) == 0 ? 1.0f / static_cast<float>(d) : 0.0f) {}
-  /// x / dim
-  __device__ __forceinline__ float divide(float x) const { return inverse != 0.0f ? x * inverse : x / static_cast<float>(dim); }
+  __host__ __device__ constexpr explicit HeadDim(int d) : dim(d), inverse(1.0f / static_cast<float>(d)) {}
 };
 
 __device__ __forceinline__ float squares_of(const float (&v)[kVec]) {
@@ -24,7 +22,7 @@ __device__ __forceinline__ float squares_of(const float (&v)[kVec]) {
   return squares;
 }
 __device__ __forceinline__ float norm_scale(float sum_of_squares, const HeadDim& head, float eps) {
-  return 1.0f / sqrtf(head.divide(sum_of_squares) + eps);
+  return inverse_root(sum_of_squares * head.inverse + eps);
 }
 template <typename T>
 __device__ __forceinline__ void norm_by(float (&v)[kVec], const float (&w)[kVec], float scale) {

@@ -14,8 +14,8 @@ namespace {
 constexpr int kBlock = 256;      ///< threads when a warp or less holds a row
 constexpr int kMaxLanes = 1024;  ///< threads when a block holds a row
 constexpr int kWarpVectors = 4;  ///< vectors of 8 that a lane of a warp may hold
-/// Blocks beyond which weights are not fetched ahead: they are in the cache by then, and asking costs what reading does.
-constexpr unsigned kMaxPrefetching = 512;
+/// Blocks up to which weights are read before earlier kernels have ended.
+constexpr unsigned kMaxEarly = 512;
 
 /// Threads that share a row, and vectors that each holds of it.
 struct RowShape {
@@ -111,6 +111,7 @@ struct NormArgs {
   const float* w;
   std::int64_t rows, y_stride, sum_stride, x_stride, residual_stride;
   int cols;
+  float inverse_cols;
   float eps;
   int heads = 1;  ///< rows that lie end to end; strides count from one such group to the next
 };
@@ -129,16 +130,20 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
   const RowPlace p = row_place<kLanes>();
   const auto column = [&](int j) { return (p.lane + j * p.lanes) * kVec; };
   let_next_begin();
-  if (gridDim.x <= kMaxPrefetching) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-      if (column(j) < a.cols) prefetch_weight(a.w + column(j));
-  }
-  wait_for_previous();
   const bool is_live = p.row < a.rows;
   const Bf16* x = a.x + row_begin(p.row, a.x_stride, a.heads, a.cols);
   Bf16* y_row = a.y + row_begin(p.row, a.y_stride, a.heads, a.cols);
   Bf16* sum_row = kAdd ? a.sum + p.row * a.sum_stride : nullptr;
+  float w[kVectors][kVec];
+  const auto read_weights = [&] {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (column(j) < a.cols) load<true>(w[j], a.w + column(j), kVec);
+  };
+  // No recorded work writes them. A row's own loads come first where rows are many and weights in the cache.
+  const bool are_few = gridDim.x <= kMaxEarly;
+  if (are_few) read_weights();
+  wait_for_previous();
   float kept[kVectors][kVec] = {};
   constexpr int kSums = kLanes > 0 ? kVectors : 1;
   float squares[kSums] = {};
@@ -165,6 +170,7 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
       if (column(j) < a.cols) read(column(j), own[j], other[j]);
+    if (!are_few) read_weights();
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
       if (column(j) < a.cols) take(column(j), kept[j], own[j], other[j]);
@@ -180,23 +186,22 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
         add_squares(v, 0);
       }
   }
-  const float scale = 1.0f / sqrtf(row_sum<kLanes>(pair_sum(squares), scratch) / static_cast<float>(a.cols) + a.eps);
+  const float scale = inverse_root(row_sum<kLanes>(pair_sum(squares), scratch) * a.inverse_cols + a.eps);
   if (!is_live) return;
-  const auto put = [&](int c, float(&v)[kVec]) {
-    float w[kVec];
-    load<true>(w, a.w + c, kVec);
+  const auto put = [&](int c, float(&v)[kVec], const float(&by)[kVec]) {
 #pragma unroll
-    for (int i = 0; i < kVec; ++i) v[i] = v[i] * scale * w[i];
+    for (int i = 0; i < kVec; ++i) v[i] = v[i] * scale * by[i];
     store<true>(y_row + c, v, kVec);
   };
 #pragma unroll
   for (int j = 0; j < kVectors; ++j)
-    if (column(j) < a.cols) put(column(j), kept[j]);
+    if (column(j) < a.cols) put(column(j), kept[j], w[j]);
   if constexpr (kLanes == 0)
     for (int j = kVectors; column(j) < a.cols; ++j) {
-      float v[kVec];
+      float v[kVec], by[kVec];
       load<true>(v, (kAdd ? sum_row : x) + column(j), kVec);  // this thread's own
-      put(column(j), v);
+      load<true>(by, a.w + column(j), kVec);
+      put(column(j), v, by);
     }
 }
 
@@ -232,7 +237,7 @@ __global__ void __launch_bounds__(kMaxLanes) any_norm_kernel(const NormArgs<T> a
     }
     if (lanes <= kWarp) ++at;
   }
-  const float scale = 1.0f / sqrtf(any_row_sum(pair_sum(squares), lanes, scratch) / static_cast<float>(a.cols) + a.eps);
+  const float scale = inverse_root(any_row_sum(pair_sum(squares), lanes, scratch) * a.inverse_cols + a.eps);
 #pragma unroll 1
   for (int c = p.lane * kVec; is_live && c < a.cols; c += lanes * kVec) {
     float v[kVec], w[kVec];
@@ -298,6 +303,7 @@ struct NormBackwardArgs {
   float* partial_dw;  ///< [groups, cols]
   std::int64_t rows, group_rows, dx_stride, dy_stride, x_stride;
   int cols;
+  float inverse_cols;
   float eps;
   bool accumulate;
   int heads = 1;  ///< as in NormArgs
@@ -349,8 +355,8 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
       }
     }
     const float2 sums = row_sums<kLanes>(make_float2(squares, dots), scratch);
-    const float scale = 1.0f / sqrtf(sums.x / static_cast<float>(a.cols) + a.eps);
-    const float k = sums.y * scale * scale * scale / static_cast<float>(a.cols);
+    const float scale = inverse_root(sums.x * a.inverse_cols + a.eps);
+    const float k = sums.y * scale * scale * scale * a.inverse_cols;
     if (!is_live) continue;
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
@@ -426,8 +432,8 @@ __global__ void __launch_bounds__(kMaxLanes) any_norm_backward_kernel(const Norm
       }
     }
     sums = any_row_sum(sums, lanes, scratch);
-    const float scale = 1.0f / sqrtf(sums.x / static_cast<float>(a.cols) + a.eps);
-    const float k = sums.y * scale * scale * scale / static_cast<float>(a.cols);
+    const float scale = inverse_root(sums.x * a.inverse_cols + a.eps);
+    const float k = sums.y * scale * scale * scale * a.inverse_cols;
 #pragma unroll
     for (int j = 0; j < kWarpVectors; ++j) {
       const int c = (lane + j * lanes) * kVec;
@@ -531,6 +537,7 @@ void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensor
                         .y_stride = y_RC.row_stride,
                         .x_stride = x_RC.row_stride,
                         .cols = static_cast<int>(x_RC.shape.num_cols()),
+                        .inverse_cols = 1.0f / static_cast<float>(x_RC.shape.num_cols()),
                         .eps = eps};
     launch_norm<T, false>(ctx, a, is_wide(y_RC) && is_wide(x_RC) && is_wide(w_C));
   });
@@ -551,6 +558,7 @@ void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTenso
                         .x_stride = x_RC.row_stride,
                         .residual_stride = residual_RC.row_stride,
                         .cols = static_cast<int>(x_RC.shape.num_cols()),
+                        .inverse_cols = 1.0f / static_cast<float>(x_RC.shape.num_cols()),
                         .eps = eps};
     launch_norm<T, true>(ctx, a, is_wide(y_RC) && is_wide(sum_RC) && is_wide(x_RC) && is_wide(residual_RC) && is_wide(w_C));
   });
@@ -577,6 +585,7 @@ void run_norm_backward(OpContext& ctx, const TensorView& dx, const TensorView& d
                                 .dy_stride = dy.row_stride,
                                 .x_stride = x.row_stride,
                                 .cols = static_cast<int>(cols),
+                                .inverse_cols = 1.0f / static_cast<float>(cols),
                                 .eps = eps,
                                 .accumulate = accumulate,
                                 .heads = static_cast<int>(heads)};
@@ -613,6 +622,7 @@ void head_norm(OpContext& ctx, TensorView y_THD, std::int64_t y_token_stride, Co
                         .y_stride = y_token_stride,
                         .x_stride = x_token_stride,
                         .cols = static_cast<int>(x_THD.shape.num_cols()),
+                        .inverse_cols = 1.0f / static_cast<float>(x_THD.shape.num_cols()),
                         .eps = eps,
                         .heads = static_cast<int>(x_THD.shape[1])};
     launch_norm<T, false>(ctx, a, are_wide_heads(y_THD, y_token_stride) && are_wide_heads(x_THD, x_token_stride) && is_wide(w_D));

@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kBlock, 4) norm_rope_backward_kernel(const __g
     dots = warp_sum<kLanes>(dots);
     if (!is_live) continue;
     const float scale = norm_scale(squares, a.divisor, a.eps);
-    const float k = a.divisor.divide(dots * scale * scale * scale);
+    const float k = dots * scale * scale * scale * a.divisor.inverse;
     float d[kVec];
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
