@@ -42,6 +42,12 @@ __device__ __forceinline__ float rounded(float v) {
 /// 1 / sqrt(x), to two units in the last place. The exact forms branch for the numbers that no row of a network has, and a row's only
 /// scale is what all of its elements wait for.
 __device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
+/// 1 / x likewise, for x whose inverse is not subnormal.
+__device__ __forceinline__ float inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 /// Elements a thread handles at a time, in every kernel and for every type: it is part of the order of summation.
 constexpr int kVec = 8;

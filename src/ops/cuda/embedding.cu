@@ -13,15 +13,12 @@ using ::prl::cuda::FaultWord;
 constexpr int kEmbeddingBlock = 256;
 
 /// One block per token; a row is bytes, whatever its type. An id outside the table leaves zeros and a fault. An id of -1 - i stands for
-/// drawn[i].
+/// drawn[i]. It begins recorded work, but for the plan of attention, which has nothing to do with it: so it does not wait for that.
 template <typename Piece>
 __global__ void __launch_bounds__(kEmbeddingBlock)
     embedding_kernel(char* out, const char* table, const std::int32_t* ids, const std::int32_t* drawn, std::int32_t num_drawn,
                      std::int64_t num_rows, std::int64_t out_stride, std::int64_t table_stride, int pieces, FaultWord* fault) {
   const std::int64_t t = blockIdx.x;
-  // In this order: what comes after, and reads what came before it without waiting, as attention reads its plan, may do so from here on.
-  wait_for_previous();
-  let_next_begin();
   std::int32_t id = ids[t];
   if (id < 0 && -1 - id < num_drawn) id = drawn[-1 - id];
   const bool is_good = id >= 0 && id < num_rows;
@@ -29,6 +26,9 @@ __global__ void __launch_bounds__(kEmbeddingBlock)
   auto* to = reinterpret_cast<Piece*>(out + t * out_stride);
   const auto* from = reinterpret_cast<const Piece*>(table + (is_good ? id : 0) * table_stride);
   for (int i = static_cast<int>(threadIdx.x); i < pieces; i += static_cast<int>(blockDim.x)) to[i] = is_good ? from[i] : Piece{};
+  // In this order: what comes later and reads without waiting what came before, as attention reads its plan, may do so from here on.
+  wait_for_previous();
+  let_next_begin();
 }
 
 /// Where each id occurs: integers, so the order of the atomics leaves no trace.

@@ -15,7 +15,7 @@ namespace {
 constexpr int kBlock = 64;  ///< of K: a row of 128 bytes in shared memory
 constexpr int kRowBytes = kBlock * 2;
 constexpr int kGroup = 128, kCopying = 2 * kWarp;  ///< threads: of a warpgroup that computes, and of the warps that copy weights and rows
-constexpr int kSpan = 64;  ///< columns that products read, whatever the tile has
+constexpr int kSpan = 64;                          ///< columns that products read, whatever the tile has
 /// Of a multiprocessor. Blocks of which each has one to itself take all; else two share it, and one computes while the other copies.
 constexpr int kSharedBytes = 224 * 1024;
 /// What a block of compute capability 9.0 may ask for.
@@ -105,17 +105,27 @@ __device__ __forceinline__ float2 gated_pair(float2 gate, float2 up) {
   return {gated(gate.x, up.x), gated(gate.y, up.y)};
 }
 
-/// A lane's results as pairs of neighbouring columns of out. With rows on the left d[4 j + e] is row lane / 4 (+ 8 for e >= 2) of the warp's
-/// 16, column 8 j + 2 (lane % 4) + e % 2; with columns there it is column lane / 4 (+ 8), row 8 j + 2 (lane % 4) + e % 2, and lanes of
-/// neighbouring columns exchange halves.
+/// A lane's results as pairs of neighbouring columns of out. With rows on the left d[4 j + e] is row lane / 4 (+ 8 for e >= 2) of the
+/// warp's 16, column 8 j + 2 (lane % 4) + e % 2; with columns there it is column lane / 4 (+ 8), row 8 j + 2 (lane % 4) + e % 2, and lanes
+/// of neighbouring columns exchange halves.
 template <typename Tile, typename T, bool kSwiglu>
 struct LanePairs {
   static constexpr int kInRow = Tile::kHasRowsLeft ? kSpan / 8 : Tile::kRows / 8, kHalves = !Tile::kHasRowsLeft && kSwiglu ? 1 : 2;
   static constexpr int kStep = Tile::kHasRowsLeft && kSwiglu ? 2 : 1;  ///< of j: pieces of gate, each before its piece of up
-  static constexpr int kCount = kHalves * kInRow / kStep;
+  static constexpr int kCount = kHalves * kInRow / kStep, kBiases = Tile::kHasRowsLeft ? kInRow : kHalves;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, first = static_cast<int>(threadIdx.x) % kGroup / kWarp * 16;
   const bool is_odd = lane / 4 % 2 != 0;
+  float2 bias[kSwiglu ? 1 : kBiases];  ///< zero, which changes no sum that began with zero, if there is none
 
+  __device__ __forceinline__ explicit LanePairs(const FewRowsArgs& a) {
+    if constexpr (!kSwiglu) {
+#pragma unroll
+      for (int k = 0; k < kBiases; ++k) {
+        const int c = column(Tile::kHasRowsLeft ? k * kHalves : k), n = static_cast<int>(blockIdx.x) * a.columns + c;
+        bias[k] = a.bias != nullptr && c < a.columns && n < a.N ? float2{a.bias[n], a.bias[n + 1]} : float2{};
+      }
+    }
+  }
   /// Of the warpgroup's rows.
   __device__ __forceinline__ int row(int i) const {
     const int half = i % kHalves, j = i / kHalves;
@@ -142,20 +152,26 @@ struct LanePairs {
   }
   /// use(i, pair): what is stored but for the residual.
   template <typename Use>
-  __device__ __forceinline__ void for_each(const FewRowsArgs& a, const float (&d)[Tile::kResults], Use&& use) const {
-    const int first_column = static_cast<int>(blockIdx.x) * (a.columns / (kSwiglu ? 2 : 1));
+  __device__ __forceinline__ void for_each(const float (&d)[Tile::kResults], Use&& use) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       float2 x = value(d, i);
-      if (!kSwiglu && a.bias != nullptr && first_column + column(i) < a.N) {
-        x.x += a.bias[first_column + column(i)];
-        x.y += a.bias[first_column + column(i) + 1];
+      if constexpr (!kSwiglu) {
+        const float2& b = bias[Tile::kHasRowsLeft ? i / kHalves : i % kHalves];
+        x.x += b.x;
+        x.y += b.y;
       }
       use(i, x);
     }
   }
 };
 
+/// Where results go in out is known before the sum begins, and stays known: what lies behind the last product is waited for. Negative where
+/// the tile has no such place.
+__device__ __forceinline__ std::int64_t known(std::int64_t at) {
+  asm volatile("" : "+l"(at));
+  return at;
+}
 __device__ __forceinline__ std::uint32_t packed(float2 x) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(x.x, x.y);
   return *reinterpret_cast<const std::uint32_t*>(&pair);
@@ -166,33 +182,36 @@ template <typename Tile, typename T, bool kSwiglu>
 struct DirectStore {
   using Pairs = LanePairs<Tile, T, kSwiglu>;
   const Pairs pairs;
+  std::int64_t at[Pairs::kCount];
   std::uint32_t residual[Pairs::kCount];
 
-  __device__ __forceinline__ int row(int i) const {
-    return static_cast<int>(blockIdx.y) * Tile::kRows + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach + pairs.row(i);
-  }
-  /// Of out; a.N where the tile has no such columns.
-  __device__ __forceinline__ int column(const FewRowsArgs& a, int i) const {
-    const int columns = a.columns / (kSwiglu ? 2 : 1);
-    return pairs.column(i) < columns ? static_cast<int>(blockIdx.x) * columns + pairs.column(i) : a.N;
+  __device__ __forceinline__ explicit DirectStore(const FewRowsArgs& a) : pairs(a) {
+    const int columns = a.columns / (kSwiglu ? 2 : 1), first_column = static_cast<int>(blockIdx.x) * columns;
+    const int first_row = static_cast<int>(blockIdx.y) * Tile::kRows + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach;
+#pragma unroll
+    for (int i = 0; i < Pairs::kCount; ++i) {
+      const int row = first_row + pairs.row(i), column = first_column + pairs.column(i);
+      at[i] = known(pairs.column(i) < columns && column < a.N && row < a.M ? row * a.out_stride + column : -1);
+    }
   }
   __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
+    const int columns = a.columns / (kSwiglu ? 2 : 1), first_column = static_cast<int>(blockIdx.x) * columns;
+    const int first_row = static_cast<int>(blockIdx.y) * Tile::kRows + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach;
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i)
-      residual[i] = column(a, i) < a.N && row(i) < a.M
-                        ? *reinterpret_cast<const std::uint32_t*>(a.residual + row(i) * a.residual_stride + column(a, i))
-                        : 0;
+      residual[i] = at[i] >= 0 ? *reinterpret_cast<const std::uint32_t*>(a.residual + (first_row + pairs.row(i)) * a.residual_stride +
+                                                                         first_column + pairs.column(i))
+                               : 0;
   }
   __device__ __forceinline__ void run(const FewRowsArgs& a, unsigned char* /*rows*/, const float (&d)[Tile::kResults]) const {
-    pairs.for_each(a, d, [&](int i, float2 x) {
-      const int r = row(i), c = column(a, i);
-      T* to = static_cast<T*>(a.out) + r * a.out_stride + c;
+    pairs.for_each(d, [&](int i, float2 x) {
+      T* to = static_cast<T*>(a.out) + at[i];
       if constexpr (std::is_same_v<T, float>) {
-        if (c < a.N && r < a.M) *reinterpret_cast<float2*>(to) = x;
+        if (at[i] >= 0) *reinterpret_cast<float2*>(to) = x;
       } else {
         std::uint32_t pair = packed(x);
         if (a.residual != nullptr) pair = sum_of_pairs(pair, residual[i]);
-        if (c < a.N && r < a.M) *reinterpret_cast<std::uint32_t*>(to) = pair;
+        if (at[i] >= 0) *reinterpret_cast<std::uint32_t*>(to) = pair;
       }
     });
   }
@@ -207,6 +226,9 @@ struct StagedStore {
   /// With rows on the left a warp has its own 16 of them; else four share all.
   static constexpr bool kIsByWarps = Tile::kHasRowsLeft;
   static constexpr int kRowsAtOnce = (kIsByWarps ? kWarp : kGroup) / kPieces, kPasses = (kIsByWarps ? 16 : Tile::kEach) / kRowsAtOnce;
+  const Pairs pairs;
+  std::int64_t at[kPasses];
+  int count;  ///< of columns that lie there
   uint4 residual[kPasses];
 
   const int group = static_cast<int>(threadIdx.x) / kGroup, thread = static_cast<int>(threadIdx.x) % (kIsByWarps ? kWarp : kGroup);
@@ -216,10 +238,15 @@ struct StagedStore {
   __device__ __forceinline__ int row(int pass) const {
     return static_cast<int>(blockIdx.y) * Tile::kRows + group * Tile::kEach + row_in_group(pass);
   }
-  /// Of out; a.N where the tile has no such columns.
-  __device__ __forceinline__ int column(const FewRowsArgs& a) const {
+  __device__ __forceinline__ int first_column(const FewRowsArgs& a) const {
+    return static_cast<int>(blockIdx.x) * (a.columns / (kSwiglu ? 2 : 1)) + piece * 8;
+  }
+  __device__ __forceinline__ explicit StagedStore(const FewRowsArgs& a) : pairs(a) {
     const int columns = a.columns / (kSwiglu ? 2 : 1);
-    return piece * 8 < columns ? static_cast<int>(blockIdx.x) * columns + piece * 8 : a.N;
+    count = piece * 8 < columns ? min(8, a.N - first_column(a)) : 0;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass)
+      at[pass] = known(count > 0 && row(pass) < a.M ? row(pass) * a.out_stride + first_column(a) : -1);
   }
   /// Pieces of a row change places with its number, so that neither the lanes of a result nor those of a row share banks.
   __device__ __forceinline__ unsigned char* staged(unsigned char* rows, int row, int at_piece) const {
@@ -233,54 +260,51 @@ struct StagedStore {
   }
 
   __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
-    const int n = column(a);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      const __nv_bfloat16* from = a.residual + row(pass) * a.residual_stride + n;
       residual[pass] = uint4{};
-      if (row(pass) >= a.M) continue;
-      if (a.is_wide && n < a.N) {
+      if (at[pass] < 0) continue;
+      const __nv_bfloat16* from = a.residual + row(pass) * a.residual_stride + first_column(a);
+      if (a.is_wide) {
         residual[pass] = *reinterpret_cast<const uint4*>(from);
       } else {
-        auto* pairs = reinterpret_cast<std::uint32_t*>(&residual[pass]);
+        auto* words = reinterpret_cast<std::uint32_t*>(&residual[pass]);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (n + 2 * e < a.N) pairs[e] = *reinterpret_cast<const std::uint32_t*>(from + 2 * e);
+          if (2 * e < count) words[e] = *reinterpret_cast<const std::uint32_t*>(from + 2 * e);
       }
     }
   }
   __device__ __forceinline__ void run(const FewRowsArgs& a, unsigned char* rows, const float (&d)[Tile::kResults]) const {
-    const Pairs pairs;
     sync();  // no product reads these rows any more
-    pairs.for_each(a, d, [&](int i, float2 x) {
+    pairs.for_each(d, [&](int i, float2 x) {
       const int c = pairs.column(i);
       *reinterpret_cast<std::uint32_t*>(staged(rows, pairs.row(i), c / 8) + c % 8 * 2) = packed(x);
     });
     sync();
-    const int n = column(a);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
-      if (row(pass) >= a.M) return;
+      if (at[pass] < 0) continue;
       uint4 values = *reinterpret_cast<const uint4*>(staged(rows, row_in_group(pass), piece));
       auto* words = reinterpret_cast<std::uint32_t*>(&values);
       const auto* added = reinterpret_cast<const std::uint32_t*>(&residual[pass]);
 #pragma unroll
       for (int e = 0; e < 4; ++e)
         if (a.residual != nullptr) words[e] = sum_of_pairs(words[e], added[e]);
-      __nv_bfloat16* to = static_cast<__nv_bfloat16*>(a.out) + row(pass) * a.out_stride + n;
-      if (a.is_wide && n < a.N) {
+      __nv_bfloat16* to = static_cast<__nv_bfloat16*>(a.out) + at[pass];
+      if (a.is_wide) {
         *reinterpret_cast<uint4*>(to) = values;
       } else {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-          if (n + 2 * e < a.N) *reinterpret_cast<std::uint32_t*>(to + 2 * e) = words[e];
+          if (2 * e < count) *reinterpret_cast<std::uint32_t*>(to + 2 * e) = words[e];
       }
     }
   }
 };
 
-/// The sum over K, in order. Addresses of operands are kept as the products want them, in units of 16 bytes: what lies
-/// between two products is what a product of few rows waits for.
+/// The sum over K, in order. Addresses of operands are kept as the products want them, in units of 16 bytes: what lies between two
+/// products is what a product of few rows waits for.
 template <typename Tile, bool kNorm>
 __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty,
                                              float (&d)[Tile::kResults]) {
@@ -352,6 +376,8 @@ __device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigne
 #pragma unroll
     for (int j = 0; j < kVectors; ++j)
       if (column(j) < a.K) x[i][j] = *reinterpret_cast<const uint4*>(from + column(j));
+    // Whole registers from here on; else zeros are merged with what is read half by half.
+    pin(reinterpret_cast<std::uint32_t(&)[4 * kVectors]>(x[i]));
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
@@ -411,8 +437,8 @@ __global__ void __launch_bounds__(Tile::kComputing + kCopying) few_rows_kernel(c
     if (!kNorm && threadIdx.x == kComputing + kWarp) copy_steps<Tile, kNorm, kSwiglu, true>(a, shared, full, empty);
     return;
   }
+  std::conditional_t<(Tile::kRows >= 32 && !std::is_same_v<T, float>), StagedStore<Tile, kSwiglu>, DirectStore<Tile, T, kSwiglu>> store(a);
   if constexpr (kNorm) norm_rows<Tile::kRows>(a, shared + a.rows_at);
-  std::conditional_t<(Tile::kRows >= 32 && !std::is_same_v<T, float>), StagedStore<Tile, kSwiglu>, DirectStore<Tile, T, kSwiglu>> store;
   if (a.residual != nullptr) {
     wait_for_previous();
     store.load_residual(a);

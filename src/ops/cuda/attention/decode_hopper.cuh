@@ -388,15 +388,15 @@ struct DecodeWarpgroup {
     const bool is_odd = lane / 4 % 2 != 0;
 #pragma unroll
     for (int i = 0; i < kMine; i += 2) {
-      float inverse[2];
+      float scale[2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) inverse[e] = 1.0f / m.totals[head_of(i + e)];
+      for (int e = 0; e < 2; ++e) scale[e] = inverse(m.totals[head_of(i + e)]);
       std::uint32_t pairs[F::kBlocks][2];
 #pragma unroll
       for (int b = 0; b < F::kBlocks; ++b)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          pairs[b][h] = pair_of(finish_out(out[b][at(i, h)], inverse[0]), finish_out(out[b][at(i + 1, h)], inverse[1]), is_odd);
+          pairs[b][h] = pair_of(finish_out(out[b][at(i, h)], scale[0]), finish_out(out[b][at(i + 1, h)], scale[1]), is_odd);
       if (i / 2 * 8 >= to.num_heads) continue;
 #pragma unroll
       for (int b = 0; b < F::kBlocks; ++b)

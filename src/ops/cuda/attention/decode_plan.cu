@@ -1,6 +1,7 @@
 #include "ops/cuda/attention/decode_plan.hpp"
 
 #include "device/cuda/check.hpp"
+#include "ops/cuda/chain.cuh"
 
 namespace prl::ops::cuda {
 namespace {
@@ -33,6 +34,7 @@ __device__ int sum_before(int value, int& total) {
 /// One block. Two walks over the sequences: the first counts full chunks, behind which the second puts the partial ones.
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(DecodePlan plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile) {
+  let_next_begin();
   const int tid = static_cast<int>(threadIdx.x);
   int all_full = 0;
   for (int base = 0; base < num_sequences; base += kPlanThreads) {

@@ -325,7 +325,7 @@ struct ForwardWarpgroup {
     for (int r = 0; r < 2; ++r) {
       if (!mine.valid[r]) continue;
       const std::int64_t row = static_cast<std::int64_t>(u.token + mine.token[r]) * p.num_q_heads + first_head + mine.head[r];
-      const float inverse = 1.0f / total.sum[r];
+      const float scale = inverse(total.sum[r]);
       __nv_bfloat16* to = p.out + row * p.head_dim + 2 * (lane % 4);
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
@@ -334,7 +334,7 @@ struct ForwardWarpgroup {
           const int column = part * kWidth + 2 * (i - 2 * r);
           if (column < p.head_dim)
             *reinterpret_cast<std::uint32_t*>(to + column) =
-                pack_bf16(finish_out(out[part][i], inverse), finish_out(out[part][i + 1], inverse));
+                pack_bf16(finish_out(out[part][i], scale), finish_out(out[part][i + 1], scale));
         }
       if (p.lse != nullptr && lane % 4 == 0) p.lse[row] = log_sum(total.top[r], total.sum[r]);
     }

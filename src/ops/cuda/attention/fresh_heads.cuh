@@ -80,20 +80,28 @@ struct FreshWarps {
       const Work next = *m.next;
       arrive_once_per_warp(m.next_empty);
       const bool is_end = next.unit.num_tokens == 0;
+      CacheRow row;
       if (is_end)
         barrier_wait(q_empty, round % 2 ^ 1);
       else
-        prepare(next.unit, next.group, round);
+        row = prepare(next.unit, next.group, round);
       if (warp == 0 && lane == 0) *m.work = next;
       async_fence();
       arrive_once_per_warp(q_full);
       if (is_end) return;
+      // Not before: the fence would wait for it, and those that compute for the fence.
+      if (row.to != nullptr) *row.to = row.values;
     }
   }
 
  private:
-  /// Heads of q into their tile as soon as the unit before has formed its scores, k and v beside it and into the cache.
-  __device__ __forceinline__ void prepare(const AttentionUnit& u, int group, std::uint32_t round) const {
+  /// What a lane has for the cache.
+  struct CacheRow {
+    uint4* to = nullptr;
+    uint4 values;
+  };
+  /// Heads of q into their tile as soon as the unit before has formed its scores, k and v beside it.
+  __device__ __forceinline__ CacheRow prepare(const AttentionUnit& u, int group, std::uint32_t round) const {
     const FreshHeads& f = p.fresh;
     const int num_heads = num_heads_of(p.packing, group), first_head = first_head_of(p.packing, group);
     const int kv_head = kv_head_of(p.packing, group);
@@ -109,6 +117,12 @@ struct FreshWarps {
     load<true>(cosine, f.cosines + at, kVec);
     load<true>(sine, f.sines + at, kVec);
     sign_sines(sine, is_first_half);
+    CacheRow row;
+    if (const int i = warp * kHeadsPerWarp + which; i < 2 && is_newest && slot >= 0 && group % p.packing.groups_per_kv_head == 0) {
+      const std::int64_t at_row =
+          (static_cast<std::int64_t>(slot / p.block_size) * p.num_kv_heads + kv_head) * p.block_size + slot % p.block_size;
+      row.to = reinterpret_cast<uint4*>((i == 0 ? f.k_cache : f.v_cache) + at_row * F::kD + column);
+    }
     for (int base = 0; base < num_heads + 2; base += kHeadsAtOnce) {
       const int i = base + warp * kHeadsPerWarp + which;
       const bool is_value = i == 1, is_live = i < 2 ? is_newest : i < num_heads + 2;
@@ -138,12 +152,9 @@ struct FreshWarps {
         continue;
       }
       *new_row<F>(m, round, i, column) = stored;
-      if (slot >= 0 && group % p.packing.groups_per_kv_head == 0) {
-        const std::int64_t row =
-            (static_cast<std::int64_t>(slot / p.block_size) * p.num_kv_heads + kv_head) * p.block_size + slot % p.block_size;
-        *reinterpret_cast<uint4*>((i == 0 ? f.k_cache : f.v_cache) + row * F::kD + column) = stored;
-      }
+      row.values = stored;
     }
+    return row;
   }
 };
 

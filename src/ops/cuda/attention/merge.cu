@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
           out.x = merge_out(out.x, next.x, w);
           out.y = merge_out(out.y, next.y, w);
         }
-        const float inverse = 1.0f / state.y;
-        const float x = finish_out(out.x, inverse), y = finish_out(out.y, inverse);
+        const float scale = inverse(state.y);
+        const float x = finish_out(out.x, scale), y = finish_out(out.y, scale);
         if constexpr (std::is_same_v<T, float>)
           *reinterpret_cast<float2*>(to + d) = make_float2(x, y);
         else

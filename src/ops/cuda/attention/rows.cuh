@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ops/cuda/device.cuh"
+
 // The arithmetic of one row of attention, shared by every kernel that computes it, so that all give the same bits.
 //
 // A row walks the keys of its sequence in tiles at fixed positions. Its state within a chunk is (top, sum, out): `top` a reference
