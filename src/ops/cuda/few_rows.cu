@@ -44,20 +44,22 @@ struct FewRowsArgs {
   int K;
 };
 
+/// Threads that compute a tile: a warpgroup, or one for each 64 rows.
+__host__ __device__ constexpr int computing_threads(int rows) { return rows >= 64 ? rows / 64 * kGroup : kGroup; }
+
+#if PRL_HOPPER
+
+using namespace hopper;
+
 /// A tile of out, formed by products of 64 by 8 to 64. Up to 32 rows stand on the right, from 64 on they stand on the left, 64 for each
 /// warpgroup: then a warp has 16 rows of its own, and a lane neighbouring columns.
 template <int kRows_>
 struct Tile {
   static constexpr int kRows = kRows_;
   static constexpr bool kHasRowsLeft = kRows >= 64;
-  static constexpr int kGroups = kHasRowsLeft ? kRows / 64 : 1, kEach = kRows / kGroups;  ///< kEach: rows of a warpgroup
-  static constexpr int kResults = kEach * kSpan / kGroup;                                 ///< of a thread
-  static constexpr int kComputing = kGroups * kGroup;                                     ///< threads
+  static constexpr int kGroups = computing_threads(kRows) / kGroup, kEach = kRows / kGroups;  ///< kEach: rows of a warpgroup
+  static constexpr int kResults = kEach * kSpan / kGroup;                                     ///< of a thread
 };
-
-#if PRL_HOPPER
-
-using namespace hopper;
 
 /// By one thread each: weights before anything else, for no kernel of recorded work writes those, rows after earlier kernels have ended.
 template <typename Tile, bool kNorm, bool kSwiglu, bool kIsRows>
@@ -166,8 +168,8 @@ struct LanePairs {
   }
 };
 
-/// Where results go in out is known before the sum begins, and stays known: what lies behind the last product is waited for. Negative where
-/// the tile has no such place.
+/// A place in out, or -1 where the tile has none, that is known before the sum begins: the compiler puts off what it can, and what lies
+/// behind the last product is waited for.
 __device__ __forceinline__ std::int64_t known(std::int64_t at) {
   asm volatile("" : "+l"(at));
   return at;
@@ -185,21 +187,22 @@ struct DirectStore {
   std::int64_t at[Pairs::kCount];
   std::uint32_t residual[Pairs::kCount];
 
+  __device__ __forceinline__ static int first_row() {
+    return static_cast<int>(blockIdx.y) * Tile::kRows + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach;
+  }
   __device__ __forceinline__ explicit DirectStore(const FewRowsArgs& a) : pairs(a) {
-    const int columns = a.columns / (kSwiglu ? 2 : 1), first_column = static_cast<int>(blockIdx.x) * columns;
-    const int first_row = static_cast<int>(blockIdx.y) * Tile::kRows + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach;
+    const int columns = a.columns / (kSwiglu ? 2 : 1), first_column = static_cast<int>(blockIdx.x) * columns, top = first_row();
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i) {
-      const int row = first_row + pairs.row(i), column = first_column + pairs.column(i);
+      const int row = top + pairs.row(i), column = first_column + pairs.column(i);
       at[i] = known(pairs.column(i) < columns && column < a.N && row < a.M ? row * a.out_stride + column : -1);
     }
   }
   __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
-    const int columns = a.columns / (kSwiglu ? 2 : 1), first_column = static_cast<int>(blockIdx.x) * columns;
-    const int first_row = static_cast<int>(blockIdx.y) * Tile::kRows + static_cast<int>(threadIdx.x) / kGroup * Tile::kEach;
+    const int first_column = static_cast<int>(blockIdx.x) * (a.columns / (kSwiglu ? 2 : 1));
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i)
-      residual[i] = at[i] >= 0 ? *reinterpret_cast<const std::uint32_t*>(a.residual + (first_row + pairs.row(i)) * a.residual_stride +
+      residual[i] = at[i] >= 0 ? *reinterpret_cast<const std::uint32_t*>(a.residual + (first_row() + pairs.row(i)) * a.residual_stride +
                                                                          first_column + pairs.column(i))
                                : 0;
   }
@@ -412,11 +415,12 @@ __device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* r
 
 #endif  // PRL_HOPPER
 
-template <typename Tile, typename T, bool kNorm, bool kSwiglu>
-__global__ void __launch_bounds__(Tile::kComputing + kCopying) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
-  static_assert(!kNorm || !Tile::kHasRowsLeft);
+template <int kRows, typename T, bool kNorm, bool kSwiglu>
+__global__ void __launch_bounds__(computing_threads(kRows) + kCopying) few_rows_kernel(const __grid_constant__ FewRowsArgs a) {
 #if PRL_HOPPER
-  constexpr int kComputing = Tile::kComputing;
+  using Tile = cuda::Tile<kRows>;
+  static_assert(!kNorm || !Tile::kHasRowsLeft);
+  constexpr int kComputing = computing_threads(kRows);
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* full = reinterpret_cast<std::uint64_t*>(shared + a.barriers_at);
   std::uint64_t* empty = full + a.slots;
@@ -454,7 +458,6 @@ __global__ void __launch_bounds__(Tile::kComputing + kCopying) few_rows_kernel(c
 
 template <int kRows>
 void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool swiglu) {
-  using T = Tile<kRows>;
   using Bf16 = __nv_bfloat16;
   const dim3 grid(static_cast<unsigned>(ceil_div(p.N, a.columns)), static_cast<unsigned>(ceil_div(p.M, kRows)));
   const auto run = [&](auto kernel) {
@@ -462,12 +465,13 @@ void launch(const OpContext& ctx, const Product& p, const FewRowsArgs& a, bool s
     if (bytes > kMaxSharedBytes) fail(ErrorCode::kShape, "[ops] a tile of {} bytes is more than shared memory has", bytes);
     // The limit is the whole process's, and another thread may launch this kernel for another tile: the most of all, not this one.
     PRL_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes));
-    launch_chained(stream_of(ctx), kernel, grid, dim3(T::kComputing + kCopying), static_cast<std::size_t>(bytes), a);
+    launch_chained(stream_of(ctx), kernel, grid, dim3(static_cast<unsigned>(computing_threads(kRows) + kCopying)),
+                   static_cast<std::size_t>(bytes), a);
   };
-  if (p.out_dtype == DType::kF32) return run(few_rows_kernel<T, float, false, false>);
+  if (p.out_dtype == DType::kF32) return run(few_rows_kernel<kRows, float, false, false>);
   if constexpr (kRows <= kMaxNormRows)
-    if (a.norm != nullptr) return swiglu ? run(few_rows_kernel<T, Bf16, true, true>) : run(few_rows_kernel<T, Bf16, true, false>);
-  swiglu ? run(few_rows_kernel<T, Bf16, false, true>) : run(few_rows_kernel<T, Bf16, false, false>);
+    if (a.norm != nullptr) return swiglu ? run(few_rows_kernel<kRows, Bf16, true, true>) : run(few_rows_kernel<kRows, Bf16, true, false>);
+  swiglu ? run(few_rows_kernel<kRows, Bf16, false, true>) : run(few_rows_kernel<kRows, Bf16, false, false>);
 }
 
 /// The weights of gate and up, 8 columns of each in turns.
