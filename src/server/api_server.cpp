@@ -89,7 +89,12 @@ ApiServer::ApiServer(ApiOptions options, Backend& backend, std::shared_ptr<const
   add_routes();
 }
 
-ApiServer::~ApiServer() { stop(std::chrono::milliseconds(0)); }
+ApiServer::~ApiServer() {
+  stop(std::chrono::milliseconds(0));
+  // Jobs hold the context, and use the backend, which need not outlive the server.
+  context_->text_workers->stop();
+  context_->admin_worker->stop();
+}
 
 void ApiServer::add_routes() {
   const auto add = [this](const char* method, std::string path, Route route, Access access) {

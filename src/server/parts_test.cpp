@@ -3,9 +3,13 @@
 #include <boost/json/parse.hpp>
 
 #include <cmath>
+#include <future>
+#include <memory>
+#include <thread>
 
 #include "base/rng.hpp"
 #include "net/http_message.hpp"
+#include "net/io_runtime.hpp"
 #include "server/json_fields.hpp"
 #include "server/json_writer.hpp"
 #include "server/server_metrics.hpp"
@@ -104,6 +108,47 @@ TEST(Histogram, CumulatesBuckets) {
   EXPECT_EQ(out,
             "h_bucket{m=\"x\",le=\"1\"} 2\nh_bucket{m=\"x\",le=\"2.5\"} 3\nh_bucket{m=\"x\",le=\"+Inf\"} 4\nh_sum{m=\"x\"} "
             "103.5\nh_count{m=\"x\"} 4\n");
+}
+
+net::asio::awaitable<void> run_for_a_moment(std::shared_ptr<WorkerPool> pool, std::function<void()> job) {
+  auto running = pool->run(std::move(job), std::chrono::milliseconds(1), "a job that takes its time");
+  co_await std::move(running);
+}
+
+/// As when a request's work is done a moment after the server that it belongs to is gone.
+TEST(WorkerPool, MayEndInTheJobThatHoldsItLast) {
+  using namespace std::chrono_literals;
+  net::IoRuntime io(1);
+  auto pool = std::make_shared<WorkerPool>(2, 4, "test");
+  const std::weak_ptr<WorkerPool> seen = pool;
+  std::promise<void> may_end;
+  const auto gate = may_end.get_future().share();
+  std::function<void()> job = [pool, gate] { gate.wait_for(30s); };
+  EXPECT_THROW(io.run_blocking(run_for_a_moment(pool, std::move(job)), 10s), Error);
+  pool.reset();
+  io.stop(10s);  // nothing that waits for the job is left
+  EXPECT_FALSE(seen.expired());
+  may_end.set_value();
+  for (const auto end = net::Clock::now() + 30s; !seen.expired() && net::Clock::now() < end;) std::this_thread::sleep_for(1ms);
+  EXPECT_TRUE(seen.expired());
+}
+
+TEST(WorkerPool, StopsAfterWhatIsQueued) {
+  using namespace std::chrono_literals;
+  net::IoRuntime io(1);
+  const auto pool = std::make_shared<WorkerPool>(1, 4, "test");
+  int done = 0;
+  for (int i = 0; i < 3; ++i) {
+    std::function<void()> job = [&done] {
+      std::this_thread::sleep_for(20ms);
+      ++done;
+    };
+    EXPECT_THROW(io.run_blocking(run_for_a_moment(pool, std::move(job)), 10s), Error);
+  }
+  pool->stop();
+  EXPECT_EQ(done, 3);
+  pool->stop();
+  EXPECT_THROW(io.run_blocking(run_for_a_moment(pool, [] {}), 10s), Error);
 }
 
 }  // namespace

@@ -31,13 +31,23 @@ struct WorkerPool::Impl {
 };
 
 WorkerPool::WorkerPool(int num_threads, std::size_t max_queued, std::string name)
-    : impl_(std::make_unique<Impl>(max_queued, std::move(name))) {
-  for (int i = 0; i < std::max(1, num_threads); ++i) impl_->threads.emplace_back([impl = impl_.get()] { impl->run(); });
+    : impl_(std::make_shared<Impl>(max_queued, std::move(name))) {
+  for (int i = 0; i < std::max(1, num_threads); ++i) impl_->threads.emplace_back([impl = impl_] { impl->run(); });
 }
 
 WorkerPool::~WorkerPool() {
   close();
-  for (std::thread& thread : impl_->threads) thread.join();
+  for (std::thread& thread : impl_->threads)
+    if (thread.get_id() == std::this_thread::get_id())
+      thread.detach();
+    else if (thread.joinable())
+      thread.join();
+}
+
+void WorkerPool::stop() {
+  close();
+  for (std::thread& thread : impl_->threads)
+    if (thread.joinable()) thread.join();
 }
 
 void WorkerPool::close() { impl_->jobs.close(); }

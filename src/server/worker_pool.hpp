@@ -17,7 +17,8 @@ namespace prl::server {
 class WorkerPool {
  public:
   WorkerPool(int num_threads, std::size_t max_queued, std::string name);
-  /// Runs what is queued, then joins.
+  /// stop(). In one of its own jobs, which may be the last to hold what owns the pool, the other threads are joined and this one ends by
+  /// itself.
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
@@ -27,11 +28,13 @@ class WorkerPool {
   template <typename Work>
   net::asio::awaitable<std::invoke_result_t<Work&>> run(Work work, std::chrono::milliseconds timeout, std::string what);
   void close();
+  /// Closes, runs what is queued, joins. Idempotent. Not in a job.
+  void stop();
 
  private:
   void post(std::function<void()> job);
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  ///< each thread has it too
 };
 
 template <typename Work>
