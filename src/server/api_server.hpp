@@ -18,7 +18,7 @@ class ApiServer {
   /// `backend` is borrowed and must outlive the server. `chat_template` and `renderer` may be null.
   ApiServer(ApiOptions options, Backend& backend, std::shared_ptr<const text::Tokenizer> tokenizer,
             std::shared_ptr<const text::ChatTemplate> chat_template, std::shared_ptr<const text::Renderer> renderer);
-  /// stop(0).
+  /// stop(0), then waits for work of requests that has begun.
   ~ApiServer();
 
   /// Binds and serves. Error{kIo} naming host:port if it is taken; {kInvalidArgument} for options that contradict.

@@ -137,14 +137,17 @@ TEST(WorkerPool, StopsAfterWhatIsQueued) {
   using namespace std::chrono_literals;
   net::IoRuntime io(1);
   const auto pool = std::make_shared<WorkerPool>(1, 4, "test");
+  std::promise<void> may_end;
+  const auto gate = may_end.get_future().share();
   int done = 0;
   for (int i = 0; i < 3; ++i) {
-    std::function<void()> job = [&done] {
-      std::this_thread::sleep_for(20ms);
+    std::function<void()> job = [&done, gate] {
+      gate.wait_for(30s);
       ++done;
     };
     EXPECT_THROW(io.run_blocking(run_for_a_moment(pool, std::move(job)), 10s), Error);
   }
+  may_end.set_value();
   pool->stop();
   EXPECT_EQ(done, 3);
   pool->stop();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/log.hpp"
@@ -35,22 +36,13 @@ WorkerPool::WorkerPool(int num_threads, std::size_t max_queued, std::string name
   for (int i = 0; i < std::max(1, num_threads); ++i) impl_->threads.emplace_back([impl = impl_] { impl->run(); });
 }
 
-WorkerPool::~WorkerPool() {
-  close();
-  for (std::thread& thread : impl_->threads)
-    if (thread.get_id() == std::this_thread::get_id())
-      thread.detach();
-    else if (thread.joinable())
-      thread.join();
-}
+WorkerPool::~WorkerPool() { stop(); }
 
 void WorkerPool::stop() {
-  close();
-  for (std::thread& thread : impl_->threads)
-    if (thread.joinable()) thread.join();
+  impl_->jobs.close();
+  for (std::thread& thread : std::exchange(impl_->threads, {}))
+    thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
 }
-
-void WorkerPool::close() { impl_->jobs.close(); }
 
 void WorkerPool::post(std::function<void()> job) {
   if (impl_->jobs.try_push(job)) return;

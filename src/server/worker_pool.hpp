@@ -17,8 +17,7 @@ namespace prl::server {
 class WorkerPool {
  public:
   WorkerPool(int num_threads, std::size_t max_queued, std::string name);
-  /// stop(). In one of its own jobs, which may be the last to hold what owns the pool, the other threads are joined and this one ends by
-  /// itself.
+  /// stop().
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
@@ -27,8 +26,8 @@ class WorkerPool {
   /// than `timeout`, {kCancelled} when the caller is cancelled; the work itself always runs to its end.
   template <typename Work>
   net::asio::awaitable<std::invoke_result_t<Work&>> run(Work work, std::chrono::milliseconds timeout, std::string what);
-  void close();
-  /// Closes, runs what is queued, joins. Idempotent. Not in a job.
+  /// Takes no more jobs, runs what is queued, joins; from then on run() is Error{kUnavailable}. In one of its own jobs, which may be the
+  /// last to hold what owns the pool, the other threads are joined and this one ends by itself. Idempotent, by one thread at a time.
   void stop();
 
  private:

@@ -9,8 +9,9 @@
 // Kernels of recorded work that begin before the one before them has ended (programmatic dependent launch, compute capability 9.0).
 //
 // A kernel launched with `launch_chained` may have blocks on the device while earlier kernels still run. Until `wait_for_previous` it
-// touches nothing that recorded work writes: weights may be read, which no recorded work writes. Every such kernel waits, so what one
-// kernel finds done all later ones find done. Outside recorded work kernels run one after another as ever.
+// touches nothing that recorded work writes: weights may be read, which no recorded work writes. (The embedding alone reads and writes
+// before it waits: recorded work begins with it, or with a plan of attention.) Every such kernel waits, so what one kernel finds done all
+// later ones find done. Outside recorded work kernels run one after another as ever.
 
 namespace prl::ops::cuda {
 

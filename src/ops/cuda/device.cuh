@@ -39,10 +39,19 @@ __device__ __forceinline__ float rounded(float v) {
   return to_float(from_float<T>(v));
 }
 
-/// 1 / sqrt(x), to two units in the last place. The exact forms branch for the numbers that no row of a network has, and a row's only
-/// scale is what all of its elements wait for.
-__device__ __forceinline__ float inverse_root(float x) { return rsqrtf(x); }
-/// 1 / x likewise, for x whose inverse is not subnormal.
+/// Two numbers rounded to bf16, the first in the lower half.
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  std::uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+/// Of RMSNorm, to two units in the last place, in every kernel that norms: 1 / sqrt(mean of squares + eps). Exact roots and divisions
+/// branch for numbers that no row of a network has, and a row's only scale is what all of its elements wait for.
+__device__ __forceinline__ float norm_scale(float sum_of_squares, float inverse_width, float eps) {
+  return rsqrtf(sum_of_squares * inverse_width + eps);
+}
+/// 1 / x as exact, without a branch: an inverse that would be subnormal is zero.
 __device__ __forceinline__ float inverse(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

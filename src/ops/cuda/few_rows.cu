@@ -174,10 +174,6 @@ __device__ __forceinline__ std::int64_t known(std::int64_t at) {
   asm volatile("" : "+l"(at));
   return at;
 }
-__device__ __forceinline__ std::uint32_t packed(float2 x) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(x.x, x.y);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
 
 /// Stores results from where they are formed: for fp32, and for few rows, which shared memory would only delay.
 template <typename Tile, typename T, bool kSwiglu>
@@ -212,7 +208,7 @@ struct DirectStore {
       if constexpr (std::is_same_v<T, float>) {
         if (at[i] >= 0) *reinterpret_cast<float2*>(to) = x;
       } else {
-        std::uint32_t pair = packed(x);
+        std::uint32_t pair = pack_bf16(x.x, x.y);
         if (a.residual != nullptr) pair = sum_of_pairs(pair, residual[i]);
         if (at[i] >= 0) *reinterpret_cast<std::uint32_t*>(to) = pair;
       }
@@ -282,7 +278,7 @@ struct StagedStore {
     sync();  // no product reads these rows any more
     pairs.for_each(d, [&](int i, float2 x) {
       const int c = pairs.column(i);
-      *reinterpret_cast<std::uint32_t*>(staged(rows, pairs.row(i), c / 8) + c % 8 * 2) = packed(x);
+      *reinterpret_cast<std::uint32_t*>(staged(rows, pairs.row(i), c / 8) + c % 8 * 2) = pack_bf16(x.x, x.y);
     });
     sync();
 #pragma unroll
@@ -391,7 +387,7 @@ __device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigne
 #pragma unroll
       for (int e = 0; e < kVec; ++e) squares[j] = fmaf(v[j][e], v[j][e], squares[j]);
     }
-    const float scale = inverse_root(warp_sum(pair_sum(squares)) * a.inverse_K + a.eps);
+    const float scale = norm_scale(warp_sum(pair_sum(squares)), a.inverse_K, a.eps);
 #pragma unroll
     for (int j = 0; j < kVectors; ++j) {
       const int c = column(j), r = row(i);

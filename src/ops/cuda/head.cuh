@@ -7,22 +7,11 @@
 
 namespace prl::ops::cuda {
 
-/// The elements of a head.
-struct HeadDim {
-  int dim = 0;
-  float inverse = 0.0f;
-  HeadDim() = default;
-  __host__ __device__ constexpr explicit HeadDim(int d) : dim(d), inverse(1.0f / static_cast<float>(d)) {}
-};
-
 __device__ __forceinline__ float squares_of(const float (&v)[kVec]) {
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
   return squares;
-}
-__device__ __forceinline__ float norm_scale(float sum_of_squares, const HeadDim& head, float eps) {
-  return inverse_root(sum_of_squares * head.inverse + eps);
 }
 template <typename T>
 __device__ __forceinline__ void norm_by(float (&v)[kVec], const float (&w)[kVec], float scale) {
@@ -32,8 +21,8 @@ __device__ __forceinline__ void norm_by(float (&v)[kVec], const float (&w)[kVec]
 }
 /// v = rms_norm(v) * w. Every thread of the warp calls it; the sum is right for all heads, w may be anything where v is not used.
 template <typename T, int kLanes>
-__device__ __forceinline__ void norm_head(float (&v)[kVec], const float (&w)[kVec], const HeadDim& head, float eps) {
-  norm_by<T>(v, w, norm_scale(warp_sum<kLanes>(squares_of(v)), head, eps));
+__device__ __forceinline__ void norm_head(float (&v)[kVec], const float (&w)[kVec], float inverse_dim, float eps) {
+  norm_by<T>(v, w, norm_scale(warp_sum<kLanes>(squares_of(v)), inverse_dim, eps));
 }
 
 /// Which of kLanes holds the elements that this one's turn with: half a head away.

@@ -111,7 +111,7 @@ struct NormArgs {
   const float* w;
   std::int64_t rows, y_stride, sum_stride, x_stride, residual_stride;
   int cols;
-  float inverse_cols;
+  float inverse_cols = 0;  ///< set where it is launched
   float eps;
   int heads = 1;  ///< rows that lie end to end; strides count from one such group to the next
 };
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes) norm_kernel(c
         add_squares(v, 0);
       }
   }
-  const float scale = inverse_root(row_sum<kLanes>(pair_sum(squares), scratch) * a.inverse_cols + a.eps);
+  const float scale = norm_scale(row_sum<kLanes>(pair_sum(squares), scratch), a.inverse_cols, a.eps);
   if (!is_live) return;
   const auto put = [&](int c, float(&v)[kVec], const float(&by)[kVec]) {
 #pragma unroll
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kMaxLanes) any_norm_kernel(const NormArgs<T> a
     }
     if (lanes <= kWarp) ++at;
   }
-  const float scale = inverse_root(any_row_sum(pair_sum(squares), lanes, scratch) * a.inverse_cols + a.eps);
+  const float scale = norm_scale(any_row_sum(pair_sum(squares), lanes, scratch), a.inverse_cols, a.eps);
 #pragma unroll 1
   for (int c = p.lane * kVec; is_live && c < a.cols; c += lanes * kVec) {
     float v[kVec], w[kVec];
@@ -269,7 +269,8 @@ void with_shape(const RowShape& shape, Body&& body) {
 }
 
 template <typename T, bool kAdd>
-void launch_norm(OpContext& ctx, const NormArgs<T>& a, bool wide) {
+void launch_norm(OpContext& ctx, NormArgs<T> a, bool wide) {
+  a.inverse_cols = 1.0f / static_cast<float>(a.cols);
   const RowShape shape = row_shape(a.cols);
   const bool shares_block = shape.lanes <= kWarp;
   // Few rows are spread over many multiprocessors.
@@ -303,7 +304,7 @@ struct NormBackwardArgs {
   float* partial_dw;  ///< [groups, cols]
   std::int64_t rows, group_rows, dx_stride, dy_stride, x_stride;
   int cols;
-  float inverse_cols;
+  float inverse_cols = 0;  ///< as in NormArgs
   float eps;
   bool accumulate;
   int heads = 1;  ///< as in NormArgs
@@ -355,7 +356,7 @@ __global__ void __launch_bounds__(kLanes > 0 ? kBlock : kMaxLanes, kLanes > 0 ? 
       }
     }
     const float2 sums = row_sums<kLanes>(make_float2(squares, dots), scratch);
-    const float scale = inverse_root(sums.x * a.inverse_cols + a.eps);
+    const float scale = norm_scale(sums.x, a.inverse_cols, a.eps);
     const float k = sums.y * scale * scale * scale * a.inverse_cols;
     if (!is_live) continue;
 #pragma unroll
@@ -432,7 +433,7 @@ __global__ void __launch_bounds__(kMaxLanes) any_norm_backward_kernel(const Norm
       }
     }
     sums = any_row_sum(sums, lanes, scratch);
-    const float scale = inverse_root(sums.x * a.inverse_cols + a.eps);
+    const float scale = norm_scale(sums.x, a.inverse_cols, a.eps);
     const float k = sums.y * scale * scale * scale * a.inverse_cols;
 #pragma unroll
     for (int j = 0; j < kWarpVectors; ++j) {
@@ -488,7 +489,8 @@ __global__ void add_rows_kernel(float* total, const float* partial, std::int64_t
 }
 
 template <typename T>
-void launch_norm_backward(OpContext& ctx, const NormBackwardArgs<T>& a, std::int64_t groups, bool wide) {
+void launch_norm_backward(OpContext& ctx, NormBackwardArgs<T> a, std::int64_t groups, bool wide) {
+  a.inverse_cols = 1.0f / static_cast<float>(a.cols);
   const RowShape shape = row_shape(a.cols);
   if (shape.vectors > kWarpVectors)
     fail(ErrorCode::kNotImplemented, "[rms_norm_backward] rows of {} columns; the kernel holds up to {}", a.cols,
@@ -537,7 +539,6 @@ void rms_norm(OpContext& ctx, TensorView y_RC, ConstTensorView x_RC, ConstTensor
                         .y_stride = y_RC.row_stride,
                         .x_stride = x_RC.row_stride,
                         .cols = static_cast<int>(x_RC.shape.num_cols()),
-                        .inverse_cols = 1.0f / static_cast<float>(x_RC.shape.num_cols()),
                         .eps = eps};
     launch_norm<T, false>(ctx, a, is_wide(y_RC) && is_wide(x_RC) && is_wide(w_C));
   });
@@ -558,7 +559,6 @@ void add_rms_norm(OpContext& ctx, TensorView y_RC, TensorView sum_RC, ConstTenso
                         .x_stride = x_RC.row_stride,
                         .residual_stride = residual_RC.row_stride,
                         .cols = static_cast<int>(x_RC.shape.num_cols()),
-                        .inverse_cols = 1.0f / static_cast<float>(x_RC.shape.num_cols()),
                         .eps = eps};
     launch_norm<T, true>(ctx, a, is_wide(y_RC) && is_wide(sum_RC) && is_wide(x_RC) && is_wide(residual_RC) && is_wide(w_C));
   });
@@ -585,7 +585,6 @@ void run_norm_backward(OpContext& ctx, const TensorView& dx, const TensorView& d
                                 .dy_stride = dy.row_stride,
                                 .x_stride = x.row_stride,
                                 .cols = static_cast<int>(cols),
-                                .inverse_cols = 1.0f / static_cast<float>(cols),
                                 .eps = eps,
                                 .accumulate = accumulate,
                                 .heads = static_cast<int>(heads)};
@@ -622,7 +621,6 @@ void head_norm(OpContext& ctx, TensorView y_THD, std::int64_t y_token_stride, Co
                         .y_stride = y_token_stride,
                         .x_stride = x_token_stride,
                         .cols = static_cast<int>(x_THD.shape.num_cols()),
-                        .inverse_cols = 1.0f / static_cast<float>(x_THD.shape.num_cols()),
                         .eps = eps,
                         .heads = static_cast<int>(x_THD.shape[1])};
     launch_norm<T, false>(ctx, a, are_wide_heads(y_THD, y_token_stride) && are_wide_heads(x_THD, x_token_stride) && is_wide(w_D));

@@ -32,7 +32,7 @@ struct NormRopeArgs {
   std::int64_t num_positions;
   std::uint32_t num_tokens;
   int heads, kv_heads, rows_per_token, dim;
-  HeadDim divisor;
+  float inverse_dim;
   ::prl::cuda::FaultWord* fault;
 };
 
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
     if constexpr (kNorm) {
       // The weights are those of the head before, but for the first of q and of k.
       if (rotates && (h == 0 || head == a.heads)) load<true>(w, norm_of(head), kVec);
-      if (rotates) norm_by<T>(v, w, norm_scale(squares[h], a.divisor, a.eps));
+      if (rotates) norm_by<T>(v, w, norm_scale(squares[h], a.inverse_dim, a.eps));
     }
     partners_of<T, kLanes>(other, v, a.dim);
     if (rotates) rotate_head(v, other, cosine, sine);
@@ -132,7 +132,7 @@ struct NormRopeBackwardArgs {
   std::int64_t num_positions;
   std::uint32_t q_rows, k_rows, group_rows;
   int q_groups, heads, kv_heads, dim;
-  HeadDim divisor;
+  float inverse_dim;
   float* partial_dw;  ///< [groups of q, then of k, dim]
   ::prl::cuda::FaultWord* fault;
 };
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(kBlock, 4) norm_rope_backward_kernel(const __g
     squares = warp_sum<kLanes>(squares);
     dots = warp_sum<kLanes>(dots);
     if (!is_live) continue;
-    const float scale = norm_scale(squares, a.divisor, a.eps);
-    const float k = dots * scale * scale * scale * a.divisor.inverse;
+    const float scale = norm_scale(squares, a.inverse_dim, a.eps);
+    const float k = dots * scale * scale * scale * a.inverse_dim;
     float d[kVec];
 #pragma unroll
     for (int i = 0; i < kVec; ++i) {
@@ -237,7 +237,7 @@ NormRopeArgs<T> args_of(OpContext& ctx, const TensorView& qk, const HeadInputs& 
   a.heads = static_cast<int>(in.num_heads);
   a.kv_heads = static_cast<int>(in.num_kv_heads);
   a.dim = static_cast<int>(in.head_dim);
-  a.divisor = HeadDim(a.dim);
+  a.inverse_dim = 1.0f / static_cast<float>(a.dim);
   a.fault = fault_word_of(ctx);
   return a;
 }
@@ -319,7 +319,7 @@ bool norm_rope_backward(OpContext& ctx, TensorView dqkv_TE, TensorView dq_norm_D
     a.heads = static_cast<int>(in.num_heads);
     a.kv_heads = static_cast<int>(in.num_kv_heads);
     a.dim = static_cast<int>(in.head_dim);
-    a.divisor = HeadDim(a.dim);
+    a.inverse_dim = 1.0f / static_cast<float>(a.dim);
     a.partial_dw = partial;
     a.fault = fault_word_of(ctx);
     with_lanes(in.head_dim, [&](auto lanes) {

@@ -34,7 +34,7 @@ __device__ int sum_before(int value, int& total) {
 /// One block. Two walks over the sequences: the first counts full chunks, behind which the second puts the partial ones.
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(DecodePlan plan, const std::int32_t* context_len, int num_sequences, int max_blocks, int tile) {
-  let_next_begin();
+  let_next_begin();  // the embedding, which waits for the plan before it lets others begin
   const int tid = static_cast<int>(threadIdx.x);
   int all_full = 0;
   for (int base = 0; base < num_sequences; base += kPlanThreads) {

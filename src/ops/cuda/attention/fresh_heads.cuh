@@ -137,7 +137,7 @@ struct FreshWarps {
           float normed[kVec];
 #pragma unroll
           for (int e = 0; e < kVec; ++e) normed[e] = v[e];
-          norm_head<__nv_bfloat16, kLanes>(normed, w, HeadDim(F::kD), f.eps);
+          norm_head<__nv_bfloat16, kLanes>(normed, w, 1.0f / F::kD, f.eps);
 #pragma unroll
           for (int e = 0; e < kVec; ++e) v[e] = is_value ? v[e] : normed[e];
         }

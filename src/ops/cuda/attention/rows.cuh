@@ -34,12 +34,6 @@ __device__ __forceinline__ float power_of_two_for(float x) {
   else
     return power_of_two(x);
 }
-/// Two numbers rounded to bf16, the first in the lower half.
-__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
-  std::uint32_t r;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
 /// Over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
