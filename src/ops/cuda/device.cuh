@@ -58,6 +58,12 @@ __device__ __forceinline__ float inverse(float x) {
   return y;
 }
 
+/// A number that is known here, and not only where it is used: the compiler puts off what it can, behind what others wait for.
+__device__ __forceinline__ std::int64_t known_here(std::int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 /// Elements a thread handles at a time, in every kernel and for every type: it is part of the order of summation.
 constexpr int kVec = 8;
 

@@ -18,6 +18,8 @@
 //
 //   copies    K V of tile 0, K V of tile 1, ... in pieces of 64 keys, into a ring of slots
 //   compute   per tile: scores; their maximum over the warps; weights to shared memory; sums of values, and beside them of weights
+//
+// A block that has a processor to itself has a second warpgroup: one forms scores and weights, the other sums, a tile behind.
 
 namespace prl::ops::cuda::hopper {
 
@@ -27,7 +29,8 @@ struct DecodeShape {
   static constexpr int kD = kD_, kHeads = kHeads_, kBlocks = kD / 64;
   static constexpr int kTile = forward_tile(kD), kSlotRows = kDecodeSlotRows, kPieces = kTile / kSlotRows;
   static constexpr int kBlocksPerProcessor = kBlocksPerProcessor_;
-  static constexpr int kThreads = 256;
+  static constexpr bool kHasSummers = kBlocksPerProcessor == 1;
+  static constexpr int kThreads = kHasSummers ? 384 : 256, kStages = kHasSummers ? 2 : 1;  ///< kStages: tiles whose weights are in memory
   /// From 8 keys of a slot to the next, and from its 64 columns to the next: one copy brings rows that lie together in the cache.
   static constexpr int kGroupBytes = kBlocks * 1024, kColumnBlock = 1024, kSlotBytes = kSlotRows * kD * 2;
   static constexpr int kSlots = (kHeads <= 8 ? 12 / kBlocksPerProcessor : kBlocksPerProcessor == 1 ? 10 : 4) * (128 / kD);
@@ -35,10 +38,10 @@ struct DecodeShape {
   static constexpr int kWeightBlock = kHeads * 128, kWeightBytes = kPieces * kWeightBlock;
   /// Floats of a head's weights before they are rounded. The heads of a warp's chains lie in banks of their own.
   static constexpr int kSumStride = kTile + 8, kSumBytes = kHeads * kSumStride * 4;
-  static constexpr int kQAt = kSlots * kSlotBytes, kWeightsAt = kQAt + kQBytes, kSumsAt = kWeightsAt + kWeightBytes;
-  static constexpr int kHeadsAt = kSumsAt + kSumBytes;  ///< [4 warps, rescale, total][kHeads] floats
-  static constexpr int kBarriersAt = kHeadsAt + 6 * kHeads * 4;
-  static constexpr int kWorkAt = kBarriersAt + (2 * kSlots + 2) * 8;
+  static constexpr int kQAt = kSlots * kSlotBytes, kWeightsAt = kQAt + kQBytes, kSumsAt = kWeightsAt + kStages * kWeightBytes;
+  static constexpr int kHeadsAt = kSumsAt + kStages * kSumBytes;  ///< [stage][4 warps, rescale, top][kHeads] floats, then [kHeads] totals
+  static constexpr int kBarriersAt = kHeadsAt + (6 * kStages + 1) * kHeads * 4;
+  static constexpr int kWorkAt = kBarriersAt + (2 * kSlots + 2 + 2 * kStages) * 8;
   static constexpr int kSharedBytes = kWorkAt + FreshMemory::bytes(kD);
   static_assert(kPieces == 2 && kBlocksPerProcessor * (kSharedBytes + 1024) <= 228 * 1024);
 };
@@ -48,22 +51,28 @@ struct DecodeShape {
 template <typename F>
 struct DecodeMemory {
   unsigned char *ring, *q, *weights;
-  float *unrounded, *maxima, *rescales, *totals;
-  std::uint64_t *full, *empty, *q_full, *q_empty;
+  float *unrounded, *heads, *totals;
+  std::uint64_t *full, *empty, *q_full, *q_empty, *weighed, *summed;  ///< the last two of a stage
   FreshMemory fresh;
   __device__ explicit DecodeMemory(unsigned char* p)
       : ring(p),
         q(p + F::kQAt),
         weights(p + F::kWeightsAt),
         unrounded(reinterpret_cast<float*>(p + F::kSumsAt)),
-        maxima(reinterpret_cast<float*>(p + F::kHeadsAt)),
-        rescales(maxima + 4 * F::kHeads),
-        totals(rescales + F::kHeads),
+        heads(reinterpret_cast<float*>(p + F::kHeadsAt)),
+        totals(heads + F::kStages * 6 * F::kHeads),
         full(reinterpret_cast<std::uint64_t*>(p + F::kBarriersAt)),
         empty(full + F::kSlots),
         q_full(empty + F::kSlots),
         q_empty(q_full + 1),
+        weighed(q_empty + 1),
+        summed(weighed + F::kStages),
         fresh(p + F::kWorkAt) {}
+  __device__ __forceinline__ float* maxima(int stage, int warp) const { return heads + (stage * 6 + warp) * F::kHeads; }
+  __device__ __forceinline__ float* rescales(int stage) const { return heads + (stage * 6 + 4) * F::kHeads; }
+  __device__ __forceinline__ float* tops(int stage) const { return heads + (stage * 6 + 5) * F::kHeads; }
+  __device__ __forceinline__ unsigned char* weights_of(int stage) const { return weights + stage * F::kWeightBytes; }
+  __device__ __forceinline__ float* unrounded_of(int stage) const { return unrounded + stage * (F::kSumBytes / 4); }
 };
 
 /// Slots that the keys of a tile take.
@@ -194,13 +203,19 @@ struct DecodeWarpgroup {
 
   const ForwardParams& p;
   const DecodeMemory<F>& m;
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  const int thread = static_cast<int>(threadIdx.x) % 128, warp = thread / 32, lane = thread % 32;
   RingPlace<F::kSlots> place;
-  std::uint32_t round = 0;  ///< of the block's units
+  RingPlace<F::kStages> stage;  ///< stays where it is if there is one
+  std::uint32_t round = 0;      ///< of the block's units
   float scores[F::kPieces][kFragment], out[F::kBlocks][kFragment];
   float top[kMine], rescale[kMine];
   float sum[kChainsEach];  ///< of the weights of head c / 8 for keys c % 8 / 2 * 2, + 1, + 8, + 9 ... of all tiles, c = thread + 128 i
 
+  /// Where the lane's results go: pairs of columns of one of its first two heads, and of every eighth from there on.
+  struct OutPlace {
+    __nv_bfloat16* at;
+    int num_heads;  ///< from that head on
+  };
   /// The i-th of the lane's heads.
   __device__ __forceinline__ int head_of(int i) const { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
   /// Of a fragment: its value of the lane's i-th head and of key (or dimension) 16 w + l / 4 + 8 h.
@@ -258,21 +273,24 @@ struct DecodeWarpgroup {
         }
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) best[i] = fmaxf(best[i], __shfl_xor_sync(0xffffffffu, best[i], step));
-      if (lane < 4) m.maxima[warp * F::kHeads + head_of(i)] = best[i];
+      if (lane < 4) m.maxima(stage.slot, warp)[head_of(i)] = best[i];
     }
     named_sync<128>(1);
 #pragma unroll
     for (int i = 0; i < kMine; ++i) {
       const int head = head_of(i);
-      float most = m.maxima[head];
+      float most = m.maxima(stage.slot, 0)[head];
 #pragma unroll
-      for (int w = 1; w < 4; ++w) most = fmaxf(most, m.maxima[w * F::kHeads + head]);
+      for (int w = 1; w < 4; ++w) most = fmaxf(most, m.maxima(stage.slot, w)[head]);
       // As weigh_tile in rows.cuh.
       const float tile_top = most * p.scale_log2, before = top[i];
       const float now = tile_top - before > kSlack ? tile_top : before;
       rescale[i] = now == before ? 1.0f : power_of_two(before - now);
       top[i] = now;
-      if (warp == 0 && lane < 4) m.rescales[head] = rescale[i];
+      if (warp == 0 && lane < 4) {
+        m.rescales(stage.slot)[head] = rescale[i];
+        m.tops(stage.slot)[head] = now;
+      }
       const float minus_top = now == kMinusInfinity ? 0.0f : -now;
 #pragma unroll
       for (int piece = 0; piece < F::kPieces; ++piece)
@@ -280,17 +298,17 @@ struct DecodeWarpgroup {
         for (int h = 0; h < 2; ++h) {
           const float weight = power_of_two(fmaf(scores[piece][at(i, h)], p.scale_log2, minus_top));
           const int key = warp * 16 + lane / 4 + 8 * h;
-          m.unrounded[head * F::kSumStride + piece * F::kSlotRows + key] = weight;
-          *reinterpret_cast<__nv_bfloat16*>(m.weights + piece * F::kWeightBlock + head * 128 + (key / 8 ^ head % 8) * 16 + key % 8 * 2) =
-              __float2bfloat16_rn(weight);
+          m.unrounded_of(stage.slot)[head * F::kSumStride + piece * F::kSlotRows + key] = weight;
+          *reinterpret_cast<__nv_bfloat16*>(m.weights_of(stage.slot) + piece * F::kWeightBlock + head * 128 + (key / 8 ^ head % 8) * 16 +
+                                            key % 8 * 2) = __float2bfloat16_rn(weight);
         }
     }
   }
   /// The key of the new token, which the copies did not bring, joins its slot.
   __device__ __forceinline__ void complete_keys(const AttentionUnit& u, int pieces) {
-    new_row_into<F>(slot_of(pieces - 1), m.fresh, u, round, 0);
+    new_row_into<F>(slot_of(pieces - 1), m.fresh, u, round, 0, thread);
     async_fence();
-    named_sync<128>(2);
+    named_sync<128>(1);
   }
   /// Rows of v that belong to no key weigh nothing, but 0 times NaN is NaN: they become zero. The new token's v joins its slot.
   __device__ __forceinline__ void complete_values(const AttentionUnit& u, int pieces) {
@@ -301,10 +319,10 @@ struct DecodeWarpgroup {
 #pragma unroll
       for (int b = 0; b < F::kBlocks; ++b)
         *reinterpret_cast<uint4*>(slot + b * F::kColumnBlock + i / 64 * F::kGroupBytes + i % 64 * 16) = make_uint4(0, 0, 0, 0);
-    new_row_into<F>(slot, m.fresh, u, round, 1);
+    new_row_into<F>(slot, m.fresh, u, round, 1, thread);
   }
   __device__ __forceinline__ void issue_sums(int pieces, int accumulate) {
-    const std::uint64_t weights = along_rows(same_in_warp(shared_address(m.weights)));
+    const std::uint64_t weights = along_rows(same_in_warp(shared_address(m.weights_of(stage.slot))));
     const std::uint32_t values[2] = {piece_address(0, pieces), piece_address(1, pieces)};
     pin_all();
     products_begin();
@@ -324,20 +342,47 @@ struct DecodeWarpgroup {
     for (int i = 0; i < kChainsEach; ++i) {
       const int chain = thread + 128 * i;
       if (chain >= kChains) break;
-      const float* from = m.unrounded + chain / 8 * F::kSumStride + chain % 8;
+      const float* from = m.unrounded_of(stage.slot) + chain / 8 * F::kSumStride + chain % 8;
       float x = 0.0f;
 #pragma unroll
       for (int j = 0; j < F::kTile / 8; ++j) x += from[8 * j];
-      sum[i] = fmaf(sum[i], m.rescales[chain / 8], x + __shfl_xor_sync(0xffffffffu, x, 1));
+      sum[i] = fmaf(sum[i], m.rescales(stage.slot)[chain / 8], x + __shfl_xor_sync(0xffffffffu, x, 1));
     }
   }
 
-  __device__ __forceinline__ void compute(const AttentionUnit& u, int group) {
-    const OutPlace place_of_out = out_place(u, group);
+  __device__ __forceinline__ void rescale_sums() {
+#pragma unroll
+    for (int b = 0; b < F::kBlocks; ++b)
+#pragma unroll
+      for (int i = 0; i < kFragment; ++i) out[b][i] *= rescale[i / 4 * 2 + i % 2];
+  }
+  __device__ __forceinline__ void begin_weights() {
 #pragma unroll
     for (int i = 0; i < kMine; ++i) top[i] = kMinusInfinity;
+  }
+  __device__ __forceinline__ void begin_sums() {
 #pragma unroll
     for (int i = 0; i < kChainsEach; ++i) sum[i] = 0.0f;
+  }
+  __device__ __forceinline__ void finish(const AttentionUnit& u, int group, const OutPlace& to) {
+#pragma unroll
+    for (int i = 0; i < kChainsEach; ++i) {
+      const int chain = thread + 128 * i;
+      if (chain >= kChains) break;
+      float x = sum[i];
+      x += __shfl_xor_sync(0xffffffffu, x, 2);
+      x += __shfl_xor_sync(0xffffffffu, x, 4);
+      if (chain % 8 == 0) m.totals[chain / 8] = x;
+    }
+    named_sync<128>(2);
+    u.state >= 0 ? store_state(u, group) : store(to);
+  }
+
+  /// All of a unit by one warpgroup.
+  __device__ __forceinline__ void compute(const AttentionUnit& u, int group) {
+    const OutPlace place_of_out = out_place(u, group);
+    begin_weights();
+    begin_sums();
 #pragma unroll 1
     for (int t = u.tile_begin; t < u.tile_end; ++t) {
       const int pieces = num_pieces<F>(u, t);
@@ -350,10 +395,7 @@ struct DecodeWarpgroup {
       weigh(u.position - t * F::kTile);
       wait_slots(pieces);
       if (has_new) complete_values(u, pieces);
-#pragma unroll
-      for (int b = 0; b < F::kBlocks; ++b)
-#pragma unroll
-        for (int i = 0; i < kFragment; ++i) out[b][i] *= rescale[i / 4 * 2 + i % 2];
+      rescale_sums();
       async_fence();
       named_sync<128>(2);
       issue_sums(pieces, t > u.tile_begin);
@@ -362,23 +404,58 @@ struct DecodeWarpgroup {
       pin_all();
       give_back(pieces);
     }
-#pragma unroll
-    for (int i = 0; i < kChainsEach; ++i) {
-      const int chain = thread + 128 * i;
-      if (chain >= kChains) break;
-      float x = sum[i];
-      x += __shfl_xor_sync(0xffffffffu, x, 2);
-      x += __shfl_xor_sync(0xffffffffu, x, 4);
-      if (chain % 8 == 0) m.totals[chain / 8] = x;
-    }
-    named_sync<128>(1);
-    u.state >= 0 ? store_state(u, group) : store(place_of_out);
+    finish(u, group, place_of_out);
   }
-  /// Where the lane's results go: pairs of columns of one of its first two heads, and of every eighth from there on.
-  struct OutPlace {
-    __nv_bfloat16* at;
-    int num_heads;  ///< from that head on
-  };
+  /// Scores and weights of a unit, and its sums, by a warpgroup each.
+  __device__ __forceinline__ void compute_weights(const AttentionUnit& u) {
+    begin_weights();
+#pragma unroll 1
+    for (int t = u.tile_begin; t < u.tile_end; ++t) {
+      const int pieces = num_pieces<F>(u, t);
+      const bool is_last = t + 1 == u.tile_end;
+      wait_slots(pieces);
+      if (is_last && has_newest<F>(u)) complete_keys(u, pieces);
+      form_scores(pieces);
+      give_back(pieces);
+      place = place.ahead(pieces);  // values, which the others give back
+      if (is_last) arrive_once_per_warp(m.q_empty);
+      barrier_wait(m.summed + stage.slot, stage.phase ^ 1);
+      weigh(u.position - t * F::kTile);
+      async_fence();
+      arrive_once_per_warp(m.weighed + stage.slot);
+      stage.advance();
+    }
+  }
+  __device__ __forceinline__ void compute_sums(const AttentionUnit& u, int group) {
+    const OutPlace place_of_out = out_place(u, group);
+    begin_sums();
+#pragma unroll 1
+    for (int t = u.tile_begin; t < u.tile_end; ++t) {
+      const int pieces = num_pieces<F>(u, t);
+      place = place.ahead(pieces);  // keys
+      wait_slots(pieces);
+      if (t + 1 == u.tile_end && has_newest<F>(u)) {
+        complete_values(u, pieces);
+        async_fence();
+        named_sync<128>(2);
+      }
+      barrier_wait(m.weighed + stage.slot, stage.phase);
+#pragma unroll
+      for (int i = 0; i < kMine; ++i) {
+        rescale[i] = m.rescales(stage.slot)[head_of(i)];
+        top[i] = m.tops(stage.slot)[head_of(i)];
+      }
+      rescale_sums();
+      issue_sums(pieces, t > u.tile_begin);
+      add_weights();
+      products_wait<0>();
+      pin_all();
+      give_back(pieces);
+      arrive_once_per_warp(m.summed + stage.slot);
+      stage.advance();
+    }
+    finish(u, group, place_of_out);
+  }
   __device__ __forceinline__ OutPlace out_place(const AttentionUnit& u, int group) const {
     const int head = head_of(lane / 4 % 2), column = warp * 16 + lane / 8 * 2;
     const std::int64_t row = static_cast<std::int64_t>(u.token) * p.num_q_heads + first_head_of(p.packing, group) + head;
@@ -435,7 +512,12 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocksPerProcessor) decode_ke
       barrier_init(m.empty + i, 4);
     }
     barrier_init(m.q_full, FreshWarps<F>::kWarps);
-    barrier_init(m.q_empty, 4);
+    barrier_init(m.q_empty, F::kHasSummers ? 8 : 4);
+#pragma unroll
+    for (int i = 0; i < F::kStages; ++i) {
+      barrier_init(m.weighed + i, 4);
+      barrier_init(m.summed + i, 4);
+    }
     barrier_init(m.fresh.next_full, 1);
     barrier_init(m.fresh.next_empty, FreshWarps<F>::kWarps);
     barrier_init_fence();
@@ -449,7 +531,19 @@ __global__ void __launch_bounds__(F::kThreads, F::kBlocksPerProcessor) decode_ke
       barrier_wait(m.q_full, group.round % 2);
       const Work work = *m.fresh.work;
       if (work.unit.num_tokens == 0) break;
-      group.compute(work.unit, work.group);
+      if constexpr (F::kHasSummers)
+        group.compute_weights(work.unit);
+      else
+        group.compute(work.unit, work.group);
+    }
+  } else if (F::kHasSummers && warp >= 8) {
+    DecodeWarpgroup<F> group{p, m};
+    for (;; ++group.round) {
+      barrier_wait(m.q_full, group.round % 2);
+      const Work work = *m.fresh.work;
+      if (work.unit.num_tokens == 0) break;
+      arrive_once_per_warp(m.q_empty);
+      group.compute_sums(work.unit, work.group);
     }
   } else if (warp == 4) {
     DecodeCopies<F>{p, m}.run();

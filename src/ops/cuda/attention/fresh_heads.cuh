@@ -53,12 +53,12 @@ template <typename F>
 __device__ __forceinline__ uint4* new_row(const FreshMemory& m, std::uint32_t round, int which, int column) {
   return reinterpret_cast<uint4*>(m.rows + (static_cast<int>(round % 2) * 2 + which) * F::kD * 2 + column * 2);
 }
-/// The new row into its place in the last slot of the unit's last tile, by the first warp of a warpgroup. The caller fences and
-/// synchronises.
+/// The new row into its place in the last slot of the unit's last tile, by the first threads of a warpgroup, of which this is number
+/// `thread`. The caller fences and synchronises.
 template <typename F>
 __device__ __forceinline__ void new_row_into(unsigned char* slot, const FreshMemory& m, const AttentionUnit& u, std::uint32_t round,
-                                             int which) {
-  const int column = static_cast<int>(threadIdx.x) * kVec;
+                                             int which, int thread) {
+  const int column = thread * kVec;
   if (column < F::kD)
     *place_in_tile(slot, (u.num_keys - 1) % F::kSlotRows, column, F::kGroupBytes, F::kColumnBlock) = *new_row<F>(m, round, which, column);
 }
@@ -131,8 +131,9 @@ struct FreshWarps {
       {
         float w[kVec] = {}, v[kVec] = {}, other[kVec];
         if (f.q_norm != nullptr && is_live && !is_value) load<true>(w, (i == 0 ? f.k_norm : f.q_norm) + column, kVec);
+        const std::int64_t from = known_here(u.token * f.qkv_stride + head * F::kD + column);
         if (base == 0) wait_for_previous();
-        if (is_live) load<true>(v, f.qkv + u.token * f.qkv_stride + head * F::kD + column, kVec);
+        if (is_live) load<true>(v, f.qkv + from, kVec);
         if (f.q_norm != nullptr) {
           float normed[kVec];
 #pragma unroll
