@@ -16,9 +16,6 @@ constexpr int kBlock = 64;  ///< of K: a row of 128 bytes in shared memory
 constexpr int kRowBytes = kBlock * 2;
 constexpr int kGroup = 128, kCopying = 2 * kWarp;  ///< threads: of a warpgroup that computes, and of the warps that copy weights and rows
 constexpr int kSpan = 64;                          ///< columns that products read, whatever the tile has
-/// Copies of weights that a block with a norm has under way: it begins long before it is needed, and what others wait for stands behind its
-/// copies. Measured, one sequence: all at once 1,880 tok/s, three 1,970, two 2,000, one 1,780 to 1,970.
-constexpr int kPacedCopies = 2;
 /// Of a multiprocessor. Blocks of which each has one to itself take all; else two share it, and one computes while the other copies.
 constexpr int kSharedBytes = 224 * 1024;
 /// What a block of compute capability 9.0 may ask for.
@@ -53,6 +50,10 @@ __host__ __device__ constexpr int computing_threads(int rows) { return rows >= 6
 #if PRL_HOPPER
 
 using namespace hopper;
+
+/// Copies of weights that a block with a norm has under way: it begins long before it is needed, and what others wait for stands behind its
+/// copies. Measured, one sequence: all at once 1,880 tok/s, three 1,970, two 2,000, one 1,780 to 1,970.
+constexpr int kPacedCopies = 2;
 
 /// A tile of out, formed by products of 64 by 8 to 64. Up to 32 rows stand on the right, from 64 on they stand on the left, 64 for each
 /// warpgroup: then a warp has 16 rows of its own, and a lane neighbouring columns.

@@ -39,8 +39,8 @@ struct DecodeShape {
   /// Floats of a head's weights before they are rounded. The heads of a warp's chains lie in banks of their own.
   static constexpr int kSumStride = kTile + 8, kSumBytes = kHeads * kSumStride * 4;
   static constexpr int kQAt = kSlots * kSlotBytes, kWeightsAt = kQAt + kQBytes, kSumsAt = kWeightsAt + kStages * kWeightBytes;
-  static constexpr int kHeadsAt = kSumsAt + kStages * kSumBytes;  ///< [stage][4 warps, rescale, top][kHeads] floats, then [kHeads] totals
-  static constexpr int kBarriersAt = kHeadsAt + (6 * kStages + 1) * kHeads * 4;
+  static constexpr int kHeadsAt = kSumsAt + kStages * kSumBytes;  ///< [stage][4 warps, rescale, top][kHeads] floats, then [2][kHeads]
+  static constexpr int kBarriersAt = kHeadsAt + (6 * kStages + 2) * kHeads * 4;
   static constexpr int kWorkAt = kBarriersAt + (2 * kSlots + 2 + 2 * kStages) * 8;
   static constexpr int kSharedBytes = kWorkAt + FreshMemory::bytes(kD);
   static_assert(kPieces == 2 && kBlocksPerProcessor * (kSharedBytes + 1024) <= 228 * 1024);
@@ -71,6 +71,8 @@ struct DecodeMemory {
   __device__ __forceinline__ float* maxima(int stage, int warp) const { return heads + (stage * 6 + warp) * F::kHeads; }
   __device__ __forceinline__ float* rescales(int stage) const { return heads + (stage * 6 + 4) * F::kHeads; }
   __device__ __forceinline__ float* tops(int stage) const { return heads + (stage * 6 + 5) * F::kHeads; }
+  /// Of a unit: some may read the last one's while others have theirs of this one.
+  __device__ __forceinline__ float* totals_of(std::uint32_t round) const { return totals + round % 2 * F::kHeads; }
   __device__ __forceinline__ unsigned char* weights_of(int stage) const { return weights + stage * F::kWeightBytes; }
   __device__ __forceinline__ float* unrounded_of(int stage) const { return unrounded + stage * (F::kSumBytes / 4); }
 };
@@ -372,7 +374,7 @@ struct DecodeWarpgroup {
       float x = sum[i];
       x += __shfl_xor_sync(0xffffffffu, x, 2);
       x += __shfl_xor_sync(0xffffffffu, x, 4);
-      if (chain % 8 == 0) m.totals[chain / 8] = x;
+      if (chain % 8 == 0) m.totals_of(round)[chain / 8] = x;
     }
     named_sync<128>(2);
     u.state >= 0 ? store_state(u, group) : store(to);
@@ -467,7 +469,7 @@ struct DecodeWarpgroup {
     for (int i = 0; i < kMine; i += 2) {
       float scale[2];
 #pragma unroll
-      for (int e = 0; e < 2; ++e) scale[e] = inverse(m.totals[head_of(i + e)]);
+      for (int e = 0; e < 2; ++e) scale[e] = inverse(m.totals_of(round)[head_of(i + e)]);
       std::uint32_t pairs[F::kBlocks][2];
 #pragma unroll
       for (int b = 0; b < F::kBlocks; ++b)
@@ -492,7 +494,7 @@ struct DecodeWarpgroup {
       for (int b = 0; b < F::kBlocks; ++b)
 #pragma unroll
         for (int h = 0; h < 2; ++h) p.state_out[row * F::kD + b * 64 + warp * 16 + lane / 4 + 8 * h] = out[b][at(i, h)];
-      if (warp == 0 && lane < 4) p.state_sums[row] = make_float2(top[i], m.totals[head]);
+      if (warp == 0 && lane < 4) p.state_sums[row] = make_float2(top[i], m.totals_of(round)[head]);
     }
   }
 };
