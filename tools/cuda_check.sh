@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# The op tests on a GPU under compute-sanitizer, each in a process of its own, several side by side. Only our own kernels are watched.
+# usage: tools/cuda_check.sh [memcheck|racecheck|synccheck|initcheck] [FILTER]
+#   PRL_CHECK_JOBS     processes at a time (default: cores but two)
+#   PRL_CHECK_SECONDS  a test's limit (default 600)
+#   PRL_CHECK_PROGRAM  the test program (default: the release build's ops_cuda_test)
+set -uo pipefail
+tool=${1:-racecheck} filter=${2:-*}
+jobs=${PRL_CHECK_JOBS:-$(($(nproc) > 3 ? $(nproc) - 2 : 1))}
+[ "$tool" = memcheck ] && options="--tool memcheck --report-api-errors no" || options="--tool $tool" # a test lets memory end
+export PRL_CHECK_OPTIONS=$options PRL_CHECK_SECONDS=${PRL_CHECK_SECONDS:-600}
+export PRL_CHECK_PROGRAM=${PRL_CHECK_PROGRAM:-build/release/src/ops/ops_cuda_test}
+PRL_CHECK_SANITIZER=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) || {
+  echo "cuda_check: compute-sanitizer is not installed; it comes with the CUDA toolkit"
+  exit 1
+}
+export PRL_CHECK_SANITIZER
+[ -x "$PRL_CHECK_PROGRAM" ] || {
+  echo "cuda_check: there is no $PRL_CHECK_PROGRAM; run make build, or set PRL_CHECK_PROGRAM"
+  exit 1
+}
+PRL_CHECK_OUT=$(mktemp -d)
+export PRL_CHECK_OUT
+trap 'rm -rf "$PRL_CHECK_OUT"' EXIT
+trap 'exit 130' INT TERM
+
+check_one() {
+  local name=$1 out begin=$SECONDS status
+  out=$PRL_CHECK_OUT/${name//\//_}
+  timeout "$PRL_CHECK_SECONDS" "$PRL_CHECK_SANITIZER" $PRL_CHECK_OPTIONS --kernel-name kns=prl --error-exitcode 9 --print-limit 5 \
+    "$PRL_CHECK_PROGRAM" --gtest_filter="$name" >"$out" 2>&1
+  status=$?
+  local took="$((SECONDS - begin)) s"
+  [ "$status" -eq 0 ] && grep -q '^\[  SKIPPED \]' "$out" && echo "skip  $name" && return 0
+  case $status in
+    0) echo "ok    $name ($took)" ;;
+    124) echo "LATE  $name: not done in $PRL_CHECK_SECONDS s" ;;
+    *) echo "FAIL  $name ($took)" && grep -E '^=========|Failure|error' "$out" | head -20 ;;
+  esac
+  [ "$status" -eq 0 ]
+}
+export -f check_one
+
+# A suite's name stands alone on a line, its tests are indented below it.
+tests=$("$PRL_CHECK_PROGRAM" --gtest_list_tests --gtest_filter="$filter" | awk '/^[^ ]/ { suite = $1; next } { print suite $1 }')
+[ -n "$tests" ] || {
+  echo "cuda_check: no test is called $filter"
+  exit 1
+}
+# What counts the device's free memory wants it for itself.
+alone=$(grep 'CountsCopiesAndZeroes' <<<"$tests")
+tests=$(grep -v 'CountsCopiesAndZeroes' <<<"$tests")
+echo "cuda_check: $tool over $(printf '%s\n' $tests $alone | wc -l) tests, $jobs at a time"
+status=0
+printf '%s\n' $tests | xargs -r -P "$jobs" -I {} bash -c 'check_one {}' || status=1
+printf '%s\n' $alone | xargs -r -I {} bash -c 'check_one {}' || status=1
+[ "$status" -eq 0 ] && echo "cuda_check: $tool found nothing" || echo "cuda_check: $tool FAILED, or not all tests were done"
+exit "$status"
