@@ -173,19 +173,12 @@ struct LanePairs {
   }
 };
 
-/// A place in out, or -1 where the tile has none, that is known before the sum begins: the compiler puts off what it can, and what lies
-/// behind the last product is waited for.
-__device__ __forceinline__ std::int64_t known(std::int64_t at) {
-  asm volatile("" : "+l"(at));
-  return at;
-}
-
 /// Stores results from where they are formed: for fp32, and for few rows, which shared memory would only delay.
 template <typename Tile, typename T, bool kSwiglu>
 struct DirectStore {
   using Pairs = LanePairs<Tile, T, kSwiglu>;
   const Pairs pairs;
-  std::int64_t at[Pairs::kCount];
+  std::int64_t at[Pairs::kCount];  ///< in out, or -1 where the tile has none; known before the sum begins
   std::uint32_t residual[Pairs::kCount];
 
   __device__ __forceinline__ static int first_row() {
@@ -196,7 +189,7 @@ struct DirectStore {
 #pragma unroll
     for (int i = 0; i < Pairs::kCount; ++i) {
       const int row = top + pairs.row(i), column = first_column + pairs.column(i);
-      at[i] = known(pairs.column(i) < columns && column < a.N && row < a.M ? row * a.out_stride + column : -1);
+      at[i] = known_here(pairs.column(i) < columns && column < a.N && row < a.M ? row * a.out_stride + column : -1);
     }
   }
   __device__ __forceinline__ void load_residual(const FewRowsArgs& a) {
@@ -231,8 +224,8 @@ struct StagedStore {
   static constexpr bool kIsByWarps = Tile::kHasRowsLeft;
   static constexpr int kRowsAtOnce = (kIsByWarps ? kWarp : kGroup) / kPieces, kPasses = (kIsByWarps ? 16 : Tile::kEach) / kRowsAtOnce;
   const Pairs pairs;
-  std::int64_t at[kPasses];
-  int count;  ///< of columns that lie there
+  std::int64_t at[kPasses];  ///< as in DirectStore
+  int count;                 ///< of columns that lie there
   uint4 residual[kPasses];
 
   const int group = static_cast<int>(threadIdx.x) / kGroup, thread = static_cast<int>(threadIdx.x) % (kIsByWarps ? kWarp : kGroup);
@@ -250,7 +243,7 @@ struct StagedStore {
     count = piece * 8 < columns ? min(8, a.N - first_column(a)) : 0;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass)
-      at[pass] = known(count > 0 && row(pass) < a.M ? row(pass) * a.out_stride + first_column(a) : -1);
+      at[pass] = known_here(count > 0 && row(pass) < a.M ? row(pass) * a.out_stride + first_column(a) : -1);
   }
   /// Pieces of a row change places with its number, so that neither the lanes of a result nor those of a row share banks.
   __device__ __forceinline__ unsigned char* staged(unsigned char* rows, int row, int at_piece) const {
