@@ -35,16 +35,17 @@ check_one() {
   case $status in
     0) echo "ok    $name ($took)" ;;
     124) echo "LATE  $name: not done in $PRL_CHECK_SECONDS s" ;;
-    *) echo "FAIL  $name ($took)" && grep -E '^=========|Failure|error' "$out" | head -20 ;;
+    *) echo "FAIL  $name ($took)" && { grep -E '^=========|Failure|error' "$out" || tail -n 5 "$out"; } | head -20 ;;
   esac
   [ "$status" -eq 0 ]
 }
 export -f check_one
 
 # A suite's name stands alone on a line, its tests are indented below it.
-tests=$("$PRL_CHECK_PROGRAM" --gtest_list_tests --gtest_filter="$filter" | awk '/^[^ ]/ { suite = $1; next } { print suite $1 }')
+list=$("$PRL_CHECK_PROGRAM" --gtest_list_tests --gtest_filter="$filter" 2>&1)
+tests=$(awk '/^[^ ]/ { suite = $1; next } { print suite $1 }' <<<"$list")
 [ -n "$tests" ] || {
-  echo "cuda_check: no test is called $filter"
+  echo "cuda_check: there is no test for the filter $filter; $PRL_CHECK_PROGRAM says: ${list:-nothing}"
   exit 1
 }
 # What counts the device's free memory wants it for itself.
