@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
 # The op tests on a GPU under compute-sanitizer, each in a process of its own, several side by side. Only our own kernels are watched.
 # usage: tools/cuda_check.sh [memcheck|racecheck|synccheck|initcheck] [FILTER]
-#   PRL_CHECK_JOBS     processes at a time (default: cores but two)
+#   PRL_CHECK_JOBS     processes at a time (default: cores but two, and 12 GiB of memory each: racecheck of fifteen has taken 124)
 #   PRL_CHECK_SECONDS  a test's limit (default 600)
 #   PRL_CHECK_PROGRAM  the test program (default: the release build's ops_cuda_test)
+#   PRL_CHECK_SANITIZER  compute-sanitizer (default: that on PATH, or of /usr/local/cuda). That of CUDA 13.0, 2025.3, takes exceptions in the
+#                      library's large products under racecheck even where no kernel is watched; 2026.4 does not:
+#                      pip install --target DIR nvidia-cuda-sanitizer-api==13.5.25; PRL_CHECK_SANITIZER=DIR/nvidia/cu13/bin/compute-sanitizer
+# Both report the copies of bytes in attention/backward_hopper.cuh under racecheck, 2026.4 even where every lane that read a slot arrives
+# at its barrier itself before it is filled again.
+# A test that memory was too short for is run again, alone, in the end.
 set -uo pipefail
 tool=${1:-racecheck} filter=${2:-*}
-jobs=${PRL_CHECK_JOBS:-$(($(nproc) > 3 ? $(nproc) - 2 : 1))}
+cores=$(($(nproc) > 3 ? $(nproc) - 2 : 1)) by_memory=$(awk '/^MemTotal/ { n = int($2 / 1048576 / 12); print n > 1 ? n : 1 }' /proc/meminfo)
+jobs=${PRL_CHECK_JOBS:-$((cores < by_memory ? cores : by_memory))}
 [ "$tool" = memcheck ] && options="--tool memcheck --report-api-errors no" || options="--tool $tool" # a test lets memory end
 export PRL_CHECK_OPTIONS=$options PRL_CHECK_SECONDS=${PRL_CHECK_SECONDS:-600}
 export PRL_CHECK_PROGRAM=${PRL_CHECK_PROGRAM:-build/release/src/ops/ops_cuda_test}
-PRL_CHECK_SANITIZER=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null) || {
-  echo "cuda_check: compute-sanitizer is not installed; it comes with the CUDA toolkit"
+PRL_CHECK_SANITIZER=${PRL_CHECK_SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
+[ -x "$PRL_CHECK_SANITIZER" ] || {
+  echo "cuda_check: there is no $PRL_CHECK_SANITIZER; compute-sanitizer comes with the CUDA toolkit"
   exit 1
 }
 export PRL_CHECK_SANITIZER
@@ -20,7 +28,8 @@ export PRL_CHECK_SANITIZER
   exit 1
 }
 PRL_CHECK_OUT=$(mktemp -d)
-export PRL_CHECK_OUT
+export PRL_CHECK_OUT PRL_CHECK_AGAIN=$PRL_CHECK_OUT/again
+touch "$PRL_CHECK_AGAIN"
 trap 'rm -rf "$PRL_CHECK_OUT"' EXIT
 trap 'exit 130' INT TERM
 
@@ -34,6 +43,7 @@ check_one() {
   [ "$status" -eq 0 ] && grep -q '^\[  SKIPPED \]' "$out" && echo "skip  $name" && return 0
   case $status in
     0) echo "ok    $name ($took)" ;;
+    *) [ -z "${PRL_CHECK_ALONE:-}" ] && grep -q "process didn't terminate successfully" "$out" && echo "$name" >>"$PRL_CHECK_AGAIN" && return 0 ;;&
     124) echo "LATE  $name: not done in $PRL_CHECK_SECONDS s" ;;
     *) echo "FAIL  $name ($took)" && { grep -E '^=========|Failure|error' "$out" || tail -n 5 "$out"; } | head -20 ;;
   esac
@@ -54,6 +64,8 @@ tests=$(grep -v 'CountsCopiesAndZeroes' <<<"$tests")
 echo "cuda_check: $tool over $(printf '%s\n' $tests $alone | wc -l) tests, $jobs at a time"
 status=0
 printf '%s\n' $tests | xargs -r -P "$jobs" -I {} bash -c 'check_one {}' || status=1
+alone+=" $(cat "$PRL_CHECK_AGAIN")"
+export PRL_CHECK_ALONE=1
 printf '%s\n' $alone | xargs -r -I {} bash -c 'check_one {}' || status=1
 [ "$status" -eq 0 ] && echo "cuda_check: $tool found nothing" || echo "cuda_check: $tool FAILED, or not all tests were done"
 exit "$status"

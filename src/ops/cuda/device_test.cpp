@@ -447,6 +447,66 @@ TEST(CudaLmHead, SampledAndTrainedLogprobsAgreeAtRealSizes) {
   }
 }
 
+/// Many rows, which one kernel takes with their statistics, are the same rows a few at a time, by way of memory; so are their gradients,
+/// whatever was kept.
+TEST(CudaLmHead, ManyRowsAreTheSameBitsAsFew) {
+  Sides s;
+  struct Case {
+    std::int64_t T, H, V;
+  };
+  for (const auto& [T, H, V] : {Case{330, 64, 1028}, Case{420, 320, 9000}, Case{1000, 1024, 2432}}) {
+    Tensor h = s.random({T, H}, DType::kBF16, 1);
+    const Tensor gh = s.to_gpu(h), w = s.to_gpu(s.random({V, H}, DType::kF32, 2, 0.2f)), dlogp = s.to_gpu(s.random({T}, DType::kF32, 3));
+    const LinearWeightPtr head = pack_linear(s.gpu, w, {}, DType::kBF16, true);
+    std::vector<std::int32_t> targets(static_cast<std::size_t>(T));
+    std::vector<float> temperatures(targets.size());
+    for (std::size_t t = 0; t < targets.size(); ++t) {
+      targets[t] = t % 5 == 4 ? -1
+                   : t == 0   ? static_cast<std::int32_t>(V - 1)
+                              : static_cast<std::int32_t>(t * 7919 % static_cast<std::size_t>(V));
+      temperatures[t] = t % 3 == 0 ? 0.7f : 1.0f;
+    }
+    Tensor few[3], first_dh, first_dw;
+    for (Tensor& x : few) x = s.to_gpu(s.filled({T}, DType::kF32, kNan));
+    for (std::int64_t t = 0; t < T; t += 100) {
+      const std::int64_t n = std::min<std::int64_t>(100, T - t);
+      const auto of = [&](auto& all) { return std::span(all).subspan(static_cast<std::size_t>(t), static_cast<std::size_t>(n)); };
+      lm_head_logprob(s.gpu, few[0].slice(t, n), few[1].slice(t, n), few[2].slice(t, n), gh.slice(t, n), *head, of(targets),
+                      of(temperatures));
+    }
+    for (const std::int64_t R : {0, 130, 5000}) {
+      Tensor many[3], kept;
+      for (Tensor& x : many) x = s.to_gpu(s.filled({T}, DType::kF32, kNan));
+      if (R > 0) kept = s.to_gpu(s.filled({R, V}, DType::kF32, kNan));
+      const TensorView view = R > 0 ? kept.view() : TensorView{};
+      lm_head_logprob(s.gpu, many[0], many[1], many[2], gh, *head, targets, temperatures, view);
+      for (int i = 0; i < 3; ++i)
+        EXPECT_TRUE(same_bits(s.to_cpu(many[i]), s.to_cpu(few[i]))) << T << " rows, " << R << " kept, output " << i;
+      Tensor dh = s.to_gpu(s.filled({T, H}, DType::kBF16, kNan)), dw = s.to_gpu(s.filled({V, H}, DType::kF32, 0.0f));
+      lm_head_logprob_backward(s.gpu, dh, dw, dlogp, many[2], gh, *head, targets, temperatures, true, view);
+      if (R == 0) {
+        first_dh = s.to_cpu(dh);
+        first_dw = s.to_cpu(dw);
+      }
+      EXPECT_TRUE(same_bits(s.to_cpu(dh), first_dh)) << T << " rows, " << R << " kept";
+      EXPECT_TRUE(same_bits(s.to_cpu(dw), first_dw)) << T << " rows, " << R << " kept";
+    }
+    // A row that is no number is its own matter, and not one of the others.
+    Session::set(h, 3 * H + 1, kNan);
+    Tensor spoilt[3];
+    for (Tensor& x : spoilt) x = s.to_gpu(s.filled({T}, DType::kF32, 0.0f));
+    lm_head_logprob(s.gpu, spoilt[0], spoilt[1], spoilt[2], s.to_gpu(h), *head, targets, temperatures);
+    for (int i = 0; i < 3; ++i) {
+      const std::vector<float> got = values(s.to_cpu(spoilt[i])), want = values(s.to_cpu(few[i]));
+      for (std::size_t t = 0; t < got.size(); ++t)
+        if (t == 3)
+          EXPECT_TRUE(std::isnan(got[t])) << got[t];
+        else
+          EXPECT_EQ(got[t], want[t]) << "row " << t;
+    }
+  }
+}
+
 TEST(CudaOps, NormsOfManyWidthsAgreeWithTheCpu) {
   Sides s;
   for (const DType dtype : {DType::kBF16, DType::kF32})

@@ -3,22 +3,15 @@
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/log_softmax.cuh"
+#include "ops/cuda/logit_stats.cuh"
 
 namespace prl::ops::cuda {
 namespace {
 
-/// Columns of the vocabulary and rows that are in memory as logits at a time. The slice is a block of 8 warps of chunks.
-constexpr std::int64_t kSlice = 8 * kVocabChunk;
+/// Rows that are in memory as logits at a time, of a slice of the vocabulary.
 constexpr std::int64_t kForwardRows = 2048;
 constexpr std::int64_t kBackwardRows = 4096;
 constexpr int kBlock = 256;
-
-/// The rows that count. `index` maps to the caller's rows; null when all of them count.
-struct LiveRows {
-  const std::int32_t* index = nullptr;
-  std::int64_t count = 0;
-  __device__ std::int64_t of(std::int64_t row) const { return index == nullptr ? row : index[row]; }
-};
 
 /// One warp per chunk, one block per row of a slice. stats[chunk * rows + row]; `target_logits` where the target lies in the chunk.
 __global__ void __launch_bounds__(kBlock)
@@ -137,16 +130,10 @@ const std::int32_t* live_index(OpContext& ctx, std::span<const std::int32_t> tar
   return staged<std::int32_t>(ctx, index);
 }
 
-/// Logits of the first rows that count, slice after slice of the vocabulary, [rows, columns] dense each.
-struct KeptLogits {
-  float* data;
-  std::int64_t stride, rows;
-  KeptLogits(const ConstTensorView& kept, std::int64_t count)
-      : data(const_cast<float*>(kept.as<float>())),
-        stride(kept.data == nullptr ? 0 : kept.shape.num_rows()),
-        rows(std::min(stride, count)) {}
-  float* at(std::int64_t row, std::int64_t col, std::int64_t cols) const { return data + col * stride + row * cols; }
-};
+KeptLogits kept_logits(const ConstTensorView& kept, std::int64_t count) {
+  const std::int64_t stride = kept.data == nullptr ? 0 : kept.shape.num_rows();
+  return {const_cast<float*>(kept.as<float>()), stride, std::min(stride, count)};
+}
 
 void zero_rows(OpContext& ctx, const TensorView& v) {
   const std::size_t size = size_of(v.dtype);
@@ -169,8 +156,11 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
   const auto* targets = staged(ctx, targets_T);
   const auto* temperatures = staged(ctx, temperatures_T);
 
-  const KeptLogits kept(kept_RV, count);
-  const std::int64_t block = std::min(count - kept.rows, kForwardRows);
+  const KeptLogits kept = kept_logits(kept_RV, count);
+  // At once where kernels of ours take it, else slice after slice by way of memory.
+  Product whole = forward_product(w, h_TH.data, h_TH.row_stride, count, 0, V);
+  const bool is_whole = can_form_logit_stats(ctx, whole, kept);
+  const std::int64_t block = is_whole ? 0 : std::min(count - kept.rows, kForwardRows);
   ChunkStats* stats = nullptr;
   float *target_logits = nullptr, *logits = nullptr;
   char* dense_h = nullptr;
@@ -185,7 +175,12 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
   carve(ctx.workspace->require(carve(nullptr)));
   const Gathered g = gather(ctx, dense_h, h_TH, index, count);
 
-  for (std::int64_t col = 0; col < V; col += kSlice) {
+  if (is_whole) {
+    whole.a = g.h.data;
+    whole.a_stride = g.h.row_stride;
+    logit_stats(ctx, stats, target_logits, whole, kept, g.live, targets, temperatures);
+  }
+  for (std::int64_t col = is_whole ? V : 0; col < V; col += kSlice) {
     const std::int64_t cols = std::min(kSlice, V - col);
     for (std::int64_t row = 0, rows = 0; row < count; row += rows) {
       const bool is_kept = row < kept.rows;
@@ -221,7 +216,7 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
   const auto* targets = staged(ctx, targets_T);
   const auto* temperatures = staged(ctx, temperatures_T);
 
-  const KeptLogits kept(kept_RV, count);
+  const KeptLogits kept = kept_logits(kept_RV, count);
   const std::int64_t block = std::min(count, kBackwardRows), slice = std::min(V, kSlice);
   float *logits = nullptr, *dh = nullptr;
   char *dlogits = nullptr, *dense_h = nullptr;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "ops/cuda/device.cuh"
 #include "ops/lm_head.hpp"
@@ -112,21 +113,35 @@ struct WarpChunk {
   }
 };
 
-/// The same from the statistics of its pieces, four in each of four lanes, in all of these.
+/// The same from the statistics of its pieces, four in each of four lanes, in all of these. `kWeighted`: as in piece_stats.
+template <bool kWeighted>
 struct QuadChunk {
   static constexpr int kLanes = 4;
-  SoftmaxStats pieces[4];
+  using Stats = std::conditional_t<kWeighted, ChunkStats, SoftmaxStats>;
+  Stats pieces[4];
   /// Of pieces[i].
   static __device__ __forceinline__ int piece(int i) { return static_cast<int>(threadIdx.x) % kLanes * 2 + i % 2 + i / 2 * (kPieces / 2); }
-  __device__ __forceinline__ SoftmaxStats stats() const {
+  __device__ __forceinline__ Stats stats() const {
     const float max = warp_max<kLanes>(fmaxf(fmaxf(pieces[0].max, pieces[1].max), fmaxf(pieces[2].max, pieces[3].max)));
-    float sums[4];
+    float sums[4], weights[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = part_of({pieces[i], 0.0f}, max).sum;
-    float sum = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+    for (int i = 0; i < 4; ++i) {
+      ChunkStats piece{{pieces[i].max, pieces[i].sum}, 0.0f};
+      if constexpr (kWeighted) piece.weighted = pieces[i].weighted;
+      const ChunkStats part = part_of(piece, max);
+      sums[i] = part.sum;
+      weights[i] = part.weighted;
+    }
+    const auto total = [](const float(&x)[4]) {
+      float t = (x[0] + x[2]) + (x[1] + x[3]);
 #pragma unroll
-    for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(kFullWarp, sum, step);
-    return chunk_of(max, sum, 0.0f);
+      for (int step = 1; step < kLanes; step *= 2) t += __shfl_xor_sync(kFullWarp, t, step);
+      return t;
+    };
+    if constexpr (kWeighted)
+      return chunk_of(max, total(sums), total(weights));
+    else
+      return chunk_of(max, total(sums), 0.0f);
   }
 };
 

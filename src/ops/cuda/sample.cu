@@ -200,21 +200,22 @@ __global__ void __launch_bounds__(kDrawBlock) draw_kernel(RowOutput* outputs, st
   const RowParams r = rows[b];
   logits.begin();
   wait_for_previous();
-  constexpr int kAhead = 3, kAtOnce = kDrawBlock / QuadChunk::kLanes;  // loads in flight, and chunks that the block takes side by side
+  using Quad = QuadChunk<false>;
+  constexpr int kAhead = 3, kAtOnce = kDrawBlock / Quad::kLanes;  // loads in flight, and chunks that the block takes side by side
   float top = -INFINITY;
 #pragma unroll 1
   for (int base = 0; base < chunks; base += kAhead * kAtOnce) {
-    QuadChunk quads[kAhead];
+    Quad quads[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
 #pragma unroll
       for (int p = 0; p < 4; ++p)
-        quads[i].pieces[p] = pieces.at(b, (base + i * kAtOnce + thread / QuadChunk::kLanes) * kPieces + QuadChunk::piece(p));
+        quads[i].pieces[p] = pieces.at(b, (base + i * kAtOnce + thread / Quad::kLanes) * kPieces + Quad::piece(p));
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const SoftmaxStats chunk = quads[i].stats();
-      const int c = base + i * kAtOnce + thread / QuadChunk::kLanes;
-      if (thread % QuadChunk::kLanes == 0 && c < chunks) stats[c] = chunk;
+      const int c = base + i * kAtOnce + thread / Quad::kLanes;
+      if (thread % Quad::kLanes == 0 && c < chunks) stats[c] = chunk;
       top = fmaxf(top, chunk.max);
     }
   }

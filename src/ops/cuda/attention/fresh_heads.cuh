@@ -66,7 +66,8 @@ __device__ __forceinline__ void new_row_into(unsigned char* slot, const FreshMem
 /// The preparing warps. The heads of a unit are dealt to them in this order: k, v, then those of q.
 template <typename F>
 struct FreshWarps {
-  static constexpr int kWarps = 3, kLanes = F::kD / kVec, kHeadsPerWarp = kWarp / kLanes, kHeadsAtOnce = kWarps * kHeadsPerWarp;
+  static constexpr int kWarps = 3, kThreads = kWarps * kWarp, kLanes = F::kD / kVec, kHeadsPerWarp = kWarp / kLanes,
+                       kHeadsAtOnce = kWarps * kHeadsPerWarp;
   const ForwardParams& p;
   const FreshMemory m;
   unsigned char* const q;
@@ -78,7 +79,7 @@ struct FreshWarps {
     for (std::uint32_t round = 0;; ++round) {
       barrier_wait(m.next_full, round % 2);
       const Work next = *m.next;
-      arrive_once_per_warp(m.next_empty);
+      barrier_arrive(m.next_empty);
       const bool is_end = next.unit.num_tokens == 0;
       CacheRow row;
       if (is_end)
@@ -87,7 +88,7 @@ struct FreshWarps {
         row = prepare(next.unit, next.group, round);
       if (warp == 0 && lane == 0) *m.work = next;
       async_fence();
-      arrive_once_per_warp(q_full);
+      barrier_arrive(q_full);
       if (is_end) return;
       // Not before: the fence would wait for it, and those that compute for the fence.
       if (row.to != nullptr) *row.to = row.values;
