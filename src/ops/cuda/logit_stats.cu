@@ -88,7 +88,8 @@ struct LaneRow {
     if (kept != nullptr)
 #pragma unroll
       for (int i = 0; i < kPieceValues; i += 2)
-        if (const int at = first + piece_column(i); at < num_columns) __stcs(reinterpret_cast<float2*>(kept + at), make_float2(x[i], x[i + 1]));
+        if (const int at = first + piece_column(i); at < num_columns)
+          __stcs(reinterpret_cast<float2*>(kept + at), make_float2(x[i], x[i + 1]));
     if (temperature != 1.0f)
 #pragma unroll
       for (float& v : x) v = v / temperature;
