@@ -12,7 +12,7 @@
 # A test that memory was too short for is run again, alone, in the end.
 set -uo pipefail
 tool=${1:-racecheck} filter=${2:-*}
-cores=$(($(nproc) > 3 ? $(nproc) - 2 : 1)) by_memory=$(awk '/^MemTotal/ { n = int($2 / 1048576 / 12); print n > 1 ? n : 1 }' /proc/meminfo)
+cores=$(($(nproc) > 3 ? $(nproc) - 2 : 1)) by_memory=$(awk '/^MemTotal/ { n = int($2 / 1048576 / 12); print (n > 1 ? n : 1) }' /proc/meminfo)
 jobs=${PRL_CHECK_JOBS:-$((cores < by_memory ? cores : by_memory))}
 [ "$tool" = memcheck ] && options="--tool memcheck --report-api-errors no" || options="--tool $tool" # a test lets memory end
 export PRL_CHECK_OPTIONS=$options PRL_CHECK_SECONDS=${PRL_CHECK_SECONDS:-600}
