@@ -4,11 +4,11 @@
 #   PRL_CHECK_JOBS     processes at a time (default: cores but two, and 12 GiB of memory each: racecheck of fifteen has taken 124)
 #   PRL_CHECK_SECONDS  a test's limit (default 600)
 #   PRL_CHECK_PROGRAM  the test program (default: the release build's ops_cuda_test)
-#   PRL_CHECK_SANITIZER  compute-sanitizer (default: that on PATH, or of /usr/local/cuda). That of CUDA 13.0, 2025.3, takes exceptions in the
-#                      library's large products under racecheck even where no kernel is watched; 2026.4 does not:
+#   PRL_CHECK_SANITIZER  compute-sanitizer (default: that on PATH, or of /usr/local/cuda). That of CUDA 13.0, 2025.3, takes exceptions under
+#                      racecheck in tests with large products of the library, in the one tried even with no kernel watched; 2026.4 did not there:
 #                      pip install --target DIR nvidia-cuda-sanitizer-api==13.5.25; PRL_CHECK_SANITIZER=DIR/nvidia/cu13/bin/compute-sanitizer
-# Both report the copies of bytes in attention/backward_hopper.cuh under racecheck, 2026.4 even where every lane that read a slot arrives
-# at its barrier itself before it is filled again.
+# Open under racecheck: three gradient tests of attention, in which 2026.4 reports the copies of bytes of backward_hopper.cuh against the
+# reads of what they replace, also where every lane that read arrives itself; 2025.3 reported one hazard in one of these tests.
 # A test that memory was too short for is run again, alone, in the end.
 set -uo pipefail
 tool=${1:-racecheck} filter=${2:-*}

@@ -179,19 +179,20 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
     whole.a = g.h.data;
     whole.a_stride = g.h.row_stride;
     logit_stats(ctx, stats, target_logits, whole, kept, g.live, targets, temperatures);
-  }
-  for (std::int64_t col = is_whole ? V : 0; col < V; col += kSlice) {
-    const std::int64_t cols = std::min(kSlice, V - col);
-    for (std::int64_t row = 0, rows = 0; row < count; row += rows) {
-      const bool is_kept = row < kept.rows;
-      rows = std::min(kForwardRows, (is_kept ? kept.rows : count) - row);
-      float* to = is_kept ? kept.at(row, col, cols) : logits;
-      Product p = forward_product(w, g.h.rows(row, rows).data, g.h.row_stride, rows, col, cols);
-      p.out = to;
-      blas_of(ctx).run(ctx, p);
-      slice_stats_kernel<<<static_cast<unsigned>(rows), kBlock, 0, stream_of(ctx)>>>(stats, target_logits, to, g.live, row, targets,
-                                                                                     temperatures, col, cols);
-      PRL_CUDA_CHECK(cudaGetLastError());
+  } else {
+    for (std::int64_t col = 0; col < V; col += kSlice) {
+      const std::int64_t cols = std::min(kSlice, V - col);
+      for (std::int64_t row = 0, rows = 0; row < count; row += rows) {
+        const bool is_kept = row < kept.rows;
+        rows = std::min(kForwardRows, (is_kept ? kept.rows : count) - row);
+        float* to = is_kept ? kept.at(row, col, cols) : logits;
+        Product p = forward_product(w, g.h.rows(row, rows).data, g.h.row_stride, rows, col, cols);
+        p.out = to;
+        blas_of(ctx).run(ctx, p);
+        slice_stats_kernel<<<static_cast<unsigned>(rows), kBlock, 0, stream_of(ctx)>>>(stats, target_logits, to, g.live, row, targets,
+                                                                                       temperatures, col, cols);
+        PRL_CUDA_CHECK(cudaGetLastError());
+      }
     }
   }
   merge_kernel<<<static_cast<unsigned>(ceil_div(count, kBlock)), kBlock, 0, stream_of(ctx)>>>(

@@ -26,8 +26,8 @@ struct KeptLogits {
   __host__ __device__ float* at(std::int64_t row, std::int64_t col, std::int64_t cols) const { return data + col * stride + row * cols; }
 };
 
-/// Whether logit_stats takes the product p of a head, [rows that count, V]: one with the bits of the library's kernels for many rows. Where
-/// p.a lies does not matter, as long as its rows are 16-byte aligned.
+/// Whether logit_stats takes the product p of a head, [rows that count, V]: one with the bits of the library's kernels for many rows. It
+/// still does if p.a is then a dense copy of some of its rows.
 bool can_form_logit_stats(const OpContext& ctx, const Product& p, const KeptLogits& kept);
 /// stats[chunk * p.M + row] of the scaled logits p.a p.b^T and target_logits[row], bit for bit those of stored logits, and the logits that
 /// are to be kept. targets and temperatures: of the caller's rows. p.out is not used.
