@@ -116,13 +116,6 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::
       "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
       : "memory");
 }
-/// `bytes` (a multiple of 16) from 16-byte aligned memory.
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
-               "l"(reinterpret_cast<std::uint64_t>(from)), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
-
 // Registers -----------------------------------------------------------------------------------------------------------------------
 
 template <int kCount>

@@ -26,7 +26,7 @@ Encode encode() {
 }
 
 template <int kRank>
-CUtensorMap make_map(const void* data, const MapShapeOf<kRank>& s) {
+CUtensorMap make_map(const void* data, const MapShapeOf<kRank>& s, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   CUtensorMap map{};
   cuuint64_t extents[kRank], strides[kRank - 1];
   cuuint32_t steps[kRank];
@@ -35,9 +35,9 @@ CUtensorMap make_map(const void* data, const MapShapeOf<kRank>& s) {
     steps[i] = 1;
     if (i > 0) strides[i - 1] = static_cast<cuuint64_t>(s.stride[i - 1]) * 2;
   }
-  const CUresult result = encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), extents, strides, s.box, steps,
-                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), extents, strides, s.box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     fail(ErrorCode::kShape, "[ops] the tensor copy engine takes no view at {} of extents {}, {} elements apart (innermost first)", data,
          fmt::join(s.extent, ", "), fmt::join(s.stride, ", "));
@@ -55,6 +55,11 @@ CUtensorMap rows_map(const void* data, std::int64_t rows, std::int64_t K, std::i
                     {{static_cast<std::uint64_t>(kBlock), static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(K / kBlock)},
                      {rows == 1 ? K : stride, kBlock},
                      {static_cast<std::uint32_t>(kBlock), static_cast<std::uint32_t>(box_rows), static_cast<std::uint32_t>(box_blocks)}});
+}
+
+CUtensorMap unswizzled_rows_map(const void* data, std::int64_t rows, int box_rows) {
+  return make_map<3>(data, {{64, static_cast<std::uint64_t>(rows), 1}, {64, 64 * rows}, {64, static_cast<std::uint32_t>(box_rows), 1}},
+                     CU_TENSOR_MAP_SWIZZLE_NONE);
 }
 
 }  // namespace prl::ops::cuda

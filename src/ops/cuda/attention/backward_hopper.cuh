@@ -129,7 +129,7 @@ __device__ __forceinline__ void keys_copies(const BackwardParams& p, const Backw
         copy_box(slot + b * B::kQueryBlock, &p.q, full, b * 64, head, u.token + q);
         copy_box(slot + B::kQueryBytes + b * B::kQueryBlock, &p.dout, full, b * 64, head, u.token + q);
       }
-      copy_bytes(slot + 2 * B::kQueryBytes, p.stats + head * p.stats_rows + u.stats + q, B::kStatsBytes, full);
+      copy_box(slot + 2 * B::kQueryBytes, &p.stats_rows_map, full, 0, static_cast<int>(head * p.stats_rows + u.stats + q) / 16, 0);
       place.advance();
     });
   });
@@ -389,11 +389,11 @@ __device__ __forceinline__ void queries_compute(const BackwardParams& p, const B
 
 template <typename B>
 __device__ __forceinline__ void sums_copies(const BackwardParams& p, const BackwardMemory<B>& m) {
+  const CachePolicy once = read_once();
   RingPlace<B::kSlots> place;
   for_each_item(p.query_units, p.num_query_units, p.num_round_kv_heads * p.packing.group, [&](const QueryUnit& u, int round_head) {
     const int kv_head = p.first_kv_head + round_head / p.packing.group, groups = u.num_tokens > 64 ? 2 : 1;
-    const auto* dscores = reinterpret_cast<const unsigned char*>(p.dscores) +
-                          (round_head * p.dscore_tiles + u.tiles + score_tiles_before(u.first / 64)) * kScoreTileBytes;
+    const auto first_tile = static_cast<int>(round_head * p.dscore_tiles + u.tiles + score_tiles_before(u.first / 64));
     const int tiles = u.first / kKeyRows + 1;
     for (int t = 0; t < tiles; ++t) {
       barrier_wait(m.empty + place.slot, place.phase ^ 1);
@@ -401,7 +401,8 @@ __device__ __forceinline__ void sums_copies(const BackwardParams& p, const Backw
       std::uint64_t* full = m.full + place.slot;
       barrier_arrive_expect(full, static_cast<std::uint32_t>(B::kKeyBytes + groups * kScoreTileBytes));
       for (int w = 0; w < groups; ++w)  // both have as many tiles
-        copy_bytes(slot + B::kKeyBytes + w * kScoreTileBytes, dscores + (w * tiles + t) * kScoreTileBytes, kScoreTileBytes, full);
+        copy_box(slot + B::kKeyBytes + w * kScoreTileBytes, &p.dscore_rows_map, full, once, 0,
+                 (first_tile + w * tiles + t) * (kScoreTileBytes / 128), 0);
 #pragma unroll
       for (int b = 0; b < B::kBlocks; ++b) copy_box(slot + b * B::kKeyBlock, &p.k, full, b * 64, u.token + t * kKeyRows, kv_head);
       place.advance();

@@ -100,6 +100,8 @@ struct BackwardParams {
   CUtensorMap q, dout;                ///< [T][Hq][D], box [64][1][64]
   CUtensorMap q_packed, dout_packed;  ///< [T][Hq][D], box [tokens][heads][64] of the packing
   CUtensorMap k, v;                   ///< [Hkv][T][D], box [1][kKeyRows][64]
+  CUtensorMap stats_rows_map;         ///< `stats` in rows of 128 bytes, box of the 64 of a slot
+  CUtensorMap dscore_rows_map;        ///< `dscores` in rows of 128 bytes, box of a tile
   const KeyUnit* key_units;
   const QueryUnit* query_units;
   std::int32_t num_key_units, num_query_units;
