@@ -203,7 +203,8 @@ BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, op
   nn::TrainableModel model(ctx, parameters, {options.checkpoint_every});
   const TrainBatch batch = make_batch(options);
   trainer::Optimizer optimizer(ctx, parameters, config::AdamWConfig{});
-  if (is_planned(*ctx.runtime)) model.keep_logits(affordable_logits(options.model, options.train_tokens, ctx.runtime->bytes_available()));
+  if (is_planned(*ctx.runtime))
+    model.keep_logits(affordable_logits(options.model, options.dtype, options.train_tokens, ctx.runtime->bytes_available()));
   BenchRow row;
   row.work = "train";
   nn::WeightsPtr weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{0}, true, nullptr);

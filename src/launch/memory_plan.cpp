@@ -7,6 +7,7 @@
 #include "base/units.hpp"
 #include "launch/engine_host.hpp"
 #include "nn/decoder.hpp"
+#include "ops/lm_head.hpp"
 
 namespace prl::launch {
 namespace {
@@ -71,8 +72,8 @@ void MemoryPlan::log_peak(std::size_t peak_bytes, std::string_view of) const {
   log::info("memory: {} planned, {} at the peak of {}", gib(total()), gib(peak_bytes), of);
 }
 
-std::int64_t affordable_logits(const nn::ModelConfig& model, std::int64_t num_tokens, std::size_t bytes_left) {
-  const std::size_t row_bytes = static_cast<std::size_t>(model.vocab_size) * sizeof(float);
+std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std::int64_t num_tokens, std::size_t bytes_left) {
+  const auto row_bytes = static_cast<std::size_t>(ops::kept_row_bytes(compute, model.vocab_size));
   return std::min(num_tokens, static_cast<std::int64_t>(bytes_left / kLogitsParts / row_bytes));
 }
 
@@ -94,7 +95,7 @@ MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shap
   };
   nn::ActivationBytes activations = activations_with(0);
   if (const std::size_t taken = plan.total() + activations.device + shape.bytes_of_others; is_planned(runtime) && taken < usable(plan)) {
-    plan.num_kept_logits = affordable_logits(shape.model, shape.seq_len, usable(plan) - taken);
+    plan.num_kept_logits = affordable_logits(shape.model, compute, shape.seq_len, usable(plan) - taken);
     activations = activations_with(plan.num_kept_logits);
   }
   if (activations.host > 0) plan.host.emplace_back(kActivations, activations.host);

@@ -47,7 +47,7 @@ struct TrainingShape {
 };
 /// Tokens of a pass over `num_tokens` whose logits may wait for the backward pass: they get at most a sixth of the `bytes_left` by what is
 /// needed, so that a KV cache loses no more than that to them.
-std::int64_t affordable_logits(const nn::ModelConfig& model, std::int64_t num_tokens, std::size_t bytes_left);
+std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std::int64_t num_tokens, std::size_t bytes_left);
 
 /// Masters, gradients, optimizer, packed weights and activations. Error{kOutOfMemory} with the parts if they cannot fit; a warning if the
 /// host's part takes nearly all that is free there.

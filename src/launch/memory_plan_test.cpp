@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "nn/init_model.hpp"
+#include "ops/lm_head.hpp"
 
 namespace prl::launch {
 namespace {
@@ -91,11 +92,11 @@ TEST_F(MemoryPlanTest, KnowsWhatActivationsWaitInHostMemory) {
 
 TEST_F(MemoryPlanTest, LogitsGetASixthOfWhatIsLeftAndNoMoreThanThereAre) {
   const nn::ModelConfig model = nn::load_model_config(folder_);
-  const std::size_t row = 64 * sizeof(float);
-  EXPECT_EQ(affordable_logits(model, 100, 6 * 100 * row), 100);
-  EXPECT_EQ(affordable_logits(model, 100, 6 * 500 * row), 100);
-  EXPECT_EQ(affordable_logits(model, 100, 6 * 100 * row - 1), 99);
-  EXPECT_EQ(affordable_logits(model, 100, 0), 0);
+  const auto row = static_cast<std::size_t>(ops::kept_row_bytes(DType::kBF16, model.vocab_size));
+  EXPECT_EQ(affordable_logits(model, DType::kBF16, 100, 6 * 100 * row), 100);
+  EXPECT_EQ(affordable_logits(model, DType::kBF16, 100, 6 * 500 * row), 100);
+  EXPECT_EQ(affordable_logits(model, DType::kBF16, 100, 6 * 100 * row - 1), 99);
+  EXPECT_EQ(affordable_logits(model, DType::kBF16, 100, 0), 0);
   EXPECT_EQ(planned().num_kept_logits, 0) << "a CPU keeps none";
 }
 

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <vector>
 
+#include "ops/lm_head.hpp"
+
 namespace prl::nn {
 namespace {
 
@@ -55,14 +57,14 @@ ActivationBytes activation_bytes(const ModelConfig& config, DType compute, std::
   }
   const std::int64_t on_device = std::accumulate(places.begin(), places.end(), std::int64_t{0});
   const std::int64_t remade = checkpointing.freq > 0 ? t.dropped(checkpointing.parts) : 0;
-  // Shared delta, final sum and norm, their gradients; ids, positions and results are a few fp32 values per token.
-  const std::int64_t ends = 5 * t.H;
+  // Shared delta, final sum and norm, the gradient of the latter; ids, positions and results are a few fp32 values per token.
+  const std::int64_t ends = 4 * t.H;
   constexpr std::size_t kSmallBytes = 24;
   const std::size_t tokens = static_cast<std::size_t>(num_tokens), size = size_of(compute);
-  const std::size_t logits = static_cast<std::size_t>(std::min(num_kept_logits, num_tokens) * config.vocab_size) * sizeof(float);
-  // Kept logits end before the layers' gradients begin.
+  const auto logits = static_cast<std::size_t>(std::min(num_kept_logits, num_tokens) * ops::kept_row_bytes(compute, config.vocab_size));
+  // What is kept of logits ends before the final sum's gradient and those of the layers begin.
   return {tokens * (static_cast<std::size_t>(ends + on_device + remade) * size + kSmallBytes) +
-              std::max(logits, tokens * static_cast<std::size_t>(most_scratch) * size),
+              std::max(logits, tokens * static_cast<std::size_t>(t.H + most_scratch) * size),
           tokens * static_cast<std::size_t>(on_host) * size};
 }
 

@@ -62,7 +62,7 @@ HeadResult run_head(ops::OpContext& ctx, Arena& arena, const Weights& weights, C
 struct HeadWork {
   TensorView dlogp_T, dh_TH;
   Arena::Mark below_logits;
-  TensorView kept_RV = {};
+  TensorView kept_RB = {};
 };
 
 std::vector<float> download(ops::OpContext& ctx, ConstTensorView view) {
@@ -201,7 +201,7 @@ struct TrainableModel::Impl {
     head = make_head_result(arena, h_TH.value.shape.num_rows());
     if (tape_or_null != nullptr) take_head_work();
     ops::lm_head_logprob(ctx, head.logp_T, head.entropy_T, head.lse_T, h_TH.value, *weights->lm_head, targets, temperatures,
-                         tape_or_null != nullptr ? work.kept_RV : TensorView{});
+                         tape_or_null != nullptr ? work.kept_RB : TensorView{});
     return {download(ctx, head.logp_T), download(ctx, head.entropy_T)};
   }
 
@@ -210,7 +210,8 @@ struct TrainableModel::Impl {
             .dh_TH = arena.take(h_TH.value.shape, h_TH.value.dtype),
             .below_logits = arena.mark()};
     const std::int64_t num_kept = std::min<std::int64_t>(num_kept_logits, std::ranges::count_if(targets, [](auto t) { return t >= 0; }));
-    if (num_kept > 0) work.kept_RV = arena.take({num_kept, weights->config.vocab_size}, DType::kF32);
+    if (num_kept > 0)
+      work.kept_RB = arena.take({num_kept, ops::kept_row_bytes(weights->lm_head->dtype(), weights->config.vocab_size)}, DType::kU8);
   }
 
   ops::OpContext& ctx;
@@ -283,7 +284,7 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
   m.is_ready = false;
   m.ctx.runtime->copy_from_host(m.work.dlogp_T.data, dlogp_T.data(), dlogp_T.size_bytes());
   ops::lm_head_logprob_backward(m.ctx, m.work.dh_TH, m.parameters.d_lm_head, m.work.dlogp_T, m.head.lse_T, m.h_TH.value,
-                                *m.weights->lm_head, m.targets, m.temperatures, !m.parameters.grads_are_fresh(), m.work.kept_RV);
+                                *m.weights->lm_head, m.targets, m.temperatures, !m.parameters.grads_are_fresh(), m.work.kept_RB);
   m.arena.release(m.work.below_logits);
   m.tape.set_grad(m.h_TH, m.work.dh_TH);
   m.tape.backward();

@@ -92,8 +92,8 @@ class TrainableModel {
                      std::span<const float> temperatures_T);
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
-  /// Passes leave the logits of up to `num_tokens` tokens for their way back, which else forms them again: num_tokens * V fp32. Where the
-  /// device cannot, nothing changes. Not between forward() and backward().
+  /// Passes leave what their way back wants of the logits of up to `num_tokens` tokens, which else forms them again: num_tokens times
+  /// ops::kept_row_bytes(). Where the device cannot, nothing changes. Not between forward() and backward().
   void keep_logits(std::int64_t num_tokens);
   /// Takes memory at once for passes over `num_tokens` in `compute`, where growing on the way would leave up to a fifth unused. Not
   /// between forward() and backward(). Error{kOutOfMemory}.

@@ -16,10 +16,12 @@ void check_rows(ShapeCheck& c, const LinearWeight& w, std::span<const std::int32
   c.require(!w.has_bias(), "a head with a bias is not supported");
 }
 
-void check_kept(ShapeCheck& c, const OpContext& ctx, const ConstTensorView& kept) {
+void check_kept(ShapeCheck& c, const OpContext& ctx, const LinearWeight& w, const ConstTensorView& kept) {
   if (kept.data == nullptr) return;
   c.require(keeps_logits(ctx), "this device keeps no logits");
-  c.check("kept", kept, "R V", DType::kF32).contiguous("kept", kept);
+  c.extent("B", kept_row_bytes(w.dtype(), w.num_outputs()), "kept_row_bytes()");
+  c.check("kept", kept, "R B", DType::kU8).contiguous("kept", kept);
+  c.require(reinterpret_cast<std::uintptr_t>(kept.data) % 16 == 0, "kept is not 16-byte aligned");
 }
 
 void check_draws(ShapeCheck& c, const TensorView& drawn_B, std::span<const SampleRow> rows_B) {
@@ -39,20 +41,20 @@ void check_draws(ShapeCheck& c, const TensorView& drawn_B, std::span<const Sampl
 }  // namespace
 
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
-                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RV) {
+                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RB) {
   ShapeCheck c("lm_head_logprob", ctx);
   c.extent("H", w.num_inputs(), "w").extent("V", w.num_outputs(), "w").check("h", h_TH, "T H", w.dtype());
   c.check("logp", logp_T, "T", DType::kF32).check("entropy", entropy_T, "T", DType::kF32).check("lse", lse_T, "T", DType::kF32);
   check_rows(c, w, targets_T, temperatures_T);
-  check_kept(c, ctx, kept_RV);
+  check_kept(c, ctx, w, kept_RB);
   if (targets_T.empty()) return;
   table_entry(ctx, ctx.table->lm_head_logprob, "lm_head_logprob")(ctx, logp_T, entropy_T, lse_T, h_TH, w, targets_T, temperatures_T,
-                                                                  kept_RV);
+                                                                  kept_RB);
 }
 
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RV) {
+                              std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RB) {
   ShapeCheck c("lm_head_logprob_backward", ctx);
   c.extent("H", w.num_inputs(), "w")
       .extent("V", w.num_outputs(), "w")
@@ -64,14 +66,18 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
       .check("lse", lse_T, "T", DType::kF32);
   c.require(w.has_backward(), "w was packed without its backward form");
   check_rows(c, w, targets_T, temperatures_T);
-  check_kept(c, ctx, kept_RV);
+  check_kept(c, ctx, w, kept_RB);
   c.require(accumulate || !targets_T.empty(), "no tokens to form dw from");
   if (targets_T.empty()) return;
   table_entry(ctx, ctx.table->lm_head_logprob_backward, "lm_head_logprob_backward")(ctx, dh_TH, dw_VH, dlogp_T, lse_T, h_TH, w, targets_T,
-                                                                                    temperatures_T, accumulate, kept_RV);
+                                                                                    temperatures_T, accumulate, kept_RB);
 }
 
 bool keeps_logits(const OpContext& ctx) noexcept { return ctx.table != nullptr && ctx.table->keeps_logits; }
+std::int64_t kept_row_bytes(DType dtype, std::int64_t vocab_size) noexcept {
+  const std::int64_t width = (vocab_size + kVocabChunk - 1) / kVocabChunk * kVocabChunk;
+  return width * static_cast<std::int64_t>(size_of(dtype)) + width / kVocabPiece * static_cast<std::int64_t>(sizeof(float));
+}
 
 void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {
   PendingSamples pending;

@@ -14,6 +14,8 @@ namespace prl::ops {
 /// a device's own (on the CPU that of the index, on the GPU ops/cuda/log_softmax.cuh) and shared by training and sampling, so their
 /// log-probabilities agree bit for bit.
 inline constexpr int kVocabChunk = 1024;
+/// Of which a chunk is made, where a device's order has such a step.
+inline constexpr int kVocabPiece = 64;
 
 /// log p(target | h) and entropy under softmax(h W^T / temperature), without holding [T, V] beyond what `kept` asks for.
 ///
@@ -21,17 +23,19 @@ inline constexpr int kVocabChunk = 1024;
 ///           temperatures_T fp32 host, > 0; logp_T, entropy_T, lse_T fp32 (lse of the scaled logits, kept for backward).
 /// Numerics  logits in fp32; scaled = logit / temperature (exactly logit when 1); logp = scaled[target] - lse.
 ///           Batch-invariant.
-/// Memory    kept_RV fp32 dense, R any number, none by default: logits of the first R rows that have a target, for the backward pass. The
-///           layout is the op's own. Only where keeps_logits(ctx).
+/// Memory    kept_RB bytes, dense, 16-byte aligned, kept_row_bytes() a row, R any number, none by default: what the backward pass
+///           wants of the logits of the first R rows that have a target. The layout is the op's own. Only where keeps_logits(ctx).
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
-                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RV = {});
+                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RB = {});
 /// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=, or = unless `accumulate`. No
-/// gradient through entropy. Forms the logits again in chunks but for those that the forward pass left in `kept_RV`, which changes no bit.
+/// gradient through entropy. Forms the logits again in chunks but for rows that the forward pass left in `kept_RB`, which changes no bit.
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T, bool accumulate = true, ConstTensorView kept_RV = {});
-/// Whether the device can leave logits for the backward pass.
+                              std::span<const float> temperatures_T, bool accumulate = true, ConstTensorView kept_RB = {});
+/// Whether the device can leave what the backward pass wants of logits.
 bool keeps_logits(const OpContext& ctx) noexcept;
+/// How many bytes that is for a row, where the head is in `dtype`: a little over 2 for each vocabulary entry in bf16, 4 in fp32.
+std::int64_t kept_row_bytes(DType dtype, std::int64_t vocab_size) noexcept;
 
 /// One row of sampling settings, already resolved by the engine.
 struct SampleRow {

@@ -24,10 +24,10 @@ void kv_write(OpContext& ctx, const KvLayer& layer, ConstTensorView k_TKD, std::
 void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& args);
 
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
-                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RV);
+                     std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RB);
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RV);
+                              std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RB);
 void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
                   std::span<const SampleRow> rows_B);
 void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending);

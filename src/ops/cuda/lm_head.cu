@@ -12,11 +12,14 @@ namespace {
 constexpr std::int64_t kForwardRows = 2048;
 constexpr std::int64_t kBackwardRows = 4096;
 constexpr int kBlock = 256;
+constexpr int kKeptVecs = 4;  ///< times 8 columns that a thread reads back
 
 /// One warp per chunk, one block per row of a slice. stats[chunk * rows + row]; `target_logits` where the target lies in the chunk.
+template <typename W>
 __global__ void __launch_bounds__(kBlock)
-    slice_stats_kernel(ChunkStats* stats, float* target_logits, const float* logits, LiveRows live, std::int64_t first_row,
-                       const std::int32_t* targets, const float* temperatures, std::int64_t first_col, std::int64_t cols) {
+    slice_stats_kernel(ChunkStats* stats, float* target_logits, KeptSoftmax<W> kept, const float* logits, LiveRows live,
+                       std::int64_t first_row, const std::int32_t* targets, const float* temperatures, std::int64_t first_col,
+                       std::int64_t cols) {
   const std::int64_t row = blockIdx.x;
   const int chunk = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t begin = static_cast<std::int64_t>(chunk) * kVocabChunk;
@@ -26,6 +29,14 @@ __global__ void __launch_bounds__(kBlock)
   WarpChunk x;
   x.load(logits + row * cols + begin, count, temperatures[t]);
   const ChunkStats s = x.stats();
+  if (first_row + row < kept.rows)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t first = first_col + begin + WarpChunk::piece(half) * kPiece;
+      const ChunkStats piece = piece_weights<true>(x.x[half]);
+      keep_piece(kept.piece(first_row + row, first), x.x[half]);
+      if (threadIdx.x % kPieceLanes == 0) *kept.top(first_row + row, first) = piece.max;
+    }
   const std::int64_t target = targets[t] - first_col;
   if (threadIdx.x % kWarp != 0) return;
   if (target >= begin && target < begin + count) target_logits[first_row + row] = scaled(logits[row * cols + target], temperatures[t]);
@@ -66,33 +77,97 @@ __global__ void __launch_bounds__(kBlock)
   entropy[t] = logf(sum[0]) - weighted[0] / sum[0];
 }
 
-/// d logits = dlogp / temperature * (one_hot - softmax) of one slice, 8 columns a thread.
+/// d logits = dlogp / temperature * (one_hot - softmax) of a slice, [rows, cols].
+template <typename T>
+struct LogitsGradient {
+  T* out;
+  LiveRows live;
+  const float *dlogp, *lse;
+  const std::int32_t* targets;
+  const float* temperatures;
+  std::int64_t first_row, first_col;
+  int cols;
+  bool wide;
+};
+/// One row of it, for a thread that takes 8 columns at a time. A piece belongs to neighbouring lanes.
+template <typename T>
+struct RowGradient {
+  const LogitsGradient<T>& g;
+  std::int64_t row = blockIdx.y;
+  float temperature, coefficient, shift;
+  int target;
+
+  __device__ __forceinline__ explicit RowGradient(const LogitsGradient<T>& all) : g(all) {
+    const std::int64_t t = g.live.of(g.first_row + row);
+    temperature = g.temperatures[t];
+    coefficient = g.dlogp[t] / temperature;
+    shift = g.lse[t];
+    target = g.targets[t] - static_cast<int>(g.first_col);
+  }
+  /// `e`: weights as kept, of a piece with this maximum.
+  __device__ __forceinline__ void finish(float (&e)[kVec], float top, int column) const {
+    const float factor = -coefficient * expf(top - shift);
+#pragma unroll
+    for (int i = 0; i < kVec; ++i) {
+      e[i] *= factor;
+      if (column + i == target) e[i] += coefficient;
+    }
+    T* to = g.out + row * g.cols + column;
+    if (column >= g.cols) return;
+    if (g.wide)
+      store<true>(to, e, kVec);
+    else
+      store<false>(to, e, g.cols - column);
+  }
+};
+
 template <typename T>
 __global__ void __launch_bounds__(kBlock)
-    logits_gradient_kernel(T* dlogits, const float* logits, LiveRows live, std::int64_t first_row, const float* dlogp, const float* lse,
-                           const std::int32_t* targets, const float* temperatures, std::int64_t first_col, int cols, bool wide) {
-  const int c = static_cast<int>(blockIdx.x * kBlock + threadIdx.x) * kVec;
-  if (c >= cols) return;
-  const std::int64_t row = blockIdx.y;
-  const std::int64_t t = live.of(first_row + row);
-  const float temperature = temperatures[t], coefficient = dlogp[t] / temperature, shift = lse[t];
-  const std::int64_t target = targets[t] - first_col - c;
-  float x[kVec];
-  const float* from = logits + row * cols + c;
-  if (wide)
+    kept_gradient_kernel(const __grid_constant__ LogitsGradient<T> g, const __grid_constant__ KeptSoftmax<KeptWeight<T>> kept) {
+  constexpr int kStep = kBlock * kVec;
+  const RowGradient<T> mine(g);
+  // Where the thread's columns begin, and 8 of the same 32 that it reads. All that it reads is under way before it waits for any.
+  const int first = static_cast<int>(blockIdx.x) * kKeptVecs * kStep + static_cast<int>(threadIdx.x) * kVec;
+  KeptWords<KeptWeight<T>> words[kKeptVecs];
+  float top[kKeptVecs] = {};
+#pragma unroll
+  for (int v = 0; v < kKeptVecs; ++v) {
+    const std::int64_t at = g.first_col + first + v * kStep;
+    if (at >= kept.width) continue;
+    words[v].read(kept.piece(g.first_row + mine.row, at));
+    top[v] = *kept.top(g.first_row + mine.row, at);
+  }
+#pragma unroll
+  for (int v = 0; v < kKeptVecs; ++v) {
+    words[v].put_side_by_side();
+    float e[kVec];
+    words[v].unpack(e);
+    mine.finish(e, top[v], first + v * kStep);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kBlock) logits_gradient_kernel(const __grid_constant__ LogitsGradient<T> g, const float* logits) {
+  const RowGradient<T> mine(g);
+  const int column = static_cast<int>(blockIdx.x * kBlock + threadIdx.x) * kVec;
+  float x[kVec] = {};
+  const float* from = logits + mine.row * g.cols + column;
+  const int count = min(kVec, g.cols - column);
+  if (g.wide && count > 0)
     load<true>(x, from, kVec);
   else
-    load<false>(x, from, cols - c);
+    load<false>(x, from, count);
+  float top = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kVec; ++i) {
-    x[i] = -coefficient * expf(scaled(x[i], temperature) - shift);
-    if (i == target) x[i] += coefficient;
+    x[i] = i < count ? scaled(x[i], mine.temperature) : -INFINITY;
+    top = fmaxf(top, x[i]);
   }
-  T* to = dlogits + row * cols + c;
-  if (wide)
-    store<true>(to, x, kVec);
-  else
-    store<false>(to, x, cols - c);
+  top = warp_max<kPiece / kVec>(top);
+  const float base = top == -INFINITY ? 0.0f : top;
+#pragma unroll
+  for (int i = 0; i < kVec; ++i) x[i] = kept_value<KeptWeight<T>>(expf(x[i] - base));
+  mine.finish(x, top, column);
 }
 
 /// dh rows, rounded, at their places.
@@ -130,9 +205,12 @@ const std::int32_t* live_index(OpContext& ctx, std::span<const std::int32_t> tar
   return staged<std::int32_t>(ctx, index);
 }
 
-KeptLogits kept_logits(const ConstTensorView& kept, std::int64_t count) {
-  const std::int64_t stride = kept.data == nullptr ? 0 : kept.shape.num_rows();
-  return {const_cast<float*>(kept.as<float>()), stride, std::min(stride, count)};
+template <typename W>
+KeptSoftmax<W> kept_softmax(const ConstTensorView& kept, std::int64_t count, std::int64_t V) {
+  if (kept.data == nullptr) return {};
+  const std::int64_t width = round_up(V, kVocabChunk), room = kept.shape.num_rows();
+  auto* weights = static_cast<W*>(const_cast<void*>(kept.data));
+  return {weights, reinterpret_cast<float*>(weights + room * width), width, std::min(room, count)};
 }
 
 void zero_rows(OpContext& ctx, const TensorView& v) {
@@ -146,7 +224,7 @@ void zero_rows(OpContext& ctx, const TensorView& v) {
 
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH,
                      const LinearWeight& weight, std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T,
-                     TensorView kept_RV) {
+                     TensorView kept_RB) {
   const DenseWeight& w = dense(ctx, weight);
   const std::int64_t H = w.num_inputs(), V = w.num_outputs(), chunks = ceil_div(V, kVocabChunk);
   for (const TensorView& v : {logp_T, entropy_T, lse_T}) ctx.runtime->zero(v.data, targets_T.size() * sizeof(float));
@@ -156,11 +234,10 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
   const auto* targets = staged(ctx, targets_T);
   const auto* temperatures = staged(ctx, temperatures_T);
 
-  const KeptLogits kept = kept_logits(kept_RV, count);
   // At once where kernels of ours take it, else slice after slice by way of memory.
   Product whole = forward_product(w, h_TH.data, h_TH.row_stride, count, 0, V);
-  const bool is_whole = can_form_logit_stats(ctx, whole, kept);
-  const std::int64_t block = is_whole ? 0 : std::min(count - kept.rows, kForwardRows);
+  const bool is_whole = can_form_logit_stats(ctx, whole);
+  const std::int64_t block = is_whole ? 0 : std::min(count, kForwardRows);
   ChunkStats* stats = nullptr;
   float *target_logits = nullptr, *logits = nullptr;
   char* dense_h = nullptr;
@@ -178,19 +255,20 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
   if (is_whole) {
     whole.a = g.h.data;
     whole.a_stride = g.h.row_stride;
-    logit_stats(ctx, stats, target_logits, whole, kept, g.live, targets, temperatures);
+    logit_stats(ctx, stats, target_logits, whole, kept_softmax<__half>(kept_RB, count, V), g.live, targets, temperatures);
   } else {
     for (std::int64_t col = 0; col < V; col += kSlice) {
       const std::int64_t cols = std::min(kSlice, V - col);
-      for (std::int64_t row = 0, rows = 0; row < count; row += rows) {
-        const bool is_kept = row < kept.rows;
-        rows = std::min(kForwardRows, (is_kept ? kept.rows : count) - row);
-        float* to = is_kept ? kept.at(row, col, cols) : logits;
+      for (std::int64_t row = 0; row < count; row += block) {
+        const std::int64_t rows = std::min(block, count - row);
         Product p = forward_product(w, g.h.rows(row, rows).data, g.h.row_stride, rows, col, cols);
-        p.out = to;
+        p.out = logits;
         blas_of(ctx).run(ctx, p);
-        slice_stats_kernel<<<static_cast<unsigned>(rows), kBlock, 0, stream_of(ctx)>>>(stats, target_logits, to, g.live, row, targets,
-                                                                                       temperatures, col, cols);
+        with_type(w.dtype(), [&](auto t) {
+          const auto kept = kept_softmax<KeptWeight<decltype(t)>>(kept_RB, count, V);
+          slice_stats_kernel<<<static_cast<unsigned>(rows), kBlock, 0, stream_of(ctx)>>>(stats, target_logits, kept, logits, g.live, row,
+                                                                                         targets, temperatures, col, cols);
+        });
         PRL_CUDA_CHECK(cudaGetLastError());
       }
     }
@@ -202,7 +280,7 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
 
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& weight, std::span<const std::int32_t> targets_T,
-                              std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RV) {
+                              std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RB) {
   const DenseWeight& w = dense(ctx, weight);
   const std::int64_t H = w.num_inputs(), V = w.num_outputs();
   const DType dtype = w.dtype();
@@ -217,13 +295,13 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
   const auto* targets = staged(ctx, targets_T);
   const auto* temperatures = staged(ctx, temperatures_T);
 
-  const KeptLogits kept = kept_logits(kept_RV, count);
+  const std::int64_t num_kept = kept_RB.data == nullptr ? 0 : std::min(count, kept_RB.shape.num_rows());
   const std::int64_t block = std::min(count, kBackwardRows), slice = std::min(V, kSlice);
   float *logits = nullptr, *dh = nullptr;
   char *dlogits = nullptr, *dense_h = nullptr;
   const auto carve = [&](void* memory) {
     Carver c(memory);
-    logits = c.take<float>(std::min(block, count - kept.rows) * slice);
+    logits = c.take<float>(std::min(block, count - num_kept) * slice);
     dlogits = c.take<char>(block * slice * size);
     dh = c.take<float>(block * H);
     dense_h = index == nullptr ? nullptr : c.take<char>(count * H * size);
@@ -238,23 +316,36 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
     const ConstTensorView h = g.h.rows(row, rows);
     for (std::int64_t col = 0; col < V; col += kSlice) {
       const std::int64_t cols = std::min(kSlice, V - col);
-      const auto gradient_of = [&](const float* from, std::int64_t first, std::int64_t n) {
-        const dim3 grid(static_cast<unsigned>(ceil_div(cols, kBlock * kVec)), static_cast<unsigned>(n));
+      // Of rows [first, first + n), from what was kept of them or, if given, from logits.
+      const auto gradient_of = [&](std::int64_t first, std::int64_t n, const float* from) {
+        const std::int64_t columns = kBlock * kVec * (from != nullptr ? 1 : kKeptVecs);
+        const dim3 grid(static_cast<unsigned>(ceil_div(cols, columns)), static_cast<unsigned>(n));
         with_type(dtype, [&](auto t) {
           using T = decltype(t);
-          logits_gradient_kernel<T><<<grid, kBlock, 0, stream_of(ctx)>>>(reinterpret_cast<T*>(dlogits) + (first - row) * cols, from, g.live,
-                                                                         first, dlogp_T.as<float>(), lse_T.as<float>(), targets,
-                                                                         temperatures, col, static_cast<int>(cols), cols % kVec == 0);
+          const LogitsGradient<T> gradient{reinterpret_cast<T*>(dlogits) + (first - row) * cols,
+                                           g.live,
+                                           dlogp_T.as<float>(),
+                                           lse_T.as<float>(),
+                                           targets,
+                                           temperatures,
+                                           first,
+                                           col,
+                                           static_cast<int>(cols),
+                                           cols % kVec == 0};
+          if (from != nullptr)
+            logits_gradient_kernel<<<grid, kBlock, 0, stream_of(ctx)>>>(gradient, from);
+          else
+            kept_gradient_kernel<<<grid, kBlock, 0, stream_of(ctx)>>>(gradient, kept_softmax<KeptWeight<T>>(kept_RB, count, V));
         });
         PRL_CUDA_CHECK(cudaGetLastError());
       };
-      const std::int64_t num_kept = std::clamp<std::int64_t>(kept.rows - row, 0, rows);
-      if (num_kept > 0) gradient_of(kept.at(row, col, cols), row, num_kept);
-      if (const std::int64_t first = row + num_kept, n = rows - num_kept; n > 0) {
+      const std::int64_t from_kept = std::clamp<std::int64_t>(num_kept - row, 0, rows);
+      if (from_kept > 0) gradient_of(row, from_kept, nullptr);
+      if (const std::int64_t first = row + from_kept, n = rows - from_kept; n > 0) {
         Product forward = forward_product(w, g.h.rows(first, n).data, h.row_stride, n, col, cols);
         forward.out = logits;
         blas.run(ctx, forward);
-        gradient_of(logits, first, n);
+        gradient_of(first, n, logits);
       }
 
       Product input;  // dh[rows, H] += dlogits[rows, cols] W[col.., H]

@@ -13,7 +13,7 @@
 
 namespace prl::ops::cuda {
 
-constexpr int kPiece = 64;
+constexpr int kPiece = kVocabPiece;
 constexpr int kPieces = kVocabChunk / kPiece;  ///< of a chunk
 constexpr int kPieceLanes = 4, kPieceValues = kPiece / kPieceLanes;
 static_assert(kPieces == 2 * kWarp / kPieceLanes);
@@ -32,9 +32,9 @@ __device__ __forceinline__ float scaled(float logit, float temperature) { return
 /// Column within its piece of value i of this lane.
 __device__ __forceinline__ int piece_column(int i) { return i / 2 * 8 + static_cast<int>(threadIdx.x) % kPieceLanes * 2 + i % 2; }
 
-/// Of a piece whose lanes hold x, in each of them. `kWeighted`: else that sum is 0.
+/// Of a piece whose lanes hold x, in each of them. x becomes e^(x - m). `kWeighted`: else that sum is 0.
 template <bool kWeighted>
-__device__ __forceinline__ ChunkStats piece_stats(const float (&x)[kPieceValues]) {
+__device__ __forceinline__ ChunkStats piece_weights(float (&x)[kPieceValues]) {
   float top = -INFINITY;
 #pragma unroll
   for (int i = 0; i < kPieceValues; ++i) top = fmaxf(top, x[i]);
@@ -47,12 +47,20 @@ __device__ __forceinline__ ChunkStats piece_stats(const float (&x)[kPieceValues]
     const float d = x[i] - from, e = expf(d);
     sum += e;
     if constexpr (kWeighted) weighted = fmaf(e, fmaxf(-1e30f, d), weighted);  // 0 * -inf would be NaN
+    x[i] = e;
   }
   sum = warp_sum<kPieceLanes>(sum);
   ChunkStats s{{top, sum}, 0.0f};
   if constexpr (kWeighted) s.weighted = warp_sum<kPieceLanes>(weighted);
   if (isnan(sum)) s = {{NAN, NAN}, NAN};  // a logit was NaN or +inf
   return s;
+}
+template <bool kWeighted>
+__device__ __forceinline__ ChunkStats piece_stats(const float (&x)[kPieceValues]) {
+  float e[kPieceValues];
+#pragma unroll
+  for (int i = 0; i < kPieceValues; ++i) e[i] = x[i];
+  return piece_weights<kWeighted>(e);
 }
 
 /// What a piece adds to its chunk, or a chunk to its row, of which `max` is the maximum.

@@ -26,7 +26,7 @@ struct Args {
   CUtensorMap weights;  ///< [K / 64][V][64], box [1][kColumns][64]
   ChunkStats* stats;
   float* target_logits;
-  KeptLogits kept;
+  KeptSoftmax<__half> kept;
   LiveRows live;
   const std::int32_t* targets;
   const float* temperatures;
@@ -69,8 +69,8 @@ __device__ __forceinline__ void copy_tiles(const Args& a, unsigned char* shared,
 struct LaneRow {
   int row;
   float temperature = 1.0f;
-  int target = -1;        ///< from the first column of the unit on
-  float* kept = nullptr;  ///< of that column
+  int target = -1;         ///< from the first column of the unit on
+  __half* kept = nullptr;  ///< from that column on
   QuadChunk<true> quad;
   __device__ __forceinline__ LaneRow(const Args& a, const Unit& u, int row_) : row(row_) {
 #pragma unroll
@@ -80,16 +80,10 @@ struct LaneRow {
     temperature = a.temperatures[t];
     target = a.targets[t] - u.first_column;
     if (row >= a.kept.rows) return;
-    const std::int64_t slice = u.first_column / kSlice * kSlice;
-    kept = a.kept.at(row, slice, min(kSlice, a.V - slice)) + (u.first_column - slice);
+    kept = a.kept.piece(row, u.first_column);
   }
   /// Of a piece of logits, whose first column lies `first` from the unit's.
   __device__ __forceinline__ void take(float (&x)[kPieceValues], const Args& a, int first, int num_columns) {
-    if (kept != nullptr)
-#pragma unroll
-      for (int i = 0; i < kPieceValues; i += 2)
-        if (const int at = first + piece_column(i); at < num_columns)
-          __stcs(reinterpret_cast<float2*>(kept + at), make_float2(x[i], x[i + 1]));
     if (temperature != 1.0f)
 #pragma unroll
       for (float& v : x) v = v / temperature;
@@ -101,11 +95,19 @@ struct LaneRow {
 #pragma unroll
       for (int i = 0; i < kPieceValues; ++i)
         if (first + piece_column(i) == target) a.target_logits[row] = x[i];
-    const ChunkStats s = piece_stats<true>(x);
+    const ChunkStats s = piece_weights<true>(x);
+    if (kept != nullptr) keep_piece(kept + first, x);
     const int piece = first / kPiece;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if (piece == QuadChunk<true>::piece(i)) quad.pieces[i] = s;
+  }
+  __device__ __forceinline__ void keep_tops(const Args& a, const Unit& u) const {
+    if (kept == nullptr) return;
+    float* to = a.kept.top(row, u.first_column);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2)
+      *reinterpret_cast<float2*>(to + QuadChunk<true>::piece(i)) = make_float2(quad.pieces[i].max, quad.pieces[i + 1].max);
   }
 };
 
@@ -156,6 +158,7 @@ __device__ __forceinline__ void form_tiles(const Args& a, unsigned char* shared,
     }
 #pragma unroll
     for (const LaneRow& r : mine) {
+      r.keep_tops(a, u);
       const ChunkStats s = r.quad.stats();
       if (lane % 4 == 0 && r.row < a.M) a.stats[static_cast<std::int64_t>(u.first_column / kVocabChunk) * a.M + r.row] = s;
     }
@@ -192,12 +195,12 @@ __global__ void __launch_bounds__(kThreads, 1) logit_stats_kernel(const __grid_c
 
 }  // namespace
 
-bool can_form_logit_stats(const OpContext& ctx, const Product& p, const KeptLogits& kept) {
-  return properties_of(ctx).major == 9 && p.M >= kMinRows && p.K % kBlock == 0 && p.N % 2 == 0 && p.in_dtype == DType::kBF16 &&
-         p.bias == nullptr && has_librarys_bits(ctx, p) && is_aligned(p.a, 16) && p.a_stride % kVec == 0 && is_aligned(kept.data, 8);
+bool can_form_logit_stats(const OpContext& ctx, const Product& p) {
+  return properties_of(ctx).major == 9 && p.M >= kMinRows && p.K % kBlock == 0 && p.in_dtype == DType::kBF16 && p.bias == nullptr &&
+         has_librarys_bits(ctx, p) && is_aligned(p.a, 16) && p.a_stride % kVec == 0;
 }
 
-void logit_stats(const OpContext& ctx, ChunkStats* stats, float* target_logits, const Product& p, const KeptLogits& kept,
+void logit_stats(const OpContext& ctx, ChunkStats* stats, float* target_logits, const Product& p, const KeptSoftmax<__half>& kept,
                  const LiveRows& live, const std::int32_t* targets, const float* temperatures) {
   Args a{};
   a.rows = rows_map(p.a, p.M, p.K, p.a_stride, kRows, 1);

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "ops/cuda/blas.hpp"
-#include "ops/cuda/log_softmax.cuh"
+#include "ops/cuda/kept_softmax.cuh"
 
 // Logits of many rows and their statistics in one kernel: what training and scoring want of the head. By way of memory the statistics
 // would read as much as the product writes. Compute capability 9.0.
@@ -18,20 +18,12 @@ struct LiveRows {
   __device__ std::int64_t of(std::int64_t row) const { return index == nullptr ? row : index[row]; }
 };
 
-/// Logits of the first `rows` rows that count, slice after slice of the vocabulary, [rows, columns] dense each; room for `stride` rows.
-struct KeptLogits {
-  float* data = nullptr;
-  std::int64_t stride = 0, rows = 0;
-  /// `col` begins a slice, which has `cols` columns.
-  __host__ __device__ float* at(std::int64_t row, std::int64_t col, std::int64_t cols) const { return data + col * stride + row * cols; }
-};
-
 /// Whether logit_stats takes the product p of a head, [rows that count, V]: one with the bits of the library's kernels for many rows. It
 /// still does if p.a is then a dense copy of some of its rows.
-bool can_form_logit_stats(const OpContext& ctx, const Product& p, const KeptLogits& kept);
-/// stats[chunk * p.M + row] of the scaled logits p.a p.b^T and target_logits[row], bit for bit those of stored logits, and the logits that
-/// are to be kept. targets and temperatures: of the caller's rows. p.out is not used.
-void logit_stats(const OpContext& ctx, ChunkStats* stats, float* target_logits, const Product& p, const KeptLogits& kept,
+bool can_form_logit_stats(const OpContext& ctx, const Product& p);
+/// stats[chunk * p.M + row] of the scaled logits p.a p.b^T and target_logits[row], bit for bit those of stored logits, and what is to be
+/// kept. targets and temperatures: of the caller's rows. p.out is not used.
+void logit_stats(const OpContext& ctx, ChunkStats* stats, float* target_logits, const Product& p, const KeptSoftmax<__half>& kept,
                  const LiveRows& live, const std::int32_t* targets, const float* temperatures);
 
 }  // namespace prl::ops::cuda
