@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <ostream>
@@ -88,6 +89,10 @@ struct Session {
       t.as<float>()[i] = v;
   }
 };
+
+/// Whether a tool watches every access of the GPU, as tools/cuda_check.sh says, which makes a kernel take hundreds of times as long: cases
+/// may then be fewer and smaller, as long as each path is still taken.
+inline bool is_watched() { return std::getenv("PRL_TEST_WATCHED") != nullptr; }
 
 inline float get(const Tensor& t, std::int64_t i) { return t.dtype() == DType::kBF16 ? to_f32(t.as<BFloat16>()[i]) : t.as<float>()[i]; }
 inline std::vector<float> values(const Tensor& t) {
