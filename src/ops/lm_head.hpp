@@ -29,6 +29,7 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
                      std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RB = {});
 /// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=, or = unless `accumulate`. No
 /// gradient through entropy. Forms the logits again in chunks but for rows that the forward pass left in `kept_RB`, which changes no bit.
+/// Numerics: in bf16 the GPU makes it of softmax weights that are rounded to half, which is finer than dlogits are (cuda/kept_softmax.cuh).
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
                               std::span<const float> temperatures_T, bool accumulate = true, ConstTensorView kept_RB = {});
