@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import struct
+import time
 
 import harness
 from harness import check
@@ -63,6 +64,7 @@ def run_with_damage(folder, damage):
                 if samples_lie_ready(version):
                     os.kill(pids["orchestrator"], signal.SIGSTOP)
                     break
+            time.sleep(0.2)  # stopped again at once, the trainer would never end the step that it was stopped in
         else:
             raise harness.Failure("in ten tries the trainer was never stopped while samples waited for it")
         with contextlib.ExitStack() as stack:
