@@ -45,8 +45,8 @@ struct TrainingShape {
   std::int64_t seq_len = 0;         ///< tokens of a micro-batch
   std::size_t bytes_of_others = 0;  ///< that logits must leave to whoever shares the device
 };
-/// Tokens of a pass over `num_tokens` whose logits may wait for the backward pass: they get at most a sixth of the `bytes_left` by what is
-/// needed, so that a KV cache loses no more than that to them.
+/// Tokens of a pass over `num_tokens` in `compute` whose logits may wait for the backward pass: they get at most a sixth of the
+/// `bytes_left` by what is needed, so that a KV cache loses no more than that to them.
 std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std::int64_t num_tokens, std::size_t bytes_left);
 
 /// Masters, gradients, optimizer, packed weights and activations. Error{kOutOfMemory} with the parts if they cannot fit; a warning if the

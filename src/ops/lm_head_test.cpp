@@ -200,9 +200,8 @@ TEST_P(LmHeadTest, KeptLogitsChangeNoBit) {
   for (const std::int64_t R : {0, 1, 50, 72, 100}) {  // 72 of the rows have a target
     Outputs o(s, head.T);
     Tensor kept, dh = s.poisoned({head.T, head.H}, dtype()), dw = s.filled({head.V, head.H}, DType::kF32, 0.0f);
-    const std::int64_t row_bytes = kept_row_bytes(dtype(), head.V);
-    if (R > 0) kept = s.poisoned({R, row_bytes / 4}, DType::kF32);
-    const TensorView view = R > 0 ? TensorView{kept.data(), {R, row_bytes}, DType::kU8, kept.runtime()->device(), row_bytes} : TensorView{};
+    if (R > 0) kept = s.poisoned({R, kept_row_bytes(dtype(), head.V) / 4}, DType::kF32);
+    const TensorView view = R > 0 ? as_bytes(kept) : TensorView{};
     const auto forward = [&] {
       lm_head_logprob(s.ctx, o.logp, o.entropy, o.lse, head.h, *head.packed, head.targets, head.temperatures, view);
     };

@@ -90,6 +90,12 @@ struct Session {
   }
 };
 
+/// All of a matrix as rows of bytes.
+inline TensorView as_bytes(Tensor& t) {
+  const std::int64_t row_bytes = t.shape().num_cols() * static_cast<std::int64_t>(size_of(t.dtype()));
+  return {t.data(), {t.shape().num_rows(), row_bytes}, DType::kU8, t.runtime()->device(), row_bytes};
+}
+
 /// Whether a tool watches every access of the GPU, as tools/cuda_check.sh says, which makes a kernel take hundreds of times as long: cases
 /// may then be fewer and smaller, as long as each path is still taken.
 inline bool is_watched() { return std::getenv("PRL_TEST_WATCHED") != nullptr; }

@@ -96,13 +96,8 @@ __device__ __forceinline__ void store_stats(const HeadArgs& a, const float (&d)[
         const int at = p * kPiece / 8 + i / 2;
         x[i] = d[4 * at + 2 * half + i % 2];
       }
-      if (temperature != 1.0f)
-#pragma unroll
-        for (float& v : x) v = v / temperature;
-      if (first + kGroupColumns > a.V)
-#pragma unroll
-        for (int i = 0; i < kPieceValues; ++i)
-          if (first + p * kPiece + piece_column(i) >= a.V) x[i] = -INFINITY;
+      scale_piece(x, temperature);
+      if (first + kGroupColumns > a.V) cut_piece(x, first + p * kPiece, a.V);
       const SoftmaxStats s = piece_stats<false>(x);
       if (lane % kPieceLanes == 0 && row < a.M && first + p * kPiece < a.V) a.stats[row * a.stride + first / kPiece + p] = s;
     }

@@ -116,6 +116,7 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::
       "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
       : "memory");
 }
+
 // Registers -----------------------------------------------------------------------------------------------------------------------
 
 template <int kCount>

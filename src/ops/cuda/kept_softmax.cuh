@@ -6,7 +6,7 @@
 
 // What the way back of the head wants of a row's logits: the weight e^(x - m) of each, as half where weights are bf16, and the maximum m of
 // each piece. Of that the gradient is formed whether it was kept or is formed again. A half of a weight is off by 2^-12 of itself down to
-// weights of e^-9.7, by less than 2^-25 below; a gradient in bf16 by up to 2^-9 of itself.
+// weights of e^-9.7, by at most 2^-25 below; a gradient in bf16 by up to 2^-9 of itself.
 
 namespace prl::ops::cuda {
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/cuda/bodies.hpp"
+#include "ops/cuda/kept_softmax.cuh"
 #include "ops/cuda/linear_weight.hpp"
 #include "ops/cuda/log_softmax.cuh"
 #include "ops/cuda/logit_stats.cuh"
@@ -8,7 +9,8 @@
 namespace prl::ops::cuda {
 namespace {
 
-/// Rows that are in memory as logits at a time, of a slice of the vocabulary.
+/// Columns of the vocabulary and rows that are in memory as logits at a time. The slice is a block of 8 warps of chunks.
+constexpr std::int64_t kSlice = 8 * kVocabChunk;
 constexpr std::int64_t kForwardRows = 2048;
 constexpr std::int64_t kBackwardRows = 4096;
 constexpr int kBlock = 256;
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(kBlock) logits_gradient_kernel(const __grid_co
     top = fmaxf(top, x[i]);
   }
   top = warp_max<kPiece / kVec>(top);
-  const float base = top == -INFINITY ? 0.0f : top;
+  const float base = piece_base(top);
 #pragma unroll
   for (int i = 0; i < kVec; ++i) x[i] = kept_value<KeptWeight<T>>(expf(x[i] - base));
   mine.finish(x, top, column);
@@ -208,7 +210,7 @@ const std::int32_t* live_index(OpContext& ctx, std::span<const std::int32_t> tar
 template <typename W>
 KeptSoftmax<W> kept_softmax(const ConstTensorView& kept, std::int64_t count, std::int64_t V) {
   if (kept.data == nullptr) return {};
-  const std::int64_t width = round_up(V, kVocabChunk), room = kept.shape.num_rows();
+  const std::int64_t width = whole_chunks(V), room = kept.shape.num_rows();
   auto* weights = static_cast<W*>(const_cast<void*>(kept.data));
   return {weights, reinterpret_cast<float*>(weights + room * width), width, std::min(room, count)};
 }

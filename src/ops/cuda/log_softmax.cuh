@@ -32,6 +32,22 @@ __device__ __forceinline__ float scaled(float logit, float temperature) { return
 /// Column within its piece of value i of this lane.
 __device__ __forceinline__ int piece_column(int i) { return i / 2 * 8 + static_cast<int>(threadIdx.x) % kPieceLanes * 2 + i % 2; }
 
+/// Logits of a piece become scaled ones.
+__device__ __forceinline__ void scale_piece(float (&x)[kPieceValues], float temperature) {
+  if (temperature != 1.0f)
+#pragma unroll
+    for (float& v : x) v = v / temperature;
+}
+/// Of a piece that begins at column `first`: columns from `end` on are none.
+__device__ __forceinline__ void cut_piece(float (&x)[kPieceValues], int first, int end) {
+#pragma unroll
+  for (int i = 0; i < kPieceValues; ++i)
+    if (first + piece_column(i) >= end) x[i] = -INFINITY;
+}
+
+/// What a piece's weights are relative to: its maximum, but NaN, which that passes over, must not pass for a banned token.
+__device__ __forceinline__ float piece_base(float top) { return top == -INFINITY ? 0.0f : top; }
+
 /// Of a piece whose lanes hold x, in each of them. x becomes e^(x - m). `kWeighted`: else that sum is 0.
 template <bool kWeighted>
 __device__ __forceinline__ ChunkStats piece_weights(float (&x)[kPieceValues]) {
@@ -40,8 +56,7 @@ __device__ __forceinline__ ChunkStats piece_weights(float (&x)[kPieceValues]) {
   for (int i = 0; i < kPieceValues; ++i) top = fmaxf(top, x[i]);
   top = warp_max<kPieceLanes>(top);
   float sum = 0.0f, weighted = 0.0f;
-  // NaN, which the maximum passes over, must not pass for a banned token.
-  const float from = top == -INFINITY ? 0.0f : top;
+  const float from = piece_base(top);
 #pragma unroll
   for (int i = 0; i < kPieceValues; ++i) {
     const float d = x[i] - from, e = expf(d);
@@ -100,11 +115,8 @@ struct WarpChunk {
         x[half][i] = v.x;
         x[half][i + 1] = v.y;
       }
-    if (temperature == 1.0f) return;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int i = 0; i < kPieceValues; ++i) x[half][i] = x[half][i] / temperature;
+    for (auto& piece : x) scale_piece(piece, temperature);
   }
   /// In every lane.
   __device__ __forceinline__ ChunkStats stats() const {

@@ -11,13 +11,13 @@ namespace {
 
 /// Three warpgroups compute 64 rows each of a tile, a fourth one copies. They take a chunk of the vocabulary tile after tile, so that each
 /// quad of lanes ends with the statistics of all its pieces. While one forms statistics the others go on with their products as far as the
-/// ring reaches; two warpgroups with 256 columns each need 7% longer.
+/// ring reaches; two warpgroups with 256 columns each took longer (docs/performance.md).
 constexpr int kGroup = 128, kGroups = 3, kThreads = (kGroups + 1) * kGroup;
 constexpr int kGroupRows = 64, kRows = kGroups * kGroupRows, kColumns = 128;
 constexpr int kBlock = 64;  ///< of K: a row of 128 bytes in shared memory
 constexpr int kRowBytes = kBlock * 2, kWeightsAt = kRows * kRowBytes, kSlotBytes = kWeightsAt + kColumns * kRowBytes;
 constexpr int kSlots = 5, kBarriersAt = kSlots * kSlotBytes, kSharedBytes = kBarriersAt + 2 * kSlots * 8;
-static_assert(kVocabChunk % kColumns == 0 && kSlice % kVocabChunk == 0);
+static_assert(kVocabChunk % kColumns == 0);
 /// A guess: two tiles of rows, a third of them empty. Where this kernel begins to pay was not measured.
 constexpr std::int64_t kMinRows = 256;
 
@@ -84,13 +84,8 @@ struct LaneRow {
   }
   /// Of a piece of logits, whose first column lies `first` from the unit's.
   __device__ __forceinline__ void take(float (&x)[kPieceValues], const Args& a, int first, int num_columns) {
-    if (temperature != 1.0f)
-#pragma unroll
-      for (float& v : x) v = v / temperature;
-    if (first + kPiece > num_columns)
-#pragma unroll
-      for (int i = 0; i < kPieceValues; ++i)
-        if (first + piece_column(i) >= num_columns) x[i] = -INFINITY;
+    scale_piece(x, temperature);
+    if (first + kPiece > num_columns) cut_piece(x, first, num_columns);
     if (target >= first && target < first + kPiece)
 #pragma unroll
       for (int i = 0; i < kPieceValues; ++i)

@@ -8,9 +8,6 @@
 
 namespace prl::ops::cuda {
 
-/// Columns of the vocabulary that are kept side by side: a block of 8 warps of chunks.
-constexpr std::int64_t kSlice = 8 * kVocabChunk;
-
 /// The rows that count. `index` maps to the caller's rows; null when all of them count.
 struct LiveRows {
   const std::int32_t* index = nullptr;

@@ -176,11 +176,10 @@ void backward_hopper(const OpContext& ctx, const BackwardCall& call, std::span<c
   };
   carve(ctx.workspace->require(carve(nullptr)));
   p.stats_rows = stats_rows(layout);
-  p.stats_rows_map = unswizzled_rows_map(p.stats, p.stats_rows * heads / 16, 4);
-  if (kept.heads > 0) {
-    constexpr int kRowsOfTile = hopper::kScoreTileBytes / 128;
-    p.dscore_rows_map = unswizzled_rows_map(p.dscores, kept.heads * packing.group * kept.tiles * kRowsOfTile, kRowsOfTile);
-  }
+  p.stats_rows_map = unswizzled_rows_map(p.stats, p.stats_rows * heads / hopper::kStatsPerRow, kStatsRows / hopper::kStatsPerRow);
+  if (kept.heads > 0)
+    p.dscore_rows_map =
+        unswizzled_rows_map(p.dscores, kept.heads * packing.group * kept.tiles * hopper::kScoreTileRows, hopper::kScoreTileRows);
   p.dq = static_cast<__nv_bfloat16*>(call.dq);
   p.dk = static_cast<__nv_bfloat16*>(call.dk);
   p.dv = static_cast<__nv_bfloat16*>(call.dv);

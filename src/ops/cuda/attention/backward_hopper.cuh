@@ -129,7 +129,8 @@ __device__ __forceinline__ void keys_copies(const BackwardParams& p, const Backw
         copy_box(slot + b * B::kQueryBlock, &p.q, full, b * 64, head, u.token + q);
         copy_box(slot + B::kQueryBytes + b * B::kQueryBlock, &p.dout, full, b * 64, head, u.token + q);
       }
-      copy_box(slot + 2 * B::kQueryBytes, &p.stats_rows_map, full, 0, static_cast<int>(head * p.stats_rows + u.stats + q) / 16, 0);
+      copy_box(slot + 2 * B::kQueryBytes, &p.stats_rows_map, full, 0, static_cast<int>(head * p.stats_rows + u.stats + q) / kStatsPerRow,
+               0);
       place.advance();
     });
   });
@@ -402,7 +403,7 @@ __device__ __forceinline__ void sums_copies(const BackwardParams& p, const Backw
       barrier_arrive_expect(full, static_cast<std::uint32_t>(B::kKeyBytes + groups * kScoreTileBytes));
       for (int w = 0; w < groups; ++w)  // both have as many tiles
         copy_box(slot + B::kKeyBytes + w * kScoreTileBytes, &p.dscore_rows_map, full, once, 0,
-                 (first_tile + w * tiles + t) * (kScoreTileBytes / 128), 0);
+                 (first_tile + w * tiles + t) * kScoreTileRows, 0);
 #pragma unroll
       for (int b = 0; b < B::kBlocks; ++b) copy_box(slot + b * B::kKeyBlock, &p.k, full, b * 64, u.token + t * kKeyRows, kv_head);
       place.advance();

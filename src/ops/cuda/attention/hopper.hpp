@@ -93,6 +93,9 @@ struct QueryUnit {
 /// Gradients of scores, kept between the two passes: tiles of 64 queries x kKeyRows keys that lie on or below the diagonal, in bf16,
 /// as left operands of mma.m16n8k16: [4 times 16 queries][8 times 16 keys][32 lanes][8 elements].
 constexpr int kScoreTileBytes = 64 * kKeyRows * 2;
+/// What a plain copy takes of row statistics and of score gradients, in rows of 128 bytes.
+constexpr int kPlainRowBytes = 128, kStatsPerRow = kPlainRowBytes / static_cast<int>(sizeof(float2)),
+              kScoreTileRows = kScoreTileBytes / kPlainRowBytes;
 /// Tiles of a sequence before those of its queries [64 i, 64 i + 64).
 __host__ __device__ constexpr std::int64_t score_tiles_before(std::int64_t i) { return (i / 2 + 1) * ((i + 1) / 2); }
 
