@@ -14,7 +14,7 @@ namespace prl::ops {
 /// a device's own (on the CPU that of the index, on the GPU ops/cuda/log_softmax.cuh) and shared by training and sampling, so their
 /// log-probabilities agree bit for bit.
 inline constexpr int kVocabChunk = 1024;
-/// Columns of so many of them.
+/// The vocabulary in columns of whole chunks.
 constexpr std::int64_t whole_chunks(std::int64_t vocab_size) { return (vocab_size + kVocabChunk - 1) / kVocabChunk * kVocabChunk; }
 /// Of which a chunk is made, where a device's order has such a step.
 inline constexpr int kVocabPiece = 64;

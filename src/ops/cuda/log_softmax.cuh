@@ -45,7 +45,8 @@ __device__ __forceinline__ void cut_piece(float (&x)[kPieceValues], int first, i
     if (first + piece_column(i) >= end) x[i] = -INFINITY;
 }
 
-/// What a piece's weights are relative to: its maximum, but NaN, which that passes over, must not pass for a banned token.
+/// What a piece's weights are relative to: its maximum, or 0 where no number came, so that NaN, which the maximum passes over, does not
+/// pass for a banned token.
 __device__ __forceinline__ float piece_base(float top) { return top == -INFINITY ? 0.0f : top; }
 
 /// Of a piece whose lanes hold x, in each of them. x becomes e^(x - m). `kWeighted`: else that sum is 0.
