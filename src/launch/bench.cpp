@@ -208,26 +208,27 @@ BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, op
   BenchRow row;
   row.work = "train";
   nn::WeightsPtr weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{0}, true, nullptr);
+  model.expect_tokens(options.train_tokens, options.dtype);  // as a trainer does, so that one repeat warms up
+  const auto watch = ctx.runtime->make_stopwatch();
   for (int repeat = 0; repeat <= options.num_repeats; ++repeat) {
-    row.seconds.clear();
     const auto started = Clock::now();
-    auto mark = started;
-    const auto end_part = [&](const char* name) {
-      ctx.runtime->synchronize();
-      row.seconds.emplace_back(name, seconds_since(mark));
-      mark = Clock::now();
-    };
+    std::vector<std::pair<const char*, std::uint64_t>> parts = {{"", watch->mark()}};
+    const auto end_part = [&](const char* name) { parts.emplace_back(name, watch->mark()); };
+    parameters.start_grads();
     model.forward(weights, {batch.ids, batch.positions, batch.cu}, batch.targets, batch.temperatures);
     end_part("forward");
     model.backward(batch.dlogp);
     end_part("backward");
     const Tensor rounded = ops::shares_weights(ctx) ? Tensor::empty(ctx.runtime, parameters.all_values().shape(), options.dtype) : Tensor();
     optimizer.step(1e-5, trainer::clip_scale(trainer::global_grad_norm(ctx, parameters), 1.0), rounded);
-    parameters.start_grads();
     end_part("optimizer");
     weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, true, weights, rounded);
     end_part("repack");
+    ctx.runtime->synchronize();
     const double total_s = seconds_since(started);
+    row.seconds.clear();
+    for (std::size_t i = 1; i < parts.size(); ++i)
+      row.seconds.emplace_back(parts[i].first, watch->seconds(parts[i - 1].second, parts[i].second));
     if (repeat > 0) row.tokens_per_s.push_back(static_cast<double>(options.train_tokens) / total_s);
     log::info("bench train repeat {}: {:.1f} tokens/s ({})", repeat, static_cast<double>(options.train_tokens) / total_s,
               in_milliseconds(row.seconds));

@@ -44,12 +44,14 @@ void check_packed(const ModelConfig& config, const PackedBatch& batch) {
 }
 
 /// log p and entropy of targets under h; lse stays on the device for the backward pass.
+/// Log-probabilities and entropies lie together, so that one copy brings both to the host.
 struct HeadResult {
   TensorView logp_T, entropy_T, lse_T;
 };
 HeadResult make_head_result(Arena& arena, std::int64_t num_tokens) {
-  const Shape shape{num_tokens};
-  return {arena.take(shape, DType::kF32), arena.take(shape, DType::kF32), arena.take(shape, DType::kF32)};
+  const TensorView both_2T = arena.take({2, num_tokens}, DType::kF32);
+  const auto half = [&](std::int64_t i) { return both_2T.rows(i, 1).reshaped({num_tokens}); };
+  return {half(0), half(1), arena.take({num_tokens}, DType::kF32)};
 }
 HeadResult run_head(ops::OpContext& ctx, Arena& arena, const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> targets,
                     std::span<const float> temperatures) {
@@ -202,7 +204,11 @@ struct TrainableModel::Impl {
     if (tape_or_null != nullptr) take_head_work();
     ops::lm_head_logprob(ctx, head.logp_T, head.entropy_T, head.lse_T, h_TH.value, *weights->lm_head, targets, temperatures,
                          tape_or_null != nullptr ? work.kept_RB : TensorView{});
-    return {download(ctx, head.logp_T), download(ctx, head.entropy_T)};
+    std::vector<float> logp(2 * targets.size());
+    ctx.runtime->copy_to_host(logp.data(), head.logp_T.data, logp.size() * sizeof(float));
+    std::vector<float> entropy(logp.begin() + static_cast<std::ptrdiff_t>(targets.size()), logp.end());
+    logp.resize(targets.size());
+    return {std::move(logp), std::move(entropy)};
   }
 
   void take_head_work() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -63,6 +64,7 @@ class GradientStep {
   Optimizer optimizer_;
   LrSchedule schedule_;
   std::int64_t num_scheduled_ = 0;
+  std::unique_ptr<Stopwatch> watch_;
 };
 
 }  // namespace prl::trainer

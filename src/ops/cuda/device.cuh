@@ -67,15 +67,24 @@ __device__ __forceinline__ std::int64_t known_here(std::int64_t x) {
 /// Elements a thread handles at a time, in every kernel and for every type: it is part of the order of summation.
 constexpr int kVec = 8;
 
+/// Of two bf16 that share a word, the first is its lower half. One instruction each: left to itself the compiler takes two.
+template <typename T>
+__device__ __forceinline__ float unpacked(const std::uint32_t* words, int i) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>)
+    return __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+  else
+    return to_float(reinterpret_cast<const T*>(words)[i]);
+}
+
 /// kVec values after a round trip through storage; bf16 in pairs, since a conversion alone takes many times as long as of two.
 template <typename T>
 __device__ __forceinline__ void round_all(float (&v)[kVec]) {
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
 #pragma unroll
     for (int i = 0; i < kVec; i += 2) {
-      const float2 pair = __bfloat1622float2(__floats2bfloat162_rn(v[i], v[i + 1]));
-      v[i] = pair.x;
-      v[i + 1] = pair.y;
+      const std::uint32_t pair = pack_bf16(v[i], v[i + 1]);
+      v[i] = unpacked<T>(&pair, 0);
+      v[i + 1] = unpacked<T>(&pair, 1);
     }
   } else {
 #pragma unroll
@@ -93,7 +102,7 @@ struct Raw {
 #pragma unroll
     for (int i = 0; i < kWords; i += 4) reinterpret_cast<uint4*>(words)[i / 4] = reinterpret_cast<const uint4*>(p)[i / 4];
   }
-  __device__ __forceinline__ float operator[](int i) const { return to_float(reinterpret_cast<const T*>(words)[i]); }
+  __device__ __forceinline__ float operator[](int i) const { return unpacked<T>(words, i); }
   __device__ __forceinline__ void unpack(float (&v)[kVec]) const {
 #pragma unroll
     for (int i = 0; i < kVec; ++i) v[i] = (*this)[i];
@@ -130,9 +139,9 @@ __device__ __forceinline__ void load(float (&out)[kVec], const T* p, int count) 
       out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
     } else {
       const uint4 raw = *reinterpret_cast<const uint4*>(p);
-      const T* v = reinterpret_cast<const T*>(&raw);
+      const std::uint32_t words[kVec / 2] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-      for (int i = 0; i < kVec; ++i) out[i] = to_float(v[i]);
+      for (int i = 0; i < kVec; ++i) out[i] = unpacked<T>(words, i);
     }
   } else {
 #pragma unroll

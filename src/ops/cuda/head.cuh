@@ -13,16 +13,16 @@ __device__ __forceinline__ float squares_of(const float (&v)[kVec]) {
   for (int i = 0; i < kVec; ++i) squares = fmaf(v[i], v[i], squares);
   return squares;
 }
-template <typename T>
+/// Not rounded yet.
 __device__ __forceinline__ void norm_by(float (&v)[kVec], const float (&w)[kVec], float scale) {
 #pragma unroll
   for (int i = 0; i < kVec; ++i) v[i] = v[i] * scale * w[i];
-  round_all<T>(v);
 }
 /// v = rms_norm(v) * w. Every thread of the warp calls it; the sum is right for all heads, w may be anything where v is not used.
 template <typename T, int kLanes>
 __device__ __forceinline__ void norm_head(float (&v)[kVec], const float (&w)[kVec], float inverse_dim, float eps) {
-  norm_by<T>(v, w, norm_scale(warp_sum<kLanes>(squares_of(v)), inverse_dim, eps));
+  norm_by(v, w, norm_scale(warp_sum<kLanes>(squares_of(v)), inverse_dim, eps));
+  round_all<T>(v);
 }
 
 /// Which of kLanes holds the elements that this one's turn with: half a head away.

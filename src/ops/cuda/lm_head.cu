@@ -12,7 +12,7 @@ namespace {
 /// Columns of the vocabulary and rows that are in memory as logits at a time. The slice is a block of 8 warps of chunks.
 constexpr std::int64_t kSlice = 8 * kVocabChunk;
 constexpr std::int64_t kForwardRows = 2048;
-constexpr std::int64_t kBackwardRows = 4096;
+constexpr std::int64_t kBackwardRows = 8192;
 constexpr int kBlock = 256;
 constexpr int kKeptVecs = 4;  ///< times 8 columns that a thread reads back
 

@@ -4,6 +4,7 @@
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/head.cuh"
+#include "ops/cuda/mma.cuh"
 #include "ops/cuda/sums.hpp"
 
 // Norm and rotation of heads in one pass, and on the way into the cache: head.cuh has the arithmetic.
@@ -37,78 +38,139 @@ struct NormRopeArgs {
 };
 
 /// kLanes threads, of 8 elements each, share a head: a power of two, as in norm.cu. They take kHeads neighbouring heads of one token,
-/// whose position and angles they read once.
+/// whose position and angles they read once. kEven: all of a group are of q, or all of k.
+template <typename T, int kLanes, bool kNorm, bool kCache, int kHeads, bool kEven = false>
+struct NormRope {
+  const NormRopeArgs<T>& a;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, c = lane * kVec, half = a.dim / 2, partner = partner_of<kLanes>(a.dim);
+  const bool is_first = c < half;
+
+  struct Group {
+    std::uint32_t token;
+    int first_head, num_heads;
+  };
+  __device__ __forceinline__ Group group_at(std::uint32_t index) const {
+    const auto groups_per_token = static_cast<std::uint32_t>((a.rows_per_token + kHeads - 1) / kHeads);
+    const std::uint32_t token = index / groups_per_token;
+    const int first_head = static_cast<int>(index - token * groups_per_token) * kHeads;
+    return {token, first_head, token < a.num_tokens && c < a.dim ? min(kHeads, a.rows_per_token - first_head) : 0};
+  }
+  __device__ __forceinline__ bool has(const Group& g, int h) const { return kEven ? g.num_heads > 0 : h < g.num_heads; }
+  __device__ __forceinline__ const T* head_at(const Group& g, int h) const {
+    return a.qkv + g.token * a.qkv_stride + (g.first_head + h) * a.dim + c;
+  }
+  __device__ __forceinline__ const float* norm_of(int head) const { return (head < a.heads ? a.q_norm : a.k_norm) + c; }
+  __device__ __forceinline__ bool is_value(int head) const { return kCache && head >= a.heads + a.kv_heads; }
+
+  /// By all threads of a warp.
+  __device__ __forceinline__ void run(const Group& g, const Raw<T> (&raw)[kHeads]) const {
+    float cosine[kVec] = {}, sine[kVec] = {};
+    bool has_place = true;
+    if (g.num_heads > 0 && !is_value(g.first_head)) {
+      const std::int32_t position = a.positions[g.token];
+      has_place = position >= 0 && position < a.num_positions;
+      if (has_place) {
+        const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
+        load<true>(cosine, a.cosines + at, kVec);
+        load<true>(sine, a.sines + at, kVec);
+        sign_sines(sine, is_first);
+      } else {
+        ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, g.token);
+      }
+    }
+
+    float w[kVec] = {}, squares[kHeads] = {};
+    if constexpr (kNorm) {  // the heads' sums side by side: each step of one waits for the step before
+      if (kEven && g.num_heads > 0) load<true>(w, norm_of(g.first_head), kVec);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        float v[kVec];
+        raw[h].unpack(v);
+        squares[h] = squares_of(v);
+      }
+#pragma unroll
+      for (int step = kLanes / 2; step > 0; step /= 2)
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) squares[h] += __shfl_xor_sync(kFullWarp, squares[h], step, kLanes);
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const int head = g.first_head + h;
+      const bool is_live = has(g, h), rotates = is_live && !is_value(head);
+      Raw<T> own = raw[h];
+      float v[kVec], other[kVec];
+      if constexpr (kNorm) {
+        // The weights are those of the head before, but for the first of q and of k.
+        if (!kEven && rotates && (h == 0 || head == a.heads)) load<true>(w, norm_of(head), kVec);
+        if (kEven || rotates) {
+          own.unpack(v);
+          norm_by(v, w, norm_scale(squares[h], a.inverse_dim, a.eps));
+          own.pack(v);
+        }
+      }
+      own.unpack(v);
+      own.template of_lane<kLanes>(partner).unpack(other);
+      if (kEven || rotates) rotate_head(v, other, cosine, sine);
+      if (!is_live || !has_place) continue;
+      if (!kCache || head < a.heads) {
+        store<true>(a.qk + g.token * a.qk_stride + head * a.dim + c, v, kVec);
+        continue;
+      }
+      const std::int32_t slot = a.slots[g.token];
+      if (slot < 0) continue;
+      const int kv_head = is_value(head) ? head - a.heads - a.kv_heads : head - a.heads;
+      const std::int64_t at =
+          ((static_cast<std::int64_t>(slot / a.block_size) * a.kv_heads + kv_head) * a.block_size + slot % a.block_size) * a.dim;
+      store<true>((is_value(head) ? a.v_cache : a.k_cache) + at + c, v, kVec);
+    }
+  }
+};
+
 template <typename T, int kLanes, bool kNorm, bool kCache, int kHeads>
 __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant__ NormRopeArgs<T> a) {
-  const std::uint32_t group = blockIdx.x * (kBlock / kLanes) + threadIdx.x / kLanes;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes, c = lane * kVec, half = a.dim / 2;
-  const auto groups_per_token = static_cast<std::uint32_t>((a.rows_per_token + kHeads - 1) / kHeads);
-  const std::uint32_t token = group / groups_per_token;
-  const int first_head = static_cast<int>(group - token * groups_per_token) * kHeads;
-  const int num_heads = token < a.num_tokens && c < a.dim ? min(kHeads, a.rows_per_token - first_head) : 0;
-  const bool is_first = c < half;
-  const auto norm_of = [&](int head) { return (head < a.heads ? a.q_norm : a.k_norm) + c; };
-  const auto is_value = [&](int head) { return kCache && head >= a.heads + a.kv_heads; };
+  const NormRope<T, kLanes, kNorm, kCache, kHeads> n{a};
+  const auto g = n.group_at(blockIdx.x * (kBlock / kLanes) + threadIdx.x / kLanes);
   let_next_begin();
-  if (kNorm && kHeads == 1 && num_heads > 0 && !is_value(first_head)) prefetch_weight(norm_of(first_head));
+  if (kNorm && kHeads == 1 && g.num_heads > 0 && !n.is_value(g.first_head)) prefetch_weight(n.norm_of(g.first_head));
   wait_for_previous();
-
   Raw<T> raw[kHeads] = {};
 #pragma unroll
   for (int h = 0; h < kHeads; ++h)
-    if (h < num_heads) raw[h].read(a.qkv + token * a.qkv_stride + (first_head + h) * a.dim + c);
-  float cosine[kVec] = {}, sine[kVec] = {};
-  bool has_place = true;
-  if (num_heads > 0 && !is_value(first_head)) {
-    const std::int32_t position = a.positions[token];
-    has_place = position >= 0 && position < a.num_positions;
-    if (has_place) {
-      const std::int64_t at = static_cast<std::int64_t>(position) * half + (is_first ? c : c - half);
-      load<true>(cosine, a.cosines + at, kVec);
-      load<true>(sine, a.sines + at, kVec);
-      sign_sines(sine, is_first);
-    } else {
-      ::prl::cuda::report(a.fault, ::prl::cuda::Fault::kRopePosition, token);
-    }
-  }
+    if (h < g.num_heads) raw[h].read(n.head_at(g, h));
+  n.run(g, raw);
+}
 
-  float w[kVec] = {}, squares[kHeads] = {};
-  if constexpr (kNorm) {  // the heads' sums side by side: each step of one waits for the step before
+/// Many tokens, with heads of q and of k in whole groups: blocks stay, and ask for heads ahead. These wait in shared memory, where a thread
+/// has a place of its own, so that they take no registers and nobody waits for others.
+constexpr int kManyHeads = 4, kManyStages = 3, kManyBlocks = 3;
+template <int kLanes, bool kNorm>
+__global__ void __launch_bounds__(kBlock, kManyBlocks) norm_rope_many_kernel(const __grid_constant__ NormRopeArgs<__nv_bfloat16> a) {
+  __shared__ uint4 ahead[kManyStages][kManyHeads][kBlock];
+  const NormRope<__nv_bfloat16, kLanes, kNorm, false, kManyHeads, true> n{a};
+  constexpr std::uint32_t kGroups = kBlock / kLanes;
+  const std::uint32_t step = gridDim.x * kGroups;
+  std::uint32_t at = blockIdx.x * kGroups + threadIdx.x / kLanes;
+  const auto ask = [&](std::uint32_t index, int stage) {
+    const auto g = n.group_at(index);
+    if (g.num_heads > 0)
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      float v[kVec];
-      raw[h].unpack(v);
-      squares[h] = squares_of(v);
-    }
+      for (int h = 0; h < kManyHeads; ++h) copy_16(&ahead[stage][h][threadIdx.x], n.head_at(g, h), true);
+    copies_commit();
+  };
+  let_next_begin();
+  wait_for_previous();
+  for (int s = 0; s + 1 < kManyStages; ++s) ask(at + static_cast<std::uint32_t>(s) * step, s);
+  int stage = 0;
+  for (std::uint32_t first = blockIdx.x * kGroups; n.group_at(first).token < a.num_tokens; first += step, at += step) {
+    ask(at + (kManyStages - 1) * step, stage == 0 ? kManyStages - 1 : stage - 1);
+    copies_wait<kManyStages - 1>();
+    const auto g = n.group_at(at);
+    Raw<__nv_bfloat16> raw[kManyHeads] = {};
+    if (g.num_heads > 0)
 #pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2)
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) squares[h] += __shfl_xor_sync(kFullWarp, squares[h], step, kLanes);
-  }
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    const int head = first_head + h;
-    const bool is_live = h < num_heads, rotates = is_live && !is_value(head);
-    float v[kVec], other[kVec];
-    raw[h].unpack(v);
-    if constexpr (kNorm) {
-      // The weights are those of the head before, but for the first of q and of k.
-      if (rotates && (h == 0 || head == a.heads)) load<true>(w, norm_of(head), kVec);
-      if (rotates) norm_by<T>(v, w, norm_scale(squares[h], a.inverse_dim, a.eps));
-    }
-    partners_of<T, kLanes>(other, v, a.dim);
-    if (rotates) rotate_head(v, other, cosine, sine);
-    if (!is_live || !has_place) continue;
-    if (!kCache || head < a.heads) {
-      store<true>(a.qk + token * a.qk_stride + head * a.dim + c, v, kVec);
-      continue;
-    }
-    const std::int32_t slot = a.slots[token];
-    if (slot < 0) continue;
-    const int kv_head = is_value(head) ? head - a.heads - a.kv_heads : head - a.heads;
-    const std::int64_t at =
-        ((static_cast<std::int64_t>(slot / a.block_size) * a.kv_heads + kv_head) * a.block_size + slot % a.block_size) * a.dim;
-    store<true>((is_value(head) ? a.v_cache : a.k_cache) + at + c, v, kVec);
+      for (int h = 0; h < kManyHeads; ++h) *reinterpret_cast<uint4*>(raw[h].words) = ahead[stage][h][threadIdx.x];
+    n.run(g, raw);
+    stage = stage + 1 == kManyStages ? 0 : stage + 1;
   }
 }
 
@@ -152,12 +214,13 @@ __global__ void __launch_bounds__(kBlock, 4) norm_rope_backward_kernel(const __g
   float w[kVec] = {}, dw[kVec] = {};
   if (has_columns) load<true>(w, (is_q ? a.q_norm : a.k_norm) + c, kVec);
   // The position of a row is asked for while the one before it is summed: without it no angle can be.
-  const auto token_of = [&](std::uint32_t row) { return row / heads; };
+  const std::uint32_t token_step = kRows / heads, head_step = kRows % heads;
+  std::uint32_t row = begin + static_cast<std::uint32_t>(slot), token = row / heads, head_of_kind = row % heads;
   const auto position_of = [&](std::uint32_t row, std::uint32_t token) { return row < end && has_columns ? a.positions[token] : 0; };
-  std::uint32_t row = begin + static_cast<std::uint32_t>(slot), token = token_of(row);
   std::int32_t position = position_of(row, token);
+  const std::uint32_t turn = is_first ? 0 : sizeof(T) == 2 ? 0x80008000u : 0x80000000u;  // back: the second half's partners are negative
   for (std::uint32_t base = begin; base < end; base += kRows) {
-    const int head = first_head + static_cast<int>(row - token * heads);
+    const int head = first_head + static_cast<int>(head_of_kind);
     const bool is_live = row < end && has_columns;
     Raw<T> raw_dy = {}, raw_x = {};
     float cosine[kVec] = {}, sine[kVec] = {};
@@ -174,13 +237,20 @@ __global__ void __launch_bounds__(kBlock, 4) norm_rope_backward_kernel(const __g
     }
     T* const d_row = a.dqkv + token * a.dqkv_stride + head * a.dim + c;
     row += kRows;
-    token = token_of(row);
+    token += token_step;
+    head_of_kind += head_step;
+    if (head_of_kind >= heads) {
+      head_of_kind -= heads;
+      ++token;
+    }
     position = position_of(row, token);
     float dy[kVec], x[kVec], other[kVec];
     raw_dy.unpack(dy);
     raw_x.unpack(x);
-    raw_dy.template of_lane<kLanes>(partner).unpack(other);
-    sign_sines(sine, !is_first);  // back
+    Raw<T> raw_other = raw_dy.template of_lane<kLanes>(partner);
+#pragma unroll
+    for (std::uint32_t& w : raw_other.words) w ^= turn;
+    raw_other.unpack(other);
     rotate_head(dy, other, cosine, sine);
     round_all<T>(dy);
     float squares = 0.0f, dots = 0.0f;
@@ -269,7 +339,15 @@ void launch(OpContext& ctx, NormRopeArgs<T>& a, std::int64_t tokens) {
       };
       // Few tokens are spread as widely as they can be. fp32 is not worth kernels of its own.
       if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-        if (tokens >= kManyTokens) return launch(std::integral_constant<int, 4>{});
+        if (tokens >= kManyTokens) {
+          const bool is_even = !kCache && a.heads % kManyHeads == 0 && a.kv_heads % kManyHeads == 0;
+          if (!is_even) return launch(std::integral_constant<int, 4>{});
+          const std::int64_t groups = tokens * (a.rows_per_token / kManyHeads);
+          PRL_CHECK(groups < std::int64_t{1} << 31, "{} tokens in one launch", tokens);
+          const std::int64_t blocks = std::min<std::int64_t>(ceil_div(groups, kBlock / kLanes), kManyBlocks * num_multiprocessors(ctx));
+          return launch_chained(stream_of(ctx), norm_rope_many_kernel<kLanes, decltype(has_norm)::value>,
+                                dim3(static_cast<unsigned>(blocks)), dim3(kBlock), 0, a);
+        }
       }
       launch(std::integral_constant<int, 1>{});
     });
