@@ -140,13 +140,13 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   n.run(g, raw);
 }
 
-/// Many tokens, with heads of q and of k in whole groups: blocks stay, and ask for heads ahead. These wait in shared memory, where a thread
-/// has a place of its own, so that they take no registers and nobody waits for others.
+/// Many tokens and norms, with heads of q and of k in whole groups: blocks stay, and ask for heads ahead. These wait in shared memory,
+/// where a thread has a place of its own, so that they take no registers and nobody waits for others.
 constexpr int kManyHeads = 4, kManyStages = 3, kManyBlocks = 3;
-template <int kLanes, bool kNorm>
+template <int kLanes>
 __global__ void __launch_bounds__(kBlock, kManyBlocks) norm_rope_many_kernel(const __grid_constant__ NormRopeArgs<__nv_bfloat16> a) {
   __shared__ uint4 ahead[kManyStages][kManyHeads][kBlock];
-  const NormRope<__nv_bfloat16, kLanes, kNorm, false, kManyHeads, true> n{a};
+  const NormRope<__nv_bfloat16, kLanes, true, false, kManyHeads, true> n{a};
   constexpr std::uint32_t kGroups = kBlock / kLanes;
   const std::uint32_t step = gridDim.x * kGroups;
   std::uint32_t at = blockIdx.x * kGroups + threadIdx.x / kLanes;
@@ -340,13 +340,15 @@ void launch(OpContext& ctx, NormRopeArgs<T>& a, std::int64_t tokens) {
       // Few tokens are spread as widely as they can be. fp32 is not worth kernels of its own.
       if constexpr (std::is_same_v<T, __nv_bfloat16>) {
         if (tokens >= kManyTokens) {
-          const bool is_even = !kCache && a.heads % kManyHeads == 0 && a.kv_heads % kManyHeads == 0;
-          if (!is_even) return launch(std::integral_constant<int, 4>{});
-          const std::int64_t groups = tokens * (a.rows_per_token / kManyHeads);
-          PRL_CHECK(groups < std::int64_t{1} << 31, "{} tokens in one launch", tokens);
-          const std::int64_t blocks = std::min<std::int64_t>(ceil_div(groups, kBlock / kLanes), kManyBlocks * num_multiprocessors(ctx));
-          return launch_chained(stream_of(ctx), norm_rope_many_kernel<kLanes, decltype(has_norm)::value>,
-                                dim3(static_cast<unsigned>(blocks)), dim3(kBlock), 0, a);
+          if constexpr (decltype(has_norm)::value && !kCache) {
+            if (a.heads % kManyHeads == 0 && a.kv_heads % kManyHeads == 0) {
+              const std::int64_t groups = tokens * (a.rows_per_token / kManyHeads);
+              PRL_CHECK(groups < std::int64_t{1} << 31, "{} tokens in one launch", tokens);
+              const std::int64_t blocks = std::min<std::int64_t>(ceil_div(groups, kBlock / kLanes), kManyBlocks * num_multiprocessors(ctx));
+              return launch_chained(stream_of(ctx), norm_rope_many_kernel<kLanes>, dim3(static_cast<unsigned>(blocks)), dim3(kBlock), 0, a);
+            }
+          }
+          return launch(std::integral_constant<int, 4>{});
         }
       }
       launch(std::integral_constant<int, 1>{});
