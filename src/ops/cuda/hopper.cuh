@@ -157,6 +157,14 @@ __device__ __forceinline__ void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+/// What comes after waits for these sums of weights, neither of which is negative: the assembler moves a wait for products up, over
+/// arithmetic that it does not depend on. The pause is never taken.
+__device__ __forceinline__ void known_before_waits(float a, float b) {
+  asm volatile("{\n.reg .pred p, q;\nsetp.lt.f32 p, %0, 0f00000000;\nsetp.lt.or.f32 q, %1, 0f00000000, p;\n@q nanosleep.u32 0;\n}" ::"f"(a),
+               "f"(b)
+               : "memory");
+}
+
 /// Keeps the compiler from moving reads and writes of registers across the products that use them.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&d)[kCount]) {

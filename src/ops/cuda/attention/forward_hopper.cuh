@@ -286,6 +286,7 @@ struct ForwardWarpgroup {
         rows.clear();
       }
       const bool same = weigh(t, position, warp_position, num_rows, rescale);
+      known_before_waits(rows.sum[0], rows.sum[1]);
       products_wait<0>();
       pin_all();
       release(place.slot);
