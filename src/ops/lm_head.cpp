@@ -75,8 +75,7 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
 
 bool keeps_logits(const OpContext& ctx) noexcept { return ctx.table != nullptr && ctx.table->keeps_logits; }
 std::int64_t kept_row_bytes(DType dtype, std::int64_t vocab_size) noexcept {
-  const std::int64_t width = whole_chunks(vocab_size);
-  return width * static_cast<std::int64_t>(size_of(dtype)) + width / kVocabPiece * static_cast<std::int64_t>(sizeof(float));
+  return whole_chunks(vocab_size) * static_cast<std::int64_t>(size_of(dtype));
 }
 
 void sample(OpContext& ctx, std::span<SampleResult> out_B, ConstTensorView logits_BV, std::span<const SampleRow> rows_B) {

@@ -31,13 +31,14 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
                      std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RB = {});
 /// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=, or = unless `accumulate`. No
 /// gradient through entropy. Forms the logits again in chunks but for rows that the forward pass left in `kept_RB`, which changes no bit.
-/// Numerics: in bf16 the GPU makes it of softmax weights that are rounded to half, which is finer than dlogits are (cuda/kept_softmax.cuh).
+/// Numerics: in bf16 the GPU makes it of softmax weights in bf16 and rows of h scaled in bf16 (cuda/kept_softmax.cuh); no gradient of a
+/// logit is ever rounded, nor is what a row's target adds.
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
                               std::span<const float> temperatures_T, bool accumulate = true, ConstTensorView kept_RB = {});
 /// Whether the device can leave what the backward pass wants of logits.
 bool keeps_logits(const OpContext& ctx) noexcept;
-/// How many bytes that is for a row, where the head is in `dtype`: a little over 2 for each vocabulary entry in bf16, 4 in fp32.
+/// How many bytes that is for a row, where the head is in `dtype`: 2 for each vocabulary entry in bf16, 4 in fp32, in whole chunks.
 std::int64_t kept_row_bytes(DType dtype, std::int64_t vocab_size) noexcept;
 
 /// One row of sampling settings, already resolved by the engine.

@@ -79,35 +79,59 @@ TEST_P(LmHeadTest, AgreesWithPlainLogSoftmax) {
   }
 }
 
-TEST_P(LmHeadTest, GradientAgreesWithFormula) {
-  Session s(kind());
-  for (const std::int64_t V : {70, 1500}) {
-    Head head(s, 13, 20, V, dtype());
-    Outputs o(s, head.T);
-    lm_head_logprob(s.ctx, o.logp, o.entropy, o.lse, head.h, *head.packed, head.targets, head.temperatures);
-    Tensor dlogp = s.random({head.T}, DType::kF32, 4), dh = s.poisoned({head.T, head.H}, dtype()),
-           dw = s.filled({V, head.H}, DType::kF32, 0.25f);
-    Session::set(dlogp, 4, 0.0f);
-    lm_head_logprob_backward(s.ctx, dh, dw, dlogp, o.lse, head.h, *head.packed, head.targets, head.temperatures);
-    std::vector<double> want_dh(static_cast<std::size_t>(head.T * head.H)), want_dw(static_cast<std::size_t>(V * head.H), 0.25);
-    for (std::int64_t t = 0; t < head.T; ++t) {
-      const std::int32_t target = head.targets[static_cast<std::size_t>(t)];
-      if (target < 0) continue;
-      const auto x = head.scaled_logits(t);
-      const double lse = log_sum_exp(x);
-      for (std::int64_t v = 0; v < V; ++v) {
-        const double d = static_cast<double>(get(dlogp, t) / head.temperatures[static_cast<std::size_t>(t)]) *
-                         ((v == target) - std::exp(x[static_cast<std::size_t>(v)] - lse));
-        for (std::int64_t i = 0; i < head.H; ++i) {
-          want_dh[static_cast<std::size_t>(t * head.H + i)] += d * head.weight(v, i);
-          want_dw[static_cast<std::size_t>(v * head.H + i)] += d * static_cast<double>(get(head.h, t * head.H + i));
-        }
+/// Gradients of a head against sums in double, with all rows kept, where the device can, or none.
+void expect_gradient(Session& s, const Head& head, bool keep, double bound) {
+  if (keep && !keeps_logits(s.ctx)) return;
+  Outputs o(s, head.T);
+  Tensor kept;
+  if (keep) kept = s.poisoned({head.T, kept_row_bytes(head.packed->dtype(), head.V) / 4}, DType::kF32);
+  const TensorView view = kept.defined() ? as_bytes(kept) : TensorView{};
+  lm_head_logprob(s.ctx, o.logp, o.entropy, o.lse, head.h, *head.packed, head.targets, head.temperatures, view);
+  Tensor dlogp = s.random({head.T}, DType::kF32, 4), dh = s.poisoned({head.T, head.H}, head.packed->dtype()),
+         dw = s.filled({head.V, head.H}, DType::kF32, 0.25f);
+  Session::set(dlogp, 4, 0.0f);
+  lm_head_logprob_backward(s.ctx, dh, dw, dlogp, o.lse, head.h, *head.packed, head.targets, head.temperatures, true, view);
+  std::vector<double> want_dh(static_cast<std::size_t>(head.T * head.H)), want_dw(static_cast<std::size_t>(head.V * head.H), 0.25);
+  for (std::int64_t t = 0; t < head.T; ++t) {
+    const std::int32_t target = head.targets[static_cast<std::size_t>(t)];
+    if (target < 0) continue;
+    const auto x = head.scaled_logits(t);
+    const double lse = log_sum_exp(x);
+    for (std::int64_t v = 0; v < head.V; ++v) {
+      const double d = static_cast<double>(get(dlogp, t) / head.temperatures[static_cast<std::size_t>(t)]) *
+                       ((v == target) - std::exp(x[static_cast<std::size_t>(v)] - lse));
+      for (std::int64_t i = 0; i < head.H; ++i) {
+        want_dh[static_cast<std::size_t>(t * head.H + i)] += d * head.weight(v, i);
+        want_dw[static_cast<std::size_t>(v * head.H + i)] += d * static_cast<double>(get(head.h, t * head.H + i));
       }
     }
-    const double bound = dtype() == DType::kBF16 ? 1e-2 : 5e-6;
-    EXPECT_LT(worst_error(values(dh), want_dh, 1.0), bound);
-    EXPECT_LT(worst_error(values(dw), want_dw, 1.0), bound);
   }
+  EXPECT_LT(worst_error(values(dh), want_dh, 1.0), bound) << "kept: " << keep;
+  EXPECT_LT(worst_error(values(dw), want_dw, 1.0), bound) << "kept: " << keep;
+}
+
+TEST_P(LmHeadTest, GradientAgreesWithFormula) {
+  Session s(kind());
+  for (const std::int64_t V : {70, 1500})
+    for (const bool keep : {false, true}) expect_gradient(s, Head(s, 13, 20, V, dtype()), keep, dtype() == DType::kBF16 ? 1e-2 : 5e-6);
+}
+
+/// Rows that are sure of their target, and rows that all but rule it out: by e^-100 and less.
+TEST_P(LmHeadTest, GradientsOfTargetsThatAreSureOrRuledOut) {
+  Session s(kind());
+  Head head(s, 13, 20, 1500, dtype());
+  for (std::int64_t t = 0; t < head.T; ++t) {
+    if (t % 4 == 0) continue;
+    for (std::int64_t i = 0; i < head.H; ++i) Session::set(head.h, t * head.H + i, 16.0f * get(head.h, t * head.H + i));
+    const auto x = head.scaled_logits(t);
+    const auto extreme = t % 4 == 1 ? std::ranges::max_element(x) : std::ranges::min_element(x);
+    head.targets[static_cast<std::size_t>(t)] = static_cast<std::int32_t>(extreme - x.begin());
+    if (t % 4 != 1) {
+      ASSERT_LT(*extreme - log_sum_exp(x), -100.0) << "row " << t;
+    }
+  }
+  // Logits of 150 are known to 1e-5 in fp32, and gradients here to some tens of that.
+  for (const bool keep : {false, true}) expect_gradient(s, head, keep, dtype() == DType::kBF16 ? 1e-2 : 1e-3);
 }
 
 /// The gradient is that of the function itself: a step along a coordinate changes logp as predicted.
@@ -196,6 +220,8 @@ TEST_P(LmHeadTest, BitsDoNotDependOnThreadsOrNeighbours) {
 TEST_P(LmHeadTest, KeptLogitsChangeNoBit) {
   Session s(kind());
   Head head(s, 90, 40, 9000, dtype());
+  for (std::int64_t i = 0; i < head.H; ++i)  // rows that rule out their targets
+    for (const std::int64_t t : {2, 70}) Session::set(head.h, t * head.H + i, 30.0f * get(head.h, t * head.H + i));
   Tensor dlogp = s.random({head.T}, DType::kF32, 4), first_logp, first_dh, first_dw;
   for (const std::int64_t R : {0, 1, 50, 72, 100}) {  // 72 of the rows have a target
     Outputs o(s, head.T);

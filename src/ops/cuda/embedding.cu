@@ -3,6 +3,7 @@
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/chain.cuh"
 #include "ops/cuda/device.cuh"
+#include "ops/cuda/embedding.hpp"
 
 namespace prl::ops::cuda {
 namespace {
@@ -31,11 +32,7 @@ __global__ void __launch_bounds__(kEmbeddingBlock)
   let_next_begin();
 }
 
-/// Where each id occurs: integers, so the order of the atomics leaves no trace.
-struct Occurrences {
-  std::int32_t* first;  ///< [V]
-  std::int32_t* last;   ///< [V]
-};
+// Where each id occurs: integers, so the order of the atomics leaves no trace.
 __global__ void clear_kernel(Occurrences o, std::int64_t num_rows) {
   const std::int64_t v = static_cast<std::int64_t>(blockIdx.x) * kEmbeddingBlock + threadIdx.x;
   if (v >= num_rows) return;
@@ -56,10 +53,10 @@ __global__ void find_kernel(Occurrences o, const std::int32_t* ids, std::int64_t
 
 /// The block of an id's first token adds the rows of all its tokens, in token order. Tokens that share an id are found 256 at a
 /// time and kept as a list, so that their rows can be asked for ahead of the additions. blockIdx.y: columns.
-template <typename T>
+template <typename T, bool kFactors>
 __global__ void __launch_bounds__(kEmbeddingBlock)
-    embedding_backward_kernel(float* dtable, const T* dout, const std::int32_t* ids, Occurrences o, std::int64_t num_rows,
-                              std::int64_t cols, std::int64_t dtable_stride, std::int64_t dout_stride) {
+    add_to_rows_kernel(float* dtable, const T* dout, const std::int32_t* ids, Occurrences o, std::int64_t num_rows, std::int64_t cols,
+                       std::int64_t dtable_stride, std::int64_t dout_stride, RowFactors factors) {
   __shared__ int warp_counts[kEmbeddingBlock / kWarp];
   __shared__ std::int32_t found[kEmbeddingBlock];
   const auto t = static_cast<std::int32_t>(blockIdx.x);
@@ -70,6 +67,10 @@ __global__ void __launch_bounds__(kEmbeddingBlock)
   const bool is_column = c < cols;
   float sum = is_column ? dtable[id * dtable_stride + c] : 0.0f;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto row = [&](std::int32_t i) {
+    const float v = to_float(dout[i * dout_stride + c]);
+    return kFactors ? v * factors.factors[i * factors.stride] : v;
+  };
   for (std::int32_t base = t; base <= last; base += kEmbeddingBlock) {
     const std::int32_t mine = base + static_cast<std::int32_t>(threadIdx.x);
     const bool is_hit = mine <= last && ids[mine] == id;
@@ -88,11 +89,11 @@ __global__ void __launch_bounds__(kEmbeddingBlock)
       for (; i + 4 <= total; i += 4) {
         float v[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) v[j] = to_float(dout[found[i + j] * dout_stride + c]);
+        for (int j = 0; j < 4; ++j) v[j] = row(found[i + j]);
 #pragma unroll
         for (int j = 0; j < 4; ++j) sum += v[j];
       }
-      for (; i < total; ++i) sum += to_float(dout[found[i] * dout_stride + c]);
+      for (; i < total; ++i) sum += row(found[i]);
     }
     __syncthreads();
   }
@@ -127,8 +128,28 @@ void embedding(OpContext& ctx, TensorView out_TH, ConstTensorView table_VH, cons
   PRL_CUDA_CHECK(cudaGetLastError());
 }
 
+void add_to_rows(OpContext& ctx, TensorView table_VH, ConstTensorView rows_TH, ConstTensorView ids_T, const Occurrences& o,
+                 const RowFactors& factors) {
+  const std::int64_t T = rows_TH.shape.num_rows(), V = table_VH.shape.num_rows(), H = table_VH.shape.num_cols();
+  const cudaStream_t stream = stream_of(ctx);
+  const std::int32_t* ids = ids_T.as<std::int32_t>();
+  clear_kernel<<<static_cast<unsigned>(ceil_div(V, kEmbeddingBlock)), kEmbeddingBlock, 0, stream>>>(o, V);
+  PRL_CUDA_CHECK(cudaGetLastError());
+  find_kernel<<<static_cast<unsigned>(ceil_div(T, kEmbeddingBlock)), kEmbeddingBlock, 0, stream>>>(o, ids, T, V, fault_word_of(ctx));
+  PRL_CUDA_CHECK(cudaGetLastError());
+  with_type(rows_TH.dtype, [&](auto t) {
+    using E = decltype(t);
+    const dim3 grid(static_cast<unsigned>(T), static_cast<unsigned>(ceil_div(H, kEmbeddingBlock)));
+    with_bool(factors.factors != nullptr, [&](auto has_factors) {
+      add_to_rows_kernel<E, has_factors.value><<<grid, kEmbeddingBlock, 0, stream>>>(table_VH.as<float>(), rows_TH.as<E>(), ids, o, V, H,
+                                                                                     table_VH.row_stride, rows_TH.row_stride, factors);
+    });
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+}
+
 void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView dout_TH, ConstTensorView ids_T) {
-  const std::int64_t T = dout_TH.shape.num_rows(), V = dtable_VH.shape.num_rows(), H = dtable_VH.shape.num_cols();
+  const std::int64_t V = dtable_VH.shape.num_rows();
   Occurrences o{};
   const auto carve = [&](void* memory) {
     Carver c(memory);
@@ -136,19 +157,7 @@ void embedding_backward(OpContext& ctx, TensorView dtable_VH, ConstTensorView do
     return c.used();
   };
   carve(ctx.workspace->require(carve(nullptr)));
-  const cudaStream_t stream = stream_of(ctx);
-  const std::int32_t* ids = ids_T.as<std::int32_t>();
-  clear_kernel<<<static_cast<unsigned>(ceil_div(V, kEmbeddingBlock)), kEmbeddingBlock, 0, stream>>>(o, V);
-  PRL_CUDA_CHECK(cudaGetLastError());
-  find_kernel<<<static_cast<unsigned>(ceil_div(T, kEmbeddingBlock)), kEmbeddingBlock, 0, stream>>>(o, ids, T, V, fault_word_of(ctx));
-  PRL_CUDA_CHECK(cudaGetLastError());
-  with_type(dout_TH.dtype, [&](auto t) {
-    using E = decltype(t);
-    const dim3 grid(static_cast<unsigned>(T), static_cast<unsigned>(ceil_div(H, kEmbeddingBlock)));
-    embedding_backward_kernel<E><<<grid, kEmbeddingBlock, 0, stream>>>(dtable_VH.as<float>(), dout_TH.as<E>(), ids, o, V, H,
-                                                                       dtable_VH.row_stride, dout_TH.row_stride);
-  });
-  PRL_CUDA_CHECK(cudaGetLastError());
+  add_to_rows(ctx, dtable_VH, dout_TH, ids_T, o);
 }
 
 }  // namespace prl::ops::cuda

@@ -35,6 +35,25 @@ __device__ __forceinline__ void arrive_once_per_warp(std::uint64_t* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
+/// At the barrier that block `rank` of the cluster has at this place. Without a scope: said to release to the cluster, it costs a fence of
+/// the whole GPU, and what the products read has been read.
+__device__ __forceinline__ void barrier_arrive_at(std::uint64_t* barrier, std::uint32_t rank) {
+  asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(
+                   shared_address(barrier)),
+               "r"(rank)
+               : "memory");
+}
+/// The block's place in its cluster.
+__device__ __forceinline__ std::uint32_t cluster_rank() {
+  std::uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// By all threads of all blocks of the cluster.
+__device__ __forceinline__ void cluster_sync() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
 /// Arrives, and lets the phase wait for so many bytes of copies besides.
 __device__ __forceinline__ void barrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
@@ -92,6 +111,15 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::
                "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
+/// The same into the shared memory of every block of the cluster in `blocks`, a bit each, and to the barrier that each has at this place.
+__device__ __forceinline__ void copy_box_to_cluster(void* to, const CUtensorMap* map, std::uint64_t* barrier, std::uint16_t blocks, int x,
+                                                    int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], "
+      "%3;" ::"r"(shared_address(to)),
+      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
 /// How long the second-level cache keeps what a copy brings.
 using CachePolicy = std::uint64_t;
 /// For what is read once: it is the first to leave.
@@ -115,6 +143,25 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::
       "%3;" ::"r"(shared_address(to)),
       "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "l"(policy), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
       : "memory");
+}
+
+/// The box at (x, y, z) from shared memory, where others have written it and passed async_fence(); what lies outside the tensor stays. By
+/// one thread, which then waits for it.
+__device__ __forceinline__ void store_box(const void* from, const CUtensorMap* map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];\ncp.async.bulk.commit_group;" ::"l"(
+                   reinterpret_cast<std::uint64_t>(map)),
+               "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+/// Until shared memory that this thread's boxes were stored from may be written again.
+__device__ __forceinline__ void stored_boxes_are_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// Until they are all in memory.
+__device__ __forceinline__ void stored_boxes_are_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+/// Four matrices of 8 x 8 bf16 go to shared memory: of matrix i a lane has row lane / 4, columns 2 (lane % 4) and the next in words[i], and
+/// lane 8 i + j says where its row j lies.
+__device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
 }
 
 // Registers -----------------------------------------------------------------------------------------------------------------------

@@ -1,88 +1,59 @@
 #pragma once
 
-#include <cuda_fp16.h>
-
 #include "ops/cuda/log_softmax.cuh"
 
-// What the way back of the head wants of a row's logits: the weight e^(x - m) of each, as half where weights are bf16, and the maximum m of
-// each piece. Of that the gradient is formed whether it was kept or is formed again. A half of a weight is off by 2^-12 of itself down to
-// weights of e^-9.7, by at most 2^-25 below; a gradient in bf16 by up to 2^-9 of itself.
+// What the way back of the head wants of a row's logits x: the weights e^(x - r), r the row's reference, as rows of a matrix that products
+// take as it is; of the target it is zero. With p = e^(x - lse) and c what is passed back to the row's log-probability, divided by its
+// temperature, the gradient of a logit is c (1 - p) for the target and -c p elsewhere. So
+//   dh = -c e^(r - lse) (weights W) + c (1 - p_target) W[target]
+//   dW = weights^T (-c e^(r - lse) h) and, for each row, c (1 - p_target) h onto its target's
+// and no gradient of logits is ever formed. In bf16 a weight is off by up to 2^-9 of itself, as a gradient of a logit would be, and a
+// scaled row of h once more by as much; the target's part, which nearly cancels in rows that are sure of it, is not rounded.
+//
+// r has to be known before the row's logits are: it is the target's, as a plain sum. A row whose target has less than e^-kReach gets
+// weights relative to its lse afterwards, from plain sums (far_rows_kernel), whether its weights were kept or are formed again.
 
 namespace prl::ops::cuda {
 
-template <typename T>
-using KeptWeight = std::conditional_t<std::is_same_v<T, __nv_bfloat16>, __half, float>;
-
-/// x as it would come back from memory.
+/// Weights of rows that count, from the first of them and the first column of the vocabulary on, or of a part of them.
 template <typename W>
-__device__ __forceinline__ float kept_value(float x) {
-  if constexpr (std::is_same_v<W, __half>)
-    return __half2float(__float2half_rn(x));
-  else
-    return x;
-}
-
-/// Of the first `rows` rows that count: weights [rows][width], width the vocabulary in whole chunks, and maxima [rows][width / kPiece]. Of
-/// a piece, value i of lane q lies at i / 8 * 32 + q * 8 + i % 8: what a lane has is stored at once, and four lanes store a line together.
-template <typename W>
-struct KeptSoftmax {
+struct SoftmaxRows {
   W* weights = nullptr;
-  float* tops = nullptr;
-  std::int64_t width = 0, rows = 0;
+  std::int64_t stride = 0, rows = 0;  ///< stride: whole chunks
+  const float* references = nullptr;  ///< [rows]
 
-  __device__ __forceinline__ W* piece(std::int64_t row, std::int64_t first_column) const { return weights + row * width + first_column; }
-  __device__ __forceinline__ float* top(std::int64_t row, std::int64_t first_column) const {
-    return tops + (row * width + first_column) / kPiece;
-  }
+  __device__ __forceinline__ W* at(std::int64_t row, std::int64_t column) const { return weights + row * stride + column; }
 };
 
-/// A lane's weights of the piece at `to`.
-__device__ __forceinline__ void keep_piece(__half* to, const float (&e)[kPieceValues]) {
+/// Of a row's weights within a piece, e^(x - top) in registers, that of its target. `target`: from the piece's first column on.
+__device__ __forceinline__ void clear_target(float (&e)[kPieceValues], int target) {
+  if (target < 0 || target >= kPiece) return;
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    uint4 words;
-    auto* pairs = reinterpret_cast<__half2*>(&words);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = __floats2half2_rn(e[8 * j + 2 * i], e[8 * j + 2 * i + 1]);
-    __stcs(reinterpret_cast<uint4*>(to + 32 * j) + threadIdx.x % kPieceLanes, words);
-  }
+  for (int i = 0; i < kPieceValues; ++i)
+    if (piece_column(i) == target) e[i] = 0.0f;
 }
-__device__ __forceinline__ void keep_piece(float* to, const float (&e)[kPieceValues]) {
+/// What makes them relative to the reference.
+__device__ __forceinline__ float weight_factor(float top, float reference) { return expf(top - reference); }
+/// In bf16: words[i] are the columns 8 i + 2 q and the next of lane q.
+template <int kCount>
+__device__ __forceinline__ void pack_weights(std::uint32_t (&words)[kCount], const float (&e)[2 * kCount], float factor) {
 #pragma unroll
-  for (int i = 0; i < kPieceValues; i += 4)
-    __stcs(reinterpret_cast<float4*>(to + i / 8 * 32 + i % 8) + threadIdx.x % kPieceLanes * 2,
-           make_float4(e[i], e[i + 1], e[i + 2], e[i + 3]));
+  for (int i = 0; i < kCount; ++i) words[i] = pack_bf16(e[2 * i] * factor, e[2 * i + 1] * factor);
 }
 
-/// 8 values of a piece as they lie in memory.
+/// A piece's weights, of which the lanes hold e^(x - top), go to `to`: what has no faster way.
 template <typename W>
-struct KeptWords {
-  static constexpr int kWords = static_cast<int>(sizeof(W)) * kVec / 4, kPairWords = kWords / 4;
-  alignas(16) std::uint32_t words[kWords] = {};
-
-  __device__ __forceinline__ void read(const W* from) {
+__device__ __forceinline__ void write_weights(W* to, float (&e)[kPieceValues], float top, float reference, int target) {
+  clear_target(e, target);
+  const float factor = weight_factor(top, reference);
 #pragma unroll
-    for (int i = 0; i < kWords; i += 4) reinterpret_cast<uint4*>(words)[i / 4] = __ldcs(reinterpret_cast<const uint4*>(from) + i / 4);
+  for (int i = 0; i < kPieceValues; i += 2) {
+    const int column = piece_column(i);
+    if constexpr (sizeof(W) == 2)
+      *reinterpret_cast<std::uint32_t*>(to + column) = pack_bf16(e[i] * factor, e[i + 1] * factor);
+    else
+      *reinterpret_cast<float2*>(to + column) = make_float2(e[i] * factor, e[i + 1] * factor);
   }
-  /// Lane q of four has values i of the columns i / 2 * 8 + 2 q + i % 2; then those of the columns 8 q + i. By all lanes of a warp.
-  __device__ __forceinline__ void put_side_by_side() {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const bool is_high = (threadIdx.x & step) != 0;
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        if ((i / kPairWords & step) != 0) continue;
-        std::uint32_t &low = words[i], &high = words[i + step * kPairWords];
-        const std::uint32_t other = __shfl_xor_sync(kFullWarp, is_high ? low : high, step);
-        low = is_high ? other : low;
-        high = is_high ? high : other;
-      }
-    }
-  }
-  __device__ __forceinline__ void unpack(float (&e)[kVec]) const {
-#pragma unroll
-    for (int i = 0; i < kVec; ++i) e[i] = static_cast<float>(reinterpret_cast<const W*>(words)[i]);
-  }
-};
+}
 
 }  // namespace prl::ops::cuda

@@ -39,30 +39,38 @@ __device__ __forceinline__ void scale_piece(float (&x)[kPieceValues], float temp
     for (float& v : x) v = v / temperature;
 }
 /// Of a piece that begins at column `first`: columns from `end` on are none.
-__device__ __forceinline__ void cut_piece(float (&x)[kPieceValues], int first, int end) {
+__device__ __forceinline__ void cut_piece(float (&x)[kPieceValues], int first, int end, float none = -INFINITY) {
 #pragma unroll
   for (int i = 0; i < kPieceValues; ++i)
-    if (first + piece_column(i) >= end) x[i] = -INFINITY;
+    if (first + piece_column(i) >= end) x[i] = none;
+}
+
+/// e^d of a logit d below the maximum, by two instructions: off by a few 2^-24 of itself, and by as much again for each unit of d.
+__device__ __forceinline__ float weight_of(float d) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(d * 1.44269504088896341f));
+  return e;
 }
 
 /// What a piece's weights are relative to: its maximum, or 0 where no number came, so that NaN, which the maximum passes over, does not
 /// pass for a banned token.
 __device__ __forceinline__ float piece_base(float top) { return top == -INFINITY ? 0.0f : top; }
 
-/// Of a piece whose lanes hold x, in each of them. x becomes e^(x - m). `kWeighted`: else that sum is 0.
-template <bool kWeighted>
+/// Of a piece whose lanes hold x, in each of them. x becomes e^(x - m). `kWeighted`: else that sum is 0. `kHasNone`: -inf may stand for
+/// columns that are none.
+template <bool kWeighted, bool kHasNone = true>
 __device__ __forceinline__ ChunkStats piece_weights(float (&x)[kPieceValues]) {
-  float top = -INFINITY;
+  float tops[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // side by side: each waits for the one before
 #pragma unroll
-  for (int i = 0; i < kPieceValues; ++i) top = fmaxf(top, x[i]);
-  top = warp_max<kPieceLanes>(top);
+  for (int i = 0; i < kPieceValues; ++i) tops[i % 4] = fmaxf(tops[i % 4], x[i]);
+  const float top = warp_max<kPieceLanes>(fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3])));
   float sum = 0.0f, weighted = 0.0f;
   const float from = piece_base(top);
 #pragma unroll
   for (int i = 0; i < kPieceValues; ++i) {
-    const float d = x[i] - from, e = expf(d);
+    const float d = x[i] - from, e = weight_of(d);
     sum += e;
-    if constexpr (kWeighted) weighted = fmaf(e, fmaxf(-1e30f, d), weighted);  // 0 * -inf would be NaN
+    if constexpr (kWeighted) weighted = fmaf(e, kHasNone ? fmaxf(-1e30f, d) : d, weighted);  // 0 * -inf would be NaN
     x[i] = e;
   }
   sum = warp_sum<kPieceLanes>(sum);

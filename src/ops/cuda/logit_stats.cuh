@@ -18,9 +18,9 @@ struct LiveRows {
 /// Whether logit_stats takes the product p of a head, [rows that count, V]: one with the bits of the library's kernels for many rows. It
 /// still does if p.a is then a dense copy of some of its rows.
 bool can_form_logit_stats(const OpContext& ctx, const Product& p);
-/// stats[chunk * p.M + row] of the scaled logits p.a p.b^T and target_logits[row], bit for bit those of stored logits, and what is to be
-/// kept. targets and temperatures: of the caller's rows. p.out is not used.
-void logit_stats(const OpContext& ctx, ChunkStats* stats, float* target_logits, const Product& p, const KeptSoftmax<__half>& kept,
+/// stats[chunk * p.M + row] of the scaled logits p.a p.b^T and target_logits[row], bit for bit those of stored logits, and the weights of
+/// the first kept.rows rows. targets and temperatures: of the caller's rows. p.out is not used.
+void logit_stats(const OpContext& ctx, ChunkStats* stats, float* target_logits, const Product& p, const SoftmaxRows<__nv_bfloat16>& kept,
                  const LiveRows& live, const std::int32_t* targets, const float* temperatures);
 
 }  // namespace prl::ops::cuda

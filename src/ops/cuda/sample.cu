@@ -178,7 +178,7 @@ __device__ int choose_in_piece(const RowParams& r, const PieceChoice& choice, co
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     even = odd;
-    odd = static_cast<double>(expf(scaled(x[2 * lane + i], r.temperature) - choice.max));
+    odd = static_cast<double>(weight_of(scaled(x[2 * lane + i], r.temperature) - choice.max));
   }
   const LaneChoice of_lanes = choose_lane(even + odd, choice.rest);
   return __shfl_sync(kFullWarp, 2 * lane + (odd > 0 && of_lanes.rest >= even ? 1 : 0), of_lanes.lane);
