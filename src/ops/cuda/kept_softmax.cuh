@@ -11,7 +11,8 @@
 // scaled row of h once more by as much; the target's part, which nearly cancels in rows that are sure of it, is not rounded.
 //
 // r has to be known before the row's logits are: it is the target's, as a plain sum. A row whose target has less than e^-kReach gets
-// weights relative to its lse afterwards, from plain sums (far_rows_kernel), whether its weights were kept or are formed again.
+// weights relative to its lse afterwards, from plain sums (far_rows_kernel), whether its weights were kept or are formed again; for each
+// such row the head is read once more.
 
 namespace prl::ops::cuda {
 
