@@ -58,6 +58,14 @@ __device__ __forceinline__ float inverse(float x) {
   return y;
 }
 
+constexpr float kLog2e = 1.44269504088896341f;
+/// 2^x by one instruction, to a few 2^-24 of itself; what would be subnormal is zero.
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// A number that is known here, and not only where it is used: the compiler puts off what it can, behind what others wait for.
 __device__ __forceinline__ std::int64_t known_here(std::int64_t x) {
   asm volatile("" : "+l"(x));

@@ -35,25 +35,6 @@ __device__ __forceinline__ void arrive_once_per_warp(std::uint64_t* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
-/// At the barrier that block `rank` of the cluster has at this place. Without a scope: said to release to the cluster, it costs a fence of
-/// the whole GPU, and what the products read has been read.
-__device__ __forceinline__ void barrier_arrive_at(std::uint64_t* barrier, std::uint32_t rank) {
-  asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [at];\n}" ::"r"(
-                   shared_address(barrier)),
-               "r"(rank)
-               : "memory");
-}
-/// The block's place in its cluster.
-__device__ __forceinline__ std::uint32_t cluster_rank() {
-  std::uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-/// By all threads of all blocks of the cluster.
-__device__ __forceinline__ void cluster_sync() {
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
 /// Arrives, and lets the phase wait for so many bytes of copies besides.
 __device__ __forceinline__ void barrier_arrive_expect(std::uint64_t* barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
@@ -110,15 +91,6 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::
                    shared_address(to)),
                "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
                : "memory");
-}
-/// The same into the shared memory of every block of the cluster in `blocks`, a bit each, and to the barrier that each has at this place.
-__device__ __forceinline__ void copy_box_to_cluster(void* to, const CUtensorMap* map, std::uint64_t* barrier, std::uint16_t blocks, int x,
-                                                    int y, int z) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], "
-      "%3;" ::"r"(shared_address(to)),
-      "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(y), "r"(z)
-      : "memory");
 }
 /// How long the second-level cache keeps what a copy brings.
 using CachePolicy = std::uint64_t;

@@ -46,11 +46,7 @@ __device__ __forceinline__ void cut_piece(float (&x)[kPieceValues], int first, i
 }
 
 /// e^d of a logit d below the maximum, by two instructions: off by a few 2^-24 of itself, and by as much again for each unit of d.
-__device__ __forceinline__ float weight_of(float d) {
-  float e;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(d * 1.44269504088896341f));
-  return e;
-}
+__device__ __forceinline__ float weight_of(float d) { return power_of_two(d * kLog2e); }
 
 /// What a piece's weights are relative to: its maximum, or 0 where no number came, so that NaN, which the maximum passes over, does not
 /// pass for a banned token.

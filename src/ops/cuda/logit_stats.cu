@@ -12,13 +12,9 @@ namespace {
 /// Three warpgroups compute 64 rows each of a tile, a fourth one copies. They take a chunk of the vocabulary tile after tile, so that each
 /// quad of lanes ends with the statistics of all its pieces. While one forms statistics the others go on with their products as far as the
 /// ring reaches; two warpgroups with 256 columns each took longer (docs/performance.md).
-///
-/// Two blocks, a cluster, take the same rows and neighbouring chunks, and each copies half of the rows for both: 30% less to read from the
-/// second-level cache.
 constexpr int kGroup = 128, kGroups = 3, kThreads = (kGroups + 1) * kGroup, kWarps = kGroups * kGroup / kWarp;
 constexpr int kGroupRows = 64, kRows = kGroups * kGroupRows, kColumns = 128;
-constexpr int kCluster = 2, kRowsOfBlock = kRows / kCluster;  ///< the latter are copied by one block
-constexpr int kBlock = 64;                                    ///< of K: a row of 128 bytes in shared memory
+constexpr int kBlock = 64;  ///< of K: a row of 128 bytes in shared memory
 constexpr int kRowBytes = kBlock * 2, kWeightsAt = kRows * kRowBytes, kSlotBytes = kWeightsAt + kColumns * kRowBytes;
 /// A warp's weights of a piece wait for their way to memory as rows of 128 bytes.
 constexpr int kWarpRows = 16, kPieceBytes = kWarpRows * kPiece * 2;
@@ -30,7 +26,7 @@ static_assert(kVocabChunk % kColumns == 0 && kColumns == 2 * kPiece);
 constexpr std::int64_t kMinRows = 256;
 
 struct Args {
-  CUtensorMap rows;      ///< [K / 64][M][64], box [1][kRowsOfBlock][64]
+  CUtensorMap rows;      ///< [K / 64][M][64], box [1][kRows][64]
   CUtensorMap weights;   ///< [K / 64][V][64], box [1][kColumns][64]
   CUtensorMap kept_map;  ///< of `kept`, [chunks in pieces][rows][64], box [1][kWarpRows][64]
   ChunkStats* stats;
@@ -46,31 +42,38 @@ struct Args {
 
 using namespace hopper;
 
-/// Slots of operands. Both blocks of a cluster copy into those of each.
+/// Slots of operands.
 struct Ring {
   unsigned char* shared;
   std::uint64_t *full, *empty;
   __device__ __forceinline__ explicit Ring(unsigned char* memory)
       : shared(memory), full(reinterpret_cast<std::uint64_t*>(memory + kBarriersAt)), empty(full + kSlots) {}
-  /// By all threads of the cluster.
+  /// By all threads of the block.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
       if (shared_address(shared) % 1024 != 0) __trap();
       for (int i = 0; i < kSlots; ++i) {
         barrier_init(full + i, 1);
-        barrier_init(empty + i, kCluster * kWarps);
+        barrier_init(empty + i, kWarps);
       }
       barrier_init_fence();
     }
-    cluster_sync();
+    __syncthreads();
   }
   /// By all threads of a warp: a slot's operands have been read.
-  __device__ __forceinline__ void release(int slot) const {
-    __syncwarp();
-    const std::uint32_t lane = threadIdx.x % kWarp;
-    if (lane < kCluster) barrier_arrive_at(empty + slot, lane);
-  }
+  __device__ __forceinline__ void release(int slot) const { arrive_once_per_warp(empty + slot); }
 };
+
+/// One thread: the operands of a tile in order. copy(rows at, weights at, barrier, block).
+template <typename Copy>
+__device__ __forceinline__ void copy_tile(const Ring& ring, RingPlace<kSlots>& at, int num_blocks, const Copy& copy) {
+  for (int block = 0; block < num_blocks; ++block, at.advance()) {
+    unsigned char* slot = ring.shared + at.slot * kSlotBytes;
+    barrier_wait(ring.empty + at.slot, at.phase ^ 1);
+    barrier_arrive_expect(ring.full + at.slot, kSlotBytes);
+    copy(slot, slot + kWeightsAt, ring.full + at.slot, block);
+  }
+}
 
 /// A warpgroup's rows of tiles.
 class Products {
@@ -78,7 +81,7 @@ class Products {
   __device__ __forceinline__ explicit Products(const Ring& ring) : ring_(ring) {
     const int group = static_cast<int>(threadIdx.x) / kGroup;
     const std::uint32_t both = same_in_warp(shared_address(ring.shared) + static_cast<std::uint32_t>(group << 20));
-    const std::uint32_t begin = both & 0xfffff, height = both >> 20 & 15;  // from bit 24 on it is the block in its cluster
+    const std::uint32_t begin = both & 0xfffff, height = both >> 20;
     rows_ = along_rows(begin + height * (kGroupRows * kRowBytes));
     weights_ = along_rows(begin + kWeightsAt);
   }
@@ -109,7 +112,7 @@ class Products {
   }
 
  private:
-  Ring ring_;
+  const Ring& ring_;
   RingPlace<kSlots> at_;
   std::uint64_t rows_, weights_;
 };
@@ -149,35 +152,28 @@ class PieceStore {
 /// Where there is no column: low enough to weigh nothing, and a number.
 constexpr float kNone = -1e30f;
 
-/// Rows of a tile and a chunk of the vocabulary. A cluster takes as many chunks as it has blocks; neighbouring ones take the same, which
-/// then come from memory once. The last chunk may lie beyond the vocabulary: its logits are nobody's.
+/// Rows of a tile and a chunk of the vocabulary. Neighbouring blocks take the same chunk, which then comes from memory once.
 struct Unit {
   int first_row, first_column, num_tiles;
   __device__ __forceinline__ Unit(const Args& a, int unit)
       : first_row(unit % a.num_row_tiles * kRows),
-        first_column((unit / a.num_row_tiles * kCluster + static_cast<int>(cluster_rank())) * kVocabChunk),
-        num_tiles((min(kVocabChunk, a.V - unit / a.num_row_tiles * kCluster * kVocabChunk) + kColumns - 1) / kColumns) {}
+        first_column(unit / a.num_row_tiles * kVocabChunk),
+        num_tiles((min(kVocabChunk, a.V - first_column) + kColumns - 1) / kColumns) {}
 };
 template <typename Visit>
 __device__ __forceinline__ void for_each_unit(const Args& a, const Visit& visit) {
-  for (int unit = static_cast<int>(blockIdx.x) / kCluster; unit < a.num_units; unit += static_cast<int>(gridDim.x) / kCluster)
-    visit(Unit(a, unit));
+  for (int unit = static_cast<int>(blockIdx.x); unit < a.num_units; unit += static_cast<int>(gridDim.x)) visit(Unit(a, unit));
 }
 
 /// One thread.
 __device__ __forceinline__ void copy_tiles(const Args& a, const Ring& ring) {
-  const int half = static_cast<int>(cluster_rank()) * kRowsOfBlock;
   RingPlace<kSlots> at;
   for_each_unit(a, [&](const Unit& u) {
     for (int tile = 0; tile < u.num_tiles; ++tile)
-#pragma unroll 1
-      for (int block = 0; block < a.num_blocks; ++block, at.advance()) {
-        unsigned char* slot = ring.shared + at.slot * kSlotBytes;
-        barrier_wait(ring.empty + at.slot, at.phase ^ 1);
-        barrier_arrive_expect(ring.full + at.slot, kSlotBytes);
-        copy_box_to_cluster(slot + half * kRowBytes, &a.rows, ring.full + at.slot, (1 << kCluster) - 1, 0, u.first_row + half, block);
-        copy_box(slot + kWeightsAt, &a.weights, ring.full + at.slot, 0, u.first_column + tile * kColumns, block);
-      }
+      copy_tile(ring, at, a.num_blocks, [&](unsigned char* rows, unsigned char* weights, std::uint64_t* full, int block) {
+        copy_box(rows, &a.rows, full, 0, u.first_row, block);
+        copy_box(weights, &a.weights, full, 0, u.first_column + tile * kColumns, block);
+      });
   });
 }
 
@@ -240,7 +236,7 @@ __device__ __forceinline__ void form_tiles(const Args& a, const Ring& ring) {
         const ChunkStats s[2] = {piece_weights<true, false>(x[0]), piece_weights<true, false>(x[1])};
 #pragma unroll
         for (int r = 0; r < 2; ++r) mine[r].take(s[r], tile, p);
-        if (warp_row >= a.kept.rows || num_columns <= 0) continue;
+        if (warp_row >= a.kept.rows) continue;
         std::uint32_t words[2][kPieceValues / 2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -253,8 +249,7 @@ __device__ __forceinline__ void form_tiles(const Args& a, const Ring& ring) {
 #pragma unroll
     for (const LaneRow& r : mine) {
       const ChunkStats s = r.quad.stats();
-      if (lane % 4 == 0 && r.row < a.M && num_columns > 0)
-        a.stats[static_cast<std::int64_t>(u.first_column / kVocabChunk) * a.M + r.row] = s;
+      if (lane % 4 == 0 && r.row < a.M) a.stats[static_cast<std::int64_t>(u.first_column / kVocabChunk) * a.M + r.row] = s;
     }
   });
   store.finish();
@@ -278,7 +273,6 @@ __global__ void __launch_bounds__(kThreads, 1) logit_stats_kernel(const __grid_c
     registers_up<160>();
     form_tiles(a, ring);
   }
-  cluster_sync();  // until then one block's copies and arrivals reach into the other's memory
 #endif
 }
 
@@ -292,7 +286,7 @@ bool can_form_logit_stats(const OpContext& ctx, const Product& p) {
 void logit_stats(const OpContext& ctx, ChunkStats* stats, float* target_logits, const Product& p, const SoftmaxRows<__nv_bfloat16>& kept,
                  const LiveRows& live, const std::int32_t* targets, const float* temperatures) {
   Args a{};
-  a.rows = rows_map(p.a, p.M, p.K, p.a_stride, kRowsOfBlock, 1);
+  a.rows = rows_map(p.a, p.M, p.K, p.a_stride, kRows, 1);
   a.weights = rows_map(p.b, p.N, p.K, p.b_stride, kColumns, 1);
   a.stats = stats;
   a.target_logits = target_logits;
@@ -305,20 +299,11 @@ void logit_stats(const OpContext& ctx, ChunkStats* stats, float* target_logits, 
   a.V = static_cast<int>(p.N);
   a.num_blocks = static_cast<int>(p.K / kBlock);
   a.num_row_tiles = static_cast<int>(ceil_div(p.M, kRows));
-  a.num_units = a.num_row_tiles * static_cast<int>(ceil_div(p.N, kCluster * kVocabChunk));
+  a.num_units = a.num_row_tiles * static_cast<int>(ceil_div(p.N, kVocabChunk));
   PRL_CUDA_CHECK(cudaFuncSetAttribute(logit_stats_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = kCluster;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min(a.num_units, num_multiprocessors(ctx) / kCluster) * kCluster));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream_of(ctx);
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  PRL_CUDA_CHECK(cudaLaunchKernelEx(&config, logit_stats_kernel, a));
+  const auto grid = static_cast<unsigned>(std::min(a.num_units, num_multiprocessors(ctx)));
+  logit_stats_kernel<<<grid, kThreads, kSharedBytes, stream_of(ctx)>>>(a);
+  PRL_CUDA_CHECK(cudaGetLastError());
 }
 
 }  // namespace prl::ops::cuda

@@ -18,14 +18,8 @@ namespace prl::ops::cuda {
 
 constexpr float kSlack = 8.0f;
 constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kMinusInfinity = -__builtin_inff();
 
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 /// For rows whose inputs are of type T: fp32 gets the last bits too.
 template <typename T>
 __device__ __forceinline__ float power_of_two_for(float x) {
