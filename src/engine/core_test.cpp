@@ -295,6 +295,14 @@ TEST(EngineCore, StepsRunAheadWhileOthersWaitForAPlace) {
   EXPECT_EQ(world.runner->num_runs, 39) << "a place that becomes free at a known time is filled at once";
 }
 
+class AnyToken final : public wire::TokenRule {
+ public:
+  bool allow(std::span<const std::int32_t>, wire::TokenRuleCursor&, std::span<std::uint64_t> words) const override {
+    std::ranges::fill(words, ~std::uint64_t{0});
+    return true;
+  }
+};
+
 TEST(EngineCore, StepsThatNeedTheTokensBeforeThemDoNotRunAhead) {
   const auto num_ahead = [](const std::function<void(ResolvedRequest&)>& change) {
     World world(roomy(), /*is_beside_host=*/true);
@@ -305,14 +313,16 @@ TEST(EngineCore, StepsThatNeedTheTokensBeforeThemDoNotRunAhead) {
     return world.runner->num_ahead;
   };
   EXPECT_EQ(num_ahead([](ResolvedRequest&) {}), 7);
-  EXPECT_EQ(num_ahead([](ResolvedRequest& r) { r.edits_logits = true; }), 0) << "penalties count the tokens so far";
   EXPECT_EQ(num_ahead([](ResolvedRequest& r) { r.sampling.stop = {"END"}; }), 0) << "its listener may end it at each token";
+  EXPECT_EQ(num_ahead([](ResolvedRequest& r) { r.sampling.token_rule = std::make_shared<AnyToken>(); }), 0) << "it asks for each token";
   EXPECT_EQ(num_ahead([](ResolvedRequest& r) {
+              r.edits_logits = true;
+              r.sampling.repetition_penalty = 1.5f;
               r.stop_ids = {kVocab};
               r.sampling.min_tokens = 5;
             }),
-            2)
-      << "stop tokens are masked in the host's memory";
+            7)
+      << "the device counts what was drawn there";
 }
 
 TEST(EngineCore, AStepThatCannotBeQueuedAheadIsMadeAnew) {

@@ -59,7 +59,7 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       session_(runtime, options.num_threads),
       cache_(make_cache(runtime, *weights_, num_blocks, options.block_size)),
       model_(session_.context(), options.record_steps),
-      sampler_(session_.context(), weights_->config.vocab_size),
+      sampler_(session_.context()),
       drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)),
       times_(options.times),
       stopwatch_(times_ != nullptr ? runtime->make_stopwatch() : nullptr) {}
@@ -170,7 +170,7 @@ void PagedRunner::begin_draws(const StepPlan& plan, ConstTensorView h_TH) {
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
     if (!plan.rows[r].is_sampled) continue;
     sample_rows_B_.push_back(query_start_[r + 1] - 1);
-    draws_B_.push_back({plan.rows[r].sequence, plan.rows[r].output_idx()});
+    draws_B_.push_back({plan.rows[r].sequence, plan.rows[r].output_idx(), plan.rows[r].drawn_row});
   }
   draws.num_rows = 0;
   TensorView logits_BV;

@@ -8,51 +8,44 @@
 namespace prl::engine {
 namespace {
 
-bool masks_stop_tokens(const Sequence& sequence) noexcept {
-  return sequence.num_output_tokens() < sequence.request->sampling.min_tokens && !sequence.request->stop_ids.empty();
+bool masks_stop_tokens(const Draw& draw) noexcept {
+  return draw.output_idx < draw.sequence->request->sampling.min_tokens && !draw.sequence->request->stop_ids.empty();
 }
 
-void apply_penalties(std::span<float> logits_V, const Sequence& sequence, std::span<std::int32_t> counts_V) {
-  const wire::SamplingParams& s = sequence.request->sampling;
-  // First the tokens of the output with their counts, then those of the prompt that did not occur in it. A visited token's
-  // count becomes -1, so that each is handled once.
-  const auto output = sequence.output();
-  for (const std::int32_t id : output) ++counts_V[static_cast<std::size_t>(id)];
-  const auto visit = [&](std::int32_t id, bool is_output) {
-    std::int32_t& count = counts_V[static_cast<std::size_t>(id)];
-    if (count < 0) return;
-    float& logit = logits_V[static_cast<std::size_t>(id)];
-    logit = logit > 0.0f ? logit / s.repetition_penalty : logit * s.repetition_penalty;
-    if (is_output) logit -= s.frequency_penalty * static_cast<float>(count) + s.presence_penalty;
-    count = -1;
-  };
-  for (const std::int32_t id : output) visit(id, true);
-  if (s.repetition_penalty != 1.0f) {
-    for (const std::int32_t id : sequence.request->prompt_ids) visit(id, false);
+bool has_penalties(const wire::SamplingParams& s) noexcept {
+  return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+}
+
+const std::vector<ops::LogitEdits::Seen>& seen_tokens(Sequence& sequence) {
+  SeenTokens& seen = sequence.seen;
+  if (seen.num_tokens == 0) {
+    // Only repetition looks at the prompt.
+    if (sequence.request->sampling.repetition_penalty != 1.0f) {
+      std::vector<std::int32_t> ids(sequence.tokens.begin(), sequence.tokens.begin() + sequence.num_prompt_tokens);
+      std::ranges::sort(ids);
+      ids.erase(std::ranges::unique(ids).begin(), ids.end());
+      for (const std::int32_t id : ids) seen.by_id.push_back({id, 0});
+    }
+    seen.num_tokens = sequence.num_prompt_tokens;
   }
-  for (const std::int32_t id : sequence.tokens) counts_V[static_cast<std::size_t>(id)] = 0;
-}
-
-}  // namespace
-
-bool needs_edit(const Sequence& sequence) noexcept { return sequence.request->edits_logits || masks_stop_tokens(sequence); }
-
-void edit_logits(std::span<float> logits_V, const Sequence& sequence, std::span<std::int32_t> counts_V) {
-  const wire::SamplingParams& s = sequence.request->sampling;
-  for (const auto& [id, bias] : s.logit_bias) logits_V[static_cast<std::size_t>(id)] += bias;
-  if (s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f)
-    apply_penalties(logits_V, sequence, counts_V);
-  if (masks_stop_tokens(sequence)) {
-    for (const std::int32_t id : sequence.request->stop_ids) logits_V[static_cast<std::size_t>(id)] = kMaskedLogit;
+  for (; seen.num_tokens < sequence.num_tokens(); ++seen.num_tokens) {
+    const std::int32_t id = sequence.tokens[static_cast<std::size_t>(seen.num_tokens)];
+    auto at = std::ranges::lower_bound(seen.by_id, id, {}, &ops::LogitEdits::Seen::id);
+    if (at == seen.by_id.end() || at->id != id) at = seen.by_id.insert(at, {id, 0});
+    ++at->count;
   }
+  return seen.by_id;
 }
 
-void apply_token_rule(std::span<float> logits_V, Sequence& sequence, std::span<std::uint64_t> words) {
+void add_token_rule(ops::LogitEdits& edits, ops::LogitEdits::Row& row, Sequence& sequence, std::int64_t vocab_size) {
   const ResolvedRequest& request = *sequence.request;
+  const std::size_t begin = edits.allowed.size();
+  edits.allowed.resize(begin + static_cast<std::size_t>(ops::LogitEdits::words_per_row(vocab_size)));
+  const std::span words = std::span(edits.allowed).subspan(begin);
   const bool may_end = request.sampling.token_rule->allow(sequence.output(), sequence.rule_cursor, words);
   const auto word_of = [&](std::int32_t id) -> std::uint64_t& { return words[static_cast<std::size_t>(id) / 64]; };
   const auto bit_of = [](std::int32_t id) { return std::uint64_t{1} << (id % 64); };
-  const auto is_any_open = [&] { return std::any_of(words.begin(), words.end(), [](std::uint64_t word) { return word != 0; }); };
+  const auto is_any_open = [&] { return std::ranges::any_of(words, [](std::uint64_t word) { return word != 0; }); };
   std::vector<std::int32_t> closed;
   for (const std::int32_t id : request.stop_ids) {
     if (may_end) word_of(id) |= bit_of(id);
@@ -62,42 +55,56 @@ void apply_token_rule(std::span<float> logits_V, Sequence& sequence, std::span<s
   }
   if (!closed.empty() && !is_any_open())
     for (const std::int32_t id : closed) word_of(id) |= bit_of(id);
-  const float masked = is_any_open() ? kMaskedLogit : std::numeric_limits<float>::quiet_NaN();
-  for (std::size_t id = 0; id < logits_V.size(); ++id)
-    if ((words[id / 64] >> (id % 64) & 1) == 0) logits_V[id] = masked;
+  row.has_allowed = true;
+  if (!is_any_open()) row.not_allowed = std::numeric_limits<float>::quiet_NaN();
 }
 
-Sampler::Sampler(ops::OpContext& ctx, std::int64_t vocab_size)
-    : ctx_(ctx),
-      counts_V_(static_cast<std::size_t>(vocab_size), 0),
-      logits_V_(static_cast<std::size_t>(vocab_size)),
-      rule_words_((static_cast<std::size_t>(vocab_size) + 63) / 64) {}
+}  // namespace
 
-void Sampler::edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequence) {
-  float* const device_row = logits_BV.as<float>() + row * logits_BV.row_stride;
-  const std::size_t num_bytes = logits_V_.size() * sizeof(float);
-  ctx_.runtime->copy_to_host(logits_V_.data(), device_row, num_bytes);
-  edit_logits(logits_V_, sequence, counts_V_);
-  if (sequence.request->sampling.token_rule) apply_token_rule(logits_V_, sequence, rule_words_);
-  ctx_.runtime->copy_from_host(device_row, logits_V_.data(), num_bytes);
+bool needs_edit(const Draw& draw) noexcept { return draw.sequence->request->edits_logits || masks_stop_tokens(draw); }
+
+void add_edits(ops::LogitEdits& edits, const Draw& draw, std::int32_t row_idx, std::int64_t vocab_size) {
+  Sequence& sequence = *draw.sequence;
+  const wire::SamplingParams& s = sequence.request->sampling;
+  PRL_CHECK(draw.output_idx == sequence.num_output_tokens() + (draw.drawn_row >= 0 ? 1 : 0),
+            "logits are edited by tokens that are not known");
+  PRL_CHECK(draw.drawn_row < 0 || s.token_rule == nullptr, "a token rule asks for every token before the next is drawn");
+  ops::LogitEdits::Row row;
+  row.row = row_idx;
+  row.num_biases = static_cast<std::int32_t>(s.logit_bias.size());
+  for (const auto& [id, bias] : s.logit_bias) edits.biases.push_back({id, bias});
+  if (has_penalties(s)) {
+    const auto& seen = seen_tokens(sequence);
+    edits.seen.insert(edits.seen.end(), seen.begin(), seen.end());
+    row.num_seen = static_cast<std::int32_t>(seen.size());
+    row.drawn_row = draw.drawn_row;
+    row.repetition = s.repetition_penalty;
+    row.frequency = s.frequency_penalty;
+    row.presence = s.presence_penalty;
+  }
+  if (masks_stop_tokens(draw)) {
+    const auto& stop_ids = sequence.request->stop_ids;
+    edits.masked.insert(edits.masked.end(), stop_ids.begin(), stop_ids.end());
+    row.num_masked = static_cast<std::int32_t>(stop_ids.size());
+  }
+  if (s.token_rule) add_token_rule(edits, row, sequence, vocab_size);
+  edits.rows.push_back(row);
 }
 
 void Sampler::begin(TensorView logits_BV, std::span<const Draw> draws_B, TensorView drawn_B, ops::PendingSamples& pending) {
   PRL_CHECK(logits_BV.shape.num_rows() == static_cast<std::int64_t>(draws_B.size()), "{} rows of logits for {} sequences",
             logits_BV.shape.num_rows(), draws_B.size());
-  for (std::size_t i = 0; i < draws_B.size(); ++i) {
-    Sequence& sequence = *draws_B[i].sequence;
-    if (!needs_edit(sequence)) continue;
-    PRL_CHECK(draws_B[i].output_idx == sequence.num_output_tokens(), "logits are edited by tokens that are not known");
-    edit_row(logits_BV, static_cast<std::int64_t>(i), sequence);
-  }
+  edits_.clear();
+  for (std::size_t i = 0; i < draws_B.size(); ++i)
+    if (needs_edit(draws_B[i])) add_edits(edits_, draws_B[i], static_cast<std::int32_t>(i), logits_BV.shape.num_cols());
+  ops::edit_logits(ctx_, logits_BV, drawn_B, edits_);
   set_rows(draws_B);
   ops::begin_sample(ctx_, pending, drawn_B, logits_BV, rows_);
 }
 
 bool Sampler::begin_head(ConstTensorView h_BH, const ops::LinearWeight& lm_head, std::span<const Draw> draws_B, TensorView drawn_B,
                          ops::PendingSamples& pending) {
-  if (std::ranges::any_of(draws_B, [](const Draw& draw) { return needs_edit(*draw.sequence); })) return false;
+  if (std::ranges::any_of(draws_B, needs_edit)) return false;
   set_rows(draws_B);
   return ops::begin_sample_head(ctx_, pending, drawn_B, h_BH, lm_head, rows_);
 }
@@ -122,7 +129,7 @@ void Sampler::finish(std::span<ops::SampleResult> results_B, ops::PendingSamples
   ops::finish_sample(ctx_, results_B, pending);
   // Masked tokens may fill up a short list of alternatives; nobody could draw them.
   for (ops::SampleResult& result : results_B) {
-    std::erase_if(result.top_logprobs, [](const auto& entry) { return !(entry.second > kMaskedLogit * 1e-3f); });
+    std::erase_if(result.top_logprobs, [](const auto& entry) { return !(entry.second > ops::kMaskedLogit * 1e-3f); });
   }
 }
 

@@ -7,37 +7,32 @@
 #include "engine/sequence.hpp"
 #include "engine/step_plan.hpp"
 #include "ops/lm_head.hpp"
+#include "ops/logit_edits.hpp"
 
 namespace prl::engine {
-
-/// Logit of a token that must not be drawn. Finite, so that a vocabulary chunk of only such tokens adds nothing instead of NaN.
-inline constexpr float kMaskedLogit = -1e30f;
-
-/// Changes the logits_V of the next token as the request asks: bias, then repetition, presence and frequency penalties,
-/// then stop tokens masked until min_tokens. The order and the formulas are vLLM's.
-///
-/// `counts_V` is scratch: all zero before and after. Cost is that of the sequence's length, not of the vocabulary.
-void edit_logits(std::span<float> logits_V, const Sequence& sequence, std::span<std::int32_t> counts_V);
-/// Masks all tokens but those that the request's token rule (which must be there) lets come next. Stop tokens are open where the
-/// text may end, and masked elsewhere unless nothing else could come. If no token may come at all, which takes output that
-/// was not drawn under the rule, the row becomes NaN. `words` is scratch of at least logits_V.size() bits.
-void apply_token_rule(std::span<float> logits_V, Sequence& sequence, std::span<std::uint64_t> words);
-/// True if the logits of the sequence's next token must be changed before it is drawn.
-bool needs_edit(const Sequence& sequence) noexcept;
 
 /// A token to be drawn.
 struct Draw {
   Sequence* sequence = nullptr;
-  std::int64_t output_idx = 0;  ///< of the token; beyond the sequence's newest token by one if that is not known yet
+  std::int64_t output_idx = 0;  ///< of the token; beyond the sequence's newest token by one if that is not known yet,
+  std::int32_t drawn_row = -1;  ///< but lies in this row of drawn_B
 };
+
+/// True if the logits of the token must be changed before it is drawn.
+bool needs_edit(const Draw& draw) noexcept;
+/// Adds what the request asks for to the edits of row `row`: bias, then repetition, presence and frequency penalties, then stop tokens
+/// masked until min_tokens. A token rule leaves only what it lets come next: stop tokens are open where the text may end, and masked
+/// elsewhere unless nothing else could come; if no token may come at all, which takes output that was not drawn under the rule, the row
+/// becomes NaN. Cost is that of the sequence's different tokens, with a token rule also of the vocabulary's bits.
+void add_edits(ops::LogitEdits& edits, const Draw& draw, std::int32_t row, std::int64_t vocab_size);
 
 /// Draws tokens from logits as each sequence asks. The draw of a token depends on its logits, the sequence's seed and the
 /// index of the token in its output, on nothing else of the batch.
 class Sampler {
  public:
-  Sampler(ops::OpContext& ctx, std::int64_t vocab_size);
-  /// One token per row, as ops::begin_sample. logits_BV: fp32, on the device of the context; rows that need editing are waited for and
-  /// overwritten, and the tokens of their sequences must be known.
+  explicit Sampler(ops::OpContext& ctx) : ctx_(ctx) {}
+  /// One token per row, as ops::begin_sample. logits_BV: fp32, on the device of the context; rows that need editing are overwritten.
+  /// drawn_B has the step's tokens in the end and those of the step before until then, which draws may refer to.
   void begin(TensorView logits_BV, std::span<const Draw> draws_B, TensorView drawn_B, ops::PendingSamples& pending);
   /// The same from hidden rows, as ops::begin_sample_head: false, and nothing is done, where logits are wanted.
   bool begin_head(ConstTensorView h_BH, const ops::LinearWeight& lm_head, std::span<const Draw> draws_B, TensorView drawn_B,
@@ -48,13 +43,10 @@ class Sampler {
   void top_logprobs(TensorView logits_BV, std::int32_t num_top, std::span<ops::SampleResult> results_B);
 
  private:
-  void edit_row(TensorView logits_BV, std::int64_t row, Sequence& sequence);
   void set_rows(std::span<const Draw> draws_B);
 
   ops::OpContext& ctx_;
-  std::vector<std::int32_t> counts_V_;
-  std::vector<float> logits_V_;
-  std::vector<std::uint64_t> rule_words_;
+  ops::LogitEdits edits_;
   std::vector<ops::SampleRow> rows_;
   ops::PendingSamples pending_top_;
 };

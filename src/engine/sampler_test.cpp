@@ -22,10 +22,17 @@ struct Case {
     sequence.tokens.insert(sequence.tokens.end(), output.begin(), output.end());
   }
   Case(const Case&) = delete;
-  std::vector<float> edit(std::vector<float> logits) {
-    std::vector<std::int32_t> counts(logits.size(), 0);
-    edit_logits(logits, sequence, counts);
-    EXPECT_EQ(counts, std::vector<std::int32_t>(logits.size(), 0)) << "scratch must be left as it was";
+  Draw next() { return {&sequence, sequence.num_output_tokens()}; }
+  std::vector<float> edit(std::vector<float> logits) { return edit(std::move(logits), next(), {}); }
+  std::vector<float> edit(std::vector<float> logits, const Draw& draw, ConstTensorView drawn) {
+    ops::OpSession session(make_cpu_runtime(), 1);
+    const auto vocab_size = static_cast<std::int64_t>(logits.size());
+    ops::LogitEdits edits;
+    add_edits(edits, draw, 0, vocab_size);
+    const Tensor row = Tensor::empty(session.context().runtime, {1, vocab_size}, DType::kF32);
+    std::ranges::copy(logits, row.as<float>());
+    ops::edit_logits(session.context(), row, drawn, edits);
+    std::copy_n(row.as<float>(), logits.size(), logits.begin());
     return logits;
   }
   ResolvedRequest request;
@@ -57,17 +64,41 @@ TEST(EditLogits, StopTokensAreMaskedUntilMinTokens) {
   Case c({0}, {1});
   c.request.stop_ids = {2};
   c.request.sampling.min_tokens = 2;
-  EXPECT_TRUE(needs_edit(c.sequence));
-  EXPECT_EQ(c.edit({1.0f, 1.0f, 1.0f})[2], kMaskedLogit);
+  EXPECT_TRUE(needs_edit(c.next()));
+  EXPECT_EQ(c.edit({1.0f, 1.0f, 1.0f})[2], ops::kMaskedLogit);
+  EXPECT_FALSE(needs_edit({&c.sequence, 2, 0})) << "the token before it is on its way";
   c.sequence.tokens.push_back(1);
-  EXPECT_FALSE(needs_edit(c.sequence));
+  EXPECT_FALSE(needs_edit(c.next()));
   EXPECT_EQ(c.edit({1.0f, 1.0f, 1.0f})[2], 1.0f);
+}
+
+TEST(EditLogits, ATokenOnItsWayCountsAsIfItWereKnown) {
+  const auto runtime = make_cpu_runtime();
+  const Tensor drawn = Tensor::empty(runtime, {3}, DType::kI32);
+  std::ranges::copy(std::vector<std::int32_t>{0, 3, 0}, drawn.as<std::int32_t>());
+  const std::vector<float> logits{1.0f, -2.0f, 3.0f, -4.0f, 5.0f, -6.0f};
+  for (const std::int32_t token : {0, 1, 2, 3, 4, 5}) {
+    Case ahead({0, 1, 1}, {2, 2, 1}), known({0, 1, 1}, {2, 2, 1, token});
+    for (Case* const c : {&ahead, &known}) {
+      c->request.sampling.repetition_penalty = 1.5f;
+      c->request.sampling.presence_penalty = 0.5f;
+      c->request.sampling.frequency_penalty = 0.25f;
+      c->request.sampling.logit_bias = {{4, 0.5f}};
+      c->request.stop_ids = {5};
+      c->request.sampling.min_tokens = 5;
+    }
+    drawn.as<std::int32_t>()[1] = token;
+    // Twice: the second time what was counted is found again.
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(ahead.edit(logits, {&ahead.sequence, 4, 1}, drawn), known.edit(logits)) << token;
+    ahead.sequence.tokens.push_back(token);
+    EXPECT_EQ(ahead.edit(logits), known.edit(logits)) << token;
+  }
 }
 
 class SamplerTest : public ::testing::Test {
  protected:
   static constexpr std::int64_t kVocabSize = 1025;  // one token alone in the last chunk of the vocabulary
-  SamplerTest() : session_(make_cpu_runtime(), 2), sampler_(session_.context(), kVocabSize) {}
+  SamplerTest() : session_(make_cpu_runtime(), 2), sampler_(session_.context()) {}
   void sample(TensorView logits, std::span<Sequence* const> sequences, std::span<ops::SampleResult> results) {
     std::vector<Draw> draws;
     for (Sequence* const sequence : sequences) draws.push_back({sequence, sequence->num_output_tokens()});
@@ -144,7 +175,7 @@ TEST_F(SamplerTest, ATokenRuleLeavesOnlyWhatMayFollow) {
   EXPECT_EQ(results[0].token, 8);
 }
 
-TEST(ApplyTokenRule, AStopTokenThatTheTextNeedsStaysOpenAndADeadEndIsNotDrawnFrom) {
+TEST(EditLogits, AStopTokenThatTheTextNeedsStaysOpenAndADeadEndIsNotDrawnFrom) {
   class OnlyOne final : public wire::TokenRule {
    public:
     bool allow(std::span<const std::int32_t> output, wire::TokenRuleCursor&, std::span<std::uint64_t> words) const override {
@@ -155,13 +186,9 @@ TEST(ApplyTokenRule, AStopTokenThatTheTextNeedsStaysOpenAndADeadEndIsNotDrawnFro
   Case c({0}, {});
   c.request.stop_ids = {1};
   c.request.sampling.token_rule = std::make_shared<OnlyOne>();
-  std::vector<std::uint64_t> words(1);
-  std::vector<float> logits{1.0f, 2.0f, 3.0f};
-  apply_token_rule(logits, c.sequence, words);
-  EXPECT_EQ(logits, (std::vector<float>{kMaskedLogit, 2.0f, kMaskedLogit}));
+  EXPECT_EQ(c.edit({1.0f, 2.0f, 3.0f}), (std::vector<float>{ops::kMaskedLogit, 2.0f, ops::kMaskedLogit}));
   c.sequence.tokens.push_back(1);
-  apply_token_rule(logits, c.sequence, words);
-  for (const float logit : logits) EXPECT_TRUE(std::isnan(logit));
+  for (const float logit : c.edit({1.0f, 2.0f, 3.0f})) EXPECT_TRUE(std::isnan(logit));
 }
 
 TEST_F(SamplerTest, ADrawDependsOnSeedAndIndexNotOnItsNeighbours) {

@@ -81,9 +81,8 @@ bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
     if (!row.is_sampled) return false;
     if (row.sequence == nullptr) continue;
     const ResolvedRequest& request = *row.sequence->request;
-    // Edited logits may depend on the tokens before them, and whoever ends at strings is asked after each token.
-    if (request.edits_logits || !request.sampling.stop.empty()) return false;
-    if (row.output_idx() < request.sampling.min_tokens && !request.stop_ids.empty()) return false;
+    // Who decides what may come next, or whether the text ends here, is asked after each token.
+    if (request.sampling.token_rule || !request.sampling.stop.empty()) return false;
     ++num_going_on;
   }
   return num_going_on == num_running();

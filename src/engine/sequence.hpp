@@ -6,6 +6,7 @@
 
 #include "base/ids.hpp"
 #include "engine/kv/block_pool.hpp"
+#include "ops/logit_edits.hpp"
 #include "wire/generate.hpp"
 
 namespace prl::engine {
@@ -20,6 +21,12 @@ struct ResolvedRequest {
   std::string cache_salt;
   std::int32_t priority = 0;
   bool edits_logits = false;  ///< penalties, bias or a token rule change the logits before sampling
+};
+
+/// Which tokens a sequence has, for penalties: it follows the sequence, whose tokens only grow.
+struct SeenTokens {
+  std::vector<ops::LogitEdits::Seen> by_id;
+  std::int64_t num_tokens = 0;  ///< of the sequence, that are counted or left out
 };
 
 enum class SequenceState : std::uint8_t { kWaiting, kRunning, kFinished };
@@ -53,6 +60,7 @@ struct Sequence {
   std::vector<std::vector<wire::TopLogprob>> prompt_top_logprobs;
   PolicyVersion version_first, version_last;  ///< of the first and last output token
   wire::TokenRuleCursor rule_cursor;          ///< memo of sampling.token_rule
+  SeenTokens seen;                            ///< memo of the sampler
 
   std::int64_t num_tokens() const noexcept { return static_cast<std::int64_t>(tokens.size()); }
   std::int64_t num_output_tokens() const noexcept { return num_tokens() - num_prompt_tokens; }

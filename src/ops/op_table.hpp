@@ -6,6 +6,7 @@
 #include "ops/fused.hpp"
 #include "ops/hash.hpp"
 #include "ops/lm_head.hpp"
+#include "ops/logit_edits.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/pointwise.hpp"
 
@@ -43,6 +44,7 @@ struct OpTable {
   void (*lm_head_logprob_backward)(OpContext&, TensorView, TensorView, ConstTensorView, ConstTensorView, ConstTensorView,
                                    const LinearWeight&, std::span<const std::int32_t>, std::span<const float>, bool,
                                    ConstTensorView) = nullptr;
+  void (*edit_logits)(OpContext&, TensorView, ConstTensorView, const LogitEdits&) = nullptr;
   void (*begin_sample)(OpContext&, PendingSamples&, TensorView, ConstTensorView, std::span<const SampleRow>) = nullptr;
   void (*finish_sample)(std::span<SampleResult>, PendingSamples&) = nullptr;
 

@@ -113,5 +113,28 @@ def test_an_engine_alone_stays_within_its_share():
         check(answers[0] == answers[1], "recorded steps and steps kernel by kernel differ")
 
 
+def test_steps_ahead_count_what_they_have_not_seen():
+    """Penalties of a step that is queued before the last one's tokens are known; a stop string has each step wait for them."""
+    needs_gpu()
+    with harness.workspace("gpu-edits") as folder:
+        model = harness.tiny_model(folder / "model")
+        body = {"prompt": "A word", "max_tokens": 96, "n": 24, "seed": 5, "logprobs": 1, "min_tokens": 40, "repetition_penalty": 1.2,
+                "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"40": 3, "41": -3}, "temperature": 0.8}
+        port = harness.free_port()
+        with harness.running("inference", "--model.name", model, "--server.port", port, "--model.max-model-len", 256,
+                             log=folder / "server.log"):
+            harness.wait_until(lambda: harness.is_healthy(port), 60, "the server")
+            replies = []
+            for more in ({}, {"stop": ["no such text comes"]}, {"repetition_penalty": 1}):
+                status, reply = harness.request(port, "POST", "/v1/completions", {**body, **more})
+                check(status == 200, f"{status}: {reply}")
+                replies.append([(c["text"], c["logprobs"]["token_logprobs"]) for c in reply["choices"]])
+        check(replies[0] == replies[1], "steps that were queued ahead drew other tokens")
+        check(replies[0] != replies[2], "repetition changes nothing")
+        lengths = [len(logprobs) for _, logprobs in replies[0]]
+        check(min(lengths) >= 40, f"an answer ended before min_tokens: {lengths}")
+
+
 harness.main(test_fine_tuning_agrees_with_the_cpu, test_policy_steps_agree_with_the_cpu, test_lock_step_repeats_and_matches_exactly,
-             test_a_real_size_stays_within_its_memory_plan, test_an_engine_alone_stays_within_its_share)
+             test_a_real_size_stays_within_its_memory_plan, test_an_engine_alone_stays_within_its_share,
+             test_steps_ahead_count_what_they_have_not_seen)

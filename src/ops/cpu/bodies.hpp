@@ -28,6 +28,7 @@ void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, Te
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
                               std::span<const float> temperatures_T, bool accumulate, ConstTensorView kept_RB);
+void edit_logits(OpContext& ctx, TensorView logits_BV, ConstTensorView drawn_B, const LogitEdits& edits);
 void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, ConstTensorView logits_BV,
                   std::span<const SampleRow> rows_B);
 void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending);

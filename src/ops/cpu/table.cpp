@@ -58,6 +58,7 @@ struct Tables {
           .attention_paged = attention_paged,
           .lm_head_logprob = lm_head_logprob,
           .lm_head_logprob_backward = lm_head_logprob_backward,
+          .edit_logits = edit_logits,
           .begin_sample = begin_sample,
           .finish_sample = finish_sample,
           .embedding = embedding,

@@ -28,6 +28,7 @@ const OpTable* cuda_op_table() {
       .attention_paged = cuda::attention_paged,
       .lm_head_logprob = cuda::lm_head_logprob,
       .lm_head_logprob_backward = cuda::lm_head_logprob_backward,
+      .edit_logits = cuda::edit_logits,
       .begin_sample = cuda::begin_sample,
       .finish_sample = cuda::finish_sample,
       .embedding = cuda::embedding,
