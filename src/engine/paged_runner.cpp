@@ -62,7 +62,9 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       sampler_(session_.context()),
       drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)),
       times_(options.times),
-      stopwatch_(times_ != nullptr ? runtime->make_stopwatch() : nullptr) {}
+      stopwatch_(times_ != nullptr ? runtime->make_stopwatch() : nullptr) {
+  session_.context().may_measure = false;  // each prompt has another length
+}
 
 PagedRunner::~PagedRunner() = default;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "base/log.hpp"
 #include "nn/layers.hpp"
@@ -18,6 +19,19 @@ std::int64_t rows_for(std::int64_t sequences) {
 }
 /// Beyond this many rows launches take less time than kernels.
 constexpr std::int64_t kMaxRows = 2048;
+
+/// What is recorded will come again.
+class WhileMeasuring {
+ public:
+  explicit WhileMeasuring(ops::OpContext& ctx) : ctx_(ctx), before_(std::exchange(ctx.may_measure, true)) {}
+  ~WhileMeasuring() { ctx_.may_measure = before_; }
+  WhileMeasuring(const WhileMeasuring&) = delete;
+  WhileMeasuring& operator=(const WhileMeasuring&) = delete;
+
+ private:
+  ops::OpContext& ctx_;
+  bool before_;
+};
 
 }  // namespace
 
@@ -121,6 +135,7 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
   };
   if (!step.is_warm) {
     step.is_warm = true;
+    const WhileMeasuring measuring(ctx_);
     return now();
   }
   if (num_allocations_ != arena_.num_allocations() || workspace_generation_ != ctx_.workspace->generation()) drop_recordings();

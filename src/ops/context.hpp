@@ -39,6 +39,9 @@ struct OpContext {
   const OpTable* table = nullptr;  ///< the bodies of runtime->device()
   void* stream = nullptr;          ///< cudaStream_t of CUDA bodies
   void* library = nullptr;         ///< what the device's bodies keep between calls: handles, plans
+  /// Kernels may be measured against each other when a size comes for the first time, which holds up all that the device does. Off where
+  /// sizes come and go: there it is done once a size has come often. No bit depends on it.
+  bool may_measure = true;
 };
 
 /// Owns what an OpContext points to.

@@ -34,10 +34,10 @@ struct LogitEdits {
     std::int32_t row = 0;
     std::int32_t num_biases = 0, num_seen = 0;
     float repetition = 1, frequency = 0, presence = 0;
-    std::int32_t drawn_row = -1;      ///< not -1: one more token of the output, which `seen` does not count, is in this row of drawn_B
-    std::int32_t num_masked = 0;      ///< logits that become kMaskedLogit
-    bool has_allowed = false;         ///< a bit for each vocabulary entry, in whole words: where it is 0,
-    float not_allowed = kMaskedLogit; ///< this becomes the logit
+    std::int32_t drawn_row = -1;       ///< not -1: one more token of the output, which `seen` does not count, is in this row of drawn_B
+    std::int32_t num_masked = 0;       ///< logits that become kMaskedLogit
+    bool has_allowed = false;          ///< a bit for each vocabulary entry, in whole words: where it is 0,
+    float not_allowed = kMaskedLogit;  ///< this becomes the logit
   };
   std::vector<Row> rows{};
   std::vector<Bias> biases{};

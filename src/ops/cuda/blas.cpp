@@ -90,9 +90,12 @@ struct Blas::Impl {
 
   BlasPlan& plan_for(const OpContext& ctx, const Product& p) {
     const PlanKey key(p);
-    if (const auto found = plans.find(key); found != plans.end()) return found->second;
+    if (const auto found = plans.find(key); found != plans.end()) {
+      if (Planner::is_due(found->second, ctx.may_measure)) found->second = planner->make(p, stream_of(ctx), ctx.may_measure);
+      return found->second;
+    }
     if (plans.size() >= kMaxPlans) plans.clear();
-    return plans.emplace(key, planner->make(p, stream_of(ctx))).first->second;
+    return plans.emplace(key, planner->make(p, stream_of(ctx), ctx.may_measure)).first->second;
   }
 
   void launch(const OpContext& ctx, const Product& p) {

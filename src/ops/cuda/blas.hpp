@@ -32,10 +32,10 @@ struct Product {
 ///
 /// bf16 goes to cuBLASLt. With split-K off all kernels of its Hopper family give a row the same bits, whatever the number of rows,
 /// tile or cluster (measured over 12 shapes, 13 numbers of rows and up to 1,188 configurations of each; the tests repeat a part of
-/// it). So kernels are restricted to the family that the library picks for many rows, and the first product of a shape measures
-/// which of them is the fastest; that choice changes the speed alone. Kernels of ours with the same bits compute few rows
-/// (few_rows.hpp). Where rows are not 16-byte aligned, and for fp32, whose
-/// library kernels do depend on the number of rows, a simple kernel of ours takes over. fp32 is fp32 throughout, never TF32.
+/// it). So kernels are restricted to the family that the library picks for many rows, and the first product of a size class
+/// (OpContext::may_measure) measures which of them is the fastest; that choice changes the speed alone. Kernels of ours with the same bits
+/// compute few rows (few_rows.hpp). Where rows are not 16-byte aligned, and for fp32, whose library kernels do depend on the number of
+/// rows, a simple kernel of ours takes over. fp32 is fp32 throughout, never TF32.
 class Blas {
  public:
   /// Error{kUnavailable} saying where libcublasLt was looked for.

@@ -12,14 +12,11 @@ namespace {
 /// Rows for which the library's choice names the family; it has tiles for all numbers of rows.
 constexpr std::int64_t kManyRows = 4096;
 constexpr int kProposals = 8;
-/// At and below this many rows the library proposes too few kernels without split-K: small tiles are tried as well.
+/// Up to this many, weights are read from memory: so products are measured. Where the library proposes no kernel of the family for fewer
+/// rows, that for as many is taken.
 constexpr std::int64_t kFewRows = 384;
-constexpr std::int32_t kSmallTiles[] = {CUBLASLT_MATMUL_TILE_8x64,  CUBLASLT_MATMUL_TILE_16x64, CUBLASLT_MATMUL_TILE_24x64,
-                                        CUBLASLT_MATMUL_TILE_32x64, CUBLASLT_MATMUL_TILE_40x64, CUBLASLT_MATMUL_TILE_48x64,
-                                        CUBLASLT_MATMUL_TILE_56x64, CUBLASLT_MATMUL_TILE_64x64, CUBLASLT_MATMUL_TILE_72x64,
-                                        CUBLASLT_MATMUL_TILE_80x64, CUBLASLT_MATMUL_TILE_96x64, CUBLASLT_MATMUL_TILE_64x8,
-                                        CUBLASLT_MATMUL_TILE_128x8, CUBLASLT_MATMUL_TILE_64x16, CUBLASLT_MATMUL_TILE_64x32};
-constexpr std::uint16_t kSmallClusters[] = {CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_4x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1};
+/// Of a size that comes and goes, until kernels are measured for it: some 18 steps with 28 layers.
+constexpr int kUsesToMeasure = 512;
 /// Time that one candidate may take to be measured.
 constexpr float kMeasureMilliseconds = 0.3f;
 /// Written between runs of a candidate to empty the second-level cache.
@@ -32,11 +29,11 @@ std::uint32_t alignment_log2(const void* pointer, std::int64_t stride, DType dty
   return static_cast<std::uint32_t>(__builtin_ctzll(bits));
 }
 
-/// Numbers of rows that share a tuned kernel: up to the next of 1, 1.5 times a power of two.
-std::int64_t row_class(std::int64_t rows) {
+/// Sizes that share a kernel: up to the next of 1, 1.5 times a power of two.
+std::int64_t size_class(std::int64_t count) {
   std::int64_t size = 8;
-  while (size < rows) {
-    if (rows <= size + size / 2) return size + size / 2;
+  while (size < count) {
+    if (count <= size + size / 2) return size + size / 2;
     size *= 2;
   }
   return size;
@@ -178,25 +175,21 @@ std::vector<cublasLtMatmulAlgo_t> Planner::candidates(const Product& p, const Bl
   }
   const std::optional<int> family = invariant_family(p);
   std::erase_if(found, [&](const cublasLtMatmulAlgo_t& algo) { return splits_of(algo) != 1 || family_of(algo) != family; });
-  if (p.M > kFewRows) return found;
+  if (!found.empty() || p.M >= kFewRows) return found;
   Product more = p;
   more.M = kFewRows;
-  const std::vector<cublasLtMatmulAlgo_t> seeds = proposals(more, layouts(more), 1);
-  if (seeds.empty() || family_of(seeds[0]) != family) return found;
-  for (const std::int32_t tile : kSmallTiles)
-    for (const std::uint16_t cluster : kSmallClusters) {
-      cublasLtMatmulAlgo_t algo = seeds[0];
-      if (lt_.algo_set(&algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof tile) != CUBLAS_STATUS_SUCCESS ||
-          lt_.algo_set(&algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster) != CUBLAS_STATUS_SUCCESS)
-        continue;
-      cublasLtMatmulHeuristicResult_t result{};
-      if (lt_.algo_check(handle_, const_cast<cublasLtMatmulDescOpaque_t*>(&plan.desc), const_cast<cublasLtMatrixLayoutOpaque_t*>(&plan.a),
-                         const_cast<cublasLtMatrixLayoutOpaque_t*>(&plan.b), const_cast<cublasLtMatrixLayoutOpaque_t*>(&plan.out),
-                         const_cast<cublasLtMatrixLayoutOpaque_t*>(&plan.out), &algo, &result) == CUBLAS_STATUS_SUCCESS &&
-          result.workspaceSize <= workspace_bytes_)
-        found.push_back(algo);
-    }
+  found = proposals(more, layouts(more), kProposals);
+  std::erase_if(
+      found, [&](const cublasLtMatmulAlgo_t& algo) { return splits_of(algo) != 1 || family_of(algo) != family || !can_take(plan, algo); });
   return found;
+}
+
+bool Planner::can_take(const BlasPlan& plan, const cublasLtMatmulAlgo_t& algo) const {
+  cublasLtMatmulHeuristicResult_t result{};
+  return lt_.algo_check(handle_, const_cast<cublasLtMatmulDescOpaque_t*>(&plan.desc), const_cast<cublasLtMatrixLayoutOpaque_t*>(&plan.a),
+                        const_cast<cublasLtMatrixLayoutOpaque_t*>(&plan.b), const_cast<cublasLtMatrixLayoutOpaque_t*>(&plan.out),
+                        const_cast<cublasLtMatrixLayoutOpaque_t*>(&plan.out), &algo, &result) == CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= workspace_bytes_;
 }
 
 std::optional<float> Planner::measure(const Product& p, const BlasPlan& plan, const cublasLtMatmulAlgo_t& algo, void* out, void* flush,
@@ -252,44 +245,68 @@ std::optional<float> Planner::measure(const Product& p, const BlasPlan& plan, co
   return mean ? std::optional(std::min(*once, *mean)) : std::nullopt;
 }
 
-BlasPlan Planner::make(const Product& p, cudaStream_t stream) {
-  BlasPlan plan = layouts(p);
-  PlanKey key(p);
-  key.M = p.may_split ? p.M : row_class(p.M);
-  const auto use = [&](const cublasLtMatmulAlgo_t& algo) {
-    plan.algo = algo;
-    plan.exists = true;
-    return plan;
-  };
-  if (const auto found = tuned_.find(key); found != tuned_.end()) {
-    cublasLtMatmulHeuristicResult_t result{};
-    if (lt_.algo_check(handle_, &plan.desc, &plan.a, &plan.b, &plan.out, &plan.out, &found->second, &result) == CUBLAS_STATUS_SUCCESS)
-      return use(found->second);
-  }
-  const std::vector<cublasLtMatmulAlgo_t> all = candidates(p, plan);
-  if (all.empty()) return plan;
-  if (all.size() == 1 || is_capturing(stream)) return use(all[0]);
-
+std::optional<cublasLtMatmulAlgo_t> Planner::fastest(const Product& p, const BlasPlan& plan,
+                                                     std::span<const cublasLtMatmulAlgo_t> candidates, cudaStream_t stream) const {
   // What accumulates must not be run on its own output more than once.
   std::optional<Scratch> scratch;
   void* out = p.out;
   if (p.accumulate) {
     scratch.emplace(static_cast<std::size_t>(p.M * p.out_stride) * size_of(p.out_dtype), stream);
-    if (scratch->data == nullptr) return use(all[0]);
+    if (scratch->data == nullptr) return candidates.front();
     out = scratch->data;
   }
   std::optional<Scratch> flush;
   if (!p.may_split && p.M <= kFewRows) flush.emplace(kFlushBytes, stream);
-  const cublasLtMatmulAlgo_t* best = nullptr;
+  std::optional<cublasLtMatmulAlgo_t> best;
   float best_time = std::numeric_limits<float>::max();
-  for (const cublasLtMatmulAlgo_t& algo : all) {
+  for (const cublasLtMatmulAlgo_t& algo : candidates) {
     const std::optional<float> time = measure(p, plan, algo, out, flush ? flush->data : nullptr, stream);
     if (!time || *time >= best_time) continue;
     best_time = *time;
-    best = &algo;
+    best = algo;
   }
-  if (best == nullptr) return plan;
-  tuned_.insert_or_assign(key, *best);
+  return best;
+}
+
+bool Planner::is_due(const BlasPlan& plan, bool may_measure) {
+  Choice* const choice = plan.open_choice;
+  return choice != nullptr && (choice->is_measured || may_measure || ++choice->num_uses >= kUsesToMeasure);
+}
+
+BlasPlan Planner::make(const Product& p, cudaStream_t stream, bool may_measure) {
+  BlasPlan plan = layouts(p);
+  const auto use = [&](const cublasLtMatmulAlgo_t& algo) {
+    plan.algo = algo;
+    plan.exists = true;
+    return plan;
+  };
+  std::vector<cublasLtMatmulAlgo_t> all;
+  PlanKey key(p);
+  key.M = size_class(p.M);
+  if (p.may_split) {
+    // Whether it is split, and whether its kernels agree, is a rule of the very product.
+    all = candidates(p, plan);
+    if (all.size() == 1) return use(all[0]);
+    key.K = size_class(p.K);
+  }
+  const auto found = choices_.find(key);
+  const bool is_known =
+      found != choices_.end() && can_take(plan, found->second.algo) && (all.empty() || family_of(found->second.algo) == family_of(all[0]));
+  if (is_known && found->second.is_measured) return use(found->second.algo);
+  const bool measures = !is_capturing(stream) && (may_measure || (is_known && found->second.num_uses >= kUsesToMeasure));
+  if (is_known && !measures) {
+    plan.open_choice = &found->second;
+    return use(found->second.algo);
+  }
+  if (all.empty()) all = candidates(p, plan);
+  if (all.empty()) return plan;
+  if (found != choices_.end() && !measures) return use(all[0]);  // the class's kernel is not for this one
+  const std::optional<cublasLtMatmulAlgo_t> best = measures && all.size() > 1 ? fastest(p, plan, all, stream) : all[0];
+  if (!best) return plan;
+  Choice& choice = choices_[key];
+  choice.algo = *best;
+  choice.is_measured = measures;
+  if (!measures) plan.open_choice = &choice;
   return use(*best);
 }
 

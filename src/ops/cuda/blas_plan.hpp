@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -27,12 +28,20 @@ struct PlanKey {
   };
 };
 
+/// The kernel of products whose sizes are alike.
+struct Choice {
+  cublasLtMatmulAlgo_t algo{};
+  bool is_measured = false;  ///< else it is the library's first proposal
+  int num_uses = 0;          ///< while it was not
+};
+
 /// A product as cuBLASLt wants it. The library counts in columns, so it computes out^T = b^T a^T: its A is our b.
 struct BlasPlan {
   bool exists = false;
   cublasLtMatmulDescOpaque_t desc{};
   cublasLtMatrixLayoutOpaque_t a{}, b{}, out{};
   cublasLtMatmulAlgo_t algo{};
+  Choice* open_choice = nullptr;  ///< where a better one may be found; Planner::is_due
 };
 
 /// Makes plans: the library's proposals, restricted to one family of kernels where rows must not depend on their number, and
@@ -42,7 +51,9 @@ class Planner {
   Planner(const CublasLt& lt, cublasLtHandle_t handle, void* workspace, std::size_t workspace_bytes, int device_major)
       : lt_(lt), handle_(handle), workspace_(workspace), workspace_bytes_(workspace_bytes), device_major_(device_major) {}
   /// `stream` must have reached nothing that `p` reads or writes later than now: candidates are run on p's own memory.
-  BlasPlan make(const Product& p, cudaStream_t stream);
+  BlasPlan make(const Product& p, cudaStream_t stream, bool may_measure);
+  /// Counts a use of the plan. Whether it is to be made again.
+  static bool is_due(const BlasPlan& plan, bool may_measure);
   /// Whether the library has any kernel for it. Launches nothing.
   bool supports(const Product& p) const { return !proposals(p, layouts(p), 1).empty(); }
 
@@ -65,8 +76,12 @@ class Planner {
   void* workspace_;
   std::size_t workspace_bytes_;
   int device_major_;
-  /// The fastest kernel of shapes whose numbers of rows are alike.
-  std::unordered_map<PlanKey, cublasLtMatmulAlgo_t, PlanKey::Hash> tuned_;
+  std::optional<cublasLtMatmulAlgo_t> fastest(const Product& p, const BlasPlan& plan, std::span<const cublasLtMatmulAlgo_t> candidates,
+                                              cudaStream_t stream) const;
+  bool can_take(const BlasPlan& plan, const cublasLtMatmulAlgo_t& algo) const;
+
+  /// By products whose numbers of rows (where splits are allowed, of K as well) are rounded up to their class.
+  std::unordered_map<PlanKey, Choice, PlanKey::Hash> choices_;
 };
 
 }  // namespace prl::ops::cuda

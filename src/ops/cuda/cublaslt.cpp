@@ -37,7 +37,6 @@ CublasLt::CublasLt() {
   find(matmul, "cublasLtMatmul");
   find(heuristic, "cublasLtMatmulAlgoGetHeuristic");
   find(algo_check, "cublasLtMatmulAlgoCheck");
-  find(algo_set, "cublasLtMatmulAlgoConfigSetAttribute");
   find(algo_get, "cublasLtMatmulAlgoConfigGetAttribute");
   find(desc_init, "cublasLtMatmulDescInit_internal");
   find(desc_set, "cublasLtMatmulDescSetAttribute");

@@ -11,7 +11,6 @@ struct CublasLt {
   decltype(&cublasLtMatmul) matmul = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
   decltype(&cublasLtMatmulAlgoCheck) algo_check = nullptr;
-  decltype(&cublasLtMatmulAlgoConfigSetAttribute) algo_set = nullptr;
   decltype(&cublasLtMatmulAlgoConfigGetAttribute) algo_get = nullptr;
   decltype(&cublasLtMatmulDescInit_internal) desc_init = nullptr;
   decltype(&cublasLtMatmulDescSetAttribute) desc_set = nullptr;

@@ -246,6 +246,44 @@ TEST(CudaLinear, RowsAreTheSameBitsForEveryNumberOfRows) {
   }
 }
 
+/// Nor for what else was computed before it: neither when kernels are measured, nor for which size of a class.
+TEST(CudaLinear, KernelsAreChosenForSpeedAlone) {
+  enum class History { kMeasured, kNot, kOthersFirst, kOften };
+  for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{1024, 768}, {264, 200}}) {
+    std::vector<Tensor> want;
+    for (const History history : {History::kMeasured, History::kNot, History::kOthersFirst, History::kOften}) {
+      Sides s;
+      s.gpu.may_measure = history == History::kMeasured;
+      const Tensor x = s.to_gpu(s.random({700, K}, DType::kBF16, 1)), dy = s.to_gpu(s.random({700, N}, DType::kBF16, 2));
+      const LinearWeightPtr packed = pack_linear(s.gpu, s.to_gpu(s.random({N, K}, DType::kF32, 3, 0.05f)), {}, DType::kBF16, true);
+      std::vector<Tensor> found;
+      const auto run = [&](std::int64_t rows) {
+        const Tensor y = Tensor::empty(s.gpu_runtime, {rows, N}, DType::kBF16), dx = Tensor::empty(s.gpu_runtime, {rows, K}, DType::kBF16);
+        const Tensor dw = Tensor::empty(s.gpu_runtime, {N, K}, DType::kF32);
+        linear(s.gpu, y, x.slice(0, rows), *packed);
+        linear_backward_input(s.gpu, dx, dy.slice(0, rows), *packed, false);
+        linear_backward_weight(s.gpu, dw, {}, dy.slice(0, rows), x.slice(0, rows), false);
+        found = {y, dx, dw};
+      };
+      const std::vector<std::int64_t> sizes =
+          is_watched() ? std::vector<std::int64_t>{300} : std::vector<std::int64_t>{136, 300, 390, 515, 700};
+      if (history == History::kOthersFirst)
+        for (const std::int64_t rows : sizes) run(rows - 3);
+      std::size_t i = 0;
+      for (const std::int64_t rows : sizes) {
+        for (int uses = history == History::kOften && !is_watched() ? 600 : 1; uses > 0; --uses) run(rows);
+        for (const Tensor& t : found) {
+          if (history == History::kMeasured)
+            want.push_back(s.to_cpu(t));
+          else
+            EXPECT_TRUE(same_bits(s.to_cpu(t), want[i])) << static_cast<int>(history) << ": " << rows << " rows, result " << i % 3;
+          ++i;
+        }
+      }
+    }
+  }
+}
+
 /// A slot is given back only after the next one's products have begun: with one slot for several steps the kernel would wait for ever.
 TEST(CudaLinear, AProductOfSeveralStepsWantsTwoSlots) {
   Sides s;

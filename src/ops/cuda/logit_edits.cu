@@ -68,9 +68,9 @@ void edit_logits(OpContext& ctx, TensorView logits_BV, ConstTensorView drawn_B, 
   const auto words_of = [&](const LogitEdits::Row& row) { return row.has_allowed ? LogitEdits::words_per_row(V) : 0; };
   const auto bytes_of = [&](const LogitEdits::Row& row) {
     return sizeof(RowEdits) + static_cast<std::size_t>(words_of(row)) * sizeof(std::uint64_t) +
-           round_up(row.num_biases * sizeof(LogitEdits::Bias) + row.num_seen * sizeof(LogitEdits::Seen) +
-                        row.num_masked * sizeof(std::int32_t),
-                    sizeof(std::uint64_t));
+           round_up(
+               row.num_biases * sizeof(LogitEdits::Bias) + row.num_seen * sizeof(LogitEdits::Seen) + row.num_masked * sizeof(std::int32_t),
+               sizeof(std::uint64_t));
   };
   for (std::size_t begin = 0, end = 0; begin < edits.rows.size(); begin = end) {
     std::size_t bytes = 0;
@@ -94,8 +94,8 @@ void edit_logits(OpContext& ctx, TensorView logits_BV, ConstTensorView drawn_B, 
       std::memcpy(packed.data() + (i - begin) * sizeof(RowEdits), &row, sizeof row);
     }
     const auto* const rows = static_cast<const RowEdits*>(staged_bytes(ctx, packed.data(), packed.size()));
-    edit_kernel<<<static_cast<unsigned>(end - begin), kEditBlock, 0, stream_of(ctx)>>>(logits_BV.as<float>(), logits_BV.row_stride,
-                                                                                     static_cast<int>(V), rows, drawn_B.as<std::int32_t>());
+    edit_kernel<<<static_cast<unsigned>(end - begin), kEditBlock, 0, stream_of(ctx)>>>(
+        logits_BV.as<float>(), logits_BV.row_stride, static_cast<int>(V), rows, drawn_B.as<std::int32_t>());
     PRL_CUDA_CHECK(cudaGetLastError());
   }
 }
