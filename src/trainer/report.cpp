@@ -89,6 +89,10 @@ std::string sft_step_line(std::int64_t step, const monitor::Metrics& metrics, do
 }
 
 void ThroughputWindow::add(std::int64_t num_tokens, double seconds) {
+  if (!is_warm_ && !entries_.empty()) {
+    entries_.clear();
+    is_warm_ = true;
+  }
   entries_.push_back({num_tokens, seconds});
   if (entries_.size() > kWindowSteps) entries_.pop_front();
 }

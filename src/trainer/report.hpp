@@ -27,7 +27,8 @@ void put_disk_metrics(monitor::Metrics& metrics, const std::filesystem::path& fo
 std::string rl_step_line(std::int64_t step, const monitor::Metrics& metrics);
 /// "Step N | Time: 1.23s | Loss: 0.0000 | Grad. Norm: ... | Peak Mem.: a/b GiB (p%)".
 std::string sft_step_line(std::int64_t step, const monitor::Metrics& metrics, double device_gib);
-/// Tokens per second over the last ten steps, which evens out steps of different length.
+/// Tokens per second over the last ten steps, which evens out steps of different length. The first step of all, which warms up, counts
+/// only as long as it is the only one.
 class ThroughputWindow {
  public:
   void add(std::int64_t num_tokens, double seconds);
@@ -39,6 +40,7 @@ class ThroughputWindow {
     double seconds;
   };
   std::deque<Entry> entries_;
+  bool is_warm_ = false;
 };
 
 /// The table that `--bench` prints: the first step warms up and is left out.

@@ -31,9 +31,20 @@ TEST(StepLine, AbsentMetricsLeaveNoField) {
   EXPECT_THAT(sft_step_line(1, metrics, 10), testing::HasSubstr("Peak Mem.: 1.2/10.0 GiB (12.4%)"));
 }
 
+TEST(ThroughputWindow, LeavesOutTheStepThatWarmsUp) {
+  ThroughputWindow window;
+  window.add(100, 10);
+  EXPECT_DOUBLE_EQ(window.tokens_per_s(), 10) << "all that is known";
+  window.add(100, 1);
+  EXPECT_DOUBLE_EQ(window.tokens_per_s(), 100);
+  window.add(200, 1);
+  EXPECT_DOUBLE_EQ(window.tokens_per_s(), 150);
+}
+
 TEST(ThroughputWindow, CoversTenSteps) {
   ThroughputWindow window;
   EXPECT_EQ(window.tokens_per_s(), 0);
+  window.add(1, 1);  // warms up
   window.add(1000000, 1);
   for (int i = 0; i < 10; ++i) window.add(100, 2);
   EXPECT_DOUBLE_EQ(window.tokens_per_s(), 50);
