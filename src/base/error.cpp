@@ -23,6 +23,7 @@ std::string_view to_string(ErrorCode code) noexcept {
     case ErrorCode::kIo: return "io";
     case ErrorCode::kNotImplemented: return "not_implemented";
     case ErrorCode::kOutOfSync: return "out_of_sync";
+    case ErrorCode::kPeerLost: return "peer_lost";
     case ErrorCode::kInternal: return "internal";
   }
   return "unknown";
@@ -40,6 +41,7 @@ int http_status(ErrorCode code) noexcept {
     case ErrorCode::kOverloaded: return 429;
     case ErrorCode::kCancelled: return 499;
     case ErrorCode::kNotImplemented: return 501;
+    case ErrorCode::kPeerLost:
     case ErrorCode::kUnavailable: return 503;
     case ErrorCode::kDeadline: return 504;
     case ErrorCode::kNonFinite:

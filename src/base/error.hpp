@@ -27,6 +27,7 @@ enum class ErrorCode {
   kIo,               ///< the operating system refused: disk full, permission, port taken
   kNotImplemented,   ///< a documented feature that this build does not have yet; the message names it
   kOutOfSync,        ///< sampler and trainer do not hold the same weights
+  kPeerLost,         ///< another rank of the group died or fell silent; the message names it and what was waited for
   kInternal,         ///< a bug of ours that was caught
 };
 
