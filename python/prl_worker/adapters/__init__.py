@@ -1,0 +1,32 @@
+"""One adapter per kind of environment. Each gives an `Environment` (adapters/base.py)."""
+
+from prl_worker import loading
+from prl_worker.adapters.base import Environment, LoadRequest
+from prl_worker.errors import ConfigError
+
+KINDS = ("auto", "legacy", "v1", "fake")
+
+
+def available() -> list[str]:
+    return ["fake"] + (["legacy"] if loading.has_legacy() else []) + (["v1"] if loading.has_v1() else [])
+
+
+def build(request: LoadRequest) -> Environment:
+    """Imports and builds the environment; runs in a thread of its own. Raises ConfigError, or what the environment raises."""
+    if request.kind not in KINDS:
+        raise ConfigError(f"kind {request.kind!r} is none of {', '.join(KINDS)}")
+    if request.kind == "fake":
+        from prl_worker.adapters.fake import FakeEnvironment
+
+        return FakeEnvironment(request)
+    loading.add_paths(request.paths)
+    module = loading.import_module(request.env_id)
+    kind = loading.find_kind(request.env_id, module) if request.kind == "auto" else request.kind
+    loading.require(kind, request.env_id)
+    if kind == "legacy":
+        from prl_worker.adapters.legacy import LegacyEnvironment
+
+        return LegacyEnvironment(request, module)
+    from prl_worker.adapters.v1 import V1Environment
+
+    return V1Environment(request, module)

@@ -1,0 +1,121 @@
+"""What the worker asks of an adapter."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from prl_worker.model_calls import ModelCalls, Run
+
+
+@dataclass
+class LoadRequest:
+    env_key: str
+    kind: str
+    env_id: str
+    paths: list[str]
+    env_args: dict
+    env_config: dict
+    limits: dict
+    judge: str
+    seed: int
+    state: dict | None
+    calls: ModelCalls
+    connection: Any = None  # for the fake adapter alone
+
+
+@dataclass
+class Outcome:
+    """A finished rollout: the protocol's samples."""
+
+    samples: list[dict]
+    error: dict | None = None
+    record: Any = None
+    is_held: bool = False
+
+
+@dataclass
+class SplitInfo:
+    num_tasks: int | None
+    infinite: bool
+    fingerprint: str
+    same_as_train: bool = False
+
+    def to_json(self) -> dict:
+        return dict(self.__dict__)
+
+
+@dataclass
+class Info:
+    """The parts of `loaded` that the adapter knows."""
+
+    kind: str
+    splits: dict[str, SplitInfo]
+    group_scoring: bool = False
+    provides_advantages: bool = False
+    seats: list[dict] = field(default_factory=lambda: [{"name": "agent", "trainable": True}])
+    tools: list[dict] = field(default_factory=list)
+    reward_names: list[str] = field(default_factory=list)
+    metric_names: list[str] = field(default_factory=list)
+    system_prompt: str | None = None
+    is_stateful: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+class Environment(ABC):
+    """Built in a thread; everything else is called in the loop's thread. Rollouts run at the same time."""
+
+    async def open(self) -> None:
+        """Once, before the first call of anything below."""
+
+    @abstractmethod
+    def info(self) -> Info: ...
+
+    @abstractmethod
+    def tasks(self, split: str, offset: int, limit: int, with_data: bool) -> tuple[list[dict], bool]:
+        """Entries from `offset` on, at most `limit`, fewer where they are large; and whether none follows them."""
+
+    @abstractmethod
+    async def run(self, run: Run) -> Outcome: ...
+
+    async def score_group(self, members: list[dict]) -> list[dict | None]:
+        """Members as in the request. One entry each, None for failed ones."""
+        raise NotImplementedError(f"environment {type(self).__name__} does not score groups")
+
+    def release(self, run_ids: list[str] | None, group_id: str | None) -> None:
+        """Forgets held rollouts."""
+
+    @property
+    def num_held(self) -> int:
+        return 0
+
+    def state(self) -> dict | None:
+        return None
+
+    async def close(self) -> None:
+        """Once, at the end."""
+
+
+def new_sample(run: Run, *, session_id: str, seat: str = "agent", trainable: bool = True) -> dict:
+    """A Sample with what the worker itself counted; the adapter fills in the rest."""
+    used = run.usage.get(session_id, [0, 0, 0])
+    calls = list(run.answered.get(session_id, ()))
+    return {
+        "session_id": session_id,
+        "seat": seat,
+        "trainable": trainable,
+        "reward": None,
+        "rewards": {},
+        "metrics": {},
+        "is_truncated": False,
+        "stop_condition": None,
+        "ok": True,
+        "error": None,
+        "warnings": [],
+        "timing": {},
+        "usage": {"input_tokens": used[0], "output_tokens": used[1], "cached_tokens": used[2]},
+        "num_turns": len(calls),
+        "calls": calls,
+        "answer": None,
+        "info": {},
+        "columns": {},
+    }
