@@ -345,7 +345,7 @@ TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
   EXPECT_EQ(before.checksum, nn::checksum(*weights_).combined);
 
   // One weight of one matrix.
-  model_.parameters->layer(1).down.as<float>()[5] += 0.25f;
+  model_.parameters->value(nn::Block::kDown, 1).as<float>()[5] += 0.25f;
   const nn::WeightsPtr changed = model_.weights(2);
   const WeightProof after = engine_->update_weights(changed, kLong);
   EXPECT_EQ(after.version, PolicyVersion{2});
@@ -397,7 +397,7 @@ TEST(Engine, AnUpdateInFlightKeepsTheRequestAndMarksItsTokens) {
     changed.notify_all();
   }
   pauser.join();
-  model.parameters->layer(0).down.as<float>()[3] += 0.5f;
+  model.parameters->value(nn::Block::kDown, 0).as<float>()[3] += 0.5f;
   engine.update_weights(model.weights(2), kLong);
   engine.resume();
   const auto output = inbox->wait().choices[0];
@@ -409,7 +409,8 @@ TEST(Engine, AnUpdateInFlightKeepsTheRequestAndMarksItsTokens) {
 TEST(Engine, NonFiniteLogitsEndTheirRequestOnly) {
   Model model("llama", DType::kF32, false);
   const std::int64_t H = model.config.hidden_size;
-  for (std::int64_t i = 0; i < H; ++i) model.parameters->embedding.as<float>()[13 * H + i] = std::numeric_limits<float>::quiet_NaN();
+  for (std::int64_t i = 0; i < H; ++i)
+    model.parameters->value(nn::Block::kEmbedding).as<float>()[13 * H + i] = std::numeric_limits<float>::quiet_NaN();
   const auto weights = model.weights();
   Engine engine(model.session.context().runtime, small_options(), weights);
   auto bad = request_of({1, 2, 13, 4}, 10, 1);

@@ -139,7 +139,7 @@ void PagedRunner::score_prompt(const PlanRow& row, ConstTensorView h_TH, std::in
     targets_T_.push_back(sequence.tokens[static_cast<std::size_t>(row.prompt_logprob_begin + i + 1)]);
   temperatures_T_.assign(static_cast<std::size_t>(count), 1.0f);
   ops::lm_head_logprob(session_.context(), logp_T_.slice(0, count), entropy_T_.slice(0, count), lse_T_.slice(0, count),
-                       h_TH.rows(begin, count), *weights_->lm_head, targets_T_, temperatures_T_);
+                       h_TH.rows(begin, count), weights_->lm_head(), targets_T_, temperatures_T_);
   out.prompt_logprobs.resize(static_cast<std::size_t>(count));
   runtime_->copy_to_host(out.prompt_logprobs.data(), logp_T_.data(), out.prompt_logprobs.size() * sizeof(float));
   for (std::int64_t i = 0; i < count; ++i) {
@@ -201,7 +201,7 @@ void PagedRunner::begin_draws(const StepPlan& plan, ConstTensorView h_TH) {
   TensorView logits_BV;
   if (!draws_B_.empty()) {
     const ConstTensorView h_BH = model_.hidden_rows(h_TH, sample_rows_B_);
-    if (!sampler_.begin_head(h_BH, *weights_->lm_head, draws_B_, drawn_B_, draws)) logits_BV = model_.logits(*weights_, h_BH);
+    if (!sampler_.begin_head(h_BH, weights_->lm_head(), draws_B_, drawn_B_, draws)) logits_BV = model_.logits(*weights_, h_BH);
   }
   mark(2);
   if (logits_BV.data != nullptr) sampler_.begin(logits_BV, draws_B_, drawn_B_, draws);
@@ -256,7 +256,6 @@ void PagedRunner::set_weights(nn::WeightsPtr weights) {
   check("num_attention_heads", is.num_heads, given.num_heads);
   check("num_key_value_heads", is.num_kv_heads, given.num_kv_heads);
   check("head_dim", is.head_dim, given.head_dim);
-  check("layers packed", is.num_layers, static_cast<std::int64_t>(weights->layers.size()));
   if (weights->compute != weights_->compute) {
     fail(ErrorCode::kInvalidArgument, "new weights are packed for {}, the engine computes in {}", to_string(weights->compute),
          to_string(weights_->compute));

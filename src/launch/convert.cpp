@@ -133,11 +133,11 @@ void convert_folder(const ConvertOptions& options, const fs::path& temporary, Co
   result.config = nn::load_model_config(options.input);
   const auto files = std::make_shared<const io::SafetensorsFolder>(io::SafetensorsFolder::open(options.input));
   result.dtype = options.dtype.value_or(natural_dtype(*files));
-  const std::vector<nn::StoredWeight> wanted = nn::list_stored_weights(result.config);
-  const std::vector<io::SafetensorsRef> found = nn::match_stored_weights(*files, result.config, wanted);
+  const nn::TensorTablePtr table = nn::make_tensor_table(result.config);
+  const std::vector<io::SafetensorsRef> found = nn::match_stored_weights(*files, result.config, *table);
   std::vector<nn::WeightSource> sources;
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    sources.push_back({wanted[i].name, wanted[i].shape,
+  for (std::size_t i = 0; i < found.size(); ++i)
+    sources.push_back({table->tensors()[i].name, table->tensors()[i].shape,
                        [files, ref = found[i]](std::int64_t first, std::span<float> out) { ref.file->read_f32(*ref.entry, first, out); }});
   nn::copy_companions({.folder = options.input, .chat_template = {}}, temporary);
   result.has_chat_template = text::ChatTemplate::exists(options.input);

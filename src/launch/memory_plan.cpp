@@ -7,6 +7,7 @@
 #include "base/units.hpp"
 #include "launch/engine_host.hpp"
 #include "nn/decoder.hpp"
+#include "nn/tensor_table.hpp"
 #include "ops/lm_head.hpp"
 
 namespace prl::launch {
@@ -25,6 +26,10 @@ constexpr std::size_t kLogitsParts = 6;
 constexpr std::string_view kActivations = "activations";
 constexpr const char* kSmallerActivations =
     "lower seq_len, recompute activations (model.ac) or keep them in host memory (model.ac_offloading)";
+
+std::size_t weight_bytes(const nn::ModelConfig& model, DType compute) {
+  return static_cast<std::size_t>(model.num_parameters()) * size_of(compute);
+}
 
 std::string gib(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); }
 
@@ -78,15 +83,16 @@ std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std:
 }
 
 MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape) {
-  const auto n = static_cast<std::size_t>(shape.model.num_parameters());
+  const nn::TensorTablePtr table = nn::make_tensor_table(shape.model);
+  const std::size_t masters = sizeof(float) * static_cast<std::size_t>(table->num_trainable());
   const DType compute = shape.policy.compute;
   MemoryPlan plan;
   plan.available = runtime.bytes_available();
-  plan.parts = {{"masters", 4 * n}, {"gradients", 4 * n}, {"optimizer", 0}, {"weights", n * size_of(compute)}};
+  plan.parts = {{"masters", masters}, {"gradients", masters}, {"optimizer", 0}, {"weights", weight_bytes(shape.model, compute)}};
   const trainer::OptimizerMemory& optimizer = shape.step.optimizer_memory;
-  const std::size_t state = trainer::state_bytes_of(shape.step.optim, optimizer.dtype, shape.model.num_parameters());
+  const std::size_t state = trainer::state_bytes_of(shape.step.optim, optimizer.dtype, *table);
   if (optimizer.host != nullptr) plan.host.emplace_back("optimizer", state);
-  plan.parts[2].second = optimizer.host != nullptr ? trainer::visit_bytes_of(shape.step.optim, optimizer, shape.model) : state;
+  plan.parts[2].second = optimizer.host != nullptr ? trainer::visit_bytes_of(shape.step.optim, optimizer, *table) : state;
   refuse_if_too_large(plan,
                       "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload) or in bfloat16 "
                       "(model.optimization_dtype), or choose an optimizer with less state");
@@ -131,10 +137,6 @@ PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer
 }
 
 namespace {
-
-std::size_t weight_bytes(const nn::ModelConfig& model, DType compute) {
-  return static_cast<std::size_t>(model.num_parameters()) * size_of(compute);
-}
 
 /// What follows from sizes alone.
 struct EngineNeeds {

@@ -75,7 +75,8 @@ TEST_F(MemoryPlanTest, KnowsWhereTheOptimizersStateIs) {
   EXPECT_EQ(planned().host[0].second, 8 * n);
   EXPECT_THAT(planned().to_string(), HasSubstr("in host memory: optimizer "));
   step_.optim = config::MuonConfig{};
-  EXPECT_EQ(planned().host[0].second, 4 * n);
+  EXPECT_GT(planned().host[0].second, 4 * n);
+  EXPECT_LT(planned().host[0].second, 8 * n) << "matrices have one momentum, everything else two moments";
 }
 
 TEST_F(MemoryPlanTest, KnowsWhatActivationsWaitInHostMemory) {

@@ -56,7 +56,7 @@ HeadResult make_head_result(Arena& arena, std::int64_t num_tokens) {
 HeadResult run_head(ops::OpContext& ctx, Arena& arena, const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> targets,
                     std::span<const float> temperatures) {
   const HeadResult r = make_head_result(arena, h_TH.shape.num_rows());
-  ops::lm_head_logprob(ctx, r.logp_T, r.entropy_T, r.lse_T, h_TH, *weights.lm_head, targets, temperatures);
+  ops::lm_head_logprob(ctx, r.logp_T, r.entropy_T, r.lse_T, h_TH, weights.lm_head(), targets, temperatures);
   return r;
 }
 
@@ -166,7 +166,7 @@ ConstTensorView InferenceModel::hidden_rows(ConstTensorView h_TH, std::span<cons
 TensorView InferenceModel::logits(const Weights& weights, ConstTensorView h_BH) {
   Impl& m = *impl_;
   const TensorView logits_BV = m.head_arena.take({h_BH.shape.num_rows(), weights.config.vocab_size}, DType::kF32);
-  ops::linear(m.ctx, logits_BV, h_BH, *weights.lm_head, weights.layers.front().qkv.get());
+  ops::linear(m.ctx, logits_BV, h_BH, weights.lm_head(), &weights.matrix(Block::kQkv, 0));
   return logits_BV;
 }
 
@@ -202,7 +202,7 @@ struct TrainableModel::Impl {
     h_TH = decoder_forward(frame, model, ids_T, index, {}, &kept);
     head = make_head_result(arena, h_TH.value.shape.num_rows());
     if (tape_or_null != nullptr) take_head_work();
-    ops::lm_head_logprob(ctx, head.logp_T, head.entropy_T, head.lse_T, h_TH.value, *weights->lm_head, targets, temperatures,
+    ops::lm_head_logprob(ctx, head.logp_T, head.entropy_T, head.lse_T, h_TH.value, weights->lm_head(), targets, temperatures,
                          tape_or_null != nullptr ? work.kept_RB : TensorView{});
     std::vector<float> logp(2 * targets.size());
     ctx.runtime->copy_to_host(logp.data(), head.logp_T.data, logp.size() * sizeof(float));
@@ -217,7 +217,7 @@ struct TrainableModel::Impl {
             .below_logits = arena.mark()};
     const std::int64_t num_kept = std::min<std::int64_t>(num_kept_logits, std::ranges::count_if(targets, [](auto t) { return t >= 0; }));
     if (num_kept > 0)
-      work.kept_RB = arena.take({num_kept, ops::kept_row_bytes(weights->lm_head->dtype(), weights->config.vocab_size)}, DType::kU8);
+      work.kept_RB = arena.take({num_kept, ops::kept_row_bytes(weights->lm_head().dtype(), weights->config.vocab_size)}, DType::kU8);
   }
 
   ops::OpContext& ctx;
@@ -289,8 +289,8 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
   if (dlogp_T.size() != m.targets.size()) fail(ErrorCode::kShape, "[decoder] {} gradients for {} tokens", dlogp_T.size(), m.targets.size());
   m.is_ready = false;
   m.ctx.runtime->copy_from_host(m.work.dlogp_T.data, dlogp_T.data(), dlogp_T.size_bytes());
-  ops::lm_head_logprob_backward(m.ctx, m.work.dh_TH, m.parameters.d_lm_head, m.work.dlogp_T, m.head.lse_T, m.h_TH.value,
-                                *m.weights->lm_head, m.targets, m.temperatures, !m.parameters.grads_are_fresh(), m.work.kept_RB);
+  ops::lm_head_logprob_backward(m.ctx, m.work.dh_TH, m.parameters.grad(Block::kLmHead), m.work.dlogp_T, m.head.lse_T, m.h_TH.value,
+                                m.weights->lm_head(), m.targets, m.temperatures, !m.parameters.grads_are_fresh(), m.work.kept_RB);
   m.arena.release(m.work.below_logits);
   m.tape.set_grad(m.h_TH, m.work.dh_TH);
   m.tape.backward();

@@ -82,7 +82,7 @@ class PagedRunner {
     const Shape shape{static_cast<std::int64_t>(ids.size())};
     const auto& runtime = model_.ctx().runtime;
     const Tensor logp = Tensor::empty(runtime, shape, DType::kF32), entropy = logp.clone(), lse = logp.clone();
-    ops::lm_head_logprob(model_.ctx(), logp, entropy, lse, h, *weights_->lm_head, targets, temperatures);
+    ops::lm_head_logprob(model_.ctx(), logp, entropy, lse, h, weights_->lm_head(), targets, temperatures);
     for (std::size_t i = 0; i < sources.size(); ++i) logp_[sources[i]] = logp.as<float>()[i];
   }
   const std::vector<float>& logp() const { return logp_; }

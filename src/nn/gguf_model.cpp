@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "nn/models/family.hpp"
-#include "nn/stored_weights.hpp"
+#include "nn/tensor_table.hpp"
 
 namespace prl::nn {
 namespace {
@@ -59,27 +59,6 @@ class Keys {
   std::string prefix_;
 };
 
-/// "blk.3.attn_q.weight" of "model.layers.3.self_attn.q_proj.weight".
-std::string gguf_name(std::string_view name) {
-  static const std::map<std::string_view, std::string_view> kWhole{
-      {"model.embed_tokens.weight", "token_embd.weight"}, {"model.norm.weight", "output_norm.weight"}, {"lm_head.weight", "output.weight"}};
-  static const std::map<std::string_view, std::string_view> kInLayer{
-      {"input_layernorm", "attn_norm"},    {"self_attn.q_proj", "attn_q"},
-      {"self_attn.k_proj", "attn_k"},      {"self_attn.v_proj", "attn_v"},
-      {"self_attn.o_proj", "attn_output"}, {"self_attn.q_norm", "attn_q_norm"},
-      {"self_attn.k_norm", "attn_k_norm"}, {"post_attention_layernorm", "ffn_norm"},
-      {"mlp.gate_proj", "ffn_gate"},       {"mlp.up_proj", "ffn_up"},
-      {"mlp.down_proj", "ffn_down"}};
-  if (const auto it = kWhole.find(name); it != kWhole.end()) return std::string(it->second);
-  constexpr std::string_view kLayers = "model.layers.";
-  PRL_CHECK(name.starts_with(kLayers), "parameter {} has no name in GGUF", name);
-  const std::string_view rest = name.substr(kLayers.size());
-  const std::size_t dot = rest.find('.'), last = rest.rfind('.');
-  const auto it = kInLayer.find(rest.substr(dot + 1, last - dot - 1));
-  PRL_CHECK(it != kInLayer.end(), "parameter {} has no name in GGUF", name);
-  return fmt::format("blk.{}.{}.{}", rest.substr(0, dot), it->second, rest.substr(last + 1));
-}
-
 /// The divisor of each rotary frequency under Llama 3 scaling.
 std::vector<float> llama3_factors(const ModelConfig& c) {
   std::vector<float> factors;
@@ -121,6 +100,9 @@ void read_rope(const io::GgufFile& file, const Keys& keys, ModelConfig& config) 
   fail(ErrorCode::kNotImplemented, "{}: tensor '{}' is no table of Llama 3's frequency scaling; this build knows no other",
        file.path().string(), kRopeFactors);
 }
+
+/// Tensors whose rows make heads that are rotated.
+bool is_rotated(Slot slot) { return slot == Slot::kQ || slot == Slot::kK || slot == Slot::kQBias || slot == Slot::kKBias; }
 
 std::string shape_text(const std::vector<std::int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
@@ -187,8 +169,9 @@ std::vector<WeightSource> gguf_weight_sources(const std::shared_ptr<const io::Gg
   const std::string path = file->path().string();
   std::vector<WeightSource> sources;
   std::set<std::string, std::less<>> known{std::string(kRopeFactors)};
-  for (const StoredWeight& weight : list_stored_weights(config)) {
-    const std::string name = gguf_name(weight.name);
+  const TensorTablePtr table = make_tensor_table(config);
+  for (const TensorSpec& weight : table->tensors()) {
+    const std::string name = gguf_name(weight.slot, weight.layer);
     const io::GgufTensor* tensor = file->find(name);
     if (tensor == nullptr) fail(ErrorCode::kCorrupt, "{}: tensor '{}' of the {} model is missing", path, name, config.model_type);
     known.insert(name);
@@ -197,8 +180,7 @@ std::vector<WeightSource> gguf_weight_sources(const std::shared_ptr<const io::Gg
     if (tensor->shape != wanted)
       fail(ErrorCode::kCorrupt, "{}: tensor '{}' at byte {} has shape {}, the metadata wants {}", path, name, tensor->begin,
            shape_text(tensor->shape), shape_text(wanted));
-    const bool is_rotated = weight.name.find(".q_proj.") != std::string::npos || weight.name.find(".k_proj.") != std::string::npos;
-    if (config.model_type != "llama" || !is_rotated) {
+    if (config.model_type != "llama" || !is_rotated(weight.slot)) {
       sources.push_back(
           {weight.name, weight.shape, [file, tensor](std::int64_t first, std::span<float> out) { file->read_f32(*tensor, first, out); }});
       continue;

@@ -79,7 +79,7 @@ TEST_P(GgufGolden, GivesBackConfigurationAndWeights) {
   }
   const auto sources = gguf_weight_sources(file, config);
   const auto stored = io::SafetensorsFolder::open(golden);
-  const auto refs = match_stored_weights(stored, wanted, list_stored_weights(wanted));
+  const auto refs = match_stored_weights(stored, wanted, *make_tensor_table(wanted));
   ASSERT_EQ(sources.size(), refs.size());
   for (std::size_t i = 0; i < sources.size(); ++i) {
     EXPECT_EQ(sources[i].name, refs[i].entry->name);

@@ -14,11 +14,6 @@ using autograd::Var;
 
 TensorView view_or_none(const Tensor& tensor) { return tensor.defined() ? tensor.view() : TensorView{}; }
 
-NormParameter norm(const Tensor& weight, const Tensor& grad, float eps) {
-  if (!weight.defined()) return {};
-  return {weight.view(), view_or_none(grad), eps};
-}
-
 /// Frames for the parts of a layer: each drops what its part need not keep.
 struct PartFrames {
   Frame norm, attn_proj, heads, mlp;
@@ -80,32 +75,39 @@ void record_fetch(autograd::OffloadedRegions* offload, autograd::Tape& tape, std
 
 }  // namespace
 
+NormParameter BoundModel::norm(Block block, std::int64_t layer) const {
+  const Tensor& weight = weights.vector(block, layer);
+  if (!weight.defined()) return {};
+  return {weight.view(), gradients != nullptr ? view_or_none(gradients->grad(block, layer)) : TensorView{}, weights.config.rms_norm_eps};
+}
+
+LinearParameter BoundModel::linear(Block block, std::int64_t layer, const ops::LinearWeight& next) const {
+  LinearParameter out{.weight = &weights.matrix(block, layer), .dw = {}, .db = {}, .next = &next};
+  if (gradients == nullptr) return out;
+  out.dw = view_or_none(gradients->grad(block, layer));
+  if (const std::optional<Block> bias = bias_of(block)) out.db = view_or_none(gradients->grad(*bias, layer));
+  out.accumulate = !gradients->grads_are_fresh();
+  return out;
+}
+
 Stream decoder_layer(Frame& frame, const BoundModel& model, std::int64_t i, const Stream& in, const AttentionIndex& index,
                      const LayerMemory& memory) {
-  static const Parameters::Layer kNoGradients;
   const ModelConfig& c = model.weights.config;
-  const Weights::Layer& w = model.weights.layers[static_cast<std::size_t>(i)];
-  const Parameters::Layer& g = model.gradients != nullptr ? model.gradients->layer(i) : kNoGradients;
-  const float eps = c.rms_norm_eps;
-  const bool accumulate = model.gradients == nullptr || !model.gradients->grads_are_fresh();
-  const auto matrix = [accumulate](const ops::LinearWeightPtr& weight, const Tensor& grad, const Tensor& bias_grad,
-                                   const ops::LinearWeightPtr& next) {
-    return LinearParameter{weight.get(), view_or_none(grad), view_or_none(bias_grad), accumulate, next.get()};
-  };
-  const bool is_last = i + 1 == c.num_layers;
-  const ops::LinearWeightPtr& after = is_last ? model.weights.lm_head : model.weights.layers[static_cast<std::size_t>(i + 1)].qkv;
-  PartFrames part(frame, memory, w.q_norm.defined());
+  const auto weight = [&](Block block) -> const ops::LinearWeight& { return model.weights.matrix(block, i); };
+  const NormParameter q_norm = model.norm(Block::kQNorm, i), k_norm = model.norm(Block::kKNorm, i);
+  PartFrames part(frame, memory, q_norm.weight.data != nullptr);
 
-  const AttentionParameter attention{
-      c.num_heads, c.num_kv_heads, c.head_dim, norm(w.q_norm, g.d_q_norm, eps), norm(w.k_norm, g.d_k_norm, eps), &model.weights.rope};
-  const Projected qkv = project_normed(part.norm, part.attn_proj, in, norm(w.input_norm, g.d_input_norm, eps),
-                                       matrix(w.qkv, g.d_qkv, g.d_qkv_bias, w.o), /*has_gate=*/false, /*sum_out=*/{});
+  const AttentionParameter attention{c.num_heads, c.num_kv_heads, c.head_dim, q_norm, k_norm, &model.weights.rope};
+  const Projected qkv = project_normed(part.norm, part.attn_proj, in, model.norm(Block::kInputNorm, i),
+                                       model.linear(Block::kQkv, i, weight(Block::kO)), /*has_gate=*/false, /*sum_out=*/{});
   const Var heads = autograd::self_attention(part.heads, qkv.value, attention, index);
-  const Stream attended = project_onto(frame, qkv.sum, heads, matrix(w.o, g.d_o, g.d_o_bias, w.gate_up), memory, /*is_block_output=*/false);
+  const Stream attended = project_onto(frame, qkv.sum, heads, model.linear(Block::kO, i, weight(Block::kGateUp)), memory,
+                                       /*is_block_output=*/false);
 
-  const Projected hidden = project_normed(part.norm, part.mlp, attended, norm(w.post_norm, g.d_post_norm, eps),
-                                          matrix(w.gate_up, g.d_gate_up, {}, w.down), /*has_gate=*/true, memory.residual_TH);
-  return project_onto(frame, hidden.sum, hidden.value, matrix(w.down, g.d_down, {}, after), memory, /*is_block_output=*/true);
+  const Projected hidden = project_normed(part.norm, part.mlp, attended, model.norm(Block::kPostNorm, i),
+                                          model.linear(Block::kGateUp, i, weight(Block::kDown)), /*has_gate=*/true, memory.residual_TH);
+  const ops::LinearWeight& after = i + 1 == c.num_layers ? model.weights.lm_head() : model.weights.matrix(Block::kQkv, i + 1);
+  return project_onto(frame, hidden.sum, hidden.value, model.linear(Block::kDown, i, after), memory, /*is_block_output=*/true);
 }
 
 Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& ids, const AttentionIndex& index,
@@ -126,7 +128,8 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
 
   Stream stream;
   Frame first = frame.in(*region);
-  stream.residual_TH = autograd::embedding(first, w.embedding_VH, g != nullptr ? view_or_none(g->d_embedding) : TensorView{}, ids);
+  stream.residual_TH =
+      autograd::embedding(first, w.embedding_VH(), g != nullptr ? view_or_none(g->grad(Block::kEmbedding)) : TensorView{}, ids);
 
   // Without a tape two pairs of stream buffers take turns and everything else of a layer is given back after it. With one, no backward
   // rule reads the outputs that are added to the stream, so that all of them share one buffer.
@@ -177,7 +180,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
     }
   }
 
-  const NormParameter final_norm = norm(w.final_norm, g != nullptr ? g->d_final_norm : Tensor(), w.config.rms_norm_eps);
+  const NormParameter final_norm = model.norm(Block::kFinalNorm);
   if (!stream.delta_TH.is_defined()) return autograd::rms_norm(frame, stream.residual_TH, final_norm);
   return autograd::add_rms_norm(frame, stream.delta_TH, stream.residual_TH, final_norm).normed;
 }

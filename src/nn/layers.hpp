@@ -28,6 +28,11 @@ struct LayerMemory {
 struct BoundModel {
   const Weights& weights;
   const Parameters* gradients = nullptr;
+
+  /// One without a weight if the model has no such norm.
+  autograd::NormParameter norm(Block block, std::int64_t layer = -1) const;
+  /// A matrix with its bias. `next`: see ops::linear.
+  autograd::LinearParameter linear(Block block, std::int64_t layer, const ops::LinearWeight& next) const;
 };
 
 /// Decoder layer `i`.

@@ -10,6 +10,7 @@
 #include "base/regular_file.hpp"
 #include "nn/models/config_reader.hpp"
 #include "nn/models/family.hpp"
+#include "nn/tensor_table.hpp"
 #include "ops/attention.hpp"
 
 namespace prl::nn {
@@ -89,24 +90,19 @@ void check(const ConfigReader& reader, const ModelConfig& config) {
       fail(ErrorCode::kCorrupt, "{}: eos_token_id {} is outside the vocabulary of {}", subject, id, config.vocab_size);
 }
 
-std::int64_t attention_weights(const ModelConfig& c) { return c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads); }
-std::int64_t mlp_weights(const ModelConfig& c) { return 3 * c.hidden_size * c.intermediate_size; }
-
 }  // namespace
 
-std::int64_t ModelConfig::num_parameters() const noexcept {
-  std::int64_t layer = attention_weights(*this) + mlp_weights(*this) + 2 * hidden_size;
-  if (attention_bias) layer += (num_heads + 2 * num_kv_heads) * head_dim;
-  if (attention_out_bias) layer += hidden_size;
-  if (qk_norm) layer += 2 * head_dim;
-  return num_layers * layer + hidden_size + vocab_size * hidden_size * (tie_word_embeddings ? 1 : 2);
+std::int64_t ModelConfig::num_parameters() const { return make_tensor_table(*this)->num_parameters(); }
+
+std::int64_t ModelConfig::num_active_parameters() const {
+  const TensorTablePtr table = make_tensor_table(*this);
+  std::int64_t sum = table->has_tied_head() ? vocab_size * hidden_size : 0;
+  for (const TensorSpec& tensor : table->tensors())
+    if (tensor.is_matrix() && tensor.slot != Slot::kEmbedding) sum += tensor.num_elements();
+  return sum;
 }
 
-std::int64_t ModelConfig::num_active_parameters() const noexcept {
-  return num_layers * (attention_weights(*this) + mlp_weights(*this)) + vocab_size * hidden_size;
-}
-
-double ModelConfig::flops_per_token(std::int64_t seq_len) const noexcept {
+double ModelConfig::flops_per_token(std::int64_t seq_len) const {
   return 6.0 * static_cast<double>(num_active_parameters()) +
          12.0 * static_cast<double>(num_layers) * static_cast<double>(hidden_size) * static_cast<double>(seq_len);
 }

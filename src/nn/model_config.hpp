@@ -36,11 +36,11 @@ struct ModelConfig {
   std::string torch_dtype = "bfloat16";
   std::string raw_json;  ///< config.json as read, kept so that saving changes nothing else
 
-  std::int64_t num_parameters() const noexcept;
+  std::int64_t num_parameters() const;
   /// Matmul weights of one token's forward pass, embeddings excluded, LM head included (spec 8.10).
-  std::int64_t num_active_parameters() const noexcept;
+  std::int64_t num_active_parameters() const;
   /// Forward + backward FLOPs per trained token at `seq_len`: 6 P + 12 L hidden seq (spec 8.10).
-  double flops_per_token(std::int64_t seq_len) const noexcept;
+  double flops_per_token(std::int64_t seq_len) const;
 };
 
 /// Reads <folder>/config.json. Error{kNotFound|kCorrupt|kNotImplemented} names the key and what was found: an unknown

@@ -1,44 +1,43 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "nn/model_config.hpp"
+#include "nn/tensor_table.hpp"
 #include "nn/weight_files.hpp"
 #include "tensor/tensor.hpp"
 
 namespace prl::nn {
 
-/// One trainable tensor under its Hugging Face name ("model.layers.0.self_attn.q_proj.weight").
-struct NamedParameter {
-  std::string name;
+/// A trainable tensor of the table with its memory.
+struct NamedParameter : TensorSpec {
   Tensor value;  ///< fp32 master
   Tensor grad;   ///< fp32, same shape; undefined until ensure_grads()
-  /// Where value lies in all_values() and grad in all_grads().
-  std::int64_t offset = 0;
 };
 
-/// fp32 masters (and gradients) of one model. Fused projections (q|k|v and gate|up) are stored as one block whose row
-/// slices are the named parameters, so one product serves all of them and the names stay those of the checkpoint. All blocks lie in
-/// one array, vectors before matrices, each on a boundary of 64 bytes with zeros between, so that element-wise work on a model is one
-/// call.
+/// fp32 masters and gradients of the trainable tensors of a table, each in one array laid out as TensorTable says.
 class Parameters {
  public:
-  /// All zero; names and shapes follow from the config.
-  Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config);
+  /// All zero. `config` is what the table was made from.
+  Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table);
+  Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config)
+      : Parameters(std::move(runtime), config, make_tensor_table(config)) {}
   const ModelConfig& config() const noexcept { return config_; }
-  /// In the fixed order embeddings, layers 0.., final norm, head. A tied head is not listed.
+  const TensorTablePtr& table() const noexcept { return table_; }
+  /// In the table's order.
   std::span<NamedParameter> named() noexcept { return named_; }
   std::span<const NamedParameter> named() const noexcept { return named_; }
   NamedParameter& at(const std::string& name);
   /// [n] fp32, the memory behind all values, and behind all gradients in the same order.
   const Tensor& all_values() const noexcept { return values_; }
   const Tensor& all_grads() const noexcept { return grads_; }
-  /// Elements of that array which hold the vectors (norms and biases).
-  std::int64_t num_vector_elements() const noexcept { return num_vector_elements_; }
+  /// The fp32 block of a kind, and its gradient; undefined if the model has none.
+  const Tensor& value(Block block, std::int64_t layer = -1) const { return find(values_of_blocks_, block, layer); }
+  const Tensor& grad(Block block, std::int64_t layer = -1) const { return find(grads_of_blocks_, block, layer); }
   void ensure_grads();
   void zero_grads();
   /// The start of a step: gradients count as zero without most of them being written, for the next backward pass of a TrainableModel
@@ -53,28 +52,18 @@ class Parameters {
   /// Normal(0, std) for matrices, ones for norms, zeros for biases; a pure function of (config, seed).
   void init_random(std::uint64_t seed, float std_dev = 0.02f);
 
-  // Fused blocks, fp32, for packing and for gradients: index by layer.
-  struct Layer {
-    Tensor input_norm, post_norm, q_norm, k_norm;
-    Tensor qkv, qkv_bias, o, o_bias, gate_up, down;
-    Tensor d_input_norm, d_post_norm, d_q_norm, d_k_norm, d_qkv, d_qkv_bias, d_o, d_o_bias, d_gate_up, d_down;
-  };
-  Layer& layer(std::int64_t i) { return layers_[static_cast<std::size_t>(i)]; }
-  const Layer& layer(std::int64_t i) const { return layers_[static_cast<std::size_t>(i)]; }
-  Tensor embedding, d_embedding, final_norm, d_final_norm, lm_head, d_lm_head;  ///< lm_head shares embedding when tied
-
  private:
+  /// One tensor per block of the table, parts of `all`.
+  std::vector<Tensor> cut(const Tensor& all) const;
+  const Tensor& find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer) const;
+
   ModelConfig config_;
+  TensorTablePtr table_;
   std::shared_ptr<DeviceRuntime> runtime_;
   std::vector<NamedParameter> named_;
-  std::vector<Layer> layers_;
   Tensor values_, grads_;
-  std::int64_t num_vector_elements_ = 0;
+  std::vector<Tensor> values_of_blocks_, grads_of_blocks_;
   bool grads_are_fresh_ = false;
-
-  /// Calls fn(value, gradient, shape) for every block in the order of memory.
-  template <typename Fn>
-  void each_block(Fn fn);
 };
 
 /// Reads model.safetensors or model.safetensors.index.json + shards (F32, BF16, F16). Every parameter must be there with its

@@ -9,7 +9,6 @@
 #include "io/finite.hpp"
 #include "io/safetensors.hpp"
 #include "nn/models/config_reader.hpp"
-#include "nn/models/family.hpp"
 #include "nn/parameters.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/weight_files.hpp"
@@ -37,8 +36,8 @@ bool have_same_values(const io::SafetensorsRef& a, const io::SafetensorsRef& b) 
 }
 
 /// A file may repeat the embedding under the head's name. A head of its own would be lost without a word.
-void check_tied_head(const io::SafetensorsFolder& files, const Family& family) {
-  const std::string head = family.name_of(Slot::kLmHead, -1), embedding = family.name_of(Slot::kEmbedding, -1);
+void check_tied_head(const io::SafetensorsFolder& files) {
+  const std::string head = checkpoint_name(Slot::kLmHead), embedding = checkpoint_name(Slot::kEmbedding);
   const io::SafetensorsRef a = files.find(head), b = files.find(embedding);
   if (a.entry == nullptr || b.entry == nullptr || have_same_values(a, b)) return;
   fail(ErrorCode::kCorrupt,
@@ -51,26 +50,27 @@ void check_tied_head(const io::SafetensorsFolder& files, const Family& family) {
 
 void load_parameters(Parameters& parameters, const fs::path& folder) {
   const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
-  std::vector<StoredWeight> wanted;
-  for (const NamedParameter& p : parameters.named()) wanted.push_back({p.name, p.value.shape()});
-  const std::vector<io::SafetensorsRef> found = match_stored_weights(files, parameters.config(), wanted);
+  const std::vector<io::SafetensorsRef> found = match_stored_weights(files, parameters.config(), *parameters.table());
 
   struct Piece {
     std::size_t tensor;
-    std::int64_t first;
+    std::int64_t first, count;
   };
+  const std::span<const TensorSpec> tensors = parameters.table()->tensors();
   std::vector<Piece> pieces;
-  for (std::size_t i = 0; i < wanted.size(); ++i)
-    for (std::int64_t first = 0; first < parameters.named()[i].value.num_elements(); first += kReadPiece) pieces.push_back({i, first});
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    for (std::int64_t first = 0; tensors[i].trainable && first < tensors[i].num_elements(); first += kReadPiece)
+      pieces.push_back({i, first, std::min(kReadPiece, tensors[i].num_elements() - first)});
   ThreadPool pool;
   check_finite(found, DType::kF32, pool);
+  const Tensor& all = parameters.all_values();
   pool.parallel_for(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t n) {
-    const Piece piece = pieces[static_cast<std::size_t>(n)];
-    const Tensor& value = parameters.named()[piece.tensor].value;
+    const Piece& piece = pieces[static_cast<std::size_t>(n)];
     const io::SafetensorsRef ref = found[piece.tensor];
-    std::vector<float> values(static_cast<std::size_t>(std::min(kReadPiece, value.num_elements() - piece.first)));
+    std::vector<float> values(static_cast<std::size_t>(piece.count));
     ref.file->read_f32(*ref.entry, piece.first, values);
-    value.runtime()->copy_from_host(value.as<float>() + piece.first, values.data(), values.size() * sizeof(float));
+    all.runtime()->copy_from_host(all.as<float>() + tensors[piece.tensor].offset + piece.first, values.data(),
+                                  values.size() * sizeof(float));
   });
 }
 
@@ -118,11 +118,10 @@ void check_finite(std::span<const io::SafetensorsRef> tensors, DType compute, Th
 }
 
 std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config,
-                                                     std::span<const StoredWeight> wanted) {
-  const Family& family = find_family(config.model_type, files.path().string());
+                                                     const TensorTable& table) {
   std::vector<io::SafetensorsRef> found;
   std::set<std::string_view> known;
-  for (const StoredWeight& weight : wanted) {
+  for (const TensorSpec& weight : table.tensors()) {
     known.insert(weight.name);
     const io::SafetensorsRef ref = files.find(weight.name);
     if (ref.entry == nullptr)
@@ -142,8 +141,8 @@ std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder
            io::to_string(type));
     found.push_back(ref);
   }
-  if (config.tie_word_embeddings) check_tied_head(files, family);
-  const std::string head = family.name_of(Slot::kLmHead, -1);
+  if (config.tie_word_embeddings) check_tied_head(files);
+  const std::string head = checkpoint_name(Slot::kLmHead);
   for (const auto& [name, ref] : files.tensors()) {
     if (known.count(name) > 0 || name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == head)) continue;
     fail(ErrorCode::kCorrupt, "{}: tensor '{}' is no part of a {} model with this config.json", ref.file->path().string(), name,

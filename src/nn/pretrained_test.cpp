@@ -10,7 +10,6 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "io/safetensors.hpp"
-#include "nn/stored_weights.hpp"
 #include "nn/test_support.hpp"
 
 namespace prl::nn {
@@ -187,7 +186,7 @@ TEST(Pretrained, DamagedFoldersAreRefusedByName) {
   expect_error(load, ErrorCode::kNotFound, "neither model.safetensors");
   const auto write = [&](const std::function<void(std::vector<io::SafetensorsWriter::Spec>&)>& change) {
     std::vector<io::SafetensorsWriter::Spec> specs;
-    for (const StoredWeight& weight : list_stored_weights(model.config)) {
+    for (const TensorSpec& weight : model.parameters->table()->tensors()) {
       std::vector<std::int64_t> shape;
       for (int d = 0; d < weight.shape.num_dims(); ++d) shape.push_back(weight.shape[d]);
       specs.push_back({weight.name, io::StoredType::kBF16, shape});
@@ -239,26 +238,43 @@ TEST(Pretrained, ATiedHeadThatDiffersFromTheEmbeddingIsRefused) {
                "'lm_head.weight' differs from 'model.embed_tokens.weight'");
 }
 
-TEST(Parameters, NamesAndShapesComeInOneFixedOrder) {
+TEST(Parameters, NamedTensorsArePartsOfBlocks) {
   for (const char* family : {"llama", "qwen2", "qwen3"}) {
     SmallModel model(family, false);
-    const std::vector<StoredWeight> listed = list_stored_weights(model.config);
-    ASSERT_EQ(listed.size(), model.parameters->named().size());
-    model.parameters->zero_grads();
-    for (std::size_t i = 0; i < listed.size(); ++i) {
-      const NamedParameter& parameter = model.parameters->named()[i];
-      EXPECT_EQ(parameter.name, listed[i].name);
-      EXPECT_EQ(parameter.value.shape(), listed[i].shape);
-      EXPECT_EQ(parameter.grad.shape(), listed[i].shape);
+    Parameters& parameters = *model.parameters;
+    parameters.zero_grads();
+    for (const NamedParameter& p : parameters.named()) {
+      EXPECT_EQ(p.value.shape(), p.shape);
+      EXPECT_EQ(p.grad.shape(), p.shape);
+      EXPECT_EQ(p.value.as<float>() - parameters.all_values().as<float>(), p.offset);
+      EXPECT_EQ(p.grad.as<float>() - parameters.all_grads().as<float>(), p.offset);
     }
-    EXPECT_EQ(model.parameters->at("model.norm.weight").value.data(), model.parameters->final_norm.data());
-    EXPECT_THROW(model.parameters->at("nothing"), Error);
-    // Named gradients are slices of the fused ones.
-    auto* fused = model.parameters->layer(1).d_qkv.as<float>();
+    EXPECT_EQ(parameters.at("model.norm.weight").value.data(), parameters.value(Block::kFinalNorm).data());
+    EXPECT_THROW(parameters.at("nothing"), Error);
+    auto* fused = parameters.grad(Block::kQkv, 1).as<float>();
     fused[model.config.num_heads * model.config.head_dim * model.config.hidden_size] = 3.0f;
-    EXPECT_EQ(model.parameters->at("model.layers.1.self_attn.k_proj.weight").grad.as<float>()[0], 3.0f);
-    model.parameters->zero_grads();
+    EXPECT_EQ(parameters.at("model.layers.1.self_attn.k_proj.weight").grad.as<float>()[0], 3.0f);
+    parameters.zero_grads();
     EXPECT_EQ(fused[model.config.num_heads * model.config.head_dim * model.config.hidden_size], 0.0f);
+  }
+}
+
+TEST(Parameters, FrozenTensorsHaveNoMaster) {
+  SmallModel model("qwen2", true);
+  std::vector<TensorSpec> specs(model.parameters->table()->tensors().begin(), model.parameters->table()->tensors().end());
+  for (TensorSpec& spec : specs) spec.trainable = spec.layer == 1;
+  Parameters some(make_cpu_runtime(), model.config, std::make_shared<const TensorTable>(specs));
+  some.zero_grads();
+  EXPECT_EQ(some.named().size(), 12u) << "those of one layer";
+  EXPECT_FALSE(some.value(Block::kEmbedding).defined());
+  EXPECT_FALSE(some.grad(Block::kQkv, 0).defined());
+  EXPECT_TRUE(some.grad(Block::kQkv, 1).defined());
+  const TemporaryFolder temporary("frozen");
+  save_pretrained(*model.parameters, temporary.path() / "m", DType::kF32, {});
+  load_parameters(some, temporary.path() / "m");
+  for (const NamedParameter& p : some.named()) {
+    const NamedParameter& whole = model.parameters->at(p.name);
+    EXPECT_TRUE(std::equal(p.value.as<float>(), p.value.as<float>() + p.num_elements(), whole.value.as<float>())) << p.name;
   }
 }
 
@@ -279,7 +295,7 @@ TEST(InitModel, IsAFunctionOfItsSeed) {
   Parameters parameters(make_cpu_runtime(), load_model_config(temporary.path() / "a"));
   load_parameters(parameters, temporary.path() / "a");
   double sum = 0, squares = 0;
-  const Tensor& embedding = parameters.embedding;
+  const Tensor& embedding = parameters.value(Block::kEmbedding);
   for (std::int64_t i = 0; i < embedding.num_elements(); ++i) {
     const auto v = static_cast<double>(embedding.as<float>()[i]);
     sum += v;
@@ -288,7 +304,7 @@ TEST(InitModel, IsAFunctionOfItsSeed) {
   const auto n = static_cast<double>(embedding.num_elements());
   EXPECT_NEAR(sum / n, 0.0, 3e-4);
   EXPECT_NEAR(std::sqrt(squares / n), 0.02, 5e-4);
-  EXPECT_EQ(parameters.final_norm.as<float>()[5], 1.0f);
+  EXPECT_EQ(parameters.value(Block::kFinalNorm).as<float>()[5], 1.0f);
 }
 
 }  // namespace

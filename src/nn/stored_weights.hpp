@@ -1,31 +1,23 @@
 #pragma once
 
 #include <span>
-#include <string>
 #include <vector>
 
 #include "base/thread_pool.hpp"
 #include "io/safetensors.hpp"
 #include "nn/model_config.hpp"
+#include "nn/tensor_table.hpp"
 #include "tensor/tensor.hpp"
 
 namespace prl::nn {
 
-/// A tensor that a model wants from a checkpoint.
-struct StoredWeight {
-  std::string name;
-  Shape shape;
-};
-/// The stored tensors in the order of `wanted`. Error{kCorrupt} names file and tensor if one is missing, has another shape or
+/// The stored tensors in the order of the table. Error{kCorrupt} names file and tensor if one is missing, has another shape or
 /// no float type, or if the folder holds a tensor the model has no place for (rotary buffers and a tied head's copy,
 /// bit for bit, excepted).
 std::vector<io::SafetensorsRef> match_stored_weights(const io::SafetensorsFolder& files, const ModelConfig& config,
-                                                     std::span<const StoredWeight> wanted);
+                                                     const TensorTable& table);
 
 /// Error{kCorrupt} names file, tensor and element if one of the tensors holds NaN or infinity, or a number that is infinite in `compute`.
 void check_finite(std::span<const io::SafetensorsRef> tensors, DType compute, ThreadPool& pool);
-
-/// Names and shapes of all parameters of a model, in the order of Parameters::named().
-std::vector<StoredWeight> list_stored_weights(const ModelConfig& config);
 
 }  // namespace prl::nn

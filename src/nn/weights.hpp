@@ -16,19 +16,24 @@ namespace prl::nn {
 /// Weights ready to compute with: rounded to the compute dtype and packed for the device. Immutable; one object serves the
 /// trainer's forward pass and the engine under the same policy version, which is the in-process weight update.
 struct Weights {
-  struct Layer {
-    Tensor input_norm, post_norm, q_norm, k_norm;  ///< fp32 holding values of the compute dtype, as are biases
-    ops::LinearWeightPtr qkv, o, gate_up, down;
-    Tensor qkv_bias, o_bias;  ///< fp32 copies of the packed biases, for checksums; undefined if none
+  /// A block of the table. Vectors are fp32 and hold values of the compute dtype; matrices are packed; the embedding is a plain matrix in
+  /// the compute dtype, and packed too if it is the head.
+  struct PackedBlock {
+    Tensor plain;
+    ops::LinearWeightPtr packed;
   };
   ModelConfig config;
+  TensorTablePtr table;
   PolicyVersion version;
   DType compute = DType::kF32;
-  Tensor embedding_VH;  ///< compute dtype
-  std::vector<Layer> layers;
-  Tensor final_norm;  ///< fp32
-  ops::LinearWeightPtr lm_head;
-  ops::RopeTable rope;  ///< shared between versions
+  std::vector<PackedBlock> blocks;  ///< as table->blocks()
+  ops::RopeTable rope;              ///< shared between versions
+
+  /// A norm or bias; undefined if the model has none.
+  const Tensor& vector(Block block, std::int64_t layer = -1) const;
+  const ops::LinearWeight& matrix(Block block, std::int64_t layer = -1) const;
+  const Tensor& embedding_VH() const { return vector(Block::kEmbedding); }
+  const ops::LinearWeight& lm_head() const { return matrix(Block::kLmHead); }
 };
 using WeightsPtr = std::shared_ptr<const Weights>;
 

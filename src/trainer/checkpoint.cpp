@@ -71,11 +71,9 @@ struct SaveJob {
 };
 
 std::shared_ptr<const nn::Parameters> copy_of(nn::Parameters& parameters, const std::shared_ptr<DeviceRuntime>& runtime) {
-  auto copy = std::make_shared<nn::Parameters>(runtime, parameters.config());
-  for (std::size_t i = 0; i < parameters.named().size(); ++i) {
-    const Tensor& from = parameters.named()[i].value;
-    runtime->copy_within(copy->named()[i].value.data(), from.data(), from.num_bytes());
-  }
+  auto copy = std::make_shared<nn::Parameters>(runtime, parameters.config(), parameters.table());
+  const Tensor& from = parameters.all_values();
+  runtime->copy_within(copy->all_values().data(), from.data(), from.num_bytes());
   return copy;
 }
 

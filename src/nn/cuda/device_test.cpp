@@ -171,7 +171,7 @@ TEST_P(CudaDecoderTest, ServedLogprobsAreTrainedLogprobsBitForBit) {
     const std::vector<float> ones(ids.size(), 1.0f);
     const Tensor logp = Tensor::empty(gpu.ctx().runtime, {static_cast<std::int64_t>(ids.size())}, DType::kF32), entropy = logp.clone(),
                  lse = logp.clone();
-    ops::lm_head_logprob(gpu.ctx(), logp, entropy, lse, h, *weights->lm_head, targets, ones);
+    ops::lm_head_logprob(gpu.ctx(), logp, entropy, lse, h, weights->lm_head(), targets, ones);
     std::vector<float> values(ids.size());
     gpu.ctx().runtime->copy_to_host(values.data(), logp.data(), logp.num_bytes());
     for (std::size_t i = 0; i < sources.size(); ++i) got[sources[i]] = values[i];

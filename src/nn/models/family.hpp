@@ -11,29 +11,8 @@
 
 namespace prl::nn {
 
-/// The places of a dense decoder that a checkpoint fills.
-enum class Slot {
-  kEmbedding,
-  kInputNorm,
-  kQ,
-  kK,
-  kV,
-  kQBias,
-  kKBias,
-  kVBias,
-  kQNorm,
-  kKNorm,
-  kO,
-  kOBias,
-  kPostNorm,
-  kGate,
-  kUp,
-  kDown,
-  kFinalNorm,
-  kLmHead,
-};
-
-/// What sets one Hugging Face model type apart: its switches in config.json and its weight names. One small file each.
+/// What sets one Hugging Face model type apart: its switches in config.json, from which its tensors follow (TensorTable). One small file
+/// each.
 struct Family {
   std::string_view model_type;    ///< of config.json
   std::string_view architecture;  ///< "architectures" of config.json
@@ -41,8 +20,6 @@ struct Family {
   void (*configure)(const ConfigReader& reader, ModelConfig& config);
   /// Adds the family's own keys to a config.json made here.
   void (*describe)(const ModelConfig& config, boost::json::object& object);
-  /// Checkpoint name of a slot; `layer` is ignored for slots outside the layers.
-  std::string (*name_of)(Slot slot, std::int64_t layer);
 };
 
 /// All families of this build.
@@ -50,8 +27,6 @@ std::span<const Family* const> families() noexcept;
 /// Error{kNotImplemented} that lists the known ones.
 const Family& find_family(std::string_view model_type, std::string_view subject);
 
-/// Names of the Llama checkpoints, which most families share.
-std::string llama_name_of(Slot slot, std::int64_t layer);
 /// Refuses sliding windows that are switched on.
 void refuse_sliding_window(const ConfigReader& reader, bool window_in_use);
 

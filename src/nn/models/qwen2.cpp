@@ -26,6 +26,6 @@ void refuse_sliding_window(const ConfigReader& reader, bool window_in_use) {
          reader.subject());
 }
 
-const Family kQwen2Family{"qwen2", "Qwen2ForCausalLM", configure_qwen2, describe_qwen2, llama_name_of};
+const Family kQwen2Family{"qwen2", "Qwen2ForCausalLM", configure_qwen2, describe_qwen2};
 
 }  // namespace prl::nn

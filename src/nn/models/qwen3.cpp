@@ -19,6 +19,6 @@ void describe_qwen3(const ModelConfig& config, boost::json::object& object) {
 
 }  // namespace
 
-const Family kQwen3Family{"qwen3", "Qwen3ForCausalLM", configure_qwen3, describe_qwen3, llama_name_of};
+const Family kQwen3Family{"qwen3", "Qwen3ForCausalLM", configure_qwen3, describe_qwen3};
 
 }  // namespace prl::nn

@@ -20,8 +20,16 @@ using config::SignSgdConfig;
 /// The library default of the optimizers that this behaviour comes from.
 constexpr float kAdamEps = 1e-8f;
 
-bool takes_muon(const nn::NamedParameter& p) {
-  return p.value.shape().num_dims() >= 2 && p.name.find("lm_head") == std::string::npos && p.name.find("embed_tokens") == std::string::npos;
+bool takes_muon(const nn::TensorSpec& tensor) {
+  return tensor.is_matrix() && tensor.slot != nn::Slot::kLmHead && tensor.slot != nn::Slot::kEmbedding;
+}
+
+/// Names of what an optimizer keeps of a tensor, each of the tensor's shape.
+std::vector<std::string> state_names(const config::OptimConfig& optim, const nn::TensorSpec& tensor) {
+  if (std::holds_alternative<SgdConfig>(optim)) return {"momentum_buffer"};
+  if (std::holds_alternative<SignSgdConfig>(optim)) return {};
+  if (std::holds_alternative<MuonConfig>(optim) && takes_muon(tensor)) return {"momentum"};
+  return {"exp_avg", "exp_avg_sq"};
 }
 
 template <typename List, typename Fn>
@@ -51,17 +59,31 @@ std::optional<double> max_grad_norm(const config::OptimConfig& optim) {
   return std::visit([](const auto& c) { return c.max_norm; }, optim);
 }
 
-std::size_t state_bytes_of(const config::OptimConfig& optim, DType dtype, std::int64_t num_parameters) {
-  const std::size_t arrays = std::holds_alternative<SignSgdConfig>(optim) ? 0 : std::holds_alternative<AdamWConfig>(optim) ? 2 : 1;
-  return arrays * size_of(dtype) * static_cast<std::size_t>(num_parameters);
+namespace {
+
+std::size_t state_bytes_of(const config::OptimConfig& optim, DType dtype, const nn::TensorSpec& tensor) {
+  if (!tensor.trainable) return 0;
+  return state_names(optim, tensor).size() * size_of(dtype) * static_cast<std::size_t>(tensor.num_elements());
 }
 
-std::size_t visit_bytes_of(const config::OptimConfig& optim, const OptimizerMemory& memory, const nn::ModelConfig& model) {
+}  // namespace
+
+std::size_t state_bytes_of(const config::OptimConfig& optim, DType dtype, const nn::TensorTable& table) {
+  std::size_t sum = 0;
+  for (const nn::TensorSpec& tensor : table.tensors()) sum += state_bytes_of(optim, dtype, tensor);
+  return sum;
+}
+
+std::size_t visit_bytes_of(const config::OptimConfig& optim, const OptimizerMemory& memory, const nn::TensorTable& table) {
   if (memory.host == nullptr) return 0;
-  if (!std::holds_alternative<MuonConfig>(optim))
-    return HostState::kNumBuffers * state_bytes_of(optim, memory.dtype, std::min(memory.piece_elements, model.num_parameters()));
-  // Whole tensors; the embedding's two moments are larger than any matrix's momentum.
-  return HostState::kNumBuffers * 2 * size_of(memory.dtype) * static_cast<std::size_t>(model.vocab_size * model.hidden_size);
+  std::size_t most = 0;
+  if (std::holds_alternative<MuonConfig>(optim)) {  // whole tensors
+    for (const nn::TensorSpec& tensor : table.tensors()) most = std::max(most, state_bytes_of(optim, memory.dtype, tensor));
+  } else if (table.num_trainable() > 0) {
+    const std::size_t per_element = state_bytes_of(optim, memory.dtype, table) / static_cast<std::size_t>(table.num_trainable());
+    most = per_element * static_cast<std::size_t>(std::min(memory.piece_elements, table.num_trainable()));
+  }
+  return HostState::kNumBuffers * most;
 }
 
 Tensor Optimizer::new_state(Shape shape) const {
@@ -71,31 +93,19 @@ Tensor Optimizer::new_state(Shape shape) const {
 Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory)
     : ctx_(ctx), parameters_(parameters), optim_(optim), memory_(std::move(memory)) {
   const bool has_muon = std::holds_alternative<MuonConfig>(optim);
-  std::vector<std::string> names;
-  if (std::holds_alternative<SgdConfig>(optim))
-    names = {"momentum_buffer"};
-  else if (!std::holds_alternative<SignSgdConfig>(optim))
-    names = {"exp_avg", "exp_avg_sq"};
   if (memory_.dtype != DType::kF32 && (has_muon || std::holds_alternative<SgdConfig>(optim)))
     fail(ErrorCode::kInvalidArgument, "[optimizer] the state of {} is float32 always; state in {} is for adamw", type_name(),
          to_string(memory_.dtype));
   PRL_CHECK(memory_.piece_elements > 0, "pieces of {} elements", memory_.piece_elements);
   if (memory_.host != nullptr) host_ = std::make_unique<HostState>(ctx.runtime, memory_.host);
-  // As the parameters' values, the state lies in one array per kind.
-  if (!has_muon)
-    for (std::size_t i = 0; i < names.size(); ++i) flat_state_.push_back(new_state(parameters.all_values().shape()));
   for (nn::NamedParameter& p : parameters.named()) {
     PRL_CHECK(p.grad.defined(), "parameter {} has no gradient tensor", p.name);
-    Slot slot;
-    slot.parameter = &p;
-    if (has_muon && takes_muon(p)) {
-      slot.is_muon = true;
-      slot.state.emplace_back("momentum", new_state(p.value.shape()));
-    } else {
-      for (std::size_t i = 0; i < names.size(); ++i)
-        slot.state.emplace_back(names[i], has_muon ? new_state(p.value.shape())
-                                                   : flat_state_[i].slice(p.offset, p.value.num_elements()).reshaped(p.value.shape()));
-    }
+    const std::vector<std::string> names = state_names(optim, p);
+    // The state of element-wise optimizers lies in one array per kind, as the parameters' values do.
+    while (!has_muon && flat_state_.size() < names.size()) flat_state_.push_back(new_state(parameters.all_values().shape()));
+    Slot slot{&p, has_muon && takes_muon(p), {}};
+    for (std::size_t i = 0; i < names.size(); ++i)
+      slot.state.emplace_back(names[i], has_muon ? new_state(p.shape) : flat_state_[i].slice(p.offset, p.num_elements()).reshaped(p.shape));
     slots_.push_back(std::move(slot));
   }
 }

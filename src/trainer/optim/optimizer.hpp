@@ -28,9 +28,9 @@ struct OptimizerMemory {
   /// Of element-wise optimizers; Muon's matrices are never cut. The step's bits do not depend on it.
   std::int64_t piece_elements = std::int64_t{1} << 24;
 };
-/// Bytes of state for `num_parameters`, and of the buffers that it visits the device in (0 unless it lives in host memory).
-std::size_t state_bytes_of(const config::OptimConfig& optim, DType dtype, std::int64_t num_parameters);
-std::size_t visit_bytes_of(const config::OptimConfig& optim, const OptimizerMemory& memory, const nn::ModelConfig& model);
+/// Bytes of state for the trainable tensors, and of the buffers that it visits the device in (0 unless it lives in host memory).
+std::size_t state_bytes_of(const config::OptimConfig& optim, DType dtype, const nn::TensorTable& table);
+std::size_t visit_bytes_of(const config::OptimConfig& optim, const OptimizerMemory& memory, const nn::TensorTable& table);
 
 /// Steps all parameters of a model and holds the optimizer's state.
 ///

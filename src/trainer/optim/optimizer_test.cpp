@@ -159,6 +159,23 @@ TEST(Optimizer, StateNamesAndCopies) {
   EXPECT_EQ(optimizer.state_bytes(), bytes);
 }
 
+TEST(Optimizer, StateIsForetoldByTheByte) {
+  Scratch scratch("bytes");
+  const auto policy = make_tiny_policy(scratch.path / "model");
+  const nn::TensorTable& table = *policy->parameters().table();
+  for (const config::OptimConfig& optim : {config::OptimConfig(config::AdamWConfig{}), config::OptimConfig(config::SgdConfig{}),
+                                           config::OptimConfig(config::SignSgdConfig{}), config::OptimConfig(config::MuonConfig{})}) {
+    const Optimizer optimizer(policy->context(), policy->parameters(), optim);
+    EXPECT_EQ(state_bytes_of(optim, DType::kF32, table), optimizer.state_bytes()) << optimizer.type_name();
+    EXPECT_EQ(visit_bytes_of(optim, {}, table), 0u);
+  }
+  const OptimizerMemory on_host{.host = make_host_link(policy->context().runtime, true)};
+  std::size_t largest = 0;
+  for (const io::NamedTensor& named : Optimizer(policy->context(), policy->parameters(), config::MuonConfig{}).state())
+    largest = std::max(largest, named.tensor.num_bytes() * (named.name.ends_with(".momentum") ? 1 : 2));
+  EXPECT_EQ(visit_bytes_of(config::MuonConfig{}, on_host, table), 3 * largest) << "whole tensors visit";
+}
+
 TEST(GradNorm, NormClippingAndZeros) {
   Scratch scratch("norm");
   const auto policy = make_tiny_policy(scratch.path / "model");

@@ -1,0 +1,193 @@
+#include "nn/tensor_table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.hpp"
+
+namespace prl::nn {
+namespace {
+
+namespace when {
+bool always(const ModelConfig&) { return true; }
+bool attention_bias(const ModelConfig& c) { return c.attention_bias; }
+bool out_bias(const ModelConfig& c) { return c.attention_out_bias; }
+bool head_norms(const ModelConfig& c) { return c.qk_norm; }
+bool own_head(const ModelConfig& c) { return !c.tie_word_embeddings; }
+}  // namespace when
+
+namespace shape {
+std::int64_t q_width(const ModelConfig& c) { return c.num_heads * c.head_dim; }
+std::int64_t kv_width(const ModelConfig& c) { return c.num_kv_heads * c.head_dim; }
+Shape vocab_by_hidden(const ModelConfig& c) { return {c.vocab_size, c.hidden_size}; }
+Shape hidden(const ModelConfig& c) { return {c.hidden_size}; }
+Shape head(const ModelConfig& c) { return {c.head_dim}; }
+Shape q_by_hidden(const ModelConfig& c) { return {q_width(c), c.hidden_size}; }
+Shape kv_by_hidden(const ModelConfig& c) { return {kv_width(c), c.hidden_size}; }
+Shape q_bias(const ModelConfig& c) { return {q_width(c)}; }
+Shape kv_bias(const ModelConfig& c) { return {kv_width(c)}; }
+Shape hidden_by_q(const ModelConfig& c) { return {c.hidden_size, q_width(c)}; }
+Shape mlp_by_hidden(const ModelConfig& c) { return {c.intermediate_size, c.hidden_size}; }
+Shape hidden_by_mlp(const ModelConfig& c) { return {c.hidden_size, c.intermediate_size}; }
+}  // namespace shape
+
+enum Place { kBefore, kInLayer, kAfter };
+constexpr int kReplicated = -1, kRows = 0, kColumns = 1;
+
+/// What a slot is in every family. Names in layers follow "model.layers.N." and "blk.N.".
+struct Row {
+  Slot slot;
+  Block block;
+  Place place;
+  const char* name;
+  const char* gguf;
+  Shape (*shape)(const ModelConfig&);
+  bool (*exists)(const ModelConfig&);
+  int shard_dim;
+};
+
+using S = Slot;
+using B = Block;
+// Rows of one block stay together: their order is that of the block's rows in memory.
+// clang-format off
+constexpr std::array kRowsOfTable{
+    Row{S::kEmbedding, B::kEmbedding, kBefore, "model.embed_tokens.weight", "token_embd.weight", shape::vocab_by_hidden, when::always, kRows},
+    Row{S::kInputNorm, B::kInputNorm, kInLayer, "input_layernorm.weight", "attn_norm.weight", shape::hidden, when::always, kReplicated},
+    Row{S::kQ, B::kQkv, kInLayer, "self_attn.q_proj.weight", "attn_q.weight", shape::q_by_hidden, when::always, kRows},
+    Row{S::kK, B::kQkv, kInLayer, "self_attn.k_proj.weight", "attn_k.weight", shape::kv_by_hidden, when::always, kRows},
+    Row{S::kV, B::kQkv, kInLayer, "self_attn.v_proj.weight", "attn_v.weight", shape::kv_by_hidden, when::always, kRows},
+    Row{S::kQBias, B::kQkvBias, kInLayer, "self_attn.q_proj.bias", "attn_q.bias", shape::q_bias, when::attention_bias, kRows},
+    Row{S::kKBias, B::kQkvBias, kInLayer, "self_attn.k_proj.bias", "attn_k.bias", shape::kv_bias, when::attention_bias, kRows},
+    Row{S::kVBias, B::kQkvBias, kInLayer, "self_attn.v_proj.bias", "attn_v.bias", shape::kv_bias, when::attention_bias, kRows},
+    Row{S::kQNorm, B::kQNorm, kInLayer, "self_attn.q_norm.weight", "attn_q_norm.weight", shape::head, when::head_norms, kReplicated},
+    Row{S::kKNorm, B::kKNorm, kInLayer, "self_attn.k_norm.weight", "attn_k_norm.weight", shape::head, when::head_norms, kReplicated},
+    Row{S::kO, B::kO, kInLayer, "self_attn.o_proj.weight", "attn_output.weight", shape::hidden_by_q, when::always, kColumns},
+    Row{S::kOBias, B::kOBias, kInLayer, "self_attn.o_proj.bias", "attn_output.bias", shape::hidden, when::out_bias, kReplicated},
+    Row{S::kPostNorm, B::kPostNorm, kInLayer, "post_attention_layernorm.weight", "ffn_norm.weight", shape::hidden, when::always, kReplicated},
+    Row{S::kGate, B::kGateUp, kInLayer, "mlp.gate_proj.weight", "ffn_gate.weight", shape::mlp_by_hidden, when::always, kRows},
+    Row{S::kUp, B::kGateUp, kInLayer, "mlp.up_proj.weight", "ffn_up.weight", shape::mlp_by_hidden, when::always, kRows},
+    Row{S::kDown, B::kDown, kInLayer, "mlp.down_proj.weight", "ffn_down.weight", shape::hidden_by_mlp, when::always, kColumns},
+    Row{S::kFinalNorm, B::kFinalNorm, kAfter, "model.norm.weight", "output_norm.weight", shape::hidden, when::always, kReplicated},
+    Row{S::kLmHead, B::kLmHead, kAfter, "lm_head.weight", "output.weight", shape::vocab_by_hidden, when::own_head, kRows},
+};
+// clang-format on
+static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) && kRowsOfTable.size() == static_cast<std::size_t>(Slot::kLmHead) + 1,
+              "one row per slot, in order");
+static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kLmHead) + 1);
+
+constexpr const Row& row_of(Slot slot) { return kRowsOfTable[static_cast<std::size_t>(slot)]; }
+
+/// Elements that a block of `num_elements` takes in the array of masters.
+std::int64_t aligned_elements(std::int64_t num_elements) {
+  constexpr std::int64_t kAlignedElements = 16;  // 64 bytes
+  return (num_elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
+}
+
+Shape with_rows(const Shape& shape, std::int64_t num_rows) { return shape.num_dims() == 1 ? Shape{num_rows} : Shape{num_rows, shape[1]}; }
+
+}  // namespace
+
+std::string checkpoint_name(Slot slot, std::int64_t layer) {
+  const Row& row = row_of(slot);
+  return row.place == kInLayer ? fmt::format("model.layers.{}.{}", layer, row.name) : row.name;
+}
+std::string gguf_name(Slot slot, std::int64_t layer) {
+  const Row& row = row_of(slot);
+  return row.place == kInLayer ? fmt::format("blk.{}.{}", layer, row.gguf) : row.gguf;
+}
+
+std::optional<Block> bias_of(Block matrix) noexcept {
+  if (matrix == Block::kQkv) return Block::kQkvBias;
+  if (matrix == Block::kO) return Block::kOBias;
+  return std::nullopt;
+}
+bool is_bias(Block block) noexcept { return block == Block::kQkvBias || block == Block::kOBias; }
+bool is_bias(Slot slot) noexcept { return is_bias(row_of(slot).block); }
+
+TensorTablePtr make_tensor_table(const ModelConfig& config) {
+  std::vector<TensorSpec> specs;
+  const auto add = [&](Place place, std::int64_t layer) {
+    for (const Row& row : kRowsOfTable)
+      if (row.place == place && row.exists(config))
+        specs.push_back({.name = checkpoint_name(row.slot, layer),
+                         .slot = row.slot,
+                         .layer = layer,
+                         .shape = row.shape(config),
+                         .block = row.block,
+                         .shard_dim = row.shard_dim});
+  };
+  add(kBefore, -1);
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) add(kInLayer, layer);
+  add(kAfter, -1);
+  return std::make_shared<const TensorTable>(std::move(specs));
+}
+
+TensorTable::TensorTable(std::vector<TensorSpec> specs) : tensors_(std::move(specs)) {
+  for (TensorSpec& spec : tensors_) {
+    spec.first_row = 0;
+    spec.offset = -1;
+    num_layers_ = std::max(num_layers_, spec.layer + 1);
+    num_experts_ = std::max(num_experts_, spec.expert + 1);
+    num_parameters_ += spec.num_elements();
+    if (spec.trainable) num_trainable_ += spec.num_elements();
+  }
+  make_blocks();
+  place_masters();
+}
+
+void TensorTable::make_blocks() {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    TensorSpec& spec = tensors_[i];
+    PRL_CHECK(spec.shape.num_dims() == 1 || spec.shape.num_dims() == 2, "tensor {} of shape {}", spec.name, spec.shape.to_string());
+    BlockSpec* last = blocks_.empty() ? nullptr : &blocks_.back();
+    if (last == nullptr || last->kind != spec.block || last->layer != spec.layer || last->expert != spec.expert) {
+      blocks_.push_back({spec.block, spec.layer, spec.expert, spec.shape, spec.trainable, i, 1});
+      continue;
+    }
+    PRL_CHECK(last->trainable == spec.trainable && with_rows(last->shape, spec.shape[0]) == spec.shape,
+              "tensor {} of shape {} does not fit below a block of shape {}", spec.name, spec.shape.to_string(), last->shape.to_string());
+    spec.first_row = last->shape[0];
+    last->shape = with_rows(last->shape, last->shape[0] + spec.shape[0]);
+    ++last->num_tensors;
+  }
+  index_.assign(key(Block::kEmbedding, num_layers_, -1), kNone);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    std::size_t& entry = index_[key(blocks_[i].kind, blocks_[i].layer, blocks_[i].expert)];
+    PRL_CHECK(entry == kNone, "two blocks hold {}", tensors_[blocks_[i].first_tensor].name);
+    entry = i;
+  }
+  if (std::size_t& tied = index_[key(Block::kLmHead, -1, -1)]; tied == kNone) tied = index_[key(Block::kEmbedding, -1, -1)];
+}
+
+void TensorTable::place_masters() {
+  std::int64_t end = 0;
+  for (const bool matrices : {false, true}) {
+    for (BlockSpec& block : blocks_) {
+      if (!block.trainable || block.is_matrix() != matrices) continue;
+      block.offset = end;
+      end += aligned_elements(block.shape.num_elements());
+      for (std::size_t i = block.first_tensor; i < block.first_tensor + block.num_tensors; ++i)
+        tensors_[i].offset = block.offset + tensors_[i].first_row * block.shape.num_elements() / block.shape[0];
+    }
+    if (!matrices) num_vector_elements_ = end;
+  }
+  num_master_elements_ = end;
+}
+
+std::size_t TensorTable::key(Block kind, std::int64_t layer, std::int64_t expert) const noexcept {
+  const auto of_layer = static_cast<std::size_t>(layer + 1) * kNumBlockKinds + static_cast<std::size_t>(kind);
+  return of_layer * static_cast<std::size_t>(num_experts_ + 1) + static_cast<std::size_t>(expert + 1);
+}
+
+std::size_t TensorTable::find(Block kind, std::int64_t layer, std::int64_t expert) const noexcept {
+  if (layer >= num_layers_ || expert >= num_experts_) return kNone;
+  return index_[key(kind, layer, expert)];
+}
+
+std::span<const TensorSpec> TensorTable::tensors_of(const BlockSpec& block) const {
+  return std::span(tensors_).subspan(block.first_tensor, block.num_tensors);
+}
+
+}  // namespace prl::nn

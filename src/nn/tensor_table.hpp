@@ -1,0 +1,140 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "nn/model_config.hpp"
+#include "tensor/tensor.hpp"
+
+namespace prl::nn {
+
+/// The tensors of a decoder, as checkpoints store them.
+enum class Slot : std::uint8_t {
+  kEmbedding,
+  kInputNorm,
+  kQ,
+  kK,
+  kV,
+  kQBias,
+  kKBias,
+  kVBias,
+  kQNorm,
+  kKNorm,
+  kO,
+  kOBias,
+  kPostNorm,
+  kGate,
+  kUp,
+  kDown,
+  kFinalNorm,
+  kLmHead,
+};
+
+/// What ops compute with: one tensor, or several that share their columns and lie one below the other, so that one product serves all of
+/// them (q|k|v and gate|up).
+enum class Block : std::uint8_t {
+  kEmbedding,
+  kInputNorm,
+  kQkv,
+  kQkvBias,
+  kQNorm,
+  kKNorm,
+  kO,
+  kOBias,
+  kPostNorm,
+  kGateUp,
+  kDown,
+  kFinalNorm,
+  kLmHead,
+};
+inline constexpr std::size_t kNumBlockKinds = 13;
+
+/// One tensor of a model. The table sets the fields below the line from those above.
+struct TensorSpec {
+  std::string name;  ///< of Hugging Face checkpoints ("model.layers.0.self_attn.q_proj.weight")
+  Slot slot = Slot::kEmbedding;
+  std::int64_t layer = -1;   ///< -1: outside the layers
+  std::int64_t expert = -1;  ///< -1: of no expert
+  Shape shape;               ///< a vector or a matrix [outputs, inputs]
+  Block block = Block::kEmbedding;
+  bool trainable = true;  ///< has an fp32 master, a gradient and optimizer state; otherwise it exists as a packed weight only
+  /// The dimension that tensor parallelism divides among ranks; -1: each rank holds all of it.
+  int shard_dim = -1;
+  // ----
+  std::int64_t first_row = 0;  ///< where it begins in its block, along dimension 0
+  std::int64_t offset = -1;    ///< of its first element in the array of masters; -1 unless trainable
+
+  bool is_matrix() const noexcept { return shape.num_dims() == 2; }
+  std::int64_t num_elements() const noexcept { return shape.num_elements(); }
+};
+
+/// Tensors [first_tensor, first_tensor + num_tensors) of the table, one below the other.
+struct BlockSpec {
+  Block kind = Block::kEmbedding;
+  std::int64_t layer = -1, expert = -1;
+  Shape shape;
+  bool trainable = true;
+  std::size_t first_tensor = 0, num_tensors = 0;
+  std::int64_t offset = -1;  ///< as TensorSpec::offset
+
+  bool is_matrix() const noexcept { return shape.num_dims() == 2; }
+};
+
+/// The bias that is added to a matrix's product in models that have it; nullopt for blocks that have none in any model.
+std::optional<Block> bias_of(Block matrix) noexcept;
+bool is_bias(Block block) noexcept;
+bool is_bias(Slot slot) noexcept;
+
+/// All tensors of a model: the one list from which parameters, gradients, packed weights, checksums, files, the optimizer and the memory
+/// plan follow. Immutable.
+///
+/// Memory    Masters lie in one array, vectors before matrices, in the order of the table; each block begins on a boundary of 64 bytes
+///           with zeros between, so that element-wise work on a model is one call.
+class TensorTable {
+ public:
+  /// Consecutive specs of the same block, layer and expert form one block. PRL_CHECK: they agree in columns and `trainable`.
+  explicit TensorTable(std::vector<TensorSpec> specs);
+
+  std::span<const TensorSpec> tensors() const noexcept { return tensors_; }
+  std::span<const BlockSpec> blocks() const noexcept { return blocks_; }
+  std::span<const TensorSpec> tensors_of(const BlockSpec& block) const;
+
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+  /// Index into blocks(); kNone if the model has no such block. A tied head is the embedding.
+  std::size_t find(Block kind, std::int64_t layer = -1, std::int64_t expert = -1) const noexcept;
+  bool has(Block kind, std::int64_t layer = -1) const noexcept { return find(kind, layer) != kNone; }
+  bool has_tied_head() const noexcept { return find(Block::kLmHead) == find(Block::kEmbedding); }
+
+  /// Elements of all tensors, and of those that are trained.
+  std::int64_t num_parameters() const noexcept { return num_parameters_; }
+  std::int64_t num_trainable() const noexcept { return num_trainable_; }
+  /// Length of the array of masters, gaps included, and of its part that holds vectors (norms and biases).
+  std::int64_t num_master_elements() const noexcept { return num_master_elements_; }
+  std::int64_t num_vector_elements() const noexcept { return num_vector_elements_; }
+
+ private:
+  void make_blocks();
+  void place_masters();
+  std::size_t key(Block kind, std::int64_t layer, std::int64_t expert) const noexcept;
+
+  std::vector<TensorSpec> tensors_;
+  std::vector<BlockSpec> blocks_;
+  std::vector<std::size_t> index_;  ///< of blocks, by key()
+  std::int64_t num_layers_ = 0, num_experts_ = 0;
+  std::int64_t num_parameters_ = 0, num_trainable_ = 0, num_master_elements_ = 0, num_vector_elements_ = 0;
+};
+using TensorTablePtr = std::shared_ptr<const TensorTable>;
+
+/// The table of a dense decoder, in the fixed order embeddings, layers 0.., final norm, head. A tied head is not listed.
+TensorTablePtr make_tensor_table(const ModelConfig& config);
+
+/// Name of a tensor in Hugging Face checkpoints, and in GGUF files ("blk.3.attn_q.weight").
+std::string checkpoint_name(Slot slot, std::int64_t layer = -1);
+std::string gguf_name(Slot slot, std::int64_t layer = -1);
+
+}  // namespace prl::nn

@@ -1,0 +1,152 @@
+#include "nn/tensor_table.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "base/error.hpp"
+#include "nn/test_support.hpp"
+
+namespace prl::nn {
+namespace {
+using testing_support::small_options;
+
+ModelConfig config_of(const std::string& family, bool tied) {
+  InitModelOptions options = small_options(family);
+  options.num_layers = 2;
+  options.tie_word_embeddings = tied;
+  return make_model_config(options);
+}
+
+std::vector<std::string> names_and_shapes(const TensorTable& table) {
+  std::vector<std::string> out;
+  for (const TensorSpec& spec : table.tensors()) out.push_back(spec.name + " " + spec.shape.to_string());
+  return out;
+}
+
+TEST(TensorTable, ListsWhatCheckpointsHoldInTheirOrder) {
+  using testing::ElementsAre;
+  EXPECT_THAT(names_and_shapes(*make_tensor_table(config_of("qwen2", false))),
+              ElementsAre("model.embed_tokens.weight [97, 64]", "model.layers.0.input_layernorm.weight [64]",
+                          "model.layers.0.self_attn.q_proj.weight [128, 64]", "model.layers.0.self_attn.k_proj.weight [64, 64]",
+                          "model.layers.0.self_attn.v_proj.weight [64, 64]", "model.layers.0.self_attn.q_proj.bias [128]",
+                          "model.layers.0.self_attn.k_proj.bias [64]", "model.layers.0.self_attn.v_proj.bias [64]",
+                          "model.layers.0.self_attn.o_proj.weight [64, 128]", "model.layers.0.post_attention_layernorm.weight [64]",
+                          "model.layers.0.mlp.gate_proj.weight [80, 64]", "model.layers.0.mlp.up_proj.weight [80, 64]",
+                          "model.layers.0.mlp.down_proj.weight [64, 80]", "model.layers.1.input_layernorm.weight [64]",
+                          "model.layers.1.self_attn.q_proj.weight [128, 64]", "model.layers.1.self_attn.k_proj.weight [64, 64]",
+                          "model.layers.1.self_attn.v_proj.weight [64, 64]", "model.layers.1.self_attn.q_proj.bias [128]",
+                          "model.layers.1.self_attn.k_proj.bias [64]", "model.layers.1.self_attn.v_proj.bias [64]",
+                          "model.layers.1.self_attn.o_proj.weight [64, 128]", "model.layers.1.post_attention_layernorm.weight [64]",
+                          "model.layers.1.mlp.gate_proj.weight [80, 64]", "model.layers.1.mlp.up_proj.weight [80, 64]",
+                          "model.layers.1.mlp.down_proj.weight [64, 80]", "model.norm.weight [64]", "lm_head.weight [97, 64]"));
+  ModelConfig qwen3 = config_of("qwen3", true);
+  qwen3.num_layers = 1;
+  qwen3.attention_out_bias = true;
+  EXPECT_THAT(names_and_shapes(*make_tensor_table(qwen3)),
+              ElementsAre("model.embed_tokens.weight [97, 64]", "model.layers.0.input_layernorm.weight [64]",
+                          "model.layers.0.self_attn.q_proj.weight [128, 64]", "model.layers.0.self_attn.k_proj.weight [64, 64]",
+                          "model.layers.0.self_attn.v_proj.weight [64, 64]", "model.layers.0.self_attn.q_norm.weight [32]",
+                          "model.layers.0.self_attn.k_norm.weight [32]", "model.layers.0.self_attn.o_proj.weight [64, 128]",
+                          "model.layers.0.self_attn.o_proj.bias [64]", "model.layers.0.post_attention_layernorm.weight [64]",
+                          "model.layers.0.mlp.gate_proj.weight [80, 64]", "model.layers.0.mlp.up_proj.weight [80, 64]",
+                          "model.layers.0.mlp.down_proj.weight [64, 80]", "model.norm.weight [64]"));
+}
+
+TEST(TensorTable, MastersLieInOneArrayVectorsFirst) {
+  for (const char* family : {"llama", "qwen2", "qwen3"}) {
+    for (const bool tied : {true, false}) {
+      const TensorTablePtr table = make_tensor_table(config_of(family, tied));
+      std::vector<bool> is_taken(static_cast<std::size_t>(table->num_master_elements()));
+      std::int64_t sum = 0;
+      for (const TensorSpec& spec : table->tensors()) {
+        EXPECT_EQ(spec.offset < table->num_vector_elements(), !spec.is_matrix()) << spec.name;
+        for (std::int64_t i = spec.offset; i < spec.offset + spec.num_elements(); ++i) {
+          EXPECT_FALSE(is_taken[static_cast<std::size_t>(i)]) << spec.name;
+          is_taken[static_cast<std::size_t>(i)] = true;
+        }
+        sum += spec.num_elements();
+      }
+      EXPECT_EQ(sum, table->num_parameters());
+      EXPECT_EQ(sum, table->num_trainable());
+      for (const BlockSpec& block : table->blocks()) {
+        EXPECT_EQ(block.offset % 16, 0);
+        std::int64_t row = 0;
+        for (const TensorSpec& spec : table->tensors_of(block)) {
+          EXPECT_EQ(spec.first_row, row) << spec.name;
+          EXPECT_EQ(spec.offset, block.offset + row * block.shape.num_elements() / block.shape[0]) << spec.name;
+          row += spec.shape[0];
+        }
+        EXPECT_EQ(row, block.shape[0]);
+      }
+    }
+  }
+}
+
+TEST(TensorTable, FindsBlocksByKindAndLayer) {
+  const TensorTablePtr tied = make_tensor_table(config_of("llama", true)), own = make_tensor_table(config_of("qwen2", false));
+  for (const TensorTablePtr& table : {tied, own})
+    for (std::size_t i = 0; i < table->blocks().size(); ++i) EXPECT_EQ(table->find(table->blocks()[i].kind, table->blocks()[i].layer), i);
+  EXPECT_EQ(own->blocks()[own->find(Block::kQkv, 1)].shape, (Shape{256, 64}));
+  EXPECT_FALSE(tied->has(Block::kQkvBias, 0));
+  EXPECT_TRUE(own->has(Block::kQkvBias, 0));
+  EXPECT_FALSE(own->has(Block::kQkv, 2));
+  EXPECT_FALSE(own->has(Block::kQkv));
+  EXPECT_TRUE(tied->has_tied_head());
+  EXPECT_EQ(tied->find(Block::kLmHead), tied->find(Block::kEmbedding));
+  EXPECT_FALSE(own->has_tied_head());
+}
+
+TEST(TensorTable, ExpertsHaveBlocksOfTheirOwn) {
+  std::vector<TensorSpec> specs;
+  for (const std::int64_t layer : {0, 1})
+    for (const std::int64_t expert : {0, 1, 2})
+      for (const Slot slot : {Slot::kGate, Slot::kUp})
+        specs.push_back({.name = fmt::format("{}.{}.{}", layer, expert, static_cast<int>(slot)),
+                         .slot = slot,
+                         .layer = layer,
+                         .expert = expert,
+                         .shape = {4, 8},
+                         .block = Block::kGateUp});
+  const TensorTable table(specs);
+  EXPECT_EQ(table.blocks().size(), 6u);
+  std::set<std::size_t> found;
+  for (const std::int64_t layer : {0, 1})
+    for (const std::int64_t expert : {0, 1, 2}) found.insert(table.find(Block::kGateUp, layer, expert));
+  EXPECT_THAT(found, testing::ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_EQ(table.find(Block::kGateUp, 1, 3), TensorTable::kNone);
+  EXPECT_EQ(table.find(Block::kGateUp, 1), TensorTable::kNone);
+}
+
+TEST(TensorTable, OnlyTrainableTensorsHaveAPlaceAmongMasters) {
+  const TensorTablePtr whole = make_tensor_table(config_of("llama", false));
+  std::vector<TensorSpec> specs(whole->tensors().begin(), whole->tensors().end());
+  for (TensorSpec& spec : specs) spec.trainable = spec.layer == 1;
+  const TensorTable some(specs);
+  EXPECT_EQ(some.num_parameters(), whole->num_parameters());
+  EXPECT_EQ(some.num_master_elements(), some.num_trainable()) << "shapes here leave no gaps";
+  EXPECT_LT(some.num_trainable(), whole->num_trainable() * 0.6);
+  for (const TensorSpec& spec : some.tensors()) EXPECT_EQ(spec.offset >= 0, spec.layer == 1) << spec.name;
+}
+
+TEST(TensorTable, RanksDivideProductsSoThatOneSumPerBlockIsEnough) {
+  // A product whose outputs are divided feeds one whose inputs are: q, k, v -> o and gate, up -> down.
+  for (const TensorSpec& spec : make_tensor_table(config_of("qwen2", false))->tensors()) {
+    const bool by_inputs = spec.slot == Slot::kO || spec.slot == Slot::kDown;
+    const bool is_norm = !spec.is_matrix() && !is_bias(spec.block);
+    EXPECT_EQ(spec.shard_dim, is_norm ? -1 : by_inputs ? 1 : 0) << spec.name;
+  }
+}
+
+TEST(TensorTable, GgufNamesAreThoseOfItsArchitectures) {
+  EXPECT_EQ(gguf_name(Slot::kEmbedding), "token_embd.weight");
+  EXPECT_EQ(gguf_name(Slot::kQ, 3), "blk.3.attn_q.weight");
+  EXPECT_EQ(gguf_name(Slot::kVBias, 11), "blk.11.attn_v.bias");
+  EXPECT_EQ(gguf_name(Slot::kO, 0), "blk.0.attn_output.weight");
+  EXPECT_EQ(gguf_name(Slot::kPostNorm, 1), "blk.1.ffn_norm.weight");
+  EXPECT_EQ(gguf_name(Slot::kLmHead), "output.weight");
+}
+
+}  // namespace
+}  // namespace prl::nn
