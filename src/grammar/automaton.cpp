@@ -72,44 +72,61 @@ NodeId AutomatonBuilder::emit_until(NodeId from, std::string_view end) {
   return nodes.back();
 }
 
-void AutomatonBuilder::find_needs(Automaton& out) const {
-  out.needs_.assign(nodes_.size(), Automaton::kNever);
-  for (const Rule& rule : rules_) out.needs_[static_cast<std::size_t>(rule.accept)] = 0;
-  // Smallest fixed point. Edges mostly lead to later nodes, so sweeps from the back settle in a few rounds.
-  for (bool is_changed = true; is_changed;) {
-    is_changed = false;
-    for (std::size_t node = nodes_.size(); node-- > 0;) {
-      std::int32_t need = out.needs_[node];
-      for (const Edge& edge : nodes_[node]) {
-        std::int32_t way = out.needs_[static_cast<std::size_t>(edge.to)];
-        if (edge.kind == Edge::Kind::kCall)
-          way = std::max(way, 1 + out.needs_[static_cast<std::size_t>(rules_[static_cast<std::size_t>(edge.rule)].start)]);
-        need = std::min(need, way);
-      }
-      if (need < out.needs_[node]) {
-        out.needs_[node] = need;
-        is_changed = true;
-      }
+std::vector<std::int32_t> AutomatonBuilder::least_needs(Taking taking) const {
+  // Knuth's generalisation of Dijkstra's algorithm: nodes are settled in the order of their need, so every edge is looked at twice at most.
+  struct Way {
+    NodeId from;
+    RuleId rule;  // -1: no call
+  };
+  std::vector<std::size_t> begins(nodes_.size() + 1, 0);
+  for (const auto& edges : nodes_)
+    for (const Edge& edge : edges) ++begins[static_cast<std::size_t>(edge.to) + 1];
+  for (std::size_t i = 1; i < begins.size(); ++i) begins[i] += begins[i - 1];
+  std::vector<Way> ways(begins.back());
+  std::vector<std::size_t> ends(begins.begin(), begins.end() - 1);
+  std::vector<std::vector<std::pair<NodeId, NodeId>>> calls(rules_.size());  // (from, to)
+  for (std::size_t from = 0; from < nodes_.size(); ++from) {
+    for (const Edge& edge : nodes_[from]) {
+      if (edge.kind == Edge::Kind::kBytes && taking == Taking::kNoBytes) continue;
+      ways[ends[static_cast<std::size_t>(edge.to)]++] = {static_cast<NodeId>(from), edge.kind == Edge::Kind::kCall ? edge.rule : -1};
+      if (edge.kind == Edge::Kind::kCall) calls[static_cast<std::size_t>(edge.rule)].emplace_back(static_cast<NodeId>(from), edge.to);
     }
   }
+  std::vector<std::vector<RuleId>> rules_from(nodes_.size());
+  for (std::size_t rule = 0; rule < rules_.size(); ++rule)
+    rules_from[static_cast<std::size_t>(rules_[rule].start)].push_back(static_cast<RuleId>(rule));
+
+  std::vector<std::int32_t> needs(nodes_.size(), Automaton::kNever);
+  std::vector<std::vector<NodeId>> levels(1);  // to be settled, by need
+  for (const Rule& rule : rules_) levels[0].push_back(rule.accept);
+  const auto need_of = [&](NodeId node) { return needs[static_cast<std::size_t>(node)]; };
+  const auto reach = [&](NodeId node, std::int32_t need) {
+    if (need_of(node) != Automaton::kNever) return;
+    if (static_cast<std::size_t>(need) >= levels.size()) levels.resize(static_cast<std::size_t>(need) + 1);
+    levels[static_cast<std::size_t>(need)].push_back(node);
+  };
+  for (std::size_t level = 0; level < levels.size(); ++level) {
+    const auto need = static_cast<std::int32_t>(level);
+    while (!levels[level].empty()) {
+      const NodeId node = levels[level].back();
+      levels[level].pop_back();
+      if (need_of(node) != Automaton::kNever) continue;
+      needs[static_cast<std::size_t>(node)] = need;
+      for (std::size_t i = begins[static_cast<std::size_t>(node)]; i < ends[static_cast<std::size_t>(node)]; ++i) {
+        const std::int32_t inner = ways[i].rule < 0 ? -1 : need_of(rules_[static_cast<std::size_t>(ways[i].rule)].start);
+        if (inner != Automaton::kNever) reach(ways[i].from, std::max(need, inner + 1));
+      }
+      for (const RuleId rule : rules_from[static_cast<std::size_t>(node)])
+        for (const auto& [from, to] : calls[static_cast<std::size_t>(rule)])
+          if (need_of(to) != Automaton::kNever) reach(from, std::max(need_of(to), need + 1));
+    }
+  }
+  return needs;
 }
 
 void AutomatonBuilder::check_recursion() const {
-  // Which rules have the empty text; nodes that reach their rule's end without a byte.
-  std::vector<bool> ends_empty(nodes_.size(), false);
-  for (const Rule& rule : rules_) ends_empty[static_cast<std::size_t>(rule.accept)] = true;
-  const auto is_nullable = [&](RuleId rule) { return ends_empty[static_cast<std::size_t>(rules_[static_cast<std::size_t>(rule)].start)]; };
-  for (bool is_changed = true; is_changed;) {
-    is_changed = false;
-    for (std::size_t node = nodes_.size(); node-- > 0;) {
-      if (ends_empty[node]) continue;
-      for (const Edge& edge : nodes_[node]) {
-        if (edge.kind == Edge::Kind::kBytes || !ends_empty[static_cast<std::size_t>(edge.to)]) continue;
-        if (edge.kind == Edge::Kind::kCall && !is_nullable(edge.rule)) continue;
-        ends_empty[node] = is_changed = true;
-      }
-    }
-  }
+  const std::vector<std::int32_t> needs = least_needs(Taking::kNoBytes);
+  const auto is_nullable = [&](RuleId rule) { return needs[static_cast<std::size_t>(rule_start(rule))] != Automaton::kNever; };
   // Depth first over "stands before a byte is taken"; meeting a rule that is still open is a loop.
   enum class Mark : std::uint8_t { kNew, kOpen, kDone };
   std::vector<Mark> marks(rules_.size(), Mark::kNew);
@@ -180,7 +197,7 @@ Automaton AutomatonBuilder::finish(RuleId root, const ByteSet& bytes) && {
   }
   Automaton out;
   out.max_depth_ = limits_.max_depth;
-  find_needs(out);
+  out.needs_ = least_needs(Taking::kBytes);
   out.start_ = rule_start(root);
   const std::int32_t need = out.node_need(out.start_);
   if (need >= Automaton::kNever) fail(ErrorCode::kInvalidArgument, "structured output: no text can satisfy what is asked for");

@@ -88,7 +88,9 @@ class AutomatonBuilder {
     NodeId start = -1, accept = -1;
   };
   void add_edge(NodeId from, Edge edge);
-  void find_needs(Automaton& out) const;
+  enum class Taking : std::uint8_t { kBytes, kNoBytes };
+  /// Per node, the calls that must be open at once to end its rule; kNever if it cannot end. With kNoBytes: without a byte taken.
+  std::vector<std::int32_t> least_needs(Taking taking) const;
   void check_recursion() const;
 
   Limits limits_;

@@ -103,6 +103,34 @@ TEST(Automaton, RefusesWhatHasNoText) {
   EXPECT_NE(error_of([&] { schema_automaton(deep, {.max_depth = 30}); }).find("nests deeper"), std::string::npos);
 }
 
+TEST(Automaton, NeedsAreTheLeastOnes) {
+  std::string required;
+  for (int i = 0; i < 200; ++i) required += fmt::format("{}\"p{}\"", i ? "," : "", i);
+  for (const std::string& schema :
+       {std::string(R"({"type":"array","items":{"type":"array","items":{"type":"integer"}}})"),
+        R"({"type":"object","required":[)" + required + R"(],"additionalProperties":{"type":"array","items":{"type":"string"}}})",
+        std::string(R"({"$ref":"#/$defs/t","$defs":{"t":{"type":"object","properties":{"l":{"$ref":"#/$defs/t"},"r":{"type":"null"}}}}})")}) {
+    const auto automaton = schema_automaton(schema);
+    // The smallest fixed point of the definition, by sweeps until nothing changes.
+    std::vector<std::int32_t> needs(automaton->num_nodes(), Automaton::kNever);
+    for (bool is_changed = true; is_changed;) {
+      is_changed = false;
+      for (NodeId node = 0; node < static_cast<NodeId>(needs.size()); ++node) {
+        std::int32_t need = automaton->is_accept(node) ? 0 : Automaton::kNever;
+        for (const Edge& edge : automaton->edges(node)) {
+          std::int32_t way = needs[static_cast<std::size_t>(edge.to)];
+          if (edge.kind == Edge::Kind::kCall) way = std::max(way, 1 + needs[static_cast<std::size_t>(automaton->rule_start(edge.rule))]);
+          need = std::min(need, std::min(way, Automaton::kNever));
+        }
+        is_changed = is_changed || need != needs[static_cast<std::size_t>(node)];
+        needs[static_cast<std::size_t>(node)] = need;
+      }
+    }
+    for (NodeId node = 0; node < static_cast<NodeId>(needs.size()); ++node)
+      ASSERT_EQ(automaton->node_need(node), needs[static_cast<std::size_t>(node)]) << schema << ", node " << node;
+  }
+}
+
 TEST(Automaton, UntilStopsAtTheFirstEnd) {
   const auto automaton = test::make_automaton(
       [](AutomatonBuilder& builder, NodeId from) { return builder.emit_literal(builder.emit_until(from, "abab!"), "x"); });

@@ -2,25 +2,51 @@
 
 #include <algorithm>
 #include <bitset>
-#include <unordered_set>
+#include <utility>
+#include <vector>
 
 namespace prl::grammar {
 namespace {
 
-/// Keys met so far: a list while they are few, which is nearly always, a hash set beyond.
+/// Keys met so far: a list while they are few, which is nearly always, a table with open addressing beyond.
 class SeenKeys {
  public:
   bool insert(std::uint64_t key) {
-    if (!many_.empty()) return many_.insert(key).second;
-    if (std::find(few_.begin(), few_.end(), key) != few_.end()) return false;
-    few_.push_back(key);
-    if (few_.size() > 32) many_.insert(few_.begin(), few_.end());
+    if (slots_.empty()) {
+      if (std::find(few_.begin(), few_.end(), key) != few_.end()) return false;
+      few_.push_back(key);
+      if (few_.size() > 32) grow(128);
+      return true;
+    }
+    if (!insert_into(slots_, key)) return false;
+    if (++size_ * 2 > slots_.size()) grow(slots_.size() * 4);
     return true;
   }
 
  private:
+  static constexpr std::uint64_t kFree = ~std::uint64_t{0};  // no pair of a node and a stack: both are at least 0
+
+  static bool insert_into(std::vector<std::uint64_t>& slots, std::uint64_t key) {
+    std::size_t at = (key * 0x9E3779B97F4A7C15u) >> 32;
+    for (;; ++at) {
+      std::uint64_t& slot = slots[at & (slots.size() - 1)];
+      if (slot == key) return false;
+      if (slot != kFree) continue;
+      slot = key;
+      return true;
+    }
+  }
+  void grow(std::size_t num_slots) {
+    std::vector<std::uint64_t> slots(num_slots, kFree);
+    for (const std::uint64_t key : slots_.empty() ? few_ : slots_)
+      if (key != kFree) insert_into(slots, key);
+    if (slots_.empty()) size_ = few_.size();
+    slots_ = std::move(slots);
+  }
+
   std::vector<std::uint64_t> few_;
-  std::unordered_set<std::uint64_t> many_;
+  std::vector<std::uint64_t> slots_;  // a power of two, at most half of them taken
+  std::size_t size_ = 0;
 };
 
 std::uint64_t pair_key(std::int32_t a, std::int32_t b) {

@@ -30,7 +30,12 @@ std::string unused_suffix() {
   return fmt::format("{}{}-{}", kTemporaryMark, ::getpid(), counter.fetch_add(1));
 }
 
-std::string hash_file(const fs::path& path) { return fmt::format("{:016x}", hash_bytes(MappedFile::open(path)->bytes())); }
+std::string hash_file(const fs::path& path) {
+  const auto file = MappedFile::open(path);
+  const std::uint64_t hash = hash_bytes(file->bytes());
+  file->check_whole();
+  return fmt::format("{:016x}", hash);
+}
 
 /// Regular files below `folder`, relative, sorted, the manifest left out.
 std::vector<std::string> list_files(const fs::path& folder) {

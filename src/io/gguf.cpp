@@ -336,6 +336,7 @@ void GgufFile::read_f32(const GgufTensor& tensor, std::int64_t first, std::span<
             "tensor {} read past its end", tensor.name);
   const std::uint64_t begin = tensor.begin + static_cast<std::uint64_t>(first / block) * tensor.type.block_bytes;
   dequantize(tensor.type.type, file_->bytes().subspan(begin, out.size() / tensor.type.block_elements * tensor.type.block_bytes), out);
+  file_->check_whole();
 }
 
 }  // namespace prl::io

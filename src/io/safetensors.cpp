@@ -207,32 +207,33 @@ void SafetensorsFile::read_f32(const SafetensorsEntry& entry, std::int64_t first
   PRL_CHECK(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= entry.num_elements(), "tensor {} read past its end", entry.name);
   const std::byte* source = bytes(entry).data() + static_cast<std::size_t>(first) * size_of(entry.type);
   switch (entry.type) {
-    case StoredType::kF32: std::memcpy(out.data(), source, out.size() * sizeof(float)); return;
+    case StoredType::kF32: std::memcpy(out.data(), source, out.size() * sizeof(float)); break;
     case StoredType::kBF16:
       for (std::size_t i = 0; i < out.size(); ++i) {
         BFloat16 v;
         std::memcpy(&v.bits, source + 2 * i, 2);
         out[i] = to_f32(v);
       }
-      return;
+      break;
     case StoredType::kF16:
       for (std::size_t i = 0; i < out.size(); ++i) {
         std::uint16_t v;
         std::memcpy(&v, source + 2 * i, 2);
         out[i] = f16_to_f32(v);
       }
-      return;
+      break;
     case StoredType::kF64:
       for (std::size_t i = 0; i < out.size(); ++i) {
         double v;
         std::memcpy(&v, source + 8 * i, 8);
         out[i] = static_cast<float>(v);
       }
-      return;
+      break;
     default:
       fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16, F16 or F64", path().string(), entry.name,
            to_string(entry.type));
   }
+  file_->check_whole();
 }
 
 SafetensorsFolder SafetensorsFolder::open(const fs::path& folder) {

@@ -53,12 +53,13 @@ class SafetensorsFile {
   /// find() or Error{kCorrupt} that names file and tensor.
   const SafetensorsEntry& at(std::string_view name) const;
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
-  /// Raw bytes of a tensor, in the map: valid while this object or a copy of it lives. Not aligned for its type in general.
+  /// Raw bytes of a tensor, in the map: valid while this object or a copy of it lives. Not aligned for its type in general. Call
+  /// check_whole() after reading them.
   std::span<const std::byte> bytes(const SafetensorsEntry& entry) const noexcept;
   /// Elements [first, first + out.size()) as fp32. F64, F32, F16, BF16 only; Error{kCorrupt} otherwise.
   void read_f32(const SafetensorsEntry& entry, std::int64_t first, std::span<float> out) const;
-  /// Keeps the map alive.
-  std::shared_ptr<const MappedFile> mapping() const noexcept { return file_; }
+  /// Error{kCorrupt} if a part of the file could not be read since it was opened.
+  void check_whole() const { file_->check_whole(); }
 
  private:
   std::shared_ptr<const MappedFile> file_;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <fstream>
 
@@ -52,6 +53,31 @@ class SafetensorsTest : public testing::Test {
   }
   fs::path folder_;
 };
+
+TEST_F(SafetensorsTest, AFileThatIsCutShortWhileItIsMappedIsAnError) {
+  const std::string header = R"({"w":{"dtype":"F32","shape":[65536],"data_offsets":[0,262144]}})";
+  const fs::path path = make(header, 262144);
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  std::vector<float> values(65536);
+  file.read_f32(file.at("w"), 0, values);
+  EXPECT_NO_THROW(file.check_whole());
+  fs::resize_file(path, 100000);
+  try {
+    file.read_f32(file.at("w"), 0, values);
+    FAIL() << "read a file that is not there any more";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
+    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr(path.string()), HasSubstr("cut short")));
+  }
+  fs::resize_file(path, header.size() + 262144 + 8);
+  EXPECT_THROW(file.check_whole(), Error) << "what was read as zeros stays in doubt";
+}
+
+TEST_F(SafetensorsTest, OtherBusErrorsStillEndTheProcess) {
+  const fs::path path = make(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4);
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  EXPECT_EXIT(::raise(SIGBUS), testing::KilledBySignal(SIGBUS), "");
+}
 
 TEST_F(SafetensorsTest, EveryFlippedBitOfAFileOfOursIsFound) {
   const fs::path path = folder_ / "model.safetensors";

@@ -23,7 +23,12 @@ constexpr std::int64_t kReadPiece = 1 << 20;
 /// Two stored tensors that may differ in their type.
 bool have_same_values(const io::SafetensorsRef& a, const io::SafetensorsRef& b) {
   if (a.entry->shape != b.entry->shape) return false;
-  if (a.entry->type == b.entry->type) return std::ranges::equal(a.file->bytes(*a.entry), b.file->bytes(*b.entry));
+  if (a.entry->type == b.entry->type) {
+    const bool are_equal = std::ranges::equal(a.file->bytes(*a.entry), b.file->bytes(*b.entry));
+    a.file->check_whole();
+    b.file->check_whole();
+    return are_equal;
+  }
   std::vector<float> x, y;
   for (std::int64_t first = 0; first < a.entry->num_elements(); first += kReadPiece) {
     x.resize(static_cast<std::size_t>(std::min(kReadPiece, a.entry->num_elements() - first)));

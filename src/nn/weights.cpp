@@ -190,6 +190,7 @@ class StoredReader {
       if (as_stored) {
         const auto bytes = ref.file->bytes(*ref.entry);
         ctx_.runtime->copy_from_host(to, bytes.data(), bytes.size());
+        ref.file->check_whole();
         to += bytes.size();
         continue;
       }

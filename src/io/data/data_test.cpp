@@ -77,6 +77,17 @@ std::string zstd(const std::string& text) {
   return out;
 }
 
+TEST_F(DataTest, AFileThatIsCutShortWhileItIsReadIsAnError) {
+  std::string lines;
+  for (int i = 0; i < 5000; ++i) lines += R"({"a": "0123456789"})" "\n";
+  RowTable table;
+  table.add_file(write("a.jsonl", lines));
+  EXPECT_EQ(table.row(4999), R"({"a": "0123456789"})");
+  fs::resize_file(folder_ / "a.jsonl", 1000);
+  EXPECT_EQ(table.row(3), R"({"a": "0123456789"})");
+  expect_error([&] { static_cast<void>(table.row(4999)); }, ErrorCode::kCorrupt, {"a.jsonl", "cut short"});
+}
+
 TEST_F(DataTest, JsonInItsThreeForms) {
   const auto two = ElementsAre(R"({"a": 1})", R"({"a": "x,]\"}"})");
   EXPECT_THAT(rows("a.jsonl", "{\"a\": 1}\n\n{\"a\": \"x,]\\\"}\"}\n"), two);

@@ -46,6 +46,17 @@ std::string_view data_format(std::string_view name) noexcept {
 
 bool is_data_file(std::string_view name) noexcept { return !data_format(name).empty(); }
 
+std::string RowTable::row(std::size_t index) const {
+  const Row& row = rows_[index];
+  std::string text(row.text);
+  maps_[row.map]->check_whole();
+  return text;
+}
+
+void RowTable::add_row(std::string_view text, std::int64_t number) {
+  rows_.push_back({text, static_cast<std::uint32_t>(files_.size() - 1), static_cast<std::uint32_t>(maps_.size() - 1), number});
+}
+
 std::string RowTable::where(std::size_t index) const {
   const Row& row = rows_[index];
   const File& file = files_[row.file];
@@ -74,18 +85,17 @@ void RowTable::add_lines(std::string_view rest) {
     const std::string_view text = rest.substr(0, end);
     rest = end == std::string_view::npos ? std::string_view{} : rest.substr(end + 1);
     if (text.find_first_not_of(" \t\r") != std::string_view::npos)
-      rows_.push_back({text, static_cast<std::uint32_t>(files_.size() - 1), line});
+      add_row(text, line);
   }
 }
 
 void RowTable::add_json(std::string_view text) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) return;
-  const auto file = static_cast<std::uint32_t>(files_.size() - 1);
   std::int64_t number = 0;
   if (text[first] == '[') {
     files_.back().unit = "element";
-    const std::string problem = split_json_list(text, [&](std::string_view element) { rows_.push_back({element, file, ++number}); });
+    const std::string problem = split_json_list(text, [&](std::string_view element) { add_row(element, ++number); });
     if (!problem.empty()) fail(ErrorCode::kCorrupt, "{}: {}", path_text(), problem);
     return;
   }
@@ -123,7 +133,7 @@ void RowTable::add_json(std::string_view text) {
   const std::string_view all = text_of(*maps_.back());
   for (std::size_t i = 0; i < ends.size(); ++i) {
     const std::uint64_t begin = i == 0 ? 0 : ends[i - 1];
-    rows_.push_back({all.substr(begin, ends[i] - begin), file, ++number});
+    add_row(all.substr(begin, ends[i] - begin), ++number);
   }
 }
 
@@ -135,7 +145,6 @@ std::function<bool(std::string_view)> RowTable::wanted_of(const std::vector<std:
 
 void RowTable::add_csv(std::string_view text, char separator) {
   files_.back().unit = "line";
-  const auto file = static_cast<std::uint32_t>(files_.size() - 1);
   std::vector<std::string> header;
   std::function<bool(std::string_view)> wanted;
   Spool spool;
@@ -174,13 +183,12 @@ void RowTable::add_csv(std::string_view text, char separator) {
   const std::string_view all = text_of(*maps_.back());
   for (std::size_t i = 0; i < ends.size(); ++i) {
     const std::uint64_t begin = i == 0 ? 0 : ends[i - 1].first;
-    rows_.push_back({all.substr(begin, ends[i].first - begin), file, ends[i].second});
+    add_row(all.substr(begin, ends[i].first - begin), ends[i].second);
   }
 }
 
 void RowTable::add_parquet() {
   files_.back().unit = "row";
-  const auto file = static_cast<std::uint32_t>(files_.size() - 1);
   const auto parquet = ParquetFile::open(files_.back().path);
   Spool spool;
   std::vector<std::uint64_t> ends;
@@ -193,7 +201,7 @@ void RowTable::add_parquet() {
   const std::string_view all = text_of(*maps_.back());
   for (std::size_t i = 0; i < ends.size(); ++i) {
     const std::uint64_t begin = i == 0 ? 0 : ends[i - 1];
-    rows_.push_back({all.substr(begin, ends[i] - begin), file, static_cast<std::int64_t>(i) + 1});
+    add_row(all.substr(begin, ends[i] - begin), static_cast<std::int64_t>(i) + 1);
   }
 }
 

@@ -37,8 +37,8 @@ class RowTable {
 
   void add_file(const std::filesystem::path& path);
   std::size_t size() const noexcept { return rows_.size(); }
-  /// Valid while the table lives.
-  std::string_view row(std::size_t index) const noexcept { return rows_[index].text; }
+  /// A copy, so that a file that is cut short while the table lives is an Error{kCorrupt} here and not half a row.
+  std::string row(std::size_t index) const;
   /// "data/train.jsonl:17", "data/train.parquet, row 17".
   std::string where(std::size_t index) const;
 
@@ -46,6 +46,7 @@ class RowTable {
   struct Row {
     std::string_view text;
     std::uint32_t file = 0;
+    std::uint32_t map = 0;
     std::int64_t number = 0;  ///< line, element or row, from 1
   };
   struct File {
@@ -53,6 +54,8 @@ class RowTable {
     std::string_view unit;  ///< of Row::number; empty for lines
   };
 
+  /// Of the newest file, in the newest map.
+  void add_row(std::string_view text, std::int64_t number);
   void add_lines(std::string_view text);
   void add_json(std::string_view text);
   void add_csv(std::string_view text, char separator);

@@ -127,6 +127,7 @@ std::shared_ptr<const MappedFile> decompress_file(const fs::path& path) {
   } else {
     unzstd(path, file->bytes(), out);
   }
+  file->check_whole();
   return out.map();
 }
 

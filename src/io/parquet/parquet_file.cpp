@@ -311,6 +311,7 @@ void ParquetFile::for_each_row(const std::function<bool(std::string_view column)
         const std::string column = fmt::format("{}, column '{}'", subject, meta_.leaf_names[i]);
         builder.set_column(leaf, read_parquet_column(file_->bytes(), group.chunks[i], *meta_.leaves[i], column));
       }
+    file_->check_whole();
     for (std::int64_t r = 0; r < group.num_rows; ++r) {
       row = "{";
       for (const ParquetNode* node : chosen) {
