@@ -109,7 +109,8 @@ TEST(Automaton, NeedsAreTheLeastOnes) {
   for (const std::string& schema :
        {std::string(R"({"type":"array","items":{"type":"array","items":{"type":"integer"}}})"),
         R"({"type":"object","required":[)" + required + R"(],"additionalProperties":{"type":"array","items":{"type":"string"}}})",
-        std::string(R"({"$ref":"#/$defs/t","$defs":{"t":{"type":"object","properties":{"l":{"$ref":"#/$defs/t"},"r":{"type":"null"}}}}})")}) {
+        std::string(
+            R"({"$ref":"#/$defs/t","$defs":{"t":{"type":"object","properties":{"l":{"$ref":"#/$defs/t"},"r":{"type":"null"}}}}})")}) {
     const auto automaton = schema_automaton(schema);
     // The smallest fixed point of the definition, by sweeps until nothing changes.
     std::vector<std::int32_t> needs(automaton->num_nodes(), Automaton::kNever);

@@ -122,7 +122,8 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& 
 void MappedFile::check_whole() const {
   if (is_cut_.load())
     fail(ErrorCode::kCorrupt,
-         "{}: it had {} bytes when it was opened, and a part of them could no longer be read: the file was cut short while it was in use, or "
+         "{}: it had {} bytes when it was opened, and a part of them could no longer be read: the file was cut short while it was in use, "
+         "or "
          "its disk failed. Write a new file under another name and rename it into place",
          path_.string(), size_);
 }

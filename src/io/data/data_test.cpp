@@ -79,7 +79,9 @@ std::string zstd(const std::string& text) {
 
 TEST_F(DataTest, AFileThatIsCutShortWhileItIsReadIsAnError) {
   std::string lines;
-  for (int i = 0; i < 5000; ++i) lines += R"({"a": "0123456789"})" "\n";
+  for (int i = 0; i < 5000; ++i)
+    lines += R"({"a": "0123456789"})"
+             "\n";
   RowTable table;
   table.add_file(write("a.jsonl", lines));
   EXPECT_EQ(table.row(4999), R"({"a": "0123456789"})");

@@ -84,8 +84,7 @@ void RowTable::add_lines(std::string_view rest) {
     const std::size_t end = rest.find('\n');
     const std::string_view text = rest.substr(0, end);
     rest = end == std::string_view::npos ? std::string_view{} : rest.substr(end + 1);
-    if (text.find_first_not_of(" \t\r") != std::string_view::npos)
-      add_row(text, line);
+    if (text.find_first_not_of(" \t\r") != std::string_view::npos) add_row(text, line);
   }
 }
 
