@@ -159,6 +159,7 @@ TEST(CommandLine, OtherProgramsAreExplained) {
     return std::string();
   };
   EXPECT_THAT(message("trian"), HasSubstr("did you mean `trainer`"));
+  EXPECT_THAT(message("helpp"), HasSubstr("did you mean `help`"));
   EXPECT_THAT(message("@ rl.toml"), HasSubstr("the command must come first"));
   EXPECT_THAT(message("vllm serve x"), HasSubstr("prl inference --model.name"));
   EXPECT_THAT(message("uv pip install x"), HasSubstr("nothing here needs that"));

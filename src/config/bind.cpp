@@ -187,7 +187,12 @@ class Binder {
   }
 
   void bind_section(const Value& value, const TypeOps& ops, void* target, const std::string& path) {
-    if (!value.is_table()) return complain(path, fmt::format("expects a table: write its keys under [{}]", path), value);
+    if (!value.is_table()) {
+      complain(path, fmt::format("expects a table: write its keys under [{}]", path), value);
+      for (const KeyInfo& info : list_keys(ops))
+        if (value.is_string() && (info.key == "name" || info.key == "id")) report_.problems.back().nearest = {join(path, info.key)};
+      return;
+    }
     bind_struct(value, ops, target, path);
   }
 

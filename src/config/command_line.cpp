@@ -54,13 +54,15 @@ constexpr ForeignTool kForeignTools[] = {
     if (word == tool.name) fail(ErrorCode::kInvalidArgument, "`{}` is a command of another program: {}", word, tool.advice);
   std::vector<std::string> names;
   for (const CommandInfo& info : all_commands()) names.emplace_back(info.name);
-  const std::vector<std::string> nearest = nearest_names(word, names, 1);
+  std::vector<std::string> words = names;
+  words.insert(words.end(), {"help", "version"});
+  const std::vector<std::string> nearest = nearest_names(word, words, 1);
   if (word.ends_with(".toml") || word.ends_with(".json"))
     fail(ErrorCode::kInvalidArgument, "the command must come first, and an @ before the file: `prl rl @ {}`; see `prl --help`", word);
   if (word.starts_with("-") || word.starts_with("@"))
     fail(ErrorCode::kInvalidArgument, "the command must come first: `prl rl {}`; see `prl --help`", word);
-  fail(ErrorCode::kInvalidArgument, "unknown command `{}`{}; the commands are {}", word,
-       nearest.empty() ? "" : fmt::format(", did you mean `{}`?", nearest.front()), fmt::join(names, ", "));
+  fail(ErrorCode::kInvalidArgument, "unknown command `{}`;{} the commands are {}", word,
+       nearest.empty() ? "" : fmt::format(" did you mean `{}`?", nearest.front()), fmt::join(names, ", "));
 }
 
 /// Fills in the command and its words; "help" as the first of them asks for
