@@ -1,0 +1,226 @@
+#include "comm/communicator.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+namespace prl::comm {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void check_view(const char* op, ConstTensorView view, const char* name) {
+  if (!view.is_contiguous()) fail(ErrorCode::kShape, "[{}] {} must be contiguous", op, name);
+  if (view.data == nullptr && view.shape.num_elements() > 0) fail(ErrorCode::kShape, "[{}] {} has no memory", op, name);
+}
+
+std::int64_t sum(std::span<const std::int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
+
+void check_counts(const char* op, std::span<const std::int64_t> counts, int size, std::int64_t total, const char* name) {
+  if (static_cast<int>(counts.size()) != size) fail(ErrorCode::kShape, "[{}] {} counts of {} for {} ranks", op, counts.size(), name, size);
+  for (const std::int64_t n : counts)
+    if (n < 0) fail(ErrorCode::kShape, "[{}] a count of {} is {}", op, name, n);
+  if (sum(counts) != total) fail(ErrorCode::kShape, "[{}] counts of {} add up to {}, but it has {} elements", op, name, sum(counts), total);
+}
+
+void check_same(const char* op, ConstTensorView out, ConstTensorView in) {
+  check_view(op, out, "out");
+  check_view(op, in, "in");
+  if (out.dtype != in.dtype) fail(ErrorCode::kShape, "[{}] out is {}, in is {}", op, to_string(out.dtype), to_string(in.dtype));
+  if (out.device != in.device) fail(ErrorCode::kShape, "[{}] out lies on {}, in on {}", op, to_string(out.device), to_string(in.device));
+}
+
+}  // namespace
+
+Communicator::Communicator(CommOptions options) : options_(std::move(options)) {
+  if (options_.size < 1 || options_.rank < 0 || options_.rank >= options_.size)
+    fail(ErrorCode::kInvalidArgument, "[comm] rank {} of {} ranks", options_.rank, options_.size);
+  if (options_.timeout.count() <= 0) fail(ErrorCode::kInvalidArgument, "[comm] a timeout of {} ms", options_.timeout.count());
+}
+
+std::string Communicator::key(std::string_view name) const { return fmt::format("{}/g{}/{}", options_.group, options_.generation, name); }
+
+std::vector<std::int64_t> Communicator::even_counts(const char* op, std::int64_t total) const {
+  if (total % size() != 0) fail(ErrorCode::kShape, "[{}] {} elements in {} equal parts", op, total, size());
+  return std::vector<std::int64_t>(static_cast<std::size_t>(size()), total / size());
+}
+
+void Communicator::check_rank(const char* op, int rank) const {
+  if (rank < 0 || rank >= size()) fail(ErrorCode::kInvalidArgument, "[{}] rank {} in a group of {}", op, rank, size());
+}
+
+void Communicator::check_sum(const char* op, DType dtype) const {
+  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kI32 && dtype != DType::kI64)
+    fail(ErrorCode::kShape, "[{}] {} cannot be summed, only F32, BF16, I32 and I64", op, to_string(dtype));
+}
+
+void Communicator::all_to_all(TensorView out, ConstTensorView in, const Call& call) {
+  const std::vector<std::int64_t> counts = even_counts("all_to_all", in.shape.num_elements());
+  all_to_all(out, counts, in, counts, call);
+}
+
+void Communicator::all_to_all(TensorView out, std::span<const std::int64_t> out_counts, ConstTensorView in,
+                              std::span<const std::int64_t> in_counts, const Call& call) {
+  check_same("all_to_all", out, in);
+  check_counts("all_to_all", out_counts, size(), out.shape.num_elements(), "out");
+  check_counts("all_to_all", in_counts, size(), in.shape.num_elements(), "in");
+  const auto me = static_cast<std::size_t>(rank());
+  if (out_counts[me] != in_counts[me])
+    fail(ErrorCode::kShape, "[all_to_all] rank {} keeps {} elements and gets {} of its own", rank(), in_counts[me], out_counts[me]);
+  do_all_to_all(out, {out_counts}, in, {in_counts}, call);
+}
+
+void Communicator::all_gather(TensorView out, ConstTensorView in, const Call& call) {
+  all_gather(out, even_counts("all_gather", out.shape.num_elements()), in, call);
+}
+
+void Communicator::all_gather(TensorView out, std::span<const std::int64_t> counts, ConstTensorView in, const Call& call) {
+  check_same("all_gather", out, in);
+  check_counts("all_gather", counts, size(), out.shape.num_elements(), "out");
+  if (in.shape.num_elements() != counts[static_cast<std::size_t>(rank())])
+    fail(ErrorCode::kShape, "[all_gather] rank {} gives {} elements, its count is {}", rank(), in.shape.num_elements(),
+         counts[static_cast<std::size_t>(rank())]);
+  do_all_gather(out, {counts}, in, call);
+}
+
+void Communicator::broadcast(TensorView data, int root, const Call& call) {
+  check_view("broadcast", data, "data");
+  check_rank("broadcast", root);
+  do_broadcast(data, root, call);
+}
+
+void Communicator::reduce_scatter(TensorView out, ConstTensorView in, const Call& call) {
+  reduce_scatter(out, in, even_counts("reduce_scatter", in.shape.num_elements()), call);
+}
+
+void Communicator::reduce_scatter(TensorView out, ConstTensorView in, std::span<const std::int64_t> counts, const Call& call) {
+  check_same("reduce_scatter", out, in);
+  check_sum("reduce_scatter", in.dtype);
+  check_counts("reduce_scatter", counts, size(), in.shape.num_elements(), "in");
+  if (out.shape.num_elements() != counts[static_cast<std::size_t>(rank())])
+    fail(ErrorCode::kShape, "[reduce_scatter] rank {} takes {} elements, its count is {}", rank(), out.shape.num_elements(),
+         counts[static_cast<std::size_t>(rank())]);
+  do_reduce_scatter(out, in, {counts}, call);
+}
+
+void Communicator::all_reduce(TensorView data, ReduceOp op, const Call& call) {
+  check_view("all_reduce", data, "data");
+  check_sum("all_reduce", data.dtype);
+  do_all_reduce(data, op, call);
+}
+
+void Communicator::send(ConstTensorView data, int to, const Call& call) {
+  check_view("send", data, "data");
+  check_rank("send", to);
+  if (to == rank()) fail(ErrorCode::kInvalidArgument, "[send] rank {} sends to itself", to);
+  do_send(data, to, call);
+}
+
+void Communicator::recv(TensorView data, int from, const Call& call) {
+  check_view("recv", data, "data");
+  check_rank("recv", from);
+  if (from == rank()) fail(ErrorCode::kInvalidArgument, "[recv] rank {} receives from itself", from);
+  do_recv(data, from, call);
+}
+
+void Communicator::barrier(const Call& call) { do_barrier(call); }
+void Communicator::settle(const Call& call) { do_settle(call); }
+
+std::vector<std::string> Communicator::gather_bytes(std::string_view mine, const Call& call) {
+  const auto n = static_cast<std::size_t>(size());
+  const auto own = static_cast<std::int64_t>(mine.size());
+  std::vector<std::int64_t> counts(n);
+  all_gather(TensorView{counts.data(), {size()}, DType::kI64, {}, size()}, ConstTensorView{&own, {1}, DType::kI64, {}, 1}, call);
+  const std::int64_t total = sum(counts);
+  std::string all(static_cast<std::size_t>(total), '\0');
+  all_gather(TensorView{all.data(), {total}, DType::kU8, {}, total}, counts, ConstTensorView{mine.data(), {own}, DType::kU8, {}, own},
+             call);
+  std::vector<std::string> parts;
+  std::size_t at = 0;
+  for (const std::int64_t count : counts) {
+    parts.push_back(all.substr(at, static_cast<std::size_t>(count)));
+    at += static_cast<std::size_t>(count);
+  }
+  return parts;
+}
+
+std::vector<double> Communicator::gather_number(double mine, const Call& call) {
+  std::vector<double> all(static_cast<std::size_t>(size()));
+  constexpr std::int64_t kBytes = sizeof(double);
+  all_gather(TensorView{all.data(), {size() * kBytes}, DType::kU8, {}, size() * kBytes},
+             ConstTensorView{&mine, {kBytes}, DType::kU8, {}, kBytes}, call);
+  return all;
+}
+
+std::unique_ptr<Communicator> Communicator::subgroup(std::span<const int> members, const std::string& group, std::int64_t generation) {
+  const auto me = std::find(members.begin(), members.end(), rank());
+  if (me == members.end())
+    fail(ErrorCode::kInvalidArgument, "[comm] rank {} is no member of the new group [{}]", rank(), fmt::join(members, ", "));
+  for (const int member : members) {
+    check_rank("subgroup", member);
+    if (std::count(members.begin(), members.end(), member) != 1)
+      fail(ErrorCode::kInvalidArgument, "[comm] rank {} is named twice in the new group", member);
+  }
+  CommOptions next = options_;
+  next.rank = static_cast<int>(me - members.begin());
+  next.size = static_cast<int>(members.size());
+  next.group = group;
+  next.generation = generation;
+  if (next.size == 1) return make_local_communicator(std::move(next));
+  return make_another(std::move(next));
+}
+
+std::unique_ptr<Communicator> make_communicator(CommOptions options) {
+  if (options.size == 1) return make_local_communicator(std::move(options));
+  if (options.store == nullptr) fail(ErrorCode::kInvalidArgument, "[comm] {} ranks need a store to meet", options.size);
+  if (options.runtime != nullptr && options.runtime->device().kind == DeviceKind::kCuda) return make_nccl_communicator(std::move(options));
+  return make_gloo_communicator(std::move(options));
+}
+
+std::vector<int> find_survivors(Communicator& group, std::int64_t generation, std::chrono::milliseconds grace) {
+  Store* store = group.options().store.get();
+  if (store == nullptr) return {0};
+  const std::string prefix = fmt::format("{}/survivors-g{}/", group.options().group, generation);
+  const auto alive_key = [&](int rank) { return prefix + std::to_string(rank); };
+  store->set(alive_key(group.rank()), "alive");
+  const std::vector<int> lost = group.lost_ranks();
+  const auto deadline = Clock::now() + grace;
+  std::vector<int> alive;
+  std::optional<std::string> decided;
+  for (;;) {
+    alive.clear();
+    bool is_complete = true;
+    for (int r = 0; r < group.size(); ++r) {
+      if (store->get(alive_key(r)))
+        alive.push_back(r);
+      else if (std::find(lost.begin(), lost.end(), r) == lost.end())
+        is_complete = false;
+    }
+    decided = store->get(prefix + "members");
+    if (decided || is_complete || Clock::now() >= deadline) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  // Ranks may see different sets; the first that writes decides for all.
+  if (!decided) decided = store->set_once(prefix + "members", fmt::format("{}", fmt::join(alive, " ")));
+  std::vector<int> members;
+  for (const char *at = decided->data(), *end = at + decided->size(); at < end;) {
+    int r = 0;
+    const auto parsed = std::from_chars(at, end, r);
+    if (parsed.ec != std::errc()) fail(ErrorCode::kCorrupt, "[comm] '{}' is no list of ranks", *decided);
+    members.push_back(r);
+    at = parsed.ptr + 1;
+  }
+  if (std::find(members.begin(), members.end(), group.rank()) == members.end())
+    throw PeerLost({group.rank()}, fmt::format("[comm] generation {} of the group has gone on without rank {}, which was taken for lost: "
+                                               "members are [{}]",
+                                               generation, group.rank(), fmt::join(members, ", ")));
+  store->advance_generation(generation);
+  return members;
+}
+
+}  // namespace prl::comm

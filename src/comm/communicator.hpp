@@ -1,0 +1,156 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "comm/store.hpp"
+#include "tensor/tensor.hpp"
+
+namespace prl::comm {
+
+/// Error{kPeerLost}: ranks of the group that died, fell silent past a deadline or gave up. The message says what this rank waited for,
+/// which operation, for how long, and what was last completed together.
+class PeerLost : public Error {
+ public:
+  PeerLost(std::vector<int> ranks, const std::string& message) : Error(ErrorCode::kPeerLost, message), ranks_(std::move(ranks)) {}
+  /// Ranks within the group that reported it.
+  const std::vector<int>& ranks() const noexcept { return ranks_; }
+
+ private:
+  std::vector<int> ranks_;
+};
+
+enum class ReduceOp : std::uint8_t { kSum, kMax };
+
+/// Names one operation in errors, and how long it may take.
+struct Call {
+  std::string_view what = {};                             ///< "gradients of layer 3"
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
+};
+
+struct CommOptions {
+  int rank = 0, size = 1;
+  std::shared_ptr<Store> store;  ///< meeting place; may be null for one rank
+  std::string group = "world";   ///< of the keys in the store; groups that live at the same time differ in it
+  std::int64_t generation = 0;   ///< of the group; part of the keys too
+  std::chrono::milliseconds timeout{60'000};
+  std::shared_ptr<DeviceRuntime> runtime;  ///< of tensors that do not lie in host memory; may be null
+  std::string host = "127.0.0.1";          ///< where this rank can be reached (Gloo)
+};
+
+/// A group of ranks that run the same operations in the same order.
+///
+/// Shapes    views are contiguous; counts are in elements; parts lie one after another in the order of ranks. Zero elements are fine.
+///           Outputs may not overlap inputs unless an operation says so.
+/// DTypes    any for what moves data; F32, BF16, I32, I64 for sums and maxima.
+/// Numerics  sums form x_0 + x_1 + ... in the order of ranks, in fp32 for BF16 with one rounding at the end: the same bits in every run.
+///           Only the NCCL backend sums in an order of its own.
+/// Device    tensors in host memory: an operation returns when it is done. Tensors of options.runtime: it is queued on runtime->stream()
+///           where the backend can (NCCL), and settle() waits for it; else it returns when done.
+/// Errors    Error{kShape}, {kInvalidArgument} before anything is sent. PeerLost ends the group: each later operation throws it again, and
+///           only find_survivors() and regroup() are of use. Every wait ends after its timeout.
+/// Threads   one at a time, but for abort(), which any thread may call.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  int rank() const noexcept { return options_.rank; }
+  int size() const noexcept { return options_.size; }
+  std::int64_t generation() const noexcept { return options_.generation; }
+  const CommOptions& options() const noexcept { return options_; }
+  virtual std::string_view backend() const noexcept = 0;
+
+  /// Part i of `in` goes to rank i; part j of `out` comes from rank j. All parts are alike.
+  void all_to_all(TensorView out, ConstTensorView in, const Call& call = {});
+  /// in_counts[i] elements go to rank i, out_counts[j] come from rank j.
+  void all_to_all(TensorView out, std::span<const std::int64_t> out_counts, ConstTensorView in, std::span<const std::int64_t> in_counts,
+                  const Call& call = {});
+  /// `out` gets every rank's `in`. `in` may be this rank's part of `out`.
+  void all_gather(TensorView out, ConstTensorView in, const Call& call = {});
+  void all_gather(TensorView out, std::span<const std::int64_t> counts, ConstTensorView in, const Call& call = {});
+  /// `data` of `root` replaces everyone's.
+  void broadcast(TensorView data, int root, const Call& call = {});
+  /// `out` is part rank() of the sum of everyone's `in`.
+  void reduce_scatter(TensorView out, ConstTensorView in, const Call& call = {});
+  void reduce_scatter(TensorView out, ConstTensorView in, std::span<const std::int64_t> counts, const Call& call = {});
+  void all_reduce(TensorView data, ReduceOp op = ReduceOp::kSum, const Call& call = {});
+  /// Messages between two ranks arrive in the order they were sent. send() may return before recv() was called.
+  void send(ConstTensorView data, int to, const Call& call = {});
+  void recv(TensorView data, int from, const Call& call = {});
+  /// Returns when every rank has come this far, and what was queued before is done.
+  void barrier(const Call& call = {});
+  /// Waits for operations that were queued.
+  void settle(const Call& call = {});
+
+  /// Values of any length from every rank, in the order of ranks. Host memory; for small things.
+  std::vector<std::string> gather_bytes(std::string_view mine, const Call& call = {});
+  /// One number of every rank, in the order of ranks.
+  std::vector<double> gather_number(double mine, const Call& call = {});
+
+  /// Ends the group for this rank: operations in flight fail, and peers that wait for this rank are told `reason`. Idempotent.
+  virtual void abort(std::string_view reason) noexcept = 0;
+  /// Ranks known to be lost.
+  virtual std::vector<int> lost_ranks() const = 0;
+  /// A new group of some ranks of this one, which each of them calls alike; they are numbered in the order given. Also the way from a
+  /// group that lost ranks to one of those that remain. Error{kInvalidArgument} if this rank is not a member.
+  std::unique_ptr<Communicator> subgroup(std::span<const int> members, const std::string& group, std::int64_t generation);
+  std::unique_ptr<Communicator> regroup(std::span<const int> survivors, std::int64_t generation) {
+    return subgroup(survivors, options_.group, generation);
+  }
+
+ protected:
+  explicit Communicator(CommOptions options);
+  /// Views and counts were checked.
+  struct Parts {
+    std::span<const std::int64_t> counts;
+  };
+  virtual void do_all_to_all(TensorView out, Parts out_parts, ConstTensorView in, Parts in_parts, const Call& call) = 0;
+  virtual void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) = 0;
+  virtual void do_broadcast(TensorView data, int root, const Call& call) = 0;
+  virtual void do_reduce_scatter(TensorView out, ConstTensorView in, Parts parts, const Call& call) = 0;
+  virtual void do_all_reduce(TensorView data, ReduceOp op, const Call& call) = 0;
+  virtual void do_send(ConstTensorView data, int to, const Call& call) = 0;
+  virtual void do_recv(TensorView data, int from, const Call& call) = 0;
+  virtual void do_barrier(const Call& call) = 0;
+  virtual void do_settle(const Call&) {}
+  virtual std::unique_ptr<Communicator> make_another(CommOptions options) const = 0;
+
+  std::string key(std::string_view name) const;
+  CommOptions options_;
+
+ private:
+  std::vector<std::int64_t> even_counts(const char* op, std::int64_t total) const;
+  void check_rank(const char* op, int rank) const;
+  void check_sum(const char* op, DType dtype) const;
+};
+
+/// The group of one rank: copies at most. Never fails.
+std::unique_ptr<Communicator> make_local_communicator(std::shared_ptr<DeviceRuntime> runtime = nullptr);
+std::unique_ptr<Communicator> make_local_communicator(CommOptions options);
+/// Ranks as threads of this process; the store must be a make_memory_store() of their own.
+std::unique_ptr<Communicator> make_threads_communicator(CommOptions options);
+/// Ranks as processes over TCP. Error{kUnavailable} if this build has no Gloo, PeerLost if a rank does not come.
+std::unique_ptr<Communicator> make_gloo_communicator(CommOptions options);
+/// Ranks as processes with a GPU each; options.runtime is that GPU's. Error{kUnavailable} saying what is missing: the library, its
+/// version, a GPU.
+std::unique_ptr<Communicator> make_nccl_communicator(CommOptions options);
+/// Why make_nccl_communicator() cannot work here; empty if it can. `version` gets "2.28.3".
+std::string missing_nccl(std::string* version = nullptr);
+bool has_gloo() noexcept;
+
+/// One rank: local. Else NCCL for a GPU's runtime, Gloo for the host's.
+std::unique_ptr<Communicator> make_communicator(CommOptions options);
+
+/// After PeerLost, called by every rank that is left, with the generation of the group to come: which old ranks go on, the same answer for
+/// all. Waits up to `grace` for those that are not known to be lost; it should exceed the timeout of the operation that failed, since
+/// others notice later. Error{kPeerLost} if the others have gone on without this rank.
+std::vector<int> find_survivors(Communicator& group, std::int64_t generation, std::chrono::milliseconds grace);
+
+}  // namespace prl::comm

@@ -1,0 +1,207 @@
+// Ranks that die, fall silent, give up or never come: who is named, how soon, and how the others go on.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "base/testing/eventually.hpp"
+#include "comm/testing/ranks.hpp"
+
+namespace prl::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::Processes;
+
+class TempFolder {
+ public:
+  TempFolder() {
+    char name[] = "/tmp/prl-comm-XXXXXX";
+    path_ = ::mkdtemp(name);
+  }
+  ~TempFolder() { std::filesystem::remove_all(path_); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+CommOptions options_of(int rank, int size, std::shared_ptr<Store> store, milliseconds timeout) {
+  CommOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.store = std::move(store);
+  options.timeout = timeout;
+  return options;
+}
+
+std::vector<float> ones(std::int64_t n, int rank) { return std::vector<float>(static_cast<std::size_t>(n), static_cast<float>(rank + 1)); }
+TensorView view_of(std::vector<float>& values) {
+  const auto n = static_cast<std::int64_t>(values.size());
+  return {values.data(), {n}, DType::kF32, {}, n};
+}
+
+/// Steps of a group that a fault interrupts; the survivors name the lost rank, regroup and finish.
+struct FaultCase {
+  int size, victim, fault_step, signal;
+  std::int64_t elements;
+  milliseconds timeout;
+};
+
+/// 0 if the rank saw what it had to.
+int survive(const FaultCase& c, const std::string& store_folder, int rank) {
+  constexpr int kNumSteps = 8;
+  const auto store = make_file_store(store_folder);
+  auto group = make_gloo_communicator(options_of(rank, c.size, store, c.timeout));
+  for (int step = 0; step < kNumSteps; ++step) {
+    std::vector<float> values = ones(c.elements, rank);
+    if (rank == c.victim && step == c.fault_step && group->generation() == 0) {
+      (void)::raise(c.signal);
+      return 50;  // a stopped rank never wakes up in this test
+    }
+    try {
+      group->all_reduce(view_of(values), ReduceOp::kSum, {.what = "values of a step"});
+    } catch (const PeerLost& lost) {
+      const std::string message = lost.what();
+      if (lost.code() != ErrorCode::kPeerLost || lost.ranks() != std::vector<int>{c.victim}) {
+        std::fprintf(stderr, "rank %d blames another: %s\n", rank, message.c_str());
+        return 10;
+      }
+      for (const std::string& part :
+           {fmt::format("rank {} of {}", c.victim, c.size), std::string("all_reduce"), std::string("values of a step")})
+        if (message.find(part) == std::string::npos) {
+          std::fprintf(stderr, "'%s' is not in: %s\n", part.c_str(), message.c_str());
+          return 11;
+        }
+      // The group is over; each operation says so again at once.
+      try {
+        group->barrier();
+        return 12;
+      } catch (const PeerLost&) {
+      }
+      const std::vector<int> survivors = find_survivors(*group, 1, c.timeout * 4);
+      if (static_cast<int>(survivors.size()) != c.size - 1) return 13;
+      group = group->regroup(survivors, 1);
+      if (store->generation() != 1) return 14;
+      --step;  // the interrupted step once more
+      continue;
+    }
+    float wanted = 0;
+    for (int r = 0; r < c.size; ++r)
+      if (r != c.victim || group->generation() == 0) wanted += static_cast<float>(r + 1);
+    for (const float x : values)
+      if (x != wanted) return 15;
+  }
+  return group->generation() == 1 ? 0 : 16;
+}
+
+void expect_survival(const FaultCase& c) {
+  if (!has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+  const TempFolder folder;
+  const auto started = std::chrono::steady_clock::now();
+  Processes ranks(c.size, [&](int rank) { return survive(c, folder.path() / "store", rank); });
+  for (int rank = 0; rank < c.size; ++rank) {
+    if (rank == c.victim) continue;
+    const auto status = ranks.wait(rank, prl::testing::kPatience);
+    ASSERT_TRUE(status.has_value()) << "rank " << rank << " hangs";
+    EXPECT_EQ(*status, 0) << "rank " << rank;
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  std::printf("%d ranks, rank %d got signal %d in step %d: done after %.2f s\n", c.size, c.victim, c.signal, c.fault_step, seconds);
+}
+
+TEST(Faults, KilledRankIsNamedAndTheOthersGoOn) {
+  for (const int victim : {0, 1, 2}) expect_survival({3, victim, 3, SIGKILL, 10'000, milliseconds(20'000)});
+}
+TEST(Faults, KilledRankOfLargeMessages) { expect_survival({4, 2, 2, SIGKILL, 3'000'001, milliseconds(20'000)}); }
+TEST(Faults, SilentRankIsNamedAfterTheDeadline) {
+  for (const int victim : {0, 2}) expect_survival({3, victim, 2, SIGSTOP, 1'000, milliseconds(1'500)});
+}
+TEST(Faults, OneOfTwoIsLeft) { expect_survival({2, 1, 1, SIGKILL, 100, milliseconds(20'000)}); }
+
+TEST(Faults, RankThatNeverComesIsNamed) {
+  for (const bool uses_gloo : {false, true}) {
+    if (uses_gloo && !has_gloo()) continue;
+    const auto store = make_memory_store();
+    std::vector<std::string> messages(2);
+    std::vector<std::thread> threads;
+    for (const int rank : {0, 2})
+      threads.emplace_back([&, rank] {
+        CommOptions options = options_of(rank, 3, store, milliseconds(200));
+        try {
+          (void)(uses_gloo ? make_gloo_communicator(options) : make_threads_communicator(options));
+        } catch (const PeerLost& lost) {
+          EXPECT_EQ(lost.ranks(), std::vector<int>{1});
+          messages[static_cast<std::size_t>(rank / 2)] = lost.what();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    for (const std::string& message : messages) EXPECT_NE(message.find("rank 1 first"), std::string::npos) << message;
+  }
+}
+
+class GroupFaults : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const std::string reason = testing::reason_to_skip(GetParam(), 3);
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+};
+
+TEST_P(GroupFaults, RankThatGivesUpIsQuoted) {
+  testing::run_threads(GetParam(), 3, [](Communicator& group) {
+    group.barrier();
+    if (group.rank() == 1) return group.abort("row 7 of environment 'math' is not finite");
+    try {
+      float x = 1;
+      group.all_reduce(TensorView{&x, {1}, DType::kF32, {}, 1}, ReduceOp::kSum, {.what = "loss"});
+      ADD_FAILURE() << "rank " << group.rank() << " goes on";
+    } catch (const PeerLost& lost) {
+      EXPECT_EQ(lost.ranks(), std::vector<int>{1});
+      EXPECT_NE(std::string(lost.what()).find("row 7"), std::string::npos) << lost.what();
+    }
+  });
+}
+
+TEST_P(GroupFaults, SilenceEndsWithTheDeadlineOfTheCall) {
+  std::atomic<int> num_done{0};
+  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
+    group.barrier();
+    if (group.rank() == 2) {  // comes to the barrier when nobody waits any more
+      EXPECT_TRUE(prl::testing::eventually([&] { return num_done == 2; }));
+      EXPECT_THROW(group.barrier(), PeerLost);
+      return;
+    }
+    const auto started = std::chrono::steady_clock::now();
+    try {
+      group.barrier({.what = "end of step 5", .timeout = milliseconds(300)});
+      ADD_FAILURE() << "nobody was missing";
+    } catch (const PeerLost& lost) {
+      EXPECT_EQ(lost.ranks(), std::vector<int>{2}) << lost.what();
+      const std::string message = lost.what();
+      EXPECT_NE(message.find("end of step 5"), std::string::npos) << message;
+      EXPECT_NE(message.find("barrier 1"), std::string::npos) << "what was last completed: " << message;
+      EXPECT_GE(std::chrono::steady_clock::now() - started, milliseconds(290));
+    }
+    ++num_done;
+  });
+}
+
+TEST_P(GroupFaults, AbortFromAnotherThreadEndsAWait) {
+  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
+    group.barrier();
+    std::jthread other;
+    if (group.rank() == 0) other = std::jthread([&] { group.abort("told to stop"); });
+    std::vector<float> values = ones(10, group.rank());
+    if (group.rank() == 2) return;  // its destructor must not hang either
+    EXPECT_THROW(for (int i = 0; i < 100'000; ++i) group.all_reduce(view_of(values)), PeerLost);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GroupFaults, ::testing::Values("threads", "gloo"), [](const auto& param) { return param.param; });
+
+}  // namespace
+}  // namespace prl::comm

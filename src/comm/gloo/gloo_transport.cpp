@@ -1,0 +1,170 @@
+#include "comm/transport.hpp"
+
+#if defined(PRL_WITH_GLOO)
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/device.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+#endif
+
+namespace prl::comm {
+
+#if defined(PRL_WITH_GLOO)
+
+namespace {
+
+/// Gloo writes to connections that a peer may have closed; the error it then gets is what we want, not the signal's end of the process.
+void ignore_sigpipe() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction current {};
+    if (::sigaction(SIGPIPE, nullptr, &current) == 0 && current.sa_handler == SIG_DFL) (void)::signal(SIGPIPE, SIG_IGN);
+  });
+}
+
+/// Gloo's addresses go through our store.
+class AddressBook final : public gloo::rendezvous::Store {
+ public:
+  AddressBook(comm::Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+  void set(const std::string& key, const std::vector<char>& data) override { store_.set(prefix_ + key, {data.data(), data.size()}); }
+  std::vector<char> get(const std::string& key) override {
+    const std::string value = store_.wait(prefix_ + key, kDefaultTimeout, "a rank that connects");
+    return {value.begin(), value.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, kDefaultTimeout); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
+    for (const std::string& key : keys) (void)store_.wait(prefix_ + key, timeout, "a rank that connects");
+  }
+
+ private:
+  comm::Store& store_;
+  std::string prefix_;
+};
+
+/// A full mesh of TCP connections. Only Gloo's messages are used: collectives built from them know which rank they wait for, where Gloo's
+/// own report a timeout of the group.
+class GlooTransport final : public Transport {
+ public:
+  explicit GlooTransport(const CommOptions& options) {
+    ignore_sigpipe();
+    try {
+      auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.host.c_str()));
+      context_ = std::make_shared<gloo::rendezvous::Context>(options.rank, options.size);
+      context_->setTimeout(options.timeout);
+      AddressBook book(*options.store, fmt::format("{}/g{}/gloo/", options.group, options.generation));
+      context_->connectFullMesh(book, device);
+    } catch (const std::exception& error) {
+      throw TransportError(true, error.what());
+    }
+  }
+
+  std::unique_ptr<Pending> start_send(int to, std::uint64_t tag, const void* data, std::size_t bytes) override {
+    return start(const_cast<void*>(data), bytes, true, [&](auto& buffer) { buffer.send(to, tag); });
+  }
+  std::unique_ptr<Pending> start_recv(int from, std::uint64_t tag, void* data, std::size_t bytes) override {
+    return start(data, bytes, false, [&](auto& buffer) { buffer.recv(from, tag); });
+  }
+  void close() noexcept override {
+    waits_->abort();  // closing does not wake a thread that waits for a message
+    try {
+      context_->closeConnections();
+    } catch (const std::exception&) {
+      // They were closed already.
+    }
+  }
+
+ private:
+  /// The messages that somebody may wait for.
+  class Waits {
+   public:
+    bool add(gloo::transport::UnboundBuffer* buffer) {
+      const std::lock_guard lock(mutex_);
+      if (!is_aborted_) buffers_.insert(buffer);
+      return !is_aborted_;
+    }
+    void remove(gloo::transport::UnboundBuffer* buffer) {
+      const std::lock_guard lock(mutex_);
+      buffers_.erase(buffer);
+    }
+    void abort() {
+      const std::lock_guard lock(mutex_);
+      is_aborted_ = true;
+      for (gloo::transport::UnboundBuffer* buffer : buffers_) {
+        buffer->abortWaitRecv();
+        buffer->abortWaitSend();
+      }
+    }
+
+   private:
+    std::mutex mutex_;
+    std::set<gloo::transport::UnboundBuffer*> buffers_;
+    bool is_aborted_ = false;
+  };
+
+  class Message final : public Pending {
+   public:
+    Message(std::shared_ptr<Waits> waits, std::unique_ptr<gloo::transport::UnboundBuffer> buffer, bool is_send)
+        : waits_(std::move(waits)), buffer_(std::move(buffer)), is_send_(is_send), is_open_(waits_->add(buffer_.get())) {}
+    ~Message() override { waits_->remove(buffer_.get()); }
+    gloo::transport::UnboundBuffer& buffer() { return *buffer_; }
+    void wait(Clock::time_point deadline) override {
+      // Zero would mean no limit.
+      const auto left =
+          std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()), std::chrono::milliseconds(1));
+      try {
+        if (is_open_ && (is_send_ ? buffer_->waitSend(left) : buffer_->waitRecv(left))) return;
+      } catch (const std::exception& error) {
+        throw TransportError(Clock::now() >= deadline, error.what());
+      }
+      throw TransportError(false, "the message was given up");
+    }
+
+   private:
+    std::shared_ptr<Waits> waits_;
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
+    bool is_send_, is_open_;
+  };
+
+  template <typename Post>
+  std::unique_ptr<Pending> start(void* data, std::size_t bytes, bool is_send, Post post) {
+    try {
+      auto message = std::make_unique<Message>(waits_, context_->createUnboundBuffer(data, bytes), is_send);
+      post(message->buffer());
+      return message;
+    } catch (const std::exception& error) {
+      throw TransportError(false, error.what());
+    }
+  }
+
+  std::shared_ptr<Waits> waits_ = std::make_shared<Waits>();
+  std::shared_ptr<gloo::rendezvous::Context> context_;
+};
+
+std::unique_ptr<Transport> connect_gloo(const CommOptions& options) { return std::make_unique<GlooTransport>(options); }
+
+}  // namespace
+
+bool has_gloo() noexcept { return true; }
+
+std::unique_ptr<Communicator> make_gloo_communicator(CommOptions options) {
+  if (options.size == 1) return make_local_communicator(std::move(options));
+  return make_peer_communicator("gloo", &connect_gloo, std::move(options));
+}
+
+#else
+
+bool has_gloo() noexcept { return false; }
+
+std::unique_ptr<Communicator> make_gloo_communicator(CommOptions) {
+  fail(ErrorCode::kUnavailable, "[comm] this build has no Gloo: install libgloo-dev (tools/setup.sh) and configure anew");
+}
+
+#endif
+
+}  // namespace prl::comm

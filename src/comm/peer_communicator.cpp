@@ -1,0 +1,397 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "comm/transport.hpp"
+
+namespace prl::comm {
+
+namespace {
+
+using Clock = Transport::Clock;
+
+/// How long a rank that saw silence waits for word from the silent one, which may itself be waiting for somebody.
+constexpr std::chrono::milliseconds kReportPatience{500};
+/// How long a rank that is done waits for the others to be.
+constexpr std::chrono::milliseconds kFarewell{5000};
+
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
+/// The tag of a message. Ranks that run different operations, or with other sizes, wait for messages that never come instead of taking
+/// each other's.
+std::uint64_t tag_of(std::string_view op, std::uint64_t number, std::size_t bytes) {
+  if (op == "recv") op = "send";
+  const std::uint64_t kind = hash_bytes(op, bytes);
+  return number << 32 | (kind & 0xffffffffu);
+}
+
+struct Message {
+  int peer;
+  char* data;
+  std::size_t bytes;
+};
+
+/// One after the other in the order of ranks; `own` is left out.
+std::vector<Message> parts_of(void* data, std::span<const std::int64_t> counts, std::size_t element_bytes, int own) {
+  std::vector<Message> parts;
+  char* at = static_cast<char*>(data);
+  for (std::size_t r = 0; r < counts.size(); ++r) {
+    const std::size_t bytes = static_cast<std::size_t>(counts[r]) * element_bytes;
+    if (static_cast<int>(r) != own && bytes > 0) parts.push_back({static_cast<int>(r), at, bytes});
+    at += bytes;
+  }
+  return parts;
+}
+
+std::int64_t offset_of(std::span<const std::int64_t> counts, int rank) {
+  return std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+}
+
+template <typename T>
+void combine(T* out, const T* in, std::int64_t n, ReduceOp op) {
+  if (op == ReduceOp::kSum)
+    for (std::int64_t i = 0; i < n; ++i) out[i] += in[i];
+  else
+    for (std::int64_t i = 0; i < n; ++i) out[i] = std::max(out[i], in[i]);
+}
+
+/// out = parts[0] op parts[1] op ... element by element, in that order.
+void reduce_parts(void* out, const std::vector<const void*>& parts, std::int64_t n, DType dtype, ReduceOp op) {
+  if (dtype == DType::kBF16) {
+    auto* to = static_cast<BFloat16*>(out);
+    for (std::int64_t i = 0; i < n; ++i) {
+      float acc = to_f32(static_cast<const BFloat16*>(parts[0])[i]);
+      for (std::size_t p = 1; p < parts.size(); ++p) {
+        const float x = to_f32(static_cast<const BFloat16*>(parts[p])[i]);
+        acc = op == ReduceOp::kSum ? acc + x : std::max(acc, x);
+      }
+      to[i] = to_bf16(acc);
+    }
+    return;
+  }
+  std::memcpy(out, parts[0], static_cast<std::size_t>(n) * size_of(dtype));
+  for (std::size_t p = 1; p < parts.size(); ++p) {
+    if (dtype == DType::kF32)
+      combine(static_cast<float*>(out), static_cast<const float*>(parts[p]), n, op);
+    else if (dtype == DType::kI32)
+      combine(static_cast<std::int32_t*>(out), static_cast<const std::int32_t*>(parts[p]), n, op);
+    else
+      combine(static_cast<std::int64_t*>(out), static_cast<const std::int64_t*>(parts[p]), n, op);
+  }
+}
+
+/// A tensor where the host can read and write it: itself, or a copy of device memory.
+class Staged {
+ public:
+  Staged(ConstTensorView view, DeviceRuntime* runtime, bool is_read) : view_(view), runtime_(runtime) {
+    bytes_ = static_cast<std::size_t>(view.shape.num_elements()) * size_of(view.dtype);
+    if (view.device.kind == DeviceKind::kCpu) {
+      data_ = const_cast<void*>(view.data);
+      return;
+    }
+    if (runtime == nullptr || runtime->device() != view.device)
+      fail(ErrorCode::kShape, "[comm] a tensor lies on {}, of which this group has no runtime", to_string(view.device));
+    copy_.resize(bytes_);
+    data_ = copy_.data();
+    if (is_read && bytes_ > 0) runtime->copy_to_host(data_, view.data, bytes_);
+  }
+  void* data() const noexcept { return data_; }
+  char* at(std::int64_t element) const noexcept {
+    return static_cast<char*>(data_) + static_cast<std::size_t>(element) * size_of(view_.dtype);
+  }
+  void write_back() const {
+    if (!copy_.empty()) runtime_->copy_from_host(const_cast<void*>(view_.data), data_, bytes_);
+  }
+
+ private:
+  ConstTensorView view_;
+  DeviceRuntime* runtime_;
+  std::size_t bytes_ = 0;
+  void* data_ = nullptr;
+  std::vector<char> copy_;
+};
+
+class PeerCommunicator final : public Communicator {
+ public:
+  PeerCommunicator(std::string_view backend, TransportFactory factory, CommOptions options)
+      : Communicator(std::move(options)), backend_(backend), factory_(factory) {
+    if (options_.store == nullptr) fail(ErrorCode::kInvalidArgument, "[comm] {} ranks need a store to meet", options_.size);
+    last_with_.resize(static_cast<std::size_t>(size()), "the connection");
+    num_sent_.resize(static_cast<std::size_t>(size()));
+    num_received_.resize(static_cast<std::size_t>(size()));
+    connect();
+  }
+  ~PeerCommunicator() override { leave(); }
+
+  std::string_view backend() const noexcept override { return backend_; }
+  std::vector<int> lost_ranks() const override { return loss_ ? loss_->ranks() : std::vector<int>{}; }
+
+  void abort(std::string_view reason) noexcept override {
+    if (is_closed_.exchange(true)) return;
+    tell(-1, reason);
+    transport_->close();
+  }
+
+ private:
+  /// A connection that closes may take messages along that the other side has not read, so ranks leave together if they can. A rank whose
+  /// stack unwinds leaves at once.
+  void leave() noexcept {
+    if (is_closed_) return;
+    if (std::uncaught_exceptions() > num_exceptions_) return abort("an error ended its work");
+    try {
+      do_barrier({.what = "leaving", .timeout = std::min(options_.timeout, kFarewell)});
+    } catch (const std::exception&) {
+      // The others have left, or were lost: nothing of this rank is under way any more.
+    }
+    if (!is_closed_.exchange(true)) transport_->close();
+  }
+
+  /// Says in the store why this rank leaves: it lost `accused`, or (-1) something of its own.
+  void tell(int accused, std::string_view why) noexcept {
+    try {
+      options_.store->set(key(fmt::format("left/{}", rank())), fmt::format("{}\n{}", accused, why.substr(0, 4096)));
+    } catch (const std::exception&) {
+      // Its peers then only see the connection close.
+    }
+  }
+
+  /// What `peer` said when it left: whom it lost (-1: nobody) and why.
+  std::optional<std::pair<int, std::string>> word_of(int peer, std::chrono::milliseconds patience) noexcept {
+    const auto deadline = Clock::now() + patience;
+    try {
+      for (;;) {
+        if (const auto value = options_.store->get(key(fmt::format("left/{}", peer)))) {
+          const std::size_t end = value->find('\n');
+          if (end == std::string::npos) return std::nullopt;
+          return std::pair{std::stoi(value->substr(0, end)), value->substr(end + 1)};
+        }
+        if (Clock::now() >= deadline) return std::nullopt;
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    } catch (const std::exception&) {
+      return std::nullopt;
+    }
+  }
+
+  std::string group_name() const { return fmt::format("group '{}', generation {}", options_.group, options_.generation); }
+
+  /// Ranks say that they are there before they connect, so that a rank that does not come has a name.
+  void connect() {
+    const auto deadline = Clock::now() + options_.timeout;
+    options_.store->set(key(fmt::format("here/{}", rank())), "1");
+    std::vector<int> missing;
+    for (std::chrono::microseconds pause{200};; pause = std::min(pause * 2, std::chrono::microseconds(10'000))) {
+      missing.clear();
+      for (int r = 0; r < size(); ++r)
+        if (!options_.store->get(key(fmt::format("here/{}", r)))) missing.push_back(r);
+      if (missing.empty()) break;
+      if (Clock::now() >= deadline)
+        throw PeerLost(missing, fmt::format("[comm] {}: {} of {} ranks did not come within {:.1f} s, rank {} first: was it started with "
+                                            "the same store and number of ranks?",
+                                            group_name(), missing.size(), size(), seconds(options_.timeout), missing.front()));
+      std::this_thread::sleep_for(pause);
+    }
+    try {
+      transport_ = factory_(options_);
+    } catch (const TransportError& error) {
+      std::vector<int> others;
+      for (int r = 0; r < size(); ++r)
+        if (r != rank()) others.push_back(r);
+      throw PeerLost(others, fmt::format("[comm] {}: rank {} could not connect to all {} ranks within {:.1f} s: {}", group_name(), rank(),
+                                         size(), seconds(options_.timeout), error.what()));
+    }
+  }
+
+  std::string describe(const char* op, const Call& call) const {
+    return call.what.empty() ? fmt::format("{} {}", op, num_operations_) : fmt::format("{} {} ({})", op, num_operations_, call.what);
+  }
+
+  [[noreturn]] void lose(int peer, const std::string& doing, Clock::time_point started, const TransportError& error) {
+    std::string message =
+        fmt::format("[comm] {}: rank {} of {} {} while rank {} waited {:.2f} s for it in {}; last completed with it: {} ({})", group_name(),
+                    peer, size(), error.is_silent() ? "is silent" : "is lost", rank(), seconds(Clock::now() - started), doing,
+                    last_with_[static_cast<std::size_t>(peer)], error.what());
+    int lost = peer;
+    if (is_closed_) {
+      lost = rank();
+      message = fmt::format("[comm] {}: rank {} was told to leave in {}", group_name(), rank(), doing);
+    } else {
+      // Whoever left because of another says so before its connections close: the one that said nothing is the one that is lost.
+      for (int hops = 0; hops < size(); ++hops) {
+        const auto word = word_of(lost, error.is_silent() && hops == 0 ? kReportPatience : std::chrono::milliseconds(0));
+        if (!word || word->first == rank() || word->first >= size()) break;
+        if (word->first < 0) {
+          message = fmt::format("[comm] {}: rank {} of {} gave up while rank {} waited in {}: {}", group_name(), lost, size(), rank(),
+                                doing, word->second);
+          break;
+        }
+        message = fmt::format("[comm] rank {} left, for: {}", lost, word->second);
+        lost = word->first;
+      }
+    }
+    loss_ = std::make_unique<PeerLost>(std::vector<int>{lost}, message);
+    if (!is_closed_.exchange(true)) {
+      tell(lost, message);
+      transport_->close();
+    }
+    throw PeerLost(*loss_);
+  }
+
+  /// Moves all messages, or throws PeerLost.
+  void exchange(const char* op, const Call& call, std::uint64_t number, std::span<const Message> sends, std::span<const Message> recvs) {
+    if (loss_ != nullptr) throw PeerLost(*loss_);
+    if (is_closed_) throw PeerLost({rank()}, fmt::format("[comm] {}: rank {} has left, {} cannot run", group_name(), rank(), op));
+    const std::string doing = describe(op, call);
+    const auto started = Clock::now();
+    const auto deadline = started + call.timeout.value_or(options_.timeout);
+    std::vector<std::pair<int, std::unique_ptr<Transport::Pending>>> pending;
+    int peer = -1;
+    try {
+      for (const Message& m : recvs) {
+        peer = m.peer;
+        pending.emplace_back(peer, transport_->start_recv(peer, tag_of(op, number, m.bytes), m.data, m.bytes));
+      }
+      for (const Message& m : sends) {
+        peer = m.peer;
+        pending.emplace_back(peer, transport_->start_send(peer, tag_of(op, number, m.bytes), m.data, m.bytes));
+      }
+      for (auto& [of, message] : pending) {
+        peer = of;
+        message->wait(deadline);
+      }
+    } catch (const TransportError& error) {
+      pending.clear();
+      lose(peer, doing, started, error);
+    }
+    for (const auto& [of, message] : pending) last_with_[static_cast<std::size_t>(of)] = doing;
+  }
+  void exchange(const char* op, const Call& call, std::span<const Message> sends, std::span<const Message> recvs) {
+    exchange(op, call, ++num_operations_, sends, recvs);
+  }
+
+  Staged stage(ConstTensorView view, bool is_read) const { return Staged(view, options_.runtime.get(), is_read); }
+
+  void do_all_to_all(TensorView out, Parts out_parts, ConstTensorView in, Parts in_parts, const Call& call) override {
+    const Staged to = stage(out, false), from = stage(in, true);
+    const std::size_t bytes = size_of(in.dtype);
+    exchange("all_to_all", call, parts_of(from.data(), in_parts.counts, bytes, rank()),
+             parts_of(to.data(), out_parts.counts, bytes, rank()));
+    const auto own = static_cast<std::size_t>(in_parts.counts[static_cast<std::size_t>(rank())]);
+    if (own > 0) std::memcpy(to.at(offset_of(out_parts.counts, rank())), from.at(offset_of(in_parts.counts, rank())), own * bytes);
+    to.write_back();
+  }
+
+  void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) override {
+    const Staged to = stage(out, false), from = stage(in, true);
+    const std::size_t element = size_of(in.dtype), own = static_cast<std::size_t>(in.shape.num_elements()) * element;
+    std::vector<Message> sends;
+    for (int r = 0; r < size(); ++r)
+      if (r != rank() && own > 0) sends.push_back({r, static_cast<char*>(from.data()), own});
+    exchange("all_gather", call, sends, parts_of(to.data(), parts.counts, element, rank()));
+    char* place = to.at(offset_of(parts.counts, rank()));
+    if (own > 0 && place != from.data()) std::memcpy(place, from.data(), own);
+    to.write_back();
+  }
+
+  void do_broadcast(TensorView data, int root, const Call& call) override {
+    const Staged staged = stage(data, rank() == root);
+    const std::size_t bytes = static_cast<std::size_t>(data.shape.num_elements()) * size_of(data.dtype);
+    std::vector<Message> messages;
+    for (int r = 0; r < size() && bytes > 0; ++r)
+      if (r != rank() && (rank() == root || r == root)) messages.push_back({r, static_cast<char*>(staged.data()), bytes});
+    if (rank() == root) return exchange("broadcast", call, messages, {});
+    exchange("broadcast", call, {}, messages);
+    staged.write_back();
+  }
+
+  /// out = the reduction of part rank() of everyone's `in`, both in host memory.
+  void reduce_own_part(const char* op_name, void* out, void* in, std::span<const std::int64_t> counts, DType dtype, ReduceOp op,
+                       const Call& call) {
+    const std::size_t element = size_of(dtype);
+    const std::int64_t own = counts[static_cast<std::size_t>(rank())];
+    const std::size_t own_bytes = static_cast<std::size_t>(own) * element;
+    std::vector<char> received(own_bytes * static_cast<std::size_t>(size()));
+    const std::vector<std::int64_t> alike(static_cast<std::size_t>(size()), own);
+    exchange(op_name, call, parts_of(in, counts, element, rank()), parts_of(received.data(), alike, element, rank()));
+    if (own == 0) return;
+    std::vector<const void*> parts;
+    for (int r = 0; r < size(); ++r)
+      parts.push_back(r == rank() ? static_cast<char*>(in) + static_cast<std::size_t>(offset_of(counts, r)) * element
+                                  : received.data() + static_cast<std::size_t>(r) * own_bytes);
+    reduce_parts(out, parts, own, dtype, op);
+  }
+
+  void do_reduce_scatter(TensorView out, ConstTensorView in, Parts parts, const Call& call) override {
+    const Staged to = stage(out, false), from = stage(in, true);
+    reduce_own_part("reduce_scatter", to.data(), from.data(), parts.counts, in.dtype, ReduceOp::kSum, call);
+    to.write_back();
+  }
+
+  void do_all_reduce(TensorView data, ReduceOp op, const Call& call) override {
+    const Staged staged = stage(data, true);
+    const std::int64_t n = data.shape.num_elements();
+    std::vector<std::int64_t> counts;
+    for (int r = 0; r < size(); ++r) counts.push_back(n * (r + 1) / size() - n * r / size());
+    const std::int64_t begin = offset_of(counts, rank()), own = counts[static_cast<std::size_t>(rank())];
+    const std::size_t element = size_of(data.dtype), own_bytes = static_cast<std::size_t>(own) * element;
+    std::vector<char> reduced(own_bytes);
+    reduce_own_part("all_reduce", reduced.data(), staged.data(), counts, data.dtype, op, call);
+    std::vector<Message> sends;
+    for (int r = 0; r < size(); ++r)
+      if (r != rank() && own > 0) sends.push_back({r, reduced.data(), own_bytes});
+    exchange("all_reduce", call, sends, parts_of(staged.data(), counts, element, rank()));
+    if (own > 0) std::memcpy(staged.at(begin), reduced.data(), own_bytes);
+    staged.write_back();
+  }
+
+  void do_send(ConstTensorView data, int to, const Call& call) override {
+    const std::size_t bytes = static_cast<std::size_t>(data.shape.num_elements()) * size_of(data.dtype);
+    if (bytes == 0) return;
+    const Staged staged = stage(data, true);
+    const Message message{to, static_cast<char*>(staged.data()), bytes};
+    exchange("send", call, num_sent_[static_cast<std::size_t>(to)]++, std::span(&message, 1), {});
+  }
+
+  void do_recv(TensorView data, int from, const Call& call) override {
+    const std::size_t bytes = static_cast<std::size_t>(data.shape.num_elements()) * size_of(data.dtype);
+    if (bytes == 0) return;
+    const Staged staged = stage(data, false);
+    const Message message{from, static_cast<char*>(staged.data()), bytes};
+    exchange("recv", call, num_received_[static_cast<std::size_t>(from)]++, {}, std::span(&message, 1));
+    staged.write_back();
+  }
+
+  void do_barrier(const Call& call) override {
+    if (options_.runtime != nullptr) options_.runtime->synchronize();
+    std::vector<char> bytes(static_cast<std::size_t>(size())), own(static_cast<std::size_t>(size()));
+    const std::vector<std::int64_t> ones(static_cast<std::size_t>(size()), 1);
+    exchange("barrier", call, parts_of(own.data(), ones, 1, rank()), parts_of(bytes.data(), ones, 1, rank()));
+  }
+
+  std::unique_ptr<Communicator> make_another(CommOptions options) const override {
+    return std::make_unique<PeerCommunicator>(backend_, factory_, std::move(options));
+  }
+
+  std::string_view backend_;
+  TransportFactory factory_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<PeerLost> loss_;
+  std::atomic<bool> is_closed_{false};
+  int num_exceptions_ = std::uncaught_exceptions();
+  std::uint64_t num_operations_ = 0;
+  std::vector<std::uint64_t> num_sent_, num_received_;
+  std::vector<std::string> last_with_;  ///< per rank
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_peer_communicator(std::string_view backend, TransportFactory connect, CommOptions options) {
+  return std::make_unique<PeerCommunicator>(backend, connect, std::move(options));
+}
+
+}  // namespace prl::comm

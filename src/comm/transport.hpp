@@ -1,0 +1,50 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "comm/communicator.hpp"
+
+namespace prl::comm {
+
+/// A message between two ranks did not get through.
+class TransportError : public std::runtime_error {
+ public:
+  TransportError(bool is_silent, const std::string& message) : std::runtime_error(message), is_silent_(is_silent) {}
+  /// The deadline passed; false: the other side is gone.
+  bool is_silent() const noexcept { return is_silent_; }
+
+ private:
+  bool is_silent_;
+};
+
+/// Messages between the ranks of a group; what PeerCommunicator builds collectives from. A message has at least one byte; sender and
+/// receiver know its size and its tag, which is used once. One thread but for close().
+class Transport {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// A message under way. Its memory is in use until wait() has returned or this is destroyed.
+  class Pending {
+   public:
+    virtual ~Pending() = default;
+    /// TransportError.
+    virtual void wait(Clock::time_point deadline) = 0;
+  };
+  virtual ~Transport() = default;
+  virtual std::unique_ptr<Pending> start_send(int to, std::uint64_t tag, const void* data, std::size_t bytes) = 0;
+  virtual std::unique_ptr<Pending> start_recv(int from, std::uint64_t tag, void* data, std::size_t bytes) = 0;
+  /// Ends all messages: here, and at ranks that wait for this one. Any thread.
+  virtual void close() noexcept = 0;
+};
+
+/// Connects the ranks that `options` name; TransportError with the reason if one does not come.
+using TransportFactory = std::unique_ptr<Transport> (*)(const CommOptions& options);
+
+/// Collectives over `connect(options)`. PeerLost naming the ranks that did not come.
+std::unique_ptr<Communicator> make_peer_communicator(std::string_view backend, TransportFactory connect, CommOptions options);
+
+}  // namespace prl::comm
