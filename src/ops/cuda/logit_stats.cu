@@ -11,7 +11,7 @@ namespace {
 
 /// Three warpgroups compute 64 rows each of a tile, a fourth one copies. They take a chunk of the vocabulary tile after tile, so that each
 /// quad of lanes ends with the statistics of all its pieces. While one forms statistics the others go on with their products as far as the
-/// ring reaches; two warpgroups with 256 columns each took longer (docs/performance.md).
+/// ring reaches; two warpgroups with 256 columns each took longer (docs/notebook/2026-11-23-lm-head-statistics.md).
 constexpr int kGroup = 128, kGroups = 3, kThreads = (kGroups + 1) * kGroup, kWarps = kGroups * kGroup / kWarp;
 constexpr int kGroupRows = 64, kRows = kGroups * kGroupRows, kColumns = 128;
 constexpr int kBlock = 64;  ///< of K: a row of 128 bytes in shared memory
