@@ -49,7 +49,7 @@ lint: ## layers, formatting and other rules of the house
 fmt: ## format the sources in place
 	@git ls-files 'src/*.hpp' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp' | xargs -r clang-format -i
 
-bench: setup ## measure against the peer and print the CPU table of docs/benchmarks.md
+bench: setup ## measure the CPU rows of docs/benchmarks.md beside the peer
 	@tools/bench.sh
 
 asan: setup ## unit tests under the address and undefined-behaviour sanitizers
