@@ -1,5 +1,6 @@
 """Records of `logging` as frames of the protocol, and the reward functions that legacy environments only log."""
 
+import contextvars
 import logging
 import sys
 
@@ -8,6 +9,8 @@ from prl_worker.model_calls import current_run
 MAX_PER_SECOND = 200
 MAX_MESSAGE = 8 * 1024
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+# Where the running code's failed reward functions are noted.
+reward_errors: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("prl_reward_errors", default=None)
 _REWARD_FAILED = ("Error calling reward function", "Error calling group reward function")
 
 
@@ -30,8 +33,9 @@ class FrameHandler(logging.Handler):
     def _emit(self, record: logging.LogRecord) -> None:
         run = current_run.get()
         message = record.getMessage()
-        if run is not None and message.startswith(_REWARD_FAILED):
-            run.reward_errors.append(_with_cause(message)[:MAX_MESSAGE])
+        failures = reward_errors.get()
+        if failures is not None and message.startswith(_REWARD_FAILED):
+            failures.append(_with_cause(message)[:MAX_MESSAGE])
         second = int(record.created)
         if second != self._second:
             if self._dropped:

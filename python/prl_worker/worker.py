@@ -385,6 +385,7 @@ class Worker:
 
     async def _play(self, environment: Environment, run: Run) -> None:
         current_run.set(run)
+        logs.reward_errors.set(run.reward_errors)
         try:
             outcome = await environment.run(run)
             if run.stop_reason is not None:

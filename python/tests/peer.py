@@ -74,8 +74,8 @@ class Peer:
         await self.stop()
 
     def _environment(self):
-        env = {key: value for key, value in os.environ.items() if not key.startswith("PRL_")}
-        env.update(PYTHONPATH=str(PYTHON_DIR), PYTHONHASHSEED="0", PYTHONDONTWRITEBYTECODE="1", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("PRL_", "PYTHON"))}
+        env.update(PYTHONPATH=str(PYTHON_DIR), PYTHONHASHSEED="0", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
         env.update(self.env)
         return env
 
