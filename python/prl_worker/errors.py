@@ -53,6 +53,21 @@ class ModelCallError(Exception):
         self.status = status
 
 
+class DescribedError(Exception):
+    """A failure that a library described in its own record; `described` is an Err."""
+
+    def __init__(self, described: dict) -> None:
+        super().__init__(described.get("message", ""))
+        self.described = described
+
+
+def classify_name(name: str, message: str = "") -> str:
+    """One of CLASSES by a class name alone."""
+    if name in ("ProviderError", "ModelError") and "maximum context length" in message:
+        return "overlong"
+    return _CLASS_OF_TYPE.get(name, "task")
+
+
 def _chain(error: BaseException) -> list[BaseException]:
     chain: list[BaseException] = []
     while error is not None and error not in chain and len(chain) < 16:
@@ -78,6 +93,8 @@ def classify(error: BaseException, default: str = "task") -> str:
 
 def describe(error: BaseException, *, default: str = "task", with_traceback: bool = True) -> dict:
     """The protocol's Err."""
+    if isinstance(error, DescribedError):
+        return error.described
     kind = classify(error, default)
     chain = _chain(error)
     retryable = kind in _RETRYABLE

@@ -78,6 +78,8 @@ def add_paths(paths: list[str]) -> None:
             raise ConfigError(f"paths: {path} is no folder")
         if path not in sys.path:
             sys.path.insert(0, path)
+            # Tool servers of an environment are processes that import it again.
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
     importlib.invalidate_caches()
 
 
