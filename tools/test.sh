@@ -7,8 +7,11 @@ started=$(date +%s)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 python3 tools/check_layers.py || { echo "test: FAILED (layers)"; exit 1; }
-# Unit tests need no Python packages; the client tests do.
-[[ " $* " == *" -L unit "* ]] || python3 tests/integration/client_venv.py
+# Unit tests need no Python packages; the client tests and those of the Python worker do.
+if [[ " $* " != *" -L unit "* ]]; then
+  python3 tests/integration/client_venv.py
+  python3 python/tests/venvs.py
+fi
 ctest --test-dir "$build" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 passed=$(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed' "$log")

@@ -100,18 +100,18 @@ def _explain_import_failure(env_id: str, name: str, error: BaseException) -> Con
         return ConfigError(
             f"environment {env_id!r}: no module {name!r} in {sys.executable} nor in the given paths; install the environment's package"
         )
-    if missing == "verifiers" or "verifiers" in str(error):
+    generation = "v1" if "verifiers.v1" in source else "legacy" if "verifiers" in source else None
+    if generation is not None:
+        wanted = "'verifiers>=0.4,<0.5'" if generation == "v1" else "'verifiers>=0.1.14,<=0.3.1'"
         if version is None:
-            wanted = "'verifiers>=0.4,<0.5'" if "verifiers.v1" in source else "'verifiers>=0.1.14,<=0.3.1'"
             return ConfigError(
                 f"environment {env_id!r} needs the package verifiers, which {sys.executable} does not have; install {wanted} there"
             )
-        generation = "v1" if "verifiers.v1" in source else "legacy"
-        wanted = "'verifiers>=0.4,<0.5'" if generation == "v1" else "'verifiers>=0.1.14,<=0.3.1'"
-        return ConfigError(
-            f"environment {env_id!r} is written for the {generation} API and cannot be imported with verifiers {version} "
-            f"({type(error).__name__}: {error}); give it a virtual environment with {wanted}"
-        )
+        if not (has_v1() if generation == "v1" else has_legacy()):
+            return ConfigError(
+                f"environment {env_id!r} is written for the {generation} API and cannot be imported with verifiers {version} "
+                f"({type(error).__name__}: {error}); give it a virtual environment of its own with {wanted}"
+            )
     return ConfigError(f"environment {env_id!r}: importing {name} failed: {type(error).__name__}: {error}")
 
 

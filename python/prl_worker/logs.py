@@ -73,7 +73,7 @@ def install(emit_frame, level: str) -> logging.Handler:
     handler = FrameHandler(emit_frame)
     root.handlers[:] = [handler]
     root.setLevel(LEVELS.get(level, logging.INFO))
-    for noisy in ("httpx", "httpcore", "asyncio", "openai", "urllib3", "filelock", "fsspec", "aiohttp.access"):
+    for noisy in ("httpx", "httpcore", "asyncio", "openai", "urllib3", "filelock", "fsspec", "aiohttp.access", "verifiers.v1.rollout", "mcp"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(True)
     return handler

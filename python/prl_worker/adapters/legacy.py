@@ -316,7 +316,11 @@ class LegacyEnvironment(Environment):
         state = types.State(input=row)
         state["task"] = dict(row)
         state["completion"] = completion
-        state["trajectory"] = []
+        state["trajectory"] = [
+            {"prompt": [*prompt, *completion[:place]], "completion": [message], "tokens": None, "response": None, "reward": None, "advantage": None}
+            for place, message in enumerate(completion)
+            if message.role == "assistant"
+        ]
         state["is_completed"] = True
         state["is_truncated"] = bool(sample.get("is_truncated"))
         state["error"] = None
