@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Fails when a document points to what is not there.
+"""Fails when a document points to what is not there, or is listed nowhere.
 
 Checked in every *.md file of the tree: relative links lead to a file or folder, and anchors of links to *.md files to a heading. In sources
-under src/: "spec N.M" has its section in docs/specification.md, and paths docs/*.md exist.
+under src/: "spec N.M" has its section in docs/specification.md, and paths docs/*.md exist. Every page under docs/ is linked from
+docs/README.md; docs/configuration and docs/notebook have lists of their own.
 """
 import pathlib
 import re
@@ -70,10 +71,20 @@ def problems_of_source(name, sections):
     return problems
 
 
+def unlisted(pages):
+    """Pages under docs/ that the README.md nearest above them, or docs/README.md, does not link to."""
+    listed = set()
+    for index in (name for name in pages if re.fullmatch(r"docs/(\w+/)?README\.md", name)):
+        folder = (ROOT / index).parent
+        listed |= {(folder / link.partition("#")[0]).resolve() for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / index).read_text())}
+    return [name for name in pages if name.startswith("docs/") and name != "docs/README.md" and (ROOT / name).resolve() not in listed]
+
+
 def main():
     sections = set(re.findall(r"^### (\d+\.\d+)\b", (ROOT / SPECIFICATION).read_text(), flags=re.M))
     pages = tree_files("*.md")
     problems = [problem for name in pages for problem in problems_of_page(name)]
+    problems += [f"{name}: no README.md under docs/ lists it" for name in unlisted(pages)]
     for name in tree_files("src/*.hpp", "src/*.cpp", "src/*.cu", "src/*.cuh"):
         problems += problems_of_source(name, sections)
     print("\n".join(problems) or f"documents: {len(pages)} pages, every link and every cited section exists")
