@@ -3,22 +3,22 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "base/rng.hpp"
 
 namespace prl::engine {
 
-/// A request with its choices. The event is reused from step to step, so that steady decoding allocates nothing.
+/// The event is reused from step to step, so that steady decoding allocates nothing.
 struct EngineCore::Request {
   RequestId id;
   ResolvedRequest resolved;
   EventSink sink;
   StepEvent event;
-  std::vector<std::unique_ptr<Sequence>> sequences;
-  std::int32_t num_open = 0;
+  Sequence sequence;
+  int num_steps_under_way = 0;  ///< that name the sequence
   bool is_sink_broken = false;
 };
 
@@ -37,9 +37,7 @@ EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> 
 }
 
 EngineCore::~EngineCore() {
-  for (auto& [id, request] : requests_) {
-    for (auto& sequence : request->sequences) scheduler_.remove(*sequence);
-  }
+  for (auto& [id, request] : requests_) scheduler_.remove(request->sequence);
 }
 
 void EngineCore::add(RequestId id, ResolvedRequest resolved, EventSink sink) {
@@ -50,61 +48,48 @@ void EngineCore::add(RequestId id, ResolvedRequest resolved, EventSink sink) {
   request.sink = std::move(sink);
   request.event.id = id;
   request.event.delta.request_id = fmt::format("{}", id.value);
-  request.num_open = request.resolved.sampling.n;
-  const auto num_prompt_tokens = static_cast<std::int64_t>(request.resolved.prompt_ids.size());
-  requests_.emplace(id, std::move(owned));
   if (wire::as_slow(request.resolved.sampling.token_rule) != nullptr) ++num_ruled_;
-  for (std::int32_t i = 0; i < request.num_open; ++i) {
-    auto sequence = std::make_unique<Sequence>();
-    sequence->request_id = id;
-    sequence->choice_idx = i;
-    sequence->arrival = num_arrivals_++;
-    sequence->request = &request.resolved;
-    sequence->owner = &request;
-    sequence->seed = request.num_open == 1 ? request.resolved.seed : mix_seed(request.resolved.seed, static_cast<std::uint64_t>(i));
-    // Waiting requests may be many: room for the output is reserved with the first token (see accept_token).
-    sequence->tokens = request.resolved.prompt_ids;
-    sequence->num_prompt_tokens = num_prompt_tokens;
-    request.sequences.push_back(std::move(sequence));
-  }
-  for (auto& sequence : request.sequences) scheduler_.add(*sequence);
+  Sequence& sequence = request.sequence;
+  sequence.request_id = id;
+  sequence.arrival = num_arrivals_++;
+  sequence.request = &request.resolved;
+  sequence.owner = &request;
+  sequence.seed = request.resolved.seed;
+  // Waiting requests may be many: room for the output is reserved with the first token (see accept_token).
+  sequence.tokens = request.resolved.prompt_ids;
+  sequence.num_prompt_tokens = static_cast<std::int64_t>(request.resolved.prompt_ids.size());
+  requests_.emplace(id, std::move(owned));
+  scheduler_.add(sequence);
 }
 
 void EngineCore::cancel(RequestId id) {
   deliver();
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
-  Request& request = *it->second;
-  for (auto& sequence : request.sequences) {
-    if (sequence->state == SequenceState::kFinished) continue;
-    begin_event(request, *sequence);
-    finish(request, *sequence, wire::FinishReason::kAbort);
-  }
+  end(*it->second, wire::FinishReason::kAbort, "");
   drop_ended();
 }
 
-void EngineCore::stop(RequestId id, std::int32_t choice_idx, std::string stop_string) {
+void EngineCore::stop(RequestId id, std::string stop_string) {
   deliver();
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
   Request& request = *it->second;
-  if (choice_idx < 0 || choice_idx >= static_cast<std::int32_t>(request.sequences.size())) return;
-  Sequence& sequence = *request.sequences[static_cast<std::size_t>(choice_idx)];
-  if (sequence.state == SequenceState::kFinished) return;
-  begin_event(request, sequence);
+  begin_event(request);
   request.event.delta.stop_string = std::move(stop_string);
-  finish(request, sequence, wire::FinishReason::kStop);
+  finish(request, wire::FinishReason::kStop);
   drop_ended();
 }
 
 bool EngineCore::step() {
   waits_for_rules_ = has_failed_rule_ = false;
-  if (num_flights_ == 0) {
+  if (num_under_way() == 0) {
     if (num_ruled_ > 0) end_failed_rules();
-    const StepPlan& plan = scheduler_.plan();
+    StepPlan& plan = next_step().plan;
+    scheduler_.plan(plan);
     if (plan.rows.empty()) {
-      waits_for_rules_ = scheduler_.has_held() && !has_failed_rule_;
-      if (scheduler_.has_held()) {
+      waits_for_rules_ = plan.has_held && !has_failed_rule_;
+      if (plan.has_held) {
         send_news();
         drop_ended();
         return false;
@@ -113,7 +98,7 @@ bool EngineCore::step() {
       return false;
     }
     try {
-      begin(plan);
+      begin();
     } catch (const std::exception& error) {
       send_news();
       fail_step(plan, error.what());
@@ -145,60 +130,61 @@ void EngineCore::end_failed_rules() {
   }
   if (failed.empty()) return;
   send_news();
-  for (const auto& [request, failure] : failed) {
-    for (auto& sequence : request->sequences) {
-      if (sequence->state == SequenceState::kFinished) continue;
-      begin_event(*request, *sequence);
-      request->event.delta.error = failure;
-      finish(*request, *sequence, wire::FinishReason::kError);
-    }
-  }
+  for (const auto& [request, failure] : failed)
+    if (request->sequence.state != SequenceState::kFinished) end(*request, wire::FinishReason::kError, failure);
   drop_ended();
 }
 
-void EngineCore::begin(const StepPlan& plan) {
-  StepOutput& output = outputs_[output_];
-  for (const PlanRow& row : plan.rows)
+void EngineCore::begin() {
+  Step& step = next_step();
+  for (const PlanRow& row : step.plan.rows)
     if (row.sequence->first_step == std::chrono::steady_clock::time_point()) row.sequence->first_step = std::chrono::steady_clock::now();
-  runner_->begin(plan, output);
-  flights_[num_flights_++] = {&plan, &output};
-  output_ = (output_ + 1) % outputs_.size();
+  runner_->begin(step.plan, step.output);
+  for (const PlanRow& row : step.plan.rows) ++static_cast<Request*>(row.sequence->owner)->num_steps_under_way;
+  ++num_begun_;
 }
 
 void EngineCore::begin_ahead() {
-  const StepPlan& plan = scheduler_.plan_ahead(*flights_.front().plan);
+  StepPlan& plan = next_step().plan;
+  scheduler_.plan_ahead(oldest_step().plan, plan);
   if (plan.rows.empty()) return;
   try {
-    begin(plan);
+    begin();
   } catch (const std::exception& error) {
-    log::warning("a step could not be queued behind the one that computes and is planned anew: {}", error.what());
+    log::warning("a step could not be enqueued behind the one that computes and is planned anew: {}", error.what());
   }
 }
 
+void EngineCore::retire_oldest() {
+  for (const PlanRow& row : oldest_step().plan.rows) --static_cast<Request*>(row.sequence->owner)->num_steps_under_way;
+  ++num_settled_;
+}
+
 void EngineCore::settle() {
-  const Flight flight = flights_.front();
-  flights_.front() = flights_.back();
-  --num_flights_;
+  Step& step = oldest_step();
   try {
-    runner_->finish(*flight.plan, *flight.output);
+    runner_->finish(step.plan, step.output);
   } catch (const std::exception& error) {
-    // What was queued behind it goes on from what it left, for sequences that end now.
-    for (; num_flights_ > 0; --num_flights_) {
+    retire_oldest();
+    // What was enqueued behind it goes on from what it left, for sequences that end now.
+    while (num_under_way() > 0) {
       try {
-        runner_->finish(*flights_.front().plan, *flights_.front().output);
+        runner_->finish(oldest_step().plan, oldest_step().output);
       } catch (const std::exception& later) {
         log::debug("so did the step behind it: {}", later.what());
       }
+      retire_oldest();
     }
-    fail_step(*flight.plan, error.what());
+    fail_step(step.plan, error.what());
     drop_ended();
     return;
   }
+  retire_oldest();
   num_failures_in_a_row_ = 0;
-  count_step(*flight.plan);
-  scheduler_.commit(*flight.plan);
+  count_step(step.plan);
+  scheduler_.commit(step.plan);
   bool is_wanted_now = !runner_->works_beside_host();
-  for (std::size_t i = 0; i < flight.plan->rows.size(); ++i) is_wanted_now |= accept(flight.plan->rows[i], flight.output->rows[i]);
+  for (std::size_t i = 0; i < step.plan.rows.size(); ++i) is_wanted_now |= accept(step.plan.rows[i], step.output.rows[i]);
   if (is_wanted_now || !has_sequences()) send_news();
   drop_ended();
 }
@@ -212,7 +198,7 @@ void EngineCore::count_step(const StepPlan& plan) {
 
 void EngineCore::deliver() {
   send_news();
-  while (num_flights_ > 0) {
+  while (num_under_way() > 0) {
     settle();
     send_news();
   }
@@ -220,40 +206,41 @@ void EngineCore::deliver() {
 }
 
 bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
-  // It ended in the step before, or its request did: a sink that throws ends all choices.
-  if (row.sequence == nullptr) return false;
   Sequence& sequence = *row.sequence;
+  if (sequence.state == SequenceState::kFinished) return false;  // by the step before, or by a sink that threw
   auto& request = *static_cast<Request*>(sequence.owner);
-  News news{.request = &request, .sequence = &sequence, .output = &output};
+  News news{.request = &request, .output = &output};
   if (!output.error.empty()) {
     // Whatever made this row useless may sit in blocks that others would find.
     scheduler_.reset_prefix_cache();
     news.reason = wire::FinishReason::kError;
   } else {
-    if (row.num_prompt_logprobs > 0 || sequence.wants_prompt_logprobs()) {
-      if (sequence.prompt_logprobs.empty()) {
-        sequence.prompt_logprobs.push_back(0.0f);
-        if (*request.resolved.sampling.prompt_logprobs > 0) sequence.prompt_top_logprobs.emplace_back();
-        if (request.resolved.sampling.prompt_ranks) sequence.prompt_ranks.push_back(0);
-      }
-      const auto count = static_cast<std::size_t>(row.num_prompt_logprobs);
-      sequence.prompt_logprobs.insert(sequence.prompt_logprobs.end(), output.prompt_logprobs.begin(),
-                                      output.prompt_logprobs.begin() + static_cast<std::ptrdiff_t>(count));
-      if (*request.resolved.sampling.prompt_logprobs > 0) {
-        for (std::size_t i = 0; i < count; ++i) sequence.prompt_top_logprobs.push_back(std::move(output.prompt_top_logprobs[i]));
-      }
-      if (request.resolved.sampling.prompt_ranks)
-        sequence.prompt_ranks.insert(sequence.prompt_ranks.end(), output.prompt_ranks.begin(),
-                                     output.prompt_ranks.begin() + static_cast<std::ptrdiff_t>(count));
-    }
+    if (row.num_prompt_logprobs > 0 || sequence.wants_prompt_logprobs()) accept_prompt_logprobs(sequence, row, output);
     counters_.num_prompt_tokens +=
         std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
     if (!row.is_sampled) return false;
     news.reason = accept_token(sequence, output.sample);
   }
-  if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);  // takes it out of `row` too
+  if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);
   news_.push_back(news);
   return !request.resolved.sampling.stop.empty();
+}
+
+void EngineCore::accept_prompt_logprobs(Sequence& sequence, const PlanRow& row, StepOutput::Row& output) {
+  const wire::SamplingParams& sampling = sequence.request->sampling;
+  const bool has_top = *sampling.prompt_logprobs > 0;
+  if (sequence.prompt_logprobs.empty()) {  // nothing predicts the first token
+    sequence.prompt_logprobs.push_back(0.0f);
+    if (has_top) sequence.prompt_top_logprobs.emplace_back();
+    if (sampling.prompt_ranks) sequence.prompt_ranks.push_back(0);
+  }
+  const auto count = static_cast<std::ptrdiff_t>(row.num_prompt_logprobs);
+  const auto append = [&](auto& to, auto& from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.begin() + count));
+  };
+  append(sequence.prompt_logprobs, output.prompt_logprobs);
+  if (has_top) append(sequence.prompt_top_logprobs, output.prompt_top_logprobs);
+  if (sampling.prompt_ranks) append(sequence.prompt_ranks, output.prompt_ranks);
 }
 
 wire::FinishReason EngineCore::accept_token(Sequence& sequence, const ops::SampleResult& sample) {
@@ -277,7 +264,7 @@ void EngineCore::send_news() {
   for (const News& news : news_) {
     Request& request = *news.request;
     if (request.is_sink_broken) continue;
-    begin_event(request, *news.sequence);
+    begin_event(request);
     wire::GenerateOutput& delta = request.event.delta;
     if (news.reason == wire::FinishReason::kError) {
       delta.error = std::move(news.output->error);
@@ -294,14 +281,13 @@ void EngineCore::send_news() {
       }
       if (news.reason == wire::FinishReason::kStop) delta.stop_token_id = sample.token;
     }
-    news.reason == wire::FinishReason::kNone ? emit(request) : finish(request, *news.sequence, news.reason);
+    news.reason == wire::FinishReason::kNone ? emit(request) : finish(request, news.reason);
   }
   news_.clear();
 }
 
-void EngineCore::begin_event(Request& request, const Sequence& sequence) {
-  request.event.choice_idx = sequence.choice_idx;
-  request.event.is_last = false;
+void EngineCore::begin_event(Request& request) {
+  const Sequence& sequence = request.sequence;
   wire::GenerateOutput& delta = request.event.delta;
   delta.token_ids.clear();
   delta.logprobs.clear();
@@ -320,7 +306,14 @@ void EngineCore::begin_event(Request& request, const Sequence& sequence) {
   delta.version_end = sequence.num_output_tokens() > 0 ? sequence.version_last : version_;
 }
 
-void EngineCore::finish(Request& request, Sequence& sequence, wire::FinishReason reason) {
+void EngineCore::end(Request& request, wire::FinishReason reason, const std::string& error) {
+  begin_event(request);
+  request.event.delta.error = error;
+  finish(request, reason);
+}
+
+void EngineCore::finish(Request& request, wire::FinishReason reason) {
+  Sequence& sequence = request.sequence;
   wire::GenerateOutput& delta = request.event.delta;
   delta.finish_reason = reason;
   delta.first_step = sequence.first_step;
@@ -328,8 +321,7 @@ void EngineCore::finish(Request& request, Sequence& sequence, wire::FinishReason
   delta.prompt_top_logprobs = std::move(sequence.prompt_top_logprobs);
   delta.prompt_ranks = std::move(sequence.prompt_ranks);
   scheduler_.remove(sequence);
-  request.event.is_last = --request.num_open == 0;
-  if (request.event.is_last) ended_.push_back(request.id);
+  ended_.push_back(request.id);
   if (reason == wire::FinishReason::kStop) ++counters_.num_finished_stop;
   if (reason == wire::FinishReason::kLength) ++counters_.num_finished_length;
   if (reason == wire::FinishReason::kAbort) ++counters_.num_finished_abort;
@@ -344,33 +336,29 @@ void EngineCore::emit(Request& request) {
     // Nobody listens any more: the request is dropped, the others go on.
     log::error("the receiver of request {} failed and the request is dropped: {}", request.id.value, error.what());
     request.is_sink_broken = true;
-    for (auto& sequence : request.sequences) scheduler_.remove(*sequence);
-    if (request.num_open > 0) ended_.push_back(request.id);
-    request.num_open = 0;
+    const bool is_over = request.event.delta.finish_reason != wire::FinishReason::kNone;
+    scheduler_.remove(request.sequence);
+    if (!is_over) ended_.push_back(request.id);
   }
 }
 
 void EngineCore::drop_ended() {
   for (; num_dropped_ < ended_.size(); ++num_dropped_) {
-    const auto it = requests_.find(ended_[num_dropped_]);
-    if (it == requests_.end()) continue;
-    if (wire::as_slow(it->second->resolved.sampling.token_rule) != nullptr) --num_ruled_;
-    requests_.erase(it);
+    auto node = requests_.extract(ended_[num_dropped_]);
+    if (node.empty()) continue;
+    if (wire::as_slow(node.mapped()->resolved.sampling.token_rule) != nullptr) --num_ruled_;
+    leaving_.push_back(std::move(node.mapped()));
   }
+  std::erase_if(leaving_, [](const auto& request) { return request->num_steps_under_way == 0; });
 }
 
 void EngineCore::fail_step(const StepPlan& plan, const std::string& error) {
   ++num_failures_in_a_row_;
   log::error("a step over {} sequences failed and ends them: {}", plan.rows.size(), error);
   scheduler_.reset_prefix_cache();
-  for (const PlanRow& row : plan.rows) {
-    if (row.sequence == nullptr) continue;
-    Sequence& sequence = *row.sequence;
-    auto& request = *static_cast<Request*>(sequence.owner);
-    begin_event(request, sequence);
-    request.event.delta.error = error;
-    finish(request, sequence, wire::FinishReason::kError);
-  }
+  for (const PlanRow& row : plan.rows)
+    if (row.sequence->state != SequenceState::kFinished)
+      end(*static_cast<Request*>(row.sequence->owner), wire::FinishReason::kError, error);
 }
 
 void EngineCore::abort_all(wire::FinishReason reason, const std::string& error) {
@@ -379,15 +367,7 @@ void EngineCore::abort_all(wire::FinishReason reason, const std::string& error) 
   ids.reserve(requests_.size());
   for (const auto& [id, request] : requests_) ids.push_back(id);
   std::sort(ids.begin(), ids.end());
-  for (const RequestId id : ids) {
-    Request& request = *requests_.at(id);
-    for (auto& sequence : request.sequences) {
-      if (sequence->state == SequenceState::kFinished) continue;
-      begin_event(request, *sequence);
-      request.event.delta.error = error;
-      finish(request, *sequence, reason);
-    }
-  }
+  for (const RequestId id : ids) end(*requests_.at(id), reason, error);
   drop_ended();
 }
 

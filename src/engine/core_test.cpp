@@ -28,7 +28,7 @@ struct World {
     core = std::make_unique<EngineCore>(options, std::move(owned));
   }
   std::shared_ptr<Collected> add(std::uint64_t id, ResolvedRequest request) {
-    auto collected = std::make_shared<Collected>(request.sampling.n);
+    auto collected = std::make_shared<Collected>();
     core->add(RequestId{id}, std::move(request), [collected](const StepEvent& event) { collected->on_event(event); });
     return collected;
   }
@@ -68,9 +68,9 @@ TEST(EngineCore, GeneratesUntilLength) {
   const auto request = request_of({1, 2, 3}, 10);
   const auto got = world.add(1, request);
   world.drain();
-  EXPECT_EQ(got->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
-  EXPECT_EQ(got->choices[0].finish_reason, FinishReason::kLength);
-  EXPECT_EQ(got->choices[0].num_prompt_tokens, 3);
+  EXPECT_EQ(got->output.token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(got->output.finish_reason, FinishReason::kLength);
+  EXPECT_EQ(got->output.num_prompt_tokens, 3);
   EXPECT_TRUE(got->is_over);
   EXPECT_EQ(world.core->ended(), std::vector<RequestId>{RequestId{1}});
 }
@@ -82,10 +82,10 @@ TEST(EngineCore, StopTokenEndsAndIsIncluded) {
   request.stop_ids = {full[4]};
   const auto got = world.add(1, request);
   world.drain();
-  EXPECT_EQ(got->choices[0].finish_reason, FinishReason::kStop);
-  EXPECT_EQ(got->choices[0].stop_token_id, full[4]);
-  EXPECT_EQ(got->choices[0].token_ids.back(), full[4]);
-  EXPECT_LE(got->choices[0].token_ids.size(), 5u);
+  EXPECT_EQ(got->output.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(got->output.stop_token_id, full[4]);
+  EXPECT_EQ(got->output.token_ids.back(), full[4]);
+  EXPECT_LE(got->output.token_ids.size(), 5u);
 }
 
 TEST(EngineCore, StopTokenBeforeMinTokensDoesNotEnd) {
@@ -96,22 +96,7 @@ TEST(EngineCore, StopTokenBeforeMinTokensDoesNotEnd) {
   request.sampling.min_tokens = 4;
   const auto got = world.add(1, request);
   world.drain();
-  EXPECT_EQ(got->choices[0].finish_reason, FinishReason::kLength);
-}
-
-TEST(EngineCore, ChoicesHaveSeedsOfTheirOwn) {
-  World world(roomy());
-  auto request = request_of({1, 2, 3, 4, 5, 6, 7, 8, 9}, 6, 42);
-  request.sampling.n = 3;
-  request.sampling.prompt_logprobs = 0;
-  const auto got = world.add(1, request);
-  world.drain();
-  for (std::uint64_t i = 0; i < 3; ++i)
-    EXPECT_EQ(got->choices[i].token_ids, expected_output(request, mix_seed(42, i), PolicyVersion{0}, kVocab));
-  EXPECT_NE(got->choices[0].token_ids, got->choices[1].token_ids);
-  EXPECT_EQ(got->choices[0].prompt_logprobs.size(), 9u);
-  EXPECT_TRUE(got->choices[1].prompt_logprobs.empty());
-  EXPECT_EQ(got->num_ends, (std::vector<int>{1, 1, 1}));
+  EXPECT_EQ(got->output.finish_reason, FinishReason::kLength);
 }
 
 TEST(EngineCore, PromptLogprobsSurviveChunksAndPreemption) {
@@ -128,8 +113,8 @@ TEST(EngineCore, PromptLogprobsSurviveChunksAndPreemption) {
   world.drain();
   std::vector<float> wanted;
   for (int i = 0; i < 7; ++i) wanted.push_back(static_cast<float>(-i));
-  EXPECT_EQ(got->choices[0].prompt_logprobs, wanted);
-  EXPECT_EQ(got->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(got->output.prompt_logprobs, wanted);
+  EXPECT_EQ(got->output.token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
 }
 
 TEST(EngineCore, CancelAndStopEndOnce) {
@@ -141,16 +126,16 @@ TEST(EngineCore, CancelAndStopEndOnce) {
   world.core->step();
   world.core->cancel(RequestId{1});
   world.core->cancel(RequestId{1});
-  world.core->stop(RequestId{2}, 0, "END");
-  world.core->stop(RequestId{2}, 0, "END");
+  world.core->stop(RequestId{2}, "END");
+  world.core->stop(RequestId{2}, "END");
   world.core->cancel(RequestId{77});
   world.drain();
-  EXPECT_EQ(cancelled->choices[0].finish_reason, FinishReason::kAbort);
-  EXPECT_EQ(cancelled->choices[0].token_ids.size(), 1u);
-  EXPECT_EQ(waiting->choices[0].finish_reason, FinishReason::kAbort);
-  EXPECT_EQ(stopped->choices[0].finish_reason, FinishReason::kStop);
-  EXPECT_EQ(stopped->choices[0].stop_string, "END");
-  EXPECT_EQ(stopped->choices[0].token_ids.size(), 1u);
+  EXPECT_EQ(cancelled->output.finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(cancelled->output.token_ids.size(), 1u);
+  EXPECT_EQ(waiting->output.finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(stopped->output.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(stopped->output.stop_string, "END");
+  EXPECT_EQ(stopped->output.token_ids.size(), 1u);
   EXPECT_EQ(world.core->stats().num_blocks_used, 0);
 }
 
@@ -170,10 +155,10 @@ TEST(EngineCore, AFailingStepEndsItsRequestsOnly) {
   EXPECT_EQ(world.core->num_failures_in_a_row(), 1);
   world.drain();
   EXPECT_EQ(world.core->num_failures_in_a_row(), 0);
-  EXPECT_EQ(victim->choices[0].finish_reason, FinishReason::kError);
-  EXPECT_EQ(victim->choices[0].error, "made to fail");
-  EXPECT_EQ(survivor->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
-  EXPECT_EQ(survivor->choices[0].num_cached_tokens, 0) << "blocks of a failed step must not be found";
+  EXPECT_EQ(victim->output.finish_reason, FinishReason::kError);
+  EXPECT_EQ(victim->output.error, "made to fail");
+  EXPECT_EQ(survivor->output.token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(survivor->output.num_cached_tokens, 0) << "blocks of a failed step must not be found";
 }
 
 TEST(EngineCore, AFailingRowEndsItsRequestOnly) {
@@ -183,22 +168,20 @@ TEST(EngineCore, AFailingRowEndsItsRequestOnly) {
   const auto bad = world.add(2, request_of({4, 5, 6}, 5));
   world.runner->fail_row = [](const PlanRow& row) { return row.sequence->request_id == RequestId{2}; };
   world.drain();
-  EXPECT_EQ(good->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
-  EXPECT_EQ(bad->choices[0].finish_reason, FinishReason::kError);
-  EXPECT_TRUE(bad->choices[0].token_ids.empty());
+  EXPECT_EQ(good->output.token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(bad->output.finish_reason, FinishReason::kError);
+  EXPECT_TRUE(bad->output.token_ids.empty());
 }
 
 TEST(EngineCore, ASinkThatThrowsLosesItsRequestOnly) {
   for (const bool is_beside_host : {false, true}) {  // then it throws while the next step computes
     SCOPED_TRACE(is_beside_host);
     World world(roomy(), is_beside_host);
-    auto broken = request_of({1, 2, 3}, 5);
-    broken.sampling.n = 2;
-    world.core->add(RequestId{1}, broken, [](const StepEvent&) { throw std::runtime_error("gone"); });
+    world.core->add(RequestId{1}, request_of({1, 2, 3}, 5), [](const StepEvent&) { throw std::runtime_error("gone"); });
     const auto request = request_of({1, 2, 3}, 5);
     const auto good = world.add(2, request);
     world.drain();
-    EXPECT_EQ(good->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+    EXPECT_EQ(good->output.token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
     EXPECT_THAT(world.core->ended(), ::testing::UnorderedElementsAre(RequestId{1}, RequestId{2}));
     EXPECT_EQ(world.core->stats().num_blocks_used, 0);
   }
@@ -212,11 +195,11 @@ TEST(EngineCore, TokensRecordTheVersionThatDrewThem) {
   EXPECT_EQ(world.core->update_weights(fake_weights(7)).version, PolicyVersion{7});
   const auto fresh = world.add(2, request_of({1, 2, 3, 4, 5}, 6));
   world.drain();
-  EXPECT_EQ(got->choices[0].versions, (std::vector<std::int64_t>{0, 0, 7, 7, 7, 7}));
-  EXPECT_EQ(got->choices[0].version_start, PolicyVersion{0});
-  EXPECT_EQ(got->choices[0].version_end, PolicyVersion{7});
-  EXPECT_EQ(fresh->choices[0].num_cached_tokens, 0);
-  EXPECT_EQ(fresh->choices[0].version_start, PolicyVersion{7});
+  EXPECT_EQ(got->output.versions, (std::vector<std::int64_t>{0, 0, 7, 7, 7, 7}));
+  EXPECT_EQ(got->output.version_start, PolicyVersion{0});
+  EXPECT_EQ(got->output.version_end, PolicyVersion{7});
+  EXPECT_EQ(fresh->output.num_cached_tokens, 0);
+  EXPECT_EQ(fresh->output.version_start, PolicyVersion{7});
 }
 
 TEST(EngineCore, AMultiTurnConversationFindsItsOwnPastAgain) {
@@ -226,22 +209,20 @@ TEST(EngineCore, AMultiTurnConversationFindsItsOwnPastAgain) {
     const auto first = world.add(1, request_of({1, 2, 3, 4, 5}, 8));
     world.drain();
     std::vector<std::int32_t> prompt = {1, 2, 3, 4, 5};
-    prompt.insert(prompt.end(), first->choices[0].token_ids.begin(), first->choices[0].token_ids.end());
+    prompt.insert(prompt.end(), first->output.token_ids.begin(), first->output.token_ids.end());
     prompt.insert(prompt.end(), {6, 7});
     const auto request = request_of(prompt, 4);
     const auto second = world.add(2, request);
     world.drain();
-    EXPECT_EQ(second->choices[0].num_cached_tokens, 12);
-    EXPECT_EQ(second->choices[0].token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
+    EXPECT_EQ(second->output.num_cached_tokens, 12);
+    EXPECT_EQ(second->output.token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
   }
 }
 
 TEST(EngineCore, AbortAllEndsEverything) {
   World world(roomy());
   const auto first = world.add(1, request_of({1}, 5));
-  auto many = request_of({2}, 5);
-  many.sampling.n = 2;
-  const auto second = world.add(2, many);
+  const auto second = world.add(2, request_of({2}, 5));
   world.core->step();
   world.core->abort_all(FinishReason::kAbort, "");
   EXPECT_TRUE(first->is_over && second->is_over);
@@ -252,20 +233,20 @@ TEST(EngineCore, ADeviceThatWorksBesideTheHostWaitsNeitherForListenersNorForToke
   World world(roomy(), /*is_beside_host=*/true);
   const auto got = world.add(1, request_of({1, 2, 3}, 5));
   std::vector<std::size_t> heard_at_start;
-  world.runner->before_run = [&](const StepPlan&) { heard_at_start.push_back(got->choices[0].token_ids.size()); };
+  world.runner->before_run = [&](const StepPlan&) { heard_at_start.push_back(got->output.token_ids.size()); };
   world.core->step();
   EXPECT_EQ(world.runner->num_runs, 2) << "the second is queued behind the first";
-  EXPECT_EQ(got->choices[0].token_ids.size(), 0u) << "sent while the next step computes";
+  EXPECT_EQ(got->output.token_ids.size(), 0u) << "sent while the next step computes";
   world.core->step();
   EXPECT_EQ(world.runner->num_runs, 3);
-  EXPECT_EQ(got->choices[0].token_ids.size(), 1u);
+  EXPECT_EQ(got->output.token_ids.size(), 1u);
   world.core->deliver();
-  EXPECT_EQ(got->choices[0].token_ids.size(), 3u) << "all that was queued";
+  EXPECT_EQ(got->output.token_ids.size(), 3u) << "all that was queued";
   world.core->step();
   world.core->step();
   EXPECT_TRUE(got->is_over) << "nothing is left to compute, so nobody waits";
   EXPECT_TRUE(world.core->is_idle());
-  EXPECT_EQ(got->choices[0].token_ids, expected_output(request_of({1, 2, 3}, 5), 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(got->output.token_ids, expected_output(request_of({1, 2, 3}, 5), 1, PolicyVersion{0}, kVocab));
   EXPECT_EQ(heard_at_start, (std::vector<std::size_t>{0, 0, 0, 3, 3}));
   EXPECT_EQ(world.runner->num_ahead, 3);
 }
@@ -278,9 +259,9 @@ TEST(EngineCore, AStepAheadCountsForNothingWhereASequenceHadEnded) {
   ends.stop_ids = {full[6]};
   const auto first = world.add(1, goes_on), second = world.add(2, ends);
   world.drain();
-  EXPECT_EQ(first->choices[0].token_ids, expected_output(goes_on, 1, PolicyVersion{0}, kVocab));
-  EXPECT_EQ(second->choices[0].token_ids, (std::vector<std::int32_t>(full.begin(), full.begin() + 7)));
-  EXPECT_EQ(second->choices[0].finish_reason, FinishReason::kStop);
+  EXPECT_EQ(first->output.token_ids, expected_output(goes_on, 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(second->output.token_ids, (std::vector<std::int32_t>(full.begin(), full.begin() + 7)));
+  EXPECT_EQ(second->output.finish_reason, FinishReason::kStop);
   EXPECT_EQ(world.core->stats().num_generation_tokens, 47);
   EXPECT_EQ(world.core->stats().num_blocks_used, 0);
   EXPECT_EQ(world.runner->num_runs, 40) << "the end of one does not hold up the other";
@@ -295,8 +276,7 @@ TEST(EngineCore, StepsRunAheadWhileOthersWaitForAPlace) {
   for (std::int32_t i = 0; i < 6; ++i) got.push_back(world.add(static_cast<std::uint64_t>(i + 1), request_of({i, 2}, 10 + i)));
   world.drain();
   for (std::int32_t i = 0; i < 6; ++i)
-    EXPECT_EQ(got[static_cast<std::size_t>(i)]->choices[0].token_ids,
-              expected_output(request_of({i, 2}, 10 + i), 1, PolicyVersion{0}, kVocab));
+    EXPECT_EQ(got[static_cast<std::size_t>(i)]->output.token_ids, expected_output(request_of({i, 2}, 10 + i), 1, PolicyVersion{0}, kVocab));
   EXPECT_GT(world.runner->num_ahead, 30);
   EXPECT_EQ(world.runner->num_runs, 39) << "a place that becomes free at a known time is filled at once";
 }
@@ -359,12 +339,11 @@ TEST(EngineCore, ARuleAtWorkHoldsItsOwnSequenceOnly) {
     const auto rule = std::make_shared<LateRule>();
     auto ruled = request_of({1, 2, 3, 4, 5, 6, 7, 8, 9}, 6, 3);
     ruled.sampling.token_rule = rule;
-    ruled.sampling.n = 2;
     const auto held = world.add(1, ruled);
     const auto free = world.add(2, request_of({4, 5}, 20));
     world.drain_held();
-    EXPECT_EQ(free->choices[0].token_ids, expected_output(request_of({4, 5}, 20), 1, PolicyVersion{0}, kVocab));
-    EXPECT_TRUE(held->choices[0].token_ids.empty()) << "nobody knows yet what it may draw";
+    EXPECT_EQ(free->output.token_ids, expected_output(request_of({4, 5}, 20), 1, PolicyVersion{0}, kVocab));
+    EXPECT_TRUE(held->output.token_ids.empty()) << "nobody knows yet what it may draw";
     EXPECT_TRUE(world.core->waits_for_rules());
     for (int i = 0; i < 20 && !world.core->is_idle(); ++i) {
       rule->answer_all();
@@ -376,8 +355,8 @@ TEST(EngineCore, ARuleAtWorkHoldsItsOwnSequenceOnly) {
     World other(roomy());
     const auto same = other.add(1, plain);
     other.drain();
-    for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(held->choices[i].token_ids, same->choices[i].token_ids) << "waiting changes no token";
-    EXPECT_EQ(rule->asked.size(), 12U) << "once for each token";
+    EXPECT_EQ(held->output.token_ids, same->output.token_ids) << "waiting changes no token";
+    EXPECT_EQ(rule->asked.size(), 6U) << "once for each token";
   }
 }
 
@@ -392,9 +371,9 @@ TEST(EngineCore, ARuleThatGivesUpEndsItsRequests) {
   rule->why = "too much work";
   rule->answer_all();
   world.drain();
-  EXPECT_EQ(held->choices[0].finish_reason, FinishReason::kError);
-  EXPECT_EQ(held->choices[0].error, "too much work");
-  EXPECT_EQ(free->choices[0].finish_reason, FinishReason::kLength);
+  EXPECT_EQ(held->output.finish_reason, FinishReason::kError);
+  EXPECT_EQ(held->output.error, "too much work");
+  EXPECT_EQ(free->output.finish_reason, FinishReason::kLength);
   EXPECT_EQ(world.runner->num_runs, 3) << "no step is made for it alone";
 }
 
@@ -416,7 +395,7 @@ TEST(EngineCore, AStepThatCannotBeQueuedAheadIsMadeAnew) {
     if (plan.rows.front().drawn_row >= 0 && world.runner->num_runs % 3 == 0) fail(ErrorCode::kOutOfMemory, "made to fail");
   };
   world.drain();
-  EXPECT_EQ(got->choices[0].token_ids, expected_output(request_of({1, 2, 3}, 12), 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(got->output.token_ids, expected_output(request_of({1, 2, 3}, 12), 1, PolicyVersion{0}, kVocab));
   EXPECT_EQ(world.core->num_failures_in_a_row(), 0);
 }
 
@@ -428,14 +407,14 @@ TEST(EngineCore, AFailureTakesTheStepBehindItAlong) {
     if (++num_finished == 4) fail(ErrorCode::kInternal, "made to fail");
   };
   for (int i = 0; i < 4; ++i) world.core->step();
-  EXPECT_EQ(lost->choices[0].finish_reason, FinishReason::kError);
-  EXPECT_EQ(lost->choices[0].token_ids.size(), 3u) << "what came before is kept";
+  EXPECT_EQ(lost->output.finish_reason, FinishReason::kError);
+  EXPECT_EQ(lost->output.token_ids.size(), 3u) << "what came before is kept";
   EXPECT_TRUE(world.core->is_idle());
   EXPECT_EQ(world.core->stats().num_blocks_used, 0);
   const auto next = world.add(2, request_of({1, 2, 3}, 12));
   world.drain();
-  EXPECT_EQ(next->choices[0].num_cached_tokens, 0) << "blocks of a failed step may hold anything";
-  EXPECT_EQ(next->choices[0].token_ids, expected_output(request_of({1, 2, 3}, 12), 1, PolicyVersion{0}, kVocab));
+  EXPECT_EQ(next->output.num_cached_tokens, 0) << "blocks of a failed step may hold anything";
+  EXPECT_EQ(next->output.token_ids, expected_output(request_of({1, 2, 3}, 12), 1, PolicyVersion{0}, kVocab));
 }
 
 TEST(EngineCore, RequestsThatStopAtStringsHearOfEachTokenAtOnce) {
@@ -444,11 +423,11 @@ TEST(EngineCore, RequestsThatStopAtStringsHearOfEachTokenAtOnce) {
   request.sampling.stop = {"END"};
   const auto got = world.add(1, request);
   world.core->step();
-  EXPECT_EQ(got->choices[0].token_ids.size(), 1u);
-  world.core->stop(RequestId{1}, 0, "END");
+  EXPECT_EQ(got->output.token_ids.size(), 1u);
+  world.core->stop(RequestId{1}, "END");
   world.drain();
-  EXPECT_EQ(got->choices[0].token_ids.size(), 1u);
-  EXPECT_EQ(got->choices[0].finish_reason, FinishReason::kStop);
+  EXPECT_EQ(got->output.token_ids.size(), 1u);
+  EXPECT_EQ(got->output.finish_reason, FinishReason::kStop);
 }
 
 TEST(EngineCore, NewsOfAStepComeBeforeWhatAnOrderDoesToTheirRequests) {
@@ -457,21 +436,21 @@ TEST(EngineCore, NewsOfAStepComeBeforeWhatAnOrderDoesToTheirRequests) {
              updated = world.add(3, request_of({1, 4}, 5));
   world.core->step();
   world.core->cancel(RequestId{2});
-  EXPECT_EQ(ended->choices[0].finish_reason, FinishReason::kLength) << "it had ended before it was cancelled";
+  EXPECT_EQ(ended->output.finish_reason, FinishReason::kLength) << "it had ended before it was cancelled";
   world.core->cancel(RequestId{1});
-  EXPECT_EQ(cancelled->choices[0].token_ids.size(), 2u) << "the second step was under way";
-  EXPECT_EQ(cancelled->choices[0].finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(cancelled->output.token_ids.size(), 2u) << "the second step was under way";
+  EXPECT_EQ(cancelled->output.finish_reason, FinishReason::kAbort);
   world.core->step();
   world.core->update_weights(fake_weights(7));
-  EXPECT_EQ(updated->choices[0].versions, (std::vector<std::int64_t>{0, 0, 0, 0})) << "drawn before there were new weights";
+  EXPECT_EQ(updated->output.versions, (std::vector<std::int64_t>{0, 0, 0, 0})) << "drawn before there were new weights";
   world.core->step();
-  EXPECT_EQ(updated->choices[0].versions, (std::vector<std::int64_t>{0, 0, 0, 0, 7}));
+  EXPECT_EQ(updated->output.versions, (std::vector<std::int64_t>{0, 0, 0, 0, 7}));
   world.core->abort_all(FinishReason::kAbort, "");
   EXPECT_TRUE(updated->is_over);
 }
 
 // Random arrivals, cancels, stops, failures and weight updates under configurations made to hurt. Requests that nothing
-// interfered with must give exactly the tokens they give alone, and every choice must end exactly once.
+// interfered with must give exactly the tokens they give alone, and every request must end exactly once.
 struct Hostile {
   const char* name;
   CoreOptions options;
@@ -479,7 +458,7 @@ struct Hostile {
 
 class EngineProperty : public ::testing::TestWithParam<Hostile> {};
 
-TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
+TEST_P(EngineProperty, EveryRequestEndsOnceAndUndisturbedOnesAreExact) {
   int num_undisturbed = 0;
   std::int64_t num_ahead = 0;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
@@ -499,7 +478,7 @@ TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
     const auto fail_if = [&](bool& fails, const StepPlan& plan) {
       if (!std::exchange(fails, false)) return;
       for (const PlanRow& row : plan.rows)
-        if (row.sequence != nullptr) all.at(row.sequence->request_id.value).is_disturbed = true;
+        all.at(row.sequence->request_id.value).is_disturbed |= row.sequence->state != SequenceState::kFinished;
       fail(ErrorCode::kInternal, "made to fail");
     };
     world.runner->before_run = [&](const StepPlan& plan) { fail_if(fails_now, plan); };
@@ -517,7 +496,7 @@ TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
         request.max_new_tokens = 1 + static_cast<std::int64_t>(rng.next_below(static_cast<std::uint64_t>(max_len - num_prompt)));
         request.seed = rng.next_u64();
         request.priority = static_cast<std::int32_t>(rng.next_below(3)) - 1;
-        request.sampling.n = 1 + static_cast<std::int32_t>(rng.next_below(3));
+        request.adapter.id = rng.next_below(3);
         if (rng.next_below(4) == 0) request.sampling.prompt_logprobs = 0;
         if (rng.next_below(4) == 0) request.cache_salt = "salt";
         for (int s = 0; s < 100; ++s) request.stop_ids.push_back(static_cast<std::int32_t>(rng.next_below(kVocab)));
@@ -532,7 +511,7 @@ TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
       } else if (choice < 33 && next_id > 1) {
         const std::uint64_t id = 1 + rng.next_below(next_id - 1);
         all.at(id).is_disturbed |= !all.at(id).got->is_over;
-        world.core->stop(RequestId{id}, static_cast<std::int32_t>(rng.next_below(3)), "x");
+        world.core->stop(RequestId{id}, "x");
       } else if (choice < 35 && i < 150) {
         for (auto& [id, tracked] : all) tracked.is_disturbed |= !tracked.got->is_over;
         version = PolicyVersion{static_cast<std::int64_t>(rng.next_below(3))};  // versions may come back with other weights
@@ -555,18 +534,12 @@ TEST_P(EngineProperty, EveryChoiceEndsOnceAndUndisturbedOnesAreExact) {
     EXPECT_EQ(world.core->ended().size(), all.size());
     for (const auto& [id, tracked] : all) {
       ASSERT_TRUE(tracked.got->is_over) << "request " << id;
-      for (const int ends : tracked.got->num_ends) ASSERT_EQ(ends, 1) << "request " << id;
       if (tracked.is_disturbed) continue;
       ++num_undisturbed;
-      const std::int32_t n = tracked.request.sampling.n;
-      for (std::int32_t c = 0; c < n; ++c) {
-        const std::uint64_t choice_seed = n == 1 ? tracked.request.seed : mix_seed(tracked.request.seed, static_cast<std::uint64_t>(c));
-        ASSERT_EQ(tracked.got->choices[static_cast<std::size_t>(c)].token_ids,
-                  expected_output(tracked.request, choice_seed, tracked.version, kVocab))
-            << "request " << id << " choice " << c;
-      }
+      ASSERT_EQ(tracked.got->output.token_ids, expected_output(tracked.request, tracked.request.seed, tracked.version, kVocab))
+          << "request " << id;
       const auto num_prompt_logprobs = tracked.request.sampling.prompt_logprobs ? tracked.request.prompt_ids.size() : 0;
-      ASSERT_EQ(tracked.got->choices[0].prompt_logprobs.size(), num_prompt_logprobs);
+      ASSERT_EQ(tracked.got->output.prompt_logprobs.size(), num_prompt_logprobs);
     }
   }
   EXPECT_GT(num_undisturbed, 50);

@@ -1,64 +1,304 @@
 #include "engine/engine.hpp"
 
+#include <future>
+#include <iterator>
+#include <type_traits>
 #include <utility>
 
 #include "base/error.hpp"
-#include "engine/loop.hpp"
+#include "base/log.hpp"
+#include "base/rng.hpp"
+#include "engine/core.hpp"
 #include "engine/paged_runner.hpp"
+#include "engine/resolve_request.hpp"
 
 namespace prl::engine {
 namespace {
 
-CoreOptions core_options(const EngineOptions& options, std::int64_t num_blocks) {
+using Clock = std::chrono::steady_clock;
+
+/// After so many steps that all failed nothing suggests that the next one will not.
+constexpr int kMaxFailuresInARow = 3;
+
+std::int64_t now_ns() { return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count(); }
+
+enum class CallState { kQueued, kTaken, kAbandoned };
+
+const nn::ModelConfig& config_of(const nn::WeightsPtr& weights) {
+  if (weights == nullptr) fail(ErrorCode::kInvalidArgument, "an engine needs weights to start with");
+  return weights->config;
+}
+
+std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights) {
+  check_options(options, config_of(weights));
+  check_cache_size(options, weights->config, weights->compute);
   CoreOptions core;
-  core.num_blocks = num_blocks;
+  core.num_blocks = options.num_blocks;
   core.block_size = options.block_size;
   core.scheduler.max_num_seqs = options.max_num_seqs;
   core.scheduler.max_num_batched_tokens = options.max_num_batched_tokens;
   core.scheduler.enable_prefix_caching = options.enable_prefix_caching;
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
-  return core;
-}
-
-std::unique_ptr<EngineLoop> make_loop(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights) {
-  if (weights == nullptr) fail(ErrorCode::kInvalidArgument, "an engine needs weights to start with");
-  const nn::ModelConfig config = weights->config;
-  check_options(options, config);
-  const std::int64_t num_blocks = resolve_num_blocks(options, config, weights->compute);
-  auto runner = std::make_unique<PagedRunner>(std::move(runtime), options, num_blocks, std::move(weights));
-  return std::make_unique<EngineLoop>(options, config, core_options(options, num_blocks), std::move(runner));
+  return std::make_unique<EngineCore>(core, std::make_unique<PagedRunner>(std::move(runtime), options, std::move(weights)));
 }
 
 }  // namespace
 
-struct Engine::Impl {
-  std::unique_ptr<EngineLoop> loop;
+struct Engine::RuleBell {
+  std::mutex mutex;
+  Engine* engine = nullptr;  ///< guarded; null when the engine is gone
 };
 
 Engine::Engine(std::shared_ptr<DeviceRuntime> runtime, EngineOptions options, nn::WeightsPtr weights)
-    : impl_(std::make_unique<Impl>(Impl{make_loop(std::move(runtime), options, std::move(weights))})) {}
+    : Engine(options, config_of(weights), make_core(std::move(runtime), options, weights)) {}
 
-Engine::~Engine() = default;
+Engine::Engine(EngineOptions options, nn::ModelConfig config, std::unique_ptr<EngineCore> core)
+    : options_(std::move(options)), config_(std::move(config)), core_(std::move(core)) {
+  stats_ = core_->stats();
+  weights_ = core_->weights();
+  rule_bell_ = std::make_shared<RuleBell>();
+  rule_bell_->engine = this;
+  core_->on_rule_news([bell = rule_bell_] {
+    const std::lock_guard lock(bell->mutex);
+    if (bell->engine == nullptr) return;
+    const std::lock_guard engine_lock(bell->engine->mutex_);
+    bell->engine->has_rule_news_ = true;
+    bell->engine->wake_.notify_one();
+  });
+  thread_ = std::thread([this] { run(); });
+}
 
-const EngineOptions& Engine::options() const noexcept { return impl_->loop->options(); }
-const nn::ModelConfig& Engine::model_config() const noexcept { return impl_->loop->model_config(); }
-RequestId Engine::submit(wire::GenerateRequest request, EventSink sink) { return impl_->loop->submit(std::move(request), std::move(sink)); }
-void Engine::cancel(RequestId id) { impl_->loop->cancel(id); }
+Engine::~Engine() {
+  shutdown();
+  const std::lock_guard lock(rule_bell_->mutex);
+  rule_bell_->engine = nullptr;
+}
 
-void Engine::stop(RequestId id, std::string stop_string, std::int64_t, std::int32_t choice_idx) {
-  impl_->loop->stop(id, std::move(stop_string), choice_idx);
+RequestId Engine::submit(wire::GenerateRequest request, EventSink sink) {
+  PRL_CHECK(sink != nullptr, "a request needs a sink");
+  auto resolved = std::make_shared<ResolvedRequest>(resolve_request(std::move(request), options_, config_));
+  const std::int64_t max_open = options_.max_queued_requests + options_.max_num_seqs;
+
+  std::lock_guard lock(mutex_);
+  if (is_stopping_) fail(ErrorCode::kUnavailable, "the engine has shut down{}{}", failure_.empty() ? "" : ": ", failure_);
+  if (std::ssize(open_) >= max_open) {
+    fail(ErrorCode::kOverloaded, "{} requests are open, {} may run and {} may wait; try again later", open_.size(), options_.max_num_seqs,
+         options_.max_queued_requests);
+  }
+  const RequestId id{++num_requests_};
+  if (!resolved->sampling.seed) resolved->seed = mix_seed(options_.seed, id.value);
+  open_.emplace(id, OpenRequest{});
+  ++num_unseen_;
+  commands_.push_back([this, id, resolved, receiver = std::move(sink)]() mutable {
+    core_->add(id, std::move(*resolved), std::move(receiver));
+    std::lock_guard seen(mutex_);
+    --num_unseen_;
+    ++stats_.num_waiting;
+  });
+  wake_.notify_one();
+  return id;
+}
+
+void Engine::cancel(RequestId id) {
+  std::lock_guard lock(mutex_);
+  const auto it = open_.find(id);
+  if (it == open_.end() || it->second.has_cancel) return;
+  it->second.has_cancel = true;
+  commands_.push_back([this, id] { core_->cancel(id); });
+  wake_.notify_one();
+}
+
+void Engine::stop(RequestId id, std::string stop_string) {
+  std::lock_guard lock(mutex_);
+  const auto it = open_.find(id);
+  if (it == open_.end() || it->second.has_stop) return;
+  it->second.has_stop = true;
+  commands_.push_back([this, id, text = std::move(stop_string)]() mutable { core_->stop(id, std::move(text)); });
+  wake_.notify_one();
+}
+
+template <typename T>
+T Engine::call(const char* what, std::chrono::milliseconds timeout, std::function<T()> work) {
+  struct Call {
+    std::promise<T> promise;
+    std::atomic<CallState> state{CallState::kQueued};
+  };
+  auto call = std::make_shared<Call>();
+  auto future = call->promise.get_future();
+  {
+    std::lock_guard lock(mutex_);
+    if (is_stopping_)
+      fail(ErrorCode::kUnavailable, "cannot {}: the engine has shut down{}{}", what, failure_.empty() ? "" : ": ", failure_);
+    commands_.push_back([call, work = std::move(work)] {
+      CallState expected = CallState::kQueued;
+      if (!call->state.compare_exchange_strong(expected, CallState::kTaken)) return;
+      try {
+        if constexpr (std::is_void_v<T>) {
+          work();
+          call->promise.set_value();
+        } else {
+          call->promise.set_value(work());
+        }
+      } catch (const std::exception&) {
+        call->promise.set_exception(std::current_exception());
+      }
+    });
+    wake_.notify_one();
+  }
+  if (future.wait_for(timeout) != std::future_status::ready) {
+    CallState expected = CallState::kQueued;
+    const bool was_queued = call->state.compare_exchange_strong(expected, CallState::kAbandoned);
+    fail(ErrorCode::kDeadline, "waited {} ms for the engine's thread to {}: {}", timeout.count(), what,
+         was_queued ? "it is busy with a step and the order was withdrawn" : "it has begun and will finish later");
+  }
+  return future.get();
 }
 
 WeightProof Engine::update_weights(nn::WeightsPtr weights, std::chrono::milliseconds timeout) {
-  return impl_->loop->update_weights(std::move(weights), timeout);
+  if (weights == nullptr) fail(ErrorCode::kInvalidArgument, "update_weights needs weights");
+  return call<WeightProof>("update its weights", timeout, [this, weights = std::move(weights)] {
+    WeightProof proof = core_->update_weights(weights);
+    std::lock_guard lock(mutex_);
+    weights_ = weights;
+    stats_.version = weights->version;  // who asks next is told of it
+    return proof;
+  });
 }
-WeightProof Engine::proof(std::chrono::milliseconds timeout) { return impl_->loop->proof(timeout); }
-nn::WeightsPtr Engine::weights() const { return impl_->loop->weights(); }
-void Engine::pause(std::chrono::milliseconds timeout) { impl_->loop->pause(timeout); }
-void Engine::resume() { impl_->loop->resume(); }
-void Engine::reset_prefix_cache() { impl_->loop->reset_prefix_cache(); }
-EngineStats Engine::stats() const { return impl_->loop->stats(); }
-bool Engine::is_alive(std::chrono::milliseconds max_age) const { return impl_->loop->is_alive(max_age); }
-void Engine::shutdown() { impl_->loop->shutdown(); }
+
+WeightProof Engine::proof(std::chrono::milliseconds timeout) {
+  return call<WeightProof>("prove its weights", timeout, [this] { return core_->prove(); });
+}
+
+nn::WeightsPtr Engine::weights() const {
+  std::lock_guard lock(mutex_);
+  return weights_;
+}
+
+void Engine::pause(std::chrono::milliseconds timeout) {
+  {
+    std::lock_guard lock(mutex_);
+    is_paused_ = true;
+    stats_.is_paused = true;
+  }
+  // Commands run between steps, so once this one has run the step in progress is over.
+  call<void>("finish its step and pause", timeout, [this] {
+    core_->deliver();
+    publish();  // who asks next is told of that step too
+  });
+}
+
+void Engine::resume() {
+  std::lock_guard lock(mutex_);
+  is_paused_ = false;
+  stats_.is_paused = false;
+  wake_.notify_one();
+}
+
+void Engine::reset_prefix_cache() {
+  std::lock_guard lock(mutex_);
+  wants_cache_reset_ = true;
+  wake_.notify_one();
+}
+
+EngineStats Engine::stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.num_waiting += num_unseen_;
+  return stats;
+}
+
+bool Engine::is_alive(std::chrono::milliseconds max_age) const {
+  if (!is_running_.load()) return false;
+  const std::int64_t busy_since = busy_since_ns_.load();
+  return busy_since == 0 || now_ns() - busy_since <= std::chrono::duration_cast<std::chrono::nanoseconds>(max_age).count();
+}
+
+void Engine::shutdown() {
+  {
+    std::lock_guard lock(mutex_);
+    is_stopping_ = true;
+    wake_.notify_one();
+  }
+  std::lock_guard lock(join_mutex_);
+  if (!thread_.joinable()) return;
+  PRL_CHECK(thread_.get_id() != std::this_thread::get_id(), "shutdown() called from a sink: the engine's thread cannot wait for itself");
+  thread_.join();
+}
+
+bool Engine::wait_for_work() {
+  busy_since_ns_.store(0);
+  std::unique_lock lock(mutex_);
+  // Woken by every command; the time limit only keeps the wait from being endless.
+  const auto can_step = [&] { return !is_paused_ && !core_->is_idle() && (!core_->waits_for_rules() || has_rule_news_); };
+  const auto has_work = [&] { return is_stopping_ || !commands_.empty() || wants_cache_reset_ || can_step(); };
+  while (!wake_.wait_for(lock, std::chrono::seconds(5), has_work)) {
+  }
+  if (is_stopping_) return false;
+  busy_since_ns_.store(now_ns());
+  has_rule_news_ = false;
+  std::swap(batch_, commands_);
+  const bool is_reset = std::exchange(wants_cache_reset_, false);
+  lock.unlock();
+  if (is_reset) core_->reset_prefix_cache();
+  return true;
+}
+
+void Engine::run_commands() {
+  // Before a step: an order of another thread never waits for more than the step in progress.
+  for (Command& command : batch_) command();
+  batch_.clear();
+}
+
+void Engine::run() {
+  try {
+    while (wait_for_work()) {
+      run_commands();
+      bool is_paused = false;
+      {
+        std::lock_guard lock(mutex_);
+        is_paused = is_paused_;
+      }
+      if (is_paused)
+        core_->deliver();
+      else
+        core_->step();
+      publish();
+      if (core_->num_failures_in_a_row() >= kMaxFailuresInARow) {
+        fail_engine(fmt::format("{} steps in a row failed", core_->num_failures_in_a_row()));
+        break;
+      }
+    }
+    // Shutting down: requests that were queued but not begun get their last event too.
+    {
+      std::lock_guard lock(mutex_);
+      std::swap(batch_, commands_);
+    }
+    run_commands();
+    const std::string failure = failure_;
+    core_->abort_all(failure.empty() ? wire::FinishReason::kAbort : wire::FinishReason::kError, failure);
+  } catch (const std::exception& error) {
+    fail_engine(error.what());
+    core_->abort_all(wire::FinishReason::kError, error.what());
+  }
+  publish();
+  busy_since_ns_.store(0);
+  is_running_.store(false);
+}
+
+void Engine::fail_engine(const std::string& reason) {
+  log::error("the engine gives up: {}", reason);
+  std::lock_guard lock(mutex_);
+  failure_ = reason;
+  is_stopping_ = true;
+}
+
+void Engine::publish() {
+  EngineStats stats = core_->stats();
+  std::lock_guard lock(mutex_);
+  stats.is_paused = is_paused_;
+  stats_ = stats;
+  for (const RequestId id : core_->ended()) open_.erase(id);
+  core_->clear_ended();
+}
 
 }  // namespace prl::engine

@@ -1,11 +1,17 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "base/ids.hpp"
@@ -17,9 +23,8 @@ namespace prl::engine {
 
 struct EngineOptions {
   std::int64_t max_model_len = 2048;
-  std::int64_t block_size = 16;  ///< tokens per KV block
-  std::int64_t num_blocks = 0;   ///< 0: from kv_bytes
-  std::uint64_t kv_bytes = 256ull << 20;
+  std::int64_t block_size = 16;                ///< tokens per KV block
+  std::int64_t num_blocks = 0;                 ///< of the KV cache; at least those of one sequence of max_model_len
   std::int64_t max_num_seqs = 64;              ///< requests that run at once
   std::int64_t max_num_batched_tokens = 2048;  ///< token budget of one step
   std::int64_t max_queued_requests = 4096;     ///< beyond it submit() answers kOverloaded
@@ -32,17 +37,14 @@ struct EngineOptions {
 };
 
 /// New tokens of one request. `delta` holds only what is new since the last event except at the end, where finish_reason,
-/// usage counts and prompt log-probabilities are set. Exactly one event with finish_reason != kNone ends each request, or
-/// each of its n choices if it asked for several (prompt log-probabilities come with choice 0).
+/// usage counts and prompt log-probabilities are set. Exactly one event with finish_reason != kNone ends each request.
 struct StepEvent {
   RequestId id;
   wire::GenerateOutput delta;
-  std::int32_t choice_idx = 0;  ///< which of the n choices these tokens belong to
-  bool is_last = false;         ///< all choices have ended; no event of this request follows
 };
 /// Called on the engine's thread; must not block (post to an executor or push to a queue). The event is reused: copy what
 /// is to be kept. It may call submit, cancel and stop, which take effect before the next step, or, on a GPU and without stop strings,
-/// after the two steps that are queued already. An exception drops the request.
+/// after the two steps that are enqueued already. An exception drops the request.
 using EventSink = std::function<void(const StepEvent&)>;
 
 /// What the engine proves after a weight update.
@@ -68,23 +70,27 @@ struct EngineStats {
   PolicyVersion version;
 };
 
-/// Continuous batching over one model on one device: a thread that plans a step, runs it, and reports tokens.
-/// All public methods may be called from any thread.
+class EngineCore;
+
+/// Continuous batching over one model on one device: a thread that plans a step, runs it, and reports tokens. Calls of other threads are
+/// queued and carried out between steps. All public methods may be called from any thread.
 class Engine {
  public:
   Engine(std::shared_ptr<DeviceRuntime> runtime, EngineOptions options, nn::WeightsPtr weights);
+  /// Over a core that was made already, for other runners. `options` have the limits of requests.
+  Engine(EngineOptions options, nn::ModelConfig config, std::unique_ptr<EngineCore> core);
   ~Engine();
-  const EngineOptions& options() const noexcept;
-  const nn::ModelConfig& model_config() const noexcept;
+  const EngineOptions& options() const noexcept { return options_; }
+  const nn::ModelConfig& model_config() const noexcept { return config_; }
 
   /// Queues a request. Throws Error{kOverlong} with the canonical text if the prompt alone does not fit,
   /// {kInvalidArgument} naming a bad field, {kOverloaded} if the queue is full, {kUnavailable} after shutdown.
   RequestId submit(wire::GenerateRequest request, EventSink sink);
   /// Ends a request early with kAbort (no error if it has ended already).
   void cancel(RequestId id);
-  /// Asks a running request to end as "stop" because a stop string matched after `num_tokens` output tokens; the caller cuts
-  /// off tokens that came after them. Its last event carries `stop_string` and no tokens. No error if it has ended already.
-  void stop(RequestId id, std::string stop_string, std::int64_t num_tokens, std::int32_t choice_idx = 0);
+  /// Ends a running request as "stop" because its text has reached a stop string; the caller cuts off tokens that come after it. Its last
+  /// event carries `stop_string` and no tokens. No error if it has ended already.
+  void stop(RequestId id, std::string stop_string);
 
   /// Swaps the weights between two steps; requests in flight go on and later tokens carry the new version. New requests
   /// never hit prefix blocks of another version. Returns the proof computed with the weights the engine now holds.
@@ -105,8 +111,46 @@ class Engine {
   void shutdown();
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  using Command = std::function<void()>;
+  /// One cancel and one stop per request are queued at most: the queue stays bounded.
+  struct OpenRequest {
+    bool has_cancel = false, has_stop = false;
+  };
+
+  /// Has the engine's thread run `work` between two steps. Error{kDeadline} says what was waited for.
+  template <typename T>
+  T call(const char* what, std::chrono::milliseconds timeout, std::function<T()> work);
+  void run();
+  /// False when it is time to end.
+  bool wait_for_work();
+  void run_commands();
+  void publish();
+  void fail_engine(const std::string& reason);
+
+  const EngineOptions options_;
+  const nn::ModelConfig config_;
+  const std::unique_ptr<EngineCore> core_;  ///< engine thread only
+  std::deque<Command> batch_;               ///< engine thread only: commands taken from commands_
+
+  mutable std::mutex mutex_;  ///< guards the fields marked so; never held during a step
+  std::condition_variable wake_;
+  std::deque<Command> commands_;                                              ///< guarded
+  std::unordered_map<RequestId, OpenRequest> open_;                           ///< guarded
+  std::int64_t num_unseen_ = 0;                                               ///< guarded; submitted, and their command has not run
+  std::uint64_t num_requests_ = 0;                                            ///< guarded
+  bool is_stopping_ = false, is_paused_ = false, wants_cache_reset_ = false;  ///< guarded
+  bool has_rule_news_ = false;                                                ///< guarded; a token rule knows more than at the last step
+  std::string failure_;                                                       ///< guarded; why the engine gave up
+  EngineStats stats_;                                                         ///< guarded
+  nn::WeightsPtr weights_;                                                    ///< guarded
+
+  std::atomic<std::int64_t> busy_since_ns_{0};  ///< steady clock; 0 while the thread waits for work
+  std::atomic<bool> is_running_{true};
+  /// How token rules, which may outlive the engine, reach it.
+  struct RuleBell;
+  std::shared_ptr<RuleBell> rule_bell_;
+  std::mutex join_mutex_;
+  std::thread thread_;
 };
 
 }  // namespace prl::engine

@@ -44,7 +44,7 @@ struct Bench {
     core.scheduler.max_num_seqs = num_sequences;
     core.scheduler.max_num_batched_tokens = options.max_num_batched_tokens;
     core.scheduler.enable_prefix_caching = false;
-    return std::make_unique<EngineCore>(core, std::make_unique<PagedRunner>(runtime, options, options.num_blocks, weights));
+    return std::make_unique<EngineCore>(core, std::make_unique<PagedRunner>(runtime, options, weights));
   }
   static EngineOptions engine_options(std::int64_t num_sequences) {
     EngineOptions options;

@@ -90,7 +90,6 @@ struct Model {
 
 class Inbox {
  public:
-  explicit Inbox(std::int32_t n) : collected_(n) {}
   void push(const StepEvent& event) {
     std::lock_guard lock(mutex_);
     collected_.on_event(event);
@@ -109,11 +108,11 @@ class Inbox {
 };
 
 std::shared_ptr<Inbox> submit(Engine& engine, const wire::GenerateRequest& request) {
-  auto inbox = std::make_shared<Inbox>(request.sampling.n);
+  auto inbox = std::make_shared<Inbox>();
   engine.submit(request, [inbox](const StepEvent& event) { inbox->push(event); });
   return inbox;
 }
-wire::GenerateOutput generate(Engine& engine, const wire::GenerateRequest& request) { return submit(engine, request)->wait().choices[0]; }
+wire::GenerateOutput generate(Engine& engine, const wire::GenerateRequest& request) { return submit(engine, request)->wait().output; }
 
 std::vector<std::int32_t> random_prompt(std::size_t length, std::uint64_t seed) {
   Rng rng(seed);
@@ -178,7 +177,7 @@ class Exactness : public ::testing::TestWithParam<Kind> {
     for (const auto& request : requests) inboxes.push_back(submit(*engine_, request));
     engine_->resume();
     std::vector<wire::GenerateOutput> outputs;
-    for (auto& inbox : inboxes) outputs.push_back(inbox->wait().choices[0]);
+    for (auto& inbox : inboxes) outputs.push_back(inbox->wait().output);
     return outputs;
   }
   void expect_all_exact(const std::vector<wire::GenerateRequest>& requests, const std::vector<wire::GenerateOutput>& outputs) {
@@ -315,25 +314,21 @@ TEST_P(Exactness, PromptLogprobs) {
   }
 }
 
-TEST_P(Exactness, ChoicesAndAlternatives) {
+TEST_P(Exactness, AlternativesHoldTheDrawnTokensLogprob) {
   make(small_options());
   auto request = request_of(random_prompt(40, 1), 12, 1);
-  request.sampling.n = 4;
   request.sampling.logprobs = 20;
-  const auto collected = submit(*engine_, request)->wait();
-  for (const auto& choice : collected.choices) {
-    expect_exact(request, choice);
-    ASSERT_EQ(choice.top_logprobs.size(), choice.token_ids.size());
-    for (std::size_t i = 0; i < choice.token_ids.size(); ++i) {
-      ASSERT_EQ(choice.top_logprobs[i].size(), 20u);
-      for (const auto& top : choice.top_logprobs[i]) {
-        if (top.id == choice.token_ids[i]) {
-          EXPECT_EQ(top.logprob, choice.logprobs[i]);
-        }
+  const auto output = generate(*engine_, request);
+  expect_exact(request, output);
+  ASSERT_EQ(output.top_logprobs.size(), output.token_ids.size());
+  for (std::size_t i = 0; i < output.token_ids.size(); ++i) {
+    ASSERT_EQ(output.top_logprobs[i].size(), 20u);
+    for (const auto& top : output.top_logprobs[i]) {
+      if (top.id == output.token_ids[i]) {
+        EXPECT_EQ(top.logprob, output.logprobs[i]);
       }
     }
   }
-  EXPECT_NE(collected.choices[0].token_ids, collected.choices[1].token_ids);
 }
 
 TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
@@ -373,7 +368,7 @@ TEST(Engine, AnUpdateInFlightKeepsTheRequestAndMarksItsTokens) {
   Model model("llama", DType::kF32);
   Engine engine(model.session.context().runtime, small_options(), model.weights(1));
   const auto request = request_of(random_prompt(20, 1), 12, 1);
-  auto inbox = std::make_shared<Inbox>(1);
+  auto inbox = std::make_shared<Inbox>();
   std::mutex mutex;
   std::condition_variable changed;
   int num_tokens = 0;
@@ -400,7 +395,7 @@ TEST(Engine, AnUpdateInFlightKeepsTheRequestAndMarksItsTokens) {
   model.parameters->value(nn::Block::kDown, 0).as<float>()[3] += 0.5f;
   engine.update_weights(model.weights(2), kLong);
   engine.resume();
-  const auto output = inbox->wait().choices[0];
+  const auto output = inbox->wait().output;
   EXPECT_EQ(output.versions, (std::vector<std::int64_t>{1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2}));
   EXPECT_EQ(output.version_start, PolicyVersion{1});
   EXPECT_EQ(output.version_end, PolicyVersion{2});
@@ -421,12 +416,12 @@ TEST(Engine, NonFiniteLogitsEndTheirRequestOnly) {
   const auto bad_inbox = submit(engine, bad), worse_inbox = submit(engine, request_of({13}, 10, 1)), good_inbox = submit(engine, good);
   engine.resume();
   for (const auto& inbox : {bad_inbox, worse_inbox}) {
-    const auto& choice = inbox->wait().choices[0];
+    const auto& choice = inbox->wait().output;
     EXPECT_EQ(choice.finish_reason, FinishReason::kError);
     EXPECT_THAT(choice.error, ::testing::HasSubstr("not finite"));
     EXPECT_TRUE(choice.token_ids.empty());
   }
-  const auto& choice = good_inbox->wait().choices[0];
+  const auto& choice = good_inbox->wait().output;
   EXPECT_EQ(choice.finish_reason, FinishReason::kLength);
   for (const float logprob : choice.logprobs) EXPECT_TRUE(std::isfinite(logprob));
 }
@@ -481,8 +476,7 @@ std::int64_t allocations_per_step(Model& model, std::int64_t num_sequences) {
   core_options.num_blocks = options.num_blocks;
   core_options.block_size = options.block_size;
   core_options.scheduler.max_num_seqs = num_sequences;
-  EngineCore core(core_options,
-                  std::make_unique<PagedRunner>(model.session.context().runtime, options, options.num_blocks, model.weights()));
+  EngineCore core(core_options, std::make_unique<PagedRunner>(model.session.context().runtime, options, model.weights()));
   std::int64_t num_tokens = 0;
   for (std::int64_t i = 0; i < num_sequences; ++i) {
     auto request = request_of(random_prompt(10, static_cast<std::uint64_t>(i)), 200, 1);

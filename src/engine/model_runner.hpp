@@ -9,14 +9,15 @@ namespace prl::engine {
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
-  /// Has every row computed and a token drawn for those that are sampled. `plan` and `output` must live until finish(). Where the device
-  /// computes beside the host, returns when the work is queued, and a second step may be begun before the first is finished.
+  /// Computes every row and draws a token for those that are sampled. `plan`, its sequences and `output` must live until finish(). On
+  /// asynchronous devices it returns when the work is enqueued, and a second step may be begun before the first is finished.
   /// An exception means that the step was not begun.
   virtual void begin(const StepPlan& plan, StepOutput& output) = 0;
-  /// Waits for the oldest step that was begun, and takes it back even if it fails. output.rows is grown to plan.rows.size() if it is
-  /// smaller, and its buffers are reused. A row that fails alone gets an error text; an exception fails the whole step. Rows whose
-  /// sequence is gone by now count for nothing.
+  /// Waits for the oldest step that was begun, which is over then even if it failed. output.rows is grown to plan.rows.size() if it is
+  /// smaller, and its buffers are reused. A row that fails alone gets an error text; an exception fails the whole step. What it says of
+  /// sequences that have ended meanwhile is ignored.
   virtual void finish(const StepPlan& plan, StepOutput& output) = 0;
+  /// True on asynchronous devices.
   virtual bool works_beside_host() const { return false; }
   /// From the next begin() on; no step is under way. Error{kInvalidArgument} if the weights do not fit the model the runner was made for;
   /// the old ones then stay.

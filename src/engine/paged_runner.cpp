@@ -37,27 +37,24 @@ std::string non_finite_error(const Sequence& sequence, std::int64_t position) {
 
 }  // namespace
 
-std::int64_t resolve_num_blocks(const EngineOptions& options, const nn::ModelConfig& config, DType compute) {
+void check_cache_size(const EngineOptions& options, const nn::ModelConfig& config, DType compute) {
   const std::size_t block_bytes = nn::KvCache::bytes_per_block(config, compute, options.block_size);
-  const std::int64_t num_blocks = options.num_blocks > 0 ? options.num_blocks : static_cast<std::int64_t>(options.kv_bytes / block_bytes);
   const std::int64_t num_needed = (options.max_model_len + options.block_size - 1) / options.block_size;
-  if (num_blocks < num_needed) {
+  if (options.num_blocks < num_needed) {
     fail(ErrorCode::kOutOfMemory,
          "one sequence of max_model_len = {} tokens needs {} KV blocks of {} tokens ({:.1f} MiB), but the cache has {} ({:.1f} MiB); give "
          "the cache more memory or lower max_model_len",
          options.max_model_len, num_needed, options.block_size, static_cast<double>(num_needed) * static_cast<double>(block_bytes) / kMiB,
-         num_blocks, static_cast<double>(num_blocks) * static_cast<double>(block_bytes) / kMiB);
+         options.num_blocks, static_cast<double>(options.num_blocks) * static_cast<double>(block_bytes) / kMiB);
   }
-  return num_blocks;
 }
 
-PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, std::int64_t num_blocks,
-                         nn::WeightsPtr weights)
+PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights)
     : runtime_(runtime),
       block_size_(options.block_size),
       weights_(std::move(weights)),
       session_(runtime, options.num_threads),
-      cache_(make_cache(runtime, *weights_, num_blocks, options.block_size)),
+      cache_(make_cache(runtime, *weights_, options.num_blocks, options.block_size)),
       model_(session_.context(), options.record_steps),
       sampler_(session_.context()),
       drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)),
@@ -238,7 +235,7 @@ void PagedRunner::finish(const StepPlan& plan, StepOutput& output) {
     if (!row.is_sampled) continue;
     // Swapped, so that both sides keep their buffers.
     std::swap(output.rows[r].sample, results_B_[i++]);
-    if (row.sequence != nullptr && output.rows[r].error.empty() && !is_finite(output.rows[r].sample))
+    if (output.rows[r].error.empty() && !is_finite(output.rows[r].sample))
       output.rows[r].error = non_finite_error(*row.sequence, row.sequence->num_tokens());
   }
 }

@@ -12,14 +12,14 @@
 
 namespace prl::engine {
 
-/// KV blocks the options pay for. Error{kOutOfMemory} with numbers if one sequence of max_model_len does not fit.
-std::int64_t resolve_num_blocks(const EngineOptions& options, const nn::ModelConfig& config, DType compute);
+/// Error{kOutOfMemory} with numbers if the cache does not hold one sequence of max_model_len.
+void check_cache_size(const EngineOptions& options, const nn::ModelConfig& config, DType compute);
 
 /// The decoder over a paged cache on one device. Buffers grow to the largest step and stay.
 class PagedRunner final : public ModelRunner {
  public:
   /// Error{kOutOfMemory} if the cache does not fit the device.
-  PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, std::int64_t num_blocks, nn::WeightsPtr weights);
+  PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOptions& options, nn::WeightsPtr weights);
   ~PagedRunner() override;
   void begin(const StepPlan& plan, StepOutput& output) override;
   void finish(const StepPlan& plan, StepOutput& output) override;

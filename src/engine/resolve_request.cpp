@@ -37,7 +37,7 @@ void check_sampling(const wire::SamplingParams& s, const nn::ModelConfig& config
   if (s.max_tokens && s.min_tokens > *s.max_tokens) {
     fail(ErrorCode::kInvalidArgument, "min_tokens ({}) must not be greater than max_tokens ({})", s.min_tokens, *s.max_tokens);
   }
-  if (s.n < 1 || s.n > kMaxChoices) fail(ErrorCode::kInvalidArgument, "n must be between 1 and {}, got {}", kMaxChoices, s.n);
+  if (s.n != 1) fail(ErrorCode::kInvalidArgument, "n must be 1, got {}: each choice is a request of its own", s.n);
   if (s.logprobs) check_range("logprobs", *s.logprobs, 0, kMaxTopLogprobs);
   if (s.prompt_logprobs) check_range("prompt_logprobs", *s.prompt_logprobs, 0, kMaxTopLogprobs);
   if (s.stop_token_ids.size() > kMaxStopTokens) {
@@ -119,14 +119,13 @@ void check_options(const EngineOptions& options, const nn::ModelConfig& config) 
     if (value < 1) fail(ErrorCode::kInvalidArgument, "{} must be at least 1, got {}", name, value);
   };
   check_positive("block_size", options.block_size);
+  check_positive("num_blocks", options.num_blocks);
   check_positive("max_num_seqs", options.max_num_seqs);
   check_positive("max_num_batched_tokens", options.max_num_batched_tokens);
   if (options.max_model_len < 2)
     fail(ErrorCode::kInvalidArgument, "max_model_len must be at least 2 (a prompt token and a new one), got {}", options.max_model_len);
   if (options.max_queued_requests < 0)
     fail(ErrorCode::kInvalidArgument, "max_queued_requests must not be negative, got {}", options.max_queued_requests);
-  if (options.num_blocks < 0)
-    fail(ErrorCode::kInvalidArgument, "num_blocks must be 0 (from kv_bytes) or positive, got {}", options.num_blocks);
   if (options.max_model_len > config.max_position) {
     fail(ErrorCode::kInvalidArgument,
          "max_model_len is {}, but the model has positions for {} tokens (max_position_embeddings); lower max_model_len",

@@ -6,8 +6,6 @@
 
 namespace prl::engine {
 
-/// Most choices one request may ask for.
-inline constexpr std::int32_t kMaxChoices = 256;
 /// Most alternatives per token (OpenAI's limit).
 inline constexpr std::int32_t kMaxTopLogprobs = 20;
 /// Most stop token ids per request.

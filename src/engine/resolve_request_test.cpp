@@ -22,6 +22,7 @@ nn::ModelConfig config() {
 EngineOptions options() {
   EngineOptions options;
   options.max_model_len = 16;
+  options.num_blocks = 1;
   return options;
 }
 
@@ -98,7 +99,7 @@ TEST(ResolveRequest, NamesTheFieldThatIsWrong) {
       {"min_tokens", [](auto& r) { r.sampling.min_tokens = -1; }},
       {"min_tokens", [](auto& r) { r.sampling.min_tokens = 5, r.sampling.max_tokens = 4; }},
       {"n must", [](auto& r) { r.sampling.n = 0; }},
-      {"n must", [](auto& r) { r.sampling.n = kMaxChoices + 1; }},
+      {"n must", [](auto& r) { r.sampling.n = 2; }},
       {"logprobs", [](auto& r) { r.sampling.logprobs = 21; }},
       {"prompt_logprobs", [](auto& r) { r.sampling.prompt_logprobs = -1; }},
       {"stop_token_ids", [](auto& r) { r.sampling.stop_token_ids = {100}; }},

@@ -18,8 +18,7 @@ void insert_sorted(Container& container, Sequence* sequence) {
 template <typename Container>
 void erase_sorted(Container& container, Sequence* sequence) {
   const auto it = std::lower_bound(container.begin(), container.end(), sequence, comes_before);
-  PRL_CHECK(it != container.end() && *it == sequence, "sequence {}.{} is not where its state says", sequence->request_id.value,
-            sequence->choice_idx);
+  PRL_CHECK(it != container.end() && *it == sequence, "sequence {} is not where its state says", sequence->request_id.value);
   container.erase(it);
 }
 
@@ -28,7 +27,6 @@ void erase_sorted(Container& container, Sequence* sequence) {
 Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool) : options_(options), pool_(pool) {
   PRL_CHECK(options.max_num_seqs > 0 && options.max_num_batched_tokens > 0, "scheduler limits must be positive");
   running_.reserve(static_cast<std::size_t>(options.max_num_seqs));
-  for (StepPlan& plan : plans_) plan.rows.reserve(static_cast<std::size_t>(options.max_num_seqs));
 }
 
 void Scheduler::add(Sequence& sequence) {
@@ -47,30 +45,18 @@ void Scheduler::remove(Sequence& sequence) {
   }
   drop_blocks(sequence);
   sequence.state = SequenceState::kFinished;
-  for (StepPlan& plan : plans_)
-    for (PlanRow& row : plan.rows)
-      if (row.sequence == &sequence) row.sequence = nullptr;
 }
 
-StepPlan& Scheduler::next_plan() {
-  plan_ = plan_ == plans_.data() ? plans_.data() + 1 : plans_.data();
-  plan_->rows.clear();
-  plan_->num_tokens = 0;
-  plan_->num_preempted = 0;
-  return *plan_;
-}
-
-const StepPlan& Scheduler::plan() {
-  next_plan();
+void Scheduler::plan(StepPlan& plan) {
+  plan.clear();
+  plan.rows.reserve(static_cast<std::size_t>(options_.max_num_seqs));
   ++num_plans_;
-  has_held_ = false;
   if (options_.preempt_period > 0 && num_plans_ % static_cast<std::uint64_t>(options_.preempt_period) == 0 && running_.size() > 1)
-    preempt_last();
+    preempt_last(plan);
   std::int64_t budget = options_.max_num_batched_tokens;
-  plan_running(budget);
+  plan_running(plan, budget);
   // Blocks are short when somebody was preempted: an admission now would only be undone.
-  if (plan_->num_preempted == 0) plan_waiting(budget);
-  return *plan_;
+  if (plan.num_preempted == 0) plan_waiting(plan, budget);
 }
 
 bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
@@ -80,7 +66,7 @@ bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
   std::int64_t num_going_on = 0;
   for (const PlanRow& row : begun.rows) {
     if (!row.is_sampled) return false;
-    if (row.sequence == nullptr) continue;
+    if (row.sequence->state == SequenceState::kFinished) continue;
     const ResolvedRequest& request = *row.sequence->request;
     // Who decides what may come next, or whether the text ends here, is asked after each token.
     if (request.needs_every_token || request.sampling.token_rule || !request.sampling.stop.empty()) return false;
@@ -89,12 +75,13 @@ bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
   return num_going_on == num_running();
 }
 
-const StepPlan& Scheduler::plan_ahead(const StepPlan& begun) {
-  StepPlan& plan = next_plan();
-  if (!can_plan_ahead(begun)) return plan;
+void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
+  plan.clear();
+  if (!can_plan_ahead(begun)) return;
+  plan.rows.reserve(static_cast<std::size_t>(options_.max_num_seqs));
   for (std::size_t i = 0; i < begun.rows.size(); ++i) {
     const PlanRow& before = begun.rows[i];
-    if (before.sequence == nullptr) continue;
+    if (before.sequence->state == SequenceState::kFinished) continue;
     const bool ends = before.output_idx() + 1 >= before.sequence->request->max_new_tokens;
     PlanRow row;
     row.sequence = before.sequence;
@@ -112,27 +99,26 @@ const StepPlan& Scheduler::plan_ahead(const StepPlan& begun) {
     }
   }
   plan.num_tokens = static_cast<std::int64_t>(plan.rows.size());
-  return plan;
 }
 
-void Scheduler::plan_running(std::int64_t& budget) {
+void Scheduler::plan_running(StepPlan& plan, std::int64_t& budget) {
   std::size_t i = 0;
   while (i < running_.size() && budget > 0) {
     Sequence& sequence = *running_[i];
     const std::int64_t count = std::min(sequence.num_tokens() - sequence.num_tokens_computed, budget);
     if (!try_grow(sequence, sequence.num_tokens_computed + count)) {
-      preempt_last();  // perhaps `sequence` itself; then i is past the end
+      preempt_last(plan);  // perhaps `sequence` itself; then i is past the end
       continue;
     }
-    if (const std::int64_t num_now = hold_back(sequence, count); num_now > 0) {
-      add_row(sequence, num_now);
+    if (const std::int64_t num_now = hold_back(plan, sequence, count); num_now > 0) {
+      add_row(plan, sequence, num_now);
       budget -= num_now;
     }
     ++i;
   }
 }
 
-void Scheduler::plan_waiting(std::int64_t& budget) {
+void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
   // Blocks that running sequences still need for the tokens they have. Counting them keeps half-computed prompts from
   // taking each other's room.
   std::int64_t num_reserved = 0;
@@ -163,64 +149,39 @@ void Scheduler::plan_waiting(std::int64_t& budget) {
       stats_.num_prefix_query_tokens += sequence.num_tokens();
       stats_.num_prefix_hit_tokens += sequence.num_tokens_computed;
     }
-    if (const std::int64_t num_now = hold_back(sequence, count); num_now > 0) {
-      add_row(sequence, num_now);
+    if (const std::int64_t num_now = hold_back(plan, sequence, count); num_now > 0) {
+      add_row(plan, sequence, num_now);
       budget -= num_now;
     }
   }
 }
 
-std::int64_t Scheduler::hold_back(Sequence& sequence, std::int64_t count) {
+std::int64_t Scheduler::hold_back(StepPlan& plan, Sequence& sequence, std::int64_t count) {
   const bool draws = sequence.num_tokens_computed + count == sequence.num_tokens();
   if (!draws || !options_.may_draw || options_.may_draw(sequence)) return count;
-  has_held_ = true;
+  plan.has_held = true;
   return count - 1;
 }
 
 void Scheduler::take_prefix(Sequence& sequence) {
-  sequence.last_hash = root_hash(epoch_, version_, sequence.request->cache_salt);
+  const ResolvedRequest& request = *sequence.request;
+  sequence.last_hash = root_hash({.epoch = epoch_, .version = version_, .adapter = request.adapter, .cache_salt = request.cache_salt});
   sequence.num_hashed_blocks = 0;
-  if (sequence.wants_prompt_logprobs()) return;  // they come from computing every prompt token
+  // Prompt log-probabilities come from computing every prompt token.
+  if (!options_.enable_prefix_caching || sequence.wants_prompt_logprobs()) return;
   const std::int64_t max_blocks = (sequence.num_tokens() - 1) / pool_.block_size();
-  if (options_.enable_prefix_caching) {
-    take_cached_prefix(sequence, max_blocks);
-  } else if (sequence.request->sampling.n > 1) {
-    take_sibling_prefix(sequence, max_blocks);
-  }
-  sequence.num_tokens_computed = static_cast<std::int64_t>(sequence.blocks.size()) * pool_.block_size();
-}
-
-void Scheduler::take_cached_prefix(Sequence& sequence, std::int64_t max_blocks) {
   const auto block_size = static_cast<std::size_t>(pool_.block_size());
   while (sequence.num_hashed_blocks < max_blocks) {
     const auto tokens = std::span<const std::int32_t>(sequence.tokens)
                             .subspan(static_cast<std::size_t>(sequence.num_hashed_blocks) * block_size, block_size);
     const BlockHash hash = chain_hash(sequence.last_hash, tokens);
     auto lease = pool_.find(hash, sequence.last_hash, tokens);
-    if (!lease) return;
+    if (!lease) break;
     sequence.blocks.push_back(std::move(*lease));
     sequence.last_hash = hash;
     ++sequence.num_hashed_blocks;
   }
-}
-
-void Scheduler::take_sibling_prefix(Sequence& sequence, std::int64_t max_blocks) {
-  const Sequence* source = nullptr;
-  std::int64_t num_shared = 0;
-  for (const Sequence* other : running_) {
-    if (other->request != sequence.request || other->kv_epoch != epoch_) continue;
-    // Running sequences are planned before waiting ones are admitted, so their blocks are full after this step.
-    std::int64_t num_known = other->num_tokens_computed;
-    for (const PlanRow& row : plan_->rows) {
-      if (row.sequence == other) num_known += row.num_tokens;
-    }
-    const std::int64_t num_full = std::min({num_known, sequence.num_prompt_tokens}) / pool_.block_size();
-    if (std::min(num_full, max_blocks) > num_shared) {
-      num_shared = std::min(num_full, max_blocks);
-      source = other;
-    }
-  }
-  for (std::int64_t i = 0; i < num_shared; ++i) sequence.blocks.push_back(source->blocks[static_cast<std::size_t>(i)].share());
+  sequence.num_tokens_computed = static_cast<std::int64_t>(sequence.blocks.size()) * pool_.block_size();
 }
 
 void Scheduler::drop_blocks(Sequence& sequence) noexcept {
@@ -234,18 +195,18 @@ bool Scheduler::try_grow(Sequence& sequence, std::int64_t num_tokens) {
   return num_wanted <= 0 || pool_.try_take(num_wanted, sequence.blocks);
 }
 
-void Scheduler::preempt_last() {
+void Scheduler::preempt_last(StepPlan& plan) {
   Sequence& victim = *running_.back();
   running_.pop_back();
   drop_blocks(victim);
   victim.state = SequenceState::kWaiting;
   ++victim.num_preemptions;
   ++stats_.num_preemptions;
-  ++plan_->num_preempted;
+  ++plan.num_preempted;
   insert_sorted(waiting_, &victim);
 }
 
-void Scheduler::add_row(Sequence& sequence, std::int64_t num_tokens) {
+void Scheduler::add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tokens) {
   PlanRow row;
   row.sequence = &sequence;
   row.first_token = sequence.num_tokens_computed;
@@ -258,8 +219,8 @@ void Scheduler::add_row(Sequence& sequence, std::int64_t num_tokens) {
     row.prompt_logprob_begin = std::max(row.first_token, num_known - 1);
     row.num_prompt_logprobs = std::max<std::int64_t>(0, std::min(end, sequence.num_prompt_tokens - 1) - row.prompt_logprob_begin);
   }
-  plan_->rows.push_back(row);
-  plan_->num_tokens += num_tokens;
+  plan.rows.push_back(row);
+  plan.num_tokens += num_tokens;
   publish_blocks(sequence, end);
 }
 
@@ -280,7 +241,7 @@ void Scheduler::publish_blocks(Sequence& sequence, std::int64_t num_tokens) {
 
 void Scheduler::commit(const StepPlan& plan) {
   for (const PlanRow& row : plan.rows) {
-    if (row.sequence == nullptr) continue;
+    if (row.sequence->state == SequenceState::kFinished) continue;
     row.sequence->num_tokens_computed = row.first_token + row.num_tokens;
     // Blocks of a plan made ahead could not be published before their tokens were known.
     if (row.drawn_row >= 0) publish_blocks(*row.sequence, row.sequence->num_tokens_computed);

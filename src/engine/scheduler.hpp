@@ -1,10 +1,8 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <span>
 #include <vector>
 
 #include "engine/kv/block_pool.hpp"
@@ -41,27 +39,25 @@ class Scheduler {
   Scheduler(const SchedulerOptions& options, BlockPool& pool);
 
   void add(Sequence& sequence);
-  /// Takes the sequence out wherever it is, plans included, and releases its blocks; its state becomes kFinished. No effect if it is
-  /// already. A step that has begun may still write to the blocks, which later steps get behind it.
+  /// Takes the sequence out wherever it is and releases its blocks; its state becomes kFinished. No effect if it is already. Plans still
+  /// name it, and a step that has begun may still write to the blocks: later steps that get them run after it.
   void remove(Sequence& sequence);
-  /// The next step. Running sequences go first, in service order; when blocks run out the last of them is preempted (its
+  /// Sets `plan` to the next step. Running sequences go first, in service order; when blocks run out the last of them is preempted (its
   /// blocks are released and it starts over later, to the same result). Then waiting ones are admitted, in order, as
-  /// long as the whole sequence fits. Empty rows: nothing to do. Valid until the next but one call of this or plan_ahead().
-  /// Sequences that may not draw yet (SchedulerOptions::may_draw) go no further than the token before.
-  const StepPlan& plan();
-  /// The step behind `begun`, which was planned last and draws tokens that are not known yet: its sequences go one token further, but for
-  /// those that reach their length. Empty if the next step may be any other one, or needs to know those tokens before it can be carried
-  /// out: then wait and call plan(). A sequence that `begun` turns out to end must be removed, which takes it out of this plan too.
-  const StepPlan& plan_ahead(const StepPlan& begun);
+  /// long as the whole sequence fits. Empty rows: nothing to do. Sequences that may not draw yet (SchedulerOptions::may_draw) go no further
+  /// than the token before.
+  void plan(StepPlan& plan);
+  /// Sets `plan` to the step after `begun`, which was planned last and draws tokens that are not known yet: its sequences go one token
+  /// further, except those that reach their length. Empty if the next step may be any other one, or needs those tokens before it can be
+  /// carried out: then wait and call plan(). A sequence that `begun` turns out to end must be removed.
+  void plan_ahead(const StepPlan& begun, StepPlan& plan);
   /// The plan was carried out: its tokens are in the cache. In the order of plans, before the tokens that it drew are appended.
   void commit(const StepPlan& plan);
-  /// New weights: what is cached belongs to the past. Running sequences keep their blocks but publish no more of them.
+  /// New weights: invalidates the prefix cache. Running sequences keep their blocks but publish no more of them.
   void change_weights(PolicyVersion version);
-  /// Forgets all cached prefixes, say because a step failed and its blocks hold nothing of worth.
+  /// Invalidates the prefix cache, for instance because a step failed and its blocks may hold anything.
   void reset_prefix_cache();
 
-  /// True if the last plan() left out something because a sequence may not draw yet.
-  bool has_held() const noexcept { return has_held_; }
   std::span<Sequence* const> running() const noexcept { return running_; }
   std::int64_t num_running() const noexcept { return static_cast<std::int64_t>(running_.size()); }
   std::int64_t num_waiting() const noexcept { return static_cast<std::int64_t>(waiting_.size()); }
@@ -71,20 +67,17 @@ class Scheduler {
 
  private:
   std::int64_t num_blocks_for(std::int64_t num_tokens) const noexcept { return (num_tokens + pool_.block_size() - 1) / pool_.block_size(); }
-  StepPlan& next_plan();
   [[nodiscard]] bool can_plan_ahead(const StepPlan& begun) const;
-  void plan_running(std::int64_t& budget);
-  void plan_waiting(std::int64_t& budget);
+  void plan_running(StepPlan& plan, std::int64_t& budget);
+  void plan_waiting(StepPlan& plan, std::int64_t& budget);
   /// Leases of the longest known prefix, never of the whole sequence: at least one token is left to compute.
   void take_prefix(Sequence& sequence);
   /// `count` tokens of the sequence, or one less if that draws a token and it may not yet.
-  std::int64_t hold_back(Sequence& sequence, std::int64_t count);
-  void take_cached_prefix(Sequence& sequence, std::int64_t max_blocks);
-  void take_sibling_prefix(Sequence& sequence, std::int64_t max_blocks);
+  std::int64_t hold_back(StepPlan& plan, Sequence& sequence, std::int64_t count);
   void drop_blocks(Sequence& sequence) noexcept;
   [[nodiscard]] bool try_grow(Sequence& sequence, std::int64_t num_tokens);
-  void preempt_last();
-  void add_row(Sequence& sequence, std::int64_t num_tokens);
+  void preempt_last(StepPlan& plan);
+  void add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tokens);
   /// Publishes the blocks that this step fills, so that rows planned after this one can share them.
   void publish_blocks(Sequence& sequence, std::int64_t num_tokens);
 
@@ -92,13 +85,10 @@ class Scheduler {
   BlockPool& pool_;
   std::vector<Sequence*> running_;
   std::deque<Sequence*> waiting_;
-  std::array<StepPlan, 2> plans_;
-  StepPlan* plan_ = plans_.data();  ///< the last one
   SchedulerStats stats_;
   PolicyVersion version_;
   std::uint64_t epoch_ = 0;
   std::uint64_t num_plans_ = 0;
-  bool has_held_ = false;
 };
 
 }  // namespace prl::engine

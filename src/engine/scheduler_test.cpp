@@ -16,35 +16,41 @@ class SchedulerTest : public ::testing::Test {
     scheduler_ = std::make_unique<Scheduler>(options, *pool_);
     scheduler_->change_weights(PolicyVersion{0});
   }
-  Sequence& add(std::int64_t num_prompt_tokens, std::int32_t priority = 0, std::int32_t first_token = 0, std::int32_t n = 1) {
+  Sequence& add(std::int64_t num_prompt_tokens, std::int32_t priority = 0, std::int32_t first_token = 0) {
     auto request = std::make_unique<ResolvedRequest>();
     request->prompt_ids.resize(static_cast<std::size_t>(num_prompt_tokens));
     std::iota(request->prompt_ids.begin(), request->prompt_ids.end(), first_token);
     request->priority = priority;
-    request->sampling.n = n;
     request->max_new_tokens = 1000;
-    for (std::int32_t i = 0; i < n; ++i) {
-      auto sequence = std::make_unique<Sequence>();
-      sequence->request_id = RequestId{sequences_.size() + 1};
-      sequence->choice_idx = i;
-      sequence->arrival = sequences_.size();
-      sequence->request = request.get();
-      sequence->tokens = request->prompt_ids;
-      sequence->num_prompt_tokens = num_prompt_tokens;
-      scheduler_->add(*sequence);
-      sequences_.push_back(std::move(sequence));
-    }
+    auto sequence = std::make_unique<Sequence>();
+    sequence->request_id = RequestId{sequences_.size() + 1};
+    sequence->arrival = sequences_.size();
+    sequence->request = request.get();
+    sequence->tokens = request->prompt_ids;
+    sequence->num_prompt_tokens = num_prompt_tokens;
+    scheduler_->add(*sequence);
+    sequences_.push_back(std::move(sequence));
     requests_.push_back(std::move(request));
-    return *sequences_[sequences_.size() - static_cast<std::size_t>(n)];
+    return *sequences_.back();
+  }
+  StepPlan planned() {
+    StepPlan plan;
+    scheduler_->plan(plan);
+    return plan;
+  }
+  StepPlan planned_ahead(const StepPlan& begun) {
+    StepPlan plan;
+    scheduler_->plan_ahead(begun, plan);
+    return plan;
   }
   const StepPlan& step() {
-    const StepPlan& plan = scheduler_->plan();
-    scheduler_->commit(plan);
-    for (const PlanRow& row : plan.rows) {
+    scheduler_->plan(plan_);
+    scheduler_->commit(plan_);
+    for (const PlanRow& row : plan_.rows) {
       if (row.is_sampled) row.sequence->tokens.push_back(next_token_++);
     }
     scheduler_->check_integrity();
-    return plan;
+    return plan_;
   }
   static std::vector<std::int64_t> sizes(const StepPlan& plan) {
     std::vector<std::int64_t> out;
@@ -63,6 +69,7 @@ class SchedulerTest : public ::testing::Test {
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<std::unique_ptr<ResolvedRequest>> requests_;
   std::vector<std::unique_ptr<Sequence>> sequences_;
+  StepPlan plan_;  ///< the last one of step()
   std::int32_t next_token_ = 100000;
 };
 
@@ -142,17 +149,6 @@ TEST_F(SchedulerTest, TwoEqualPromptsOfOneStepShareBlocks) {
   EXPECT_NE(first.blocks[2].id(), second.blocks[2].id());
 }
 
-TEST_F(SchedulerTest, ChoicesShareTheirPromptEvenWithoutAPrefixCache) {
-  SchedulerOptions options;
-  options.enable_prefix_caching = false;
-  make(16, 4, options);
-  Sequence& leader = add(10, 0, 0, 3);
-  Sequence& stranger = add(10);
-  EXPECT_EQ(sizes(step()), (Sizes{10, 2, 2, 10}));
-  EXPECT_EQ(pool_->ref_count(leader.blocks[0].id()), 3);
-  EXPECT_NE(stranger.blocks[0].id(), leader.blocks[0].id());
-}
-
 TEST_F(SchedulerTest, ThePromptIsComputedWholeWhenItsLogProbabilitiesAreWanted) {
   SchedulerOptions options;
   options.max_num_batched_tokens = 6;
@@ -164,14 +160,14 @@ TEST_F(SchedulerTest, ThePromptIsComputedWholeWhenItsLogProbabilitiesAreWanted) 
   scheduler_->remove(warm);
   Sequence& scored = add(10);
   requests_.back()->sampling.prompt_logprobs = 1;
-  const StepPlan& first = scheduler_->plan();
+  const StepPlan first = planned();
   ASSERT_EQ(first.rows.size(), 1u);
   EXPECT_EQ(first.rows[0].num_tokens, 6);
   EXPECT_EQ(first.rows[0].prompt_logprob_begin, 0);
   EXPECT_EQ(first.rows[0].num_prompt_logprobs, 6);
   scheduler_->commit(first);
   scored.prompt_logprobs.assign(7, 0.0f);
-  const StepPlan& second = scheduler_->plan();
+  const StepPlan second = planned();
   EXPECT_EQ(second.rows[0].prompt_logprob_begin, 6);
   EXPECT_EQ(second.rows[0].num_prompt_logprobs, 3);
 }
@@ -241,13 +237,29 @@ TEST_F(SchedulerTest, TheSaltSeparatesPrefixes) {
   EXPECT_EQ(same.num_cached_tokens, 8);
 }
 
-TEST_F(SchedulerTest, SteadyDecodingReusesThePlan) {
+TEST_F(SchedulerTest, AdaptersAndTheirVersionsSeparatePrefixes) {
+  make(32, 4, {});
+  const auto cached_with = [&](AdapterKey adapter) {
+    Sequence& sequence = add(9);
+    requests_.back()->adapter = adapter;
+    step();
+    return sequence.num_cached_tokens;
+  };
+  EXPECT_EQ(cached_with({}), 0);
+  EXPECT_EQ(cached_with({1, PolicyVersion{5}}), 0);
+  EXPECT_EQ(cached_with({2, PolicyVersion{5}}), 0);
+  EXPECT_EQ(cached_with({1, PolicyVersion{6}}), 0);
+  EXPECT_EQ(cached_with({1, PolicyVersion{5}}), 8);
+  EXPECT_EQ(cached_with({}), 8);
+}
+
+TEST_F(SchedulerTest, SteadyDecodingReusesThePlansMemory) {
   make(64, 4, {});
   add(4);
   add(4, 0, 100);
   step();
-  const PlanRow* rows[] = {step().rows.data(), step().rows.data()};
-  for (int i = 0; i < 20; ++i) EXPECT_EQ(step().rows.data(), rows[i % 2]);
+  const PlanRow* const rows = step().rows.data();
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(step().rows.data(), rows);
 }
 
 TEST_F(SchedulerTest, AStepAheadGoesOnWithThoseThatDoNotEnd) {
@@ -256,8 +268,8 @@ TEST_F(SchedulerTest, AStepAheadGoesOnWithThoseThatDoNotEnd) {
   Sequence& second = add(7, 0, 100);
   Sequence& third = add(4, 0, 200);
   requests_[0]->max_new_tokens = 1;
-  const StepPlan& begun = scheduler_->plan();
-  const StepPlan& ahead = scheduler_->plan_ahead(begun);
+  const StepPlan begun = planned();
+  const StepPlan ahead = planned_ahead(begun);
   ASSERT_EQ(ahead.rows.size(), 2u);
   EXPECT_EQ(ahead.num_tokens, 2);
   EXPECT_EQ(ahead.rows[0].sequence, &second);
@@ -271,10 +283,10 @@ TEST_F(SchedulerTest, AStepAheadGoesOnWithThoseThatDoNotEnd) {
   for (Sequence* sequence : {&first, &second, &third}) sequence->tokens.push_back(next_token_++);
   scheduler_->remove(first);
   scheduler_->remove(third);
-  EXPECT_EQ(ahead.rows[1].sequence, nullptr);
+  EXPECT_EQ(ahead.rows[1].sequence->state, SequenceState::kFinished);
   scheduler_->check_integrity();
   // The step behind `ahead` goes on with who is left.
-  const StepPlan& next = scheduler_->plan_ahead(ahead);
+  const StepPlan next = planned_ahead(ahead);
   ASSERT_EQ(next.rows.size(), 1u);
   EXPECT_EQ(next.rows[0].first_token, 8);
   EXPECT_EQ(next.rows[0].drawn_row, 0);
@@ -287,7 +299,7 @@ TEST_F(SchedulerTest, AStepAheadGoesOnWithThoseThatDoNotEnd) {
 }
 
 TEST_F(SchedulerTest, NoStepAheadWhereTheNextOneMayBeAnother) {
-  const auto num_ahead = [&] { return scheduler_->plan_ahead(scheduler_->plan()).rows.size(); };
+  const auto num_ahead = [&] { return planned_ahead(planned()).rows.size(); };
   make(64, 4, {.max_num_seqs = 2, .max_num_batched_tokens = 8});
   add(4);
   EXPECT_EQ(num_ahead(), 1u);
@@ -297,9 +309,9 @@ TEST_F(SchedulerTest, NoStepAheadWhereTheNextOneMayBeAnother) {
 
   make(64, 4, {.max_num_seqs = 2});
   add(4, 0, 200);
-  const StepPlan& alone = scheduler_->plan();
+  const StepPlan alone = planned();
   add(4, 0, 300);
-  EXPECT_TRUE(scheduler_->plan_ahead(alone).rows.empty()) << "one waits who can come in";
+  EXPECT_TRUE(planned_ahead(alone).rows.empty()) << "one waits who can come in";
   add(4, 0, 400);
   EXPECT_EQ(num_ahead(), 2u) << "all places are taken, whoever waits";
   TearDown();

@@ -14,14 +14,15 @@
 
 namespace prl::engine {
 
-/// What one request asks for, checked and completed from the engine's limits. One per request, shared by its sequences.
+/// What one request asks for, checked and completed from the engine's limits.
 struct ResolvedRequest {
   std::vector<std::int32_t> prompt_ids;
-  wire::SamplingParams sampling;       ///< n, temperature, penalties, ... all in range
+  wire::SamplingParams sampling;       ///< temperature, penalties, ... all in range
   std::vector<std::int32_t> stop_ids;  ///< sorted; end of sequence included unless ignore_eos
   std::int64_t max_new_tokens = 0;     ///< clamped to the room behind the prompt
   std::uint64_t seed = 0;
   std::string cache_salt;
+  AdapterKey adapter;
   std::int32_t priority = 0;
   bool edits_logits = false;  ///< penalties, bias, bad sequences or a token rule change the logits before sampling
   /// Which tokens may come depends on each one before: the next step cannot be queued before this one's token is known.
@@ -42,7 +43,6 @@ enum class SequenceState : std::uint8_t { kWaiting, kRunning, kFinished };
 /// next token is drawn. The newest token is therefore never in the cache.
 struct Sequence {
   RequestId request_id;
-  std::int32_t choice_idx = 0;               ///< which of the n choices
   std::uint64_t arrival = 0;                 ///< first come, first served among equal priorities
   const ResolvedRequest* request = nullptr;  ///< outlives the sequence
   void* owner = nullptr;                     ///< for the caller of the scheduler; never read by it
@@ -74,8 +74,7 @@ struct Sequence {
   std::int64_t num_output_tokens() const noexcept { return num_tokens() - num_prompt_tokens; }
   std::span<const std::int32_t> output() const noexcept { return std::span(tokens).subspan(static_cast<std::size_t>(num_prompt_tokens)); }
   bool wants_prompt_logprobs() const noexcept {
-    return choice_idx == 0 && request->sampling.prompt_logprobs.has_value() &&
-           static_cast<std::int64_t>(prompt_logprobs.size()) < num_prompt_tokens;
+    return request->sampling.prompt_logprobs.has_value() && static_cast<std::int64_t>(prompt_logprobs.size()) < num_prompt_tokens;
   }
 };
 

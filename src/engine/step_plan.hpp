@@ -11,7 +11,7 @@ namespace prl::engine {
 
 /// One sequence's part of a step: tokens [first_token, first_token + num_tokens) enter the cache.
 struct PlanRow {
-  Sequence* sequence = nullptr;  ///< nullptr: it was removed after the step was planned
+  Sequence* sequence = nullptr;  ///< outlives the step; its state is kFinished if it was removed after the step was planned
   std::int64_t first_token = 0;
   std::int64_t num_tokens = 0;
   bool is_sampled = false;                ///< the gap closes: draw the next token
@@ -23,12 +23,21 @@ struct PlanRow {
   std::int64_t output_idx() const noexcept { return first_token + num_tokens - sequence->num_prompt_tokens; }
 };
 
-/// What one step does, as the scheduler decided. Its blocks are taken already; rows are in service order. A row may read
-/// full blocks that another row of the same plan writes, so keys and values of all rows are stored before any is read.
+/// What one step does, as the scheduler decided: a value that nobody changes afterwards. Its blocks are taken already; rows are in service
+/// order. A row may read full blocks that another row of the same plan writes, so keys and values of all rows are stored before any is
+/// read.
 struct StepPlan {
   std::vector<PlanRow> rows;
   std::int64_t num_tokens = 0;
   std::int64_t num_preempted = 0;
+  bool has_held = false;  ///< something was left out because a sequence may not draw yet (SchedulerOptions::may_draw)
+
+  /// Empty, with its memory kept.
+  void clear() {
+    rows.clear();
+    num_tokens = num_preempted = 0;
+    has_held = false;
+  }
 };
 
 /// What the runner found, aligned with StepPlan::rows; only the first rows.size() entries count.

@@ -136,37 +136,25 @@ inline std::vector<std::int32_t> expected_output(const ResolvedRequest& request,
 
 /// Gathers the events of one request and holds them to the contract.
 struct Collected {
-  std::vector<wire::GenerateOutput> choices;
-  std::vector<int> num_ends;
+  wire::GenerateOutput output;
   bool is_over = false;
 
-  explicit Collected(std::int32_t n = 1) : choices(static_cast<std::size_t>(n)), num_ends(static_cast<std::size_t>(n), 0) {}
   void on_event(const StepEvent& event) {
     PRL_CHECK(!is_over, "an event after the last one");
-    const auto index = static_cast<std::size_t>(event.choice_idx);
-    wire::GenerateOutput& choice = choices.at(index);
     const wire::GenerateOutput& delta = event.delta;
-    PRL_CHECK(num_ends[index] == 0, "an event of a choice that has ended");
     PRL_CHECK(delta.token_ids.size() == delta.logprobs.size() && delta.token_ids.size() == delta.versions.size(), "lists differ in length");
-    choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
-    choice.logprobs.insert(choice.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
-    choice.versions.insert(choice.versions.end(), delta.versions.begin(), delta.versions.end());
-    choice.top_logprobs.insert(choice.top_logprobs.end(), delta.top_logprobs.begin(), delta.top_logprobs.end());
-    if (delta.finish_reason != wire::FinishReason::kNone) {
-      ++num_ends[index];
-      choice.finish_reason = delta.finish_reason;
-      choice.stop_token_id = delta.stop_token_id;
-      choice.stop_string = delta.stop_string;
-      choice.error = delta.error;
-      choice.prompt_logprobs = delta.prompt_logprobs;
-      choice.prompt_top_logprobs = delta.prompt_top_logprobs;
-      choice.prompt_ranks = delta.prompt_ranks;
-      choice.num_prompt_tokens = delta.num_prompt_tokens;
-      choice.num_cached_tokens = delta.num_cached_tokens;
-      choice.version_start = delta.version_start;
-      choice.version_end = delta.version_end;
-    }
-    is_over = event.is_last;
+    output.token_ids.insert(output.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
+    output.logprobs.insert(output.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+    output.versions.insert(output.versions.end(), delta.versions.begin(), delta.versions.end());
+    output.top_logprobs.insert(output.top_logprobs.end(), delta.top_logprobs.begin(), delta.top_logprobs.end());
+    if (delta.finish_reason == wire::FinishReason::kNone) return;
+    is_over = true;
+    wire::GenerateOutput last = delta;
+    last.token_ids = std::move(output.token_ids);
+    last.logprobs = std::move(output.logprobs);
+    last.versions = std::move(output.versions);
+    last.top_logprobs = std::move(output.top_logprobs);
+    output = std::move(last);
   }
 };
 

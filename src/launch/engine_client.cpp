@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "net/async_result.hpp"
-#include "text/detokenizer.hpp"
+#include "text/stop_tracker.hpp"
 
 namespace prl::launch {
 namespace {
@@ -11,22 +11,18 @@ namespace {
 /// Gathers the events of one request; lives until its last event. Engine thread only, but for `result`.
 struct Collector {
   Collector(engine::Engine& e, std::shared_ptr<const text::Tokenizer> t, const wire::SamplingParams& sampling)
-      : engine(&e), tokenizer(std::move(t)), detokenizer(*tokenizer, sampling.skip_special_tokens), stops(sampling.stop) {
-    has_stops = !sampling.stop.empty();
-  }
+      : engine(&e),
+        tokenizer(std::move(t)),
+        stops(*tokenizer, {.skip_special_tokens = sampling.skip_special_tokens,
+                           .stop = sampling.stop,
+                           .include_stop = sampling.include_stop_str_in_output,
+                           .min_tokens = sampling.min_tokens}) {}
 
   void on_event(const engine::StepEvent& event) {
     const wire::GenerateOutput& delta = event.delta;
-    if (is_stopping && delta.finish_reason == wire::FinishReason::kNone) return;  // drawn after the stop string had matched
-    output.token_ids.insert(output.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
-    output.logprobs.insert(output.logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
-    output.top_logprobs.insert(output.top_logprobs.end(), delta.top_logprobs.begin(), delta.top_logprobs.end());
-    output.versions.insert(output.versions.end(), delta.versions.begin(), delta.versions.end());
-    if (has_stops && !is_stopping) watch_stop_strings(event);
+    if (!stops.has_stopped()) append(event);  // else drawn after the stop string
     if (delta.finish_reason == wire::FinishReason::kNone) return;
     output.finish_reason = delta.finish_reason;
-    output.stop_token_id = delta.stop_token_id;
-    output.stop_string = delta.stop_string;
     output.prompt_logprobs = delta.prompt_logprobs;
     output.prompt_top_logprobs = delta.prompt_top_logprobs;
     output.num_prompt_tokens = delta.num_prompt_tokens;
@@ -34,37 +30,40 @@ struct Collector {
     output.request_id = delta.request_id;
     output.version_start = delta.version_start;
     output.version_end = delta.version_end;
-    if (delta.finish_reason == wire::FinishReason::kError)
+    if (stops.has_stopped()) {
+      output.finish_reason = wire::FinishReason::kStop;
+      output.stop_string = stops.stop_string();
+    } else {
+      output.stop_token_id = delta.stop_token_id;
+    }
+    if (output.finish_reason == wire::FinishReason::kError)
       result.set_error(Error(ErrorCode::kInternal, delta.error));
-    else if (delta.finish_reason == wire::FinishReason::kAbort)
+    else if (output.finish_reason == wire::FinishReason::kAbort)
       result.set_error(Error(ErrorCode::kCancelled, "the engine ended the request before it was finished"));
     else
       result.set_value(std::move(output));
   }
 
-  void watch_stop_strings(const engine::StepEvent& event) {
-    for (const std::int32_t id : event.delta.token_ids) {
-      ++num_seen;
-      const auto step = stops.push(detokenizer.push(id));
-      if (!step.stop) continue;
-      is_stopping = true;
-      const auto kept = static_cast<std::size_t>(num_seen);
-      output.token_ids.resize(kept);
-      output.logprobs.resize(kept);
-      output.versions.resize(kept);
-      if (!output.top_logprobs.empty()) output.top_logprobs.resize(kept);
-      engine->stop(event.id, *step.stop, num_seen);
-      return;
+  void append(const engine::StepEvent& event) {
+    const wire::GenerateOutput& delta = event.delta;
+    const bool is_over = delta.finish_reason != wire::FinishReason::kNone;
+    for (std::size_t i = 0; i < delta.token_ids.size() && !stops.has_stopped(); ++i) {
+      const std::int32_t id = delta.token_ids[i];
+      output.token_ids.push_back(id);
+      output.logprobs.push_back(delta.logprobs[i]);
+      output.versions.push_back(delta.versions[i]);
+      if (!delta.top_logprobs.empty()) output.top_logprobs.push_back(delta.top_logprobs[i]);
+      // The token that ends the reply is no text.
+      const bool is_end = is_over && i + 1 == delta.token_ids.size() && delta.stop_token_id == id;
+      if (stops.has_stop_strings() && !is_end) stops.push(id);
     }
+    if (is_over && stops.has_stop_strings() && !stops.has_stopped()) stops.finish();
+    if (stops.has_stopped() && !is_over) engine->stop(event.id, stops.stop_string());
   }
 
   engine::Engine* engine;
   std::shared_ptr<const text::Tokenizer> tokenizer;
-  text::IncrementalDetokenizer detokenizer;
-  text::StopChecker stops;
-  bool has_stops = false;
-  bool is_stopping = false;
-  std::int64_t num_seen = 0;
+  text::StopTracker stops;
   wire::GenerateOutput output;
   net::AsyncResult<wire::GenerateOutput> result;
 };

@@ -25,7 +25,7 @@ class Backend {
   /// As engine::Engine::submit: kOverlong, kInvalidArgument, kOverloaded, kUnavailable.
   virtual RequestId submit(wire::GenerateRequest request, engine::EventSink sink) = 0;
   virtual void cancel(RequestId id) = 0;
-  virtual void stop(RequestId id, std::string stop_string, std::int64_t num_tokens) = 0;
+  virtual void stop(RequestId id, std::string stop_string) = 0;
   virtual engine::EngineStats stats() const = 0;
   virtual bool is_alive(std::chrono::milliseconds max_age) const = 0;
 

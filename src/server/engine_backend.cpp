@@ -17,9 +17,7 @@ RequestId EngineBackend::submit(wire::GenerateRequest request, engine::EventSink
   return engine_->submit(std::move(request), std::move(sink));
 }
 void EngineBackend::cancel(RequestId id) { engine_->cancel(id); }
-void EngineBackend::stop(RequestId id, std::string stop_string, std::int64_t num_tokens) {
-  engine_->stop(id, std::move(stop_string), num_tokens);
-}
+void EngineBackend::stop(RequestId id, std::string stop_string) { engine_->stop(id, std::move(stop_string)); }
 engine::EngineStats EngineBackend::stats() const { return engine_->stats(); }
 bool EngineBackend::is_alive(std::chrono::milliseconds max_age) const { return engine_->is_alive(max_age); }
 

@@ -21,7 +21,7 @@ class EngineBackend final : public Backend {
   std::int64_t max_open_requests() const override;
   RequestId submit(wire::GenerateRequest request, engine::EventSink sink) override;
   void cancel(RequestId id) override;
-  void stop(RequestId id, std::string stop_string, std::int64_t num_tokens) override;
+  void stop(RequestId id, std::string stop_string) override;
   engine::EngineStats stats() const override;
   bool is_alive(std::chrono::milliseconds max_age) const override;
   engine::WeightProof update_weights(std::filesystem::path folder, std::optional<PolicyVersion> version, bool may_go_back) override;

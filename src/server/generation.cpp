@@ -51,9 +51,11 @@ Generation::Generation(std::shared_ptr<ServerContext> context, std::shared_ptr<c
   tracks_.reserve(num_choices);
   for (std::size_t i = 0; i < num_choices; ++i) {
     choices_[i].prompt_idx = i / static_cast<std::size_t>(request_->sampling.n);
-    tracks_.push_back(Track{RequestId{}, text::IncrementalDetokenizer(*context_->tokenizer, request_->sampling.skip_special_tokens),
-                            text::StopChecker(request_->sampling.stop, request_->sampling.include_stop_str_in_output), false, false,
-                            arrival_, arrival_});
+    text::StopTracker stops(*context_->tokenizer, {.skip_special_tokens = request_->sampling.skip_special_tokens,
+                                                   .stop = request_->sampling.stop,
+                                                   .include_stop = request_->sampling.include_stop_str_in_output,
+                                                   .min_tokens = request_->sampling.min_tokens});
+    tracks_.push_back(Track{RequestId{}, std::move(stops), false, arrival_, arrival_});
   }
   context_->live.add(*this);
 }
@@ -124,8 +126,8 @@ ChoiceNews Generation::apply(Event event) {
   const wire::GenerateOutput& delta = event.delta;
   ChoiceNews news{event.choice_idx, choice.token_ids.size(), {}, false};
   const std::size_t num_shown = request_->is_prompt_only ? 0 : delta.token_ids.size();
-  if (num_shown > 0 && !track.is_stopping) measure(choice, track, event);
-  for (std::size_t i = 0; i < num_shown && !track.is_stopping; ++i) add_token(choice, track, delta, i, news.text);
+  if (num_shown > 0 && !track.stops.has_stopped()) measure(choice, track, event);
+  for (std::size_t i = 0; i < num_shown && !track.stops.has_stopped(); ++i) add_token(choice, track, delta, i, news.text);
   if (delta.finish_reason != wire::FinishReason::kNone) {
     finish(choice, track, delta, news.text);
     news.is_finished = true;
@@ -180,25 +182,12 @@ void Generation::add_token(Choice& choice, Track& track, const wire::GenerateOut
   choice.top_logprobs.push_back(std::move(top));
   const bool is_stop_token =
       delta.finish_reason == wire::FinishReason::kStop && delta.stop_token_id == id && i + 1 == delta.token_ids.size();
-  if (is_stop_token && !request_->sampling.include_stop_str_in_output) return;
-  push_text(choice, track, track.detokenizer.push(id), text);
-  if (track.is_stopping && delta.finish_reason == wire::FinishReason::kNone)
-    context_->backend->stop(track.id, choice.stop_string, static_cast<std::int64_t>(choice.token_ids.size()));
-}
-
-void Generation::push_text(Choice& choice, Track& track, std::string piece, std::string& text) {
-  if (piece.empty() || !request_->detokenize) return;
-  // Text up to min_tokens cannot stop the choice, nor begin a stop string.
-  if (static_cast<std::int64_t>(choice.token_ids.size()) > request_->sampling.min_tokens) {
-    text::StopChecker::Step step = track.stops.push(piece);
-    piece = std::move(step.text);
-    if (step.stop) {
-      track.is_stopping = true;
-      choice.stop_string = *step.stop;
-    }
-  }
+  if ((is_stop_token && !request_->sampling.include_stop_str_in_output) || !request_->detokenize) return;
+  const std::string piece = track.stops.push(id);
   choice.text += piece;
   text += piece;
+  if (track.stops.has_stopped() && delta.finish_reason == wire::FinishReason::kNone)
+    context_->backend->stop(track.id, track.stops.stop_string());
 }
 
 void Generation::finish(Choice& choice, Track& track, const wire::GenerateOutput& delta, std::string& text) {
@@ -206,20 +195,19 @@ void Generation::finish(Choice& choice, Track& track, const wire::GenerateOutput
   if (delta.finish_reason == wire::FinishReason::kError && rule != nullptr && !rule->failure().empty())
     net::fail_param(request_->rule_param, rule->failure());
   if (delta.finish_reason == wire::FinishReason::kError) fail(ErrorCode::kInternal, "the engine failed on the request: {}", delta.error);
-  if (delta.finish_reason == wire::FinishReason::kAbort && !track.is_stopping)
+  if (delta.finish_reason == wire::FinishReason::kAbort && !track.stops.has_stopped())
     fail(ErrorCode::kUnavailable, "the engine ended the request before it was finished; it is probably shutting down");
-  if (!track.is_stopping) push_text(choice, track, track.detokenizer.finish(), text);
-  if (!track.is_stopping) {
+  if (!track.stops.has_stopped() && request_->detokenize) {
     const std::string rest = track.stops.finish();
     choice.text += rest;
     text += rest;
   }
-  choice.finish_reason = track.is_stopping ? wire::FinishReason::kStop : delta.finish_reason;
+  choice.finish_reason = track.stops.has_stopped() ? wire::FinishReason::kStop : delta.finish_reason;
+  choice.stop_string = track.stops.stop_string();
   if (request_->is_prompt_only) {
     choice.finish_reason = wire::FinishReason::kLength;
-  } else if (!track.is_stopping) {
+  } else if (!track.stops.has_stopped()) {
     choice.stop_token_id = delta.stop_token_id;
-    choice.stop_string = delta.stop_string;
   }
   choice.prompt_logprobs = delta.prompt_logprobs;
   choice.prompt_top_logprobs = delta.prompt_top_logprobs;

@@ -9,7 +9,7 @@
 #include "net/async_result.hpp"
 #include "server/prepared_request.hpp"
 #include "server/server_context.hpp"
-#include "text/detokenizer.hpp"
+#include "text/stop_tracker.hpp"
 
 namespace prl::server {
 
@@ -77,10 +77,8 @@ class Generation {
   /// Decoding state of one choice.
   struct Track {
     RequestId id;
-    text::IncrementalDetokenizer detokenizer;
-    text::StopChecker stops;
+    text::StopTracker stops;  ///< tokens that come after a stop string are dropped
     bool is_submitted = false;
-    bool is_stopping = false;  ///< a stop string matched; later tokens are dropped
     net::TimePoint first_token;
     net::TimePoint last_token;
   };
@@ -90,7 +88,6 @@ class Generation {
   void measure_end(const Choice& choice, const Track& track, const wire::GenerateOutput& delta);
   void add_token(Choice& choice, Track& track, const wire::GenerateOutput& delta, std::size_t i, std::string& text);
   void finish(Choice& choice, Track& track, const wire::GenerateOutput& delta, std::string& text);
-  void push_text(Choice& choice, Track& track, std::string piece, std::string& text);
 
   std::shared_ptr<ServerContext> context_;
   std::shared_ptr<const PreparedRequest> request_;

@@ -11,8 +11,9 @@
 
 namespace prl::engine {
 
-BlockHash root_hash(std::uint64_t epoch, PolicyVersion version, std::string_view cache_salt) noexcept {
-  return {mix_seed(epoch, static_cast<std::uint64_t>(version.value), hash_bytes(cache_salt))};
+BlockHash root_hash(const PrefixKey& key) noexcept {
+  const std::uint64_t adapter = mix_seed(key.adapter.id, static_cast<std::uint64_t>(key.adapter.version.value));
+  return {mix_seed(mix_seed(key.epoch, static_cast<std::uint64_t>(key.version.value), hash_bytes(key.cache_salt)), adapter)};
 }
 
 BlockHash chain_hash(BlockHash parent, std::span<const std::int32_t> tokens) noexcept {

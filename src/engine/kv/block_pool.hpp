@@ -14,9 +14,20 @@ using BlockId = StrongId<struct BlockIdTag, std::int32_t>;
 /// Identity of a full block: hash of its token ids chained to the hash of the block before it.
 using BlockHash = StrongId<struct BlockHashTag, std::uint64_t>;
 
-/// First link of a chain: sequences share blocks only if all three agree. `epoch` counts weight updates, so that two sets
-/// of weights that claim one version never mix.
-BlockHash root_hash(std::uint64_t epoch, PolicyVersion version, std::string_view cache_salt) noexcept;
+/// The adapter that a sequence computes with, and which of its weights.
+struct AdapterKey {
+  std::uint64_t id = 0;  ///< 0: none, the base model alone
+  PolicyVersion version;
+};
+/// What a block's keys and values depend on beside its tokens: sequences share blocks only if all of it agrees.
+struct PrefixKey {
+  std::uint64_t epoch = 0;  ///< counts weight updates, so that two sets of weights that claim one version never mix
+  PolicyVersion version;
+  AdapterKey adapter;
+  std::string_view cache_salt;  ///< keeps prefixes of different users apart
+};
+/// First link of a chain.
+BlockHash root_hash(const PrefixKey& key) noexcept;
 BlockHash chain_hash(BlockHash parent, std::span<const std::int32_t> tokens) noexcept;
 
 class BlockPool;

@@ -10,7 +10,7 @@
 namespace prl::engine {
 namespace {
 
-const BlockHash kRoot = root_hash(1, PolicyVersion{0}, "");
+const BlockHash kRoot = root_hash({1, PolicyVersion{0}, {}, ""});
 
 std::vector<std::int32_t> block_of(std::int32_t first, std::int64_t size) {
   std::vector<std::int32_t> tokens;
@@ -116,14 +116,15 @@ TEST(BlockPool, EvictsTheTailOfASequenceBeforeItsPrefix) {
   EXPECT_FALSE(pool.find(hashes[2], hashes[1], block_of(20, 2)));
 }
 
-TEST(BlockPool, RootDependsOnEpochVersionAndSalt) {
+TEST(BlockPool, RootDependsOnAllOfTheKey) {
   std::set<BlockHash> roots;
-  for (std::uint64_t epoch : {1, 2}) {
-    for (std::int64_t version : {0, 1}) {
-      for (const char* salt : {"", "a", "b"}) roots.insert(root_hash(epoch, PolicyVersion{version}, salt));
-    }
-  }
-  EXPECT_EQ(roots.size(), 12u);
+  for (const std::uint64_t epoch : {1, 2})
+    for (const std::int64_t version : {0, 1})
+      for (const std::uint64_t adapter : {0, 1, 2})
+        for (const std::int64_t adapter_version : {0, 1})
+          for (const char* salt : {"", "a", "b"})
+            roots.insert(root_hash({epoch, PolicyVersion{version}, {adapter, PolicyVersion{adapter_version}}, salt}));
+  EXPECT_EQ(roots.size(), 72u);
 }
 
 TEST(BlockPool, ResetForgetsHashesAndKeepsReferences) {

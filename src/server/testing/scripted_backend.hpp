@@ -62,7 +62,7 @@ class ScriptedBackend final : public Backend {
     end_now_[id.value] = {wire::FinishReason::kAbort, ""};
     changed_.notify_all();
   }
-  void stop(RequestId id, std::string stop_string, std::int64_t) override {
+  void stop(RequestId id, std::string stop_string) override {
     std::lock_guard lock(mutex_);
     end_now_[id.value] = {wire::FinishReason::kStop, std::move(stop_string)};
     changed_.notify_all();

@@ -1,4 +1,3 @@
-#include "engine/loop.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +6,9 @@
 #include <mutex>
 
 #include "base/testing/eventually.hpp"
+#include "engine/core.hpp"
+#include "engine/engine.hpp"
+#include "engine/resolve_request.hpp"
 #include "engine/test_support.hpp"
 
 namespace prl::engine {
@@ -48,7 +50,6 @@ class Gate {
 
 class Inbox {
  public:
-  explicit Inbox(std::int32_t n = 1) : collected_(n) {}
   void push(const StepEvent& event) {
     std::lock_guard lock(mutex_);
     collected_.on_event(event);
@@ -67,9 +68,9 @@ class Inbox {
 };
 
 /// With a device that keeps the host, and with one that computes beside it.
-class EngineLoopTest : public ::testing::TestWithParam<bool> {
+class EngineThreadTest : public ::testing::TestWithParam<bool> {
  protected:
-  EngineLoopTest() {
+  EngineThreadTest() {
     options_.max_model_len = 64;
     options_.max_num_seqs = 4;
     options_.max_queued_requests = 16;
@@ -85,7 +86,7 @@ class EngineLoopTest : public ::testing::TestWithParam<bool> {
     auto runner = std::make_unique<FakeRunner>(core.num_blocks, core.block_size, kVocab);
     runner->before_run = before_run_;
     runner->is_beside_host = GetParam();
-    loop_ = std::make_unique<EngineLoop>(options_, config_, core, std::move(runner));
+    engine_ = std::make_unique<Engine>(options_, config_, std::make_unique<EngineCore>(core, std::move(runner)));
   }
   static wire::GenerateRequest request_of(std::vector<std::int32_t> prompt, std::int32_t max_tokens) {
     wire::GenerateRequest request;
@@ -96,8 +97,8 @@ class EngineLoopTest : public ::testing::TestWithParam<bool> {
     return request;
   }
   std::pair<RequestId, std::shared_ptr<Inbox>> submit(wire::GenerateRequest request) {
-    auto inbox = std::make_shared<Inbox>(request.sampling.n);
-    const RequestId id = loop_->submit(std::move(request), [inbox](const StepEvent& event) { inbox->push(event); });
+    auto inbox = std::make_shared<Inbox>();
+    const RequestId id = engine_->submit(std::move(request), [inbox](const StepEvent& event) { inbox->push(event); });
     return {id, inbox};
   }
   template <typename F>
@@ -114,10 +115,10 @@ class EngineLoopTest : public ::testing::TestWithParam<bool> {
   EngineOptions options_;
   nn::ModelConfig config_;
   std::function<void(const StepPlan&)> before_run_;
-  std::unique_ptr<EngineLoop> loop_;
+  std::unique_ptr<Engine> engine_;
 };
 
-TEST_P(EngineLoopTest, AnswersRequestsOfSeveralThreads) {
+TEST_P(EngineThreadTest, AnswersRequestsOfSeveralThreads) {
   options_.max_queued_requests = 1000;
   start();
   std::vector<std::thread> clients;
@@ -127,7 +128,7 @@ TEST_P(EngineLoopTest, AnswersRequestsOfSeveralThreads) {
       for (std::int32_t i = 0; i < 20; ++i) {
         auto request = request_of({c + 1, i + 1, 3}, 5);
         const auto resolved = resolve_request(request, options_, config_);
-        if (submit(request).second->wait().choices[0].token_ids == expected_output(resolved, 5, PolicyVersion{0}, kVocab)) ++num_right;
+        if (submit(request).second->wait().output.token_ids == expected_output(resolved, 5, PolicyVersion{0}, kVocab)) ++num_right;
       }
     });
   }
@@ -135,7 +136,7 @@ TEST_P(EngineLoopTest, AnswersRequestsOfSeveralThreads) {
   EXPECT_EQ(num_right, 80);
 }
 
-TEST_P(EngineLoopTest, RequestsWithoutASeedFollowTheEnginesSeed) {
+TEST_P(EngineThreadTest, RequestsWithoutASeedFollowTheEnginesSeed) {
   const auto run = [&](std::uint64_t seed) {
     options_.seed = seed;
     start();
@@ -143,7 +144,7 @@ TEST_P(EngineLoopTest, RequestsWithoutASeedFollowTheEnginesSeed) {
     for (int i = 0; i < 3; ++i) {
       auto request = request_of({1, 2}, 5);
       request.sampling.seed.reset();
-      tokens.push_back(submit(request).second->wait().choices[0].token_ids);
+      tokens.push_back(submit(request).second->wait().output.token_ids);
     }
     return tokens;
   };
@@ -153,85 +154,82 @@ TEST_P(EngineLoopTest, RequestsWithoutASeedFollowTheEnginesSeed) {
   EXPECT_NE(first[0], first[1]);
 }
 
-TEST_P(EngineLoopTest, AFullQueueAnswersOverloaded) {
+TEST_P(EngineThreadTest, AFullQueueAnswersOverloaded) {
   start();
-  loop_->pause(kLong);
+  engine_->pause(kLong);
   std::vector<std::shared_ptr<Inbox>> inboxes;
   for (int i = 0; i < 20; ++i) inboxes.push_back(submit(request_of({1, 2}, 3)).second);
   const Error error = error_of([&] { submit(request_of({1, 2}, 3)); });
   EXPECT_EQ(error.code(), ErrorCode::kOverloaded);
   EXPECT_TRUE(is_retryable(error.code()));
-  EXPECT_EQ(loop_->stats().num_waiting, 20);
-  auto many = request_of({1}, 2);
-  many.sampling.n = 21;
-  EXPECT_EQ(error_of([&] { submit(many); }).code(), ErrorCode::kInvalidArgument);
-  loop_->resume();
-  for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().choices[0].finish_reason, FinishReason::kLength);
-  loop_->pause(kLong);  // the last events are counted when their step is over
-  EXPECT_EQ(loop_->stats().num_waiting, 0);
-  loop_->resume();
-  EXPECT_EQ(submit(request_of({1, 2}, 3)).second->wait().choices[0].finish_reason, FinishReason::kLength);
+  EXPECT_EQ(engine_->stats().num_waiting, 20);
+  engine_->resume();
+  for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().output.finish_reason, FinishReason::kLength);
+  engine_->pause(kLong);  // the last events are counted when their step is over
+  EXPECT_EQ(engine_->stats().num_waiting, 0);
+  engine_->resume();
+  EXPECT_EQ(submit(request_of({1, 2}, 3)).second->wait().output.finish_reason, FinishReason::kLength);
 }
 
-TEST_P(EngineLoopTest, AThousandWaitWhileThirtyTwoRun) {
+TEST_P(EngineThreadTest, AThousandWaitWhileThirtyTwoRun) {
   options_.max_num_seqs = 32;
   options_.max_queued_requests = 1000;
   std::atomic<std::size_t> most_rows{0};
   before_run_ = [&](const StepPlan& plan) { most_rows = std::max(most_rows.load(), plan.rows.size()); };
   start();
-  loop_->pause(kLong);
+  engine_->pause(kLong);
   std::vector<std::shared_ptr<Inbox>> inboxes;
   for (std::int32_t i = 0; i < 1032; ++i) inboxes.push_back(submit(request_of({i % 900 + 1}, 3)).second);
   EXPECT_EQ(error_of([&] { submit(request_of({1}, 3)); }).code(), ErrorCode::kOverloaded);
-  loop_->resume();
-  for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().choices[0].token_ids.size(), 3u);
+  engine_->resume();
+  for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().output.token_ids.size(), 3u);
   EXPECT_EQ(most_rows, 32u);
 }
 
-TEST_P(EngineLoopTest, PauseHoldsRequestsAndResumeLetsThemGo) {
+TEST_P(EngineThreadTest, PauseHoldsRequestsAndResumeLetsThemGo) {
   std::atomic<int> num_runs{0};
   before_run_ = [&](const StepPlan&) { ++num_runs; };
   start();
-  loop_->pause(kLong);
-  loop_->pause(kLong);
-  EXPECT_TRUE(loop_->stats().is_paused);
+  engine_->pause(kLong);
+  engine_->pause(kLong);
+  EXPECT_TRUE(engine_->stats().is_paused);
   const auto [id, inbox] = submit(request_of({1, 2}, 3));
-  EXPECT_EQ(loop_->update_weights(fake_weights(4), kLong).version, PolicyVersion{4});
+  EXPECT_EQ(engine_->update_weights(fake_weights(4), kLong).version, PolicyVersion{4});
   EXPECT_EQ(num_runs, 0);
-  EXPECT_EQ(loop_->weights()->version, PolicyVersion{4});
-  loop_->resume();
-  EXPECT_EQ(inbox->wait().choices[0].versions, (std::vector<std::int64_t>{4, 4, 4}));
+  EXPECT_EQ(engine_->weights()->version, PolicyVersion{4});
+  engine_->resume();
+  EXPECT_EQ(inbox->wait().output.versions, (std::vector<std::int64_t>{4, 4, 4}));
 }
 
-TEST_P(EngineLoopTest, WhoPausesHasHeardOfAllSteps) {
+TEST_P(EngineThreadTest, WhoPausesHasHeardOfAllSteps) {
   before_run_ = [](const StepPlan&) { std::this_thread::sleep_for(1ms); };
   start();
   std::atomic<std::int64_t> num_heard{0};
-  loop_->submit(request_of({1, 2}, 60),
-                [&](const StepEvent& event) { num_heard += static_cast<std::int64_t>(event.delta.token_ids.size()); });
-  EXPECT_TRUE(prl::testing::eventually([&] { return loop_->stats().num_generation_tokens >= 5; }));
-  loop_->pause(kLong);
-  EXPECT_EQ(num_heard, loop_->stats().num_generation_tokens);
-  loop_->shutdown();
+  engine_->submit(request_of({1, 2}, 60),
+                  [&](const StepEvent& event) { num_heard += static_cast<std::int64_t>(event.delta.token_ids.size()); });
+  EXPECT_TRUE(prl::testing::eventually([&] { return engine_->stats().num_generation_tokens >= 5; }));
+  engine_->pause(kLong);
+  EXPECT_EQ(num_heard, engine_->stats().num_generation_tokens);
+  engine_->shutdown();
 }
 
-TEST_P(EngineLoopTest, AnUpdateThatComesTooLateIsWithdrawnAndSaysSo) {
+TEST_P(EngineThreadTest, AnUpdateThatComesTooLateIsWithdrawnAndSaysSo) {
   auto gate = std::make_shared<Gate>();
   before_run_ = [gate](const StepPlan&) { gate->pass(); };
   start();
   const auto [id, inbox] = submit(request_of({1, 2}, 3));
   gate->wait_reached();
-  const Error error = error_of([&] { loop_->update_weights(fake_weights(4), 1ms); });
+  const Error error = error_of([&] { engine_->update_weights(fake_weights(4), 1ms); });
   EXPECT_EQ(error.code(), ErrorCode::kDeadline);
   EXPECT_THAT(error.what(), ::testing::HasSubstr("update its weights"));
-  EXPECT_FALSE(loop_->is_alive(0ms)) << "a step that does not end shows";
-  EXPECT_TRUE(loop_->is_alive(kLong));
+  EXPECT_FALSE(engine_->is_alive(0ms)) << "a step that does not end shows";
+  EXPECT_TRUE(engine_->is_alive(kLong));
   gate->open();
-  EXPECT_EQ(inbox->wait().choices[0].versions, (std::vector<std::int64_t>{0, 0, 0}));
-  EXPECT_EQ(loop_->proof(kLong).version, PolicyVersion{0});
+  EXPECT_EQ(inbox->wait().output.versions, (std::vector<std::int64_t>{0, 0, 0}));
+  EXPECT_EQ(engine_->proof(kLong).version, PolicyVersion{0});
 }
 
-TEST_P(EngineLoopTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
+TEST_P(EngineThreadTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
   auto gate = std::make_shared<Gate>();
   std::atomic<int> num_runs{0};
   before_run_ = [&, gate](const StepPlan&) {
@@ -240,41 +238,41 @@ TEST_P(EngineLoopTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
   start();
   const auto [id, inbox] = submit(request_of({1, 2}, 6));
   gate->wait_reached();
-  std::thread updater([&] { loop_->update_weights(fake_weights(9), kLong); });
-  std::thread pauser([&] { loop_->pause(kLong); });
-  EXPECT_TRUE(prl::testing::eventually([&] { return loop_->stats().is_paused; }));
+  std::thread updater([&] { engine_->update_weights(fake_weights(9), kLong); });
+  std::thread pauser([&] { engine_->pause(kLong); });
+  EXPECT_TRUE(prl::testing::eventually([&] { return engine_->stats().is_paused; }));
   gate->open();
   updater.join();
   pauser.join();
-  loop_->resume();
-  EXPECT_EQ(inbox->wait().choices[0].versions, (std::vector<std::int64_t>{0, 0, 0, 9, 9, 9}));
+  engine_->resume();
+  EXPECT_EQ(inbox->wait().output.versions, (std::vector<std::int64_t>{0, 0, 0, 9, 9, 9}));
 }
 
-TEST_P(EngineLoopTest, AnIdleEngineIsAliveUntilItIsShutDown) {
+TEST_P(EngineThreadTest, AnIdleEngineIsAliveUntilItIsShutDown) {
   start();
-  loop_->pause(kLong);
-  loop_->resume();
+  engine_->pause(kLong);
+  engine_->resume();
   const auto [id, inbox] = submit(request_of({1, 2}, 3));
   inbox->wait();
-  EXPECT_TRUE(loop_->is_alive(kLong));
-  loop_->shutdown();
-  loop_->shutdown();
-  EXPECT_FALSE(loop_->is_alive(kLong));
+  EXPECT_TRUE(engine_->is_alive(kLong));
+  engine_->shutdown();
+  engine_->shutdown();
+  EXPECT_FALSE(engine_->is_alive(kLong));
   EXPECT_EQ(error_of([&] { submit(request_of({1}, 1)); }).code(), ErrorCode::kUnavailable);
-  EXPECT_EQ(error_of([&] { loop_->proof(1s); }).code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(error_of([&] { engine_->proof(1s); }).code(), ErrorCode::kUnavailable);
 }
 
-TEST_P(EngineLoopTest, ShutdownEndsRunningAndQueuedRequests) {
+TEST_P(EngineThreadTest, ShutdownEndsRunningAndQueuedRequests) {
   auto gate = std::make_shared<Gate>();
   before_run_ = [gate](const StepPlan&) { gate->pass(); };
   start();
   const auto running = submit(request_of({1, 2}, 50)).second;
   gate->wait_reached();
   const auto queued = submit(request_of({1, 2}, 50)).second;
-  std::thread closer([&] { loop_->shutdown(); });
+  std::thread closer([&] { engine_->shutdown(); });
   const auto refuses = [&] {
     try {
-      loop_->submit(request_of({1}, 1), [](const StepEvent&) {});
+      engine_->submit(request_of({1}, 1), [](const StepEvent&) {});
     } catch (const Error& error) {
       return error.code() == ErrorCode::kUnavailable;
     }
@@ -283,48 +281,48 @@ TEST_P(EngineLoopTest, ShutdownEndsRunningAndQueuedRequests) {
   EXPECT_TRUE(prl::testing::eventually(refuses)) << "an engine that shuts down still takes requests";
   gate->open();
   closer.join();
-  EXPECT_EQ(running->wait().choices[0].finish_reason, FinishReason::kAbort);
-  EXPECT_EQ(queued->wait().choices[0].finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(running->wait().output.finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(queued->wait().output.finish_reason, FinishReason::kAbort);
 }
 
-TEST_P(EngineLoopTest, ASinkMayStopItsRequestAtTheTokenItSees) {
+TEST_P(EngineThreadTest, ASinkMayStopItsRequestAtTheTokenItSees) {
   start();
   auto inbox = std::make_shared<Inbox>();
   auto num_tokens = std::make_shared<int>(0);
   auto request = request_of({1, 2}, 50);
   if (GetParam()) request.sampling.stop = {"END"};  // else the host is ahead by a step
-  loop_->submit(std::move(request), [&, inbox, num_tokens](const StepEvent& event) {
+  engine_->submit(std::move(request), [&, inbox, num_tokens](const StepEvent& event) {
     inbox->push(event);
-    if (++*num_tokens == 3) loop_->stop(event.id, "END", 0);
+    if (++*num_tokens == 3) engine_->stop(event.id, "END");
   });
-  const auto& choice = inbox->wait().choices[0];
+  const auto& choice = inbox->wait().output;
   EXPECT_EQ(choice.token_ids.size(), 3u);
   EXPECT_EQ(choice.finish_reason, FinishReason::kStop);
   EXPECT_EQ(choice.stop_string, "END");
 }
 
-TEST_P(EngineLoopTest, GivesUpWhenEveryStepFails) {
+TEST_P(EngineThreadTest, GivesUpWhenEveryStepFails) {
   before_run_ = [](const StepPlan&) { fail(ErrorCode::kInternal, "made to fail"); };
   options_.max_num_seqs = 1;
   start();
-  loop_->pause(kLong);
+  engine_->pause(kLong);
   std::vector<std::shared_ptr<Inbox>> inboxes;
   for (int i = 0; i < 5; ++i) inboxes.push_back(submit(request_of({1, 2}, 3)).second);
-  loop_->resume();
-  for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().choices[0].finish_reason, FinishReason::kError);
-  EXPECT_THAT(inboxes[0]->wait().choices[0].error, ::testing::HasSubstr("made to fail"));
-  EXPECT_THAT(inboxes[4]->wait().choices[0].error, ::testing::HasSubstr("steps in a row failed"));
+  engine_->resume();
+  for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().output.finish_reason, FinishReason::kError);
+  EXPECT_THAT(inboxes[0]->wait().output.error, ::testing::HasSubstr("made to fail"));
+  EXPECT_THAT(inboxes[4]->wait().output.error, ::testing::HasSubstr("steps in a row failed"));
   const Error error = error_of([&] { submit(request_of({1}, 1)); });
   EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
   EXPECT_THAT(error.what(), ::testing::HasSubstr("steps in a row failed"));
 }
 
-TEST_P(EngineLoopTest, RefusesWhatCannotFit) {
+TEST_P(EngineThreadTest, RefusesWhatCannotFit) {
   start();
   EXPECT_EQ(error_of([&] { submit(request_of(std::vector<std::int32_t>(64, 1), 1)); }).code(), ErrorCode::kOverlong);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, EngineLoopTest, ::testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Devices, EngineThreadTest, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "BesideTheHost" : "WithTheHost"; });
 
 }  // namespace
