@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails when a file in src/<module> includes a module that layers.toml does not allow it to use."""
+"""Fails when a file in src/<module> includes a module that layers.toml does not allow it to use, and when nobody uses what it allows."""
 import pathlib
 import re
 import sys
@@ -19,7 +19,7 @@ def read_layers(path):
 
 def main():
     layers = read_layers(ROOT / "layers.toml")
-    problems = []
+    problems, used_edges = [], set()
     for path in sorted((ROOT / "src").rglob("*")):
         if path.suffix not in {".hpp", ".cpp", ".cu", ".cuh"}:
             continue
@@ -33,8 +33,17 @@ def main():
             if not match:
                 continue
             used = match.group(1)
+            used_edges.add((module, used))
             if used in layers and used != module and used not in allowed and "*" not in allowed:
                 problems.append(f"{path.relative_to(ROOT)}:{number}: {module} may not include {used}")
+    for module, allowed in layers.items():
+        if "*" in allowed:
+            continue
+        for name in allowed:
+            if name not in layers:
+                problems.append(f"layers.toml: {module} may include {name}, which is no module")
+            elif (module, name) not in used_edges:
+                problems.append(f"layers.toml: no file of {module} includes {name}: remove it from the line of {module}")
     print("\n".join(problems) or f"layers: {len(layers)} modules, no include against layers.toml")
     return 1 if problems else 0
 
