@@ -8,8 +8,8 @@
 
 namespace prl::autograd {
 
-/// Stack of scratch tensors over a few large device blocks: activations and their gradients live here, so that a step takes
-/// no memory from the device once the largest one has been seen.
+/// Stack allocator over a few large device blocks, for activations and their gradients: after the largest step has been seen, a step
+/// allocates no device memory.
 ///
 /// take() moves a cursor up, release() moves it back. One thread at a time. Contents are undefined.
 class Arena {
@@ -26,25 +26,25 @@ class Arena {
   /// 64-byte aligned. Error{kOutOfMemory} as the device says.
   TensorView take(Shape shape, DType dtype);
   Mark mark() const noexcept { return {block_, offset_, used_}; }
-  /// Everything taken after `mark` ends.
+  /// Frees everything taken after `mark`.
   void release(Mark mark) noexcept;
-  /// Everything ends. Blocks that had to be added since the last reset are merged into one.
+  /// Frees everything. Blocks that were added since the last reset are merged into one.
   void reset();
-  /// Everything ends. One block is left, of the most that was in use at once: growing leaves more than that.
+  /// Frees everything and keeps one block of the peak use: growing leaves more than that.
   void fit();
-  /// Everything ends, and there is one block of at least `bytes`: what was foretold well need not grow.
+  /// Frees everything and keeps one block of at least `bytes`, so that a well predicted step need not grow.
   void expect(std::size_t bytes);
-  /// What was taken and is still held.
+  /// Memory that was taken and not released.
   struct Span {
     std::byte* data = nullptr;
     std::size_t size = 0;
   };
   std::vector<Span> spans() const;
-  /// True if `pointer` was taken after `mark` and is still held.
+  /// True if `pointer` was taken after `mark` and not released.
   bool is_above(Mark mark, const void* pointer) const noexcept;
 
   std::size_t capacity() const noexcept;
-  /// Blocks asked of the device so far; constant after warm-up.
+  /// Device allocations so far; constant after warm-up.
   std::size_t num_allocations() const noexcept { return num_allocations_; }
 
  private:
@@ -58,7 +58,7 @@ class Arena {
   std::shared_ptr<DeviceRuntime> runtime_;
   std::vector<Block> blocks_;
   std::size_t block_ = 0, offset_ = 0, num_allocations_ = 0;
-  std::size_t used_ = 0, most_used_ = 0;  ///< bytes taken, without what is lost at the ends of blocks
+  std::size_t used_ = 0, most_used_ = 0;  ///< bytes taken, without the unused ends of blocks
 };
 
 }  // namespace prl::autograd

@@ -28,8 +28,8 @@ struct AttentionIndex {
 
 /// From projections qkv [T, Q + 2K] (q heads, then k, then v) to the attention output [T, Q]: norms, rotation, keys and values into
 /// the cache if paged, softmax(q k^T / sqrt(D)) v. Without norms q and k are rotated in place, so qkv's value changes.
-/// Packed and paged results agree bit for bit. Only packed attention can be recorded. A frame that remakes does so with the normed and
-/// rotated heads; without norms the frame must remake qkv too, as it is qkv that is rotated.
+/// Packed and paged results agree bit for bit. Only packed attention has a backward pass. A recomputing frame recomputes the normed and
+/// rotated heads; without norms it must recompute qkv too, which is rotated in place.
 Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, const AttentionIndex& index);
 
 }  // namespace prl::autograd

@@ -5,7 +5,7 @@
 
 namespace prl::autograd {
 
-/// `linear` and its neighbours in one pass. Undefined, and nothing is done, where the frame has a tape or the device has no such pass.
+/// `linear` fused with the ops around it. Undefined, with nothing done, if the frame has a tape or the device has no such kernel.
 Var fused_linear(Frame& frame, const Var& x_TK, const LinearParameter& p, const ops::LinearFusion& fusion, TensorView out = {});
 
 }  // namespace prl::autograd

@@ -8,36 +8,36 @@
 
 namespace prl::autograd {
 
-/// Memory for what a backward pass needs, region by region, where all regions share a few places on the device: a region that loses its
-/// place waits in host memory, and is back at the same addresses when the backward pass comes to it. Copies run beside the device's work.
+/// Offloads saved activations: regions (one per layer) share a few buffers on the device. A region whose buffer is reused is copied to host
+/// memory, and copied back to the same addresses before the backward pass reads it. Copies overlap with the device's work.
 ///
-/// One thread. Regions are entered and left with rising numbers, then fetched and released with falling ones; a forward pass without a
-/// backward pass is fine.
+/// One thread. Forward: enter and leave regions in rising order. Backward: fetch and release them in falling order. A forward pass without
+/// a backward pass is allowed.
 class OffloadedRegions {
  public:
-  /// `max_inflight` >= 1: how many regions may be on their way to the host while the next is in use. There is one place more than that.
+  /// `max_inflight` >= 1: regions that may be copied to the host while the next one is in use. There is one buffer more than that.
   OffloadedRegions(const std::shared_ptr<DeviceRuntime>& runtime, std::shared_ptr<HostLink> link, int max_inflight);
   ~OffloadedRegions();
   OffloadedRegions(const OffloadedRegions&) = delete;
   OffloadedRegions& operator=(const OffloadedRegions&) = delete;
 
-  /// Forgets everything; a pass of that many regions begins.
+  /// Discards everything and begins a pass of that many regions.
   void begin(std::size_t num_regions);
-  /// The empty memory of region `i`. Work queued from now on waits until the region that had this place is in host memory. What the
-  /// region before it holds stays readable until the next call.
+  /// The empty memory of region `i`. Work enqueued from now on waits until the former region of this buffer is in host memory. The
+  /// region before `i` stays readable until the next call.
   Arena& enter(std::size_t i);
-  /// Region `i` is written, or will be by work that is queued. Its way to the host begins, if another one will want its place.
+  /// Region `i` is written, or will be by work that is enqueued. Starts its copy to the host if a later region needs its buffer.
   void leave(std::size_t i);
 
-  /// Work queued from now on finds region `i` as it was left.
+  /// Work enqueued from now on sees region `i` as it was left.
   void fetch(std::size_t i);
-  /// The work that reads region `i` is queued. The region that lost this place to it begins to come back.
+  /// The work that reads region `i` is enqueued. Starts prefetching the region that had this buffer before.
   void release(std::size_t i);
 
-  /// Everything ends; places keep what the largest pass so far took. Host memory stays.
+  /// Discards everything; buffers keep the size of the largest pass so far. Host memory stays allocated.
   void fit();
   std::size_t num_places() const noexcept { return places_.size(); }
-  /// Of host memory taken so far.
+  /// Host memory allocated so far.
   std::size_t host_bytes() const noexcept;
 
  private:
@@ -48,7 +48,7 @@ class OffloadedRegions {
     HostLink::Ticket out = 0, in = 0;
   };
   Arena& place_of(std::size_t i) { return *places_[i % places_.size()]; }
-  /// Work queued from now on waits for all copies.
+  /// Work enqueued from now on waits for all copies.
   void hold_work();
   /// Waits for the copies of a region and gives its host memory back.
   void forget_host(Region& region);

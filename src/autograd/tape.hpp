@@ -10,7 +10,7 @@
 
 namespace prl::autograd {
 
-/// A value of the forward pass. `id` names its gradient on the tape that made it; -1: none is wanted.
+/// A value of the forward pass. `id` is the index of its gradient on the tape that made it; -1: no gradient is needed.
 struct Var {
   TensorView value;
   std::int32_t id = -1;
@@ -19,38 +19,38 @@ struct Var {
 
 /// The backward rules of one forward pass, in the order of their forward ops.
 ///
-/// A gradient is made when the first rule writes it, in the dtype of its value (activations: the compute dtype); parameters'
-/// gradients are fp32 and belong to the caller. Rules run once, newest first, on the thread of backward().
+/// A gradient is allocated when the first rule writes it, in the dtype of its value (activations: the compute dtype); parameters'
+/// gradients are fp32 and owned by the caller. Rules run once, newest first, on the thread of backward().
 /// Invariants
-///   1. A gradient handed on by alias (set_grad) may be added to in place later, so an op may alias its output's gradient to
-///      an input only if every other use of that input was recorded before the one it is aliased for.
-///   2. Memory taken by the rules of a block ends with the block; what leaves it must have been taken outside (checked).
+///   1. An aliased gradient (set_grad) may be accumulated into in place later, so an op may alias its output's gradient to
+///      an input only if every other use of that input was recorded before it.
+///   2. Memory that the rules of a block allocate is freed with the block; what outlives it must be allocated outside (checked).
 class Tape {
  public:
   explicit Tape(Arena& arena) : arena_(arena) {}
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
-  /// A value whose gradient is wanted.
+  /// Registers a value that needs a gradient.
   Var variable(TensorView value);
   void record(std::function<void()> rule) { rules_.push_back(std::move(rule)); }
-  /// Rules recorded between these two share scratch memory that ends when the first of them has run.
+  /// Rules recorded between these two share scratch memory, freed when the first of them has run (they run in reverse).
   void begin_block();
   void end_block();
 
   /// data == nullptr while nothing was written.
   TensorView grad(const Var& var) const;
   bool has_grad(const Var& var) const { return grad(var).data != nullptr; }
-  /// Hands `grad` to `var`, which must not have one.
+  /// Sets the gradient of `var`, which must not have one.
   void set_grad(const Var& var, TensorView grad);
   struct Target {
     TensorView view;
     bool accumulate = false;  ///< view already holds a gradient: add to it
   };
-  /// Where to write the gradient of `var`; made on first use.
+  /// Where to write the gradient of `var`; allocated on first use.
   Target target(const Var& var);
 
-  /// Runs all rules, newest first, and forgets them. Gradients stay readable until clear().
+  /// Runs all rules, newest first, and discards them. Gradients stay readable until clear().
   void backward();
   void clear();
   bool is_empty() const noexcept { return rules_.empty(); }
@@ -64,11 +64,11 @@ class Tape {
   std::vector<Arena::Mark> marks_;
 };
 
-/// Values that a block does not keep: they lie in memory that all such blocks share, and the ops that made them run again before
-/// the block's rules read them.
+/// Selective recomputation: values that a block does not save. All such blocks share one arena, and the ops that made the values run again
+/// before the block's backward rules read them.
 ///
-/// A block is what is recorded between begin_block() and end_block(). The arena is nobody else's, and is not reset while a tape
-/// refers to it: every block takes the same sizes, so that each value has the same address in both runs.
+/// A block is what is recorded between begin_block() and end_block(). The arena is used for nothing else and is not reset while a tape
+/// refers to it: every block allocates the same sizes, so each value has the same address in both runs.
 class Remake {
  public:
   explicit Remake(Arena& arena) : arena_(arena) {}
@@ -83,36 +83,36 @@ class Remake {
   std::vector<std::function<void()>> ops_;
 };
 
-/// Where one forward pass runs: ops context, memory for activations, and the tape (nullptr: nothing is kept for a backward pass).
+/// Where one forward pass runs: ops context, memory for activations, and the tape (nullptr: nothing is saved for a backward pass).
 struct Frame {
   ops::OpContext& ctx;
   Arena& arena;
   Tape* tape = nullptr;
-  bool is_recompute = false;  ///< a block's activations are made again: its output value itself is not needed
-  Remake* remake = nullptr;   ///< what is taken here need not be kept
+  bool is_recompute = false;  ///< a checkpointed block runs again: its output value itself is not needed
+  Remake* remake = nullptr;   ///< values are recomputed instead of saved
 
   TensorView take(Shape shape, DType dtype) { return (remake != nullptr ? remake->arena() : arena).take(shape, dtype); }
-  /// For a value that is cheaper to keep than to make again.
+  /// For a value that is cheaper to save than to recompute.
   TensorView keep(Shape shape, DType dtype) { return arena.take(shape, dtype); }
-  /// Runs `op`, which fills what was taken, and sees to its running again if that is not kept.
+  /// Runs `op`, which writes what take() gave, and records it for recomputation if the values are not saved.
   template <typename Op>
   void run(Op op) {
     op();
     if (remake != nullptr) remake->add(std::move(op));
   }
-  /// The same pass, with its values in other memory.
+  /// The same pass with its values in other memory.
   Frame in(Arena& memory) const { return {ctx, memory, tape, is_recompute, remake}; }
-  /// The same place for values that `with` makes again; nullptr: for values that are kept.
+  /// The same frame for values that `with` recomputes; nullptr: for values that are saved.
   Frame remaking(Remake* with) const { return {ctx, arena, tape, is_recompute, with}; }
   /// `value` as a Var of the tape, if there is one.
   Var variable(TensorView value) { return tape != nullptr ? tape->variable(value) : Var{value, -1}; }
 };
 
-/// Runs `body(frame, x, out)` keeping x and out only; the backward pass runs it again to have its activations. Both runs have their
-/// scratch memory from the tape's arena; `out` is the frame's.
+/// Activation checkpointing: runs `body(frame, x, out)` and saves x and out only; the backward pass runs it again to recompute its
+/// activations. Both runs allocate in the tape's arena; `out` is the frame's.
 ///
-/// `body` writes its result into `out` (a copy of its shape is given) and returns the Var of it; in the repeated run
-/// frame.is_recompute is set and the value need not be written, its rules must be recorded all the same.
+/// `body` writes its result into `out` (of the given shape) and returns its Var; in the second run frame.is_recompute is set and the
+/// value need not be written, but its backward rules must be recorded.
 using CheckpointBody = std::function<Var(Frame& frame, const Var& x, TensorView out)>;
 Var checkpoint(Frame& frame, const Var& x, Shape out_shape, CheckpointBody body);
 

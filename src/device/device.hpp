@@ -11,7 +11,7 @@ namespace prl {
 
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
-/// A place where tensors live.
+/// Where a tensor's memory is.
 struct Device {
   DeviceKind kind = DeviceKind::kCpu;
   int index = 0;
@@ -19,27 +19,27 @@ struct Device {
 };
 std::string to_string(Device device);
 
-/// Work that was recorded once and is queued again as a whole.
+/// A recorded sequence of kernels (a CUDA graph), enqueued as a whole.
 class RecordedWork {
  public:
   virtual ~RecordedWork() = default;
-  /// Copies `bytes` from host memory, which may be reused on return, to device memory that no other work reads, and queues the work. The
-  /// copy waits for the last run of this work alone, and for what had been queued when it was recorded.
+  /// Copies `bytes` from host memory, which may be reused on return, to device memory that no other work reads, and enqueues the work. The
+  /// copy waits only for the previous run of this work and for what had been enqueued when it was recorded.
   virtual void run(void* destination, const void* host, std::size_t bytes) = 0;
 };
 
-/// Points in a device's queue of work, and the time between them.
+/// Timestamps in a device's stream, and the time between them.
 class Stopwatch {
  public:
   static constexpr std::uint64_t kNumKept = 32;
   virtual ~Stopwatch() = default;
-  /// Behind all work queued so far. Its number; the last kNumKept are kept.
+  /// Enqueues a timestamp and returns its number; the last kNumKept are kept.
   virtual std::uint64_t mark() = 0;
   /// Waits until the work before `to` has run. 0 <= from <= to, both kept.
   virtual double seconds(std::uint64_t from, std::uint64_t to) = 0;
 };
 
-/// Memory and copies of one device; the only thing above ops/ that knows how a device is reached. Any thread.
+/// Memory and copies of one device; the only interface to a device outside of ops/. Any thread.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
@@ -53,26 +53,26 @@ class DeviceRuntime {
   virtual void zero(void* destination, std::size_t bytes) = 0;
   /// The runtime must outlive it.
   virtual std::unique_ptr<Stopwatch> make_stopwatch();
-  /// Waits until all queued work is done.
+  /// Waits until all enqueued work is done.
   virtual void synchronize() = 0;
   virtual std::size_t bytes_in_use() const noexcept = 0;
   virtual std::size_t peak_bytes() const noexcept = 0;
-  /// Memory that may still be taken: free RAM within the cgroup limit, or free device memory.
+  /// Memory that can still be allocated: free RAM within the cgroup limit, or free device memory.
   virtual std::size_t bytes_available() const = 0;
-  /// The queue (cudaStream_t) in whose order copies and kernels run; nullptr where calls return when they are done.
+  /// The stream (cudaStream_t) on which copies and kernels run; nullptr where calls are synchronous.
   virtual void* stream() const noexcept { return nullptr; }
-  /// Records the kernels that `work` queues, with the addresses they were given, instead of running them. `work` may not take or free
-  /// memory, nor copy to or from the host. nullptr where nothing can be recorded; `work` is not called then.
+  /// Records the kernels that `work` enqueues, with their addresses, instead of running them. `work` may not allocate or free memory, nor
+  /// copy to or from the host. nullptr where the device cannot record; `work` is not called then.
   virtual std::unique_ptr<RecordedWork> record(const std::function<void()>& work);
 };
 
-/// The host's memory. Counts what is handed out.
+/// The host's memory, with counts of what is allocated.
 std::shared_ptr<DeviceRuntime> make_cpu_runtime();
 
-/// One GPU: its memory, and one stream of work, so one runtime per role. Copies to the device return when the host memory may be
-/// reused; copies from the device wait for all queued work. Freed memory is handed out again in stream order, and memory that
-/// another runtime's stream may still read is not reused before that stream has passed the point of the free.
-/// Error{kUnavailable} saying what is missing: CUDA in this build, the driver, a GPU, this index.
+/// One GPU: its memory and one stream, so one runtime per role. Copies to the device return when the host memory may be reused; copies from
+/// the device wait for all enqueued work. Freed memory is reused in stream order, and memory that another runtime's stream may still read
+/// is not reused before that stream has passed the point of the free.
+/// Error{kUnavailable} names what is missing: CUDA in this build, the driver, a GPU, this index.
 std::shared_ptr<DeviceRuntime> make_cuda_runtime(int index = 0);
 
 struct CudaDeviceInfo {

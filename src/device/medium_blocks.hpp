@@ -7,17 +7,17 @@
 
 namespace prl {
 
-/// Host memory for blocks that are smaller than a huge page and larger than what page walks are worth thinking about: a matrix of a small
-/// model, say. They share slabs of huge pages, because reading such a matrix end to end over small pages costs a walk for every 4 KiB,
-/// which a virtual machine makes dear. Freed blocks wait for another of their size class; slabs stay until the end. Any thread.
+/// Host allocator for blocks between 64 KiB and a huge page, such as matrices of small models. They share slabs of huge pages: reading a
+/// matrix over 4 KiB pages costs a page walk for each, which is expensive in virtual machines. Freed blocks are reused for their size
+/// class; slabs are freed with the allocator. Any thread.
 class MediumBlocks {
  public:
   static constexpr std::size_t kMinBytes = std::size_t{64} << 10, kHugePage = std::size_t{2} << 20;
-  /// Whether a block of this size comes from here. False in builds that check addresses, where every block stands alone.
+  /// Whether a block of this size comes from here. Always false under AddressSanitizer, where every block is allocated by itself.
   static bool takes(std::size_t bytes) noexcept;
 
   MediumBlocks() = default;
-  ~MediumBlocks();  ///< all blocks end
+  ~MediumBlocks();  ///< frees all blocks
   MediumBlocks(const MediumBlocks&) = delete;
   MediumBlocks& operator=(const MediumBlocks&) = delete;
 
@@ -25,7 +25,7 @@ class MediumBlocks {
   void* allocate(std::size_t bytes);
   /// `bytes` as it was asked for.
   void deallocate(void* pointer, std::size_t bytes) noexcept;
-  /// In freed blocks that wait.
+  /// Bytes of freed blocks that can be reused.
   std::size_t bytes_waiting() const noexcept;
 
  private:

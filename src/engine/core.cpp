@@ -11,16 +11,53 @@
 
 namespace prl::engine {
 
-/// The event is reused from step to step, so that steady decoding allocates nothing.
-struct EngineCore::Request {
-  RequestId id;
-  ResolvedRequest resolved;
-  EventSink sink;
-  StepEvent event;
-  Sequence sequence;
-  int num_steps_under_way = 0;  ///< that name the sequence
-  bool is_sink_broken = false;
-};
+namespace {
+
+/// What a step found of a prompt's log-probabilities goes to the sequence.
+void append_prompt_logprobs(Sequence& sequence, const PlanRow& row, StepOutput::Row& output) {
+  const wire::SamplingParams& sampling = sequence.request->sampling;
+  const bool has_top = *sampling.prompt_logprobs > 0;
+  if (sequence.prompt_logprobs.empty()) {  // nothing predicts the first token
+    sequence.prompt_logprobs.push_back(0.0f);
+    if (has_top) sequence.prompt_top_logprobs.emplace_back();
+    if (sampling.prompt_ranks) sequence.prompt_ranks.push_back(0);
+  }
+  const auto count = static_cast<std::ptrdiff_t>(row.num_prompt_logprobs);
+  const auto append = [&](auto& to, auto& from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.begin() + count));
+  };
+  append(sequence.prompt_logprobs, output.prompt_logprobs);
+  if (has_top) append(sequence.prompt_top_logprobs, output.prompt_top_logprobs);
+  if (sampling.prompt_ranks) append(sequence.prompt_ranks, output.prompt_ranks);
+}
+
+/// The sequence gets a token, drawn with the weights of `version`. kNone if it goes on.
+wire::FinishReason append_token(Sequence& sequence, std::int32_t token, PolicyVersion version, std::int64_t block_size) {
+  const ResolvedRequest& resolved = *sequence.request;
+  if (sequence.num_output_tokens() == 0) {
+    sequence.tokens.reserve(static_cast<std::size_t>(sequence.num_prompt_tokens + resolved.max_new_tokens));
+    sequence.blocks.reserve(static_cast<std::size_t>((sequence.num_prompt_tokens + resolved.max_new_tokens) / block_size + 1));
+    sequence.version_first = version;
+  }
+  sequence.tokens.push_back(token);
+  sequence.rule_answer.reset();
+  sequence.version_last = version;
+  const bool may_stop = sequence.num_output_tokens() >= resolved.sampling.min_tokens;
+  if (may_stop && std::binary_search(resolved.stop_ids.begin(), resolved.stop_ids.end(), token)) return wire::FinishReason::kStop;
+  if (sequence.num_output_tokens() >= resolved.max_new_tokens) return wire::FinishReason::kLength;
+  return wire::FinishReason::kNone;
+}
+
+void count_step(EngineStats& stats, const StepPlan& plan) {
+  const auto& bounds = EngineStats::kStepTokenBounds;
+  const auto bucket = std::lower_bound(bounds.begin(), bounds.end(), plan.num_tokens) - bounds.begin();
+  ++stats.num_steps_by_tokens[static_cast<std::size_t>(bucket)];
+  stats.num_step_tokens += plan.num_tokens;
+}
+
+CoreRequest& request_of(const Sequence& sequence) { return *static_cast<CoreRequest*>(sequence.owner); }
+
+}  // namespace
 
 EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner)
     : pool_(options.num_blocks, options.block_size),
@@ -41,8 +78,8 @@ EngineCore::~EngineCore() {
 }
 
 void EngineCore::add(RequestId id, ResolvedRequest resolved, EventSink sink) {
-  auto owned = std::make_unique<Request>();
-  Request& request = *owned;
+  auto owned = std::make_unique<CoreRequest>();
+  CoreRequest& request = *owned;
   request.id = id;
   request.resolved = std::move(resolved);
   request.sink = std::move(sink);
@@ -55,7 +92,7 @@ void EngineCore::add(RequestId id, ResolvedRequest resolved, EventSink sink) {
   sequence.request = &request.resolved;
   sequence.owner = &request;
   sequence.seed = request.resolved.seed;
-  // Waiting requests may be many: room for the output is reserved with the first token (see accept_token).
+  // Waiting requests may be many: room for the output is reserved with the first token (see append_token).
   sequence.tokens = request.resolved.prompt_ids;
   sequence.num_prompt_tokens = static_cast<std::int64_t>(request.resolved.prompt_ids.size());
   requests_.emplace(id, std::move(owned));
@@ -74,18 +111,18 @@ void EngineCore::stop(RequestId id, std::string stop_string) {
   deliver();
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
-  Request& request = *it->second;
-  begin_event(request);
+  CoreRequest& request = *it->second;
+  request.begin_event(version_);
   request.event.delta.stop_string = std::move(stop_string);
-  finish(request, wire::FinishReason::kStop);
+  send(request, wire::FinishReason::kStop);
   drop_ended();
 }
 
 bool EngineCore::step() {
   waits_for_rules_ = has_failed_rule_ = false;
-  if (num_under_way() == 0) {
+  if (steps_.size() == 0) {
     if (num_ruled_ > 0) end_failed_rules();
-    StepPlan& plan = next_step().plan;
+    StepPlan& plan = steps_.next_plan();
     scheduler_.plan(plan);
     if (plan.rows.empty()) {
       waits_for_rules_ = plan.has_held && !has_failed_rule_;
@@ -98,7 +135,7 @@ bool EngineCore::step() {
       return false;
     }
     try {
-      begin();
+      steps_.begin(*runner_);
     } catch (const std::exception& error) {
       send_news();
       fail_step(plan, error.what());
@@ -106,7 +143,14 @@ bool EngineCore::step() {
       return true;
     }
   }
-  if (runner_->works_beside_host()) begin_ahead();
+  if (runner_->works_beside_host()) {
+    scheduler_.plan_ahead(steps_.oldest().plan, steps_.next_plan());
+    try {
+      if (!steps_.next_plan().rows.empty()) steps_.begin(*runner_);
+    } catch (const std::exception& error) {
+      log::warning("a step could not be enqueued behind the one that computes and is planned anew: {}", error.what());
+    }
+  }
   send_news();
   settle();
   return true;
@@ -123,7 +167,7 @@ bool EngineCore::may_draw(Sequence& sequence) {
 }
 
 void EngineCore::end_failed_rules() {
-  std::vector<std::pair<Request*, std::string>> failed;
+  std::vector<std::pair<CoreRequest*, std::string>> failed;
   for (const auto& [id, request] : requests_) {
     if (const wire::SlowTokenRule* const rule = wire::as_slow(request->resolved.sampling.token_rule); rule != nullptr)
       if (std::string failure = rule->failure(); !failure.empty()) failed.emplace_back(request.get(), std::move(failure));
@@ -135,70 +179,37 @@ void EngineCore::end_failed_rules() {
   drop_ended();
 }
 
-void EngineCore::begin() {
-  Step& step = next_step();
-  for (const PlanRow& row : step.plan.rows)
-    if (row.sequence->first_step == std::chrono::steady_clock::time_point()) row.sequence->first_step = std::chrono::steady_clock::now();
-  runner_->begin(step.plan, step.output);
-  for (const PlanRow& row : step.plan.rows) ++static_cast<Request*>(row.sequence->owner)->num_steps_under_way;
-  ++num_begun_;
-}
-
-void EngineCore::begin_ahead() {
-  StepPlan& plan = next_step().plan;
-  scheduler_.plan_ahead(oldest_step().plan, plan);
-  if (plan.rows.empty()) return;
-  try {
-    begin();
-  } catch (const std::exception& error) {
-    log::warning("a step could not be enqueued behind the one that computes and is planned anew: {}", error.what());
-  }
-}
-
-void EngineCore::retire_oldest() {
-  for (const PlanRow& row : oldest_step().plan.rows) --static_cast<Request*>(row.sequence->owner)->num_steps_under_way;
-  ++num_settled_;
-}
-
 void EngineCore::settle() {
-  Step& step = oldest_step();
+  StepsUnderWay::Step& step = steps_.oldest();
   try {
     runner_->finish(step.plan, step.output);
   } catch (const std::exception& error) {
-    retire_oldest();
+    steps_.retire_oldest();
     // What was enqueued behind it goes on from what it left, for sequences that end now.
-    while (num_under_way() > 0) {
+    for (; steps_.size() > 0; steps_.retire_oldest()) {
       try {
-        runner_->finish(oldest_step().plan, oldest_step().output);
+        runner_->finish(steps_.oldest().plan, steps_.oldest().output);
       } catch (const std::exception& later) {
         log::debug("so did the step behind it: {}", later.what());
       }
-      retire_oldest();
     }
     fail_step(step.plan, error.what());
     drop_ended();
     return;
   }
-  retire_oldest();
+  steps_.retire_oldest();
   num_failures_in_a_row_ = 0;
-  count_step(step.plan);
+  count_step(counters_, step.plan);
   scheduler_.commit(step.plan);
   bool is_wanted_now = !runner_->works_beside_host();
   for (std::size_t i = 0; i < step.plan.rows.size(); ++i) is_wanted_now |= accept(step.plan.rows[i], step.output.rows[i]);
-  if (is_wanted_now || !has_sequences()) send_news();
+  if (is_wanted_now || !scheduler_.has_sequences()) send_news();
   drop_ended();
-}
-
-void EngineCore::count_step(const StepPlan& plan) {
-  const auto& bounds = EngineStats::kStepTokenBounds;
-  const auto bucket = std::lower_bound(bounds.begin(), bounds.end(), plan.num_tokens) - bounds.begin();
-  ++counters_.num_steps_by_tokens[static_cast<std::size_t>(bucket)];
-  counters_.num_step_tokens += plan.num_tokens;
 }
 
 void EngineCore::deliver() {
   send_news();
-  while (num_under_way() > 0) {
+  while (steps_.size() > 0) {
     settle();
     send_news();
   }
@@ -208,63 +219,30 @@ void EngineCore::deliver() {
 bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
   Sequence& sequence = *row.sequence;
   if (sequence.state == SequenceState::kFinished) return false;  // by the step before, or by a sink that threw
-  auto& request = *static_cast<Request*>(sequence.owner);
+  CoreRequest& request = request_of(sequence);
   News news{.request = &request, .output = &output};
   if (!output.error.empty()) {
     // Whatever made this row useless may sit in blocks that others would find.
     scheduler_.reset_prefix_cache();
     news.reason = wire::FinishReason::kError;
   } else {
-    if (row.num_prompt_logprobs > 0 || sequence.wants_prompt_logprobs()) accept_prompt_logprobs(sequence, row, output);
+    if (row.num_prompt_logprobs > 0 || sequence.wants_prompt_logprobs()) append_prompt_logprobs(sequence, row, output);
     counters_.num_prompt_tokens +=
         std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
     if (!row.is_sampled) return false;
-    news.reason = accept_token(sequence, output.sample);
+    news.reason = append_token(sequence, output.sample.token, version_, pool_.block_size());
+    ++counters_.num_generation_tokens;
   }
   if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);
   news_.push_back(news);
   return !request.resolved.sampling.stop.empty();
 }
 
-void EngineCore::accept_prompt_logprobs(Sequence& sequence, const PlanRow& row, StepOutput::Row& output) {
-  const wire::SamplingParams& sampling = sequence.request->sampling;
-  const bool has_top = *sampling.prompt_logprobs > 0;
-  if (sequence.prompt_logprobs.empty()) {  // nothing predicts the first token
-    sequence.prompt_logprobs.push_back(0.0f);
-    if (has_top) sequence.prompt_top_logprobs.emplace_back();
-    if (sampling.prompt_ranks) sequence.prompt_ranks.push_back(0);
-  }
-  const auto count = static_cast<std::ptrdiff_t>(row.num_prompt_logprobs);
-  const auto append = [&](auto& to, auto& from) {
-    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.begin() + count));
-  };
-  append(sequence.prompt_logprobs, output.prompt_logprobs);
-  if (has_top) append(sequence.prompt_top_logprobs, output.prompt_top_logprobs);
-  if (sampling.prompt_ranks) append(sequence.prompt_ranks, output.prompt_ranks);
-}
-
-wire::FinishReason EngineCore::accept_token(Sequence& sequence, const ops::SampleResult& sample) {
-  const ResolvedRequest& resolved = *sequence.request;
-  if (sequence.num_output_tokens() == 0) {
-    sequence.tokens.reserve(static_cast<std::size_t>(sequence.num_prompt_tokens + resolved.max_new_tokens));
-    sequence.blocks.reserve(static_cast<std::size_t>((sequence.num_prompt_tokens + resolved.max_new_tokens) / pool_.block_size() + 1));
-    sequence.version_first = version_;
-  }
-  sequence.tokens.push_back(sample.token);
-  sequence.rule_answer.reset();
-  sequence.version_last = version_;
-  ++counters_.num_generation_tokens;
-  const bool may_stop = sequence.num_output_tokens() >= resolved.sampling.min_tokens;
-  if (may_stop && std::binary_search(resolved.stop_ids.begin(), resolved.stop_ids.end(), sample.token)) return wire::FinishReason::kStop;
-  if (sequence.num_output_tokens() >= resolved.max_new_tokens) return wire::FinishReason::kLength;
-  return wire::FinishReason::kNone;
-}
-
 void EngineCore::send_news() {
   for (const News& news : news_) {
-    Request& request = *news.request;
+    CoreRequest& request = *news.request;
     if (request.is_sink_broken) continue;
-    begin_event(request);
+    request.begin_event(version_);
     wire::GenerateOutput& delta = request.event.delta;
     if (news.reason == wire::FinishReason::kError) {
       delta.error = std::move(news.output->error);
@@ -281,65 +259,31 @@ void EngineCore::send_news() {
       }
       if (news.reason == wire::FinishReason::kStop) delta.stop_token_id = sample.token;
     }
-    news.reason == wire::FinishReason::kNone ? emit(request) : finish(request, news.reason);
+    send(request, news.reason);
   }
   news_.clear();
 }
 
-void EngineCore::begin_event(Request& request) {
-  const Sequence& sequence = request.sequence;
-  wire::GenerateOutput& delta = request.event.delta;
-  delta.token_ids.clear();
-  delta.logprobs.clear();
-  delta.top_logprobs.clear();
-  delta.versions.clear();
-  delta.finish_reason = wire::FinishReason::kNone;
-  delta.stop_token_id.reset();
-  delta.stop_string.clear();
-  delta.error.clear();
-  delta.prompt_logprobs.clear();
-  delta.prompt_top_logprobs.clear();
-  delta.prompt_ranks.clear();
-  delta.num_prompt_tokens = sequence.num_prompt_tokens;
-  delta.num_cached_tokens = std::max<std::int64_t>(0, sequence.num_cached_tokens);
-  delta.version_start = sequence.num_output_tokens() > 0 ? sequence.version_first : version_;
-  delta.version_end = sequence.num_output_tokens() > 0 ? sequence.version_last : version_;
-}
-
-void EngineCore::end(Request& request, wire::FinishReason reason, const std::string& error) {
-  begin_event(request);
+void EngineCore::end(CoreRequest& request, wire::FinishReason reason, const std::string& error) {
+  request.begin_event(version_);
   request.event.delta.error = error;
-  finish(request, reason);
+  send(request, reason);
 }
 
-void EngineCore::finish(Request& request, wire::FinishReason reason) {
-  Sequence& sequence = request.sequence;
-  wire::GenerateOutput& delta = request.event.delta;
-  delta.finish_reason = reason;
-  delta.first_step = sequence.first_step;
-  delta.prompt_logprobs = std::move(sequence.prompt_logprobs);
-  delta.prompt_top_logprobs = std::move(sequence.prompt_top_logprobs);
-  delta.prompt_ranks = std::move(sequence.prompt_ranks);
-  scheduler_.remove(sequence);
+void EngineCore::send(CoreRequest& request, wire::FinishReason reason) {
+  if (reason != wire::FinishReason::kNone) request.end_event(reason);
+  if (request.send_event() && reason == wire::FinishReason::kNone) return;
+  scheduler_.remove(request.sequence);
   ended_.push_back(request.id);
   if (reason == wire::FinishReason::kStop) ++counters_.num_finished_stop;
   if (reason == wire::FinishReason::kLength) ++counters_.num_finished_length;
   if (reason == wire::FinishReason::kAbort) ++counters_.num_finished_abort;
-  emit(request);
 }
 
-void EngineCore::emit(Request& request) {
-  if (request.is_sink_broken) return;
-  try {
-    request.sink(request.event);
-  } catch (const std::exception& error) {
-    // Nobody listens any more: the request is dropped, the others go on.
-    log::error("the receiver of request {} failed and the request is dropped: {}", request.id.value, error.what());
-    request.is_sink_broken = true;
-    const bool is_over = request.event.delta.finish_reason != wire::FinishReason::kNone;
-    scheduler_.remove(request.sequence);
-    if (!is_over) ended_.push_back(request.id);
-  }
+std::vector<RequestId> EngineCore::take_ended() {
+  drop_ended();
+  num_dropped_ = 0;
+  return std::exchange(ended_, {});
 }
 
 void EngineCore::drop_ended() {
@@ -349,7 +293,7 @@ void EngineCore::drop_ended() {
     if (wire::as_slow(node.mapped()->resolved.sampling.token_rule) != nullptr) --num_ruled_;
     leaving_.push_back(std::move(node.mapped()));
   }
-  std::erase_if(leaving_, [](const auto& request) { return request->num_steps_under_way == 0; });
+  std::erase_if(leaving_, [](const auto& request) { return request->sequence.num_steps_under_way == 0; });
 }
 
 void EngineCore::fail_step(const StepPlan& plan, const std::string& error) {
@@ -357,8 +301,7 @@ void EngineCore::fail_step(const StepPlan& plan, const std::string& error) {
   log::error("a step over {} sequences failed and ends them: {}", plan.rows.size(), error);
   scheduler_.reset_prefix_cache();
   for (const PlanRow& row : plan.rows)
-    if (row.sequence->state != SequenceState::kFinished)
-      end(*static_cast<Request*>(row.sequence->owner), wire::FinishReason::kError, error);
+    if (row.sequence->state != SequenceState::kFinished) end(request_of(*row.sequence), wire::FinishReason::kError, error);
 }
 
 void EngineCore::abort_all(wire::FinishReason reason, const std::string& error) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -8,9 +7,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/core_request.hpp"
 #include "engine/engine.hpp"
 #include "engine/model_runner.hpp"
 #include "engine/scheduler.hpp"
+#include "engine/steps_under_way.hpp"
 
 namespace prl::engine {
 
@@ -45,81 +46,54 @@ class EngineCore {
   void deliver();
   /// Error as ModelRunner::set_weights, or {kCorrupt} if the model then gives no numbers on the probe prompt, with nothing changed.
   WeightProof update_weights(nn::WeightsPtr weights);
-  WeightProof prove() { return runner_->prove(); }
-  nn::WeightsPtr weights() const { return runner_->weights(); }
+  ModelRunner& runner() noexcept { return *runner_; }
   void reset_prefix_cache() { scheduler_.reset_prefix_cache(); }
   void abort_all(wire::FinishReason reason, const std::string& error);
 
   /// True if the last step() had nothing to do but to wait for token rules.
   bool waits_for_rules() const noexcept { return waits_for_rules_; }
-  bool is_idle() const noexcept { return !has_sequences() && num_under_way() == 0; }
+  bool is_idle() const noexcept { return !scheduler_.has_sequences() && steps_.size() == 0; }
   /// Steps that failed since the last one that did not.
   int num_failures_in_a_row() const noexcept { return num_failures_in_a_row_; }
   EngineStats stats() const;
   const Scheduler& scheduler() const noexcept { return scheduler_; }
-  /// Requests that ended since clear_ended().
-  const std::vector<RequestId>& ended() const noexcept { return ended_; }
-  void clear_ended() noexcept {
-    ended_.clear();
-    num_dropped_ = 0;
-  }
+  /// Requests that ended since the last call.
+  std::vector<RequestId> take_ended();
 
  private:
-  struct Request;
-  struct Step {
-    StepPlan plan;
-    StepOutput output;
-  };
   /// What a step found for a sequence, which has its token already, and nobody was told.
   struct News {
-    Request* request = nullptr;
+    CoreRequest* request = nullptr;
     StepOutput::Row* output = nullptr;
     wire::FinishReason reason = wire::FinishReason::kNone;
   };
-  bool has_sequences() const noexcept { return scheduler_.num_running() > 0 || scheduler_.num_waiting() > 0; }
   /// False while the sequence's token rule is still at work on what may come next.
   bool may_draw(Sequence& sequence);
   /// Ends the requests whose token rule has given up.
   void end_failed_rules();
-  Step& next_step() noexcept { return steps_[num_begun_ % steps_.size()]; }
-  Step& oldest_step() noexcept { return steps_[num_settled_ % steps_.size()]; }
-  std::size_t num_under_way() const noexcept { return num_begun_ - num_settled_; }
-  /// Has the runner begin next_step(), which has its plan.
-  void begin();
-  void begin_ahead();
   /// Waits for the oldest step and has its sequences accept what it found.
   void settle();
-  /// The oldest step is over for the runner, too: its plan names its requests no longer.
-  void retire_oldest();
-  void count_step(const StepPlan& plan);
   /// True if its request wants to hear of it before the next step.
   bool accept(const PlanRow& row, StepOutput::Row& output);
-  void accept_prompt_logprobs(Sequence& sequence, const PlanRow& row, StepOutput::Row& output);
-  /// The sequence gets its token. kNone if it goes on.
-  wire::FinishReason accept_token(Sequence& sequence, const ops::SampleResult& sample);
   /// Sends the news. Destroys nothing.
   void send_news();
-  /// Takes the sequence out and sends its final event, which begin_event and the caller have begun.
-  void finish(Request& request, wire::FinishReason reason);
+  /// Sends the request's event, which begin_event and the caller have filled in. Unless `reason` is kNone it is the final one.
+  void send(CoreRequest& request, wire::FinishReason reason);
   /// The final event of a request without a new token.
-  void end(Request& request, wire::FinishReason reason, const std::string& error);
+  void end(CoreRequest& request, wire::FinishReason reason, const std::string& error);
   void fail_step(const StepPlan& plan, const std::string& error);
-  /// Clears the request's event and fills in what every event says.
-  void begin_event(Request& request);
-  void emit(Request& request);
   /// Destroys requests that have ended and that no step under way names; not while plan rows are walked.
   void drop_ended();
 
   BlockPool pool_;
   Scheduler scheduler_;
   std::unique_ptr<ModelRunner> runner_;
-  std::array<Step, 3> steps_;  ///< the two under way, and the one before them, whose outputs news refer to
-  std::size_t num_begun_ = 0, num_settled_ = 0;
+  StepsUnderWay steps_;
   std::vector<News> news_;
-  std::unordered_map<RequestId, std::unique_ptr<Request>> requests_;
-  std::vector<std::unique_ptr<Request>> leaving_;  ///< ended, and named by a step under way perhaps
-  std::vector<RequestId> ended_;
-  std::size_t num_dropped_ = 0;  ///< of ended_
+  std::unordered_map<RequestId, std::unique_ptr<CoreRequest>> requests_;
+  std::vector<std::unique_ptr<CoreRequest>> leaving_;  ///< ended, and named by a step under way perhaps
+  std::vector<RequestId> ended_;                       ///< since take_ended()
+  std::size_t num_dropped_ = 0;                        ///< of ended_
   std::uint64_t num_arrivals_ = 0;
   PolicyVersion version_;
   EngineStats counters_;

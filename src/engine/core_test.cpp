@@ -72,7 +72,7 @@ TEST(EngineCore, GeneratesUntilLength) {
   EXPECT_EQ(got->output.finish_reason, FinishReason::kLength);
   EXPECT_EQ(got->output.num_prompt_tokens, 3);
   EXPECT_TRUE(got->is_over);
-  EXPECT_EQ(world.core->ended(), std::vector<RequestId>{RequestId{1}});
+  EXPECT_EQ(world.core->take_ended(), std::vector<RequestId>{RequestId{1}});
 }
 
 TEST(EngineCore, StopTokenEndsAndIsIncluded) {
@@ -182,7 +182,7 @@ TEST(EngineCore, ASinkThatThrowsLosesItsRequestOnly) {
     const auto good = world.add(2, request);
     world.drain();
     EXPECT_EQ(good->output.token_ids, expected_output(request, 1, PolicyVersion{0}, kVocab));
-    EXPECT_THAT(world.core->ended(), ::testing::UnorderedElementsAre(RequestId{1}, RequestId{2}));
+    EXPECT_THAT(world.core->take_ended(), ::testing::UnorderedElementsAre(RequestId{1}, RequestId{2}));
     EXPECT_EQ(world.core->stats().num_blocks_used, 0);
   }
 }
@@ -382,7 +382,7 @@ TEST(EngineCore, WeightsThatGiveNoNumbersAreNotTaken) {
   world.core->update_weights(fake_weights(3));
   world.runner->probe_logprobs = {-1.0f, std::numeric_limits<float>::quiet_NaN()};
   EXPECT_THROW(world.core->update_weights(fake_weights(4)), Error);
-  EXPECT_EQ(world.core->weights()->version, PolicyVersion{3});
+  EXPECT_EQ(world.core->runner().weights()->version, PolicyVersion{3});
   EXPECT_EQ(world.core->stats().version, PolicyVersion{3});
   world.runner->probe_logprobs = {-1.0f};
   EXPECT_EQ(world.core->update_weights(fake_weights(5)).version, PolicyVersion{5});
@@ -531,7 +531,7 @@ TEST_P(EngineProperty, EveryRequestEndsOnceAndUndisturbedOnesAreExact) {
     world.drain();
     num_ahead += world.runner->num_ahead;
     EXPECT_EQ(world.core->stats().num_blocks_used, 0);
-    EXPECT_EQ(world.core->ended().size(), all.size());
+    EXPECT_EQ(world.core->take_ended().size(), all.size());
     for (const auto& [id, tracked] : all) {
       ASSERT_TRUE(tracked.got->is_over) << "request " << id;
       if (tracked.is_disturbed) continue;

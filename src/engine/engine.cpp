@@ -55,7 +55,7 @@ Engine::Engine(std::shared_ptr<DeviceRuntime> runtime, EngineOptions options, nn
 Engine::Engine(EngineOptions options, nn::ModelConfig config, std::unique_ptr<EngineCore> core)
     : options_(std::move(options)), config_(std::move(config)), core_(std::move(core)) {
   stats_ = core_->stats();
-  weights_ = core_->weights();
+  weights_ = core_->runner().weights();
   rule_bell_ = std::make_shared<RuleBell>();
   rule_bell_->engine = this;
   core_->on_rule_news([bell = rule_bell_] {
@@ -166,7 +166,7 @@ WeightProof Engine::update_weights(nn::WeightsPtr weights, std::chrono::millisec
 }
 
 WeightProof Engine::proof(std::chrono::milliseconds timeout) {
-  return call<WeightProof>("prove its weights", timeout, [this] { return core_->prove(); });
+  return call<WeightProof>("prove its weights", timeout, [this] { return core_->runner().prove(); });
 }
 
 nn::WeightsPtr Engine::weights() const {
@@ -294,11 +294,11 @@ void Engine::fail_engine(const std::string& reason) {
 
 void Engine::publish() {
   EngineStats stats = core_->stats();
+  const std::vector<RequestId> ended = core_->take_ended();
   std::lock_guard lock(mutex_);
   stats.is_paused = is_paused_;
   stats_ = stats;
-  for (const RequestId id : core_->ended()) open_.erase(id);
-  core_->clear_ended();
+  for (const RequestId id : ended) open_.erase(id);
 }
 
 }  // namespace prl::engine

@@ -108,7 +108,7 @@ BENCHMARK(prefill)->MinTime(2.0)->UseRealTime()->Unit(benchmark::kMillisecond);
 /// Checksum and probe, as after each weight update.
 void prove(benchmark::State& state) {
   const auto core = bench().make_core(1);
-  for (auto _ : state) benchmark::DoNotOptimize(core->prove());
+  for (auto _ : state) benchmark::DoNotOptimize(core->runner().prove());
 }
 BENCHMARK(prove)->UseRealTime()->Unit(benchmark::kMillisecond);
 

@@ -5,7 +5,7 @@
 
 namespace prl::engine {
 
-/// Carries out step plans, in the order in which they are begun. It sees tokens and block tables, never queues or clients. One thread.
+/// Executes step plans, in the order in which they are begun. It sees tokens and block tables, never queues or clients. One thread.
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;

@@ -21,10 +21,10 @@ struct Draw {
 /// True if the logits of the token must be changed before it is drawn.
 bool needs_edit(const Draw& draw) noexcept;
 /// Adds what the request asks for to the edits of row `row`: bias, then repetition, presence and frequency penalties, then stop tokens
-/// masked until min_tokens, and the last tokens of bad sequences that the output has begun. Of allowed tokens all others are masked. A
-/// token rule leaves only what it lets come next: stop tokens are open where the text may end, and masked
-/// elsewhere unless nothing else could come; if no token may come at all, which takes output that was not drawn under the rule, the row
-/// becomes NaN. Cost is that of the sequence's different tokens, with a token rule also of the vocabulary's bits.
+/// masked until min_tokens, and the last tokens of bad sequences that the output has begun. With allowed tokens all others are masked. A
+/// token rule masks what it does not allow next: stop tokens are allowed where the text may end, and otherwise only if nothing else is; if
+/// no token is allowed at all, which needs output that was not drawn under the rule, the row becomes NaN. Cost: linear in the sequence's
+/// distinct tokens, with a token rule also in the vocabulary's bits.
 void add_edits(ops::LogitEdits& edits, const Draw& draw, std::int32_t row, std::int64_t vocab_size);
 
 /// Draws tokens from logits as each sequence asks. The draw of a token depends on its logits, the sequence's seed and the

@@ -61,6 +61,7 @@ class Scheduler {
   std::span<Sequence* const> running() const noexcept { return running_; }
   std::int64_t num_running() const noexcept { return static_cast<std::int64_t>(running_.size()); }
   std::int64_t num_waiting() const noexcept { return static_cast<std::int64_t>(waiting_.size()); }
+  bool has_sequences() const noexcept { return !running_.empty() || !waiting_.empty(); }
   const SchedulerStats& stats() const noexcept { return stats_; }
   const BlockPool& pool() const noexcept { return pool_; }
   void check_integrity() const;

@@ -55,6 +55,7 @@ struct Sequence {
   std::vector<BlockLease> blocks;
 
   SequenceState state = SequenceState::kWaiting;
+  int num_steps_under_way = 0;          ///< that name the sequence
   std::int64_t num_cached_tokens = -1;  ///< prefix hits at the first admission; -1 before it
   std::int64_t num_preemptions = 0;
 

@@ -7,15 +7,15 @@
 
 namespace prl::engine {
 
-/// Where the time of steps goes, by marks in the device's queue of work. Any thread.
+/// Where the time of steps goes, by timestamps in the device's stream. Any thread.
 class StepTimes {
  public:
   /// Sums over steps, in seconds.
   struct Parts {
     std::int64_t num_steps = 0;
-    double wait_s = 0;    ///< nothing was queued: the device waited for the host, or there was nothing to do
+    double wait_s = 0;    ///< the stream was empty: the device waited for the host, or there was nothing to do
     double layers_s = 0;  ///< from the upload of indices to the last norm, and log-probabilities of prompts
-    double head_s = 0;    ///< logits; where one pass forms them and draws, that
+    double head_s = 0;    ///< logits; with a fused head, logits and the draw
     double draw_s = 0;
 
     Parts& operator+=(const Parts& other) noexcept {

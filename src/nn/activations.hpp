@@ -8,8 +8,8 @@
 
 namespace prl::nn {
 
-/// Parts of a decoder layer whose activations need not be kept. What every layer keeps in any case: its residual sums and the output of
-/// its attention.
+/// Parts of a decoder layer whose activations are recomputed instead of saved. Every layer saves its residual sums and the output of its
+/// attention in any case.
 struct LayerParts {
   bool norm = false;       ///< normed inputs of attention and MLP, normed and rotated heads
   bool attn_proj = false;  ///< the projections q, k, v, and the heads made of them
@@ -17,19 +17,19 @@ struct LayerParts {
   bool any() const noexcept { return norm || attn_proj || mlp; }
 };
 
-/// Which decoder layers keep less, and compute the rest again in the backward pass.
+/// Which decoder layers save less and recompute the rest in the backward pass.
 struct ActivationCheckpointing {
   int freq = 0;           ///< 0: none; n: every n-th layer
-  LayerParts parts = {};  ///< what those layers do not keep; with none set they keep their input alone
+  LayerParts parts = {};  ///< what those layers do not save; with none set they save their input only
 };
 
-/// Where kept activations wait for the backward pass.
+/// Where saved activations are stored until the backward pass.
 struct ActivationOffload {
   std::shared_ptr<HostLink> link = {};  ///< in host memory behind it; nullptr: on the device
-  int max_inflight = 5;                 ///< layers on their way there at once; as many, and one more, have a place on the device
+  int max_inflight = 5;                 ///< layers being copied at once; that many and one more have a buffer on the device
 };
 
-/// How a pass with a tape keeps activations.
+/// How a pass with a tape saves activations.
 struct KeptActivations {
   ActivationCheckpointing checkpointing;
   autograd::Remake* remake = nullptr;             ///< wanted if checkpointing has parts
@@ -38,8 +38,8 @@ struct KeptActivations {
   bool is_checkpointed(std::int64_t layer) const noexcept { return checkpointing.freq > 0 && layer % checkpointing.freq == 0; }
 };
 
-/// What a TrainableModel's buffers take for passes over `num_tokens` that keep `num_kept_logits` rows of logits, from sizes alone; the
-/// scratch memory of ops is not in it.
+/// Predicts the memory of a TrainableModel for passes over `num_tokens` that save `num_kept_logits` rows of logits, from sizes alone;
+/// scratch memory of ops is not included.
 struct ActivationBytes {
   std::size_t device = 0, host = 0;
 };

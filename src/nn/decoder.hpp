@@ -29,7 +29,7 @@ struct PagedBatch {
   std::span<const std::int32_t> context_len;  ///< num_sequences
   std::span<const std::int32_t> block_table;  ///< num_sequences * max_blocks
   std::int32_t max_blocks = 0;
-  ConstTensorView drawn_B = {};  ///< tokens drawn by work that may still be queued
+  ConstTensorView drawn_B = {};  ///< tokens drawn by work that may still be enqueued
 };
 
 /// Keys and values of all layers: [num_layers] of k and v [num_blocks, Hkv, block_size, D] in the compute dtype.
@@ -47,19 +47,19 @@ class KvCache {
   std::int64_t num_blocks_ = 0, block_size_ = 0;
 };
 
-/// The decoder without a tape: hidden states after the final norm. The same layer code as the training pass, so a row is
-/// equal bit for bit to TrainableModel's. Keeps activation buffers between calls; one caller at a time.
+/// The decoder for inference: hidden states after the final norm. It runs the same layer code as training, so a row equals
+/// TrainableModel's bit for bit. Reuses activation buffers between calls; one caller at a time.
 class InferenceModel {
  public:
-  /// `may_record`: false for no recorded steps.
+  /// `may_record`: whether steps of one token per sequence may be recorded as CUDA graphs.
   explicit InferenceModel(ops::OpContext& ctx, bool may_record = true);
   ~InferenceModel();
   /// Writes k, v of the new tokens into `cache` and returns h [T, H] in compute dtype, valid until the next call. A step of one token
-  /// per sequence is recorded where the device can, once per set of weights and rounded-up batch size, and run again as a whole.
+  /// per sequence is recorded where the device can, once per set of weights and rounded-up batch size, and replayed from then on.
   TensorView forward_paged(const Weights& weights, KvCache& cache, const PagedBatch& batch);
-  /// Rows of h one after another; valid until the next call.
+  /// The rows of h, contiguous; valid until the next call.
   ConstTensorView hidden_rows(ConstTensorView h_TH, std::span<const std::int32_t> rows_B);
-  /// logits_BV [B, V] fp32 of what hidden_rows() has just given; valid until its next call.
+  /// logits_BV [B, V] fp32 of the last result of hidden_rows(); valid until its next call.
   TensorView logits(const Weights& weights, ConstTensorView h_BH);
   TensorView logits(const Weights& weights, ConstTensorView h_TH, std::span<const std::int32_t> rows_B) {
     return logits(weights, hidden_rows(h_TH, rows_B));
@@ -79,10 +79,10 @@ struct TokenStats {
   std::vector<float> entropy_T;
 };
 
-/// Forward with a tape, loss outside, backward: the trainer turns logp into a loss on the host and hands back d loss/d logp.
+/// Forward and backward pass; the loss is outside: the trainer computes it from logp on the host and passes d loss/d logp back.
 /// Numerics  activations and their gradients are in the compute dtype of the weights; products, norms and softmax sum in fp32, and
-///           gradients of parameters are fp32 throughout. Neither recomputation nor offloading nor kept logits change a bit of a gradient.
-/// Memory    activations of the last forward() are kept until the next one; buffers are reused between steps.
+///           gradients of parameters are fp32 throughout. Recomputation, offloading and saved logits change no bit of a gradient.
+/// Memory    activations of the last forward() are saved until the next one; buffers are reused between steps.
 class TrainableModel {
  public:
   TrainableModel(ops::OpContext& ctx, Parameters& parameters, ActivationCheckpointing checkpointing, ActivationOffload offload = {});
@@ -92,13 +92,13 @@ class TrainableModel {
                      std::span<const float> temperatures_T);
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
-  /// Passes leave what their way back wants of the logits of up to `num_tokens` tokens, which else forms them again: num_tokens times
-  /// ops::kept_row_bytes(). Where the device cannot, nothing changes. Not between forward() and backward().
+  /// Saves the logits of up to `num_tokens` tokens for backward instead of recomputing them: num_tokens * ops::kept_row_bytes(). No
+  /// effect where the device cannot. Not between forward() and backward().
   void keep_logits(std::int64_t num_tokens);
-  /// Takes memory at once for passes over `num_tokens` in `compute`, where growing on the way would leave up to a fifth unused. Not
-  /// between forward() and backward(). Error{kOutOfMemory}.
+  /// Reserves memory for passes over `num_tokens` in `compute`; growing on demand would leave up to a fifth unused. Not between forward()
+  /// and backward(). Error{kOutOfMemory}.
   void expect_tokens(std::int64_t num_tokens, DType compute);
-  /// Gives back what buffers have beyond the largest pass so far. Not between forward() and backward().
+  /// Shrinks buffers to the largest pass so far. Not between forward() and backward().
   void fit_memory();
   /// Forward only.
   TokenStats evaluate(const WeightsPtr& weights, const PackedBatch& batch, std::span<const std::int32_t> targets_T,

@@ -10,18 +10,18 @@ namespace prl::nn {
 // The decoder's only forward code: training, prefill and decode all come through here, which is what makes their rows equal bit
 // for bit. Legend: T tokens, H hidden.
 
-/// The residual stream between two layers is residual + delta; the sum is formed together with the norm that reads it.
+/// The residual stream between two layers is residual + delta; the sum is computed together with the norm that reads it.
 struct Stream {
   autograd::Var residual_TH;
   autograd::Var delta_TH;  ///< undefined: the stream is `residual_TH` alone
 };
 
-/// Where a layer puts what leaves it, and what it need not keep. An undefined view is fresh memory of the frame.
+/// Where a layer writes its outputs, and what it does not save. An undefined view is freshly allocated in the frame.
 struct LayerMemory {
   TensorView residual_TH;              ///< for both of its sums
   TensorView delta_TH;                 ///< for the outputs of attention and MLP, which no backward rule reads
-  LayerParts again = {};               ///< made again by `remake`
-  autograd::Remake* remake = nullptr;  ///< wanted if `again` has parts
+  LayerParts again = {};               ///< recomputed by `remake`
+  autograd::Remake* remake = nullptr;  ///< required if `again` has parts
 };
 
 /// Weights of a model with the gradients that belong to them (none: inference).
@@ -40,7 +40,7 @@ Stream decoder_layer(autograd::Frame& frame, const BoundModel& model, std::int64
                      const autograd::AttentionIndex& index, const LayerMemory& memory);
 
 /// Embedding, all layers and the final norm: h [T, H]. Ids and index must outlive the frame's tape, for which all ids must be known.
-/// `kept` belongs to frames with a tape; nullptr: all layers keep all they need.
+/// `kept` is for frames with a tape; nullptr: all layers save all they need.
 autograd::Var decoder_forward(autograd::Frame& frame, const BoundModel& model, const ops::TokenIds& ids,
                               const autograd::AttentionIndex& index, std::span<const ops::KvLayer> kv_layers, const KeptActivations* kept);
 

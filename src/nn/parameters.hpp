@@ -40,10 +40,10 @@ class Parameters {
   const Tensor& grad(Block block, std::int64_t layer = -1) const { return find(grads_of_blocks_, block, layer); }
   void ensure_grads();
   void zero_grads();
-  /// The start of a step: gradients count as zero without most of them being written, for the next backward pass of a TrainableModel
-  /// overwrites them. Whoever reads gradients without one in between calls settle_grads() first.
+  /// The start of a step: gradients are zero from now on, but most of them are not written, as the next backward pass of a TrainableModel
+  /// overwrites them. Call settle_grads() before reading gradients without a backward pass in between.
   void start_grads();
-  /// Writes the zeros that start_grads() left out, if no backward pass has taken their place.
+  /// Writes the zeros that start_grads() left out, unless a backward pass has overwritten them.
   void settle_grads();
   /// True between start_grads() and the end of the backward pass that overwrites.
   bool grads_are_fresh() const noexcept { return grads_are_fresh_; }

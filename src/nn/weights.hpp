@@ -37,8 +37,8 @@ struct Weights {
 };
 using WeightsPtr = std::shared_ptr<const Weights>;
 
-/// Packs masters. `previous` (may be null) lends its rope table. `with_backward` for the trainer. `rounded`, if defined, holds
-/// parameters.all_values() in the compute dtype already and becomes the memory of the weights: where ops::shares_weights says so.
+/// Packs masters. The rope table of `previous` (may be null) is shared. `with_backward` for the trainer. `rounded`, if defined, holds
+/// parameters.all_values() in the compute dtype and becomes the memory of the weights; only where ops::shares_weights().
 WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
                         const WeightsPtr& previous, const Tensor& rounded = {});
 /// The same from a Hugging Face folder, without gradients, for servers; checks names and shapes against `config`.

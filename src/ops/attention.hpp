@@ -66,24 +66,24 @@ struct PagedAttention {
 };
 void attention_paged(OpContext& ctx, TensorView out_THD, const PagedAttention& args);
 
-/// Where one new token per sequence stands, in device memory (int32), so that the work of a step can be recorded once and run again
-/// with other values. Row s belongs to sequence s.
+/// Index arrays of one new token per sequence, in device memory (int32), so that a step can be recorded once and replayed with other
+/// values. Row s belongs to sequence s.
 struct DecodeIndex {
   ConstTensorView slot_B;          ///< where the token's k and v go: block * block_size + offset; -1: there is no such sequence
   ConstTensorView context_len_B;   ///< tokens in cache, the new one included; 0: there is no such sequence
   ConstTensorView block_table_BM;  ///< blocks of the sequence
 };
-/// Whether this device can decode from a DecodeIndex. The functions below are for devices that can.
+/// Whether this device can decode from a DecodeIndex. The functions below require it.
 bool can_decode_by_index(const OpContext& ctx);
 /// q_TE [T, Q] = rope(head_norm(q heads)), without the norm where there is none; k so treated and v into the cache at slot_T (int32,
 /// device; -1 skips the token). Equal bit for bit to head_norm, rope and kv_write.
 void norm_rope_to_cache(OpContext& ctx, TensorView q_TE, const KvLayer& layer, ConstTensorView slot_T, const HeadInputs& in);
 /// Bytes of the plan that the layers of a step share.
 std::size_t decode_plan_bytes(OpContext& ctx, const DecodeIndex& index, std::int64_t block_size);
-/// Cuts a step's work into units on the device. `plan`: kU8, as large as decode_plan_bytes says. `q_BHD`: shape and dtype as of the
+/// Divides a step's work into units on the device. `plan`: kU8, as large as decode_plan_bytes says. `q_BHD`: shape and dtype as of the
 /// layers to come, no memory needed.
 void plan_decode(OpContext& ctx, TensorView plan, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index);
-/// attention_paged of one token per sequence, bit for bit; rows of absent sequences are left alone. Queues kernels only.
+/// attention_paged of one token per sequence, bit for bit; rows of absent sequences are not written. Enqueues kernels only.
 void attention_decode(OpContext& ctx, TensorView out_BHD, ConstTensorView q_BHD, const KvLayer& layer, const DecodeIndex& index,
                       ConstTensorView plan, float scale);
 

@@ -11,7 +11,7 @@ namespace prl::ops {
 
 struct OpTable;
 
-/// Scratch memory that ops borrow for one call; grows to the largest need during warm-up, then never again.
+/// Scratch memory of ops, valid for one call; grows to the largest request during warm-up.
 class Workspace {
  public:
   explicit Workspace(std::shared_ptr<DeviceRuntime> runtime) : runtime_(std::move(runtime)) {}
@@ -39,8 +39,8 @@ struct OpContext {
   const OpTable* table = nullptr;  ///< the bodies of runtime->device()
   void* stream = nullptr;          ///< cudaStream_t of CUDA bodies
   void* library = nullptr;         ///< what the device's bodies keep between calls: handles, plans
-  /// Kernels may be measured against each other when a size comes for the first time, which holds up all that the device does. Off where
-  /// sizes come and go: there it is done once a size has come often. No bit depends on it.
+  /// Autotune: kernels are timed against each other when a size is used for the first time, which stalls the device. Where sizes vary it is
+  /// off, and a size is tuned once it has been used often. Results do not depend on it.
   bool may_measure = true;
 };
 

@@ -34,11 +34,11 @@ using LinearWeightPtr = std::shared_ptr<const LinearWeight>;
 /// `with_backward` also keeps what linear_backward_input needs.
 LinearWeightPtr pack_linear(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward);
 
-/// The same of a tensor that is in the compute dtype already, of which the result may keep the memory instead of a copy: nobody
-/// writes to it from then on.
+/// The same for a tensor that is in the compute dtype already; the result may share its memory instead of copying it, so that it must not
+/// be written from then on.
 LinearWeightPtr share_linear(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N, bool with_backward);
 
-/// True where `share_linear` keeps the memory it is given, so that all weights of a model may be parts of one array.
+/// True where `share_linear` shares memory, so that all weights of a model can be parts of one array.
 bool shares_weights(const OpContext& ctx);
 
 /// y_TN = x_TK W^T + b.
@@ -46,7 +46,7 @@ bool shares_weights(const OpContext& ctx);
 /// Shapes    x [T, K], y [T, N], both in w.dtype() (y may also be kF32); row-strided views allowed.
 /// Numerics  products summed in fp32, in one order of K per output element that depends on (N, K) and the CPU kind alone:
 ///           a row of y depends on its row of x and on w, never on T or on the thread count (batch-invariant).
-/// `next`: the weight of the product after this one, if the caller knows it: a hint to read ahead, harmless if it is freed before.
+/// `next`: the weight of the product after this one, if known: a prefetch hint, harmless if it is freed before.
 void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearWeight& w, const LinearWeight* next = nullptr);
 
 /// dx_TK = dy_TN W, or += if `accumulate`. Needs w.has_backward(). Batch-invariant.

@@ -1,0 +1,56 @@
+#pragma once
+
+#include "ops/attention.hpp"
+#include "ops/fused.hpp"
+#include "ops/hash.hpp"
+#include "ops/lm_head.hpp"
+#include "ops/logit_edits.hpp"
+#include "ops/optimizer.hpp"
+#include "ops/pointwise.hpp"
+
+// Each op is declared once, in its public header. Its entry in OpTable, the declarations of its bodies and the tables that hold them follow
+// from its line here.
+
+/// Ops that every device has. PRL_OP(name): ops::name.
+#define PRL_FOR_EACH_OP(PRL_OP)     \
+  PRL_OP(pack_linear)               \
+  PRL_OP(share_linear)              \
+  PRL_OP(linear)                    \
+  PRL_OP(linear_backward_input)     \
+  PRL_OP(linear_backward_weight)    \
+  PRL_OP(hash_rows)                 \
+  PRL_OP(matmul_f32)                \
+  PRL_OP(attention_varlen)          \
+  PRL_OP(attention_varlen_backward) \
+  PRL_OP(kv_write)                  \
+  PRL_OP(attention_paged)           \
+  PRL_OP(lm_head_logprob)           \
+  PRL_OP(lm_head_logprob_backward)  \
+  PRL_OP(edit_logits)               \
+  PRL_OP(begin_sample)              \
+  PRL_OP(embedding)                 \
+  PRL_OP(embedding_backward)        \
+  PRL_OP(rms_norm)                  \
+  PRL_OP(add_rms_norm)              \
+  PRL_OP(rms_norm_backward)         \
+  PRL_OP(head_norm)                 \
+  PRL_OP(head_norm_backward)        \
+  PRL_OP(add)                       \
+  PRL_OP(swiglu)                    \
+  PRL_OP(swiglu_backward)           \
+  PRL_OP(rope)                      \
+  PRL_OP(cast)                      \
+  PRL_OP(scale)                     \
+  PRL_OP(adamw)                     \
+  PRL_OP(sgd)                       \
+  PRL_OP(sign_sgd)                  \
+  PRL_OP(muon)
+
+/// Ops that not every device has: attention from indices in its own memory, and fused forms of ops above.
+#define PRL_FOR_EACH_OPTIONAL_OP(PRL_OP) \
+  PRL_OP(linear_fused)                   \
+  PRL_OP(plan_decode)                    \
+  PRL_OP(attention_decode)               \
+  PRL_OP(attention_decode_fused)         \
+  PRL_OP(begin_sample_head)              \
+  PRL_OP(norm_rope_to_cache)
