@@ -10,6 +10,7 @@
 #include "config/orchestrator_config.hpp"
 #include "config/sft_config.hpp"
 #include "config/trainer_config.hpp"
+#include "launch/batch_job.hpp"
 #include "launch/dry_run.hpp"
 #include "launch/eval_role.hpp"
 #include "launch/inference_role.hpp"
@@ -29,12 +30,24 @@ std::filesystem::path log_file(const std::filesystem::path& output_dir, const co
   return output_dir / "logs" / fmt::format("{}.log", config::command_name(*parsed.command));
 }
 
+/// Hands the command to SLURM instead of running it here.
+template <typename Config>
+int submit(const config::ParsedCommand& parsed, const config::Loaded<Config>& loaded) {
+  config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
+  const launch::BatchJob job = launch::batch_job(loaded.config);
+  launch::submit_batch_job(job, launch::write_batch_script(job));
+  return 0;
+}
+
 /// Loads a role's configuration, sets up logging and signals, and runs it. A clean stop by Ctrl-C exits with 130.
 /// Its log is output_dir/logs/<command>.log, unless a launcher started it, which keeps what the role prints in that file.
 template <typename Config, typename Run>
 int run_role(const config::ParsedCommand& parsed, Run run) {
   const auto loaded = config::load<Config>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded, [&] { launch::check_dry_run(loaded.config); })) return 0;
+  if constexpr (requires { loaded.config.slurm; }) {
+    if (loaded.config.slurm) return submit(parsed, loaded);
+  }
   if constexpr (requires { loaded.config.env_vars; }) launch::apply_env_vars(loaded.config.env_vars);
   StopSignal stop;
   const std::filesystem::path& folder = loaded.config.output_dir;
@@ -49,6 +62,9 @@ template <typename Config, typename Run>
 int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, Run run) {
   auto loaded = config::load<Config>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded, [&] { launch::check_dry_run(loaded.config); })) return 0;
+  if constexpr (requires { loaded.config.slurm; }) {
+    if (loaded.config.slurm) return submit(parsed, loaded);
+  }
   Config& config = loaded.config;
   launch::apply_env_vars(config.env_vars);
   StopSignal stop;

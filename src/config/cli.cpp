@@ -335,6 +335,8 @@ template std::vector<std::filesystem::path> write_resolved(Command, const SftCon
 template std::vector<std::filesystem::path> write_resolved(Command, const EvalConfig&, const Provenance&);
 template std::vector<std::filesystem::path> write_resolved(Command, const SynthesizeConfig&, const Provenance&);
 
+template std::string secrets_of(const RlConfig&);
+template std::string secrets_of(const SftConfig&);
 template std::string secrets_of(const TrainerConfig&);
 template std::string secrets_of(const OrchestratorConfig&);
 template std::string secrets_of(const InferenceConfig&);

@@ -254,7 +254,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
     EXPECT_THROW(require_built(rl.not_built), Error) << flags;
   };
   expect("--wandb", "Weights & Biases");
-  expect("--slurm", "SLURM");
   expect("--deployment.type multi_node", "several nodes");
   expect("--deployment.num-train-gpus 2 --deployment.type single_node", "several GPUs");
   expect("--trainer.model.lora", "LoRA");
@@ -285,7 +284,7 @@ TEST(ResolveRl, WandbModeIsHeard) {
 }
 
 TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
-  const auto rl = load_line<RlConfig>(kRl + "--wandb --slurm");
+  const auto rl = load_line<RlConfig>(kRl + "--wandb --trainer.model.fp8");
   try {
     require_built(rl.not_built);
     FAIL();
@@ -293,7 +292,7 @@ TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
     EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
     const std::string text = error.what();
     EXPECT_EQ(text.find("Weights & Biases"), text.rfind("Weights & Biases"));
-    EXPECT_THAT(text, HasSubstr("slurm [flag --slurm]: SLURM jobs"));
+    EXPECT_THAT(text, HasSubstr("trainer.model.fp8 [flag --trainer.model.fp8]: 8-bit"));
   }
 }
 

@@ -222,7 +222,7 @@ struct SftConfig {
     v.field("heartbeat", heartbeat, "Tell an address about each step",
             {.status = not_built("heartbeats", "output_dir/metrics.jsonl grows with each step")});
     v.field("env_vars", env_vars, "Environment variables of the process");
-    v.field("slurm", slurm, "Submit as a batch job", {.status = not_built("SLURM jobs", "call `prl sft` from a batch script")});
+    v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");
     v.field("dry_run", dry_run, "Check, write the resolved configuration and stop");
   }
 };
