@@ -292,7 +292,7 @@ TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
     EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
     const std::string text = error.what();
     EXPECT_EQ(text.find("Weights & Biases"), text.rfind("Weights & Biases"));
-    EXPECT_THAT(text, HasSubstr("trainer.model.fp8 [flag --trainer.model.fp8]: 8-bit"));
+    EXPECT_THAT(text, HasSubstr("trainer.model.quantization [flag --trainer.model.fp8]: 8-bit"));
   }
 }
 
