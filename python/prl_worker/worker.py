@@ -18,6 +18,7 @@ from prl_worker.connection import Connection
 from prl_worker.errors import ConfigError, WorkerError, describe
 from prl_worker.framing import DEFAULT_MAX_FRAME, MIN_MAX_FRAME, FrameTooLarge
 from prl_worker.model_calls import ModelCalls, Run, current_run
+from prl_worker.pump import Pump
 
 log = logging.getLogger("prl_worker")
 
@@ -65,6 +66,7 @@ class Worker:
         self.done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._calls = ModelCalls(self._send)
+        self._pump = Pump()
         self._environments: dict[str, Environment] = {}
         self._loading: set[str] = set()
         self._runs: dict[str, Run] = {}
@@ -288,7 +290,8 @@ class Worker:
         for run in list(self._runs.values()):
             if run.env_key == message["env_key"]:
                 self._stop(run, "cancel", "the environment was unloaded")
-                waiting.append(run.task)
+                waiting.append(run)
+        waiting = [run.task for run in waiting if run.task is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=CLEANUP_S)
         await asyncio.wait_for(environment.close(), TEARDOWN_S)
@@ -381,7 +384,11 @@ class Worker:
         self._runs[run.run_id] = run
         if run.deadline_s is not None:
             run.timers.append(self._loop.call_later(max(run.deadline_s, 0.0), self._stop, run, "timeout", ""))
-        run.task = self._spawn(self._play(environment, run))
+        self._pump.add(self._start, environment, run)
+
+    def _start(self, environment: Environment, run: Run) -> None:
+        if not run.is_closed:
+            run.task = self._spawn(self._play(environment, run))
 
     async def _play(self, environment: Environment, run: Run) -> None:
         current_run.set(run)
@@ -457,6 +464,9 @@ class Worker:
         if run.stop_reason is not None or run.is_closed:
             return
         run.stop_reason, run.cancel_reason = why, reason
+        if run.task is None:
+            self._finish(run, self._ended(run))
+            return
         self._calls.drop(run)
         run.task.cancel()
         run.timers.append(self._loop.call_later(CLEANUP_S, self._abandon, run))
@@ -471,7 +481,7 @@ class Worker:
         self._finish(run, self._ended(run))
 
     def _on_model_reply(self, message: dict) -> None:
-        self._calls.on_reply(message)
+        self._pump.add(self._calls.on_reply, message, urgent=True)
 
     # The end
 
@@ -480,7 +490,7 @@ class Worker:
 
     async def _shut_down(self, grace_s: float) -> None:
         self._is_closing = True
-        tasks = [run.task for run in self._runs.values()]
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
         if tasks and grace_s > 0:
             await asyncio.wait(tasks, timeout=grace_s)
         await self._close("shutdown", force=True)
@@ -493,8 +503,9 @@ class Worker:
         runs = list(self._runs.values())
         for run in runs:
             self._stop(run, "cancel", "the worker shuts down")
-        if runs:
-            await asyncio.wait([run.task for run in runs], timeout=CLEANUP_S)
+        tasks = [run.task for run in runs if run.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLEANUP_S)
         self._calls.close()
         for key, environment in self._environments.items():
             try:

@@ -14,7 +14,7 @@ import venvs
 from peer import Peer, say
 from real import ENVS
 
-REPLY = "<reversed_text>" + "abcdefghi " * 198 + "</reversed_text>"
+REPLY = "abcdefghi " * 200
 CASES = {
     "fake": (("fake", "fake", {"num_train": 1000}, 1), ("fake", "fake", {"num_train": 1000, "turns": 3}, 3)),
     "legacy": (("prl-reverse-text", "auto", {}, 1), ("prl-guess", "auto", {"max_turns": 3, "num_rows": 1000}, 3), ("prl-calculator", "auto", {"num_rows": 1000}, 2)),

@@ -398,6 +398,16 @@ class Ending(Case):
         pong = await peer.request("ping")
         self.assertEqual((pong["cancelled"], pong["calls_open"], peer.num_terminals["r1"]), (1, 0, 1))
 
+    async def test_cancel_in_a_burst_of_starts(self):
+        peer = await self.peer(model=lambda call: None)
+        await peer.load(env_args={"num_train": 1000})
+        runs = [peer.start_run(f"r{i}", index=i) for i in range(500)]
+        for i in range(500):
+            peer.send({"t": "cancel", "run_id": f"r{i}", "reason": "all"})
+        self.assertEqual({terminal["t"] for terminal in await asyncio.wait_for(asyncio.gather(*runs), WAIT_S)}, {"cancelled"})
+        self.assertEqual(set(peer.num_terminals.values()), {1})
+        self.assertEqual((await peer.request("ping"))["inflight"], 0)
+
     async def test_deadline(self):
         peer = await self.peer(model=lambda call: None)
         await peer.load()
