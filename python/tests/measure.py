@@ -85,11 +85,14 @@ async def main():
     parser.add_argument("--inflight", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("kinds", nargs="*", metavar="KIND")
+    parser.add_argument("--only", default="", help="environments whose id begins with this")
     options = parser.parse_args()
     print("| environment | CPU a rollout | rate | memory before | at most | loop lag, median | at most | load: wall, CPU |")
     print("|---|---|---|---|---|---|---|---|")
     for kind in options.kinds or CASES:
         for case in CASES[kind]:
+            if not case[0].startswith(options.only):
+                continue
             await measure(kind, *case, options)
 
 

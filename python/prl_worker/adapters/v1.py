@@ -57,6 +57,8 @@ class V1Environment(Environment):
         roles = {name: field.default for name, field in _config_class(request.env_id, pairing).model_fields.items() if isinstance(field.default, AgentConfig)}
         for name, default in roles.items():
             given[name] = self._role(request, name, default, dict(given.get(name) or {}))
+        # One server for all rollouts: ours never go over its socket, so there is nothing to spread.
+        given.setdefault("interception", {"type": "server"})
         try:
             return loaders.resolve_env_config({**given, "taskset": taskset})
         except ValidationError as error:

@@ -9,6 +9,7 @@ Four names of the library are replaced, each once in a process (`install`):
 
 import contextlib
 import contextvars
+import functools
 import itertools
 import sys
 import weakref
@@ -62,8 +63,10 @@ class Seat:
 _seats: dict[str, Seat] = {}  # by trace id
 _servers: "weakref.WeakValueDictionary[str, object]" = weakref.WeakValueDictionary()  # by the secret of a rollout
 _local_tools: dict[str, object] = {}  # by URL
+_sessions: "weakref.WeakValueDictionary[str, object]" = weakref.WeakValueDictionary()  # by trace id
 _next_tools = itertools.count(1)
 _calls: ModelCalls | None = None
+_harness_id = ""
 
 
 def seat(run: Run, trace, session_id: str) -> Seat:
@@ -176,7 +179,7 @@ _real_serve_tools = rollout_module.serve_tools
 
 @contextlib.asynccontextmanager
 async def _serve_tools(toolsets, harness_runtime, shared=None, *, state_secret="", state_route="", state_base=None):
-    session = next((item for item in map(_session_of, [state_route]) if item is not None), None)
+    session = _sessions.get(state_route)
     is_local = tools_in_process.get() and session is not None and _plays_here(session)
     local = [toolset for toolset in toolsets if is_local and _can_be_local(toolset)]
     others = [toolset for toolset in toolsets if toolset not in local]
@@ -195,19 +198,9 @@ async def _serve_tools(toolsets, harness_runtime, shared=None, *, state_secret="
         yield urls
 
 
-_sessions: "weakref.WeakValueDictionary[str, object]" = weakref.WeakValueDictionary()  # by trace id
-
-
-def _session_of(trace_id: str):
-    return _sessions.get(trace_id)
-
-
 def _plays_here(session) -> bool:
     """Whether the seat's harness is ours, the only one that knows our URLs."""
     return session.trace.agent.config.harness is not None and session.trace.agent.config.harness.id == _harness_id
-
-
-_harness_id = ""
 
 
 def _register(self, session):
@@ -221,11 +214,33 @@ _real_register = server_module.InterceptionServer.register
 _real_build_client = judge_module.build_async_openai
 
 
+def _remember_signatures() -> None:
+    """pydantic asks for the signature of each default factory each time it makes a model unchecked, as the library does for every
+    node; for `dict` and `list` Python parses their text and copies sys.modules, a megabyte and milliseconds a rollout."""
+    from pydantic._internal import _fields
+
+    ask = getattr(_fields, "takes_validated_data_argument", None)
+    if ask is None or hasattr(ask, "cache_info"):
+        return
+    remembered = functools.lru_cache(maxsize=4096)(ask)
+
+    @functools.wraps(ask)
+    def takes_validated_data_argument(factory):
+        try:
+            return remembered(factory)
+        except TypeError:  # not hashable
+            return ask(factory)
+
+    takes_validated_data_argument.cache_info = remembered.cache_info
+    _fields.takes_validated_data_argument = takes_validated_data_argument
+
+
 def install(harness_id: str, calls: ModelCalls, *, call_judges: bool) -> None:
     global _calls, _harness_id
     _calls, _harness_id = calls, harness_id
     from prl_worker.adapters import v1_harness
 
+    _remember_signatures()
     sys.modules[harness_id.replace("-", "_")] = v1_harness
     server_module.resolve_client = lambda config: BridgeClient()
     server_module.InterceptionServer.register = _register
