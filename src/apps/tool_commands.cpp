@@ -172,7 +172,6 @@ int run_not_built(const config::ParsedCommand& parsed) {
   };
   switch (command) {
     case Command::kEvals: return finish(config::load<config::EvalsConfig>(command, parsed.args));
-    case Command::kEnvServer: return finish(config::load<config::EnvServerConfig>(command, parsed.args));
     default: fail(ErrorCode::kInternal, "command {} has a body of its own", config::command_name(command));
   }
 }

@@ -74,7 +74,7 @@ struct TrainEnvsConfig {
     v.field("env", env, "Training environments");
     v.field("sampling", sampling, "Sampling of rollouts");
     v.field("num_workers", num_workers, "Worker processes per environment",
-            {.min = 1, .words = "auto", .status = inert("native environments run inside the orchestrator")});
+            {.min = 1, .words = "auto", .status = passed_on("env[].num_workers")});
     v.field("max_retries", max_retries, "Attempts after a failed episode", {.min = 0, .status = passed_on("env[].max_retries")});
     v.field("filter_zero_advantages", filter_zero_advantages, "Do not train on tokens whose advantage is 0");
   }

@@ -82,6 +82,8 @@ Resolution<DoctorConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<EvalsConfig> resolve(Value raw, const Context& context);
 template <>
+Resolution<EnvCommandConfig> resolve(Value raw, const Context& context);
+template <>
 Resolution<EnvServerConfig> resolve(Value raw, const Context& context);
 
 }  // namespace prl::config

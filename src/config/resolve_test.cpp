@@ -262,7 +262,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--inference.parallel.tp 2", "tensor parallelism");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--model.vlm", "vision");
-  expect("--orchestrator.env.0.id primeintellect/wordle", "Python environment");
   expect("--trainer.loss.type custom --trainer.loss.import-path a.b", "Python");
   expect("--orchestrator.prime-monitor", "Prime Intellect platform");
   expect("--trainer.model.fp8", "8-bit");
@@ -415,7 +414,9 @@ TEST(ResolveTools, InitModelTakesAFolderAndChecksTheShape) {
   EXPECT_FALSE(load_line<ChatConfig>("chat --model.name m --client.base-url http://h/v1").config.sampling.temperature)
       << "the server's own";
   EXPECT_TRUE(is_not_built(load_line<EvalsConfig>("evals --model m").not_built, "evaluations in a process"));
-  EXPECT_TRUE(is_not_built(load_line<EnvServerConfig>("env-server --env.id reverse-text").not_built, "environments in a process"));
+  EXPECT_EQ(load_line<EnvServerConfig>("env-server --env.id some-env --address 0.0.0.0:7000").config.address, "0.0.0.0:7000");
+  EXPECT_EQ(load_line<EnvCommandConfig>("env show some-env").config.target, "some-env");
+  EXPECT_THAT(error_of<EnvCommandConfig>("env install"), HasSubstr("target: is needed"));
 }
 
 TEST(Aliases, BothSpellingsInOneFileMustAgree) {

@@ -72,16 +72,19 @@ asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t 
       fmt::format("eval-{}-{}-{}-{}-{}", run->task.label, run->task.environment->name(), example, rollout_idx, attempt);
   for (const auto& [header, field] : run->task.headers_from_state)
     conversation.headers.add(header, state_field(*run, field, example, rollout_idx));
-  const std::unique_ptr<env::ChatClient> client = run->chat->open(std::move(conversation));
+  const std::unique_ptr<env::ChatClient> client = run->chat->open(conversation);
   env::RolloutContext context;
   context.client = client.get();
+  context.open_conversation = env::conversation_opener(run->chat, std::move(conversation));
   context.sampling = run->task.sampling;
   if (run->task.seed)
     context.seed = mix_seed(*run->task.seed, static_cast<std::uint64_t>(example), static_cast<std::uint64_t>(rollout_idx));
   if (context.seed && num_invalid > 0) context.seed = mix_seed(*context.seed, static_cast<std::uint64_t>(num_invalid));
   context.trajectory_id = fmt::format("{}-{}", example, rollout_idx);
+  context.group_id = fmt::format("eval-{}-{}-{}", run->task.label, example, static_cast<int>(run->split));
   context.deadline = net::Clock::now() + run->task.rollout_timeout;
-  env::Task task = run->task.environment->task(run->split, example);
+  auto fetching = run->task.environment->fetch_task(run->split, example);
+  env::Task task = co_await std::move(fetching);
   const net::TimePoint deadline = context.deadline;
   auto rollout = run->task.environment->run(std::move(task), std::move(context));
   auto guarded = net::with_deadline(std::move(rollout), deadline + std::chrono::seconds(5),
@@ -151,7 +154,10 @@ asio::awaitable<void> finish_unit(Run* running, Unit* finished) {
     }
   }
   try {
-    if (run.task.environment->scores_groups()) run.task.environment->score_group(group);
+    if (run.task.environment->scores_groups()) {
+      auto scoring = run.task.environment->score_group(group);
+      co_await std::move(scoring);
+    }
   } catch (const Error& error) {
     if (!run.task.drop_failed_groups) throw;
     log::error("{}: example {} is dropped: {}", run.name(), unit.example, error.what());

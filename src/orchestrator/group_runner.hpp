@@ -87,8 +87,8 @@ class GroupRunner {
     std::vector<TurnScores> scores;  ///< with a teacher
     std::int64_t num_started = 0;
     std::int64_t num_done = 0;
+    bool is_scored = false;  ///< all have ended, and the environment has scored them together if it does that
     std::unique_ptr<net::TaskGroup> tasks;
-    bool is_complete() const { return num_done == info.group_size; }
   };
   struct Attempt {
     int number = 0;
@@ -99,7 +99,8 @@ class GroupRunner {
   asio::awaitable<std::optional<TurnScores>> score_until_done(EpisodeStart info, env::Episode* episode);
   asio::awaitable<void> wait_to_retry(EpisodeStart info, int attempt, std::string reason);
   asio::awaitable<void> run(EpisodeStart info);
-  void finish(const EpisodeStart& info, env::Episode episode, TurnScores scores);
+  asio::awaitable<bool> score_group(EpisodeStart info);
+  bool keep(const EpisodeStart& info, env::Episode episode, TurnScores scores);
 
   asio::any_io_executor executor_;
   GroupRunnerOptions options_;
