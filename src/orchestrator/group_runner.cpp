@@ -35,7 +35,7 @@ void GroupRunner::start(const EpisodeStart& info) {
   group.tasks->spawn(fmt::format("rollout {} of group {}", info.rollout_idx, info.group.value), run(info));
 }
 
-asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, Attempt attempt) {
+asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, env::RolloutAttempt attempt) {
   const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
   env::ConversationOptions conversation;
   conversation.session_id = fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
@@ -50,7 +50,7 @@ asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, Attempt attem
   rollout.seed = mix_seed(mix_seed(base, static_cast<std::uint64_t>(info.step), static_cast<std::uint64_t>(info.ordinal)),
                           mix_seed(static_cast<std::uint64_t>(info.task.env_idx), static_cast<std::uint64_t>(info.task.task_idx)),
                           static_cast<std::uint64_t>(info.rollout_idx));
-  if (attempt.num_invalid > 0) rollout.seed = mix_seed(*rollout.seed, static_cast<std::uint64_t>(attempt.num_invalid));
+  rollout.seed = attempt.seed_from(*rollout.seed);
   rollout.deadline = net::Clock::now() + train_env.rollout_timeout;
   // The environment's own deadline comes first and keeps the partial episode.
   const net::TimePoint deadline = rollout.deadline + 5s;
@@ -78,7 +78,7 @@ asio::awaitable<void> GroupRunner::wait_to_retry(EpisodeStart info, int attempt,
 /// nullopt when the group was dropped meanwhile.
 asio::awaitable<std::optional<env::Episode>> GroupRunner::play_until_done(EpisodeStart info) {
   const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
-  for (Attempt attempt;; ++attempt.number) {
+  for (env::RolloutAttempt attempt;;) {
     std::optional<env::Episode> episode;
     try {
       auto playing = play(info, attempt);
@@ -94,10 +94,8 @@ asio::awaitable<std::optional<env::Episode>> GroupRunner::play_until_done(Episod
       episode->stop_condition = "has_error";
       episode->error = env::EpisodeError{is_cancelled ? "ModelError" : std::string(to_string(error.code())), error.what(), is_cancelled};
     }
-    const bool again = episode->error && episode->error->is_transient && attempt.number < train_env.max_retries;
-    if (!again) co_return episode;
-    if (episode->error->is_invalid_reply()) ++attempt.num_invalid;
-    auto waiting = wait_to_retry(info, attempt.number, episode->error->message);
+    if (!attempt.try_again(*episode, train_env.max_retries)) co_return episode;
+    auto waiting = wait_to_retry(info, attempt.number - 1, episode->error->message);
     co_await std::move(waiting);
   }
 }
@@ -118,9 +116,9 @@ asio::awaitable<std::optional<TurnScores>> GroupRunner::score_until_done(Episode
       failure = net::to_error(std::current_exception());
     }
     if (failure->code() == ErrorCode::kCancelled && !groups_.contains(info.group.value)) co_return std::nullopt;
-    if (attempt >= train_env.max_retries || !is_retryable(failure->code())) {
+    if (attempt >= train_env.max_retries || !is_transient(failure->code())) {
       episode->stop_condition = "has_error";
-      episode->error = env::EpisodeError{"TeacherError", failure->what(), is_retryable(failure->code()), refuses_all(failure->code())};
+      episode->error = env::EpisodeError{"TeacherError", failure->what(), is_transient(failure->code()), refuses_all(failure->code())};
       co_return TurnScores{};
     }
     auto waiting = wait_to_retry(info, attempt, fmt::format("the teacher did not score it: {}", failure->what()));

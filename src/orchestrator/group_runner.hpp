@@ -14,6 +14,7 @@
 #include "env/chat_client.hpp"
 #include "env/environment.hpp"
 #include "env/prompt_scorer.hpp"
+#include "env/rollout_attempt.hpp"
 #include "net/task_group.hpp"
 #include "orchestrator/batch_collector.hpp"
 #include "orchestrator/dispatcher.hpp"
@@ -90,11 +91,7 @@ class GroupRunner {
     std::unique_ptr<net::TaskGroup> tasks;
     bool is_complete() const { return num_done == info.group_size; }
   };
-  struct Attempt {
-    int number = 0;
-    int num_invalid = 0;  ///< attempts before it whose reply was not valid
-  };
-  asio::awaitable<env::Episode> play(EpisodeStart info, Attempt attempt);
+  asio::awaitable<env::Episode> play(EpisodeStart info, env::RolloutAttempt attempt);
   asio::awaitable<std::optional<env::Episode>> play_until_done(EpisodeStart info);
   asio::awaitable<std::optional<TurnScores>> score_until_done(EpisodeStart info, env::Episode* episode);
   asio::awaitable<void> wait_to_retry(EpisodeStart info, int attempt, std::string reason);

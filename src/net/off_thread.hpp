@@ -12,7 +12,7 @@
 #include "net/async_result.hpp"
 #include "net/errors.hpp"
 
-namespace prl::orchestrator::detail {
+namespace prl::net {
 
 /// One thread for calls that block (files, queues), so that the I/O thread never does.
 class OffThread {
@@ -26,13 +26,13 @@ class OffThread {
   /// Runs `work` there and returns its value or throws its Error. Error{kDeadline} naming `what` when `deadline` passes
   /// first; the work then still runs to its end, so it must own or outlive what it uses.
   template <typename T>
-  asio::awaitable<T> run(std::function<T()> work, net::TimePoint deadline, std::string what) {
-    net::AsyncResult<T> result;
+  asio::awaitable<T> run(std::function<T()> work, TimePoint deadline, std::string what) {
+    AsyncResult<T> result;
     auto job = [work = std::move(work), result] {
       try {
         result.set_value(work());
       } catch (const std::exception&) {
-        result.set_error(net::to_error(std::current_exception()));
+        result.set_error(to_error(std::current_exception()));
       }
     };
     boost::asio::post(pool_, std::move(job));
@@ -44,4 +44,4 @@ class OffThread {
   boost::asio::thread_pool pool_;
 };
 
-}  // namespace prl::orchestrator::detail
+}  // namespace prl::net
