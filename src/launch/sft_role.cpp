@@ -50,7 +50,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   options.is_bench = config.bench.has_value();
   if (config.bench) options.bench_json = config.bench->output_json;
   auto monitor = make_monitor(trainer::sft_metrics(), kSftRows, config.output_dir, config.file_monitor, config.bench.has_value());
-  const trainer::SftRunResult result = trainer::run_sft(options, policy, *monitor, stop);
+  const trainer::TrainRunResult result = trainer::run_sft(options, policy, *monitor, stop);
   log::success(
       "sft finished after step {}{}, loss {:.4f}{}", result.last_step, result.was_stopped ? " (stopped)" : "", result.last_loss,
       result.last_checkpoint

@@ -146,7 +146,7 @@ int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) 
                                           .first_step = first_step});
     return make_sample_receiver(config.rollout_transport, config.output_dir, first_step);
   };
-  const trainer::RlRunResult result = trainer::run_rl_trainer(options, policy, receiver, channel.get(), *monitor, stop);
+  const trainer::TrainRunResult result = trainer::run_rl_trainer(options, policy, receiver, channel.get(), *monitor, stop);
   log::info("trainer finished after step {}{}", result.last_step, result.was_stopped ? " (stopped)" : "");
   return 0;
 }

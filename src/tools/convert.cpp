@@ -1,4 +1,4 @@
-#include "launch/convert.hpp"
+#include "tools/convert.hpp"
 
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@
 #include "text/bpe_files.hpp"
 #include "text/chat_template.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 namespace fs = std::filesystem;
 namespace {
 
@@ -181,4 +181,4 @@ ConvertResult convert_model(const ConvertOptions& options) {
   return result;
 }
 
-}  // namespace prl::launch
+}  // namespace prl::tools

@@ -5,7 +5,7 @@
 
 #include "env/environment.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 
 struct MakeDataOptions {
   std::filesystem::path output;    ///< JSONL file to write; replaced whole
@@ -17,4 +17,4 @@ struct MakeDataOptions {
 /// demonstrations; returns how many. Error{kInvalidArgument} if the environment knows no demonstrations.
 std::int64_t make_sft_data(const env::Environment& environment, const MakeDataOptions& options);
 
-}  // namespace prl::launch
+}  // namespace prl::tools

@@ -1,8 +1,8 @@
-#include "launch/chat.hpp"
+#include "tools/chat.hpp"
 
 #include "base/error.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 namespace json = boost::json;
 namespace {
 
@@ -134,4 +134,4 @@ int run_chat_loop(ChatBackend& backend, const ChatOptions& options, const ChatTe
   return 0;
 }
 
-}  // namespace prl::launch
+}  // namespace prl::tools

@@ -1,4 +1,4 @@
-#include "launch/convert.hpp"
+#include "tools/convert.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include "text/chat_template.hpp"
 #include "text/tokenizer.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
@@ -132,4 +132,4 @@ TEST_F(Convert, NamesWhatIsWrongAndLeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace prl::launch
+}  // namespace prl::tools

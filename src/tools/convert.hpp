@@ -8,7 +8,7 @@
 #include "nn/model_config.hpp"
 #include "tensor/dtype.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 
 struct ConvertOptions {
   std::filesystem::path input;  ///< a GGUF file, or a Hugging Face folder with safetensors (a checkpoint's weights are one)
@@ -29,4 +29,4 @@ struct ConvertResult {
 /// all, and logs its progress. Errors name file, key, tensor and byte of the input.
 ConvertResult convert_model(const ConvertOptions& options);
 
-}  // namespace prl::launch
+}  // namespace prl::tools

@@ -1,4 +1,4 @@
-#include "launch/doctor.hpp"
+#include "tools/doctor.hpp"
 
 #include <sys/resource.h>
 #include <sys/statvfs.h>
@@ -16,7 +16,7 @@
 #include "device/device.hpp"
 #include "ops/measure.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 namespace fs = std::filesystem;
 namespace {
 
@@ -145,4 +145,4 @@ std::string doctor_report(const DoctorOptions& options) {
   return text;
 }
 
-}  // namespace prl::launch
+}  // namespace prl::tools

@@ -1,4 +1,4 @@
-#include "launch/make_data.hpp"
+#include "tools/make_data.hpp"
 
 #include <algorithm>
 #include <boost/json/array.hpp>
@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 
 std::int64_t make_sft_data(const env::Environment& environment, const MakeDataOptions& options) {
   std::int64_t count = environment.num_tasks(options.split);
@@ -33,4 +33,4 @@ std::int64_t make_sft_data(const env::Environment& environment, const MakeDataOp
   return count;
 }
 
-}  // namespace prl::launch
+}  // namespace prl::tools

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string>
 
-namespace prl::launch {
+namespace prl::tools {
 
 struct DoctorOptions {
   bool json = false;
@@ -13,4 +13,4 @@ struct DoctorOptions {
 /// What this machine has (CPU, memory, GPUs, open-file limit, disk) and what that means for a run, as text or JSON.
 std::string doctor_report(const DoctorOptions& options);
 
-}  // namespace prl::launch
+}  // namespace prl::tools

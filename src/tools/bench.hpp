@@ -11,7 +11,7 @@
 #include "nn/model_config.hpp"
 #include "tensor/dtype.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 
 struct BenchOptions {
   nn::ModelConfig model;                   ///< random weights of this shape
@@ -44,4 +44,4 @@ std::vector<BenchRow> run_bench(const BenchOptions& options);
 /// bench/peer.py.
 std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& rows);
 
-}  // namespace prl::launch
+}  // namespace prl::tools

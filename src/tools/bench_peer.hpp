@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <string>
 
-#include "launch/bench.hpp"
+#include "tools/bench.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 
 // Benchmarks that are scripts of the project: the peer, and what is measured from outside a process. The scripts are looked for above
 // the working directory and above this program; PRL_BENCH_PYTHON names the interpreter (default python3). Errors: {kNotFound} without the
@@ -19,4 +19,4 @@ void compare_with_peer(BenchOptions options, const std::string& shape, const std
 void bench_start(const std::string& shape, int num_repeats);
 void bench_rl(const std::string& shape, std::uint64_t seed);
 
-}  // namespace prl::launch
+}  // namespace prl::tools

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-namespace prl::launch {
+namespace prl::tools {
 
 /// One assistant message as it came.
 struct ChatReply {
@@ -53,4 +53,4 @@ struct ChatOptions {
 /// `prompt` failed.
 int run_chat_loop(ChatBackend& backend, const ChatOptions& options, const ChatTerminal& terminal);
 
-}  // namespace prl::launch
+}  // namespace prl::tools

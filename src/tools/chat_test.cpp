@@ -1,4 +1,4 @@
-#include "launch/chat.hpp"
+#include "tools/chat.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 namespace {
 namespace json = boost::json;
 using testing::HasSubstr;
@@ -118,4 +118,4 @@ TEST(ChatLoop, InterruptionKeepsWhatWasSaidAndHintsAreDim) {
 }
 
 }  // namespace
-}  // namespace prl::launch
+}  // namespace prl::tools

@@ -1,4 +1,4 @@
-#include "launch/bench_peer.hpp"
+#include "tools/bench_peer.hpp"
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -17,7 +17,7 @@
 
 extern char** environ;
 
-namespace prl::launch {
+namespace prl::tools {
 namespace fs = std::filesystem;
 namespace {
 
@@ -120,4 +120,4 @@ void bench_start(const std::string& shape, int num_repeats) { run_on_model("firs
 
 void bench_rl(const std::string& shape, std::uint64_t seed) { run_on_model("rl.py", {shape, "--seed", std::to_string(seed)}); }
 
-}  // namespace prl::launch
+}  // namespace prl::tools

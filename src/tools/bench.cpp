@@ -1,4 +1,4 @@
-#include "launch/bench.hpp"
+#include "tools/bench.hpp"
 
 #include <algorithm>
 #include <boost/json/array.hpp>
@@ -18,11 +18,15 @@
 #include "engine/engine.hpp"
 #include "launch/engine_host.hpp"
 #include "launch/memory_plan.hpp"
+#include "monitor/sinks.hpp"
 #include "nn/decoder.hpp"
 #include "ops/measure.hpp"
-#include "trainer/optim/optimizer.hpp"
+#include "rollouts/sample_queue.hpp"
+#include "trainer/metrics.hpp"
+#include "trainer/rl_trainer.hpp"
+#include "wire/training.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 namespace {
 using Clock = std::chrono::steady_clock;
 
@@ -86,7 +90,7 @@ std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::Wei
   engine_options.max_num_seqs = options.num_sequences;
   engine_options.max_num_batched_tokens = std::max<std::int64_t>(2048, options.num_sequences);
   if (options.runtime->device().kind == DeviceKind::kCuda) engine_options.max_num_batched_tokens = 16384;
-  engine_options.block_size = default_block_size(options.runtime->device().kind);
+  engine_options.block_size = launch::default_block_size(options.runtime->device().kind);
   engine_options.num_blocks = (options.num_sequences + 1) * (engine_options.max_model_len / engine_options.block_size + 2);
   engine_options.num_threads = options.num_threads;
   engine_options.enable_prefix_caching = false;
@@ -175,66 +179,63 @@ std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr w
   return rows;
 }
 
-/// Packed random sequences.
-struct TrainBatch {
-  std::vector<std::int32_t> ids, positions, targets, cu{0};
-  std::vector<float> temperatures, dlogp;
-};
-TrainBatch make_batch(const BenchOptions& options) {
-  const std::int64_t length = std::min(options.sequence_tokens, options.train_tokens);
-  const auto total = static_cast<std::size_t>(options.train_tokens);
-  TrainBatch b;
-  b.temperatures.assign(total, 1.0f);
-  b.dlogp.assign(total, -1.0f / static_cast<float>(total));
-  Rng rng(options.seed, 2);
-  for (std::int64_t i = 0; i < options.train_tokens; ++i) {
-    b.ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
-    b.positions.push_back(static_cast<std::int32_t>(i % length));
-    if (i > 0 && i % length == 0) b.cu.push_back(static_cast<std::int32_t>(i));
+/// The same batch of random sequences, packed into one row, for every step.
+class RandomSamples final : public rollouts::SampleReceiver {
+ public:
+  explicit RandomSamples(const BenchOptions& options) {
+    const std::int64_t length = std::min(options.sequence_tokens, options.train_tokens);
+    const auto total = static_cast<std::size_t>(options.train_tokens);
+    Rng rng(options.seed, 2);
+    for (std::int64_t i = 0; i < options.train_tokens; ++i) {
+      row_.input_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
+      row_.position_ids.push_back(static_cast<std::int32_t>(i % length));
+      row_.loss_mask.push_back(i % length > 0);
+      if (i % length == 0) {
+        row_.sequence_lengths.push_back(0);
+        row_.env_names.emplace_back("bench");
+      }
+      ++row_.sequence_lengths.back();
+    }
+    row_.advantages.assign(total, 1.0f);
+    row_.inference_logprobs.assign(total, -std::log(static_cast<float>(options.model.vocab_size)));
+    row_.temperatures.assign(total, 1.0f);
   }
-  b.cu.push_back(static_cast<std::int32_t>(options.train_tokens));
-  for (std::size_t i = 0; i < total; ++i) b.targets.push_back(i + 1 < total && b.positions[i + 1] != 0 ? b.ids[i + 1] : -1);
-  return b;
-}
+  std::optional<rollouts::RankBatch> pop(std::chrono::milliseconds) override { return rollouts::RankBatch{++step_, {row_}}; }
+  bool is_closed() const override { return false; }
+  std::string describe() const override { return "random samples"; }
 
-BenchRow bench_train(const BenchOptions& options, nn::Parameters& parameters, ops::OpSession& session, double flops) {
-  ops::OpContext& ctx = session.context();
-  parameters.ensure_grads();
-  nn::TrainableModel model(ctx, parameters, {options.checkpoint_every});
-  const TrainBatch batch = make_batch(options);
-  trainer::Optimizer optimizer(ctx, parameters, config::AdamWConfig{});
-  if (is_planned(*ctx.runtime))
-    model.keep_logits(affordable_logits(options.model, options.dtype, options.train_tokens, ctx.runtime->bytes_available()));
+ private:
+  wire::MicroBatch row_;
+  std::int64_t step_ = 0;
+};
+
+/// The trainer's own run over random samples; the first step warms up.
+BenchRow bench_train(const BenchOptions& options, double flops) {
+  trainer::PolicyOptions policy_options;
+  policy_options.shape = options.model;
+  policy_options.compute = options.dtype;
+  policy_options.num_threads = options.num_threads;
+  policy_options.checkpointing = {options.checkpoint_every};
+  policy_options.random_init = true;
+  policy_options.seed = options.seed;
+  trainer::RlRunOptions run;
+  run.step.max_steps = options.num_repeats + 1;
+  run.seq_len = options.train_tokens;
+  run.peak_flops = flops;
+  const launch::PlannedPolicy planned = launch::make_policy(options.runtime, policy_options, run.step, options.train_tokens);
   BenchRow row;
   row.work = "train";
-  nn::WeightsPtr weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{0}, true, nullptr);
-  model.expect_tokens(options.train_tokens, options.dtype);  // as a trainer does, so that one repeat warms up
-  const auto watch = ctx.runtime->make_stopwatch();
-  for (int repeat = 0; repeat <= options.num_repeats; ++repeat) {
-    const auto started = Clock::now();
-    std::vector<std::pair<const char*, std::uint64_t>> parts = {{"", watch->mark()}};
-    const auto end_part = [&](const char* name) { parts.emplace_back(name, watch->mark()); };
-    parameters.start_grads();
-    model.forward(weights, {batch.ids, batch.positions, batch.cu}, batch.targets, batch.temperatures);
-    end_part("forward");
-    model.backward(batch.dlogp);
-    end_part("backward");
-    const Tensor rounded = ops::shares_weights(ctx) ? Tensor::empty(ctx.runtime, parameters.all_values().shape(), options.dtype) : Tensor();
-    optimizer.step(1e-5, trainer::clip_scale(trainer::global_grad_norm(ctx, parameters), 1.0), rounded);
-    end_part("optimizer");
-    weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, true, weights, rounded);
-    end_part("repack");
-    ctx.runtime->synchronize();
-    const double total_s = seconds_since(started);
-    row.seconds.clear();
-    for (std::size_t i = 1; i < parts.size(); ++i)
-      row.seconds.emplace_back(parts[i].first, watch->seconds(parts[i - 1].second, parts[i].second));
-    if (repeat > 0) row.tokens_per_s.push_back(static_cast<double>(options.train_tokens) / total_s);
-    log::info("bench train repeat {}: {:.1f} tokens/s ({})", repeat, static_cast<double>(options.train_tokens) / total_s,
-              in_milliseconds(row.seconds));
-  }
+  monitor::Monitor monitor(trainer::trainer_metrics());
+  monitor.add_sink(monitor::make_callback_sink([&](std::int64_t step, const monitor::Metrics& metrics) {
+    row.seconds = {{"forward_backward", metrics.at("time/forward_backward")}, {"optimizer", metrics.at("time/optimizer")}};
+    const double rate = static_cast<double>(options.train_tokens) / metrics.at("time/step");
+    if (step > 1) row.tokens_per_s.push_back(rate);
+    log::info("bench train repeat {}: {:.1f} tokens/s ({})", step - 1, rate, in_milliseconds(row.seconds));
+  }));
+  const trainer::ReceiverFactory samples = [&](std::int64_t) { return std::make_unique<RandomSamples>(options); };
+  trainer::run_rl_trainer(run, *planned.policy, samples, nullptr, monitor, {});
   row.share = median(row.tokens_per_s) * options.model.flops_per_token(std::min(options.sequence_tokens, options.train_tokens)) / flops;
-  row.peak_bytes = ctx.runtime->peak_bytes();
+  row.peak_bytes = options.runtime->peak_bytes();
   return row;
 }
 
@@ -316,16 +317,17 @@ std::vector<BenchRow> run_bench(const BenchOptions& options) {
   const ops::MachinePeak peak = ops::measure_machine(session.context());
   log::info("bench: peak {:.1f} TFLOP/s in bfloat16, {:.1f} in float32, {:.1f} GB/s read", peak.bf16_flops / 1e12, peak.f32_flops / 1e12,
             peak.read_bytes_per_second / 1e9);
-  nn::Parameters parameters(options.runtime, options.model);
-  parameters.init_random(options.seed);
-  if (options.decode || options.prefill) {
-    Bandwidth bandwidth(options, peak.read_bytes_per_second);
-    rows =
-        bench_engine(options, nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr), bandwidth);
+  if (options.decode || options.prefill || options.sync) {
+    nn::Parameters parameters(options.runtime, options.model);
+    parameters.init_random(options.seed);
+    if (options.decode || options.prefill) {
+      Bandwidth bandwidth(options, peak.read_bytes_per_second);
+      rows = bench_engine(options, nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr),
+                          bandwidth);
+    }
+    if (options.sync) rows.push_back(bench_sync(options, parameters, session));
   }
-  if (options.sync) rows.push_back(bench_sync(options, parameters, session));
-  if (options.train)
-    rows.push_back(bench_train(options, parameters, session, options.dtype == DType::kBF16 ? peak.bf16_flops : peak.f32_flops));
+  if (options.train) rows.push_back(bench_train(options, options.dtype == DType::kBF16 ? peak.bf16_flops : peak.f32_flops));
   return rows;
 }
 
@@ -352,4 +354,4 @@ std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& ro
                                                     {"rows", list}});
 }
 
-}  // namespace prl::launch
+}  // namespace prl::tools

@@ -1,4 +1,4 @@
-#include "launch/chat_backends.hpp"
+#include "tools/chat_backends.hpp"
 
 #include <poll.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@
 #include "net/io_runtime.hpp"
 #include "text/detokenizer.hpp"
 
-namespace prl::launch {
+namespace prl::tools {
 namespace json = boost::json;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
@@ -33,13 +33,13 @@ json::object assistant(std::string content) { return json::object{{"role", "assi
 
 class LocalChat final : public ChatBackend {
  public:
-  explicit LocalChat(const config::ChatConfig& config) : sampling_(sampling_params(config.sampling)), name_(config.model.name) {
+  explicit LocalChat(const config::ChatConfig& config) : sampling_(launch::sampling_params(config.sampling)), name_(config.model.name) {
     config::InferenceConfig inference;
     inference.model.name = config.model.name;
     inference.model.dtype = config.compute.dtype;
     inference.compute = config.compute;
     inference.max_num_seqs = 1;
-    host_ = std::make_unique<EngineHost>(inference, make_runtime(config.compute), 1);
+    host_ = std::make_unique<launch::EngineHost>(inference, launch::make_runtime(config.compute), 1);
     if (!host_->text().renderer) fail(ErrorCode::kInvalidArgument, "{} has no chat template: it cannot be talked to", config.model.name);
   }
   ~LocalChat() override { host_->engine().shutdown(); }
@@ -100,7 +100,7 @@ class LocalChat final : public ChatBackend {
  private:
   wire::SamplingParams sampling_;
   std::string name_;
-  std::unique_ptr<EngineHost> host_;
+  std::unique_ptr<launch::EngineHost> host_;
 };
 
 /// What a streamed reply has brought so far; pieces go from the I/O thread to the terminal's thread.
@@ -289,4 +289,4 @@ int run_chat(const config::ChatConfig& config) {
   return run_chat_loop(*backend, {.system_prompt = config.system_prompt, .prompt = config.prompt}, terminal);
 }
 
-}  // namespace prl::launch
+}  // namespace prl::tools
