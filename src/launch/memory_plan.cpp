@@ -88,7 +88,9 @@ MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shap
   const DType compute = shape.policy.compute;
   MemoryPlan plan;
   plan.available = runtime.bytes_available();
-  plan.parts = {{"masters", masters}, {"gradients", masters}, {"optimizer", 0}, {"weights", weight_bytes(shape.model, compute)}};
+  // Beside the gradient of a row there is the sum of those before it.
+  const std::size_t gradients = shape.step.reduce == trainer::Reduce::kExact ? 2 * masters : masters;
+  plan.parts = {{"masters", masters}, {"gradients", gradients}, {"optimizer", 0}, {"weights", weight_bytes(shape.model, compute)}};
   const trainer::OptimizerMemory& optimizer = shape.step.optimizer_memory;
   const std::size_t state = trainer::state_bytes_of(shape.step.optim, optimizer.dtype, *table);
   if (optimizer.host != nullptr) plan.host.emplace_back("optimizer", state);
