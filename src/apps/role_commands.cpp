@@ -15,6 +15,7 @@
 #include "launch/inference_role.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_role.hpp"
+#include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
 #include "launch/sft_role.hpp"
@@ -55,7 +56,8 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   std::optional<launch::RunLock> lock;
   launch::PreparedFolder prepared;
   std::filesystem::path log;
-  if (!launch::is_folder_prepared(config.output_dir)) {
+  // Of several ranks the first prepares the folder; the others join it later (launch/ranks.hpp).
+  if (!launch::is_folder_prepared(config.output_dir) && launch::rank_env().rank == 0) {
     launch::check_start(config);
     lock.emplace(config.output_dir, lock_name);
     prepared = launch::prepare_run_folder(config);

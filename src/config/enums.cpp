@@ -20,6 +20,7 @@ constexpr EnumEntry kComputeDTypes[] = {entry(ComputeDType::kAuto, "auto"), entr
                                         entry(ComputeDType::kFloat32, "float32"), entry(ComputeDType::kFloat16, "float16")};
 constexpr EnumEntry kLogLevels[] = {entry(LogLevel::kDebug, "debug"), entry(LogLevel::kInfo, "info"), entry(LogLevel::kWarning, "warning"),
                                     entry(LogLevel::kError, "error")};
+constexpr EnumEntry kGradientReduces[] = {entry(GradientReduce::kExact, "exact"), entry(GradientReduce::kFast, "fast")};
 constexpr EnumEntry kParamDTypes[] = {entry(ParamDType::kFloat32, "float32"), entry(ParamDType::kBFloat16, "bfloat16")};
 constexpr EnumEntry kAttention[] = {entry(AttentionImpl::kAuto, "auto"),
                                     entry(AttentionImpl::kSdpa, "sdpa"),
@@ -65,6 +66,7 @@ constexpr EnumEntry kResultsOrders[] = {entry(ResultsOrder::kFile, "file"), entr
 std::span<const EnumEntry> enum_entries(DeviceKind) { return kDevices; }
 std::span<const EnumEntry> enum_entries(ComputeDType) { return kComputeDTypes; }
 std::span<const EnumEntry> enum_entries(LogLevel) { return kLogLevels; }
+std::span<const EnumEntry> enum_entries(GradientReduce) { return kGradientReduces; }
 std::span<const EnumEntry> enum_entries(ParamDType) { return kParamDTypes; }
 std::span<const EnumEntry> enum_entries(AttentionImpl) { return kAttention; }
 std::span<const EnumEntry> enum_entries(ModelImpl) { return kModelImpls; }

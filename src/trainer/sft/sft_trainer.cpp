@@ -137,7 +137,7 @@ SftRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monito
     checkpoints->finish();
     result.last_checkpoint = checkpoints->last_saved();
   };
-  while ((!max_steps || progress.step < *max_steps) && !stop.stop_requested()) {
+  while ((!max_steps || progress.step < *max_steps) && !gradient_step.is_any_rank(stop.stop_requested())) {
     const auto step_start = Clock::now();
     const std::int64_t step = progress.step + 1;
     monitor::Metrics metrics;
@@ -205,7 +205,7 @@ SftRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monito
 
   if (checkpoints) save_last();
   monitor.finish();
-  if (options.is_bench) {
+  if (options.is_bench && gradient_step.ranks().rank() == 0) {
     std::cout << bench.render() << std::flush;
     if (options.bench_json) write_file_atomic(*options.bench_json, bench.to_json());
   }
