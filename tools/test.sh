@@ -7,8 +7,9 @@ started=$(date +%s)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 python3 tools/check_layers.py || { echo "test: FAILED (layers)"; exit 1; }
-# Unit tests need no Python packages; the client tests and those of the Python worker do.
+# Unit tests need neither other Debian packages nor Python packages; the tests of clients, of jobs and of the Python worker do.
 if [[ " $* " != *" -L unit "* ]]; then
+  tools/test_packages.sh
   python3 tests/integration/client_venv.py
   python3 python/tests/venvs.py
 fi

@@ -29,8 +29,9 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
     case Command::kMakeData: return apps::run_make_data(parsed);
     case Command::kConvert: return apps::run_convert(parsed);
     case Command::kChat: return apps::run_chat(parsed);
-    case Command::kEvals:
-    case Command::kEnvServer: return apps::run_not_built(parsed);
+    case Command::kEnv: return apps::run_env(parsed);
+    case Command::kEnvServer: return apps::run_env_server(parsed);
+    case Command::kEvals: return apps::run_not_built(parsed);
   }
   return 1;
 }

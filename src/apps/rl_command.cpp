@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "base/stop_signal.hpp"
 #include "config/rl_config.hpp"
+#include "launch/batch_job.hpp"
 #include "launch/colocated.hpp"
 #include "launch/dry_run.hpp"
 #include "launch/model_setup.hpp"
@@ -18,6 +19,12 @@ namespace prl::apps {
 int run_rl(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::RlConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded, [&] { launch::check_dry_run(loaded.config); })) return 0;
+  if (loaded.config.slurm) {
+    config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
+    const launch::BatchJob job = launch::batch_job(loaded.config);
+    launch::submit_batch_job(job, launch::write_batch_script(job));
+    return 0;
+  }
   config::RlConfig config = loaded.config;
   const bool is_single_node = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
   // One process has one environment: what the sections of the roles set, in this order.

@@ -10,11 +10,13 @@
 #include "config/orchestrator_config.hpp"
 #include "config/sft_config.hpp"
 #include "config/trainer_config.hpp"
+#include "launch/batch_job.hpp"
 #include "launch/dry_run.hpp"
 #include "launch/eval_role.hpp"
 #include "launch/inference_role.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_role.hpp"
+#include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
 #include "launch/sft_role.hpp"
@@ -29,12 +31,24 @@ std::filesystem::path log_file(const std::filesystem::path& output_dir, const co
   return output_dir / "logs" / fmt::format("{}.log", config::command_name(*parsed.command));
 }
 
+/// Hands the command to SLURM instead of running it here.
+template <typename Config>
+int submit(const config::ParsedCommand& parsed, const config::Loaded<Config>& loaded) {
+  config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
+  const launch::BatchJob job = launch::batch_job(loaded.config);
+  launch::submit_batch_job(job, launch::write_batch_script(job));
+  return 0;
+}
+
 /// Loads a role's configuration, sets up logging and signals, and runs it. A clean stop by Ctrl-C exits with 130.
 /// Its log is output_dir/logs/<command>.log, unless a launcher started it, which keeps what the role prints in that file.
 template <typename Config, typename Run>
 int run_role(const config::ParsedCommand& parsed, Run run) {
   const auto loaded = config::load<Config>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded, [&] { launch::check_dry_run(loaded.config); })) return 0;
+  if constexpr (requires { loaded.config.slurm; }) {
+    if (loaded.config.slurm) return submit(parsed, loaded);
+  }
   if constexpr (requires { loaded.config.env_vars; }) launch::apply_env_vars(loaded.config.env_vars);
   StopSignal stop;
   const std::filesystem::path& folder = loaded.config.output_dir;
@@ -49,13 +63,17 @@ template <typename Config, typename Run>
 int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, Run run) {
   auto loaded = config::load<Config>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded, [&] { launch::check_dry_run(loaded.config); })) return 0;
+  if constexpr (requires { loaded.config.slurm; }) {
+    if (loaded.config.slurm) return submit(parsed, loaded);
+  }
   Config& config = loaded.config;
   launch::apply_env_vars(config.env_vars);
   StopSignal stop;
   std::optional<launch::RunLock> lock;
   launch::PreparedFolder prepared;
   std::filesystem::path log;
-  if (!launch::is_folder_prepared(config.output_dir)) {
+  // Of several ranks the first prepares the folder; the others join it later (launch/ranks.hpp).
+  if (!launch::is_folder_prepared(config.output_dir) && launch::rank_env().rank == 0) {
     launch::check_start(config);
     lock.emplace(config.output_dir, lock_name);
     prepared = launch::prepare_run_folder(config);

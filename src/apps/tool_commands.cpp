@@ -6,15 +6,15 @@
 #include "base/log.hpp"
 #include "config/tool_config.hpp"
 #include "env/registry.hpp"
-#include "launch/bench.hpp"
-#include "launch/bench_peer.hpp"
-#include "launch/chat_backends.hpp"
-#include "launch/convert.hpp"
-#include "launch/doctor.hpp"
-#include "launch/make_data.hpp"
 #include "launch/model_setup.hpp"
 #include "nn/init_model.hpp"
 #include "text/tokenizer_builder.hpp"
+#include "tools/bench.hpp"
+#include "tools/bench_peer.hpp"
+#include "tools/chat_backends.hpp"
+#include "tools/convert.hpp"
+#include "tools/doctor.hpp"
+#include "tools/make_data.hpp"
 
 namespace prl::apps {
 namespace fs = std::filesystem;
@@ -23,7 +23,7 @@ using config::Command;
 int run_doctor(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::DoctorConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
-  std::fputs(launch::doctor_report({.json = loaded.config.json, .output_dir = loaded.config.output_dir}).c_str(), stdout);
+  std::fputs(tools::doctor_report({.json = loaded.config.json, .output_dir = loaded.config.output_dir}).c_str(), stdout);
   return 0;
 }
 
@@ -85,9 +85,9 @@ int run_make_data(const config::ParsedCommand& parsed) {
   if (config::finish_early(*parsed.command, loaded)) return 0;
   const env::EnvironmentPtr environment = env::make_environment(launch::env_spec(loaded.config.env));
   const std::int64_t count =
-      launch::make_sft_data(*environment, {.output = loaded.config.output,
-                                           .num_examples = loaded.config.num_examples,
-                                           .split = loaded.config.eval_split ? env::Split::kEval : env::Split::kTrain});
+      tools::make_sft_data(*environment, {.output = loaded.config.output,
+                                          .num_examples = loaded.config.num_examples,
+                                          .split = loaded.config.eval_split ? env::Split::kEval : env::Split::kTrain});
   log::success("wrote {} conversations of {} to {}", count, environment->name(), loaded.config.output.string());
   return 0;
 }
@@ -96,7 +96,7 @@ int run_convert(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::ConvertConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   const config::ConvertConfig& config = loaded.config;
-  launch::ConvertOptions options;
+  tools::ConvertOptions options;
   options.input = config.input;
   options.output_dir = config.output_dir;
   options.max_shard_bytes = static_cast<std::uint64_t>(config.max_shard_bytes);
@@ -108,7 +108,7 @@ int run_convert(const config::ParsedCommand& parsed) {
     case config::ComputeDType::kFloat16: options.dtype = DType::kF16; break;
     case config::ComputeDType::kAuto: break;
   }
-  const launch::ConvertResult result = launch::convert_model(options);
+  const tools::ConvertResult result = tools::convert_model(options);
   log::success("made {}: {} with {} parameters in {}{}", config.output_dir.string(), result.config.architecture,
                result.config.num_parameters(), to_string(result.dtype), result.has_chat_template ? "" : ", without a chat template");
   return 0;
@@ -118,7 +118,7 @@ int run_chat(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::ChatConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   launch::setup_logging(loaded.config.log, {});
-  return launch::run_chat(loaded.config);
+  return tools::run_chat(loaded.config);
 }
 
 int run_bench(const config::ParsedCommand& parsed) {
@@ -127,13 +127,13 @@ int run_bench(const config::ParsedCommand& parsed) {
   const config::BenchConfig& config = loaded.config;
   if (config.suite == config::BenchSuite::kStart || config.suite == config::BenchSuite::kRl) {
     if (config.suite == config::BenchSuite::kStart)
-      launch::bench_start(config.shape, config.num_repeats);
+      tools::bench_start(config.shape, config.num_repeats);
     else
-      launch::bench_rl(config.shape, static_cast<std::uint64_t>(config.seed));
+      tools::bench_rl(config.shape, static_cast<std::uint64_t>(config.seed));
     return 0;
   }
-  launch::BenchOptions options;
-  options.model = config.model ? nn::load_model_config(launch::model_folder(*config.model)) : launch::named_shape(config.shape);
+  tools::BenchOptions options;
+  options.model = config.model ? nn::load_model_config(launch::model_folder(*config.model)) : tools::named_shape(config.shape);
   options.dtype = launch::compute_dtype(config.compute.dtype, launch::device_kind(config.compute));
   options.runtime = launch::make_runtime(config.compute);
   options.num_threads = config.compute.num_threads;
@@ -152,13 +152,13 @@ int run_bench(const config::ParsedCommand& parsed) {
   options.sync = config.suite == config::BenchSuite::kSync;
   if (config.suite == config::BenchSuite::kKernels)
     fail(ErrorCode::kNotImplemented, "prl bench kernels: the kernel benchmarks are the program ops_bench of the bench preset");
-  const std::string json = launch::to_json(options, launch::run_bench(options));
+  const std::string json = tools::to_json(options, tools::run_bench(options));
   std::printf("%s\n", json.c_str());
   if (config.output_json) write_file_atomic(*config.output_json, json + "\n");
   if (config.peer) {
     if (config.model) fail(ErrorCode::kInvalidArgument, "prl bench --peer compares named shapes; use --shape instead of --model");
     std::fflush(stdout);
-    launch::compare_with_peer(std::move(options), config.shape, json);
+    tools::compare_with_peer(std::move(options), config.shape, json);
   }
   return 0;
 }
@@ -172,7 +172,6 @@ int run_not_built(const config::ParsedCommand& parsed) {
   };
   switch (command) {
     case Command::kEvals: return finish(config::load<config::EvalsConfig>(command, parsed.args));
-    case Command::kEnvServer: return finish(config::load<config::EnvServerConfig>(command, parsed.args));
     default: fail(ErrorCode::kInternal, "command {} has a body of its own", config::command_name(command));
   }
 }

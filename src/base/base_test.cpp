@@ -10,7 +10,6 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/queue.hpp"
-#include "base/result.hpp"
 #include "base/rng.hpp"
 #include "base/thread_pool.hpp"
 
@@ -117,13 +116,6 @@ TEST(Files, StepFolders) {
   EXPECT_EQ(parse_step_dir("step_12"), 12);
   EXPECT_EQ(parse_step_dir("step_12.tmp"), -1);
   EXPECT_EQ(parse_step_dir("step_"), -1);
-}
-
-TEST(Result, ThrowsItsError) {
-  Result<int> bad(Error(ErrorCode::kNotFound, "nothing"));
-  EXPECT_FALSE(bad.has_value());
-  EXPECT_THROW(bad.value(), Error);
-  EXPECT_EQ(Result<int>(3).value(), 3);
 }
 
 }  // namespace

@@ -53,20 +53,6 @@ int http_status(ErrorCode code) noexcept {
   return 500;
 }
 
-// The one rule of what is tried again. A service that is busy, away or slow, fails inside or answers nonsense may do better next time; a
-// refusal (a wrong key, an unknown route, a malformed request) stays one.
-bool is_retryable(ErrorCode code) noexcept {
-  switch (code) {
-    case ErrorCode::kOverloaded:
-    case ErrorCode::kUnavailable:
-    case ErrorCode::kDeadline:
-    case ErrorCode::kCorrupt:
-    case ErrorCode::kNonFinite:
-    case ErrorCode::kInternal: return true;
-    default: return false;
-  }
-}
-
 namespace detail {
 void check_failed(const char* expression, const char* file, int line, const std::string& message) {
   std::fprintf(stderr, "PRL_CHECK failed: %s at %s:%d %s\n", expression, file, line, message.c_str());

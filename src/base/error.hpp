@@ -34,8 +34,6 @@ enum class ErrorCode {
 std::string_view to_string(ErrorCode code) noexcept;
 /// HTTP status that answers a request which failed with `code`.
 int http_status(ErrorCode code) noexcept;
-/// True if the same call may succeed later without any change by the caller.
-bool is_retryable(ErrorCode code) noexcept;
 
 /// Ends one unit of work. The message is: subject, what was wanted, what was found, what to do.
 class Error : public std::runtime_error {

@@ -20,6 +20,18 @@ ErrorCode error_code_of_status(int status) noexcept {
   }
 }
 
+bool is_transient(ErrorCode code) noexcept {
+  switch (code) {
+    case ErrorCode::kOverloaded:
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kDeadline:
+    case ErrorCode::kCorrupt:
+    case ErrorCode::kNonFinite:
+    case ErrorCode::kInternal: return true;
+    default: return false;
+  }
+}
+
 bool refuses_all(ErrorCode code) noexcept {
   return code == ErrorCode::kUnauthorized || code == ErrorCode::kNotFound || code == ErrorCode::kOutOfSync;
 }

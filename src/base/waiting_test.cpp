@@ -84,12 +84,12 @@ TEST(Waiting, ProgressAndAnotherTargetBeginAnew) {
 }
 
 TEST(ErrorCodes, OneRuleSaysWhatIsTriedAgain) {
-  for (const int status : {408, 429, 500, 502, 503, 504, 599}) EXPECT_TRUE(is_retryable(error_code_of_status(status))) << status;
+  for (const int status : {408, 429, 500, 502, 503, 504, 599}) EXPECT_TRUE(is_transient(error_code_of_status(status))) << status;
   for (const int status : {400, 401, 403, 404, 405, 409, 413, 421, 422, 501})
-    EXPECT_FALSE(is_retryable(error_code_of_status(status))) << status;
+    EXPECT_FALSE(is_transient(error_code_of_status(status))) << status;
   for (const int status : {401, 403, 404, 405, 421}) EXPECT_TRUE(refuses_all(error_code_of_status(status))) << status;
   for (const int status : {400, 408, 413, 429, 500, 503}) EXPECT_FALSE(refuses_all(error_code_of_status(status))) << status;
-  EXPECT_FALSE(is_retryable(ErrorCode::kCancelled));
+  EXPECT_FALSE(is_transient(ErrorCode::kCancelled));
 }
 
 }  // namespace

@@ -21,6 +21,18 @@ void check_view(const char* op, ConstTensorView view, const char* name) {
 
 std::int64_t sum(std::span<const std::int64_t> counts) { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
 
+/// Elements [begin, begin + count) of a contiguous view.
+template <typename View>
+View part_of(View view, std::int64_t begin, std::int64_t count) {
+  if (view.data != nullptr) {
+    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(view.data)>>, const char, char>;
+    view.data = static_cast<Byte*>(view.data) + static_cast<std::size_t>(begin) * size_of(view.dtype);
+  }
+  view.shape = Shape{count};
+  view.row_stride = count;
+  return view;
+}
+
 void check_counts(const char* op, std::span<const std::int64_t> counts, int size, std::int64_t total, const char* name) {
   if (static_cast<int>(counts.size()) != size) fail(ErrorCode::kShape, "[{}] {} counts of {} for {} ranks", op, counts.size(), name, size);
   for (const std::int64_t n : counts)
@@ -72,7 +84,31 @@ void Communicator::all_to_all(TensorView out, std::span<const std::int64_t> out_
   const auto me = static_cast<std::size_t>(rank());
   if (out_counts[me] != in_counts[me])
     fail(ErrorCode::kShape, "[all_to_all] rank {} keeps {} elements and gets {} of its own", rank(), in_counts[me], out_counts[me]);
-  do_all_to_all(out, {out_counts}, in, {in_counts}, call);
+  std::vector<TensorView> outs;
+  std::vector<ConstTensorView> ins;
+  std::int64_t out_at = 0, in_at = 0;
+  for (std::size_t r = 0; r < in_counts.size(); ++r) {
+    outs.push_back(part_of(out, out_at, out_counts[r]));
+    ins.push_back(part_of(in, in_at, in_counts[r]));
+    out_at += out_counts[r];
+    in_at += in_counts[r];
+  }
+  do_all_to_all(outs, ins, call);
+}
+
+void Communicator::all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call) {
+  const auto n = static_cast<std::size_t>(size());
+  if (outs.size() != n || ins.size() != n)
+    fail(ErrorCode::kShape, "[all_to_all] {} tensors to send and {} to receive for {} ranks", ins.size(), outs.size(), size());
+  for (std::size_t r = 0; r < n; ++r) {
+    check_same("all_to_all", outs[r], ins[r]);
+    check_same("all_to_all", outs[r], outs[0]);
+  }
+  const auto me = static_cast<std::size_t>(rank());
+  if (outs[me].shape.num_elements() != ins[me].shape.num_elements())
+    fail(ErrorCode::kShape, "[all_to_all] rank {} keeps {} elements and gets {} of its own", rank(), ins[me].shape.num_elements(),
+         outs[me].shape.num_elements());
+  do_all_to_all(outs, ins, call);
 }
 
 void Communicator::all_gather(TensorView out, ConstTensorView in, const Call& call) {

@@ -37,12 +37,12 @@ struct Call {
 
 struct CommOptions {
   int rank = 0, size = 1;
-  std::shared_ptr<Store> store;  ///< meeting place; may be null for one rank
-  std::string group = "world";   ///< of the keys in the store; groups that live at the same time differ in it
-  std::int64_t generation = 0;   ///< of the group; part of the keys too
+  std::shared_ptr<Store> store = {};  ///< meeting place; may be null for one rank
+  std::string group = "world";        ///< of the keys in the store; groups that live at the same time differ in it
+  std::int64_t generation = 0;        ///< of the group; part of the keys too
   std::chrono::milliseconds timeout{60'000};
-  std::shared_ptr<DeviceRuntime> runtime;  ///< of tensors that do not lie in host memory; may be null
-  std::string host = "127.0.0.1";          ///< where this rank can be reached (Gloo)
+  std::shared_ptr<DeviceRuntime> runtime = {};  ///< of tensors that do not lie in host memory; may be null
+  std::string host = "127.0.0.1";               ///< where this rank can be reached (Gloo)
 };
 
 /// A group of ranks that run the same operations in the same order.
@@ -72,6 +72,8 @@ class Communicator {
   /// in_counts[i] elements go to rank i, out_counts[j] come from rank j.
   void all_to_all(TensorView out, std::span<const std::int64_t> out_counts, ConstTensorView in, std::span<const std::int64_t> in_counts,
                   const Call& call = {});
+  /// ins[i] goes to rank i and outs[j] comes from rank j; they may lie anywhere, and those of this rank itself may be empty.
+  void all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call = {});
   /// `out` gets every rank's `in`. `in` may be this rank's part of `out`.
   void all_gather(TensorView out, ConstTensorView in, const Call& call = {});
   void all_gather(TensorView out, std::span<const std::int64_t> counts, ConstTensorView in, const Call& call = {});
@@ -111,7 +113,7 @@ class Communicator {
   struct Parts {
     std::span<const std::int64_t> counts;
   };
-  virtual void do_all_to_all(TensorView out, Parts out_parts, ConstTensorView in, Parts in_parts, const Call& call) = 0;
+  virtual void do_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call) = 0;
   virtual void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) = 0;
   virtual void do_broadcast(TensorView data, int root, const Call& call) = 0;
   virtual void do_reduce_scatter(TensorView out, ConstTensorView in, Parts parts, const Call& call) = 0;

@@ -25,7 +25,9 @@ class LocalCommunicator final : public Communicator {
       fail(ErrorCode::kShape, "[comm] a tensor lies on {}, of which this group has no runtime", to_string(in.device));
     options_.runtime->copy_within(out.data, in.data, bytes);
   }
-  void do_all_to_all(TensorView out, Parts, ConstTensorView in, Parts, const Call&) override { copy(out, in); }
+  void do_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call&) override {
+    copy(outs[0], ins[0]);
+  }
   void do_all_gather(TensorView out, Parts, ConstTensorView in, const Call&) override { copy(out, in); }
   void do_broadcast(TensorView, int, const Call&) override {}
   void do_reduce_scatter(TensorView out, ConstTensorView in, Parts, const Call&) override { copy(out, in); }

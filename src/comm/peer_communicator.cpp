@@ -101,6 +101,7 @@ class Staged {
     if (is_read && bytes_ > 0) runtime->copy_to_host(data_, view.data, bytes_);
   }
   void* data() const noexcept { return data_; }
+  std::size_t num_bytes() const noexcept { return bytes_; }
   char* at(std::int64_t element) const noexcept {
     return static_cast<char*>(data_) + static_cast<std::size_t>(element) * size_of(view_.dtype);
   }
@@ -276,14 +277,21 @@ class PeerCommunicator final : public Communicator {
 
   Staged stage(ConstTensorView view, bool is_read) const { return Staged(view, options_.runtime.get(), is_read); }
 
-  void do_all_to_all(TensorView out, Parts out_parts, ConstTensorView in, Parts in_parts, const Call& call) override {
-    const Staged to = stage(out, false), from = stage(in, true);
-    const std::size_t bytes = size_of(in.dtype);
-    exchange("all_to_all", call, parts_of(from.data(), in_parts.counts, bytes, rank()),
-             parts_of(to.data(), out_parts.counts, bytes, rank()));
-    const auto own = static_cast<std::size_t>(in_parts.counts[static_cast<std::size_t>(rank())]);
-    if (own > 0) std::memcpy(to.at(offset_of(out_parts.counts, rank())), from.at(offset_of(in_parts.counts, rank())), own * bytes);
-    to.write_back();
+  void do_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call) override {
+    std::vector<Staged> to, from;
+    std::vector<Message> sends, recvs;
+    for (int r = 0; r < size(); ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      to.push_back(stage(outs[i], false));
+      from.push_back(stage(ins[i], true));
+      if (r == rank()) continue;
+      if (from[i].num_bytes() > 0) sends.push_back({r, from[i].at(0), from[i].num_bytes()});
+      if (to[i].num_bytes() > 0) recvs.push_back({r, to[i].at(0), to[i].num_bytes()});
+    }
+    exchange("all_to_all", call, sends, recvs);
+    const auto me = static_cast<std::size_t>(rank());
+    if (from[me].num_bytes() > 0) std::memcpy(to[me].at(0), from[me].at(0), from[me].num_bytes());
+    for (const Staged& out : to) out.write_back();
   }
 
   void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) override {

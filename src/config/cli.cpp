@@ -29,6 +29,7 @@ std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kMakeData) return {"output"};
   if (command == Command::kResults) return {"path"};
   if (command == Command::kBench) return {"suite"};
+  if (command == Command::kEnv) return {"action", "target"};
   if (command == Command::kConvert) return {"input", "output_dir"};
   return {};
 }
@@ -324,6 +325,7 @@ PRL_INSTANTIATE(ConvertConfig)
 PRL_INSTANTIATE(ChatConfig)
 PRL_INSTANTIATE(BenchConfig)
 PRL_INSTANTIATE(DoctorConfig)
+PRL_INSTANTIATE(EnvCommandConfig)
 PRL_INSTANTIATE(EvalsConfig)
 PRL_INSTANTIATE(EnvServerConfig)
 #undef PRL_INSTANTIATE
@@ -335,6 +337,8 @@ template std::vector<std::filesystem::path> write_resolved(Command, const SftCon
 template std::vector<std::filesystem::path> write_resolved(Command, const EvalConfig&, const Provenance&);
 template std::vector<std::filesystem::path> write_resolved(Command, const SynthesizeConfig&, const Provenance&);
 
+template std::string secrets_of(const RlConfig&);
+template std::string secrets_of(const SftConfig&);
 template std::string secrets_of(const TrainerConfig&);
 template std::string secrets_of(const OrchestratorConfig&);
 template std::string secrets_of(const InferenceConfig&);

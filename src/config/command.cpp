@@ -18,8 +18,9 @@ constexpr CommandInfo kCommands[] = {
     {Command::kChat, "chat", "Talk to a model"},
     {Command::kBench, "bench", "Measure this machine"},
     {Command::kDoctor, "doctor", "Say what this machine has and what that means"},
+    {Command::kEnv, "env", "Install, list, show, remove or begin Python environments"},
+    {Command::kEnvServer, "env-server", "Python workers of an environment for runs on other machines"},
     {Command::kEvals, "evals", "Evaluations that follow a training run (not built yet)"},
-    {Command::kEnvServer, "env-server", "An environment in a process of its own (not built yet)"},
 };
 
 }  // namespace

@@ -22,8 +22,9 @@ enum class Command {
   kChat,
   kBench,
   kDoctor,
-  kEvals,      ///< parsed, not built
-  kEnvServer,  ///< parsed, not built
+  kEnv,
+  kEnvServer,
+  kEvals,  ///< parsed, not built
 };
 
 /// Name, as typed, and purpose in one line.

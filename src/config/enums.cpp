@@ -20,6 +20,7 @@ constexpr EnumEntry kComputeDTypes[] = {entry(ComputeDType::kAuto, "auto"), entr
                                         entry(ComputeDType::kFloat32, "float32"), entry(ComputeDType::kFloat16, "float16")};
 constexpr EnumEntry kLogLevels[] = {entry(LogLevel::kDebug, "debug"), entry(LogLevel::kInfo, "info"), entry(LogLevel::kWarning, "warning"),
                                     entry(LogLevel::kError, "error")};
+constexpr EnumEntry kGradientReduces[] = {entry(GradientReduce::kExact, "exact"), entry(GradientReduce::kFast, "fast")};
 constexpr EnumEntry kParamDTypes[] = {entry(ParamDType::kFloat32, "float32"), entry(ParamDType::kBFloat16, "bfloat16")};
 constexpr EnumEntry kAttention[] = {entry(AttentionImpl::kAuto, "auto"),
                                     entry(AttentionImpl::kSdpa, "sdpa"),
@@ -38,6 +39,9 @@ constexpr EnumEntry kPrecisions[] = {entry(MatmulPrecision::kHighest, "highest")
                                      entry(MatmulPrecision::kMedium, "medium")};
 constexpr EnumEntry kEfforts[] = {entry(ReasoningEffort::kMinimal, "minimal"), entry(ReasoningEffort::kLow, "low"),
                                   entry(ReasoningEffort::kMedium, "medium"), entry(ReasoningEffort::kHigh, "high")};
+constexpr EnumEntry kEnvKinds[] = {entry(EnvKind::kAuto, "auto"), entry(EnvKind::kLegacy, "legacy"), entry(EnvKind::kV1, "v1"),
+                                   entry(EnvKind::kFake, "fake")};
+constexpr EnumEntry kSandboxModes[] = {entry(SandboxMode::kAuto, "auto"), entry(SandboxMode::kOff, "off")};
 constexpr EnumEntry kTrainingModes[] = {entry(TrainingMode::kRl, "rl"), entry(TrainingMode::kOpd, "opd"), entry(TrainingMode::kSft, "sft")};
 constexpr EnumEntry kAdvantages[] = {entry(AdvantageType::kGrpo, "grpo"),     entry(AdvantageType::kRloo, "rloo"),
                                      entry(AdvantageType::kOpo, "opo"),       entry(AdvantageType::kMaxRl, "max_rl"),
@@ -53,6 +57,9 @@ constexpr EnumEntry kSftLosses[] = {entry(SftLossImpl::kTorch, "torch"), entry(S
                                     entry(SftLossImpl::kLigerFused, "liger_fused"), entry(SftLossImpl::kQuackFused, "quack_fused")};
 constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"), entry(ModelFamily::kQwen2, "qwen2"),
                                    entry(ModelFamily::kLlama, "llama")};
+constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kList, "list"),
+                                     entry(EnvAction::kShow, "show"), entry(EnvAction::kRemove, "remove"), entry(EnvAction::kInit, "init")};
+constexpr EnumEntry kEnvTemplates[] = {entry(EnvTemplate::kLegacy, "legacy"), entry(EnvTemplate::kV1, "v1")};
 constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"),         entry(BenchSuite::kDecode, "decode"),
                                  entry(BenchSuite::kPrefill, "prefill"), entry(BenchSuite::kTrain, "train"),
                                  entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kRl, "rl"),
@@ -65,6 +72,7 @@ constexpr EnumEntry kResultsOrders[] = {entry(ResultsOrder::kFile, "file"), entr
 std::span<const EnumEntry> enum_entries(DeviceKind) { return kDevices; }
 std::span<const EnumEntry> enum_entries(ComputeDType) { return kComputeDTypes; }
 std::span<const EnumEntry> enum_entries(LogLevel) { return kLogLevels; }
+std::span<const EnumEntry> enum_entries(GradientReduce) { return kGradientReduces; }
 std::span<const EnumEntry> enum_entries(ParamDType) { return kParamDTypes; }
 std::span<const EnumEntry> enum_entries(AttentionImpl) { return kAttention; }
 std::span<const EnumEntry> enum_entries(ModelImpl) { return kModelImpls; }
@@ -75,6 +83,8 @@ std::span<const EnumEntry> enum_entries(OffloadBackend) { return kOffloadBackend
 std::span<const EnumEntry> enum_entries(RatioLevel) { return kRatioLevels; }
 std::span<const EnumEntry> enum_entries(MatmulPrecision) { return kPrecisions; }
 std::span<const EnumEntry> enum_entries(ReasoningEffort) { return kEfforts; }
+std::span<const EnumEntry> enum_entries(EnvKind) { return kEnvKinds; }
+std::span<const EnumEntry> enum_entries(SandboxMode) { return kSandboxModes; }
 std::span<const EnumEntry> enum_entries(TrainingMode) { return kTrainingModes; }
 std::span<const EnumEntry> enum_entries(AdvantageType) { return kAdvantages; }
 std::span<const EnumEntry> enum_entries(TrajectoryStrategy) { return kStrategies; }
@@ -85,6 +95,8 @@ std::span<const EnumEntry> enum_entries(FakeInputIds) { return kFakeIds; }
 std::span<const EnumEntry> enum_entries(SftLossImpl) { return kSftLosses; }
 std::span<const EnumEntry> enum_entries(ModelFamily) { return kFamilies; }
 std::span<const EnumEntry> enum_entries(BenchSuite) { return kSuites; }
+std::span<const EnumEntry> enum_entries(EnvAction) { return kEnvActions; }
+std::span<const EnumEntry> enum_entries(EnvTemplate) { return kEnvTemplates; }
 std::span<const EnumEntry> enum_entries(ResultsOrder) { return kResultsOrders; }
 
 }  // namespace prl::config

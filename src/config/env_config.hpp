@@ -14,6 +14,55 @@ namespace prl::config {
 enum class ReasoningEffort { kMinimal, kLow, kMedium, kHigh };
 std::span<const EnumEntry> enum_entries(ReasoningEffort);
 
+enum class EnvKind { kAuto, kLegacy, kV1, kFake };
+std::span<const EnumEntry> enum_entries(EnvKind);
+enum class SandboxMode { kAuto, kOff };
+std::span<const EnumEntry> enum_entries(SandboxMode);
+
+/// What one worker process of a Python environment may use.
+struct WorkerLimitsConfig {
+  int rollouts = 128;
+  double memory_gb = 16;
+  int processes = 1024;
+  int files = 65536;
+  std::int64_t cpu_seconds = 0;
+  template <class V>
+  void visit(V& v) {
+    v.field("rollouts", rollouts, "Rollouts at once in one worker", {.unit = "rollouts", .min = 1});
+    v.field("memory_gb", memory_gb, "Address space of a worker, 0 for no limit", {.unit = "GB", .min = 0});
+    v.field("processes", processes, "Processes and threads of a worker, 0 for no limit", {.min = 0});
+    v.field("files", files, "Open files of a worker, 0 for no limit", {.min = 0});
+    v.field("cpu_seconds", cpu_seconds, "Processor time of a worker, after which it is replaced; 0 for no limit",
+            {.unit = "seconds", .min = 0});
+  }
+};
+
+/// How the workers of a Python environment run; native environments have none.
+struct PythonEnvConfig {
+  std::optional<std::string> path;
+  std::optional<std::string> python;
+  EnvKind kind = EnvKind::kAuto;
+  SandboxMode sandbox = SandboxMode::kAuto;
+  std::vector<std::string> pass_env;
+  WorkerLimitsConfig limits;
+  std::optional<std::string> address;
+  IntOrWord num_workers{};
+  Value agent = Value::table();
+  template <class V>
+  void visit_python(V& v) {
+    v.field("path", path,
+            "Folders, with colons, of a Python environment that is not installed: its module or package, and what it imports");
+    v.field("python", python, "Interpreter or virtual environment of a Python environment; the one it was installed into if not set");
+    v.field("kind", kind, "API that a Python environment is written for; auto looks at its module");
+    v.field("sandbox", sandbox, "Workers without network and capabilities, where the machine allows it");
+    v.field("pass_env", pass_env, "Variables, keys of judges for instance, that workers get besides the usual ones");
+    v.field("limits", limits, "What one worker may use");
+    v.field("address", address, "host:port of workers that run already (prl env-server), with commas between several");
+    v.field("num_workers", num_workers, "Worker processes; auto goes by rollouts at once and cores", {.min = 1, .words = "auto"});
+    v.field("agent", agent, "Agent of a v1 environment: max_turns, harness, runtime, ...");
+  }
+};
+
 /// Sampling of training rollouts.
 struct TrainSamplingConfig {
   double temperature = 1.0;
@@ -62,14 +111,12 @@ struct EvalSamplingConfig {
 };
 
 /// One training environment.
-struct EnvConfig {
+struct EnvConfig : PythonEnvConfig {
   std::string id = "reverse-text";
   std::optional<std::string> name;
   std::optional<std::string> data;
   Value args = Value::table();
   Value extra_env_kwargs = Value::table();
-  std::optional<std::string> address;
-  IntOrWord num_workers{};
   std::optional<double> ratio;
   int max_retries = 3;
   std::int64_t max_total_completion_tokens = -1;
@@ -77,20 +124,17 @@ struct EnvConfig {
   std::vector<std::string> state_columns;
   std::optional<int> group_size;
   std::optional<TrainSamplingConfig> sampling;
-  Value agent = Value::table();
   Value algo;
   Value curriculum;
   template <class V>
   void visit(V& v) {
-    v.field("id", id, "Environment; native ones are reverse-text, alphabet-sort, gsm8k, math-env, wordle and wiki-search");
+    v.field("id", id, "Native (reverse-text, alphabet-sort, gsm8k, math-env, wordle, wiki-search) or Python environment");
     v.field("name", name, "Unique name in metrics and logs; the id if not set");
     v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator", {.status = passed_on("args")});
     v.field("args", args, "Arguments of the environment");
     v.field("extra_env_kwargs", extra_env_kwargs, "Settings applied to the environment after it is made",
             {.status = not_built("settings of Python environments", "native ones take args")});
-    v.field("address", address, "Address of an environment server that runs already", {.status = not_built("environment servers")});
-    v.field("num_workers", num_workers, "Worker processes of the environment",
-            {.min = 1, .words = "auto", .status = inert("native environments run inside the orchestrator")});
+    visit_python(v);
     v.field("ratio", ratio, "Share among the environments; sizes of their data sets if no one sets it", {.min = 0, .is_open_min = true});
     v.field("max_retries", max_retries, "Attempts after a failed episode", {.min = 0});
     v.field("max_total_completion_tokens", max_total_completion_tokens, "Most generated tokens of one episode, -1 for no limit",
@@ -102,7 +146,6 @@ struct EnvConfig {
             {.status = inert("saved rollouts hold their messages, rewards and metrics")});
     v.field("group_size", group_size, "Rollouts per task, if it differs from the orchestrator's", {.unit = "rollouts", .min = 1});
     v.field("sampling", sampling, "Sampling, if it differs from [orchestrator.train.sampling]");
-    v.field("agent", agent, "Agent block of verifiers environments", {.status = inert("native environments have no agents to set up")});
     v.field("algo", algo, "Algorithm of this environment alone", {.status = not_built("algorithms of single environments")});
     v.field("curriculum", curriculum, "Choice and admission of this environment's tasks",
             {.status = not_built("curricula", "see orchestrator.buffer for pools and filtering by difficulty")});
@@ -110,14 +153,12 @@ struct EnvConfig {
 };
 
 /// One evaluation environment.
-struct EvalEnvConfig {
+struct EvalEnvConfig : PythonEnvConfig {
   std::string id = "reverse-text";
   std::optional<std::string> name;
   std::optional<std::string> data;
   Value args = Value::table();
   Value extra_env_kwargs = Value::table();
-  std::optional<std::string> address;
-  IntOrWord num_workers{};
   std::optional<int> num_examples;
   std::optional<int> group_size;
   std::optional<int> interval;
@@ -126,18 +167,15 @@ struct EvalEnvConfig {
   std::optional<double> timeout;
   std::vector<std::string> state_columns;
   std::optional<EvalSamplingConfig> sampling;
-  Value agent = Value::table();
   template <class V>
   void visit(V& v) {
-    v.field("id", id, "Environment; native ones are reverse-text, alphabet-sort, gsm8k, math-env, wordle and wiki-search");
+    v.field("id", id, "Native (reverse-text, alphabet-sort, gsm8k, math-env, wordle, wiki-search) or Python environment");
     v.field("name", name, "Unique name in metrics and logs; the id if not set");
     v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator", {.status = passed_on("args")});
     v.field("args", args, "Arguments of the environment");
     v.field("extra_env_kwargs", extra_env_kwargs, "Settings applied to the environment after it is made",
             {.status = not_built("settings of Python environments", "native ones take args")});
-    v.field("address", address, "Address of an environment server that runs already", {.status = not_built("environment servers")});
-    v.field("num_workers", num_workers, "Worker processes of the environment",
-            {.min = 1, .words = "auto", .status = inert("native environments run inside this process")});
+    visit_python(v);
     v.field("num_examples", num_examples, "Tasks, -1 for all; the section's value if not set", {.min = -1});
     v.field("group_size", group_size, "Rollouts per task; the section's value if not set", {.unit = "rollouts", .min = 1});
     v.field("interval", interval, "Steps between two evaluations; the section's value if not set", {.unit = "steps", .min = 1});
@@ -147,7 +185,6 @@ struct EvalEnvConfig {
     v.field("state_columns", state_columns, "Fields of the episode's state that are saved with it",
             {.status = inert("saved episodes hold their messages, rewards and metrics")});
     v.field("sampling", sampling, "Sampling, if it differs from the section's");
-    v.field("agent", agent, "Agent block of verifiers environments", {.status = inert("native environments have no agents to set up")});
   }
 };
 

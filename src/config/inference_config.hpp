@@ -278,7 +278,7 @@ struct InferenceConfig {
     v.field("backend_port", backend_port, "Port of the engine behind a router",
             {.min = 1, .max = 65535, .status = inert("there is no router in front of the engine")});
     v.field("deployment", deployment, "Nodes");
-    v.field("slurm", slurm, "Submit as a batch job", {.status = not_built("SLURM jobs", "call `prl inference` from a batch script")});
+    v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");
     v.field("env_vars", env_vars, "Environment variables of the process");
     v.field("vllm", vllm, "Engine settings under vLLM's names that have no key of their own",
             {.status = not_built("a setting of vLLM that has no key here")});

@@ -15,6 +15,8 @@ namespace prl::config {
 
 enum class ParamDType { kFloat32, kBFloat16 };
 std::span<const EnumEntry> enum_entries(ParamDType);
+enum class GradientReduce { kExact, kFast };
+std::span<const EnumEntry> enum_entries(GradientReduce);
 enum class AttentionImpl { kAuto, kSdpa, kEager, kFlash2, kFlash3, kFlash4 };
 std::span<const EnumEntry> enum_entries(AttentionImpl);
 enum class ModelImpl { kAuto, kHf, kCustom, kLiger };
@@ -156,6 +158,7 @@ struct TrainerModelConfig {
   int seq_len = 2048;
   ParamDType optimization_dtype = ParamDType::kFloat32;
   ParamDType reduce_dtype = ParamDType::kFloat32;
+  GradientReduce reduce = GradientReduce::kExact;
   std::optional<ActivationCheckpointConfig> ac;
   IntOrWord fused_lm_head_token_chunk_size{};
   std::optional<LoraConfig> lora;
@@ -194,6 +197,8 @@ struct TrainerModelConfig {
             "Type of the optimizer's state; bfloat16 is rounded stochastically. Masters are float32 always");
     v.field("reduce_dtype", reduce_dtype, "Type in which gradients are summed over devices",
             {.status = inert("gradients of one device are summed in float32")});
+    v.field("reduce", reduce,
+            "exact: gradients of rows are added in order, the same bits on any number of ranks; fast: in place, less memory");
     v.field("ac", ac, "Activation checkpointing; off if not set");
     v.field("fused_lm_head_token_chunk_size", fused_lm_head_token_chunk_size,
             "Tokens per block of the fused LM head; logits of [tokens, vocabulary] are never held",

@@ -74,7 +74,7 @@ struct TrainEnvsConfig {
     v.field("env", env, "Training environments");
     v.field("sampling", sampling, "Sampling of rollouts");
     v.field("num_workers", num_workers, "Worker processes per environment",
-            {.min = 1, .words = "auto", .status = inert("native environments run inside the orchestrator")});
+            {.min = 1, .words = "auto", .status = passed_on("env[].num_workers")});
     v.field("max_retries", max_retries, "Attempts after a failed episode", {.min = 0, .status = passed_on("env[].max_retries")});
     v.field("filter_zero_advantages", filter_zero_advantages, "Do not train on tokens whose advantage is 0");
   }
@@ -194,13 +194,15 @@ struct OrchestratorConfig {
             {.unit = "rollouts", .min = 1});
     v.field("token_batch_size", token_batch_size, "Tokens per training step, instead of batch_size", {.unit = "tokens", .min = 1});
     v.field("group_size", group_size, "Rollouts per task; divides batch_size", {.unit = "rollouts", .min = 1});
-    v.field("oversampling_factor", oversampling_factor, "Rollouts in flight, relative to batch_size",
+    v.field("oversampling_factor", oversampling_factor,
+            "Rollouts in flight, relative to batch_size; above 1 a batch waits for no slow group, which may become too old and is dropped",
             {.min = 1, .status = passed_on("max_inflight_rollouts")});
     v.field("max_inflight_rollouts", max_inflight_rollouts, "Most rollouts in flight, instead of oversampling_factor",
             {.unit = "rollouts", .min = 1});
     v.field("concurrency", concurrency, "Limits of the number of rollouts in flight");
     v.field("seq_len", seq_len, "Samples are cut to this length and packed into it", {.unit = "tokens", .min = 1, .max = 1 << 24});
-    v.field("max_off_policy_steps", max_off_policy_steps, "Weight updates that one rollout may live through before it is dropped",
+    v.field("max_off_policy_steps", max_off_policy_steps,
+            "Steps by which a rollout's first policy may be behind its batch; the smaller of this and max_async_level holds",
             {.unit = "steps", .min = 0});
     v.field("max_async_level", max_async_level, "Steps by which rollouts may be ahead of the weights; 0 is lock-step",
             {.unit = "steps", .min = 0, .max = 64});

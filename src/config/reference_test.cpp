@@ -110,11 +110,13 @@ TEST_F(Reference, EveryCommandHasAPageThatIsUpToDate) {
   expect_command<ChatConfig>(Command::kChat);
   expect_command<BenchConfig>(Command::kBench);
   expect_command<DoctorConfig>(Command::kDoctor);
+  expect_command<EnvCommandConfig>(Command::kEnv);
+  expect_command<EnvServerConfig>(Command::kEnvServer);
   std::string index =
       "\nOne page per command, written from the program's own list of keys; `prl COMMAND --help` prints the same.\n\n"
       "| command | purpose |\n|---|---|\n";
   for (const CommandInfo& info : all_commands()) {
-    const bool has_page = info.command != Command::kEvals && info.command != Command::kEnvServer;
+    const bool has_page = info.command != Command::kEvals;
     index += has_page ? fmt::format("| [{0}]({0}.md) | {1} |\n", info.name, info.purpose)
                       : fmt::format("| {} | {} |\n", info.name, info.purpose);
   }

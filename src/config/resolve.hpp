@@ -39,7 +39,7 @@ struct Resolution {
 ///
 /// Reports all problems at once: unknown keys, types, ranges, and contradictions between keys. What is understood but not
 /// built yet lands in report.not_built: Weights & Biases that is neither offline nor disabled by WANDB_MODE, several
-/// devices or nodes, SLURM, NCCL, LoRA, vision models, 8-bit products, offloading of parameters, Python environments,
+/// devices or nodes, NCCL, LoRA, vision models, 8-bit products, offloading of parameters, Python environments,
 /// losses and advantages, https addresses, and model names that would have to be downloaded. Keys that
 /// cannot matter here (attention kernels, compilation, garbage collection) give a warning when they are set.
 ///
@@ -81,6 +81,8 @@ template <>
 Resolution<DoctorConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<EvalsConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<EnvCommandConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<EnvServerConfig> resolve(Value raw, const Context& context);
 

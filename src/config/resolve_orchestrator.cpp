@@ -82,9 +82,7 @@ void check_extra_body(const Value& extra_body, const Check& check) {
 void check_train_env(EnvConfig& env, const Check& check) {
   pass_on_data(env.data, env.args, {"dataset_path"});
   if (!env.args.is_table()) check.problem("args", "expects a table of arguments");
-  check_env_id(env.id, check);
-  if (const Value* harness = env.agent.find_path("harness.id"); harness && !harness->is_null())
-    check.not_built("agent", "agent harnesses of verifiers environments");
+  check_env(env, check);
   if (env.sampling) check_extra_body(env.sampling->extra_body, check.sub("sampling"));
 }
 
@@ -135,6 +133,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
   for (std::size_t i = 0; i < config.train.env.size(); ++i) {
     const Check entry = check.sub(fmt::format("train.env.{}", i));
     if (!entry.is_set("max_retries")) config.train.env[i].max_retries = config.train.max_retries;
+    if (!entry.is_set("num_workers")) config.train.env[i].num_workers = config.train.num_workers;
     check_train_env(config.train.env[i], entry);
   }
   check_online_eval(config.eval, check);

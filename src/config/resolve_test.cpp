@@ -254,7 +254,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
     EXPECT_THROW(require_built(rl.not_built), Error) << flags;
   };
   expect("--wandb", "Weights & Biases");
-  expect("--slurm", "SLURM");
   expect("--deployment.type multi_node", "several nodes");
   expect("--deployment.num-train-gpus 2 --deployment.type single_node", "several GPUs");
   expect("--trainer.model.lora", "LoRA");
@@ -262,7 +261,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--inference.parallel.tp 2", "tensor parallelism");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--model.vlm", "vision");
-  expect("--orchestrator.env.0.id primeintellect/wordle", "Python environment");
   expect("--trainer.loss.type custom --trainer.loss.import-path a.b", "Python");
   expect("--orchestrator.prime-monitor", "Prime Intellect platform");
   expect("--trainer.model.fp8", "8-bit");
@@ -285,7 +283,7 @@ TEST(ResolveRl, WandbModeIsHeard) {
 }
 
 TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
-  const auto rl = load_line<RlConfig>(kRl + "--wandb --slurm");
+  const auto rl = load_line<RlConfig>(kRl + "--wandb --trainer.model.fp8");
   try {
     require_built(rl.not_built);
     FAIL();
@@ -293,7 +291,7 @@ TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
     EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
     const std::string text = error.what();
     EXPECT_EQ(text.find("Weights & Biases"), text.rfind("Weights & Biases"));
-    EXPECT_THAT(text, HasSubstr("slurm [flag --slurm]: SLURM jobs"));
+    EXPECT_THAT(text, HasSubstr("trainer.model.quantization [flag --trainer.model.fp8]: 8-bit"));
   }
 }
 
@@ -415,7 +413,9 @@ TEST(ResolveTools, InitModelTakesAFolderAndChecksTheShape) {
   EXPECT_FALSE(load_line<ChatConfig>("chat --model.name m --client.base-url http://h/v1").config.sampling.temperature)
       << "the server's own";
   EXPECT_TRUE(is_not_built(load_line<EvalsConfig>("evals --model m").not_built, "evaluations in a process"));
-  EXPECT_TRUE(is_not_built(load_line<EnvServerConfig>("env-server --env.id reverse-text").not_built, "environments in a process"));
+  EXPECT_EQ(load_line<EnvServerConfig>("env-server --env.id some-env --address 0.0.0.0:7000").config.address, "0.0.0.0:7000");
+  EXPECT_EQ(load_line<EnvCommandConfig>("env show some-env").config.target, "some-env");
+  EXPECT_THAT(error_of<EnvCommandConfig>("env install"), HasSubstr("target: is needed"));
 }
 
 TEST(Aliases, BothSpellingsInOneFileMustAgree) {

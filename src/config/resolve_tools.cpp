@@ -33,7 +33,7 @@ Resolution<MakeDataConfig> resolve(Value raw, const Context& context) {
   const Check check(raw, "", resolution.report, context);
   if (resolution.config.output.empty()) check.problem("output", "is needed: `prl make-data FILE.jsonl`");
   EnvConfig& env = resolution.config.env;
-  detail::check_env_id(env.id, check.sub("env"));
+  detail::check_env(env, check.sub("env"));
   detail::pass_on_data(env.data, env.args, {"dataset_path"});
   return resolution;
 }
@@ -99,9 +99,22 @@ Resolution<EvalsConfig> resolve(Value raw, const Context& context) {
 }
 
 template <>
+Resolution<EnvCommandConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<EnvCommandConfig>(raw);
+  const EnvCommandConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  const bool needs_target = config.action != EnvAction::kList;
+  if (needs_target && !config.target) check.problem("target", fmt::format("is needed: `prl env {} ENVIRONMENT`", enum_name(config.action)));
+  return resolution;
+}
+
+template <>
 Resolution<EnvServerConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<EnvServerConfig>(raw);
-  Check(raw, "", resolution.report, context).not_built("env-server", "environments in a process of their own");
+  const EnvServerConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  detail::check_env(config.env, check.sub("env"));
+  if (config.env.address) check.problem("env.address", "is where workers run; `address` is where this command listens");
   return resolution;
 }
 

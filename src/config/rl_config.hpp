@@ -163,7 +163,7 @@ struct RlConfig {
     v.field("trainer_gpu_ids", trainer_gpu_ids, "GPU of the trainer", {.min = 0});
     v.field("teacher_gpu_ids", teacher_gpu_ids, "GPUs of the teacher's server", {.min = 0});
     v.field("env_vars", env_vars, "Environment variables of all processes");
-    v.field("slurm", slurm, "Submit as a batch job", {.status = not_built("SLURM jobs", "call `prl rl` from a batch script")});
+    v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");
     v.field("dry_run", dry_run, "Check, write the resolved configurations and stop");
   }
 };

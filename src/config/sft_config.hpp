@@ -214,15 +214,14 @@ struct SftConfig {
     v.field("deployment", deployment, "Devices");
     v.field("matmul_precision", matmul_precision, "Precision of float32 products on GPUs",
             {.status = inert("float32 products are always exact")});
-    v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank",
-            {.unit = "seconds", .min = 1, .status = inert("the trainer is one process")});
+    v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank", {.unit = "seconds", .min = 1});
     v.field("gc", gc, "Garbage collection of the Python process", {.status = inert("there is no garbage collector")});
     v.field("memory_profiler_path", memory_profiler_path, "Folder of memory snapshots", {.status = not_built("memory snapshots")});
     v.field("trace_path", trace_path, "Folder of profiler traces; needs max_steps < 10", {.status = not_built("profiler traces")});
     v.field("heartbeat", heartbeat, "Tell an address about each step",
             {.status = not_built("heartbeats", "output_dir/metrics.jsonl grows with each step")});
     v.field("env_vars", env_vars, "Environment variables of the process");
-    v.field("slurm", slurm, "Submit as a batch job", {.status = not_built("SLURM jobs", "call `prl sft` from a batch script")});
+    v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");
     v.field("dry_run", dry_run, "Check, write the resolved configuration and stop");
   }
 };

@@ -213,15 +213,16 @@ struct SlurmConfig {
   void visit(V& v) {
     v.field("job_name", job_name, "Name of the job");
     v.field("project_dir", project_dir, "Folder that the job starts in");
-    v.field("template_path", template_path, "Own template of the batch script");
+    v.field("template_path", template_path, "Own template of the batch script, in Jinja");
     v.field("partition", partition, "Partition to submit to");
     v.field("nodelist", nodelist, "Nodes to use");
     v.field("exclude", exclude, "Nodes to avoid");
     v.field("account", account, "Account to charge");
     v.field("time", time, "Time limit, as sbatch writes it");
     v.field("pre_run_command", pre_run_command, "Shell command that runs before the roles");
-    v.field("cleanup_grace_period", cleanup_grace_period, "Time the others get after the first failure", {.unit = "seconds", .min = 0});
-    v.field("shared_fs", shared_fs, "The nodes share one file system");
+    v.field("cleanup_grace_period", cleanup_grace_period, "Time the others get after the first failure",
+            {.unit = "seconds", .min = 0, .status = inert("a job has one node, where the launcher ends the others at once")});
+    v.field("shared_fs", shared_fs, "The nodes share one file system", {.status = inert("a job has one node")});
   }
 };
 

@@ -137,7 +137,7 @@ TEST(Status, OneLineNamesAllKeysWithoutEffectAndCopiesOnce) {
 /// Other values than the default, as a user writes them; none for types that no passed-on key has.
 std::vector<std::string> samples_of(const KeyInfo& info) {
   const std::string type = info.type.ends_with("?") ? info.type.substr(0, info.type.size() - 1) : info.type;
-  if (type == "int") return {"7"};
+  if (type == "int" || type.starts_with("int|")) return {"7"};
   if (type == "float") return {"3.5"};
   if (type == "bool") return {"true", "false"};
   if (type == "str" || type == "path") return {"./elsewhere"};

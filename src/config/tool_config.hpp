@@ -13,7 +13,7 @@
 #include "config/schema.hpp"
 #include "config/shared_config.hpp"
 
-/// The small commands: init-model, convert, chat, bench, doctor, and those that are accepted but not built.
+/// The small commands: init-model, convert, chat, bench, doctor, env, env-server, and one that is accepted but not built.
 namespace prl::config {
 
 enum class ModelFamily { kQwen3, kQwen2, kLlama };
@@ -79,7 +79,8 @@ struct MakeDataConfig {
       {"env.agent", inert("demonstrations are written; no model is asked")},
       {"env.algo", inert("demonstrations are written; no model is asked")},
       {"env.curriculum", inert("demonstrations are written; no model is asked")},
-      {"env.address", inert("demonstrations are written; no model is asked")}};
+      {"env.address", inert("demonstrations are written; no model is asked")},
+      {"env.pass_env", inert("demonstrations are written; no model is asked")}};
   template <class V>
   void visit(V& v) {
     v.field("output", output, "JSONL file to write, one {\"messages\": [...]} per line");
@@ -202,17 +203,53 @@ struct DoctorConfig {
   }
 };
 
-/// `prl env-server`: accepted, not built.
+enum class EnvAction { kInstall, kList, kShow, kRemove, kInit };
+std::span<const EnumEntry> enum_entries(EnvAction);
+enum class EnvTemplate { kLegacy, kV1 };
+std::span<const EnumEntry> enum_entries(EnvTemplate);
+
+/// `prl env ACTION [ENVIRONMENT]`: Python environments on this machine, each in a virtual environment of its own.
+struct EnvCommandConfig {
+  EnvAction action = EnvAction::kList;
+  std::optional<std::string> target;
+  std::optional<std::string> python;
+  std::vector<std::string> with;
+  EnvTemplate api = EnvTemplate::kLegacy;
+  std::optional<std::filesystem::path> index;
+  bool offline = false;
+  bool overwrite = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("action", action, "What to do");
+    v.field("target", target, "install: name, org/name, name==version, folder, wheel, git+URL; init: folder to make; else the id");
+    v.field("python", python, "install: interpreter of the virtual environment");
+    v.field("with", with, "install: more requirements, \"verifiers<=0.3.1\" for instance");
+    v.field("api", api, "init: API of the new environment");
+    v.field("index", index, "install: folder of wheels to take packages from, besides the index that pip and uv are set up for");
+    v.field("offline", offline, "install: no network; from caches and `index` alone");
+    v.field("overwrite", overwrite, "install, init: replace what is there");
+  }
+};
+
+/// `prl env-server`: Python workers that other machines' runs connect to.
 struct EnvServerConfig {
-  static constexpr Status kStatus = not_built("environments in a process of their own");
   EnvConfig env;
-  std::string address = "tcp://127.0.0.1:5000";
+  std::string address = "127.0.0.1:5000";
+  int num_workers = 1;
   std::filesystem::path output_dir = "outputs";
   LogConfig log;
+  static constexpr StatusBelow kStatusBelow[] = {
+      {"env.name", inert("the run that connects names it")},           {"env.data", inert("the run that connects gives arguments")},
+      {"env.args", inert("the run that connects gives arguments")},    {"env.ratio", inert("the run that connects chooses tasks")},
+      {"env.max_retries", inert("the run that connects tries again")}, {"env.timeout", inert("the run that connects sets deadlines")},
+      {"env.group_size", inert("the run that connects plays groups")}, {"env.sampling", inert("the run that connects samples")},
+      {"env.num_workers", inert("`num_workers` of this command")},     {"env.agent", inert("the run that connects gives arguments")},
+      {"log.interval", inert("there is no progress to log")},          {"log.step_interval", inert("there are no steps")}};
   template <class V>
   void visit(V& v) {
     v.field("env", env, "The environment");
-    v.field("address", address, "Address to listen on");
+    v.field("address", address, "host:port to listen on; further workers take the ports after it");
+    v.field("num_workers", num_workers, "Workers, each for one connection at a time", {.min = 1});
     v.field("output_dir", output_dir, "Folder of logs");
     v.field("log", log, "Logging");
   }

@@ -18,6 +18,7 @@
 #include "engine/step_times.hpp"
 #include "nn/weights.hpp"
 #include "wire/generate.hpp"
+#include "wire/weight_proof.hpp"
 
 namespace prl::engine {
 
@@ -47,12 +48,9 @@ struct StepEvent {
 /// after the two steps that are enqueued already. An exception drops the request.
 using EventSink = std::function<void(const StepEvent&)>;
 
-/// What the engine proves after a weight update.
-struct WeightProof {
-  PolicyVersion version;
-  std::uint64_t checksum = 0;         ///< nn::checksum(...).combined of the weights now in use
-  std::vector<float> probe_logprobs;  ///< nn::probe_logprobs on nn::probe_prompt
-};
+/// What the engine proves after a weight update: nn::checksum(...).combined of the weights now in use, and nn::probe_logprobs on
+/// nn::probe_prompt.
+using wire::WeightProof;
 
 struct EngineStats {
   std::int64_t num_running = 0, num_waiting = 0, num_preemptions = 0;

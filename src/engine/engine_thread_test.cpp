@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "base/failure.hpp"
 #include "base/testing/eventually.hpp"
 #include "engine/core.hpp"
 #include "engine/engine.hpp"
@@ -161,7 +162,7 @@ TEST_P(EngineThreadTest, AFullQueueAnswersOverloaded) {
   for (int i = 0; i < 20; ++i) inboxes.push_back(submit(request_of({1, 2}, 3)).second);
   const Error error = error_of([&] { submit(request_of({1, 2}, 3)); });
   EXPECT_EQ(error.code(), ErrorCode::kOverloaded);
-  EXPECT_TRUE(is_retryable(error.code()));
+  EXPECT_TRUE(is_transient(error.code()));
   EXPECT_EQ(engine_->stats().num_waiting, 20);
   engine_->resume();
   for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().output.finish_reason, FinishReason::kLength);

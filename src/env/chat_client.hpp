@@ -4,6 +4,7 @@
 #include <boost/json/object.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -76,5 +77,15 @@ class ChatClientFactory {
   /// For messages: "http://localhost:8000/v1", "in-process engine".
   virtual std::string describe() const = 0;
 };
+
+/// Opens conversations with `factory` that are like `options` but for a suffix of their session ids.
+inline std::function<std::unique_ptr<ChatClient>(const std::string&)> conversation_opener(std::shared_ptr<ChatClientFactory> factory,
+                                                                                          ConversationOptions options) {
+  return [factory = std::move(factory), options = std::move(options)](const std::string& suffix) {
+    ConversationOptions more = options;
+    more.session_id += suffix;
+    return factory->open(std::move(more));
+  };
+}
 
 }  // namespace prl::env

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,14 +16,19 @@ namespace prl::env {
 /// What one rollout runs with.
 struct RolloutContext {
   ChatClient* client = nullptr;  ///< borrowed for the rollout, never null
+  /// Opens one more conversation with the same model, for environments with several seats or calls at the same time; `suffix` is put
+  /// after the rollout's session id. Empty: `client` is all there is.
+  std::function<std::unique_ptr<ChatClient>(const std::string& suffix)> open_conversation = {};
   wire::SamplingParams sampling;
   std::optional<std::uint64_t> seed;  ///< when set, turn k is sampled with mix_seed(seed, k): the rollout is replayable
   std::string trajectory_id;
-  net::TimePoint deadline;  ///< of the whole rollout
+  std::string group_id;      ///< rollouts of one task that are scored together, if the environment does that
+  net::TimePoint deadline;   ///< of the whole rollout
+  bool is_training = false;  ///< its tokens will be trained on: the sampling is the trainer's, whatever the environment asks for
 };
 
 /// A task set with its rules: makes prompts, answers the model, scores. Immutable while rollouts run; any number of
-/// rollouts may run at once on one thread.
+/// rollouts may run at once. Rows may lie in another process: num_tasks and task may then block for as long as it takes to read them.
 class Environment {
  public:
   virtual ~Environment() = default;
@@ -31,13 +37,22 @@ class Environment {
   virtual std::int64_t num_tasks(Split split) const = 0;
   /// `index` in [0, num_tasks(split)). The same index always gives the same task.
   virtual Task task(Split split, std::int64_t index) const = 0;
+  /// The same for coroutines, which must not block.
+  virtual asio::awaitable<Task> fetch_task(Split split, std::int64_t index) const { co_return task(split, index); }
+  /// Whether tasks can be had: starts what the environment needs and waits for it. Error{kNotFound}, {kInvalidArgument},
+  /// {kUnavailable} saying what is missing. Roles call it before they load a model.
+  virtual void prepare() const {}
   /// Plays the task and scores it. Failures of the model, a tool or the environment become episode.error; only a
   /// cancellation (Error{kCancelled}) is thrown.
   virtual asio::awaitable<Episode> run(Task task, RolloutContext context) const = 0;
   /// True if score_group must see all episodes of a group before rewards are final.
   virtual bool scores_groups() const noexcept { return false; }
-  /// Changes rewards and metrics of the episodes of one task, in rollout order. Failed episodes are among them.
-  virtual void score_group(std::span<Episode> group) const { static_cast<void>(group); }
+  /// Changes rewards and metrics of the episodes of one task, in rollout order; `group` is valid until it ends. Failed episodes are
+  /// among them; one that cannot be scored becomes failed. Only a cancellation is thrown.
+  virtual asio::awaitable<void> score_group(std::span<Episode> group) const {
+    static_cast<void>(group);
+    co_return;
+  }
   /// Tools that the model is offered for this task, as OpenAI function envelopes.
   virtual boost::json::array tools(const Task& task) const {
     static_cast<void>(task);

@@ -32,7 +32,7 @@ void expect_error(const std::string& id, const std::string& args, ErrorCode code
 TEST(Registry, NamesWhatItKnowsAndRefusesTheRest) {
   EXPECT_EQ(make("reverse_text")->name(), "reverse-text");
   expect_error("gsm9k", "{}", ErrorCode::kNotFound, "reverse-text");
-  expect_error("primeintellect/wordle", "{}", ErrorCode::kNotImplemented, "verifiers");
+  expect_error("primeintellect/wordle", "{}", ErrorCode::kNotFound, "prl env install primeintellect/wordle");
   expect_error("reverse-text", R"({"sede": 1})", ErrorCode::kInvalidArgument, "args.sede");
   expect_error("reverse-text", R"({"seed": "x"})", ErrorCode::kInvalidArgument, "args.seed");
   expect_error("reverse-text", R"({"mode": "poem"})", ErrorCode::kInvalidArgument, "tiny");

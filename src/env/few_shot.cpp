@@ -35,7 +35,8 @@ class FewShot final : public Environment {
     return inner_->run(std::move(task), std::move(context));
   }
   bool scores_groups() const noexcept override { return inner_->scores_groups(); }
-  void score_group(std::span<Episode> group) const override { inner_->score_group(group); }
+  asio::awaitable<void> score_group(std::span<Episode> group) const override { return inner_->score_group(group); }
+  void prepare() const override { inner_->prepare(); }
   json::array tools(const Task& task) const override { return inner_->tools(task); }
   std::optional<json::array> demonstration(const Task& task) const override { return inner_->demonstration(task); }
 

@@ -120,7 +120,7 @@ asio::awaitable<Episode> MultiTurnEnv::run(Task task, RolloutContext context) co
       episode.stop_condition = error.code() == ErrorCode::kDeadline ? "timeout_reached" : "has_error";
       // A request that took too long may do better; a rollout whose own time is up has had it.
       const bool is_out_of_time = error.code() == ErrorCode::kDeadline && net::Clock::now() >= deadline;
-      episode.error = EpisodeError{error_type(error.code()), error.what(), is_retryable(error.code()) && !is_out_of_time,
+      episode.error = EpisodeError{error_type(error.code()), error.what(), is_transient(error.code()) && !is_out_of_time,
                                    rollout.is_asking && refuses_all(error.code())};
     }
   }

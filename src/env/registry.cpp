@@ -10,6 +10,7 @@
 #include "env/args.hpp"
 #include "env/few_shot.hpp"
 #include "env/math_env.hpp"
+#include "env/python/setup.hpp"
 #include "env/reverse_text.hpp"
 #include "env/wiki_search.hpp"
 #include "env/wordle.hpp"
@@ -41,27 +42,21 @@ std::vector<std::string> environment_ids() {
 }
 
 EnvironmentPtr make_environment(const EnvSpec& spec) {
-  if (spec.id.find('/') != std::string::npos)
-    fail(ErrorCode::kNotImplemented,
-         "environment {}: ids of the form org/name are verifiers environments in Python worker processes, which this build does "
-         "not have yet; native ones are {}",
-         spec.id, fmt::join(environment_ids(), ", "));
   std::string id = spec.id;
   std::replace(id.begin(), id.end(), '_', '-');
-  const std::string name = spec.name.empty() ? id : spec.name;
+  const auto native = std::find_if(kEntries.begin(), kEntries.end(), [&](const Entry& entry) { return id == entry.id; });
+  const bool is_python = native == kEntries.end() || spec.python.is_asked_for();
+  const std::string name = !spec.name.empty() ? spec.name : is_python ? python::short_name(spec.id) : id;
   // These are scopes of the metrics ("reward/all/mean").
   if (name == "all" || name == "agg")
     fail(ErrorCode::kInvalidArgument, "environment {}: the name '{}' is taken by the metrics over all environments", spec.id, name);
-  // An argument of every environment.
+  if (is_python) return python::make_python_environment(spec.id, name, spec.args, spec.python);
+  // An argument of every native environment.
   boost::json::object args = spec.args;
   const std::int64_t num_shots = Args(id, args).integer("num_shots", 0, 0, 1000);
   args.erase("num_shots");
-  for (const Entry& entry : kEntries)
-    if (id == entry.id) {
-      EnvironmentPtr environment = entry.make(name, Args(id, std::move(args)));
-      return num_shots > 0 ? with_examples(std::move(environment), num_shots) : environment;
-    }
-  fail(ErrorCode::kNotFound, "environment {}: not known; native ones are {}", spec.id, fmt::join(environment_ids(), ", "));
+  EnvironmentPtr environment = native->make(name, Args(id, std::move(args)));
+  return num_shots > 0 ? with_examples(std::move(environment), num_shots) : environment;
 }
 
 }  // namespace prl::env

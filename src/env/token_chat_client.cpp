@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "env/message_match.hpp"
 
 namespace prl::env {
 namespace {
@@ -54,7 +55,7 @@ class TokenChatClient final : public ChatClient {
 
   bool continues_last_turn(const ChatRequest& request) const {
     if (history_.empty() || request.messages.size() <= history_.size() || request.tools != tools_) return false;
-    return std::equal(history_.begin(), history_.end(), request.messages.begin());
+    return begins_with(request.messages, history_);
   }
 
   void check(const wire::GenerateOutput& output) const {

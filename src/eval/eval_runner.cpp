@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "base/rng.hpp"
 #include "base/waiting.hpp"
+#include "env/rollout_attempt.hpp"
 #include "eval/results_file.hpp"
 #include "net/deadline.hpp"
 #include "net/task_group.hpp"
@@ -60,7 +61,7 @@ std::string state_field(const Run& run, const std::string& field, std::int64_t e
   return run.name();
 }
 
-asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t rollout_idx, int attempt, int num_invalid) {
+asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t rollout_idx, env::RolloutAttempt attempt) {
   const net::TimePoint patience = net::Clock::now() + std::chrono::hours(24 * 7);
   Limiter::Permit permit;
   if (run->task.limiter) {
@@ -69,19 +70,22 @@ asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t 
   }
   env::ConversationOptions conversation;
   conversation.session_id =
-      fmt::format("eval-{}-{}-{}-{}-{}", run->task.label, run->task.environment->name(), example, rollout_idx, attempt);
+      fmt::format("eval-{}-{}-{}-{}-{}", run->task.label, run->task.environment->name(), example, rollout_idx, attempt.number);
   for (const auto& [header, field] : run->task.headers_from_state)
     conversation.headers.add(header, state_field(*run, field, example, rollout_idx));
-  const std::unique_ptr<env::ChatClient> client = run->chat->open(std::move(conversation));
+  const std::unique_ptr<env::ChatClient> client = run->chat->open(conversation);
   env::RolloutContext context;
   context.client = client.get();
+  context.open_conversation = env::conversation_opener(run->chat, std::move(conversation));
   context.sampling = run->task.sampling;
   if (run->task.seed)
     context.seed = mix_seed(*run->task.seed, static_cast<std::uint64_t>(example), static_cast<std::uint64_t>(rollout_idx));
-  if (context.seed && num_invalid > 0) context.seed = mix_seed(*context.seed, static_cast<std::uint64_t>(num_invalid));
+  if (context.seed) context.seed = attempt.seed_from(*context.seed);
   context.trajectory_id = fmt::format("{}-{}", example, rollout_idx);
+  context.group_id = fmt::format("eval-{}-{}-{}", run->task.label, example, static_cast<int>(run->split));
   context.deadline = net::Clock::now() + run->task.rollout_timeout;
-  env::Task task = run->task.environment->task(run->split, example);
+  auto fetching = run->task.environment->fetch_task(run->split, example);
+  env::Task task = co_await std::move(fetching);
   const net::TimePoint deadline = context.deadline;
   auto rollout = run->task.environment->run(std::move(task), std::move(context));
   auto guarded = net::with_deadline(std::move(rollout), deadline + std::chrono::seconds(5),
@@ -91,25 +95,23 @@ asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t 
 
 asio::awaitable<env::Episode> play_with_retries(Run* run, std::int64_t example, std::int64_t rollout_idx) {
   const RetryOptions& retry = run->task.retry;
-  int num_invalid = 0;
-  for (int attempt = 0;; ++attempt) {
-    auto playing = play(run, example, rollout_idx, attempt, num_invalid);
+  for (env::RolloutAttempt attempt;;) {
+    auto playing = play(run, example, rollout_idx, attempt);
     env::Episode episode = co_await std::move(playing);
     if (episode.error && episode.error->refuses_all)
       fail(ErrorCode::kUnavailable, "{}: every request would be refused as this one was: {}", run->name(), episode.error->message);
-    if (!episode.error || !episode.error->is_transient || attempt + 1 >= std::max(1, retry.max_attempts)) {
+    if (!attempt.try_again(episode, retry.max_attempts - 1)) {
       if (episode.error && retry.reraise)
         fail(ErrorCode::kUnavailable, "{}: rollout {} of example {} failed {} times, at last with {}: {}", run->task.environment->name(),
-             rollout_idx, example, attempt + 1, episode.error->type, episode.error->message);
+             rollout_idx, example, attempt.number + 1, episode.error->type, episode.error->message);
       co_return episode;
     }
-    if (episode.error->is_invalid_reply()) ++num_invalid;
-    const double factor = std::pow(2.0, std::min(attempt, 20));
+    const double factor = std::pow(2.0, std::min(attempt.number - 1, 20));
     const auto wait =
         std::clamp(std::chrono::milliseconds(static_cast<std::int64_t>(static_cast<double>(retry.wait_multiplier.count()) * factor)),
                    retry.wait_min, std::max(retry.wait_min, retry.wait_max));
     log::warning("{}: rollout {} of example {} failed ({}: {}); attempt {} of {} in {} ms", run->task.environment->name(), rollout_idx,
-                 example, episode.error->type, episode.error->message, attempt + 2, retry.max_attempts, wait.count());
+                 example, episode.error->type, episode.error->message, attempt.number + 1, retry.max_attempts, wait.count());
     co_await net::sleep_for(wait);
   }
 }
@@ -151,7 +153,10 @@ asio::awaitable<void> finish_unit(Run* running, Unit* finished) {
     }
   }
   try {
-    if (run.task.environment->scores_groups()) run.task.environment->score_group(group);
+    if (run.task.environment->scores_groups()) {
+      auto scoring = run.task.environment->score_group(group);
+      co_await std::move(scoring);
+    }
   } catch (const Error& error) {
     if (!run.task.drop_failed_groups) throw;
     log::error("{}: example {} is dropped: {}", run.name(), unit.example, error.what());

@@ -277,10 +277,11 @@ class BestOfGroup final : public env::Environment {
     return inner_->run(std::move(task), std::move(context));
   }
   bool scores_groups() const noexcept override { return true; }
-  void score_group(std::span<env::Episode> group) const override {
+  asio::awaitable<void> score_group(std::span<env::Episode> group) const override {
     double best = 0;
     for (const env::Episode& episode : group) best = std::max(best, episode.reward);
     for (env::Episode& episode : group) episode.reward = best;
+    co_return;
   }
 
  private:

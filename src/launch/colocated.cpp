@@ -89,7 +89,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   const auto engine_runtime = runtime->device().kind == DeviceKind::kCpu ? runtime : make_runtime(inference.compute);
   EngineHost host(inference, engine_runtime, policy.weights());
   auto channel = weights::make_local_channel();
-  auto policy_source = std::make_shared<LocalPolicySource>(channel, host.engine());
+  auto policy_source = std::make_shared<LocalPolicySource>(channel->follow(), host.engine());
   const auto* transport = std::get_if<config::LocalRollouts>(&config.orchestrator.rollout_transport);
   PRL_CHECK(transport != nullptr, "one process with a rollout_transport between processes");
   rollouts::LocalSampleQueue queue(1, transport->capacity);
@@ -115,7 +115,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   FirstFailure failure(stop);
   run.abort = failure.abort();
   orchestrator::OrchestratorReport report;
-  trainer::RlRunResult trained;
+  trainer::TrainRunResult trained;
   RlProgress progress(config.trainer.max_steps, resume_step);
   orchestrator_monitor->add_sink(monitor::make_callback_sink(
       [&progress](std::int64_t step, const monitor::Metrics& metrics) { progress.add_orchestrator(step, metrics); }));

@@ -7,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "env/registry.hpp"
+#include "launch/batch_job.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/start_checks.hpp"
 #include "nn/model_config.hpp"
@@ -40,6 +41,13 @@ void check_environments(const config::OrchestratorConfig& config) {
   if (config.eval) check_environments(config.eval->env);
 }
 
+/// A job may find another device, other models and data than this machine has.
+template <class C>
+void write_script_of(const C& config) {
+  write_batch_script(batch_job(config));
+  log::warning("the job may run elsewhere: models, data and devices were not checked");
+}
+
 /// A name that a server serves is not looked for here.
 template <class C>
 void check_evaluation(const C& config) {
@@ -60,6 +68,7 @@ void check_dry_run(const config::OrchestratorConfig& config) {
 
 void check_dry_run(const config::RlConfig& config) {
   check_environments(config.orchestrator);
+  if (config.slurm) return write_script_of(config);
   const config::TrainerConfig& trainer = config.trainer;
   const config::OrchestratorConfig& orchestrator = config.orchestrator;
   std::set<std::string> names = {trainer.model.name, trainer.tokenizer.name.value_or(trainer.model.name),
@@ -70,6 +79,7 @@ void check_dry_run(const config::RlConfig& config) {
 }
 
 void check_dry_run(const config::SftConfig& config) {
+  if (config.slurm) return write_script_of(config);
   const auto has_data = [](const config::SftData& data) {
     const auto* real = std::get_if<config::SftDataConfig>(&data);
     return real == nullptr || std::filesystem::exists(real->name);
@@ -82,6 +92,7 @@ void check_dry_run(const config::SftConfig& config) {
 }
 
 void check_dry_run(const config::InferenceConfig& config) {
+  if (config.slurm) return write_script_of(config);
   if (is_here(config.model.name)) nn::load_model_config(config.model.name);
 }
 

@@ -1,126 +1,81 @@
 #include "launch/engine_client.hpp"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
-
-#include "engine/core.hpp"
-#include "engine/resolve_request.hpp"
-#include "engine/test_support.hpp"
+#include "launch/testing/tiny_engine.hpp"
 #include "net/io_runtime.hpp"
-#include "text/tokenizer_builder.hpp"
 
 namespace prl::launch {
 namespace {
-namespace fs = std::filesystem;
-using wire::FinishReason;
 
-constexpr auto kLong = std::chrono::seconds(60);
+using namespace std::chrono_literals;
 
-/// An engine whose tokens are known beforehand, and a tokenizer of single bytes.
 class EngineClientTest : public ::testing::Test {
  protected:
-  EngineClientTest() {
-    folder_ = fs::temp_directory_path() / fmt::format("prl-engine-client-{}", ::getpid());
-    fs::create_directories(folder_);
-    ids_ = text::write_byte_level_tokenizer(folder_);
-    tokenizer_ = std::make_shared<const text::Tokenizer>(text::Tokenizer::load(folder_));
-    options_.max_model_len = 256;
-    config_.vocab_size = kLetters;
-    config_.max_position = 256;
-    engine::CoreOptions core;
-    core.num_blocks = 64;
-    core.block_size = 4;
-    auto runner = std::make_unique<engine::testing::FakeRunner>(core.num_blocks, core.block_size, kLetters);
-    engine_ = std::make_unique<engine::Engine>(options_, config_, std::make_unique<engine::EngineCore>(core, std::move(runner)));
-    client_ = make_engine_client(*engine_, tokenizer_);
-  }
-  ~EngineClientTest() override { fs::remove_all(folder_); }
-
-  wire::GenerateRequest request(std::int32_t max_tokens) const {
+  wire::GenerateOutput generate(wire::SamplingParams sampling, std::chrono::milliseconds patience = 60s,
+                                std::vector<std::int32_t> prompt = {72, 101, 108, 108, 111}) {
     wire::GenerateRequest request;
-    request.prompt_ids = {1, 2, 3};
-    request.sampling.max_tokens = max_tokens;
-    request.sampling.seed = 7;
-    request.sampling.ignore_eos = true;
-    return request;
+    request.prompt_ids = std::move(prompt);
+    request.sampling = std::move(sampling);
+    return io_.run_blocking(client_->generate(std::move(request), net::Clock::now() + patience), 120s);
   }
-  /// What the engine draws for it when nothing ends it early.
-  std::vector<std::int32_t> drawn(const wire::GenerateRequest& request) const {
-    return engine::testing::expected_output(engine::resolve_request(request, options_, config_), 7, PolicyVersion{0}, kLetters);
+  static wire::SamplingParams greedy(std::int32_t max_tokens) {
+    wire::SamplingParams sampling;
+    sampling.temperature = 0;
+    sampling.max_tokens = max_tokens;
+    sampling.ignore_eos = true;
+    return sampling;
   }
-  std::string text_of(std::int32_t id) const { return std::string(tokenizer_->bytes_of(id)); }
-  wire::GenerateOutput generate(wire::GenerateRequest request) {
-    net::IoRuntime runtime(1);
-    auto call = client_->generate(std::move(request), net::Clock::now() + kLong);
-    return runtime.run_blocking(std::move(call), kLong);
-  }
+  void TearDown() override { host_.engine().shutdown(); }
 
-  static constexpr std::int32_t kLetters = 90;  ///< ids below are printable bytes of the byte alphabet
-  fs::path folder_;
-  text::ByteTokenizerIds ids_;
-  std::shared_ptr<const text::Tokenizer> tokenizer_;
-  engine::EngineOptions options_;
-  nn::ModelConfig config_;
-  std::unique_ptr<engine::Engine> engine_;
-  std::unique_ptr<env::GenerateClient> client_;
+  testing::TinyModel model_{"client"};
+  EngineHost host_{model_.config(), make_cpu_runtime()};
+  net::IoRuntime io_{1};
+  std::unique_ptr<env::GenerateClient> client_ = make_engine_client(host_.engine(), host_.text().tokenizer);
 };
 
-TEST_F(EngineClientTest, EndsAtAStopStringAndCutsWhatWasDrawnLater) {
-  wire::GenerateRequest r = request(40);
-  const auto all = drawn(r);
-  const std::string stop = text_of(all[4]) + text_of(all[5]);
-  r.sampling.stop = {stop};
-  std::size_t end = 6;
-  for (std::size_t i = 0; i + 1 < 5; ++i)
-    if (text_of(all[i]) + text_of(all[i + 1]) == stop) end = std::min(end, i + 2);
-  const wire::GenerateOutput output = generate(r);
-  EXPECT_EQ(output.finish_reason, FinishReason::kStop);
-  EXPECT_EQ(output.stop_string, stop);
-  EXPECT_EQ(output.token_ids, std::vector<std::int32_t>(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(end)));
-  EXPECT_EQ(output.logprobs.size(), end);
-  EXPECT_EQ(output.versions.size(), end);
+TEST_F(EngineClientTest, GathersTokensLogprobsAndVersionsOfARequest) {
+  const wire::GenerateOutput output = generate(greedy(12));
+  EXPECT_EQ(output.token_ids.size(), 12u);
+  EXPECT_EQ(output.logprobs.size(), 12u);
+  EXPECT_EQ(output.versions, std::vector<std::int64_t>(12, 0));
+  EXPECT_EQ(output.finish_reason, wire::FinishReason::kLength);
+  EXPECT_EQ(output.num_prompt_tokens, 5);
+  EXPECT_EQ(generate(greedy(12)).token_ids, output.token_ids) << "greedy decoding repeats itself";
 }
 
-TEST_F(EngineClientTest, AStopStringBeforeMinTokensDoesNotEnd) {
-  wire::GenerateRequest r = request(30);
-  const auto all = drawn(r);
-  r.sampling.stop = {text_of(all[2])};
-  r.sampling.min_tokens = 10;
-  std::size_t end = all.size();
-  for (std::size_t i = 10; i < all.size() && end == all.size(); ++i)
-    if (all[i] == all[2]) end = i + 1;
-  const wire::GenerateOutput output = generate(r);
-  EXPECT_GE(output.token_ids.size(), 11u);
-  EXPECT_EQ(output.token_ids.size(), end);
-  r.sampling.min_tokens = 0;
-  EXPECT_LE(generate(r).token_ids.size(), 3u);
+TEST_F(EngineClientTest, AStopStringEndsTheRequestWithTheTokenThatCompletedIt) {
+  wire::SamplingParams sampling = greedy(24);
+  for (std::int32_t id = 0; id < 64; ++id) sampling.allowed_token_ids.push_back(id);  // each a character of its own
+  const wire::GenerateOutput whole = generate(sampling);
+  const std::size_t place = whole.token_ids.size() / 2;
+  sampling.stop = {host_.text().tokenizer->decode(std::vector<std::int32_t>{whole.token_ids[place]}, true)};
+  const wire::GenerateOutput cut = generate(sampling);
+  EXPECT_EQ(cut.finish_reason, wire::FinishReason::kStop);
+  EXPECT_EQ(cut.stop_string, sampling.stop.front());
+  EXPECT_LE(cut.token_ids.size(), place + 1);
+  EXPECT_EQ(cut.token_ids,
+            std::vector<std::int32_t>(whole.token_ids.begin(), whole.token_ids.begin() + static_cast<long>(cut.token_ids.size())));
+  EXPECT_EQ(cut.logprobs.size(), cut.token_ids.size());
+  EXPECT_EQ(cut.versions.size(), cut.token_ids.size());
 }
 
-TEST_F(EngineClientTest, AStopStringAtTheLastTokenIsAStop) {
-  wire::GenerateRequest r = request(5);
-  const auto all = drawn(r);
-  ASSERT_EQ(std::count(all.begin(), all.end(), all[4]), 1) << "the seed no longer suits the test";
-  r.sampling.stop = {text_of(all[4])};
-  const wire::GenerateOutput output = generate(r);
-  EXPECT_EQ(output.token_ids, all);
-  EXPECT_EQ(output.finish_reason, FinishReason::kStop);
-  EXPECT_EQ(output.stop_string, text_of(all[4]));
-}
-
-TEST_F(EngineClientTest, AnEngineThatEndsTheRequestIsAnError) {
-  engine_->pause(kLong);
-  net::IoRuntime runtime(1);
-  auto call = client_->generate(request(200), net::Clock::now() + std::chrono::milliseconds(20));
+TEST_F(EngineClientTest, ADeadlineCancelsTheRequestInTheEngine) {
   try {
-    runtime.run_blocking(std::move(call), kLong);
+    generate(greedy(200), 0ms);
     FAIL() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kDeadline);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("in-process engine"));
+    EXPECT_NE(std::string(error.what()).find("in-process engine"), std::string::npos) << error.what();
   }
+  EXPECT_EQ(generate(greedy(3)).token_ids.size(), 3u) << "the engine serves the next request";
+}
+
+TEST_F(EngineClientTest, ARefusedRequestAndAnEngineThatIsGoneAreErrors) {
+  EXPECT_THROW(generate(greedy(3), 60s, std::vector<std::int32_t>(300, 1)), Error) << "longer than the model's context";
+  EXPECT_NO_THROW(io_.run_blocking(client_->check_health(net::Clock::now() + 10s), 60s));
+  host_.engine().shutdown();
+  EXPECT_THROW(generate(greedy(3)), Error);
 }
 
 }  // namespace

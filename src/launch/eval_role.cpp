@@ -52,7 +52,10 @@ class Evaluation {
   Evaluation(const config::EvalConfig& config, bool is_server_named, std::stop_token stop)
       : config_(config), is_server_named_(is_server_named), stop_(std::move(stop)), checkpoints_(checkpoints_of(config)) {
     // What needs no model fails before one is loaded.
-    for (const config::EvalEnvConfig& entry : config.env) environments_.push_back(env::make_environment(env_spec(entry)));
+    const std::int64_t concurrency = config.max_concurrent.value_or(eval::kDefaultConcurrent);
+    for (const config::EvalEnvConfig& entry : config.env)
+      environments_.push_back(env::make_environment(in_run(env_spec(entry), config.output_dir, concurrency)));
+    for (const env::EnvironmentPtr& environment : environments_) environment->prepare();
     if (config.resume_path) {
       check_resumable(*config.resume_path, config.env.front(), facts(0));
       locks_.push_back(claim_results_folder(*config.resume_path, true, "resume_path", ""));

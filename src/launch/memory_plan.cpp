@@ -5,10 +5,11 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "engine/memory.hpp"
 #include "launch/engine_host.hpp"
 #include "nn/decoder.hpp"
-#include "nn/tensor_table.hpp"
 #include "ops/lm_head.hpp"
+#include "trainer/memory.hpp"
 
 namespace prl::launch {
 namespace {
@@ -83,16 +84,12 @@ std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std:
 }
 
 MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape) {
-  const nn::TensorTablePtr table = nn::make_tensor_table(shape.model);
-  const std::size_t masters = sizeof(float) * static_cast<std::size_t>(table->num_trainable());
   const DType compute = shape.policy.compute;
+  const trainer::TrainingBytes bytes = trainer::training_bytes(shape.model, shape.policy, shape.step);
   MemoryPlan plan;
   plan.available = runtime.bytes_available();
-  plan.parts = {{"masters", masters}, {"gradients", masters}, {"optimizer", 0}, {"weights", weight_bytes(shape.model, compute)}};
-  const trainer::OptimizerMemory& optimizer = shape.step.optimizer_memory;
-  const std::size_t state = trainer::state_bytes_of(shape.step.optim, optimizer.dtype, *table);
-  if (optimizer.host != nullptr) plan.host.emplace_back("optimizer", state);
-  plan.parts[2].second = optimizer.host != nullptr ? trainer::visit_bytes_of(shape.step.optim, optimizer, *table) : state;
+  plan.parts = {{"masters", bytes.masters}, {"gradients", bytes.gradients}, {"optimizer", bytes.optimizer}, {"weights", bytes.weights}};
+  if (bytes.host_optimizer > 0) plan.host.emplace_back("optimizer", bytes.host_optimizer);
   refuse_if_too_large(plan,
                       "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload) or in bfloat16 "
                       "(model.optimization_dtype), or choose an optimizer with less state");
@@ -128,7 +125,7 @@ PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer
                           const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others) {
   PlannedPolicy made;
   if (is_planned(*runtime)) {
-    made.plan = plan_training(*runtime, {nn::load_model_config(options.model), options, step, seq_len, bytes_of_others});
+    made.plan = plan_training(*runtime, {trainer::model_config(options), options, step, seq_len, bytes_of_others});
     options.num_kept_logits = made.plan->num_kept_logits;
   }
   made.policy = std::make_unique<trainer::Policy>(runtime, std::move(options));
@@ -138,51 +135,41 @@ PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer
 
 namespace {
 
-/// What follows from sizes alone.
-struct EngineNeeds {
-  std::size_t passes = 0;         ///< bytes
-  std::size_t block_bytes = 0;    ///< of the KV cache
-  std::int64_t context = 0;       ///< tokens of the longest sequence
-  std::int64_t per_sequence = 0;  ///< its blocks
-};
-
-EngineNeeds engine_needs(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
-  const auto size = static_cast<std::int64_t>(size_of(compute));
-  // A pass holds two streams, the largest layer's intermediates and the logits of all running sequences.
-  const std::int64_t tokens = std::max<std::int64_t>(inference.max_num_batched_tokens, inference.max_num_seqs);
-  const std::int64_t heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim;
-  const std::int64_t per_token = (6 * model.hidden_size + 2 * heads + 3 * model.intermediate_size) * size;
-  const std::int64_t logits = static_cast<std::int64_t>(inference.max_num_seqs) * model.vocab_size * 4;
+engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   // Plans are made for GPUs alone.
   const std::int64_t block = inference.kv.block_size.value_or(default_block_size(DeviceKind::kCuda));
-  const std::int64_t context = context_length(inference, model);
-  return {static_cast<std::size_t>(tokens * per_token + logits) + 2 * kRoleBytes, nn::KvCache::bytes_per_block(model, compute, block),
-          context, (context + block - 1) / block};
+  engine::EngineBytes bytes = engine::engine_bytes({.max_model_len = context_length(inference, model),
+                                                    .block_size = block,
+                                                    .max_num_seqs = inference.max_num_seqs,
+                                                    .max_num_batched_tokens = inference.max_num_batched_tokens},
+                                                   model, compute);
+  bytes.passes += 2 * kRoleBytes;
+  return bytes;
 }
 
 /// What the engine's passes take, and the cache.
 void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
                 const char* advice) {
-  const EngineNeeds needs = engine_needs(inference, model, compute);
+  const engine::EngineBytes needs = engine_bytes(inference, model, compute);
   plan.parts.emplace_back("engine", needs.passes);
   const std::int64_t wanted =
-      inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * needs.per_sequence;
+      inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * needs.blocks_per_sequence;
   const std::size_t left = usable(plan) > plan.total() ? usable(plan) - plan.total() : 0;
-  const auto affordable = static_cast<std::int64_t>(left / needs.block_bytes);
+  const auto affordable = static_cast<std::int64_t>(left / needs.block);
   plan.num_kv_blocks = inference.kv.num_blocks ? wanted : std::min(wanted, affordable);
-  plan.parts.emplace_back("KV cache", static_cast<std::size_t>(std::max(plan.num_kv_blocks, needs.per_sequence)) * needs.block_bytes);
+  plan.parts.emplace_back("KV cache", static_cast<std::size_t>(std::max(plan.num_kv_blocks, needs.blocks_per_sequence)) * needs.block);
   refuse_if_too_large(plan, advice);
   if (plan.num_kv_blocks < wanted)
     log::info("the KV cache holds {} of the {} blocks that {} sequences of {} tokens could use; more will wait", plan.num_kv_blocks, wanted,
-              inference.max_num_seqs, needs.context);
+              inference.max_num_seqs, context_length(inference, model));
 }
 
 }  // namespace
 
 std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
-  const EngineNeeds needs = engine_needs(inference, model, compute);
-  const std::int64_t blocks = std::max<std::int64_t>(needs.per_sequence, inference.kv.num_blocks.value_or(0));
-  return kMoreVersions * weight_bytes(model, compute) + needs.passes + static_cast<std::size_t>(blocks) * needs.block_bytes;
+  const engine::EngineBytes needs = engine_bytes(inference, model, compute);
+  const std::int64_t blocks = std::max<std::int64_t>(needs.blocks_per_sequence, inference.kv.num_blocks.value_or(0));
+  return kMoreVersions * weight_bytes(model, compute) + needs.passes + static_cast<std::size_t>(blocks) * needs.block;
 }
 
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {

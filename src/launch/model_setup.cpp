@@ -15,9 +15,27 @@ namespace {
 
 boost::json::object to_object(const config::Value& value) { return boost::json::parse(config::to_compact_json(value)).as_object(); }
 
+env::python::PythonSettings python_settings(const config::PythonEnvConfig& config) {
+  env::python::PythonSettings settings;
+  settings.kind = std::string(config::enum_name(config.kind));
+  settings.path = config.path.value_or("");
+  settings.python = config.python.value_or("");
+  settings.address = config.address.value_or("");
+  if (config.num_workers.number) settings.num_workers = static_cast<int>(*config.num_workers.number);
+  settings.sandbox = config.sandbox == config::SandboxMode::kAuto;
+  settings.pass_env = config.pass_env;
+  settings.rollouts = config.limits.rollouts;
+  settings.memory_gb = config.limits.memory_gb;
+  settings.processes = config.limits.processes;
+  settings.files = config.limits.files;
+  settings.cpu_seconds = config.limits.cpu_seconds;
+  if (!config.agent.members().empty()) settings.env_config["agent"] = to_object(config.agent);
+  return settings;
+}
+
 template <typename Env>
 env::EnvSpec make_spec(const Env& config) {
-  env::EnvSpec spec{.id = config.id, .name = config.name.value_or(""), .args = to_object(config.args)};
+  env::EnvSpec spec{.id = config.id, .name = config.name.value_or(""), .args = to_object(config.args), .python = python_settings(config)};
   if (config.data) spec.args["dataset_path"] = *config.data;
   return spec;
 }
@@ -101,6 +119,12 @@ TextSetup load_text(const fs::path& folder, const TextOptions& options) {
 
 env::EnvSpec env_spec(const config::EnvConfig& config) { return make_spec(config); }
 env::EnvSpec env_spec(const config::EvalEnvConfig& config) { return make_spec(config); }
+
+env::EnvSpec in_run(env::EnvSpec spec, const fs::path& output_dir, std::int64_t concurrency) {
+  spec.python.log_folder = output_dir / "logs";
+  spec.python.concurrency = concurrency;
+  return spec;
+}
 
 wire::SamplingParams sampling_params(const config::TrainSamplingConfig& config) {
   wire::SamplingParams params;

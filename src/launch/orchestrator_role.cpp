@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "base/log.hpp"
+#include "env/generate_pool.hpp"
 #include "env/http_generate_client.hpp"
 #include "launch/http_options.hpp"
 #include "launch/orchestrator_setup.hpp"
@@ -27,12 +28,13 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   std::vector<std::string> roots;
   for (const std::string& url : config.student.client.base_url) roots.push_back(server_root(url));
   const std::vector<std::string> admin = admin_roots(config.student.client);
-  auto generate = env::make_http_generate_client(client, {.base_url = roots.front(), .model = config.student.model.name});
-  if (roots.size() > 1) log::warning("student.client.base_url lists {} servers; requests go to the first, weights to all", roots.size());
+  std::vector<std::shared_ptr<env::GenerateClient>> servers;
+  for (const std::string& root : roots)
+    servers.push_back(env::make_http_generate_client(client, {.base_url = root, .model = config.student.model.name}));
   const char* admin_key = std::getenv("PRL_ADMIN_API_KEY");
 
   OrchestratorTransports transports;
-  transports.generate = std::move(generate);
+  transports.generate = env::make_generate_pool(std::move(servers));
   transports.samples = make_sample_sender(config.rollout_transport, config.output_dir, config.num_train_workers, resume_step + 1);
   auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt);
   transports.policy = std::make_shared<HttpPolicySource>(std::move(channel), client,

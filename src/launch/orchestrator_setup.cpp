@@ -67,10 +67,17 @@ void add_filters(const config::OrchestratorConfig& config, std::int64_t vocab_si
   options.filter_zero_advantages = has_zero_advantage && config.train.filter_zero_advantages;
 }
 
+/// Of one environment at most.
+std::int64_t rollouts_at_once(const config::OrchestratorConfig& config) {
+  const std::int64_t batch_size = config.batch_size.value_or(128);
+  return config.max_inflight_rollouts.value_or(static_cast<int>(static_cast<double>(batch_size) * config.oversampling_factor));
+}
+
 orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, const config::EvalEnvConfig& entry,
                                      const config::OrchestratorConfig& config) {
   orchestrator::OnlineEval eval;
-  eval.task.environment = env::make_environment(env_spec(entry));
+  eval.task.environment = env::make_environment(in_run(env_spec(entry), config.output_dir, config.batch_size.value_or(128)));
+  eval.task.environment->prepare();
   eval.task.num_examples = entry.num_examples.value_or(section.num_examples);
   eval.task.rollouts_per_example = entry.group_size.value_or(section.group_size);
   eval.task.skip_first = entry.skip_first;
@@ -161,7 +168,8 @@ std::vector<orchestrator::TrainEnv> train_environments(const config::Orchestrato
   std::vector<orchestrator::TrainEnv> environments;
   for (const config::EnvConfig& entry : config.train.env) {
     orchestrator::TrainEnv train;
-    train.environment = env::make_environment(env_spec(entry));
+    train.environment = env::make_environment(in_run(env_spec(entry), config.output_dir, rollouts_at_once(config)));
+    train.environment->prepare();
     train.sampling = sampling_params(entry.sampling.value_or(config.train.sampling));
     train.max_retries = entry.max_retries;
     if (entry.timeout) train.rollout_timeout = to_ms(*entry.timeout);

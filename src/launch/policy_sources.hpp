@@ -1,11 +1,14 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/engine.hpp"
 #include "net/http_client.hpp"
+#include "net/off_thread.hpp"
 #include "orchestrator/policy_source.hpp"
 #include "weights/weight_channel.hpp"
 
@@ -20,16 +23,21 @@ struct ProofLog {
 /// Engine and trainer in one process: the weights object changes hands, and the engine proves what it holds.
 class LocalPolicySource final : public orchestrator::PolicySource {
  public:
-  LocalPolicySource(std::shared_ptr<weights::WeightChannel> channel, engine::Engine& engine);
-  ~LocalPolicySource() override;
+  LocalPolicySource(std::shared_ptr<weights::VersionFeed> feed, engine::Engine& engine);
   orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
   orchestrator::asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
-  std::string describe() const override;
+  std::string describe() const override { return "in-process trainer"; }
+  /// Any thread.
   ProofLog proofs() const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<weights::VersionFeed> feed_;
+  engine::Engine& engine_;
+  std::optional<weights::PublishedWeights> newest_;
+  mutable std::mutex mutex_;
+  ProofLog proofs_;
+  // The engine answers an update only between two steps; a thread of its own waits for that, not the orchestrator's.
+  net::OffThread thread_;
 };
 
 /// Engines behind HTTP, weights through folders: waits for a stable broadcast, tells every server to load it, and compares
@@ -51,6 +59,7 @@ class HttpPolicySource final : public orchestrator::PolicySource {
  private:
   orchestrator::asio::awaitable<void> verify_servers();
   std::shared_ptr<weights::WeightChannel> channel_;
+  std::shared_ptr<weights::VersionFeed> feed_;  ///< from the first wait on: until then an earlier run's versions may still go
   std::shared_ptr<net::HttpClient> client_;
   Options options_;
   std::optional<weights::PublishedWeights> newest_;

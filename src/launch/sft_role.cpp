@@ -3,6 +3,7 @@
 #include "base/log.hpp"
 #include "launch/memory_plan.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/trainer_role.hpp"
 #include "trainer/metrics.hpp"
@@ -24,7 +25,11 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   shared.optim = config.optim;
   shared.scheduler = config.scheduler;
   shared.max_steps = config.max_steps;
-  const trainer::GradientStepOptions step = step_options(shared, runtime);
+  const RankEnv env = rank_env();
+  comm::Mesh mesh = make_mesh(env, runtime, std::chrono::seconds(config.dist_timeout_seconds));
+  const bool is_first = env.rank == 0;  // writes for all
+  trainer::GradientStepOptions step = step_options(shared, runtime);
+  step.mesh = &mesh;
   const PlannedPolicy planned = make_policy(runtime, policy_options(shared, runtime), step, row_tokens);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
@@ -44,13 +49,15 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
       fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", tokenizer_dir.string());
     options.text = {text.tokenizer, text.chat_template, text.renderer, text.renderer_options};
   }
-  options.peak_flops = measured_peak_flops(config.compute, policy.options().compute);
+  options.peak_flops = measured_peak_flops(config.compute, policy.options().compute) * env.size;
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, tokenizer_dir, config.tokenizer.chat_template);
+  if (options.checkpoint) options.checkpoint->may_write = is_first;
   options.resume = resume_options(config.ckpt);
   options.is_bench = config.bench.has_value();
-  if (config.bench) options.bench_json = config.bench->output_json;
-  auto monitor = make_monitor(trainer::sft_metrics(), kSftRows, config.output_dir, config.file_monitor, config.bench.has_value());
-  const trainer::SftRunResult result = trainer::run_sft(options, policy, *monitor, stop);
+  if (config.bench && is_first) options.bench_json = config.bench->output_json;
+  auto monitor = is_first ? make_monitor(trainer::sft_metrics(), kSftRows, config.output_dir, config.file_monitor, config.bench.has_value())
+                          : std::make_unique<monitor::Monitor>(trainer::sft_metrics(), kSftRows);
+  const trainer::TrainRunResult result = trainer::run_sft(options, policy, *monitor, stop);
   log::success(
       "sft finished after step {}{}, loss {:.4f}{}", result.last_step, result.was_stopped ? " (stopped)" : "", result.last_loss,
       result.last_checkpoint

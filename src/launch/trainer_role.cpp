@@ -5,6 +5,7 @@
 #include "base/log.hpp"
 #include "launch/memory_plan.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/transports.hpp"
 #include "monitor/sinks.hpp"
@@ -90,6 +91,7 @@ trainer::GradientStepOptions step_options(const config::TrainerConfig& config, c
   trainer::GradientStepOptions options{
       .loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
   if (config.model.optimization_dtype == config::ParamDType::kBFloat16) options.optimizer_memory.dtype = DType::kBF16;
+  if (config.model.reduce == config::GradientReduce::kFast) options.reduce = trainer::Reduce::kFast;
   if (config.model.optim_cpu_offload && has_own_memory(*runtime, "model.optim_cpu_offload"))
     options.optimizer_memory.host = make_host_link(runtime, /*page_locked=*/true);
   return options;
@@ -125,6 +127,9 @@ std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, cons
 }
 
 int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) {
+  if (rank_env().size > 1)
+    fail(ErrorCode::kNotImplemented, "[PRL_WORLD_SIZE] is {}: `prl trainer` is one rank, only `prl sft` trains on several",
+         rank_env().size);
   const auto runtime = make_runtime(config.compute);
   const trainer::GradientStepOptions step = step_options(config, runtime);
   const PlannedPolicy planned = make_policy(runtime, policy_options(config, runtime), step, config.model.seq_len);
@@ -146,7 +151,7 @@ int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) 
                                           .first_step = first_step});
     return make_sample_receiver(config.rollout_transport, config.output_dir, first_step);
   };
-  const trainer::RlRunResult result = trainer::run_rl_trainer(options, policy, receiver, channel.get(), *monitor, stop);
+  const trainer::TrainRunResult result = trainer::run_rl_trainer(options, policy, receiver, channel.get(), *monitor, stop);
   log::info("trainer finished after step {}{}", result.last_step, result.was_stopped ? " (stopped)" : "");
   return 0;
 }

@@ -306,7 +306,7 @@ asio::awaitable<HttpReply> HttpClient::call(HttpCall call) {
     try {
       auto attempt = impl->attempt(call, url, deadline);
       HttpReply reply = co_await std::move(attempt);
-      const bool is_final = reply.status < 400 || !is_retryable(error_code_of_status(reply.status));
+      const bool is_final = reply.status < 400 || !is_transient(error_code_of_status(reply.status));
       if (is_final || attempt_index >= max_retries) co_return reply;
       int seconds = 0;
       const std::string_view wanted = reply.headers.get("Retry-After");
@@ -314,7 +314,7 @@ asio::awaitable<HttpReply> HttpClient::call(HttpCall call) {
       pause = std::max(pause, std::min<std::chrono::milliseconds>(std::chrono::seconds(seconds), options.backoff_max));
       if (Clock::now() + pause >= deadline) co_return reply;
     } catch (const Error& error) {
-      if (!is_retryable(error.code()) || attempt_index >= max_retries || Clock::now() + pause >= deadline)
+      if (!is_transient(error.code()) || attempt_index >= max_retries || Clock::now() + pause >= deadline)
         throw error.with_context(fmt::format("{} {}", call.method, call.url));
     }
     auto sleep = sleep_for(pause);

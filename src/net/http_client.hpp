@@ -104,7 +104,7 @@ class BodyStream {
 ///
 /// Errors of every call: kInvalidArgument (URL), kUnavailable (no connection, or it broke), kDeadline (naming the phase),
 /// kCancelled (the calling task was cancelled), kCorrupt (the reply is not HTTP, or too large). A reply of any status is
-/// returned, not thrown. What is_retryable (base/error.hpp) says may pass is tried again, with exponential back-off and Retry-After,
+/// returned, not thrown. What is_transient (base/failure.hpp) says may pass is tried again, with exponential back-off and Retry-After,
 /// max_retries times at most and only while there is time.
 class HttpClient {
  public:

@@ -447,7 +447,7 @@ TEST_F(HttpTest, OnlyWhatMayPassIsTriedAgain) {
     HttpCall call;
     call.url = url(fmt::format("/refuse?status={}", status));
     EXPECT_EQ(client.call(call).status, status);
-    EXPECT_EQ(*count, is_retryable(error_code_of_status(status)) ? 3 : 1) << status;
+    EXPECT_EQ(*count, is_transient(error_code_of_status(status)) ? 3 : 1) << status;
   }
 }
 

@@ -40,6 +40,7 @@
   PRL_OP(swiglu_backward)           \
   PRL_OP(rope)                      \
   PRL_OP(cast)                      \
+  PRL_OP(chunk_squares)             \
   PRL_OP(scale)                     \
   PRL_OP(adamw)                     \
   PRL_OP(sgd)                       \

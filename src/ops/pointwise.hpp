@@ -81,6 +81,11 @@ void cast(OpContext& ctx, TensorView out, ConstTensorView x);
 /// an order that depends on the sizes alone. Waits for the device once.
 double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs);
 inline double sum_squares(OpContext& ctx, ConstTensorView x) { return sum_squares(ctx, std::span(&x, 1)); }
+/// Elements of a chunk of chunk_squares.
+inline constexpr std::int64_t kSquaresChunk = 4096;
+/// out_C[c] (host) = sum of squares of elements [c, c + 1) * kSquaresChunk of x (fp32, contiguous), whose last chunk may be shorter. A
+/// chunk's sum depends on its elements alone. Waits for the device.
+void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x);
 /// x *= factor, fp32.
 void scale(OpContext& ctx, TensorView x, float factor);
 

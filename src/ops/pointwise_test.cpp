@@ -318,6 +318,22 @@ TEST_P(PointwiseTest, SumOfSquaresAndScale) {
   EXPECT_NEAR(sum_squares(s.ctx, several), sum_squares(s.ctx, x) + sum_squares(s.ctx, y), want * 1e-9);
 }
 
+TEST_P(PointwiseTest, ChunkSquaresDependOnTheirElementsAlone) {
+  Session s(kind());
+  const std::int64_t n = 2 * kSquaresChunk + 100;
+  const Tensor x = s.random({n}, DType::kF32, 1);
+  std::vector<float> whole(3), last(2), none;
+  chunk_squares(s.ctx, whole, x);
+  chunk_squares(s.ctx, last, x.slice(kSquaresChunk, n - kSquaresChunk));
+  EXPECT_EQ(whole[1], last[0]);
+  EXPECT_EQ(whole[2], last[1]);
+  double sum = 0;
+  for (const float square : whole) sum += static_cast<double>(square);
+  EXPECT_NEAR(sum, sum_squares(s.ctx, x), sum * 1e-9);
+  chunk_squares(s.ctx, none, s.random({0}, DType::kF32, 1));
+  EXPECT_THROW(chunk_squares(s.ctx, last, x), Error);
+}
+
 /// Rows and threads leave no trace in any of these.
 TEST_P(PointwiseTest, BitsDoNotDependOnThreadsOrRows) {
   const std::int64_t R = 700, C = 130;

@@ -53,7 +53,6 @@ void BatchCollector::count_nothing(std::int64_t num_rollouts) {
 BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Environment& environment) {
   CollectorWindow::PerEnv& counts = window_.envs[environment.name()];
   ++counts.num_groups;
-  if (environment.scores_groups()) environment.score_group(group.episodes);
   std::vector<ReadyRollout> survivors;
   std::vector<double> rewards;
   const auto num_rollouts = static_cast<std::int64_t>(group.episodes.size());

@@ -80,7 +80,7 @@ struct CollectedBatch {
   CollectorWindow window;
 };
 
-/// From finished groups to training batches: group scores, advantages, filters, samples, and the queue of rollouts that wait.
+/// From finished groups to training batches: advantages, filters, samples, and the queue of rollouts that wait.
 /// Synchronous; the result depends on the groups and their order alone. The queue holds rollouts of older versions before those of
 /// newer ones, so that nothing becomes too old while something newer ships; within a version, in the order of arrival.
 class BatchCollector {

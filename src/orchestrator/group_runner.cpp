@@ -35,7 +35,7 @@ void GroupRunner::start(const EpisodeStart& info) {
   group.tasks->spawn(fmt::format("rollout {} of group {}", info.rollout_idx, info.group.value), run(info));
 }
 
-asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, Attempt attempt) {
+asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, env::RolloutAttempt attempt) {
   const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
   env::ConversationOptions conversation;
   conversation.session_id = fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
@@ -43,18 +43,22 @@ asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, Attempt attem
   conversation.cache_salt = fmt::format("v{}", info.version.value);
   env::RolloutContext rollout;
   rollout.trajectory_id = conversation.session_id;
-  const std::unique_ptr<env::ChatClient> client = chat_->open(std::move(conversation));
+  rollout.group_id = fmt::format("group-{}", info.group.value);
+  rollout.is_training = true;
+  const std::unique_ptr<env::ChatClient> client = chat_->open(conversation);
   rollout.client = client.get();
+  rollout.open_conversation = env::conversation_opener(chat_, std::move(conversation));
   rollout.sampling = train_env.sampling;
   const std::uint64_t base = train_env.sampling.seed.value_or(options_.seed);
   rollout.seed = mix_seed(mix_seed(base, static_cast<std::uint64_t>(info.step), static_cast<std::uint64_t>(info.ordinal)),
                           mix_seed(static_cast<std::uint64_t>(info.task.env_idx), static_cast<std::uint64_t>(info.task.task_idx)),
                           static_cast<std::uint64_t>(info.rollout_idx));
-  if (attempt.num_invalid > 0) rollout.seed = mix_seed(*rollout.seed, static_cast<std::uint64_t>(attempt.num_invalid));
+  rollout.seed = attempt.seed_from(*rollout.seed);
   rollout.deadline = net::Clock::now() + train_env.rollout_timeout;
   // The environment's own deadline comes first and keeps the partial episode.
   const net::TimePoint deadline = rollout.deadline + 5s;
-  env::Task task = train_env.environment->task(env::Split::kTrain, info.task.task_idx);
+  auto fetching = train_env.environment->fetch_task(env::Split::kTrain, info.task.task_idx);
+  env::Task task = co_await std::move(fetching);
   auto running = train_env.environment->run(std::move(task), std::move(rollout));
   auto guarded = net::with_deadline(std::move(running), deadline, fmt::format("a rollout of {}", train_env.environment->name()));
   co_return co_await std::move(guarded);
@@ -78,7 +82,7 @@ asio::awaitable<void> GroupRunner::wait_to_retry(EpisodeStart info, int attempt,
 /// nullopt when the group was dropped meanwhile.
 asio::awaitable<std::optional<env::Episode>> GroupRunner::play_until_done(EpisodeStart info) {
   const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
-  for (Attempt attempt;; ++attempt.number) {
+  for (env::RolloutAttempt attempt;;) {
     std::optional<env::Episode> episode;
     try {
       auto playing = play(info, attempt);
@@ -94,10 +98,8 @@ asio::awaitable<std::optional<env::Episode>> GroupRunner::play_until_done(Episod
       episode->stop_condition = "has_error";
       episode->error = env::EpisodeError{is_cancelled ? "ModelError" : std::string(to_string(error.code())), error.what(), is_cancelled};
     }
-    const bool again = episode->error && episode->error->is_transient && attempt.number < train_env.max_retries;
-    if (!again) co_return episode;
-    if (episode->error->is_invalid_reply()) ++attempt.num_invalid;
-    auto waiting = wait_to_retry(info, attempt.number, episode->error->message);
+    if (!attempt.try_again(*episode, train_env.max_retries)) co_return episode;
+    auto waiting = wait_to_retry(info, attempt.number - 1, episode->error->message);
     co_await std::move(waiting);
   }
 }
@@ -118,9 +120,9 @@ asio::awaitable<std::optional<TurnScores>> GroupRunner::score_until_done(Episode
       failure = net::to_error(std::current_exception());
     }
     if (failure->code() == ErrorCode::kCancelled && !groups_.contains(info.group.value)) co_return std::nullopt;
-    if (attempt >= train_env.max_retries || !is_retryable(failure->code())) {
+    if (attempt >= train_env.max_retries || !is_transient(failure->code())) {
       episode->stop_condition = "has_error";
-      episode->error = env::EpisodeError{"TeacherError", failure->what(), is_retryable(failure->code()), refuses_all(failure->code())};
+      episode->error = env::EpisodeError{"TeacherError", failure->what(), is_transient(failure->code()), refuses_all(failure->code())};
       co_return TurnScores{};
     }
     auto waiting = wait_to_retry(info, attempt, fmt::format("the teacher did not score it: {}", failure->what()));
@@ -138,26 +140,60 @@ asio::awaitable<void> GroupRunner::run(EpisodeStart info) {
     scores = co_await std::move(scoring);
     if (!scores) co_return;
   }
-  finish(info, std::move(*episode), std::move(*scores));
+  if (!keep(info, std::move(*episode), std::move(*scores))) co_return;
+  OpenGroup& group = groups_.at(info.group.value);
+  if (group.num_done == group.info.group_size) {
+    if (environments_[static_cast<std::size_t>(info.task.env_idx)].environment->scores_groups()) {
+      auto scoring = score_group(info);
+      if (!co_await std::move(scoring)) co_return;
+    }
+    groups_.at(info.group.value).is_scored = true;
+    finished_.push_back(info.group.value);
+  }
+  if (on_episode_end_) on_episode_end_(info.group);
 }
 
-void GroupRunner::finish(const EpisodeStart& info, env::Episode episode, TurnScores scores) {
+/// Scores a group whose episodes have all ended; false when it was dropped meanwhile.
+asio::awaitable<bool> GroupRunner::score_group(EpisodeStart info) {
+  const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
+  std::vector<env::Episode> episodes;
+  for (const std::optional<env::Episode>& episode : groups_.at(info.group.value).episodes) episodes.push_back(*episode);
+  std::optional<Error> failure;
+  try {
+    auto scoring = train_env.environment->score_group(episodes);
+    auto guarded = net::with_deadline(std::move(scoring), net::Clock::now() + train_env.rollout_timeout,
+                                      fmt::format("the scores of a group of {}", train_env.environment->name()));
+    co_await std::move(guarded);
+  } catch (const std::exception&) {
+    failure = net::to_error(std::current_exception());
+  }
   const auto it = groups_.find(info.group.value);
-  if (it == groups_.end()) return;  // dropped in the meantime, and counted then
+  if (it == groups_.end()) co_return false;  // dropped in the meantime, and counted then
+  for (std::size_t i = 0; i < episodes.size(); ++i) {
+    if (failure && !episodes[i].error)
+      episodes[i].error = env::EpisodeError{std::string(to_string(failure->code())), failure->what(), false};
+    it->second.episodes[i] = std::move(episodes[i]);
+  }
+  co_return true;
+}
+
+/// Puts an episode that has ended into its group; false if that was dropped in the meantime, and counted then.
+bool GroupRunner::keep(const EpisodeStart& info, env::Episode episode, TurnScores scores) {
+  const auto it = groups_.find(info.group.value);
+  if (it == groups_.end()) return false;
   OpenGroup& group = it->second;
   std::optional<env::Episode>& slot = group.episodes[static_cast<std::size_t>(info.rollout_idx)];
   PRL_CHECK(!slot.has_value(), "rollout {} of group {} ended twice", info.rollout_idx, info.group.value);
   slot = std::move(episode);
   if (teacher_) group.scores[static_cast<std::size_t>(info.rollout_idx)] = std::move(scores);
   ++group.num_done;
-  if (group.is_complete()) finished_.push_back(info.group.value);
-  if (on_episode_end_) on_episode_end_(info.group);
+  return true;
 }
 
 std::optional<FinishedGroup> GroupRunner::take_finished() {
   if (finished_.empty()) return std::nullopt;
   const std::int64_t id = options_.ordered ? groups_.begin()->first : finished_.front();
-  if (!groups_.at(id).is_complete()) return std::nullopt;
+  if (!groups_.at(id).is_scored) return std::nullopt;
   OpenGroup group = std::move(groups_.at(id));
   groups_.erase(id);
   std::erase(finished_, id);

@@ -14,6 +14,7 @@
 #include "env/chat_client.hpp"
 #include "env/environment.hpp"
 #include "env/prompt_scorer.hpp"
+#include "env/rollout_attempt.hpp"
 #include "net/task_group.hpp"
 #include "orchestrator/batch_collector.hpp"
 #include "orchestrator/dispatcher.hpp"
@@ -87,19 +88,16 @@ class GroupRunner {
     std::vector<TurnScores> scores;  ///< with a teacher
     std::int64_t num_started = 0;
     std::int64_t num_done = 0;
+    bool is_scored = false;  ///< all have ended, and the environment has scored them together if it does that
     std::unique_ptr<net::TaskGroup> tasks;
-    bool is_complete() const { return num_done == info.group_size; }
   };
-  struct Attempt {
-    int number = 0;
-    int num_invalid = 0;  ///< attempts before it whose reply was not valid
-  };
-  asio::awaitable<env::Episode> play(EpisodeStart info, Attempt attempt);
+  asio::awaitable<env::Episode> play(EpisodeStart info, env::RolloutAttempt attempt);
   asio::awaitable<std::optional<env::Episode>> play_until_done(EpisodeStart info);
   asio::awaitable<std::optional<TurnScores>> score_until_done(EpisodeStart info, env::Episode* episode);
   asio::awaitable<void> wait_to_retry(EpisodeStart info, int attempt, std::string reason);
   asio::awaitable<void> run(EpisodeStart info);
-  void finish(const EpisodeStart& info, env::Episode episode, TurnScores scores);
+  asio::awaitable<bool> score_group(EpisodeStart info);
+  bool keep(const EpisodeStart& info, env::Episode episode, TurnScores scores);
 
   asio::any_io_executor executor_;
   GroupRunnerOptions options_;

@@ -12,32 +12,19 @@
 #include "env/chat_client.hpp"
 #include "env/environment.hpp"
 #include "env/prompt_scorer.hpp"
-#include "eval/eval_runner.hpp"
-#include "io/checkpoint_dir.hpp"
 #include "monitor/monitor.hpp"
 #include "orchestrator/batch_collector.hpp"
 #include "orchestrator/dispatcher.hpp"
+#include "orchestrator/eval_rounds.hpp"
 #include "orchestrator/group_runner.hpp"
 #include "orchestrator/policy_source.hpp"
 #include "orchestrator/progress.hpp"
+#include "orchestrator/step_recorder.hpp"
 #include "orchestrator/task_sampler.hpp"
-#include "orchestrator/validation.hpp"
 #include "rollouts/sample_queue.hpp"
 #include "wire/packing.hpp"
 
 namespace prl::orchestrator {
-
-/// One environment evaluated while training.
-struct OnlineEval {
-  eval::EvalTask task;
-  std::int64_t interval = 100;  ///< optimizer steps between two evaluations
-};
-
-struct OrchestratorCheckpoints {
-  std::filesystem::path folder;          ///< <output_dir>/checkpoints
-  std::optional<std::int64_t> interval;  ///< none: only after the last step
-  io::CheckpointRetention retention{};   ///< over steps that both roles have completed; the trainer applies the same
-};
 
 struct OrchestratorOptions {
   DispatcherOptions dispatch;

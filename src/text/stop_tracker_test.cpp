@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <fmt/core.h>
+
 #include <filesystem>
 
 #include "text/tokenizer_builder.hpp"

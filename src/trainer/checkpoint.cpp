@@ -114,6 +114,7 @@ TrainProgress parse_progress(std::string_view text, std::string_view source) {
 }
 
 TrainerCheckpoints::TrainerCheckpoints(CheckpointOptions options) : options_(std::move(options)) {
+  if (!options_.may_write) return;
   io::remove_stale_checkpoints(options_.checkpoints);
   io::remove_stale_checkpoints(options_.weights);
 }
@@ -129,6 +130,7 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   progress.num_optimizer_steps = optimizer.num_steps();
   progress.num_scheduled = gradient_step.num_scheduled();
   progress.optimizer_type = std::string(optimizer.type_name());
+  comm::Communicator& ranks = gradient_step.ranks();
   auto job = std::make_shared<SaveJob>();
   job->options = options_;
   job->step = step;
@@ -136,18 +138,23 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   // The snapshot has the precision the policy computes with, so that serving it gives exactly the trained policy.
   job->weights_dtype = policy.options().compute;
   saver_.wait();
+  last_saved_ = step;
+  if (ranks.size() > 1 && !options_.weights_only) job->optimizer_state = optimizer.gather_state(ranks, gradient_step.shard_plan());
+  if (ranks.rank() != 0) {  // rank 0 writes for all
+    if (before_commit) before_commit();
+    return;
+  }
   if (options_.save_async) {
     job->owned = copy_of(policy.parameters(), policy.context().runtime);
     job->parameters = job->owned.get();
-    if (!options_.weights_only) job->optimizer_state = optimizer.copy_state();
+    if (ranks.size() == 1 && !options_.weights_only) job->optimizer_state = optimizer.copy_state();
     if (before_commit) before_commit();
     saver_.submit(fmt::format("checkpoint of step {}", step), [job] { job->run({}); });
   } else {
     job->parameters = &policy.parameters();
-    job->optimizer_state = optimizer.state();
+    if (ranks.size() == 1) job->optimizer_state = optimizer.state();
     job->run(before_commit);
   }
-  last_saved_ = step;
 }
 
 void TrainerCheckpoints::finish() { saver_.wait(); }
@@ -197,7 +204,7 @@ TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const Resu
       fail(ErrorCode::kInvalidArgument,
            "[ckpt] {} holds the state of optimizer '{}', but optim.type is '{}': resume with the same one or set ckpt.skip_optimizer",
            folder.string(), progress.optimizer_type, optimizer.type_name());
-    io::load_tensors(folder / "optimizer.safetensors", optimizer.state());
+    optimizer.load_state(folder / "optimizer.safetensors");
     optimizer.restore_num_steps(progress.num_optimizer_steps);
   }
   if (resume.skip_scheduler)

@@ -26,6 +26,7 @@ struct CheckpointOptions {
   bool weights_only = false;
   bool save_async = false;
   std::uint64_t max_shard_bytes = 5'000'000'000ULL;
+  bool may_write = true;  ///< false at ranks other than 0, which take part in saves and leave the folders alone
 };
 
 /// What a resume takes over.
@@ -57,7 +58,8 @@ class TrainerCheckpoints {
   bool is_due(std::int64_t step, std::optional<std::int64_t> max_steps) const noexcept;
   /// Writes weights/step_N and checkpoints/step_N/trainer, then removes what retention does not keep. With save_async the
   /// state is copied and written while training goes on; an error of it is thrown by the next call. `before_commit` is called on this
-  /// thread before the checkpoint counts: what must not be missing beside it goes to disk there.
+  /// thread before the checkpoint counts: what must not be missing beside it goes to disk there. All ranks call this; rank 0 writes,
+  /// and what it writes does not depend on the number of ranks.
   void save(std::int64_t step, TrainProgress progress, Policy& policy, const GradientStep& gradient_step,
             const std::function<void()>& before_commit = {});
   /// Waits for a save in the background and rethrows its error.

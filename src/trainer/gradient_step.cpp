@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
 #include <set>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "ops/pointwise.hpp"
 
 namespace prl::trainer {
 
@@ -18,6 +22,29 @@ std::set<std::string> environments(std::span<const wire::MicroBatch> rows) {
   std::set<std::string> names;
   for (const wire::MicroBatch& row : rows) names.insert(row.env_names.begin(), row.env_names.end());
   return names;
+}
+
+/// Kernels are chosen by what a device can do, and two choices may round differently.
+void check_alike(comm::Communicator& ranks, Device device) {
+  if (ranks.size() == 1) return;
+  std::string mine;
+  if (device.kind == DeviceKind::kCuda) {
+    const CudaDevices gpus = list_cuda_devices();
+    for (const CudaDeviceInfo& gpu : gpus.devices)
+      if (gpu.index == device.index) mine = fmt::format("{}, {}", gpu.name, gpus.versions);
+  } else {
+    const CpuFeatures& cpu = cpu_features();
+    const char* forced = std::getenv("PRL_CPU");
+    mine = fmt::format("CPU with avx2 {} avx512 {} avx512_bf16 {} amx {} forced to '{}'", cpu.avx2, cpu.avx512, cpu.avx512_bf16,
+                       cpu.amx_bf16, forced != nullptr ? forced : "");
+  }
+  const std::vector<std::string> all = ranks.gather_bytes(mine, {.what = "devices"});
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank] != all[0])
+      fail(ErrorCode::kInvalidArgument,
+           "[trainer] rank 0 runs on {}, rank {} on {}: gradients would not be the same bits on both; use devices that are alike, or "
+           "reduce = \"fast\"",
+           all[0], rank, all[rank]);
 }
 
 }  // namespace
@@ -32,12 +59,32 @@ double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row,
          12 * static_cast<double>(model.num_layers * model.hidden_size) * pairs;
 }
 
+std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<const wire::MicroBatch> rows) {
+  std::vector<double> costs;
+  for (const wire::MicroBatch& row : rows) costs.push_back(training_flops(model, row, make_targets(row)));
+  std::vector<std::size_t> order(rows.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return costs[a] > costs[b]; });
+  return order;
+}
+
 GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
     : policy_(policy),
       options_(std::move(options)),
-      optimizer_(policy.context(), policy.parameters(), options_.optim, options_.optimizer_memory),
+      own_mesh_(options_.mesh == nullptr ? std::make_unique<comm::Mesh>(comm::make_local_communicator(policy.context().runtime)) : nullptr),
+      ranks_((options_.mesh != nullptr ? *options_.mesh : *own_mesh_).world()),
+      plan_(*policy.parameters().table(), ranks_.size(), keeps_whole_blocks(options_.optim)),
+      exchange_(policy.context(), policy.parameters(), ranks_, plan_, options_.reduce),
+      optimizer_(policy.context(), policy.parameters(), options_.optim, options_.optimizer_memory, plan_.range(ranks_.rank())),
       schedule_(options_.scheduler, base_lr(options_.optim), options_.max_steps),
-      watch_(policy.context().runtime->make_stopwatch()) {}
+      watch_(policy.context().runtime->make_stopwatch()) {
+  if (options_.reduce == Reduce::kExact) check_alike(ranks_, policy.context().runtime->device());
+}
+
+bool GradientStep::is_any_rank(bool claim) const {
+  if (ranks_.size() == 1) return claim;
+  return std::ranges::any_of(ranks_.gather_number(claim ? 1 : 0, {.what = "whether to go on"}), [](double value) { return value != 0; });
+}
 
 void GradientStep::restart_schedule(std::int64_t num_done) {
   std::optional<std::int64_t> remaining;
@@ -46,37 +93,84 @@ void GradientStep::restart_schedule(std::int64_t num_done) {
   num_scheduled_ = 0;
 }
 
+GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std::size_t index, const LossCounts& counts) {
+  RowResult result;
+  exchange_.begin_leaf();
+  const nn::TokenStats stats = policy_.forward(row, make_targets(row));
+  BatchLoss loss;
+  try {
+    loss = compute_batch_loss(options_.loss, row, stats.logp_T, stats.entropy_T, counts, result.pool);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kNonFinite || !options_.skip_non_finite_rows) throw;
+    log::warning("micro-batch {} is left out: {}", index, error.what());
+    result.is_finite = false;
+    return result;
+  }
+  policy_.backward(loss.dlogp_T);
+  result.loss = loss.loss;
+  result.pool.add("loss", loss.loss);
+  return result;
+}
+
+std::vector<GradientStep::RowResult> GradientStep::gather_results(std::vector<RowResult> mine, std::size_t num_leaves) const {
+  if (ranks_.size() == 1) return mine;
+  std::string bytes;
+  for (const RowResult& result : mine) {
+    bytes += result.is_finite ? '\1' : '\0';
+    bytes.append(reinterpret_cast<const char*>(&result.loss), sizeof result.loss);
+    result.pool.encode(bytes);
+  }
+  std::vector<RowResult> all(num_leaves);
+  const std::vector<std::string> of_ranks = ranks_.gather_bytes(bytes, {.what = "losses"});
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    std::string_view left = of_ranks[rank];
+    for (std::size_t leaf = rank; leaf < num_leaves; leaf += of_ranks.size()) {
+      RowResult& result = all[leaf];
+      if (left.size() < 1 + sizeof result.loss) fail(ErrorCode::kCorrupt, "[trainer] rank {} reports fewer rows than it has", rank);
+      result.is_finite = left.front() != '\0';
+      std::memcpy(&result.loss, left.data() + 1, sizeof result.loss);
+      left.remove_prefix(1 + sizeof result.loss);
+      result.pool = MetricPool::decode(left);
+    }
+  }
+  return all;
+}
+
 bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::vector<bool>& is_left_out, GradientStepResult& result) {
   LossCounts counts;
-  for (std::size_t i = 0; i < rows.size(); ++i)
-    if (!is_left_out[i]) counts += count_losses(rows[i]);
+  std::vector<std::size_t> leaves;
+  for (const std::size_t i : balanced_order(policy_.config(), rows)) {
+    if (is_left_out[i]) continue;
+    const LossCounts own = count_losses(rows[i]);
+    counts += own;
+    if (own.micro_batches > 0) leaves.push_back(i);  // any other row would add nothing
+  }
   result.loss = result.flops = 0;
   result.num_tokens = 0;
   result.pool = {};
-  policy_.parameters().start_grads();
+  for (const wire::MicroBatch& row : rows) result.num_tokens += static_cast<std::int64_t>(row.input_ids.size());
+  std::vector<RowResult> mine;
+  exchange_.begin(static_cast<std::int64_t>(leaves.size()));
+  for (std::int64_t round = 0; round < exchange_.num_rounds(); ++round) {
+    if (const auto leaf = exchange_.row_of(round)) {
+      const std::size_t index = leaves[static_cast<std::size_t>(*leaf)];
+      mine.push_back(train_on(rows[index], index, counts));
+      log::debug("Micro Step {}/{} | Loss {:.4f}", *leaf, leaves.size(), mine.back().loss);
+    }
+    exchange_.end_round();
+  }
   const std::int64_t num_before = result.num_non_finite_rows;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const wire::MicroBatch& row = rows[i];
-    result.num_tokens += static_cast<std::int64_t>(row.input_ids.size());
-    // A row that takes part in no loss only exists to keep ranks in step.
-    if (is_left_out[i] || count_losses(row).micro_batches == 0) continue;
-    const std::vector<std::int32_t> targets = make_targets(row);
-    const nn::TokenStats stats = policy_.forward(row, targets);
-    BatchLoss loss;
-    try {
-      loss = compute_batch_loss(options_.loss, row, stats.logp_T, stats.entropy_T, counts, result.pool);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kNonFinite || !options_.skip_non_finite_rows) throw;
-      log::warning("micro-batch {} is left out: {}", i, error.what());
+  const std::vector<RowResult> all = gather_results(std::move(mine), leaves.size());
+  for (std::size_t leaf = 0; leaf < all.size(); ++leaf) {
+    const std::size_t index = leaves[leaf];
+    if (!all[leaf].is_finite) {
+      is_left_out[index] = true;
       ++result.num_non_finite_rows;
-      is_left_out[i] = true;
       continue;
     }
-    policy_.backward(loss.dlogp_T);
-    result.loss += loss.loss;
-    result.flops += training_flops(policy_.config(), row, targets);
-    result.pool.add("loss", loss.loss);
-    log::debug("Micro Step {}/{} | Loss {:.4f}", i, rows.size(), loss.loss);
+    result.loss += all[leaf].loss;
+    result.pool.add_all(all[leaf].pool);
+    result.flops += training_flops(policy_.config(), rows[index], make_targets(rows[index]));
   }
   if (result.num_non_finite_rows == num_before) return true;
   if (result.pool.values("loss").empty())
@@ -88,6 +182,17 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
 }
 
 GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, PolicyVersion version) {
+  try {
+    return run_on_ranks(rows, version);
+  } catch (const comm::PeerLost&) {
+    throw;
+  } catch (const std::exception& error) {
+    ranks_.abort(error.what());
+    throw;
+  }
+}
+
+GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> rows, PolicyVersion version) {
   GradientStepResult result;
   // The device is not waited for between the two parts: it forms the gradient's norm right behind them.
   const std::uint64_t started = watch_->mark();
@@ -95,28 +200,40 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
   // The tokens of rows that turn out not finite must not count in the divisors of the others: then once more without them.
   while (!add_gradients(rows, is_left_out, result)) {
   }
-  policy_.parameters().settle_grads();
+  const Tensor own_grads = exchange_.finish();
   const std::uint64_t has_gradient = watch_->mark();
 
   const std::optional<double> max_norm = max_grad_norm(options_.optim);
-  const double norm = global_grad_norm(policy_.context(), policy_.parameters());
+  const double norm = global_grad_norm(policy_.context(), own_grads, plan_, ranks_);
   if (!std::isfinite(norm))
     fail(ErrorCode::kNonFinite,
          "[trainer] the gradient norm is {} with a loss of {} over environments [{}]: the weights have diverged; lower optim.lr or set "
          "optim.max_norm",
          norm, result.loss, fmt::join(environments(rows), ", "));
   if (max_norm) result.grad_norm = norm;
-  result.zero_grad_ratio = zero_grad_ratio(policy_.context(), policy_.parameters());
+  result.zero_grad_ratio = zero_grad_ratio(policy_.context(), policy_.parameters(), own_grads, plan_, ranks_);
   result.lr_used = schedule_.at(num_scheduled_);
-  const Tensor rounded = policy_.room_for_weights();
-  optimizer_.step(result.lr_used, clip_scale(norm, max_norm), rounded);
+  update_weights(own_grads, clip_scale(norm, max_norm), result.lr_used, version);
   result.lr_next = schedule_.at(++num_scheduled_);
-  policy_.refresh(version, rounded);
   const std::uint64_t done = watch_->mark();
   policy_.context().runtime->synchronize();
   result.forward_backward_s = watch_->seconds(started, has_gradient);
   result.optimizer_s = watch_->seconds(has_gradient, done);
   return result;
+}
+
+void GradientStep::update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version) {
+  const Tensor rounded = policy_.room_for_weights();
+  if (ranks_.size() == 1) {
+    optimizer_.step(lr, grad_scale, rounded, own_grads);
+  } else {
+    optimizer_.step(lr, grad_scale, {}, own_grads);
+    const Tensor& values = policy_.parameters().all_values();
+    const ElementRange own = plan_.range(ranks_.rank());
+    ranks_.all_gather(values.view(), plan_.counts(), values.slice(own.begin, own.count()).view(), {.what = "new weights"});
+    if (rounded.defined()) ops::cast(policy_.context(), rounded, values);
+  }
+  policy_.refresh(version, rounded);
 }
 
 }  // namespace prl::trainer

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/mesh.hpp"
 #include "config/loss_config.hpp"
 #include "config/optim_config.hpp"
+#include "trainer/gradient_exchange.hpp"
 #include "trainer/loss/batch_loss.hpp"
 #include "trainer/metric_pool.hpp"
 #include "trainer/optim/optimizer.hpp"
@@ -26,9 +28,12 @@ struct GradientStepOptions {
   std::optional<std::int64_t> max_steps = std::nullopt;
   /// Leave a row whose loss is not finite out of the step (and count it) instead of failing; the step still fails if no row is left.
   bool skip_non_finite_rows = false;
+  /// The ranks that train together, borrowed; nullptr: this one alone. All of them make the same calls with the same rows.
+  comm::Mesh* mesh = nullptr;
+  Reduce reduce = Reduce::kExact;
 };
 
-/// What one optimizer step did. Times in seconds.
+/// What one optimizer step did, of all ranks and the same at each. Times in seconds.
 struct GradientStepResult {
   double loss = 0;                  ///< of the whole step, divided by global counts
   std::optional<double> grad_norm;  ///< before clipping; absent without a max_norm
@@ -45,15 +50,30 @@ struct GradientStepResult {
 /// target, and 12 * layers * hidden * n per token of a sequence of n for attention. What is computed twice to save memory does not count.
 double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row, std::span<const std::int32_t> targets);
 
+/// The order in which rows are trained on, as indices: the costliest first, so that the rows of a round, which ranks take side by side,
+/// cost alike. Depends on the rows alone.
+std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<const wire::MicroBatch> rows);
+
 /// One optimizer step over packed rows: global token counts, gradient accumulation, clipping, optimizer, schedule, new packed
 /// weights. The same code serves RL and SFT; they differ in the streams of the rows.
+///
+/// Ranks    each runs its rows of balanced_order() in turn, steps the range of all values that it owns (ShardPlan), and gathers those of
+/// the
+///          others. With Reduce::kExact the weights after a step are the same bits on any number of ranks.
 class GradientStep {
  public:
+  /// Error{kInvalidArgument} if the ranks' devices differ, so that their kernels may round differently.
   GradientStep(Policy& policy, GradientStepOptions options);
 
-  /// `rows` of this rank; `version` is what the weights become. Error{kNonFinite} says which row's environment, or which
-  /// environments were in the batch when a gradient overflowed; masters and optimizer are then unchanged.
+  /// All `rows` of the step, at every rank; `version` is what the weights become. Error{kNonFinite} says which row's environment, or which
+  /// environments were in the batch when a gradient overflowed; masters and optimizer are then unchanged. PeerLost; an error of this
+  /// rank ends the group of ranks and is told to the others.
   GradientStepResult run(std::span<const wire::MicroBatch> rows, PolicyVersion version);
+
+  comm::Communicator& ranks() const noexcept { return ranks_; }
+  const ShardPlan& shard_plan() const noexcept { return plan_; }
+  /// True at every rank if it is at one. A rank that is told to stop takes the others along between two steps.
+  bool is_any_rank(bool claim) const;
 
   Optimizer& optimizer() noexcept { return optimizer_; }
   const Optimizer& optimizer() const noexcept { return optimizer_; }
@@ -65,12 +85,27 @@ class GradientStep {
   void restart_schedule(std::int64_t num_done);
 
  private:
+  /// What a row adds to the result of the step.
+  struct RowResult {
+    bool is_finite = true;
+    double loss = 0;
+    MetricPool pool;
+  };
+  GradientStepResult run_on_ranks(std::span<const wire::MicroBatch> rows, PolicyVersion version);
   /// Forward and backward over the rows that are not left out. False if a row's loss was not finite: it is left out from now on, and
   /// the gradients must be formed once more.
   bool add_gradients(std::span<const wire::MicroBatch> rows, std::vector<bool>& is_left_out, GradientStepResult& result);
+  RowResult train_on(const wire::MicroBatch& row, std::size_t index, const LossCounts& counts);
+  /// The results of all rows in the order of leaves, from those of this rank's.
+  std::vector<RowResult> gather_results(std::vector<RowResult> mine, std::size_t num_leaves) const;
+  void update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version);
 
   Policy& policy_;
   GradientStepOptions options_;
+  std::unique_ptr<comm::Mesh> own_mesh_;  ///< if options.mesh is none
+  comm::Communicator& ranks_;
+  ShardPlan plan_;
+  GradientExchange exchange_;
   Optimizer optimizer_;
   LrSchedule schedule_;
   std::int64_t num_scheduled_ = 0;

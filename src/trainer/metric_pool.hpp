@@ -19,6 +19,11 @@ class MetricPool {
   /// <name>/{mean,median,std,min,max} of everything.
   void put_all(monitor::Metrics& metrics) const;
   void erase(std::string_view name);
+  /// Appends the values of `other` to those of the same names.
+  void add_all(const MetricPool& other);
+  /// For another rank: bytes that decode() understands. Error{kCorrupt} if they are cut short.
+  void encode(std::string& bytes) const;
+  static MetricPool decode(std::string_view& bytes);
 
  private:
   std::map<std::string, std::vector<double>, std::less<>> values_;

@@ -6,9 +6,11 @@
 
 namespace prl::trainer {
 
-namespace {
-
-nn::ModelConfig read_config(const PolicyOptions& options) {
+nn::ModelConfig model_config(const PolicyOptions& options) {
+  if (options.shape) {
+    PRL_CHECK(options.random_init, "a shape has no weights to load");
+    return *options.shape;
+  }
   nn::ModelConfig config = nn::load_model_config(options.model);
   if (options.num_layers) {
     if (!options.random_init)
@@ -18,6 +20,8 @@ nn::ModelConfig read_config(const PolicyOptions& options) {
   }
   return config;
 }
+
+namespace {
 
 std::vector<std::int32_t> cumulative(const wire::MicroBatch& row) {
   std::vector<std::int32_t> cu{0};
@@ -31,7 +35,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
     : options_(std::move(options)),
       runtime_(runtime),
       session_(runtime, options_.num_threads),
-      parameters_(runtime, read_config(options_)) {
+      parameters_(runtime, model_config(options_)) {
   if (options_.random_init)
     parameters_.init_random(options_.seed);
   else

@@ -24,7 +24,10 @@ struct PolicyOptions {
   bool random_init = false;                   ///< do not load weights
   std::optional<std::int64_t> num_layers;     ///< keep only the first layers (with random_init)
   std::uint64_t seed = 0;                     ///< of random_init
+  std::optional<nn::ModelConfig> shape{};     ///< with random_init: of this shape, and no folder is read
 };
+/// Of the model that a policy of these options trains. Error{kInvalidArgument} naming the key; errors of reading the folder.
+nn::ModelConfig model_config(const PolicyOptions& options);
 
 /// The model being trained: masters, gradients, the packed weights of the current version, and forward and backward over
 /// packed rows. One thread.

@@ -10,13 +10,13 @@
 #include <system_error>
 
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "monitor/format.hpp"
 
 namespace prl::trainer {
 
 namespace {
 
-constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 constexpr std::size_t kWindowSteps = 10;
 
 double get(const monitor::Metrics& metrics, std::string_view name, double otherwise = 0) {
@@ -48,7 +48,7 @@ void put_step_metrics(monitor::Metrics& metrics, const GradientStepResult& resul
   metrics["loss/mean"] = result.loss;
   if (result.grad_norm) metrics["optim/grad_norm"] = *result.grad_norm;
   if (result.zero_grad_ratio) metrics["optim/zero_grad_ratio"] = *result.zero_grad_ratio;
-  metrics["perf/peak_memory"] = static_cast<double>(runtime.peak_bytes()) / kGib;
+  metrics["perf/peak_memory"] = static_cast<double>(runtime.peak_bytes()) / kGiB;
   metrics["time/forward_backward"] = result.forward_backward_s;
   metrics["time/optimizer"] = result.optimizer_s;
 }
@@ -79,9 +79,9 @@ void put_disk_metrics(monitor::Metrics& metrics, const std::filesystem::path& fo
   while (!at.empty() && at != at.root_path() && !std::filesystem::exists(at, ec)) at = at.parent_path();
   const auto space = std::filesystem::space(at, ec);
   if (ec || space.capacity == 0) return;
-  metrics["system/ckpt_disk_free_gib"] = static_cast<double>(space.available) / kGib;
-  metrics["system/ckpt_disk_used_gib"] = static_cast<double>(space.capacity - space.free) / kGib;
-  metrics["system/ckpt_disk_total_gib"] = static_cast<double>(space.capacity) / kGib;
+  metrics["system/ckpt_disk_free_gib"] = static_cast<double>(space.available) / kGiB;
+  metrics["system/ckpt_disk_used_gib"] = static_cast<double>(space.capacity - space.free) / kGiB;
+  metrics["system/ckpt_disk_total_gib"] = static_cast<double>(space.capacity) / kGiB;
   metrics["system/ckpt_disk_free_ratio"] = static_cast<double>(space.available) / static_cast<double>(space.capacity);
 }
 
@@ -196,12 +196,12 @@ std::string BenchTable::to_json() const {
 }
 
 double device_memory_gib(const DeviceRuntime& runtime) {
-  if (runtime.device().kind != DeviceKind::kCpu) return static_cast<double>(runtime.bytes_available() + runtime.bytes_in_use()) / kGib;
+  if (runtime.device().kind != DeviceKind::kCpu) return static_cast<double>(runtime.bytes_available() + runtime.bytes_in_use()) / kGiB;
   std::ifstream meminfo("/proc/meminfo");
   std::string key;
   double kib = 0;
   meminfo >> key >> kib;
-  return key == "MemTotal:" ? kib * 1024 / kGib : 0;
+  return key == "MemTotal:" ? kib * 1024 / kGiB : 0;
 }
 
 }  // namespace prl::trainer

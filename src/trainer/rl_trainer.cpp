@@ -3,10 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <iostream>
+#include <utility>
 
 #include "base/error.hpp"
-#include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "base/waiting.hpp"
@@ -22,42 +21,93 @@ using Clock = std::chrono::steady_clock;
 /// How often a wait looks at the stop token.
 constexpr std::chrono::milliseconds kStopPoll{200};
 
-/// The batch of `step`; nullopt at the end of the samples, or when a stopped run has nothing more to wait for.
-std::optional<rollouts::RankBatch> wait_for_batch(rollouts::SampleReceiver& receiver, std::int64_t step, const RlRunOptions& options,
-                                                  const std::stop_token& stop) {
-  Waiting waiting({.who = "the trainer",
-                   .what = fmt::format("the orchestrator's samples of step {}", step),
-                   .limit = options.batch_timeout,
-                   .detail = [&receiver] { return receiver.describe(); },
-                   .first = options.first_notice});
-  std::optional<Clock::time_point> stopped_at;
-  for (;;) {
-    if (auto batch = receiver.pop(kStopPoll)) return batch;
-    if (receiver.is_closed()) return std::nullopt;
-    const auto now = Clock::now();
-    if (stop.stop_requested()) {
-      if (!stopped_at) stopped_at = now;
-      const bool may_wait = options.max_steps_after_stop > 0 && !options.abort.stop_requested();
-      if (!may_wait || now - *stopped_at >= options.stop_grace) return std::nullopt;
-      continue;
-    }
-    if (waiting.is_expired()) waiting.fail_expired("is the orchestrator alive, and does it reach the inference server?");
-    waiting.check();
-  }
-}
+/// RL as a TrainRun drives it.
+class RlTraining final : public Training {
+ public:
+  RlTraining(const RlRunOptions& options, Policy& policy, const ReceiverFactory& make_receiver, weights::WeightChannel* channel,
+             std::stop_token stop)
+      : options_(options),
+        trainer_(policy, options.step, options.seq_len, options.peak_flops),
+        make_receiver_(make_receiver),
+        channel_(channel),
+        stop_(std::move(stop)) {}
 
-void publish(weights::WeightChannel* channel, Policy& policy, const CheckpointOptions* checkpoint) {
-  if (channel == nullptr) return;
-  weights::Publication publication;
-  publication.manifest = policy.manifest();
-  publication.handle = policy.weights();
-  const std::uint64_t max_shard_bytes = checkpoint != nullptr ? checkpoint->max_shard_bytes : CheckpointOptions{}.max_shard_bytes;
-  const nn::Companions companions = checkpoint != nullptr ? checkpoint->companions : nn::Companions{policy.options().model, {}};
-  publication.save = [&policy, max_shard_bytes, companions](const std::filesystem::path& folder) {
-    nn::save_pretrained(policy.parameters(), folder, policy.options().compute, companions, max_shard_bytes);
-  };
-  channel->publish(std::move(publication));
-}
+  GradientStep& gradient_step() override { return trainer_.gradient_step(); }
+
+  void begin(const TrainProgress& progress) override {
+    trainer_.restore_progress(progress);
+    if (!options_.broadcasts.empty()) weights::remove_broadcasts_after(options_.broadcasts, progress.step);
+    publish();
+    receiver_ = make_receiver_(progress.step + 1);
+  }
+
+  bool next(std::int64_t step, monitor::Metrics& metrics) override {
+    if (stop_.stop_requested() && (options_.abort.stop_requested() || num_after_stop_++ >= options_.max_steps_after_stop)) return false;
+    const auto start = Clock::now();
+    batch_ = wait_for_batch(step);
+    metrics["time/wait_for_batch"] = seconds_since(start);
+    if (!batch_ && !stop_.stop_requested() && options_.step.max_steps)
+      fail(ErrorCode::kUnavailable,
+           "[trainer] the samples from {} ended before step {} of {}: the orchestrator has stopped; its log says why",
+           receiver_->describe(), step, *options_.step.max_steps);
+    return batch_.has_value();
+  }
+
+  void step(TrainProgress& progress, monitor::Metrics& metrics) override {
+    metrics.merge(trainer_.step(*batch_));
+    progress = trainer_.progress();
+  }
+
+  bool publish() override {
+    if (channel_ == nullptr) return false;
+    Policy& policy = trainer_.policy();
+    weights::Publication publication;
+    publication.manifest = policy.manifest();
+    publication.handle = policy.weights();
+    CheckpointOptions saved = options_.checkpoint.value_or(CheckpointOptions{});
+    if (!options_.checkpoint) saved.companions.folder = policy.options().model;
+    publication.save = [&policy, saved](const std::filesystem::path& folder) {
+      nn::save_pretrained(policy.parameters(), folder, policy.options().compute, saved.companions, saved.max_shard_bytes);
+    };
+    channel_->publish(std::move(publication));
+    return true;
+  }
+
+  std::string line(std::int64_t step, const monitor::Metrics& metrics) const override { return rl_step_line(step, metrics); }
+
+ private:
+  /// The batch of `step`; nullopt at the end of the samples, or when a stopped run has nothing more to wait for.
+  std::optional<rollouts::RankBatch> wait_for_batch(std::int64_t step) {
+    Waiting waiting({.who = "the trainer",
+                     .what = fmt::format("the orchestrator's samples of step {}", step),
+                     .limit = options_.batch_timeout,
+                     .detail = [this] { return receiver_->describe(); },
+                     .first = options_.first_notice});
+    std::optional<Clock::time_point> stopped_at;
+    for (;;) {
+      if (auto batch = receiver_->pop(kStopPoll)) return batch;
+      if (receiver_->is_closed()) return std::nullopt;
+      const auto now = Clock::now();
+      if (stop_.stop_requested()) {
+        if (!stopped_at) stopped_at = now;
+        const bool may_wait = options_.max_steps_after_stop > 0 && !options_.abort.stop_requested();
+        if (!may_wait || now - *stopped_at >= options_.stop_grace) return std::nullopt;
+        continue;
+      }
+      if (waiting.is_expired()) waiting.fail_expired("is the orchestrator alive, and does it reach the inference server?");
+      waiting.check();
+    }
+  }
+
+  const RlRunOptions& options_;
+  RlTrainer trainer_;
+  const ReceiverFactory& make_receiver_;
+  weights::WeightChannel* channel_;
+  std::stop_token stop_;
+  std::unique_ptr<rollouts::SampleReceiver> receiver_;
+  std::optional<rollouts::RankBatch> batch_;
+  std::int64_t num_after_stop_ = 0;
+};
 
 }  // namespace
 
@@ -104,88 +154,12 @@ monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
   }
 }
 
-RlRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const ReceiverFactory& make_receiver, weights::WeightChannel* channel,
-                           monitor::Monitor& monitor, std::stop_token stop) {
+TrainRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const ReceiverFactory& make_receiver,
+                              weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop) {
   RlRunOptions options = given;
-  if (options.is_bench) {
-    log::warning("benchmark mode: {} steps, no checkpoints", kBenchSteps);
-    options.step.max_steps = kBenchSteps;
-    options.checkpoint.reset();
-  }
-  RlTrainer trainer(policy, options.step, options.seq_len, options.peak_flops);
-  std::optional<TrainerCheckpoints> checkpoints;
-  if (options.checkpoint) checkpoints.emplace(*options.checkpoint);
-
-  if (options.resume) {
-    const std::filesystem::path root =
-        options.resume_from.empty() && options.checkpoint ? options.checkpoint->checkpoints : options.resume_from;
-    if (const auto step = find_resume_step(root, *options.resume)) {
-      trainer.restore_progress(restore(root, *step, *options.resume, policy, trainer.gradient_step()));
-      log::info("resumed from {}/step_{}", root.string(), *step);
-    }
-  }
-  RlRunResult result;
-  const std::int64_t start_step = trainer.progress().step;
-  result.last_step = start_step;
-  const std::optional<std::int64_t> max_steps = options.step.max_steps;
-
-  if (!options.broadcasts.empty()) weights::remove_broadcasts_after(options.broadcasts, start_step);
-  publish(channel, policy, options.checkpoint ? &*options.checkpoint : nullptr);
-  const auto receiver = make_receiver(start_step + 1);
-  BenchTable bench(device_memory_gib(*policy.context().runtime));
-
-  for (std::int64_t num_after_stop = 0; !max_steps || trainer.progress().step < *max_steps;) {
-    if (stop.stop_requested() && (options.abort.stop_requested() || num_after_stop++ >= options.max_steps_after_stop)) break;
-    const auto step_start = Clock::now();
-    const std::int64_t step = trainer.progress().step + 1;
-    const auto batch = wait_for_batch(*receiver, step, options, stop);
-    if (!batch) {
-      if (!stop.stop_requested() && max_steps)
-        fail(ErrorCode::kUnavailable,
-             "[trainer] the samples from {} ended before step {} of {}: the orchestrator has stopped; its log says why",
-             receiver->describe(), step, *max_steps);
-      break;
-    }
-    const double wait_s = seconds_since(step_start);
-    monitor::Metrics metrics = trainer.step(*batch);
-    metrics["time/wait_for_batch"] = wait_s;
-
-    const auto publish_start = Clock::now();
-    publish(channel, policy, options.checkpoint ? &*options.checkpoint : nullptr);
-    if (channel != nullptr) metrics["time/broadcast_weights"] = seconds_since(publish_start);
-    const auto report = [&] {
-      if (options.checkpoint) put_disk_metrics(metrics, options.checkpoint->checkpoints);
-      metrics["time/step"] = seconds_since(step_start);
-      monitor.log(step, metrics);
-    };
-    if (checkpoints && checkpoints->is_due(step, max_steps)) {
-      const auto save_start = Clock::now();
-      checkpoints->save(step, trainer.progress(), policy, trainer.gradient_step(), [&] {
-        metrics["time/save_ckpt"] = seconds_since(save_start);
-        report();
-        monitor.sync();
-      });
-    } else {
-      report();
-    }
-    log::step("{}", rl_step_line(step, metrics));
-    bench.add(step, metrics);
-    result.last_step = step;
-  }
-  result.was_stopped = stop.stop_requested() && !(max_steps && result.last_step >= *max_steps);
-
-  if (checkpoints) {
-    if (result.last_step > start_step && checkpoints->last_saved() != result.last_step)
-      checkpoints->save(result.last_step, trainer.progress(), policy, trainer.gradient_step(), [&monitor] { monitor.sync(); });
-    checkpoints->finish();
-    result.last_checkpoint = checkpoints->last_saved();
-  }
-  monitor.finish();
-  if (options.is_bench) {
-    std::cout << bench.render() << std::flush;
-    if (options.bench_json) write_file_atomic(*options.bench_json, bench.to_json());
-  }
-  return result;
+  options.apply_bench();
+  RlTraining training(options, policy, make_receiver, channel, stop);
+  return TrainRun(options, policy, training, monitor, stop).run();
 }
 
 }  // namespace prl::trainer

@@ -9,10 +9,10 @@
 
 #include "monitor/monitor.hpp"
 #include "rollouts/sample_queue.hpp"
-#include "trainer/checkpoint.hpp"
 #include "trainer/gradient_step.hpp"
 #include "trainer/policy.hpp"
 #include "trainer/report.hpp"
+#include "trainer/train_run.hpp"
 #include "weights/weight_channel.hpp"
 
 namespace prl::trainer {
@@ -41,13 +41,8 @@ class RlTrainer {
   TrainProgress progress_;
 };
 
-struct RlRunOptions {
-  GradientStepOptions step;  ///< its max_steps ends the run; none: until the samples end
+struct RlRunOptions : TrainRunOptions {
   std::int64_t seq_len = 2048;
-  double peak_flops = 0;
-  std::optional<CheckpointOptions> checkpoint;  ///< none: nothing is saved
-  std::optional<ResumeOptions> resume;
-  std::filesystem::path resume_from;               ///< checkpoints folder; empty: checkpoint->checkpoints
   std::filesystem::path broadcasts;                ///< of a filesystem channel: versions after the start are removed first; may be empty
   std::chrono::milliseconds first_notice{10'000};  ///< a wait for samples says so after this long (base/waiting.hpp)
   std::chrono::milliseconds batch_timeout{2 * 3'600'000};  ///< and ends the run after this long
@@ -56,26 +51,17 @@ struct RlRunOptions {
   std::int64_t max_steps_after_stop = 0;
   std::chrono::milliseconds stop_grace{5000};
   std::stop_token abort;  ///< another role failed: ends after the step in hand
-  bool is_bench = false;  ///< print the table at the end
-  std::optional<std::filesystem::path> bench_json;
-};
-
-struct RlRunResult {
-  std::int64_t last_step = 0;
-  bool was_stopped = false;  ///< by the stop token, before max_steps
-  std::optional<std::int64_t> last_checkpoint;
 };
 
 /// Makes the sample source once the first step is known (a resume decides it).
 using ReceiverFactory = std::function<std::unique_ptr<rollouts::SampleReceiver>(std::int64_t first_step)>;
 
-/// The whole life of a trainer: resume, publish the starting version, then wait, train, publish, save and report until
-/// max_steps, the end of the samples, or `stop` (which ends between two steps, see max_steps_after_stop). However it ends without an
-/// error, the last step is saved if checkpoints are enabled.
+/// A TrainRun over samples of the queue: publishes the starting version, then every step's, until max_steps, the end of the samples, or
+/// `stop` (which ends between two steps, see max_steps_after_stop).
 ///
 /// `channel` may be null (fake data, benchmarks). Errors  Error{kDeadline} if no batch came within batch_timeout, {kUnavailable}
 /// if the samples ended before max_steps, and what step, publish and save throw.
-RlRunResult run_rl_trainer(const RlRunOptions& options, Policy& policy, const ReceiverFactory& make_receiver,
-                           weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop);
+TrainRunResult run_rl_trainer(const RlRunOptions& options, Policy& policy, const ReceiverFactory& make_receiver,
+                              weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop);
 
 }  // namespace prl::trainer

@@ -85,14 +85,14 @@ TEST(RlTrainer, ResumeEqualsUninterruptedBitForBit) {
     two.monitor.add_sink(monitor::make_callback_sink([&](std::int64_t step, const monitor::Metrics&) {
       if (step == 5) stop.request_stop();
     }));
-    const RlRunResult half = run_rl_trainer(options, *first, fake_data(true), nullptr, two.monitor, stop.get_token());
+    const TrainRunResult half = run_rl_trainer(options, *first, fake_data(true), nullptr, two.monitor, stop.get_token());
     EXPECT_TRUE(half.was_stopped);
     EXPECT_EQ(half.last_checkpoint, 5);
     first.reset();
 
     const auto second = make_tiny_policy(scratch.path / "model");
     options.resume.emplace();
-    const RlRunResult rest = run_rl_trainer(options, *second, fake_data(true), nullptr, three.monitor, {});
+    const TrainRunResult rest = run_rl_trainer(options, *second, fake_data(true), nullptr, three.monitor, {});
     EXPECT_EQ(rest.last_step, 10);
     EXPECT_EQ(masters(*whole), masters(*second));
     ASSERT_EQ(three.steps.size(), 5u);
@@ -482,7 +482,7 @@ TEST(RunRlTrainer, TrainsOnPackedSamplesFromTheQueue) {
   RlRunOptions options = run_options(scratch.path, 5);
   options.step.scheduler = config::ConstantScheduler{};
   options.step.max_steps.reset();  // until the samples end
-  const RlRunResult result =
+  const TrainRunResult result =
       run_rl_trainer(options, *policy, [&](std::int64_t) { return queue.make_receiver(0); }, nullptr, recorder.monitor, {});
   EXPECT_EQ(result.last_step, 2);
   EXPECT_FALSE(result.was_stopped);

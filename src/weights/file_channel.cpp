@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <condition_variable>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -65,28 +63,21 @@ class FileChannel final : public WeightChannel {
     clean_up(version);
   }
 
-  std::optional<PublishedWeights> latest() override { return newest_above(-1); }
+  std::optional<PublishedWeights> latest() override { return newest_above(options_.folder, -1); }
 
-  std::optional<PublishedWeights> wait_newer(PolicyVersion after, std::chrono::milliseconds timeout, std::stop_token stop) override {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
-    while (true) {
-      if (auto found = newest_above(after.value)) return found;
-      const auto now = std::chrono::steady_clock::now();
-      if (stop.stop_requested() || now >= deadline) return std::nullopt;
-      std::mutex mutex;
-      std::condition_variable_any never;
-      std::unique_lock lock(mutex);
-      never.wait_for(lock, stop, std::min<std::chrono::steady_clock::duration>(options_.poll, deadline - now), [] { return false; });
-    }
+  /// A thread of the feed looks at the folder: neither network file systems nor a coroutine's thread can be asked to say what changed.
+  std::shared_ptr<VersionFeed> follow() override {
+    return std::make_shared<PollingFeed>(describe(), options_.poll,
+                                         [options = options_](PolicyVersion after) { return newest_above(options.folder, after.value); });
   }
 
   std::string describe() const override { return "weights under " + options_.folder.string(); }
 
  private:
-  std::optional<PublishedWeights> newest_above(std::int64_t after) const {
-    std::vector<std::int64_t> versions = list_versions(options_.folder);
+  static std::optional<PublishedWeights> newest_above(const fs::path& root, std::int64_t after) {
+    std::vector<std::int64_t> versions = list_versions(root);
     for (auto it = versions.rbegin(); it != versions.rend() && *it > after; ++it) {
-      const fs::path folder = folder_of(options_.folder, *it);
+      const fs::path folder = folder_of(root, *it);
       std::error_code ec;
       if (!fs::exists(folder / kStable, ec)) continue;
       const fs::path manifest_path = folder / kManifest;

@@ -1,5 +1,5 @@
-#include <condition_variable>
 #include <mutex>
+#include <vector>
 
 #include "weights/weight_channel.hpp"
 
@@ -16,23 +16,27 @@ class LocalChannel final : public WeightChannel {
       fail(ErrorCode::kInvalidArgument, "[weights] version {} was published after version {}: versions only grow",
            publication.manifest.version.value, latest_->manifest.version.value);
     latest_ = PublishedWeights{std::move(publication.manifest), std::move(publication.handle), {}};
-    changed_.notify_all();
+    std::erase_if(feeds_, [](const auto& feed) { return feed.expired(); });
+    for (const auto& feed : feeds_)
+      if (const auto alive = feed.lock()) alive->push(*latest_);
   }
   std::optional<PublishedWeights> latest() override {
     std::lock_guard lock(mutex_);
     return latest_;
   }
-  std::optional<PublishedWeights> wait_newer(PolicyVersion after, std::chrono::milliseconds timeout, std::stop_token stop) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, stop, timeout, [&] { return latest_ && latest_->manifest.version > after; })) return std::nullopt;
-    return latest_;
+  std::shared_ptr<VersionFeed> follow() override {
+    std::lock_guard lock(mutex_);
+    const auto feed = std::make_shared<VersionFeed>(describe());
+    if (latest_) feed->push(*latest_);
+    feeds_.push_back(feed);
+    return feed;
   }
   std::string describe() const override { return "weights within the process"; }
 
  private:
   std::mutex mutex_;
-  std::condition_variable_any changed_;
   std::optional<PublishedWeights> latest_;
+  std::vector<std::weak_ptr<VersionFeed>> feeds_;
 };
 
 }  // namespace

@@ -30,6 +30,51 @@ void append_list(std::string& out, const std::vector<T>& values) {
   out += ']';
 }
 
+/// Keys of a JSON object whose damage is Error{kCorrupt}.
+class Fields {
+ public:
+  Fields(std::string_view text, std::string subject) : subject_(std::move(subject)) {
+    boost::system::error_code ec;
+    root_ = json::parse(json::string_view(text.data(), text.size()), ec);
+    if (ec || !root_.is_object()) throw corrupt(ec ? ec.message() : "wanted a JSON object");
+  }
+  Error corrupt(std::string_view what) const { return Error(ErrorCode::kCorrupt, fmt::format("[weights] {}: {}", subject_, what)); }
+  const json::value& at(const char* key) const {
+    const json::value* value = root_.get_object().if_contains(key);
+    if (value == nullptr) throw corrupt(fmt::format("key '{}' is missing", key));
+    return *value;
+  }
+  PolicyVersion version(const char* key) const {
+    const json::value& value = at(key);
+    if (!value.is_int64() || value.get_int64() < 0) throw corrupt(fmt::format("key '{}' must be a whole number of at least 0", key));
+    return PolicyVersion{value.get_int64()};
+  }
+  std::uint64_t checksum() const {
+    const json::value& value = at("checksum");
+    if (!value.is_string()) throw corrupt("key 'checksum' must be text");
+    const auto& hex = value.get_string();
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(hex.data(), hex.data() + hex.size(), number, 16);
+    if (error != std::errc() || end != hex.data() + hex.size() || hex.size() != 16) throw corrupt("key 'checksum' must be 16 hex digits");
+    return number;
+  }
+  std::vector<float> logprobs() const {
+    const json::value& list = at("probe_logprobs");
+    if (!list.is_array() || list.get_array().size() > kMaxProbeTokens)
+      throw corrupt("key 'probe_logprobs' must be a short list of numbers");
+    std::vector<float> out;
+    for (const json::value& value : list.get_array()) {
+      if (!value.is_number()) throw corrupt("key 'probe_logprobs' holds something that is no number");
+      out.push_back(static_cast<float>(value.to_number<double>()));
+    }
+    return out;
+  }
+
+ private:
+  json::value root_;
+  std::string subject_;
+};
+
 }  // namespace
 
 std::string to_json(const WeightManifest& m) {
@@ -43,46 +88,30 @@ std::string to_json(const WeightManifest& m) {
 }
 
 WeightManifest parse_manifest(std::string_view text, std::string_view source) {
-  const auto corrupt = [&](std::string_view what) -> Error {
-    return Error(ErrorCode::kCorrupt, fmt::format("[weights] manifest {}: {}", source, what));
-  };
-  boost::system::error_code ec;
-  const json::value root = json::parse(json::string_view(text.data(), text.size()), ec);
-  if (ec || !root.is_object()) throw corrupt(ec ? ec.message() : "wanted a JSON object");
-  const json::object& object = root.get_object();
-  const auto at = [&](const char* key) -> const json::value& {
-    const json::value* value = object.if_contains(key);
-    if (value == nullptr) throw corrupt(fmt::format("key '{}' is missing", key));
-    return *value;
-  };
+  const Fields fields(text, fmt::format("manifest {}", source));
   WeightManifest m;
-  const json::value& version = at("version");
-  if (!version.is_int64() || version.get_int64() < 0) throw corrupt("key 'version' must be a whole number of at least 0");
-  m.version.value = version.get_int64();
-  const json::value& checksum = at("checksum");
-  if (!checksum.is_string()) throw corrupt("key 'checksum' must be text");
-  const auto& hex = checksum.get_string();
-  const auto [end, error] = std::from_chars(hex.data(), hex.data() + hex.size(), m.checksum, 16);
-  if (error != std::errc() || end != hex.data() + hex.size() || hex.size() != 16) throw corrupt("key 'checksum' must be 16 hex digits");
-  const json::value& dtype = at("compute_dtype");
-  if (!dtype.is_string()) throw corrupt("key 'compute_dtype' must be text");
+  m.version = fields.version("version");
+  m.checksum = fields.checksum();
+  const json::value& dtype = fields.at("compute_dtype");
+  if (!dtype.is_string()) throw fields.corrupt("key 'compute_dtype' must be text");
   m.compute_dtype = std::string(dtype.get_string());
-  const json::value& prompt = at("probe_prompt");
+  const json::value& prompt = fields.at("probe_prompt");
   if (!prompt.is_array() || prompt.get_array().size() > kMaxProbeTokens)
-    throw corrupt("key 'probe_prompt' must be a short list of token ids");
+    throw fields.corrupt("key 'probe_prompt' must be a short list of token ids");
   for (const json::value& id : prompt.get_array()) {
     if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() > std::numeric_limits<std::int32_t>::max())
-      throw corrupt("key 'probe_prompt' holds something that is no token id");
+      throw fields.corrupt("key 'probe_prompt' holds something that is no token id");
     m.probe_prompt.push_back(static_cast<std::int32_t>(id.get_int64()));
   }
-  const json::value& logprobs = at("probe_logprobs");
-  if (!logprobs.is_array() || logprobs.get_array().size() + (m.probe_prompt.empty() ? 0 : 1) != m.probe_prompt.size())
-    throw corrupt("key 'probe_logprobs' must have one entry less than 'probe_prompt'");
-  for (const json::value& value : logprobs.get_array()) {
-    if (!value.is_number()) throw corrupt("key 'probe_logprobs' holds something that is no number");
-    m.probe_logprobs.push_back(static_cast<float>(value.to_number<double>()));
-  }
+  m.probe_logprobs = fields.logprobs();
+  if (m.probe_logprobs.size() + (m.probe_prompt.empty() ? 0 : 1) != m.probe_prompt.size())
+    throw fields.corrupt("key 'probe_logprobs' must have one entry less than 'probe_prompt'");
   return m;
+}
+
+WeightProof parse_proof(std::string_view text, std::string_view source) {
+  const Fields fields(text, fmt::format("proof of {}", source));
+  return {fields.version("policy_version"), fields.checksum(), fields.logprobs()};
 }
 
 double max_probe_difference(const std::vector<float>& a, const std::vector<float>& b) noexcept {

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/ids.hpp"
+#include "wire/weight_proof.hpp"
 
 namespace prl::weights {
 
@@ -21,17 +22,14 @@ struct WeightManifest {
   bool operator==(const WeightManifest&) const = default;
 };
 
-/// What an engine says about the weights it now uses.
-struct WeightProof {
-  PolicyVersion version;
-  std::uint64_t checksum = 0;
-  std::vector<float> probe_logprobs;
-};
+using wire::WeightProof;
 
 /// JSON with the checksum in hex and every fp32 exactly.
 std::string to_json(const WeightManifest& manifest);
 /// Error{kCorrupt} naming `source` and the key.
 WeightManifest parse_manifest(std::string_view json, std::string_view source);
+/// The reply of a server's /update_weights and /weight_proof: {"policy_version", "checksum", "probe_logprobs"}. Error{kCorrupt} likewise.
+WeightProof parse_proof(std::string_view json, std::string_view source);
 
 /// Largest absolute difference of two lists of log-probabilities; infinity if their lengths differ or one is not finite.
 double max_probe_difference(const std::vector<float>& a, const std::vector<float>& b) noexcept;

@@ -6,10 +6,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <stop_token>
 #include <string>
 
-#include "weights/manifest.hpp"
+#include "weights/version_feed.hpp"
 
 namespace prl::weights {
 
@@ -22,16 +21,10 @@ struct Publication {
       save;  ///< writes a Hugging Face checkpoint into a folder that does not exist yet
 };
 
-/// One version as a receiver sees it.
-struct PublishedWeights {
-  WeightManifest manifest;
-  std::shared_ptr<const void> handle;  ///< in-process transport only
-  std::filesystem::path folder;        ///< filesystem transport only: broadcasts/step_K
-};
-
-/// Versioned weights from one trainer to engines. Versions only grow; a receiver may skip some.
+/// Versioned weights from one trainer to engines: the trainer's end, which moves tensors, and a feed that says what there is. Versions
+/// only grow; a receiver may skip some.
 ///
-/// Threads  publish() from the trainer's thread; the others from any thread.
+/// Threads  publish() from the trainer's thread; the others from any thread that may block.
 class WeightChannel {
  public:
   virtual ~WeightChannel() = default;
@@ -40,8 +33,8 @@ class WeightChannel {
   virtual void publish(Publication publication) = 0;
   /// The newest version that is whole, if any.
   virtual std::optional<PublishedWeights> latest() = 0;
-  /// The newest version above `after`; nullopt when `timeout` passed or `stop` was requested first.
-  virtual std::optional<PublishedWeights> wait_newer(PolicyVersion after, std::chrono::milliseconds timeout, std::stop_token stop) = 0;
+  /// Follows what is published from now on, and what is the newest already.
+  virtual std::shared_ptr<VersionFeed> follow() = 0;
   /// One line for messages about waits: which transport, and where.
   virtual std::string describe() const = 0;
 };

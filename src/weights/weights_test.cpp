@@ -2,20 +2,22 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <thread>
 
 #include "base/files.hpp"
+#include "base/testing/eventually.hpp"
 #include "io/safetensors.hpp"
+#include "net/io_runtime.hpp"
 #include "weights/weight_channel.hpp"
 
 namespace prl::weights {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 WeightManifest make_manifest(std::int64_t version) {
@@ -52,7 +54,7 @@ TEST(Manifest, DamageNamesFileAndKey) {
     }
     return "accepted";
   };
-  EXPECT_THAT(reason("{\"version\": -1}"), testing::AllOf(HasSubstr("step_1/manifest.json"), HasSubstr("'version'")));
+  EXPECT_THAT(reason("{\"version\": -1}"), ::testing::AllOf(HasSubstr("step_1/manifest.json"), HasSubstr("'version'")));
   EXPECT_THAT(reason("{\"version\": 1, \"checksum\": \"xyz\"}"), HasSubstr("'checksum'"));
   EXPECT_THAT(reason("[1]"), HasSubstr("object"));
   EXPECT_THAT(reason(R"({"version":1,"checksum":"0000000000000001","compute_dtype":"F32","probe_prompt":[1,2],"probe_logprobs":[]})"),
@@ -68,13 +70,13 @@ TEST(VerifyProof, SaysWhatDiffers) {
   auto error = verify_proof(m, proof);
   ASSERT_TRUE(error.has_value());
   EXPECT_EQ(error->code(), ErrorCode::kOutOfSync);
-  EXPECT_THAT(error->what(), testing::AllOf(HasSubstr("update to version 3"), HasSubstr("holds version 2")));
+  EXPECT_THAT(error->what(), ::testing::AllOf(HasSubstr("update to version 3"), HasSubstr("holds version 2")));
 
   proof = proof_of(m);
   proof.checksum ^= 1;
   error = verify_proof(m, proof);
   ASSERT_TRUE(error.has_value());
-  EXPECT_THAT(error->what(), testing::AllOf(HasSubstr("fedcba9876543212, wanted fedcba9876543213"), HasSubstr("0 nats")));
+  EXPECT_THAT(error->what(), ::testing::AllOf(HasSubstr("fedcba9876543212, wanted fedcba9876543213"), HasSubstr("0 nats")));
 
   proof = proof_of(m);
   proof.probe_logprobs[2] += 0.25f;
@@ -133,6 +135,12 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
+/// What a coroutine gets that awaits the feed for so long.
+std::optional<PublishedWeights> wait_newer(VersionFeed& feed, std::int64_t after, std::chrono::milliseconds patience) {
+  net::IoRuntime io(1);
+  return io.run_blocking(feed.wait_newer(PolicyVersion{after}, net::Clock::now() + patience), 120s);
+}
+
 TEST(FileChannel, ReadersSeeOnlyWholeVersions) {
   Scratch scratch;
   const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = {}});
@@ -143,12 +151,12 @@ TEST(FileChannel, ReadersSeeOnlyWholeVersions) {
   fs::create_directories(scratch.path / "step_5");
   std::ofstream(scratch.path / "step_5" / "model.safetensors") << "half";
   fs::create_directories(scratch.path / "step_6.tmp");
-  const auto found = channel->wait_newer(PolicyVersion{-1}, 0ms, {});
+  const auto found = wait_newer(*channel->follow(), -1, 60s);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->manifest.version.value, 0);
   EXPECT_EQ(found->folder, scratch.path / "step_0");
   EXPECT_EQ(found->manifest.probe_logprobs, make_manifest(0).probe_logprobs);
-  EXPECT_FALSE(channel->wait_newer(PolicyVersion{0}, 1ms, {}).has_value());
+  EXPECT_FALSE(wait_newer(*channel->follow(), 0, 100ms).has_value());
   // The half-written version is published again after a resume: nothing of the old folder stays.
   channel->publish(file_publication(5));
   EXPECT_EQ(weights_in(scratch.path / "step_5"), 5);
@@ -228,29 +236,60 @@ TEST(LocalChannel, HandsOverThePointer) {
   p.manifest = make_manifest(4);
   p.handle = weights;
   channel->publish(p);
-  const auto found = channel->wait_newer(PolicyVersion{3}, 0ms, {});
+  const auto found = wait_newer(*channel->follow(), 3, 0ms);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->handle.get(), weights.get());
-  EXPECT_FALSE(channel->wait_newer(PolicyVersion{4}, 1ms, {}).has_value());
+  EXPECT_FALSE(wait_newer(*channel->follow(), 4, 1ms).has_value());
   EXPECT_NO_THROW(channel->publish(p)) << "the same weights again";
   p.manifest.checksum ^= 1;
   EXPECT_THROW(channel->publish(p), Error) << "other weights under the same version";
 }
 
-TEST(LocalChannel, WaiterWakesOnPublishAndOnStop) {
-  const auto channel = make_local_channel();
-  std::stop_source stop;
-  std::optional<PublishedWeights> first, second;
-  std::thread waiter([&] {
-    first = channel->wait_newer(PolicyVersion{-1}, 60s, stop.get_token());
-    second = channel->wait_newer(PolicyVersion{0}, 60s, stop.get_token());
-  });
-  Publication p;
-  p.manifest = make_manifest(0);
-  channel->publish(p);
-  stop.request_stop();
-  waiter.join();
-  EXPECT_FALSE(second.has_value());
+asio::awaitable<void> wait_for_two(std::shared_ptr<VersionFeed> feed, std::atomic<std::int64_t>* seen) {
+  for (const std::int64_t after : {-1, 0}) {
+    auto waiting = feed->wait_newer(PolicyVersion{after}, net::Clock::now() + 60s);
+    const auto found = co_await std::move(waiting);
+    *seen = found ? found->manifest.version.value : -2;
+  }
+}
+
+TEST(VersionFeed, AWaiterWakesForEachVersionOfEitherChannel) {
+  Scratch scratch;
+  for (const auto& channel : {make_local_channel(), make_file_channel({.folder = scratch.path, .keep_interval = {}})}) {
+    std::atomic<std::int64_t> seen{-1};
+    net::IoRuntime io(1);
+    io.spawn("follower", wait_for_two(channel->follow(), &seen));
+    for (const std::int64_t version : {0, 3}) {
+      channel->publish(file_publication(version));
+      EXPECT_TRUE(prl::testing::eventually([&] { return seen == version; })) << version << " of " << channel->describe();
+    }
+  }
+}
+
+TEST(VersionFeed, DamageIsThrownByTheWaitAndACancelledWaitEnds) {
+  Scratch scratch;
+  const auto channel = make_file_channel({.folder = scratch.path, .keep_interval = {}});
+  channel->publish(file_publication(1));
+  fs::rename(scratch.path / "step_1", scratch.path / "step_2");
+  EXPECT_THROW(wait_newer(*channel->follow(), -1, 60s), Error);
+  std::atomic<std::int64_t> seen{-1};
+  net::IoRuntime io(1);
+  io.spawn("follower", wait_for_two(make_local_channel()->follow(), &seen));
+  io.stop(10s);
+  EXPECT_EQ(seen, -1) << "the wait was cancelled, and nothing came";
+}
+
+TEST(Proof, AServersReplyIsReadWholeOrRefused) {
+  const WeightProof proof =
+      parse_proof(R"({"status": "ok", "policy_version": 3, "checksum": "00000000000000ff", "probe_logprobs": [-0.5]})", "s");
+  EXPECT_EQ(proof.version.value, 3);
+  EXPECT_EQ(proof.checksum, 255u);
+  EXPECT_EQ(proof.probe_logprobs, (std::vector<float>{-0.5f}));
+  for (const char* bad : {"", "[]", R"({"checksum": "00000000000000ff", "probe_logprobs": []})",
+                          R"({"policy_version": -1, "checksum": "00000000000000ff", "probe_logprobs": []})",
+                          R"({"policy_version": 1, "checksum": "ff", "probe_logprobs": []})",
+                          R"({"policy_version": 1, "checksum": "00000000000000ff", "probe_logprobs": [null]})"})
+    EXPECT_THROW(parse_proof(bad, "http://localhost:8000"), Error) << bad;
 }
 
 TEST(NcclChannel, SaysItIsNotBuilt) {

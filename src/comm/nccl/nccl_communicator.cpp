@@ -45,6 +45,7 @@ class OnDevice {
     if (is_read && bytes_ > 0) runtime->copy_from_host(data_, view.data, bytes_);
   }
   bool is_copy() const noexcept { return copy_.defined(); }
+  std::size_t num_bytes() const noexcept { return bytes_; }
   char* at(std::int64_t element) const noexcept {
     return static_cast<char*>(data_) + static_cast<std::size_t>(element) * size_of(view_.dtype);
   }
@@ -217,23 +218,22 @@ class NcclCommunicator final : public Communicator {
     out.write_back();
   }
 
-  void do_all_to_all(TensorView out, Parts out_parts, ConstTensorView in, Parts in_parts, const Call& call) override {
-    const OnDevice to(out, options_.runtime, false), from(in, options_.runtime, true);
-    const NcclType type = type_of(in.dtype);
-    const std::size_t scale = type == NcclType::kUint8 ? size_of(in.dtype) : 1;
+  void do_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call) override {
+    std::vector<OnDevice> to, from;
+    for (std::size_t r = 0; r < outs.size(); ++r) {
+      to.emplace_back(outs[r], options_.runtime, false);
+      from.emplace_back(ins[r], options_.runtime, true);
+    }
     enqueue("all_to_all", call, [&] {
-      std::int64_t out_at = 0, in_at = 0;
       int result = kNcclSuccess;
-      for (int r = 0; r < size() && (result == kNcclSuccess || result == kNcclInProgress); ++r) {
-        const std::int64_t num_out = out_parts.counts[static_cast<std::size_t>(r)], num_in = in_parts.counts[static_cast<std::size_t>(r)];
-        if (num_in > 0) result = api_.send(from.at(in_at), static_cast<std::size_t>(num_in) * scale, type, r, comm_, stream());
-        if (num_out > 0) result = api_.recv(to.at(out_at), static_cast<std::size_t>(num_out) * scale, type, r, comm_, stream());
-        out_at += num_out;
-        in_at += num_in;
+      for (std::size_t r = 0; r < outs.size() && (result == kNcclSuccess || result == kNcclInProgress); ++r) {
+        const int peer = static_cast<int>(r);
+        if (from[r].num_bytes() > 0) result = api_.send(from[r].at(0), from[r].num_bytes(), NcclType::kUint8, peer, comm_, stream());
+        if (to[r].num_bytes() > 0) result = api_.recv(to[r].at(0), to[r].num_bytes(), NcclType::kUint8, peer, comm_, stream());
       }
       return result;
     });
-    finish(to, call);
+    for (const OnDevice& out : to) finish(out, call);
   }
 
   void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) override {

@@ -62,14 +62,18 @@ void check_model_name(const std::string& name, std::string_view key, const Check
   if (name.empty()) check.problem(key, "names no model; give the folder of one, or its id on the Hugging Face hub");
 }
 
-void check_env_id(const std::string& id, const Check& check) {
+template <class Env>
+void check_env(const Env& env, const Check& check) {
   const auto& native = check.context().native_envs;
-  if (id.empty()) return check.problem("id", "must name an environment");
-  if (std::find(native.begin(), native.end(), id) != native.end()) return;
-  const std::vector<std::string> nearest = nearest_names(id, native, 1);
-  check.not_built("id", fmt::format("the Python environment \"{}\"; built in are {}{}", id, fmt::join(native, ", "),
-                                    nearest.empty() ? "" : fmt::format(" (did you mean {}?)", nearest.front())));
+  if (env.id.empty()) return check.problem("id", "must name an environment");
+  if (!env.agent.is_table()) check.problem("agent", "expects a table");
+  const bool is_native = std::find(native.begin(), native.end(), env.id) != native.end();
+  // Others are looked for among the installed ones when the command starts.
+  if (is_native && env.agent.is_table() && !env.agent.members().empty() && !env.path && !env.python && !env.address)
+    check.warn("agent", "has no effect: native environments have no agents to set up");
 }
+template void check_env(const EnvConfig&, const Check&);
+template void check_env(const EvalEnvConfig&, const Check&);
 
 template <class Env>
 void check_env_names(const std::vector<Env>& envs, std::string_view key, const Check& check) {
@@ -93,9 +97,7 @@ void pass_on_data(const std::optional<std::string>& data, Value& args, std::init
 void check_eval_env(EvalEnvConfig& env, const Check& check) {
   if (!env.args.is_table()) check.problem("args", "expects a table of arguments");
   pass_on_data(env.data, env.args, {"dataset_path", "eval_dataset_path"});
-  check_env_id(env.id, check);
-  if (const Value* harness = env.agent.find_path("harness.id"); harness && !harness->is_null())
-    check.not_built("agent", "agent harnesses of verifiers environments");
+  check_env(env, check);
 }
 
 void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check) {

@@ -76,8 +76,9 @@ void mark_bench(WandbConfig& wandb);
 void check_env_vars(const std::map<std::string, std::string>& env_vars, const Check& check);
 /// A folder, or a hub id such as "Qwen/Qwen3-0.6B"; which of them it is, is found out when the model is loaded.
 void check_model_name(const std::string& name, std::string_view key, const Check& check);
-/// Native or not built; `id` is at key "id" of the section.
-void check_env_id(const std::string& id, const Check& check);
+/// What needs no look at this machine's Python environments.
+template <class Env>
+void check_env(const Env& env, const Check& check);
 /// Unique, and none of the names that metrics reserve.
 template <class Env>
 void check_env_names(const std::vector<Env>& envs, std::string_view key, const Check& check);

@@ -73,6 +73,7 @@ constexpr HelpGuide kGuides[] = {
     {Command::kConvert, "prl convert model.gguf models/converted", {}},
     {Command::kBench, "prl bench decode --shape smollm2-135m", {}},
     {Command::kDoctor, "prl doctor", {}},
+    {Command::kEnv, "prl env install reverse-text-py==0.1.0", {}},
     {Command::kEvals, "prl evals --model MODEL --eval.env.id reverse-text", {}},
     {Command::kEnvServer, "prl env-server --env.id reverse-text", {}},
 };

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/failure.hpp"
 #include "base/log.hpp"
 #include "net/digest.hpp"
 
@@ -106,7 +107,7 @@ class Appender {
 
 bool is_ours_to_retry(const Error& error) {
   // A damaged download has a rule of its own: it is removed and tried once more.
-  return is_retryable(error.code()) && error.code() != ErrorCode::kCorrupt;
+  return is_transient(error.code()) && error.code() != ErrorCode::kCorrupt;
 }
 
 }  // namespace

@@ -227,19 +227,24 @@ void cast(OpContext& ctx, TensorView out, ConstTensorView x) {
 namespace {
 
 double sum_squares_of(OpContext& ctx, const ConstTensorView& x) {
-  constexpr std::int64_t kChunk = 4096;
-  const std::int64_t n = x.shape.num_elements(), chunks = (n + kChunk - 1) / kChunk;
+  const std::int64_t chunks = (x.shape.num_elements() + kSquaresChunk - 1) / kSquaresChunk;
   float* partial = static_cast<float*>(ctx.workspace->require(static_cast<std::size_t>(chunks) * sizeof(float)));
-  const Kernels& k = kernels(ctx);
-  parallel_rows(ctx, chunks, kChunk, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c = begin; c < end; ++c) partial[c] = k.sum_squares(x.as<float>() + c * kChunk, std::min(kChunk, n - c * kChunk));
-  });
+  cpu::chunk_squares(ctx, {partial, static_cast<std::size_t>(chunks)}, x);
   double total = 0;
   for (std::int64_t c = 0; c < chunks; ++c) total += static_cast<double>(partial[c]);
   return total;
 }
 
 }  // namespace
+
+void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x) {
+  const std::int64_t n = x.shape.num_elements();
+  const Kernels& k = kernels(ctx);
+  parallel_rows(ctx, static_cast<std::int64_t>(out_C.size()), kSquaresChunk, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c = begin; c < end; ++c)
+      out_C[static_cast<std::size_t>(c)] = k.sum_squares(x.as<float>() + c * kSquaresChunk, std::min(kSquaresChunk, n - c * kSquaresChunk));
+  });
+}
 
 double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs) {
   double total = 0;

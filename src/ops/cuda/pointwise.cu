@@ -218,6 +218,15 @@ double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs) {
   return total;
 }
 
+void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x) {
+  static_assert(kSumChunk == kSquaresChunk);
+  float* partial = static_cast<float*>(ctx.workspace->require(out_C.size_bytes()));
+  chunk_squares_kernel<<<static_cast<unsigned>(out_C.size()), kSumBlock, 0, stream_of(ctx)>>>(partial, x.as<float>(),
+                                                                                              x.shape.num_elements());
+  PRL_CUDA_CHECK(cudaGetLastError());
+  ctx.runtime->copy_to_host(out_C.data(), partial, out_C.size_bytes());
+}
+
 void scale(OpContext& ctx, TensorView x, float factor) { map<float, float, 1, 1>(ctx, {x}, {x}, Scale{factor}); }
 
 }  // namespace prl::ops::cuda

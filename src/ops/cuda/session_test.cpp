@@ -99,6 +99,7 @@ OpTable make_waiting_table() {
   wait.operator()<&OpTable::rope>();
   wait.operator()<&OpTable::cast>();
   wait.operator()<&OpTable::sum_squares>();
+  wait.operator()<&OpTable::chunk_squares>();
   wait.operator()<&OpTable::scale>();
   wait.operator()<&OpTable::adamw>();
   wait.operator()<&OpTable::sgd>();

@@ -29,11 +29,11 @@ struct FakeWeights {
 /// the seed's bits, wrong letters otherwise. Each request takes a random time, so that the order of completion varies.
 struct FakeChatOptions {
   std::chrono::microseconds max_delay{2'000};
-  bool always_wrong = false;                           ///< every reward the same
-  std::function<void()> before_reply;                  ///< may throw, to fail a request
-  std::function<bool(std::uint64_t seed)> is_invalid;  ///< whether what this seed samples is no valid reply
-  std::chrono::milliseconds health_delay{0};           ///< until check_health answers
-  std::int64_t version_offset = 0;                     ///< lies about the version
+  bool always_wrong = false;                             ///< every reward the same
+  std::function<void()> before_reply{};                  ///< may throw, to fail a request
+  std::function<bool(std::uint64_t seed)> is_invalid{};  ///< whether what this seed samples is no valid reply
+  std::chrono::milliseconds health_delay{0};             ///< until check_health answers
+  std::int64_t version_offset = 0;                       ///< lies about the version
 };
 
 class FakeChat final : public env::ChatClientFactory {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/error.hpp"
 #include "ops/optimizer.hpp"
@@ -44,10 +45,11 @@ constexpr std::int64_t kPiece = 1 << 20;
 
 }  // namespace
 
-/// State of one parameter: names and tensors, empty for stateless optimizers.
+/// State of one parameter, or of the own part of it: names and tensors, empty for stateless optimizers.
 struct Optimizer::Slot {
   nn::NamedParameter* parameter = nullptr;
   bool is_muon = false;
+  ElementRange part;  ///< among all values
   std::vector<std::pair<std::string, Tensor>> state;
 };
 
@@ -90,8 +92,11 @@ Tensor Optimizer::new_state(Shape shape) const {
   return host_ != nullptr ? host_->zeros(shape, memory_.dtype) : Tensor::zeros(ctx_.runtime, shape, memory_.dtype);
 }
 
-Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory)
-    : ctx_(ctx), parameters_(parameters), optim_(optim), memory_(std::move(memory)) {
+bool keeps_whole_blocks(const config::OptimConfig& optim) noexcept { return std::holds_alternative<MuonConfig>(optim); }
+
+Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory,
+                     ElementRange own)
+    : ctx_(ctx), parameters_(parameters), optim_(optim), memory_(std::move(memory)), own_(own) {
   const bool has_muon = std::holds_alternative<MuonConfig>(optim);
   if (memory_.dtype != DType::kF32 && (has_muon || std::holds_alternative<SgdConfig>(optim)))
     fail(ErrorCode::kInvalidArgument, "[optimizer] the state of {} is float32 always; state in {} is for adamw", type_name(),
@@ -101,11 +106,17 @@ Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const conf
   for (nn::NamedParameter& p : parameters.named()) {
     PRL_CHECK(p.grad.defined(), "parameter {} has no gradient tensor", p.name);
     const std::vector<std::string> names = state_names(optim, p);
+    const ElementRange part = intersection(own_, {p.offset, p.offset + p.num_elements()});
+    if (part.count() == 0) continue;
+    const bool is_whole = part.count() == p.num_elements();
+    PRL_CHECK(is_whole || !has_muon, "{} is divided among ranks", p.name);
+    const Shape shape = is_whole ? p.shape : Shape{part.count()};
     // The state of element-wise optimizers lies in one array per kind, as the parameters' values do.
-    while (!has_muon && flat_state_.size() < names.size()) flat_state_.push_back(new_state(parameters.all_values().shape()));
-    Slot slot{&p, has_muon && takes_muon(p), {}};
+    while (!has_muon && flat_state_.size() < names.size()) flat_state_.push_back(new_state({own_.count()}));
+    Slot slot{&p, has_muon && takes_muon(p), part, {}};
     for (std::size_t i = 0; i < names.size(); ++i)
-      slot.state.emplace_back(names[i], has_muon ? new_state(p.shape) : flat_state_[i].slice(p.offset, p.num_elements()).reshaped(p.shape));
+      slot.state.emplace_back(names[i],
+                              has_muon ? new_state(shape) : flat_state_[i].slice(part.begin - own_.begin, part.count()).reshaped(shape));
     slots_.push_back(std::move(slot));
   }
 }
@@ -129,9 +140,11 @@ struct Optimizer::Step {
   }
 };
 
+Tensor Optimizer::grad_part(std::int64_t begin, std::int64_t count) const { return grads_.slice(begin - own_.begin, count); }
+
 void Optimizer::step_elements(const Step& step, std::int64_t begin, std::int64_t count, std::span<const TensorView> state,
                               const Tensor& rounded) {
-  const Tensor values = parameters_.all_values().slice(begin, count), grads = parameters_.all_grads().slice(begin, count);
+  const Tensor values = parameters_.all_values().slice(begin, count), grads = grad_part(begin, count);
   if (const auto* adamw = std::get_if<AdamWConfig>(&optim_)) {
     ops::adamw(ctx_, values, state[0], state[1], grads, step.adamw(*adamw),
                rounded.defined() ? rounded.slice(begin, count).view() : TensorView{});
@@ -153,14 +166,15 @@ void Optimizer::step_elements(const Step& step, std::int64_t begin, std::int64_t
 void Optimizer::step_slot(const Step& step, const Slot& slot, std::span<const TensorView> state) {
   const auto& muon = std::get<MuonConfig>(optim_);
   const nn::NamedParameter& p = *slot.parameter;
+  const Tensor grad = grad_part(p.offset, p.num_elements()).reshaped(p.shape);
   if (slot.is_muon)
-    ops::muon(ctx_, p.value, state[0], p.grad,
+    ops::muon(ctx_, p.value, state[0], grad,
               {.lr = step.lr,
                .mu = static_cast<float>(muon.mu),
                .weight_decay = static_cast<float>(muon.weight_decay),
                .grad_scale = step.grad_scale});
   else
-    ops::adamw(ctx_, p.value, state[0], state[1], p.grad, step.adamw(muon));
+    ops::adamw(ctx_, p.value, state[0], state[1], grad, step.adamw(muon));
 }
 
 void Optimizer::step_in_pieces(const Step& step, const Tensor& rounded) {
@@ -172,11 +186,10 @@ void Optimizer::step_in_pieces(const Step& step, const Tensor& rounded) {
       visit.work = [this, &step, of = &slot](std::span<const TensorView> state) { step_slot(step, *of, state); };
     }
   } else {
-    const std::int64_t n = parameters_.all_values().num_elements();
-    for (std::int64_t begin = 0; begin < n; begin += memory_.piece_elements) {
-      const std::int64_t count = std::min(memory_.piece_elements, n - begin);
+    for (std::int64_t begin = own_.begin; begin < own_.end; begin += memory_.piece_elements) {
+      const std::int64_t count = std::min(memory_.piece_elements, own_.end - begin);
       HostState::Visit& visit = visits.emplace_back();
-      for (const Tensor& all : flat_state_) visit.state.push_back(all.slice(begin, count));
+      for (const Tensor& all : flat_state_) visit.state.push_back(all.slice(begin - own_.begin, count));
       visit.work = [this, &step, &rounded, begin, count](std::span<const TensorView> state) {
         step_elements(step, begin, count, state, rounded);
       };
@@ -185,7 +198,9 @@ void Optimizer::step_in_pieces(const Step& step, const Tensor& rounded) {
   host_->run(visits);
 }
 
-void Optimizer::step(double lr, double grad_scale, const Tensor& rounded) {
+void Optimizer::step(double lr, double grad_scale, const Tensor& rounded, const Tensor& grads) {
+  grads_ = grads.defined() ? grads : parameters_.all_grads().slice(own_.begin, own_.count());
+  PRL_CHECK(grads_.num_elements() == own_.count(), "{} gradients for {} elements", grads_.num_elements(), own_.count());
   const Step step{static_cast<float>(lr), static_cast<float>(grad_scale), num_steps_ + 1};
   const bool is_muon = std::holds_alternative<MuonConfig>(optim_);
   if (host_ != nullptr && !std::holds_alternative<SignSgdConfig>(optim_)) {
@@ -197,9 +212,11 @@ void Optimizer::step(double lr, double grad_scale, const Tensor& rounded) {
     }
   } else {
     const std::vector<TensorView> state = views_of(flat_state_, [](const Tensor& tensor) { return tensor.view(); });
-    step_elements(step, 0, parameters_.all_values().num_elements(), state, rounded);
+    if (own_.count() > 0) step_elements(step, own_.begin, own_.count(), state, rounded);
   }
-  if (is_muon && rounded.defined()) ops::cast(ctx_, rounded, parameters_.all_values());
+  if (is_muon && rounded.defined())
+    ops::cast(ctx_, rounded.slice(own_.begin, own_.count()), parameters_.all_values().slice(own_.begin, own_.count()));
+  grads_ = {};
   ++num_steps_;
 }
 
@@ -227,26 +244,116 @@ std::size_t Optimizer::state_bytes() const noexcept {
   return sum;
 }
 
-double global_grad_norm(ops::OpContext& ctx, const nn::Parameters& parameters) {
-  return std::sqrt(ops::sum_squares(ctx, parameters.all_grads()));
+std::vector<io::NamedTensor> Optimizer::gather_state(comm::Communicator& group, const ShardPlan& plan) const {
+  const std::shared_ptr<DeviceRuntime> host = make_cpu_runtime();
+  const comm::Call call{.what = "optimizer state"};
+  const auto bytes_of = [](TensorView view) { return static_cast<std::size_t>(view.shape.num_elements()) * size_of(view.dtype); };
+  std::vector<io::NamedTensor> all;
+  auto slot = slots_.begin();
+  for (const nn::NamedParameter& p : parameters_.named()) {
+    const bool is_mine = slot != slots_.end() && slot->parameter == &p;
+    const ElementRange range{p.offset, p.offset + p.num_elements()};
+    std::size_t i = 0;
+    for (const std::string& name : state_names(optim_, p)) {
+      Tensor whole;
+      if (group.rank() == 0) whole = Tensor::empty(host, {p.num_elements()}, memory_.dtype);
+      for (int owner = 0; owner < group.size(); ++owner) {
+        const ElementRange part = intersection(plan.range(owner), range);
+        if (part.count() == 0) continue;
+        if (owner == group.rank()) {
+          const Tensor& own = slot->state[i].second;
+          const Tensor copy =
+              owner == 0 ? whole.slice(part.begin - p.offset, part.count()) : Tensor::empty(host, {part.count()}, memory_.dtype);
+          own.runtime()->copy_to_host(copy.data(), own.data(), bytes_of(copy.view()));
+          if (owner != 0) group.send(copy.view(), 0, call);
+        } else if (group.rank() == 0) {
+          group.recv(whole.slice(part.begin - p.offset, part.count()).view(), owner, call);
+        }
+      }
+      if (group.rank() == 0) all.push_back({p.name + "." + name, whole.reshaped(p.shape)});
+      ++i;
+    }
+    if (is_mine) ++slot;
+  }
+  return all;
 }
 
-std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters& parameters) {
+void Optimizer::load_state(const std::filesystem::path& file) {
+  if (own_.count() == parameters_.all_values().num_elements()) return io::load_tensors(file, state());
+  const io::SafetensorsFile stored = io::SafetensorsFile::open(file);
+  for (const Slot& slot : slots_)
+    for (const auto& [name, tensor] : slot.state) {
+      const nn::NamedParameter& p = *slot.parameter;
+      const io::SafetensorsEntry& entry = stored.at(p.name + "." + name);
+      if (entry.num_elements() != p.num_elements() || entry.type != io::stored_type(memory_.dtype))
+        fail(ErrorCode::kCorrupt, "[ckpt] {}: tensor '{}' has {} elements of {}, wanted {} of {}", file.string(), entry.name,
+             entry.num_elements(), io::to_string(entry.type), p.num_elements(), to_string(memory_.dtype));
+      const std::size_t skipped = static_cast<std::size_t>(slot.part.begin - p.offset) * size_of(memory_.dtype);
+      tensor.runtime()->copy_from_host(tensor.data(), stored.bytes(entry).data() + skipped, tensor.num_bytes());
+    }
+  stored.check_whole();
+}
+
+double global_grad_norm(ops::OpContext& ctx, const Tensor& own_grads, const ShardPlan& plan, comm::Communicator& group) {
+  constexpr std::int64_t kPerChunk = ShardPlan::kChunkElements / ops::kSquaresChunk;
+  static_assert(ShardPlan::kChunkElements % ops::kSquaresChunk == 0);
+  const ElementRange own = plan.range(group.rank());
+  // Chunks end with their block: those in between that are not whole begin a new sum of ops::chunk_squares.
+  std::vector<double> sums;
+  std::vector<float> squares;
+  const std::span<const ElementRange> chunks = plan.chunks_of(group.rank());
+  for (std::size_t first = 0; first < chunks.size();) {
+    std::size_t end = first + 1;
+    while (end < chunks.size() && chunks[end - 1].count() == ShardPlan::kChunkElements) ++end;
+    const std::int64_t count = chunks[end - 1].end - chunks[first].begin;
+    squares.assign(static_cast<std::size_t>((count + ops::kSquaresChunk - 1) / ops::kSquaresChunk), 0.0f);
+    ops::chunk_squares(ctx, squares, own_grads.slice(chunks[first].begin - own.begin, count));
+    for (std::size_t at = 0; at < squares.size(); at += kPerChunk) {
+      double sum = 0;
+      for (std::size_t i = at; i < std::min(squares.size(), at + kPerChunk); ++i) sum += static_cast<double>(squares[i]);
+      sums.push_back(sum);
+    }
+    first = end;
+  }
+  PRL_CHECK(sums.size() == chunks.size(), "{} sums for {} chunks", sums.size(), chunks.size());
+  double total = 0;
+  const std::string_view mine(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
+  for (const std::string& part : group.gather_bytes(mine, {.what = "gradient norm"}))
+    for (std::size_t at = 0; at + sizeof(double) <= part.size(); at += sizeof(double)) {
+      double sum = 0;
+      std::memcpy(&sum, part.data() + at, sizeof sum);
+      total += sum;
+    }
+  return std::sqrt(total);
+}
+
+double global_grad_norm(ops::OpContext& ctx, const nn::Parameters& parameters) {
+  const auto alone = comm::make_local_communicator(ctx.runtime);
+  return global_grad_norm(ctx, parameters.all_grads(), ShardPlan(*parameters.table(), 1, false), *alone);
+}
+
+std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters& parameters, const Tensor& own_grads, const ShardPlan& plan,
+                                      comm::Communicator& group) {
   if (ctx.runtime->device().kind != DeviceKind::kCpu || ctx.pool == nullptr) return std::nullopt;
-  std::int64_t num_zeros = 0, total = 0;
+  const ElementRange own = plan.range(group.rank());
+  std::int64_t num_zeros = 0;
   std::vector<std::int64_t> counts;
   for (const nn::NamedParameter& p : parameters.named()) {
-    const std::int64_t n = p.grad.num_elements(), num_pieces = (n + kPiece - 1) / kPiece;
-    const float* values = p.grad.as<float>();
+    const ElementRange part = intersection(own, {p.offset, p.offset + p.num_elements()});
+    const std::int64_t n = part.count(), num_pieces = (n + kPiece - 1) / kPiece;
+    if (n == 0) continue;
+    const float* values = own_grads.as<float>() + (part.begin - own.begin);
     counts.assign(static_cast<std::size_t>(num_pieces), 0);
     ctx.pool->parallel_for(num_pieces, [&](std::int64_t piece) {
       const std::int64_t end = std::min(n, (piece + 1) * kPiece);
       counts[static_cast<std::size_t>(piece)] = std::count(values + piece * kPiece, values + end, 0.0f);
     });
     for (const std::int64_t c : counts) num_zeros += c;
-    total += n;
   }
-  return total == 0 ? 0 : static_cast<double>(num_zeros) / static_cast<double>(total);
+  double all = 0;
+  for (const double count : group.gather_number(static_cast<double>(num_zeros), {.what = "zeros of the gradient"})) all += count;
+  const std::int64_t total = parameters.table()->num_trainable();
+  return total == 0 ? 0 : all / static_cast<double>(total);
 }
 
 double clip_scale(double norm, std::optional<double> max_norm) { return max_norm ? std::min(1.0, *max_norm / (norm + 1e-6)) : 1.0; }

@@ -1,17 +1,20 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "comm/communicator.hpp"
 #include "config/optim_config.hpp"
 #include "device/host_link.hpp"
 #include "io/tensor_file.hpp"
 #include "nn/parameters.hpp"
 #include "ops/context.hpp"
+#include "trainer/shard_plan.hpp"
 
 namespace prl::trainer {
 
@@ -40,20 +43,28 @@ class Optimizer {
  public:
   /// `parameters` and `ctx` are borrowed and must outlive this; gradients must exist (ensure_grads). Error{kInvalidArgument} for state
   /// in bf16 of an optimizer other than AdamW and SignSGD.
-  Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory = {});
+  Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory = {})
+      : Optimizer(ctx, parameters, optim, std::move(memory), {0, parameters.all_values().num_elements()}) {}
+  /// Steps and keeps the state of the elements `own` alone, a range of a ShardPlan (which keeps_whole_blocks(optim)).
+  Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory, ElementRange own);
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// One step at rate `lr`; gradients are first multiplied by `grad_scale` (clipping). Gradients stay as they are. `rounded`, if defined,
-  /// receives all_values() in its dtype.
-  void step(double lr, double grad_scale, const Tensor& rounded = {});
+  /// receives the stepped values in its dtype, at their place among all_values(). `grads` [own count] are the gradients of the own
+  /// elements; undefined: those of the parameters.
+  void step(double lr, double grad_scale, const Tensor& rounded = {}, const Tensor& grads = {});
   std::int64_t num_steps() const noexcept { return num_steps_; }
 
-  /// The state as "<parameter>.<state>" in a fixed order: the tensors themselves, to load into, or copies that a save in the
-  /// background can write while training goes on.
+  /// The state as "<parameter>.<state>" in a fixed order: the tensors themselves, or copies that a save in the background can write while
+  /// training goes on. Parameters that are owned in part have vectors of that part.
   std::vector<io::NamedTensor> state() const;
   std::vector<io::NamedTensor> copy_state() const;
+  /// The whole state in host memory, at rank 0 of `group`, whose ranks own what `plan` says and all call this. The others get nothing.
+  std::vector<io::NamedTensor> gather_state(comm::Communicator& group, const ShardPlan& plan) const;
+  /// Takes the own part of a file that holds the whole state. Error{kCorrupt} names file and tensor.
+  void load_state(const std::filesystem::path& file);
   /// The type's name in the configuration ("adamw", ...), and the step count of a restored state.
   std::string_view type_name() const;
   void restore_num_steps(std::int64_t num_steps) noexcept { num_steps_ = num_steps; }
@@ -63,6 +74,7 @@ class Optimizer {
   struct Slot;
   struct Step;
   Tensor new_state(Shape shape) const;
+  Tensor grad_part(std::int64_t begin, std::int64_t count) const;
   /// One step over elements [begin, begin + count) of all values; `state` is of those.
   void step_elements(const Step& step, std::int64_t begin, std::int64_t count, std::span<const TensorView> state, const Tensor& rounded);
   void step_slot(const Step& step, const Slot& slot, std::span<const TensorView> state);
@@ -75,13 +87,22 @@ class Optimizer {
   std::unique_ptr<HostState> host_;  ///< if memory_.host
   std::vector<Slot> slots_;
   std::vector<Tensor> flat_state_;  ///< of element-wise optimizers: what the slots' tensors are parts of
+  ElementRange own_;
+  Tensor grads_;  ///< of the step in hand
   std::int64_t num_steps_ = 0;
 };
 
-/// L2 norm over all gradients; see ops::sum_squares.
+/// Muon's matrices must not be divided among ranks.
+bool keeps_whole_blocks(const config::OptimConfig& optim) noexcept;
+
+/// L2 norm of the gradient of all ranks, of which `own_grads` is this rank's range of `plan`. Sums of the plan's chunks in fp64, added in
+/// the order of chunks: the same bits for any number of ranks. Waits for the device.
+double global_grad_norm(ops::OpContext& ctx, const Tensor& own_grads, const ShardPlan& plan, comm::Communicator& group);
+/// Of one rank, whose gradients are those of the parameters.
 double global_grad_norm(ops::OpContext& ctx, const nn::Parameters& parameters);
 /// Share of gradient elements that are exactly zero; nullopt unless the gradients lie in host memory.
-std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters& parameters);
+std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters& parameters, const Tensor& own_grads, const ShardPlan& plan,
+                                      comm::Communicator& group);
 /// What clip_grad_norm_ multiplies by: min(1, max_norm / (norm + 1e-6)); 1 without a maximum.
 double clip_scale(double norm, std::optional<double> max_norm);
 

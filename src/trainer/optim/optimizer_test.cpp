@@ -187,7 +187,11 @@ TEST(GradNorm, NormClippingAndZeros) {
       squares += g * g, zeros += g == 0, count += 1;
     }
   EXPECT_NEAR(global_grad_norm(policy->context(), policy->parameters()), std::sqrt(squares), 1e-6 * std::sqrt(squares));
-  EXPECT_DOUBLE_EQ(zero_grad_ratio(policy->context(), policy->parameters()).value(), zeros / count);
+  const auto alone = comm::make_local_communicator();
+  const nn::Parameters& parameters = policy->parameters();
+  EXPECT_DOUBLE_EQ(
+      zero_grad_ratio(policy->context(), parameters, parameters.all_grads(), ShardPlan(*parameters.table(), 1, false), *alone).value(),
+      zeros / count);
   EXPECT_EQ(clip_scale(0.5, 1.0), 1.0);
   EXPECT_NEAR(clip_scale(4.0, 1.0), 0.25, 1e-6);
   EXPECT_EQ(clip_scale(4.0, std::nullopt), 1.0);

@@ -5,11 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <iostream>
 #include <numeric>
 
 #include "base/error.hpp"
-#include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "trainer/report.hpp"
@@ -94,122 +92,105 @@ double validation_loss(Policy& policy, SampleStream& stream, std::int64_t capaci
   return sum / static_cast<double>(count);
 }
 
-SftRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monitor& monitor, std::stop_token stop) {
-  SftRunOptions options = given;
-  options.step.skip_non_finite_rows = true;
-  if (options.is_bench) {
-    log::warning("benchmark mode: {} steps, no checkpoints", kBenchSteps);
-    options.step.max_steps = kBenchSteps;
-    options.checkpoint.reset();
-  }
-  const std::optional<std::int64_t> max_steps = options.step.max_steps;
-  const BatchShape shape = shape_of(options.data);
-  const auto stream = make_stream(options.data, options.text, options.hub, policy.config().vocab_size);
-  std::unique_ptr<SampleStream> val_stream;
-  if (options.val) val_stream = make_stream(options.val->data, options.text, options.hub, policy.config().vocab_size);
-  for (SampleStream* one : {stream.get(), val_stream.get()})
-    if (one != nullptr) one->check_rows(kCheckBudget);
-  RowPacker packer(*stream, shape.capacity());
-  PartShares shares(stream->part_names());
+namespace {
 
-  GradientStep gradient_step(policy, options.step);
-  std::optional<TrainerCheckpoints> checkpoints;
-  if (options.checkpoint) checkpoints.emplace(*options.checkpoint);
-  TrainProgress progress;
-  if (options.resume && options.checkpoint) {
-    if (const auto step = find_resume_step(options.checkpoint->checkpoints, *options.resume)) {
-      progress = restore(options.checkpoint->checkpoints, *step, *options.resume, policy, gradient_step);
-      packer.seek(progress.data_position);
-      log::info("resumed from {}/step_{}", options.checkpoint->checkpoints.string(), *step);
-    }
+/// Fine-tuning as a TrainRun drives it.
+class SftTraining final : public Training {
+ public:
+  SftTraining(const SftRunOptions& options, Policy& policy, std::stop_token stop)
+      : options_(options),
+        policy_(policy),
+        stop_(std::move(stop)),
+        shape_(shape_of(options.data)),
+        stream_(make_stream(options.data, options.text, options.hub, policy.config().vocab_size)),
+        val_stream_(options.val ? make_stream(options.val->data, options.text, options.hub, policy.config().vocab_size) : nullptr),
+        packer_(checked(*stream_, val_stream_.get()), shape_.capacity()),
+        shares_(stream_->part_names()),
+        gradient_step_(policy, options.step),
+        peak_(options.peak_flops) {}
+
+  GradientStep& gradient_step() override { return gradient_step_; }
+
+  void begin(const TrainProgress& progress) override {
+    start_step_ = progress.step;
+    packer_.seek(progress.data_position);
   }
 
-  const std::int64_t start_step = progress.step;
-  SftRunResult result;
-  result.last_step = start_step;
-  ThroughputWindow window;
-  PeakFlops peak(options.peak_flops);
-  const double device_gib = device_memory_gib(*policy.context().runtime);
-  BenchTable bench(device_gib);
-  const auto save_last = [&] {
-    if (result.last_step > start_step && checkpoints->last_saved() != result.last_step)
-      checkpoints->save(result.last_step, progress, policy, gradient_step, [&monitor] { monitor.sync(); });
-    checkpoints->finish();
-    result.last_checkpoint = checkpoints->last_saved();
-  };
-  while ((!max_steps || progress.step < *max_steps) && !stop.stop_requested()) {
-    const auto step_start = Clock::now();
-    const std::int64_t step = progress.step + 1;
-    monitor::Metrics metrics;
-    if (options.val && is_validation_due(*options.val, step, start_step))
-      put_validation(metrics, step, validation_loss(policy, *val_stream, shape_of(options.val->data).capacity()));
+  bool next(std::int64_t step, monitor::Metrics& metrics) override {
+    if (gradient_step_.is_any_rank(stop_.stop_requested())) return false;
+    if (options_.val && is_validation_due(*options_.val, step, start_step_))
+      put_validation(metrics, step, validation_loss(policy_, *val_stream_, shape_of(options_.val->data).capacity()));
+    train_start_ = Clock::now();  // a validation is not part of the throughput
+    rows_.clear();
+    for (std::int64_t i = 0; i < shape_.batch_size / shape_.micro_batch_size; ++i) rows_.push_back(packer_.next());
+    return true;
+  }
 
-    const auto train_start = Clock::now();  // a validation is not part of the throughput
-    std::vector<wire::MicroBatch> rows;
+  std::string remedy() const override { return "mend the row and go on with --ckpt.resume-step -1"; }
+
+  void step(TrainProgress& progress, monitor::Metrics& metrics) override {
+    GradientStepResult result;
     try {
-      for (std::int64_t i = 0; i < shape.batch_size / shape.micro_batch_size; ++i) rows.push_back(packer.next());
+      result = gradient_step_.run(rows_, PolicyVersion{progress.step + 1});
+    } catch (const comm::PeerLost&) {
+      throw;  // whoever goes on without the lost rank needs to know which it is
     } catch (const Error& error) {
-      // Nothing of this step has touched the weights: those of the last one are kept.
-      if (!checkpoints || result.last_step == start_step) throw;
-      save_last();
-      fail(error.code(),
-           "{}. Step {} is saved: mend the row and go on with "
-           "--ckpt.resume-step -1",
-           error.what(), result.last_step);
+      throw error.with_context(fmt::format("[sft] step {}", progress.step + 1));
     }
-    GradientStepResult step_result;
-    try {
-      step_result = gradient_step.run(rows, PolicyVersion{step});
-    } catch (const Error& error) {
-      throw error.with_context(fmt::format("[sft] step {}", step));
-    }
-    progress.step = step;
-    progress.total_tokens += step_result.num_tokens;
-    for (const wire::MicroBatch& row : rows) {
+    ++progress.step;
+    progress.total_tokens += result.num_tokens;
+    for (const wire::MicroBatch& row : rows_) {
       progress.total_samples += static_cast<std::int64_t>(row.sequence_lengths.size());
-      shares.add(row);
+      shares_.add(row);
     }
-    progress.data_position = packer.position();
-    window.add(step_result.num_tokens, seconds_since(train_start), step_result.flops);
+    progress.data_position = packer_.position();
+    window_.add(result.num_tokens, seconds_since(train_start_), result.flops);
 
-    put_step_metrics(metrics, step_result, *policy.context().runtime);
-    put_throughput(metrics, window.tokens_per_s(), window.flops_per_s(), peak);
-    metrics["optim/lr"] = step_result.lr_used;
-    metrics["loss/perplexity"] = perplexity(step_result.loss);
-    metrics["loss/nan_count"] = static_cast<double>(step_result.num_non_finite_rows);
-    metrics["progress/epoch"] = static_cast<double>(progress.data_position) / static_cast<double>(stream->epoch_size());
+    put_step_metrics(metrics, result, *policy_.context().runtime);
+    put_throughput(metrics, window_.tokens_per_s(), window_.flops_per_s(), peak_);
+    metrics["optim/lr"] = result.lr_used;
+    metrics["loss/perplexity"] = perplexity(result.loss);
+    metrics["loss/nan_count"] = static_cast<double>(result.num_non_finite_rows);
+    metrics["progress/epoch"] = static_cast<double>(progress.data_position) / static_cast<double>(stream_->epoch_size());
     metrics["progress/num_samples"] = static_cast<double>(progress.total_samples);
     metrics["progress/num_tokens"] = static_cast<double>(progress.total_tokens);
-    shares.put(metrics);
-    const auto report = [&] {
-      if (options.checkpoint) put_disk_metrics(metrics, options.checkpoint->checkpoints);
-      metrics["time/step"] = seconds_since(step_start);
-      monitor.log(step, metrics);
-    };
-    if (checkpoints && checkpoints->is_due(step, max_steps)) {
-      const auto save_start = Clock::now();
-      checkpoints->save(step, progress, policy, gradient_step, [&] {
-        metrics["time/save_ckpt"] = seconds_since(save_start);
-        report();
-        monitor.sync();
-      });
-    } else {
-      report();
-    }
-    log::step("{}", sft_step_line(step, metrics, device_gib));
-    bench.add(step, metrics);
-    result.last_step = step;
-    result.last_loss = step_result.loss;
+    shares_.put(metrics);
   }
-  result.was_stopped = !(max_steps && result.last_step >= *max_steps);
 
-  if (checkpoints) save_last();
-  monitor.finish();
-  if (options.is_bench) {
-    std::cout << bench.render() << std::flush;
-    if (options.bench_json) write_file_atomic(*options.bench_json, bench.to_json());
+  std::string line(std::int64_t step, const monitor::Metrics& metrics) const override {
+    return sft_step_line(step, metrics, device_memory_gib(*policy_.context().runtime));
   }
-  return result;
+
+ private:
+  static SampleStream& checked(SampleStream& stream, SampleStream* val) {
+    for (SampleStream* one : {&stream, val})
+      if (one != nullptr) one->check_rows(kCheckBudget);
+    return stream;
+  }
+
+  const SftRunOptions& options_;
+  Policy& policy_;
+  std::stop_token stop_;
+  BatchShape shape_;
+  std::unique_ptr<SampleStream> stream_, val_stream_;
+  RowPacker packer_;
+  PartShares shares_;
+  GradientStep gradient_step_;
+  ThroughputWindow window_;
+  PeakFlops peak_;
+  std::int64_t start_step_ = 0;
+  Clock::time_point train_start_;
+  std::vector<wire::MicroBatch> rows_;
+};
+
+}  // namespace
+
+TrainRunResult run_sft(const SftRunOptions& given, Policy& policy, monitor::Monitor& monitor, std::stop_token stop) {
+  SftRunOptions options = given;
+  options.step.skip_non_finite_rows = true;
+  options.apply_bench();
+  SftTraining training(options, policy, stop);
+  return TrainRun(options, policy, training, monitor, stop).run();
 }
 
 }  // namespace prl::trainer

@@ -132,7 +132,7 @@ TEST(SftTrainer, LearnsFromConversationsAndValidates) {
   options.val.emplace();
   options.val->interval = 4, options.val->eval_on_start = true, options.val->data = data;
   options.text = text;
-  const SftRunResult result = run_sft(options, *policy, recorder.monitor, {});
+  const TrainRunResult result = run_sft(options, *policy, recorder.monitor, {});
   EXPECT_EQ(result.last_step, 12);
   ASSERT_EQ(recorder.steps.size(), 12u);
   EXPECT_TRUE(recorder.steps[0].contains("val/loss"));
@@ -543,7 +543,7 @@ TEST(SftTrainer, BenchRunsFourStepsWithoutCheckpoint) {
   options.peak_flops = 1e12;
   options.bench_json = scratch.path / "bench.json";
   Recorder recorder;
-  const SftRunResult result = run_sft(options, *policy, recorder.monitor, {});
+  const TrainRunResult result = run_sft(options, *policy, recorder.monitor, {});
   EXPECT_EQ(result.last_step, 4);
   EXPECT_FALSE(fs::exists(scratch.path / "checkpoints"));
   EXPECT_TRUE(fs::exists(scratch.path / "bench.json"));

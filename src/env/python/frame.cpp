@@ -1,0 +1,124 @@
+#include "env/python/frame.hpp"
+
+#include <boost/json/array.hpp>
+#include <boost/json/serialize.hpp>
+
+#include "base/error.hpp"
+#include "text/json_python.hpp"
+
+namespace prl::env::python {
+
+namespace json = boost::json;
+
+namespace {
+
+constexpr unsigned char kJson = 'J';
+
+std::string_view type_of(const json::object& message) {
+  const json::value* type = message.if_contains("t");
+  return type != nullptr && type->is_string() ? std::string_view(type->get_string()) : std::string_view("?");
+}
+
+/// Null if absent or null.
+const json::value* find(const json::object& message, std::string_view key) {
+  const json::value* value = message.if_contains(key);
+  return value != nullptr && !value->is_null() ? value : nullptr;
+}
+
+[[noreturn]] void wrong(const json::object& message, std::string_view key, std::string_view wanted) {
+  const json::value* found = message.if_contains(key);
+  const std::string text = found != nullptr ? json::serialize(*found).substr(0, 100) : std::string("nothing");
+  fail(ErrorCode::kCorrupt, "message '{}' of a Python worker: {} is {}, wanted {}", type_of(message), key, text, wanted);
+}
+
+}  // namespace
+
+std::string encode_frame(const json::object& message, std::size_t max_bytes) {
+  std::string frame(kFrameHeaderBytes, '\0');
+  frame += json::serialize(message);
+  const std::size_t size = frame.size() - kFrameHeaderBytes;
+  if (size > max_bytes)
+    fail(ErrorCode::kInvalidArgument, "message '{}' to a Python worker has {} bytes, at most {} fit into a frame", type_of(message), size,
+         max_bytes);
+  for (int i = 0; i < 4; ++i) frame[static_cast<std::size_t>(i)] = static_cast<char>((size >> (8 * i)) & 0xff);
+  frame[4] = static_cast<char>(kJson);
+  return frame;
+}
+
+std::size_t decode_header(const FrameHeader& header, std::size_t max_bytes) {
+  std::size_t size = 0;
+  for (int i = 3; i >= 0; --i) size = (size << 8) | header[static_cast<std::size_t>(i)];
+  if (header[4] != kJson) fail(ErrorCode::kCorrupt, "a frame of a Python worker has codec {}, wanted 'J'", static_cast<int>(header[4]));
+  if (size > max_bytes) fail(ErrorCode::kCorrupt, "a frame of a Python worker has {} bytes, at most {} are taken", size, max_bytes);
+  return size;
+}
+
+json::object decode_payload(std::string_view payload) {
+  json::value value;
+  try {
+    value = text::parse_json(payload);
+  } catch (const Error& error) {
+    fail(ErrorCode::kCorrupt, "a frame of a Python worker is no JSON: {}", error.what());
+  }
+  json::object* object = value.if_object();
+  if (object == nullptr || type_of(*object) == "?") fail(ErrorCode::kCorrupt, "a frame of a Python worker is no object with a text 't'");
+  return std::move(*object);
+}
+
+std::string text_member(const json::object& message, std::string_view key) {
+  const json::value* value = find(message, key);
+  if (value == nullptr || !value->is_string()) wrong(message, key, "a text");
+  return std::string(value->get_string());
+}
+
+std::int64_t integer_member(const json::object& message, std::string_view key) {
+  const json::value* value = find(message, key);
+  if (value == nullptr || !value->is_int64()) wrong(message, key, "an integer");
+  return value->get_int64();
+}
+
+const json::object& object_member(const json::object& message, std::string_view key) {
+  const json::value* value = find(message, key);
+  if (value == nullptr || !value->is_object()) wrong(message, key, "an object");
+  return value->get_object();
+}
+
+const json::array& array_member(const json::object& message, std::string_view key) {
+  const json::value* value = find(message, key);
+  if (value == nullptr || !value->is_array()) wrong(message, key, "a list");
+  return value->get_array();
+}
+
+std::string optional_text(const json::object& message, std::string_view key) {
+  return find(message, key) != nullptr ? text_member(message, key) : std::string();
+}
+
+std::int64_t optional_integer(const json::object& message, std::string_view key, std::int64_t fallback) {
+  return find(message, key) != nullptr ? integer_member(message, key) : fallback;
+}
+
+double optional_number(const json::object& message, std::string_view key, double fallback) {
+  const json::value* value = find(message, key);
+  if (value == nullptr) return fallback;
+  if (!value->is_number()) wrong(message, key, "a number");
+  return value->to_number<double>();
+}
+
+bool optional_bool(const json::object& message, std::string_view key, bool fallback) {
+  const json::value* value = find(message, key);
+  if (value == nullptr) return fallback;
+  if (!value->is_bool()) wrong(message, key, "true or false");
+  return value->get_bool();
+}
+
+const json::object& optional_object(const json::object& message, std::string_view key) {
+  static const json::object kNone;
+  return find(message, key) != nullptr ? object_member(message, key) : kNone;
+}
+
+const json::array& optional_array(const json::object& message, std::string_view key) {
+  static const json::array kNone;
+  return find(message, key) != nullptr ? array_member(message, key) : kNone;
+}
+
+}  // namespace prl::env::python

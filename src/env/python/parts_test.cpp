@@ -1,0 +1,171 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.hpp"
+#include "env/message_match.hpp"
+#include "env/python/conversations.hpp"
+#include "env/python/frame.hpp"
+#include "env/python/installed.hpp"
+#include "env/python/player.hpp"
+#include "env/python/task_pages.hpp"
+#include "env/python/worker_files.hpp"
+#include "env/testing/scripted_chat.hpp"
+
+namespace prl::env::python {
+namespace {
+
+namespace json = boost::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+json::object object(const std::string& text) { return text::parse_json(text).as_object(); }
+json::array array(const std::string& text) { return text::parse_json(text).as_array(); }
+
+TEST(Frame, RoundTripAndLimits) {
+  const json::object message = object(R"({"t": "log", "msg": "é\n", "n": 0.1})");
+  const std::string frame = encode_frame(message);
+  FrameHeader header;
+  std::copy_n(frame.begin(), kFrameHeaderBytes, header.begin());
+  ASSERT_EQ(decode_header(header), frame.size() - kFrameHeaderBytes);
+  EXPECT_EQ(decode_payload(frame.substr(kFrameHeaderBytes)), message);
+  EXPECT_THROW(encode_frame(message, 10), Error);
+  EXPECT_THAT([&] { decode_header(header, 5); }, ThrowsMessage<Error>(HasSubstr("at most 5")));
+  header[4] = 'M';
+  EXPECT_THAT([&] { decode_header(header); }, ThrowsMessage<Error>(HasSubstr("codec")));
+  for (const char* bad : {"", "[1]", "{\"id\": 1}", "{\"t\": \"x\"", "{\"t\": NaN}", "\xff\xfe"})
+    EXPECT_THROW(decode_payload(bad), Error) << bad;
+  EXPECT_THAT([&] { text_member(message, "n"); }, ThrowsMessage<Error>(HasSubstr("message 'log' of a Python worker: n is")));
+}
+
+TEST(MessageMatch, NullsOrderAndSpellingDoNotCount) {
+  const json::value ours = object(R"({"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function",
+      "function": {"name": "f", "arguments": "{\"a\": 1, \"b\": 2}"}}]})");
+  const json::value theirs =
+      object(R"({"content": null, "tool_calls": [{"index": 0, "function": {"arguments": "{\"b\":2,\"a\":1}", "name": "f"},
+      "id": "c1", "type": "function"}], "role": "assistant", "reasoning_content": null, "refusal": null})");
+  EXPECT_TRUE(is_same_message(ours, theirs));
+  EXPECT_FALSE(is_same_message(ours, object(R"({"role": "assistant", "content": ""})")));
+  EXPECT_FALSE(is_same_message(object(R"({"role": "user", "content": "a"})"), object(R"({"role": "user", "content": "b"})")));
+  EXPECT_TRUE(is_same_message(object(R"({"role": "assistant", "content": "a", "reasoning": "r"})"),
+                              object(R"({"role": "assistant", "content": "a", "reasoning_content": "r"})")));
+  EXPECT_EQ(plain_message(theirs.as_object()).at("content"), "");
+  EXPECT_FALSE(plain_message(theirs.as_object()).contains("refusal"));
+  EXPECT_THROW(plain_message(object(R"({"content": "no role"})")), Error);
+}
+
+TEST(Conversations, CallsGoWhereTheyContinue) {
+  testing::ScriptedChat first({});
+  int num_opened = 0;
+  Conversations conversations(&first, [&](const std::string&) {
+    ++num_opened;
+    return std::make_unique<testing::ScriptedChat>(std::deque<ChatTurn>{});
+  });
+  json::array a = array(R"([{"role": "user", "content": "a"}])");
+  auto& one = conversations.acquire("s", a);
+  EXPECT_EQ(one.client.get(), &first);
+  json::array b = array(R"([{"role": "user", "content": "b"}])");
+  auto& two = conversations.acquire("s", b);
+  EXPECT_NE(two.client.get(), &first) << "the first one is busy";
+  const json::object reply = object(R"({"role": "assistant", "content": "x"})");
+  conversations.release(one, a, &reply);
+  conversations.release(two, b, &reply);
+  json::array next = array(
+      R"([{"role": "user", "content": "b"}, {"role": "assistant", "content": "x", "tool_calls": null}, {"role": "user", "content": "c"}])");
+  auto& again = conversations.acquire("s", next);
+  EXPECT_EQ(&again, &two);
+  EXPECT_EQ(next[1], reply) << "the reply as the ledger has it";
+  json::array other = array(R"([{"role": "user", "content": "a"}])");
+  conversations.acquire("other session", other);
+  EXPECT_EQ(num_opened, 2);
+}
+
+TEST(Sampling, TrainingKeepsTheTrainersDistribution) {
+  wire::SamplingParams sampling;
+  sampling.temperature = 0.7f;
+  sampling.max_tokens = 50;
+  const json::object sent = sampling_json(sampling);
+  json::object called = sent;
+  EXPECT_TRUE(apply_sampling(sampling, called, sent, true).empty());
+  called["temperature"] = 0.1;
+  called["max_tokens"] = 7;
+  called["seed"] = 3;
+  called["stop"] = array(R"(["</a>"])");
+  wire::SamplingParams training = sampling;
+  EXPECT_THAT(apply_sampling(training, called, sent, true), ElementsAre("temperature"));
+  EXPECT_EQ(training.temperature, 0.7f);
+  EXPECT_EQ(training.max_tokens, 7);
+  EXPECT_THAT(training.stop, ElementsAre("</a>"));
+  EXPECT_FALSE(training.seed);
+  wire::SamplingParams evaluation = sampling;
+  EXPECT_TRUE(apply_sampling(evaluation, called, sent, false).empty());
+  EXPECT_EQ(evaluation.temperature, 0.1f);
+}
+
+TEST(TaskPages, KeepsThePagesUsedLastWithinTheirBytes) {
+  asio::io_context context;
+  int num_reads = 0;
+  TaskPages pages({.page_rows = 4, .max_bytes = 200},
+                  [&](Split, std::int64_t offset, std::int64_t limit) -> asio::awaitable<std::vector<json::object>> {
+                    ++num_reads;
+                    std::vector<json::object> rows;
+                    for (std::int64_t i = offset; i < std::min<std::int64_t>(offset + limit, 10); ++i)
+                      rows.push_back({{"index", i}, {"pad", "0123456789"}});
+                    co_return rows;
+                  });
+  const auto row = [&](std::int64_t index) {
+    auto reading = pages.row(Split::kTrain, index);
+    auto future = asio::co_spawn(context, std::move(reading), asio::use_future);
+    context.restart();
+    context.run();
+    return future.get();
+  };
+  EXPECT_EQ(row(1).at("index"), 1);
+  EXPECT_EQ(row(3).at("index"), 3);
+  EXPECT_EQ(num_reads, 1);
+  EXPECT_EQ(row(9).at("index"), 9);
+  EXPECT_EQ(row(5).at("index"), 5);
+  EXPECT_EQ(num_reads, 3);
+  row(1);
+  EXPECT_EQ(num_reads, 4) << "the first page had to go";
+  EXPECT_THROW(row(10), Error);
+}
+
+TEST(Installed, IdsAndRecords) {
+  EXPECT_EQ(plain_id("org/some_env==1.2"), "org/some-env");
+  EXPECT_EQ(version_of("org/some_env==1.2"), "1.2");
+  EXPECT_EQ(version_of("some-env@0.1"), "0.1");
+  EXPECT_EQ(version_of("some-env"), "");
+  const std::filesystem::path all = std::filesystem::path(::testing::TempDir()) / "prl-installed";
+  std::filesystem::remove_all(all);
+  EXPECT_FALSE(find_installed(all, "a"));
+  for (const char* id : {"org/a", "b", "other/b"}) {
+    InstalledEnv environment;
+    environment.id = id;
+    environment.version = "1.0";
+    environment.folder = installed_folder(all, id);
+    std::filesystem::create_directories(environment.folder);
+    write_installed(environment);
+  }
+  std::filesystem::create_directories(all / "half-made");
+  EXPECT_EQ(list_installed(all).size(), 3u);
+  EXPECT_EQ(find_installed(all, "a")->id, "org/a");
+  EXPECT_EQ(find_installed(all, "b")->id, "b") << "the exact one first";
+  EXPECT_THAT([&] { static_cast<void>(find_installed(all, "a==2.0")); }, ThrowsMessage<Error>(HasSubstr("version 1.0 is installed")));
+}
+
+TEST(WorkerFiles, AreUnpackedOnce) {
+  const std::filesystem::path cache = std::filesystem::path(::testing::TempDir()) / "prl-worker-files";
+  std::filesystem::remove_all(cache);
+  const std::filesystem::path folder = unpack_worker(cache);
+  EXPECT_TRUE(std::filesystem::exists(folder / "prl_worker/__main__.py"));
+  const auto written = std::filesystem::last_write_time(folder / "prl_worker/__main__.py");
+  EXPECT_EQ(unpack_worker(cache), folder);
+  EXPECT_EQ(std::filesystem::last_write_time(folder / "prl_worker/__main__.py"), written);
+  std::size_t num_files = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) num_files += entry.is_regular_file() ? 1 : 0;
+  EXPECT_EQ(num_files, worker_files().size());
+}
+
+}  // namespace
+}  // namespace prl::env::python

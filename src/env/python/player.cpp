@@ -1,0 +1,277 @@
+#include "env/python/player.hpp"
+
+#include <boost/json/serialize.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/rng.hpp"
+#include "env/message_match.hpp"
+#include "net/deadline.hpp"
+#include "net/errors.hpp"
+
+namespace prl::env::python {
+
+namespace json = boost::json;
+using namespace std::chrono_literals;
+
+json::object sampling_json(const wire::SamplingParams& sampling) {
+  const wire::SamplingParams plain;
+  json::object out;
+  out["temperature"] = sampling.temperature;
+  if (sampling.top_p != plain.top_p) out["top_p"] = sampling.top_p;
+  if (sampling.top_k > 0) out["top_k"] = sampling.top_k;
+  if (sampling.min_p != plain.min_p) out["min_p"] = sampling.min_p;
+  if (sampling.repetition_penalty != plain.repetition_penalty) out["repetition_penalty"] = sampling.repetition_penalty;
+  if (sampling.presence_penalty != plain.presence_penalty) out["presence_penalty"] = sampling.presence_penalty;
+  if (sampling.frequency_penalty != plain.frequency_penalty) out["frequency_penalty"] = sampling.frequency_penalty;
+  if (sampling.max_tokens) out["max_tokens"] = *sampling.max_tokens;
+  if (sampling.min_tokens != plain.min_tokens) out["min_tokens"] = sampling.min_tokens;
+  if (!sampling.stop.empty()) {
+    json::array stop;
+    for (const std::string& text : sampling.stop) stop.emplace_back(text);
+    out["stop"] = std::move(stop);
+  }
+  return out;
+}
+
+namespace {
+
+std::vector<std::string> stop_texts(const json::value& value) {
+  std::vector<std::string> texts;
+  if (value.is_string()) texts.emplace_back(value.get_string());
+  if (value.is_array())
+    for (const json::value& text : value.get_array())
+      if (text.is_string()) texts.emplace_back(text.get_string());
+  return texts;
+}
+
+/// False if the key is none of those that change the distribution.
+bool set_number(wire::SamplingParams& sampling, std::string_view key, double value) {
+  const auto real = static_cast<float>(value);
+  if (key == "temperature")
+    sampling.temperature = real;
+  else if (key == "top_p")
+    sampling.top_p = real;
+  else if (key == "top_k")
+    sampling.top_k = static_cast<std::int32_t>(value);
+  else if (key == "min_p")
+    sampling.min_p = real;
+  else if (key == "repetition_penalty")
+    sampling.repetition_penalty = real;
+  else if (key == "presence_penalty")
+    sampling.presence_penalty = real;
+  else if (key == "frequency_penalty")
+    sampling.frequency_penalty = real;
+  else
+    return false;
+  return true;
+}
+
+std::string class_of(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kOverlong: return "overlong";
+    case ErrorCode::kDeadline: return "timeout";
+    case ErrorCode::kUnauthorized: return "auth";
+    case ErrorCode::kCancelled: return "cancelled";
+    default: return "provider";
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> apply_sampling(wire::SamplingParams& sampling, const json::object& called, const json::object& sent,
+                                        bool is_training) {
+  std::vector<std::string> left_out;
+  for (const auto& item : called) {
+    const std::string key(item.key());
+    const json::value& value = item.value();
+    const json::value* before = sent.if_contains(key);
+    if (value.is_null() || key == "seed" || (before != nullptr && *before == value)) continue;
+    if ((key == "max_tokens" || key == "max_completion_tokens") && value.is_int64())
+      sampling.max_tokens = static_cast<std::int32_t>(std::clamp<std::int64_t>(value.get_int64(), 1, INT32_MAX));
+    else if (key == "min_tokens" && value.is_int64())
+      sampling.min_tokens = static_cast<std::int32_t>(std::clamp<std::int64_t>(value.get_int64(), 0, INT32_MAX));
+    else if (key == "stop")
+      sampling.stop = stop_texts(value);
+    else if (is_training || !value.is_number() || !set_number(sampling, key, value.to_number<double>()))
+      left_out.push_back(key);
+  }
+  return left_out;
+}
+
+Player::Player(asio::any_io_executor executor, std::shared_ptr<PooledRun> run, const RolloutContext* context, json::object sent_sampling)
+    : executor_(std::move(executor)),
+      run_(std::move(run)),
+      context_(context),
+      sent_sampling_(std::move(sent_sampling)),
+      conversations_(context->client, context->open_conversation) {}
+
+asio::awaitable<std::optional<RunEvent>> Player::until_end(net::TimePoint deadline) {
+  for (;;) {
+    auto popping = run_->events.pop(deadline);
+    std::optional<RunEvent> event = co_await std::move(popping);
+    if (!event || event->kind == RunEvent::Kind::kEnded) co_return event;
+    switch (event->kind) {
+      case RunEvent::Kind::kCall: {
+        reap();
+        const std::string id = text_member(event->message, "call_id");
+        auto& group = calls_[id];
+        group = std::make_unique<net::TaskGroup>(executor_, "model call " + id);
+        group->spawn("completion", complete(std::move(event->message), attempt_));
+        break;
+      }
+      case RunEvent::Kind::kCallCancelled: calls_.erase(optional_text(event->message, "call_id")); break;
+      case RunEvent::Kind::kRestarted: {
+        auto stopping = stop();
+        co_await std::move(stopping);
+        std::lock_guard lock(mutex_);
+        ++attempt_;
+        conversations_.reset();
+        sessions_.clear();
+        turns_.clear();
+        model_error_.reset();
+        break;
+      }
+      case RunEvent::Kind::kEnded: break;
+    }
+  }
+}
+
+void Player::reap() {
+  if (calls_.size() < 32) return;
+  std::erase_if(calls_, [](const auto& call) { return call.second->stats().num_running == 0; });
+}
+
+asio::awaitable<void> Player::stop() {
+  for (const auto& [id, group] : calls_) group->cancel();
+  for (const auto& [id, group] : calls_) {
+    auto joining = group->join(net::Clock::now() + 30s);
+    const bool has_ended = co_await std::move(joining);
+    PRL_CHECK(has_ended, "model call {} did not end 30 s after its cancellation", id);
+  }
+  calls_.clear();
+}
+
+asio::awaitable<void> Player::complete(json::object call, int attempt) {
+  json::object reply;
+  reply["t"] = "model_reply";
+  reply["call_id"] = text_member(call, "call_id");
+  reply["run_id"] = text_member(call, "run_id");
+  std::optional<Error> failure;
+  try {
+    auto answering = answer(std::move(call), attempt);
+    const json::object made = co_await std::move(answering);
+    for (const auto& item : made) reply[item.key()] = item.value();
+  } catch (const std::exception&) {
+    failure = net::to_error(std::current_exception());
+  }
+  if (failure) {
+    if (failure->code() == ErrorCode::kCancelled) throw *failure;
+    json::object error;
+    error["class"] = class_of(*failure);
+    error["message"] = failure->what();
+    error["status"] = http_status(failure->code());
+    reply["error"] = std::move(error);
+    std::lock_guard lock(mutex_);
+    if (failure->code() != ErrorCode::kOverlong && attempt == attempt_) model_error_ = *failure;
+  }
+  run_->reply(std::move(reply));
+}
+
+ChatRequest Player::make_request(const json::object& call) {
+  ChatRequest request;
+  request.messages = array_member(call, "messages");
+  request.tools = plain_tools(optional_array(call, "tools"));
+  request.sampling = context_->sampling;
+  const auto left_out = apply_sampling(request.sampling, optional_object(call, "sampling"), sent_sampling_, context_->is_training);
+  for (const std::string& key : left_out) log::debug("rollout {}: the environment's sampling.{} is not used", context_->trajectory_id, key);
+  request.deadline = context_->deadline;
+  const std::string session = text_member(call, "session_id") + optional_text(call, "purpose");
+  auto [it, is_new] = sessions_.try_emplace(session, sessions_.size(), 0);
+  auto& [ordinal, num_calls] = it->second;
+  if (context_->seed) {
+    const std::uint64_t seed = ordinal == 0 ? *context_->seed : mix_seed(*context_->seed, 0x5ea7, ordinal);
+    request.sampling.seed = mix_seed(seed, num_calls) >> 1;  // 63 bits, as in a native rollout
+  }
+  ++num_calls;
+  return request;
+}
+
+void Player::record(const json::object& call, const ChatRequest& request, ChatTurn& turn) {
+  Turn entry;
+  entry.call_id = text_member(call, "call_id");
+  entry.is_policy = optional_text(call, "purpose") != "side";
+  TrajectoryStep& step = entry.step;
+  step.prompt = request.messages;
+  step.completion = turn.message;
+  step.tokens = std::move(turn.tokens);
+  step.has_tokens = turn.has_tokens;
+  step.finish_reason = turn.finish_reason;
+  step.is_truncated = turn.is_truncated();
+  step.num_prompt_tokens = turn.num_prompt_tokens;
+  step.num_completion_tokens = turn.num_completion_tokens;
+  step.has_versions = turn.has_versions;
+  step.version_start = turn.version_start;
+  step.version_end = turn.version_end;
+  model_seconds_ += turn.seconds;
+  turns_.push_back(std::move(entry));
+}
+
+/// The members of a model_reply.
+asio::awaitable<json::object> Player::answer(json::object call, int attempt) {
+  json::object reply;
+  if (optional_text(call, "purpose") == "judge") {
+    reply["error"] = json::object{{"class", "refused"},
+                                  {"message", "calls of judges are not served; with sandbox = \"off\" they use the judge's own client"}};
+    co_return reply;
+  }
+  ChatRequest request;
+  std::shared_ptr<ChatClient> client;
+  Conversations::Conversation* conversation = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    request = make_request(call);
+    conversation = &conversations_.acquire(text_member(call, "session_id") + optional_text(call, "purpose"), request.messages);
+    client = conversation->client;
+  }
+  std::exception_ptr failure;
+  ChatTurn turn;
+  try {
+    auto completing = client->complete(request);
+    turn = co_await std::move(completing);
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  std::lock_guard lock(mutex_);
+  if (attempt != attempt_) fail(ErrorCode::kCancelled, "the worker that asked has died");
+  conversations_.release(*conversation, request.messages, failure ? nullptr : &turn.message);
+  if (failure) std::rethrow_exception(failure);
+  reply["message"] = turn.message;
+  reply["finish_reason"] = turn.finish_reason;
+  json::object usage;
+  usage["prompt_tokens"] = turn.num_prompt_tokens;
+  usage["completion_tokens"] = turn.num_completion_tokens;
+  reply["usage"] = std::move(usage);
+  record(call, request, turn);
+  co_return reply;
+}
+
+std::vector<TrajectoryStep> Player::steps(const json::array* call_ids) const {
+  std::lock_guard lock(mutex_);
+  std::vector<TrajectoryStep> steps;
+  if (call_ids == nullptr) {
+    for (const Turn& turn : turns_)
+      if (turn.is_policy) steps.push_back(turn.step);
+    return steps;
+  }
+  for (const json::value& id : *call_ids) {
+    const auto it = std::find_if(turns_.begin(), turns_.end(), [&](const Turn& turn) { return id == json::value(turn.call_id); });
+    if (it == turns_.end()) fail(ErrorCode::kCorrupt, "a result names the model call {}, which was not completed", json::serialize(id));
+    steps.push_back(it->step);
+  }
+  return steps;
+}
+
+}  // namespace prl::env::python

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "env/environment.hpp"
+#include "env/python/conversations.hpp"
+#include "env/python/worker_pool.hpp"
+#include "net/task_group.hpp"
+
+namespace prl::env::python {
+
+/// The sampling of a rollout under the names of OpenAI and vLLM; without the seed, which stays on this side.
+boost::json::object sampling_json(const wire::SamplingParams& sampling);
+
+/// What `called`, the sampling of a call, has that `sent` had not: taken over into `sampling`. In training only what bounds the reply's
+/// length (max_tokens, min_tokens, stop): the trainer divides by one temperature. Returns the names that were left out.
+std::vector<std::string> apply_sampling(wire::SamplingParams& sampling, const boost::json::object& called, const boost::json::object& sent,
+                                        bool is_training);
+
+/// Completes the model calls of one rollout with its chat client, which keeps ids, log-probabilities and versions. The seed of call k of a
+/// session is that of turn k of a native rollout.
+///
+/// Used by one coroutine; the calls run beside it. stop() must have ended before it goes away.
+class Player {
+ public:
+  Player(asio::any_io_executor executor, std::shared_ptr<PooledRun> run, const RolloutContext* context, boost::json::object sent_sampling);
+
+  /// Serves calls until the rollout has ended; the last event. nullopt when `deadline` passed first.
+  asio::awaitable<std::optional<RunEvent>> until_end(net::TimePoint deadline);
+  /// Cancels the calls that are open and waits for their ends.
+  asio::awaitable<void> stop();
+
+  /// The turns of these calls, in their order; of all policy calls in the order they were asked if `call_ids` is null.
+  std::vector<TrajectoryStep> steps(const boost::json::array* call_ids) const;
+  double model_seconds() const { return model_seconds_; }
+  /// The last failure of the model's side.
+  const std::optional<Error>& model_error() const { return model_error_; }
+
+ private:
+  struct Turn {
+    std::string call_id;
+    bool is_policy = false;
+    TrajectoryStep step;
+  };
+  asio::awaitable<void> complete(boost::json::object call, int attempt);
+  asio::awaitable<boost::json::object> answer(boost::json::object call, int attempt);
+  ChatRequest make_request(const boost::json::object& call);
+  void record(const boost::json::object& call, const ChatRequest& request, ChatTurn& turn);
+  void reap();
+
+  asio::any_io_executor executor_;
+  std::shared_ptr<PooledRun> run_;
+  const RolloutContext* context_;
+  boost::json::object sent_sampling_;
+  std::map<std::string, std::unique_ptr<net::TaskGroup>> calls_;
+
+  mutable std::mutex mutex_;  ///< guards what follows: calls end on strands of their own
+  Conversations conversations_;
+  std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> sessions_;  ///< ordinal and number of calls
+  std::vector<Turn> turns_;
+  int attempt_ = 0;
+  double model_seconds_ = 0;
+  std::optional<Error> model_error_;
+};
+
+}  // namespace prl::env::python

@@ -1,0 +1,701 @@
+#include "env/python/worker_pool.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/json/serialize.hpp>
+#include <condition_variable>
+#include <future>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/waiting.hpp"
+#include "env/python/worker_link.hpp"
+#include "net/deadline.hpp"
+#include "net/io_runtime.hpp"
+
+namespace prl::env::python {
+
+namespace json = boost::json;
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// A folder of its own below the system's temporary one, removed at the end.
+class PrivateFolder {
+ public:
+  PrivateFolder() {
+    std::string pattern = (fs::temp_directory_path() / "prl-env-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) fail(ErrorCode::kIo, "no temporary folder {}", pattern);
+    path_ = pattern;
+  }
+  ~PrivateFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  PrivateFolder(const PrivateFolder&) = delete;
+  PrivateFolder& operator=(const PrivateFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+std::string describe_error(const json::object& error) {
+  const std::string type = optional_text(error, "type");
+  const std::string message = optional_text(error, "message");
+  return type.empty() || message.starts_with(type) ? message : fmt::format("{}: {}", type, message);
+}
+
+/// What tells whether two workers have the same rows.
+std::string fingerprint_of(const json::object& loaded) {
+  std::string text;
+  for (const auto& split : optional_object(loaded, "splits"))
+    if (split.value().is_object())
+      text += fmt::format("{}={};", std::string(split.key()), optional_text(split.value().get_object(), "fingerprint"));
+  return text;
+}
+
+}  // namespace
+
+struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
+  struct Run;
+  struct Worker {
+    std::unique_ptr<WorkerLink> link;
+    std::string name;
+    std::int64_t generation = 0;
+    std::string fingerprint;
+    double lag_ms = 0;
+    double rss_mb = 0;
+  };
+  struct Entry {
+    std::shared_ptr<Run> run;
+    json::object message;
+    std::string group;
+    std::string wire_id;  ///< of the present attempt
+    int worker = -1;
+    std::int64_t num_open_calls = 0;
+    bool is_orphan = false;  ///< cancelled: nobody hears of its end
+  };
+  struct Request {
+    json::object message;
+    Who who = Who::kAnyWorker;
+    std::string group;
+    int worker = -1;
+    int num_attempts = 0;
+    net::AsyncResult<json::object> reply;
+  };
+  struct Ending {
+    std::unique_ptr<WorkerLink> link;
+    std::string name;
+    std::string reason;
+  };
+
+  explicit Impl(PoolOptions pool_options)
+      : options(std::move(pool_options)), log(std::make_shared<WorkerLog>(options.log_file)), scheduler(options.schedule) {
+    workers.resize(static_cast<std::size_t>(options.schedule.num_workers));
+  }
+
+  /// Runs `work` on the pool's thread; dropped once the pool has stopped.
+  void post(std::function<void(Impl&)> work) {
+    std::lock_guard lock(runtime_mutex);
+    if (runtime) runtime->post([self = shared_from_this(), work = std::move(work)] { work(*self); });
+  }
+
+  // -- the pool's thread from here on
+  static asio::awaitable<void> drive(std::shared_ptr<Impl> self);
+  void carry_out(const PoolPlan& plan);
+  void start_worker(int index);
+  void assign(const PoolPlan::Assign& assignment);
+  void end_link(int index, const std::string& reason);
+  void reap(bool wait_for_all);
+  void on_message(int index, json::object message);
+  void on_hello(int index, const json::object& message);
+  void on_loaded(int index, json::object message);
+  void on_load_failed(int index, const json::object& message);
+  void on_reply(json::object message);
+  void on_run_message(json::object message, RunEvent::Kind kind);
+  void on_terminal(json::object message);
+  void write_log(int index, const json::object& message);
+  void refuse_call(int index, const json::object& message);
+  void count_calls(Entry& entry, int change);
+  void finish(RunId id, RunEvent event);
+  void dispatch(std::shared_ptr<Request> request);
+  std::optional<int> worker_for(const Request& request);
+  void retry_requests_of(int index);
+  void tell_broken();
+  void publish();
+  Worker& at(int index) { return workers[static_cast<std::size_t>(index)]; }
+
+  PoolOptions options;
+  std::shared_ptr<WorkerLog> log;
+  PrivateFolder folder;
+  std::mutex runtime_mutex;
+  std::unique_ptr<net::IoRuntime> runtime;  ///< null once stopped
+
+  PoolScheduler scheduler;
+  std::vector<Worker> workers;
+  std::vector<Ending> endings;
+  std::map<RunId, Entry> runs;
+  std::map<std::string, RunId> run_of_wire_id;
+  std::map<std::string, std::shared_ptr<Request>> requests;
+  std::vector<std::shared_ptr<Request>> waiting;
+  net::Signal wake;
+  bool is_stopping = false;
+  net::TimePoint stop_deadline;
+  std::int64_t next_request = 0;
+  std::string catalogue;  ///< fingerprint of the first worker
+
+  std::mutex mutex;  ///< guards what follows
+  std::condition_variable changed;
+  std::optional<json::object> loaded;
+  std::string problem;
+  bool is_problem_final = false;
+  Stats stats;
+  std::int64_t next_run = 0;
+};
+
+struct WorkerPool::Impl::Run final : PooledRun {
+  Run(std::weak_ptr<Impl> pool_ref, RunId run) : pool(std::move(pool_ref)), id(run) {}
+  void reply(json::object message) override {
+    if (const auto impl = pool.lock())
+      impl->post([id = id, message = std::move(message)](Impl& self) {
+        // Calls of an attempt that ended with its worker: the next one may have calls of the same ids.
+        const auto it = self.runs.find(id);
+        if (it == self.runs.end() || it->second.worker < 0 || it->second.wire_id != optional_text(message, "run_id")) return;
+        self.count_calls(it->second, -1);
+        if (const auto& link = self.at(it->second.worker).link) link->send(message);
+      });
+  }
+  void cancel() override {
+    if (const auto impl = pool.lock())
+      impl->post([id = id](Impl& self) {
+        const auto it = self.runs.find(id);
+        if (it == self.runs.end()) return;
+        it->second.is_orphan = true;
+        self.scheduler.cancel(id);
+        if (it->second.worker < 0) self.runs.erase(it);
+        self.wake.notify();
+      });
+  }
+  std::weak_ptr<Impl> pool;
+  RunId id;
+};
+
+asio::awaitable<void> WorkerPool::Impl::drive(std::shared_ptr<Impl> self) {
+  Impl& pool = *self;
+  for (;;) {
+    net::TimePoint next = net::Clock::now() + 1s;
+    if (!pool.is_stopping) {
+      const PoolPlan plan = pool.scheduler.plan(net::Clock::now());
+      next = plan.next;
+      pool.carry_out(plan);
+    } else {
+      bool is_over = true;
+      for (const Worker& worker : pool.workers) is_over = is_over && !worker.link;
+      if (is_over || net::Clock::now() >= pool.stop_deadline) co_return;
+      next = pool.stop_deadline;
+    }
+    pool.reap(false);
+    pool.publish();
+    if (!pool.endings.empty()) next = std::min(next, net::Clock::now() + 20ms);
+    co_await pool.wake.wait_until(next);
+  }
+}
+
+void WorkerPool::Impl::carry_out(const PoolPlan& plan) {
+  for (const RunFailure& failure : plan.fail) {
+    if (failure.type == "WorkerDied")
+      if (const auto it = runs.find(failure.run); it != runs.end())
+        prl::log::error("{}: task {}: {}", options.name, json::serialize(optional_object(it->second.message, "task")).substr(0, 200),
+                        failure.message);
+    RunEvent event;
+    event.failure = failure;
+    finish(failure.run, std::move(event));
+  }
+  for (const PoolPlan::Kill& kill : plan.kill) end_link(kill.worker, kill.reason);
+  for (const int index : plan.start) start_worker(index);
+  for (const PoolPlan::Assign& assignment : plan.assign) assign(assignment);
+  for (const PoolPlan::Cancel& cancel : plan.cancel) {
+    const auto it = runs.find(cancel.run);
+    if (it == runs.end() || !at(cancel.worker).link) continue;
+    json::object message{{"t", "cancel"}, {"reason", "nobody waits for it"}};
+    message["run_id"] = it->second.wire_id;
+    at(cancel.worker).link->send(message);
+  }
+  for (const int index : plan.ping) {
+    json::object ping{{"t", "ping"}, {"ts", 0}};
+    ping["id"] = fmt::format("p{}", next_request++);
+    if (at(index).link) at(index).link->send(ping);
+  }
+  tell_broken();
+}
+
+void WorkerPool::Impl::assign(const PoolPlan::Assign& assignment) {
+  const auto it = runs.find(assignment.run);
+  if (it == runs.end() || !at(assignment.worker).link) return;
+  Entry& entry = it->second;
+  entry.worker = assignment.worker;
+  entry.num_open_calls = 0;
+  run_of_wire_id.erase(entry.wire_id);
+  entry.wire_id =
+      assignment.attempt == 0 ? fmt::format("r{}", it->first.value) : fmt::format("r{}-{}", it->first.value, assignment.attempt);
+  run_of_wire_id[entry.wire_id] = it->first;
+  json::object message = entry.message;
+  message["t"] = "run";
+  message["run_id"] = entry.wire_id;
+  if (assignment.attempt > 0) {
+    message["session_id"] = fmt::format("{}~{}", optional_text(entry.message, "session_id"), assignment.attempt);
+    RunEvent event;
+    event.kind = RunEvent::Kind::kRestarted;
+    static_cast<void>(entry.run->events.try_push(event));
+  }
+  try {
+    at(assignment.worker).link->send(message);
+  } catch (const Error& error) {
+    scheduler.on_finished(assignment.run);
+    RunEvent event;
+    event.failure = RunFailure{assignment.run, "TaskError", error.what(), false};
+    finish(assignment.run, std::move(event));
+  }
+}
+
+void WorkerPool::Impl::finish(RunId id, RunEvent event) {
+  const auto it = runs.find(id);
+  if (it == runs.end()) return;
+  run_of_wire_id.erase(it->second.wire_id);
+  const std::shared_ptr<Run> run = it->second.run;
+  runs.erase(it);
+  event.kind = RunEvent::Kind::kEnded;
+  // Room is left for it: calls stop at kMaxQueuedCalls.
+  static_cast<void>(run->events.try_push(event));
+  run->events.close();
+}
+
+void WorkerPool::Impl::start_worker(int index) {
+  Worker& worker = at(index);
+  worker.name = fmt::format("worker {}", index);
+  const std::int64_t generation = ++worker.generation;
+  LinkEvents events;
+  const std::weak_ptr<Impl> weak = weak_from_this();
+  // Reports of a link that was replaced are nobody's.
+  const auto current = [weak, index, generation]() -> std::shared_ptr<Impl> {
+    auto self = weak.lock();
+    return self && self->at(index).generation == generation ? self : nullptr;
+  };
+  events.on_message = [current, index](json::object message) {
+    if (const auto self = current()) self->on_message(index, std::move(message));
+  };
+  events.on_end = [current, index](const std::string& reason) {
+    const auto self = current();
+    if (!self) return;
+    self->end_link(index, reason);
+    self->scheduler.on_lost(index, reason, net::Clock::now());
+    self->wake.notify();
+  };
+  const WorkerLink::Limits limits{.max_frame_bytes = options.max_frame_bytes};
+  try {
+    const asio::any_io_executor executor = runtime->executor();
+    if (!options.addresses.empty()) {
+      worker.link = std::make_unique<WorkerLink>(executor, options.addresses[static_cast<std::size_t>(index)], net::Clock::now() + 30s, log,
+                                                 worker.name, limits, std::move(events));
+    } else {
+      ChildOptions child{.name = fmt::format("{} of {}", worker.name, options.name),
+                         .argv = options.argv,
+                         .env = options.env,
+                         .folder = folder.path() / fmt::format("{}-{}", index, generation),
+                         .limits = options.limits,
+                         .isolate_network = options.isolate_network};
+      fs::create_directories(child.folder);
+      child.env.push_back("TMPDIR=" + child.folder.string());
+      worker.link = std::make_unique<WorkerLink>(executor, ChildProcess::start(child), log, worker.name, limits, std::move(events));
+    }
+    json::object hello{{"t", "hello"}, {"protocol", 1}, {"log_level", "info"}, {"seed", 0}};
+    hello["worker_name"] = fmt::format("{}-{}", options.name, index);
+    hello["max_inflight"] = options.schedule.max_inflight;
+    hello["max_frame"] = options.max_frame_bytes;
+    hello["heartbeat_s"] = static_cast<double>(options.schedule.heartbeat.count()) / 1000.0;
+    if (!options.token.empty()) hello["token"] = options.token;
+    worker.link->send(hello);
+    prl::log::debug("{}: {} started (pid {})", options.name, worker.name, worker.link->pid().value_or(0));
+  } catch (const std::exception& error) {
+    worker.link.reset();
+    scheduler.on_start_failed(index, error.what(), false, net::Clock::now());
+    wake.notify();
+  }
+}
+
+/// Takes the link of a worker that is dead or was killed; its rollouts are the scheduler's business.
+void WorkerPool::Impl::end_link(int index, const std::string& reason) {
+  Worker& worker = at(index);
+  if (!worker.link) return;
+  ++worker.generation;
+  for (auto& [id, entry] : runs)
+    if (entry.worker == index) {
+      run_of_wire_id.erase(entry.wire_id);
+      entry.worker = -1;
+    }
+  std::erase_if(runs, [](const auto& item) { return item.second.is_orphan && item.second.worker < 0; });
+  worker.link->close();
+  endings.push_back({std::move(worker.link), worker.name, reason});
+  worker.fingerprint.clear();
+  worker.rss_mb = 0;
+  retry_requests_of(index);
+}
+
+void WorkerPool::Impl::reap(bool wait_for_all) {
+  for (auto it = endings.begin(); it != endings.end();) {
+    if (!wait_for_all && !it->link->is_gone()) {
+      ++it;
+      continue;
+    }
+    const std::string how = it->link->describe_end();
+    if (!is_stopping)
+      prl::log::warning("{}: {} ended: {}{}{}{}", options.name, it->name, it->reason, how.empty() ? "" : "; it ", how,
+                        options.log_file.empty() ? "" : "; see " + options.log_file.string());
+    it = endings.erase(it);
+  }
+}
+
+void WorkerPool::Impl::on_message(int index, json::object message) {
+  const std::string type = text_member(message, "t");
+  if (type == "model_call") {
+    if (message["run_id"].is_null())
+      refuse_call(index, message);
+    else
+      on_run_message(std::move(message), RunEvent::Kind::kCall);
+  } else if (type == "model_cancel") {
+    on_run_message(std::move(message), RunEvent::Kind::kCallCancelled);
+  } else if (type == "result" || type == "cancelled" || (type == "failed" && message.contains("run_id"))) {
+    on_terminal(std::move(message));
+  } else if (type == "pong") {
+    at(index).lag_ms = optional_number(message, "loop_lag_ms", 0);
+    at(index).rss_mb = optional_number(message, "rss_mb", 0);
+    scheduler.on_pong(index, at(index).lag_ms, net::Clock::now());
+  } else if (type == "log") {
+    write_log(index, message);
+  } else if (type == "hello_ok") {
+    on_hello(index, message);
+  } else if (type == "loaded") {
+    on_loaded(index, std::move(message));
+  } else if (type == "failed" && optional_text(message, "id") == "load") {
+    on_load_failed(index, message);
+  } else if (type == "error") {
+    const std::string text = fmt::format("{}: {}", optional_text(message, "code"), optional_text(message, "message"));
+    log->write(at(index).name, text);
+    if (!optional_bool(message, "fatal", false)) return;
+    const bool is_final = optional_text(message, "code") == "protocol" || optional_text(message, "code") == "token";
+    end_link(index, text);
+    scheduler.on_start_failed(index, text, is_final, net::Clock::now());
+    scheduler.on_lost(index, text, net::Clock::now());
+    wake.notify();
+  } else if (type == "bye") {
+    log->write(at(index).name, "bye: " + optional_text(message, "reason"));
+  } else {
+    on_reply(std::move(message));
+  }
+}
+
+void WorkerPool::Impl::on_hello(int index, const json::object& message) {
+  const std::int64_t protocol = integer_member(message, "protocol");
+  const bool has_token = options.token.empty() || optional_text(message, "token") == options.token;
+  if (protocol != 1 || !has_token) {
+    const std::string reason = protocol != 1 ? fmt::format("it speaks protocol prl-env/{}, wanted prl-env/1", protocol)
+                                             : std::string("it does not know the token of this run");
+    end_link(index, reason);
+    scheduler.on_start_failed(index, reason, true, net::Clock::now());
+    wake.notify();
+    return;
+  }
+  log->write(at(index).name,
+             fmt::format("Python {}, {}", optional_text(message, "python"), json::serialize(optional_object(message, "packages"))));
+  json::object load = options.load;
+  load["t"] = "load";
+  load["id"] = "load";
+  at(index).link->send(load);
+}
+
+void WorkerPool::Impl::on_loaded(int index, json::object message) {
+  at(index).fingerprint = fingerprint_of(message);
+  if (catalogue.empty()) {
+    catalogue = at(index).fingerprint;
+    for (const json::value& warning : optional_array(message, "warnings"))
+      if (warning.is_string()) prl::log::warning("{}: {}", options.name, std::string(warning.get_string()));
+  } else if (catalogue != at(index).fingerprint) {
+    prl::log::warning(
+        "{}: {} has other rows than the first worker: the environment does not make them from its seed alone. Rows are taken "
+        "from one worker",
+        options.name, at(index).name);
+  }
+  scheduler.on_ready(index, net::Clock::now());
+  {
+    std::lock_guard lock(mutex);
+    if (!loaded) loaded = std::move(message);
+    changed.notify_all();
+  }
+  for (auto& request : std::exchange(waiting, {})) dispatch(std::move(request));
+  wake.notify();
+}
+
+void WorkerPool::Impl::on_load_failed(int index, const json::object& message) {
+  const json::object& error = optional_object(message, "error");
+  const std::string reason = describe_error(error);
+  if (const std::string traceback = optional_text(error, "traceback"); !traceback.empty()) log->write(at(index).name, traceback);
+  end_link(index, reason);
+  scheduler.on_start_failed(index, reason, !optional_bool(error, "retryable", false), net::Clock::now());
+  wake.notify();
+}
+
+void WorkerPool::Impl::on_run_message(json::object message, RunEvent::Kind kind) {
+  constexpr std::size_t kMaxQueuedCalls = 2048;
+  const auto it = run_of_wire_id.find(optional_text(message, "run_id"));
+  if (it == run_of_wire_id.end()) return;
+  Entry& entry = runs.at(it->second);
+  if (entry.run->events.size() > kMaxQueuedCalls) {
+    if (kind == RunEvent::Kind::kCall) refuse_call(entry.worker, message);
+    return;
+  }
+  count_calls(entry, kind == RunEvent::Kind::kCall ? 1 : -1);
+  RunEvent event;
+  event.kind = kind;
+  event.message = std::move(message);
+  static_cast<void>(entry.run->events.try_push(event));
+}
+
+/// A rollout with an open call waits for the model.
+void WorkerPool::Impl::count_calls(Entry& entry, int change) {
+  entry.num_open_calls = std::max<std::int64_t>(0, entry.num_open_calls + change);
+  scheduler.set_waiting(entry.run->id, entry.num_open_calls > 0);
+}
+
+void WorkerPool::Impl::refuse_call(int index, const json::object& message) {
+  json::object error{{"class", "refused"}, {"message", "a model call outside of a rollout, or too many of one at once, are not served"}};
+  json::object reply{{"t", "model_reply"}};
+  reply["call_id"] = text_member(message, "call_id");
+  reply["error"] = std::move(error);
+  if (at(index).link) at(index).link->send(reply);
+}
+
+void WorkerPool::Impl::on_terminal(json::object message) {
+  const auto it = run_of_wire_id.find(text_member(message, "run_id"));
+  if (it == run_of_wire_id.end()) return;
+  const RunId id = it->second;
+  scheduler.on_finished(id);
+  RunEvent event;
+  event.message = std::move(message);
+  finish(id, std::move(event));
+  wake.notify();
+}
+
+void WorkerPool::Impl::write_log(int index, const json::object& message) {
+  const std::string level = optional_text(message, "level");
+  const std::string text = fmt::format("{} {}: {}", level, optional_text(message, "logger"), optional_text(message, "msg"));
+  log->write(at(index).name, text);
+}
+
+void WorkerPool::Impl::on_reply(json::object message) {
+  const auto it = requests.find(optional_text(message, "id"));
+  if (it == requests.end()) return;
+  const std::shared_ptr<Request> request = it->second;
+  requests.erase(it);
+  if (text_member(message, "t") == "failed")
+    request->reply.set_error(Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}: {}", options.name, text_member(request->message, "t"),
+                                                                            describe_error(optional_object(message, "error")))));
+  else
+    request->reply.set_value(std::move(message));
+}
+
+std::optional<int> WorkerPool::Impl::worker_for(const Request& request) {
+  if (request.who == Who::kGroup)
+    if (const auto worker = scheduler.worker_of_group(request.group); worker && scheduler.is_ready(*worker)) return worker;
+  std::optional<int> best;
+  for (int i = 0; i < options.schedule.num_workers; ++i) {
+    if (!scheduler.is_ready(i)) continue;
+    if (request.who == Who::kCatalogue && at(i).fingerprint != catalogue) continue;
+    if (!best || scheduler.num_inflight(i) < scheduler.num_inflight(*best)) best = i;
+  }
+  if (best || request.who != Who::kCatalogue || scheduler.counts().num_ready == 0) return best;
+  // The worker with the first rows is gone for good: those of another one are as right as its were.
+  for (int i = 0; i < options.schedule.num_workers && !best; ++i)
+    if (scheduler.is_ready(i)) best = i;
+  catalogue = at(*best).fingerprint;
+  return best;
+}
+
+void WorkerPool::Impl::dispatch(std::shared_ptr<Request> request) {
+  constexpr int kMaxAttempts = 3;
+  constexpr std::size_t kMaxWaiting = 4096;
+  if (!scheduler.broken().empty() && scheduler.counts().num_ready == 0) {
+    request->reply.set_error(Error(ErrorCode::kUnavailable, fmt::format("{}: {}", options.name, scheduler.broken())));
+    return;
+  }
+  if (request->num_attempts >= kMaxAttempts || waiting.size() >= kMaxWaiting) {
+    request->reply.set_error(Error(ErrorCode::kUnavailable, fmt::format("{}: {} workers died, or too many requests wait for one",
+                                                                        options.name, request->num_attempts)));
+    return;
+  }
+  const std::optional<int> worker = worker_for(*request);
+  if (!worker) {
+    waiting.push_back(std::move(request));
+    return;
+  }
+  request->worker = *worker;
+  ++request->num_attempts;
+  const std::string id = fmt::format("q{}", next_request++);
+  request->message["id"] = id;
+  try {
+    at(*worker).link->send(request->message);
+    requests[id] = std::move(request);
+  } catch (const Error& error) {
+    request->reply.set_error(error);
+  }
+}
+
+void WorkerPool::Impl::retry_requests_of(int index) {
+  std::vector<std::shared_ptr<Request>> again;
+  for (auto it = requests.begin(); it != requests.end();) {
+    if (it->second->worker == index) {
+      again.push_back(it->second);
+      it = requests.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  // Not now: the scheduler does not know yet that the worker is gone.
+  for (auto& request : again) post([request = std::move(request)](Impl& self) { self.dispatch(request); });
+}
+
+void WorkerPool::Impl::tell_broken() {
+  if (scheduler.broken().empty() || scheduler.counts().num_ready > 0) return;
+  for (auto& request : std::exchange(waiting, {})) dispatch(std::move(request));
+  std::lock_guard lock(mutex);
+  if (problem.empty()) prl::log::error("{}: no worker can be started: {}", options.name, scheduler.broken());
+  problem = scheduler.broken();
+  changed.notify_all();
+}
+
+void WorkerPool::Impl::publish() {
+  Stats now;
+  now.num_ready = scheduler.counts().num_ready;
+  now.num_deaths = scheduler.counts().num_deaths;
+  now.num_queued = scheduler.counts().num_queued;
+  for (int i = 0; i < options.schedule.num_workers; ++i) {
+    now.num_inflight += scheduler.num_inflight(i);
+    now.max_lag_ms = std::max(now.max_lag_ms, at(i).lag_ms);
+    now.rss_mb += at(i).rss_mb;
+    now.pids.push_back(at(i).link ? at(i).link->pid() : std::nullopt);
+  }
+  std::lock_guard lock(mutex);
+  stats = std::move(now);
+}
+
+WorkerPool::WorkerPool(PoolOptions options) {
+  if (!options.addresses.empty()) options.schedule.num_workers = static_cast<int>(options.addresses.size());
+  impl_ = std::make_shared<Impl>(std::move(options));
+  impl_->runtime = std::make_unique<net::IoRuntime>(1, "env");
+  impl_->runtime->spawn(fmt::format("workers of {}", impl_->options.name), Impl::drive(impl_));
+}
+
+WorkerPool::~WorkerPool() {
+  impl_->post([](Impl& self) {
+    self.is_stopping = true;
+    self.stop_deadline = net::Clock::now() + self.options.stop_grace;
+    const json::object shutdown{{"t", "shutdown"}, {"grace_s", 0}};
+    for (Impl::Worker& worker : self.workers)
+      if (worker.link) worker.link->send(shutdown);
+    for (const auto& [id, entry] : self.runs) {
+      RunEvent event;
+      event.failure = RunFailure{id, "EnvironmentUnavailable", "the environment is being shut down", true};
+      static_cast<void>(entry.run->events.try_push(event));
+      entry.run->events.close();
+    }
+    self.runs.clear();
+    self.wake.notify();
+  });
+  const auto deadline = net::Clock::now() + impl_->options.stop_grace + 2s;
+  while (impl_->runtime->tasks().stats().num_running > 0 && net::Clock::now() < deadline) impl_->runtime->tasks().join_blocking(50ms);
+  auto done = std::make_shared<std::promise<void>>();
+  impl_->post([done](Impl& self) {
+    for (int i = 0; i < self.options.schedule.num_workers; ++i) self.end_link(i, "the environment was shut down");
+    self.reap(true);
+    done->set_value();
+  });
+  done->get_future().wait_for(5s);
+  std::unique_ptr<net::IoRuntime> runtime;
+  {
+    std::lock_guard lock(impl_->runtime_mutex);
+    runtime = std::move(impl_->runtime);
+  }
+  runtime->stop(1s);
+}
+
+json::object WorkerPool::wait_loaded(net::TimePoint deadline) {
+  Waiting waiting({.who = fmt::format("environment {}", impl_->options.name),
+                   .what = "a Python worker to load it",
+                   .limit = deadline - net::Clock::now()});
+  std::unique_lock lock(impl_->mutex);
+  bool is_known = false;
+  while (!is_known && net::Clock::now() < deadline) {
+    is_known = impl_->changed.wait_until(lock, std::min(deadline, net::Clock::now() + 500ms),
+                                         [&] { return impl_->loaded || !impl_->problem.empty(); });
+    waiting.check();
+  }
+  if (!is_known)
+    fail(ErrorCode::kDeadline, "environment {}: its Python workers were not ready in time{}", impl_->options.name,
+         impl_->options.log_file.empty() ? "" : "; see " + impl_->options.log_file.string());
+  if (!impl_->loaded) fail(ErrorCode::kUnavailable, "environment {}: {}", impl_->options.name, impl_->problem);
+  return *impl_->loaded;
+}
+
+std::shared_ptr<PooledRun> WorkerPool::submit(json::object message, std::string task, std::string group) {
+  RunId id;
+  {
+    std::lock_guard lock(impl_->mutex);
+    id = RunId{impl_->next_run++};
+  }
+  auto run = std::make_shared<Impl::Run>(impl_, id);
+  impl_->post([run, id, message = std::move(message), task = std::move(task), group = std::move(group)](Impl& self) {
+    Impl::Entry entry;
+    entry.run = run;
+    entry.message = message;
+    entry.group = group;
+    self.runs.emplace(id, std::move(entry));
+    self.scheduler.submit(id, task, group);
+    self.wake.notify();
+  });
+  return run;
+}
+
+asio::awaitable<json::object> WorkerPool::request(json::object message, net::TimePoint deadline, Who who, std::string group) {
+  auto request = std::make_shared<Impl::Request>();
+  request->message = std::move(message);
+  request->who = who;
+  request->group = std::move(group);
+  const net::AsyncResult<json::object> reply = request->reply;
+  std::string what = fmt::format("{} of a Python worker of {}", text_member(request->message, "t"), impl_->options.name);
+  impl_->post([request = std::move(request)](Impl& self) { self.dispatch(request); });
+  auto waiting = reply.wait(deadline, std::move(what));
+  co_return co_await std::move(waiting);
+}
+
+void WorkerPool::release_group(std::string group) {
+  impl_->post([group = std::move(group)](Impl& self) {
+    json::object message{{"t", "release"}, {"group_id", group}};
+    message["env_key"] = self.options.load.at("env_key");
+    if (const auto worker = self.scheduler.worker_of_group(group); worker && self.at(*worker).link) self.at(*worker).link->send(message);
+    self.scheduler.forget_group(group);
+  });
+}
+
+net::IoRuntime& WorkerPool::runtime() { return *impl_->runtime; }
+
+WorkerPool::Stats WorkerPool::stats() {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->stats;
+}
+
+}  // namespace prl::env::python

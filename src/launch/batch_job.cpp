@@ -1,0 +1,225 @@
+#include "launch/batch_job.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <array>
+#include <boost/json/object.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <variant>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "config/cli.hpp"
+#include "config/secrets.hpp"
+#include "text/jinja.hpp"
+
+namespace prl::launch {
+namespace fs = std::filesystem;
+namespace {
+
+/// Paths come quoted for the shell. The signal before the time limit goes to the script alone, which has the program stop as Ctrl-C does:
+/// it saves a checkpoint, and the job is queued again. A cancelled job gets SIGTERM in its place and is not.
+constexpr std::string_view kTemplate = R"sh(#!/bin/bash
+#SBATCH --job-name={{ job_name }}
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --partition={{ partition }}
+#SBATCH --output={{ log_file }}
+#SBATCH --open-mode=append
+#SBATCH --requeue
+{% if num_gpus %}
+#SBATCH --gres=gpu:{{ num_gpus }}
+{% endif %}
+{% if account %}
+#SBATCH --account={{ account }}
+{% endif %}
+{% if time %}
+#SBATCH --time={{ time }}
+#SBATCH --signal=B:USR1@120
+{% endif %}
+{% if nodelist %}
+#SBATCH --nodelist={{ nodelist }}
+{% endif %}
+{% if exclude %}
+#SBATCH --exclude={{ exclude }}
+{% endif %}
+set -euo pipefail
+cd {{ project_dir }}
+if [ -f .env ]; then
+  set -a
+  . ./.env
+  set +a
+fi
+ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"
+{% if pre_run_command %}
+{{ pre_run_command }}
+{% endif %}
+
+arguments=(--no-slurm)
+{% if can_resume %}
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
+  arguments+=(--ckpt.resume-step -1)
+fi
+{% endif %}
+srun --ntasks=1 --kill-on-bad-exit=1 {{ program }} {{ command }} @ {{ config_file }} "${arguments[@]}" &
+step=$!
+is_out_of_time=0
+trap 'is_out_of_time=1; kill -TERM "$step" 2>/dev/null || true' USR1
+trap 'kill -TERM "$step" 2>/dev/null || true' TERM INT
+status=0
+while :; do
+  status=0
+  wait "$step" || status=$?
+  # A trap ends the wait before the program has ended.
+  kill -0 "$step" 2>/dev/null || break
+done
+{% if can_resume %}
+if [ "$is_out_of_time" -eq 1 ]; then
+  echo "the time limit is near: the job is queued again and goes on from its last checkpoint"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+{% endif %}
+exit "$status"
+)sh";
+
+constexpr std::uint64_t kMaxTemplateBytes = 1 << 20;
+
+/// A file of ours in the job's arguments, whatever its name holds.
+std::string quoted(const fs::path& path) {
+  std::string out = "'";
+  for (const char c : fs::absolute(path).lexically_normal().string()) c == '\'' ? out += "'\\''" : out += c;
+  return out + "'";
+}
+
+/// Directives end with their line, and sbatch splits them at spaces.
+const std::string& directive(const char* key, const std::string& value) {
+  const bool is_bad =
+      value.empty() || std::ranges::any_of(value, [](unsigned char c) { return c <= ' ' || c == 127 || c == '"' || c == '\''; });
+  if (is_bad)
+    fail(ErrorCode::kInvalidArgument, "slurm.{}: wanted a word without spaces and quotes, which sbatch reads from one line; found \"{}\"",
+         key, value);
+  return value;
+}
+
+void set_directive(boost::json::object& out, const char* key, const std::optional<std::string>& value) {
+  if (value)
+    out[key] = directive(key, *value);
+  else
+    out[key] = nullptr;
+}
+
+BatchJob start_job(const config::SlurmConfig& slurm, const char* command, const fs::path& output_dir) {
+  BatchJob job;
+  job.slurm = slurm;
+  job.command = command;
+  job.output_dir = output_dir;
+  job.config_file = output_dir / "configs" / fmt::format("{}.toml", command);
+  job.program = fs::read_symlink("/proc/self/exe");
+  return job;
+}
+
+bool uses_gpu(const config::ComputeConfig& compute) { return compute.device != config::DeviceKind::kCpu; }
+
+}  // namespace
+
+BatchJob batch_job(const config::RlConfig& config) {
+  BatchJob job = start_job(*config.slurm, "rl", config.output_dir);
+  const bool has_processes = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
+  job.num_gpus = uses_gpu(config.trainer.compute) ? 1 : 0;
+  if (has_processes && config.inference && uses_gpu(config.inference->compute)) ++job.num_gpus;
+  if (has_processes && config.teacher_inference && uses_gpu(config.teacher_inference->compute)) ++job.num_gpus;
+  job.can_resume = config.trainer.ckpt.has_value();
+  job.secrets = config::secrets_of(config);
+  return job;
+}
+
+BatchJob batch_job(const config::SftConfig& config) {
+  BatchJob job = start_job(*config.slurm, "sft", config.output_dir);
+  job.num_gpus = uses_gpu(config.compute) ? 1 : 0;
+  job.can_resume = config.ckpt.has_value();
+  job.secrets = config::secrets_of(config);
+  return job;
+}
+
+BatchJob batch_job(const config::InferenceConfig& config) {
+  BatchJob job = start_job(*config.slurm, "inference", config.output_dir);
+  job.num_gpus = uses_gpu(config.compute) ? 1 : 0;
+  job.secrets = config::secrets_of(config);
+  return job;
+}
+
+std::string render_batch_script(const BatchJob& job) {
+  const config::SlurmConfig& slurm = job.slurm;
+  const std::string& name = directive("job_name", slurm.job_name);
+  if (name.find('/') != std::string::npos || name.starts_with('.'))
+    fail(ErrorCode::kInvalidArgument, "slurm.job_name: it names the script too, so wanted no '/' and no leading '.'; found \"{}\"", name);
+  const std::string log_file = (fs::absolute(job.output_dir).lexically_normal() / "job_%j.log").string();
+  boost::json::object values;
+  values["job_name"] = name;
+  values["partition"] = directive("partition", slurm.partition);
+  values["log_file"] = log_file.find_first_of(" \t\n\"'\\") == std::string::npos ? log_file : fmt::format("\"{}\"", log_file);
+  if (log_file.find_first_of("\n\"\\") != std::string::npos)
+    fail(ErrorCode::kInvalidArgument, "output_dir: sbatch cannot write its log to a path with quotes, backslashes or line ends: {}",
+         log_file);
+  set_directive(values, "account", slurm.account);
+  set_directive(values, "time", slurm.time);
+  set_directive(values, "nodelist", slurm.nodelist);
+  set_directive(values, "exclude", slurm.exclude);
+  if (slurm.pre_run_command)
+    values["pre_run_command"] = *slurm.pre_run_command;
+  else
+    values["pre_run_command"] = nullptr;
+  values["project_dir"] = quoted(slurm.project_dir);
+  values["output_dir"] = quoted(job.output_dir);
+  values["config_file"] = quoted(job.config_file);
+  values["program"] = quoted(job.program);
+  values["command"] = job.command;
+  values["num_gpus"] = job.num_gpus;
+  values["can_resume"] = job.can_resume;
+  if (!slurm.template_path) return text::JinjaTemplate(kTemplate).render(values);
+  try {
+    return text::JinjaTemplate(read_file(*slurm.template_path, kMaxTemplateBytes)).render(values);
+  } catch (const Error& error) {
+    throw error.with_context(fmt::format("slurm.template_path = {}", slurm.template_path->string()));
+  }
+}
+
+fs::path write_batch_script(const BatchJob& job) {
+  const std::string script = render_batch_script(job);
+  const fs::path path = job.output_dir / fmt::format("{}.sbatch", job.slurm.job_name);
+  fs::create_directories(job.output_dir);
+  write_file_atomic(path, script);
+  log::info("wrote {}", path.string());
+  return path;
+}
+
+void submit_batch_job(const BatchJob& job, const fs::path& script) {
+  if (!job.secrets.empty()) ::setenv(config::kSecretsVariable, job.secrets.c_str(), 1);  // sbatch hands its variables to the job
+  const std::string command = fmt::format("timeout 60 sbatch --parsable {} 2>&1", quoted(script));
+  FILE* pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) fail(ErrorCode::kUnavailable, "cannot run sbatch");
+  std::string output;
+  std::array<char, 512> buffer;
+  while (output.size() < 64 * 1024 && std::fgets(buffer.data(), buffer.size(), pipe) != nullptr) output += buffer.data();
+  const int status = ::pclose(pipe);
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  while (!output.empty() && (output.back() == '\n' || output.back() == ' ')) output.pop_back();
+  if (code == 127)
+    fail(ErrorCode::kUnavailable, "there is no sbatch in PATH: call this where SLURM's commands are, or submit {} yourself",
+         script.string());
+  if (code == 124) fail(ErrorCode::kUnavailable, "sbatch did not answer within 60 s; is slurmctld up? The script is {}", script.string());
+  if (code != 0) fail(ErrorCode::kUnavailable, "sbatch refused {} (exit status {}): {}", script.string(), code, output);
+  std::string number = output.substr(output.rfind('\n') + 1);  // warnings come before it
+  number = number.substr(0, number.find(';'));                 // the cluster's name comes after it
+  const std::string log_file = (fs::absolute(job.output_dir).lexically_normal() / fmt::format("job_{}.log", number)).string();
+  log::success("submitted job {}; follow it with `tail -F {}`, end it with `scancel {}`", number, log_file, number);
+}
+
+}  // namespace prl::launch

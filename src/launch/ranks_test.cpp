@@ -1,0 +1,73 @@
+#include "launch/ranks.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "base/error.hpp"
+
+namespace prl::launch {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Variables that are gone after the test.
+struct Variables {
+  explicit Variables(std::initializer_list<std::pair<const char*, const char*>> list) {
+    clear();
+    for (const auto& [name, value] : list) ::setenv(name, value, 1);
+  }
+  ~Variables() { clear(); }
+  static void clear() {
+    for (const char* name : {"PRL_RANK", "PRL_WORLD_SIZE", "PRL_STORE", "PRL_HOST"}) ::unsetenv(name);
+  }
+};
+
+std::string error_of_rank_env() {
+  try {
+    (void)rank_env();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(RankEnv, OneRankUnlessToldOtherwise) {
+  const Variables none({});
+  EXPECT_EQ(rank_env().size, 1);
+  comm::Mesh mesh = make_mesh(rank_env(), make_cpu_runtime(), std::chrono::seconds(1));
+  EXPECT_EQ(mesh.world().backend(), "local");
+}
+
+TEST(RankEnv, ReadsTheVariables) {
+  const Variables set({{"PRL_RANK", "2"}, {"PRL_WORLD_SIZE", "3"}, {"PRL_STORE", "file:/tmp/x"}, {"PRL_HOST", "10.0.0.7"}});
+  const RankEnv env = rank_env();
+  EXPECT_EQ(env.rank, 2);
+  EXPECT_EQ(env.size, 3);
+  EXPECT_EQ(env.store, "file:/tmp/x");
+  EXPECT_EQ(env.host, "10.0.0.7");
+}
+
+TEST(RankEnv, NamesTheVariableThatIsWrong) {
+  {
+    const Variables set({{"PRL_WORLD_SIZE", "none"}});
+    EXPECT_THAT(error_of_rank_env(), HasSubstr("[PRL_WORLD_SIZE] is 'none'"));
+  }
+  {
+    const Variables set({{"PRL_WORLD_SIZE", "2"}, {"PRL_STORE", "file:/tmp/x"}});
+    EXPECT_THAT(error_of_rank_env(), HasSubstr("[PRL_RANK]"));
+  }
+  {
+    const Variables set({{"PRL_WORLD_SIZE", "2"}, {"PRL_RANK", "2"}, {"PRL_STORE", "file:/tmp/x"}});
+    EXPECT_THAT(error_of_rank_env(), HasSubstr("from 0 to 1"));
+  }
+  {
+    const Variables set({{"PRL_WORLD_SIZE", "2"}, {"PRL_RANK", "1"}});
+    EXPECT_THAT(error_of_rank_env(), HasSubstr("[PRL_STORE]"));
+  }
+}
+
+}  // namespace
+}  // namespace prl::launch

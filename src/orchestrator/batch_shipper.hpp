@@ -1,0 +1,47 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "net/off_thread.hpp"
+#include "orchestrator/run_control.hpp"
+#include "rollouts/sample_queue.hpp"
+#include "wire/packing.hpp"
+
+namespace prl::orchestrator {
+
+/// Packs batches and puts them into the sample queue, on a thread of its own. The main coroutine only.
+class BatchShipper {
+ public:
+  struct Options {
+    wire::PackOptions pack;
+    std::chrono::milliseconds timeout{3'600'000};  ///< for the trainer to make room, and to take the last batches
+  };
+  struct Shipment {
+    bool is_sent = false;  ///< false: the run was stopped before the queue had room
+    double seconds_pack = 0, seconds_push = 0;
+  };
+  /// Error{kInvalidArgument} if the queue has another number of ranks than the packing.
+  BatchShipper(std::shared_ptr<rollouts::SampleSender> sender, Options options, RunControl& control);
+
+  /// Packs `samples` as the batch of `step` and waits for room in the queue. Error{kDeadline} naming the trainer.
+  asio::awaitable<Shipment> ship(std::int64_t step, std::vector<wire::TrainingSample> samples);
+  /// No more batches come.
+  void close() { sender_->close(); }
+  /// Waits until the trainer has taken every batch up to `last_step`: with a warning in place of an error at the deadline, and for a
+  /// moment only after a stop.
+  asio::awaitable<void> drain(std::int64_t last_step);
+
+ private:
+  using BatchPtr = std::shared_ptr<const wire::TrainingBatch>;
+  asio::awaitable<bool> push(BatchPtr batch);
+
+  std::shared_ptr<rollouts::SampleSender> sender_;
+  Options options_;
+  RunControl& control_;
+  net::OffThread thread_;
+};
+
+}  // namespace prl::orchestrator

@@ -1,0 +1,113 @@
+#include "orchestrator/training_loop.hpp"
+
+#include <utility>
+
+#include "base/log.hpp"
+
+namespace prl::orchestrator {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto kTick = 500ms;  // longest sleep of the loop
+
+double seconds_between(net::TimePoint begin, net::TimePoint end) { return std::chrono::duration<double>(end - begin).count(); }
+
+}  // namespace
+
+void TrainingLoop::on_progress() {
+  idle_.restart();
+  parts_.control.wake();
+}
+
+asio::awaitable<void> TrainingLoop::run() {
+  last_ship_ = net::Clock::now();
+  idle_.restart();
+  while (!parts_.recorder.is_done() && !parts_.control.is_stopped()) {
+    parts_.control.check_failure();
+    if (parts_.evals.is_due()) {
+      auto evaluating = parts_.evals.run_due();
+      co_await std::move(evaluating);
+      idle_.restart();
+    }
+    const net::TimePoint now = net::Clock::now();
+    const BatchAssembler::Opened opened = parts_.assembler.open_groups(now);
+    if (opened.has_started) idle_.restart();
+    if (parts_.assembler.is_ready()) {
+      auto shipping = ship();
+      co_await std::move(shipping);
+      continue;
+    }
+    if (parts_.assembler.collect_one()) continue;
+    log_status(opened.is_gate_closed);
+    check_stall(opened.is_gate_closed);
+    co_await parts_.control.wait_until(now + kTick);
+    if (opened.is_gate_closed) seconds_gate_closed_ += seconds_between(now, net::Clock::now());
+  }
+}
+
+/// Cuts, packs and sends the batch in collection. Changes nothing if it turned out empty, or when stopped before it was sent.
+asio::awaitable<void> TrainingLoop::ship() {
+  StepFacts facts;
+  facts.step = parts_.assembler.dispatcher().step();
+  facts.policy_version = parts_.policy.version().value;
+  facts.seconds_generate = seconds_between(last_ship_, net::Clock::now());
+  const std::shared_ptr<CollectedBatch> batch = parts_.assembler.take();
+  if (!batch) co_return;
+  auto shipping = parts_.shipper.ship(facts.step, std::move(batch->samples));
+  const BatchShipper::Shipment shipment = co_await std::move(shipping);
+  if (!shipment.is_sent) {
+    parts_.assembler.put_back(std::move(batch->rollouts));
+    co_return;
+  }
+  const net::TimePoint now = net::Clock::now();
+  facts.seconds_pack = shipment.seconds_pack;
+  facts.seconds_push = shipment.seconds_push;
+  facts.seconds_step = seconds_between(std::exchange(last_ship_, now), now);
+  facts.seconds_wait_for_policy = std::exchange(seconds_gate_closed_, 0.0);
+  facts.seconds_update_weights = parts_.policy.seconds_of_last_update();
+  idle_.restart();
+  parts_.recorder.count(*batch, facts.step);
+  monitor::Metrics pools;
+  parts_.assembler.take_metrics(facts, pools);
+  parts_.assembler.advance_step();
+  auto recording = parts_.recorder.record(batch, facts, std::move(pools));
+  co_await std::move(recording);
+}
+
+void TrainingLoop::log_status(bool is_gate_closed) {
+  if (net::Clock::now() - last_status_ < options_.status_interval) return;
+  last_status_ = net::Clock::now();
+  const Dispatcher& dispatcher = parts_.assembler.dispatcher();
+  const char* wait = parts_.policy.is_updating()                ? ", inference takes the next policy"
+                     : is_gate_closed                           ? ", waiting for the next policy"
+                     : parts_.assembler.waits_for_open_groups() ? ", waiting for its oldest rollouts in flight"
+                                                                : "";
+  log::info("collecting batch {}: {}/{} rollouts, {} in flight, policy v{}{}", dispatcher.step(), parts_.assembler.num_queued(),
+            options_.batch_size, dispatcher.num_inflight(), dispatcher.version().value, wait);
+}
+
+/// Says whom the loop waits for, and ends the run when that took too long.
+void TrainingLoop::check_stall(bool is_gate_closed) {
+  if (parts_.policy.is_updating()) return idle_.restart();  // the update says so, and has its own deadline
+  const Dispatcher& dispatcher = parts_.assembler.dispatcher();
+  const std::int64_t num_inflight = dispatcher.num_inflight();
+  std::chrono::milliseconds limit = options_.policy_timeout;
+  if (num_inflight > 0) limit = std::max(limit, parts_.assembler.max_rollout_time() + 60s);
+  const bool is_trainer_due = is_gate_closed && num_inflight == 0;
+  if (is_trainer_due)
+    idle_.expect(fmt::format("the trainer to publish a policy newer than v{}, for batch {}", dispatcher.version().value, dispatcher.step()),
+                 limit);
+  else
+    idle_.expect(fmt::format("inference to finish one of {} rollouts in flight, for batch {}", num_inflight, dispatcher.step()), limit);
+  idle_.check();
+  if (idle_.is_expired()) idle_.fail_expired(is_trainer_due ? "is the trainer running?" : "");
+}
+
+std::string TrainingLoop::describe_idle() const {
+  return fmt::format("{} of {} rollouts collected, policies from {}, rollouts from {}", parts_.assembler.num_queued(), options_.batch_size,
+                     parts_.policy.source().describe(), options_.rollouts_from);
+}
+
+}  // namespace prl::orchestrator

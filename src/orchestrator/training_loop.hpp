@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "base/waiting.hpp"
+#include "orchestrator/batch_assembler.hpp"
+#include "orchestrator/batch_shipper.hpp"
+#include "orchestrator/eval_rounds.hpp"
+#include "orchestrator/policy_follower.hpp"
+#include "orchestrator/run_control.hpp"
+#include "orchestrator/step_recorder.hpp"
+
+namespace prl::orchestrator {
+
+/// The main coroutine of a run: evaluates, opens groups, collects, ships and records, and says what it waits for when it can do nothing.
+class TrainingLoop {
+ public:
+  struct Options {
+    std::int64_t batch_size = 128;                      ///< for messages
+    std::chrono::milliseconds status_interval{10'000};  ///< time between two lines about the batch in collection
+    std::chrono::milliseconds policy_timeout{3'600'000};
+    std::string rollouts_from;  ///< the service that plays rollouts, for messages
+  };
+  /// What the loop drives; all borrowed.
+  struct Parts {
+    RunControl& control;
+    PolicyFollower& policy;
+    BatchAssembler& assembler;
+    BatchShipper& shipper;
+    EvalRounds& evals;
+    StepRecorder& recorder;
+  };
+  TrainingLoop(Options options, Parts parts) : options_(std::move(options)), parts_(parts) {}
+
+  /// Until the last step has shipped or the run is stopped. Error{kDeadline} saying who waits for whom, and errors of the parts.
+  asio::awaitable<void> run();
+  /// A rollout ended or new weights are in place.
+  void on_progress();
+
+ private:
+  asio::awaitable<void> ship();
+  void log_status(bool is_gate_closed);
+  void check_stall(bool is_gate_closed);
+  std::string describe_idle() const;
+
+  Options options_;
+  Parts parts_;
+  net::TimePoint last_ship_;
+  net::TimePoint last_status_;
+  double seconds_gate_closed_ = 0;
+  /// What the loop waits for when it has nothing to do; begins anew with every progress.
+  Waiting idle_{{.who = "the orchestrator", .what = "nothing yet", .detail = [this] { return describe_idle(); }}};
+};
+
+}  // namespace prl::orchestrator

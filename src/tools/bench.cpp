@@ -1,0 +1,357 @@
+#include "tools/bench.hpp"
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <boost/json/value_from.hpp>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include "base/log.hpp"
+#include "base/rng.hpp"
+#include "base/units.hpp"
+#include "engine/engine.hpp"
+#include "launch/engine_host.hpp"
+#include "launch/memory_plan.hpp"
+#include "monitor/sinks.hpp"
+#include "nn/decoder.hpp"
+#include "ops/measure.hpp"
+#include "rollouts/sample_queue.hpp"
+#include "trainer/metrics.hpp"
+#include "trainer/rl_trainer.hpp"
+#include "wire/training.hpp"
+
+namespace prl::tools {
+namespace {
+using Clock = std::chrono::steady_clock;
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : v[v.size() / 2];
+}
+
+/// Submits random prompts, hands every event to `on_event` under one lock and waits for the last.
+template <typename OnEvent>
+void generate(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng, OnEvent on_event) {
+  std::mutex mutex;
+  std::condition_variable done;
+  std::int64_t num_finished = 0;
+  for (std::int64_t i = 0; i < num_sequences; ++i) {
+    wire::GenerateRequest request;
+    for (std::int64_t t = 0; t < options.prompt_tokens; ++t)
+      request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
+    request.sampling.max_tokens = static_cast<std::int32_t>(options.completion_tokens);
+    request.sampling.ignore_eos = true;
+    engine.submit(std::move(request), [&](const engine::StepEvent& event) {
+      std::lock_guard lock(mutex);
+      on_event(event);
+      if (event.delta.finish_reason != wire::FinishReason::kNone && ++num_finished == num_sequences) done.notify_all();
+    });
+  }
+  std::unique_lock lock(mutex);
+  if (!done.wait_for(lock, std::chrono::minutes(10), [&] { return num_finished == num_sequences; }))
+    fail(ErrorCode::kDeadline, "the benchmark waited 10 minutes for the engine to serve {} sequences", num_sequences);
+}
+
+/// Tokens per second from the moment at which all sequences have their first token, so that the prompts' pass does not count.
+double time_decode(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng) {
+  std::set<RequestId> begun;
+  std::int64_t num_tokens = 0;
+  Clock::time_point all_begun, end;
+  generate(engine, num_sequences, options, rng, [&](const engine::StepEvent& event) {
+    end = Clock::now();
+    if (static_cast<std::int64_t>(begun.size()) == num_sequences) {
+      num_tokens += static_cast<std::int64_t>(event.delta.token_ids.size());
+    } else if (begun.insert(event.id); static_cast<std::int64_t>(begun.size()) == num_sequences) {
+      all_begun = end;
+    }
+  });
+  return static_cast<double>(num_tokens) / std::chrono::duration<double>(end - all_begun).count();
+}
+
+/// Prompt tokens per second until every sequence has its first token.
+double time_prefill(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng) {
+  BenchOptions one = options;
+  one.completion_tokens = 1;
+  const auto started = Clock::now();
+  generate(engine, num_sequences, one, rng, [](const engine::StepEvent&) {});
+  return static_cast<double>(num_sequences * options.prompt_tokens) / seconds_since(started);
+}
+
+std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights,
+                                            std::shared_ptr<engine::StepTimes> times = {}) {
+  engine::EngineOptions engine_options;
+  engine_options.max_model_len = options.prompt_tokens + options.completion_tokens + 1;
+  engine_options.max_num_seqs = options.num_sequences;
+  engine_options.max_num_batched_tokens = std::max<std::int64_t>(2048, options.num_sequences);
+  if (options.runtime->device().kind == DeviceKind::kCuda) engine_options.max_num_batched_tokens = 16384;
+  engine_options.block_size = launch::default_block_size(options.runtime->device().kind);
+  engine_options.num_blocks = (options.num_sequences + 1) * (engine_options.max_model_len / engine_options.block_size + 2);
+  engine_options.num_threads = options.num_threads;
+  engine_options.enable_prefix_caching = false;
+  engine_options.times = std::move(times);
+  return std::make_unique<engine::Engine>(options.runtime, engine_options, std::move(weights));
+}
+
+/// Mean number of bytes that a decode step reads: every weight once, and the keys and values of all sequences.
+double decode_step_bytes(const BenchOptions& options, std::int64_t num_sequences) {
+  const auto size = static_cast<double>(size_of(options.dtype));
+  const nn::ModelConfig& c = options.model;
+  const double context = static_cast<double>(options.prompt_tokens) + 0.5 * static_cast<double>(options.completion_tokens);
+  const auto kv = static_cast<double>(2 * c.num_layers * c.num_kv_heads * c.head_dim);
+  return size * (static_cast<double>(c.num_active_parameters()) + static_cast<double>(num_sequences) * context * kv);
+}
+
+/// What memory gives a reader. A CPU's neighbours change that from second to second, so there it is measured each time, with memory that
+/// no row counts; the engine must be idle.
+class Bandwidth {
+ public:
+  Bandwidth(const BenchOptions& options, double measured) : measured_(measured) {
+    if (options.runtime->device().kind == DeviceKind::kCpu) session_.emplace(make_cpu_runtime(), options.num_threads);
+  }
+  double bytes_per_second() { return session_ ? ops::measure_read(session_->context()) : measured_; }
+
+ private:
+  double measured_;
+  std::optional<ops::OpSession> session_;
+};
+
+std::string in_milliseconds(const std::vector<std::pair<std::string, double>>& parts) {
+  std::string text;
+  for (const auto& [name, seconds] : parts)
+    text += fmt::format("{}{} {:.{}f} ms", text.empty() ? "" : ", ", name, 1e3 * seconds, seconds < 0.01 ? 3 : 1);
+  return text;
+}
+
+/// Means over steps.
+std::vector<std::pair<std::string, double>> parts_of(const engine::StepTimes::Parts& sums, bool has_wait) {
+  const auto n = static_cast<double>(std::max<std::int64_t>(1, sums.num_steps));
+  std::vector<std::pair<std::string, double>> parts = {{"layers", sums.layers_s / n}, {"head", sums.head_s / n}, {"draw", sums.draw_s / n}};
+  if (has_wait) parts.emplace_back("wait", sums.wait_s / n);
+  return parts;
+}
+
+std::vector<BenchRow> bench_engine(const BenchOptions& options, nn::WeightsPtr weights, Bandwidth& bandwidth) {
+  const auto times = std::make_shared<engine::StepTimes>();
+  const auto engine = make_engine(options, std::move(weights), times);
+  Rng rng(options.seed, 1);
+  std::vector<BenchRow> rows;
+  const auto repeat = [&](std::string work, std::int64_t count, bool is_decode, auto&& measure) {
+    BenchRow row;
+    row.work = std::move(work);
+    for (int i = 0; i <= options.num_repeats; ++i) {
+      const double rate = measure(*engine, count);
+      if (i > 0) row.tokens_per_s.push_back(rate);
+      log::info("bench {} repeat {}: {:.1f} tokens/s", row.work, i, rate);
+    }
+    // Once more, for timing costs a little time itself. Before its first step an engine has nothing to do, and prompts may be one step.
+    times->start();
+    (void)measure(*engine, count);
+    const engine::StepTimes::Kinds sums = times->take();
+    row.seconds = is_decode ? parts_of(sums.decode, true) : parts_of(sums.prompt, false);
+    log::info("bench {}: a step's {}", row.work, in_milliseconds(row.seconds));
+    row.peak_bytes = options.runtime->peak_bytes();
+    rows.push_back(std::move(row));
+  };
+  if (options.decode) {
+    for (const auto& [work, count] : {std::pair<std::string, std::int64_t>{"decode_many", options.num_sequences}, {"decode_one", 1}}) {
+      std::vector<double> shares;
+      repeat(work, count, true, [&](engine::Engine& e, std::int64_t n) {
+        const double read = bandwidth.bytes_per_second();
+        const double rate = time_decode(e, n, options, rng);
+        shares.push_back(rate / static_cast<double>(n) * decode_step_bytes(options, n) / read);
+        log::info("bench {}: {:.0f}% of the {:.1f} GB/s that memory gave just before", work, 100 * shares.back(), read / 1e9);
+        return rate;
+      });
+      shares.erase(shares.begin());  // to warm up
+      shares.pop_back();             // while steps were timed
+      rows.back().share = median(shares);
+    }
+  }
+  if (options.prefill)
+    repeat("prefill", options.num_sequences, false, [&](engine::Engine& e, std::int64_t n) { return time_prefill(e, n, options, rng); });
+  engine->shutdown();
+  return rows;
+}
+
+/// The same batch of random sequences, packed into one row, for every step.
+class RandomSamples final : public rollouts::SampleReceiver {
+ public:
+  explicit RandomSamples(const BenchOptions& options) {
+    const std::int64_t length = std::min(options.sequence_tokens, options.train_tokens);
+    const auto total = static_cast<std::size_t>(options.train_tokens);
+    Rng rng(options.seed, 2);
+    for (std::int64_t i = 0; i < options.train_tokens; ++i) {
+      row_.input_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
+      row_.position_ids.push_back(static_cast<std::int32_t>(i % length));
+      row_.loss_mask.push_back(i % length > 0);
+      if (i % length == 0) {
+        row_.sequence_lengths.push_back(0);
+        row_.env_names.emplace_back("bench");
+      }
+      ++row_.sequence_lengths.back();
+    }
+    row_.advantages.assign(total, 1.0f);
+    row_.inference_logprobs.assign(total, -std::log(static_cast<float>(options.model.vocab_size)));
+    row_.temperatures.assign(total, 1.0f);
+  }
+  std::optional<rollouts::RankBatch> pop(std::chrono::milliseconds) override { return rollouts::RankBatch{++step_, {row_}}; }
+  bool is_closed() const override { return false; }
+  std::string describe() const override { return "random samples"; }
+
+ private:
+  wire::MicroBatch row_;
+  std::int64_t step_ = 0;
+};
+
+/// The trainer's own run over random samples; the first step warms up.
+BenchRow bench_train(const BenchOptions& options, double flops) {
+  trainer::PolicyOptions policy_options;
+  policy_options.shape = options.model;
+  policy_options.compute = options.dtype;
+  policy_options.num_threads = options.num_threads;
+  policy_options.checkpointing = {options.checkpoint_every};
+  policy_options.random_init = true;
+  policy_options.seed = options.seed;
+  trainer::RlRunOptions run;
+  run.step.max_steps = options.num_repeats + 1;
+  run.seq_len = options.train_tokens;
+  run.peak_flops = flops;
+  const launch::PlannedPolicy planned = launch::make_policy(options.runtime, policy_options, run.step, options.train_tokens);
+  BenchRow row;
+  row.work = "train";
+  monitor::Monitor monitor(trainer::trainer_metrics());
+  monitor.add_sink(monitor::make_callback_sink([&](std::int64_t step, const monitor::Metrics& metrics) {
+    row.seconds = {{"forward_backward", metrics.at("time/forward_backward")}, {"optimizer", metrics.at("time/optimizer")}};
+    const double rate = static_cast<double>(options.train_tokens) / metrics.at("time/step");
+    if (step > 1) row.tokens_per_s.push_back(rate);
+    log::info("bench train repeat {}: {:.1f} tokens/s ({})", step - 1, rate, in_milliseconds(row.seconds));
+  }));
+  const trainer::ReceiverFactory samples = [&](std::int64_t) { return std::make_unique<RandomSamples>(options); };
+  trainer::run_rl_trainer(run, *planned.policy, samples, nullptr, monitor, {});
+  row.share = median(row.tokens_per_s) * options.model.flops_per_token(std::min(options.sequence_tokens, options.train_tokens)) / flops;
+  row.peak_bytes = options.runtime->peak_bytes();
+  return row;
+}
+
+/// How long an engine in the same process takes to hold and prove weights that a trainer has just made; updates per second.
+BenchRow bench_sync(const BenchOptions& options, nn::Parameters& parameters, ops::OpSession& session) {
+  ops::OpContext& ctx = session.context();
+  nn::WeightsPtr weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{0}, false, nullptr);
+  // As in a colocated run: the engine's work has a stream of its own.
+  const auto runtime =
+      options.runtime->device().kind == DeviceKind::kCuda ? make_cuda_runtime(options.runtime->device().index) : options.runtime;
+  BenchOptions own = options;
+  own.runtime = runtime;
+  const auto engine = make_engine(own, weights);
+  BenchRow row;
+  row.work = "sync";
+  for (int repeat = 0; repeat <= options.num_repeats; ++repeat) {
+    const auto started = Clock::now();
+    weights = nn::make_weights(ctx, parameters, options.dtype, PolicyVersion{repeat + 1}, false, weights);
+    ctx.runtime->synchronize();
+    const double pack_s = seconds_since(started);
+    (void)engine->update_weights(weights, std::chrono::minutes(1));
+    const double total_s = seconds_since(started);
+    if (repeat > 0) row.tokens_per_s.push_back(1 / total_s);
+    row.seconds = {{"pack", pack_s}, {"flip_and_prove", total_s - pack_s}};
+    log::info("bench sync repeat {}: {:.2f} ms (pack {:.2f} ms, flip and prove {:.2f} ms)", repeat, 1e3 * total_s, 1e3 * pack_s,
+              1e3 * (total_s - pack_s));
+  }
+  engine->shutdown();
+  row.peak_bytes = runtime->peak_bytes() + (runtime == options.runtime ? 0 : options.runtime->peak_bytes());
+  return row;
+}
+
+nn::ModelConfig llama_shape(std::int64_t vocab, std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads,
+                            std::int64_t kv_heads, std::int64_t head_dim) {
+  nn::ModelConfig config;
+  config.model_type = "llama";
+  config.architecture = "LlamaForCausalLM";
+  config.vocab_size = vocab;
+  config.hidden_size = hidden;
+  config.intermediate_size = intermediate;
+  config.num_layers = layers;
+  config.num_heads = heads;
+  config.num_kv_heads = kv_heads;
+  config.head_dim = head_dim;
+  config.max_position = 8192;
+  config.rope_theta = 100000.0;
+  config.rms_norm_eps = 1e-5f;
+  config.tie_word_embeddings = true;
+  return config;
+}
+nn::ModelConfig qwen3_shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads) {
+  nn::ModelConfig config = llama_shape(151936, hidden, intermediate, layers, heads, 8, 128);
+  config.model_type = "qwen3";
+  config.architecture = "Qwen3ForCausalLM";
+  config.qk_norm = true;
+  config.max_position = 40960;
+  config.rope_theta = 1e6;
+  config.rms_norm_eps = 1e-6f;
+  return config;
+}
+
+}  // namespace
+
+nn::ModelConfig named_shape(std::string_view name) {
+  if (name == "smollm2-135m") return llama_shape(49152, 576, 1536, 30, 9, 3, 64);
+  if (name == "qwen3-0.6b") return qwen3_shape(1024, 3072, 28, 16);
+  if (name == "qwen3-4b") return qwen3_shape(2560, 9728, 36, 32);
+  if (name == "qwen3-8b") {
+    nn::ModelConfig config = qwen3_shape(4096, 12288, 36, 32);
+    config.tie_word_embeddings = false;
+    return config;
+  }
+  fail(ErrorCode::kInvalidArgument, "there is no shape \"{}\"; there are smollm2-135m, qwen3-0.6b, qwen3-4b, qwen3-8b", name);
+}
+
+std::vector<BenchRow> run_bench(const BenchOptions& options) {
+  std::vector<BenchRow> rows;
+  ops::OpSession session(options.runtime, options.num_threads);
+  const ops::MachinePeak peak = ops::measure_machine(session.context());
+  log::info("bench: peak {:.1f} TFLOP/s in bfloat16, {:.1f} in float32, {:.1f} GB/s read", peak.bf16_flops / 1e12, peak.f32_flops / 1e12,
+            peak.read_bytes_per_second / 1e9);
+  if (options.decode || options.prefill || options.sync) {
+    nn::Parameters parameters(options.runtime, options.model);
+    parameters.init_random(options.seed);
+    if (options.decode || options.prefill) {
+      Bandwidth bandwidth(options, peak.read_bytes_per_second);
+      rows = bench_engine(options, nn::make_weights(session.context(), parameters, options.dtype, PolicyVersion{0}, false, nullptr),
+                          bandwidth);
+    }
+    if (options.sync) rows.push_back(bench_sync(options, parameters, session));
+  }
+  if (options.train) rows.push_back(bench_train(options, options.dtype == DType::kBF16 ? peak.bf16_flops : peak.f32_flops));
+  return rows;
+}
+
+std::string to_json(const BenchOptions& options, const std::vector<BenchRow>& rows) {
+  boost::json::array list;
+  for (const BenchRow& row : rows) {
+    boost::json::object seconds;
+    for (const auto& [name, value] : row.seconds) seconds[name] = value;
+    list.push_back(boost::json::object{{"work", row.work},
+                                       {"dtype", options.dtype == DType::kBF16 ? "bfloat16" : "float32"},
+                                       {"tokens_per_s", boost::json::value_from(row.tokens_per_s)},
+                                       {"share", row.share},
+                                       {"seconds", std::move(seconds)},
+                                       {"peak_bytes", row.peak_bytes}});
+  }
+  return boost::json::serialize(boost::json::object{{"device", to_string(options.runtime->device())},
+                                                    {"cpu", cpu_features().name},
+                                                    {"threads", options.num_threads > 0 ? options.num_threads : num_available_cores()},
+                                                    {"sizes", boost::json::object{{"sequences", options.num_sequences},
+                                                                                  {"prompt_tokens", options.prompt_tokens},
+                                                                                  {"completion_tokens", options.completion_tokens},
+                                                                                  {"train_tokens", options.train_tokens},
+                                                                                  {"sequence_tokens", options.sequence_tokens}}},
+                                                    {"rows", list}});
+}
+
+}  // namespace prl::tools

@@ -1,0 +1,135 @@
+#include "tools/convert.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/testing/source_dir.hpp"
+#include "io/safetensors.hpp"
+#include "text/chat_template.hpp"
+#include "text/tokenizer.hpp"
+
+namespace prl::tools {
+namespace {
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class Convert : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() /
+              ("prl-convert-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  void expect_error(const ConvertOptions& options, ErrorCode code, const std::string& part) {
+    try {
+      convert_model(options);
+      ADD_FAILURE() << "no error; wanted " << part;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+      EXPECT_THAT(error.what(), HasSubstr(part));
+    }
+    EXPECT_FALSE(fs::exists(folder_ / "bad"));
+  }
+  fs::path tiny() const { return test_source_dir() / "tests/fixtures/gguf/tiny_llama.gguf"; }
+  /// The tiny model with one text replaced by another of the same length.
+  fs::path changed(const std::string& from, const std::string& to) const {
+    std::string bytes = read_file(tiny());
+    const std::size_t at = bytes.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    bytes.replace(at, to.size(), to);
+    std::ofstream(folder_ / "changed.gguf", std::ios::binary) << bytes;
+    return folder_ / "changed.gguf";
+  }
+  fs::path folder_;
+};
+
+TEST_F(Convert, GgufBecomesACompleteFolderAndFoldersConvertOn) {
+  ConvertOptions options;
+  options.input = tiny();
+  options.output_dir = folder_ / "f32";
+  options.dtype = DType::kF32;
+  const ConvertResult made = convert_model(options);
+  EXPECT_TRUE(made.has_chat_template);
+  for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"})
+    EXPECT_TRUE(fs::exists(folder_ / "f32" / name)) << name;
+  const nn::ModelConfig config = nn::load_model_config(folder_ / "f32");
+  EXPECT_EQ(config.vocab_size, 267);
+  EXPECT_EQ(config.torch_dtype, "float32");
+  const auto tokenizer = text::Tokenizer::load(folder_ / "f32");
+  EXPECT_EQ(tokenizer.stop_ids(), std::vector<std::int32_t>{2});
+  EXPECT_EQ(tokenizer.vocab_size(), 265) << "the two padding rows are no tokens";
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("the in a 12 <think>é<|im_end|>"), false), "the in a 12 <think>é<|im_end|>");
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("a<think><|im_end|>"), true), "a<think>");
+  EXPECT_EQ(tokenizer.encode("<think>").size(), 1u);
+  EXPECT_EQ(tokenizer.encode(" the").size(), 1u) << "merges were taken over";
+  const auto chat = text::ChatTemplate::load(folder_ / "f32", tokenizer);
+  EXPECT_EQ(chat.render({boost::json::object{{"role", "user"}, {"content", "x"}}}, {.add_generation_prompt = true}),
+            "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n");
+
+  // float32 to bfloat16 in shards equals bfloat16 from the start.
+  ConvertOptions direct = options;
+  direct.output_dir = folder_ / "direct";
+  direct.dtype.reset();
+  EXPECT_EQ(convert_model(direct).dtype, DType::kBF16);
+  ConvertOptions again;
+  again.input = folder_ / "f32";
+  again.output_dir = folder_ / "again";
+  again.dtype = DType::kBF16;
+  again.max_shard_bytes = 20000;
+  convert_model(again);
+  EXPECT_TRUE(fs::exists(folder_ / "again/model.safetensors.index.json"));
+  EXPECT_EQ(read_file(folder_ / "again/tokenizer.json"), read_file(folder_ / "direct/tokenizer.json"));
+  const auto one = io::SafetensorsFolder::open(folder_ / "direct"), two = io::SafetensorsFolder::open(folder_ / "again");
+  ASSERT_EQ(one.tensors().size(), two.tensors().size());
+  for (const auto& [name, ref] : one.tensors()) {
+    const auto other = two.find(name);
+    EXPECT_TRUE(std::ranges::equal(ref.file->bytes(*ref.entry), other.file->bytes(*other.entry))) << name;
+  }
+
+  EXPECT_THROW(convert_model(options), Error) << "the folder exists";
+  options.overwrite = true;
+  options.dtype = DType::kF16;
+  convert_model(options);
+  EXPECT_EQ(nn::load_model_config(folder_ / "f32").torch_dtype, "float16");
+}
+
+TEST_F(Convert, NamesWhatIsWrongAndLeavesNothingBehind) {
+  ConvertOptions options;
+  options.output_dir = folder_ / "bad";
+  options.input = folder_ / "nothing";
+  expect_error(options, ErrorCode::kNotFound, "does not exist");
+  options.input = folder_;
+  expect_error(options, ErrorCode::kNotFound, "no config.json");
+  std::ofstream(folder_ / "x.bin") << "xx";
+  options.input = folder_ / "x.bin";
+  expect_error(options, ErrorCode::kInvalidArgument, "no GGUF file");
+  options.input = changed("tokenizer.ggml.pre", "tokenizer.ggml.prx");
+  expect_error(options, ErrorCode::kCorrupt, "--pre-tokenizer");
+  options.pre_tokenizer = "tekken";
+  expect_error(options, ErrorCode::kNotImplemented, "'tekken'");
+  options.pre_tokenizer.reset();
+  options.input = folder_;
+  expect_error(options, ErrorCode::kInvalidArgument, "changed.gguf");
+  options.input = changed("gpt2", "bert");
+  expect_error(options, ErrorCode::kNotImplemented, "'bert'");
+  options.input = changed("tokenizer.ggml.tokens", "tokenizer.ggml.tokenx");
+  expect_error(options, ErrorCode::kCorrupt, "'tokenizer.ggml.tokens' is missing");
+  options.input = changed("blk.1.ffn_gate.weight", "blk.1.ffn_gatx.weight");
+  expect_error(options, ErrorCode::kCorrupt, "blk.1.ffn_gate.weight");
+  std::ofstream(folder_ / "notes.txt") << "mine";
+  options.input = tiny();
+  options.output_dir = folder_;
+  options.overwrite = true;
+  EXPECT_THROW(convert_model(options), Error);
+  EXPECT_TRUE(fs::exists(folder_ / "notes.txt")) << "a folder that is no model is never overwritten";
+}
+
+}  // namespace
+}  // namespace prl::tools

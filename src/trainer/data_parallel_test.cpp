@@ -1,0 +1,351 @@
+// The same bits on any number of ranks: weights, optimizer state, losses and checkpoints.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <thread>
+
+#include "base/files.hpp"
+#include "base/rng.hpp"
+#include "base/testing/eventually.hpp"
+#include "comm/testing/ranks.hpp"
+#include "trainer/checkpoint.hpp"
+#include "trainer/gradient_step.hpp"
+#include "trainer/test_support.hpp"
+
+namespace prl::trainer {
+namespace {
+
+using namespace testing_support;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+/// Larger than the tiny model, so that a matrix has more than one chunk.
+nn::InitModelOptions model_of_several_chunks() {
+  nn::InitModelOptions options = tiny_model();
+  options.vocab_size = 2500;
+  return options;
+}
+
+std::unique_ptr<Policy> make_policy(const fs::path& folder, DType compute) {
+  PolicyOptions options;
+  options.model = folder;
+  options.compute = compute;
+  options.num_threads = 1;
+  return std::make_unique<Policy>(make_cpu_runtime(), options);
+}
+
+/// Rows of unequal cost that train by cross entropy; one of them trains on nothing.
+std::vector<wire::MicroBatch> rows_of(std::int64_t step, int num_rows) {
+  std::vector<wire::MicroBatch> rows;
+  for (int r = 0; r < num_rows; ++r) {
+    Rng rng(mix_seed(17, static_cast<std::uint64_t>(step)), static_cast<std::uint64_t>(r));
+    wire::MicroBatch row;
+    const auto n = static_cast<std::int32_t>(6 + rng.next_below(14));
+    for (std::int32_t i = 0; i < n; ++i) {
+      row.input_ids.push_back(static_cast<std::int32_t>(rng.next_below(2500)));
+      row.position_ids.push_back(i);
+    }
+    const auto size = static_cast<std::size_t>(n);
+    row.sequence_lengths = {n};
+    row.env_names = {"env"};
+    row.temperatures.assign(size, 1.0f);
+    row.loss_mask.assign(size, 1);
+    row.advantages.assign(size, 0.0f);
+    row.inference_logprobs.assign(size, 0.0f);
+    row.rl_weights.assign(size, 0.0f);
+    row.ce_weights.assign(size, r == 1 ? 0.0f : 1.0f);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+struct Training {
+  config::OptimConfig optim = config::AdamWConfig{};
+  DType compute = DType::kF32;
+  int num_rows = 7, num_steps = 3;
+  Reduce reduce = Reduce::kExact;
+};
+
+using Weights = std::vector<std::vector<float>>;
+
+/// Where two sets of weights differ first; empty if nowhere.
+std::string difference(const Weights& a, const Weights& b) {
+  if (a.size() != b.size()) return fmt::format("{} and {} tensors", a.size(), b.size());
+  for (std::size_t t = 0; t < a.size(); ++t)
+    for (std::size_t i = 0; i < a[t].size(); ++i)
+      if (std::bit_cast<std::uint32_t>(a[t][i]) != std::bit_cast<std::uint32_t>(b[t][i]))
+        return fmt::format("element {} of tensor {}: {} and {}", i, t, a[t][i], b[t][i]);
+  return {};
+}
+
+/// What a run leaves: masters of a rank, its losses and norms.
+struct Trace {
+  Weights weights;
+  std::vector<double> losses, norms;
+};
+
+void expect_equal(const Trace& a, const Trace& b, const std::string& what) {
+  EXPECT_EQ(a.losses, b.losses) << what;
+  EXPECT_EQ(a.norms, b.norms) << what;
+  EXPECT_EQ(difference(a.weights, b.weights), "") << what;
+}
+
+Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
+  const auto policy = make_policy(model, run.compute);
+  GradientStepOptions options;
+  options.optim = run.optim;
+  options.mesh = mesh;
+  options.reduce = run.reduce;
+  GradientStep step(*policy, options);
+  Trace trace;
+  for (std::int64_t i = 1; i <= run.num_steps; ++i) {
+    const GradientStepResult result = step.run(rows_of(i, run.num_rows), PolicyVersion{i});
+    trace.losses.push_back(result.loss);
+    trace.norms.push_back(result.grad_norm.value_or(0));
+    trace.norms.push_back(result.zero_grad_ratio.value_or(0));
+    EXPECT_EQ(result.pool.values("loss").size(), static_cast<std::size_t>(std::max(0, run.num_rows - (run.num_rows > 1 ? 1 : 0))));
+  }
+  trace.weights = masters(*policy);
+  return trace;
+}
+
+/// One trace per rank; ranks are threads.
+std::vector<Trace> train_on(int size, const Training& run, const fs::path& model) {
+  std::vector<Trace> traces(static_cast<std::size_t>(size));
+  const auto store = comm::make_memory_store();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank)
+    threads.emplace_back([&, rank] {
+      comm::CommOptions options;
+      options.rank = rank;
+      options.size = size;
+      options.store = store;
+      comm::Mesh mesh(comm::make_threads_communicator(options));
+      traces[static_cast<std::size_t>(rank)] = train(run, model, &mesh);
+    });
+  for (std::thread& thread : threads) thread.join();
+  return traces;
+}
+
+template <typename Config>
+config::OptimConfig with_lr(double lr) {
+  Config config;
+  config.lr = lr;
+  return config;
+}
+
+TEST(DataParallel, EveryOptimizerGivesTheSameBitsOnAnyNumberOfRanks) {
+  Scratch scratch("dp-optim");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::SgdConfig>(1e-1),
+                                           with_lr<config::SignSgdConfig>(1e-3), with_lr<config::MuonConfig>(1e-2)})
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      const Training run{.optim = optim, .compute = compute};
+      const Trace alone = train(run, scratch.path, nullptr);
+      EXPECT_NE(alone.losses.front(), alone.losses.back());
+      for (const int size : {2, 3, 4})
+        for (const Trace& trace : train_on(size, run, scratch.path))
+          expect_equal(trace, alone, fmt::format("{} ranks, optimizer {}, {}", size, optim.index(), to_string(compute)));
+    }
+}
+
+TEST(DataParallel, FewerRowsThanRanksAndNone) {
+  Scratch scratch("dp-few");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  for (const int num_rows : {1, 3}) {
+    const Training run{.num_rows = num_rows};
+    const Trace alone = train(run, scratch.path, nullptr);
+    for (const Trace& trace : train_on(4, run, scratch.path)) expect_equal(trace, alone, fmt::format("{} rows", num_rows));
+  }
+}
+
+TEST(DataParallel, FastSumsAreCloseAndAlikeOnAllRanks) {
+  Scratch scratch("dp-fast");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  const Training run{.optim = with_lr<config::SgdConfig>(1e-2), .reduce = Reduce::kFast};
+  const Trace alone = train(run, scratch.path, nullptr);
+  const std::vector<Trace> traces = train_on(3, run, scratch.path);
+  for (const int rank : {1, 2}) expect_equal(traces[0], traces[static_cast<std::size_t>(rank)], "ranks");
+  for (std::size_t t = 0; t < alone.weights.size(); ++t)
+    for (std::size_t i = 0; i < alone.weights[t].size(); ++i) ASSERT_NEAR(traces[0].weights[t][i], alone.weights[t][i], 1e-5);
+}
+
+TEST(DataParallel, TheGradientIsTheSumOfLeavesInTheOrderOfRows) {
+  Scratch scratch("dp-leaves");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  const auto policy = make_policy(scratch.path, DType::kF32);
+  nn::Parameters& parameters = policy->parameters();
+  const ShardPlan plan(*parameters.table(), 1, false);
+  const auto alone = comm::make_local_communicator();
+  GradientExchange exchange(policy->context(), parameters, *alone, plan, Reduce::kExact);
+  const std::vector<wire::MicroBatch> rows = rows_of(1, 4);
+  const auto backward = [&](const wire::MicroBatch& row) {
+    const std::vector<std::int32_t> targets = make_targets(row);
+    policy->forward(row, targets);
+    std::vector<float> dlogp;
+    for (std::size_t i = 0; i < targets.size(); ++i) dlogp.push_back(targets[i] >= 0 ? -0.25f - 0.01f * static_cast<float>(i) : 0.0f);
+    policy->backward(dlogp);
+  };
+  std::vector<float> wanted(static_cast<std::size_t>(parameters.all_grads().num_elements()));
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    parameters.zero_grads();
+    backward(rows[r]);
+    const auto* leaf = parameters.all_grads().as<float>();
+    for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i] = r == 0 ? leaf[i] : wanted[i] + leaf[i];
+  }
+  exchange.begin(4);
+  for (const wire::MicroBatch& row : rows) {
+    exchange.begin_leaf();
+    backward(row);
+    exchange.end_round();
+  }
+  const Tensor sum = exchange.finish();
+  EXPECT_TRUE(std::equal(wanted.begin(), wanted.end(), sum.as<float>()));
+}
+
+TEST(DataParallel, ARowThatIsNotFiniteIsLeftOutOnAllRanks) {
+  Scratch scratch("dp-nan");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  const auto run_one = [&](comm::Mesh* mesh) {
+    const auto policy = make_policy(scratch.path, DType::kF32);
+    GradientStepOptions options;
+    options.mesh = mesh;
+    options.skip_non_finite_rows = true;
+    GradientStep step(*policy, options);
+    std::vector<wire::MicroBatch> rows = rows_of(1, 5);
+    rows[3].ce_weights.back() = std::numeric_limits<float>::quiet_NaN();
+    const GradientStepResult result = step.run(rows, PolicyVersion{1});
+    EXPECT_EQ(result.num_non_finite_rows, 1);
+    return masters(*policy);
+  };
+  const auto alone = run_one(nullptr);
+  const auto store = comm::make_memory_store();
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 3; ++rank)
+    threads.emplace_back([&, rank] {
+      comm::Mesh mesh(comm::make_threads_communicator({.rank = rank, .size = 3, .store = store}));
+      EXPECT_EQ(difference(run_one(&mesh), alone), "");
+    });
+}
+
+TEST(DataParallel, AnErrorOfOneRankIsToldToTheOthers) {
+  Scratch scratch("dp-error");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  std::atomic<int> num_own{0}, num_told{0};
+  comm::testing::run_threads("threads", 3, [&](comm::Communicator& group) {
+    comm::Mesh mesh(group.subgroup(std::vector<int>{0, 1, 2}, "train", 0));
+    const auto policy = make_policy(scratch.path, DType::kF32);
+    GradientStepOptions options;
+    options.mesh = &mesh;
+    GradientStep step(*policy, options);
+    std::vector<wire::MicroBatch> rows = rows_of(1, 5);
+    rows[3].ce_weights.back() = std::numeric_limits<float>::quiet_NaN();
+    try {
+      step.run(rows, PolicyVersion{1});
+      ADD_FAILURE() << "a step over a row that is not finite";
+    } catch (const comm::PeerLost& lost) {
+      ++num_told;
+      EXPECT_THAT(lost.what(), HasSubstr("'env'"));
+    } catch (const Error& error) {
+      ++num_own;
+      EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
+    }
+  });
+  EXPECT_EQ(num_own, 1);
+  EXPECT_EQ(num_told, 2);
+}
+
+// Written by three ranks, read by one and by two: as if it had never stopped.
+TEST(DataParallel, CheckpointsDoNotDependOnTheNumberOfRanks) {
+  Scratch scratch("dp-ckpt");
+  nn::init_model(model_of_several_chunks(), scratch.path / "model");
+  for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::MuonConfig>(1e-2)}) {
+    const auto run_part = [&](int size, std::int64_t from, std::int64_t to, const std::string& name) {
+      std::vector<Weights> weights(static_cast<std::size_t>(size));
+      comm::testing::run_threads("threads", size, [&](comm::Communicator& group) {
+        std::vector<int> all;
+        for (int r = 0; r < size; ++r) all.push_back(r);
+        comm::Mesh mesh(group.subgroup(all, "train", 0));
+        const auto policy = make_policy(scratch.path / "model", DType::kF32);
+        GradientStepOptions options;
+        options.optim = optim;
+        options.mesh = &mesh;
+        GradientStep step(*policy, options);
+        CheckpointOptions ckpt;
+        ckpt.checkpoints = scratch.path / name / "checkpoints";
+        ckpt.weights = scratch.path / name / "weights";
+        ckpt.may_write = group.rank() == 0;
+        group.barrier();
+        TrainerCheckpoints checkpoints(ckpt);
+        if (from > 0) (void)restore(ckpt.checkpoints, from, {}, *policy, step);
+        for (std::int64_t i = from + 1; i <= to; ++i) step.run(rows_of(i, 5), PolicyVersion{i});
+        checkpoints.save(to, {}, *policy, step);
+        checkpoints.finish();
+        weights[static_cast<std::size_t>(group.rank())] = masters(*policy);
+      });
+      return weights;
+    };
+    const std::string tag = std::to_string(optim.index());
+    const auto never_stopped = run_part(1, 0, 4, "whole" + tag);
+    run_part(3, 0, 2, "cut" + tag);
+    run_part(1, 0, 2, "one" + tag);
+    for (const char* file : {"model.safetensors", "optimizer.safetensors", "progress.json"})
+      EXPECT_TRUE(read_file(scratch.path / ("cut" + tag) / "checkpoints/step_2/trainer" / file) ==
+                  read_file(scratch.path / ("one" + tag) / "checkpoints/step_2/trainer" / file))
+          << file;
+    for (const int size : {1, 2}) {
+      const auto resumed = run_part(size, 2, 4, "cut" + tag);
+      for (const Weights& weights : resumed) EXPECT_EQ(difference(weights, never_stopped[0]), "") << size << " ranks";
+    }
+  }
+}
+
+TEST(ShardPlan, RangesFollowOneAnotherAndChunksDoNotDependOnThem) {
+  for (const bool keeps_blocks : {false, true}) {
+    nn::ModelConfig config;
+    Scratch scratch("dp-plan");
+    nn::init_model(model_of_several_chunks(), scratch.path);
+    const auto table = nn::make_tensor_table(nn::load_model_config(scratch.path));
+    const ShardPlan one(*table, 1, keeps_blocks);
+    EXPECT_EQ(one.range(0), (ElementRange{0, table->num_master_elements()}));
+    for (const int size : {2, 3, 8, 40}) {
+      const ShardPlan plan(*table, size, keeps_blocks);
+      EXPECT_TRUE(std::ranges::equal(plan.chunks(), one.chunks()));
+      std::int64_t at = 0;
+      std::size_t num_chunks = 0;
+      for (int r = 0; r < size; ++r) {
+        EXPECT_EQ(plan.range(r).begin, at);
+        at = plan.range(r).end;
+        num_chunks += plan.chunks_of(r).size();
+        if (!keeps_blocks) continue;
+        for (const nn::BlockSpec& block : table->blocks()) {
+          const ElementRange whole{block.offset, block.offset + block.shape.num_elements()};
+          const std::int64_t part = intersection(plan.range(r), whole).count();
+          EXPECT_TRUE(part == 0 || part == whole.count());
+        }
+      }
+      EXPECT_EQ(at, table->num_master_elements());
+      EXPECT_EQ(num_chunks, one.chunks().size());
+    }
+  }
+}
+
+TEST(BalancedOrder, CostliestFirstAndEqualOnesInTheirOrder) {
+  Scratch scratch("dp-order");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  const nn::ModelConfig config = nn::load_model_config(scratch.path);
+  std::vector<wire::MicroBatch> rows = rows_of(1, 6);
+  rows[5] = rows[2];
+  const std::vector<std::size_t> order = balanced_order(config, rows);
+  std::vector<double> costs;
+  for (const std::size_t i : order) costs.push_back(training_flops(config, rows[i], make_targets(rows[i])));
+  EXPECT_TRUE(std::ranges::is_sorted(costs, std::greater<>()));
+  EXPECT_LT(std::ranges::find(order, 2u), std::ranges::find(order, 5u));
+}
+
+}  // namespace
+}  // namespace prl::trainer

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "comm/communicator.hpp"
+#include "nn/parameters.hpp"
+#include "ops/context.hpp"
+#include "trainer/shard_plan.hpp"
+
+namespace prl::trainer {
+
+/// How gradients of rows become the gradient of a step.
+enum class Reduce : std::uint8_t {
+  /// gradient = leaf_0 + leaf_1 + ..., one row after the other, where a leaf is the gradient of one row in a buffer of its own: the same
+  /// bits on any number of ranks.
+  kExact,
+  /// Each rank adds its rows in place, then the ranks' sums are added: less memory and traffic, bits that depend on the number of ranks.
+  kFast,
+};
+
+/// Adds up the gradients of a step's rows and gives each rank the part that it owns. Every rank makes the same calls.
+///
+/// Rows go round: row i is of rank i mod W, in round i / W. After a round each rank sends the parts of its leaf to their owners
+/// (all-to-all), which add them in the order of rows. Memory beside the gradients: the sum of the own part once a step has several rows,
+/// and for each rank kBucketElements of what arrives. One thread.
+class GradientExchange {
+ public:
+  static constexpr std::int64_t kBucketElements = std::int64_t{1} << 22;
+
+  /// Everything is borrowed and must outlive this.
+  GradientExchange(ops::OpContext& ctx, nn::Parameters& parameters, comm::Communicator& group, const ShardPlan& plan, Reduce reduce);
+
+  /// A step over `num_rows` rows begins, or begins anew.
+  void begin(std::int64_t num_rows);
+  /// The row of this rank in round `round`; nullopt if rows are used up.
+  std::optional<std::int64_t> row_of(std::int64_t round) const noexcept;
+  std::int64_t num_rounds() const noexcept;
+  /// Before the forward pass of a row, which decides whether backward overwrites: gradients count as zero where they must.
+  void begin_leaf();
+  /// After it, or in its place on a rank that has no row: the round is over.
+  void end_round();
+  /// The gradient of range(rank) of the plan; call once after the last round. Valid until begin(). [count] fp32.
+  Tensor finish();
+
+ private:
+  /// Leaves are added in a place of their own; one row of one rank is its own sum.
+  bool sums_leaves() const noexcept { return reduce_ == Reduce::kExact && num_rows_ > 0 && (num_rows_ > 1 || group_.size() > 1); }
+  void exchange_round();
+  void add(std::int64_t begin, ConstTensorView leaf, bool is_first);
+  Tensor leaf_part(ElementRange range) const { return parameters_.all_grads().slice(range.begin, range.count()); }
+
+  ops::OpContext& ctx_;
+  nn::Parameters& parameters_;
+  comm::Communicator& group_;
+  const ShardPlan& plan_;
+  Reduce reduce_;
+  Tensor sum_;       ///< of the own range
+  Tensor received_;  ///< a bucket per rank
+  std::int64_t num_rows_ = 0, round_ = 0;
+};
+
+/// out += x for fp32 arrays of any length.
+void add_in_place(ops::OpContext& ctx, TensorView out, ConstTensorView x);
+
+}  // namespace prl::trainer

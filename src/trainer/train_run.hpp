@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <stop_token>
+#include <string>
+
+#include "monitor/monitor.hpp"
+#include "trainer/checkpoint.hpp"
+#include "trainer/gradient_step.hpp"
+#include "trainer/policy.hpp"
+#include "trainer/report.hpp"
+
+namespace prl::trainer {
+
+/// What the run of any kind of training can be told.
+struct TrainRunOptions {
+  GradientStepOptions step;                     ///< its max_steps ends the run; none: as long as there are rows
+  double peak_flops = 0;                        ///< FLOP/s for perf/mfu, 0 to leave it out
+  std::optional<CheckpointOptions> checkpoint;  ///< none: nothing is saved
+  std::optional<ResumeOptions> resume;
+  std::filesystem::path resume_from;  ///< checkpoints folder; empty: checkpoint->checkpoints
+  bool is_bench = false;              ///< kBenchSteps steps, no checkpoints, a table at the end
+  std::optional<std::filesystem::path> bench_json;
+
+  /// With is_bench: the options of a benchmark. Call it before anything is made of `step`.
+  void apply_bench();
+};
+
+struct TrainRunResult {
+  std::int64_t last_step = 0;
+  double last_loss = 0;
+  bool was_stopped = false;  ///< by the stop token, before max_steps
+  std::optional<std::int64_t> last_checkpoint;
+};
+
+/// One kind of training as TrainRun drives it: where the rows of a step come from, and who takes the new weights. One thread.
+class Training {
+ public:
+  virtual ~Training() = default;
+  virtual GradientStep& gradient_step() = 0;
+  /// Called once: training goes on after `progress.step`, whose weights the policy holds.
+  virtual void begin(const TrainProgress& progress) = 0;
+  /// Waits for the rows of `step`, and adds metrics of its own. False: none follow, or the run was stopped.
+  virtual bool next(std::int64_t step, monitor::Metrics& metrics) = 0;
+  /// What a user does about an error of next(), after which the last step is saved; empty: it is not saved then.
+  virtual std::string remedy() const { return {}; }
+  /// Trains on those rows, and counts. Masters and optimizer are as they were if it throws.
+  virtual void step(TrainProgress& progress, monitor::Metrics& metrics) = 0;
+  /// Hands the new weights on; false if nobody takes them.
+  virtual bool publish() { return false; }
+  /// The console line of a step.
+  virtual std::string line(std::int64_t step, const monitor::Metrics& metrics) const = 0;
+};
+
+/// The whole life of a training run, RL and SFT alike: resume, then wait for rows, train, publish, save and report until max_steps, the
+/// end of the rows or a stop. However it ends without an error, the last step is saved if checkpoints are enabled.
+class TrainRun {
+ public:
+  /// All borrowed. `stop` is what a Training looks at; here it only tells how the run ended.
+  TrainRun(const TrainRunOptions& options, Policy& policy, Training& training, monitor::Monitor& monitor, std::stop_token stop);
+  /// Call once. Errors of the training's members and of saving.
+  TrainRunResult run();
+
+ private:
+  void resume();
+  bool is_done() const { return max_steps_ && progress_.step >= *max_steps_; }
+  /// One step; false at the end.
+  bool step();
+  bool next(std::int64_t step, monitor::Metrics& metrics);
+  void save_last();
+
+  const TrainRunOptions& options_;
+  Policy& policy_;
+  Training& training_;
+  monitor::Monitor& monitor_;
+  std::stop_token stop_;
+  std::optional<std::int64_t> max_steps_;
+  std::optional<TrainerCheckpoints> checkpoints_;
+  TrainProgress progress_;
+  std::int64_t start_step_ = 0;
+  TrainRunResult result_;
+  BenchTable bench_;
+};
+
+}  // namespace prl::trainer

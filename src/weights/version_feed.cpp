@@ -1,0 +1,57 @@
+#include "weights/version_feed.hpp"
+
+#include <utility>
+
+namespace prl::weights {
+
+std::optional<PublishedWeights> VersionFeed::take(PolicyVersion after) {
+  std::lock_guard lock(mutex_);
+  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (newest_ && newest_->manifest.version > after) return newest_;
+  return std::nullopt;
+}
+
+asio::awaitable<std::optional<PublishedWeights>> VersionFeed::wait_newer(PolicyVersion after, net::TimePoint deadline) {
+  for (;;) {
+    if (auto newest = take(after)) co_return newest;
+    if (!co_await changed_.wait_until(deadline)) co_return take(after);
+  }
+}
+
+void VersionFeed::push(PublishedWeights newest) {
+  {
+    std::lock_guard lock(mutex_);
+    newest_ = std::move(newest);
+  }
+  changed_.notify();
+}
+
+void VersionFeed::push_error(std::exception_ptr error) {
+  {
+    std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+  }
+  changed_.notify();
+}
+
+PollingFeed::PollingFeed(std::string source, std::chrono::milliseconds period, Find find) : VersionFeed(std::move(source)) {
+  thread_ = std::jthread([this, period, find = std::move(find)](std::stop_token stop) {
+    PolicyVersion last{-1};
+    std::mutex mutex;
+    std::condition_variable_any never;
+    while (!stop.stop_requested()) {
+      try {
+        if (auto found = find(last)) {
+          last = found->manifest.version;
+          push(std::move(*found));
+        }
+      } catch (const std::exception&) {
+        push_error(std::current_exception());
+      }
+      std::unique_lock lock(mutex);
+      never.wait_for(lock, stop, period, [] { return false; });
+    }
+  });
+}
+
+}  // namespace prl::weights

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Environments in Python workers: prl eval and rl with the fake one, and with a legacy one against its native twin."""
+import json
+import os
+import pathlib
+import random
+import re
+
+import harness
+from harness import Skip, check
+
+ENVS = harness.ROOT / "tests/python_envs"
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def only(paths):
+    paths = list(paths)
+    check(len(paths) == 1, f"wanted one of {paths}")
+    return paths[0]
+
+
+def legacy_python():
+    """The interpreter with the legacy library, if one was made on this machine."""
+    found = sorted(pathlib.Path(os.path.expanduser("~/.cache/prl/test-venvs")).glob("legacy-*/bin/python"))
+    if not found:
+        raise Skip("no virtual environment with verifiers 0.3.1: python3 python/tests/venvs.py legacy makes one")
+    return found[-1]
+
+
+def rl_toml(path, model, env, **top):
+    """Lock-step, so that two runs of the same environment are equal."""
+    keys = {"max_steps": 3, "seq_len": 512, "seed": 3, **top}
+    path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()) + f"""
+[model]
+name = {json.dumps(str(model))}
+[trainer.optim]
+lr = 1e-3
+[orchestrator]
+batch_size = 8
+group_size = 4
+max_async_level = 0
+deterministic = true
+[orchestrator.train.sampling]
+max_completion_tokens = 56
+[[orchestrator.train.env]]
+{env}
+[inference]
+max_num_seqs = 8
+[inference.model]
+max_model_len = 512
+""")
+    return path
+
+
+TWIN = """
+import difflib, json
+import verifiers as vf
+from datasets import Dataset
+from prl_texts import SYSTEM_PROMPT, tag
+
+def load_environment(rows):
+    texts = [json.loads(line)["prompt"] for line in open(rows)]
+
+    def score(completion, answer, **kwargs):
+        said = next((message.content or "" for message in reversed(completion) if message.role == "assistant"), "")
+        return difflib.SequenceMatcher(None, tag(said, "reversed_text"), answer).ratio()
+
+    data = Dataset.from_list([{"question": text, "answer": text[::-1]} for text in texts])
+    return vf.SingleTurnEnv(dataset=data, eval_dataset=data, system_prompt=SYSTEM_PROMPT, rubric=vf.Rubric(funcs=[score], weights=[1.0]))
+"""
+
+
+def write_twin(folder):
+    """The native task as a legacy environment, and rows for both that the warm model gets partly right."""
+    rng = random.Random(1)
+    words = ["".join(rng.choice("abcd") for _ in range(rng.randint(4, 8))) for _ in range(32)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in words))
+    (folder / "twin.py").write_text(TWIN)
+
+
+def test_eval_plays_a_python_environment():
+    with harness.workspace("python-env") as folder:
+        model = harness.tiny_model(folder / "model")
+        args = json.dumps({"turns": 2, "misbehave": {"1": "raise", "2": "kill"}})
+        _, said = harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--env.args", args, "--env.num-workers", 2,
+                              "--num-examples", 6, "--sampling.max-completion-tokens", 8, "--retry.reraise", "false",
+                              "--output-dir", folder / "out")
+        rows = rows_of(only((folder / "out").rglob("results.jsonl")))
+        check(sorted(row["example_id"] for row in rows) == list(range(6)), f"each rollout once: {[r['example_id'] for r in rows]}")
+        errors = {row["example_id"]: row["error"]["error"] for row in rows if row["error"]}
+        check(set(errors) == {1, 2} and errors[2] == "WorkerDied", f"only the two that misbehave fail: {errors}")
+        good = [row for row in rows if not row["error"]]
+        check(all(row["num_turns"] == 2 and row["completion_len"] > 0 for row in good), "tokens of both turns are counted")
+        check((folder / "out/logs/env_words.log").exists(), "the log of the workers")
+        check("words" in said and "not tried again" in said, f"the log names environment and reason: {said[-2000:]}")
+
+
+def test_rl_trains_in_a_python_environment():
+    with harness.workspace("python-env") as folder:
+        model = harness.tiny_model(folder / "model")
+        env = 'id = "words"\nkind = "fake"\nnum_workers = 2\nargs = { num_train = 16, turns = 2 }'
+        config = rl_toml(folder / "rl.toml", model, env)
+        _, said = harness.prl("rl", "@", config, "--output-dir", folder / "out")
+        kl = float(re.search(r"mismatch_kl=([-0-9.e+]+)", said).group(1))
+        check(kl == 0, f"tokens and log-probabilities are the sampler's own: mismatch_kl {kl}")
+
+
+def test_lock_step_equals_the_native_twin():
+    with harness.workspace("python-env") as folder:
+        python = legacy_python()
+        model = harness.warm_model()
+        write_twin(folder)
+        args = f'args = {{ dataset_path = "{folder}/rows.jsonl", eval_dataset_path = "{folder}/rows.jsonl" }}'
+        native = rl_toml(folder / "native.toml", model, f'id = "reverse-text"\n{args}')
+        twin = rl_toml(folder / "twin.toml", model, f'id = "twin"\nname = "reverse-text"\npath = "{folder}:{ENVS}"\npython = "{python}"\n'
+                       f'args = {{ rows = "{folder}/rows.jsonl" }}')
+        rollouts, kls = [], []
+        for name, config in (("native", native), ("twin", twin)):
+            _, said = harness.prl("rl", "@", config, "--output-dir", folder / name)
+            kls.append(float(re.search(r"mismatch_kl=([-0-9.e+]+)", said).group(1)))
+            rows = [row for path in sorted((folder / name).rglob("train_rollouts.jsonl")) for row in rows_of(path)]
+            check(len(rows) >= 24 and any(row["reward"] > 0 for row in rows), f"{len(rows)} rollouts")
+            rollouts.append(sorted((row["trajectory_id"], json.dumps(row["completion"][0]["content"]), row["reward"]) for row in rows))
+        check(rollouts[0] == rollouts[1], f"samples differ: {[pair for pair in zip(*rollouts) if pair[0] != pair[1]][:3]}")
+        check(kls == [0, 0], f"mismatch_kl {kls}")
+        losses = [[row["loss/mean"] for step, row in sorted(harness.metrics(folder / name).items()) if "loss/mean" in row] for name in ("native", "twin")]
+        check(losses[0] and losses[0] == losses[1], f"the losses differ: {losses}")
+
+
+def test_without_python_there_is_one_line():
+    with harness.workspace("python-env") as folder:
+        model = harness.tiny_model(folder / "model")
+        (folder / "bin").mkdir()
+        _, said = harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--output-dir", folder / "out",
+                              env={"PATH": str(folder / "bin"), "VIRTUAL_ENV": ""}, expect=1)
+        check("needs Python 3.11 or newer" in said and said.count("ERROR") == 1, said)
+        _, said = harness.prl("eval", "--model.name", model, "--env.id", "some-env", "--output-dir", folder / "out", expect=1,
+                              env={"PRL_ENVIRONMENTS": str(folder / "none")})
+        check("prl env install some-env" in said, said)
+        harness.prl("eval", "--model.name", model, "--env.id", "reverse-text", "--num-examples", 2, "--sampling.max-completion-tokens", 4,
+                    "--output-dir", folder / "out2", env={"PATH": str(folder / "bin"), "VIRTUAL_ENV": ""})
+
+
+def test_workers_elsewhere():
+    with harness.workspace("python-env") as folder:
+        model = harness.tiny_model(folder / "model")
+        port = harness.free_port()
+        token = {"PRL_ENV_TOKEN": "secret"}
+        with harness.running("env-server", "--env.id", "words", "--env.kind", "fake", "--address", f"127.0.0.1:{port}", "--num-workers", 2,
+                             env=token, log=folder / "server.log"):
+            harness.wait_until(lambda: (folder / "server.log").read_text().count("listening on") == 2, 60, "two workers that listen")
+            harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--num-examples", 4,
+                        "--env.address", f"127.0.0.1:{port}, 127.0.0.1:{port + 1}", "--sampling.max-completion-tokens", 4,
+                        "--output-dir", folder / "out", env=token)
+        rows = rows_of(only((folder / "out").rglob("results.jsonl")))
+        check(len(rows) == 4 and not any(row["error"] for row in rows), f"{rows}")
+
+
+if __name__ == "__main__":
+    harness.main(test_eval_plays_a_python_environment,
+                 test_rl_trains_in_a_python_environment,
+                 test_lock_step_equals_the_native_twin,
+                 test_without_python_there_is_one_line,
+                 test_workers_elsewhere)

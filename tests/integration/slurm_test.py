@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Commands with [slurm]: the script that is written, and jobs on a real SLURM cluster of loopback nodes."""
+import json
+import re
+import subprocess
+
+import harness
+import slurm_cluster
+from harness import check, prl
+
+
+def sft_config(folder, steps):
+    model, data = harness.tiny_model(folder / "model"), harness.sft_data(folder / "data.jsonl", 64)
+    return ["sft", "--model.name", model, "--data.name", data, "--data.seq-len", 64, "--data.batch-size", 4, "--max-steps", steps,
+            "--compute.device", "cpu", "--optim.lr", "1e-3", "--log.level", "info"]
+
+
+def submitted(cluster, *arguments):
+    """Submits and returns the job's number and its log file."""
+    _, text = prl(*arguments, env=cluster.env)
+    found = re.search(r"submitted job (\d+); follow it with `tail -F (\S+)`", text)
+    check(found, f"no job was submitted:\n{text}")
+    return found.group(1), found.group(2)
+
+
+def read(path):
+    with open(path, errors="replace") as file:
+        return file.read()
+
+
+def steps_of(out):
+    """Steps in metrics.jsonl, in its order; the last line may still be being written."""
+    path = out / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line)["step"] for line in lines]
+
+
+def test_a_dry_run_writes_script_and_configuration():
+    with harness.workspace("slurm-dry") as folder:
+        out = folder / "my out"
+        prl(*sft_config(folder, 4), "--output-dir", out, "--slurm.partition", "gpu", "--slurm.time", "1:30:00", "--slurm.account", "team",
+            "--slurm.pre-run-command", "module load x && echo \"y\"", "--slurm.job-name", "mine", "--ckpt", "--dry-run")
+        script = read(out / "mine.sbatch")
+        for line in ("#SBATCH --job-name=mine", "#SBATCH --partition=gpu", "#SBATCH --account=team", "#SBATCH --time=1:30:00",
+                     "#SBATCH --nodes=1", "#SBATCH --exclusive", "module load x && echo \"y\"", "--kill-on-bad-exit=1",
+                     f"#SBATCH --output=\"{out}/job_%j.log\"", f" sft @ '{out}/configs/sft.toml'"):
+            check(line in script, f"'{line}' is not in the script:\n{script}")
+        check("gres" not in script, "a job of the CPU asks for GPUs")
+        check((out / "configs/sft.toml").exists(), "the configuration was not written")
+        done = subprocess.run(["bash", "-n", out / "mine.sbatch"], capture_output=True, text=True)
+        check(done.returncode == 0, f"bash cannot read the script: {done.stderr}")
+        prl(*sft_config(folder, 4), "--output-dir", out, "--slurm", "--compute.device", "cuda", "--dry-run")
+        check("#SBATCH --gres=gpu:1\n" in read(out / "prime-rl.sbatch"), "a job of the GPU asks for none")
+
+
+def test_bad_values_are_named():
+    with harness.workspace("slurm-bad") as folder:
+        for key, value in (("partition", "a\n#SBATCH --uid=0"), ("job-name", "../x"), ("time", "1 hour")):
+            _, text = prl(*sft_config(folder, 4), "--output-dir", folder / "out", f"--slurm.{key}", value, "--dry-run", expect=1)
+            check(f"slurm.{key.replace('-', '_')}" in text, f"the error does not name slurm.{key}:\n{text}")
+        template = folder / "own.j2"
+        template.write_text("{{ job_name }\n")
+        _, text = prl(*sft_config(folder, 4), "--output-dir", folder / "out", "--slurm.template-path", template, "--dry-run", expect=1)
+        check("own.j2" in text, f"the error does not name the template:\n{text}")
+        _, text = prl(*sft_config(folder, 4), "--output-dir", folder / "out", "--slurm", env={"PATH": "/nonexistent:/bin"}, expect=1)
+        check("sbatch" in text, f"the error does not say what is missing:\n{text}")
+
+
+def test_fine_tuning_runs_as_a_job():
+    with harness.workspace("slurm-sft") as folder, slurm_cluster.cluster(2) as cluster:
+        out = folder / "out"
+        template = folder / "own.j2"
+        job, log = submitted(cluster, *sft_config(folder, 6), "--output-dir", out, "--slurm", "--ckpt")
+        state = cluster.wait(job, ("COMPLETED", "FAILED", "CANCELLED"))
+        check(state == "COMPLETED", f"the job is {state}:\n{read(log)}")
+        check(sorted(harness.metrics(out)) == list(range(1, 7)), "not every step was recorded")
+        # A template of the user's, and a job that fails.
+        template.write_text("#!/bin/sh\n#SBATCH --job-name={{ job_name }} --output={{ log_file }}\necho partition {{ partition }}\nexit 3\n")
+        job, log = submitted(cluster, *sft_config(folder, 6), "--output-dir", folder / "other", "--slurm.template-path", template)
+        check(cluster.wait(job, ("COMPLETED", "FAILED")) == "FAILED", "a job that exits with 3 did not fail")
+        check("partition cluster" in read(log), read(log))
+
+
+def test_a_job_out_of_time_is_queued_again_and_goes_on():
+    with harness.workspace("slurm-requeue") as folder, slurm_cluster.cluster(1) as cluster:
+        out, steps = folder / "out", 4000
+        job, log = submitted(cluster, *sft_config(folder, steps), "--output-dir", out, "--slurm", "--ckpt.interval", 100000)
+        harness.wait_until(lambda: len(steps_of(out)) >= 5, 120, "the first steps")
+        cluster.run("scancel", "--batch", "--signal=USR1", job)
+        harness.wait_until(lambda: "is queued again" in read(log), 120, "the job to notice")
+
+        def has_resumed():
+            return re.search(r"[Rr]esum\w+", read(log).split("is queued again")[-1]) is not None
+        harness.wait_until(has_resumed, 180, f"the job to go on\n{read(log)}")
+        before = max(steps_of(out))
+        harness.wait_until(lambda: max(steps_of(out)) > before, 120, "steps after the resume")
+        done = steps_of(out)
+        check(done == list(range(1, len(done) + 1)), f"steps are missing or doubled: {done}")
+        cluster.run("scancel", job)
+        check(cluster.wait(job, ("CANCELLED", "COMPLETED", "FAILED", "PENDING")) == "CANCELLED", "a cancelled job was queued again")
+
+
+def test_reinforcement_learning_runs_as_a_job():
+    with harness.workspace("slurm-rl") as folder, slurm_cluster.cluster(1) as cluster:
+        out = folder / "out"
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model())
+        job, log = submitted(cluster, "rl", "@", config, "--output-dir", out, "--compute.device", "cpu", "--max-steps", 4, "--slurm")
+        state = cluster.wait(job, ("COMPLETED", "FAILED", "CANCELLED"))
+        check(state == "COMPLETED", f"the job is {state}:\n{read(log)}")
+        check(max(harness.metrics(out)) == 4, "not every step was recorded")
+
+
+harness.main(test_a_dry_run_writes_script_and_configuration, test_bad_values_are_named, test_fine_tuning_runs_as_a_job,
+             test_a_job_out_of_time_is_queued_again_and_goes_on, test_reinforcement_learning_runs_as_a_job)
