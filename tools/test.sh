@@ -7,10 +7,11 @@ started=$(date +%s)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 python3 tools/check_layers.py || { echo "test: FAILED (layers)"; exit 1; }
-# Unit tests need neither other Debian packages nor Python packages; the tests of clients, of jobs and of the Python worker do.
+# Unit tests need neither other Debian packages nor Python packages; the tests of clients, jobs, the page and the Python worker do.
 if [[ " $* " != *" -L unit "* ]]; then
   tools/test_packages.sh
   python3 tests/integration/client_venv.py
+  python3 tests/integration/page_browser/run.py --install
   python3 python/tests/venvs.py
 fi
 ctest --test-dir "$build" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log"

@@ -18,6 +18,9 @@ int run_doctor(const config::ParsedCommand& parsed);
 int run_init_model(const config::ParsedCommand& parsed);
 int run_make_data(const config::ParsedCommand& parsed);
 int run_convert(const config::ParsedCommand& parsed);
+int run_dashboard(const config::ParsedCommand& parsed);
+int run_plot(const config::ParsedCommand& parsed);
+int run_report(const config::ParsedCommand& parsed);
 int run_chat(const config::ParsedCommand& parsed);
 /// Commands that parse completely but whose work is not built: ends in Error{kNotImplemented} that names it.
 int run_env(const config::ParsedCommand& parsed);

@@ -28,6 +28,9 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
     case Command::kInitModel: return apps::run_init_model(parsed);
     case Command::kMakeData: return apps::run_make_data(parsed);
     case Command::kConvert: return apps::run_convert(parsed);
+    case Command::kDashboard: return apps::run_dashboard(parsed);
+    case Command::kPlot: return apps::run_plot(parsed);
+    case Command::kReport: return apps::run_report(parsed);
     case Command::kChat: return apps::run_chat(parsed);
     case Command::kEnv: return apps::run_env(parsed);
     case Command::kEnvServer: return apps::run_env_server(parsed);

@@ -11,6 +11,7 @@
 #include "launch/model_setup.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
+#include "launch/run_page.hpp"
 #include "launch/single_node.hpp"
 #include "launch/start_checks.hpp"
 
@@ -45,6 +46,7 @@ int run_rl(const config::ParsedCommand& parsed) {
   for (const std::string& note : prepared.notes) log::warning("{}", note);
   if (prepared.is_finished) return 0;
   config::write_resolved(*parsed.command, config, loaded.provenance);
+  const auto page = launch::serve_run_page(config.dashboard, config.output_dir);
   const int status = is_single_node ? launch::run_single_node(config, stop.token()) : launch::run_colocated(config, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }

@@ -19,6 +19,7 @@
 #include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
+#include "launch/run_page.hpp"
 #include "launch/sft_role.hpp"
 #include "launch/start_checks.hpp"
 #include "launch/synthesize_role.hpp"
@@ -83,6 +84,10 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   for (const std::string& note : prepared.notes) prl::log::warning("{}", note);
   if (prepared.is_finished) return 0;
   if (!log.empty()) config::write_resolved(*parsed.command, config, loaded.provenance);
+  std::unique_ptr<dashboard::PageServer> page;
+  if constexpr (requires { config.dashboard; }) {
+    if (launch::rank_env().rank == 0) page = launch::serve_run_page(config.dashboard, config.output_dir);
+  }
   const int status = run(config, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }

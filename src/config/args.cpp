@@ -91,8 +91,17 @@ class ArgParser {
   void parse_positional(const std::string& word) {
     if (word.size() > 2 && word.front() == '-' && std::isalpha(static_cast<unsigned char>(word[1])) != 0) return refuse_single_dash(word);
     if (num_positionals_ == positionals_.size()) return complain(unexpected(word));
+    if (positionals_[num_positionals_].ends_with("...")) return parse_rest(word);
     Value value = from_text(word, Origin{Origin::Kind::kFlag, "argument " + word, 0});
     set_key(parsed_.flags, std::string(positionals_[num_positionals_++]), std::move(value));
+  }
+
+  void parse_rest(const std::string& word) {
+    const std::string_view name = positionals_[num_positionals_];
+    rest_.push_back(from_text(word, Origin{Origin::Kind::kFlag, "argument " + word, 0}));
+    Value items = Value::list(rest_);
+    mark_loose(items, Origin{Origin::Kind::kFlag, "argument " + word, 0});
+    set_key(parsed_.flags, std::string(name.substr(0, name.size() - 3)), std::move(items));
   }
 
   /// The word's own value is not a second problem.
@@ -165,6 +174,7 @@ class ArgParser {
   Report& report_;
   std::size_t pos_ = 0;
   std::size_t num_positionals_ = 0;
+  Value::List rest_;  ///< words of a positional that takes all that follow
   ParsedArgs parsed_;
 };
 

@@ -30,6 +30,8 @@ std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kResults) return {"path"};
   if (command == Command::kBench) return {"suite"};
   if (command == Command::kEnv) return {"action", "target"};
+  if (command == Command::kDashboard || command == Command::kPlot) return {"runs..."};
+  if (command == Command::kReport) return {"run"};
   if (command == Command::kConvert) return {"input", "output_dir"};
   return {};
 }
@@ -326,6 +328,9 @@ PRL_INSTANTIATE(ChatConfig)
 PRL_INSTANTIATE(BenchConfig)
 PRL_INSTANTIATE(DoctorConfig)
 PRL_INSTANTIATE(EnvCommandConfig)
+PRL_INSTANTIATE(DashboardToolConfig)
+PRL_INSTANTIATE(PlotConfig)
+PRL_INSTANTIATE(ReportConfig)
 PRL_INSTANTIATE(EvalsConfig)
 PRL_INSTANTIATE(EnvServerConfig)
 #undef PRL_INSTANTIATE

@@ -24,6 +24,9 @@ enum class Command {
   kDoctor,
   kEnv,
   kEnvServer,
+  kDashboard,
+  kPlot,
+  kReport,
   kEvals,  ///< parsed, not built
 };
 

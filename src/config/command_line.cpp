@@ -71,7 +71,8 @@ void take_command(ParsedCommand& parsed, Command command, std::vector<std::strin
   parsed.command = command;
   parsed.wants_version = std::any_of(args.begin(), args.end(), [](const std::string& word) { return word == "--version" || word == "-V"; });
   const bool has_positionals = command == Command::kInitModel || command == Command::kMakeData || command == Command::kResults ||
-                               command == Command::kBench || command == Command::kConvert || command == Command::kEnv;
+                               command == Command::kBench || command == Command::kConvert || command == Command::kEnv ||
+                               command == Command::kDashboard || command == Command::kPlot || command == Command::kReport;
   if (!has_positionals && !args.empty() && args[0] == "help") args[0] = "--help";
   parsed.args = std::move(args);
 }

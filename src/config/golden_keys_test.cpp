@@ -43,6 +43,9 @@ TEST(GoldenKeys, EveryKeyIsListed) {
   list_command<BenchConfig>(Command::kBench, found);
   list_command<DoctorConfig>(Command::kDoctor, found);
   list_command<EnvCommandConfig>(Command::kEnv, found);
+  list_command<DashboardToolConfig>(Command::kDashboard, found);
+  list_command<PlotConfig>(Command::kPlot, found);
+  list_command<ReportConfig>(Command::kReport, found);
   list_command<EvalsConfig>(Command::kEvals, found);
   list_command<EnvServerConfig>(Command::kEnvServer, found);
   const std::filesystem::path golden = test_source_dir() / "tests/golden/config_keys.txt";

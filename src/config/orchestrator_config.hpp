@@ -166,6 +166,7 @@ struct OrchestratorConfig {
   OrchestratorRendererConfig renderer;
   std::optional<OrchestratorCkptConfig> ckpt;
   std::filesystem::path output_dir = "outputs";
+  bool log_tokens = false;
   std::optional<std::int64_t> max_steps;
   std::int64_t seed = 42;
   bool deterministic = false;
@@ -222,6 +223,7 @@ struct OrchestratorConfig {
     v.field("renderer", renderer, "How messages become tokens");
     v.field("ckpt", ckpt, "Checkpoints; off if not set");
     v.field("output_dir", output_dir, "Folder of everything the run writes");
+    v.field("log_tokens", log_tokens, "Keep the tokens of each trained rollout with their numbers, for the page; about 30 bytes per token");
     v.field("max_steps", max_steps, "Last step, counted from the start of the run and not from a resume; endless if not set",
             {.unit = "steps", .min = 1});
     v.field("seed", seed, "Seed of everything random", {.min = 0});

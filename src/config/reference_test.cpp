@@ -112,6 +112,9 @@ TEST_F(Reference, EveryCommandHasAPageThatIsUpToDate) {
   expect_command<DoctorConfig>(Command::kDoctor);
   expect_command<EnvCommandConfig>(Command::kEnv);
   expect_command<EnvServerConfig>(Command::kEnvServer);
+  expect_command<DashboardToolConfig>(Command::kDashboard);
+  expect_command<PlotConfig>(Command::kPlot);
+  expect_command<ReportConfig>(Command::kReport);
   std::string index =
       "\nOne page per command, written from the program's own list of keys; `prl COMMAND --help` prints the same.\n\n"
       "| command | purpose |\n|---|---|\n";

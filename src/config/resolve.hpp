@@ -80,6 +80,12 @@ Resolution<BenchConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<DoctorConfig> resolve(Value raw, const Context& context);
 template <>
+Resolution<DashboardToolConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<PlotConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<ReportConfig> resolve(Value raw, const Context& context);
+template <>
 Resolution<EvalsConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<EnvCommandConfig> resolve(Value raw, const Context& context);

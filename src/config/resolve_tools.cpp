@@ -86,6 +86,31 @@ Resolution<BenchConfig> resolve(Value raw, const Context& context) {
 }
 
 template <>
+Resolution<DashboardToolConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<DashboardToolConfig>(raw);
+  if (resolution.config.runs.empty()) Check(raw, "", resolution.report, context).problem("runs", "is needed: `prl dashboard RUN...`");
+  return resolution;
+}
+
+template <>
+Resolution<PlotConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<PlotConfig>(raw);
+  const PlotConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  if (config.runs.empty()) check.problem("runs", "is needed: `prl plot RUN... --metric reward --out curve.svg`");
+  if (config.out.extension() != ".svg")
+    check.problem("out", "must end in .svg: pictures are drawn as SVG alone, which browsers and converters turn into others");
+  return resolution;
+}
+
+template <>
+Resolution<ReportConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<ReportConfig>(raw);
+  if (resolution.config.run.empty()) Check(raw, "", resolution.report, context).problem("run", "is needed: `prl report RUN`");
+  return resolution;
+}
+
+template <>
 Resolution<DoctorConfig> resolve(Value raw, const Context&) {
   return detail::bind_all<DoctorConfig>(raw);
 }

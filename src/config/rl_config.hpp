@@ -91,6 +91,7 @@ struct RlConfig {
   std::optional<SharedCkptConfig> ckpt;
   std::optional<WandbConfig> wandb;
   SharedLogConfig log;
+  std::optional<DashboardConfig> dashboard = DashboardConfig{};
   std::optional<WeightBroadcast> weight_broadcast;
   std::optional<RolloutTransport> rollout_transport;
   std::optional<RlDeployment> deployment;
@@ -149,6 +150,7 @@ struct RlConfig {
     v.field("wandb", wandb, "Weights & Biases for trainer and orchestrator",
             {.status = inert("metrics go to output_dir/metrics.jsonl alone; no run is kept for a later upload")});
     v.field("log", log, "Logging of all roles");
+    v.field("dashboard", dashboard, "The page that shows the run while it runs; off with --no-dashboard");
     v.field("weight_broadcast", weight_broadcast, "How new weights reach inference; chosen by the deployment if not set");
     v.field("rollout_transport", rollout_transport, "How samples reach the trainer; chosen by the deployment if not set");
     v.field("deployment", deployment, "Processes and devices; colocated if not set and there is one device");

@@ -167,6 +167,7 @@ struct SftConfig {
   std::filesystem::path output_dir = "outputs";
   bool clean_output_dir = false;
   LogConfig log;
+  std::optional<DashboardConfig> dashboard = DashboardConfig{};
   std::optional<WandbConfig> wandb;
   FileMonitorConfig file_monitor;
   std::optional<BenchModeConfig> bench;
@@ -206,6 +207,7 @@ struct SftConfig {
     v.field("output_dir", output_dir, "Folder of everything the run writes");
     v.field("clean_output_dir", clean_output_dir, "Empty output_dir first");
     v.field("log", log, "Logging");
+    v.field("dashboard", dashboard, "The page that shows the run while it runs; off with --no-dashboard");
     v.field("wandb", wandb, "Weights & Biases",
             {.status = inert("metrics go to output_dir/metrics.jsonl alone; no run is kept for a later upload")});
     v.field("file_monitor", file_monitor, "Metrics as JSONL");

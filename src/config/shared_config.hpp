@@ -83,6 +83,17 @@ struct SharedLogConfig {
   }
 };
 
+/// The page of a run while it runs.
+struct DashboardConfig {
+  std::string host = "127.0.0.1";
+  int port = 7007;
+  template <class V>
+  void visit(V& v) {
+    v.field("host", host, "Address to listen on; the page asks for no key, so other machines see the run if it is not a loopback address");
+    v.field("port", port, "Port of the page; a free one is taken if it is 0 or busy", {.min = 0, .max = 65535});
+  }
+};
+
 struct LogExtrasConfig {
   bool samples = true;
   bool distributions = true;

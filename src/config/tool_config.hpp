@@ -110,6 +110,58 @@ struct ResultsConfig {
   }
 };
 
+/// `prl dashboard RUN...`: the page of runs, finished or not.
+struct DashboardToolConfig {
+  std::vector<std::string> runs;
+  std::string host = "127.0.0.1";
+  int port = 7007;
+  template <class V>
+  void visit(V& v) {
+    v.field("runs", runs, "Output folders of runs, or folders above several");
+    v.field("host", host, "Address to listen on; the page asks for no key, so other machines see the runs if it is not a loopback address");
+    v.field("port", port, "Port; 0 takes a free one", {.min = 0, .max = 65535});
+  }
+};
+
+/// `prl plot RUN... --metric KEY --out FILE.svg`: curves without a browser.
+struct PlotConfig {
+  std::vector<std::string> runs;
+  std::vector<std::string> metric = {"reward"};
+  std::filesystem::path out = "curve.svg";
+  double smoothing = 0.0;
+  bool log_scale = false;
+  std::optional<std::int64_t> from_step;
+  std::optional<std::int64_t> to_step;
+  int width = 960;
+  int height = 420;
+  template <class V>
+  void visit(V& v) {
+    v.field("runs", runs, "Output folders of runs, or folders above several");
+    v.field("metric", metric,
+            "Metrics: keys of metrics.jsonl, with ROLE: in front where roles share one, or the beginning of one (reward, loss)");
+    v.field("out", out, "SVG file to write");
+    v.field("smoothing", smoothing, "Weight of the past in a running mean", {.min = 0, .max = 0.999});
+    v.field("log_scale", log_scale, "Logarithmic axis of the values");
+    v.field("from_step", from_step, "First step", {.unit = "steps", .min = 0});
+    v.field("to_step", to_step, "Last step", {.unit = "steps", .min = 0});
+    v.field("width", width, "Width of the picture", {.unit = "pixels", .min = 200, .max = 10000});
+    v.field("height", height, "Height of one chart", {.unit = "pixels", .min = 100, .max = 10000});
+  }
+};
+
+/// `prl report RUN`: charts, rollouts, configuration and evaluations of a run in one HTML file without scripts.
+struct ReportConfig {
+  std::filesystem::path run;
+  std::filesystem::path out = "report.html";
+  int num_rollouts = 12;
+  template <class V>
+  void visit(V& v) {
+    v.field("run", run, "Output folder of a run");
+    v.field("out", out, "HTML file to write");
+    v.field("num_rollouts", num_rollouts, "Rollouts of the last step that are shown: the best and the worst", {.min = 0, .max = 200});
+  }
+};
+
 /// `prl convert IN OUT`: a GGUF file or a model folder to a Hugging Face folder.
 struct ConvertConfig {
   std::filesystem::path input;

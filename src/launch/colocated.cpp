@@ -57,6 +57,24 @@ void guarded(const char* role, FirstFailure& failure, Body body) {
   }
 }
 
+/// One console line per trained step, of what both roles say of it.
+void show_progress(RlProgress& progress, monitor::Monitor& orchestrator, monitor::Monitor& trainer) {
+  orchestrator.add_sink(monitor::make_callback_sink(
+      [&progress](std::int64_t step, const monitor::Metrics& metrics) { progress.add_orchestrator(step, metrics); }));
+  trainer.add_sink(monitor::make_callback_sink([&progress](std::int64_t step, const monitor::Metrics& metrics) {
+    log::set_thread_role("");
+    log::step("{}", progress.add_trainer(step, metrics, RlProgress::Clock::now()));
+    log::set_thread_role("trainer");
+  }));
+}
+
+void log_end(const trainer::TrainRunResult& trained, const orchestrator::OrchestratorReport& report, const ProofLog& proofs,
+             const RlProgress& progress) {
+  log::success("rl {}: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}",
+               trained.was_stopped ? "stopped" : "finished", trained.last_step, report.episodes.num_started, report.max_staleness,
+               proofs.num_updates, proofs.max_probe_difference, progress.mean_mismatch_kl());
+}
+
 }  // namespace
 
 int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
@@ -90,6 +108,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   EngineHost host(inference, engine_runtime, policy.weights());
   auto channel = weights::make_local_channel();
   auto policy_source = std::make_shared<LocalPolicySource>(channel->follow(), host.engine());
+  policy_source->record_proofs_in(config.output_dir / kProofFile);
   const auto* transport = std::get_if<config::LocalRollouts>(&config.orchestrator.rollout_transport);
   PRL_CHECK(transport != nullptr, "one process with a rollout_transport between processes");
   rollouts::LocalSampleQueue queue(1, transport->capacity);
@@ -117,13 +136,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   orchestrator::OrchestratorReport report;
   trainer::TrainRunResult trained;
   RlProgress progress(config.trainer.max_steps, resume_step);
-  orchestrator_monitor->add_sink(monitor::make_callback_sink(
-      [&progress](std::int64_t step, const monitor::Metrics& metrics) { progress.add_orchestrator(step, metrics); }));
-  trainer_monitor->add_sink(monitor::make_callback_sink([&progress](std::int64_t step, const monitor::Metrics& metrics) {
-    log::set_thread_role("");
-    log::step("{}", progress.add_trainer(step, metrics, RlProgress::Clock::now()));
-    log::set_thread_role("trainer");
-  }));
+  show_progress(progress, *orchestrator_monitor, *trainer_monitor);
   {
     std::jthread orchestrator_thread([&] {
       // Outlives the guard: its end closes the sample queue, and the trainer must not take that for the first failure.
@@ -142,10 +155,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   }
   host.engine().shutdown();
   if (const auto error = failure.take()) throw *error;
-  const ProofLog proofs = policy_source->proofs();
-  log::success("rl {}: {} steps, {} episodes, largest staleness {}, {} weight updates proven, probe_diff={} mismatch_kl={:.3e}",
-               trained.was_stopped ? "stopped" : "finished", trained.last_step, report.episodes.num_started, report.max_staleness,
-               proofs.num_updates, proofs.max_probe_difference, progress.mean_mismatch_kl());
+  log_end(trained, report, policy_source->proofs(), progress);
   if (plan) plan->log_peak(runtime->peak_bytes() + engine_runtime->peak_bytes(), "trainer and engine");
   if (trained.was_stopped && trained.last_checkpoint)
     log::success("checkpoint of step {} in {}; continue with --ckpt.resume-step -1", *trained.last_checkpoint,

@@ -42,7 +42,8 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
                                                                                    .api_key = admin_key ? admin_key
                                                                                               : key     ? key
                                                                                                         : "",
-                                                                                   .verify_identity = !run_servers().empty()});
+                                                                                   .verify_identity = !run_servers().empty(),
+                                                                                   .proof_file = config.output_dir / kProofFile});
   transports.io = io.executor();
   monitor::MetricSet declared;
   declared.declare(orchestrator::metric_infos());

@@ -150,6 +150,7 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
                                                          .seed = static_cast<std::uint64_t>(config.seed)};
   options.status_interval = to_ms(config.log.interval);
   options.output_dir = config.output_dir;
+  options.log_tokens = config.log_tokens;
   if (config.ckpt) {
     options.checkpoints = orchestrator::OrchestratorCheckpoints{.folder = checkpoints_folder(config), .interval = std::nullopt};
     if (config.ckpt->interval) options.checkpoints->interval = *config.ckpt->interval;

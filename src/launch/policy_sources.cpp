@@ -4,6 +4,8 @@
 
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
+#include <cmath>
+#include <fstream>
 
 #include "base/log.hpp"
 
@@ -31,11 +33,29 @@ asio::awaitable<std::optional<PolicyVersion>> wait_for(std::shared_ptr<weights::
   co_return (*newest)->manifest.version;
 }
 
+/// A file that cannot be written costs the page a line, never the run.
+void write_proof(const std::filesystem::path& file, const weights::WeightManifest& manifest, const weights::WeightProof& proof,
+                 const std::string& who, bool is_proven) {
+  std::error_code ignored;
+  std::filesystem::create_directories(file.parent_path(), ignored);
+  boost::json::object line{{"version", manifest.version.value},
+                           {"engine", who},
+                           {"is_proven", is_proven},
+                           {"published_checksum", fmt::format("{:016x}", manifest.checksum)},
+                           {"engine_checksum", fmt::format("{:016x}", proof.checksum)},
+                           {"num_probe_tokens", manifest.probe_logprobs.size()}};
+  const double difference = weights::max_probe_difference(manifest.probe_logprobs, proof.probe_logprobs);
+  line["probe_difference"] = std::isfinite(difference) ? boost::json::value(difference) : boost::json::value(nullptr);
+  std::ofstream(file, std::ios::app) << boost::json::serialize(line) + "\n";
+}
+
 void record(ProofLog& log, const weights::WeightManifest& manifest, const weights::WeightProof& proof, const std::string& who) {
   ++log.num_updates;
   log.max_probe_difference =
       std::max(log.max_probe_difference, weights::max_probe_difference(manifest.probe_logprobs, proof.probe_logprobs));
-  if (auto error = weights::verify_proof(manifest, proof)) throw error->with_context(who);
+  auto error = weights::verify_proof(manifest, proof);
+  if (!log.file.empty()) write_proof(log.file, manifest, proof, who, !error);
+  if (error) throw error->with_context(who);
   log::debug("{} proved policy version {} (checksum {:016x})", who, manifest.version.value, manifest.checksum);
 }
 
@@ -60,6 +80,8 @@ asio::awaitable<void> LocalPolicySource::apply(PolicyVersion version, net::TimeP
   record(proofs_, published.manifest, proof, "in-process engine");
 }
 
+void LocalPolicySource::record_proofs_in(std::filesystem::path file) { proofs_.file = std::move(file); }
+
 ProofLog LocalPolicySource::proofs() const {
   std::lock_guard lock(mutex_);
   return proofs_;
@@ -67,7 +89,9 @@ ProofLog LocalPolicySource::proofs() const {
 
 HttpPolicySource::HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<net::HttpClient> client,
                                    Options options)
-    : channel_(std::move(channel)), client_(std::move(client)), options_(std::move(options)) {}
+    : channel_(std::move(channel)), client_(std::move(client)), options_(std::move(options)) {
+  proofs_.file = options_.proof_file;
+}
 
 asio::awaitable<std::optional<PolicyVersion>> HttpPolicySource::wait_newer(PolicyVersion than, net::TimePoint deadline) {
   if (!feed_) feed_ = channel_->follow();

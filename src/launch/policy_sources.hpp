@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,7 +19,10 @@ namespace prl::launch {
 struct ProofLog {
   std::int64_t num_updates = 0;
   double max_probe_difference = 0;
+  std::filesystem::path file;  ///< one line per proof is appended there; empty: nowhere
 };
+/// Of the file of proofs in a run's folder (docs/run-folder.md).
+inline constexpr const char* kProofFile = "logs/weight_proofs.jsonl";
 
 /// Engine and trainer in one process: the weights object changes hands, and the engine proves what it holds.
 class LocalPolicySource final : public orchestrator::PolicySource {
@@ -29,6 +33,8 @@ class LocalPolicySource final : public orchestrator::PolicySource {
   std::string describe() const override { return "in-process trainer"; }
   /// Any thread.
   ProofLog proofs() const;
+  /// Before the first update.
+  void record_proofs_in(std::filesystem::path file);
 
  private:
   std::shared_ptr<weights::VersionFeed> feed_;
@@ -45,9 +51,10 @@ class LocalPolicySource final : public orchestrator::PolicySource {
 class HttpPolicySource final : public orchestrator::PolicySource {
  public:
   struct Options {
-    std::vector<std::string> admin_urls;  ///< roots, without /v1
-    std::string api_key;                  ///< empty: none
-    bool verify_identity = false;         ///< the servers are the run's own (run_identity.hpp): ask them before the first update
+    std::vector<std::string> admin_urls;    ///< roots, without /v1
+    std::string api_key;                    ///< empty: none
+    bool verify_identity = false;           ///< the servers are the run's own (run_identity.hpp): ask them before the first update
+    std::filesystem::path proof_file = {};  ///< ProofLog::file
   };
   HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<net::HttpClient> client, Options options);
   orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;

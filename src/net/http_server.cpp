@@ -1,5 +1,7 @@
 #include "net/http_server.hpp"
 
+#include <fcntl.h>
+
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -60,6 +62,7 @@ asio::awaitable<void> HttpServer::Impl::accept_loop() {
   while (acceptor->is_open()) {
     const asio::any_io_executor strand = asio::make_strand(runtime->executor());
     auto [error, socket] = co_await acceptor->async_accept(strand, detail::kToken);
+    if (!error) (void)::fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
     if (!error) {
       begin(std::move(socket));
       continue;
@@ -141,6 +144,8 @@ void HttpServer::start() {
   auto acceptor = std::make_unique<asio::ip::tcp::acceptor>(asio::any_io_executor(asio::make_strand(runtime->executor())));
   const char* step = "open a socket for";
   acceptor->open(endpoint.protocol(), error);
+  // Programs started by this one must not hold the port after it.
+  if (!error) (void)::fcntl(acceptor->native_handle(), F_SETFD, FD_CLOEXEC);
   if (!error) acceptor->set_option(asio::socket_base::reuse_address(true), error);
   if (!error) {
     step = "bind to";

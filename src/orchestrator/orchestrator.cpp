@@ -87,6 +87,7 @@ struct Orchestrator::Impl {
                    }},
               policy, control),
         recorder({.output_dir = options.output_dir,
+                  .log_tokens = options.log_tokens,
                   .checkpoints = options.checkpoints,
                   .max_steps = options.dispatch.max_steps,
                   .resume_step = options.resume_step,

@@ -41,6 +41,7 @@ struct OrchestratorOptions {
   bool cancel_inflight_on_eval = false;
   std::optional<ValidationOptions> validation;  ///< none: no validation
   std::filesystem::path output_dir;             ///< of rollouts/step_N/*.jsonl; empty: none are written
+  bool log_tokens = false;                      ///< also rollouts/step_N/train_tokens.jsonl
   std::optional<OrchestratorCheckpoints> checkpoints;
   std::int64_t resume_step = 0;  ///< > 0: load the state saved after this step and go on with the next
   bool skip_progress = false;    ///< on resume: do not load the state, only count on from resume_step

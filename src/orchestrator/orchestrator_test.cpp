@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <unistd.h>
+#include <boost/json/parse.hpp>
 
 #include <filesystem>
 #include <fstream>
@@ -426,6 +427,7 @@ TEST(Orchestrator, EvaluatesMeasuresAndLogs) {
   RunSettings settings{.options = small_options(5, 0)};
   settings.monitor = &monitor;
   settings.options.output_dir = folder;
+  settings.options.log_tokens = true;
   OnlineEval online;
   online.interval = 2;
   online.task.environment = tiny_environment("held-out");
@@ -450,6 +452,13 @@ TEST(Orchestrator, EvaluatesMeasuresAndLogs) {
   int num_rows = 0;
   for (std::string line; std::getline(rows, line);) num_rows += line.find("\"advantage\"") != std::string::npos ? 1 : 0;
   EXPECT_EQ(num_rows, 16);
+  std::ifstream tokens(folder / "rollouts" / "step_3" / "train_tokens.jsonl");
+  std::string first;
+  ASSERT_TRUE(std::getline(tokens, first));
+  const boost::json::object sample = boost::json::parse(first).as_object();
+  EXPECT_EQ(sample.at("row"), 0);
+  for (const char* name : {"loss_mask", "advantages", "inference_logprobs"})
+    EXPECT_EQ(sample.at(name).as_array().size(), sample.at("token_ids").as_array().size()) << name;
   EXPECT_TRUE(std::filesystem::exists(folder / "rollouts" / "step_4" / "eval_rollouts.jsonl"));
   std::filesystem::remove_all(folder);
 }

@@ -44,7 +44,8 @@ asio::awaitable<void> StepRecorder::record(std::shared_ptr<const CollectedBatch>
   metrics.merge(pools);
   log::step("{}", step_line(*batch, facts));
   if (!options_.output_dir.empty()) {
-    std::function<bool()> work = [batch, folder = options_.output_dir, step = facts.step] {
+    std::function<bool()> work = [batch, folder = options_.output_dir, step = facts.step, log_tokens = options_.log_tokens] {
+      if (log_tokens) write_train_tokens(folder, step, *batch);
       write_train_rollouts(folder, step, *batch);
       return true;
     };

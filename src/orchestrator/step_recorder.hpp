@@ -30,6 +30,7 @@ class StepRecorder {
  public:
   struct Options {
     std::filesystem::path output_dir{};  ///< of rollouts/step_N/train_rollouts.jsonl; empty: none are written
+    bool log_tokens = false;             ///< also rollouts/step_N/train_tokens.jsonl
     std::optional<OrchestratorCheckpoints> checkpoints{};
     std::optional<std::int64_t> max_steps{};
     std::int64_t resume_step = 0;

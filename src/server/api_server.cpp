@@ -8,11 +8,14 @@
 #include "base/rng.hpp"
 #include "net/http_client.hpp"
 #include "net/io_runtime.hpp"
-#include "server/request_guard.hpp"
+#include "net/request_guard.hpp"
 #include "server/routes.hpp"
 #include "server/structured_output.hpp"
 
 namespace prl::server {
+
+using net::Access;
+
 namespace {
 
 constexpr std::size_t kMaxAdminJobs = 16;
@@ -60,7 +63,7 @@ bool is_plain_id(std::string_view id) {
 
 }  // namespace
 
-WorkerPool& ServerContext::workers_for(std::size_t num_body_bytes) const {
+net::WorkerPool& ServerContext::workers_for(std::size_t num_body_bytes) const {
   return num_body_bytes > kLargeBodyBytes ? *large_workers : *text_workers;
 }
 
@@ -87,11 +90,12 @@ ApiServer::ApiServer(ApiOptions options, Backend& backend, std::shared_ptr<const
   std::random_device device;
   context_->id_seed = mix_seed(device(), device());
   const ApiOptions& o = context_->options;
-  context_->text_workers = std::make_unique<WorkerPool>(WorkerPool::Options{o.num_text_threads, o.max_text_jobs, "http-text"});
-  context_->large_workers =
-      std::make_unique<WorkerPool>(WorkerPool::Options{kNumSlowThreads, kMaxSlowJobs, "http-large", kSlowNiceness, /*gives_back=*/true});
-  context_->rule_workers = std::make_unique<WorkerPool>(WorkerPool::Options{kNumSlowThreads, kMaxSlowJobs, "http-rules", kSlowNiceness});
-  context_->admin_worker = std::make_unique<WorkerPool>(WorkerPool::Options{1, kMaxAdminJobs, "http-admin"});
+  context_->text_workers = std::make_unique<net::WorkerPool>(net::WorkerPool::Options{o.num_text_threads, o.max_text_jobs, "http-text"});
+  context_->large_workers = std::make_unique<net::WorkerPool>(
+      net::WorkerPool::Options{kNumSlowThreads, kMaxSlowJobs, "http-large", kSlowNiceness, /*gives_back=*/true});
+  context_->rule_workers =
+      std::make_unique<net::WorkerPool>(net::WorkerPool::Options{kNumSlowThreads, kMaxSlowJobs, "http-rules", kSlowNiceness});
+  context_->admin_worker = std::make_unique<net::WorkerPool>(net::WorkerPool::Options{1, kMaxAdminJobs, "http-admin"});
   net::HttpServer::Options http;
   http.host = o.host;
   http.port = o.port;
@@ -115,7 +119,7 @@ ApiServer::~ApiServer() {
 
 void ApiServer::add_routes() {
   const ApiOptions& o = context_->options;
-  RequestGuard guard({o.api_key, o.admin_api_key, o.cors_origins, o.allowed_hosts, o.host, o.run_id});
+  net::RequestGuard guard({o.api_key, o.admin_api_key, o.cors_origins, o.allowed_hosts, o.host, o.run_id});
   const auto add = [&](const char* method, std::string path, Route route, Access access) {
     guard.add_route(method, path, access);
     http_->route(method, std::move(path), [context = context_, route](HttpRequest request) { return route(context, std::move(request)); });

@@ -35,7 +35,7 @@ void check_count(const ServerContext& context, const PreparedRequest& request) {
 /// it: large bodies, and the making of a rule for structured output.
 net::asio::awaitable<std::shared_ptr<const PreparedRequest>> prepare(Context context, std::shared_ptr<const HttpRequest> request,
                                                                      Prepare function) {
-  WorkerPool& workers = context->workers_for(request->body.size());
+  net::WorkerPool& workers = context->workers_for(request->body.size());
   const net::CancelToken cancelled = request->cancelled;
   auto work = [context, cancelled, request = std::move(request), function]() mutable {
     // Released here and not where the result goes, so that a large body's memory is free when the thread gives memory back.

@@ -68,7 +68,7 @@ std::string detokenize_body(const ServerContext& context, const HttpRequest& req
 }
 
 Reply on_worker(Context context, HttpRequest request, std::string (*function)(const ServerContext&, const HttpRequest&)) {
-  WorkerPool& workers = context->workers_for(request.body.size());
+  net::WorkerPool& workers = context->workers_for(request.body.size());
   auto http = std::make_shared<const HttpRequest>(std::move(request));
   auto work = [context, http = std::move(http), function]() mutable {
     const std::shared_ptr<const HttpRequest> mine = std::move(http);

@@ -10,11 +10,11 @@
 #include "base/rng.hpp"
 #include "net/http_message.hpp"
 #include "net/io_runtime.hpp"
+#include "net/worker_pool.hpp"
 #include "server/json_fields.hpp"
 #include "server/json_writer.hpp"
 #include "server/server_metrics.hpp"
 #include "server/stream_splitter.hpp"
-#include "server/worker_pool.hpp"
 
 namespace prl::server {
 namespace {
@@ -110,7 +110,7 @@ TEST(Histogram, CumulatesBuckets) {
             "103.5\nh_count{m=\"x\"} 4\n");
 }
 
-net::asio::awaitable<void> run_for_a_moment(std::shared_ptr<WorkerPool> pool, std::function<void()> job) {
+net::asio::awaitable<void> run_for_a_moment(std::shared_ptr<net::WorkerPool> pool, std::function<void()> job) {
   auto running = pool->run(std::move(job), std::chrono::milliseconds(1), "a job that takes its time");
   co_await std::move(running);
 }
@@ -119,8 +119,8 @@ net::asio::awaitable<void> run_for_a_moment(std::shared_ptr<WorkerPool> pool, st
 TEST(WorkerPool, MayEndInTheJobThatHoldsItLast) {
   using namespace std::chrono_literals;
   net::IoRuntime io(1);
-  auto pool = std::make_shared<WorkerPool>(WorkerPool::Options{2, 4, "test"});
-  const std::weak_ptr<WorkerPool> seen = pool;
+  auto pool = std::make_shared<net::WorkerPool>(net::WorkerPool::Options{2, 4, "test"});
+  const std::weak_ptr<net::WorkerPool> seen = pool;
   std::promise<void> may_end;
   const auto gate = may_end.get_future().share();
   std::function<void()> job = [pool, gate] { gate.wait_for(30s); };
@@ -136,7 +136,7 @@ TEST(WorkerPool, MayEndInTheJobThatHoldsItLast) {
 TEST(WorkerPool, StopsAfterWhatIsQueued) {
   using namespace std::chrono_literals;
   net::IoRuntime io(1);
-  const auto pool = std::make_shared<WorkerPool>(WorkerPool::Options{1, 4, "test"});
+  const auto pool = std::make_shared<net::WorkerPool>(net::WorkerPool::Options{1, 4, "test"});
   std::promise<void> may_end;
   const auto gate = may_end.get_future().share();
   int done = 0;

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "grammar/rule_cache.hpp"
+#include "net/worker_pool.hpp"
 #include "server/backend.hpp"
 #include "server/live_generations.hpp"
 #include "server/response_store.hpp"
 #include "server/sampling_defaults.hpp"
 #include "server/server_metrics.hpp"
-#include "server/worker_pool.hpp"
 #include "text/chat_template.hpp"
 #include "text/renderer.hpp"
 #include "text/tokenizer.hpp"
@@ -62,16 +62,16 @@ struct ServerContext {
   std::unique_ptr<ResponseStore> responses = std::make_unique<ResponseStore>();  ///< behind previous_response_id
   ServerMetrics metrics;
   LiveGenerations live;
-  std::unique_ptr<WorkerPool> text_workers;   ///< templates and tokenization
-  std::unique_ptr<WorkerPool> large_workers;  ///< the same for large bodies, so that small ones never wait for them
-  std::unique_ptr<WorkerPool> rule_workers;   ///< automata of structured output
-  std::unique_ptr<WorkerPool> admin_worker;   ///< one thread: changes of weights happen one after the other
-  std::int64_t created = 0;                   ///< unix time of the start
+  std::unique_ptr<net::WorkerPool> text_workers;   ///< templates and tokenization
+  std::unique_ptr<net::WorkerPool> large_workers;  ///< the same for large bodies, so that small ones never wait for them
+  std::unique_ptr<net::WorkerPool> rule_workers;   ///< automata of structured output
+  std::unique_ptr<net::WorkerPool> admin_worker;   ///< one thread: changes of weights happen one after the other
+  std::int64_t created = 0;                        ///< unix time of the start
   std::uint64_t id_seed = 0;
   mutable std::atomic<std::uint64_t> num_ids{0};
 
   /// The threads that take a body of that size apart.
-  WorkerPool& workers_for(std::size_t num_body_bytes) const;
+  net::WorkerPool& workers_for(std::size_t num_body_bytes) const;
   /// `prefix` and 32 hex digits, or the client's own X-Request-Id.
   std::string make_id(std::string_view prefix, std::string_view client_id) const;
 };

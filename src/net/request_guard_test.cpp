@@ -1,15 +1,12 @@
-#include "server/request_guard.hpp"
+#include "net/request_guard.hpp"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <utility>
 
-namespace prl::server {
+namespace prl::net {
 namespace {
-
-using net::Fields;
-using net::HttpRequest;
 
 RequestGuard make_guard(RequestGuard::Options options) {
   if (options.host.empty()) options.host = "127.0.0.1";
@@ -134,4 +131,4 @@ TEST(RequestGuard, ListedOriginsAreAnsweredAsBrowsersWant) {
 }
 
 }  // namespace
-}  // namespace prl::server
+}  // namespace prl::net

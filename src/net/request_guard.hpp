@@ -7,7 +7,7 @@
 
 #include "net/http_server.hpp"
 
-namespace prl::server {
+namespace prl::net {
 
 /// Who may use a route.
 enum class Access {
@@ -32,27 +32,31 @@ class RequestGuard {
     std::vector<std::string> allowed_hosts = {};  ///< names of this server besides addresses and localhost; "*" for any
     std::string host = {};                        ///< where it listens
     std::string run_id = {};                      ///< the run it belongs to; empty: none
+    /// Ends of the messages that refuse an origin or a host.
+    std::string origin_advice = "; list the origin in server.cors_origins";
+    std::string host_advice = "; list the name in server.allowed_hosts, or set server.api_key";
   };
   explicit RequestGuard(Options options);
 
   void add_route(const std::string& method, const std::string& path, Access access) { routes_[path][method] = access; }
-  net::HttpServer::Verdict operator()(const net::HttpRequest& request) const;
+  HttpServer::Verdict operator()(const HttpRequest& request) const;
 
  private:
   using Methods = std::map<std::string, Access>;
   bool is_listed(std::string_view origin) const;
+  [[noreturn]] void forbid_page(std::string_view origin) const;
   bool is_known_host(std::string_view host) const;
-  net::HttpResponse answer_options(const net::HttpRequest& request, const Methods* methods, bool is_allowed) const;
+  HttpResponse answer_options(const HttpRequest& request, const Methods* methods, bool is_allowed) const;
   /// Throws 401 without the key of the route; true if there is one.
-  bool check_key(const net::HttpRequest& request, Access access) const;
+  bool check_key(const HttpRequest& request, Access access) const;
   /// Throws 421 if the request is meant for the server of another run, or would change the weights of a run's server from outside.
-  void check_run(const net::HttpRequest& request, Access access) const;
+  void check_run(const HttpRequest& request, Access access) const;
   /// Throws 403.
-  void check_page(const net::HttpRequest& request, bool is_allowed) const;
+  void check_page(const HttpRequest& request, bool is_allowed) const;
 
   Options options_;
   bool is_loopback_;
   std::map<std::string, Methods> routes_;
 };
 
-}  // namespace prl::server
+}  // namespace prl::net

@@ -10,7 +10,7 @@
 #include "net/async_result.hpp"
 #include "net/errors.hpp"
 
-namespace prl::server {
+namespace prl::net {
 
 /// Threads for work that would block an I/O thread: templates, tokenization, loading weights. The queue is bounded; a full
 /// one is Error{kOverloaded} at once.
@@ -32,7 +32,7 @@ class WorkerPool {
   /// Runs `work` on a worker and returns its value or throws its error. Error{kDeadline} naming `what` when it takes longer
   /// than `timeout`, {kCancelled} when the caller is cancelled; the work itself always runs to its end.
   template <typename Work>
-  net::asio::awaitable<std::invoke_result_t<Work&>> run(Work work, std::chrono::milliseconds timeout, std::string what);
+  asio::awaitable<std::invoke_result_t<Work&>> run(Work work, std::chrono::milliseconds timeout, std::string what);
   /// Takes no more jobs, runs what is queued, joins; from then on run() is Error{kUnavailable}. In one of its own jobs, which may be the
   /// last to hold what owns the pool, the other threads are joined and this one ends by itself. Idempotent, by one thread at a time.
   void stop();
@@ -44,10 +44,10 @@ class WorkerPool {
 };
 
 template <typename Work>
-net::asio::awaitable<std::invoke_result_t<Work&>> WorkerPool::run(Work work, std::chrono::milliseconds timeout, std::string what) {
+asio::awaitable<std::invoke_result_t<Work&>> WorkerPool::run(Work work, std::chrono::milliseconds timeout, std::string what) {
   using T = std::invoke_result_t<Work&>;
   using Stored = std::conditional_t<std::is_void_v<T>, std::monostate, T>;
-  net::AsyncResult<Stored> result;
+  AsyncResult<Stored> result;
   auto shared_work = std::make_shared<Work>(std::move(work));
   std::function<void()> job = [result, shared_work] {
     try {
@@ -62,11 +62,11 @@ net::asio::awaitable<std::invoke_result_t<Work&>> WorkerPool::run(Work work, std
     }
   };
   post(std::move(job));
-  auto waiting = result.wait(net::Clock::now() + timeout, std::move(what));
+  auto waiting = result.wait(Clock::now() + timeout, std::move(what));
   if constexpr (std::is_void_v<T>)
     co_await std::move(waiting);
   else
     co_return co_await std::move(waiting);
 }
 
-}  // namespace prl::server
+}  // namespace prl::net

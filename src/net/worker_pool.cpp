@@ -1,4 +1,4 @@
-#include "server/worker_pool.hpp"
+#include "net/worker_pool.hpp"
 
 #include <malloc.h>
 #include <sys/resource.h>
@@ -14,7 +14,7 @@
 #include "base/log.hpp"
 #include "base/queue.hpp"
 
-namespace prl::server {
+namespace prl::net {
 namespace {
 constexpr auto kPollTime = std::chrono::seconds(60);
 }
@@ -61,4 +61,4 @@ void WorkerPool::post(std::function<void()> job) {
   fail(ErrorCode::kOverloaded, "{}: the queue is full; try again later", impl_->options.name);
 }
 
-}  // namespace prl::server
+}  // namespace prl::net

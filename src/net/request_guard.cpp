@@ -1,4 +1,4 @@
-#include "server/request_guard.hpp"
+#include "net/request_guard.hpp"
 
 #include <boost/asio/ip/address.hpp>
 
@@ -8,12 +8,8 @@
 #include "net/errors.hpp"
 #include "net/http_client.hpp"
 
-namespace prl::server {
+namespace prl::net {
 namespace {
-
-using net::HttpError;
-using net::HttpRequest;
-using net::HttpResponse;
 
 /// Seconds for which a browser remembers what it may ask for.
 constexpr const char* kPreflightSeconds = "600";
@@ -46,8 +42,7 @@ bool is_address(std::string_view name) {
 
 bool is_localhost(std::string_view name) {
   constexpr std::string_view kSuffix = ".localhost";
-  return net::iequals(name, "localhost") ||
-         (name.size() > kSuffix.size() && net::iequals(name.substr(name.size() - kSuffix.size()), kSuffix));
+  return iequals(name, "localhost") || (name.size() > kSuffix.size() && iequals(name.substr(name.size() - kSuffix.size()), kSuffix));
 }
 
 bool is_loopback_name(std::string_view host) {
@@ -59,8 +54,8 @@ bool is_loopback_name(std::string_view host) {
 /// The types that a page may send to another origin without asking first.
 bool is_simple_type(std::string_view content_type) {
   content_type = content_type.substr(0, content_type.find_first_of("; \t"));
-  return net::iequals(content_type, "text/plain") || net::iequals(content_type, "application/x-www-form-urlencoded") ||
-         net::iequals(content_type, "multipart/form-data");
+  return iequals(content_type, "text/plain") || iequals(content_type, "application/x-www-form-urlencoded") ||
+         iequals(content_type, "multipart/form-data");
 }
 
 bool has_body(const HttpRequest& request) {
@@ -73,17 +68,21 @@ bool has_body(const HttpRequest& request) {
 RequestGuard::RequestGuard(Options options) : options_(std::move(options)), is_loopback_(is_loopback_name(options_.host)) {}
 
 bool RequestGuard::is_listed(std::string_view origin) const {
-  return std::ranges::any_of(options_.cors_origins, [&](const std::string& one) { return one == "*" || net::iequals(one, origin); });
+  return std::ranges::any_of(options_.cors_origins, [&](const std::string& one) { return one == "*" || iequals(one, origin); });
+}
+
+void RequestGuard::forbid_page(std::string_view origin) const {
+  forbid(fmt::format("web pages of {} may not use this server{}", origin.substr(0, 128), options_.origin_advice));
 }
 
 bool RequestGuard::is_known_host(std::string_view host) const {
   const std::string_view name = name_of(host);
-  if (name.empty() || is_address(name) || is_localhost(name) || net::iequals(name, options_.host)) return true;
-  return std::ranges::any_of(options_.allowed_hosts, [&](const std::string& one) { return one == "*" || net::iequals(one, name); });
+  if (name.empty() || is_address(name) || is_localhost(name) || iequals(name, options_.host)) return true;
+  return std::ranges::any_of(options_.allowed_hosts, [&](const std::string& one) { return one == "*" || iequals(one, name); });
 }
 
-net::HttpServer::Verdict RequestGuard::operator()(const HttpRequest& request) const {
-  net::HttpServer::Verdict verdict;
+HttpServer::Verdict RequestGuard::operator()(const HttpRequest& request) const {
+  HttpServer::Verdict verdict;
   const std::string* origin = request.headers.find("Origin");
   const bool is_allowed = origin != nullptr && is_listed(*origin);
   if (!options_.cors_origins.empty()) verdict.headers.add("Vary", "Origin");
@@ -109,7 +108,7 @@ net::HttpServer::Verdict RequestGuard::operator()(const HttpRequest& request) co
                       fmt::format("the body is sent as '{}'; send it with 'Content-Type: application/json'",
                                   request.headers.get("Content-Type").substr(0, 64)));
   } catch (const Error&) {
-    verdict.refusal = net::error_response(std::current_exception());
+    verdict.refusal = error_response(std::current_exception());
   }
   return verdict;
 }
@@ -126,9 +125,7 @@ HttpResponse RequestGuard::answer_options(const HttpRequest& request, const Meth
     response.headers.add("Allow", allowed);
     return response;
   }
-  if (!is_allowed)
-    forbid(fmt::format("web pages of {} may not use this server; list the origin in server.cors_origins",
-                       request.headers.get("Origin").substr(0, 128)));
+  if (!is_allowed) forbid_page(request.headers.get("Origin"));
   response.headers.add("Access-Control-Allow-Methods", allowed);
   const std::string_view wanted = request.headers.get("Access-Control-Request-Headers");
   if (!wanted.empty() && wanted.size() <= kMaxRequestedHeaders) response.headers.add("Access-Control-Allow-Headers", std::string(wanted));
@@ -149,34 +146,29 @@ bool RequestGuard::check_key(const HttpRequest& request, Access access) const {
 }
 
 void RequestGuard::check_run(const HttpRequest& request, Access access) const {
-  const std::string_view wanted = request.headers.get(net::kRunIdHeader);
+  const std::string_view wanted = request.headers.get(kRunIdHeader);
   const std::string& own = options_.run_id;
   if (wanted == own || (wanted.empty() && access != Access::kWeights)) return;
   const std::string belongs = own.empty() ? "this server belongs to no run" : fmt::format("this server belongs to run {}", own);
-  const std::string found = wanted.empty()
-                                ? fmt::format("only that run may change its weights, and the request has no {}", net::kRunIdHeader)
-                                : fmt::format("the request is for the server of run {}: this one has taken its port", wanted);
+  const std::string found = wanted.empty() ? fmt::format("only that run may change its weights, and the request has no {}", kRunIdHeader)
+                                           : fmt::format("the request is for the server of run {}: this one has taken its port", wanted);
   throw HttpError(421, ErrorCode::kOutOfSync, fmt::format("{}: {}", belongs, found));
 }
 
 void RequestGuard::check_page(const HttpRequest& request, bool is_allowed) const {
   if (is_allowed) return;
   if (is_loopback_ && !is_known_host(request.host))
-    forbid(fmt::format(
-        "this server is on {} and asks for no key, so it answers only to addresses and localhost, not to '{}'; list the name in "
-        "server.allowed_hosts, or set server.api_key",
-        options_.host, request.host));
+    forbid(fmt::format("this server is on {} and asks for no key, so it answers only to addresses and localhost, not to '{}'{}",
+                       options_.host, request.host.substr(0, 256), options_.host_advice));
   const std::string* origin = request.headers.find("Origin");
   if (origin != nullptr) {
     const bool is_own = is_known_host(request.host) && !request.host.empty() &&
-                        (net::iequals(*origin, "http://" + request.host) || net::iequals(*origin, "https://" + request.host));
-    if (!is_own)
-      forbid(fmt::format("web pages of {} may not use this server; list the origin in server.cors_origins", origin->substr(0, 128)));
+                        (iequals(*origin, "http://" + request.host) || iequals(*origin, "https://" + request.host));
+    if (!is_own) forbid_page(*origin);
     return;
   }
   const std::string_view site = request.headers.get("Sec-Fetch-Site");
-  if (net::iequals(site, "cross-site") || net::iequals(site, "same-site"))
-    forbid("web pages of other origins may not use this server; list them in server.cors_origins");
+  if (iequals(site, "cross-site") || iequals(site, "same-site")) forbid_page("other origins");
 }
 
-}  // namespace prl::server
+}  // namespace prl::net

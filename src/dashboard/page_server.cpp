@@ -1,0 +1,311 @@
+#include "dashboard/page_server.hpp"
+
+#include <fmt/core.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "dashboard/assets.hpp"
+#include "dashboard/query.hpp"
+#include "dashboard/run_view.hpp"
+#include "net/deadline.hpp"
+#include "net/http_server.hpp"
+#include "net/request_guard.hpp"
+#include "net/worker_pool.hpp"
+
+namespace prl::dashboard {
+namespace fs = std::filesystem;
+using net::HttpRequest;
+using net::HttpResponse;
+namespace {
+
+using Clock = std::chrono::steady_clock;
+/// Between two looks at the files.
+constexpr auto kRound = std::chrono::milliseconds(500);
+/// Without a request for so long the files are left alone; open event streams count as requests.
+constexpr auto kIdle = std::chrono::seconds(30);
+constexpr auto kAnswerTime = std::chrono::seconds(30);
+constexpr auto kFirstRoundTime = std::chrono::milliseconds(1500);
+constexpr auto kKeepAlive = std::chrono::seconds(15);
+constexpr int kMaxEventStreams = 64;
+constexpr std::uint64_t kRawPieceBytes = std::uint64_t{256} << 10;
+
+net::asio::awaitable<HttpResponse> serve(const Asset* asset) {
+  HttpResponse response = HttpResponse::text(std::string(asset->bytes));
+  response.content_type = asset->content_type;
+  co_return response;
+}
+
+net::Fields page_headers() {
+  // No script, style or connection but our own; nothing frames the page, and no rollout's link leaks where it was shown.
+  return {{"Content-Security-Policy",
+           "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+           "form-action 'none'; frame-ancestors 'none'"},
+          {"X-Content-Type-Options", "nosniff"},
+          {"Referrer-Policy", "no-referrer"},
+          {"Cross-Origin-Resource-Policy", "same-origin"},
+          {"Cache-Control", "no-store"}};
+}
+
+/// Names that tell the runs apart: the last part of the path, with more of it where that is not enough.
+std::vector<std::string> names_of(const std::vector<fs::path>& folders) {
+  std::vector<std::string> names;
+  for (const fs::path& folder : folders) {
+    const fs::path whole = fs::absolute(folder).lexically_normal();
+    const fs::path path = whole.has_filename() ? whole : whole.parent_path();
+    std::string name = path.filename().string();
+    for (const fs::path& other : folders)
+      if (&other != &folder && fs::absolute(other).lexically_normal().filename() == path.filename())
+        name = (path.parent_path().filename() / path.filename()).string();
+    for (int n = 2; std::find(names.begin(), names.end(), name) != names.end(); ++n) name = fmt::format("{} ({})", path.string(), n);
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
+}  // namespace
+
+struct PageServer::Impl : std::enable_shared_from_this<Impl> {
+  explicit Impl(Options given) : options(std::move(given)), workers({2, 64, "page", /*niceness=*/5}) {
+    const std::vector<std::string> names = names_of(options.runs);
+    for (std::size_t i = 0; i < options.runs.size(); ++i) runs.push_back(std::make_unique<RunView>(options.runs[i], names[i]));
+  }
+
+  const Options options;
+  std::vector<std::unique_ptr<RunView>> runs;
+  net::WorkerPool workers;
+  std::unique_ptr<net::HttpServer> http;
+  std::thread reader;
+  std::mutex mutex;
+  std::condition_variable changed;  ///< somebody asked, a round ended, or stop
+  bool is_stopping = false;
+  bool is_caught_up = false;  ///< what was there when the reader woke up has been read
+  Clock::time_point last_request{};
+  std::atomic<int> num_streams{0};
+
+  void read_runs();
+  void touch();
+  void wait_for_first_round();
+  RunView& run_of(const Query& query);
+  std::string runs_json();
+  std::string news_since(std::vector<RunView::Version>& seen);
+  net::asio::awaitable<HttpResponse> answer(HttpRequest request, std::function<std::string(Impl&, const Query&)> make);
+  net::asio::awaitable<HttpResponse> events(HttpRequest request);
+  net::asio::awaitable<HttpResponse> raw(HttpRequest request);
+  void add_routes();
+};
+
+/// The thread that reads files: rounds of bounded length while somebody looks, none otherwise.
+void PageServer::Impl::read_runs() {
+  log::set_thread_role("page");
+  std::unique_lock lock(mutex);
+  while (!is_stopping) {
+    if (last_request + kIdle < Clock::now()) {
+      is_caught_up = false;
+      changed.wait(lock, [&] { return is_stopping || last_request + kIdle >= Clock::now(); });
+      continue;
+    }
+    lock.unlock();
+    bool has_more = false;
+    for (const auto& run : runs) {
+      try {
+        has_more |= run->refresh();
+      } catch (const std::exception& error) {
+        log::warning("the page cannot read {}: {}", run->folder().string(), error.what());
+      }
+    }
+    lock.lock();
+    if (!has_more) is_caught_up = true;
+    changed.notify_all();
+    if (!has_more) changed.wait_for(lock, kRound, [&] { return is_stopping; });
+  }
+}
+
+void PageServer::Impl::touch() {
+  std::lock_guard lock(mutex);
+  last_request = Clock::now();
+  changed.notify_all();
+}
+
+/// A first answer shows what there is, not an empty run; large runs are shown while they are read.
+void PageServer::Impl::wait_for_first_round() {
+  std::unique_lock lock(mutex);
+  changed.wait_for(lock, kFirstRoundTime, [&] { return is_stopping || is_caught_up; });
+}
+
+RunView& PageServer::Impl::run_of(const Query& query) {
+  const auto number = query.integer("run", 0, static_cast<std::int64_t>(runs.size()) - 1).value_or(0);
+  if (runs.empty()) fail(ErrorCode::kNotFound, "there is no run");
+  return *runs[static_cast<std::size_t>(number)];
+}
+
+std::string PageServer::Impl::runs_json() {
+  wait_for_first_round();
+  std::string out = "{\"runs\":[";
+  for (const auto& run : runs) {
+    if (out.back() != '[') out += ',';
+    out += run->summary();
+  }
+  return out + "]}";
+}
+
+net::asio::awaitable<HttpResponse> PageServer::Impl::answer(HttpRequest request, std::function<std::string(Impl&, const Query&)> make) {
+  touch();
+  auto work = [self = shared_from_this(), fields = request.query, make = std::move(make)] { return make(*self, Query(fields)); };
+  std::string what = "an answer for the page";
+  co_return HttpResponse::json(co_await workers.run(std::move(work), kAnswerTime, std::move(what)));
+}
+
+/// One event per run that changed: its new rows, or that everything must be fetched again. Empty if nothing changed.
+std::string PageServer::Impl::news_since(std::vector<RunView::Version>& seen) {
+  std::string out;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const RunView::Version now = runs[i]->version();
+    if (now == seen[i]) continue;
+    const auto rows = now.generation == seen[i].generation ? runs[i]->rows_after(seen[i].rows) : std::nullopt;
+    std::string event = fmt::format("{{\"run\":{},\"generation\":{},\"rollouts\":{},\"last_row\":{}", i, now.generation, now.rollouts,
+                                    rows && !rows->empty() ? rows->back().number : now.rows);
+    seen[i] = now;
+    if (rows) {
+      event += ",\"rows\":[";
+      for (const SeriesStore::KeptRow& row : *rows) {
+        if (event.back() != '[') event += ',';
+        event += row.text;
+      }
+      event += ']';
+      if (!rows->empty()) seen[i].rows = rows->back().number;
+    } else {
+      event += ",\"reset\":true";
+    }
+    out += "data: " + event + "}\n\n";
+  }
+  return out;
+}
+
+net::asio::awaitable<HttpResponse> PageServer::Impl::events(HttpRequest request) {
+  if (num_streams.fetch_add(1) >= kMaxEventStreams) {
+    --num_streams;
+    throw net::HttpError(503, ErrorCode::kOverloaded, fmt::format("{} pages follow these runs already", kMaxEventStreams));
+  }
+  struct Leave {
+    std::atomic<int>& count;
+    ~Leave() { --count; }
+  } leave{num_streams};
+  std::vector<RunView::Version> seen;
+  for (const auto& run : runs) seen.push_back(run->version());
+  net::Fields headers;
+  co_await request.stream->start(200, "text/event-stream", headers);
+  std::string hello = "retry: 1000\n: hello\n\n";
+  co_await request.stream->write(std::move(hello));
+  Clock::time_point last_write = Clock::now();
+  while (true) {
+    touch();
+    co_await net::sleep_for(kRound);
+    std::string news = news_since(seen);
+    if (news.empty()) {
+      if (Clock::now() - last_write < kKeepAlive) continue;
+      news = ": alive\n\n";
+    }
+    last_write = Clock::now();
+    co_await request.stream->write(std::move(news));
+  }
+}
+
+/// The line of a rollout as it is in the file, as a download: a browser never shows it as a page.
+net::asio::awaitable<HttpResponse> PageServer::Impl::raw(HttpRequest request) {
+  touch();
+  const Query query(request.query);
+  const RunView::RawLine line = run_of(query).raw_line(query);
+  net::Fields headers{{"Content-Disposition", "attachment; filename=\"rollout.json\""}};
+  co_await request.stream->start(200, "application/octet-stream", headers);
+  for (std::uint64_t at = 0; at < line.num_bytes; at += kRawPieceBytes) {
+    auto work = [path = line.path, from = line.offset + at, size = std::min(kRawPieceBytes, line.num_bytes - at)] {
+      return read_range(path, from, size);
+    };
+    std::string what = "a piece of a rollout";
+    std::string piece = co_await workers.run(std::move(work), kAnswerTime, std::move(what));
+    if (piece.empty()) break;
+    co_await request.stream->write(std::move(piece));
+  }
+  co_await request.stream->finish();
+  co_return HttpResponse::streamed();
+}
+
+void PageServer::Impl::add_routes() {
+  net::RequestGuard guard({.host = options.host, .origin_advice = "", .host_advice = "; open it by its address or as localhost"});
+  for (const Asset& asset : assets()) {
+    // The page holds nothing of a run, and links to it from other pages must work.
+    guard.add_route("GET", std::string(asset.path), net::Access::kOpen);
+    http->route("GET", std::string(asset.path), [&asset](HttpRequest) { return serve(&asset); });
+  }
+  const auto api = [&](const char* name, std::function<std::string(Impl&, const Query&)> make) {
+    const std::string path = std::string("/api/") + name;
+    guard.add_route("GET", path, net::Access::kApiKey);
+    http->route("GET", path, [self = this, make](HttpRequest request) { return self->answer(std::move(request), make); });
+  };
+  api("runs", [](Impl& self, const Query&) { return self.runs_json(); });
+  api("series", [](Impl& self, const Query& q) { return self.run_of(q).series(); });
+  api("metrics", [](Impl& self, const Query& q) { return self.run_of(q).metrics(q); });
+  api("timeline", [](Impl& self, const Query& q) { return self.run_of(q).timeline(q); });
+  api("rollouts", [](Impl& self, const Query& q) { return self.run_of(q).rollouts(q); });
+  api("rollout", [](Impl& self, const Query& q) { return self.run_of(q).rollout(q); });
+  api("tokens", [](Impl& self, const Query& q) { return self.run_of(q).tokens(q); });
+  api("evals", [](Impl& self, const Query& q) { return self.run_of(q).evals(); });
+  api("config", [](Impl& self, const Query& q) { return self.run_of(q).config(); });
+  api("logs", [](Impl& self, const Query& q) { return self.run_of(q).logs(q); });
+  api("proofs", [](Impl& self, const Query& q) { return self.run_of(q).proofs(); });
+  guard.add_route("GET", "/api/raw", net::Access::kApiKey);
+  http->route("GET", "/api/raw", [self = this](HttpRequest request) { return self->raw(std::move(request)); });
+  guard.add_route("GET", "/api/events", net::Access::kApiKey);
+  http->route("GET", "/api/events", [self = this](HttpRequest request) { return self->events(std::move(request)); });
+  http->set_gate(std::move(guard));
+}
+
+PageServer::PageServer(Options options) : impl_(std::make_shared<Impl>(std::move(options))) {
+  net::HttpServer::Options http;
+  http.host = impl_->options.host;
+  http.port = impl_->options.port;
+  http.num_io_threads = 1;
+  http.backlog = 128;
+  http.max_connections = 256;
+  http.max_body_bytes = 1024;
+  http.max_held_body_bytes = 64 * 1024;
+  http.name = "page";
+  http.headers = page_headers();
+  impl_->http = std::make_unique<net::HttpServer>(std::move(http));
+  impl_->add_routes();
+}
+
+PageServer::~PageServer() { stop(); }
+
+void PageServer::start() {
+  impl_->http->start();
+  impl_->reader = std::thread([impl = impl_.get()] { impl->read_runs(); });
+}
+
+int PageServer::port() const noexcept { return impl_->http->port(); }
+
+std::string PageServer::url() const {
+  const std::string& host = impl_->options.host;
+  const std::string shown = host == "0.0.0.0" || host.empty() ? "127.0.0.1" : host.find(':') != std::string::npos ? "[" + host + "]" : host;
+  return fmt::format("http://{}:{}/", shown, port());
+}
+
+void PageServer::stop() {
+  impl_->http->stop(std::chrono::milliseconds(0));
+  {
+    std::lock_guard lock(impl_->mutex);
+    impl_->is_stopping = true;
+    impl_->changed.notify_all();
+  }
+  if (impl_->reader.joinable()) impl_->reader.join();
+  impl_->workers.stop();
+}
+
+}  // namespace prl::dashboard

@@ -1,0 +1,128 @@
+#include "dashboard/page_server.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <boost/json/object.hpp>
+#include <boost/json/parse.hpp>
+
+#include "base/error.hpp"
+#include "base/testing/eventually.hpp"
+#include "dashboard/assets.hpp"
+#include "dashboard/testing/run_files.hpp"
+#include "net/test_support.hpp"
+
+namespace prl::dashboard {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::metrics_row;
+using ::testing::Not;
+using testing::rollout_row;
+using testing::RunFiles;
+namespace json = boost::json;
+
+/// The whole reply to a request with these header lines.
+std::string request(int port, const std::string& path, const std::string& header = "Host: 127.0.0.1\r\n",
+                    const std::string& method = "GET") {
+  net::testing::RawClient client(port);
+  client.send(fmt::format("{} {} HTTP/1.1\r\n{}Connection: close\r\n\r\n", method, path, header));
+  return client.read();
+}
+json::value get(int port, const std::string& path) {
+  const std::string reply = request(port, path);
+  EXPECT_TRUE(reply.starts_with("HTTP/1.1 200")) << path << "\n" << reply.substr(0, 500);
+  return json::parse(reply.substr(reply.find("\r\n\r\n") + 4));
+}
+
+class PageServerTest : public ::testing::Test {
+ protected:
+  PageServerTest() : run_("server") {
+    run_.write("metrics.jsonl", metrics_row(1, "trainer", "loss/mean", 2) + metrics_row(2, "trainer", "loss/mean", 1));
+    run_.write("rollouts/step_2/train_rollouts.jsonl", rollout_row(1, 1, "find me") + rollout_row(2, 0, "<script>alert(1)</script>"));
+    run_.write("configs/rl.json", R"({"max_steps": 7, "k": "</script>"})");
+    run_.write("logs/rl.log", "20:00:00    INFO hello\n");
+    server_ = std::make_unique<PageServer>(PageServer::Options{.runs = {run_.folder()}});
+    server_->start();
+  }
+  int port() const { return server_->port(); }
+  RunFiles run_;
+  std::unique_ptr<PageServer> server_;
+};
+
+TEST_F(PageServerTest, AnswersWhatTheFilesHold) {
+  const json::object runs = get(port(), "/api/runs").as_object();
+  const json::object& run = runs.at("runs").as_array().at(0).as_object();
+  EXPECT_EQ(run.at("last_step"), 2);
+  EXPECT_EQ(run.at("max_steps"), 7);
+  EXPECT_EQ(run.at("rollouts"), 2);
+  const json::value metrics = get(port(), "/api/metrics?run=0&s=trainer:loss/mean");
+  EXPECT_EQ(json::serialize(metrics.at("series").at(0).at("steps")), "[1,2]");
+  EXPECT_EQ(get(port(), "/api/rollouts?q=FIND+me").at("rollouts").as_array().size(), 1u);
+  EXPECT_EQ(get(port(), "/api/rollout?kind=train&step=2&row=0").at("rollout").at("example_id"), 1);
+  EXPECT_EQ(get(port(), "/api/config").at("rl").at("k"), "</script>");
+  EXPECT_EQ(get(port(), "/api/logs").at("lines").as_array().size(), 1u);
+  EXPECT_TRUE(get(port(), "/api/proofs").at("proofs").as_array().empty());
+  EXPECT_TRUE(get(port(), "/api/tokens?kind=train&step=2&row=0").at("samples").as_array().empty());
+  EXPECT_EQ(get(port(), "/api/timeline").as_array().size(), 0u);
+}
+
+TEST_F(PageServerTest, RefusesWhatIsNotMeantForIt) {
+  EXPECT_THAT(request(port(), "/api/runs", "Host: 127.0.0.1\r\nOrigin: http://evil.example\r\n"), HasSubstr("403"));
+  EXPECT_THAT(request(port(), "/api/runs", "Host: evil.example\r\n"), HasSubstr("403"));
+  EXPECT_THAT(request(port(), "/api/runs", "Host: 127.0.0.1\r\nSec-Fetch-Site: cross-site\r\n"), HasSubstr("403"));
+  EXPECT_THAT(request(port(), "/api/runs", "Host: 127.0.0.1\r\nContent-Length: 0\r\n", "POST"), HasSubstr("405"));
+  EXPECT_THAT(request(port(), "/../../etc/passwd"), Not(HasSubstr("200 OK")));
+  EXPECT_THAT(request(port(), "/api/logs?file=../configs/rl.json"), HasSubstr("400"));
+  EXPECT_THAT(request(port(), "/api/logs?file=/etc/passwd"), HasSubstr("400"));
+  for (const char* const path :
+       {"/api/series?run=1", "/api/series?run=-1", "/api/metrics?s=nocolon", "/api/metrics?points=100000000", "/api/rollouts?limit=100000",
+        "/api/rollouts?order=x", "/api/rollouts?reward_min=abc", "/api/rollout?kind=train&step=2", "/api/logs?level=loud"})
+    EXPECT_THAT(request(port(), path), HasSubstr("HTTP/1.1 400")) << path;
+  EXPECT_THAT(request(port(), "/api/rollout?kind=train&step=2&row=99"), HasSubstr("HTTP/1.1 404"));
+}
+
+TEST_F(PageServerTest, ThePageHoldsNoScriptOfOthers) {
+  const std::string page = request(port(), "/");
+  EXPECT_THAT(page, HasSubstr("Content-Security-Policy: default-src 'none'; script-src 'self'"));
+  EXPECT_THAT(page, HasSubstr("X-Content-Type-Options: nosniff"));
+  for (const Asset& asset : assets()) {
+    EXPECT_THAT(request(port(), std::string(asset.path)), HasSubstr("HTTP/1.1 200")) << asset.path;
+    std::string text(asset.bytes);
+    for (std::size_t at; (at = text.find("http://www.w3.org/2000/svg")) != std::string::npos;) text.erase(at, 26);
+    for (const char* const banned : {"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "https://", "http://"})
+      EXPECT_EQ(text.find(banned), std::string::npos) << asset.path << " has " << banned;
+  }
+}
+
+TEST_F(PageServerTest, RawRolloutsAreDownloads) {
+  const std::string reply = request(port(), "/api/raw?kind=train&step=2&row=1");
+  // The index is filled by the first request that waits for it.
+  if (reply.starts_with("HTTP/1.1 404")) (void)get(port(), "/api/runs");
+  const std::string again = request(port(), "/api/raw?kind=train&step=2&row=1");
+  EXPECT_THAT(again, HasSubstr("Content-Type: application/octet-stream"));
+  EXPECT_THAT(again, HasSubstr("attachment"));
+  EXPECT_THAT(again, HasSubstr("<script>alert(1)</script>"));
+}
+
+TEST_F(PageServerTest, EventsTellNewRowsAndRewrittenFiles) {
+  (void)get(port(), "/api/runs");
+  net::testing::RawClient client(port());
+  client.send("GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+  EXPECT_THAT(client.read("hello"), HasSubstr("text/event-stream"));
+  run_.append("metrics.jsonl", metrics_row(3, "trainer", "loss/mean", 0.5));
+  const std::string rows = client.read("\"loss/mean\"");
+  EXPECT_THAT(rows, HasSubstr("\"step\": 3"));
+  run_.replace("metrics.jsonl", metrics_row(1, "trainer", "loss/mean", 9));
+  EXPECT_THAT(client.read("\"reset\":true"), HasSubstr("\"reset\":true"));
+}
+
+TEST(PageServer, ATakenPortIsAnError) {
+  const RunFiles run("taken");
+  PageServer first(PageServer::Options{.runs = {run.folder()}});
+  first.start();
+  PageServer second(PageServer::Options{.port = first.port(), .runs = {run.folder()}});
+  EXPECT_THROW(second.start(), Error);
+}
+
+}  // namespace
+}  // namespace prl::dashboard

@@ -1,0 +1,356 @@
+#!/usr/bin/env python3
+"""The page of `prl rl` and `prl dashboard` in a real browser: Debian's chromium, driven by python3-selenium.
+
+    tests/integration/page_browser/run.py                     installs chromium, chromium-driver and python3-selenium if it must (as root)
+    tests/integration/page_browser/run.py --install           only installs them, and says in one line why it cannot
+    tests/integration/page_browser/run.py --skip-without-package
+    tests/integration/page_browser/run.py --screenshots FOLDER    also writes the pictures of docs/dashboard.md
+    tests/integration/page_browser/run.py --measure           1,000,000 points and 100,000 rollouts: times and memory
+"""
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+PACKAGES = ["chromium", "chromium-driver", "python3-selenium"]
+DEBIAN_PYTHON = "/usr/bin/python3"  # python3-selenium is for this one
+
+
+def has_packages():
+    if not shutil.which("chromium") or not shutil.which("chromedriver"):
+        return False
+    probe = [DEBIAN_PYTHON, "-c", "import selenium"]
+    return pathlib.Path(DEBIAN_PYTHON).exists() and subprocess.run(probe, capture_output=True).returncode == 0
+
+
+def install():
+    """The reason why the packages cannot be had, or None."""
+    if has_packages():
+        return None
+    if not shutil.which("apt-get") or os.geteuid() != 0:
+        return "they are not installed, and only root can install them"
+    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
+    for attempt in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+        if done.returncode == 0:
+            return None
+        if attempt == 0:
+            subprocess.run(["apt-get", "update", "-qq"], capture_output=True, timeout=200)
+    return (done.stderr.strip().splitlines() or ["apt-get failed"])[-1][:200]
+
+
+def enter():
+    """Goes on in Debian's Python with the packages, or exits with 77 and one line."""
+    if "--install" in sys.argv:
+        if not has_packages():
+            print(f"page test: installing {' '.join(PACKAGES)}", flush=True)
+            why = install()
+            if why:
+                print(f"page test: it is skipped: {why}")
+        sys.exit(0)
+    if importlib.util.find_spec("selenium") and has_packages():
+        return
+    if "--skip-without-package" in sys.argv and not has_packages():
+        print("skipped: chromium, chromium-driver and python3-selenium are not installed; tests/integration/page_browser/run.py installs them")
+        sys.exit(77)
+    why = install()
+    if why:
+        print(f"skipped: {' '.join(PACKAGES)}: {why}")
+        sys.exit(77)
+    os.execv(DEBIAN_PYTHON, [DEBIAN_PYTHON, *sys.argv])
+
+
+if __name__ == "__main__":
+    enter()
+
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.chrome.options import Options  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+
+import harness  # noqa: E402
+from harness import check  # noqa: E402
+
+PATIENCE = 120  # seconds; reached only by a test that fails
+
+
+@contextlib.contextmanager
+def browser(width=1280, height=900):
+    options = Options()
+    options.binary_location = shutil.which("chromium")
+    for flag in ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    driver.set_page_load_timeout(PATIENCE)
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def until(what, ask):
+    """The first value of ask() that is true; fails naming `what`."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        value = ask()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise harness.Failure(f"waited {PATIENCE} s for {what}")
+
+
+def text_of(driver, selector="main"):
+    return driver.execute_script("return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText).join('\\n')", selector)
+
+
+def no_complaints(driver):
+    bad = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+    check(not bad, f"the browser complains: {bad[:3]}")
+
+
+def page_url(log):
+    def ask():
+        found = re.search(r"page: (http://127\.0\.0\.1:\d+/)", pathlib.Path(log).read_text(errors="replace")) if pathlib.Path(log).exists() else None
+        return found and found.group(1)
+    return until("the address of the page in the log", ask)
+
+
+@contextlib.contextmanager
+def dashboard(folder, *runs):
+    log = folder / "dashboard.log"
+    with harness.running("dashboard", *runs, "--port", 0, log=log) as process:
+        def ask():
+            check(process.poll() is None, f"prl dashboard ended: {log.read_text()[-500:]}")
+            found = re.search(r"(http://127\.0\.0\.1:\d+/)", log.read_text()) if log.exists() else None
+            return found and found.group(1)
+        yield until("prl dashboard", ask), process
+
+
+def rl_arguments(folder, name, steps, *more):
+    config = harness.rl_config(folder / f"{name}.toml", harness.warm_model())
+    return ["rl", "@", config, "--output-dir", folder / name, "--max-steps", steps, "--orchestrator.log-tokens", "--dashboard.port", 0, *more]
+
+
+def last_step_of_reward(driver):
+    label = driver.execute_script("return document.querySelector('section[data-title=\"Reward\"] canvas')?.getAttribute('aria-label') ?? ''")
+    found = re.search(r"at step (\d+)", label)
+    return int(found.group(1)) if found else 0
+
+
+def a_live_run_grows(driver, folder):
+    log = folder / "first.log"
+    # Far more steps than the browser needs, however slow it is; the run is stopped when it has been seen to grow.
+    with harness.running(*rl_arguments(folder, "first", 100_000), log=log) as process:
+        def shown(least):
+            check(process.poll() is None, f"the run ended:\n{log.read_text()[-1500:]}")
+            step = last_step_of_reward(driver)
+            return step >= least and step
+        driver.get(page_url(log))
+        early = until("a first point of the reward", lambda: shown(1))
+        later = until("a later point of the reward", lambda: shown(early + 1))
+        until("a step of which the rest of the test is about", lambda: shown(9))
+        no_complaints(driver)
+        driver.get("about:blank")
+        process.terminate()
+        process.wait(PATIENCE)
+    print(f"live run: reward shown up to step {early}, then {later}")
+
+
+def single(numbers):
+    return struct.unpack(f"{len(numbers)}f", struct.pack(f"{len(numbers)}f", *numbers))
+
+
+def a_rollout_is_found(driver, folder, url):
+    rows = [json.loads(line) for line in (folder / "first/rollouts/step_7/train_rollouts.jsonl").open()]
+    index, row = next((i, row) for i, row in enumerate(rows) if row["num_samples"] > 0)
+    wanted = row["prompt"][-1]["content"]
+    driver.get(f"{url}#/rollouts?q={wanted}&from=7&to=7")
+    link = until("the rollout in the list", lambda: driver.execute_script(
+        "return [...document.querySelectorAll('tbody a')].map((one) => one.textContent).includes(arguments[0])", f"7.{index}"))
+    check(link, "not found")
+    driver.execute_script("[...document.querySelectorAll('tbody a')].find((one) => one.textContent === arguments[0]).click()", f"7.{index}")
+    until("the transcript", lambda: wanted in text_of(driver, ".message"))
+    tokens = [json.loads(line) for line in (folder / "first/rollouts/step_7/train_tokens.jsonl").open()]
+    sample = next(one for one in tokens if one["row"] == index)
+    until("the tokens", lambda: driver.execute_script("return document.querySelectorAll('.tokens span').length") == len(sample["token_ids"]))
+    for stream in ("inference_logprobs", "advantages"):
+        driver.execute_script("const s = document.querySelector('select[aria-label=\"Shade tokens by\"]'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))", stream)
+        shown = driver.execute_script("return [...document.querySelectorAll('.tokens span')].map((one) => Number(one.dataset.value))")
+        # The files hold single-precision numbers.
+        check(single(shown) == single(sample[stream]), f"{stream} of the page differ from those on disk")
+    tip = driver.execute_script("""
+        const span = document.querySelectorAll('.tokens span')[arguments[0]], box = span.getBoundingClientRect();
+        span.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: box.left + 1, clientY: box.top + 1}));
+        return document.getElementById('tip').textContent;""", len(sample["token_ids"]) - 1)
+    check(f"id {sample['token_ids'][-1]}" in tip and "Log-probability" in tip, f"hovering shows {tip!r}")
+    no_complaints(driver)
+    print(f"rollout 7.{index}: {len(sample['token_ids'])} tokens equal those on disk")
+
+
+def two_runs_are_compared(driver, folder, url):
+    driver.get(url)
+    driver.refresh()
+    label = until("both rewards in one chart", lambda: (lambda text: "first" in text and "second" in text and text)(
+        driver.execute_script("return document.querySelector('section[data-title=\"Reward\"] canvas')?.getAttribute('aria-label') ?? ''")))
+    last = max(step for step, row in harness.metrics(folder / "first").items() if "reward/all/mean" in row)
+    for name, steps in (("first", last), ("second", 5)):
+        check(re.search(rf"{name}[^;]* at step {steps}", label), f"{name} is not shown up to step {steps}: {label}")
+    driver.get(f"{url}#/config")
+    changed = until("the difference of the configurations", lambda: text_of(driver, "tr.changed"))
+    check("trainer.optim.lr" in changed and "0.0007" in changed, f"the difference is {changed[:500]}")
+    for view, wanted in (("timeline", "Bottleneck"), ("logs", "rl stopped"), ("proofs", "updates shown here were proven"), ("engine", "scheduler/"), ("evals", "No evaluation")):
+        driver.get(f"{url}#/{view}")
+        until(f"'{wanted}' in the view {view}", lambda: wanted in text_of(driver))
+    no_complaints(driver)
+    print("two runs compared; every view has its content")
+
+
+def hostile_rollouts(folder):
+    """A run whose rollouts try everything: markup, 10 MB, bytes that are no UTF-8, names as long as paths, 20,000 lines."""
+    run = folder / "hostile"
+    evil = "<script>window.broken = 1</script><img src=x onerror='window.broken = 2'><svg onload='window.broken = 3'>"
+    (run / "rollouts/step_1").mkdir(parents=True)
+    (run / "rollouts/step_2").mkdir()
+    (run / "logs").mkdir()
+    (run / "configs").mkdir()
+    base = {"task": evil, "prompt": [{"role": evil, "content": evil}], "completion": [{"role": "assistant", "content": evil, "reasoning_content": evil,
+            "tool_calls": [{"id": evil, "function": {"name": evil, "arguments": evil}}]}, {"role": "tool", "tool_call_id": evil, "content": [evil, {"type": evil}, None, 7]}],
+            "answer": evil, "reward": 0.5, "advantage": -0.5, "group_id": 1, "stop_condition": evil, "error": {"type": evil, "message": evil},
+            "metrics": {evil: 1}, "info": {evil: evil}, "policy": {"start": evil, "end": evil}, "timing": evil, "tool_defs": [evil]}
+    with (run / "rollouts/step_1/train_rollouts.jsonl").open("wb") as out:
+        out.write(json.dumps(base).encode() + b"\n")
+        out.write(json.dumps({**base, "completion": [{"role": "assistant", "content": "L" * (10 << 20)}], "error": None}).encode() + b"\n")
+        out.write(b'{"task":"bad \xff\xfe","completion":[{"role":"assistant","content":"needle \xc3\x28 \xed\xa0\x80"}],"reward":1}\n')
+        out.write(b"this is no JSON\n")
+        out.write(json.dumps({**base, "completion": "text", "prompt": 5, "error": evil}).encode() + b"\n")
+        out.write(b'{"torn": ')
+    with (run / "rollouts/step_2/train_rollouts.jsonl").open("w") as out:
+        for i in range(20_000):
+            out.write(json.dumps({"task": "many", "completion": [{"role": "assistant", "content": f"answer {i}"}], "reward": i / 20_000, "group_id": i // 8}) + "\n")
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"step": s, "role": evil, "time": 1e9 + s, f"reward/{evil}/mean": s, "reward/all/mean": s}) + "\n" for s in (1, 2)) + "{\n")
+    (run / "logs/rl.log").write_bytes(f"20:00:00 WARNING [{evil[:20]}] {evil}\n".encode() + b"\xff\xfe\n")
+    (run / "configs/rl.json").write_text(json.dumps({evil: evil}))
+    (run / "logs/weight_proofs.jsonl").write_text(json.dumps({"version": evil, "engine": evil, "is_proven": False}) + "\n")
+    return run
+
+
+def hostile_runs_do_no_harm(driver, folder):
+    run = hostile_rollouts(folder)
+    driver.get("about:blank")
+    driver.get_log("browser")  # the last server's end is no complaint about this one
+    with dashboard(folder, run) as (url, process):
+        for where, wanted in (("curves", "Reward"), ("rollouts", "20,005 rollouts"), ("rollouts?id=train.1.0", "<script>"), ("rollouts?id=train.1.1", "more bytes"),
+                              ("rollouts?id=train.1.2", "needle"), ("rollouts?id=train.1.3", "no JSON"), ("rollouts?id=train.1.4", "Transcript"), ("rollouts?compare=1&step=1", "Group 1"),
+                              ("rollouts?q=needle", "1 found in 20005"), ("rollouts?q=answer+19999", "found"), ("config", "<script>"), ("logs", "<script>"), ("proofs", "different"), ("timeline", ""), ("evals", "")):
+            driver.get(f"{url}#/{where}")
+            until(f"'{wanted}' at {where}", lambda: wanted in text_of(driver))
+            check(driver.execute_script("return window.broken === undefined && !document.querySelector('main script, main img, [onload], [onerror]')"), f"{where}: a rollout became markup")
+        no_complaints(driver)
+        memory = int(re.search(r"VmHWM:\s+(\d+)", pathlib.Path(f"/proc/{process.pid}/status").read_text()).group(1)) // 1024
+        check(memory < 200, f"the server took {memory} MB")
+    print(f"hostile run: no harm, {memory} MB in the server at most")
+
+
+def narrow_and_keyboard(driver, url):
+    driver.set_window_size(390, 800)
+    for view in ("curves", "rollouts", "timeline", "logs", "config"):
+        driver.get(f"{url}#/{view}")
+        until(f"the view {view}", lambda: driver.execute_script("return document.querySelector('main').childElementCount > 0"))
+        check(driver.execute_script("return document.documentElement.scrollWidth <= innerWidth + 1"), f"{view} is wider than a narrow screen")
+    driver.set_window_size(1280, 900)
+    driver.execute_script("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '2', bubbles: true}))")
+    until("rollouts by the key 2", lambda: driver.execute_script("return location.hash") == "#/rollouts")
+    print("narrow screen and keys work")
+
+
+def screenshots(driver, folder, url, to):
+    to.mkdir(parents=True, exist_ok=True)
+    driver.set_window_size(1000, 700)
+    for name, theme, where, wanted in (("curves", "light", "curves", "Reward"), ("rollout", "dark", "rollouts?id=train.7.0&run=0", "Shade by"), ("timeline", "light", "timeline", "Bottleneck"), ("rollouts", "dark", "rollouts", "rollouts")):
+        driver.get(f"{url}?theme={theme}#/{where}")
+        until(name, lambda: wanted in text_of(driver))
+        time.sleep(1)  # for the picture alone: charts draw after their text
+        driver.save_screenshot(str(to / f"page-{name}-{theme}.png"))
+
+
+def measure(driver, folder):
+    """1,000,000 points and 100,000 rollouts of 1 KB: until the page shows them, and what the server holds."""
+    run = folder / "large"
+    run.mkdir(parents=True)
+    keys = [f"key/{k}/mean" for k in range(98)] + ["reward/all/mean", "loss/mean"]
+    with (run / "metrics.jsonl").open("w") as out:
+        for step in range(1, 10_001):
+            out.write(json.dumps({"step": step, "role": "trainer", "time": 1e9 + step, **{key: step * 0.001 + i for i, key in enumerate(keys)}}) + "\n")
+    for step in range(1, 101):
+        (run / f"rollouts/step_{step}").mkdir(parents=True)
+        with (run / f"rollouts/step_{step}/train_rollouts.jsonl").open("w") as out:
+            for i in range(1000):
+                out.write(json.dumps({"example_id": i, "task": "t", "prompt": [{"role": "user", "content": "q" * 300}], "completion": [{"role": "assistant", "content": f"answer {step}.{i} " + "a" * 500}],
+                                      "reward": i / 1000, "group_id": i // 8, "advantage": 0.1, "stop_condition": "stop"}) + "\n")
+    size = sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) >> 20
+    with dashboard(folder, run) as (url, process):
+        begin = time.monotonic()
+        driver.get(url)
+        until("the reward", lambda: last_step_of_reward(driver) == 10_000)
+        first_view = time.monotonic() - begin
+        until("all rollouts", lambda: json.load(urllib.request.urlopen(url + "api/runs"))["runs"][0]["rollouts"] == 100_000)
+        all_rollouts = time.monotonic() - begin
+        begin = time.monotonic()
+        driver.get(f"{url}#/rollouts")
+        until("the list", lambda: "100,000 rollouts" in text_of(driver))
+        listed = time.monotonic() - begin
+        begin = time.monotonic()
+        driver.get(f"{url}#/rollouts?q=answer+1.999")
+        until("the search", lambda: "1 found in 100000" in text_of(driver))
+        searched = time.monotonic() - begin
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        held = {key: int(re.search(rf"{key}:\s+(\d+)", status).group(1)) // 1024 for key in ("VmHWM", "VmRSS")}
+        row = {"step": 10_001, "role": "trainer", "time": 1e9, "reward/all/mean": 1}
+        driver.get(url)
+        until("the reward", lambda: last_step_of_reward(driver) == 10_000)
+        begin = time.monotonic()
+        with (run / "metrics.jsonl").open("a") as out:
+            out.write(json.dumps(row) + "\n")
+        until("the new point", lambda: last_step_of_reward(driver) == 10_001)
+        fresh = time.monotonic() - begin
+    print(json.dumps({"mb_on_disk": size, "first_view_s": round(first_view, 2), "all_rollouts_indexed_s": round(all_rollouts, 2), "list_s": round(listed, 2),
+                      "search_100k_s": round(searched, 2), "new_point_s": round(fresh, 2), "server_peak_mb": held["VmHWM"], "server_mb": held["VmRSS"]}))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--skip-without-package", action="store_true")
+    parser.add_argument("--screenshots", type=pathlib.Path)
+    parser.add_argument("--measure", action="store_true")
+    options = parser.parse_args()
+    with harness.workspace("page") as folder, browser() as driver:
+        if options.measure:
+            return measure(driver, folder)
+        a_live_run_grows(driver, folder)
+        harness.prl(*rl_arguments(folder, "second", 5, "--trainer.optim.lr", "7e-4"))
+        with dashboard(folder, folder / "first", folder / "second") as (url, _):
+            a_rollout_is_found(driver, folder, url)
+            two_runs_are_compared(driver, folder, url)
+            narrow_and_keyboard(driver, url)
+            if options.screenshots:
+                screenshots(driver, folder, url, options.screenshots)
+        hostile_runs_do_no_harm(driver, folder)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except harness.Failure as failure:
+        print(f"FAILED: {failure}", file=sys.stderr)
+        sys.exit(1)
