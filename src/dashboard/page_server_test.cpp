@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
 
 #include "base/error.hpp"
 #include "base/testing/eventually.hpp"
