@@ -76,7 +76,9 @@ export class Chart {
     if (Number.isFinite(from)) xLow = from;
     if (Number.isFinite(to)) xHigh = to;
     if (xLow >= xHigh) xHigh = xLow + 1;
-    const gap = yHigh > yLow ? 0.06 * (yHigh - yLow) : Math.max(1e-12, Math.abs(yHigh) * 0.05);
+    const size = Math.max(Math.abs(yLow), Math.abs(yHigh));
+    const isFlat = yHigh - yLow <= 1e-9 * size;  // what remains is rounding
+    const gap = !isFlat ? 0.06 * (yHigh - yLow) : 0.05 * size || 0.5;
     yLow -= gap;
     yHigh += gap;
     const width = this.canvas.clientWidth - room.left - room.right, height = this.canvas.clientHeight - room.top - room.bottom;

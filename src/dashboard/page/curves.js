@@ -170,7 +170,7 @@ export function curves(view, parameters) {
       families.get(family).push(titled(one, all));
     }
     return [
-      { title: "First of all", open: true, charts: first },
+      { title: "Overview", open: true, charts: first },
       { title: "By environment", charts: environments.map((one) => titled(one, all)) },
       ...[...families].sort(([a], [b]) => a.localeCompare(b)).map(([family, charts]) => ({ title: family, charts })),
     ];

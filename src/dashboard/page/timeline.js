@@ -74,6 +74,9 @@ export function timeline(view, parameters) {
         g.lineTo(x(row.end), y + box + 3);
         g.stroke();
         if (x(row.end) - x(row.begin) > g.measureText(String(row.step)).width + 8) {
+          // A block of the page's ground around the number: it is read on every colour and on hatching.
+          g.fillStyle = style("--ground");
+          g.fillRect(x(row.end) - g.measureText(String(row.step)).width - 6, y, g.measureText(String(row.step)).width + 5, 13);
           g.fillStyle = style("--text");
           g.textAlign = "right";
           g.fillText(String(row.step), x(row.end) - 3, y + 10);

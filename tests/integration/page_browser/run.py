@@ -276,11 +276,13 @@ def narrow_and_keyboard(driver, url):
 
 def screenshots(driver, folder, url, to):
     to.mkdir(parents=True, exist_ok=True)
-    driver.set_window_size(1000, 700)
+    driver.set_window_size(1000, 860)
     for name, theme, where, wanted in (("curves", "light", "curves", "Reward"), ("rollout", "dark", "rollouts?id=train.7.0&run=0", "Shade by"), ("timeline", "light", "timeline", "Bottleneck"), ("rollouts", "dark", "rollouts", "rollouts")):
         driver.get(f"{url}?theme={theme}#/{where}")
         until(name, lambda: wanted in text_of(driver))
         time.sleep(1)  # for the picture alone: charts draw after their text
+        if name == "rollout":
+            driver.execute_script("document.querySelector('.tokens').scrollIntoView({block: 'end'}); scrollBy(0, 40)")
         driver.save_screenshot(str(to / f"page-{name}-{theme}.png"))
 
 
