@@ -50,6 +50,40 @@ void BatchCollector::count_nothing(std::int64_t num_rollouts) {
          num_without_output_, now, last_failure_);
 }
 
+/// Its samples, unless it has none or a filter drops it.
+std::optional<ReadyRollout> BatchCollector::to_rollout(const FinishedGroup& group, std::size_t index, const std::string& env_name,
+                                                       CollectorWindow::PerEnv& counts) {
+  const env::Episode& episode = group.episodes[index];
+  ReadyRollout rollout;
+  rollout.group = group.id;
+  rollout.task = group.task;
+  rollout.version_start = group.version;
+  rollout.version_end = episode.version_end().value_or(group.version);
+  rollout.samples = to_samples(episode, options_.strategy, group.scores.empty() ? TurnScores{} : group.scores[index]);
+  if (rollout.samples.empty()) {
+    ++counts.num_empty;
+    last_failure_ =
+        episode.stop_condition == "prompt_too_long"
+            ? fmt::format("a prompt of {} leaves no room for an answer; raise inference.model.max_model_len and seq_len", env_name)
+            : fmt::format("a rollout of {} has no sampled token", env_name);
+    return std::nullopt;
+  }
+  bool is_dropped = false;
+  for (const RolloutFilterOptions& filter : options_.filters) {
+    // They judge the policy by its log-probabilities, which another model's tokens do not have.
+    if (options_.loss == SampleLoss::kImitation || !matches(filter, episode)) continue;
+    ++counts.num_filtered[to_string(filter.kind)];
+    rollout.filters_matched.push_back(to_string(filter.kind));
+    is_dropped = filter.enforce;
+    break;
+  }
+  if (is_dropped) {
+    last_failure_ = fmt::format("a rollout of {} was filtered: {}", env_name, rollout.filters_matched.back());
+    return std::nullopt;
+  }
+  return rollout;
+}
+
 BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Environment& environment) {
   CollectorWindow::PerEnv& counts = window_.envs[environment.name()];
   ++counts.num_groups;
@@ -65,36 +99,11 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
       last_failure_ = fmt::format("{} in {}: {}", episode.error->type, environment.name(), episode.error->message);
       continue;
     }
-    ReadyRollout rollout;
-    rollout.group = group.id;
-    rollout.task = group.task;
-    rollout.version_start = group.version;
-    rollout.version_end = episode.version_end().value_or(group.version);
-    rollout.samples = to_samples(episode, options_.strategy, group.scores.empty() ? TurnScores{} : group.scores[i]);
-    if (rollout.samples.empty()) {
-      ++counts.num_empty;
-      last_failure_ = episode.stop_condition == "prompt_too_long"
-                          ? fmt::format("a prompt of {} leaves no room for an answer; raise inference.model.max_model_len and seq_len",
-                                        environment.name())
-                          : fmt::format("a rollout of {} has no sampled token", environment.name());
-      continue;
-    }
-    bool is_dropped = false;
-    for (const RolloutFilterOptions& filter : options_.filters) {
-      // They judge the policy by its log-probabilities, which another model's tokens do not have.
-      if (options_.loss == SampleLoss::kImitation || !matches(filter, episode)) continue;
-      ++counts.num_filtered[to_string(filter.kind)];
-      rollout.filters_matched.push_back(to_string(filter.kind));
-      is_dropped = filter.enforce;
-      break;
-    }
-    if (is_dropped) {
-      last_failure_ = fmt::format("a rollout of {} was filtered: {}", environment.name(), rollout.filters_matched.back());
-      continue;
-    }
+    std::optional<ReadyRollout> rollout = to_rollout(group, i, environment.name(), counts);
+    if (!rollout) continue;
     rewards.push_back(episode.reward);
-    rollout.episode = std::move(episode);
-    survivors.push_back(std::move(rollout));
+    rollout->episode = std::move(episode);
+    survivors.push_back(std::move(*rollout));
   }
 
   Added added;

@@ -113,6 +113,8 @@ class BatchCollector {
 
  private:
   void count_nothing(std::int64_t num_rollouts);
+  std::optional<ReadyRollout> to_rollout(const FinishedGroup& group, std::size_t index, const std::string& env_name,
+                                         CollectorWindow::PerEnv& counts);
 
   CollectorOptions options_;
   std::deque<ReadyRollout> queue_;

@@ -91,6 +91,38 @@ void put_window(monitor::Metrics& metrics, const std::string& scope, const Colle
     put_mean(metrics, "filters/" + scope + "/" + filter, static_cast<double>(count), counts.num_rollouts);
 }
 
+/// Of each environment and of all together.
+void put_windows(monitor::Metrics& metrics, const CollectorWindow& window) {
+  CollectorWindow::PerEnv all;
+  for (const auto& [env_name, counts] : window.envs) {
+    put_window(metrics, env_name, counts);
+    all.num_rollouts += counts.num_rollouts;
+    all.num_errored += counts.num_errored;
+    all.num_empty += counts.num_empty;
+    all.num_groups += counts.num_groups;
+    all.num_groups_dropped += counts.num_groups_dropped;
+    all.num_solve_none += counts.num_solve_none;
+    all.num_solve_all += counts.num_solve_all;
+    for (const auto& [filter, count] : counts.num_filtered) all.num_filtered[filter] += count;
+  }
+  put_window(metrics, "all", all);
+}
+
+void put_facts(monitor::Metrics& metrics, const StepFacts& facts) {
+  metrics["scheduler/async_level"] = static_cast<double>((facts.step - 1) - facts.policy_version);
+  metrics["scheduler/inflight_rollouts"] = static_cast<double>(facts.num_inflight);
+  metrics["scheduler/cancelled_rollouts"] = static_cast<double>(facts.num_cancelled);
+  metrics["scheduler/dropped_rollouts"] = static_cast<double>(facts.num_dropped_stale);
+  metrics["scheduler/policy_version"] = static_cast<double>(facts.policy_version);
+  metrics["time/step"] = facts.seconds_step;
+  metrics["time/wait_for_ckpt"] = facts.seconds_wait_for_policy;
+  metrics["time/generate_completions"] = facts.seconds_generate;
+  metrics["time/parallel_preprocess"] = facts.seconds_pack;
+  metrics["time/push"] = facts.seconds_push;
+  metrics["time/update_weights"] = facts.seconds_update_weights;
+  if (facts.seconds_teacher) metrics["time/teacher_logprobs"] = *facts.seconds_teacher;
+}
+
 }  // namespace
 
 std::span<const monitor::MetricInfo> metric_infos() noexcept { return kInfos; }
@@ -151,32 +183,8 @@ monitor::Metrics step_metrics(const CollectedBatch& batch, const StepFacts& fact
     }
   put_mean(metrics, "effective_batch_size/all", static_cast<double>(batch.num_trainable), num_rollouts);
 
-  CollectorWindow::PerEnv all;
-  for (const auto& [env_name, counts] : batch.window.envs) {
-    put_window(metrics, env_name, counts);
-    all.num_rollouts += counts.num_rollouts;
-    all.num_errored += counts.num_errored;
-    all.num_empty += counts.num_empty;
-    all.num_groups += counts.num_groups;
-    all.num_groups_dropped += counts.num_groups_dropped;
-    all.num_solve_none += counts.num_solve_none;
-    all.num_solve_all += counts.num_solve_all;
-    for (const auto& [filter, count] : counts.num_filtered) all.num_filtered[filter] += count;
-  }
-  put_window(metrics, "all", all);
-
-  metrics["scheduler/async_level"] = static_cast<double>((facts.step - 1) - facts.policy_version);
-  metrics["scheduler/inflight_rollouts"] = static_cast<double>(facts.num_inflight);
-  metrics["scheduler/cancelled_rollouts"] = static_cast<double>(facts.num_cancelled);
-  metrics["scheduler/dropped_rollouts"] = static_cast<double>(facts.num_dropped_stale);
-  metrics["scheduler/policy_version"] = static_cast<double>(facts.policy_version);
-  metrics["time/step"] = facts.seconds_step;
-  metrics["time/wait_for_ckpt"] = facts.seconds_wait_for_policy;
-  metrics["time/generate_completions"] = facts.seconds_generate;
-  metrics["time/parallel_preprocess"] = facts.seconds_pack;
-  metrics["time/push"] = facts.seconds_push;
-  metrics["time/update_weights"] = facts.seconds_update_weights;
-  if (facts.seconds_teacher) metrics["time/teacher_logprobs"] = *facts.seconds_teacher;
+  put_windows(metrics, batch.window);
+  put_facts(metrics, facts);
   metrics["perf/throughput"] = facts.seconds_step > 0 ? (num_prefill + num_decode) / facts.seconds_step : 0;
   metrics["progress/tokens"] = num_prefill + num_decode;
   metrics["progress/prefill_tokens"] = num_prefill;

@@ -107,6 +107,27 @@ class MergeLearner {
   std::map<Pair, std::vector<std::size_t>> places_;  // words that held the pair at some time
 };
 
+/// The merges that shorten the corpus most, at most options.num_merges; appends each new token's spelling to `spellings`.
+json::array learn_merges(const ByteTokenizerOptions& options, const std::vector<std::int32_t>& id_of_byte,
+                         std::vector<std::string>& spellings) {
+  json::array merges;
+  if (options.num_merges == 0 || options.corpus.empty()) return merges;
+  MergeLearner learner(count_words(options.corpus, id_of_byte));
+  std::unordered_map<std::string, std::int32_t> known;
+  for (std::size_t id = 0; id < spellings.size(); ++id) known.emplace(spellings[id], static_cast<std::int32_t>(id));
+  while (static_cast<int>(merges.size()) < options.num_merges) {
+    const std::optional<Pair> pair = learner.best_pair();
+    if (!pair) break;
+    const std::string left = spellings[static_cast<std::size_t>(pair->first)], right = spellings[static_cast<std::size_t>(pair->second)];
+    // Two ways to the same spelling share its id.
+    const auto [entry, is_new] = known.emplace(left + right, static_cast<std::int32_t>(spellings.size()));
+    if (is_new) spellings.push_back(left + right);
+    learner.merge(*pair, entry->second);
+    merges.push_back(json::array{json::string(left), json::string(right)});
+  }
+  return merges;
+}
+
 }  // namespace
 
 ByteTokenizerIds write_byte_level_tokenizer(const std::filesystem::path& folder, const ByteTokenizerOptions& options) {
@@ -122,22 +143,7 @@ ByteTokenizerIds write_byte_level_tokenizer(const std::filesystem::path& folder,
     id_of_byte[static_cast<std::size_t>(byte)] = static_cast<std::int32_t>(spellings.size());
     append_code_point(spellings.emplace_back(), character);
   }
-  json::array merges;
-  if (options.num_merges > 0 && !options.corpus.empty()) {
-    MergeLearner learner(count_words(options.corpus, id_of_byte));
-    std::unordered_map<std::string, std::int32_t> known;
-    for (std::size_t id = 0; id < spellings.size(); ++id) known.emplace(spellings[id], static_cast<std::int32_t>(id));
-    while (static_cast<int>(merges.size()) < options.num_merges) {
-      const std::optional<Pair> pair = learner.best_pair();
-      if (!pair) break;
-      const std::string left = spellings[static_cast<std::size_t>(pair->first)], right = spellings[static_cast<std::size_t>(pair->second)];
-      // Two ways to the same spelling share its id.
-      const auto [entry, is_new] = known.emplace(left + right, static_cast<std::int32_t>(spellings.size()));
-      if (is_new) spellings.push_back(left + right);
-      learner.merge(*pair, entry->second);
-      merges.push_back(json::array{json::string(left), json::string(right)});
-    }
-  }
+  const json::array merges = learn_merges(options, id_of_byte, spellings);
   json::object vocab;
   for (std::size_t id = 0; id < spellings.size(); ++id) vocab[spellings[id]] = static_cast<std::int64_t>(id);
   ByteTokenizerIds ids;

@@ -54,132 +54,179 @@ std::string ascii_only(const std::string& text) {
   return out;
 }
 
-}  // namespace
+/// One formatting of `source % values`.
+class PercentFormat {
+ public:
+  PercentFormat(Interpreter& interpreter, const Value& source, const Value& values)
+      : interpreter_(interpreter),
+        source_(source),
+        values_(values),
+        text_(source.string()),
+        is_tuple_(values.is_list() && values.list().flavor == ListFlavor::kTuple) {}
 
-Value percent_format(Interpreter& interpreter, const Value& source, const Value& values) {
-  const std::string& text = source.string();
-  const auto escaped = [&](std::string part, bool is_markup) { return source.is_markup() && !is_markup ? escape_html(part) : part; };
-  const bool is_tuple = values.is_list() && values.list().flavor == ListFlavor::kTuple;
-  std::size_t next = 0;
-  const auto take = [&]() -> const Value& {
-    if (is_tuple ? next >= values.list().items.size() : next > 0) interpreter.fail("not enough arguments for format string");
-    ++next;
-    return is_tuple ? values.list().items[next - 1] : values;
-  };
-  std::string out;
-  bool used_mapping = false;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      out.push_back(text[i]);
-      continue;
+  Value run() {
+    std::string out;
+    while (at_ < text_.size())
+      if (text_[at_] == '%')
+        append_conversion(out);
+      else
+        out.push_back(text_[at_++]);
+    check_all_taken();
+    interpreter_.charge_bytes(out.size());
+    return Value::text(std::move(out), source_.is_markup());
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& message) const { interpreter_.fail(message); }
+  char current() const {
+    if (at_ >= text_.size()) fail("incomplete format");
+    return text_[at_];
+  }
+  const Value& take() {
+    if (is_tuple_ ? next_ >= values_.list().items.size() : next_ > 0) fail("not enough arguments for format string");
+    ++next_;
+    return is_tuple_ ? values_.list().items[next_ - 1] : values_;
+  }
+  void check_all_taken() const {
+    const bool is_single_left = next_ == 0 && !used_mapping_ && !values_.is_dict() && !values_.is_list() && !values_.is_undefined();
+    if (is_tuple_ ? next_ < values_.list().items.size() : is_single_left) fail("not all arguments converted during string formatting");
+  }
+
+  /// The value of %(key), or null where there is no key.
+  const Value* read_mapped() {
+    if (text_[at_] != '(') return nullptr;
+    const std::size_t close = text_.find(')', at_);
+    if (!values_.is_dict()) fail("format requires a mapping");
+    if (close == std::string::npos) fail("incomplete format key");
+    const std::string key = text_.substr(at_ + 1, close - at_ - 1);
+    const Value* value = values_.dict().get(key);
+    if (value == nullptr) fail("the format key '" + key + "' is missing");
+    used_mapping_ = true;
+    at_ = close + 1;
+    return value;
+  }
+  /// A width or precision: digits, or * for the next argument.
+  int read_number(Spec& spec) {
+    int n = 0;
+    if (at_ < text_.size() && text_[at_] == '*') {
+      ++at_;
+      const Value& given = take();
+      if (!given.is_int() && !given.is_bool()) fail("* wants int");
+      n = static_cast<int>(std::clamp<Int>(given.integer(), -kMaxWidth, kMaxWidth));
+      if (n < 0) spec.left = true;
+      return std::abs(n);
     }
-    if (++i >= text.size()) interpreter.fail("incomplete format");
-    const Value* value = nullptr;
-    if (text[i] == '(') {
-      const std::size_t close = text.find(')', i);
-      if (!values.is_dict()) interpreter.fail("format requires a mapping");
-      if (close == std::string::npos) interpreter.fail("incomplete format key");
-      value = values.dict().get(std::string_view(text).substr(i + 1, close - i - 1));
-      if (value == nullptr) interpreter.fail("the format key '" + text.substr(i + 1, close - i - 1) + "' is missing");
-      used_mapping = true;
-      i = close + 1;
-    }
+    for (; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) n = std::min(n * 10 + (text_[at_] - '0'), kMaxWidth);
+    return n;
+  }
+  Spec read_spec() {
     Spec spec;
-    for (; i < text.size() && std::string_view("-+ 0#").find(text[i]) != std::string_view::npos; ++i) {
-      spec.left |= text[i] == '-';
-      spec.plus |= text[i] == '+';
-      spec.space |= text[i] == ' ';
-      spec.zero |= text[i] == '0';
-      spec.alternate |= text[i] == '#';
+    for (; at_ < text_.size() && std::string_view("-+ 0#").find(text_[at_]) != std::string_view::npos; ++at_) {
+      spec.left |= text_[at_] == '-';
+      spec.plus |= text_[at_] == '+';
+      spec.space |= text_[at_] == ' ';
+      spec.zero |= text_[at_] == '0';
+      spec.alternate |= text_[at_] == '#';
     }
-    const auto number = [&] {
-      int n = 0;
-      if (i < text.size() && text[i] == '*') {
-        ++i;
-        const Value& given = take();
-        if (!given.is_int() && !given.is_bool()) interpreter.fail("* wants int");
-        n = static_cast<int>(std::clamp<Int>(given.integer(), -kMaxWidth, kMaxWidth));
-        if (n < 0) spec.left = true;
-        return std::abs(n);
-      }
-      for (; i < text.size() && text[i] >= '0' && text[i] <= '9'; ++i) n = std::min(n * 10 + (text[i] - '0'), kMaxWidth);
-      return n;
-    };
-    spec.width = number();
-    if (i < text.size() && text[i] == '.') {
-      ++i;
-      spec.precision = number();
+    spec.width = read_number(spec);
+    if (at_ < text_.size() && text_[at_] == '.') {
+      ++at_;
+      spec.precision = read_number(spec);
     }
-    if (i >= text.size()) interpreter.fail("incomplete format");
-    const char conversion = text[i];
+    return spec;
+  }
+
+  void append_conversion(std::string& out) {
+    ++at_;
+    current();
+    const Value* value = read_mapped();
+    Spec spec = read_spec();
+    const char conversion = current();
+    ++at_;
     if (conversion == '%') {
       out.push_back('%');
-      continue;
+      return;
     }
     if (value == nullptr) value = &take();
-    if (value->is_undefined() && conversion != 's' && conversion != 'r') interpreter.fail(value->undefined_message());
+    if (value->is_undefined() && conversion != 's' && conversion != 'r') fail(value->undefined_message());
+    Converted converted = convert(*value, conversion, spec);
+    if (converted.sign.empty() && spec.plus) converted.sign = "+";
+    if (converted.sign.empty() && spec.space) converted.sign = " ";
+    const auto width = static_cast<std::size_t>(spec.width);
+    interpreter_.charge_bytes(width + converted.body.size());
+    if (spec.zero && !spec.left)
+      out += converted.sign + pad(converted.body, width - std::min(width, converted.sign.size()), "0", Align::kRight);
+    else
+      out += pad(converted.sign + converted.body, width, " ", spec.left ? Align::kLeft : Align::kRight);
+  }
+
+  struct Converted {
     std::string body, sign;
+  };
+  Converted convert(const Value& value, char conversion, Spec& spec) const {
     switch (conversion) {
       case 's':
       case 'r':
-      case 'a':
-        body = conversion == 's' ? escaped(value->str(), value->is_markup()) : escaped(value->repr(), false);
-        if (conversion == 'a') body = ascii_only(body);
-        if (spec.precision >= 0) body.resize(byte_of_code_point(body, static_cast<std::size_t>(spec.precision)));
-        spec.zero = spec.plus = spec.space = false;
-        break;
-      case 'c':
-        if (value->is_int() || value->is_bool()) {
-          if (value->integer() < 0 || value->integer() > 0x10FFFF) interpreter.fail("%c arg not in range(0x110000)");
-          append_code_point(body, static_cast<char32_t>(value->integer()));
-        } else if (value->is_string() && count_code_points(value->string()) == 1) {
-          body = value->string();
-        } else {
-          interpreter.fail("%c requires int or char");
-        }
-        break;
+      case 'a': return {text_of(value, conversion, spec), ""};
+      case 'c': return {character(value), ""};
       case 'd':
       case 'i':
       case 'u':
       case 'x':
       case 'X':
-      case 'o': {
-        if (!value->is_number() || (value->is_float() && conversion != 'd' && conversion != 'i' && conversion != 'u'))
-          interpreter.fail(std::string("%") + conversion + " format: a number is required, not " + value->type_name());
-        if (value->is_float() && !(std::fabs(value->number()) < 1e37)) interpreter.fail("cannot convert this float to an integer");
-        const Int integer = value->is_float() ? static_cast<Int>(value->number()) : value->integer();
-        const int base = conversion == 'x' || conversion == 'X' ? 16 : conversion == 'o' ? 8 : 10;
-        body = in_base(integer, base, conversion == 'X');
-        if (spec.alternate && base != 10) body = std::string("0") + conversion + body;
-        sign = integer < 0 ? "-" : "";
-        break;
-      }
+      case 'o': return integer(value, conversion, spec);
       case 'f':
       case 'F':
       case 'e':
       case 'E':
       case 'g':
       case 'G':
-        if (!value->is_number()) interpreter.fail("must be real number, not " + value->type_name());
-        body = float_text(value->number(), conversion, spec);
-        sign = std::signbit(value->number()) ? "-" : "";
-        break;
-      default: interpreter.fail(std::string("unsupported format character '") + conversion + "'");
+        if (!value.is_number()) fail("must be real number, not " + value.type_name());
+        return {float_text(value.number(), conversion, spec), std::signbit(value.number()) ? "-" : ""};
+      default: fail(std::string("unsupported format character '") + conversion + "'");
     }
-    if (sign.empty() && spec.plus) sign = "+";
-    if (sign.empty() && spec.space) sign = " ";
-    const auto width = static_cast<std::size_t>(spec.width);
-    interpreter.charge_bytes(width + body.size());
-    if (spec.zero && !spec.left)
-      out += sign + pad(body, width - std::min(width, sign.size()), "0", Align::kRight);
-    else
-      out += pad(sign + body, width, " ", spec.left ? Align::kLeft : Align::kRight);
   }
-  if (is_tuple ? next < values.list().items.size()
-               : next == 0 && !used_mapping && !values.is_dict() && !values.is_list() && !values.is_undefined())
-    interpreter.fail("not all arguments converted during string formatting");
-  interpreter.charge_bytes(out.size());
-  return Value::text(std::move(out), source.is_markup());
+  std::string escaped(std::string part, bool is_markup) const { return source_.is_markup() && !is_markup ? escape_html(part) : part; }
+  std::string text_of(const Value& value, char conversion, Spec& spec) const {
+    std::string body = conversion == 's' ? escaped(value.str(), value.is_markup()) : escaped(value.repr(), false);
+    if (conversion == 'a') body = ascii_only(body);
+    if (spec.precision >= 0) body.resize(byte_of_code_point(body, static_cast<std::size_t>(spec.precision)));
+    spec.zero = spec.plus = spec.space = false;
+    return body;
+  }
+  std::string character(const Value& value) const {
+    if (value.is_string() && count_code_points(value.string()) == 1) return value.string();
+    if (!value.is_int() && !value.is_bool()) fail("%c requires int or char");
+    if (value.integer() < 0 || value.integer() > 0x10FFFF) fail("%c arg not in range(0x110000)");
+    std::string body;
+    append_code_point(body, static_cast<char32_t>(value.integer()));
+    return body;
+  }
+  Converted integer(const Value& value, char conversion, const Spec& spec) const {
+    if (!value.is_number() || (value.is_float() && conversion != 'd' && conversion != 'i' && conversion != 'u'))
+      fail(std::string("%") + conversion + " format: a number is required, not " + value.type_name());
+    if (value.is_float() && !(std::fabs(value.number()) < 1e37)) fail("cannot convert this float to an integer");
+    const Int integer = value.is_float() ? static_cast<Int>(value.number()) : value.integer();
+    const int base = conversion == 'x' || conversion == 'X' ? 16 : conversion == 'o' ? 8 : 10;
+    std::string body = in_base(integer, base, conversion == 'X');
+    if (spec.alternate && base != 10) body = std::string("0") + conversion + body;
+    return {std::move(body), integer < 0 ? "-" : ""};
+  }
+
+  Interpreter& interpreter_;
+  const Value& source_;
+  const Value& values_;
+  const std::string& text_;
+  bool is_tuple_ = false;
+  bool used_mapping_ = false;
+  std::size_t at_ = 0;    ///< byte of text_
+  std::size_t next_ = 0;  ///< argument
+};
+
+}  // namespace
+
+Value percent_format(Interpreter& interpreter, const Value& source, const Value& values) {
+  return PercentFormat(interpreter, source, values).run();
 }
 
 }  // namespace prl::text::jinja

@@ -133,6 +133,15 @@ bool uses_name(const Node& node, std::string_view name) {
   return std::any_of(node.bodies.begin(), node.bodies.end(), any);
 }
 
+/// -value or +value.
+Value with_sign(const Interpreter& interpreter, NodeKind kind, const Value& value) {
+  if (value.is_undefined()) interpreter.fail(value.undefined_message());
+  if (!value.is_number())
+    interpreter.fail(fmt::format("bad operand type for unary {}: '{}'", kind == NodeKind::kNeg ? '-' : '+', value.type_name()));
+  const int sign = kind == NodeKind::kNeg ? -1 : 1;
+  return value.is_float() ? Value(sign * value.number()) : Value(sign * value.integer());
+}
+
 }  // namespace
 
 const Value* Scope::find(std::string_view name) const {
@@ -506,41 +515,22 @@ Value Interpreter::evaluate(const Node& node, const ScopePtr& scope) {
       line_ = node.line;
       return get_item(object, key);
     }
-    case NodeKind::kCall: {
-      const Value callee = evaluate(*node.children[0], scope);
-      Args args = evaluate_args(node.args, scope);
-      line_ = node.line;
-      return call(callee, args);
-    }
-    case NodeKind::kFilter: {
-      const Value input = evaluate(*node.children[0], scope);
-      Args args = evaluate_args(node.args, scope);
-      line_ = node.line;
-      return apply_filter(node.name, input, args);
-    }
+    case NodeKind::kCall:
+    case NodeKind::kFilter:
     case NodeKind::kTest: {
-      const Value input = evaluate(*node.children[0], scope);
+      const Value subject = evaluate(*node.children[0], scope);
       Args args = evaluate_args(node.args, scope);
       line_ = node.line;
-      return Value(apply_test(node.name, input, args));
+      if (node.kind == NodeKind::kCall) return call(subject, args);
+      return node.kind == NodeKind::kFilter ? apply_filter(node.name, subject, args) : Value(apply_test(node.name, subject, args));
     }
     case NodeKind::kNot: return Value(!evaluate(*node.children[0], scope).truthy());
     case NodeKind::kNeg:
-    case NodeKind::kPos: {
-      const Value value = evaluate(*node.children[0], scope);
-      if (value.is_undefined()) fail(value.undefined_message());
-      if (!value.is_number())
-        fail(fmt::format("bad operand type for unary {}: '{}'", node.kind == NodeKind::kNeg ? '-' : '+', value.type_name()));
-      const int sign = node.kind == NodeKind::kNeg ? -1 : 1;
-      return value.is_float() ? Value(sign * value.number()) : Value(sign * value.integer());
-    }
-    case NodeKind::kAnd: {
-      Value left = evaluate(*node.children[0], scope);
-      return left.truthy() ? evaluate(*node.children[1], scope) : left;
-    }
+    case NodeKind::kPos: return with_sign(*this, node.kind, evaluate(*node.children[0], scope));
+    case NodeKind::kAnd:
     case NodeKind::kOr: {
       Value left = evaluate(*node.children[0], scope);
-      return left.truthy() ? left : evaluate(*node.children[1], scope);
+      return left.truthy() == (node.kind == NodeKind::kAnd) ? evaluate(*node.children[1], scope) : left;
     }
     case NodeKind::kBinary: {
       const Value left = evaluate(*node.children[0], scope);
