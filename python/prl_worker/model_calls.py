@@ -34,6 +34,7 @@ class Run:
     want_messages: bool
     want_record: bool
     task: asyncio.Task | None = None
+    has_begun: bool = False  # the task's first step has run: only then can it end by itself when it is cancelled
     stop_reason: str | None = None  # "cancel" or "timeout" once it was told to end
     cancel_reason: str = ""
     is_closed: bool = False  # its terminal message has left

@@ -391,6 +391,7 @@ class Worker:
             run.task = self._spawn(self._play(environment, run))
 
     async def _play(self, environment: Environment, run: Run) -> None:
+        run.has_begun = True
         current_run.set(run)
         logs.reward_errors.set(run.reward_errors)
         try:
@@ -464,11 +465,12 @@ class Worker:
         if run.stop_reason is not None or run.is_closed:
             return
         run.stop_reason, run.cancel_reason = why, reason
-        if run.task is None:
+        if run.task is not None:
+            self._calls.drop(run)
+            run.task.cancel()
+        if not run.has_begun:  # a task that is cancelled before its first step never runs, so nothing in it would end the rollout
             self._finish(run, self._ended(run))
             return
-        self._calls.drop(run)
-        run.task.cancel()
         run.timers.append(self._loop.call_later(CLEANUP_S, self._abandon, run))
 
     def _abandon(self, run: Run) -> None:

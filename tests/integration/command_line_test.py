@@ -100,8 +100,6 @@ def test_what_is_not_built_says_so():
     model = str(harness.warm_model())
     cases = {
         ("evals",): "evals",
-        ("env-server",): "env-server",
-        ("rl", "--model.name", model, "--inference", "--slurm"): "SLURM",
         ("rl", "--model.name", model, "--inference", "--deployment.type", "multi_node"): "several nodes",
         ("inference", "--model.name", model, "--parallel.tp", 2): "parallel.tp",
     }
