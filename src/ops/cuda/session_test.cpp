@@ -64,47 +64,13 @@ OpTable make_waiting_table() {
   const auto wait = [&]<auto kEntry>() {
     if (t.*kEntry != nullptr) t.*kEntry = Waiting<kEntry>::run;
   };
-  wait.operator()<&OpTable::pack_linear>();
-  wait.operator()<&OpTable::share_linear>();
-  wait.operator()<&OpTable::hash_rows>();
-  wait.operator()<&OpTable::head_norm>();
-  wait.operator()<&OpTable::head_norm_backward>();
-  wait.operator()<&OpTable::linear>();
-  wait.operator()<&OpTable::linear_fused>();
-  wait.operator()<&OpTable::linear_backward_input>();
-  wait.operator()<&OpTable::linear_backward_weight>();
-  wait.operator()<&OpTable::matmul_f32>();
-  wait.operator()<&OpTable::attention_varlen>();
-  wait.operator()<&OpTable::attention_varlen_backward>();
-  wait.operator()<&OpTable::kv_write>();
-  wait.operator()<&OpTable::attention_paged>();
-  wait.operator()<&OpTable::plan_decode>();
-  wait.operator()<&OpTable::attention_decode>();
-  wait.operator()<&OpTable::attention_decode_fused>();
+#define PRL_OP(name) wait.operator()<&OpTable::name>();
+  PRL_FOR_EACH_OP(PRL_OP)
+  PRL_FOR_EACH_OPTIONAL_OP(PRL_OP)
+#undef PRL_OP
+  wait.operator()<&OpTable::sum_squares>();
   wait.operator()<&OpTable::norm_rope>();
   wait.operator()<&OpTable::norm_rope_backward>();
-  wait.operator()<&OpTable::norm_rope_to_cache>();
-  wait.operator()<&OpTable::lm_head_logprob>();
-  wait.operator()<&OpTable::lm_head_logprob_backward>();
-  wait.operator()<&OpTable::begin_sample>();
-  wait.operator()<&OpTable::begin_sample_head>();
-  wait.operator()<&OpTable::embedding>();
-  wait.operator()<&OpTable::embedding_backward>();
-  wait.operator()<&OpTable::rms_norm>();
-  wait.operator()<&OpTable::add_rms_norm>();
-  wait.operator()<&OpTable::rms_norm_backward>();
-  wait.operator()<&OpTable::add>();
-  wait.operator()<&OpTable::swiglu>();
-  wait.operator()<&OpTable::swiglu_backward>();
-  wait.operator()<&OpTable::rope>();
-  wait.operator()<&OpTable::cast>();
-  wait.operator()<&OpTable::sum_squares>();
-  wait.operator()<&OpTable::chunk_squares>();
-  wait.operator()<&OpTable::scale>();
-  wait.operator()<&OpTable::adamw>();
-  wait.operator()<&OpTable::sgd>();
-  wait.operator()<&OpTable::sign_sgd>();
-  wait.operator()<&OpTable::muon>();
   return t;
 }
 
