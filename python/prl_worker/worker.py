@@ -229,6 +229,7 @@ class Worker:
             state=_field(message, "state", dict),
             calls=self._calls,
             connection=self.connection,
+            extra_env_kwargs=_field(message, "extra_env_kwargs", dict, {}),
         )
         self._answer(message, self._load(request))
 

@@ -199,6 +199,14 @@ class Legacy(SharedWorker):
                 self.assertEqual(loaded["error"]["class"], "config")
                 self.assertIn(wanted, loaded["error"]["message"])
 
+    def test_extra_settings(self):
+        self.load("prl-guess", extra_env_kwargs={"max_turns": 2, "max_seq_len": 99})
+        self.peer.model = lambda call: say("0")
+        self.assertEqual(self.sample(1)["num_turns"], 2)
+        self.key += "unknown"
+        failed = self.load("prl-guess", extra_env_kwargs={"no_such_thing": 1}, expect="failed")
+        self.assertIn("has no no_such_thing", failed["error"]["message"])
+
     def test_a_v1_environment_says_what_it_needs(self):
         failed = self.go(self.peer.load("prl-reverse-text-v1", "auto", env_key="v1", paths=[str(ENVS), str(ENVS / "v1")], expect="failed"))
         self.assertEqual(failed["error"]["class"], "config")

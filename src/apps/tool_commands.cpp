@@ -1,4 +1,6 @@
+#include <chrono>
 #include <cstdio>
+#include <filesystem>
 
 #include "apps/commands.hpp"
 #include "base/error.hpp"
@@ -10,6 +12,7 @@
 #include "nn/init_model.hpp"
 #include "text/tokenizer_builder.hpp"
 #include "tools/bench.hpp"
+#include "tools/bench_env.hpp"
 #include "tools/bench_peer.hpp"
 #include "tools/chat_backends.hpp"
 #include "tools/convert.hpp"
@@ -130,6 +133,19 @@ int run_bench(const config::ParsedCommand& parsed) {
       tools::bench_start(config.shape, config.num_repeats);
     else
       tools::bench_rl(config.shape, static_cast<std::uint64_t>(config.seed));
+    return 0;
+  }
+  if (config.suite == config::BenchSuite::kEnv) {
+    tools::BenchEnvOptions bench;
+    const env::EnvSpec spec = launch::in_run(launch::env_spec(config.env), std::filesystem::temp_directory_path(), config.max_concurrent);
+    bench.environment = env::make_environment(spec);
+    bench.num_rollouts = config.num_rollouts;
+    bench.num_at_once = config.max_concurrent;
+    bench.reply_chars = config.reply_chars;
+    bench.latency = std::chrono::milliseconds(static_cast<std::int64_t>(config.latency * 1000));
+    const std::string json = tools::bench_environment(bench);
+    std::printf("%s\n", json.c_str());
+    if (config.output_json) write_file_atomic(*config.output_json, json + "\n");
     return 0;
   }
   tools::BenchOptions options;

@@ -13,7 +13,7 @@
 /// From rewards to what is trained: advantages, pools of tasks by difficulty, and filters of rollouts.
 namespace prl::config {
 
-enum class AdvantageType { kGrpo, kRloo, kOpo, kMaxRl, kReward, kCustom };
+enum class AdvantageType { kGrpo, kRloo, kOpo, kMaxRl, kReward, kRae, kCustom };
 std::span<const EnumEntry> enum_entries(AdvantageType);
 
 /// Among the best rollouts of a group, shorter ones are worth more.
@@ -49,16 +49,22 @@ using LengthPenalty = std::variant<TokensLengthPenalty, TurnsLengthPenalty, Line
 struct AdvantageConfig {
   AdvantageType type = AdvantageType::kGrpo;
   std::optional<LengthPenalty> length_penalty;
+  double decay = 0.95;
   std::optional<std::string> import_path;
+  std::optional<std::string> path;
+  std::optional<std::string> python;
   Value kwargs = Value::table();
   template <class V>
   void visit(V& v) {
     v.field("type", type,
-            "grpo R - mean, rloo (R - mean) G/(G-1), opo length-weighted mean, max_rl (R - mean)/mean, reward R, custom a function");
+            "grpo R - mean, rloo (R - mean) G/(G-1), opo length-weighted mean, max_rl (R - mean)/mean, reward R, rae R - average, custom");
     v.field("length_penalty", length_penalty, "Prefer shorter rollouts; with grpo");
-    v.field("import_path", import_path, "Python function of type custom, module.name",
-            {.status = not_built("advantages written in Python")});
-    v.field("kwargs", kwargs, "Arguments of the function", {.status = not_built("advantages written in Python")});
+    v.field("decay", decay, "Of type rae: what the running average of rewards keeps at each rollout", {.min = 0, .max = 1});
+    v.field("import_path", import_path,
+            "Python function of type custom, module.name: it gets the group's rollouts, returns their advantages");
+    v.field("path", path, "Folders, with colons, of that module if it is not installed");
+    v.field("python", python, "Interpreter or virtual environment that runs the function");
+    v.field("kwargs", kwargs, "Further arguments of the function");
   }
 };
 

@@ -100,8 +100,7 @@ struct OrchestratorCkptConfig {
     v.field("wait_for_weights_timeout", wait_for_weights_timeout, "How long to wait for the weights of the resumed step",
             {.unit = "seconds", .min = 0});
     v.field("skip_progress", skip_progress, "Do not restore step and sample counts");
-    v.field("skip_buffer", skip_buffer, "Do not restore the buffer of tasks and unconsumed rollouts",
-            {.status = not_built("resuming without the buffer")});
+    v.field("skip_buffer", skip_buffer, "Do not restore the buffer of tasks and unconsumed rollouts");
   }
 };
 

@@ -45,7 +45,8 @@ constexpr EnumEntry kSandboxModes[] = {entry(SandboxMode::kAuto, "auto"), entry(
 constexpr EnumEntry kTrainingModes[] = {entry(TrainingMode::kRl, "rl"), entry(TrainingMode::kOpd, "opd"), entry(TrainingMode::kSft, "sft")};
 constexpr EnumEntry kAdvantages[] = {entry(AdvantageType::kGrpo, "grpo"),     entry(AdvantageType::kRloo, "rloo"),
                                      entry(AdvantageType::kOpo, "opo"),       entry(AdvantageType::kMaxRl, "max_rl"),
-                                     entry(AdvantageType::kReward, "reward"), entry(AdvantageType::kCustom, "custom")};
+                                     entry(AdvantageType::kReward, "reward"), entry(AdvantageType::kRae, "rae"),
+                                     entry(AdvantageType::kCustom, "custom")};
 constexpr EnumEntry kStrategies[] = {entry(TrajectoryStrategy::kInterleaved, "interleaved"),
                                      entry(TrajectoryStrategy::kBranching, "branching")};
 constexpr EnumEntry kPackFunctions[] = {entry(PackFunction::kCat, "cat"), entry(PackFunction::kStack, "stack")};
@@ -60,10 +61,10 @@ constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"), entry(Mo
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kList, "list"),
                                      entry(EnvAction::kShow, "show"), entry(EnvAction::kRemove, "remove"), entry(EnvAction::kInit, "init")};
 constexpr EnumEntry kEnvTemplates[] = {entry(EnvTemplate::kLegacy, "legacy"), entry(EnvTemplate::kV1, "v1")};
-constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"),         entry(BenchSuite::kDecode, "decode"),
-                                 entry(BenchSuite::kPrefill, "prefill"), entry(BenchSuite::kTrain, "train"),
-                                 entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kRl, "rl"),
-                                 entry(BenchSuite::kStart, "start"),     entry(BenchSuite::kKernels, "kernels")};
+constexpr EnumEntry kSuites[] = {
+    entry(BenchSuite::kAll, "all"),     entry(BenchSuite::kDecode, "decode"),   entry(BenchSuite::kPrefill, "prefill"),
+    entry(BenchSuite::kTrain, "train"), entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kRl, "rl"),
+    entry(BenchSuite::kStart, "start"), entry(BenchSuite::kKernels, "kernels"), entry(BenchSuite::kEnv, "env")};
 constexpr EnumEntry kResultsOrders[] = {entry(ResultsOrder::kFile, "file"), entry(ResultsOrder::kRewardUp, "lowest_first"),
                                         entry(ResultsOrder::kRewardDown, "highest_first")};
 

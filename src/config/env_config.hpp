@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/advantage_config.hpp"
 #include "config/schema.hpp"
 
 /// Environments and how completions are sampled in them.
@@ -37,6 +38,26 @@ struct WorkerLimitsConfig {
   }
 };
 
+/// Who answers the calls of an environment's judges; without it they use their own clients, which want sandbox "off".
+struct JudgeConfig {
+  std::string base_url = "https://api.openai.com/v1";
+  std::optional<std::string> model;
+  std::string api_key_var = "OPENAI_API_KEY";
+  std::int64_t max_calls = -1;
+  bool cache = true;
+  double timeout = 120;
+  template <class V>
+  void visit(V& v) {
+    v.field("base_url", base_url, "OpenAI-compatible service of the judge");
+    v.field("model", model, "Model that judges; what the environment asks for if not set");
+    v.field("api_key_var", api_key_var, "Environment variable that holds the service's key");
+    v.field("max_calls", max_calls, "Most calls in the life of the process, after which rollouts that need a judge fail; -1 for no limit",
+            {.unit = "calls", .min = -1});
+    v.field("cache", cache, "Answer a call at temperature 0 that was made before from memory");
+    v.field("timeout", timeout, "Longest time of one call", {.unit = "seconds", .min = 0, .is_open_min = true});
+  }
+};
+
 /// How the workers of a Python environment run; native environments have none.
 struct PythonEnvConfig {
   std::optional<std::string> path;
@@ -48,6 +69,7 @@ struct PythonEnvConfig {
   std::optional<std::string> address;
   IntOrWord num_workers{};
   Value agent = Value::table();
+  std::optional<JudgeConfig> judge;
   template <class V>
   void visit_python(V& v) {
     v.field("path", path,
@@ -60,6 +82,7 @@ struct PythonEnvConfig {
     v.field("address", address, "host:port of workers that run already (prl env-server), with commas between several");
     v.field("num_workers", num_workers, "Worker processes; auto goes by rollouts at once and cores", {.min = 1, .words = "auto"});
     v.field("agent", agent, "Agent of a v1 environment: max_turns, harness, runtime, ...");
+    v.field("judge", judge, "Service that answers the calls of a Python environment's judges");
   }
 };
 
@@ -124,7 +147,7 @@ struct EnvConfig : PythonEnvConfig {
   std::vector<std::string> state_columns;
   std::optional<int> group_size;
   std::optional<TrainSamplingConfig> sampling;
-  Value algo;
+  std::optional<AdvantageConfig> algo;
   Value curriculum;
   template <class V>
   void visit(V& v) {
@@ -132,21 +155,17 @@ struct EnvConfig : PythonEnvConfig {
     v.field("name", name, "Unique name in metrics and logs; the id if not set");
     v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator", {.status = passed_on("args")});
     v.field("args", args, "Arguments of the environment");
-    v.field("extra_env_kwargs", extra_env_kwargs, "Settings applied to the environment after it is made",
-            {.status = not_built("settings of Python environments", "native ones take args")});
+    v.field("extra_env_kwargs", extra_env_kwargs, "Settings applied to a Python environment of the legacy API after it is made");
     visit_python(v);
     v.field("ratio", ratio, "Share among the environments; sizes of their data sets if no one sets it", {.min = 0, .is_open_min = true});
     v.field("max_retries", max_retries, "Attempts after a failed episode", {.min = 0});
     v.field("max_total_completion_tokens", max_total_completion_tokens, "Most generated tokens of one episode, -1 for no limit",
-            {.unit = "tokens",
-             .min = -1,
-             .status = not_built("a limit of the tokens of a whole episode", "train.sampling.max_completion_tokens limits each reply")});
+            {.unit = "tokens", .min = -1});
     v.field("timeout", timeout, "Longest time of one episode", {.unit = "seconds", .min = 0, .is_open_min = true});
-    v.field("state_columns", state_columns, "Fields of the episode's state that are saved with it",
-            {.status = inert("saved rollouts hold their messages, rewards and metrics")});
+    v.field("state_columns", state_columns, "Fields of a Python environment's state that are saved with the rollout, in its info");
     v.field("group_size", group_size, "Rollouts per task, if it differs from the orchestrator's", {.unit = "rollouts", .min = 1});
     v.field("sampling", sampling, "Sampling, if it differs from [orchestrator.train.sampling]");
-    v.field("algo", algo, "Algorithm of this environment alone", {.status = not_built("algorithms of single environments")});
+    v.field("algo", algo, "Advantages of this environment, if they differ from [orchestrator.advantage]");
     v.field("curriculum", curriculum, "Choice and admission of this environment's tasks",
             {.status = not_built("curricula", "see orchestrator.buffer for pools and filtering by difficulty")});
   }
@@ -173,8 +192,7 @@ struct EvalEnvConfig : PythonEnvConfig {
     v.field("name", name, "Unique name in metrics and logs; the id if not set");
     v.field("data", data, "Local JSONL file of tasks instead of the environment's own generator", {.status = passed_on("args")});
     v.field("args", args, "Arguments of the environment");
-    v.field("extra_env_kwargs", extra_env_kwargs, "Settings applied to the environment after it is made",
-            {.status = not_built("settings of Python environments", "native ones take args")});
+    v.field("extra_env_kwargs", extra_env_kwargs, "Settings applied to a Python environment of the legacy API after it is made");
     visit_python(v);
     v.field("num_examples", num_examples, "Tasks, -1 for all; the section's value if not set", {.min = -1});
     v.field("group_size", group_size, "Rollouts per task; the section's value if not set", {.unit = "rollouts", .min = 1});
@@ -182,8 +200,7 @@ struct EvalEnvConfig : PythonEnvConfig {
     v.field("skip_first", skip_first, "Tasks to leave out at the start", {.min = 0});
     v.field("max_retries", max_retries, "Attempts after a failed episode", {.min = 0});
     v.field("timeout", timeout, "Longest time of one episode", {.unit = "seconds", .min = 0, .is_open_min = true});
-    v.field("state_columns", state_columns, "Fields of the episode's state that are saved with it",
-            {.status = inert("saved episodes hold their messages, rewards and metrics")});
+    v.field("state_columns", state_columns, "Fields of a Python environment's state that are saved with the rollout, in its info");
     v.field("sampling", sampling, "Sampling, if it differs from the section's");
   }
 };

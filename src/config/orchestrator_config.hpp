@@ -91,9 +91,7 @@ struct OnlineEvalConfig {
   bool skip_eval_on_resume = true;
   bool cancel_inflight_rollouts_on_eval = false;
   static constexpr StatusBelow kStatusBelow[] = {{"sampling.reasoning_effort", not_built("the length of a model's reasoning")},
-                                                 {"sampling.extra_body", not_built("further fields of requests")},
-                                                 {"env[].sampling.reasoning_effort", not_built("the length of a model's reasoning")},
-                                                 {"env[].sampling.extra_body", not_built("further fields of requests")}};
+                                                 {"env[].sampling.reasoning_effort", not_built("the length of a model's reasoning")}};
   template <class V>
   void visit(V& v) {
     v.field("env", env, "Evaluation environments");

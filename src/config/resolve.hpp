@@ -20,7 +20,9 @@ struct Context {
   std::map<std::string, std::string> environment;  ///< process environment
   int num_devices = 1;                             ///< devices this build can use on this machine
   /// Environments built into this program.
-  std::vector<std::string> native_envs = {"reverse-text", "alphabet-sort", "gsm8k", "math-env", "wordle", "wiki-search"};
+  std::vector<std::string> native_envs = {
+      "reverse-text", "alphabet-sort", "gsm8k",    "gsm8k-synthetic", "math-env",    "math-env-synthetic",
+      "math500",      "aime2024",      "aime2025", "wordle",          "wiki-search", "wiki-search-synthetic"};
   std::function<bool(const std::string&)> is_directory;  ///< whether a model name is a local folder
   /// Positions of a model, max_position_embeddings in its folder's config.json; nullopt where there is no such folder.
   std::function<std::optional<int>(const std::string&)> num_positions = [](const std::string&) { return std::nullopt; };

@@ -79,11 +79,23 @@ void check_extra_body(const Value& extra_body, const Check& check) {
       check.problem("extra_body", fmt::format("{} is a key of sampling; a second one makes servers refuse every request", key));
 }
 
+void check_advantage(const AdvantageConfig& advantage, const Check& check) {
+  if (advantage.type == AdvantageType::kCustom) {
+    if (!advantage.import_path || advantage.import_path->find('.') == std::string::npos)
+      check.problem("import_path", "is needed by type custom, as module.name");
+    if (!advantage.kwargs.is_table()) check.problem("kwargs", "expects a table of arguments");
+  } else if (advantage.import_path) {
+    check.problem("import_path", "belongs to type custom");
+  }
+  if (advantage.length_penalty && advantage.type != AdvantageType::kGrpo) check.problem("length_penalty", "works with type grpo only");
+}
+
 void check_train_env(EnvConfig& env, const Check& check) {
   pass_on_data(env.data, env.args, {"dataset_path"});
   if (!env.args.is_table()) check.problem("args", "expects a table of arguments");
   check_env(env, check);
   if (env.sampling) check_extra_body(env.sampling->extra_body, check.sub("sampling"));
+  if (env.algo) check_advantage(*env.algo, check.sub("algo"));
 }
 
 void check_buffer(const OrchestratorConfig& config, const Check& check) {
@@ -97,18 +109,6 @@ void check_buffer(const OrchestratorConfig& config, const Check& check) {
       if (config.train.env[i].ratio) check.problem(fmt::format("train.env.{}.ratio", i), "buffer.env_ratios is set too; set only one");
   if (buffer.skip_verification && (buffer.easy_threshold || buffer.hard_threshold || buffer.online_difficulty_filtering))
     check.problem("buffer.skip_verification", "leaves no rewards to filter by; unset the thresholds and online_difficulty_filtering");
-}
-
-void check_advantage(const OrchestratorConfig& config, const Check& check) {
-  const AdvantageConfig& advantage = config.advantage;
-  if (advantage.type == AdvantageType::kCustom) {
-    if (!advantage.import_path) check.problem("advantage.import_path", "is needed by advantage type custom");
-    check.not_built("advantage.type", "advantages written in Python");
-  } else if (advantage.import_path) {
-    check.problem("advantage.import_path", "belongs to advantage type custom");
-  }
-  if (advantage.length_penalty && advantage.type != AdvantageType::kGrpo)
-    check.problem("advantage.length_penalty", "works with advantage type grpo only");
 }
 
 }  // namespace
@@ -127,7 +127,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
   check_teacher(config, check);
   check_batch(config, check);
   check_buffer(config, check);
-  check_advantage(config, check);
+  check_advantage(config.advantage, check.sub("advantage"));
   if (config.train.env.empty()) check.problem("train.env", "must list at least one environment");
   check_env_names(config.train.env, "train.env", check);
   for (std::size_t i = 0; i < config.train.env.size(); ++i) {
@@ -147,8 +147,6 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
   if (config.training_mode != TrainingMode::kSft) check_policy_sampling(config.train, check.sub("train"));
   if (config.train.sampling.max_completion_tokens && *config.train.sampling.max_completion_tokens > config.seq_len)
     check.warn("train.sampling.max_completion_tokens", "is more than seq_len: longer rollouts are cut");
-  if (config.renderer.name != "auto" && config.renderer.name != "default")
-    check.not_built("renderer.name", fmt::format("the renderer \"{}\"; auto and default use the chat template", config.renderer.name));
 }
 
 }  // namespace detail

@@ -191,8 +191,8 @@ struct RendererConfig {
   template <class V>
   void visit(V& v) {
     v.field("name", name, "How messages become tokens: auto, default (the chat template) or a family such as qwen3");
-    v.field("thinking_retention", thinking_retention, "Which past reasoning stays in the prompt, for renderers that know it",
-            {.status = not_built("renderers of model families")});
+    v.field("thinking_retention", thinking_retention,
+            "Which past reasoning stays in the prompt: template, tool_cycle or all; for renderers of model families");
   }
 };
 

@@ -18,7 +18,7 @@ namespace prl::config {
 
 enum class ModelFamily { kQwen3, kQwen2, kLlama };
 std::span<const EnumEntry> enum_entries(ModelFamily);
-enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels };
+enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv };
 std::span<const EnumEntry> enum_entries(BenchSuite);
 
 /// `prl init-model DIR`: a Hugging Face folder with random weights, a byte-level tokenizer and a ChatML template.
@@ -219,6 +219,11 @@ struct BenchConfig {
   int checkpoint_every = 0;
   int num_repeats = 3;
   bool peer = false;
+  EvalEnvConfig env;
+  int num_rollouts = 1000;
+  int max_concurrent = 128;
+  int reply_chars = 500;
+  double latency = 0;
   std::optional<std::filesystem::path> output_json;
   ComputeConfig compute;
   std::int64_t seed = 42;
@@ -237,6 +242,11 @@ struct BenchConfig {
             {.unit = "layers", .min = 0});
     v.field("num_repeats", num_repeats, "Measured repeats, after one to warm up", {.min = 1});
     v.field("peer", peer, "Also run bench/peer.py (PyTorch and transformers; PRL_BENCH_PYTHON names the interpreter) and print the ratios");
+    v.field("env", env, "Of suite env: the environment that is played");
+    v.field("num_rollouts", num_rollouts, "Of suite env: rollouts, after 20 to warm up", {.unit = "rollouts", .min = 1});
+    v.field("max_concurrent", max_concurrent, "Of suite env: rollouts at once", {.unit = "rollouts", .min = 1});
+    v.field("reply_chars", reply_chars, "Of suite env: length of the model's replies", {.min = 0});
+    v.field("latency", latency, "Of suite env: time until the model's reply", {.unit = "seconds", .min = 0});
     v.field("output_json", output_json, "Also write the table as JSON");
     v.field("compute", compute, "Device and precision");
     v.field("seed", seed, "Seed of weights and data", {.min = 0});

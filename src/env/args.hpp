@@ -23,6 +23,9 @@ class Args {
   /// One of `choices`.
   std::string choice(const std::string& key, const std::string& fallback, const std::vector<std::string>& choices);
   bool contains(const std::string& key) const { return values_.contains(key); }
+  const boost::json::object& values() const noexcept { return values_; }
+  /// A key that means nothing here and is no mistake.
+  void ignore(const std::string& key) { known_.push_back(key); }
   /// Call last: any key nobody asked for is an error that lists the known ones.
   void finish() const;
 

@@ -22,8 +22,9 @@ struct RolloutContext {
   wire::SamplingParams sampling;
   std::optional<std::uint64_t> seed;  ///< when set, turn k is sampled with mix_seed(seed, k): the rollout is replayable
   std::string trajectory_id;
-  std::string group_id;      ///< rollouts of one task that are scored together, if the environment does that
-  net::TimePoint deadline;   ///< of the whole rollout
+  std::string group_id;                           ///< rollouts of one task that are scored together, if the environment does that
+  net::TimePoint deadline;                        ///< of the whole rollout
+  std::int64_t max_total_completion_tokens = -1;  ///< sampled over all turns; -1: no limit
   bool is_training = false;  ///< its tokens will be trained on: the sampling is the trainer's, whatever the environment asks for
 };
 

@@ -268,5 +268,15 @@ TEST(ToolEnv, StopsAtTheTurnLimit) {
   EXPECT_EQ(episode.stop_condition, "max_turns_reached");
 }
 
+TEST(MultiTurnEnv, EndsWhenTheRolloutHasSampledItsTokens) {
+  const auto environment = make("alphabet-sort", R"({"min_turns": 3, "max_turns": 3, "num_train": 2})");
+  ScriptedChat chat({says("12345"), says("12345"), says("12345")});
+  const Episode episode = play(*environment, environment->task(Split::kTrain, 0), chat, 8);
+  EXPECT_EQ(episode.num_turns(), 2);
+  EXPECT_EQ(episode.stop_condition, "max_total_completion_tokens_reached");
+  EXPECT_EQ(chat.requests.at(0).sampling.max_tokens, 8);
+  EXPECT_EQ(chat.requests.at(1).sampling.max_tokens, 3) << "what is left";
+}
+
 }  // namespace
 }  // namespace prl::env

@@ -1,15 +1,17 @@
 #include "env/math_env.hpp"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <unordered_set>
 #include <vector>
 
 #include "base/error.hpp"
-#include "env/jsonl.hpp"
+#include "base/log.hpp"
 #include "env/multi_turn_env.hpp"
 #include "env/numeric_answer.hpp"
+#include "env/task_data.hpp"
 #include "env/word_problem.hpp"
 #include "text/json_python.hpp"
 
@@ -25,25 +27,37 @@ struct Problem {
   std::string reasoning;  ///< empty: none is known
 };
 
-const json::value* first_of(const json::object& row, std::initializer_list<const char*> keys) {
-  for (const char* key : keys)
+const json::value* first_of(const json::object& row, const std::vector<std::string>& keys) {
+  for (const std::string& key : keys)
     if (const json::value* value = row.if_contains(key); value != nullptr && !value->is_null()) return value;
   return nullptr;
 }
 
+/// What the columns of a data set are called; the first that a row has counts.
+struct Columns {
+  std::vector<std::string> question = {"question", "problem", "prompt"};
+  std::vector<std::string> answer = {"answer", "solution"};
+  bool digits_only = false;  ///< answers are numbers with decoration, "336^\\circ"
+};
+
 /// The final answer of a data set's solution, and what stands before it.
-Problem read_problem(const json::object& row, const std::string& where) {
-  const json::value* question = first_of(row, {"question", "problem", "prompt"});
+Problem read_problem(const json::object& row, const Columns& columns, const std::string& where) {
+  const json::value* question = first_of(row, columns.question);
   if (question == nullptr || !question->is_string())
-    fail(ErrorCode::kInvalidArgument, "{}: wanted a text in 'question', 'problem' or 'prompt'", where);
-  const json::value* answer = first_of(row, {"answer", "solution"});
+    fail(ErrorCode::kInvalidArgument, "{}: wanted a text in one of the columns {}", where, fmt::join(columns.question, ", "));
+  const json::value* answer = first_of(row, columns.answer);
   if (answer == nullptr || !(answer->is_string() || answer->is_number()))
-    fail(ErrorCode::kInvalidArgument, "{}: wanted a text or a number in 'answer' or 'solution'", where);
+    fail(ErrorCode::kInvalidArgument, "{}: wanted a text or a number in one of the columns {}", where, fmt::join(columns.answer, ", "));
   Problem problem;
   problem.question = std::string(question->get_string());
   const std::string solution = answer->is_string() ? std::string(answer->get_string()) : text::dump_python(*answer);
   const auto final_answer = extract_final_answer(solution);
   problem.answer = final_answer ? *final_answer : strip(solution);
+  if (columns.digits_only) {
+    std::erase_if(problem.answer, [](char c) { return c != '.' && (c < '0' || c > '9'); });
+    problem.answer.erase(
+        0, std::min(problem.answer.find_first_not_of('0'), problem.answer.size() - std::min<std::size_t>(problem.answer.size(), 1)));
+  }
   if (problem.answer.empty()) fail(ErrorCode::kInvalidArgument, "{}: the answer is empty", where);
   // Solutions of gsm8k end in "#### 72" and hold calculator marks <<48/2=24>> that no model should write.
   if (const std::size_t mark = solution.rfind("####"); mark != std::string::npos) {
@@ -57,13 +71,42 @@ Problem read_problem(const json::object& row, const std::string& where) {
   return problem;
 }
 
-std::vector<Problem> read_problems(const std::string& path) {
+std::vector<Problem> read_problems(const std::vector<json::object>& rows, const Columns& columns, const std::string& source) {
   std::vector<Problem> problems;
-  for (const json::object& row : read_jsonl(path))
-    problems.push_back(read_problem(row, fmt::format("{}: row {}", path, problems.size() + 1)));
-  if (problems.empty()) fail(ErrorCode::kInvalidArgument, "{}: no rows", path);
+  for (const json::object& row : rows)
+    problems.push_back(read_problem(row, columns, fmt::format("{}: row {}", source, problems.size() + 1)));
+  if (problems.empty()) fail(ErrorCode::kInvalidArgument, "{}: no rows", source);
   return problems;
 }
+
+/// What a published environment of that id plays.
+struct Published {
+  std::string_view id;
+  DataCopies train;
+  DataCopies eval;
+  bool digits_only = false;
+};
+
+std::vector<Published> published_environments() {
+  const auto part = [](const char* dataset, const char* subset, const char* split) {
+    return DataPart{dataset, *subset != '\0' ? std::optional<std::string>(subset) : std::nullopt, split};
+  };
+  std::vector<Published> all;
+  all.push_back({"gsm8k", {{part("openai/gsm8k", "main", "train")}}, {{part("openai/gsm8k", "main", "test")}}});
+  all.push_back({"math500", {}, {{part("HuggingFaceH4/MATH-500", "", "test")}}});
+  all.push_back({"aime2024", {}, {{part("HuggingFaceH4/aime_2024", "", "train")}, {part("math-ai/aime24", "", "test")}}, true});
+  all.push_back({"aime2025",
+                 {},
+                 {{part("opencompass/AIME2025", "AIME2025-I", "test"), part("opencompass/AIME2025", "AIME2025-II", "test")},
+                  {part("MathArena/aime_2025", "", "train")},
+                  {part("math-ai/aime25", "", "test")}},
+                 true});
+  all.push_back({"math-env", {{part("PrimeIntellect/INTELLECT-3-RL", "math", "train")}}, {}});
+  return all;
+}
+
+/// Arguments of the generator; one of them asks for made-up questions.
+constexpr std::array kGeneratorArgs = {"mode", "min_steps", "max_steps", "max_number", "operations", "num_train", "num_eval", "seed"};
 
 std::vector<Problem> generate(const WordProblemOptions& options, std::int64_t count, Rng rng, std::unordered_set<std::string>& taken) {
   std::vector<Problem> problems;
@@ -136,20 +179,13 @@ class MathEnv final : public SingleTurnEnv {
   std::vector<Problem> eval_;
 };
 
-}  // namespace
+/// Questions and answers of both splits.
+struct ProblemSplits {
+  std::vector<Problem> train;
+  std::vector<Problem> eval;
+};
 
-EnvironmentPtr make_math(std::string name, Args args) {
-  const bool is_boxed = args.choice("answer_format", "boxed", {"boxed", "hashes"}) == "boxed";
-  const std::optional<std::string> system_prompt =
-      args.optional_string("system_prompt", is_boxed ? "Solve the problem step by step. Write the final answer in \\boxed{}."
-                                                     : "Solve the problem step by step. End with a line \"#### \" and the final answer.");
-  const std::string train_path = args.string("dataset_path", "");
-  const std::string eval_path = args.string("eval_dataset_path", "");
-  const std::string hub_name = args.string("dataset_name", "");
-  for (const char* key : {"dataset_subset", "dataset_split"}) args.string(key, "");
-  // Of the Python environment's verifier, which runs in processes of its own.
-  args.integer("math_verify_max_workers", 1, 1, 100'000);
-  args.number("math_verify_timeout", 5.0, 0.0, 1e6);
+ProblemSplits make_up(const std::string& name, Args& args) {
   WordProblemOptions options;
   options.is_story = args.choice("mode", "words", {"words", "sums"}) == "words";
   options.min_steps = args.integer("min_steps", options.is_story ? 2 : 1, 1, 20);
@@ -165,21 +201,72 @@ EnvironmentPtr make_math(std::string name, Args args) {
   if (options.min_steps > options.max_steps)
     fail(ErrorCode::kInvalidArgument, "environment {}: args.min_steps {} is above max_steps {}", name, options.min_steps,
          options.max_steps);
-  if (!hub_name.empty() && train_path.empty() && eval_path.empty())
-    fail(ErrorCode::kNotImplemented,
-         "environment {}: args.dataset_name {} names a hub data set, which environments do not download; save it as JSON Lines with the "
-         "columns 'question' and 'answer' and set args.dataset_path and args.eval_dataset_path",
-         name, hub_name);
-  std::vector<Problem> train, eval;
-  if (!train_path.empty() || !eval_path.empty()) {
-    if (!train_path.empty()) train = read_problems(train_path);
-    if (!eval_path.empty()) eval = read_problems(eval_path);
-  } else {
-    std::unordered_set<std::string> taken;
-    eval = generate(options, num_eval, Rng(seed, 1), taken);
-    train = generate(options, num_train, Rng(seed, 0), taken);
+  std::unordered_set<std::string> taken;
+  ProblemSplits problems;
+  problems.eval = generate(options, num_eval, Rng(seed, 1), taken);
+  problems.train = generate(options, num_train, Rng(seed, 0), taken);
+  return problems;
+}
+
+/// Questions of files, of a data set that the arguments name, or of the published one of that id.
+ProblemSplits read_data(const std::string& id, const std::string& name, Args& args) {
+  const std::string train_path = args.string("dataset_path", "");
+  const std::string eval_path = args.string("eval_dataset_path", "");
+  const std::string dataset = args.string("dataset_name", "");
+  const auto subset = args.optional_string("dataset_subset", std::nullopt);
+  const std::string split = args.string("dataset_split", "train");
+  const std::string eval_split = args.string("eval_dataset_split", "test");
+  Columns columns;
+  if (const std::string key = args.string("question_key", ""); !key.empty()) columns.question = {key};
+  if (const std::string key = args.string("answer_key", ""); !key.empty()) columns.answer = {key};
+  for (const char* key : kGeneratorArgs) args.ignore(key);
+  args.finish();
+  ProblemSplits problems;
+  if (!train_path.empty()) problems.train = read_problems(read_task_rows(train_path), columns, train_path);
+  if (!eval_path.empty()) problems.eval = read_problems(read_task_rows(eval_path), columns, eval_path);
+  if (!train_path.empty() || !eval_path.empty()) return problems;
+  const std::vector<Published> all = published_environments();
+  const auto known = std::find_if(all.begin(), all.end(), [&](const Published& entry) { return entry.id == id; });
+  PRL_CHECK(known != all.end(), "environment {}: no data set is known for {}", name, id);
+  DataCopies train = known->train, eval = known->eval;
+  columns.digits_only = known->digits_only;
+  if (!dataset.empty()) {
+    columns.digits_only = false;
+    train = {{DataPart{dataset, subset, split}}};
+    eval = {{DataPart{dataset, subset, eval_split}}};
   }
-  return std::make_shared<MathEnv>(std::move(name), system_prompt, is_boxed, std::move(train), std::move(eval));
+  TaskData data(name);
+  if (!train.empty())
+    if (const auto rows = data.find(train)) problems.train = read_problems(*rows, columns, train.front().front().dataset);
+  const std::string problem = data.problem();
+  if (!eval.empty())
+    if (const auto rows = data.find(eval)) problems.eval = read_problems(*rows, columns, eval.front().front().dataset);
+  if (problems.train.empty() && problems.eval.empty())
+    fail(ErrorCode::kNotFound, "{}{}", problem.empty() ? data.problem() : problem,
+         id == "gsm8k" || id == "math-env" ? fmt::format("; made-up questions: {}-synthetic", id) : "");
+  if (!data.problem().empty()) log::warning("{}", data.problem());
+  return problems;
+}
+
+}  // namespace
+
+bool makes_up_math(const json::object& args) {
+  const auto has = [&](const char* key) { return args.contains(key); };
+  return !has("dataset_path") && !has("eval_dataset_path") && !has("dataset_name") &&
+         std::any_of(kGeneratorArgs.begin(), kGeneratorArgs.end(), has);
+}
+
+EnvironmentPtr make_math(const std::string& id, std::string name, Args args) {
+  const bool is_boxed = args.choice("answer_format", "boxed", {"boxed", "hashes"}) == "boxed";
+  const std::optional<std::string> system_prompt =
+      args.optional_string("system_prompt", is_boxed ? "Solve the problem step by step. Write the final answer in \\boxed{}."
+                                                     : "Solve the problem step by step. End with a line \"#### \" and the final answer.");
+  // Of the Python environment's verifier, which runs in processes of its own.
+  args.integer("math_verify_max_workers", 1, 1, 100'000);
+  args.number("math_verify_timeout", 5.0, 0.0, 1e6);
+  const bool is_made_up = id.ends_with(kSynthetic) || makes_up_math(args.values());
+  ProblemSplits problems = is_made_up ? make_up(name, args) : read_data(id, name, args);
+  return std::make_shared<MathEnv>(std::move(name), system_prompt, is_boxed, std::move(problems.train), std::move(problems.eval));
 }
 
 }  // namespace prl::env

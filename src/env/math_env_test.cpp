@@ -3,14 +3,18 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
 
+#include "base/files.hpp"
+#include "base/testing/source_dir.hpp"
 #include "env/numeric_answer.hpp"
 #include "env/testing/scripted_chat.hpp"
 #include "env/word_problem.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::env {
 namespace {
@@ -59,6 +63,25 @@ TEST(NumericAnswer, ComparesValuesThenTexts) {
   EXPECT_TRUE(is_same_answer("\\text{Tuesday}", "tuesday."));
   EXPECT_FALSE(is_same_answer("x+1", "1+x")) << "no algebra is done";
   EXPECT_FALSE(is_same_answer("", ""));
+}
+
+/// Against the verdicts of math-verify on 2,000 pairs (testdata/make_math_verify.py), whose spellings are meant to be hard. What differs is
+/// counted, so that a change of the rules shows: here units, signs of per cent and full stops are left out and numbers compared; there
+/// algebra is done.
+TEST(NumericAnswer, WhereItDiffersFromMathVerify) {
+  const boost::json::value rows = text::parse_json(read_file(test_source_dir() / "src/env/testdata/math_verify.json"));
+  ASSERT_EQ(rows.as_array().size(), 2000u);
+  int num_alike = 0;
+  int num_only_here = 0;
+  int num_only_there = 0;
+  for (const boost::json::value& row : rows.as_array()) {
+    const bool is_equal = row.at(3).as_bool();
+    const bool is_same = is_same_answer(std::string(row.at(2).as_string()), std::string(row.at(1).as_string()));
+    ++(is_same == is_equal ? num_alike : is_same ? num_only_here : num_only_there);
+  }
+  EXPECT_EQ(num_alike, 1567);
+  EXPECT_EQ(num_only_here, 152);
+  EXPECT_EQ(num_only_there, 281);
 }
 
 TEST(WordProblem, EveryEquationHoldsAndTheLastGivesTheAnswer) {
@@ -129,8 +152,84 @@ TEST(MathEnv, ReadsDataSetsAndScores) {
   std::ofstream(path) << R"({"question": "How many?"})"
                       << "\n";
   EXPECT_THROW(make("gsm8k", fmt::format(R"({{"dataset_path": "{}"}})", path.string())), Error);
-  EXPECT_THROW(make("gsm8k", R"({"dataset_name": "openai/gsm8k"})"), Error);
   std::filesystem::remove(path);
+}
+
+/// A cache of Hugging Face's clients that the test fills; nothing is asked of a network.
+class HubCacheFolder {
+ public:
+  HubCacheFolder() : folder_(std::filesystem::temp_directory_path() / fmt::format("prl_math_hub_{}", ::getpid())) {
+    std::filesystem::remove_all(folder_);
+    ::setenv("HF_HUB_CACHE", folder_.c_str(), 1);
+    ::setenv("HF_HUB_OFFLINE", "1", 1);
+  }
+  ~HubCacheFolder() {
+    ::unsetenv("HF_HUB_CACHE");
+    ::unsetenv("HF_HUB_OFFLINE");
+    std::filesystem::remove_all(folder_);
+  }
+  void put(const std::string& repo, const std::string& file, const std::string& text) const {
+    const std::string commit(40, 'a');
+    const auto at = folder_ / ("datasets--" + repo);
+    std::filesystem::create_directories(at / "refs");
+    std::ofstream(at / "refs/main") << commit;
+    const auto path = at / "snapshots" / commit / file;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+std::string refusal_of(const char* id, const char* args = "{}") {
+  try {
+    make(id, args);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+TEST(MathEnv, PlaysPublishedDataSetsFromTheCache) {
+  const HubCacheFolder hub;
+  for (const char* id : {"gsm8k", "math500", "aime2024", "aime2025", "math-env"}) {
+    const std::string said = refusal_of(id);
+    EXPECT_NE(said.find("hf download --repo-type dataset"), std::string::npos) << id << ": " << said;
+    EXPECT_NE(said.find("args.eval_dataset_path"), std::string::npos) << said;
+  }
+  EXPECT_NE(refusal_of("gsm8k").find("gsm8k-synthetic"), std::string::npos);
+  EXPECT_NE(refusal_of("gsm8k").find("openai/gsm8k (main, train)"), std::string::npos) << refusal_of("gsm8k");
+  hub.put("HuggingFaceH4--MATH-500", "test.jsonl", "{\"problem\": \"Half?\", \"solution\": \"x\", \"answer\": \"\\\\frac{1}{2}\"}\n");
+  const auto math = make("math500");
+  EXPECT_EQ(math->name(), "math500");
+  EXPECT_EQ(math->num_tasks(Split::kTrain), 0);
+  ASSERT_EQ(math->num_tasks(Split::kEval), 1);
+  EXPECT_EQ(math->task(Split::kEval, 0).answer, "\\frac{1}{2}");
+  hub.put(
+      "opencompass--AIME2025", "README.md",
+      "---\nconfigs:\n- config_name: AIME2025-I\n  data_files:\n  - split: test\n    path: aime2025-I.jsonl\n- config_name: AIME2025-II\n"
+      "  data_files:\n  - split: test\n    path: aime2025-II.jsonl\n---\n");
+  hub.put("opencompass--AIME2025", "aime2025-I.jsonl", "{\"question\": \"One?\", \"answer\": \"70\"}\n");
+  hub.put("opencompass--AIME2025", "aime2025-II.jsonl", "{\"question\": \"Two?\", \"answer\": \"336^\\\\circ\"}\n");
+  const auto aime = make("aime2025");
+  ASSERT_EQ(aime->num_tasks(Split::kEval), 2);
+  EXPECT_EQ(aime->task(Split::kEval, 1).answer, "336");
+  hub.put("HuggingFaceH4--aime_2024", "data/train-00000-of-00001.jsonl", "{\"problem\": \"Three?\", \"answer\": \"033\"}\n");
+  EXPECT_EQ(make("aime2024")->task(Split::kEval, 0).answer, "33");
+  hub.put("openai--gsm8k", "main/train-00000-of-00001.jsonl", "{\"question\": \"How many?\", \"answer\": \"1+1\\n#### 2\"}\n");
+  const auto half = make("gsm8k");
+  EXPECT_EQ(half->num_tasks(Split::kTrain), 1);
+  EXPECT_EQ(half->num_tasks(Split::kEval), 0) << "the split that is not there is told, and left out";
+  EXPECT_EQ(half->name(), "gsm8k");
+  EXPECT_EQ(make("math-env", R"({"dataset_name": "openai/gsm8k", "dataset_subset": "main"})")->num_tasks(Split::kTrain), 1);
+}
+
+TEST(MathEnv, MadeUpQuestionsAreNamedSo) {
+  EXPECT_EQ(make("gsm8k", R"({"num_train": 3, "num_eval": 1})")->name(), "gsm8k-synthetic");
+  EXPECT_EQ(make("gsm8k-synthetic", R"({"num_shots": 1})")->name(), "gsm8k-synthetic");
+  EXPECT_EQ(make("math_env", R"({"mode": "sums"})")->name(), "math-env-synthetic");
+  EXPECT_EQ(make_environment({.id = "gsm8k", .name = "mine", .args = {{"mode", "sums"}}})->name(), "mine");
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "env/multi_turn_env.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <utility>
 
@@ -36,10 +38,10 @@ std::string error_type(ErrorCode code) {
 MultiTurnEnv::MultiTurnEnv(std::string name, Limits limits, Rubric rubric)
     : name_(std::move(name)), limits_(limits), rubric_(std::move(rubric)) {}
 
-std::string MultiTurnEnv::limit_reached(const Episode& episode) const {
+std::string MultiTurnEnv::limit_reached(const Episode& episode, std::int64_t max_total_completion_tokens) const {
   if (limits_.max_turns > 0 && episode.num_turns() >= limits_.max_turns) return "max_turns_reached";
-  if (limits_.max_total_completion_tokens >= 0 && episode.num_completion_tokens() >= limits_.max_total_completion_tokens)
-    return "max_total_completion_tokens_reached";
+  for (const std::int64_t limit : {limits_.max_total_completion_tokens, max_total_completion_tokens})
+    if (limit >= 0 && episode.num_completion_tokens() >= limit) return "max_total_completion_tokens_reached";
   return {};
 }
 
@@ -51,6 +53,11 @@ asio::awaitable<void> MultiTurnEnv::play(Rollout* rollout, RolloutContext contex
     request.messages = rollout->messages;
     request.tools = episode.tool_defs;
     request.sampling = context.sampling;
+    if (context.max_total_completion_tokens >= 0) {
+      const std::int64_t room = std::max<std::int64_t>(1, context.max_total_completion_tokens - episode.num_completion_tokens());
+      request.sampling.max_tokens =
+          static_cast<std::int32_t>(std::min<std::int64_t>(request.sampling.max_tokens.value_or(INT32_MAX), room));
+    }
     // 63 bits: the seed is the same number in process and through JSON.
     if (context.seed) request.sampling.seed = mix_seed(*context.seed, turn_idx) >> 1;
     request.deadline = context.deadline;
@@ -77,7 +84,7 @@ asio::awaitable<void> MultiTurnEnv::play(Rollout* rollout, RolloutContext contex
     episode.completion.push_back(std::move(turn.message));
 
     episode.stop_condition = stop_condition(*rollout);
-    if (episode.stop_condition.empty()) episode.stop_condition = limit_reached(episode);
+    if (episode.stop_condition.empty()) episode.stop_condition = limit_reached(episode, context.max_total_completion_tokens);
     if (!episode.stop_condition.empty()) co_return;
     json::array answer = co_await respond(rollout);
     for (json::value& message : answer) {

@@ -44,7 +44,7 @@ class MultiTurnEnv : public Environment {
 
  private:
   asio::awaitable<void> play(Rollout* rollout, RolloutContext context) const;
-  std::string limit_reached(const Episode& episode) const;
+  std::string limit_reached(const Episode& episode, std::int64_t max_total_completion_tokens) const;
 
   std::string name_;
   Limits limits_;

@@ -45,11 +45,12 @@ void unwrap(std::string& text, std::string_view command) {
 /// Without the typesetting that carries no meaning.
 std::string plain(std::string_view answer) {
   std::string text(answer);
-  for (const char* noise : {"\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\(", "\\)", "\\[", "\\]", "$", "**"})
+  for (const char* noise :
+       {"\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\(", "\\)", "\\[", "\\]", "\\$", "$", "**", "^\\circ", "^{\\circ}"})
     replace_all(text, noise, "");
   replace_all(text, "\\%", "%");
   for (const char* fraction : {"\\dfrac", "\\tfrac"}) replace_all(text, fraction, "\\frac");
-  for (const char* style : {"\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\mbox{"}) unwrap(text, style);
+  for (const char* style : {"\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\mbox{", "\\boxed{"}) unwrap(text, style);
   replace_all(text, "\xE2\x88\x92", "-");  // U+2212, the minus sign of mathematics
   text = strip(text);
   while (text.ends_with('.') || text.ends_with(',')) text.pop_back();
@@ -225,6 +226,8 @@ std::optional<Rational> parse_number(std::string_view answer) {
                                       [](char c) { return is_digit(c) || c == '=' || c == '+' || c == '-' || c == '*' || c == '/'; });
     if (is_name) text.erase(0, equals + 1);
   }
+  // "(3/4)": no tuple, since that has a comma.
+  if (text.size() > 2 && text.front() == '(' && text.back() == ')') text = strip(text.substr(1, text.size() - 2));
   return NumberReader(text).read();
 }
 

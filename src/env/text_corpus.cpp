@@ -5,8 +5,8 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
-#include "env/jsonl.hpp"
 #include "env/rubric.hpp"
+#include "env/task_data.hpp"
 #include "text/utf8.hpp"
 
 namespace prl::env {
@@ -137,6 +137,13 @@ CorpusPage read_page(const boost::json::object& row, const std::string& where) {
 
 }  // namespace
 
+TextCorpus TextCorpus::from_rows(const std::vector<boost::json::object>& rows, const std::string& source) {
+  std::vector<CorpusPage> pages;
+  for (const auto& row : rows) pages.push_back(read_page(row, fmt::format("{}: row {}", source, pages.size() + 1)));
+  if (pages.empty()) fail(ErrorCode::kInvalidArgument, "{}: no pages", source);
+  return TextCorpus(std::move(pages));
+}
+
 TextCorpus TextCorpus::load(const fs::path& path) {
   std::vector<CorpusPage> pages;
   if (fs::is_directory(path)) {
@@ -153,7 +160,7 @@ TextCorpus TextCorpus::load(const fs::path& path) {
       pages.push_back(std::move(page));
     }
   } else {
-    for (const auto& row : read_jsonl(path)) pages.push_back(read_page(row, fmt::format("{}: row {}", path.string(), pages.size() + 1)));
+    return from_rows(read_task_rows(path), path.string());
   }
   if (pages.empty())
     fail(ErrorCode::kInvalidArgument, "{}: no pages; wanted a JSONL file or a folder of .md and .txt files", path.string());

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <boost/json/object.hpp>
+
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -25,10 +27,12 @@ class TextCorpus {
  public:
   /// Error{kInvalidArgument} for two pages of one id.
   explicit TextCorpus(std::vector<CorpusPage> pages);
-  /// A JSONL file with a page per line {title, text (or content), id?} or a folder of .md and .txt files (title: the first
+  /// A JSONL, Parquet or CSV file with a page per row {title, text (or content), id?} or a folder of .md and .txt files (title: the first
   /// heading, else the file's name). Lines that begin with '#' open sections. Error{kNotFound}, {kCorrupt}, {kInvalidArgument}
   /// naming the file.
   static TextCorpus load(const std::filesystem::path& path);
+  /// A page per row {title, text (or content), id?}; `source` is named in errors.
+  static TextCorpus from_rows(const std::vector<boost::json::object>& rows, const std::string& source);
 
   const std::vector<CorpusPage>& pages() const noexcept { return pages_; }
   /// nullptr if there is none.

@@ -3,11 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.hpp"
 #include "base/rng.hpp"
-#include "env/jsonl.hpp"
 #include "env/made_up_world.hpp"
+#include "env/task_data.hpp"
 #include "env/text_corpus.hpp"
 #include "env/tool_env.hpp"
 #include "text/json_python.hpp"
@@ -208,9 +209,9 @@ class WikiSearch final : public ToolEnv {
   std::vector<CorpusQuestion> eval_;
 };
 
-std::vector<CorpusQuestion> read_questions(const std::string& path) {
+std::vector<CorpusQuestion> read_questions(const std::vector<json::object>& rows, const std::string& path) {
   std::vector<CorpusQuestion> questions;
-  for (const json::object& row : read_jsonl(path)) {
+  for (const json::object& row : rows) {
     CorpusQuestion question;
     if (const json::value* text = row.if_contains("question"); text != nullptr && text->is_string())
       question.question = std::string(text->get_string());
@@ -231,18 +232,79 @@ std::vector<CorpusQuestion> read_questions(const std::string& path) {
   return questions;
 }
 
-}  // namespace
+constexpr std::array kWorldArgs = {"num_pages", "num_train", "num_eval", "seed"};
+constexpr const char* kQuestions = "willcb/wiki-trivia-questions-v4";
+constexpr const char* kPages = "willcb/rare-wiki-pages";
 
-EnvironmentPtr make_wiki_search(std::string name, Args args) {
-  const std::optional<std::string> system_prompt = args.optional_string(
-      "system_prompt", "Answer the question with the help of the tools. When you know the answer, reply with it alone.");
-  const std::string corpus_path = args.string("corpus_path", "");
-  const std::string train_path = args.string("dataset_path", "");
-  const std::string eval_path = args.string("eval_dataset_path", "");
+/// Pages, and questions of both splits about them.
+struct WikiWorld {
+  CorpusPtr corpus;
+  std::vector<CorpusQuestion> train;
+  std::vector<CorpusQuestion> eval;
+};
+
+WikiWorld make_up_world(const std::string& name, Args& args) {
   const std::int64_t num_pages = args.integer("num_pages", 400, 2, 1'000'000);
   const std::int64_t num_train = args.integer("num_train", 1000, 1, 10'000'000);
   const std::int64_t num_eval = args.integer("num_eval", 100, 0, 10'000'000);
   const auto seed = static_cast<std::uint64_t>(args.integer("seed", 0, 0, INT64_MAX));
+  args.finish();
+  MadeUpWorld made = make_world(num_pages, seed);
+  WikiWorld world;
+  world.corpus = std::make_shared<const TextCorpus>(std::move(made.pages));
+  if (static_cast<std::int64_t>(made.questions.size()) < num_eval + 1)
+    fail(ErrorCode::kInvalidArgument,
+         "environment {}: {} pages give {} questions, fewer than num_eval {} and one to train on; raise num_pages", name, num_pages,
+         made.questions.size(), num_eval);
+  Rng rng(seed, 1);
+  for (std::size_t i = made.questions.size(); i > 1; --i) std::swap(made.questions[i - 1], made.questions[rng.next_below(i)]);
+  world.eval.assign(made.questions.begin(), made.questions.begin() + num_eval);
+  const auto end = std::min<std::int64_t>(num_eval + num_train, static_cast<std::int64_t>(made.questions.size()));
+  world.train.assign(made.questions.begin() + num_eval, made.questions.begin() + end);
+  return world;
+}
+
+/// Pages and questions of files, else the published ones.
+WikiWorld read_world(const std::string& name, Args& args) {
+  const std::string corpus_path = args.string("corpus_path", "");
+  const std::string train_path = args.string("dataset_path", "");
+  const std::string eval_path = args.string("eval_dataset_path", "");
+  for (const char* key : kWorldArgs) args.ignore(key);
+  args.finish();
+  const bool has_questions = !train_path.empty() || !eval_path.empty();
+  if (has_questions != !corpus_path.empty())
+    fail(ErrorCode::kInvalidArgument,
+         "environment {}: corpus_path and the questions of dataset_path or eval_dataset_path belong together; set both, or none for the "
+         "published ones",
+         name);
+  WikiWorld world;
+  if (has_questions) {
+    world.corpus = std::make_shared<const TextCorpus>(TextCorpus::load(corpus_path));
+    if (!train_path.empty()) world.train = read_questions(read_task_rows(train_path), train_path);
+    if (!eval_path.empty()) world.eval = read_questions(read_task_rows(eval_path), eval_path);
+    return world;
+  }
+  TaskData data(name);
+  const auto pages = data.find({{DataPart{.dataset = kPages}}});
+  const auto questions = pages ? data.find({{DataPart{.dataset = kQuestions}}}) : std::nullopt;
+  if (!questions)
+    fail(ErrorCode::kNotFound, "{} (with args.corpus_path); made-up pages and questions: wiki-search-synthetic", data.problem());
+  world.corpus = std::make_shared<const TextCorpus>(TextCorpus::from_rows(*pages, kPages));
+  world.train = read_questions(*questions, kQuestions);
+  world.eval = world.train;  // there is one split; who trains on it evaluates on what it has seen, as with the Python environment
+  return world;
+}
+
+}  // namespace
+
+bool makes_up_wiki(const json::object& args) {
+  const auto has = [&](const char* key) { return args.contains(key); };
+  return !has("corpus_path") && std::any_of(kWorldArgs.begin(), kWorldArgs.end(), has);
+}
+
+EnvironmentPtr make_wiki_search(const std::string& id, std::string name, Args args) {
+  const std::optional<std::string> system_prompt = args.optional_string(
+      "system_prompt", "Answer the question with the help of the tools. When you know the answer, reply with it alone.");
   const std::int64_t max_turns = args.integer("max_turns", 10, 1, 1000);
   ToolLimits limits;
   limits.num_results = static_cast<std::size_t>(args.integer("num_results", 10, 1, 1000));
@@ -253,34 +315,10 @@ EnvironmentPtr make_wiki_search(std::string name, Args args) {
     if (!args.string(key, "").empty())
       fail(ErrorCode::kNotImplemented, "environment {}: args.{}: answers are compared word by word here, no judge model is asked", name,
            key);
-  args.finish();
-  const bool has_questions = !train_path.empty() || !eval_path.empty();
-  if (has_questions != !corpus_path.empty())
-    fail(ErrorCode::kInvalidArgument,
-         "environment {}: corpus_path and the questions of dataset_path or eval_dataset_path belong together; set both, or none for a "
-         "made-up corpus",
-         name);
-  std::vector<CorpusQuestion> train, eval;
-  CorpusPtr corpus;
-  if (has_questions) {
-    corpus = std::make_shared<const TextCorpus>(TextCorpus::load(corpus_path));
-    if (!train_path.empty()) train = read_questions(train_path);
-    if (!eval_path.empty()) eval = read_questions(eval_path);
-  } else {
-    MadeUpWorld world = make_world(num_pages, seed);
-    corpus = std::make_shared<const TextCorpus>(std::move(world.pages));
-    if (static_cast<std::int64_t>(world.questions.size()) < num_eval + 1)
-      fail(ErrorCode::kInvalidArgument,
-           "environment {}: {} pages give {} questions, fewer than num_eval {} and one to train on; raise num_pages", name, num_pages,
-           world.questions.size(), num_eval);
-    Rng rng(seed, 1);
-    for (std::size_t i = world.questions.size(); i > 1; --i) std::swap(world.questions[i - 1], world.questions[rng.next_below(i)]);
-    eval.assign(world.questions.begin(), world.questions.begin() + num_eval);
-    const auto end = std::min<std::int64_t>(num_eval + num_train, static_cast<std::int64_t>(world.questions.size()));
-    train.assign(world.questions.begin() + num_eval, world.questions.begin() + end);
-  }
-  return std::make_shared<WikiSearch>(std::move(name), system_prompt, max_turns, max_answer_words, std::move(corpus), limits,
-                                      std::move(train), std::move(eval));
+  const bool is_made_up = id.ends_with(kSynthetic) || makes_up_wiki(args.values());
+  WikiWorld world = is_made_up ? make_up_world(name, args) : read_world(name, args);
+  return std::make_shared<WikiSearch>(std::move(name), system_prompt, max_turns, max_answer_words, std::move(world.corpus), limits,
+                                      std::move(world.train), std::move(world.eval));
 }
 
 }  // namespace prl::env

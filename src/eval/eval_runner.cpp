@@ -90,7 +90,21 @@ asio::awaitable<env::Episode> play(Run* run, std::int64_t example, std::int64_t 
   auto rollout = run->task.environment->run(std::move(task), std::move(context));
   auto guarded = net::with_deadline(std::move(rollout), deadline + std::chrono::seconds(5),
                                     fmt::format("rollout {} of example {} of {}", rollout_idx, example, run->task.environment->name()));
-  co_return co_await std::move(guarded);
+  std::string late;
+  try {
+    co_return co_await std::move(guarded);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDeadline) throw;
+    late = error.what();
+  }
+  // An environment that does not keep its own deadline costs its rollout, not the evaluation.
+  env::Episode episode;
+  episode.trajectory_id = fmt::format("{}-{}", example, rollout_idx);
+  episode.example_id = example;
+  episode.env_name = run->task.environment->name();
+  episode.stop_condition = "timeout_reached";
+  episode.error = env::EpisodeError{"TimeoutError", late, false};
+  co_return episode;
 }
 
 asio::awaitable<env::Episode> play_with_retries(Run* run, std::int64_t example, std::int64_t rollout_idx) {

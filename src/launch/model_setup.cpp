@@ -1,13 +1,17 @@
 #include "launch/model_setup.hpp"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <boost/json/parse.hpp>
+#include <chrono>
+#include <cstdlib>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "config/text_format.hpp"
 #include "io/hub/hub_model.hpp"
 #include "ops/measure.hpp"
+#include "text/renderer.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -30,6 +34,16 @@ env::python::PythonSettings python_settings(const config::PythonEnvConfig& confi
   settings.files = config.limits.files;
   settings.cpu_seconds = config.limits.cpu_seconds;
   if (!config.agent.members().empty()) settings.env_config["agent"] = to_object(config.agent);
+  if (config.judge) {
+    const char* key = std::getenv(config.judge->api_key_var.c_str());
+    settings.judge =
+        env::python::JudgeSettings{.base_url = config.judge->base_url,
+                                   .model = config.judge->model.value_or(""),
+                                   .api_key = key != nullptr ? key : "",
+                                   .max_calls = config.judge->max_calls,
+                                   .has_cache = config.judge->cache,
+                                   .timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.judge->timeout * 1000))};
+  }
   return settings;
 }
 
@@ -37,6 +51,8 @@ template <typename Env>
 env::EnvSpec make_spec(const Env& config) {
   env::EnvSpec spec{.id = config.id, .name = config.name.value_or(""), .args = to_object(config.args), .python = python_settings(config)};
   if (config.data) spec.args["dataset_path"] = *config.data;
+  spec.python.extra_env_kwargs = to_object(config.extra_env_kwargs);
+  spec.python.state_columns = config.state_columns;
   return spec;
 }
 
@@ -94,6 +110,21 @@ DType compute_dtype(config::ComputeDType wanted, DeviceKind device) {
   return cpu.amx_bf16 || cpu.avx512_bf16 ? DType::kBF16 : DType::kF32;
 }
 
+namespace {
+
+text::ThinkingRetention thinking_retention(const std::string& name, const std::string& renderer) {
+  if (renderer == "default")
+    fail(ErrorCode::kInvalidArgument,
+         "renderer.thinking_retention: the chat template decides what it keeps; name the renderer of a family, one of {}",
+         fmt::join(text::renderer_names(), ", "));
+  if (name == "template") return text::ThinkingRetention::kTemplate;
+  if (name == "tool_cycle") return text::ThinkingRetention::kToolCycle;
+  if (name == "all") return text::ThinkingRetention::kAll;
+  fail(ErrorCode::kInvalidArgument, "renderer.thinking_retention = {}, wanted template, tool_cycle or all", name);
+}
+
+}  // namespace
+
 TextSetup load_text(const fs::path& folder, const TextOptions& options) {
   TextSetup setup;
   setup.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::load(folder));
@@ -107,6 +138,7 @@ TextSetup load_text(const fs::path& folder, const TextOptions& options) {
   renderer.name = options.renderer == "auto" ? "default" : options.renderer;
   const std::string_view source = setup.chat_template ? std::string_view(setup.chat_template->source()) : std::string_view();
   const auto writes = [&](std::string_view mark) { return source.find(mark) != std::string_view::npos; };
+  if (options.thinking_retention) renderer.thinking_retention = thinking_retention(*options.thinking_retention, renderer.name);
   renderer.tool_parser = options.tool_parser;
   if (options.tool_parser == "auto") renderer.tool_parser = !writes("<tool_call>") ? "" : writes("<function=") ? "qwen3.5" : "hermes";
   renderer.reasoning_parser = options.reasoning_parser;

@@ -1,11 +1,17 @@
 #include "launch/orchestrator_setup.hpp"
 
 #include <algorithm>
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+#include <cmath>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "config/text_format.hpp"
+#include "env/python/python_function.hpp"
 #include "env/registry.hpp"
 #include "env/token_chat_client.hpp"
+#include "launch/model_subject.hpp"
 #include "launch/teacher_setup.hpp"
 #include "trainer/checkpoint.hpp"
 
@@ -39,9 +45,50 @@ std::string algorithm_name(config::AdvantageType type) {
     case config::AdvantageType::kOpo: return "opo";
     case config::AdvantageType::kMaxRl: return "max_rl";
     case config::AdvantageType::kReward: return "reward";
-    case config::AdvantageType::kCustom: break;
+    case config::AdvantageType::kRae: return std::string(orchestrator::kRunningAverage);
+    case config::AdvantageType::kCustom: break;  // comes with the group, see advantage_function
   }
-  fail(ErrorCode::kNotImplemented, "orchestrator.advantage.type = \"custom\" needs a Python function, which this build does not run");
+  return "grpo";
+}
+
+orchestrator::AdvantageOptions advantage_options(const config::AdvantageConfig& config) {
+  orchestrator::AdvantageOptions options;
+  options.algorithm = algorithm_name(config.type);
+  options.decay = config.decay;
+  if (config.length_penalty) options.length_penalty = length_penalty(*config.length_penalty);
+  return options;
+}
+
+constexpr std::chrono::seconds kAdvantageLimit{60};
+
+net::asio::awaitable<std::vector<float>> ask_advantages(std::shared_ptr<env::python::PythonFunction> function,
+                                                        boost::json::array rollouts) {
+  const std::size_t wanted = rollouts.size();
+  boost::json::array args;
+  args.push_back(std::move(rollouts));
+  auto calling = function->call(std::move(args), kAdvantageLimit);
+  const boost::json::value value = co_await std::move(calling);
+  std::vector<float> advantages;
+  if (value.is_array())
+    for (const boost::json::value& number : value.get_array())
+      if (number.is_number() && std::isfinite(number.to_number<double>())) advantages.push_back(number.to_number<float>());
+  if (advantages.size() != wanted)
+    fail(ErrorCode::kInvalidArgument, "{}: wanted a list of {} finite numbers, got {}", function->name(), wanted,
+         boost::json::serialize(value).substr(0, 200));
+  co_return advantages;
+}
+
+/// The function of advantage type custom, shared by the environments that use it; empty for other types.
+std::function<net::asio::awaitable<std::vector<float>>(boost::json::array)> advantage_function(const config::AdvantageConfig& config,
+                                                                                               const std::filesystem::path& output_dir) {
+  if (config.type != config::AdvantageType::kCustom) return {};
+  env::python::PythonSettings settings;
+  settings.path = config.path.value_or("");
+  settings.python = config.python.value_or("");
+  settings.log_folder = output_dir / "logs";
+  auto function = std::make_shared<env::python::PythonFunction>(
+      "advantage", *config.import_path, boost::json::parse(config::to_compact_json(config.kwargs)).as_object(), settings);
+  return [function](boost::json::array rollouts) { return ask_advantages(function, std::move(rollouts)); };
 }
 
 /// The zero-advantage filter becomes a switch of the collector; the others are filters of rollouts.
@@ -81,7 +128,7 @@ orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, co
   eval.task.num_examples = entry.num_examples.value_or(section.num_examples);
   eval.task.rollouts_per_example = entry.group_size.value_or(section.group_size);
   eval.task.skip_first = entry.skip_first;
-  eval.task.sampling = sampling_params(entry.sampling.value_or(section.sampling));
+  eval.task.sampling = local_sampling(entry.sampling.value_or(section.sampling));
   eval.task.seed = static_cast<std::uint64_t>(config.seed);
   eval.task.max_concurrent = config.batch_size.value_or(128);
   eval.task.retry.max_attempts = entry.max_retries + 1;
@@ -109,8 +156,10 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   options.dispatch.max_steps = config.max_steps;
   options.collect.batch_size = batch_size;
   options.collect.token_batch_size = config.token_batch_size;
-  options.collect.advantage.algorithm = algorithm_name(config.advantage.type);
-  if (config.advantage.length_penalty) options.collect.advantage.length_penalty = length_penalty(*config.advantage.length_penalty);
+  options.collect.advantage = advantage_options(config.advantage);
+  for (std::size_t i = 0; i < config.train.env.size(); ++i)
+    if (const auto& algo = config.train.env[i].algo)
+      options.collect.env_advantages[static_cast<std::int64_t>(i)] = advantage_options(*algo);
   options.collect.strategy = config.trajectory_strategy == config::TrajectoryStrategy::kBranching
                                  ? orchestrator::TrajectoryStrategy::kBranching
                                  : orchestrator::TrajectoryStrategy::kInterleaved;
@@ -157,6 +206,7 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
     if (config.ckpt->keep_last) options.checkpoints->retention.keep_last = *config.ckpt->keep_last;
     if (config.ckpt->keep_interval) options.checkpoints->retention.keep_interval = *config.ckpt->keep_interval;
     options.skip_progress = config.ckpt->skip_progress;
+    options.skip_buffer = config.ckpt->skip_buffer;
     if (config.ckpt->wait_for_weights_timeout) options.policy_timeout = to_ms(*config.ckpt->wait_for_weights_timeout);
   }
   options.resume_step = resume_step;
@@ -167,12 +217,15 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
 
 std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config) {
   std::vector<orchestrator::TrainEnv> environments;
+  const auto common = advantage_function(config.advantage, config.output_dir);
   for (const config::EnvConfig& entry : config.train.env) {
     orchestrator::TrainEnv train;
     train.environment = env::make_environment(in_run(env_spec(entry), config.output_dir, rollouts_at_once(config)));
     train.environment->prepare();
     train.sampling = sampling_params(entry.sampling.value_or(config.train.sampling));
     train.max_retries = entry.max_retries;
+    train.max_total_completion_tokens = entry.max_total_completion_tokens;
+    train.advantages = entry.algo ? advantage_function(*entry.algo, config.output_dir) : common;
     if (entry.timeout) train.rollout_timeout = to_ms(*entry.timeout);
     environments.push_back(std::move(train));
   }
@@ -184,6 +237,7 @@ std::string policy_text_name(const config::OrchestratorConfig& config) { return 
 TextOptions policy_text_options(const config::OrchestratorConfig& config) {
   TextOptions options;
   options.renderer = config.renderer.name;
+  options.thinking_retention = config.renderer.thinking_retention;
   options.chat_template = config.tokenizer.chat_template;
   options.tool_parser = config.renderer.tool_call_parser.value_or("");
   options.reasoning_parser = config.renderer.reasoning_parser.value_or("");

@@ -43,8 +43,14 @@ TEST(OrchestratorSetup, ModesOfTrainingDecideTheLossAndAdvantagesTheirAlgorithm)
   EXPECT_EQ(options_of(config).collect.loss, orchestrator::SampleLoss::kImitation);
   config.advantage.type = config::AdvantageType::kRloo;
   EXPECT_EQ(options_of(config).collect.advantage.algorithm, "rloo");
-  config.advantage.type = config::AdvantageType::kCustom;
-  EXPECT_THROW(options_of(config), Error);
+  EXPECT_TRUE(options_of(config).collect.env_advantages.empty());
+  config.train.env[0].algo.emplace();
+  config.train.env[0].algo->type = config::AdvantageType::kRae;
+  config.train.env[0].algo->decay = 0.5;
+  const orchestrator::CollectorOptions own = options_of(config).collect;
+  EXPECT_EQ(own.advantage.algorithm, "rloo");
+  EXPECT_EQ(own.env_advantages.at(0).algorithm, "rae");
+  EXPECT_EQ(own.env_advantages.at(0).decay, 0.5);
 }
 
 TEST(OrchestratorSetup, RatiosOfEnvironmentsCountWhereTheBufferHasNone) {

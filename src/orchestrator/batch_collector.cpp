@@ -84,10 +84,26 @@ std::optional<ReadyRollout> BatchCollector::to_rollout(const FinishedGroup& grou
   return rollout;
 }
 
+std::vector<float> BatchCollector::advantages_of(const FinishedGroup& group, const std::vector<ReadyRollout>& survivors,
+                                                 const std::vector<std::size_t>& places) {
+  if (!group.advantages.empty()) {
+    std::vector<float> advantages;
+    for (const std::size_t place : places) advantages.push_back(group.advantages.at(place));
+    return advantages;
+  }
+  std::vector<RolloutStats> stats;
+  for (const ReadyRollout& rollout : survivors) stats.push_back(stats_of(rollout.episode));
+  const auto own = options_.env_advantages.find(group.task.env_idx);
+  const AdvantageOptions& options = own != options_.env_advantages.end() ? own->second : options_.advantage;
+  if (options.algorithm == kRunningAverage) return subtract_running_average(stats, options.decay, reward_averages_[group.task.env_idx]);
+  return compute_advantages(options, stats);
+}
+
 BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Environment& environment) {
   CollectorWindow::PerEnv& counts = window_.envs[environment.name()];
   ++counts.num_groups;
   std::vector<ReadyRollout> survivors;
+  std::vector<std::size_t> places;  // of the survivors in the group
   std::vector<double> rewards;
   const auto num_rollouts = static_cast<std::int64_t>(group.episodes.size());
   for (std::size_t i = 0; i < group.episodes.size(); ++i) {
@@ -104,6 +120,7 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
     rewards.push_back(episode.reward);
     rollout->episode = std::move(episode);
     survivors.push_back(std::move(*rollout));
+    places.push_back(i);
   }
 
   Added added;
@@ -126,9 +143,7 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
     count_nothing(num_rollouts);
     return added;
   }
-  std::vector<RolloutStats> stats;
-  for (const ReadyRollout& rollout : survivors) stats.push_back(stats_of(rollout.episode));
-  const std::vector<float> advantages = compute_advantages(options_.advantage, stats);
+  const std::vector<float> advantages = advantages_of(group, survivors, places);
   for (std::size_t i = 0; i < survivors.size(); ++i) {
     survivors[i].advantage = advantages[i];
     for (wire::TrainingSample& sample : survivors[i].samples) {

@@ -26,6 +26,7 @@ struct CollectorOptions {
   std::optional<std::int64_t> token_batch_size;  ///< instead: the shortest prefix of the queue with so many tokens
   std::int64_t max_rollout_tokens = 2048;        ///< expected of a rollout until the first has come
   AdvantageOptions advantage;
+  std::map<std::int64_t, AdvantageOptions> env_advantages;  ///< by env_idx, where an environment has its own
   TrajectoryStrategy strategy = TrajectoryStrategy::kInterleaved;
   SampleLoss loss = SampleLoss::kPolicyGradient;
   bool filter_zero_advantages = true;        ///< do not train on tokens whose advantage is exactly 0
@@ -41,7 +42,8 @@ struct FinishedGroup {
   std::int64_t step = 0;  ///< batch in collection when it was opened
   PolicyVersion version;  ///< of the engines at its opening
   std::vector<env::Episode> episodes;
-  std::vector<TurnScores> scores;  ///< of each episode, by a teacher; empty: there is none
+  std::vector<TurnScores> scores;      ///< of each episode, by a teacher; empty: there is none
+  std::vector<float> advantages = {};  ///< of each episode, by a function of the environment's; empty: those of CollectorOptions
 };
 
 /// A rollout that waits for its batch, or ships with it. Its episode no longer holds token ids: they are in `samples`.
@@ -115,9 +117,12 @@ class BatchCollector {
   void count_nothing(std::int64_t num_rollouts);
   std::optional<ReadyRollout> to_rollout(const FinishedGroup& group, std::size_t index, const std::string& env_name,
                                          CollectorWindow::PerEnv& counts);
+  std::vector<float> advantages_of(const FinishedGroup& group, const std::vector<ReadyRollout>& survivors,
+                                   const std::vector<std::size_t>& places);
 
   CollectorOptions options_;
   std::deque<ReadyRollout> queue_;
+  std::map<std::int64_t, double> reward_averages_;  ///< of algorithm rae, by env_idx; a resumed run starts it anew
   CollectorWindow window_;
   std::int64_t num_admitted_ = 0;
   std::int64_t num_admitted_tokens_ = 0;

@@ -83,6 +83,39 @@ TEST(BatchCollector, SurvivorsQueueAndZeroAdvantagesArePruned) {
   EXPECT_EQ(collector.num_queued(), 0);
 }
 
+std::vector<float> advantages_of(const BatchCollector& collector) {
+  std::vector<float> out;
+  for (const ReadyRollout& rollout : collector.queue()) out.push_back(rollout.advantage);
+  return out;
+}
+
+TEST(BatchCollector, EnvironmentsHaveTheirOwnAdvantages) {
+  CollectorOptions both = options(8);
+  both.env_advantages[1].algorithm = "reward";
+  both.env_advantages[2].algorithm = "rae";
+  both.env_advantages[2].decay = 0.5;
+  BatchCollector collector(both);
+  for (const int env_idx : {0, 1, 2}) {
+    FinishedGroup made = group(env_idx, {episode(1), episode(0)});
+    made.task.env_idx = env_idx;
+    collector.add(std::move(made), environment());
+  }
+  EXPECT_EQ(advantages_of(collector), (std::vector<float>{0.5f, -0.5f, 1.0f, 0.0f, 1.0f, -0.5f}));
+  // The running average goes on from group to group: 0, 0.5, 0.25.
+  FinishedGroup more = group(3, {episode(1)});
+  more.task.env_idx = 2;
+  collector.add(std::move(more), environment());
+  EXPECT_EQ(advantages_of(collector).back(), 0.75f);
+}
+
+TEST(BatchCollector, AdvantagesThatComeWithAGroupAreTaken) {
+  BatchCollector collector(options(4));
+  FinishedGroup made = group(0, {episode(1), episode(0, /*failed=*/true), episode(0)});
+  made.advantages = {3, 4, -5};
+  collector.add(std::move(made), environment());
+  EXPECT_EQ(advantages_of(collector), (std::vector<float>{3, -5})) << "the failed one's is left out";
+}
+
 TEST(BatchCollector, OnlineDifficultyFilteringDropsAllZeroAndAllOne) {
   CollectorOptions o = options(2);
   o.online_difficulty_filtering = true;

@@ -54,6 +54,7 @@ asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, env::RolloutA
                           mix_seed(static_cast<std::uint64_t>(info.task.env_idx), static_cast<std::uint64_t>(info.task.task_idx)),
                           static_cast<std::uint64_t>(info.rollout_idx));
   rollout.seed = attempt.seed_from(*rollout.seed);
+  rollout.max_total_completion_tokens = train_env.max_total_completion_tokens;
   rollout.deadline = net::Clock::now() + train_env.rollout_timeout;
   // The environment's own deadline comes first and keeps the partial episode.
   const net::TimePoint deadline = rollout.deadline + 5s;
@@ -147,6 +148,10 @@ asio::awaitable<void> GroupRunner::run(EpisodeStart info) {
       auto scoring = score_group(info);
       if (!co_await std::move(scoring)) co_return;
     }
+    if (environments_[static_cast<std::size_t>(info.task.env_idx)].advantages) {
+      auto weighing = weigh_group(info);
+      if (!co_await std::move(weighing)) co_return;
+    }
     groups_.at(info.group.value).is_scored = true;
     finished_.push_back(info.group.value);
   }
@@ -177,6 +182,40 @@ asio::awaitable<bool> GroupRunner::score_group(EpisodeStart info) {
   co_return true;
 }
 
+/// Asks the environment's own function for the advantages of the episodes that can train, once all are scored. Where it fails, so do
+/// they. False when the group was dropped meanwhile.
+asio::awaitable<bool> GroupRunner::weigh_group(EpisodeStart info) {
+  const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
+  boost::json::array rows;
+  std::vector<std::size_t> places;
+  {
+    const OpenGroup& group = groups_.at(info.group.value);
+    for (std::size_t i = 0; i < group.episodes.size(); ++i)
+      if (!group.episodes[i]->error && group.episodes[i]->num_completion_tokens() > 0) {
+        rows.push_back(env::to_json(*group.episodes[i]));
+        places.push_back(i);
+      }
+  }
+  std::vector<float> advantages(static_cast<std::size_t>(info.group_size), 0.0f);
+  std::optional<Error> failure;
+  try {
+    if (!places.empty()) {
+      auto asking = train_env.advantages(std::move(rows));
+      const std::vector<float> given = co_await std::move(asking);
+      PRL_CHECK(given.size() == places.size(), "{} advantages for {} rollouts", given.size(), places.size());
+      for (std::size_t i = 0; i < places.size(); ++i) advantages[places[i]] = given[i];
+    }
+  } catch (const std::exception&) {
+    failure = net::to_error(std::current_exception());
+  }
+  const auto it = groups_.find(info.group.value);
+  if (it == groups_.end()) co_return false;
+  it->second.advantages = std::move(advantages);
+  for (const std::size_t place : places)
+    if (failure) it->second.episodes[place]->error = env::EpisodeError{"AdvantageError", failure->what(), false};
+  co_return true;
+}
+
 /// Puts an episode that has ended into its group; false if that was dropped in the meantime, and counted then.
 bool GroupRunner::keep(const EpisodeStart& info, env::Episode episode, TurnScores scores) {
   const auto it = groups_.find(info.group.value);
@@ -204,6 +243,7 @@ std::optional<FinishedGroup> GroupRunner::take_finished() {
   out.version = group.info.version;
   for (std::optional<env::Episode>& episode : group.episodes) out.episodes.push_back(std::move(*episode));
   out.scores = std::move(group.scores);
+  out.advantages = std::move(group.advantages);
   counts_.num_processed += group.info.group_size;
   return out;
 }

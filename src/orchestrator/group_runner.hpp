@@ -1,5 +1,7 @@
 #pragma once
 
+#include <boost/json/array.hpp>
+
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -29,7 +31,10 @@ struct TrainEnv {
   env::EnvironmentPtr environment;
   wire::SamplingParams sampling;
   std::chrono::milliseconds rollout_timeout{1'800'000};
-  int max_retries = 3;  ///< more attempts after a model or inference failure, 1, 2, 4, ... x retry_wait apart
+  int max_retries = 3;                            ///< more attempts after a model or inference failure, 1, 2, 4, ... x retry_wait apart
+  std::int64_t max_total_completion_tokens = -1;  ///< sampled in one rollout; -1: no limit
+  /// Advantages of the rollouts of one group, given as rows of train_rollouts.jsonl; empty: those of the collector's options.
+  std::function<asio::awaitable<std::vector<float>>(boost::json::array rollouts)> advantages = {};
 };
 
 /// Where every episode went: started == processed + cancelled + dropped + (in flight at the end).
@@ -86,6 +91,7 @@ class GroupRunner {
     EpisodeStart info;
     std::vector<std::optional<env::Episode>> episodes;
     std::vector<TurnScores> scores;  ///< with a teacher
+    std::vector<float> advantages;   ///< of each episode, where the environment has its own function for them
     std::int64_t num_started = 0;
     std::int64_t num_done = 0;
     bool is_scored = false;  ///< all have ended, and the environment has scored them together if it does that
@@ -97,6 +103,7 @@ class GroupRunner {
   asio::awaitable<void> wait_to_retry(EpisodeStart info, int attempt, std::string reason);
   asio::awaitable<void> run(EpisodeStart info);
   asio::awaitable<bool> score_group(EpisodeStart info);
+  asio::awaitable<bool> weigh_group(EpisodeStart info);
   bool keep(const EpisodeStart& info, env::Episode episode, TurnScores scores);
 
   asio::any_io_executor executor_;

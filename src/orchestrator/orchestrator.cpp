@@ -118,7 +118,12 @@ struct Orchestrator::Impl {
   asio::awaitable<void> run_all() {
     auto waiting = wait_for_services();
     co_await std::move(waiting);
-    if (auto state = recorder.resume(/*with_state=*/!options.skip_progress)) assembler.restore(std::move(*state));
+    if (auto state = recorder.resume(/*with_state=*/!options.skip_progress)) {
+      if (options.skip_buffer)
+        log::info("ckpt.skip_buffer: pools of tasks and {} rollouts that waited are left out", state->queue.size());
+      else
+        assembler.restore(std::move(*state));
+    }
     auto loading = policy.load_first(PolicyVersion{options.resume_step});
     co_await std::move(loading);
     assembler.begin(policy.version());

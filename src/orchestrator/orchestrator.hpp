@@ -45,6 +45,7 @@ struct OrchestratorOptions {
   std::optional<OrchestratorCheckpoints> checkpoints;
   std::int64_t resume_step = 0;  ///< > 0: load the state saved after this step and go on with the next
   bool skip_progress = false;    ///< on resume: do not load the state, only count on from resume_step
+  bool skip_buffer = false;      ///< on resume: totals go on, pools of tasks and rollouts that waited are forgotten
   std::chrono::milliseconds retry_wait{1'000};
   std::chrono::milliseconds status_interval{10'000};  ///< time between two lines about the batch in collection
   // Deadlines of the waits for others. On expiry the run ends and says who waited for whom.

@@ -1,7 +1,5 @@
 #!/usr/bin/env python3
 """prl eval, synthesize and results: against servers that speak OpenAI's protocol, and against model folders in the process."""
-import contextlib
-import http.server
 import json
 import re
 import signal
@@ -9,66 +7,10 @@ import threading
 import time
 
 import harness
+from chat_server import Server
 from harness import check
 
 SUMS = {"mode": "sums", "num_train": 12, "num_eval": 8, "max_number": 9, "max_steps": 2}
-
-
-class Server:
-    """A chat API. `answer(body)` gives the message of a reply, or (status, error text); every request is kept."""
-
-    def __init__(self, answer, model="m"):
-        self.requests, self.paths, self.headers = [], [], []
-        self.lock = threading.Lock()
-        owner = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_):
-                pass
-
-            def reply(self, status, body):
-                data = json.dumps(body).encode()
-                with contextlib.suppress(OSError):
-                    self.send_response(status)
-                    self.send_header("Content-Type", "application/json")
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-
-            def do_GET(self):
-                if self.path.endswith("/models"):
-                    return self.reply(200, {"object": "list", "data": [{"id": model, "object": "model"}]})
-                self.reply(404, {"error": {"message": "no such route"}})
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with owner.lock:
-                    owner.paths.append(self.path)
-                    owner.headers.append(dict(self.headers))
-                    owner.requests.append(body)
-                if not self.path.endswith("/chat/completions"):
-                    return self.reply(200, {})
-                made = answer(body)
-                if isinstance(made, tuple):
-                    return self.reply(made[0], {"error": {"message": made[1]}})
-                finish = "tool_calls" if made.get("tool_calls") else "stop"
-                self.reply(200, {"id": "c", "object": "chat.completion", "created": 1, "model": model,
-                                 "choices": [{"index": 0, "message": {"role": "assistant", **made}, "finish_reason": finish}],
-                                 "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}})
-
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-
-    def __enter__(self):
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.http.shutdown()
-        self.http.server_close()
 
 
 def solve(body):
@@ -134,7 +76,7 @@ wait_min = 0.01
 wait_multiplier = 0.01
 wait_max = 0.05
 [[env]]
-id = "gsm8k"
+id = "gsm8k-synthetic"
 args = {{ {args} }}
 """)
     return path
@@ -149,8 +91,8 @@ def test_two_servers_share_two_environments():
         config.write_text(config.read_text() + '[[env]]\nid = "math-env"\nname = "other"\nnum_examples = 3\n'
                           f'args = {{ mode = "sums", max_number = 9, num_train = 5, num_eval = 5, seed = 3 }}\n')
         out = run("eval", "@", config, "--output-dir", folder / "out", env=ENVIRONMENT)
-        check("Evaluated gsm8k" in out and "Avg@2=1.0000" in out and "Pass@2: 1.0000" in out, out)
-        results = only((folder / "out/evals").glob("gsm8k--m/*/results.jsonl"))
+        check("Evaluated gsm8k-synthetic" in out and "Avg@2=1.0000" in out and "Pass@2: 1.0000" in out, out)
+        results = only((folder / "out/evals").glob("gsm8k-synthetic--m/*/results.jsonl"))
         check(re.fullmatch("[0-9a-f]{8}", results.parent.name), results.parent.name)
         rows = rows_of(results)
         check(sorted((row["example_id"], row["rollout_idx"]) for row in rows) == [(e, r) for e in range(8) for r in range(2)], "rows")
@@ -159,7 +101,7 @@ def test_two_servers_share_two_environments():
             check(key in rows[0], f"rows have no {key}")
         check(rows[0]["completion"][0]["reasoning_content"].startswith("I add"), "the reasoning is lost")
         metadata = json.loads((results.parent / "metadata.json").read_text())
-        wanted = {"env_id": "gsm8k", "env_args": SUMS, "model": "m", "num_examples": 8, "rollouts_per_example": 2, "avg_reward": 1.0,
+        wanted = {"env_id": "gsm8k-synthetic", "env_args": SUMS, "model": "m", "num_examples": 8, "rollouts_per_example": 2, "avg_reward": 1.0,
                   "avg_error": 0.0, "pass_at_k": {"1": 1.0, "2": 1.0}, "pass_all_k": {"1": 1.0, "2": 1.0}, "is_complete": True}
         check({key: metadata[key] for key in wanted} == wanted, metadata)
         check(metadata["sampling_args"] == {"temperature": 1.0, "max_tokens": 32, "top_k": 7, "guided": {"kind": "x"}}, metadata)
@@ -172,7 +114,7 @@ def test_two_servers_share_two_environments():
         check(headers["Authorization"] == "Bearer secret" and headers["X-Team"] == "blue", headers)
         check(headers["X-From"] == "from the environment" and headers["X-Example"].isdigit(), headers)
         metrics = rows_of(folder / "out/metrics.jsonl")
-        check(any(row.get("eval/gsm8k/avg@2") == 1.0 and row.get("eval/gsm8k/pass@1") == 1.0 for row in metrics), metrics)
+        check(any(row.get("eval/gsm8k-synthetic/avg@2") == 1.0 and row.get("eval/gsm8k-synthetic/pass@1") == 1.0 for row in metrics), metrics)
         listed = run("results", folder / "out")
         check("gsm8k" in listed and "other" in listed and "pass@2 1.000" in listed, listed)
         shown = run("eval", "show", results.parent, "--show", 1)
@@ -240,7 +182,7 @@ def test_a_folder_and_its_checkpoints_are_evaluated_in_the_process():
             harness.prl("init-model", folder / f"weights/step_{step}", "--family", "qwen3", "--vocab-size", 320, "--hidden-size", 64,
                         "--intermediate-size", 128, "--num-layers", 2, "--num-heads", 4, "--num-kv-heads", 2,
                         "--initializer-range", "0.06", "--seed", step)
-        common = ["eval", "--model.name", model, "--env.id", "gsm8k", "--env.args", json.dumps(SUMS), "--num-examples", 3,
+        common = ["eval", "--model.name", model, "--env.id", "gsm8k-synthetic", "--env.args", json.dumps(SUMS), "--num-examples", 3,
                   "--sampling.max-tokens", 8, "--sampling.extra-body", '{"min_tokens": 8}', "--output-dir", folder / "out"]
         out = run(*common, "--weights-dir", folder / "weights", "--steps", "2,30")
         order = re.findall(r"\[step (\d+)\] Evaluated", out)
@@ -307,7 +249,7 @@ def test_synthetic_data_trains_as_it_is():
         data = folder / "data"
         common = ["synthesize", "--model.name", "m", "--client.base-url", server.url, "--rollouts-per-example", 2,
                   "--output-dir", folder / "out"]
-        math = [*common, "--env.id", "gsm8k", "--env.args", args, "--reasoning-field", "reasoning", "--save.disk.path", data]
+        math = [*common, "--env.id", "gsm8k-synthetic", "--env.args", args, "--reasoning-field", "reasoning", "--save.disk.path", data]
         out = run(*math)
         check("Synthesized 12 rollouts of 6 examples" in out, out)
         out = run(*math)
@@ -319,8 +261,8 @@ def test_synthetic_data_trains_as_it_is():
         check(rows[0]["completion"][0]["reasoning_content"].startswith("I add up to"), rows[0])
         check("rollout_idx" not in rows[0] and "oai_tools" in rows[0] and rows[0]["reward"] == 1.0, rows[0])
         world = json.dumps({"num_pages": 12, "num_train": 4, "num_eval": 4})
-        out = run(*common, "--env.id", "wiki-search", "--env.args", world)
-        tools = only((folder / "out/evals").glob("wiki-search--m/*/results.jsonl"))
+        out = run(*common, "--env.id", "wiki-search-synthetic", "--env.args", world)
+        tools = only((folder / "out/evals").glob("wiki-search-synthetic--m/*/results.jsonl"))
         row = rows_of(tools)[0]
         check([message["role"] for message in row["completion"]] == ["assistant", "tool"] * 3 + ["assistant"], row["completion"])
         check(row["tool_defs"][0]["name"] == "search_pages" and row["metrics"]["total_tool_calls"] == 3, row)
@@ -340,11 +282,11 @@ def test_failed_groups_leave_no_rows():
         return (400, "this one never") if question in refused else solve(body)
 
     with harness.workspace("dropped") as folder, Server(answer) as server:
-        command = ["synthesize", "--model.name", "m", "--client.base-url", server.url, "--env.id", "gsm8k", "--env.args",
+        command = ["synthesize", "--model.name", "m", "--client.base-url", server.url, "--env.id", "gsm8k-synthetic", "--env.args",
                    json.dumps({**SUMS, "num_train": 6}), "--rollouts-per-example", 3, "--output-dir", folder / "out",
                    "--save.disk.path", folder / "data"]
         out = run(*command, expect=1)
-        check("1 of 6 groups of gsm8k failed and are missing" in out, out)
+        check("1 of 6 groups of gsm8k-synthetic failed and are missing" in out, out)
         rows = rows_of(folder / "data/results.jsonl")
         check(len(rows) == 15 and not any(row["prompt"][-1]["content"] in refused for row in rows), f"{len(rows)} rows")
         metadata = json.loads((folder / "data/metadata.json").read_text())
@@ -364,7 +306,7 @@ def test_a_server_that_goes_away_loses_no_groups():
         return (503, "restarting") if gone and gone.pop() else solve(body)
 
     with harness.workspace("away") as folder, Server(answer) as server:
-        out = run("synthesize", "--model.name", "m", "--client.base-url", server.url, "--env.id", "gsm8k", "--env.args",
+        out = run("synthesize", "--model.name", "m", "--client.base-url", server.url, "--env.id", "gsm8k-synthetic", "--env.args",
                   json.dumps({**SUMS, "num_train": 4}), "--max-concurrent", 1, "--retry.wait-min", 0.01, "--retry.wait-max", 0.05,
                   "--output-dir", folder / "out")
         check("Synthesized 4 rollouts of 4 examples" in out, out)

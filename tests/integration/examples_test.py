@@ -46,16 +46,17 @@ def prepare(place):
     (place / "pages/town.md").write_text("# Town\n\nThe town has a river.\n")
     (place / "questions.jsonl").write_text(json.dumps({"question": "What has the town?", "answer": "a river"}) + "\n")
     harness.sft_data(place / "texts.jsonl", 16)
+    return harness.hub_data_sets(place / "hub")
 
 
 def test_every_file_is_accepted_as_it_is():
     with harness.workspace("examples") as place:
-        prepare(place)
+        variables = prepare(place)
         for path in sorted(EXAMPLES.rglob("*.toml")):
             first = path.read_text().splitlines()[0]
             check(first.startswith("# Needs "), f"{path}: the first line must say what the example needs: {first}")
             command = "eval" if path.name == "eval.toml" else "sft" if path.name == "sft.toml" else "rl"
-            prl(command, "@", path, "--model.name", "FOLDER", "--output-dir", "out", "--dry-run", cwd=place)
+            prl(command, "@", path, "--model.name", "FOLDER", "--output-dir", "out", "--dry-run", cwd=place, env=variables)
 
 
 def test_every_command_of_a_readme_runs():
@@ -63,7 +64,7 @@ def test_every_command_of_a_readme_runs():
     folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir()}
     check({path.parent.name for path in readmes} == folders, f"an example without a README: {folders}")
     with harness.workspace("examples") as place:
-        prepare(place)
+        variables = prepare(place)
         for readme in readmes:
             found = commands(readme)
             check(found, f"{readme} shows no command")
@@ -81,7 +82,7 @@ def test_every_command_of_a_readme_runs():
                         flags += ["--max-model-len", 1024]  # the small model's tokenizer makes a token of each byte
                     if words[0] in ("rl", "sft", "eval"):
                         flags += ["--output-dir", f"out/{readme.parent.name}-{number}"]
-                    prl(*words, *flags, cwd=place, timeout=120)
+                    prl(*words, *flags, cwd=place, timeout=120, env=variables)
 
 
 if __name__ == "__main__":

@@ -158,6 +158,33 @@ def sft_data(path, num_examples):
     return path
 
 
+# Published data sets as their repositories are laid out, with rows of the tests' own.
+DATA_SETS = {
+    "openai/gsm8k": {"main/train-00000-of-00001.jsonl": [{"question": f"What is {n} + {n}?", "answer": f"They are {2 * n}.\n#### {2 * n}"} for n in range(1, 20)],
+                     "main/test-00000-of-00001.jsonl": [{"question": f"What is {n} + 1?", "answer": f"One more: {n + 1}.\n#### {n + 1}"} for n in range(1, 20)]},
+    "HuggingFaceH4/MATH-500": {"test.jsonl": [{"problem": f"What is half of {n}?", "answer": f"\\frac{{{n}}}{{2}}", "level": 1} for n in range(1, 20, 2)]},
+    "opencompass/AIME2025": {"README.md": "---\nconfigs:\n" + "".join(
+        f"- config_name: AIME2025-{part}\n  data_files:\n  - split: test\n    path: aime2025-{part}.jsonl\n" for part in ("I", "II")) + "---\n",
+        "aime2025-I.jsonl": [{"question": "What is 7 times 10?", "answer": "70"}], "aime2025-II.jsonl": [{"question": "What is an angle?", "answer": "336^\\circ"}]},
+    "willcb/rare-wiki-pages": {"data/train-00000-of-00001.jsonl": [{"id": f"p{n}", "title": f"Town {n}", "content": f"# Town {n}\n\nIt lies at river {n}."} for n in range(8)]},
+    "willcb/wiki-trivia-questions-v4": {"data/train-00000-of-00001.jsonl": [{"question": f"At which river lies Town {n}?", "answer": f"river {n}"} for n in range(8)]},
+}
+
+
+def hub_data_sets(cache):
+    """Fills a cache of Hugging Face's clients with DATA_SETS; the variables that name it, for programs that must not ask a network."""
+    commit = "a" * 40
+    for repo, files in DATA_SETS.items():
+        at = pathlib.Path(cache) / ("datasets--" + repo.replace("/", "--"))
+        (at / "refs").mkdir(parents=True)
+        (at / "refs/main").write_text(commit)
+        for name, rows in files.items():
+            path = at / "snapshots" / commit / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
+    return {"HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+
+
 def rl_config(path, model, **top):
     """Writes a small RL run on reverse-text as TOML; `top` are top-level keys of simple types."""
     keys = {"max_steps": 10, "seq_len": 256, **top}

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Environments in Python workers: prl eval and rl with the fake one, and with a legacy one against its native twin."""
 import json
-import os
-import pathlib
 import random
 import re
+import sys
 
 import harness
 from harness import Skip, check
+
+sys.path.insert(0, str(harness.ROOT / "python/tests"))
+import venvs
 
 ENVS = harness.ROOT / "tests/python_envs"
 
@@ -22,12 +24,12 @@ def only(paths):
     return paths[0]
 
 
-def legacy_python():
-    """The interpreter with the legacy library, if one was made on this machine."""
-    found = sorted(pathlib.Path(os.path.expanduser("~/.cache/prl/test-venvs")).glob("legacy-*/bin/python"))
-    if not found:
-        raise Skip("no virtual environment with verifiers 0.3.1: python3 python/tests/venvs.py legacy makes one")
-    return found[-1]
+def python_of(kind):
+    """The interpreter with that generation of the library, if one was made on this machine."""
+    python = venvs.ready(kind)
+    if python is None:
+        raise Skip(f"no virtual environment {kind}: python3 python/tests/venvs.py {kind} makes it")
+    return python
 
 
 def rl_toml(path, model, env, **top):
@@ -73,12 +75,38 @@ def load_environment(rows):
 """
 
 
+V1_TWIN = """
+import difflib, json
+import verifiers.v1 as vf
+from prl_texts import SYSTEM_PROMPT, tag
+
+__all__ = ["TwinTaskset"]
+
+class TwinData(vf.TaskData):
+    answer: str
+
+class TwinTask(vf.Task[TwinData]):
+    @vf.reward
+    async def similarity(self, trace: vf.Trace) -> float:
+        return difflib.SequenceMatcher(None, tag(trace.last_reply, "reversed_text"), self.data.answer).ratio()
+
+class TwinConfig(vf.TasksetConfig):
+    rows: str = ""
+
+class TwinTaskset(vf.Taskset[TwinTask, TwinConfig]):
+    def load(self):
+        texts = [json.loads(line)["prompt"] for line in open(self.config.rows)]
+        return [TwinTask(TwinData(prompt=text, system_prompt=SYSTEM_PROMPT, answer=text[::-1]), self.config.task) for text in texts]
+"""
+
+
 def write_twin(folder):
-    """The native task as a legacy environment, and rows for both that the warm model gets partly right."""
+    """The native task as an environment of either generation, and rows for all that the warm model gets partly right."""
     rng = random.Random(1)
     words = ["".join(rng.choice("abcd") for _ in range(rng.randint(4, 8))) for _ in range(32)]
     (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in words))
     (folder / "twin.py").write_text(TWIN)
+    (folder / "twin_v1.py").write_text(V1_TWIN)
 
 
 def test_eval_plays_a_python_environment():
@@ -110,24 +138,61 @@ def test_rl_trains_in_a_python_environment():
 
 def test_lock_step_equals_the_native_twin():
     with harness.workspace("python-env") as folder:
-        python = legacy_python()
+        pythons = {"twin": python_of("legacy"), "twin-v1": python_of("v1")}
         model = harness.warm_model()
         write_twin(folder)
-        args = f'args = {{ dataset_path = "{folder}/rows.jsonl", eval_dataset_path = "{folder}/rows.jsonl" }}'
-        native = rl_toml(folder / "native.toml", model, f'id = "reverse-text"\n{args}')
-        twin = rl_toml(folder / "twin.toml", model, f'id = "twin"\nname = "reverse-text"\npath = "{folder}:{ENVS}"\npython = "{python}"\n'
-                       f'args = {{ rows = "{folder}/rows.jsonl" }}')
-        rollouts, kls = [], []
-        for name, config in (("native", native), ("twin", twin)):
-            _, said = harness.prl("rl", "@", config, "--output-dir", folder / name)
-            kls.append(float(re.search(r"mismatch_kl=([-0-9.e+]+)", said).group(1)))
+        native = f'id = "reverse-text"\nargs = {{ dataset_path = "{folder}/rows.jsonl", eval_dataset_path = "{folder}/rows.jsonl" }}'
+        twins = {name: f'id = "{name}"\nname = "reverse-text"\npath = "{folder}:{ENVS}"\npython = "{python}"\nargs = {{ rows = "{folder}/rows.jsonl" }}'
+                 for name, python in pythons.items()}
+        seen = {}
+        for name, env in {"native": native, **twins}.items():
+            _, said = harness.prl("rl", "@", rl_toml(folder / f"{name}.toml", model, env), "--output-dir", folder / name)
+            kl = float(re.search(r"mismatch_kl=([-0-9.e+]+)", said).group(1))
+            check(kl == 0, f"{name}: mismatch_kl {kl}")
             rows = [row for path in sorted((folder / name).rglob("train_rollouts.jsonl")) for row in rows_of(path)]
-            check(len(rows) >= 24 and any(row["reward"] > 0 for row in rows), f"{len(rows)} rollouts")
-            rollouts.append(sorted((row["trajectory_id"], json.dumps(row["completion"][0]["content"]), row["reward"]) for row in rows))
-        check(rollouts[0] == rollouts[1], f"samples differ: {[pair for pair in zip(*rollouts) if pair[0] != pair[1]][:3]}")
-        check(kls == [0, 0], f"mismatch_kl {kls}")
-        losses = [[row["loss/mean"] for step, row in sorted(harness.metrics(folder / name).items()) if "loss/mean" in row] for name in ("native", "twin")]
-        check(losses[0] and losses[0] == losses[1], f"the losses differ: {losses}")
+            check(len(rows) >= 24 and any(row["reward"] > 0 for row in rows), f"{name}: {len(rows)} rollouts")
+            samples = sorted((row["trajectory_id"], json.dumps(row["completion"][0]["content"]), row["reward"]) for row in rows)
+            losses = [row["loss/mean"] for step, row in sorted(harness.metrics(folder / name).items()) if "loss/mean" in row]
+            seen[name] = (samples, losses)
+            check(losses and samples == seen["native"][0], f"{name}: {[pair for pair in zip(samples, seen['native'][0]) if pair[0] != pair[1]][:3]}")
+            check(losses == seen["native"][1], f"{name}: the losses differ: {losses} and {seen['native'][1]}")
+
+
+def test_three_ways_to_the_same_tokens():
+    """At temperature 0: calls that come back from a worker, chat with return_token_ids, and /inference/v1/generate."""
+    with harness.workspace("python-env") as folder:
+        model = harness.warm_model()
+        port = harness.free_port()
+        with harness.running("inference", "--model.name", model, "--model.served-name", "m", "--server.port", port, "--model.max-model-len", 512,
+                             log=folder / "server.log") as server:
+            harness.wait_until(lambda: server.poll() is not None or harness.is_healthy(port), 60, "the server")
+            for url in (["--client.base-url", f"http://127.0.0.1:{port}/v1", "--model.name", "m"], ["--model.name", model]):
+                saved = folder / f"saved-{len(url)}"
+                harness.prl("eval", *url, "--env.id", "words", "--env.kind", "fake", "--env.num-workers", 1, "--env.args", json.dumps({"turns": 3}),
+                            "--num-examples", 4, "--sampling.temperature", 0, "--sampling.max-completion-tokens", 16, "--save.disk.path", saved,
+                            "--output-dir", folder / "out")
+                rows = rows_of(saved / "results.jsonl")
+                check(len(rows) == 4 and all(row["num_turns"] == 3 for row in rows), f"{rows}")
+                for row in rows:
+                    messages, num_tokens = list(row["prompt"]), 0
+                    for said in row["completion"]:
+                        if said["role"] != "assistant":
+                            messages.append(said)
+                            continue
+                        status, chat = harness.request(port, "POST", "/v1/chat/completions", {
+                            "model": "m", "messages": messages, "temperature": 0, "max_tokens": 16, "return_token_ids": True, "logprobs": True})
+                        check(status == 200, chat)
+                        choice = chat["choices"][0]
+                        check((choice["message"]["content"] or "") == (said["content"] or ""), f"{choice['message']} and {said}")
+                        status, made = harness.request(port, "POST", "/inference/v1/generate", {
+                            "model": "m", "token_ids": chat["prompt_token_ids"], "sampling_params": {"temperature": 0, "max_tokens": 16, "logprobs": 1}})
+                        check(status == 200, made)
+                        check(made["choices"][0]["token_ids"] == choice["token_ids"], f"{made['choices'][0]['token_ids']} and {choice['token_ids']}")
+                        logprobs = [[item["logprob"] for item in reply["logprobs"]["content"]] for reply in (made["choices"][0], choice)]
+                        check(logprobs[0] == logprobs[1], f"{logprobs}")
+                        num_tokens += len(choice["token_ids"])
+                        messages.append(said)
+                    check(row["token_usage"]["output_tokens"] == num_tokens, f"{row['token_usage']}, {num_tokens} by the other ways")
 
 
 def test_without_python_there_is_one_line():
@@ -163,5 +228,6 @@ if __name__ == "__main__":
     harness.main(test_eval_plays_a_python_environment,
                  test_rl_trains_in_a_python_environment,
                  test_lock_step_equals_the_native_twin,
+                 test_three_ways_to_the_same_tokens,
                  test_without_python_there_is_one_line,
                  test_workers_elsewhere)

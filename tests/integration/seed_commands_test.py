@@ -41,6 +41,7 @@ class Place:
         for step in STEPS:
             shutil.copytree(self.model, folder / f"outputs/weights/step_{step}")
         self.data = harness.sft_data(folder / "data.jsonl", 64)
+        self.data_sets = harness.hub_data_sets(folder / "hub")
 
     def run(self, line, replacements, limits):
         for pattern, words in EXPECTED:
@@ -59,7 +60,7 @@ class Place:
         for flag, value in limits.items():
             if flag not in arguments:
                 arguments += [flag, *([value] if value != "" else [])]
-        stdout, stderr = prl(*arguments, cwd=self.folder, env={**OFFLINE, "OPENAI_API_KEY": "unused"})
+        stdout, stderr = prl(*arguments, cwd=self.folder, env={**OFFLINE, **self.data_sets, "OPENAI_API_KEY": "unused"})
         return stdout + stderr
 
 
@@ -139,10 +140,10 @@ def test_evaluation():
                 check(count == wanted, f"{line}: {count} evaluations, wanted {wanted}: {out[-1500:]}")
 
             api, own = f"http://127.0.0.1:{port}/v1", f"http://127.0.0.1:{local_port}/v1"
-            # math500, aime2025 and my-env are Python packages: their data sets and rules are replaced by built-in ones.
+            # my-env stands for any environment.
             names = {"https://api.openai.com/v1 --client.api-key-var OPENAI_API_KEY --model.name <model-name>": f"{api} --client.api-key-var OPENAI_API_KEY --model.name gpt-4.1-mini",
                      "http://localhost:8000/v1 --weights": f"{own} --weights", "http://localhost:8000/v1": own, "http://localhost:8007/v1": api,
-                     "<model-name>": place.model, "math500,aime2025": "gsm8k,math-env", "my-env": "reverse-text"}
+                     "<model-name>": place.model, "my-env": "reverse-text"}
             for line in commands("eval"):
                 # Lines without an address ask the OpenAI API for its model, or a folder in the process.
                 limits = dict(EVAL_LIMITS)

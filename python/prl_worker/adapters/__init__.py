@@ -27,6 +27,8 @@ def build(request: LoadRequest) -> Environment:
         from prl_worker.adapters.legacy import LegacyEnvironment
 
         return LegacyEnvironment(request, module)
+    if request.extra_env_kwargs:
+        raise ConfigError(f"environment {request.env_id!r} is of the v1 API, which has no extra_env_kwargs; its settings are args and agent")
     from prl_worker.adapters.v1 import V1Environment
 
     return V1Environment(request, module)

@@ -21,6 +21,7 @@ class LoadRequest:
     state: dict | None
     calls: ModelCalls
     connection: Any = None  # for the fake adapter alone
+    extra_env_kwargs: dict = field(default_factory=dict)  # of the legacy API: set once the environment is made
 
 
 @dataclass

@@ -46,6 +46,7 @@ class LegacyEnvironment(Environment):
             raise ConfigError(f"load_environment of {request.env_id!r} gave a {type(self._env).__name__}, wanted an Environment of verifiers")
         self._env.env_id = getattr(self._env, "env_id", "") or request.env_id
         _free_loggers()
+        self._set_extra(request.extra_env_kwargs)
         self._set_limits(request.limits)
         if request.judge == "call_back":
             self._bridge_judges()
@@ -58,6 +59,17 @@ class LegacyEnvironment(Environment):
         self._info = self._describe()
 
     # Loading
+
+    def _set_extra(self, extra: dict) -> None:
+        unknown = [name for name in extra if not hasattr(self._env, name) and not callable(getattr(self._env, f"set_{name}", None))]
+        if unknown:
+            raise ConfigError(f"extra_env_kwargs: {type(self._env).__name__} has no {', '.join(unknown)}")
+        for name, value in extra.items():
+            setter = getattr(self._env, f"set_{name}", None)
+            if callable(setter):
+                setter(value)
+            else:
+                setattr(self._env, name, value)
 
     def _set_limits(self, limits: dict) -> None:
         if limits.get("max_seq_len") is not None:

@@ -69,6 +69,12 @@ void check_env(const Env& env, const Check& check) {
   if (!env.agent.is_table()) check.problem("agent", "expects a table");
   const bool is_native = std::find(native.begin(), native.end(), env.id) != native.end();
   // Others are looked for among the installed ones when the command starts.
+  if (!env.extra_env_kwargs.is_table()) check.problem("extra_env_kwargs", "expects a table");
+  const bool runs_natively = is_native && !env.path && !env.python && !env.address && env.kind == EnvKind::kAuto;
+  if (runs_natively && env.extra_env_kwargs.is_table() && !env.extra_env_kwargs.members().empty())
+    check.problem("extra_env_kwargs", "is of Python environments; the arguments of native ones are args");
+  if (runs_natively && env.judge) check.warn("judge", "has no effect: no native environment asks a judge");
+  if (runs_natively && !env.state_columns.empty()) check.warn("state_columns", "has no effect: native environments have no further state");
   if (is_native && env.agent.is_table() && !env.agent.members().empty() && !env.path && !env.python && !env.address)
     check.warn("agent", "has no effect: native environments have no agents to set up");
 }

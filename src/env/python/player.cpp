@@ -101,11 +101,13 @@ std::vector<std::string> apply_sampling(wire::SamplingParams& sampling, const js
   return left_out;
 }
 
-Player::Player(asio::any_io_executor executor, std::shared_ptr<PooledRun> run, const RolloutContext* context, json::object sent_sampling)
+Player::Player(asio::any_io_executor executor, std::shared_ptr<PooledRun> run, const RolloutContext* context, json::object sent_sampling,
+               Rules rules)
     : executor_(std::move(executor)),
       run_(std::move(run)),
       context_(context),
       sent_sampling_(std::move(sent_sampling)),
+      rules_(std::move(rules)),
       conversations_(context->client, context->open_conversation) {}
 
 asio::awaitable<std::optional<RunEvent>> Player::until_end(net::TimePoint deadline) {
@@ -132,6 +134,9 @@ asio::awaitable<std::optional<RunEvent>> Player::until_end(net::TimePoint deadli
         sessions_.clear();
         turns_.clear();
         model_error_.reset();
+        judge_error_.reset();
+        num_sampled_ = 0;
+        is_out_of_tokens_ = false;
         break;
       }
       case RunEvent::Kind::kEnded: break;
@@ -216,16 +221,49 @@ void Player::record(const json::object& call, const ChatRequest& request, ChatTu
   step.version_start = turn.version_start;
   step.version_end = turn.version_end;
   model_seconds_ += turn.seconds;
+  if (entry.is_policy) num_sampled_ += turn.num_completion_tokens;
   turns_.push_back(std::move(entry));
+}
+
+/// Cuts the reply to what the rollout may still sample. Error{kOverlong} when that is nothing: libraries end a rollout then and score it.
+void Player::limit_tokens(ChatRequest& request) {
+  if (rules_.max_total_completion_tokens < 0) return;
+  const std::int64_t room = rules_.max_total_completion_tokens - num_sampled_;
+  if (room <= 0) {
+    is_out_of_tokens_ = true;
+    fail(ErrorCode::kOverlong, "the rollout has sampled its {} tokens (max_total_completion_tokens)", rules_.max_total_completion_tokens);
+  }
+  request.sampling.max_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(request.sampling.max_tokens.value_or(INT32_MAX), room));
+}
+
+asio::awaitable<json::object> Player::judge(json::object call) {
+  std::optional<Error> failure;
+  try {
+    if (!rules_.judge)
+      fail(ErrorCode::kInvalidArgument,
+           "the environment asks a judge ({}): name its service in [env.judge], or let it use its own client with sandbox = \"off\"",
+           optional_text(call, "model"));
+    auto answering = rules_.judge->answer(std::move(call), context_->deadline);
+    co_return co_await std::move(answering);
+  } catch (const std::exception&) {
+    failure = net::to_error(std::current_exception());
+  }
+  if (failure->code() == ErrorCode::kCancelled) throw *failure;
+  {
+    std::lock_guard lock(mutex_);
+    judge_error_ = *failure;
+  }
+  json::object reply;
+  reply["error"] = json::object{{"class", "refused"}, {"message", failure->what()}, {"status", http_status(failure->code())}};
+  co_return reply;
 }
 
 /// The members of a model_reply.
 asio::awaitable<json::object> Player::answer(json::object call, int attempt) {
   json::object reply;
   if (optional_text(call, "purpose") == "judge") {
-    reply["error"] = json::object{{"class", "refused"},
-                                  {"message", "calls of judges are not served; with sandbox = \"off\" they use the judge's own client"}};
-    co_return reply;
+    auto judging = judge(std::move(call));
+    co_return co_await std::move(judging);
   }
   ChatRequest request;
   std::shared_ptr<ChatClient> client;
@@ -233,6 +271,7 @@ asio::awaitable<json::object> Player::answer(json::object call, int attempt) {
   {
     std::lock_guard lock(mutex_);
     request = make_request(call);
+    if (optional_text(call, "purpose") != "side") limit_tokens(request);
     conversation = &conversations_.acquire(text_member(call, "session_id") + optional_text(call, "purpose"), request.messages);
     client = conversation->client;
   }

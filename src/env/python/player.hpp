@@ -12,6 +12,7 @@
 
 #include "env/environment.hpp"
 #include "env/python/conversations.hpp"
+#include "env/python/judge.hpp"
 #include "env/python/worker_pool.hpp"
 #include "net/task_group.hpp"
 
@@ -31,7 +32,12 @@ std::vector<std::string> apply_sampling(wire::SamplingParams& sampling, const bo
 /// Used by one coroutine; the calls run beside it. stop() must have ended before it goes away.
 class Player {
  public:
-  Player(asio::any_io_executor executor, std::shared_ptr<PooledRun> run, const RolloutContext* context, boost::json::object sent_sampling);
+  struct Rules {
+    std::shared_ptr<Judge> judge = {};              ///< null: calls of judges are refused
+    std::int64_t max_total_completion_tokens = -1;  ///< sampled over all policy calls; -1: no limit
+  };
+  Player(asio::any_io_executor executor, std::shared_ptr<PooledRun> run, const RolloutContext* context, boost::json::object sent_sampling,
+         Rules rules);
 
   /// Serves calls until the rollout has ended; the last event. nullopt when `deadline` passed first.
   asio::awaitable<std::optional<RunEvent>> until_end(net::TimePoint deadline);
@@ -43,6 +49,10 @@ class Player {
   double model_seconds() const { return model_seconds_; }
   /// The last failure of the model's side.
   const std::optional<Error>& model_error() const { return model_error_; }
+  /// Why a judge's call was not answered, if one was not.
+  const std::optional<Error>& judge_error() const { return judge_error_; }
+  /// Whether a call was refused because the rollout may sample no more tokens.
+  bool is_out_of_tokens() const { return is_out_of_tokens_; }
 
  private:
   struct Turn {
@@ -54,12 +64,15 @@ class Player {
   asio::awaitable<boost::json::object> answer(boost::json::object call, int attempt);
   ChatRequest make_request(const boost::json::object& call);
   void record(const boost::json::object& call, const ChatRequest& request, ChatTurn& turn);
+  asio::awaitable<boost::json::object> judge(boost::json::object call);
+  void limit_tokens(ChatRequest& request);
   void reap();
 
   asio::any_io_executor executor_;
   std::shared_ptr<PooledRun> run_;
   const RolloutContext* context_;
   boost::json::object sent_sampling_;
+  Rules rules_;
   std::map<std::string, std::unique_ptr<net::TaskGroup>> calls_;
 
   mutable std::mutex mutex_;  ///< guards what follows: calls end on strands of their own
@@ -69,6 +82,9 @@ class Player {
   int attempt_ = 0;
   double model_seconds_ = 0;
   std::optional<Error> model_error_;
+  std::optional<Error> judge_error_;
+  std::int64_t num_sampled_ = 0;  ///< tokens, in policy calls
+  bool is_out_of_tokens_ = false;
 };
 
 }  // namespace prl::env::python

@@ -201,6 +201,10 @@ json::object PythonEnvironment::run_message(const Task& task, const RolloutConte
     message["group_id"] = context.group_id;
     message["hold"] = true;
   }
+  if (!options_.state_columns.empty()) {
+    json::array columns(options_.state_columns.begin(), options_.state_columns.end());
+    message["columns"] = std::move(columns);
+  }
   message["model"] = options_.model;
   message["sampling"] = sampling_json(context.sampling);
   message["deadline_s"] = std::max(0.001, std::chrono::duration<double>(context.deadline - now).count());
@@ -234,6 +238,7 @@ void PythonEnvironment::fill(Episode& episode, const json::object& result, const
   const json::object& timing = optional_object(sample, "timing");
   episode.timing.scoring = optional_number(timing, "scoring_s", 0);
   put_scores(episode, sample);
+  if (player.is_out_of_tokens()) episode.stop_condition = "max_total_completion_tokens_reached";
   episode.is_completed = true;
   for (const json::value& warning : optional_array(sample, "warnings"))
     if (warning.is_string()) log::warning("{}: task {}: {}", name(), episode.example_id, std::string(warning.get_string()));
@@ -275,7 +280,8 @@ asio::awaitable<Episode> PythonEnvironment::run(Task task, RolloutContext contex
   const std::shared_ptr<PooledRun> run = pool().submit(std::move(message), key, group);
   RunGuard guard(run);
   const auto executor = co_await asio::this_coro::executor;
-  Player player(executor, run, &context, std::move(sampling));
+  Player player(executor, run, &context, std::move(sampling),
+                {.judge = options_.judge, .max_total_completion_tokens = context.max_total_completion_tokens});
   std::optional<RunEvent> end;
   std::exception_ptr failure;
   try {
@@ -306,6 +312,9 @@ asio::awaitable<Episode> PythonEnvironment::run(Task task, RolloutContext contex
   } catch (const Error& error) {
     set_error(episode, {"ProtocolError", error.what(), false});
   }
+  // The library scores 0 where a reward function fails; what a judge did not say is no reward.
+  if (player.judge_error() && (!episode.error || episode.error->type != "TimeoutError"))
+    set_error(episode, {"JudgeError", player.judge_error()->what(), is_transient(player.judge_error()->code())});
   for (const TrajectoryStep& step : episode.trajectory) episode.is_truncated = episode.is_truncated || step.is_truncated;
   episode.metrics["num_turns"] = static_cast<double>(episode.num_turns());
   episode.timing.model = player.model_seconds();

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "env/environment.hpp"
+#include "env/python/judge.hpp"
 #include "env/python/task_pages.hpp"
 #include "env/python/worker_pool.hpp"
 
@@ -24,6 +25,8 @@ struct PythonOptions {
   std::chrono::milliseconds start_limit{600'000};  ///< until tasks can be had
   std::chrono::milliseconds page_limit{120'000};   ///< of one page of tasks
   std::int64_t num_endless_tasks = 100'000;        ///< of a task set without an end
+  std::vector<std::string> state_columns;          ///< of the environment's state, for the episode's info
+  std::shared_ptr<Judge> judge;                    ///< answers the calls of judges; null: they are refused
 };
 
 /// An environment that runs in Python worker processes (docs/developers/env-protocol.md).

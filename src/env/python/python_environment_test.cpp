@@ -14,10 +14,12 @@
 
 #include "base/rng.hpp"
 #include "base/testing/eventually.hpp"
+#include "env/python/python_function.hpp"
 #include "env/python/setup.hpp"
 #include "env/python/worker_files.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
+#include "net/http_server.hpp"
 #include "net/io_runtime.hpp"
 #include "net/task_group.hpp"
 #include "text/json_python.hpp"
@@ -115,6 +117,7 @@ class PythonEnvironmentTest : public ::testing::Test {
     context.trajectory_id = fmt::format("t{}-{}", index, rollout);
     context.group_id = fmt::format("g{}", index);
     context.deadline = net::Clock::now() + limit;
+    context.max_total_completion_tokens = max_total_completion_tokens_;
     auto fetching = environment_->fetch_task(Split::kTrain, index);
     Task task = co_await std::move(fetching);
     auto running = environment_->run(std::move(task), std::move(context));
@@ -138,6 +141,7 @@ class PythonEnvironmentTest : public ::testing::Test {
 
   net::IoRuntime io_{1, "test"};
   std::unique_ptr<PythonEnvironment> environment_;
+  std::int64_t max_total_completion_tokens_ = -1;
 };
 
 TEST_F(PythonEnvironmentTest, PlaysRolloutsWithTheTokensOfItsChatClient) {
@@ -364,6 +368,113 @@ TEST_F(PythonEnvironmentTest, CancelledRolloutsEndAndTheWorkerGoesOn) {
   }
   EXPECT_TRUE(prl::testing::eventually([&] { return environment.stats().num_inflight == 0; }));
   EXPECT_EQ(environment.stats().num_deaths, 0);
+}
+
+/// A service that says yes, and counts.
+class YesServer {
+ public:
+  YesServer() : server_(options()) {
+    server_.route("POST", "/v1/chat/completions", [this](net::HttpRequest request) { return answer(std::move(request)); });
+    server_.start();
+  }
+  ~YesServer() { server_.stop(0ms); }
+  std::string url() const { return fmt::format("http://127.0.0.1:{}/v1", server_.port()); }
+  std::atomic<int> num_calls{0};
+  std::string model;  ///< of the last call
+
+ private:
+  static net::HttpServer::Options options() {
+    net::HttpServer::Options out;
+    out.num_io_threads = 1;
+    return out;
+  }
+  asio::awaitable<net::HttpResponse> answer(net::HttpRequest request) {
+    ++num_calls;
+    model = std::string(text::parse_json(request.body).at("model").as_string());
+    co_return net::HttpResponse::json(
+        R"({"id": "c", "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 1}})");
+  }
+  net::HttpServer server_;
+};
+
+TEST_F(PythonEnvironmentTest, JudgesAreAnsweredByTheirServiceWithinABudget) {
+  YesServer server;
+  Wanted wanted{.args = R"({"num_train": 4, "judge": true})", .num_workers = 1};
+  wanted.settings.judge = JudgeSettings{.base_url = server.url(), .model = "", .api_key = "", .max_calls = 3};
+  make(std::move(wanted));
+  std::vector<Episode> episodes = play(2);
+  for (const Episode& episode : episodes) {
+    EXPECT_FALSE(episode.error) << episode.error->message;
+    EXPECT_EQ(episode.reward, 1.0);
+    EXPECT_EQ(episode.num_turns(), 1) << "the judge's call is no turn";
+  }
+  EXPECT_EQ(server.num_calls, 2);
+  EXPECT_EQ(server.model, "fake-judge");
+  play(2);
+  EXPECT_EQ(server.num_calls, 2) << "the same calls at temperature 0 come from memory";
+  episodes = play(4);
+  EXPECT_EQ(server.num_calls, 3);
+  int num_refused = 0;
+  for (const Episode& episode : episodes) {
+    if (!episode.error) continue;
+    ++num_refused;
+    EXPECT_EQ(episode.error->type, "JudgeError");
+    EXPECT_THAT(episode.error->message, HasSubstr("judge.max_calls"));
+    EXPECT_EQ(episode.reward, 0);
+  }
+  EXPECT_EQ(num_refused, 1);
+}
+
+TEST_F(PythonEnvironmentTest, AJudgeWithoutAServiceFailsTheRollout) {
+  make({.args = R"({"num_train": 1, "judge": true})", .num_workers = 1});
+  const std::vector<Episode> episodes = play(1);
+  ASSERT_TRUE(episodes[0].error);
+  EXPECT_THAT(episodes[0].error->message, HasSubstr("[env.judge]"));
+}
+
+TEST_F(PythonEnvironmentTest, StateColumnsAreSavedWithTheRollout) {
+  Wanted wanted{.args = R"({"num_train": 1})", .num_workers = 1};
+  wanted.settings.state_columns = {"word"};
+  make(std::move(wanted));
+  const std::vector<Episode> episodes = play(1);
+  ASSERT_TRUE(episodes[0].info.contains("word"));
+  EXPECT_TRUE(episodes[0].info.at("word").is_string());
+}
+
+TEST_F(PythonEnvironmentTest, ARolloutSamplesNoMoreTokensThanItMay) {
+  make({.args = R"({"num_train": 1, "turns": 5})", .num_workers = 1});
+  max_total_completion_tokens_ = 4;
+  const std::vector<Episode> episodes = play(1);
+  EXPECT_FALSE(episodes[0].error) << episodes[0].error->message;
+  EXPECT_EQ(episodes[0].num_turns(), 2) << "two tokens each";
+  EXPECT_EQ(episodes[0].stop_condition, "max_total_completion_tokens_reached");
+}
+
+TEST_F(PythonEnvironmentTest, FunctionsAreCalledInAWorker) {
+  std::ofstream(test_folder() / "credit.py") << "def double(values, by=2):\n    return [by * value for value in values]\n\n"
+                                                "def broken(values):\n    raise KeyError('no such thing')\n";
+  PythonSettings settings;
+  settings.path = test_folder().string();
+  settings.sandbox = false;
+  const auto call = [&](const char* path, json::object kwargs) {
+    const PythonFunction function("advantage", path, std::move(kwargs), settings);
+    auto calling = function.call(json::array{json::array{1, 2.5}}, 30s);
+    return io_.run_blocking(std::move(calling), 90s);
+  };
+  EXPECT_EQ(call("credit.double", {}), (json::array{2, 5.0}));
+  EXPECT_EQ(call("credit.double", {{"by", 10}}), (json::array{10, 25.0}));
+  const auto refusal = [&](const char* path) {
+    try {
+      call(path, {});
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refusal("credit.broken"), HasSubstr("no such thing"));
+  EXPECT_THAT(refusal("credit.absent"), HasSubstr("credit:absent"));
+  EXPECT_THAT(refusal("credit"), HasSubstr("wanted module.name"));
 }
 
 }  // namespace

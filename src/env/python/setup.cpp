@@ -103,19 +103,13 @@ std::vector<fs::path> import_folders(const std::string& id, const std::string& p
   const auto has_module = [&](const fs::path& folder) {
     return fs::exists(folder / (module + ".py")) || fs::exists(folder / module / "__init__.py");
   };
-  std::vector<fs::path> folders;
+  std::vector<fs::path> folders = folders_of(path, fmt::format("environment {}: path", id));
   bool is_found = false;
-  const std::string list = path + ":";
-  for (std::size_t begin = 0, end = 0; (end = list.find(':', begin)) != std::string::npos; begin = end + 1) {
-    if (end == begin) continue;
-    fs::path folder = fs::absolute(list.substr(begin, end - begin)).lexically_normal();
-    if (fs::is_regular_file(folder)) folder = folder.parent_path();
-    if (!fs::is_directory(folder)) fail(ErrorCode::kNotFound, "environment {}: path {} is no folder and no module", id, folder.string());
+  for (fs::path& folder : folders) {
     if (!has_module(folder) && has_module(folder / "src")) folder /= "src";
     // The package's own folder.
     if (!has_module(folder) && folder.filename() == module && fs::exists(folder / "__init__.py")) folder = folder.parent_path();
     is_found = is_found || has_module(folder);
-    folders.push_back(std::move(folder));
   }
   if (!is_found) fail(ErrorCode::kNotFound, "environment {}: path {} holds neither {}.py nor a package {}", id, path, module, module);
   return folders;
@@ -156,6 +150,19 @@ Place place_of(const std::string& id, const PythonSettings& settings) {
 }
 
 }  // namespace
+
+std::vector<fs::path> folders_of(const std::string& path, const std::string& key) {
+  std::vector<fs::path> folders;
+  const std::string list = path + ":";
+  for (std::size_t begin = 0, end = 0; (end = list.find(':', begin)) != std::string::npos; begin = end + 1) {
+    if (end == begin) continue;
+    fs::path folder = fs::absolute(list.substr(begin, end - begin)).lexically_normal();
+    if (fs::is_regular_file(folder)) folder = folder.parent_path();
+    if (!fs::is_directory(folder)) fail(ErrorCode::kNotFound, "{} {} is no folder and no module", key, folder.string());
+    folders.push_back(std::move(folder));
+  }
+  return folders;
+}
 
 std::string short_name(const std::string& id) {
   const std::string plain = plain_id(id);
@@ -211,6 +218,9 @@ PythonOptions plan_environment(const std::string& id, const std::string& name, j
   pool.load["kind"] = settings.kind;
   pool.load["env_args"] = std::move(args);
   if (!settings.env_config.empty()) pool.load["env_config"] = settings.env_config;
+  if (!settings.extra_env_kwargs.empty()) pool.load["extra_env_kwargs"] = settings.extra_env_kwargs;
+  options.state_columns = settings.state_columns;
+  if (settings.judge) options.judge = std::make_shared<Judge>(*settings.judge);
   if (!settings.log_folder.empty()) pool.log_file = settings.log_folder / fmt::format("env_{}.log", name);
   if (!settings.address.empty()) {
     pool.addresses = split_addresses(settings.address);
@@ -229,7 +239,7 @@ PythonOptions plan_environment(const std::string& id, const std::string& name, j
   else
     log::debug("{}: workers run {}", name, pool.isolate_network ? "without network" : "with network (sandbox = \"off\")");
   // A judge of the library's own needs a network and a key.
-  if (!pool.isolate_network) pool.load["judge"] = "own";
+  if (!pool.isolate_network && !settings.judge) pool.load["judge"] = "own";
   pool.schedule.num_workers = choose_workers(settings);
   pool.limits = {.memory_bytes = static_cast<std::int64_t>(settings.memory_gb * (1 << 30)),
                  .num_processes = settings.processes,

@@ -20,6 +20,9 @@ std::filesystem::path find_interpreter(const std::string& path, const std::strin
 std::filesystem::path default_interpreter(const std::string& id);
 inline constexpr const char* kOldestPython = "3.11";
 
+/// The folders of a list with colons; of a file, its folder. Error{kNotFound} naming `key`.
+std::vector<std::filesystem::path> folders_of(const std::string& path, const std::string& key);
+
 /// The variables of a worker: what programs need to run and to find their caches, and `pass_env`; no keys of ours.
 std::vector<std::string> worker_variables(const PythonSettings& settings, const std::filesystem::path& package, bool is_offline);
 

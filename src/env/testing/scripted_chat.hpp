@@ -56,12 +56,13 @@ inline ChatTurn calls(const std::string& tool, const std::string& arguments) {
 }
 
 /// One rollout, to its end.
-inline Episode play(const Environment& environment, Task task, ScriptedChat& chat) {
+inline Episode play(const Environment& environment, Task task, ScriptedChat& chat, std::int64_t max_total_completion_tokens = -1) {
   asio::io_context context;
   RolloutContext rollout;
   rollout.client = &chat;
   rollout.seed = 7;
   rollout.trajectory_id = "t";
+  rollout.max_total_completion_tokens = max_total_completion_tokens;
   rollout.deadline = net::Clock::now() + std::chrono::seconds(5);
   auto running = environment.run(std::move(task), std::move(rollout));
   auto future = asio::co_spawn(context, std::move(running), asio::use_future);

@@ -127,6 +127,15 @@ Values penalised(Group group, const CorrectLengthPenalty& penalty) {
 
 std::span<const std::string_view> advantage_algorithms() noexcept { return kNames; }
 
+std::vector<float> subtract_running_average(Group group, double decay, double& average) {
+  std::vector<float> advantages;
+  for (const RolloutStats& rollout : group) {
+    advantages.push_back(static_cast<float>(rollout.reward - average));
+    average = decay * average + (1 - decay) * rollout.reward;
+  }
+  return advantages;
+}
+
 std::vector<float> compute_advantages(const AdvantageOptions& options, Group group) {
   const auto found = std::find_if(kAlgorithms.begin(), kAlgorithms.end(), [&](const Algorithm& a) { return a.name == options.algorithm; });
   if (found == kAlgorithms.end())

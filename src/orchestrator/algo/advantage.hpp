@@ -37,10 +37,18 @@ struct AdvantageOptions {
   /// grpo (also drgrpo): R - mean; rloo: (R - mean) G / (G - 1); opo: R - length-weighted mean;
   /// max_rl: (R - mean) / mean, 0 unless mean > 0; reward: R.
   std::string algorithm = "grpo";
+  double decay = 0.95;           ///< of rae
   LengthPenalty length_penalty;  ///< with grpo
 };
 
-/// Names that AdvantageOptions::algorithm takes.
+/// The algorithm whose baseline is not the group's: see subtract_running_average.
+inline constexpr std::string_view kRunningAverage = "rae";
+
+/// Rewards minus a running average of them, rollout after rollout: A = R - average, then average = decay * average + (1 - decay) * R.
+/// The average starts at 0 and outlives the group. Source: spec 3.8.
+std::vector<float> subtract_running_average(std::span<const RolloutStats> group, double decay, double& average);
+
+/// Names that compute_advantages takes.
 std::span<const std::string_view> advantage_algorithms() noexcept;
 
 /// One advantage per rollout of one group, never divided by a standard deviation. Sums run in the given order.
