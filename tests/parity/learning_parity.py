@@ -22,7 +22,8 @@ MARGIN = 0.03
 
 def reward_of(folder, env, model, seed, steps):
     config = twins.rl_toml(folder / "rl.toml", model, env, max_steps=steps, seed=seed)
-    text = config.read_text().replace("max_async_level = 0\ndeterministic = true", "max_async_level = 1").replace("batch_size = 8", "batch_size = 32")
+    text = config.read_text().replace("max_async_level = 0\ndeterministic = true", "max_async_level = 1").replace("batch_size = 8", "batch_size = 64")
+    text = text.replace("group_size = 4", "group_size = 8").replace("lr = 1e-3", "lr = 2e-4")
     config.write_text(text.replace("max_num_seqs = 8", "max_num_seqs = 32"))
     harness.prl("rl", "@", config, "--output-dir", folder / "out", timeout=3600)
     rows = [row["reward/all/mean"] for _, row in sorted(harness.metrics(folder / "out").items()) if "reward/all/mean" in row]
