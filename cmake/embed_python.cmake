@@ -1,5 +1,5 @@
-# cmake -DROOT=python -DOUT=file.cpp -P embed_python.cmake: the modules of the Python worker as texts of a C++ file.
-file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/prl_worker/*.py)
+# cmake -DROOT=python -DOUT=file.cpp -P embed_python.cmake: the modules of the Python worker and of the trackers as texts of a C++ file.
+file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/prl_worker/*.py ${ROOT}/prl_tracker/*.py)
 list(SORT files)
 set(text "#include \"env/python/worker_files.hpp\"\n\nnamespace prl::env::python {\n\nstd::vector<WorkerFile> worker_files() {\n  return {\n")
 foreach(file ${files})

@@ -9,11 +9,13 @@
 #include "launch/colocated.hpp"
 #include "launch/dry_run.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/run_end.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
 #include "launch/run_page.hpp"
 #include "launch/single_node.hpp"
 #include "launch/start_checks.hpp"
+#include "launch/trackers.hpp"
 
 namespace prl::apps {
 
@@ -47,7 +49,11 @@ int run_rl(const config::ParsedCommand& parsed) {
   if (prepared.is_finished) return 0;
   config::write_resolved(*parsed.command, config, loaded.provenance);
   const auto page = launch::serve_run_page(config.dashboard, config.output_dir);
+  launch::Trackers trackers(launch::tracker_plan(config));
+  const launch::UnsavedNotice unsaved(config.trainer.ckpt.has_value() || config.bench.has_value(), stop.token());
   const int status = is_single_node ? launch::run_single_node(config, stop.token()) : launch::run_colocated(config, stop.token());
+  trackers.finish(status != 0);
+  if (status == 0) launch::log_weights(config.trainer.ckpt, config.output_dir);
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }
 

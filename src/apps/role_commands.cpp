@@ -17,12 +17,14 @@
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_role.hpp"
 #include "launch/ranks.hpp"
+#include "launch/run_end.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
 #include "launch/run_page.hpp"
 #include "launch/sft_role.hpp"
 #include "launch/start_checks.hpp"
 #include "launch/synthesize_role.hpp"
+#include "launch/trackers.hpp"
 #include "launch/trainer_role.hpp"
 
 namespace prl::apps {
@@ -88,7 +90,18 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   if constexpr (requires { config.dashboard; }) {
     if (launch::rank_env().rank == 0) page = launch::serve_run_page(config.dashboard, config.output_dir);
   }
+  std::optional<launch::Trackers> trackers;
+  if (lock) trackers.emplace(launch::tracker_plan(config));
+  std::optional<launch::UnsavedNotice> unsaved;
+  // Of the orchestrator alone nothing is lost with its end.
+  if constexpr (requires { config.optim; }) {
+    if (lock) unsaved.emplace(config.ckpt.has_value() || config.bench.has_value(), stop.token());
+  }
   const int status = run(config, stop.token());
+  if (trackers) trackers->finish(status != 0);
+  if constexpr (requires { config.optim; }) {
+    if (lock && status == 0) launch::log_weights(config.ckpt, config.output_dir);
+  }
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }
 

@@ -1,5 +1,6 @@
 #include "base/log.hpp"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <boost/json/serialize.hpp>
@@ -7,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <map>
@@ -15,6 +17,7 @@
 #include <optional>
 
 #include "base/error.hpp"
+#include "base/log_progress.hpp"
 
 namespace prl::log {
 namespace {
@@ -108,19 +111,38 @@ bool is_step_due(State& s) {
   return true;
 }
 
-void write_line(Level level, std::string_view tag, std::string_view message, bool is_step) {
+enum class Kind { kPlain, kStep, kProgress };
+
+/// What a level, a tag and a clock take of a line.
+constexpr std::size_t kPrefixColumns = 17;
+
+std::size_t terminal_width() {
+  winsize size{};
+  return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+void write_line(Level level, std::string_view tag, std::string_view message, Kind kind) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   if (level < s.options.level) return;
   if (tag.empty()) tag = thread_role.empty() ? std::string_view(s.options.tag) : std::string_view(thread_role);
   static const bool is_tty = isatty(STDERR_FILENO) != 0;
-  const bool color = s.options.color || is_tty;
+  static const bool has_color = is_colored(is_tty, std::getenv("NO_COLOR"), std::getenv("TERM"));
+  const bool color = s.options.color || has_color;
   const auto role = s.roles.find(thread_role);
   bool on_console = !s.options.quiet_console;
-  if (role != s.roles.end()) on_console = on_console && level >= role->second.console.level && (!is_step || role->second.console.steps);
-  if (on_console && is_step) on_console = is_step_due(s);
+  if (role != s.roles.end())
+    on_console = on_console && (level >= role->second.console.level || kind == Kind::kProgress) &&
+                 (kind != Kind::kStep || role->second.console.steps);
+  if (on_console && kind == Kind::kStep) on_console = is_step_due(s);
   const std::string console = s.options.json ? json_line(level, tag, message) : text_line(level, tag, message, color);
-  if (on_console) std::fwrite(console.data(), 1, console.size(), stderr);
+  if (on_console && is_tty && kind == Kind::kStep && !s.options.json) {
+    const std::size_t width = terminal_width();
+    const std::string fitted = text_line(level, tag, fit_fields(message, width > kPrefixColumns ? width - kPrefixColumns : 0), color);
+    std::fwrite(fitted.data(), 1, fitted.size(), stderr);
+  } else if (on_console) {
+    std::fwrite(console.data(), 1, console.size(), stderr);
+  }
   const std::string plain = s.options.json || !color ? console : text_line(level, tag, message, s.options.color);
   auto put = [&](std::FILE* f) {
     std::fwrite(plain.data(), 1, plain.size(), f);
@@ -132,8 +154,25 @@ void write_line(Level level, std::string_view tag, std::string_view message, boo
 
 }  // namespace
 
-void write(Level level, std::string_view tag, std::string_view message) { write_line(level, tag, message, false); }
-void write_step(std::string_view message) { write_line(Level::kSuccess, {}, message, true); }
+void write(Level level, std::string_view tag, std::string_view message) { write_line(level, tag, message, Kind::kPlain); }
+void write_step(std::string_view message) { write_line(Level::kSuccess, {}, message, Kind::kStep); }
+void write_progress(std::string_view message) { write_line(Level::kInfo, {}, message, Kind::kProgress); }
+
+bool is_colored(bool is_terminal, const char* no_color, const char* term) noexcept {
+  return is_terminal && (no_color == nullptr || *no_color == '\0') && (term == nullptr || std::string_view(term) != "dumb");
+}
+
+std::string fit_fields(std::string_view line, std::size_t width) {
+  constexpr std::string_view kBetween = " | ";
+  std::string out(line);
+  while (width != 0 && out.size() > width) {
+    const std::size_t last = out.rfind(kBetween);
+    const std::size_t before = last == std::string::npos || last == 0 ? std::string::npos : out.rfind(kBetween, last - 1);
+    if (before == std::string::npos) break;
+    out.erase(before, last - before);
+  }
+  return out;
+}
 
 void set_thread_role(std::string_view role) { thread_role = role; }
 

@@ -227,13 +227,10 @@ struct OrchestratorConfig {
     v.field("seed", seed, "Seed of everything random", {.min = 0});
     v.field("deterministic", deterministic, "Fixed order everywhere: the same seed gives the same bits");
     v.field("log", log, "Logging");
-    v.field("wandb", wandb, "Weights & Biases",
-            {.status = inert("metrics go to output_dir/metrics.jsonl alone; no run is kept for a later upload")});
+    v.field("wandb", wandb, "Weights & Biases");
     v.field("file_monitor", file_monitor, "Metrics as JSONL");
-    v.field("prime_monitor", prime_monitor, "Prime Intellect platform",
-            {.status = not_built("metrics on the Prime Intellect platform", "output_dir/metrics.jsonl holds them")});
-    v.field("heartbeat", heartbeat, "Tell an address about each step",
-            {.status = not_built("heartbeats", "output_dir/metrics.jsonl grows with each step")});
+    v.field("prime_monitor", prime_monitor, "Prime Intellect platform");
+    v.field("heartbeat", heartbeat, "Tell an address about each step");
     v.field("bench", bench, "Measure 4 steps and print a table");
     v.field("collect_inference_metrics", collect_inference_metrics, "Read the servers' metrics",
             {.status = inert("the engine's metrics are always read")});

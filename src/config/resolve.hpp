@@ -40,7 +40,7 @@ struct Resolution {
 /// From the merged tree (canonical keys) to a complete configuration; nothing else derives or changes values later.
 ///
 /// Reports all problems at once: unknown keys, types, ranges, and contradictions between keys. What is understood but not
-/// built yet lands in report.not_built: Weights & Biases that is neither offline nor disabled by WANDB_MODE, several
+/// built yet lands in report.not_built: several
 /// devices or nodes, NCCL, LoRA, vision models, 8-bit products, offloading of parameters, Python environments,
 /// losses and advantages, https addresses, and model names that would have to be downloaded. Keys that
 /// cannot matter here (attention kernels, compilation, garbage collection) give a warning when they are set.

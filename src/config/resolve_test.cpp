@@ -253,7 +253,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
     EXPECT_TRUE(is_not_built(rl.not_built, feature)) << flags;
     EXPECT_THROW(require_built(rl.not_built), Error) << flags;
   };
-  expect("--wandb", "Weights & Biases");
   expect("--deployment.type multi_node", "several nodes");
   expect("--deployment.num-train-gpus 2 --deployment.type single_node", "several GPUs");
   expect("--trainer.model.lora", "LoRA");
@@ -262,7 +261,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--model.vlm", "vision");
   expect("--trainer.loss.type custom --trainer.loss.import-path a.b", "Python");
-  expect("--orchestrator.prime-monitor", "Prime Intellect platform");
   expect("--trainer.model.fp8", "8-bit");
   expect("--trainer.model.fsdp-cpu-offload", "host memory");
   expect("--inference.vllm.swap_space 4", "a setting of vLLM");
@@ -283,14 +281,14 @@ TEST(ResolveRl, WandbModeIsHeard) {
 }
 
 TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
-  const auto rl = load_line<RlConfig>(kRl + "--wandb --trainer.model.fp8");
+  const auto rl = load_line<RlConfig>(kRl + "--model.vlm --trainer.model.fp8");
   try {
     require_built(rl.not_built);
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
     const std::string text = error.what();
-    EXPECT_EQ(text.find("Weights & Biases"), text.rfind("Weights & Biases"));
+    EXPECT_EQ(text.find("vision language models"), text.rfind("vision language models"));
     EXPECT_THAT(text, HasSubstr("trainer.model.quantization [flag --trainer.model.fp8]: 8-bit"));
   }
 }

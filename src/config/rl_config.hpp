@@ -90,6 +90,9 @@ struct RlConfig {
   std::optional<int> max_async_level;
   std::optional<SharedCkptConfig> ckpt;
   std::optional<WandbConfig> wandb;
+  std::optional<TensorBoardConfig> tensorboard;
+  std::optional<MlflowConfig> mlflow;
+  std::optional<TrackioConfig> trackio;
   SharedLogConfig log;
   std::optional<DashboardConfig> dashboard = DashboardConfig{};
   std::optional<WeightBroadcast> weight_broadcast;
@@ -147,8 +150,10 @@ struct RlConfig {
     v.field("max_async_level", max_async_level, "Steps by which rollouts may be ahead of the weights; 0 is lock-step",
             {.unit = "steps", .min = 0, .max = 64, .status = passed_on("trainer.max_async_level orchestrator.max_async_level")});
     v.field("ckpt", ckpt, "Checkpoints of trainer and orchestrator; off if not set");
-    v.field("wandb", wandb, "Weights & Biases for trainer and orchestrator",
-            {.status = inert("metrics go to output_dir/metrics.jsonl alone; no run is kept for a later upload")});
+    v.field("wandb", wandb, "Weights & Biases for trainer and orchestrator");
+    v.field("tensorboard", tensorboard, "Event files for TensorBoard");
+    v.field("mlflow", mlflow, "MLflow");
+    v.field("trackio", trackio, "trackio");
     v.field("log", log, "Logging of all roles");
     v.field("dashboard", dashboard, "The page that shows the run while it runs; off with --no-dashboard");
     v.field("weight_broadcast", weight_broadcast, "How new weights reach inference; chosen by the deployment if not set");

@@ -169,6 +169,9 @@ struct SftConfig {
   LogConfig log;
   std::optional<DashboardConfig> dashboard = DashboardConfig{};
   std::optional<WandbConfig> wandb;
+  std::optional<TensorBoardConfig> tensorboard;
+  std::optional<MlflowConfig> mlflow;
+  std::optional<TrackioConfig> trackio;
   FileMonitorConfig file_monitor;
   std::optional<BenchModeConfig> bench;
   SftLossImpl loss_impl = SftLossImpl::kTorch;
@@ -208,8 +211,10 @@ struct SftConfig {
     v.field("clean_output_dir", clean_output_dir, "Empty output_dir first");
     v.field("log", log, "Logging");
     v.field("dashboard", dashboard, "The page that shows the run while it runs; off with --no-dashboard");
-    v.field("wandb", wandb, "Weights & Biases",
-            {.status = inert("metrics go to output_dir/metrics.jsonl alone; no run is kept for a later upload")});
+    v.field("wandb", wandb, "Weights & Biases");
+    v.field("tensorboard", tensorboard, "Event files for TensorBoard");
+    v.field("mlflow", mlflow, "MLflow");
+    v.field("trackio", trackio, "trackio");
     v.field("file_monitor", file_monitor, "Metrics as JSONL");
     v.field("bench", bench, "Measure 4 steps and print a table");
     v.field("loss_impl", loss_impl, "Implementation of the cross-entropy", {.status = inert("there is one cross-entropy kernel")});
@@ -220,8 +225,7 @@ struct SftConfig {
     v.field("gc", gc, "Garbage collection of the Python process", {.status = inert("there is no garbage collector")});
     v.field("memory_profiler_path", memory_profiler_path, "Folder of memory snapshots", {.status = not_built("memory snapshots")});
     v.field("trace_path", trace_path, "Folder of profiler traces; needs max_steps < 10", {.status = not_built("profiler traces")});
-    v.field("heartbeat", heartbeat, "Tell an address about each step",
-            {.status = not_built("heartbeats", "output_dir/metrics.jsonl grows with each step")});
+    v.field("heartbeat", heartbeat, "Tell an address about each step");
     v.field("env_vars", env_vars, "Environment variables of the process");
     v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");
     v.field("dry_run", dry_run, "Check, write the resolved configuration and stop");

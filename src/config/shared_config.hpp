@@ -108,7 +108,7 @@ struct LogExtrasConfig {
   }
 };
 
-/// Weights & Biases. Only `offline = true` works without a network: it writes the same metrics to local files.
+/// Weights & Biases, through its own client. `offline = true` and a missing API key keep the run in files for `wandb sync`.
 struct WandbConfig {
   std::string project = "prime-rl";
   std::optional<std::string> entity;
@@ -128,6 +128,41 @@ struct WandbConfig {
     v.field("id", id, "Identity of a run to continue");
     v.field("offline", offline, "Write metrics to local files only");
     v.field("log_extras", log_extras, "Tables of samples and distributions");
+  }
+};
+
+/// TensorBoard's event files, a folder per role.
+struct TensorBoardConfig {
+  std::filesystem::path path = "tensorboard";
+  template <class V>
+  void visit(V& v) {
+    v.field("path", path, "Folder of event files, relative to output_dir");
+  }
+};
+
+/// MLflow, through its own client.
+struct MlflowConfig {
+  std::optional<std::string> tracking_uri;
+  std::string experiment = "prime-rl";
+  std::optional<std::string> name;
+  template <class V>
+  void visit(V& v) {
+    v.field("tracking_uri", tracking_uri, "Server or database of MLflow; MLFLOW_TRACKING_URI, else mlflow.db in output_dir");
+    v.field("experiment", experiment, "Experiment that the run belongs to");
+    v.field("name", name, "Display name of the run; that of output_dir if not set");
+  }
+};
+
+/// trackio, through its own client.
+struct TrackioConfig {
+  std::string project = "prime-rl";
+  std::optional<std::string> name;
+  std::optional<std::string> space_id;
+  template <class V>
+  void visit(V& v) {
+    v.field("project", project, "Project that the run belongs to");
+    v.field("name", name, "Display name of the run; that of output_dir if not set");
+    v.field("space_id", space_id, "Hugging Face Space that shows the run; local if not set");
   }
 };
 

@@ -101,8 +101,7 @@ struct TrainerConfig {
     v.field("deterministic", deterministic, "Fixed order everywhere: the same seed gives the same bits",
             {.status = inert("the same seed gives the same bits with and without it: sums have a fixed order")});
     v.field("log", log, "Logging");
-    v.field("wandb", wandb, "Weights & Biases",
-            {.status = inert("metrics go to output_dir/metrics.jsonl alone; no run is kept for a later upload")});
+    v.field("wandb", wandb, "Weights & Biases");
     v.field("file_monitor", file_monitor, "Metrics as JSONL");
     v.field("bench", bench, "Measure 4 steps and print a table");
     v.field("env_vars", env_vars, "Environment variables of the process");
@@ -119,10 +118,8 @@ struct TrainerConfig {
     v.field("gc", gc, "Garbage collection of the Python process", {.status = inert("there is no garbage collector")});
     v.field("memory_profiler_path", memory_profiler_path, "Folder of memory snapshots", {.status = not_built("memory snapshots")});
     v.field("trace_path", trace_path, "Folder of profiler traces; needs max_steps < 10", {.status = not_built("profiler traces")});
-    v.field("heartbeat", heartbeat, "Tell an address about each step",
-            {.status = not_built("heartbeats", "output_dir/metrics.jsonl grows with each step")});
-    v.field("metrics_server", metrics_server, "Prometheus endpoint",
-            {.status = not_built("the trainer's Prometheus endpoint", "output_dir/metrics.jsonl holds its metrics")});
+    v.field("heartbeat", heartbeat, "Tell an address about each step");
+    v.field("metrics_server", metrics_server, "Prometheus metrics of the trainer on /metrics, and /health");
   }
 };
 

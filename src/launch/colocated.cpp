@@ -8,6 +8,7 @@
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
 #include "launch/memory_plan.hpp"
+#include "launch/metric_services.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
 #include "launch/rl_progress.hpp"
@@ -128,6 +129,9 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   orchestrator::OrchestratorServices services =
       orchestrator_services(config.orchestrator, text, std::move(transports), orchestrator_monitor.get());
   auto trainer_monitor = make_monitor(trainer::trainer_metrics(), kTrainerRows, config.trainer.output_dir, config.trainer.file_monitor);
+  add_heartbeat(*orchestrator_monitor, config.orchestrator.heartbeat);
+  add_heartbeat(*trainer_monitor, config.trainer.heartbeat);
+  add_metrics_server(*trainer_monitor, config.trainer.metrics_server);
 
   std::stop_source stop;
   std::stop_callback forward(outer_stop, [&stop] { stop.request_stop(); });

@@ -6,6 +6,7 @@
 #include "env/generate_pool.hpp"
 #include "env/http_generate_client.hpp"
 #include "launch/http_options.hpp"
+#include "launch/metric_services.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
 #include "launch/run_folder.hpp"
@@ -48,6 +49,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   monitor::MetricSet declared;
   declared.declare(orchestrator::metric_infos());
   auto monitor = make_monitor(std::move(declared), kOrchestratorRows, config.output_dir, config.file_monitor, config.bench.has_value());
+  add_heartbeat(*monitor, config.heartbeat);
   orchestrator::Orchestrator role(orchestrator_options(config, text.tokenizer->vocab_size(), resume_step),
                                   orchestrator_services(config, text, std::move(transports), monitor.get()));
   const orchestrator::OrchestratorReport report = role.run(stop);

@@ -2,6 +2,7 @@
 
 #include "base/log.hpp"
 #include "launch/memory_plan.hpp"
+#include "launch/metric_services.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
@@ -58,12 +59,9 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   if (config.bench && is_first) options.bench_json = config.bench->output_json;
   auto monitor = is_first ? make_monitor(trainer::sft_metrics(), kSftRows, config.output_dir, config.file_monitor, config.bench.has_value())
                           : std::make_unique<monitor::Monitor>(trainer::sft_metrics(), kSftRows);
+  if (is_first) add_heartbeat(*monitor, config.heartbeat);
   const trainer::TrainRunResult result = trainer::run_sft(options, policy, *monitor, stop);
-  log::success(
-      "sft finished after step {}{}, loss {:.4f}{}", result.last_step, result.was_stopped ? " (stopped)" : "", result.last_loss,
-      result.last_checkpoint
-          ? fmt::format(", weights in {}", (options.checkpoint->weights / fmt::format("step_{}", *result.last_checkpoint)).string())
-          : "");
+  log::success("sft {} after step {}, loss {:.4f}", result.was_stopped ? "stopped" : "finished", result.last_step, result.last_loss);
   return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "base/error.hpp"
@@ -15,6 +16,7 @@
 #include "launch/orchestrator_setup.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_identity.hpp"
+#include "launch/step_console.hpp"
 #include "launch/supervisor.hpp"
 #include "net/port_owner.hpp"
 
@@ -60,7 +62,7 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   const fs::path binary = own_binary();
   const fs::path configs = config.output_dir / "configs";
   const fs::path logs = config.output_dir / "logs";
-  auto spec = [&](const std::string& role, bool must_finish, bool echo, const std::map<std::string, std::string>& role_env,
+  auto spec = [&](const std::string& role, bool must_finish, const std::map<std::string, std::string>& role_env,
                   const std::string& secrets) {
     ChildSpec child;
     child.name = role;
@@ -72,29 +74,37 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
     if (!secrets.empty()) child.env[config::kSecretsVariable] = secrets;
     child.log_file = logs / (role + ".log");
     child.must_finish = must_finish;
-    child.echo = echo;
     return child;
   };
   // Downloads happen once, here and with their progress in sight; the roles then find the model in the cache.
   model_folder(config.trainer.model.name);
   text_folder(policy_text_name(config.orchestrator));
   if (config.teacher_inference) model_folder(config.teacher_inference->model.name);
+  const fs::path metrics = config.output_dir / config.trainer.file_monitor.path;
+  // A benchmark shows what its trainer says, the table among it.
+  std::optional<StepConsole> steps;
+  if (!config.bench)
+    steps.emplace(metrics, end_of_file(metrics), config.trainer.max_steps, orchestrator_resume_step(config.orchestrator));
   Supervisor supervisor;
   if (config.inference)
-    supervisor.start(spec("inference", false, false, role_env(config.inference->env_vars, config.inference_gpu_ids),
+    supervisor.start(spec("inference", false, role_env(config.inference->env_vars, config.inference_gpu_ids),
                           config::secrets_of(*config.inference)));
   else
     log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
   if (config.teacher_inference) {
-    ChildSpec teacher = spec("teacher_inference", false, false, role_env(config.teacher_inference->env_vars, config.teacher_gpu_ids),
+    ChildSpec teacher = spec("teacher_inference", false, role_env(config.teacher_inference->env_vars, config.teacher_gpu_ids),
                              config::secrets_of(*config.teacher_inference));
     teacher.argv[1] = "inference";
     supervisor.start(std::move(teacher));
   }
-  supervisor.start(spec("orchestrator", true, false, orchestrator_env(config), config::secrets_of(config.orchestrator)));
-  supervisor.start(
-      spec("trainer", true, true, role_env(config.trainer.env_vars, config.trainer_gpu_ids), config::secrets_of(config.trainer)));
-  if (const auto failure = supervisor.run(stop)) {
+  supervisor.start(spec("orchestrator", true, orchestrator_env(config), config::secrets_of(config.orchestrator)));
+  ChildSpec trainer =
+      spec("trainer", true, role_env(config.trainer.env_vars, config.trainer_gpu_ids), config::secrets_of(config.trainer));
+  trainer.echo = config.bench.has_value();
+  supervisor.start(std::move(trainer));
+  const auto failure = supervisor.run(stop);
+  steps.reset();
+  if (failure) {
     log::error("rl: {}{}", *failure, stop.stop_requested() ? "" : ". Ending the other roles");
     supervisor.terminate_all(std::chrono::seconds(20));
     return 1;

@@ -69,6 +69,10 @@ std::string last_error(const std::string& output) {
 }  // namespace
 
 std::optional<std::string> console_line(const std::string& role, const std::string& line) {
+  // What the orchestrator collects and waits for is shown as it is in a run of one process.
+  constexpr std::string_view kProgress = "    INFO collecting batch ";
+  if (line.size() > 8 && line.compare(8, kProgress.size(), kProgress) == 0) return line;
+  if (line.find(R"("message":"collecting batch )") != std::string::npos) return line;
   for (const std::string_view level : {"WARNING", "ERROR"}) {
     if (line.find(fmt::format("\"level\":\"{}\"", level)) != std::string::npos) return line;
     // "10:00:00   ERROR text": nine bytes of time, then the level to the right of seven.

@@ -57,8 +57,8 @@ class Supervisor {
   std::vector<std::unique_ptr<Child>> children_;
 };
 
-/// What the console shows of a line of a role: "10:00:00 WARNING [inference] text" of a warning or an error, also of JSON lines; nothing
-/// of others.
+/// What the console shows of a line of a role: "10:00:00 WARNING [inference] text" of a warning or an error, also of JSON lines; what is
+/// collected (log::progress); nothing of others.
 std::optional<std::string> console_line(const std::string& role, const std::string& line);
 
 }  // namespace prl::launch

@@ -34,6 +34,8 @@ TEST(Supervisor, ShowsWarningsAndErrorsOfEveryRole) {
   EXPECT_EQ(console_line("inference", "10:00:00   ERROR [x] no"), "10:00:00   ERROR [inference] [x] no");
   const std::string json = R"({"timestamp":1.0,"level":"WARNING","message":"slow"})";
   EXPECT_EQ(console_line("inference", json), json);
+  const std::string progress = "10:00:00    INFO collecting batch 3: 2/16 rollouts, 8 in flight, policy v2";
+  EXPECT_EQ(console_line("orchestrator", progress), progress);
   for (const char* line : {"", "10:00:00    INFO a WARNING in the text", "10:00:00 SUCCESS done", R"({"level":"INFO"})"})
     EXPECT_EQ(console_line("inference", line), std::nullopt) << line;
   Supervisor supervisor;

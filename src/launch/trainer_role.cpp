@@ -4,6 +4,7 @@
 
 #include "base/log.hpp"
 #include "launch/memory_plan.hpp"
+#include "launch/metric_services.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
@@ -138,6 +139,8 @@ int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) 
   const double flops = measured_peak_flops(config.compute, policy.options().compute);
   trainer::RlRunOptions options = rl_run_options(config, step, flops);
   auto monitor = make_monitor(trainer::trainer_metrics(), kTrainerRows, config.output_dir, config.file_monitor, config.bench.has_value());
+  add_heartbeat(*monitor, config.heartbeat);
+  add_metrics_server(*monitor, config.metrics_server);
   std::shared_ptr<weights::WeightChannel> channel;
   if (!config.data.fake)
     channel =

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/log.hpp"
+#include "base/log_progress.hpp"
 
 namespace prl::orchestrator {
 
@@ -84,7 +84,7 @@ void TrainingLoop::log_status(bool is_gate_closed) {
                      : is_gate_closed                           ? ", waiting for the next policy"
                      : parts_.assembler.waits_for_open_groups() ? ", waiting for its oldest rollouts in flight"
                                                                 : "";
-  log::info("collecting batch {}: {}/{} rollouts, {} in flight, policy v{}{}", dispatcher.step(), parts_.assembler.num_queued(),
+  log::progress("collecting batch {}: {}/{} rollouts, {} in flight, policy v{}{}", dispatcher.step(), parts_.assembler.num_queued(),
             options_.batch_size, dispatcher.num_inflight(), dispatcher.version().value, wait);
 }
 

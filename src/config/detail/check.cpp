@@ -147,10 +147,6 @@ void check_wandb(std::optional<WandbConfig>& wandb, const Check& check) {
     return check.warn("wandb", "is off because WANDB_MODE is disabled");
   }
   if (mode != check.context().environment.end() && mode->second == "offline") wandb->offline = true;
-  if (!wandb->offline)
-    check.not_built("wandb",
-                    "sending metrics to Weights & Biases; metrics.jsonl is always written, and wandb.offline = true, "
-                    "WANDB_MODE=offline or --no-wandb run without it");
 }
 
 void mark_bench(WandbConfig& wandb) {

@@ -69,7 +69,7 @@ void check_client(const ClientConfig& client, const Check& check);
 void check_ckpt(const std::optional<TrainerCkptConfig>& ckpt, const Check& check);
 /// A run cannot be removed and continued.
 void check_clean(bool clean_output_dir, const std::optional<TrainerCkptConfig>& ckpt, const Check& check);
-/// Applies WANDB_MODE; what remains on and is not offline is not built.
+/// Applies WANDB_MODE.
 void check_wandb(std::optional<WandbConfig>& wandb, const Check& check);
 /// Adds "-bench" to the project, once.
 void mark_bench(WandbConfig& wandb);
