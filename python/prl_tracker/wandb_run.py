@@ -2,7 +2,9 @@
 import json
 import os
 import pathlib
+import random
 import shutil
+import string
 import struct
 import time
 
@@ -79,7 +81,7 @@ class Wandb:
             return self.own["id"]
         kept = self.folder / "trackers" / "wandb_id"
         if not kept.exists():
-            made = wandb.util.generate_id()
+            made = "".join(random.choices(string.ascii_lowercase + string.digits, k=8))
             kept.parent.mkdir(parents=True, exist_ok=True)
             temporary = kept.with_suffix(".new")
             temporary.write_text(made)
@@ -150,9 +152,9 @@ class Wandb:
                 self.run.log({"final-samples": wandb.Table(columns=samples.COLUMNS, data=rows)}, step=self.next_step)
         summary = {key: value for key, value in dict(self.run.summary).items() if isinstance(value, (int, float, str))}
         (self.folder / "final_summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
-        url = self.run.url
+        url = "" if self.is_offline else self.run.url or ""
         self.run.finish()
         if not self.is_offline:
-            return url or ""
+            return url
         reason = "" if self.own.get("offline") else "no WANDB_API_KEY, so offline; "
         return f"{reason}upload it with: wandb sync {self.folder}/wandb/offline-run-*-{self.run_id}"

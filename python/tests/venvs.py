@@ -1,6 +1,6 @@
 """Virtual environments with the real packages, made from PyPI by the lock files in python/locks, kept between runs.
 
-    python/tests/venvs.py [legacy|v1]...     makes those that are missing and prints their interpreters; says in one line each what
+    python/tests/venvs.py [legacy|v1|trackers]...     makes those that are missing and prints their interpreters; says in one line each what
                                              could not be installed, and exits 0
 
 They lie in $PRL_TEST_VENVS or ~/.cache/prl/test-venvs, named by the lock's hash. `uv` is used where it is on PATH, else venv and pip.
@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 LOCKS = pathlib.Path(__file__).resolve().parents[1] / "locks"
-KINDS = ("legacy", "v1")
+KINDS = ("legacy", "v1", "trackers")
 INSTALL_SECONDS = 540
 
 

@@ -5,7 +5,9 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -79,12 +81,12 @@ std::uint64_t end_of_file(const std::filesystem::path& path) {
 }
 
 StepConsole::StepConsole(std::filesystem::path metrics, std::uint64_t begin, std::optional<std::int64_t> max_steps, std::int64_t first_step)
-    : thread_([reader = Reader(std::move(metrics), begin, max_steps, first_step)](const std::stop_token& stop) mutable {
+    : thread_([reader = std::make_unique<Reader>(std::move(metrics), begin, max_steps, first_step)](const std::stop_token& stop) {
         std::mutex mutex;
         std::condition_variable_any changed;
         std::unique_lock lock(mutex);
-        while (!changed.wait_for(lock, stop, kInterval, [] { return false; }) && !stop.stop_requested()) reader.read();
-        reader.read();
+        while (!changed.wait_for(lock, stop, kInterval, [] { return false; }) && !stop.stop_requested()) reader->read();
+        reader->read();
       }) {}
 
 StepConsole::~StepConsole() = default;

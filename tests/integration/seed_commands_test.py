@@ -21,7 +21,7 @@ EXPECTED = [
     (r"^prime eval", "is a command of another program"),
 ]
 # The variable with which lines that log to Weights & Biases run without an account, as its client's users do.
-OFFLINE = {"WANDB_MODE": "offline"}
+OFFLINE = {"WANDB_MODE": "disabled"}
 STEPS = (10, 20, 30, 40, 50, 100)
 
 

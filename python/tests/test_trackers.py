@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""prl_tracker: what it hands over is read back by the trackers' own readers, each row once however often the process is killed.
+
+    python/tests/test_trackers.py [CLASS.TEST]...      those that need packages are skipped without the environment `trackers` (venvs.py)
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import venvs
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+from prl_tracker import follow, tensorboard  # noqa: E402
+
+PATIENCE_S = 240  # reached only by a test that fails
+STEPS = 60
+
+
+def read_by(python, program, *arguments):
+    """What a program of the official reader prints as JSON."""
+    done = subprocess.run([python, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode != 0:
+        raise AssertionError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+class Run:
+    """A run folder whose metrics grow, and a tracker's process that may be killed and started again."""
+
+    def __init__(self, kind, **settings):
+        self.kind = kind
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"prl-tracker-{kind}-"))
+        self.settings = self.folder / "settings.json"
+        self.settings.write_text(json.dumps({"run_folder": str(self.folder), "name": "test", "metrics": "metrics.jsonl", "config": "configs/rl.json", **settings}))
+        self.process = self.control = None
+        self.python = sys.executable
+
+    def write(self, step):
+        with open(self.folder / "metrics.jsonl", "a") as out:
+            for role in ("orchestrator", "trainer"):
+                row = {"step": step, "role": role, "time": 1.7e9 + step + (0.25 if role == "trainer" else 0), "loss/mean" if role == "trainer" else "reward/all/mean": step / 8, "time/step": 0.5}
+                out.write(json.dumps(row) + "\n")
+
+    def start(self):
+        self.control, theirs = socket.socketpair()
+        env = {**os.environ, "PYTHONPATH": str(HERE.parent), "PRL_TRACKER_CONTROL": str(theirs.fileno()), "PYTHONDONTWRITEBYTECODE": "1", "TRACKIO_DIR": str(self.folder / "trackio")}
+        env.pop("WANDB_API_KEY", None)
+        self.process = subprocess.Popen([self.python, "-m", "prl_tracker", self.kind, str(self.settings)], stdout=subprocess.PIPE, text=True, env=env,
+                                        pass_fds=[theirs.fileno()], start_new_session=True)
+        theirs.close()
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self._reap()
+
+    def finish(self):
+        self.control.send(b"e")
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
+        self.control.close()
+        return self.process.returncode, out
+
+    def _reap(self):
+        self.process.wait(PATIENCE_S)
+        self.process.stdout.close()
+        self.control.close()
+
+    def close(self):
+        if self.process and self.process.poll() is None:
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class TrackerTest(unittest.TestCase):
+    def run_with_kills(self, kind, kills, settings, python=None, pause=(0.0, 0.3)):
+        """Writes STEPS steps while the tracker is killed again and again; the run, ended."""
+        run = Run(kind, **settings)
+        self.addCleanup(run.close)
+        run.python = python or sys.executable
+        chance = random.Random(kind)
+        written = 0
+        for kill in range(kills + 1):
+            run.start()
+            for _ in range(STEPS // (kills + 1)):
+                written += 1
+                run.write(written)
+            if kill < kills:
+                time.sleep(chance.uniform(*pause))
+                run.kill()
+        while written < STEPS:
+            written += 1
+            run.write(written)
+        status, out = run.finish()
+        self.assertEqual(status, 0, out + (run.folder / f"logs/tracker_{kind}.log").read_text()[-2000:])
+        self.assertIn(f"{2 * STEPS} rows", out)
+        return run
+
+
+class TensorBoardTest(TrackerTest):
+    def rows(self, run):
+        found = []
+        for path in sorted(run.folder.glob("tensorboard/*/events*")):
+            for event, _ in tensorboard.records(path.read_bytes()):
+                if at := tensorboard.time_and_step(event):
+                    found.append((path.parent.name, at[1]))
+        return sorted(found)
+
+    def test_ten_kills_lose_and_double_nothing(self):
+        run = self.run_with_kills("tensorboard", 10, {"tensorboard": {"path": "tensorboard"}})
+        self.assertEqual(self.rows(run), sorted((role, step) for role in ("orchestrator", "trainer") for step in range(1, STEPS + 1)))
+
+    def test_half_a_record_is_cut_off(self):
+        run = Run("tensorboard", tensorboard={"path": "tensorboard"})
+        self.addCleanup(run.close)
+        run.write(1)
+        run.start()
+        self.assertEqual(run.finish()[0], 0)
+        file = next(run.folder.glob("tensorboard/trainer/events*"))
+        whole = file.stat().st_size
+        with open(file, "ab") as out:
+            out.write(tensorboard.record(tensorboard.scalar_event(1.0, 2, {"a": 1.0}))[:-3])
+        run.write(2)
+        run.start()
+        self.assertEqual(run.finish()[0], 0)
+        self.assertEqual(file.stat().st_size, whole)
+        self.assertEqual(self.rows(run), [(role, step) for role in ("orchestrator", "trainer") for step in (1, 2)])
+
+    def test_the_official_reader(self):
+        python = venvs.ready("trackers")
+        if not python:
+            self.skipTest("the environment `trackers` is not there (python/tests/venvs.py)")
+        run = self.run_with_kills("tensorboard", 2, {"tensorboard": {"path": "tensorboard"}})
+        read = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+a = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0}); a.Reload()
+print(json.dumps([[e.step, e.value, e.wall_time] for e in a.Scalars("loss/mean")]))"""
+        points = read_by(python, read, run.folder / "tensorboard/trainer")
+        self.assertEqual(points, [[step, step / 8, 1.7e9 + step + 0.25] for step in range(1, STEPS + 1)])
+
+    def test_a_resumed_run_takes_its_later_steps_back(self):
+        python = venvs.ready("trackers")
+        if not python:
+            self.skipTest("the environment `trackers` is not there (python/tests/venvs.py)")
+        run = Run("tensorboard", tensorboard={"path": "tensorboard"})
+        self.addCleanup(run.close)
+        for step in (1, 2, 3):
+            run.write(step)
+        run.start()
+        self.assertEqual(run.finish()[0], 0)
+        rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        again = [{**row, "time": row["time"] + 100} for row in rows if row["step"] == 2]
+        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [row for row in rows if row["step"] == 1] + again))
+        run.start()
+        self.assertEqual(run.finish()[0], 0)
+        read = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+a = EventAccumulator(sys.argv[1], purge_orphaned_data=True); a.Reload()
+print(json.dumps([[e.step, e.wall_time] for e in a.Scalars("loss/mean")]))"""
+        self.assertEqual(read_by(python, read, run.folder / "tensorboard/trainer"), [[1, 1.7e9 + 1.25], [2, 1.7e9 + 102.25]])
+
+
+class ClientTest(TrackerTest):
+    def setUp(self):
+        self.python = venvs.ready("trackers")
+        if not self.python:
+            self.skipTest("the environment `trackers` is not there (python/tests/venvs.py)")
+
+    def test_wandb_offline(self):
+        settings = {"wandb": {"project": "p", "offline": True, "log_extras": {"samples": True, "distributions": True, "interval": 10}}}
+        run = self.run_with_kills("wandb", 3, settings, self.python, pause=(2.0, 6.0))
+        read = """
+import json, pathlib, sys
+sys.path.insert(0, sys.argv[2])
+from prl_tracker import wandb_run
+print(json.dumps([[row["step"], row["prl/role"], row.get("loss/mean"), row["_step"]] for path in sorted(pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")) for row in wandb_run.history(path) if "step" in row]))"""
+        rows = read_by(self.python, read, run.folder, HERE.parent)
+        self.assertEqual(sorted(row[:2] for row in rows), [[step, role] for step in range(1, STEPS + 1) for role in ("orchestrator", "trainer")])
+        self.assertEqual([row[2] for row in sorted(rows) if row[1] == "trainer"], [step / 8 for step in range(1, STEPS + 1)])
+        self.assertEqual(len({row[3] for row in rows}), len(rows), "steps of the client are used twice")
+
+    def test_mlflow(self):
+        run = self.run_with_kills("mlflow", 2, {"mlflow": {"experiment": "e"}}, self.python, pause=(3.0, 8.0))
+        read = """
+import json, sys, mlflow
+c = mlflow.MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
+runs = c.search_runs([c.get_experiment_by_name("e").experiment_id])
+print(json.dumps([[r.info.status for r in runs], [[m.step, m.value] for m in c.get_metric_history(runs[0].info.run_id, "loss/mean")]]))"""
+        statuses, points = read_by(self.python, read, run.folder)
+        self.assertEqual(statuses, ["FINISHED"])
+        self.assertEqual(sorted(points), [[step, step / 8] for step in range(1, STEPS + 1)])
+
+
+class FollowTest(unittest.TestCase):
+    def test_lines_that_are_no_rows_hide_no_others(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "metrics.jsonl"
+            reader = follow.Follower(path)
+            self.assertEqual(reader.read(), [])
+            path.write_bytes(b'{"step": 1, "role": "a", "time": 2.5, "x": 3}\nnothing\n[1]\n{"step": "s"}\n\xff\n{"step": 2, "time": 1}\n{"step": 3, "ti')
+            self.assertEqual([(row.step, row.role, row.time, row.metrics) for row in reader.read()], [(1, "a", 2.5, {"x": 3.0}), (2, "", 1.0, {})])
+            with open(path, "a") as out:
+                out.write('me": 9}\n')
+            self.assertEqual([row.identity for row in reader.read()], [("", 3, 9.0)])
+            other = path.with_suffix(".new")
+            other.write_text('{"step": 7, "time": 0}\n')
+            os.replace(other, path)
+            self.assertEqual(reader.read(), [])
+            self.assertEqual([row.step for row in reader.read()], [7])
+
+    def test_names_differ_between_roles(self):
+        row = follow.Row({"step": 1, "role": "orchestrator", "time": 0, "time/step": 1, "reward/all/mean": 2})
+        self.assertEqual(follow.flat_metrics(row), {"orchestrator/time/step": 1.0, "reward/all/mean": 2.0})
+        row = follow.Row({"step": 1, "role": "trainer", "time": 0, "time/step": 1})
+        self.assertEqual(follow.flat_metrics(row), {"time/step": 1.0})
+
+
+if __name__ == "__main__":
+    unittest.main()
