@@ -91,9 +91,8 @@ class MetricsServerSink final : public monitor::Sink {
   explicit MetricsServerSink(const config::MetricsServerConfig& config)
       : server_({.host = config.host, .port = config.port, .num_io_threads = 1, .max_connections = 64, .name = "trainer metrics"}) {
     server_.route("GET", "/metrics", [this](net::HttpRequest) -> net::asio::awaitable<net::HttpResponse> { co_return page(); });
-    server_.route("GET", "/health", [](net::HttpRequest) -> net::asio::awaitable<net::HttpResponse> {
-      co_return net::HttpResponse::text("ok\n");
-    });
+    server_.route("GET", "/health",
+                  [](net::HttpRequest) -> net::asio::awaitable<net::HttpResponse> { co_return net::HttpResponse::text("ok\n"); });
     server_.start();
     log::info("trainer metrics: http://{}:{}/metrics", config.host, server_.port());
   }

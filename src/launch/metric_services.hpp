@@ -13,10 +13,11 @@ namespace prl::launch {
 /// One GET request per step on a thread of its own, 1 s each and at most one waiting; an answer other than 200 is a warning, and the
 /// training does not notice.
 void add_heartbeat(monitor::Monitor& monitor, const std::optional<config::HeartbeatConfig>& config);
-/// Serves the newest step of the monitor's role as Prometheus gauges on /metrics, and /health. Error{kIo} naming the address if it is taken.
+/// Serves the newest step of the monitor's role as Prometheus gauges on /metrics, and /health. Error{kIo} naming the address if it is
+/// taken.
 void add_metrics_server(monitor::Monitor& monitor, const std::optional<config::MetricsServerConfig>& config);
 
-/// The text of /metrics: the gauges of a trainer whose metrics are there, by the names of spec 8.6.
+/// The text of /metrics: the gauges of a trainer whose metrics are there.
 std::string trainer_gauges(std::int64_t step, double unix_time, const monitor::Metrics& metrics);
 
 }  // namespace prl::launch

@@ -13,7 +13,8 @@ namespace fs = std::filesystem;
 UnsavedNotice::UnsavedNotice(bool is_fine, std::stop_token stop) {
   if (is_fine) return;
   log::warning("checkpoints are off: nothing will be saved (--ckpt saves the last step, --ckpt.interval N every N steps)");
-  on_stop_.emplace(std::move(stop), [] { log::warning("checkpoints are off: the weights of all steps so far are lost when the run ends"); });
+  on_stop_.emplace(std::move(stop),
+                   [] { log::warning("checkpoints are off: the weights of all steps so far are lost when the run ends"); });
 }
 
 std::optional<fs::path> newest_weights(const std::optional<config::TrainerCkptConfig>& ckpt, const fs::path& output_dir) {

@@ -83,12 +83,11 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   const fs::path metrics = config.output_dir / config.trainer.file_monitor.path;
   // A benchmark shows what its trainer says, the table among it.
   std::optional<StepConsole> steps;
-  if (!config.bench)
-    steps.emplace(metrics, end_of_file(metrics), config.trainer.max_steps, orchestrator_resume_step(config.orchestrator));
+  if (!config.bench) steps.emplace(metrics, end_of_file(metrics), config.trainer.max_steps, orchestrator_resume_step(config.orchestrator));
   Supervisor supervisor;
   if (config.inference)
-    supervisor.start(spec("inference", false, role_env(config.inference->env_vars, config.inference_gpu_ids),
-                          config::secrets_of(*config.inference)));
+    supervisor.start(
+        spec("inference", false, role_env(config.inference->env_vars, config.inference_gpu_ids), config::secrets_of(*config.inference)));
   else
     log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
   if (config.teacher_inference) {
@@ -98,8 +97,7 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
     supervisor.start(std::move(teacher));
   }
   supervisor.start(spec("orchestrator", true, orchestrator_env(config), config::secrets_of(config.orchestrator)));
-  ChildSpec trainer =
-      spec("trainer", true, role_env(config.trainer.env_vars, config.trainer_gpu_ids), config::secrets_of(config.trainer));
+  ChildSpec trainer = spec("trainer", true, role_env(config.trainer.env_vars, config.trainer_gpu_ids), config::secrets_of(config.trainer));
   trainer.echo = config.bench.has_value();
   supervisor.start(std::move(trainer));
   const auto failure = supervisor.run(stop);

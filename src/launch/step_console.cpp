@@ -32,18 +32,17 @@ class Reader {
       : begin_(begin), lines_(std::move(metrics)), progress_(max_steps, first_step) {}
 
   void read() {
-    const dashboard::LineReader::Sink sink{
-        // A file that a role replaced holds rows that were shown, and steps tell which.
-        .restart = [this] { line_.clear(); },
-        .piece =
-            [this](std::string_view piece) {
-              if (line_.size() < kMaxLine) line_ += piece;
-            },
-        .end_line =
-            [this](std::uint64_t offset, std::uint64_t) {
-              if (offset >= begin_) take(std::exchange(line_, {}));
-              line_.clear();
-            }};
+    const dashboard::LineReader::Sink sink{// A file that a role replaced holds rows that were shown, and steps tell which.
+                                           .restart = [this] { line_.clear(); },
+                                           .piece =
+                                               [this](std::string_view piece) {
+                                                 if (line_.size() < kMaxLine) line_ += piece;
+                                               },
+                                           .end_line =
+                                               [this](std::uint64_t offset, std::uint64_t) {
+                                                 if (offset >= begin_) take(std::exchange(line_, {}));
+                                                 line_.clear();
+                                               }};
     while (lines_.read(sink, kMaxPart)) {
     }
   }

@@ -140,7 +140,7 @@ class Trackers::Process {
       if (n == 0 && is_readable) std::this_thread::sleep_for(std::chrono::milliseconds(50));  // its end, seen before that of the process
       std::lock_guard lock(mutex_);
       if (deadline_ && !std::exchange(is_told, true)) (void)::send(control, &word_, 1, MSG_NOSIGNAL);  // one that is gone needs no word
-      if (deadline_ && Clock::now() > *deadline_) return std::nullopt;  // killed by the destructor
+      if (deadline_ && Clock::now() > *deadline_) return std::nullopt;                                 // killed by the destructor
     }
   }
 

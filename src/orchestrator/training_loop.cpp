@@ -85,7 +85,7 @@ void TrainingLoop::log_status(bool is_gate_closed) {
                      : parts_.assembler.waits_for_open_groups() ? ", waiting for its oldest rollouts in flight"
                                                                 : "";
   log::progress("collecting batch {}: {}/{} rollouts, {} in flight, policy v{}{}", dispatcher.step(), parts_.assembler.num_queued(),
-            options_.batch_size, dispatcher.num_inflight(), dispatcher.version().value, wait);
+                options_.batch_size, dispatcher.num_inflight(), dispatcher.version().value, wait);
 }
 
 /// Says whom the loop waits for, and ends the run when that took too long.
