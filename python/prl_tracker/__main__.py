@@ -54,7 +54,7 @@ def main():
         messages.write(f"{level} {' '.join(str(text).split())}\n")
 
     try:
-        environment.enter(kind, messages, say)
+        environment.enter(kind, settings, messages, say)
         control = os.environ.get("PRL_TRACKER_CONTROL")
         settings["has_failed"] = False
         destination = open_destination(kind, settings)

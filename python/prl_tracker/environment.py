@@ -55,10 +55,16 @@ def _install(venv, requirements):
              "pip install")
 
 
-def enter(kind, messages, say):
+def _packages(kind, settings):
+    if kind == "prime" and not settings["prime"].get("log_extras", {}).get("samples"):
+        return [], []  # parquet files of samples are all that it needs a package for
+    return PACKAGES[kind]
+
+
+def enter(kind, settings, messages, say):
     """Returns in an interpreter that has the packages: this one, or by starting the program again in the environment made for them.
     Raises Unavailable."""
-    modules, requirements = PACKAGES[kind]
+    modules, requirements = _packages(kind, settings)
     if all(importlib.util.find_spec(module) for module in modules):
         return
     if os.environ.get("PRL_TRACKER_MESSAGES"):

@@ -21,8 +21,9 @@ class Prime:
         if not self.key:
             raise environment.Unavailable(f"the variable {self.own['api_key_var']} (prime_monitor.api_key_var) holds no key; nothing is sent")
         self.extras = self.own.get("log_extras") or {}
-        self.state_file = self.folder / "trackers" / "prime.json"
-        self.state = {"run_id": None, "sent": []}
+        self.run_file = self.folder / "trackers" / "prime_run"
+        self.sent_file = self.folder / "trackers" / "prime_sent.jsonl"  # a line per row that the platform has taken
+        self.run_id = None
 
     def _call(self, method, path, body):
         request = urllib.request.Request(self.own["base_url"].rstrip("/") + path, json.dumps(body).encode(), method=method,
@@ -31,32 +32,36 @@ class Prime:
             text = reply.read()
         return json.loads(text) if text.strip() else {}
 
-    def _keep(self):
-        self.state_file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.state_file.with_suffix(".new")
-        temporary.write_text(json.dumps(self.state))
-        os.replace(temporary, self.state_file)
-
     def open(self):
-        if self.state_file.exists():
-            self.state = json.loads(self.state_file.read_text())
-        if not self.state["run_id"]:
+        self.run_file.parent.mkdir(parents=True, exist_ok=True)
+        if self.run_file.exists():
+            self.run_id = self.run_file.read_text().strip()
+        else:
             reply = self._call("POST", "/external-runs", {"name": self.own.get("run_name") or self.settings["name"],
                                                           "config": dict(samples.flat_config(self.folder, self.settings, 5000))})
             reply = reply.get("data", reply)
-            self.state["run_id"] = reply.get("run_id") or reply.get("id") or reply.get("runId")
-            if not self.state["run_id"]:
+            self.run_id = reply.get("run_id") or reply.get("id") or reply.get("runId")
+            if not self.run_id:
                 raise RuntimeError(f"POST /external-runs answered without the id of a run: {json.dumps(reply)[:200]}")
-            self._keep()
+            temporary = self.run_file.with_suffix(".new")
+            temporary.write_text(self.run_id)
+            os.replace(temporary, self.run_file)
         # The platform cannot be asked what it has: a request that was under way when this process was killed may be sent twice.
-        return {(role, step, when) for role, step, when in self.state["sent"]}
+        delivered = set()
+        if self.sent_file.exists():
+            for line in self.sent_file.read_text().split("\n")[:-1]:
+                try:
+                    delivered.add(follow.identity(*json.loads(line)))
+                except (ValueError, TypeError):
+                    continue  # half a line that a kill left, and the next one
+        return delivered
 
     def send(self, row):
-        self._call("POST", "/metrics", {"run_id": self.state["run_id"], "step": row.step, "metrics": {**follow.flat_metrics(row), "step": row.step}})
+        self._call("POST", "/metrics", {"run_id": self.run_id, "step": row.step, "metrics": {**follow.flat_metrics(row), "step": row.step}})
         if row.role == "orchestrator" and row.step % self.extras.get("interval", 10) == 0 and self.extras.get("samples", True):
             self._send_samples(row.step)
-        self.state["sent"].append(list(row.identity))
-        self._keep()
+        with open(self.sent_file, "a") as out:
+            out.write(json.dumps(row.identity) + "\n")
 
     def _send_samples(self, step):
         rows = samples.table(self.folder, step, self.extras.get("sample_ratio"))
@@ -67,15 +72,15 @@ class Prime:
         columns = dict(zip(samples.COLUMNS, map(list, zip(*rows))))
         out = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.table(columns), out)
-        where = self._call("POST", "/samples/presign", {"run_id": self.state["run_id"], "step": step})
+        where = self._call("POST", "/samples/presign", {"run_id": self.run_id, "step": step})
         where = where.get("data", where)
         url = where.get("presigned_url") or where.get("url")
         put = urllib.request.Request(url, out.getvalue(), method="PUT", headers={"Content-Type": "application/octet-stream"})
         with urllib.request.urlopen(put, timeout=TIMEOUT_S):
             pass
-        self._call("POST", "/samples/confirm", {"run_id": self.state["run_id"], "step": step, "s3_key": where.get("s3_key")})
+        self._call("POST", "/samples/confirm", {"run_id": self.run_id, "step": step, "s3_key": where.get("s3_key")})
 
     def finish(self):
-        self._call("POST", "/finalize", {"run_id": self.state["run_id"], "summary": {}})
-        self._call("PUT", f"/external-runs/{self.state['run_id']}/status", {"status": "failed" if self.settings["has_failed"] else "completed"})
-        return f"run {self.state['run_id']}"
+        self._call("POST", "/finalize", {"run_id": self.run_id, "summary": {}})
+        self._call("PUT", f"/external-runs/{self.run_id}/status", {"status": "failed" if self.settings["has_failed"] else "completed"})
+        return f"run {self.run_id}"

@@ -4,6 +4,7 @@
     python/tests/test_trackers.py [CLASS.TEST]...      those that need packages are skipped without the environment `trackers` (venvs.py)
 """
 
+import http.server
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -200,6 +202,55 @@ print(json.dumps([[r.info.status for r in runs], [[m.step, m.value] for m in c.g
         statuses, points = read_by(self.python, read, run.folder)
         self.assertEqual(statuses, ["FINISHED"])
         self.assertEqual(sorted(points), [[step, step / 8] for step in range(1, STEPS + 1)])
+
+
+class PrimeTest(TrackerTest):
+    def test_the_calls_of_the_platform(self):
+        calls = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                calls.append((self.command, self.path, self.headers["Authorization"], body))
+                is_first_metrics = self.path == "/rft/metrics" and sum(call[1] == self.path for call in calls) == 1
+                text = json.dumps({"data": {"run_id": "r1"}} if self.path == "/rft/external-runs" else {}).encode()
+                self.send_response(503 if is_first_metrics else 200)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_POST = do_PUT = answer
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        os.environ["PRL_TEST_KEY"] = "secret"
+        run = Run("prime", prime={"base_url": f"http://127.0.0.1:{server.server_port}/rft", "api_key_var": "PRL_TEST_KEY", "run_name": "n", "log_extras": {"samples": False}})
+        self.addCleanup(run.close)
+        run.write(1)
+        run.start()
+        status, out = run.finish()
+        self.assertEqual(status, 0, out)
+        self.assertIn("503", out)  # said once, and tried again
+        self.assertEqual({call[2] for call in calls}, {"Bearer secret"})
+        self.assertEqual([call[:2] for call in calls], [("POST", "/rft/external-runs"), *[("POST", "/rft/metrics")] * 3, ("POST", "/rft/finalize"), ("PUT", "/rft/external-runs/r1/status")])
+        self.assertEqual(calls[0][3]["name"], "n")
+        self.assertEqual(calls[2][3], {"run_id": "r1", "step": 1, "metrics": {"reward/all/mean": 0.125, "orchestrator/time/step": 0.5, "step": 1}})
+        self.assertEqual(calls[-1][3], {"status": "completed"})
+
+    def test_without_a_key_nothing_is_sent_and_that_is_said(self):
+        os.environ.pop("PRL_TEST_KEY", None)
+        run = Run("prime", prime={"base_url": "http://127.0.0.1:1", "api_key_var": "PRL_TEST_KEY", "log_extras": {"samples": False}})
+        self.addCleanup(run.close)
+        run.start()
+        out, _ = run.process.communicate(timeout=PATIENCE_S)
+        run.control.close()
+        self.assertEqual(run.process.returncode, 3)
+        self.assertIn("WARNING prime: the variable PRL_TEST_KEY", out)
 
 
 class FollowTest(unittest.TestCase):
