@@ -10,8 +10,11 @@ from harness import check, prl
 
 
 def sft_config(folder, steps):
-    model, data = harness.tiny_model(folder / "model"), harness.sft_data(folder / "data.jsonl", 64)
-    return ["sft", "--model.name", model, "--data.name", data, "--data.seq-len", 64, "--data.batch-size", 4, "--max-steps", steps,
+    model, data = folder / "model", folder / "data.jsonl"
+    if not model.exists():
+        harness.tiny_model(model)
+        harness.sft_data(data, 64)
+    return ["sft", "--model.name", model, "--data.name", data, "--data.seq-len", 128, "--data.batch-size", 4, "--max-steps", steps,
             "--compute.device", "cpu", "--optim.lr", "1e-3", "--log.level", "info"]
 
 
@@ -88,6 +91,10 @@ def test_a_job_out_of_time_is_queued_again_and_goes_on():
         harness.wait_until(lambda: len(steps_of(out)) >= 5, 120, "the first steps")
         cluster.run("scancel", "--batch", "--signal=USR1", job)
         harness.wait_until(lambda: "is queued again" in read(log), 120, "the job to notice")
+
+        # SLURM lets a job that was queued again rest for two minutes, once its end is noticed.
+        cluster.wait(job, ("PENDING",))
+        cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now", expect=None)
 
         def has_resumed():
             return re.search(r"[Rr]esum\w+", read(log).split("is queued again")[-1]) is not None
