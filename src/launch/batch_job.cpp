@@ -24,7 +24,8 @@ namespace fs = std::filesystem;
 namespace {
 
 /// Paths come quoted for the shell. The signal before the time limit goes to the script alone, which has the program stop as Ctrl-C does:
-/// it saves a checkpoint, and the job is queued again. A cancelled job gets SIGTERM in its place and is not.
+/// it saves a checkpoint, and the job is queued again. The signal reaches the program through scancel, because an srun that gets SIGTERM
+/// kills its tasks at once. A cancelled job gets SIGTERM in every process from SLURM itself, so the script only waits, and is not queued.
 constexpr std::string_view kTemplate = R"sh(#!/bin/bash
 #SBATCH --job-name={{ job_name }}
 #SBATCH --nodes=1
@@ -71,8 +72,8 @@ fi
 srun --ntasks=1 --kill-on-bad-exit=1 {{ program }} {{ command }} @ {{ config_file }} "${arguments[@]}" &
 step=$!
 is_out_of_time=0
-trap 'is_out_of_time=1; kill -TERM "$step" 2>/dev/null || true' USR1
-trap 'kill -TERM "$step" 2>/dev/null || true' TERM INT
+trap 'is_out_of_time=1; scancel --signal=TERM "$SLURM_JOB_ID" || kill -TERM "$step" 2>/dev/null || true' USR1
+trap ':' TERM INT
 status=0
 while :; do
   status=0

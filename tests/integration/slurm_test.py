@@ -92,13 +92,10 @@ def test_a_job_out_of_time_is_queued_again_and_goes_on():
         cluster.run("scancel", "--batch", "--signal=USR1", job)
         harness.wait_until(lambda: "is queued again" in read(log), 120, "the job to notice")
 
-        # SLURM lets a job that was queued again rest for two minutes, once its end is noticed.
-        cluster.wait(job, ("PENDING",))
-        cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now", expect=None)
-
         def has_resumed():
             return re.search(r"[Rr]esum\w+", read(log).split("is queued again")[-1]) is not None
         harness.wait_until(has_resumed, 180, f"the job to go on\n{read(log)}")
+        check("from scratch" not in read(log), f"the job that ran out of time saved no checkpoint:\n{read(log)}")
         before = max(steps_of(out))
         harness.wait_until(lambda: max(steps_of(out)) > before, 120, "steps after the resume")
         done = steps_of(out)
