@@ -75,7 +75,7 @@ constexpr std::array kRowsOfTable{
 // clang-format on
 static_assert(std::ranges::is_sorted(kRowsOfTable, {}, &Row::slot) && kRowsOfTable.size() == static_cast<std::size_t>(Slot::kLmHead) + 1,
               "one row per slot, in order");
-static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kLmHead) + 1);
+static_assert(kNumBlockKinds == static_cast<std::size_t>(Block::kDownLoraB) + 1);
 
 constexpr const Row& row_of(Slot slot) { return kRowsOfTable[static_cast<std::size_t>(slot)]; }
 
@@ -106,6 +106,30 @@ std::optional<Block> bias_of(Block matrix) noexcept {
 bool is_bias(Block block) noexcept { return block == Block::kQkvBias || block == Block::kOBias; }
 bool is_bias(Slot slot) noexcept { return is_bias(row_of(slot).block); }
 
+std::optional<Block> lora_a_of(Block matrix) noexcept {
+  switch (matrix) {
+    case Block::kQkv: return Block::kQkvLoraA;
+    case Block::kO: return Block::kOLoraA;
+    case Block::kGateUp: return Block::kGateUpLoraA;
+    case Block::kDown: return Block::kDownLoraA;
+    default: return std::nullopt;
+  }
+}
+std::optional<Block> lora_b_of(Slot slot) noexcept {
+  switch (slot) {
+    case Slot::kQ: return Block::kQLoraB;
+    case Slot::kK: return Block::kKLoraB;
+    case Slot::kV: return Block::kVLoraB;
+    case Slot::kO: return Block::kOLoraB;
+    case Slot::kGate: return Block::kGateLoraB;
+    case Slot::kUp: return Block::kUpLoraB;
+    case Slot::kDown: return Block::kDownLoraB;
+    default: return std::nullopt;
+  }
+}
+bool is_lora(Block block) noexcept { return block > Block::kLmHead; }
+bool is_lora_a(Block block) noexcept { return block >= Block::kQkvLoraA && block <= Block::kDownLoraA; }
+
 TensorTablePtr make_tensor_table(const ModelConfig& config) {
   std::vector<TensorSpec> specs;
   const auto add = [&](Place place, std::int64_t layer) {
@@ -124,7 +148,7 @@ TensorTablePtr make_tensor_table(const ModelConfig& config) {
   return std::make_shared<const TensorTable>(std::move(specs));
 }
 
-TensorTable::TensorTable(std::vector<TensorSpec> specs) : tensors_(std::move(specs)) {
+TensorTable::TensorTable(std::vector<TensorSpec> specs, bool ties_head) : tensors_(std::move(specs)) {
   for (TensorSpec& spec : tensors_) {
     spec.first_row = 0;
     spec.offset = -1;
@@ -133,11 +157,11 @@ TensorTable::TensorTable(std::vector<TensorSpec> specs) : tensors_(std::move(spe
     num_parameters_ += spec.num_elements();
     if (spec.trainable) num_trainable_ += spec.num_elements();
   }
-  make_blocks();
+  make_blocks(ties_head);
   place_masters();
 }
 
-void TensorTable::make_blocks() {
+void TensorTable::make_blocks(bool ties_head) {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     TensorSpec& spec = tensors_[i];
     PRL_CHECK(spec.shape.num_dims() == 1 || spec.shape.num_dims() == 2, "tensor {} of shape {}", spec.name, spec.shape.to_string());
@@ -158,7 +182,7 @@ void TensorTable::make_blocks() {
     PRL_CHECK(entry == kNone, "two blocks hold {}", tensors_[blocks_[i].first_tensor].name);
     entry = i;
   }
-  if (std::size_t& tied = index_[key(Block::kLmHead, -1, -1)]; tied == kNone) tied = index_[key(Block::kEmbedding, -1, -1)];
+  if (std::size_t& tied = index_[key(Block::kLmHead, -1, -1)]; tied == kNone && ties_head) tied = index_[key(Block::kEmbedding, -1, -1)];
 }
 
 void TensorTable::place_masters() {

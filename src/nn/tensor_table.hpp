@@ -51,8 +51,20 @@ enum class Block : std::uint8_t {
   kDown,
   kFinalNorm,
   kLmHead,
+  // Low-rank adapters: A of the tensors of a block lie together, as their inputs are the same; each tensor has a B of its own.
+  kQkvLoraA,
+  kOLoraA,
+  kGateUpLoraA,
+  kDownLoraA,
+  kQLoraB,
+  kKLoraB,
+  kVLoraB,
+  kOLoraB,
+  kGateLoraB,
+  kUpLoraB,
+  kDownLoraB,
 };
-inline constexpr std::size_t kNumBlockKinds = 13;
+inline constexpr std::size_t kNumBlockKinds = 24;
 
 /// One tensor of a model. The table sets the fields below the line from those above.
 struct TensorSpec {
@@ -65,6 +77,7 @@ struct TensorSpec {
   bool trainable = true;  ///< has an fp32 master, a gradient and optimizer state; otherwise it exists as a packed weight only
   /// The dimension that tensor parallelism divides among ranks; -1: each rank holds all of it.
   int shard_dim = -1;
+  float lora_scale = 0;  ///< of an adapter's tensors: what its product is multiplied by; `slot` is that of the tensor it adapts
   // ----
   std::int64_t first_row = 0;  ///< where it begins in its block, along dimension 0
   std::int64_t offset = -1;    ///< of its first element in the array of masters; -1 unless trainable
@@ -89,6 +102,11 @@ struct BlockSpec {
 std::optional<Block> bias_of(Block matrix) noexcept;
 bool is_bias(Block block) noexcept;
 bool is_bias(Slot slot) noexcept;
+/// Of adapters: the block that holds A of a block's tensors, and B of one tensor; nullopt for blocks and slots that take no adapter.
+std::optional<Block> lora_a_of(Block matrix) noexcept;
+std::optional<Block> lora_b_of(Slot slot) noexcept;
+bool is_lora(Block block) noexcept;
+bool is_lora_a(Block block) noexcept;
 
 /// All tensors of a model: the one list from which parameters, gradients, packed weights, checksums, files, the optimizer and the memory
 /// plan follow. Immutable.
@@ -98,7 +116,8 @@ bool is_bias(Slot slot) noexcept;
 class TensorTable {
  public:
   /// Consecutive specs of the same block, layer and expert form one block. PRL_CHECK: they agree in columns and `trainable`.
-  explicit TensorTable(std::vector<TensorSpec> specs);
+  /// `ties_head`: the embedding is the head of a table without one; not for tables of some tensors of a model with a head of its own.
+  explicit TensorTable(std::vector<TensorSpec> specs, bool ties_head = true);
 
   std::span<const TensorSpec> tensors() const noexcept { return tensors_; }
   std::span<const BlockSpec> blocks() const noexcept { return blocks_; }
@@ -108,7 +127,7 @@ class TensorTable {
   /// Index into blocks(); kNone if the model has no such block. A tied head is the embedding.
   std::size_t find(Block kind, std::int64_t layer = -1, std::int64_t expert = -1) const noexcept;
   bool has(Block kind, std::int64_t layer = -1) const noexcept { return find(kind, layer) != kNone; }
-  bool has_tied_head() const noexcept { return find(Block::kLmHead) == find(Block::kEmbedding); }
+  bool has_tied_head() const noexcept { return find(Block::kLmHead) == find(Block::kEmbedding) && find(Block::kLmHead) != kNone; }
 
   /// Elements of all tensors, and of those that are trained.
   std::int64_t num_parameters() const noexcept { return num_parameters_; }
@@ -118,7 +137,7 @@ class TensorTable {
   std::int64_t num_vector_elements() const noexcept { return num_vector_elements_; }
 
  private:
-  void make_blocks();
+  void make_blocks(bool ties_head);
   void place_masters();
   std::size_t key(Block kind, std::int64_t layer, std::int64_t expert) const noexcept;
 

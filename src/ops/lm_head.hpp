@@ -29,10 +29,10 @@ inline constexpr int kVocabPiece = 64;
 ///           saved for backward, of the first R rows that have a target. The layout is private to the op. Only if keeps_logits(ctx).
 void lm_head_logprob(OpContext& ctx, TensorView logp_T, TensorView entropy_T, TensorView lse_T, ConstTensorView h_TH, const LinearWeight& w,
                      std::span<const std::int32_t> targets_T, std::span<const float> temperatures_T, TensorView kept_RB = {});
-/// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=, or = unless `accumulate`. No
-/// gradient through entropy. Recomputes the logits in chunks except for rows saved in `kept_RB`, which changes no bit.
-/// Numerics: in bf16 the GPU makes it of softmax weights in bf16 and rows of h scaled in bf16 (cuda/kept_softmax.cuh); no gradient of a
-/// logit is ever rounded, nor is what a row's target adds.
+/// Gradient of sum_t dlogp_T[t] * logp[t]: dh_TH overwritten (w.dtype()), dw_VH fp32 +=, or = unless `accumulate`; dw_VH.data == nullptr
+/// leaves the weight's out. No gradient through entropy. Recomputes the logits in chunks except for rows saved in `kept_RB`, which changes
+/// no bit. Numerics: in bf16 the GPU makes it of softmax weights in bf16 and rows of h scaled in bf16 (cuda/kept_softmax.cuh); no gradient
+/// of a logit is ever rounded, nor is what a row's target adds.
 void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH, ConstTensorView dlogp_T, ConstTensorView lse_T,
                               ConstTensorView h_TH, const LinearWeight& w, std::span<const std::int32_t> targets_T,
                               std::span<const float> temperatures_T, bool accumulate = true, ConstTensorView kept_RB = {});

@@ -5,6 +5,7 @@
 #include "ops/hash.hpp"
 #include "ops/lm_head.hpp"
 #include "ops/logit_edits.hpp"
+#include "ops/lora.hpp"
 #include "ops/optimizer.hpp"
 #include "ops/pointwise.hpp"
 
@@ -18,6 +19,9 @@
   PRL_OP(linear)                    \
   PRL_OP(linear_backward_input)     \
   PRL_OP(linear_backward_weight)    \
+  PRL_OP(add_lora)                  \
+  PRL_OP(lora_backward)             \
+  PRL_OP(dropout)                   \
   PRL_OP(hash_rows)                 \
   PRL_OP(matmul_f32)                \
   PRL_OP(attention_varlen)          \

@@ -134,15 +134,17 @@ void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_
   product(ctx, *w.gemm, dx_TK, rows_of(dy_TN), backward_operand(w, 0), nullptr, accumulate);
 }
 
-void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK,
-                            bool accumulate) {
-  const Kernels& kn = kernels(ctx);
-  const GemmKernels& k = gemm_for(ctx, x_TK.dtype);
+std::size_t weight_gradient_bytes(const OpContext& ctx, const GemmKernels& k, std::int64_t T, std::int64_t N, std::int64_t K) {
+  const std::int64_t block = std::min(T, kGradientTokens);
+  return aligned_bytes(panels_bytes(k, K, block)) + plan_gemm(ctx, k, N, block, K, false).total_bytes;
+}
+
+void weight_gradient(OpContext& ctx, const GemmKernels& k, TensorView dw_NK, ConstTensorView dy_TN, ConstTensorView x_TK, bool accumulate,
+                     char* memory) {
   const std::int64_t T = x_TK.shape.num_rows(), N = dy_TN.shape.num_cols(), K = x_TK.shape.num_cols();
   const std::int64_t block = std::min(T, kGradientTokens);
   const GemmPlan plan = plan_gemm(ctx, k, N, block, K, false);
   const std::size_t panel_bytes = aligned_bytes(panels_bytes(k, K, block));
-  char* memory = static_cast<char*>(ctx.workspace->require(panel_bytes + plan.total_bytes));
   for (std::int64_t t0 = 0; t0 < T; t0 += block) {
     const std::int64_t tokens = std::min(block, T - t0);
     const ConstTensorView x = x_TK.rows(t0, tokens), dy = dy_TN.rows(t0, tokens);
@@ -151,6 +153,15 @@ void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, C
     gemm(ctx, k, plan, left, {memory, static_cast<std::int64_t>(k.panel_bytes(tokens)), K},
          {.c = dw_NK.as<float>(), .c_stride = K, .accumulate = accumulate || t0 > 0}, memory + panel_bytes);
   }
+}
+
+void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK,
+                            bool accumulate) {
+  const Kernels& kn = kernels(ctx);
+  const GemmKernels& k = gemm_for(ctx, x_TK.dtype);
+  const std::int64_t T = x_TK.shape.num_rows(), N = dy_TN.shape.num_cols(), K = x_TK.shape.num_cols();
+  weight_gradient(ctx, k, dw_NK, dy_TN, x_TK, accumulate,
+                  static_cast<char*>(ctx.workspace->require(weight_gradient_bytes(ctx, k, T, N, K))));
   if (db_N.data == nullptr) return;
   constexpr std::int64_t kCols = 256;
   const auto size = static_cast<std::int64_t>(size_of(dy_TN.dtype));

@@ -23,6 +23,11 @@ GemmRight forward_operand(const PackedWeight& w, std::int64_t first_output, std:
 /// All inputs as columns, outputs from `first_output` on as depth.
 GemmRight backward_operand(const PackedWeight& w, std::int64_t first_output);
 
+/// dw_NK (+)= dy^T x in the dtype of `k`, whatever that of the operands, with weight_gradient_bytes of memory.
+std::size_t weight_gradient_bytes(const OpContext& ctx, const GemmKernels& k, std::int64_t T, std::int64_t N, std::int64_t K);
+void weight_gradient(OpContext& ctx, const GemmKernels& k, TensorView dw_NK, ConstTensorView dy_TN, ConstTensorView x_TK, bool accumulate,
+                     char* memory);
+
 /// out[m, n] = a[m, k] b with matmul_bytes of memory.
 std::size_t matmul_bytes(const OpContext& ctx, std::int64_t m, std::int64_t k, std::int64_t n);
 void matmul_with(OpContext& ctx, float* out, const float* a, const float* b, std::int64_t m, std::int64_t k, std::int64_t n,

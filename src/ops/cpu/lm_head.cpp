@@ -161,7 +161,7 @@ struct BackwardPass {
     const std::int64_t H = w.num_inputs(), V = w.num_outputs();
     const DType dtype = w.dtype();
     const char* h = live.h + first * H * static_cast<std::int64_t>(size_of(dtype));
-    pack_panels(ctx, k, h_panels, h, dtype, H, H, tokens, true);
+    if (dw != nullptr) pack_panels(ctx, k, h_panels, h, dtype, H, H, tokens, true);
     for (std::int64_t col = 0; col < V; col += kVocabChunk) {
       const std::int64_t cols = std::min<std::int64_t>(kVocabChunk, V - col);
       gemm(ctx, k, plan_gemm(ctx, k, tokens, H, cols, false), {.data = h, .dtype = dtype, .stride = H, .rows = tokens, .depth = H},
@@ -170,6 +170,7 @@ struct BackwardPass {
       gemm(ctx, k, plan_gemm(ctx, k, tokens, cols, H, false),
            {.data = dlogits, .dtype = dtype, .stride = cols, .rows = tokens, .depth = cols}, backward_operand(w, col),
            {.c = dh, .c_stride = H, .accumulate = col > 0}, gemm_memory);
+      if (dw == nullptr) continue;
       gemm(ctx, k, plan_gemm(ctx, k, cols, tokens, H, false),
            {.data = dlogits, .dtype = dtype, .stride = cols, .transposed = true, .rows = cols, .depth = tokens},
            {h_panels, static_cast<std::int64_t>(k.panel_bytes(tokens)), H}, {.c = dw + col * H, .c_stride = H, .accumulate = true},
@@ -185,7 +186,8 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
                               std::span<const float> temperatures_T, bool accumulate, ConstTensorView) {
   const PackedWeight& w = packed(ctx, weight);
   const GemmKernels& k = *w.gemm;
-  if (!accumulate) ctx.runtime->zero(dw_VH.data, static_cast<std::size_t>(dw_VH.shape.num_elements()) * sizeof(float));
+  if (!accumulate && dw_VH.data != nullptr)
+    ctx.runtime->zero(dw_VH.data, static_cast<std::size_t>(dw_VH.shape.num_elements()) * sizeof(float));
   const auto T = static_cast<std::int64_t>(targets_T.size());
   const std::int64_t H = w.num_inputs(), chunk = std::min<std::int64_t>(kVocabChunk, w.num_outputs());
   const float* dlogp = dlogp_T.as<float>();

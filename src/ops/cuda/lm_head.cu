@@ -379,7 +379,7 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
   const std::int32_t* index = live_index(ctx, targets_T, count);
   if (index != nullptr || count == 0) zero_rows(ctx, dh_TH);
   if (count == 0) {
-    if (!accumulate) zero_rows(ctx, dw_VH);
+    if (!accumulate && dw_VH.data != nullptr) zero_rows(ctx, dw_VH);
     return;
   }
   const auto* targets = staged(ctx, targets_T);
@@ -467,6 +467,7 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
         input.may_split = true;
         blas.run(ctx, input);
 
+        if (dw_VH.data == nullptr) continue;
         Product weight_gradient;  // dw[col.., H] += weights^T[cols, rows] scaled_h[rows, H]
         weight_gradient.M = cols;
         weight_gradient.N = H;
@@ -488,6 +489,7 @@ void lm_head_logprob_backward(OpContext& ctx, TensorView dh_TH, TensorView dw_VH
       PRL_CUDA_CHECK(cudaGetLastError());
     }
   });
+  if (dw_VH.data == nullptr) return;
   const float* factors = &scales->target;
   add_to_rows(ctx, dw_VH, g.h, ConstTensorView{row_targets, {count}, DType::kI32, g.h.device, count}, occurrences,
               {factors, sizeof(RowScale) / sizeof(float)});

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "nn/parameters.hpp"
+#include "nn/tensor_table.hpp"
+#include "ops/lora.hpp"
+
+namespace prl::nn {
+
+/// What is adapted and how, as PEFT's adapter_config.json says it.
+struct AdapterConfig {
+  std::int64_t rank = 16;
+  double alpha = 32.0;
+  double dropout = 0.0;
+  bool rank_stabilized = false;  ///< scale by alpha / sqrt(rank) instead of alpha / rank
+  /// A plain name is a component of a module's dotted name; with a character of regular expressions in it a pattern is searched in the
+  /// whole name.
+  std::vector<std::string> target_modules;
+  std::vector<std::string> modules_to_save;  ///< trained whole, without an adapter
+  /// Of modules whose name ends in the pattern, or matches it as a regular expression from a dot on; the first that matches counts.
+  std::vector<std::pair<std::string, std::int64_t>> rank_pattern;
+  std::vector<std::pair<std::string, double>> alpha_pattern;
+  std::string base_model;  ///< base_model_name_or_path, for readers of the files
+  bool operator==(const AdapterConfig&) const = default;
+};
+
+/// Of one module: its rank, and what B (A x) is multiplied by.
+struct AdapterScale {
+  std::int64_t rank = 0;
+  float scale = 0;
+};
+AdapterScale scale_of(const AdapterConfig& config, std::string_view module);
+/// "model.layers.0.self_attn.q_proj" of the tensor of that module.
+std::string module_of(std::string_view tensor_name);
+
+/// The tensors that training of an adapter trains, all of them: modules to save, whole, and A and B of each adapted one, named
+/// "<module>.lora_A.weight" and "<module>.lora_B.weight". Matrices of attention and MLP take adapters.
+///
+/// Error{kInvalidArgument} names a pattern that matches nothing, or nothing that takes an adapter, and lists what there is. Names that
+/// mixtures of experts alone have ("experts") are passed over.
+TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig& config);
+/// A and B alone, of the modules for which `find` gives a rank.
+TensorTablePtr make_adapter_table(const ModelConfig& model,
+                                  const std::function<std::optional<AdapterScale>(const std::string& module)>& find);
+
+/// A low-rank adapter of a model, ready to compute with. Immutable; trainer and engine share it as they share `Weights`.
+struct Adapter {
+  AdapterConfig config;
+  TensorTablePtr table;  ///< make_adapter_table(); tensors of modules to save are not part of this
+  DType dtype = DType::kF32;
+  /// Of the blocks q|k|v, o, gate|up and down of each layer; `a` is null where there is none.
+  struct Layer {
+    std::array<ops::LoraWeight, 4> blocks;
+  };
+  std::vector<Layer> layers;
+
+  /// nullptr if the block has no adapter.
+  const ops::LoraWeight* find(Block matrix, std::int64_t layer) const noexcept;
+  std::size_t num_bytes() const noexcept;
+  std::int64_t max_rank() const noexcept;
+};
+using AdapterPtr = std::shared_ptr<const Adapter>;
+
+/// Fills an adapter of `table`: `matrix` gives the packed matrix of an adapter's block.
+AdapterPtr make_adapter(const AdapterConfig& config, const ModelConfig& model, TensorTablePtr table, DType dtype,
+                        const std::function<ops::LinearWeightPtr(const BlockSpec&)>& matrix);
+
+/// A starts uniform in +-1/sqrt(inputs), B at zero, so that the model starts as its base. A pure function of (table, seed); other tensors
+/// are left alone.
+void init_adapter(Parameters& parameters, std::uint64_t seed);
+
+/// Rows of a batch and the adapter that they name.
+struct AdapterRows {
+  const Adapter* adapter = nullptr;
+  std::span<const std::int32_t> rows;  ///< as ops::LoraRows
+};
+
+}  // namespace prl::nn

@@ -1,0 +1,74 @@
+#include "ops/lora.hpp"
+
+#include <fmt/core.h>
+
+#include "ops/op_table.hpp"
+#include "ops/shape_check.hpp"
+
+namespace prl::ops {
+namespace {
+
+void check_weight(ShapeCheck& c, const LoraWeight& w, std::int64_t num_outputs) {
+  c.require(w.a != nullptr && !w.parts.empty(), "an adapter has no parts");
+  c.extent("K", w.a->num_inputs(), "A");
+  std::int64_t num_ranks = 0;
+  for (const LoraPart& part : w.parts) {
+    c.require(part.b != nullptr && part.b->num_outputs() == part.num_outputs && part.b->num_inputs() == part.rank,
+              "B is not [outputs, rank]");
+    c.require(part.rank >= 1 && part.rank <= kMaxLoraRank, "a rank is not in [1, 512]");
+    c.require(part.first_rank == num_ranks, "ranks of parts do not follow each other");
+    c.require(part.first_output >= 0 && part.first_output + part.num_outputs <= num_outputs, "a part is not among the outputs of y");
+    c.require(part.b->dtype() == w.dtype() && !part.b->has_bias(), "A and B differ in dtype, or B has a bias");
+    num_ranks += part.rank;
+  }
+  c.require(num_ranks == w.num_ranks() && !w.a->has_bias(), "A does not have the ranks of all parts");
+}
+
+}  // namespace
+
+void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<const LoraRows> groups) {
+  ShapeCheck c("add_lora", ctx);
+  c.check("y", y_TN, "T N").check("x", x_TK, "T K").floating("x", x_TK).same_dtype("y", y_TN.dtype, "x", x_TK.dtype);
+  const std::int64_t num_rows = x_TK.shape.num_rows();
+  for (const LoraRows& group : groups) {
+    c.require(group.weight != nullptr, "a group has no adapter");
+    check_weight(c, *group.weight, y_TN.shape.num_cols());
+    std::int64_t last = -1;
+    for (const std::int32_t row : group.rows) {
+      c.require(row > last && row < num_rows, "rows of a group must rise within the batch");
+      last = row;
+    }
+  }
+  if (!groups.empty()) table_entry(ctx, ctx.table->add_lora, "add_lora")(ctx, y_TN, x_TK, groups);
+}
+
+void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span<const TensorView> db, ConstTensorView dy_TN,
+                   ConstTensorView x_TK, const LoraWeight& w, bool accumulate_dx, bool accumulate) {
+  ShapeCheck c("lora_backward", ctx);
+  c.check("dy", dy_TN, "T N").check("x", x_TK, "T K").floating("x", x_TK).same_dtype("dy", dy_TN.dtype, "x", x_TK.dtype);
+  check_weight(c, w, dy_TN.shape.num_cols());
+  c.extent("R", w.num_ranks(), "A");
+  c.check("da", da_RK, "R K", DType::kF32).contiguous("da", da_RK);
+  c.require(db.size() == w.parts.size(), "one db per part is wanted");
+  for (std::size_t i = 0; i < db.size(); ++i) {
+    c.require(db[i].dtype == DType::kF32 && db[i].shape.num_rows() == w.parts[i].num_outputs && db[i].shape.num_cols() == w.parts[i].rank,
+              "a db is not fp32 [outputs, rank]");
+    c.contiguous("db", db[i]);
+  }
+  if (dx_TK.data != nullptr) c.check("dx", dx_TK, "T K").same_dtype("dx", dx_TK.dtype, "x", x_TK.dtype);
+  c.require(accumulate || x_TK.shape.num_rows() > 0, "no tokens to form gradients from");
+  if (x_TK.shape.num_rows() == 0) return;
+  bool has_backward = w.a->has_backward();
+  for (const LoraPart& part : w.parts) has_backward = has_backward && part.b->has_backward();
+  c.require(has_backward, "the adapter was packed without its backward form");
+  table_entry(ctx, ctx.table->lora_backward, "lora_backward")(ctx, dx_TK, da_RK, db, dy_TN, x_TK, w, accumulate_dx, accumulate);
+}
+
+void dropout(OpContext& ctx, TensorView y_TK, ConstTensorView x_TK, const DropoutMask& mask, bool accumulate) {
+  ShapeCheck c("dropout", ctx);
+  c.check("y", y_TK, "T K").check("x", x_TK, "T K").floating("x", x_TK).same_dtype("y", y_TK.dtype, "x", x_TK.dtype);
+  c.require(mask.probability >= 0 && mask.probability < 1, "the probability is not in [0, 1)");
+  if (x_TK.shape.num_elements() > 0) table_entry(ctx, ctx.table->dropout, "dropout")(ctx, y_TK, x_TK, mask, accumulate);
+}
+
+}  // namespace prl::ops

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "ops/hash.hpp"
+#include "ops/linear.hpp"
+
+#ifdef __CUDACC__
+#define PRL_DROPOUT __host__ __device__ inline
+#else
+#define PRL_DROPOUT inline
+#endif
+
+namespace prl::ops {
+
+/// Largest rank of an adapter of one matrix.
+inline constexpr std::int64_t kMaxLoraRank = 512;
+
+/// What an adapter adds to some of a weight's outputs: scale * B of its ranks.
+struct LoraPart {
+  std::int64_t first_output = 0, num_outputs = 0;  ///< of the weight (a part of q|k|v, or all of it)
+  std::int64_t first_rank = 0, rank = 0;           ///< rows of A
+  float scale = 0;                                 ///< alpha / rank, or alpha / sqrt(rank)
+  LinearWeightPtr b;                               ///< [num_outputs, rank], without a bias
+};
+
+/// The low-rank adapter of one weight [N, K]: the A of its parts one below the other, so that one product serves all of them, and the B
+/// of each. Immutable once made.
+struct LoraWeight {
+  LinearWeightPtr a;  ///< [R, K], R the ranks of all parts
+  std::vector<LoraPart> parts;
+
+  std::int64_t num_ranks() const noexcept { return a->num_outputs(); }
+  DType dtype() const noexcept { return a->dtype(); }  ///< of A and every B: that of the weight, or kF32
+};
+
+/// Rows of a batch that one adapter serves.
+struct LoraRows {
+  const LoraWeight* weight = nullptr;
+  std::span<const std::int32_t> rows;  ///< rising, in no other group; host memory. data() == nullptr: all rows of the batch
+  std::int64_t count(std::int64_t num_rows) const noexcept {
+    return rows.data() == nullptr ? num_rows : static_cast<std::int64_t>(rows.size());
+  }
+  /// True if they are consecutive.
+  bool lie_together() const noexcept { return rows.empty() || rows.back() - rows.front() + 1 == static_cast<std::int32_t>(rows.size()); }
+  std::int64_t first() const noexcept { return rows.empty() ? 0 : rows.front(); }
+};
+
+/// y[t] += scale * B (A x[t]) for the rows of each group: the second term of y = x W^T + scale * B A x, whose first `linear` has written.
+/// Rows of no group stay as they are.
+///
+/// Shapes    x [T, K], y [T, N] of one dtype; row-strided views allowed. Groups may have different ranks, up to kMaxLoraRank a part.
+/// Numerics  A x is summed in fp32 and rounded to weight->dtype(), B (A x) is summed in fp32, scaled, added to y and rounded once. Each sum
+///           has one order that depends on the adapter's shapes and the kind of device alone: a row of y depends on its row of x, on y and
+///           on its own adapter, never on the other rows, adapters or threads (batch-invariant).
+void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<const LoraRows> groups);
+
+/// Gradients of `add_lora` for rows that all have the adapter `w`, which was packed with its backward form.
+///
+///   dh = scale * dy B      da_RK (+)= dh^T x      db (+)= scale * dy^T (A x), one [num_outputs, rank] per part      dx (+)= dh A
+///
+/// dA and dB are fp32; A x and dh are rounded to w.dtype(). dx_TK.data == nullptr leaves dx out. Sums over T run in a fixed order; rows of
+/// dx are batch-invariant.
+void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span<const TensorView> db, ConstTensorView dy_TN,
+                   ConstTensorView x_TK, const LoraWeight& w, bool accumulate_dx, bool accumulate);
+
+/// Which elements of a matrix are dropped: element (t, k) of one that is `K` wide by a hash of (seed, t * K + k) alone.
+struct DropoutMask {
+  std::uint64_t seed = 0;
+  float probability = 0;  ///< in [0, 1)
+};
+/// y_TK (+)= x / (1 - probability), or 0 where dropped. Its own gradient: dx (+)= dropout(dy). x and y of one dtype, y may be x.
+void dropout(OpContext& ctx, TensorView y_TK, ConstTensorView x_TK, const DropoutMask& mask, bool accumulate);
+
+inline std::uint64_t dropout_threshold(float probability) {
+  return static_cast<std::uint64_t>(static_cast<double>(probability) * 4294967296.0);
+}
+/// Shared by all bodies: the upper half of the hash decides.
+PRL_DROPOUT bool is_dropped(std::uint64_t seed, std::uint64_t index, std::uint64_t threshold) {
+  return (hash_word(seed, index) >> 32) < threshold;
+}
+
+}  // namespace prl::ops
+
+#undef PRL_DROPOUT
