@@ -52,25 +52,67 @@ Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, cons
   return y;
 }
 
+namespace {
+
+bool has_gradients(const LinearParameter& p) { return p.lora != nullptr && p.lora->da.data != nullptr; }
+
+/// x as adapters read it: with parts of it dropped if they are trained so.
+TensorView adapter_input(Frame& frame, const Var& x_TK, const LinearParameter& p) {
+  return p.lora != nullptr && p.lora->dropout.probability > 0 ? frame.take(x_TK.value.shape, x_TK.value.dtype) : x_TK.value;
+}
+
+void run_linear(ops::OpContext& ctx, TensorView y, ConstTensorView x, TensorView x_of_adapter, const LinearParameter& p) {
+  ops::linear(ctx, y, x, *p.weight, p.next);
+  if (p.lora == nullptr) return;
+  if (p.lora->dropout.probability > 0) ops::dropout(ctx, x_of_adapter, x, p.lora->dropout, false);
+  ops::add_lora(ctx, y, x_of_adapter, p.lora->groups);
+}
+
+/// Gradients of the adapter, and what reaches x through it.
+void adapter_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TK, TensorView dy, ConstTensorView x_of_adapter,
+                      const LoraParameter& p) {
+  const ops::LoraWeight& weight = *p.groups.front().weight;
+  if (x_TK.id < 0) {
+    ops::lora_backward(ctx, {}, p.da, p.db, dy, x_of_adapter, weight, false, p.accumulate);
+  } else if (p.dropout.probability > 0) {
+    const Tape::Target dx = tape.target(x_TK);
+    const Arena::Mark mark = tape.arena().mark();
+    const TensorView through = tape.arena().take(x_TK.value.shape, x_TK.value.dtype);
+    ops::lora_backward(ctx, through, p.da, p.db, dy, x_of_adapter, weight, false, p.accumulate);
+    ops::dropout(ctx, dx.view, through, p.dropout, dx.accumulate);
+    tape.arena().release(mark);
+  } else {
+    const Tape::Target dx = tape.target(x_TK);
+    ops::lora_backward(ctx, dx.view, p.da, p.db, dy, x_of_adapter, weight, dx.accumulate, p.accumulate);
+  }
+}
+
+}  // namespace
+
 Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out, bool is_block_output) {
   const Var y = frame.variable(output(frame, out, {x_TK.value.shape.num_rows(), p.weight->num_outputs()}, p.weight->dtype()));
+  const TensorView x_of_adapter = adapter_input(frame, x_TK, p);
   if (!(is_block_output && frame.is_recompute))
-    frame.run([ctx = &frame.ctx, y = y.value, x = x_TK.value, w = p.weight, next = p.next] { ops::linear(*ctx, y, x, *w, next); });
+    frame.run([ctx = &frame.ctx, y = y.value, x = x_TK.value, x_of_adapter, p] { run_linear(*ctx, y, x, x_of_adapter, p); });
+  else if (x_of_adapter.data != x_TK.value.data)
+    ops::dropout(frame.ctx, x_of_adapter, x_TK.value, p.lora->dropout, false);
   if (frame.tape != nullptr) {
-    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TK, y, p] {
+    frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TK, x_of_adapter, y, p] {
       const TensorView dy = tape->grad(y);
       if (dy.data == nullptr) return;
       if (p.dw.data != nullptr) ops::linear_backward_weight(*ctx, p.dw, p.db, dy, x_TK.value, p.accumulate);
-      if (x_TK.id < 0) return;
-      const Tape::Target dx = tape->target(x_TK);
-      ops::linear_backward_input(*ctx, dx.view, dy, *p.weight, dx.accumulate);
+      if (x_TK.id >= 0) {
+        const Tape::Target dx = tape->target(x_TK);
+        ops::linear_backward_input(*ctx, dx.view, dy, *p.weight, dx.accumulate);
+      }
+      if (has_gradients(p)) adapter_backward(*ctx, *tape, x_TK, dy, x_of_adapter, *p.lora);
     });
   }
   return y;
 }
 
 Var fused_linear(Frame& frame, const Var& x_TK, const LinearParameter& p, const ops::LinearFusion& fusion, TensorView out) {
-  if (frame.tape != nullptr) return {};
+  if (frame.tape != nullptr || p.lora != nullptr) return {};
   const Arena::Mark mark = frame.arena.mark();
   const std::int64_t num_outputs = fusion.swiglu ? p.weight->num_outputs() / 2 : p.weight->num_outputs();
   const TensorView y = output(frame, out, {x_TK.value.shape.num_rows(), num_outputs}, p.weight->dtype());

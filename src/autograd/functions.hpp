@@ -2,6 +2,7 @@
 
 #include "autograd/tape.hpp"
 #include "ops/linear.hpp"
+#include "ops/lora.hpp"
 #include "ops/pointwise.hpp"
 
 namespace prl::autograd {
@@ -11,12 +12,22 @@ namespace prl::autograd {
 // Views and weights must outlive the tape. A defined `out` is written instead of freshly allocated memory.
 // Legend: T tokens, H hidden, V vocabulary, F MLP width.
 
+/// Adapters that a product adds, each to its rows, with the gradients of the first group's, whose rows are then all rows.
+struct LoraParameter {
+  std::vector<ops::LoraRows> groups;
+  TensorView da = {};               ///< data == nullptr: no gradients
+  std::vector<TensorView> db = {};  ///< per part
+  bool accumulate = true;
+  ops::DropoutMask dropout = {};  ///< of what A reads
+};
+
 /// A matrix with its gradients. db.data == nullptr where there is no bias. Unless `accumulate`, dw is overwritten.
 struct LinearParameter {
   const ops::LinearWeight* weight = nullptr;
   TensorView dw, db;
   bool accumulate = true;
   const ops::LinearWeight* next = nullptr;  ///< weight of the product after this one, if known: a prefetch hint
+  std::shared_ptr<const LoraParameter> lora = {};
 };
 /// A norm's weight (fp32) with its gradient; dweight.data == nullptr drops it.
 struct NormParameter {
@@ -28,7 +39,7 @@ struct NormParameter {
 /// Rows ids_T of table_VH.
 Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, const ops::TokenIds& ids);
 
-/// x W^T + b. When a block is recomputed, `is_block_output` skips the product: nothing reads it.
+/// x W^T + b, and what adapters add. When a block is recomputed, `is_block_output` skips the product: nothing reads it.
 Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView out = {}, bool is_block_output = false);
 
 Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p);

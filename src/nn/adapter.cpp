@@ -11,9 +11,7 @@ namespace {
 
 constexpr std::array kAdaptedBlocks = {Block::kQkv, Block::kO, Block::kGateUp, Block::kDown};
 
-std::size_t index_of(Block matrix) {
-  return static_cast<std::size_t>(std::ranges::find(kAdaptedBlocks, matrix) - kAdaptedBlocks.begin());
-}
+std::size_t index_of(Block matrix) { return static_cast<std::size_t>(std::ranges::find(kAdaptedBlocks, matrix) - kAdaptedBlocks.begin()); }
 
 /// Where a tensor's rows begin in the block of the model.
 std::int64_t first_output(const TensorTable& model, Block matrix, std::int64_t layer, Slot slot) {
@@ -90,7 +88,7 @@ void init_adapter(Parameters& parameters, std::uint64_t seed) {
     if (is_lora_a(p.block)) {
       Rng rng(mix_seed(seed, i));
       const double bound = 1.0 / std::sqrt(static_cast<double>(p.shape[1]));
-      for (float& value : values) value = static_cast<float>((2.0 * rng.next_unit() - 1.0) * bound);
+      for (float& value : values) value = static_cast<float>((2.0 * rng.next_double() - 1.0) * bound);
     }
     p.value.runtime()->copy_from_host(p.value.data(), values.data(), values.size() * sizeof(float));
   }

@@ -143,8 +143,7 @@ AdapterScale scale_of(const AdapterConfig& config, std::string_view module) {
   return {rank, static_cast<float>(alpha / divisor)};
 }
 
-TensorTablePtr make_adapter_table(const ModelConfig& model,
-                                  const std::function<std::optional<AdapterScale>(const std::string&)>& find) {
+TensorTablePtr make_adapter_table(const ModelConfig& model, const std::function<std::optional<AdapterScale>(const std::string&)>& find) {
   const TensorTablePtr of_model = make_tensor_table(model);
   std::vector<TensorSpec> specs;
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer) add_adapter(specs, *of_model, layer, find);

@@ -3,30 +3,69 @@
 #include "ops/hash.hpp"
 
 namespace prl::nn {
+namespace {
 
-WeightsChecksum checksum(ops::OpContext& ctx, const Weights& weights) {
+/// The names of tensors and what is to be hashed of each.
+struct HashList {
+  std::vector<std::string> names;
   std::vector<ops::HashedRows> items;
+};
+
+HashList blocks_of(const Weights& weights) {
+  HashList list;
   const TensorTable& table = *weights.table;
   for (std::size_t b = 0; b < table.blocks().size(); ++b) {
     const Weights::PackedBlock& block = weights.blocks[b];
     for (const TensorSpec& spec : table.tensors_of(table.blocks()[b])) {
       const std::int64_t num_cols = spec.is_matrix() ? spec.shape[1] : 1;
+      list.names.push_back(spec.name);
       if (block.plain.defined())
-        items.push_back({nullptr, block.plain.view(), spec.first_row, spec.shape[0], num_cols});
+        list.items.push_back({nullptr, block.plain.view(), spec.first_row, spec.shape[0], num_cols});
       else
-        items.push_back({block.packed.get(), {}, spec.first_row, spec.shape[0], num_cols});
+        list.items.push_back({block.packed.get(), {}, spec.first_row, spec.shape[0], num_cols});
     }
   }
-  std::vector<std::uint64_t> hashes(items.size());
-  ops::hash_rows(ctx, hashes, items, weights.compute);
+  return list;
+}
 
-  WeightsChecksum out;
-  std::string all;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const std::string& name = table.tensors()[i].name;
-    out.tensors.emplace_back(name, hashes[i]);
-    all.append(name).append(1, '\0').append(reinterpret_cast<const char*>(&hashes[i]), sizeof hashes[i]);
+HashList blocks_of(const Adapter& adapter) {
+  HashList list;
+  for (std::size_t i = 0; i < adapter.layers.size(); ++i) {
+    for (const Block block : {Block::kQkv, Block::kO, Block::kGateUp, Block::kDown}) {
+      const auto layer = static_cast<std::int64_t>(i);
+      const ops::LoraWeight* weight = adapter.find(block, layer);
+      if (weight == nullptr) continue;
+      const std::span<const TensorSpec> as =
+          adapter.table->tensors_of(adapter.table->blocks()[adapter.table->find(*lora_a_of(block), layer)]);
+      for (std::size_t p = 0; p < weight->parts.size(); ++p) {
+        const ops::LoraPart& part = weight->parts[p];
+        list.names.push_back(as[p].name);
+        list.items.push_back({weight->a.get(), {}, part.first_rank, part.rank, weight->a->num_inputs()});
+        list.names.push_back(module_of(module_of(as[p].name)) + ".lora_B.weight");
+        list.items.push_back({part.b.get(), {}, 0, part.num_outputs, part.rank});
+      }
+    }
   }
+  return list;
+}
+
+void add_hashes(ops::OpContext& ctx, WeightsChecksum& out, const HashList& list, DType dtype) {
+  std::vector<std::uint64_t> hashes(list.items.size());
+  ops::hash_rows(ctx, hashes, list.items, dtype);
+  for (std::size_t i = 0; i < hashes.size(); ++i) out.tensors.emplace_back(list.names[i], hashes[i]);
+}
+
+}  // namespace
+
+WeightsChecksum checksum(ops::OpContext& ctx, const Weights& weights) {
+  WeightsChecksum out;
+  if (weights.base_checksum != nullptr)
+    out.tensors = weights.base_checksum->tensors;
+  else
+    add_hashes(ctx, out, blocks_of(weights), weights.compute);
+  if (weights.adapter != nullptr) add_hashes(ctx, out, blocks_of(*weights.adapter), weights.adapter->dtype);
+  std::string all;
+  for (const auto& [name, hash] : out.tensors) all.append(name).append(1, '\0').append(reinterpret_cast<const char*>(&hash), sizeof hash);
   out.combined = hash_bytes(std::string_view(all));
   return out;
 }

@@ -50,8 +50,8 @@ DecodeRecorder::~DecodeRecorder() = default;
 
 bool DecodeRecorder::takes(const PagedBatch& batch) const {
   const auto sequences = static_cast<std::int64_t>(batch.context_len.size());
-  return static_cast<std::int64_t>(batch.ids_T.size()) == sequences && sequences <= kMaxRows && ops::can_decode_by_index(ctx_) &&
-         batch.query_start.back() == static_cast<std::int32_t>(sequences);
+  return batch.adapters.empty() && static_cast<std::int64_t>(batch.ids_T.size()) == sequences && sequences <= kMaxRows &&
+         ops::can_decode_by_index(ctx_) && batch.query_start.back() == static_cast<std::int32_t>(sequences);
 }
 
 DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
@@ -114,7 +114,9 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   index.decode = &decode;
   index.decode_plan = plan;
   autograd::Frame frame{ctx_, arena_};
-  return decoder_forward(frame, {weights}, {step.ids, drawn_B}, index, layers, nullptr).value;
+  BoundModel model{weights};
+  if (weights.adapter != nullptr) model.adapters = {{weights.adapter.get(), {}}};
+  return decoder_forward(frame, model, {step.ids, drawn_B}, index, layers, nullptr).value;
 }
 
 TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch) {

@@ -43,6 +43,22 @@ void check_packed(const ModelConfig& config, const PackedBatch& batch) {
   if (!good) fail(ErrorCode::kShape, "[decoder] cu_seqlens must rise from 0 to the {} tokens of the batch", T);
 }
 
+/// The adapters of a batch's rows: those that rows name, and that of the weights for the others, whose indices `rest` holds.
+std::vector<AdapterRows> adapters_of(const Weights& weights, std::span<const AdapterRows> named, std::int64_t num_tokens,
+                                     std::vector<std::int32_t>& rest) {
+  std::vector<AdapterRows> all(named.begin(), named.end());
+  if (weights.adapter == nullptr) return all;
+  if (named.empty()) return {{weights.adapter.get(), {}}};
+  std::vector<bool> is_named(static_cast<std::size_t>(num_tokens), false);
+  for (const AdapterRows& of : named)
+    for (const std::int32_t row : of.rows) is_named[static_cast<std::size_t>(row)] = true;
+  rest.clear();
+  for (std::int64_t row = 0; row < num_tokens; ++row)
+    if (!is_named[static_cast<std::size_t>(row)]) rest.push_back(static_cast<std::int32_t>(row));
+  if (!rest.empty()) all.push_back({weights.adapter.get(), rest});
+  return all;
+}
+
 /// log p and entropy of targets under h; lse stays on the device for the backward pass.
 /// Log-probabilities and entropies lie together, so that one copy brings both to the host.
 struct HeadResult {
@@ -112,6 +128,7 @@ struct InferenceModel::Impl {
   Arena head_arena;  ///< of the last logits()
   const bool may_record;
   DecodeRecorder recorder;
+  std::vector<std::int32_t> rest;  ///< rows of the last batch that name no adapter
 };
 
 InferenceModel::InferenceModel(ops::OpContext& ctx, bool may_record) : impl_(std::make_unique<Impl>(ctx, may_record)) {}
@@ -137,7 +154,8 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   index.slot_T = batch.slot_T;
   Frame frame{m.ctx, m.arena};
   const ops::TokenIds ids(upload(m.ctx, m.arena, batch.ids_T, DType::kI32), batch.drawn_B);
-  return decoder_forward(frame, {weights}, ids, index, layers, nullptr).value;
+  const BoundModel model{weights, nullptr, adapters_of(weights, batch.adapters, static_cast<std::int64_t>(batch.ids_T.size()), m.rest)};
+  return decoder_forward(frame, model, ids, index, layers, nullptr).value;
 }
 
 TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBatch& batch) {
@@ -148,7 +166,8 @@ TensorView InferenceModel::forward_packed(const Weights& weights, const PackedBa
   index.positions_T = upload(m.ctx, m.arena, batch.positions_T, DType::kI32);
   index.cu_seqlens = batch.cu_seqlens;
   Frame frame{m.ctx, m.arena};
-  return decoder_forward(frame, {weights}, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, {}, nullptr).value;
+  const BoundModel model{weights, nullptr, adapters_of(weights, {}, static_cast<std::int64_t>(batch.ids_T.size()), m.rest)};
+  return decoder_forward(frame, model, upload(m.ctx, m.arena, batch.ids_T, DType::kI32), index, {}, nullptr).value;
 }
 
 ConstTensorView InferenceModel::hidden_rows(ConstTensorView h_TH, std::span<const std::int32_t> rows_B) {
@@ -196,7 +215,11 @@ struct TrainableModel::Impl {
     index.cu_seqlens = cu_seqlens;
     const TensorView ids_T = upload(ctx, arena, batch.ids_T, DType::kI32);
     Frame frame{ctx, arena, tape_or_null};
-    const BoundModel model{*weights, tape_or_null != nullptr ? &parameters : nullptr};
+    BoundModel model{*weights, tape_or_null != nullptr ? &parameters : nullptr};
+    if (weights->adapter != nullptr) {
+      model.adapters = {{weights->adapter.get(), {}}};
+      if (tape_or_null != nullptr) model.dropout = {batch.dropout_seed, static_cast<float>(weights->adapter->config.dropout)};
+    }
     if (offload != nullptr && tape_or_null != nullptr) offload->begin(static_cast<std::size_t>(weights->config.num_layers));
     const KeptActivations kept{checkpointing, &remake, offload.get()};
     h_TH = decoder_forward(frame, model, ids_T, index, {}, &kept);
@@ -289,8 +312,10 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
   if (dlogp_T.size() != m.targets.size()) fail(ErrorCode::kShape, "[decoder] {} gradients for {} tokens", dlogp_T.size(), m.targets.size());
   m.is_ready = false;
   m.ctx.runtime->copy_from_host(m.work.dlogp_T.data, dlogp_T.data(), dlogp_T.size_bytes());
-  ops::lm_head_logprob_backward(m.ctx, m.work.dh_TH, m.parameters.grad(Block::kLmHead), m.work.dlogp_T, m.head.lse_T, m.h_TH.value,
-                                m.weights->lm_head(), m.targets, m.temperatures, !m.parameters.grads_are_fresh(), m.work.kept_RB);
+  const Tensor& dhead = m.parameters.grad(Block::kLmHead);
+  ops::lm_head_logprob_backward(m.ctx, m.work.dh_TH, dhead.defined() ? dhead.view() : TensorView{}, m.work.dlogp_T, m.head.lse_T,
+                                m.h_TH.value, m.weights->lm_head(), m.targets, m.temperatures, !m.parameters.grads_are_fresh(),
+                                m.work.kept_RB);
   m.arena.release(m.work.below_logits);
   m.tape.set_grad(m.h_TH, m.work.dh_TH);
   m.tape.backward();

@@ -18,6 +18,7 @@ struct PackedBatch {
   std::span<const std::int32_t> ids_T;
   std::span<const std::int32_t> positions_T;
   std::span<const std::int32_t> cu_seqlens;  ///< num_sequences + 1
+  std::uint64_t dropout_seed = 0;            ///< of adapters that are trained with dropout
 };
 
 /// New tokens of several requests over a paged cache. Host arrays but for drawn_B; see ops::PagedAttention.
@@ -30,6 +31,8 @@ struct PagedBatch {
   std::span<const std::int32_t> block_table;  ///< num_sequences * max_blocks
   std::int32_t max_blocks = 0;
   ConstTensorView drawn_B = {};  ///< tokens drawn by work that may still be enqueued
+  /// Rows that name an adapter. All others have that of the weights, if there is one.
+  std::span<const AdapterRows> adapters = {};
 };
 
 /// Keys and values of all layers: [num_layers] of k and v [num_blocks, Hkv, block_size, D] in the compute dtype.

@@ -2,6 +2,7 @@
 
 #include "autograd/fused.hpp"
 #include "base/error.hpp"
+#include "base/rng.hpp"
 
 namespace prl::nn {
 namespace {
@@ -82,11 +83,28 @@ NormParameter BoundModel::norm(Block block, std::int64_t layer) const {
 }
 
 LinearParameter BoundModel::linear(Block block, std::int64_t layer, const ops::LinearWeight& next) const {
-  LinearParameter out{.weight = &weights.matrix(block, layer), .dw = {}, .db = {}, .next = &next};
+  LinearParameter out{.weight = &weights.matrix(block, layer), .dw = {}, .db = {}, .next = &next, .lora = lora(block, layer)};
   if (gradients == nullptr) return out;
   out.dw = view_or_none(gradients->grad(block, layer));
   if (const std::optional<Block> bias = bias_of(block)) out.db = view_or_none(gradients->grad(*bias, layer));
   out.accumulate = !gradients->grads_are_fresh();
+  return out;
+}
+
+std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std::int64_t layer) const {
+  if (adapters.empty()) return nullptr;
+  auto out = std::make_shared<autograd::LoraParameter>();
+  for (const AdapterRows& of : adapters)
+    if (const ops::LoraWeight* weight = of.adapter->find(block, layer)) out->groups.push_back({weight, of.rows});
+  if (out->groups.empty()) return nullptr;
+  if (gradients == nullptr) return out;
+  const TensorTable& table = *gradients->table();
+  out->da = view_or_none(gradients->grad(*lora_a_of(block), layer));
+  for (const TensorSpec& a : table.tensors_of(table.blocks()[table.find(*lora_a_of(block), layer)]))
+    out->db.push_back(view_or_none(gradients->grad(*lora_b_of(a.slot), layer)));
+  out->accumulate = !gradients->grads_are_fresh();
+  if (dropout.probability > 0)
+    out->dropout = {mix_seed(dropout.seed, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(block)), dropout.probability};
   return out;
 }
 
@@ -156,8 +174,8 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
       region = &region_of(i + 1);
       Frame next = frame.in(*region);
       stream = {autograd::checkpoint(next, x, shape,
-                                     [&w, g, i, layer_index](Frame& inner, const Var& block_in, TensorView out) {
-                                       const Stream s = decoder_layer(inner, {w, g}, i, {block_in, {}}, layer_index, {});
+                                     [model, i, layer_index](Frame& inner, const Var& block_in, TensorView out) {
+                                       const Stream s = decoder_layer(inner, model, i, {block_in, {}}, layer_index, {});
                                        return autograd::add(inner, s.residual_TH, s.delta_TH, out);
                                      }),
                 {}};

@@ -24,15 +24,19 @@ struct LayerMemory {
   autograd::Remake* remake = nullptr;  ///< required if `again` has parts
 };
 
-/// Weights of a model with the gradients that belong to them (none: inference).
+/// Weights of a model with the gradients that belong to them (none: inference), and the adapters of the batch's rows.
 struct BoundModel {
   const Weights& weights;
   const Parameters* gradients = nullptr;
+  std::vector<AdapterRows> adapters = {};  ///< with gradients at most one, of all rows
+  ops::DropoutMask dropout = {};           ///< of adapters in training; each block has masks of its own
 
   /// One without a weight if the model has no such norm.
   autograd::NormParameter norm(Block block, std::int64_t layer = -1) const;
   /// A matrix with its bias. `next`: see ops::linear.
   autograd::LinearParameter linear(Block block, std::int64_t layer, const ops::LinearWeight& next) const;
+  /// What adapters add to a matrix's product; nullptr if none does.
+  std::shared_ptr<const autograd::LoraParameter> lora(Block block, std::int64_t layer) const;
 };
 
 /// Decoder layer `i`.

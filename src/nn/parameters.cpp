@@ -75,7 +75,8 @@ void Parameters::init_random(std::uint64_t seed, float std_dev) {
   };
   std::vector<Run> runs;
   for (std::size_t i = 0; i < named_.size(); ++i)
-    for (std::int64_t first = 0; first < named_[i].num_elements(); first += kRandomRun) runs.push_back({i, first});
+    for (std::int64_t first = 0; !is_lora(named_[i].block) && first < named_[i].num_elements(); first += kRandomRun)
+      runs.push_back({i, first});
   ThreadPool pool;
   pool.parallel_for(static_cast<std::int64_t>(runs.size()), [&](std::int64_t r) {
     const Run run = runs[static_cast<std::size_t>(r)];

@@ -67,7 +67,8 @@ class Parameters {
 };
 
 /// Reads model.safetensors or model.safetensors.index.json + shards (F32, BF16, F16). Every parameter must be there with its
-/// shape, once; unknown tensors are an error except rotary buffers and a tied head's copy. Error{kCorrupt} names file and tensor.
+/// shape, once; unknown tensors are an error except rotary buffers and a tied head's copy. Those of adapters are left alone.
+/// Error{kCorrupt} names file and tensor.
 void load_parameters(Parameters& parameters, const std::filesystem::path& folder);
 /// Writes model.safetensors (or shards of at most `max_shard_bytes` with an index) in `dtype`, config.json (raw_json kept) and
 /// copies the `companions`. The folder is written whole or not at all.

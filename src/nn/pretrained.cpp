@@ -55,7 +55,15 @@ void check_tied_head(const io::SafetensorsFolder& files) {
 
 void load_parameters(Parameters& parameters, const fs::path& folder) {
   const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
-  const std::vector<io::SafetensorsRef> found = match_stored_weights(files, parameters.config(), *parameters.table());
+  const TensorTablePtr of_model = make_tensor_table(parameters.config());
+  const std::vector<io::SafetensorsRef> all_found = match_stored_weights(files, parameters.config(), *of_model);
+  // Of parameters that are a part of a model, an adapter's among them, those that the folder has.
+  std::vector<io::SafetensorsRef> found;
+  for (const TensorSpec& spec : parameters.table()->tensors()) {
+    const auto of = std::ranges::find(of_model->tensors(), spec.name, &TensorSpec::name);
+    found.push_back(of == of_model->tensors().end() ? io::SafetensorsRef{}
+                                                    : all_found[static_cast<std::size_t>(of - of_model->tensors().begin())]);
+  }
 
   struct Piece {
     std::size_t tensor;
@@ -64,10 +72,11 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
   const std::span<const TensorSpec> tensors = parameters.table()->tensors();
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < tensors.size(); ++i)
-    for (std::int64_t first = 0; tensors[i].trainable && first < tensors[i].num_elements(); first += kReadPiece)
+    for (std::int64_t first = 0; tensors[i].trainable && found[i].entry != nullptr && first < tensors[i].num_elements();
+         first += kReadPiece)
       pieces.push_back({i, first, std::min(kReadPiece, tensors[i].num_elements() - first)});
   ThreadPool pool;
-  check_finite(found, DType::kF32, pool);
+  check_finite(all_found, DType::kF32, pool);
   const Tensor& all = parameters.all_values();
   pool.parallel_for(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t n) {
     const Piece& piece = pieces[static_cast<std::size_t>(n)];

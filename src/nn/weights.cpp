@@ -145,12 +145,12 @@ WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType
 
 namespace {
 
-/// Makes blocks from the tensors of a folder, without gradients.
+/// Makes blocks from the tensors of a folder.
 class StoredReader {
  public:
   /// `stored`: one per tensor of the table.
-  StoredReader(ops::OpContext& ctx, std::span<const io::SafetensorsRef> stored, DType compute)
-      : ctx_(ctx), stored_(stored), compute_(compute) {}
+  StoredReader(ops::OpContext& ctx, std::span<const io::SafetensorsRef> stored, DType compute, bool with_backward)
+      : ctx_(ctx), stored_(stored), compute_(compute), with_backward_(with_backward) {}
 
   Tensor vector(const BlockSpec& block) const {
     const Tensor raw = Tensor::empty(ctx_.runtime, block.shape, DType::kF32);
@@ -166,7 +166,8 @@ class StoredReader {
   }
   ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
     const Tensor read = plain(block);
-    return read.dtype() == compute_ ? ops::share_linear(ctx_, read, bias, false) : ops::pack_linear(ctx_, read, bias, compute_, false);
+    return read.dtype() == compute_ ? ops::share_linear(ctx_, read, bias, with_backward_)
+                                    : ops::pack_linear(ctx_, read, bias, compute_, with_backward_);
   }
 
  private:
@@ -205,17 +206,50 @@ class StoredReader {
   ops::OpContext& ctx_;
   std::span<const io::SafetensorsRef> stored_;
   DType compute_;
+  bool with_backward_;
 };
 
 }  // namespace
 
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
-                        PolicyVersion version, const WeightsPtr& previous) {
+                        PolicyVersion version, const WeightsPtr& previous, bool with_backward) {
   const io::SafetensorsFolder files = io::SafetensorsFolder::open(folder);
   std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config), compute, version, previous);
   const std::vector<io::SafetensorsRef> stored = match_stored_weights(files, config, *weights->table);
   check_finite(stored, compute, *ctx.pool);
-  fill_weights(*weights, ctx, false, StoredReader(ctx, stored, compute));
+  fill_weights(*weights, ctx, with_backward, StoredReader(ctx, stored, compute, with_backward));
+  return weights;
+}
+
+WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, const AdapterConfig& config, DType adapter_dtype,
+                         const WeightsPtr& base, PolicyVersion version) {
+  auto weights = std::make_shared<Weights>(*base);
+  weights->version = version;
+  const Packer packer(ctx, parameters, base->compute, true);
+  const TensorTable& trained = *parameters.table();
+  for (std::size_t i = 0; i < weights->blocks.size(); ++i) {  // vectors first: matrices take biases
+    const BlockSpec& spec = base->table->blocks()[i];
+    if (trained.find(spec.kind, spec.layer) == TensorTable::kNone || spec.is_matrix()) continue;
+    weights->blocks[i].plain = packer.vector(spec);
+    weights->base_checksum = nullptr;
+  }
+  for (std::size_t i = 0; i < weights->blocks.size(); ++i) {
+    const BlockSpec& spec = base->table->blocks()[i];
+    const std::size_t found = trained.find(spec.kind, spec.layer);
+    if (found == TensorTable::kNone || !spec.is_matrix()) continue;
+    weights->base_checksum = nullptr;
+    Weights::PackedBlock& to = weights->blocks[i];
+    if (spec.kind == Block::kEmbedding) {
+      to.plain = packer.table(spec);
+      if (base->table->has_tied_head()) to.packed = ops::share_linear(ctx, to.plain, {}, true);
+    } else {
+      const std::optional<Block> bias = bias_of(spec.kind);
+      to.packed = packer.matrix(spec, view_of_bias(bias ? weights->vector(*bias, spec.layer) : Tensor()));
+    }
+  }
+  const Packer of_adapter(ctx, parameters, adapter_dtype, true);
+  weights->adapter = make_adapter(config, base->config, parameters.table(), adapter_dtype,
+                                  [&](const BlockSpec& block) { return of_adapter.matrix(block, {}); });
   return weights;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "nn/adapter.hpp"
 #include "nn/parameters.hpp"
 #include "ops/linear.hpp"
 #include "ops/pointwise.hpp"
@@ -28,6 +29,9 @@ struct Weights {
   DType compute = DType::kF32;
   std::vector<PackedBlock> blocks;  ///< as table->blocks()
   ops::RopeTable rope;              ///< shared between versions
+  AdapterPtr adapter;               ///< of rows that name no other; nullptr for none
+  /// Of `blocks`, which all versions of an adapter share; nullptr: formed whenever it is asked for.
+  std::shared_ptr<const struct WeightsChecksum> base_checksum;
 
   /// A norm or bias; undefined if the model has none.
   const Tensor& vector(Block block, std::int64_t layer = -1) const;
@@ -41,12 +45,16 @@ using WeightsPtr = std::shared_ptr<const Weights>;
 /// parameters.all_values() in the compute dtype and becomes the memory of the weights; only where ops::shares_weights().
 WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
                         const WeightsPtr& previous, const Tensor& rounded = {});
-/// The same from a Hugging Face folder, without gradients, for servers; checks names and shapes against `config`.
+/// The same from a Hugging Face folder; checks names and shapes against `config`. Without `with_backward` for servers.
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
-                        PolicyVersion version, const WeightsPtr& previous);
+                        PolicyVersion version, const WeightsPtr& previous, bool with_backward = false);
+/// `base` as `version` with what `parameters` train (of make_adapter_table()): an adapter packed in `adapter_dtype`, and the modules that
+/// are trained whole in place of the base's. Everything else is shared with `base`: the cost is that of what is trained.
+WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, const AdapterConfig& config, DType adapter_dtype,
+                         const WeightsPtr& base, PolicyVersion version);
 
-/// ops::hash_rows of each tensor's values in compute dtype under its Hugging Face name; independent of packing, device and of how
-/// the weights arrived. `combined` hashes all (name, hash) in order.
+/// ops::hash_rows of each tensor's values in compute dtype under its Hugging Face name, those of the adapter last and in its own dtype;
+/// independent of packing, device and of how the weights arrived. `combined` hashes all (name, hash) in order.
 struct WeightsChecksum {
   std::uint64_t combined = 0;
   std::vector<std::pair<std::string, std::uint64_t>> tensors;
