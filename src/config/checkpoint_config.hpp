@@ -19,8 +19,8 @@ struct WeightCkptConfig {
     v.field("save_sharded", save_sharded, "Split Hugging Face weights into files of at most 5 GB with an index",
             {.status = inert("weights of more than 5 GB are always split")});
     v.field("save_format", save_format, "Format of the weights: safetensors", {.status = inert("safetensors is the only format")});
-    v.field("save_adapter_separately", save_adapter_separately, "Also write the LoRA adapter by itself",
-            {.status = not_built("LoRA adapters")});
+    v.field("save_adapter_separately", save_adapter_separately,
+            "Also write the LoRA adapter by itself, in PEFT's format: weights/step_N/lora_adapters");
   }
 };
 

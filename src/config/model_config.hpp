@@ -92,6 +92,7 @@ struct LoraConfig {
   double dropout = 0.0;
   std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "experts"};
   std::vector<std::string> modules_to_save;
+  bool use_rslora = false;
   template <class V>
   void visit(V& v) {
     v.field("rank", rank, "Rank of the adapters", {.min = 1, .max = 512});
@@ -99,6 +100,7 @@ struct LoraConfig {
     v.field("dropout", dropout, "Part of the inputs of the adapters that is dropped", {.min = 0, .max = 1});
     v.field("target_modules", target_modules, "Modules that get an adapter: names or regular expressions");
     v.field("modules_to_save", modules_to_save, "Modules that stay fully trainable");
+    v.field("use_rslora", use_rslora, "Multiply by alpha / sqrt(rank) instead of alpha / rank");
   }
 };
 
@@ -203,7 +205,7 @@ struct TrainerModelConfig {
     v.field("fused_lm_head_token_chunk_size", fused_lm_head_token_chunk_size,
             "Tokens per block of the fused LM head; logits of [tokens, vocabulary] are never held",
             {.unit = "tokens", .min = 1, .words = "auto|disabled", .status = inert("the LM head is always fused and chooses its blocks")});
-    v.field("lora", lora, "Train low-rank adapters instead of the weights", {.status = not_built("LoRA adapters")});
+    v.field("lora", lora, "Train low-rank adapters instead of the weights");
     v.field("attn", attn, "Implementation of attention", {.status = inert("there is one attention kernel per device")});
     v.field("impl", impl, "Implementation of the model", {.status = inert("there is one model implementation")});
     v.field("compile", compile, "Compile the model when it starts", {.status = inert("kernels are compiled ahead of time")});

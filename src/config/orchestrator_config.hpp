@@ -31,9 +31,12 @@ struct AdapterRef {
   std::optional<double> alpha;
   template <class V>
   void visit(V& v) {
-    v.field("name", name, "Name of the adapter on the server");
-    v.field("rank", rank, "Rank of the adapter", {.min = 1});
-    v.field("alpha", alpha, "Scale of the adapter");
+    v.field("name", name, "Name of the adapter on the server",
+            {.status = inert("the adapter is part of the policy, which has the model's name")});
+    v.field("rank", rank, "Rank of the adapter; unset, or that of trainer.model.lora",
+            {.min = 1, .status = inert("trainer.model.lora decides, and this must not differ")});
+    v.field("alpha", alpha, "Scale of the adapter; unset, or that of trainer.model.lora",
+            {.status = inert("trainer.model.lora decides, and this must not differ")});
   }
 };
 
@@ -48,7 +51,7 @@ struct PolicyModelConfig {
     v.field("trust_remote_code", trust_remote_code, "Run Python code of the model folder",
             {.status = inert("no code of a model folder is ever run")});
     v.field("vlm", vlm, "Vision language model", {.status = not_built("vision language models")});
-    v.field("lora", lora, "Adapter that is trained", {.status = not_built("LoRA adapters")});
+    v.field("lora", lora, "Adapter that is trained");
   }
 };
 

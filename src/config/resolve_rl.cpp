@@ -330,6 +330,15 @@ void check_models(const RlConfig& config, const Check& check) {
     if (served != student) complain("inference.model.name", served);
   }
   if (config.trainer.model.name != student) complain("trainer.model.name", config.trainer.model.name);
+  if (const auto& named = config.orchestrator.student.model.lora) {
+    const auto& trained = config.trainer.model.lora;
+    if (!trained) check.problem("orchestrator.student.model.lora", "needs trainer.model.lora: nothing trains an adapter");
+    if (trained && named->rank && *named->rank != trained->rank)
+      check.problem("orchestrator.student.model.lora.rank", fmt::format("must be that of trainer.model.lora, which is {}", trained->rank));
+    if (trained && named->alpha && *named->alpha != trained->alpha)
+      check.problem("orchestrator.student.model.lora.alpha",
+                    fmt::format("must be that of trainer.model.lora, which is {}", trained->alpha));
+  }
 }
 
 void check_lengths(RlConfig& config, const Check& check) {

@@ -255,7 +255,7 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   };
   expect("--deployment.type multi_node", "several nodes");
   expect("--deployment.num-train-gpus 2 --deployment.type single_node", "several GPUs");
-  expect("--trainer.model.lora", "LoRA");
+  expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--weight-broadcast.type nccl --deployment.type single_node", "NCCL");
   expect("--inference.parallel.tp 2", "tensor parallelism");
   expect("--trainer.model.tp 2", "tensor parallelism");

@@ -83,6 +83,7 @@ void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, co
   check_offload(model, optim, check);
   check_parallel(model, check);
   if (model.ac) check_checkpointing(*model.ac, check);
+  if (model.lora && model.lora->dropout >= 1) check.problem("model.lora.dropout", "must be below 1: nothing would be left to learn from");
 }
 
 void check_trainer(TrainerConfig& config, const Check& check) {
@@ -104,6 +105,9 @@ void check_trainer(TrainerConfig& config, const Check& check) {
     check.problem("loss.clip_ratio_low", fmt::format("must be at most clip_ratio_high, which is {}", cispo->clip_ratio_high));
   if (const auto* files = std::get_if<FilesystemBroadcast>(&config.weight_broadcast)) {
     if (files->save_format != "safetensors") check.problem("weight_broadcast.save_format", "must be safetensors");
+    if (config.model.lora && !config.model.lora->modules_to_save.empty() && !config.data.fake && !config.bench)
+      check.not_built("model.lora.modules_to_save",
+                      "whole modules beside an adapter in another process's engine; use deployment colocated");
   }
   if (config.trace_path && (!config.max_steps || *config.max_steps >= kMaxTracedSteps))
     check.problem("trace_path", fmt::format("needs max_steps below {}", kMaxTracedSteps));

@@ -62,7 +62,8 @@ struct FilesystemBroadcast {
     v.field("save_sharded", save_sharded, "Split the weights into files of at most 5 GB with an index",
             {.status = inert("weights of more than 5 GB are always split")});
     v.field("save_format", save_format, "Format of the weights: safetensors", {.status = inert("safetensors is the only format")});
-    v.field("adapter_only", adapter_only, "Send only the LoRA adapter", {.status = not_built("LoRA adapters")});
+    v.field("adapter_only", adapter_only, "Send only the LoRA adapter",
+            {.status = inert("of a run that trains an adapter only the adapter is ever sent")});
   }
 };
 

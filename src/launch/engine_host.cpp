@@ -4,6 +4,7 @@
 
 #include "base/log.hpp"
 #include "nn/decoder.hpp"
+#include "nn/peft.hpp"
 #include "nn/same_model.hpp"
 
 namespace prl::launch {
@@ -90,6 +91,15 @@ void EngineHost::log_memory() const {
 
 nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous) {
   std::error_code ignored;
+  if (previous != nullptr && std::filesystem::exists(folder / nn::kPeftConfig, ignored)) {
+    auto weights = std::make_shared<nn::Weights>(*previous);
+    weights->version = version;
+    weights->adapter = nullptr;
+    if (weights->base_checksum == nullptr)
+      weights->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(load_session_->context(), *weights));
+    weights->adapter = nn::load_peft_adapter(load_session_->context(), model_, folder, dtype_);
+    return weights;
+  }
   if (const auto file = folder / "config.json"; previous != nullptr && std::filesystem::exists(file, ignored))
     nn::check_same_model(model_, nn::load_model_config(folder), file);
   return nn::load_weights(load_session_->context(), model_, folder, dtype_, version, previous);

@@ -54,6 +54,16 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const
   options.random_init = config.model.debug.random_init;
   options.num_layers = widen(config.model.debug.num_layers);
   options.seed = static_cast<std::uint64_t>(config.seed);
+  if (const auto& lora = config.model.lora)
+    options.lora = nn::AdapterConfig{.rank = lora->rank,
+                                     .alpha = lora->alpha,
+                                     .dropout = lora->dropout,
+                                     .rank_stabilized = lora->use_rslora,
+                                     .target_modules = lora->target_modules,
+                                     .modules_to_save = lora->modules_to_save,
+                                     .rank_pattern = {},
+                                     .alpha_pattern = {},
+                                     .base_model = config.model.name};
   return options;
 }
 
@@ -72,6 +82,7 @@ std::optional<trainer::CheckpointOptions> checkpoint_options(const std::optional
   options.keep_last = widen(config->keep_last);
   options.keep_interval = widen(config->keep_interval);
   options.save_weights = config->weights.has_value() || config->weights_only;
+  options.save_adapter = config->weights && config->weights->save_adapter_separately;
   options.weights_only = config->weights_only;
   options.save_async = config->save_async;
   return options;

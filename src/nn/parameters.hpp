@@ -74,5 +74,8 @@ void load_parameters(Parameters& parameters, const std::filesystem::path& folder
 /// copies the `companions`. The folder is written whole or not at all.
 void save_pretrained(const Parameters& parameters, const std::filesystem::path& folder, DType dtype, const Companions& companions = {},
                      std::uint64_t max_shard_bytes = 5'000'000'000ULL);
+/// The same of tensors from anywhere.
+void save_model_folder(const ModelConfig& config, std::span<const WeightSource> sources, const std::filesystem::path& folder, DType dtype,
+                       const Companions& companions, std::uint64_t max_shard_bytes);
 
 }  // namespace prl::nn

@@ -90,8 +90,6 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
 
 void save_pretrained(const Parameters& parameters, const fs::path& folder, DType dtype, const Companions& companions,
                      std::uint64_t max_shard_bytes) {
-  if (!companions.folder.empty() && !fs::is_directory(companions.folder))
-    fail(ErrorCode::kNotFound, "tokenizer folder {} does not exist", companions.folder.string());
   std::vector<WeightSource> sources;
   for (const NamedParameter& parameter : parameters.named()) {
     const Tensor value = parameter.value;
@@ -99,9 +97,16 @@ void save_pretrained(const Parameters& parameters, const fs::path& folder, DType
                          value.runtime()->copy_to_host(out.data(), value.as<float>() + first, out.size_bytes());
                        }});
   }
+  save_model_folder(parameters.config(), sources, folder, dtype, companions, max_shard_bytes);
+}
+
+void save_model_folder(const ModelConfig& config, std::span<const WeightSource> sources, const fs::path& folder, DType dtype,
+                       const Companions& companions, std::uint64_t max_shard_bytes) {
+  if (!companions.folder.empty() && !fs::is_directory(companions.folder))
+    fail(ErrorCode::kNotFound, "tokenizer folder {} does not exist", companions.folder.string());
   make_model_folder(folder, [&](const fs::path& temporary) {
-    write_weight_files(temporary, sources, {.dtype = dtype, .max_shard_bytes = max_shard_bytes, .progress = {}});
-    write_file_atomic(temporary / "config.json", saved_config_json(parameters.config(), dtype));
+    write_weight_files(temporary, sources, {.dtype = dtype, .max_shard_bytes = max_shard_bytes, .stem = "model", .progress = {}});
+    write_file_atomic(temporary / "config.json", saved_config_json(config, dtype));
     copy_companions(companions, temporary);
   });
 }

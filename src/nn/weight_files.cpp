@@ -76,8 +76,8 @@ void write_weight_files(const fs::path& folder, std::span<const WeightSource> so
   json::object weight_map;
   std::vector<float> piece;
   for (std::size_t s = 0; s < shards.size(); ++s) {
-    const std::string name =
-        shards.size() == 1 ? "model.safetensors" : fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards.size());
+    const std::string name = shards.size() == 1 ? options.stem + ".safetensors"
+                                                : fmt::format("{}-{:05}-of-{:05}.safetensors", options.stem, s + 1, shards.size());
     std::vector<io::SafetensorsWriter::Spec> specs;
     for (const WeightSource* source : shards[s]) {
       std::vector<std::int64_t> shape;
@@ -101,7 +101,7 @@ void write_weight_files(const fs::path& folder, std::span<const WeightSource> so
   }
   if (shards.size() > 1) {
     const json::object index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", std::move(weight_map)}};
-    write_file_atomic(folder / "model.safetensors.index.json", pretty_json(index));
+    write_file_atomic(folder / (options.stem + ".safetensors.index.json"), pretty_json(index));
   }
 }
 

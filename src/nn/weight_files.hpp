@@ -22,11 +22,12 @@ struct WeightSource {
 struct WeightFileOptions {
   DType dtype = DType::kBF16;  ///< kF32, kBF16 or kF16, else Error{kInvalidArgument}
   std::uint64_t max_shard_bytes = 5'000'000'000ULL;
+  std::string stem = "model";  ///< of the files' names
   /// Called now and then with the bytes written so far and of all tensors; may be empty.
-  std::function<void(std::uint64_t done, std::uint64_t total)> progress;
+  std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
 };
 
-/// Writes model.safetensors into an existing folder, or shards and model.safetensors.index.json: a shard ends where the next
+/// Writes <stem>.safetensors into an existing folder, or shards and model.safetensors.index.json: a shard ends where the next
 /// tensor would pass the limit. Values are rounded to nearest, ties to even. Error{kIo}.
 void write_weight_files(const std::filesystem::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options);
 

@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "io/checkpoint_dir.hpp"
 #include "io/tensor_file.hpp"
+#include "nn/peft.hpp"
 
 namespace prl::trainer {
 
@@ -19,6 +20,7 @@ namespace json = boost::json;
 namespace {
 
 constexpr const char* kUnit = "trainer";
+constexpr const char* kAdapterFolder = "lora_adapters";
 constexpr std::uint64_t kMaxProgressBytes = 1 << 20;
 
 std::vector<io::NamedTensor> masters_of(const nn::Parameters& parameters) {
@@ -45,6 +47,7 @@ struct SaveJob {
   DType weights_dtype = DType::kF32;
   std::shared_ptr<const nn::Parameters> owned;  ///< a copy, when training goes on meanwhile
   const nn::Parameters* parameters = nullptr;
+  nn::WeightsPtr adapted;  ///< of a run that trains an adapter: what is saved merged
   std::vector<io::NamedTensor> optimizer_state;
 
   void run(const std::function<void()>& before_commit) const {
@@ -52,7 +55,7 @@ struct SaveJob {
     if (options.save_weights || options.weights_only) {
       const fs::path folder = options.weights / fmt::format("step_{}", step);
       fs::remove_all(folder);  // of a run that was here before
-      nn::save_pretrained(*parameters, folder, weights_dtype, options.companions, options.max_shard_bytes);
+      save_weights_into(folder);
       clean_weights(options.weights, retention);
     }
     if (options.weights_only) {
@@ -67,6 +70,15 @@ struct SaveJob {
     if (before_commit) before_commit();
     writer.commit();
     io::clean_checkpoints(options.checkpoints, options.units, retention);
+  }
+
+ private:
+  void save_weights_into(const fs::path& folder) const {
+    if (adapted == nullptr) return nn::save_pretrained(*parameters, folder, weights_dtype, options.companions, options.max_shard_bytes);
+    nn::save_merged(adapted, folder, weights_dtype, options.companions, options.max_shard_bytes);
+    if (!options.save_adapter) return;
+    nn::make_model_folder(folder / kAdapterFolder,
+                          [&](const fs::path& temporary) { nn::save_peft_adapter(*adapted, *parameters->table(), temporary); });
   }
 };
 
@@ -137,6 +149,7 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   job->progress = progress;
   // The snapshot has the precision the policy computes with, so that serving it gives exactly the trained policy.
   job->weights_dtype = policy.options().compute;
+  if (policy.options().lora) job->adapted = policy.weights();
   saver_.wait();
   last_saved_ = step;
   if (ranks.size() > 1 && !options_.weights_only) job->optimizer_state = optimizer.gather_state(ranks, gradient_step.shard_plan());

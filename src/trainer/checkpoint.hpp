@@ -23,6 +23,7 @@ struct CheckpointOptions {
   std::optional<std::int64_t> keep_last, keep_interval;
   std::vector<std::string> units{"trainer"};  ///< roles whose parts make a step complete; only complete ones count for retention
   bool save_weights = true;
+  bool save_adapter = false;  ///< beside the merged weights of a run that trains an adapter, the adapter itself: step_N/lora_adapters
   bool weights_only = false;
   bool save_async = false;
   std::uint64_t max_shard_bytes = 5'000'000'000ULL;

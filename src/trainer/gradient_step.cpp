@@ -49,13 +49,25 @@ void check_alike(comm::Communicator& ranks, Device device) {
 
 }  // namespace
 
-double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row, std::span<const std::int32_t> targets) {
+double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row, std::span<const std::int32_t> targets,
+                      const nn::TensorTable* trained) {
+  double unneeded = 0, of_adapter = 0;  ///< per token: gradients of weights that are not trained, and what adapters add
+  double head_factor = 6;
+  if (trained != nullptr) {
+    double whole = 0;
+    for (const nn::TensorSpec& spec : trained->tensors()) {
+      if (!spec.is_matrix() || spec.slot == nn::Slot::kEmbedding || spec.slot == nn::Slot::kLmHead) continue;
+      (nn::is_lora(spec.block) ? of_adapter : whole) += static_cast<double>(spec.num_elements());
+    }
+    unneeded = static_cast<double>(model.num_active_parameters() - model.vocab_size * model.hidden_size) - whole;
+    head_factor = trained->has(nn::Block::kLmHead) ? 6 : 4;
+  }
   const double head = static_cast<double>(model.vocab_size * model.hidden_size);
   const double body = static_cast<double>(model.num_active_parameters()) - head;
   double pairs = 0;  // of tokens within a sequence, as if attention were not causal
   for (const std::int32_t length : row.sequence_lengths) pairs += static_cast<double>(length) * length;
-  return 6 * body * static_cast<double>(row.input_ids.size()) +
-         6 * head * static_cast<double>(std::ranges::count_if(targets, [](std::int32_t target) { return target >= 0; })) +
+  return (6 * body - 2 * unneeded + 6 * of_adapter) * static_cast<double>(row.input_ids.size()) +
+         head_factor * head * static_cast<double>(std::ranges::count_if(targets, [](std::int32_t target) { return target >= 0; })) +
          12 * static_cast<double>(model.num_layers * model.hidden_size) * pairs;
 }
 
@@ -170,7 +182,8 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
     }
     result.loss += all[leaf].loss;
     result.pool.add_all(all[leaf].pool);
-    result.flops += training_flops(policy_.config(), rows[index], make_targets(rows[index]));
+    result.flops += training_flops(policy_.config(), rows[index], make_targets(rows[index]),
+                                   policy_.options().lora ? policy_.parameters().table().get() : nullptr);
   }
   if (result.num_non_finite_rows == num_before) return true;
   if (result.pool.values("loss").empty())

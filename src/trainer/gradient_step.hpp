@@ -48,7 +48,9 @@ struct GradientStepResult {
 
 /// Floating-point operations that forward and backward over a row need: 6 per matrix weight and token, for the head per token that is a
 /// target, and 12 * layers * hidden * n per token of a sequence of n for attention. What is computed twice to save memory does not count.
-double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row, std::span<const std::int32_t> targets);
+/// With `trained`, the tensors of an adapter and the modules that are trained beside it, weights that are not trained need 4.
+double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row, std::span<const std::int32_t> targets,
+                      const nn::TensorTable* trained = nullptr);
 
 /// The order in which rows are trained on, as indices: the costliest first, so that the rows of a round, which ranks take side by side,
 /// cost alike. Depends on the rows alone.

@@ -3,6 +3,9 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/rng.hpp"
+#include "nn/peft.hpp"
 
 namespace prl::trainer {
 
@@ -21,7 +24,17 @@ nn::ModelConfig model_config(const PolicyOptions& options) {
   return config;
 }
 
+nn::TensorTablePtr trained_tensors(const PolicyOptions& options, const nn::ModelConfig& model) {
+  return options.lora ? nn::make_adapter_table(model, *options.lora) : nn::make_tensor_table(model);
+}
+
 namespace {
+
+/// Of a row's dropout masks: by its tokens, so that it does not matter which rank has the row, nor when.
+std::uint64_t dropout_seed(const PolicyOptions& options, PolicyVersion version, const wire::MicroBatch& row) {
+  const std::string_view ids(reinterpret_cast<const char*>(row.input_ids.data()), row.input_ids.size() * sizeof(row.input_ids[0]));
+  return mix_seed(options.seed, static_cast<std::uint64_t>(version.value), hash_bytes(ids));
+}
 
 std::vector<std::int32_t> cumulative(const wire::MicroBatch& row) {
   std::vector<std::int32_t> cu{0};
@@ -35,8 +48,11 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
     : options_(std::move(options)),
       runtime_(runtime),
       session_(runtime, options_.num_threads),
-      parameters_(runtime, model_config(options_)) {
-  if (options_.random_init)
+      parameters_(
+          [this, config = model_config(options_)] { return nn::Parameters(runtime_, config, trained_tensors(options_, config)); }()) {
+  if (options_.lora)
+    load_base();
+  else if (options_.random_init)
     parameters_.init_random(options_.seed);
   else
     nn::load_parameters(parameters_, options_.model);
@@ -50,17 +66,54 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
 
 Policy::~Policy() = default;
 
+void Policy::load_base() {
+  const PolicyVersion start{0};
+  nn::WeightsPtr base;
+  if (options_.random_init) {
+    nn::Parameters all(runtime_, config());
+    all.init_random(options_.seed);
+    for (nn::NamedParameter& p : parameters_.named())
+      if (!nn::is_lora(p.block)) runtime_->copy_within(p.value.data(), all.at(p.name).value.data(), p.value.num_bytes());
+    base = nn::make_weights(context(), all, options_.compute, start, true, nullptr);
+  } else {
+    nn::load_parameters(parameters_, options_.model);
+    base = nn::load_weights(context(), config(), options_.model, options_.compute, start, nullptr, true);
+  }
+  nn::init_adapter(parameters_, options_.seed);
+  auto known = std::make_shared<nn::Weights>(*base);
+  known->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(context(), *base));
+  base_ = known;
+}
+
+void Policy::save(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const {
+  if (options_.lora)
+    nn::save_merged(weights_, folder, options_.compute, companions, max_shard_bytes);
+  else
+    nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes);
+}
+
+void Policy::save_for_engines(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const {
+  if (!options_.lora) return save(folder, companions, max_shard_bytes);
+  nn::make_model_folder(folder,
+                        [&](const std::filesystem::path& temporary) { nn::save_peft_adapter(*weights_, *parameters_.table(), temporary); });
+}
+
 Tensor Policy::room_for_weights() {
-  return ops::shares_weights(context()) ? Tensor::empty(runtime_, parameters_.all_values().shape(), options_.compute) : Tensor();
+  return ops::shares_weights(context()) && !options_.lora ? Tensor::empty(runtime_, parameters_.all_values().shape(), options_.compute)
+                                                          : Tensor();
 }
 
 void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
-  weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded);
+  if (options_.lora)
+    weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, options_.compute, base_, version);
+  else
+    weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded);
 }
 
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
   const auto cu = cumulative(row);
-  return model_->forward(weights_, {row.input_ids, row.position_ids, cu}, targets_T, row.temperatures);
+  const std::uint64_t seed = options_.lora && options_.lora->dropout > 0 ? dropout_seed(options_, weights_->version, row) : 0;
+  return model_->forward(weights_, {row.input_ids, row.position_ids, cu, seed}, targets_T, row.temperatures);
 }
 
 nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {

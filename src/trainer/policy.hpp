@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
 #include "ops/context.hpp"
 #include "weights/manifest.hpp"
@@ -25,12 +26,15 @@ struct PolicyOptions {
   std::optional<std::int64_t> num_layers;     ///< keep only the first layers (with random_init)
   std::uint64_t seed = 0;                     ///< of random_init
   std::optional<nn::ModelConfig> shape{};     ///< with random_init: of this shape, and no folder is read
+  std::optional<nn::AdapterConfig> lora{};    ///< train this adapter (and its modules_to_save) instead of all weights
 };
 /// Of the model that a policy of these options trains. Error{kInvalidArgument} naming the key; errors of reading the folder.
 nn::ModelConfig model_config(const PolicyOptions& options);
+/// What such a policy trains. Error{kInvalidArgument} naming a pattern of `lora`.
+nn::TensorTablePtr trained_tensors(const PolicyOptions& options, const nn::ModelConfig& model);
 
 /// The model being trained: masters, gradients, the packed weights of the current version, and forward and backward over
-/// packed rows. One thread.
+/// packed rows. With `lora` masters and gradients are those of the adapter, and all versions share the base's packed weights. One thread.
 class Policy {
  public:
   /// Error{kNotFound|kCorrupt|...} from reading the folder.
@@ -50,6 +54,10 @@ class Policy {
   void refresh(PolicyVersion version, const Tensor& rounded = {});
   /// Memory for the next weights that an optimizer may fill on its way (Optimizer::step); undefined where the device packs weights anew.
   Tensor room_for_weights();
+  /// Writes the current weights as a model folder: the masters rounded to the compute dtype, or base and adapter merged.
+  void save(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const;
+  /// Writes what an engine needs that holds the base model: the adapter alone with `lora`, else all weights.
+  void save_for_engines(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const;
   /// Forward with a tape over one row, predicting targets_T (-1: nothing), then backward once.
   nn::TokenStats forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
   void backward(std::span<const float> dlogp_T) { model_->backward(dlogp_T); }
@@ -62,12 +70,15 @@ class Policy {
   weights::WeightManifest manifest();
 
  private:
+  void load_base();
+
   PolicyOptions options_;
   std::shared_ptr<DeviceRuntime> runtime_;
   ops::OpSession session_;
   nn::Parameters parameters_;
   std::unique_ptr<nn::TrainableModel> model_;
   std::unique_ptr<nn::InferenceModel> probe_model_;
+  nn::WeightsPtr base_;  ///< with `lora`: what the adapter adapts
   nn::WeightsPtr weights_;
 };
 

@@ -67,7 +67,7 @@ class RlTraining final : public Training {
     CheckpointOptions saved = options_.checkpoint.value_or(CheckpointOptions{});
     if (!options_.checkpoint) saved.companions.folder = policy.options().model;
     publication.save = [&policy, saved](const std::filesystem::path& folder) {
-      nn::save_pretrained(policy.parameters(), folder, policy.options().compute, saved.companions, saved.max_shard_bytes);
+      policy.save_for_engines(folder, saved.companions, saved.max_shard_bytes);
     };
     channel_->publish(std::move(publication));
     return true;

@@ -1,0 +1,207 @@
+#include "nn/peft.hpp"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <boost/json.hpp>
+#include <map>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "io/safetensors.hpp"
+#include "nn/models/config_reader.hpp"
+#include "nn/stored_weights.hpp"
+
+namespace prl::nn {
+namespace fs = std::filesystem;
+namespace json = boost::json;
+namespace {
+
+constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
+
+/// Keys that change what an adapter computes and that this build does not know, with what they are.
+constexpr std::pair<const char*, const char*> kRefused[] = {
+    {"use_dora", "DoRA (use_dora)"},
+    {"lora_bias", "biases of B (lora_bias)"},
+    {"fan_in_fan_out", "transposed weights (fan_in_fan_out)"},
+    {"layer_replication", "repeated layers (layer_replication)"},
+    {"use_qalora", "QALoRA (use_qalora)"},
+    {"alora_invocation_tokens", "activated LoRA (alora_invocation_tokens)"},
+    {"arrow_config", "Arrow routing (arrow_config)"},
+    {"trainable_token_indices", "trained rows of the embedding (trainable_token_indices)"},
+    {"target_parameters", "adapters of bare parameters (target_parameters)"},
+};
+
+bool is_set(const json::value& value) {
+  if (value.is_bool()) return value.get_bool();
+  if (value.is_array()) return !value.get_array().empty();
+  if (value.is_object()) return !value.get_object().empty();
+  return !value.is_null();
+}
+
+std::vector<std::string> names_of(const json::object& object, const char* key, const std::string& subject) {
+  const json::value* value = object.if_contains(key);
+  if (value == nullptr || value->is_null()) return {};
+  if (value->is_string()) return {std::string(value->get_string())};
+  std::vector<std::string> out;
+  if (value->is_array())
+    for (const json::value& item : value->get_array())
+      if (item.is_string()) out.emplace_back(item.get_string());
+  if (!value->is_array() || out.size() != value->get_array().size())
+    fail(ErrorCode::kCorrupt, "{}: key '{}' must be text or a list of text", subject, key);
+  return out;
+}
+
+template <typename T>
+std::vector<std::pair<std::string, T>> pattern_of(const json::object& object, const char* key, const std::string& subject) {
+  std::vector<std::pair<std::string, T>> out;
+  const json::value* value = object.if_contains(key);
+  if (value == nullptr || value->is_null()) return out;
+  if (!value->is_object()) fail(ErrorCode::kCorrupt, "{}: key '{}' must be an object of numbers", subject, key);
+  for (const auto& [pattern, number] : value->get_object()) {
+    if (!number.is_number()) fail(ErrorCode::kCorrupt, "{}: '{}' of key '{}' must be a number", subject, std::string(pattern), key);
+    out.emplace_back(std::string(pattern), number.template to_number<T>());
+  }
+  return out;
+}
+
+/// A and B of one module in a file.
+struct StoredPair {
+  const io::SafetensorsEntry* a = nullptr;
+  const io::SafetensorsEntry* b = nullptr;
+};
+
+[[noreturn]] void fail_other_base(const fs::path& file, const std::string& name, const std::string& wanted, const std::string& found) {
+  fail(ErrorCode::kInvalidArgument, "{}: tensor '{}' has shape {}, this base model wants {}: the adapter is of another model",
+       file.string(), name, found, wanted);
+}
+
+std::string shape_text(const io::SafetensorsEntry& entry) { return fmt::format("[{}]", fmt::join(entry.shape, ", ")); }
+
+/// The pairs of a file by module; every tensor is one of them.
+std::map<std::string, StoredPair> pairs_of(const io::SafetensorsFile& file, const AdapterConfig& config) {
+  std::map<std::string, StoredPair> pairs;
+  for (const io::SafetensorsEntry& entry : file.entries()) {
+    std::string name = entry.name;
+    if (!name.starts_with(kPeftPrefix))
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' does not begin with '{}', as those of an adapter do", file.path().string(), name,
+           kPeftPrefix);
+    name.erase(0, std::string_view(kPeftPrefix).size());
+    const bool is_a = name.ends_with(".lora_A.weight"), is_b = name.ends_with(".lora_B.weight");
+    if (name.find("lora_magnitude_vector") != std::string::npos)
+      fail(ErrorCode::kNotImplemented, "{}: tensor '{}' belongs to DoRA, which this build does not have", file.path().string(), entry.name);
+    if (!is_a && !is_b) {
+      if (!config.modules_to_save.empty()) continue;
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is neither a lora_A nor a lora_B weight", file.path().string(), entry.name);
+    }
+    StoredPair& pair = pairs[module_of(module_of(name))];
+    (is_a ? pair.a : pair.b) = &entry;
+  }
+  for (const auto& [module, pair] : pairs)
+    if (pair.a == nullptr || pair.b == nullptr)
+      fail(ErrorCode::kCorrupt, "{}: module '{}' has no {}", file.path().string(), module, pair.a == nullptr ? "lora_A" : "lora_B");
+  return pairs;
+}
+
+/// Checks the shapes of a pair against the matrix it adapts. Its rank.
+std::int64_t check_pair(const fs::path& file, const std::string& module, const StoredPair& pair, const TensorSpec& of,
+                        const AdapterConfig& config, const PeftLimits& limits) {
+  for (const io::SafetensorsEntry* entry : {pair.a, pair.b}) {
+    if (entry->shape.size() != 2 || entry->shape[entry == pair.a ? 0 : 1] < 1)
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' has shape {}, wanted a matrix", file.string(), entry->name, shape_text(*entry));
+    if (entry->type != io::StoredType::kF32 && entry->type != io::StoredType::kBF16 && entry->type != io::StoredType::kF16)
+      fail(ErrorCode::kCorrupt, "{}: tensor '{}' is stored as {}, wanted F32, BF16 or F16", file.string(), entry->name,
+           io::to_string(entry->type));
+  }
+  const std::int64_t rank = pair.a->shape[0];
+  if (pair.a->shape[1] != of.shape[1]) fail_other_base(file, pair.a->name, fmt::format("[rank, {}]", of.shape[1]), shape_text(*pair.a));
+  if (pair.b->shape[0] != of.shape[0]) fail_other_base(file, pair.b->name, fmt::format("[{}, rank]", of.shape[0]), shape_text(*pair.b));
+  if (pair.b->shape[1] != rank)
+    fail(ErrorCode::kCorrupt, "{}: lora_A of '{}' has rank {}, its lora_B {}", file.string(), module, rank, pair.b->shape[1]);
+  if (const std::int64_t wanted = scale_of(config, module).rank; wanted != rank)
+    fail(ErrorCode::kCorrupt, "{}: module '{}' has rank {}, {} says {}", file.string(), module, rank, kPeftConfig, wanted);
+  if (rank > limits.max_rank)
+    fail(ErrorCode::kInvalidArgument, "{}: module '{}' has rank {}, the largest that is served is {} (max_lora_rank)", file.string(),
+         module, rank, limits.max_rank);
+  return rank;
+}
+
+}  // namespace
+
+AdapterConfig load_peft_config(const fs::path& folder) {
+  const fs::path path = folder / kPeftConfig;
+  std::error_code ec;
+  if (!fs::exists(path, ec))
+    fail(ErrorCode::kNotFound, "{}: there is no {}; an adapter is a folder with it and {}", folder.string(), kPeftConfig, kPeftTensors);
+  const std::string text = read_file(path, kMaxConfigBytes), subject = path.string();
+  boost::system::error_code bad;
+  const json::value root = json::parse(text, bad);
+  if (bad || !root.is_object()) fail(ErrorCode::kCorrupt, "{} is no JSON object", subject);
+  const json::object& object = root.get_object();
+  const ConfigReader reader(subject, object);
+  reader.require_string("peft_type", "", "LORA");
+  reader.require_string("bias", "none", "none");
+  for (const auto& [key, what] : kRefused)
+    if (const json::value* value = object.if_contains(key); value != nullptr && is_set(*value))
+      fail(ErrorCode::kNotImplemented, "{}: the adapter uses {}, which this build does not have", subject, what);
+  AdapterConfig config;
+  config.rank = reader.integer("r", std::nullopt, 1, ops::kMaxLoraRank);
+  config.alpha = reader.number("lora_alpha", std::nullopt, 0, 1e9);
+  config.dropout = reader.number("lora_dropout", 0.0, 0, 1);
+  config.rank_stabilized = reader.boolean("use_rslora", false);
+  config.base_model = reader.string("base_model_name_or_path", "");
+  config.target_modules = names_of(object, "target_modules", subject);
+  config.modules_to_save = names_of(object, "modules_to_save", subject);
+  config.rank_pattern = pattern_of<std::int64_t>(object, "rank_pattern", subject);
+  config.alpha_pattern = pattern_of<double>(object, "alpha_pattern", subject);
+  return config;
+}
+
+AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const fs::path& folder, DType dtype, const PeftLimits& limits,
+                             bool with_backward) {
+  const AdapterConfig adapter = load_peft_config(folder);
+  if (!adapter.modules_to_save.empty() && !limits.may_replace_modules)
+    fail(ErrorCode::kInvalidArgument,
+         "{}: the adapter replaces whole modules ({}), which cannot be served beside others: merge it into its base with prl convert",
+         (folder / kPeftConfig).string(), fmt::join(adapter.modules_to_save, ", "));
+  const io::SafetensorsFile file = io::SafetensorsFile::open(folder / kPeftTensors);
+  const std::map<std::string, StoredPair> pairs = pairs_of(file, adapter);
+  const TensorTablePtr of_model = make_tensor_table(config);
+  std::map<std::string, AdapterScale> scales;
+  std::vector<io::SafetensorsRef> all;
+  for (const auto& [module, pair] : pairs) {
+    const auto of = std::ranges::find(of_model->tensors(), module + ".weight", &TensorSpec::name);
+    if (of == of_model->tensors().end() || !lora_b_of(of->slot))
+      fail(ErrorCode::kInvalidArgument, "{}: module '{}' is none of this {} model that takes an adapter", file.path().string(), module,
+           config.model_type);
+    AdapterScale scale = scale_of(adapter, module);
+    scale.rank = check_pair(file.path(), module, pair, *of, adapter, limits);
+    scales[module] = scale;
+    all.push_back({&file, pair.a});
+    all.push_back({&file, pair.b});
+  }
+  if (pairs.empty()) fail(ErrorCode::kCorrupt, "{}: there is no lora_A in it", file.path().string());
+  check_finite(all, dtype, *ctx.pool);
+  TensorTablePtr table = make_adapter_table(config, [&](const std::string& module) -> std::optional<AdapterScale> {
+    const auto found = scales.find(module);
+    return found == scales.end() ? std::nullopt : std::optional(found->second);
+  });
+  const auto pack = [&](const BlockSpec& block) {
+    const Tensor values = Tensor::empty(ctx.runtime, block.shape, DType::kF32);
+    auto* to = values.as<std::byte>();
+    for (const TensorSpec& spec : table->tensors_of(block)) {
+      const StoredPair& pair = pairs.at(module_of(module_of(spec.name)));
+      std::vector<float> read(static_cast<std::size_t>(spec.num_elements()));
+      file.read_f32(is_lora_a(block.kind) ? *pair.a : *pair.b, 0, read);
+      ctx.runtime->copy_from_host(to, read.data(), read.size() * sizeof(float));
+      to += read.size() * sizeof(float);
+    }
+    return ops::pack_linear(ctx, values, {}, dtype, with_backward);
+  };
+  AdapterPtr made = make_adapter(adapter, config, table, dtype, pack);
+  file.check_whole();
+  return made;
+}
+
+}  // namespace prl::nn

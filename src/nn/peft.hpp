@@ -1,0 +1,44 @@
+#pragma once
+
+#include <filesystem>
+
+#include "nn/adapter.hpp"
+#include "nn/weight_files.hpp"
+#include "nn/weights.hpp"
+
+namespace prl::nn {
+
+// Adapters as PEFT stores them: a folder of adapter_config.json and adapter_model.safetensors, whose tensors are named
+// "base_model.model.<module>.lora_A.weight" [rank, inputs] and ".lora_B.weight" [outputs, rank].
+
+inline constexpr const char* kPeftConfig = "adapter_config.json";
+inline constexpr const char* kPeftTensors = "adapter_model.safetensors";
+inline constexpr const char* kPeftPrefix = "base_model.model.";
+
+struct PeftLimits {
+  std::int64_t max_rank = ops::kMaxLoraRank;
+  /// Otherwise an adapter with modules_to_save is refused: they would replace tensors of the base model.
+  bool may_replace_modules = false;
+};
+
+/// Reads the configuration alone. Error{kNotFound|kCorrupt} names the file and the key; {kNotImplemented} what this build has not: DoRA,
+/// biases, other kinds of adapters.
+AdapterConfig load_peft_config(const std::filesystem::path& folder);
+
+/// Reads an adapter of a model of `config` and packs it in `dtype`. `with_backward` for a trainer.
+///
+/// Errors  those of load_peft_config(); {kCorrupt} names file and tensor: truncated, not finite, an A without its B, a tensor that is no
+///         part of an adapter; {kInvalidArgument}: made for a model of other shapes, a rank above the limit, modules_to_save.
+AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType dtype,
+                             const PeftLimits& limits = {}, bool with_backward = false);
+
+/// Writes the adapter of `weights`, and the modules that were trained whole, into an existing folder, in the dtype it computes in.
+void save_peft_adapter(const Weights& weights, const TensorTable& trained, const std::filesystem::path& folder);
+
+/// The tensors of `weights` with the adapter added: W + scale * B A in fp32, for a writer that rounds them. They refer to `weights`.
+std::vector<WeightSource> merged_sources(const WeightsPtr& weights);
+/// Writes them as a model folder, as save_pretrained() does.
+void save_merged(const WeightsPtr& weights, const std::filesystem::path& folder, DType dtype, const Companions& companions = {},
+                 std::uint64_t max_shard_bytes = 5'000'000'000ULL);
+
+}  // namespace prl::nn

@@ -1,0 +1,177 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <boost/json.hpp>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "nn/models/config_reader.hpp"
+#include "nn/peft.hpp"
+
+namespace prl::nn {
+namespace fs = std::filesystem;
+namespace json = boost::json;
+namespace {
+
+/// Rows of a packed matrix, one after the other.
+std::vector<float> unpacked(const ops::LinearWeight& weight, std::int64_t first_row, std::int64_t num_rows) {
+  const auto cols = static_cast<std::size_t>(weight.num_inputs());
+  std::vector<float> out(static_cast<std::size_t>(num_rows) * cols);
+  for (std::int64_t row = 0; row < num_rows; ++row) weight.unpack_row(first_row + row, out.data() + static_cast<std::size_t>(row) * cols);
+  return out;
+}
+
+WeightSource source_of(std::string name, Shape shape, std::shared_ptr<const std::vector<float>> values) {
+  return {std::move(name), shape,
+          [values](std::int64_t first, std::span<float> out) { std::copy_n(values->begin() + first, out.size(), out.begin()); }};
+}
+
+/// The rows of a tensor as the base model has them.
+void read_base(const Weights& weights, const TensorSpec& spec, std::size_t block, std::int64_t first, std::span<float> out) {
+  const Weights::PackedBlock& from = weights.blocks[block];
+  const std::int64_t cols = spec.is_matrix() ? spec.shape[1] : 1, row = spec.first_row + first / cols;
+  const auto rows = static_cast<std::int64_t>(out.size()) / cols;
+  if (!from.plain.defined()) {
+    for (std::int64_t i = 0; i < rows; ++i) from.packed->unpack_row(row + i, out.data() + i * cols);
+    return;
+  }
+  DeviceRuntime& runtime = *from.plain.runtime();
+  if (from.plain.dtype() == DType::kF32) {
+    runtime.copy_to_host(out.data(), from.plain.as<float>() + row * cols, out.size_bytes());
+    return;
+  }
+  std::vector<BFloat16> low(out.size());
+  runtime.copy_to_host(low.data(), from.plain.as<BFloat16>() + row * cols, low.size() * sizeof(BFloat16));
+  std::ranges::transform(low, out.begin(), [](BFloat16 v) { return to_f32(v); });
+}
+
+/// The part of an adapter that a tensor of the model has; nullptr for none.
+struct FoundPart {
+  const ops::LoraWeight* weight = nullptr;
+  const ops::LoraPart* part = nullptr;
+};
+FoundPart part_of(const Weights& weights, const TensorSpec& spec) {
+  if (weights.adapter == nullptr || !spec.is_matrix()) return {};
+  const ops::LoraWeight* weight = weights.adapter->find(spec.block, spec.layer);
+  if (weight == nullptr) return {};
+  for (const ops::LoraPart& part : weight->parts)
+    if (part.first_output == spec.first_row) return {weight, &part};
+  return {};
+}
+
+/// out[n, k] += scale * sum_r B[n, r] A[r, k], in order of r.
+void add_product(const FoundPart& found, std::int64_t first_row, std::int64_t cols, std::span<float> out) {
+  const std::vector<float> a = unpacked(*found.weight->a, found.part->first_rank, found.part->rank);
+  std::vector<float> b(static_cast<std::size_t>(found.part->rank)), sum(static_cast<std::size_t>(cols));
+  for (std::size_t row = 0; row < out.size() / static_cast<std::size_t>(cols); ++row) {
+    found.part->b->unpack_row(first_row + static_cast<std::int64_t>(row), b.data());
+    std::ranges::fill(sum, 0.0f);
+    for (std::size_t r = 0; r < b.size(); ++r)
+      for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += b[r] * a[r * sum.size() + k];
+    for (std::size_t k = 0; k < sum.size(); ++k) out[row * sum.size() + k] += found.part->scale * sum[k];
+  }
+}
+
+/// Names of adapted modules as PEFT matches them: the last component where every layer has it, else whole names.
+std::vector<std::string> targets_of(const Adapter& adapter) {
+  std::map<std::string, std::vector<std::string>> by_kind;
+  for (const TensorSpec& spec : adapter.table->tensors())
+    if (is_lora_a(spec.block)) {
+      const std::string module = module_of(module_of(spec.name));
+      by_kind[module.substr(module.rfind('.') + 1)].push_back(module);
+    }
+  std::vector<std::string> out;
+  for (const auto& [kind, modules] : by_kind) {
+    if (modules.size() == adapter.layers.size())
+      out.push_back(kind);
+    else
+      out.insert(out.end(), modules.begin(), modules.end());
+  }
+  std::ranges::sort(out);
+  return out;
+}
+
+json::object peft_config_json(const Adapter& adapter, const std::vector<std::string>& saved) {
+  const AdapterConfig& c = adapter.config;
+  json::object ranks, alphas;
+  for (const auto& [pattern, rank] : c.rank_pattern) ranks[pattern] = rank;
+  for (const auto& [pattern, alpha] : c.alpha_pattern) alphas[pattern] = alpha;
+  json::object out{{"peft_type", "LORA"},
+                   {"task_type", "CAUSAL_LM"},
+                   {"base_model_name_or_path", c.base_model},
+                   {"r", c.rank},
+                   {"lora_alpha", c.alpha},
+                   {"lora_dropout", c.dropout},
+                   {"bias", "none"},
+                   {"target_modules", json::value_from(targets_of(adapter))},
+                   {"modules_to_save", saved.empty() ? json::value(nullptr) : json::value_from(saved)},
+                   {"rank_pattern", ranks},
+                   {"alpha_pattern", alphas},
+                   {"use_rslora", c.rank_stabilized},
+                   {"use_dora", false},
+                   {"fan_in_fan_out", false},
+                   {"init_lora_weights", true},
+                   {"inference_mode", true}};
+  if (c.alpha == static_cast<double>(static_cast<std::int64_t>(c.alpha))) out["lora_alpha"] = static_cast<std::int64_t>(c.alpha);
+  return out;
+}
+
+/// The adapter's tensors, and the modules that are trained whole, under PEFT's names.
+std::vector<WeightSource> peft_sources(const Weights& weights, const TensorTable& trained) {
+  std::vector<WeightSource> sources;
+  for (const TensorSpec& spec : weights.table->tensors()) {
+    if (const FoundPart found = part_of(weights, spec); found.part != nullptr) {
+      const std::string name = std::string(kPeftPrefix) + module_of(spec.name);
+      const ops::LoraPart& part = *found.part;
+      sources.push_back(source_of(name + ".lora_A.weight", {part.rank, found.weight->a->num_inputs()},
+                                  std::make_shared<std::vector<float>>(unpacked(*found.weight->a, part.first_rank, part.rank))));
+      sources.push_back(source_of(name + ".lora_B.weight", {part.num_outputs, part.rank},
+                                  std::make_shared<std::vector<float>>(unpacked(*part.b, 0, part.num_outputs))));
+    }
+    if (std::ranges::find(trained.tensors(), spec.name, &TensorSpec::name) == trained.tensors().end()) continue;
+    auto values = std::make_shared<std::vector<float>>(static_cast<std::size_t>(spec.num_elements()));
+    read_base(weights, spec, weights.table->find(spec.block, spec.layer), 0, *values);
+    sources.push_back(source_of(std::string(kPeftPrefix) + spec.name, spec.shape, values));
+  }
+  return sources;
+}
+
+}  // namespace
+
+void save_peft_adapter(const Weights& weights, const TensorTable& trained, const fs::path& folder) {
+  PRL_CHECK(weights.adapter != nullptr, "weights without an adapter");
+  std::set<std::string> saved;
+  for (const TensorSpec& spec : trained.tensors())
+    if (!is_lora(spec.block)) {
+      const std::string module = module_of(spec.name);
+      saved.insert(module.substr(module.rfind('.') + 1));
+    }
+  const std::vector<WeightSource> sources = peft_sources(weights, trained);
+  write_weight_files(
+      folder, sources,
+      {.dtype = weights.adapter->dtype, .max_shard_bytes = std::numeric_limits<std::uint64_t>::max(), .stem = "adapter_model"});
+  write_file_atomic(folder / kPeftConfig, pretty_json(peft_config_json(*weights.adapter, {saved.begin(), saved.end()})));
+}
+
+std::vector<WeightSource> merged_sources(const WeightsPtr& weights) {
+  std::vector<WeightSource> sources;
+  for (const TensorSpec& spec : weights->table->tensors()) {
+    const std::size_t block = weights->table->find(spec.block, spec.layer);
+    sources.push_back({spec.name, spec.shape, [weights, spec, block](std::int64_t first, std::span<float> out) {
+                         read_base(*weights, spec, block, first, out);
+                         const FoundPart found = part_of(*weights, spec);
+                         if (found.part != nullptr) add_product(found, first / spec.shape[1], spec.shape[1], out);
+                       }});
+  }
+  return sources;
+}
+
+void save_merged(const WeightsPtr& weights, const fs::path& folder, DType dtype, const Companions& companions,
+                 std::uint64_t max_shard_bytes) {
+  save_model_folder(weights->config, merged_sources(weights), folder, dtype, companions, max_shard_bytes);
+}
+
+}  // namespace prl::nn
