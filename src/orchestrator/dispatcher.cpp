@@ -27,6 +27,7 @@ Dispatcher::Dispatcher(DispatcherOptions options, std::function<TaskRef()> draw,
   const std::int64_t largest_group = *std::max_element(sizes.begin(), sizes.end());
   if (!(options_.oversampling_factor >= 1))
     fail(ErrorCode::kInvalidArgument, "oversampling_factor = {}: wanted at least 1", options_.oversampling_factor);
+  if (options_.tasks_per_minute) rate_.emplace(*options_.tasks_per_minute);
   if (options_.max_async_level < 0 || options_.max_off_policy_steps < 0)
     fail(ErrorCode::kInvalidArgument, "max_async_level {} and max_off_policy_steps {} must not be negative", options_.max_async_level,
          options_.max_off_policy_steps);
@@ -93,16 +94,12 @@ bool Dispatcher::wants_group() const noexcept {
          static_cast<double>(num_missing) * (is_lock_step() || options_.ordered ? options_.oversampling_factor : 1.0);
 }
 
-bool Dispatcher::take_token(net::TimePoint now) {
-  if (!options_.tasks_per_minute) return true;
-  const double burst = std::max(1.0, *options_.tasks_per_minute / 60.0);
-  if (!bucket_time_)
-    bucket_ = burst;
-  else
-    bucket_ = std::min(burst, bucket_ + std::chrono::duration<double>(now - *bucket_time_).count() * *options_.tasks_per_minute / 60.0);
-  bucket_time_ = now;
-  if (bucket_ < 1.0) return false;
-  bucket_ -= 1.0;
+bool TaskRate::take(net::TimePoint now) {
+  const double burst = std::max(1.0, per_minute_ / 60.0);
+  tokens_ = filled_at_ ? std::min(burst, tokens_ + std::chrono::duration<double>(now - *filled_at_).count() * per_minute_ / 60.0) : burst;
+  filled_at_ = now;
+  if (tokens_ < 1.0) return false;
+  tokens_ -= 1.0;
   return true;
 }
 
@@ -117,10 +114,6 @@ std::int64_t Dispatcher::num_open_rollouts() const noexcept {
   std::int64_t sum = 0;
   for (const auto& [id, group] : groups_) sum += group.size;
   return sum;
-}
-
-std::int64_t Dispatcher::group_size_of(const TaskRef& task) const {
-  return options_.group_sizes.empty() ? options_.group_size : options_.group_sizes.at(static_cast<std::size_t>(task.env_idx));
 }
 
 void Dispatcher::fill(std::int64_t id, Group& group, std::int64_t& inflight, DispatchPlan& plan) {
@@ -143,11 +136,11 @@ DispatchPlan Dispatcher::plan(net::TimePoint now) {
   std::int64_t inflight = num_inflight();
   // Groups that were opened go on even while the gate is closed: they are scored together.
   for (auto& [id, group] : groups_) fill(id, group, inflight, plan);
-  while (!plan.is_gate_closed && inflight < max_inflight_ && wants_group() && take_token(now)) {
+  while (!plan.is_gate_closed && inflight < max_inflight_ && wants_group() && (!rate_ || rate_->take(now))) {
     const std::int64_t id = next_group_++;
     Group& group = groups_[id];
     const TaskRef task = next_task();
-    group = Group{.task = task, .step = step_, .ordinal = ordinal_++, .version = version_, .size = group_size_of(task)};
+    group = Group{.task = task, .step = step_, .ordinal = ordinal_++, .version = version_, .size = options_.group_size_of(task.env_idx)};
     fill(id, group, inflight, plan);
   }
   return plan;

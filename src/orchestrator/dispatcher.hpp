@@ -28,6 +28,24 @@ struct DispatcherOptions {
   bool ordered = false;                    ///< replayable: decisions depend on groups closed in order alone
   std::optional<double> tasks_per_minute;  ///< most groups opened per minute
   std::optional<std::int64_t> max_steps;
+
+  /// Rollouts of a task of environment `env_idx`.
+  std::int64_t group_size_of(std::int64_t env_idx) const {
+    return group_sizes.empty() ? group_size : group_sizes.at(static_cast<std::size_t>(env_idx));
+  }
+};
+
+/// A token bucket that holds one second's worth of tasks, at least one; full at first.
+class TaskRate {
+ public:
+  explicit TaskRate(double tasks_per_minute) : per_minute_(tasks_per_minute) {}
+  /// Takes the token of one task; false if there is none at `now`.
+  bool take(net::TimePoint now);
+
+ private:
+  double per_minute_;
+  std::optional<net::TimePoint> filled_at_;
+  double tokens_ = 0;
 };
 
 struct EpisodeStart {
@@ -113,11 +131,9 @@ class Dispatcher {
   bool wants_group() const noexcept;
   /// Batches, from the one in collection on, that may hold rollouts of `start`; <= 0: it is stale.
   std::int64_t num_batches_for(PolicyVersion start) const noexcept { return start.value + lag_limit_ + 2 - step_; }
-  bool take_token(net::TimePoint now);
   TaskRef next_task();
   /// Rollouts of the open groups.
   std::int64_t num_open_rollouts() const noexcept;
-  std::int64_t group_size_of(const TaskRef& task) const;
   /// Starts rollouts of the group while permits are left.
   void fill(std::int64_t id, Group& group, std::int64_t& inflight, DispatchPlan& plan);
 
@@ -133,8 +149,7 @@ class Dispatcher {
   std::int64_t num_started_ = 0;
   std::map<std::int64_t, Group> groups_;
   std::deque<TaskRef> pending_tasks_;
-  std::optional<net::TimePoint> bucket_time_;
-  double bucket_ = 0;
+  std::optional<TaskRate> rate_;
 };
 
 }  // namespace prl::orchestrator

@@ -23,7 +23,7 @@ JinjaTemplate::~JinjaTemplate() = default;
 std::string JinjaTemplate::render(const boost::json::object& variables, const std::function<std::time_t()>& clock) const {
   std::vector<std::pair<std::string, jinja::Value>> values;
   for (const auto& member : variables)
-    values.emplace_back(std::string(member.key().data(), member.key().size()), jinja::Value::from_json(member.value()));
+    values.emplace_back(std::string(member.key().data(), member.key().size()), jinja::from_json(member.value()));
   jinja::Interpreter interpreter(
       jinja::Limits{}, clock ? clock : [] { return std::time(nullptr); });
   return interpreter.run(impl_->body, std::move(values));

@@ -4,6 +4,7 @@
 
 #include "text/jinja/interpreter.hpp"
 #include "text/jinja/markup.hpp"
+#include "text/jinja/operators.hpp"
 #include "text/jinja/string_ops.hpp"
 #include "text/utf8.hpp"
 
@@ -271,7 +272,7 @@ class BraceFormatter {
     const std::string spec = rest.empty() ? "" : run(rest.substr(1), depth + 1);
     if (conversion == 'r' || conversion == 'a') {
       Args one{{value}, {}};
-      value = percent_format(interpreter_, Value(conversion == 'r' ? "%r" : "%a"), Value::tuple({value}));
+      value = percent_format(interpreter_, Value(conversion == 'r' ? "%r" : "%a"), make_tuple({value}));
     } else if (conversion == 's') {
       value = Value(value.str());
     } else if (conversion != '\0') {
@@ -312,8 +313,8 @@ class BraceFormatter {
       const std::string part(rest.substr(1, stop - 1));
       if (part.empty()) interpreter_.fail("Empty attribute in format string");
       const bool is_number = part.size() < 10 && part.find_first_not_of("0123456789") == std::string::npos;
-      value = is_attribute ? interpreter_.get_attribute(value, part)
-                           : interpreter_.get_item(value, is_number ? Value(static_cast<Int>(std::stol(part))) : Value(part));
+      value = is_attribute ? get_attribute(interpreter_, value, part)
+                           : get_item(interpreter_, value, is_number ? Value(static_cast<Int>(std::stol(part))) : Value(part));
       rest.remove_prefix(is_attribute ? stop : stop + 1);
       if (!is_attribute && !rest.empty() && rest[0] != '.' && rest[0] != '[')
         interpreter_.fail("Only '.' or '[' may follow ']' in format field specifier");
@@ -322,7 +323,7 @@ class BraceFormatter {
   }
 
   Value named(const std::string& name) const {
-    if (mapping_ != nullptr) return interpreter_.get_item(*mapping_, Value(name));
+    if (mapping_ != nullptr) return get_item(interpreter_, *mapping_, Value(name));
     for (const auto& [key, value] : args_.keyword)
       if (key == name) return value;
     interpreter_.fail("str.format has no value for the field '" + name + "'");
@@ -339,7 +340,7 @@ class BraceFormatter {
 }  // namespace
 
 Value brace_format(Interpreter& interpreter, const Value& text, const Args& args, const Value* mapping) {
-  return Value::text(BraceFormatter(interpreter, args, mapping, text.is_markup()).run(text.string(), 1), text.is_markup());
+  return make_text(BraceFormatter(interpreter, args, mapping, text.is_markup()).run(text.string(), 1), text.is_markup());
 }
 
 }  // namespace prl::text::jinja

@@ -4,6 +4,7 @@
 
 #include "text/jinja/interpreter.hpp"
 #include "text/jinja/markup.hpp"
+#include "text/jinja/operators.hpp"
 #include "text/jinja/string_ops.hpp"
 #include "text/utf8.hpp"
 
@@ -27,7 +28,7 @@ Value text_result(Interpreter& interpreter, std::string text) {
 bool is_soft_markup(const Value& input) { return input.is_markup(); }
 Value soft_result(Interpreter& interpreter, std::string text, const Value& input) {
   interpreter.charge_bytes(text.size());
-  return Value::text(std::move(text), is_soft_markup(input));
+  return make_text(std::move(text), is_soft_markup(input));
 }
 
 Value filter_default(Interpreter& i, const Value& input, Args& args) {
@@ -175,7 +176,7 @@ Value filter_tojson(Interpreter& i, const Value& input, Args& args) {
     options.item_separator = ",";
   }
   if (reader.has(2) && !reader.required(2).is_none()) {
-    const std::vector<Value> pair = i.iterate(reader.required(2));
+    const std::vector<Value> pair = iterate(i, reader.required(2));
     if (pair.size() != 2 || !pair[0].is_string() || !pair[1].is_string()) i.fail("tojson: separators must be two strings");
     options.item_separator = pair[0].string();
     options.key_separator = pair[1].string();
@@ -192,36 +193,36 @@ Value filter_escape(Interpreter& i, const Value& input, Args& args) {
   if (input.is_markup() && !kForce) return input;
   std::string out = escape_html(input.str());
   i.charge_bytes(out.size());
-  return Value::markup(std::move(out));
+  return make_markup(std::move(out));
 }
 
 Value filter_safe(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "safe", args, {});
-  return Value::markup(input.str());
+  return make_markup(input.str());
 }
 
 Value filter_format(Interpreter& i, const Value& input, Args& args) {
-  const Value soft = Value::text(input.str(), input.is_markup());
+  const Value soft = make_text(input.str(), input.is_markup());
   if (!args.positional.empty() && !args.keyword.empty()) i.fail("can't handle positional and keyword arguments at the same time");
   if (!args.keyword.empty()) {
     std::vector<std::pair<Value, Value>> entries;
     for (auto& [name, value] : args.keyword) entries.emplace_back(Value(name), value);
-    return percent_format(i, soft, Value::dict(std::move(entries)));
+    return percent_format(i, soft, make_dict(std::move(entries)));
   }
-  return percent_format(i, soft, Value::tuple(args.positional));
+  return percent_format(i, soft, make_tuple(args.positional));
 }
 
 Value filter_truncate(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "truncate", args, {"length", "killwords", "end", "leeway"});
   const std::string end = reader.has(2) ? reader.string(2) : "...";
-  const std::int64_t length = reader.int_or(0, 255), leeway = reader.int_or(3, 5);
-  const auto size = static_cast<std::int64_t>(i.length(input)), end_size = static_cast<std::int64_t>(count_code_points(end));
-  if (length < end_size) i.fail("truncate: length is smaller than the end mark");
+  const std::int64_t bound = reader.int_or(0, 255), leeway = reader.int_or(3, 5);
+  const auto size = static_cast<std::int64_t>(length(i, input)), end_size = static_cast<std::int64_t>(count_code_points(end));
+  if (bound < end_size) i.fail("truncate: length is smaller than the end mark");
   if (leeway < 0) i.fail("truncate: leeway is negative");
-  if (size <= length + leeway) return input;
+  if (size <= bound + leeway) return input;
   if (!input.is_string()) i.fail("'" + input.type_name() + "' object has no attribute 'rsplit'");
   const std::string& text = input.string();
-  std::string cut = text.substr(0, byte_of_code_point(text, static_cast<std::size_t>(length - end_size)));
+  std::string cut = text.substr(0, byte_of_code_point(text, static_cast<std::size_t>(bound - end_size)));
   if (!reader.bool_or(1, false))
     if (const std::size_t space = cut.rfind(' '); space != std::string::npos) cut.resize(space);
   return soft_result(i, cut + (input.is_markup() ? escape_html(end) : end), input);
@@ -273,9 +274,9 @@ Value filter_urlencode(Interpreter& i, const Value& input, Args& args) {
     return text_result(i, url_quote(input.str(), false));
   if (input.is_string()) return text_result(i, url_quote(input.string(), false));
   std::string out;
-  for (const Value& pair : input.is_dict() ? i.call(*find_method(input, "items"), none).list().items : i.iterate(input)) {
-    const std::vector<Value> parts = i.iterate(pair);
-    if (parts.size() != 2) i.fail("urlencode: wanted pairs, found " + pair.repr());
+  for (const Value& pair : input.is_dict() ? i.call(*find_method(input, "items"), none).list().items : iterate(i, input)) {
+    const std::vector<Value> parts = iterate(i, pair);
+    if (parts.size() != 2) i.fail("urlencode: wanted pairs, found " + repr(pair));
     out += (out.empty() ? "" : "&") + url_quote(parts[0].str(), true) + "=" + url_quote(parts[1].str(), true);
   }
   return text_result(i, std::move(out));
@@ -288,7 +289,7 @@ Value filter_attr(Interpreter& i, const Value& input, Args& args) {
   if (input.is_object())
     if (auto value = input.object().attribute(name)) return *value;
   if (auto method = find_method(input, name)) return *method;
-  return Value::undefined("'" + input.type_name() + " object' has no attribute '" + name + "'");
+  return make_undefined("'" + input.type_name() + " object' has no attribute '" + name + "'");
 }
 
 template <std::string (*kMap)(std::string_view)>

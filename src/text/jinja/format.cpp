@@ -73,7 +73,7 @@ class PercentFormat {
         out.push_back(text_[at_++]);
     check_all_taken();
     interpreter_.charge_bytes(out.size());
-    return Value::text(std::move(out), source_.is_markup());
+    return make_text(std::move(out), source_.is_markup());
   }
 
  private:
@@ -188,7 +188,7 @@ class PercentFormat {
   }
   std::string escaped(std::string part, bool is_markup) const { return source_.is_markup() && !is_markup ? escape_html(part) : part; }
   std::string text_of(const Value& value, char conversion, Spec& spec) const {
-    std::string body = conversion == 's' ? escaped(value.str(), value.is_markup()) : escaped(value.repr(), false);
+    std::string body = conversion == 's' ? escaped(value.str(), value.is_markup()) : escaped(repr(value), false);
     if (conversion == 'a') body = ascii_only(body);
     if (spec.precision >= 0) body.resize(byte_of_code_point(body, static_cast<std::size_t>(spec.precision)));
     spec.zero = spec.plus = spec.space = false;

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "text/jinja/interpreter.hpp"
+#include "text/jinja/operators.hpp"
 
 // The functions a chat template sees, and how functions read their arguments.
 namespace prl::text::jinja {
@@ -46,8 +47,8 @@ std::vector<std::pair<Value, Value>> dict_entries(Interpreter& interpreter, Args
     if (source.is_dict()) {
       entries = source.dict().entries;
     } else {
-      for (const Value& pair : interpreter.iterate(source)) {
-        std::vector<Value> parts = interpreter.iterate(pair);
+      for (const Value& pair : iterate(interpreter, source)) {
+        std::vector<Value> parts = iterate(interpreter, pair);
         if (parts.size() != 2) interpreter.fail("dictionary update sequence element has a length other than 2");
         entries.emplace_back(std::move(parts[0]), std::move(parts[1]));
       }
@@ -74,7 +75,7 @@ Value make_range(Interpreter& interpreter, Args& args) {
   std::vector<Value> items;
   for (Int i = 0; i < count; ++i) items.emplace_back(begin + i * step);
   interpreter.charge_bytes(items.size() * sizeof(Value));
-  return Value::range(std::move(items), begin, end, step);
+  return make_range(std::move(items), begin, end, step);
 }
 
 // dict(...), and dict.fromkeys(...)
@@ -82,9 +83,9 @@ class DictType : public Object {
  public:
   std::string type_name() const override { return "TemplateDict"; }
   bool is_callable() const override { return true; }
-  Value call(Interpreter& interpreter, Args& args) const override { return Value::dict(dict_entries(interpreter, args, "dict")); }
+  Value call(Interpreter& interpreter, Args& args) const override { return make_dict(dict_entries(interpreter, args, "dict")); }
   std::optional<Value> attribute(std::string_view name) const override {
-    return name == "fromkeys" ? find_method(Value::dict({}), name) : std::nullopt;
+    return name == "fromkeys" ? find_method(make_dict({}), name) : std::nullopt;
   }
 };
 
@@ -105,7 +106,7 @@ class Cycler : public Object {
   explicit Cycler(std::vector<Value> items) : state_(std::make_shared<State>(State{std::move(items), 0})) {}
   std::string type_name() const override { return "Cycler"; }
   std::optional<Value> attribute(std::string_view name) const override {
-    if (name == "items") return Value::tuple(state_->items);
+    if (name == "items") return make_tuple(state_->items);
     if (name == "pos") return Value(state_->position);
     if (name == "current") return state_->items[state_->position];
     if (name == "next")

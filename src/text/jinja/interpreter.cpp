@@ -1,4 +1,5 @@
 #include "text/jinja/interpreter.hpp"
+#include "text/jinja/operators.hpp"
 
 #include <algorithm>
 
@@ -23,7 +24,7 @@ class Macro : public Object {
     if (name == "arguments") {
       std::vector<Value> names;
       for (const std::string& argument : node_->names) names.emplace_back(argument);
-      return Value::tuple(std::move(names));
+      return make_tuple(std::move(names));
     }
     if (name == "catch_varargs") return Value(body_names(*node_, "varargs"));
     if (name == "catch_kwargs") return Value(body_names(*node_, "kwargs"));
@@ -41,13 +42,13 @@ class Loop : public Object {
  public:
   /// `scope` is needed by recursive loops only.
   Loop(const Node& node, std::vector<Value> items, ScopePtr scope, int depth)
-      : node_(&node), items_(Value::list(std::move(items))), scope_(std::move(scope)), depth_(depth) {}
+      : node_(&node), items_(make_list(std::move(items))), scope_(std::move(scope)), depth_(depth) {}
   std::string type_name() const override { return "LoopContext"; }
   bool is_callable() const override { return node_->flag; }
-  int depth() const override { return items_.depth(); }
+  int depth() const override { return depth_of(items_); }
   Value call(Interpreter& interpreter, Args& args) const override {
     const ArgReader reader(interpreter, "loop", args, {"iterable"});
-    return Value(interpreter.run_loop(*node_, interpreter.iterate(reader.required(0)), scope_, depth_ + 1));
+    return Value(interpreter.run_loop(*node_, iterate(interpreter, reader.required(0)), scope_, depth_ + 1));
   }
   std::optional<Value> attribute(std::string_view name) const override;
   void move_to(std::size_t index) { index_ = index; }
@@ -75,8 +76,8 @@ std::optional<Value> Loop::attribute(std::string_view name) const {
   if (name == "length") return Value(count);
   if (name == "depth") return Value(depth_ + 1);
   if (name == "depth0") return Value(depth_);
-  if (name == "previtem") return index_ > 0 ? items[index_ - 1] : Value::undefined("there is no previous item");
-  if (name == "nextitem") return index_ + 1 < count ? items[index_ + 1] : Value::undefined("there is no next item");
+  if (name == "previtem") return index_ > 0 ? items[index_ - 1] : make_undefined("there is no previous item");
+  if (name == "nextitem") return index_ + 1 < count ? items[index_ + 1] : make_undefined("there is no next item");
   if (name == "cycle")
     return make_function("cycle", [index = index_](Interpreter& interpreter, Args& args) {
       if (args.positional.empty()) interpreter.fail("no items for cycling given");
@@ -84,7 +85,7 @@ std::optional<Value> Loop::attribute(std::string_view name) const {
     });
   if (name == "changed")
     return make_function("changed", [last = last_changed_](Interpreter&, Args& args) {
-      std::string now = Value::tuple(args.positional).repr();
+      std::string now = repr(make_tuple(args.positional));
       const bool is_new = *last != now;
       *last = std::move(now);
       return Value(is_new);
@@ -174,38 +175,39 @@ std::string Interpreter::run(const NodeList& body, std::vector<std::pair<std::st
   auto top = std::make_shared<Scope>(root);
   top_ = top;
   root->variables.emplace_back("self", Value(std::static_pointer_cast<Object>(std::make_shared<Blocks>(body))));
+  kept_.emplace();
   struct Cleanup {
     Interpreter& owner;
-    ~Cleanup() { owner.release_kept(); }
+    ~Cleanup() {
+      owner.kept_.reset();
+      owner.top_.reset();
+    }
   } const cleanup{*this};
   std::string out;
   execute(body, top, out);
   return out;
 }
 
-// A macro holds the scope that holds the macro, and a namespace may hold itself.
-void Interpreter::release_kept() {
-  for (const ScopePtr& scope : scopes_) scope->variables.clear();
-  for (const std::shared_ptr<Object>& object : objects_) object->release();
-  scopes_.clear();
-  objects_.clear();
-  top_.reset();
+Interpreter::Kept::~Kept() {
+  for (const ScopePtr& scope : scopes) scope->variables.clear();
+  for (const std::shared_ptr<Object>& object : objects) object->release();
 }
 
 void Interpreter::keep(std::shared_ptr<Object> object) {
   charge_bytes(256);
-  objects_.push_back(std::move(object));
+  kept_->objects.push_back(std::move(object));
 }
 
 void Interpreter::keep(const ScopePtr& scope) {
   charge_bytes(256);
-  if (scopes_.empty() || scopes_.back() != scope) scopes_.push_back(scope);
+  if (kept_->scopes.empty() || kept_->scopes.back() != scope) kept_->scopes.push_back(scope);
 }
 
 void Interpreter::fail(const std::string& message) const { fail_at(line_, message); }
 
-void Interpreter::charge_step() {
-  if (++num_steps_ > limits_.max_steps) fail(fmt::format("more than {} steps; does the template loop without end?", limits_.max_steps));
+void Interpreter::charge_step(std::uint64_t count) {
+  num_steps_ += count;
+  if (num_steps_ > limits_.max_steps) fail(fmt::format("more than {} steps; does the template loop without end?", limits_.max_steps));
 }
 
 void Interpreter::charge_bytes(std::size_t bytes) {
@@ -250,7 +252,7 @@ Interpreter::Flow Interpreter::execute(const Node& node, const ScopePtr& scope, 
     }
     case NodeKind::kFor: {
       const Value iterable = evaluate(*node.children[0], scope);
-      std::vector<Value> items = iterate(iterable);
+      std::vector<Value> items = iterate(*this, iterable);
       std::size_t consumed = 0;
       Iterator* iterator = as_iterator(iterable);
       if (iterator == nullptr) return loop_over(node, std::move(items), scope, 0, out, consumed);
@@ -381,10 +383,10 @@ std::string Interpreter::call_macro(const Node& macro, const ScopePtr& scope, Ar
     else if (i >= first_default)
       inner->set(macro.names[i], evaluate(*macro.args.positional[i - first_default], inner));
     else
-      inner->set(macro.names[i], Value::undefined(fmt::format("parameter '{}' was not provided", macro.names[i])));
+      inner->set(macro.names[i], make_undefined(fmt::format("parameter '{}' was not provided", macro.names[i])));
   }
-  inner->set("varargs", Value::tuple(std::move(rest)));
-  inner->set("kwargs", Value::dict(std::move(extra)));
+  inner->set("varargs", make_tuple(std::move(rest)));
+  inner->set("kwargs", make_dict(std::move(extra)));
   std::string out;
   execute(macro.bodies[0], inner, out);
   line_ = line;
@@ -400,7 +402,7 @@ void Interpreter::assign(const Node& target, const Value& value, const ScopePtr&
     if (!object.is_object() || !object.object().set_attribute(target.names[1], value))
       fail(fmt::format("cannot assign attribute '{}' on non-namespace object '{}'", target.names[1], target.names[0]));
   } else {
-    const std::vector<Value> items = iterate(value);
+    const std::vector<Value> items = iterate(*this, value);
     if (items.size() != target.children.size())
       fail(fmt::format("{} values to unpack (expected {}, got {})", items.size() < target.children.size() ? "not enough" : "too many",
                        target.children.size(), items.size()));
@@ -411,14 +413,14 @@ void Interpreter::assign(const Node& target, const Value& value, const ScopePtr&
 Value Interpreter::lookup(const std::string& name, const ScopePtr& scope) const {
   if (const Value* value = scope->find(name)) return *value;
   if (const Value* value = find_global(name)) return *value;
-  return Value::undefined(fmt::format("'{}' is undefined", name));
+  return make_undefined(fmt::format("'{}' is undefined", name));
 }
 
 Args Interpreter::evaluate_args(const CallArgs& args, const ScopePtr& scope) {
   Args out;
   for (const NodePtr& node : args.positional) out.positional.push_back(evaluate(*node, scope));
   if (args.star)
-    for (Value& value : iterate(evaluate(*args.star, scope))) out.positional.push_back(std::move(value));
+    for (Value& value : iterate(*this, evaluate(*args.star, scope))) out.positional.push_back(std::move(value));
   for (const auto& [name, node] : args.keyword) out.keyword.emplace_back(name, evaluate(*node, scope));
   if (args.double_star) {
     const Value mapping = evaluate(*args.double_star, scope);
@@ -440,7 +442,7 @@ Value Interpreter::evaluate_filter(const Node& node, Value input, const ScopePtr
 }
 
 Value Interpreter::evaluate_or_undefined(const NodePtr& node, const ScopePtr& scope, std::string_view what) {
-  return node ? evaluate(*node, scope) : Value::undefined(std::string(what));
+  return node ? evaluate(*node, scope) : make_undefined(std::string(what));
 }
 
 Value Interpreter::compare(const Node& node, const ScopePtr& scope) {
@@ -455,17 +457,17 @@ Value Interpreter::compare(const Node& node, const ScopePtr& scope) {
     else if (op == "!=")
       holds = !left.equals(right);
     else if (op == "in")
-      holds = contains(right, left);
+      holds = contains(*this, right, left);
     else if (op == "not in")
-      holds = !contains(right, left);
+      holds = !contains(*this, right, left);
     else if (op == "<")
-      holds = order(left, right, op) < 0;
+      holds = order(*this, left, right, op) < 0;
     else if (op == ">")
-      holds = order(left, right, op) > 0;
+      holds = order(*this, left, right, op) > 0;
     else if (op == "<=")
-      holds = order(left, right, op) <= 0;
+      holds = order(*this, left, right, op) <= 0;
     else
-      holds = order(left, right, op) >= 0;
+      holds = order(*this, left, right, op) >= 0;
     if (!holds) return Value(false);
     left = std::move(right);
   }
@@ -485,7 +487,7 @@ Value Interpreter::evaluate(const Node& node, const ScopePtr& scope) {
       items.reserve(node.children.size());
       for (const NodePtr& child : node.children) items.push_back(evaluate(*child, scope));
       charge_bytes(items.size() * sizeof(Value));
-      return Value::list(std::move(items), node.kind == NodeKind::kList ? ListFlavor::kList : ListFlavor::kTuple);
+      return make_list(std::move(items), node.kind == NodeKind::kList ? ListFlavor::kList : ListFlavor::kTuple);
     }
     case NodeKind::kDict: {
       std::vector<std::pair<Value, Value>> entries;
@@ -495,12 +497,12 @@ Value Interpreter::evaluate(const Node& node, const ScopePtr& scope) {
         entries.emplace_back(std::move(key), evaluate(*node.children[i + 1], scope));
       }
       charge_bytes(entries.size() * 2 * sizeof(Value));
-      return Value::dict(std::move(entries));
+      return make_dict(std::move(entries));
     }
     case NodeKind::kGetattr: {
       const Value object = evaluate(*node.children[0], scope);
       line_ = node.line;
-      return get_attribute(object, node.name);
+      return get_attribute(*this, object, node.name);
     }
     case NodeKind::kGetitem: {
       const Value object = evaluate(*node.children[0], scope);
@@ -509,11 +511,11 @@ Value Interpreter::evaluate(const Node& node, const ScopePtr& scope) {
         const auto part = [&](std::size_t i) { return index.children[i] ? evaluate(*index.children[i], scope) : Value(); };
         const Value begin = part(0), end = part(1), step = part(2);
         line_ = node.line;
-        return slice(object, begin, end, step);
+        return slice(*this, object, begin, end, step);
       }
       const Value key = evaluate(index, scope);
       line_ = node.line;
-      return get_item(object, key);
+      return get_item(*this, object, key);
     }
     case NodeKind::kCall:
     case NodeKind::kFilter:
@@ -536,7 +538,7 @@ Value Interpreter::evaluate(const Node& node, const ScopePtr& scope) {
       const Value left = evaluate(*node.children[0], scope);
       const Value right = evaluate(*node.children[1], scope);
       line_ = node.line;
-      return binary(node.name, left, right);
+      return binary(*this, node.name, left, right);
     }
     case NodeKind::kConcat: {
       std::string text;

@@ -6,6 +6,7 @@
 #include <ctime>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -49,7 +50,7 @@ class Interpreter {
   [[noreturn]] void fail(const std::string& message) const;
   /// Counts work against the limits.
   void charge_bytes(std::size_t bytes);
-  void charge_step();
+  void charge_step(std::uint64_t count = 1);
   std::time_t now() const { return clock_(); }
   /// Keeps something that may take part in a ring or a long chain of references alive until the end of the rendering, where
   /// it is emptied: nothing leaks, and no destructor recurses deeply.
@@ -61,30 +62,20 @@ class Interpreter {
   Value call(const Value& callee, Args& args);
   Value apply_filter(std::string_view name, const Value& input, Args& args);
   bool apply_test(std::string_view name, const Value& input, Args& args);
-  /// object.name and object[key], as the environment's getattr and getitem do.
-  Value get_attribute(const Value& object, std::string_view name);
-  Value get_item(const Value& object, const Value& key);
-  /// The items that iterating gives: characters, keys, elements. Fails for what cannot be iterated.
-  std::vector<Value> iterate(const Value& value);
-  std::size_t length(const Value& value);
-  Value binary(std::string_view op, const Value& left, const Value& right);
-  bool contains(const Value& container, const Value& item);
-  /// -1, 0, 1; fails for values that Python does not order.
-  int order(const Value& left, const Value& right, std::string_view op = "<");
-  Value slice(const Value& object, const Value& begin, const Value& end, const Value& step);
 
   // ---- for macros and loops
   std::string call_macro(const Node& macro, const ScopePtr& scope, Args& args);
   std::string run_loop(const Node& loop, std::vector<Value> items, const ScopePtr& scope, int depth);
 
- private:
-  enum class Flow : std::uint8_t { kNormal, kBreak, kContinue };
   /// Counts one nested evaluation for as long as it lives.
   struct Depth {
     explicit Depth(Interpreter& interpreter);
     ~Depth() { --owner.depth_; }
     Interpreter& owner;
   };
+
+ private:
+  enum class Flow : std::uint8_t { kNormal, kBreak, kContinue };
 
   Flow execute(const NodeList& body, const ScopePtr& scope, std::string& out);
   Flow execute(const Node& node, const ScopePtr& scope, std::string& out);
@@ -100,12 +91,15 @@ class Interpreter {
   Value evaluate_filter(const Node& node, Value input, const ScopePtr& scope);
   std::string run_captured(const NodeList& body, const ScopePtr& scope);
 
-  void release_kept();
-
   Limits limits_;
   std::function<std::time_t()> clock_;
-  std::vector<std::shared_ptr<Object>> objects_;
-  std::vector<ScopePtr> scopes_;
+  /// What lives until the end of a rendering. A macro holds the scope that holds the macro, and a namespace may hold itself.
+  struct Kept {
+    ~Kept();
+    std::vector<std::shared_ptr<Object>> objects;
+    std::vector<ScopePtr> scopes;
+  };
+  std::optional<Kept> kept_;
   ScopePtr top_;  ///< what the template itself sets, outside all blocks and loops
   std::uint64_t num_steps_ = 0;
   std::uint64_t num_bytes_ = 0;

@@ -1,5 +1,7 @@
 #include "text/jinja/iterator.hpp"
 
+#include "text/jinja/operators.hpp"
+
 namespace prl::text::jinja {
 
 std::optional<Value> Iterator::next(Interpreter& interpreter) {
@@ -37,7 +39,7 @@ Value make_iterator(Interpreter& interpreter, Iterator::Next next, int depth) {
 }
 
 Cursor::Cursor(Interpreter& interpreter, Value source) : source_(std::move(source)) {
-  if (as_iterator(source_) == nullptr) items_ = interpreter.iterate(source_);
+  if (as_iterator(source_) == nullptr) items_ = iterate(interpreter, source_);
 }
 
 std::optional<Value> Cursor::next(Interpreter& interpreter) {

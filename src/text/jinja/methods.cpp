@@ -4,6 +4,7 @@
 
 #include "text/jinja/interpreter.hpp"
 #include "text/jinja/markup.hpp"
+#include "text/jinja/operators.hpp"
 #include "text/jinja/string_ops.hpp"
 #include "text/utf8.hpp"
 
@@ -25,7 +26,7 @@ std::optional<std::string> optional_string(const ArgReader& reader, std::size_t 
 }
 
 /// Text of the same kind as `self`: what a method makes of a Markup is one.
-Value same_kind(const Value& self, std::string text) { return Value::text(std::move(text), self.is_markup()); }
+Value same_kind(const Value& self, std::string text) { return make_text(std::move(text), self.is_markup()); }
 
 /// What a method puts into `self`: escaped if that is a Markup and this is not.
 std::string inserted(const Value& self, const Value& part) {
@@ -37,7 +38,7 @@ Value strings(Interpreter& interpreter, const Value& self, std::vector<std::stri
   items.reserve(parts.size());
   interpreter.charge_bytes(parts.size() * 2 * sizeof(Value));
   for (std::string& part : parts) items.push_back(same_kind(self, std::move(part)));
-  return Value::list(std::move(items));
+  return make_list(std::move(items));
 }
 
 template <bool kLeft, bool kRight>
@@ -101,8 +102,8 @@ Value partition_method(Interpreter& i, const Value& self, Args& args) {
   if (separator.empty()) i.fail("empty separator");
   const std::size_t hit = kFromRight ? text.rfind(separator) : text.find(separator);
   const auto part = [&](std::string piece) { return same_kind(self, std::move(piece)); };
-  if (hit == std::string::npos) return kFromRight ? Value::tuple({part(""), part(""), self}) : Value::tuple({self, part(""), part("")});
-  return Value::tuple({part(text.substr(0, hit)), part(separator), part(text.substr(hit + separator.size()))});
+  if (hit == std::string::npos) return kFromRight ? make_tuple({part(""), part(""), self}) : make_tuple({self, part(""), part("")});
+  return make_tuple({part(text.substr(0, hit)), part(separator), part(text.substr(hit + separator.size()))});
 }
 
 template <Align kAlign>
@@ -188,7 +189,7 @@ Value expandtabs_method(Interpreter& interpreter, const Value& self, Args& args)
     else if ((static_cast<unsigned char>(c) & 0xC0) != 0x80)
       ++column;
   }
-  return Value::text(std::move(out), self.is_markup());
+  return make_text(std::move(out), self.is_markup());
 }
 
 // Keys are code points, values texts, code points or none.
@@ -211,14 +212,14 @@ Value translate_method(Interpreter& interpreter, const Value& self, Args& args) 
       interpreter.fail("character mapping must return integer, None or str");
   }
   interpreter.charge_bytes(out.size());
-  return Value::text(std::move(out), self.is_markup());
+  return make_text(std::move(out), self.is_markup());
 }
 
 Value join_method(Interpreter& i, const Value& self, Args& args) {
   const ArgReader reader(i, "join", args, {"iterable"});
   std::string out;
   bool is_first = true;
-  for (const Value& item : i.iterate(reader.required(0))) {
+  for (const Value& item : iterate(i, reader.required(0))) {
     if (!item.is_string() && !self.is_markup()) i.fail("sequence item: expected str instance, " + item.type_name() + " found");
     if (!is_first) out += self.string();
     is_first = false;
@@ -368,7 +369,7 @@ constexpr MethodEntry kIntMethods[] = {
     {"conjugate", [](Interpreter&, const Value& self, Args&) { return Value(self.integer()); }},
     {"as_integer_ratio",
      [](Interpreter&, const Value& self, Args&) {
-       return Value::tuple({Value(self.integer()), Value(1)});
+       return make_tuple({Value(self.integer()), Value(1)});
      }},
 };
 
@@ -390,27 +391,27 @@ constexpr MethodEntry kDictMethods[] = {
      [](Interpreter& i, const Value& self, Args&) {
        std::vector<Value> items;
        i.charge_bytes(self.dict().entries.size() * 4 * sizeof(Value));
-       for (const auto& [key, value] : self.dict().entries) items.push_back(Value::tuple({key, value}));
-       return Value::list(std::move(items), ListFlavor::kItems);
+       for (const auto& [key, value] : self.dict().entries) items.push_back(make_tuple({key, value}));
+       return make_list(std::move(items), ListFlavor::kItems);
      }},
-    {"keys", [](Interpreter& i, const Value& self, Args&) { return Value::list(i.iterate(self), ListFlavor::kKeys); }},
+    {"keys", [](Interpreter& i, const Value& self, Args&) { return make_list(iterate(i, self), ListFlavor::kKeys); }},
     {"values",
      [](Interpreter& i, const Value& self, Args&) {
        std::vector<Value> items;
        i.charge_bytes(self.dict().entries.size() * sizeof(Value));
        for (const auto& entry : self.dict().entries) items.push_back(entry.second);
-       return Value::list(std::move(items), ListFlavor::kValues);
+       return make_list(std::move(items), ListFlavor::kValues);
      }},
     {"copy", [](Interpreter&, const Value& self, Args&) { return self; }},
     {"fromkeys",
      [](Interpreter& i, const Value&, Args& args) {
        const ArgReader reader(i, "fromkeys", args, {"iterable", "value"});
        std::vector<std::pair<Value, Value>> entries;
-       for (const Value& key : i.iterate(reader.required(0))) {
+       for (const Value& key : iterate(i, reader.required(0))) {
          check_hashable(i, key);
          entries.emplace_back(key, reader.value_or(1, Value()));
        }
-       return Value::dict(std::move(entries));
+       return make_dict(std::move(entries));
      }},
 };
 
@@ -425,7 +426,7 @@ constexpr MethodEntry kListMethods[] = {
        const std::int64_t begin = place(reader.int_or(1, 0)), end = std::max(begin, place(reader.int_or(2, size)));
        const auto hit =
            std::find_if(items.begin() + begin, items.begin() + end, [&](const Value& v) { return v.equals(reader.required(0)); });
-       if (hit == items.begin() + end) i.fail(reader.required(0).repr() + " is not in list");
+       if (hit == items.begin() + end) i.fail(repr(reader.required(0)) + " is not in list");
        return Value(static_cast<std::size_t>(hit - items.begin()));
      }},
     {"count",
@@ -477,12 +478,12 @@ std::optional<Value> find_method(const Value& object, std::string_view name) {
         object.list().flavor == ListFlavor::kList && std::find(kListMutators.begin(), kListMutators.end(), name) != kListMutators.end();
   }
   if (is_mutator)
-    return Value::undefined("access to attribute '" + std::string(name) + "' of '" + object.type_name() + "' object is unsafe.");
+    return make_undefined("access to attribute '" + std::string(name) + "' of '" + object.type_name() + "' object is unsafe.");
   if (entry == nullptr) return std::nullopt;
   return make_function(
       std::string(name),
       [method = entry->method, object](Interpreter& interpreter, Args& args) { return method(interpreter, object, args); },
-      object.depth() + 1);
+      depth_of(object) + 1);
 }
 
 }  // namespace prl::text::jinja

@@ -1,12 +1,12 @@
+#include "text/jinja/operators.hpp"
+
 #include <algorithm>
 #include <cmath>
 
-#include "text/jinja/interpreter.hpp"
 #include "text/jinja/iterator.hpp"
 #include "text/jinja/markup.hpp"
 #include "text/utf8.hpp"
 
-// Operators, subscripts and iteration, with Python's meaning.
 namespace prl::text::jinja {
 namespace {
 
@@ -23,20 +23,20 @@ Value repeat(Interpreter& interpreter, const Value& sequence, Int times) {
   const auto count = static_cast<std::size_t>(std::clamp<Int>(times, 0, Int{1} << 40));
   if (sequence.is_string()) {
     const std::string& unit = sequence.string();
-    if (unit.empty() || count == 0) return Value::text("", sequence.is_markup());
+    if (unit.empty() || count == 0) return make_text("", sequence.is_markup());
     if (count > (std::size_t{1} << 40) / unit.size()) interpreter.fail("the repeated string is too long");
     interpreter.charge_bytes(unit.size() * count);
     std::string out;
     out.reserve(unit.size() * count);
     for (std::size_t i = 0; i < count; ++i) out += unit;
-    return Value::text(std::move(out), sequence.is_markup());
+    return make_text(std::move(out), sequence.is_markup());
   }
   const std::vector<Value>& unit = sequence.list().items;
   if (!unit.empty() && count > kMaxItems / unit.size()) interpreter.fail("the repeated list is too long");
   interpreter.charge_bytes(unit.size() * count * sizeof(Value));
   std::vector<Value> out;
   for (std::size_t i = 0; i < count && !unit.empty(); ++i) out.insert(out.end(), unit.begin(), unit.end());
-  return Value::list(std::move(out), sequence.list().flavor);
+  return make_list(std::move(out), sequence.list().flavor);
 }
 
 Int floor_divide(Int a, Int b) {
@@ -123,11 +123,11 @@ SliceRange resolve_slice(const Interpreter& interpreter, const Value& begin, con
 
 }  // namespace
 
-Value Interpreter::binary(std::string_view op, const Value& left, const Value& right) {
-  require_defined(*this, left);
-  if (op == "%" && left.is_string()) return percent_format(*this, left, right);
-  require_defined(*this, right);
-  if (left.is_number() && right.is_number()) return arithmetic(*this, op.front(), op.size() == 2, left, right);
+Value binary(Interpreter& interpreter, std::string_view op, const Value& left, const Value& right) {
+  require_defined(interpreter, left);
+  if (op == "%" && left.is_string()) return percent_format(interpreter, left, right);
+  require_defined(interpreter, right);
+  if (left.is_number() && right.is_number()) return arithmetic(interpreter, op.front(), op.size() == 2, left, right);
   if (op == "+") {
     if (left.is_string() && right.is_string()) {
       const bool is_markup = left.is_markup() || right.is_markup();
@@ -135,27 +135,27 @@ Value Interpreter::binary(std::string_view op, const Value& left, const Value& r
         return is_markup && !value.is_markup() ? escape_html(value.string()) : value.string();
       };
       std::string text = part(left) + part(right);
-      charge_bytes(text.size());
-      return Value::text(std::move(text), is_markup);
+      interpreter.charge_bytes(text.size());
+      return make_text(std::move(text), is_markup);
     }
     if (is_plain_list(left) && is_plain_list(right) && left.type_name() == right.type_name()) {
       std::vector<Value> items = left.list().items;
       items.insert(items.end(), right.list().items.begin(), right.list().items.end());
-      charge_bytes(items.size() * sizeof(Value));
-      return Value::list(std::move(items), left.list().flavor);
+      interpreter.charge_bytes(items.size() * sizeof(Value));
+      return make_list(std::move(items), left.list().flavor);
     }
-    if (left.is_string()) fail("can only concatenate str (not \"" + right.type_name() + "\") to str");
+    if (left.is_string()) interpreter.fail("can only concatenate str (not \"" + right.type_name() + "\") to str");
   }
   if (op == "*") {
-    if ((left.is_string() || is_plain_list(left)) && (right.is_int() || right.is_bool())) return repeat(*this, left, right.integer());
-    if ((right.is_string() || is_plain_list(right)) && (left.is_int() || left.is_bool())) return repeat(*this, right, left.integer());
+    if ((left.is_string() || is_plain_list(left)) && (right.is_int() || right.is_bool())) return repeat(interpreter, left, right.integer());
+    if ((right.is_string() || is_plain_list(right)) && (left.is_int() || left.is_bool())) return repeat(interpreter, right, left.integer());
   }
-  fail("unsupported operand type(s) for " + std::string(op) + ": '" + left.type_name() + "' and '" + right.type_name() + "'");
+  interpreter.fail("unsupported operand type(s) for " + std::string(op) + ": '" + left.type_name() + "' and '" + right.type_name() + "'");
 }
 
-int Interpreter::order(const Value& left, const Value& right, std::string_view op) {
-  require_defined(*this, left);
-  require_defined(*this, right);
+int order(Interpreter& interpreter, const Value& left, const Value& right, std::string_view op) {
+  require_defined(interpreter, left);
+  require_defined(interpreter, right);
   if (left.is_number() && right.is_number()) {
     if (!left.is_float() && !right.is_float()) return left.integer() < right.integer() ? -1 : left.integer() > right.integer();
     return left.number() < right.number() ? -1 : left.number() > right.number();
@@ -165,41 +165,43 @@ int Interpreter::order(const Value& left, const Value& right, std::string_view o
     return result < 0 ? -1 : result > 0;
   }
   if (is_plain_list(left) && is_plain_list(right) && left.type_name() == right.type_name()) {
-    const Depth guard(*this);
+    const Interpreter::Depth guard(interpreter);
     const std::vector<Value>&a = left.list().items, &b = right.list().items;
     for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-      charge_step();
-      if (!a[i].equals(b[i])) return order(a[i], b[i], op);
+      interpreter.charge_step();
+      if (!a[i].equals(b[i])) return order(interpreter, a[i], b[i], op);
     }
     return a.size() < b.size() ? -1 : a.size() > b.size();
   }
-  fail("'" + std::string(op) + "' not supported between instances of '" + left.type_name() + "' and '" + right.type_name() + "'");
+  interpreter.fail("'" + std::string(op) + "' not supported between instances of '" + left.type_name() + "' and '" + right.type_name() +
+                   "'");
 }
 
-bool Interpreter::contains(const Value& container, const Value& item) {
+bool contains(Interpreter& interpreter, const Value& container, const Value& item) {
   if (container.is_string()) {
-    if (item.is_undefined() || !item.is_string()) fail("'in <string>' requires string as left operand, not " + item.type_name());
+    if (item.is_undefined() || !item.is_string())
+      interpreter.fail("'in <string>' requires string as left operand, not " + item.type_name());
     return container.string().find(item.string()) != std::string::npos;
   }
   if (container.is_dict()) {
-    check_hashable(*this, item);
+    check_hashable(interpreter, item);
     return container.dict().find(item) != nullptr;
   }
   if (container.is_list()) {
     const std::vector<Value>& items = container.list().items;
-    num_steps_ += items.size() / 16;
+    interpreter.charge_step(items.size() / 16);
     return std::any_of(items.begin(), items.end(), [&](const Value& value) { return value.equals(item); });
   }
   if (container.is_undefined()) return false;
   if (Iterator* iterator = as_iterator(container)) {
-    while (const std::optional<Value> value = iterator->next(*this))
+    while (const std::optional<Value> value = iterator->next(interpreter))
       if (value->equals(item)) return true;
     return false;
   }
-  fail("argument of type '" + container.type_name() + "' is not iterable");
+  interpreter.fail("argument of type '" + container.type_name() + "' is not iterable");
 }
 
-std::vector<Value> Interpreter::iterate(const Value& value) {
+std::vector<Value> iterate(Interpreter& interpreter, const Value& value) {
   std::vector<Value> items;
   if (value.is_list()) {
     items = value.list().items;
@@ -207,21 +209,21 @@ std::vector<Value> Interpreter::iterate(const Value& value) {
     for (const auto& entry : value.dict().entries) items.push_back(entry.first);
   } else if (value.is_string()) {
     const std::string& text = value.string();
-    charge_bytes(text.size() * 8);
+    interpreter.charge_bytes(text.size() * 8);
     for (std::size_t i = 0; i < text.size();) {
       const std::size_t begin = i;
       next_code_point(text, i);
       items.emplace_back(text.substr(begin, i - begin));
     }
   } else if (Iterator* iterator = as_iterator(value)) {
-    while (std::optional<Value> item = iterator->next(*this)) {
-      charge_bytes(sizeof(Value));
+    while (std::optional<Value> item = iterator->next(interpreter)) {
+      interpreter.charge_bytes(sizeof(Value));
       items.push_back(std::move(*item));
     }
   } else if (!value.is_undefined()) {
-    fail("'" + value.type_name() + "' object is not iterable");
+    interpreter.fail("'" + value.type_name() + "' object is not iterable");
   }
-  charge_bytes(items.size() * sizeof(Value));
+  interpreter.charge_bytes(items.size() * sizeof(Value));
   return items;
 }
 
@@ -239,16 +241,16 @@ bool is_view(const Value& value) {
   return flavor == ListFlavor::kItems || flavor == ListFlavor::kKeys || flavor == ListFlavor::kValues;
 }
 
-std::size_t Interpreter::length(const Value& value) {
+std::size_t length(Interpreter& interpreter, const Value& value) {
   if (value.is_string()) return count_code_points(value.string());
   if (value.is_list()) return value.list().items.size();
   if (value.is_dict()) return value.dict().entries.size();
   if (value.is_undefined()) return 0;
-  fail("object of type '" + value.type_name() + "' has no len()");
+  interpreter.fail("object of type '" + value.type_name() + "' has no len()");
 }
 
-Value Interpreter::get_attribute(const Value& object, std::string_view name) {
-  if (object.is_undefined()) fail(object.undefined_message());
+Value get_attribute(Interpreter& interpreter, const Value& object, std::string_view name) {
+  if (object.is_undefined()) interpreter.fail(object.undefined_message());
   if (object.is_object()) {
     if (auto value = object.object().attribute(name)) return *value;
   } else if (auto method = find_method(object, name)) {
@@ -260,26 +262,26 @@ Value Interpreter::get_attribute(const Value& object, std::string_view name) {
     if (name == "grouper") return object.list().items[0];
     if (name == "list") return object.list().items[1];
   }
-  if (object.is_none()) return Value::undefined("'None' has no attribute '" + std::string(name) + "'");
-  return Value::undefined("'" + object.type_name() + " object' has no attribute '" + std::string(name) + "'");
+  if (object.is_none()) return make_undefined("'None' has no attribute '" + std::string(name) + "'");
+  return make_undefined("'" + object.type_name() + " object' has no attribute '" + std::string(name) + "'");
 }
 
-Value Interpreter::get_item(const Value& object, const Value& key) {
-  if (object.is_undefined()) fail(object.undefined_message());
-  if (key.is_undefined() && !object.is_dict()) return Value::undefined(key.undefined_message());
+Value get_item(Interpreter& interpreter, const Value& object, const Value& key) {
+  if (object.is_undefined()) interpreter.fail(object.undefined_message());
+  if (key.is_undefined() && !object.is_dict()) return make_undefined(key.undefined_message());
   if (object.is_dict()) {
     if (const Value* value = object.dict().find(key)) return *value;
   } else if (((object.is_list() && !is_view(object)) || object.is_string()) && (key.is_int() || key.is_bool())) {
-    const auto size = static_cast<Int>(length(object));
+    const auto size = static_cast<Int>(length(interpreter, object));
     const Int index = key.integer() < 0 ? key.integer() + size : key.integer();
     if (index >= 0 && index < size) {
       if (object.is_list()) return object.list().items[static_cast<std::size_t>(index)];
       const std::string& text = object.string();
       std::size_t end = byte_of_code_point(text, static_cast<std::size_t>(index));
-      num_steps_ += end / 64;
+      interpreter.charge_step(end / 64);
       const std::size_t begin = end;
       next_code_point(text, end);
-      return Value::text(text.substr(begin, end - begin), object.is_markup());
+      return make_text(text.substr(begin, end - begin), object.is_markup());
     }
   }
   if (key.is_string()) {
@@ -288,43 +290,42 @@ Value Interpreter::get_item(const Value& object, const Value& key) {
     } else if (auto method = find_method(object, key.string())) {
       return *method;
     }
-    return Value::undefined("'" + object.type_name() + " object' has no attribute '" + key.string() + "'");
+    return make_undefined("'" + object.type_name() + " object' has no attribute '" + key.string() + "'");
   }
-  return Value::undefined(object.type_name() + " object has no element " + key.repr());
+  return make_undefined(object.type_name() + " object has no element " + repr(key));
 }
 
-Value Interpreter::slice(const Value& object, const Value& begin, const Value& end, const Value& step) {
-  if (object.is_undefined()) fail(object.undefined_message());
+Value slice(Interpreter& interpreter, const Value& object, const Value& begin, const Value& end, const Value& step) {
+  if (object.is_undefined()) interpreter.fail(object.undefined_message());
   if (!object.is_string() && (!object.is_list() || is_view(object)))
-    fail(object.is_dict() ? "unhashable type: 'slice'" : "'" + object.type_name() + "' object is not subscriptable");
-  const SliceRange range = resolve_slice(*this, begin, end, step, static_cast<std::int64_t>(length(object)));
+    interpreter.fail(object.is_dict() ? "unhashable type: 'slice'" : "'" + object.type_name() + "' object is not subscriptable");
+  const SliceRange range = resolve_slice(interpreter, begin, end, step, static_cast<std::int64_t>(length(interpreter, object)));
   const auto for_each = [&range](const auto& visit) {
     for (std::int64_t i = range.begin; range.step > 0 ? i < range.end : i > range.end; i += range.step) visit(static_cast<std::size_t>(i));
   };
   if (object.is_list()) {
     std::vector<Value> items;
     for_each([&](std::size_t i) { items.push_back(object.list().items[i]); });
-    charge_bytes(items.size() * sizeof(Value));
+    interpreter.charge_bytes(items.size() * sizeof(Value));
     const List& list = object.list();
     if (list.flavor == ListFlavor::kRange)
-      return Value::range(std::move(items), list.begin + list.step * range.begin, list.begin + list.step * range.end,
-                          list.step * range.step);
+      return make_range(std::move(items), list.begin + list.step * range.begin, list.begin + list.step * range.end, list.step * range.step);
     const bool is_tuple = list.flavor == ListFlavor::kTuple || list.flavor == ListFlavor::kGroup;
-    return Value::list(std::move(items), is_tuple ? ListFlavor::kTuple : ListFlavor::kList);
+    return make_list(std::move(items), is_tuple ? ListFlavor::kTuple : ListFlavor::kList);
   }
   const std::string& text = object.string();
-  charge_bytes(text.size());
+  interpreter.charge_bytes(text.size());
   if (range.step == 1) {
-    if (range.end <= range.begin) return Value::text("", object.is_markup());
+    if (range.end <= range.begin) return make_text("", object.is_markup());
     const std::size_t first = byte_of_code_point(text, static_cast<std::size_t>(range.begin));
     const std::string_view rest = std::string_view(text).substr(first);
-    return Value::text(std::string(rest.substr(0, byte_of_code_point(rest, static_cast<std::size_t>(range.end - range.begin)))),
-                       object.is_markup());
+    return make_text(std::string(rest.substr(0, byte_of_code_point(rest, static_cast<std::size_t>(range.end - range.begin)))),
+                     object.is_markup());
   }
   const std::vector<char32_t> points = to_code_points(text);
   std::string out;
   for_each([&](std::size_t i) { append_code_point(out, points[i]); });
-  return Value::text(std::move(out), object.is_markup());
+  return make_text(std::move(out), object.is_markup());
 }
 
 }  // namespace prl::text::jinja

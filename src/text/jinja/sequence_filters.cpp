@@ -3,6 +3,7 @@
 
 #include "text/jinja/interpreter.hpp"
 #include "text/jinja/iterator.hpp"
+#include "text/jinja/operators.hpp"
 #include "text/jinja/string_ops.hpp"
 #include "text/utf8.hpp"
 
@@ -31,7 +32,7 @@ KeyFunction attribute_getter(Interpreter& interpreter, const Value& attribute, s
   return [&interpreter, parts, fallback](const Value& item) {
     Value value = item;
     for (const Value& part : parts) {
-      value = interpreter.get_item(value, part);
+      value = get_item(interpreter, value, part);
       if (fallback && value.is_undefined()) value = *fallback;
     }
     return value;
@@ -47,9 +48,9 @@ std::vector<Value> items_of(Interpreter& i, const Value& mapping) {
 
 /// Nesting of all that a call holds: a chain of iterators is bounded by it, since each ends in a call of the next.
 int depth_of(const Value& source, const Args& args) {
-  int depth = source.depth();
-  for (const Value& value : args.positional) depth = std::max(depth, value.depth());
-  for (const auto& [name, value] : args.keyword) depth = std::max(depth, value.depth());
+  int depth = depth_of(source);
+  for (const Value& value : args.positional) depth = std::max(depth, depth_of(value));
+  for (const auto& [name, value] : args.keyword) depth = std::max(depth, depth_of(value));
   return depth;
 }
 
@@ -60,7 +61,7 @@ Value lazily(Interpreter& interpreter, const Value& source, const Args& args, St
   return make_iterator(
       interpreter,
       [source, step = std::move(step), cursor = std::shared_ptr<Cursor>()](Interpreter& i) mutable -> std::optional<Value> {
-        if (!cursor) cursor = std::make_shared<Cursor>(i, source.truthy() ? source : Value::list({}));
+        if (!cursor) cursor = std::make_shared<Cursor>(i, source.truthy() ? source : make_list({}));
         while (std::optional<Value> item = cursor->next(i)) {
           i.charge_step();
           if (std::optional<Value> out = step(i, *item)) return out;
@@ -88,7 +89,7 @@ Value fold_case(const Value& value) { return value.is_string() ? Value(to_lower(
 
 Value result(Interpreter& interpreter, std::vector<Value> items) {
   interpreter.charge_bytes(items.size() * sizeof(Value));
-  return Value::list(std::move(items));
+  return make_list(std::move(items));
 }
 
 void sort_by(Interpreter& i, std::vector<Value>& items, const std::function<Value(const Value&)>& key, bool reverse) {
@@ -97,7 +98,7 @@ void sort_by(Interpreter& i, std::vector<Value>& items, const std::function<Valu
   for (const Value& item : items) keyed.emplace_back(key(item), item);
   const auto before = [&i](const auto& a, const auto& b) {
     i.charge_step();
-    return i.order(a.first, b.first) < 0;
+    return order(i, a.first, b.first) < 0;
   };
   // Python keeps equal items in their order also when it sorts in reverse.
   if (reverse) std::reverse(keyed.begin(), keyed.end());
@@ -106,22 +107,22 @@ void sort_by(Interpreter& i, std::vector<Value>& items, const std::function<Valu
   for (std::size_t n = 0; n < items.size(); ++n) items[n] = std::move(keyed[n].second);
 }
 
-Value filter_length(Interpreter& i, const Value& input, Args&) { return Value(i.length(input)); }
+Value filter_length(Interpreter& i, const Value& input, Args&) { return Value(length(i, input)); }
 
 Value filter_first(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "first", args, {});
-  return Cursor(i, input).next(i).value_or(Value::undefined("No first item, sequence was empty."));
+  return Cursor(i, input).next(i).value_or(make_undefined("No first item, sequence was empty."));
 }
 
 Value filter_last(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "last", args, {});
   if (as_iterator(input) != nullptr) i.fail("'generator' object is not reversible");
-  const std::vector<Value> items = i.iterate(input);
-  if (items.empty()) return Value::undefined("No last item, sequence was empty.");
-  return input.is_string() ? Value::text(items.back().string(), input.is_markup()) : items.back();
+  const std::vector<Value> items = iterate(i, input);
+  if (items.empty()) return make_undefined("No last item, sequence was empty.");
+  return input.is_string() ? make_text(items.back().string(), input.is_markup()) : items.back();
 }
 
-Value filter_list(Interpreter& i, const Value& input, Args&) { return Value::list(i.iterate(input)); }
+Value filter_list(Interpreter& i, const Value& input, Args&) { return make_list(iterate(i, input)); }
 
 Value filter_join(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "join", args, {"d", "attribute"});
@@ -129,7 +130,7 @@ Value filter_join(Interpreter& i, const Value& input, Args& args) {
   const KeyFunction key = attribute_getter(i, reader.value_or(1, Value()));
   std::string out;
   bool is_first = true;
-  for (const Value& item : i.iterate(input)) {
+  for (const Value& item : iterate(i, input)) {
     if (!is_first) out += separator;
     is_first = false;
     const std::string text = key(item).str();
@@ -141,15 +142,15 @@ Value filter_join(Interpreter& i, const Value& input, Args& args) {
 
 Value filter_reverse(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "reverse", args, {});
-  std::vector<Value> items = i.iterate(input);
+  std::vector<Value> items = iterate(i, input);
   std::reverse(items.begin(), items.end());
   if (input.is_string()) {
     std::string out;
     for (const Value& item : items) out += item.string();
-    return Value::text(std::move(out), input.is_markup());
+    return make_text(std::move(out), input.is_markup());
   }
   if (as_iterator(input) != nullptr) return result(i, std::move(items));
-  return lazily(i, Value::list(std::move(items)), args, [](Interpreter&, Value& item) { return std::optional(std::move(item)); });
+  return lazily(i, make_list(std::move(items)), args, [](Interpreter&, Value& item) { return std::optional(std::move(item)); });
 }
 
 Value filter_items(Interpreter& i, const Value& input, Args& args) {
@@ -162,7 +163,7 @@ Value filter_items(Interpreter& i, const Value& input, Args& args) {
         is_begun = true;
         return at < items.size() ? std::optional(items[at++]) : std::nullopt;
       },
-      input.depth() + 1);
+      depth_of(input) + 1);
 }
 
 Value filter_dictsort(Interpreter& i, const Value& input, Args& args) {
@@ -193,13 +194,13 @@ Value filter_sort(Interpreter& i, const Value& input, Args& args) {
   } else {
     keys.push_back(attribute_getter(i, attribute));
   }
-  std::vector<Value> items = i.iterate(input);
+  std::vector<Value> items = iterate(i, input);
   sort_by(
       i, items,
       [&](const Value& item) {
         std::vector<Value> parts;
         for (const KeyFunction& key : keys) parts.push_back(case_sensitive ? key(item) : fold_case(key(item)));
-        return Value::list(std::move(parts));  // a list: equal parts, undefined ones too, need no order
+        return make_list(std::move(parts));  // a list: equal parts, undefined ones too, need no order
       },
       reader.bool_or(0, false));
   return result(i, std::move(items));
@@ -211,7 +212,7 @@ Value filter_unique(Interpreter& i, const Value& input, Args& args) {
   return lazy_list(i, input, args, [input, case_sensitive, attribute = reader.value_or(1, Value())](Interpreter& interpreter) {
     const KeyFunction key = attribute_getter(interpreter, attribute);
     std::vector<Value> items, seen;
-    for (const Value& item : interpreter.iterate(input)) {
+    for (const Value& item : iterate(interpreter, input)) {
       const Value mark = case_sensitive ? key(item) : fold_case(key(item));
       check_hashable(interpreter, mark);
       interpreter.charge_bytes(seen.size());
@@ -229,14 +230,14 @@ Value filter_extreme(Interpreter& i, const Value& input, Args& args) {
   const bool case_sensitive = reader.bool_or(0, false);
   const KeyFunction key = attribute_getter(i, reader.value_or(1, Value()));
   const auto mark = [&](const Value& item) { return case_sensitive ? key(item) : fold_case(key(item)); };
-  const std::vector<Value> items = i.iterate(input);
-  if (items.empty()) return Value::undefined("No aggregated item, sequence was empty.");
+  const std::vector<Value> items = iterate(i, input);
+  if (items.empty()) return make_undefined("No aggregated item, sequence was empty.");
   std::size_t best = 0;
   Value best_mark = mark(items.front());
   for (std::size_t n = 1; n < items.size(); ++n) {
     Value other = mark(items[n]);
-    const int order = i.order(other, best_mark);
-    if (kLargest ? order <= 0 : order >= 0) continue;
+    const int sign = order(i, other, best_mark);
+    if (kLargest ? sign <= 0 : sign >= 0) continue;
     best = n;
     best_mark = std::move(other);
   }
@@ -247,7 +248,7 @@ Value filter_sum(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "sum", args, {"attribute", "start"});
   const KeyFunction key = attribute_getter(i, reader.value_or(0, Value()));
   Value total = reader.value_or(1, Value(0));
-  for (const Value& item : i.iterate(input)) total = i.binary("+", total, key(item));
+  for (const Value& item : iterate(i, input)) total = binary(i, "+", total, key(item));
   return total;
 }
 
@@ -299,7 +300,7 @@ Value filter_groupby(Interpreter& i, const Value& input, Args& args) {
   const KeyFunction get = attribute_getter(i, reader.required(0), fallback);
   const bool case_sensitive = reader.bool_or(2, false);
   const auto key = [&](const Value& item) { return case_sensitive ? get(item) : fold_case(get(item)); };
-  std::vector<Value> items = i.iterate(input);
+  std::vector<Value> items = iterate(i, input);
   sort_by(i, items, key, false);
   std::vector<Value> groups;
   for (std::size_t begin = 0; begin < items.size();) {
@@ -307,7 +308,7 @@ Value filter_groupby(Interpreter& i, const Value& input, Args& args) {
     while (end < items.size() && key(items[begin]).equals(key(items[end]))) ++end;
     std::vector<Value> members(items.begin() + static_cast<std::ptrdiff_t>(begin), items.begin() + static_cast<std::ptrdiff_t>(end));
     const Value name = get(items[begin]);
-    groups.push_back(Value::list({name, Value::list(std::move(members))}, ListFlavor::kGroup));
+    groups.push_back(make_list({name, make_list(std::move(members))}, ListFlavor::kGroup));
     begin = end;
   }
   return result(i, std::move(groups));
@@ -317,18 +318,18 @@ Value filter_batch(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "batch", args, {"linecount", "fill_with"});
   return lazy_list(i, input, args, [input, size = reader.required(0), fill = reader.value_or(1, Value())](Interpreter& interpreter) {
     std::vector<Value> rows, row;
-    for (const Value& item : interpreter.iterate(input)) {
-      if (Value(row.size()).equals(size)) rows.push_back(Value::list(std::exchange(row, {})));
+    for (const Value& item : iterate(interpreter, input)) {
+      if (Value(row.size()).equals(size)) rows.push_back(make_list(std::exchange(row, {})));
       row.push_back(item);
     }
     if (row.empty()) return rows;
-    if (!fill.is_none() && interpreter.order(Value(row.size()), size) < 0) {
-      const Int missing = interpreter.binary("-", size, Value(row.size())).integer();
+    if (!fill.is_none() && order(interpreter, Value(row.size()), size) < 0) {
+      const Int missing = binary(interpreter, "-", size, Value(row.size())).integer();
       if (missing > 100'000) interpreter.fail("batch: the last row would be filled with too many items");
       interpreter.charge_bytes(static_cast<std::size_t>(missing) * sizeof(Value));
       row.insert(row.end(), static_cast<std::size_t>(missing), fill);
     }
-    rows.push_back(Value::list(std::move(row)));
+    rows.push_back(make_list(std::move(row)));
     interpreter.charge_bytes(rows.size() * sizeof(Value));
     return rows;
   });
@@ -337,7 +338,7 @@ Value filter_batch(Interpreter& i, const Value& input, Args& args) {
 Value filter_slice(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "slice", args, {"slices", "fill_with"});
   return lazy_list(i, input, args, [input, slices = reader.required(0), fill = reader.value_or(1, Value())](Interpreter& interpreter) {
-    const std::vector<Value> items = interpreter.iterate(input);
+    const std::vector<Value> items = iterate(interpreter, input);
     if (!slices.is_int() && !slices.is_bool())
       interpreter.fail("slice: the number of slices must be an integer, not " + slices.type_name());
     if (slices.integer() == 0 || slices.integer() > 100'000) interpreter.fail("slice: the number of slices must be between 1 and 100000");
@@ -351,7 +352,7 @@ Value filter_slice(Interpreter& i, const Value& input, Args& args) {
       std::vector<Value> part(next, next + size);
       next += size;
       if (!fill.is_none() && n >= extra) part.push_back(fill);
-      out.push_back(Value::list(std::move(part)));
+      out.push_back(make_list(std::move(part)));
     }
     interpreter.charge_bytes(out.size() * sizeof(Value));
     return out;

@@ -2,6 +2,7 @@
 
 #include "text/jinja/interpreter.hpp"
 #include "text/jinja/iterator.hpp"
+#include "text/jinja/operators.hpp"
 #include "text/utf8.hpp"
 
 // The tests behind `is`. Source: jinja2/tests.py.
@@ -13,7 +14,7 @@ const Value& operand(Interpreter& interpreter, Args& args, std::string_view name
   return args.positional[0];
 }
 
-Value remainder(Interpreter& interpreter, const Value& value, Int by) { return interpreter.binary("%", value, Value(by)); }
+Value remainder(Interpreter& interpreter, const Value& value, Int by) { return binary(interpreter, "%", value, Value(by)); }
 
 bool is_lower_or_upper(const Value& value, bool wants_upper) {
   const std::string text = value.str();
@@ -27,8 +28,8 @@ struct TestEntry {
 };
 
 bool ordered(Interpreter& i, const Value& v, Args& a, std::string_view op) {
-  const int order = i.order(v, operand(i, a, op), op);
-  return op == "<" ? order < 0 : op == ">" ? order > 0 : op == "<=" ? order <= 0 : order >= 0;
+  const int sign = order(i, v, operand(i, a, op), op);
+  return op == "<" ? sign < 0 : op == ">" ? sign > 0 : op == "<=" ? sign <= 0 : sign >= 0;
 }
 bool equal(Interpreter& i, const Value& v, Args& a) { return v.equals(operand(i, a, "eq")); }
 bool not_equal(Interpreter& i, const Value& v, Args& a) { return !v.equals(operand(i, a, "ne")); }
@@ -55,14 +56,14 @@ constexpr TestEntry kTests[] = {
     {"number", [](Interpreter&, const Value& v, Args&) { return v.is_number(); }},
     {"callable", [](Interpreter&, const Value& v, Args&) { return v.is_undefined() || (v.is_object() && v.object().is_callable()); }},
     {"escaped", [](Interpreter&, const Value& v, Args&) { return v.is_markup(); }},
-    {"sameas", [](Interpreter& i, const Value& v, Args& a) { return v.same_as(operand(i, a, "sameas")); }},
+    {"sameas", [](Interpreter& i, const Value& v, Args& a) { return is_same(v, operand(i, a, "sameas")); }},
     {"odd", [](Interpreter& i, const Value& v, Args&) { return remainder(i, v, 2).equals(Value(1)); }},
     {"even", [](Interpreter& i, const Value& v, Args&) { return remainder(i, v, 2).equals(Value(0)); }},
     {"divisibleby",
-     [](Interpreter& i, const Value& v, Args& a) { return i.binary("%", v, operand(i, a, "divisibleby")).equals(Value(0)); }},
+     [](Interpreter& i, const Value& v, Args& a) { return binary(i, "%", v, operand(i, a, "divisibleby")).equals(Value(0)); }},
     {"lower", [](Interpreter&, const Value& v, Args&) { return is_lower_or_upper(v, false); }},
     {"upper", [](Interpreter&, const Value& v, Args&) { return is_lower_or_upper(v, true); }},
-    {"in", [](Interpreter& i, const Value& v, Args& a) { return i.contains(operand(i, a, "in"), v); }},
+    {"in", [](Interpreter& i, const Value& v, Args& a) { return contains(i, operand(i, a, "in"), v); }},
     {"filter",
      [](Interpreter& i, const Value& v, Args&) {
        check_hashable(i, v);

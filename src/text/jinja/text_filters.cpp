@@ -27,7 +27,7 @@ Value filter_filesizeformat(Interpreter& i, const Value& input, Args& args) {
     bytes = input.number();
   } else if (input.is_string()) {
     const std::optional<double> parsed = parse_float(input.string());
-    if (!parsed) i.fail("could not convert string to float: " + input.repr());
+    if (!parsed) i.fail("could not convert string to float: " + repr(input));
     bytes = *parsed;
   } else {
     i.fail(input.is_undefined() ? input.undefined_message() : "filesizeformat: wanted a number, found " + input.type_name());
@@ -164,7 +164,7 @@ Value filter_xmlattr(Interpreter& i, const Value& input, Args& args) {
   for (const auto& [key, value] : input.dict().entries) {
     if (value.is_none() || value.is_undefined()) continue;
     if (!key.is_string()) i.fail("expected string or bytes-like object, got '" + key.type_name() + "'");
-    if (key.string().find_first_of(" \t\n\r\f\v/>=") != std::string::npos) i.fail("Invalid character in attribute name: " + key.repr());
+    if (key.string().find_first_of(" \t\n\r\f\v/>=") != std::string::npos) i.fail("Invalid character in attribute name: " + repr(key));
     const auto escaped = [](const Value& v) { return v.is_markup() ? v.string() : escape_html(v.str()); };
     out += (out.empty() ? "" : " ") + escaped(key) + "=\"" + escaped(value) + "\"";
   }

@@ -210,38 +210,31 @@ Value::Value(std::string_view value) : Value(std::string(value)) {}
 Value::Value(const char* value) : Value(std::string(value)) {}
 Value::Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}
 
-Value Value::text(std::string text, bool is_markup) {
-  Value value;
-  value.data_ = std::make_shared<const Text>(Text{std::move(text), is_markup});
-  return value;
-}
+Value::Value(std::shared_ptr<const Undefined> undefined) : data_(std::move(undefined)) {}
+Value::Value(std::shared_ptr<const Text> text) : data_(std::move(text)) {}
+Value::Value(std::shared_ptr<const List> list) : data_(std::move(list)) {}
+Value::Value(std::shared_ptr<const Dict> dict) : data_(std::move(dict)) {}
 
-Value Value::undefined(std::string message) {
-  Value value;
-  value.data_ = std::make_shared<const Undefined>(Undefined{std::move(message)});
-  return value;
-}
+Value make_text(std::string text, bool is_markup) { return Value(std::make_shared<const Text>(Text{std::move(text), is_markup})); }
 
-Value Value::list(std::vector<Value> items, ListFlavor flavor) {
-  Value value;
+Value make_undefined(std::string message) { return Value(std::make_shared<const Undefined>(Undefined{std::move(message)})); }
+
+Value make_list(std::vector<Value> items, ListFlavor flavor) {
   int depth = 0;
-  for (const Value& item : items) depth = std::max(depth, item.depth());
+  for (const Value& item : items) depth = std::max(depth, depth_of(item));
   check_depth(depth + 1);
-  value.data_ = std::make_shared<const List>(List{std::move(items), flavor, depth + 1});
-  return value;
+  return Value(std::make_shared<const List>(List{std::move(items), flavor, depth + 1}));
 }
 
-Value Value::range(std::vector<Value> items, Int begin, Int end, Int step) {
-  Value value;
-  value.data_ = std::make_shared<const List>(List{std::move(items), ListFlavor::kRange, 1, begin, end, step});
-  return value;
+Value make_range(std::vector<Value> items, Int begin, Int end, Int step) {
+  return Value(std::make_shared<const List>(List{std::move(items), ListFlavor::kRange, 1, begin, end, step}));
 }
 
-Value Value::dict(std::vector<std::pair<Value, Value>> entries) {
+Value make_dict(std::vector<std::pair<Value, Value>> entries) {
   auto dict = std::make_shared<Dict>();
   dict->entries.reserve(entries.size());
   const bool is_large = entries.size() >= kIndexFrom;
-  for (auto& [key, member] : entries) {  // a repeated key keeps its first place and takes the last value
+  for (auto& [key, member] : entries) {
     const Value* known = nullptr;
     if (is_large && key.is_string()) {
       const auto hit = dict->by_string.find(key.string());
@@ -251,23 +244,21 @@ Value Value::dict(std::vector<std::pair<Value, Value>> entries) {
         if (entry.first.equals(key)) known = &entry.second;
     }
     if (known != nullptr) {
-      dict->depth = std::max(dict->depth, member.depth() + 1);
+      dict->depth = std::max(dict->depth, depth_of(member) + 1);
       check_depth(dict->depth);
       *const_cast<Value*>(known) = std::move(member);
       continue;
     }
-    dict->depth = std::max({dict->depth, key.depth() + 1, member.depth() + 1});
+    dict->depth = std::max({dict->depth, depth_of(key) + 1, depth_of(member) + 1});
     check_depth(dict->depth);
     dict->entries.emplace_back(std::move(key), std::move(member));
     const Value& stored = dict->entries.back().first;
     if (is_large && stored.is_string()) dict->by_string.emplace(stored.string(), dict->entries.size() - 1);
   }
-  Value value;
-  value.data_ = std::shared_ptr<const Dict>(std::move(dict));
-  return value;
+  return Value(std::shared_ptr<const Dict>(std::move(dict)));
 }
 
-Value Value::from_json(const json::value& json) {
+Value from_json(const json::value& json) {
   switch (json.kind()) {
     case json::kind::null: return Value();
     case json::kind::bool_: return Value(json.get_bool());
@@ -279,23 +270,23 @@ Value Value::from_json(const json::value& json) {
       std::vector<Value> items;
       items.reserve(json.get_array().size());
       for (const json::value& item : json.get_array()) items.push_back(from_json(item));
-      return list(std::move(items));
+      return make_list(std::move(items));
     }
     case json::kind::object: {
       std::vector<std::pair<Value, Value>> entries;
       entries.reserve(json.get_object().size());
       for (const auto& member : json.get_object())
         entries.emplace_back(Value(std::string(member.key().data(), member.key().size())), from_json(member.value()));
-      return dict(std::move(entries));
+      return make_dict(std::move(entries));
     }
   }
   return Value();
 }
 
-int Value::depth() const {
-  if (is_list()) return list().depth;
-  if (is_dict()) return dict().depth;
-  return is_object() ? object().depth() : 0;
+int depth_of(const Value& value) {
+  if (value.is_list()) return value.list().depth;
+  if (value.is_dict()) return value.dict().depth;
+  return value.is_object() ? value.object().depth() : 0;
 }
 
 bool Value::truthy() const {
@@ -357,12 +348,11 @@ bool Value::equals(const Value& other) const {
   return false;
 }
 
-bool Value::same_as(const Value& other) const {
-  if (data_.index() != other.data_.index()) return false;
-  if (is_markup() != other.is_markup()) return false;
-  if (is_list()) return &list() == &other.list();
-  if (is_dict()) return &dict() == &other.dict();
-  return equals(other);
+bool is_same(const Value& a, const Value& b) {
+  if (a.type_name() != b.type_name()) return false;
+  if (a.is_list()) return &a.list() == &b.list();
+  if (a.is_dict()) return &a.dict() == &b.dict();
+  return a.equals(b);
 }
 
 std::string Value::str() const {
@@ -373,12 +363,12 @@ std::string Value::str() const {
   if (is_int()) return int_to_string(integer());
   if (is_float()) return python_float_repr(number());
   if (is_object()) return "<" + object().type_name() + ">";
-  return repr();
+  return repr(*this);
 }
 
-std::string Value::repr() const {
+std::string repr(const Value& value) {
   std::string out;
-  append_repr(out, *this, 0);
+  append_repr(out, value, 0);
   return out;
 }
 

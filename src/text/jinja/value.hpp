@@ -81,15 +81,10 @@ class Value {
   Value(std::string_view value);
   Value(const char* value);
   Value(std::shared_ptr<Object> object);
-  static Value text(std::string text, bool is_markup);
-  static Value markup(std::string text) { return Value::text(std::move(text), true); }
-  static Value undefined(std::string message);
-  static Value list(std::vector<Value> items, ListFlavor flavor = ListFlavor::kList);
-  static Value tuple(std::vector<Value> items) { return list(std::move(items), ListFlavor::kTuple); }
-  /// The numbers `items`, which are those of range(begin, end, step).
-  static Value range(std::vector<Value> items, Int begin, Int end, Int step);
-  static Value dict(std::vector<std::pair<Value, Value>> entries);
-  static Value from_json(const boost::json::value& json);
+  Value(std::shared_ptr<const Undefined> undefined);
+  Value(std::shared_ptr<const Text> text);
+  Value(std::shared_ptr<const List> list);
+  Value(std::shared_ptr<const Dict> dict);
 
   bool is_undefined() const noexcept { return std::holds_alternative<std::shared_ptr<const Undefined>>(data_); }
   bool is_none() const noexcept { return std::holds_alternative<std::nullptr_t>(data_); }
@@ -119,13 +114,8 @@ class Value {
   std::string type_name() const;
   /// x == y
   bool equals(const Value& other) const;
-  /// x is y, near enough: identity for shared data, equality for numbers and None
-  bool same_as(const Value& other) const;
-  /// Levels of lists and dicts; list() and dict() fail beyond a fixed number.
-  int depth() const;
-  /// str(x) and repr(x)
+  /// str(x)
   std::string str() const;
-  std::string repr() const;
 
  private:
   std::variant<std::nullptr_t, bool, Int, double, std::shared_ptr<const Undefined>, std::shared_ptr<const Text>,
@@ -150,6 +140,25 @@ struct Dict {
   const Value* get(std::string_view key) const;
 };
 
+// What is not plain data has makers of its own: they see to the depth of what is nested.
+Value make_text(std::string text, bool is_markup);
+inline Value make_markup(std::string text) { return make_text(std::move(text), true); }
+Value make_undefined(std::string message);
+Value make_list(std::vector<Value> items, ListFlavor flavor = ListFlavor::kList);
+inline Value make_tuple(std::vector<Value> items) { return make_list(std::move(items), ListFlavor::kTuple); }
+/// The numbers `items`, which are those of range(begin, end, step).
+Value make_range(std::vector<Value> items, Int begin, Int end, Int step);
+/// A repeated key keeps its first place and takes the last value.
+Value make_dict(std::vector<std::pair<Value, Value>> entries);
+Value from_json(const boost::json::value& json);
+
+/// Levels of lists and dicts; make_list() and make_dict() fail beyond a fixed number.
+int depth_of(const Value& value);
+
+/// repr(x)
+std::string repr(const Value& value);
+/// x is y, near enough: identity for shared data, equality for numbers and None
+bool is_same(const Value& a, const Value& b);
 std::string int_to_string(Int value);
 /// Error{kInvalidArgument} if values nest deeper than what recursion over them could bear.
 void check_depth(int depth);

@@ -49,7 +49,7 @@ std::string tool_definition(const json::value& tool) {
   if (function == nullptr) return {};
   const auto text = [](const json::object& object, const char* key) {
     const json::value* value = object.if_contains(key);
-    return value == nullptr ? std::string() : jinja::Value::from_json(*value).str();  // a list of types is written as Python's str
+    return value == nullptr ? std::string() : jinja::from_json(*value).str();  // a list of types is written as Python's str
   };
   std::string out = "\n<function>\n<name>" + text(*function, "name") + "</name>";
   if (function->contains("description")) out += "\n<description>" + strip(text(*function, "description")) + "</description>";
