@@ -219,6 +219,7 @@ struct InferenceConfig {
   int max_loras = 8;
   int max_cpu_loras = 100;
   std::optional<int> max_lora_rank;
+  std::map<std::string, std::string> lora_modules;
   int api_server_count = 1;
   bool enable_expert_parallel = false;
   bool enable_return_routed_experts = false;
@@ -258,11 +259,12 @@ struct InferenceConfig {
             {.status = inert("the LM head always sums in float32")});
     v.field("enable_fp32_router_logits", enable_fp32_router_logits, "Compute routers in float32",
             {.status = inert("dense models have no router")});
-    v.field("enable_lora", enable_lora, "Serve LoRA adapters", {.status = not_built("LoRA adapters")});
-    v.field("max_loras", max_loras, "Adapters in one batch", {.min = 1, .status = inert("no adapters are served")});
-    v.field("max_cpu_loras", max_cpu_loras, "Adapters kept in host memory", {.min = 1, .status = inert("no adapters are served")});
-    v.field("max_lora_rank", max_lora_rank, "Largest rank of an adapter",
-            {.min = 1, .max = 512, .status = inert("no adapters are served")});
+    v.field("enable_lora", enable_lora, "Serve LoRA adapters, which requests name as model");
+    v.field("max_loras", max_loras, "Most adapters of one batch, and on the device", {.min = 1});
+    v.field("max_cpu_loras", max_cpu_loras, "Most adapters in host memory; one that left it is read again when a request names it", {.min = 1});
+    v.field("max_lora_rank", max_lora_rank, "Largest rank of an adapter; rounded up to 8, 16, 32, 64, 128, 256, 320 or 512; unset, 16",
+            {.min = 1, .max = 512});
+    v.field("lora_modules", lora_modules, "Adapters that are loaded at the start: name and folder");
     v.field("api_server_count", api_server_count, "Processes that answer HTTP, 0 for headless",
             {.min = 0, .status = not_built("several HTTP processes, or none")});
     v.field("enable_expert_parallel", enable_expert_parallel, "Spread experts over devices",

@@ -36,6 +36,9 @@ void check_inference(InferenceConfig& config, const Check& check) {
                   fmt::format("must be at least max_model_len {} when enable_chunked_prefill is off", *config.model.max_model_len));
   if (config.max_num_seqs > config.max_num_batched_tokens)
     check.problem("max_num_batched_tokens", fmt::format("must be at least max_num_seqs, which is {}", config.max_num_seqs));
+  if (config.max_cpu_loras < config.max_loras)
+    check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
+  if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");
   const bool is_loopback = config.server.host == "127.0.0.1" || config.server.host == "localhost" || config.server.host == "::1";
   if (!is_loopback && !config.server.api_key) check.warn("server.host", "other machines can reach the server, and it asks for no api_key");
   if (config.server.max_held_body_bytes < config.server.max_body_bytes)

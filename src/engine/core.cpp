@@ -60,7 +60,8 @@ CoreRequest& request_of(const Sequence& sequence) { return *static_cast<CoreRequ
 }  // namespace
 
 EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner)
-    : pool_(options.num_blocks, options.block_size),
+    : adapters_(options.adapters),
+      pool_(options.num_blocks, options.block_size),
       scheduler_(
           [&] {
             SchedulerOptions scheduler = options.scheduler;
@@ -112,7 +113,7 @@ void EngineCore::stop(RequestId id, std::string stop_string) {
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
   CoreRequest& request = *it->second;
-  request.begin_event(version_);
+  request.begin_event(version_of(request.sequence));
   request.event.delta.stop_string = std::move(stop_string);
   send(request, wire::FinishReason::kStop);
   drop_ended();
@@ -120,6 +121,7 @@ void EngineCore::stop(RequestId id, std::string stop_string) {
 
 bool EngineCore::step() {
   waits_for_rules_ = has_failed_rule_ = false;
+  take_adapter_news();
   if (steps_.size() == 0) {
     if (num_ruled_ > 0) end_failed_rules();
     StepPlan& plan = steps_.next_plan();
@@ -135,6 +137,7 @@ bool EngineCore::step() {
       return false;
     }
     try {
+      adapters_->bring(plan, *runner_);
       steps_.begin(*runner_);
     } catch (const std::exception& error) {
       send_news();
@@ -230,7 +233,7 @@ bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
     counters_.num_prompt_tokens +=
         std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
     if (!row.is_sampled) return false;
-    news.reason = append_token(sequence, output.sample.token, version_, pool_.block_size());
+    news.reason = append_token(sequence, output.sample.token, version_of(sequence), pool_.block_size());
     ++counters_.num_generation_tokens;
   }
   if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);
@@ -242,7 +245,8 @@ void EngineCore::send_news() {
   for (const News& news : news_) {
     CoreRequest& request = *news.request;
     if (request.is_sink_broken) continue;
-    request.begin_event(version_);
+    const PolicyVersion version = version_of(request.sequence);
+    request.begin_event(version);
     wire::GenerateOutput& delta = request.event.delta;
     if (news.reason == wire::FinishReason::kError) {
       delta.error = std::move(news.output->error);
@@ -251,7 +255,7 @@ void EngineCore::send_news() {
       const ops::SampleResult& sample = news.output->sample;
       delta.token_ids.push_back(sample.token);
       delta.logprobs.push_back(sample.logprob);
-      delta.versions.push_back(version_.value);
+      delta.versions.push_back(version.value);
       const auto& num_top = request.resolved.sampling.logprobs;
       if (num_top && *num_top > 0) {
         auto& top = delta.top_logprobs.emplace_back();
@@ -265,7 +269,7 @@ void EngineCore::send_news() {
 }
 
 void EngineCore::end(CoreRequest& request, wire::FinishReason reason, const std::string& error) {
-  request.begin_event(version_);
+  request.begin_event(version_of(request.sequence));
   request.event.delta.error = error;
   send(request, reason);
 }
@@ -312,6 +316,27 @@ void EngineCore::abort_all(wire::FinishReason reason, const std::string& error) 
   std::sort(ids.begin(), ids.end());
   for (const RequestId id : ids) end(*requests_.at(id), reason, error);
   drop_ended();
+}
+
+PolicyVersion EngineCore::version_of(const Sequence& sequence) const noexcept {
+  const ServedAdapter* const adapter = sequence.request->served.get();
+  return adapter != nullptr ? adapter->version : version_;
+}
+
+void EngineCore::take_adapter_news() {
+  if (!adapters_->has_news()) return;
+  deliver();  // news are of the old version
+  adapters_->apply_news();
+}
+
+WeightProof EngineCore::prove(ServedAdapter& adapter) {
+  take_adapter_news();
+  deliver();
+  nn::AdapterPtr weights = adapter.weights.ready;
+  if (weights == nullptr) weights = runner_->make_adapter(*adapter.weights.stored);
+  WeightProof proof = runner_->prove_with(weights);
+  proof.version = adapter.version;
+  return proof;
 }
 
 WeightProof EngineCore::update_weights(nn::WeightsPtr weights) {

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/adapter_set.hpp"
 #include "engine/core_request.hpp"
 #include "engine/engine.hpp"
 #include "engine/model_runner.hpp"
@@ -19,6 +20,7 @@ struct CoreOptions {
   SchedulerOptions scheduler;
   std::int64_t num_blocks = 0;
   std::int64_t block_size = 16;
+  std::shared_ptr<AdapterSet> adapters = std::make_shared<AdapterSet>(0);
 };
 
 /// The engine without its thread: requests in, steps, events out. Each accepted request ends with exactly one event that has a
@@ -46,7 +48,10 @@ class EngineCore {
   void deliver();
   /// Error as ModelRunner::set_weights, or {kCorrupt} if the model then gives no numbers on the probe prompt, with nothing changed.
   WeightProof update_weights(nn::WeightsPtr weights);
+  /// Of the model with an adapter, whose latest weights come into use first.
+  WeightProof prove(ServedAdapter& adapter);
   ModelRunner& runner() noexcept { return *runner_; }
+  const std::shared_ptr<AdapterSet>& adapters() const noexcept { return adapters_; }
   void reset_prefix_cache() { scheduler_.reset_prefix_cache(); }
   void abort_all(wire::FinishReason reason, const std::string& error);
 
@@ -67,6 +72,10 @@ class EngineCore {
     StepOutput::Row* output = nullptr;
     wire::FinishReason reason = wire::FinishReason::kNone;
   };
+  /// The version of what computes the sequence: of its adapter, or of the weights.
+  PolicyVersion version_of(const Sequence& sequence) const noexcept;
+  /// Puts new weights of adapters into use, between two steps.
+  void take_adapter_news();
   /// False while the sequence's token rule is still at work on what may come next.
   bool may_draw(Sequence& sequence);
   /// Ends the requests whose token rule has given up.
@@ -85,6 +94,7 @@ class EngineCore {
   /// Destroys requests that have ended and that no step under way names; not while plan rows are walked.
   void drop_ended();
 
+  std::shared_ptr<AdapterSet> adapters_;
   BlockPool pool_;
   Scheduler scheduler_;
   std::unique_ptr<ModelRunner> runner_;

@@ -35,7 +35,9 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   CoreOptions core;
   core.num_blocks = options.num_blocks;
   core.block_size = options.block_size;
+  core.adapters = std::make_shared<AdapterSet>(options.max_loras);
   core.scheduler.max_num_seqs = options.max_num_seqs;
+  core.scheduler.max_adapters = options.max_loras;
   core.scheduler.max_num_batched_tokens = options.max_num_batched_tokens;
   core.scheduler.enable_prefix_caching = options.enable_prefix_caching;
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
@@ -53,7 +55,7 @@ Engine::Engine(std::shared_ptr<DeviceRuntime> runtime, EngineOptions options, nn
     : Engine(options, config_of(weights), make_core(std::move(runtime), options, weights)) {}
 
 Engine::Engine(EngineOptions options, nn::ModelConfig config, std::unique_ptr<EngineCore> core)
-    : options_(std::move(options)), config_(std::move(config)), core_(std::move(core)) {
+    : options_(std::move(options)), config_(std::move(config)), core_(std::move(core)), adapters_(core_->adapters()) {
   stats_ = core_->stats();
   weights_ = core_->runner().weights();
   rule_bell_ = std::make_shared<RuleBell>();
@@ -76,7 +78,9 @@ Engine::~Engine() {
 
 RequestId Engine::submit(wire::GenerateRequest request, EventSink sink) {
   PRL_CHECK(sink != nullptr, "a request needs a sink");
+  const ServedAdapterPtr adapter = request.adapter.empty() ? nullptr : adapters_->find(request.adapter);
   auto resolved = std::make_shared<ResolvedRequest>(resolve_request(std::move(request), options_, config_));
+  resolved->served = adapter;
   const std::int64_t max_open = options_.max_queued_requests + options_.max_num_seqs;
 
   std::lock_guard lock(mutex_);
@@ -167,6 +171,11 @@ WeightProof Engine::update_weights(nn::WeightsPtr weights, std::chrono::millisec
 
 WeightProof Engine::proof(std::chrono::milliseconds timeout) {
   return call<WeightProof>("prove its weights", timeout, [this] { return core_->runner().prove(); });
+}
+
+WeightProof Engine::proof_of(const std::string& adapter, std::chrono::milliseconds timeout) {
+  const ServedAdapterPtr named = adapters_->find(adapter);
+  return call<WeightProof>("prove an adapter", timeout, [this, named] { return core_->prove(*named); });
 }
 
 nn::WeightsPtr Engine::weights() const {

@@ -32,6 +32,7 @@ struct EngineOptions {
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
   bool record_steps = true;  ///< steps of one token per sequence as CUDA graphs
+  std::int64_t max_loras = 0;  ///< adapters of one step, and of those on the device; 0: requests name none
   std::uint64_t seed = 0;    ///< for requests without one
   int num_threads = 0;
   std::shared_ptr<StepTimes> times = {};  ///< if there, steps are timed while it is on
@@ -68,6 +69,7 @@ struct EngineStats {
   PolicyVersion version;
 };
 
+class AdapterSet;
 class EngineCore;
 
 /// Continuous batching over one model on one device: a thread that plans a step, runs it, and reports tokens. Calls of other threads are
@@ -82,7 +84,8 @@ class Engine {
   const nn::ModelConfig& model_config() const noexcept { return config_; }
 
   /// Queues a request. Throws Error{kOverlong} with the canonical text if the prompt alone does not fit,
-  /// {kInvalidArgument} naming a bad field, {kOverloaded} if the queue is full, {kUnavailable} after shutdown.
+  /// {kInvalidArgument} naming a bad field, {kNotFound} naming an unknown adapter, {kOverloaded} if the queue is full, {kUnavailable}
+  /// after shutdown.
   RequestId submit(wire::GenerateRequest request, EventSink sink);
   /// Ends a request early with kAbort (no error if it has ended already).
   void cancel(RequestId id);
@@ -96,6 +99,10 @@ class Engine {
   WeightProof update_weights(nn::WeightsPtr weights, std::chrono::milliseconds timeout);
   WeightProof proof(std::chrono::milliseconds timeout);
   nn::WeightsPtr weights() const;
+  /// The adapters that requests may name.
+  AdapterSet& adapters() noexcept { return *adapters_; }
+  /// As proof(), of the model with that adapter. Error{kNotFound}.
+  WeightProof proof_of(const std::string& adapter, std::chrono::milliseconds timeout);
 
   /// Stops stepping; running requests are kept, new ones queue. Idempotent. Error{kDeadline} if the step in progress did
   /// not end in time; no other step follows it all the same.
@@ -128,6 +135,7 @@ class Engine {
   const EngineOptions options_;
   const nn::ModelConfig config_;
   const std::unique_ptr<EngineCore> core_;  ///< engine thread only
+  const std::shared_ptr<AdapterSet> adapters_;
   std::deque<Command> batch_;               ///< engine thread only: commands taken from commands_
 
   mutable std::mutex mutex_;  ///< guards the fields marked so; never held during a step

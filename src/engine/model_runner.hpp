@@ -2,6 +2,7 @@
 
 #include "engine/engine.hpp"
 #include "engine/step_plan.hpp"
+#include "nn/peft.hpp"
 
 namespace prl::engine {
 
@@ -25,6 +26,12 @@ class ModelRunner {
   virtual nn::WeightsPtr weights() const = 0;
   /// Computed anew from the weights in use at each call.
   virtual WeightProof prove() = 0;
+
+  // Runners without adapters leave these as they are.
+  /// An adapter ready to compute with on the runner's device. Error{kOutOfMemory}.
+  virtual nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored);
+  /// prove() of the weights in use with another adapter than theirs.
+  virtual WeightProof prove_with(const nn::AdapterPtr& adapter);
 };
 
 }  // namespace prl::engine

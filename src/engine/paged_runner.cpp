@@ -72,6 +72,7 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
   query_start_.assign(1, 0);
   context_len_.clear();
   max_blocks_ = 1;
+  num_adapters_ = 0;
   for (const PlanRow& row : plan.rows) max_blocks_ = std::max(max_blocks_, static_cast<std::int32_t>(row.sequence->blocks.size()));
   block_table_.assign(plan.rows.size() * static_cast<std::size_t>(max_blocks_), 0);
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
@@ -84,11 +85,25 @@ void PagedRunner::fill_batch(const StepPlan& plan) {
       positions_T_.push_back(static_cast<std::int32_t>(position));
       slot_T_.push_back(static_cast<std::int32_t>(block * block_size_ + position % block_size_));
     }
+    if (const auto& served = sequence.request->served; served != nullptr)
+      add_adapter_rows(served->weights.ready.get(), query_start_.back(), static_cast<std::int32_t>(ids_T_.size()));
     query_start_.push_back(static_cast<std::int32_t>(ids_T_.size()));
     context_len_.push_back(static_cast<std::int32_t>(end));
     std::int32_t* const table = block_table_.data() + r * static_cast<std::size_t>(max_blocks_);
     for (std::size_t b = 0; b < sequence.blocks.size(); ++b) table[b] = sequence.blocks[b].id().value;
   }
+}
+
+void PagedRunner::add_adapter_rows(const nn::Adapter* adapter, std::int32_t begin, std::int32_t end) {
+  PRL_CHECK(adapter != nullptr, "a row's adapter is not on the device");
+  std::size_t at = 0;
+  while (at < num_adapters_ && rows_of_adapters_[at].first != adapter) ++at;
+  if (at == num_adapters_) {
+    if (++num_adapters_ > rows_of_adapters_.size()) rows_of_adapters_.emplace_back();
+    rows_of_adapters_[at].first = adapter;
+    rows_of_adapters_[at].second.clear();
+  }
+  for (std::int32_t row = begin; row < end; ++row) rows_of_adapters_[at].second.push_back(row);
 }
 
 void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
@@ -112,6 +127,9 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   batch.block_table = block_table_;
   batch.max_blocks = max_blocks_;
   batch.drawn_B = drawn_B_;
+  adapters_.clear();
+  for (std::size_t i = 0; i < num_adapters_; ++i) adapters_.push_back({rows_of_adapters_[i].first, rows_of_adapters_[i].second});
+  batch.adapters = adapters_;
   const ConstTensorView h_TH = model_.forward_paged(*weights_, cache_, batch);
   for (std::size_t r = 0; r < plan.rows.size(); ++r) {
     output.rows[r].error.clear();
@@ -260,12 +278,21 @@ void PagedRunner::set_weights(nn::WeightsPtr weights) {
   weights_ = std::move(weights);
 }
 
-WeightProof PagedRunner::prove() {
+nn::AdapterPtr ModelRunner::make_adapter(const nn::StoredAdapter&) { fail(ErrorCode::kInvalidArgument, "this engine has no adapters"); }
+WeightProof ModelRunner::prove_with(const nn::AdapterPtr&) { fail(ErrorCode::kInvalidArgument, "this engine has no adapters"); }
+
+nn::AdapterPtr PagedRunner::make_adapter(const nn::StoredAdapter& stored) {
+  return nn::pack_adapter(session_.context(), weights_->config, stored, weights_->compute);
+}
+
+WeightProof PagedRunner::prove_with(const nn::AdapterPtr& adapter) {
+  nn::Weights with_it = *weights_;
+  with_it.adapter = adapter;
   WeightProof proof;
   proof.version = weights_->version;
-  proof.checksum = nn::checksum(session_.context(), *weights_).combined;
-  const auto prompt = nn::probe_prompt(weights_->config.vocab_size);
-  proof.probe_logprobs = nn::probe_logprobs(model_, session_.context(), *weights_, prompt);
+  proof.checksum = nn::checksum(session_.context(), with_it).combined;
+  const auto prompt = nn::probe_prompt(with_it.config.vocab_size);
+  proof.probe_logprobs = nn::probe_logprobs(model_, session_.context(), with_it, prompt);
   return proof;
 }
 

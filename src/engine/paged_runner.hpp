@@ -3,6 +3,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "engine/model_runner.hpp"
@@ -26,7 +27,9 @@ class PagedRunner final : public ModelRunner {
   bool works_beside_host() const override { return runtime_->stream() != nullptr; }
   void set_weights(nn::WeightsPtr weights) override;
   nn::WeightsPtr weights() const override { return weights_; }
-  WeightProof prove() override;
+  WeightProof prove() override { return prove_with(weights_->adapter); }
+  nn::AdapterPtr make_adapter(const nn::StoredAdapter& stored) override;
+  WeightProof prove_with(const nn::AdapterPtr& adapter) override;
 
  private:
   /// Marks of a step: when it was queued, and behind its layers, head and draw; and the last mark of the step before, if there was one.
@@ -39,6 +42,7 @@ class PagedRunner final : public ModelRunner {
   void mark(std::size_t which);
   void add_times(const Marks& marks);
   void fill_batch(const StepPlan& plan);
+  void add_adapter_rows(const nn::Adapter* adapter, std::int32_t begin, std::int32_t end);
   void score_prompt(const PlanRow& row, ConstTensorView h_TH, std::int64_t first_row, StepOutput::Row& out);
   /// 1 + how many tokens come before `id` in row `row`; `top` holds the first ones.
   std::int32_t rank_of(std::int32_t id, ConstTensorView logits_BV, std::int64_t row, const ops::SampleResult& top);
@@ -54,6 +58,10 @@ class PagedRunner final : public ModelRunner {
   // Host arrays of nn::PagedBatch.
   std::vector<std::int32_t> ids_T_, positions_T_, slot_T_, query_start_, context_len_, block_table_;
   std::int32_t max_blocks_ = 0;
+  // Rows of the adapters that the step's sequences name, of which the first num_adapters_ count; memory of others is kept.
+  std::vector<std::pair<const nn::Adapter*, std::vector<std::int32_t>>> rows_of_adapters_;
+  std::vector<nn::AdapterRows> adapters_;
+  std::size_t num_adapters_ = 0;
   // Rows of h that are sampled, and for whom.
   std::vector<std::int32_t> sample_rows_B_;
   std::vector<Draw> draws_B_;

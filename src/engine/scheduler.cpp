@@ -8,6 +8,9 @@
 namespace prl::engine {
 namespace {
 
+/// Steps in which a sequence may wait while later ones are admitted: then nobody is until its adapter finds room.
+constexpr std::int32_t kMostPassedOver = 256;
+
 bool comes_before(const Sequence* a, const Sequence* b) { return is_before(*a, *b); }
 
 template <typename Container>
@@ -127,8 +130,14 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
   // A little room to grow for those that run, so that an admission is not undone by the next few tokens.
   const std::int64_t num_spare = pool_.num_blocks() / 100;
 
-  while (!waiting_.empty() && num_running() < options_.max_num_seqs && budget > 0) {
-    Sequence& sequence = *waiting_.front();
+  std::size_t next = 0;  // of waiting_
+  while (next < waiting_.size() && num_running() < options_.max_num_seqs && budget > 0) {
+    Sequence& sequence = *waiting_[next];
+    if (!has_adapter_room(sequence)) {
+      if (++sequence.num_passed_over > kMostPassedOver) return;
+      ++next;
+      continue;
+    }
     sequence.kv_epoch = epoch_;
     take_prefix(sequence);
     const std::int64_t num_missing = num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
@@ -141,7 +150,7 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
     const std::int64_t count = std::min(num_left, budget);
     PRL_CHECK(try_grow(sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
     num_reserved += num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
-    waiting_.pop_front();
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(next));
     sequence.state = SequenceState::kRunning;
     insert_sorted(running_, &sequence);
     if (sequence.num_cached_tokens < 0) {
@@ -156,6 +165,18 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
   }
 }
 
+bool Scheduler::has_adapter_room(const Sequence& sequence) const {
+  const ServedAdapter* const wanted = sequence.request->served.get();
+  if (wanted == nullptr || options_.max_adapters == 0) return true;
+  std::vector<const ServedAdapter*> found;
+  for (const Sequence* other : running_) {
+    const ServedAdapter* const adapter = other->request->served.get();
+    if (adapter == wanted) return true;
+    if (adapter != nullptr && std::ranges::find(found, adapter) == found.end()) found.push_back(adapter);
+  }
+  return static_cast<std::int64_t>(found.size()) < options_.max_adapters;
+}
+
 std::int64_t Scheduler::hold_back(StepPlan& plan, Sequence& sequence, std::int64_t count) {
   const bool draws = sequence.num_tokens_computed + count == sequence.num_tokens();
   if (!draws || !options_.may_draw || options_.may_draw(sequence)) return count;
@@ -165,7 +186,8 @@ std::int64_t Scheduler::hold_back(StepPlan& plan, Sequence& sequence, std::int64
 
 void Scheduler::take_prefix(Sequence& sequence) {
   const ResolvedRequest& request = *sequence.request;
-  sequence.last_hash = root_hash({.epoch = epoch_, .version = version_, .adapter = request.adapter, .cache_salt = request.cache_salt});
+  sequence.kv_adapter = request.adapter_key();
+  sequence.last_hash = root_hash({.epoch = epoch_, .version = version_, .adapter = sequence.kv_adapter, .cache_salt = request.cache_salt});
   sequence.num_hashed_blocks = 0;
   // Prompt log-probabilities come from computing every prompt token.
   if (!options_.enable_prefix_caching || sequence.wants_prompt_logprobs()) return;
@@ -226,7 +248,7 @@ void Scheduler::add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tok
 
 void Scheduler::publish_blocks(Sequence& sequence, std::int64_t num_tokens) {
   // A block depends on all tokens before it through the layers below, so one old block taints the rest of its sequence.
-  if (!options_.enable_prefix_caching || sequence.kv_epoch != epoch_) return;
+  if (!options_.enable_prefix_caching || sequence.kv_epoch != epoch_ || sequence.kv_adapter != sequence.request->adapter_key()) return;
   const auto block_size = static_cast<std::size_t>(pool_.block_size());
   const std::int64_t num_full = num_tokens / pool_.block_size();
   while (sequence.num_hashed_blocks < num_full) {

@@ -29,6 +29,7 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   options.enable_prefix_caching = config.enable_prefix_caching;
   options.enable_chunked_prefill = config.enable_chunked_prefill;
   options.record_steps = !config.model.enforce_eager;
+  options.max_loras = config.enable_lora ? config.max_loras : 0;
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.num_threads = config.compute.num_threads;
   if (config.kv.num_blocks) {
@@ -89,7 +90,17 @@ void EngineHost::log_memory() const {
   if (plan_) plan_->log_peak(runtime_->peak_bytes(), "the engine");
 }
 
+engine::AdapterWeights EngineHost::load_adapter(const std::filesystem::path& folder, std::int64_t max_rank) {
+  const std::lock_guard lock(loading_);
+  nn::StoredAdapterPtr stored =
+      nn::read_peft_adapter(model_, folder, dtype_, *load_session_->context().pool, {.max_rank = max_rank});
+  // A GPU gets it when a request names it; in host memory it is ready at once.
+  if (runtime_->device().kind == DeviceKind::kCuda) return {nullptr, std::move(stored)};
+  return {nn::pack_adapter(load_session_->context(), model_, *stored, dtype_), nullptr};
+}
+
 nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous) {
+  const std::lock_guard lock(loading_);
   std::error_code ignored;
   if (previous != nullptr && std::filesystem::exists(folder / nn::kPeftConfig, ignored)) {
     auto weights = std::make_shared<nn::Weights>(*previous);

@@ -3,9 +3,11 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <optional>
 
 #include "config/inference_config.hpp"
+#include "engine/adapter_set.hpp"
 #include "engine/engine.hpp"
 #include "launch/memory_plan.hpp"
 #include "launch/model_setup.hpp"
@@ -38,6 +40,8 @@ class EngineHost {
   /// Reads a Hugging Face folder into weights for this engine; with `previous`, they must be of the same model. Any one thread at a time.
   /// Errors of nn::load_weights and nn::check_same_model.
   nn::WeightsPtr load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous);
+  /// Reads an adapter of PEFT's format for this engine. Any thread. Errors of nn::read_peft_adapter.
+  engine::AdapterWeights load_adapter(const std::filesystem::path& folder, std::int64_t max_rank);
   /// Says how near the plan came to the peak, if there is a plan.
   void log_memory() const;
 
@@ -51,6 +55,7 @@ class EngineHost {
   nn::ModelConfig model_;
   std::optional<MemoryPlan> plan_;
   std::unique_ptr<ops::OpSession> load_session_;
+  std::mutex loading_;  ///< guards load_session_
   std::unique_ptr<engine::Engine> engine_;
 };
 

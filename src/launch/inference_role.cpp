@@ -1,5 +1,6 @@
 #include "launch/inference_role.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -37,6 +38,12 @@ server::ApiOptions api_options(const config::InferenceConfig& config) {
   return options;
 }
 
+/// vLLM's default, and its sizes, of which the next one counts.
+std::int64_t largest_rank(const config::InferenceConfig& config) {
+  constexpr std::int64_t kSizes[] = {8, 16, 32, 64, 128, 256, 320, 512};
+  return *std::ranges::lower_bound(kSizes, config.max_lora_rank.value_or(16));
+}
+
 }  // namespace
 
 int run_inference_role(const config::InferenceConfig& config, std::stop_token stop) {
@@ -46,6 +53,12 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   EngineHost host(config, make_runtime(config.compute));
   server::EngineBackend backend(host.engine(), [&host](const std::filesystem::path& folder, PolicyVersion version,
                                                        const nn::WeightsPtr& previous) { return host.load(folder, version, previous); });
+  if (config.enable_lora) {
+    backend.serve_adapters([&host, max_rank = largest_rank(config)](
+                               const std::filesystem::path& folder) { return host.load_adapter(folder, max_rank); },
+                           static_cast<std::size_t>(config.max_cpu_loras));
+    for (const auto& [name, folder] : config.lora_modules) backend.adapters()->load(name, folder, false);
+  }
   server::ApiOptions options = api_options(config);
   options.sampling_defaults = server::read_sampling_defaults(config.model.generation_config, host.folder());
   server::ApiServer server(std::move(options), backend, host.text().tokenizer, host.text().chat_template, host.text().renderer);

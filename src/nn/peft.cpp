@@ -158,9 +158,17 @@ AdapterConfig load_peft_config(const fs::path& folder) {
   return config;
 }
 
-AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const fs::path& folder, DType dtype, const PeftLimits& limits,
-                             bool with_backward) {
-  const AdapterConfig adapter = load_peft_config(folder);
+std::size_t StoredAdapter::num_bytes() const noexcept {
+  std::size_t sum = 0;
+  for (const std::vector<float>& block : blocks) sum += block.size() * sizeof(float);
+  return sum;
+}
+
+StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const fs::path& folder, DType compute, ThreadPool& pool,
+                                   const PeftLimits& limits) {
+  auto stored = std::make_shared<StoredAdapter>();
+  stored->config = load_peft_config(folder);
+  const AdapterConfig& adapter = stored->config;
   if (!adapter.modules_to_save.empty() && !limits.may_replace_modules)
     fail(ErrorCode::kInvalidArgument,
          "{}: the adapter replaces whole modules ({}), which cannot be served beside others: merge it into its base with prl convert",
@@ -182,26 +190,39 @@ AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, con
     all.push_back({&file, pair.b});
   }
   if (pairs.empty()) fail(ErrorCode::kCorrupt, "{}: there is no lora_A in it", file.path().string());
-  check_finite(all, dtype, *ctx.pool);
-  TensorTablePtr table = make_adapter_table(config, [&](const std::string& module) -> std::optional<AdapterScale> {
+  check_finite(all, compute, pool);
+  stored->table = make_adapter_table(config, [&](const std::string& module) -> std::optional<AdapterScale> {
     const auto found = scales.find(module);
     return found == scales.end() ? std::nullopt : std::optional(found->second);
   });
-  const auto pack = [&](const BlockSpec& block) {
-    const Tensor values = Tensor::empty(ctx.runtime, block.shape, DType::kF32);
-    auto* to = values.as<std::byte>();
-    for (const TensorSpec& spec : table->tensors_of(block)) {
+  for (const BlockSpec& block : stored->table->blocks()) {
+    std::vector<float>& values = stored->blocks.emplace_back(static_cast<std::size_t>(block.shape.num_elements()));
+    std::span<float> left = values;
+    for (const TensorSpec& spec : stored->table->tensors_of(block)) {
       const StoredPair& pair = pairs.at(module_of(module_of(spec.name)));
-      std::vector<float> read(static_cast<std::size_t>(spec.num_elements()));
-      file.read_f32(is_lora_a(block.kind) ? *pair.a : *pair.b, 0, read);
-      ctx.runtime->copy_from_host(to, read.data(), read.size() * sizeof(float));
-      to += read.size() * sizeof(float);
+      const auto count = static_cast<std::size_t>(spec.num_elements());
+      file.read_f32(is_lora_a(block.kind) ? *pair.a : *pair.b, 0, left.first(count));
+      left = left.subspan(count);
     }
+  }
+  file.check_whole();
+  return stored;
+}
+
+AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, DType dtype, bool with_backward) {
+  const auto pack = [&](const BlockSpec& block) {
+    const auto index = static_cast<std::size_t>(&block - stored.table->blocks().data());
+    const std::vector<float>& from = stored.blocks[index];
+    const Tensor values = Tensor::empty(ctx.runtime, block.shape, DType::kF32);
+    ctx.runtime->copy_from_host(values.data(), from.data(), from.size() * sizeof(float));
     return ops::pack_linear(ctx, values, {}, dtype, with_backward);
   };
-  AdapterPtr made = make_adapter(adapter, config, table, dtype, pack);
-  file.check_whole();
-  return made;
+  return make_adapter(stored.config, config, stored.table, dtype, pack);
+}
+
+AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const fs::path& folder, DType dtype, const PeftLimits& limits,
+                             bool with_backward) {
+  return pack_adapter(ctx, config, *read_peft_adapter(config, folder, dtype, *ctx.pool, limits), dtype, with_backward);
 }
 
 }  // namespace prl::nn

@@ -1,7 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
+#include <memory>
+#include <vector>
 
+#include "base/thread_pool.hpp"
 #include "nn/adapter.hpp"
 #include "nn/weight_files.hpp"
 #include "nn/weights.hpp"
@@ -25,10 +29,25 @@ struct PeftLimits {
 /// biases, other kinds of adapters.
 AdapterConfig load_peft_config(const std::filesystem::path& folder);
 
-/// Reads an adapter of a model of `config` and packs it in `dtype`. `with_backward` for a trainer.
+/// An adapter in host memory, checked; adapters for a device are made of it. Immutable.
+struct StoredAdapter {
+  AdapterConfig config;
+  TensorTablePtr table;
+  std::vector<std::vector<float>> blocks;  ///< as table->blocks()
+  std::size_t num_bytes() const noexcept;
+};
+using StoredAdapterPtr = std::shared_ptr<const StoredAdapter>;
+
+/// Reads an adapter of a model of `config` that is to be packed in `compute`.
 ///
 /// Errors  those of load_peft_config(); {kCorrupt} names file and tensor: truncated, not finite, an A without its B, a tensor that is no
 ///         part of an adapter; {kInvalidArgument}: made for a model of other shapes, a rank above the limit, modules_to_save.
+StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const std::filesystem::path& folder, DType compute, ThreadPool& pool,
+                                   const PeftLimits& limits = {});
+/// Packs it in `dtype` for the device of `ctx`. `with_backward` for a trainer.
+AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, DType dtype,
+                        bool with_backward = false);
+/// Both.
 AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType dtype,
                              const PeftLimits& limits = {}, bool with_backward = false);
 

@@ -57,8 +57,9 @@ Reply reload_weights(Context context, HttpRequest) {
   return on_admin(context, std::move(work), "the return to the first weights");
 }
 
-Reply weight_proof(Context context, HttpRequest) {
-  auto work = [context] { return proof_body(context->backend->proof()); };
+Reply weight_proof(Context context, HttpRequest request) {
+  const std::string adapter(request.query.get("adapter"));
+  auto work = [context, adapter] { return proof_body(adapter.empty() ? context->backend->proof() : context->backend->proof_of(adapter)); };
   return on_admin(context, std::move(work), "the engine to prove its weights");
 }
 

@@ -144,6 +144,9 @@ void ApiServer::add_routes() {
   add("POST", "/pause", pause, Access::kAdminKey);
   add("POST", "/resume", resume, Access::kAdminKey);
   add("POST", "/reset_prefix_cache", reset_prefix_cache, Access::kAdminKey);
+  add("POST", "/v1/load_lora_adapter", load_lora_adapter, Access::kWeights);
+  add("POST", "/v1/unload_lora_adapter", unload_lora_adapter, Access::kWeights);
+  add("POST", "/load_lora_adapter", put_lora_adapter, Access::kWeights);
   guard.add_route("GET", "/metrics", Access::kOpen);
   http_->route("GET", "/metrics", [this](HttpRequest request) { return metrics(std::move(request)); });
   http_->set_gate(std::move(guard));

@@ -8,6 +8,7 @@
 
 #include "base/ids.hpp"
 #include "engine/engine.hpp"
+#include "server/adapter_book.hpp"
 
 namespace prl::server {
 
@@ -41,6 +42,10 @@ class Backend {
   virtual void pause() = 0;
   virtual void resume() = 0;
   virtual void reset_prefix_cache() = 0;
+  /// nullptr: no adapters are served.
+  virtual AdapterBook* adapters() { return nullptr; }
+  /// As proof(), of the model with that adapter. Slow. Error{kNotFound}.
+  virtual engine::WeightProof proof_of(const std::string& adapter);
 };
 
 }  // namespace prl::server

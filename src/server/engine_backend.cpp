@@ -10,6 +10,19 @@ namespace prl::server {
 EngineBackend::EngineBackend(engine::Engine& engine, WeightLoader loader, std::chrono::milliseconds timeout)
     : engine_(&engine), loader_(std::move(loader)), timeout_(timeout), base_weights_(engine.weights()) {}
 
+engine::WeightProof Backend::proof_of(const std::string& adapter) {
+  fail(ErrorCode::kNotFound, "there is no adapter '{}': none are served", adapter);
+}
+
+void EngineBackend::serve_adapters(AdapterBook::Loader adapter_loader, std::size_t max_in_memory) {
+  adapters_.emplace(engine_->adapters(), std::move(adapter_loader), max_in_memory);
+}
+
+engine::WeightProof EngineBackend::proof_of(const std::string& adapter) {
+  if (adapters_) adapters_->require(adapter);
+  return engine_->proof_of(adapter, timeout_);
+}
+
 std::int64_t EngineBackend::max_model_len() const { return engine_->options().max_model_len; }
 std::int64_t EngineBackend::vocab_size() const { return engine_->model_config().vocab_size; }
 std::int64_t EngineBackend::max_open_requests() const { return engine_->options().max_queued_requests + engine_->options().max_num_seqs; }

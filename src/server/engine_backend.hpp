@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include "server/backend.hpp"
 
@@ -15,6 +16,8 @@ class EngineBackend final : public Backend {
  public:
   /// `timeout` bounds each wait for the engine thread.
   EngineBackend(engine::Engine& engine, WeightLoader loader, std::chrono::milliseconds timeout = std::chrono::minutes(10));
+  /// From now on requests may name adapters; at most `max_in_memory` stay in memory. Before the first request.
+  void serve_adapters(AdapterBook::Loader adapter_loader, std::size_t max_in_memory);
 
   std::int64_t max_model_len() const override;
   std::int64_t vocab_size() const override;
@@ -30,12 +33,15 @@ class EngineBackend final : public Backend {
   void pause() override;
   void resume() override;
   void reset_prefix_cache() override;
+  AdapterBook* adapters() override { return adapters_ ? &*adapters_ : nullptr; }
+  engine::WeightProof proof_of(const std::string& adapter) override;
 
  private:
   engine::Engine* engine_;
   WeightLoader loader_;
   std::chrono::milliseconds timeout_;
   nn::WeightsPtr base_weights_;
+  std::optional<AdapterBook> adapters_;
 };
 
 }  // namespace prl::server

@@ -88,10 +88,16 @@ Reply detokenize(Context context, HttpRequest request) { return on_worker(std::m
 
 Reply list_models(Context context, HttpRequest request) {
   constexpr std::string_view kPrefix = "/v1/models/";
-  const auto write_model = [&](JsonWriter& out, const std::string& name) {
+  const auto write_model = [&](JsonWriter& out, const std::string& name, const AdapterInfo* adapter = nullptr) {
     out.begin_object();
     out.key("id").string(name).key("object").string("model").key("created").integer(context->created);
-    out.key("owned_by").string("prl").key("root").string(name).key("parent").null();
+    out.key("owned_by").string("prl").key("root").string(adapter != nullptr ? adapter->folder.string() : name);
+    out.key("parent");
+    if (adapter != nullptr)
+      out.string(context->options.served_names.front());
+    else
+      out.null();
+    if (adapter != nullptr) out.key("policy_version").integer(adapter->version.value);
     out.key("max_model_len").integer(context->backend->max_model_len());
     out.key("permission").begin_array().end_array();
     out.end_object();
@@ -103,6 +109,8 @@ Reply list_models(Context context, HttpRequest request) {
   }
   out.begin_object().key("object").string("list").key("data").begin_array();
   for (const std::string& name : context->options.served_names) write_model(out, name);
+  if (AdapterBook* const book = context->backend->adapters(); book != nullptr)
+    for (const AdapterInfo& adapter : book->list()) write_model(out, adapter.name, &adapter);
   out.end_array().end_object();
   co_return HttpResponse::json(out.take());
 }

@@ -208,16 +208,28 @@ bool is_beyond(const text::Tokenizer& tokenizer, std::string_view text, std::siz
   return false;
 }
 
+bool is_served_name(const ServerContext& context, const std::string& name) {
+  const auto& names = context.options.served_names;
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 std::string check_model(const ServerContext& context, const boost::json::object& body) {
   const auto model = JsonFields(body).string("model");
   if (!model) return context.options.served_names.front();
-  const auto& names = context.options.served_names;
-  if (std::find(names.begin(), names.end(), *model) == names.end())
+  if (is_served_name(context, *model)) return *model;
+  AdapterBook* const book = context.backend->adapters();
+  if (book == nullptr || !book->knows(*model))
     throw net::HttpError(404, ErrorCode::kNotFound, fmt::format("The model `{}` does not exist.", *model), "model");
+  book->require(*model);
   return *model;
 }
 
 namespace {
+
+void read_model(PreparedRequest& out, const ServerContext& context, const boost::json::object& body) {
+  out.model = check_model(context, body);
+  if (!is_served_name(context, out.model)) out.adapter = out.model;
+}
 
 /// What the template gets besides messages and tools, as vLLM hands it on.
 boost::json::object read_template_kwargs(const JsonFields& fields) {
@@ -293,7 +305,7 @@ PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpR
   const JsonFields fields(body);
   PreparedRequest out;
   out.id = context.make_id(id_prefix, own_id(fields, request));
-  out.model = check_model(context, body);
+  read_model(out, context, body);
   out.sampling = read_sampling(fields, context, context.options.sampling_defaults);
   out.max_tokens_limit = context.options.sampling_defaults.max_tokens;
   read_envelope(out, fields, request);
@@ -357,7 +369,7 @@ PreparedRequest prepare_completion(const ServerContext& context, const net::Http
   PreparedRequest out;
   out.ignored = check_members(body, BodyKind::kCompletion, context.options.is_strict);
   out.id = context.make_id("cmpl-", own_id(fields, request));
-  out.model = check_model(context, body);
+  read_model(out, context, body);
   out.sampling = read_sampling(fields, context, context.options.sampling_defaults);
   out.max_tokens_limit = context.options.sampling_defaults.max_tokens;
   read_envelope(out, fields, request);
@@ -394,7 +406,7 @@ PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRe
   const boost::json::object body = parse_body(request.body);
   const JsonFields fields(body);
   PreparedRequest out;
-  out.model = check_model(context, body);
+  read_model(out, context, body);
   out.ignored = check_members(body, BodyKind::kGenerate, context.options.is_strict);
   out.id = context.make_id("generate-tokens-", own_id(fields, request));
   if (fields.has("features") || fields.has("content_parts"))

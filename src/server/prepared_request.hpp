@@ -24,6 +24,7 @@ struct ServerContext;
 struct PreparedRequest {
   std::string id;                                  ///< "chatcmpl-...", "cmpl-...", "generate-tokens-..."
   std::string model;                               ///< as the client wrote it, or the served name
+  std::string adapter;                             ///< that `model` names; empty: the model as it is
   std::vector<std::vector<std::int32_t>> prompts;  ///< one, or several for /v1/completions; none is empty
   wire::SamplingParams sampling;                   ///< max_tokens is set and fits; n counts choices per prompt
   std::string session_id;
@@ -85,7 +86,9 @@ bool is_beyond(const text::Tokenizer& tokenizer, std::string_view text, std::siz
 /// The tokens of a prompt. Unless it will be cut to what fits (`is_cut`), one that is far too long is refused without being tokenized
 /// whole.
 std::vector<std::int32_t> encode_prompt(const ServerContext& context, std::string_view text, text::EncodeOptions options, bool is_cut);
-/// 404 unless `model` is absent or one of the served names. Returns the name to answer with.
+/// 404 unless `model` is absent, one of the served names or that of an adapter, which is in memory then. Returns the name to answer with.
 std::string check_model(const ServerContext& context, const boost::json::object& body);
+/// True for the names of the model itself.
+bool is_served_name(const ServerContext& context, const std::string& name);
 
 }  // namespace prl::server

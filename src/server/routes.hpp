@@ -37,4 +37,10 @@ Reply pause(Context context, HttpRequest request);
 Reply resume(Context context, HttpRequest request);
 Reply reset_prefix_cache(Context context, HttpRequest request);
 
+/// As vLLM has them, answering in plain text.
+Reply load_lora_adapter(Context context, HttpRequest request);
+Reply unload_lora_adapter(Context context, HttpRequest request);
+/// Loads an adapter or gives one of that name other weights, and answers in JSON.
+Reply put_lora_adapter(Context context, HttpRequest request);
+
 }  // namespace prl::server

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Adapters in RL: the engine samples with the adapter that the trainer has, in one process and in several, after a resume too."""
+import concurrent.futures
+import contextlib
 import json
+import shutil
 import struct
 
 import harness
-from harness import check, prl
+from harness import check, prl, request
 
 LORA = ["--trainer.model.lora.rank", 4, "--trainer.model.lora.alpha", 16, "--trainer.optim.lr", "5e-3"]
 SAVE = ["--ckpt", "--ckpt.interval", 2, "--ckpt.weights.save-adapter-separately"]
@@ -83,5 +86,136 @@ def test_what_cannot_be_adapted_is_refused_before_the_run():
                 check(word in stderr, f"{flags}: the error does not speak of {word}: {stderr[-2000:]}")
 
 
+def train_adapter(folder, name, rank, seed):
+    """An adapter of the warm model in PEFT's format, from two steps on made-up data."""
+    out = folder / name
+    prl("trainer", "--model.name", harness.warm_model(), "--model.seq-len", 64, "--data.fake", "--max-steps", 2, "--seed", seed, "--ckpt",
+        "--ckpt.weights.save-adapter-separately", "--model.lora.rank", rank, "--optim.lr", "3e-2", "--output-dir", out)
+    return out / "weights/step_2/lora_adapters"
+
+
+@contextlib.contextmanager
+def server(folder, *flags):
+    log, port = folder / "inference.log", harness.free_port()
+    with harness.running("inference", "--model.name", harness.warm_model(), "--model.served-name", "tiny", "--server.port", port,
+                         "--model.max-model-len", 256, "--enable-lora", *flags, log=log) as process:
+        harness.wait_until(lambda: harness.is_healthy(port) or process.poll() is not None, 30, "the server")
+        check(process.poll() is None, f"the server ended: {log.read_text()[-2000:]}")
+        yield port
+        check(process.poll() is None, f"the server ended during the test: {log.read_text()[-2000:]}")
+
+
+def complete(port, model, **fields):
+    status, body = request(port, "POST", "/v1/completions", {"model": model, "prompt": "abcd", "max_tokens": 12, "temperature": 0,
+                                                             "logprobs": 1, "ignore_eos": True, **fields})
+    check(status == 200 and body["model"] == model, f"{model}: {status} {body}")
+    return body["choices"][0]["text"], tuple(body["choices"][0]["logprobs"]["token_logprobs"])
+
+
+def load(port, name, path, route="/v1/load_lora_adapter", **fields):
+    return request(port, "POST", route, {"lora_name": name, "lora_path": str(path), **fields})
+
+
+def refused(answer, status, *words):
+    got, body = answer
+    check(got == status, f"status {got}, wanted {status}: {body}")
+    for word in words:
+        check(word in json.dumps(body), f"the error does not speak of {word!r}: {body}")
+
+
+def test_a_server_takes_adapters_by_name():
+    with harness.workspace("lora-server") as folder:
+        first, second = train_adapter(folder, "first", 4, 1), train_adapter(folder, "second", 8, 2)
+        with server(folder, "--lora-modules", json.dumps({"first": str(first)})) as port:
+            base = complete(port, "tiny")
+            check(complete(port, "first") != base, "an adapter changes nothing")
+            refused(request(port, "POST", "/v1/completions", {"model": "second", "prompt": "a"}), 404, "second")
+            status, text = load(port, "second", second)
+            check(status == 200 and text == "Success: LoRA adapter 'second' added successfully.", f"{status} {text}")
+            own = {name: complete(port, name) for name in ("tiny", "first", "second")}
+            check(len(set(own.values())) == 3, "adapters answer alike")
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                names = ["tiny", "first", "second"] * 4
+                check([*pool.map(lambda name: complete(port, name), names)] == [own[name] for name in names], "a mixed batch answers otherwise")
+            models = {model["id"]: model for model in request(port, "GET", "/v1/models")[1]["data"]}
+            check(models["tiny"]["parent"] is None and models["second"]["parent"] == "tiny" and models["second"]["root"] == str(second),
+                  f"{models}")
+            # The same prompt again: a prefix of one adapter is never that of another, nor of its former weights.
+            refused(load(port, "second", first), 400, "already been loaded")
+            check(complete(port, "second") == own["second"], "a refused load changed the adapter")
+            check(load(port, "second", first, "/load_lora_adapter") == (200, {"status": "ok"}), "no load in place")
+            check(complete(port, "second") == own["first"], "the adapter did not change in place")
+            check(load(port, "second", second, load_inplace=True)[0] == 200 and complete(port, "second") == own["second"], "nor back")
+            proofs = [request(port, "GET", f"/weight_proof{query}")[1]["checksum"] for query in ("", "?adapter=first", "?adapter=second")]
+            check(len(set(proofs)) == 3, f"{proofs}")
+            status, text = request(port, "POST", "/v1/unload_lora_adapter", {"lora_name": "second"})
+            check(status == 200 and text == "Success: LoRA adapter 'second' removed successfully.", f"{status} {text}")
+            refused(request(port, "POST", "/v1/completions", {"model": "second", "prompt": "a"}), 404, "second")
+            refused(request(port, "POST", "/v1/unload_lora_adapter", {"lora_name": "second"}), 404, "second")
+            check(complete(port, "tiny") == base and complete(port, "first") == own["first"], "others changed")
+
+
+def test_adapters_that_cannot_be_served_are_refused_by_name():
+    with harness.workspace("lora-faults") as folder:
+        good = train_adapter(folder, "good", 4, 1)
+
+        def broken(name, change):
+            place = folder / name
+            shutil.copytree(good, place)
+            change(place)
+            return place
+
+        def edit(place, **keys):
+            path = place / "adapter_config.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+        def overwrite(place, begin, data):
+            path = place / "adapter_model.safetensors"
+            content = bytearray(path.read_bytes())
+            content[begin:begin + len(data) or None] = data
+            path.write_bytes(content.replace(b'"prl_xxh3"', b'"anything"', 1))
+
+        def truncate(place):
+            path = place / "adapter_model.safetensors"
+            path.write_bytes(path.read_bytes()[:-500])
+
+        other = harness.tiny_model(folder / "other-base", "--hidden-size", 96)
+        prl("trainer", "--model.name", other, "--model.seq-len", 64, "--data.fake", "--max-steps", 1, "--ckpt",
+            "--ckpt.weights.save-adapter-separately", "--model.lora.rank", 4, "--output-dir", folder / "other")
+        faults = [(folder / "nowhere", 404, ("nowhere", "adapter_config.json")),
+                  (folder / "other/weights/step_1/lora_adapters", 400, ("another model", "[rank, 64]")),
+                  (train_adapter(folder, "large", 32, 3), 400, ("rank 32", "max_lora_rank")),
+                  (broken("dora", lambda place: edit(place, use_dora=True)), 501, ("DoRA",)),
+                  (broken("nan", lambda place: overwrite(place, -4, struct.pack("<f", float("nan")))), 400, ("adapter_model.safetensors",)),
+                  (broken("short", truncate), 400, ("adapter_model.safetensors",)),
+                  (broken("ranks", lambda place: edit(place, r=2)), 400, ("rank",)),
+                  (broken("empty", lambda place: (place / "adapter_model.safetensors").unlink()), 404, ("adapter_model.safetensors",))]
+        with server(folder, "--max-loras", 1, "--max-cpu-loras", 1) as port:
+            base = complete(port, "tiny")
+            check(load(port, "good", good)[0] == 200, "a good adapter is refused")
+            own = complete(port, "good")
+            for path, status, words in faults:
+                for name in ("bad", "good"):
+                    got, body = load(port, name, path, "/load_lora_adapter")
+                    check(got >= 400, f"{path.name} is served: {body}")
+                    refused((got, body), status, *words)
+            refused(load(port, "tiny", good), 400, "the model itself")
+            refused(load(port, "", good), 400, "lora_name")
+            refused(request(port, "POST", "/v1/load_lora_adapter", {"lora_name": "x"}), 400, "lora_path")
+            check(complete(port, "good") == own and complete(port, "tiny") == base, "a refused adapter changed what is served")
+            # One place in memory: the other adapter is read again when it is named, and says so when its folder is gone.
+            moved = folder / "moved"
+            shutil.copytree(good, moved)
+            check(load(port, "moved", moved)[0] == 200 and complete(port, "moved") == own, "no second adapter")
+            check(complete(port, "good") == own, "an adapter did not come back")
+            shutil.rmtree(moved)
+            refused(request(port, "POST", "/v1/completions", {"model": "moved", "prompt": "a"}), 404, "moved")
+            check(complete(port, "good") == own and complete(port, "tiny") == base, "the server does not serve on")
+    with harness.workspace("lora-off") as folder:
+        with server(folder, "--no-enable-lora") as port:
+            refused(load(port, "x", folder), 400, "enable_lora")
+
+
 if __name__ == "__main__":
-    harness.main(test_one_process_and_several_learn_the_same_adapter, test_what_cannot_be_adapted_is_refused_before_the_run)
+    harness.main(test_one_process_and_several_learn_the_same_adapter, test_what_cannot_be_adapted_is_refused_before_the_run,
+                 test_a_server_takes_adapters_by_name, test_adapters_that_cannot_be_served_are_refused_by_name)

@@ -18,6 +18,7 @@ using BlockHash = StrongId<struct BlockHashTag, std::uint64_t>;
 struct AdapterKey {
   std::uint64_t id = 0;  ///< 0: none, the base model alone
   PolicyVersion version;
+  bool operator==(const AdapterKey&) const = default;
 };
 /// What a block's keys and values depend on beside its tokens: sequences share blocks only if all of it agrees.
 struct PrefixKey {
