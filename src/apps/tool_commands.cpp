@@ -13,6 +13,7 @@
 #include "text/tokenizer_builder.hpp"
 #include "tools/bench.hpp"
 #include "tools/bench_env.hpp"
+#include "tools/bench_lora.hpp"
 #include "tools/bench_peer.hpp"
 #include "tools/chat_backends.hpp"
 #include "tools/convert.hpp"
@@ -105,6 +106,7 @@ int run_convert(const config::ParsedCommand& parsed) {
   options.max_shard_bytes = static_cast<std::uint64_t>(config.max_shard_bytes);
   options.overwrite = config.overwrite;
   options.pre_tokenizer = config.pre_tokenizer;
+  options.adapter = config.adapter;
   switch (config.dtype) {
     case config::ComputeDType::kFloat32: options.dtype = DType::kF32; break;
     case config::ComputeDType::kBFloat16: options.dtype = DType::kBF16; break;
@@ -161,6 +163,12 @@ int run_bench(const config::ParsedCommand& parsed) {
   options.checkpoint_every = config.checkpoint_every;
   options.num_repeats = config.num_repeats;
   options.seed = static_cast<std::uint64_t>(config.seed);
+  if (config.suite == config::BenchSuite::kLora) {
+    const std::string json = tools::bench_lora(options, config.num_adapters, config.lora_rank);
+    std::printf("%s\n", json.c_str());
+    if (config.output_json) write_file_atomic(*config.output_json, json + "\n");
+    return 0;
+  }
   const auto wants = [&](config::BenchSuite suite) { return config.suite == config::BenchSuite::kAll || config.suite == suite; };
   options.decode = wants(config::BenchSuite::kDecode);
   options.train = wants(config::BenchSuite::kTrain);

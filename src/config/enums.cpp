@@ -64,7 +64,8 @@ constexpr EnumEntry kEnvTemplates[] = {entry(EnvTemplate::kLegacy, "legacy"), en
 constexpr EnumEntry kSuites[] = {
     entry(BenchSuite::kAll, "all"),     entry(BenchSuite::kDecode, "decode"),   entry(BenchSuite::kPrefill, "prefill"),
     entry(BenchSuite::kTrain, "train"), entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kRl, "rl"),
-    entry(BenchSuite::kStart, "start"), entry(BenchSuite::kKernels, "kernels"), entry(BenchSuite::kEnv, "env")};
+    entry(BenchSuite::kStart, "start"), entry(BenchSuite::kKernels, "kernels"), entry(BenchSuite::kEnv, "env"),
+    entry(BenchSuite::kLora, "lora")};
 constexpr EnumEntry kResultsOrders[] = {entry(ResultsOrder::kFile, "file"), entry(ResultsOrder::kRewardUp, "lowest_first"),
                                         entry(ResultsOrder::kRewardDown, "highest_first")};
 

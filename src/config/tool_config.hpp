@@ -18,7 +18,7 @@ namespace prl::config {
 
 enum class ModelFamily { kQwen3, kQwen2, kLlama };
 std::span<const EnumEntry> enum_entries(ModelFamily);
-enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv };
+enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv, kLora };
 std::span<const EnumEntry> enum_entries(BenchSuite);
 
 /// `prl init-model DIR`: a Hugging Face folder with random weights, a byte-level tokenizer and a ChatML template.
@@ -169,6 +169,7 @@ struct ConvertConfig {
   ComputeDType dtype = ComputeDType::kAuto;
   std::int64_t max_shard_bytes = std::int64_t{5} << 30;
   std::optional<std::string> pre_tokenizer;
+  std::optional<std::filesystem::path> adapter;
   bool overwrite = false;
   template <class V>
   void visit(V& v) {
@@ -177,6 +178,7 @@ struct ConvertConfig {
     v.field("dtype", dtype, "Type of the saved weights; auto keeps the one found, and takes bfloat16 for quantised files");
     v.field("max_shard_bytes", max_shard_bytes, "Largest file of weights", {.unit = "bytes", .min = 1024});
     v.field("pre_tokenizer", pre_tokenizer, "How a GGUF file splits text, where it does not say: gpt-2 llama-bpe qwen2 smollm");
+    v.field("adapter", adapter, "Folder of a LoRA adapter in PEFT's format, which is merged into the weights");
     v.field("overwrite", overwrite, "Replace an existing folder");
   }
 };
@@ -224,6 +226,8 @@ struct BenchConfig {
   int max_concurrent = 128;
   int reply_chars = 500;
   double latency = 0;
+  int num_adapters = 64;
+  int lora_rank = 16;
   std::optional<std::filesystem::path> output_json;
   ComputeConfig compute;
   std::int64_t seed = 42;
@@ -247,6 +251,8 @@ struct BenchConfig {
     v.field("max_concurrent", max_concurrent, "Of suite env: rollouts at once", {.unit = "rollouts", .min = 1});
     v.field("reply_chars", reply_chars, "Of suite env: length of the model's replies", {.min = 0});
     v.field("latency", latency, "Of suite env: time until the model's reply", {.unit = "seconds", .min = 0});
+    v.field("num_adapters", num_adapters, "Of suite lora: adapters in the engine, which sequences name in turn", {.min = 1, .max = 4096});
+    v.field("lora_rank", lora_rank, "Of suite lora: rank of the adapters", {.min = 1, .max = 512});
     v.field("output_json", output_json, "Also write the table as JSON");
     v.field("compute", compute, "Device and precision");
     v.field("seed", seed, "Seed of weights and data", {.min = 0});

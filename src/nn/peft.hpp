@@ -54,6 +54,8 @@ AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, con
 /// Writes the adapter of `weights`, and the modules that were trained whole, into an existing folder, in the dtype it computes in.
 void save_peft_adapter(const Weights& weights, const TensorTable& trained, const std::filesystem::path& folder);
 
+/// A tensor of the base model, read by `base`, with what the adapter adds to it, in fp32; `base` itself where it adds nothing.
+WeightSource merged_source(WeightSource base, const StoredAdapterPtr& adapter);
 /// The tensors of `weights` with the adapter added: W + scale * B A in fp32, for a writer that rounds them. They refer to `weights`.
 std::vector<WeightSource> merged_sources(const WeightsPtr& weights);
 /// Writes them as a model folder, as save_pretrained() does.

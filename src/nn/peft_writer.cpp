@@ -62,17 +62,29 @@ FoundPart part_of(const Weights& weights, const TensorSpec& spec) {
   return {};
 }
 
-/// out[n, k] += scale * sum_r B[n, r] A[r, k], in order of r.
-void add_product(const FoundPart& found, std::int64_t first_row, std::int64_t cols, std::span<float> out) {
-  const std::vector<float> a = unpacked(*found.weight->a, found.part->first_rank, found.part->rank);
-  std::vector<float> b(static_cast<std::size_t>(found.part->rank)), sum(static_cast<std::size_t>(cols));
-  for (std::size_t row = 0; row < out.size() / static_cast<std::size_t>(cols); ++row) {
-    found.part->b->unpack_row(first_row + static_cast<std::int64_t>(row), b.data());
+/// out[n, k] += scale * sum_r B[n, r] A[r, k], in order of r, for the rows of B that are given.
+void add_product(std::span<float> out, std::span<const float> b, std::span<const float> a, std::size_t rank, float scale) {
+  std::vector<float> sum(a.size() / rank);
+  for (std::size_t row = 0; row < out.size() / sum.size(); ++row) {
     std::ranges::fill(sum, 0.0f);
-    for (std::size_t r = 0; r < b.size(); ++r)
-      for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += b[r] * a[r * sum.size() + k];
-    for (std::size_t k = 0; k < sum.size(); ++k) out[row * sum.size() + k] += found.part->scale * sum[k];
+    for (std::size_t r = 0; r < rank; ++r)
+      for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += b[row * rank + r] * a[r * sum.size() + k];
+    for (std::size_t k = 0; k < sum.size(); ++k) out[row * sum.size() + k] += scale * sum[k];
   }
+}
+
+void add_product(const FoundPart& found, std::int64_t first_row, std::int64_t cols, std::span<float> out) {
+  const std::vector<float> a = unpacked(*found.weight->a, found.part->first_rank, found.part->rank),
+                           b = unpacked(*found.part->b, first_row, static_cast<std::int64_t>(out.size()) / cols);
+  add_product(out, b, a, static_cast<std::size_t>(found.part->rank), found.part->scale);
+}
+
+/// The values of a tensor of an adapter; empty if it has none of that name.
+std::span<const float> values_of(const StoredAdapter& adapter, const std::string& name) {
+  const auto spec = std::ranges::find(adapter.table->tensors(), name, &TensorSpec::name);
+  if (spec == adapter.table->tensors().end()) return {};
+  const std::vector<float>& block = adapter.blocks[adapter.table->find(spec->block, spec->layer)];
+  return std::span(block).subspan(static_cast<std::size_t>(spec->first_row * spec->shape[1]), static_cast<std::size_t>(spec->num_elements()));
 }
 
 /// Names of adapted modules as PEFT matches them: the last component where every layer has it, else whole names.
@@ -154,6 +166,21 @@ void save_peft_adapter(const Weights& weights, const TensorTable& trained, const
       folder, sources,
       {.dtype = weights.adapter->dtype, .max_shard_bytes = std::numeric_limits<std::uint64_t>::max(), .stem = "adapter_model"});
   write_file_atomic(folder / kPeftConfig, pretty_json(peft_config_json(*weights.adapter, {saved.begin(), saved.end()})));
+}
+
+WeightSource merged_source(WeightSource base, const StoredAdapterPtr& adapter) {
+  const std::string module = module_of(base.name);
+  const std::span<const float> a = values_of(*adapter, module + ".lora_A.weight"), b = values_of(*adapter, module + ".lora_B.weight");
+  if (a.empty() || !base.name.ends_with(".weight")) return base;
+  const AdapterScale scale = scale_of(adapter->config, module);
+  const auto rank = static_cast<std::size_t>(scale.rank);
+  WeightSource merged = base;
+  merged.read = [adapter, a, b, rank, scale = scale.scale, cols = base.shape[1], read = std::move(base.read)](std::int64_t first,
+                                                                                                             std::span<float> out) {
+    read(first, out);
+    add_product(out, b.subspan(static_cast<std::size_t>(first / cols) * rank), a, rank, scale);
+  };
+  return merged;
 }
 
 std::vector<WeightSource> merged_sources(const WeightsPtr& weights) {

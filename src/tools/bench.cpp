@@ -7,10 +7,7 @@
 #include <boost/json/value_from.hpp>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
-#include <mutex>
 #include <optional>
-#include <set>
 
 #include "base/log.hpp"
 #include "base/rng.hpp"
@@ -22,6 +19,7 @@
 #include "nn/decoder.hpp"
 #include "ops/measure.hpp"
 #include "rollouts/sample_queue.hpp"
+#include "tools/bench_decode.hpp"
 #include "trainer/metrics.hpp"
 #include "trainer/rl_trainer.hpp"
 #include "wire/training.hpp"
@@ -35,45 +33,6 @@ double median(std::vector<double> v) {
   return v.empty() ? 0 : v[v.size() / 2];
 }
 
-/// Submits random prompts, hands every event to `on_event` under one lock and waits for the last.
-template <typename OnEvent>
-void generate(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng, OnEvent on_event) {
-  std::mutex mutex;
-  std::condition_variable done;
-  std::int64_t num_finished = 0;
-  for (std::int64_t i = 0; i < num_sequences; ++i) {
-    wire::GenerateRequest request;
-    for (std::int64_t t = 0; t < options.prompt_tokens; ++t)
-      request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
-    request.sampling.max_tokens = static_cast<std::int32_t>(options.completion_tokens);
-    request.sampling.ignore_eos = true;
-    engine.submit(std::move(request), [&](const engine::StepEvent& event) {
-      std::lock_guard lock(mutex);
-      on_event(event);
-      if (event.delta.finish_reason != wire::FinishReason::kNone && ++num_finished == num_sequences) done.notify_all();
-    });
-  }
-  std::unique_lock lock(mutex);
-  if (!done.wait_for(lock, std::chrono::minutes(10), [&] { return num_finished == num_sequences; }))
-    fail(ErrorCode::kDeadline, "the benchmark waited 10 minutes for the engine to serve {} sequences", num_sequences);
-}
-
-/// Tokens per second from the moment at which all sequences have their first token, so that the prompts' pass does not count.
-double time_decode(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng) {
-  std::set<RequestId> begun;
-  std::int64_t num_tokens = 0;
-  Clock::time_point all_begun, end;
-  generate(engine, num_sequences, options, rng, [&](const engine::StepEvent& event) {
-    end = Clock::now();
-    if (static_cast<std::int64_t>(begun.size()) == num_sequences) {
-      num_tokens += static_cast<std::int64_t>(event.delta.token_ids.size());
-    } else if (begun.insert(event.id); static_cast<std::int64_t>(begun.size()) == num_sequences) {
-      all_begun = end;
-    }
-  });
-  return static_cast<double>(num_tokens) / std::chrono::duration<double>(end - all_begun).count();
-}
-
 /// Prompt tokens per second until every sequence has its first token.
 double time_prefill(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng) {
   BenchOptions one = options;
@@ -81,21 +40,6 @@ double time_prefill(engine::Engine& engine, std::int64_t num_sequences, const Be
   const auto started = Clock::now();
   generate(engine, num_sequences, one, rng, [](const engine::StepEvent&) {});
   return static_cast<double>(num_sequences * options.prompt_tokens) / seconds_since(started);
-}
-
-std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights,
-                                            std::shared_ptr<engine::StepTimes> times = {}) {
-  engine::EngineOptions engine_options;
-  engine_options.max_model_len = options.prompt_tokens + options.completion_tokens + 1;
-  engine_options.max_num_seqs = options.num_sequences;
-  engine_options.max_num_batched_tokens = std::max<std::int64_t>(2048, options.num_sequences);
-  if (options.runtime->device().kind == DeviceKind::kCuda) engine_options.max_num_batched_tokens = 16384;
-  engine_options.block_size = launch::default_block_size(options.runtime->device().kind);
-  engine_options.num_blocks = (options.num_sequences + 1) * (engine_options.max_model_len / engine_options.block_size + 2);
-  engine_options.num_threads = options.num_threads;
-  engine_options.enable_prefix_caching = false;
-  engine_options.times = std::move(times);
-  return std::make_unique<engine::Engine>(options.runtime, engine_options, std::move(weights));
 }
 
 /// Mean number of bytes that a decode step reads: every weight once, and the keys and values of all sequences.

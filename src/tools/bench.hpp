@@ -24,6 +24,7 @@ struct BenchOptions {
   int num_repeats = 2;                                      ///< measured, after one to warm up
   bool decode = true, prefill = false, train = true, sync = false;
   std::uint64_t seed = 42;
+  std::vector<std::string> adapters = {};  ///< that sequences name in turn, for engines that have them; empty: none
 };
 
 /// Every measured repeat of one kind of work.

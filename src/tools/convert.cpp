@@ -12,6 +12,7 @@
 #include "io/gguf.hpp"
 #include "io/safetensors.hpp"
 #include "nn/gguf_model.hpp"
+#include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/weight_files.hpp"
 #include "text/bpe_files.hpp"
@@ -106,6 +107,8 @@ text::BpeVocabulary read_vocabulary(const io::GgufFile& file, const nn::ModelCon
 }
 
 void convert_gguf(const ConvertOptions& options, const fs::path& temporary, ConvertResult& result) {
+  if (options.adapter)
+    fail(ErrorCode::kInvalidArgument, "--adapter: an adapter is merged into a model folder; convert {} to one first", options.input.string());
   const auto file = std::make_shared<const io::GgufFile>(io::GgufFile::open(options.input));
   result.config = nn::gguf_model_config(*file);
   result.dtype = options.dtype.value_or(nn::gguf_natural_dtype(*file));
@@ -135,10 +138,17 @@ void convert_folder(const ConvertOptions& options, const fs::path& temporary, Co
   result.dtype = options.dtype.value_or(natural_dtype(*files));
   const nn::TensorTablePtr table = nn::make_tensor_table(result.config);
   const std::vector<io::SafetensorsRef> found = nn::match_stored_weights(*files, result.config, *table);
+  nn::StoredAdapterPtr adapter;
+  if (options.adapter) {
+    ThreadPool pool(0);
+    adapter = nn::read_peft_adapter(result.config, *options.adapter, DType::kF32, pool);
+  }
   std::vector<nn::WeightSource> sources;
   for (std::size_t i = 0; i < found.size(); ++i)
     sources.push_back({table->tensors()[i].name, table->tensors()[i].shape,
                        [files, ref = found[i]](std::int64_t first, std::span<float> out) { ref.file->read_f32(*ref.entry, first, out); }});
+  if (adapter != nullptr)
+    for (nn::WeightSource& source : sources) source = nn::merged_source(std::move(source), adapter);
   nn::copy_companions({.folder = options.input, .chat_template = {}}, temporary);
   result.has_chat_template = text::ChatTemplate::exists(options.input);
   nn::write_weight_files(

@@ -1,0 +1,71 @@
+#include "tools/bench_decode.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "base/error.hpp"
+#include "launch/engine_host.hpp"
+
+namespace prl::tools {
+
+using Clock = std::chrono::steady_clock;
+
+void generate(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng,
+              const std::function<void(const engine::StepEvent&)>& on_event) {
+  std::mutex mutex;
+  std::condition_variable done;
+  std::int64_t num_finished = 0;
+  for (std::int64_t i = 0; i < num_sequences; ++i) {
+    wire::GenerateRequest request;
+    for (std::int64_t t = 0; t < options.prompt_tokens; ++t)
+      request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
+    request.sampling.max_tokens = static_cast<std::int32_t>(options.completion_tokens);
+    request.sampling.ignore_eos = true;
+    if (!options.adapters.empty()) request.adapter = options.adapters[static_cast<std::size_t>(i) % options.adapters.size()];
+    engine.submit(std::move(request), [&](const engine::StepEvent& event) {
+      std::lock_guard lock(mutex);
+      on_event(event);
+      if (event.delta.finish_reason != wire::FinishReason::kNone && ++num_finished == num_sequences) done.notify_all();
+    });
+  }
+  std::unique_lock lock(mutex);
+  if (!done.wait_for(lock, std::chrono::minutes(10), [&] { return num_finished == num_sequences; }))
+    fail(ErrorCode::kDeadline, "the benchmark waited 10 minutes for the engine to serve {} sequences", num_sequences);
+}
+
+double time_decode(engine::Engine& engine, std::int64_t num_sequences, const BenchOptions& options, Rng& rng) {
+  std::set<RequestId> begun;
+  std::int64_t num_tokens = 0;
+  Clock::time_point all_begun, end;
+  generate(engine, num_sequences, options, rng, [&](const engine::StepEvent& event) {
+    end = Clock::now();
+    if (static_cast<std::int64_t>(begun.size()) == num_sequences) {
+      num_tokens += static_cast<std::int64_t>(event.delta.token_ids.size());
+    } else if (begun.insert(event.id); static_cast<std::int64_t>(begun.size()) == num_sequences) {
+      all_begun = end;
+    }
+  });
+  return static_cast<double>(num_tokens) / std::chrono::duration<double>(end - all_begun).count();
+}
+
+std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights,
+                                            std::shared_ptr<engine::StepTimes> times) {
+  engine::EngineOptions engine_options;
+  engine_options.max_model_len = options.prompt_tokens + options.completion_tokens + 1;
+  engine_options.max_num_seqs = options.num_sequences;
+  engine_options.max_num_batched_tokens = std::max<std::int64_t>(2048, options.num_sequences);
+  if (options.runtime->device().kind == DeviceKind::kCuda) engine_options.max_num_batched_tokens = 16384;
+  engine_options.block_size = launch::default_block_size(options.runtime->device().kind);
+  engine_options.num_blocks = (options.num_sequences + 1) * (engine_options.max_model_len / engine_options.block_size + 2);
+  engine_options.num_threads = options.num_threads;
+  engine_options.enable_prefix_caching = false;
+  engine_options.max_loras = static_cast<std::int64_t>(options.adapters.size());
+  engine_options.times = std::move(times);
+  return std::make_unique<engine::Engine>(options.runtime, engine_options, std::move(weights));
+}
+
+}  // namespace prl::tools
