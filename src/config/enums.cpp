@@ -61,11 +61,11 @@ constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"), entry(Mo
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kList, "list"),
                                      entry(EnvAction::kShow, "show"), entry(EnvAction::kRemove, "remove"), entry(EnvAction::kInit, "init")};
 constexpr EnumEntry kEnvTemplates[] = {entry(EnvTemplate::kLegacy, "legacy"), entry(EnvTemplate::kV1, "v1")};
-constexpr EnumEntry kSuites[] = {
-    entry(BenchSuite::kAll, "all"),     entry(BenchSuite::kDecode, "decode"),   entry(BenchSuite::kPrefill, "prefill"),
-    entry(BenchSuite::kTrain, "train"), entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kRl, "rl"),
-    entry(BenchSuite::kStart, "start"), entry(BenchSuite::kKernels, "kernels"), entry(BenchSuite::kEnv, "env"),
-    entry(BenchSuite::kLora, "lora")};
+constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"),         entry(BenchSuite::kDecode, "decode"),
+                                 entry(BenchSuite::kPrefill, "prefill"), entry(BenchSuite::kTrain, "train"),
+                                 entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kRl, "rl"),
+                                 entry(BenchSuite::kStart, "start"),     entry(BenchSuite::kKernels, "kernels"),
+                                 entry(BenchSuite::kEnv, "env"),         entry(BenchSuite::kLora, "lora")};
 constexpr EnumEntry kResultsOrders[] = {entry(ResultsOrder::kFile, "file"), entry(ResultsOrder::kRewardUp, "lowest_first"),
                                         entry(ResultsOrder::kRewardDown, "highest_first")};
 

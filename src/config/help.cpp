@@ -34,7 +34,7 @@ std::string default_note(const KeyInfo& info) {
   return text + ")";
 }
 
-/// "[not built: LoRA adapters]".
+/// "[not built: quantised weights]".
 std::string status_note(Status status) {
   if (status.has_effect()) return {};
   std::string text = fmt::format(" [{}: {}", status_name(status), status.text);

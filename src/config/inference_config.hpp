@@ -261,7 +261,8 @@ struct InferenceConfig {
             {.status = inert("dense models have no router")});
     v.field("enable_lora", enable_lora, "Serve LoRA adapters, which requests name as model");
     v.field("max_loras", max_loras, "Most adapters of one batch, and on the device", {.min = 1});
-    v.field("max_cpu_loras", max_cpu_loras, "Most adapters in host memory; one that left it is read again when a request names it", {.min = 1});
+    v.field("max_cpu_loras", max_cpu_loras, "Most adapters in host memory; one that left it is read again when a request names it",
+            {.min = 1});
     v.field("max_lora_rank", max_lora_rank, "Largest rank of an adapter; rounded up to 8, 16, 32, 64, 128, 256, 320 or 512; unset, 16",
             {.min = 1, .max = 512});
     v.field("lora_modules", lora_modules, "Adapters that are loaded at the start: name and folder");

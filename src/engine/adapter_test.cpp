@@ -18,8 +18,8 @@
 namespace prl::engine {
 namespace {
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 using testing::Collected;
+using ::testing::HasSubstr;
 
 constexpr auto kLong = 60s;
 constexpr std::int64_t kVocabSize = 300;
@@ -46,7 +46,8 @@ struct Lab {
     for (std::size_t i = 0; i < kNumAdapters; ++i) adapters.push_back(make(i));
   }
   nn::AdapterPtr make(std::size_t seed) {
-    static const std::vector<std::string> kTargets[] = {{"q_proj", "v_proj"}, {"gate_proj", "up_proj", "down_proj"}, {"o_proj", "k_proj", "q_proj"}};
+    static const std::vector<std::string> kTargets[] = {
+        {"q_proj", "v_proj"}, {"gate_proj", "up_proj", "down_proj"}, {"o_proj", "k_proj", "q_proj"}};
     nn::AdapterConfig wanted;
     wanted.rank = static_cast<std::int64_t>(1 + (seed * 5) % 13);
     wanted.alpha = 8;
@@ -65,7 +66,8 @@ struct Lab {
     return weights;
   }
   /// The trainer's log-probabilities of an output.
-  std::vector<float> evaluate(const nn::AdapterPtr& adapter, const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& output) {
+  std::vector<float> evaluate(const nn::AdapterPtr& adapter, const std::vector<std::int32_t>& prompt,
+                              const std::vector<std::int32_t>& output) {
     std::vector<std::int32_t> ids = prompt;
     ids.insert(ids.end(), output.begin(), output.end());
     std::vector<std::int32_t> positions(ids.size()), targets(ids.begin() + 1, ids.end());
@@ -118,8 +120,12 @@ std::vector<std::int32_t> random_prompt(std::size_t length, std::uint64_t seed) 
   return prompt;
 }
 
-wire::GenerateRequest request_of(std::vector<std::int32_t> prompt, std::int32_t max_tokens, std::uint64_t seed, std::string adapter) {
-  wire::GenerateRequest request;
+struct AdapterRequest : wire::GenerateRequest {
+  std::string adapter;
+};
+
+AdapterRequest request_of(std::vector<std::int32_t> prompt, std::int32_t max_tokens, std::uint64_t seed, std::string adapter) {
+  AdapterRequest request;
   request.prompt_ids = std::move(prompt);
   request.sampling.max_tokens = max_tokens;
   request.sampling.seed = seed;
@@ -142,17 +148,18 @@ class Adapters : public ::testing::TestWithParam<DType> {
     if (options.num_blocks == 0) options.num_blocks = 256;
     options.max_num_seqs = 40;
     options.num_threads = 2;
-    if (options.max_loras == 0) options.max_loras = kNumAdapters;
+    if (options.adapters == nullptr) options.adapters = std::make_shared<AdapterSet>(kNumAdapters);
     engine_ = std::make_unique<Engine>(lab_.session.context().runtime, options, lab_.base);
     for (std::size_t i = 0; i < kNumAdapters; ++i) engine_->adapters().set(name_of(i), PolicyVersion{1}, {lab_.adapters[i], nullptr});
   }
-  std::shared_ptr<Inbox> submit(const wire::GenerateRequest& request) {
+  std::shared_ptr<Inbox> submit(const AdapterRequest& request) {
     auto inbox = std::make_shared<Inbox>();
-    engine_->submit(request, [inbox](const StepEvent& event) { inbox->push(event); });
+    engine_->submit(
+        request, [inbox](const StepEvent& event) { inbox->push(event); }, request.adapter);
     return inbox;
   }
-  wire::GenerateOutput generate(const wire::GenerateRequest& request) { return submit(request)->wait(); }
-  std::vector<wire::GenerateOutput> run_together(const std::vector<wire::GenerateRequest>& requests) {
+  wire::GenerateOutput generate(const AdapterRequest& request) { return submit(request)->wait(); }
+  std::vector<wire::GenerateOutput> run_together(const std::vector<AdapterRequest>& requests) {
     engine_->pause(kLong);
     std::vector<std::shared_ptr<Inbox>> inboxes;
     for (const auto& request : requests) inboxes.push_back(submit(request));
@@ -162,8 +169,8 @@ class Adapters : public ::testing::TestWithParam<DType> {
     return outputs;
   }
   /// Two rows of each adapter and of none, in no order, some with equal prompts.
-  static std::vector<wire::GenerateRequest> mixed() {
-    std::vector<wire::GenerateRequest> requests;
+  static std::vector<AdapterRequest> mixed() {
+    std::vector<AdapterRequest> requests;
     for (std::size_t i = 0; i < 2 * (kNumAdapters + 1); ++i) {
       const std::size_t adapter = (i * 7) % (kNumAdapters + 1);
       requests.push_back(request_of(random_prompt(3 + (i * 37) % 70, i % 4), static_cast<std::int32_t>(4 + (i * 5) % 20), i,
@@ -171,12 +178,12 @@ class Adapters : public ::testing::TestWithParam<DType> {
     }
     return requests;
   }
-  nn::AdapterPtr adapter_of(const wire::GenerateRequest& request) const {
+  nn::AdapterPtr adapter_of(const AdapterRequest& request) const {
     for (std::size_t i = 0; i < kNumAdapters; ++i)
       if (request.adapter == name_of(i)) return lab_.adapters[i];
     return nullptr;
   }
-  void expect_exact(const wire::GenerateRequest& request, const wire::GenerateOutput& output) {
+  void expect_exact(const AdapterRequest& request, const wire::GenerateOutput& output) {
     ASSERT_EQ(output.token_ids.size(), static_cast<std::size_t>(*request.sampling.max_tokens)) << output.error;
     EXPECT_EQ(bits(output.logprobs), bits(lab_.evaluate(adapter_of(request), request.prompt_ids, output.token_ids))) << request.adapter;
   }
@@ -216,7 +223,7 @@ TEST_P(Adapters, ChunkedPrefillAndPreemptionChangeNoBit) {
 
 TEST_P(Adapters, FewPlacesForManyAdaptersOnlyTakeLonger) {
   EngineOptions options;
-  options.max_loras = 2;
+  options.adapters = std::make_shared<AdapterSet>(2);
   make(options);
   const auto requests = mixed();
   const auto outputs = run_together(requests);

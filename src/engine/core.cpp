@@ -48,6 +48,12 @@ wire::FinishReason append_token(Sequence& sequence, std::int32_t token, PolicyVe
   return wire::FinishReason::kNone;
 }
 
+/// The version of what computes the sequence: of its adapter, or of the weights.
+PolicyVersion version_of(const Sequence& sequence, PolicyVersion of_weights) {
+  const ServedAdapter* const adapter = sequence.request->served.get();
+  return adapter != nullptr ? adapter->version : of_weights;
+}
+
 void count_step(EngineStats& stats, const StepPlan& plan) {
   const auto& bounds = EngineStats::kStepTokenBounds;
   const auto bucket = std::lower_bound(bounds.begin(), bounds.end(), plan.num_tokens) - bounds.begin();
@@ -113,7 +119,7 @@ void EngineCore::stop(RequestId id, std::string stop_string) {
   const auto it = requests_.find(id);
   if (it == requests_.end()) return;
   CoreRequest& request = *it->second;
-  request.begin_event(version_of(request.sequence));
+  request.begin_event(version_of(request.sequence, version_));
   request.event.delta.stop_string = std::move(stop_string);
   send(request, wire::FinishReason::kStop);
   drop_ended();
@@ -121,7 +127,10 @@ void EngineCore::stop(RequestId id, std::string stop_string) {
 
 bool EngineCore::step() {
   waits_for_rules_ = has_failed_rule_ = false;
-  take_adapter_news();
+  if (adapters_->has_news()) {
+    deliver();  // news are of the old versions
+    adapters_->apply_news();
+  }
   if (steps_.size() == 0) {
     if (num_ruled_ > 0) end_failed_rules();
     StepPlan& plan = steps_.next_plan();
@@ -233,7 +242,7 @@ bool EngineCore::accept(const PlanRow& row, StepOutput::Row& output) {
     counters_.num_prompt_tokens +=
         std::max<std::int64_t>(0, std::min(row.first_token + row.num_tokens, sequence.num_prompt_tokens) - row.first_token);
     if (!row.is_sampled) return false;
-    news.reason = append_token(sequence, output.sample.token, version_of(sequence), pool_.block_size());
+    news.reason = append_token(sequence, output.sample.token, version_of(sequence, version_), pool_.block_size());
     ++counters_.num_generation_tokens;
   }
   if (news.reason != wire::FinishReason::kNone) scheduler_.remove(sequence);
@@ -245,7 +254,7 @@ void EngineCore::send_news() {
   for (const News& news : news_) {
     CoreRequest& request = *news.request;
     if (request.is_sink_broken) continue;
-    const PolicyVersion version = version_of(request.sequence);
+    const PolicyVersion version = version_of(request.sequence, version_);
     request.begin_event(version);
     wire::GenerateOutput& delta = request.event.delta;
     if (news.reason == wire::FinishReason::kError) {
@@ -269,7 +278,7 @@ void EngineCore::send_news() {
 }
 
 void EngineCore::end(CoreRequest& request, wire::FinishReason reason, const std::string& error) {
-  request.begin_event(version_of(request.sequence));
+  request.begin_event(version_of(request.sequence, version_));
   request.event.delta.error = error;
   send(request, reason);
 }
@@ -316,27 +325,6 @@ void EngineCore::abort_all(wire::FinishReason reason, const std::string& error) 
   std::sort(ids.begin(), ids.end());
   for (const RequestId id : ids) end(*requests_.at(id), reason, error);
   drop_ended();
-}
-
-PolicyVersion EngineCore::version_of(const Sequence& sequence) const noexcept {
-  const ServedAdapter* const adapter = sequence.request->served.get();
-  return adapter != nullptr ? adapter->version : version_;
-}
-
-void EngineCore::take_adapter_news() {
-  if (!adapters_->has_news()) return;
-  deliver();  // news are of the old version
-  adapters_->apply_news();
-}
-
-WeightProof EngineCore::prove(ServedAdapter& adapter) {
-  take_adapter_news();
-  deliver();
-  nn::AdapterPtr weights = adapter.weights.ready;
-  if (weights == nullptr) weights = runner_->make_adapter(*adapter.weights.stored);
-  WeightProof proof = runner_->prove_with(weights);
-  proof.version = adapter.version;
-  return proof;
 }
 
 WeightProof EngineCore::update_weights(nn::WeightsPtr weights) {

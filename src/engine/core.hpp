@@ -48,10 +48,7 @@ class EngineCore {
   void deliver();
   /// Error as ModelRunner::set_weights, or {kCorrupt} if the model then gives no numbers on the probe prompt, with nothing changed.
   WeightProof update_weights(nn::WeightsPtr weights);
-  /// Of the model with an adapter, whose latest weights come into use first.
-  WeightProof prove(ServedAdapter& adapter);
   ModelRunner& runner() noexcept { return *runner_; }
-  const std::shared_ptr<AdapterSet>& adapters() const noexcept { return adapters_; }
   void reset_prefix_cache() { scheduler_.reset_prefix_cache(); }
   void abort_all(wire::FinishReason reason, const std::string& error);
 
@@ -72,10 +69,6 @@ class EngineCore {
     StepOutput::Row* output = nullptr;
     wire::FinishReason reason = wire::FinishReason::kNone;
   };
-  /// The version of what computes the sequence: of its adapter, or of the weights.
-  PolicyVersion version_of(const Sequence& sequence) const noexcept;
-  /// Puts new weights of adapters into use, between two steps.
-  void take_adapter_news();
   /// False while the sequence's token rule is still at work on what may come next.
   bool may_draw(Sequence& sequence);
   /// Ends the requests whose token rule has given up.

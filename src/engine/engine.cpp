@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/rng.hpp"
+#include "engine/adapter_set.hpp"
 #include "engine/core.hpp"
 #include "engine/paged_runner.hpp"
 #include "engine/resolve_request.hpp"
@@ -35,9 +36,9 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   CoreOptions core;
   core.num_blocks = options.num_blocks;
   core.block_size = options.block_size;
-  core.adapters = std::make_shared<AdapterSet>(options.max_loras);
+  if (options.adapters != nullptr) core.adapters = options.adapters;
   core.scheduler.max_num_seqs = options.max_num_seqs;
-  core.scheduler.max_adapters = options.max_loras;
+  core.scheduler.max_adapters = core.adapters->max_ready();
   core.scheduler.max_num_batched_tokens = options.max_num_batched_tokens;
   core.scheduler.enable_prefix_caching = options.enable_prefix_caching;
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
@@ -55,7 +56,10 @@ Engine::Engine(std::shared_ptr<DeviceRuntime> runtime, EngineOptions options, nn
     : Engine(options, config_of(weights), make_core(std::move(runtime), options, weights)) {}
 
 Engine::Engine(EngineOptions options, nn::ModelConfig config, std::unique_ptr<EngineCore> core)
-    : options_(std::move(options)), config_(std::move(config)), core_(std::move(core)), adapters_(core_->adapters()) {
+    : options_(std::move(options)),
+      config_(std::move(config)),
+      core_(std::move(core)),
+      adapters_(options_.adapters != nullptr ? options_.adapters : std::make_shared<AdapterSet>(0)) {
   stats_ = core_->stats();
   weights_ = core_->runner().weights();
   rule_bell_ = std::make_shared<RuleBell>();
@@ -76,11 +80,11 @@ Engine::~Engine() {
   rule_bell_->engine = nullptr;
 }
 
-RequestId Engine::submit(wire::GenerateRequest request, EventSink sink) {
+RequestId Engine::submit(wire::GenerateRequest request, EventSink sink, const std::string& adapter) {
   PRL_CHECK(sink != nullptr, "a request needs a sink");
-  const ServedAdapterPtr adapter = request.adapter.empty() ? nullptr : adapters_->find(request.adapter);
+  const ServedAdapterPtr served = adapter.empty() ? nullptr : adapters_->find(adapter);
   auto resolved = std::make_shared<ResolvedRequest>(resolve_request(std::move(request), options_, config_));
-  resolved->served = adapter;
+  resolved->served = served;
   const std::int64_t max_open = options_.max_queued_requests + options_.max_num_seqs;
 
   std::lock_guard lock(mutex_);
@@ -175,7 +179,15 @@ WeightProof Engine::proof(std::chrono::milliseconds timeout) {
 
 WeightProof Engine::proof_of(const std::string& adapter, std::chrono::milliseconds timeout) {
   const ServedAdapterPtr named = adapters_->find(adapter);
-  return call<WeightProof>("prove an adapter", timeout, [this, named] { return core_->prove(*named); });
+  return call<WeightProof>("prove an adapter", timeout, [this, named] {
+    core_->deliver();
+    adapters_->apply_news();
+    ModelRunner& runner = core_->runner();
+    const AdapterWeights& weights = named->weights;
+    WeightProof proof = runner.prove_with(weights.ready != nullptr ? weights.ready : runner.make_adapter(*weights.stored));
+    proof.version = named->version;
+    return proof;
+  });
 }
 
 nn::WeightsPtr Engine::weights() const {

@@ -22,6 +22,8 @@
 
 namespace prl::engine {
 
+class AdapterSet;
+
 struct EngineOptions {
   std::int64_t max_model_len = 2048;
   std::int64_t block_size = 16;                ///< tokens per KV block
@@ -31,9 +33,9 @@ struct EngineOptions {
   std::int64_t max_queued_requests = 4096;     ///< beyond it submit() answers kOverloaded
   bool enable_prefix_caching = true;
   bool enable_chunked_prefill = true;
-  bool record_steps = true;  ///< steps of one token per sequence as CUDA graphs
-  std::int64_t max_loras = 0;  ///< adapters of one step, and of those on the device; 0: requests name none
-  std::uint64_t seed = 0;    ///< for requests without one
+  bool record_steps = true;                   ///< steps of one token per sequence as CUDA graphs
+  std::shared_ptr<AdapterSet> adapters = {};  ///< that requests may name; nullptr: none
+  std::uint64_t seed = 0;                     ///< for requests without one
   int num_threads = 0;
   std::shared_ptr<StepTimes> times = {};  ///< if there, steps are timed while it is on
 };
@@ -69,7 +71,6 @@ struct EngineStats {
   PolicyVersion version;
 };
 
-class AdapterSet;
 class EngineCore;
 
 /// Continuous batching over one model on one device: a thread that plans a step, runs it, and reports tokens. Calls of other threads are
@@ -86,7 +87,8 @@ class Engine {
   /// Queues a request. Throws Error{kOverlong} with the canonical text if the prompt alone does not fit,
   /// {kInvalidArgument} naming a bad field, {kNotFound} naming an unknown adapter, {kOverloaded} if the queue is full, {kUnavailable}
   /// after shutdown.
-  RequestId submit(wire::GenerateRequest request, EventSink sink);
+  /// `adapter`: name of the one that computes it; empty: the model as it is.
+  RequestId submit(wire::GenerateRequest request, EventSink sink, const std::string& adapter = {});
   /// Ends a request early with kAbort (no error if it has ended already).
   void cancel(RequestId id);
   /// Ends a running request as "stop" because its text has reached a stop string; the caller cuts off tokens that come after it. Its last
@@ -136,7 +138,7 @@ class Engine {
   const nn::ModelConfig config_;
   const std::unique_ptr<EngineCore> core_;  ///< engine thread only
   const std::shared_ptr<AdapterSet> adapters_;
-  std::deque<Command> batch_;               ///< engine thread only: commands taken from commands_
+  std::deque<Command> batch_;  ///< engine thread only: commands taken from commands_
 
   mutable std::mutex mutex_;  ///< guards the fields marked so; never held during a step
   std::condition_variable wake_;

@@ -25,6 +25,19 @@ void erase_sorted(Container& container, Sequence* sequence) {
   container.erase(it);
 }
 
+/// True if the adapters of those that run leave room for the sequence's own.
+bool has_adapter_room(const Sequence& sequence, std::span<Sequence* const> running, std::int64_t max_adapters) {
+  const ServedAdapter* const wanted = sequence.request->served.get();
+  if (wanted == nullptr || max_adapters == 0) return true;
+  std::vector<const ServedAdapter*> found;
+  for (const Sequence* other : running) {
+    const ServedAdapter* const adapter = other->request->served.get();
+    if (adapter == wanted) return true;
+    if (adapter != nullptr && std::ranges::find(found, adapter) == found.end()) found.push_back(adapter);
+  }
+  return static_cast<std::int64_t>(found.size()) < max_adapters;
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool) : options_(options), pool_(pool) {
@@ -133,7 +146,7 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
   std::size_t next = 0;  // of waiting_
   while (next < waiting_.size() && num_running() < options_.max_num_seqs && budget > 0) {
     Sequence& sequence = *waiting_[next];
-    if (!has_adapter_room(sequence)) {
+    if (!has_adapter_room(sequence, running_, options_.max_adapters)) {
       if (++sequence.num_passed_over > kMostPassedOver) return;
       ++next;
       continue;
@@ -163,18 +176,6 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
       budget -= num_now;
     }
   }
-}
-
-bool Scheduler::has_adapter_room(const Sequence& sequence) const {
-  const ServedAdapter* const wanted = sequence.request->served.get();
-  if (wanted == nullptr || options_.max_adapters == 0) return true;
-  std::vector<const ServedAdapter*> found;
-  for (const Sequence* other : running_) {
-    const ServedAdapter* const adapter = other->request->served.get();
-    if (adapter == wanted) return true;
-    if (adapter != nullptr && std::ranges::find(found, adapter) == found.end()) found.push_back(adapter);
-  }
-  return static_cast<std::int64_t>(found.size()) < options_.max_adapters;
 }
 
 std::int64_t Scheduler::hold_back(StepPlan& plan, Sequence& sequence, std::int64_t count) {

@@ -45,8 +45,8 @@ class Scheduler {
   void remove(Sequence& sequence);
   /// Sets `plan` to the next step. Running sequences go first, in service order; when blocks run out the last of them is preempted (its
   /// blocks are released and it starts over later, to the same result). Then waiting ones are admitted, in order, as
-  /// long as the whole sequence fits; those whose adapters find no room are passed over, a bounded number of times. Empty rows: nothing to do. Sequences that may not draw yet (SchedulerOptions::may_draw) go no further
-  /// than the token before.
+  /// long as the whole sequence fits; those whose adapters find no room are passed over, a bounded number of times. Empty rows: nothing to
+  /// do. Sequences that may not draw yet (SchedulerOptions::may_draw) go no further than the token before.
   void plan(StepPlan& plan);
   /// Sets `plan` to the step after `begun`, which was planned last and draws tokens that are not known yet: its sequences go one token
   /// further, except those that reach their length. Empty if the next step may be any other one, or needs those tokens before it can be
@@ -72,8 +72,6 @@ class Scheduler {
   [[nodiscard]] bool can_plan_ahead(const StepPlan& begun) const;
   void plan_running(StepPlan& plan, std::int64_t& budget);
   void plan_waiting(StepPlan& plan, std::int64_t& budget);
-  /// True if the adapters of those that run leave room for the sequence's own.
-  [[nodiscard]] bool has_adapter_room(const Sequence& sequence) const;
   /// Leases of the longest known prefix, never of the whole sequence: at least one token is left to compute.
   void take_prefix(Sequence& sequence);
   /// `count` tokens of the sequence, or one less if that draws a token and it may not yet.

@@ -22,8 +22,8 @@ struct ResolvedRequest {
   std::int64_t max_new_tokens = 0;     ///< clamped to the room behind the prompt
   std::uint64_t seed = 0;
   std::string cache_salt;
-  AdapterKey adapter;                      ///< of the prefix cache, unless `served` says it
-  std::shared_ptr<ServedAdapter> served;   ///< nullptr: the model as it is
+  AdapterKey adapter;                     ///< of the prefix cache, unless `served` says it
+  std::shared_ptr<ServedAdapter> served;  ///< nullptr: the model as it is
 
   AdapterKey adapter_key() const noexcept { return served != nullptr ? served->key() : adapter; }
   std::int32_t priority = 0;
@@ -64,8 +64,8 @@ struct Sequence {
 
   std::uint64_t kv_epoch = 0;  ///< epoch at admission: the cache may publish blocks only while it lasts
   std::int64_t num_hashed_blocks = 0;
-  BlockHash last_hash;  ///< of block num_hashed_blocks - 1, or the root
-  AdapterKey kv_adapter;      ///< at admission: what was cached with another version of the adapter is not published
+  BlockHash last_hash;               ///< of block num_hashed_blocks - 1, or the root
+  AdapterKey kv_adapter;             ///< at admission: what was cached with another version of the adapter is not published
   std::int32_t num_passed_over = 0;  ///< times that others were admitted before it, for the sake of their adapters
 
   std::vector<float> prompt_logprobs;  ///< [0] is 0; grows with the prompt's progress; empty unless asked for

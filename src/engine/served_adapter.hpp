@@ -12,8 +12,8 @@ namespace prl::engine {
 
 /// An adapter's weights where they are: ready to compute with, and in host memory, from which they come back to a device that they left.
 struct AdapterWeights {
-  nn::AdapterPtr ready;          ///< nullptr: to be made of `stored` when it is first used
-  nn::StoredAdapterPtr stored;   ///< nullptr: `ready` stays
+  nn::AdapterPtr ready;         ///< nullptr: to be made of `stored` when it is first used
+  nn::StoredAdapterPtr stored;  ///< nullptr: `ready` stays
 };
 
 /// An adapter that requests may name. Who holds it may go on with it after its name is gone. `name` and `id` never change; the rest is the

@@ -29,7 +29,7 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
   options.enable_prefix_caching = config.enable_prefix_caching;
   options.enable_chunked_prefill = config.enable_chunked_prefill;
   options.record_steps = !config.model.enforce_eager;
-  options.max_loras = config.enable_lora ? config.max_loras : 0;
+  if (config.enable_lora) options.adapters = std::make_shared<engine::AdapterSet>(config.max_loras);
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.num_threads = config.compute.num_threads;
   if (config.kv.num_blocks) {
@@ -92,8 +92,7 @@ void EngineHost::log_memory() const {
 
 engine::AdapterWeights EngineHost::load_adapter(const std::filesystem::path& folder, std::int64_t max_rank) {
   const std::lock_guard lock(loading_);
-  nn::StoredAdapterPtr stored =
-      nn::read_peft_adapter(model_, folder, dtype_, *load_session_->context().pool, {.max_rank = max_rank});
+  nn::StoredAdapterPtr stored = nn::read_peft_adapter(model_, folder, dtype_, *load_session_->context().pool, {.max_rank = max_rank});
   // A GPU gets it when a request names it; in host memory it is ready at once.
   if (runtime_->device().kind == DeviceKind::kCuda) return {nullptr, std::move(stored)};
   return {nn::pack_adapter(load_session_->context(), model_, *stored, dtype_), nullptr};

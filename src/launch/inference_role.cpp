@@ -54,9 +54,9 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   server::EngineBackend backend(host.engine(), [&host](const std::filesystem::path& folder, PolicyVersion version,
                                                        const nn::WeightsPtr& previous) { return host.load(folder, version, previous); });
   if (config.enable_lora) {
-    backend.serve_adapters([&host, max_rank = largest_rank(config)](
-                               const std::filesystem::path& folder) { return host.load_adapter(folder, max_rank); },
-                           static_cast<std::size_t>(config.max_cpu_loras));
+    backend.serve_adapters(
+        [&host, max_rank = largest_rank(config)](const std::filesystem::path& folder) { return host.load_adapter(folder, max_rank); },
+        static_cast<std::size_t>(config.max_cpu_loras));
     for (const auto& [name, folder] : config.lora_modules) backend.adapters()->load(name, folder, false);
   }
   server::ApiOptions options = api_options(config);

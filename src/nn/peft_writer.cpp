@@ -84,7 +84,8 @@ std::span<const float> values_of(const StoredAdapter& adapter, const std::string
   const auto spec = std::ranges::find(adapter.table->tensors(), name, &TensorSpec::name);
   if (spec == adapter.table->tensors().end()) return {};
   const std::vector<float>& block = adapter.blocks[adapter.table->find(spec->block, spec->layer)];
-  return std::span(block).subspan(static_cast<std::size_t>(spec->first_row * spec->shape[1]), static_cast<std::size_t>(spec->num_elements()));
+  return std::span(block).subspan(static_cast<std::size_t>(spec->first_row * spec->shape[1]),
+                                  static_cast<std::size_t>(spec->num_elements()));
 }
 
 /// Names of adapted modules as PEFT matches them: the last component where every layer has it, else whole names.
@@ -176,7 +177,7 @@ WeightSource merged_source(WeightSource base, const StoredAdapterPtr& adapter) {
   const auto rank = static_cast<std::size_t>(scale.rank);
   WeightSource merged = base;
   merged.read = [adapter, a, b, rank, scale = scale.scale, cols = base.shape[1], read = std::move(base.read)](std::int64_t first,
-                                                                                                             std::span<float> out) {
+                                                                                                              std::span<float> out) {
     read(first, out);
     add_product(out, b.subspan(static_cast<std::size_t>(first / cols) * rank), a, rank, scale);
   };

@@ -9,9 +9,7 @@
 namespace prl::server {
 namespace {
 
-[[noreturn]] void fail_unknown(const std::string& name) {
-  fail(ErrorCode::kNotFound, "The lora adapter '{}' cannot be found.", name);
-}
+[[noreturn]] void fail_unknown(const std::string& name) { fail(ErrorCode::kNotFound, "The lora adapter '{}' cannot be found.", name); }
 
 }  // namespace
 

@@ -53,8 +53,8 @@ class AdapterBook {
   engine::AdapterSet* set_;
   Loader loader_;
   std::size_t max_in_memory_;
-  std::mutex loading_;         ///< held while a file is read: one at a time
-  mutable std::mutex mutex_;   ///< guards the fields below; never held while a file is read
+  std::mutex loading_;        ///< held while a file is read: one at a time
+  mutable std::mutex mutex_;  ///< guards the fields below; never held while a file is read
   std::map<std::string, Entry> entries_;
   std::uint64_t num_uses_ = 0;
 };

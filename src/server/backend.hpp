@@ -24,7 +24,7 @@ class Backend {
   /// Requests, running and waiting, beyond which submit() is kOverloaded.
   virtual std::int64_t max_open_requests() const = 0;
   /// As engine::Engine::submit: kOverlong, kInvalidArgument, kOverloaded, kUnavailable.
-  virtual RequestId submit(wire::GenerateRequest request, engine::EventSink sink) = 0;
+  virtual RequestId submit(wire::GenerateRequest request, engine::EventSink sink, const std::string& adapter) = 0;
   virtual void cancel(RequestId id) = 0;
   virtual void stop(RequestId id, std::string stop_string) = 0;
   virtual engine::EngineStats stats() const = 0;

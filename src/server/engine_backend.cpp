@@ -26,8 +26,8 @@ engine::WeightProof EngineBackend::proof_of(const std::string& adapter) {
 std::int64_t EngineBackend::max_model_len() const { return engine_->options().max_model_len; }
 std::int64_t EngineBackend::vocab_size() const { return engine_->model_config().vocab_size; }
 std::int64_t EngineBackend::max_open_requests() const { return engine_->options().max_queued_requests + engine_->options().max_num_seqs; }
-RequestId EngineBackend::submit(wire::GenerateRequest request, engine::EventSink sink) {
-  return engine_->submit(std::move(request), std::move(sink));
+RequestId EngineBackend::submit(wire::GenerateRequest request, engine::EventSink sink, const std::string& adapter) {
+  return engine_->submit(std::move(request), std::move(sink), adapter);
 }
 void EngineBackend::cancel(RequestId id) { engine_->cancel(id); }
 void EngineBackend::stop(RequestId id, std::string stop_string) { engine_->stop(id, std::move(stop_string)); }

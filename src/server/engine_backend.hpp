@@ -22,7 +22,7 @@ class EngineBackend final : public Backend {
   std::int64_t max_model_len() const override;
   std::int64_t vocab_size() const override;
   std::int64_t max_open_requests() const override;
-  RequestId submit(wire::GenerateRequest request, engine::EventSink sink) override;
+  RequestId submit(wire::GenerateRequest request, engine::EventSink sink, const std::string& adapter) override;
   void cancel(RequestId id) override;
   void stop(RequestId id, std::string stop_string) override;
   engine::EngineStats stats() const override;

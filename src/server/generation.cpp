@@ -79,9 +79,8 @@ void Generation::submit() {
     request.session_id = request_->session_id;
     request.cache_salt = request_->cache_salt;
     request.priority = request_->priority;
-    request.adapter = request_->adapter;
     engine::EventSink sink = make_sink(i);
-    tracks_[i].id = context_->backend->submit(std::move(request), std::move(sink));
+    tracks_[i].id = context_->backend->submit(std::move(request), std::move(sink), request_->adapter);
     tracks_[i].is_submitted = true;
   }
 }

@@ -38,7 +38,8 @@ Reply load_adapter(Context context, HttpRequest request, bool may_replace, bool 
   const boost::json::object body = parse_body(request.body);
   const JsonFields fields(body);
   const std::string name = adapter_name(*context, fields);
-  const std::string path = required_text(fields, "lora_path", "the path of a folder with adapter_config.json and adapter_model.safetensors");
+  const std::string path =
+      required_text(fields, "lora_path", "the path of a folder with adapter_config.json and adapter_model.safetensors");
   const bool replaces = may_replace || fields.boolean("load_inplace").value_or(false);
   auto work = [context, name, path, replaces] {
     const auto began = net::Clock::now();

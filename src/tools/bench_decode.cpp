@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/adapter_set.hpp"
 #include "launch/engine_host.hpp"
 
 namespace prl::tools {
@@ -25,12 +26,13 @@ void generate(engine::Engine& engine, std::int64_t num_sequences, const BenchOpt
       request.prompt_ids.push_back(static_cast<std::int32_t>(rng.next_below(static_cast<std::uint64_t>(options.model.vocab_size))));
     request.sampling.max_tokens = static_cast<std::int32_t>(options.completion_tokens);
     request.sampling.ignore_eos = true;
-    if (!options.adapters.empty()) request.adapter = options.adapters[static_cast<std::size_t>(i) % options.adapters.size()];
-    engine.submit(std::move(request), [&](const engine::StepEvent& event) {
+    const std::string adapter = options.adapters.empty() ? "" : options.adapters[static_cast<std::size_t>(i) % options.adapters.size()];
+    const auto sink = [&](const engine::StepEvent& event) {
       std::lock_guard lock(mutex);
       on_event(event);
       if (event.delta.finish_reason != wire::FinishReason::kNone && ++num_finished == num_sequences) done.notify_all();
-    });
+    };
+    engine.submit(std::move(request), sink, adapter);
   }
   std::unique_lock lock(mutex);
   if (!done.wait_for(lock, std::chrono::minutes(10), [&] { return num_finished == num_sequences; }))
@@ -52,8 +54,7 @@ double time_decode(engine::Engine& engine, std::int64_t num_sequences, const Ben
   return static_cast<double>(num_tokens) / std::chrono::duration<double>(end - all_begun).count();
 }
 
-std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights,
-                                            std::shared_ptr<engine::StepTimes> times) {
+std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::WeightsPtr weights, std::shared_ptr<engine::StepTimes> times) {
   engine::EngineOptions engine_options;
   engine_options.max_model_len = options.prompt_tokens + options.completion_tokens + 1;
   engine_options.max_num_seqs = options.num_sequences;
@@ -63,7 +64,7 @@ std::unique_ptr<engine::Engine> make_engine(const BenchOptions& options, nn::Wei
   engine_options.num_blocks = (options.num_sequences + 1) * (engine_options.max_model_len / engine_options.block_size + 2);
   engine_options.num_threads = options.num_threads;
   engine_options.enable_prefix_caching = false;
-  engine_options.max_loras = static_cast<std::int64_t>(options.adapters.size());
+  if (!options.adapters.empty()) engine_options.adapters = std::make_shared<engine::AdapterSet>(std::ssize(options.adapters));
   engine_options.times = std::move(times);
   return std::make_unique<engine::Engine>(options.runtime, engine_options, std::move(weights));
 }

@@ -86,7 +86,8 @@ std::string bench_lora(BenchOptions options, std::int64_t num_adapters, std::int
   for (int i = 0; i <= options.num_repeats; ++i) {
     const double rate = time_decode(*engine, options.num_sequences, plain, rng);
     const double adapted = time_decode(*engine, options.num_sequences, options, rng);
-    log::info("bench lora repeat {}: {:.1f} tokens/s without adapters, {:.1f} with, {:.3f} times the time", i, rate, adapted, rate / adapted);
+    log::info("bench lora repeat {}: {:.1f} tokens/s without adapters, {:.1f} with, {:.3f} times the time", i, rate, adapted,
+              rate / adapted);
     if (i == 0) continue;  // to warm up
     without.push_back(rate);
     with.push_back(adapted);

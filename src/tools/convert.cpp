@@ -108,7 +108,8 @@ text::BpeVocabulary read_vocabulary(const io::GgufFile& file, const nn::ModelCon
 
 void convert_gguf(const ConvertOptions& options, const fs::path& temporary, ConvertResult& result) {
   if (options.adapter)
-    fail(ErrorCode::kInvalidArgument, "--adapter: an adapter is merged into a model folder; convert {} to one first", options.input.string());
+    fail(ErrorCode::kInvalidArgument, "--adapter: an adapter is merged into a model folder; convert {} to one first",
+         options.input.string());
   const auto file = std::make_shared<const io::GgufFile>(io::GgufFile::open(options.input));
   result.config = nn::gguf_model_config(*file);
   result.dtype = options.dtype.value_or(nn::gguf_natural_dtype(*file));

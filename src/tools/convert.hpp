@@ -15,9 +15,9 @@ struct ConvertOptions {
   std::filesystem::path output_dir;
   std::optional<DType> dtype;  ///< none: what most of the input is stored in; bfloat16 for quantised files
   std::uint64_t max_shard_bytes = 5'000'000'000ULL;
-  bool overwrite = false;                    ///< replace an existing model folder
+  bool overwrite = false;                        ///< replace an existing model folder
   std::optional<std::filesystem::path> adapter;  ///< in PEFT's format: merged into the weights of a folder, which is its base
-  std::optional<std::string> pre_tokenizer;  ///< for GGUF files that do not name theirs, see text/bpe_files.hpp
+  std::optional<std::string> pre_tokenizer;      ///< for GGUF files that do not name theirs, see text/bpe_files.hpp
 };
 
 struct ConvertResult {

@@ -52,7 +52,6 @@ struct GenerateRequest {
   std::string session_id;     ///< X-Session-ID: the same for all turns of a rollout
   std::string cache_salt;     ///< namespace of the prefix cache, added to the policy version
   std::int32_t priority = 0;  ///< lower is earlier
-  std::string adapter;        ///< name of the adapter that computes it; empty: the model as it is
 };
 
 struct TopLogprob {

@@ -44,7 +44,7 @@ class ScriptedBackend final : public Backend {
   std::int64_t vocab_size() const override { return options_.vocab_size; }
 
   std::int64_t max_open_requests() const override { return static_cast<std::int64_t>(options_.max_running + options_.max_queued); }
-  RequestId submit(wire::GenerateRequest request, engine::EventSink sink) override {
+  RequestId submit(wire::GenerateRequest request, engine::EventSink sink, const std::string&) override {
     std::lock_guard lock(mutex_);
     if (waiting_.size() >= options_.max_queued)
       fail(ErrorCode::kOverloaded, "the engine's queue of {} requests is full", options_.max_queued);
