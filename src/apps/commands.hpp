@@ -10,6 +10,7 @@ int run_trainer(const config::ParsedCommand& parsed);
 int run_orchestrator(const config::ParsedCommand& parsed);
 int run_inference(const config::ParsedCommand& parsed);
 int run_sft(const config::ParsedCommand& parsed);
+int run_launch(const config::ParsedCommand& parsed);
 int run_eval(const config::ParsedCommand& parsed);
 int run_synthesize(const config::ParsedCommand& parsed);
 int run_results(const config::ParsedCommand& parsed);

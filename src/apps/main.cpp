@@ -20,6 +20,7 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
     case Command::kOrchestrator: return apps::run_orchestrator(parsed);
     case Command::kInference: return apps::run_inference(parsed);
     case Command::kSft: return apps::run_sft(parsed);
+    case Command::kLaunch: return apps::run_launch(parsed);
     case Command::kEval: return apps::run_eval(parsed);
     case Command::kSynthesize: return apps::run_synthesize(parsed);
     case Command::kResults: return apps::run_results(parsed);

@@ -16,6 +16,7 @@
 #include "launch/inference_role.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_role.hpp"
+#include "launch/rank_launch.hpp"
 #include "launch/ranks.hpp"
 #include "launch/run_end.hpp"
 #include "launch/run_folder.hpp"
@@ -60,6 +61,13 @@ int run_role(const config::ParsedCommand& parsed, Run run) {
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }
 
+/// How long a rank waits for the one that makes the folder ready.
+template <typename Config>
+std::chrono::milliseconds start_timeout(const Config& config) {
+  if constexpr (requires { config.dist_timeout_seconds; }) return std::chrono::seconds(config.dist_timeout_seconds);
+  return std::chrono::seconds(600);
+}
+
 /// The same for a role that keeps a run in output_dir: the folder is made ready as `prl rl` makes it, unless it did so and started
 /// this process. `lock_name`: no second one with the same lock may run in the folder; trainer and orchestrator may, beside each other.
 template <typename Config, typename Run>
@@ -75,12 +83,22 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   std::optional<launch::RunLock> lock;
   launch::PreparedFolder prepared;
   std::filesystem::path log;
-  // Of several ranks the first prepares the folder; the others join it later (launch/ranks.hpp).
-  if (!launch::is_folder_prepared(config.output_dir) && launch::rank_env().rank == 0) {
-    launch::check_start(config);
-    lock.emplace(config.output_dir, lock_name);
-    prepared = launch::prepare_run_folder(config);
-    log = log_file(config.output_dir, parsed);
+  if (!launch::is_folder_prepared(config.output_dir)) {
+    const launch::RankEnv rank = launch::rank_env();
+    if (rank.rank == 0) {
+      try {
+        launch::check_start(config);
+        lock.emplace(config.output_dir, lock_name);
+        prepared = launch::prepare_run_folder(config);
+        launch::tell_start(rank, prepared.is_finished);
+      } catch (const std::exception& error) {
+        launch::tell_failure(rank, error.what());
+        throw;
+      }
+      log = log_file(config.output_dir, parsed);
+    } else {
+      prepared.is_finished = launch::wait_for_start(rank, start_timeout(config));
+    }
   }
   launch::setup_logging(config.log, log);
   for (const std::string& note : prepared.notes) prl::log::warning("{}", note);
@@ -120,7 +138,11 @@ int run_orchestrator(const config::ParsedCommand& parsed) {
   return run_saving_role<config::OrchestratorConfig>(parsed, ".lock.orchestrator", launch::run_orchestrator_role);
 }
 int run_sft(const config::ParsedCommand& parsed) {
-  return run_saving_role<config::SftConfig>(parsed, launch::RunLock::kFileName, launch::run_sft_role);
+  return run_saving_role<config::SftConfig>(parsed, launch::RunLock::kFileName, [](const config::SftConfig& config, std::stop_token stop) {
+    const auto* node = std::get_if<config::SftSingleNode>(&config.deployment);
+    const bool is_launcher = node != nullptr && node->num_gpus > 1 && !launch::rank_env().is_told;
+    return is_launcher ? launch::run_sft_ranks(config, stop) : launch::run_sft_role(config, stop);
+  });
 }
 int run_eval(const config::ParsedCommand& parsed) {
   return run_role<config::EvalConfig>(parsed, [&](const auto& loaded, auto stop) {

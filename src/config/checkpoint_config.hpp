@@ -104,4 +104,17 @@ struct OrchestratorCkptConfig {
   }
 };
 
+/// What becomes of a run of several ranks that loses one.
+struct HealingConfig {
+  int max_restarts = 3;
+  double backoff_seconds = 1;
+  template <class V>
+  void visit(V& v) {
+    v.field("max_restarts", max_restarts, "Losses that the run survives; the others go on from a neighbour's copy of the lost state",
+            {.min = 1, .max = 1000});
+    v.field("backoff_seconds", backoff_seconds, "Pause before a lost rank is started again, twice as long each time",
+            {.unit = "seconds", .min = 0, .max = 3600});
+  }
+};
+
 }  // namespace prl::config

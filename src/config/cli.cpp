@@ -333,6 +333,7 @@ PRL_INSTANTIATE(PlotConfig)
 PRL_INSTANTIATE(ReportConfig)
 PRL_INSTANTIATE(EvalsConfig)
 PRL_INSTANTIATE(EnvServerConfig)
+PRL_INSTANTIATE(LaunchConfig)
 #undef PRL_INSTANTIATE
 
 template std::vector<std::filesystem::path> write_resolved(Command, const TrainerConfig&, const Provenance&);

@@ -9,6 +9,7 @@ constexpr CommandInfo kCommands[] = {
     {Command::kInference, "inference", "OpenAI-compatible server whose weights can be updated"},
     {Command::kOrchestrator, "orchestrator", "The orchestrator alone"},
     {Command::kTrainer, "trainer", "The trainer alone"},
+    {Command::kLaunch, "launch", "Start the ranks of `prl sft` or `prl trainer` on this node"},
     {Command::kEval, "eval", "Evaluate a model, a server or the checkpoints of a run"},
     {Command::kSynthesize, "synthesize", "Generate episodes as training data"},
     {Command::kResults, "results", "Look at what eval and synthesize wrote"},

@@ -10,6 +10,7 @@ namespace prl::config {
 enum class Command {
   kRl,
   kTrainer,
+  kLaunch,
   kOrchestrator,
   kInference,
   kSft,

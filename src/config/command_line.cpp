@@ -26,27 +26,35 @@ constexpr ForeignTool kForeignTools[] = {
     {"bash", "run the script without `prl`"},
 };
 
-/// "prl sft @ x" for `torchrun --nproc-per-node 8 .../sft/train.py @ x`, with the number of GPUs as a key.
+/// Options of torchrun that `prl launch` has too.
+constexpr std::string_view kLaunchOptions[] = {"--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id"};
+
+/// "prl launch --nproc-per-node 8 sft @ x" for `torchrun --nproc-per-node 8 .../sft/train.py @ x`.
 [[noreturn]] void fail_torchrun(const std::vector<std::string>& words) {
-  std::string num_gpus, script, rest;
+  std::string options, script, rest;
+  bool is_one_rank = true;
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
     if (!script.empty()) {
       rest += " " + word;
-    } else if (word.starts_with("--nproc-per-node=") || word.starts_with("--nproc_per_node=")) {
-      num_gpus = word.substr(word.find('=') + 1);
-    } else if ((word == "--nproc-per-node" || word == "--nproc_per_node") && i + 1 < words.size()) {
-      num_gpus = words[++i];
-    } else if (word.ends_with(".py") || word.starts_with("prime_rl.")) {
-      script = word;
+      continue;
     }
+    if (word.ends_with(".py") || word.starts_with("prime_rl.")) script = word;
+    std::string name = word.substr(0, word.find('='));
+    std::ranges::replace(name, '_', '-');
+    if (std::ranges::find(kLaunchOptions, name) == std::end(kLaunchOptions)) continue;
+    std::string value;
+    if (const std::size_t equals = word.find('='); equals != std::string::npos)
+      value = word.substr(equals + 1);
+    else if (i + 1 < words.size())
+      value = words[++i];
+    options += fmt::format("{} {} ", name, value);
+    if ((name == "--nproc-per-node" || name == "--nnodes") && value != "1") is_one_rank = false;
   }
   const bool is_rl = script.find("rl/train") != std::string::npos || script.find("rl.train") != std::string::npos;
   const std::string_view command = is_rl && script.find("sft") == std::string::npos ? "trainer" : "sft";
-  const std::string gpus =
-      num_gpus.empty() || num_gpus == "1" || command != "sft" ? "" : fmt::format(" --deployment.num-gpus {}", num_gpus);
-  fail(ErrorCode::kInvalidArgument, "torchrun is not needed: the program starts its own processes. Type `prl {}{}{}` instead{}", command,
-       gpus, rest, num_gpus.empty() || num_gpus == "1" ? "" : " (training on several GPUs is not built yet)");
+  fail(ErrorCode::kInvalidArgument, "torchrun is not needed: the program starts its own processes. Type `prl {}{}{}` instead",
+       is_one_rank ? "" : "launch " + options, command, rest);
 }
 
 [[noreturn]] void fail_unknown(const std::string& word) {
@@ -69,10 +77,11 @@ constexpr ForeignTool kForeignTools[] = {
 /// help where it cannot be anything else.
 void take_command(ParsedCommand& parsed, Command command, std::vector<std::string> args) {
   parsed.command = command;
-  parsed.wants_version = std::any_of(args.begin(), args.end(), [](const std::string& word) { return word == "--version" || word == "-V"; });
+  parsed.wants_version = command != Command::kLaunch && std::any_of(args.begin(), args.end(), [](const std::string& word) { return word == "--version" || word == "-V"; });
   const bool has_positionals = command == Command::kInitModel || command == Command::kMakeData || command == Command::kResults ||
                                command == Command::kBench || command == Command::kConvert || command == Command::kEnv ||
-                               command == Command::kDashboard || command == Command::kPlot || command == Command::kReport;
+                               command == Command::kDashboard || command == Command::kPlot || command == Command::kReport ||
+                               command == Command::kLaunch;
   if (!has_positionals && !args.empty() && args[0] == "help") args[0] = "--help";
   parsed.args = std::move(args);
 }

@@ -48,6 +48,7 @@ TEST(GoldenKeys, EveryKeyIsListed) {
   list_command<ReportConfig>(Command::kReport, found);
   list_command<EvalsConfig>(Command::kEvals, found);
   list_command<EnvServerConfig>(Command::kEnvServer, found);
+  list_command<LaunchConfig>(Command::kLaunch, found);
   const std::filesystem::path golden = test_source_dir() / "tests/golden/config_keys.txt";
   if (std::getenv("PRL_UPDATE_GOLDEN")) write_file_atomic(golden, found);
   std::istringstream wanted_lines(read_file(golden)), found_lines(found);

@@ -93,5 +93,7 @@ template <>
 Resolution<EnvCommandConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<EnvServerConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<LaunchConfig> resolve(Value raw, const Context& context);
 
 }  // namespace prl::config

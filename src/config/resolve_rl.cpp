@@ -252,12 +252,18 @@ void apply_gpu_ids(RlConfig& config, const Check& check) {
   for (const auto& [key, ids] :
        {std::pair{"inference_gpu_ids", &*config.inference_gpu_ids}, {"trainer_gpu_ids", &*config.trainer_gpu_ids}}) {
     if (ids->empty()) check.problem(key, "names no GPU");
-    if (ids->size() > 1) check.not_built(key, "roles on several GPUs; name one for each");
+    if (ids->size() > 1 && ids != &*config.trainer_gpu_ids) check.not_built(key, "roles on several GPUs; name one for each");
   }
   const bool is_shared = config.inference_gpu_ids == config.trainer_gpu_ids;
   if (!config.deployment && config.inference) {
     config.deployment = SingleNodeDeployment{};
-    if (is_shared && !detail::starts_teacher(config)) config.deployment = ColocatedDeployment{};
+    if (is_shared && config.trainer_gpu_ids->size() == 1 && !detail::starts_teacher(config)) config.deployment = ColocatedDeployment{};
+  }
+  if (auto* node = config.deployment ? std::get_if<SingleNodeDeployment>(&*config.deployment) : nullptr) {
+    const auto num_ids = static_cast<int>(config.trainer_gpu_ids->size());
+    if (num_ids > 1 && !check.is_set("deployment.num_train_gpus")) node->num_train_gpus = num_ids;
+    if (num_ids != node->num_train_gpus)
+      check.problem("trainer_gpu_ids", fmt::format("names {} GPUs, deployment.num_train_gpus is {}", num_ids, node->num_train_gpus));
   }
   if (!is_shared && config.deployment && std::holds_alternative<ColocatedDeployment>(*config.deployment))
     check.problem("deployment.type",
@@ -274,7 +280,6 @@ void choose_deployment(RlConfig& config, const Check& check) {
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment) && !config.inference)
     check.problem("deployment.type", "colocated runs inference in the same process: add an [inference] section");
   if (const auto* node = std::get_if<SingleNodeDeployment>(&*config.deployment)) {
-    if (node->num_train_gpus > 1) check.not_built("deployment.num_train_gpus", "training on several GPUs");
     if (node->num_infer_gpus > 1) check.not_built("deployment.num_infer_gpus", "inference on several GPUs");
   }
 }

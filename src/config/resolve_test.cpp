@@ -254,8 +254,7 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
     EXPECT_THROW(require_built(rl.not_built), Error) << flags;
   };
   expect("--deployment.type multi_node", "several nodes");
-  expect("--deployment.num-train-gpus 2 --deployment.type single_node", "several GPUs");
-  expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
+    expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--weight-broadcast.type nccl --deployment.type single_node", "NCCL");
   expect("--inference.parallel.tp 2", "tensor parallelism");
   expect("--trainer.model.tp 2", "tensor parallelism");
@@ -380,7 +379,7 @@ TEST(ResolveSft, DataAndModelAgreeOnLengths) {
   EXPECT_THAT(error_of<SftConfig>("sft --data.subsets a,b --data.splits x,y,z"), HasSubstr("3 splits for 2 subsets"));
   EXPECT_THAT(error_of<SftConfig>("sft --data.splits x,y --data.probabilities 0.1,0.2,0.7"), HasSubstr("3 values for 2 parts"));
   EXPECT_THAT(error_of<SftConfig>("sft --data.probabilities 0.1,0.9"), HasSubstr("2 values for 1 parts"));
-  EXPECT_TRUE(is_not_built(load_line<SftConfig>("sft --deployment.num-gpus 8").not_built, "several GPUs"));
+  EXPECT_THAT(load_line<SftConfig>("sft --deployment.num-gpus 8").not_built, IsEmpty());
 }
 
 TEST(ResolveEval, ChecksWhatIsEvaluated) {

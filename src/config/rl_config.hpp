@@ -48,7 +48,7 @@ struct SingleNodeDeployment {
   template <class V>
   void visit(V& v) {
     v.field("gpus_per_node", gpus_per_node, "GPUs of the machine", {.unit = "GPUs", .min = 1, .status = inert("each role uses one GPU")});
-    v.field("num_train_gpus", num_train_gpus, "GPUs of the trainer", {.unit = "GPUs", .min = 0, .status = inert("each role uses one GPU")});
+    v.field("num_train_gpus", num_train_gpus, "Ranks of the trainer, one per GPU; on CPUs one process each", {.unit = "GPUs", .min = 1});
     v.field("num_infer_gpus", num_infer_gpus, "GPUs of inference", {.unit = "GPUs", .min = 0, .status = inert("each role uses one GPU")});
   }
 };
@@ -167,7 +167,7 @@ struct RlConfig {
     v.field("clean_output_dir", clean_output_dir, "Empty output_dir first");
     v.field("bench", bench, "Measure 4 steps and print a table");
     v.field("inference_gpu_ids", inference_gpu_ids, "GPU of inference; another one than the trainer's makes two processes", {.min = 0});
-    v.field("trainer_gpu_ids", trainer_gpu_ids, "GPU of the trainer", {.min = 0});
+    v.field("trainer_gpu_ids", trainer_gpu_ids, "GPUs of the trainer, one rank each", {.min = 0});
     v.field("teacher_gpu_ids", teacher_gpu_ids, "GPUs of the teacher's server", {.min = 0});
     v.field("env_vars", env_vars, "Environment variables of all processes");
     v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");

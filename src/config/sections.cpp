@@ -30,5 +30,6 @@ template const TypeOps& ops_of<PlotConfig>();
 template const TypeOps& ops_of<ReportConfig>();
 template const TypeOps& ops_of<EvalsConfig>();
 template const TypeOps& ops_of<EnvServerConfig>();
+template const TypeOps& ops_of<LaunchConfig>();
 
 }  // namespace prl::config

@@ -68,10 +68,15 @@ TEST_F(Seeds, HelpOfEveryEntrypoint) {
 
 TEST_F(Seeds, TorchrunIsAnsweredWithTheCommandToType) {
   EXPECT_THAT(command_error("uv run torchrun --nproc-per-node 8 src/prime_rl/trainer/sft/train.py @ sft.toml"),
-              HasSubstr("Type `prl sft --deployment.num-gpus 8 @ sft.toml` instead"));
+              HasSubstr("Type `prl launch --nproc-per-node 8 sft @ sft.toml` instead"));
   EXPECT_THAT(command_error("uv run torchrun --nproc-per-node 8 --local-rank-filter 0"), HasSubstr("torchrun is not needed"));
   EXPECT_THAT(command_error("uv run torchrun --local-ranks-filter 0 --nproc-per-node 8 src/prime_rl/trainer/rl/train.py @ t.toml"),
-              HasSubstr("Type `prl trainer @ t.toml` instead"));
+              HasSubstr("Type `prl launch --nproc-per-node 8 trainer @ t.toml` instead"));
+  EXPECT_THAT(command_error("torchrun --nnodes 2 --node-rank=1 --rdzv-endpoint=$HEAD:29500 --rdzv-id job_1 --nproc-per-node 8 "
+                            "-m prime_rl.trainer.sft.train @ sft.toml --max-steps 3"),
+              HasSubstr("`prl launch --nnodes 2 --node-rank 1 --rdzv-endpoint $HEAD:29500 --rdzv-id job_1 --nproc-per-node 8 sft @ sft.toml "
+                        "--max-steps 3`"));
+  EXPECT_THAT(command_error("torchrun --nproc-per-node 1 src/prime_rl/trainer/sft/train.py @ sft.toml"), HasSubstr("Type `prl sft @ sft.toml`"));
   EXPECT_THAT(command_error("uv run torchrun --log-dir outputs/torchrun --redirects 3 --tee 3"), HasSubstr("torchrun is not needed"));
 }
 
@@ -319,6 +324,7 @@ TEST_F(Seeds, SeveralGpusAreNotBuilt) {
   const auto rl = load_line<RlConfig>(kSeedRl + "--inference-gpu-ids 0,1,2,3,4,5 --trainer-gpu-ids 6,7");
   EXPECT_THAT(*rl.config.inference_gpu_ids, ElementsAre(0, 1, 2, 3, 4, 5));
   EXPECT_THAT(*rl.config.trainer_gpu_ids, ElementsAre(6, 7));
+  EXPECT_EQ(std::get<SingleNodeDeployment>(*rl.config.deployment).num_train_gpus, 2);
   EXPECT_TRUE(is_not_built(rl.not_built, "roles on several GPUs"));
 }
 

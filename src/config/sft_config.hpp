@@ -126,7 +126,7 @@ struct SftSingleNode {
   int num_infer_gpus = 1;
   template <class V>
   void visit(V& v) {
-    v.field("num_gpus", num_gpus, "GPUs of the trainer", {.unit = "GPUs", .min = 1, .status = not_built("training on several GPUs")});
+    v.field("num_gpus", num_gpus, "Ranks, one per GPU; on CPUs one process each", {.unit = "GPUs", .min = 1});
     v.field("num_infer_gpus", num_infer_gpus, "GPUs of online evaluations",
             {.unit = "GPUs", .min = 0, .status = inert("there are no evaluations while fine-tuning")});
   }
@@ -160,6 +160,7 @@ struct SftConfig {
   OptimConfig optim;
   SchedulerConfig scheduler;
   std::optional<TrainerCkptConfig> ckpt;
+  std::optional<HealingConfig> healing;
   ComputeConfig compute;
   std::optional<std::int64_t> max_steps;
   std::int64_t seed = 42;
@@ -201,6 +202,7 @@ struct SftConfig {
     v.field("optim", optim, "Optimizer");
     v.field("scheduler", scheduler, "Learning-rate schedule");
     v.field("ckpt", ckpt, "Checkpoints; off if not set");
+    v.field("healing", healing, "Go on when a rank is lost; off if not set, then it ends the run");
     v.field("compute", compute, "Device and precision");
     v.field("max_steps", max_steps, "Last step, counted from the start of the run and not from a resume; endless if not set",
             {.unit = "steps", .min = 1});

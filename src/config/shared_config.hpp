@@ -57,7 +57,7 @@ struct LogConfig {
     v.field("step_interval", step_interval, "Least time between two step lines on the console; log files get every step",
             {.unit = "seconds", .min = 0});
     v.field("ranks_filter", ranks_filter, "Trainer ranks whose lines reach the role's log",
-            {.min = 0, .status = inert("a role is one process")});
+            {.min = 0, .status = inert("rank 0 writes the role's log, each other rank one of its own")});
   }
 };
 

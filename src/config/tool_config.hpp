@@ -323,6 +323,27 @@ struct EnvServerConfig {
   }
 };
 
+/// `prl launch`: the ranks of one node. The words from `sft` or `trainer` on are the command of each rank.
+struct LaunchConfig {
+  int nproc_per_node = 1;
+  int nnodes = 1;
+  int node_rank = 0;
+  std::optional<std::string> rdzv_endpoint;
+  std::string rdzv_id = "run";
+  std::optional<std::string> node_host;
+  std::optional<std::filesystem::path> log_dir;
+  template <class V>
+  void visit(V& v) {
+    v.field("nproc_per_node", nproc_per_node, "Ranks of this node, one per GPU", {.unit = "ranks", .min = 1, .max = 1024});
+    v.field("nnodes", nnodes, "Nodes, each with one `prl launch` and as many ranks", {.unit = "nodes", .min = 1, .max = 4096});
+    v.field("node_rank", node_rank, "Which node this is, from 0", {.min = 0});
+    v.field("rdzv_endpoint", rdzv_endpoint, "host:port of node 0 where the ranks meet; a free port of this machine if there is one node");
+    v.field("rdzv_id", rdzv_id, "Name of the run; nodes of another run at the same endpoint are refused");
+    v.field("node_host", node_host, "Address at which the other nodes reach this one; the one that leads to the endpoint if not set");
+    v.field("log_dir", log_dir, "Folder of the ranks' output; <output_dir>/logs/<command> if not set");
+  }
+};
+
 struct EvalsOnlineConfig {
   std::optional<std::filesystem::path> broadcasts_dir;
   std::optional<std::int64_t> max_steps;

@@ -56,6 +56,7 @@ struct TrainerConfig {
   OptimConfig optim;
   SchedulerConfig scheduler;
   std::optional<TrainerCkptConfig> ckpt;
+  std::optional<HealingConfig> healing;
   WeightBroadcast weight_broadcast;
   RolloutTransport rollout_transport = FilesystemRollouts{};
   ComputeConfig compute;
@@ -89,6 +90,7 @@ struct TrainerConfig {
     v.field("optim", optim, "Optimizer");
     v.field("scheduler", scheduler, "Learning-rate schedule");
     v.field("ckpt", ckpt, "Checkpoints; off if not set");
+    v.field("healing", healing, "Go on when a rank is lost; off if not set, then it ends the run");
     v.field("weight_broadcast", weight_broadcast, "How new weights reach inference");
     v.field("rollout_transport", rollout_transport, "How samples arrive");
     v.field("compute", compute, "Device and precision");
@@ -113,8 +115,7 @@ struct TrainerConfig {
             {.status = not_built("export of per-token values")});
     v.field("max_concurrent_runs", max_concurrent_runs, "Adapters trained at once",
             {.min = 1, .status = not_built("training several adapters at once")});
-    v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank",
-            {.unit = "seconds", .min = 1, .status = inert("the trainer is one process")});
+    v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank", {.unit = "seconds", .min = 1});
     v.field("gc", gc, "Garbage collection of the Python process", {.status = inert("there is no garbage collector")});
     v.field("memory_profiler_path", memory_profiler_path, "Folder of memory snapshots", {.status = not_built("memory snapshots")});
     v.field("trace_path", trace_path, "Folder of profiler traces; needs max_steps < 10", {.status = not_built("profiler traces")});

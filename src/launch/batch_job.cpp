@@ -133,7 +133,8 @@ bool uses_gpu(const config::ComputeConfig& compute) { return compute.device != c
 BatchJob batch_job(const config::RlConfig& config) {
   BatchJob job = start_job(*config.slurm, "rl", config.output_dir);
   const bool has_processes = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
-  job.num_gpus = uses_gpu(config.trainer.compute) ? 1 : 0;
+  const int num_train_gpus = has_processes ? std::get<config::SingleNodeDeployment>(*config.deployment).num_train_gpus : 1;
+  job.num_gpus = uses_gpu(config.trainer.compute) ? num_train_gpus : 0;
   if (has_processes && config.inference && uses_gpu(config.inference->compute)) ++job.num_gpus;
   if (has_processes && config.teacher_inference && uses_gpu(config.teacher_inference->compute)) ++job.num_gpus;
   job.can_resume = config.trainer.ckpt.has_value();
@@ -143,7 +144,8 @@ BatchJob batch_job(const config::RlConfig& config) {
 
 BatchJob batch_job(const config::SftConfig& config) {
   BatchJob job = start_job(*config.slurm, "sft", config.output_dir);
-  job.num_gpus = uses_gpu(config.compute) ? 1 : 0;
+  const auto* node = std::get_if<config::SftSingleNode>(&config.deployment);
+  job.num_gpus = uses_gpu(config.compute) && node != nullptr ? node->num_gpus : 0;
   job.can_resume = config.ckpt.has_value();
   job.secrets = config::secrets_of(config);
   return job;

@@ -1,11 +1,15 @@
 #include "launch/ranks.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 
+#include <fmt/core.h>
+
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/thread_pool.hpp"
 
 namespace prl::launch {
 
@@ -34,9 +38,47 @@ RankEnv rank_env() {
   env.rank = number_in("PRL_RANK", rank, 0, env.size - 1);
   if (const char* host = std::getenv("PRL_HOST")) env.host = host;
   if (const char* store = std::getenv("PRL_STORE")) env.store = store;
+  if (const char* local = std::getenv("PRL_LOCAL_WORLD_SIZE")) env.local_size = number_in("PRL_LOCAL_WORLD_SIZE", local, 1, env.size);
+  env.is_told = true;
   if (env.size > 1 && env.store.empty())
     fail(ErrorCode::kInvalidArgument, "[PRL_STORE] {} ranks need a place to meet: file:<folder> or tcp://<host>:<port>", env.size);
   return env;
+}
+
+namespace {
+
+constexpr const char* kStartKey = "run/start";
+constexpr std::chrono::milliseconds kStoreTimeout{60'000};
+constexpr std::string_view kGo = "go", kFinished = "finished";
+
+}  // namespace
+
+void tell_start(const RankEnv& env, bool is_finished) {
+  if (env.size > 1) comm::make_store(env.store, kStoreTimeout)->set(kStartKey, is_finished ? kFinished : kGo);
+}
+
+void tell_failure(const RankEnv& env, std::string_view reason) noexcept {
+  try {
+    if (env.size > 1) comm::make_store(env.store, kStoreTimeout)->set(kStartKey, reason.substr(0, 4096));
+  } catch (const std::exception&) {
+    // The others wait for their deadline then.
+  }
+}
+
+bool wait_for_start(const RankEnv& env, std::chrono::milliseconds timeout) {
+  std::string word;
+  try {
+    word = comm::make_store(env.store, timeout)->wait(kStartKey, timeout, "rank 0");
+  } catch (const Error& error) {
+    throw comm::PeerLost({0}, error.what());
+  }
+  if (word != kGo && word != kFinished) throw comm::PeerLost({0}, fmt::format("[ranks] rank 0 could not start: {}", word));
+  return word == kFinished;
+}
+
+config::ComputeConfig rank_compute(const RankEnv& env, config::ComputeConfig compute) {
+  if (compute.num_threads == 0 && env.local_size > 1) compute.num_threads = std::max(1, num_available_cores() / env.local_size);
+  return compute;
 }
 
 comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout) {

@@ -3,8 +3,10 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "comm/mesh.hpp"
+#include "config/shared_config.hpp"
 #include "device/device.hpp"
 
 namespace prl::launch {
@@ -14,10 +16,24 @@ struct RankEnv {
   int rank = 0, size = 1;
   std::string store;               ///< PRL_STORE: "file:<folder>" or "tcp://<host>:<port>"; a folder or server of this run alone
   std::string host = "127.0.0.1";  ///< PRL_HOST: where the other ranks reach this one
+  int local_size = 1;              ///< PRL_LOCAL_WORLD_SIZE: ranks of this machine, which share its cores
+  bool is_told = false;            ///< PRL_WORLD_SIZE is set: whoever did so has started all ranks there are
 };
 
-/// From PRL_RANK, PRL_WORLD_SIZE, PRL_STORE and PRL_HOST; without PRL_WORLD_SIZE one rank. Error{kInvalidArgument} naming the variable.
+/// From PRL_RANK, PRL_WORLD_SIZE, PRL_STORE, PRL_HOST and PRL_LOCAL_WORLD_SIZE; without PRL_WORLD_SIZE one rank. Error{kInvalidArgument}
+/// naming the variable.
 RankEnv rank_env();
+
+/// `compute` with this rank's share of the cores, unless it says how many threads there are.
+config::ComputeConfig rank_compute(const RankEnv& env, config::ComputeConfig compute);
+
+/// Rank 0 makes the output folder ready for all: what came of it goes through the store to the others, which wait for it before they look
+/// at the folder.
+void tell_start(const RankEnv& env, bool is_finished);
+/// At rank 0 when it failed.
+void tell_failure(const RankEnv& env, std::string_view reason) noexcept;
+/// At the others: true if there is nothing left to do. PeerLost if rank 0 failed or says nothing within `timeout`.
+bool wait_for_start(const RankEnv& env, std::chrono::milliseconds timeout);
 
 /// Waits until all ranks are there, at most `timeout`, which is also the longest wait for another rank later on. PeerLost naming those that
 /// do not come.

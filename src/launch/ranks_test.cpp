@@ -20,7 +20,7 @@ struct Variables {
   }
   ~Variables() { clear(); }
   static void clear() {
-    for (const char* name : {"PRL_RANK", "PRL_WORLD_SIZE", "PRL_STORE", "PRL_HOST"}) ::unsetenv(name);
+    for (const char* name : {"PRL_RANK", "PRL_WORLD_SIZE", "PRL_STORE", "PRL_HOST", "PRL_LOCAL_WORLD_SIZE"}) ::unsetenv(name);
   }
 };
 
@@ -48,6 +48,15 @@ TEST(RankEnv, ReadsTheVariables) {
   EXPECT_EQ(env.size, 3);
   EXPECT_EQ(env.store, "file:/tmp/x");
   EXPECT_EQ(env.host, "10.0.0.7");
+}
+
+TEST(RankEnv, RanksOfOneMachineShareItsCores) {
+  const Variables set({{"PRL_RANK", "0"}, {"PRL_WORLD_SIZE", "4096"}, {"PRL_STORE", "file:/tmp/x"}, {"PRL_LOCAL_WORLD_SIZE", "4096"}});
+  config::ComputeConfig compute;
+  EXPECT_EQ(rank_compute(rank_env(), compute).num_threads, 1);
+  compute.num_threads = 3;
+  EXPECT_EQ(rank_compute(rank_env(), compute).num_threads, 3);
+  EXPECT_EQ(rank_compute(RankEnv{}, config::ComputeConfig{}).num_threads, 0);
 }
 
 TEST(RankEnv, NamesTheVariableThatIsWrong) {

@@ -19,14 +19,14 @@ std::int64_t sft_row_tokens(const config::SftData& data) {
 int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   config::TrainerConfig shared;
   shared.model = config.model;
-  shared.compute = config.compute;
+  const RankEnv env = rank_env();
+  shared.compute = rank_compute(env, config.compute);
   shared.seed = config.seed;
-  const auto runtime = make_runtime(config.compute);
+  const auto runtime = make_runtime(shared.compute);
   const std::int64_t row_tokens = sft_row_tokens(config.data);
   shared.optim = config.optim;
   shared.scheduler = config.scheduler;
   shared.max_steps = config.max_steps;
-  const RankEnv env = rank_env();
   comm::Mesh mesh = make_mesh(env, runtime, std::chrono::seconds(config.dist_timeout_seconds));
   const bool is_first = env.rank == 0;  // writes for all
   trainer::GradientStepOptions step = step_options(shared, runtime);
@@ -51,7 +51,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
       fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", tokenizer_dir.string());
     options.text = {text.tokenizer, text.chat_template, text.renderer, text.renderer_options};
   }
-  options.peak_flops = measured_peak_flops(config.compute, policy.options().compute) * env.size;
+  options.peak_flops = measured_peak_flops(shared.compute, policy.options().compute) * env.size;
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, tokenizer_dir, config.tokenizer.chat_template);
   if (options.checkpoint) options.checkpoint->may_write = is_first;
   options.resume = resume_options(config.ckpt);

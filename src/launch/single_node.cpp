@@ -14,6 +14,7 @@
 #include "config/secrets.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_setup.hpp"
+#include "launch/rank_launch.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_identity.hpp"
 #include "launch/step_console.hpp"
@@ -42,6 +43,23 @@ std::map<std::string, std::string> orchestrator_env(const config::RlConfig& conf
   if (server.api_key) env.emplace(config.orchestrator.student.client.api_key_var, *server.api_key);
   if (server.admin_api_key) env.emplace("PRL_ADMIN_API_KEY", *server.admin_api_key);
   return env;
+}
+
+/// The trainer's ranks, and where they meet; one rank needs no such place.
+std::unique_ptr<comm::StoreServer> start_trainer(const config::RlConfig& config, ChildSpec base, Supervisor& supervisor) {
+  RankLayout layout;
+  layout.ranks_per_node = std::get<config::SingleNodeDeployment>(*config.deployment).num_train_gpus;
+  if (layout.ranks_per_node == 1) {
+    supervisor.start(std::move(base));
+    return nullptr;
+  }
+  auto store = std::make_unique<comm::StoreServer>();
+  layout.store = store->address();
+  layout.gpu_ids = config.trainer_gpu_ids;
+  layout.uses_gpus = device_kind(config.trainer.compute) == DeviceKind::kCuda;
+  layout.first_gpu = config.inference ? std::get<config::SingleNodeDeployment>(*config.deployment).num_infer_gpus : 0;
+  for (ChildSpec& child : rank_children(layout, base, config.output_dir / "logs" / "trainer")) supervisor.start(std::move(child));
+  return store;
 }
 
 }  // namespace
@@ -99,7 +117,7 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   supervisor.start(spec("orchestrator", true, orchestrator_env(config), config::secrets_of(config.orchestrator)));
   ChildSpec trainer = spec("trainer", true, role_env(config.trainer.env_vars, config.trainer_gpu_ids), config::secrets_of(config.trainer));
   trainer.echo = config.bench.has_value();
-  supervisor.start(std::move(trainer));
+  const std::unique_ptr<comm::StoreServer> store = start_trainer(config, std::move(trainer), supervisor);
   const auto failure = supervisor.run(stop);
   steps.reset();
   if (failure) {

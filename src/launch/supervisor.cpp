@@ -199,14 +199,16 @@ std::optional<std::string> Supervisor::run(std::stop_token stop) {
     pump(milliseconds(100));
     reap();
     bool is_finished = true;
+    const Child* failed = nullptr;
     for (const auto& child : children_) {
       if (child->spec.must_finish && !child->status) is_finished = false;
       if (!child->status) continue;
       const bool is_clean = WIFEXITED(*child->status) && WEXITSTATUS(*child->status) == 0;
       if (is_clean && child->spec.must_finish) continue;
-      if (stop.stop_requested()) continue;
-      return describe_failure(*child);
+      // A role that was killed is why others of its kind ended with an error, even if they are seen first.
+      if (failed == nullptr || (WIFSIGNALED(*child->status) && !WIFSIGNALED(*failed->status))) failed = child.get();
     }
+    if (failed != nullptr && !stop.stop_requested()) return describe_failure(*failed);
     if (is_finished) return std::nullopt;
     if (stop.stop_requested()) {
       terminate_all(milliseconds(120'000));

@@ -138,22 +138,31 @@ std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, cons
   return monitor;
 }
 
-int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop) {
-  if (rank_env().size > 1)
-    fail(ErrorCode::kNotImplemented, "[PRL_WORLD_SIZE] is {}: `prl trainer` is one rank, only `prl sft` trains on several",
-         rank_env().size);
+int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
+  const RankEnv env = rank_env();
+  const bool is_first = env.rank == 0;  // takes the samples, writes and publishes for all
+  config::TrainerConfig config = given;
+  config.compute = rank_compute(env, config.compute);
   const auto runtime = make_runtime(config.compute);
-  const trainer::GradientStepOptions step = step_options(config, runtime);
+  comm::Mesh mesh = make_mesh(env, runtime, std::chrono::seconds(config.dist_timeout_seconds));
+  trainer::GradientStepOptions step = step_options(config, runtime);
+  step.mesh = &mesh;
   const PlannedPolicy planned = make_policy(runtime, policy_options(config, runtime), step, config.model.seq_len);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
-  const double flops = measured_peak_flops(config.compute, policy.options().compute);
+  const double flops = measured_peak_flops(config.compute, policy.options().compute) * env.size;
   trainer::RlRunOptions options = rl_run_options(config, step, flops);
-  auto monitor = make_monitor(trainer::trainer_metrics(), kTrainerRows, config.output_dir, config.file_monitor, config.bench.has_value());
-  add_heartbeat(*monitor, config.heartbeat);
-  add_metrics_server(*monitor, config.metrics_server);
+  if (options.checkpoint) options.checkpoint->may_write = is_first;
+  if (!is_first) options.bench_json.reset();
+  auto monitor = is_first ? make_monitor(trainer::trainer_metrics(), kTrainerRows, config.output_dir, config.file_monitor,
+                                         config.bench.has_value())
+                          : std::make_unique<monitor::Monitor>(trainer::trainer_metrics(), kTrainerRows);
+  if (is_first) {
+    add_heartbeat(*monitor, config.heartbeat);
+    add_metrics_server(*monitor, config.metrics_server);
+  }
   std::shared_ptr<weights::WeightChannel> channel;
-  if (!config.data.fake)
+  if (!config.data.fake && is_first)
     channel =
         make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt);
   const trainer::ReceiverFactory receiver = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {

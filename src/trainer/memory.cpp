@@ -1,5 +1,8 @@
 #include "trainer/memory.hpp"
 
+#include <algorithm>
+#include <cmath>
+
 #include "nn/tensor_table.hpp"
 
 namespace prl::trainer {
@@ -7,12 +10,23 @@ namespace prl::trainer {
 TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& policy, const GradientStepOptions& step) {
   const nn::TensorTablePtr table = trained_tensors(policy, model);
   const OptimizerMemory& optimizer = step.optimizer_memory;
-  const std::size_t state = state_bytes_of(step.optim, optimizer.dtype, *table);
+  const int num_ranks = step.mesh != nullptr ? step.mesh->world().size() : 1;
+  const ShardPlan plan(*table, num_ranks, keeps_whole_blocks(step.optim));
+  std::int64_t longest = 0;  // what the rank with most of them owns
+  for (const std::int64_t count : plan.counts()) longest = std::max(longest, count);
+  const double share = static_cast<double>(longest) / static_cast<double>(std::max<std::int64_t>(table->num_master_elements(), 1));
+  const auto part_of = [&](std::size_t bytes) {
+    return num_ranks == 1 ? bytes : static_cast<std::size_t>(std::ceil(share * static_cast<double>(bytes)));
+  };
+  const std::size_t state = part_of(state_bytes_of(step.optim, optimizer.dtype, *table));
   const bool is_in_host = optimizer.host != nullptr;
   TrainingBytes bytes;
   bytes.masters = sizeof(float) * static_cast<std::size_t>(table->num_trainable());
-  // Beside the gradient of a row there is the sum of those before it.
-  bytes.gradients = step.reduce == Reduce::kExact ? 2 * bytes.masters : bytes.masters;
+  // Beside the gradient of a row there is the sum of those before it, and a bucket of each rank's on its way; each rank sums its part.
+  bytes.gradients = bytes.masters;
+  if (step.reduce == Reduce::kExact || num_ranks > 1) bytes.gradients += part_of(bytes.masters);
+  if (num_ranks > 1)
+    bytes.gradients += sizeof(float) * static_cast<std::size_t>(num_ranks * std::min(longest, GradientExchange::kBucketElements));
   const std::int64_t num_packed = model.num_parameters() + (policy.lora ? table->num_trainable() : 0);
   bytes.weights = static_cast<std::size_t>(num_packed) * size_of(policy.compute);
   bytes.optimizer = is_in_host ? visit_bytes_of(step.optim, optimizer, *table) : state;

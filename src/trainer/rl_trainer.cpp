@@ -10,6 +10,7 @@
 #include "base/units.hpp"
 #include "base/waiting.hpp"
 #include "monitor/format.hpp"
+#include "trainer/shared_batch.hpp"
 #include "wire/checks.hpp"
 
 namespace prl::trainer {
@@ -36,20 +37,21 @@ class RlTraining final : public Training {
 
   void begin(const TrainProgress& progress) override {
     trainer_.restore_progress(progress);
-    if (!options_.broadcasts.empty()) weights::remove_broadcasts_after(options_.broadcasts, progress.step);
+    if (is_first() && !options_.broadcasts.empty()) weights::remove_broadcasts_after(options_.broadcasts, progress.step);
     publish();
-    receiver_ = make_receiver_(progress.step + 1);
+    if (is_first()) receiver_ = make_receiver_(progress.step + 1);
   }
 
   bool next(std::int64_t step, monitor::Metrics& metrics) override {
-    if (stop_.stop_requested() && (options_.abort.stop_requested() || num_after_stop_++ >= options_.max_steps_after_stop)) return false;
+    check_stop();
+    if (is_stopped_ && (options_.abort.stop_requested() || num_after_stop_++ >= options_.max_steps_after_stop)) return false;
     const auto start = Clock::now();
     batch_ = wait_for_batch(step);
     metrics["time/wait_for_batch"] = seconds_since(start);
-    if (!batch_ && !stop_.stop_requested() && options_.step.max_steps)
+    if (!batch_ && !is_stopped_ && options_.step.max_steps)
       fail(ErrorCode::kUnavailable,
-           "[trainer] the samples from {} ended before step {} of {}: the orchestrator has stopped; its log says why",
-           receiver_->describe(), step, *options_.step.max_steps);
+           "[trainer] the samples from {} ended before step {} of {}: the orchestrator has stopped; its log says why", source(), step,
+           *options_.step.max_steps);
     return batch_.has_value();
   }
 
@@ -59,7 +61,7 @@ class RlTraining final : public Training {
   }
 
   bool publish() override {
-    if (channel_ == nullptr) return false;
+    if (channel_ == nullptr || !is_first()) return false;
     Policy& policy = trainer_.policy();
     weights::Publication publication;
     publication.manifest = policy.manifest();
@@ -76,27 +78,50 @@ class RlTraining final : public Training {
   std::string line(std::int64_t step, const monitor::Metrics& metrics) const override { return rl_step_line(step, metrics); }
 
  private:
-  /// The batch of `step`; nullopt at the end of the samples, or when a stopped run has nothing more to wait for.
+  comm::Communicator& ranks() { return gradient_step().ranks(); }
+  /// Takes the samples and publishes for all ranks.
+  bool is_first() { return ranks().rank() == 0; }
+  std::string source() const { return receiver_ != nullptr ? receiver_->describe() : "rank 0"; }
+  /// Once one rank is told to stop, all of them are.
+  void check_stop() { is_stopped_ = is_stopped_ || gradient_step().is_any_rank(stop_.stop_requested()); }
+
+  /// The batch of `step`, the same at every rank; nullopt at the end of the samples, or when a stopped run has nothing more to wait for.
+  /// Ranks speak to each other all the while, so that one which is lost is noticed here too.
   std::optional<rollouts::RankBatch> wait_for_batch(std::int64_t step) {
     Waiting waiting({.who = "the trainer",
                      .what = fmt::format("the orchestrator's samples of step {}", step),
                      .limit = options_.batch_timeout,
-                     .detail = [this] { return receiver_->describe(); },
+                     .detail = [this] { return source(); },
                      .first = options_.first_notice});
     std::optional<Clock::time_point> stopped_at;
     for (;;) {
-      if (auto batch = receiver_->pop(kStopPoll)) return batch;
-      if (receiver_->is_closed()) return std::nullopt;
-      const auto now = Clock::now();
-      if (stop_.stop_requested()) {
-        if (!stopped_at) stopped_at = now;
-        const bool may_wait = options_.max_steps_after_stop > 0 && !options_.abort.stop_requested();
-        if (!may_wait || now - *stopped_at >= options_.stop_grace) return std::nullopt;
-        continue;
+      std::optional<rollouts::RankBatch> batch;
+      Supply supply = Supply::kWaiting;
+      if (is_first()) {
+        batch = receiver_->pop(kStopPoll);
+        if (batch)
+          supply = Supply::kBatch;
+        else if (is_over(stopped_at, waiting))
+          supply = Supply::kEnd;
       }
-      if (waiting.is_expired()) waiting.fail_expired("is the orchestrator alive, and does it reach the inference server?");
-      waiting.check();
+      supply = share_batch(ranks(), supply, batch);
+      if (supply != Supply::kWaiting) return batch;
+      check_stop();
     }
+  }
+
+  /// At rank 0, which got no batch: whether none will come. Throws when the wait has been too long.
+  bool is_over(std::optional<Clock::time_point>& stopped_at, Waiting& waiting) {
+    if (receiver_->is_closed()) return true;
+    if (is_stopped_) {
+      const auto now = Clock::now();
+      if (!stopped_at) stopped_at = now;
+      const bool may_wait = options_.max_steps_after_stop > 0 && !options_.abort.stop_requested();
+      return !may_wait || now - *stopped_at >= options_.stop_grace;
+    }
+    if (waiting.is_expired()) waiting.fail_expired("is the orchestrator alive, and does it reach the inference server?");
+    waiting.check();
+    return false;
   }
 
   const RlRunOptions& options_;
@@ -107,6 +132,7 @@ class RlTraining final : public Training {
   std::unique_ptr<rollouts::SampleReceiver> receiver_;
   std::optional<rollouts::RankBatch> batch_;
   std::int64_t num_after_stop_ = 0;
+  bool is_stopped_ = false;
 };
 
 }  // namespace
@@ -149,6 +175,8 @@ monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
     metrics["progress/total_tokens"] = static_cast<double>(progress_.total_tokens);
     metrics["progress/total_samples"] = static_cast<double>(progress_.total_samples);
     return metrics;
+  } catch (const comm::PeerLost&) {
+    throw;  // whoever goes on without the lost rank needs to know which it is
   } catch (const Error& error) {
     throw error.with_context(fmt::format("[trainer] step {}", step));
   }

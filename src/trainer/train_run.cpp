@@ -34,14 +34,30 @@ TrainRun::TrainRun(const TrainRunOptions& options, Policy& policy, Training& tra
 void TrainRun::resume() {
   const std::filesystem::path root =
       options_.resume_from.empty() && options_.checkpoint ? options_.checkpoint->checkpoints : options_.resume_from;
-  if (!options_.resume || root.empty()) return;
-  if (const auto step = find_resume_step(root, *options_.resume)) {
-    progress_ = restore(root, *step, *options_.resume, policy_, training_.gradient_step());
-    log::info("resumed from {}/step_{}", root.string(), *step);
-  }
+  GradientStep& gradient_step = training_.gradient_step();
+  // Rank 0 looks for all: another that looks later might find another step.
+  double found = -1;
+  if (gradient_step.ranks().rank() == 0 && options_.resume && !root.empty())
+    if (const auto step = find_resume_step(root, *options_.resume)) found = static_cast<double>(*step);
+  found = gradient_step.ranks().gather_number(found, {.what = "the step to resume from"}).front();
+  if (found < 0 || !options_.resume) return;
+  const auto step = static_cast<std::int64_t>(found);
+  progress_ = restore(root, step, *options_.resume, policy_, gradient_step);
+  log::info("resumed from {}/step_{}", root.string(), step);
 }
 
 TrainRunResult TrainRun::run() {
+  try {
+    return run_on_ranks();
+  } catch (const comm::PeerLost&) {
+    throw;
+  } catch (const std::exception& error) {
+    training_.gradient_step().ranks().abort(error.what());
+    throw;
+  }
+}
+
+TrainRunResult TrainRun::run_on_ranks() {
   resume();
   start_step_ = result_.last_step = progress_.step;
   training_.begin(progress_);
@@ -60,6 +76,8 @@ TrainRunResult TrainRun::run() {
 bool TrainRun::next(std::int64_t step, monitor::Metrics& metrics) {
   try {
     return training_.next(step, metrics);
+  } catch (const comm::PeerLost&) {
+    throw;
   } catch (const Error& error) {
     // Nothing of this step has touched the weights: those of the last one are kept.
     if (training_.remedy().empty() || !checkpoints_ || result_.last_step == start_step_) throw;

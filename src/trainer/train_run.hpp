@@ -60,10 +60,11 @@ class TrainRun {
  public:
   /// All borrowed. `stop` is what a Training looks at; here it only tells how the run ended.
   TrainRun(const TrainRunOptions& options, Policy& policy, Training& training, monitor::Monitor& monitor, std::stop_token stop);
-  /// Call once. Errors of the training's members and of saving.
+  /// Call once. Errors of the training's members and of saving, which are told to the other ranks; PeerLost of one of theirs.
   TrainRunResult run();
 
  private:
+  TrainRunResult run_on_ranks();
   void resume();
   bool is_done() const { return max_steps_ && progress_.step >= *max_steps_; }
   /// One step; false at the end.

@@ -78,6 +78,7 @@ constexpr HelpGuide kGuides[] = {
     {Command::kPlot, "prl plot outputs/first outputs/second --metric reward --out curve.svg", {}},
     {Command::kReport, "prl report outputs/first --out report.html", {}},
     {Command::kEvals, "prl evals --model MODEL --eval.env.id reverse-text", {}},
+    {Command::kLaunch, "prl launch --nproc-per-node 8 sft @ sft.toml", {}},
     {Command::kEnvServer, "prl env-server --env.id reverse-text", {}},
 };
 

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <filesystem>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "config/tool_config.hpp"
+
+namespace prl::launch {
+
+/// What every rank of a node runs.
+struct NodeWork {
+  std::string command;            ///< "sft" or "trainer"
+  std::vector<std::string> args;  ///< the words after it
+  std::filesystem::path output_dir;
+  bool uses_gpus = false;
+};
+
+/// `prl launch`: starts this node's ranks, watches them and ends all of them when one fails. Node 0 holds the store where the ranks of all
+/// nodes meet, until the other nodes have ended. Output of rank R goes to <log_dir>/rank_R.log, that of rank 0 to the console too.
+/// Returns the exit status. Error{kInvalidArgument} naming the option, Error{kDeadline} naming the nodes that do not come.
+int run_node(const config::LaunchConfig& config, const NodeWork& work, std::stop_token stop);
+
+}  // namespace prl::launch

@@ -1,0 +1,93 @@
+#include "launch/rank_launch.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "config/cli.hpp"
+#include "config/secrets.hpp"
+#include "launch/model_setup.hpp"
+#include "launch/run_folder.hpp"
+
+namespace prl::launch {
+namespace fs = std::filesystem;
+namespace {
+
+/// What the ranks of this node see as their GPUs; empty where they compute on the CPU. Names as CUDA_VISIBLE_DEVICES has them, whose own
+/// list is the choice if it is set.
+std::vector<std::string> visible_gpus(const RankLayout& layout) {
+  std::vector<std::string> gpus;
+  if (layout.gpu_ids) {
+    for (const int id : *layout.gpu_ids) gpus.push_back(std::to_string(id));
+  } else if (layout.uses_gpus) {
+    const std::size_t num_devices = list_cuda_devices().devices.size();
+    std::vector<std::string> all;
+    if (const char* set = std::getenv("CUDA_VISIBLE_DEVICES")) {
+      std::string_view left = set;
+      while (!left.empty()) {
+        const std::size_t comma = std::min(left.find(','), left.size());
+        all.emplace_back(left.substr(0, comma));
+        left.remove_prefix(std::min(comma + 1, left.size()));
+      }
+    } else {
+      for (std::size_t i = 0; i < num_devices; ++i) all.push_back(std::to_string(i));
+    }
+    if (num_devices == 0) return {};
+    if (all.size() > static_cast<std::size_t>(layout.first_gpu)) gpus.assign(all.begin() + layout.first_gpu, all.end());
+  } else {
+    return {};
+  }
+  if (static_cast<int>(gpus.size()) < layout.ranks_per_node)
+    fail(ErrorCode::kInvalidArgument, "{} ranks need a GPU each, but there are {} for them; ask for fewer, or set compute.device = \"cpu\"",
+         layout.ranks_per_node, gpus.size());
+  return gpus;
+}
+
+}  // namespace
+
+std::vector<ChildSpec> rank_children(const RankLayout& layout, const ChildSpec& base, const fs::path& logs) {
+  const std::vector<std::string> gpus = visible_gpus(layout);
+  std::vector<ChildSpec> children;
+  for (int local = 0; local < layout.ranks_per_node; ++local) {
+    const int rank = layout.node_rank * layout.ranks_per_node + local;
+    ChildSpec& child = children.emplace_back(base);
+    child.env["PRL_RANK"] = std::to_string(rank);
+    child.env["PRL_WORLD_SIZE"] = std::to_string(layout.num_ranks());
+    child.env["PRL_LOCAL_WORLD_SIZE"] = std::to_string(layout.ranks_per_node);
+    child.env["PRL_STORE"] = layout.store;
+    child.env["PRL_HOST"] = layout.host;
+    if (!gpus.empty()) child.env["CUDA_VISIBLE_DEVICES"] = gpus[static_cast<std::size_t>(local)];
+    if (rank == 0) continue;
+    child.name = fmt::format("{}_rank_{}", base.name, rank);
+    child.log_file = logs / fmt::format("rank_{}.log", rank);
+    child.echo = false;
+  }
+  return children;
+}
+
+int run_sft_ranks(const config::SftConfig& config, std::stop_token stop) {
+  const comm::StoreServer store;
+  RankLayout layout;
+  layout.ranks_per_node = std::get<config::SftSingleNode>(config.deployment).num_gpus;
+  layout.store = store.address();
+  layout.uses_gpus = device_kind(config.compute) == DeviceKind::kCuda;
+  const fs::path logs = config.output_dir / "logs";
+  ChildSpec base;
+  base.name = "sft";
+  base.argv = {fs::read_symlink("/proc/self/exe").string(), "sft", "@", (config.output_dir / "configs" / "sft.json").string()};
+  base.env[kRunFolderVariable] = fs::absolute(config.output_dir).string();
+  if (const std::string secrets = config::secrets_of(config); !secrets.empty()) base.env[config::kSecretsVariable] = secrets;
+  base.log_file = logs / "sft.log";
+  base.echo = true;
+  Supervisor supervisor;
+  for (ChildSpec& child : rank_children(layout, base, logs / "sft")) supervisor.start(std::move(child));
+  const std::optional<std::string> failure = supervisor.run(stop);
+  if (failure) log::error("sft: {}{}", *failure, stop.stop_requested() ? "" : ". Ending the other ranks");
+  supervisor.terminate_all(std::chrono::seconds(20));
+  return failure ? 1 : 0;
+}
+
+}  // namespace prl::launch

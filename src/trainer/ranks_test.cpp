@@ -1,0 +1,153 @@
+// SFT and RL in processes of their own that exchange gradients over Gloo.
+#include <gtest/gtest.h>
+
+#include <signal.h>
+
+#include "base/files.hpp"
+#include "base/testing/eventually.hpp"
+#include "comm/testing/ranks.hpp"
+#include "trainer/fake_rollouts.hpp"
+#include "trainer/metrics.hpp"
+#include "trainer/rl_trainer.hpp"
+#include "trainer/sft/sft_trainer.hpp"
+#include "trainer/test_support.hpp"
+
+namespace prl::trainer {
+namespace {
+
+using namespace testing_support;
+namespace fs = std::filesystem;
+
+enum class Kind { kSft, kRl };
+
+struct Run {
+  Kind kind = Kind::kSft;
+  DType compute = DType::kF32;
+  std::int64_t max_steps = 10;
+  bool resumes = false;
+  int killed_rank = -1;  ///< stops itself with SIGKILL after step 4
+};
+
+void set_common(TrainRunOptions& options, const Run& run, const fs::path& root, comm::Mesh& mesh) {
+  config::AdamWConfig adamw;
+  adamw.lr = 1e-3;
+  options.step.optim = adamw;
+  options.step.max_steps = run.max_steps;
+  options.step.mesh = &mesh;
+  options.checkpoint.emplace();
+  options.checkpoint->checkpoints = root / "checkpoints";
+  options.checkpoint->weights = root / "weights";
+  options.checkpoint->may_write = mesh.world().rank() == 0;
+  if (run.resumes) options.resume.emplace();
+}
+
+void run_sft_rank(const Run& run, const fs::path& root, comm::Mesh& mesh, Policy& policy, monitor::Monitor& monitor) {
+  SftRunOptions options;
+  set_common(options, run, root, mesh);
+  config::FakeDataConfig data;
+  data.batch_size = 10, data.seq_len = 24, data.micro_batch_size = 2, data.length = config::FakeLength::kVariable,
+  data.input_ids = config::FakeInputIds::kRandom;
+  options.data = data;
+  run_sft(options, policy, monitor, {});
+}
+
+void run_rl_rank(const Run& run, const fs::path& root, comm::Mesh& mesh, Policy& policy, monitor::Monitor& monitor) {
+  RlRunOptions options;
+  set_common(options, run, root, mesh);
+  options.seq_len = 48;
+  const ReceiverFactory samples = [&mesh](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
+    if (mesh.world().rank() != 0) ADD_FAILURE() << "rank " << mesh.world().rank() << " takes samples, which only rank 0 may";
+    return make_fake_rollouts(
+        {.num_micro_batches = 5, .seq_len = 48, .vocab_size = 96, .generate_samples = true, .first_step = first_step, .rank = 0});
+  };
+  run_rl_trainer(options, policy, samples, nullptr, monitor, {});
+}
+
+/// The life of one rank; writes its masters to root/rank_R.
+int train_rank(const Run& run, const fs::path& model, const fs::path& root, int rank, int size) {
+  comm::CommOptions comm_options;
+  comm_options.rank = rank;
+  comm_options.size = size;
+  comm_options.store = comm::make_file_store(root / fmt::format("store{}", run.max_steps));
+  comm::Mesh mesh(comm::make_communicator(comm_options));
+  const auto policy = make_tiny_policy(model, run.compute);
+  monitor::Monitor monitor(run.kind == Kind::kSft ? sft_metrics() : trainer_metrics());
+  if (rank == run.killed_rank)
+    monitor.add_sink(monitor::make_callback_sink([](std::int64_t step, const monitor::Metrics&) {
+      if (step == 4) (void)::raise(SIGKILL);
+    }));
+  try {
+    (run.kind == Kind::kSft ? run_sft_rank : run_rl_rank)(run, root, mesh, *policy, monitor);
+  } catch (const comm::PeerLost& lost) {
+    const bool is_named = lost.ranks() == std::vector<int>{run.killed_rank};
+    if (!is_named) std::fprintf(stderr, "rank %d: %s\n", rank, lost.what());
+    return is_named ? 7 : 8;
+  }
+  std::string bytes;
+  for (const std::vector<float>& values : masters(*policy))
+    bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  write_file_atomic(root / fmt::format("rank_{}", rank), bytes);
+  return ::testing::Test::HasFailure() ? 9 : 0;
+}
+
+/// Exit status of each rank.
+std::vector<int> train(const Run& run, const fs::path& model, const fs::path& root, int size) {
+  fs::create_directories(root);
+  comm::testing::Processes ranks(size, [&](int rank) { return train_rank(run, model, root, rank, size); });
+  std::vector<int> statuses;
+  for (int rank = 0; rank < size; ++rank) statuses.push_back(ranks.wait(rank, 2 * prl::testing::kPatience).value_or(-1));
+  return statuses;
+}
+
+void expect_same_weights(const fs::path& wanted_root, const fs::path& root, int size) {
+  const std::string wanted = read_file(wanted_root / "rank_0");
+  ASSERT_GT(wanted.size(), 1000u);
+  for (int rank = 0; rank < size; ++rank) EXPECT_TRUE(read_file(root / fmt::format("rank_{}", rank)) == wanted) << root << " rank " << rank;
+}
+
+class Ranks : public ::testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    if (!comm::has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+    nn::init_model(tiny_model(), model());
+  }
+  fs::path model() const { return scratch_.path / "model"; }
+  fs::path root(const std::string& name) const { return scratch_.path / name; }
+
+ private:
+  Scratch scratch_{"ranks"};
+};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Ranks, ::testing::Values(Kind::kSft, Kind::kRl),
+                         [](const auto& kind) { return kind.param == Kind::kSft ? "Sft" : "Rl"; });
+
+TEST_P(Ranks, OneToFourProcessesGiveTheSameWeightsAfterTenSteps) {
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    const auto name = [&](int size) { return root(fmt::format("{}-{}", to_string(compute), size)); };
+    for (const int size : {1, 2, 3, 4}) {
+      ASSERT_EQ(train({.kind = GetParam(), .compute = compute}, model(), name(size), size),
+                std::vector<int>(static_cast<std::size_t>(size), 0));
+      expect_same_weights(name(1), name(size), size);
+      const char* file = "checkpoints/step_10/trainer/optimizer.safetensors";
+      EXPECT_TRUE(read_file(name(size) / file) == read_file(name(1) / file)) << size << " ranks";
+    }
+  }
+}
+
+TEST_P(Ranks, SavedByThreeAndResumedByTwoAndOne) {
+  const Kind kind = GetParam();
+  EXPECT_EQ(train({.kind = kind}, model(), root("whole"), 1), std::vector<int>{0});
+  for (const int size : {2, 1}) {
+    const fs::path cut = root(fmt::format("cut{}", size));
+    EXPECT_EQ(train({.kind = kind, .max_steps = 5}, model(), cut, 3), std::vector<int>(3, 0));
+    EXPECT_EQ(train({.kind = kind, .resumes = true}, model(), cut, size), std::vector<int>(static_cast<std::size_t>(size), 0));
+    expect_same_weights(root("whole"), cut, size);
+  }
+}
+
+TEST_P(Ranks, AKilledRankEndsTheOthersWithItsName) {
+  EXPECT_EQ(train({.kind = GetParam(), .killed_rank = 1}, model(), root("run"), 3), (std::vector<int>{7, 128 + SIGKILL, 7}));
+}
+
+}  // namespace
+}  // namespace prl::trainer

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Several trainer ranks: the weights of one rank from `prl rl`, `prl sft` and `prl launch`, their logs, and what a killed rank does."""
+import os
+import re
+import signal
+
+import harness
+from harness import check, prl
+
+STEPS = 6
+
+
+def sft_arguments(folder, out, *flags, steps=STEPS):
+    return ["sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 5,
+            "--max-steps", steps, "--output-dir", folder / out, "--ckpt", *flags]
+
+
+def prepare(folder):
+    harness.tiny_model(folder / "model")
+    harness.sft_data(folder / "data.jsonl", 64)
+
+
+def weights(out, step=STEPS):
+    return harness.digest(out / f"weights/step_{step}", "*.safetensors")
+
+
+def test_sft_on_three_ranks_gives_the_weights_of_one():
+    with harness.workspace("sft-ranks") as folder:
+        prepare(folder)
+        prl(*sft_arguments(folder, "one"))
+        _, console = prl(*sft_arguments(folder, "three", "--deployment.num-gpus", 3))
+        check(weights(folder / "three") == weights(folder / "one"), "three ranks gave other weights than one")
+        for rank in (1, 2):
+            log = (folder / f"three/logs/sft/rank_{rank}.log").read_text()
+            check(f"rank {rank} of 3 over gloo" in log, f"log of rank {rank}: {log[-2000:]}")
+        check("rank 0 of 3 over gloo" in (folder / "three/logs/sft.log").read_text(), "rank 0 has no log")
+        check(harness.check_rows(folder / "three") == {"sft": STEPS}, "rows of metrics.jsonl")
+        # Saved by three, continued by two.
+        prl(*sft_arguments(folder, "three", "--deployment.num-gpus", 2, "--ckpt.resume-step", -1, steps=STEPS + 2))
+        prl(*sft_arguments(folder, "one", "--ckpt.resume-step", -1, steps=STEPS + 2))
+        check(weights(folder / "three", STEPS + 2) == weights(folder / "one", STEPS + 2), "resumed by two ranks: other weights")
+
+
+def test_rl_on_three_trainer_ranks_gives_the_weights_of_one_process():
+    with harness.workspace("rl-ranks") as folder:
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=STEPS)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt")
+        for transport in ("filesystem", "zmq"):
+            out = folder / transport
+            flags = ["--rollout-transport.type", transport]
+            if transport == "zmq":
+                flags += ["--rollout-transport.port", harness.free_port()]
+            prl("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node", "--deployment.num-train-gpus", 3,
+                "--inference.server.port", harness.free_port(), *flags)
+            check(weights(out) == weights(folder / "one"), f"three ranks over {transport} gave other weights than one process")
+            rows = harness.metrics(out)
+            check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
+            check("rank 2 of 3" in (out / "logs/trainer/rank_2.log").read_text(), "rank 2 has no log")
+
+
+def test_launch_starts_the_ranks_of_two_nodes():
+    with harness.workspace("launch") as folder:
+        prepare(folder)
+        prl(*sft_arguments(folder, "one"))
+        meet = f"127.0.0.1:{harness.free_port()}"
+
+        def node(rank, run_id="a"):
+            return ["launch", "--nproc-per-node", 2, "--nnodes", 2, "--node-rank", rank, "--rdzv-endpoint", meet, "--rdzv-id", run_id,
+                    *sft_arguments(folder, "nodes")]
+
+        with harness.running(*node(0), log=folder / "node0.log") as head:
+            _, refused = prl(*node(1, "b"), expect=1)
+            check("rdzv_id" in refused and "another run" in refused, refused)
+            prl(*node(1))
+            check(head.wait(30) == 0, (folder / "node0.log").read_text()[-3000:])
+        check(weights(folder / "nodes") == weights(folder / "one"), "two nodes of two ranks gave other weights than one rank")
+        check("rank 3 of 4" in (folder / "nodes/logs/sft/rank_3.log").read_text(), "no log of rank 3")
+        # Finished already: every rank says so and ends.
+        prl("launch", "--nproc-per-node", 2, *sft_arguments(folder, "nodes", "--ckpt.resume-step", -1), timeout=60)
+        _, answer = prl("torchrun", "--nproc-per-node", 2, "src/prime_rl/trainer/sft/train.py", "@", "sft.toml", expect=1)
+        check("prl launch --nproc-per-node 2 sft @ sft.toml" in answer, answer)
+        _, answer = prl("launch", "--nproc-per-node", 2, expect=1)
+        check("what is to be launched is missing" in answer, answer)
+
+
+def test_a_killed_rank_ends_the_run_with_its_name():
+    with harness.workspace("killed-rank") as folder:
+        prepare(folder)
+        log = folder / "run.log"
+        with harness.running(*sft_arguments(folder, "out", "--deployment.num-gpus", 3, steps=100000), log=log) as run:
+            harness.wait_until(lambda: (folder / "out/metrics.jsonl").exists() or run.poll() is not None, 60, "the first step")
+            pids = dict(re.findall(r"started (\w+) \(pid (\d+)\)", log.read_text()))
+            os.kill(int(pids["sft_rank_2"]), signal.SIGKILL)
+            check(run.wait(30) == 1, "the run went on")
+        text = log.read_text()
+        check("sft_rank_2 was killed by signal 9" in text, text[-3000:])
+
+
+if __name__ == "__main__":
+    harness.main(test_sft_on_three_ranks_gives_the_weights_of_one, test_rl_on_three_trainer_ranks_gives_the_weights_of_one_process,
+                 test_launch_starts_the_ranks_of_two_nodes, test_a_killed_rank_ends_the_run_with_its_name)
