@@ -20,6 +20,7 @@ bool look_at(Command command, launch::NodeWork& work) {
   const auto loaded = config::load<Config>(command, work.args);
   if (config::finish_early(command, loaded, {})) return false;
   work.output_dir = loaded.config.output_dir;
+  work.healing = loaded.config.healing;
   work.uses_gpus = launch::device_kind(loaded.config.compute) == DeviceKind::kCuda;
   return true;
 }

@@ -85,7 +85,7 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   std::filesystem::path log;
   if (!launch::is_folder_prepared(config.output_dir)) {
     const launch::RankEnv rank = launch::rank_env();
-    if (rank.rank == 0) {
+    if (rank.is_first()) {
       try {
         launch::check_start(config);
         lock.emplace(config.output_dir, lock_name);
@@ -106,7 +106,7 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   if (!log.empty()) config::write_resolved(*parsed.command, config, loaded.provenance);
   std::unique_ptr<dashboard::PageServer> page;
   if constexpr (requires { config.dashboard; }) {
-    if (launch::rank_env().rank == 0) page = launch::serve_run_page(config.dashboard, config.output_dir);
+    if (launch::rank_env().is_first()) page = launch::serve_run_page(config.dashboard, config.output_dir);
   }
   std::optional<launch::Trackers> trackers;
   if (lock) trackers.emplace(launch::tracker_plan(config));

@@ -218,13 +218,15 @@ std::unique_ptr<Communicator> make_communicator(CommOptions options) {
   return make_gloo_communicator(std::move(options));
 }
 
-std::vector<int> find_survivors(Communicator& group, std::int64_t generation, std::chrono::milliseconds grace) {
+std::vector<int> find_survivors(Communicator& group, std::int64_t generation, std::chrono::milliseconds grace,
+                                std::span<const int> also_lost) {
   Store* store = group.options().store.get();
   if (store == nullptr) return {0};
   const std::string prefix = fmt::format("{}/survivors-g{}/", group.options().group, generation);
   const auto alive_key = [&](int rank) { return prefix + std::to_string(rank); };
   store->set(alive_key(group.rank()), "alive");
-  const std::vector<int> lost = group.lost_ranks();
+  std::vector<int> lost = group.lost_ranks();
+  lost.insert(lost.end(), also_lost.begin(), also_lost.end());
   const auto deadline = Clock::now() + grace;
   std::vector<int> alive;
   std::optional<std::string> decided;

@@ -19,12 +19,16 @@ namespace prl::comm {
 /// which operation, for how long, and what was last completed together.
 class PeerLost : public Error {
  public:
-  PeerLost(std::vector<int> ranks, const std::string& message) : Error(ErrorCode::kPeerLost, message), ranks_(std::move(ranks)) {}
+  PeerLost(std::vector<int> ranks, const std::string& message, bool gave_up = false)
+      : Error(ErrorCode::kPeerLost, message), ranks_(std::move(ranks)), gave_up_(gave_up) {}
   /// Ranks within the group that reported it.
   const std::vector<int>& ranks() const noexcept { return ranks_; }
+  /// The rank left for an error of its own, which the message quotes: others that do the same work may well meet it too.
+  bool gave_up() const noexcept { return gave_up_; }
 
  private:
   std::vector<int> ranks_;
+  bool gave_up_ = false;
 };
 
 enum class ReduceOp : std::uint8_t { kSum, kMax };
@@ -152,7 +156,9 @@ std::unique_ptr<Communicator> make_communicator(CommOptions options);
 
 /// After PeerLost, called by every rank that is left, with the generation of the group to come: which old ranks go on, the same answer for
 /// all. Waits up to `grace` for those that are not known to be lost; it should exceed the timeout of the operation that failed, since
-/// others notice later. Error{kPeerLost} if the others have gone on without this rank.
-std::vector<int> find_survivors(Communicator& group, std::int64_t generation, std::chrono::milliseconds grace);
+/// others notice later. `also_lost`: ranks of `group` that are known to be lost besides those it knows itself. Error{kPeerLost} if the others
+/// have gone on without this rank.
+std::vector<int> find_survivors(Communicator& group, std::int64_t generation, std::chrono::milliseconds grace,
+                                std::span<const int> also_lost = {});
 
 }  // namespace prl::comm

@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -19,6 +21,9 @@ using Clock = Transport::Clock;
 constexpr std::chrono::milliseconds kReportPatience{500};
 /// How long a rank that is done waits for the others to be.
 constexpr std::chrono::milliseconds kFarewell{5000};
+/// For ranks of a later generation, which are all there, to connect and to say so: a run that has lost a rank does not wait for one more
+/// as long as for a rank that starts.
+constexpr std::chrono::milliseconds kReconnect{2500}, kReconnectPerRank{20}, kVerdict{1000};
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -197,15 +202,47 @@ class PeerCommunicator final : public Communicator {
                                             group_name(), missing.size(), size(), seconds(options_.timeout), missing.front()));
       std::this_thread::sleep_for(pause);
     }
+    std::string reason = "another rank could not connect";
+    CommOptions limited = options_;
+    if (options_.generation > 0) limited.timeout = std::min(options_.timeout, kReconnect + size() * kReconnectPerRank);
+    const auto started = Clock::now();
     try {
-      transport_ = factory_(options_);
+      transport_ = factory_(limited);
     } catch (const TransportError& error) {
-      std::vector<int> others;
-      for (int r = 0; r < size(); ++r)
-        if (r != rank()) others.push_back(r);
-      throw PeerLost(others, fmt::format("[comm] {}: rank {} could not connect to all {} ranks within {:.1f} s: {}", group_name(), rank(),
-                                         size(), seconds(options_.timeout), error.what()));
+      reason = error.what();
     }
+    agree(started + limited.timeout + kVerdict, reason);
+  }
+
+  /// Every rank has this group or none: if one could not connect, or died before it said that it did, the others learn of it here and can
+  /// go on with the group that they had.
+  void agree(Clock::time_point deadline, const std::string& reason) {
+    const auto word_key = [this](int r) { return key(fmt::format("connected/{}", r)); };
+    const std::string verdict_key = key("verdict");
+    options_.store->set(word_key(rank()), transport_ != nullptr ? "yes" : "no");
+    std::vector<std::string> words(static_cast<std::size_t>(size()));
+    std::optional<std::string> verdict;
+    for (std::chrono::microseconds pause{200}; !(verdict = options_.store->get(verdict_key)); pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
+      for (int r = 0; r < size(); ++r)
+        if (std::string& word = words[static_cast<std::size_t>(r)]; word.empty()) word = options_.store->get(word_key(r)).value_or("");
+      if (std::ranges::all_of(words, [](const std::string& word) { return word == "yes"; }))
+        verdict = options_.store->set_once(verdict_key, "formed");
+      else if (std::ranges::count(words, "no") > 0 || Clock::now() >= deadline)
+        verdict = options_.store->set_once(verdict_key, "failed");
+      if (verdict) break;
+      std::this_thread::sleep_for(pause);
+    }
+    if (verdict == "formed") return;
+    is_closed_ = true;
+    if (transport_ != nullptr) transport_->close();
+    std::vector<int> silent, others;
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank()) others.push_back(r);
+      if (!options_.store->get(word_key(r))) silent.push_back(r);
+    }
+    throw PeerLost(silent.empty() ? others : silent,
+                   fmt::format("[comm] {}: the {} ranks could not all connect within {:.1f} s, of which [{}] say nothing; at rank {}: {}",
+                               group_name(), size(), seconds(options_.timeout), fmt::join(silent, ", "), rank(), reason));
   }
 
   std::string describe(const char* op, const Call& call) const {
@@ -218,6 +255,7 @@ class PeerCommunicator final : public Communicator {
                     peer, size(), error.is_silent() ? "is silent" : "is lost", rank(), seconds(Clock::now() - started), doing,
                     last_with_[static_cast<std::size_t>(peer)], error.what());
     int lost = peer;
+    bool gave_up = false;
     if (is_closed_) {
       lost = rank();
       message = fmt::format("[comm] {}: rank {} was told to leave in {}", group_name(), rank(), doing);
@@ -227,6 +265,7 @@ class PeerCommunicator final : public Communicator {
         const auto word = word_of(lost, error.is_silent() && hops == 0 ? kReportPatience : std::chrono::milliseconds(0));
         if (!word || word->first == rank() || word->first >= size()) break;
         if (word->first < 0) {
+          gave_up = true;
           message = fmt::format("[comm] {}: rank {} of {} gave up while rank {} waited in {}: {}", group_name(), lost, size(), rank(),
                                 doing, word->second);
           break;
@@ -235,7 +274,7 @@ class PeerCommunicator final : public Communicator {
         lost = word->first;
       }
     }
-    loss_ = std::make_unique<PeerLost>(std::vector<int>{lost}, message);
+    loss_ = std::make_unique<PeerLost>(std::vector<int>{lost}, message, gave_up);
     if (!is_closed_.exchange(true)) {
       tell(lost, message);
       transport_->close();

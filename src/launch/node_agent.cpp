@@ -80,7 +80,8 @@ class Nodes {
   /// Waits until all have come, and that they agree.
   void meet(std::stop_token stop) {
     const std::string mine = fmt::format("{} {} {}", config_.rdzv_id, config_.nnodes, config_.nproc_per_node);
-    if (const std::string first = store_.set_once("launch/run", mine); first != mine)
+    if (config_.node_rank == 0) store_.set("launch/run", mine);  // node 0 decides, whoever comes first
+    if (const std::string first = store_.wait("launch/run", kMeetingTime, "node 0"); first != mine)
       fail(ErrorCode::kInvalidArgument,
            "[rdzv_id] at {} nodes meet for another run: rdzv_id, nnodes and nproc_per_node are '{}' there, '{}' here",
            config_.rdzv_endpoint.value_or("this node"), first, mine);
@@ -132,6 +133,7 @@ int run_node(const config::LaunchConfig& config, const NodeWork& work, std::stop
   layout.node_rank = config.node_rank;
   layout.ranks_per_node = config.nproc_per_node;
   layout.uses_gpus = work.uses_gpus;
+  layout.healing = work.healing;
   std::optional<comm::StoreServer> server;
   if (config.rdzv_endpoint) {
     const Endpoint endpoint = parse_endpoint(*config.rdzv_endpoint);

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
 
+#include "config/checkpoint_config.hpp"
 #include "config/tool_config.hpp"
 
 namespace prl::launch {
@@ -15,6 +17,7 @@ struct NodeWork {
   std::vector<std::string> args;  ///< the words after it
   std::filesystem::path output_dir;
   bool uses_gpus = false;
+  std::optional<config::HealingConfig> healing;
 };
 
 /// `prl launch`: starts this node's ranks, watches them and ends all of them when one fails. Node 0 holds the store where the ranks of all

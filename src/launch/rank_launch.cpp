@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 
@@ -59,6 +61,11 @@ std::vector<ChildSpec> rank_children(const RankLayout& layout, const ChildSpec& 
     child.env["PRL_LOCAL_WORLD_SIZE"] = std::to_string(layout.ranks_per_node);
     child.env["PRL_STORE"] = layout.store;
     child.env["PRL_HOST"] = layout.host;
+    child.group = base.name;
+    if (layout.healing) {
+      child.max_losses = layout.healing->max_restarts;
+      child.backoff = std::chrono::milliseconds(std::llround(1000 * layout.healing->backoff_seconds));
+    }
     if (!gpus.empty()) child.env["CUDA_VISIBLE_DEVICES"] = gpus[static_cast<std::size_t>(local)];
     if (rank == 0) continue;
     child.name = fmt::format("{}_rank_{}", base.name, rank);
@@ -74,6 +81,7 @@ int run_sft_ranks(const config::SftConfig& config, std::stop_token stop) {
   layout.ranks_per_node = std::get<config::SftSingleNode>(config.deployment).num_gpus;
   layout.store = store.address();
   layout.uses_gpus = device_kind(config.compute) == DeviceKind::kCuda;
+  layout.healing = config.healing;
   const fs::path logs = config.output_dir / "logs";
   ChildSpec base;
   base.name = "sft";

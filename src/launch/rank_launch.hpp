@@ -20,6 +20,7 @@ struct RankLayout {
   std::optional<std::vector<int>> gpu_ids;  ///< one per rank of this node; none: the machine's from `first_gpu` on, if it has any
   int first_gpu = 0;
   bool uses_gpus = true;
+  std::optional<config::HealingConfig> healing;
 
   int num_ranks() const noexcept { return num_nodes * ranks_per_node; }
 };

@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/thread_pool.hpp"
+#include "comm/admission.hpp"
 
 namespace prl::launch {
 
@@ -39,6 +40,7 @@ RankEnv rank_env() {
   if (const char* host = std::getenv("PRL_HOST")) env.host = host;
   if (const char* store = std::getenv("PRL_STORE")) env.store = store;
   if (const char* local = std::getenv("PRL_LOCAL_WORLD_SIZE")) env.local_size = number_in("PRL_LOCAL_WORLD_SIZE", local, 1, env.size);
+  if (const char* join = std::getenv("PRL_JOIN")) env.joins_as = join;
   env.is_told = true;
   if (env.size > 1 && env.store.empty())
     fail(ErrorCode::kInvalidArgument, "[PRL_STORE] {} ranks need a place to meet: file:<folder> or tcp://<host>:<port>", env.size);
@@ -49,6 +51,8 @@ namespace {
 
 constexpr const char* kStartKey = "run/start";
 constexpr std::chrono::milliseconds kStoreTimeout{60'000};
+/// Newcomers are let in between two steps, and a step may wait for its samples.
+constexpr std::chrono::milliseconds kJoinPatience{2 * 3'600'000};
 constexpr std::string_view kGo = "go", kFinished = "finished";
 
 }  // namespace
@@ -81,20 +85,42 @@ config::ComputeConfig rank_compute(const RankEnv& env, config::ComputeConfig com
   return compute;
 }
 
-comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout) {
+namespace {
+
+comm::CommOptions comm_options(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout) {
   comm::CommOptions options;
   options.rank = env.rank;
   options.size = env.size;
   options.timeout = timeout;
   options.runtime = runtime;
   options.host = env.host;
-  if (env.size > 1) {
-    options.store = comm::make_store(env.store, timeout);
-    options.generation = options.store->generation();
-  }
+  if (env.size > 1) options.store = comm::make_store(env.store, timeout);
+  return options;
+}
+
+}  // namespace
+
+std::optional<comm::Mesh> join_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout,
+                                    std::stop_token stop) {
+  const comm::CommOptions options = comm_options(env, runtime, timeout);
+  log::info("asks as '{}' to join the ranks that go on", env.joins_as);
+  std::unique_ptr<comm::Communicator> group = comm::join(options, env.joins_as, kJoinPatience, std::move(stop));
+  if (group == nullptr) return std::nullopt;
+  return comm::Mesh(std::move(group));
+}
+
+comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout) {
+  comm::CommOptions options = comm_options(env, runtime, timeout);
+  if (env.size > 1) options.generation = options.store->generation();
   comm::Mesh mesh(comm::make_communicator(std::move(options)));
   if (env.size > 1) log::info("rank {} of {} over {}", env.rank, env.size, mesh.world().backend());
   return mesh;
+}
+
+std::optional<comm::Mesh> meet(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout,
+                               std::stop_token stop) {
+  if (!env.joins_as.empty()) return join_mesh(env, runtime, timeout, std::move(stop));
+  return make_mesh(env, runtime, timeout);
 }
 
 }  // namespace prl::launch

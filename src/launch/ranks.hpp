@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 
@@ -17,6 +19,9 @@ struct RankEnv {
   std::string store;               ///< PRL_STORE: "file:<folder>" or "tcp://<host>:<port>"; a folder or server of this run alone
   std::string host = "127.0.0.1";  ///< PRL_HOST: where the other ranks reach this one
   int local_size = 1;              ///< PRL_LOCAL_WORLD_SIZE: ranks of this machine, which share its cores
+  std::string joins_as;            ///< PRL_JOIN: it was started again and joins the others, who go on, under this name
+  /// Whether it prepares and writes what is written once; the one that does so may change later.
+  bool is_first() const noexcept { return rank == 0 && joins_as.empty(); }
   bool is_told = false;            ///< PRL_WORLD_SIZE is set: whoever did so has started all ranks there are
 };
 
@@ -38,5 +43,11 @@ bool wait_for_start(const RankEnv& env, std::chrono::milliseconds timeout);
 /// Waits until all ranks are there, at most `timeout`, which is also the longest wait for another rank later on. PeerLost naming those that
 /// do not come.
 comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout);
+/// Either of both, by `env`.
+std::optional<comm::Mesh> meet(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout,
+                               std::stop_token stop);
+/// Of a rank that joins: waits until the others let it in. nullopt if `stop` came first.
+std::optional<comm::Mesh> join_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout,
+                                    std::stop_token stop);
 
 }  // namespace prl::launch

@@ -20,7 +20,7 @@ struct Variables {
   }
   ~Variables() { clear(); }
   static void clear() {
-    for (const char* name : {"PRL_RANK", "PRL_WORLD_SIZE", "PRL_STORE", "PRL_HOST", "PRL_LOCAL_WORLD_SIZE"}) ::unsetenv(name);
+    for (const char* name : {"PRL_RANK", "PRL_WORLD_SIZE", "PRL_STORE", "PRL_HOST", "PRL_LOCAL_WORLD_SIZE", "PRL_JOIN"}) ::unsetenv(name);
   }
 };
 

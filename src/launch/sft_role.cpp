@@ -27,17 +27,15 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   shared.optim = config.optim;
   shared.scheduler = config.scheduler;
   shared.max_steps = config.max_steps;
-  comm::Mesh mesh = make_mesh(env, runtime, std::chrono::seconds(config.dist_timeout_seconds));
-  const bool is_first = env.rank == 0;  // writes for all
+  const bool is_first = env.is_first();  // writes for all
   trainer::GradientStepOptions step = step_options(shared, runtime);
-  step.mesh = &mesh;
+  step.num_ranks = env.size;
   const PlannedPolicy planned = make_policy(runtime, policy_options(shared, runtime), step, row_tokens);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
   const std::filesystem::path tokenizer_dir = text_folder(config.tokenizer.name.value_or(config.model.name));
 
   trainer::SftRunOptions options;
-  options.step = step;
   options.data = config.data;
   options.val = config.val;
   options.hub = io::HubSettings::from_environment();
@@ -55,11 +53,21 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   options.checkpoint = checkpoint_options(config.ckpt, config.output_dir, tokenizer_dir, config.tokenizer.chat_template);
   if (options.checkpoint) options.checkpoint->may_write = is_first;
   options.resume = resume_options(config.ckpt);
+  if (config.healing) options.max_losses = config.healing->max_restarts;
   options.is_bench = config.bench.has_value();
   if (config.bench && is_first) options.bench_json = config.bench->output_json;
   auto monitor = is_first ? make_monitor(trainer::sft_metrics(), kSftRows, config.output_dir, config.file_monitor, config.bench.has_value())
                           : std::make_unique<monitor::Monitor>(trainer::sft_metrics(), kSftRows);
   if (is_first) add_heartbeat(*monitor, config.heartbeat);
+  options.take_over = [&] {
+    open_monitor(*monitor, config.output_dir, config.file_monitor, config.bench.has_value());
+    add_heartbeat(*monitor, config.heartbeat);
+  };
+  std::optional<comm::Mesh> mesh = meet(env, runtime, std::chrono::seconds(config.dist_timeout_seconds), stop);
+  if (!mesh) return 0;
+  step.mesh = &*mesh;
+  options.step = step;
+  options.is_newcomer = !env.joins_as.empty();
   const trainer::TrainRunResult result = trainer::run_sft(options, policy, *monitor, stop);
   log::success("sft {} after step {}, loss {:.4f}", result.was_stopped ? "stopped" : "finished", result.last_step, result.last_loss);
   return 0;

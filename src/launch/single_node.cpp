@@ -56,6 +56,7 @@ std::unique_ptr<comm::StoreServer> start_trainer(const config::RlConfig& config,
   auto store = std::make_unique<comm::StoreServer>();
   layout.store = store->address();
   layout.gpu_ids = config.trainer_gpu_ids;
+  layout.healing = config.trainer.healing;
   layout.uses_gpus = device_kind(config.trainer.compute) == DeviceKind::kCuda;
   layout.first_gpu = config.inference ? std::get<config::SingleNodeDeployment>(*config.deployment).num_infer_gpus : 0;
   for (ChildSpec& child : rank_children(layout, base, config.output_dir / "logs" / "trainer")) supervisor.start(std::move(child));

@@ -7,9 +7,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -29,6 +33,10 @@ struct Supervisor::Child {
   std::string line;                              ///< the beginning of a line that has not ended
   std::optional<std::int64_t> num_memory_kills;  ///< of the control group when it was started
   std::optional<int> status;
+  bool was_told_to_end = false;
+  bool is_lost = false;  ///< failed, and the others of its group go on
+
+  bool is_clean() const { return status && WIFEXITED(*status) && WEXITSTATUS(*status) == 0; }
 
   ~Child() {
     if (output >= 0) ::close(output);
@@ -56,6 +64,15 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 }
 
 constexpr std::size_t kTailBytes = 8192;
+
+/// By SIGSTOP or a debugger.
+bool is_stopped(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  std::getline(file, text);
+  const std::size_t end = text.rfind(')');
+  return end != std::string::npos && end + 2 < text.size() && (text[end + 2] == 'T' || text[end + 2] == 't');
+}
 
 /// The message of the last line that a log marks as an error; empty if there is none.
 std::string last_error(const std::string& output) {
@@ -194,26 +211,76 @@ std::string Supervisor::describe_failure(const Child& child) const {
                      child.spec.log_file.string());
 }
 
+const Supervisor::Child* Supervisor::find_failure() {
+  const Child* failed = nullptr;
+  for (const auto& child : children_) {
+    if (!child->status || child->is_lost || (child->is_clean() && child->spec.must_finish)) continue;
+    const auto is_of_group = [&](const auto& other) { return !child->spec.group.empty() && other->spec.group == child->spec.group; };
+    const auto num_lost = std::ranges::count_if(children_, [&](const auto& other) { return is_of_group(other) && other->is_lost; });
+    const bool has_others = std::ranges::any_of(
+        children_, [&](const auto& other) { return is_of_group(other) && other != child && (!other->status || other->is_clean()); });
+    if (has_others && num_lost < child->spec.max_losses) {
+      child->is_lost = true;
+      const auto pause = child->spec.backoff * (1LL << std::min<std::ptrdiff_t>(num_lost, 10));
+      log::warning("{}; the other ranks go on ({} of {} losses), it is started again in {:.1f} s", describe_failure(*child), num_lost + 1,
+                   child->spec.max_losses, std::chrono::duration<double>(pause).count());
+      ChildSpec again = child->spec;
+      again.env["PRL_JOIN"] = fmt::format("{}-{}", again.name, num_lost + 1);
+      to_restart_.emplace_back(std::chrono::steady_clock::now() + pause, std::move(again));
+      continue;
+    }
+    // A role that was killed is why others of its kind ended with an error, even if they are seen first.
+    if (failed == nullptr || (WIFSIGNALED(*child->status) && !WIFSIGNALED(*failed->status))) failed = child.get();
+  }
+  return failed;
+}
+
+void Supervisor::start_again() {
+  const auto now = std::chrono::steady_clock::now();
+  for (std::size_t i = 0; i < to_restart_.size();) {
+    if (to_restart_[i].first > now) {
+      ++i;
+      continue;
+    }
+    ChildSpec spec = std::move(to_restart_[i].second);
+    to_restart_.erase(to_restart_.begin() + static_cast<std::ptrdiff_t>(i));
+    const bool is_over = std::ranges::none_of(children_, [&](const auto& c) { return c->spec.group == spec.group && !c->status; });
+    if (!is_over) start(std::move(spec));
+  }
+}
+
+/// Ranks end together. Once one has ended well, a stopped process will never, and one that asks to join is not needed any more.
+void Supervisor::end_leftovers() {
+  for (const auto& child : children_) {
+    if (child->status || child->spec.max_losses == 0) continue;
+    const bool is_over =
+        std::ranges::any_of(children_, [&](const auto& other) { return other->spec.group == child->spec.group && other->is_clean(); });
+    if (!is_over) continue;
+    if (child->spec.env.contains("PRL_JOIN") && !std::exchange(child->was_told_to_end, true)) ::kill(child->pid, SIGTERM);
+    if (!is_stopped(child->pid)) continue;
+    log::warning("{} (pid {}) is stopped, and the others of its group have ended: it is killed", child->spec.name, child->pid);
+    child->is_lost = true;
+    ::kill(child->pid, SIGKILL);
+    int status = 0;
+    ::waitpid(child->pid, &status, 0);
+    child->status = status;
+  }
+}
+
 std::optional<std::string> Supervisor::run(std::stop_token stop) {
   for (;;) {
     pump(milliseconds(100));
     reap();
-    bool is_finished = true;
-    const Child* failed = nullptr;
-    for (const auto& child : children_) {
-      if (child->spec.must_finish && !child->status) is_finished = false;
-      if (!child->status) continue;
-      const bool is_clean = WIFEXITED(*child->status) && WEXITSTATUS(*child->status) == 0;
-      if (is_clean && child->spec.must_finish) continue;
-      // A role that was killed is why others of its kind ended with an error, even if they are seen first.
-      if (failed == nullptr || (WIFSIGNALED(*child->status) && !WIFSIGNALED(*failed->status))) failed = child.get();
-    }
+    const Child* failed = find_failure();
     if (failed != nullptr && !stop.stop_requested()) return describe_failure(*failed);
-    if (is_finished) return std::nullopt;
+    end_leftovers();
+    start_again();
+    if (std::ranges::all_of(children_, [](const auto& child) { return !child->spec.must_finish || child->status; })) return std::nullopt;
     if (stop.stop_requested()) {
       terminate_all(milliseconds(120'000));
       for (const auto& child : children_) {
         const int status = *child->status;
+        if (child->is_lost) continue;
         const bool is_stop = WIFEXITED(status) ? WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 130 : WTERMSIG(status) == SIGTERM;
         if (!is_stop) return describe_failure(*child);
       }

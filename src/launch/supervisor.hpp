@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -11,6 +12,7 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "launch/exit_cause.hpp"
@@ -25,6 +27,11 @@ struct ChildSpec {
   std::filesystem::path log_file;          ///< stdout and stderr are added to it
   bool echo = false;                       ///< also print all of it here; else warnings and errors alone, with the role's name
   bool must_finish = true;                 ///< the run ends well when all of these have exited with 0
+  /// Of this many children of the same group (all of them say the same), the others go on without those that fail. Each is started again
+  /// after `backoff`, twice as long each time, with the variable PRL_JOIN.
+  int max_losses = 0;
+  std::string group = {};
+  std::chrono::milliseconds backoff{1000};
 };
 
 /// Starts the roles of a run as processes, copies their output to log files, and ends all of them when one fails. A child
@@ -50,11 +57,16 @@ class Supervisor {
  private:
   struct Child;
   std::string describe_failure(const Child& child) const;
+  /// The failure that ends the run, if there is one; those that the others go on without are marked and told.
+  const Child* find_failure();
+  void end_leftovers();
+  void start_again();
   void pump(std::chrono::milliseconds timeout);
   void take_output(Child& child, std::string_view bytes);
   void reap();
   CgroupMemory memory_;
   std::vector<std::unique_ptr<Child>> children_;
+  std::vector<std::pair<std::chrono::steady_clock::time_point, ChildSpec>> to_restart_;
 };
 
 /// What the console shows of a line of a role: "10:00:00 WARNING [inference] text" of a warning or an error, also of JSON lines; what is

@@ -49,6 +49,41 @@ TEST(Supervisor, ShowsWarningsAndErrorsOfEveryRole) {
   EXPECT_EQ(shown.find("three"), std::string::npos) << shown;
 }
 
+ChildSpec rank(const std::string& name, const std::string& script, int max_losses) {
+  ChildSpec spec = shell(name, script);
+  std::filesystem::remove(spec.log_file);
+  spec.group = "ranks";
+  spec.max_losses = max_losses;
+  spec.backoff = std::chrono::milliseconds(5);
+  return spec;
+}
+
+TEST(Supervisor, ALostRankIsStartedAgainWhileTheOthersGoOn) {
+  Supervisor supervisor;
+  const ChildSpec lost = rank("lost", "if [ -n \"$PRL_JOIN\" ]; then echo joined as $PRL_JOIN; exit 0; fi; kill -9 $$", 2);
+  const std::string log = lost.log_file.string();
+  supervisor.start(lost);
+  supervisor.start(rank("other", "i=0; until grep -q joined " + log + "; do i=$((i+1)); [ $i -gt 500 ] && exit 3; sleep 0.02; done", 2));
+  EXPECT_EQ(supervisor.run({}), std::nullopt);
+  EXPECT_NE(read_file(log).find("joined as lost-1"), std::string::npos);
+}
+
+TEST(Supervisor, MoreLossesThanAllowedEndTheRun) {
+  Supervisor supervisor;
+  supervisor.start(rank("lost", "kill -9 $$", 1));
+  supervisor.start(rank("other", "exec sleep 60", 1));
+  const auto failure = supervisor.run({});
+  ASSERT_TRUE(failure);
+  EXPECT_NE(failure->find("lost was killed by signal 9"), std::string::npos) << *failure;
+}
+
+TEST(Supervisor, ARankThatIsStoppedDoesNotKeepTheRunAlive) {
+  Supervisor supervisor;
+  supervisor.start(rank("stopped", "kill -STOP $$; sleep 60", 1));
+  supervisor.start(rank("other", "sleep 0.2", 1));
+  EXPECT_EQ(supervisor.run({}), std::nullopt);
+}
+
 TEST(Supervisor, NamesAThreadLimit) {
   Supervisor supervisor;
   supervisor.start(

@@ -124,6 +124,7 @@ trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, traine
   if (std::holds_alternative<config::FilesystemBroadcast>(config.weight_broadcast)) options.broadcasts = config.output_dir / "broadcasts";
   // The orchestrator may be this far ahead of the trainer's version, the step in hand not counted.
   if (!config.data.fake) options.max_steps_after_stop = config.max_async_level + 1;
+  if (config.healing) options.max_losses = config.healing->max_restarts;
   options.is_bench = config.bench.has_value();
   if (config.bench) options.bench_json = config.bench->output_json;
   return options;
@@ -132,26 +133,34 @@ trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, traine
 std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, const char* role, const std::filesystem::path& output_dir,
                                                const config::FileMonitorConfig& file, bool is_bench) {
   auto monitor = std::make_unique<monitor::Monitor>(std::move(declared), role);
-  if (is_bench && !is_folder_prepared(output_dir)) return monitor;
-  std::filesystem::create_directories(output_dir);
-  monitor->add_sink(monitor::make_jsonl_sink(output_dir / file.path));
+  open_monitor(*monitor, output_dir, file, is_bench);
   return monitor;
+}
+
+void open_monitor(monitor::Monitor& monitor, const std::filesystem::path& output_dir, const config::FileMonitorConfig& file,
+                  bool is_bench) {
+  if (is_bench && !is_folder_prepared(output_dir)) return;
+  std::filesystem::create_directories(output_dir);
+  monitor.add_sink(monitor::make_jsonl_sink(output_dir / file.path));
 }
 
 int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   const RankEnv env = rank_env();
-  const bool is_first = env.rank == 0;  // takes the samples, writes and publishes for all
+  const bool is_first = env.is_first();  // takes the samples, writes and publishes for all
   config::TrainerConfig config = given;
   config.compute = rank_compute(env, config.compute);
   const auto runtime = make_runtime(config.compute);
-  comm::Mesh mesh = make_mesh(env, runtime, std::chrono::seconds(config.dist_timeout_seconds));
   trainer::GradientStepOptions step = step_options(config, runtime);
-  step.mesh = &mesh;
+  step.num_ranks = env.size;
   const PlannedPolicy planned = make_policy(runtime, policy_options(config, runtime), step, config.model.seq_len);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
   const double flops = measured_peak_flops(config.compute, policy.options().compute) * env.size;
+  std::optional<comm::Mesh> mesh = meet(env, runtime, std::chrono::seconds(config.dist_timeout_seconds), stop);
+  if (!mesh) return 0;
+  step.mesh = &*mesh;
   trainer::RlRunOptions options = rl_run_options(config, step, flops);
+  options.is_newcomer = !env.joins_as.empty();
   if (options.checkpoint) options.checkpoint->may_write = is_first;
   if (!is_first) options.bench_json.reset();
   auto monitor = is_first ? make_monitor(trainer::trainer_metrics(), kTrainerRows, config.output_dir, config.file_monitor,
@@ -162,7 +171,7 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
     add_metrics_server(*monitor, config.metrics_server);
   }
   std::shared_ptr<weights::WeightChannel> channel;
-  if (!config.data.fake && is_first)
+  if (!config.data.fake && (is_first || config.healing))
     channel =
         make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt);
   const trainer::ReceiverFactory receiver = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
@@ -173,6 +182,15 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
                                           .generate_samples = config.data.fake->generate_samples,
                                           .first_step = first_step});
     return make_sample_receiver(config.rollout_transport, config.output_dir, first_step);
+  };
+  options.take_over = [&] {
+    open_monitor(*monitor, config.output_dir, config.file_monitor, config.bench.has_value());
+    add_heartbeat(*monitor, config.heartbeat);
+    try {
+      add_metrics_server(*monitor, config.metrics_server);
+    } catch (const Error& error) {  // a rank that is silent, not dead, still has the port
+      log::warning("metrics are served no more: {}", error.what());
+    }
   };
   const trainer::TrainRunResult result = trainer::run_rl_trainer(options, policy, receiver, channel.get(), *monitor, stop);
   log::info("trainer finished after step {}{}", result.last_step, result.was_stopped ? " (stopped)" : "");

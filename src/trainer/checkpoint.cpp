@@ -151,8 +151,8 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   job->weights_dtype = policy.options().compute;
   if (policy.options().lora) job->adapted = policy.weights();
   saver_.wait();
-  last_saved_ = step;
   if (ranks.size() > 1 && !options_.weights_only) job->optimizer_state = optimizer.gather_state(ranks, gradient_step.shard_plan());
+  last_saved_ = step;
   if (ranks.rank() != 0) {  // rank 0 writes for all
     if (before_commit) before_commit();
     return;

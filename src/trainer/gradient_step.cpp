@@ -80,22 +80,33 @@ std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<
   return order;
 }
 
+GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, comm::Communicator& ranks)
+    : plan(*policy.parameters().table(), ranks.size(), keeps_whole_blocks(options.optim)),
+      exchange(policy.context(), policy.parameters(), ranks, plan, options.reduce),
+      optimizer(policy.context(), policy.parameters(), options.optim, options.optimizer_memory, plan.range(ranks.rank())) {}
+
 GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
     : policy_(policy),
       options_(std::move(options)),
       own_mesh_(options_.mesh == nullptr ? std::make_unique<comm::Mesh>(comm::make_local_communicator(policy.context().runtime)) : nullptr),
-      ranks_((options_.mesh != nullptr ? *options_.mesh : *own_mesh_).world()),
-      plan_(*policy.parameters().table(), ranks_.size(), keeps_whole_blocks(options_.optim)),
-      exchange_(policy.context(), policy.parameters(), ranks_, plan_, options_.reduce),
-      optimizer_(policy.context(), policy.parameters(), options_.optim, options_.optimizer_memory, plan_.range(ranks_.rank())),
+      shard_(std::make_unique<Shard>(policy_, options_, ranks())),
       schedule_(options_.scheduler, base_lr(options_.optim), options_.max_steps),
       watch_(policy.context().runtime->make_stopwatch()) {
-  if (options_.reduce == Reduce::kExact) check_alike(ranks_, policy.context().runtime->device());
+}
+
+void GradientStep::move_to(std::unique_ptr<comm::Communicator> group) {
+  shard_.reset();  // its memory first
+  own_mesh_ = std::make_unique<comm::Mesh>(std::move(group));
+  shard_ = std::make_unique<Shard>(policy_, options_, ranks());
+}
+
+void GradientStep::check_ranks() const {
+  if (options_.reduce == Reduce::kExact) check_alike(ranks(), policy_.context().runtime->device());
 }
 
 bool GradientStep::is_any_rank(bool claim) const {
-  if (ranks_.size() == 1) return claim;
-  return std::ranges::any_of(ranks_.gather_number(claim ? 1 : 0, {.what = "whether to go on"}), [](double value) { return value != 0; });
+  if (ranks().size() == 1) return claim;
+  return std::ranges::any_of(ranks().gather_number(claim ? 1 : 0, {.what = "whether to go on"}), [](double value) { return value != 0; });
 }
 
 void GradientStep::restart_schedule(std::int64_t num_done) {
@@ -107,7 +118,7 @@ void GradientStep::restart_schedule(std::int64_t num_done) {
 
 GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std::size_t index, const LossCounts& counts) {
   RowResult result;
-  exchange_.begin_leaf();
+  shard_->exchange.begin_leaf();
   const nn::TokenStats stats = policy_.forward(row, make_targets(row));
   BatchLoss loss;
   try {
@@ -125,7 +136,7 @@ GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std:
 }
 
 std::vector<GradientStep::RowResult> GradientStep::gather_results(std::vector<RowResult> mine, std::size_t num_leaves) const {
-  if (ranks_.size() == 1) return mine;
+  if (ranks().size() == 1) return mine;
   std::string bytes;
   for (const RowResult& result : mine) {
     bytes += result.is_finite ? '\1' : '\0';
@@ -133,7 +144,7 @@ std::vector<GradientStep::RowResult> GradientStep::gather_results(std::vector<Ro
     result.pool.encode(bytes);
   }
   std::vector<RowResult> all(num_leaves);
-  const std::vector<std::string> of_ranks = ranks_.gather_bytes(bytes, {.what = "losses"});
+  const std::vector<std::string> of_ranks = ranks().gather_bytes(bytes, {.what = "losses"});
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
     std::string_view left = of_ranks[rank];
     for (std::size_t leaf = rank; leaf < num_leaves; leaf += of_ranks.size()) {
@@ -162,14 +173,14 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
   result.pool = {};
   for (const wire::MicroBatch& row : rows) result.num_tokens += static_cast<std::int64_t>(row.input_ids.size());
   std::vector<RowResult> mine;
-  exchange_.begin(static_cast<std::int64_t>(leaves.size()));
-  for (std::int64_t round = 0; round < exchange_.num_rounds(); ++round) {
-    if (const auto leaf = exchange_.row_of(round)) {
+  shard_->exchange.begin(static_cast<std::int64_t>(leaves.size()));
+  for (std::int64_t round = 0; round < shard_->exchange.num_rounds(); ++round) {
+    if (const auto leaf = shard_->exchange.row_of(round)) {
       const std::size_t index = leaves[static_cast<std::size_t>(*leaf)];
       mine.push_back(train_on(rows[index], index, counts));
       log::debug("Micro Step {}/{} | Loss {:.4f}", *leaf, leaves.size(), mine.back().loss);
     }
-    exchange_.end_round();
+    shard_->exchange.end_round();
   }
   const std::int64_t num_before = result.num_non_finite_rows;
   const std::vector<RowResult> all = gather_results(std::move(mine), leaves.size());
@@ -200,7 +211,7 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
   } catch (const comm::PeerLost&) {
     throw;
   } catch (const std::exception& error) {
-    ranks_.abort(error.what());
+    ranks().abort(error.what());
     throw;
   }
 }
@@ -213,18 +224,18 @@ GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> 
   // The tokens of rows that turn out not finite must not count in the divisors of the others: then once more without them.
   while (!add_gradients(rows, is_left_out, result)) {
   }
-  const Tensor own_grads = exchange_.finish();
+  const Tensor own_grads = shard_->exchange.finish();
   const std::uint64_t has_gradient = watch_->mark();
 
   const std::optional<double> max_norm = max_grad_norm(options_.optim);
-  const double norm = global_grad_norm(policy_.context(), own_grads, plan_, ranks_);
+  const double norm = global_grad_norm(policy_.context(), own_grads, shard_->plan, ranks());
   if (!std::isfinite(norm))
     fail(ErrorCode::kNonFinite,
          "[trainer] the gradient norm is {} with a loss of {} over environments [{}]: the weights have diverged; lower optim.lr or set "
          "optim.max_norm",
          norm, result.loss, fmt::join(environments(rows), ", "));
   if (max_norm) result.grad_norm = norm;
-  result.zero_grad_ratio = zero_grad_ratio(policy_.context(), policy_.parameters(), own_grads, plan_, ranks_);
+  result.zero_grad_ratio = zero_grad_ratio(policy_.context(), policy_.parameters(), own_grads, shard_->plan, ranks());
   result.lr_used = schedule_.at(num_scheduled_);
   update_weights(own_grads, clip_scale(norm, max_norm), result.lr_used, version);
   result.lr_next = schedule_.at(++num_scheduled_);
@@ -237,13 +248,13 @@ GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> 
 
 void GradientStep::update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version) {
   const Tensor rounded = policy_.room_for_weights();
-  if (ranks_.size() == 1) {
-    optimizer_.step(lr, grad_scale, rounded, own_grads);
+  if (ranks().size() == 1) {
+    shard_->optimizer.step(lr, grad_scale, rounded, own_grads);
   } else {
-    optimizer_.step(lr, grad_scale, {}, own_grads);
+    shard_->optimizer.step(lr, grad_scale, {}, own_grads);
     const Tensor& values = policy_.parameters().all_values();
-    const ElementRange own = plan_.range(ranks_.rank());
-    ranks_.all_gather(values.view(), plan_.counts(), values.slice(own.begin, own.count()).view(), {.what = "new weights"});
+    const ElementRange own = shard_->plan.range(ranks().rank());
+    ranks().all_gather(values.view(), shard_->plan.counts(), values.slice(own.begin, own.count()).view(), {.what = "new weights"});
     if (rounded.defined()) ops::cast(policy_.context(), rounded, values);
   }
   policy_.refresh(version, rounded);

@@ -31,6 +31,7 @@ struct GradientStepOptions {
   /// The ranks that train together, borrowed; nullptr: this one alone. All of them make the same calls with the same rows.
   comm::Mesh* mesh = nullptr;
   Reduce reduce = Reduce::kExact;
+  int num_ranks = 1;  ///< that will share the state, for plans of memory made before they meet
 };
 
 /// What one optimizer step did, of all ranks and the same at each. Times in seconds.
@@ -64,21 +65,27 @@ std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<
 ///          others. With Reduce::kExact the weights after a step are the same bits on any number of ranks.
 class GradientStep {
  public:
-  /// Error{kInvalidArgument} if the ranks' devices differ, so that their kernels may round differently.
   GradientStep(Policy& policy, GradientStepOptions options);
+
+  /// Every rank calls it before its first run(), and in a new group. Error{kInvalidArgument} if the ranks' devices differ, so that their
+  /// kernels may round differently; PeerLost.
+  void check_ranks() const;
 
   /// All `rows` of the step, at every rank; `version` is what the weights become. Error{kNonFinite} says which row's environment, or which
   /// environments were in the batch when a gradient overflowed; masters and optimizer are then unchanged. PeerLost; an error of this
   /// rank ends the group of ranks and is told to the others.
   GradientStepResult run(std::span<const wire::MicroBatch> rows, PolicyVersion version);
 
-  comm::Communicator& ranks() const noexcept { return ranks_; }
-  const ShardPlan& shard_plan() const noexcept { return plan_; }
+  comm::Communicator& ranks() const noexcept { return (own_mesh_ != nullptr ? *own_mesh_ : *options_.mesh).world(); }
+  const ShardPlan& shard_plan() const noexcept { return shard_->plan; }
+  /// Goes on with the ranks of another group, which divide what there is anew. The optimizer's state is zero then, and masters are what
+  /// they were, until they are restored (peer_snapshot.hpp).
+  void move_to(std::unique_ptr<comm::Communicator> group);
   /// True at every rank if it is at one. A rank that is told to stop takes the others along between two steps.
   bool is_any_rank(bool claim) const;
 
-  Optimizer& optimizer() noexcept { return optimizer_; }
-  const Optimizer& optimizer() const noexcept { return optimizer_; }
+  Optimizer& optimizer() noexcept { return shard_->optimizer; }
+  const Optimizer& optimizer() const noexcept { return shard_->optimizer; }
   const LrSchedule& schedule() const noexcept { return schedule_; }
   /// Optimizer steps of the schedule so far; differs from the optimizer's own count when a resume skips either.
   std::int64_t num_scheduled() const noexcept { return num_scheduled_; }
@@ -93,6 +100,13 @@ class GradientStep {
     double loss = 0;
     MetricPool pool;
   };
+  /// What depends on who the ranks are.
+  struct Shard {
+    Shard(Policy& policy, const GradientStepOptions& options, comm::Communicator& ranks);
+    ShardPlan plan;
+    GradientExchange exchange;
+    Optimizer optimizer;
+  };
   GradientStepResult run_on_ranks(std::span<const wire::MicroBatch> rows, PolicyVersion version);
   /// Forward and backward over the rows that are not left out. False if a row's loss was not finite: it is left out from now on, and
   /// the gradients must be formed once more.
@@ -104,11 +118,8 @@ class GradientStep {
 
   Policy& policy_;
   GradientStepOptions options_;
-  std::unique_ptr<comm::Mesh> own_mesh_;  ///< if options.mesh is none
-  comm::Communicator& ranks_;
-  ShardPlan plan_;
-  GradientExchange exchange_;
-  Optimizer optimizer_;
+  std::unique_ptr<comm::Mesh> own_mesh_;  ///< if options.mesh is none, and after move_to()
+  std::unique_ptr<Shard> shard_;
   LrSchedule schedule_;
   std::int64_t num_scheduled_ = 0;
   std::unique_ptr<Stopwatch> watch_;

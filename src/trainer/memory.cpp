@@ -10,7 +10,7 @@ namespace prl::trainer {
 TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& policy, const GradientStepOptions& step) {
   const nn::TensorTablePtr table = trained_tensors(policy, model);
   const OptimizerMemory& optimizer = step.optimizer_memory;
-  const int num_ranks = step.mesh != nullptr ? step.mesh->world().size() : 1;
+  const int num_ranks = step.num_ranks;
   const ShardPlan plan(*table, num_ranks, keeps_whole_blocks(step.optim));
   std::int64_t longest = 0;  // what the rank with most of them owns
   for (const std::int64_t count : plan.counts()) longest = std::max(longest, count);

@@ -19,6 +19,8 @@ constexpr MetricInfo kShared[] = {
     {"time/forward_backward", "s", "forward and backward over all rows"},
     {"time/optimizer", "s", "clipping, optimizer and packing of the new weights"},
     {"time/save_ckpt", "s", "checkpoint, or handing it to the background"},
+    {"healing/losses", "1", "ranks that were lost since the start, with [healing]"},
+    {"healing/recover_seconds", "s", "from the notice of a loss to the step that was done again; 0 if none was lost since the last step"},
     {"system/ckpt_disk_free_gib", "GiB", "free space where checkpoints go"},
     {"system/ckpt_disk_used_gib", "GiB", "used space there"},
     {"system/ckpt_disk_total_gib", "GiB", "size of that disk"},

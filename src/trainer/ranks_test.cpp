@@ -2,9 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
 
 #include "base/files.hpp"
+#include "base/rng.hpp"
 #include "base/testing/eventually.hpp"
+#include "comm/admission.hpp"
 #include "comm/testing/ranks.hpp"
 #include "trainer/fake_rollouts.hpp"
 #include "trainer/metrics.hpp"
@@ -20,15 +26,20 @@ namespace fs = std::filesystem;
 
 enum class Kind { kSft, kRl };
 
-struct Run {
+struct TrainCase {
   Kind kind = Kind::kSft;
   DType compute = DType::kF32;
   std::int64_t max_steps = 10;
   bool resumes = false;
   int killed_rank = -1;  ///< stops itself with SIGKILL after step 4
+  int victim = -1;       ///< sends itself `signal` after `moment`; the others go on
+  std::chrono::microseconds moment{0};
+  int signal = SIGKILL;
+  std::chrono::milliseconds timeout{60'000};
+  bool has_newcomer = false;  ///< one more process, which joins the others between two steps
 };
 
-void set_common(TrainRunOptions& options, const Run& run, const fs::path& root, comm::Mesh& mesh) {
+void set_common(TrainRunOptions& options, const TrainCase& run, const fs::path& root, comm::Mesh& mesh) {
   config::AdamWConfig adamw;
   adamw.lr = 1e-3;
   options.step.optim = adamw;
@@ -39,9 +50,14 @@ void set_common(TrainRunOptions& options, const Run& run, const fs::path& root, 
   options.checkpoint->weights = root / "weights";
   options.checkpoint->may_write = mesh.world().rank() == 0;
   if (run.resumes) options.resume.emplace();
+  if (run.victim >= 0 || run.has_newcomer) {
+    options.max_losses = 1;
+    options.is_newcomer = mesh.world().generation() > 0;
+    options.checkpoint->interval = 3;
+  }
 }
 
-void run_sft_rank(const Run& run, const fs::path& root, comm::Mesh& mesh, Policy& policy, monitor::Monitor& monitor) {
+void run_sft_rank(const TrainCase& run, const fs::path& root, comm::Mesh& mesh, Policy& policy, monitor::Monitor& monitor) {
   SftRunOptions options;
   set_common(options, run, root, mesh);
   config::FakeDataConfig data;
@@ -51,12 +67,12 @@ void run_sft_rank(const Run& run, const fs::path& root, comm::Mesh& mesh, Policy
   run_sft(options, policy, monitor, {});
 }
 
-void run_rl_rank(const Run& run, const fs::path& root, comm::Mesh& mesh, Policy& policy, monitor::Monitor& monitor) {
+void run_rl_rank(const TrainCase& run, const fs::path& root, comm::Mesh& mesh, Policy& policy, monitor::Monitor& monitor) {
   RlRunOptions options;
   set_common(options, run, root, mesh);
   options.seq_len = 48;
-  const ReceiverFactory samples = [&mesh](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
-    if (mesh.world().rank() != 0) ADD_FAILURE() << "rank " << mesh.world().rank() << " takes samples, which only rank 0 may";
+  const ReceiverFactory samples = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
+    if (mesh.world().rank() != 0 && run.victim != 0) ADD_FAILURE() << "rank " << mesh.world().rank() << " takes samples, which only rank 0 may";
     return make_fake_rollouts(
         {.num_micro_batches = 5, .seq_len = 48, .vocab_size = 96, .generate_samples = true, .first_step = first_step, .rank = 0});
   };
@@ -64,13 +80,19 @@ void run_rl_rank(const Run& run, const fs::path& root, comm::Mesh& mesh, Policy&
 }
 
 /// The life of one rank; writes its masters to root/rank_R.
-int train_rank(const Run& run, const fs::path& model, const fs::path& root, int rank, int size) {
+int train_rank(const TrainCase& run, const fs::path& model, const fs::path& root, int rank, int size) {
   comm::CommOptions comm_options;
   comm_options.rank = rank;
   comm_options.size = size;
   comm_options.store = comm::make_file_store(root / fmt::format("store{}", run.max_steps));
-  comm::Mesh mesh(comm::make_communicator(comm_options));
+  comm_options.timeout = run.timeout;
   const auto policy = make_tiny_policy(model, run.compute);
+  comm::Mesh mesh(rank == size ? comm::join(comm_options, "newcomer", run.timeout, {}) : comm::make_communicator(comm_options));
+  if (rank == run.victim)
+    std::thread([&run] {
+      std::this_thread::sleep_for(run.moment);
+      (void)::kill(::getpid(), run.signal);
+    }).detach();
   monitor::Monitor monitor(run.kind == Kind::kSft ? sft_metrics() : trainer_metrics());
   if (rank == run.killed_rank)
     monitor.add_sink(monitor::make_callback_sink([](std::int64_t step, const monitor::Metrics&) {
@@ -90,19 +112,24 @@ int train_rank(const Run& run, const fs::path& model, const fs::path& root, int 
   return ::testing::Test::HasFailure() ? 9 : 0;
 }
 
-/// Exit status of each rank.
-std::vector<int> train(const Run& run, const fs::path& model, const fs::path& root, int size) {
+/// Exit status of each rank but the victim, which may hang.
+std::vector<int> train(const TrainCase& run, const fs::path& model, const fs::path& root, int size) {
   fs::create_directories(root);
-  comm::testing::Processes ranks(size, [&](int rank) { return train_rank(run, model, root, rank, size); });
+  const int num_processes = run.has_newcomer ? size + 1 : size;
+  comm::testing::Processes ranks(num_processes, [&](int rank) { return train_rank(run, model, root, rank, size); });
   std::vector<int> statuses;
-  for (int rank = 0; rank < size; ++rank) statuses.push_back(ranks.wait(rank, 2 * prl::testing::kPatience).value_or(-1));
+  for (int rank = 0; rank < num_processes; ++rank)
+    if (rank != run.victim) statuses.push_back(ranks.wait(rank, 2 * prl::testing::kPatience).value_or(-1));
   return statuses;
 }
 
-void expect_same_weights(const fs::path& wanted_root, const fs::path& root, int size) {
+void expect_same_weights(const fs::path& wanted_root, const fs::path& root, int size, int without = -1) {
   const std::string wanted = read_file(wanted_root / "rank_0");
   ASSERT_GT(wanted.size(), 1000u);
-  for (int rank = 0; rank < size; ++rank) EXPECT_TRUE(read_file(root / fmt::format("rank_{}", rank)) == wanted) << root << " rank " << rank;
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank == without) continue;
+    EXPECT_TRUE(read_file(root / fmt::format("rank_{}", rank)) == wanted) << root << " rank " << rank;
+  }
 }
 
 class Ranks : public ::testing::TestWithParam<Kind> {
@@ -147,6 +174,50 @@ TEST_P(Ranks, SavedByThreeAndResumedByTwoAndOne) {
 
 TEST_P(Ranks, AKilledRankEndsTheOthersWithItsName) {
   EXPECT_EQ(train({.kind = GetParam(), .killed_rank = 1}, model(), root("run"), 3), (std::vector<int>{7, 128 + SIGKILL, 7}));
+}
+
+// The others take what it owned from its neighbour's copy, do the step again and end with the weights and checkpoints of a run that lost
+// nobody.
+TEST_P(Ranks, AKilledRankAtAnyMomentChangesNoBit) {
+  constexpr int kSize = 3, kNumMoments = 9;
+  ASSERT_EQ(train({.kind = GetParam()}, model(), root("whole"), 1), std::vector<int>{0});
+  Rng rng(5, static_cast<std::uint64_t>(GetParam()));
+  for (int i = 0; i < kNumMoments; ++i) {
+    const TrainCase run{.kind = GetParam(), .victim = i % kSize, .moment = std::chrono::microseconds(rng.next_below(300'000))};
+    SCOPED_TRACE(fmt::format("rank {} after {} us", run.victim, run.moment.count()));
+    const fs::path folder = root(fmt::format("killed{}", i));
+    ASSERT_EQ(train(run, model(), folder, kSize), std::vector<int>(kSize - 1, 0));
+    expect_same_weights(root("whole"), folder, kSize, run.victim);
+    for (const char* file : {"checkpoints/step_10/trainer/optimizer.safetensors", "checkpoints/step_10/trainer/progress.json"})
+      EXPECT_TRUE(read_file(folder / file) == read_file(root("whole") / file)) << file;
+    EXPECT_TRUE(fs::exists(folder / "checkpoints/step_9/trainer/manifest.json"));
+  }
+}
+
+// One joins while another is killed: the number of ranks goes down and up, and no bit changes.
+TEST_P(Ranks, ANewcomerJoinsBetweenTwoSteps) {
+  constexpr int kSize = 3, kSteps = 40;
+  ASSERT_EQ(train({.kind = GetParam(), .max_steps = kSteps}, model(), root("whole"), 1), std::vector<int>{0});
+  for (const int victim : {-1, 0, 2}) {
+    SCOPED_TRACE(victim);
+    TrainCase run{.kind = GetParam(), .max_steps = kSteps, .victim = victim, .has_newcomer = true};
+    run.moment = std::chrono::milliseconds(150);
+    const fs::path folder = root(fmt::format("joined{}", victim));
+    ASSERT_EQ(train(run, model(), folder, kSize), std::vector<int>(victim < 0 ? kSize + 1 : kSize, 0));
+    expect_same_weights(root("whole"), folder, kSize + 1, victim);
+  }
+}
+
+TEST_P(Ranks, AStoppedRankIsGoneWithoutAfterTheTimeout) {
+  constexpr int kSize = 3;
+  ASSERT_EQ(train({.kind = GetParam()}, model(), root("whole"), 1), std::vector<int>{0});
+  const TrainCase run{.kind = GetParam(),
+                .victim = GetParam() == Kind::kRl ? 0 : 1,
+                .moment = std::chrono::milliseconds(60),
+                .signal = SIGSTOP,
+                .timeout = std::chrono::seconds(4)};
+  ASSERT_EQ(train(run, model(), root("stopped"), kSize), std::vector<int>(kSize - 1, 0));
+  expect_same_weights(root("whole"), root("stopped"), kSize, run.victim);
 }
 
 }  // namespace

@@ -39,14 +39,24 @@ class RlTraining final : public Training {
     trainer_.restore_progress(progress);
     if (is_first() && !options_.broadcasts.empty()) weights::remove_broadcasts_after(options_.broadcasts, progress.step);
     publish();
+    receiver_.reset();
     if (is_first()) receiver_ = make_receiver_(progress.step + 1);
+  }
+
+  void recover(const TrainProgress& progress) override {
+    trainer_.restore_progress(progress);
+    has_next_ = batch_ && batch_->step == progress.step + 1;
+    if (!is_first() || receiver_ != nullptr) return;
+    // What the lost rank 0 did: the queue still has what no rank has.
+    receiver_ = make_receiver_(progress.step + (has_next_ ? 2 : 1));
+    publish();
   }
 
   bool next(std::int64_t step, monitor::Metrics& metrics) override {
     check_stop();
     if (is_stopped_ && (options_.abort.stop_requested() || num_after_stop_++ >= options_.max_steps_after_stop)) return false;
     const auto start = Clock::now();
-    batch_ = wait_for_batch(step);
+    wait_for_batch(step);
     metrics["time/wait_for_batch"] = seconds_since(start);
     if (!batch_ && !is_stopped_ && options_.step.max_steps)
       fail(ErrorCode::kUnavailable,
@@ -85,9 +95,9 @@ class RlTraining final : public Training {
   /// Once one rank is told to stop, all of them are.
   void check_stop() { is_stopped_ = is_stopped_ || gradient_step().is_any_rank(stop_.stop_requested()); }
 
-  /// The batch of `step`, the same at every rank; nullopt at the end of the samples, or when a stopped run has nothing more to wait for.
-  /// Ranks speak to each other all the while, so that one which is lost is noticed here too.
-  std::optional<rollouts::RankBatch> wait_for_batch(std::int64_t step) {
+  /// Sets batch_ to that of `step`, the same at every rank; to nothing at the end of the samples, or when a stopped run has nothing more to
+  /// wait for. Ranks speak to each other all the while, so that one which is lost is noticed here too.
+  void wait_for_batch(std::int64_t step) {
     Waiting waiting({.who = "the trainer",
                      .what = fmt::format("the orchestrator's samples of step {}", step),
                      .limit = options_.batch_timeout,
@@ -95,17 +105,14 @@ class RlTraining final : public Training {
                      .first = options_.first_notice});
     std::optional<Clock::time_point> stopped_at;
     for (;;) {
-      std::optional<rollouts::RankBatch> batch;
+      if (!std::exchange(has_next_, false)) batch_ = is_first() ? receiver_->pop(kStopPoll) : std::nullopt;
       Supply supply = Supply::kWaiting;
-      if (is_first()) {
-        batch = receiver_->pop(kStopPoll);
-        if (batch)
-          supply = Supply::kBatch;
-        else if (is_over(stopped_at, waiting))
-          supply = Supply::kEnd;
-      }
-      supply = share_batch(ranks(), supply, batch);
-      if (supply != Supply::kWaiting) return batch;
+      if (is_first() && batch_)
+        supply = Supply::kBatch;
+      else if (is_first() && is_over(stopped_at, waiting))
+        supply = Supply::kEnd;
+      supply = share_batch(ranks(), supply, batch_);
+      if (supply != Supply::kWaiting) return;
       check_stop();
     }
   }
@@ -131,6 +138,7 @@ class RlTraining final : public Training {
   std::stop_token stop_;
   std::unique_ptr<rollouts::SampleReceiver> receiver_;
   std::optional<rollouts::RankBatch> batch_;
+  bool has_next_ = false;  ///< batch_ is of the step to come: a lost rank interrupted it
   std::int64_t num_after_stop_ = 0;
   bool is_stopped_ = false;
 };

@@ -1,5 +1,6 @@
 #include "trainer/train_run.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <utility>
@@ -8,10 +9,18 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "comm/admission.hpp"
 
 namespace prl::trainer {
 
 using Clock = std::chrono::steady_clock;
+
+namespace {
+
+/// For ranks that have noticed a loss to say so.
+constexpr std::chrono::milliseconds kRegroupGrace{5000};
+
+}  // namespace
 
 void TrainRunOptions::apply_bench() {
   if (!is_bench) return;
@@ -58,11 +67,71 @@ TrainRunResult TrainRun::run() {
 }
 
 TrainRunResult TrainRun::run_on_ranks() {
+  const comm::Communicator& ranks = training_.gradient_step().ranks();
+  if (options_.max_losses && ranks.size() > 1) copies_.emplace(policy_, options_.is_newcomer);
+  generation_ = ranks.generation();
+  for (;;) {
+    try {
+      if (!has_begun_) options_.is_newcomer ? begin_as_newcomer() : begin();
+      while (!is_done() && step()) admit_newcomer();
+      finish();
+      return result_;
+    } catch (const comm::PeerLost& lost) {
+      recover(lost);
+    }
+  }
+}
+
+void TrainRun::begin() {
+  progress_ = {};
+  training_.gradient_step().check_ranks();
   resume();
   start_step_ = result_.last_step = progress_.step;
   training_.begin(progress_);
-  while (!is_done() && step()) {
+  commit_copies();
+  has_begun_ = true;
+}
+
+void TrainRun::begin_as_newcomer() {
+  PRL_CHECK(copies_.has_value(), "a newcomer to a run without copies");
+  if (!take_state()) fail(ErrorCode::kUnavailable, "[healing] the run has not begun yet, there is nothing to join");
+  start_step_ = progress_.step;
+  log::info("joined as rank {} of {} after step {}", training_.gradient_step().ranks().rank(), training_.gradient_step().ranks().size(),
+            progress_.step);
+}
+
+bool TrainRun::take_state() {
+  training_.gradient_step().check_ranks();
+  const std::optional<TrainProgress> found = copies_->restore(training_.gradient_step());
+  has_begun_ = found.has_value();
+  if (!found) return false;
+  progress_ = *found;
+  result_.last_step = progress_.step;
+  training_.recover(progress_);
+  commit_copies();
+  return true;
+}
+
+void TrainRun::admit_newcomer() {
+  GradientStep& gradient_step = training_.gradient_step();
+  if (!copies_ || is_done() || gradient_step.ranks().options().store == nullptr) return;
+  std::optional<comm::CommOptions> options = comm::admit(gradient_step.ranks(), generation_ + 1);
+  if (!options) return;
+  ++generation_;
+  std::unique_ptr<comm::Communicator> grown;
+  try {
+    grown = comm::make_communicator(*options);
+  } catch (const comm::PeerLost& lost) {
+    log::warning("{}; the others go on without the newcomer", lost.what());
+    return;
   }
+  gradient_step.move_to(std::move(grown));
+  if (!take_state()) fail(ErrorCode::kInternal, "[healing] a group without copies lets a newcomer in");
+  log::warning("a rank was let in: {} of {} goes on after step {}", gradient_step.ranks().rank(), gradient_step.ranks().size(),
+               progress_.step);
+}
+
+void TrainRun::finish() {
   result_.was_stopped = stop_.stop_requested() && !is_done();
   if (checkpoints_) save_last();
   monitor_.finish();
@@ -70,7 +139,66 @@ TrainRunResult TrainRun::run_on_ranks() {
     std::cout << bench_.render() << std::flush;
     if (options_.bench_json) write_file_atomic(*options_.bench_json, bench_.to_json());
   }
-  return result_;
+}
+
+void TrainRun::commit_copies() {
+  if (copies_) copies_->commit(progress_, training_.gradient_step());
+}
+
+void TrainRun::recover(const comm::PeerLost& first) {
+  const auto start = Clock::now();
+  if (!copies_ || first.gave_up() || ++num_losses_ > *options_.max_losses) throw;
+  log::warning("{}; the others go on without it", first.what());
+  // Those that compute notice the loss at their next exchange; who has tried to regroup has noticed.
+  std::chrono::milliseconds grace = training_.gradient_step().ranks().options().timeout + kRegroupGrace;
+  std::vector<int> also_lost;
+  while (!regroup(grace, also_lost)) {
+    if (++num_losses_ > *options_.max_losses) throw;
+    grace = kRegroupGrace;
+  }
+  recover_seconds_ = seconds_since(start);
+  const comm::Communicator& ranks = training_.gradient_step().ranks();
+  log::warning("rank {} of {} now: goes on after step {}, {:.2f} s after the loss was noticed; {} of {} losses", ranks.rank(),
+               ranks.size(), progress_.step, recover_seconds_, num_losses_, *options_.max_losses);
+}
+
+bool TrainRun::regroup(std::chrono::milliseconds grace, std::vector<int>& also_lost) {
+  GradientStep& gradient_step = training_.gradient_step();
+  comm::Communicator& old = gradient_step.ranks();
+  const bool was_first = old.rank() == 0;
+  const std::int64_t old_generation = old.generation();
+  const std::int64_t generation = ++generation_;  // counts attempts too, so that all ranks mean the same
+  std::vector<int> survivors;
+  try {
+    survivors = comm::find_survivors(old, generation, grace, also_lost);
+  } catch (const comm::PeerLost& error) {  // it is this rank that the others take for lost
+    fail(ErrorCode::kPeerLost, "{}", error.what());
+  }
+  try {
+    gradient_step.move_to(old.regroup(survivors, generation));
+  } catch (const comm::PeerLost& lost) {
+    if (lost.gave_up()) throw;
+    log::warning("{}; another one while the others regroup", lost.what());
+    if (gradient_step.ranks().generation() != old_generation)
+      also_lost.clear();  // of the new group, which the next attempt starts from
+    else
+      for (const int rank : lost.ranks()) also_lost.push_back(survivors[static_cast<std::size_t>(rank)]);
+    return false;
+  }
+  also_lost.clear();
+  if (gradient_step.ranks().rank() == 0 && !was_first && options_.take_over) options_.take_over();
+  try {
+    if (!take_state()) return true;  // before the first step: all begin anew
+    // The checkpoint that was under way when the rank was lost.
+    if (!checkpoints_ || progress_.step <= start_step_ || !checkpoints_->is_due(progress_.step, max_steps_)) return true;
+    if (!gradient_step.is_any_rank(checkpoints_->last_saved() != progress_.step)) return true;
+    checkpoints_->save(progress_.step, progress_, policy_, gradient_step, [this] { monitor_.sync(); });
+    return true;
+  } catch (const comm::PeerLost& lost) {
+    if (lost.gave_up()) throw;
+    log::warning("{}; another one while the others regroup", lost.what());
+    return false;
+  }
 }
 
 bool TrainRun::next(std::int64_t step, monitor::Metrics& metrics) {
@@ -92,6 +220,12 @@ bool TrainRun::step() {
   monitor::Metrics metrics;
   if (!next(step, metrics)) return false;
   training_.step(progress_, metrics);
+  commit_copies();
+  result_.last_step = step;
+  if (copies_) {
+    metrics["healing/losses"] = num_losses_;
+    metrics["healing/recover_seconds"] = std::exchange(recover_seconds_, 0.0);
+  }
   const auto publish_start = Clock::now();
   if (training_.publish()) metrics["time/broadcast_weights"] = seconds_since(publish_start);
   const auto report = [&] {
@@ -111,7 +245,6 @@ bool TrainRun::step() {
   }
   log::step("{}", training_.line(step, metrics));
   bench_.add(step, metrics);
-  result_.last_step = step;
   result_.last_loss = metrics["loss/mean"];
   return true;
 }

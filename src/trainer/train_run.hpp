@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -9,6 +10,7 @@
 #include "monitor/monitor.hpp"
 #include "trainer/checkpoint.hpp"
 #include "trainer/gradient_step.hpp"
+#include "trainer/peer_snapshot.hpp"
 #include "trainer/policy.hpp"
 #include "trainer/report.hpp"
 
@@ -21,6 +23,9 @@ struct TrainRunOptions {
   std::optional<CheckpointOptions> checkpoint;  ///< none: nothing is saved
   std::optional<ResumeOptions> resume;
   std::filesystem::path resume_from;  ///< checkpoints folder; empty: checkpoint->checkpoints
+  std::optional<int> max_losses;      ///< of ranks, which the others survive by copies of each other's state; none: a loss ends the run
+  std::function<void()> take_over;    ///< called at a rank that has become rank 0: it opens what rank 0 writes; may be empty
+  bool is_newcomer = false;           ///< this rank joins a run that goes on: its state comes from the others
   bool is_bench = false;              ///< kBenchSteps steps, no checkpoints, a table at the end
   std::optional<std::filesystem::path> bench_json;
 
@@ -48,6 +53,9 @@ class Training {
   virtual std::string remedy() const { return {}; }
   /// Trains on those rows, and counts. Masters and optimizer are as they were if it throws.
   virtual void step(TrainProgress& progress, monitor::Metrics& metrics) = 0;
+  /// After other ranks were lost: training goes on after `progress.step`, to which masters, optimizer and counters went back. Rows of
+  /// the next step that this rank has are kept for it.
+  virtual void recover(const TrainProgress& progress) = 0;
   /// Hands the new weights on; false if nobody takes them.
   virtual bool publish() { return false; }
   /// The console line of a step.
@@ -65,6 +73,19 @@ class TrainRun {
 
  private:
   TrainRunResult run_on_ranks();
+  void begin();
+  void begin_as_newcomer();
+  /// Lets a rank in that was started again, between two steps.
+  void admit_newcomer();
+  /// In a new group: takes the state that all of its ranks have. False if one has none yet.
+  bool take_state();
+  void finish();
+  /// Called while the exception of a lost rank is handled, which it throws on if the run cannot go on without it.
+  void recover(const comm::PeerLost& lost);
+  /// One attempt: the ranks that are left go on from the newest step that they all have. False if one more was lost meanwhile;
+  /// `also_lost` are then those of the group there was that it does not know to be lost.
+  bool regroup(std::chrono::milliseconds grace, std::vector<int>& also_lost);
+  void commit_copies();
   void resume();
   bool is_done() const { return max_steps_ && progress_.step >= *max_steps_; }
   /// One step; false at the end.
@@ -81,6 +102,11 @@ class TrainRun {
   std::optional<TrainerCheckpoints> checkpoints_;
   TrainProgress progress_;
   std::int64_t start_step_ = 0;
+  std::optional<PeerSnapshots> copies_;  ///< if losses are survived
+  bool has_begun_ = false;
+  int num_losses_ = 0;
+  std::int64_t generation_ = 0;  ///< of the newest group that was tried
+  double recover_seconds_ = 0;
   TrainRunResult result_;
   BenchTable bench_;
 };

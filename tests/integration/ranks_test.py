@@ -8,6 +8,7 @@ import harness
 from harness import check, prl
 
 STEPS = 6
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # ranks of a machine with fewer GPUs than ranks; what they show does not depend on the device
 
 
 def sft_arguments(folder, out, *flags, steps=STEPS):
@@ -96,6 +97,47 @@ def test_a_killed_rank_ends_the_run_with_its_name():
         check("sft_rank_2 was killed by signal 9" in text, text[-3000:])
 
 
+def test_a_killed_rank_is_started_again_and_changes_no_bit():
+    with harness.workspace("healed-rank") as folder:
+        prepare(folder)
+        steps = 150
+        prl(*sft_arguments(folder, "one", steps=steps))
+        log = folder / "run.log"
+        flags = ["--deployment.num-gpus", 3, "--healing.max-restarts", 3, "--healing.backoff-seconds", 0.1]
+        with harness.running(*sft_arguments(folder, "out", *flags, steps=steps), log=log) as run:
+            for number, rank in enumerate(("sft_rank_2", "sft"), 1):  # the second time rank 0
+                harness.wait_until(lambda: len((folder / "out/metrics.jsonl").read_text().splitlines()) > 10 * number
+                                   if (folder / "out/metrics.jsonl").exists() else run.poll() is not None, 60, "steps")
+                pids = dict(re.findall(r"started (\w+) \(pid (\d+)\)", log.read_text()))
+                os.kill(int(pids[rank]), signal.SIGKILL)
+                harness.wait_until(lambda: log.read_text().count("a rank was let in") >= number or run.poll() is not None, 60,
+                                   "the rank that was started again")
+            check(run.wait(120) == 0, log.read_text()[-3000:])
+        text = log.read_text()
+        check("sft_rank_2 was killed by signal 9" in text and "(1 of 3 losses), it is started again in 0.1 s" in text, text[-3000:])
+        check("(2 of 3 losses), it is started again in 0.2 s" in text, text[-3000:])
+        check(weights(folder / "out", steps) == weights(folder / "one", steps), "the healed run gave other weights")
+        rows = harness.metrics(folder / "out")
+        check(rows[steps]["healing/losses"] >= 1, f"losses are not counted: {rows[steps]}")
+
+
+def test_rl_goes_on_without_a_killed_trainer_rank():
+    with harness.workspace("healed-rl") as folder:
+        steps = 12
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=steps)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt")
+        for rank in ("trainer", "trainer_rank_1"):
+            out, log = folder / rank, folder / f"{rank}.log"
+            with harness.running("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node",
+                                 "--deployment.num-train-gpus", 2, "--trainer.healing", "--inference.server.port", harness.free_port(),
+                                 log=log) as run:
+                harness.wait_until(lambda: (out / "broadcasts/step_2/STABLE").exists() or run.poll() is not None, 60, "version 2")
+                os.kill(harness.role_pids(log)[rank], signal.SIGKILL)
+                check(run.wait(120) == 0, f"{log.read_text()[-3000:]}")
+            check(weights(out, steps) == weights(folder / "one", steps), f"{rank} killed: other weights")
+
+
 if __name__ == "__main__":
     harness.main(test_sft_on_three_ranks_gives_the_weights_of_one, test_rl_on_three_trainer_ranks_gives_the_weights_of_one_process,
-                 test_launch_starts_the_ranks_of_two_nodes, test_a_killed_rank_ends_the_run_with_its_name)
+                 test_launch_starts_the_ranks_of_two_nodes, test_a_killed_rank_ends_the_run_with_its_name,
+                 test_a_killed_rank_is_started_again_and_changes_no_bit, test_rl_goes_on_without_a_killed_trainer_rank)

@@ -162,7 +162,8 @@ class NcclCommunicator final : public Communicator {
         lost,
         fmt::format("[nccl] group '{}', generation {}: rank {} waited {:.2f} s in {} ({}); ranks that do not say that they wait: [{}]{}",
                     options_.group, options_.generation, rank(), std::chrono::duration<double>(Clock::now() - started).count(), doing,
-                    reason, join(lost), words));
+                    reason, join(lost), words),
+        !words.empty());
     is_closed_ = true;
     (void)api_.comm_abort(comm_);  // kernels that wait on the GPU end
     comm_ = nullptr;

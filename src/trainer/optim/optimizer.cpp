@@ -227,6 +227,13 @@ std::vector<io::NamedTensor> Optimizer::state() const {
   return all;
 }
 
+std::vector<Optimizer::StatePart> Optimizer::state_parts() const {
+  std::vector<StatePart> parts;
+  for (const Slot& slot : slots_)
+    for (const auto& [name, tensor] : slot.state) parts.push_back({slot.parameter->name + "." + name, slot.part, tensor});
+  return parts;
+}
+
 std::vector<io::NamedTensor> Optimizer::copy_state() const {
   std::vector<io::NamedTensor> all = state();
   for (io::NamedTensor& named : all) named.tensor = named.tensor.clone();

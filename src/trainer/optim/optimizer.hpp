@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -57,6 +58,13 @@ class Optimizer {
   void step(double lr, double grad_scale, const Tensor& rounded = {}, const Tensor& grads = {});
   std::int64_t num_steps() const noexcept { return num_steps_; }
 
+  /// What is owned of one state of one parameter: elements `range` of all values.
+  struct StatePart {
+    std::string name;  ///< "<parameter>.<state>"
+    ElementRange range;
+    Tensor tensor;
+  };
+  std::vector<StatePart> state_parts() const;
   /// The state as "<parameter>.<state>" in a fixed order: the tensors themselves, or copies that a save in the background can write while
   /// training goes on. Parameters that are owned in part have vectors of that part.
   std::vector<io::NamedTensor> state() const;

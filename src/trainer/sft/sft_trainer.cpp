@@ -116,6 +116,8 @@ class SftTraining final : public Training {
     packer_.seek(progress.data_position);
   }
 
+  void recover(const TrainProgress& progress) override { packer_.seek(progress.data_position); }
+
   bool next(std::int64_t step, monitor::Metrics& metrics) override {
     if (gradient_step_.is_any_rank(stop_.stop_requested())) return false;
     if (options_.val && is_validation_due(*options_.val, step, start_step_))
