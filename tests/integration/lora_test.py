@@ -179,7 +179,7 @@ def test_adapters_that_cannot_be_served_are_refused_by_name():
             path = place / "adapter_model.safetensors"
             path.write_bytes(path.read_bytes()[:-500])
 
-        other = harness.tiny_model(folder / "other-base", "--hidden-size", 96)
+        other = harness.tiny_model(folder / "other-base", "--hidden-size", 128)
         prl("trainer", "--model.name", other, "--model.seq-len", 64, "--data.fake", "--max-steps", 1, "--ckpt",
             "--ckpt.weights.save-adapter-separately", "--model.lora.rank", 4, "--output-dir", folder / "other")
         faults = [(folder / "nowhere", 404, ("nowhere", "adapter_config.json")),
