@@ -38,8 +38,8 @@ int run_launch(const config::ParsedCommand& parsed) {
   launch::NodeWork work;
   work.command = *command;
   work.args.assign(command + 1, parsed.args.end());
-  const bool goes_on = work.command == "sft" ? look_at<config::SftConfig>(Command::kSft, work)
-                                             : look_at<config::TrainerConfig>(Command::kTrainer, work);
+  const bool goes_on =
+      work.command == "sft" ? look_at<config::SftConfig>(Command::kSft, work) : look_at<config::TrainerConfig>(Command::kTrainer, work);
   if (!goes_on) return 0;
   const StopSignal stop;
   const int status = launch::run_node(config, work, stop.token());

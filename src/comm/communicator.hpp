@@ -156,8 +156,8 @@ std::unique_ptr<Communicator> make_communicator(CommOptions options);
 
 /// After PeerLost, called by every rank that is left, with the generation of the group to come: which old ranks go on, the same answer for
 /// all. Waits up to `grace` for those that are not known to be lost; it should exceed the timeout of the operation that failed, since
-/// others notice later. `also_lost`: ranks of `group` that are known to be lost besides those it knows itself. Error{kPeerLost} if the others
-/// have gone on without this rank.
+/// others notice later. `also_lost`: ranks of `group` that are known to be lost besides those it knows itself. Error{kPeerLost} if the
+/// others have gone on without this rank.
 std::vector<int> find_survivors(Communicator& group, std::int64_t generation, std::chrono::milliseconds grace,
                                 std::span<const int> also_lost = {});
 

@@ -222,7 +222,8 @@ class PeerCommunicator final : public Communicator {
     options_.store->set(word_key(rank()), transport_ != nullptr ? "yes" : "no");
     std::vector<std::string> words(static_cast<std::size_t>(size()));
     std::optional<std::string> verdict;
-    for (std::chrono::microseconds pause{200}; !(verdict = options_.store->get(verdict_key)); pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
+    for (std::chrono::microseconds pause{200}; !(verdict = options_.store->get(verdict_key));
+         pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
       for (int r = 0; r < size(); ++r)
         if (std::string& word = words[static_cast<std::size_t>(r)]; word.empty()) word = options_.store->get(word_key(r)).value_or("");
       if (std::ranges::all_of(words, [](const std::string& word) { return word == "yes"; }))

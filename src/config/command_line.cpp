@@ -77,7 +77,8 @@ constexpr std::string_view kLaunchOptions[] = {"--nproc-per-node", "--nnodes", "
 /// help where it cannot be anything else.
 void take_command(ParsedCommand& parsed, Command command, std::vector<std::string> args) {
   parsed.command = command;
-  parsed.wants_version = command != Command::kLaunch && std::any_of(args.begin(), args.end(), [](const std::string& word) { return word == "--version" || word == "-V"; });
+  parsed.wants_version = command != Command::kLaunch &&
+                         std::any_of(args.begin(), args.end(), [](const std::string& word) { return word == "--version" || word == "-V"; });
   const bool has_positionals = command == Command::kInitModel || command == Command::kMakeData || command == Command::kResults ||
                                command == Command::kBench || command == Command::kConvert || command == Command::kEnv ||
                                command == Command::kDashboard || command == Command::kPlot || command == Command::kReport ||

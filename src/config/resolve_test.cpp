@@ -254,7 +254,7 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
     EXPECT_THROW(require_built(rl.not_built), Error) << flags;
   };
   expect("--deployment.type multi_node", "several nodes");
-    expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
+  expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--weight-broadcast.type nccl --deployment.type single_node", "NCCL");
   expect("--inference.parallel.tp 2", "tensor parallelism");
   expect("--trainer.model.tp 2", "tensor parallelism");

@@ -72,11 +72,13 @@ TEST_F(Seeds, TorchrunIsAnsweredWithTheCommandToType) {
   EXPECT_THAT(command_error("uv run torchrun --nproc-per-node 8 --local-rank-filter 0"), HasSubstr("torchrun is not needed"));
   EXPECT_THAT(command_error("uv run torchrun --local-ranks-filter 0 --nproc-per-node 8 src/prime_rl/trainer/rl/train.py @ t.toml"),
               HasSubstr("Type `prl launch --nproc-per-node 8 trainer @ t.toml` instead"));
-  EXPECT_THAT(command_error("torchrun --nnodes 2 --node-rank=1 --rdzv-endpoint=$HEAD:29500 --rdzv-id job_1 --nproc-per-node 8 "
-                            "-m prime_rl.trainer.sft.train @ sft.toml --max-steps 3"),
-              HasSubstr("`prl launch --nnodes 2 --node-rank 1 --rdzv-endpoint $HEAD:29500 --rdzv-id job_1 --nproc-per-node 8 sft @ sft.toml "
-                        "--max-steps 3`"));
-  EXPECT_THAT(command_error("torchrun --nproc-per-node 1 src/prime_rl/trainer/sft/train.py @ sft.toml"), HasSubstr("Type `prl sft @ sft.toml`"));
+  EXPECT_THAT(
+      command_error("torchrun --nnodes 2 --node-rank=1 --rdzv-endpoint=$HEAD:29500 --rdzv-id job_1 --nproc-per-node 8 "
+                    "-m prime_rl.trainer.sft.train @ sft.toml --max-steps 3"),
+      HasSubstr("`prl launch --nnodes 2 --node-rank 1 --rdzv-endpoint $HEAD:29500 --rdzv-id job_1 --nproc-per-node 8 sft @ sft.toml "
+                "--max-steps 3`"));
+  EXPECT_THAT(command_error("torchrun --nproc-per-node 1 src/prime_rl/trainer/sft/train.py @ sft.toml"),
+              HasSubstr("Type `prl sft @ sft.toml`"));
   EXPECT_THAT(command_error("uv run torchrun --log-dir outputs/torchrun --redirects 3 --tee 3"), HasSubstr("torchrun is not needed"));
 }
 

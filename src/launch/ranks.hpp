@@ -22,7 +22,7 @@ struct RankEnv {
   std::string joins_as;            ///< PRL_JOIN: it was started again and joins the others, who go on, under this name
   /// Whether it prepares and writes what is written once; the one that does so may change later.
   bool is_first() const noexcept { return rank == 0 && joins_as.empty(); }
-  bool is_told = false;            ///< PRL_WORLD_SIZE is set: whoever did so has started all ranks there are
+  bool is_told = false;  ///< PRL_WORLD_SIZE is set: whoever did so has started all ranks there are
 };
 
 /// From PRL_RANK, PRL_WORLD_SIZE, PRL_STORE, PRL_HOST and PRL_LOCAL_WORLD_SIZE; without PRL_WORLD_SIZE one rank. Error{kInvalidArgument}

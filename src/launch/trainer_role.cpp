@@ -163,9 +163,9 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   options.is_newcomer = !env.joins_as.empty();
   if (options.checkpoint) options.checkpoint->may_write = is_first;
   if (!is_first) options.bench_json.reset();
-  auto monitor = is_first ? make_monitor(trainer::trainer_metrics(), kTrainerRows, config.output_dir, config.file_monitor,
-                                         config.bench.has_value())
-                          : std::make_unique<monitor::Monitor>(trainer::trainer_metrics(), kTrainerRows);
+  auto monitor =
+      is_first ? make_monitor(trainer::trainer_metrics(), kTrainerRows, config.output_dir, config.file_monitor, config.bench.has_value())
+               : std::make_unique<monitor::Monitor>(trainer::trainer_metrics(), kTrainerRows);
   if (is_first) {
     add_heartbeat(*monitor, config.heartbeat);
     add_metrics_server(*monitor, config.metrics_server);

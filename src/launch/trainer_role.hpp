@@ -29,8 +29,7 @@ std::optional<trainer::ResumeOptions> resume_options(const std::optional<config:
 std::unique_ptr<monitor::Monitor> make_monitor(monitor::MetricSet declared, const char* role, const std::filesystem::path& output_dir,
                                                const config::FileMonitorConfig& file, bool is_bench = false);
 /// The same for a monitor that has kept no rows so far.
-void open_monitor(monitor::Monitor& monitor, const std::filesystem::path& output_dir, const config::FileMonitorConfig& file,
-                  bool is_bench);
+void open_monitor(monitor::Monitor& monitor, const std::filesystem::path& output_dir, const config::FileMonitorConfig& file, bool is_bench);
 
 /// `prl trainer`: a trainer in a process of its own, samples and weights through files or ZeroMQ. Returns the exit status.
 int run_trainer_role(const config::TrainerConfig& config, std::stop_token stop);

@@ -91,8 +91,7 @@ GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
       own_mesh_(options_.mesh == nullptr ? std::make_unique<comm::Mesh>(comm::make_local_communicator(policy.context().runtime)) : nullptr),
       shard_(std::make_unique<Shard>(policy_, options_, ranks())),
       schedule_(options_.scheduler, base_lr(options_.optim), options_.max_steps),
-      watch_(policy.context().runtime->make_stopwatch()) {
-}
+      watch_(policy.context().runtime->make_stopwatch()) {}
 
 void GradientStep::move_to(std::unique_ptr<comm::Communicator> group) {
   shard_.reset();  // its memory first

@@ -114,7 +114,8 @@ void PeerSnapshots::take(std::string_view part, GradientStep& gradient_step) con
     part.remove_prefix(sizeof head);
     const std::int64_t left = static_cast<std::int64_t>(part.size());
     if (head.name_bytes < 0 || head.num_bytes < 0 || head.count < 0 || head.name_bytes > left || head.num_bytes > left - head.name_bytes)
-      fail(ErrorCode::kCorrupt, "[healing] a neighbour's copy names {} + {} bytes where {} are left", head.name_bytes, head.num_bytes, left);
+      fail(ErrorCode::kCorrupt, "[healing] a neighbour's copy names {} + {} bytes where {} are left", head.name_bytes, head.num_bytes,
+           left);
     const std::string_view name = part.substr(0, static_cast<std::size_t>(head.name_bytes));
     const std::string_view bytes = part.substr(name.size(), static_cast<std::size_t>(head.num_bytes));
     part.remove_prefix(name.size() + bytes.size());

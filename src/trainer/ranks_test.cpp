@@ -72,7 +72,8 @@ void run_rl_rank(const TrainCase& run, const fs::path& root, comm::Mesh& mesh, P
   set_common(options, run, root, mesh);
   options.seq_len = 48;
   const ReceiverFactory samples = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
-    if (mesh.world().rank() != 0 && run.victim != 0) ADD_FAILURE() << "rank " << mesh.world().rank() << " takes samples, which only rank 0 may";
+    if (mesh.world().rank() != 0 && run.victim != 0)
+      ADD_FAILURE() << "rank " << mesh.world().rank() << " takes samples, which only rank 0 may";
     return make_fake_rollouts(
         {.num_micro_batches = 5, .seq_len = 48, .vocab_size = 96, .generate_samples = true, .first_step = first_step, .rank = 0});
   };
@@ -212,10 +213,10 @@ TEST_P(Ranks, AStoppedRankIsGoneWithoutAfterTheTimeout) {
   constexpr int kSize = 3;
   ASSERT_EQ(train({.kind = GetParam()}, model(), root("whole"), 1), std::vector<int>{0});
   const TrainCase run{.kind = GetParam(),
-                .victim = GetParam() == Kind::kRl ? 0 : 1,
-                .moment = std::chrono::milliseconds(60),
-                .signal = SIGSTOP,
-                .timeout = std::chrono::seconds(4)};
+                      .victim = GetParam() == Kind::kRl ? 0 : 1,
+                      .moment = std::chrono::milliseconds(60),
+                      .signal = SIGSTOP,
+                      .timeout = std::chrono::seconds(4)};
   ASSERT_EQ(train(run, model(), root("stopped"), kSize), std::vector<int>(kSize - 1, 0));
   expect_same_weights(root("whole"), root("stopped"), kSize, run.victim);
 }

@@ -158,8 +158,8 @@ void TrainRun::recover(const comm::PeerLost& first) {
   }
   recover_seconds_ = seconds_since(start);
   const comm::Communicator& ranks = training_.gradient_step().ranks();
-  log::warning("rank {} of {} now: goes on after step {}, {:.2f} s after the loss was noticed; {} of {} losses", ranks.rank(),
-               ranks.size(), progress_.step, recover_seconds_, num_losses_, *options_.max_losses);
+  log::warning("rank {} of {} now: goes on after step {}, {:.2f} s after the loss was noticed; {} of {} losses", ranks.rank(), ranks.size(),
+               progress_.step, recover_seconds_, num_losses_, *options_.max_losses);
 }
 
 bool TrainRun::regroup(std::chrono::milliseconds grace, std::vector<int>& also_lost) {
