@@ -22,6 +22,7 @@ int run_convert(const config::ParsedCommand& parsed);
 int run_dashboard(const config::ParsedCommand& parsed);
 int run_plot(const config::ParsedCommand& parsed);
 int run_report(const config::ParsedCommand& parsed);
+int run_top(const config::ParsedCommand& parsed);
 int run_chat(const config::ParsedCommand& parsed);
 /// Commands that parse completely but whose work is not built: ends in Error{kNotImplemented} that names it.
 int run_env(const config::ParsedCommand& parsed);

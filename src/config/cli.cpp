@@ -31,7 +31,7 @@ std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kBench) return {"suite"};
   if (command == Command::kEnv) return {"action", "target"};
   if (command == Command::kDashboard || command == Command::kPlot) return {"runs..."};
-  if (command == Command::kReport) return {"run"};
+  if (command == Command::kReport || command == Command::kTop) return {"run"};
   if (command == Command::kConvert) return {"input", "output_dir"};
   return {};
 }
@@ -331,6 +331,7 @@ PRL_INSTANTIATE(EnvCommandConfig)
 PRL_INSTANTIATE(DashboardToolConfig)
 PRL_INSTANTIATE(PlotConfig)
 PRL_INSTANTIATE(ReportConfig)
+PRL_INSTANTIATE(TopConfig)
 PRL_INSTANTIATE(EvalsConfig)
 PRL_INSTANTIATE(EnvServerConfig)
 PRL_INSTANTIATE(LaunchConfig)

@@ -28,6 +28,7 @@ enum class Command {
   kDashboard,
   kPlot,
   kReport,
+  kTop,
   kEvals,  ///< parsed, not built
 };
 

@@ -46,6 +46,7 @@ TEST(GoldenKeys, EveryKeyIsListed) {
   list_command<DashboardToolConfig>(Command::kDashboard, found);
   list_command<PlotConfig>(Command::kPlot, found);
   list_command<ReportConfig>(Command::kReport, found);
+  list_command<TopConfig>(Command::kTop, found);
   list_command<EvalsConfig>(Command::kEvals, found);
   list_command<EnvServerConfig>(Command::kEnvServer, found);
   list_command<LaunchConfig>(Command::kLaunch, found);

@@ -116,6 +116,7 @@ TEST_F(Reference, EveryCommandHasAPageThatIsUpToDate) {
   expect_command<DashboardToolConfig>(Command::kDashboard);
   expect_command<PlotConfig>(Command::kPlot);
   expect_command<ReportConfig>(Command::kReport);
+  expect_command<TopConfig>(Command::kTop);
   std::string index =
       "\nOne page per command, written from the program's own list of keys; `prl COMMAND --help` prints the same.\n\n"
       "| command | purpose |\n|---|---|\n";

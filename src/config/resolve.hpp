@@ -88,6 +88,8 @@ Resolution<PlotConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<ReportConfig> resolve(Value raw, const Context& context);
 template <>
+Resolution<TopConfig> resolve(Value raw, const Context& context);
+template <>
 Resolution<EvalsConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<EnvCommandConfig> resolve(Value raw, const Context& context);

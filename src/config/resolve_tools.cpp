@@ -111,6 +111,13 @@ Resolution<ReportConfig> resolve(Value raw, const Context& context) {
 }
 
 template <>
+Resolution<TopConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<TopConfig>(raw);
+  if (resolution.config.run.empty()) Check(raw, "", resolution.report, context).problem("run", "is needed: `prl top RUN`");
+  return resolution;
+}
+
+template <>
 Resolution<DoctorConfig> resolve(Value raw, const Context&) {
   return detail::bind_all<DoctorConfig>(raw);
 }

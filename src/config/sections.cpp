@@ -28,6 +28,7 @@ template const TypeOps& ops_of<EnvCommandConfig>();
 template const TypeOps& ops_of<DashboardToolConfig>();
 template const TypeOps& ops_of<PlotConfig>();
 template const TypeOps& ops_of<ReportConfig>();
+template const TypeOps& ops_of<TopConfig>();
 template const TypeOps& ops_of<EvalsConfig>();
 template const TypeOps& ops_of<EnvServerConfig>();
 template const TypeOps& ops_of<LaunchConfig>();

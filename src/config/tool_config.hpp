@@ -162,6 +162,21 @@ struct ReportConfig {
   }
 };
 
+/// `prl top RUN`: a run in the terminal, drawn again as it goes on.
+struct TopConfig {
+  std::filesystem::path run;
+  std::vector<std::string> metric;
+  double interval = 1.0;
+  bool once = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("run", run, "Output folder of a run");
+    v.field("metric", metric, "Metrics that are shown first, as `prl plot` takes them");
+    v.field("interval", interval, "Time between two looks at the files", {.unit = "seconds", .min = 0.1, .max = 3600});
+    v.field("once", once, "Print the run as it is now and end, as happens too where the output is no terminal");
+  }
+};
+
 /// `prl convert IN OUT`: a GGUF file or a model folder to a Hugging Face folder.
 struct ConvertConfig {
   std::filesystem::path input;

@@ -10,6 +10,22 @@
 
 namespace prl::dashboard {
 
+/// What people look at first, in this order, as find_metric() reads it.
+inline constexpr const char* kFirstMetrics[] = {"reward",
+                                                "val_reward",
+                                                "entropy",
+                                                "mismatch_kl",
+                                                "loss",
+                                                "optim/grad_norm",
+                                                "decode_len",
+                                                "is_truncated",
+                                                "solve_all",
+                                                "solve_none",
+                                                "off_policy_level",
+                                                "trainer:perf/throughput",
+                                                "sft:perf/throughput",
+                                                "trainer:time/step"};
+
 struct PlotOptions {
   std::vector<std::string> metrics;
   double smoothing = 0;

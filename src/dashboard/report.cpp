@@ -32,25 +32,9 @@ constexpr std::string_view kStyle =
     "pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f5f5f5;padding:.6em;border-left:3px solid #888}"
     "svg{max-width:100%;height:auto}summary{cursor:pointer}.role{font-weight:600}";
 
-/// What people look at first, in this order.
-constexpr const char* kCharts[] = {"reward",
-                                   "val_reward",
-                                   "entropy",
-                                   "mismatch_kl",
-                                   "loss",
-                                   "optim/grad_norm",
-                                   "decode_len",
-                                   "is_truncated",
-                                   "solve_all",
-                                   "solve_none",
-                                   "off_policy_level",
-                                   "trainer:perf/throughput",
-                                   "sft:perf/throughput",
-                                   "trainer:time/step"};
-
 void put_charts(std::string& out, const SeriesStore& store) {
   out += "<h2>Curves</h2>\n";
-  for (const char* const name : kCharts)
+  for (const char* const name : kFirstMetrics)
     for (const SeriesStore::Key& key : find_metric(store, name)) {
       Curve curve = sample_curve(*store.find(key.role, key.name), 0, std::numeric_limits<std::int64_t>::max(), kMaxReportPoints);
       Chart chart{.title = fmt::format("{} ({})", key.name, key.role), .width = 960, .height = 260};

@@ -99,6 +99,11 @@ RunView::Head RunView::read_head() const {
   return head;
 }
 
+RunView::Head RunView::head() const {
+  std::lock_guard lock(mutex_);
+  return head_;
+}
+
 bool RunView::refresh() {
   const Head head = read_head();
   std::lock_guard lock(mutex_);
@@ -109,7 +114,9 @@ bool RunView::refresh() {
 }
 
 void RunView::read_metrics() {
+  const Head head = read_head();
   std::lock_guard lock(mutex_);
+  head_ = head;
   while (series_.read(kRoundBytes)) {
   }
 }

@@ -23,6 +23,11 @@ class RunView {
  public:
   RunView(std::filesystem::path folder, std::string name);
 
+  struct Head {
+    std::string command = {};    ///< "rl", "sft", ...; empty if the folder does not say
+    std::int64_t max_steps = 0;  ///< 0: not limited, or not known
+  };
+
   const std::string& name() const noexcept { return name_; }
   const std::filesystem::path& folder() const noexcept { return folder_; }
   /// Reads what is new, a bounded amount; true if there is more.
@@ -62,15 +67,13 @@ class RunView {
   };
   RawLine raw_line(const Query& query) const;
 
-  /// For reports and plots, after refresh(): while nobody refreshes.
+  Head head() const;
+
+  /// For reports, plots and terminals, after refresh(): while nobody refreshes.
   const SeriesStore& series_store() const noexcept { return series_; }
   const RolloutIndex& rollout_index() const noexcept { return rollouts_; }
 
  private:
-  struct Head {
-    std::string command = {};
-    std::int64_t max_steps = 0;
-  };
   Head read_head() const;
   RolloutEntry entry_of(const Query& query) const;
   void put_entry(std::string& out, const RolloutEntry& entry, std::string_view preview) const;
