@@ -14,7 +14,9 @@ if [[ " $* " != *" -L unit "* ]]; then
   python3 tests/integration/page_browser/run.py --install
   python3 python/tests/venvs.py
 fi
-ctest --test-dir "$build" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log"
+# Most integration tests wait for processes most of the time: one more than there are processors, at most eight, run at once.
+jobs=$(( $(nproc) < 8 ? $(nproc) + 1 : 8 ))
+ctest --test-dir "$build" --output-on-failure --no-tests=error --parallel "${CTEST_PARALLEL_LEVEL:-$jobs}" "$@" 2>&1 | tee "$log"
 status=${PIPESTATUS[0]}
 passed=$(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed' "$log")
 skipped=$(grep -cE '^ *[0-9]+/[0-9]+ Test .*\*\*\*Skipped' "$log")
