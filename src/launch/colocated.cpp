@@ -76,6 +76,30 @@ void log_end(const trainer::TrainRunResult& trained, const orchestrator::Orchest
                proofs.num_updates, proofs.max_probe_difference, progress.mean_mismatch_kl());
 }
 
+/// The console gets one line per trained step and what needs attention; the rest is in the roles' own logs.
+void open_logs(const std::filesystem::path& output_dir) {
+  for (const char* role : {"trainer", "orchestrator", "inference"})
+    log::add_role_file(role, output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
+}
+
+/// What the two roles of the run report to.
+struct RoleMonitors {
+  std::unique_ptr<monitor::Monitor> orchestrator, trainer;
+};
+
+RoleMonitors make_monitors(const config::RlConfig& config) {
+  monitor::MetricSet declared;
+  declared.declare(orchestrator::metric_infos());
+  RoleMonitors monitors{
+      .orchestrator =
+          make_monitor(std::move(declared), kOrchestratorRows, config.orchestrator.output_dir, config.orchestrator.file_monitor),
+      .trainer = make_monitor(trainer::trainer_metrics(), kTrainerRows, config.trainer.output_dir, config.trainer.file_monitor)};
+  add_heartbeat(*monitors.orchestrator, config.orchestrator.heartbeat);
+  add_heartbeat(*monitors.trainer, config.trainer.heartbeat);
+  add_metrics_server(*monitors.trainer, config.trainer.metrics_server);
+  return monitors;
+}
+
 }  // namespace
 
 int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
@@ -83,9 +107,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   config::InferenceConfig inference = *config.inference;
   const auto runtime = make_runtime(config.trainer.compute);
 
-  // The console gets one line per trained step and what needs attention; the rest is in the roles' own logs.
-  for (const char* role : {"trainer", "orchestrator", "inference"})
-    log::add_role_file(role, config.output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
+  open_logs(config.output_dir);
 
   const trainer::GradientStepOptions training = step_options(config.trainer, runtime);
   const trainer::PolicyOptions options = policy_options(config.trainer, runtime);
@@ -122,16 +144,9 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   // Requests to a teacher are the only ones of such a run that leave the process.
   std::optional<net::IoRuntime> io;
   if (config.orchestrator.teacher) transports.io = io.emplace(1, "teacher").executor();
-  monitor::MetricSet declared;
-  declared.declare(orchestrator::metric_infos());
-  auto orchestrator_monitor =
-      make_monitor(std::move(declared), kOrchestratorRows, config.orchestrator.output_dir, config.orchestrator.file_monitor);
+  const RoleMonitors monitors = make_monitors(config);
   orchestrator::OrchestratorServices services =
-      orchestrator_services(config.orchestrator, text, std::move(transports), orchestrator_monitor.get());
-  auto trainer_monitor = make_monitor(trainer::trainer_metrics(), kTrainerRows, config.trainer.output_dir, config.trainer.file_monitor);
-  add_heartbeat(*orchestrator_monitor, config.orchestrator.heartbeat);
-  add_heartbeat(*trainer_monitor, config.trainer.heartbeat);
-  add_metrics_server(*trainer_monitor, config.trainer.metrics_server);
+      orchestrator_services(config.orchestrator, text, std::move(transports), monitors.orchestrator.get());
 
   std::stop_source stop;
   std::stop_callback forward(outer_stop, [&stop] { stop.request_stop(); });
@@ -140,7 +155,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   orchestrator::OrchestratorReport report;
   trainer::TrainRunResult trained;
   RlProgress progress(config.trainer.max_steps, resume_step);
-  show_progress(progress, *orchestrator_monitor, *trainer_monitor);
+  show_progress(progress, *monitors.orchestrator, *monitors.trainer);
   {
     std::jthread orchestrator_thread([&] {
       // Outlives the guard: its end closes the sample queue, and the trainer must not take that for the first failure.
@@ -153,7 +168,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
     std::jthread trainer_thread([&] {
       guarded("trainer", failure, [&] {
         const trainer::ReceiverFactory receiver = [&](std::int64_t) { return queue.make_receiver(0); };
-        trained = trainer::run_rl_trainer(run, policy, receiver, channel.get(), *trainer_monitor, stop.get_token());
+        trained = trainer::run_rl_trainer(run, policy, receiver, channel.get(), *monitors.trainer, stop.get_token());
       });
     });
   }
