@@ -303,7 +303,7 @@ TEST_P(Adapters, TheirProofIsThatOfTheModelWithThem) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Engine, Adapters, ::testing::Values(DType::kF32, DType::kBF16),
-                         [](const auto& info) { return info.param == DType::kF32 ? "F32" : "BF16"; });
+                         [](const auto& one) { return one.param == DType::kF32 ? "F32" : "BF16"; });
 
 /// Makes adapters of nothing and counts them.
 class CountingRunner final : public ModelRunner {
