@@ -183,7 +183,7 @@ def test_adapters_that_cannot_be_served_are_refused_by_name():
         prl("trainer", "--model.name", other, "--model.seq-len", 64, "--data.fake", "--max-steps", 1, "--ckpt",
             "--ckpt.weights.save-adapter-separately", "--model.lora.rank", 4, "--output-dir", folder / "other")
         faults = [(folder / "nowhere", 404, ("nowhere", "adapter_config.json")),
-                  (folder / "other/weights/step_1/lora_adapters", 400, ("another model", "[rank, 64]")),
+                  (folder / "other/weights/step_1/lora_adapters", 400, ("another model", "[64, rank]")),
                   (train_adapter(folder, "large", 32, 3), 400, ("rank 32", "max_lora_rank")),
                   (broken("dora", lambda place: edit(place, use_dora=True)), 501, ("DoRA",)),
                   (broken("nan", lambda place: overwrite(place, -4, struct.pack("<f", float("nan")))), 400, ("adapter_model.safetensors",)),
