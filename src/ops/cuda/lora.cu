@@ -1,8 +1,4 @@
 #include <algorithm>
-#include <iterator>
-#include <map>
-#include <type_traits>
-#include <vector>
 
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/device.cuh"
@@ -37,7 +33,7 @@ struct RowsProduct {
 /// fp32: nothing else enters its bits, whatever the number of rows. Ranks are small, so that reading the wide operand is what costs; no
 /// alignment is needed. Not measured yet.
 template <typename A, typename B, typename Out, bool kTransposeB>
-__device__ void rows_product_tile(const RowsProduct& p, const A* a, const B* b, Out* out) {
+__global__ void __launch_bounds__(kBlock) rows_product_kernel(const RowsProduct p, const A* a, const B* b, Out* out) {
   __shared__ float a_tile[kDepth][kTile + 1], b_tile[kDepth][kTile + 1];
   const std::int64_t row0 = static_cast<std::int64_t>(blockIdx.y) * kTile, col0 = static_cast<std::int64_t>(blockIdx.x) * kTile;
   const int ty = static_cast<int>(threadIdx.x) / kSide, tx = static_cast<int>(threadIdx.x) % kSide;
@@ -80,19 +76,6 @@ __device__ void rows_product_tile(const RowsProduct& p, const A* a, const B* b, 
     }
 }
 
-template <typename A, typename B, typename Out, bool kTransposeB>
-__global__ void __launch_bounds__(kBlock) rows_product_kernel(const RowsProduct p, const A* a, const B* b, Out* out) {
-  rows_product_tile<A, B, Out, kTransposeB>(p, a, b, out);
-}
-
-/// Several products, blockIdx.z says which: with many adapters in a batch each is small, and a launch costs more than what it computes.
-template <typename A, typename B, typename Out>
-__global__ void __launch_bounds__(kBlock) rows_products_kernel(const RowsProduct* products) {
-  const RowsProduct p = products[blockIdx.z];
-  if (static_cast<std::int64_t>(blockIdx.x) * kTile >= p.N || static_cast<std::int64_t>(blockIdx.y) * kTile >= p.M) return;
-  rows_product_tile<A, B, Out, true>(p, static_cast<const A*>(p.a.data), static_cast<const B*>(p.b), static_cast<Out*>(p.out.data));
-}
-
 void run(OpContext& ctx, const RowsProduct& p) {
   const std::int64_t row_tiles = ceil_div(p.M, kTile);
   PRL_CHECK(row_tiles <= kMaxTiles, "a product of {} rows in one launch", p.M);
@@ -107,31 +90,6 @@ void run(OpContext& ctx, const RowsProduct& p) {
           rows_product_kernel<A, B, Out, decltype(transpose_b)::value>
               <<<grid, kBlock, 0, stream_of(ctx)>>>(p, p.a.as<A>(), static_cast<const B*>(p.b), p.out.as<Out>());
         });
-      });
-    });
-  });
-  PRL_CUDA_CHECK(cudaGetLastError());
-}
-
-static_assert(std::is_trivially_copyable_v<RowsProduct>, "products are copied to the device as bytes");
-
-/// Products of the forward form whose operands have the same dtypes, one by one, and that write different memory: one launch.
-void run_together(OpContext& ctx, std::span<const RowsProduct> products) {
-  if (products.empty()) return;
-  if (products.size() == 1) return run(ctx, products.front());
-  std::int64_t row_tiles = 0, col_tiles = 0;
-  for (const RowsProduct& p : products) {
-    row_tiles = std::max(row_tiles, ceil_div(p.M, kTile));
-    col_tiles = std::max(col_tiles, ceil_div(p.N, kTile));
-  }
-  PRL_CHECK(row_tiles <= kMaxTiles && std::ssize(products) <= kMaxTiles, "{} products of up to {} tiles of rows in one launch",
-            products.size(), row_tiles);
-  const dim3 grid(static_cast<unsigned>(col_tiles), static_cast<unsigned>(row_tiles), static_cast<unsigned>(products.size()));
-  const RowsProduct* on_device = staged(ctx, products);
-  with_type(products.front().a.dtype, [&](auto a) {
-    with_type(products.front().b_dtype, [&](auto b) {
-      with_type(products.front().out.dtype, [&](auto out) {
-        rows_products_kernel<decltype(a), decltype(b), decltype(out)><<<grid, kBlock, 0, stream_of(ctx)>>>(on_device);
       });
     });
   });
@@ -221,56 +179,32 @@ __global__ void __launch_bounds__(kBlock)
 
 }  // namespace
 
-namespace {
-
-/// Both products of each group: first all of A, then all of B, which read what those write.
-struct GroupProducts {
-  std::vector<RowsProduct> shrink, expand;
-};
-
-/// `h`: room for A x of the group's rows.
-void add_products(OpContext& ctx, GroupProducts& out, TensorView y_TN, ConstTensorView x_TK, const LoraRows& group, char* h_data) {
-  const std::int64_t count = group.count(x_TK.shape.num_rows());
-  const LoraWeight& w = *group.weight;
-  const bool together = group.lie_together();
-  const std::int32_t* rows = together ? nullptr : staged(ctx, group.rows);
-  const ConstTensorView x = together ? x_TK.rows(group.first(), count) : x_TK;
-  const TensorView y = together ? y_TN.rows(group.first(), count) : y_TN;
-  const TensorView h = dense_rows(h_data, count, w.num_ranks(), w.dtype(), y_TN.device);
-  RowsProduct shrink = forward(dense(ctx, *w.a), x, h, count);
-  shrink.a_rows = rows;
-  out.shrink.push_back(shrink);
-  for (const LoraPart& part : w.parts) {
-    RowsProduct expand =
-        forward(dense(ctx, *part.b), h.columns(part.first_rank, part.rank), y.columns(part.first_output, part.num_outputs), count);
-    expand.out_rows = rows;
-    expand.accumulate = true;
-    expand.scale = part.scale;
-    out.expand.push_back(expand);
-  }
-}
-
-}  // namespace
-
 void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<const LoraRows> groups) {
   const std::int64_t T = x_TK.shape.num_rows();
-  const auto h_bytes = [&](const LoraRows& group) {
-    return static_cast<std::size_t>(
-        round_up(group.count(T) * group.weight->num_ranks() * static_cast<std::int64_t>(size_of(group.weight->dtype())), 256));
-  };
   std::size_t bytes = 0;
-  for (const LoraRows& group : groups) bytes += h_bytes(group);
+  for (const LoraRows& group : groups)
+    bytes = std::max(bytes, static_cast<std::size_t>(group.count(T) * group.weight->num_ranks()) * size_of(group.weight->dtype()));
   auto* memory = static_cast<char*>(ctx.workspace->require(bytes));
-  // Adapters in another dtype than the model's stand beside others rarely enough for launches of their own.
-  std::map<DType, GroupProducts> by_dtype;
   for (const LoraRows& group : groups) {
-    if (group.count(T) == 0) continue;
-    add_products(ctx, by_dtype[group.weight->dtype()], y_TN, x_TK, group, memory);
-    memory += h_bytes(group);
-  }
-  for (const auto& [dtype, products] : by_dtype) {
-    run_together(ctx, products.shrink);
-    run_together(ctx, products.expand);
+    const std::int64_t count = group.count(T);
+    if (count == 0) continue;
+    const LoraWeight& w = *group.weight;
+    const bool together = group.lie_together();
+    const std::int32_t* rows = together ? nullptr : staged(ctx, group.rows);
+    const ConstTensorView x = together ? x_TK.rows(group.first(), count) : x_TK;
+    const TensorView y = together ? y_TN.rows(group.first(), count) : y_TN;
+    const TensorView h = dense_rows(memory, count, w.num_ranks(), w.dtype(), y_TN.device);
+    RowsProduct shrink = forward(dense(ctx, *w.a), x, h, count);
+    shrink.a_rows = rows;
+    run(ctx, shrink);
+    for (const LoraPart& part : w.parts) {
+      RowsProduct expand =
+          forward(dense(ctx, *part.b), h.columns(part.first_rank, part.rank), y.columns(part.first_output, part.num_outputs), count);
+      expand.out_rows = rows;
+      expand.accumulate = true;
+      expand.scale = part.scale;
+      run(ctx, expand);
+    }
   }
 }
 
