@@ -188,7 +188,9 @@ class PeerCommunicator final : public Communicator {
 
   /// Ranks say that they are there before they connect, so that a rank that does not come has a name.
   void connect() {
-    const auto deadline = Clock::now() + options_.timeout;
+    CommOptions limited = options_;
+    if (options_.generation > 0) limited.timeout = std::min(options_.timeout, kReconnect + size() * kReconnectPerRank);
+    const auto deadline = Clock::now() + limited.timeout;
     options_.store->set(key(fmt::format("here/{}", rank())), "1");
     std::vector<int> missing;
     for (std::chrono::microseconds pause{200};; pause = std::min(pause * 2, std::chrono::microseconds(10'000))) {
@@ -199,19 +201,20 @@ class PeerCommunicator final : public Communicator {
       if (Clock::now() >= deadline)
         throw PeerLost(missing, fmt::format("[comm] {}: {} of {} ranks did not come within {:.1f} s, rank {} first: was it started with "
                                             "the same store and number of ranks?",
-                                            group_name(), missing.size(), size(), seconds(options_.timeout), missing.front()));
+                                            group_name(), missing.size(), size(), seconds(limited.timeout), missing.front()));
       std::this_thread::sleep_for(pause);
     }
     std::string reason = "another rank could not connect";
-    CommOptions limited = options_;
-    if (options_.generation > 0) limited.timeout = std::min(options_.timeout, kReconnect + size() * kReconnectPerRank);
     const auto started = Clock::now();
+    const auto connect_deadline = started + limited.timeout + kVerdict;
+    // Gloo tries several times, for as long as this each, if a rank that was there has gone.
+    if (options_.generation > 0) limited.timeout /= 4;
     try {
       transport_ = factory_(limited);
     } catch (const TransportError& error) {
       reason = error.what();
     }
-    agree(started + limited.timeout + kVerdict, reason);
+    agree(connect_deadline, reason);
   }
 
   /// Every rank has this group or none: if one could not connect, or died before it said that it did, the others learn of it here and can
@@ -242,8 +245,8 @@ class PeerCommunicator final : public Communicator {
       if (!options_.store->get(word_key(r))) silent.push_back(r);
     }
     throw PeerLost(silent.empty() ? others : silent,
-                   fmt::format("[comm] {}: the {} ranks could not all connect within {:.1f} s, of which [{}] say nothing; at rank {}: {}",
-                               group_name(), size(), seconds(options_.timeout), fmt::join(silent, ", "), rank(), reason));
+                   fmt::format("[comm] {}: the {} ranks could not all connect, [{}] say nothing; at rank {}: {}", group_name(), size(),
+                               fmt::join(silent, ", "), rank(), reason));
   }
 
   std::string describe(const char* op, const Call& call) const {

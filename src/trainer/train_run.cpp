@@ -19,6 +19,9 @@ namespace {
 
 /// For ranks that have noticed a loss to say so.
 constexpr std::chrono::milliseconds kRegroupGrace{5000};
+/// Groups with one rank more than the one before count on by one, those with fewer by this much. So ranks of a group mean the same by its
+/// next attempt to regroup even if some of them have tried to let a newcomer in meanwhile, and no two groups share a generation.
+constexpr std::int64_t kEpoch = 1000;
 
 }  // namespace
 
@@ -117,7 +120,7 @@ void TrainRun::admit_newcomer() {
   if (!copies_ || is_done() || gradient_step.ranks().options().store == nullptr) return;
   std::optional<comm::CommOptions> options = comm::admit(gradient_step.ranks(), generation_ + 1);
   if (!options) return;
-  ++generation_;
+  generation_ = options->generation;
   std::unique_ptr<comm::Communicator> grown;
   try {
     grown = comm::make_communicator(*options);
@@ -152,6 +155,7 @@ void TrainRun::recover(const comm::PeerLost& first) {
   // Those that compute notice the loss at their next exchange; who has tried to regroup has noticed.
   std::chrono::milliseconds grace = training_.gradient_step().ranks().options().timeout + kRegroupGrace;
   std::vector<int> also_lost;
+  generation_ = training_.gradient_step().ranks().generation();
   while (!regroup(grace, also_lost)) {
     if (++num_losses_ > *options_.max_losses) throw;
     grace = kRegroupGrace;
@@ -167,7 +171,7 @@ bool TrainRun::regroup(std::chrono::milliseconds grace, std::vector<int>& also_l
   comm::Communicator& old = gradient_step.ranks();
   const bool was_first = old.rank() == 0;
   const std::int64_t old_generation = old.generation();
-  const std::int64_t generation = ++generation_;  // counts attempts too, so that all ranks mean the same
+  const std::int64_t generation = generation_ = (generation_ / kEpoch + 1) * kEpoch;
   std::vector<int> survivors;
   try {
     survivors = comm::find_survivors(old, generation, grace, also_lost);
