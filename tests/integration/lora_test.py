@@ -123,6 +123,25 @@ def refused(answer, status, *words):
         check(word in json.dumps(body), f"the error does not speak of {word!r}: {body}")
 
 
+def test_sft_trains_an_adapter_and_convert_merges_it():
+    with harness.workspace("lora-sft") as folder:
+        base = harness.tiny_model(folder / "base")
+        data, out = harness.sft_data(folder / "data.jsonl", 64), folder / "sft"
+        prl("sft", "--model.name", base, "--data.name", data, "--data.seq-len", 128, "--data.batch-size", 8, "--max-steps", 12,
+            "--model.lora.rank", 8, "--optim.lr", "3e-2", "--ckpt", "--ckpt.weights.save-adapter-separately", "--output-dir", out)
+        losses = [row["loss/mean"] for _, row in sorted(harness.metrics(out).items())]
+        check(losses[-1] < losses[0] - 0.3, f"the loss went from {losses[0]} to {losses[-1]}")
+        merged = folder / "merged"
+        prl("convert", base, "--adapter", out / "weights/step_12/lora_adapters", "--output-dir", merged, "--dtype", "float32")
+        check(tensors(merged / "model.safetensors") == tensors(out / "weights/step_12/model.safetensors"), "other tensors than the trainer's")
+        again = folder / "again"
+        prl("convert", out / "weights/step_12", "--output-dir", again, "--dtype", "float32")
+        check(harness.digest(merged, "model.safetensors") == harness.digest(again, "model.safetensors"),
+              "the trainer and prl convert merge to different weights")
+        _, stderr = prl("convert", base, "--adapter", folder / "nowhere", "--output-dir", folder / "none", expect=1)
+        check("adapter_config.json" in stderr and not (folder / "none").exists(), f"{stderr[-500:]}")
+
+
 def test_a_server_takes_adapters_by_name():
     with harness.workspace("lora-server") as folder:
         first, second = train_adapter(folder, "first", 4, 1), train_adapter(folder, "second", 8, 2)
@@ -218,4 +237,4 @@ def test_adapters_that_cannot_be_served_are_refused_by_name():
 
 if __name__ == "__main__":
     harness.main(test_one_process_and_several_learn_the_same_adapter, test_what_cannot_be_adapted_is_refused_before_the_run,
-                 test_a_server_takes_adapters_by_name, test_adapters_that_cannot_be_served_are_refused_by_name)
+                 test_sft_trains_an_adapter_and_convert_merges_it, test_a_server_takes_adapters_by_name, test_adapters_that_cannot_be_served_are_refused_by_name)
