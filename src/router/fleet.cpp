@@ -1,0 +1,424 @@
+#include "router/fleet.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "net/async_result.hpp"
+#include "net/deadline.hpp"
+#include "net/errors.hpp"
+#include "net/task_group.hpp"
+#include "router/engine_metrics.hpp"
+
+namespace prl::router {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+/// How long an engine may take from its first answer to being ready: loading weights is part of it.
+constexpr auto kBringUpTime = 20min;
+
+std::string server_root(std::string url) {
+  while (!url.empty() && url.back() == '/') url.pop_back();
+  if (url.ends_with("/v1")) url.resize(url.size() - 3);
+  return url;
+}
+
+/// What is wrong with the engine; empty if it answers well.
+asio::awaitable<std::string> probe_health(std::shared_ptr<net::HttpClient> client, std::string url, std::chrono::milliseconds timeout) {
+  std::exception_ptr failure;
+  try {
+    net::HttpCall call;
+    call.url = url + "/health";
+    call.timeout = timeout;
+    call.max_retries = 0;
+    auto calling = client->call(std::move(call));
+    const net::HttpReply reply = co_await std::move(calling);
+    // A server without this route is up when it says so.
+    if (reply.status < 500 && reply.status != 429 && reply.status != 408) co_return std::string();
+    co_return fmt::format("/health answers {}: {}", reply.status, reply.error_message());
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  const Error error = net::to_error(failure);
+  if (error.code() == ErrorCode::kCancelled) throw error;
+  co_return std::string(error.what());
+}
+
+}  // namespace
+
+std::string_view to_string(EngineState state) noexcept {
+  switch (state) {
+    case EngineState::kStarting: return "starting";
+    case EngineState::kReady: return "ready";
+    case EngineState::kBehind: return "behind";
+    case EngineState::kDown: return "down";
+    case EngineState::kDraining: return "draining";
+  }
+  return "unknown";
+}
+
+struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
+  struct Engine {
+    std::string url;
+    EngineState state = EngineState::kStarting;
+    EngineLimits limits;
+    std::optional<PolicyVersion> version;
+    std::string problem;
+    std::int64_t num_lost = 0;
+    std::int64_t life = 0;  ///< counts the times it became ready: reports from an earlier life say nothing
+    net::TimePoint lost_at{};
+    net::Signal wake;
+  };
+  struct Waiter {
+    net::AsyncResult<Assignment> result;
+    net::Signal lost;
+    std::optional<std::int64_t> engine;
+  };
+
+  State(asio::any_io_executor e, std::shared_ptr<net::HttpClient> c, FleetOptions o)
+      : executor(std::move(e)), client(std::move(c)), options(o), router(o.router) {}
+
+  // Those below with "locked" are called with the mutex held.
+  EngineView view_locked(std::int64_t id) const {
+    const Engine& engine = engines.at(id);
+    return {.id = EngineId{id},
+            .url = engine.url,
+            .state = engine.state,
+            .load = router.load(EngineId{id}),
+            .limits = engine.limits,
+            .version = engine.version,
+            .problem = engine.problem,
+            .num_lost = engine.num_lost};
+  }
+
+  void dispatch_locked() {
+    for (const Assignment& assignment : router.plan()) {
+      Waiter& waiter = waiters.at(assignment.ticket.value);
+      waiter.engine = assignment.engine.value;
+      waiter.result.set_value(assignment);
+    }
+  }
+
+  /// Takes the engine out of use and tells its requests.
+  void put_aside_locked(std::int64_t id, EngineState to, const std::string& why) {
+    Engine& engine = engines.at(id);
+    engine.problem = why;
+    if (engine.state == EngineState::kDraining) to = EngineState::kDraining;
+    engine.state = to;
+    engine.lost_at = net::Clock::now();
+    router.set_ready(EngineId{id}, false);
+    engine.wake.notify();
+  }
+
+  void lose_locked(std::int64_t id, const std::string& why) {
+    Engine& engine = engines.at(id);
+    const bool was_in_use = engine.state == EngineState::kReady || engine.state == EngineState::kDraining;
+    if (!was_in_use) {
+      engine.problem = why;
+      return;
+    }
+    const std::int64_t num_requests = router.load(EngineId{id}).num_requests;
+    ++engine.num_lost;
+    ++num_lost;
+    engine.version.reset();
+    log::warning("engine {} is lost: {}; {} of its requests begin anew elsewhere", engine.url, why, num_requests);
+    put_aside_locked(id, EngineState::kDown, why);
+    for (auto& [ticket, waiter] : waiters)
+      if (waiter.engine == id) waiter.lost.notify();
+    dispatch_locked();
+  }
+
+  void set_ready_locked(std::int64_t id, std::optional<PolicyVersion> version, EngineLimits limits) {
+    Engine& engine = engines.at(id);
+    if (engine.state == EngineState::kDraining) return;
+    const bool is_back = engine.state != EngineState::kStarting;
+    engine.state = EngineState::kReady;
+    engine.version = version;
+    engine.problem.clear();
+    engine.limits = limits;
+    ++engine.life;
+    router.set_limits(EngineId{id}, limits);
+    router.set_ready(EngineId{id}, true);
+    if (is_back) {
+      const double seconds = std::chrono::duration<double>(net::Clock::now() - engine.lost_at).count();
+      log::success("engine {} is back after {:.1f} s{}", engine.url, seconds,
+                   version ? fmt::format(", with policy v{}", version->value) : std::string());
+    } else {
+      log::info("engine {} is ready", engine.url);
+    }
+    dispatch_locked();
+  }
+
+  std::string describe_locked() const {
+    std::string text;
+    for (const auto& [id, engine] : engines)
+      text += fmt::format("{}{} ({}{}{})", text.empty() ? "" : ", ", engine.url, to_string(engine.state), engine.problem.empty() ? "" : ": ",
+                          engine.problem);
+    return text.empty() ? "there is no engine" : text;
+  }
+
+  /// True once a draining engine has left.
+  bool leave_if_drained(std::int64_t id) {
+    std::lock_guard lock(mutex);
+    const auto it = engines.find(id);
+    if (it == engines.end()) return true;
+    if (it->second.state != EngineState::kDraining || router.load(EngineId{id}).num_requests > 0) return false;
+    log::info("engine {} has left", it->second.url);
+    router.remove_engine(EngineId{id});
+    engines.erase(it);
+    dispatch_locked();
+    return true;
+  }
+
+  asio::any_io_executor executor;
+  std::shared_ptr<net::HttpClient> client;
+  FleetOptions options;
+  BringUp bring_up;
+  mutable std::mutex mutex;
+  Router router;
+  std::map<std::int64_t, Engine> engines;
+  std::map<std::int64_t, Waiter> waiters;  ///< by ticket, until its lease ends
+  std::int64_t num_replayed = 0;
+  std::int64_t num_lost = 0;
+  std::unique_ptr<net::TaskGroup> tasks;
+};
+
+struct Lease::Owner {
+  std::shared_ptr<Fleet::State> state;
+  TicketId ticket;
+  std::int64_t life = 0;
+};
+
+Lease::Lease(std::unique_ptr<Owner> owner) noexcept : owner_(std::move(owner)) {}
+Lease::Lease(Lease&&) noexcept = default;
+
+Lease::~Lease() {
+  if (!owner_) return;
+  std::lock_guard lock(owner_->state->mutex);
+  owner_->state->waiters.erase(owner_->ticket.value);
+  owner_->state->router.cancel(owner_->ticket);
+  owner_->state->dispatch_locked();
+}
+
+void Lease::finish(std::int64_t num_new_tokens) {
+  const std::unique_ptr<Owner> owner = std::move(owner_);
+  std::lock_guard lock(owner->state->mutex);
+  owner->state->waiters.erase(owner->ticket.value);
+  owner->state->router.finish(owner->ticket, num_new_tokens);
+  owner->state->dispatch_locked();
+}
+
+void Lease::report_lost(const std::string& why) {
+  std::lock_guard lock(owner_->state->mutex);
+  const auto it = owner_->state->engines.find(engine_.value);
+  if (it != owner_->state->engines.end() && it->second.life == owner_->life) owner_->state->lose_locked(engine_.value, why);
+}
+
+namespace {
+
+/// Runs `bring_up` and answers what is wrong, or nothing.
+asio::awaitable<std::string> try_bring_up(const Fleet::BringUp* bring_up, EngineView view, std::optional<PolicyVersion>* version) {
+  std::exception_ptr failure;
+  try {
+    auto bringing = (*bring_up)(std::move(view));
+    auto bounded = net::with_deadline(std::move(bringing), net::Clock::now() + kBringUpTime, "an engine to be brought up");
+    *version = co_await std::move(bounded);
+    co_return std::string();
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  const Error error = net::to_error(failure);
+  if (error.code() == ErrorCode::kCancelled) throw error;
+  co_return std::string(error.what());
+}
+
+/// Looks after one engine until it has left.
+asio::awaitable<void> look_after(std::shared_ptr<Fleet::State> fleet, std::int64_t id) {
+  int num_failed = 0;
+  std::chrono::milliseconds wait = fleet->options.retry_interval;
+  while (!fleet->leave_if_drained(id)) {
+    EngineView view;
+    net::Signal wake;
+    {
+      std::lock_guard lock(fleet->mutex);
+      view = fleet->view_locked(id);
+      wake = fleet->engines.at(id).wake;
+    }
+    auto probing = probe_health(fleet->client, view.url, fleet->options.probe_timeout);
+    std::string problem = co_await std::move(probing);
+    num_failed = problem.empty() ? 0 : num_failed + 1;
+    const bool is_in_use = view.state == EngineState::kReady || view.state == EngineState::kDraining;
+    if (problem.empty() && !is_in_use) {
+      std::optional<PolicyVersion> version;
+      EngineLimits limits;
+      if (fleet->bring_up) {
+        auto bringing = try_bring_up(&fleet->bring_up, view, &version);
+        problem = co_await std::move(bringing);
+      }
+      if (problem.empty() && fleet->options.reads_limits) {
+        auto reading = read_limits(fleet->client, view.url, fleet->options.probe_timeout);
+        limits = co_await std::move(reading);
+      }
+      std::lock_guard lock(fleet->mutex);
+      if (problem.empty()) {
+        fleet->set_ready_locked(id, version, limits);
+      } else {
+        fleet->engines.at(id).problem = problem;
+      }
+    } else if (!problem.empty()) {
+      std::lock_guard lock(fleet->mutex);
+      if (!is_in_use) {
+        fleet->engines.at(id).problem = problem;
+      } else if (num_failed >= fleet->options.num_failed_probes) {
+        fleet->lose_locked(id, problem);
+      }
+    }
+    const bool is_well = problem.empty();
+    wait = is_well ? fleet->options.probe_interval : std::min(2 * wait, fleet->options.probe_interval);
+    if (!is_well && num_failed <= 1) wait = fleet->options.retry_interval;
+    co_await wake.wait_until(net::Clock::now() + wait);
+  }
+}
+
+}  // namespace
+
+Fleet::Fleet(asio::any_io_executor executor, std::shared_ptr<net::HttpClient> client, FleetOptions options)
+    : state_(std::make_shared<State>(executor, std::move(client), options)) {
+  state_->tasks = std::make_unique<net::TaskGroup>(executor, "engines");
+}
+
+Fleet::~Fleet() {
+  state_->tasks->cancel();
+  std::lock_guard lock(state_->mutex);
+  state_->bring_up = {};
+}
+
+void Fleet::set_bring_up(BringUp bring_up) { state_->bring_up = std::move(bring_up); }
+
+EngineId Fleet::add(const std::string& url) {
+  const std::string root = server_root(url);
+  net::Url::parse(root);
+  EngineId id;
+  {
+    std::lock_guard lock(state_->mutex);
+    for (const auto& [known, engine] : state_->engines)
+      if (engine.url == root) fail(ErrorCode::kAlreadyExists, "engine {} is there already ({})", root, to_string(engine.state));
+    id = state_->router.add_engine({}, false);
+    state_->engines[id.value].url = root;
+  }
+  state_->tasks->spawn(fmt::format("engine {}", root), look_after(state_, id.value));
+  return id;
+}
+
+void Fleet::drain(const std::string& url) {
+  const std::string root = server_root(url);
+  std::lock_guard lock(state_->mutex);
+  for (auto& [id, engine] : state_->engines) {
+    if (engine.url != root) continue;
+    log::info("engine {} leaves when its {} requests have ended", root, state_->router.load(EngineId{id}).num_requests);
+    engine.state = EngineState::kDraining;
+    state_->router.set_ready(EngineId{id}, false);
+    engine.wake.notify();
+    state_->dispatch_locked();
+    return;
+  }
+  fail(ErrorCode::kNotFound, "no engine {}; there are: {}", root, state_->describe_locked());
+}
+
+asio::awaitable<Lease> Fleet::acquire(RequestShape shape, net::TimePoint deadline) {
+  const std::shared_ptr<State> state = state_;
+  auto owner = std::make_unique<Lease::Owner>();
+  net::AsyncResult<Assignment> result;
+  net::Signal lost;
+  {
+    std::lock_guard lock(state->mutex);
+    if (shape.is_replay) ++state->num_replayed;
+    const auto ticket = state->router.submit(std::move(shape));
+    if (!ticket) fail(ErrorCode::kOverloaded, "{} requests wait for an engine already", state->router.num_waiting());
+    owner->state = state;
+    owner->ticket = *ticket;
+    State::Waiter& waiter = state->waiters[ticket->value];
+    waiter.result = result;
+    waiter.lost = lost;
+    state->dispatch_locked();
+  }
+  Lease lease(std::move(owner));
+  std::optional<Assignment> assignment;
+  std::exception_ptr failure;
+  try {
+    auto waiting = result.wait(deadline, "an engine with room");
+    assignment = co_await std::move(waiting);
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  std::lock_guard lock(state->mutex);
+  if (failure) {
+    const Error error = net::to_error(failure);
+    throw error.code() == ErrorCode::kDeadline ? error.with_context(state->describe_locked()) : error;
+  }
+  const State::Engine& engine = state->engines.at(assignment->engine.value);
+  lease.engine_ = assignment->engine;
+  lease.url_ = engine.url;
+  lease.version_ = engine.version;
+  lease.lost_ = lost;
+  lease.owner_->life = engine.life;
+  co_return lease;
+}
+
+asio::awaitable<bool> Fleet::wait_ready(net::TimePoint deadline) {
+  const std::shared_ptr<State> state = state_;
+  for (;;) {
+    {
+      std::lock_guard lock(state->mutex);
+      if (state->router.has_ready_engine()) co_return true;
+    }
+    if (net::Clock::now() >= deadline) co_return false;
+    co_await net::sleep_until(std::min(deadline, net::Clock::now() + 50ms));
+  }
+}
+
+void Fleet::set_version(EngineId engine, PolicyVersion version) {
+  std::lock_guard lock(state_->mutex);
+  if (const auto it = state_->engines.find(engine.value); it != state_->engines.end()) it->second.version = version;
+}
+
+void Fleet::set_behind(EngineId id, const std::string& why) {
+  std::lock_guard lock(state_->mutex);
+  const auto it = state_->engines.find(id.value);
+  if (it == state_->engines.end() || it->second.state != EngineState::kReady) return;
+  log::warning("engine {} is left out until it has caught up: {}", it->second.url, why);
+  state_->put_aside_locked(id.value, EngineState::kBehind, why);
+  state_->dispatch_locked();
+}
+
+std::vector<EngineView> Fleet::engines() const {
+  std::lock_guard lock(state_->mutex);
+  std::vector<EngineView> views;
+  for (const auto& [id, engine] : state_->engines) views.push_back(state_->view_locked(id));
+  return views;
+}
+
+FleetCounts Fleet::counts() const {
+  std::lock_guard lock(state_->mutex);
+  return {.router = state_->router.counts(),
+          .num_waiting = static_cast<std::int64_t>(state_->router.num_waiting()),
+          .num_replayed = state_->num_replayed,
+          .num_lost = state_->num_lost};
+}
+
+std::string Fleet::describe() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->describe_locked();
+}
+
+asio::any_io_executor Fleet::executor() const { return state_->executor; }
+
+}  // namespace prl::router
