@@ -9,10 +9,10 @@ set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
 # Modules whose files are compiled a few at a time: what these include takes longer to compile than what they say. Names in unnamed
 # namespaces must then differ within a module. Files with kernels (kernels_*.cpp) stay alone.
 option(PRL_JOIN "Compile the files of a module a few at a time" ON)
-set(PRL_JOINED base device ops autograd nn monitor config wire text grammar net env rollouts io eval orchestrator weights engine trainer server dashboard launch tools)
+set(PRL_JOINED base device ops autograd nn monitor config wire text grammar net env rollouts router io eval orchestrator weights engine trainer server dashboard launch tools)
 # What a release build gives modules that run little beside what they wait for, where -O2 takes longer to compile: -O1 takes three
 # quarters of its time, -Og another sixth less. What stays at -O2 computes.
-set(PRL_OPTIMIZED_LITTLE base monitor io wire text grammar env rollouts weights net device autograd nn engine trainer server)
+set(PRL_OPTIMIZED_LITTLE base monitor io wire text grammar env rollouts router weights net device autograd nn engine trainer server)
 set(PRL_OPTIMIZED_LEAST config eval orchestrator launch tools apps)
 # GCC's collector of its own garbage walks the precompiled header's content each time it runs: a tenth of the time of a large file, for
 # less than a tenth of its memory.

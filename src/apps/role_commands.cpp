@@ -9,10 +9,12 @@
 #include "config/inference_config.hpp"
 #include "config/orchestrator_config.hpp"
 #include "config/sft_config.hpp"
+#include "config/tool_config.hpp"
 #include "config/trainer_config.hpp"
 #include "launch/batch_job.hpp"
 #include "launch/dry_run.hpp"
 #include "launch/eval_role.hpp"
+#include "launch/inference_group.hpp"
 #include "launch/inference_role.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_role.hpp"
@@ -27,6 +29,7 @@
 #include "launch/synthesize_role.hpp"
 #include "launch/trackers.hpp"
 #include "launch/trainer_role.hpp"
+#include "tools/router.hpp"
 
 namespace prl::apps {
 namespace {
@@ -127,9 +130,19 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
 
 int run_inference(const config::ParsedCommand& parsed) {
   // A server is meant to be stopped: ending on a signal is its normal end.
-  const int status = run_role<config::InferenceConfig>(
-      parsed, [](const auto& loaded, auto stop) { return launch::run_inference_role(loaded.config, stop); });
+  const int status = run_role<config::InferenceConfig>(parsed, [&](const auto& loaded, auto stop) {
+    if (loaded.config.parallel.dp == 1) return launch::run_inference_role(loaded.config, stop);
+    config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
+    return launch::run_inference_group(loaded.config, stop);
+  });
   return status == 130 ? 0 : status;
+}
+int run_router(const config::ParsedCommand& parsed) {
+  const auto loaded = config::load<config::RouterToolConfig>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded) || loaded.config.dry_run) return 0;
+  StopSignal stop;
+  launch::setup_logging(loaded.config.log, log_file(loaded.config.output_dir, parsed));
+  return tools::run_router(loaded.config, stop.token());
 }
 int run_trainer(const config::ParsedCommand& parsed) {
   return run_saving_role<config::TrainerConfig>(parsed, launch::RunLock::kFileName, launch::run_trainer_role);

@@ -7,6 +7,7 @@ constexpr CommandInfo kCommands[] = {
     {Command::kRl, "rl", "Reinforcement learning: trainer, orchestrator and inference in one launch"},
     {Command::kSft, "sft", "Supervised fine-tuning on local conversations"},
     {Command::kInference, "inference", "OpenAI-compatible server whose weights can be updated"},
+    {Command::kRouter, "router", "One address in front of several inference engines"},
     {Command::kOrchestrator, "orchestrator", "The orchestrator alone"},
     {Command::kTrainer, "trainer", "The trainer alone"},
     {Command::kLaunch, "launch", "Start the ranks of `prl sft` or `prl trainer` on this node"},

@@ -25,6 +25,7 @@ enum class Command {
   kDoctor,
   kEnv,
   kEnvServer,
+  kRouter,
   kDashboard,
   kPlot,
   kReport,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -99,11 +100,12 @@ struct ParallelConfig {
   template <class V>
   void visit(V& v) {
     v.field("tp", tp, "Devices that share one copy of the model", {.unit = "devices", .min = 1, .status = not_built("tensor parallelism")});
-    v.field("dp", dp, "Copies of the model", {.min = 1, .status = not_built("data parallelism")});
-    v.field("dp_local", dp_local, "Copies of the model on this node", {.min = 1, .status = inert("there is one copy of the model")});
+    v.field("dp", dp, "Copies of the model, each an engine in a process of its own; a router is in front of those of `prl inference`",
+            {.min = 1, .max = 1024});
+    v.field("dp_local", dp_local, "Copies of the model on this node", {.min = 1, .status = inert("all copies are on this node")});
     v.field("dp_address", dp_address, "Address of the head node", {.status = not_built("inference over several nodes")});
     v.field("dp_rpc_port", dp_rpc_port, "Port of the head node",
-            {.min = 1, .max = 65535, .status = inert("there is one copy of the model")});
+            {.min = 1, .max = 65535, .status = inert("copies of the model do not talk to each other")});
     v.field("dp_start_rank", dp_start_rank, "First copy of this node", {.min = 0, .status = not_built("inference over several nodes")});
     v.field("headless", headless, "Run engines without an HTTP server", {.status = not_built("inference over several nodes")});
   }
@@ -266,8 +268,8 @@ struct InferenceConfig {
     v.field("max_lora_rank", max_lora_rank, "Largest rank of an adapter; rounded up to 8, 16, 32, 64, 128, 256, 320 or 512; unset, 16",
             {.min = 1, .max = 512});
     v.field("lora_modules", lora_modules, "Adapters that are loaded at the start: name and folder");
-    v.field("api_server_count", api_server_count, "Processes that answer HTTP, 0 for headless",
-            {.min = 0, .status = not_built("several HTTP processes, or none")});
+    v.field("api_server_count", api_server_count, "Processes that answer HTTP; each has an engine, so it is parallel.dp if that is larger",
+            {.min = 0, .max = 1024, .status = passed_on("parallel.dp")});
     v.field("enable_expert_parallel", enable_expert_parallel, "Spread experts over devices",
             {.status = not_built("mixture-of-experts models")});
     v.field("enable_return_routed_experts", enable_return_routed_experts, "Return expert choices with tokens",
@@ -278,8 +280,8 @@ struct InferenceConfig {
     v.field("kv_cache_offload", kv_cache_offload, "Keep key-value blocks in host memory or on disk",
             {.status = not_built("key-value blocks outside the device")});
     v.field("router", router, "Router in front of several engines", {.status = not_built("routers in front of several engines")});
-    v.field("backend_port", backend_port, "Port of the engine behind a router",
-            {.min = 1, .max = 65535, .status = inert("there is no router in front of the engine")});
+    v.field("backend_port", backend_port, "Port of the first engine behind the router of `prl inference`; the others' follow",
+            {.min = 1, .max = 65535});
     v.field("deployment", deployment, "Nodes");
     v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");
     v.field("env_vars", env_vars, "Environment variables of the process");
@@ -288,5 +290,8 @@ struct InferenceConfig {
     v.field("dry_run", dry_run, "Check, write the resolved configuration and stop");
   }
 };
+
+/// Processes with an engine that `config` asks for: each answers HTTP itself.
+inline int num_engines(const InferenceConfig& config) { return std::max(config.parallel.dp, config.api_server_count); }
 
 }  // namespace prl::config

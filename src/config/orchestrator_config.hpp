@@ -126,10 +126,10 @@ struct ConcurrencyConfig {
   int max_inflight = 1024;
   template <class V>
   void visit(V& v) {
-    v.field("initial_inflight", initial_inflight, "Rollouts in flight at the start",
-            {.unit = "rollouts", .min = 1, .status = inert("the number of rollouts in flight is fixed")});
-    v.field("min_inflight", min_inflight, "Fewest rollouts in flight",
-            {.unit = "rollouts", .min = 1, .status = inert("the number of rollouts in flight is fixed")});
+    v.field("initial_inflight", initial_inflight,
+            "Rollouts in flight at the start; set, the number then follows what the engines have room for", {.unit = "rollouts", .min = 1});
+    v.field("min_inflight", min_inflight, "Fewest rollouts in flight, where their number follows the engines",
+            {.unit = "rollouts", .min = 1});
     v.field("max_inflight", max_inflight, "Most rollouts in flight",
             {.unit = "rollouts", .min = 1, .status = passed_on("max_inflight_rollouts")});
   }

@@ -82,6 +82,8 @@ Resolution<BenchConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<DoctorConfig> resolve(Value raw, const Context& context);
 template <>
+Resolution<RouterToolConfig> resolve(Value raw, const Context& context);
+template <>
 Resolution<DashboardToolConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<PlotConfig> resolve(Value raw, const Context& context);

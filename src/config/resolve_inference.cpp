@@ -31,6 +31,8 @@ void check_inference(InferenceConfig& config, const Check& check) {
   config.model.dtype = config.compute.dtype;
   if (config.compute.dtype == ComputeDType::kFloat16)
     check.not_built(check.is_set("model.dtype") ? "model.dtype" : "compute.dtype", "float16; use bfloat16 or float32");
+  if (config.api_server_count == 0) check.not_built("api_server_count", "engines without an HTTP server");
+  config.parallel.dp = config.api_server_count = num_engines(config);
   if (!config.enable_chunked_prefill && config.model.max_model_len && *config.model.max_model_len > config.max_num_batched_tokens)
     check.problem("max_num_batched_tokens",
                   fmt::format("must be at least max_model_len {} when enable_chunked_prefill is off", *config.model.max_model_len));

@@ -252,12 +252,11 @@ void apply_gpu_ids(RlConfig& config, const Check& check) {
   for (const auto& [key, ids] :
        {std::pair{"inference_gpu_ids", &*config.inference_gpu_ids}, {"trainer_gpu_ids", &*config.trainer_gpu_ids}}) {
     if (ids->empty()) check.problem(key, "names no GPU");
-    if (ids->size() > 1 && ids != &*config.trainer_gpu_ids) check.not_built(key, "roles on several GPUs; name one for each");
   }
   const bool is_shared = config.inference_gpu_ids == config.trainer_gpu_ids;
   if (!config.deployment && config.inference) {
     config.deployment = SingleNodeDeployment{};
-    if (is_shared && config.trainer_gpu_ids->size() == 1 && !detail::starts_teacher(config)) config.deployment = ColocatedDeployment{};
+    if (is_shared && config.inference_gpu_ids->size() == 1 && !detail::starts_teacher(config)) config.deployment = ColocatedDeployment{};
   }
   if (auto* node = config.deployment ? std::get_if<SingleNodeDeployment>(&*config.deployment) : nullptr) {
     const auto num_ids = static_cast<int>(config.trainer_gpu_ids->size());
@@ -273,15 +272,43 @@ void apply_gpu_ids(RlConfig& config, const Check& check) {
 void choose_deployment(RlConfig& config, const Check& check) {
   apply_gpu_ids(config, check);
   if (!config.deployment) {
-    const bool is_colocated = config.inference && check.context().num_devices <= 1 && !detail::starts_teacher(config);
+    const bool is_colocated =
+        config.inference && check.context().num_devices <= 1 && !detail::starts_teacher(config) && num_engines(*config.inference) == 1;
     config.deployment = ColocatedDeployment{};
     if (!is_colocated) config.deployment = SingleNodeDeployment{};
   }
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment) && !config.inference)
     check.problem("deployment.type", "colocated runs inference in the same process: add an [inference] section");
-  if (const auto* node = std::get_if<SingleNodeDeployment>(&*config.deployment)) {
-    if (node->num_infer_gpus > 1) check.not_built("deployment.num_infer_gpus", "inference on several GPUs");
+}
+
+/// One engine for each GPU of inference; on the CPU as many as are asked for.
+void choose_engines(RlConfig& config, const Check& check) {
+  if (!config.inference) return;
+  InferenceConfig& inference = *config.inference;
+  if (std::holds_alternative<ColocatedDeployment>(*config.deployment)) {
+    if (num_engines(inference) > 1)
+      check.problem("inference.parallel.dp", "colocated has one engine, in the trainer's process; use deployment.type single_node");
+    return;
   }
+  auto* node = std::get_if<SingleNodeDeployment>(&*config.deployment);
+  if (!node) return;
+  const bool uses_gpus = inference.compute.device != DeviceKind::kCpu && check.context().num_devices > 0;
+  if (config.inference_gpu_ids && !check.is_set("deployment.num_infer_gpus"))
+    node->num_infer_gpus = static_cast<int>(config.inference_gpu_ids->size());
+  if (node->num_infer_gpus == 0) check.problem("deployment.num_infer_gpus", "is 0, but there is an [inference] section to run");
+  if (config.inference_gpu_ids && static_cast<int>(config.inference_gpu_ids->size()) != node->num_infer_gpus)
+    check.problem("deployment.num_infer_gpus",
+                  fmt::format("is {}, but inference_gpu_ids names {} GPUs", node->num_infer_gpus, config.inference_gpu_ids->size()));
+  const int wanted = std::max(num_engines(inference), node->num_infer_gpus);
+  if (check.is_set("inference.parallel.dp") && inference.parallel.dp != wanted)
+    check.problem("inference.parallel.dp", fmt::format("is {}, but {} engines follow from the other keys", inference.parallel.dp, wanted));
+  inference.parallel.dp = inference.api_server_count = wanted;
+  if (!uses_gpus || config.inference_gpu_ids || wanted == 1) return;
+  // The first GPUs are those of inference, the trainer has the next.
+  config.inference_gpu_ids.emplace();
+  for (int id = 0; id < wanted; ++id) config.inference_gpu_ids->push_back(id);
+  config.trainer_gpu_ids.emplace();
+  for (int id = 0; id < node->num_train_gpus; ++id) config.trainer_gpu_ids->push_back(wanted + id);
 }
 
 void choose_transports(RlConfig& config, const Check& check) {
@@ -316,7 +343,12 @@ void connect_client(RlConfig& config, const Check& check) {
   if (server.port == 0 && !std::holds_alternative<ColocatedDeployment>(*config.deployment))
     check.problem("inference.server.port", "must be a fixed port, so that the orchestrator knows where to connect");
   if (!check.is_set("orchestrator.student.client.base_url")) {
-    urls = {detail::local_url(server.host, server.port)};
+    urls.clear();
+    const bool has_processes = std::holds_alternative<SingleNodeDeployment>(*config.deployment);
+    for (int i = 0; i < (has_processes ? num_engines(*config.inference) : 1); ++i)
+      urls.push_back(detail::local_url(server.host, server.port + i));
+    if (server.port + static_cast<int>(urls.size()) - 1 > 65535)
+      check.problem("inference.server.port", fmt::format("leaves no ports for {} engines, which take those that follow", urls.size()));
   } else if (!urls.empty() && detail::url_port(urls.front()) != server.port) {
     check.problem(
         "orchestrator.student.client.base_url",
@@ -420,6 +452,7 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
   choose_advantage(config, check);
   check_async(config, check);
   choose_deployment(config, check);
+  choose_engines(config, check);
   choose_transports(config, check);
   connect_client(config, check);
   if (config.inference && !check.is_set("inference.seed")) config.inference->seed = config.seed;

@@ -11,11 +11,13 @@ namespace prl::config {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::is_not_built;
 using ::testing::IsEmpty;
 using testing::load_line;
+using ::testing::SizeIs;
 
 const std::string kRl = "rl --model.name ./m --inference ";
 
@@ -243,8 +245,30 @@ TEST(ResolveRl, TwoGpusAreTwoProcessesAndOneIsOne) {
   EXPECT_THAT(two.not_built, IsEmpty());
   const auto one = load_line<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 0");
   EXPECT_TRUE(std::holds_alternative<ColocatedDeployment>(*one.config.deployment));
-  EXPECT_TRUE(is_not_built(load_line<RlConfig>(kRl + "--inference-gpu-ids 0,1 --trainer-gpu-ids 2").not_built, "several GPUs"));
+  const auto three = load_line<RlConfig>(kRl + "--inference-gpu-ids 0,1 --trainer-gpu-ids 2");
+  EXPECT_THAT(three.not_built, IsEmpty());
+  EXPECT_EQ(num_engines(*three.config.inference), 2);
+  EXPECT_THAT(three.config.orchestrator.student.client.base_url, SizeIs(2));
+  EXPECT_TRUE(is_not_built(load_line<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 1,2").not_built, "several GPUs"));
   EXPECT_THAT(error_of<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 1 --deployment.type colocated"), HasSubstr("differ"));
+}
+
+TEST(ResolveRl, EnginesFollowFromGpusOrCopiesAndHaveAnAddressEach) {
+  const std::string node = kRl + "--compute.device cpu --deployment.type single_node ";
+  const auto copies = load_line<RlConfig>(node + "--inference.parallel.dp 3 --inference.server.port 8100").config;
+  EXPECT_THAT(copies.orchestrator.student.client.base_url,
+              ElementsAre("http://127.0.0.1:8100/v1", "http://127.0.0.1:8101/v1", "http://127.0.0.1:8102/v1"));
+  EXPECT_FALSE(copies.inference_gpu_ids.has_value());
+  EXPECT_EQ(num_engines(*load_line<RlConfig>(node + "--deployment.num-infer-gpus 2").config.inference), 2);
+  EXPECT_EQ(num_engines(*load_line<RlConfig>(node + "--inference.api-server-count 4").config.inference), 4);
+  EXPECT_THAT(error_of<RlConfig>(node + "--deployment.num-infer-gpus 2 --inference.parallel.dp 1"), HasSubstr("inference.parallel.dp"));
+  EXPECT_THAT(error_of<RlConfig>(node + "--inference.parallel.dp 3 --inference.server.port 65534"), HasSubstr("inference.server.port"));
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--deployment.type colocated --inference.parallel.dp 2"), HasSubstr("single_node"));
+  Context gpus = testing::plain_context();
+  gpus.num_devices = 8;
+  const auto split = load_line<RlConfig>(kRl + "--deployment.type single_node --deployment.num-infer-gpus 3", gpus).config;
+  EXPECT_THAT(*split.inference_gpu_ids, ElementsAre(0, 1, 2));
+  EXPECT_THAT(*split.trainer_gpu_ids, ElementsAre(3));
 }
 
 TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
@@ -362,7 +386,7 @@ TEST(ResolveInference, KeysOfTheEngineHaveTheirOwnNames) {
   EXPECT_EQ(loaded.config.model.reasoning_parser, "qwen3");
   EXPECT_EQ(loaded.config.parallel.dp, 3);
   EXPECT_EQ(loaded.config.compute.dtype, ComputeDType::kFloat32);
-  EXPECT_TRUE(is_not_built(loaded.not_built, "data parallelism"));
+  EXPECT_THAT(loaded.not_built, IsEmpty());
   EXPECT_TRUE(loaded.config.model.enforce_eager);
   EXPECT_EQ(loaded.config.gpu_memory_utilization, 0.7);
   EXPECT_THAT(loaded.warnings, IsEmpty());

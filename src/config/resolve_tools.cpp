@@ -86,6 +86,19 @@ Resolution<BenchConfig> resolve(Value raw, const Context& context) {
 }
 
 template <>
+Resolution<RouterToolConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<RouterToolConfig>(raw);
+  const RouterToolConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  for (const std::string& url : config.engines)
+    if (!url.starts_with("http://") && !url.starts_with("https://"))
+      check.problem("engines", fmt::format("wanted addresses such as http://host:8000, found '{}'", url));
+  const bool is_loopback = config.host == "127.0.0.1" || config.host == "localhost" || config.host == "::1";
+  if (!is_loopback && !config.api_key) check.warn("host", "other machines can reach the router, and it asks for no api_key");
+  return resolution;
+}
+
+template <>
 Resolution<DashboardToolConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<DashboardToolConfig>(raw);
   if (resolution.config.runs.empty()) Check(raw, "", resolution.report, context).problem("runs", "is needed: `prl dashboard RUN...`");

@@ -45,11 +45,15 @@ struct SingleNodeDeployment {
   int gpus_per_node = 8;
   int num_train_gpus = 1;
   int num_infer_gpus = 1;
+  int max_engine_restarts = 3;
   template <class V>
   void visit(V& v) {
     v.field("gpus_per_node", gpus_per_node, "GPUs of the machine", {.unit = "GPUs", .min = 1, .status = inert("each role uses one GPU")});
     v.field("num_train_gpus", num_train_gpus, "Ranks of the trainer, one per GPU; on CPUs one process each", {.unit = "GPUs", .min = 1});
-    v.field("num_infer_gpus", num_infer_gpus, "GPUs of inference", {.unit = "GPUs", .min = 0, .status = inert("each role uses one GPU")});
+    v.field("num_infer_gpus", num_infer_gpus, "GPUs of inference, with an engine on each",
+            {.unit = "GPUs", .min = 0, .max = 1024, .status = passed_on("inference.parallel.dp")});
+    v.field("max_engine_restarts", max_engine_restarts, "Times that an engine which dies is started again; beyond, its death ends the run",
+            {.min = 0});
   }
 };
 struct MultiNodeDeployment {
@@ -166,7 +170,8 @@ struct RlConfig {
     v.field("output_dir", output_dir, "Folder of everything the run writes");
     v.field("clean_output_dir", clean_output_dir, "Empty output_dir first");
     v.field("bench", bench, "Measure 4 steps and print a table");
-    v.field("inference_gpu_ids", inference_gpu_ids, "GPU of inference; another one than the trainer's makes two processes", {.min = 0});
+    v.field("inference_gpu_ids", inference_gpu_ids, "GPUs of inference, with an engine on each; others than the trainer's make processes",
+            {.min = 0});
     v.field("trainer_gpu_ids", trainer_gpu_ids, "GPUs of the trainer, one rank each", {.min = 0});
     v.field("teacher_gpu_ids", teacher_gpu_ids, "GPUs of the teacher's server", {.min = 0});
     v.field("env_vars", env_vars, "Environment variables of all processes");

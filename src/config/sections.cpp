@@ -26,6 +26,7 @@ template const TypeOps& ops_of<BenchConfig>();
 template const TypeOps& ops_of<DoctorConfig>();
 template const TypeOps& ops_of<EnvCommandConfig>();
 template const TypeOps& ops_of<DashboardToolConfig>();
+template const TypeOps& ops_of<RouterToolConfig>();
 template const TypeOps& ops_of<PlotConfig>();
 template const TypeOps& ops_of<ReportConfig>();
 template const TypeOps& ops_of<TopConfig>();

@@ -327,7 +327,7 @@ TEST_F(Seeds, SeveralGpusAreNotBuilt) {
   EXPECT_THAT(*rl.config.inference_gpu_ids, ElementsAre(0, 1, 2, 3, 4, 5));
   EXPECT_THAT(*rl.config.trainer_gpu_ids, ElementsAre(6, 7));
   EXPECT_EQ(std::get<SingleNodeDeployment>(*rl.config.deployment).num_train_gpus, 2);
-  EXPECT_TRUE(is_not_built(rl.not_built, "roles on several GPUs"));
+  EXPECT_EQ(num_engines(*rl.config.inference), 6);
 }
 
 TEST_F(Seeds, MemoryRemedies) {
@@ -368,7 +368,7 @@ TEST_F(Seeds, TheCompleteFileOfTheGuide) {
   EXPECT_EQ(c.inference->model.tool_call_parser, "hermes");
   EXPECT_EQ(c.inference->model.max_model_len, 16384);
   EXPECT_FALSE(is_not_built(rl.not_built, "LoRA"));
-  EXPECT_TRUE(is_not_built(rl.not_built, "roles on several GPUs"));
+  EXPECT_EQ(num_engines(*c.inference), 3);
 }
 
 TEST_F(Seeds, TheConstraintsOfTheGuide) {

@@ -150,7 +150,9 @@ std::vector<std::string> samples_of(const KeyInfo& info) {
   return {};
 }
 
+/// A key as it is written: the first item of a list, and no type of a section.
 std::string with_items(std::string key) {
+  if (const std::size_t at = key.find('<'); at != std::string::npos) key.erase(at, key.find('>') + 1 - at);
   for (std::size_t at = key.find("[]"); at != std::string::npos; at = key.find("[]")) key.replace(at, 2, ".0");
   return key;
 }
@@ -158,6 +160,8 @@ std::string with_items(std::string key) {
 Value resolved_with(const std::string& key, const std::string& value) {
   Report report;
   std::vector<std::string> words = {"--model.name", "./m", "--inference", "--orchestrator.train.env.0.id", "reverse-text"};
+  if (const std::size_t at = key.find('<'); at != std::string::npos)
+    words.insert(words.end(), {"--" + key.substr(0, at) + ".type", key.substr(at + 1, key.find('>') - at - 1)});
   if (!key.empty()) words.insert(words.end(), {"--" + with_items(key), value});
   const Loaded<RlConfig> loaded = load<RlConfig>(Command::kRl, words, testing::plain_context());
   return dump(ops_of<RlConfig>(), &loaded.config, NullStyle::kAlways);

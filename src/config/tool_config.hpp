@@ -123,6 +123,48 @@ struct DashboardToolConfig {
   }
 };
 
+/// `prl router`: one address in front of several engines.
+struct RouterToolConfig {
+  std::vector<std::string> engines;
+  std::string host = "127.0.0.1";
+  int port = 8000;
+  std::optional<std::string> api_key;
+  std::optional<std::string> admin_api_key;
+  std::string engine_api_key_var = "VLLM_API_KEY";
+  std::vector<std::string> cors_origins;
+  std::vector<std::string> allowed_hosts;
+  std::int64_t max_body_bytes = 64 << 20;
+  int max_connections = 4096;
+  int max_waiting = 65536;
+  double request_timeout = 3600;
+  double update_timeout = 720;
+  std::filesystem::path output_dir = "outputs";
+  LogConfig log;
+  bool dry_run = false;
+  static constexpr StatusBelow kStatusBelow[] = {{"log.interval", inert("a server logs no progress")},
+                                                 {"log.step_interval", inert("a server logs no steps")}};
+  template <class V>
+  void visit(V& v) {
+    v.field("engines", engines, "Addresses of the engines; more join through POST /engines");
+    v.field("host", host, "Address to listen on; 0.0.0.0 for all");
+    v.field("port", port, "Port to listen on, 0 for any free one", {.min = 0, .max = 65535});
+    v.field("api_key", api_key, "Key that requests must show; none if not set");
+    v.field("admin_api_key", admin_api_key, "Key of the routes that change weights or engines; api_key if not set");
+    v.field("engine_api_key_var", engine_api_key_var, "Environment variable that holds the engines' key");
+    v.field("cors_origins", cors_origins, "Origins of web pages that may use the router, as https://host:port; * for all");
+    v.field("allowed_hosts", allowed_hosts,
+            "Names by which a router on a loopback address may be called besides localhost, where no key is set; * for any");
+    v.field("max_body_bytes", max_body_bytes, "Largest request body", {.unit = "bytes", .min = 1024});
+    v.field("max_connections", max_connections, "Most open connections", {.min = 1});
+    v.field("max_waiting", max_waiting, "Requests that may wait for an engine; more are answered 429", {.min = 1});
+    v.field("request_timeout", request_timeout, "Longest time of one request", {.unit = "seconds", .min = 0, .is_open_min = true});
+    v.field("update_timeout", update_timeout, "Longest time of one weight update", {.unit = "seconds", .min = 0, .is_open_min = true});
+    v.field("output_dir", output_dir, "Folder of logs");
+    v.field("log", log, "Logging");
+    v.field("dry_run", dry_run, "Check the configuration and stop");
+  }
+};
+
 /// `prl plot RUN... --metric KEY --out FILE.svg`: curves without a browser.
 struct PlotConfig {
   std::vector<std::string> runs;

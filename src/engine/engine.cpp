@@ -225,6 +225,8 @@ EngineStats Engine::stats() const {
   std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
   stats.num_waiting += num_unseen_;
+  stats.max_num_seqs = options_.max_num_seqs;
+  stats.max_model_len = options_.max_model_len;
   return stats;
 }
 

@@ -67,6 +67,7 @@ struct EngineStats {
   std::array<std::int64_t, kStepTokenBounds.size() + 1> num_steps_by_tokens{};
   std::int64_t num_step_tokens = 0;
   std::int64_t block_size = 0;
+  std::int64_t max_num_seqs = 0, max_model_len = 0;
   bool is_paused = false;
   PolicyVersion version;
 };

@@ -101,13 +101,17 @@ wire::GenerateOutput parse_output(const json::object& body) {
 class HttpGenerateClient final : public GenerateClient {
  public:
   HttpGenerateClient(std::shared_ptr<net::HttpClient> client, HttpGenerateOptions options)
-      : client_(std::move(client)), model_(std::move(options.model)), root_(detail::server_root(options.base_url)) {}
+      : client_(std::move(client)),
+        model_(std::move(options.model)),
+        root_(detail::server_root(options.base_url)),
+        max_retries_(options.max_retries) {}
 
   asio::awaitable<wire::GenerateOutput> generate(wire::GenerateRequest request, net::TimePoint deadline) override {
     net::HttpCall call;
     call.method = "POST";
     call.url = root_ + "/inference/v1/generate";
     call.deadline = deadline;
+    call.max_retries = max_retries_;
     if (!request.session_id.empty()) call.headers.add("X-Session-ID", request.session_id);
     call.body = body_of(request);
     auto calling = client_->call(std::move(call));
@@ -150,6 +154,7 @@ class HttpGenerateClient final : public GenerateClient {
   std::shared_ptr<net::HttpClient> client_;
   std::string model_;
   std::string root_;
+  int max_retries_;
 };
 
 }  // namespace

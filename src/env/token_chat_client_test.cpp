@@ -10,7 +10,6 @@
 #include <map>
 
 #include "base/error.hpp"
-#include "env/generate_pool.hpp"
 
 namespace prl::env {
 namespace {
@@ -150,26 +149,6 @@ TEST(TokenChatClient, BrokenRepliesAreErrors) {
   EXPECT_EQ(code(), ErrorCode::kNonFinite);
   EXPECT_EQ(code(), ErrorCode::kCorrupt);
   EXPECT_EQ(code(), ErrorCode::kUnavailable);
-}
-
-TEST(GeneratePool, ASessionStaysOnItsEngineAndSessionsSpread) {
-  std::vector<std::shared_ptr<ScriptedGenerate>> engines{std::make_shared<ScriptedGenerate>(), std::make_shared<ScriptedGenerate>()};
-  for (const auto& engine : engines)
-    for (int i = 0; i < 100; ++i) engine->outputs.push_back(output_of({'h', 256}));
-  TokenChatClientFactory factory(std::make_shared<ByteRenderer>(true), make_generate_pool({engines[0], engines[1]}));
-  for (int session = 0; session < 40; ++session) {
-    const auto client = factory.open({.session_id = fmt::format("s-{}", session), .cache_salt = ""});
-    const ChatTurn first = ask(*client, {message("user", "ab")});
-    static_cast<void>(ask(*client, {message("user", "ab"), first.message, message("user", "c")}));
-  }
-  std::map<std::string, int> places;
-  for (int engine = 0; engine < 2; ++engine) {
-    EXPECT_GT(engines[static_cast<std::size_t>(engine)]->requests.size(), 10u);
-    for (const auto& request : engines[static_cast<std::size_t>(engine)]->requests) {
-      const auto [it, is_new] = places.emplace(request.session_id, engine);
-      EXPECT_EQ(it->second, engine);
-    }
-  }
 }
 
 }  // namespace

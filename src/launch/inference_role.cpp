@@ -64,8 +64,8 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   server::ApiServer server(std::move(options), backend, host.text().tokenizer, host.text().chat_template, host.text().renderer);
   server.start();
   if (!host.text().chat_template) log::warning("{} has no chat template: the chat routes answer 400", host.folder().string());
-  log::success("serving {} on http://{}:{}/v1 after {:.2f} s", config.model.served_name.value_or(config.model.name), config.server.host,
-               server.port(), std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
+  log::success("{} {} on http://{}:{}/v1 after {:.2f} s", kServingMark, config.model.served_name.value_or(config.model.name),
+               config.server.host, server.port(), std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
   bool was_alive = true;
   while (!stop.stop_requested()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));

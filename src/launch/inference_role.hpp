@@ -6,6 +6,9 @@
 
 namespace prl::launch {
 
+/// What an engine's process says when it takes requests.
+inline constexpr const char* kServingMark = "serving";
+
 /// `prl inference`: loads the model, serves until `stop`, drains. Returns the exit status.
 int run_inference_role(const config::InferenceConfig& config, std::stop_token stop);
 

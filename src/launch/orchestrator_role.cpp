@@ -3,8 +3,7 @@
 #include <cstdlib>
 
 #include "base/log.hpp"
-#include "env/generate_pool.hpp"
-#include "env/http_generate_client.hpp"
+#include "launch/fleet_pressure.hpp"
 #include "launch/http_options.hpp"
 #include "launch/metric_services.hpp"
 #include "launch/orchestrator_setup.hpp"
@@ -15,6 +14,9 @@
 #include "launch/transports.hpp"
 #include "net/io_runtime.hpp"
 #include "orchestrator/metrics.hpp"
+#include "router/fleet.hpp"
+#include "router/routed_generate_client.hpp"
+#include "router/weight_updater.hpp"
 
 namespace prl::launch {
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
@@ -26,25 +28,27 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   const char* key = std::getenv(config.student.client.api_key_var.c_str());
   auto client = std::make_shared<net::HttpClient>(io.executor(), http_options(config.student.client));
 
+  const char* admin_key = std::getenv("PRL_ADMIN_API_KEY");
+  // Engines that take weights at another address than requests are looked after apart from them.
+  const std::vector<std::string> admin = admin_roots(config.student.client);
   std::vector<std::string> roots;
   for (const std::string& url : config.student.client.base_url) roots.push_back(server_root(url));
-  const std::vector<std::string> admin = admin_roots(config.student.client);
-  std::vector<std::shared_ptr<env::GenerateClient>> servers;
-  for (const std::string& root : roots)
-    servers.push_back(env::make_http_generate_client(client, {.base_url = root, .model = config.student.model.name}));
-  const char* admin_key = std::getenv("PRL_ADMIN_API_KEY");
+  auto engines = std::make_shared<router::Fleet>(io.executor(), client);
+  auto updated = roots == admin ? engines : std::make_shared<router::Fleet>(io.executor(), client);
+  auto updater = std::make_shared<router::WeightUpdater>(updated, client,
+                                                         router::WeightUpdaterOptions{.api_key = admin_key ? admin_key
+                                                                                                 : key     ? key
+                                                                                                           : ""});
+  for (const std::string& root : roots) engines->add(root);
+  if (updated != engines)
+    for (const std::string& root : admin) updated->add(root);
 
   OrchestratorTransports transports;
-  transports.generate = env::make_generate_pool(std::move(servers));
+  transports.generate = router::make_routed_generate_client(engines, client, {.model = config.student.model.name});
   transports.samples = make_sample_sender(config.rollout_transport, config.output_dir, config.num_train_workers, resume_step + 1);
   auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt);
-  transports.policy = std::make_shared<HttpPolicySource>(std::move(channel), client,
-                                                         HttpPolicySource::Options{.admin_urls = admin,
-                                                                                   .api_key = admin_key ? admin_key
-                                                                                              : key     ? key
-                                                                                                        : "",
-                                                                                   .verify_identity = !run_servers().empty(),
-                                                                                   .proof_file = config.output_dir / kProofFile});
+  transports.policy = std::make_shared<HttpPolicySource>(std::move(channel), updated, updater, config.output_dir / kProofFile);
+  transports.pressure = make_fleet_pressure(engines, client);
   transports.io = io.executor();
   monitor::MetricSet declared;
   declared.declare(orchestrator::metric_infos());
@@ -55,6 +59,8 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   const orchestrator::OrchestratorReport report = role.run(stop);
   log::info("orchestrator {} after step {}: {} episodes, largest staleness {}", report.was_stopped ? "stopped" : "finished",
             report.progress.step, report.episodes.num_started, report.max_staleness);
+  const router::FleetCounts counts = engines->counts();
+  if (counts.num_lost > 0) log::info("engines were lost {} times, which made {} requests begin anew", counts.num_lost, counts.num_replayed);
   return 0;
 }
 

@@ -212,6 +212,8 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   options.resume_step = resume_step;
   options.inference_timeout = to_ms(config.student.client.wait_for_ready_timeout);
   if (config.teacher) options.teacher_timeout = to_ms(config.teacher->client.wait_for_ready_timeout);
+  if (config.concurrency.initial_inflight)
+    options.concurrency = {.initial = config.concurrency.initial_inflight, .min = config.concurrency.min_inflight};
   return options;
 }
 
@@ -260,6 +262,7 @@ orchestrator::OrchestratorServices orchestrator_services(const config::Orchestra
   if (config.teacher) add_teacher(services, config, {text.tokenizer, text.renderer}, *transports.io);
   services.samples = std::move(transports.samples);
   services.policy = std::move(transports.policy);
+  services.pressure = std::move(transports.pressure);
   services.monitor = monitor;
   return services;
 }

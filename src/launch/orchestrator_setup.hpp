@@ -30,7 +30,8 @@ struct OrchestratorTransports {
   std::shared_ptr<env::GenerateClient> generate;  ///< to the policy
   std::shared_ptr<rollouts::SampleSender> samples;
   std::shared_ptr<orchestrator::PolicySource> policy;
-  std::optional<net::asio::any_io_executor> io;  ///< of requests to a teacher; needed if there is one
+  std::shared_ptr<orchestrator::PressureSource> pressure;  ///< null where nothing is known of the engine's load
+  std::optional<net::asio::any_io_executor> io;            ///< of requests to a teacher; needed if there is one
 };
 /// Environments, clients and transports of an orchestrator; `monitor` is borrowed.
 orchestrator::OrchestratorServices orchestrator_services(const config::OrchestratorConfig& config, const TextSetup& text,

@@ -15,9 +15,6 @@ using std::chrono::milliseconds;
 
 namespace {
 
-/// An update that fails ends the run, so a server that is busy for some seconds is asked more often than a client does by itself.
-constexpr int kUpdateRetries = 5;
-
 milliseconds time_left(net::TimePoint deadline) {
   const auto left = std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now());
   return std::max(left, milliseconds(1));
@@ -87,10 +84,10 @@ ProofLog LocalPolicySource::proofs() const {
   return proofs_;
 }
 
-HttpPolicySource::HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<net::HttpClient> client,
-                                   Options options)
-    : channel_(std::move(channel)), client_(std::move(client)), options_(std::move(options)) {
-  proofs_.file = options_.proof_file;
+HttpPolicySource::HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<router::Fleet> fleet,
+                                   std::shared_ptr<router::WeightUpdater> updater, std::filesystem::path proof_file)
+    : channel_(std::move(channel)), fleet_(std::move(fleet)), updater_(std::move(updater)), proofs_(std::make_shared<Proofs>()) {
+  proofs_->log.file = std::move(proof_file);
 }
 
 asio::awaitable<std::optional<PolicyVersion>> HttpPolicySource::wait_newer(PolicyVersion than, net::TimePoint deadline) {
@@ -98,47 +95,31 @@ asio::awaitable<std::optional<PolicyVersion>> HttpPolicySource::wait_newer(Polic
   return wait_for(feed_, than, deadline, &newest_);
 }
 
-/// The client compares each reply's run id: a server that is not the run's own ends it here, before anything is written to it.
-asio::awaitable<void> HttpPolicySource::verify_servers() {
-  if (!options_.verify_identity || is_verified_) co_return;
-  for (const std::string& url : options_.admin_urls) {
-    net::HttpCall call;
-    call.url = url + "/health";
-    auto calling = client_->call(std::move(call));
-    const net::HttpReply reply = co_await std::move(calling);
-    reply.raise_for_status(fmt::format("health of {}", url));
-  }
-  is_verified_ = true;
-}
-
 asio::awaitable<void> HttpPolicySource::apply(PolicyVersion version, net::TimePoint deadline) {
   PRL_CHECK(newest_ && newest_->manifest.version == version, "apply of a version that wait_newer did not answer");
-  const weights::PublishedWeights published = *newest_;
-  auto verifying = verify_servers();
-  co_await std::move(verifying);
-  for (const std::string& url : options_.admin_urls) {
-    updating_ = url;
-    net::HttpCall call;
-    call.method = "POST";
-    call.url = url + "/update_weights";
-    call.body = boost::json::serialize(
-        boost::json::object{{"weight_dir", std::filesystem::absolute(published.folder).string()},
-                            {"version", version.value},
-                            // A server that outlived an earlier run may hold a later version: the run that begins takes it over.
-                            {"force", proofs_.num_updates < static_cast<std::int64_t>(options_.admin_urls.size())}});
-    call.timeout = time_left(deadline);
-    call.max_retries = kUpdateRetries;
-    if (!options_.api_key.empty()) call.bearer = options_.api_key;
-    auto calling = client_->call(std::move(call));
-    const net::HttpReply reply = co_await std::move(calling);
-    reply.raise_for_status(fmt::format("weight update of {}", url));
-    record(proofs_, published.manifest, weights::parse_proof(reply.body, url), url);
-  }
-  updating_.clear();
+  router::WeightUpdate update;
+  update.version = version;
+  update.folder = std::filesystem::absolute(newest_->folder).string();
+  update.verify = [proofs = proofs_, manifest = newest_->manifest](const std::string& reply, const std::string& url) {
+    const weights::WeightProof proof = weights::parse_proof(reply, url);
+    std::lock_guard lock(proofs->mutex);
+    record(proofs->log, manifest, proof, url);
+  };
+  auto applying = updater_->apply(std::move(update), deadline);
+  co_await std::move(applying);
 }
 
 std::string HttpPolicySource::describe_engines() const {
-  return updating_.empty() ? fmt::format("{}", fmt::join(options_.admin_urls, ", ")) : updating_;
+  const std::string pending = updater_->describe_pending();
+  if (!pending.empty()) return pending;
+  std::string urls;
+  for (const router::EngineView& engine : fleet_->engines()) urls += (urls.empty() ? "" : ", ") + engine.url;
+  return urls;
+}
+
+ProofLog HttpPolicySource::proofs() const {
+  std::lock_guard lock(proofs_->mutex);
+  return proofs_->log;
 }
 
 std::string HttpPolicySource::describe() const { return channel_->describe(); }

@@ -5,12 +5,12 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "engine/engine.hpp"
-#include "net/http_client.hpp"
 #include "net/off_thread.hpp"
 #include "orchestrator/policy_source.hpp"
+#include "router/fleet.hpp"
+#include "router/weight_updater.hpp"
 #include "weights/weight_channel.hpp"
 
 namespace prl::launch {
@@ -46,33 +46,32 @@ class LocalPolicySource final : public orchestrator::PolicySource {
   net::OffThread thread_;
 };
 
-/// Engines behind HTTP, weights through folders: waits for a stable broadcast, tells every server to load it, and compares
-/// each server's proof with the trainer's manifest.
+/// Engines behind HTTP, weights through folders: waits for a stable broadcast, has the updater tell every engine to load it, and compares
+/// each engine's proof with the trainer's manifest.
 class HttpPolicySource final : public orchestrator::PolicySource {
  public:
-  struct Options {
-    std::vector<std::string> admin_urls;    ///< roots, without /v1
-    std::string api_key;                    ///< empty: none
-    bool verify_identity = false;           ///< the servers are the run's own (run_identity.hpp): ask them before the first update
-    std::filesystem::path proof_file = {};  ///< ProofLog::file
-  };
-  HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<net::HttpClient> client, Options options);
+  /// `proof_file` is ProofLog::file.
+  HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<router::Fleet> fleet,
+                   std::shared_ptr<router::WeightUpdater> updater, std::filesystem::path proof_file = {});
   orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
   orchestrator::asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
   std::string describe() const override;
   std::string describe_engines() const override;
-  ProofLog proofs() const { return proofs_; }
+  /// Any thread.
+  ProofLog proofs() const;
 
  private:
-  orchestrator::asio::awaitable<void> verify_servers();
+  /// Proofs come on several threads, and an engine's may come after this is gone.
+  struct Proofs {
+    mutable std::mutex mutex;
+    ProofLog log;
+  };
   std::shared_ptr<weights::WeightChannel> channel_;
   std::shared_ptr<weights::VersionFeed> feed_;  ///< from the first wait on: until then an earlier run's versions may still go
-  std::shared_ptr<net::HttpClient> client_;
-  Options options_;
+  std::shared_ptr<router::Fleet> fleet_;
+  std::shared_ptr<router::WeightUpdater> updater_;
   std::optional<weights::PublishedWeights> newest_;
-  ProofLog proofs_;
-  bool is_verified_ = false;
-  std::string updating_;  ///< the server that is taking weights
+  std::shared_ptr<Proofs> proofs_;
 };
 
 }  // namespace prl::launch

@@ -93,10 +93,16 @@ class HttpPolicySourceTest : public ::testing::Test {
     channel_->publish(publication);
   }
   ~HttpPolicySourceTest() override { std::filesystem::remove_all(folder_); }
+  /// Of one engine, which is ready.
   HttpPolicySource source() {
-    net::HttpClient::Options client;
-    client.backoff_first = 1ms;
-    return {channel_, std::make_shared<net::HttpClient>(io_.executor(), client), {{server_.url()}, "", false}};
+    net::HttpClient::Options options;
+    options.backoff_first = 1ms;
+    auto client = std::make_shared<net::HttpClient>(io_.executor(), options);
+    auto fleet = std::make_shared<router::Fleet>(io_.executor(), client);
+    auto updater = std::make_shared<router::WeightUpdater>(fleet, client);
+    fleet->add(server_.url());
+    EXPECT_TRUE(io_.run_blocking(fleet->wait_ready(net::Clock::now() + 60s), 120s));
+    return {channel_, fleet, updater};
   }
   static net::HttpResponse proof(const char* checksum) {
     return net::HttpResponse::json(

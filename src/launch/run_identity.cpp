@@ -11,10 +11,11 @@
 namespace prl::launch {
 namespace {
 
-void add_own(const config::ClientConfig& client, int port, std::vector<std::string>& origins) {
+/// Servers on `count` ports from `port` on.
+void add_own(const config::ClientConfig& client, int port, int count, std::vector<std::string>& origins) {
   const auto add = [&](const std::vector<std::string>& urls) {
     for (const std::string& url : urls)
-      if (net::Url::parse(url).port == port) origins.push_back(net::origin_of(url));
+      if (const int its = net::Url::parse(url).port; its >= port && its < port + count) origins.push_back(net::origin_of(url));
   };
   add(client.base_url);
   if (client.admin_base_url) add(*client.admin_base_url);
@@ -34,9 +35,9 @@ std::string new_run_identity() {
 
 std::vector<std::string> own_servers(const config::RlConfig& config) {
   std::vector<std::string> origins;
-  if (config.inference) add_own(config.orchestrator.student.client, config.inference->server.port, origins);
+  if (config.inference) add_own(config.orchestrator.student.client, config.inference->server.port, config.inference->parallel.dp, origins);
   if (config.teacher_inference && config.orchestrator.teacher)
-    add_own(config.orchestrator.teacher->client, config.teacher_inference->server.port, origins);
+    add_own(config.orchestrator.teacher->client, config.teacher_inference->server.port, 1, origins);
   return origins;
 }
 

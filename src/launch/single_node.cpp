@@ -4,14 +4,19 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <thread>
 #include <utility>
+#include <variant>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "config/cli.hpp"
 #include "config/secrets.hpp"
+#include "launch/inference_role.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/rank_launch.hpp"
@@ -63,6 +68,25 @@ std::unique_ptr<comm::StoreServer> start_trainer(const config::RlConfig& config,
   return store;
 }
 
+/// The child of engine `number`, made from that of the role: a name, a port and a GPU of its own.
+ChildSpec engine_child(const config::RlConfig& config, int number, ChildSpec child) {
+  const config::InferenceConfig& inference = *config.inference;
+  const int num_engines = inference.parallel.dp;
+  child.max_restarts = std::get<config::SingleNodeDeployment>(*config.deployment).max_engine_restarts;
+  child.ready_mark = kServingMark;
+  if (number > 0) child.name = fmt::format("inference_{}", number);
+  child.log_file = child.log_file.parent_path() / (child.name + ".log");
+  const auto set = [&child](const char* flag, int value) { child.argv.insert(child.argv.end(), {flag, std::to_string(value)}); };
+  set("--server.port", inference.server.port + number);
+  set("--parallel.dp", 1);
+  set("--api-server-count", 1);
+  if (num_engines > 1 && inference.compute.device == config::DeviceKind::kCpu && inference.compute.num_threads == 0)
+    set("--compute.num-threads", std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / num_engines));
+  if (config.inference_gpu_ids)
+    child.env["CUDA_VISIBLE_DEVICES"] = std::to_string(config.inference_gpu_ids->at(static_cast<std::size_t>(number)));
+  return child;
+}
+
 }  // namespace
 
 int run_single_node(const config::RlConfig& config, std::stop_token stop) {
@@ -70,7 +94,7 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   const auto require_port = [](const char* key, const std::optional<config::InferenceConfig>& section) {
     if (!section) return;
     try {
-      net::require_free_port(section->server.host, section->server.port);
+      for (int i = 0; i < section->parallel.dp; ++i) net::require_free_port(section->server.host, section->server.port + i);
     } catch (const Error& error) {
       throw error.with_context(fmt::format("{}.server.port", key));
     }
@@ -105,8 +129,9 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   if (!config.bench) steps.emplace(metrics, end_of_file(metrics), config.trainer.max_steps, orchestrator_resume_step(config.orchestrator));
   Supervisor supervisor;
   if (config.inference)
-    supervisor.start(
-        spec("inference", false, role_env(config.inference->env_vars, config.inference_gpu_ids), config::secrets_of(*config.inference)));
+    for (int i = 0; i < config.inference->parallel.dp; ++i)
+      supervisor.start(
+          engine_child(config, i, spec("inference", false, config.inference->env_vars, config::secrets_of(*config.inference))));
   else
     log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
   if (config.teacher_inference) {

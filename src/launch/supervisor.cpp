@@ -34,7 +34,10 @@ struct Supervisor::Child {
   std::optional<std::int64_t> num_memory_kills;  ///< of the control group when it was started
   std::optional<int> status;
   bool was_told_to_end = false;
+  bool was_ready = false;
   bool is_lost = false;  ///< failed, and the others of its group go on
+  int num_restarts = 0;
+  std::optional<std::chrono::steady_clock::time_point> restart_at;  ///< dead, and to be started again
 
   bool is_clean() const { return status && WIFEXITED(*status) && WEXITSTATUS(*status) == 0; }
 
@@ -64,6 +67,8 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 }
 
 constexpr std::size_t kTailBytes = 8192;
+constexpr milliseconds kFirstRestartWait{500};
+constexpr milliseconds kLongestRestartWait{30'000};
 
 /// By SIGSTOP or a debugger.
 bool is_stopped(pid_t pid) {
@@ -109,6 +114,13 @@ void Supervisor::start(ChildSpec spec) {
   std::filesystem::create_directories(spec.log_file.parent_path());
   child->log = std::fopen(spec.log_file.c_str(), "ae");
   if (!child->log) fail(ErrorCode::kIo, "log file {} cannot be written: {}", spec.log_file.string(), std::strerror(errno));
+  child->spec = std::move(spec);
+  spawn(*child);
+  children_.push_back(std::move(child));
+}
+
+void Supervisor::spawn(Child& child) {
+  const ChildSpec& spec = child.spec;
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail(ErrorCode::kIo, "no pipe for {}: {}", spec.name, std::strerror(errno));
   // Everything that allocates happens before fork: between fork and exec only async-signal-safe calls are allowed.
@@ -136,12 +148,14 @@ void Supervisor::start(ChildSpec spec) {
   }
   ::close(ends[1]);
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  child->output = ends[0];
-  child->pid = pid;
-  child->spec = std::move(spec);
-  child->num_memory_kills = memory_.num_kills();
-  log::info("started {} (pid {}), log {}", child->spec.name, pid, child->spec.log_file.string());
-  children_.push_back(std::move(child));
+  child.output = ends[0];
+  child.pid = pid;
+  child.status.reset();
+  child.restart_at.reset();
+  child.is_lost = child.was_told_to_end = false;
+  child.tail.clear();
+  child.num_memory_kills = memory_.num_kills();
+  log::info("started {} (pid {}), log {}", spec.name, pid, spec.log_file.string());
 }
 
 void Supervisor::pump(milliseconds timeout) {
@@ -179,6 +193,7 @@ void Supervisor::pump(milliseconds timeout) {
 void Supervisor::take_output(Child& child, std::string_view bytes) {
   std::fwrite(bytes.data(), 1, bytes.size(), child.log);
   child.tail += bytes;
+  if (!child.was_ready && !child.spec.ready_mark.empty()) child.was_ready = child.tail.find(child.spec.ready_mark) != std::string::npos;
   if (child.tail.size() > kTailBytes) child.tail.erase(0, child.tail.size() - kTailBytes);
   if (child.spec.echo) {
     std::fwrite(bytes.data(), 1, bytes.size(), stderr);
@@ -211,24 +226,40 @@ std::string Supervisor::describe_failure(const Child& child) const {
                      child.spec.log_file.string());
 }
 
+bool Supervisor::plan_restart(Child& child) {
+  const ChildSpec& spec = child.spec;
+  if (spec.group.empty()) {
+    if (!child.was_ready || child.num_restarts >= spec.max_restarts) return false;
+    const milliseconds wait = std::min(kFirstRestartWait * (1 << std::min(child.num_restarts, 10)), kLongestRestartWait);
+    log::warning("{}; it is started again in {:.1f} s ({} of {} restarts)", describe_failure(child),
+                 std::chrono::duration<double>(wait).count(), child.num_restarts + 1, spec.max_restarts);
+    child.restart_at = std::chrono::steady_clock::now() + wait;
+  } else {
+    int num_lost = 0;
+    bool has_others = false;
+    for (const auto& other : children_) {
+      if (other->spec.group != spec.group) continue;
+      num_lost += other->num_restarts;
+      has_others = has_others || (other.get() != &child && (!other->status || other->is_clean()));
+    }
+    if (!has_others || num_lost >= spec.max_losses) return false;
+    const milliseconds wait = spec.backoff * (1LL << std::min(num_lost, 10));
+    log::warning("{}; the other ranks go on ({} of {} losses), it is started again in {:.1f} s", describe_failure(child), num_lost + 1,
+                 spec.max_losses, std::chrono::duration<double>(wait).count());
+    child.is_lost = true;
+    child.restart_at = std::chrono::steady_clock::now() + wait;
+    child.spec.env["PRL_JOIN"] = fmt::format("{}-{}", spec.name, num_lost + 1);
+  }
+  ++child.num_restarts;
+  return true;
+}
+
 const Supervisor::Child* Supervisor::find_failure() {
   const Child* failed = nullptr;
   for (const auto& child : children_) {
-    if (!child->status || child->is_lost || (child->is_clean() && child->spec.must_finish)) continue;
-    const auto is_of_group = [&](const auto& other) { return !child->spec.group.empty() && other->spec.group == child->spec.group; };
-    const auto num_lost = std::ranges::count_if(children_, [&](const auto& other) { return is_of_group(other) && other->is_lost; });
-    const bool has_others = std::ranges::any_of(
-        children_, [&](const auto& other) { return is_of_group(other) && other != child && (!other->status || other->is_clean()); });
-    if (has_others && num_lost < child->spec.max_losses) {
-      child->is_lost = true;
-      const auto pause = child->spec.backoff * (1LL << std::min<std::ptrdiff_t>(num_lost, 10));
-      log::warning("{}; the other ranks go on ({} of {} losses), it is started again in {:.1f} s", describe_failure(*child), num_lost + 1,
-                   child->spec.max_losses, std::chrono::duration<double>(pause).count());
-      ChildSpec again = child->spec;
-      again.env["PRL_JOIN"] = fmt::format("{}-{}", again.name, num_lost + 1);
-      to_restart_.emplace_back(std::chrono::steady_clock::now() + pause, std::move(again));
+    if (!child->status || child->is_lost || child->restart_at || child->was_told_to_end || (child->is_clean() && child->spec.must_finish))
       continue;
-    }
+    if (plan_restart(*child)) continue;
     // A role that was killed is why others of its kind ended with an error, even if they are seen first.
     if (failed == nullptr || (WIFSIGNALED(*child->status) && !WIFSIGNALED(*failed->status))) failed = child.get();
   }
@@ -237,15 +268,15 @@ const Supervisor::Child* Supervisor::find_failure() {
 
 void Supervisor::start_again() {
   const auto now = std::chrono::steady_clock::now();
-  for (std::size_t i = 0; i < to_restart_.size();) {
-    if (to_restart_[i].first > now) {
-      ++i;
-      continue;
-    }
-    ChildSpec spec = std::move(to_restart_[i].second);
-    to_restart_.erase(to_restart_.begin() + static_cast<std::ptrdiff_t>(i));
-    const bool is_over = std::ranges::none_of(children_, [&](const auto& c) { return c->spec.group == spec.group && !c->status; });
-    if (!is_over) start(std::move(spec));
+  for (const auto& child : children_) {
+    if (!child->restart_at || *child->restart_at > now) continue;
+    // A rank joins those that run; if none does there is nothing to join.
+    const bool is_over =
+        child->is_lost && std::ranges::none_of(children_, [&](const auto& c) { return c->spec.group == child->spec.group && !c->status; });
+    child->restart_at.reset();
+    if (is_over) continue;
+    if (child->output >= 0) ::close(std::exchange(child->output, -1));
+    spawn(*child);
   }
 }
 
@@ -267,18 +298,23 @@ void Supervisor::end_leftovers() {
   }
 }
 
-std::optional<std::string> Supervisor::run(std::stop_token stop) {
+std::optional<std::string> Supervisor::run(std::stop_token stop, bool until_stopped) {
+  // A lost rank is done without; another child that is to be started again is not at its end.
+  const auto has_ended = [](const auto& child) {
+    return !child->spec.must_finish || (child->status && (child->is_lost || !child->restart_at));
+  };
   for (;;) {
     pump(milliseconds(100));
     reap();
     const Child* failed = find_failure();
     if (failed != nullptr && !stop.stop_requested()) return describe_failure(*failed);
     end_leftovers();
-    start_again();
-    if (std::ranges::all_of(children_, [](const auto& child) { return !child->spec.must_finish || child->status; })) return std::nullopt;
+    if (!stop.stop_requested()) start_again();
+    if (!until_stopped && std::ranges::all_of(children_, has_ended)) return std::nullopt;
     if (stop.stop_requested()) {
       terminate_all(milliseconds(120'000));
       for (const auto& child : children_) {
+        if (child->restart_at) continue;  // its end was told
         const int status = *child->status;
         if (child->is_lost) continue;
         const bool is_stop = WIFEXITED(status) ? WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 130 : WTERMSIG(status) == SIGTERM;

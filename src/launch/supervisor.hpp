@@ -32,9 +32,12 @@ struct ChildSpec {
   int max_losses = 0;
   std::string group = {};
   std::chrono::milliseconds backoff{1000};
+  int max_restarts = 0;         ///< of one without a group: times that it is started again after it died, once it had been ready
+  std::string ready_mark = {};  ///< what its output holds when it is ready
 };
 
-/// Starts the roles of a run as processes, copies their output to log files, and ends all of them when one fails. A child
+/// Starts the roles of a run as processes, copies their output to log files, and ends all of them when one fails. One that may be started
+/// again is, after a wait that doubles each time; one that dies before it was ever ready fails at once, since it would again. A child
 /// gets SIGTERM when this process dies, so none is left behind. One thread.
 class Supervisor {
  public:
@@ -49,24 +52,27 @@ class Supervisor {
   /// Runs until every must_finish child has exited with 0 (nullopt), until one child fails or a server exits early
   /// (one sentence naming the role, how it ended, its last error and its log), or until `stop` (nullopt if all
   /// stopped cleanly, else the same sentence).
-  std::optional<std::string> run(std::stop_token stop);
+  /// With `until_stopped` children that have all exited with 0 are no end.
+  std::optional<std::string> run(std::stop_token stop, bool until_stopped = false);
   /// SIGTERM, then SIGKILL for what is left after `grace`.
   void terminate_all(std::chrono::milliseconds grace);
   pid_t pid_of(const std::string& name) const;
 
  private:
   struct Child;
+  void spawn(Child& child);
   std::string describe_failure(const Child& child) const;
   /// The failure that ends the run, if there is one; those that the others go on without are marked and told.
   const Child* find_failure();
-  void end_leftovers();
+  /// True if the dead child will be started again: alone, or as a rank that joins the others of its group.
+  bool plan_restart(Child& child);
   void start_again();
+  void end_leftovers();
   void pump(std::chrono::milliseconds timeout);
   void take_output(Child& child, std::string_view bytes);
   void reap();
   CgroupMemory memory_;
   std::vector<std::unique_ptr<Child>> children_;
-  std::vector<std::pair<std::chrono::steady_clock::time_point, ChildSpec>> to_restart_;
 };
 
 /// What the console shows of a line of a role: "10:00:00 WARNING [inference] text" of a warning or an error, also of JSON lines; what is

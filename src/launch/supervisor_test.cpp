@@ -12,11 +12,13 @@ namespace prl::launch {
 namespace {
 
 ChildSpec shell(const std::string& name, const std::string& script, bool must_finish = true) {
-  return {.name = name,
-          .argv = {"/bin/sh", "-c", script},
-          .env = {{"PRL_TEST_WORD", "hello"}},
-          .log_file = std::filesystem::temp_directory_path() / ("prl_supervisor_" + name + ".log"),
-          .must_finish = must_finish};
+  ChildSpec child;
+  child.name = name;
+  child.argv = {"/bin/sh", "-c", script};
+  child.env = {{"PRL_TEST_WORD", "hello"}};
+  child.log_file = std::filesystem::temp_directory_path() / ("prl_supervisor_" + name + ".log");
+  child.must_finish = must_finish;
+  return child;
 }
 
 TEST(Supervisor, EndsWellWhenAllFinish) {
@@ -27,6 +29,34 @@ TEST(Supervisor, EndsWellWhenAllFinish) {
   const std::string log = read_file(std::filesystem::temp_directory_path() / "prl_supervisor_a.log");
   EXPECT_NE(log.find("out hello"), std::string::npos);
   EXPECT_NE(log.find("err"), std::string::npos);
+}
+
+TEST(Supervisor, AChildThatWasReadyIsStartedAgainAsOftenAsItMay) {
+  const std::filesystem::path count = std::filesystem::temp_directory_path() / fmt::format("prl_supervisor_count_{}", ::getpid());
+  std::filesystem::remove(count);
+  // Dies twice after it was ready, then ends well.
+  ChildSpec child = shell("again", fmt::format("echo x >> {0}; echo serving; [ $(wc -l < {0}) -gt 2 ] || kill -9 $$", count.string()));
+  child.ready_mark = "serving";
+  child.max_restarts = 2;
+  Supervisor patient;
+  patient.start(child);
+  EXPECT_EQ(patient.run({}), std::nullopt);
+  EXPECT_EQ(read_file(count), "x\nx\nx\n");
+  std::filesystem::remove(count);
+  child.max_restarts = 1;
+  Supervisor impatient;
+  impatient.start(child);
+  const auto failure = impatient.run({});
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_NE(failure->find("again was killed by signal 9"), std::string::npos) << *failure;
+  // One that dies before it is ready would die again.
+  std::filesystem::remove(count);
+  child.ready_mark = "never said";
+  Supervisor strict;
+  strict.start(child);
+  EXPECT_TRUE(strict.run({}).has_value());
+  EXPECT_EQ(read_file(count), "x\n");
+  std::filesystem::remove(count);
 }
 
 TEST(Supervisor, ShowsWarningsAndErrorsOfEveryRole) {

@@ -16,6 +16,16 @@ std::vector<env::EnvironmentPtr> environments_of(const std::vector<TrainEnv>& en
   return out;
 }
 
+/// The batch of `step` takes what version step - 1 alone has sampled.
+void check_lock_step(const env::Episode& episode, std::int64_t step) {
+  const std::int64_t wanted = step - 1;
+  const auto start = episode.version_start();
+  const auto end = episode.version_end();
+  if ((start && start->value != wanted) || (end && end->value != wanted))
+    fail(ErrorCode::kOutOfSync, "lock-step: a rollout for batch {} was sampled by v{} to v{}, wanted v{} alone", step, start->value,
+         end->value, wanted);
+}
+
 }  // namespace
 
 BatchAssembler::BatchAssembler(asio::any_io_executor executor, Options options, Services services)
@@ -66,7 +76,7 @@ bool BatchAssembler::collect_one() {
   const GroupId id = group->id;
   const TaskRef task = group->task;
   for (const env::Episode& episode : group->episodes) {
-    check_lock_step(episode);
+    if (dispatcher_->is_lock_step()) check_lock_step(episode, dispatcher_->step());
     if (services_.check_episode) services_.check_episode(episode, group->version);
     if (const auto error = failures_.add(episode, net::Clock::now())) throw *error;
   }
@@ -75,16 +85,6 @@ bool BatchAssembler::collect_one() {
   dispatcher_->close_group(id);
   drop_stale_queued();
   return true;
-}
-
-void BatchAssembler::check_lock_step(const env::Episode& episode) const {
-  if (!dispatcher_->is_lock_step()) return;
-  const std::int64_t wanted = dispatcher_->step() - 1;
-  const auto start = episode.version_start();
-  const auto end = episode.version_end();
-  if ((start && start->value != wanted) || (end && end->value != wanted))
-    fail(ErrorCode::kOutOfSync, "lock-step: a rollout for batch {} was sampled by v{} to v{}, wanted v{} alone", dispatcher_->step(),
-         start->value, end->value, wanted);
 }
 
 std::shared_ptr<CollectedBatch> BatchAssembler::take() {
@@ -165,6 +165,7 @@ void BatchAssembler::take_metrics(StepFacts& facts, monitor::Metrics& pools) {
   if (const ScoringTime scored = runner_.take_scoring_time(); scored.num_episodes > 0)
     facts.seconds_teacher = scored.seconds / static_cast<double>(scored.num_episodes);
   facts.num_inflight = dispatcher_->num_inflight();
+  facts.max_inflight = dispatcher_->max_inflight();
   facts.num_cancelled = std::exchange(num_cancelled_since_, 0);
   facts.num_dropped_stale = std::exchange(num_dropped_since_, 0);
   for (std::size_t i = 0; i < environments_.size(); ++i) {

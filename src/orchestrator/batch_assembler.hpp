@@ -45,6 +45,7 @@ class BatchAssembler {
   /// Engines hold `version`: groups may open.
   void begin(PolicyVersion version);
   void set_version(PolicyVersion version) { dispatcher_->set_version(version); }
+  void set_max_inflight(std::int64_t count) { dispatcher_->set_max_inflight(count); }
   /// Starts and drops what the dispatcher plans.
   struct Opened {
     bool has_started = false;     ///< some rollout
@@ -82,7 +83,6 @@ class BatchAssembler {
  private:
   void make_dispatcher(PolicyVersion version);
   void drop_group(GroupId id);
-  void check_lock_step(const env::Episode& episode) const;
   void drop_stale_queued();
   void update_backlog();
 

@@ -38,9 +38,12 @@ Dispatcher::Dispatcher(DispatcherOptions options, std::function<TaskRef()> draw,
   if (max_inflight_ < largest_group)
     fail(ErrorCode::kInvalidArgument, "max_inflight_rollouts {} is below group_size {}: no group could ever be in flight whole",
          max_inflight_, largest_group);
+  largest_group_ = largest_group;
   lag_limit_ = std::min(options_.max_async_level, options_.max_off_policy_steps);
   set_backlog({});
 }
+
+void Dispatcher::set_max_inflight(std::int64_t count) { max_inflight_ = std::max(count, largest_group_); }
 
 void Dispatcher::set_backlog(Backlog backlog) {
   backlog_ = std::move(backlog);
@@ -55,7 +58,7 @@ void Dispatcher::set_version(PolicyVersion version) {
 
 bool Dispatcher::may_open_groups() const noexcept {
   if (options_.max_steps && step_ > *options_.max_steps) return false;
-  return is_fresh_enough();
+  return !is_stale(version_);
 }
 
 bool Dispatcher::waits_for_open_groups() const noexcept {

@@ -107,9 +107,11 @@ class Dispatcher {
   std::int64_t num_inflight() const noexcept;
   std::int64_t num_open_groups() const noexcept { return static_cast<std::int64_t>(groups_.size()); }
   std::int64_t max_inflight() const noexcept { return max_inflight_; }
+  /// From now on; at least a whole group. What is in flight above it goes on.
+  void set_max_inflight(std::int64_t count);
   bool is_lock_step() const noexcept { return lag_limit_ == 0; }
   /// Invariant 3 for the batch in collection, once it is full.
-  bool may_ship() const noexcept { return is_fresh_enough() && !waits_for_open_groups(); }
+  bool may_ship() const noexcept { return !is_stale(version_) && !waits_for_open_groups(); }
   /// The batch in collection must not ship before more of the open groups have finished.
   bool waits_for_open_groups() const noexcept;
   /// Invariant 1.
@@ -126,7 +128,6 @@ class Dispatcher {
     std::int64_t num_started = 0;
     std::int64_t num_ended = 0;
   };
-  bool is_fresh_enough() const noexcept { return !is_stale(version_); }
   bool may_open_groups() const noexcept;
   bool wants_group() const noexcept;
   /// Batches, from the one in collection on, that may hold rollouts of `start`; <= 0: it is stale.
@@ -140,6 +141,7 @@ class Dispatcher {
   DispatcherOptions options_;
   std::function<TaskRef()> draw_;
   std::int64_t max_inflight_ = 0;
+  std::int64_t largest_group_ = 1;
   std::int64_t lag_limit_ = 0;
   std::int64_t step_ = 1;
   PolicyVersion version_;

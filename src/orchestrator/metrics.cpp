@@ -33,6 +33,7 @@ constexpr std::array kInfos{
     monitor::MetricInfo{"batch/**", "1", "share of the batch's rollouts by environment"},
     monitor::MetricInfo{"scheduler/async_level", "steps", "steps by which the batch was ahead of the weights"},
     monitor::MetricInfo{"scheduler/inflight_rollouts", "rollouts", "in flight when the batch shipped"},
+    monitor::MetricInfo{"concurrency/max_inflight", "rollouts", "most that may be in flight"},
     monitor::MetricInfo{"scheduler/cancelled_rollouts", "rollouts", "dropped in flight since the last step"},
     monitor::MetricInfo{"scheduler/dropped_rollouts", "rollouts", "finished, but too old, since the last step"},
     monitor::MetricInfo{"scheduler/policy_version", "steps", "version the engines ran when the batch shipped"},
@@ -111,6 +112,7 @@ void put_windows(monitor::Metrics& metrics, const CollectorWindow& window) {
 void put_facts(monitor::Metrics& metrics, const StepFacts& facts) {
   metrics["scheduler/async_level"] = static_cast<double>((facts.step - 1) - facts.policy_version);
   metrics["scheduler/inflight_rollouts"] = static_cast<double>(facts.num_inflight);
+  metrics["concurrency/max_inflight"] = static_cast<double>(facts.max_inflight);
   metrics["scheduler/cancelled_rollouts"] = static_cast<double>(facts.num_cancelled);
   metrics["scheduler/dropped_rollouts"] = static_cast<double>(facts.num_dropped_stale);
   metrics["scheduler/policy_version"] = static_cast<double>(facts.policy_version);

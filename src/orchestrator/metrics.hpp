@@ -38,6 +38,7 @@ struct StepFacts {
   std::optional<double> seconds_teacher;  ///< waiting for the teacher, mean over the rollouts scored since the last ship
   std::int64_t policy_version = 0;
   std::int64_t num_inflight = 0;
+  std::int64_t max_inflight = 0;
   std::int64_t num_cancelled = 0;      ///< episodes of dropped groups, since the last ship
   std::int64_t num_dropped_stale = 0;  ///< finished episodes that became too old, since the last ship
 };

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "net/deadline.hpp"
 #include "net/errors.hpp"
 #include "net/task_group.hpp"
 #include "orchestrator/training_loop.hpp"
@@ -73,7 +74,7 @@ struct Orchestrator::Impl {
                   {.environments = services.environments,
                    .chat = services.chat,
                    .teacher = services.teacher,
-                   .on_episode_end = [this] { loop.on_progress(); },
+                   .on_episode_end = [this] { on_episode_end(); },
                    .check_episode = [this](const env::Episode& e, PolicyVersion opened) { policy.check_versions(e, opened); }}),
         shipper(services.samples, {options.pack, options.ship_timeout}, control),
         evals(eval_options(options),
@@ -98,6 +99,42 @@ struct Orchestrator::Impl {
               .policy_timeout = options.policy_timeout,
               .rollouts_from = services.chat->describe()},
              {control, policy, assembler, shipper, evals, recorder}) {}
+
+  void on_episode_end() {
+    if (concurrency) {
+      concurrency->on_completion(assembler.dispatcher().num_inflight(), net::Clock::now());
+      assembler.set_max_inflight(concurrency->cap());
+    }
+    loop.on_progress();
+  }
+
+  /// Keeps the number of rollouts in flight to what the engines have room for, until it is cancelled.
+  asio::awaitable<void> follow_pressure() {
+    std::int64_t told = concurrency->cap();
+    for (;;) {
+      auto reading = services.pressure->read(net::Clock::now() + std::chrono::seconds(ConcurrencyController::kPollSeconds));
+      const std::optional<EnginePressure> pressure = co_await std::move(reading);
+      if (pressure) concurrency->on_poll(*pressure, assembler.dispatcher().num_inflight(), net::Clock::now());
+      const std::int64_t cap = concurrency->cap();
+      assembler.set_max_inflight(cap);
+      if (2 * cap < told || cap > 2 * told) log::info("at most {} rollouts are in flight now, {} before", cap, std::exchange(told, cap));
+      loop.on_progress();
+      co_await net::sleep_for(std::chrono::seconds(ConcurrencyController::kPollSeconds));
+    }
+  }
+
+  void begin_concurrency() {
+    if (!options.concurrency || !services.pressure) return;
+    if (options.deterministic) {
+      log::warning("concurrency.initial_inflight has no effect in lock-step: which rollouts run at one time would depend on timing");
+      return;
+    }
+    ConcurrencyController::Options limits = *options.concurrency;
+    limits.max = assembler.dispatcher().max_inflight();
+    concurrency.emplace(limits);
+    assembler.set_max_inflight(concurrency->cap());
+    roles->spawn("concurrency", control.guard(follow_pressure()));
+  }
 
   asio::awaitable<void> wait_for_services() {
     log::info("waiting for inference at {}", services.eval_chat->describe());
@@ -128,6 +165,7 @@ struct Orchestrator::Impl {
     co_await std::move(loading);
     assembler.begin(policy.version());
     evals.begin(policy.version(), /*is_resumed=*/options.resume_step > 0);
+    begin_concurrency();
     std::function<void()> on_update = [this] {
       assembler.set_version(policy.version());
       loop.on_progress();
@@ -190,6 +228,7 @@ struct Orchestrator::Impl {
   RunControl control;
   PolicyFollower policy;
   BatchAssembler assembler;
+  std::optional<ConcurrencyController> concurrency;
   BatchShipper shipper;
   EvalRounds evals;
   StepRecorder recorder;

@@ -14,6 +14,7 @@
 #include "env/prompt_scorer.hpp"
 #include "monitor/monitor.hpp"
 #include "orchestrator/batch_collector.hpp"
+#include "orchestrator/concurrency.hpp"
 #include "orchestrator/dispatcher.hpp"
 #include "orchestrator/eval_rounds.hpp"
 #include "orchestrator/group_runner.hpp"
@@ -35,6 +36,9 @@ struct OrchestratorOptions {
   /// Every request gets a sampling seed derived from (seed, step, place of its group in the step, rollout, turn), and groups are
   /// taken in the order of dispatch. With lock-step the same seed then gives the same batches, bit for bit.
   bool deterministic = false;
+  /// Lets the number of rollouts in flight follow the engines' pressure, between `min` and dispatch.max_inflight. Not with `deterministic`:
+  /// it would depend on timing.
+  std::optional<ConcurrencyController::Options> concurrency;
   std::vector<OnlineEval> evals;
   bool eval_base_model = true;  ///< evaluate before the first step
   bool skip_eval_on_resume = true;
@@ -63,7 +67,8 @@ struct OrchestratorServices {
   std::shared_ptr<env::PromptScorer> teacher;         ///< scores the tokens of train rollouts; null: none
   std::shared_ptr<rollouts::SampleSender> samples;
   std::shared_ptr<PolicySource> policy;
-  monitor::Monitor* monitor = nullptr;  ///< borrowed, may be null
+  std::shared_ptr<PressureSource> pressure;  ///< of the engines; null: not known
+  monitor::Monitor* monitor = nullptr;       ///< borrowed, may be null
 };
 
 struct OrchestratorReport {

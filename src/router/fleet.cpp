@@ -120,8 +120,7 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
 
   void lose_locked(std::int64_t id, const std::string& why) {
     Engine& engine = engines.at(id);
-    const bool was_in_use = engine.state == EngineState::kReady || engine.state == EngineState::kDraining;
-    if (!was_in_use) {
+    if (engine.state == EngineState::kStarting || engine.state == EngineState::kDown) {
       engine.problem = why;
       return;
     }
@@ -160,8 +159,8 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
   std::string describe_locked() const {
     std::string text;
     for (const auto& [id, engine] : engines)
-      text += fmt::format("{}{} ({}{}{})", text.empty() ? "" : ", ", engine.url, to_string(engine.state), engine.problem.empty() ? "" : ": ",
-                          engine.problem);
+      text += fmt::format("{}{} ({}{}{})", text.empty() ? "" : ", ", engine.url, to_string(engine.state),
+                          engine.problem.empty() ? "" : ": ", engine.problem);
     return text.empty() ? "there is no engine" : text;
   }
 
@@ -200,12 +199,26 @@ struct Lease::Owner {
 Lease::Lease(std::unique_ptr<Owner> owner) noexcept : owner_(std::move(owner)) {}
 Lease::Lease(Lease&&) noexcept = default;
 
-Lease::~Lease() {
-  if (!owner_) return;
-  std::lock_guard lock(owner_->state->mutex);
-  owner_->state->waiters.erase(owner_->ticket.value);
-  owner_->state->router.cancel(owner_->ticket);
-  owner_->state->dispatch_locked();
+Lease& Lease::operator=(Lease&& other) noexcept {
+  if (this == &other) return *this;
+  give_back();
+  owner_ = std::move(other.owner_);
+  url_ = std::move(other.url_);
+  engine_ = other.engine_;
+  version_ = other.version_;
+  lost_ = other.lost_;
+  return *this;
+}
+
+Lease::~Lease() { give_back(); }
+
+void Lease::give_back() noexcept {
+  const std::unique_ptr<Owner> owner = std::move(owner_);
+  if (!owner) return;
+  std::lock_guard lock(owner->state->mutex);
+  owner->state->waiters.erase(owner->ticket.value);
+  owner->state->router.cancel(owner->ticket);
+  owner->state->dispatch_locked();
 }
 
 void Lease::finish(std::int64_t num_new_tokens) {
@@ -243,6 +256,7 @@ asio::awaitable<std::string> try_bring_up(const Fleet::BringUp* bring_up, Engine
 /// Looks after one engine until it has left.
 asio::awaitable<void> look_after(std::shared_ptr<Fleet::State> fleet, std::int64_t id) {
   int num_failed = 0;
+  bool is_first_failure = true;
   std::chrono::milliseconds wait = fleet->options.retry_interval;
   while (!fleet->leave_if_drained(id)) {
     EngineView view;
@@ -273,17 +287,17 @@ asio::awaitable<void> look_after(std::shared_ptr<Fleet::State> fleet, std::int64
       } else {
         fleet->engines.at(id).problem = problem;
       }
-    } else if (!problem.empty()) {
+    } else if (num_failed >= fleet->options.num_failed_probes || (!problem.empty() && !is_in_use)) {
       std::lock_guard lock(fleet->mutex);
-      if (!is_in_use) {
-        fleet->engines.at(id).problem = problem;
-      } else if (num_failed >= fleet->options.num_failed_probes) {
-        fleet->lose_locked(id, problem);
-      }
+      fleet->lose_locked(id, problem);
     }
-    const bool is_well = problem.empty();
-    wait = is_well ? fleet->options.probe_interval : std::min(2 * wait, fleet->options.probe_interval);
-    if (!is_well && num_failed <= 1) wait = fleet->options.retry_interval;
+    const auto longest = fleet->options.probe_interval;
+    if (problem.empty()) {
+      wait = longest;
+    } else {
+      wait = is_first_failure ? fleet->options.retry_interval : std::min(2 * wait, longest);
+    }
+    is_first_failure = problem.empty();
     co_await wake.wait_until(net::Clock::now() + wait);
   }
 }
@@ -295,11 +309,7 @@ Fleet::Fleet(asio::any_io_executor executor, std::shared_ptr<net::HttpClient> cl
   state_->tasks = std::make_unique<net::TaskGroup>(executor, "engines");
 }
 
-Fleet::~Fleet() {
-  state_->tasks->cancel();
-  std::lock_guard lock(state_->mutex);
-  state_->bring_up = {};
-}
+Fleet::~Fleet() { state_->tasks->cancel(); }
 
 void Fleet::set_bring_up(BringUp bring_up) { state_->bring_up = std::move(bring_up); }
 

@@ -61,7 +61,7 @@ class Fleet;
 class Lease {
  public:
   Lease(Lease&&) noexcept;
-  Lease& operator=(Lease&&) = delete;
+  Lease& operator=(Lease&&) noexcept;
   ~Lease();
   const std::string& url() const noexcept { return url_; }
   EngineId engine() const noexcept { return engine_; }
@@ -78,6 +78,7 @@ class Lease {
   friend class Fleet;
   struct Owner;
   explicit Lease(std::unique_ptr<Owner> owner) noexcept;
+  void give_back() noexcept;
   std::unique_ptr<Owner> owner_;
   std::string url_;
   EngineId engine_;
@@ -100,7 +101,7 @@ class Fleet {
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;
 
-  /// Before the first add().
+  /// Before the first add(). It must not own this.
   void set_bring_up(BringUp bring_up);
   /// An engine joins; `url` with or without /v1. Error{kAlreadyExists} naming one that is there.
   EngineId add(const std::string& url);
@@ -123,9 +124,10 @@ class Fleet {
   std::string describe() const;
   asio::any_io_executor executor() const;
 
+  struct State;  ///< of fleet.cpp
+
  private:
   friend class Lease;
-  struct State;
   std::shared_ptr<State> state_;
 };
 

@@ -13,9 +13,42 @@ constexpr double kMeanWeight = 0.02;
 /// Replays stand before all places of arrival.
 constexpr std::int64_t kReplayLead = std::int64_t{1} << 62;
 
+/// In a line: replays first, then in order of arrival.
+std::int64_t place_of(std::int64_t ticket, bool is_replay) { return is_replay ? ticket - kReplayLead : ticket; }
+
 }  // namespace
 
-Router::Router(RouterOptions options) : options_(options) {}
+std::optional<std::int64_t> SessionHomes::find(const std::string& session) const {
+  if (session.empty()) return std::nullopt;
+  const auto it = homes_.find(session);
+  if (it == homes_.end()) return std::nullopt;
+  return it->second.engine;
+}
+
+void SessionHomes::set(const std::string& session, std::int64_t engine) {
+  if (session.empty()) return;
+  if (const auto it = homes_.find(session); it != homes_.end()) {
+    it->second.engine = engine;
+    ages_.splice(ages_.begin(), ages_, it->second.age);
+    return;
+  }
+  if (homes_.size() >= max_sessions_) {
+    homes_.erase(ages_.back());
+    ages_.pop_back();
+  }
+  ages_.push_front(session);
+  homes_.emplace(session, Home{engine, ages_.begin()});
+}
+
+void SessionHomes::forget_engine(std::int64_t engine) {
+  std::erase_if(homes_, [&](const auto& home) {
+    if (home.second.engine != engine) return false;
+    ages_.erase(home.second.age);
+    return true;
+  });
+}
+
+Router::Router(RouterOptions options) : options_(options), homes_(options.max_sessions) {}
 
 Router::Engine& Router::engine(EngineId id) {
   const auto it = engines_.find(id.value);
@@ -47,11 +80,7 @@ void Router::set_ready(EngineId id, bool is_ready) {
     requests_.at(ticket).waits_for.reset();
     fresh_.emplace(place, ticket);
   }
-  std::erase_if(homes_, [&](const auto& home) {
-    if (home.second.engine != id.value) return false;
-    ages_.erase(home.second.age);
-    return true;
-  });
+  homes_.forget_engine(id.value);
 }
 
 void Router::remove_engine(EngineId id) {
@@ -74,47 +103,18 @@ bool Router::has_room(const Engine& engine, std::int64_t num_tokens) const {
          (limits.max_tokens == 0 || engine.load.num_tokens + num_tokens <= limits.max_tokens);
 }
 
-bool Router::is_half_empty(const Engine& engine) const {
-  const EngineLimits& limits = engine.limits;
-  return (limits.max_requests == 0 || 2 * engine.load.num_requests < limits.max_requests) &&
-         (limits.max_tokens == 0 || 2 * engine.load.num_tokens < limits.max_tokens);
-}
-
-bool Router::has_long_line(const Engine& engine) const {
-  return 2 * static_cast<std::int64_t>(engine.waiting.size()) > engine.load.num_requests;
+bool Router::Engine::is_half_empty() const noexcept {
+  return (limits.max_requests == 0 || 2 * load.num_requests < limits.max_requests) &&
+         (limits.max_tokens == 0 || 2 * load.num_tokens < limits.max_tokens);
 }
 
 bool Router::has_ready_engine() const noexcept {
   return std::any_of(engines_.begin(), engines_.end(), [](const auto& entry) { return entry.second.load.is_ready; });
 }
 
-std::int64_t Router::place_of(std::int64_t ticket, bool is_replay) { return is_replay ? ticket - kReplayLead : ticket; }
-
-std::optional<std::int64_t> Router::home_of(const std::string& session) {
-  if (session.empty()) return std::nullopt;
-  const auto it = homes_.find(session);
-  if (it == homes_.end()) return std::nullopt;
-  return it->second.engine;
-}
-
-void Router::remember(const std::string& session, std::int64_t engine) {
-  if (session.empty()) return;
-  if (const auto it = homes_.find(session); it != homes_.end()) {
-    it->second.engine = engine;
-    ages_.splice(ages_.begin(), ages_, it->second.age);
-    return;
-  }
-  if (homes_.size() >= options_.max_sessions) {
-    homes_.erase(ages_.back());
-    ages_.pop_back();
-  }
-  ages_.push_front(session);
-  homes_.emplace(session, Home{engine, ages_.begin()});
-}
-
 void Router::enqueue(std::int64_t ticket) {
   Request& request = requests_.at(ticket);
-  request.waits_for = home_of(request.shape.session);
+  request.waits_for = homes_.find(request.shape.session);
   Queue& queue = request.waits_for ? engines_.at(*request.waits_for).waiting : fresh_;
   queue.emplace(place_of(ticket, request.shape.is_replay), ticket);
   ++num_waiting_;
@@ -167,7 +167,7 @@ void Router::assign(std::int64_t ticket, std::int64_t engine, std::vector<Assign
   EngineLoad& load = engines_.at(engine).load;
   ++load.num_requests;
   load.num_tokens += request.num_tokens;
-  remember(request.shape.session, engine);
+  homes_.set(request.shape.session, engine);
   ++counts_.num_assigned;
   if (is_home) ++counts_.num_at_home;
   if (has_home && !is_home) ++counts_.num_moved;
@@ -178,7 +178,7 @@ std::optional<std::int64_t> Router::least_loaded(std::int64_t num_tokens, bool m
   const std::pair<const std::int64_t, Engine>* best = nullptr;
   const auto rank = [](const EngineLoad& load) { return std::pair(load.num_tokens, load.num_requests); };
   for (const auto& entry : engines_)
-    if (has_room(entry.second, num_tokens) && (!must_be_half_empty || is_half_empty(entry.second)) &&
+    if (has_room(entry.second, num_tokens) && (!must_be_half_empty || entry.second.is_half_empty()) &&
         (!best || rank(entry.second.load) < rank(best->second.load)))
       best = &entry;
   if (!best) return std::nullopt;
@@ -207,7 +207,7 @@ std::optional<std::int64_t> Router::cheapest_to_move(bool from_long_lines) const
   std::optional<std::int64_t> cheapest;
   const auto num_prompt_tokens = [this](std::int64_t ticket) { return requests_.at(ticket).shape.num_prompt_tokens; };
   for (const auto& [id, engine] : engines_) {
-    if (engine.waiting.empty() || (from_long_lines && !has_long_line(engine))) continue;
+    if (engine.waiting.empty() || (from_long_lines && !engine.has_long_line())) continue;
     const std::int64_t first = engine.waiting.begin()->second;
     if (!cheapest || num_prompt_tokens(first) < num_prompt_tokens(*cheapest)) cheapest = first;
   }

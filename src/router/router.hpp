@@ -57,6 +57,25 @@ struct RouterCounts {
   std::int64_t num_moved = 0;    ///< away from it, since it had no room
 };
 
+/// Which engine has the prefix of a session. No session is the empty one, which has no home.
+class SessionHomes {
+ public:
+  /// The one used longest ago is forgotten when there are more than `max_sessions`.
+  explicit SessionHomes(std::size_t max_sessions) : max_sessions_(max_sessions) {}
+  std::optional<std::int64_t> find(const std::string& session) const;
+  void set(const std::string& session, std::int64_t engine);
+  void forget_engine(std::int64_t engine);
+
+ private:
+  struct Home {
+    std::int64_t engine = 0;
+    std::list<std::string>::iterator age;
+  };
+  std::size_t max_sessions_;
+  std::unordered_map<std::string, Home> homes_;
+  std::list<std::string> ages_;  ///< sessions, used last first
+};
+
 /// Decides which engine runs which request. No clock, no thread, no socket: callers tell what happened and carry out plan().
 ///
 ///   1. A request goes to its session's engine while that has room, for its prefix is there.
@@ -97,37 +116,29 @@ class Router {
  private:
   struct Request {
     RequestShape shape;
-    std::int64_t num_tokens = 0;             ///< expected, while it is under way
-    std::optional<std::int64_t> engine;      ///< that runs it
-    std::optional<std::int64_t> waits_for;   ///< engine in whose queue it is; nullopt: in fresh_
+    std::int64_t num_tokens = 0;            ///< expected, while it is under way
+    std::optional<std::int64_t> engine;     ///< that runs it
+    std::optional<std::int64_t> waits_for;  ///< engine in whose queue it is; nullopt: in fresh_
   };
   using Queue = std::map<std::int64_t, std::int64_t>;  ///< place in line to ticket
   struct Engine {
     EngineLimits limits;
     EngineLoad load;
     Queue waiting;  ///< requests whose prefix is here
-  };
-  struct Home {
-    std::int64_t engine = 0;
-    std::list<std::string>::iterator age;
+    bool is_half_empty() const noexcept;
+    bool has_long_line() const noexcept { return 2 * static_cast<std::int64_t>(waiting.size()) > load.num_requests; }
   };
 
   Engine& engine(EngineId id);
   const Engine& engine(EngineId id) const;
   std::int64_t expected_tokens(const RequestShape& shape) const;
   bool has_room(const Engine& engine, std::int64_t num_tokens) const;
-  bool is_half_empty(const Engine& engine) const;
-  bool has_long_line(const Engine& engine) const;
   void enqueue(std::int64_t ticket);
   void dequeue(std::int64_t ticket);
   void assign(std::int64_t ticket, std::int64_t engine, std::vector<Assignment>& plan);
   void plan_at_home(std::vector<Assignment>& plan);
   void plan_fresh(std::vector<Assignment>& plan);
   void plan_moves(std::vector<Assignment>& plan);
-  /// Of a ticket: replays first, then in order of arrival.
-  static std::int64_t place_of(std::int64_t ticket, bool is_replay);
-  std::optional<std::int64_t> home_of(const std::string& session);
-  void remember(const std::string& session, std::int64_t engine);
   std::optional<std::int64_t> least_loaded(std::int64_t num_tokens, bool must_be_half_empty) const;
   /// The first in a line with the shortest prompt, among all lines or the long ones alone.
   std::optional<std::int64_t> cheapest_to_move(bool from_long_lines) const;
@@ -137,9 +148,8 @@ class Router {
   std::unordered_map<std::int64_t, Request> requests_;
   Queue fresh_;
   std::size_t num_waiting_ = 0;
-  std::unordered_map<std::string, Home> homes_;
-  std::list<std::string> ages_;  ///< sessions, used last first
-  double mean_new_tokens_ = 0;   ///< of requests that finished; 0 before the first
+  SessionHomes homes_;
+  double mean_new_tokens_ = 0;  ///< of requests that finished; 0 before the first
   std::int64_t next_engine_ = 0;
   std::int64_t next_ticket_ = 0;
   RouterCounts counts_;

@@ -47,11 +47,11 @@ std::vector<Session> make_sessions(std::size_t count, std::uint64_t seed) {
 
 struct SimulationOptions {
   int num_engines = 1;
-  std::int64_t num_seats = 16;               ///< of each engine
-  std::int64_t num_cache_tokens = 0;         ///< of each engine; 0: as many as there are
-  std::int64_t max_tokens = 0;               ///< told to the router
-  std::size_t num_concurrent_sessions = 0;   ///< that play at one time
-  double failure_seconds = 0;                ///< an engine is lost so often, and comes back after as long; 0: never
+  std::int64_t num_seats = 16;              ///< of each engine
+  std::int64_t num_cache_tokens = 0;        ///< of each engine; 0: as many as there are
+  std::int64_t max_tokens = 0;              ///< told to the router
+  std::size_t num_concurrent_sessions = 0;  ///< that play at one time
+  double failure_seconds = 0;               ///< an engine is lost so often, and comes back after as long; 0: never
 };
 
 struct Outcome {

@@ -146,6 +146,8 @@ std::string ServerMetrics::render(const engine::EngineStats& stats, std::string_
                      stats.num_blocks_total);
   write_step_tokens(out, stats, labels);
   one("prl:policy_version", "gauge", "Optimizer steps behind the weights in use.", number(stats.version.value));
+  one("prl:max_num_seqs", "gauge", "Most requests in the running batch.", number(stats.max_num_seqs));
+  one("prl:max_model_len", "gauge", "Longest prompt and completion.", number(stats.max_model_len));
   one("prl:engine_paused", "gauge", "1 while the engine is paused.", stats.is_paused ? 1 : 0);
   one("prl:http_connections", "gauge", "Open client connections.", static_cast<double>(num_connections));
 

@@ -1,0 +1,260 @@
+#include "router/router_server.hpp"
+
+#include <fmt/format.h>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+#include <boost/system/error_code.hpp>
+
+#include <array>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "router/forward.hpp"
+
+namespace prl::router {
+
+using net::Access;
+using net::HttpRequest;
+using net::HttpResponse;
+namespace json = boost::json;
+
+struct RouterServer::Context {
+  RouterServerOptions options;
+  std::shared_ptr<Fleet> fleet;
+  std::shared_ptr<WeightUpdater> updater;
+  std::shared_ptr<net::HttpClient> client;
+  std::mutex mutex;                         ///< of what follows
+  std::map<int, std::int64_t> num_replies;  ///< by status
+  bool is_updating = false;
+};
+
+namespace {
+
+using Context = std::shared_ptr<RouterServer::Context>;
+using Reply = asio::awaitable<HttpResponse>;
+
+constexpr std::array kPosts = {"/v1/chat/completions", "/v1/chat/completions/tokens", "/v1/completions",
+                               "/v1/responses",        "/inference/v1/generate",      "/tokenize",
+                               "/detokenize"};
+
+json::object body_of(const HttpRequest& request) {
+  boost::system::error_code error;
+  json::value body = json::parse(request.body, error);
+  if (error || !body.is_object()) fail(ErrorCode::kInvalidArgument, "wanted a JSON object as the body, found something else");
+  return std::move(body.get_object());
+}
+
+json::object engine_json(const EngineView& engine) {
+  json::object out{{"url", engine.url},
+                   {"state", to_string(engine.state)},
+                   {"num_requests", engine.load.num_requests},
+                   {"num_tokens", engine.load.num_tokens},
+                   {"num_finished", engine.load.num_finished},
+                   {"num_lost", engine.num_lost}};
+  if (engine.limits.max_requests > 0) out["max_requests"] = engine.limits.max_requests;
+  if (engine.limits.max_tokens > 0) out["max_tokens"] = engine.limits.max_tokens;
+  if (engine.version) out["policy_version"] = engine.version->value;
+  if (!engine.problem.empty()) out["problem"] = engine.problem;
+  return out;
+}
+
+HttpResponse list_of(const Context& context, int status = 200) {
+  json::array engines;
+  for (const EngineView& engine : context->fleet->engines()) engines.push_back(engine_json(engine));
+  return HttpResponse::json(json::serialize(json::object{{"engines", std::move(engines)}}), status);
+}
+
+Reply list_engines(Context context, HttpRequest) { co_return list_of(context); }
+
+std::string url_of(const HttpRequest& request) {
+  if (const std::string* url = request.query.find("url")) return *url;
+  const json::object body = body_of(request);
+  const json::value* url = body.if_contains("url");
+  if (!url || !url->is_string()) net::fail_param("url", "url: wanted the address of an engine, such as http://host:8000");
+  return std::string(url->get_string());
+}
+
+Reply add_engine(Context context, HttpRequest request) {
+  context->fleet->add(url_of(request));
+  co_return list_of(context, 201);
+}
+
+Reply drain_engine(Context context, HttpRequest request) {
+  context->fleet->drain(url_of(request));
+  co_return list_of(context, 202);
+}
+
+/// Compares the proofs of all engines with the first one that came: the router has no manifest of its own.
+struct SameProof {
+  std::mutex mutex;
+  std::optional<std::string> first;
+  std::string body;
+
+  void check(const std::string& reply, const std::string& url) {
+    boost::system::error_code error;
+    const json::value parsed = json::parse(reply, error);
+    const json::object* object = error ? nullptr : parsed.if_object();
+    const json::value* checksum = object ? object->if_contains("checksum") : nullptr;
+    const json::value* probe = object ? object->if_contains("probe_logprobs") : nullptr;
+    if (!checksum || !probe) fail(ErrorCode::kCorrupt, "{} answered the weight update with no proof: {}", url, reply.substr(0, 200));
+    const std::string proof = json::serialize(*checksum) + " " + json::serialize(*probe);
+    std::lock_guard lock(mutex);
+    if (!first) {
+      first = proof;
+      body = reply;
+    } else if (*first != proof) {
+      fail(ErrorCode::kOutOfSync, "{} proves other weights than the first engine: {} and {}", url, proof.substr(0, 60),
+           first->substr(0, 60));
+    }
+  }
+};
+
+Reply update_weights(Context context, HttpRequest request) {
+  const json::object body = body_of(request);
+  const json::value* folder = body.if_contains("weight_dir");
+  const json::value* version = body.if_contains("version");
+  if (!folder || !folder->is_string()) net::fail_param("weight_dir", "weight_dir: wanted the path of a Hugging Face folder");
+  if (!version || !version->is_int64())
+    net::fail_param("version", "version: wanted the policy's version, which engines that join are compared with");
+  {
+    std::lock_guard lock(context->mutex);
+    if (std::exchange(context->is_updating, true)) fail(ErrorCode::kUnavailable, "a weight update is under way");
+  }
+  const auto proof = std::make_shared<SameProof>();
+  WeightUpdate update;
+  update.version = PolicyVersion{version->get_int64()};
+  update.folder = std::string(folder->get_string());
+  update.verify = [proof](const std::string& reply, const std::string& url) { proof->check(reply, url); };
+  std::exception_ptr failure;
+  try {
+    auto applying = context->updater->apply(std::move(update), net::Clock::now() + context->options.update_timeout);
+    co_await std::move(applying);
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  {
+    std::lock_guard lock(context->mutex);
+    context->is_updating = false;
+  }
+  if (failure) std::rethrow_exception(failure);
+  std::lock_guard lock(proof->mutex);
+  co_return HttpResponse::json(proof->body);
+}
+
+bool has_ready(const Context& context) {
+  for (const EngineView& engine : context->fleet->engines())
+    if (engine.state == EngineState::kReady) return true;
+  return false;
+}
+
+Reply health(Context context, HttpRequest) {
+  if (!has_ready(context)) fail(ErrorCode::kUnavailable, "no engine is ready: {}", context->fleet->describe());
+  co_return HttpResponse::text("");
+}
+
+Reply liveness(Context, HttpRequest) { co_return HttpResponse::json(R"({"status":"ok"})"); }
+
+std::string label(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c == '\n' ? ' ' : c;
+  }
+  return out;
+}
+
+std::string metrics_page(const Context& context) {
+  std::string out;
+  const auto head = [&out](std::string_view name, std::string_view type, std::string_view help) {
+    out += fmt::format("# HELP {0} {2}\n# TYPE {0} {1}\n", name, type, help);
+  };
+  const auto one = [&](std::string_view name, std::string_view type, std::string_view help, std::int64_t value) {
+    head(name, type, help);
+    out += fmt::format("{} {}\n", name, value);
+  };
+  const FleetCounts counts = context->fleet->counts();
+  one("prl_router:requests_waiting", "gauge", "Requests that wait for an engine with room.", counts.num_waiting);
+  one("prl_router:requests_assigned_total", "counter", "Requests given to engines.", counts.router.num_assigned);
+  one("prl_router:requests_at_home_total", "counter", "Requests given to the engine that has their session's prefix.",
+      counts.router.num_at_home);
+  one("prl_router:requests_moved_total", "counter", "Requests given to another engine than that.", counts.router.num_moved);
+  one("prl_router:requests_replayed_total", "counter", "Requests that began anew since their engine was lost.", counts.num_replayed);
+  one("prl_router:engines_lost_total", "counter", "Times that an engine was lost.", counts.num_lost);
+  const std::vector<EngineView> engines = context->fleet->engines();
+  const auto each = [&](std::string_view name, std::string_view type, std::string_view help, auto value) {
+    head(name, type, help);
+    for (const EngineView& engine : engines) out += fmt::format("{}{{engine=\"{}\"}} {}\n", name, label(engine.url), value(engine));
+  };
+  each("prl_router:engine_ready", "gauge", "1 while the engine takes requests.",
+       [](const EngineView& e) { return e.state == EngineState::kReady ? 1 : 0; });
+  each("prl_router:engine_requests", "gauge", "Requests under way.", [](const EngineView& e) { return e.load.num_requests; });
+  each("prl_router:engine_tokens", "gauge", "Tokens that the requests under way are expected to hold.",
+       [](const EngineView& e) { return e.load.num_tokens; });
+  each("prl_router:engine_finished_total", "counter", "Requests that ended well.", [](const EngineView& e) { return e.load.num_finished; });
+  each("prl_router:engine_policy_version", "gauge", "Version that the engine has proven, -1 if none.",
+       [](const EngineView& e) { return e.version ? e.version->value : -1; });
+  head("prl_router:http_replies_total", "counter", "HTTP replies by status.");
+  std::lock_guard lock(context->mutex);
+  for (const auto& [status, count] : context->num_replies)
+    out += fmt::format("prl_router:http_replies_total{{status=\"{}\"}} {}\n", status, count);
+  return out;
+}
+
+Reply metrics(Context context, HttpRequest) {
+  HttpResponse response = HttpResponse::text(metrics_page(context));
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  co_return response;
+}
+
+Reply pass_on(Context context, HttpRequest request) {
+  auto forwarding = forward(context->fleet, context->client, std::move(request), context->options.request_timeout);
+  co_return co_await std::move(forwarding);
+}
+
+using Route = Reply (*)(Context, HttpRequest);
+
+}  // namespace
+
+RouterServer::RouterServer(RouterServerOptions options, std::shared_ptr<Fleet> fleet, std::shared_ptr<WeightUpdater> updater,
+                           std::shared_ptr<net::HttpClient> client)
+    : context_(std::make_shared<Context>()), http_(options.http) {
+  context_->options = options;
+  context_->fleet = std::move(fleet);
+  context_->updater = std::move(updater);
+  context_->client = std::move(client);
+  net::RequestGuard guard(options.guard);
+  const auto add = [&](const char* method, const char* path, Route route, Access access) {
+    guard.add_route(method, path, access);
+    http_.route(method, path, [context = context_, route](HttpRequest request) { return route(context, std::move(request)); });
+  };
+  for (const char* path : kPosts) add("POST", path, pass_on, Access::kApiKey);
+  add("GET", "/v1/models", pass_on, Access::kApiKey);
+  add("GET", "/engines", list_engines, Access::kAdminKey);
+  add("POST", "/engines", add_engine, Access::kAdminKey);
+  add("DELETE", "/engines", drain_engine, Access::kAdminKey);
+  add("POST", "/update_weights", update_weights, Access::kWeights);
+  add("GET", "/health", health, Access::kOpen);
+  add("GET", "/liveness", liveness, Access::kOpen);
+  add("GET", "/ping", liveness, Access::kOpen);
+  add("GET", "/metrics", metrics, Access::kOpen);
+  http_.set_gate(std::move(guard));
+  http_.on_finished([context = context_](const std::string&, const std::string&, int status, net::Clock::duration) {
+    std::lock_guard lock(context->mutex);
+    ++context->num_replies[status];
+  });
+}
+
+RouterServer::~RouterServer() { stop(std::chrono::milliseconds(0)); }
+
+void RouterServer::start() { http_.start(); }
+int RouterServer::port() const noexcept { return http_.port(); }
+void RouterServer::stop(std::chrono::milliseconds drain) { http_.stop(drain); }
+
+}  // namespace prl::router

@@ -1,0 +1,166 @@
+// For tests alone: the HTTP side of an engine without a model.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
+
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "net/deadline.hpp"
+#include "net/http_server.hpp"
+#include "net/sse.hpp"
+
+namespace prl::router::testing {
+
+/// Tokens of a reply are functions of the seed and the place alone, as an engine's are of seed, prompt and weights.
+inline std::int64_t token_at(std::int64_t seed, std::int64_t place) { return (seed * 31 + place * 7) % 1000; }
+
+class ScriptedEngine {
+ public:
+  struct Script {
+    std::int64_t version = 0;
+    std::string checksum = "00000000000000aa";
+    std::int64_t max_num_seqs = 4;
+    std::int64_t num_tokens = 12;    ///< of each reply
+    std::int64_t breaks_after = -1;  ///< tokens after which a stream breaks off; -1: never
+    bool is_silent = false;          ///< takes requests and answers none, /health neither
+    int refuse_status = 0;           ///< of generation routes and updates
+  };
+
+  explicit ScriptedEngine(int port = 0) : http_({.port = port, .name = "engine"}) {
+    route("GET", "/health", &ScriptedEngine::health);
+    route("GET", "/metrics", &ScriptedEngine::metrics);
+    route("POST", "/update_weights", &ScriptedEngine::update);
+    route("GET", "/weight_proof", &ScriptedEngine::weight_proof);
+    route("POST", "/inference/v1/generate", &ScriptedEngine::generate);
+    route("POST", "/v1/completions", &ScriptedEngine::complete);
+    http_.start();
+  }
+  ~ScriptedEngine() { http_.stop(std::chrono::milliseconds(0)); }
+
+  int port() const { return http_.port(); }
+  std::string url() const { return fmt::format("http://127.0.0.1:{}", port()); }
+  Script script() const {
+    std::lock_guard lock(mutex_);
+    return script_;
+  }
+  template <typename Change>
+  void change(Change change) {
+    std::lock_guard lock(mutex_);
+    change(script_);
+  }
+  std::vector<boost::json::object> updates() const {
+    std::lock_guard lock(mutex_);
+    return updates_;
+  }
+  /// Seeds of the requests that came, in their order.
+  std::vector<std::int64_t> seeds() const {
+    std::lock_guard lock(mutex_);
+    return seeds_;
+  }
+
+ private:
+  using Reply = net::asio::awaitable<net::HttpResponse>;
+  using Handler = Reply (ScriptedEngine::*)(net::HttpRequest);
+
+  void route(const char* method, const char* path, Handler handler) {
+    http_.route(method, path, [this, handler](net::HttpRequest request) { return (this->*handler)(std::move(request)); });
+  }
+
+  net::asio::awaitable<void> wait_while_silent() {
+    while (script().is_silent) co_await net::sleep_for(std::chrono::milliseconds(10));
+  }
+
+  Reply health(net::HttpRequest) {
+    auto waiting = wait_while_silent();
+    co_await std::move(waiting);
+    co_return net::HttpResponse::text("");
+  }
+  Reply metrics(net::HttpRequest) {
+    co_return net::HttpResponse::text(fmt::format("prl:max_num_seqs{{a=\"b\"}} {}\n", script().max_num_seqs));
+  }
+
+  std::string proof() const {
+    const Script now = script();
+    return fmt::format(R"({{"status":"ok","policy_version":{},"checksum":"{}","probe_logprobs":[-0.5]}})", now.version, now.checksum);
+  }
+  Reply weight_proof(net::HttpRequest) { co_return net::HttpResponse::json(proof()); }
+
+  Reply update(net::HttpRequest request) {
+    auto waiting = wait_while_silent();
+    co_await std::move(waiting);
+    {
+      std::lock_guard lock(mutex_);
+      updates_.push_back(boost::json::parse(request.body).as_object());
+      if (script_.refuse_status == 0) script_.version = updates_.back().at("version").as_int64();
+    }
+    if (const int status = script().refuse_status) co_return net::HttpResponse::text("no", status);
+    co_return net::HttpResponse::json(proof());
+  }
+
+  Reply generate(net::HttpRequest request) {
+    const boost::json::object body = boost::json::parse(request.body).as_object();
+    const std::int64_t seed = body.at("sampling_params").at("seed").as_int64();
+    note(seed);
+    auto waiting = wait_while_silent();
+    co_await std::move(waiting);
+    const Script now = script();
+    if (now.refuse_status) co_return net::HttpResponse::text("no", now.refuse_status);
+    boost::json::array ids, logprobs, versions;
+    for (std::int64_t i = 0; i < now.num_tokens; ++i) {
+      ids.emplace_back(token_at(seed, i));
+      logprobs.push_back(boost::json::object{{"logprob", -1.0}});
+      versions.emplace_back(now.version);
+    }
+    boost::json::object choice{{"token_ids", std::move(ids)},
+                               {"logprobs", boost::json::object{{"content", std::move(logprobs)}}},
+                               {"policy_versions", std::move(versions)},
+                               {"finish_reason", "length"}};
+    co_return net::HttpResponse::json(
+        boost::json::serialize(boost::json::object{{"request_id", "r"}, {"choices", boost::json::array{std::move(choice)}}}));
+  }
+
+  Reply complete(net::HttpRequest request) {
+    const boost::json::object body = boost::json::parse(request.body).as_object();
+    const std::int64_t seed = body.at("seed").as_int64();
+    note(seed);
+    net::ResponseStream* const out = request.stream;
+    auto starting = out->start(200, "text/event-stream", {});
+    co_await std::move(starting);
+    const Script now = script();
+    for (std::int64_t i = 0; i < now.num_tokens; ++i) {
+      if (now.breaks_after == i) fail(ErrorCode::kInternal, "broke off");
+      const bool is_last = i + 1 == now.num_tokens;
+      std::string event =
+          net::format_sse(fmt::format(R"({{"id":"c","choices":[{{"index":0,"text":"<{0}>","token_ids":[{0}],"finish_reason":{1}}}]}})",
+                                      token_at(seed, i), is_last ? R"("length")" : "null"));
+      auto writing = out->write(std::move(event));
+      co_await std::move(writing);
+    }
+    auto ending = out->write(net::format_sse("[DONE]"));
+    co_await std::move(ending);
+    auto finishing = out->finish();
+    co_await std::move(finishing);
+    co_return net::HttpResponse::streamed();
+  }
+
+  void note(std::int64_t seed) {
+    std::lock_guard lock(mutex_);
+    seeds_.push_back(seed);
+  }
+
+  mutable std::mutex mutex_;
+  Script script_;
+  std::vector<boost::json::object> updates_;
+  std::vector<std::int64_t> seeds_;
+  net::HttpServer http_;
+};
+
+}  // namespace prl::router::testing
