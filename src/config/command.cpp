@@ -25,6 +25,7 @@ constexpr CommandInfo kCommands[] = {
     {Command::kBench, "bench", "Measure this machine"},
     {Command::kDoctor, "doctor", "Say what this machine has and what that means"},
     {Command::kEnv, "env", "Install, list, show, remove or begin Python environments"},
+    {Command::kK8s, "k8s", "Write manifests and a Helm chart for Kubernetes"},
     {Command::kEnvServer, "env-server", "Python workers of an environment for runs on other machines"},
     {Command::kEvals, "evals", "Evaluations that follow a training run (not built yet)"},
 };

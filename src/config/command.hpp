@@ -26,6 +26,7 @@ enum class Command {
   kEnv,
   kEnvServer,
   kRouter,
+  kK8s,
   kDashboard,
   kPlot,
   kReport,

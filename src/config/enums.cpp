@@ -1,6 +1,7 @@
 // The names of every enum value, as configuration files write them.
 #include "config/eval_config.hpp"
 #include "config/inference_config.hpp"
+#include "config/kubernetes_config.hpp"
 #include "config/orchestrator_config.hpp"
 #include "config/sft_config.hpp"
 #include "config/tool_config.hpp"
@@ -60,6 +61,7 @@ constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"), entry(Mo
                                    entry(ModelFamily::kLlama, "llama")};
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kList, "list"),
                                      entry(EnvAction::kShow, "show"), entry(EnvAction::kRemove, "remove"), entry(EnvAction::kInit, "init")};
+constexpr EnumEntry kK8sActions[] = {entry(K8sAction::kRender, "render")};
 constexpr EnumEntry kEnvTemplates[] = {entry(EnvTemplate::kLegacy, "legacy"), entry(EnvTemplate::kV1, "v1")};
 constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"),         entry(BenchSuite::kDecode, "decode"),
                                  entry(BenchSuite::kPrefill, "prefill"), entry(BenchSuite::kTrain, "train"),
@@ -98,6 +100,7 @@ std::span<const EnumEntry> enum_entries(SftLossImpl) { return kSftLosses; }
 std::span<const EnumEntry> enum_entries(ModelFamily) { return kFamilies; }
 std::span<const EnumEntry> enum_entries(BenchSuite) { return kSuites; }
 std::span<const EnumEntry> enum_entries(EnvAction) { return kEnvActions; }
+std::span<const EnumEntry> enum_entries(K8sAction) { return kK8sActions; }
 std::span<const EnumEntry> enum_entries(EnvTemplate) { return kEnvTemplates; }
 std::span<const EnumEntry> enum_entries(ResultsOrder) { return kResultsOrders; }
 

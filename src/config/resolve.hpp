@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/eval_config.hpp"
+#include "config/kubernetes_config.hpp"
 #include "config/problem.hpp"
 #include "config/rl_config.hpp"
 #include "config/sft_config.hpp"
@@ -83,6 +84,8 @@ template <>
 Resolution<DoctorConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<RouterToolConfig> resolve(Value raw, const Context& context);
+template <>
+Resolution<K8sConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<DashboardToolConfig> resolve(Value raw, const Context& context);
 template <>

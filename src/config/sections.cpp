@@ -1,5 +1,6 @@
 #include "config/detail/type_ops.hpp"
 #include "config/eval_config.hpp"
+#include "config/kubernetes_config.hpp"
 #include "config/rl_config.hpp"
 #include "config/sft_config.hpp"
 #include "config/tool_config.hpp"
@@ -27,6 +28,7 @@ template const TypeOps& ops_of<DoctorConfig>();
 template const TypeOps& ops_of<EnvCommandConfig>();
 template const TypeOps& ops_of<DashboardToolConfig>();
 template const TypeOps& ops_of<RouterToolConfig>();
+template const TypeOps& ops_of<K8sConfig>();
 template const TypeOps& ops_of<PlotConfig>();
 template const TypeOps& ops_of<ReportConfig>();
 template const TypeOps& ops_of<TopConfig>();

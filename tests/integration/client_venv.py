@@ -11,7 +11,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
-CLIENTS = {"openai-client": "openai_client", "agents": "agents_client", "lm-eval": "lm_eval_client"}
+CLIENTS = {"openai-client": "openai_client", "agents": "agents_client", "lm-eval": "lm_eval_client",
+           "kubernetes": "kubernetes_client"}
 INSTALL_SECONDS = 420
 
 

@@ -74,6 +74,7 @@ constexpr HelpGuide kGuides[] = {
     {Command::kBench, "prl bench decode --shape smollm2-135m", {}},
     {Command::kDoctor, "prl doctor", {}},
     {Command::kEnv, "prl env install reverse-text-py==0.1.0", {}},
+    {Command::kK8s, "prl k8s render --example reverse-text --output-dir k8s-run", {}},
     {Command::kRouter, "prl router --engines http://node0:8000,http://node1:8000 --port 9000", {}},
     {Command::kDashboard, "prl dashboard outputs/first outputs/second", {}},
     {Command::kPlot, "prl plot outputs/first outputs/second --metric reward --out curve.svg", {}},
