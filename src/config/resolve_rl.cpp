@@ -329,7 +329,11 @@ void choose_transports(RlConfig& config, const Check& check) {
     check.problem("trainer.weight_broadcast.type", "must be the same for trainer, orchestrator and inference; set weight_broadcast.type");
   if (config.trainer.rollout_transport.index() != config.orchestrator.rollout_transport.index())
     check.problem("trainer.rollout_transport.type", "must be the same for trainer and orchestrator; set rollout_transport.type");
-  if (is_colocated) return;
+  if (is_colocated) {
+    if (std::holds_alternative<NcclBroadcast>(config.trainer.weight_broadcast))
+      check.problem("weight_broadcast.type", "nccl needs roles that are processes: deployment.type single_node");
+    return;
+  }
   if (std::holds_alternative<LocalBroadcast>(config.trainer.weight_broadcast))
     check.problem("weight_broadcast.type", "local needs deployment.type colocated: here the roles are processes");
   if (std::holds_alternative<LocalRollouts>(config.trainer.rollout_transport))

@@ -249,7 +249,9 @@ TEST(ResolveRl, TwoGpusAreTwoProcessesAndOneIsOne) {
   EXPECT_THAT(three.not_built, IsEmpty());
   EXPECT_EQ(num_engines(*three.config.inference), 2);
   EXPECT_THAT(three.config.orchestrator.student.client.base_url, SizeIs(2));
-  EXPECT_TRUE(is_not_built(load_line<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 1,2").not_built, "several GPUs"));
+  const auto ranks = load_line<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 1,2");
+  EXPECT_THAT(ranks.not_built, IsEmpty());
+  EXPECT_EQ(std::get<SingleNodeDeployment>(*ranks.config.deployment).num_train_gpus, 2);
   EXPECT_THAT(error_of<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 1 --deployment.type colocated"), HasSubstr("differ"));
 }
 
@@ -269,6 +271,9 @@ TEST(ResolveRl, EnginesFollowFromGpusOrCopiesAndHaveAnAddressEach) {
   const auto split = load_line<RlConfig>(kRl + "--deployment.type single_node --deployment.num-infer-gpus 3", gpus).config;
   EXPECT_THAT(*split.inference_gpu_ids, ElementsAre(0, 1, 2));
   EXPECT_THAT(*split.trainer_gpu_ids, ElementsAre(3));
+  const auto both =
+      load_line<RlConfig>(kRl + "--deployment.type single_node --deployment.num-infer-gpus 2 --deployment.num-train-gpus 4", gpus).config;
+  EXPECT_THAT(*both.trainer_gpu_ids, ElementsAre(2, 3, 4, 5));
 }
 
 TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
@@ -279,7 +284,8 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   };
   expect("--deployment.type multi_node", "several nodes");
   expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
-  expect("--weight-broadcast.type nccl --deployment.type single_node", "NCCL");
+  expect("--weight-broadcast.type nixl --deployment.type single_node", "NIXL");
+  expect("--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora", "adapters over nccl");
   expect("--inference.parallel.tp 2", "tensor parallelism");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--model.vlm", "vision");

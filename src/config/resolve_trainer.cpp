@@ -87,6 +87,8 @@ void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, co
 }
 
 void check_trainer(TrainerConfig& config, const Check& check) {
+  if (config.model.lora && std::holds_alternative<NcclBroadcast>(config.weight_broadcast))
+    check.not_built("weight_broadcast.type", "adapters over nccl; use filesystem");
   if (config.bench) {
     config.max_steps = kBenchSteps;
     config.ckpt.reset();

@@ -67,9 +67,10 @@ struct FilesystemBroadcast {
   }
 };
 
+/// From the trainer's memory to each engine's over a group of both, without
+/// files.
 struct NcclBroadcast {
   static constexpr std::string_view kType = "nccl";
-  static constexpr Status kStatus = not_built("weight updates over NCCL", "use filesystem, or local in one process");
   std::string host = "localhost";
   int port = 29501;
   int timeout = 1200;
@@ -77,11 +78,12 @@ struct NcclBroadcast {
   int inference_world_size = 1;
   template <class V>
   void visit(V& v) {
-    v.field("host", host, "Host of the first trainer rank");
-    v.field("port", port, "Port of the rendezvous", {.min = 1, .max = 65535});
-    v.field("timeout", timeout, "Longest wait for the others", {.unit = "seconds", .min = 1});
-    v.field("quantize_in_weight_transfer", quantize_in_weight_transfer, "Send 8-bit weights");
-    v.field("inference_world_size", inference_world_size, "Number of inference devices", {.unit = "devices", .min = 1});
+    v.field("host", host, "Host of the first trainer rank, as engines reach it");
+    v.field("port", port, "Port at which engines ask it for weights", {.min = 1, .max = 65535});
+    v.field("timeout", timeout, "Longest wait for an engine in one transfer", {.unit = "seconds", .min = 1});
+    v.field("quantize_in_weight_transfer", quantize_in_weight_transfer, "Send 8-bit weights", {.status = not_built("weights of 8 bits")});
+    v.field("inference_world_size", inference_world_size, "Number of inference devices",
+            {.unit = "devices", .min = 1, .status = inert("engines ask for weights themselves, however many there are")});
   }
 };
 

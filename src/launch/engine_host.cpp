@@ -6,6 +6,8 @@
 #include "nn/decoder.hpp"
 #include "nn/peft.hpp"
 #include "nn/same_model.hpp"
+#include "nn/tensor_table.hpp"
+#include "weights/collective_channel.hpp"
 
 namespace prl::launch {
 
@@ -96,6 +98,14 @@ engine::AdapterWeights EngineHost::load_adapter(const std::filesystem::path& fol
   // A GPU gets it when a request names it; in host memory it is ready at once.
   if (runtime_->device().kind == DeviceKind::kCuda) return {nullptr, std::move(stored)};
   return {nn::pack_adapter(load_session_->context(), model_, *stored, dtype_), nullptr};
+}
+
+nn::WeightsPtr EngineHost::receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
+                                   std::chrono::milliseconds timeout) {
+  const std::int64_t num_values = nn::make_tensor_table(model_)->num_master_elements();
+  const Tensor values = weights::receive_weights(store, version, dtype_, num_values, timeout);
+  const std::lock_guard lock(loading_);
+  return nn::load_flat_weights(load_session_->context(), model_, values, version, previous);
 }
 
 nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous) {

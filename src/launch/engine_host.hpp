@@ -1,10 +1,12 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "config/inference_config.hpp"
 #include "engine/adapter_set.hpp"
@@ -42,6 +44,9 @@ class EngineHost {
   nn::WeightsPtr load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous);
   /// Reads an adapter of PEFT's format for this engine. Any thread. Errors of nn::read_peft_adapter.
   engine::AdapterWeights load_adapter(const std::filesystem::path& folder, std::int64_t max_rank);
+  /// Weights from the memory of the trainer whose store is at `store`. Errors of weights::receive_weights.
+  nn::WeightsPtr receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
+                         std::chrono::milliseconds timeout);
   /// Says how near the plan came to the peak, if there is a plan.
   void log_memory() const;
 

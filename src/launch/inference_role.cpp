@@ -16,6 +16,10 @@
 namespace prl::launch {
 namespace {
 
+/// Of one operation of a transfer of weights from a trainer: it may have to
+/// wait for its turn.
+constexpr std::chrono::minutes kTransferTimeout{10};
+
 server::ApiOptions api_options(const config::InferenceConfig& config) {
   server::ApiOptions options;
   options.host = config.server.host;
@@ -51,8 +55,11 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
   net::raise_fd_limit(static_cast<std::uint64_t>(config.server.max_connections) + 512);
   net::require_free_port(config.server.host, config.server.port);  // before the model is loaded, which may take minutes
   EngineHost host(config, make_runtime(config.compute));
-  server::EngineBackend backend(host.engine(), [&host](const std::filesystem::path& folder, PolicyVersion version,
-                                                       const nn::WeightsPtr& previous) { return host.load(folder, version, previous); });
+  server::EngineBackend backend(host.engine(),
+                                [&host](const server::WeightSource& source, PolicyVersion version, const nn::WeightsPtr& previous) {
+                                  return source.store.empty() ? host.load(source.folder, version, previous)
+                                                              : host.receive(source.store, version, previous, kTransferTimeout);
+                                });
   if (config.enable_lora) {
     backend.serve_adapters(
         [&host, max_rank = largest_rank(config)](const std::filesystem::path& folder) { return host.load_adapter(folder, max_rank); },

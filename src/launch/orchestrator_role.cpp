@@ -17,6 +17,7 @@
 #include "router/fleet.hpp"
 #include "router/routed_generate_client.hpp"
 #include "router/weight_updater.hpp"
+#include "weights/collective_channel.hpp"
 
 namespace prl::launch {
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
@@ -46,8 +47,9 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   OrchestratorTransports transports;
   transports.generate = router::make_routed_generate_client(engines, client, {.model = config.student.model.name});
   transports.samples = make_sample_sender(config.rollout_transport, config.output_dir, config.num_train_workers, resume_step + 1);
-  auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt);
-  transports.policy = std::make_shared<HttpPolicySource>(std::move(channel), updated, updater, config.output_dir / kProofFile);
+  auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt, WeightEnd::kOrchestrator);
+  const std::string store = weight_store(config.weight_broadcast);
+  transports.policy = std::make_shared<HttpPolicySource>(std::move(channel), updated, updater, config.output_dir / kProofFile, store);
   transports.pressure = make_fleet_pressure(engines, client);
   transports.io = io.executor();
   monitor::MetricSet declared;
@@ -57,6 +59,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   orchestrator::Orchestrator role(orchestrator_options(config, text.tokenizer->vocab_size(), resume_step),
                                   orchestrator_services(config, text, std::move(transports), monitor.get()));
   const orchestrator::OrchestratorReport report = role.run(stop);
+  if (!store.empty()) weights::release_weights(store);
   log::info("orchestrator {} after step {}: {} episodes, largest staleness {}", report.was_stopped ? "stopped" : "finished",
             report.progress.step, report.episodes.num_started, report.max_staleness);
   const router::FleetCounts counts = engines->counts();

@@ -85,8 +85,12 @@ ProofLog LocalPolicySource::proofs() const {
 }
 
 HttpPolicySource::HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<router::Fleet> fleet,
-                                   std::shared_ptr<router::WeightUpdater> updater, std::filesystem::path proof_file)
-    : channel_(std::move(channel)), fleet_(std::move(fleet)), updater_(std::move(updater)), proofs_(std::make_shared<Proofs>()) {
+                                   std::shared_ptr<router::WeightUpdater> updater, std::filesystem::path proof_file, std::string store)
+    : channel_(std::move(channel)),
+      fleet_(std::move(fleet)),
+      updater_(std::move(updater)),
+      store_(std::move(store)),
+      proofs_(std::make_shared<Proofs>()) {
   proofs_->log.file = std::move(proof_file);
 }
 
@@ -99,7 +103,11 @@ asio::awaitable<void> HttpPolicySource::apply(PolicyVersion version, net::TimePo
   PRL_CHECK(newest_ && newest_->manifest.version == version, "apply of a version that wait_newer did not answer");
   router::WeightUpdate update;
   update.version = version;
-  update.folder = std::filesystem::absolute(newest_->folder).string();
+  update.store = store_;
+  if (store_.empty()) update.folder = std::filesystem::absolute(newest_->folder).string();
+  update.holds = [manifest = newest_->manifest](const std::string& reply) {
+    return !weights::verify_proof(manifest, weights::parse_proof(reply, "an engine that came back"));
+  };
   update.verify = [proofs = proofs_, manifest = newest_->manifest](const std::string& reply, const std::string& url) {
     const weights::WeightProof proof = weights::parse_proof(reply, url);
     std::lock_guard lock(proofs->mutex);

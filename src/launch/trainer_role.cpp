@@ -14,6 +14,7 @@
 #include "text/chat_template.hpp"
 #include "trainer/fake_rollouts.hpp"
 #include "trainer/metrics.hpp"
+#include "weights/collective_channel.hpp"
 
 namespace prl::launch {
 namespace {
@@ -173,7 +174,8 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   std::shared_ptr<weights::WeightChannel> channel;
   if (!config.data.fake && (is_first || config.healing))
     channel =
-        make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt);
+        make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt,
+                            WeightEnd::kTrainer, config.max_async_level);
   const trainer::ReceiverFactory receiver = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
     if (config.data.fake)
       return trainer::make_fake_rollouts({.num_micro_batches = config.data.fake->batch_size,
@@ -193,6 +195,9 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
     }
   };
   const trainer::TrainRunResult result = trainer::run_rl_trainer(options, policy, receiver, channel.get(), *monitor, stop);
+  // Engines may still ask for the last version.
+  if (auto* sender = dynamic_cast<weights::CollectiveChannel*>(channel.get()); sender && !result.was_stopped)
+    sender->wait_until_released(stop);
   log::info("trainer finished after step {}{}", result.last_step, result.was_stopped ? " (stopped)" : "");
   return 0;
 }

@@ -1,9 +1,12 @@
 #include "launch/transports.hpp"
 
+#include <chrono>
+
 #include "base/error.hpp"
 #include "launch/run_identity.hpp"
 #include "rollouts/file_queue.hpp"
 #include "rollouts/zmq_queue.hpp"
+#include "weights/collective_channel.hpp"
 
 namespace prl::launch {
 namespace {
@@ -41,12 +44,24 @@ std::unique_ptr<rollouts::SampleSender> make_sample_sender(const config::Rollout
 
 std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::WeightBroadcast& broadcast,
                                                             const std::filesystem::path& output_dir,
-                                                            std::optional<std::int64_t> keep_interval) {
-  if (const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast)) return weights::make_nccl_channel(nccl->host, nccl->port);
+                                                            std::optional<std::int64_t> keep_interval, WeightEnd end,
+                                                            std::int64_t max_async_level) {
+  const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast);
+  if (nccl && end == WeightEnd::kTrainer)
+    return weights::make_collective_channel({.folder = output_dir / "broadcasts",
+                                             .host = nccl->host,
+                                             .port = nccl->port,
+                                             .timeout = std::chrono::seconds(nccl->timeout),
+                                             .keep_versions = max_async_level + 2});
   if (std::holds_alternative<config::NixlBroadcast>(broadcast))
     fail(ErrorCode::kNotImplemented, "weight_broadcast.type = \"nixl\" is not built");
   if (std::holds_alternative<config::LocalBroadcast>(broadcast)) refuse_local("weight_broadcast.type");
   return weights::make_file_channel({.folder = output_dir / "broadcasts", .keep_interval = keep_interval});
+}
+
+std::string weight_store(const config::WeightBroadcast& broadcast) {
+  const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast);
+  return nccl ? weights::broadcast_address(nccl->host, nccl->port) : "";
 }
 
 }  // namespace prl::launch

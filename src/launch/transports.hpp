@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "config/transport_config.hpp"
 #include "rollouts/sample_queue.hpp"
@@ -17,8 +18,14 @@ std::unique_ptr<rollouts::SampleReceiver> make_sample_receiver(const config::Rol
 std::unique_ptr<rollouts::SampleSender> make_sample_sender(const config::RolloutTransport& transport,
                                                            const std::filesystem::path& output_dir, std::int64_t num_ranks,
                                                            std::int64_t first_step);
+/// The trainer's end; the orchestrator's learns of versions alone and starts no server. The trainer may be `max_async_level` versions ahead
+/// of the one that engines ask for.
+enum class WeightEnd { kTrainer, kOrchestrator };
 std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::WeightBroadcast& broadcast,
                                                             const std::filesystem::path& output_dir,
-                                                            std::optional<std::int64_t> keep_interval);
+                                                            std::optional<std::int64_t> keep_interval, WeightEnd end = WeightEnd::kTrainer,
+                                                            std::int64_t max_async_level = 0);
+/// "tcp://host:port" where engines ask for weights; empty if they read files.
+std::string weight_store(const config::WeightBroadcast& broadcast);
 
 }  // namespace prl::launch

@@ -91,6 +91,13 @@ TEST_P(PretrainedTest, PackedMastersEqualWeightsLoadedFromAFile) {
       InferenceModel inference(model.ctx());
       const std::vector<std::int32_t> prompt = probe_prompt(model.config.vocab_size);
       EXPECT_EQ(probe_logprobs(inference, model.ctx(), *made, prompt), probe_logprobs(inference, model.ctx(), *loaded, prompt));
+      // The same without a file: one array that a trainer sends.
+      const Tensor values = flat_values(model.ctx(), *model.parameters, compute);
+      const WeightsPtr sent = load_flat_weights(model.ctx(), load_model_config(temporary.path()), values, PolicyVersion{5}, made);
+      EXPECT_EQ(sent->version.value, 5);
+      EXPECT_EQ(checksum(*sent).tensors, a.tensors);
+      EXPECT_EQ(probe_logprobs(inference, model.ctx(), *sent, prompt), probe_logprobs(inference, model.ctx(), *made, prompt));
+      EXPECT_THROW(load_flat_weights(model.ctx(), model.config, values.slice(1, values.num_elements() - 1), PolicyVersion{6}, made), Error);
     }
     // fp32 file, bf16 compute: rounding while packing equals rounding while saving.
     const TemporaryFolder temporary("mixed");

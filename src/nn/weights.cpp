@@ -91,13 +91,14 @@ class Slicer {
  public:
   Slicer(ops::OpContext& ctx, const Parameters& parameters, DType compute, bool with_backward, const Tensor& rounded)
       : ctx_(ctx), rounded_(rounded), with_backward_(with_backward) {
-    const std::int64_t num_vector_elements = parameters.table()->num_vector_elements();
     if (!rounded_.defined()) {
       rounded_ = Tensor::empty(ctx.runtime, parameters.all_values().shape(), compute);
       ops::cast(ctx, rounded_, parameters.all_values());
     }
-    vectors_ = Tensor::empty(ctx.runtime, {num_vector_elements}, DType::kF32);
-    ops::cast(ctx, vectors_, rounded_.slice(0, num_vector_elements));
+    widen_vectors(*parameters.table());
+  }
+  Slicer(ops::OpContext& ctx, const TensorTable& table, const Tensor& rounded) : ctx_(ctx), rounded_(rounded), with_backward_(false) {
+    widen_vectors(table);
   }
   Tensor vector(const BlockSpec& block) const { return part(vectors_, block); }
   Tensor table(const BlockSpec& block) const { return part(rounded_, block); }
@@ -106,6 +107,10 @@ class Slicer {
   }
 
  private:
+  void widen_vectors(const TensorTable& table) {
+    vectors_ = Tensor::empty(ctx_.runtime, {table.num_vector_elements()}, DType::kF32);
+    ops::cast(ctx_, vectors_, rounded_.slice(0, table.num_vector_elements()));
+  }
   static Tensor part(const Tensor& from, const BlockSpec& block) {
     return from.slice(block.offset, block.shape.num_elements()).reshaped(block.shape);
   }
@@ -140,6 +145,26 @@ WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType
     fill_weights(*weights, ctx, with_backward, Slicer(ctx, parameters, compute, with_backward, rounded));
   else
     fill_weights(*weights, ctx, with_backward, Packer(ctx, parameters, compute, with_backward));
+  return weights;
+}
+
+Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType compute) {
+  PRL_CHECK(parameters.table()->num_trainable() == parameters.table()->num_parameters(), "all values of a model of which some are trained");
+  const Tensor rounded = Tensor::empty(ctx.runtime, parameters.all_values().shape(), compute);
+  ops::cast(ctx, rounded, parameters.all_values());
+  const Tensor host = Tensor::empty(make_cpu_runtime(), rounded.shape(), compute);
+  ctx.runtime->copy_to_host(host.data(), rounded.data(), rounded.num_bytes());
+  return host;
+}
+
+WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
+                             const WeightsPtr& previous) {
+  std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config), values.dtype(), version, previous);
+  if (values.num_elements() != weights->table->num_master_elements())
+    fail(ErrorCode::kShape, "weights of {} values for a model of {}", values.num_elements(), weights->table->num_master_elements());
+  const Tensor on_device = Tensor::empty(ctx.runtime, values.shape(), values.dtype());
+  ctx.runtime->copy_from_host(on_device.data(), values.data(), values.num_bytes());
+  fill_weights(*weights, ctx, /*with_backward=*/false, Slicer(ctx, *weights->table, on_device));
   return weights;
 }
 

@@ -53,6 +53,13 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
 WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, const AdapterConfig& config, DType adapter_dtype,
                          const WeightsPtr& base, PolicyVersion version);
 
+/// All masters rounded to `compute`, in one array in host memory: what load_flat_weights() makes weights from. [num_master_elements]
+Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType compute);
+/// Weights without gradients from flat_values() of a model of the same `config`; bit for bit those that make_weights() makes.
+/// Error{kShape} if `values` has another length.
+WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
+                             const WeightsPtr& previous);
+
 /// ops::hash_rows of each tensor's values in compute dtype under its Hugging Face name, those of the adapter last and in its own dtype;
 /// independent of packing, device and of how the weights arrived. `combined` hashes all (name, hash) in order.
 struct WeightsChecksum {

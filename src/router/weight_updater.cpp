@@ -61,8 +61,9 @@ asio::awaitable<std::string> send_update(Shared state, EngineView engine, Weight
   call.method = "POST";
   call.url = engine.url + "/update_weights";
   // A server that outlived an earlier run may hold a later version: the run that begins takes it over.
-  call.body =
-      boost::json::serialize(boost::json::object{{"weight_dir", update.folder}, {"version", update.version.value}, {"force", is_first}});
+  boost::json::object body{{"version", update.version.value}, {"force", is_first}};
+  body[update.store.empty() ? "weight_dir" : "store"] = update.store.empty() ? update.folder : update.store;
+  call.body = boost::json::serialize(body);
   call.timeout = std::max(std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now()), milliseconds(1));
   call.max_retries = max_retries;
   if (!state->options.api_key.empty()) call.bearer = state->options.api_key;
@@ -86,7 +87,7 @@ asio::awaitable<bool> proves(Shared state, std::string url, WeightUpdate update)
     if (!state->options.api_key.empty()) call.bearer = state->options.api_key;
     auto calling = state->client->call(std::move(call));
     const net::HttpReply reply = co_await std::move(calling);
-    if (!reply.is_ok()) co_return false;
+    if (!reply.is_ok() || (update.holds && !update.holds(reply.body))) co_return false;
     update.verify(reply.body, url);
     co_return true;
   } catch (const std::exception&) {

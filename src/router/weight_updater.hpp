@@ -15,9 +15,12 @@ namespace prl::router {
 struct WeightUpdate {
   PolicyVersion version;
   std::string folder;  ///< of a Hugging Face checkpoint, absolute
+  std::string store;   ///< or "tcp://host:port" of the trainer, which sends them
   /// Compares the proof in an engine's reply with what was published: Error{kOutOfSync} or {kCorrupt}, naming `url`. Any thread, and
   /// several at one time.
   std::function<void(const std::string& reply, const std::string& url)> verify;
+  /// Whether an engine that came back has these weights already, of which nothing else is told; it then is verified. Empty: verify says.
+  std::function<bool(const std::string& reply)> holds = {};
 };
 
 struct WeightUpdaterOptions {

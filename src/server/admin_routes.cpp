@@ -35,21 +35,46 @@ Reply on_admin(Context context, Work work, std::string what) {
 Reply update_weights(Context context, HttpRequest request) {
   const boost::json::object body = optional_body(request);
   const JsonFields fields(body);
-  const auto folder = fields.string("weight_dir");
-  if (!folder || folder->empty())
-    net::fail_param("weight_dir", "weight_dir: wanted the path of a Hugging Face folder; weights over NCCL do not come through this route");
-  if (folder->find('\0') != std::string::npos) net::fail_param("weight_dir", "weight_dir: a path holds no zero byte");
+  const std::string folder = fields.string("weight_dir").value_or("");
+  const std::string store = fields.string("store").value_or("");
+  if (folder.find('\0') != std::string::npos) net::fail_param("weight_dir", "weight_dir: a path holds no zero byte");
+  if (!store.empty() && !store.starts_with("tcp://"))
+    net::fail_param("store", "store: wanted tcp://host:port of a trainer, found " + store);
   const bool may_go_back = fields.boolean("force").value_or(false);
   std::optional<PolicyVersion> version;
   if (const auto number = fields.integer("version", 0, std::numeric_limits<std::int64_t>::max())) version = PolicyVersion{*number};
-  auto work = [context, folder = std::filesystem::path(*folder), version, may_go_back] {
+  auto work = [context, folder, store, version, may_go_back] {
+    // Without a folder weights are those of the trainer that this request or POST /init_broadcaster named.
+    WeightSource source{.folder = folder, .store = {}};
+    if (folder.empty()) source.store = store.empty() ? context->broadcaster : store;
+    if (folder.empty() && source.store.empty())
+      net::fail_param("weight_dir",
+                      "weight_dir: wanted the path of a Hugging Face folder, or the trainer's `store`, or POST /init_broadcaster before");
+    if (folder.empty() && !version) net::fail_param("version", "version: is needed for weights from a trainer");
     const auto began = net::Clock::now();
-    const engine::WeightProof proof = context->backend->update_weights(folder, version, may_go_back);
+    const engine::WeightProof proof = context->backend->update_weights(source, version, may_go_back);
     const double seconds = std::chrono::duration<double>(net::Clock::now() - began).count();
-    log::success("weights of policy version {} are in use, from {} in {:.2f} s", proof.version.value, folder.string(), seconds);
+    log::success("weights of policy version {} are in use, from {} in {:.2f} s", proof.version.value,
+                 source.store.empty() ? source.folder.string() : source.store, seconds);
     return proof_body(proof);
   };
   return on_admin(context, std::move(work), "the update of the weights");
+}
+
+Reply init_broadcaster(Context context, HttpRequest request) {
+  const boost::json::object body = optional_body(request);
+  const JsonFields fields(body);
+  const std::string host = fields.string("host").value_or("");
+  if (host.empty() || host.find_first_of(" /@") != std::string::npos)
+    net::fail_param("host", "host: wanted the name or address of the trainer");
+  const auto port = fields.integer("port", 1, 65535);
+  if (!port) net::fail_param("port", "port: wanted the port of the trainer's store");
+  auto work = [context, store = fmt::format("tcp://{}:{}", host == "localhost" ? "127.0.0.1" : host, *port)] {
+    context->broadcaster = store;
+    log::info("weights come from the trainer at {}", store);
+    return std::string(R"({"status":"initialized"})");
+  };
+  return on_admin(context, std::move(work), "the trainer's address to be noted");
 }
 
 Reply reload_weights(Context context, HttpRequest) {

@@ -139,6 +139,7 @@ void ApiServer::add_routes() {
   for (const char* method : {"GET", "POST"}) add(method, "/ping", ping, Access::kOpen);
   for (const char* method : {"GET", "POST"}) add(method, "/version", version, Access::kOpen);
   add("POST", "/update_weights", update_weights, Access::kWeights);
+  add("POST", "/init_broadcaster", init_broadcaster, Access::kWeights);
   add("POST", "/reload_weights", reload_weights, Access::kWeights);
   add("GET", "/weight_proof", weight_proof, Access::kAdminKey);
   add("POST", "/pause", pause, Access::kAdminKey);

@@ -12,6 +12,12 @@
 
 namespace prl::server {
 
+/// Where weights come from: one of both is set.
+struct WeightSource {
+  std::filesystem::path folder;  ///< of a Hugging Face checkpoint
+  std::string store;             ///< "tcp://host:port" of a trainer that sends them (weights/collective_channel.hpp)
+};
+
 /// The engine as the HTTP server sees it. One implementation drives engine::Engine (EngineBackend); tests script another.
 /// All methods may be called from any thread; those that take long say so and are called from worker threads only.
 class Backend {
@@ -30,10 +36,10 @@ class Backend {
   virtual engine::EngineStats stats() const = 0;
   virtual bool is_alive(std::chrono::milliseconds max_age) const = 0;
 
-  /// Loads a Hugging Face folder and swaps it in between two steps. Slow. Error{kNotFound, kCorrupt, kShape, kDeadline}.
-  /// Without `version`: from a folder name step_<n>, else the current version plus one. A version below the current one is
-  /// Error{kAlreadyExists} unless `may_go_back`. After any error the former weights are in use.
-  virtual engine::WeightProof update_weights(std::filesystem::path folder, std::optional<PolicyVersion> version, bool may_go_back) = 0;
+  /// Loads weights and swaps them in between two steps. Slow. Error{kNotFound, kCorrupt, kShape, kDeadline}, and PeerLost of a trainer.
+  /// Without `version`: from a folder name step_<n>, else the current version plus one; weights of a trainer need one. A version below the
+  /// current one is Error{kAlreadyExists} unless `may_go_back`. After any error the former weights are in use.
+  virtual engine::WeightProof update_weights(WeightSource source, std::optional<PolicyVersion> version, bool may_go_back) = 0;
   /// Goes back to the weights the server started with. Slow.
   virtual engine::WeightProof reload_weights() = 0;
   /// What the engine holds now. Slow.

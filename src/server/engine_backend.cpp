@@ -34,10 +34,10 @@ void EngineBackend::stop(RequestId id, std::string stop_string) { engine_->stop(
 engine::EngineStats EngineBackend::stats() const { return engine_->stats(); }
 bool EngineBackend::is_alive(std::chrono::milliseconds max_age) const { return engine_->is_alive(max_age); }
 
-engine::WeightProof EngineBackend::update_weights(std::filesystem::path folder, std::optional<PolicyVersion> version, bool may_go_back) {
+engine::WeightProof EngineBackend::update_weights(WeightSource source, std::optional<PolicyVersion> version, bool may_go_back) {
   const nn::WeightsPtr previous = engine_->weights();
   if (!version) {
-    const std::int64_t step = parse_step_dir(folder.filename().string());
+    const std::int64_t step = parse_step_dir(source.folder.filename().string());
     version = PolicyVersion{step >= 0 ? step : previous->version.value + 1};
   }
   if (*version < previous->version && !may_go_back)
@@ -45,7 +45,7 @@ engine::WeightProof EngineBackend::update_weights(std::filesystem::path folder, 
          "policy version {} is older than {}, which is in use; send \"force\": true to go back, or POST /reload_weights for the first "
          "weights",
          version->value, previous->version.value);
-  return engine_->update_weights(loader_(folder, *version, previous), timeout_);
+  return engine_->update_weights(loader_(source, *version, previous), timeout_);
 }
 
 engine::WeightProof EngineBackend::reload_weights() { return engine_->update_weights(base_weights_, timeout_); }

@@ -7,9 +7,8 @@
 
 namespace prl::server {
 
-/// Reads a Hugging Face folder into weights the engine can use; `previous` lends what versions share.
-using WeightLoader =
-    std::function<nn::WeightsPtr(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous)>;
+/// Makes weights that the engine can use; `previous` lends what versions share.
+using WeightLoader = std::function<nn::WeightsPtr(const WeightSource& source, PolicyVersion version, const nn::WeightsPtr& previous)>;
 
 /// Backend over an engine of this process, which it borrows.
 class EngineBackend final : public Backend {
@@ -27,7 +26,7 @@ class EngineBackend final : public Backend {
   void stop(RequestId id, std::string stop_string) override;
   engine::EngineStats stats() const override;
   bool is_alive(std::chrono::milliseconds max_age) const override;
-  engine::WeightProof update_weights(std::filesystem::path folder, std::optional<PolicyVersion> version, bool may_go_back) override;
+  engine::WeightProof update_weights(WeightSource source, std::optional<PolicyVersion> version, bool may_go_back) override;
   engine::WeightProof reload_weights() override;
   engine::WeightProof proof() override;
   void pause() override;

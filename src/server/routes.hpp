@@ -31,6 +31,7 @@ Reply ping(Context context, HttpRequest request);
 Reply version(Context context, HttpRequest request);
 
 Reply update_weights(Context context, HttpRequest request);
+Reply init_broadcaster(Context context, HttpRequest request);
 Reply reload_weights(Context context, HttpRequest request);
 Reply weight_proof(Context context, HttpRequest request);
 Reply pause(Context context, HttpRequest request);

@@ -50,7 +50,7 @@ struct ApiOptions {
   std::size_t max_text_jobs = 4096;  ///< requests that wait to be tokenized; beyond it 429
 };
 
-/// State shared by the handlers of one server. Everything but the counters is fixed after construction.
+/// State shared by the handlers of one server. Everything but the counters and `broadcaster` is fixed after construction.
 struct ServerContext {
   ApiOptions options;
   Backend* backend = nullptr;  ///< borrowed
@@ -66,6 +66,7 @@ struct ServerContext {
   std::unique_ptr<net::WorkerPool> large_workers;  ///< the same for large bodies, so that small ones never wait for them
   std::unique_ptr<net::WorkerPool> rule_workers;   ///< automata of structured output
   std::unique_ptr<net::WorkerPool> admin_worker;   ///< one thread: changes of weights happen one after the other
+  std::string broadcaster;                         ///< store of the trainer that sends weights; of the admin thread alone
   std::int64_t created = 0;                        ///< unix time of the start
   std::uint64_t id_seed = 0;
   mutable std::atomic<std::uint64_t> num_ids{0};

@@ -607,6 +607,17 @@ TEST_F(ServerTest, PauseHoldsRequestsAndUpdatesChangeTheVersion) {
   EXPECT_EQ(updated.at("policy_version").as_int64(), 5);
   EXPECT_EQ(updated.at("checksum").as_string(), "0000000000abcdef");
   EXPECT_EQ(post("/update_weights", R"({"weight_dir":"/nowhere"})").status, 404);
+  // From a trainer's memory: named by the request, or once for all.
+  EXPECT_EQ(post("/update_weights", R"({"version":6})").status, 400);
+  EXPECT_EQ(post("/update_weights", R"({"store":"file:/tmp/x","version":6})").status, 400);
+  EXPECT_EQ(post("/update_weights", R"({"store":"tcp://node0:29501"})").status, 400);
+  ok("/update_weights", R"({"store":"tcp://node0:29501","version":6})");
+  EXPECT_EQ(backend_->last_store, "tcp://node0:29501");
+  EXPECT_EQ(post("/init_broadcaster", R"({"host":"node 1","port":29502})").status, 400);
+  EXPECT_EQ(post("/init_broadcaster", R"({"host":"node1"})").status, 400);
+  EXPECT_EQ(ok("/init_broadcaster", R"({"host":"node1","port":29502,"timeout":60})").at("status").as_string(), "initialized");
+  EXPECT_EQ(ok("/update_weights", R"({"version":7})").at("policy_version").as_int64(), 7);
+  EXPECT_EQ(backend_->last_store, "tcp://node1:29502");
   EXPECT_EQ(post("/resume", "").body, R"({"status":"resumed"})");
   EXPECT_TRUE(group.join_blocking(10s));
   EXPECT_EQ(num_done, 20);

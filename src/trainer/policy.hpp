@@ -58,6 +58,8 @@ class Policy {
   void save(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const;
   /// Writes what an engine needs that holds the base model: the adapter alone with `lora`, else all weights.
   void save_for_engines(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const;
+  /// All values in the compute dtype in host memory (nn::flat_values). Not with `lora`.
+  Tensor flat_values() { return nn::flat_values(context(), parameters_, options_.compute); }
   /// Forward with a tape over one row, predicting targets_T (-1: nothing), then backward once.
   nn::TokenStats forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
   void backward(std::span<const float> dlogp_T) { model_->backward(dlogp_T); }

@@ -81,6 +81,7 @@ class RlTraining final : public Training {
     publication.save = [&policy, saved](const std::filesystem::path& folder) {
       policy.save_for_engines(folder, saved.companions, saved.max_shard_bytes);
     };
+    publication.flat = [&policy] { return policy.flat_values(); };
     channel_->publish(std::move(publication));
     return true;
   }

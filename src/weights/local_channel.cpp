@@ -43,10 +43,4 @@ class LocalChannel final : public WeightChannel {
 
 std::shared_ptr<WeightChannel> make_local_channel() { return std::make_shared<LocalChannel>(); }
 
-std::shared_ptr<WeightChannel> make_nccl_channel(const std::string& host, int port) {
-  fail(ErrorCode::kNotImplemented,
-       "[weight_broadcast] type 'nccl' ({}:{}) is not built: use 'filesystem', or 'local' when trainer and inference share a process", host,
-       port);
-}
-
 }  // namespace prl::weights

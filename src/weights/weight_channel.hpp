@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "tensor/tensor.hpp"
 #include "weights/version_feed.hpp"
 
 namespace prl::weights {
@@ -18,7 +19,8 @@ struct Publication {
   WeightManifest manifest;
   std::shared_ptr<const void> handle;  ///< the packed weights object of this process; opaque here
   std::function<void(const std::filesystem::path& folder)>
-      save;  ///< writes a Hugging Face checkpoint into a folder that does not exist yet
+      save;                      ///< writes a Hugging Face checkpoint into a folder that does not exist yet
+  std::function<Tensor()> flat;  ///< all values in the compute dtype, in one array in host memory (nn::flat_values)
 };
 
 /// Versioned weights from one trainer to engines: the trainer's end, which moves tensors, and a feed that says what there is. Versions
@@ -54,8 +56,5 @@ std::shared_ptr<WeightChannel> make_file_channel(FileChannelOptions options);
 
 /// Removes versions above `step` (all, with -1) that an earlier run left, so that no engine takes them for new ones.
 void remove_broadcasts_after(const std::filesystem::path& folder, std::int64_t step);
-
-/// Device to device over NCCL. Error{kNotImplemented}: this build has no such transport.
-std::shared_ptr<WeightChannel> make_nccl_channel(const std::string& host, int port);
 
 }  // namespace prl::weights

@@ -292,15 +292,5 @@ TEST(Proof, AServersReplyIsReadWholeOrRefused) {
     EXPECT_THROW(parse_proof(bad, "http://localhost:8000"), Error) << bad;
 }
 
-TEST(NcclChannel, SaysItIsNotBuilt) {
-  try {
-    make_nccl_channel("localhost", 29501);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kNotImplemented);
-    EXPECT_THAT(error.what(), HasSubstr("nccl"));
-  }
-}
-
 }  // namespace
 }  // namespace prl::weights

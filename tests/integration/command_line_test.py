@@ -111,7 +111,7 @@ def test_what_is_not_built_says_so():
 
 
 def test_commands_of_other_programs_are_answered():
-    for line, word in (("torchrun --nproc-per-node 8 src/prime_rl/trainer/sft/train.py @ sft.toml", "prl sft"), ("vllm serve x", "prl inference"),
+    for line, word in (("torchrun --nproc-per-node 8 src/prime_rl/trainer/sft/train.py @ sft.toml", "prl launch --nproc-per-node 8 sft"), ("vllm serve x", "prl inference"),
                        ("uv sync", "nothing here needs that"), ("rll @ x.toml", "did you mean"), ("@ x.toml", "prl rl")):
         _, stderr = prl(*line.split(), expect=1)
         check(word in stderr, f"prl {line}: {stderr}")

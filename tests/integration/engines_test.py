@@ -78,6 +78,27 @@ def test_engines_that_die_cost_no_rollout():
         check("is lost" in text and "is back after" in text, f"the deaths were not told: {text[-2000:]}")
 
 
+def test_weights_from_the_trainers_memory_are_those_of_files_and_an_engine_that_misses_one_catches_up():
+    with harness.workspace("engine-broadcast") as folder:
+        prl(*arguments(folder, folder / "files", 1, max_steps=12))
+        out, log = folder / "out", folder / "log"
+        flags = ["--weight-broadcast.type", "nccl", "--weight-broadcast.port", harness.free_port()]
+        with harness.running(*arguments(folder, out, 2, *flags, max_steps=12), log=log) as process:
+            harness.wait_until(lambda: (out / "rollouts/step_3").exists() or process.poll() is not None, 60, "step 3")
+            check(process.poll() is None, f"the run ended early: {log.read_text()[-3000:]}")
+            os.kill(harness.role_pids(log)["inference_1"], signal.SIGKILL)
+            check(process.wait(180) == 0, f"the run failed: {log.read_text()[-3000:]}")
+        check(weights(out, 12) == weights(folder / "files", 12), "weights that went through memory gave another run than files")
+        announced = sorted((out / "broadcasts").glob("step_*"))
+        check(announced and not list((out / "broadcasts").glob("step_*/*.safetensors")), f"tensors were written: {announced}")
+        check(all((step / "STABLE").exists() and (step / "manifest.json").exists() for step in announced), f"{announced}")
+        check(all(line["is_proven"] for line in proofs(out)), "a proof failed")
+        text = (out / "logs/orchestrator.log").read_text()
+        check("is lost" in text and "is back after" in text, f"the loss was not told: {text[-1500:]}")
+        log_of_engine = (out / "logs/inference_1.log").read_text()
+        check("from tcp://127.0.0.1:" in log_of_engine, log_of_engine[-1500:])
+
+
 def stream(port, path, body, on_event=lambda number: None):
     """Events of a streamed reply, without the last [DONE]."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -241,5 +262,6 @@ def test_four_engines_find_prefixes_as_one_does():
 
 
 harness.main(test_one_engine_and_three_give_equal_rollouts, test_engines_that_die_cost_no_rollout,
+             test_weights_from_the_trainers_memory_are_those_of_files_and_an_engine_that_misses_one_catches_up,
              test_a_stream_goes_on_with_the_same_tokens_when_its_engine_is_killed,
              test_weights_go_through_the_router_to_engines_that_join_late, test_four_engines_find_prefixes_as_one_does)

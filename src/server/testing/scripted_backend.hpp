@@ -80,12 +80,14 @@ class ScriptedBackend final : public Backend {
     return stats;
   }
   bool is_alive(std::chrono::milliseconds) const override { return is_alive_; }
-  engine::WeightProof update_weights(std::filesystem::path folder, std::optional<PolicyVersion> version, bool may_go_back) override {
-    if (!std::filesystem::exists(folder)) fail(ErrorCode::kNotFound, "{}: no such folder", folder.string());
+  engine::WeightProof update_weights(WeightSource source, std::optional<PolicyVersion> version, bool may_go_back) override {
+    if (source.store.empty() && !std::filesystem::exists(source.folder))
+      fail(ErrorCode::kNotFound, "{}: no such folder", source.folder.string());
     std::lock_guard lock(mutex_);
     const PolicyVersion wanted = version.value_or(PolicyVersion{version_.value + 1});
     if (wanted < version_ && !may_go_back) fail(ErrorCode::kAlreadyExists, "version {} is older than {}", wanted.value, version_.value);
     version_ = wanted;
+    last_store = source.store;
     return {version_, 0xabcdef, {-1.5f, -2.25f}};
   }
   engine::WeightProof reload_weights() override {
@@ -118,6 +120,7 @@ class ScriptedBackend final : public Backend {
     return num_cancels_;
   }
   std::atomic<int> num_resets{0};
+  std::string last_store;  ///< of the last update; of the admin thread
 
  private:
   struct Sequence {

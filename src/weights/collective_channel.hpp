@@ -1,0 +1,62 @@
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <stop_token>
+#include <string>
+
+#include "base/ids.hpp"
+#include "tensor/tensor.hpp"
+#include "weights/weight_channel.hpp"
+
+namespace prl::weights {
+
+struct CollectiveChannelOptions {
+  std::filesystem::path folder;                  ///< <run>/broadcasts: manifests and markers, no tensors
+  std::string host = "localhost";                ///< where engines reach the trainer
+  int port = 29501;                              ///< of the store in which they ask for weights; 0: any free one
+  std::chrono::milliseconds timeout{1'200'000};  ///< of one operation of a transfer
+  std::int64_t keep_versions = 2;                ///< newest versions that engines may ask for, in host memory
+  std::chrono::milliseconds poll{5};
+};
+
+/// From the trainer's memory to the engines', over comm::Communicator between
+/// processes (Gloo), without a file system that both see the tensors on.
+///
+/// The trainer holds a store at host:port. An engine that is told to take a
+/// version draws a ticket there (receive_weights) and makes a group of two with
+/// the trainer, which broadcasts the tensors; several engines are served side
+/// by side, and one that is lost in the middle harms no other. A version is
+/// announced as files announce it, by a folder with manifest.json and STABLE,
+/// which hold no tensors. publish() needs Publication::flat and returns when
+/// the version may be asked for.
+class CollectiveChannel : public WeightChannel {
+ public:
+  /// "tcp://host:port", what engines are told.
+  virtual std::string address() const = 0;
+  /// At the end of a run: serves the last version until the orchestrator needs
+  /// no more (release_weights), or `stop` is requested. Logs who it waits for,
+  /// and gives up after the timeout.
+  virtual void wait_until_released(std::stop_token stop) = 0;
+};
+/// Error{kUnavailable} if this build has no Gloo; {kIo} naming the address if
+/// it is taken.
+std::shared_ptr<CollectiveChannel> make_collective_channel(CollectiveChannelOptions options);
+
+/// "tcp://host:port" of a trainer's store, as its configuration names it.
+std::string broadcast_address(const std::string& host, int port);
+
+/// The orchestrator's end: it will have no engine ask for weights any more.
+/// Errors are logged: the trainer may have ended.
+void release_weights(const std::string& address) noexcept;
+
+/// An engine's end: all values of `version` from the trainer whose store is at
+/// `address`, in host memory. [num_values] `dtype`. Error{kNotFound} if the
+/// trainer does not hold that version, {kShape} if its model or dtype is
+/// another, {kUnavailable} naming the address if there is no trainer, PeerLost
+/// if it was lost.
+Tensor receive_weights(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values,
+                       std::chrono::milliseconds timeout);
+
+}  // namespace prl::weights
