@@ -190,6 +190,29 @@ TEST_P(GroupFaults, SilenceEndsWithTheDeadlineOfTheCall) {
   });
 }
 
+// Rank 0 has noticed that rank 2 is lost; rank 1 learns it from what rank 0 said, long before its own deadline.
+TEST_P(GroupFaults, WhoWaitsLearnsOfALossThatAnotherNoticed) {
+  if (std::string_view(GetParam()) == "nccl") GTEST_SKIP() << "whoever waits in NCCL notices at its deadline";
+  std::atomic<int> num_done{0};
+  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
+    group.barrier();
+    if (group.rank() == 2) {
+      EXPECT_TRUE(prl::testing::eventually([&] { return num_done == 2; }));
+      EXPECT_THROW(group.barrier(), PeerLost);
+      return;
+    }
+    float x = 0;
+    const milliseconds limit = group.rank() == 0 ? milliseconds(200) : milliseconds(2 * prl::testing::kPatience);
+    try {
+      group.recv(TensorView{&x, {1}, DType::kF32, {}, 1}, 2, {.what = "a gradient", .timeout = limit});
+      ADD_FAILURE() << "nothing was sent";
+    } catch (const PeerLost& lost) {
+      EXPECT_EQ(lost.ranks(), std::vector<int>{2}) << lost.what();
+    }
+    ++num_done;
+  });
+}
+
 TEST_P(GroupFaults, AbortFromAnotherThreadEndsAWait) {
   testing::run_threads(GetParam(), 3, [&](Communicator& group) {
     group.barrier();

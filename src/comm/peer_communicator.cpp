@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <numeric>
+#include <optional>
+#include <stop_token>
 #include <thread>
 
 #include "base/files.hpp"
@@ -21,6 +24,8 @@ using Clock = Transport::Clock;
 constexpr std::chrono::milliseconds kReportPatience{500};
 /// How long a rank that is done waits for the others to be.
 constexpr std::chrono::milliseconds kFarewell{5000};
+/// How often a rank that waits looks whether others have left.
+constexpr std::chrono::milliseconds kWatchPause{500};
 /// For ranks of a later generation, which are all there, to connect and to say so: a run that has lost a rank does not wait for one more
 /// as long as for a rank that starts.
 constexpr std::chrono::milliseconds kReconnect{2500}, kReconnectPerRank{20}, kVerdict{1000};
@@ -131,8 +136,12 @@ class PeerCommunicator final : public Communicator {
     num_sent_.resize(static_cast<std::size_t>(size()));
     num_received_.resize(static_cast<std::size_t>(size()));
     connect();
+    watch_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
   }
-  ~PeerCommunicator() override { leave(); }
+  ~PeerCommunicator() override {
+    watch_ = {};
+    leave();
+  }
 
   std::string_view backend() const noexcept override { return backend_; }
   std::vector<int> lost_ranks() const override { return loss_ ? loss_->ranks() : std::vector<int>{}; }
@@ -182,6 +191,29 @@ class PeerCommunicator final : public Communicator {
     } catch (const std::exception&) {
       return std::nullopt;
     }
+  }
+
+  /// A connection does not always tell a rank that waits to send that its peer has died; the others, who noticed, have left then.
+  void watch(const std::stop_token& stop) {
+    std::unique_lock lock(watch_mutex_);
+    while (!watch_wakes_.wait_for(lock, stop, kWatchPause, [&stop] { return stop.stop_requested(); })) {
+      if (stop.stop_requested()) return;
+      if (!waits_since_ || Clock::now() - *waits_since_ < kWatchPause || is_closed_) continue;
+      lock.unlock();
+      int left = -1;
+      for (int r = 0; r < size() && left < 0; ++r)
+        if (r != rank() && word_of(r, std::chrono::milliseconds(0))) left = r;
+      lock.lock();
+      if (left < 0 || !waits_since_) continue;
+      has_left_ = left;
+      transport_->close();  // ends the wait
+      return;
+    }
+  }
+
+  void set_waiting(std::optional<Clock::time_point> since) {
+    const std::lock_guard lock(watch_mutex_);
+    waits_since_ = since;
   }
 
   std::string group_name() const { return fmt::format("group '{}', generation {}", options_.group, options_.generation); }
@@ -258,7 +290,7 @@ class PeerCommunicator final : public Communicator {
         fmt::format("[comm] {}: rank {} of {} {} while rank {} waited {:.2f} s for it in {}; last completed with it: {} ({})", group_name(),
                     peer, size(), error.is_silent() ? "is silent" : "is lost", rank(), seconds(Clock::now() - started), doing,
                     last_with_[static_cast<std::size_t>(peer)], error.what());
-    int lost = peer;
+    int lost = has_left_ >= 0 ? has_left_.load() : peer;
     bool gave_up = false;
     if (is_closed_) {
       lost = rank();
@@ -304,11 +336,14 @@ class PeerCommunicator final : public Communicator {
         peer = m.peer;
         pending.emplace_back(peer, transport_->start_send(peer, tag_of(op, number, m.bytes), m.data, m.bytes));
       }
+      set_waiting(started);
       for (auto& [of, message] : pending) {
         peer = of;
         message->wait(deadline);
       }
+      set_waiting(std::nullopt);
     } catch (const TransportError& error) {
+      set_waiting(std::nullopt);
       pending.clear();
       lose(peer, doing, started, error);
     }
@@ -437,6 +472,11 @@ class PeerCommunicator final : public Communicator {
   std::uint64_t num_operations_ = 0;
   std::vector<std::uint64_t> num_sent_, num_received_;
   std::vector<std::string> last_with_;  ///< per rank
+  std::mutex watch_mutex_;
+  std::condition_variable_any watch_wakes_;
+  std::optional<Clock::time_point> waits_since_;  ///< of the operation under way
+  std::atomic<int> has_left_{-1};                 ///< a rank that has left while this one waited
+  std::jthread watch_;
 };
 
 }  // namespace
