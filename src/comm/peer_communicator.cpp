@@ -127,6 +127,16 @@ class Staged {
   std::vector<char> copy_;
 };
 
+/// Since when the operation under way waits.
+struct OpenWait {
+  std::mutex mutex;
+  std::optional<Clock::time_point> since;
+  void set(std::optional<Clock::time_point> to) {
+    const std::lock_guard lock(mutex);
+    since = to;
+  }
+};
+
 class PeerCommunicator final : public Communicator {
  public:
   PeerCommunicator(std::string_view backend, TransportFactory factory, CommOptions options)
@@ -195,25 +205,20 @@ class PeerCommunicator final : public Communicator {
 
   /// A connection does not always tell a rank that waits to send that its peer has died; the others, who noticed, have left then.
   void watch(const std::stop_token& stop) {
-    std::unique_lock lock(watch_mutex_);
+    std::unique_lock lock(wait_.mutex);
     while (!watch_wakes_.wait_for(lock, stop, kWatchPause, [&stop] { return stop.stop_requested(); })) {
       if (stop.stop_requested()) return;
-      if (!waits_since_ || Clock::now() - *waits_since_ < kWatchPause || is_closed_) continue;
+      if (!wait_.since || Clock::now() - *wait_.since < kWatchPause || is_closed_) continue;
       lock.unlock();
       int left = -1;
       for (int r = 0; r < size() && left < 0; ++r)
         if (r != rank() && word_of(r, std::chrono::milliseconds(0))) left = r;
       lock.lock();
-      if (left < 0 || !waits_since_) continue;
+      if (left < 0 || !wait_.since) continue;
       has_left_ = left;
       transport_->close();  // ends the wait
       return;
     }
-  }
-
-  void set_waiting(std::optional<Clock::time_point> since) {
-    const std::lock_guard lock(watch_mutex_);
-    waits_since_ = since;
   }
 
   std::string group_name() const { return fmt::format("group '{}', generation {}", options_.group, options_.generation); }
@@ -336,14 +341,14 @@ class PeerCommunicator final : public Communicator {
         peer = m.peer;
         pending.emplace_back(peer, transport_->start_send(peer, tag_of(op, number, m.bytes), m.data, m.bytes));
       }
-      set_waiting(started);
+      wait_.set(started);
       for (auto& [of, message] : pending) {
         peer = of;
         message->wait(deadline);
       }
-      set_waiting(std::nullopt);
+      wait_.set(std::nullopt);
     } catch (const TransportError& error) {
-      set_waiting(std::nullopt);
+      wait_.set(std::nullopt);
       pending.clear();
       lose(peer, doing, started, error);
     }
@@ -472,10 +477,9 @@ class PeerCommunicator final : public Communicator {
   std::uint64_t num_operations_ = 0;
   std::vector<std::uint64_t> num_sent_, num_received_;
   std::vector<std::string> last_with_;  ///< per rank
-  std::mutex watch_mutex_;
+  OpenWait wait_;
   std::condition_variable_any watch_wakes_;
-  std::optional<Clock::time_point> waits_since_;  ///< of the operation under way
-  std::atomic<int> has_left_{-1};                 ///< a rank that has left while this one waited
+  std::atomic<int> has_left_{-1};  ///< a rank that has left while this one waited
   std::jthread watch_;
 };
 
