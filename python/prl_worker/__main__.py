@@ -18,6 +18,7 @@ def _arguments() -> argparse.Namespace:
     where.add_argument("--connect", metavar="HOST:PORT")
     where.add_argument("--listen", metavar="HOST:PORT")
     parser.add_argument("--protocol", type=int, default=None, help=argparse.SUPPRESS)  # tests of the refusal
+    parser.add_argument("--patience", type=float, default=1.0, help=argparse.SUPPRESS)  # factor of the periods of grace; tests wait for them
     arguments = parser.parse_args()
     if arguments.fd is None and arguments.connect is None and arguments.listen is None:
         fd = os.environ.pop("PRL_ENV_FD", "")
@@ -48,12 +49,12 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def _serve(sock: socket.socket, token: str | None, protocol: int | None) -> None:
+async def _serve(sock: socket.socket, token: str | None, arguments: argparse.Namespace) -> None:
     from prl_worker import PROTOCOL
     from prl_worker.worker import Worker
 
     sock.setblocking(False)
-    worker = Worker(token, PROTOCOL if protocol is None else protocol)
+    worker = Worker(token, PROTOCOL if arguments.protocol is None else arguments.protocol, arguments.patience)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, worker._on_shutdown, {"t": "shutdown"})
     loop.add_signal_handler(signal.SIGINT, lambda: None)  # a terminal's Ctrl-C is for the orchestrator
@@ -67,11 +68,11 @@ async def _serve(sock: socket.socket, token: str | None, protocol: int | None) -
 
 async def _main(arguments: argparse.Namespace, fd: int | None, token: str | None) -> None:
     if fd is not None:
-        await _serve(socket.socket(fileno=fd), token, arguments.protocol)
+        await _serve(socket.socket(fileno=fd), token, arguments)
     elif arguments.connect:
         sock = await asyncio.to_thread(socket.create_connection, _address(arguments.connect), 60.0)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await _serve(sock, token, arguments.protocol)
+        await _serve(sock, token, arguments)
     else:
         address = _address(arguments.listen)
         listener = socket.create_server(address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
@@ -81,7 +82,7 @@ async def _main(arguments: argparse.Namespace, fd: int | None, token: str | None
         sock, _ = await asyncio.get_running_loop().sock_accept(listener)
         listener.close()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await _serve(sock, token, arguments.protocol)
+        await _serve(sock, token, arguments)
 
 
 def main() -> None:

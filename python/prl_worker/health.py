@@ -9,6 +9,7 @@ import time
 import traceback
 
 TICK_S = 0.05
+WATCH_S = 0.5
 BLOCKED_S = 5.0
 GRACE_AFTER_HANGUP_S = 3.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -24,9 +25,10 @@ def open_files() -> int:
 
 
 class Health:
-    """`start()` in the loop's thread, which must be the main one. `fd` is the connection's socket."""
+    """`start()` in the loop's thread, which must be the main one. `fd` is the connection's socket; `patience` is a factor of what it waits."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, patience: float = 1.0) -> None:
+        self._patience = patience
         self._fd = fd
         self._main = threading.main_thread().ident
         self._last_tick = time.monotonic()
@@ -60,7 +62,7 @@ class Health:
         poll.register(self._fd, select.POLLRDHUP)
         hung_up_at = None
         was_blocked = False
-        while not self._done.wait(0.5):
+        while not self._done.wait(WATCH_S * self._patience):
             now = time.monotonic()
             if hung_up_at is None:
                 try:
@@ -69,10 +71,10 @@ class Health:
                     gone = True
                 if gone:
                     hung_up_at = now
-            elif now - hung_up_at > GRACE_AFTER_HANGUP_S:
+            elif now - hung_up_at > GRACE_AFTER_HANGUP_S * self._patience:
                 # The loop had its time to see it; whatever blocks it has nobody to work for.
                 os._exit(1)
-            is_blocked = now - self._last_tick > BLOCKED_S
+            is_blocked = now - self._last_tick > BLOCKED_S * self._patience
             if is_blocked and not was_blocked:
                 self._report_block(now - self._last_tick)
             was_blocked = is_blocked

@@ -22,6 +22,7 @@ from prl_worker.pump import Pump
 
 log = logging.getLogger("prl_worker")
 
+# Periods of grace, times the worker's patience.
 CLEANUP_S = 5.0  # what a rollout gets after it was told to end
 TEARDOWN_S = 10.0
 CAPABILITIES = ["cancel", "group", "hold", "multi_agent", "state", "call"]
@@ -59,8 +60,9 @@ def _field(message: dict, name: str, kind, default=None):
 class Worker:
     """Serves one connection. `done` is set when it is over."""
 
-    def __init__(self, token: str | None = None, protocol: int = PROTOCOL) -> None:
+    def __init__(self, token: str | None = None, protocol: int = PROTOCOL, patience: float = 1.0) -> None:
         self._token = token
+        self._patience = patience
         self._protocol = protocol
         self.connection = Connection(self._on_message, self._on_bad_frame, self._on_lost)
         self.done = asyncio.Event()
@@ -80,7 +82,7 @@ class Worker:
         self._load_lock = asyncio.Lock()
 
     def watch(self, fd: int) -> None:
-        self._health = health.Health(fd)
+        self._health = health.Health(fd, self._patience)
         self._health.start()
 
     # Messages out
@@ -294,8 +296,8 @@ class Worker:
                 waiting.append(run)
         waiting = [run.task for run in waiting if run.task is not None]
         if waiting:
-            await asyncio.wait(waiting, timeout=CLEANUP_S)
-        await asyncio.wait_for(environment.close(), TEARDOWN_S)
+            await asyncio.wait(waiting, timeout=CLEANUP_S * self._patience)
+        await asyncio.wait_for(environment.close(), TEARDOWN_S * self._patience)
         return {"t": "unloaded", "env_key": message["env_key"]}
 
     def _on_state(self, message: dict) -> None:
@@ -472,13 +474,13 @@ class Worker:
         if not run.has_begun:  # a task that is cancelled before its first step never runs, so nothing in it would end the rollout
             self._finish(run, self._ended(run))
             return
-        run.timers.append(self._loop.call_later(CLEANUP_S, self._abandon, run))
+        run.timers.append(self._loop.call_later(CLEANUP_S * self._patience, self._abandon, run))
 
     def _abandon(self, run: Run) -> None:
         """The environment's code swallowed the cancellation: it goes on, but nobody hears of it."""
         if run.is_closed:
             return
-        log.warning("rollout %s of %s does not end %g s after it was told to; it is left alone", run.run_id, run.env_key, CLEANUP_S)
+        log.warning("rollout %s of %s does not end %g s after it was told to; it is left alone", run.run_id, run.env_key, CLEANUP_S * self._patience)
         run.task.cancel()
         self._calls.drop(run)
         self._finish(run, self._ended(run))
@@ -508,11 +510,11 @@ class Worker:
             self._stop(run, "cancel", "the worker shuts down")
         tasks = [run.task for run in runs if run.task is not None]
         if tasks:
-            await asyncio.wait(tasks, timeout=CLEANUP_S)
+            await asyncio.wait(tasks, timeout=CLEANUP_S * self._patience)
         self._calls.close()
         for key, environment in self._environments.items():
             try:
-                await asyncio.wait_for(environment.close(), TEARDOWN_S)
+                await asyncio.wait_for(environment.close(), TEARDOWN_S * self._patience)
             except Exception as error:
                 log.warning("closing environment %s: %s: %s", key, type(error).__name__, error)
         if reason is not None:

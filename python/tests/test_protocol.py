@@ -17,6 +17,9 @@ from prl_worker.catalogue import fingerprint, row_hash
 from prl_worker.framing import FrameError, FrameReader, encode_frame, jsonable
 
 
+HASTY = ("--patience", "0.1")  # of a worker whose periods of grace a test waits for
+
+
 def backwards(call):
     """A model that solves the fake environment."""
     word = next(message["content"] for message in call["messages"] if message["role"] == "user").split()[-1]
@@ -60,6 +63,10 @@ class Framing(unittest.TestCase):
 
 
 class Case(unittest.IsolatedAsyncioTestCase):
+    async def asyncSetUp(self):
+        # A loop that is debugged keeps the stack of every future, and a test here has thousands.
+        asyncio.get_running_loop().set_debug(False)
+
     async def peer(self, **options):
         peer = Peer(**options)
         await peer.start()
@@ -416,7 +423,7 @@ class Ending(Case):
         await peer.until(lambda: peer.cancelled_calls, "model_cancel")
 
     async def test_a_rollout_that_ignores_its_end(self):
-        peer = await self.peer()
+        peer = await self.peer(arguments=HASTY)
         await peer.load()
         running = peer.start_run("r1", data={"word": "a", "answer": "a", "misbehave": "ignore_cancel"})
         await asyncio.sleep(0.1)
@@ -439,7 +446,7 @@ class Ending(Case):
         await peer.load()
         first, second = peer.start_run("r1"), peer.start_run("r2")
         await peer.until(lambda: len(answers) == 2, "two calls")
-        peer.send({"t": "shutdown", "grace_s": 1.0})
+        peer.send({"t": "shutdown", "grace_s": 0.3})
         peer.send({"t": "model_reply", "call_id": answers[0]["call_id"], **say("x")})
         self.assertEqual((await first)["t"], "result")
         self.assertEqual((await second)["t"], "cancelled")
@@ -457,10 +464,10 @@ class Ending(Case):
 
     async def test_ends_with_its_peer_even_when_blocked(self):
         for what in ("hang", "block:600"):
-            peer = await self.peer()
+            peer = await self.peer(arguments=HASTY)
             await peer.load()
             peer.start_run("r1", data={"word": "a", "answer": "a", "misbehave": what})
-            await asyncio.sleep(0.3)
+            await peer.until(lambda: any("misbehaves" in record["msg"] for record in peer.logs), "the rollout")
             peer.writer.close()
             self.assertIn(await peer.exit_status(), (0, 1))
 
@@ -536,9 +543,9 @@ class Faults(Case):
         self.assertGreater(pong["open_files"], 3)
 
     async def test_a_long_block_writes_its_stack(self):
-        peer = await self.peer(model=backwards)
+        peer = await self.peer(model=backwards, arguments=HASTY)
         await peer.load()
-        await peer.result(data={"word": "ab", "answer": "ba", "misbehave": "block:6.5"})
+        await peer.result(data={"word": "ab", "answer": "ba", "misbehave": "block:1.5"})
         await peer.stop()
         self.assertIn("the event loop is blocked", peer.stderr_text())
         self.assertIn("_do_block", peer.stderr_text())

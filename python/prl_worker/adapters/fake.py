@@ -45,6 +45,7 @@ from prl_worker.framing import HEADER
 from prl_worker.model_calls import Run
 
 log = logging.getLogger("prl_worker.fake")
+starts = logging.getLogger("prl_worker.misbehaving")
 
 _ARGUMENTS = {
     "num_train": 100, "num_eval": 20, "turns": 1, "seats": ["agent"], "parallel": 1, "group": False, "latency_s": 0.0, "tools": False,
@@ -293,6 +294,7 @@ class FakeEnvironment(Environment):
         action = getattr(self, "_do_" + kind, None)
         if action is None:
             raise ConfigError(f"misbehave {what!r} is not known")
+        starts.info("misbehaves: %s", what)
         outcome = action(run, amount)
         if outcome is not None:
             await outcome
