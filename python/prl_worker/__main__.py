@@ -103,4 +103,5 @@ def main() -> None:
         raise SystemExit(f"prl_worker: {error}") from None
 
 
-main()
+if __name__ == "__main__":  # processes that an environment spawns import this file
+    main()

@@ -6,7 +6,7 @@ import json
 import pathlib
 import re
 
-from peer import fail, say
+from peer import ROOT, fail, say
 from real import ENVS, SharedWorker, main
 
 NATIVE_ROWS = pathlib.Path(__file__).parent / "reverse_text_rows.json"
@@ -222,6 +222,19 @@ class Legacy(SharedWorker):
         self.assertEqual(self.sample(0)["reward"], 1.0)
         self.peer.model = lambda call: say("<answer>none</answer>")
         self.assertLess(self.sample(0)["reward"], 1.0)
+
+    def test_verdicts_of_math_verify(self):
+        """What math.env asks with verify = "math-verify" is what the committed verdicts were made with."""
+        rows = json.loads((ROOT / "src/env/testdata/math_verify.json").read_text())[::40]
+
+        async def ask():
+            requests = [
+                self.peer.request("call", function="prl_worker.math_verdict:verify", args=[given, wanted], kwargs={"max_workers": 2})
+                for _, wanted, given, _ in rows
+            ]
+            return [reply.get("value") for reply in await asyncio.gather(*requests)]
+
+        self.assertEqual(self.go(ask()), [verdict for *_, verdict in rows])
 
 
 if __name__ == "__main__":

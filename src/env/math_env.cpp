@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <memory>
 #include <unordered_set>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "env/math_answer.hpp"
 #include "env/multi_turn_env.hpp"
 #include "env/numeric_answer.hpp"
+#include "env/python/python_function.hpp"
 #include "env/task_data.hpp"
 #include "env/word_problem.hpp"
 #include "text/json_python.hpp"
@@ -126,9 +130,38 @@ std::vector<Problem> generate(const WordProblemOptions& options, std::int64_t co
   return problems;
 }
 
+/// The package math-verify in a worker process.
+struct Verifier {
+  std::unique_ptr<python::PythonFunction> function;  ///< null: answers are compared here
+  bool only_where_needed = false;                    ///< ask for answers that cannot be read here
+  std::chrono::milliseconds limit{};
+};
+
+// Longer than the worker's own limits (python/prl_worker/math_verdict.py), so that it is the worker that gives up.
+constexpr std::chrono::seconds kVerifierSlack{120};
+constexpr const char* kVerdict = "math_verify";
+
+Verifier make_verifier(const std::string& name, Args& args) {
+  const std::string who = args.choice("verify", "native", {"native", "math-verify", "auto"});
+  const std::string python = args.string("verify_python", "");
+  const std::int64_t num_workers = args.integer("math_verify_max_workers", 1, 1, 1000);
+  const double timeout = args.number("math_verify_timeout", 5.0, 0.0, 1e4);
+  Verifier verifier;
+  if (who == "native") return verifier;
+  python::PythonSettings settings;
+  settings.python = python;
+  json::object kwargs{{"timeout_s", timeout}, {"max_workers", num_workers}};
+  verifier.function =
+      std::make_unique<python::PythonFunction>(name + ".verify", "prl_worker.math_verdict.verify", std::move(kwargs), settings);
+  verifier.only_where_needed = who == "auto";
+  verifier.limit = std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 3000)) + kVerifierSlack;
+  return verifier;
+}
+
 Rubric make_math_rubric() {
   Rubric rubric;
   rubric.reward("correct_answer", 1.0, [](const Task& task, const Episode& episode) {
+    if (const auto verdict = episode.metrics.find(kVerdict); verdict != episode.metrics.end()) return verdict->second;
     const auto given = extract_final_answer(last_assistant_text(episode.completion));
     return given && is_same_answer(*given, task.answer) ? 1.0 : 0.0;
   });
@@ -140,12 +173,18 @@ Rubric make_math_rubric() {
 
 class MathEnv final : public SingleTurnEnv {
  public:
-  MathEnv(std::string name, std::optional<std::string> system_prompt, bool is_boxed, std::vector<Problem> train, std::vector<Problem> eval)
+  MathEnv(std::string name, std::optional<std::string> system_prompt, bool is_boxed, std::vector<Problem> train, std::vector<Problem> eval,
+          Verifier verifier)
       : SingleTurnEnv(std::move(name), make_math_rubric()),
         system_prompt_(std::move(system_prompt)),
         is_boxed_(is_boxed),
         train_(std::move(train)),
-        eval_(std::move(eval)) {}
+        eval_(std::move(eval)),
+        verifier_(std::move(verifier)) {}
+
+  void prepare() const override {
+    if (verifier_.function) verifier_.function->call_now({"1", "1"}, verifier_.limit);
+  }
 
   std::int64_t num_tasks(Split split) const override { return static_cast<std::int64_t>(problems(split).size()); }
 
@@ -170,6 +209,18 @@ class MathEnv final : public SingleTurnEnv {
     return messages;
   }
 
+ protected:
+  asio::awaitable<void> judge(Rollout* rollout, net::TimePoint deadline) const override {
+    if (!verifier_.function) co_return;
+    const auto given = extract_final_answer(last_assistant_text(rollout->episode.completion));
+    if (!given) co_return;
+    if (verifier_.only_where_needed && compare_answers(*given, rollout->task.answer)) co_return;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - net::Clock::now());
+    auto asking = verifier_.function->call({*given, rollout->task.answer}, std::min(verifier_.limit, left));
+    const json::value verdict = co_await std::move(asking);
+    rollout->episode.metrics[kVerdict] = verdict.is_bool() && verdict.get_bool() ? 1.0 : 0.0;
+  }
+
  private:
   const std::vector<Problem>& problems(Split split) const { return split == Split::kTrain ? train_ : eval_; }
 
@@ -177,6 +228,7 @@ class MathEnv final : public SingleTurnEnv {
   bool is_boxed_;
   std::vector<Problem> train_;
   std::vector<Problem> eval_;
+  Verifier verifier_;
 };
 
 /// Questions and answers of both splits.
@@ -261,12 +313,11 @@ EnvironmentPtr make_math(const std::string& id, std::string name, Args args) {
   const std::optional<std::string> system_prompt =
       args.optional_string("system_prompt", is_boxed ? "Solve the problem step by step. Write the final answer in \\boxed{}."
                                                      : "Solve the problem step by step. End with a line \"#### \" and the final answer.");
-  // Of the Python environment's verifier, which runs in processes of its own.
-  args.integer("math_verify_max_workers", 1, 1, 100'000);
-  args.number("math_verify_timeout", 5.0, 0.0, 1e6);
+  Verifier verifier = make_verifier(name, args);
   const bool is_made_up = id.ends_with(kSynthetic) || makes_up_math(args.values());
   ProblemSplits problems = is_made_up ? make_up(name, args) : read_data(id, name, args);
-  return std::make_shared<MathEnv>(std::move(name), system_prompt, is_boxed, std::move(problems.train), std::move(problems.eval));
+  return std::make_shared<MathEnv>(std::move(name), system_prompt, is_boxed, std::move(problems.train), std::move(problems.eval),
+                                   std::move(verifier));
 }
 
 }  // namespace prl::env

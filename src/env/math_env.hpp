@@ -20,6 +20,9 @@ namespace prl::env {
 /// Args: dataset_path, eval_dataset_path, dataset_name, dataset_subset, dataset_split train, eval_dataset_split test, question_key,
 /// answer_key; or mode words, min_steps 2 (sums: 1), max_steps 4 (sums: 2), max_number 20, operations all (add, add_sub, all),
 /// num_train 1000, num_eval 100, seed 0; and answer_format boxed (or hashes: what the system prompt asks for), system_prompt.
+/// verify says who compares: native (env/math_answer.hpp, the default), math-verify (the Python package, in a worker process that
+/// verify_python has it for), or auto: native where it can read both answers, the package for the others. Then math_verify_timeout 5,
+/// seconds, and math_verify_max_workers 1, its processes.
 /// Error{kNotFound} saying what to fetch when the data set is not there.
 EnvironmentPtr make_math(const std::string& id, std::string name, Args args);
 /// Whether these arguments ask for made-up questions.

@@ -113,6 +113,8 @@ asio::awaitable<Episode> MultiTurnEnv::run(Task task, RolloutContext context) co
   try {
     auto playing = play(&rollout, std::move(context));
     co_await std::move(playing);
+    auto judging = judge(&rollout, deadline);
+    co_await std::move(judging);
   } catch (const std::exception&) {
     failure = std::current_exception();
   }
@@ -143,6 +145,8 @@ asio::awaitable<Episode> MultiTurnEnv::run(Task task, RolloutContext context) co
   episode.timing.total = seconds_since(begin);
   co_return episode;
 }
+
+asio::awaitable<void> MultiTurnEnv::judge(Rollout*, net::TimePoint) const { co_return; }
 
 asio::awaitable<json::array> SingleTurnEnv::respond(Rollout*) const { co_return json::array(); }
 

@@ -41,6 +41,8 @@ class MultiTurnEnv : public Environment {
   virtual asio::awaitable<boost::json::array> respond(Rollout* rollout) const = 0;
   /// Called before scoring, also after a failure.
   virtual void finish(Rollout& rollout) const { static_cast<void>(rollout); }
+  /// What scoring has to ask others for; the rubric comes after it. Not called after a failure. What it throws fails the rollout.
+  virtual asio::awaitable<void> judge(Rollout* rollout, net::TimePoint deadline) const;
 
  private:
   asio::awaitable<void> play(Rollout* rollout, RolloutContext context) const;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "env/rubric.hpp"
-#include "text/utf8.hpp"
 
 namespace prl::env {
 namespace {
@@ -40,21 +39,6 @@ void unwrap(std::string& text, std::string_view command) {
     text.erase(close, 1);
     text.erase(at, command.size());
   }
-}
-
-/// Without the typesetting that carries no meaning.
-std::string plain(std::string_view answer) {
-  std::string text(answer);
-  for (const char* noise :
-       {"\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\(", "\\)", "\\[", "\\]", "\\$", "$", "**", "^\\circ", "^{\\circ}"})
-    replace_all(text, noise, "");
-  replace_all(text, "\\%", "%");
-  for (const char* fraction : {"\\dfrac", "\\tfrac"}) replace_all(text, fraction, "\\frac");
-  for (const char* style : {"\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\mbox{", "\\boxed{"}) unwrap(text, style);
-  replace_all(text, "\xE2\x88\x92", "-");  // U+2212, the minus sign of mathematics
-  text = strip(text);
-  while (text.ends_with('.') || text.ends_with(',')) text.pop_back();
-  return strip(text);
 }
 
 /// Reads numbers from the front of a text.
@@ -96,35 +80,6 @@ class NumberReader {
   }
 
  private:
-  static std::optional<Rational> make(__int128 numerator, __int128 denominator) {
-    if (denominator == 0) return std::nullopt;
-    if (denominator < 0) {
-      numerator = -numerator;
-      denominator = -denominator;
-    }
-    __int128 a = numerator < 0 ? -numerator : numerator;
-    __int128 b = denominator;
-    while (b != 0) {
-      const __int128 rest = a % b;
-      a = b;
-      b = rest;
-    }
-    if (a > 1) {
-      numerator /= a;
-      denominator /= a;
-    }
-    constexpr __int128 kMax = INT64_MAX;
-    if (numerator > kMax || numerator < -kMax || denominator > kMax) return std::nullopt;
-    return Rational{static_cast<std::int64_t>(numerator), static_cast<std::int64_t>(denominator)};
-  }
-  static std::optional<Rational> divide(const Rational& a, const Rational& b) {
-    return make(static_cast<__int128>(a.numerator) * b.denominator, static_cast<__int128>(a.denominator) * b.numerator);
-  }
-  static std::optional<Rational> add(const Rational& a, const Rational& b) {
-    return make(static_cast<__int128>(a.numerator) * b.denominator + static_cast<__int128>(b.numerator) * a.denominator,
-                static_cast<__int128>(a.denominator) * b.denominator);
-  }
-
   void skip_spaces() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\t' || text_[at_] == '\n')) ++at_;
   }
@@ -136,8 +91,8 @@ class NumberReader {
 
   /// Digits with an optional point; a comma counts as the separator of thousands when exactly three digits follow.
   std::optional<Rational> decimal() {
-    __int128 numerator = 0;
-    __int128 denominator = 1;
+    std::int64_t numerator = 0;  // at most 18 digits
+    std::int64_t denominator = 1;
     int num_digits = 0;
     bool has_point = false;
     for (; at_ < text_.size(); ++at_) {
@@ -155,7 +110,7 @@ class NumberReader {
       }
     }
     if (!std::exchange(is_read_, false)) return std::nullopt;
-    return make(numerator, denominator);
+    return make_rational(numerator, denominator);
   }
   bool has_three_digits(std::size_t from) const {
     for (std::size_t i = from; i < from + 3; ++i)
@@ -184,9 +139,13 @@ class NumberReader {
     return inner;
   }
 
-  /// Letters, spaces and the signs of units; nothing that would make it another number or a formula.
+  /// Letters, spaces and the signs of units; nothing that would make it another number or a formula, as the x of "3x" does.
   bool rest_is_unit() const {
-    return std::all_of(text_.begin() + static_cast<std::ptrdiff_t>(at_), text_.end(), [](char c) {
+    const std::string_view rest = text_.substr(at_);
+    if (rest.size() == 1 && std::isalpha(static_cast<unsigned char>(rest[0])) != 0 &&
+        std::string_view("mgshLVWNJKCF").find(rest[0]) == std::string_view::npos)
+      return false;
+    return std::all_of(rest.begin(), rest.end(), [](char c) {
       const auto byte = static_cast<unsigned char>(c);
       return byte >= 0x80 || std::isalpha(byte) != 0 || c == ' ' || c == '%' || c == '.' || c == '\'';
     });
@@ -198,6 +157,20 @@ class NumberReader {
 };
 
 }  // namespace
+
+std::string without_typesetting(std::string_view answer) {
+  std::string text(answer);
+  for (const char* noise :
+       {"\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\(", "\\)", "\\[", "\\]", "\\$", "$", "**", "^\\circ", "^{\\circ}"})
+    replace_all(text, noise, "");
+  replace_all(text, "\\%", "%");
+  for (const char* fraction : {"\\dfrac", "\\tfrac"}) replace_all(text, fraction, "\\frac");
+  for (const char* style : {"\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\mbox{", "\\boxed{"}) unwrap(text, style);
+  replace_all(text, "\xE2\x88\x92", "-");  // U+2212, the minus sign of mathematics
+  text = strip(text);
+  while (text.ends_with('.') || text.ends_with(',')) text.pop_back();
+  return strip(text);
+}
 
 std::optional<std::string> extract_final_answer(std::string_view text) {
   constexpr std::string_view kThinkEnd = "</think>";
@@ -219,7 +192,7 @@ std::optional<std::string> extract_final_answer(std::string_view text) {
 }
 
 std::optional<Rational> parse_number(std::string_view answer) {
-  std::string text = plain(answer);
+  std::string text = without_typesetting(answer);
   // "x = 7": what stands behind a name and an equals sign.
   if (const std::size_t equals = text.rfind('='); equals != std::string::npos) {
     const bool is_name = std::none_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(equals),
@@ -229,19 +202,6 @@ std::optional<Rational> parse_number(std::string_view answer) {
   // "(3/4)": no tuple, since that has a comma.
   if (text.size() > 2 && text.front() == '(' && text.back() == ')') text = strip(text.substr(1, text.size() - 2));
   return NumberReader(text).read();
-}
-
-bool is_same_answer(std::string_view given, std::string_view wanted) {
-  const auto a = parse_number(given);
-  const auto b = parse_number(wanted);
-  if (a && b) return *a == *b;
-  const auto canonical = [](std::string_view answer) {
-    std::string text = text::to_lower(text::replace_invalid_utf8(plain(answer)));
-    std::erase_if(text, [](char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; });
-    return text;
-  };
-  const std::string left = canonical(given);
-  return !left.empty() && left == canonical(wanted);
 }
 
 }  // namespace prl::env

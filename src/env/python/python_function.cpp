@@ -58,4 +58,9 @@ net::asio::awaitable<json::value> PythonFunction::call(json::array args, std::ch
   co_return value != nullptr ? *value : json::value(nullptr);
 }
 
+json::value PythonFunction::call_now(json::array args, std::chrono::milliseconds limit) const {
+  auto calling = call(std::move(args), limit);
+  return impl_->workers().runtime().run_blocking(std::move(calling), limit + 90s);
+}
+
 }  // namespace prl::env::python

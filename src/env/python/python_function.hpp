@@ -24,6 +24,8 @@ class PythonFunction {
 
   /// What the function returns, as JSON. Error{kInvalidArgument} with what it raised; {kDeadline}; {kUnavailable} when it kills its worker.
   net::asio::awaitable<boost::json::value> call(boost::json::array args, std::chrono::milliseconds limit) const;
+  /// The same, waiting for it. Not from the pool's own thread.
+  boost::json::value call_now(boost::json::array args, std::chrono::milliseconds limit) const;
   const std::string& name() const noexcept { return function_; }
 
  private:
