@@ -27,14 +27,14 @@ struct Function {
 
 // Longest names first: a name is taken as soon as the text begins with it.
 constexpr std::array kFunctions{
-    Function{"arcsin", [](Complex z) { return std::asin(z); }}, Function{"arccos", [](Complex z) { return std::acos(z); }},
-    Function{"arctan", [](Complex z) { return std::atan(z); }}, Function{"sinh", [](Complex z) { return std::sinh(z); }},
-    Function{"cosh", [](Complex z) { return std::cosh(z); }},   Function{"tanh", [](Complex z) { return std::tanh(z); }},
-    Function{"sin", [](Complex z) { return std::sin(z); }},     Function{"cos", [](Complex z) { return std::cos(z); }},
-    Function{"tan", [](Complex z) { return std::tan(z); }},     Function{"cot", [](Complex z) { return 1.0 / std::tan(z); }},
+    Function{"arcsin", [](Complex z) { return std::asin(z); }},   Function{"arccos", [](Complex z) { return std::acos(z); }},
+    Function{"arctan", [](Complex z) { return std::atan(z); }},   Function{"sinh", [](Complex z) { return std::sinh(z); }},
+    Function{"cosh", [](Complex z) { return std::cosh(z); }},     Function{"tanh", [](Complex z) { return std::tanh(z); }},
+    Function{"sin", [](Complex z) { return std::sin(z); }},       Function{"cos", [](Complex z) { return std::cos(z); }},
+    Function{"tan", [](Complex z) { return std::tan(z); }},       Function{"cot", [](Complex z) { return 1.0 / std::tan(z); }},
     Function{"sec", [](Complex z) { return 1.0 / std::cos(z); }}, Function{"csc", [](Complex z) { return 1.0 / std::sin(z); }},
-    Function{"log", [](Complex z) { return std::log(z); }},     Function{"exp", [](Complex z) { return std::exp(z); }},
-    Function{"ln", [](Complex z) { return std::log(z); }},      Function{"lg", [](Complex z) { return std::log10(z); }},
+    Function{"log", [](Complex z) { return std::log(z); }},       Function{"exp", [](Complex z) { return std::exp(z); }},
+    Function{"ln", [](Complex z) { return std::log(z); }},        Function{"lg", [](Complex z) { return std::log10(z); }},
 };
 
 bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0; }
@@ -279,8 +279,8 @@ class Reader {
     // A Greek letter, or whatever else has a name of its own.
     const std::size_t begin = at_;
     while (at_ < text_.size() && is_letter(text_[at_])) ++at_;
-    for (const std::string_view letter : {"alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "rho", "sigma", "tau",
-                                          "phi", "varphi", "omega", "Omega", "Delta", "ell"})
+    for (const std::string_view letter : {"alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "rho", "sigma",
+                                          "tau", "phi", "varphi", "omega", "Omega", "Delta", "ell"})
       if (text_.substr(begin, at_ - begin) == letter) return variable(letter);
     return std::nullopt;
   }

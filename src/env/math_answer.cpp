@@ -142,7 +142,8 @@ std::optional<Answer> read_brackets(const std::string& text, int depth) {
 
 /// a < b, x = 3, 1 \le x < 4. An inequality is written with the signs < and at most.
 std::optional<Answer> read_relation(const std::string& text, int depth) {
-  const auto places = find_outside(text, {"\\leq", "\\geq", "\\neq", "\\le", "\\ge", "\\ne", "\\lt", "\\gt", "<=", ">=", "!=", "<", ">", "="});
+  const auto places =
+      find_outside(text, {"\\leq", "\\geq", "\\neq", "\\le", "\\ge", "\\ne", "\\lt", "\\gt", "<=", ">=", "!=", "<", ">", "="});
   std::vector<std::pair<std::size_t, std::size_t>> real;
   for (const auto& place : places)
     if (!std::string_view(text).substr(place.first).starts_with("\\left")) real.push_back(place);
@@ -154,7 +155,8 @@ std::optional<Answer> read_relation(const std::string& text, int depth) {
   int num_greater = 0;
   for (const auto& [at, size] : real) {
     const std::string word = text.substr(at, size);
-    const bool has_equals = word.find('=') != std::string::npos || word.find("le") != std::string::npos || word.find("ge") != std::string::npos;
+    const bool has_equals =
+        word.find('=') != std::string::npos || word.find("le") != std::string::npos || word.find("ge") != std::string::npos;
     if (word == "=") {
       out.signs.push_back('=');
     } else if (word.find('n') != std::string::npos || word == "!=") {
@@ -299,9 +301,11 @@ bool are_same_in_order(const std::vector<Answer>& given, const std::vector<Answe
 
 bool are_same_in_any_order(const std::vector<Answer>& given, const std::vector<Answer>& wanted) {
   const auto has = [](const std::vector<Answer>& all, const Answer& one, bool is_wanted) {
-    return std::any_of(all.begin(), all.end(), [&](const Answer& other) { return is_wanted ? are_same(other, one) : are_same(one, other); });
+    return std::any_of(all.begin(), all.end(),
+                       [&](const Answer& other) { return is_wanted ? are_same(other, one) : are_same(one, other); });
   };
-  return given.empty() == wanted.empty() && std::all_of(wanted.begin(), wanted.end(), [&](const Answer& one) { return has(given, one, true); }) &&
+  return given.empty() == wanted.empty() &&
+         std::all_of(wanted.begin(), wanted.end(), [&](const Answer& one) { return has(given, one, true); }) &&
          std::all_of(given.begin(), given.end(), [&](const Answer& one) { return has(wanted, one, false); });
 }
 
