@@ -595,7 +595,7 @@ TEST_F(ServerTest, PauseHoldsRequestsAndUpdatesChangeTheVersion) {
       auto calling = http.call(std::move(call));
       const net::HttpReply reply = co_await std::move(calling);
       const auto version = reply.json().at("policy_version").at("end").as_int64();
-      if (reply.status == 200 && version == 5) ++done;
+      if (reply.status == 200 && version == 7) ++done;
     }
   };
   for (int i = 0; i < 20; ++i)

@@ -58,6 +58,8 @@ class RlTraining final : public Training {
     const auto start = Clock::now();
     wait_for_batch(step);
     metrics["time/wait_for_batch"] = seconds_since(start);
+    // A stop reaches the orchestrator too, whose samples may end before this role has looked.
+    if (!batch_) check_stop();
     if (!batch_ && !is_stopped_ && options_.step.max_steps)
       fail(ErrorCode::kUnavailable,
            "[trainer] the samples from {} ended before step {} of {}: the orchestrator has stopped; its log says why", source(), step,

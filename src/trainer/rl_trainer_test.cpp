@@ -284,6 +284,31 @@ TEST(RunRlTrainer, LocalChannelHandsOverTheVeryWeights) {
   EXPECT_EQ(latest->manifest.checksum, nn::checksum(*policy->weights()).combined);
 }
 
+TEST(RunRlTrainer, AStopThatEndsTheSamplesBeforeTheTrainerLooksIsNoFailure) {
+  /// The orchestrator is told to stop as the trainer is, and is the first to act on it.
+  class Ending final : public rollouts::SampleReceiver {
+   public:
+    explicit Ending(std::stop_source& stop) : stop_(stop) {}
+    std::optional<rollouts::RankBatch> pop(std::chrono::milliseconds) override {
+      stop_.request_stop();
+      return std::nullopt;
+    }
+    bool is_closed() const override { return stop_.stop_requested(); }
+    std::string describe() const override { return "samples that end"; }
+
+   private:
+    std::stop_source& stop_;
+  };
+  Scratch scratch("ends");
+  const auto policy = make_tiny_policy(scratch.path / "model");
+  Recorder recorder;
+  std::stop_source stop;
+  const ReceiverFactory ending = [&](std::int64_t) { return std::make_unique<Ending>(stop); };
+  const TrainRunResult result = run_rl_trainer(run_options(scratch.path, 9), *policy, ending, nullptr, recorder.monitor, stop.get_token());
+  EXPECT_TRUE(result.was_stopped);
+  EXPECT_TRUE(recorder.steps.empty());
+}
+
 TEST(RunRlTrainer, CheckpointsFollowIntervalAndRetention) {
   Scratch scratch("keep");
   const auto policy = make_tiny_policy(scratch.path / "model");
