@@ -1,5 +1,5 @@
 """MLflow through its client. Databases take the same value once, so that what was under way when this process was killed is sent again."""
-import json
+import os
 import pathlib
 
 import mlflow
@@ -14,6 +14,26 @@ def _marker(role):
     return f"prl/row/{role or 'run'}"
 
 
+def _make_database(uri):
+    """Makes the SQLite file of `uri` where there is none. The client's migrations are many transactions: one that was killed between two of them
+    can never be continued. So they run on a file beside it, which takes the name when it is whole."""
+    if not uri.startswith("sqlite:///"):
+        return
+    path = pathlib.Path(uri.removeprefix("sqlite:///"))
+    for left in path.parent.glob(f".{path.name}.making-*"):
+        if not pathlib.Path("/proc", left.name.rpartition("-")[2]).exists():
+            left.unlink(missing_ok=True)
+    if path.exists():
+        return
+    making = path.with_name(f".{path.name}.making-{os.getpid()}")
+    mlflow.MlflowClient(tracking_uri=f"sqlite:///{making}").search_experiments(max_results=1)
+    try:
+        os.link(making, path)  # another process may have been first: its file stays
+    except FileExistsError:
+        pass
+    making.unlink()
+
+
 class Mlflow:
     name = "mlflow"
 
@@ -21,8 +41,8 @@ class Mlflow:
         self.settings = settings
         own = settings["mlflow"]
         self.folder = pathlib.Path(settings["run_folder"])
-        import os
         self.uri = own.get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.folder.resolve()}/mlflow.db"
+        _make_database(self.uri)
         self.client = mlflow.MlflowClient(tracking_uri=self.uri)
         self.experiment = own["experiment"]
         self.run_name = own.get("name") or settings["name"]

@@ -204,6 +204,24 @@ print(json.dumps([[r.info.status for r in runs], [[m.step, m.value] for m in c.g
         self.assertEqual(sorted(points), [[step, step / 8] for step in range(1, STEPS + 1)])
 
 
+    def test_mlflow_killed_while_it_makes_its_database(self):
+        run = Run("mlflow", mlflow={"experiment": "e"})
+        self.addCleanup(run.close)
+        run.python = self.python
+        run.write(1)
+        run.start()
+        until = time.monotonic() + PATIENCE_S
+        # The tables are made one after the other: with 40 pages some are there and others are not.
+        while not any(path.stat().st_size >= 40 * 4096 for path in run.folder.iterdir() if "mlflow.db" in path.name and path.exists()):
+            self.assertLess(time.monotonic(), until, "no database is being made")
+            time.sleep(0.005)
+        run.kill()
+        run.start()
+        status, out = run.finish()
+        self.assertEqual(status, 0, out + (run.folder / "logs/tracker_mlflow.log").read_text()[-2000:])
+        self.assertEqual([path.name for path in run.folder.iterdir() if "mlflow.db" in path.name], ["mlflow.db"])
+
+
 class PrimeTest(TrackerTest):
     def test_the_calls_of_the_platform(self):
         calls = []
