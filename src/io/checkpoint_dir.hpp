@@ -14,6 +14,15 @@ namespace prl::io {
 /// name and a manifest is complete; nothing else is ever listed.
 inline constexpr const char* kManifestName = "manifest.json";
 
+/// A file of a unit as its manifest lists it.
+struct HashedFile {
+  std::string path;  ///< relative to the unit's folder
+  std::uint64_t num_bytes = 0;
+  std::string xxh3;  ///< 16 hexadecimal digits
+};
+/// Reads the file. Error{kIo}, {kNotFound}.
+HashedFile hash_file(const std::filesystem::path& folder, const std::string& path);
+
 /// One unit of one step while it is being written. Not for several threads at once.
 class CheckpointWriter {
  public:
@@ -28,8 +37,9 @@ class CheckpointWriter {
   /// Where to write files and subfolders.
   const std::filesystem::path& folder() const noexcept { return temporary_; }
   const std::filesystem::path& final_folder() const noexcept { return final_; }
-  /// Writes the manifest, syncs, renames. Error{kIo} leaves nothing under the final name.
-  void commit();
+  /// Writes the manifest, syncs, renames. Error{kIo} leaves nothing under the final name. Files in `known`, which other processes wrote,
+  /// are not read again; Error{kIo} if one is not there in the size that it names.
+  void commit(std::span<const HashedFile> known = {});
 
  private:
   std::filesystem::path final_, temporary_;
@@ -40,8 +50,10 @@ class CheckpointWriter {
 /// <root>/step_<N>[/<unit>].
 std::filesystem::path checkpoint_folder(const std::filesystem::path& root, std::int64_t step, const std::string& unit = {});
 /// Reads the manifest and every file. Error{kNotFound} if there is no such unit, Error{kCorrupt} names the file that is missing,
-/// of another size, changed or not listed.
-void verify_checkpoint(const std::filesystem::path& root, std::int64_t step, const std::string& unit = {});
+/// of another size, changed or not listed. Of `num_readers` that look at the same unit, reader `reader` reads its share of the files and
+/// looks at the sizes of the others.
+void verify_checkpoint(const std::filesystem::path& root, std::int64_t step, const std::string& unit = {}, int reader = 0,
+                       int num_readers = 1);
 /// Steps for which every one of `units` is complete (none given: the step folder itself), ascending. Cheap: sizes are not compared.
 std::vector<std::int64_t> list_checkpoints(const std::filesystem::path& root, std::span<const std::string> units = {});
 /// The newest step of list_checkpoints() whose units all pass verify_checkpoint(); each that does not is skipped with a warning.

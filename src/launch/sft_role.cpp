@@ -30,7 +30,9 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   const bool is_first = env.is_first();  // writes for all
   trainer::GradientStepOptions step = step_options(shared, runtime);
   step.num_ranks = env.size;
-  const PlannedPolicy planned = make_policy(runtime, policy_options(shared, runtime), step, row_tokens);
+  trainer::PolicyOptions of_policy = policy_options(shared, runtime);
+  of_policy.share = {env.rank, env.size, trainer::keeps_whole_blocks(step.optim)};
+  const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, row_tokens);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
   const std::filesystem::path tokenizer_dir = text_folder(config.tokenizer.name.value_or(config.model.name));

@@ -153,7 +153,9 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   const auto runtime = make_runtime(config.compute);
   trainer::GradientStepOptions step = step_options(config, runtime);
   step.num_ranks = env.size;
-  const PlannedPolicy planned = make_policy(runtime, policy_options(config, runtime), step, config.model.seq_len);
+  trainer::PolicyOptions of_policy = policy_options(config, runtime);
+  of_policy.share = {env.rank, env.size, trainer::keeps_whole_blocks(step.optim)};
+  const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
   const double flops = measured_peak_flops(config.compute, policy.options().compute) * env.size;

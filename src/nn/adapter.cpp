@@ -90,7 +90,7 @@ void init_adapter(Parameters& parameters, std::uint64_t seed) {
       const double bound = 1.0 / std::sqrt(static_cast<double>(p.shape[1]));
       for (float& value : values) value = static_cast<float>((2.0 * rng.next_double() - 1.0) * bound);
     }
-    p.value.runtime()->copy_from_host(p.value.data(), values.data(), values.size() * sizeof(float));
+    parameters.write_held(p.offset, values);
   }
 }
 

@@ -16,18 +16,56 @@ constexpr std::int64_t kRandomRun = 1 << 16;
 }  // namespace
 
 Parameters::Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table)
-    : config_(config), table_(std::move(table)), runtime_(std::move(runtime)) {
-  values_ = Tensor::zeros(runtime_, {table_->num_master_elements()}, DType::kF32);
-  values_of_blocks_ = cut(values_);
+    : Parameters(std::move(runtime), config, table, {0, table->num_master_elements()}) {}
+
+Parameters::Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held)
+    : config_(config), table_(std::move(table)), runtime_(std::move(runtime)), held_(held) {
   for (const TensorSpec& spec : table_->tensors())
-    if (spec.trainable) named_.push_back({spec, values_.slice(spec.offset, spec.num_elements()).reshaped(spec.shape), {}});
+    if (spec.trainable) named_.push_back({spec, {}, {}});
+  values_ = Tensor::zeros(runtime_, {held_.count()}, DType::kF32);
+  cut_values();
 }
 
-std::vector<Tensor> Parameters::cut(const Tensor& all) const {
+std::vector<Tensor> Parameters::cut(const Tensor& array, ElementRange range) const {
   std::vector<Tensor> parts;
   for (const BlockSpec& block : table_->blocks())
-    parts.push_back(block.trainable ? all.slice(block.offset, block.shape.num_elements()).reshaped(block.shape) : Tensor());
+    parts.push_back(block.trainable && range.contains(block.range())
+                        ? array.slice(block.offset - range.begin, block.shape.num_elements()).reshaped(block.shape)
+                        : Tensor());
   return parts;
+}
+
+void Parameters::cut_values() {
+  values_of_blocks_ = cut(values_, held_);
+  for (NamedParameter& p : named_) p.value = held_.contains(p.range()) ? values_in(p.range()).reshaped(p.shape) : Tensor();
+}
+
+void Parameters::hold(ElementRange range) {
+  if (range == held_) return;
+  const Tensor values = Tensor::zeros(runtime_, {range.count()}, DType::kF32);
+  if (const ElementRange both = intersection(range, held_); both.count() > 0)
+    runtime_->copy_within(values.as<float>() + (both.begin - range.begin), values_.as<float>() + (both.begin - held_.begin),
+                          static_cast<std::size_t>(both.count()) * sizeof(float));
+  values_ = values;
+  held_ = range;
+  cut_values();
+}
+
+Tensor Parameters::values_in(ElementRange range) const {
+  PRL_CHECK(held_.contains(range), "masters [{}, {}) of a rank that holds [{}, {})", range.begin, range.end, held_.begin, held_.end);
+  return values_.slice(range.begin - held_.begin, range.count());
+}
+
+void Parameters::write_held(std::int64_t begin, std::span<const float> values) {
+  const ElementRange part = intersection(held_, {begin, begin + static_cast<std::int64_t>(values.size())});
+  if (part.count() > 0)
+    runtime_->copy_from_host(values_.as<float>() + (part.begin - held_.begin), values.data() + (part.begin - begin),
+                             static_cast<std::size_t>(part.count()) * sizeof(float));
+}
+
+const Tensor& Parameters::all_values() const {
+  PRL_CHECK(holds_all(), "all masters of a rank that holds {} of {}", held_.count(), table_->num_master_elements());
+  return values_;
 }
 
 const Tensor& Parameters::find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer) const {
@@ -44,8 +82,8 @@ NamedParameter& Parameters::at(const std::string& name) {
 
 void Parameters::ensure_grads() {
   if (grads_.defined()) return;
-  grads_ = Tensor::zeros(runtime_, values_.shape(), DType::kF32);
-  grads_of_blocks_ = cut(grads_);
+  grads_ = Tensor::zeros(runtime_, {table_->num_master_elements()}, DType::kF32);
+  grads_of_blocks_ = cut(grads_, {0, table_->num_master_elements()});
   for (NamedParameter& p : named_) p.grad = grads_.slice(p.offset, p.num_elements()).reshaped(p.shape);
 }
 
@@ -76,7 +114,8 @@ void Parameters::init_random(std::uint64_t seed, float std_dev) {
   std::vector<Run> runs;
   for (std::size_t i = 0; i < named_.size(); ++i)
     for (std::int64_t first = 0; !is_lora(named_[i].block) && first < named_[i].num_elements(); first += kRandomRun)
-      runs.push_back({i, first});
+      if (const std::int64_t begin = named_[i].offset + first; intersection(held_, {begin, begin + kRandomRun}).count() > 0)
+        runs.push_back({i, first});
   ThreadPool pool;
   pool.parallel_for(static_cast<std::int64_t>(runs.size()), [&](std::int64_t r) {
     const Run run = runs[static_cast<std::size_t>(r)];
@@ -89,7 +128,7 @@ void Parameters::init_random(std::uint64_t seed, float std_dev) {
     } else {
       std::fill(values.begin(), values.end(), is_bias(parameter.block) ? 0.0f : 1.0f);
     }
-    runtime_->copy_from_host(parameter.value.as<float>() + run.first, values.data(), values.size() * sizeof(float));
+    write_held(parameter.offset + run.first, values);
   });
 }
 

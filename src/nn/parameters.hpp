@@ -15,15 +15,18 @@ namespace prl::nn {
 
 /// A trainable tensor of the table with its memory.
 struct NamedParameter : TensorSpec {
-  Tensor value;  ///< fp32 master
+  Tensor value;  ///< fp32 master; undefined unless all of it is held
   Tensor grad;   ///< fp32, same shape; undefined until ensure_grads()
 };
 
-/// fp32 masters and gradients of the trainable tensors of a table, each in one array laid out as TensorTable says.
+/// fp32 masters and gradients of the trainable tensors of a table, each in one array laid out as TensorTable says. Ranks that train
+/// together hold a range of the masters each.
 class Parameters {
  public:
   /// All zero. `config` is what the table was made from.
   Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table);
+  /// Holds the masters of `held` alone.
+  Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held);
   Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config)
       : Parameters(std::move(runtime), config, make_tensor_table(config)) {}
   const ModelConfig& config() const noexcept { return config_; }
@@ -32,10 +35,20 @@ class Parameters {
   std::span<NamedParameter> named() noexcept { return named_; }
   std::span<const NamedParameter> named() const noexcept { return named_; }
   NamedParameter& at(const std::string& name);
-  /// [n] fp32, the memory behind all values, and behind all gradients in the same order.
-  const Tensor& all_values() const noexcept { return values_; }
+  /// Which masters there are here, and whether those are all.
+  ElementRange held() const noexcept { return held_; }
+  bool holds_all() const noexcept { return held_.count() == table_->num_master_elements(); }
+  /// Another range from now on: masters of both keep their values, new ones are zero.
+  void hold(ElementRange range);
+  /// [held().count()] fp32, and a range of them.
+  const Tensor& held_values() const noexcept { return values_; }
+  Tensor values_in(ElementRange range) const;
+  /// Those of elements [begin, begin + values.size()) that are held become `values`, which lie in host memory.
+  void write_held(std::int64_t begin, std::span<const float> values);
+  /// [n] fp32, the memory behind all values (PRL_CHECK: all are held), and behind all gradients in the same order.
+  const Tensor& all_values() const;
   const Tensor& all_grads() const noexcept { return grads_; }
-  /// The fp32 block of a kind, and its gradient; undefined if the model has none.
+  /// The fp32 block of a kind, and its gradient; undefined if the model has none. A value that is held in part is undefined too.
   const Tensor& value(Block block, std::int64_t layer = -1) const { return find(values_of_blocks_, block, layer); }
   const Tensor& grad(Block block, std::int64_t layer = -1) const { return find(grads_of_blocks_, block, layer); }
   void ensure_grads();
@@ -53,14 +66,16 @@ class Parameters {
   void init_random(std::uint64_t seed, float std_dev = 0.02f);
 
  private:
-  /// One tensor per block of the table, parts of `all`.
-  std::vector<Tensor> cut(const Tensor& all) const;
+  /// One tensor per block of the table, parts of `array`, which lies behind the elements of `range`.
+  std::vector<Tensor> cut(const Tensor& array, ElementRange range) const;
+  void cut_values();
   const Tensor& find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer) const;
 
   ModelConfig config_;
   TensorTablePtr table_;
   std::shared_ptr<DeviceRuntime> runtime_;
   std::vector<NamedParameter> named_;
+  ElementRange held_;
   Tensor values_, grads_;
   std::vector<Tensor> values_of_blocks_, grads_of_blocks_;
   bool grads_are_fresh_ = false;
@@ -74,6 +89,8 @@ void load_parameters(Parameters& parameters, const std::filesystem::path& folder
 /// copies the `companions`. The folder is written whole or not at all.
 void save_pretrained(const Parameters& parameters, const std::filesystem::path& folder, DType dtype, const Companions& companions = {},
                      std::uint64_t max_shard_bytes = 5'000'000'000ULL);
+/// What a folder of `config` holds beside its weights: config.json and the companions. Error{kNotFound} if theirs is not there.
+void write_model_extras(const ModelConfig& config, const std::filesystem::path& folder, DType dtype, const Companions& companions);
 /// The same of tensors from anywhere.
 void save_model_folder(const ModelConfig& config, std::span<const WeightSource> sources, const std::filesystem::path& folder, DType dtype,
                        const Companions& companions, std::uint64_t max_shard_bytes);

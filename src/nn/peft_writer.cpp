@@ -188,11 +188,13 @@ std::vector<WeightSource> merged_sources(const WeightsPtr& weights) {
   std::vector<WeightSource> sources;
   for (const TensorSpec& spec : weights->table->tensors()) {
     const std::size_t block = weights->table->find(spec.block, spec.layer);
-    sources.push_back({spec.name, spec.shape, [weights, spec, block](std::int64_t first, std::span<float> out) {
+    sources.push_back({spec.name, spec.shape,
+                       [weights, spec, block](std::int64_t first, std::span<float> out) {
                          read_base(*weights, spec, block, first, out);
                          const FoundPart found = part_of(*weights, spec);
                          if (found.part != nullptr) add_product(found, first / spec.shape[1], spec.shape[1], out);
-                       }});
+                       },
+                       spec.layer});
   }
   return sources;
 }

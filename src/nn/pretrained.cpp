@@ -73,18 +73,18 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
   std::vector<Piece> pieces;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     for (std::int64_t first = 0; tensors[i].trainable && found[i].entry != nullptr && first < tensors[i].num_elements();
-         first += kReadPiece)
-      pieces.push_back({i, first, std::min(kReadPiece, tensors[i].num_elements() - first)});
+         first += kReadPiece) {
+      const std::int64_t count = std::min(kReadPiece, tensors[i].num_elements() - first), begin = tensors[i].offset + first;
+      if (intersection(parameters.held(), {begin, begin + count}).count() > 0) pieces.push_back({i, first, count});
+    }
   ThreadPool pool;
   check_finite(all_found, DType::kF32, pool);
-  const Tensor& all = parameters.all_values();
   pool.parallel_for(static_cast<std::int64_t>(pieces.size()), [&](std::int64_t n) {
     const Piece& piece = pieces[static_cast<std::size_t>(n)];
     const io::SafetensorsRef ref = found[piece.tensor];
     std::vector<float> values(static_cast<std::size_t>(piece.count));
     ref.file->read_f32(*ref.entry, piece.first, values);
-    all.runtime()->copy_from_host(all.as<float>() + tensors[piece.tensor].offset + piece.first, values.data(),
-                                  values.size() * sizeof(float));
+    parameters.write_held(tensors[piece.tensor].offset + piece.first, values);
   });
 }
 
@@ -100,14 +100,27 @@ void save_pretrained(const Parameters& parameters, const fs::path& folder, DType
   save_model_folder(parameters.config(), sources, folder, dtype, companions, max_shard_bytes);
 }
 
-void save_model_folder(const ModelConfig& config, std::span<const WeightSource> sources, const fs::path& folder, DType dtype,
-                       const Companions& companions, std::uint64_t max_shard_bytes) {
+namespace {
+
+void check_there(const Companions& companions) {
   if (!companions.folder.empty() && !fs::is_directory(companions.folder))
     fail(ErrorCode::kNotFound, "tokenizer folder {} does not exist", companions.folder.string());
+}
+
+}  // namespace
+
+void write_model_extras(const ModelConfig& config, const fs::path& folder, DType dtype, const Companions& companions) {
+  check_there(companions);
+  write_file_atomic(folder / "config.json", saved_config_json(config, dtype));
+  copy_companions(companions, folder);
+}
+
+void save_model_folder(const ModelConfig& config, std::span<const WeightSource> sources, const fs::path& folder, DType dtype,
+                       const Companions& companions, std::uint64_t max_shard_bytes) {
+  check_there(companions);
   make_model_folder(folder, [&](const fs::path& temporary) {
     write_weight_files(temporary, sources, {.dtype = dtype, .max_shard_bytes = max_shard_bytes, .stem = "model", .progress = {}});
-    write_file_atomic(temporary / "config.json", saved_config_json(config, dtype));
-    copy_companions(companions, temporary);
+    write_model_extras(config, temporary, dtype, companions);
   });
 }
 

@@ -148,6 +148,11 @@ TensorTablePtr make_tensor_table(const ModelConfig& config) {
   return std::make_shared<const TensorTable>(std::move(specs));
 }
 
+ElementRange intersection(ElementRange a, ElementRange b) noexcept {
+  const std::int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
 TensorTable::TensorTable(std::vector<TensorSpec> specs, bool ties_head) : tensors_(std::move(specs)) {
   for (TensorSpec& spec : tensors_) {
     spec.first_row = 0;

@@ -66,6 +66,16 @@ enum class Block : std::uint8_t {
 };
 inline constexpr std::size_t kNumBlockKinds = 24;
 
+/// Elements [begin, end) of the array behind all masters, gradients or moments.
+struct ElementRange {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t count() const noexcept { return end - begin; }
+  bool contains(ElementRange other) const noexcept { return other.begin >= begin && other.end <= end; }
+  bool operator==(const ElementRange&) const = default;
+};
+/// Empty if they have nothing in common.
+ElementRange intersection(ElementRange a, ElementRange b) noexcept;
+
 /// One tensor of a model. The table sets the fields below the line from those above.
 struct TensorSpec {
   std::string name;  ///< of Hugging Face checkpoints ("model.layers.0.self_attn.q_proj.weight")
@@ -84,6 +94,7 @@ struct TensorSpec {
 
   bool is_matrix() const noexcept { return shape.num_dims() == 2; }
   std::int64_t num_elements() const noexcept { return shape.num_elements(); }
+  ElementRange range() const noexcept { return {offset, offset + num_elements()}; }
 };
 
 /// Tensors [first_tensor, first_tensor + num_tensors) of the table, one below the other.
@@ -96,6 +107,7 @@ struct BlockSpec {
   std::int64_t offset = -1;  ///< as TensorSpec::offset
 
   bool is_matrix() const noexcept { return shape.num_dims() == 2; }
+  ElementRange range() const noexcept { return {offset, offset + shape.num_elements()}; }
 };
 
 /// The bias that is added to a matrix's product in models that have it; nullopt for blocks that have none in any model.

@@ -56,37 +56,60 @@ void append_rounded(io::SafetensorsWriter& writer, std::span<const float> values
 
 }  // namespace
 
+namespace {
+
+struct Shard {
+  std::vector<const WeightSource*> sources;
+  int writer = 0;
+};
+
+/// Greedy, in order.
+std::vector<Shard> divide(std::span<const WeightSource> sources, const WeightFileOptions& options, std::uint64_t total_bytes) {
+  std::vector<Shard> shards(1);
+  std::uint64_t shard_bytes = 0, before = 0;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const std::uint64_t bytes = static_cast<std::uint64_t>(sources[i].shape.num_elements()) * size_of(options.dtype);
+    // The next writer begins with the first layer past the share of this one.
+    const bool begins_layer = i > 0 && (sources[i].layer != sources[i - 1].layer || sources[i].layer < 0);
+    const int writer = shards.back().writer;
+    const bool is_of_next =
+        begins_layer && writer + 1 < options.num_writers && !shards.back().sources.empty() &&
+        before * static_cast<std::uint64_t>(options.num_writers) >= total_bytes * static_cast<std::uint64_t>(writer + 1);
+    if (is_of_next || (shard_bytes + bytes > options.max_shard_bytes && !shards.back().sources.empty())) {
+      shards.push_back({{}, writer + (is_of_next ? 1 : 0)});
+      shard_bytes = 0;
+    }
+    shards.back().sources.push_back(&sources[i]);
+    shard_bytes += bytes;
+    before += bytes;
+  }
+  return shards;
+}
+
+}  // namespace
+
 void write_weight_files(const fs::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options) {
   const DType dtype = options.dtype;
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16)
     fail(ErrorCode::kInvalidArgument, "weights can be saved as float32, bfloat16 or float16, not as {}", to_string(dtype));
-  // Greedy, in order.
-  std::vector<std::vector<const WeightSource*>> shards(1);
-  std::uint64_t shard_bytes = 0, total_bytes = 0, done_bytes = 0;
-  for (const WeightSource& source : sources) {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(source.shape.num_elements()) * size_of(dtype);
-    if (shard_bytes + bytes > options.max_shard_bytes && !shards.back().empty()) {
-      shards.emplace_back();
-      shard_bytes = 0;
-    }
-    shards.back().push_back(&source);
-    shard_bytes += bytes;
-    total_bytes += bytes;
-  }
+  std::uint64_t total_bytes = 0, done_bytes = 0;
+  for (const WeightSource& source : sources) total_bytes += static_cast<std::uint64_t>(source.shape.num_elements()) * size_of(dtype);
+  const std::vector<Shard> shards = divide(sources, options, total_bytes);
   json::object weight_map;
   std::vector<float> piece;
   for (std::size_t s = 0; s < shards.size(); ++s) {
     const std::string name = shards.size() == 1 ? options.stem + ".safetensors"
                                                 : fmt::format("{}-{:05}-of-{:05}.safetensors", options.stem, s + 1, shards.size());
     std::vector<io::SafetensorsWriter::Spec> specs;
-    for (const WeightSource* source : shards[s]) {
+    for (const WeightSource* source : shards[s].sources) {
       std::vector<std::int64_t> shape;
       for (int d = 0; d < source->shape.num_dims(); ++d) shape.push_back(source->shape[d]);
       specs.push_back({source->name, io::stored_type(dtype), std::move(shape)});
       weight_map[source->name] = name;
     }
+    if (shards[s].writer != options.writer) continue;
     io::SafetensorsWriter writer(folder / name, std::move(specs), {{"format", "pt"}});
-    for (const WeightSource* source : shards[s]) {
+    for (const WeightSource* source : shards[s].sources) {
       const std::int64_t cols = source->shape.num_cols(), count = source->shape.num_elements();
       const std::int64_t step = std::max<std::int64_t>(kWritePiece / std::max<std::int64_t>(cols, 1), 1) * cols;
       for (std::int64_t first = 0; first < count; first += step) {
@@ -99,26 +122,43 @@ void write_weight_files(const fs::path& folder, std::span<const WeightSource> so
     }
     writer.finish();
   }
-  if (shards.size() > 1) {
+  if (shards.size() > 1 && options.writer == 0) {
     const json::object index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", std::move(weight_map)}};
     write_file_atomic(folder / (options.stem + ".safetensors.index.json"), pretty_json(index));
   }
 }
 
-void make_model_folder(const fs::path& folder, const std::function<void(const fs::path& temporary)>& fill, bool replace) {
+namespace {
+
+/// "a/b/" ends in an empty name.
+fs::path without_slash(const fs::path& folder) { return folder.has_filename() ? folder : folder.parent_path(); }
+
+}  // namespace
+
+fs::path start_model_folder(const fs::path& folder, bool replace) {
   if (!replace && fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder)))
     fail(ErrorCode::kAlreadyExists, "{} exists; remove it or save elsewhere", folder.string());
-  const fs::path clean = folder.has_filename() ? folder : folder.parent_path();  // "a/b/" ends in an empty name
+  const fs::path clean = without_slash(folder);
   const fs::path parent = clean.has_parent_path() ? clean.parent_path() : fs::path(".");
   const fs::path temporary = parent / fmt::format("{}.tmp-{}", clean.filename().string(), ::getpid());
   std::error_code error;
   fs::remove_all(temporary, error);
   fs::create_directories(temporary, error);
   if (error) fail(ErrorCode::kIo, "cannot make {}: {}", temporary.string(), error.message());
+  return temporary;
+}
+
+void finish_model_folder(const fs::path& temporary, const fs::path& folder) {
+  fs::remove_all(without_slash(folder));  // empty, or to be replaced
+  publish_directory(temporary, without_slash(folder));
+}
+
+void make_model_folder(const fs::path& folder, const std::function<void(const fs::path& temporary)>& fill, bool replace) {
+  const fs::path temporary = start_model_folder(folder, replace);
+  std::error_code error;
   try {
     fill(temporary);
-    fs::remove_all(clean);  // empty, or to be replaced
-    publish_directory(temporary, clean);
+    finish_model_folder(temporary, folder);
   } catch (const fs::filesystem_error& cause) {
     fs::remove_all(temporary, error);
     fail(ErrorCode::kIo, "cannot save {}: {}", folder.string(), cause.what());

@@ -17,6 +17,7 @@ struct WeightSource {
   Shape shape;
   /// Elements [first, first + out.size()) as fp32; always whole rows of the last dimension.
   std::function<void(std::int64_t first, std::span<float> out)> read;
+  std::int64_t layer = -1;  ///< of the model; -1: outside the layers
 };
 
 struct WeightFileOptions {
@@ -25,10 +26,12 @@ struct WeightFileOptions {
   std::string stem = "model";  ///< of the files' names
   /// Called now and then with the bytes written so far and of all tensors; may be empty.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
+  /// Of several writers of one folder, which each write whole layers of about the same size. The first writes the index.
+  int writer = 0, num_writers = 1;
 };
 
 /// Writes <stem>.safetensors into an existing folder, or shards and model.safetensors.index.json: a shard ends where the next
-/// tensor would pass the limit. Values are rounded to nearest, ties to even. Error{kIo}.
+/// tensor would pass the limit, and where the next writer's layers begin. Values are rounded to nearest, ties to even. Error{kIo}.
 void write_weight_files(const std::filesystem::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options);
 
 /// Calls `fill` with a fresh folder beside `folder`, then gives that its final name, fsynced: the folder appears whole or not at
@@ -36,6 +39,11 @@ void write_weight_files(const std::filesystem::path& folder, std::span<const Wei
 /// cleaning up.
 void make_model_folder(const std::filesystem::path& folder, const std::function<void(const std::filesystem::path& temporary)>& fill,
                        bool replace = false);
+
+/// The two halves of make_model_folder(), for a folder that several processes fill: makes the fresh folder and returns it; gives it its
+/// final name. Who made it removes it if it is not finished.
+std::filesystem::path start_model_folder(const std::filesystem::path& folder, bool replace = false);
+void finish_model_folder(const std::filesystem::path& temporary, const std::filesystem::path& folder);
 
 /// What goes beside the weights of a model folder.
 struct Companions {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
 
 namespace prl::nn {
@@ -89,28 +90,19 @@ class Packer {
 /// Makes them as parts of one array, for devices that keep the layout.
 class Slicer {
  public:
-  Slicer(ops::OpContext& ctx, const Parameters& parameters, DType compute, bool with_backward, const Tensor& rounded)
+  Slicer(ops::OpContext& ctx, const TensorTable& table, const Tensor& rounded, bool with_backward)
       : ctx_(ctx), rounded_(rounded), with_backward_(with_backward) {
-    if (!rounded_.defined()) {
-      rounded_ = Tensor::empty(ctx.runtime, parameters.all_values().shape(), compute);
-      ops::cast(ctx, rounded_, parameters.all_values());
-    }
-    widen_vectors(*parameters.table());
-  }
-  Slicer(ops::OpContext& ctx, const TensorTable& table, const Tensor& rounded) : ctx_(ctx), rounded_(rounded), with_backward_(false) {
-    widen_vectors(table);
+    vectors_ = Tensor::empty(ctx_.runtime, {table.num_vector_elements()}, DType::kF32);
+    if (table.num_vector_elements() > 0) ops::cast(ctx_, vectors_, rounded_.slice(0, table.num_vector_elements()));
   }
   Tensor vector(const BlockSpec& block) const { return part(vectors_, block); }
-  Tensor table(const BlockSpec& block) const { return part(rounded_, block); }
+  /// Where everything else is packed anew, a part of the array would keep all of it alive.
+  Tensor table(const BlockSpec& block) const { return ops::shares_weights(ctx_) ? part(rounded_, block) : part(rounded_, block).clone(); }
   ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
     return ops::share_linear(ctx_, part(rounded_, block), bias, with_backward_);
   }
 
  private:
-  void widen_vectors(const TensorTable& table) {
-    vectors_ = Tensor::empty(ctx_.runtime, {table.num_vector_elements()}, DType::kF32);
-    ops::cast(ctx_, vectors_, rounded_.slice(0, table.num_vector_elements()));
-  }
   static Tensor part(const Tensor& from, const BlockSpec& block) {
     return from.slice(block.offset, block.shape.num_elements()).reshaped(block.shape);
   }
@@ -138,11 +130,15 @@ WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType
                         const WeightsPtr& previous, const Tensor& rounded) {
   PRL_CHECK(parameters.table()->num_trainable() == parameters.table()->num_parameters(), "weights from masters of some tensors only");
   std::shared_ptr<Weights> weights = start_weights(ctx, parameters.config(), parameters.table(), compute, version, previous);
-  const bool is_shared = ops::shares_weights(ctx);
-  PRL_CHECK(!rounded.defined() || (is_shared && rounded.dtype() == compute), "rounded values of {} for weights in {}",
-            to_string(rounded.dtype()), to_string(compute));
-  if (is_shared)
-    fill_weights(*weights, ctx, with_backward, Slicer(ctx, parameters, compute, with_backward, rounded));
+  PRL_CHECK(!rounded.defined() || rounded.dtype() == compute, "rounded values of {} for weights in {}", to_string(rounded.dtype()),
+            to_string(compute));
+  Tensor values = rounded;
+  if (!values.defined() && ops::shares_weights(ctx)) {
+    values = Tensor::empty(ctx.runtime, parameters.all_values().shape(), compute);
+    ops::cast(ctx, values, parameters.all_values());
+  }
+  if (values.defined())
+    fill_weights(*weights, ctx, with_backward, Slicer(ctx, *parameters.table(), values, with_backward));
   else
     fill_weights(*weights, ctx, with_backward, Packer(ctx, parameters, compute, with_backward));
   return weights;
@@ -157,6 +153,28 @@ Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType comp
   return host;
 }
 
+Tensor flat_values(const WeightsPtr& weights) {
+  PRL_CHECK(weights->adapter == nullptr, "flat values of an adapter");
+  const Tensor host = Tensor::zeros(make_cpu_runtime(), {weights->table->num_master_elements()}, weights->compute);
+  const std::vector<WeightSource> sources = merged_sources(weights);
+  ThreadPool pool;
+  pool.parallel_for(static_cast<std::int64_t>(sources.size()), [&](std::int64_t n) {
+    const TensorSpec& spec = weights->table->tensors()[static_cast<std::size_t>(n)];
+    const std::int64_t step = std::max<std::int64_t>((1 << 20) / spec.shape.num_cols(), 1) * spec.shape.num_cols();
+    std::vector<float> values;
+    for (std::int64_t first = 0; first < spec.num_elements(); first += step) {
+      values.resize(static_cast<std::size_t>(std::min(step, spec.num_elements() - first)));
+      sources[static_cast<std::size_t>(n)].read(first, values);
+      const std::size_t at = static_cast<std::size_t>(spec.offset + first);
+      if (weights->compute == DType::kF32)
+        std::ranges::copy(values, host.as<float>() + at);
+      else
+        std::ranges::transform(values, host.as<BFloat16>() + at, [](float value) { return to_bf16(value); });
+    }
+  });
+  return host;
+}
+
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
                              const WeightsPtr& previous) {
   std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config), values.dtype(), version, previous);
@@ -164,7 +182,7 @@ WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, con
     fail(ErrorCode::kShape, "weights of {} values for a model of {}", values.num_elements(), weights->table->num_master_elements());
   const Tensor on_device = Tensor::empty(ctx.runtime, values.shape(), values.dtype());
   ctx.runtime->copy_from_host(on_device.data(), values.data(), values.num_bytes());
-  fill_weights(*weights, ctx, /*with_backward=*/false, Slicer(ctx, *weights->table, on_device));
+  fill_weights(*weights, ctx, /*with_backward=*/false, Slicer(ctx, *weights->table, on_device, /*with_backward=*/false));
   return weights;
 }
 
@@ -246,22 +264,25 @@ WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const st
   return weights;
 }
 
-WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, const AdapterConfig& config, DType adapter_dtype,
-                         const WeightsPtr& base, PolicyVersion version) {
+namespace {
+
+/// `base` with the modules that are trained whole as `packer` makes them; `add_adapter` sets the adapter.
+template <typename Maker, typename AddAdapter>
+WeightsPtr adapted(ops::OpContext& ctx, const TensorTable& trained, const WeightsPtr& base, PolicyVersion version, const Maker& packer,
+                   const AddAdapter& add_adapter) {
   auto weights = std::make_shared<Weights>(*base);
   weights->version = version;
-  const Packer packer(ctx, parameters, base->compute, true);
-  const TensorTable& trained = *parameters.table();
   for (std::size_t i = 0; i < weights->blocks.size(); ++i) {  // vectors first: matrices take biases
     const BlockSpec& spec = base->table->blocks()[i];
-    if (trained.find(spec.kind, spec.layer) == TensorTable::kNone || spec.is_matrix()) continue;
-    weights->blocks[i].plain = packer.vector(spec);
+    const std::size_t found = trained.find(spec.kind, spec.layer);
+    if (found == TensorTable::kNone || spec.is_matrix()) continue;
+    weights->blocks[i].plain = packer.vector(trained.blocks()[found]);
     weights->base_checksum = nullptr;
   }
   for (std::size_t i = 0; i < weights->blocks.size(); ++i) {
-    const BlockSpec& spec = base->table->blocks()[i];
-    const std::size_t found = trained.find(spec.kind, spec.layer);
-    if (found == TensorTable::kNone || !spec.is_matrix()) continue;
+    const std::size_t found = trained.find(base->table->blocks()[i].kind, base->table->blocks()[i].layer);
+    if (found == TensorTable::kNone || !base->table->blocks()[i].is_matrix()) continue;
+    const BlockSpec& spec = trained.blocks()[found];
     weights->base_checksum = nullptr;
     Weights::PackedBlock& to = weights->blocks[i];
     if (spec.kind == Block::kEmbedding) {
@@ -272,10 +293,28 @@ WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, cons
       to.packed = packer.matrix(spec, view_of_bias(bias ? weights->vector(*bias, spec.layer) : Tensor()));
     }
   }
-  const Packer of_adapter(ctx, parameters, adapter_dtype, true);
-  weights->adapter = make_adapter(config, base->config, parameters.table(), adapter_dtype,
-                                  [&](const BlockSpec& block) { return of_adapter.matrix(block, {}); });
+  add_adapter(*weights);
   return weights;
+}
+
+}  // namespace
+
+WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, const AdapterConfig& config, DType adapter_dtype,
+                         const WeightsPtr& base, PolicyVersion version, const Tensor& rounded) {
+  const TensorTable& trained = *parameters.table();
+  if (!rounded.defined())
+    return adapted(ctx, trained, base, version, Packer(ctx, parameters, base->compute, true), [&](Weights& to) {
+      const Packer of_adapter(ctx, parameters, adapter_dtype, true);
+      to.adapter = make_adapter(config, base->config, parameters.table(), adapter_dtype,
+                                [&](const BlockSpec& block) { return of_adapter.matrix(block, {}); });
+    });
+  PRL_CHECK(rounded.dtype() == adapter_dtype && rounded.dtype() == base->compute, "rounded values of {} for an adapter in {}",
+            to_string(rounded.dtype()), to_string(adapter_dtype));
+  const Slicer slicer(ctx, trained, rounded, true);
+  return adapted(ctx, trained, base, version, slicer, [&](Weights& to) {
+    to.adapter = make_adapter(config, base->config, parameters.table(), adapter_dtype,
+                              [&](const BlockSpec& block) { return slicer.matrix(block, {}); });
+  });
 }
 
 }  // namespace prl::nn

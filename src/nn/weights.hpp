@@ -41,20 +41,24 @@ struct Weights {
 };
 using WeightsPtr = std::shared_ptr<const Weights>;
 
-/// Packs masters. The rope table of `previous` (may be null) is shared. `with_backward` for the trainer. `rounded`, if defined, holds
-/// parameters.all_values() in the compute dtype and becomes the memory of the weights; only where ops::shares_weights().
+/// Packs masters. The rope table of `previous` (may be null) is shared. `with_backward` for the trainer. `rounded`, if defined, holds all
+/// masters in the compute dtype, so that `parameters` may hold a part of them; it becomes the memory of the weights where
+/// ops::shares_weights().
 WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType compute, PolicyVersion version, bool with_backward,
                         const WeightsPtr& previous, const Tensor& rounded = {});
 /// The same from a Hugging Face folder; checks names and shapes against `config`. Without `with_backward` for servers.
 WeightsPtr load_weights(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType compute,
                         PolicyVersion version, const WeightsPtr& previous, bool with_backward = false);
 /// `base` as `version` with what `parameters` train (of make_adapter_table()): an adapter packed in `adapter_dtype`, and the modules that
-/// are trained whole in place of the base's. Everything else is shared with `base`: the cost is that of what is trained.
+/// are trained whole in place of the base's. Everything else is shared with `base`: the cost is that of what is trained. `rounded` as in
+/// make_weights(), of a base in `adapter_dtype`.
 WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, const AdapterConfig& config, DType adapter_dtype,
-                         const WeightsPtr& base, PolicyVersion version);
+                         const WeightsPtr& base, PolicyVersion version, const Tensor& rounded = {});
 
 /// All masters rounded to `compute`, in one array in host memory: what load_flat_weights() makes weights from. [num_master_elements]
 Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType compute);
+/// The same from weights without an adapter, row by row.
+Tensor flat_values(const WeightsPtr& weights);
 /// Weights without gradients from flat_values() of a model of the same `config`; bit for bit those that make_weights() makes.
 /// Error{kShape} if `values` has another length.
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,

@@ -11,6 +11,8 @@
 #include "io/checkpoint_dir.hpp"
 #include "io/tensor_file.hpp"
 #include "nn/peft.hpp"
+#include "trainer/shared_save.hpp"
+#include "trainer/state_files.hpp"
 
 namespace prl::trainer {
 
@@ -19,8 +21,6 @@ namespace json = boost::json;
 
 namespace {
 
-constexpr const char* kUnit = "trainer";
-constexpr const char* kAdapterFolder = "lora_adapters";
 constexpr std::uint64_t kMaxProgressBytes = 1 << 20;
 
 std::vector<io::NamedTensor> masters_of(const nn::Parameters& parameters) {
@@ -29,17 +29,7 @@ std::vector<io::NamedTensor> masters_of(const nn::Parameters& parameters) {
   return tensors;
 }
 
-/// The retention of checkpoints for the snapshots, which are each complete by themselves.
-void clean_weights(const fs::path& root, const io::CheckpointRetention& retention) {
-  std::vector<std::int64_t> steps;
-  std::error_code ec;
-  for (fs::directory_iterator it(root, ec), end; !ec && it != end; it.increment(ec))
-    if (const std::int64_t step = parse_step_dir(it->path().filename().string()); step >= 0) steps.push_back(step);
-  std::ranges::sort(steps);
-  for (const std::int64_t step : io::expired_steps(steps, retention)) io::remove_published_folder(io::checkpoint_folder(root, step));
-}
-
-/// Everything one save needs, owned, so that it may run on another thread.
+/// Everything that a save of one rank needs, owned, so that it may run on another thread.
 struct SaveJob {
   CheckpointOptions options;
   std::int64_t step = 0;
@@ -62,11 +52,11 @@ struct SaveJob {
       if (before_commit) before_commit();
       return;
     }
-    fs::remove_all(io::checkpoint_folder(options.checkpoints, step, kUnit));
-    io::CheckpointWriter writer(options.checkpoints, step, kUnit);
+    fs::remove_all(io::checkpoint_folder(options.checkpoints, step, kTrainerUnit));
+    io::CheckpointWriter writer(options.checkpoints, step, kTrainerUnit);
     io::save_tensors(writer.folder() / "model.safetensors", masters_of(*parameters), {{"format", "pt"}});
     io::save_tensors(writer.folder() / "optimizer.safetensors", optimizer_state, {{"type", progress.optimizer_type}});
-    write_file_atomic(writer.folder() / "progress.json", to_json(progress));
+    write_file_atomic(writer.folder() / kProgressFile, to_json(progress));
     if (before_commit) before_commit();
     writer.commit();
     io::clean_checkpoints(options.checkpoints, options.units, retention);
@@ -90,6 +80,15 @@ std::shared_ptr<const nn::Parameters> copy_of(nn::Parameters& parameters, const 
 }
 
 }  // namespace
+
+void clean_weights(const fs::path& root, const io::CheckpointRetention& retention) {
+  std::vector<std::int64_t> steps;
+  std::error_code ec;
+  for (fs::directory_iterator it(root, ec), end; !ec && it != end; it.increment(ec))
+    if (const std::int64_t step = parse_step_dir(it->path().filename().string()); step >= 0) steps.push_back(step);
+  std::ranges::sort(steps);
+  for (const std::int64_t step : io::expired_steps(steps, retention)) io::remove_published_folder(io::checkpoint_folder(root, step));
+}
 
 std::string to_json(const TrainProgress& p) {
   json::object object{{"step", p.step},
@@ -125,6 +124,8 @@ TrainProgress parse_progress(std::string_view text, std::string_view source) {
   return p;
 }
 
+TrainerCheckpoints::~TrainerCheckpoints() = default;
+
 TrainerCheckpoints::TrainerCheckpoints(CheckpointOptions options) : options_(std::move(options)) {
   if (!options_.may_write) return;
   io::remove_stale_checkpoints(options_.checkpoints);
@@ -142,7 +143,7 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   progress.num_optimizer_steps = optimizer.num_steps();
   progress.num_scheduled = gradient_step.num_scheduled();
   progress.optimizer_type = std::string(optimizer.type_name());
-  comm::Communicator& ranks = gradient_step.ranks();
+  if (gradient_step.ranks().size() > 1) return save_shared(progress, policy, gradient_step, before_commit);
   auto job = std::make_shared<SaveJob>();
   job->options = options_;
   job->step = step;
@@ -151,26 +152,64 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   job->weights_dtype = policy.options().compute;
   if (policy.options().lora) job->adapted = policy.weights();
   saver_.wait();
-  if (ranks.size() > 1 && !options_.weights_only) job->optimizer_state = optimizer.gather_state(ranks, gradient_step.shard_plan());
   last_saved_ = step;
-  if (ranks.rank() != 0) {  // rank 0 writes for all
-    if (before_commit) before_commit();
-    return;
-  }
   if (options_.save_async) {
     job->owned = copy_of(policy.parameters(), policy.context().runtime);
     job->parameters = job->owned.get();
-    if (ranks.size() == 1 && !options_.weights_only) job->optimizer_state = optimizer.copy_state();
+    if (!options_.weights_only) job->optimizer_state = optimizer.copy_state();
     if (before_commit) before_commit();
     saver_.submit(fmt::format("checkpoint of step {}", step), [job] { job->run({}); });
   } else {
     job->parameters = &policy.parameters();
-    if (ranks.size() == 1) job->optimizer_state = optimizer.state();
+    job->optimizer_state = optimizer.state();
     job->run(before_commit);
   }
 }
 
-void TrainerCheckpoints::finish() { saver_.wait(); }
+void TrainerCheckpoints::save_shared(const TrainProgress& progress, Policy& policy, const GradientStep& gradient_step,
+                                     const std::function<void()>& before_commit) {
+  finish();
+  comm::Communicator& ranks = gradient_step.ranks();
+  shared_ = std::make_shared<SharedSave>(options_, progress, policy, gradient_step, options_.save_async);
+  if (options_.save_async) {
+    if (before_commit) before_commit();
+    saver_.submit(fmt::format("checkpoint of step {}", progress.step), [save = shared_] { save->write_and_commit(); });
+  } else {
+    const std::vector<std::string> notes = ranks.gather_bytes(shared_->write(), {.what = "parts of the checkpoint"});
+    if (ranks.rank() == 0)
+      shared_->commit(notes, before_commit);
+    else if (before_commit)
+      before_commit();
+    shared_.reset();
+    ranks.barrier({.what = "the checkpoint of all ranks"});
+  }
+  last_saved_ = progress.step;
+}
+
+void TrainerCheckpoints::finish() {
+  saver_.wait();
+  shared_.reset();
+}
+
+void TrainerCheckpoints::regroup(comm::Communicator& ranks, bool has_lost) {
+  if (shared_ != nullptr && has_lost) shared_->cancel();
+  try {
+    finish();
+  } catch (const Error& error) {
+    log::warning("{}", error.what());
+    shared_.reset();
+  }
+  double saved = -1;  // rank 0 looks for all
+  if (ranks.rank() == 0 && last_saved_) {
+    const std::string units[]{kTrainerUnit};
+    const bool is_there = options_.weights_only ? fs::exists(io::checkpoint_folder(options_.weights, *last_saved_))
+                                                : std::ranges::count(io::list_checkpoints(options_.checkpoints, units), *last_saved_) > 0;
+    if (is_there) saved = static_cast<double>(*last_saved_);
+  }
+  saved = ranks.gather_number(saved, {.what = "the last checkpoint"}).front();
+  last_saved_.reset();
+  if (saved >= 0) last_saved_ = static_cast<std::int64_t>(saved);
+}
 
 namespace {
 
@@ -204,20 +243,35 @@ std::optional<std::int64_t> find_resume_step(const fs::path& checkpoints, const 
   return latest;
 }
 
+namespace {
+
+/// Those that this rank holds.
+void load_masters(StateFiles& files, nn::Parameters& parameters) {
+  if (files.is_whole() && parameters.holds_all()) return io::load_tensors(files.folder() / "model.safetensors", masters_of(parameters));
+  files.check_known(*parameters.table());
+  for (const nn::NamedParameter& p : parameters.named())
+    if (const ElementRange part = intersection(parameters.held(), p.range()); part.count() > 0)
+      files.read(p, {}, part.begin - p.offset, parameters.values_in(part));
+}
+
+}  // namespace
+
 TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy,
                       GradientStep& gradient_step) {
-  io::verify_checkpoint(checkpoints, step, kUnit);
-  const fs::path folder = io::checkpoint_folder(checkpoints, step, kUnit);
-  const fs::path progress_file = folder / "progress.json";
+  const comm::Communicator& ranks = gradient_step.ranks();
+  io::verify_checkpoint(checkpoints, step, kTrainerUnit, ranks.rank(), ranks.size());
+  const fs::path folder = io::checkpoint_folder(checkpoints, step, kTrainerUnit);
+  const fs::path progress_file = folder / kProgressFile;
   TrainProgress progress = parse_progress(read_file(progress_file, kMaxProgressBytes), progress_file.string());
-  io::load_tensors(folder / "model.safetensors", masters_of(policy.parameters()));
+  StateFiles files(folder);
+  load_masters(files, policy.parameters());
   Optimizer& optimizer = gradient_step.optimizer();
   if (!resume.skip_optimizer) {
     if (progress.optimizer_type != optimizer.type_name())
       fail(ErrorCode::kInvalidArgument,
            "[ckpt] {} holds the state of optimizer '{}', but optim.type is '{}': resume with the same one or set ckpt.skip_optimizer",
            folder.string(), progress.optimizer_type, optimizer.type_name());
-    optimizer.load_state(folder / "optimizer.safetensors");
+    optimizer.load_state(files);
     optimizer.restore_num_steps(progress.num_optimizer_steps);
   }
   if (resume.skip_scheduler)
@@ -226,7 +280,7 @@ TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const Resu
     gradient_step.restore_num_scheduled(progress.num_scheduled);
   if (resume.skip_progress) progress.step = progress.total_tokens = progress.total_samples = 0;
   if (resume.skip_data) progress.data_position = 0;
-  policy.refresh(PolicyVersion{progress.step});
+  gradient_step.refresh_weights(PolicyVersion{progress.step});
   return progress;
 }
 

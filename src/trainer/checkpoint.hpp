@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "io/background_saver.hpp"
+#include "io/checkpoint_dir.hpp"
 #include "trainer/gradient_step.hpp"
 #include "trainer/policy.hpp"
 
@@ -16,7 +17,7 @@ namespace prl::trainer {
 
 /// What a trainer checkpoint and its Hugging Face snapshot hold, where they go, and which survive.
 struct CheckpointOptions {
-  std::filesystem::path checkpoints;     ///< <output_dir>/checkpoints: step_N/trainer/{model,optimizer}.safetensors, progress.json
+  std::filesystem::path checkpoints;     ///< <output_dir>/checkpoints: step_N/trainer, see TrainerCheckpoints
   std::filesystem::path weights;         ///< <output_dir>/weights: step_N/, a servable model in the compute dtype
   nn::Companions companions;             ///< tokenizer files and chat template that go with the weights
   std::optional<std::int64_t> interval;  ///< none: only the final one
@@ -50,25 +51,43 @@ std::string to_json(const TrainProgress& progress);
 /// Error{kCorrupt} naming `source` and the key.
 TrainProgress parse_progress(std::string_view json, std::string_view source);
 
+inline constexpr const char* kTrainerUnit = "trainer";
+inline constexpr const char* kProgressFile = "progress.json";
+inline constexpr const char* kAdapterFolder = "lora_adapters";
+/// The retention of checkpoints for the snapshots in `root`, which are each complete by themselves.
+void clean_weights(const std::filesystem::path& root, const io::CheckpointRetention& retention);
+
+class SharedSave;
+
 /// Saves and restores a trainer. One thread; files may be written by a background thread.
+///
+/// One rank writes model.safetensors and optimizer.safetensors, several rank_R.safetensors each and layout.json (state_files.hpp); both
+/// are read by any number of ranks. The snapshot of several ranks is in as many shards at least, whole layers each.
 class TrainerCheckpoints {
  public:
   explicit TrainerCheckpoints(CheckpointOptions options);
+  ~TrainerCheckpoints();
 
   /// True after step `step` if the interval asks for one; the last step is left to the final checkpoint.
   bool is_due(std::int64_t step, std::optional<std::int64_t> max_steps) const noexcept;
   /// Writes weights/step_N and checkpoints/step_N/trainer, then removes what retention does not keep. With save_async the
   /// state is copied and written while training goes on; an error of it is thrown by the next call. `before_commit` is called on this
-  /// thread before the checkpoint counts: what must not be missing beside it goes to disk there. All ranks call this; rank 0 writes,
-  /// and what it writes does not depend on the number of ranks.
+  /// thread before the checkpoint counts: what must not be missing beside it goes to disk there. All ranks call this and write their parts;
+  /// without save_async it returns when rank 0 has seen all of them and the checkpoint counts. PeerLost.
   void save(std::int64_t step, TrainProgress progress, Policy& policy, const GradientStep& gradient_step,
             const std::function<void()>& before_commit = {});
   /// Waits for a save in the background and rethrows its error.
   void finish();
+  /// All ranks of a new group call it: a save in the background is given up if `has_lost` a rank, and saved is what is complete. PeerLost.
+  void regroup(comm::Communicator& ranks, bool has_lost);
   std::optional<std::int64_t> last_saved() const noexcept { return last_saved_; }
 
  private:
+  void save_shared(const TrainProgress& progress, Policy& policy, const GradientStep& gradient_step,
+                   const std::function<void()>& before_commit);
+
   CheckpointOptions options_;
+  std::shared_ptr<SharedSave> shared_;  ///< the one in the background
   io::BackgroundSaver saver_;
   std::optional<std::int64_t> last_saved_;
 };

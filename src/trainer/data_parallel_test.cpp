@@ -6,14 +6,17 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <mutex>
 #include <thread>
 
 #include "base/files.hpp"
 #include "base/rng.hpp"
 #include "base/testing/eventually.hpp"
 #include "comm/testing/ranks.hpp"
+#include "io/safetensors.hpp"
 #include "trainer/checkpoint.hpp"
 #include "trainer/gradient_step.hpp"
+#include "trainer/memory.hpp"
 #include "trainer/test_support.hpp"
 
 namespace prl::trainer {
@@ -85,6 +88,8 @@ std::string difference(const Weights& a, const Weights& b) {
 /// What a run leaves: masters of a rank, its losses and norms.
 struct Trace {
   Weights weights;
+  std::uint64_t checksum = 0;  ///< of the packed weights
+  double share = 0;            ///< of the masters that the rank holds
   std::vector<double> losses, norms;
 };
 
@@ -92,6 +97,7 @@ void expect_equal(const Trace& a, const Trace& b, const std::string& what) {
   EXPECT_EQ(a.losses, b.losses) << what;
   EXPECT_EQ(a.norms, b.norms) << what;
   EXPECT_EQ(difference(a.weights, b.weights), "") << what;
+  EXPECT_EQ(a.checksum, b.checksum) << what;
 }
 
 Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
@@ -109,7 +115,10 @@ Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
     trace.norms.push_back(result.zero_grad_ratio.value_or(0));
     EXPECT_EQ(result.pool.values("loss").size(), static_cast<std::size_t>(std::max(0, run.num_rows - (run.num_rows > 1 ? 1 : 0))));
   }
-  trace.weights = masters(*policy);
+  trace.weights = masters(*policy, step);
+  trace.checksum = nn::checksum(*policy->weights()).combined;
+  const auto num_elements = static_cast<double>(policy->parameters().table()->num_master_elements());
+  trace.share = static_cast<double>(policy->parameters().held_values().num_elements()) / num_elements;
   return trace;
 }
 
@@ -147,10 +156,61 @@ TEST(DataParallel, EveryOptimizerGivesTheSameBitsOnAnyNumberOfRanks) {
       const Training run{.optim = optim, .compute = compute};
       const Trace alone = train(run, scratch.path, nullptr);
       EXPECT_NE(alone.losses.front(), alone.losses.back());
-      for (const int size : {2, 3, 4})
-        for (const Trace& trace : train_on(size, run, scratch.path))
+      EXPECT_EQ(alone.share, 1);
+      for (const int size : {2, 3, 4}) {
+        double held = 0;
+        for (const Trace& trace : train_on(size, run, scratch.path)) {
           expect_equal(trace, alone, fmt::format("{} ranks, optimizer {}, {}", size, optim.index(), to_string(compute)));
+          held += trace.share;
+        }
+        EXPECT_DOUBLE_EQ(held, 1) << "each master is held once";
+      }
     }
+}
+
+// What is made for one rank and for one of three, next to what the plan says of both.
+TEST(DataParallel, ThePlanKnowsWhatARankHolds) {
+  Scratch scratch("dp-bytes");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::MuonConfig>(1e-2)}) {
+    const auto options_of = [&](int rank, int size) {
+      PolicyOptions options;
+      options.model = scratch.path;
+      options.num_threads = 1;
+      options.share = {rank, size, keeps_whole_blocks(optim)};
+      return options;
+    };
+    const auto measure = [&](int rank, int size, comm::Mesh* mesh) {
+      const auto runtime = make_cpu_runtime();
+      Policy policy(runtime, options_of(rank, size));
+      EXPECT_EQ(policy.parameters().holds_all(), size == 1) << "masters are never whole";
+      GradientStepOptions options;
+      options.optim = optim;
+      options.mesh = mesh;
+      const GradientStep step(policy, options);
+      return static_cast<double>(runtime->bytes_in_use());
+    };
+    const auto planned = [&](int size) {
+      GradientStepOptions options;
+      options.optim = optim;
+      options.num_ranks = size;
+      const TrainingBytes bytes = training_bytes(nn::load_model_config(scratch.path), options_of(0, size), options);
+      return static_cast<double>(bytes.masters + bytes.optimizer);
+    };
+    const double alone = measure(0, 1, nullptr);
+    double most = 0;
+    std::mutex mutex;
+    comm::testing::run_threads("threads", 3, [&](comm::Communicator& group) {
+      comm::Mesh mesh(group.subgroup(std::vector<int>{0, 1, 2}, "train", 0));
+      const double bytes = measure(group.rank(), 3, &mesh);
+      const std::lock_guard lock(mutex);
+      most = std::max(most, bytes);
+    });
+    const double saved = planned(1) - planned(3);
+    EXPECT_GT(saved, 0.2 * planned(1));
+    // Muon keeps one state of a matrix and two of everything else; the plan takes them as spread alike.
+    EXPECT_NEAR(alone - most, saved, 0.05 * saved) << "optimizer " << optim.index();
+  }
 }
 
 TEST(DataParallel, FewerRowsThanRanksAndNone) {
@@ -220,7 +280,7 @@ TEST(DataParallel, ARowThatIsNotFiniteIsLeftOutOnAllRanks) {
     rows[3].ce_weights.back() = std::numeric_limits<float>::quiet_NaN();
     const GradientStepResult result = step.run(rows, PolicyVersion{1});
     EXPECT_EQ(result.num_non_finite_rows, 1);
-    return masters(*policy);
+    return masters(*policy, step);
   };
   const auto alone = run_one(nullptr);
   const auto store = comm::make_memory_store();
@@ -285,7 +345,7 @@ TEST(DataParallel, CheckpointsDoNotDependOnTheNumberOfRanks) {
         for (std::int64_t i = from + 1; i <= to; ++i) step.run(rows_of(i, 5), PolicyVersion{i});
         checkpoints.save(to, {}, *policy, step);
         checkpoints.finish();
-        weights[static_cast<std::size_t>(group.rank())] = masters(*policy);
+        weights[static_cast<std::size_t>(group.rank())] = masters(*policy, step);
       });
       return weights;
     };
@@ -293,14 +353,29 @@ TEST(DataParallel, CheckpointsDoNotDependOnTheNumberOfRanks) {
     const auto never_stopped = run_part(1, 0, 4, "whole" + tag);
     run_part(3, 0, 2, "cut" + tag);
     run_part(1, 0, 2, "one" + tag);
-    for (const char* file : {"model.safetensors", "optimizer.safetensors", "progress.json"})
-      EXPECT_TRUE(read_file(scratch.path / ("cut" + tag) / "checkpoints/step_2/trainer" / file) ==
-                  read_file(scratch.path / ("one" + tag) / "checkpoints/step_2/trainer" / file))
-          << file;
-    for (const int size : {1, 2}) {
-      const auto resumed = run_part(size, 2, 4, "cut" + tag);
-      for (const Weights& weights : resumed) EXPECT_EQ(difference(weights, never_stopped[0]), "") << size << " ranks";
-    }
+    const auto of = [&](const std::string& name) { return scratch.path / (name + tag) / "checkpoints/step_2/trainer"; };
+    EXPECT_TRUE(fs::exists(of("cut") / "rank_2.safetensors"));
+    EXPECT_FALSE(fs::exists(of("cut") / "model.safetensors"));
+    EXPECT_EQ(read_file(of("cut") / "progress.json"), read_file(of("one") / "progress.json"));
+    const auto table = nn::make_tensor_table(nn::load_model_config(scratch.path / "model"));
+    expect_same_state(of("cut"), of("one"), *table);
+    // The snapshot of three ranks: other files, the same tensors.
+    const auto values = [&](const std::string& name) {
+      const auto folder = io::SafetensorsFolder::open(scratch.path / (name + tag) / "weights/step_2");
+      std::vector<std::pair<std::string, std::vector<std::byte>>> all;
+      for (const auto& [tensor, ref] : folder.tensors()) {
+        const auto bytes = ref.file->bytes(*ref.entry);
+        all.emplace_back(tensor, std::vector<std::byte>(bytes.begin(), bytes.end()));
+      }
+      return all;
+    };
+    EXPECT_TRUE(fs::exists(scratch.path / ("cut" + tag) / "weights/step_2/model-00001-of-00002.safetensors"));
+    EXPECT_TRUE(values("cut") == values("one"));
+    for (const char* name : {"cut", "one"})  // written by three ranks and by one
+      for (const int size : {1, 2, 4}) {
+        const auto resumed = run_part(size, 2, 4, name + tag);
+        for (const Weights& weights : resumed) EXPECT_EQ(difference(weights, never_stopped[0]), "") << size << " ranks";
+      }
   }
 }
 

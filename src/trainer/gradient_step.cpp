@@ -80,8 +80,19 @@ std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<
   return order;
 }
 
+namespace {
+
+/// The plan, by which masters are held from now on.
+ShardPlan divide(Policy& policy, const GradientStepOptions& options, const comm::Communicator& ranks) {
+  ShardPlan plan(*policy.parameters().table(), ranks.size(), keeps_whole_blocks(options.optim));
+  policy.parameters().hold(plan.range(ranks.rank()));
+  return plan;
+}
+
+}  // namespace
+
 GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, comm::Communicator& ranks)
-    : plan(*policy.parameters().table(), ranks.size(), keeps_whole_blocks(options.optim)),
+    : plan(divide(policy, options, ranks)),
       exchange(policy.context(), policy.parameters(), ranks, plan, options.reduce),
       optimizer(policy.context(), policy.parameters(), options.optim, options.optimizer_memory, plan.range(ranks.rank())) {}
 
@@ -247,16 +258,23 @@ GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> 
 
 void GradientStep::update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version) {
   const Tensor rounded = policy_.room_for_weights();
-  if (ranks().size() == 1) {
-    shard_->optimizer.step(lr, grad_scale, rounded, own_grads);
-  } else {
-    shard_->optimizer.step(lr, grad_scale, {}, own_grads);
-    const Tensor& values = policy_.parameters().all_values();
-    const ElementRange own = shard_->plan.range(ranks().rank());
-    ranks().all_gather(values.view(), shard_->plan.counts(), values.slice(own.begin, own.count()).view(), {.what = "new weights"});
-    if (rounded.defined()) ops::cast(policy_.context(), rounded, values);
-  }
+  shard_->optimizer.step(lr, grad_scale, rounded, own_grads);
+  gather_weights(rounded, version);
+}
+
+void GradientStep::gather_weights(const Tensor& rounded, PolicyVersion version) {
+  const ElementRange own = shard_->plan.range(ranks().rank());
+  if (ranks().size() > 1)
+    ranks().all_gather(rounded.view(), shard_->plan.counts(), rounded.slice(own.begin, own.count()).view(), {.what = "new weights"});
   policy_.refresh(version, rounded);
+}
+
+void GradientStep::refresh_weights(PolicyVersion version) {
+  const Tensor rounded = policy_.room_for_weights();
+  const ElementRange own = shard_->plan.range(ranks().rank());
+  if (rounded.defined() && own.count() > 0)
+    ops::cast(policy_.context(), rounded.slice(own.begin, own.count()), policy_.parameters().held_values());
+  gather_weights(rounded, version);
 }
 
 }  // namespace prl::trainer

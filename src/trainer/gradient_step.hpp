@@ -78,9 +78,11 @@ class GradientStep {
 
   comm::Communicator& ranks() const noexcept { return (own_mesh_ != nullptr ? *own_mesh_ : *options_.mesh).world(); }
   const ShardPlan& shard_plan() const noexcept { return shard_->plan; }
-  /// Goes on with the ranks of another group, which divide what there is anew. The optimizer's state is zero then, and masters are what
-  /// they were, until they are restored (peer_snapshot.hpp).
+  /// Goes on with the ranks of another group, which divide what there is anew. The optimizer's state is zero then, and so are masters that
+  /// this rank did not hold before, until they are restored (peer_snapshot.hpp).
   void move_to(std::unique_ptr<comm::Communicator> group);
+  /// Every rank calls it after its masters were restored: their weights become `version`. PeerLost.
+  void refresh_weights(PolicyVersion version);
   /// True at every rank if it is at one. A rank that is told to stop takes the others along between two steps.
   bool is_any_rank(bool claim) const;
 
@@ -115,6 +117,8 @@ class GradientStep {
   /// The results of all rows in the order of leaves, from those of this rank's.
   std::vector<RowResult> gather_results(std::vector<RowResult> mine, std::size_t num_leaves) const;
   void update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version);
+  /// `rounded` has this rank's range of the new weights.
+  void gather_weights(const Tensor& rounded, PolicyVersion version);
 
   Policy& policy_;
   GradientStepOptions options_;

@@ -21,10 +21,11 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   const std::size_t state = part_of(state_bytes_of(step.optim, optimizer.dtype, *table));
   const bool is_in_host = optimizer.host != nullptr;
   TrainingBytes bytes;
-  bytes.masters = sizeof(float) * static_cast<std::size_t>(table->num_trainable());
+  const std::size_t all = sizeof(float) * static_cast<std::size_t>(table->num_trainable());
+  bytes.masters = part_of(all);
   // Beside the gradient of a row there is the sum of those before it, and a bucket of each rank's on its way; each rank sums its part.
-  bytes.gradients = bytes.masters;
-  if (step.reduce == Reduce::kExact || num_ranks > 1) bytes.gradients += part_of(bytes.masters);
+  bytes.gradients = all;
+  if (step.reduce == Reduce::kExact || num_ranks > 1) bytes.gradients += part_of(all);
   if (num_ranks > 1)
     bytes.gradients += sizeof(float) * static_cast<std::size_t>(num_ranks * std::min(longest, GradientExchange::kBucketElements));
   const std::int64_t num_packed = model.num_parameters() + (policy.lora ? table->num_trainable() : 0);

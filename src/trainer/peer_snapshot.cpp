@@ -66,7 +66,7 @@ void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gr
   counters.optimizer_type = std::string(gradient_step.optimizer().type_name());
   made.progress = to_json(counters);
   std::string& part = made.parts[group.rank()];
-  append(part, "", own, policy_.parameters().all_values().slice(own.begin, own.count()));
+  append(part, "", own, policy_.parameters().held_values());
   for (const Optimizer::StatePart& state : gradient_step.optimizer().state_parts()) append(part, state.name, state.range, state.tensor);
   if (group.size() > 1) {
     const int next = (group.rank() + 1) % group.size(), previous = (group.rank() + group.size() - 1) % group.size();
@@ -122,8 +122,7 @@ void PeerSnapshots::take(std::string_view part, GradientStep& gradient_step) con
     const ElementRange range{head.begin, head.begin + head.count};
     if (range.count() == 0) continue;
     if (name.empty()) {
-      const Tensor& values = policy_.parameters().all_values();
-      copy_shared(values, {0, values.num_elements()}, bytes, range);
+      copy_shared(policy_.parameters().held_values(), policy_.parameters().held(), bytes, range);
       continue;
     }
     for (const Optimizer::StatePart& mine : own)
@@ -167,7 +166,7 @@ std::optional<TrainProgress> PeerSnapshots::restore(GradientStep& gradient_step)
   const TrainProgress restored = parse_progress(progress, "the neighbours' copies");
   gradient_step.optimizer().restore_num_steps(restored.num_optimizer_steps);
   gradient_step.restore_num_scheduled(restored.num_scheduled);
-  policy_.refresh(PolicyVersion{restored.step});
+  gradient_step.refresh_weights(PolicyVersion{restored.step});
   return restored;
 }
 

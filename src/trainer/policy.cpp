@@ -6,6 +6,7 @@
 #include "base/files.hpp"
 #include "base/rng.hpp"
 #include "nn/peft.hpp"
+#include "trainer/shard_plan.hpp"
 
 namespace prl::trainer {
 
@@ -48,48 +49,76 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
     : options_(std::move(options)),
       runtime_(runtime),
       session_(runtime, options_.num_threads),
-      parameters_(
-          [this, config = model_config(options_)] { return nn::Parameters(runtime_, config, trained_tensors(options_, config)); }()) {
-  if (options_.lora)
-    load_base();
-  else if (options_.random_init)
-    parameters_.init_random(options_.seed);
-  else
-    nn::load_parameters(parameters_, options_.model);
+      parameters_([this, config = model_config(options_)] {
+        const nn::TensorTablePtr table = trained_tensors(options_, config);
+        const MasterShare& share = options_.share;
+        return nn::Parameters(runtime_, config, table, ShardPlan(*table, share.num_ranks, share.keeps_blocks).range(share.rank));
+      }()) {
+  if (options_.lora) load_base();
   parameters_.ensure_grads();
   parameters_.zero_grads();
   model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing, options_.offload);
   model_->keep_logits(options_.num_kept_logits);
   probe_model_ = std::make_unique<nn::InferenceModel>(context());
-  refresh(PolicyVersion{0});
+  load_initial();
 }
 
 Policy::~Policy() = default;
 
 void Policy::load_base() {
-  const PolicyVersion start{0};
-  nn::WeightsPtr base;
-  if (options_.random_init) {
-    nn::Parameters all(runtime_, config());
-    all.init_random(options_.seed);
-    for (nn::NamedParameter& p : parameters_.named())
-      if (!nn::is_lora(p.block)) runtime_->copy_within(p.value.data(), all.at(p.name).value.data(), p.value.num_bytes());
-    base = nn::make_weights(context(), all, options_.compute, start, true, nullptr);
-  } else {
-    nn::load_parameters(parameters_, options_.model);
-    base = nn::load_weights(context(), config(), options_.model, options_.compute, start, nullptr, true);
-  }
-  nn::init_adapter(parameters_, options_.seed);
+  const nn::WeightsPtr base = initial_weights();
   auto known = std::make_shared<nn::Weights>(*base);
   known->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(context(), *base));
   base_ = known;
 }
 
+nn::WeightsPtr Policy::initial_weights() {
+  const PolicyVersion start{0};
+  if (!options_.random_init) return nn::load_weights(context(), config(), options_.model, options_.compute, start, nullptr, true);
+  nn::Parameters all(runtime_, config());
+  all.init_random(options_.seed);
+  return nn::make_weights(context(), all, options_.compute, start, true, nullptr);
+}
+
+void Policy::fill_initial(nn::Parameters& parameters) const {
+  if (!options_.random_init)
+    nn::load_parameters(parameters, options_.model);
+  else if (!options_.lora)
+    parameters.init_random(options_.seed);
+  else if (!options_.lora->modules_to_save.empty()) {
+    nn::Parameters all(runtime_, config());
+    all.init_random(options_.seed);
+    std::vector<float> values;
+    for (const nn::NamedParameter& p : parameters.named()) {
+      if (nn::is_lora(p.block)) continue;
+      values.resize(static_cast<std::size_t>(p.num_elements()));
+      runtime_->copy_to_host(values.data(), all.at(p.name).value.data(), values.size() * sizeof(float));
+      parameters.write_held(p.offset, values);
+    }
+  }
+  if (options_.lora) nn::init_adapter(parameters, options_.seed);
+}
+
+void Policy::load_initial() {
+  fill_initial(parameters_);
+  rounded_ = {};
+  if (parameters_.holds_all()) return refresh(PolicyVersion{0});
+  if (options_.lora) {
+    nn::Parameters all(runtime_, config(), parameters_.table());
+    fill_initial(all);
+    weights_ = nn::adapt_weights(context(), all, *options_.lora, options_.compute, base_, PolicyVersion{0});
+  } else {
+    weights_ = initial_weights();
+  }
+}
+
 void Policy::save(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const {
   if (options_.lora)
     nn::save_merged(weights_, folder, options_.compute, companions, max_shard_bytes);
-  else
+  else if (parameters_.holds_all())
     nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes);
+  else
+    nn::save_merged(weights_, folder, options_.compute, companions, max_shard_bytes);
 }
 
 void Policy::save_for_engines(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const {
@@ -99,15 +128,25 @@ void Policy::save_for_engines(const std::filesystem::path& folder, const nn::Com
 }
 
 Tensor Policy::room_for_weights() {
-  return ops::shares_weights(context()) && !options_.lora ? Tensor::empty(runtime_, parameters_.all_values().shape(), options_.compute)
-                                                          : Tensor();
+  if (parameters_.holds_all() && (!ops::shares_weights(context()) || options_.lora)) return {};
+  return Tensor::empty(runtime_, {parameters_.table()->num_master_elements()}, options_.compute);
+}
+
+Tensor Policy::flat_values() {
+  if (parameters_.holds_all()) return nn::flat_values(context(), parameters_, options_.compute);
+  if (!rounded_.defined()) return nn::flat_values(weights_);
+  const Tensor host = Tensor::empty(make_cpu_runtime(), rounded_.shape(), options_.compute);
+  runtime_->copy_to_host(host.data(), rounded_.data(), rounded_.num_bytes());
+  return host;
 }
 
 void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
   if (options_.lora)
-    weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, options_.compute, base_, version);
+    weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, options_.compute, base_, version,
+                                 parameters_.holds_all() ? Tensor() : rounded);
   else
     weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded);
+  rounded_ = ops::shares_weights(context()) ? rounded : Tensor();
 }
 
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {

@@ -15,6 +15,12 @@
 
 namespace prl::trainer {
 
+/// Which masters a rank holds: its range of the ShardPlan.
+struct MasterShare {
+  int rank = 0, num_ranks = 1;
+  bool keeps_blocks = false;
+};
+
 struct PolicyOptions {
   std::filesystem::path model;                ///< Hugging Face folder
   DType compute = DType::kF32;                ///< of matrix products; masters are always fp32
@@ -27,6 +33,7 @@ struct PolicyOptions {
   std::uint64_t seed = 0;                     ///< of random_init
   std::optional<nn::ModelConfig> shape{};     ///< with random_init: of this shape, and no folder is read
   std::optional<nn::AdapterConfig> lora{};    ///< train this adapter (and its modules_to_save) instead of all weights
+  MasterShare share{};                        ///< so that masters are never whole; a GradientStep with other ranks changes it
 };
 /// Of the model that a policy of these options trains. Error{kInvalidArgument} naming the key; errors of reading the folder.
 nn::ModelConfig model_config(const PolicyOptions& options);
@@ -49,17 +56,20 @@ class Policy {
   const PolicyOptions& options() const noexcept { return options_; }
   const nn::WeightsPtr& weights() const noexcept { return weights_; }
 
-  /// Packs the masters anew as `version`: after a step, and after a checkpoint was loaded. `rounded`, if defined, is room_for_weights()
-  /// that an optimizer has filled.
+  /// Packs the masters anew as `version`: after a step, and after a checkpoint was loaded. `rounded`, if defined, holds all of them in the
+  /// compute dtype; it is needed where a part of the masters is held.
   void refresh(PolicyVersion version, const Tensor& rounded = {});
-  /// Memory for the next weights that an optimizer may fill on its way (Optimizer::step); undefined where the device packs weights anew.
+  /// Memory for the next weights that an optimizer may fill on its way (Optimizer::step); undefined where the device packs weights anew
+  /// from masters, all of which are held.
   Tensor room_for_weights();
+  /// Masters and weights as they were at first, version 0: read or made anew.
+  void load_initial();
   /// Writes the current weights as a model folder: the masters rounded to the compute dtype, or base and adapter merged.
   void save(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const;
   /// Writes what an engine needs that holds the base model: the adapter alone with `lora`, else all weights.
   void save_for_engines(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const;
   /// All values in the compute dtype in host memory (nn::flat_values). Not with `lora`.
-  Tensor flat_values() { return nn::flat_values(context(), parameters_, options_.compute); }
+  Tensor flat_values();
   /// Forward with a tape over one row, predicting targets_T (-1: nothing), then backward once.
   nn::TokenStats forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
   void backward(std::span<const float> dlogp_T) { model_->backward(dlogp_T); }
@@ -73,6 +83,9 @@ class Policy {
 
  private:
   void load_base();
+  nn::WeightsPtr initial_weights();
+  /// The held part of the masters at first.
+  void fill_initial(nn::Parameters& parameters) const;
 
   PolicyOptions options_;
   std::shared_ptr<DeviceRuntime> runtime_;
@@ -82,6 +95,7 @@ class Policy {
   std::unique_ptr<nn::InferenceModel> probe_model_;
   nn::WeightsPtr base_;  ///< with `lora`: what the adapter adapts
   nn::WeightsPtr weights_;
+  Tensor rounded_;  ///< what `weights_` are parts of, if it was gathered and the device shares it
 };
 
 }  // namespace prl::trainer

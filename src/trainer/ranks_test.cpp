@@ -17,6 +17,7 @@
 #include "base/testing/eventually.hpp"
 #include "comm/admission.hpp"
 #include "comm/testing/ranks.hpp"
+#include "io/checkpoint_dir.hpp"
 #include "trainer/fake_rollouts.hpp"
 #include "trainer/metrics.hpp"
 #include "trainer/rl_trainer.hpp"
@@ -44,6 +45,8 @@ struct TrainCase {
   int signal = SIGKILL;
   std::chrono::milliseconds timeout{60'000};
   bool has_newcomer = false;  ///< one more process, which joins the others between two steps
+  bool save_async = false;
+  bool saves_often = false;  ///< after every second step, and a lost rank ends the others
 };
 
 void set_common(TrainRunOptions& options, const TrainCase& run, const fs::path& root, comm::Mesh& mesh) {
@@ -57,6 +60,11 @@ void set_common(TrainRunOptions& options, const TrainCase& run, const fs::path& 
   options.checkpoint->weights = root / "weights";
   options.checkpoint->may_write = mesh.world().rank() == 0;
   if (run.resumes) options.resume.emplace();
+  options.checkpoint->save_async = run.save_async;
+  if (run.saves_often) {
+    options.checkpoint->interval = 2;
+    return;
+  }
   if (run.victim >= 0 || run.has_newcomer) {
     options.max_losses = 1;
     options.is_newcomer = mesh.world().generation() > 0;
@@ -87,7 +95,31 @@ void run_rl_rank(const TrainCase& run, const fs::path& root, comm::Mesh& mesh, P
   run_rl_trainer(options, policy, samples, nullptr, monitor, {});
 }
 
-/// The life of one rank; writes its masters to root/rank_R.
+/// What a rank leaves: the masters that it holds, and a checksum of all weights.
+void write_result(Policy& policy, const fs::path& root, int rank) {
+  const nn::Parameters& parameters = policy.parameters();
+  std::string bytes;
+  for (const std::uint64_t word : {nn::checksum(*policy.weights()).combined, static_cast<std::uint64_t>(parameters.held().begin)})
+    bytes.append(reinterpret_cast<const char*>(&word), sizeof word);
+  bytes.append(static_cast<const char*>(parameters.held_values().data()), parameters.held_values().num_bytes());
+  write_file_atomic(root / fmt::format("rank_{}", rank), bytes);
+}
+
+struct Result {
+  std::uint64_t checksum = 0, begin = 0;
+  std::string masters;
+};
+Result read_result(const fs::path& root, int rank) {
+  const std::string bytes = read_file(root / fmt::format("rank_{}", rank));
+  Result result;
+  if (bytes.size() < 16) return result;
+  std::memcpy(&result.checksum, bytes.data(), 8);
+  std::memcpy(&result.begin, bytes.data() + 8, 8);
+  result.masters = bytes.substr(16);
+  return result;
+}
+
+/// The life of one rank; see write_result().
 int train_rank(const TrainCase& run, const fs::path& model, const fs::path& root, int rank, int size) {
   comm::CommOptions comm_options;
   comm_options.rank = rank;
@@ -124,14 +156,11 @@ int train_rank(const TrainCase& run, const fs::path& model, const fs::path& root
   try {
     (run.kind == Kind::kSft ? run_sft_rank : run_rl_rank)(run, root, mesh, *policy, monitor);
   } catch (const comm::PeerLost& lost) {
-    const bool is_named = lost.ranks() == std::vector<int>{run.killed_rank};
+    const bool is_named = lost.ranks() == std::vector<int>{std::max(run.killed_rank, run.victim)};
     if (!is_named) std::fprintf(stderr, "rank %d: %s\n", rank, lost.what());
     return is_named ? 7 : 8;
   }
-  std::string bytes;
-  for (const std::vector<float>& values : masters(*policy))
-    bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
-  write_file_atomic(root / fmt::format("rank_{}", rank), bytes);
+  write_result(*policy, root, rank);
   return ::testing::Test::HasFailure() ? 9 : 0;
 }
 
@@ -147,12 +176,25 @@ std::vector<int> train(const TrainCase& run, const fs::path& model, const fs::pa
 }
 
 void expect_same_weights(const fs::path& wanted_root, const fs::path& root, int size, int without = -1) {
-  const std::string wanted = read_file(wanted_root / "rank_0");
-  ASSERT_GT(wanted.size(), 1000u);
+  const Result wanted = read_result(wanted_root, 0);
+  ASSERT_GT(wanted.masters.size(), 1000u);
+  std::size_t num_bytes = 0;
   for (int rank = 0; rank < size; ++rank) {
     if (rank == without) continue;
-    EXPECT_TRUE(read_file(root / fmt::format("rank_{}", rank)) == wanted) << root << " rank " << rank;
+    const Result found = read_result(root, rank);
+    EXPECT_EQ(found.checksum, wanted.checksum) << root << " rank " << rank;
+    EXPECT_TRUE(found.masters == wanted.masters.substr(found.begin * sizeof(float), found.masters.size())) << root << " rank " << rank;
+    num_bytes += found.masters.size();
   }
+  if (without < 0) {
+    EXPECT_EQ(num_bytes, wanted.masters.size()) << "each master is held once";
+  }
+}
+
+void expect_same_checkpoint(const fs::path& wanted_root, const fs::path& root, const fs::path& model) {
+  const char* folder = "checkpoints/step_10/trainer";
+  expect_same_state(root / folder, wanted_root / folder, *nn::make_tensor_table(nn::load_model_config(model)));
+  EXPECT_EQ(read_file(root / folder / "progress.json"), read_file(wanted_root / folder / "progress.json"));
 }
 
 class Ranks : public ::testing::TestWithParam<Kind> {
@@ -178,8 +220,7 @@ TEST_P(Ranks, OneToFourProcessesGiveTheSameWeightsAfterTenSteps) {
       ASSERT_EQ(train({.kind = GetParam(), .compute = compute}, model(), name(size), size),
                 std::vector<int>(static_cast<std::size_t>(size), 0));
       expect_same_weights(name(1), name(size), size);
-      const char* file = "checkpoints/step_10/trainer/optimizer.safetensors";
-      EXPECT_TRUE(read_file(name(size) / file) == read_file(name(1) / file)) << size << " ranks";
+      expect_same_checkpoint(name(1), name(size), model());
     }
   }
 }
@@ -189,9 +230,32 @@ TEST_P(Ranks, SavedByThreeAndResumedByTwoAndOne) {
   EXPECT_EQ(train({.kind = kind}, model(), root("whole"), 1), std::vector<int>{0});
   for (const int size : {2, 1}) {
     const fs::path cut = root(fmt::format("cut{}", size));
-    EXPECT_EQ(train({.kind = kind, .max_steps = 5}, model(), cut, 3), std::vector<int>(3, 0));
+    EXPECT_EQ(train({.kind = kind, .max_steps = 5, .save_async = size == 2}, model(), cut, 3), std::vector<int>(3, 0));
+    EXPECT_TRUE(fs::exists(cut / "checkpoints/step_5/trainer/layout.json"));
     EXPECT_EQ(train({.kind = kind, .resumes = true}, model(), cut, size), std::vector<int>(static_cast<std::size_t>(size), 0));
     expect_same_weights(root("whole"), cut, size);
+  }
+}
+
+// Whatever is there afterwards is whole, and a run that resumes from it ends as one that never stopped.
+TEST_P(Ranks, AKillAtAnyMomentOfASaveLeavesNoHalf) {
+  constexpr int kSize = 3;
+  ASSERT_EQ(train({.kind = GetParam()}, model(), root("whole"), 1), std::vector<int>{0});
+  Rng rng(9, static_cast<std::uint64_t>(GetParam()));
+  for (int i = 0; i < 6; ++i) {
+    TrainCase run{.kind = GetParam(), .victim = i % kSize, .save_async = i % 2 == 0, .saves_often = true};
+    run.moment = std::chrono::microseconds(rng.next_below(250'000));
+    SCOPED_TRACE(fmt::format("moment {}: rank {} after {} us", i, run.victim, run.moment.count()));
+    const fs::path folder = root(fmt::format("killed{}", i));
+    (void)train(run, model(), folder, kSize);
+    for (int rank = 0; rank <= kSize; ++rank) fs::remove(folder / fmt::format("rank_{}", rank));
+    fs::remove_all(folder / "store10");
+    const std::vector<std::int64_t> steps = io::list_checkpoints(folder / "checkpoints", std::vector<std::string>{"trainer"});
+    for (const std::int64_t step : steps) io::verify_checkpoint(folder / "checkpoints", step, "trainer");
+    ASSERT_EQ(train({.kind = GetParam(), .resumes = true}, model(), folder, 2), std::vector<int>(2, 0));
+    if (steps.empty() || steps.back() < 10) expect_same_weights(root("whole"), folder, 2);
+    expect_same_checkpoint(root("whole"), folder, model());
+    fs::remove_all(folder);
   }
 }
 
@@ -224,8 +288,7 @@ TEST_P(Ranks, ALostRankAtAnyMomentChangesNoBit) {
     const fs::path folder = root(fmt::format("lost{}", i));
     ASSERT_EQ(train(run, model(), folder, kSize), std::vector<int>(kSize - 1, 0));
     expect_same_weights(root("whole"), folder, kSize, run.victim);
-    for (const char* file : {"checkpoints/step_10/trainer/optimizer.safetensors", "checkpoints/step_10/trainer/progress.json"})
-      EXPECT_TRUE(read_file(folder / file) == read_file(root("whole") / file)) << file;
+    expect_same_checkpoint(root("whole"), folder, model());
     EXPECT_TRUE(fs::exists(folder / "checkpoints/step_9/trainer/manifest.json"));
     if (const auto found = recover_seconds(folder, kSize)) seconds.push_back(*found);
     fs::remove_all(folder);

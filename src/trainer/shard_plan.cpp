@@ -6,11 +6,6 @@
 
 namespace prl::trainer {
 
-ElementRange intersection(ElementRange a, ElementRange b) noexcept {
-  const std::int64_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
-}
-
 ShardPlan::ShardPlan(const nn::TensorTable& table, int num_ranks, bool keeps_blocks) {
   PRL_CHECK(num_ranks >= 1, "{} ranks", num_ranks);
   // Blocks lie in memory in the order of their offsets; gaps between them belong to the one before.

@@ -8,13 +8,8 @@
 
 namespace prl::trainer {
 
-/// Elements [begin, end) of the array behind all masters, gradients or moments.
-struct ElementRange {
-  std::int64_t begin = 0, end = 0;
-  std::int64_t count() const noexcept { return end - begin; }
-  bool operator==(const ElementRange&) const = default;
-};
-ElementRange intersection(ElementRange a, ElementRange b) noexcept;
+using nn::ElementRange;
+using nn::intersection;
 
 /// Which rank steps which elements. The array is cut into chunks that depend on the table alone: the vectors, and each matrix block, in
 /// pieces of kChunkElements. A rank owns one run of chunks, so that what is summed per chunk does not depend on the number of ranks.

@@ -88,6 +88,7 @@ TrainRunResult TrainRun::run_on_ranks() {
 void TrainRun::begin() {
   progress_ = {};
   training_.gradient_step().check_ranks();
+  if (num_losses_ > 0) policy_.load_initial();  // this rank holds other masters than at first
   resume();
   start_step_ = result_.last_step = progress_.step;
   training_.begin(progress_);
@@ -97,15 +98,16 @@ void TrainRun::begin() {
 
 void TrainRun::begin_as_newcomer() {
   PRL_CHECK(copies_.has_value(), "a newcomer to a run without copies");
-  if (!take_state()) fail(ErrorCode::kUnavailable, "[healing] the run has not begun yet, there is nothing to join");
+  if (!take_state(false)) fail(ErrorCode::kUnavailable, "[healing] the run has not begun yet, there is nothing to join");
   start_step_ = progress_.step;
   log::info("joined as rank {} of {} after step {}", training_.gradient_step().ranks().rank(), training_.gradient_step().ranks().size(),
             progress_.step);
 }
 
-bool TrainRun::take_state() {
+bool TrainRun::take_state(bool has_lost) {
   training_.gradient_step().check_ranks();
   const std::optional<TrainProgress> found = copies_->restore(training_.gradient_step());
+  if (checkpoints_) checkpoints_->regroup(training_.gradient_step().ranks(), has_lost);
   has_begun_ = found.has_value();
   if (!found) return false;
   progress_ = *found;
@@ -129,7 +131,7 @@ void TrainRun::admit_newcomer() {
     return;
   }
   gradient_step.move_to(std::move(grown));
-  if (!take_state()) fail(ErrorCode::kInternal, "[healing] a group without copies lets a newcomer in");
+  if (!take_state(false)) fail(ErrorCode::kInternal, "[healing] a group without copies lets a newcomer in");
   log::warning("a rank was let in: {} of {} goes on after step {}", gradient_step.ranks().rank(), gradient_step.ranks().size(),
                progress_.step);
 }
@@ -192,7 +194,7 @@ bool TrainRun::regroup(std::chrono::milliseconds grace, std::vector<int>& also_l
   also_lost.clear();
   if (gradient_step.ranks().rank() == 0 && !was_first && options_.take_over) options_.take_over();
   try {
-    if (!take_state()) return true;  // before the first step: all begin anew
+    if (!take_state(true)) return true;  // before the first step: all begin anew
     // The checkpoint that was under way when the rank was lost.
     if (!checkpoints_ || progress_.step <= start_step_ || !checkpoints_->is_due(progress_.step, max_steps_)) return true;
     if (!gradient_step.is_any_rank(checkpoints_->last_saved() != progress_.step)) return true;

@@ -77,8 +77,9 @@ class TrainRun {
   void begin_as_newcomer();
   /// Lets a rank in that was started again, between two steps.
   void admit_newcomer();
-  /// In a new group: takes the state that all of its ranks have. False if one has none yet.
-  bool take_state();
+  /// In a new group, which has or has not lost a rank of the old one: takes the state that all of its ranks have. False if one has none
+  /// yet.
+  bool take_state(bool has_lost);
   void finish();
   /// Called while the exception of a lost rank is handled, which it throws on if the run cannot go on without it.
   void recover(const comm::PeerLost& lost);

@@ -252,6 +252,21 @@ def digest(folder, pattern="*"):
     return hasher.hexdigest()
 
 
+def tensor_digest(folder):
+    """SHA-256 over the names, types, shapes and bytes of the tensors of a folder, in however many files they lie."""
+    tensors = {}
+    files = sorted(pathlib.Path(folder).glob("*.safetensors"))
+    check(files, f"{folder} holds no *.safetensors")
+    for path in files:
+        data = path.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8:start]).items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                tensors[name] = (entry["dtype"], entry["shape"], hashlib.sha256(data[start + begin:start + end]).hexdigest())
+    return hashlib.sha256(json.dumps(tensors, sort_keys=True).encode()).hexdigest()
+
+
 def metrics(output_dir):
     """All rows of metrics.jsonl below a run's folder, merged by step."""
     rows = {}

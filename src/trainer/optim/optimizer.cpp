@@ -144,7 +144,7 @@ Tensor Optimizer::grad_part(std::int64_t begin, std::int64_t count) const { retu
 
 void Optimizer::step_elements(const Step& step, std::int64_t begin, std::int64_t count, std::span<const TensorView> state,
                               const Tensor& rounded) {
-  const Tensor values = parameters_.all_values().slice(begin, count), grads = grad_part(begin, count);
+  const Tensor values = parameters_.values_in({begin, begin + count}), grads = grad_part(begin, count);
   if (const auto* adamw = std::get_if<AdamWConfig>(&optim_)) {
     ops::adamw(ctx_, values, state[0], state[1], grads, step.adamw(*adamw),
                rounded.defined() ? rounded.slice(begin, count).view() : TensorView{});
@@ -214,8 +214,8 @@ void Optimizer::step(double lr, double grad_scale, const Tensor& rounded, const 
     const std::vector<TensorView> state = views_of(flat_state_, [](const Tensor& tensor) { return tensor.view(); });
     if (own_.count() > 0) step_elements(step, own_.begin, own_.count(), state, rounded);
   }
-  if (is_muon && rounded.defined())
-    ops::cast(ctx_, rounded.slice(own_.begin, own_.count()), parameters_.all_values().slice(own_.begin, own_.count()));
+  if (is_muon && rounded.defined() && own_.count() > 0)
+    ops::cast(ctx_, rounded.slice(own_.begin, own_.count()), parameters_.values_in(own_));
   grads_ = {};
   ++num_steps_;
 }
@@ -251,54 +251,11 @@ std::size_t Optimizer::state_bytes() const noexcept {
   return sum;
 }
 
-std::vector<io::NamedTensor> Optimizer::gather_state(comm::Communicator& group, const ShardPlan& plan) const {
-  const std::shared_ptr<DeviceRuntime> host = make_cpu_runtime();
-  const comm::Call call{.what = "optimizer state"};
-  const auto bytes_of = [](TensorView view) { return static_cast<std::size_t>(view.shape.num_elements()) * size_of(view.dtype); };
-  std::vector<io::NamedTensor> all;
-  auto slot = slots_.begin();
-  for (const nn::NamedParameter& p : parameters_.named()) {
-    const bool is_mine = slot != slots_.end() && slot->parameter == &p;
-    const ElementRange range{p.offset, p.offset + p.num_elements()};
-    std::size_t i = 0;
-    for (const std::string& name : state_names(optim_, p)) {
-      Tensor whole;
-      if (group.rank() == 0) whole = Tensor::empty(host, {p.num_elements()}, memory_.dtype);
-      for (int owner = 0; owner < group.size(); ++owner) {
-        const ElementRange part = intersection(plan.range(owner), range);
-        if (part.count() == 0) continue;
-        if (owner == group.rank()) {
-          const Tensor& own = slot->state[i].second;
-          const Tensor copy =
-              owner == 0 ? whole.slice(part.begin - p.offset, part.count()) : Tensor::empty(host, {part.count()}, memory_.dtype);
-          own.runtime()->copy_to_host(copy.data(), own.data(), bytes_of(copy.view()));
-          if (owner != 0) group.send(copy.view(), 0, call);
-        } else if (group.rank() == 0) {
-          group.recv(whole.slice(part.begin - p.offset, part.count()).view(), owner, call);
-        }
-      }
-      if (group.rank() == 0) all.push_back({p.name + "." + name, whole.reshaped(p.shape)});
-      ++i;
-    }
-    if (is_mine) ++slot;
-  }
-  return all;
-}
-
-void Optimizer::load_state(const std::filesystem::path& file) {
-  if (own_.count() == parameters_.all_values().num_elements()) return io::load_tensors(file, state());
-  const io::SafetensorsFile stored = io::SafetensorsFile::open(file);
+void Optimizer::load_state(StateFiles& files) {
+  if (files.is_whole() && own_.count() == parameters_.table()->num_master_elements())
+    return io::load_tensors(files.folder() / "optimizer.safetensors", state());
   for (const Slot& slot : slots_)
-    for (const auto& [name, tensor] : slot.state) {
-      const nn::NamedParameter& p = *slot.parameter;
-      const io::SafetensorsEntry& entry = stored.at(p.name + "." + name);
-      if (entry.num_elements() != p.num_elements() || entry.type != io::stored_type(memory_.dtype))
-        fail(ErrorCode::kCorrupt, "[ckpt] {}: tensor '{}' has {} elements of {}, wanted {} of {}", file.string(), entry.name,
-             entry.num_elements(), io::to_string(entry.type), p.num_elements(), to_string(memory_.dtype));
-      const std::size_t skipped = static_cast<std::size_t>(slot.part.begin - p.offset) * size_of(memory_.dtype);
-      tensor.runtime()->copy_from_host(tensor.data(), stored.bytes(entry).data() + skipped, tensor.num_bytes());
-    }
-  stored.check_whole();
+    for (const auto& [name, tensor] : slot.state) files.read(*slot.parameter, name, slot.part.begin - slot.parameter->offset, tensor);
 }
 
 double global_grad_norm(ops::OpContext& ctx, const Tensor& own_grads, const ShardPlan& plan, comm::Communicator& group) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -16,6 +15,7 @@
 #include "nn/parameters.hpp"
 #include "ops/context.hpp"
 #include "trainer/shard_plan.hpp"
+#include "trainer/state_files.hpp"
 
 namespace prl::trainer {
 
@@ -45,15 +45,16 @@ class Optimizer {
   /// `parameters` and `ctx` are borrowed and must outlive this; gradients must exist (ensure_grads). Error{kInvalidArgument} for state
   /// in bf16 of an optimizer other than AdamW and SignSGD.
   Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory = {})
-      : Optimizer(ctx, parameters, optim, std::move(memory), {0, parameters.all_values().num_elements()}) {}
-  /// Steps and keeps the state of the elements `own` alone, a range of a ShardPlan (which keeps_whole_blocks(optim)).
+      : Optimizer(ctx, parameters, optim, std::move(memory), {0, parameters.table()->num_master_elements()}) {}
+  /// Steps and keeps the state of the elements `own` alone, a range of a ShardPlan (which keeps_whole_blocks(optim)) that `parameters`
+  /// hold.
   Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory, ElementRange own);
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// One step at rate `lr`; gradients are first multiplied by `grad_scale` (clipping). Gradients stay as they are. `rounded`, if defined,
-  /// receives the stepped values in its dtype, at their place among all_values(). `grads` [own count] are the gradients of the own
+  /// receives the stepped values in its dtype, at their place among all values. `grads` [own count] are the gradients of the own
   /// elements; undefined: those of the parameters.
   void step(double lr, double grad_scale, const Tensor& rounded = {}, const Tensor& grads = {});
   std::int64_t num_steps() const noexcept { return num_steps_; }
@@ -69,10 +70,8 @@ class Optimizer {
   /// training goes on. Parameters that are owned in part have vectors of that part.
   std::vector<io::NamedTensor> state() const;
   std::vector<io::NamedTensor> copy_state() const;
-  /// The whole state in host memory, at rank 0 of `group`, whose ranks own what `plan` says and all call this. The others get nothing.
-  std::vector<io::NamedTensor> gather_state(comm::Communicator& group, const ShardPlan& plan) const;
-  /// Takes the own part of a file that holds the whole state. Error{kCorrupt} names file and tensor.
-  void load_state(const std::filesystem::path& file);
+  /// Takes the own part of a checkpoint's state. Error{kCorrupt} names file and tensor.
+  void load_state(StateFiles& files);
   /// The type's name in the configuration ("adamw", ...), and the step count of a restored state.
   std::string_view type_name() const;
   void restore_num_steps(std::int64_t num_steps) noexcept { num_steps_ = num_steps; }
