@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "base/waiting.hpp"
 
 namespace prl::comm {
 
@@ -29,7 +30,11 @@ struct Admission {
 
 std::optional<Admission> ask(Store& store, const std::string& name, Clock::time_point deadline, const std::stop_token& stop) {
   bool has_asked = false;
+  Waiting waiting({.who = "'" + name + "'", .what = "the group to let it in", .limit = deadline - Clock::now(), .detail = [&has_asked] {
+                     return std::string(has_asked ? "" : "another process asks for the same");
+                   }});
   for (;; std::this_thread::sleep_for(kPause)) {
+    waiting.check();
     if (stop.stop_requested()) return std::nullopt;
     if (Clock::now() >= deadline) fail(ErrorCode::kDeadline, "[comm] the group did not let '{}' in", name);
     if (!has_asked) {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/testing/eventually.hpp"
+#include "comm/admission.hpp"
 #include "comm/testing/ranks.hpp"
 
 namespace prl::comm {
@@ -141,6 +142,30 @@ TEST(Faults, RankThatNeverComesIsNamed) {
     for (std::thread& thread : threads) thread.join();
     for (const std::string& message : messages) EXPECT_NE(message.find("rank 1 first"), std::string::npos) << message;
   }
+}
+
+// What nobody comes to: each of these waits longer than the ten seconds after which a wait is reported.
+TEST(Faults, WaitsSayAfterTenSecondsWhoWaitsForWhom) {
+  constexpr milliseconds kLimit{11'500};
+  ::testing::internal::CaptureStderr();
+  std::vector<std::jthread> waits;
+  waits.emplace_back([&] { EXPECT_THROW((void)make_memory_store()->wait("some/key", kLimit, "rank 7"), Error); });
+  waits.emplace_back([&] { EXPECT_THROW((void)make_tcp_store("127.0.0.1", 1, kLimit), Error); });
+  waits.emplace_back([&] { EXPECT_THROW((void)make_threads_communicator(options_of(1, 2, make_memory_store(), kLimit)), PeerLost); });
+  waits.emplace_back([&] { EXPECT_THROW((void)join(options_of(0, 2, make_memory_store(), kLimit), "newcomer", kLimit, {}), Error); });
+  const auto store = make_memory_store();
+  for (const int rank : {0, 1})
+    waits.emplace_back([&, rank] {
+      const auto group = make_threads_communicator(options_of(rank, 2, store, milliseconds(30'000)));
+      if (rank == 1) std::this_thread::sleep_for(kLimit);  // the others wait for it in the barrier
+      group->barrier({.what = "end of the epoch"});
+    });
+  waits.clear();
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  for (const char* part :
+       {"waiting for rank 7 to set 'some/key'", "waiting for the store at 127.0.0.1:1", "Connection refused", "rank 1 of 2",
+        "missing are the ranks 0", "'newcomer.1' has been waiting for the group to let it in", "rank 0 of 2 (group", "end of the epoch"})
+    EXPECT_NE(said.find(part), std::string::npos) << part << " is not in\n" << said;
 }
 
 class GroupFaults : public ::testing::TestWithParam<const char*> {

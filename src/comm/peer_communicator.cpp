@@ -12,6 +12,7 @@
 
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/waiting.hpp"
 #include "comm/transport.hpp"
 
 namespace prl::comm {
@@ -26,6 +27,8 @@ constexpr std::chrono::milliseconds kReportPatience{500};
 constexpr std::chrono::milliseconds kFarewell{5000};
 /// How often a rank that waits looks whether others have left.
 constexpr std::chrono::milliseconds kWatchPause{500};
+/// From when a wait was noticed until it is reported: ten seconds in all.
+constexpr std::chrono::milliseconds kFirstReport{9'000};
 /// For ranks of a later generation, which are all there, to connect and to say so: a run that has lost a rank does not wait for one more
 /// as long as for a rank that starts.
 constexpr std::chrono::milliseconds kReconnect{2500}, kReconnectPerRank{20}, kVerdict{1000};
@@ -127,13 +130,22 @@ class Staged {
   std::vector<char> copy_;
 };
 
-/// Since when the operation under way waits.
+/// The operation in progress: since when it waits, and for whom.
 struct OpenWait {
   std::mutex mutex;
   std::optional<Clock::time_point> since;
-  void set(std::optional<Clock::time_point> to) {
+  Clock::time_point until;
+  std::string doing;
+  std::atomic<int> peer{-1};
+  void begin(Clock::time_point now, Clock::time_point deadline, const std::string& what) {
     const std::lock_guard lock(mutex);
-    since = to;
+    since = now;
+    until = deadline;
+    doing = what;
+  }
+  void end() {
+    const std::lock_guard lock(mutex);
+    since.reset();
   }
 };
 
@@ -171,7 +183,7 @@ class PeerCommunicator final : public Communicator {
     try {
       do_barrier({.what = "leaving", .timeout = std::min(options_.timeout, kFarewell)});
     } catch (const std::exception&) {
-      // The others have left, or were lost: nothing of this rank is under way any more.
+      // The others have left, or were lost: this rank has no message in flight any more.
     }
     if (!is_closed_.exchange(true)) transport_->close();
   }
@@ -205,11 +217,22 @@ class PeerCommunicator final : public Communicator {
 
   /// A connection does not always tell a rank that waits to send that its peer has died; the others, who noticed, have left then.
   void watch(const std::stop_token& stop) {
+    std::optional<Clock::time_point> reported;
+    std::optional<Waiting> waiting;
     std::unique_lock lock(wait_.mutex);
     while (!watch_wakes_.wait_for(lock, stop, kWatchPause, [&stop] { return stop.stop_requested(); })) {
       if (stop.stop_requested()) return;
+      if (reported != wait_.since) waiting.reset();
       if (!wait_.since || Clock::now() - *wait_.since < kWatchPause || is_closed_) continue;
+      if (!waiting)
+        waiting.emplace(Waiting::Options{.who = fmt::format("rank {} of {} ({})", rank(), size(), group_name()),
+                                         .what = "the others in " + wait_.doing,
+                                         .limit = wait_.until - Clock::now(),
+                                         .detail = [this] { return fmt::format("rank {} first", wait_.peer.load()); },
+                                         .first = kFirstReport});
+      reported = wait_.since;
       lock.unlock();
+      waiting->check();
       int left = -1;
       for (int r = 0; r < size() && left < 0; ++r)
         if (r != rank() && word_of(r, std::chrono::milliseconds(0))) left = r;
@@ -230,6 +253,10 @@ class PeerCommunicator final : public Communicator {
     const auto deadline = Clock::now() + limited.timeout;
     options_.store->set(key(fmt::format("here/{}", rank())), "1");
     std::vector<int> missing;
+    Waiting waiting({.who = fmt::format("rank {} of {} ({})", rank(), size(), group_name()),
+                     .what = "the other ranks to come",
+                     .limit = limited.timeout,
+                     .detail = [&missing] { return fmt::format("missing are the ranks {}", fmt::join(missing, ", ")); }});
     for (std::chrono::microseconds pause{200};; pause = std::min(pause * 2, std::chrono::microseconds(10'000))) {
       missing.clear();
       for (int r = 0; r < size(); ++r)
@@ -239,6 +266,7 @@ class PeerCommunicator final : public Communicator {
         throw PeerLost(missing, fmt::format("[comm] {}: {} of {} ranks did not come within {:.1f} s, rank {} first: was it started with "
                                             "the same store and number of ranks?",
                                             group_name(), missing.size(), size(), seconds(limited.timeout), missing.front()));
+      waiting.check();
       std::this_thread::sleep_for(pause);
     }
     std::string reason = "another rank could not connect";
@@ -262,6 +290,15 @@ class PeerCommunicator final : public Communicator {
     options_.store->set(word_key(rank()), transport_ != nullptr ? "yes" : "no");
     std::vector<std::string> words(static_cast<std::size_t>(size()));
     std::optional<std::string> verdict;
+    Waiting waiting({.who = fmt::format("rank {} of {} ({})", rank(), size(), group_name()),
+                     .what = "all ranks to say that they have connected",
+                     .limit = deadline - Clock::now(),
+                     .detail = [&words] {
+                       std::vector<std::size_t> silent;
+                       for (std::size_t r = 0; r < words.size(); ++r)
+                         if (words[r].empty()) silent.push_back(r);
+                       return fmt::format("nothing has come from the ranks {}", fmt::join(silent, ", "));
+                     }});
     for (std::chrono::microseconds pause{200}; !(verdict = options_.store->get(verdict_key));
          pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
       for (int r = 0; r < size(); ++r)
@@ -271,6 +308,7 @@ class PeerCommunicator final : public Communicator {
       else if (std::ranges::count(words, "no") > 0 || Clock::now() >= deadline)
         verdict = options_.store->set_once(verdict_key, "failed");
       if (verdict) break;
+      waiting.check();
       std::this_thread::sleep_for(pause);
     }
     if (verdict == "formed") return;
@@ -341,14 +379,14 @@ class PeerCommunicator final : public Communicator {
         peer = m.peer;
         pending.emplace_back(peer, transport_->start_send(peer, tag_of(op, number, m.bytes), m.data, m.bytes));
       }
-      wait_.set(started);
+      wait_.begin(started, deadline, doing);
       for (auto& [of, message] : pending) {
-        peer = of;
+        wait_.peer = peer = of;
         message->wait(deadline);
       }
-      wait_.set(std::nullopt);
+      wait_.end();
     } catch (const TransportError& error) {
-      wait_.set(std::nullopt);
+      wait_.end();
       pending.clear();
       lose(peer, doing, started, error);
     }

@@ -15,13 +15,13 @@
 #include <thread>
 
 #include "base/error.hpp"
+#include "base/waiting.hpp"
 
 namespace prl::comm {
 
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 constexpr char kGenerationKey[] = "generation";
 
@@ -143,13 +143,15 @@ void Store::check(const std::string& key, std::string_view value) {
 }
 
 std::string Store::wait(const std::string& key, std::chrono::milliseconds timeout, std::string_view who) {
-  const auto deadline = Clock::now() + timeout;
+  Waiting waiting(
+      {.who = fmt::format("process {}", ::getpid()), .what = fmt::format("{} to set '{}' in the store", who, key), .limit = timeout});
   std::chrono::microseconds pause{100};
   for (;;) {
     if (auto value = get(key)) return *std::move(value);
-    if (Clock::now() >= deadline)
+    if (waiting.is_expired())
       fail(ErrorCode::kDeadline, "[store] waited {:.1f} s for key '{}', which {} should have set",
            std::chrono::duration<double>(timeout).count(), key, who);
+    waiting.check();
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(10'000));
   }

@@ -20,6 +20,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/waiting.hpp"
 #include "comm/store.hpp"
 
 namespace prl::comm {
@@ -97,13 +98,17 @@ class TcpStore final : public Store {
 
   void connect(Clock::time_point deadline) {
     std::string reason;
-    for (;;) {
+    Waiting waiting({.who = fmt::format("process {}", ::getpid()),
+                     .what = name() + " to accept its connection",
+                     .limit = deadline - Clock::now(),
+                     .detail = [&reason] { return reason; }});
+    for (;; waiting.check()) {
       const Addresses addresses = look_up(host_, port_, /*is_server=*/false);
       for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
         Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
         if (!socket.is_open()) continue;
         int error = ::connect(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
-        if (error == EINPROGRESS && is_ready(socket.fd(), POLLOUT, deadline)) {
+        if (error == EINPROGRESS && is_ready(socket.fd(), POLLOUT, deadline, waiting)) {
           socklen_t size = sizeof error;
           if (::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
         }
@@ -119,8 +124,8 @@ class TcpStore final : public Store {
     }
   }
 
-  static bool is_ready(int fd, short events, Clock::time_point deadline) {
-    for (;;) {
+  static bool is_ready(int fd, short events, Clock::time_point deadline, Waiting& waiting) {
+    for (;; waiting.check()) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
       pollfd entry{fd, events, 0};
       const int n = ::poll(&entry, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 1000)));
@@ -132,8 +137,9 @@ class TcpStore final : public Store {
   /// Calls `step(done)` until it has moved `bytes` in all.
   template <typename Step>
   void move_all(std::size_t bytes, short events, Clock::time_point deadline, Step step) {
+    Waiting waiting({.who = fmt::format("process {}", ::getpid()), .what = name() + " to answer", .limit = deadline - Clock::now()});
     for (std::size_t done = 0; done < bytes;) {
-      if (!is_ready(socket_.fd(), events, deadline))
+      if (!is_ready(socket_.fd(), events, deadline, waiting))
         lost(fmt::format("no answer in {:.1f} s", std::chrono::duration<double>(timeout_).count()));
       const ssize_t n = step(done);
       if (n > 0)

@@ -27,7 +27,7 @@ class TransportError : public std::runtime_error {
 class Transport {
  public:
   using Clock = std::chrono::steady_clock;
-  /// A message under way. Its memory is in use until wait() has returned or this is destroyed.
+  /// A message in flight. Its memory is in use until wait() has returned or this is destroyed.
   class Pending {
    public:
     virtual ~Pending() = default;

@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/waiting.hpp"
 #include "comm/store.hpp"
 #include "launch/rank_launch.hpp"
 #include "launch/supervisor.hpp"
@@ -22,8 +23,6 @@
 namespace prl::launch {
 namespace fs = std::filesystem;
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// For the other nodes to come, as batch systems start them one after another.
 constexpr std::chrono::milliseconds kMeetingTime{600'000};
@@ -87,14 +86,14 @@ class Nodes {
            config_.rdzv_endpoint.value_or("this node"), first, mine);
     if (store_.set_once(come_key(config_.node_rank), own_name()) != own_name())
       fail(ErrorCode::kInvalidArgument, "[node_rank] another node is {} already", config_.node_rank);
-    wait_for([this](int node) { return come_key(node); }, kMeetingTime, stop);
+    wait_for([this](int node) { return come_key(node); }, "come", kMeetingTime, stop);
   }
 
   /// Says that this node has ended; node 0 waits for the others.
   void leave(std::stop_token stop) {
     try {
       store_.set(gone_key(config_.node_rank), "gone");
-      if (config_.node_rank == 0) wait_for([this](int node) { return gone_key(node); }, kLeavingTime, stop);
+      if (config_.node_rank == 0) wait_for([this](int node) { return gone_key(node); }, "end", kLeavingTime, stop);
     } catch (const Error& error) {
       log::warning("{}", error.what());
     }
@@ -110,13 +109,18 @@ class Nodes {
   }
 
   template <typename Key>
-  void wait_for(Key key_of, std::chrono::milliseconds limit, const std::stop_token& stop) {
-    const auto deadline = Clock::now() + limit;
-    for (int node = 0; node < config_.nnodes; ++node)
+  void wait_for(Key key_of, const char* verb, std::chrono::milliseconds limit, const std::stop_token& stop) {
+    int node = 0;
+    Waiting waiting({.who = fmt::format("prl launch on node {}", config_.node_rank),
+                     .what = fmt::format("all {} nodes to {}", config_.nnodes, verb),
+                     .limit = limit,
+                     .detail = [&node] { return fmt::format("node {} is missing", node); }});
+    for (; node < config_.nnodes; ++node)
       while (!store_.get(key_of(node))) {
         if (stop.stop_requested()) return;
-        if (Clock::now() >= deadline)
-          fail(ErrorCode::kDeadline, "[launch] node {} of {} did not come within {} s", node, config_.nnodes, limit.count() / 1000);
+        if (waiting.is_expired())
+          fail(ErrorCode::kDeadline, "[launch] node {} of {} did not {} within {} s", node, config_.nnodes, verb, limit.count() / 1000);
+        waiting.check();
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
       }
   }
