@@ -28,19 +28,22 @@ std::int64_t find_large(const std::byte* source, std::int64_t count, Bits mask, 
 
 }  // namespace
 
-std::int64_t find_not_finite(const SafetensorsFile& file, const SafetensorsEntry& entry, std::int64_t first, std::int64_t count, DType as) {
-  PRL_CHECK(first >= 0 && first + count <= entry.num_elements(), "tensor {} looked at past its end", entry.name);
-  const std::byte* source = file.bytes(entry).data() + static_cast<std::size_t>(first) * size_of(entry.type);
+std::int64_t find_not_finite(const std::byte* values, StoredType type, std::int64_t count, DType as) {
   // The bits of a number without its sign grow with it; infinity is above all numbers, and every NaN above infinity. The largest fp32
   // numbers become infinite when they are rounded to bfloat16.
   const std::uint32_t limit = as == DType::kBF16 ? 0x7f7f8000u : 0x7f800000u;
-  std::int64_t at = -1;
-  switch (entry.type) {
-    case StoredType::kF32: at = find_large<std::uint32_t>(source, count, 0x7fffffffu, limit); break;
-    case StoredType::kBF16: at = find_large<std::uint16_t>(source, count, 0x7fff, 0x7f80); break;
-    case StoredType::kF16: at = find_large<std::uint16_t>(source, count, 0x7fff, 0x7c00); break;
+  switch (type) {
+    case StoredType::kF32: return find_large<std::uint32_t>(values, count, 0x7fffffffu, limit);
+    case StoredType::kBF16: return find_large<std::uint16_t>(values, count, 0x7fff, 0x7f80);
+    case StoredType::kF16: return find_large<std::uint16_t>(values, count, 0x7fff, 0x7c00);
     default: return -1;
   }
+}
+
+std::int64_t find_not_finite(const SafetensorsFile& file, const SafetensorsEntry& entry, std::int64_t first, std::int64_t count, DType as) {
+  PRL_CHECK(first >= 0 && first + count <= entry.num_elements(), "tensor {} looked at past its end", entry.name);
+  const std::byte* source = file.bytes(entry).data() + static_cast<std::size_t>(first) * size_of(entry.type);
+  const std::int64_t at = find_not_finite(source, entry.type, count, as);
   return at < 0 ? -1 : first + at;
 }
 

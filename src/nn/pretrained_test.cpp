@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <limits>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -98,6 +99,15 @@ TEST_P(PretrainedTest, PackedMastersEqualWeightsLoadedFromAFile) {
       EXPECT_EQ(checksum(*sent).tensors, a.tensors);
       EXPECT_EQ(probe_logprobs(inference, model.ctx(), *sent, prompt), probe_logprobs(inference, model.ctx(), *made, prompt));
       EXPECT_THROW(load_flat_weights(model.ctx(), model.config, values.slice(1, values.num_elements() - 1), PolicyVersion{6}, made), Error);
+      // One row of the embedding that no prompt of a probe may contain.
+      const TensorSpec& embedding = model.parameters->table()->tensors()[0];
+      const std::int64_t bad = embedding.offset + (embedding.shape[0] - 1) * embedding.shape[1] + 3;
+      if (compute == DType::kF32)
+        values.as<float>()[bad] = std::numeric_limits<float>::quiet_NaN();
+      else
+        values.as<BFloat16>()[bad] = to_bf16(std::numeric_limits<float>::infinity());
+      expect_error([&] { load_flat_weights(model.ctx(), model.config, values, PolicyVersion{6}, made); }, ErrorCode::kCorrupt,
+                   "'" + embedding.name + "'");
     }
     // fp32 file, bf16 compute: rounding while packing equals rounding while saving.
     const TemporaryFolder temporary("mixed");

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "io/finite.hpp"
 #include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
 
@@ -175,11 +176,34 @@ Tensor flat_values(const WeightsPtr& weights) {
   return host;
 }
 
+namespace {
+
+/// Error{kCorrupt} naming the first tensor of `values` (in the order of the table) that holds something that is no finite number.
+void check_finite_values(const TensorTable& table, const Tensor& values, ThreadPool& pool) {
+  const auto tensors = table.tensors();
+  std::vector<std::int64_t> found(tensors.size(), -1);
+  const auto at = [&](const TensorSpec& spec) {
+    return values.as<std::byte>() + static_cast<std::size_t>(spec.offset) * size_of(values.dtype());
+  };
+  pool.parallel_for(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t n) {
+    const TensorSpec& spec = tensors[static_cast<std::size_t>(n)];
+    found[static_cast<std::size_t>(n)] =
+        io::find_not_finite(at(spec), io::stored_type(values.dtype()), spec.num_elements(), values.dtype());
+  });
+  for (std::size_t n = 0; n < found.size(); ++n)
+    if (found[n] >= 0)
+      fail(ErrorCode::kCorrupt, "tensor '{}' of the weights that were received holds NaN or infinity at element {}; the former ones stay",
+           tensors[n].name, found[n]);
+}
+
+}  // namespace
+
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
                              const WeightsPtr& previous) {
   std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config), values.dtype(), version, previous);
   if (values.num_elements() != weights->table->num_master_elements())
     fail(ErrorCode::kShape, "weights of {} values for a model of {}", values.num_elements(), weights->table->num_master_elements());
+  check_finite_values(*weights->table, values, *ctx.pool);
   const Tensor on_device = Tensor::empty(ctx.runtime, values.shape(), values.dtype());
   ctx.runtime->copy_from_host(on_device.data(), values.data(), values.num_bytes());
   fill_weights(*weights, ctx, /*with_backward=*/false, Slicer(ctx, *weights->table, on_device, /*with_backward=*/false));

@@ -60,7 +60,7 @@ Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType comp
 /// The same from weights without an adapter, row by row.
 Tensor flat_values(const WeightsPtr& weights);
 /// Weights without gradients from flat_values() of a model of the same `config`; bit for bit those that make_weights() makes.
-/// Error{kShape} if `values` has another length.
+/// Error{kShape} if `values` has another length; {kCorrupt} naming the tensor that holds NaN or infinity.
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
                              const WeightsPtr& previous);
 
