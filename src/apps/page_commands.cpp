@@ -14,6 +14,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/log_progress.hpp"
+#include "base/output_file.hpp"
 #include "base/stop_signal.hpp"
 #include "config/tool_config.hpp"
 #include "dashboard/page_server.hpp"
@@ -88,6 +89,7 @@ int run_plot(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::PlotConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   const config::PlotConfig& config = loaded.config;
+  refuse_overwrite(config.out, config.overwrite);
   dashboard::PlotOptions options;
   options.metrics = config.metric;
   options.smoothing = config.smoothing;
@@ -105,6 +107,7 @@ int run_plot(const config::ParsedCommand& parsed) {
 int run_report(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::ReportConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
+  refuse_overwrite(loaded.config.out, loaded.config.overwrite);
   const auto runs = dashboard::find_runs({loaded.config.run}, 1);
   write_file_atomic(loaded.config.out, dashboard::make_report(runs.front(), loaded.config.num_rollouts));
   log::success("wrote {}", loaded.config.out.string());

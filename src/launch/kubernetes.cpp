@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/files.hpp"
+#include "base/output_file.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -385,6 +386,7 @@ std::vector<RenderedFile> kubernetes_chart(const config::K8sConfig& config) {
 }
 
 std::vector<fs::path> write_kubernetes(const config::K8sConfig& config) {
+  refuse_overwrite(config.output_dir, config.overwrite);
   std::vector<fs::path> written;
   const auto write = [&](const fs::path& path, const std::string& text) {
     fs::create_directories(path.parent_path());

@@ -110,6 +110,25 @@ def test_what_is_not_built_says_so():
             check("terminate called" not in stderr and len(stderr.splitlines()) < 20, f"a dump: {stderr[-2000:]}")
 
 
+def test_files_that_are_there_are_not_overwritten():
+    with harness.workspace("overwrite") as folder:
+        (folder / "chart.svg").write_text("mine")
+        (folder / "report.html").write_text("mine")
+        (folder / "data.jsonl").write_text("mine")
+        (folder / "k8s").mkdir()
+        (folder / "k8s/manifests.yaml").write_text("mine")
+        make = ("make-data", folder / "data.jsonl", "--env.id", "reverse-text", "--num-examples", 2)
+        render = ("k8s", "render", "--example", "reverse-text", "--image.repository", "registry.example/prl", "--output-dir", folder / "k8s")
+        for command in (make, render, ("plot", folder, "--out", folder / "chart.svg"), ("report", folder, "--out", folder / "report.html")):
+            _, stderr = prl(*command, expect=1)
+            check("exists already" in stderr and "--overwrite" in stderr, f"{command[0]}: {stderr}")
+        for name in ("chart.svg", "report.html", "data.jsonl", "k8s/manifests.yaml"):
+            check((folder / name).read_text() == "mine", f"{name} was written to")
+        for command, name in ((make, "data.jsonl"), (render, "k8s/manifests.yaml")):
+            prl(*command, "--overwrite")
+            check((folder / name).read_text() != "mine", f"{name} was not written")
+
+
 def test_commands_of_other_programs_are_answered():
     for line, word in (("torchrun --nproc-per-node 8 src/prime_rl/trainer/sft/train.py @ sft.toml", "prl launch --nproc-per-node 8 sft"), ("vllm serve x", "prl inference"),
                        ("uv sync", "nothing here needs that"), ("rll @ x.toml", "did you mean"), ("@ x.toml", "prl rl")):
@@ -119,4 +138,4 @@ def test_commands_of_other_programs_are_answered():
 
 harness.main(test_help_and_version, test_links_named_like_commands, test_sources_in_their_order, test_a_dry_run_starts_nothing,
              test_a_dry_run_refuses_what_a_start_would_refuse,
-             test_what_is_not_built_says_so, test_commands_of_other_programs_are_answered)
+             test_what_is_not_built_says_so, test_files_that_are_there_are_not_overwritten, test_commands_of_other_programs_are_answered)

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <filesystem>
+
+namespace prl {
+
+/// For commands that write a file or a folder the user named: Error{kAlreadyExists} if it is there and `overwrite` is not set. An empty
+/// folder and what is no regular file (/dev/stdout, say) are no obstacle.
+void refuse_overwrite(const std::filesystem::path& path, bool overwrite);
+
+}  // namespace prl
