@@ -6,11 +6,11 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/output_file.hpp"
 #include "config/tool_config.hpp"
 #include "env/registry.hpp"
 #include "launch/model_setup.hpp"
-#include "nn/init_model.hpp"
-#include "text/tokenizer_builder.hpp"
+#include "nn/model_config.hpp"
 #include "tools/bench.hpp"
 #include "tools/bench_env.hpp"
 #include "tools/bench_lora.hpp"
@@ -18,6 +18,7 @@
 #include "tools/chat_backends.hpp"
 #include "tools/convert.hpp"
 #include "tools/doctor.hpp"
+#include "tools/init_model.hpp"
 #include "tools/make_data.hpp"
 
 namespace prl::apps {
@@ -34,52 +35,9 @@ int run_doctor(const config::ParsedCommand& parsed) {
 int run_init_model(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::InitModelConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
-  const config::InitModelConfig& config = loaded.config;
-  if (fs::exists(config.output_dir)) {
-    if (!config.overwrite)
-      fail(ErrorCode::kAlreadyExists, "{} exists already; choose another folder or add --overwrite", config.output_dir.string());
-    if (!fs::exists(config.output_dir / "config.json") && !fs::is_empty(config.output_dir))
-      fail(ErrorCode::kAlreadyExists, "{} holds something that is no model folder; it is not overwritten", config.output_dir.string());
-    fs::remove_all(config.output_dir);
-  }
-  // The tokenizer is made in a folder of its own first: its ids go into config.json.
-  const fs::path scratch = config.output_dir.string() + ".tokenizer";
-  fs::remove_all(scratch);
-  fs::create_directories(scratch);
-  text::ByteTokenizerOptions tokenizer;
-  tokenizer.model_max_length = config.max_position_embeddings;
-  const text::ByteTokenizerIds ids = text::write_byte_level_tokenizer(scratch, tokenizer);
-  if (config.vocab_size < ids.vocab_size)
-    fail(ErrorCode::kInvalidArgument, "--vocab-size {} is too small: the byte-level tokenizer has {} tokens", config.vocab_size,
-         ids.vocab_size);
-  nn::InitModelOptions options;
-  switch (config.family) {
-    case config::ModelFamily::kQwen3: options.family = "qwen3"; break;
-    case config::ModelFamily::kQwen2: options.family = "qwen2"; break;
-    case config::ModelFamily::kLlama: options.family = "llama"; break;
-  }
-  options.vocab_size = config.vocab_size;
-  options.hidden_size = config.hidden_size;
-  options.intermediate_size = config.intermediate_size;
-  options.num_layers = config.num_layers;
-  options.num_heads = config.num_heads;
-  options.num_kv_heads = config.num_kv_heads;
-  options.head_dim = config.head_dim.value_or(config.hidden_size / config.num_heads);
-  options.max_position = config.max_position_embeddings;
-  options.rope_theta = config.rope_theta;
-  options.rms_norm_eps = config.rms_norm_eps;
-  options.tie_word_embeddings = config.tie_word_embeddings;
-  options.std_dev = static_cast<float>(config.initializer_range);
-  options.seed = static_cast<std::uint64_t>(config.seed);
-  options.dtype = config.dtype == config::ComputeDType::kBFloat16 ? DType::kBF16 : DType::kF32;
-  options.eos_id = ids.im_end;
-  options.pad_id = ids.endoftext;
-  nn::init_model(options, config.output_dir);
-  for (const auto& entry : fs::directory_iterator(scratch))
-    fs::copy_file(entry.path(), config.output_dir / entry.path().filename(), fs::copy_options::overwrite_existing);
-  fs::remove_all(scratch);
-  const nn::ModelConfig made = nn::load_model_config(config.output_dir);
-  log::success("made {}: {} with {} parameters, vocabulary {}", config.output_dir.string(), made.architecture, made.num_parameters(),
+  tools::init_model(loaded.config);
+  const nn::ModelConfig made = nn::load_model_config(loaded.config.output_dir);
+  log::success("made {}: {} with {} parameters, vocabulary {}", loaded.config.output_dir.string(), made.architecture, made.num_parameters(),
                made.vocab_size);
   return 0;
 }
@@ -87,6 +45,7 @@ int run_init_model(const config::ParsedCommand& parsed) {
 int run_make_data(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::MakeDataConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
+  refuse_overwrite(loaded.config.output, loaded.config.overwrite);
   const env::EnvironmentPtr environment = env::make_environment(launch::env_spec(loaded.config.env));
   const std::int64_t count =
       tools::make_sft_data(*environment, {.output = loaded.config.output,
@@ -139,7 +98,8 @@ int run_bench(const config::ParsedCommand& parsed) {
   }
   if (config.suite == config::BenchSuite::kEnv) {
     tools::BenchEnvOptions bench;
-    const env::EnvSpec spec = launch::in_run(launch::env_spec(config.env), std::filesystem::temp_directory_path(), config.max_concurrent);
+    const env::EnvSpec spec =
+        launch::in_run(launch::env_spec(config.env), std::filesystem::temp_directory_path(), config.max_concurrent, config.log.vf_level);
     bench.environment = env::make_environment(spec);
     bench.num_rollouts = config.num_rollouts;
     bench.num_at_once = config.max_concurrent;

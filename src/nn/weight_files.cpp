@@ -1,5 +1,6 @@
 #include "nn/weight_files.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/log.hpp"
 #include "io/safetensors.hpp"
 #include "nn/models/config_reader.hpp"
 
@@ -26,6 +28,65 @@ constexpr const char* kCompanions[] = {"tokenizer.json",  "tokenizer_config.json
 constexpr const char* kToolTemplate = "additional_chat_templates/tool_use.jinja";
 
 constexpr std::uint64_t kMaxTokenizerConfigBytes = 64 << 20;
+
+/// Names that a model folder of ours can hold. Whatever else lies in one is the user's.
+bool is_model_file(const std::string& name) {
+  if (name == "config.json" || std::ranges::find(kCompanions, name) != std::end(kCompanions)) return true;
+  if (name == "model.safetensors" || name == "model.safetensors.index.json") return true;
+  return name.starts_with("model-") && name.ends_with(".safetensors");
+}
+
+/// Removes the model in `folder`, and the folder itself if nothing else is in it.
+void remove_model_files(const fs::path& folder) {
+  std::error_code ignored;
+  std::vector<fs::path> ours{folder / kToolTemplate, (folder / kToolTemplate).parent_path()};
+  for (fs::directory_iterator it(folder, ignored), end; !ignored && it != end; it.increment(ignored))
+    if (is_model_file(it->path().filename().string()) && !it->is_directory(ignored)) ours.push_back(it->path());
+  ours.push_back(folder);
+  for (const fs::path& path : ours) fs::remove(path, ignored);  // a folder only if it is empty
+}
+
+/// A name beside `folder` that nothing has yet.
+fs::path unused_name(const fs::path& folder, std::string_view mark) {
+  for (int n = 0;; ++n) {
+    const fs::path path = folder.string() + fmt::format(".{}-{}{}", mark, ::getpid(), n == 0 ? "" : fmt::format("-{}", n));
+    if (!fs::exists(fs::symlink_status(path))) return path;
+  }
+}
+
+/// Gives `temporary` the name of the model folder `folder`. The former folder steps aside first and comes back if that fails; the
+/// user's own files in it are moved into the new one.
+void replace_model_folder(const fs::path& temporary, const fs::path& folder) {
+  const fs::path aside = unused_name(folder, "old");
+  fs::rename(folder, aside);
+  try {
+    publish_directory(temporary, folder);
+  } catch (...) {
+    fs::rename(aside, folder);
+    throw;
+  }
+  std::vector<fs::path> others;
+  for (const auto& entry : fs::directory_iterator(aside))
+    if (const std::string name = entry.path().filename().string();
+        !is_model_file(name) && name != fs::path(kToolTemplate).parent_path() && !fs::exists(folder / name))
+      others.push_back(entry.path());
+  for (const fs::path& path : others) fs::rename(path, folder / path.filename());
+  remove_model_files(aside);
+  if (fs::exists(aside)) log::warning("{} keeps files of the former {} that are no part of a model", aside.string(), folder.string());
+}
+
+/// Where `folder` really is, without links and without a slash at the end.
+fs::path resolved(const fs::path& folder) {
+  std::error_code error;
+  fs::path path = fs::weakly_canonical(fs::absolute(folder), error);
+  if (error) path = fs::absolute(folder).lexically_normal();  // a file where a folder should be, say: writing to it names the reason
+  return path.has_filename() ? path : path.parent_path();
+}
+
+/// Whether `path` is `folder` or lies in it; both resolved.
+bool is_within(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
+}
 
 void replace_chat_template(const fs::path& folder, const std::string& text) {
   fs::remove(folder / kToolTemplate);
@@ -128,19 +189,25 @@ void write_weight_files(const fs::path& folder, std::span<const WeightSource> so
   }
 }
 
-namespace {
-
-/// "a/b/" ends in an empty name.
-fs::path without_slash(const fs::path& folder) { return folder.has_filename() ? folder : folder.parent_path(); }
-
-}  // namespace
+void check_output_folder(const fs::path& folder, bool overwrite, std::span<const fs::path> inputs) {
+  const fs::path output = resolved(folder);
+  for (const fs::path& input : inputs)
+    if (is_within(resolved(input), output))
+      fail(ErrorCode::kInvalidArgument, "{} holds {}, which is read: choose another output folder", folder.string(), input.string());
+  if (is_within(resolved(fs::current_path()), output))
+    fail(ErrorCode::kInvalidArgument, "{} holds the folder that prl was started in; it is not replaced: choose another output folder",
+         folder.string());
+  if (!fs::exists(folder)) return;
+  if (!overwrite) fail(ErrorCode::kAlreadyExists, "{} exists already; choose another folder or add --overwrite", folder.string());
+  if (!fs::is_directory(folder)) fail(ErrorCode::kAlreadyExists, "{} is no folder; it is not overwritten", folder.string());
+  if (!fs::is_empty(folder) && !fs::exists(folder / "config.json"))
+    fail(ErrorCode::kAlreadyExists, "{} holds something that is no model folder; it is not overwritten", folder.string());
+}
 
 fs::path start_model_folder(const fs::path& folder, bool replace) {
   if (!replace && fs::exists(folder) && !(fs::is_directory(folder) && fs::is_empty(folder)))
     fail(ErrorCode::kAlreadyExists, "{} exists; remove it or save elsewhere", folder.string());
-  const fs::path clean = without_slash(folder);
-  const fs::path parent = clean.has_parent_path() ? clean.parent_path() : fs::path(".");
-  const fs::path temporary = parent / fmt::format("{}.tmp-{}", clean.filename().string(), ::getpid());
+  const fs::path temporary = resolved(folder).string() + fmt::format(".tmp-{}", ::getpid());
   std::error_code error;
   fs::remove_all(temporary, error);
   fs::create_directories(temporary, error);
@@ -149,8 +216,11 @@ fs::path start_model_folder(const fs::path& folder, bool replace) {
 }
 
 void finish_model_folder(const fs::path& temporary, const fs::path& folder) {
-  fs::remove_all(without_slash(folder));  // empty, or to be replaced
-  publish_directory(temporary, without_slash(folder));
+  const fs::path final_path = resolved(folder);
+  if (fs::exists(final_path) && !fs::is_empty(final_path))
+    replace_model_folder(temporary, final_path);
+  else
+    publish_directory(temporary, final_path);  // replaces an empty folder
 }
 
 void make_model_folder(const fs::path& folder, const std::function<void(const fs::path& temporary)>& fill, bool replace) {

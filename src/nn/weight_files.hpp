@@ -24,7 +24,7 @@ struct WeightFileOptions {
   DType dtype = DType::kBF16;  ///< kF32, kBF16 or kF16, else Error{kInvalidArgument}
   std::uint64_t max_shard_bytes = 5'000'000'000ULL;
   std::string stem = "model";  ///< of the files' names
-  /// Called now and then with the bytes written so far and of all tensors; may be empty.
+  /// Called from time to time with the bytes written so far and of all tensors; may be empty.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
   /// Of several writers of one folder, which each write whole layers of about the same size. The first writes the index.
   int writer = 0, num_writers = 1;
@@ -35,8 +35,8 @@ struct WeightFileOptions {
 void write_weight_files(const std::filesystem::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options);
 
 /// Calls `fill` with a fresh folder beside `folder`, then gives that its final name, fsynced: the folder appears whole or not at
-/// all. Error{kAlreadyExists} unless `folder` is missing, empty or, with `replace`, to be removed; {kIo}; what `fill` throws, after
-/// cleaning up.
+/// all. With `replace` a model that is there is replaced, and only once the new one is complete; other files in the folder stay.
+/// Error{kAlreadyExists} unless `folder` is missing, empty or to be replaced; {kIo}; what `fill` throws, after cleaning up.
 void make_model_folder(const std::filesystem::path& folder, const std::function<void(const std::filesystem::path& temporary)>& fill,
                        bool replace = false);
 
@@ -44,6 +44,10 @@ void make_model_folder(const std::filesystem::path& folder, const std::function<
 /// final name. Who made it removes it if it is not finished.
 std::filesystem::path start_model_folder(const std::filesystem::path& folder, bool replace = false);
 void finish_model_folder(const std::filesystem::path& temporary, const std::filesystem::path& folder);
+
+/// For tools, before make_model_folder(folder, ..., overwrite): Error{kInvalidArgument} if `folder` holds one of `inputs` or the
+/// working directory; {kAlreadyExists} if it exists without `overwrite`, or is no model folder.
+void check_output_folder(const std::filesystem::path& folder, bool overwrite, std::span<const std::filesystem::path> inputs = {});
 
 /// What goes beside the weights of a model folder.
 struct Companions {

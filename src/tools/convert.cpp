@@ -171,12 +171,9 @@ ConvertResult convert_model(const ConvertOptions& options) {
              entry.path().string());
     fail(ErrorCode::kNotFound, "{} holds no config.json; prl convert reads GGUF files and Hugging Face folders", options.input.string());
   }
-  if (fs::exists(options.output_dir) && !options.overwrite)
-    fail(ErrorCode::kAlreadyExists, "{} exists already; choose another folder or add --overwrite", options.output_dir.string());
-  if (fs::exists(options.output_dir) && !fs::is_empty(options.output_dir) && !fs::exists(options.output_dir / "config.json"))
-    fail(ErrorCode::kAlreadyExists, "{} holds something that is no model folder; it is not overwritten", options.output_dir.string());
-  if (!is_file && fs::exists(options.output_dir) && fs::equivalent(options.input, options.output_dir))
-    fail(ErrorCode::kInvalidArgument, "{} cannot be converted into itself", options.input.string());
+  std::vector<fs::path> inputs{options.input};
+  if (options.adapter) inputs.push_back(*options.adapter);
+  nn::check_output_folder(options.output_dir, options.overwrite, inputs);
   ConvertResult result;
   nn::make_model_folder(
       options.output_dir,

@@ -131,5 +131,61 @@ TEST_F(Convert, NamesWhatIsWrongAndLeavesNothingBehind) {
   EXPECT_TRUE(fs::exists(folder_ / "notes.txt")) << "a folder that is no model is never overwritten";
 }
 
+TEST_F(Convert, RefusesAnOutputThatHoldsItsInput) {
+  fs::create_directories(folder_ / "x/inner");
+  fs::copy_file(tiny(), folder_ / "x/inner/x.gguf");
+  std::ofstream(folder_ / "x/config.json") << "{}";
+  std::ofstream(folder_ / "x/inner/config.json") << "{}";
+  fs::create_directory_symlink(folder_ / "x", folder_ / "link");
+  ConvertOptions options;
+  options.input = folder_ / "x/inner/x.gguf";
+  options.overwrite = true;
+  for (const char* output : {"x/inner", "x", "x/", "link", "link/inner", "x/inner/../inner/."}) {
+    options.output_dir = folder_ / output;
+    expect_error(options, ErrorCode::kInvalidArgument, "x.gguf, which is read");
+  }
+  ConvertOptions good;
+  good.input = tiny();
+  good.output_dir = folder_ / "model";
+  convert_model(good);
+  options.input = folder_ / "model";
+  options.output_dir = folder_ / "model";
+  expect_error(options, ErrorCode::kInvalidArgument, "which is read");
+  for (const fs::path& here : {fs::path("."), fs::path(""), fs::current_path().parent_path()}) {
+    options.output_dir = here.empty() ? fs::current_path() : here;
+    expect_error(options, ErrorCode::kInvalidArgument, "was started in");
+  }
+  EXPECT_EQ(read_file(folder_ / "x/inner/x.gguf"), read_file(tiny()));
+  EXPECT_TRUE(fs::exists(folder_ / "model/model.safetensors"));
+}
+
+TEST_F(Convert, OverwritingKeepsWhatIsNoPartOfTheModel) {
+  ConvertOptions options;
+  options.input = tiny();
+  options.output_dir = folder_ / "m";
+  options.max_shard_bytes = 20000;
+  convert_model(options);
+  fs::create_directories(folder_ / "m/.git");
+  std::ofstream(folder_ / "m/.git/HEAD") << "ref";
+  std::ofstream(folder_ / "m/README.md") << "mine";
+  std::ofstream(folder_ / "m/model.gguf") << "another";
+  options.max_shard_bytes = 1 << 30;
+  options.overwrite = true;
+  convert_model(options);
+  EXPECT_EQ(read_file(folder_ / "m/.git/HEAD"), "ref");
+  EXPECT_EQ(read_file(folder_ / "m/README.md"), "mine");
+  EXPECT_EQ(read_file(folder_ / "m/model.gguf"), "another");
+  EXPECT_TRUE(fs::exists(folder_ / "m/model.safetensors"));
+  EXPECT_FALSE(fs::exists(folder_ / "m/model.safetensors.index.json")) << "shards of the former model";
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1) << "nothing is left beside it";
+
+  // What cannot be converted leaves the former model as it was.
+  const std::string before = read_file(folder_ / "m/model.safetensors");
+  options.input = changed("tokenizer.ggml.tokens", "tokenizer.ggml.tokenx");
+  EXPECT_THROW(convert_model(options), Error);
+  EXPECT_EQ(read_file(folder_ / "m/model.safetensors"), before);
+  EXPECT_EQ(read_file(folder_ / "m/README.md"), "mine");
+}
+
 }  // namespace
 }  // namespace prl::tools
