@@ -1,8 +1,14 @@
 #include "env/python/install.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
 #include <ctime>
 
 #include "base/error.hpp"
@@ -231,6 +237,77 @@ std::string fetch_from_hub(const Requirement& requirement, const fs::path& folde
   return source.string();
 }
 
+/// Refuses a folder that holds what no installation put there: PRL_ENVIRONMENTS may name any folder.
+void check_ours(const fs::path& folder) {
+  constexpr std::array kOurs{"venv", "source", "requirements.txt", "requirements.lock", "pip-report.json", "environment.json"};
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (std::ranges::find(kOurs, name) != kOurs.end() || name.find(".tmp-") != std::string::npos) continue;
+    fail(ErrorCode::kAlreadyExists, "{} holds {}, which no installation put there: it is not removed; move it, or set PRL_ENVIRONMENTS",
+         folder.string(), name);
+  }
+}
+
+/// The former installation of an environment while a new one is made; comes back unless the new one is kept. Virtual environments hold
+/// their own path, so the new one has to be made where the former was.
+class Former {
+ public:
+  /// Error{kAlreadyExists} while another process installs the same environment.
+  explicit Former(const fs::path& folder) : folder_(folder), aside_(folder.parent_path() / (".former-" + folder.filename().string())) {
+    fs::create_directories(folder.parent_path());
+    const fs::path lock = folder.parent_path() / (".lock-" + folder.filename().string());
+    lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (lock_ < 0) fail(ErrorCode::kIo, "{} cannot be made: {}", lock.string(), std::strerror(errno));
+    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+      ::close(lock_);
+      fail(ErrorCode::kAlreadyExists, "another process installs or removes {} now; try again when it has ended", folder.string());
+    }
+    if (is_there(aside_)) restore();  // of an installation that was killed
+  }
+  ~Former() {
+    if (is_aside_) restore();
+    ::close(lock_);
+  }
+  Former(const Former&) = delete;
+  Former& operator=(const Former&) = delete;
+
+  void set_aside() {
+    check_ours(folder_);
+    if (is_there(folder_ / "environment.json")) {
+      fs::rename(folder_, aside_);
+      is_aside_ = true;
+    }
+    fs::remove_all(folder_);
+  }
+  void forget() {
+    std::error_code ignored;
+    is_aside_ = false;
+    fs::remove_all(aside_, ignored);
+  }
+
+ private:
+  static bool is_there(const fs::path& path) noexcept {
+    std::error_code ignored;
+    return fs::exists(path, ignored);
+  }
+  void restore() noexcept {
+    std::error_code error;
+    is_aside_ = false;
+    if (is_there(folder_ / "environment.json")) {
+      fs::remove_all(aside_, error);
+      return;
+    }
+    fs::remove_all(folder_, error);
+    fs::rename(aside_, folder_, error);
+    if (error) log::error("the former installation is in {}: {}", aside_.string(), error.message());
+  }
+
+  fs::path folder_, aside_;
+  int lock_ = -1;
+  bool is_aside_ = false;
+};
+
 }  // namespace
 
 Requirement parse_requirement(const std::string& target) {
@@ -275,10 +352,11 @@ Requirement parse_requirement(const std::string& target) {
 InstalledEnv install_environment(const InstallOptions& options) {
   const Requirement requirement = parse_requirement(options.target);
   const fs::path folder = installed_folder(options.all, requirement.id);
+  Former former(folder);
   if (fs::exists(folder / "environment.json") && !options.overwrite)
     fail(ErrorCode::kAlreadyExists, "environment {} is installed in {}; --overwrite replaces it", requirement.id, folder.string());
   // The record is written last: what an interrupted installation left counts for nothing.
-  fs::remove_all(folder);
+  former.set_aside();
   fs::create_directories(folder);
   Installer installer(options, folder);
   try {
@@ -301,6 +379,7 @@ InstalledEnv install_environment(const InstallOptions& options) {
     made.installed_at = now_utc();
     made.folder = folder;
     write_installed(made);
+    former.forget();
     return made;
   } catch (const std::exception&) {
     std::error_code ignored;
@@ -312,6 +391,8 @@ InstalledEnv install_environment(const InstallOptions& options) {
 void remove_environment(const fs::path& all, const std::string& id) {
   const auto found = find_installed(all, id);
   if (!found) fail(ErrorCode::kNotFound, "environment {} is not installed", id);
+  const Former no_other(found->folder);
+  check_ours(found->folder);
   fs::remove_all(found->folder);
 }
 

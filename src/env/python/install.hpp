@@ -34,9 +34,10 @@ Requirement parse_requirement(const std::string& target);
 /// Makes a virtual environment with the package, by uv if it is there, else by venv and pip; writes environment.json and requirements.lock
 /// (every package with its version and, where it came from an index, its hashes). An environment that is written for the legacy API
 /// gets verifiers<=0.3.1. What the tools print goes to stderr.
+/// An installation that is replaced comes back if the new one fails; files that no installation made are never removed.
 /// Error{kAlreadyExists} unless options.overwrite; {kNotFound} for a missing Python or client; {kUnavailable} if the installation fails.
 InstalledEnv install_environment(const InstallOptions& options);
-/// Error{kNotFound}.
+/// Error{kNotFound}; {kAlreadyExists} for files in its folder that no installation made.
 void remove_environment(const std::filesystem::path& all, const std::string& id);
 
 /// Writes the package of a new environment into `folder`, which must not exist or be empty, and returns what to type next.

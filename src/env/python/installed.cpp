@@ -88,7 +88,7 @@ std::vector<InstalledEnv> list_installed(const fs::path& all) {
   std::vector<InstalledEnv> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(all, error))
-    if (entry.is_directory())
+    if (entry.is_directory() && !entry.path().filename().string().starts_with('.'))  // ".former-x" while x is replaced
       if (auto environment = read_record(entry.path())) found.push_back(std::move(*environment));
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
   return found;

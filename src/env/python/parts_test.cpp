@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
+#include "base/files.hpp"
 #include "env/message_match.hpp"
 #include "env/python/conversations.hpp"
 #include "env/python/frame.hpp"
+#include "env/python/install.hpp"
 #include "env/python/installed.hpp"
 #include "env/python/player.hpp"
+#include "env/python/server.hpp"
 #include "env/python/task_pages.hpp"
 #include "env/python/worker_files.hpp"
 #include "env/testing/scripted_chat.hpp"
@@ -152,6 +155,63 @@ TEST(Installed, IdsAndRecords) {
   EXPECT_EQ(find_installed(all, "a")->id, "org/a");
   EXPECT_EQ(find_installed(all, "b")->id, "b") << "the exact one first";
   EXPECT_THAT([&] { static_cast<void>(find_installed(all, "a==2.0")); }, ThrowsMessage<Error>(HasSubstr("version 1.0 is installed")));
+}
+
+TEST(Installed, AFailedReplacementLeavesTheFormerInstallation) {
+  namespace fs = std::filesystem;
+  const fs::path all = fs::path(::testing::TempDir()) / "prl-replaced";
+  fs::remove_all(all);
+  InstalledEnv environment;
+  environment.id = "a";
+  environment.version = "1.0";
+  environment.folder = installed_folder(all, "a");
+  fs::create_directories(environment.folder / "venv");
+  write_installed(environment);
+  InstallOptions options;
+  options.target = "a";
+  options.all = all;
+  options.overwrite = true;
+  options.python = "/nowhere/python3";
+  EXPECT_THROW(install_environment(options), Error);
+  ASSERT_TRUE(find_installed(all, "a")) << "the former one works on";
+  EXPECT_TRUE(fs::exists(environment.folder / "venv"));
+  EXPECT_EQ(list_installed(all).size(), 1u);
+
+  // Of an installation that was killed half-way.
+  fs::rename(environment.folder, all / ".former-a");
+  fs::create_directories(environment.folder / "venv/half");
+  EXPECT_FALSE(find_installed(all, "a"));
+  EXPECT_THROW(install_environment(options), Error);
+  EXPECT_TRUE(find_installed(all, "a"));
+  EXPECT_FALSE(fs::exists(environment.folder / "venv/half"));
+
+  // PRL_ENVIRONMENTS may name a folder with other things in it.
+  fs::create_directories(all / "mine");
+  write_file_atomic(all / "mine/source.py", "x");
+  options.target = "mine";
+  EXPECT_THAT([&] { install_environment(options); }, ThrowsMessage<Error>(HasSubstr("source.py, which no installation put there")));
+  EXPECT_TRUE(fs::exists(all / "mine/source.py"));
+  write_file_atomic(environment.folder / "notes.txt", "x");
+  EXPECT_THAT([&] { remove_environment(all, "a"); }, ThrowsMessage<Error>(HasSubstr("notes.txt")));
+  fs::remove(environment.folder / "notes.txt");
+  remove_environment(all, "a");
+  EXPECT_FALSE(find_installed(all, "a"));
+}
+
+TEST(EnvServer, ListensForOthersWithATokenOnly) {
+  ::unsetenv("PRL_ENV_TOKEN");
+  std::stop_source stop;
+  stop.request_stop();
+  ServerOptions options;
+  options.id = "words";
+  options.settings.kind = "fake";
+  for (const char* address : {"0.0.0.0:7000", ":::7000", "node1:7000"}) {
+    options.address = address;
+    EXPECT_THAT([&] { serve(options, stop.get_token()); }, ThrowsMessage<Error>(HasSubstr("PRL_ENV_TOKEN"))) << address;
+  }
+  ::setenv("PRL_ENV_TOKEN", "", 1);
+  EXPECT_THROW(serve(options, stop.get_token()), Error) << "an empty secret is none";
+  ::unsetenv("PRL_ENV_TOKEN");
 }
 
 TEST(WorkerFiles, AreUnpackedOnce) {

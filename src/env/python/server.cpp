@@ -73,6 +73,8 @@ class Listener {
   Clock::time_point due_;
 };
 
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127."); }
+
 }  // namespace
 
 void serve(const ServerOptions& options, std::stop_token stop) {
@@ -83,8 +85,14 @@ void serve(const ServerOptions& options, std::stop_token stop) {
   PythonSettings settings = options.settings;
   settings.sandbox = false;  // it listens
   settings.pass_env.emplace_back("PRL_ENV_TOKEN");
-  if (std::getenv("PRL_ENV_TOKEN") == nullptr) {
-    log::warning("PRL_ENV_TOKEN is not set: whoever reaches {} can run the environment", options.address);
+  const char* token = std::getenv("PRL_ENV_TOKEN");
+  if (token == nullptr || *token == '\0') {
+    if (!is_loopback(options.address.substr(0, colon)))
+      fail(ErrorCode::kInvalidArgument,
+           "address = {}: other machines reach it, and whoever does can run the environment: set PRL_ENV_TOKEN to the same secret here and "
+           "in the run, or listen on 127.0.0.1",
+           options.address);
+    log::warning("PRL_ENV_TOKEN is not set: every user of this machine can run the environment at {}", options.address);
     settings.pass_env.pop_back();
   }
   const PythonOptions plan = plan_environment(options.id, short_name(options.id), {}, settings);
