@@ -1,9 +1,10 @@
 #include "trainer/checkpoint.hpp"
 
+#include <fmt/ranges.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <boost/json.hpp>
-
-#include <fmt/ranges.h>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
@@ -41,28 +42,42 @@ struct SaveJob {
   std::vector<io::NamedTensor> optimizer_state;
 
   void run(const std::function<void()>& before_commit) const {
-    const io::CheckpointRetention retention{options.keep_last, options.keep_interval};
-    if (options.save_weights || options.weights_only) {
-      const fs::path folder = options.weights / fmt::format("step_{}", step);
-      fs::remove_all(folder);  // of a run that was here before
-      save_weights_into(folder);
-      clean_weights(options.weights, retention);
+    // Everything is written under temporary names first. What is older goes last: a kill at any moment leaves a step that is whole.
+    const bool has_weights = options.save_weights || options.weights_only;
+    const fs::path weights = io::checkpoint_folder(options.weights, step);
+    const fs::path fresh = weights.string() + fmt::format(".tmp-{}-new", ::getpid());  // a name that remove_stale_checkpoints() knows
+    const Leftover none_left{fresh};
+    if (has_weights) {
+      fs::remove_all(fresh);
+      save_weights_into(fresh);
     }
     if (options.weights_only) {
       if (before_commit) before_commit();
-      return;
+      publish_weights(fresh, weights);
+    } else {
+      io::remove_published_folder(io::checkpoint_folder(options.checkpoints, step, kTrainerUnit));
+      io::CheckpointWriter writer(options.checkpoints, step, kTrainerUnit);
+      io::save_tensors(writer.folder() / "model.safetensors", masters_of(*parameters), {{"format", "pt"}});
+      io::save_tensors(writer.folder() / "optimizer.safetensors", optimizer_state, {{"type", progress.optimizer_type}});
+      write_file_atomic(writer.folder() / kProgressFile, to_json(progress));
+      if (before_commit) before_commit();
+      if (has_weights) publish_weights(fresh, weights);
+      writer.commit();
     }
-    fs::remove_all(io::checkpoint_folder(options.checkpoints, step, kTrainerUnit));
-    io::CheckpointWriter writer(options.checkpoints, step, kTrainerUnit);
-    io::save_tensors(writer.folder() / "model.safetensors", masters_of(*parameters), {{"format", "pt"}});
-    io::save_tensors(writer.folder() / "optimizer.safetensors", optimizer_state, {{"type", progress.optimizer_type}});
-    write_file_atomic(writer.folder() / kProgressFile, to_json(progress));
-    if (before_commit) before_commit();
-    writer.commit();
-    io::clean_checkpoints(options.checkpoints, options.units, retention);
+    const io::CheckpointRetention retention{options.keep_last, options.keep_interval};
+    if (has_weights) clean_weights(options.weights, retention);
+    if (!options.weights_only) io::clean_checkpoints(options.checkpoints, options.units, retention);
   }
 
  private:
+  /// Removes the folder at the end, if it is still there.
+  struct Leftover {
+    fs::path folder;
+    ~Leftover() {
+      std::error_code ignored;
+      fs::remove_all(folder, ignored);
+    }
+  };
   void save_weights_into(const fs::path& folder) const {
     if (adapted == nullptr) return nn::save_pretrained(*parameters, folder, weights_dtype, options.companions, options.max_shard_bytes);
     nn::save_merged(adapted, folder, weights_dtype, options.companions, options.max_shard_bytes);
@@ -80,6 +95,11 @@ std::shared_ptr<const nn::Parameters> copy_of(nn::Parameters& parameters, const 
 }
 
 }  // namespace
+
+void publish_weights(const fs::path& fresh, const fs::path& weights) {
+  io::remove_published_folder(weights);
+  publish_directory(fresh, weights);
+}
 
 void clean_weights(const fs::path& root, const io::CheckpointRetention& retention) {
   std::vector<std::int64_t> steps;

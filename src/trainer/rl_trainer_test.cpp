@@ -360,6 +360,43 @@ TEST(RunRlTrainer, ACheckpointNeverCountsBeforeItsRowIsOnDisk) {
   }
 }
 
+/// Notes what lies in the folder of snapshots when a row is synced, which is just before its checkpoint counts.
+class SnapshotsBeforeCommit final : public monitor::Sink {
+ public:
+  explicit SnapshotsBeforeCommit(fs::path weights) : weights_(std::move(weights)) {}
+  void write(const monitor::Row& row) override { last_ = row.step; }
+  void sync() override {
+    has_former.emplace_back(last_, fs::exists(weights_ / fmt::format("step_{}/model.safetensors", last_ - 2)));
+    has_leftover = has_leftover || fs::exists(weights_ / fmt::format("step_{}/of a run that did not get as far as its checkpoint", last_));
+  }
+  std::vector<std::pair<std::int64_t, bool>> has_former;
+  bool has_leftover = false;
+
+ private:
+  fs::path weights_;
+  std::int64_t last_ = 0;
+};
+
+TEST(RunRlTrainer, NothingOlderGoesBeforeACheckpointCounts) {
+  Scratch scratch("order");
+  const auto policy = make_tiny_policy(scratch.path / "model");
+  monitor::Monitor monitor{trainer_metrics()};
+  auto owned = std::make_unique<SnapshotsBeforeCommit>(scratch.path / "weights");
+  SnapshotsBeforeCommit& sink = *owned;
+  monitor.add_sink(std::move(owned));
+  RlRunOptions options = run_options(scratch.path, 6);
+  options.checkpoint->interval = 2;
+  options.checkpoint->keep_last = 1;
+  fs::create_directories(scratch.path / "weights/step_2");
+  write_file_atomic(scratch.path / "weights/step_2/of a run that did not get as far as its checkpoint", "x");
+  run_rl_trainer(options, *policy, fake_data(), nullptr, monitor, {});
+  EXPECT_THAT(sink.has_former, testing::ElementsAre(std::pair(2, false), std::pair(4, true), std::pair(6, true)));
+  EXPECT_TRUE(sink.has_leftover) << "a snapshot of the same step is replaced, not removed";
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(scratch.path / "weights")) names.push_back(entry.path().filename().string());
+  EXPECT_THAT(names, testing::ElementsAre("step_6"));
+}
+
 // The orchestrator dies, and the stopping trainer saves its half of the last step.
 TEST(RunRlTrainer, AHalfStepDoesNotPushOutTheLastWholeOne) {
   Scratch scratch("half");

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/waiting.hpp"
 #include "nn/peft.hpp"
 #include "nn/weight_files.hpp"
 
@@ -60,8 +61,7 @@ SharedSave::~SharedSave() {
 void SharedSave::make_folders() {
   if (options_.save_weights || options_.weights_only) {
     const fs::path folder = io::checkpoint_folder(options_.weights, progress_.step);
-    fs::remove_all(folder);  // of a run that was here before
-    weights_folder_ = nn::start_model_folder(folder);
+    weights_folder_ = nn::start_model_folder(folder, /*replace=*/true);
   }
   if (options_.weights_only) return;
   fs::remove_all(io::checkpoint_folder(options_.checkpoints, progress_.step, kTrainerUnit));
@@ -124,19 +124,20 @@ void SharedSave::commit(std::span<const std::string> notes, const std::function<
     if (options_.save_adapter && weights_->adapter != nullptr)
       nn::make_model_folder(weights_folder_ / kAdapterFolder,
                             [&](const fs::path& temporary) { nn::save_peft_adapter(*weights_, *table_, temporary); });
-    nn::finish_model_folder(weights_folder_, io::checkpoint_folder(options_.weights, progress_.step));
-    has_weights_ = true;
-    clean_weights(options_.weights, retention);
   }
-  if (writer_ == nullptr) {
-    if (before_commit) before_commit();
-    return;
+  if (writer_ != nullptr) {
+    write_file_atomic(unit_folder_ / kLayoutFile, to_json(layout_));
+    write_file_atomic(unit_folder_ / kProgressFile, to_json(progress_));
   }
-  write_file_atomic(unit_folder_ / kLayoutFile, to_json(layout_));
-  write_file_atomic(unit_folder_ / kProgressFile, to_json(progress_));
   if (before_commit) before_commit();
-  writer_->commit(files);
-  io::clean_checkpoints(options_.checkpoints, options_.units, retention);
+  if (!weights_folder_.empty()) {
+    publish_weights(weights_folder_, io::checkpoint_folder(options_.weights, progress_.step));
+    has_weights_ = true;
+  }
+  if (writer_ != nullptr) writer_->commit(files);
+  // What is older goes last: a kill at any moment leaves a step that is whole.
+  if (has_weights_) clean_weights(options_.weights, retention);
+  if (writer_ != nullptr) io::clean_checkpoints(options_.checkpoints, options_.units, retention);
 }
 
 fs::path SharedSave::note_file(int rank) const { return meeting_folder() / fmt::format("rank_{}.json", rank); }
@@ -145,7 +146,11 @@ std::vector<std::string> SharedSave::wait_for_notes(std::string mine) const {
   const auto end = std::chrono::steady_clock::now() + timeout_;
   std::vector<std::string> notes{std::move(mine)};
   for (int rank = 1; rank < size_; ++rank) {
+    Waiting waiting({.who = "rank 0",
+                     .what = fmt::format("rank {} to write its part of step {}", rank, progress_.step),
+                     .limit = end - std::chrono::steady_clock::now()});
     while (!fs::exists(note_file(rank))) {
+      waiting.check();
       if (is_cancelled_) fail(ErrorCode::kCancelled, "[ckpt] the checkpoint of step {} is given up: a rank was lost", progress_.step);
       if (std::chrono::steady_clock::now() > end)
         fail(ErrorCode::kDeadline, "[ckpt] rank {} has not written its part of step {} after {} s", rank, progress_.step,
