@@ -74,7 +74,7 @@ int run_env_server(const config::ParsedCommand& parsed) {
   StopSignal stop;
   launch::setup_logging(loaded.config.log, loaded.config.output_dir / "logs" / "env-server.log");
   python::ServerOptions options;
-  const env::EnvSpec spec = launch::in_run(launch::env_spec(loaded.config.env), loaded.config.output_dir, 1);
+  const env::EnvSpec spec = launch::in_run(launch::env_spec(loaded.config.env), loaded.config.output_dir, 1, loaded.config.log.vf_level);
   options.id = spec.id;
   options.settings = spec.python;
   options.address = loaded.config.address;

@@ -236,6 +236,7 @@ struct InferenceConfig {
   Value vllm = Value::table();
   bool dry_run = false;
   static constexpr StatusBelow kStatusBelow[] = {{"log.interval", inert("a server logs no progress")},
+                                                 {"log.vf_level", inert("no environment runs here")},
                                                  {"log.step_interval", inert("a server logs no steps")},
                                                  {"weight_broadcast", inert("new weights come with POST /update_weights")}};
   template <class V>

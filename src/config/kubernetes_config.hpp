@@ -119,6 +119,7 @@ struct K8sConfig {
   std::optional<std::string> example;
   K8sSecretsConfig secrets;
   std::filesystem::path output_dir = "k8s";
+  bool overwrite = false;
   bool dry_run = false;
   template <class V>
   void visit(V& v) {
@@ -133,6 +134,7 @@ struct K8sConfig {
     v.field("example", example, "Commands of an example that the image holds: reverse-text");
     v.field("secrets", secrets, "Keys of services");
     v.field("output_dir", output_dir, "Folder of the files: manifests.yaml and chart/");
+    v.field("overwrite", overwrite, "Replace files of an output_dir that is there");
     v.field("dry_run", dry_run, "Check the configuration and stop");
   }
 };

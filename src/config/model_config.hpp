@@ -198,9 +198,9 @@ struct TrainerModelConfig {
     v.field("optimization_dtype", optimization_dtype,
             "Type of the optimizer's state; bfloat16 is rounded stochastically. Masters are float32 always");
     v.field("reduce_dtype", reduce_dtype, "Type in which gradients are summed over devices",
-            {.status = inert("gradients of one device are summed in float32")});
+            {.status = inert("gradients are always summed in float32")});
     v.field("reduce", reduce,
-            "exact: gradients of rows are added in order, the same bits on any number of ranks; fast: in place, less memory");
+            "exact: gradients of rows are added in order, the same bits on any number of ranks; fast: in place, less memory on one device");
     v.field("ac", ac, "Activation checkpointing; off if not set");
     v.field("fused_lm_head_token_chunk_size", fused_lm_head_token_chunk_size,
             "Tokens per block of the fused LM head; logits of [tokens, vocabulary] are never held",

@@ -216,7 +216,7 @@ struct OrchestratorConfig {
             {.status = not_built("training on what the environment says")});
     v.field("tasks_per_minute", tasks_per_minute, "Most tasks started per minute", {.min = 0, .is_open_min = true});
     v.field("num_train_workers", num_train_workers, "Data-parallel ranks of the trainer",
-            {.min = 1, .status = not_built("data parallelism")});
+            {.min = 1, .status = inert("rank 0 of the trainer takes whole batches and shares them out")});
     v.field("pad_to_multiple_of", pad_to_multiple_of, "Micro batches are padded to a multiple of this", {.unit = "tokens", .min = 1});
     v.field("rollout_transport", rollout_transport, "How samples leave");
     v.field("weight_broadcast", weight_broadcast, "How new weights reach inference");
@@ -238,9 +238,9 @@ struct OrchestratorConfig {
     v.field("collect_inference_metrics", collect_inference_metrics, "Read the servers' metrics",
             {.status = inert("the engine's metrics are always read")});
     v.field("env_server_base_port", env_server_base_port, "First port of environment servers",
-            {.min = 1, .max = 65535, .status = inert("environments run inside the orchestrator")});
+            {.min = 1, .max = 65535, .status = inert("Python environments need no ports here; env.address names `prl env-server`s")});
     v.field("env_install_prerelease", env_install_prerelease, "Allow pre-releases when environments are installed",
-            {.status = not_built("installing Python environments")});
+            {.status = inert("a run installs no environments; `prl env install` does")});
     v.field("env_vars", env_vars, "Environment variables of the process");
   }
 };

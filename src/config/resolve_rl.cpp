@@ -51,7 +51,8 @@ class Propagation {
     // The orchestrator renders messages and reads replies, in whichever process the engine runs.
     fill("inference.model.tool_call_parser", "orchestrator.renderer.tool_call_parser");
     fill("inference.model.reasoning_parser", "orchestrator.renderer.reasoning_parser");
-    for (const char* key : {"level", "vf_level", "json_logging", "file"})
+    share("log.vf_level", {"orchestrator.log.vf_level"});
+    for (const char* key : {"level", "json_logging", "file"})
       share(fmt::format("log.{}", key),
             {fmt::format("trainer.log.{}", key), fmt::format("orchestrator.log.{}", key), fmt::format("inference.log.{}", key)});
     share("log.interval", {"orchestrator.log.interval"});

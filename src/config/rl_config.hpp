@@ -120,6 +120,7 @@ struct RlConfig {
       {"tokenizer.chat_template",
        passed_on("trainer.tokenizer.chat_template orchestrator.tokenizer.chat_template inference.model.chat_template")},
       {"log.level", passed_on("trainer.log.level orchestrator.log.level inference.log.level")},
+      {"log.vf_level", passed_on("orchestrator.log.vf_level")},
       {"log.json_logging", passed_on("trainer.log.json_logging orchestrator.log.json_logging inference.log.json_logging")},
       {"log.interval", passed_on("orchestrator.log.interval")},
       {"log.file", passed_on("trainer.log.file orchestrator.log.file inference.log.file")},

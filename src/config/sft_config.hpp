@@ -187,6 +187,7 @@ struct SftConfig {
   std::optional<SlurmConfig> slurm;
   bool dry_run = false;
   static constexpr StatusBelow kStatusBelow[] = {{"log.interval", inert("there is one line per step; log.step_interval thins them out")},
+                                                 {"log.vf_level", inert("no environment runs here")},
                                                  {"model.seq_len", inert("rows hold data.seq_len tokens")}};
   template <class V>
   void visit(V& v) {

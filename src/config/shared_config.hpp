@@ -47,8 +47,7 @@ struct LogConfig {
   template <class V>
   void visit(V& v) {
     v.field("level", level, "Least severity that is logged; PRIME_LOG_LEVEL sets its default");
-    v.field("vf_level", vf_level, "Least severity logged by environment code; PRIME_VF_LOG_LEVEL sets its default",
-            {.status = inert("environments are native and log with log.level")});
+    v.field("vf_level", vf_level, "Least severity logged by Python environments; PRIME_VF_LOG_LEVEL sets its default");
     v.field("json_logging", json_logging, "One JSON object per line instead of text");
     v.field("log_data", log_data, "Log the first sample of the data",
             {.status = inert("samples are in the rollouts folder, requests are not logged")});
@@ -72,8 +71,7 @@ struct SharedLogConfig {
   template <class V>
   void visit(V& v) {
     v.field("level", level, "Least severity that is logged, for all roles");
-    v.field("vf_level", vf_level, "Least severity logged by environment code",
-            {.status = inert("environments are native and log with log.level")});
+    v.field("vf_level", vf_level, "Least severity logged by Python environments");
     v.field("json_logging", json_logging, "One JSON object per line instead of text, for all roles");
     v.field("file", file, "Also write to <output_dir>/logs");
     v.field("interval", interval, "Time between two progress lines of the orchestrator",

@@ -68,6 +68,7 @@ struct MakeDataConfig {
   EnvConfig env;
   std::int64_t num_examples = -1;
   bool eval_split = false;
+  bool overwrite = false;
   static constexpr StatusBelow kStatusBelow[] = {
       {"env.name", inert("demonstrations are written; no model is asked")},
       {"env.ratio", inert("demonstrations are written; no model is asked")},
@@ -87,6 +88,7 @@ struct MakeDataConfig {
     v.field("env", env, "Environment whose demonstrations are written");
     v.field("num_examples", num_examples, "Tasks to write, -1 for all", {.min = -1});
     v.field("eval_split", eval_split, "Use the evaluation tasks instead of the training tasks");
+    v.field("overwrite", overwrite, "Replace an existing file");
   }
 };
 
@@ -142,6 +144,7 @@ struct RouterToolConfig {
   LogConfig log;
   bool dry_run = false;
   static constexpr StatusBelow kStatusBelow[] = {{"log.interval", inert("a server logs no progress")},
+                                                 {"log.vf_level", inert("no environment runs here")},
                                                  {"log.step_interval", inert("a server logs no steps")}};
   template <class V>
   void visit(V& v) {
@@ -176,6 +179,7 @@ struct PlotConfig {
   std::optional<std::int64_t> to_step;
   int width = 960;
   int height = 420;
+  bool overwrite = false;
   template <class V>
   void visit(V& v) {
     v.field("runs", runs, "Output folders of runs, or folders above several");
@@ -188,6 +192,7 @@ struct PlotConfig {
     v.field("to_step", to_step, "Last step", {.unit = "steps", .min = 0});
     v.field("width", width, "Width of the picture", {.unit = "pixels", .min = 200, .max = 10000});
     v.field("height", height, "Height of one chart", {.unit = "pixels", .min = 100, .max = 10000});
+    v.field("overwrite", overwrite, "Replace an existing file");
   }
 };
 
@@ -196,11 +201,13 @@ struct ReportConfig {
   std::filesystem::path run;
   std::filesystem::path out = "report.html";
   int num_rollouts = 12;
+  bool overwrite = false;
   template <class V>
   void visit(V& v) {
     v.field("run", run, "Output folder of a run");
     v.field("out", out, "HTML file to write");
     v.field("num_rollouts", num_rollouts, "Rollouts of the last step that are shown: the best and the worst", {.min = 0, .max = 200});
+    v.field("overwrite", overwrite, "Replace an existing file");
   }
 };
 
@@ -250,6 +257,7 @@ struct ChatConfig {
   ComputeConfig compute;
   LogConfig log;
   static constexpr StatusBelow kStatusBelow[] = {{"log.file", inert("a conversation has no log file")},
+                                                 {"log.vf_level", inert("no environment runs here")},
                                                  {"log.interval", inert("there is no progress to log")},
                                                  {"log.step_interval", inert("there are no steps")},
                                                  {"client.admin_base_url", inert("weights are not changed")}};
@@ -363,13 +371,19 @@ struct EnvServerConfig {
   int num_workers = 1;
   std::filesystem::path output_dir = "outputs";
   LogConfig log;
-  static constexpr StatusBelow kStatusBelow[] = {
-      {"env.name", inert("the run that connects names it")},           {"env.data", inert("the run that connects gives arguments")},
-      {"env.args", inert("the run that connects gives arguments")},    {"env.ratio", inert("the run that connects chooses tasks")},
-      {"env.max_retries", inert("the run that connects tries again")}, {"env.timeout", inert("the run that connects sets deadlines")},
-      {"env.group_size", inert("the run that connects plays groups")}, {"env.sampling", inert("the run that connects samples")},
-      {"env.num_workers", inert("`num_workers` of this command")},     {"env.agent", inert("the run that connects gives arguments")},
-      {"log.interval", inert("there is no progress to log")},          {"log.step_interval", inert("there are no steps")}};
+  static constexpr StatusBelow kStatusBelow[] = {{"log.vf_level", inert("the run that connects says it")},
+                                                 {"env.name", inert("the run that connects names it")},
+                                                 {"env.data", inert("the run that connects gives arguments")},
+                                                 {"env.args", inert("the run that connects gives arguments")},
+                                                 {"env.ratio", inert("the run that connects chooses tasks")},
+                                                 {"env.max_retries", inert("the run that connects tries again")},
+                                                 {"env.timeout", inert("the run that connects sets deadlines")},
+                                                 {"env.group_size", inert("the run that connects plays groups")},
+                                                 {"env.sampling", inert("the run that connects samples")},
+                                                 {"env.num_workers", inert("`num_workers` of this command")},
+                                                 {"env.agent", inert("the run that connects gives arguments")},
+                                                 {"log.interval", inert("there is no progress to log")},
+                                                 {"log.step_interval", inert("there are no steps")}};
   template <class V>
   void visit(V& v) {
     v.field("env", env, "The environment");

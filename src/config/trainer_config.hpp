@@ -80,7 +80,8 @@ struct TrainerConfig {
   std::optional<std::filesystem::path> trace_path;
   std::optional<HeartbeatConfig> heartbeat;
   std::optional<MetricsServerConfig> metrics_server;
-  static constexpr StatusBelow kStatusBelow[] = {{"log.interval", inert("there is one line per step; log.step_interval thins them out")}};
+  static constexpr StatusBelow kStatusBelow[] = {{"log.interval", inert("there is one line per step; log.step_interval thins them out")},
+                                                 {"log.vf_level", inert("no environment runs here")}};
   template <class V>
   void visit(V& v) {
     v.field("model", model, "The trained model");

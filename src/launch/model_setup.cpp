@@ -152,7 +152,8 @@ TextSetup load_text(const fs::path& folder, const TextOptions& options) {
 env::EnvSpec env_spec(const config::EnvConfig& config) { return make_spec(config); }
 env::EnvSpec env_spec(const config::EvalEnvConfig& config) { return make_spec(config); }
 
-env::EnvSpec in_run(env::EnvSpec spec, const fs::path& output_dir, std::int64_t concurrency) {
+env::EnvSpec in_run(env::EnvSpec spec, const fs::path& output_dir, std::int64_t concurrency, config::LogLevel log_level) {
+  spec.python.log_level = config::enum_name(log_level);
   spec.python.log_folder = output_dir / "logs";
   spec.python.concurrency = concurrency;
   return spec;

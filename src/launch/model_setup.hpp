@@ -57,8 +57,8 @@ TextSetup load_text(const std::filesystem::path& folder, const TextOptions& opti
 
 env::EnvSpec env_spec(const config::EnvConfig& config);
 env::EnvSpec env_spec(const config::EvalEnvConfig& config);
-/// With where a run keeps its logs, and how many rollouts it has at once.
-env::EnvSpec in_run(env::EnvSpec spec, const std::filesystem::path& output_dir, std::int64_t concurrency);
+/// With where a run keeps its logs, the least level of its environments' records, and how many rollouts it has at once.
+env::EnvSpec in_run(env::EnvSpec spec, const std::filesystem::path& output_dir, std::int64_t concurrency, config::LogLevel log_level);
 wire::SamplingParams sampling_params(const config::TrainSamplingConfig& config);
 wire::SamplingParams sampling_params(const config::EvalSamplingConfig& config);
 

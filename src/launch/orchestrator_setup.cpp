@@ -123,7 +123,8 @@ std::int64_t rollouts_at_once(const config::OrchestratorConfig& config) {
 orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, const config::EvalEnvConfig& entry,
                                      const config::OrchestratorConfig& config) {
   orchestrator::OnlineEval eval;
-  eval.task.environment = env::make_environment(in_run(env_spec(entry), config.output_dir, config.batch_size.value_or(128)));
+  eval.task.environment =
+      env::make_environment(in_run(env_spec(entry), config.output_dir, config.batch_size.value_or(128), config.log.vf_level));
   eval.task.environment->prepare();
   eval.task.num_examples = entry.num_examples.value_or(section.num_examples);
   eval.task.rollouts_per_example = entry.group_size.value_or(section.group_size);
@@ -181,7 +182,6 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   options.sampler.easy_fraction = config.buffer.easy_fraction;
   options.sampler.hard_fraction = config.buffer.hard_fraction;
   options.pack.seq_len = config.seq_len;
-  options.pack.num_ranks = config.num_train_workers;
   options.pack.pad_to_multiple_of = config.pad_to_multiple_of;
   options.seed = static_cast<std::uint64_t>(config.seed);
   options.deterministic = config.deterministic;
@@ -222,7 +222,7 @@ std::vector<orchestrator::TrainEnv> train_environments(const config::Orchestrato
   const auto common = advantage_function(config.advantage, config.output_dir);
   for (const config::EnvConfig& entry : config.train.env) {
     orchestrator::TrainEnv train;
-    train.environment = env::make_environment(in_run(env_spec(entry), config.output_dir, rollouts_at_once(config)));
+    train.environment = env::make_environment(in_run(env_spec(entry), config.output_dir, rollouts_at_once(config), config.log.vf_level));
     train.environment->prepare();
     train.sampling = sampling_params(entry.sampling.value_or(config.train.sampling));
     train.max_retries = entry.max_retries;

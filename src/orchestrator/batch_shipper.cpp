@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kPushSlice{250};  // how soon a full queue n
 BatchShipper::BatchShipper(std::shared_ptr<rollouts::SampleSender> sender, Options options, RunControl& control)
     : sender_(std::move(sender)), options_(options), control_(control) {
   if (options_.pack.num_ranks != sender_->num_ranks())
-    fail(ErrorCode::kInvalidArgument, "num_train_workers = {}, but the sample queue has {} ranks", options_.pack.num_ranks,
+    fail(ErrorCode::kInvalidArgument, "batches are packed for {} ranks, but the sample queue has {}", options_.pack.num_ranks,
          sender_->num_ranks());
 }
 

@@ -184,9 +184,9 @@ TEST_F(PythonEnvironmentTest, KilledWorkersLoseNoRollout) {
   environment.prepare();
   std::atomic<bool> is_done{false};
   int num_kills = 0;
-  std::jthread killer([&] {
+  std::jthread killer([&](std::stop_token stop) {
     // As soon as a worker is up again, once in a while: most rollouts get through.
-    while (!is_done && num_kills < 6) {
+    while (!is_done && num_kills < 6 && !stop.stop_requested()) {
       std::this_thread::sleep_for(300ms);
       for (const auto& pid : environment.stats().pids)
         if (pid && environment.stats().num_ready == 2) {
@@ -247,6 +247,18 @@ TEST_F(PythonEnvironmentTest, WhatRolloutsDoWrongIsTheirError) {
   ASSERT_TRUE(episodes[4].error);
   EXPECT_THAT(log_text(), HasSubstr("straight to descriptor 1"));
   EXPECT_EQ(environment_->stats().num_deaths, 0);
+}
+
+TEST_F(PythonEnvironmentTest, RecordsBelowTheLogLevelStayAway) {
+  for (const std::string level : {"info", "warning"}) {
+    Wanted wanted{.args = R"({"misbehave": {"0": "log:3"}})", .num_workers = 1};
+    wanted.settings.log_level = level;
+    make(wanted);
+    play(1);
+    environment_.reset();  // the log is whole
+    EXPECT_EQ(log_text().find("record 2") != std::string::npos, level == "info") << log_text();
+    SetUp();
+  }
 }
 
 TEST_F(PythonEnvironmentTest, BrokenFramesEndTheWorkerAndTheRolloutIsBlamed) {

@@ -314,7 +314,7 @@ void WorkerPool::Impl::start_worker(int index) {
       child.env.push_back("TMPDIR=" + child.folder.string());
       worker.link = std::make_unique<WorkerLink>(executor, ChildProcess::start(child), log, worker.name, limits, std::move(events));
     }
-    json::object hello{{"t", "hello"}, {"protocol", 1}, {"log_level", "info"}, {"seed", 0}};
+    json::object hello{{"t", "hello"}, {"protocol", 1}, {"log_level", options.log_level}, {"seed", 0}};
     hello["worker_name"] = fmt::format("{}-{}", options.name, index);
     hello["max_inflight"] = options.schedule.max_inflight;
     hello["max_frame"] = options.max_frame_bytes;

@@ -33,6 +33,7 @@ struct PoolOptions {
   bool isolate_network = false;
   boost::json::object load;        ///< the `load` message without its id
   SchedulerOptions schedule;       ///< num_workers is the number of addresses if there are some
+  std::string log_level = "info";  ///< of records that workers send
   std::filesystem::path log_file;  ///< of output and log records of the workers; empty: this process's log at debug level
   std::size_t max_frame_bytes = kDefaultMaxFrameBytes;
   std::chrono::milliseconds stop_grace{2'000};
