@@ -20,6 +20,31 @@
 #include "weights/collective_channel.hpp"
 
 namespace prl::launch {
+namespace {
+
+/// Gives the servers that this run has claimed to other runs, however it ends.
+class ServersReleased {
+ public:
+  ServersReleased(net::IoRuntime& io, std::shared_ptr<router::WeightUpdater> updater) : io_(&io), updater_(std::move(updater)) {}
+  ServersReleased(const ServersReleased&) = delete;
+  ServersReleased& operator=(const ServersReleased&) = delete;
+  ~ServersReleased() {
+    constexpr std::chrono::seconds kLimit{3};
+    try {
+      auto releasing = updater_->release(net::Clock::now() + kLimit);
+      io_->run_blocking(std::move(releasing), kLimit + std::chrono::seconds(2), "the engines to be released");
+    } catch (const std::exception& error) {
+      log::debug("{}", error.what());
+    }
+  }
+
+ private:
+  net::IoRuntime* io_;
+  std::shared_ptr<router::WeightUpdater> updater_;
+};
+
+}  // namespace
+
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
   const TextSetup text = load_policy_text(config);
   const std::int64_t resume_step = orchestrator_resume_step(config);
@@ -39,14 +64,16 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   auto updater = std::make_shared<router::WeightUpdater>(updated, client,
                                                          router::WeightUpdaterOptions{.api_key = admin_key ? admin_key
                                                                                                  : key     ? key
-                                                                                                           : ""});
+                                                                                                           : "",
+                                                                                      .claim = run_claim(config.output_dir)});
+  const ServersReleased at_the_end(io, updater);
   for (const std::string& root : roots) engines->add(root);
   if (updated != engines)
     for (const std::string& root : admin) updated->add(root);
 
   OrchestratorTransports transports;
   transports.generate = router::make_routed_generate_client(engines, client, {.model = config.student.model.name});
-  transports.samples = make_sample_sender(config.rollout_transport, config.output_dir, config.num_train_workers, resume_step + 1);
+  transports.samples = make_sample_sender(config.rollout_transport, config.output_dir, /*num_ranks=*/1, resume_step + 1);
   auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt, WeightEnd::kOrchestrator);
   const std::string store = weight_store(config.weight_broadcast);
   transports.policy = std::make_shared<HttpPolicySource>(std::move(channel), updated, updater, config.output_dir / kProofFile, store);

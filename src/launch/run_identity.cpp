@@ -6,6 +6,7 @@
 #include <random>
 #include <sstream>
 
+#include "base/files.hpp"
 #include "net/http_client.hpp"
 
 namespace prl::launch {
@@ -46,6 +47,12 @@ std::map<std::string, std::string> identity_env(const std::string& run_id, const
 }
 
 std::string run_identity() { return variable(kRunIdVariable); }
+
+std::string run_claim(const std::filesystem::path& output_dir) {
+  std::error_code ignored;
+  const std::filesystem::path folder = std::filesystem::weakly_canonical(std::filesystem::absolute(output_dir), ignored);
+  return fmt::format("{:016x} ({})", hash_bytes(folder.string()), folder.filename().string());
+}
 
 std::map<std::string, std::string> run_servers() {
   std::map<std::string, std::string> servers;

@@ -30,5 +30,10 @@ TEST(RunIdentity, GoesThroughTheEnvironment) {
   ::unsetenv(kRunServersVariable);
 }
 
+TEST(RunIdentity, OrchestratorsOfOneFolderClaimAlike) {
+  EXPECT_EQ(run_claim("outputs/a"), run_claim("./outputs/b/../a/"));
+  EXPECT_NE(run_claim("outputs/a"), run_claim("outputs/b"));
+}
+
 }  // namespace
 }  // namespace prl::launch

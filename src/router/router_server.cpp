@@ -16,6 +16,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "net/run_claim.hpp"
 #include "router/forward.hpp"
 
 namespace prl::router {
@@ -30,6 +31,7 @@ struct RouterServer::Context {
   std::shared_ptr<Fleet> fleet;
   std::shared_ptr<WeightUpdater> updater;
   std::shared_ptr<net::HttpClient> client;
+  net::RunClaim claim;
   std::mutex mutex;                         ///< of what follows
   std::map<int, std::int64_t> num_replies;  ///< by status
   bool is_updating = false;
@@ -116,6 +118,10 @@ struct SameProof {
   }
 };
 
+Reply release(Context context, HttpRequest request) {
+  co_return HttpResponse::json(context->claim.release(request) ? R"({"status":"released"})" : R"({"status":"not_held"})");
+}
+
 Reply update_weights(Context context, HttpRequest request) {
   const json::object body = body_of(request);
   const json::value* folder = body.if_contains("weight_dir");
@@ -123,9 +129,10 @@ Reply update_weights(Context context, HttpRequest request) {
   if (!folder || !folder->is_string()) net::fail_param("weight_dir", "weight_dir: wanted the path of a Hugging Face folder");
   if (!version || !version->is_int64())
     net::fail_param("version", "version: wanted the policy's version, which engines that join are compared with");
+  if (context->options.guard.run_id.empty()) context->claim.take(request);
   {
     std::lock_guard lock(context->mutex);
-    if (std::exchange(context->is_updating, true)) fail(ErrorCode::kUnavailable, "a weight update is under way");
+    if (std::exchange(context->is_updating, true)) fail(ErrorCode::kUnavailable, "a weight update is in progress");
   }
   const auto proof = std::make_shared<SameProof>();
   WeightUpdate update;
@@ -194,8 +201,8 @@ std::string metrics_page(const Context& context) {
   };
   each("prl_router:engine_ready", "gauge", "1 while the engine takes requests.",
        [](const EngineView& e) { return e.state == EngineState::kReady ? 1 : 0; });
-  each("prl_router:engine_requests", "gauge", "Requests under way.", [](const EngineView& e) { return e.load.num_requests; });
-  each("prl_router:engine_tokens", "gauge", "Tokens that the requests under way are expected to hold.",
+  each("prl_router:engine_requests", "gauge", "Requests in flight.", [](const EngineView& e) { return e.load.num_requests; });
+  each("prl_router:engine_tokens", "gauge", "Tokens that the requests in flight are expected to hold.",
        [](const EngineView& e) { return e.load.num_tokens; });
   each("prl_router:engine_finished_total", "counter", "Requests that ended well.", [](const EngineView& e) { return e.load.num_finished; });
   each("prl_router:engine_policy_version", "gauge", "Version that the engine has proven, -1 if none.",
@@ -240,6 +247,7 @@ RouterServer::RouterServer(RouterServerOptions options, std::shared_ptr<Fleet> f
   add("POST", "/engines", add_engine, Access::kAdminKey);
   add("DELETE", "/engines", drain_engine, Access::kAdminKey);
   add("POST", "/update_weights", update_weights, Access::kWeights);
+  add("POST", "/release", release, Access::kAdminKey);
   add("GET", "/health", health, Access::kOpen);
   add("GET", "/liveness", liveness, Access::kOpen);
   add("GET", "/ping", liveness, Access::kOpen);

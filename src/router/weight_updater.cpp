@@ -17,6 +17,7 @@
 #include "base/log.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
+#include "net/run_claim.hpp"
 #include "net/task_group.hpp"
 
 namespace prl::router {
@@ -66,6 +67,7 @@ asio::awaitable<std::string> send_update(Shared state, EngineView engine, Weight
   call.body = boost::json::serialize(body);
   call.timeout = std::max(std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now()), milliseconds(1));
   call.max_retries = max_retries;
+  if (!state->options.claim.empty()) call.headers.add(net::kClaimHeader, state->options.claim);
   if (!state->options.api_key.empty()) call.bearer = state->options.api_key;
   auto calling = state->client->call(std::move(call));
   const net::HttpReply reply = co_await std::move(calling);
@@ -241,6 +243,25 @@ asio::awaitable<void> WeightUpdater::apply(WeightUpdate update, net::TimePoint d
   auto ready = fleet_->wait_ready(deadline);
   if (!co_await std::move(ready))
     fail(ErrorCode::kDeadline, "no engine took policy v{} in time: {}", update.version.value, fleet_->describe());
+}
+
+asio::awaitable<void> WeightUpdater::release(net::TimePoint deadline) {
+  if (state_->options.claim.empty()) co_return;
+  for (const EngineView& engine : fleet_->engines()) {
+    net::HttpCall call;
+    call.method = "POST";
+    call.url = engine.url + "/release";
+    call.headers.add(net::kClaimHeader, state_->options.claim);
+    call.deadline = deadline;
+    call.max_retries = 0;
+    if (!state_->options.api_key.empty()) call.bearer = state_->options.api_key;
+    try {
+      auto calling = state_->client->call(std::move(call));
+      co_await std::move(calling);
+    } catch (const Error& error) {
+      log::debug("{} was not released: {}", engine.url, error.what());
+    }
+  }
 }
 
 std::string WeightUpdater::describe_pending() const {

@@ -24,12 +24,13 @@ struct WeightUpdate {
 };
 
 struct WeightUpdaterOptions {
-  std::string api_key;  ///< of the admin routes; empty: the client's own
+  std::string api_key = {};  ///< of the admin routes; empty: the client's own
+  std::string claim = {};    ///< the run, for servers that it did not start (net::RunClaim); empty: servers are not claimed
   /// What an engine gets beyond the time that the first one took, and that time again, before the run goes on without it.
   std::chrono::milliseconds patience{10'000};
 };
 
-/// Brings versions of the policy to all engines of a fleet at one time, by POST /update_weights, and compares each engine's proof. An
+/// Installs versions of the policy in all engines of a fleet at one time, by POST /update_weights, and compares each engine's proof. An
 /// engine that misses an update is left out of the fleet, is given the newest version as soon as it answers again, and then rejoins. Any
 /// thread.
 class WeightUpdater {
@@ -44,7 +45,9 @@ class WeightUpdater {
   /// Error{kOutOfSync} when a proof differs, whichever engine gave it; the first engine's error when all refuse; {kDeadline} saying how the
   /// engines are when none took the version in time.
   asio::awaitable<void> apply(WeightUpdate update, net::TimePoint deadline);
-  /// The engines that have not answered the update under way, for messages; empty if there is none.
+  /// Gives the engines that were claimed to other runs. One that does not answer in time keeps its claim; nothing is thrown.
+  asio::awaitable<void> release(net::TimePoint deadline);
+  /// The engines that have not answered the update in progress, for messages; empty if there is none.
   std::string describe_pending() const;
 
   struct State;  ///< of weight_updater.cpp

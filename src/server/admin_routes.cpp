@@ -30,6 +30,11 @@ Reply on_admin(Context context, Work work, std::string what) {
   co_return HttpResponse::json(std::move(body));
 }
 
+/// A server that a run has started knows it already; the guard has checked the request.
+void check_claim(const Context& context, const HttpRequest& request) {
+  if (context->options.run_id.empty()) context->claim.take(request);
+}
+
 }  // namespace
 
 Reply update_weights(Context context, HttpRequest request) {
@@ -43,6 +48,7 @@ Reply update_weights(Context context, HttpRequest request) {
   const bool may_go_back = fields.boolean("force").value_or(false);
   std::optional<PolicyVersion> version;
   if (const auto number = fields.integer("version", 0, std::numeric_limits<std::int64_t>::max())) version = PolicyVersion{*number};
+  check_claim(context, request);
   auto work = [context, folder, store, version, may_go_back] {
     // Without a folder weights are those of the trainer that this request or POST /init_broadcaster named.
     WeightSource source{.folder = folder, .store = {}};
@@ -69,6 +75,7 @@ Reply init_broadcaster(Context context, HttpRequest request) {
     net::fail_param("host", "host: wanted the name or address of the trainer");
   const auto port = fields.integer("port", 1, 65535);
   if (!port) net::fail_param("port", "port: wanted the port of the trainer's store");
+  check_claim(context, request);
   auto work = [context, store = fmt::format("tcp://{}:{}", host == "localhost" ? "127.0.0.1" : host, *port)] {
     context->broadcaster = store;
     log::info("weights come from the trainer at {}", store);
@@ -77,9 +84,14 @@ Reply init_broadcaster(Context context, HttpRequest request) {
   return on_admin(context, std::move(work), "the trainer's address to be noted");
 }
 
-Reply reload_weights(Context context, HttpRequest) {
+Reply reload_weights(Context context, HttpRequest request) {
+  check_claim(context, request);
   auto work = [context] { return proof_body(context->backend->reload_weights()); };
   return on_admin(context, std::move(work), "the return to the first weights");
+}
+
+Reply release(Context context, HttpRequest request) {
+  co_return HttpResponse::json(context->claim.release(request) ? R"({"status":"released"})" : R"({"status":"not_held"})");
 }
 
 Reply weight_proof(Context context, HttpRequest request) {

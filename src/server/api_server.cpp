@@ -141,6 +141,7 @@ void ApiServer::add_routes() {
   add("POST", "/update_weights", update_weights, Access::kWeights);
   add("POST", "/init_broadcaster", init_broadcaster, Access::kWeights);
   add("POST", "/reload_weights", reload_weights, Access::kWeights);
+  add("POST", "/release", release, Access::kAdminKey);
   add("GET", "/weight_proof", weight_proof, Access::kAdminKey);
   add("POST", "/pause", pause, Access::kAdminKey);
   add("POST", "/resume", resume, Access::kAdminKey);

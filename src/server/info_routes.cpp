@@ -141,6 +141,7 @@ Reply version(Context context, HttpRequest) {
   out.begin_object().key("version").string(kVersion);
   out.key("policy_version").integer(context->backend->stats().version.value);
   if (!context->options.run_id.empty()) out.key("run_id").string(context->options.run_id);
+  if (const std::string holder = context->claim.holder(); !holder.empty()) out.key("claimed_by").string(holder);
   co_return HttpResponse::json(out.end_object().take());
 }
 

@@ -33,6 +33,7 @@ Reply version(Context context, HttpRequest request);
 Reply update_weights(Context context, HttpRequest request);
 Reply init_broadcaster(Context context, HttpRequest request);
 Reply reload_weights(Context context, HttpRequest request);
+Reply release(Context context, HttpRequest request);
 Reply weight_proof(Context context, HttpRequest request);
 Reply pause(Context context, HttpRequest request);
 Reply resume(Context context, HttpRequest request);

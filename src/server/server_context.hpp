@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "grammar/rule_cache.hpp"
+#include "net/run_claim.hpp"
 #include "net/worker_pool.hpp"
 #include "server/backend.hpp"
 #include "server/live_generations.hpp"
@@ -50,7 +51,7 @@ struct ApiOptions {
   std::size_t max_text_jobs = 4096;  ///< requests that wait to be tokenized; beyond it 429
 };
 
-/// State shared by the handlers of one server. Everything but the counters and `broadcaster` is fixed after construction.
+/// State shared by the handlers of one server. Everything but the counters, `claim` and `broadcaster` is fixed after construction.
 struct ServerContext {
   ApiOptions options;
   Backend* backend = nullptr;  ///< borrowed
@@ -66,6 +67,7 @@ struct ServerContext {
   std::unique_ptr<net::WorkerPool> large_workers;  ///< the same for large bodies, so that small ones never wait for them
   std::unique_ptr<net::WorkerPool> rule_workers;   ///< automata of structured output
   std::unique_ptr<net::WorkerPool> admin_worker;   ///< one thread: changes of weights happen one after the other
+  net::RunClaim claim;                             ///< of a server that belongs to no run by its start
   std::string broadcaster;                         ///< store of the trainer that sends weights; of the admin thread alone
   std::int64_t created = 0;                        ///< unix time of the start
   std::uint64_t id_seed = 0;

@@ -13,6 +13,7 @@
 #include "base/rng.hpp"
 #include "net/http_client.hpp"
 #include "net/io_runtime.hpp"
+#include "net/run_claim.hpp"
 #include "net/task_group.hpp"
 #include "server/api_server.hpp"
 #include "server/testing/scripted_backend.hpp"
@@ -148,6 +149,33 @@ TEST_F(ServerTest, AServerOfARunTakesWeightsFromThatRunAlone) {
   net::HttpCall mistaken = make_call(kChat, chat);
   mistaken.headers.add(net::kRunIdHeader, "second");
   EXPECT_EQ(client_->call(mistaken).status, 421);
+}
+
+TEST_F(ServerTest, AServerStartedByHandBelongsToTheFirstRunThatGivesItWeights) {
+  start();
+  const auto update = [&](const char* path, const char* run, int version) {
+    net::HttpCall call = make_call(path, fmt::format(R"({{"weight_dir":"{}","version":{},"force":true}})", folder_.string(), version));
+    if (*run != 0) call.headers.add(net::kClaimHeader, run);
+    return client_->call(call);
+  };
+  EXPECT_EQ(update("/update_weights", "", 1).status, 200) << "nobody's server takes weights from anybody";
+  EXPECT_EQ(update("/update_weights", "first", 2).status, 200);
+  EXPECT_EQ(get("/version").json().at("claimed_by").as_string(), "first");
+  for (const char* path : {"/update_weights", "/reload_weights"})
+    for (const char* other : {"second", ""}) {
+      const net::HttpReply refused = update(path, other, 3);
+      EXPECT_EQ(refused.status, 421) << path << other << refused.body;
+      EXPECT_NE(refused.body.find("run first"), std::string::npos) << refused.body;
+      EXPECT_NE(refused.body.find("POST /release"), std::string::npos) << refused.body;
+    }
+  EXPECT_EQ(backend_->stats().version.value, 2);
+  EXPECT_EQ(update("/update_weights", "first", 3).status, 200);
+  EXPECT_EQ(update("/release", "second", 0).json().at("status").as_string(), "not_held");
+  EXPECT_EQ(update("/update_weights", "second", 4).status, 421);
+  EXPECT_EQ(update("/release", "first", 0).json().at("status").as_string(), "released");
+  EXPECT_EQ(update("/update_weights", "second", 5).status, 200);
+  EXPECT_EQ(update("/release", "", 0).json().at("status").as_string(), "released") << "an administrator's way out";
+  EXPECT_EQ(update("/update_weights", "first", 6).status, 200);
 }
 
 TEST_F(ServerTest, AServerOfNoRunIsNotTakenForOneOfARun) {

@@ -57,6 +57,36 @@ def test_a_second_run_leaves_the_first_ones_server_alone():
             check(process.poll() is None, f"the first run was ended: {log.read_text()[-2000:]}")
 
 
+def version(port):
+    return harness.request(port, "GET", "/version")[1]
+
+
+def test_a_server_started_by_hand_takes_weights_from_one_run():
+    with harness.workspace("claim") as folder, contextlib.ExitStack() as roles:
+        port = harness.free_port()
+
+        def start(run, role):
+            log = folder / f"{run}-{role}.log"
+            return roles.enter_context(harness.running(role, "@", folder / f"{run}/configs/{role}.json", log=log)), log
+
+        for run in ("first", "second"):
+            prl(*arguments(folder, folder / run, port, "--rollout-transport.type", "filesystem"), "--dry-run")
+        start("first", "inference")
+        start("first", "trainer")
+        orchestrator, log = start("first", "orchestrator")
+        harness.wait_until(lambda: steps_done(folder / "first") >= 2 or orchestrator.poll() is not None, 120, "two steps of the first run")
+        check(orchestrator.poll() is None, f"the first run ended early: {log.read_text()[-3000:]}")
+        holder = version(port)["claimed_by"]
+        check("(first)" in holder, holder)
+        start("second", "trainer")
+        _, stderr = prl("orchestrator", "@", folder / "second/configs/orchestrator.json", expect=1)
+        check(f"holds the policy of run {holder}" in stderr, stderr[-3000:])
+        check(steps_done(folder / "second") == 0, "the second run trained with the first one's server")
+        orchestrator.send_signal(signal.SIGTERM)
+        harness.wait_until(lambda: orchestrator.poll() is not None, 60, "the first orchestrator to end")
+        check("claimed_by" not in version(port), "the server was not released")
+
+
 def test_a_queue_file_that_vanishes_ends_the_run():
     with harness.workspace("vanished") as folder, going(folder, "run", harness.free_port(), max_async_level=2) as (process, out, log):
         trainer = harness.role_pids(log)["trainer"]
@@ -125,5 +155,5 @@ def test_a_closed_terminal_ends_a_run_cleanly():
                     kept.wait(10)
 
 
-harness.main(test_a_second_run_leaves_the_first_ones_server_alone, test_a_queue_file_that_vanishes_ends_the_run,
-             test_waits_between_processes_are_told, test_a_closed_terminal_ends_a_run_cleanly)
+harness.main(test_a_second_run_leaves_the_first_ones_server_alone, test_a_server_started_by_hand_takes_weights_from_one_run,
+             test_a_queue_file_that_vanishes_ends_the_run, test_waits_between_processes_are_told, test_a_closed_terminal_ends_a_run_cleanly)
