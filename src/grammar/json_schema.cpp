@@ -17,6 +17,7 @@
 #include "grammar/json_text.hpp"
 #include "grammar/number_bounds.hpp"
 #include "grammar/regex.hpp"
+#include "grammar/schema_merge.hpp"
 #include "grammar/schema_parts.hpp"
 #include "grammar/schema_view.hpp"
 #include "text/json_python.hpp"
@@ -69,9 +70,10 @@ class Compiler {
       const json::value& target = resolve_ref(root_, *ref, view.place("$ref"));
       builder_.add_empty(emit_schema(start, target, view.place("$ref")), accept);
     } else if (const json::array* branches = view.array("allOf")) {
-      view.check_alone("allOf");
-      if (branches->size() != 1) view.refuse("allOf", fmt::format("only one schema is supported, found {}", branches->size()));
-      builder_.add_empty(emit_schema(start, branches->front(), view.place("allOf[0]")), accept);
+      if (branches->size() == 1 && view.is_alone("allOf"))
+        builder_.add_empty(emit_schema(start, branches->front(), view.place("allOf[0]")), accept);
+      else
+        builder_.add_empty(emit_schema(start, merged(schema, *branches, view), view.place("allOf")), accept);
     } else if (view.find("anyOf") || view.find("oneOf")) {
       const char* keyword = view.find("anyOf") ? "anyOf" : "oneOf";
       view.check_alone(keyword);
@@ -84,6 +86,16 @@ class Compiler {
     } else {
       for (const std::string& type : view.types()) builder_.add_empty(emit_type(start, view, type), accept);
     }
+  }
+
+  /// The schema without allOf. One for all copies of the same text, so that schemas which refer to themselves end.
+  const json::value& merged(const json::value& schema, const json::array& branches, const SchemaView& view) {
+    const auto [at, is_new] = merged_.try_emplace(json::serialize(schema));
+    if (!is_new) return at->second;
+    json::object rest = schema.get_object();
+    rest.erase("allOf");
+    at->second = merge_schemas(root_, branches, rest, view.place("allOf"));
+    return at->second;
   }
 
   void fill_values(NodeId start, const SchemaView& view, NodeId accept) {
@@ -250,6 +262,7 @@ class Compiler {
   std::string name_;
   EmitSchema emit_ = [this](NodeId from, const json::value& schema, const std::string& place) { return emit_schema(from, schema, place); };
   std::map<const json::value*, RuleId> rules_;
+  std::map<std::string, json::value> merged_;  ///< by the text of what they stand for
   std::vector<std::unique_ptr<const json::value>> made_;
   int depth_ = 0;
 };

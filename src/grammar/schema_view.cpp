@@ -226,6 +226,11 @@ void SchemaView::check_alone(std::string_view keyword, std::initializer_list<std
   }
 }
 
+bool SchemaView::is_alone(std::string_view keyword) const {
+  return std::none_of(std::begin(kRestricting), std::end(kRestricting),
+                      [&](std::string_view other) { return other != keyword && find(other) != nullptr; });
+}
+
 Members::Members(const SchemaView& view) {
   if (const json::object* declared = view.object("properties"))
     for (const auto& [name, schema] : *declared) properties.emplace_back(std::string(name), &schema);

@@ -38,6 +38,8 @@ class SchemaView {
   void check_keywords() const;
   /// Refuses other restricting keywords beside `keyword`, but for `allowed`.
   void check_alone(std::string_view keyword, std::initializer_list<std::string_view> allowed = {}) const;
+  /// Whether `keyword` is the only one that restricts values.
+  bool is_alone(std::string_view keyword) const;
   [[noreturn]] void refuse(std::string_view keyword, std::string_view why) const;
 
  private:

@@ -242,7 +242,6 @@ TEST_F(ClientFieldsTest, WordsAndTokensThatMayNotCome) {
                                                         {R"(,"allowed_token_ids":[1000000])", "allowed_token_ids"},
                                                         {R"(,"bad_words":[" "])", "bad_words"},
                                                         {R"(,"allowed_token_ids":[70],"guided_choice":["a"])", "allowed_token_ids"},
-                                                        {R"(,"thinking_token_budget":5,"guided_choice":["a"])", "thinking_token_budget"},
                                                         {R"(,"detokenize":false,"stop":["x"])", "stop"},
                                                         {R"(,"n":13)", "n"}}) {
     const net::HttpReply reply = chat(members);
@@ -283,6 +282,20 @@ TEST_F(ClientFieldsTest, WhatTheTemplateAndTheReplyAreToShow) {
   EXPECT_EQ(streamed, "I say: yes");
 }
 
+/// Lets one token come, always.
+class OneToken final : public wire::TokenRule {
+ public:
+  explicit OneToken(std::size_t token) : token_(token) {}
+  bool allow(std::span<const std::int32_t>, wire::TokenRuleCursor&, std::span<std::uint64_t> allowed_words) const override {
+    std::fill(allowed_words.begin(), allowed_words.end(), 0);
+    allowed_words[token_ / 64] |= std::uint64_t{1} << (token_ % 64);
+    return true;
+  }
+
+ private:
+  std::size_t token_;
+};
+
 TEST_F(ClientFieldsTest, AThinkingBudgetClosesTheBlock) {
   const auto close = tokenizer_->encode("</think>");
   const auto open = tokenizer_->encode("<think>");
@@ -310,8 +323,18 @@ TEST_F(ClientFieldsTest, AThinkingBudgetClosesTheBlock) {
   const ThinkingBudget later(*tokenizer_, 0, false);
   EXPECT_TRUE(later.allow(std::vector<std::int32_t>{65, 66, 67, 68, 69, 70, 71}, cursor, words));
   EXPECT_FALSE(later.allow(open, cursor, words));
+  // Beside structured output: its rule decides everything but when the block closes.
+  const ThinkingBudget of_form(*tokenizer_, 3, true, std::make_shared<const OneToken>(65));
+  EXPECT_TRUE(of_form.needs_stop_tokens());
+  EXPECT_TRUE(of_form.allow(std::vector<std::int32_t>{70, 71}, cursor, words));
+  EXPECT_EQ(count(), 1);
+  EXPECT_TRUE(words[1] >> 1 & 1) << "token 65";
+  EXPECT_FALSE(of_form.allow(std::vector<std::int32_t>{70, 71, 72}, cursor, words));
+  EXPECT_TRUE(words[static_cast<std::size_t>(close[0]) / 64] >> (close[0] % 64) & 1);
   start();
   EXPECT_EQ(chat(R"(,"thinking_token_budget":5,"ignore_eos":true,"min_tokens":2,"max_tokens":4)").status, 200);
+  EXPECT_NE(sampling().token_rule, nullptr);
+  EXPECT_EQ(chat(R"(,"thinking_token_budget":5,"guided_choice":["a"])").status, 200);
   EXPECT_NE(sampling().token_rule, nullptr);
 }
 

@@ -151,21 +151,28 @@ void read_token_rule(PreparedRequest& out, const JsonFields& fields, const Serve
       net::fail_param("allowed_token_ids", "allowed_token_ids: " + other + " decides which tokens may come");
   };
   if (has_budget) refuse_allowed("thinking_token_budget");
+  using RulePtr = std::shared_ptr<const wire::TokenRule>;
+  const auto with_budget = [&context, budget, has_budget, is_open = out.starts_in_reasoning](RulePtr form) -> RulePtr {
+    if (!has_budget) return form;
+    return std::make_shared<const ThinkingBudget>(*context.tokenizer, static_cast<std::size_t>(*budget), is_open, std::move(form));
+  };
   if (!wanted) {
-    if (has_budget)
-      out.sampling.token_rule =
-          std::make_shared<const ThinkingBudget>(*context.tokenizer, static_cast<std::size_t>(*budget), out.starts_in_reasoning);
+    if (has_budget) out.sampling.token_rule = with_budget(nullptr);
     return;
   }
-  if (has_budget) net::fail_param("thinking_token_budget", "thinking_token_budget: " + wanted->param + " decides what may come next");
   refuse_allowed(wanted->param);
   if (out.sampling.ignore_eos) net::fail_param("ignore_eos", "ignore_eos: " + wanted->param + " needs the stop tokens to end the text");
   if (out.sampling.min_tokens > 0) net::fail_param("min_tokens", "min_tokens: " + wanted->param + " decides when the text may end");
   const Thinking thinking = out.starts_in_reasoning ? Thinking::kOpen : out.parse_reasoning ? Thinking::kMaybe : Thinking::kNone;
   out.rule_param = wanted->param;
-  out.sampling.token_rule = find_token_rule(context, *wanted, thinking);
-  if (out.sampling.token_rule) return;
-  out.make_rule = [&context, wanted = std::move(*wanted), thinking] { return make_token_rule(context, wanted, thinking); };
+  if (RulePtr known = find_token_rule(context, *wanted, thinking)) {
+    out.sampling.token_rule = thinking == Thinking::kNone ? std::move(known) : with_budget(std::move(known));
+    return;
+  }
+  out.make_rule = [&context, wanted = std::move(*wanted), thinking, with_budget] {
+    RulePtr made = make_token_rule(context, wanted, thinking);
+    return thinking == Thinking::kNone ? made : with_budget(std::move(made));
+  };
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "server/thinking_budget.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace prl::server {
 namespace {
@@ -10,10 +11,16 @@ constexpr std::size_t kMaxTokensBefore = 4;
 
 }  // namespace
 
-ThinkingBudget::ThinkingBudget(const text::Tokenizer& tokenizer, std::size_t budget, bool starts_open)
-    : open_(tokenizer.encode("<think>")), close_(tokenizer.encode("</think>")), budget_(budget), starts_open_(starts_open) {}
+ThinkingBudget::ThinkingBudget(const text::Tokenizer& tokenizer, std::size_t budget, bool starts_open,
+                               std::shared_ptr<const wire::TokenRule> form)
+    : open_(tokenizer.encode("<think>")),
+      close_(tokenizer.encode("</think>")),
+      budget_(budget),
+      starts_open_(starts_open),
+      form_(std::move(form)) {}
 
-bool ThinkingBudget::allow(std::span<const std::int32_t> output, wire::TokenRuleCursor&, std::span<std::uint64_t> allowed_words) const {
+bool ThinkingBudget::allow(std::span<const std::int32_t> output, wire::TokenRuleCursor& cursor,
+                           std::span<std::uint64_t> allowed_words) const {
   std::span<const std::int32_t> thought = output;
   bool is_open = starts_open_;
   if (!starts_open_) {
@@ -34,6 +41,7 @@ bool ThinkingBudget::allow(std::span<const std::int32_t> output, wire::TokenRule
     allowed_words[static_cast<std::size_t>(next) / 64] |= std::uint64_t{1} << (next % 64);
     return false;
   }
+  if (form_) return form_->allow(output, cursor, allowed_words);
   std::fill(allowed_words.begin(), allowed_words.end(), ~std::uint64_t{0});
   return true;
 }
