@@ -114,7 +114,7 @@ class Peer:
             await asyncio.to_thread(self.process.wait, 20)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(20)
             raise AssertionError("the worker did not end\n" + self.stderr_text())
         finally:
             self.process.stdout.close()

@@ -47,8 +47,8 @@ TEST(BatchShipper, PacksBatchesAndWaitsForRoom) {
   net::IoRuntime io(1);
   const auto receiver = queue.make_receiver(0);
   std::vector<rollouts::RankBatch> taken;
-  std::jthread trainer([&] {
-    while (!receiver->is_closed())
+  std::jthread trainer([&](std::stop_token stop) {
+    while (!receiver->is_closed() && !stop.stop_requested())
       if (auto batch = receiver->pop(20ms)) taken.push_back(std::move(*batch));
   });
   EXPECT_EQ(io.run_blocking(ship_steps(&shipper, 3), 60s), (std::vector<bool>{true, true, true}));

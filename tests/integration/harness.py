@@ -82,13 +82,14 @@ def workspace(name):
 
 def free_port():
     """A port that is free just now, and so is the next one (ZeroMQ transports use two)."""
-    while True:
+    for _ in range(1000):
         with socket.socket() as s, socket.socket() as t:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
             with contextlib.suppress(OSError, OverflowError):
                 t.bind(("127.0.0.1", port + 1))
                 return port
+    raise Failure("no two free ports beside each other in 1000 tries")
 
 
 def wait_until(condition, seconds, what, step=0.05):
@@ -223,7 +224,7 @@ def slowed(pid, running=0.05, stopped=0.25):
 
     def turns():
         with contextlib.suppress(ProcessLookupError):
-            while True:
+            while not done.is_set():
                 os.kill(pid, signal.SIGCONT)
                 if done.wait(running):
                     return

@@ -156,7 +156,7 @@ PartitionName=cluster Nodes=ALL Default=YES MaxTime=INFINITE State=UP
                 daemon.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 daemon.kill()
-                daemon.wait()
+                daemon.wait(timeout=20)
 
 
 @contextlib.contextmanager
