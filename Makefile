@@ -6,7 +6,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo models test test-unit lint fmt bench asan tsan clean
+.PHONY: help setup build demo models test test-unit lint tidy fmt bench asan tsan clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ test-unit: configure-all ## only the unit tests
 
 lint: ## layers, formatting and other rules of the house
 	@tools/lint.sh
+
+tidy: ## clang-tidy over the files that differ from origin/main
+	@JOBS=$(JOBS) tools/tidy.sh
 
 fmt: ## format the sources in place
 	@git ls-files 'src/*.hpp' 'src/*.cpp' 'src/*.cu' 'src/*.cuh' 'tests/*.cpp' | xargs -r clang-format -i

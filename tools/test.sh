@@ -6,7 +6,7 @@ shift
 started=$(date +%s)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-python3 tools/check_layers.py || { echo "test: FAILED (layers)"; exit 1; }
+tools/lint.sh || { echo "test: FAILED (lint)"; exit 1; }
 # Unit tests need neither other Debian packages nor Python packages; the tests of clients, jobs, the page and the Python worker do.
 if [[ " $* " != *" -L unit "* ]]; then
   tools/test_packages.sh
