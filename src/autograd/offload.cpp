@@ -39,7 +39,7 @@ Arena& OffloadedRegions::enter(std::size_t i) {
 }
 
 void OffloadedRegions::leave(std::size_t i) {
-  if (i + places_.size() >= num_regions_) return;  // nobody will want its place
+  if (i + places_.size() >= num_regions_) return;  // no later region takes its place
   Region& region = regions_[i];
   region.spans = place_of(i).spans();
   std::size_t bytes = 0;

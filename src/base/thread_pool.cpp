@@ -40,7 +40,7 @@ int num_available_cores() {
 
 /// One loop at a time, described by `body`, `count` and `next`. `state` says whether it is open and how many workers are in it:
 /// a worker may enter while it is open, and the caller, once no item is left, closes it and waits for those inside only. So a
-/// worker that the kernel has not scheduled yet delays nobody.
+/// worker that the kernel has not scheduled yet delays no other.
 struct ThreadPool::Impl {
   static constexpr std::uint64_t kInside = 0xffff;  ///< bits that count the workers inside
   static constexpr std::uint64_t kOpen = 1u << 16;

@@ -21,7 +21,7 @@ class ThreadPool {
   /// which i is not fixed, so results must not depend on it. Not re-entrant from inside body (runs inline there). One
   /// caller at a time per pool; a second caller waits. The first exception thrown by body is rethrown here.
   void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body);
-  /// What worker i (1 to num_threads - 1) may bring into its second-level cache once it has no item of the next loop left, until another
+  /// What worker i (1 to num_threads - 1) may prefetch into its second-level cache once it has no item of the next loop left, until another
   /// loop begins: `bytes` from data + i * stride on. A hint; the memory is not read, so it may be any. By the caller of that loop.
   struct ReadAhead {
     const char* data = nullptr;

@@ -36,9 +36,9 @@ class AdapterSet {
 
   // The engine's thread.
   bool has_news() const noexcept { return has_news_.load(std::memory_order_acquire); }
-  /// Carries out what set() asked for. No step is under way.
+  /// Carries out what set() asked for. No step may be in flight.
   void apply_news();
-  /// Has every adapter of the plan's rows ready, and lets others leave. No step is under way. Error of ModelRunner::make_adapter.
+  /// Loads every adapter of the plan's rows, evicting others if it must. No step may be in flight. Error of ModelRunner::make_adapter.
   void bring(const StepPlan& plan, ModelRunner& runner);
 
  private:

@@ -30,7 +30,7 @@ struct CoreOptions {
 /// On asynchronous devices step N+1 is enqueued before step N's tokens reach the host, if it only goes on with the same sequences
 /// (Scheduler::plan_ahead); what it computes for a sequence that turns out to have ended is dropped. The events of step N are sent while
 /// step N+1 computes, but requests with stop strings hear of each token at once. Every call except add() first waits for the step that is
-/// under way.
+/// in flight.
 class EngineCore {
  public:
   EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> runner);
@@ -41,10 +41,10 @@ class EngineCore {
   void add(RequestId id, ResolvedRequest request, EventSink sink);
   void cancel(RequestId id);
   void stop(RequestId id, std::string stop_string);
-  /// Plans a step unless one is under way, waits for it, emits its tokens or leaves them to be sent by the next call of any of these. False
+  /// Plans a step unless one is in flight, waits for it, emits its tokens or leaves them to be sent by the next call of any of these. False
   /// if there was nothing to do. A failing step ends its requests with kError and leaves the others for the next one.
   bool step();
-  /// Waits for the step that is under way, and sends all that is left to be sent; for a caller that makes no step soon.
+  /// Waits for the step in flight, and sends all that is left to be sent; for a caller that makes no step soon.
   void deliver();
   /// Error as ModelRunner::set_weights, or {kCorrupt} if the model then gives no numbers on the probe prompt, with nothing changed.
   WeightProof update_weights(nn::WeightsPtr weights);
@@ -63,7 +63,7 @@ class EngineCore {
   std::vector<RequestId> take_ended();
 
  private:
-  /// What a step found for a sequence, which has its token already, and nobody was told.
+  /// A token that a step drew and the sequence has accepted, whose event has not been sent yet.
   struct News {
     CoreRequest* request = nullptr;
     StepOutput::Row* output = nullptr;
@@ -75,7 +75,7 @@ class EngineCore {
   void end_failed_rules();
   /// Waits for the oldest step and has its sequences accept what it found.
   void settle();
-  /// True if its request wants to hear of it before the next step.
+  /// True if the event must be sent before the next step.
   bool accept(const PlanRow& row, StepOutput::Row& output);
   /// Sends the news. Destroys nothing.
   void send_news();
@@ -84,7 +84,7 @@ class EngineCore {
   /// The final event of a request without a new token.
   void end(CoreRequest& request, wire::FinishReason reason, const std::string& error);
   void fail_step(const StepPlan& plan, const std::string& error);
-  /// Destroys requests that have ended and that no step under way names; not while plan rows are walked.
+  /// Destroys requests that have ended and that no step in flight names; not while plan rows are walked.
   void drop_ended();
 
   std::shared_ptr<AdapterSet> adapters_;
@@ -94,7 +94,7 @@ class EngineCore {
   StepsUnderWay steps_;
   std::vector<News> news_;
   std::unordered_map<RequestId, std::unique_ptr<CoreRequest>> requests_;
-  std::vector<std::unique_ptr<CoreRequest>> leaving_;  ///< ended, and named by a step under way perhaps
+  std::vector<std::unique_ptr<CoreRequest>> leaving_;  ///< ended, and perhaps named by a step in flight
   std::vector<RequestId> ended_;                       ///< since take_ended()
   std::size_t num_dropped_ = 0;                        ///< of ended_
   std::uint64_t num_arrivals_ = 0;

@@ -45,7 +45,7 @@ struct CoreRequest {
     delta.prompt_top_logprobs = std::move(sequence.prompt_top_logprobs);
     delta.prompt_ranks = std::move(sequence.prompt_ranks);
   }
-  /// False if the receiver failed, now or before: nobody listens any more.
+  /// False if the receiver failed, now or before: no more events are sent.
   bool send_event() {
     if (is_sink_broken) return false;
     try {

@@ -438,7 +438,7 @@ TEST(EngineCore, NewsOfAStepComeBeforeWhatAnOrderDoesToTheirRequests) {
   world.core->cancel(RequestId{2});
   EXPECT_EQ(ended->output.finish_reason, FinishReason::kLength) << "it had ended before it was cancelled";
   world.core->cancel(RequestId{1});
-  EXPECT_EQ(cancelled->output.token_ids.size(), 2u) << "the second step was under way";
+  EXPECT_EQ(cancelled->output.token_ids.size(), 2u) << "the second step was in flight";
   EXPECT_EQ(cancelled->output.finish_reason, FinishReason::kAbort);
   world.core->step();
   world.core->update_weights(fake_weights(7));

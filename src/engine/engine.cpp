@@ -168,7 +168,7 @@ WeightProof Engine::update_weights(nn::WeightsPtr weights, std::chrono::millisec
     WeightProof proof = core_->update_weights(weights);
     std::lock_guard lock(mutex_);
     weights_ = weights;
-    stats_.version = weights->version;  // who asks next is told of it
+    stats_.version = weights->version;  // the next stats() has it
     return proof;
   });
 }
@@ -204,7 +204,7 @@ void Engine::pause(std::chrono::milliseconds timeout) {
   // Commands run between steps, so once this one has run the step in progress is over.
   call<void>("finish its step and pause", timeout, [this] {
     core_->deliver();
-    publish();  // who asks next is told of that step too
+    publish();  // the next stats() has that step too
   });
 }
 

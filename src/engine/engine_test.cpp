@@ -25,7 +25,7 @@ namespace {
 std::atomic<std::int64_t> num_allocations{0};
 }
 
-// Counts every allocation of this test program. Sanitizers bring their own.
+// Counts every allocation of this test program. Sanitizers have their own.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // inlining shows the compiler the free() of the pair
 void* operator new(std::size_t size) {

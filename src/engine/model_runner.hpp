@@ -20,11 +20,11 @@ class ModelRunner {
   virtual void finish(const StepPlan& plan, StepOutput& output) = 0;
   /// True on asynchronous devices.
   virtual bool works_beside_host() const { return false; }
-  /// From the next begin() on; no step is under way. Error{kInvalidArgument} if the weights do not fit the model the runner was made for;
-  /// the old ones then stay.
+  /// From the next begin() on; no step may be in flight. Error{kInvalidArgument} if the weights do not fit the model the runner was made
+  /// for; the old ones then stay.
   virtual void set_weights(nn::WeightsPtr weights) = 0;
   virtual nn::WeightsPtr weights() const = 0;
-  /// Computed anew from the weights in use at each call.
+  /// Computed afresh from the weights in use at each call.
   virtual WeightProof prove() = 0;
 
   // Runners without adapters leave these as they are.

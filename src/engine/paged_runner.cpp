@@ -107,7 +107,7 @@ void PagedRunner::add_adapter_rows(const nn::Adapter* adapter, std::int32_t begi
 }
 
 void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
-  PRL_CHECK(num_begun_ - num_finished_ < draws_.size(), "{} steps are under way", num_begun_ - num_finished_);
+  PRL_CHECK(num_begun_ - num_finished_ < draws_.size(), "{} steps are in flight", num_begun_ - num_finished_);
   if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
   Marks& marks = marks_[num_begun_ % marks_.size()];
   marks.is_timed = times_ != nullptr && times_->is_on();
@@ -239,7 +239,7 @@ void PagedRunner::add_times(const Marks& marks) {
 }
 
 void PagedRunner::finish(const StepPlan& plan, StepOutput& output) {
-  PRL_CHECK(num_finished_ < num_begun_, "no step is under way");
+  PRL_CHECK(num_finished_ < num_begun_, "no step is in flight");
   const std::size_t turn = num_finished_++ % draws_.size();
   ops::PendingSamples& draws = draws_[turn];
   if (marks_[turn].is_timed) add_times(marks_[turn]);

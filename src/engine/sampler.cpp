@@ -178,7 +178,7 @@ void Sampler::set_rows(std::span<const Draw> draws_B) {
 
 void Sampler::finish(std::span<ops::SampleResult> results_B, ops::PendingSamples& pending) {
   ops::finish_sample(ctx_, results_B, pending);
-  // Masked tokens may fill up a short list of alternatives; nobody could draw them.
+  // Masked tokens may fill up a short list of alternatives; they cannot be drawn.
   for (ops::SampleResult& result : results_B) {
     std::erase_if(result.top_logprobs, [](const auto& entry) { return !(entry.second > ops::kMaskedLogit * 1e-3f); });
   }

@@ -8,7 +8,7 @@
 namespace prl::engine {
 namespace {
 
-/// Steps in which a sequence may wait while later ones are admitted: then nobody is until its adapter finds room.
+/// Steps in which a sequence may wait while later ones are admitted: then none is until its adapter has been loaded.
 constexpr std::int32_t kMostPassedOver = 256;
 
 bool comes_before(const Sequence* a, const Sequence* b) { return is_before(*a, *b); }
@@ -71,7 +71,7 @@ void Scheduler::plan(StepPlan& plan) {
     preempt_last(plan);
   std::int64_t budget = options_.max_num_batched_tokens;
   plan_running(plan, budget);
-  // Blocks are short when somebody was preempted: an admission now would only be undone.
+  // Blocks are short when a sequence was preempted: an admission now would only be undone.
   if (plan.num_preempted == 0) plan_waiting(plan, budget);
 }
 

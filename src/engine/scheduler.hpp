@@ -34,7 +34,7 @@ struct SchedulerStats {
 ///   1. running and waiting are sorted by is_before;
 ///   2. a waiting sequence holds no blocks and has computed nothing, so preempting all others always makes room for one;
 ///   3. a running sequence's blocks cover num_tokens_computed;
-///   4. a block shared by two sequences is full, so nobody writes to it.
+///   4. a block shared by two sequences is full, so no sequence writes to it.
 class Scheduler {
  public:
   Scheduler(const SchedulerOptions& options, BlockPool& pool);

@@ -23,7 +23,7 @@ struct PlanRow {
   std::int64_t output_idx() const noexcept { return first_token + num_tokens - sequence->num_prompt_tokens; }
 };
 
-/// What one step does, as the scheduler decided: a value that nobody changes afterwards. Its blocks are taken already; rows are in service
+/// What one step does, as the scheduler decided: a value that does not change afterwards. Its blocks are taken already; rows are in service
 /// order. A row may read full blocks that another row of the same plan writes, so keys and values of all rows are stored before any is
 /// read.
 struct StepPlan {

@@ -36,10 +36,10 @@ class FakeRunner final : public ModelRunner {
         slots_(static_cast<std::size_t>(num_blocks * block_size)),
         weights_(fake_weights(0)) {}
 
-  /// Computes at once, as a device that works through its queue would; nobody sees the results before finish().
+  /// Computes at once, as a device that works through its queue would; the results are not visible before finish().
   void begin(const StepPlan& plan, StepOutput&) override {
     if (before_run) before_run(plan);
-    PRL_CHECK(under_way_.size() < (is_beside_host ? 2u : 1u), "{} steps are under way", under_way_.size());
+    PRL_CHECK(under_way_.size() < (is_beside_host ? 2u : 1u), "{} steps are in flight", under_way_.size());
     StepOutput output;
     output.rows.resize(plan.rows.size());
     std::vector<std::int32_t> drawn;
@@ -78,14 +78,14 @@ class FakeRunner final : public ModelRunner {
     num_ahead += plan.rows.front().drawn_row >= 0 ? 1 : 0;
   }
   void finish(const StepPlan& plan, StepOutput& output) override {
-    PRL_CHECK(!under_way_.empty() && under_way_.front().rows.size() == plan.rows.size(), "another step is under way");
+    PRL_CHECK(!under_way_.empty() && under_way_.front().rows.size() == plan.rows.size(), "another step is in flight");
     output = std::move(under_way_.front());
     under_way_.pop_front();
     if (before_finish) before_finish(plan);
   }
   bool works_beside_host() const override { return is_beside_host; }
   void set_weights(nn::WeightsPtr weights) override {
-    PRL_CHECK(under_way_.empty(), "a step is under way");
+    PRL_CHECK(under_way_.empty(), "a step is in flight");
     weights_ = std::move(weights);
     ++epoch_;
   }

@@ -193,7 +193,7 @@ std::optional<std::string> extract_final_answer(std::string_view text) {
 
 std::optional<Rational> parse_number(std::string_view answer) {
   std::string text = without_typesetting(answer);
-  // "x = 7": what stands behind a name and an equals sign.
+  // "x = 7": what follows a name and an equals sign.
   if (const std::size_t equals = text.rfind('='); equals != std::string::npos) {
     const bool is_name = std::none_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(equals),
                                       [](char c) { return is_digit(c) || c == '=' || c == '+' || c == '-' || c == '*' || c == '/'; });

@@ -224,7 +224,7 @@ TEST_F(GuardTest, EndlessTrailersAndExtensionsEnd) {
   RawClient extension(server_->port());
   extension.send(head + "1;" + std::string(9000, 'e'));
   EXPECT_EQ(extension.read("8192").substr(0, 12), "HTTP/1.1 431");
-  RawClient fields(server_->port());  // a trailer is no header: it cannot bring a key, or another length
+  RawClient fields(server_->port());  // a trailer is no header: it cannot set a key, or another length
   fields.send("POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX-Key: right\r\n\r\n");
   EXPECT_EQ(fields.read("no key").substr(0, 12), "HTTP/1.1 401");
 }

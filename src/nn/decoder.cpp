@@ -60,7 +60,7 @@ std::vector<AdapterRows> adapters_of(const Weights& weights, std::span<const Ada
 }
 
 /// log p and entropy of targets under h; lse stays on the device for the backward pass.
-/// Log-probabilities and entropies lie together, so that one copy brings both to the host.
+/// Log-probabilities and entropies lie together, so that one copy moves both to the host.
 struct HeadResult {
   TensorView logp_T, entropy_T, lse_T;
 };

@@ -18,7 +18,7 @@ ModelConfig gguf_model_config(const io::GgufFile& file);
 
 /// The file's tensors under their Hugging Face names and in their order: quantised values become fp32, and the row order that
 /// exporters give to q and k of llama models is undone. Error{kCorrupt} names a tensor that is missing, has another shape than
-/// `config` wants, or has no place in the model. The sources keep `file` alive.
+/// `config` needs, or has no place in the model. The sources keep `file` alive.
 std::vector<WeightSource> gguf_weight_sources(const std::shared_ptr<const io::GgufFile>& file, const ModelConfig& config);
 
 /// What most elements of the file are stored as: kF32, kF16 or kBF16; kBF16 for quantised files.

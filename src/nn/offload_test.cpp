@@ -68,7 +68,7 @@ TEST_P(OffloadTest, ChangesNoBit) {
             to_string(checkpointing) + ", " + std::to_string(max_inflight) + " in flight, link " + std::to_string(link);
         EXPECT_TRUE(step(model) == wanted) << what;
         EXPECT_TRUE(step(model) == wanted) << what << ", memory that is taken again";
-        // A pass without a backward pass leaves copies under way.
+        // A pass without a backward pass leaves copies in flight.
         model.forward(weights_, packed_.batch(), packed_.targets, packed_.temperatures);
         model.evaluate(weights_, packed_.batch(), packed_.targets, packed_.temperatures);
         EXPECT_TRUE(step(model) == wanted) << what << ", after a forward pass alone";

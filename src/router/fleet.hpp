@@ -96,7 +96,7 @@ class Fleet {
   using BringUp = std::function<asio::awaitable<std::optional<PolicyVersion>>(EngineView)>;
 
   Fleet(asio::any_io_executor executor, std::shared_ptr<net::HttpClient> client, FleetOptions options = {});
-  /// Ends the looking after; requests under way go on.
+  /// Stops the health checks; requests in flight go on.
   ~Fleet();
   Fleet(const Fleet&) = delete;
   Fleet& operator=(const Fleet&) = delete;

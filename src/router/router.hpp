@@ -35,7 +35,7 @@ struct RequestShape {
   std::string session;  ///< requests of one session share a prefix; empty: none
   std::int64_t num_prompt_tokens = 0;
   std::int64_t max_new_tokens = 0;
-  bool is_replay = false;  ///< was under way on an engine that was lost: goes before the others
+  bool is_replay = false;  ///< was in flight on an engine that was lost: goes before the others
 };
 
 struct Assignment {
@@ -45,7 +45,7 @@ struct Assignment {
 };
 
 struct EngineLoad {
-  std::int64_t num_requests = 0;  ///< under way
+  std::int64_t num_requests = 0;  ///< in flight
   std::int64_t num_tokens = 0;    ///< that these are expected to hold in the end
   std::int64_t num_finished = 0;
   bool is_ready = false;
@@ -79,7 +79,7 @@ class SessionHomes {
 /// Decides which engine runs which request. No clock, no thread, no socket: callers tell what happened and carry out plan().
 ///
 ///   1. A request goes to its session's engine while that has room, for its prefix is there.
-///   2. A session without an engine gets the one with the fewest tokens under way.
+///   2. A session without an engine gets the one with the fewest tokens in flight.
 ///   3. A request waits here, not at an engine, and only while its session's engine, or without one every engine, is full. A session
 ///      moves to another engine when that is less than half full, or when more wait for its own than half of what that runs; of those first
 ///      in line the one with the shortest prompt, which is the cheapest to compute again. So no engine is idle while another queues.
@@ -101,7 +101,7 @@ class Router {
   [[nodiscard]] std::optional<TicketId> submit(RequestShape shape);
   /// An assigned request has ended; its length improves the estimate of those to come.
   void finish(TicketId ticket, std::int64_t num_new_tokens);
-  /// Ends a request that waits, or one that is under way and gave nothing.
+  /// Ends a request that waits, or one in flight that has given no token.
   void cancel(TicketId ticket);
   /// Requests that can start now. Call after any change.
   std::vector<Assignment> plan();
@@ -116,7 +116,7 @@ class Router {
  private:
   struct Request {
     RequestShape shape;
-    std::int64_t num_tokens = 0;            ///< expected, while it is under way
+    std::int64_t num_tokens = 0;            ///< expected, while it is in flight
     std::optional<std::int64_t> engine;     ///< that runs it
     std::optional<std::int64_t> waits_for;  ///< engine in whose queue it is; nullopt: in fresh_
   };

@@ -15,7 +15,7 @@ constexpr float kMinLogprob = -9998.0f;
 
 float clean_logprob(float value) { return std::isfinite(value) ? std::max(value, kMinLogprob) : kMinLogprob; }
 
-/// Appends what a step added; the end of a request brings the rest of the fields.
+/// Appends what a step added; the last one also has the rest of the fields.
 void append_delta(wire::GenerateOutput& to, const wire::GenerateOutput& from) {
   const auto append = [](auto& target, const auto& source) { target.insert(target.end(), source.begin(), source.end()); };
   if (from.finish_reason != wire::FinishReason::kNone) {

@@ -7,7 +7,7 @@ namespace prl::server {
 
 class Generation;
 
-/// The generations that a server has under way, so that it can end them when it stops. Any thread.
+/// The generations that a server has in flight, so that it can end them when it stops. Any thread.
 class LiveGenerations {
  public:
   void add(Generation& generation);

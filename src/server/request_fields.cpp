@@ -94,7 +94,7 @@ constexpr RequestField kChat[] = {
     {"include_reasoning"},
     {"echo"},
     {"modalities"},
-    {"chat_template", Fate::kRefused, "a request may not bring its own template"},
+    {"chat_template", Fate::kRefused, "a request may not have a template of its own"},
     {"audio", Fate::kRefused, kNoAudio},
     {"functions", Fate::kRefused, kOldCalls},
     {"function_call", Fate::kRefused, kOldCalls},

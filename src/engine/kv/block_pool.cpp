@@ -111,7 +111,7 @@ void BlockPool::add_ref(BlockId id) noexcept {
 void BlockPool::drop_ref(BlockId id) noexcept {
   Block& block = blocks_[static_cast<std::size_t>(id.value)];
   PRL_CHECK(block.ref_count > 0, "block {} released more often than taken", id.value);
-  // Blocks that nobody can find again are handed out first.
+  // Blocks without a hash, which no prefix can match, are reused first.
   if (--block.ref_count == 0) push_free(id.value, !block.has_hash);
 }
 

@@ -72,7 +72,7 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  /// Appends `n` blocks with ref count 1 and no hash, evicting cached blocks nobody references, least recently used first.
+  /// Appends `n` blocks with ref count 1 and no hash, evicting unreferenced cached blocks, least recently used first.
   /// False and nothing changed if fewer than `n` are free or evictable; the scheduler then preempts. O(n).
   [[nodiscard]] bool try_take(std::int64_t n, std::vector<BlockLease>& leases);
   /// Makes a full block findable. No effect if another block has this hash already.

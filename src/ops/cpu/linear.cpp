@@ -104,8 +104,8 @@ GemmRight backward_operand(const PackedWeight& w, std::int64_t first_output) {
 
 namespace {
 
-/// A single row's products wait for weights. While the caller does what stands between this one and the next, workers bring what they
-/// will begin with there: the first task is the caller's own.
+/// Products of a single row are bound by reading weights. While the caller does the work between this product and the next, workers
+/// prefetch the weights they will begin with: the first task is the caller's own.
 void read_ahead(OpContext& ctx, const LinearWeight& next) {
   const PackedWeight& w = packed(ctx, next);
   const GemmPlan plan = plan_gemm(ctx, *w.gemm, 1, w.num_inputs(), w.num_outputs(), false);

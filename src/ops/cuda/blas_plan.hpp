@@ -35,7 +35,7 @@ struct Choice {
   int num_uses = 0;          ///< while it was not
 };
 
-/// A product as cuBLASLt wants it. The library counts in columns, so it computes out^T = b^T a^T: its A is our b.
+/// A product as cuBLASLt takes it. The library counts in columns, so it computes out^T = b^T a^T: its A is our b.
 struct BlasPlan {
   bool exists = false;
   cublasLtMatmulDescOpaque_t desc{};

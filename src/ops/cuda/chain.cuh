@@ -28,7 +28,7 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-/// Starts to bring a weight into the second-level cache. Allowed before `wait_for_previous`.
+/// Prefetches a weight into the second-level cache. Allowed before `wait_for_previous`.
 __device__ __forceinline__ void prefetch_weight(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 inline bool is_recording(cudaStream_t stream) {

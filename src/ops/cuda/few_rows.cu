@@ -21,7 +21,7 @@ constexpr int kSharedBytes = 224 * 1024;
 /// What a block of compute capability 9.0 may ask for.
 constexpr int kMaxSharedBytes = 227 * 1024;
 
-/// Blocks of K in a slot: one copy brings them.
+/// Blocks of K that one copy loads into a slot.
 __host__ __device__ constexpr int blocks_per_slot(int rows) { return rows <= 16 ? 4 : rows <= 64 ? 2 : 1; }
 
 struct FewRowsArgs {
@@ -51,8 +51,8 @@ __host__ __device__ constexpr int computing_threads(int rows) { return rows >= 6
 
 using namespace hopper;
 
-/// Copies of weights that a block with a norm has under way: it begins long before it is needed, and what others wait for stands behind its
-/// copies. Measured, one sequence, one, two and all: 1,782, 1,935 and 1,878 tok/s.
+/// Weight copies that a block with a norm keeps in flight: it starts long before its result is needed, and copies that other blocks wait
+/// for queue behind its own. Measured, one sequence, one, two and all: 1,782, 1,935 and 1,878 tok/s.
 constexpr int kPacedCopies = 2;
 
 /// A tile of out, formed by products of 64 by 8 to 64. Up to 32 rows stand on the right, from 64 on they stand on the left, 64 for each
@@ -300,8 +300,8 @@ struct StagedStore {
   }
 };
 
-/// The sum over K, in order. Addresses of operands are kept as the products want them, in units of 16 bytes: what lies between two
-/// products is what a product of few rows waits for.
+/// The sum over K, in order. Operand addresses are kept in the form that the instructions take, in units of 16 bytes: with few rows the
+/// instructions between two products are what costs.
 template <typename Tile, bool kNorm>
 __device__ __forceinline__ void compute_tile(const FewRowsArgs& a, unsigned char* shared, std::uint64_t* full, std::uint64_t* empty,
                                              float (&d)[Tile::kResults]) {
@@ -397,7 +397,7 @@ __device__ __forceinline__ void norm_rows_of_warps(const FewRowsArgs& a, unsigne
     }
   }
 }
-/// The tile's rows, normed, as the copy engine would leave rows of that kind.
+/// Normalises the tile's rows in shared memory, in the layout that the copy engine writes.
 template <int kRows>
 __device__ __forceinline__ void norm_rows(const FewRowsArgs& a, unsigned char* rows) {
   constexpr int kWarps = kGroup / kWarp;
@@ -484,7 +484,8 @@ int slots_of(const FewRowsTile& t, std::int64_t K, int shared_bytes) {
   return static_cast<int>(std::clamp<std::int64_t>(room, 1, ceil_div(K, blocks * kBlock)));
 }
 
-/// Nanoseconds, by what the copies bring: a from the second-level cache once the earlier kernels have ended; b about half before that.
+/// Nanoseconds, by the bytes that the copies load: a from the second-level cache once the earlier kernels have ended; b about half before
+/// that.
 double copy_time(const Product& p, int rows, int columns, int processors) {
   constexpr double kCacheBytes = 5500.0, kProcessorBytes = 112.0;  // per nanosecond, of the device and of one multiprocessor; measured
   const std::int64_t blocks = ceil_div(p.M, rows) * ceil_div(p.N, columns);

@@ -117,7 +117,7 @@ __device__ __forceinline__ void form_tiles(const HeadArgs& a, unsigned char* sha
   if (threadIdx.x == 0) copies.begin();
   wait_for_previous();
   RingPlace<Tile::kSlots> at;
-  // All have read a slot: it is filled again while the products that are under way go on.
+  // All warps have read a slot: it is refilled while the products in flight continue.
   const auto give_back = [&](int slot) {
     named_sync<Tile::kThreads>(1);
     if (threadIdx.x == 0) copies.next(slot);

@@ -92,9 +92,9 @@ __device__ __forceinline__ void copy_box(void* to, const CUtensorMap* map, std::
                "l"(reinterpret_cast<std::uint64_t>(map)), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/// How long the second-level cache keeps what a copy brings.
+/// How long the second-level cache keeps what a copy loads.
 using CachePolicy = std::uint64_t;
-/// For what is read once: it is the first to leave.
+/// For data that is read once: evicted first.
 __device__ __forceinline__ CachePolicy read_once() {
   CachePolicy policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kBlock)
   entropy[t] = logf(sum[0]) - weighted[0] / sum[0];
 }
 
-/// What the way back needs of each row (kept_softmax.cuh).
+/// What the backward pass needs of each row (kept_softmax.cuh).
 struct RowScale {
   float weights;  ///< of the sum over its weights
   float target;   ///< of its target alone

@@ -202,7 +202,7 @@ struct LaneRow {
       for (int i = 0; i < kPieceValues; ++i)
         if (first + piece_column(i) == target) a.target_logits[row] = x[i];
   }
-  /// Statistics of piece p of a tile, for the lane that QuadChunk wants them in: pieces 2 i and 2 i + 1 in lane i % 4.
+  /// Statistics of piece p of a tile, for the lane that QuadChunk reads them from: pieces 2 i and 2 i + 1 in lane i % 4.
   __device__ __forceinline__ void take(const ChunkStats& s, int tile, int p) {
     const bool is_mine = tile % QuadChunk<true>::kLanes == static_cast<int>(threadIdx.x) % QuadChunk<true>::kLanes;
     if (is_mine && tile < kPieces / 4) quad.pieces[p] = s;

@@ -3,8 +3,8 @@
 #include "ops/cuda/blas.hpp"
 #include "ops/cuda/kept_softmax.cuh"
 
-// Logits of many rows and their statistics in one kernel: what training and scoring want of the head. By way of memory the statistics
-// would read as much as the product writes. Compute capability 9.0.
+// Logits of many rows and their softmax statistics in one kernel, for training and scoring. A separate kernel would read all logits
+// back from memory. Compute capability 9.0.
 
 namespace prl::ops::cuda {
 

@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kBlock) norm_rope_kernel(const __grid_constant
   n.run(g, raw);
 }
 
-/// Many tokens and norms, with heads of q and of k in whole groups: blocks stay, and ask for heads ahead. These wait in shared memory,
-/// where a thread has a place of its own, so that they take no registers and nobody waits for others.
+/// Many tokens and norms, with heads of q and of k in whole groups: persistent blocks that prefetch heads into shared memory, where each
+/// thread has a slot of its own, so that they take no registers and need no synchronisation.
 constexpr int kManyHeads = 4, kManyStages = 3, kManyBlocks = 3;
 template <int kLanes>
 __global__ void __launch_bounds__(kBlock, kManyBlocks) norm_rope_many_kernel(const __grid_constant__ NormRopeArgs<__nv_bfloat16> a) {

@@ -27,7 +27,7 @@ struct AdamW {
 };
 
 /// A step with moments in `State`, whose result is also written in the type that weights have where `rounded` is not null, so that
-/// nobody reads it again to round it.
+/// no second pass rounds it.
 template <typename State, typename Low>
 struct TypedAdamW {
   float* param;

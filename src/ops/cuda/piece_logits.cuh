@@ -102,7 +102,7 @@ struct FormedLogits {
 #endif
   std::size_t shared_bytes() const { return static_cast<std::size_t>(slots) * kSlotBytes; }
 
-  /// Of the head's product p, as can_form_head wants it.
+  /// Of the head's product p, as can_form_head takes it.
   static FormedLogits of(const Product& p) {
     FormedLogits logits{};
     logits.weights = rows_map(p.b, p.N, p.K, p.b_stride, kPiece, kSlotBlocks);

@@ -28,7 +28,7 @@ constexpr int kMaxChunks = 2048;  ///< of a vocabulary; their masses lie in shar
 /// Rows that are handed over as arguments of a kernel, at most 32,764 bytes of which there may be.
 constexpr int kFewArguments = 32, kMostArguments = 512;
 
-/// One row as the kernels want it.
+/// One row, in the form that the kernels take.
 struct RowParams {
   double uniform;
   float temperature;  ///< 1 for greedy rows

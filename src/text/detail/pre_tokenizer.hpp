@@ -39,7 +39,7 @@ class PreTokenizer {
     bool invert = false;
     bool add_prefix_space = false;
     bool split = true;
-    bool is_spelled = false;  ///< it stands behind ByteLevel
+    bool is_spelled = false;  ///< it comes after ByteLevel
   };
   void add(const boost::json::value& config, const std::string& where, int depth);
   void apply(const Step& step, const Piece& piece, std::vector<Piece>& out) const;

@@ -32,7 +32,7 @@ void check_rows(const char* what, const void* data, std::int64_t token_stride, D
 hopper::ForwardParams hopper_params(const ForwardCall& call, const RowPacking& packing);
 void launch_hopper(const hopper::ForwardParams& p, const ForwardCall& call, bool split, std::int64_t num_items, int num_multiprocessors,
                    cudaStream_t stream);
-/// The maps of keys and values become those that hopper::launch_decode wants.
+/// The maps of keys and values become those that hopper::launch_decode takes.
 void launch_decode(const hopper::ForwardParams& p, const ForwardCall& call, std::int64_t num_items, int num_multiprocessors,
                    cudaStream_t stream);
 template <typename T>

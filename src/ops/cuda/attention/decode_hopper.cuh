@@ -31,7 +31,7 @@ struct DecodeShape {
   static constexpr int kBlocksPerProcessor = kBlocksPerProcessor_;
   static constexpr bool kHasSummers = kBlocksPerProcessor == 1;
   static constexpr int kThreads = kHasSummers ? 384 : 256, kStages = kHasSummers ? 2 : 1;  ///< kStages: tiles whose weights are in memory
-  /// From 8 keys of a slot to the next, and from its 64 columns to the next: one copy brings rows that lie together in the cache.
+  /// From 8 keys of a slot to the next, and from its 64 columns to the next: one copy loads rows that are contiguous in the cache.
   static constexpr int kGroupBytes = kBlocks * 1024, kColumnBlock = 1024, kSlotBytes = kSlotRows * kD * 2;
   static constexpr int kSlots = (kHeads <= 8 ? 12 / kBlocksPerProcessor : kBlocksPerProcessor == 1 ? 10 : 4) * (128 / kD);
   static constexpr int kQBlock = kHeads * 128, kQBytes = kBlocks * kQBlock;
@@ -143,7 +143,7 @@ struct DecodeCopies {
     return item < total ? read_unit(p.units + item / groups) : AttentionUnit{};
   }
   /// Every block has two items by its number; who begins its second or a later one takes the next of the list, no sooner: at the end of
-  /// the list nobody has two items while others have none. Lane 0 gets the item's number, which is not asked for again once it is the end.
+  /// the list no block holds two items while others have none. Lane 0 gets the item's number, which is not asked for again once it is the end.
   __device__ __forceinline__ int claim(int total) const {
     return lane == 0 && total > 2 * blocks ? 2 * blocks + atomicAdd(p.next_item, 1) : total;
   }
@@ -306,7 +306,7 @@ struct DecodeWarpgroup {
         }
     }
   }
-  /// The key of the new token, which the copies did not bring, joins its slot.
+  /// The key of the new token, which the copies did not load, is written into its slot.
   __device__ __forceinline__ void complete_keys(const AttentionUnit& u, int pieces) {
     new_row_into<F>(slot_of(pieces - 1), m.fresh, u, round, 0, thread);
     async_fence();

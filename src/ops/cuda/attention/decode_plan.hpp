@@ -11,7 +11,7 @@ namespace prl::ops::cuda {
 /// A plan of split units of one token each, in device memory.
 struct DecodePlan {
   static constexpr int kNumCounts = 4;
-  std::int32_t* counts;  ///< units, merges; then what hopper::ForwardParams::next_item wants
+  std::int32_t* counts;  ///< units, merges; then hopper::ForwardParams::next_item
   AttentionUnit* units;
   MergeUnit* merges;
 };
