@@ -134,7 +134,8 @@ class Merger {
   static bool combine_types(json::value& mine, const json::value& theirs) {
     const json::array a = as_list(mine), b = as_list(theirs);
     const auto has = [](const json::array& types, std::string_view name) {
-      return std::any_of(types.begin(), types.end(), [&](const json::value& t) { return t == json::value(json::string_view(name.data(), name.size())); });
+      return std::any_of(types.begin(), types.end(),
+                         [&](const json::value& t) { return t == json::value(json::string_view(name.data(), name.size())); });
     };
     json::array kept;
     for (const json::value& type : a)

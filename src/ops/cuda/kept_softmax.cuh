@@ -2,9 +2,9 @@
 
 #include "ops/cuda/log_softmax.cuh"
 
-// What the backward pass of the LM head needs of a row's logits x: the weights e^(x - r), r the row's reference, as rows of a matrix that is
-// an operand of matrix products; the target's weight is zero. With p = e^(x - lse) and c the upstream gradient of the row's log-probability,
-// divided by its temperature, the gradient of a logit is c (1 - p) for the target and -c p elsewhere. So
+// What the backward pass of the LM head needs of a row's logits x: the weights e^(x - r), r the row's reference, as rows of a matrix that
+// is an operand of matrix products; the target's weight is zero. With p = e^(x - lse) and c the upstream gradient of the row's
+// log-probability, divided by its temperature, the gradient of a logit is c (1 - p) for the target and -c p elsewhere. So
 //   dh = -c e^(r - lse) (weights W) + c (1 - p_target) W[target]
 //   dW = weights^T (-c e^(r - lse) h) and, for each row, c (1 - p_target) h onto its target's
 // and no gradient of logits is ever formed. In bf16 a weight is off by up to 2^-9 of itself, as a gradient of a logit would be, and a

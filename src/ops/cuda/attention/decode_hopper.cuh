@@ -143,7 +143,8 @@ struct DecodeCopies {
     return item < total ? read_unit(p.units + item / groups) : AttentionUnit{};
   }
   /// Every block has two items by its number; who begins its second or a later one takes the next of the list, no sooner: at the end of
-  /// the list no block holds two items while others have none. Lane 0 gets the item's number, which is not asked for again once it is the end.
+  /// the list no block holds two items while others have none. Lane 0 gets the item's number, which is not asked for again once it is the
+  /// end.
   __device__ __forceinline__ int claim(int total) const {
     return lane == 0 && total > 2 * blocks ? 2 * blocks + atomicAdd(p.next_item, 1) : total;
   }
