@@ -160,7 +160,7 @@ bool EngineCore::step() {
     try {
       if (!steps_.next_plan().rows.empty()) steps_.begin(*runner_);
     } catch (const std::exception& error) {
-      log::warning("a step could not be enqueued behind the one that computes and is planned anew: {}", error.what());
+      log::warning("a step could not be enqueued behind the one in flight and is planned again: {}", error.what());
     }
   }
   send_news();

@@ -309,7 +309,7 @@ void Engine::run() {
 }
 
 void Engine::fail_engine(const std::string& reason) {
-  log::error("the engine gives up: {}", reason);
+  log::error("the engine has stopped: {}", reason);
   std::lock_guard lock(mutex_);
   failure_ = reason;
   is_stopping_ = true;

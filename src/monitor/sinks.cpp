@@ -114,7 +114,7 @@ class JsonlSink final : public Sink {
 
   void warn(const char* what) {
     if (!std::exchange(has_warned_, true))
-      log::warning("cannot {} metrics file {}: {}; training goes on without it", what, path_.string(), std::strerror(errno));
+      log::warning("cannot {} metrics file {}: {}; training continues without it", what, path_.string(), std::strerror(errno));
   }
 
   std::filesystem::path path_;

@@ -128,7 +128,7 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
     ++engine.num_lost;
     ++num_lost;
     engine.version.reset();
-    log::warning("engine {} is lost: {}; {} of its requests begin anew elsewhere", engine.url, why, num_requests);
+    log::warning("engine {} is lost: {}; {} of its requests start again on other engines", engine.url, why, num_requests);
     put_aside_locked(id, EngineState::kDown, why);
     for (auto& [ticket, waiter] : waiters)
       if (waiter.engine == id) waiter.lost.notify();

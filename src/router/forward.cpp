@@ -283,7 +283,8 @@ asio::awaitable<net::HttpResponse> forward(std::shared_ptr<Fleet> fleet, std::sh
       continue;
     }
     if (out->is_started()) {
-      const Error last = error ? *error : Error(ErrorCode::kUnavailable, fmt::format("no engine could go on: status {}", response->status));
+      const Error last =
+          error ? *error : Error(ErrorCode::kUnavailable, fmt::format("no engine could continue: status {}", response->status));
       auto ending = end_with_error(out, last);
       co_await std::move(ending);
       co_return net::HttpResponse::streamed();

@@ -192,7 +192,7 @@ std::string metrics_page(const Context& context) {
   one("prl_router:requests_at_home_total", "counter", "Requests given to the engine that has their session's prefix.",
       counts.router.num_at_home);
   one("prl_router:requests_moved_total", "counter", "Requests given to another engine than that.", counts.router.num_moved);
-  one("prl_router:requests_replayed_total", "counter", "Requests that began anew since their engine was lost.", counts.num_replayed);
+  one("prl_router:requests_replayed_total", "counter", "Requests that started again because their engine was lost.", counts.num_replayed);
   one("prl_router:engines_lost_total", "counter", "Times that an engine was lost.", counts.num_lost);
   const std::vector<EngineView> engines = context->fleet->engines();
   const auto each = [&](std::string_view name, std::string_view type, std::string_view help, auto value) {

@@ -18,7 +18,7 @@ bool is_made_up(std::string_view key) { return key == "id"; }
 
 [[noreturn]] void fail_differs(const std::string& place) {
   fail(ErrorCode::kOutOfSync,
-       "the engine was lost, and the reply cannot go on: its repetition differs at {}, since the weights changed meanwhile", place);
+       "the engine was lost, and the reply cannot continue: its repetition differs at {}, since the weights changed meanwhile", place);
 }
 
 }  // namespace

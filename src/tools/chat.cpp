@@ -11,7 +11,7 @@ constexpr std::string_view kHelp =
     "/system TEXT   forget it and begin with this system message; without TEXT, with none\n"
     "/undo          take back the last message and its reply\n"
     "/exit          leave (also Ctrl-D)\n"
-    "A line that ends in \\ goes on in the next one. Ctrl-C ends a reply.\n";
+    "A line that ends in \\ continues in the next one. Ctrl-C ends a reply.\n";
 constexpr std::string_view kDim = "\x1b[2m", kPlain = "\x1b[0m";
 
 class Conversation {

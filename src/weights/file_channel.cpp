@@ -100,7 +100,7 @@ class FileChannel final : public WeightChannel {
         if (entry.path().extension() == ".safetensors") io::SafetensorsFile::open(entry.path());
       return true;
     } catch (const Error& error) {
-      log::warning("{} is damaged and is written anew: {}", folder.string(), error.what());
+      log::warning("{} is damaged and is written again: {}", folder.string(), error.what());
       return false;
     }
   }

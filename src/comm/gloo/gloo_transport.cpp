@@ -162,7 +162,7 @@ std::unique_ptr<Communicator> make_gloo_communicator(CommOptions options) {
 bool has_gloo() noexcept { return false; }
 
 std::unique_ptr<Communicator> make_gloo_communicator(CommOptions) {
-  fail(ErrorCode::kUnavailable, "[comm] this build has no Gloo: install libgloo-dev (tools/setup.sh) and configure anew");
+  fail(ErrorCode::kUnavailable, "[comm] this build has no Gloo: install libgloo-dev (tools/setup.sh) and configure again");
 }
 
 #endif

@@ -132,8 +132,8 @@ Place place_of(const std::string& id, const PythonSettings& settings) {
       place.python = installed->python();
       if (!installed->module.empty()) place.module_id = installed->module;
       if (!fs::exists(place.python))
-        fail(ErrorCode::kNotFound, "{}: its virtual environment {} has no Python any more; `prl env install` makes it anew", subject,
-             installed->folder.string());
+        fail(ErrorCode::kNotFound, "{}: its virtual environment {} has no Python any more; `prl env install --overwrite` makes it again",
+             subject, installed->folder.string());
     }
   }
   if (place.python.empty() && (!settings.path.empty() || settings.kind == "fake")) place.python = default_interpreter(id);

@@ -223,7 +223,7 @@ void WorkerPool::Impl::carry_out(const PoolPlan& plan) {
   for (const PoolPlan::Cancel& cancel : plan.cancel) {
     const auto it = runs.find(cancel.run);
     if (it == runs.end() || !at(cancel.worker).link) continue;
-    json::object message{{"t", "cancel"}, {"reason", "nobody waits for it"}};
+    json::object message{{"t", "cancel"}, {"reason", "its caller waits no longer"}};
     message["run_id"] = it->second.wire_id;
     at(cancel.worker).link->send(message);
   }

@@ -321,7 +321,7 @@ void HubClient::receive(const HubRepo& repo, const std::string& file, const File
     at += piece.size();
     progress.add(piece.size(), at);
     if (Clock::now() > deadline_)
-      fail(ErrorCode::kDeadline, "{}: the download took longer than {} s; it goes on from {} when tried again", file,
+      fail(ErrorCode::kDeadline, "{}: the download took longer than {} s; it continues from {} when tried again", file,
            std::chrono::duration_cast<std::chrono::seconds>(settings_.total_timeout).count(), megabytes(at));
   }
   if (info.size && at < *info.size) fail(ErrorCode::kUnavailable, "{}: the connection ended after {} of {} bytes", file, at, *info.size);

@@ -48,7 +48,7 @@ void check_transfer_codings(const std::vector<std::string_view>& fields) {
 }
 
 std::uint64_t read_length(const std::vector<std::string_view>& fields) {
-  if (fields.size() > 1) refuse("Content-Length stands there more than once");
+  if (fields.size() > 1) refuse("Content-Length is given more than once");
   const std::string_view text = trim(fields.front());
   if (text.empty()) refuse("Content-Length is empty");
   std::uint64_t length = 0;
@@ -92,7 +92,7 @@ BodyFraming read_framing(const Fields& headers, bool is_http_1_0) {
 
 RequestTarget read_target(std::string_view method, std::string_view target, const Fields& headers, bool is_http_1_0) {
   const auto hosts = values_of(headers, "Host");
-  if (hosts.size() > 1) refuse("Host stands there more than once");
+  if (hosts.size() > 1) refuse("Host is given more than once");
   if (hosts.empty() && !is_http_1_0) refuse("Host is missing");
   RequestTarget out;
   if (!hosts.empty()) out.host = trim(hosts.front());

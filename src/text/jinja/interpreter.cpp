@@ -295,7 +295,7 @@ Interpreter::Flow Interpreter::execute(const Node& node, const ScopePtr& scope, 
     case NodeKind::kScope: return execute(node.bodies[0], std::make_shared<Scope>(scope), out);
     case NodeKind::kBreak: return Flow::kBreak;
     case NodeKind::kContinue: return Flow::kContinue;
-    default: fail("an expression stands where a statement should");
+    default: fail("an expression where a statement is expected");
   }
   return Flow::kNormal;
 }
@@ -550,7 +550,7 @@ Value Interpreter::evaluate(const Node& node, const ScopePtr& scope) {
     case NodeKind::kCond:
       if (evaluate(*node.children[0], scope).truthy()) return evaluate(*node.children[1], scope);
       return evaluate_or_undefined(node.children[2], scope, "the inline if-expression evaluated to false and no else section was defined");
-    default: fail("a statement stands where an expression should");
+    default: fail("a statement where an expression is expected");
   }
 }
 
