@@ -333,6 +333,12 @@ TEST(JsonSchema, TextsThatMatchAndTextsThatDoNot) {
        {"\"\"", "\"n\"", "\"nope\"", "true"},
        {"\"no\"", "false", R"("\u006eo")"}},
       {R"({"type":"integer","not":false})", {"1"}, {"\"a\""}},
+      {R"({"type":"object","properties":{"k":{"enum":["a","b"]},"x":{"type":"integer"}},"required":["k"],"if":{"properties":{"k":{"const":"a"}}},"then":{"required":["x"]},"else":{"properties":{"y":{"type":"null"}}}})",
+       {R"({"k":"a","x":1})", R"({"k":"b"})", R"({"k":"b","x":2,"y":null})"},
+       {R"({"k":"a"})", R"({"k":"a","x":1,"y":null})", R"({"k":"c"})", "{}"}},
+      {R"({"type":"object","properties":{"k":{"type":"string"},"x":{"type":"null"}},"if":{"properties":{"k":{"enum":["a"]}},"required":["k"]},"then":{"required":["x"]}})",
+       {"{}", R"({"k":"b"})", R"({"x":null})", R"({"k":"a","x":null})"},
+       {R"({"k":"a"})", R"({"k":1})"}},
       {R"({"properties":{"no":false,"yes":true}})", {"{}", R"({"yes":1})"}, {R"({"no":1})"}},
   };
   for (const Case& c : cases) {
@@ -403,7 +409,8 @@ TEST(JsonSchema, SaysWhatItCannotDo) {
       {R"({"type":"integer","not":{"const":3}})", "schema.not: values of type integer"},
       {R"({"not":{"required":["a"]}})", "schema.not: only type, const and enum"},
       {R"({"type":"number","not":{"type":"integer"}})", "schema.not: numbers that are not whole"},
-      {R"({"items":{"if":{},"then":{}}})", "schema.items.if"},
+      {R"({"items":{"if":{},"then":{}}})", "schema.items.if: only a condition on the value of one member"},
+      {R"({"if":{"properties":{"a":{"type":"null"}}}})", "schema.if.properties.a.const: a condition needs const or enum"},
       {R"({"patternProperties":{"a":{},"b":{}}})", "schema.patternProperties: only one"},
       {R"({"properties":{"xa":{}},"patternProperties":{"a":{}}})", "matches the declared name 'xa'"},
       {R"({"patternProperties":{"a":{}},"additionalProperties":true})", "schema.patternProperties: beside"},

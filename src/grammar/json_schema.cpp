@@ -63,7 +63,9 @@ class Compiler {
     }
     const SchemaView view(schema, place);
     view.check_keywords();
-    if (view.find("not")) {
+    if (view.find("if")) {
+      fill_condition(start, schema, view, accept);
+    } else if (view.find("not")) {
       fill_not(start, schema, view, accept);
     } else if (const json::value* ref = view.find("$ref")) {
       view.check_alone("$ref");
@@ -86,6 +88,40 @@ class Compiler {
     } else {
       for (const std::string& type : view.types()) builder_.add_empty(emit_type(start, view, type), accept);
     }
+  }
+
+  /// `if` that asks for values of one member: two kinds of objects, with these values and with others.
+  void fill_condition(NodeId start, const json::value& schema, const SchemaView& view, NodeId accept) {
+    json::object rest = schema.get_object();
+    json::value when_true = true, when_false = true;
+    for (auto [keyword, branch] : {std::pair{"then", &when_true}, {"else", &when_false}})
+      if (const json::value* found = view.find(keyword)) *branch = *found;
+    for (const char* keyword : {"if", "then", "else"}) rest.erase(keyword);
+    const SchemaView condition(*view.find("if"), view.place("if"));
+    condition.check_keywords();
+    const Members members(condition);
+    if (condition.find("properties") == nullptr || members.properties.size() != 1)
+      view.refuse("if", "only a condition on the value of one member is supported: {\"properties\": {NAME: {\"const\": ...}}}");
+    condition.check_alone("properties", {"required", "type"});
+    const auto& [name, wanted] = members.properties.front();
+    const SchemaView value(*wanted, condition.place("properties." + name));
+    const char* keyword = value.find("const") ? "const" : "enum";
+    if (!value.find(keyword)) value.refuse("const", "a condition needs const or enum");
+    value.check_alone(keyword, {"type"});
+    // Where the member need not be there, the condition holds for objects without it.
+    const bool is_required = members.required.count(name) > 0;
+    const auto add = [&](const json::value& member, bool needs_member, const json::value& branch) {
+      json::object kind{{"type", "object"}, {"properties", json::object{{name, member}}}};
+      if (needs_member) kind["required"] = json::array{json::string(name)};
+      json::object whole{{"allOf", json::array{rest, std::move(kind), branch}}};
+      const auto [at, is_new] = merged_.try_emplace("kind " + json::serialize(whole));
+      if (is_new) at->second = std::move(whole);
+      builder_.add_empty(emit_schema(start, at->second, view.place("if")), accept);
+    };
+    json::object values;
+    values[keyword] = *value.find(keyword);
+    add(values, is_required, when_true);
+    add(json::object{{"not", values}}, !is_required, when_false);
   }
 
   /// The schema without allOf. One for all copies of the same text, so that schemas which refer to themselves end.

@@ -16,11 +16,11 @@ inline constexpr std::size_t kMaxSchemaBytes = 256 << 10;
 /// are given (const, enum, names), and an object with `properties` takes others only if additionalProperties says so.
 ///
 /// Supported: type (one or several), properties, required, additionalProperties, items, prefixItems, minItems, maxItems, enum,
-/// const, anyOf, oneOf (branches that exclude each other), allOf of one, $ref within the document, minLength, maxLength,
+/// const, anyOf, oneOf (branches that exclude each other), allOf (see merge_schemas), $ref within the document, minLength, maxLength,
 /// pattern, format (see format_pattern; others are annotations), minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf
 /// (whole numbers), minProperties, maxProperties, patternProperties (one pattern), propertyNames (without properties),
 /// dependentRequired (of properties), uniqueItems (of at most eight listed values), contains and minContains (of any items),
-/// not (of types, const and enum).
+/// not (of types, const and enum), if, then and else (a condition on const or enum of one member).
 /// Annotations and unknown keywords are ignored, as the standard says; a keyword that restricts values and is not in this list
 /// is refused. Error{kInvalidArgument} names the place and the keyword. `name` begins the place: "response_format.schema".
 NodeId emit_json_schema(AutomatonBuilder& builder, NodeId from, const boost::json::value& schema, std::string_view name);

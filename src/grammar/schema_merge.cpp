@@ -64,7 +64,16 @@ class Merger {
     return true;
   }
 
-  json::object take() { return std::move(merged_); }
+  /// False if no value is left.
+  json::value take() {
+    if (const json::value* one = merged_.if_contains("const"))
+      if (const json::value* list = merged_.if_contains("enum"); list != nullptr && list->is_array()) {
+        const json::array& values = list->get_array();
+        if (std::find(values.begin(), values.end(), *one) == values.end()) return false;
+        merged_.erase("enum");
+      }
+    return std::move(merged_);
+  }
 
  private:
   [[noreturn]] void refuse(std::string_view keyword, const json::value& a, const json::value& b) const {

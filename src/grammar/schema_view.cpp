@@ -14,17 +14,10 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr std::string_view kUnsupported[] = {"if",
-                                             "then",
-                                             "else",
-                                             "dependentSchemas",
-                                             "dependencies",
-                                             "unevaluatedItems",
-                                             "additionalItems",
-                                             "unevaluatedProperties",
-                                             "$dynamicRef",
-                                             "$recursiveRef"};
+constexpr std::string_view kUnsupported[] = {"dependentSchemas",      "dependencies", "unevaluatedItems", "additionalItems",
+                                             "unevaluatedProperties", "$dynamicRef",  "$recursiveRef"};
 constexpr std::string_view kRestricting[] = {"$ref",
+                                             "if",
                                              "allOf",
                                              "anyOf",
                                              "oneOf",
