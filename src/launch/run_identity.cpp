@@ -50,7 +50,8 @@ std::string run_identity() { return variable(kRunIdVariable); }
 
 std::string run_claim(const std::filesystem::path& output_dir) {
   std::error_code ignored;
-  const std::filesystem::path folder = std::filesystem::weakly_canonical(std::filesystem::absolute(output_dir), ignored);
+  std::filesystem::path folder = std::filesystem::weakly_canonical(std::filesystem::absolute(output_dir), ignored);
+  if (!folder.has_filename()) folder = folder.parent_path();  // "a/b/" ends in an empty name
   return fmt::format("{:016x} ({})", hash_bytes(folder.string()), folder.filename().string());
 }
 
