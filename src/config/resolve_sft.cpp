@@ -51,8 +51,6 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
   detail::check_clean(config.clean_output_dir, config.ckpt, check);
   detail::check_wandb(config.wandb, check);
   detail::check_env_vars(config.env_vars, check);
-  if (config.renderer.name != "auto" && config.renderer.name != "default")
-    check.not_built("renderer.name", fmt::format("the renderer \"{}\"; auto and default use the chat template", config.renderer.name));
   if (config.compute.dtype == ComputeDType::kFloat16) check.not_built("compute.dtype", "training in float16; use bfloat16 or float32");
   return resolution;
 }

@@ -460,7 +460,7 @@ TEST_F(Seeds, SftKnobs) {
   EXPECT_EQ(sft.config.val->interval, 20);
   EXPECT_EQ(std::get<SftDataConfig>(sft.config.val->data).name, "data/val.jsonl");
   EXPECT_EQ(sft.config.renderer.name, "qwen3");
-  EXPECT_TRUE(is_not_built(sft.not_built, "the renderer \"qwen3\""));
+  EXPECT_TRUE(sft.not_built.empty()) << "a family's renderer serves SFT too";
 }
 
 TEST_F(Seeds, TheNewestSpelling) {

@@ -47,8 +47,8 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
     text_options.thinking_retention = config.renderer.thinking_retention;
     text_options.chat_template = config.tokenizer.chat_template;
     TextSetup text = load_text(tokenizer_dir, text_options);
-    if (!text.chat_template)
-      fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template", tokenizer_dir.string());
+    if (!text.renderer)
+      fail(ErrorCode::kInvalidArgument, "{} has no chat template; set tokenizer.chat_template, or name a renderer", tokenizer_dir.string());
     options.text = {text.tokenizer, text.chat_template, text.renderer, text.renderer_options};
   }
   options.peak_flops = measured_peak_flops(shared.compute, policy.options().compute) * env.size;

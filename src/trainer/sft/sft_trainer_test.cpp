@@ -3,10 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
 #include <cmath>
 #include <fstream>
 #include <set>
 
+#include "base/files.hpp"
+#include "base/testing/source_dir.hpp"
 #include "text/tokenizer_builder.hpp"
 #include "trainer/metrics.hpp"
 #include "trainer/sft/mixture.hpp"
@@ -303,6 +308,45 @@ TEST(DataStream, ANamedRendererTakesTheRowsTemplateKwargs) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("d.jsonl:1"), HasSubstr("'thinking_budget'"), HasSubstr("'qwen3'")));
   }
+}
+
+// What the Python package `renderers` gives for whole conversations (src/text/renderer_test.cpp), through a data file.
+TEST(DataStream, ANamedRendererGivesItsGoldenIdsAndMask) {
+  namespace json = boost::json;
+  Scratch scratch("sft-golden");
+  const fs::path fixtures = test_source_dir() / "tests" / "fixtures" / "text";
+  SftText text;
+  text.tokenizer = std::make_shared<const text::Tokenizer>(text::Tokenizer::parse(read_file(fixtures / "qwen2.tokenizer.json"), {}));
+  text.renderer = text::make_renderer({.name = "qwen3"}, text.tokenizer, nullptr);
+  const auto fnv = [](const auto& values) {
+    std::uint64_t hash = 0xCBF29CE484222325u;
+    for (const auto value : values)
+      for (int shift = 0; shift < 32; shift += 8)
+        hash = (hash ^ static_cast<std::uint64_t>(static_cast<std::uint32_t>(value) >> shift & 0xFF)) * 0x100000001B3u;
+    return fmt::format("{:016x}", hash);
+  };
+  const json::value cases = json::parse(read_file(fixtures / "renderer_cases.json"));
+  const json::array& conversations = cases.at("conversations").as_array();
+  const json::array& golden = cases.at("renders").at("qwen3").as_array();
+  int num_compared = 0;
+  for (std::size_t i = 0; i < conversations.size(); ++i) {
+    const json::object& c = conversations[i].as_object();
+    const bool has_reply = std::any_of(c.at("messages").as_array().begin(), c.at("messages").as_array().end(),
+                                       [](const json::value& message) { return message.at("role") == "assistant"; });
+    if (c.at("add_generation_prompt").as_bool() || !has_reply || golden[i].is_object()) continue;
+    json::object row;
+    row["messages"] = c.at("messages");
+    row["tools"] = c.at("tools");
+    write_lines(scratch.path / "d.jsonl", {json::serialize(row)});
+    config::SftDataConfig data;
+    data.name = (scratch.path / "d.jsonl").string();
+    const auto sample = make_data_stream(data, text, offline())->at(0, 1 << 20);
+    ASSERT_TRUE(sample) << json::serialize(row);
+    EXPECT_EQ(fnv(sample->ids), std::string_view(golden[i].at(0).as_string())) << json::serialize(row);
+    EXPECT_EQ(fnv(sample->mask), std::string_view(golden[i].at(2).as_string())) << json::serialize(row);
+    ++num_compared;
+  }
+  EXPECT_GE(num_compared, 10);
 }
 
 TEST(DataStream, EveryEpochIsAnotherFullOrder) {
