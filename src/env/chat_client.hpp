@@ -26,6 +26,9 @@ struct ChatRequest {
   net::TimePoint deadline;
 };
 
+/// Who wrote the text that a token of a prompt is part of.
+enum class PromptRole : std::uint8_t { kNone, kSystem, kUser, kAssistant, kTool };
+
 /// The tokens behind one turn. completion_ids, logprobs and versions have one length; versions is empty when the server does
 /// not tell them.
 struct TurnTokens {
@@ -33,6 +36,9 @@ struct TurnTokens {
   std::vector<std::int32_t> completion_ids;  ///< the stop token included
   std::vector<float> logprobs;               ///< of the sampled tokens, finite
   std::vector<std::int64_t> versions;        ///< policy version behind each sampled token
+  /// Of each prompt token behind the earlier turns that the prompt continues, kNone before; marks and headers are kNone where the renderer
+  /// tells them from text. Empty unless ConversationOptions::wants_roles.
+  std::vector<PromptRole> prompt_roles = {};
 };
 
 /// One assistant message.
@@ -65,6 +71,7 @@ struct ConversationOptions {
   std::string session_id;    ///< X-Session-ID: the same for all turns
   std::string cache_salt;    ///< namespace of the prefix cache; empty: none
   net::Fields headers = {};  ///< sent with every request, where requests go over HTTP
+  bool wants_roles = false;  ///< TurnTokens::prompt_roles, where turns have token ids
 };
 
 /// Opens conversations with one model service. Shared by all rollouts.

@@ -12,6 +12,27 @@ namespace {
 
 namespace json = boost::json;
 
+PromptRole role_named(std::string_view role) {
+  if (role == "system" || role == "developer") return PromptRole::kSystem;
+  if (role == "user") return PromptRole::kUser;
+  if (role == "assistant") return PromptRole::kAssistant;
+  if (role == "tool" || role == "ipython") return PromptRole::kTool;
+  return PromptRole::kNone;
+}
+
+/// Of each token: the role of the message whose text it is; of the whole message where the renderer does not know text from marks.
+std::vector<PromptRole> roles_of(const text::RenderedConversation& rendered, const json::array& messages) {
+  const bool knows_text = std::ranges::find(rendered.is_content, 1) != rendered.is_content.end();
+  std::vector<PromptRole> roles(rendered.ids.size(), PromptRole::kNone);
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    const auto message = static_cast<std::size_t>(rendered.message_indices[i]);
+    if (rendered.message_indices[i] < 0 || message >= messages.size() || (knows_text && rendered.is_content[i] == 0)) continue;
+    const json::value* role = messages[message].as_object().if_contains("role");
+    if (role != nullptr && role->is_string()) roles[i] = role_named(std::string_view(role->get_string()));
+  }
+  return roles;
+}
+
 class TokenChatClient final : public ChatClient {
  public:
   TokenChatClient(std::shared_ptr<const text::Renderer> renderer, std::shared_ptr<GenerateClient> generate, ConversationOptions options)
@@ -19,7 +40,7 @@ class TokenChatClient final : public ChatClient {
 
   asio::awaitable<ChatTurn> complete(ChatRequest request) override {
     ChatTurn turn;
-    wire::GenerateRequest generate = make_request(request, turn.is_bridged);
+    wire::GenerateRequest generate = make_request(request, turn);
     turn.tokens.prompt_ids = generate.prompt_ids;
     const net::TimePoint begin = net::Clock::now();
     wire::GenerateOutput output = co_await generate_->generate(std::move(generate), request.deadline);
@@ -31,15 +52,21 @@ class TokenChatClient final : public ChatClient {
   }
 
  private:
-  wire::GenerateRequest make_request(const ChatRequest& request, bool& is_bridged) const {
+  /// Fills in what the turn tells of its prompt, too.
+  wire::GenerateRequest make_request(const ChatRequest& request, ChatTurn& turn) const {
     wire::GenerateRequest generate;
-    std::optional<std::vector<std::int32_t>> bridged;
+    std::optional<text::RenderedConversation> bridged;
     if (continues_last_turn(request)) {
-      const json::array tail(request.messages.begin() + static_cast<std::ptrdiff_t>(history_.size()), request.messages.end());
+      json::array tail(request.messages.begin() + static_cast<std::ptrdiff_t>(history_.size()), request.messages.end());
       bridged = renderer_->bridge_to_next_turn(prompt_ids_, completion_ids_, tail, request.tools);
+      if (bridged && options_.wants_roles) turn.tokens.prompt_roles = roles_of(*bridged, tail);
     }
-    is_bridged = bridged.has_value();
-    generate.prompt_ids = bridged ? std::move(*bridged) : renderer_->render_ids(request.messages, request.tools, true);
+    turn.is_bridged = bridged.has_value();
+    if (!bridged) {
+      bridged = renderer_->render(request.messages, request.tools, true);
+      if (options_.wants_roles) turn.tokens.prompt_roles = roles_of(*bridged, request.messages);
+    }
+    generate.prompt_ids = std::move(bridged->ids);
     generate.sampling = request.sampling;
     generate.sampling.n = 1;
     generate.sampling.logprobs = 1;

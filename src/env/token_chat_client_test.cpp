@@ -24,17 +24,27 @@ class ByteRenderer final : public text::Renderer {
   std::string_view name() const noexcept override { return "bytes"; }
   text::RenderedConversation render(const json::array& messages, const json::array&, bool) const override {
     text::RenderedConversation out;
-    for (const json::value& message : messages) append(out.ids, message);
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      append(out.ids, messages[i]);
+      out.message_indices.resize(out.ids.size(), static_cast<std::int32_t>(i));
+    }
+    out.is_content.assign(out.ids.size(), 0);
     return out;
   }
-  std::optional<std::vector<std::int32_t>> bridge_to_next_turn(std::span<const std::int32_t> prompt,
-                                                               std::span<const std::int32_t> completion, const json::array& messages,
-                                                               const json::array&) const override {
+  std::optional<text::RenderedConversation> bridge_to_next_turn(std::span<const std::int32_t> prompt,
+                                                                std::span<const std::int32_t> completion, const json::array& messages,
+                                                                const json::array&) const override {
     if (!can_bridge_) return std::nullopt;
-    std::vector<std::int32_t> ids(prompt.begin(), prompt.end());
-    ids.insert(ids.end(), completion.begin(), completion.end());
-    for (const json::value& message : messages) append(ids, message);
-    return ids;
+    text::RenderedConversation out;
+    out.ids.assign(prompt.begin(), prompt.end());
+    out.ids.insert(out.ids.end(), completion.begin(), completion.end());
+    out.message_indices.assign(out.ids.size(), -1);
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      append(out.ids, messages[i]);
+      out.message_indices.resize(out.ids.size(), static_cast<std::int32_t>(i));
+    }
+    out.is_content.assign(out.ids.size(), 0);
+    return out;
   }
   std::vector<std::int32_t> stop_token_ids() const override { return {256}; }
   text::ParsedResponse parse_response(std::span<const std::int32_t> ids, const json::array&, std::span<const std::int32_t>) const override {
@@ -113,6 +123,26 @@ TEST(TokenChatClient, TheNextTurnBeginsWithTheLastOnesIds) {
   EXPECT_EQ(f.generate->requests[1].cache_salt, "v3");
   EXPECT_EQ(f.generate->requests[1].sampling.stop_token_ids, (std::vector<std::int32_t>{256}));
   EXPECT_EQ(f.generate->requests[1].sampling.logprobs, 1);
+}
+
+TEST(TokenChatClient, TellsWhoWroteTheTokensOfAPrompt) {
+  using enum PromptRole;
+  for (const bool can_bridge : {true, false}) {
+    Fixture f(can_bridge);
+    f.client = f.factory.open({.session_id = "s-1", .cache_salt = "", .wants_roles = true});
+    f.generate->outputs = {output_of({'h', 256}), output_of({'y', 256})};
+    const ChatTurn first = ask(*f.client, {message("system", "s"), message("user", "a")});
+    EXPECT_EQ(first.tokens.prompt_roles, (std::vector<PromptRole>{kSystem, kSystem, kUser, kUser}));
+    const ChatTurn second =
+        ask(*f.client, {message("system", "s"), message("user", "a"), first.message, message("tool", "t"), message("user", "u")});
+    ASSERT_EQ(second.tokens.prompt_roles.size(), second.tokens.prompt_ids.size());
+    const std::vector<PromptRole> tail(second.tokens.prompt_roles.end() - 4, second.tokens.prompt_roles.end());
+    EXPECT_EQ(tail, (std::vector<PromptRole>{kTool, kTool, kUser, kUser}));
+    EXPECT_EQ(second.tokens.prompt_roles.front(), can_bridge ? kNone : kSystem);
+  }
+  Fixture f(true);
+  f.generate->outputs = {output_of({'h', 256})};
+  EXPECT_TRUE(ask(*f.client, {message("user", "a")}).tokens.prompt_roles.empty()) << "nobody asked";
 }
 
 TEST(TokenChatClient, ARewrittenHistoryIsRenderedAnew) {

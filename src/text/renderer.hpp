@@ -83,11 +83,12 @@ class Renderer {
   /// The prompt of the next turn, beginning with exactly prev_prompt_ids + prev_completion_ids, with the turn closed (a
   /// completion cut by a length limit gets its end token), the new messages and the generation prompt after it.
   /// nullopt when that cannot be promised: assistant messages among the new ones, reasoning that must be dropped, an
-  /// unknown family. The caller then renders anew and starts a new training sample.
-  virtual std::optional<std::vector<std::int32_t>> bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
-                                                                       std::span<const std::int32_t> prev_completion_ids,
-                                                                       const boost::json::array& new_messages,
-                                                                       const boost::json::array& tools) const = 0;
+  /// unknown family. The caller then renders anew and starts a new training sample. message_indices count the new messages; they are -1
+  /// for all ids before them.
+  virtual std::optional<RenderedConversation> bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
+                                                                  std::span<const std::int32_t> prev_completion_ids,
+                                                                  const boost::json::array& new_messages,
+                                                                  const boost::json::array& tools) const = 0;
   /// Ids that end a turn, ascending.
   virtual std::vector<std::int32_t> stop_token_ids() const = 0;
   /// Never throws on model output. `prompt_ids`, when given, tells whether the prompt already opened a think block.

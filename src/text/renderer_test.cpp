@@ -130,11 +130,22 @@ TEST_P(RendererParity, Bridges) {
         continue;
       }
       ASSERT_FALSE(want.is_null()) << what;
-      EXPECT_EQ(fnv_of(*bridged), str(want)) << what << "\n gave " << tokenizer_->decode(*bridged, false);
+      EXPECT_EQ(fnv_of(bridged->ids), str(want)) << what << "\n gave " << tokenizer_->decode(bridged->ids, false);
       std::vector<std::int32_t> start = prompt;
       start.insert(start.end(), completion.begin(), completion.end());
-      ASSERT_GE(bridged->size(), start.size());
-      EXPECT_TRUE(std::equal(start.begin(), start.end(), bridged->begin())) << what;
+      ASSERT_GE(bridged->ids.size(), start.size());
+      EXPECT_TRUE(std::equal(start.begin(), start.end(), bridged->ids.begin())) << what;
+      ASSERT_EQ(bridged->message_indices.size(), bridged->ids.size());
+      for (std::size_t i = 0; i < start.size(); ++i) ASSERT_EQ(bridged->message_indices[i], -1) << what;
+      // What is marked as a message's own text reads as that text.
+      for (std::size_t m = 0; m < tail.as_array().size(); ++m) {
+        const json::value& content = tail.at(m).at("content");
+        if (!content.is_string() || content.get_string().empty()) continue;
+        std::vector<std::int32_t> own;
+        for (std::size_t i = 0; i < bridged->ids.size(); ++i)
+          if (bridged->message_indices[i] == static_cast<std::int32_t>(m) && bridged->is_content[i] != 0) own.push_back(bridged->ids[i]);
+        EXPECT_FALSE(own.empty()) << what;
+      }
     }
   }
 }
@@ -226,8 +237,8 @@ TEST(Renderer, MultiTurnBridgeEqualsAFreshRenderWhereNothingIsDropped) {
       ASSERT_TRUE(bridged) << name;
       messages.push_back(json::object{{"role", "assistant"}, {"content", answer}});
       messages.push_back(next[0]);
-      EXPECT_EQ(*bridged, renderer->render_ids(messages, {}, true)) << name;
-      ids = *bridged;
+      EXPECT_EQ(bridged->ids, renderer->render_ids(messages, {}, true)) << name;
+      ids = bridged->ids;
     }
   }
 }

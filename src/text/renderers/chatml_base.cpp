@@ -93,9 +93,9 @@ RenderedConversation ChatMlBase::render(const json::array& messages, const json:
   return out.take();
 }
 
-std::optional<std::vector<std::int32_t>> ChatMlBase::bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
-                                                                         std::span<const std::int32_t> prev_completion_ids,
-                                                                         const json::array& new_messages, const json::array&) const {
+std::optional<RenderedConversation> ChatMlBase::bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
+                                                                    std::span<const std::int32_t> prev_completion_ids,
+                                                                    const json::array& new_messages, const json::array&) const {
   if (prev_prompt_ids.empty() || new_messages.empty() || retention_ == ThinkingRetention::kTemplate) return std::nullopt;
   for (std::size_t i = 0; i < new_messages.size(); ++i) {
     const MessageView message(new_messages, i);
@@ -116,8 +116,7 @@ std::optional<std::vector<std::int32_t>> ChatMlBase::bridge_to_next_turn(std::sp
   out.scaffold("\n", -1);
   for (std::size_t i = 0; i < new_messages.size(); ++i) message_turn(out, new_messages, i, 0);
   generation_prompt(out);
-  ids->insert(ids->end(), out.ids().begin(), out.ids().end());
-  return ids;
+  return behind(std::move(*ids), out.take());
 }
 
 ParsedResponse ChatMlBase::parse_response(std::span<const std::int32_t> completion_ids, const json::array& tools,

@@ -16,10 +16,10 @@ class ChatMlBase : public Renderer {
  public:
   RenderedConversation render(const boost::json::array& messages, const boost::json::array& tools,
                               bool add_generation_prompt) const override;
-  std::optional<std::vector<std::int32_t>> bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
-                                                               std::span<const std::int32_t> prev_completion_ids,
-                                                               const boost::json::array& new_messages,
-                                                               const boost::json::array& tools) const override;
+  std::optional<RenderedConversation> bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
+                                                          std::span<const std::int32_t> prev_completion_ids,
+                                                          const boost::json::array& new_messages,
+                                                          const boost::json::array& tools) const override;
   std::vector<std::int32_t> stop_token_ids() const override { return stops_; }
   ParsedResponse parse_response(std::span<const std::int32_t> completion_ids, const boost::json::array& tools,
                                 std::span<const std::int32_t> prompt_ids) const override;

@@ -54,8 +54,8 @@ class DefaultRenderer : public Renderer {
     return out;
   }
 
-  std::optional<std::vector<std::int32_t>> bridge_to_next_turn(std::span<const std::int32_t>, std::span<const std::int32_t>,
-                                                               const json::array&, const json::array&) const override {
+  std::optional<RenderedConversation> bridge_to_next_turn(std::span<const std::int32_t>, std::span<const std::int32_t>, const json::array&,
+                                                          const json::array&) const override {
     return std::nullopt;
   }
 

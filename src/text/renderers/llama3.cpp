@@ -80,9 +80,9 @@ class Llama3 : public Renderer {
     return out.take();
   }
 
-  std::optional<std::vector<std::int32_t>> bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
-                                                               std::span<const std::int32_t> prev_completion_ids,
-                                                               const json::array& new_messages, const json::array&) const override {
+  std::optional<RenderedConversation> bridge_to_next_turn(std::span<const std::int32_t> prev_prompt_ids,
+                                                          std::span<const std::int32_t> prev_completion_ids,
+                                                          const json::array& new_messages, const json::array&) const override {
     if (prev_prompt_ids.empty() || new_messages.empty() || drops_thinking_) return std::nullopt;
     TokenBuilder out(*tokenizer_);
     for (std::size_t i = 0; i < new_messages.size(); ++i) {
@@ -92,8 +92,8 @@ class Llama3 : public Renderer {
     }
     generation_prompt(out);
     auto ids = close_turn(prev_prompt_ids, prev_completion_ids, stops_, eot_);
-    if (ids) ids->insert(ids->end(), out.ids().begin(), out.ids().end());
-    return ids;
+    if (!ids) return std::nullopt;
+    return behind(std::move(*ids), out.take());
   }
 
   // The call is bare JSON, so only a body that is exactly that counts.

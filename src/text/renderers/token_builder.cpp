@@ -47,4 +47,13 @@ std::optional<std::vector<std::int32_t>> close_turn(std::span<const std::int32_t
   return ids;
 }
 
+RenderedConversation behind(std::vector<std::int32_t> ids, RenderedConversation tail) {
+  const std::size_t n = ids.size();
+  tail.ids.insert(tail.ids.begin(), ids.begin(), ids.end());
+  tail.message_indices.insert(tail.message_indices.begin(), n, -1);
+  tail.sampled_mask.insert(tail.sampled_mask.begin(), n, 0);
+  tail.is_content.insert(tail.is_content.begin(), n, 0);
+  return tail;
+}
+
 }  // namespace prl::text::renderers

@@ -26,7 +26,6 @@ class TokenBuilder {
   void text(std::initializer_list<Segment> segments, int message, bool content_is_sampled = false);
   void scaffold(std::string_view scaffold_text, int message) { text({{scaffold_text, false}}, message); }
   RenderedConversation take() { return std::move(out_); }
-  std::vector<std::int32_t>& ids() { return out_.ids; }
 
  private:
   void push(std::int32_t id, int message, bool is_sampled, bool is_content);
@@ -42,5 +41,8 @@ std::int32_t require_token(const Tokenizer& tokenizer, std::string_view token, s
 /// cut short and gets `close`.
 std::optional<std::vector<std::int32_t>> close_turn(std::span<const std::int32_t> prompt, std::span<const std::int32_t> completion,
                                                     const std::vector<std::int32_t>& stops, std::int32_t close);
+
+/// `tail` behind ids of which nothing is said.
+RenderedConversation behind(std::vector<std::int32_t> ids, RenderedConversation tail);
 
 }  // namespace prl::text::renderers
