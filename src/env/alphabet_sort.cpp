@@ -14,9 +14,9 @@
 #include "base/error.hpp"
 #include "base/rng.hpp"
 #include "env/draw.hpp"
-#include "env/jsonl.hpp"
 #include "env/multi_turn_env.hpp"
 #include "env/sequence_matcher.hpp"
+#include "env/task_data.hpp"
 #include "text/utf8.hpp"
 
 namespace prl::env {
@@ -272,18 +272,19 @@ class AlphabetSort final : public MultiTurnEnv {
   std::vector<SortTask> eval_;
 };
 
-std::vector<SortTask> tasks_from_file(const std::filesystem::path& path, const SortOptions& options, Rng rng) {
+/// `where` names the rows in messages.
+std::vector<SortTask> tasks_of(const std::vector<json::object>& rows, const std::string& where, const SortOptions& options, Rng rng) {
   std::vector<SortTask> tasks;
   std::int64_t row_number = 0;
-  for (const json::object& row : read_jsonl(path)) {
+  for (const json::object& row : rows) {
     ++row_number;
     const json::value* names = row.if_contains("names");
     if (names == nullptr || !names->is_array())
-      fail(ErrorCode::kInvalidArgument, "{}: row {} has no list in the column 'names'", path.string(), row_number);
+      fail(ErrorCode::kInvalidArgument, "{}: row {} has no list in the column 'names'", where, row_number);
     std::vector<std::string> combined;
     std::set<std::string> seen;
     for (const json::value& value : names->get_array()) {
-      if (!value.is_string()) fail(ErrorCode::kInvalidArgument, "{}: row {}: a name is not a text", path.string(), row_number);
+      if (!value.is_string()) fail(ErrorCode::kInvalidArgument, "{}: row {}: a name is not a text", where, row_number);
       std::string name(value.get_string());
       std::erase(name, ' ');
       if (seen.insert(name).second) combined.push_back(std::move(name));
@@ -291,7 +292,7 @@ std::vector<SortTask> tasks_from_file(const std::filesystem::path& path, const S
     if (auto task = build_task(combined, options, rng)) tasks.push_back(std::move(*task));
   }
   if (tasks.empty())
-    fail(ErrorCode::kInvalidArgument, "{}: no row has the names that args.max_turns {} and args.max_names_per_turn {} need", path.string(),
+    fail(ErrorCode::kInvalidArgument, "{}: no row has the names that args.max_turns {} and args.max_names_per_turn {} need", where,
          options.max_turns, options.max_names_per_turn);
   return tasks;
 }
@@ -344,13 +345,12 @@ EnvironmentPtr make_alphabet_sort(std::string name, Args args) {
   const std::int64_t num_eval = args.integer("num_eval", 100, 0, 10'000'000);
   const std::string train_path = args.string("dataset_path", "");
   const std::string eval_path = args.string("eval_dataset_path", "");
-  const std::string hub_name = args.string("hf_dataset_path", "");
+  std::string hub_name = args.string("hf_dataset_path", "");
+  if (const std::string same = args.string("dataset_name", ""); !same.empty()) hub_name = same;
+  const auto subset = args.optional_string("dataset_subset", std::nullopt);
+  const std::string split = args.string("dataset_split", "train");
+  const std::string eval_split = args.string("eval_dataset_split", "");
   args.finish();
-  if (!hub_name.empty())
-    fail(ErrorCode::kNotImplemented,
-         "environment alphabet-sort: args.hf_dataset_path {} names a hub data set, which this build does not "
-         "download; save it as JSON Lines with a column 'names' and set args.dataset_path",
-         hub_name);
   if (options.min_turns > options.max_turns)
     fail(ErrorCode::kInvalidArgument, "environment alphabet-sort: args.min_turns {} is above max_turns {}", options.min_turns,
          options.max_turns);
@@ -360,8 +360,12 @@ EnvironmentPtr make_alphabet_sort(std::string name, Args args) {
   std::vector<SortTask> train;
   std::vector<SortTask> eval;
   if (!train_path.empty() || !eval_path.empty()) {
-    if (!train_path.empty()) train = tasks_from_file(train_path, options, Rng(options.seed, 0));
-    if (!eval_path.empty()) eval = tasks_from_file(eval_path, options, Rng(options.seed, 1));
+    if (!train_path.empty()) train = tasks_of(read_task_rows(train_path), train_path, options, Rng(options.seed, 0));
+    if (!eval_path.empty()) eval = tasks_of(read_task_rows(eval_path), eval_path, options, Rng(options.seed, 1));
+  } else if (!hub_name.empty()) {
+    const NamedRows rows = read_named(name, hub_name, subset, split, eval_split);
+    train = tasks_of(rows.train, hub_name, options, Rng(options.seed, 0));
+    if (!eval_split.empty()) eval = tasks_of(rows.eval, hub_name, options, Rng(options.seed, 1));
   } else {
     std::unordered_set<std::string> taken;
     eval = generate_tasks(num_eval, options, Rng(options.seed, 1), taken);

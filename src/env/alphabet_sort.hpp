@@ -16,8 +16,8 @@ namespace prl::env {
 /// power_per_turn: the mean of score^similarity_power; otherwise (mean of scores)^similarity_power.
 ///
 /// Args: min_turns 1, max_turns 3, min_names_per_turn 1, max_names_per_turn 5, similarity_power 4, power_per_turn true,
-/// seed 1337420, and either dataset_path (JSONL, column `names`: a list of names; eval_dataset_path) or num_train, num_eval
-/// for generated names.
+/// seed 1337420, and either dataset_path (column `names`: a list of names; eval_dataset_path), or dataset_name (also hf_dataset_path: a hub
+/// id or folder; dataset_subset, dataset_split "train", eval_dataset_split: none), or num_train, num_eval for generated names.
 /// Source: environments/alphabet_sort of the verifiers repository; the tasks are drawn with our generator, not CPython's.
 EnvironmentPtr make_alphabet_sort(std::string name, Args args);
 

@@ -121,6 +121,32 @@ TEST(ReverseText, FailuresAreDataAndOverlongPromptsAreScored) {
   EXPECT_EQ(row.at("stop_condition").as_string(), "prompt_too_long");
 }
 
+// A data set that arguments name is read as math and wiki read theirs; the name in metrics stays.
+TEST(Environments, ReverseTextAndAlphabetSortReadNamedDataSets) {
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("prl-named-data-{}", ::getpid());
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "train.jsonl") << R"({"prompt": "abc", "names": ["Ann Lee", "Bob Fox", "Cid Roe"]})"
+                                        << "\n";
+  std::ofstream(folder / "test.jsonl") << R"({"prompt": "de", "names": ["Dan Day", "Eve Elm"]})"
+                                       << "\n";
+  const std::string named = R"("dataset_name": ")" + folder.string() + R"(", "eval_dataset_split": "test")";
+  const auto reverse = make("reverse-text", "{" + named + "}");
+  EXPECT_EQ(reverse->name(), "reverse-text");
+  ASSERT_EQ(reverse->num_tasks(Split::kTrain), 1);
+  EXPECT_EQ(reverse->task(Split::kTrain, 0).answer, "cba");
+  EXPECT_EQ(reverse->task(Split::kEval, 0).answer, "ed");
+  const auto sort = make("alphabet-sort", "{" + named + R"(, "max_turns": 1, "max_names_per_turn": 2})");
+  EXPECT_EQ(sort->num_tasks(Split::kTrain), 1);
+  EXPECT_EQ(sort->num_tasks(Split::kEval), 1);
+  const auto only_train = make("reverse-text", R"({"dataset_name": ")" + folder.string() + R"("})");
+  EXPECT_EQ(only_train->num_tasks(Split::kEval), 0) << "no eval split was named";
+  ::setenv("HF_HUB_OFFLINE", "1", 1);
+  expect_error("reverse-text", R"({"dataset_name": "nobody/nothing"})", ErrorCode::kNotFound,
+               "hf download --repo-type dataset nobody/nothing");
+  ::unsetenv("HF_HUB_OFFLINE");
+  std::filesystem::remove_all(folder);
+}
+
 // ---- alphabet-sort ----
 
 std::string demonstrated(const Environment& environment, const Task& task, std::size_t turn) {

@@ -11,9 +11,9 @@
 #include "base/error.hpp"
 #include "base/rng.hpp"
 #include "env/draw.hpp"
-#include "env/jsonl.hpp"
 #include "env/multi_turn_env.hpp"
 #include "env/sequence_matcher.hpp"
+#include "env/task_data.hpp"
 #include "text/utf8.hpp"
 
 namespace prl::env {
@@ -88,15 +88,16 @@ std::vector<std::string> generate_split(const GeneratorOptions& options, std::in
   return texts;
 }
 
-std::vector<std::string> read_prompts(const std::filesystem::path& path) {
+/// `where` names the rows in messages.
+std::vector<std::string> prompts_of(const std::vector<json::object>& rows, const std::string& where) {
   std::vector<std::string> texts;
-  for (const json::object& row : read_jsonl(path)) {
+  for (const json::object& row : rows) {
     const json::value* prompt = row.if_contains("prompt");
     if (prompt == nullptr || !prompt->is_string())
-      fail(ErrorCode::kInvalidArgument, "{}: row {} has no text in the column 'prompt'", path.string(), texts.size() + 1);
+      fail(ErrorCode::kInvalidArgument, "{}: row {} has no text in the column 'prompt'", where, texts.size() + 1);
     texts.emplace_back(prompt->get_string());
   }
-  if (texts.empty()) fail(ErrorCode::kInvalidArgument, "{}: no rows", path.string());
+  if (texts.empty()) fail(ErrorCode::kInvalidArgument, "{}: no rows", where);
   return texts;
 }
 
@@ -195,20 +196,21 @@ EnvironmentPtr make_reverse_text(std::string name, Args args) {
   const std::string train_path = args.string("dataset_path", "");
   const std::string eval_path = args.string("eval_dataset_path", "");
   const std::string hub_name = args.string("dataset_name", "");
-  args.string("dataset_split", "train");
+  const auto subset = args.optional_string("dataset_subset", std::nullopt);
+  const std::string split = args.string("dataset_split", "train");
+  const std::string eval_split = args.string("eval_dataset_split", "");
   const GeneratorOptions options = read_generator(args);
   const double demonstration_noise = args.number("demonstration_noise", 0.0, 0.0, 1.0);
   args.finish();
-  if (!hub_name.empty() && train_path.empty())
-    fail(ErrorCode::kNotImplemented,
-         "environment reverse-text: args.dataset_name {} names a hub data set, which this build does not download; save it as "
-         "JSON Lines with a column 'prompt' and set args.dataset_path",
-         hub_name);
   std::vector<std::string> train;
   std::vector<std::string> eval;
   if (!train_path.empty() || !eval_path.empty()) {
-    if (!train_path.empty()) train = read_prompts(train_path);
-    if (!eval_path.empty()) eval = read_prompts(eval_path);
+    if (!train_path.empty()) train = prompts_of(read_task_rows(train_path), train_path);
+    if (!eval_path.empty()) eval = prompts_of(read_task_rows(eval_path), eval_path);
+  } else if (!hub_name.empty()) {
+    const NamedRows rows = read_named(name, hub_name, subset, split, eval_split);
+    train = prompts_of(rows.train, hub_name);
+    if (!eval_split.empty()) eval = prompts_of(rows.eval, hub_name);
   } else {
     std::unordered_set<std::string> taken;
     eval = generate_split(options, options.num_eval, Rng(options.seed, 1), taken);

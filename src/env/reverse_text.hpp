@@ -10,8 +10,9 @@ namespace prl::env {
 /// Single turn: write a text backwards, character by character, inside <reversed_text> tags. Reward: similarity_ratio of the
 /// stripped tag content and the reversed text, 0 without the tag.
 ///
-/// Tasks come from a local JSONL file (`dataset_path`, column `prompt`, `eval_dataset_path` for the eval split) or from a
-/// seeded generator. Args of the generator:
+/// Tasks come from a local file (`dataset_path`, column `prompt`, `eval_dataset_path` for the eval split), from a data set (`dataset_name`:
+/// a hub id or folder; `dataset_subset`, `dataset_split` "train", `eval_dataset_split`: none) or from a seeded generator. Args of the
+/// generator:
 ///   mode        "words": common English words; "letters": random words over `alphabet`; "tiny": one short lower-case word,
 ///               for byte-level models of a few million parameters
 ///   min_words, max_words, min_chars, max_chars (letters per word), alphabet, seed, num_train, num_eval

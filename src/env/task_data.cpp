@@ -90,4 +90,18 @@ std::optional<std::vector<json::object>> TaskData::find(const DataCopies& copies
   return std::nullopt;
 }
 
+NamedRows read_named(const std::string& environment, const std::string& dataset, const std::optional<std::string>& subset,
+                     const std::string& split, const std::string& eval_split) {
+  NamedRows rows;
+  TaskData data(environment);
+  const auto read = [&](const std::string& name) {
+    auto found = data.find({{DataPart{dataset, subset, name}}});
+    if (!found) fail(ErrorCode::kNotFound, "{}", data.problem());
+    return std::move(*found);
+  };
+  rows.train = read(split);
+  if (!eval_split.empty()) rows.eval = read(eval_split);
+  return rows;
+}
+
 }  // namespace prl::env

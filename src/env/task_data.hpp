@@ -45,4 +45,12 @@ class TaskData {
   bool can_ask_hub_ = true;
 };
 
+/// The rows of one named data set; empty for an absent `eval` split. Error{kNotFound} saying how to fetch it.
+struct NamedRows {
+  std::vector<boost::json::object> train;
+  std::vector<boost::json::object> eval;
+};
+NamedRows read_named(const std::string& environment, const std::string& dataset, const std::optional<std::string>& subset,
+                     const std::string& split, const std::string& eval_split);
+
 }  // namespace prl::env
