@@ -35,6 +35,30 @@ void list_environments() {
                             .c_str());
 }
 
+python::InstallOptions install_options(const config::EnvCommandConfig& config, std::string target) {
+  python::InstallOptions options;
+  options.target = std::move(target);
+  options.python = config.python;
+  options.with = config.with;
+  options.index = config.index;
+  options.is_offline = config.offline;
+  options.overwrite = config.overwrite;
+  return options;
+}
+
+/// The one that is named, or all; one that fails ends it, and keeps its old version.
+void update_environments(const config::EnvCommandConfig& config) {
+  std::vector<std::string> targets;
+  if (config.target) targets = {*config.target};
+  if (!config.target)
+    for (const python::InstalledEnv& environment : python::list_installed(python::environments_folder())) targets.push_back(environment.id);
+  for (const std::string& target : targets) {
+    const auto old = python::find_installed(python::environments_folder(), python::plain_id(target));
+    const python::InstalledEnv made = python::update_environment(install_options(config, target));
+    std::printf("%s: %s, before %s\n", made.id.c_str(), made.version.c_str(), old ? old->version.c_str() : "-");
+  }
+}
+
 }  // namespace
 
 int run_env(const config::ParsedCommand& parsed) {
@@ -53,17 +77,10 @@ int run_env(const config::ParsedCommand& parsed) {
     case config::EnvAction::kInit:
       std::fputs(python::init_environment(*config.target, std::string(enum_name(config.api)), config.overwrite).c_str(), stdout);
       break;
-    case config::EnvAction::kInstall: {
-      python::InstallOptions options;
-      options.target = *config.target;
-      options.python = config.python;
-      options.with = config.with;
-      options.index = config.index;
-      options.is_offline = config.offline;
-      options.overwrite = config.overwrite;
-      std::fputs(describe(python::install_environment(options)).c_str(), stdout);
+    case config::EnvAction::kInstall:
+      std::fputs(describe(python::install_environment(install_options(config, *config.target))).c_str(), stdout);
       break;
-    }
+    case config::EnvAction::kUpdate: update_environments(config); break;
   }
   return 0;
 }

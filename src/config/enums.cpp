@@ -43,10 +43,12 @@ constexpr EnumEntry kEfforts[] = {entry(ReasoningEffort::kMinimal, "minimal"), e
 constexpr EnumEntry kEnvKinds[] = {entry(EnvKind::kAuto, "auto"), entry(EnvKind::kLegacy, "legacy"), entry(EnvKind::kV1, "v1"),
                                    entry(EnvKind::kFake, "fake")};
 constexpr EnumEntry kSandboxModes[] = {entry(SandboxMode::kAuto, "auto"), entry(SandboxMode::kOff, "off")};
-constexpr EnumEntry kTrainingModes[] = {entry(TrainingMode::kRl, "rl"), entry(TrainingMode::kOpd, "opd"), entry(TrainingMode::kSft, "sft")};
+constexpr EnumEntry kTrainingModes[] = {entry(TrainingMode::kRl, "rl"), entry(TrainingMode::kOpd, "opd"),
+                                        entry(TrainingMode::kOpsd, "opsd"), entry(TrainingMode::kSft, "sft")};
 constexpr EnumEntry kAdvantages[] = {entry(AdvantageType::kGrpo, "grpo"),     entry(AdvantageType::kRloo, "rloo"),
                                      entry(AdvantageType::kOpo, "opo"),       entry(AdvantageType::kMaxRl, "max_rl"),
                                      entry(AdvantageType::kReward, "reward"), entry(AdvantageType::kRae, "rae"),
+                                     entry(AdvantageType::kEcho, "echo"),     entry(AdvantageType::kHierarchicalGrpo, "hierarchical_grpo"),
                                      entry(AdvantageType::kCustom, "custom")};
 constexpr EnumEntry kStrategies[] = {entry(TrajectoryStrategy::kInterleaved, "interleaved"),
                                      entry(TrajectoryStrategy::kBranching, "branching")};
@@ -59,10 +61,12 @@ constexpr EnumEntry kSftLosses[] = {entry(SftLossImpl::kTorch, "torch"), entry(S
                                     entry(SftLossImpl::kLigerFused, "liger_fused"), entry(SftLossImpl::kQuackFused, "quack_fused")};
 constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"), entry(ModelFamily::kQwen2, "qwen2"),
                                    entry(ModelFamily::kLlama, "llama")};
-constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kList, "list"),
-                                     entry(EnvAction::kShow, "show"), entry(EnvAction::kRemove, "remove"), entry(EnvAction::kInit, "init")};
+constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kUpdate, "update"),
+                                     entry(EnvAction::kList, "list"),       entry(EnvAction::kShow, "show"),
+                                     entry(EnvAction::kRemove, "remove"),   entry(EnvAction::kInit, "init")};
 constexpr EnumEntry kK8sActions[] = {entry(K8sAction::kRender, "render")};
-constexpr EnumEntry kEnvTemplates[] = {entry(EnvTemplate::kLegacy, "legacy"), entry(EnvTemplate::kV1, "v1")};
+constexpr EnumEntry kEnvTemplates[] = {entry(EnvTemplate::kLegacy, "legacy"), entry(EnvTemplate::kV1, "v1"),
+                                       entry(EnvTemplate::kNative, "native")};
 constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"),         entry(BenchSuite::kDecode, "decode"),
                                  entry(BenchSuite::kPrefill, "prefill"), entry(BenchSuite::kTrain, "train"),
                                  entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kRl, "rl"),

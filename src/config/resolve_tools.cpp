@@ -148,7 +148,7 @@ Resolution<EnvCommandConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<EnvCommandConfig>(raw);
   const EnvCommandConfig& config = resolution.config;
   const Check check(raw, "", resolution.report, context);
-  const bool needs_target = config.action != EnvAction::kList;
+  const bool needs_target = config.action != EnvAction::kList && config.action != EnvAction::kUpdate;
   if (needs_target && !config.target) check.problem("target", fmt::format("is needed: `prl env {} ENVIRONMENT`", enum_name(config.action)));
   return resolution;
 }

@@ -336,9 +336,9 @@ struct DoctorConfig {
   }
 };
 
-enum class EnvAction { kInstall, kList, kShow, kRemove, kInit };
+enum class EnvAction { kInstall, kUpdate, kList, kShow, kRemove, kInit };
 std::span<const EnumEntry> enum_entries(EnvAction);
-enum class EnvTemplate { kLegacy, kV1 };
+enum class EnvTemplate { kLegacy, kV1, kNative };
 std::span<const EnumEntry> enum_entries(EnvTemplate);
 
 /// `prl env ACTION [ENVIRONMENT]`: Python environments on this machine, each in a virtual environment of its own.
@@ -354,12 +354,12 @@ struct EnvCommandConfig {
   template <class V>
   void visit(V& v) {
     v.field("action", action, "What to do");
-    v.field("target", target, "install: name, org/name, name==version, folder, wheel, git+URL; init: folder to make; else the id");
-    v.field("python", python, "install: interpreter of the virtual environment");
+    v.field("target", target, "install: name, org/name, name==version, folder, wheel, git+URL; update: id or none; init: folder; else id");
+    v.field("python", python, "install, update: interpreter of the virtual environment");
     v.field("with", with, "install: more requirements, \"verifiers<=0.3.1\" for instance");
-    v.field("api", api, "init: API of the new environment");
-    v.field("index", index, "install: folder of wheels to take packages from, besides the index that pip and uv are set up for");
-    v.field("offline", offline, "install: no network; from caches and `index` alone");
+    v.field("api", api, "init: API of the new environment; native makes questions in JSON that math-env plays, without Python");
+    v.field("index", index, "install, update: folder of wheels to take packages from, besides the index that pip and uv are set up for");
+    v.field("offline", offline, "install, update: no network; from caches and `index` alone");
     v.field("overwrite", overwrite, "install, init: replace what is there");
   }
 };

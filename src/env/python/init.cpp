@@ -97,6 +97,20 @@ class WordTaskset(vf.Taskset[WordTask, WordConfig]):
 __all__ = ["WordTaskset"]
 )py";
 
+constexpr const char* kNativeTasks =
+    R"json({"question": "A farmer has 3 fields with 12 trees each. How many trees are that?", "answer": "36"}
+{"question": "What is 7 + 8 * 2?", "answer": "23"}
+{"question": "A train drives 60 km in half an hour. How many km does it drive in two hours?", "answer": "240"}
+{"question": "Half of a number is 21. What is the number?", "answer": "42"}
+)json";
+
+constexpr const char* kNativeConfig = R"toml(# prl eval @ eval.toml --model.name MODEL
+[[env]]
+id = "math-env"                                     # native: each answer is verified as mathematics
+name = "{name}"
+args = { dataset_path = "{folder}/tasks.jsonl", eval_dataset_path = "{folder}/tasks.jsonl" }
+)toml";
+
 std::string replaced(std::string text, const std::string& mark, const std::string& value) {
   for (std::size_t at = 0; (at = text.find(mark, at)) != std::string::npos; at += value.size()) text.replace(at, mark.size(), value);
   return text;
@@ -113,6 +127,15 @@ std::string init_environment(const fs::path& folder, const std::string& api, boo
   std::string module = name;
   std::replace(module.begin(), module.end(), '-', '_');
   fs::create_directories(place);
+  if (api == "native") {
+    write_file_atomic(place / "tasks.jsonl", kNativeTasks);
+    write_file_atomic(place / "eval.toml", replaced(replaced(kNativeConfig, "{name}", name), "{folder}", place.string()));
+    return fmt::format(
+        "{0} holds questions with answers in tasks.jsonl. Play them with\n  prl eval @ {0}/eval.toml --model.name MODEL\nand train with "
+        "the "
+        "lines of eval.toml under [[orchestrator.train.env]]\n",
+        place.string());
+  }
   std::string project = replaced(kProject, "{name}", name);
   project = replaced(std::move(project), "{module}", module);
   project = replaced(std::move(project), "{verifiers}", api == "v1" ? "verifiers>=0.4,<0.5" : "verifiers>=0.2,<=0.3.1");

@@ -377,6 +377,7 @@ InstalledEnv install_environment(const InstallOptions& options) {
       fail(ErrorCode::kInvalidArgument, "{} installs no module named {}", options.target, short_name(requirement.id));
     made.source = requirement.text;
     made.installed_at = now_utc();
+    made.with = options.with;
     made.folder = folder;
     write_installed(made);
     former.forget();
@@ -386,6 +387,23 @@ InstalledEnv install_environment(const InstallOptions& options) {
     fs::remove_all(folder, ignored);
     throw;
   }
+}
+
+InstalledEnv update_environment(const InstallOptions& options) {
+  const auto old = find_installed(options.all, plain_id(options.target));
+  if (!old) fail(ErrorCode::kNotFound, "environment {} is not installed; `prl env install {}` installs it", options.target, options.target);
+  InstallOptions again = options;
+  const bool is_package = old->source.find('/') == std::string::npos || old->id.find('/') != std::string::npos;
+  const std::string version = version_of(options.target);
+  if (!version.empty() && !is_package)
+    fail(ErrorCode::kInvalidArgument, "environment {} came from {}, which has no version {}: install that by name", old->id, old->source,
+         version);
+  again.target = !is_package ? old->source : version.empty() ? old->id : fmt::format("{}=={}", old->id, version);
+  again.with = old->with;
+  for (const std::string& requirement : options.with)
+    if (std::find(again.with.begin(), again.with.end(), requirement) == again.with.end()) again.with.push_back(requirement);
+  again.overwrite = true;  // the old one stays until the new one is whole
+  return install_environment(again);
 }
 
 void remove_environment(const fs::path& all, const std::string& id) {

@@ -37,10 +37,15 @@ Requirement parse_requirement(const std::string& target);
 /// An installation that is replaced comes back if the new one fails; files that no installation made are never removed.
 /// Error{kAlreadyExists} unless options.overwrite; {kNotFound} for a missing Python or client; {kUnavailable} if the installation fails.
 InstalledEnv install_environment(const InstallOptions& options);
+/// Installs the environment `options.target` again from where it came: the newest version of a package or of the hub's, or the version that
+/// the target names; a folder, wheel or git URL as it is now. Its further requirements stay, and options.with adds to them. The old one
+/// stays if that fails. Error{kNotFound} if it is not installed; errors of install_environment.
+InstalledEnv update_environment(const InstallOptions& options);
 /// Error{kNotFound}; {kAlreadyExists} for files in its folder that no installation made.
 void remove_environment(const std::filesystem::path& all, const std::string& id);
 
-/// Writes the package of a new environment into `folder`, which must not exist or be empty, and returns what to type next.
+/// Writes the package of a new environment (api "legacy" or "v1"), or questions in JSON and their configuration ("native"), into `folder`,
+/// which must not exist or be empty, and returns what to type next.
 std::string init_environment(const std::filesystem::path& folder, const std::string& api, bool overwrite);
 
 }  // namespace prl::env::python

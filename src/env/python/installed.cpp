@@ -43,6 +43,9 @@ std::optional<InstalledEnv> read_record(const fs::path& folder) {
     found.api = text_at(object, "api");
     found.verifiers = text_at(object, "verifiers");
     found.installed_at = text_at(object, "installed_at");
+    if (const json::value* with = object.if_contains("with"); with != nullptr && with->is_array())
+      for (const json::value& requirement : with->get_array())
+        if (requirement.is_string()) found.with.emplace_back(requirement.get_string());
     found.folder = folder;
     if (!found.id.empty()) return found;
   } catch (const std::exception& error) {
@@ -123,6 +126,7 @@ void write_installed(const InstalledEnv& environment) {
   record["api"] = environment.api;
   record["verifiers"] = environment.verifiers;
   record["installed_at"] = environment.installed_at;
+  if (!environment.with.empty()) record["with"] = json::array(environment.with.begin(), environment.with.end());
   write_file_atomic(environment.folder / kRecord, text::dump_python(record, {.indent = 2}) + "\n");
 }
 

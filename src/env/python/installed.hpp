@@ -9,14 +9,15 @@ namespace prl::env::python {
 
 /// An environment in a virtual environment of its own, made by `prl env install`.
 struct InstalledEnv {
-  std::string id;                ///< "name" or "org/name"
-  std::string module;            ///< that is imported
-  std::string version;           ///< of its distribution; empty if it has none
-  std::string source;            ///< what was installed: a requirement, a folder, a wheel
-  std::string api;               ///< "legacy", "v1", or empty if that is not known
-  std::string verifiers;         ///< version of the library
-  std::string installed_at;      ///< UTC, ISO 8601
-  std::filesystem::path folder;  ///< holds environment.json, requirements.lock and venv/
+  std::string id;                      ///< "name" or "org/name"
+  std::string module;                  ///< that is imported
+  std::string version;                 ///< of its distribution; empty if it has none
+  std::string source;                  ///< what was installed: a requirement, a folder, a wheel
+  std::string api;                     ///< "legacy", "v1", or empty if that is not known
+  std::string verifiers;               ///< version of the library
+  std::string installed_at;            ///< UTC, ISO 8601
+  std::vector<std::string> with = {};  ///< further requirements that it was installed with
+  std::filesystem::path folder;        ///< holds environment.json, requirements.lock and venv/
 
   std::filesystem::path python() const { return folder / "venv" / "bin" / "python"; }
 };
