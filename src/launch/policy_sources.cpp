@@ -95,7 +95,10 @@ HttpPolicySource::HttpPolicySource(std::shared_ptr<weights::WeightChannel> chann
 }
 
 asio::awaitable<std::optional<PolicyVersion>> HttpPolicySource::wait_newer(PolicyVersion than, net::TimePoint deadline) {
-  if (!feed_) feed_ = channel_->follow();
+  if (!feed_) {
+    feed_ = channel_->follow();
+    feed_->keep(num_kept_);
+  }
   return wait_for(feed_, than, deadline, &newest_);
 }
 
@@ -115,6 +118,11 @@ asio::awaitable<void> HttpPolicySource::apply(PolicyVersion version, net::TimePo
   };
   auto applying = updater_->apply(std::move(update), deadline);
   co_await std::move(applying);
+}
+
+void HttpPolicySource::keep_versions(std::size_t count) {
+  num_kept_ = count;
+  if (feed_) feed_->keep(count);
 }
 
 std::string HttpPolicySource::describe_engines() const {

@@ -31,6 +31,7 @@ class LocalPolicySource final : public orchestrator::PolicySource {
   orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
   orchestrator::asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
   std::string describe() const override { return "in-process trainer"; }
+  void keep_versions(std::size_t count) override { feed_->keep(count); }
   /// Any thread.
   ProofLog proofs() const;
   /// Before the first update.
@@ -58,6 +59,7 @@ class HttpPolicySource final : public orchestrator::PolicySource {
   orchestrator::asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
   std::string describe() const override;
   std::string describe_engines() const override;
+  void keep_versions(std::size_t count) override;
   /// Any thread.
   ProofLog proofs() const;
 
@@ -73,6 +75,7 @@ class HttpPolicySource final : public orchestrator::PolicySource {
   std::shared_ptr<router::WeightUpdater> updater_;
   std::string store_;
   std::optional<weights::PublishedWeights> newest_;
+  std::size_t num_kept_ = 1;
   std::shared_ptr<Proofs> proofs_;
 };
 

@@ -1,5 +1,6 @@
 #include "launch/transports.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/error.hpp"
@@ -56,7 +57,10 @@ std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::Weight
   if (std::holds_alternative<config::NixlBroadcast>(broadcast))
     fail(ErrorCode::kNotImplemented, "weight_broadcast.type = \"nixl\" is not built");
   if (std::holds_alternative<config::LocalBroadcast>(broadcast)) refuse_local("weight_broadcast.type");
-  return weights::make_file_channel({.folder = output_dir / "broadcasts", .keep_interval = keep_interval});
+  // With a strict lag the engines read a version while the trainer writes one that is max_async_level + 1 newer.
+  return weights::make_file_channel({.folder = output_dir / "broadcasts",
+                                     .keep_versions = std::max<std::int64_t>(2, max_async_level + 2),
+                                     .keep_interval = keep_interval});
 }
 
 std::string weight_store(const config::WeightBroadcast& broadcast) {

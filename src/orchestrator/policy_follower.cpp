@@ -21,7 +21,10 @@ constexpr auto kWakeSlice = 500ms;
 }  // namespace
 
 PolicyFollower::PolicyFollower(std::shared_ptr<PolicySource> source, Options options, RunControl& control)
-    : source_(std::move(source)), options_(options), control_(control) {}
+    : source_(std::move(source)), options_(options), control_(control) {
+  // One more than the trainer can be ahead of the engines, which is the lag and the step in training.
+  if (options_.strict_lag) source_->keep_versions(static_cast<std::size_t>(*options_.strict_lag) + 2);
+}
 
 asio::awaitable<void> PolicyFollower::load_first(PolicyVersion first) {
   log::info("waiting for policy v{} from {}", first.value, source_->describe());
@@ -65,7 +68,7 @@ asio::awaitable<void> PolicyFollower::follow(std::function<void()> on_update) {
   for (;;) {
     const auto newest = co_await source_->wait_newer(version_, net::Clock::now() + kVersionSlice);
     if (!newest) continue;
-    if (is_paused_) {
+    if (is_paused_ || (options_.strict_lag && *newest > allowed_)) {
       co_await resumed_.wait_until(net::Clock::now() + kVersionSlice);
       continue;
     }
@@ -102,6 +105,11 @@ asio::awaitable<void> PolicyFollower::pause() {
   is_paused_ = true;
   while (is_updating_ && !control_.has_failed()) co_await net::sleep_for(5ms);
   control_.check_failure();
+}
+
+void PolicyFollower::allow(PolicyVersion newest) {
+  allowed_ = std::max(allowed_, newest);
+  resumed_.notify();
 }
 
 void PolicyFollower::resume() {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "env/episode.hpp"
 #include "net/signal.hpp"
@@ -18,6 +19,7 @@ class PolicyFollower {
   struct Options {
     std::chrono::milliseconds policy_timeout{3'600'000};  ///< for the trainer to publish a version that the run cannot go on without
     std::chrono::milliseconds update_timeout{720'000};    ///< for the engines to take one version
+    std::optional<std::int64_t> strict_lag = {};          ///< loads each version in its turn, and not before it is to be run: see allow()
   };
   PolicyFollower(std::shared_ptr<PolicySource> source, Options options, RunControl& control);
 
@@ -26,6 +28,8 @@ class PolicyFollower {
   asio::awaitable<void> load_first(PolicyVersion first);
   /// Loads newer versions, and calls `on_update` after each, until it is cancelled.
   asio::awaitable<void> follow(std::function<void()> on_update);
+  /// With a strict lag: versions up to this one may be loaded now.
+  void allow(PolicyVersion newest);
   /// Until `version` or a newer one is loaded. False after a stop, and (with a warning) when the policy timeout passed. Main coroutine
   /// only.
   asio::awaitable<bool> wait_for(PolicyVersion version);
@@ -52,8 +56,9 @@ class PolicyFollower {
   PolicyVersion newest_applied_{-1};  ///< that the engines may run: sent to them, or being sent
   bool is_updating_ = false;
   bool is_paused_ = false;
+  PolicyVersion allowed_{0};  ///< with a strict lag
   double seconds_ = 0;
-  net::Signal resumed_;
+  net::Signal resumed_;  ///< something that keeps a version waiting has changed
 };
 
 }  // namespace prl::orchestrator

@@ -46,6 +46,25 @@ TEST(PolicyFollower, LoadsEachNewerVersionAndSaysSo) {
   EXPECT_EQ(f.num_updates, 3) << "the first policy is no update";
 }
 
+asio::awaitable<void> allow(Fixture* f, std::int64_t version) {
+  f->follower.allow(PolicyVersion{version});
+  co_return;
+}
+
+TEST(PolicyFollower, AStrictLagLoadsEachVersionInItsTurnAndNoneBeforeItIsAllowed) {
+  PolicyFollower::Options options;
+  options.strict_lag = 2;
+  Fixture f(options);
+  f.load_first(0);
+  f.follow();
+  f.weights->published = 3;
+  f.io.run_blocking(allow(&f, 1), 60s);
+  ASSERT_TRUE(prl::testing::eventually([&] { return f.version == 1; }));
+  f.io.run_blocking(allow(&f, 3), 60s);
+  ASSERT_TRUE(prl::testing::eventually([&] { return f.version == 3; }));
+  EXPECT_EQ(f.num_updates, 3) << "2 was not left out";
+}
+
 asio::awaitable<void> pause_then_resume(Fixture* f) {
   auto pausing = f->follower.pause();
   co_await std::move(pausing);

@@ -109,6 +109,10 @@ class Schedule {
     for (const ReadyRollout& rollout : collector_.take().rollouts) {
       ASSERT_GE(rollout.version_start.value, step - 1 - std::min(options_.max_async_level, options_.max_off_policy_steps));
       ASSERT_LE(rollout.version_end.value, step - 1);
+      if (options_.strict_async_level) {
+        ASSERT_EQ(rollout.version_start.value, std::max<std::int64_t>(0, step - 1 - options_.max_async_level));
+        ASSERT_EQ(rollout.version_end.value, rollout.version_start.value);
+      }
       outcome_.max_age = std::max(outcome_.max_age, (step - 1) - rollout.version_start.value);
     }
     ++outcome_.num_shipped;
@@ -123,8 +127,11 @@ class Schedule {
 
   /// A rollout ends, or the trainer publishes: each at its speed.
   void advance_others() {
-    if (dispatcher_.version().value < dispatcher_.step() - 1 && rng_.next_below(16) < speeds_.trainer)
-      dispatcher_.set_version(PolicyVersion{dispatcher_.version().value + 1});
+    if (num_published_ < dispatcher_.step() - 1 && rng_.next_below(16) < speeds_.trainer) ++num_published_;
+    // What the follower lets the engines run.
+    const std::int64_t allowed =
+        options_.strict_async_level ? std::max<std::int64_t>(0, dispatcher_.step() - 1 - options_.max_async_level) : num_published_;
+    dispatcher_.set_version(PolicyVersion{std::min(num_published_, allowed)});
     if (rng_.next_below(16) >= speeds_.sampler) return;
     std::vector<OpenGroup*> running;
     for (auto& [id, group] : open_)
@@ -162,6 +169,7 @@ class Schedule {
   Rng rng_;
   env::EnvironmentPtr environment_ = testing::tiny_environment();
   std::int64_t num_tasks_ = 0;
+  std::int64_t num_published_ = 0;  ///< the trainer's newest version
   BatchCollector collector_;
   Dispatcher dispatcher_;
   std::map<std::int64_t, OpenGroup> open_;
@@ -194,6 +202,21 @@ TEST(Staleness, WithoutOversamplingNothingIsEverTooOldNorDropped) {
         if (seed >= 2) options.max_inflight = 64;  // more than one batch in flight
         const Outcome outcome = Schedule(options, collect_options(), speeds, 0, seed).run(40);
         EXPECT_EQ(outcome.num_shipped, 40);
+        EXPECT_EQ(outcome.num_removed, 0);
+      }
+}
+
+TEST(Staleness, AStrictLagIsExact) {
+  for (std::int64_t level = 0; level <= 4; ++level)
+    for (const Speeds& speeds : kSpeeds)
+      for (std::uint64_t seed = 0; seed < 4; ++seed) {
+        SCOPED_TRACE(fmt::format("level {}, speeds {}/{}, seed {}", level, speeds.sampler, speeds.trainer, seed));
+        DispatcherOptions options = dispatch_options(level);
+        options.strict_async_level = true;
+        options.ordered = level == 0;
+        const Outcome outcome = Schedule(options, collect_options(), speeds, 0, seed).run(40);
+        EXPECT_EQ(outcome.num_shipped, 40);
+        EXPECT_EQ(outcome.max_age, level);
         EXPECT_EQ(outcome.num_removed, 0);
       }
 }

@@ -1,5 +1,6 @@
 #include "orchestrator/training_loop.hpp"
 
+#include <limits>
 #include <utility>
 
 #include "base/log_progress.hpp"
@@ -72,6 +73,10 @@ asio::awaitable<void> TrainingLoop::ship() {
   monitor::Metrics pools;
   parts_.assembler.take_metrics(facts, pools);
   parts_.assembler.advance_step();
+  // The next batch's own version; after the last batch, the newest.
+  if (options_.strict_lag)
+    parts_.policy.allow(PolicyVersion{parts_.recorder.is_done() ? std::numeric_limits<std::int64_t>::max()
+                                                                : parts_.assembler.dispatcher().step() - 1 - *options_.strict_lag});
   auto recording = parts_.recorder.record(batch, facts, std::move(pools));
   co_await std::move(recording);
 }

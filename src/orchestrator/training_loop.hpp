@@ -21,7 +21,8 @@ class TrainingLoop {
     std::int64_t batch_size = 128;                      ///< for messages
     std::chrono::milliseconds status_interval{10'000};  ///< time between two lines about the batch in collection
     std::chrono::milliseconds policy_timeout{3'600'000};
-    std::string rollouts_from;  ///< the service that plays rollouts, for messages
+    std::optional<std::int64_t> strict_lag;  ///< of PolicyFollower::Options
+    std::string rollouts_from;               ///< the service that plays rollouts, for messages
   };
   /// What the loop drives; all borrowed.
   struct Parts {

@@ -1,5 +1,6 @@
 #include "weights/version_feed.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace prl::weights {
@@ -7,7 +8,8 @@ namespace prl::weights {
 std::optional<PublishedWeights> VersionFeed::take(PolicyVersion after) {
   std::lock_guard lock(mutex_);
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
-  if (newest_ && newest_->manifest.version > after) return newest_;
+  while (!kept_.empty() && kept_.front().manifest.version <= after && kept_.size() > 1) kept_.pop_front();
+  if (!kept_.empty() && kept_.front().manifest.version > after) return kept_.front();
   return std::nullopt;
 }
 
@@ -21,9 +23,15 @@ asio::awaitable<std::optional<PublishedWeights>> VersionFeed::wait_newer(PolicyV
 void VersionFeed::push(PublishedWeights newest) {
   {
     std::lock_guard lock(mutex_);
-    newest_ = std::move(newest);
+    kept_.push_back(std::move(newest));
+    while (kept_.size() > max_kept_) kept_.pop_front();
   }
   changed_.notify();
+}
+
+void VersionFeed::keep(std::size_t count) {
+  std::lock_guard lock(mutex_);
+  max_kept_ = std::max<std::size_t>(1, count);
 }
 
 void VersionFeed::push_error(std::exception_ptr error) {

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <deque>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -27,8 +29,8 @@ struct PublishedWeights {
   std::filesystem::path folder;        ///< filesystem transport only: broadcasts/step_K
 };
 
-/// The control side of weights: the versions that a trainer publishes, the newest only, as a coroutine can await them. Whoever learns of
-/// one calls push(); nothing is polled on the awaiting thread.
+/// The control side of weights: the versions that a trainer publishes, as a coroutine can await them: the newest only, or after keep() each
+/// in its turn. Whoever learns of one calls push(); nothing is polled on the awaiting thread.
 class VersionFeed {
  public:
   explicit VersionFeed(std::string source) : source_(std::move(source)) {}
@@ -38,6 +40,9 @@ class VersionFeed {
 
   /// The newest version above `after`; nullopt when `deadline` passed first. Throws what push_error() was given. One waiter at a time.
   asio::awaitable<std::optional<PublishedWeights>> wait_newer(PolicyVersion after, net::TimePoint deadline);
+  /// From now on up to `count` versions that nobody has asked beyond stay, and wait_newer answers the oldest of them above `after`; a
+  /// version that comes on top of them pushes the oldest out. Any thread.
+  void keep(std::size_t count);
   /// One line for messages about waits: which transport, and where.
   const std::string& describe() const noexcept { return source_; }
 
@@ -51,7 +56,8 @@ class VersionFeed {
 
   std::string source_;
   std::mutex mutex_;
-  std::optional<PublishedWeights> newest_;
+  std::deque<PublishedWeights> kept_;  ///< ascending
+  std::size_t max_kept_ = 1;
   std::exception_ptr error_;
   net::Signal changed_;
 };

@@ -245,6 +245,26 @@ TEST(LocalChannel, HandsOverThePointer) {
   EXPECT_THROW(channel->publish(p), Error) << "other weights under the same version";
 }
 
+TEST(VersionFeed, KeptVersionsComeInTheirTurn) {
+  VersionFeed feed("test");
+  const auto push = [&](std::int64_t version) { feed.push({make_manifest(version), nullptr, {}}); };
+  const auto next = [&](std::int64_t after) {
+    const auto found = wait_newer(feed, after, 1ms);
+    return found ? found->manifest.version.value : -1;
+  };
+  push(0);
+  push(1);
+  EXPECT_EQ(next(-1), 1) << "the newest alone";
+  feed.keep(3);
+  for (const std::int64_t version : {2, 3}) push(version);
+  EXPECT_EQ(next(1), 2);
+  EXPECT_EQ(next(1), 2) << "asking takes nothing away";
+  EXPECT_EQ(next(2), 3);
+  EXPECT_EQ(next(3), -1);
+  for (const std::int64_t version : {4, 5, 6, 7}) push(version);
+  EXPECT_EQ(next(3), 5) << "of four only three are kept";
+}
+
 asio::awaitable<void> wait_for_two(std::shared_ptr<VersionFeed> feed, std::atomic<std::int64_t>* seen) {
   for (const std::int64_t after : {-1, 0}) {
     auto waiting = feed->wait_newer(PolicyVersion{after}, net::Clock::now() + 60s);

@@ -52,5 +52,18 @@ def test_a_slow_engine_yields_no_rollout_beyond_the_off_policy_limit():
     raise harness.Failure("no rollout reached the limit: it was not tested")
 
 
-harness.main(test_a_slow_trainer_is_never_overtaken_by_more_than_the_async_level,
+def test_a_strict_level_is_exact():
+    """Newer weights are there, and wait for their batch: in one process, where they are kept, and over processes, where their folders are."""
+    for deployment in ((), ("--deployment.type", "single_node", "--inference.server.port", harness.free_port())):
+        with harness.workspace("strict") as folder:
+            config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=STEPS, max_async_level=2)
+            harness.prl("rl", "@", config, "--output-dir", folder / "out", "--orchestrator.strict-async-level", *deployment)
+            rows = harness.metrics(folder / "out")
+            for scope in ("max", "min"):
+                ages = [rows[step][f"off_policy_level/all/{scope}"] for step in range(1, STEPS + 1)]
+                check(ages == [0, 1] + [2] * (STEPS - 2), f"{deployment}: {scope} {ages}")
+
+
+harness.main(test_a_strict_level_is_exact,
+             test_a_slow_trainer_is_never_overtaken_by_more_than_the_async_level,
              test_a_slow_engine_yields_no_rollout_beyond_the_off_policy_limit)

@@ -61,11 +61,13 @@ class FakePolicySource final : public PolicySource {
       : weights_(std::move(weights)), apply_time_(apply_time) {}
   asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
   asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
+  void keep_versions(std::size_t count) override { num_kept_ = count; }
   std::string describe() const override { return "fake trainer"; }
 
  private:
   std::shared_ptr<FakeWeights> weights_;
   std::chrono::milliseconds apply_time_;
+  std::size_t num_kept_ = 1;
 };
 
 /// Takes batches, "trains" for a while and publishes the next version, on a thread of its own.

@@ -84,7 +84,7 @@ asio::awaitable<void> FakeChat::check_health(net::TimePoint) { co_await net::sle
 asio::awaitable<std::optional<PolicyVersion>> FakePolicySource::wait_newer(PolicyVersion than, net::TimePoint deadline) {
   for (;;) {
     const PolicyVersion newest{weights_->published};
-    if (newest > than) co_return newest;
+    if (newest > than) co_return num_kept_ > 1 ? PolicyVersion{than.value + 1} : newest;
     if (net::Clock::now() >= deadline) co_return std::nullopt;
     co_await net::sleep_for(1ms);
   }
