@@ -13,7 +13,7 @@
 /// From rewards to what is trained: advantages, pools of tasks by difficulty, and filters of rollouts.
 namespace prl::config {
 
-enum class AdvantageType { kGrpo, kRloo, kOpo, kMaxRl, kReward, kRae, kCustom };
+enum class AdvantageType { kGrpo, kRloo, kOpo, kMaxRl, kReward, kRae, kEcho, kHierarchicalGrpo, kCustom };
 std::span<const EnumEntry> enum_entries(AdvantageType);
 
 /// Among the best rollouts of a group, shorter ones are worth more.
@@ -46,20 +46,47 @@ struct LinearLengthPenalty {
 };
 using LengthPenalty = std::variant<TokensLengthPenalty, TurnsLengthPenalty, LinearLengthPenalty>;
 
+/// How much the words of one role are learnt.
+struct EchoRoleConfig {
+  double alpha = 0.1;
+  template <class V>
+  void visit(V& v) {
+    v.field("alpha", alpha, "Weight of a token in the cross entropy", {.min = 0, .is_open_min = true});
+  }
+};
+/// Whose words are learnt besides the policy's own.
+struct EchoRolesConfig {
+  std::optional<EchoRoleConfig> system;
+  std::optional<EchoRoleConfig> user;
+  std::optional<EchoRoleConfig> assistant;
+  std::optional<EchoRoleConfig> tool;
+  template <class V>
+  void visit(V& v) {
+    v.field("system", system, "System messages");
+    v.field("user", user, "Messages of users");
+    v.field("assistant", assistant, "Assistant messages that the policy did not write");
+    v.field("tool", tool, "Results of tools");
+  }
+};
+
 struct AdvantageConfig {
   AdvantageType type = AdvantageType::kGrpo;
   std::optional<LengthPenalty> length_penalty;
   double decay = 0.95;
+  std::optional<EchoRolesConfig> roles;
+  std::vector<std::string> episode_agents;
   std::optional<std::string> import_path;
   std::optional<std::string> path;
   std::optional<std::string> python;
   Value kwargs = Value::table();
   template <class V>
   void visit(V& v) {
-    v.field("type", type,
-            "grpo R - mean, rloo (R - mean) G/(G-1), opo length-weighted mean, max_rl (R - mean)/mean, reward R, rae R - average, custom");
-    v.field("length_penalty", length_penalty, "Prefer shorter rollouts; with grpo");
+    v.field("type", type, "How rewards become advantages; docs/specification.md 3.8 has each, custom is a Python function");
+    v.field("length_penalty", length_penalty, "Prefer shorter rollouts; with grpo and echo");
     v.field("decay", decay, "Of type rae: what the running average of rewards keeps at each rollout", {.min = 0, .max = 1});
+    v.field("roles", roles, "Of type echo: whose words after the first reply are learnt too; tool alone if not set");
+    v.field("episode_agents", episode_agents,
+            "Of type hierarchical_grpo: agents compared within their episode; others are with their namesakes of the whole group");
     v.field("import_path", import_path,
             "Python function of type custom, module.name: it gets the group's rollouts, returns their advantages");
     v.field("path", path, "Folders, with colons, of that module if it is not installed");
@@ -125,6 +152,37 @@ struct ZeroAdvantageFilter {
     v.field("enforce", enforce, "Drop what is found, instead of only counting it");
   }
 };
-using RolloutFilter = std::variant<ZeroAdvantageFilter, GibberishFilter, RepetitionFilter>;
+struct CustomFilter {
+  static constexpr std::string_view kType = "custom";
+  std::string import_path;
+  std::optional<std::string> path;
+  std::optional<std::string> python;
+  Value kwargs = Value::table();
+  bool enforce = true;
+  template <class V>
+  void visit(V& v) {
+    v.field("import_path", import_path, "Python function, module.name: it gets the group's rollouts, returns true for those it finds");
+    v.field("path", path, "Folders, with colons, of that module if it is not installed");
+    v.field("python", python, "Interpreter or virtual environment that runs the function");
+    v.field("kwargs", kwargs, "Further arguments of the function");
+    v.field("enforce", enforce, "Drop what is found, instead of only counting it");
+  }
+};
+using RolloutFilter = std::variant<ZeroAdvantageFilter, GibberishFilter, RepetitionFilter, CustomFilter>;
+
+/// Rewards of a group by a Python function, in place of the environment's.
+struct CustomRewardConfig {
+  std::string import_path;
+  std::optional<std::string> path;
+  std::optional<std::string> python;
+  Value kwargs = Value::table();
+  template <class V>
+  void visit(V& v) {
+    v.field("import_path", import_path, "Python function, module.name: it gets the group's rollouts, returns their rewards");
+    v.field("path", path, "Folders, with colons, of that module if it is not installed");
+    v.field("python", python, "Interpreter or virtual environment that runs the function");
+    v.field("kwargs", kwargs, "Further arguments of the function");
+  }
+};
 
 }  // namespace prl::config

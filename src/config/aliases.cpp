@@ -64,6 +64,11 @@ constexpr Rename kRenames[] = {
     {Scope::kOrchestrator, "lora_name", "student.model.lora.name"},
     {Scope::kOrchestrator, "teacher_model", "teacher"},
     {Scope::kOrchestrator, "algo.length_penalty", "advantage.length_penalty"},
+    {Scope::kOrchestrator, "algo.decay", "advantage.decay"},
+    {Scope::kOrchestrator, "algo.roles", "advantage.roles"},
+    {Scope::kOrchestrator, "algo.episode_agents", "advantage.episode_agents"},
+    {Scope::kOrchestrator, "algo.demo_key", "opsd.demo_key"},
+    {Scope::kOrchestrator, "algo.template", "opsd.template"},
 
     {Scope::kTrainerModel, "fused_lm_head_chunk_size", "fused_lm_head_token_chunk_size"},
 
@@ -349,12 +354,10 @@ class Canonicalizer {
     if (has_teacher) teacher(section, *section.find_path("algo.teacher"));
     if (const Value* source = section.find_path("algo.sampling.source"); source && source->is_table()) teacher(section, *source);
     section.erase("algo");
-    if (name == "grpo" || name == "max_rl") {
+    if (name == "grpo" || name == "max_rl" || name == "echo" || name == "rae" || name == "hierarchical_grpo") {
       section.set_path("advantage.type", retyped(chosen, name));
-    } else if (name == "opd" || name == "sft") {
+    } else if (name == "opd" || name == "opsd" || name == "sft") {
       section.set_path("training_mode", retyped(chosen, name));
-    } else if (name == "echo" || name == "rae" || name == "hierarchical_grpo" || name == "opsd") {
-      report_.not_built.push_back({"orchestrator.algo.type", fmt::format("the algorithm {}", name), chosen.origin()});
     } else {
       report_.add("algo.type", "must be one of grpo, max_rl, opd, sft, echo, rae, hierarchical_grpo, opsd", &chosen);
     }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "config/advantage_config.hpp"
+#include "config/curriculum_config.hpp"
 #include "config/schema.hpp"
 
 /// Environments and how completions are sampled in them.
@@ -102,7 +103,7 @@ struct TrainSamplingConfig {
             {.unit = "tokens", .min = 1});
     v.field("min_tokens", min_tokens, "Tokens before the reply may end", {.unit = "tokens", .min = 0});
     v.field("seed", seed, "Seed of the sampler");
-    v.field("extra_body", extra_body, "More fields of each request, as they are", {.status = not_built("further fields of requests")});
+    v.field("extra_body", extra_body, "More fields of each request, as they are");
   }
 };
 
@@ -148,7 +149,8 @@ struct EnvConfig : PythonEnvConfig {
   std::optional<int> group_size;
   std::optional<TrainSamplingConfig> sampling;
   std::optional<AdvantageConfig> algo;
-  Value curriculum;
+  std::optional<CurriculumConfig> curriculum;
+  std::optional<CustomRewardConfig> reward;
   template <class V>
   void visit(V& v) {
     v.field("id", id, "Native (reverse-text, alphabet-sort, gsm8k, math-env, wordle, wiki-search) or Python environment");
@@ -166,8 +168,8 @@ struct EnvConfig : PythonEnvConfig {
     v.field("group_size", group_size, "Rollouts per task, if it differs from the orchestrator's", {.unit = "rollouts", .min = 1});
     v.field("sampling", sampling, "Sampling, if it differs from [orchestrator.train.sampling]");
     v.field("algo", algo, "Advantages of this environment, if they differ from [orchestrator.advantage]");
-    v.field("curriculum", curriculum, "Choice and admission of this environment's tasks",
-            {.status = not_built("curricula", "see orchestrator.buffer for pools and filtering by difficulty")});
+    v.field("curriculum", curriculum, "Choice and admission of this environment's tasks; at random, all admitted if not set");
+    v.field("reward", reward, "Rewards by a Python function, in place of the environment's");
   }
 };
 

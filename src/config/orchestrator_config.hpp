@@ -20,7 +20,7 @@
 
 namespace prl::config {
 
-enum class TrainingMode { kRl, kOpd, kSft };
+enum class TrainingMode { kRl, kOpd, kOpsd, kSft };
 std::span<const EnumEntry> enum_entries(TrainingMode);
 enum class TrajectoryStrategy { kInterleaved, kBranching };
 std::span<const EnumEntry> enum_entries(TrajectoryStrategy);
@@ -93,8 +93,6 @@ struct OnlineEvalConfig {
   bool eval_base_model = true;
   bool skip_eval_on_resume = true;
   bool cancel_inflight_rollouts_on_eval = false;
-  static constexpr StatusBelow kStatusBelow[] = {{"sampling.reasoning_effort", not_built("the length of a model's reasoning")},
-                                                 {"env[].sampling.reasoning_effort", not_built("the length of a model's reasoning")}};
   template <class V>
   void visit(V& v) {
     v.field("env", env, "Evaluation environments");
@@ -135,11 +133,23 @@ struct ConcurrencyConfig {
   }
 };
 
+/// What the policy is shown when it is its own teacher.
+struct DemonstrationConfig {
+  std::string demo_key = "demonstration";
+  std::string prompt_template = "<demonstration>\n{demonstration}\n</demonstration>";
+  template <class V>
+  void visit(V& v) {
+    v.field("demo_key", demo_key, "Field of a rollout's info, or of its task's, that holds the demonstration");
+    v.field("template", prompt_template, "System message in front of the rollout; {demonstration} is replaced");
+  }
+};
+
 /// `prl orchestrator`, and the section [orchestrator] of `prl rl`.
 struct OrchestratorConfig {
   TrainingMode training_mode = TrainingMode::kRl;
   ModelEndpointConfig student;
   std::optional<ModelEndpointConfig> teacher;
+  DemonstrationConfig opsd;
   TrainEnvsConfig train;
   std::optional<OnlineEvalConfig> eval;
   std::optional<ValConfig> val;
@@ -183,9 +193,11 @@ struct OrchestratorConfig {
   std::map<std::string, std::string> env_vars;
   template <class V>
   void visit(V& v) {
-    v.field("training_mode", training_mode, "rl, opd (on-policy distillation) or sft (train on a teacher's rollouts)");
+    v.field("training_mode", training_mode,
+            "rl, opd (on-policy distillation), opsd (the same, by the policy with a demonstration) or sft (train on a teacher's rollouts)");
     v.field("student", student, "The policy and its server");
     v.field("teacher", teacher, "The teacher of opd and sft, and its server");
+    v.field("opsd", opsd, "What the policy is shown when it is its own teacher");
     v.field("train", train, "Training environments and their sampling");
     v.field("eval", eval, "Evaluations while training; none if not set");
     v.field("val", val, "Rewards on tasks held out from training; none if not set");
@@ -208,12 +220,12 @@ struct OrchestratorConfig {
             {.unit = "steps", .min = 0});
     v.field("max_async_level", max_async_level, "Steps by which rollouts may be ahead of the weights; 0 is lock-step",
             {.unit = "steps", .min = 0, .max = 64});
-    v.field("strict_async_level", strict_async_level, "Always lag by exactly max_async_level",
-            {.status = not_built("weights older than the newest", "max_async_level bounds the lag")});
+    v.field("strict_async_level", strict_async_level,
+            "Always lag by exactly max_async_level: batch n is sampled by weights n - 1 - max_async_level, though newer ones are there");
     v.field("trajectory_strategy", trajectory_strategy,
             "interleaved merges turns that extend each other, branching keeps one sample per turn");
-    v.field("mask_env_responses", mask_env_responses, "Do not train on what the environment said",
-            {.status = not_built("training on what the environment says")});
+    v.field("mask_env_responses", mask_env_responses,
+            "Do not train on what the environment said; false learns it by cross entropy, each token with weight 1");
     v.field("tasks_per_minute", tasks_per_minute, "Most tasks started per minute", {.min = 0, .is_open_min = true});
     v.field("num_train_workers", num_train_workers, "Data-parallel ranks of the trainer",
             {.min = 1, .status = inert("rank 0 of the trainer takes whole batches and shares them out")});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
@@ -51,10 +52,12 @@ void check_batch(OrchestratorConfig& config, const Check& check) {
 void check_teacher(const OrchestratorConfig& config, const Check& check) {
   const std::string_view mode = enum_name(config.training_mode);
   if (!config.teacher) {
-    if (config.training_mode != TrainingMode::kRl)
+    if (config.training_mode == TrainingMode::kOpd || config.training_mode == TrainingMode::kSft)
       check.problem("teacher", fmt::format("training_mode {} needs a teacher: set its model and client", mode));
     return;
   }
+  if (config.training_mode == TrainingMode::kOpsd)
+    check.problem("teacher", "training_mode opsd has the policy itself for a teacher; unset it");
   check_client(config.teacher->client, check.sub("teacher.client"));
   if (!check.is_set("teacher.client.base_url") && config.teacher->client.base_url == ClientConfig{}.base_url)
     check.problem("teacher.client.base_url", "must name the teacher's server; its default is where the policy is served");
@@ -71,12 +74,20 @@ void check_teacher(const OrchestratorConfig& config, const Check& check) {
     if (config.train.env[i].sampling) check_temperature(*config.train.env[i].sampling, fmt::format("train.env.{}.sampling.temperature", i));
 }
 
-/// Fields that requests cannot carry yet, and those that would be there twice.
-void check_extra_body(const Value& extra_body, const Check& check) {
+/// Fields that would be there twice, those that the program sets, and those that make the sampled distribution another one than the
+/// trainer computes.
+void check_extra_body(const Value& extra_body, bool is_policy, const Check& check) {
   if (!extra_body.is_table()) return check.problem("extra_body", "expects a table");
   for (const char* key : {"temperature", "max_completion_tokens", "max_tokens", "seed", "repetition_penalty", "min_tokens"})
     if (extra_body.find(key))
       check.problem("extra_body", fmt::format("{} is a key of sampling; a second one makes servers refuse every request", key));
+  for (const char* key : {"model", "messages", "token_ids", "n", "stream", "logprobs", "prompt_logprobs", "stop_token_ids", "cache_salt"})
+    if (extra_body.find(key)) check.problem("extra_body", fmt::format("{} is set by the program and cannot be chosen", key));
+  for (const char* key :
+       {"top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words"})
+    if (is_policy && extra_body.find(key))
+      check.problem("extra_body",
+                    fmt::format("{} would make the policy sample from another distribution than the one that is trained", key));
 }
 
 void check_advantage(const AdvantageConfig& advantage, const Check& check) {
@@ -87,15 +98,41 @@ void check_advantage(const AdvantageConfig& advantage, const Check& check) {
   } else if (advantage.import_path) {
     check.problem("import_path", "belongs to type custom");
   }
-  if (advantage.length_penalty && advantage.type != AdvantageType::kGrpo) check.problem("length_penalty", "works with type grpo only");
+  if (advantage.length_penalty && advantage.type != AdvantageType::kGrpo && advantage.type != AdvantageType::kEcho)
+    check.problem("length_penalty", "works with types grpo and echo only");
+  if (advantage.roles && advantage.type != AdvantageType::kEcho) check.problem("roles", "belongs to type echo");
+  if (advantage.roles && !advantage.roles->system && !advantage.roles->user && !advantage.roles->assistant && !advantage.roles->tool)
+    check.problem("roles", "names no role; unset it for tool alone");
+  if (advantage.type == AdvantageType::kHierarchicalGrpo && advantage.episode_agents.empty())
+    check.problem("episode_agents", "is needed by type hierarchical_grpo: the agents that are compared within their episode");
+  if (!advantage.episode_agents.empty() && advantage.type != AdvantageType::kHierarchicalGrpo)
+    check.problem("episode_agents", "belongs to type hierarchical_grpo");
 }
 
-void check_train_env(EnvConfig& env, const Check& check) {
+void check_curriculum(const CurriculumConfig& curriculum, const Check& check) {
+  std::vector<std::string> problems;
+  advantage_gates(curriculum.gates, problems);
+  for (const std::string& problem : std::exchange(problems, {})) check.problem("gates", problem);
+  const auto* pools = std::get_if<DifficultyPoolSampler>(&curriculum.sampler);
+  if (pools == nullptr) return;
+  difficulty_pools(pools->pools, problems);
+  for (const std::string& problem : problems) check.problem("sampler.pools", problem);
+}
+
+/// A Python function that stands in for something else.
+void check_function(const std::string& import_path, const Value& kwargs, const Check& check) {
+  if (import_path.find('.') == std::string::npos) check.problem("import_path", "is needed, as module.name");
+  if (!kwargs.is_table()) check.problem("kwargs", "expects a table of arguments");
+}
+
+void check_train_env(EnvConfig& env, bool is_policy, const Check& check) {
   pass_on_data(env.data, env.args, {"dataset_path"});
   if (!env.args.is_table()) check.problem("args", "expects a table of arguments");
   check_env(env, check);
-  if (env.sampling) check_extra_body(env.sampling->extra_body, check.sub("sampling"));
+  if (env.sampling) check_extra_body(env.sampling->extra_body, is_policy, check.sub("sampling"));
   if (env.algo) check_advantage(*env.algo, check.sub("algo"));
+  if (env.curriculum) check_curriculum(*env.curriculum, check.sub("curriculum"));
+  if (env.reward) check_function(env.reward->import_path, env.reward->kwargs, check.sub("reward"));
 }
 
 void check_buffer(const OrchestratorConfig& config, const Check& check) {
@@ -134,7 +171,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
     const Check entry = check.sub(fmt::format("train.env.{}", i));
     if (!entry.is_set("max_retries")) config.train.env[i].max_retries = config.train.max_retries;
     if (!entry.is_set("num_workers")) config.train.env[i].num_workers = config.train.num_workers;
-    check_train_env(config.train.env[i], entry);
+    check_train_env(config.train.env[i], config.training_mode != TrainingMode::kSft, entry);
   }
   check_online_eval(config.eval, check);
   check_model_name(config.student.model.name, "student.model.name", check);
@@ -143,7 +180,12 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
     check.not_built("student.client.extra_headers_from_state", "headers from the rollout's state in training");
   check_wandb(config.wandb, check);
   check_env_vars(config.env_vars, check);
-  check_extra_body(config.train.sampling.extra_body, check.sub("train.sampling"));
+  check_extra_body(config.train.sampling.extra_body, config.training_mode != TrainingMode::kSft, check.sub("train.sampling"));
+  for (std::size_t i = 0; i < config.filters.size(); ++i)
+    if (const auto* filter = std::get_if<CustomFilter>(&config.filters[i]))
+      check_function(filter->import_path, filter->kwargs, check.sub(fmt::format("filters.{}", i)));
+  if (config.opsd.prompt_template.find("{demonstration}") == std::string::npos)
+    check.problem("opsd.template", "has no {demonstration} to replace");
   if (config.training_mode != TrainingMode::kSft) check_policy_sampling(config.train, check.sub("train"));
   if (config.train.sampling.max_completion_tokens && *config.train.sampling.max_completion_tokens > config.seq_len)
     check.warn("train.sampling.max_completion_tokens", "is more than seq_len: longer rollouts are cut");

@@ -294,9 +294,67 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--trainer.model.fsdp-cpu-offload", "host memory");
   expect("--inference.vllm.swap_space 4", "a setting of vLLM");
   EXPECT_EQ(load_line<RlConfig>(kRl + "--inference.vllm.swap_space 4").not_built.front().key, "inference.vllm.swap_space");
-  expect("--orchestrator.algo.type rae", "the algorithm rae");
   const auto hub = load_line<RlConfig>("rl --inference --model.name Qwen/Qwen3-0.6B");
   EXPECT_THAT(hub.not_built, IsEmpty());
+}
+
+TEST(ResolveRl, AlgorithmsOfTheNewestSpelling) {
+  const auto orchestrator = [](const std::string& flags) {
+    const auto rl = load_line<RlConfig>(kRl + flags);
+    EXPECT_THAT(rl.not_built, IsEmpty()) << flags;
+    return rl.config.orchestrator;
+  };
+  const AdvantageConfig rae = orchestrator("--orchestrator.algo.type rae --orchestrator.algo.decay 0.5").advantage;
+  EXPECT_EQ(rae.type, AdvantageType::kRae);
+  EXPECT_EQ(rae.decay, 0.5);
+  const AdvantageConfig echo = orchestrator("--orchestrator.algo.type echo --orchestrator.algo.roles.user.alpha 0.3").advantage;
+  EXPECT_EQ(echo.type, AdvantageType::kEcho);
+  ASSERT_TRUE(echo.roles && echo.roles->user);
+  EXPECT_EQ(echo.roles->user->alpha, 0.3);
+  EXPECT_FALSE(echo.roles->tool) << "naming a role replaces the table";
+  const AdvantageConfig agents =
+      orchestrator(R"(--orchestrator.algo.type hierarchical_grpo --orchestrator.algo.episode_agents ["solver"])").advantage;
+  EXPECT_EQ(agents.type, AdvantageType::kHierarchicalGrpo);
+  EXPECT_THAT(agents.episode_agents, ElementsAre("solver"));
+  const OrchestratorConfig opsd = orchestrator("--orchestrator.algo.type opsd --orchestrator.algo.demo_key answer");
+  EXPECT_EQ(opsd.training_mode, TrainingMode::kOpsd);
+  EXPECT_EQ(opsd.opsd.demo_key, "answer");
+}
+
+TEST(ResolveRl, AlgorithmsRefuseWhatTheyDoNotTake) {
+  const auto expect = [](const std::string& flags, const char* problem) {
+    try {
+      load_line<RlConfig>(kRl + flags);
+      FAIL() << flags;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(problem)) << flags;
+    }
+  };
+  expect("--orchestrator.algo.type hierarchical_grpo", "episode_agents");
+  expect("--orchestrator.advantage.roles.tool.alpha 0.3", "belongs to type echo");
+  expect("--orchestrator.algo.type opsd --orchestrator.opsd.template plain", "no {demonstration}");
+  expect("--orchestrator.train.sampling.extra_body.top_p 0.5", "another distribution");
+  expect("--orchestrator.train.env.curriculum.sampler.type difficulty_pool --orchestrator.train.env.curriculum.sampler.pools.a.weight 1",
+         "pools.a.threshold is missing");
+  expect("--orchestrator.train.env.curriculum.gates.g.reject_min 1", "above its reject_max");
+}
+
+TEST(ResolveRl, CurriculaKeepTheirPoolsInOrder) {
+  const auto rl = load_line<RlConfig>(
+      kRl +
+      "--orchestrator.train.env.curriculum.sampler.type difficulty_pool --orchestrator.train.env.curriculum.sampler.pools.b.threshold 0.9 "
+      "--orchestrator.train.env.curriculum.sampler.pools.a.threshold 0.1 --orchestrator.train.env.curriculum.gates.g.reject_max 0.5");
+  const CurriculumConfig& curriculum = *rl.config.orchestrator.train.env[0].curriculum;
+  std::vector<std::string> problems;
+  const auto pools = difficulty_pools(std::get<DifficultyPoolSampler>(curriculum.sampler).pools, problems);
+  ASSERT_EQ(pools.size(), 2u);
+  EXPECT_EQ(pools[0].name, "a");
+  EXPECT_EQ(pools[1].threshold, 0.9);
+  EXPECT_EQ(difficulty_pools(Value::table(), problems).size(), 3u);
+  const auto gates = advantage_gates(curriculum.gates, problems);
+  ASSERT_EQ(gates.size(), 1u);
+  EXPECT_EQ(gates[0].reject_max, 0.5);
+  EXPECT_THAT(problems, IsEmpty());
 }
 
 TEST(ResolveRl, WandbModeIsHeard) {

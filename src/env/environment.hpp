@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -46,6 +47,8 @@ class Environment {
   /// Plays the task and scores it. Failures of the model, a tool or the environment become episode.error; only a
   /// cancellation (Error{kCancelled}) is thrown.
   virtual asio::awaitable<Episode> run(Task task, RolloutContext context) const = 0;
+  /// Rollouts that train of one episode: agents that learn. What is not known before an episode is played counts as one.
+  virtual std::int64_t num_learners() const { return 1; }
   /// True if score_group must see all episodes of a group before rewards are final.
   virtual bool scores_groups() const noexcept { return false; }
   /// Changes rewards and metrics of the episodes of one task, in rollout order; `group` is valid until it ends. Failed episodes are
@@ -54,6 +57,12 @@ class Environment {
     static_cast<void>(group);
     co_return;
   }
+  /// What a checkpoint must keep of the environment besides its tasks; null: nothing. Rollouts may run meanwhile.
+  virtual asio::awaitable<boost::json::value> save_state() const { co_return boost::json::value(nullptr); }
+  /// Goes on from what save_state gave, before any rollout of the process. May block.
+  virtual void load_state(const boost::json::value& state) const { static_cast<void>(state); }
+  /// Numbers about what the environment runs on, by name: metrics env/<environment>/<name>.
+  virtual std::map<std::string, double> gauges() const { return {}; }
   /// Tools that the model is offered for this task, as OpenAI function envelopes.
   virtual boost::json::array tools(const Task& task) const {
     static_cast<void>(task);

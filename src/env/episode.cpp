@@ -101,6 +101,7 @@ json::object to_json(const Episode& episode) {
   policy["start"] = start ? json::value(start->value) : json::value(nullptr);
   policy["end"] = end ? json::value(end->value) : json::value(nullptr);
   row["policy"] = std::move(policy);
+  if (!episode.seat.empty()) row["seat"] = episode.seat;
   for (const auto& [name, value] : episode.metrics)
     if (!row.contains(name)) row[name] = number(value);
   return row;

@@ -68,7 +68,11 @@ struct Episode {
   EpisodeTiming timing;
   std::vector<TrajectoryStep> trajectory;
   boost::json::array tool_defs;
-  float temperature = 1.0f;  ///< the rollout was sampled with
+  float temperature = 1.0f;        ///< the rollout was sampled with
+  std::string seat;                ///< whose rollout it is, where several agents play one episode; else empty
+  std::optional<float> advantage;  ///< given by the environment; then no algorithm computes one
+  /// Rollouts of further seats that learn, in training: the same task and error, each with trajectory, reward and session of its own.
+  std::vector<Episode> others;
 
   std::int64_t num_turns() const { return static_cast<std::int64_t>(trajectory.size()); }
   std::int64_t num_prompt_tokens() const;      ///< of the first turn
@@ -83,7 +87,8 @@ struct Episode {
 /// One line of train_rollouts.jsonl, eval_rollouts.jsonl and results.jsonl, in the field names of verifiers. Metrics are
 /// repeated at the top level where no field has their name; numbers that are not finite become null. Tools are flat there
 /// ({name, description, parameters}). token_usage: input_tokens and output_tokens add up over the calls; final_output_tokens are the
-/// sampled tokens in the last context, final_input_tokens the rest of it.
+/// sampled tokens in the last context, final_input_tokens the rest of it. `seat` is there where the episode has several. `others` are rows
+/// of their own.
 boost::json::object to_json(const Episode& episode);
 
 }  // namespace prl::env

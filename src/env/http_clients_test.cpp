@@ -111,6 +111,28 @@ TEST(HttpGenerateClient, SpeaksTheGenerateRoute) {
   EXPECT_EQ(sampling.at("skip_special_tokens").as_bool(), true);
 }
 
+TEST(HttpGenerateClient, FurtherFieldsGoOutAsTheyAreBelowOurOwn) {
+  Fixture f;
+  const net::HttpResponse reply =
+      net::HttpResponse::json(R"({"choices":[{"token_ids":[5],"logprobs":{"content":[{"logprob":-0.1}]},"finish_reason":"stop"}]})");
+  f.server.replies = {reply};
+  const auto client = make_http_generate_client(f.client, {.base_url = f.server.url(), .model = "tiny"});
+  wire::GenerateRequest request;
+  request.prompt_ids = {1};
+  request.sampling.temperature = 0.5f;
+  request.sampling.stop = {"END"};
+  request.sampling.ignore_eos = true;
+  request.sampling.extra_json = R"({"temperature": 9, "reasoning_effort": "low", "vllm_xargs": {"a": 1}})";
+  f.io.run_blocking(client->generate(request, net::Clock::now() + 5s), 10s);
+  const json::value body = text::parse_json(f.server.requests.at(0).body);
+  const json::object& sampling = body.at("sampling_params").as_object();
+  EXPECT_EQ(sampling.at("reasoning_effort").as_string(), "low");
+  EXPECT_EQ(sampling.at("vllm_xargs").at("a").to_number<int>(), 1);
+  EXPECT_EQ(sampling.at("temperature").to_number<double>(), 0.5);
+  EXPECT_EQ(sampling.at("stop").as_array().at(0).as_string(), "END");
+  EXPECT_TRUE(sampling.at("ignore_eos").as_bool());
+}
+
 TEST(HttpGenerateClient, FailuresKeepTheirMeaning) {
   Fixture f;
   const auto client = make_http_generate_client(f.client, {.base_url = f.server.url(), .model = "tiny"});
@@ -179,6 +201,7 @@ TEST(OpenAIChatClient, TextToolsAndReasoning) {
   ChatRequest request = chat_request();
   request.sampling.temperature = 0;
   request.sampling.max_tokens = 7;
+  request.sampling.extra_json = R"({"max_tokens": 3, "user": "me"})";
   const ChatTurn turn = f.io.run_blocking(client->complete(request), 10s);
   EXPECT_EQ(turn.finish_reason, "tool_calls");
   EXPECT_EQ(turn.message.at("content").as_string(), "");
@@ -190,6 +213,7 @@ TEST(OpenAIChatClient, TextToolsAndReasoning) {
   EXPECT_EQ(body.at("temperature").to_number<double>(), 0);
   EXPECT_EQ(body.at("max_tokens").to_number<int>(), 7);
   EXPECT_EQ(body.at("reasoning_effort").as_string(), "low");
+  EXPECT_EQ(body.at("user").as_string(), "me");
   EXPECT_FALSE(body.as_object().contains("top_p")) << "defaults are the server's";
   EXPECT_FALSE(body.as_object().contains("tools"));
 }

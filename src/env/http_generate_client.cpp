@@ -2,6 +2,7 @@
 
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
+#include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 
 #include <algorithm>
@@ -50,6 +51,11 @@ json::object sampling_json(const wire::SamplingParams& sampling) {
     json::array allowed;
     for (const std::int32_t id : sampling.allowed_token_ids) allowed.emplace_back(id);
     object["allowed_token_ids"] = std::move(allowed);
+  }
+  if (!sampling.extra_json.empty()) {
+    const json::object extra = json::parse(sampling.extra_json).as_object();
+    for (const auto& member : extra)
+      if (!object.contains(member.key())) object[member.key()] = member.value();
   }
   return object;
 }

@@ -1,5 +1,6 @@
 #include "env/openai_chat_client.hpp"
 
+#include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 
 #include <cmath>
@@ -144,6 +145,11 @@ class OpenAIChatClient final : public ChatClient {
       body["return_token_ids"] = true;
     }
     if (!conversation_.cache_salt.empty() && options_->return_token_ids) body["cache_salt"] = conversation_.cache_salt;
+    if (!request.sampling.extra_json.empty()) {
+      const json::object extra = json::parse(request.sampling.extra_json).as_object();
+      for (const auto& member : extra)
+        if (!body.contains(member.key())) body[member.key()] = member.value();
+    }
     for (const auto& member : options_->extra_body) body[member.key()] = member.value();
     if (max_tokens) {
       const char* key = body.contains("max_completion_tokens") ? "max_completion_tokens" : "max_tokens";

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "env/generate_client.hpp"
 #include "net/asio.hpp"
 #include "net/http_client.hpp"
 #include "text/tokenizer.hpp"
@@ -42,5 +43,8 @@ struct HttpScorerOptions {
 /// where a server lacks the first route (vLLM has the second, and our server both). The client's bearer key, headers and retries
 /// are used. Error{kInvalidArgument} for an empty list of servers.
 std::shared_ptr<PromptScorer> make_http_prompt_scorer(std::shared_ptr<net::HttpClient> client, HttpScorerOptions options);
+
+/// Scores with the policy itself, whatever serves it: self-distillation. Its tokens need no check.
+std::shared_ptr<PromptScorer> make_generate_prompt_scorer(std::shared_ptr<GenerateClient> generate);
 
 }  // namespace prl::env

@@ -100,6 +100,15 @@ RoleMonitors make_monitors(const config::RlConfig& config) {
   return monitors;
 }
 
+/// Error{kInvalidArgument} if sampling has fields that an engine in this process does not know.
+void check_requests(const config::OrchestratorConfig& config, const orchestrator::OrchestratorServices& services) {
+  if (config.training_mode != config::TrainingMode::kSft)
+    for (const orchestrator::TrainEnv& train : services.environments) check_local_sampling(train.sampling);
+  if (!config.eval) return;
+  for (const config::EvalEnvConfig& entry : config.eval->env)
+    check_local_sampling(sampling_params(entry.sampling.value_or(config.eval->sampling)));
+}
+
 }  // namespace
 
 int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
@@ -147,6 +156,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   const RoleMonitors monitors = make_monitors(config);
   orchestrator::OrchestratorServices services =
       orchestrator_services(config.orchestrator, text, std::move(transports), monitors.orchestrator.get());
+  check_requests(config.orchestrator, services);
 
   std::stop_source stop;
   std::stop_callback forward(outer_stop, [&stop] { stop.request_stop(); });

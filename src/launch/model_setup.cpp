@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
 #include <chrono>
 #include <cstdlib>
 
@@ -159,6 +160,84 @@ env::EnvSpec in_run(env::EnvSpec spec, const fs::path& output_dir, std::int64_t 
   return spec;
 }
 
+namespace {
+
+double number_of(const boost::json::value& value, std::string_view key) {
+  if (!value.is_number()) fail(ErrorCode::kInvalidArgument, "sampling.extra_body.{}: wanted a number", key);
+  return value.to_number<double>();
+}
+
+/// False if our sampler has no such number.
+bool set_number(wire::SamplingParams& params, std::string_view key, const boost::json::value& value) {
+  const auto real = [&] { return static_cast<float>(number_of(value, key)); };
+  const auto whole = [&] { return static_cast<std::int32_t>(number_of(value, key)); };
+  if (key == "temperature")
+    params.temperature = real();
+  else if (key == "top_p")
+    params.top_p = real();
+  else if (key == "top_k")
+    params.top_k = whole();
+  else if (key == "min_p")
+    params.min_p = real();
+  else if (key == "repetition_penalty")
+    params.repetition_penalty = real();
+  else if (key == "presence_penalty")
+    params.presence_penalty = real();
+  else if (key == "frequency_penalty")
+    params.frequency_penalty = real();
+  else if (key == "min_tokens")
+    params.min_tokens = whole();
+  else if (key == "max_tokens" || key == "max_completion_tokens")
+    params.max_tokens = whole();
+  else
+    return false;
+  return true;
+}
+
+void apply_extra_body(wire::SamplingParams& params, const config::Value& extra_body) {
+  boost::json::object foreign;
+  for (const auto& member : to_object(extra_body)) {
+    const std::string_view key = member.key();
+    const boost::json::value& value = member.value();
+    if (value.is_null() || set_number(params, key, value)) continue;
+    if (key == "ignore_eos" && value.is_bool()) {
+      params.ignore_eos = value.get_bool();
+    } else if (key == "include_stop_str_in_output" && value.is_bool()) {
+      params.include_stop_str_in_output = value.get_bool();
+    } else if (key == "stop" && value.is_string()) {
+      params.stop = {std::string(value.get_string())};
+    } else if (key == "stop" && value.is_array()) {
+      for (const boost::json::value& text : value.get_array()) {
+        if (!text.is_string()) fail(ErrorCode::kInvalidArgument, "sampling.extra_body.stop: wanted texts");
+        params.stop.emplace_back(text.get_string());
+      }
+    } else if (key == "stop" || key == "ignore_eos" || key == "include_stop_str_in_output") {
+      fail(ErrorCode::kInvalidArgument, "sampling.extra_body.{} = {}: wanted {}", key, boost::json::serialize(value),
+           key == "stop" ? "a text or a list of texts" : "true or false");
+    } else {
+      foreign[key] = value;
+    }
+  }
+  if (!foreign.empty()) params.extra_json = boost::json::serialize(foreign);
+}
+
+}  // namespace
+
+void check_local_sampling(const wire::SamplingParams& sampling) {
+  if (sampling.extra_json.empty()) return;
+  const boost::json::object extra = boost::json::parse(sampling.extra_json).as_object();
+  for (const auto& member : extra) {
+    if (member.key() == "reasoning_effort") {
+      log::warning("sampling.reasoning_effort has no effect on a model in this process");
+      continue;
+    }
+    fail(ErrorCode::kInvalidArgument,
+         "sampling.extra_body.{}: a model in this process takes temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, "
+         "frequency_penalty, min_tokens, max_tokens, ignore_eos and stop; serve the model with `prl inference` for more",
+         std::string_view(member.key()));
+  }
+}
+
 wire::SamplingParams sampling_params(const config::TrainSamplingConfig& config) {
   wire::SamplingParams params;
   params.temperature = static_cast<float>(config.temperature);
@@ -166,6 +245,7 @@ wire::SamplingParams sampling_params(const config::TrainSamplingConfig& config) 
   if (config.max_completion_tokens) params.max_tokens = *config.max_completion_tokens;
   params.min_tokens = config.min_tokens;
   if (config.seed) params.seed = static_cast<std::uint64_t>(*config.seed);
+  apply_extra_body(params, config.extra_body);
   return params;
 }
 
@@ -179,6 +259,10 @@ wire::SamplingParams sampling_params(const config::EvalSamplingConfig& config) {
   if (config.max_completion_tokens) params.max_tokens = *config.max_completion_tokens;
   if (config.min_tokens) params.min_tokens = *config.min_tokens;
   if (config.seed) params.seed = static_cast<std::uint64_t>(*config.seed);
+  config::Value extra = config.extra_body;
+  if (config.reasoning_effort && extra.find("reasoning_effort") == nullptr)
+    extra.set("reasoning_effort", config::enum_name(*config.reasoning_effort));
+  apply_extra_body(params, extra);
   return params;
 }
 

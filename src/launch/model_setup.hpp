@@ -59,8 +59,13 @@ env::EnvSpec env_spec(const config::EnvConfig& config);
 env::EnvSpec env_spec(const config::EvalEnvConfig& config);
 /// With where a run keeps its logs, the least level of its environments' records, and how many rollouts it has at once.
 env::EnvSpec in_run(env::EnvSpec spec, const std::filesystem::path& output_dir, std::int64_t concurrency, config::LogLevel log_level);
+/// With the fields of extra_body: those that our sampler knows are set, others go into extra_json. Error{kInvalidArgument} naming a field
+/// of the wrong type.
 wire::SamplingParams sampling_params(const config::TrainSamplingConfig& config);
 wire::SamplingParams sampling_params(const config::EvalSamplingConfig& config);
+/// Error{kInvalidArgument} naming the first field of extra_json, which a model in this process does not know; reasoning_effort, which has
+/// no effect on one, is a warning.
+void check_local_sampling(const wire::SamplingParams& sampling);
 
 /// Sets variables of this process; before it has threads.
 void apply_env_vars(const std::map<std::string, std::string>& variables);

@@ -21,23 +21,8 @@ namespace fs = std::filesystem;
 namespace json = boost::json;
 namespace {
 
-const char* effort_name(config::ReasoningEffort effort) {
-  switch (effort) {
-    case config::ReasoningEffort::kMinimal: return "minimal";
-    case config::ReasoningEffort::kLow: return "low";
-    case config::ReasoningEffort::kMedium: return "medium";
-    case config::ReasoningEffort::kHigh: return "high";
-  }
-  return "medium";
-}
-
 json::object extra_fields(const config::EvalSamplingConfig& sampling) {
   return json::parse(config::to_compact_json(sampling.extra_body)).as_object();
-}
-
-double number_of(const json::value& value, std::string_view key) {
-  if (!value.is_number()) fail(ErrorCode::kInvalidArgument, "sampling.extra_body.{}: wanted a number", key);
-  return value.to_number<double>();
 }
 
 class LocalSubject final : public ModelSubject {
@@ -181,50 +166,15 @@ json::object request_fields(const config::EvalSamplingConfig& sampling, bool is_
   if (sampling.min_p) fields["min_p"] = *sampling.min_p;
   if (sampling.max_completion_tokens) fields[is_openai ? "max_completion_tokens" : "max_tokens"] = *sampling.max_completion_tokens;
   if (sampling.min_tokens) fields["min_tokens"] = *sampling.min_tokens;
-  if (sampling.reasoning_effort) fields["reasoning_effort"] = effort_name(*sampling.reasoning_effort);
+  if (sampling.reasoning_effort) fields["reasoning_effort"] = std::string(config::enum_name(*sampling.reasoning_effort));
   for (const auto& member : extra_fields(sampling)) fields[member.key()] = member.value();
   return fields;
 }
 
 wire::SamplingParams local_sampling(const config::EvalSamplingConfig& sampling) {
   wire::SamplingParams params = sampling_params(sampling);
-  if (sampling.reasoning_effort) log::warning("sampling.reasoning_effort has no effect on a model in this process");
-  for (const auto& member : extra_fields(sampling)) {
-    const std::string key(member.key());
-    const json::value& value = member.value();
-    if (value.is_null()) continue;
-    if (key == "temperature")
-      params.temperature = static_cast<float>(number_of(value, key));
-    else if (key == "top_p")
-      params.top_p = static_cast<float>(number_of(value, key));
-    else if (key == "top_k")
-      params.top_k = static_cast<std::int32_t>(number_of(value, key));
-    else if (key == "min_p")
-      params.min_p = static_cast<float>(number_of(value, key));
-    else if (key == "repetition_penalty")
-      params.repetition_penalty = static_cast<float>(number_of(value, key));
-    else if (key == "presence_penalty")
-      params.presence_penalty = static_cast<float>(number_of(value, key));
-    else if (key == "frequency_penalty")
-      params.frequency_penalty = static_cast<float>(number_of(value, key));
-    else if (key == "min_tokens")
-      params.min_tokens = static_cast<std::int32_t>(number_of(value, key));
-    else if (key == "max_tokens" || key == "max_completion_tokens")
-      params.max_tokens = static_cast<std::int32_t>(number_of(value, key));
-    else if (key == "ignore_eos" && value.is_bool())
-      params.ignore_eos = value.get_bool();
-    else if (key == "stop" && value.is_string())
-      params.stop = {std::string(value.get_string())};
-    else if (key == "stop" && value.is_array()) {
-      for (const json::value& text : value.get_array())
-        if (text.is_string()) params.stop.emplace_back(text.get_string());
-    } else {
-      fail(ErrorCode::kInvalidArgument,
-           "sampling.extra_body.{}: a model in this process takes temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, "
-           "frequency_penalty, min_tokens, max_tokens, ignore_eos and stop; serve the model with `prl inference` for more",
-           key);
-    }
-  }
+  check_local_sampling(params);
+  params.extra_json.clear();
   return params;
 }
 

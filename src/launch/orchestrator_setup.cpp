@@ -46,49 +46,120 @@ std::string algorithm_name(config::AdvantageType type) {
     case config::AdvantageType::kMaxRl: return "max_rl";
     case config::AdvantageType::kReward: return "reward";
     case config::AdvantageType::kRae: return std::string(orchestrator::kRunningAverage);
+    case config::AdvantageType::kEcho: return "grpo";
+    case config::AdvantageType::kHierarchicalGrpo: return std::string(orchestrator::kHierarchical);
     case config::AdvantageType::kCustom: break;  // comes with the group, see advantage_function
   }
   return "grpo";
 }
 
-orchestrator::AdvantageOptions advantage_options(const config::AdvantageConfig& config) {
+/// What of the others' words is learnt.
+orchestrator::RoleWeights echo_weights(const config::AdvantageConfig& config, bool masks_env_responses) {
+  if (config.type != config::AdvantageType::kEcho)
+    return masks_env_responses ? orchestrator::RoleWeights{} : orchestrator::RoleWeights{.system = 1, .user = 1, .tool = 1};
+  const auto alpha = [](const std::optional<config::EchoRoleConfig>& role) { return role ? static_cast<float>(role->alpha) : 0.0f; };
+  if (!config.roles) return {.tool = static_cast<float>(config::EchoRoleConfig{}.alpha)};
+  return {.system = alpha(config.roles->system),
+          .user = alpha(config.roles->user),
+          .assistant = alpha(config.roles->assistant),
+          .tool = alpha(config.roles->tool)};
+}
+
+orchestrator::AdvantageOptions advantage_options(const config::AdvantageConfig& config, bool masks_env_responses) {
   orchestrator::AdvantageOptions options;
   options.algorithm = algorithm_name(config.type);
   options.decay = config.decay;
+  options.episode_agents = config.episode_agents;
+  options.echo = echo_weights(config, masks_env_responses);
   if (config.length_penalty) options.length_penalty = length_penalty(*config.length_penalty);
   return options;
 }
 
-constexpr std::chrono::seconds kAdvantageLimit{60};
+constexpr std::chrono::seconds kFunctionLimit{60};
 
-net::asio::awaitable<std::vector<float>> ask_advantages(std::shared_ptr<env::python::PythonFunction> function,
-                                                        boost::json::array rollouts) {
+net::asio::awaitable<std::vector<float>> ask_numbers(std::shared_ptr<env::python::PythonFunction> function, boost::json::array rollouts) {
   const std::size_t wanted = rollouts.size();
   boost::json::array args;
   args.push_back(std::move(rollouts));
-  auto calling = function->call(std::move(args), kAdvantageLimit);
+  auto calling = function->call(std::move(args), kFunctionLimit);
   const boost::json::value value = co_await std::move(calling);
-  std::vector<float> advantages;
+  std::vector<float> numbers;
   if (value.is_array())
-    for (const boost::json::value& number : value.get_array())
-      if (number.is_number() && std::isfinite(number.to_number<double>())) advantages.push_back(number.to_number<float>());
-  if (advantages.size() != wanted)
+    for (const boost::json::value& number : value.get_array()) {
+      if (number.is_bool())
+        numbers.push_back(number.get_bool() ? 1.0f : 0.0f);
+      else if (number.is_number() && std::isfinite(number.to_number<double>()))
+        numbers.push_back(number.to_number<float>());
+    }
+  if (numbers.size() != wanted)
     fail(ErrorCode::kInvalidArgument, "{}: wanted a list of {} finite numbers, got {}", function->name(), wanted,
          boost::json::serialize(value).substr(0, 200));
-  co_return advantages;
+  co_return numbers;
+}
+
+/// A function in Python of `section`, which has import_path, path, python and kwargs; `key` names it in messages.
+template <class Section>
+orchestrator::GroupFunction group_function(const std::string& key, const std::string& import_path, const Section& section,
+                                           const std::filesystem::path& output_dir) {
+  env::python::PythonSettings settings;
+  settings.path = section.path.value_or("");
+  settings.python = section.python.value_or("");
+  settings.log_folder = output_dir / "logs";
+  auto function = std::make_shared<env::python::PythonFunction>(
+      key, import_path, boost::json::parse(config::to_compact_json(section.kwargs)).as_object(), settings);
+  return [function](boost::json::array rollouts) { return ask_numbers(function, std::move(rollouts)); };
 }
 
 /// The function of advantage type custom, shared by the environments that use it; empty for other types.
-std::function<net::asio::awaitable<std::vector<float>>(boost::json::array)> advantage_function(const config::AdvantageConfig& config,
-                                                                                               const std::filesystem::path& output_dir) {
+orchestrator::GroupFunction advantage_function(const config::AdvantageConfig& config, const std::filesystem::path& output_dir) {
   if (config.type != config::AdvantageType::kCustom) return {};
-  env::python::PythonSettings settings;
-  settings.path = config.path.value_or("");
-  settings.python = config.python.value_or("");
-  settings.log_folder = output_dir / "logs";
-  auto function = std::make_shared<env::python::PythonFunction>(
-      "advantage", *config.import_path, boost::json::parse(config::to_compact_json(config.kwargs)).as_object(), settings);
-  return [function](boost::json::array rollouts) { return ask_advantages(function, std::move(rollouts)); };
+  return group_function("advantage", *config.import_path, config, output_dir);
+}
+
+/// Filters of type custom, shared by all environments.
+std::vector<orchestrator::GroupFilter> filter_functions(const config::OrchestratorConfig& config) {
+  std::vector<orchestrator::GroupFilter> filters;
+  for (const config::RolloutFilter& filter : config.filters)
+    if (const auto* custom = std::get_if<config::CustomFilter>(&filter)) {
+      const std::string name = custom->import_path.substr(custom->import_path.rfind('.') + 1);
+      filters.push_back({name, custom->enforce, group_function("filter", custom->import_path, *custom, config.output_dir)});
+    }
+  return filters;
+}
+
+/// How an environment's tasks are drawn; problems were found when the configuration was resolved.
+orchestrator::Curriculum curriculum(const std::optional<config::CurriculumConfig>& config) {
+  orchestrator::Curriculum out;
+  if (!config) return out;
+  out.order = orchestrator::Curriculum::Order::kSequential;
+  if (const auto* sampler = std::get_if<config::DifficultyPoolSampler>(&config->sampler)) {
+    out.order = orchestrator::Curriculum::Order::kDifficulty;
+    out.seed = static_cast<std::uint64_t>(sampler->seed);
+    std::vector<std::string> problems;
+    for (const config::DifficultyPool& pool : config::difficulty_pools(sampler->pools, problems))
+      out.pools.push_back({pool.name, pool.threshold, pool.weight});
+  }
+  return out;
+}
+
+std::vector<orchestrator::AdvantageRange> gates(const config::CurriculumConfig& config) {
+  std::vector<orchestrator::AdvantageRange> ranges;
+  std::vector<std::string> problems;
+  for (const config::AdvantageGate& gate : config::advantage_gates(config.gates, problems))
+    ranges.push_back({gate.reject_min, gate.reject_max});
+  return ranges;
+}
+
+/// Everything that one environment has of its own.
+void add_environment_options(const config::OrchestratorConfig& config, orchestrator::OrchestratorOptions& options) {
+  for (std::size_t i = 0; i < config.train.env.size(); ++i) {
+    const config::EnvConfig& entry = config.train.env[i];
+    const auto env_idx = static_cast<std::int64_t>(i);
+    options.dispatch.group_sizes.push_back(entry.group_size.value_or(config.group_size));
+    if (entry.algo) options.collect.env_advantages[env_idx] = advantage_options(*entry.algo, config.mask_env_responses);
+    options.sampler.curricula.push_back(curriculum(entry.curriculum));
+    if (entry.curriculum) options.collect.gates[env_idx] = gates(*entry.curriculum);
+  }
 }
 
 /// The zero-advantage filter becomes a switch of the collector; the others are filters of rollouts.
@@ -108,7 +179,8 @@ void add_filters(const config::OrchestratorConfig& config, std::int64_t vocab_si
                                                        .enforce = f.enforce,
                                                        .window = f.window,
                                                        .prob_threshold = f.prob_threshold});
-                          }},
+                          },
+                          [](const config::CustomFilter&) {}},  // asked of the group, see filter_functions
                filter);
   }
   options.filter_zero_advantages = has_zero_advantage && config.train.filter_zero_advantages;
@@ -129,7 +201,7 @@ orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, co
   eval.task.num_examples = entry.num_examples.value_or(section.num_examples);
   eval.task.rollouts_per_example = entry.group_size.value_or(section.group_size);
   eval.task.skip_first = entry.skip_first;
-  eval.task.sampling = local_sampling(entry.sampling.value_or(section.sampling));
+  eval.task.sampling = sampling_params(entry.sampling.value_or(section.sampling));
   eval.task.seed = static_cast<std::uint64_t>(config.seed);
   eval.task.max_concurrent = config.batch_size.value_or(128);
   eval.task.retry.max_attempts = entry.max_retries + 1;
@@ -146,7 +218,6 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   const std::int64_t batch_size = config.batch_size.value_or(128);
   options.dispatch.batch_size = batch_size;
   options.dispatch.group_size = config.group_size;
-  for (const config::EnvConfig& e : config.train.env) options.dispatch.group_sizes.push_back(e.group_size.value_or(config.group_size));
   options.dispatch.oversampling_factor = config.oversampling_factor;
   options.dispatch.max_inflight = config.max_inflight_rollouts.value_or(0);
   options.dispatch.max_async_level = config.max_async_level;
@@ -157,16 +228,15 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
   options.dispatch.max_steps = config.max_steps;
   options.collect.batch_size = batch_size;
   options.collect.token_batch_size = config.token_batch_size;
-  options.collect.advantage = advantage_options(config.advantage);
-  for (std::size_t i = 0; i < config.train.env.size(); ++i)
-    if (const auto& algo = config.train.env[i].algo)
-      options.collect.env_advantages[static_cast<std::int64_t>(i)] = advantage_options(*algo);
+  options.collect.advantage = advantage_options(config.advantage, config.mask_env_responses);
+  add_environment_options(config, options);
   options.collect.strategy = config.trajectory_strategy == config::TrajectoryStrategy::kBranching
                                  ? orchestrator::TrajectoryStrategy::kBranching
                                  : orchestrator::TrajectoryStrategy::kInterleaved;
   switch (config.training_mode) {
     case config::TrainingMode::kRl: break;
-    case config::TrainingMode::kOpd: options.collect.loss = orchestrator::SampleLoss::kDistillation; break;
+    case config::TrainingMode::kOpd:
+    case config::TrainingMode::kOpsd: options.collect.loss = orchestrator::SampleLoss::kDistillation; break;
     case config::TrainingMode::kSft: options.collect.loss = orchestrator::SampleLoss::kImitation; break;
   }
   options.collect.online_difficulty_filtering = config.buffer.online_difficulty_filtering;
@@ -220,6 +290,7 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
 std::vector<orchestrator::TrainEnv> train_environments(const config::OrchestratorConfig& config) {
   std::vector<orchestrator::TrainEnv> environments;
   const auto common = advantage_function(config.advantage, config.output_dir);
+  const std::vector<orchestrator::GroupFilter> filters = filter_functions(config);
   for (const config::EnvConfig& entry : config.train.env) {
     orchestrator::TrainEnv train;
     train.environment = env::make_environment(in_run(env_spec(entry), config.output_dir, rollouts_at_once(config), config.log.vf_level));
@@ -227,6 +298,9 @@ std::vector<orchestrator::TrainEnv> train_environments(const config::Orchestrato
     train.sampling = sampling_params(entry.sampling.value_or(config.train.sampling));
     train.max_retries = entry.max_retries;
     train.max_total_completion_tokens = entry.max_total_completion_tokens;
+    train.wants_roles = echo_weights(entry.algo.value_or(config.advantage), config.mask_env_responses).is_any();
+    if (entry.reward) train.rewards = group_function("reward", entry.reward->import_path, *entry.reward, config.output_dir);
+    train.filters = filters;
     train.advantages = entry.algo ? advantage_function(*entry.algo, config.output_dir) : common;
     if (entry.timeout) train.rollout_timeout = to_ms(*entry.timeout);
     environments.push_back(std::move(train));
@@ -253,10 +327,33 @@ TextSetup load_policy_text(const config::OrchestratorConfig& config) {
   return text;
 }
 
+namespace {
+
+/// What the policy reads, as its own teacher, in front of a rollout.
+orchestrator::Demonstrations demonstrations(const config::DemonstrationConfig& config, std::shared_ptr<const text::Renderer> renderer) {
+  orchestrator::Demonstrations out;
+  out.key = config.demo_key;
+  out.prefix_of = [text = config.prompt_template, renderer = std::move(renderer)](const std::string& demonstration) {
+    constexpr std::string_view kSlot = "{demonstration}";
+    std::string content = text;
+    content.replace(content.find(kSlot), kSlot.size(), demonstration);
+    boost::json::array messages;
+    messages.push_back(boost::json::object{{"role", "system"}, {"content", content}});
+    return renderer->render_ids(messages, {}, false);
+  };
+  return out;
+}
+
+}  // namespace
+
 orchestrator::OrchestratorServices orchestrator_services(const config::OrchestratorConfig& config, const TextSetup& text,
                                                          OrchestratorTransports transports, monitor::Monitor* monitor) {
   orchestrator::OrchestratorServices services;
   services.environments = train_environments(config);
+  if (config.training_mode == config::TrainingMode::kOpsd) {
+    services.teacher = env::make_generate_prompt_scorer(transports.generate);
+    services.demonstrations = demonstrations(config.opsd, text.renderer);
+  }
   services.chat = std::make_shared<env::TokenChatClientFactory>(text.renderer, std::move(transports.generate));
   PRL_CHECK(transports.io || !config.teacher, "an orchestrator with a teacher needs an executor for its requests");
   if (config.teacher) add_teacher(services, config, {text.tokenizer, text.renderer}, *transports.io);

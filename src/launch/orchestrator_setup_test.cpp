@@ -39,6 +39,8 @@ TEST(OrchestratorSetup, ModesOfTrainingDecideTheLossAndAdvantagesTheirAlgorithm)
   EXPECT_EQ(options_of(config).collect.loss, orchestrator::SampleLoss::kPolicyGradient);
   config.training_mode = config::TrainingMode::kOpd;
   EXPECT_EQ(options_of(config).collect.loss, orchestrator::SampleLoss::kDistillation);
+  config.training_mode = config::TrainingMode::kOpsd;
+  EXPECT_EQ(options_of(config).collect.loss, orchestrator::SampleLoss::kDistillation);
   config.training_mode = config::TrainingMode::kSft;
   EXPECT_EQ(options_of(config).collect.loss, orchestrator::SampleLoss::kImitation);
   config.advantage.type = config::AdvantageType::kRloo;
@@ -51,6 +53,55 @@ TEST(OrchestratorSetup, ModesOfTrainingDecideTheLossAndAdvantagesTheirAlgorithm)
   EXPECT_EQ(own.advantage.algorithm, "rloo");
   EXPECT_EQ(own.env_advantages.at(0).algorithm, "rae");
   EXPECT_EQ(own.env_advantages.at(0).decay, 0.5);
+}
+
+TEST(OrchestratorSetup, EchoWeighsRolesAndSoDoesAnUnmaskedEnvironment) {
+  config::OrchestratorConfig config = one_environment();
+  EXPECT_FALSE(options_of(config).collect.advantage.echo.is_any());
+  EXPECT_FALSE(train_environments(config)[0].wants_roles);
+  config.mask_env_responses = false;
+  EXPECT_EQ(options_of(config).collect.advantage.echo.user, 1.0f);
+  EXPECT_TRUE(train_environments(config)[0].wants_roles);
+  config.advantage.type = config::AdvantageType::kEcho;
+  EXPECT_EQ(options_of(config).collect.advantage.algorithm, "grpo");
+  EXPECT_EQ(options_of(config).collect.advantage.echo.tool, 0.1f) << "the tool alone, if no role is named";
+  EXPECT_EQ(options_of(config).collect.advantage.echo.user, 0.0f);
+  config.advantage.roles.emplace().user.emplace().alpha = 0.5;
+  EXPECT_EQ(options_of(config).collect.advantage.echo.user, 0.5f);
+  EXPECT_EQ(options_of(config).collect.advantage.echo.tool, 0.0f);
+}
+
+TEST(OrchestratorSetup, CurriculaAreOfOneEnvironment) {
+  config::OrchestratorConfig config = one_environment();
+  config.train.env.push_back(config.train.env.front());
+  config.train.env[1].curriculum.emplace().sampler = config::DifficultyPoolSampler{.seed = 7};
+  const orchestrator::OrchestratorOptions options = options_of(config);
+  ASSERT_EQ(options.sampler.curricula.size(), 2u);
+  EXPECT_EQ(options.sampler.curricula[0].order, orchestrator::Curriculum::Order::kRandom);
+  EXPECT_EQ(options.sampler.curricula[1].order, orchestrator::Curriculum::Order::kDifficulty);
+  EXPECT_EQ(options.sampler.curricula[1].seed, 7u);
+  EXPECT_EQ(options.sampler.curricula[1].pools.size(), 3u);
+  EXPECT_TRUE(options.collect.gates.contains(1)) << "though it has no gate";
+  config.train.env[1].curriculum->sampler = config::StandardSampler{};
+  EXPECT_EQ(options_of(config).sampler.curricula[1].order, orchestrator::Curriculum::Order::kSequential);
+}
+
+TEST(OrchestratorSetup, FurtherFieldsOfRequestsAreReadOrPassedOn) {
+  config::TrainSamplingConfig sampling;
+  sampling.extra_body.set("ignore_eos", true);
+  sampling.extra_body.set("stop", "END");
+  EXPECT_EQ(sampling_params(sampling).stop, (std::vector<std::string>{"END"}));
+  EXPECT_TRUE(sampling_params(sampling).ignore_eos);
+  EXPECT_TRUE(sampling_params(sampling).extra_json.empty());
+  sampling.extra_body.set("vllm_xargs", 3);
+  EXPECT_EQ(sampling_params(sampling).extra_json, R"({"vllm_xargs":3})");
+  EXPECT_THROW(check_local_sampling(sampling_params(sampling)), Error);
+  sampling.extra_body.set("stop", 3);
+  EXPECT_THROW(sampling_params(sampling), Error);
+  config::EvalSamplingConfig eval;
+  eval.reasoning_effort = config::ReasoningEffort::kLow;
+  EXPECT_EQ(sampling_params(eval).extra_json, R"({"reasoning_effort":"low"})");
+  EXPECT_NO_THROW(check_local_sampling(sampling_params(eval)));
 }
 
 TEST(OrchestratorSetup, RatiosOfEnvironmentsCountWhereTheBufferHasNone) {
@@ -94,6 +145,13 @@ TEST(OrchestratorSetup, ServicesSpeakTheTokenizersTextAndATeacherNeedsAnExecutor
   EXPECT_EQ(services.environments.size(), 1u);
   EXPECT_NE(services.chat, nullptr);
   EXPECT_EQ(services.teacher, nullptr);
+  config.training_mode = config::TrainingMode::kOpsd;
+  const orchestrator::OrchestratorServices own = orchestrator_services(config, text, {}, nullptr);
+  EXPECT_NE(own.teacher, nullptr) << "the policy is its own teacher";
+  ASSERT_TRUE(own.demonstrations.prefix_of);
+  const std::vector<std::int32_t> shown = own.demonstrations.prefix_of("like this");
+  EXPECT_NE(text.tokenizer->decode(shown, false).find("<demonstration>\nlike this"), std::string::npos);
+  config.training_mode = config::TrainingMode::kRl;
   config.tokenizer.name = (model.folder / "nowhere").string();
   EXPECT_THROW(load_policy_text(config), Error);
 }

@@ -26,6 +26,20 @@ void check_lock_step(const env::Episode& episode, std::int64_t step) {
          end->value, wanted);
 }
 
+/// The options with the environments' own numbers of learners.
+DispatcherOptions with_learners(DispatcherOptions options, const std::vector<env::EnvironmentPtr>& environments) {
+  options.num_learners.clear();
+  for (std::size_t i = 0; i < environments.size(); ++i) {
+    options.num_learners.push_back(environments[i]->num_learners());
+    const std::int64_t of_group = options.group_size_of(static_cast<std::int64_t>(i)) * options.num_learners.back();
+    if (options.num_learners.back() > 1 && options.batch_size % of_group != 0)
+      log::warning(
+          "{}: a group gives {} rollouts, {} for each of its episodes; batches of {} leave a part of one over, which lock-step drops",
+          environments[i]->name(), of_group, options.num_learners.back(), options.batch_size);
+  }
+  return options;
+}
+
 }  // namespace
 
 BatchAssembler::BatchAssembler(asio::any_io_executor executor, Options options, Services services)
@@ -40,6 +54,7 @@ BatchAssembler::BatchAssembler(asio::any_io_executor executor, Options options, 
     dispatcher_->on_episode_end(id);
     if (services_.on_episode_end) services_.on_episode_end();
   });
+  options_.dispatch = with_learners(std::move(options_.dispatch), environments_);
   // Made here so that contradictions show before anything starts; made again with the engines' version in begin().
   make_dispatcher(PolicyVersion{options_.resume_step});
 }
@@ -151,7 +166,11 @@ void BatchAssembler::update_backlog() {
 }
 
 OrchestratorState BatchAssembler::state() const {
-  return {.progress = {}, .sampler = sampler_.save(), .unfinished_tasks = dispatcher_->unfinished_tasks(), .queue = collector_.queue()};
+  return {.progress = {},
+          .sampler = sampler_.save(),
+          .unfinished_tasks = dispatcher_->unfinished_tasks(),
+          .queue = collector_.queue(),
+          .env_states = {}};
 }
 
 std::chrono::milliseconds BatchAssembler::max_rollout_time() const {
@@ -169,11 +188,14 @@ void BatchAssembler::take_metrics(StepFacts& facts, monitor::Metrics& pools) {
   facts.num_cancelled = std::exchange(num_cancelled_since_, 0);
   facts.num_dropped_stale = std::exchange(num_dropped_since_, 0);
   for (std::size_t i = 0; i < environments_.size(); ++i) {
+    for (const auto& [name, value] : environments_[i]->gauges()) pools["env/" + environments_[i]->name() + "/" + name] = value;
     const TaskSampler::PoolSizes sizes = sampler_.pool_sizes(static_cast<std::int64_t>(i));
     const std::string prefix = "pool/" + environments_[i]->name() + "/";
     pools[prefix + "easy"] = static_cast<double>(sizes.easy);
     pools[prefix + "normal"] = static_cast<double>(sizes.normal);
     pools[prefix + "hard"] = static_cast<double>(sizes.hard);
+    for (const auto& [name, count] : sampler_.difficulty_sizes(static_cast<std::int64_t>(i)))
+      pools["curriculum/" + environments_[i]->name() + "/" + name] = static_cast<double>(count);
   }
 }
 

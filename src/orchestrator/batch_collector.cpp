@@ -16,6 +16,7 @@ RolloutStats stats_of(const env::Episode& episode) {
   stats.num_input_tokens = std::max<std::int64_t>(0, episode.num_final_tokens() - stats.num_output_tokens);
   stats.num_response_tokens = std::max<std::int64_t>(0, stats.num_input_tokens - episode.num_prompt_tokens());
   stats.num_turns = episode.num_turns();
+  stats.seat = episode.seat;
   return stats;
 }
 
@@ -68,6 +69,8 @@ std::optional<ReadyRollout> BatchCollector::to_rollout(const FinishedGroup& grou
             : fmt::format("a rollout of {} has no sampled token", env_name);
     return std::nullopt;
   }
+  if (const RoleWeights& echo = algorithm_of(group.task.env_idx).echo; echo.is_any())
+    set_echo(rollout.samples, episode, options_.strategy, echo);
   bool is_dropped = false;
   for (const RolloutFilterOptions& filter : options_.filters) {
     // They judge the policy by its log-probabilities, which another model's tokens do not have.
@@ -76,6 +79,12 @@ std::optional<ReadyRollout> BatchCollector::to_rollout(const FinishedGroup& grou
     rollout.filters_matched.push_back(to_string(filter.kind));
     is_dropped = filter.enforce;
     break;
+  }
+  if (rollout.filters_matched.empty() && !group.filter_findings.empty() && group.filter_findings[index]) {
+    const FilterFinding& found = *group.filter_findings[index];
+    ++counts.num_filtered[found.filter];
+    rollout.filters_matched.push_back(found.filter);
+    is_dropped = found.enforce;
   }
   if (is_dropped) {
     last_failure_ = fmt::format("a rollout of {} was filtered: {}", env_name, rollout.filters_matched.back());
@@ -92,11 +101,44 @@ std::vector<float> BatchCollector::advantages_of(const FinishedGroup& group, con
     return advantages;
   }
   std::vector<RolloutStats> stats;
-  for (const ReadyRollout& rollout : survivors) stats.push_back(stats_of(rollout.episode));
-  const auto own = options_.env_advantages.find(group.task.env_idx);
-  const AdvantageOptions& options = own != options_.env_advantages.end() ? own->second : options_.advantage;
+  std::vector<float> given;  // by the environment
+  for (std::size_t i = 0; i < survivors.size(); ++i) {
+    stats.push_back(stats_of(survivors[i].episode));
+    stats.back().play = group.plays.empty() ? static_cast<std::int64_t>(places[i]) : group.plays[places[i]];
+    if (survivors[i].episode.advantage) given.push_back(*survivors[i].episode.advantage);
+  }
+  if (given.size() == survivors.size()) return given;
+  const AdvantageOptions& options = algorithm_of(group.task.env_idx);
   if (options.algorithm == kRunningAverage) return subtract_running_average(stats, options.decay, reward_averages_[group.task.env_idx]);
   return compute_advantages(options, stats);
+}
+
+const AdvantageOptions& BatchCollector::algorithm_of(std::int64_t env_idx) const {
+  const auto own = options_.env_advantages.find(env_idx);
+  return own != options_.env_advantages.end() ? own->second : options_.advantage;
+}
+
+bool BatchCollector::is_rejected(std::int64_t env_idx, const std::vector<float>& advantages) const {
+  const auto gates = options_.gates.find(env_idx);
+  if (gates == options_.gates.end() || options_.loss != SampleLoss::kPolicyGradient) return false;
+  return std::ranges::any_of(gates->second, [&](const AdvantageRange& range) {
+    return std::ranges::all_of(advantages, [&](float advantage) { return advantage >= range.min && advantage <= range.max; });
+  });
+}
+
+/// Ready to train, behind all that is as old or older.
+void BatchCollector::queue_up(ReadyRollout rollout, float advantage) {
+  rollout.advantage = advantage;
+  for (wire::TrainingSample& sample : rollout.samples) {
+    set_advantage(sample, advantage);
+    set_loss(sample, options_.loss);
+  }
+  drop_token_ids(rollout.episode);
+  ++num_admitted_;
+  num_admitted_tokens_ += rollout.num_tokens();
+  const auto place = std::upper_bound(queue_.begin(), queue_.end(), rollout.version_start,
+                                      [](PolicyVersion version, const ReadyRollout& other) { return version < other.version_start; });
+  queue_.insert(place, std::move(rollout));
 }
 
 BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Environment& environment) {
@@ -144,19 +186,14 @@ BatchCollector::Added BatchCollector::add(FinishedGroup group, const env::Enviro
     return added;
   }
   const std::vector<float> advantages = advantages_of(group, survivors, places);
-  for (std::size_t i = 0; i < survivors.size(); ++i) {
-    survivors[i].advantage = advantages[i];
-    for (wire::TrainingSample& sample : survivors[i].samples) {
-      set_advantage(sample, advantages[i]);
-      set_loss(sample, options_.loss);
-    }
-    drop_token_ids(survivors[i].episode);
-    ++num_admitted_;
-    num_admitted_tokens_ += survivors[i].num_tokens();
-    const auto place = std::upper_bound(queue_.begin(), queue_.end(), survivors[i].version_start,
-                                        [](PolicyVersion version, const ReadyRollout& other) { return version < other.version_start; });
-    queue_.insert(place, std::move(survivors[i]));
+  if (is_rejected(group.task.env_idx, advantages)) {
+    ++counts.num_groups_dropped;
+    last_failure_ = fmt::format(
+        "a gate of {}'s curriculum rejected a group: all its advantages lie in the range of reject_min and reject_max", environment.name());
+    count_nothing(num_rollouts);
+    return added;
   }
+  for (std::size_t i = 0; i < survivors.size(); ++i) queue_up(std::move(survivors[i]), advantages[i]);
   added.is_admitted = true;
   added.num_queued = static_cast<std::int64_t>(survivors.size());
   num_without_output_ = 0;

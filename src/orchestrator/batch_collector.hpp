@@ -21,12 +21,26 @@ namespace prl::orchestrator {
 /// Batches in a row without anything to train on, after which a run ends (spec 3.5, steps 7 and 8).
 constexpr std::int64_t kMaxEmptyBatches = 10;
 
+/// Both ends belong to it.
+struct AdvantageRange {
+  double min = 0;
+  double max = 0;
+};
+
+/// What a filter outside this program found in a rollout.
+struct FilterFinding {
+  std::string filter;
+  bool enforce = true;  ///< the rollout is dropped
+};
+
 struct CollectorOptions {
   std::int64_t batch_size = 128;                 ///< rollouts per step
   std::optional<std::int64_t> token_batch_size;  ///< instead: the shortest prefix of the queue with so many tokens
   std::int64_t max_rollout_tokens = 2048;        ///< expected of a rollout until the first has come
   AdvantageOptions advantage;
   std::map<std::int64_t, AdvantageOptions> env_advantages;  ///< by env_idx, where an environment has its own
+  /// By env_idx: a group whose advantages all lie in one of these ranges is not trained on. Source: spec 3.7.
+  std::map<std::int64_t, std::vector<AdvantageRange>> gates;
   TrajectoryStrategy strategy = TrajectoryStrategy::kInterleaved;
   SampleLoss loss = SampleLoss::kPolicyGradient;
   bool filter_zero_advantages = true;        ///< do not train on tokens whose advantage is exactly 0
@@ -35,15 +49,17 @@ struct CollectorOptions {
   std::vector<RolloutFilterOptions> filters;
 };
 
-/// A whole group, episodes in rollout order.
+/// A whole group, rollouts in the order of their episodes and then of the seats.
 struct FinishedGroup {
   GroupId id;
   TaskRef task;
-  std::int64_t step = 0;  ///< batch in collection when it was opened
-  PolicyVersion version;  ///< of the engines at its opening
-  std::vector<env::Episode> episodes;
-  std::vector<TurnScores> scores;      ///< of each episode, by a teacher; empty: there is none
-  std::vector<float> advantages = {};  ///< of each episode, by a function of the environment's; empty: those of CollectorOptions
+  std::int64_t step = 0;                 ///< batch in collection when it was opened
+  PolicyVersion version;                 ///< of the engines at its opening
+  std::vector<env::Episode> episodes;    ///< rollouts, `others` moved out of them
+  std::vector<TurnScores> scores;        ///< of each rollout, by a teacher; empty: there is none
+  std::vector<float> advantages = {};    ///< of each rollout, by a function of the environment's; empty: those of CollectorOptions
+  std::vector<std::int64_t> plays = {};  ///< of each rollout: its episode in the group; empty: one rollout each
+  std::vector<std::optional<FilterFinding>> filter_findings = {};  ///< of each rollout; empty: no such filters
 };
 
 /// A rollout that waits for its batch, or ships with it. Its episode no longer holds token ids: they are in `samples`.
@@ -66,7 +82,7 @@ struct CollectorWindow {
     std::int64_t num_errored = 0;
     std::int64_t num_empty = 0;  ///< without any sampled token
     std::int64_t num_groups = 0;
-    std::int64_t num_groups_dropped = 0;               ///< no survivor, or refused by online difficulty filtering
+    std::int64_t num_groups_dropped = 0;               ///< no survivor, or refused by online difficulty filtering or a gate
     std::int64_t num_solve_none = 0;                   ///< groups whose rewards are all 0
     std::int64_t num_solve_all = 0;                    ///< groups whose rewards are all 1
     std::map<std::string, std::int64_t> num_filtered;  ///< by filter
@@ -119,10 +135,13 @@ class BatchCollector {
                                          CollectorWindow::PerEnv& counts);
   std::vector<float> advantages_of(const FinishedGroup& group, const std::vector<ReadyRollout>& survivors,
                                    const std::vector<std::size_t>& places);
+  const AdvantageOptions& algorithm_of(std::int64_t env_idx) const;
+  bool is_rejected(std::int64_t env_idx, const std::vector<float>& advantages) const;
+  void queue_up(ReadyRollout rollout, float advantage);
 
   CollectorOptions options_;
   std::deque<ReadyRollout> queue_;
-  std::map<std::int64_t, double> reward_averages_;  ///< of algorithm rae, by env_idx; a resumed run starts it anew
+  std::map<std::int64_t, std::map<std::string, double>> reward_averages_;  ///< of algorithm rae, by env_idx and seat; not in checkpoints
   CollectorWindow window_;
   std::int64_t num_admitted_ = 0;
   std::int64_t num_admitted_tokens_ = 0;

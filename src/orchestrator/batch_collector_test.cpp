@@ -116,6 +116,76 @@ TEST(BatchCollector, AdvantagesThatComeWithAGroupAreTaken) {
   EXPECT_EQ(advantages_of(collector), (std::vector<float>{3, -5})) << "the failed one's is left out";
 }
 
+TEST(BatchCollector, AGateRejectsGroupsWhoseAdvantagesAllLieInItsRange) {
+  CollectorOptions gated = options(2);
+  gated.gates[0] = {{0, 0}};
+  gated.gates[1] = {{-0.5, 0.25}};
+  BatchCollector collector(gated);
+  EXPECT_FALSE(collector.add(group(0, {episode(1), episode(1)}), environment()).is_admitted) << "all exactly 0";
+  EXPECT_TRUE(collector.add(group(1, {episode(1), episode(0)}), environment()).is_admitted);
+  const auto add = [&](std::int64_t id, std::vector<env::Episode> episodes) {
+    FinishedGroup made = group(id, std::move(episodes));
+    made.task.env_idx = 1;
+    return collector.add(std::move(made), environment());
+  };
+  EXPECT_FALSE(add(2, {episode(0.4), episode(0)}).is_admitted) << "0.2 and -0.2";
+  const auto rejected = add(3, {episode(0.5), episode(0)});
+  EXPECT_FALSE(rejected.is_admitted) << "0.25 and -0.25: the ends belong to the range";
+  EXPECT_TRUE(rejected.has_survivors);
+  EXPECT_EQ(rejected.mean_reward, 0.25) << "the task's difficulty is learnt all the same";
+  EXPECT_TRUE(add(4, {episode(1), episode(0)}).is_admitted);
+  EXPECT_EQ(collector.num_queued(), 4);
+}
+
+TEST(BatchCollector, FindingsOfOutsideFiltersDropOrCount) {
+  BatchCollector collector(options(4));
+  FinishedGroup made = group(0, {episode(1), episode(0), episode(0.5)});
+  made.filter_findings = {FilterFinding{"short", true}, FilterFinding{"odd", false}, std::nullopt};
+  EXPECT_EQ(collector.add(std::move(made), environment()).num_queued, 2);
+  EXPECT_EQ(collector.queue()[0].filters_matched, (std::vector<std::string>{"odd"}));
+  EXPECT_TRUE(collector.queue()[1].filters_matched.empty());
+}
+
+TEST(BatchCollector, AdvantagesOfTheEnvironmentAreTakenAsTheyAre) {
+  BatchCollector collector(options(4));
+  std::vector<env::Episode> episodes{episode(1), episode(0)};
+  episodes[0].advantage = 7.0f;
+  episodes[1].advantage = -2.0f;
+  collector.add(group(0, std::move(episodes)), environment());
+  EXPECT_EQ(advantages_of(collector), (std::vector<float>{7, -2}));
+}
+
+TEST(BatchCollector, SeatsOfAnEpisodeAreRolloutsOfTheirOwn) {
+  CollectorOptions seats = options(4);
+  seats.advantage.algorithm = "hierarchical_grpo";
+  seats.advantage.episode_agents = {"first", "second"};
+  BatchCollector collector(seats);
+  std::vector<env::Episode> episodes{episode(1), episode(0), episode(0.5), episode(0.5)};
+  for (std::size_t i = 0; i < episodes.size(); ++i) episodes[i].seat = i % 2 == 0 ? "first" : "second";
+  FinishedGroup made = group(0, std::move(episodes));
+  made.plays = {0, 0, 1, 1};
+  collector.add(std::move(made), environment());
+  EXPECT_EQ(advantages_of(collector), (std::vector<float>{0.5f, -0.5f, 0, 0}));
+  EXPECT_EQ(collector.queue()[1].episode.seat, "second");
+}
+
+TEST(BatchCollector, EchoTrainsWhatTheEnvironmentSays) {
+  CollectorOptions echo = options(2);
+  echo.advantage.echo.tool = 0.5f;
+  BatchCollector collector(echo);
+  env::Episode two_turns = episode(1);
+  env::TrajectoryStep step = two_turns.trajectory[0];
+  step.tokens.prompt_ids = {1, 2, 3, 4, 5};
+  step.tokens.prompt_roles.assign(5, env::PromptRole::kNone);
+  step.tokens.prompt_roles[4] = env::PromptRole::kTool;
+  two_turns.trajectory.push_back(step);
+  collector.add(group(0, {two_turns, two_turns}), environment());
+  const CollectedBatch batch = collector.take();
+  ASSERT_EQ(batch.samples.size(), 2u) << "their advantages are 0, and yet they train";
+  EXPECT_EQ(batch.samples[0].ce_weights, (std::vector<float>{0, 0, 0, 0, 0.5f, 0, 0}));
+  EXPECT_EQ(batch.samples[0].rl_weights, (std::vector<float>{1, 1, 0, 0, 1, 0, 0}));
+}
+
 TEST(BatchCollector, OnlineDifficultyFilteringDropsAllZeroAndAllOne) {
   CollectorOptions o = options(2);
   o.online_difficulty_filtering = true;

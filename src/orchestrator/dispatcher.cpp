@@ -66,7 +66,7 @@ bool Dispatcher::waits_for_open_groups() const noexcept {
   if (options_.ordered || options_.oversampling_factor > 1) return false;
   std::map<PolicyVersion, std::int64_t> open;
   for (const auto& [version, units] : backlog_.units) open.try_emplace(version, 0);
-  for (const auto& [id, group] : groups_) open[group.version] += group.size * backlog_.rollout_units;
+  for (const auto& [id, group] : groups_) open[group.version] += units_of(group);
   std::int64_t num_open = 0;
   std::int64_t num_finished = 0;
   for (const auto& [version, units] : open) {  // sums over versions up to this one, the oldest first as they ship
@@ -92,7 +92,8 @@ bool Dispatcher::wants_group() const noexcept {
   // What these batches still lack. Where only one batch is open, oversampling adds a surplus to it; otherwise it allows more in flight, and
   // a surplus would only become too old.
   const std::int64_t num_missing = num_batches * backlog_.batch_units - backlog_.total();
-  const std::int64_t num_open = num_open_rollouts() * backlog_.rollout_units;
+  std::int64_t num_open = 0;
+  for (const auto& [id, group] : groups_) num_open += units_of(group);
   return static_cast<double>(num_open) <
          static_cast<double>(num_missing) * (is_lock_step() || options_.ordered ? options_.oversampling_factor : 1.0);
 }
@@ -113,11 +114,7 @@ TaskRef Dispatcher::next_task() {
   return task;
 }
 
-std::int64_t Dispatcher::num_open_rollouts() const noexcept {
-  std::int64_t sum = 0;
-  for (const auto& [id, group] : groups_) sum += group.size;
-  return sum;
-}
+std::int64_t Dispatcher::units_of(const Group& group) const noexcept { return group.size * group.num_learners * backlog_.rollout_units; }
 
 void Dispatcher::fill(std::int64_t id, Group& group, std::int64_t& inflight, DispatchPlan& plan) {
   for (; group.num_started < group.size && inflight < max_inflight_; ++inflight, ++num_started_)
@@ -143,7 +140,12 @@ DispatchPlan Dispatcher::plan(net::TimePoint now) {
     const std::int64_t id = next_group_++;
     Group& group = groups_[id];
     const TaskRef task = next_task();
-    group = Group{.task = task, .step = step_, .ordinal = ordinal_++, .version = version_, .size = options_.group_size_of(task.env_idx)};
+    group = Group{.task = task,
+                  .step = step_,
+                  .ordinal = ordinal_++,
+                  .version = version_,
+                  .size = options_.group_size_of(task.env_idx),
+                  .num_learners = options_.num_learners_of(task.env_idx)};
     fill(id, group, inflight, plan);
   }
   return plan;

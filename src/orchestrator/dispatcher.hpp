@@ -20,11 +20,12 @@ struct DispatcherOptions {
   std::int64_t batch_size = 128;           ///< rollouts per step
   std::int64_t group_size = 1;             ///< rollouts per task
   std::vector<std::int64_t> group_sizes;   ///< of each environment's tasks; empty: group_size everywhere
+  std::vector<std::int64_t> num_learners;  ///< rollouts that train of one episode of each environment; empty: 1 everywhere
   double oversampling_factor = 1.0;        ///< >= 1; above 1 a batch does not wait for slow groups, which may become too old
   std::int64_t max_inflight = 0;           ///< rollouts; 0: max(largest group, batch_size * oversampling_factor)
   std::int64_t max_async_level = 1;        ///< k: batch n trains rollouts of versions n - 1 - k to n - 1
   std::int64_t max_off_policy_steps = 8;   ///< the same bound for each rollout alone; the smaller of the two holds
-  bool strict_async_level = false;         ///< not built: always lag by exactly k steps
+  bool strict_async_level = false;         ///< batch n trains rollouts of version n - 1 - k alone, and the first ones of the first version
   bool ordered = false;                    ///< replayable: decisions depend on groups closed in order alone
   std::optional<double> tasks_per_minute;  ///< most groups opened per minute
   std::optional<std::int64_t> max_steps;
@@ -32,6 +33,9 @@ struct DispatcherOptions {
   /// Rollouts of a task of environment `env_idx`.
   std::int64_t group_size_of(std::int64_t env_idx) const {
     return group_sizes.empty() ? group_size : group_sizes.at(static_cast<std::size_t>(env_idx));
+  }
+  std::int64_t num_learners_of(std::int64_t env_idx) const {
+    return num_learners.empty() ? 1 : num_learners.at(static_cast<std::size_t>(env_idx));
   }
 };
 
@@ -124,7 +128,8 @@ class Dispatcher {
     std::int64_t step = 0;
     std::int64_t ordinal = 0;
     PolicyVersion version;
-    std::int64_t size = 1;  ///< rollouts
+    std::int64_t size = 1;          ///< episodes
+    std::int64_t num_learners = 1;  ///< rollouts that train of each
     std::int64_t num_started = 0;
     std::int64_t num_ended = 0;
   };
@@ -133,8 +138,8 @@ class Dispatcher {
   /// Batches, from the one in collection on, that may hold rollouts of `start`; <= 0: it is stale.
   std::int64_t num_batches_for(PolicyVersion start) const noexcept { return start.value + lag_limit_ + 2 - step_; }
   TaskRef next_task();
-  /// Rollouts of the open groups.
-  std::int64_t num_open_rollouts() const noexcept;
+  /// What the group is expected to give, in the unit by which batches are cut.
+  std::int64_t units_of(const Group& group) const noexcept;
   /// Starts rollouts of the group while permits are left.
   void fill(std::int64_t id, Group& group, std::int64_t& inflight, DispatchPlan& plan);
 

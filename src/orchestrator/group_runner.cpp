@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "base/failure.hpp"
@@ -14,10 +15,24 @@ namespace prl::orchestrator {
 
 using namespace std::chrono_literals;
 
+namespace {
+
+/// The rollouts of a group whose episodes have all ended, in the order of FinishedGroup.
+std::vector<env::Episode*> rollouts_of(std::vector<std::optional<env::Episode>>& episodes) {
+  std::vector<env::Episode*> rollouts;
+  for (std::optional<env::Episode>& episode : episodes) {
+    rollouts.push_back(&*episode);
+    for (env::Episode& other : episode->others) rollouts.push_back(&other);
+  }
+  return rollouts;
+}
+
+}  // namespace
+
 GroupRunner::GroupRunner(asio::any_io_executor executor, GroupRunnerOptions options, std::vector<TrainEnv> environments,
                          std::shared_ptr<env::ChatClientFactory> chat, std::shared_ptr<env::PromptScorer> teacher)
     : executor_(std::move(executor)),
-      options_(options),
+      options_(std::move(options)),
       environments_(std::move(environments)),
       chat_(std::move(chat)),
       teacher_(std::move(teacher)) {}
@@ -41,6 +56,7 @@ asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, env::RolloutA
   conversation.session_id = fmt::format("{}-{}-{}-{}-{}", info.step, info.ordinal, info.task.env_idx, info.task.task_idx, info.rollout_idx);
   if (attempt.number > 0) conversation.session_id += fmt::format("-try{}", attempt.number);
   conversation.cache_salt = fmt::format("v{}", info.version.value);
+  conversation.wants_roles = train_env.wants_roles;
   env::RolloutContext rollout;
   rollout.trajectory_id = conversation.session_id;
   rollout.group_id = fmt::format("group-{}", info.group.value);
@@ -60,9 +76,31 @@ asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, env::RolloutA
   const net::TimePoint deadline = rollout.deadline + 5s;
   auto fetching = train_env.environment->fetch_task(env::Split::kTrain, info.task.task_idx);
   env::Task task = co_await std::move(fetching);
-  auto running = train_env.environment->run(std::move(task), std::move(rollout));
+  auto running = train_env.environment->run(task, std::move(rollout));
   auto guarded = net::with_deadline(std::move(running), deadline, fmt::format("a rollout of {}", train_env.environment->name()));
-  co_return co_await std::move(guarded);
+  env::Episode episode = co_await std::move(guarded);
+  keep_demonstration(task, episode);
+  co_return episode;
+}
+
+/// A demonstration that is the task's, not the rollout's, goes into the rollout's info.
+void GroupRunner::keep_demonstration(const env::Task& task, env::Episode& episode) const {
+  const std::string& key = options_.scoring.demonstrations.key;
+  if (key.empty()) return;
+  const auto find = [&key](const boost::json::value* object) -> const boost::json::value* {
+    return object != nullptr && object->is_object() ? object->get_object().if_contains(key) : nullptr;
+  };
+  const boost::json::value info = task.info;
+  const boost::json::value* row = task.info.if_contains("row");  // of an environment in Python
+  const boost::json::value* found = find(&info);
+  for (const char* part : {"info", "data"})
+    if (found == nullptr && row != nullptr && row->is_object()) found = find(row->get_object().if_contains(part));
+  const boost::json::value answer(key == "answer" && !task.answer.empty() ? boost::json::value(task.answer) : boost::json::value(nullptr));
+  if (found == nullptr && !answer.is_null()) found = &answer;
+  if (found == nullptr) return;
+  if (!episode.info.contains(key)) episode.info[key] = *found;
+  for (env::Episode& other : episode.others)
+    if (!other.info.contains(key)) other.info[key] = *found;
 }
 
 asio::awaitable<void> GroupRunner::wait_to_retry(EpisodeStart info, int attempt, std::string reason) {
@@ -131,31 +169,63 @@ asio::awaitable<std::optional<TurnScores>> GroupRunner::score_until_done(Episode
   }
 }
 
+/// Of the episode and its further seats; a seat that is not scored fails all of them.
+asio::awaitable<std::optional<std::vector<TurnScores>>> GroupRunner::score_seats(EpisodeStart info, env::Episode* episode) {
+  std::vector<TurnScores> scores(1 + episode->others.size());
+  for (std::size_t i = 0; i < scores.size() && !episode->error; ++i) {
+    env::Episode* seat = i == 0 ? episode : &episode->others[i - 1];
+    auto scoring = score_until_done(info, seat);
+    std::optional<TurnScores> found = co_await std::move(scoring);
+    if (!found) co_return std::nullopt;
+    scores[i] = std::move(*found);
+    if (seat->error) episode->error = seat->error;
+  }
+  for (env::Episode& other : episode->others)
+    if (episode->error) other.error = episode->error;
+  co_return scores;
+}
+
 asio::awaitable<void> GroupRunner::run(EpisodeStart info) {
   auto playing = play_until_done(info);
   std::optional<env::Episode> episode = co_await std::move(playing);
   if (!episode) co_return;
-  std::optional<TurnScores> scores{std::in_place};
+  std::optional<std::vector<TurnScores>> scores(std::vector<TurnScores>(1 + episode->others.size()));
   if (teacher_ && !episode->error) {
-    auto scoring = score_until_done(info, &*episode);
+    auto scoring = score_seats(info, &*episode);
     scores = co_await std::move(scoring);
     if (!scores) co_return;
   }
   if (!keep(info, std::move(*episode), std::move(*scores))) co_return;
   OpenGroup& group = groups_.at(info.group.value);
   if (group.num_done == group.info.group_size) {
-    if (environments_[static_cast<std::size_t>(info.task.env_idx)].environment->scores_groups()) {
-      auto scoring = score_group(info);
-      if (!co_await std::move(scoring)) co_return;
-    }
-    if (environments_[static_cast<std::size_t>(info.task.env_idx)].advantages) {
-      auto weighing = weigh_group(info);
-      if (!co_await std::move(weighing)) co_return;
-    }
+    auto finishing = finish_group(info);
+    if (!co_await std::move(finishing)) co_return;
     groups_.at(info.group.value).is_scored = true;
     finished_.push_back(info.group.value);
   }
   if (on_episode_end_) on_episode_end_(info.group);
+}
+
+/// What is known only once all episodes of a group have ended; false when it was dropped meanwhile.
+asio::awaitable<bool> GroupRunner::finish_group(EpisodeStart info) {
+  const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
+  if (train_env.environment->scores_groups()) {
+    auto scoring = score_group(info);
+    if (!co_await std::move(scoring)) co_return false;
+  }
+  if (train_env.rewards) {
+    auto asking = ask_rewards(info);
+    if (!co_await std::move(asking)) co_return false;
+  }
+  if (!train_env.filters.empty()) {
+    auto asking = ask_filters(info);
+    if (!co_await std::move(asking)) co_return false;
+  }
+  if (train_env.advantages) {
+    auto asking = ask_advantages(info);
+    if (!co_await std::move(asking)) co_return false;
+  }
+  co_return true;
 }
 
 /// Scores a group whose episodes have all ended; false when it was dropped meanwhile.
@@ -182,42 +252,81 @@ asio::awaitable<bool> GroupRunner::score_group(EpisodeStart info) {
   co_return true;
 }
 
-/// Asks the environment's own function for the advantages of the episodes that can train, once all are scored. Where it fails, so do
-/// they. False when the group was dropped meanwhile.
-asio::awaitable<bool> GroupRunner::weigh_group(EpisodeStart info) {
-  const TrainEnv& train_env = environments_[static_cast<std::size_t>(info.task.env_idx)];
+/// One number for each rollout of the group that can train, by a function outside this program; where it fails, so do they, with an error
+/// of that type. Nullopt when the group was dropped meanwhile.
+asio::awaitable<std::optional<std::vector<std::optional<float>>>> GroupRunner::ask(EpisodeStart info, GroupFunction function,
+                                                                                   std::string error_type) {
   boost::json::array rows;
   std::vector<std::size_t> places;
+  std::vector<std::optional<float>> answers;
   {
-    const OpenGroup& group = groups_.at(info.group.value);
-    for (std::size_t i = 0; i < group.episodes.size(); ++i)
-      if (!group.episodes[i]->error && group.episodes[i]->num_completion_tokens() > 0) {
-        rows.push_back(env::to_json(*group.episodes[i]));
+    const std::vector<env::Episode*> rollouts = rollouts_of(groups_.at(info.group.value).episodes);
+    answers.resize(rollouts.size());
+    for (std::size_t i = 0; i < rollouts.size(); ++i)
+      if (!rollouts[i]->error && rollouts[i]->num_completion_tokens() > 0) {
+        rows.push_back(env::to_json(*rollouts[i]));
         places.push_back(i);
       }
   }
-  std::vector<float> advantages(static_cast<std::size_t>(info.group_size), 0.0f);
   std::optional<Error> failure;
   try {
     if (!places.empty()) {
-      auto asking = train_env.advantages(std::move(rows));
+      auto asking = function(std::move(rows));
       const std::vector<float> given = co_await std::move(asking);
-      PRL_CHECK(given.size() == places.size(), "{} advantages for {} rollouts", given.size(), places.size());
-      for (std::size_t i = 0; i < places.size(); ++i) advantages[places[i]] = given[i];
+      PRL_CHECK(given.size() == places.size(), "{} answers for {} rollouts", given.size(), places.size());
+      for (std::size_t i = 0; i < places.size(); ++i) answers[places[i]] = given[i];
     }
   } catch (const std::exception&) {
     failure = net::to_error(std::current_exception());
   }
   const auto it = groups_.find(info.group.value);
-  if (it == groups_.end()) co_return false;
-  it->second.advantages = std::move(advantages);
-  for (const std::size_t place : places)
-    if (failure) it->second.episodes[place]->error = env::EpisodeError{"AdvantageError", failure->what(), false};
+  if (it == groups_.end()) co_return std::nullopt;
+  if (failure) {
+    const std::vector<env::Episode*> rollouts = rollouts_of(it->second.episodes);
+    for (const std::size_t place : places) rollouts[place]->error = env::EpisodeError{error_type, failure->what(), false};
+  }
+  co_return answers;
+}
+
+asio::awaitable<bool> GroupRunner::ask_rewards(EpisodeStart info) {
+  auto asking = ask(info, environments_[static_cast<std::size_t>(info.task.env_idx)].rewards, "RewardError");
+  const auto rewards = co_await std::move(asking);
+  if (!rewards) co_return false;
+  const std::vector<env::Episode*> rollouts = rollouts_of(groups_.at(info.group.value).episodes);
+  for (std::size_t i = 0; i < rollouts.size(); ++i) {
+    if (!(*rewards)[i]) continue;
+    rollouts[i]->metrics["env_reward"] = rollouts[i]->reward;
+    rollouts[i]->reward = static_cast<double>(*(*rewards)[i]);
+  }
+  co_return true;
+}
+
+asio::awaitable<bool> GroupRunner::ask_filters(EpisodeStart info) {
+  for (const GroupFilter& filter : environments_[static_cast<std::size_t>(info.task.env_idx)].filters) {
+    auto asking = ask(info, filter.find, "FilterError");
+    const auto findings = co_await std::move(asking);
+    if (!findings) co_return false;
+    OpenGroup& group = groups_.at(info.group.value);
+    group.filter_findings.resize(findings->size());
+    for (std::size_t i = 0; i < findings->size(); ++i)
+      if (!group.filter_findings[i] && (*findings)[i].value_or(0) != 0)
+        group.filter_findings[i] = FilterFinding{filter.name, filter.enforce};
+  }
+  co_return true;
+}
+
+asio::awaitable<bool> GroupRunner::ask_advantages(EpisodeStart info) {
+  auto asking = ask(info, environments_[static_cast<std::size_t>(info.task.env_idx)].advantages, "AdvantageError");
+  const auto advantages = co_await std::move(asking);
+  if (!advantages) co_return false;
+  std::vector<float>& given = groups_.at(info.group.value).advantages;
+  given.clear();
+  for (const std::optional<float>& advantage : *advantages) given.push_back(advantage.value_or(0.0f));
   co_return true;
 }
 
 /// Puts an episode that has ended into its group; false if that was dropped in the meantime, and counted then.
-bool GroupRunner::keep(const EpisodeStart& info, env::Episode episode, TurnScores scores) {
+bool GroupRunner::keep(const EpisodeStart& info, env::Episode episode, std::vector<TurnScores> scores) {
   const auto it = groups_.find(info.group.value);
   if (it == groups_.end()) return false;
   OpenGroup& group = it->second;
@@ -241,9 +350,16 @@ std::optional<FinishedGroup> GroupRunner::take_finished() {
   out.task = group.info.task;
   out.step = group.info.step;
   out.version = group.info.version;
-  for (std::optional<env::Episode>& episode : group.episodes) out.episodes.push_back(std::move(*episode));
-  out.scores = std::move(group.scores);
+  for (std::size_t play = 0; play < group.episodes.size(); ++play) {
+    std::vector<env::Episode> others = std::move(group.episodes[play]->others);
+    group.episodes[play]->others.clear();
+    out.episodes.push_back(std::move(*group.episodes[play]));
+    std::move(others.begin(), others.end(), std::back_inserter(out.episodes));
+    out.plays.resize(out.episodes.size(), static_cast<std::int64_t>(play));
+    if (teacher_) std::move(group.scores[play].begin(), group.scores[play].end(), std::back_inserter(out.scores));
+  }
   out.advantages = std::move(group.advantages);
+  out.filter_findings = std::move(group.filter_findings);
   counts_.num_processed += group.info.group_size;
   return out;
 }

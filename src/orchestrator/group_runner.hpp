@@ -26,6 +26,16 @@ namespace prl::orchestrator {
 
 namespace asio = boost::asio;
 
+/// A number for each of the given rollouts, which are rows of train_rollouts.jsonl of one group.
+using GroupFunction = std::function<asio::awaitable<std::vector<float>>(boost::json::array rollouts)>;
+
+/// A filter of rollouts outside this program: anything but 0 finds one.
+struct GroupFilter {
+  std::string name;
+  bool enforce = true;  ///< drop what is found, instead of only counting it
+  GroupFunction find;
+};
+
 /// One train environment with how it is sampled.
 struct TrainEnv {
   env::EnvironmentPtr environment;
@@ -33,8 +43,10 @@ struct TrainEnv {
   std::chrono::milliseconds rollout_timeout{1'800'000};
   int max_retries = 3;                            ///< more attempts after a model or inference failure, 1, 2, 4, ... x retry_wait apart
   std::int64_t max_total_completion_tokens = -1;  ///< sampled in one rollout; -1: no limit
-  /// Advantages of the rollouts of one group, given as rows of train_rollouts.jsonl; empty: those of the collector's options.
-  std::function<asio::awaitable<std::vector<float>>(boost::json::array rollouts)> advantages = {};
+  bool wants_roles = false;                       ///< what others say in its rollouts is trained on: TurnTokens::prompt_roles is needed
+  GroupFunction rewards = {};                     ///< in place of the environment's; empty: those
+  std::vector<GroupFilter> filters{};             ///< asked in their order, the first that finds a rollout counts
+  GroupFunction advantages = {};                  ///< empty: those of the collector's options
 };
 
 /// Where every episode went: started == processed + cancelled + dropped + (in flight at the end).
@@ -90,8 +102,9 @@ class GroupRunner {
   struct OpenGroup {
     EpisodeStart info;
     std::vector<std::optional<env::Episode>> episodes;
-    std::vector<TurnScores> scores;  ///< with a teacher
-    std::vector<float> advantages;   ///< of each episode, where the environment has its own function for them
+    std::vector<std::vector<TurnScores>> scores;                ///< of each episode and its further seats; with a teacher
+    std::vector<float> advantages;                              ///< of each rollout, where the environment has its own function for them
+    std::vector<std::optional<FilterFinding>> filter_findings;  ///< of each rollout, where the environment has filters
     std::int64_t num_started = 0;
     std::int64_t num_done = 0;
     bool is_scored = false;  ///< all have ended, and the environment has scored them together if it does that
@@ -100,11 +113,17 @@ class GroupRunner {
   asio::awaitable<env::Episode> play(EpisodeStart info, env::RolloutAttempt attempt);
   asio::awaitable<std::optional<env::Episode>> play_until_done(EpisodeStart info);
   asio::awaitable<std::optional<TurnScores>> score_until_done(EpisodeStart info, env::Episode* episode);
+  asio::awaitable<std::optional<std::vector<TurnScores>>> score_seats(EpisodeStart info, env::Episode* episode);
   asio::awaitable<void> wait_to_retry(EpisodeStart info, int attempt, std::string reason);
   asio::awaitable<void> run(EpisodeStart info);
   asio::awaitable<bool> score_group(EpisodeStart info);
-  asio::awaitable<bool> weigh_group(EpisodeStart info);
-  bool keep(const EpisodeStart& info, env::Episode episode, TurnScores scores);
+  asio::awaitable<bool> finish_group(EpisodeStart info);
+  asio::awaitable<bool> ask_rewards(EpisodeStart info);
+  asio::awaitable<bool> ask_filters(EpisodeStart info);
+  asio::awaitable<bool> ask_advantages(EpisodeStart info);
+  asio::awaitable<std::optional<std::vector<std::optional<float>>>> ask(EpisodeStart info, GroupFunction function, std::string error_type);
+  bool keep(const EpisodeStart& info, env::Episode episode, std::vector<TurnScores> scores);
+  void keep_demonstration(const env::Task& task, env::Episode& episode) const;
 
   asio::any_io_executor executor_;
   GroupRunnerOptions options_;

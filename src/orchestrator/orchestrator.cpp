@@ -23,9 +23,6 @@ constexpr auto kDrain = 10s;  // for cancelled coroutines to end
 
 /// The options with what follows from others.
 OrchestratorOptions completed(OrchestratorOptions options) {
-  if (options.dispatch.strict_async_level)
-    fail(ErrorCode::kNotImplemented,
-         "strict_async_level = true is not built: weights older than the newest would have to be kept and loaded");
   // Lock-step is always replayable: nothing depends on which rollout ends first.
   options.deterministic = options.deterministic || std::min(options.dispatch.max_async_level, options.dispatch.max_off_policy_steps) == 0;
   options.dispatch.ordered = options.deterministic;
@@ -43,16 +40,21 @@ OrchestratorServices completed(OrchestratorServices services, const Orchestrator
   return services;
 }
 
-BatchAssembler::Options assembler_options(const OrchestratorOptions& o) {
+BatchAssembler::Options assembler_options(const OrchestratorOptions& o, const Demonstrations& demonstrations) {
   return {.dispatch = o.dispatch,
           .collect = o.collect,
           .sampler = o.sampler,
           .runner = {.ordered = o.deterministic,
                      .seed = o.seed,
                      .retry_wait = o.retry_wait,
-                     .scoring = {.strategy = o.collect.strategy, .max_tokens = o.pack.seq_len}},
+                     .scoring = {.strategy = o.collect.strategy, .demonstrations = demonstrations, .max_tokens = o.pack.seq_len}},
           .failures = {.max_final = std::max<std::int64_t>(100, 2 * o.dispatch.batch_size), .patience = o.inference_timeout},
           .resume_step = o.resume_step};
+}
+
+std::optional<std::int64_t> strict_lag(const OrchestratorOptions& o) {
+  if (!o.dispatch.strict_async_level) return std::nullopt;
+  return std::min(o.dispatch.max_async_level, o.dispatch.max_off_policy_steps);
 }
 
 EvalRoundOptions eval_options(const OrchestratorOptions& o) {
@@ -69,8 +71,8 @@ struct Orchestrator::Impl {
   Impl(OrchestratorOptions o, OrchestratorServices s)
       : options(completed(std::move(o))),
         services(completed(std::move(s), options)),
-        policy(services.policy, {options.policy_timeout, options.update_timeout}, control),
-        assembler(context.get_executor(), assembler_options(options),
+        policy(services.policy, {options.policy_timeout, options.update_timeout, strict_lag(options)}, control),
+        assembler(context.get_executor(), assembler_options(options, services.demonstrations),
                   {.environments = services.environments,
                    .chat = services.chat,
                    .teacher = services.teacher,
@@ -97,6 +99,7 @@ struct Orchestrator::Impl {
         loop({.batch_size = options.dispatch.batch_size,
               .status_interval = options.status_interval,
               .policy_timeout = options.policy_timeout,
+              .strict_lag = strict_lag(options),
               .rollouts_from = services.chat->describe()},
              {control, policy, assembler, shipper, evals, recorder}) {}
 
@@ -156,6 +159,8 @@ struct Orchestrator::Impl {
     auto waiting = wait_for_services();
     co_await std::move(waiting);
     if (auto state = recorder.resume(/*with_state=*/!options.skip_progress)) {
+      for (const env::EnvironmentPtr& environment : assembler.environments())
+        if (const auto* kept = state->env_states.if_contains(environment->name())) environment->load_state(*kept);
       if (options.skip_buffer)
         log::info("ckpt.skip_buffer: pools of tasks and {} rollouts that waited are left out", state->queue.size());
       else

@@ -65,6 +65,7 @@ struct OrchestratorServices {
   std::shared_ptr<env::ChatClientFactory> chat;       ///< train rollouts: must give token ids
   std::shared_ptr<env::ChatClientFactory> eval_chat;  ///< the policy, where another model plays the train rollouts; null: chat
   std::shared_ptr<env::PromptScorer> teacher;         ///< scores the tokens of train rollouts; null: none
+  Demonstrations demonstrations;                      ///< that the teacher is shown; usually none
   std::shared_ptr<rollouts::SampleSender> samples;
   std::shared_ptr<PolicySource> policy;
   std::shared_ptr<PressureSource> pressure;  ///< of the engines; null: not known

@@ -125,6 +125,7 @@ env::Episode episode_from_json(const json::object& object) {
   episode.timing.env = saved_member(timing, "env").to_number<double>();
   episode.timing.scoring = saved_member(timing, "scoring").to_number<double>();
   episode.timing.total = saved_member(timing, "total").to_number<double>();
+  if (const json::value* seat = object.if_contains("seat")) episode.seat = std::string(seat->as_string());
   episode.temperature = static_cast<float>(saved_member(object, "temperature").to_number<double>());
   for (const json::value& value : saved_member(object, "turns").as_array()) {
     const json::object& turn = value.as_object();
@@ -203,6 +204,7 @@ void save_state(const std::filesystem::path& checkpoints, const OrchestratorStat
   json::array queue;
   for (const ReadyRollout& rollout : state.queue) queue.push_back(rollout_to_json(rollout, environments));
   object["queue"] = std::move(queue);
+  if (!state.env_states.empty()) object["env_states"] = state.env_states;
   std::error_code ignored;
   std::filesystem::remove_all(io::checkpoint_folder(checkpoints, state.progress.step, kCheckpointUnit), ignored);
   io::CheckpointWriter writer(checkpoints, state.progress.step, kCheckpointUnit);
@@ -232,6 +234,7 @@ OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int6
       state.unfinished_tasks.push_back(task_from_json(task, environments));
     for (const json::value& rollout : saved_member(object, "queue").as_array())
       state.queue.push_back(rollout_from_json(rollout.as_object(), environments));
+    if (const json::value* states = object.if_contains("env_states")) state.env_states = states->as_object();
     return state;
   } catch (const Error& error) {
     throw error.with_context(file.string());

@@ -27,6 +27,7 @@ struct OrchestratorState {
   boost::json::object sampler;
   std::vector<TaskRef> unfinished_tasks;
   std::deque<ReadyRollout> queue;
+  boost::json::object env_states;  ///< what environments keep besides their tasks, by name
 };
 
 /// The orchestrator's part of a checkpoint.

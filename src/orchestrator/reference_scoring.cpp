@@ -1,5 +1,7 @@
 #include "orchestrator/reference_scoring.hpp"
 
+#include <boost/json/serialize.hpp>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -26,6 +28,18 @@ asio::awaitable<std::vector<float>> score_tokens(std::vector<std::int32_t> ids, 
   co_return co_await std::move(scoring);
 }
 
+/// The tokens in front of the rollout.
+std::vector<std::int32_t> prefix_of(const env::Episode& episode, const ReferenceScoring& options) {
+  const Demonstrations& shown = options.demonstrations;
+  if (!shown.prefix_of) return {};
+  const boost::json::value* demonstration = episode.info.if_contains(shown.key);
+  if (demonstration == nullptr || demonstration->is_null())
+    fail(ErrorCode::kInvalidArgument,
+         "{}: task {} has no \"{}\" to show the policy as its own teacher: set opsd.demo_key to a field of the task's info, or answer",
+         episode.env_name, episode.example_id, shown.key);
+  return shown.prefix_of(demonstration->is_string() ? std::string(demonstration->get_string()) : boost::json::serialize(*demonstration));
+}
+
 }  // namespace
 
 asio::awaitable<TurnScores> score_episode(const env::Episode* episode, env::PromptScorer* teacher, ReferenceScoring options,
@@ -34,14 +48,16 @@ asio::awaitable<TurnScores> score_episode(const env::Episode* episode, env::Prom
   for (const env::TrajectoryStep& step : episode->trajectory) out.push_back(step.tokens.logprobs);
   const std::vector<wire::TrainingSample> samples = to_samples(*episode, options.strategy);
   const std::vector<std::vector<std::size_t>> turns = sample_turns(*episode, options.strategy);
+  const std::vector<std::int32_t> prefix = prefix_of(*episode, options);
   for (std::size_t s = 0; s < samples.size(); ++s) {
     std::vector<std::int32_t> ids = samples[s].token_ids;
     ids.resize(std::min(ids.size(), static_cast<std::size_t>(options.max_tokens)));
+    ids.insert(ids.begin(), prefix.begin(), prefix.end());
     auto scoring = score_tokens(std::move(ids), teacher, deadline);
     const std::vector<float> scores = co_await std::move(scoring);
     for (const std::size_t turn : turns[s]) {
       // Within its sample a turn's completion begins behind its prompt, whichever turns came before.
-      const std::size_t begin = episode->trajectory[turn].tokens.prompt_ids.size();
+      const std::size_t begin = prefix.size() + episode->trajectory[turn].tokens.prompt_ids.size();
       for (std::size_t i = 0; i < out[turn].size() && begin + i < scores.size(); ++i) out[turn][i] = scores[begin + i];
     }
   }

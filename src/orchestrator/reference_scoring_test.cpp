@@ -56,6 +56,21 @@ env::Episode episode() {
   return out;
 }
 
+// The policy as its own teacher reads the demonstration first; the scores are those of the rollout's own tokens behind it.
+TEST(ReferenceScoring, ADemonstrationGoesInFront) {
+  FakeTeacher teacher;
+  env::Episode shown = episode();
+  shown.info["hint"] = "ab";
+  ReferenceScoring options;
+  options.demonstrations.key = "hint";
+  options.demonstrations.prefix_of = [](const std::string& text) { return std::vector<std::int32_t>(text.begin(), text.end()); };
+  const TurnScores scores = score(shown, teacher, options);
+  EXPECT_EQ(teacher.requests[0], (std::vector<std::int32_t>{'a', 'b', 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(scores[0], (std::vector<float>{FakeTeacher::of(3, 4), FakeTeacher::of(4, 5)}));
+  EXPECT_EQ(scores[2], (std::vector<float>{FakeTeacher::of(6, 7), FakeTeacher::of(7, 8)}));
+  EXPECT_THROW(score(episode(), teacher, options), Error) << "no demonstration";
+}
+
 TEST(ReferenceScoring, EveryTokenGetsTheScoreOfItsOwnPlace) {
   for (const auto strategy : {TrajectoryStrategy::kInterleaved, TrajectoryStrategy::kBranching}) {
     FakeTeacher teacher;

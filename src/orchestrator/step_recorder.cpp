@@ -52,7 +52,10 @@ asio::awaitable<void> StepRecorder::record(std::shared_ptr<const CollectedBatch>
     auto writing = files_.run<bool>(std::move(work), net::Clock::now() + kFileDeadline, "the rollout log");
     co_await std::move(writing);
   }
-  if (options_.checkpoints && options_.is_lock_step) state_at_ship_ = current_state();
+  if (options_.checkpoints && options_.is_lock_step) {
+    auto looking = current_state();
+    state_at_ship_ = co_await std::move(looking);
+  }
   if (!is_checkpoint_due()) {
     if (monitor_ != nullptr) monitor_->log(facts.step, metrics);
     co_return;
@@ -65,7 +68,9 @@ asio::awaitable<void> StepRecorder::record(std::shared_ptr<const CollectedBatch>
     monitor->log(step, metrics);
     monitor->sync();
   };
-  auto saving = save(current_state(), std::move(log_row));
+  auto looking = current_state();
+  StatePtr state = co_await std::move(looking);
+  auto saving = save(std::move(state), std::move(log_row));
   co_await std::move(saving);
 }
 
@@ -78,14 +83,24 @@ asio::awaitable<void> StepRecorder::save_last() {
   std::function<void()> sync_rows = [monitor = monitor_] {
     if (monitor != nullptr) monitor->sync();
   };
-  auto saving = save(state_at_ship_ ? state_at_ship_ : current_state(), std::move(sync_rows));
+  StatePtr state = state_at_ship_;
+  if (!state) {
+    auto looking = current_state();
+    state = co_await std::move(looking);
+  }
+  auto saving = save(std::move(state), std::move(sync_rows));
   co_await std::move(saving);
 }
 
-StepRecorder::StatePtr StepRecorder::current_state() const {
+asio::awaitable<StepRecorder::StatePtr> StepRecorder::current_state() {
   auto state = std::make_shared<OrchestratorState>(state_of_());
   state->progress = progress_;
-  return state;
+  for (const env::EnvironmentPtr& environment : environments_) {
+    auto saving = environment->save_state();
+    boost::json::value kept = co_await std::move(saving);
+    if (!kept.is_null()) state->env_states[environment->name()] = std::move(kept);
+  }
+  co_return state;
 }
 
 asio::awaitable<void> StepRecorder::save(StatePtr state, std::function<void()> before_commit) {

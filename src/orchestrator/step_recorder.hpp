@@ -57,7 +57,7 @@ class StepRecorder {
 
  private:
   using StatePtr = std::shared_ptr<const OrchestratorState>;
-  StatePtr current_state() const;
+  asio::awaitable<StatePtr> current_state();
   bool is_checkpoint_due() const;
   asio::awaitable<void> save(StatePtr state, std::function<void()> before_commit);
 

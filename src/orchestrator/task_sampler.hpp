@@ -3,6 +3,7 @@
 #include <boost/json/object.hpp>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,12 +20,25 @@ struct TaskRef {
   auto operator<=>(const TaskRef&) const = default;
 };
 
-struct TaskSamplerOptions {
+/// How one environment's tasks are drawn. Source: spec 3.7.
+struct Curriculum {
   enum class Order {
     kRandom,      ///< uniform with replacement over the tasks in the normal pool
-    kSequential,  ///< each environment's tasks in their order, again and again
+    kSequential,  ///< the tasks in their order, again and again
+    kDifficulty,  ///< at random with the weight of the pool that a task's last mean reward puts it into; 1 for a task not seen yet
+  };
+  struct Pool {
+    std::string name;
+    double threshold = 0;  ///< a task is in the first pool whose threshold its mean reward does not exceed, else in the last
+    double weight = 1;     ///< >= 0
   };
   Order order = Order::kRandom;
+  std::vector<Pool> pools;  ///< of kDifficulty, by ascending threshold; not empty
+  std::uint64_t seed = 42;  ///< of kDifficulty
+};
+
+struct TaskSamplerOptions {
+  std::vector<Curriculum> curricula;  ///< one per environment; empty: at random everywhere
   std::uint64_t seed = 42;
   std::vector<double> env_ratios;        ///< > 0, one per environment; empty: by number of tasks
   std::optional<double> easy_threshold;  ///< mean reward >= this: the task leaves for the easy pool
@@ -42,7 +56,7 @@ class TaskSampler {
   /// Error{kInvalidArgument} naming an environment without train tasks, or ratios that do not fit.
   TaskSampler(std::vector<env::EnvironmentPtr> environments, TaskSamplerOptions options);
 
-  /// Error{kInvalidArgument} when every task of every environment has left the normal pool.
+  /// Error{kInvalidArgument} when every task of every environment has left the normal pool, or those of the chosen one have weight 0.
   TaskRef draw();
   void observe(TaskRef task, double mean_reward);
 
@@ -50,6 +64,8 @@ class TaskSampler {
     std::int64_t easy = 0, normal = 0, hard = 0;
   };
   PoolSizes pool_sizes(std::int64_t env_idx) const;
+  /// Tasks by pool of a curriculum by difficulty, and "unseen"; empty for other environments.
+  std::map<std::string, std::int64_t> difficulty_sizes(std::int64_t env_idx) const;
 
   /// Pools are saved by task key, so that a data set whose rows moved still loads.
   boost::json::object save() const;
@@ -60,7 +76,13 @@ class TaskSampler {
   struct Pool {
     std::vector<std::int64_t> easy, normal, hard;  ///< ascending task indices
     std::int64_t cursor = 0;
+    Rng rng{0};                              ///< of kDifficulty
+    std::map<std::int64_t, double> rewards;  ///< last mean reward by task, of kDifficulty
   };
+  const Curriculum& curriculum_of(std::size_t env_idx) const;
+  static std::size_t difficulty_of(const Curriculum& curriculum, double mean_reward);
+  static std::int64_t draw_by_difficulty(const Curriculum& curriculum, Pool& pool, const std::string& env_name);
+  void load_pools(std::size_t env_idx, const boost::json::object& entry);
   double weight_of(std::size_t env_idx) const;
 
   std::vector<env::EnvironmentPtr> environments_;

@@ -46,9 +46,39 @@ TEST(TaskSampler, RatiosWeighEnvironments) {
 
 TEST(TaskSampler, SequentialOrderGoesRound) {
   TaskSamplerOptions options;
-  options.order = TaskSamplerOptions::Order::kSequential;
+  options.curricula.resize(1);
+  options.curricula[0].order = Curriculum::Order::kSequential;
   TaskSampler sampler({tiny_environment("a", 3)}, options);
   EXPECT_EQ(draws(sampler, 5), (std::vector<TaskRef>{{0, 0}, {0, 1}, {0, 2}, {0, 0}, {0, 1}}));
+}
+
+TEST(TaskSampler, DifficultyPoolsDrawByTheirWeights) {
+  const std::vector<env::EnvironmentPtr> envs{tiny_environment("a", 12)};
+  TaskSamplerOptions options;
+  options.curricula.resize(1);
+  options.curricula[0].order = Curriculum::Order::kDifficulty;
+  options.curricula[0].pools = {{"hard", 0.25, 0.5}, {"normal", 0.75, 2.0}, {"easy", 1.0, 0.0}};
+  TaskSampler sampler(envs, options);
+  for (std::int64_t i = 0; i < 4; ++i) sampler.observe({0, i}, 0.25);  // hard: at most its threshold
+  for (std::int64_t i = 4; i < 8; ++i) sampler.observe({0, i}, 0.5);   // normal
+  for (std::int64_t i = 8; i < 10; ++i) sampler.observe({0, i}, 1.0);  // easy, never drawn
+  EXPECT_EQ(sampler.difficulty_sizes(0), (std::map<std::string, std::int64_t>{{"hard", 4}, {"normal", 4}, {"easy", 2}, {"unseen", 2}}));
+  std::map<std::int64_t, int> count;
+  constexpr int kDraws = 6000;
+  for (const TaskRef& task : draws(sampler, kDraws)) ++count[task.task_idx];
+  // Weights 4 * 0.5 + 4 * 2 + 2 * 1 = 12.
+  EXPECT_NEAR(count[0], kDraws * 0.5 / 12, 60);
+  EXPECT_NEAR(count[5], kDraws * 2.0 / 12, 120);
+  EXPECT_NEAR(count[11], kDraws * 1.0 / 12, 90);
+  EXPECT_EQ(count[8] + count[9], 0);
+
+  TaskSampler resumed(envs, options);
+  resumed.load(sampler.save());
+  EXPECT_EQ(draws(resumed, 50), draws(sampler, 50)) << "a resumed sampler goes on with the same draws";
+  sampler.observe({0, 0}, 2.0);
+  EXPECT_EQ(sampler.difficulty_sizes(0).at("easy"), 3) << "above every threshold: the last pool, and only the last reward counts";
+  for (std::int64_t i = 0; i < 12; ++i) sampler.observe({0, i}, 1.0);
+  EXPECT_THROW(sampler.draw(), Error) << "all weights are 0";
 }
 
 TEST(TaskSampler, EasyAndHardTasksLeaveAndAreSavedAndReturn) {

@@ -64,6 +64,32 @@ std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, Trajec
   return samples;
 }
 
+void set_echo(std::vector<wire::TrainingSample>& samples, const env::Episode& episode, TrajectoryStrategy strategy,
+              const RoleWeights& weights) {
+  const auto weight_of = [&](env::PromptRole role) {
+    switch (role) {
+      case env::PromptRole::kSystem: return weights.system;
+      case env::PromptRole::kUser: return weights.user;
+      case env::PromptRole::kAssistant: return weights.assistant;
+      case env::PromptRole::kTool: return weights.tool;
+      case env::PromptRole::kNone: break;
+    }
+    return 0.0f;
+  };
+  const std::vector<std::vector<std::size_t>> turns = sample_turns(episode, strategy);
+  PRL_CHECK(turns.size() == samples.size(), "{} samples for an episode that makes {}", samples.size(), turns.size());
+  for (std::size_t s = 0; s < samples.size(); ++s) {
+    std::vector<float> ce(samples[s].token_ids.size(), 0.0f);
+    std::size_t done = 0;  // tokens of the turns before
+    for (const std::size_t turn : turns[s]) {
+      const env::TurnTokens& tokens = episode.trajectory[turn].tokens;
+      for (std::size_t i = done; done > 0 && i < tokens.prompt_roles.size(); ++i) ce[i] = weight_of(tokens.prompt_roles[i]);
+      done = tokens.prompt_ids.size() + tokens.completion_ids.size();
+    }
+    if (std::any_of(ce.begin(), ce.end(), [](float weight) { return weight != 0; })) samples[s].ce_weights = std::move(ce);
+  }
+}
+
 void set_loss(wire::TrainingSample& sample, SampleLoss loss) {
   const std::size_t n = sample.token_ids.size();
   const std::vector<float> members(sample.mask.begin(), sample.mask.end());
@@ -78,7 +104,9 @@ void set_loss(wire::TrainingSample& sample, SampleLoss loss) {
       return;
     case SampleLoss::kImitation:
       sample.mask.assign(n, 0);
-      sample.ce_weights = members;
+      sample.ce_weights.resize(n, 0.0f);
+      for (std::size_t i = 0; i < n; ++i)
+        if (members[i] != 0) sample.ce_weights[i] = 1.0f;
       sample.logprobs.assign(n, 0.0f);
       sample.temperatures.assign(n, 1.0f);
       return;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "env/episode.hpp"
+#include "orchestrator/algo/advantage.hpp"
 #include "wire/training.hpp"
 
 namespace prl::orchestrator {
@@ -32,6 +33,11 @@ std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, Trajec
 /// Sets the advantage of every sampled token of `sample`; 0 elsewhere.
 void set_advantage(wire::TrainingSample& sample, float advantage);
 
+/// Lets tokens that the policy did not sample, behind the first that it did, take part in the cross entropy by the weights of who wrote
+/// them (TurnTokens::prompt_roles). `samples` are those of to_samples with the same strategy. Source: spec 3.8, echo.
+void set_echo(std::vector<wire::TrainingSample>& samples, const env::Episode& episode, TrajectoryStrategy strategy,
+              const RoleWeights& weights);
+
 /// What the sampled tokens of a rollout are trained with.
 enum class SampleLoss {
   kPolicyGradient,  ///< the rl component, on advantages
@@ -39,7 +45,8 @@ enum class SampleLoss {
   kImitation,       ///< the ce component: another model wrote the tokens
 };
 /// Makes the sampled tokens of `sample` take part in that component alone. kDistillation needs ref_logprobs
-/// (Error{kInternal}). Under kImitation the tokens are no longer marked as sampled, and are trained at temperature 1.
+/// (Error{kInternal}). Under kImitation the tokens are no longer marked as sampled, and are trained at temperature 1. Weights of set_echo
+/// stay.
 void set_loss(wire::TrainingSample& sample, SampleLoss loss);
 
 /// Takes tokens whose advantage is exactly 0 out of the rl loss (weight 0). False if the sample then takes part in no loss

@@ -63,6 +63,32 @@ TEST(Trajectories, AdvantagesAndPruning) {
   EXPECT_EQ(samples[0].rl_weights, (std::vector<float>{1, 1, 0, 0}));
 }
 
+env::TrajectoryStep with_roles(env::TrajectoryStep step, std::vector<env::PromptRole> roles) {
+  step.tokens.prompt_roles = std::move(roles);
+  return step;
+}
+
+// A user's and a tool's words behind the first reply take part in the cross entropy; the first prompt and what was sampled do not.
+TEST(Trajectories, EchoWeighsWhatOthersSayAfterTheFirstReply) {
+  using enum env::PromptRole;
+  const env::Episode made = episode({with_roles(turn({1, 2}, {3, 4}), {kSystem, kUser}),
+                                     with_roles(turn({1, 2, 3, 4, 5, 6, 7}, {8}), {kNone, kNone, kNone, kNone, kNone, kTool, kUser}),
+                                     with_roles(turn({9, 8}, {7}), {kTool, kTool})});
+  auto samples = to_samples(made, TrajectoryStrategy::kInterleaved);
+  ASSERT_EQ(samples.size(), 2u);
+  set_echo(samples, made, TrajectoryStrategy::kInterleaved, {.user = 0.5f, .tool = 0.25f});
+  EXPECT_EQ(samples[0].ce_weights, (std::vector<float>{0, 0, 0, 0, 0, 0.25f, 0.5f, 0}));
+  EXPECT_TRUE(samples[1].ce_weights.empty()) << "nothing was sampled before";
+  EXPECT_EQ(samples[0].mask, (std::vector<std::uint8_t>{0, 0, 1, 1, 0, 0, 0, 1})) << "they take no part in the rl loss";
+  set_advantage(samples[0], 0);
+  EXPECT_TRUE(prune_zero_advantages(samples[0])) << "they train without any advantage";
+  set_loss(samples[0], SampleLoss::kImitation);
+  EXPECT_EQ(samples[0].ce_weights, (std::vector<float>{0, 0, 1, 1, 0, 0.25f, 0.5f, 1}));
+  auto untouched = to_samples(made, TrajectoryStrategy::kInterleaved);
+  set_echo(untouched, made, TrajectoryStrategy::kInterleaved, {.system = 1});
+  EXPECT_TRUE(untouched[0].ce_weights.empty());
+}
+
 TEST(RolloutFilter, GibberishAndRepetition) {
   RolloutFilterOptions gibberish;
   gibberish.vocab_size = 1000;

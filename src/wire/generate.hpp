@@ -39,6 +39,7 @@ struct SamplingParams {
   std::vector<std::int32_t> allowed_token_ids;           ///< only these may be drawn, stop tokens among them too; empty: all
   std::vector<std::vector<std::int32_t>> bad_sequences;  ///< the output never contains one of them; none is empty
   std::shared_ptr<const TokenRule> token_rule;           ///< structured output; null: any token. Of this process only
+  std::string extra_json;  ///< object whose members go to servers as they are, below those above; empty: none. Of HTTP clients only
 };
 
 enum class FinishReason : std::uint8_t { kNone, kStop, kLength, kAbort, kError };

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import struct
 import sys
 
 import harness
@@ -136,6 +137,80 @@ def test_rl_trains_in_a_python_environment():
         check(kl == 0, f"tokens and log-probabilities are the sampler's own: mismatch_kl {kl}")
 
 
+def train_rows(folder):
+    return [row for path in sorted(folder.rglob("train_rollouts.jsonl")) for row in rows_of(path)]
+
+
+def test_every_seat_trains():
+    """Two agents that learn and one that does not: a rollout, a reward and a session for each learner, in lock-step."""
+    with harness.workspace("python-env") as folder:
+        model = harness.tiny_model(folder / "model")
+        env = ('id = "words"\nkind = "fake"\nnum_workers = 2\ngroup_size = 2\nargs = { num_train = 16, seats = ["first", "second", "_reader"] }\n'
+               'algo = { type = "hierarchical_grpo", episode_agents = ["first", "second"] }')
+        _, said = harness.prl("rl", "@", rl_toml(folder / "rl.toml", model, env), "--output-dir", folder / "out")
+        kls = [float(kl) for kl in re.findall(r"mismatch_kl=([-0-9.e+]+)", said)]
+        check(kls and set(kls) == {0.0}, f"mismatch_kl {kls}")
+        rows = train_rows(folder / "out")
+        check(len(rows) == 24 and not any(row["error"] for row in rows), f"{len(rows)} rollouts for 3 batches of 8")
+        plays = {}
+        for row in rows:
+            plays.setdefault(row["trajectory_id"].split("/")[0], {})[row["seat"]] = row
+        check(len(plays) == 12 and all(set(seats) == {"first", "second"} for seats in plays.values()), f"{[sorted(seats) for seats in plays.values()]}")
+        for seats in plays.values():
+            first, second = seats["first"], seats["second"]
+            check(first["num_turns"] == second["num_turns"] == 1 and first["completion"] != second["completion"], "each seat has its own turn")
+            mean = (first["reward"] + second["reward"]) / 2
+            check(all(abs(row["advantage"] - (row["reward"] - mean)) < 1e-6 for row in (first, second)), f"{first['advantage']} {second['advantage']}")
+        last = harness.metrics(folder / "out")[3]
+        check("metrics/words/reward/first" in last and "metrics/words/reward/second" in last, f"a reward for each seat: {sorted(last)}")
+        check("env/words/rss_mb" in last and last["env/words/workers"] == 2, f"what the workers use: {sorted(last)}")
+
+
+CREDIT = """
+def length(rollouts, scale):
+    return [scale * len(rollout["completion"][-1]["content"]) for rollout in rollouts]
+
+def first(rollouts):
+    return [rollout["trajectory_id"].endswith("-0") for rollout in rollouts]
+"""
+
+
+def test_rewards_and_filters_in_python():
+    with harness.workspace("python-env") as folder:
+        model = harness.tiny_model(folder / "model")
+        (folder / "credit.py").write_text(CREDIT)
+        env = (f'id = "reverse-text"\nargs = {{ mode = "tiny", num_train = 16 }}\nreward = {{ import_path = "credit.length", path = "{folder}", kwargs = {{ scale = 0.5 }} }}\n'
+               f'[[orchestrator.filters]]\ntype = "custom"\nimport_path = "credit.first"\npath = "{folder}"')
+        harness.prl("rl", "@", rl_toml(folder / "rl.toml", model, env, max_steps=2), "--output-dir", folder / "out")
+        rows = train_rows(folder / "out")
+        check(rows and all(abs(row["reward"] - 0.5 * len(row["completion"][-1]["content"])) < 1e-6 for row in rows), f"{[row['reward'] for row in rows]}")
+        check(not any(row["trajectory_id"].endswith("-0") for row in rows), "the filter drops the first rollout of each group")
+        check(all("env_reward" in row["metrics"] for row in rows), "the environment's own reward stays as a metric")
+        found = [row["filters/reverse-text/first"] for step, row in harness.metrics(folder / "out").items() if "reward/all/mean" in row]
+        check(found == [0.25] * len(found) and len(found) == 2, f"a quarter of what arrived was found: {found}")
+
+
+def test_state_of_an_environment_survives_a_resume():
+    """A stateful environment, stopped after step 2 and resumed: the same rollouts and counts as without a stop."""
+    with harness.workspace("python-env") as folder:
+        model = harness.tiny_model(folder / "model")
+        env = 'id = "words"\nkind = "fake"\nnum_workers = 1\nargs = { num_train = 16, stateful = true }'
+
+        def run(name, *flags, **top):
+            harness.prl("rl", "@", rl_toml(folder / f"{name}.toml", model, env, **top), "--output-dir", folder / name, "--ckpt.interval", 2, *flags)
+            return {int(path.parent.name.split("_")[1]): rows_of(path) for path in (folder / name).rglob("train_rollouts.jsonl")}
+
+        whole = run("whole", max_steps=4)
+        run("parts", max_steps=2)
+        parts = run("parts", "--ckpt.resume-step", 2, max_steps=4)
+        for step in range(1, 5):
+            rollouts = [sorted((row["trajectory_id"], json.dumps(row["completion"]), row["reward"]) for row in rows[step]) for rows in (whole, parts)]
+            check(rollouts[0] == rollouts[1], f"step {step}: {rollouts}")
+            counts = [sorted(row["info"]["done_before"] for row in rows[step]) for rows in (whole, parts)]
+            check(counts[0] == counts[1], f"step {step}: the count goes on: {counts}")
+        check(min(row["info"]["done_before"] for row in parts[3]) >= 16, "not from 0")
+
+
 def test_lock_step_equals_the_native_twin():
     with harness.workspace("python-env") as folder:
         pythons = {"twin": python_of("legacy"), "twin-v1": python_of("v1")}
@@ -195,6 +270,42 @@ def test_three_ways_to_the_same_tokens():
                     check(row["token_usage"]["output_tokens"] == num_tokens, f"{row['token_usage']}, {num_tokens} by the other ways")
 
 
+def test_trained_tokens_are_those_of_the_server():
+    """Ids and log-probabilities of rollouts whose calls came back from a worker, against the other two ways, with the same weights."""
+    with harness.workspace("python-env") as folder:
+        model = harness.warm_model()
+        env = 'id = "words"\nkind = "fake"\nnum_workers = 1\nargs = { num_train = 16, turns = 3 }'
+        config = rl_toml(folder / "rl.toml", model, env, max_steps=1)
+        harness.prl("rl", "@", config, "--output-dir", folder / "out", "--orchestrator.log-tokens", "--orchestrator.train.filter-zero-advantages", "false")
+        rows, samples = train_rows(folder / "out"), rows_of(only((folder / "out").rglob("train_tokens.jsonl")))
+        port = harness.free_port()
+        with harness.running("inference", "--model.name", model, "--model.served-name", "m", "--server.port", port, "--model.max-model-len", 512,
+                             log=folder / "server.log") as server:
+            harness.wait_until(lambda: server.poll() is not None or harness.is_healthy(port), 60, "the server")
+            for sample in samples:
+                row, ids = rows[sample["row"]], sample["token_ids"]
+                status, scored = harness.request(port, "POST", "/inference/v1/generate", {
+                    "model": "m", "token_ids": ids, "sampling_params": {"temperature": 1, "max_tokens": 1, "logprobs": 1, "prompt_logprobs": 1}})
+                check(status == 200, scored)
+                theirs = [0.0] + [next(iter(place.values()))["logprob"] for place in scored["prompt_logprobs"][1:]]
+                ours = [(i, ours) for i, (ours, mask) in enumerate(zip(sample["inference_logprobs"], sample["loss_mask"])) if mask]
+                check(ours and all(f32(theirs[i]) == f32(logprob) for i, logprob in ours), f"{[(i, theirs[i], logprob) for i, logprob in ours if theirs[i] != logprob][:3]}")
+                messages, num_found = list(row["prompt"]), 0
+                for said in row["completion"]:
+                    if said["role"] == "assistant":
+                        status, chat = harness.request(port, "POST", "/v1/chat/completions", {
+                            "model": "m", "messages": messages, "temperature": 0, "max_tokens": 1, "return_token_ids": True, "logprobs": True})
+                        check(status == 200, chat)
+                        prompt = chat["prompt_token_ids"]
+                        num_found += ids[:len(prompt)] == prompt
+                    messages.append(said)
+                check(num_found > 0, "the ids in front of a reply are those that the server renders")
+
+
+def f32(number):
+    return struct.unpack("f", struct.pack("f", number))[0]
+
+
 def test_without_python_there_is_one_line():
     with harness.workspace("python-env") as folder:
         model = harness.tiny_model(folder / "model")
@@ -227,7 +338,11 @@ def test_workers_elsewhere():
 if __name__ == "__main__":
     harness.main(test_eval_plays_a_python_environment,
                  test_rl_trains_in_a_python_environment,
+                 test_every_seat_trains,
+                 test_rewards_and_filters_in_python,
+                 test_state_of_an_environment_survives_a_resume,
                  test_lock_step_equals_the_native_twin,
                  test_three_ways_to_the_same_tokens,
+                 test_trained_tokens_are_those_of_the_server,
                  test_without_python_there_is_one_line,
                  test_workers_elsewhere)

@@ -12,7 +12,7 @@ answer. Arguments (`env_args`):
   latency_s            waits before each call (default 0)
   tools                true: a tool "lookup" is offered; calls of it are answered "found <arguments>"
   judge                true: the reward is 1 if a call of purpose "judge" answers "yes"
-  stateful             true: `state` counts finished rollouts
+  stateful             true: `state` counts finished rollouts, and info.done_before says how many there were before this one
   seed                 of the words (default: that of load)
   row_bytes            padding in each row's data (default 0)
   shuffle_rows         true: rows differ between workers (the process id is mixed in)
@@ -175,6 +175,8 @@ class FakeEnvironment(Environment):
             samples[0]["info"] = {"text": "half a pair \ud83d here"}
         if kind == "double":
             self._connection.send({"t": "result", "run_id": run.run_id, "env_key": run.env_key, "samples": samples, "task": {"index": run.index}})
+        if self._args["stateful"]:
+            samples[0]["info"] = {**(samples[0].get("info") or {}), "done_before": self._num_done}
         self._num_done += 1
         return Outcome(samples=samples, is_held=run.hold, record={"row": row} if run.want_record else None)
 

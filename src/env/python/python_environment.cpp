@@ -81,13 +81,24 @@ void set_error(Episode& episode, EpisodeError error) {
   episode.error = std::move(error);
 }
 
-/// The reward of a scored sample; an error if there is none, or one that is no number.
+/// The reward of a scored sample, and its advantage if the environment gives one; an error if there is no reward, or one that is no number.
 void set_reward(Episode& episode, const json::object& sample) {
+  if (const json::value* advantage = sample.if_contains("advantage"); advantage != nullptr && advantage->is_number())
+    episode.advantage = advantage->to_number<float>();
   const json::value* reward = sample.if_contains("reward");
   if (reward == nullptr || !reward->is_number() || !std::isfinite(reward->to_number<double>()))
     set_error(episode, {"RewardError", "the environment gave no finite reward", false});
   else
     episode.reward = reward->to_number<double>();
+}
+
+/// The rollouts of an episode train together or not at all.
+void fail_together(Episode& episode) {
+  if (!episode.error)
+    for (const Episode& other : episode.others)
+      if (other.error && !episode.error) set_error(episode, *other.error);
+  for (Episode& other : episode.others)
+    if (episode.error && !other.error) set_error(other, *episode.error);
 }
 
 }  // namespace
@@ -127,7 +138,11 @@ PythonEnvironment::~PythonEnvironment() = default;
 
 WorkerPool& PythonEnvironment::pool() const {
   std::lock_guard lock(mutex_);
-  if (!pool_) pool_ = std::make_unique<WorkerPool>(options_.pool);
+  if (!pool_) {
+    PoolOptions options = options_.pool;
+    options.states = states_;
+    pool_ = std::make_unique<WorkerPool>(std::move(options));
+  }
   return *pool_;
 }
 
@@ -179,9 +194,51 @@ Task PythonEnvironment::task(Split split, std::int64_t index) const {
   return pool().runtime().run_blocking(std::move(fetching), options_.page_limit + 10s, fmt::format("task {} of {}", index, name()));
 }
 
+std::int64_t PythonEnvironment::num_learners() const {
+  std::int64_t count = 0;
+  for (const json::value& seat : optional_array(loaded(), "seats"))
+    if (seat.is_object() && optional_bool(seat.get_object(), "trainable", true)) ++count;
+  return std::max<std::int64_t>(1, count);
+}
+
 bool PythonEnvironment::scores_groups() const noexcept {
   std::lock_guard lock(mutex_);
   return loaded_ && optional_bool(*loaded_, "group_scoring", false);
+}
+
+asio::awaitable<json::value> PythonEnvironment::save_state() const {
+  {
+    std::lock_guard lock(mutex_);
+    if (!loaded_ || !optional_bool(*loaded_, "is_stateful", false)) co_return json::value(nullptr);
+  }
+  auto asking = pool().states(net::Clock::now() + options_.page_limit);
+  const std::vector<json::value> states = co_await std::move(asking);
+  co_return json::value(json::array(states.begin(), states.end()));
+}
+
+void PythonEnvironment::load_state(const json::value& state) const {
+  if (!state.is_array() || state.get_array().empty()) return;
+  std::unique_ptr<WorkerPool> old;
+  {
+    // Workers take a state only when they load the environment.
+    std::lock_guard lock(mutex_);
+    states_.assign(state.get_array().begin(), state.get_array().end());
+    old = std::move(pool_);
+    loaded_.reset();
+  }
+  old.reset();
+  loaded();
+}
+
+std::map<std::string, double> PythonEnvironment::gauges() const {
+  std::lock_guard lock(mutex_);
+  if (!pool_) return {};
+  const WorkerPool::Stats stats = pool_->stats();
+  return {{"rss_mb", stats.rss_mb},
+          {"loop_lag_ms", stats.max_lag_ms},
+          {"workers", static_cast<double>(stats.num_ready)},
+          {"worker_deaths", static_cast<double>(stats.num_deaths)},
+          {"queued_rollouts", static_cast<double>(stats.num_queued)}};
 }
 
 json::array PythonEnvironment::tools(const Task&) const { return optional_array(loaded(), "tools"); }
@@ -211,22 +268,8 @@ json::object PythonEnvironment::run_message(const Task& task, const RolloutConte
   return message;
 }
 
-void PythonEnvironment::fill(Episode& episode, const json::object& result, const Player& player, const RolloutContext& context) const {
-  std::vector<const json::object*> learners;
-  const json::array& samples = array_member(result, "samples");
-  for (const json::value& sample : samples) {
-    if (!sample.is_object()) fail(ErrorCode::kCorrupt, "{}: a sample of a result is no object", name());
-    if (optional_bool(sample.get_object(), "trainable", true)) learners.push_back(&sample.get_object());
-    if (samples.size() > 1)
-      if (const json::value* reward = sample.get_object().if_contains("reward"); reward != nullptr && reward->is_number())
-        episode.metrics["reward/" + optional_text(sample.get_object(), "seat")] = reward->to_number<double>();
-  }
-  if (learners.empty()) {
-    set_error(episode, {"EmptyEpisode", "no seat of the rollout that learns has acted", false});
-    return;
-  }
-  const json::object& sample = *learners.front();
-  episode.trajectory = player.steps(learners.size() == 1 ? &optional_array(sample, "calls") : nullptr);
+/// What one sample tells of its rollout, but for the reward.
+void PythonEnvironment::fill_seat(Episode& episode, const json::object& sample, const json::object& result, const Player& player) const {
   if (const json::array& prompt = optional_array(sample, "prompt"); !prompt.empty()) episode.prompt = prompt;
   episode.completion = optional_array(sample, "completion");
   if (const std::string answer = optional_text(sample, "answer"); !answer.empty()) episode.answer = answer;
@@ -242,19 +285,49 @@ void PythonEnvironment::fill(Episode& episode, const json::object& result, const
   episode.is_completed = true;
   for (const json::value& warning : optional_array(sample, "warnings"))
     if (warning.is_string()) log::warning("{}: task {}: {}", name(), episode.example_id, std::string(warning.get_string()));
-  if (!optional_object(result, "error").empty()) {
+  if (!optional_object(result, "error").empty())
     set_error(episode, to_episode_error(optional_object(result, "error"), player.model_error()));
-  } else if (!optional_bool(sample, "ok", true)) {
+  else if (!optional_bool(sample, "ok", true))
     set_error(episode, to_episode_error(optional_object(sample, "error"), player.model_error()));
-  } else if (learners.size() > 1 && context.is_training) {
-    set_error(episode, {"NotImplemented",
-                        fmt::format("{} seats of the episode learn, each with a reward of its own; training takes episodes with one",
-                                    learners.size()),
-                        false});
-  } else if (learners.size() > 1) {
+}
+
+void PythonEnvironment::fill(Episode& episode, const json::object& result, const Player& player, const RolloutContext& context) const {
+  std::vector<const json::object*> learners;
+  const json::array& samples = array_member(result, "samples");
+  for (const json::value& sample : samples) {
+    if (!sample.is_object()) fail(ErrorCode::kCorrupt, "{}: a sample of a result is no object", name());
+    if (optional_bool(sample.get_object(), "trainable", true)) learners.push_back(&sample.get_object());
+    if (samples.size() > 1)
+      if (const json::value* reward = sample.get_object().if_contains("reward"); reward != nullptr && reward->is_number())
+        episode.metrics["reward/" + optional_text(sample.get_object(), "seat")] = reward->to_number<double>();
+  }
+  if (learners.empty()) {
+    set_error(episode, {"EmptyEpisode", "no seat of the rollout that learns has acted", false});
+    return;
+  }
+  const json::object& sample = *learners.front();
+  const bool is_split = learners.size() > 1 && context.is_training;
+  const Episode blank = episode;
+  episode.trajectory = player.steps(learners.size() == 1 || is_split ? &optional_array(sample, "calls") : nullptr);
+  fill_seat(episode, sample, result, player);
+  if (samples.size() > 1 && (learners.size() == 1 || is_split)) episode.seat = optional_text(sample, "seat");
+  if (is_split) {
+    for (std::size_t i = 1; i < learners.size(); ++i) {
+      Episode& other = episode.others.emplace_back(blank);
+      other.trajectory_id = fmt::format("{}/{}", blank.trajectory_id, i);
+      other.trajectory = player.steps(&optional_array(*learners[i], "calls"));
+      fill_seat(other, *learners[i], result, player);
+      other.seat = optional_text(*learners[i], "seat");
+      if (!other.error) set_reward(other, *learners[i]);
+    }
+    if (!episode.error) set_reward(episode, sample);
+    fail_together(episode);
+  } else if (learners.size() > 1 && !episode.error) {
     double sum = 0;
     for (const json::object* learner : learners) sum += optional_number(*learner, "reward", 0);
     episode.reward = sum / static_cast<double>(learners.size());
+  } else if (episode.error) {
+    return;
   } else if (optional_bool(result, "held", false)) {
     hold(context, result, sample);
   } else {
@@ -315,12 +388,18 @@ asio::awaitable<Episode> PythonEnvironment::run(Task task, RolloutContext contex
   // The library scores 0 where a reward function fails; what a judge did not say is no reward.
   if (player.judge_error() && (!episode.error || episode.error->type != "TimeoutError"))
     set_error(episode, {"JudgeError", player.judge_error()->what(), is_transient(player.judge_error()->code())});
-  for (const TrajectoryStep& step : episode.trajectory) episode.is_truncated = episode.is_truncated || step.is_truncated;
-  episode.metrics["num_turns"] = static_cast<double>(episode.num_turns());
-  episode.timing.model = player.model_seconds();
-  episode.timing.total = seconds_since(begin);
-  episode.timing.generation = std::max(0.0, episode.timing.total - episode.timing.scoring);
-  episode.timing.env = std::max(0.0, episode.timing.generation - episode.timing.model);
+  fail_together(episode);
+  const double seconds = seconds_since(begin);
+  const auto finish = [&](Episode& rollout) {
+    for (const TrajectoryStep& step : rollout.trajectory) rollout.is_truncated = rollout.is_truncated || step.is_truncated;
+    rollout.metrics["num_turns"] = static_cast<double>(rollout.num_turns());
+    rollout.timing.model = player.model_seconds();
+    rollout.timing.total = seconds;
+    rollout.timing.generation = std::max(0.0, rollout.timing.total - rollout.timing.scoring);
+    rollout.timing.env = std::max(0.0, rollout.timing.generation - rollout.timing.model);
+  };
+  finish(episode);
+  for (Episode& other : episode.others) finish(other);
   co_return episode;
 }
 

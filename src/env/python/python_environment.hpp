@@ -45,9 +45,13 @@ class PythonEnvironment final : public Environment {
   Task task(Split split, std::int64_t index) const override;
   asio::awaitable<Task> fetch_task(Split split, std::int64_t index) const override;
   asio::awaitable<Episode> run(Task task, RolloutContext context) const override;
+  std::int64_t num_learners() const override;
   bool scores_groups() const noexcept override;
   asio::awaitable<void> score_group(std::span<Episode> group) const override;
   boost::json::array tools(const Task& task) const override;
+  asio::awaitable<boost::json::value> save_state() const override;
+  void load_state(const boost::json::value& state) const override;
+  std::map<std::string, double> gauges() const override;
 
   /// For tests and reports.
   WorkerPool::Stats stats() const { return pool().stats(); }
@@ -63,11 +67,13 @@ class PythonEnvironment final : public Environment {
   asio::awaitable<std::vector<boost::json::object>> read_rows(Split split, std::int64_t offset, std::int64_t limit) const;
   boost::json::object run_message(const Task& task, const RolloutContext& context, net::TimePoint now) const;
   void fill(Episode& episode, const boost::json::object& result, const class Player& player, const RolloutContext& context) const;
+  void fill_seat(Episode& episode, const boost::json::object& sample, const boost::json::object& result, const Player& player) const;
   void hold(const RolloutContext& context, const boost::json::object& result, const boost::json::object& sample) const;
   std::vector<std::optional<Held>> take_held(std::span<const Episode> group) const;
 
   PythonOptions options_;
-  mutable std::mutex mutex_;  ///< guards what follows
+  mutable std::mutex mutex_;                        ///< guards what follows
+  mutable std::vector<boost::json::value> states_;  ///< that the workers start from
   mutable std::unique_ptr<WorkerPool> pool_;
   mutable std::optional<boost::json::object> loaded_;
   mutable std::map<std::string, Held> held_;     ///< by trajectory id

@@ -118,6 +118,7 @@ class PythonEnvironmentTest : public ::testing::Test {
     context.group_id = fmt::format("g{}", index);
     context.deadline = net::Clock::now() + limit;
     context.max_total_completion_tokens = max_total_completion_tokens_;
+    context.is_training = is_training_;
     auto fetching = environment_->fetch_task(Split::kTrain, index);
     Task task = co_await std::move(fetching);
     auto running = environment_->run(std::move(task), std::move(context));
@@ -142,6 +143,7 @@ class PythonEnvironmentTest : public ::testing::Test {
   net::IoRuntime io_{1, "test"};
   std::unique_ptr<PythonEnvironment> environment_;
   std::int64_t max_total_completion_tokens_ = -1;
+  bool is_training_ = false;
 };
 
 TEST_F(PythonEnvironmentTest, PlaysRolloutsWithTheTokensOfItsChatClient) {
@@ -365,6 +367,48 @@ TEST_F(PythonEnvironmentTest, SeveralSeatsAndCallsAtTheSameTimeHaveConversations
     EXPECT_EQ(episode.num_turns(), 2) << "of the seat that learns";
     EXPECT_TRUE(episode.metrics.contains("reward/a"));
   }
+}
+
+TEST_F(PythonEnvironmentTest, InTrainingEachSeatThatLearnsHasARolloutOfItsOwn) {
+  const PythonEnvironment& environment = make({.args = R"({"seats": ["a", "_judge", "b"], "misbehave": {"1": "raise"}})"});
+  environment.prepare();
+  EXPECT_EQ(environment.num_learners(), 2);
+  is_training_ = true;
+  const std::vector<Episode> episodes = play(2);
+  const Episode& first = episodes[0];
+  ASSERT_FALSE(first.error) << first.error->message;
+  ASSERT_EQ(first.others.size(), 1u);
+  const Episode& second = first.others[0];
+  EXPECT_EQ(first.seat, "a");
+  EXPECT_EQ(second.seat, "b");
+  EXPECT_EQ(first.reward, 1.0);
+  EXPECT_EQ(second.reward, 1.0);
+  EXPECT_EQ(first.num_turns(), 1);
+  EXPECT_EQ(second.num_turns(), 1);
+  EXPECT_NE(first.trajectory_id, second.trajectory_id);
+  EXPECT_NE(first.trajectory[0].tokens.completion_ids, second.trajectory[0].tokens.completion_ids) << "each session has seeds of its own";
+  EXPECT_EQ(second.prompt, first.prompt);
+  EXPECT_TRUE(episodes[1].error);
+  EXPECT_TRUE(episodes[1].others.empty());
+}
+
+TEST_F(PythonEnvironmentTest, AStateIsAskedForAndGivenBack) {
+  const auto count = [](const Episode& episode) { return episode.info.at("done_before").to_number<std::int64_t>(); };
+  const PythonEnvironment& environment = make({.args = R"({"stateful": true})", .num_workers = 1});
+  environment.prepare();
+  EXPECT_EQ(count(play(1)[0]), 0);
+  EXPECT_EQ(count(play(1)[0]), 1);
+  auto saving = environment.save_state();
+  const json::value state = io_.run_blocking(std::move(saving), 60s, "state");
+  EXPECT_EQ(state, json::parse(R"([{"done": 2}])"));
+  const PythonEnvironment& resumed = make({.args = R"({"stateful": true})", .num_workers = 1});
+  resumed.prepare();
+  resumed.load_state(state);
+  EXPECT_EQ(count(play(1)[0]), 2);
+  const PythonEnvironment& other = make({.num_workers = 1});
+  other.prepare();
+  auto none = other.save_state();
+  EXPECT_TRUE(io_.run_blocking(std::move(none), 60s, "state").is_null());
 }
 
 TEST_F(PythonEnvironmentTest, CancelledRolloutsEndAndTheWorkerGoesOn) {

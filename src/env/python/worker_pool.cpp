@@ -85,6 +85,7 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
     json::object message;
     Who who = Who::kAnyWorker;
     std::string group;
+    std::optional<int> only_worker;  ///< who alone may answer; if it is not up, an empty object is the reply
     int worker = -1;
     int num_attempts = 0;
     net::AsyncResult<json::object> reply;
@@ -416,6 +417,10 @@ void WorkerPool::Impl::on_hello(int index, const json::object& message) {
   json::object load = options.load;
   load["t"] = "load";
   load["id"] = "load";
+  if (!options.states.empty()) {
+    const json::value& state = options.states[static_cast<std::size_t>(index) % options.states.size()];
+    if (!state.is_null()) load["state"] = state;
+  }
   at(index).link->send(load);
 }
 
@@ -460,9 +465,7 @@ void WorkerPool::Impl::on_run_message(json::object message, RunEvent::Kind kind)
     return;
   }
   count_calls(entry, kind == RunEvent::Kind::kCall ? 1 : -1);
-  RunEvent event;
-  event.kind = kind;
-  event.message = std::move(message);
+  RunEvent event{.kind = kind, .message = std::move(message), .failure = std::nullopt};
   static_cast<void>(entry.run->events.try_push(event));
 }
 
@@ -485,8 +488,7 @@ void WorkerPool::Impl::on_terminal(json::object message) {
   if (it == run_of_wire_id.end()) return;
   const RunId id = it->second;
   scheduler.on_finished(id);
-  RunEvent event;
-  event.message = std::move(message);
+  RunEvent event{.kind = RunEvent::Kind::kEnded, .message = std::move(message), .failure = std::nullopt};
   finish(id, std::move(event));
   wake.notify();
 }
@@ -529,6 +531,10 @@ std::optional<int> WorkerPool::Impl::worker_for(const Request& request) {
 void WorkerPool::Impl::dispatch(std::shared_ptr<Request> request) {
   constexpr int kMaxAttempts = 3;
   constexpr std::size_t kMaxWaiting = 4096;
+  if (request->only_worker && !scheduler.is_ready(*request->only_worker)) {
+    request->reply.set_value(json::object());
+    return;
+  }
   if (!scheduler.broken().empty() && scheduler.counts().num_ready == 0) {
     request->reply.set_error(Error(ErrorCode::kUnavailable, fmt::format("{}: {}", options.name, scheduler.broken())));
     return;
@@ -538,7 +544,7 @@ void WorkerPool::Impl::dispatch(std::shared_ptr<Request> request) {
                                                                         options.name, request->num_attempts)));
     return;
   }
-  const std::optional<int> worker = worker_for(*request);
+  const std::optional<int> worker = request->only_worker ? request->only_worker : worker_for(*request);
   if (!worker) {
     waiting.push_back(std::move(request));
     return;
@@ -658,10 +664,10 @@ std::shared_ptr<PooledRun> WorkerPool::submit(json::object message, std::string 
     id = RunId{impl_->next_run++};
   }
   auto run = std::make_shared<Impl::Run>(impl_, id);
-  impl_->post([run, id, message = std::move(message), task = std::move(task), group = std::move(group)](Impl& self) {
+  impl_->post([run, id, message = std::move(message), task = std::move(task), group = std::move(group)](Impl& self) mutable {
     Impl::Entry entry;
     entry.run = run;
-    entry.message = message;
+    entry.message = std::move(message);
     entry.group = group;
     self.runs.emplace(id, std::move(entry));
     self.scheduler.submit(id, task, group);
@@ -680,6 +686,29 @@ asio::awaitable<json::object> WorkerPool::request(json::object message, net::Tim
   impl_->post([request = std::move(request)](Impl& self) { self.dispatch(request); });
   auto waiting = reply.wait(deadline, std::move(what));
   co_return co_await std::move(waiting);
+}
+
+asio::awaitable<std::vector<json::value>> WorkerPool::states(net::TimePoint deadline) {
+  std::vector<json::value> states;
+  const int num_workers = impl_->options.schedule.num_workers;
+  for (int i = 0; i < num_workers; ++i) {
+    auto request = std::make_shared<Impl::Request>();
+    request->message = {{"t", "state"}};
+    request->message["env_key"] = impl_->options.load.at("env_key");
+    request->only_worker = i;
+    const net::AsyncResult<json::object> reply = request->reply;
+    impl_->post([request = std::move(request)](Impl& self) { self.dispatch(request); });
+    auto waiting = reply.wait(deadline, fmt::format("the state of a Python worker of {}", impl_->options.name));
+    const json::object said = co_await std::move(waiting);
+    const json::value* state = said.if_contains("state");
+    states.push_back(state != nullptr ? *state : json::value(nullptr));
+  }
+  impl_->post([states](Impl& self) {
+    self.options.states.resize(states.size());
+    for (std::size_t i = 0; i < states.size(); ++i)
+      if (!states[i].is_null()) self.options.states[i] = states[i];
+  });
+  co_return states;
 }
 
 void WorkerPool::release_group(std::string group) {

@@ -31,10 +31,11 @@ struct PoolOptions {
   std::string token;                   ///< that such workers ask for; empty: none
   ChildLimits limits;
   bool isolate_network = false;
-  boost::json::object load;        ///< the `load` message without its id
-  SchedulerOptions schedule;       ///< num_workers is the number of addresses if there are some
-  std::string log_level = "info";  ///< of records that workers send
-  std::filesystem::path log_file;  ///< of output and log records of the workers; empty: this process's log at debug level
+  boost::json::object load;                ///< the `load` message without its id
+  SchedulerOptions schedule;               ///< num_workers is the number of addresses if there are some
+  std::vector<boost::json::value> states;  ///< that workers go on from, in their order and again from the first; empty or null: none
+  std::string log_level = "info";          ///< of records that workers send
+  std::filesystem::path log_file;          ///< of output and log records of the workers; empty: this process's log at debug level
   std::size_t max_frame_bytes = kDefaultMaxFrameBytes;
   std::chrono::milliseconds stop_grace{2'000};
 };
@@ -89,6 +90,9 @@ class WorkerPool {
   /// Error{kUnavailable}, {kDeadline}; {kInvalidArgument} with what the worker said when it answered `failed`.
   asio::awaitable<boost::json::object> request(boost::json::object message, net::TimePoint deadline, Who who = Who::kAnyWorker,
                                                std::string group = {});
+  /// What each worker answers to `state`, in their order; null for one that is not up. A worker that is replaced later goes on from it.
+  /// Errors of request().
+  asio::awaitable<std::vector<boost::json::value>> states(net::TimePoint deadline);
   /// The workers forget the held rollouts of the group.
   void release_group(std::string group);
 

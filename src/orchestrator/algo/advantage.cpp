@@ -70,6 +70,30 @@ Values max_rl(Group group) {
 
 Values reward(Group group) { return rewards_of(group); }
 
+/// R minus the mean over the rollouts with the same key.
+template <class KeyOf>
+Values centred_by(Group group, KeyOf key_of) {
+  std::map<std::string, std::vector<std::size_t>> peers;
+  for (std::size_t i = 0; i < group.size(); ++i) peers[key_of(group[i])].push_back(i);
+  Values values(group.size());
+  for (const auto& [key, places] : peers) {
+    Values rewards;
+    for (const std::size_t place : places) rewards.push_back(group[place].reward);
+    rewards = centred(std::move(rewards));
+    for (std::size_t i = 0; i < places.size(); ++i) values[places[i]] = rewards[i];
+  }
+  return values;
+}
+
+/// Agents that are named compare with the others named in their own episode; every other agent with its namesakes of the whole group. Who
+/// has no peer has advantage 0.
+Values hierarchical(Group group, const std::vector<std::string>& episode_agents) {
+  return centred_by(group, [&](const RolloutStats& rollout) {
+    const bool is_named = std::find(episode_agents.begin(), episode_agents.end(), rollout.seat) != episode_agents.end();
+    return is_named ? fmt::format("play {}", rollout.play) : "seat " + rollout.seat;
+  });
+}
+
 struct Algorithm {
   std::string_view name;
   Values (*compute)(Group);
@@ -127,9 +151,10 @@ Values penalised(Group group, const CorrectLengthPenalty& penalty) {
 
 std::span<const std::string_view> advantage_algorithms() noexcept { return kNames; }
 
-std::vector<float> subtract_running_average(Group group, double decay, double& average) {
+std::vector<float> subtract_running_average(Group group, double decay, std::map<std::string, double>& averages) {
   std::vector<float> advantages;
   for (const RolloutStats& rollout : group) {
+    double& average = averages[rollout.seat];
     advantages.push_back(static_cast<float>(rollout.reward - average));
     average = decay * average + (1 - decay) * rollout.reward;
   }
@@ -137,6 +162,10 @@ std::vector<float> subtract_running_average(Group group, double decay, double& a
 }
 
 std::vector<float> compute_advantages(const AdvantageOptions& options, Group group) {
+  if (options.algorithm == kHierarchical) {
+    const Values values = hierarchical(group, options.episode_agents);
+    return std::vector<float>(values.begin(), values.end());
+  }
   const auto found = std::find_if(kAlgorithms.begin(), kAlgorithms.end(), [&](const Algorithm& a) { return a.name == options.algorithm; });
   if (found == kAlgorithms.end())
     fail(ErrorCode::kInvalidArgument, "advantage.type = {}: not known; there are {}", options.algorithm, fmt::join(kNames, ", "));

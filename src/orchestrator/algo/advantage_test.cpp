@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "base/error.hpp"
 
 namespace prl::orchestrator {
@@ -64,6 +66,30 @@ TEST(Advantage, CorrectLengthPenaltyTouchesTheBestOnly) {
   const double mean = (1.6 + 1 + 0) / 3;
   expect_near(compute("grpo", {rollout(1, 10), rollout(1, 30, 20, 1, 10), rollout(0, 5)}, penalty), {1.6 - mean, 1 - mean, -mean});
   expect_near(compute("grpo", {rollout(0, 10), rollout(-1, 30)}, penalty), {0.5, -0.5});
+}
+
+RolloutStats agent(std::string seat, std::int64_t play, double reward) {
+  RolloutStats stats = rollout(reward);
+  stats.seat = std::move(seat);
+  stats.play = play;
+  return stats;
+}
+
+// Two episodes: solvers are compared within theirs, proposers with each other, and the one reader has nobody.
+TEST(Advantage, HierarchicalAgentsHavePeersOfTheirOwn) {
+  AdvantageOptions options;
+  options.algorithm = "hierarchical_grpo";
+  options.episode_agents = {"solver"};
+  const std::vector<RolloutStats> group{agent("proposer", 0, 0.75), agent("solver", 0, 1), agent("solver", 0, 0), agent("reader", 0, 5),
+                                        agent("proposer", 1, 0.25), agent("solver", 1, 1), agent("solver", 1, 1)};
+  expect_near(compute_advantages(options, group), {0.25, 0.5, -0.5, 0, -0.25, 0, 0});
+}
+
+TEST(Advantage, RunningAveragesAreOfASeat) {
+  std::map<std::string, double> averages;
+  expect_near(subtract_running_average(std::vector{agent("a", 0, 1), agent("b", 0, -1), agent("a", 1, 1)}, 0.5, averages), {1, -1, 0.5});
+  EXPECT_DOUBLE_EQ(averages.at("a"), 0.75);
+  EXPECT_DOUBLE_EQ(averages.at("b"), -0.5);
 }
 
 TEST(Advantage, UnknownAlgorithmListsTheKnown) {
