@@ -1,5 +1,8 @@
 #include "comm/mesh.hpp"
 
+#include "base/error.hpp"
+#include "base/log.hpp"
+
 namespace prl::comm {
 
 namespace {
@@ -25,6 +28,12 @@ std::vector<int> MeshShape::line(int rank, Axis axis) const {
   return ranks;
 }
 
+MeshShape replicated_shape(int num_ranks, int num_replicas) {
+  if (num_replicas >= 1 && num_ranks % num_replicas == 0) return {{num_replicas, num_ranks / num_replicas, 1}};
+  log::warning("{} ranks cannot hold {} copies of the state: they hold one", num_ranks, num_replicas);
+  return {{1, num_ranks, 1}};
+}
+
 Mesh::Mesh(std::unique_ptr<Communicator> world, MeshShape shape) : world_(std::move(world)), shape_(shape) {
   for (std::size_t i = 0; i < kNumAxes; ++i)
     if (shape_.sizes[i] < 1) fail(ErrorCode::kInvalidArgument, "[mesh] the {} axis has {} ranks", kNames[i], shape_.sizes[i]);
@@ -42,6 +51,12 @@ Mesh::Mesh(std::unique_ptr<Communicator> world) : world_(std::move(world)) {
   shape_.sizes = {1, world_->size(), 1};
   for (const Axis axis : {Axis::kReplicate, Axis::kContext})
     if (world_->size() > 1) groups_[static_cast<std::size_t>(axis)] = make_local_communicator(world_->options().runtime);
+}
+
+void Mesh::abort(std::string_view reason) noexcept {
+  world_->abort(reason);
+  for (const auto& group : groups_)
+    if (group != nullptr) group->abort(reason);
 }
 
 Communicator& Mesh::along(Axis axis) noexcept {

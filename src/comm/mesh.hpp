@@ -22,6 +22,9 @@ struct MeshShape {
   std::vector<int> line(int rank, Axis axis) const;
 };
 
+/// `num_replicas` copies of the state on `num_ranks` ranks; one, with a warning, if that does not go.
+MeshShape replicated_shape(int num_ranks, int num_replicas);
+
 /// The ranks of a run and, for each axis, the group of those that differ along it alone. One rank: all groups are local and cost nothing.
 class Mesh {
  public:
@@ -36,6 +39,8 @@ class Mesh {
   Communicator& world() noexcept { return *world_; }
   /// The world itself along an axis that holds all ranks.
   Communicator& along(Axis axis) noexcept;
+  /// Ends all groups for this rank (Communicator::abort).
+  void abort(std::string_view reason) noexcept;
 
  private:
   std::unique_ptr<Communicator> world_;

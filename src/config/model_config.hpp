@@ -210,14 +210,14 @@ struct TrainerModelConfig {
     v.field("impl", impl, "Implementation of the model", {.status = inert("there is one model implementation")});
     v.field("compile", compile, "Compile the model when it starts", {.status = inert("kernels are compiled ahead of time")});
     v.field("ac_offloading", ac_offloading, "Keep saved activations in host memory; switches ac on, with its defaults, if that is not set");
-    v.field("fsdp_cpu_offload", fsdp_cpu_offload, "Keep parameters, gradients and optimizer in host memory",
-            {.status = not_built("parameters and gradients in host memory", "optim_cpu_offload keeps the optimizer there")});
+    v.field("fsdp_cpu_offload", fsdp_cpu_offload, "Keep masters and the optimizer's state in host memory; they visit the GPU in pieces");
     v.field("optim_cpu_offload", optim_cpu_offload, "Keep the optimizer state in host memory; it visits the GPU in pieces");
     v.field("full_offload", full_offload, "Step the optimizer on the CPU during the backward pass",
             {.status = not_built("optimizer steps on the host", "optim_cpu_offload keeps the optimizer's state there")});
     v.field("reshard_after_forward", reshard_after_forward, "Free gathered weights between forward and backward",
-            {.status = inert("weights are not split over devices")});
-    v.field("dp_replicate", dp_replicate, "Copies of the sharded model", {.min = 1, .status = not_built("data parallelism")});
+            {.status = inert("the weights that are computed with are whole on each device")});
+    v.field("dp_replicate", dp_replicate, "Copies of the sharded masters and optimizer state; a divisor of the number of trainer ranks",
+            {.unit = "copies", .min = 1});
     v.field("ep", ep, "Devices that share the experts",
             {.unit = "devices", .min = 1, .words = "auto", .status = inert("dense models have no experts")});
     v.field("ep_comm_backend", ep_comm_backend, "How tokens travel to experts", {.status = not_built("DeepEP")});

@@ -291,7 +291,7 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--model.vlm", "vision");
   expect("--trainer.loss.type custom --trainer.loss.import-path a.b", "Python");
   expect("--trainer.model.fp8", "8-bit");
-  expect("--trainer.model.fsdp-cpu-offload", "host memory");
+  expect("--trainer.model.full-offload", "on the host");
   expect("--inference.vllm.swap_space 4", "a setting of vLLM");
   EXPECT_EQ(load_line<RlConfig>(kRl + "--inference.vllm.swap_space 4").not_built.front().key, "inference.vllm.swap_space");
   const auto hub = load_line<RlConfig>("rl --inference --model.name Qwen/Qwen3-0.6B");

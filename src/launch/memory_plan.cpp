@@ -89,9 +89,11 @@ MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shap
   MemoryPlan plan;
   plan.available = runtime.bytes_available();
   plan.parts = {{"masters", bytes.masters}, {"gradients", bytes.gradients}, {"optimizer", bytes.optimizer}, {"weights", bytes.weights}};
+  if (bytes.host_masters > 0) plan.host.emplace_back("masters", bytes.host_masters);
   if (bytes.host_optimizer > 0) plan.host.emplace_back("optimizer", bytes.host_optimizer);
   refuse_if_too_large(plan,
-                      "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload) or in bfloat16 "
+                      "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload; with the masters: "
+                      "model.fsdp_cpu_offload) or in bfloat16 "
                       "(model.optimization_dtype), or choose an optimizer with less state");
   const auto activations_with = [&](std::int64_t num_kept_logits) {
     return nn::activation_bytes(shape.model, compute, shape.seq_len, shape.policy.checkpointing, shape.policy.offload, num_kept_logits);

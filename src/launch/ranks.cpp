@@ -47,6 +47,19 @@ RankEnv rank_env() {
   return env;
 }
 
+void use_replicas(RankEnv& env, int num_replicas) {
+  if (env.size % num_replicas != 0)
+    fail(ErrorCode::kInvalidArgument,
+         "model.dp_replicate: {} copies of the state cannot be divided among {} trainer {}; use a divisor of that", num_replicas, env.size,
+         env.size == 1 ? "rank" : "ranks");
+  env.num_replicas = num_replicas;
+}
+
+trainer::MasterShare master_share(const RankEnv& env, const trainer::GradientStepOptions& step) {
+  const int num_shards = env.size / env.num_replicas;
+  return {env.rank % num_shards, num_shards, trainer::keeps_whole_blocks(step.optim), trainer::divides_grads(env.size, step.reduce)};
+}
+
 namespace {
 
 constexpr const char* kStartKey = "run/start";
@@ -106,13 +119,14 @@ std::optional<comm::Mesh> join_mesh(const RankEnv& env, const std::shared_ptr<De
   log::info("asks as '{}' to join the ranks that go on", env.joins_as);
   std::unique_ptr<comm::Communicator> group = comm::join(options, env.joins_as, kJoinPatience, std::move(stop));
   if (group == nullptr) return std::nullopt;
-  return comm::Mesh(std::move(group));
+  const comm::MeshShape shape = comm::replicated_shape(group->size(), env.num_replicas);
+  return comm::Mesh(std::move(group), shape);
 }
 
 comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout) {
   comm::CommOptions options = comm_options(env, runtime, timeout);
   if (env.size > 1) options.generation = options.store->generation();
-  comm::Mesh mesh(comm::make_communicator(std::move(options)));
+  comm::Mesh mesh(comm::make_communicator(std::move(options)), comm::replicated_shape(env.size, env.num_replicas));
   if (env.size > 1) log::info("rank {} of {} over {}", env.rank, env.size, mesh.world().backend());
   return mesh;
 }

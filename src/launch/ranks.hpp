@@ -10,6 +10,7 @@
 #include "comm/mesh.hpp"
 #include "config/shared_config.hpp"
 #include "device/device.hpp"
+#include "trainer/gradient_step.hpp"
 
 namespace prl::launch {
 
@@ -22,12 +23,19 @@ struct RankEnv {
   std::string joins_as;            ///< PRL_JOIN: it was started again and joins the others, who go on, under this name
   /// Whether it prepares and writes what is written once; the one that does so may change later.
   bool is_first() const noexcept { return rank == 0 && joins_as.empty(); }
+  int num_replicas = 1;  ///< model.dp_replicate, see use_replicas()
   bool is_told = false;  ///< PRL_WORLD_SIZE is set: whoever did so has started all ranks there are
 };
 
 /// From PRL_RANK, PRL_WORLD_SIZE, PRL_STORE, PRL_HOST and PRL_LOCAL_WORLD_SIZE; without PRL_WORLD_SIZE one rank. Error{kInvalidArgument}
 /// naming the variable.
 RankEnv rank_env();
+
+/// `num_replicas` groups of ranks hold a copy of the state each. Error{kInvalidArgument} naming the key if that does not divide their
+/// number.
+void use_replicas(RankEnv& env, int num_replicas);
+/// What this rank holds of the masters.
+trainer::MasterShare master_share(const RankEnv& env, const trainer::GradientStepOptions& step);
 
 /// `compute` with this rank's share of the cores, unless it says how many threads there are.
 config::ComputeConfig rank_compute(const RankEnv& env, config::ComputeConfig compute);

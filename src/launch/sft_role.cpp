@@ -19,7 +19,8 @@ std::int64_t sft_row_tokens(const config::SftData& data) {
 int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   config::TrainerConfig shared;
   shared.model = config.model;
-  const RankEnv env = rank_env();
+  RankEnv env = rank_env();
+  use_replicas(env, config.model.dp_replicate);
   shared.compute = rank_compute(env, config.compute);
   shared.seed = config.seed;
   const auto runtime = make_runtime(shared.compute);
@@ -31,7 +32,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   trainer::GradientStepOptions step = step_options(shared, runtime);
   step.num_ranks = env.size;
   trainer::PolicyOptions of_policy = policy_options(shared, runtime);
-  of_policy.share = {env.rank, env.size, trainer::keeps_whole_blocks(step.optim)};
+  of_policy.share = master_share(env, step);
   const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, row_tokens);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());

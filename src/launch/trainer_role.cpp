@@ -52,6 +52,8 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const
     options.offload.link = make_host_link(runtime, config.model.ac_offloading->pin_memory);
     options.offload.max_inflight = config.model.ac_offloading->max_inflight_activations;
   }
+  if (config.model.fsdp_cpu_offload && runtime->device().kind != DeviceKind::kCpu)
+    options.masters_host = make_host_link(runtime, /*page_locked=*/true);
   options.random_init = config.model.debug.random_init;
   options.num_layers = widen(config.model.debug.num_layers);
   options.seed = static_cast<std::uint64_t>(config.seed);
@@ -105,6 +107,11 @@ trainer::GradientStepOptions step_options(const config::TrainerConfig& config, c
       .loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
   if (config.model.optimization_dtype == config::ParamDType::kBFloat16) options.optimizer_memory.dtype = DType::kBF16;
   if (config.model.reduce == config::GradientReduce::kFast) options.reduce = trainer::Reduce::kFast;
+  options.num_replicas = config.model.dp_replicate;
+  if (config.model.fsdp_cpu_offload && has_own_memory(*runtime, "model.fsdp_cpu_offload")) {
+    options.optimizer_memory.host = make_host_link(runtime, /*page_locked=*/true);
+    options.optimizer_memory.holds_masters = true;
+  }
   if (config.model.optim_cpu_offload && has_own_memory(*runtime, "model.optim_cpu_offload"))
     options.optimizer_memory.host = make_host_link(runtime, /*page_locked=*/true);
   return options;
@@ -146,7 +153,8 @@ void open_monitor(monitor::Monitor& monitor, const std::filesystem::path& output
 }
 
 int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
-  const RankEnv env = rank_env();
+  RankEnv env = rank_env();
+  use_replicas(env, given.model.dp_replicate);
   const bool is_first = env.is_first();  // takes the samples, writes and publishes for all
   config::TrainerConfig config = given;
   config.compute = rank_compute(env, config.compute);
@@ -154,7 +162,7 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   trainer::GradientStepOptions step = step_options(config, runtime);
   step.num_ranks = env.size;
   trainer::PolicyOptions of_policy = policy_options(config, runtime);
-  of_policy.share = {env.rank, env.size, trainer::keeps_whole_blocks(step.optim)};
+  of_policy.share = master_share(env, step);
   const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());

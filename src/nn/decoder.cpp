@@ -317,9 +317,11 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
                                 m.h_TH.value, m.weights->lm_head(), m.targets, m.temperatures, !m.parameters.grads_are_fresh(),
                                 m.work.kept_RB);
   m.arena.release(m.work.below_logits);
+  m.parameters.section_is_done(GradSection::kHead);
   m.tape.set_grad(m.h_TH, m.work.dh_TH);
   m.tape.backward();
   m.tape.clear();
+  m.parameters.section_is_done(GradSection::kRest);
   m.parameters.grads_were_written();
 }
 

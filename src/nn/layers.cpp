@@ -70,6 +70,10 @@ Stream project_onto(Frame& frame, const Var& residual, const Var& x, const Linea
 void record_release(autograd::OffloadedRegions* offload, autograd::Tape& tape, std::int64_t layer) {
   if (offload != nullptr) tape.record([offload, i = static_cast<std::size_t>(layer)] { offload->release(i); });
 }
+void record_section(const Parameters* gradients, autograd::Tape* tape, std::int64_t layer) {
+  if (gradients != nullptr && tape != nullptr && gradients->divides_grads())
+    tape->record([gradients, layer] { gradients->section_is_done(layer); });
+}
 void record_fetch(autograd::OffloadedRegions* offload, autograd::Tape& tape, std::int64_t layer) {
   if (offload != nullptr) tape.record([offload, i = static_cast<std::size_t>(layer)] { offload->fetch(i); });
 }
@@ -161,6 +165,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
     Frame here = frame.in(*region);
     AttentionIndex layer_index = index;
     if (!kv_layers.empty()) layer_index.kv_layer = &kv_layers[static_cast<std::size_t>(i)];
+    record_section(g, frame.tape, i);
     if (frame.tape == nullptr) {
       const autograd::Arena::Mark mark = frame.arena.mark();
       stream = decoder_layer(frame, model, i, stream, layer_index, turns[i % 2]);

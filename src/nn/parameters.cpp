@@ -18,11 +18,54 @@ constexpr std::int64_t kRandomRun = 1 << 16;
 Parameters::Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table)
     : Parameters(std::move(runtime), config, table, {0, table->num_master_elements()}) {}
 
-Parameters::Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held)
-    : config_(config), table_(std::move(table)), runtime_(std::move(runtime)), held_(held) {
+std::vector<GradSection> grad_sections(const TensorTable& table) {
+  const std::vector<GradSection> whole{{GradSection::kRest, {0, table.num_master_elements()}}};
+  // Ranges from one section to the next, in memory: vectors and what lies outside of layers, the layers, the head.
+  std::vector<GradSection> sections{{GradSection::kRest, {0, 0}}};
+  std::vector<const BlockSpec*> blocks;
+  for (const BlockSpec& block : table.blocks())
+    if (block.trainable && block.is_matrix()) blocks.push_back(&block);
+  std::ranges::sort(blocks, {}, [](const BlockSpec* block) { return block->offset; });
+  const auto section_of = [](const BlockSpec& block) {
+    if (block.kind == Block::kLmHead) return GradSection::kHead;
+    return block.layer < 0 ? GradSection::kRest : block.layer;
+  };
+  for (const BlockSpec* block : blocks) {
+    if (is_lora(block->kind)) return whole;
+    const std::int64_t layer = section_of(*block);
+    if (layer == sections.back().layer) continue;
+    if (std::ranges::count(sections, layer, &GradSection::layer) > 0) return whole;
+    sections.back().range.end = block->offset;
+    sections.push_back({layer, {block->offset, block->offset}});
+  }
+  sections.back().range.end = table.num_master_elements();
+  // The memory of one layer serves all: their blocks must lie at the same places.
+  std::vector<std::vector<std::int64_t>> layouts;
+  for (const GradSection& section : sections) {
+    if (section.layer < 0) continue;
+    layouts.emplace_back();
+    for (const BlockSpec* block : blocks)
+      if (section.range.contains(block->range())) layouts.back().push_back(block->offset - section.range.begin);
+    if (layouts.back() != layouts.front()) return whole;
+  }
+  if (layouts.empty()) return whole;
+  // Backward: the head first, the rest last.
+  std::ranges::sort(sections, {}, [](const GradSection& section) {
+    constexpr std::int64_t kLast = std::int64_t{1} << 40;
+    if (section.layer == GradSection::kHead) return -kLast;
+    return section.layer == GradSection::kRest ? kLast : -section.layer;
+  });
+  return sections;
+}
+
+Parameters::Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held,
+                       Allocate allocate)
+    : config_(config), table_(std::move(table)), runtime_(std::move(runtime)), held_(held), allocate_(std::move(allocate)) {
+  if (!allocate_) allocate_ = [runtime = runtime_](std::int64_t n) { return Tensor::zeros(runtime, {n}, DType::kF32); };
+  sections_ = {{GradSection::kRest, {0, table_->num_master_elements()}}};
   for (const TensorSpec& spec : table_->tensors())
     if (spec.trainable) named_.push_back({spec, {}, {}});
-  values_ = Tensor::zeros(runtime_, {held_.count()}, DType::kF32);
+  values_ = allocate_(held_.count());
   cut_values();
 }
 
@@ -42,10 +85,10 @@ void Parameters::cut_values() {
 
 void Parameters::hold(ElementRange range) {
   if (range == held_) return;
-  const Tensor values = Tensor::zeros(runtime_, {range.count()}, DType::kF32);
+  const Tensor values = allocate_(range.count());
   if (const ElementRange both = intersection(range, held_); both.count() > 0)
-    runtime_->copy_within(values.as<float>() + (both.begin - range.begin), values_.as<float>() + (both.begin - held_.begin),
-                          static_cast<std::size_t>(both.count()) * sizeof(float));
+    values.runtime()->copy_within(values.as<float>() + (both.begin - range.begin), values_.as<float>() + (both.begin - held_.begin),
+                                  static_cast<std::size_t>(both.count()) * sizeof(float));
   values_ = values;
   held_ = range;
   cut_values();
@@ -59,8 +102,8 @@ Tensor Parameters::values_in(ElementRange range) const {
 void Parameters::write_held(std::int64_t begin, std::span<const float> values) {
   const ElementRange part = intersection(held_, {begin, begin + static_cast<std::int64_t>(values.size())});
   if (part.count() > 0)
-    runtime_->copy_from_host(values_.as<float>() + (part.begin - held_.begin), values.data() + (part.begin - begin),
-                             static_cast<std::size_t>(part.count()) * sizeof(float));
+    values_.runtime()->copy_from_host(values_.as<float>() + (part.begin - held_.begin), values.data() + (part.begin - begin),
+                                      static_cast<std::size_t>(part.count()) * sizeof(float));
 }
 
 const Tensor& Parameters::all_values() const {
@@ -80,23 +123,58 @@ NamedParameter& Parameters::at(const std::string& name) {
   return *it;
 }
 
+const Tensor& Parameters::all_grads() const {
+  PRL_CHECK(!divides_grads(), "all gradients where those of layers share their memory");
+  static const Tensor kUndefined;
+  return section_grads_.empty() ? kUndefined : section_grads_.front();
+}
+
+void Parameters::divide_grads(bool by_section) {
+  if (by_section == divides_grads()) return;
+  section_grads_.clear();
+  grads_of_blocks_.clear();
+  for (NamedParameter& p : named_) p.grad = {};
+  sections_ = {{GradSection::kRest, {0, table_->num_master_elements()}}};
+  if (by_section) sections_ = grad_sections(*table_);
+  ensure_grads();
+}
+
+void Parameters::section_is_done(std::int64_t layer) const {
+  if (!hook_ || !divides_grads()) return;
+  const auto found = std::ranges::find(sections_, layer, &GradSection::layer);
+  if (found != sections_.end()) hook_(static_cast<std::size_t>(found - sections_.begin()));
+}
+
 void Parameters::ensure_grads() {
-  if (grads_.defined()) return;
-  grads_ = Tensor::zeros(runtime_, {table_->num_master_elements()}, DType::kF32);
-  grads_of_blocks_ = cut(grads_, {0, table_->num_master_elements()});
-  for (NamedParameter& p : named_) p.grad = grads_.slice(p.offset, p.num_elements()).reshaped(p.shape);
+  if (!section_grads_.empty()) return;
+  std::int64_t longest = 0;
+  for (const GradSection& section : sections_)
+    if (section.layer >= 0) longest = std::max(longest, section.range.count());
+  const Tensor of_layers = Tensor::zeros(runtime_, {longest}, DType::kF32);
+  grads_of_blocks_.assign(table_->blocks().size(), Tensor());
+  for (const GradSection& section : sections_) {
+    const std::int64_t n = section.range.count();
+    const Tensor memory = section.layer >= 0 ? of_layers.slice(0, n) : Tensor::zeros(runtime_, {n}, DType::kF32);
+    section_grads_.push_back(memory);
+    const std::vector<Tensor> of_section = cut(memory, section.range);
+    for (std::size_t i = 0; i < of_section.size(); ++i)
+      if (of_section[i].defined()) grads_of_blocks_[i] = of_section[i];
+    for (NamedParameter& p : named_)
+      if (section.range.contains(p.range())) p.grad = memory.slice(p.offset - section.range.begin, p.num_elements()).reshaped(p.shape);
+  }
 }
 
 void Parameters::zero_grads() {
   ensure_grads();
-  runtime_->zero(grads_.data(), grads_.num_bytes());
+  for (const Tensor& grads : section_grads_) runtime_->zero(grads.data(), grads.num_bytes());
   grads_are_fresh_ = false;
 }
 
 void Parameters::start_grads() {
   ensure_grads();
   // Backward passes only ever add to vectors, and to the embedding unless it is the head too.
-  runtime_->zero(grads_.data(), static_cast<std::size_t>(table_->num_vector_elements()) * sizeof(float));
+  // They lie at the beginning of the section that comes last.
+  runtime_->zero(section_grads_.back().data(), static_cast<std::size_t>(table_->num_vector_elements()) * sizeof(float));
   if (const Tensor& d_embedding = grad(Block::kEmbedding); d_embedding.defined() && !table_->has_tied_head())
     runtime_->zero(d_embedding.data(), d_embedding.num_bytes());
   grads_are_fresh_ = true;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,14 +20,27 @@ struct NamedParameter : TensorSpec {
   Tensor grad;   ///< fp32, same shape; undefined until ensure_grads()
 };
 
+/// A part of a model whose gradients are complete at one moment of a backward pass: first the head, then the layers, the last one first,
+/// then everything else (vectors and the embedding).
+struct GradSection {
+  std::int64_t layer = kRest;
+  ElementRange range;  ///< of the array of masters
+  static constexpr std::int64_t kRest = -1, kHead = -2;
+};
+/// In the order in which a backward pass completes them; one for the whole table if it cannot be divided: layers that differ, or whose
+/// matrices do not lie together.
+std::vector<GradSection> grad_sections(const TensorTable& table);
+
 /// fp32 masters and gradients of the trainable tensors of a table, each in one array laid out as TensorTable says. Ranks that train
 /// together hold a range of the masters each.
 class Parameters {
  public:
   /// All zero. `config` is what the table was made from.
   Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table);
-  /// Holds the masters of `held` alone.
-  Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held);
+  /// Holds the masters of `held` alone, in memory that `allocate` gives for that many elements; empty: on the device.
+  using Allocate = std::function<Tensor(std::int64_t)>;
+  Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held,
+             Allocate allocate = {});
   Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config)
       : Parameters(std::move(runtime), config, make_tensor_table(config)) {}
   const ModelConfig& config() const noexcept { return config_; }
@@ -45,12 +59,22 @@ class Parameters {
   Tensor values_in(ElementRange range) const;
   /// Those of elements [begin, begin + values.size()) that are held become `values`, which lie in host memory.
   void write_held(std::int64_t begin, std::span<const float> values);
-  /// [n] fp32, the memory behind all values (PRL_CHECK: all are held), and behind all gradients in the same order.
+  /// [n] fp32, the memory behind all values (PRL_CHECK: all are held), and behind all gradients in the same order (PRL_CHECK: not divided).
   const Tensor& all_values() const;
-  const Tensor& all_grads() const noexcept { return grads_; }
+  const Tensor& all_grads() const;
   /// The fp32 block of a kind, and its gradient; undefined if the model has none. A value that is held in part is undefined too.
   const Tensor& value(Block block, std::int64_t layer = -1) const { return find(values_of_blocks_, block, layer); }
   const Tensor& grad(Block block, std::int64_t layer = -1) const { return find(grads_of_blocks_, block, layer); }
+  /// The sections of the gradients, and their memory. All layers' gradients lie in the same memory after divide_grads(): those of a section
+  /// are there when the hook is called, and until the pass goes on.
+  std::span<const GradSection> sections() const noexcept { return sections_; }
+  const Tensor& section_grads(std::size_t section) const { return section_grads_[section]; }
+  /// From now on gradients are of one row, section by section; or whole again. Gradients there were are lost.
+  void divide_grads(bool by_section);
+  bool divides_grads() const noexcept { return sections_.size() > 1; }
+  /// Called by a backward pass with the index of a section that it has completed; may be empty.
+  void on_section(std::function<void(std::size_t)> hook) { hook_ = std::move(hook); }
+  void section_is_done(std::int64_t layer) const;
   void ensure_grads();
   void zero_grads();
   /// The start of a step: gradients are zero from now on, but most of them are not written, as the next backward pass of a TrainableModel
@@ -76,7 +100,11 @@ class Parameters {
   std::shared_ptr<DeviceRuntime> runtime_;
   std::vector<NamedParameter> named_;
   ElementRange held_;
-  Tensor values_, grads_;
+  Allocate allocate_;
+  Tensor values_;
+  std::vector<GradSection> sections_;
+  std::vector<Tensor> section_grads_;
+  std::function<void(std::size_t)> hook_;
   std::vector<Tensor> values_of_blocks_, grads_of_blocks_;
   bool grads_are_fresh_ = false;
 };

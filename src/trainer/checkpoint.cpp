@@ -87,10 +87,11 @@ struct SaveJob {
   }
 };
 
-std::shared_ptr<const nn::Parameters> copy_of(nn::Parameters& parameters, const std::shared_ptr<DeviceRuntime>& runtime) {
-  auto copy = std::make_shared<nn::Parameters>(runtime, parameters.config(), parameters.table());
+/// In the memory that they are in.
+std::shared_ptr<const nn::Parameters> copy_of(nn::Parameters& parameters) {
   const Tensor& from = parameters.all_values();
-  runtime->copy_within(copy->all_values().data(), from.data(), from.num_bytes());
+  auto copy = std::make_shared<nn::Parameters>(from.runtime(), parameters.config(), parameters.table());
+  from.runtime()->copy_within(copy->all_values().data(), from.data(), from.num_bytes());
   return copy;
 }
 
@@ -174,7 +175,7 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
   saver_.wait();
   last_saved_ = step;
   if (options_.save_async) {
-    job->owned = copy_of(policy.parameters(), policy.context().runtime);
+    job->owned = copy_of(policy.parameters());
     job->parameters = job->owned.get();
     if (!options_.weights_only) job->optimizer_state = optimizer.copy_state();
     if (before_commit) before_commit();
@@ -188,8 +189,8 @@ void TrainerCheckpoints::save(std::int64_t step, TrainProgress progress, Policy&
 
 void TrainerCheckpoints::save_shared(const TrainProgress& progress, Policy& policy, const GradientStep& gradient_step,
                                      const std::function<void()>& before_commit) {
-  finish();
   comm::Communicator& ranks = gradient_step.ranks();
+  finish(ranks);
   shared_ = std::make_shared<SharedSave>(options_, progress, policy, gradient_step, options_.save_async);
   if (options_.save_async) {
     if (before_commit) before_commit();
@@ -209,6 +210,15 @@ void TrainerCheckpoints::save_shared(const TrainProgress& progress, Policy& poli
 void TrainerCheckpoints::finish() {
   saver_.wait();
   shared_.reset();
+}
+
+void TrainerCheckpoints::finish(comm::Communicator& ranks) {
+  if (shared_ != nullptr) {
+    // Rank 0 alone waits for parts of the others: it does so where it would learn that one does not come.
+    if (ranks.rank() != 0) finish();
+    ranks.barrier({.what = "parts of the checkpoint"});
+  }
+  finish();
 }
 
 void TrainerCheckpoints::regroup(comm::Communicator& ranks, bool has_lost) {

@@ -33,8 +33,9 @@ nn::InitModelOptions model_of_several_chunks() {
   return options;
 }
 
-std::unique_ptr<Policy> make_policy(const fs::path& folder, DType compute) {
+std::unique_ptr<Policy> make_policy(const fs::path& folder, DType compute, bool offloads_masters = false) {
   PolicyOptions options;
+  if (offloads_masters) options.masters_host = make_host_link(make_cpu_runtime(), true);
   options.model = folder;
   options.compute = compute;
   options.num_threads = 1;
@@ -71,6 +72,8 @@ struct Training {
   DType compute = DType::kF32;
   int num_rows = 7, num_steps = 3;
   Reduce reduce = Reduce::kExact;
+  int num_replicas = 1;
+  bool offloads_masters = false;
 };
 
 using Weights = std::vector<std::vector<float>>;
@@ -101,11 +104,15 @@ void expect_equal(const Trace& a, const Trace& b, const std::string& what) {
 }
 
 Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
-  const auto policy = make_policy(model, run.compute);
+  const auto policy = make_policy(model, run.compute, run.offloads_masters);
   GradientStepOptions options;
   options.optim = run.optim;
   options.mesh = mesh;
   options.reduce = run.reduce;
+  options.num_replicas = run.num_replicas;
+  if (run.offloads_masters)
+    options.optimizer_memory = {
+        .dtype = DType::kF32, .host = policy->options().masters_host, .piece_elements = 5000, .holds_masters = true};
   GradientStep step(*policy, options);
   Trace trace;
   for (std::int64_t i = 1; i <= run.num_steps; ++i) {
@@ -133,7 +140,7 @@ std::vector<Trace> train_on(int size, const Training& run, const fs::path& model
       options.rank = rank;
       options.size = size;
       options.store = store;
-      comm::Mesh mesh(comm::make_threads_communicator(options));
+      comm::Mesh mesh(comm::make_threads_communicator(options), comm::replicated_shape(size, run.num_replicas));
       traces[static_cast<std::size_t>(rank)] = train(run, model, &mesh);
     });
   for (std::thread& thread : threads) thread.join();
@@ -177,7 +184,7 @@ TEST(DataParallel, ThePlanKnowsWhatARankHolds) {
       PolicyOptions options;
       options.model = scratch.path;
       options.num_threads = 1;
-      options.share = {rank, size, keeps_whole_blocks(optim)};
+      options.share = {rank, size, keeps_whole_blocks(optim), divides_grads(size, Reduce::kExact)};
       return options;
     };
     const auto measure = [&](int rank, int size, comm::Mesh* mesh) {
@@ -190,12 +197,21 @@ TEST(DataParallel, ThePlanKnowsWhatARankHolds) {
       const GradientStep step(policy, options);
       return static_cast<double>(runtime->bytes_in_use());
     };
+    const auto leaf_bytes = [&](int size) {
+      const auto table = nn::make_tensor_table(nn::load_model_config(scratch.path));
+      std::int64_t of_layers = 0, others = 0;
+      for (const nn::GradSection& section : nn::grad_sections(*table))
+        (section.layer >= 0 && size > 1 ? of_layers : others) =
+            section.layer >= 0 && size > 1 ? std::max(of_layers, section.range.count()) : others + section.range.count();
+      return sizeof(float) * static_cast<std::size_t>(of_layers + others);
+    };
     const auto planned = [&](int size) {
       GradientStepOptions options;
       options.optim = optim;
       options.num_ranks = size;
       const TrainingBytes bytes = training_bytes(nn::load_model_config(scratch.path), options_of(0, size), options);
-      return static_cast<double>(bytes.masters + bytes.optimizer);
+      EXPECT_GT(bytes.gradients, leaf_bytes(size)) << "sums and buckets, which come with the first row";
+      return static_cast<double>(bytes.masters + bytes.optimizer + leaf_bytes(size));
     };
     const double alone = measure(0, 1, nullptr);
     double most = 0;
@@ -221,6 +237,76 @@ TEST(DataParallel, FewerRowsThanRanksAndNone) {
     const Trace alone = train(run, scratch.path, nullptr);
     for (const Trace& trace : train_on(4, run, scratch.path)) expect_equal(trace, alone, fmt::format("{} rows", num_rows));
   }
+}
+
+TEST(DataParallel, CopiesOfTheStateGiveTheSameBits) {
+  Scratch scratch("dp-copies");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::MuonConfig>(1e-2)})
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      const Training run{.optim = optim, .compute = compute};
+      const Trace alone = train(run, scratch.path, nullptr);
+      for (const auto& [size, num_replicas] : {std::pair(4, 2), std::pair(2, 2), std::pair(3, 3)}) {
+        double held = 0;
+        for (const Trace& trace : train_on(size, {.optim = optim, .compute = compute, .num_replicas = num_replicas}, scratch.path)) {
+          expect_equal(trace, alone, fmt::format("{} ranks, {} copies, optimizer {}", size, num_replicas, optim.index()));
+          held += trace.share;
+        }
+        EXPECT_DOUBLE_EQ(held, num_replicas);
+      }
+    }
+  const Training fast{.optim = with_lr<config::SgdConfig>(1e-2), .reduce = Reduce::kFast, .num_replicas = 2};
+  const std::vector<Trace> traces = train_on(4, fast, scratch.path);
+  for (std::size_t rank = 1; rank < traces.size(); ++rank) expect_equal(traces[0], traces[rank], "fast");
+}
+
+TEST(DataParallel, MastersInHostMemoryGiveTheSameBits) {
+  Scratch scratch("dp-host");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    const Trace alone = train({.compute = compute}, scratch.path, nullptr);
+    expect_equal(train({.compute = compute, .offloads_masters = true}, scratch.path, nullptr), alone, "one rank");
+    for (const Trace& trace : train_on(3, {.compute = compute, .offloads_masters = true}, scratch.path))
+      expect_equal(trace, alone, "three ranks");
+  }
+}
+
+// Of several ranks the gradients of all layers lie in the same memory, and are sent off as the backward pass completes each.
+TEST(DataParallel, GradientsOfLayersShareTheirMemory) {
+  Scratch scratch("dp-sections");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  const auto policy = make_policy(scratch.path, DType::kF32);
+  nn::Parameters& parameters = policy->parameters();
+  ASSERT_GE(policy->config().num_layers, 2);
+  const std::vector<wire::MicroBatch> rows = rows_of(1, 1);
+  const auto backward = [&] {
+    const std::vector<std::int32_t> targets = make_targets(rows[0]);
+    policy->forward(rows[0], targets);
+    policy->backward(std::vector<float>(targets.size(), -0.25f));
+  };
+  parameters.start_grads();
+  backward();
+  const auto* all = parameters.all_grads().as<float>();
+  const std::vector<float> wanted(all, all + parameters.all_grads().num_elements());
+  const std::size_t whole_bytes = policy->context().runtime->bytes_in_use();
+  parameters.divide_grads(true);
+  EXPECT_LT(policy->context().runtime->bytes_in_use(), whole_bytes);
+  EXPECT_EQ(parameters.grad(nn::Block::kDown, 0).data(), parameters.grad(nn::Block::kDown, 1).data());
+  std::vector<float> found(wanted.size());
+  std::vector<std::int64_t> order;
+  parameters.on_section([&](std::size_t section) {
+    const nn::GradSection& of = parameters.sections()[section];
+    order.push_back(of.layer);
+    std::copy_n(parameters.section_grads(section).as<float>(), of.range.count(), found.begin() + of.range.begin);
+  });
+  parameters.start_grads();
+  backward();
+  std::vector<std::int64_t> wanted_order{nn::GradSection::kHead};
+  for (std::int64_t layer = policy->config().num_layers - 1; layer >= 0; --layer) wanted_order.push_back(layer);
+  wanted_order.push_back(nn::GradSection::kRest);
+  EXPECT_EQ(order, wanted_order);
+  EXPECT_TRUE(found == wanted);
+  parameters.on_section({});
 }
 
 TEST(DataParallel, FastSumsAreCloseAndAlikeOnAllRanks) {

@@ -19,17 +19,26 @@ enum class Reduce : std::uint8_t {
   kFast,
 };
 
+/// Whether gradients lie in memory section by section (nn::Parameters::divide_grads): where they are sent off after each.
+constexpr bool divides_grads(int num_ranks, Reduce reduce) noexcept { return num_ranks > 1 && reduce == Reduce::kExact; }
+
 /// Adds up the gradients of a step's rows and gives each rank the part that it owns. Every rank makes the same calls.
 ///
-/// Rows go round: row i is of rank i mod W, in round i / W. After a round each rank sends the parts of its leaf to their owners
-/// (all-to-all), which add them in the order of rows. Memory beside the gradients: the sum of the own part once a step has several rows,
-/// and for each rank kBucketElements of what arrives. One thread.
+/// Rows go round: row i is of rank i mod W, in round i / W. Each rank sends the parts of its leaf to their owners (all-to-all), which add
+/// them in the order of rows: section by section as its backward pass completes them if the parameters divide their gradients, else after
+/// the round. Memory beside the gradients: the sum of the own part once a step has several rows, and for each rank kBucketElements of what
+/// arrives. With fewer parts than ranks, ranks r, r + parts, ... own the same part. One thread.
 class GradientExchange {
  public:
   static constexpr std::int64_t kBucketElements = std::int64_t{1} << 22;
 
-  /// Everything is borrowed and must outlive this.
-  GradientExchange(ops::OpContext& ctx, nn::Parameters& parameters, comm::Communicator& group, const ShardPlan& plan, Reduce reduce);
+  /// Everything is borrowed and must outlive this; `plan` has a part per rank of `group`, or a part for several. Reduce::kFast sums over
+  /// `replicas`, the ranks that own the same part, too; nullptr if there is one.
+  GradientExchange(ops::OpContext& ctx, nn::Parameters& parameters, comm::Communicator& group, const ShardPlan& plan, Reduce reduce,
+                   comm::Communicator* shards = nullptr, comm::Communicator* replicas = nullptr);
+  ~GradientExchange();
+  GradientExchange(const GradientExchange&) = delete;
+  GradientExchange& operator=(const GradientExchange&) = delete;
 
   /// A step over `num_rows` rows begins, or begins anew.
   void begin(std::int64_t num_rows);
@@ -46,18 +55,22 @@ class GradientExchange {
  private:
   /// Leaves are added in a place of their own; one row of one rank is its own sum.
   bool sums_leaves() const noexcept { return reduce_ == Reduce::kExact && num_rows_ > 0 && (num_rows_ > 1 || group_.size() > 1); }
-  void exchange_round();
+  ElementRange range_of(int rank) const { return plan_.range(rank % plan_.num_ranks()); }
+  void exchange(std::size_t section);
   void add(std::int64_t begin, ConstTensorView leaf, bool is_first);
-  Tensor leaf_part(ElementRange range) const { return parameters_.all_grads().slice(range.begin, range.count()); }
 
   ops::OpContext& ctx_;
   nn::Parameters& parameters_;
   comm::Communicator& group_;
   const ShardPlan& plan_;
   Reduce reduce_;
+  comm::Communicator* shards_;
+  comm::Communicator* replicas_;
   Tensor sum_;       ///< of the own range
   Tensor received_;  ///< a bucket per rank
   std::int64_t num_rows_ = 0, round_ = 0;
+  bool is_in_leaf_ = false;
+  std::size_t next_section_ = 0;  ///< of this round
 };
 
 /// out += x for fp32 arrays of any length.

@@ -83,31 +83,41 @@ std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<
 namespace {
 
 /// The plan, by which masters are held from now on.
-ShardPlan divide(Policy& policy, const GradientStepOptions& options, const comm::Communicator& ranks) {
-  ShardPlan plan(*policy.parameters().table(), ranks.size(), keeps_whole_blocks(options.optim));
-  policy.parameters().hold(plan.range(ranks.rank()));
+ShardPlan divide(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh) {
+  const comm::Communicator& shards = mesh.along(comm::Axis::kShard);
+  ShardPlan plan(*policy.parameters().table(), shards.size(), keeps_whole_blocks(options.optim));
+  policy.parameters().hold(plan.range(shards.rank()));
+  policy.parameters().divide_grads(divides_grads(mesh.world().size(), options.reduce));
   return plan;
 }
 
 }  // namespace
 
-GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, comm::Communicator& ranks)
-    : plan(divide(policy, options, ranks)),
-      exchange(policy.context(), policy.parameters(), ranks, plan, options.reduce),
-      optimizer(policy.context(), policy.parameters(), options.optim, options.optimizer_memory, plan.range(ranks.rank())) {}
+GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh)
+    : plan(divide(policy, options, mesh)),
+      exchange(policy.context(), policy.parameters(), mesh.world(), plan, options.reduce, &mesh.along(comm::Axis::kShard),
+               mesh.shape().size(comm::Axis::kReplicate) > 1 ? &mesh.along(comm::Axis::kReplicate) : nullptr),
+      optimizer(policy.context(), policy.parameters(), options.optim, options.optimizer_memory, policy.parameters().held()) {}
 
 GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
     : policy_(policy),
       options_(std::move(options)),
       own_mesh_(options_.mesh == nullptr ? std::make_unique<comm::Mesh>(comm::make_local_communicator(policy.context().runtime)) : nullptr),
-      shard_(std::make_unique<Shard>(policy_, options_, ranks())),
+      shard_(std::make_unique<Shard>(policy_, options_, mesh())),
       schedule_(options_.scheduler, base_lr(options_.optim), options_.max_steps),
-      watch_(policy.context().runtime->make_stopwatch()) {}
+      watch_(policy.context().runtime->make_stopwatch()) {
+  if (options_.mesh == nullptr && options_.num_replicas != 1)
+    fail(ErrorCode::kInvalidArgument, "model.dp_replicate: {} copies of the state on one rank; use 1, or more trainer ranks",
+         options_.num_replicas);
+}
+
+void GradientStep::abort(std::string_view reason) noexcept { mesh().abort(reason); }
 
 void GradientStep::move_to(std::unique_ptr<comm::Communicator> group) {
   shard_.reset();  // its memory first
-  own_mesh_ = std::make_unique<comm::Mesh>(std::move(group));
-  shard_ = std::make_unique<Shard>(policy_, options_, ranks());
+  const comm::MeshShape shape = comm::replicated_shape(group->size(), options_.num_replicas);
+  own_mesh_ = std::make_unique<comm::Mesh>(std::move(group), shape);
+  shard_ = std::make_unique<Shard>(policy_, options_, mesh());
 }
 
 void GradientStep::check_ranks() const {
@@ -215,13 +225,27 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
   return false;
 }
 
+template <typename Work>
+auto GradientStep::among_shards(const Work& work) const {
+  try {
+    return work(shards());
+  } catch (const comm::PeerLost& lost) {
+    if (shards().size() == ranks().size()) throw;
+    const std::vector<int> line = mesh().shape().line(ranks().rank(), comm::Axis::kShard);
+    std::vector<int> of_all;
+    for (const int rank : lost.ranks()) of_all.push_back(line[static_cast<std::size_t>(rank)]);
+    throw comm::PeerLost(of_all, fmt::format("{} (within a copy of the state; among all ranks: {})", lost.what(), fmt::join(of_all, ", ")),
+                         lost.gave_up());
+  }
+}
+
 GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, PolicyVersion version) {
   try {
     return run_on_ranks(rows, version);
   } catch (const comm::PeerLost&) {
     throw;
   } catch (const std::exception& error) {
-    ranks().abort(error.what());
+    mesh().abort(error.what());
     throw;
   }
 }
@@ -238,14 +262,16 @@ GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> 
   const std::uint64_t has_gradient = watch_->mark();
 
   const std::optional<double> max_norm = max_grad_norm(options_.optim);
-  const double norm = global_grad_norm(policy_.context(), own_grads, shard_->plan, ranks());
+  const double norm =
+      among_shards([&](comm::Communicator& group) { return global_grad_norm(policy_.context(), own_grads, shard_->plan, group); });
   if (!std::isfinite(norm))
     fail(ErrorCode::kNonFinite,
          "[trainer] the gradient norm is {} with a loss of {} over environments [{}]: the weights have diverged; lower optim.lr or set "
          "optim.max_norm",
          norm, result.loss, fmt::join(environments(rows), ", "));
   if (max_norm) result.grad_norm = norm;
-  result.zero_grad_ratio = zero_grad_ratio(policy_.context(), policy_.parameters(), own_grads, shard_->plan, ranks());
+  result.zero_grad_ratio = among_shards(
+      [&](comm::Communicator& group) { return zero_grad_ratio(policy_.context(), policy_.parameters(), own_grads, shard_->plan, group); });
   result.lr_used = schedule_.at(num_scheduled_);
   update_weights(own_grads, clip_scale(norm, max_norm), result.lr_used, version);
   result.lr_next = schedule_.at(++num_scheduled_);
@@ -263,17 +289,17 @@ void GradientStep::update_weights(const Tensor& own_grads, double grad_scale, do
 }
 
 void GradientStep::gather_weights(const Tensor& rounded, PolicyVersion version) {
-  const ElementRange own = shard_->plan.range(ranks().rank());
-  if (ranks().size() > 1)
-    ranks().all_gather(rounded.view(), shard_->plan.counts(), rounded.slice(own.begin, own.count()).view(), {.what = "new weights"});
+  const ElementRange own = policy_.parameters().held();
+  if (shards().size() > 1)
+    among_shards([&](comm::Communicator& group) {
+      group.all_gather(rounded.view(), shard_->plan.counts(), rounded.slice(own.begin, own.count()).view(), {.what = "new weights"});
+    });
   policy_.refresh(version, rounded);
 }
 
 void GradientStep::refresh_weights(PolicyVersion version) {
   const Tensor rounded = policy_.room_for_weights();
-  const ElementRange own = shard_->plan.range(ranks().rank());
-  if (rounded.defined() && own.count() > 0)
-    ops::cast(policy_.context(), rounded.slice(own.begin, own.count()), policy_.parameters().held_values());
+  if (rounded.defined()) policy_.round_held(rounded);
   gather_weights(rounded, version);
 }
 

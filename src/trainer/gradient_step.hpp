@@ -31,7 +31,10 @@ struct GradientStepOptions {
   /// The ranks that train together, borrowed; nullptr: this one alone. All of them make the same calls with the same rows.
   comm::Mesh* mesh = nullptr;
   Reduce reduce = Reduce::kExact;
-  int num_ranks = 1;  ///< that will share the state, for plans of memory made before they meet
+  int num_ranks = 1;  ///< that will train together, for plans of memory made before they meet
+  /// Groups of ranks that each hold the whole state; new weights are gathered within a group. Must divide the number of ranks; a group that
+  /// lost a rank so that it does not goes on with one.
+  int num_replicas = 1;
 };
 
 /// What one optimizer step did, of all ranks and the same at each. Times in seconds.
@@ -76,13 +79,17 @@ class GradientStep {
   /// rank ends the group of ranks and is told to the others.
   GradientStepResult run(std::span<const wire::MicroBatch> rows, PolicyVersion version);
 
-  comm::Communicator& ranks() const noexcept { return (own_mesh_ != nullptr ? *own_mesh_ : *options_.mesh).world(); }
+  comm::Communicator& ranks() const noexcept { return mesh().world(); }
+  /// Those that share the state: a copy of it each, if there are several.
+  comm::Communicator& shards() const noexcept { return mesh().along(comm::Axis::kShard); }
   const ShardPlan& shard_plan() const noexcept { return shard_->plan; }
   /// Goes on with the ranks of another group, which divide what there is anew. The optimizer's state is zero then, and so are masters that
   /// this rank did not hold before, until they are restored (peer_snapshot.hpp).
   void move_to(std::unique_ptr<comm::Communicator> group);
   /// Every rank calls it after its masters were restored: their weights become `version`. PeerLost.
   void refresh_weights(PolicyVersion version);
+  /// Ends the group for this rank; the others are told `reason`.
+  void abort(std::string_view reason) noexcept;
   /// True at every rank if it is at one. A rank that is told to stop takes the others along between two steps.
   bool is_any_rank(bool claim) const;
 
@@ -104,11 +111,15 @@ class GradientStep {
   };
   /// What depends on who the ranks are.
   struct Shard {
-    Shard(Policy& policy, const GradientStepOptions& options, comm::Communicator& ranks);
+    Shard(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh);
     ShardPlan plan;
     GradientExchange exchange;
     Optimizer optimizer;
   };
+  comm::Mesh& mesh() const noexcept { return own_mesh_ != nullptr ? *own_mesh_ : *options_.mesh; }
+  /// work(shards()), with ranks in errors as the world counts them.
+  template <typename Work>
+  auto among_shards(const Work& work) const;
   GradientStepResult run_on_ranks(std::span<const wire::MicroBatch> rows, PolicyVersion version);
   /// Forward and backward over the rows that are not left out. False if a row's loss was not finite: it is left out from now on, and
   /// the gradients must be formed once more.

@@ -10,21 +10,31 @@ namespace prl::trainer {
 TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& policy, const GradientStepOptions& step) {
   const nn::TensorTablePtr table = trained_tensors(policy, model);
   const OptimizerMemory& optimizer = step.optimizer_memory;
-  const int num_ranks = step.num_ranks;
-  const ShardPlan plan(*table, num_ranks, keeps_whole_blocks(step.optim));
+  const int num_ranks = step.num_ranks, num_shards = num_ranks / step.num_replicas;
+  const ShardPlan plan(*table, num_shards, keeps_whole_blocks(step.optim));
   std::int64_t longest = 0;  // what the rank with most of them owns
   for (const std::int64_t count : plan.counts()) longest = std::max(longest, count);
   const double share = static_cast<double>(longest) / static_cast<double>(std::max<std::int64_t>(table->num_master_elements(), 1));
   const auto part_of = [&](std::size_t bytes) {
-    return num_ranks == 1 ? bytes : static_cast<std::size_t>(std::ceil(share * static_cast<double>(bytes)));
+    return num_shards == 1 ? bytes : static_cast<std::size_t>(std::ceil(share * static_cast<double>(bytes)));
   };
   const std::size_t state = part_of(state_bytes_of(step.optim, optimizer.dtype, *table));
   const bool is_in_host = optimizer.host != nullptr;
   TrainingBytes bytes;
   const std::size_t all = sizeof(float) * static_cast<std::size_t>(table->num_trainable());
-  bytes.masters = part_of(all);
+  (policy.masters_host != nullptr ? bytes.host_masters : bytes.masters) = part_of(all);
   // Beside the gradient of a row there is the sum of those before it, and a bucket of each rank's on its way; each rank sums its part.
+  // Several ranks hold a row's gradient in parts: all layers' lie in the same memory.
   bytes.gradients = all;
+  if (divides_grads(num_ranks, step.reduce)) {
+    std::int64_t longest_layer = 0, others = 0;
+    for (const nn::GradSection& section : nn::grad_sections(*table))
+      if (section.layer >= 0)
+        longest_layer = std::max(longest_layer, section.range.count());
+      else
+        others += section.range.count();
+    bytes.gradients = sizeof(float) * static_cast<std::size_t>(longest_layer + others);
+  }
   if (step.reduce == Reduce::kExact || num_ranks > 1) bytes.gradients += part_of(all);
   if (num_ranks > 1)
     bytes.gradients += sizeof(float) * static_cast<std::size_t>(num_ranks * std::min(longest, GradientExchange::kBucketElements));

@@ -62,7 +62,7 @@ class TrainingRun {
     config::OptimConfig optim = config::AdamWConfig{.lr = 1e-2};
     OptimizerMemory memory = {};
     PolicyOptions policy = {};
-    bool offload_optimizer = false, is_lazy = false;
+    bool offload_optimizer = false, is_lazy = false, offload_masters = false;
     int offload_inflight = 0;  ///< activations; 0: they stay
   };
   TrainingRun(const std::filesystem::path& folder, Options options) : runtime_(make_test_runtime()) {
@@ -71,8 +71,10 @@ class TrainingRun {
     options.policy.compute = DType::kBF16;
     options.policy.num_threads = 1;
     if (options.offload_inflight > 0) options.policy.offload = {make_link(options.is_lazy), options.offload_inflight};
+    if (options.offload_masters) options.policy.masters_host = make_link(options.is_lazy);
     policy_ = std::make_unique<Policy>(runtime_, options.policy);
-    if (options.offload_optimizer) options.memory.host = make_link(options.is_lazy);
+    options.memory.holds_masters = options.offload_masters;
+    if (options.offload_optimizer || options.offload_masters) options.memory.host = make_link(options.is_lazy);
     step_ = std::make_unique<GradientStep>(*policy_, GradientStepOptions{.optim = options.optim, .optimizer_memory = options.memory});
   }
   void train(int num_steps) {
@@ -130,6 +132,27 @@ TEST(MemoryOptions, OptimizerStateInHostMemoryChangesNoBit) {
               << optim.index() << ' ' << to_string(dtype) << ", pieces of " << piece << (is_lazy ? ", late copies" : "");
         }
     }
+}
+
+TEST(MemoryOptions, MastersInHostMemoryChangeNoBit) {
+  Scratch scratch("masters");
+  for (const config::OptimConfig& optim :
+       {config::OptimConfig(config::AdamWConfig{.lr = 1e-2}), config::OptimConfig(config::SgdConfig{.lr = 1e-2}),
+        config::OptimConfig(config::SignSgdConfig{.lr = 1e-3})}) {
+    const auto wanted = trained(scratch.path / "model", {.optim = optim});
+    for (const bool is_lazy : {false, true}) {
+      const TrainingRun::Options options{.optim = optim, .memory = {.piece_elements = 1000}, .is_lazy = is_lazy, .offload_masters = true};
+      EXPECT_TRUE(trained(scratch.path / "model", options) == wanted) << optim.index() << (is_lazy ? ", late copies" : "");
+    }
+  }
+#ifdef PRL_TEST_CUDA  // a CPU counts what lies in host memory as its own
+  const auto bytes_of = [&](bool offload_masters) {
+    TrainingRun run(scratch.path / "model", {.memory = {.piece_elements = 1000}, .offload_masters = offload_masters});
+    return run.policy().context().runtime->bytes_in_use();
+  };
+  const std::size_t masters = TrainingRun(scratch.path / "model", {}).policy().parameters().held_values().num_bytes();
+  EXPECT_EQ(bytes_of(false) - bytes_of(true), 3 * masters) << "masters and two moments";
+#endif
 }
 
 TEST(MemoryOptions, RecomputedAndOffloadedActivationsChangeNoBit) {

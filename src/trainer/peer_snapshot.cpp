@@ -55,7 +55,7 @@ std::size_t PeerSnapshots::num_bytes() const noexcept {
 
 void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gradient_step) {
   comm::Communicator& group = gradient_step.ranks();
-  const ElementRange own = gradient_step.shard_plan().range(group.rank());
+  const ElementRange own = policy_.parameters().held();
   Snapshot made;
   made.generation = group.generation();
   made.step = progress.step;

@@ -6,6 +6,8 @@
 #include "base/files.hpp"
 #include "base/rng.hpp"
 #include "nn/peft.hpp"
+#include "ops/pointwise.hpp"
+#include "trainer/optim/host_state.hpp"
 #include "trainer/shard_plan.hpp"
 
 namespace prl::trainer {
@@ -52,9 +54,14 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
       parameters_([this, config = model_config(options_)] {
         const nn::TensorTablePtr table = trained_tensors(options_, config);
         const MasterShare& share = options_.share;
-        return nn::Parameters(runtime_, config, table, ShardPlan(*table, share.num_ranks, share.keeps_blocks).range(share.rank));
+        nn::Parameters::Allocate allocate;
+        if (options_.masters_host != nullptr)
+          allocate = [host = HostState(runtime_, options_.masters_host)](std::int64_t n) mutable { return host.zeros({n}, DType::kF32); };
+        return nn::Parameters(runtime_, config, table, ShardPlan(*table, share.num_ranks, share.keeps_blocks).range(share.rank),
+                              std::move(allocate));
       }()) {
   if (options_.lora) load_base();
+  parameters_.divide_grads(options_.share.divides_grads);
   parameters_.ensure_grads();
   parameters_.zero_grads();
   model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing, options_.offload);
@@ -102,7 +109,7 @@ void Policy::fill_initial(nn::Parameters& parameters) const {
 void Policy::load_initial() {
   fill_initial(parameters_);
   rounded_ = {};
-  if (parameters_.holds_all()) return refresh(PolicyVersion{0});
+  if (has_masters_at_hand()) return refresh(PolicyVersion{0});
   if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
     fill_initial(all);
@@ -128,12 +135,27 @@ void Policy::save_for_engines(const std::filesystem::path& folder, const nn::Com
 }
 
 Tensor Policy::room_for_weights() {
-  if (parameters_.holds_all() && (!ops::shares_weights(context()) || options_.lora)) return {};
+  if (has_masters_at_hand() && (!ops::shares_weights(context()) || options_.lora)) return {};
   return Tensor::empty(runtime_, {parameters_.table()->num_master_elements()}, options_.compute);
 }
 
+void Policy::round_held(const Tensor& rounded) {
+  constexpr std::int64_t kPiece = std::int64_t{1} << 24;
+  const nn::ElementRange held = parameters_.held();
+  for (std::int64_t begin = held.begin; begin < held.end; begin += kPiece) {
+    const nn::ElementRange piece{begin, std::min(begin + kPiece, held.end)};
+    Tensor values = parameters_.values_in(piece);
+    if (options_.masters_host != nullptr) {
+      const Tensor on_device = Tensor::empty(runtime_, values.shape(), DType::kF32);
+      runtime_->copy_from_host(on_device.data(), values.data(), values.num_bytes());
+      values = on_device;
+    }
+    ops::cast(context(), rounded.slice(begin, piece.count()), values);
+  }
+}
+
 Tensor Policy::flat_values() {
-  if (parameters_.holds_all()) return nn::flat_values(context(), parameters_, options_.compute);
+  if (has_masters_at_hand()) return nn::flat_values(context(), parameters_, options_.compute);
   if (!rounded_.defined()) return nn::flat_values(weights_);
   const Tensor host = Tensor::empty(make_cpu_runtime(), rounded_.shape(), options_.compute);
   runtime_->copy_to_host(host.data(), rounded_.data(), rounded_.num_bytes());
@@ -143,7 +165,7 @@ Tensor Policy::flat_values() {
 void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
   if (options_.lora)
     weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, options_.compute, base_, version,
-                                 parameters_.holds_all() ? Tensor() : rounded);
+                                 has_masters_at_hand() ? Tensor() : rounded);
   else
     weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded);
   rounded_ = ops::shares_weights(context()) ? rounded : Tensor();

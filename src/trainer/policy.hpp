@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "device/host_link.hpp"
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
 #include "ops/context.hpp"
@@ -19,6 +20,7 @@ namespace prl::trainer {
 struct MasterShare {
   int rank = 0, num_ranks = 1;
   bool keeps_blocks = false;
+  bool divides_grads = false;  ///< gradients lie in memory section by section
 };
 
 struct PolicyOptions {
@@ -34,6 +36,7 @@ struct PolicyOptions {
   std::optional<nn::ModelConfig> shape{};     ///< with random_init: of this shape, and no folder is read
   std::optional<nn::AdapterConfig> lora{};    ///< train this adapter (and its modules_to_save) instead of all weights
   MasterShare share{};                        ///< so that masters are never whole; a GradientStep with other ranks changes it
+  std::shared_ptr<HostLink> masters_host{};   ///< masters live in host memory and visit the device when they are stepped
 };
 /// Of the model that a policy of these options trains. Error{kInvalidArgument} naming the key; errors of reading the folder.
 nn::ModelConfig model_config(const PolicyOptions& options);
@@ -62,6 +65,8 @@ class Policy {
   /// Memory for the next weights that an optimizer may fill on its way (Optimizer::step); undefined where the device packs weights anew
   /// from masters, all of which are held.
   Tensor room_for_weights();
+  /// Writes the held masters at their place in `rounded`, which is as room_for_weights() gives it.
+  void round_held(const Tensor& rounded);
   /// Masters and weights as they were at first, version 0: read or made anew.
   void load_initial();
   /// Writes the current weights as a model folder: the masters rounded to the compute dtype, or base and adapter merged.
@@ -82,6 +87,8 @@ class Policy {
   weights::WeightManifest manifest();
 
  private:
+  /// All masters are held, and on the device, so that weights may be packed from them.
+  bool has_masters_at_hand() const noexcept { return parameters_.holds_all() && options_.masters_host == nullptr; }
   void load_base();
   nn::WeightsPtr initial_weights();
   /// The held part of the masters at first.

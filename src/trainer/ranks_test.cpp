@@ -45,6 +45,7 @@ struct TrainCase {
   int signal = SIGKILL;
   std::chrono::milliseconds timeout{60'000};
   bool has_newcomer = false;  ///< one more process, which joins the others between two steps
+  int num_replicas = 1;
   bool save_async = false;
   bool saves_often = false;  ///< after every second step, and a lost rank ends the others
 };
@@ -55,6 +56,7 @@ void set_common(TrainRunOptions& options, const TrainCase& run, const fs::path& 
   options.step.optim = adamw;
   options.step.max_steps = run.max_steps;
   options.step.mesh = &mesh;
+  options.step.num_replicas = run.num_replicas;
   options.checkpoint.emplace();
   options.checkpoint->checkpoints = root / "checkpoints";
   options.checkpoint->weights = root / "weights";
@@ -137,7 +139,8 @@ int train_rank(const TrainCase& run, const fs::path& model, const fs::path& root
   std::unique_ptr<comm::Communicator> group =
       rank == size ? comm::join(comm_options, "newcomer", run.timeout, has_ended.get_token()) : comm::make_communicator(comm_options);
   if (group == nullptr) return kCameTooLate;
-  comm::Mesh mesh(std::move(group));
+  const comm::MeshShape shape = comm::replicated_shape(group->size(), run.num_replicas);
+  comm::Mesh mesh(std::move(group), shape);
   if (rank == run.victim)
     std::thread([&run] {
       std::this_thread::sleep_for(run.moment);
@@ -175,7 +178,7 @@ std::vector<int> train(const TrainCase& run, const fs::path& model, const fs::pa
   return statuses;
 }
 
-void expect_same_weights(const fs::path& wanted_root, const fs::path& root, int size, int without = -1) {
+void expect_same_weights(const fs::path& wanted_root, const fs::path& root, int size, int without = -1, std::size_t num_copies = 1) {
   const Result wanted = read_result(wanted_root, 0);
   ASSERT_GT(wanted.masters.size(), 1000u);
   std::size_t num_bytes = 0;
@@ -187,7 +190,7 @@ void expect_same_weights(const fs::path& wanted_root, const fs::path& root, int 
     num_bytes += found.masters.size();
   }
   if (without < 0) {
-    EXPECT_EQ(num_bytes, wanted.masters.size()) << "each master is held once";
+    EXPECT_EQ(num_bytes, num_copies * wanted.masters.size()) << "each master is held once in a copy";
   }
 }
 
@@ -237,6 +240,20 @@ TEST_P(Ranks, SavedByThreeAndResumedByTwoAndOne) {
   }
 }
 
+TEST_P(Ranks, CopiesOfTheStateAreSavedResumedAndHealed) {
+  const Kind kind = GetParam();
+  ASSERT_EQ(train({.kind = kind}, model(), root("whole"), 1), std::vector<int>{0});
+  ASSERT_EQ(train({.kind = kind, .max_steps = 5, .num_replicas = 2}, model(), root("cut"), 4), std::vector<int>(4, 0));
+  EXPECT_FALSE(fs::exists(root("cut") / "checkpoints/step_5/trainer/rank_2.safetensors")) << "the second copy is not written";
+  ASSERT_EQ(train({.kind = kind, .resumes = true, .num_replicas = 2}, model(), root("cut"), 2), std::vector<int>(2, 0));
+  expect_same_weights(root("whole"), root("cut"), 2, -1, 2);
+  // Three ranks do not hold two copies: they go on with one.
+  const TrainCase lost{.kind = kind, .victim = 1, .moment = std::chrono::milliseconds(60), .num_replicas = 2};
+  ASSERT_EQ(train(lost, model(), root("lost"), 4), std::vector<int>(3, 0));
+  expect_same_weights(root("whole"), root("lost"), 4, lost.victim);
+  expect_same_checkpoint(root("whole"), root("lost"), model());
+}
+
 // Whatever is there afterwards is whole, and a run that resumes from it ends as one that never stopped.
 TEST_P(Ranks, AKillAtAnyMomentOfASaveLeavesNoHalf) {
   constexpr int kSize = 3;
@@ -283,13 +300,17 @@ TEST_P(Ranks, ALostRankAtAnyMomentChangesNoBit) {
   std::vector<double> seconds;
   for (int i = 0; i < num_moments; ++i) {
     TrainCase run{.kind = GetParam(), .victim = i / 2 % kSize, .moment = std::chrono::microseconds(rng.next_below(300'000))};
+    run.save_async = i % 3 == 2;
     if (asked != nullptr && i % 2 == 1) run.signal = SIGSTOP, run.timeout = std::chrono::seconds(4);
     SCOPED_TRACE(fmt::format("moment {}: rank {} after {} us, signal {}", i, run.victim, run.moment.count(), run.signal));
     const fs::path folder = root(fmt::format("lost{}", i));
     ASSERT_EQ(train(run, model(), folder, kSize), std::vector<int>(kSize - 1, 0));
     expect_same_weights(root("whole"), folder, kSize, run.victim);
     expect_same_checkpoint(root("whole"), folder, model());
-    EXPECT_TRUE(fs::exists(folder / "checkpoints/step_9/trainer/manifest.json"));
+    // One that was on its way in the background when the rank was lost is given up.
+    if (!run.save_async) {
+      EXPECT_TRUE(fs::exists(folder / "checkpoints/step_9/trainer/manifest.json"));
+    }
     if (const auto found = recover_seconds(folder, kSize)) seconds.push_back(*found);
     fs::remove_all(folder);
   }

@@ -36,6 +36,7 @@ SharedSave::SharedSave(const CheckpointOptions& options, const TrainProgress& pr
       progress_(progress),
       rank_(gradient_step.ranks().rank()),
       size_(gradient_step.ranks().size()),
+      writes_state_(rank_ < gradient_step.shards().size()),
       timeout_(gradient_step.ranks().options().timeout),
       layout_(state_layout(*policy.parameters().table(), gradient_step.shard_plan())),
       weights_(policy.weights()),
@@ -50,7 +51,7 @@ SharedSave::SharedSave(const CheckpointOptions& options, const TrainProgress& pr
   PRL_CHECK(end != std::string::npos, "rank 0 names no folder");
   unit_folder_ = told.substr(0, end);
   weights_folder_ = told.substr(end + 1);
-  if (!unit_folder_.empty()) copy_parts(policy, gradient_step.optimizer(), copies);
+  if (!unit_folder_.empty() && writes_state_) copy_parts(policy, gradient_step.optimizer(), copies);
 }
 
 SharedSave::~SharedSave() {
@@ -91,7 +92,7 @@ std::string SharedSave::write() noexcept {
                               .progress = {},
                               .writer = rank_,
                               .num_writers = size_});
-    if (!unit_folder_.empty()) {
+    if (!unit_folder_.empty() && writes_state_) {
       io::save_tensors(unit_folder_ / rank_file(rank_), parts_, {{"type", progress_.optimizer_type}});
       const io::HashedFile written = io::hash_file(unit_folder_, rank_file(rank_));
       note["file"] = written.path;
@@ -115,8 +116,9 @@ void SharedSave::commit(std::span<const std::string> notes, const std::function<
       fail(ErrorCode::kCorrupt, "[ckpt] rank {} does not say what it wrote", rank);
     if (const std::string error = json::value_to<std::string>(note->at("error")); !error.empty())
       fail(ErrorCode::kIo, "[ckpt] rank {} could not write its part of step {}: {}", rank, progress_.step, error);
-    files.push_back({json::value_to<std::string>(note->at("file")), note->at("bytes").to_number<std::uint64_t>(),
-                     json::value_to<std::string>(note->at("xxh3"))});
+    const std::string file = json::value_to<std::string>(note->at("file"));
+    if (file.empty()) continue;
+    files.push_back({file, note->at("bytes").to_number<std::uint64_t>(), json::value_to<std::string>(note->at("xxh3"))});
   }
   const io::CheckpointRetention retention{options_.keep_last, options_.keep_interval};
   if (!weights_folder_.empty()) {

@@ -51,6 +51,7 @@ class SharedSave {
   CheckpointOptions options_;
   TrainProgress progress_;
   int rank_ = 0, size_ = 1;
+  bool writes_state_ = true;  ///< false if another rank holds the same
   std::chrono::milliseconds timeout_{};
   StateLayout layout_;
   nn::WeightsPtr weights_;              ///< of the snapshot, whole at each rank

@@ -73,7 +73,7 @@ inline std::vector<std::vector<float>> masters(Policy& policy, const GradientSte
   const nn::Parameters& parameters = policy.parameters();
   std::vector<float> values(static_cast<std::size_t>(parameters.table()->num_master_elements()));
   const auto n = static_cast<std::int64_t>(values.size());
-  step.ranks().all_gather({values.data(), {n}, DType::kF32, {}, n}, step.shard_plan().counts(), parameters.held_values().view());
+  step.shards().all_gather({values.data(), {n}, DType::kF32, {}, n}, step.shard_plan().counts(), parameters.held_values().view());
   std::vector<std::vector<float>> all;
   for (const nn::NamedParameter& p : parameters.named())
     all.emplace_back(values.begin() + p.offset, values.begin() + p.offset + p.num_elements());

@@ -64,7 +64,7 @@ TrainRunResult TrainRun::run() {
   } catch (const comm::PeerLost&) {
     throw;
   } catch (const std::exception& error) {
-    training_.gradient_step().ranks().abort(error.what());
+    training_.gradient_step().abort(error.what());
     throw;
   }
 }
@@ -258,7 +258,7 @@ bool TrainRun::step() {
 void TrainRun::save_last() {
   if (result_.last_step > start_step_ && checkpoints_->last_saved() != result_.last_step)
     checkpoints_->save(result_.last_step, progress_, policy_, training_.gradient_step(), [this] { monitor_.sync(); });
-  checkpoints_->finish();
+  checkpoints_->finish(training_.gradient_step().ranks());
   result_.last_checkpoint = checkpoints_->last_saved();
 }
 

@@ -70,7 +70,7 @@ def test_launch_starts_the_ranks_of_two_nodes():
 
         def node(rank, run_id="a"):
             return ["launch", "--nproc-per-node", 2, "--nnodes", 2, "--node-rank", rank, "--rdzv-endpoint", meet, "--rdzv-id", run_id,
-                    *sft_arguments(folder, "nodes")]
+                    *sft_arguments(folder, "nodes", "--model.dp-replicate", 2)]
 
         with harness.running(*node(0), log=folder / "node0.log") as head:
             _, refused = prl(*node(1, "b"), expect=1)
@@ -81,6 +81,8 @@ def test_launch_starts_the_ranks_of_two_nodes():
         check("rank 3 of 4" in (folder / "nodes/logs/sft/rank_3.log").read_text(), "no log of rank 3")
         # Finished already: every rank says so and ends.
         prl("launch", "--nproc-per-node", 2, *sft_arguments(folder, "nodes", "--ckpt.resume-step", -1), timeout=60)
+        _, answer = prl(*sft_arguments(folder, "odd", "--model.dp-replicate", 2), expect=1)
+        check("model.dp_replicate: 2 copies of the state cannot be divided among 1 trainer rank" in answer, answer)
         _, answer = prl("torchrun", "--nproc-per-node", 2, "src/prime_rl/trainer/sft/train.py", "@", "sft.toml", expect=1)
         check("prl launch --nproc-per-node 2 sft @ sft.toml" in answer, answer)
         _, answer = prl("launch", "--nproc-per-node", 2, expect=1)

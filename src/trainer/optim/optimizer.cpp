@@ -82,7 +82,8 @@ std::size_t visit_bytes_of(const config::OptimConfig& optim, const OptimizerMemo
   if (std::holds_alternative<MuonConfig>(optim)) {  // whole tensors
     for (const nn::TensorSpec& tensor : table.tensors()) most = std::max(most, state_bytes_of(optim, memory.dtype, tensor));
   } else if (table.num_trainable() > 0) {
-    const std::size_t per_element = state_bytes_of(optim, memory.dtype, table) / static_cast<std::size_t>(table.num_trainable());
+    const std::size_t per_element = state_bytes_of(optim, memory.dtype, table) / static_cast<std::size_t>(table.num_trainable()) +
+                                    (memory.holds_masters ? sizeof(float) : 0);
     most = per_element * static_cast<std::size_t>(std::min(memory.piece_elements, table.num_trainable()));
   }
   return HostState::kNumBuffers * most;
@@ -101,6 +102,7 @@ Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const conf
   if (memory_.dtype != DType::kF32 && (has_muon || std::holds_alternative<SgdConfig>(optim)))
     fail(ErrorCode::kInvalidArgument, "[optimizer] the state of {} is float32 always; state in {} is for adamw", type_name(),
          to_string(memory_.dtype));
+  PRL_CHECK(!memory_.holds_masters || (memory_.host != nullptr && !has_muon), "masters in host memory without a way there");
   PRL_CHECK(memory_.piece_elements > 0, "pieces of {} elements", memory_.piece_elements);
   if (memory_.host != nullptr) host_ = std::make_unique<HostState>(ctx.runtime, memory_.host);
   for (nn::NamedParameter& p : parameters.named()) {
@@ -142,9 +144,10 @@ struct Optimizer::Step {
 
 Tensor Optimizer::grad_part(std::int64_t begin, std::int64_t count) const { return grads_.slice(begin - own_.begin, count); }
 
-void Optimizer::step_elements(const Step& step, std::int64_t begin, std::int64_t count, std::span<const TensorView> state,
+void Optimizer::step_elements(const Step& step, std::int64_t begin, TensorView values, std::span<const TensorView> state,
                               const Tensor& rounded) {
-  const Tensor values = parameters_.values_in({begin, begin + count}), grads = grad_part(begin, count);
+  const std::int64_t count = values.shape.num_elements();
+  const Tensor grads = grad_part(begin, count);
   if (const auto* adamw = std::get_if<AdamWConfig>(&optim_)) {
     ops::adamw(ctx_, values, state[0], state[1], grads, step.adamw(*adamw),
                rounded.defined() ? rounded.slice(begin, count).view() : TensorView{});
@@ -189,9 +192,14 @@ void Optimizer::step_in_pieces(const Step& step, const Tensor& rounded) {
     for (std::int64_t begin = own_.begin; begin < own_.end; begin += memory_.piece_elements) {
       const std::int64_t count = std::min(memory_.piece_elements, own_.end - begin);
       HostState::Visit& visit = visits.emplace_back();
+      const Tensor values = parameters_.values_in({begin, begin + count});
+      if (memory_.holds_masters) visit.state.push_back(values);
       for (const Tensor& all : flat_state_) visit.state.push_back(all.slice(begin - own_.begin, count));
-      visit.work = [this, &step, &rounded, begin, count](std::span<const TensorView> state) {
-        step_elements(step, begin, count, state, rounded);
+      visit.work = [this, &step, &rounded, begin, values](std::span<const TensorView> visitors) {
+        if (memory_.holds_masters)
+          step_elements(step, begin, visitors.front(), visitors.subspan(1), rounded);
+        else
+          step_elements(step, begin, values.view(), visitors, rounded);
       };
     }
   }
@@ -203,7 +211,7 @@ void Optimizer::step(double lr, double grad_scale, const Tensor& rounded, const 
   PRL_CHECK(grads_.num_elements() == own_.count(), "{} gradients for {} elements", grads_.num_elements(), own_.count());
   const Step step{static_cast<float>(lr), static_cast<float>(grad_scale), num_steps_ + 1};
   const bool is_muon = std::holds_alternative<MuonConfig>(optim_);
-  if (host_ != nullptr && !std::holds_alternative<SignSgdConfig>(optim_)) {
+  if (host_ != nullptr && (memory_.holds_masters || !std::holds_alternative<SignSgdConfig>(optim_))) {
     step_in_pieces(step, rounded);
   } else if (is_muon) {
     for (const Slot& slot : slots_) {
@@ -212,7 +220,7 @@ void Optimizer::step(double lr, double grad_scale, const Tensor& rounded, const 
     }
   } else {
     const std::vector<TensorView> state = views_of(flat_state_, [](const Tensor& tensor) { return tensor.view(); });
-    if (own_.count() > 0) step_elements(step, own_.begin, own_.count(), state, rounded);
+    if (own_.count() > 0) step_elements(step, own_.begin, parameters_.held_values().view(), state, rounded);
   }
   if (is_muon && rounded.defined() && own_.count() > 0)
     ops::cast(ctx_, rounded.slice(own_.begin, own_.count()), parameters_.values_in(own_));

@@ -31,6 +31,7 @@ struct OptimizerMemory {
   std::shared_ptr<HostLink> host = {};  ///< the state lives there and visits the device in pieces; nullptr: it stays on the device
   /// Of element-wise optimizers; Muon's matrices are never cut. The step's bits do not depend on it.
   std::int64_t piece_elements = std::int64_t{1} << 24;
+  bool holds_masters = false;  ///< masters live in host memory too (PolicyOptions::masters_host) and visit with the state; not for Muon
 };
 /// Bytes of state for the trainable tensors, and of the buffers that it visits the device in (0 unless it lives in host memory).
 std::size_t state_bytes_of(const config::OptimConfig& optim, DType dtype, const nn::TensorTable& table);
@@ -82,8 +83,8 @@ class Optimizer {
   struct Step;
   Tensor new_state(Shape shape) const;
   Tensor grad_part(std::int64_t begin, std::int64_t count) const;
-  /// One step over elements [begin, begin + count) of all values; `state` is of those.
-  void step_elements(const Step& step, std::int64_t begin, std::int64_t count, std::span<const TensorView> state, const Tensor& rounded);
+  /// One step over `values`, elements [begin, ...) of all values; `state` is of those.
+  void step_elements(const Step& step, std::int64_t begin, TensorView values, std::span<const TensorView> state, const Tensor& rounded);
   void step_slot(const Step& step, const Slot& slot, std::span<const TensorView> state);
   void step_in_pieces(const Step& step, const Tensor& rounded);
 
