@@ -18,7 +18,7 @@ using Bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 constexpr int kStep = 32;       ///< inputs that two matrix instructions take
-constexpr int kSplitSteps = 8;  ///< steps of a split: sums over inputs are formed by splits, each in order, which are then added in order
+constexpr int kSplitSteps = 4;  ///< steps of a split: sums over inputs are formed by splits, each in order, which are then added in order
 constexpr int kMaxParts = 3;    ///< of a weight: q, k and v
 constexpr int kRankBlock = 16;  ///< ranks that one matrix instruction sums, and that a block forms A x of
 constexpr int kRankTiles = kRankBlock / 8;
@@ -305,7 +305,7 @@ struct TileArgs {
   const Bf16* x;
   Bf16 *y, *h;  ///< h: [tiles][16][h_pitch], the ranks of part p from p * h_pitch / kMaxParts on
   std::int64_t x_stride, y_stride;
-  int num_rows, K, N, h_pitch;
+  int num_rows, K, N, h_pitch, columns;  ///< columns: of y, of a block of expand_tiles_kernel
   bool x_is_vector, y_is_vector;
   Entry one;            ///< without tiles: of all rows
   const char* entries;  ///< [slots], entry_stride bytes apart
@@ -359,41 +359,45 @@ __global__ void __launch_bounds__(kThreads) shrink_tiles_kernel(const __grid_con
       [&](int row, int j, float sum) { h[row * args.h_pitch + j] = __float2bfloat16_rn(sum); });  // zero beyond the rank
 }
 
-/// A block owns a tile and kBlockColumns of y.
+/// A block owns a tile and `columns` of y.
 __global__ void __launch_bounds__(kThreads) expand_tiles_kernel(const __grid_constant__ TileArgs args) {
   __shared__ TileOfBlock tile;
   let_next_begin();
   if (!tile.read(args)) return wait_for_previous();
   const Entry& e = tile.entry;
   const Lane me;
-  const int first_column = static_cast<int>(blockIdx.x) * kBlockColumns, end_column = min(args.N, first_column + kBlockColumns);
+  const int first_column = static_cast<int>(blockIdx.x) * args.columns, end_column = min(args.N, first_column + args.columns);
   bool has_waited = false;
   for (int p = 0; p < e.num_parts; ++p) {
     const int base = e.first_output[p], first = max(first_column, base) - base, end = min(end_column, base + e.num_outputs[p]) - base;
     if (first >= end) continue;
-    const int column = first + me.warp * kWarpColumns, rank = e.rank[p];
-    ColumnWeights weights;
-    weights.load(e.b[p], rank, 0, column, end);
+    const int rank = e.rank[p];
+    const Bf16* h = args.h + static_cast<std::int64_t>(blockIdx.y) * kLoraTileRows * args.h_pitch + p * (args.h_pitch / kMaxParts);
+    ColumnWeights next;
+    next.load(e.b[p], rank, 0, first + me.warp * kWarpColumns, end);
     if (!has_waited) wait_for_previous();
     has_waited = true;
-    const Bf16* h = args.h + static_cast<std::int64_t>(blockIdx.y) * kLoraTileRows * args.h_pitch + p * (args.h_pitch / kMaxParts);
-    const auto place = [&](int half) {
-      return FourColumns(args.y + tile.rows[8 * half + me.group] * args.y_stride + base, column + kLaneColumns * me.quad, end,
-                         args.y_is_vector && base % kLaneColumns == 0);
-    };
-    // On their way while h is.
-    uint2 before[2] = {};
+    for (int column = first + me.warp * kWarpColumns; column < end; column += kBlockColumns) {
+      const ColumnWeights weights = next;
+      if (column + kBlockColumns < end) next.load(e.b[p], rank, 0, column + kBlockColumns, end);
+      const auto place = [&](int half) {
+        return FourColumns(args.y + tile.rows[8 * half + me.group] * args.y_stride + base, column + kLaneColumns * me.quad, end,
+                           args.y_is_vector && base % kLaneColumns == 0);
+      };
+      // On their way while h is.
+      uint2 before[2] = {};
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      if (tile.rows[8 * half + me.group] >= 0) before[half] = place(half).read();
-    float acc[1][kColumnTiles][4] = {};
-    expand<1>(acc, e.b[p], rank, column, end, weights,
-              [&](int row, int r) { return *reinterpret_cast<const uint2*>(h + row * args.h_pitch + r); });
+      for (int half = 0; half < 2; ++half)
+        if (tile.rows[8 * half + me.group] >= 0) before[half] = place(half).read();
+      float acc[1][kColumnTiles][4] = {};
+      expand<1>(acc, e.b[p], rank, column, end, weights,
+                [&](int row, int r) { return *reinterpret_cast<const uint2*>(h + row * args.h_pitch + r); });
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum[kLaneColumns];
-      add_scaled(sum, before[half], acc[0], half, e.scale[p]);
-      if (tile.rows[8 * half + me.group] >= 0) place(half).write(sum);
+      for (int half = 0; half < 2; ++half) {
+        float sum[kLaneColumns];
+        add_scaled(sum, before[half], acc[0], half, e.scale[p]);
+        if (tile.rows[8 * half + me.group] >= 0) place(half).write(sum);
+      }
     }
   }
   if (!has_waited) wait_for_previous();
@@ -561,8 +565,12 @@ void launch_tiles(OpContext& ctx, TileArgs& args, std::int64_t num_tiles, std::i
       properties_of(ctx).major >= 9 ? static_cast<unsigned>(std::clamp<std::int64_t>(ceil_div(splits, kWarps), 1, kMaxCluster)) : 1u;
   launch_chained_clusters(stream_of(ctx), shrink_tiles_kernel, dim3(static_cast<unsigned>(rank_blocks), tiles, cluster), dim3(kThreads),
                           dim3(1, 1, cluster), args);
-  launch_chained(stream_of(ctx), expand_tiles_kernel, dim3(static_cast<unsigned>(ceil_div(args.N, kBlockColumns)), tiles), dim3(kThreads),
-                 0, args);
+  // Blocks that fit at once; where many tiles are empty fewer than that have work, so that no block has more than some passes.
+  constexpr std::int64_t kBlocksAtOnce = 4, kMostPasses = 8;
+  const std::int64_t pieces = std::max<std::int64_t>(1, kBlocksAtOnce * num_multiprocessors(ctx) / num_tiles);
+  args.columns = static_cast<int>(std::min(round_up(ceil_div(args.N, pieces), kBlockColumns), kMostPasses * kBlockColumns));
+  launch_chained(stream_of(ctx), expand_tiles_kernel, dim3(static_cast<unsigned>(ceil_div(args.N, args.columns)), tiles), dim3(kThreads), 0,
+                 args);
 }
 
 TileArgs tile_args(TensorView y_TN, ConstTensorView x_TK) {
