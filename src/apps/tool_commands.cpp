@@ -121,6 +121,7 @@ int run_bench(const config::ParsedCommand& parsed) {
   options.train_tokens = config.train_tokens;
   options.sequence_tokens = config.sequence_tokens;
   options.checkpoint_every = config.checkpoint_every;
+  options.train_lora_rank = config.train_lora_rank;
   options.num_repeats = config.num_repeats;
   options.seed = static_cast<std::uint64_t>(config.seed);
   if (config.suite == config::BenchSuite::kLora) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "autograd/tape.hpp"
 #include "ops/linear.hpp"
 #include "ops/lora.hpp"
@@ -15,8 +17,9 @@ namespace prl::autograd {
 /// Adapters that a product adds, each to its rows, with the gradients of the first group's, whose rows are then all rows.
 struct LoraParameter {
   std::vector<ops::LoraRows> groups;
-  TensorView da = {};               ///< data == nullptr: no gradients
-  std::vector<TensorView> db = {};  ///< per part
+  std::optional<ops::LoraIndex> index = {};  ///< in place of groups, without gradients
+  TensorView da = {};                        ///< data == nullptr: no gradients
+  std::vector<TensorView> db = {};           ///< per part
   bool accumulate = true;
   ops::DropoutMask dropout = {};  ///< of what A reads
 };

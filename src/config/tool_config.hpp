@@ -293,6 +293,7 @@ struct BenchConfig {
   double latency = 0;
   int num_adapters = 64;
   int lora_rank = 16;
+  int train_lora_rank = 0;
   std::optional<std::filesystem::path> output_json;
   ComputeConfig compute;
   std::int64_t seed = 42;
@@ -318,6 +319,8 @@ struct BenchConfig {
     v.field("latency", latency, "Of suite env: time until the model's reply", {.unit = "seconds", .min = 0});
     v.field("num_adapters", num_adapters, "Of suite lora: adapters in the engine, which sequences name in turn", {.min = 1, .max = 4096});
     v.field("lora_rank", lora_rank, "Of suite lora: rank of the adapters", {.min = 1, .max = 512});
+    v.field("train_lora_rank", train_lora_rank, "Of suite train: rank of the adapter that is trained, 0 for all weights",
+            {.min = 0, .max = 512});
     v.field("output_json", output_json, "Also write the table as JSON");
     v.field("compute", compute, "Device and precision");
     v.field("seed", seed, "Seed of weights and data", {.min = 0});

@@ -1,4 +1,5 @@
 // Adapters in the engine: rows under any of them have the trainer's bits, whatever shares their batch; updates, prefixes and limits.
+// Compiled a second time for a GPU, where steps of decoding are recorded and adapters lie in slots.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +9,7 @@
 #include <set>
 
 #include "base/rng.hpp"
+#include "device/testing/test_runtime.hpp"
 #include "engine/adapter_set.hpp"
 #include "engine/engine.hpp"
 #include "engine/test_support.hpp"
@@ -29,7 +31,7 @@ std::string name_of(std::size_t i) { return fmt::format("adapter-{}", i); }
 
 /// A small model and adapters of different ranks and modules, as a trainer holds them.
 struct Lab {
-  explicit Lab(DType compute_dtype) : session(make_cpu_runtime(), 2), compute(compute_dtype) {
+  explicit Lab(DType compute_dtype) : session(make_test_runtime(), 2), compute(compute_dtype) {
     config = nn::make_model_config({.family = "qwen3",
                                     .vocab_size = kVocabSize,
                                     .hidden_size = 64,
@@ -56,8 +58,12 @@ struct Lab {
     nn::init_adapter(trained, seed);
     Rng rng(seed, 3);
     for (nn::NamedParameter& p : trained.named())
-      if (!nn::is_lora_a(p.block))
-        for (std::int64_t i = 0; i < p.num_elements(); ++i) p.value.as<float>()[i] = 0.3f * static_cast<float>(rng.next_normal());
+      if (!nn::is_lora_a(p.block)) {
+        std::vector<float> values(static_cast<std::size_t>(p.num_elements()));
+        for (float& value : values) value = 0.3f * static_cast<float>(rng.next_normal());
+        p.value.runtime()->copy_from_host(p.value.data(), values.data(), values.size() * sizeof(float));
+      }
+    session.context().runtime->synchronize();
     return nn::adapt_weights(session.context(), trained, wanted, compute, base, PolicyVersion{1})->adapter;
   }
   nn::WeightsPtr with(const nn::AdapterPtr& adapter) const {

@@ -13,6 +13,11 @@ namespace prl::launch {
 
 std::int64_t default_block_size(DeviceKind device) { return device == DeviceKind::kCuda ? 32 : 16; }
 
+std::int64_t largest_lora_rank(const config::InferenceConfig& config) {
+  constexpr std::int64_t kSizes[] = {8, 16, 32, 64, 128, 256, 320, 512};
+  return *std::ranges::lower_bound(kSizes, config.max_lora_rank.value_or(16));
+}
+
 std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model) {
   const std::int64_t context = config.model.max_model_len ? *config.model.max_model_len : model.max_position;
   if (context > model.max_position)

@@ -21,6 +21,8 @@ namespace prl::launch {
 std::int64_t default_block_size(DeviceKind device);
 /// Longest prompt plus completion. Error{kInvalidArgument} if the model has fewer positions.
 std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model);
+/// Largest rank of an adapter that is served: vLLM's default, and its sizes, of which the next one counts.
+std::int64_t largest_lora_rank(const config::InferenceConfig& config);
 /// Where kv.num_blocks is not set, the cache takes an eighth of the free memory at most; on a GPU a memory plan has set it.
 engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime);
 

@@ -42,12 +42,6 @@ server::ApiOptions api_options(const config::InferenceConfig& config) {
   return options;
 }
 
-/// vLLM's default, and its sizes, of which the next one counts.
-std::int64_t largest_rank(const config::InferenceConfig& config) {
-  constexpr std::int64_t kSizes[] = {8, 16, 32, 64, 128, 256, 320, 512};
-  return *std::ranges::lower_bound(kSizes, config.max_lora_rank.value_or(16));
-}
-
 }  // namespace
 
 int run_inference_role(const config::InferenceConfig& config, std::stop_token stop) {
@@ -62,7 +56,7 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
                                 });
   if (config.enable_lora) {
     backend.serve_adapters(
-        [&host, max_rank = largest_rank(config)](const std::filesystem::path& folder) { return host.load_adapter(folder, max_rank); },
+        [&host, max_rank = largest_lora_rank(config)](const std::filesystem::path& folder) { return host.load_adapter(folder, max_rank); },
         static_cast<std::size_t>(config.max_cpu_loras));
     for (const auto& [name, folder] : config.lora_modules) backend.adapters()->load(name, folder, false);
   }

@@ -7,6 +7,7 @@
 #include "base/units.hpp"
 #include "engine/memory.hpp"
 #include "launch/engine_host.hpp"
+#include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
 #include "ops/lm_head.hpp"
 #include "trainer/memory.hpp"
@@ -149,11 +150,18 @@ engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const
   return bytes;
 }
 
+/// Of the adapters that are ready to compute with at a time, and of one that takes a place before another leaves it.
+std::size_t adapter_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
+  if (!inference.enable_lora) return 0;
+  return static_cast<std::size_t>(inference.max_loras + 1) * nn::most_adapter_bytes(model, largest_lora_rank(inference), compute);
+}
+
 /// What the engine's passes take, and the cache.
 void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
                 const char* advice) {
   const engine::EngineBytes needs = engine_bytes(inference, model, compute);
   plan.parts.emplace_back("engine", needs.passes);
+  if (const std::size_t bytes = adapter_bytes(inference, model, compute); bytes > 0) plan.parts.emplace_back("adapters", bytes);
   const std::int64_t wanted =
       inference.kv.num_blocks ? static_cast<std::int64_t>(*inference.kv.num_blocks) : inference.max_num_seqs * needs.blocks_per_sequence;
   const std::size_t left = usable(plan) > plan.total() ? usable(plan) - plan.total() : 0;
@@ -171,7 +179,8 @@ void add_passes(MemoryPlan& plan, const config::InferenceConfig& inference, cons
 std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   const engine::EngineBytes needs = engine_bytes(inference, model, compute);
   const std::int64_t blocks = std::max<std::int64_t>(needs.blocks_per_sequence, inference.kv.num_blocks.value_or(0));
-  return kMoreVersions * weight_bytes(model, compute) + needs.passes + static_cast<std::size_t>(blocks) * needs.block;
+  return kMoreVersions * weight_bytes(model, compute) + needs.passes + adapter_bytes(inference, model, compute) +
+         static_cast<std::size_t>(blocks) * needs.block;
 }
 
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "nn/init_model.hpp"
+#include "nn/tensor_table.hpp"
 #include "ops/lm_head.hpp"
 
 namespace prl::launch {
@@ -128,6 +129,20 @@ TEST_F(MemoryPlanTest, AnEngineAloneGivesItsCacheWhatIsLeft) {
   }
   inference.model.max_model_len = 513;
   EXPECT_THROW((void)plan_engine(gib, inference, model, DType::kBF16, 2), Error);
+}
+
+TEST_F(MemoryPlanTest, AdaptersHaveTheirPlacesBesideTheCache) {
+  const nn::ModelConfig model = nn::load_model_config(folder_);
+  config::InferenceConfig inference;
+  const std::size_t gib = std::size_t{1} << 30;
+  EXPECT_EQ(plan_engine(gib, inference, model, DType::kBF16, 2).part("adapters"), 0u) << "none are served";
+  inference.enable_lora = true;
+  inference.max_loras = 3;
+  inference.max_lora_rank = 12;
+  std::size_t values = 0;  // of rank 16, the next size
+  for (const nn::TensorSpec& spec : nn::make_tensor_table(model)->tensors())
+    if (spec.is_matrix() && nn::lora_b_of(spec.slot)) values += static_cast<std::size_t>(16 * (spec.shape[0] + spec.shape[1]));
+  EXPECT_EQ(plan_engine(gib, inference, model, DType::kBF16, 2).part("adapters"), 4 * values * 2);
 }
 
 TEST_F(MemoryPlanTest, TheLeastOfAnEngineBesideATrainerIsWhatItsPlanAddsWhenLittleIsLeft) {

@@ -9,8 +9,6 @@
 namespace prl::nn {
 namespace {
 
-constexpr std::array kAdaptedBlocks = {Block::kQkv, Block::kO, Block::kGateUp, Block::kDown};
-
 std::size_t index_of(Block matrix) { return static_cast<std::size_t>(std::ranges::find(kAdaptedBlocks, matrix) - kAdaptedBlocks.begin()); }
 
 /// Where a tensor's rows begin in the block of the model.
@@ -48,6 +46,13 @@ std::int64_t Adapter::max_rank() const noexcept {
     for (const ops::LoraWeight& weight : layer.blocks)
       for (const ops::LoraPart& part : weight.parts) most = std::max(most, part.rank);
   return most;
+}
+
+std::size_t most_adapter_bytes(const ModelConfig& model, std::int64_t rank, DType dtype) {
+  std::int64_t values = 0;
+  for (const TensorSpec& spec : make_tensor_table(model)->tensors())
+    if (spec.is_matrix() && lora_b_of(spec.slot)) values += rank * (spec.shape[0] + spec.shape[1]);
+  return static_cast<std::size_t>(values) * size_of(dtype);
 }
 
 AdapterPtr make_adapter(const AdapterConfig& config, const ModelConfig& model, TensorTablePtr table, DType dtype,

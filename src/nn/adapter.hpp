@@ -53,14 +53,17 @@ TensorTablePtr make_adapter_table(const ModelConfig& model, const AdapterConfig&
 TensorTablePtr make_adapter_table(const ModelConfig& model,
                                   const std::function<std::optional<AdapterScale>(const std::string& module)>& find);
 
+/// The matrices that take adapters.
+inline constexpr std::array kAdaptedBlocks = {Block::kQkv, Block::kO, Block::kGateUp, Block::kDown};
+
 /// A low-rank adapter of a model, ready to compute with. Immutable; trainer and engine share it as they share `Weights`.
-struct Adapter {
+struct Adapter : std::enable_shared_from_this<Adapter> {
   AdapterConfig config;
   TensorTablePtr table;  ///< make_adapter_table(); tensors of modules to save are not part of this
   DType dtype = DType::kF32;
-  /// Of the blocks q|k|v, o, gate|up and down of each layer; `a` is null where there is none.
+  /// Of kAdaptedBlocks of each layer; `a` is null where there is none.
   struct Layer {
-    std::array<ops::LoraWeight, 4> blocks;
+    std::array<ops::LoraWeight, kAdaptedBlocks.size()> blocks;
   };
   std::vector<Layer> layers;
 
@@ -70,6 +73,9 @@ struct Adapter {
   std::int64_t max_rank() const noexcept;
 };
 using AdapterPtr = std::shared_ptr<const Adapter>;
+
+/// Bytes of an adapter of `rank` of every matrix that takes one: the most that one of that rank has.
+std::size_t most_adapter_bytes(const ModelConfig& model, std::int64_t rank, DType dtype);
 
 /// Fills an adapter of `table`: `matrix` gives the packed matrix of an adapter's block.
 AdapterPtr make_adapter(const AdapterConfig& config, const ModelConfig& model, TensorTablePtr table, DType dtype,

@@ -40,8 +40,10 @@ struct DecodeRecorder::Step {
   std::vector<std::int32_t> host;
   Tensor device;
   TensorView ids, positions, slots, lengths, table;  ///< in `device`
-  TensorView h_BH;                                   ///< where the recording leaves its result
-  bool is_warm = false;                              ///< ran once without being recorded: kernels are chosen, memory has its size
+  TensorView tiles;                                  ///< with adapters, there too
+  std::vector<std::int32_t> host_tiles;
+  TensorView h_BH;       ///< where the recording leaves its result
+  bool is_warm = false;  ///< ran once without being recorded: kernels are chosen, memory has its size
   std::unique_ptr<RecordedWork> work;
 };
 
@@ -50,15 +52,15 @@ DecodeRecorder::~DecodeRecorder() = default;
 
 bool DecodeRecorder::takes(const PagedBatch& batch) const {
   const auto sequences = static_cast<std::int64_t>(batch.context_len.size());
-  return batch.adapters.empty() && static_cast<std::int64_t>(batch.ids_T.size()) == sequences && sequences <= kMaxRows &&
-         ops::can_decode_by_index(ctx_) && batch.query_start.back() == static_cast<std::int32_t>(sequences);
+  return static_cast<std::int64_t>(batch.ids_T.size()) == sequences && sequences <= kMaxRows && ops::can_decode_by_index(ctx_) &&
+         batch.query_start.back() == static_cast<std::int32_t>(sequences);
 }
 
 DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   std::unique_ptr<Step>& step = steps_[key];
   if (step != nullptr) return *step;
   step = std::make_unique<Step>();
-  const std::int64_t B = key.rows, total = B * (4 + key.max_blocks);
+  const std::int64_t B = key.rows, total = B * (4 + key.max_blocks + (key.has_adapters ? ops::kLoraTileWords : 0));
   step->rows = B;
   step->host.resize(static_cast<std::size_t>(total));
   step->device = Tensor::empty(ctx_.runtime, {total}, DType::kI32);
@@ -73,6 +75,7 @@ DecodeRecorder::Step& DecodeRecorder::step_for(const Key& key) {
   step->slots = part({B});
   step->lengths = part({B});
   step->table = part({B, key.max_blocks});
+  if (key.has_adapters) step->tiles = part({B, ops::kLoraTileWords});
   return *step;
 }
 
@@ -91,7 +94,10 @@ void DecodeRecorder::fill(Step& step, const Key& key, const PagedBatch& batch) {
   const auto from = static_cast<std::size_t>(batch.max_blocks);
   for (std::size_t s = 0; s < n; ++s, at += width)
     std::fill(std::copy_n(batch.block_table.begin() + static_cast<std::ptrdiff_t>(s * from), from, at), at + width, 0);
-  std::fill(at, at + (B - n) * width, 0);
+  at = std::fill_n(at, (B - n) * width, 0);
+  if (!key.has_adapters) return;
+  // Each row has at most a tile of its own.
+  std::fill(std::copy(step.host_tiles.begin(), step.host_tiles.end(), at), at + B * static_cast<std::size_t>(ops::kLoraTileWords), -1);
 }
 
 void DecodeRecorder::drop_recordings() {
@@ -99,7 +105,8 @@ void DecodeRecorder::drop_recordings() {
   for (auto& [key, step] : steps_) step->work.reset();
 }
 
-TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B) {
+TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B,
+                                   const AdapterBank* bank) {
   arena_.reset();
   std::vector<ops::KvLayer> layers;
   for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
@@ -115,25 +122,37 @@ TensorView DecodeRecorder::forward(const Weights& weights, KvCache& cache, const
   index.decode_plan = plan;
   autograd::Frame frame{ctx_, arena_};
   BoundModel model{weights};
-  if (weights.adapter != nullptr) model.adapters = {{weights.adapter.get(), {}}};
+  if (bank != nullptr) {
+    model.bank = bank;
+    model.tiles = step.tiles;
+  } else if (weights.adapter != nullptr) {
+    model.adapters = {{weights.adapter.get(), {}}};
+  }
   return decoder_forward(frame, model, {step.ids, drawn_B}, index, layers, nullptr).value;
 }
 
-TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch) {
-  if (&weights != weights_ || weights.version != version_ || &cache != cache_ || batch.drawn_B.data != drawn_) {
+TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const PagedBatch& batch, const AdapterBank* bank,
+                               std::span<const AdapterRows> adapters) {
+  const std::uint64_t bank_generation = bank != nullptr ? bank->generation() : bank_generation_;
+  if (&weights != weights_ || weights.version != version_ || &cache != cache_ || batch.drawn_B.data != drawn_ ||
+      bank_generation != bank_generation_) {
     drop_recordings();
     weights_ = &weights;
     version_ = weights.version;
     cache_ = &cache;
     drawn_ = batch.drawn_B.data;
+    bank_generation_ = bank_generation;
   }
   const auto sequences = static_cast<std::int64_t>(batch.ids_T.size());
-  const Key key{rows_for(sequences), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8))))};
+  const Key key{rows_for(sequences), static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(std::max(batch.max_blocks, 8)))),
+                bank != nullptr};
   Step& step = step_for(key);
+  step.host_tiles.clear();
+  if (bank != nullptr) bank->append_tiles(step.host_tiles, adapters);
   fill(step, key, batch);
   const auto now = [&] {
     ctx_.runtime->copy_from_host(step.device.data(), step.host.data(), step.host.size() * sizeof(std::int32_t));
-    return forward(weights, cache, step, batch.drawn_B).rows(0, sequences);
+    return forward(weights, cache, step, batch.drawn_B, bank).rows(0, sequences);
   };
   if (!step.is_warm) {
     step.is_warm = true;
@@ -145,7 +164,7 @@ TensorView DecodeRecorder::run(const Weights& weights, KvCache& cache, const Pag
     arena_.reset();  // merges blocks, which recording must not do
     const std::size_t allocations = arena_.num_allocations();
     const std::uint64_t generation = ctx_.workspace->generation();
-    step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step, batch.drawn_B); });
+    step.work = ctx_.runtime->record([&] { step.h_BH = forward(weights, cache, step, batch.drawn_B, bank); });
     if (step.work == nullptr) return now();
     if (allocations != arena_.num_allocations() || generation != ctx_.workspace->generation())
       fail(ErrorCode::kInternal, "[decoder] a step of {} sequences took memory while it was recorded", step.rows);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/arena.hpp"
+#include "nn/adapter_bank.hpp"
 #include "nn/decoder.hpp"
 
 namespace prl::nn {
@@ -21,19 +22,21 @@ class DecodeRecorder {
   ~DecodeRecorder();
   /// Whether `batch` is such a step and the device can decode from indices of its own.
   bool takes(const PagedBatch& batch) const;
-  /// As InferenceModel::forward_paged; the batch has been checked.
-  TensorView run(const Weights& weights, KvCache& cache, const PagedBatch& batch);
+  /// As InferenceModel::forward_paged; the batch has been checked. `bank` has the adapters of all rows, `adapters`; null: rows name none.
+  TensorView run(const Weights& weights, KvCache& cache, const PagedBatch& batch, const AdapterBank* bank,
+                 std::span<const AdapterRows> adapters);
 
  private:
   struct Key {
     std::int64_t rows = 0, max_blocks = 0;
+    bool has_adapters = false;
     auto operator<=>(const Key&) const = default;
   };
   struct Step;
   Step& step_for(const Key& key);
   void drop_recordings();
   static void fill(Step& step, const Key& key, const PagedBatch& batch);
-  TensorView forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B);
+  TensorView forward(const Weights& weights, KvCache& cache, const Step& step, ConstTensorView drawn_B, const AdapterBank* bank);
 
   ops::OpContext& ctx_;
   autograd::Arena arena_;
@@ -43,6 +46,7 @@ class DecodeRecorder {
   PolicyVersion version_;
   const void* cache_ = nullptr;
   const void* drawn_ = nullptr;
+  std::uint64_t bank_generation_ = 0;
   std::size_t num_allocations_ = 0;
   std::uint64_t workspace_generation_ = 0;
 };

@@ -5,6 +5,7 @@
 #include "autograd/tape.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "nn/adapter_bank.hpp"
 #include "nn/decode_recorder.hpp"
 #include "nn/layers.hpp"
 #include "ops/lm_head.hpp"
@@ -122,13 +123,15 @@ std::size_t KvCache::bytes_per_block(const ModelConfig& config, DType compute, s
 }
 
 struct InferenceModel::Impl {
-  Impl(ops::OpContext& c, bool record) : ctx(c), arena(c.runtime), head_arena(c.runtime), may_record(record), recorder(c) {}
+  Impl(ops::OpContext& c, bool record) : ctx(c), arena(c.runtime), head_arena(c.runtime), may_record(record), recorder(c), bank(c) {}
   ops::OpContext& ctx;
   Arena arena;       ///< of the last forward
   Arena head_arena;  ///< of the last logits()
   const bool may_record;
   DecodeRecorder recorder;
-  std::vector<std::int32_t> rest;  ///< rows of the last batch that name no adapter
+  AdapterBank bank;
+  std::vector<std::int32_t> tiles;  ///< of the last batch that was not recorded
+  std::vector<std::int32_t> rest;   ///< rows of the last batch that name no adapter
 };
 
 InferenceModel::InferenceModel(ops::OpContext& ctx, bool may_record) : impl_(std::make_unique<Impl>(ctx, may_record)) {}
@@ -139,7 +142,11 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   if (batch.slot_T.size() != batch.ids_T.size())
     fail(ErrorCode::kShape, "[decoder] {} slots for {} tokens", batch.slot_T.size(), batch.ids_T.size());
   Impl& m = *impl_;
-  if (m.may_record && m.recorder.takes(batch)) return m.recorder.run(weights, cache, batch);
+  const auto num_tokens = static_cast<std::int64_t>(batch.ids_T.size());
+  const std::vector<AdapterRows> adapters = adapters_of(weights, batch.adapters, num_tokens, m.rest);
+  const bool is_indexed = !batch.adapters.empty() && m.bank.bring(weights.config, weights.compute, adapters);
+  if (m.may_record && m.recorder.takes(batch) && (batch.adapters.empty() || is_indexed))
+    return m.recorder.run(weights, cache, batch, is_indexed ? &m.bank : nullptr, adapters);
   m.arena.reset();
   std::vector<ops::KvLayer> layers;
   for (std::int64_t i = 0; i < weights.config.num_layers; ++i) layers.push_back(cache.layer(i));
@@ -154,7 +161,16 @@ TensorView InferenceModel::forward_paged(const Weights& weights, KvCache& cache,
   index.slot_T = batch.slot_T;
   Frame frame{m.ctx, m.arena};
   const ops::TokenIds ids(upload(m.ctx, m.arena, batch.ids_T, DType::kI32), batch.drawn_B);
-  const BoundModel model{weights, nullptr, adapters_of(weights, batch.adapters, static_cast<std::int64_t>(batch.ids_T.size()), m.rest)};
+  BoundModel model{weights};
+  if (is_indexed) {
+    m.tiles.clear();
+    m.bank.append_tiles(m.tiles, adapters);
+    model.bank = &m.bank;
+    model.tiles = upload(m.ctx, m.arena, std::span<const std::int32_t>(m.tiles), DType::kI32)
+                      .reshaped({static_cast<std::int64_t>(m.tiles.size()) / ops::kLoraTileWords, ops::kLoraTileWords});
+  } else {
+    model.adapters = adapters;
+  }
   return decoder_forward(frame, model, ids, index, layers, nullptr).value;
 }
 

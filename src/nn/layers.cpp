@@ -96,8 +96,12 @@ LinearParameter BoundModel::linear(Block block, std::int64_t layer, const ops::L
 }
 
 std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std::int64_t layer) const {
-  if (adapters.empty()) return nullptr;
+  if (adapters.empty() && bank == nullptr) return nullptr;
   auto out = std::make_shared<autograd::LoraParameter>();
+  if (bank != nullptr) {
+    out->index = bank->index(block, layer, tiles);
+    return out->index ? out : nullptr;
+  }
   for (const AdapterRows& of : adapters)
     if (const ops::LoraWeight* weight = of.adapter->find(block, layer)) out->groups.push_back({weight, of.rows});
   if (out->groups.empty()) return nullptr;

@@ -2,6 +2,7 @@
 
 #include "autograd/attention.hpp"
 #include "nn/activations.hpp"
+#include "nn/adapter_bank.hpp"
 #include "nn/parameters.hpp"
 #include "nn/weights.hpp"
 
@@ -30,6 +31,8 @@ struct BoundModel {
   const Parameters* gradients = nullptr;
   std::vector<AdapterRows> adapters = {};  ///< with gradients at most one, of all rows
   ops::DropoutMask dropout = {};           ///< of adapters in training; each block has masks of its own
+  const AdapterBank* bank = nullptr;       ///< in place of `adapters`, by the tiles that lie in device memory
+  ConstTensorView tiles = {};
 
   /// One without a weight if the model has no such norm.
   autograd::NormParameter norm(Block block, std::int64_t layer = -1) const;

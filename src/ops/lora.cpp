@@ -42,6 +42,34 @@ void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<c
   if (!groups.empty()) table_entry(ctx, ctx.table->add_lora, "add_lora")(ctx, y_TN, x_TK, groups);
 }
 
+void append_lora_tiles(std::vector<std::int32_t>& tiles, std::int32_t slot, std::span<const std::int32_t> rows) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i % kLoraTileRows == 0) {
+      tiles.push_back(slot);
+      tiles.resize(tiles.size() + kLoraTileRows, -1);
+    }
+    tiles[tiles.size() - kLoraTileRows + i % kLoraTileRows] = rows[i];
+  }
+}
+
+bool has_lora_index(const OpContext& ctx) noexcept { return ctx.table->add_lora_indexed != nullptr; }
+
+bool write_lora_entry(OpContext& ctx, std::span<std::byte> entry, const LoraWeight* weight, DType dtype) {
+  PRL_CHECK(entry.size() >= kLoraEntryBytes, "room for an adapter's entry is {} bytes, {} are wanted", entry.size(), kLoraEntryBytes);
+  return table_entry(ctx, ctx.table->write_lora_entry, "write_lora_entry")(ctx, entry, weight, dtype);
+}
+
+void add_lora_indexed(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LoraIndex& index) {
+  ShapeCheck c("add_lora_indexed", ctx);
+  c.check("y", y_TN, "T N").check("x", x_TK, "T K").floating("x", x_TK).same_dtype("y", y_TN.dtype, "x", x_TK.dtype);
+  c.require(index.entries.dtype == DType::kU8 && index.entries.row_stride >= static_cast<std::int64_t>(kLoraEntryBytes) &&
+                index.entries.row_stride % 8 == 0,
+            "entries are not bytes, kLoraEntryBytes or more apart");
+  c.require(index.tiles.dtype == DType::kI32 && index.tiles.shape.num_cols() == kLoraTileWords, "tiles are not int32 [., kLoraTileWords]");
+  c.require(index.max_rank >= 1 && index.max_rank <= kMaxLoraRank, "the largest rank is not in [1, 512]");
+  if (index.tiles.shape.num_rows() > 0) table_entry(ctx, ctx.table->add_lora_indexed, "add_lora_indexed")(ctx, y_TN, x_TK, index);
+}
+
 void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span<const TensorView> db, ConstTensorView dy_TN,
                    ConstTensorView x_TK, const LoraWeight& w, bool accumulate_dx, bool accumulate) {
   ShapeCheck c("lora_backward", ctx);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -55,6 +57,28 @@ struct LoraRows {
 ///           has one order that depends on the adapter's shapes and the kind of device alone: a row of y depends on its row of x, on y and
 ///           on its own adapter, never on the other rows, adapters or threads (batch-invariant).
 void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<const LoraRows> groups);
+
+/// Bytes of an adapter's entry, whatever the device.
+inline constexpr std::size_t kLoraEntryBytes = 128;
+/// A tile: the slot of an adapter, -1 for none, then up to kLoraTileRows rows of the batch, -1 where there are fewer.
+inline constexpr std::int64_t kLoraTileRows = 16, kLoraTileWords = 1 + kLoraTileRows;
+/// Appends the tiles of `rows`, which name the adapter of `slot`.
+void append_lora_tiles(std::vector<std::int32_t>& tiles, std::int32_t slot, std::span<const std::int32_t> rows);
+
+/// The adapters of one weight by slot and the rows that name them, all in device memory: the work stays the same when other rows name other
+/// adapters, so that it can be recorded.
+struct LoraIndex {
+  ConstTensorView entries;    ///< kU8 [num_slots, kLoraEntryBytes], rows at any stride that is a multiple of 8: what write_lora_entry wrote
+  ConstTensorView tiles;      ///< kI32 [num_tiles, kLoraTileWords]; no row twice
+  std::int64_t max_rank = 0;  ///< of a part of any entry
+};
+/// True if the device adds adapters by index.
+bool has_lora_index(const OpContext& ctx) noexcept;
+/// Writes the entry (host memory, kLoraEntryBytes) of an adapter beside activations of `dtype`; nullptr: one that adds nothing. It is good
+/// as long as `weight` is there. False if the device computes this adapter in groups alone.
+[[nodiscard]] bool write_lora_entry(OpContext& ctx, std::span<std::byte> entry, const LoraWeight* weight, DType dtype);
+/// add_lora for the rows of the index: the same bits.
+void add_lora_indexed(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LoraIndex& index);
 
 /// Gradients of `add_lora` for rows that all have the adapter `w`, which was packed with its backward form.
 ///

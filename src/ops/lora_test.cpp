@@ -145,6 +145,58 @@ TEST_P(LoraTest, RowsDoNotDependOnOthersOrThreads) {
   }
 }
 
+/// Tables of adapters on the device give what groups give, whatever the order of slots and tiles.
+TEST_P(LoraTest, IndexedRowsHaveTheSameBits) {
+  Session s(kind());
+  if (!has_lora_index(s.ctx)) GTEST_SKIP() << "this device adds adapters in groups alone";
+  constexpr std::int64_t kRows = 90, kOutputs = 200, kWide = 328, kAdapters = 5;
+  std::vector<Adapter> adapters;
+  for (std::uint64_t k = 0; k < kAdapters; ++k)
+    adapters.emplace_back(s, std::vector{part(0, 120, 1 + static_cast<std::int64_t>(k) * 9, 2.0f), part(120, 80, 16, 1.0f)}, dtype(), k,
+                          kWide);
+  Tensor entries = Tensor::empty(s.runtime, {kAdapters + 1, static_cast<std::int64_t>(kLoraEntryBytes)}, DType::kU8);
+  const auto entry = [&](std::size_t slot) {
+    return std::span(reinterpret_cast<std::byte*>(entries.data()) + slot * kLoraEntryBytes, kLoraEntryBytes);
+  };
+  ASSERT_TRUE(write_lora_entry(s.ctx, entry(kAdapters), nullptr, dtype()));
+  bool is_indexed = true;
+  for (std::size_t k = 0; k < kAdapters; ++k)
+    is_indexed = write_lora_entry(s.ctx, entry(kAdapters - 1 - k), &adapters[k].weight, dtype()) && is_indexed;
+  EXPECT_EQ(is_indexed, dtype() == DType::kBF16);
+  if (!is_indexed) return;
+  const Tensor x = s.random({kRows, kWide}, dtype(), 50), base = s.random({kRows, kOutputs}, dtype(), 51);
+  std::vector<std::vector<std::int32_t>> rows(kAdapters);
+  std::vector<std::int32_t> with_nothing, tiles;
+  for (std::int32_t t = 0; t < kRows; ++t) (t % 7 < 5 ? rows[static_cast<std::size_t>(t % 7)] : with_nothing).push_back(t);
+  std::vector<LoraRows> groups;
+  append_lora_tiles(tiles, kAdapters, with_nothing);
+  tiles.insert(tiles.end(), {-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});  // rows of no slot
+  for (std::size_t k = 0; k < kAdapters; ++k) {
+    append_lora_tiles(tiles, static_cast<std::int32_t>(kAdapters - 1 - k), rows[k]);
+    groups.push_back({&adapters[k].weight, rows[k]});
+  }
+  Tensor grouped = base.clone(), indexed = base.clone(), on_device = s.ints(tiles);
+  add_lora(s.ctx, grouped, x, groups);
+  const TensorView tile_rows = on_device.view().reshaped({static_cast<std::int64_t>(tiles.size()) / kLoraTileWords, kLoraTileWords});
+  add_lora_indexed(s.ctx, indexed, x, {entries.view(), tile_rows, 37});
+  EXPECT_TRUE(same_bits(grouped, indexed));
+  EXPECT_FALSE(same_bits(grouped, base));
+}
+
+/// Sizes at which training, prefill and decode take different kernels.
+TEST_P(LoraTest, WideRowsAndManyRanksHaveTheSameBitsInEveryBatch) {
+  Session s(kind());
+  constexpr std::int64_t kRows = 200, kOutputs = 1536, kWide = 1024;
+  const Adapter adapter(s, {part(0, 1024, 64, 2.0f), part(1024, 512, 24, 1.0f)}, dtype(), 3, kWide);
+  const Tensor x = s.random({kRows, kWide}, dtype(), 50), base = s.random({kRows, kOutputs}, dtype(), 51);
+  Tensor whole = base.clone(), alone = base.clone();
+  add_lora(s.ctx, whole, x, std::vector{LoraRows{&adapter.weight, {}}});
+  for (std::int64_t t = 0; t < kRows; t += 13) {
+    add_lora(s.ctx, alone.slice(t, 1).view(), x.slice(t, 1).view(), std::vector{LoraRows{&adapter.weight, {}}});
+    EXPECT_TRUE(same_bits(alone.slice(t, 1).clone(), whole.slice(t, 1).clone())) << "row " << t;
+  }
+}
+
 TEST_P(LoraTest, Gradients) {
   Session s(kind());
   const std::int64_t T = 37, N = 60, K = kInputs;

@@ -51,9 +51,11 @@
   PRL_OP(sign_sgd)                  \
   PRL_OP(muon)
 
-/// Ops that not every device has: attention from indices in its own memory, and fused forms of ops above.
+/// Ops that not every device has: attention and adapters from indices in its own memory, and fused forms of ops above.
 #define PRL_FOR_EACH_OPTIONAL_OP(PRL_OP) \
   PRL_OP(linear_fused)                   \
+  PRL_OP(write_lora_entry)               \
+  PRL_OP(add_lora_indexed)               \
   PRL_OP(plan_decode)                    \
   PRL_OP(attention_decode)               \
   PRL_OP(attention_decode_fused)         \

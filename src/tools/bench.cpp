@@ -20,6 +20,7 @@
 #include "ops/measure.hpp"
 #include "rollouts/sample_queue.hpp"
 #include "tools/bench_decode.hpp"
+#include "tools/bench_lora.hpp"
 #include "trainer/metrics.hpp"
 #include "trainer/rl_trainer.hpp"
 #include "wire/training.hpp"
@@ -161,6 +162,7 @@ BenchRow bench_train(const BenchOptions& options, double flops) {
   policy_options.num_threads = options.num_threads;
   policy_options.checkpointing = {options.checkpoint_every};
   policy_options.random_init = true;
+  if (options.train_lora_rank > 0) policy_options.lora = adapter_of_all(options.train_lora_rank);
   policy_options.seed = options.seed;
   trainer::RlRunOptions run;
   run.step.max_steps = options.num_repeats + 1;
@@ -178,7 +180,8 @@ BenchRow bench_train(const BenchOptions& options, double flops) {
   }));
   const trainer::ReceiverFactory samples = [&](std::int64_t) { return std::make_unique<RandomSamples>(options); };
   trainer::run_rl_trainer(run, *planned.policy, samples, nullptr, monitor, {});
-  row.share = median(row.tokens_per_s) * options.model.flops_per_token(std::min(options.sequence_tokens, options.train_tokens)) / flops;
+  if (options.train_lora_rank == 0)  // an adapter has no gradients of weights, so that its products are not the model's
+    row.share = median(row.tokens_per_s) * options.model.flops_per_token(std::min(options.sequence_tokens, options.train_tokens)) / flops;
   row.peak_bytes = options.runtime->peak_bytes();
   return row;
 }

@@ -21,6 +21,7 @@ struct BenchOptions {
   std::int64_t num_sequences = 32, prompt_tokens = 128, completion_tokens = 64;
   std::int64_t train_tokens = 4096, sequence_tokens = 512;  ///< of a training step, and of each sequence packed into it
   int checkpoint_every = 0;                                 ///< recompute every n-th layer; 0 none
+  std::int64_t train_lora_rank = 0;                         ///< train an adapter of all matrices of attention and MLP; 0: all weights
   int num_repeats = 2;                                      ///< measured, after one to warm up
   bool decode = true, prefill = false, train = true, sync = false;
   std::uint64_t seed = 42;

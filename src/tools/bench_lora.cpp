@@ -33,10 +33,7 @@ struct MadeAdapters {
 
 MadeAdapters make_adapters(ops::OpSession& session, const BenchOptions& options, const nn::WeightsPtr& base, std::int64_t count,
                            std::int64_t rank) {
-  nn::AdapterConfig config;
-  config.rank = rank;
-  config.alpha = 2.0 * static_cast<double>(rank);
-  config.target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+  const nn::AdapterConfig config = adapter_of_all(rank);
   nn::Parameters trained(options.runtime, options.model, nn::make_adapter_table(options.model, config));
   MadeAdapters made;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -65,6 +62,14 @@ double swap_milliseconds(const std::vector<nn::AdapterPtr>& adapters) {
 }
 
 }  // namespace
+
+nn::AdapterConfig adapter_of_all(std::int64_t rank) {
+  nn::AdapterConfig config;
+  config.rank = rank;
+  config.alpha = 2.0 * static_cast<double>(rank);
+  config.target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+  return config;
+}
 
 std::string bench_lora(BenchOptions options, std::int64_t num_adapters, std::int64_t rank) {
   ops::OpSession session(options.runtime, options.num_threads);

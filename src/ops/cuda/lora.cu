@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <vector>
 
 #include "ops/cuda/bodies.hpp"
 #include "ops/cuda/device.cuh"
 #include "ops/cuda/linear_weight.hpp"
+#include "ops/cuda/lora_bf16.hpp"
 
 namespace prl::ops::cuda {
 namespace {
@@ -30,8 +32,7 @@ struct RowsProduct {
 };
 
 /// A block owns kTile rows and columns, a thread kPart of each. Each element is one chain of fused multiply-adds over k = 0, 1, 2, ... in
-/// fp32: nothing else enters its bits, whatever the number of rows. Ranks are small, so that reading the wide operand is what costs; no
-/// alignment is needed. Not measured yet.
+/// fp32: nothing else enters its bits, whatever the number of rows. For fp32, which lora_bf16.hpp does not take; no alignment is needed.
 template <typename A, typename B, typename Out, bool kTransposeB>
 __global__ void __launch_bounds__(kBlock) rows_product_kernel(const RowsProduct p, const A* a, const B* b, Out* out) {
   __shared__ float a_tile[kDepth][kTile + 1], b_tile[kDepth][kTile + 1];
@@ -179,8 +180,11 @@ __global__ void __launch_bounds__(kBlock)
 
 }  // namespace
 
-void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<const LoraRows> groups) {
+void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<const LoraRows> all) {
   const std::int64_t T = x_TK.shape.num_rows();
+  std::vector<LoraRows> in_bf16, groups;
+  for (const LoraRows& group : all) (is_bf16_lora(ctx, *group.weight, x_TK.dtype) ? in_bf16 : groups).push_back(group);
+  add_bf16_lora(ctx, y_TN, x_TK, in_bf16);
   std::size_t bytes = 0;
   for (const LoraRows& group : groups)
     bytes = std::max(bytes, static_cast<std::size_t>(group.count(T) * group.weight->num_ranks()) * size_of(group.weight->dtype()));
@@ -210,6 +214,7 @@ void add_lora(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, std::span<c
 
 void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span<const TensorView> db, ConstTensorView dy_TN,
                    ConstTensorView x_TK, const LoraWeight& w, bool accumulate_dx, bool accumulate) {
+  if (is_bf16_lora(ctx, w, x_TK.dtype)) return bf16_lora_backward(ctx, dx_TK, da_RK, db, dy_TN, x_TK, w, accumulate_dx, accumulate);
   const std::int64_t T = x_TK.shape.num_rows(), K = x_TK.shape.num_cols(), R = w.num_ranks(), chunks = ceil_div(T, kChunkTokens);
   std::int64_t largest = R * K;
   for (const LoraPart& part : w.parts) largest = std::max(largest, part.num_outputs * part.rank);
