@@ -15,7 +15,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def weights(out, step=STEPS):
-    return harness.digest(out / f"weights/step_{step}", "*.safetensors")
+    return harness.tensor_digest(out / f"weights/step_{step}")
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ def single_node(config, out, *flags):
 
 
 def weights(out):
-    return harness.digest(out / f"weights/step_{STEPS}", "*.safetensors")
+    return harness.tensor_digest(out / f"weights/step_{STEPS}")
 
 
 def played(out):

