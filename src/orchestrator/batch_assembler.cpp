@@ -143,6 +143,10 @@ void BatchAssembler::drop_group(GroupId id) {
   num_cancelled_since_ += runner_.counts().num_cancelled - before.num_cancelled;
 }
 
+void BatchAssembler::cancel_newest(std::int64_t num_rollouts) {
+  for (const GroupId id : dispatcher_->cancel_newest(num_rollouts)) drop_group(id);
+}
+
 void BatchAssembler::drop_groups(bool keep_tasks) {
   for (const GroupId id : runner_.open_groups()) {
     if (!keep_tasks) dispatcher_->close_group(id);

@@ -162,6 +162,21 @@ void Dispatcher::close_group(GroupId id) {
   if (groups_.erase(id.value) == 0) fail(ErrorCode::kInternal, "dispatcher: group {} is not open", id.value);
 }
 
+std::vector<GroupId> Dispatcher::cancel_newest(std::int64_t num_rollouts) {
+  PRL_CHECK(!options_.ordered, "groups of an ordered run are not cancelled: which would depend on timing");
+  std::vector<GroupId> cancelled;
+  for (auto it = groups_.end(); it != groups_.begin() && num_rollouts > 0 && groups_.size() > 1;) {
+    --it;
+    const std::int64_t num_inflight = it->second.num_started - it->second.num_ended;
+    if (num_inflight == 0) continue;  // finished, and about to be collected
+    num_rollouts -= num_inflight;
+    pending_tasks_.push_front(it->second.task);
+    cancelled.emplace_back(it->first);
+    it = groups_.erase(it);
+  }
+  return cancelled;
+}
+
 void Dispatcher::advance_step() {
   ++step_;
   ordinal_ = 0;

@@ -117,7 +117,12 @@ struct Orchestrator::Impl {
 
   bool is_recovered() const { return options.recovery && options.recovery->is_recovered; }
 
-  void add_metrics(monitor::Metrics& metrics) const {
+  void add_metrics(monitor::Metrics& metrics) {
+    if (concurrency) {
+      metrics["concurrency/turnover"] = concurrency->take_turnover(net::Clock::now());
+      metrics["concurrency/capacity"] = concurrency->capacity();
+      metrics["concurrency/signal"] = static_cast<double>(concurrency->signal());
+    }
     if (options.recovery) metrics["healing/orchestrator_restarts"] = static_cast<double>(options.recovery->num_restarts);
     if (services.engine_metrics) services.engine_metrics(metrics);
   }
@@ -139,6 +144,11 @@ struct Orchestrator::Impl {
       if (pressure) concurrency->on_poll(*pressure, assembler.dispatcher().num_inflight(), net::Clock::now());
       const std::int64_t cap = concurrency->cap();
       assembler.set_max_inflight(cap);
+      if (const std::int64_t num = concurrency->take_num_to_cancel(); num > 0) {
+        log::info("the engines' caches are all but full: about {} of {} rollouts in flight are cancelled and begin again later", num,
+                  assembler.dispatcher().num_inflight());
+        assembler.cancel_newest(num);
+      }
       if (2 * cap < told || cap > 2 * told) log::info("at most {} rollouts are in flight now, {} before", cap, std::exchange(told, cap));
       loop.on_progress();
       co_await net::sleep_for(std::chrono::seconds(ConcurrencyController::kPollSeconds));
