@@ -117,7 +117,7 @@ TaskRef Dispatcher::next_task() {
 std::int64_t Dispatcher::units_of(const Group& group) const noexcept { return group.size * group.num_learners * backlog_.rollout_units; }
 
 void Dispatcher::fill(std::int64_t id, Group& group, std::int64_t& inflight, DispatchPlan& plan) {
-  for (; group.num_started < group.size && inflight < max_inflight_; ++inflight, ++num_started_)
+  for (; group.num_started < group.size && inflight < max_inflight_; ++inflight)
     plan.start.push_back({.group = GroupId{id},
                           .rollout_idx = group.num_started++,
                           .group_size = group.size,

@@ -123,7 +123,6 @@ class Dispatcher {
   bool waits_for_open_groups() const noexcept;
   /// Invariant 1.
   bool is_stale(PolicyVersion start) const noexcept { return (step_ - 1) - start.value > lag_limit_; }
-  std::int64_t num_started() const noexcept { return num_started_; }
 
  private:
   struct Group {
@@ -156,7 +155,6 @@ class Dispatcher {
   Backlog backlog_;
   std::int64_t next_group_ = 0;
   std::int64_t ordinal_ = 0;
-  std::int64_t num_started_ = 0;
   std::map<std::int64_t, Group> groups_;
   std::deque<TaskRef> pending_tasks_;
   std::optional<TaskRate> rate_;

@@ -147,7 +147,7 @@ struct Orchestrator::Impl {
       if (const std::int64_t num = concurrency->take_num_to_cancel(); num > 0) {
         log::info("the engines' caches are all but full: about {} of {} rollouts in flight are cancelled and begin again later", num,
                   assembler.dispatcher().num_inflight());
-        assembler.cancel_newest(num);
+        assembler.set_max_inflight(cap, num);
       }
       if (2 * cap < told || cap > 2 * told) log::info("at most {} rollouts are in flight now, {} before", cap, std::exchange(told, cap));
       loop.on_progress();
