@@ -1,6 +1,7 @@
 #pragma once
 
 #include "config/cli.hpp"
+#include "config/tool_config.hpp"
 
 /// One function per command: load the configuration, wire, run, report. Each returns the exit status and throws what main prints.
 namespace prl::apps {
@@ -11,6 +12,9 @@ int run_orchestrator(const config::ParsedCommand& parsed);
 int run_inference(const config::ParsedCommand& parsed);
 int run_sft(const config::ParsedCommand& parsed);
 int run_launch(const config::ParsedCommand& parsed);
+/// What `prl launch rl` and `prl launch inference` do; `parsed` has the words after the command.
+int run_rl_of_node(const config::ParsedCommand& parsed, const config::LaunchConfig& options);
+int run_inference_of_node(const config::ParsedCommand& parsed, const config::LaunchConfig& options);
 int run_eval(const config::ParsedCommand& parsed);
 int run_synthesize(const config::ParsedCommand& parsed);
 int run_results(const config::ParsedCommand& parsed);

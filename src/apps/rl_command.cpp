@@ -1,4 +1,4 @@
-#include <fmt/core.h>
+#include <algorithm>
 
 #include "apps/commands.hpp"
 #include "base/error.hpp"
@@ -9,6 +9,7 @@
 #include "launch/colocated.hpp"
 #include "launch/dry_run.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/rl_nodes.hpp"
 #include "launch/run_end.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
@@ -16,11 +17,48 @@
 #include "launch/single_node.hpp"
 #include "launch/start_checks.hpp"
 #include "launch/trackers.hpp"
+#include "launch/visible_gpus.hpp"
 
 namespace prl::apps {
 
+int run_rl_of_node(const config::ParsedCommand& parsed, const config::LaunchConfig& options) {
+  config::Context context = config::Context::from_process();
+  context.num_devices = std::max(1, launch::num_visible_gpus());
+  const auto loaded = config::load<config::RlConfig>(config::Command::kRl, parsed.args, context);
+  if (config::finish_early(config::Command::kRl, loaded, [&] { launch::check_dry_run(loaded.config); })) return 0;
+  const auto* nodes = loaded.config.deployment ? std::get_if<config::MultiNodeDeployment>(&*loaded.config.deployment) : nullptr;
+  if (nodes == nullptr)
+    fail(ErrorCode::kInvalidArgument, "`prl launch rl` is for deployment.type = \"multi_node\"; on one machine `prl rl` starts the roles");
+  const launch::NodePlace place =
+      launch::find_node(options, {.num_nodes = launch::RlNodes(loaded.config).size(), .per_node = nodes->gpus_per_node});
+  const StopSignal stop;
+  std::optional<launch::RunLock> lock;
+  std::unique_ptr<dashboard::PageServer> page;
+  std::optional<launch::Trackers> trackers;
+  const auto prepare = [&](config::RlConfig& config) {
+    launch::check_start(config);
+    lock.emplace(config.output_dir);
+    const launch::PreparedFolder prepared = launch::prepare_run_folder(config);
+    config::LogConfig log = config.trainer.log;
+    log.step_interval = config.log.step_interval;
+    launch::setup_logging(log, config.output_dir / "logs" / "rl.log");
+    for (const std::string& note : prepared.notes) log::warning("{}", note);
+    if (prepared.is_finished) return false;
+    config::write_resolved(config::Command::kRl, config, loaded.provenance);
+    page = launch::serve_run_page(config.dashboard, config.output_dir);
+    trackers.emplace(launch::tracker_plan(config));
+    return true;
+  };
+  const int status = launch::run_rl_node(loaded.config, place, prepare, stop.token());
+  if (trackers) trackers->finish(status != 0);
+  if (lock && status == 0) launch::log_weights(loaded.config.trainer.ckpt, loaded.config.output_dir);
+  return stop.was_interrupted() && status == 0 ? 130 : status;
+}
+
 int run_rl(const config::ParsedCommand& parsed) {
-  const auto loaded = config::load<config::RlConfig>(*parsed.command, parsed.args);
+  config::Context context = config::Context::from_process();
+  context.num_devices = std::max(1, launch::num_visible_gpus());
+  const auto loaded = config::load<config::RlConfig>(*parsed.command, parsed.args, context);
   if (config::finish_early(*parsed.command, loaded, [&] { launch::check_dry_run(loaded.config); })) return 0;
   if (loaded.config.slurm) {
     config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
@@ -29,10 +67,15 @@ int run_rl(const config::ParsedCommand& parsed) {
     return 0;
   }
   config::RlConfig config = loaded.config;
+  if (config.deployment && std::holds_alternative<config::MultiNodeDeployment>(*config.deployment))
+    fail(ErrorCode::kInvalidArgument,
+         "deployment.type = \"multi_node\" needs {} nodes: on each of them start `prl launch --node-rank N --rdzv-endpoint HOST:PORT rl @ "
+         "rl.toml`, or add a [slurm] section, which does",
+         launch::RlNodes(config).size());
   const bool is_single_node = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
   // One process has one environment: what the sections of the roles set, in this order.
   if (!is_single_node) {
-    if (config.inference_gpu_ids) launch::apply_env_vars({{"CUDA_VISIBLE_DEVICES", fmt::format("{}", config.inference_gpu_ids->front())}});
+    if (config.inference_gpu_ids) launch::apply_env_vars({{"CUDA_VISIBLE_DEVICES", launch::visible_devices_of(*config.inference_gpu_ids)}});
     launch::apply_env_vars(config.env_vars);
     launch::apply_env_vars(config.trainer.env_vars);
     launch::apply_env_vars(config.orchestrator.env_vars);
@@ -51,7 +94,15 @@ int run_rl(const config::ParsedCommand& parsed) {
   const auto page = launch::serve_run_page(config.dashboard, config.output_dir);
   launch::Trackers trackers(launch::tracker_plan(config));
   const launch::UnsavedNotice unsaved(config.trainer.ckpt.has_value() || config.bench.has_value(), stop.token());
-  const int status = is_single_node ? launch::run_single_node(config, stop.token()) : launch::run_colocated(config, stop.token());
+  const auto run_processes = [&] {
+    for (int num_restarts = 0;; ++num_restarts) {
+      const launch::SingleNodeEnd end = launch::run_single_node(config, stop.token());
+      if (!launch::begins_again(config, end, num_restarts, stop.token())) return end.status;
+      for (const std::string& note : launch::prepare_run_folder(config, /*begins_again=*/true).notes) log::warning("{}", note);
+      config::write_resolved(*parsed.command, config, loaded.provenance);
+    }
+  };
+  const int status = is_single_node ? run_processes() : launch::run_colocated(config, stop.token());
   trackers.finish(status != 0);
   if (status == 0) launch::log_weights(config.trainer.ckpt, config.output_dir);
   return stop.was_interrupted() && status == 0 ? 130 : status;

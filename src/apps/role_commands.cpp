@@ -131,11 +131,33 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
 int run_inference(const config::ParsedCommand& parsed) {
   // A server is meant to be stopped: ending on a signal is its normal end.
   const int status = run_role<config::InferenceConfig>(parsed, [&](const auto& loaded, auto stop) {
-    if (loaded.config.parallel.dp == 1) return launch::run_inference_role(loaded.config, stop);
+    const config::ParallelConfig& parallel = loaded.config.parallel;
+    if (std::holds_alternative<config::InferenceMultiNode>(loaded.config.deployment) && !parallel.dp_address)
+      fail(ErrorCode::kInvalidArgument,
+           "deployment.type = \"multi_node\": on each node start `prl launch --node-rank N --rdzv-endpoint HOST:PORT inference @ "
+           "infer.toml`, "
+           "or add a [slurm] section, which does");
+    if (parallel.dp == 1 && !parallel.dp_address) return launch::run_inference_role(loaded.config, stop);
     config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
     return launch::run_inference_group(loaded.config, stop);
   });
   return status == 130 ? 0 : status;
+}
+int run_inference_of_node(const config::ParsedCommand& parsed, const config::LaunchConfig& options) {
+  const auto loaded = config::load<config::InferenceConfig>(config::Command::kInference, parsed.args);
+  if (config::finish_early(config::Command::kInference, loaded, [&] { launch::check_dry_run(loaded.config); })) return 0;
+  const auto* nodes = std::get_if<config::InferenceMultiNode>(&loaded.config.deployment);
+  if (nodes == nullptr)
+    fail(ErrorCode::kInvalidArgument,
+         "`prl launch inference` is for deployment.type = \"multi_node\"; `prl inference` starts engines on one");
+  const launch::NodePlace place = launch::find_node(options, {.num_nodes = nodes->num_nodes, .per_node = nodes->gpus_per_node});
+  config::InferenceConfig config = loaded.config;
+  launch::place_engines(config, place);
+  launch::apply_env_vars(config.env_vars);
+  StopSignal stop;
+  launch::setup_logging(config.log, config.output_dir / "logs" / "inference.log");
+  config::write_resolved(config::Command::kInference, config, loaded.provenance);
+  return launch::run_inference_group(config, stop.token(), place.host.value_or(""));
 }
 int run_router(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::RouterToolConfig>(*parsed.command, parsed.args);
@@ -153,6 +175,12 @@ int run_orchestrator(const config::ParsedCommand& parsed) {
 int run_sft(const config::ParsedCommand& parsed) {
   return run_saving_role<config::SftConfig>(parsed, launch::RunLock::kFileName, [](const config::SftConfig& config, std::stop_token stop) {
     const auto* node = std::get_if<config::SftSingleNode>(&config.deployment);
+    if (const auto* nodes = std::get_if<config::SftMultiNode>(&config.deployment); nodes != nullptr && !launch::rank_env().is_told)
+      fail(ErrorCode::kInvalidArgument,
+           "deployment.type = \"multi_node\" needs {} nodes: on each of them start `prl launch --node-rank N --rdzv-endpoint HOST:PORT sft "
+           "@ "
+           "sft.toml`, or add a [slurm] section, which does",
+           nodes->num_nodes);
     const bool is_launcher = node != nullptr && node->num_gpus > 1 && !launch::rank_env().is_told;
     return is_launcher ? launch::run_sft_ranks(config, stop) : launch::run_sft_role(config, stop);
   });

@@ -102,12 +102,12 @@ struct ParallelConfig {
     v.field("tp", tp, "Devices that share one copy of the model", {.unit = "devices", .min = 1, .status = not_built("tensor parallelism")});
     v.field("dp", dp, "Copies of the model, each an engine in a process of its own; a router is in front of those of `prl inference`",
             {.min = 1, .max = 1024});
-    v.field("dp_local", dp_local, "Copies of the model on this node", {.min = 1, .status = inert("all copies are on this node")});
-    v.field("dp_address", dp_address, "Address of the head node", {.status = not_built("inference over several nodes")});
-    v.field("dp_rpc_port", dp_rpc_port, "Port of the head node",
-            {.min = 1, .max = 65535, .status = inert("copies of the model do not talk to each other")});
-    v.field("dp_start_rank", dp_start_rank, "First copy of this node", {.min = 0, .status = not_built("inference over several nodes")});
-    v.field("headless", headless, "Run engines without an HTTP server", {.status = not_built("inference over several nodes")});
+    v.field("dp_local", dp_local, "Copies of the model on this node; all of them if not set", {.min = 1, .max = 1024});
+    v.field("dp_address", dp_address,
+            "Address of the node whose router is in front of the copies of all nodes; needed where there are several");
+    v.field("dp_rpc_port", dp_rpc_port, "Port at dp_address where the nodes tell their engines", {.min = 1, .max = 65535});
+    v.field("dp_start_rank", dp_start_rank, "First copy of this node", {.min = 0, .max = 1023});
+    v.field("headless", headless, "Run engines without a router, for the one at dp_address");
   }
 };
 
@@ -153,18 +153,19 @@ struct InferenceSingleNode {
   int gpus_per_node = 8;
   template <class V>
   void visit(V& v) {
-    v.field("gpus_per_node", gpus_per_node, "GPUs of the node", {.unit = "GPUs", .min = 1, .status = inert("a server uses one GPU")});
+    v.field("gpus_per_node", gpus_per_node, "GPUs of the node",
+            {.unit = "GPUs", .min = 1, .status = inert("parallel.dp says how many engines there are, one per GPU")});
   }
 };
 struct InferenceMultiNode {
   static constexpr std::string_view kType = "multi_node";
-  static constexpr Status kStatus = not_built("inference over several nodes");
   int num_nodes = 2;
   int gpus_per_node = 8;
   template <class V>
   void visit(V& v) {
-    v.field("num_nodes", num_nodes, "Nodes", {.unit = "nodes", .min = 1});
-    v.field("gpus_per_node", gpus_per_node, "GPUs of each node", {.unit = "GPUs", .min = 1});
+    v.field("num_nodes", num_nodes, "Nodes, each with one `prl launch inference`", {.unit = "nodes", .min = 1, .max = 1024});
+    v.field("gpus_per_node", gpus_per_node, "GPUs of each node, an engine on each; on CPUs one process each",
+            {.unit = "GPUs", .min = 1, .max = 1024});
   }
 };
 struct InferenceDisaggregated {
@@ -284,7 +285,7 @@ struct InferenceConfig {
     v.field("backend_port", backend_port, "Port of the first engine behind the router of `prl inference`; the others' follow",
             {.min = 1, .max = 65535});
     v.field("deployment", deployment, "Nodes");
-    v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");
+    v.field("slurm", slurm, "Submit as a batch job instead of running here");
     v.field("env_vars", env_vars, "Environment variables of the process");
     v.field("vllm", vllm, "Engine settings under vLLM's names that have no key of their own",
             {.status = not_built("a setting of vLLM that has no key here")});

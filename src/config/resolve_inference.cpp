@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
@@ -18,6 +19,33 @@ bool is_origin(std::string_view text) {
   return !rest.empty() && rest.find_first_of("/?#@, ") == std::string_view::npos;
 }
 
+/// How many engines there are, and which of them are this node's.
+void check_copies(InferenceConfig& config, const Check& check) {
+  ParallelConfig& parallel = config.parallel;
+  const bool is_serverless = config.api_server_count == 0;  // as others call it: nothing here answers for all
+  if (is_serverless) parallel.headless = true;
+  parallel.dp = config.api_server_count = num_engines(config);
+  if (const auto* nodes = std::get_if<InferenceMultiNode>(&config.deployment)) {
+    const int wanted = nodes->num_nodes * nodes->gpus_per_node;
+    if (check.is_set("parallel.dp") && parallel.dp != wanted && !parallel.dp_address)
+      check.problem("parallel.dp", fmt::format("is {}, but {} nodes with {} GPUs each have {} engines", parallel.dp, nodes->num_nodes,
+                                               nodes->gpus_per_node, wanted));
+    parallel.dp = config.api_server_count = wanted;
+  }
+  if (parallel.dp_address && parallel.dp_address->empty()) check.problem("parallel.dp_address", "names no address");
+  if (parallel.dp_address) {
+    const int num_here = parallel.dp_local.value_or(parallel.dp);
+    if (parallel.dp_start_rank + num_here > parallel.dp)
+      check.problem("parallel.dp_local", fmt::format("the copies from {} on are {}, but there are {} in all (parallel.dp)",
+                                                     parallel.dp_start_rank, num_here, parallel.dp));
+    return;
+  }
+  constexpr const char* kNeedsAddress = "needs parallel.dp_address: where is the node whose router is in front of all copies?";
+  if (parallel.headless) check.problem(is_serverless ? "api_server_count" : "parallel.headless", kNeedsAddress);
+  if (parallel.dp_local && *parallel.dp_local != parallel.dp) check.problem("parallel.dp_local", kNeedsAddress);
+  if (parallel.dp_start_rank > 0) check.problem("parallel.dp_start_rank", kNeedsAddress);
+}
+
 }  // namespace
 
 void check_inference(InferenceConfig& config, const Check& check) {
@@ -31,8 +59,7 @@ void check_inference(InferenceConfig& config, const Check& check) {
   config.model.dtype = config.compute.dtype;
   if (config.compute.dtype == ComputeDType::kFloat16)
     check.not_built(check.is_set("model.dtype") ? "model.dtype" : "compute.dtype", "float16; use bfloat16 or float32");
-  if (config.api_server_count == 0) check.not_built("api_server_count", "engines without an HTTP server");
-  config.parallel.dp = config.api_server_count = num_engines(config);
+  check_copies(config, check);
   if (!config.enable_chunked_prefill && config.model.max_model_len && *config.model.max_model_len > config.max_num_batched_tokens)
     check.problem("max_num_batched_tokens",
                   fmt::format("must be at least max_model_len {} when enable_chunked_prefill is off", *config.model.max_model_len));

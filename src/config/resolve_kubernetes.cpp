@@ -4,6 +4,7 @@
 #include <regex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
@@ -55,7 +56,10 @@ void fill_in_example(K8sConfig& config, const Check& check) {
   };
   fill(config.inference, "inference",
        {"prl", "inference", "@", folder + "/infer.toml", "--output-dir", config.storage.mount_path + "/inference-$POD_NAME"});
-  fill(config.trainer, "trainer", {"prl", "trainer", "@", folder + "/train.toml", "--output-dir", output});
+  // The node agent finds out which pod it is, and does for one pod too; so replicas may change without the command.
+  const int num_ranks = config.trainer.gpu.enabled ? config.trainer.gpu.count : 1;
+  fill(config.trainer, "trainer",
+       {"prl", "launch", "--nproc-per-node", std::to_string(num_ranks), "trainer", "@", folder + "/train.toml", "--output-dir", output});
   fill(config.orchestrator, "orchestrator",
        {"prl", "orchestrator", "@", folder + "/orch.toml", "--output-dir", output, "--student.client.base-url", "$INFERENCE_URL"});
   // Requests are spread over all engines by the orchestrator itself.
@@ -82,6 +86,12 @@ Resolution<K8sConfig> resolve(Value raw, const Context& context) {
   check_role(config.orchestrator, check.sub("orchestrator"));
   check_role(config.inference, check.sub("inference"));
   check_role(config.trainer, check.sub("trainer"));
+  const std::vector<std::string>& trainer = config.trainer.command;
+  if (config.trainer.replicas > 1 && config.trainer.auto_start && std::find(trainer.begin(), trainer.end(), "launch") == trainer.end())
+    check.problem("trainer.command",
+                  fmt::format("would start {} trainers that know nothing of each other: wanted prl launch --nproc-per-node N trainer ..., "
+                              "which reads the pod's number",
+                              config.trainer.replicas));
   if (config.orchestrator.replicas != 1) check.problem("orchestrator.replicas", "a run has one orchestrator");
   if (!config.storage.enabled && config.trainer.enabled && config.inference.enabled)
     check.warn("storage.enabled", "without a shared volume weights cannot reach the pods of inference through files");

@@ -1,6 +1,7 @@
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
@@ -270,11 +271,18 @@ void apply_gpu_ids(RlConfig& config, const Check& check) {
                   "colocated is one process on one GPU, but inference_gpu_ids and trainer_gpu_ids differ; use single_node");
 }
 
+/// GPUs that the roles may be given; 0 if none computes on one.
+int num_gpus(const RlConfig& config, const Check& check) {
+  const bool uses_gpus =
+      config.trainer.compute.device != DeviceKind::kCpu || (config.inference && config.inference->compute.device != DeviceKind::kCpu);
+  return uses_gpus ? check.context().num_devices : 0;
+}
+
 void choose_deployment(RlConfig& config, const Check& check) {
   apply_gpu_ids(config, check);
   if (!config.deployment) {
     const bool is_colocated =
-        config.inference && check.context().num_devices <= 1 && !detail::starts_teacher(config) && num_engines(*config.inference) == 1;
+        config.inference && num_gpus(config, check) <= 1 && !detail::starts_teacher(config) && num_engines(*config.inference) == 1;
     config.deployment = ColocatedDeployment{};
     if (!is_colocated) config.deployment = SingleNodeDeployment{};
   }
@@ -282,8 +290,31 @@ void choose_deployment(RlConfig& config, const Check& check) {
     check.problem("deployment.type", "colocated runs inference in the same process: add an [inference] section");
 }
 
+/// Over several nodes: an engine for each GPU of the inference nodes. Addresses are known when the nodes have met.
+void choose_nodes(RlConfig& config, MultiNodeDeployment& nodes, const Check& check) {
+  for (const auto& [key, ids] : {std::pair{"inference_gpu_ids", &config.inference_gpu_ids}, {"trainer_gpu_ids", &config.trainer_gpu_ids}})
+    if (*ids) check.problem(key, "is for one machine: each node of multi_node uses its first deployment.gpus_per_node GPUs");
+  if (detail::starts_teacher(config))
+    check.problem("deployment.type",
+                  "multi_node starts no teacher: start it by hand with `prl inference` and name its address in "
+                  "orchestrator.teacher.client.base_url");
+  const int num_infer = nodes.num_infer_nodes.value_or(config.inference ? 1 : 0);
+  if (config.inference && num_infer == 0) check.problem("deployment.num_infer_nodes", "is 0, but there is an [inference] section to run");
+  if (!config.inference && num_infer > 0)
+    check.problem("deployment.num_infer_nodes", "needs an [inference] section, which says what they run");
+  nodes.num_infer_nodes = num_infer;
+  if (!config.inference) return;
+  const int wanted = num_infer * nodes.gpus_per_node;
+  InferenceConfig& inference = *config.inference;
+  if (check.is_set("inference.parallel.dp") && inference.parallel.dp != wanted)
+    check.problem("inference.parallel.dp", fmt::format("is {}, but {} nodes with {} GPUs each have {} engines", inference.parallel.dp,
+                                                       num_infer, nodes.gpus_per_node, wanted));
+  inference.parallel.dp = inference.api_server_count = wanted;
+}
+
 /// One engine for each GPU of inference; on the CPU as many as are asked for.
 void choose_engines(RlConfig& config, const Check& check) {
+  if (auto* nodes = std::get_if<MultiNodeDeployment>(&*config.deployment)) return choose_nodes(config, *nodes, check);
   if (!config.inference) return;
   InferenceConfig& inference = *config.inference;
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment)) {
@@ -293,7 +324,6 @@ void choose_engines(RlConfig& config, const Check& check) {
   }
   auto* node = std::get_if<SingleNodeDeployment>(&*config.deployment);
   if (!node) return;
-  const bool uses_gpus = inference.compute.device != DeviceKind::kCpu && check.context().num_devices > 0;
   if (config.inference_gpu_ids && !check.is_set("deployment.num_infer_gpus"))
     node->num_infer_gpus = static_cast<int>(config.inference_gpu_ids->size());
   if (node->num_infer_gpus == 0) check.problem("deployment.num_infer_gpus", "is 0, but there is an [inference] section to run");
@@ -304,12 +334,48 @@ void choose_engines(RlConfig& config, const Check& check) {
   if (check.is_set("inference.parallel.dp") && inference.parallel.dp != wanted)
     check.problem("inference.parallel.dp", fmt::format("is {}, but {} engines follow from the other keys", inference.parallel.dp, wanted));
   inference.parallel.dp = inference.api_server_count = wanted;
-  if (!uses_gpus || config.inference_gpu_ids || wanted == 1) return;
-  // The first GPUs are those of inference, the trainer has the next.
-  config.inference_gpu_ids.emplace();
-  for (int id = 0; id < wanted; ++id) config.inference_gpu_ids->push_back(id);
-  config.trainer_gpu_ids.emplace();
-  for (int id = 0; id < node->num_train_gpus; ++id) config.trainer_gpu_ids->push_back(wanted + id);
+}
+
+/// `num` GPUs from `next` on that are not the teacher's.
+std::vector<int> next_gpus(const RlConfig& config, int& next, int num) {
+  const std::vector<int> taken = config.teacher_gpu_ids.value_or(std::vector<int>{});
+  std::vector<int> ids;
+  for (; num > 0; ++next) {
+    if (std::ranges::find(taken, next) != taken.end()) continue;
+    ids.push_back(next);
+    --num;
+  }
+  return ids;
+}
+
+void check_gpus_exist(const RlConfig& config, const Check& check) {
+  const int present = check.context().num_devices;
+  for (const auto& [key, ids] : {std::pair{"inference_gpu_ids", &config.inference_gpu_ids},
+                                 {"trainer_gpu_ids", &config.trainer_gpu_ids},
+                                 {"teacher_gpu_ids", &config.teacher_gpu_ids}}) {
+    std::vector<int> missing;
+    if (*ids) std::ranges::copy_if(**ids, std::back_inserter(missing), [&](int id) { return id >= present; });
+    if (!missing.empty())
+      check.problem(key, fmt::format("names {}, but this machine has {} GPUs for us, numbered from 0", fmt::join(missing, ", "), present));
+  }
+}
+
+/// A GPU for each engine and each rank of the trainer: the first are those of inference, the trainer has the next. With one GPU the
+/// roles share it.
+void choose_gpus(RlConfig& config, const Check& check) {
+  auto* node = std::get_if<SingleNodeDeployment>(&*config.deployment);
+  // The node of a batch job may have others, and chooses there.
+  if (!node || config.slurm || check.context().num_devices <= 1) return;
+  if (config.inference_gpu_ids || config.trainer_gpu_ids) return check_gpus_exist(config, check);
+  const bool has_engines = config.inference && config.inference->compute.device != DeviceKind::kCpu;
+  const bool has_ranks = config.trainer.compute.device != DeviceKind::kCpu;
+  int next = 0;
+  if (has_engines) config.inference_gpu_ids = next_gpus(config, next, config.inference->parallel.dp);
+  if (has_ranks) config.trainer_gpu_ids = next_gpus(config, next, node->num_train_gpus);
+  if (next > check.context().num_devices)
+    check.problem("deployment.num_train_gpus",
+                  fmt::format("is {} beside {} engines: they need GPUs 0 to {}, but there are {}", node->num_train_gpus,
+                              has_engines ? config.inference->parallel.dp : 0, next - 1, check.context().num_devices));
 }
 
 void choose_transports(RlConfig& config, const Check& check) {
@@ -458,6 +524,7 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
   check_async(config, check);
   choose_deployment(config, check);
   choose_engines(config, check);
+  choose_gpus(config, check);
   choose_transports(config, check);
   connect_client(config, check);
   if (config.inference && !check.is_set("inference.seed")) config.inference->seed = config.seed;

@@ -19,6 +19,17 @@ InferenceConfig copy_of_inference(const RlConfig& config) {
   return server;
 }
 
+/// An engine on each of its GPUs, with a router in front of them.
+void choose_teacher_engines(RlConfig& config, const Check& check) {
+  InferenceConfig& server = *config.teacher_inference;
+  if (!check.is_set("teacher_inference.parallel.dp")) server.parallel.dp = server.api_server_count = 1;
+  if (!config.teacher_gpu_ids || config.teacher_gpu_ids->size() < 2) return;
+  const auto num_gpus = static_cast<int>(config.teacher_gpu_ids->size());
+  if (check.is_set("teacher_inference.parallel.dp") && server.parallel.dp != num_gpus)
+    check.problem("teacher_inference.parallel.dp", fmt::format("is {}, but teacher_gpu_ids names {} GPUs", server.parallel.dp, num_gpus));
+  server.parallel.dp = server.api_server_count = num_gpus;
+}
+
 void name_model(RlConfig& config, const Check& check) {
   InferenceModelConfig& served = config.teacher_inference->model;
   PolicyModelConfig& teacher = config.orchestrator.teacher->model;
@@ -35,11 +46,15 @@ void name_model(RlConfig& config, const Check& check) {
 
 void connect(RlConfig& config, const Check& check) {
   ServerConfig& server = config.teacher_inference->server;
-  if (!check.is_set("teacher_inference.server.port")) server.port = (config.inference ? config.inference->server.port : server.port) + 1;
+  if (!check.is_set("teacher_inference.server.port"))
+    server.port = config.inference ? config.inference->server.port + num_engines(*config.inference) : server.port + 1;
   if (server.port == 0)
     check.problem("teacher_inference.server.port", "must be a fixed port, so that the orchestrator knows where to connect");
-  if (config.inference && server.port == config.inference->server.port)
-    check.problem("teacher_inference.server.port", fmt::format("must not be that of inference.server, {}", server.port));
+  if (config.inference && server.port >= config.inference->server.port &&
+      server.port < config.inference->server.port + num_engines(*config.inference))
+    check.problem("teacher_inference.server.port",
+                  fmt::format("must not be one of inference, whose engines listen at {} to {}", config.inference->server.port,
+                              config.inference->server.port + num_engines(*config.inference) - 1));
   std::vector<std::string>& urls = config.orchestrator.teacher->client.base_url;
   if (!check.is_set("orchestrator.teacher.client.base_url"))
     urls = {local_url(server.host, server.port)};
@@ -73,7 +88,7 @@ void resolve_teacher(RlConfig& config, const Check& check) {
     return;
   }
   if (starts_teacher(config)) {
-    if (config.teacher_gpu_ids && config.teacher_gpu_ids->size() != 1) check.not_built("teacher_gpu_ids", "a teacher on several GPUs");
+    if (config.teacher_gpu_ids && config.teacher_gpu_ids->empty()) check.problem("teacher_gpu_ids", "names no GPU");
     if (!config.teacher_gpu_ids && check.context().num_devices > 1)
       check.problem("teacher_inference", "needs teacher_gpu_ids: which of the GPUs is the teacher's?");
     if (std::holds_alternative<ColocatedDeployment>(*config.deployment))
@@ -82,6 +97,7 @@ void resolve_teacher(RlConfig& config, const Check& check) {
                     "`prl inference` and name its address in orchestrator.teacher.client.base_url");
     if (!config.teacher_inference) config.teacher_inference = copy_of_inference(config);
     if (!orchestrator.teacher) orchestrator.teacher.emplace();
+    choose_teacher_engines(config, check);
     name_model(config, check);
     connect(config, check);
     share(config, check);

@@ -176,7 +176,8 @@ TEST(ResolveRl, ATeacherOfItsOwn) {
   EXPECT_EQ(named.orchestrator.teacher->model.name, "big");
 
   EXPECT_THAT(error_of<RlConfig>(opd + "--teacher-inference --deployment.type colocated"), HasSubstr("colocated is one process"));
-  EXPECT_THAT(error_of<RlConfig>(opd + "--teacher-inference.server.port 8000"), HasSubstr("must not be that of inference.server, 8000"));
+  EXPECT_THAT(error_of<RlConfig>(opd + "--teacher-inference.server.port 8000"),
+              HasSubstr("must not be one of inference, whose engines listen at 8000 to 8000"));
   EXPECT_THAT(error_of<RlConfig>(opd + "--teacher-inference.model.name ./other"), HasSubstr("differs from \"./other\""));
   EXPECT_THAT(error_of<RlConfig>("rl --model.name ./m --inference --teacher-inference.model.name ./t"), HasSubstr("uses no teacher"));
   EXPECT_THAT(error_of<RlConfig>("rl --model.name ./m --inference --orchestrator.training-mode opd --teacher-inference"),
@@ -276,13 +277,70 @@ TEST(ResolveRl, EnginesFollowFromGpusOrCopiesAndHaveAnAddressEach) {
   EXPECT_THAT(*both.trainer_gpu_ids, ElementsAre(2, 3, 4, 5));
 }
 
+TEST(ResolveRl, OverSeveralNodesEveryGpuOfInferenceHasAnEngine) {
+  const std::string nodes = kRl + "--deployment.type multi_node --deployment.gpus-per-node 4 ";
+  const auto two = load_line<RlConfig>(nodes + "--deployment.num-infer-nodes 2 --deployment.num-train-nodes 3");
+  EXPECT_THAT(two.not_built, IsEmpty());
+  EXPECT_EQ(num_engines(*two.config.inference), 8);
+  EXPECT_TRUE(std::holds_alternative<FilesystemBroadcast>(two.config.trainer.weight_broadcast));
+  EXPECT_EQ(std::get<MultiNodeDeployment>(*load_line<RlConfig>(nodes).config.deployment).num_infer_nodes, 1);
+  EXPECT_THAT(error_of<RlConfig>(nodes + "--deployment.num-infer-nodes 0"), HasSubstr("there is an [inference] section"));
+  EXPECT_THAT(error_of<RlConfig>(nodes + "--inference.parallel.dp 3"), HasSubstr("1 nodes with 4 GPUs each have 4 engines"));
+  EXPECT_THAT(error_of<RlConfig>(nodes + "--inference-gpu-ids 0 --trainer-gpu-ids 1"), HasSubstr("is for one machine"));
+}
+
+TEST(ResolveRl, ATeacherHasAnEngineOnEachOfItsGpus) {
+  const std::string opd = kRl + "--orchestrator.training-mode opd --teacher-inference.model.name some/teacher ";
+  const auto two = load_line<RlConfig>(opd + "--inference-gpu-ids 0,1 --trainer-gpu-ids 2 --teacher-gpu-ids 3,4");
+  EXPECT_THAT(two.not_built, IsEmpty());
+  EXPECT_EQ(num_engines(*two.config.teacher_inference), 2);
+  EXPECT_EQ(two.config.teacher_inference->server.port, two.config.inference->server.port + 2) << "after the engines' ports";
+  EXPECT_THAT(two.config.orchestrator.teacher->client.base_url, SizeIs(1)) << "the router's";
+  EXPECT_THAT(error_of<RlConfig>(opd + "--teacher-gpu-ids 3,4 --teacher-inference.parallel.dp 3"),
+              HasSubstr("teacher_gpu_ids names 2 GPUs"));
+}
+
+TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
+  const std::string line = "inference --model.name m --parallel.dp 4 ";
+  for (const char* flags : {"--parallel.dp-local 2", "--parallel.dp-start-rank 2", "--parallel.headless", "--api-server-count 0"})
+    EXPECT_THAT(error_of<InferenceConfig>(line + flags), HasSubstr("needs parallel.dp_address")) << flags;
+  EXPECT_THAT(error_of<InferenceConfig>(line + "--parallel.dp-address h --parallel.dp-local 3 --parallel.dp-start-rank 2"),
+              HasSubstr("the copies from 2 on are 3, but there are 4"));
+  EXPECT_TRUE(load_line<InferenceConfig>(line + "--parallel.dp-address h --api-server-count 0").config.parallel.headless);
+  EXPECT_EQ(
+      load_line<InferenceConfig>("inference --model.name m --deployment.type multi_node --deployment.gpus-per-node 4").config.parallel.dp,
+      8);
+}
+
+TEST(ResolveRl, RolesOfSeveralGpusHaveOneEach) {
+  Context gpus = testing::plain_context();
+  gpus.num_devices = 2;
+  for (const char* flags : {"", "--deployment.type single_node"}) {
+    const auto two = load_line<RlConfig>(kRl + flags, gpus).config;
+    ASSERT_TRUE(two.inference_gpu_ids && two.trainer_gpu_ids) << flags;
+    EXPECT_THAT(*two.inference_gpu_ids, ElementsAre(0));
+    EXPECT_THAT(*two.trainer_gpu_ids, ElementsAre(1));
+  }
+  EXPECT_THAT(*load_line<RlConfig>(kRl + "--inference.compute.device cpu", gpus).config.trainer_gpu_ids, ElementsAre(0));
+  const auto cpu = load_line<RlConfig>(kRl + "--compute.device cpu", gpus).config;
+  EXPECT_TRUE(std::holds_alternative<ColocatedDeployment>(*cpu.deployment)) << "GPUs that nobody computes on";
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--deployment.type single_node --deployment.num-train-gpus 2", gpus),
+              HasSubstr("they need GPUs 0 to 2, but there are 2"));
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--inference-gpu-ids 0,5 --trainer-gpu-ids 1", gpus),
+              HasSubstr("inference_gpu_ids: names 5, but this machine has 2 GPUs"));
+  // One GPU is shared, and the node of a batch job may have others than this machine.
+  const auto one = load_line<RlConfig>(kRl + "--deployment.type single_node").config;
+  EXPECT_FALSE(one.inference_gpu_ids || one.trainer_gpu_ids);
+  EXPECT_FALSE(load_line<RlConfig>(kRl + "--deployment.type single_node --slurm.partition gpu", gpus).config.trainer_gpu_ids);
+}
+
 TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   const auto expect = [](const std::string& flags, std::string_view feature) {
     const auto rl = load_line<RlConfig>(kRl + flags);
     EXPECT_TRUE(is_not_built(rl.not_built, feature)) << flags;
     EXPECT_THROW(require_built(rl.not_built), Error) << flags;
   };
-  expect("--deployment.type multi_node", "several nodes");
+  expect("--deployment.type multi_node --deployment.nodes-per-fsdp-group 1", "sharded weights");
   expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--weight-broadcast.type nixl --deployment.type single_node", "NIXL");
   expect("--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora", "adapters over nccl");

@@ -158,9 +158,8 @@ Resolution<LaunchConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<LaunchConfig>(raw);
   const LaunchConfig& config = resolution.config;
   const Check check(raw, "", resolution.report, context);
-  if (config.node_rank >= config.nnodes) check.problem("node_rank", fmt::format("must be below nnodes, which is {}", config.nnodes));
-  if (config.nnodes > 1 && !config.rdzv_endpoint)
-    check.problem("rdzv_endpoint", "is needed with several nodes: the host:port of node 0, and a port that is free there");
+  if (config.node_rank && config.nnodes && *config.node_rank >= *config.nnodes)
+    check.problem("node_rank", fmt::format("must be below nnodes, which is {}", *config.nnodes));
   return resolution;
 }
 

@@ -46,33 +46,53 @@ struct SingleNodeDeployment {
   int num_train_gpus = 1;
   int num_infer_gpus = 1;
   int max_engine_restarts = 3;
+  int max_orchestrator_restarts = 3;
+  int max_trainer_restarts = 0;
   template <class V>
   void visit(V& v) {
-    v.field("gpus_per_node", gpus_per_node, "GPUs of the machine", {.unit = "GPUs", .min = 1, .status = inert("each role uses one GPU")});
+    v.field("gpus_per_node", gpus_per_node, "GPUs of the machine",
+            {.unit = "GPUs", .min = 1, .status = inert("the GPUs that are there are counted")});
     v.field("num_train_gpus", num_train_gpus, "Ranks of the trainer, one per GPU; on CPUs one process each", {.unit = "GPUs", .min = 1});
     v.field("num_infer_gpus", num_infer_gpus, "GPUs of inference, with an engine on each",
             {.unit = "GPUs", .min = 0, .max = 1024, .status = passed_on("inference.parallel.dp")});
     v.field("max_engine_restarts", max_engine_restarts, "Times that an engine which dies is started again; beyond, its death ends the run",
             {.min = 0});
+    v.field("max_orchestrator_restarts", max_orchestrator_restarts,
+            "Times that an orchestrator which a signal kills is started again and goes on where it was; 0 keeps no state for that",
+            {.min = 0});
+    v.field("max_trainer_restarts", max_trainer_restarts,
+            "Times that all roles begin again at the last checkpoint, or at the start, after a signal killed the trainer", {.min = 0});
   }
 };
+/// The roles spread over nodes, each with one `prl launch` of the same command: the first nodes run inference, the next the trainer.
 struct MultiNodeDeployment {
   static constexpr std::string_view kType = "multi_node";
-  static constexpr Status kStatus = not_built("runs over several nodes");
   int gpus_per_node = 8;
   int num_train_nodes = 1;
   std::optional<int> num_infer_nodes;
   int num_infer_replicas = 1;
   std::optional<int> nodes_per_fsdp_group;
   bool orchestrator_on_inference = false;
+  int max_engine_restarts = 3;
+  int max_orchestrator_restarts = 3;
   template <class V>
   void visit(V& v) {
-    v.field("gpus_per_node", gpus_per_node, "GPUs of each node", {.unit = "GPUs", .min = 1});
-    v.field("num_train_nodes", num_train_nodes, "Nodes of the trainer", {.unit = "nodes", .min = 1});
-    v.field("num_infer_nodes", num_infer_nodes, "Nodes of inference", {.unit = "nodes", .min = 0});
-    v.field("num_infer_replicas", num_infer_replicas, "Independent groups of inference nodes", {.min = 1});
-    v.field("nodes_per_fsdp_group", nodes_per_fsdp_group, "Nodes that share one copy of the weights", {.unit = "nodes", .min = 1});
-    v.field("orchestrator_on_inference", orchestrator_on_inference, "Run the orchestrator on an inference node");
+    v.field("gpus_per_node", gpus_per_node, "GPUs of each node: an engine or a trainer rank on each; on CPUs one process each",
+            {.unit = "GPUs", .min = 1, .max = 1024});
+    v.field("num_train_nodes", num_train_nodes, "Nodes of the trainer", {.unit = "nodes", .min = 1, .max = 1024});
+    v.field("num_infer_nodes", num_infer_nodes, "Nodes of inference; one if not set and there is an [inference] section",
+            {.unit = "nodes", .min = 0, .max = 1024});
+    v.field("num_infer_replicas", num_infer_replicas, "Independent groups of inference nodes",
+            {.min = 1, .status = inert("every engine stands for itself: the orchestrator spreads requests over all")});
+    v.field("nodes_per_fsdp_group", nodes_per_fsdp_group, "Nodes that share one copy of the weights",
+            {.unit = "nodes", .min = 1, .status = not_built("several copies of sharded weights")});
+    v.field("orchestrator_on_inference", orchestrator_on_inference,
+            "Run the orchestrator on the last inference node instead of the first trainer node");
+    v.field("max_engine_restarts", max_engine_restarts, "Times that an engine which dies is started again; beyond, its death ends the run",
+            {.min = 0});
+    v.field("max_orchestrator_restarts", max_orchestrator_restarts,
+            "Times that an orchestrator which a signal kills is started again and goes on where it was; 0 keeps no state for that",
+            {.min = 0});
   }
 };
 using RlDeployment = std::variant<ColocatedDeployment, SingleNodeDeployment, MultiNodeDeployment>;
@@ -176,7 +196,7 @@ struct RlConfig {
     v.field("trainer_gpu_ids", trainer_gpu_ids, "GPUs of the trainer, one rank each", {.min = 0});
     v.field("teacher_gpu_ids", teacher_gpu_ids, "GPUs of the teacher's server", {.min = 0});
     v.field("env_vars", env_vars, "Environment variables of all processes");
-    v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");
+    v.field("slurm", slurm, "Submit as a batch job instead of running here");
     v.field("dry_run", dry_run, "Check, write the resolved configurations and stop");
   }
 };

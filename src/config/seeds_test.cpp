@@ -235,7 +235,9 @@ TEST_F(Seeds, ServersForEvaluations) {
       "uv run inference --data-parallel-size 16 --data-parallel-address 10.0.0.1 "
       "--data-parallel-rpc-port 13345 --data-parallel-size-local 8 --data-parallel-start-rank 8 --headless");
   EXPECT_EQ(nodes.config.parallel.dp_start_rank, 8);
-  EXPECT_TRUE(is_not_built(nodes.not_built, "inference over several nodes"));
+  EXPECT_TRUE(nodes.config.parallel.headless);
+  EXPECT_EQ(nodes.config.parallel.dp_address, "10.0.0.1");
+  EXPECT_THAT(nodes.not_built, IsEmpty());
 }
 
 // --- logging and monitoring ------------------------------------------------------------------------------------------

@@ -133,17 +133,19 @@ struct SftSingleNode {
 };
 struct SftMultiNode {
   static constexpr std::string_view kType = "multi_node";
-  static constexpr Status kStatus = not_built("training on several nodes");
   int num_nodes = 2;
   int num_infer_nodes = 0;
   int gpus_per_node = 8;
   std::optional<int> nodes_per_fsdp_group;
   template <class V>
   void visit(V& v) {
-    v.field("num_nodes", num_nodes, "Nodes of the trainer", {.unit = "nodes", .min = 1});
-    v.field("num_infer_nodes", num_infer_nodes, "Nodes of online evaluations", {.unit = "nodes", .min = 0});
-    v.field("gpus_per_node", gpus_per_node, "GPUs of each node", {.unit = "GPUs", .min = 1});
-    v.field("nodes_per_fsdp_group", nodes_per_fsdp_group, "Nodes that share one copy of the weights", {.unit = "nodes", .min = 1});
+    v.field("num_nodes", num_nodes, "Nodes, each with one `prl launch sft`", {.unit = "nodes", .min = 1, .max = 4096});
+    v.field("num_infer_nodes", num_infer_nodes, "Nodes of online evaluations",
+            {.unit = "nodes", .min = 0, .status = inert("there are no evaluations while fine-tuning")});
+    v.field("gpus_per_node", gpus_per_node, "GPUs of each node, a rank on each; on CPUs one process each",
+            {.unit = "GPUs", .min = 1, .max = 1024});
+    v.field("nodes_per_fsdp_group", nodes_per_fsdp_group, "Nodes that share one copy of the weights",
+            {.unit = "nodes", .min = 1, .status = not_built("several copies of sharded weights")});
   }
 };
 using SftDeployment = std::variant<SftSingleNode, SftMultiNode>;
@@ -230,7 +232,7 @@ struct SftConfig {
     v.field("trace_path", trace_path, "Folder of profiler traces; needs max_steps < 10", {.status = not_built("profiler traces")});
     v.field("heartbeat", heartbeat, "Tell an address about each step");
     v.field("env_vars", env_vars, "Environment variables of the process");
-    v.field("slurm", slurm, "Submit as a batch job of one node instead of running here");
+    v.field("slurm", slurm, "Submit as a batch job instead of running here");
     v.field("dry_run", dry_run, "Check, write the resolved configuration and stop");
   }
 };

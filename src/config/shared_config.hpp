@@ -264,9 +264,10 @@ struct SlurmConfig {
     v.field("account", account, "Account to charge");
     v.field("time", time, "Time limit, as sbatch writes it");
     v.field("pre_run_command", pre_run_command, "Shell command that runs before the roles");
-    v.field("cleanup_grace_period", cleanup_grace_period, "Time the others get after the first failure",
-            {.unit = "seconds", .min = 0, .status = inert("a job has one node, where the launcher ends the others at once")});
-    v.field("shared_fs", shared_fs, "The nodes share one file system", {.status = inert("a job has one node")});
+    v.field("cleanup_grace_period", cleanup_grace_period, "Time the other nodes get to end by themselves after one has failed",
+            {.unit = "seconds", .min = 0});
+    v.field("shared_fs", shared_fs, "The nodes share one file system",
+            {.status = inert("nothing is installed on a node, and all read and write output_dir")});
   }
 };
 

@@ -399,19 +399,25 @@ struct EnvServerConfig {
 
 /// `prl launch`: the ranks of one node. The words from `sft` or `trainer` on are the command of each rank.
 struct LaunchConfig {
-  int nproc_per_node = 1;
-  int nnodes = 1;
-  int node_rank = 0;
+  std::optional<int> nproc_per_node;
+  std::optional<int> nnodes;
+  std::optional<int> node_rank;
   std::optional<std::string> rdzv_endpoint;
   std::string rdzv_id = "run";
   std::optional<std::string> node_host;
   std::optional<std::filesystem::path> log_dir;
   template <class V>
   void visit(V& v) {
-    v.field("nproc_per_node", nproc_per_node, "Ranks of this node, one per GPU", {.unit = "ranks", .min = 1, .max = 1024});
-    v.field("nnodes", nnodes, "Nodes, each with one `prl launch` and as many ranks", {.unit = "nodes", .min = 1, .max = 4096});
-    v.field("node_rank", node_rank, "Which node this is, from 0", {.min = 0});
-    v.field("rdzv_endpoint", rdzv_endpoint, "host:port of node 0 where the ranks meet; a free port of this machine if there is one node");
+    v.field("nproc_per_node", nproc_per_node, "Ranks of this node, one per GPU; deployment.gpus_per_node or 1 if not set",
+            {.unit = "ranks", .min = 1, .max = 1024});
+    v.field("nnodes", nnodes,
+            "Nodes, each with one `prl launch`; from the deployment, PRL_NUM_NODES, SLURM's step or STATEFUL_REPLICAS if not set",
+            {.unit = "nodes", .min = 1, .max = 4096});
+    v.field("node_rank", node_rank,
+            "Which node this is, from 0; PRL_NODE_RANK, SLURM_NODEID or the number at the end of POD_NAME if not set",
+            {.min = 0, .max = 4095});
+    v.field("rdzv_endpoint", rdzv_endpoint,
+            "host:port of node 0 where the nodes meet; PRL_RDZV_ENDPOINT, or a free port of this machine if there is one node");
     v.field("rdzv_id", rdzv_id, "Name of the run; nodes of another run at the same endpoint are refused");
     v.field("node_host", node_host, "Address at which the other nodes reach this one; the one that leads to the endpoint if not set");
     v.field("log_dir", log_dir, "Folder of the ranks' output; <output_dir>/logs/<command> if not set");

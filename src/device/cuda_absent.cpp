@@ -1,4 +1,5 @@
 #include "base/error.hpp"
+#include "device/cuda_build.hpp"
 #include "device/cuda_host_link.hpp"
 #include "device/device.hpp"
 
@@ -16,6 +17,8 @@ std::shared_ptr<DeviceRuntime> make_cuda_runtime(int index) { fail(ErrorCode::kU
 std::shared_ptr<HostLink> make_cuda_host_link(const std::shared_ptr<DeviceRuntime>& /*runtime*/, bool /*page_locked*/) {
   fail(ErrorCode::kUnavailable, "[cuda] {}", kMissing);
 }
+
+bool has_cuda_build() noexcept { return false; }
 
 CudaDevices list_cuda_devices() { return {.devices = {}, .missing = kMissing, .versions = ""}; }
 

@@ -17,6 +17,7 @@
 #include "base/log.hpp"
 #include "config/cli.hpp"
 #include "config/secrets.hpp"
+#include "launch/rl_nodes.hpp"
 #include "text/jinja.hpp"
 
 namespace prl::launch {
@@ -28,7 +29,7 @@ namespace {
 /// kills its tasks at once. A cancelled job gets SIGTERM in every process from SLURM itself, so the script only waits, and is not queued.
 constexpr std::string_view kTemplate = R"sh(#!/bin/bash
 #SBATCH --job-name={{ job_name }}
-#SBATCH --nodes=1
+#SBATCH --nodes={{ num_nodes }}
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --partition={{ partition }}
@@ -69,27 +70,68 @@ if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
   arguments+=(--ckpt.resume-step -1)
 fi
 {% endif %}
+steps=()
+{% if num_nodes > 1 %}
+# Where SLURM reaches a node is where the others do.
+address_of() { scontrol show node --oneliner "$1" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p'; }
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+PRL_RDZV_ENDPOINT="$(address_of "${nodes[0]}"):${MASTER_PORT:-29500}"
+export PRL_RDZV_ENDPOINT
+attempt={{ log_dir }}/attempt_"${SLURM_RESTART_COUNT:-0}"
+mkdir -p "$attempt"
+for ((node = 0; node < {{ num_nodes }}; ++node)); do
+  output=()
+  if [ "$node" -gt 0 ]; then output=(--output="$attempt/node_$node.log"); fi
+  PRL_NODE_RANK=$node PRL_NODE_HOST="$(address_of "${nodes[node]}")" srun --nodes=1 --ntasks=1 --nodelist="${nodes[node]}" ${output[@]+"${output[@]}"} \
+    --kill-on-bad-exit=1 {{ program }} launch {{ command }} @ {{ config_file }} "${arguments[@]}" &
+  steps+=($!)
+done
+{% else %}
 srun --ntasks=1 --kill-on-bad-exit=1 {{ program }} {{ command }} @ {{ config_file }} "${arguments[@]}" &
-step=$!
+steps+=($!)
+{% endif %}
 is_out_of_time=0
-trap 'is_out_of_time=1; scancel --signal=TERM "$SLURM_JOB_ID" || kill -TERM "$step" 2>/dev/null || true' USR1
-trap ':' TERM INT
+is_cancelled=0
+tell_all() { scancel --signal="$1" "$SLURM_JOB_ID" || kill -"$1" "${steps[@]}" 2>/dev/null || true; }
+trap 'is_out_of_time=1; tell_all TERM' USR1
+trap 'is_cancelled=1' TERM INT
 status=0
-while :; do
-  status=0
-  wait "$step" || status=$?
-  # A trap ends the wait before the program has ended.
-  kill -0 "$step" 2>/dev/null || break
+deadline=0
+num_left={{ num_nodes }}
+while [ "$num_left" -gt 0 ]; do
+  sleep 1 &
+  wait $! || true  # a signal ends it early
+  for i in "${!steps[@]}"; do
+    if kill -0 "${steps[i]}" 2>/dev/null; then continue; fi
+    ended=0
+    wait "${steps[i]}" || ended=$?
+    unset "steps[i]"
+    num_left=$((num_left - 1))
+    if [ "$ended" -ne 0 ] && [ "$status" -eq 0 ]; then
+      status=$ended
+      deadline=$((SECONDS + {{ cleanup_grace_period }}))
+    fi
+  done
+  if [ "$num_left" -gt 0 ] && [ "$status" -ne 0 ] && [ "$SECONDS" -ge "$deadline" ]; then
+    echo "a step ended with status $status, and the others go on after {{ cleanup_grace_period }} s: they are told to end"
+    tell_all TERM
+    deadline=$((SECONDS + 60))
+  fi
 done
 {% if can_resume %}
 if [ "$is_out_of_time" -eq 1 ]; then
   echo "the time limit is near: the job is queued again and goes on from its last checkpoint"
+  scontrol requeue "$SLURM_JOB_ID"
+elif [ "$status" -gt 128 ] && [ "$is_cancelled" -eq 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt {{ max_requeues }} ]; then
+  echo "a step was killed (status $status): the job is queued again and goes on from its last checkpoint"
   scontrol requeue "$SLURM_JOB_ID"
 fi
 {% endif %}
 exit "$status"
 )sh";
 
+/// Times that a job whose step was killed is queued again.
+constexpr int kMaxRequeues = 3;
 constexpr std::uint64_t kMaxTemplateBytes = 1 << 20;
 
 /// A file of ours in the job's arguments, whatever its name holds.
@@ -128,15 +170,32 @@ BatchJob start_job(const config::SlurmConfig& slurm, const char* command, const 
 
 bool uses_gpu(const config::ComputeConfig& compute) { return compute.device != config::DeviceKind::kCpu; }
 
+/// One for each engine and each rank of the trainer; where the configuration numbers them, all up to the highest number.
+int gpus_of_one_node(const config::RlConfig& config) {
+  const auto* node = config.deployment ? std::get_if<config::SingleNodeDeployment>(&*config.deployment) : nullptr;
+  int highest = 0, wanted = 0;
+  const auto add = [&](const config::ComputeConfig& compute, const std::optional<std::vector<int>>& ids, int num) {
+    if (!uses_gpu(compute)) return;
+    wanted += ids ? 0 : num;
+    if (ids && !ids->empty()) highest = std::max(highest, std::ranges::max(*ids) + 1);
+  };
+  add(config.trainer.compute, config.trainer_gpu_ids, node ? node->num_train_gpus : 1);
+  if (node && config.inference) add(config.inference->compute, config.inference_gpu_ids, config::num_engines(*config.inference));
+  if (node && config.teacher_inference)
+    add(config.teacher_inference->compute, config.teacher_gpu_ids, config::num_engines(*config.teacher_inference));
+  return highest + wanted;
+}
+
 }  // namespace
 
 BatchJob batch_job(const config::RlConfig& config) {
   BatchJob job = start_job(*config.slurm, "rl", config.output_dir);
-  const bool has_processes = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
-  const int num_train_gpus = has_processes ? std::get<config::SingleNodeDeployment>(*config.deployment).num_train_gpus : 1;
-  job.num_gpus = uses_gpu(config.trainer.compute) ? num_train_gpus : 0;
-  if (has_processes && config.inference && uses_gpu(config.inference->compute)) ++job.num_gpus;
-  if (has_processes && config.teacher_inference && uses_gpu(config.teacher_inference->compute)) ++job.num_gpus;
+  job.num_gpus = gpus_of_one_node(config);
+  if (const auto* nodes = config.deployment ? std::get_if<config::MultiNodeDeployment>(&*config.deployment) : nullptr) {
+    const bool has_gpus = uses_gpu(config.trainer.compute) || (config.inference && uses_gpu(config.inference->compute));
+    job.num_nodes = RlNodes(config).size();
+    job.num_gpus = has_gpus ? nodes->gpus_per_node : 0;
+  }
   job.can_resume = config.trainer.ckpt.has_value();
   job.secrets = config::secrets_of(config);
   return job;
@@ -146,6 +205,10 @@ BatchJob batch_job(const config::SftConfig& config) {
   BatchJob job = start_job(*config.slurm, "sft", config.output_dir);
   const auto* node = std::get_if<config::SftSingleNode>(&config.deployment);
   job.num_gpus = uses_gpu(config.compute) && node != nullptr ? node->num_gpus : 0;
+  if (const auto* nodes = std::get_if<config::SftMultiNode>(&config.deployment)) {
+    job.num_nodes = nodes->num_nodes;
+    job.num_gpus = uses_gpu(config.compute) ? nodes->gpus_per_node : 0;
+  }
   job.can_resume = config.ckpt.has_value();
   job.secrets = config::secrets_of(config);
   return job;
@@ -153,7 +216,11 @@ BatchJob batch_job(const config::SftConfig& config) {
 
 BatchJob batch_job(const config::InferenceConfig& config) {
   BatchJob job = start_job(*config.slurm, "inference", config.output_dir);
-  job.num_gpus = uses_gpu(config.compute) ? 1 : 0;
+  job.num_gpus = uses_gpu(config.compute) ? config::num_engines(config) : 0;
+  if (const auto* nodes = std::get_if<config::InferenceMultiNode>(&config.deployment)) {
+    job.num_nodes = nodes->num_nodes;
+    job.num_gpus = uses_gpu(config.compute) ? nodes->gpus_per_node : 0;
+  }
   job.secrets = config::secrets_of(config);
   return job;
 }
@@ -185,6 +252,10 @@ std::string render_batch_script(const BatchJob& job) {
   values["program"] = quoted(job.program);
   values["command"] = job.command;
   values["num_gpus"] = job.num_gpus;
+  values["num_nodes"] = job.num_nodes;
+  values["log_dir"] = quoted(job.output_dir / "logs" / "slurm");
+  values["cleanup_grace_period"] = slurm.cleanup_grace_period;
+  values["max_requeues"] = kMaxRequeues;
   values["can_resume"] = job.can_resume;
   if (!slurm.template_path) return text::JinjaTemplate(kTemplate).render(values);
   try {

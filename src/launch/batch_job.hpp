@@ -10,19 +10,20 @@
 
 namespace prl::launch {
 
-/// A SLURM job that runs one command of this program on one node (spec/prime-rl.md 9.2).
+/// A SLURM job that runs one command of this program, on several nodes through `prl launch` (spec/prime-rl.md 9.2).
 struct BatchJob {
   config::SlurmConfig slurm;
   std::string command;  ///< "rl", "sft", "inference"
   std::filesystem::path output_dir;
   std::filesystem::path config_file;  ///< what the job starts from, written before
   std::filesystem::path program;      ///< this binary; the node must see it under the same path
-  int num_gpus = 0;                   ///< 0: the job asks for none
-  bool can_resume = false;            ///< has checkpoints: when SLURM starts the job again, it goes on from the last one
-  std::string secrets;                ///< for config::kSecretsVariable of the job; empty: none
+  int num_nodes = 1;
+  int num_gpus = 0;         ///< of each node; 0: the job asks for none
+  bool can_resume = false;  ///< has checkpoints: when SLURM starts the job again, it goes on from the last one
+  std::string secrets;      ///< for config::kSecretsVariable of the job; empty: none
 };
 
-/// Jobs of these commands. GPUs: one for each role that computes, none with compute.device = "cpu".
+/// Jobs of these commands. GPUs: one for each rank of a trainer and each engine, none with compute.device = "cpu".
 BatchJob batch_job(const config::RlConfig& config);
 BatchJob batch_job(const config::SftConfig& config);
 BatchJob batch_job(const config::InferenceConfig& config);

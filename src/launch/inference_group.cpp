@@ -6,20 +6,28 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <memory>
-#include <sstream>
+#include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/waiting.hpp"
+#include "comm/store.hpp"
 #include "config/cli.hpp"
 #include "config/secrets.hpp"
 #include "launch/inference_role.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/node_meeting.hpp"
 #include "launch/run_identity.hpp"
 #include "launch/supervisor.hpp"
+#include "launch/visible_gpus.hpp"
 #include "net/io_runtime.hpp"
 #include "net/port_owner.hpp"
 #include "router/router_server.hpp"
@@ -29,33 +37,62 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kMaxRestarts = 3;
-constexpr const char* kEngineHost = "127.0.0.1";
+/// For nodes to come, as batch systems start them one after another.
+constexpr std::chrono::milliseconds kMeetingTime{600'000};
+constexpr std::chrono::milliseconds kStoreTimeout{10'000}, kStorePoll{200};
 
 std::chrono::milliseconds to_ms(double seconds) { return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000)); }
 
-/// The device of engine `number` among those that this process sees.
-std::string visible_device(int number) {
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr) return std::to_string(number);
-  std::vector<std::string> ids;
-  std::istringstream list(visible);
-  for (std::string id; std::getline(list, id, ',');) ids.push_back(id);
-  return static_cast<std::size_t>(number) < ids.size() ? ids[static_cast<std::size_t>(number)] : std::string();
+/// The engines of one node among those of all.
+struct GroupPlace {
+  int first = 0, num_here = 1, num_all = 1;
+  std::string host = "127.0.0.1";  ///< where the engines listen
+  bool is_head = true;             ///< has the router
+  std::string store;               ///< where nodes tell their engines; empty: there is one node
+};
+
+std::string rpc_endpoint(const config::ParallelConfig& parallel) {
+  const bool is_v6 = parallel.dp_address->find(':') != std::string::npos;
+  return fmt::format("{}:{}", is_v6 ? fmt::format("[{}]", *parallel.dp_address) : *parallel.dp_address, parallel.dp_rpc_port);
 }
 
-ChildSpec engine_of_group(const config::InferenceConfig& config, int number) {
+GroupPlace group_place(const config::InferenceConfig& config, const std::string& engine_host) {
+  const config::ParallelConfig& parallel = config.parallel;
+  GroupPlace place{
+      .first = parallel.dp_start_rank, .num_here = parallel.dp_local.value_or(parallel.dp), .num_all = parallel.dp, .store = {}};
+  if (!parallel.dp_address) return place;
+  place.is_head = !parallel.headless;
+  place.store = fmt::format("tcp://{}", rpc_endpoint(parallel));
+  const std::string& host = config.server.host;
+  const bool is_own = host != "0.0.0.0" && host != "::" && host != "127.0.0.1" && host != "localhost";
+  place.host = !engine_host.empty() ? engine_host : is_own ? host : own_address_towards(rpc_endpoint(parallel));
+  return place;
+}
+
+std::string url_of(const std::string& host, int port) {
+  return fmt::format("http://{}:{}", host.find(':') == std::string::npos ? host : fmt::format("[{}]", host), port);
+}
+
+std::string engine_key(int number) { return fmt::format("inference/engine/{}", number); }
+
+ChildSpec engine_of_group(const config::InferenceConfig& config, const GroupPlace& place, int local) {
+  const int number = place.first + local;
   ChildSpec child;
   child.name = fmt::format("engine_{}", number);
   child.argv = {fs::read_symlink("/proc/self/exe").string(), "inference", "@", (config.output_dir / "configs" / "inference.json").string()};
   const auto set = [&child](const char* flag, std::string value) { child.argv.insert(child.argv.end(), {flag, std::move(value)}); };
-  set("--server.host", kEngineHost);
-  set("--server.port", std::to_string(config.backend_port + number));
+  set("--server.host", place.host);
+  set("--server.port", std::to_string(config.backend_port + local));
   set("--parallel.dp", "1");
+  set("--parallel.dp-local", "None");
+  set("--parallel.dp-address", "None");
+  set("--parallel.dp-start-rank", "0");
+  set("--parallel.headless", "false");
   set("--api-server-count", "1");
   set("--output-dir", (config.output_dir / child.name).string());
   if (config.compute.device == config::DeviceKind::kCpu && config.compute.num_threads == 0)
-    set("--compute.num-threads", std::to_string(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / config.parallel.dp)));
-  if (config.compute.device != config::DeviceKind::kCpu) child.env["CUDA_VISIBLE_DEVICES"] = visible_device(number);
+    set("--compute.num-threads", std::to_string(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / place.num_here)));
+  if (device_kind(config.compute) == DeviceKind::kCuda) child.env["CUDA_VISIBLE_DEVICES"] = visible_devices_of(std::span(&local, 1));
   if (const std::string secrets = config::secrets_of(config); !secrets.empty()) child.env[config::kSecretsVariable] = secrets;
   child.log_file = config.output_dir / "logs" / (child.name + ".log");
   child.must_finish = false;
@@ -84,13 +121,89 @@ router::RouterServerOptions server_options(const config::InferenceConfig& config
   return options;
 }
 
+/// Adds the engines of other nodes to the fleet as these tell them. A thread of its own.
+void add_told_engines(const GroupPlace& place, router::Fleet& fleet, const std::stop_token& stop) {
+  const auto store = comm::make_store(place.store, kStoreTimeout);
+  std::set<int> missing;
+  for (int number = 0; number < place.num_all; ++number)
+    if (number < place.first || number >= place.first + place.num_here) missing.insert(number);
+  Waiting waiting({.who = "the router", .what = "the engines of other nodes", .limit = kMeetingTime, .detail = [&missing] {
+                     return fmt::format("engines {} have not been told", fmt::join(missing, ", "));
+                   }});
+  while (!missing.empty() && !stop.stop_requested()) {
+    for (auto it = missing.begin(); it != missing.end();) {
+      const std::optional<std::string> url = store->get(engine_key(*it));
+      if (url) {
+        log::info("engine {} is at {}", *it, *url);
+        fleet.add(*url);
+      }
+      it = url ? missing.erase(it) : std::next(it);
+    }
+    waiting.check();
+    if (waiting.is_expired()) return log::warning("engines {} did not come; the others serve without them", fmt::join(missing, ", "));
+    std::this_thread::sleep_for(kStorePoll);
+  }
+}
+
+/// Tells the head's router the engines of this node, and asks for their end when the head is gone. A thread of its own.
+void tell_engines(const GroupPlace& place, int port, std::stop_source& end, const std::stop_token& stop) {
+  try {
+    const auto store = comm::make_store(place.store, kMeetingTime);
+    for (int local = 0; local < place.num_here; ++local) store->set(engine_key(place.first + local), url_of(place.host, port + local));
+    while (!stop.stop_requested()) {
+      (void)store->get(engine_key(place.first));
+      std::this_thread::sleep_for(kStorePoll);
+    }
+  } catch (const Error& error) {
+    if (!stop.stop_requested()) log::error("the router's node at {} is gone: {}", place.store, error.what());
+    end.request_stop();
+  }
+}
+
+/// A node whose engines serve another node's router.
+int run_headless(const config::InferenceConfig& config, const GroupPlace& place, std::stop_token stop) {
+  Supervisor supervisor;
+  for (int local = 0; local < place.num_here; ++local) supervisor.start(engine_of_group(config, place, local));
+  std::stop_source end;
+  const std::stop_callback on_stop(stop, [&end] { end.request_stop(); });
+  const std::jthread telling([&](std::stop_token own) { tell_engines(place, config.backend_port, end, own); });
+  log::success("engines {} to {} for the router at {}", place.first, place.first + place.num_here - 1, place.store);
+  const auto failure = supervisor.run(end.get_token(), /*until_stopped=*/true);
+  if (failure) log::error("inference: {}", *failure);
+  supervisor.terminate_all(std::chrono::seconds(20));
+  return failure ? 1 : 0;
+}
+
 }  // namespace
 
-int run_inference_group(const config::InferenceConfig& config, std::stop_token stop) {
+void place_engines(config::InferenceConfig& config, const NodePlace& place) {
+  config::ParallelConfig& parallel = config.parallel;
+  parallel.dp = config.api_server_count = place.num_nodes * place.per_node;
+  parallel.dp_local = place.per_node;
+  parallel.dp_start_rank = place.rank * place.per_node;
+  parallel.headless = place.rank > 0;
+  parallel.dp_address.reset();
+  // Of its own: the nodes may share the folder, and a job that is started again reads the configuration that is there.
+  config.output_dir /= fmt::format("node_{}", place.rank);
+  config.deployment = config::InferenceSingleNode{};
+  if (place.num_nodes == 1) return;
+  const std::string& endpoint = *place.endpoint;
+  const std::size_t colon = endpoint.rfind(':');
+  std::string host = endpoint.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  parallel.dp_address = std::move(host);
+  parallel.dp_rpc_port = std::atoi(endpoint.c_str() + colon + 1);
+}
+
+int run_inference_group(const config::InferenceConfig& config, std::stop_token stop, const std::string& engine_host) {
   const int num_engines = config.parallel.dp;
+  const GroupPlace place = group_place(config, engine_host);
   net::raise_fd_limit(2 * static_cast<std::uint64_t>(config.server.max_connections) + 512);
+  for (int i = 0; i < place.num_here; ++i) net::require_free_port(place.host, config.backend_port + i);
+  if (!place.is_head) return run_headless(config, place, stop);
   net::require_free_port(config.server.host, config.server.port);
-  for (int i = 0; i < num_engines; ++i) net::require_free_port(kEngineHost, config.backend_port + i);
+  std::optional<comm::StoreServer> told;
+  if (!place.store.empty()) told.emplace(*config.parallel.dp_address, config.parallel.dp_rpc_port);
   model_folder(config.model.name);  // a download happens once, here
   net::IoRuntime io(2, "router");
   net::HttpClient::Options client_options;
@@ -104,10 +217,12 @@ int run_inference_group(const config::InferenceConfig& config, std::stop_token s
       fleet, client, router::WeightUpdaterOptions{.api_key = config.server.admin_api_key.value_or(config.server.api_key.value_or(""))});
   router::RouterServer server(server_options(config), fleet, updater, client);
   Supervisor supervisor;
-  for (int i = 0; i < num_engines; ++i) {
-    supervisor.start(engine_of_group(config, i));
-    fleet->add(fmt::format("http://{}:{}", kEngineHost, config.backend_port + i));
+  for (int local = 0; local < place.num_here; ++local) {
+    supervisor.start(engine_of_group(config, place, local));
+    fleet->add(url_of(place.host, config.backend_port + local));
   }
+  std::jthread adding;
+  if (told) adding = std::jthread([&](std::stop_token own) { add_told_engines(place, *fleet, own); });
   server.start();
   log::success("{} {} with {} engines on http://{}:{}/v1", kServingMark, config.model.served_name.value_or(config.model.name), num_engines,
                config.server.host, server.port());

@@ -239,9 +239,13 @@ class Objects {
       env.push_back(value("INFERENCE_URL", fmt::format("http://{}:{}/v1", host("inference", "0"), port)));
       env.push_back(value("ADMIN_INFERENCE_URLS", admin_urls(port)));
     }
-    if (role.is_trainer)
+    if (role.is_trainer) {
       env.push_back(value("RDZV_ENDPOINT",
                           fmt::format("{}:{}", host("trainer", "0"), text("trainer.ncclPort", std::to_string(config_.trainer.nccl_port)))));
+      // What `prl launch` reads.
+      env.push_back(value("PRL_RDZV_ENDPOINT", "$(RDZV_ENDPOINT)"));
+      env.push_back(value("PRL_NODE_HOST", "$(POD_IP)"));
+    }
     const auto secret = [&](std::string_view key, std::string_view of) {
       return json::object{
           {"name", key},

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/checkpoint_config.hpp"
-#include "config/tool_config.hpp"
+#include "launch/node_meeting.hpp"
 
 namespace prl::launch {
 
@@ -18,11 +18,12 @@ struct NodeWork {
   std::filesystem::path output_dir;
   bool uses_gpus = false;
   std::optional<config::HealingConfig> healing;
+  std::optional<std::filesystem::path> log_dir;  ///< <output_dir>/logs/<command> if not set
 };
 
 /// `prl launch`: starts this node's ranks, watches them and ends all of them when one fails. Node 0 holds the store where the ranks of all
 /// nodes meet, until the other nodes have ended. Output of rank R goes to <log_dir>/rank_R.log, that of rank 0 to the console too.
-/// Returns the exit status. Error{kInvalidArgument} naming the option, Error{kDeadline} naming the nodes that do not come.
-int run_node(const config::LaunchConfig& config, const NodeWork& work, std::stop_token stop);
+/// Returns the exit status. What NodeMeeting throws.
+int run_node(const NodePlace& place, const NodeWork& work, std::stop_token stop);
 
 }  // namespace prl::launch

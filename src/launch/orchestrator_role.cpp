@@ -1,5 +1,8 @@
 #include "launch/orchestrator_role.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/log.hpp"
@@ -8,10 +11,13 @@
 #include "launch/metric_services.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/policy_sources.hpp"
+#include "launch/role_children.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_identity.hpp"
+#include "launch/supervisor.hpp"
 #include "launch/trainer_role.hpp"
 #include "launch/transports.hpp"
+#include "monitor/metrics_file.hpp"
 #include "net/io_runtime.hpp"
 #include "orchestrator/metrics.hpp"
 #include "router/fleet.hpp"
@@ -43,11 +49,34 @@ class ServersReleased {
   std::shared_ptr<router::WeightUpdater> updater_;
 };
 
+/// What the launcher says of a restart, and what a process before this one has left.
+std::optional<orchestrator::OrchestratorOptions::Recovery> find_recovery(const config::OrchestratorConfig& config,
+                                                                         std::int64_t& resume_step) {
+  const char* folder = std::getenv(kRecoveryVariable);
+  if (folder == nullptr) return std::nullopt;
+  orchestrator::OrchestratorOptions::Recovery recovery;
+  recovery.folder = folder;
+  if (const char* restarts = std::getenv(kRestartsVariable)) recovery.num_restarts = std::atoll(restarts);
+  recovery.is_recovered = recovery.num_restarts > 0;
+  if (!recovery.is_recovered) return recovery;
+  const std::optional<std::int64_t> step = orchestrator::newest_recovery(recovery.folder);
+  recovery.has_state = step.has_value();
+  resume_step = step.value_or(resume_step);
+  const std::filesystem::path rows = config.output_dir / config.file_monitor.path;
+  recovery.recorded_step = monitor::last_row_of(rows, kOrchestratorRows).value_or(-1);
+  recovery.evaluated_step = monitor::last_row_of(rows, orchestrator::kOnlineEvalRows).value_or(-1);
+  recovery.validated_step = monitor::last_row_of(rows, orchestrator::kValidationRows).value_or(-1);
+  log::warning("started again, for the {}. time: goes on {}", recovery.num_restarts,
+               step ? fmt::format("with batch {}", *step + 1) : fmt::format("from where the run began, step {}", resume_step));
+  return recovery;
+}
+
 }  // namespace
 
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
   const TextSetup text = load_policy_text(config);
-  const std::int64_t resume_step = orchestrator_resume_step(config);
+  std::int64_t resume_step = orchestrator_resume_step(config);
+  auto recovery = find_recovery(config, resume_step);
 
   net::raise_fd_limit(65536);
   net::IoRuntime io(1, "orchestrator");
@@ -83,8 +112,18 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   declared.declare(orchestrator::metric_infos());
   auto monitor = make_monitor(std::move(declared), kOrchestratorRows, config.output_dir, config.file_monitor, config.bench.has_value());
   add_heartbeat(*monitor, config.heartbeat);
-  orchestrator::Orchestrator role(orchestrator_options(config, text.tokenizer->vocab_size(), resume_step),
-                                  orchestrator_services(config, text, std::move(transports), monitor.get()));
+  orchestrator::OrchestratorOptions options = orchestrator_options(config, text.tokenizer->vocab_size(), resume_step);
+  options.recovery = std::move(recovery);
+  orchestrator::OrchestratorServices services = orchestrator_services(config, text, std::move(transports), monitor.get());
+  services.engine_metrics = [engines](monitor::Metrics& metrics) {
+    const router::FleetCounts counts = engines->counts();
+    metrics["engines/lost"] = static_cast<double>(counts.num_lost);
+    metrics["engines/replayed_requests"] = static_cast<double>(counts.num_replayed);
+    const std::vector<router::EngineView> views = engines->engines();
+    metrics["engines/ready"] =
+        static_cast<double>(std::ranges::count_if(views, [](const router::EngineView& view) { return view.problem.empty(); }));
+  };
+  orchestrator::Orchestrator role(std::move(options), std::move(services));
   const orchestrator::OrchestratorReport report = role.run(stop);
   if (!store.empty()) weights::release_weights(store);
   log::info("orchestrator {} after step {}: {} episodes, largest staleness {}", report.was_stopped ? "stopped" : "finished",

@@ -14,6 +14,7 @@
 #include "io/checkpoint_dir.hpp"
 #include "launch/run_lock.hpp"
 #include "monitor/metrics_file.hpp"
+#include "orchestrator/progress.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -240,7 +241,7 @@ void OutputFolder::clean() {
          "--output-dir",
          root_.string(), fmt::join(found, ", "), kMarkerName);
   }
-  std::vector<fs::path> roots{root_ / "rollouts", root_ / "broadcasts"};
+  std::vector<fs::path> roots{root_ / "rollouts", root_ / "broadcasts", root_ / orchestrator::kRecoveryFolder};
   const bool is_saved_ours = saved_ == root_ || fs::absolute(saved_) == marked_saved_;
   for (const fs::path& folder : {checkpoints(), weights()}) {
     if (is_saved_ours) roots.push_back(folder);

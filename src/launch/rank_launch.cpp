@@ -4,8 +4,8 @@
 
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
+#include <span>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -13,32 +13,21 @@
 #include "config/secrets.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/run_folder.hpp"
+#include "launch/visible_gpus.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
 namespace {
 
-/// What the ranks of this node see as their GPUs; empty where they compute on the CPU. Names as CUDA_VISIBLE_DEVICES has them, whose own
-/// list is the choice if it is set.
+/// What the ranks of this node see as their GPUs, as CUDA_VISIBLE_DEVICES names them; empty where they compute on the CPU.
 std::vector<std::string> visible_gpus(const RankLayout& layout) {
   std::vector<std::string> gpus;
   if (layout.gpu_ids) {
-    for (const int id : *layout.gpu_ids) gpus.push_back(std::to_string(id));
+    for (const int id : *layout.gpu_ids) gpus.push_back(visible_devices_of(std::span(&id, 1)));
   } else if (layout.uses_gpus) {
-    const std::size_t num_devices = list_cuda_devices().devices.size();
-    std::vector<std::string> all;
-    if (const char* set = std::getenv("CUDA_VISIBLE_DEVICES")) {
-      std::string_view left = set;
-      while (!left.empty()) {
-        const std::size_t comma = std::min(left.find(','), left.size());
-        all.emplace_back(left.substr(0, comma));
-        left.remove_prefix(std::min(comma + 1, left.size()));
-      }
-    } else {
-      for (std::size_t i = 0; i < num_devices; ++i) all.push_back(std::to_string(i));
-    }
+    const auto num_devices = static_cast<int>(list_cuda_devices().devices.size());
     if (num_devices == 0) return {};
-    if (all.size() > static_cast<std::size_t>(layout.first_gpu)) gpus.assign(all.begin() + layout.first_gpu, all.end());
+    for (int id = layout.first_gpu; id < num_devices; ++id) gpus.push_back(visible_devices_of(std::span(&id, 1)));
   } else {
     return {};
   }
@@ -62,6 +51,7 @@ std::vector<ChildSpec> rank_children(const RankLayout& layout, const ChildSpec& 
     child.env["PRL_STORE"] = layout.store;
     child.env["PRL_HOST"] = layout.host;
     child.group = base.name;
+    child.has_members_elsewhere = layout.num_nodes > 1;
     if (layout.healing) {
       child.max_losses = layout.healing->max_restarts;
       child.backoff = std::chrono::milliseconds(std::llround(1000 * layout.healing->backoff_seconds));

@@ -145,25 +145,30 @@ bool is_folder_prepared(const fs::path& output_dir) {
   return prepared != nullptr && fs::weakly_canonical(prepared) == fs::weakly_canonical(output_dir);
 }
 
-PreparedFolder prepare_run_folder(config::RlConfig& config) {
+PreparedFolder prepare_run_folder(config::RlConfig& config, bool begins_again) {
   OutputFolder folder(config.output_dir, saved_folder(config.trainer.ckpt), config.trainer.file_monitor.path);
   Start start{.kind = "rl",
               .units = {kTrainerUnit, orchestrator::kCheckpointUnit},
               .roles = {kTrainerRows, kOrchestratorRows, orchestrator::kOnlineEvalRows, orchestrator::kValidationRows}};
   const bool has_state = config.orchestrator.ckpt && !config.orchestrator.ckpt->skip_progress;
   start.resume = resume_of(config.trainer.ckpt, has_state ? start.units : std::vector<std::string>{kTrainerUnit});
-  if (start.resume && !config.orchestrator.ckpt)
+  if (begins_again) {
+    start.resume.emplace();
+    start.resume->step = -1;
+    start.resume->units = has_state ? start.units : std::vector<std::string>{kTrainerUnit};
+  }
+  if (start.resume && config.trainer.ckpt && !config.orchestrator.ckpt)
     fail(ErrorCode::kInvalidArgument,
          "trainer.ckpt.resume_step: the orchestrator has no checkpoints (orchestrator.ckpt is off), so it cannot go on "
          "from that step; set ckpt.resume_step for both");
   start.max_steps = config.trainer.max_steps;
-  start.clean = config.clean_output_dir;
+  start.clean = config.clean_output_dir && !begins_again;
   start.is_bench = config.trainer.bench.has_value();
   start.saves_weights_only = config.trainer.ckpt && config.trainer.ckpt->weights_only;
   start.works_after_last_step = config.orchestrator.eval.has_value();
   PreparedFolder prepared;
   const std::optional<std::int64_t> step = prepare(folder, start, prepared);
-  if (start.resume) {
+  if (start.resume && config.trainer.ckpt) {
     config.trainer.ckpt->resume_step = settled(step);
     config.orchestrator.ckpt->resume_step = settled(step);
     // An evaluation that is made again writes its row again.

@@ -33,7 +33,8 @@ struct PreparedFolder {
 /// Settles ckpt.resume_step: -1 becomes the step that was found, or nothing, so that all roles start from the same one.
 /// Error{kAlreadyExists} naming the folder, whose it is and the ways out; Error{kInvalidArgument} for a step beyond max_steps; what
 /// trainer::find_resume_step throws.
-PreparedFolder prepare_run_folder(config::RlConfig& config);
+/// `begins_again`: whatever the configuration says, from the newest checkpoint, or from the start if there is none.
+PreparedFolder prepare_run_folder(config::RlConfig& config, bool begins_again = false);
 /// The same for `prl sft`.
 PreparedFolder prepare_run_folder(config::SftConfig& config);
 /// The same for a role that was started alone. Trainer and orchestrator share the folder and may start in any order: what a fresh

@@ -1,10 +1,9 @@
 #include "launch/single_node.hpp"
 
-#include <unistd.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -14,41 +13,23 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "config/cli.hpp"
-#include "config/secrets.hpp"
-#include "launch/inference_role.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/rank_launch.hpp"
-#include "launch/run_folder.hpp"
+#include "launch/role_children.hpp"
 #include "launch/run_identity.hpp"
 #include "launch/step_console.hpp"
 #include "launch/supervisor.hpp"
 #include "net/port_owner.hpp"
+#include "orchestrator/progress.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
+using std::chrono::milliseconds;
 namespace {
 
-fs::path own_binary() { return fs::read_symlink("/proc/self/exe"); }
-
-/// A role's variables, with the GPUs that it may see.
-std::map<std::string, std::string> role_env(std::map<std::string, std::string> env, const std::optional<std::vector<int>>& gpu_ids) {
-  if (gpu_ids) env["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(*gpu_ids, ","));
-  return env;
-}
-
-/// The orchestrator's variables, with the keys of the servers that this run starts.
-std::map<std::string, std::string> orchestrator_env(const config::RlConfig& config) {
-  std::map<std::string, std::string> env = config.orchestrator.env_vars;
-  if (config.teacher_inference && config.teacher_inference->server.api_key)
-    env.emplace(config.orchestrator.teacher->client.api_key_var, *config.teacher_inference->server.api_key);
-  if (!config.inference) return env;
-  const config::ServerConfig& server = config.inference->server;
-  if (server.api_key) env.emplace(config.orchestrator.student.client.api_key_var, *server.api_key);
-  if (server.admin_api_key) env.emplace("PRL_ADMIN_API_KEY", *server.admin_api_key);
-  return env;
-}
+/// Before all roles begin again, twice as long each time.
+constexpr milliseconds kFirstWait{500}, kLongestWait{30'000};
 
 /// The trainer's ranks, and where they meet; one rank needs no such place.
 std::unique_ptr<comm::StoreServer> start_trainer(const config::RlConfig& config, ChildSpec base, Supervisor& supervisor) {
@@ -68,57 +49,29 @@ std::unique_ptr<comm::StoreServer> start_trainer(const config::RlConfig& config,
   return store;
 }
 
-/// The child of engine `number`, made from that of the role: a name, a port and a GPU of its own.
-ChildSpec engine_child(const config::RlConfig& config, int number, ChildSpec child) {
-  const config::InferenceConfig& inference = *config.inference;
-  const int num_engines = inference.parallel.dp;
-  child.max_restarts = std::get<config::SingleNodeDeployment>(*config.deployment).max_engine_restarts;
-  child.ready_mark = kServingMark;
-  if (number > 0) child.name = fmt::format("inference_{}", number);
-  child.log_file = child.log_file.parent_path() / (child.name + ".log");
-  const auto set = [&child](const char* flag, int value) { child.argv.insert(child.argv.end(), {flag, std::to_string(value)}); };
-  set("--server.port", inference.server.port + number);
-  set("--parallel.dp", 1);
-  set("--api-server-count", 1);
-  if (num_engines > 1 && inference.compute.device == config::DeviceKind::kCpu && inference.compute.num_threads == 0)
-    set("--compute.num-threads", std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / num_engines));
-  if (config.inference_gpu_ids)
-    child.env["CUDA_VISIBLE_DEVICES"] = std::to_string(config.inference_gpu_ids->at(static_cast<std::size_t>(number)));
-  return child;
+EnginePlace engine_place(const config::RlConfig& config, int number) {
+  EnginePlace place{.number = number, .num_here = config.inference->parallel.dp, .host = {}, .log_file = {}};
+  if (number > 0) place.name = fmt::format("inference_{}", number);
+  place.log_file = config.output_dir / "logs" / (place.name + ".log");
+  return place;
 }
 
 }  // namespace
 
-int run_single_node(const config::RlConfig& config, std::stop_token stop) {
+SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token stop) {
   // A taken port is told before anything is downloaded or started, and with the key that names it.
-  const auto require_port = [](const char* key, const std::optional<config::InferenceConfig>& section) {
+  const auto require_port = [](const char* key, const std::optional<config::InferenceConfig>& section, int num_ports) {
     if (!section) return;
     try {
-      for (int i = 0; i < section->parallel.dp; ++i) net::require_free_port(section->server.host, section->server.port + i);
+      for (int i = 0; i < num_ports; ++i) net::require_free_port(section->server.host, section->server.port + i);
     } catch (const Error& error) {
       throw error.with_context(fmt::format("{}.server.port", key));
     }
   };
-  require_port("inference", config.inference);
-  require_port("teacher_inference", config.teacher_inference);
-  const std::map<std::string, std::string> identity = identity_env(new_run_identity(), own_servers(config));
-  const fs::path binary = own_binary();
-  const fs::path configs = config.output_dir / "configs";
+  require_port("inference", config.inference, config.inference ? config.inference->parallel.dp : 0);
+  require_port("teacher_inference", config.teacher_inference, 1);
+  const RoleChildren roles(config, identity_env(new_run_identity(), own_servers(config)));
   const fs::path logs = config.output_dir / "logs";
-  auto spec = [&](const std::string& role, bool must_finish, const std::map<std::string, std::string>& role_env,
-                  const std::string& secrets) {
-    ChildSpec child;
-    child.name = role;
-    child.argv = {binary.string(), role, "@", (configs / (role + ".json")).string()};
-    child.env = config.env_vars;
-    for (const auto& [key, value] : role_env) child.env[key] = value;
-    for (const auto& [key, value] : identity) child.env[key] = value;
-    child.env[kRunFolderVariable] = fs::absolute(config.output_dir).string();
-    if (!secrets.empty()) child.env[config::kSecretsVariable] = secrets;
-    child.log_file = logs / (role + ".log");
-    child.must_finish = must_finish;
-    return child;
-  };
   // Downloads happen once, here and with their progress in sight; the roles then find the model in the cache.
   model_folder(config.trainer.model.name);
   text_folder(policy_text_name(config.orchestrator));
@@ -127,35 +80,42 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   // A benchmark shows what its trainer says, the table among it.
   std::optional<StepConsole> steps;
   if (!config.bench) steps.emplace(metrics, end_of_file(metrics), config.trainer.max_steps, orchestrator_resume_step(config.orchestrator));
+  // Of a launcher before this one, whose run has ended.
+  std::error_code ignored;
+  fs::remove_all(config.output_dir / orchestrator::kRecoveryFolder, ignored);
   Supervisor supervisor;
   if (config.inference)
-    for (int i = 0; i < config.inference->parallel.dp; ++i)
-      supervisor.start(
-          engine_child(config, i, spec("inference", false, config.inference->env_vars, config::secrets_of(*config.inference))));
+    for (int i = 0; i < config.inference->parallel.dp; ++i) supervisor.start(roles.engine(engine_place(config, i)));
   else
     log::warning("there is no [inference] section: the orchestrator needs a server that runs already");
-  if (config.teacher_inference) {
-    ChildSpec teacher = spec("teacher_inference", false, role_env(config.teacher_inference->env_vars, config.teacher_gpu_ids),
-                             config::secrets_of(*config.teacher_inference));
-    teacher.argv[1] = "inference";
-    supervisor.start(std::move(teacher));
-  }
-  supervisor.start(spec("orchestrator", true, orchestrator_env(config), config::secrets_of(config.orchestrator)));
-  ChildSpec trainer = spec("trainer", true, role_env(config.trainer.env_vars, config.trainer_gpu_ids), config::secrets_of(config.trainer));
-  trainer.echo = config.bench.has_value();
-  const std::unique_ptr<comm::StoreServer> store = start_trainer(config, std::move(trainer), supervisor);
+  if (config.teacher_inference) supervisor.start(roles.teacher());
+  supervisor.start(roles.orchestrator());
+  const std::unique_ptr<comm::StoreServer> store = start_trainer(config, roles.trainer(), supervisor);
   const auto failure = supervisor.run(stop);
   steps.reset();
   if (failure) {
     log::error("rl: {}{}", *failure, stop.stop_requested() ? "" : ". Ending the other roles");
+    const bool is_trainer_killed = supervisor.was_killed("trainer");
     supervisor.terminate_all(std::chrono::seconds(20));
-    return 1;
+    return {.status = 1, .is_trainer_killed = is_trainer_killed};
   }
   supervisor.terminate_all(std::chrono::seconds(20));
+  fs::remove_all(config.output_dir / orchestrator::kRecoveryFolder, ignored);
   const bool can_go_on = stop.stop_requested() && config.trainer.ckpt;
   log::success("rl {}; logs in {}{}", stop.stop_requested() ? "stopped" : "finished", logs.string(),
                can_go_on ? "; continue with --ckpt.resume-step -1" : "");
-  return 0;
+  return {};
+}
+
+bool begins_again(const config::RlConfig& config, const SingleNodeEnd& end, int num_restarts, const std::stop_token& stop) {
+  const int most = std::get<config::SingleNodeDeployment>(*config.deployment).max_trainer_restarts;
+  if (!end.is_trainer_killed || num_restarts >= most || stop.stop_requested()) return false;
+  const milliseconds wait = std::min(kFirstWait * (1 << std::min(num_restarts, 10)), kLongestWait);
+  log::warning("the trainer was killed: all roles begin again in {:.1f} s ({} of {} restarts)", std::chrono::duration<double>(wait).count(),
+               num_restarts + 1, most);
+  const auto until = std::chrono::steady_clock::now() + wait;
+  while (std::chrono::steady_clock::now() < until && !stop.stop_requested()) std::this_thread::sleep_for(milliseconds(20));
+  return !stop.stop_requested();
 }
 
 }  // namespace prl::launch

@@ -44,8 +44,8 @@ void check_start(const config::OrchestratorConfig& config) {
 
 void check_start(const config::RlConfig& config) {
   // Of several processes each makes a runtime of its own; one in the launcher would only take memory from them.
-  const bool is_single_node = config.deployment && std::holds_alternative<config::SingleNodeDeployment>(*config.deployment);
-  if (is_single_node)
+  const bool has_processes = config.deployment && !std::holds_alternative<config::ColocatedDeployment>(*config.deployment);
+  if (has_processes)
     check_trained_model(config.trainer.model);
   else
     check_start(config.trainer);

@@ -229,14 +229,17 @@ std::string Supervisor::describe_failure(const Child& child) const {
 bool Supervisor::plan_restart(Child& child) {
   const ChildSpec& spec = child.spec;
   if (spec.group.empty()) {
-    if (!child.was_ready || child.num_restarts >= spec.max_restarts) return false;
+    const bool is_ready = child.was_ready || spec.ready_mark.empty();
+    if (!is_ready || child.num_restarts >= spec.max_restarts) return false;
+    if (spec.restarts_after_signals_only && !WIFSIGNALED(*child.status)) return false;
     const milliseconds wait = std::min(kFirstRestartWait * (1 << std::min(child.num_restarts, 10)), kLongestRestartWait);
     log::warning("{}; it is started again in {:.1f} s ({} of {} restarts)", describe_failure(child),
                  std::chrono::duration<double>(wait).count(), child.num_restarts + 1, spec.max_restarts);
     child.restart_at = std::chrono::steady_clock::now() + wait;
+    child.spec.env[kRestartsVariable] = std::to_string(child.num_restarts + 1);
   } else {
     int num_lost = 0;
-    bool has_others = false;
+    bool has_others = spec.has_members_elsewhere;
     for (const auto& other : children_) {
       if (other->spec.group != spec.group) continue;
       num_lost += other->num_restarts;
@@ -271,8 +274,11 @@ void Supervisor::start_again() {
   for (const auto& child : children_) {
     if (!child->restart_at || *child->restart_at > now) continue;
     // A rank joins those that run; if none does there is nothing to join.
-    const bool is_over =
-        child->is_lost && std::ranges::none_of(children_, [&](const auto& c) { return c->spec.group == child->spec.group && !c->status; });
+    const bool has_others =
+        child->spec.has_members_elsewhere
+            ? !others_gone_.stop_requested()
+            : std::ranges::any_of(children_, [&](const auto& c) { return c->spec.group == child->spec.group && !c->status; });
+    const bool is_over = child->is_lost && !has_others;
     child->restart_at.reset();
     if (is_over) continue;
     if (child->output >= 0) ::close(std::exchange(child->output, -1));
@@ -285,6 +291,7 @@ void Supervisor::end_leftovers() {
   for (const auto& child : children_) {
     if (child->status || child->spec.max_losses == 0) continue;
     const bool is_over =
+        (child->spec.has_members_elsewhere && others_gone_.stop_requested()) ||
         std::ranges::any_of(children_, [&](const auto& other) { return other->spec.group == child->spec.group && other->is_clean(); });
     if (!is_over) continue;
     if (child->spec.env.contains("PRL_JOIN") && !std::exchange(child->was_told_to_end, true)) ::kill(child->pid, SIGTERM);
@@ -298,14 +305,16 @@ void Supervisor::end_leftovers() {
   }
 }
 
-std::optional<std::string> Supervisor::run(std::stop_token stop, bool until_stopped) {
+std::optional<std::string> Supervisor::run(std::stop_token stop, bool until_stopped, std::stop_token abort) {
   // A lost rank is done without; another child that is to be started again is not at its end.
   const auto has_ended = [](const auto& child) {
-    return !child->spec.must_finish || (child->status && (child->is_lost || !child->restart_at));
+    const bool is_done_without = child->is_lost && !child->spec.has_members_elsewhere;
+    return !child->spec.must_finish || (child->status && (is_done_without || !child->restart_at));
   };
   for (;;) {
     pump(milliseconds(100));
     reap();
+    if (abort.stop_requested()) return std::nullopt;
     const Child* failed = find_failure();
     if (failed != nullptr && !stop.stop_requested()) return describe_failure(*failed);
     end_leftovers();
@@ -350,6 +359,13 @@ void Supervisor::terminate_all(milliseconds grace) {
     ::waitpid(child->pid, &status, 0);
     child->status = status;
   }
+}
+
+bool Supervisor::was_killed(const std::string& name) const {
+  return std::ranges::any_of(children_, [&](const auto& child) {
+    return (child->spec.name == name || child->spec.group == name) && child->status && WIFSIGNALED(*child->status) &&
+           !child->was_told_to_end;
+  });
 }
 
 pid_t Supervisor::pid_of(const std::string& name) const {

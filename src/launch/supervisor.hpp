@@ -31,10 +31,16 @@ struct ChildSpec {
   /// after `backoff`, twice as long each time, with the variable PRL_JOIN.
   int max_losses = 0;
   std::string group = {};
+  bool has_members_elsewhere = false;  ///< ranks of the group on other nodes, which go on when the last one of this node fails
   std::chrono::milliseconds backoff{1000};
   int max_restarts = 0;         ///< of one without a group: times that it is started again after it died, once it had been ready
-  std::string ready_mark = {};  ///< what its output holds when it is ready
+  std::string ready_mark = {};  ///< what its output holds when it is ready; empty: it is from the start
+  /// It is started again after a signal alone: an error that it reports itself would come again.
+  bool restarts_after_signals_only = false;
 };
+
+/// Variable of a child without a group that was started again: how many times.
+inline constexpr const char* kRestartsVariable = "PRL_RESTARTS";
 
 /// Starts the roles of a run as processes, copies their output to log files, and ends all of them when one fails. One that may be started
 /// again is, after a wait that doubles each time; one that dies before it was ever ready fails at once, since it would again. A child
@@ -52,11 +58,16 @@ class Supervisor {
   /// Runs until every must_finish child has exited with 0 (nullopt), until one child fails or a server exits early
   /// (one sentence naming the role, how it ended, its last error and its log), or until `stop` (nullopt if all
   /// stopped cleanly, else the same sentence).
-  /// With `until_stopped` children that have all exited with 0 are no end.
-  std::optional<std::string> run(std::stop_token stop, bool until_stopped = false);
+  /// With `until_stopped` children that have all exited with 0 are no end. Returns at once (nullopt) when `abort` comes: who asks for that
+  /// ends the children.
+  std::optional<std::string> run(std::stop_token stop, bool until_stopped = false, std::stop_token abort = {});
+  /// Requested when the members of groups on other nodes have ended: a rank that waits to join them is ended, too.
+  void set_others_gone(std::stop_token gone) { others_gone_ = std::move(gone); }
   /// SIGTERM, then SIGKILL for what is left after `grace`.
   void terminate_all(std::chrono::milliseconds grace);
   pid_t pid_of(const std::string& name) const;
+  /// Whether a signal ended this child, or one of its group, that was not told to end.
+  bool was_killed(const std::string& name) const;
 
  private:
   struct Child;
@@ -72,6 +83,7 @@ class Supervisor {
   void take_output(Child& child, std::string_view bytes);
   void reap();
   CgroupMemory memory_;
+  std::stop_token others_gone_;
   std::vector<std::unique_ptr<Child>> children_;
 };
 

@@ -62,6 +62,25 @@ TEST(Supervisor, AChildThatWasReadyIsStartedAgainAsOftenAsItMay) {
   std::filesystem::remove(count);
 }
 
+TEST(Supervisor, ARoleThatResumesIsStartedAgainAfterASignalAloneAndKnowsHowOften) {
+  // Killed twice, wherever it is; the third time it says how often it was started again.
+  ChildSpec child = shell("resumes", "[ \"${PRL_RESTARTS:-0}\" -lt 2 ] && kill -9 $$; echo restarts $PRL_RESTARTS");
+  std::filesystem::remove(child.log_file);
+  child.max_restarts = 2;
+  child.restarts_after_signals_only = true;
+  Supervisor patient;
+  patient.start(child);
+  EXPECT_EQ(patient.run({}), std::nullopt);
+  EXPECT_NE(read_file(child.log_file).find("restarts 2"), std::string::npos);
+  child.argv = {"/bin/sh", "-c", "exit 3"};
+  Supervisor strict;
+  strict.start(child);
+  const auto failure = strict.run({});
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_NE(failure->find("3"), std::string::npos) << *failure;
+  EXPECT_FALSE(strict.was_killed("resumes"));
+}
+
 TEST(Supervisor, ShowsWarningsAndErrorsOfEveryRole) {
   EXPECT_EQ(console_line("inference", "10:00:00 WARNING the disk is slow"), "10:00:00 WARNING [inference] the disk is slow");
   EXPECT_EQ(console_line("inference", "10:00:00   ERROR [x] no"), "10:00:00   ERROR [inference] [x] no");
@@ -99,6 +118,21 @@ TEST(Supervisor, ALostRankIsStartedAgainWhileTheOthersGoOn) {
   supervisor.start(rank("other", "i=0; until grep -q joined " + log + "; do i=$((i+1)); [ $i -gt 500 ] && exit 3; sleep 0.02; done", 2));
   EXPECT_EQ(supervisor.run({}), std::nullopt);
   EXPECT_NE(read_file(log).find("joined as lost-1"), std::string::npos);
+}
+
+TEST(Supervisor, TheLastRankOfANodeIsStartedAgainWhileThoseOfOtherNodesGoOn) {
+  ChildSpec lost = rank("alone", "if [ -n \"$PRL_JOIN\" ]; then echo joined; exec sleep 60; fi; kill -9 $$", 2);
+  lost.has_members_elsewhere = true;
+  std::stop_source gone;
+  Supervisor supervisor;
+  supervisor.set_others_gone(gone.get_token());
+  supervisor.start(lost);
+  const std::jthread ending([&] {
+    EXPECT_TRUE(prl::testing::eventually([&] { return read_file(lost.log_file).find("joined") != std::string::npos; }));
+    gone.request_stop();
+  });
+  EXPECT_EQ(supervisor.run({}), std::nullopt) << "it waits to join ranks that have ended";
+  EXPECT_NE(read_file(lost.log_file).find("joined"), std::string::npos);
 }
 
 TEST(Supervisor, MoreLossesThanAllowedEndTheRun) {

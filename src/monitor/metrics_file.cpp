@@ -138,4 +138,16 @@ bool has_rows_of(const fs::path& path, const std::string& role) {
   return found;
 }
 
+std::optional<std::int64_t> last_row_of(const fs::path& path, std::string_view role) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) return std::nullopt;
+  std::optional<std::int64_t> last;
+  const std::string bytes = read_file(path, kMaxFileBytes);
+  for_each_line(bytes, [&](std::string_view line, bool) {
+    const std::optional<RowKey> key = parse_row_key(line);
+    if (key && key->role == role) last = std::max(last.value_or(key->step), key->step);
+  });
+  return last;
+}
+
 }  // namespace prl::monitor

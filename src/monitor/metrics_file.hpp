@@ -28,5 +28,7 @@ TrimmedRows trim_rows(const std::filesystem::path& path, std::span<const std::st
                       const std::filesystem::path& keep_late_in = {});
 /// Whether the file holds a row of this role.
 bool has_rows_of(const std::filesystem::path& path, const std::string& role);
+/// The highest step among the rows of this role; nullopt if it has none.
+std::optional<std::int64_t> last_row_of(const std::filesystem::path& path, std::string_view role);
 
 }  // namespace prl::monitor

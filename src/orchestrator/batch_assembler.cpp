@@ -143,6 +143,12 @@ void BatchAssembler::drop_group(GroupId id) {
   num_cancelled_since_ += runner_.counts().num_cancelled - before.num_cancelled;
 }
 
+void BatchAssembler::set_max_inflight(std::int64_t count, std::int64_t num_to_cancel) {
+  dispatcher_->set_max_inflight(count);
+  if (num_to_cancel <= 0) return;
+  for (const GroupId id : dispatcher_->cancel_newest(num_to_cancel)) drop_group(id);
+}
+
 void BatchAssembler::drop_groups(bool keep_tasks) {
   for (const GroupId id : runner_.open_groups()) {
     if (!keep_tasks) dispatcher_->close_group(id);

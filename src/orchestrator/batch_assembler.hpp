@@ -45,7 +45,9 @@ class BatchAssembler {
   /// Engines hold `version`: groups may open.
   void begin(PolicyVersion version);
   void set_version(PolicyVersion version) { dispatcher_->set_version(version); }
-  void set_max_inflight(std::int64_t count) { dispatcher_->set_max_inflight(count); }
+  /// From now on. With `num_to_cancel` the newest groups are given up, so that as many rollouts fewer are in flight; their tasks open
+  /// again.
+  void set_max_inflight(std::int64_t count, std::int64_t num_to_cancel = 0);
   /// Starts and drops what the dispatcher plans.
   struct Opened {
     bool has_started = false;     ///< some rollout

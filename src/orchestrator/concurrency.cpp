@@ -8,7 +8,7 @@ namespace prl::orchestrator {
 namespace {
 
 // The numbers of spec 3.12.
-constexpr double kSoftUsage = 0.6, kTrimUsage = 0.8, kTrimTo = 0.7;
+constexpr double kSoftUsage = 0.6, kTrimUsage = 0.8, kTrimTo = 0.7, kCancelUsage = 0.9;
 constexpr double kGrowth = 1.25, kNearCap = 0.9;
 constexpr double kCutPreempted = 0.8, kCutQueued = 0.9, kCutAgain = 0.5;
 constexpr int kPatiencePolls = 6;
@@ -38,8 +38,9 @@ void ConcurrencyController::on_poll(const EnginePressure& pressure, std::int64_t
   last_poll_ = now;
   ++since_trim_;
   ++since_drain_;
-  if (is_first && !options_.initial && pressure.num_cache_tokens > 0 && pressure.max_model_len > 0)
-    set_cap(pressure.num_cache_tokens / pressure.max_model_len);
+  num_to_cancel_ = 0;
+  capacity_ = pressure.max_model_len > 0 ? pressure.num_cache_tokens / pressure.max_model_len : 0;
+  if (is_first && !options_.initial && capacity_ > 0) set_cap(capacity_);
   // A counter that went back belongs to an engine that was started anew.
   const double num_new_preemptions = is_first ? 0 : std::max(0.0, pressure.num_preemptions - num_preemptions_);
   num_preemptions_ = pressure.num_preemptions;
@@ -63,10 +64,19 @@ void ConcurrencyController::on_poll(const EnginePressure& pressure, std::int64_t
   if (pressure.kv_usage > kTrimUsage && since_trim_ >= kPatiencePolls) {
     set_cap(inflight * kTrimTo / pressure.kv_usage);
     since_trim_ = 0;
+    if (pressure.kv_usage > kCancelUsage) num_to_cancel_ = std::max<std::int64_t>(0, num_inflight - cap());
   }
 }
 
+double ConcurrencyController::take_turnover(net::TimePoint now) noexcept {
+  const double seconds = turnover_since_ ? std::chrono::duration<double>(now - *turnover_since_).count() : 0;
+  turnover_since_ = now;
+  const auto num_ended = static_cast<double>(std::exchange(num_completed_, 0));
+  return seconds > 0 ? num_ended / seconds : 0;
+}
+
 void ConcurrencyController::on_completion(std::int64_t num_inflight, net::TimePoint now) {
+  ++num_completed_;
   const bool has_news = has_polled_ && now - last_poll_ <= kFreshPoll;
   if (!has_news || signal_ != PressureSignal::kClear || !has_empty_queue_ || is_draining_) return;
   if (static_cast<double>(num_inflight + 1) < kNearCap * cap_) return;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "net/asio.hpp"
 
@@ -30,9 +31,9 @@ class PressureSource {
 /// How hard the engines are pressed: kSoft does not grow further, kHard gives way.
 enum class PressureSignal { kClear = 0, kSoft = 1, kHard = 2 };
 
-/// Decides how many rollouts may be in flight: grows while engines have room, gives way when they preempt or queue (spec 3.12, but for
-/// rollouts in flight, which are never cancelled for it: they end by themselves). Plain data in, a number out; no thread. With polls every
-/// kPollSeconds.
+/// Decides how many rollouts may be in flight: grows while engines have room, gives way when they preempt or queue (spec 3.12). What is in
+/// flight above that ends by itself, but where a cache is all but full it is to be cancelled. Plain data in, a number out; no thread. With
+/// polls every kPollSeconds.
 class ConcurrencyController {
  public:
   struct Options {
@@ -47,6 +48,12 @@ class ConcurrencyController {
   /// A rollout has ended that cost tokens; `num_inflight` others go on.
   void on_completion(std::int64_t num_inflight, net::TimePoint now);
   std::int64_t cap() const noexcept;
+  /// Rollouts to cancel after the last poll, those in flight above the cap while a cache is all but full; once.
+  std::int64_t take_num_to_cancel() noexcept { return std::exchange(num_to_cancel_, 0); }
+  /// For metrics: rollouts that ended since the last call, per second; 0 at first.
+  double take_turnover(net::TimePoint now) noexcept;
+  /// For metrics: sequences of full length that the caches hold; 0: not known.
+  double capacity() const noexcept { return capacity_; }
   PressureSignal signal() const noexcept { return signal_; }
 
  private:
@@ -61,6 +68,10 @@ class ConcurrencyController {
   bool has_empty_queue_ = true;
   PressureSignal signal_ = PressureSignal::kClear;
   double num_preemptions_ = 0;
+  double capacity_ = 0;
+  std::int64_t num_to_cancel_ = 0;
+  std::int64_t num_completed_ = 0;
+  std::optional<net::TimePoint> turnover_since_;
   net::TimePoint last_poll_{};
   // Polls since something happened, or in a row.
   int num_waiting_polls_ = 0, num_queue_polls_ = 0;

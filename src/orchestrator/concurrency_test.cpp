@@ -61,6 +61,31 @@ TEST(Concurrency, SoftPressureStopsTheGrowth) {
   EXPECT_EQ(run.controller.signal(), PressureSignal::kSoft) << "twice in a row";
 }
 
+TEST(Concurrency, ACacheThatIsAllButFullCancelsWhatIsAboveTheCapOnce) {
+  ConcurrencyController controller({.initial = 100, .min = 4, .max = 200});
+  const net::TimePoint now = net::Clock::now();
+  controller.on_poll({.num_cache_tokens = 8000, .max_model_len = 100, .kv_usage = 0.85, .num_running = 100}, 100, now);
+  EXPECT_EQ(controller.cap(), 82) << "100 * 0.7 / 0.85";
+  EXPECT_EQ(controller.take_num_to_cancel(), 0) << "below 0.9 they end by themselves";
+  EXPECT_EQ(controller.capacity(), 80);
+  for (int poll = 1; poll <= 6; ++poll) controller.on_poll({.kv_usage = 0.5, .num_running = 90}, 90, now);
+  controller.on_poll({.kv_usage = 0.95, .num_running = 90}, 90, now);
+  EXPECT_EQ(controller.cap(), 66) << "90 * 0.7 / 0.95";
+  EXPECT_EQ(controller.take_num_to_cancel(), 24);
+  EXPECT_EQ(controller.take_num_to_cancel(), 0) << "once";
+  controller.on_poll({.kv_usage = 0.95, .num_running = 90}, 90, now);
+  EXPECT_EQ(controller.take_num_to_cancel(), 0) << "at most every six polls";
+}
+
+TEST(Concurrency, TurnoverCountsWhatEnded) {
+  ConcurrencyController controller({.initial = 10, .min = 1, .max = 20});
+  const net::TimePoint now = net::Clock::now();
+  EXPECT_EQ(controller.take_turnover(now), 0);
+  for (int i = 0; i < 6; ++i) controller.on_completion(5, now);
+  EXPECT_EQ(controller.take_turnover(now + std::chrono::seconds(3)), 2);
+  EXPECT_EQ(controller.take_turnover(now + std::chrono::seconds(4)), 0);
+}
+
 TEST(Concurrency, PreemptionsCutOnceUntilTheRestHasEnded) {
   Steps run{ConcurrencyController({.initial = 100, .min = 1, .max = 1000})};
   run.poll({.kv_usage = 0.5, .num_running = 100, .num_preemptions = 7}, 100);

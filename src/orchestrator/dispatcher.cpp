@@ -117,7 +117,7 @@ TaskRef Dispatcher::next_task() {
 std::int64_t Dispatcher::units_of(const Group& group) const noexcept { return group.size * group.num_learners * backlog_.rollout_units; }
 
 void Dispatcher::fill(std::int64_t id, Group& group, std::int64_t& inflight, DispatchPlan& plan) {
-  for (; group.num_started < group.size && inflight < max_inflight_; ++inflight, ++num_started_)
+  for (; group.num_started < group.size && inflight < max_inflight_; ++inflight)
     plan.start.push_back({.group = GroupId{id},
                           .rollout_idx = group.num_started++,
                           .group_size = group.size,
@@ -160,6 +160,21 @@ void Dispatcher::on_episode_end(GroupId id) {
 
 void Dispatcher::close_group(GroupId id) {
   if (groups_.erase(id.value) == 0) fail(ErrorCode::kInternal, "dispatcher: group {} is not open", id.value);
+}
+
+std::vector<GroupId> Dispatcher::cancel_newest(std::int64_t num_rollouts) {
+  PRL_CHECK(!options_.ordered, "groups of an ordered run are not cancelled: which would depend on timing");
+  std::vector<GroupId> cancelled;
+  for (auto it = groups_.end(); it != groups_.begin() && num_rollouts > 0 && groups_.size() > 1;) {
+    --it;
+    const std::int64_t num_inflight = it->second.num_started - it->second.num_ended;
+    if (num_inflight == 0) continue;  // finished, and about to be collected
+    num_rollouts -= num_inflight;
+    pending_tasks_.push_front(it->second.task);
+    cancelled.emplace_back(it->first);
+    it = groups_.erase(it);
+  }
+  return cancelled;
 }
 
 void Dispatcher::advance_step() {

@@ -97,6 +97,9 @@ class Dispatcher {
   void on_episode_end(GroupId group);
   /// The group is finished, failed or cancelled: its permits are free. Error{kInternal} if it is not open.
   void close_group(GroupId group);
+  /// Closes the newest open groups until `num_rollouts` fewer are in flight, or one group is left; their tasks open again first, in order.
+  /// The caller drops what plays of them. Not in ordered mode.
+  std::vector<GroupId> cancel_newest(std::int64_t num_rollouts);
   /// The batch in collection has shipped.
   void advance_step();
   /// Tasks to open before new ones are drawn: those that were in flight when a run stopped.
@@ -120,7 +123,6 @@ class Dispatcher {
   bool waits_for_open_groups() const noexcept;
   /// Invariant 1.
   bool is_stale(PolicyVersion start) const noexcept { return (step_ - 1) - start.value > lag_limit_; }
-  std::int64_t num_started() const noexcept { return num_started_; }
 
  private:
   struct Group {
@@ -153,7 +155,6 @@ class Dispatcher {
   Backlog backlog_;
   std::int64_t next_group_ = 0;
   std::int64_t ordinal_ = 0;
-  std::int64_t num_started_ = 0;
   std::map<std::int64_t, Group> groups_;
   std::deque<TaskRef> pending_tasks_;
   std::optional<TaskRate> rate_;

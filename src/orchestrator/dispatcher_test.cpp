@@ -52,6 +52,24 @@ TEST(Dispatcher, FillsTheBatchWithWholeGroupsAndStops) {
   EXPECT_EQ(h.dispatcher.num_inflight(), 8);
 }
 
+TEST(Dispatcher, TheNewestGroupsInFlightAreCancelledAndTheirTasksComeFirst) {
+  DispatcherOptions o = options(16, 4, 1);
+  Harness h(o);
+  ASSERT_EQ(h.plan().start.size(), 16u);
+  for (int i = 0; i < 4; ++i) h.dispatcher.on_episode_end(GroupId{3});  // finished, not collected yet
+  const std::vector<GroupId> cancelled = h.dispatcher.cancel_newest(6);
+  ASSERT_EQ(cancelled.size(), 2u);
+  EXPECT_EQ(cancelled[0].value, 2);
+  EXPECT_EQ(cancelled[1].value, 1);
+  EXPECT_EQ(h.dispatcher.num_inflight(), 4);
+  EXPECT_EQ(h.dispatcher.unfinished_tasks().size(), 4u) << "no task is lost";
+  const DispatchPlan plan = h.plan();
+  ASSERT_GE(plan.start.size(), 8u);
+  EXPECT_EQ(plan.start[0].task.task_idx, 1);
+  EXPECT_EQ(plan.start[4].task.task_idx, 2);
+  EXPECT_TRUE(h.dispatcher.cancel_newest(0).empty());
+}
+
 TEST(Dispatcher, EachEnvironmentHasGroupsOfItsOwnSize) {
   DispatcherOptions o = options(8, 2, 0);
   o.group_sizes = {2, 4};

@@ -20,6 +20,13 @@ void EvalRounds::begin(PolicyVersion version, bool is_resumed) {
   if (options_.validation && is_resumed) last_validation_round_ = version.value / options_.validation->interval;
 }
 
+void EvalRounds::begin_again(std::int64_t evaluated_step, std::int64_t validated_step) {
+  last_eval_round_.clear();
+  for (const OnlineEval& online : options_.evals)
+    last_eval_round_.push_back(evaluated_step >= 0 ? evaluated_step / online.interval : options_.eval_base_model ? -1 : 0);
+  if (options_.validation && validated_step >= 0) last_validation_round_ = validated_step / options_.validation->interval;
+}
+
 bool EvalRounds::is_due() const {
   for (std::size_t i = 0; i < options_.evals.size(); ++i)
     if (is_eval_due(i)) return true;

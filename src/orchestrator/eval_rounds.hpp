@@ -47,6 +47,8 @@ class EvalRounds {
 
   /// Training begins with `version`: what was due before it counts as done.
   void begin(PolicyVersion version, bool is_resumed);
+  /// Training goes on in the place of a killed process, which had recorded evaluation and validation of these versions; -1: none.
+  void begin_again(std::int64_t evaluated_step, std::int64_t validated_step);
   /// Whether run_due would play anything for the version that the engines hold.
   bool is_due() const;
   /// Plays what is due. Ends early after a stop: what was cut off does not count.

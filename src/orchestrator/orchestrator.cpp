@@ -65,6 +65,21 @@ EvalRoundOptions eval_options(const OrchestratorOptions& o) {
           .output_dir = o.output_dir};
 }
 
+StepRecorder::Options recorder_options(const OrchestratorOptions& o, bool is_lock_step) {
+  StepRecorder::Options options{.output_dir = o.output_dir,
+                                .log_tokens = o.log_tokens,
+                                .checkpoints = o.checkpoints,
+                                .max_steps = o.dispatch.max_steps,
+                                .resume_step = o.resume_step,
+                                .is_lock_step = is_lock_step};
+  if (o.recovery) {
+    options.recovery = o.recovery->folder;
+    options.is_recovered = o.recovery->is_recovered && o.recovery->has_state;
+    options.recorded_step = o.recovery->recorded_step;
+  }
+  return options;
+}
+
 }  // namespace
 
 struct Orchestrator::Impl {
@@ -89,19 +104,28 @@ struct Orchestrator::Impl {
                      if (options.cancel_inflight_on_eval) assembler.drop_groups(/*keep_tasks=*/false);
                    }},
               policy, control),
-        recorder({.output_dir = options.output_dir,
-                  .log_tokens = options.log_tokens,
-                  .checkpoints = options.checkpoints,
-                  .max_steps = options.dispatch.max_steps,
-                  .resume_step = options.resume_step,
-                  .is_lock_step = assembler.dispatcher().is_lock_step()},
-                 assembler.environments(), services.monitor, files, [this] { return assembler.state(); }),
+        recorder(recorder_options(options, assembler.dispatcher().is_lock_step()), assembler.environments(), services.monitor, files,
+                 [this] { return assembler.state(); }),
         loop({.batch_size = options.dispatch.batch_size,
               .status_interval = options.status_interval,
               .policy_timeout = options.policy_timeout,
               .strict_lag = strict_lag(options),
-              .rollouts_from = services.chat->describe()},
+              .rollouts_from = services.chat->describe(),
+              .is_recovered = is_recovered(),
+              .add_metrics = [this](monitor::Metrics& metrics) { add_metrics(metrics); }},
              {control, policy, assembler, shipper, evals, recorder}) {}
+
+  bool is_recovered() const { return options.recovery && options.recovery->is_recovered; }
+
+  void add_metrics(monitor::Metrics& metrics) {
+    if (concurrency) {
+      metrics["concurrency/turnover"] = concurrency->take_turnover(net::Clock::now());
+      metrics["concurrency/capacity"] = concurrency->capacity();
+      metrics["concurrency/signal"] = static_cast<double>(concurrency->signal());
+    }
+    if (options.recovery) metrics["healing/orchestrator_restarts"] = static_cast<double>(options.recovery->num_restarts);
+    if (services.engine_metrics) services.engine_metrics(metrics);
+  }
 
   void on_episode_end() {
     if (concurrency) {
@@ -120,6 +144,11 @@ struct Orchestrator::Impl {
       if (pressure) concurrency->on_poll(*pressure, assembler.dispatcher().num_inflight(), net::Clock::now());
       const std::int64_t cap = concurrency->cap();
       assembler.set_max_inflight(cap);
+      if (const std::int64_t num = concurrency->take_num_to_cancel(); num > 0) {
+        log::info("the engines' caches are all but full: about {} of {} rollouts in flight are cancelled and begin again later", num,
+                  assembler.dispatcher().num_inflight());
+        assembler.set_max_inflight(cap, num);
+      }
       if (2 * cap < told || cap > 2 * told) log::info("at most {} rollouts are in flight now, {} before", cap, std::exchange(told, cap));
       loop.on_progress();
       co_await net::sleep_for(std::chrono::seconds(ConcurrencyController::kPollSeconds));
@@ -166,10 +195,15 @@ struct Orchestrator::Impl {
       else
         assembler.restore(std::move(*state));
     }
-    auto loading = policy.load_first(PolicyVersion{options.resume_step});
+    // The trainer may have trained on the batch that the killed process sent last.
+    const PolicyVersion first{options.resume_step};
+    auto loading = policy.load_first(first, is_recovered() ? PolicyVersion{first.value + 1} : first);
     co_await std::move(loading);
     assembler.begin(policy.version());
-    evals.begin(policy.version(), /*is_resumed=*/options.resume_step > 0);
+    if (is_recovered() && options.recovery->has_state)
+      evals.begin_again(options.recovery->evaluated_step, options.recovery->validated_step);
+    else
+      evals.begin(policy.version(), /*is_resumed=*/options.resume_step > 0);
     begin_concurrency();
     std::function<void()> on_update = [this] {
       assembler.set_version(policy.version());

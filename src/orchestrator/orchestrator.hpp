@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -48,8 +49,17 @@ struct OrchestratorOptions {
   bool log_tokens = false;                      ///< also rollouts/step_N/train_tokens.jsonl
   std::optional<OrchestratorCheckpoints> checkpoints;
   std::int64_t resume_step = 0;  ///< > 0: load the state saved after this step and go on with the next
-  bool skip_progress = false;    ///< on resume: do not load the state, only count on from resume_step
-  bool skip_buffer = false;      ///< on resume: totals go on, pools of tasks and rollouts that waited are forgotten
+  /// Goes on in the place of a process that was killed in the same run: the trainer and the engines are where that one left them.
+  struct Recovery {
+    std::filesystem::path folder;   ///< keeps the state before each batch is sent
+    bool is_recovered = false;      ///< resume_step is the newest state there, or the start of the run if there is none
+    bool has_state = false;         ///< there is one
+    std::int64_t num_restarts = 0;  ///< of this role, for the metrics
+    std::int64_t recorded_step = -1, evaluated_step = -1, validated_step = -1;  ///< last rows that the metrics hold; -1: none
+  };
+  std::optional<Recovery> recovery;  ///< none: a killed orchestrator ends its run
+  bool skip_progress = false;        ///< on resume: do not load the state, only count on from resume_step
+  bool skip_buffer = false;          ///< on resume: totals go on, pools of tasks and rollouts that waited are forgotten
   std::chrono::milliseconds retry_wait{1'000};
   std::chrono::milliseconds status_interval{10'000};  ///< time between two lines about the batch in collection
   // Deadlines of the waits for others. On expiry the run ends and says who waited for whom.
@@ -68,8 +78,9 @@ struct OrchestratorServices {
   Demonstrations demonstrations;                      ///< that the teacher is shown; usually none
   std::shared_ptr<rollouts::SampleSender> samples;
   std::shared_ptr<PolicySource> policy;
-  std::shared_ptr<PressureSource> pressure;  ///< of the engines; null: not known
-  monitor::Monitor* monitor = nullptr;       ///< borrowed, may be null
+  std::shared_ptr<PressureSource> pressure;               ///< of the engines; null: not known
+  std::function<void(monitor::Metrics&)> engine_metrics;  ///< adds what is known of the engines to the row of a step; may be empty
+  monitor::Monitor* monitor = nullptr;                    ///< borrowed, may be null
 };
 
 struct OrchestratorReport {

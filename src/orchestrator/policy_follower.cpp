@@ -26,7 +26,7 @@ PolicyFollower::PolicyFollower(std::shared_ptr<PolicySource> source, Options opt
   if (options_.strict_lag) source_->keep_versions(static_cast<std::size_t>(*options_.strict_lag) + 2);
 }
 
-asio::awaitable<void> PolicyFollower::load_first(PolicyVersion first) {
+asio::awaitable<void> PolicyFollower::load_first(PolicyVersion first, PolicyVersion last) {
   log::info("waiting for policy v{} from {}", first.value, source_->describe());
   Waiting waiting({.who = "the orchestrator",
                    .what = fmt::format("the trainer to publish the first policy, v{}", first.value),
@@ -35,7 +35,7 @@ asio::awaitable<void> PolicyFollower::load_first(PolicyVersion first) {
   for (;;) {
     control_.check();
     const auto newest = co_await source_->wait_newer(PolicyVersion{first.value - 1}, net::Clock::now() + kVersionSlice);
-    if (newest && *newest > first)
+    if (newest && *newest > last)
       fail(ErrorCode::kOutOfSync, "the run starts after step {}, but {} already offers v{}: remove the newer weights, or resume from there",
            first.value, source_->describe(), newest->value);
     if (newest) {

@@ -23,9 +23,10 @@ class PolicyFollower {
   };
   PolicyFollower(std::shared_ptr<PolicySource> source, Options options, RunControl& control);
 
-  /// Waits for the policy that the run starts with and loads it. Error{kOutOfSync} if a newer one is published already, {kDeadline} saying
-  /// who waits for whom, {kCancelled} after a stop.
-  asio::awaitable<void> load_first(PolicyVersion first);
+  /// Waits for a policy that the run can start with, `first` to `last`, and loads the newest. Error{kOutOfSync} if a newer one is published
+  /// already, {kDeadline} saying who waits for whom, {kCancelled} after a stop.
+  asio::awaitable<void> load_first(PolicyVersion first, PolicyVersion last);
+  asio::awaitable<void> load_first(PolicyVersion first) { return load_first(first, first); }
   /// Loads newer versions, and calls `on_update` after each, until it is cancelled.
   asio::awaitable<void> follow(std::function<void()> on_update);
   /// With a strict lag: versions up to this one may be loaded now.

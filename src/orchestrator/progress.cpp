@@ -166,6 +166,9 @@ json::object rollout_to_json(const ReadyRollout& rollout, const std::vector<env:
   object["version_end"] = rollout.version_end.value;
   object["advantage"] = static_cast<double>(rollout.advantage);
   object["episode"] = episode_to_json(rollout.episode);
+  json::array filters;
+  for (const std::string& name : rollout.filters_matched) filters.emplace_back(name);
+  object["filters"] = std::move(filters);
   json::array samples;
   for (const wire::TrainingSample& sample : rollout.samples) samples.push_back(sample_to_json(sample));
   object["samples"] = std::move(samples);
@@ -180,6 +183,8 @@ ReadyRollout rollout_from_json(const json::object& object, const std::vector<env
   rollout.version_end = PolicyVersion{saved_member(object, "version_end").to_number<std::int64_t>()};
   rollout.advantage = static_cast<float>(saved_member(object, "advantage").to_number<double>());
   rollout.episode = episode_from_json(saved_member(object, "episode").as_object());
+  if (const json::value* filters = object.if_contains("filters"))  // absent in older checkpoints
+    for (const json::value& name : filters->as_array()) rollout.filters_matched.emplace_back(name.as_string());
   for (const json::value& sample : saved_member(object, "samples").as_array())
     rollout.samples.push_back(sample_from_json(sample.as_object()));
   return rollout;
@@ -211,6 +216,18 @@ void save_state(const std::filesystem::path& checkpoints, const OrchestratorStat
   write_file_atomic(writer.folder() / kStateFile, json::serialize(object));
   if (before_commit) before_commit();
   writer.commit();
+}
+
+std::optional<std::int64_t> newest_recovery(const std::filesystem::path& folder) {
+  const std::string units[] = {kCheckpointUnit};
+  return io::latest_checkpoint(folder, units);
+}
+
+void keep_recovery(const std::filesystem::path& folder, const OrchestratorState& state,
+                   const std::vector<env::EnvironmentPtr>& environments) {
+  save_state(folder, state, environments);
+  const std::string units[] = {kCheckpointUnit};
+  io::clean_checkpoints(folder, units, {.keep_last = 1, .keep_interval = {}});
 }
 
 OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int64_t step,

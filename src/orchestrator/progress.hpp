@@ -4,6 +4,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "env/environment.hpp"
@@ -29,6 +30,15 @@ struct OrchestratorState {
   std::deque<ReadyRollout> queue;
   boost::json::object env_states;  ///< what environments keep besides their tasks, by name
 };
+
+/// Folder of an output folder that keeps the state with which an orchestrator that was killed goes on in the same run. A state lies there
+/// before its batch is sent: its queue begins with that batch, so that the one who reads it sends it again.
+inline constexpr const char* kRecoveryFolder = "recovery";
+/// The newest whole state there, as the step it was saved after; nullopt if there is none.
+std::optional<std::int64_t> newest_recovery(const std::filesystem::path& folder);
+/// Saves `state` as the only one there. Error{kIo}.
+void keep_recovery(const std::filesystem::path& folder, const OrchestratorState& state,
+                   const std::vector<env::EnvironmentPtr>& environments);
 
 /// The orchestrator's part of a checkpoint.
 inline constexpr const char* kCheckpointUnit = "orchestrator";

@@ -20,12 +20,24 @@ StepRecorder::StepRecorder(Options options, std::vector<env::EnvironmentPtr> env
 std::optional<OrchestratorState> StepRecorder::resume(bool with_state) {
   progress_.step = options_.resume_step;
   if (options_.resume_step == 0 || !with_state) return std::nullopt;
-  if (!options_.checkpoints) fail(ErrorCode::kInvalidArgument, "resume_step = {}, but there is no checkpoint folder", options_.resume_step);
-  OrchestratorState state = load_state(options_.checkpoints->folder, options_.resume_step, environments_);
+  if (!options_.checkpoints && !options_.is_recovered)
+    fail(ErrorCode::kInvalidArgument, "resume_step = {}, but there is no checkpoint folder", options_.resume_step);
+  const std::filesystem::path& folder = options_.is_recovered ? *options_.recovery : options_.checkpoints->folder;
+  OrchestratorState state = load_state(folder, options_.resume_step, environments_);
   progress_ = state.progress;
   log::info("resumed after batch {}: {} rollouts wait, {} tasks are started again", progress_.step, state.queue.size(),
             state.unfinished_tasks.size());
   return state;
+}
+
+asio::awaitable<void> StepRecorder::keep_recovery() {
+  if (!options_.recovery) co_return;
+  std::function<bool()> work = [state = current_state(), folder = *options_.recovery, envs = environments_] {
+    orchestrator::keep_recovery(folder, *state, envs);
+    return true;
+  };
+  auto keeping = files_.run<bool>(std::move(work), net::Clock::now() + kFileDeadline, "the state for a restart");
+  co_await std::move(keeping);
 }
 
 void StepRecorder::count(const CollectedBatch& batch, std::int64_t step) {
@@ -57,12 +69,12 @@ asio::awaitable<void> StepRecorder::record(std::shared_ptr<const CollectedBatch>
     state_at_ship_ = co_await std::move(looking);
   }
   if (!is_checkpoint_due()) {
-    if (monitor_ != nullptr) monitor_->log(facts.step, metrics);
+    if (monitor_ != nullptr && facts.step > options_.recorded_step) monitor_->log(facts.step, metrics);
     co_return;
   }
   // A checkpoint that counts has its row: the row goes first.
   std::function<void()> log_row = [metrics = std::move(metrics), step = facts.step, begin = net::Clock::now(),
-                                   monitor = monitor_]() mutable {
+                                   monitor = facts.step > options_.recorded_step ? monitor_ : nullptr]() mutable {
     if (monitor == nullptr) return;
     metrics["time/save_ckpt"] = seconds_since(begin);
     monitor->log(step, metrics);

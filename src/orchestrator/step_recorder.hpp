@@ -35,6 +35,9 @@ class StepRecorder {
     std::optional<std::int64_t> max_steps{};
     std::int64_t resume_step = 0;
     bool is_lock_step = false;
+    std::optional<std::filesystem::path> recovery{};  ///< keeps the state before each batch is sent; none: it is not kept
+    bool is_recovered = false;                        ///< the state of resume_step is the one kept there, not a checkpoint's
+    std::int64_t recorded_step = -1;                  ///< last step whose row the metrics hold already
   };
   /// The state of the batch in collection; the recorder fills in its progress.
   using StateOf = std::function<OrchestratorState()>;
@@ -44,6 +47,8 @@ class StepRecorder {
 
   /// Counts on from the step that the run resumes after. With `with_state`, also reads what was saved there; errors of load_state.
   std::optional<OrchestratorState> resume(bool with_state);
+  /// Keeps the state for a process that goes on in this one's place. Call it when the batch in collection is about to be cut.
+  asio::awaitable<void> keep_recovery();
   /// Counts the batch into the totals, with its step.
   void count(const CollectedBatch& batch, std::int64_t step);
   /// Logs, writes and saves after batch `facts.step` has shipped and the next one is in collection. `pools` are metrics beside the step's.

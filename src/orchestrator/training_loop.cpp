@@ -25,6 +25,11 @@ void TrainingLoop::on_progress() {
 asio::awaitable<void> TrainingLoop::run() {
   last_ship_ = net::Clock::now();
   idle_.restart();
+  // What a killed process was about to send comes before anything new.
+  while (options_.is_recovered && parts_.assembler.is_ready() && !parts_.control.is_stopped()) {
+    auto shipping = ship();
+    co_await std::move(shipping);
+  }
   while (!parts_.recorder.is_done() && !parts_.control.is_stopped()) {
     parts_.control.check_failure();
     if (parts_.evals.is_due()) {
@@ -54,10 +59,15 @@ asio::awaitable<void> TrainingLoop::ship() {
   facts.step = parts_.assembler.dispatcher().step();
   facts.policy_version = parts_.policy.version().value;
   facts.seconds_generate = seconds_between(last_ship_, net::Clock::now());
+  auto keeping = parts_.recorder.keep_recovery();
+  co_await std::move(keeping);
   const std::shared_ptr<CollectedBatch> batch = parts_.assembler.take();
   if (!batch) co_return;
-  auto shipping = parts_.shipper.ship(facts.step, std::move(batch->samples));
-  const BatchShipper::Shipment shipment = co_await std::move(shipping);
+  BatchShipper::Shipment shipment{.is_sent = facts.policy_version >= facts.step};  // sent by a process before this one, and trained on
+  if (!shipment.is_sent) {
+    auto shipping = parts_.shipper.ship(facts.step, std::move(batch->samples));
+    shipment = co_await std::move(shipping);
+  }
   if (!shipment.is_sent) {
     parts_.assembler.put_back(std::move(batch->rollouts));
     co_return;
@@ -72,6 +82,7 @@ asio::awaitable<void> TrainingLoop::ship() {
   parts_.recorder.count(*batch, facts.step);
   monitor::Metrics pools;
   parts_.assembler.take_metrics(facts, pools);
+  if (options_.add_metrics) options_.add_metrics(pools);
   parts_.assembler.advance_step();
   // The next batch's own version; after the last batch, the newest.
   if (options_.strict_lag)

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "base/waiting.hpp"
@@ -22,7 +23,9 @@ class TrainingLoop {
     std::chrono::milliseconds status_interval{10'000};  ///< time between two lines about the batch in collection
     std::chrono::milliseconds policy_timeout{3'600'000};
     std::optional<std::int64_t> strict_lag;  ///< of PolicyFollower::Options
-    std::string rollouts_from;               ///< the service that plays rollouts, for messages
+    std::string rollouts_from;                             ///< the service that plays rollouts, for messages
+    bool is_recovered = false;                             ///< goes on in the place of a process that was killed
+    std::function<void(monitor::Metrics&)> add_metrics{};  ///< to the row of a step; may be empty
   };
   /// What the loop drives; all borrowed.
   struct Parts {

@@ -67,6 +67,11 @@ std::optional<std::int64_t> read_step(const fs::path& path) {
   return step;
 }
 
+bool holds(const fs::path& path, const std::string& bytes) {
+  std::error_code ec;
+  return fs::file_size(path, ec) == bytes.size() && !ec && read_file(path, kMaxFileBytes) == bytes;
+}
+
 /// A marker as an earlier run left it: the sender of this run has not removed it yet.
 class StaleMarker {
  public:
@@ -127,8 +132,12 @@ class FileSender final : public SampleSender {
       wire::TrainingBatch one;
       one.step = batch.step;
       one.ranks.push_back(batch.ranks[static_cast<std::size_t>(rank)]);
-      write_file_atomic(ready_file(options_.folder, batch.step, rank), sealed(wire::encode(one)));
-      fs::remove(taken_file(options_.folder, batch.step, rank), ec);
+      const std::string bytes = sealed(wire::encode(one));
+      const fs::path taken = taken_file(options_.folder, batch.step, rank);
+      // A sender before this one sent it, and it was taken: nobody would take a second copy, and later steps would wait for that.
+      if (holds(taken, bytes)) continue;
+      write_file_atomic(ready_file(options_.folder, batch.step, rank), bytes);
+      fs::remove(taken, ec);
     }
     last_step_ = batch.step;
     write_file_atomic(sent_file(options_.folder), std::to_string(last_step_));

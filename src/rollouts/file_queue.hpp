@@ -12,7 +12,8 @@ namespace prl::rollouts {
 /// carries a checksum: one that was damaged since is refused (kCorrupt), not trained on.
 ///
 /// A taken file is renamed to rank_R.taken, so that a trainer restarted at an earlier step reads it again; the sender removes
-/// taken files that are more than `keep_taken` steps old. <folder>/SENT holds the last step that was sent, so that a file that
+/// taken files that are more than `keep_taken` steps old. A step that was taken already is not sent again with the same content: a sender
+/// that goes on in another one's place may repeat its last step. <folder>/SENT holds the last step that was sent, so that a file that
 /// somebody removed is an error and not a wait; <folder>/END holds it once the sender has closed.
 struct FileSenderOptions {
   std::filesystem::path folder;  ///< <output_dir>/rollouts; made if missing

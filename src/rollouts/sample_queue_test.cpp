@@ -173,6 +173,67 @@ INSTANTIATE_TEST_SUITE_P(All, SampleQueueConformance,
                                            Implementation{"zmq", &zmq_ends}),
                          [](const auto& param_info) { return param_info.param.name; });
 
+/// Pushes until there is room.
+void push_step(SampleSender& sender, std::int64_t step) {
+  bool is_sent = false;
+  for (int tries = 0; tries < 200 && !is_sent; ++tries) is_sent = sender.push(make_batch(step, sender.num_ranks()), 100ms);
+  ASSERT_TRUE(is_sent) << step << ": " << sender.describe();
+}
+
+std::optional<RankBatch> pop_step(SampleReceiver& receiver) {
+  std::optional<RankBatch> batch;
+  for (int tries = 0; tries < 200 && !batch; ++tries) batch = receiver.pop(100ms);
+  return batch;
+}
+
+class SampleQueueOfProcesses : public ::testing::TestWithParam<Implementation> {};
+
+TEST_P(SampleQueueOfProcesses, ASenderInTheOthersPlaceRepeatsItsLastStepAndNobodyTakesItTwice) {
+  const Ends ends = GetParam().make(1);
+  auto receiver = ends.receiver(0, 1);
+  auto sender = ends.sender(1, 1);
+  std::optional<RankBatch> batch;
+  std::jthread taking([&] { batch = pop_step(*receiver); });
+  push_step(*sender, 1);
+  taking.join();
+  expect_batch(batch, 1, 0);
+  sender.reset();  // killed before it could note that step 1 was sent
+  sender = ends.sender(1, 1);
+  std::vector<std::int64_t> steps;
+  std::jthread rest([&] {
+    while (steps.size() < 4) {
+      const std::optional<RankBatch> next = pop_step(*receiver);
+      if (!next) return;
+      steps.push_back(next->step);
+    }
+  });
+  for (std::int64_t step = 1; step <= 5; ++step) push_step(*sender, step);
+  rest.join();
+  EXPECT_EQ(steps, (std::vector<std::int64_t>{2, 3, 4, 5}));
+}
+
+TEST_P(SampleQueueOfProcesses, AStepThatALostRankTookIsThereForTheNextOne) {
+  const Ends ends = GetParam().make(1);
+  auto sender = ends.sender(1, 1);
+  auto lost = ends.receiver(0, 1);
+  std::optional<RankBatch> batch;
+  std::jthread taking([&] {
+    for (int step = 1; step <= 2; ++step) batch = pop_step(*lost);
+  });
+  for (std::int64_t step = 1; step <= 2; ++step) push_step(*sender, step);
+  taking.join();
+  expect_batch(batch, 2, 0);
+  lost.reset();
+  auto next = ends.receiver(0, 2);
+  expect_batch(pop_step(*next), 2, 0);
+  push_step(*sender, 3);
+  expect_batch(pop_step(*next), 3, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Processes, SampleQueueOfProcesses,
+                         ::testing::Values(Implementation{"files", file_ends}, Implementation{"zmq", zmq_ends}),
+                         [](const auto& test) { return test.param.name; });
+
 TEST(FileQueue, ARestartedReceiverReadsTakenStepsAgain) {
   const Ends ends = file_ends(1);
   auto sender = ends.sender(1, 1);

@@ -24,6 +24,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kStepPoll{5};  // how soon the sender's thread sees a new step
 constexpr milliseconds kAnnounceEvery{500};
+/// A rank that has taken a step may die before another one has it; whoever takes samples in its place asks for that step again.
+constexpr std::int64_t kKeepTaken = 2;
 constexpr milliseconds kRepeatAfter{400};  // a step asked for again later than this was lost
 
 /// Topics and requests carry the run's id, so that roles of two runs that were given the same port do not hear each other.
@@ -66,7 +68,8 @@ class ZmqSender final : public SampleSender {
     if (is_closed_) fail(ErrorCode::kUnavailable, "sample queue: step {} pushed after the queue was closed", batch.step);
     const bool has_room = changed_.wait_for(lock, timeout, [&] {
       const bool all_here = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.is_announced; });
-      return all_here && static_cast<std::int64_t>(steps_.size()) < options_.capacity;
+      const auto num_waiting = std::count_if(steps_.begin(), steps_.end(), [&](const Step& step) { return !is_taken(step); });
+      return all_here && num_waiting < options_.capacity;
     });
     if (!has_room) return false;
     Step step;
@@ -114,6 +117,10 @@ class ZmqSender final : public SampleSender {
     std::vector<std::string> payloads;                      ///< per rank
     std::vector<std::optional<Clock::time_point>> sent_at;  ///< per rank
   };
+
+  bool is_taken(const Step& step) const {
+    return std::ranges::all_of(ranks_, [&](const Rank& rank) { return rank.is_announced && rank.next_step > step.number; });
+  }
 
   void bind(zmq::socket_t& socket, int port) {
     try {
@@ -171,9 +178,7 @@ class ZmqSender final : public SampleSender {
     Rank& asking = ranks_[static_cast<std::size_t>(rank)];
     asking.is_announced = true;
     asking.next_step = next_step;
-    while (!steps_.empty() &&
-           std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.is_announced && r.next_step > steps_.front().number; }))
-      steps_.pop_front();
+    while (static_cast<std::int64_t>(steps_.size()) > kKeepTaken && is_taken(steps_[kKeepTaken])) steps_.pop_front();
     for (Step& step : steps_) {
       auto& sent_at = step.sent_at[static_cast<std::size_t>(rank)];
       if (step.number >= next_step && sent_at && Clock::now() - *sent_at > kRepeatAfter) send_step(step, static_cast<std::size_t>(rank));
@@ -189,7 +194,7 @@ class ZmqSender final : public SampleSender {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Rank> ranks_;
-  std::deque<Step> steps_;  ///< not yet taken by every rank
+  std::deque<Step> steps_;  ///< not yet taken by every rank, and the last kKeepTaken that are
   std::int64_t last_step_;
   bool is_closed_ = false;
   bool has_warned_of_stranger_ = false;  ///< of thread_ alone

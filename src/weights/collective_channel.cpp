@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -80,10 +81,7 @@ class Channel final : public CollectiveChannel {
  public:
   explicit Channel(CollectiveChannelOptions options)
       : options_(std::move(options)),
-        files_(make_file_channel({.folder = options_.folder, .keep_versions = options_.keep_versions, .keep_interval = {}})),
-        server_(bind_host(options_.host), options_.port),
-        store_(comm::make_tcp_store(bind_host(options_.host), server_.port(), kStoreTimeout)),
-        thread_([this](std::stop_token stop) { serve(stop); }) {}
+        files_(make_file_channel({.folder = options_.folder, .keep_versions = options_.keep_versions, .keep_interval = {}})) {}
 
   ~Channel() override {
     thread_.request_stop();
@@ -92,6 +90,7 @@ class Channel final : public CollectiveChannel {
 
   void publish(Publication publication) override {
     PRL_CHECK(publication.flat != nullptr, "a publication to engines over a group needs the values");
+    open();
     const PolicyVersion version = publication.manifest.version;
     const Tensor values = publication.flat();
     {
@@ -104,18 +103,34 @@ class Channel final : public CollectiveChannel {
   }
   std::optional<PublishedWeights> latest() override { return files_->latest(); }
   std::shared_ptr<VersionFeed> follow() override { return files_->follow(); }
-  std::string describe() const override { return "weights from " + address(); }
+  std::string describe() const override { return "weights from " + broadcast_address(options_.host, options_.port); }
   void wait_until_released(std::stop_token stop) override {
+    {
+      std::lock_guard lock(mutex_);
+      if (server_ == nullptr) return;  // nobody was told to ask here
+    }
     Waiting waiting({.who = "the trainer", .what = "the orchestrator to need its weights no more", .limit = options_.timeout});
-    const auto store = comm::make_tcp_store(bind_host(options_.host), server_.port(), kStoreTimeout);
+    const auto store = make_store();
     while (!stop.stop_requested() && !store->get(kReleased) && !waiting.is_expired()) {
       waiting.check();
       std::this_thread::sleep_for(milliseconds(20));
     }
   }
-  std::string address() const override { return broadcast_address(options_.host, server_.port()); }
+  std::string address() override {
+    open();
+    return broadcast_address(options_.host, server_->port());
+  }
 
  private:
+  /// Begins to serve, if it does not yet.
+  void open() {
+    std::lock_guard lock(mutex_);
+    if (server_ != nullptr) return;
+    server_ = std::make_unique<comm::StoreServer>(bind_host(options_.host), options_.port);
+    thread_ = std::jthread([this, store = make_store()](std::stop_token stop) { serve(stop, *store); });
+  }
+  std::shared_ptr<comm::Store> make_store() const { return comm::make_tcp_store(bind_host(options_.host), server_->port(), kStoreTimeout); }
+
   /// One engine that is served.
   struct Transfer {
     std::mutex mutex;
@@ -125,12 +140,12 @@ class Channel final : public CollectiveChannel {
   };
 
   /// Looks for tickets, and has a thread of its own serve each.
-  void serve(std::stop_token stop) {
+  void serve(std::stop_token stop, comm::Store& store) {
     std::list<Transfer> transfers;
     std::int64_t ticket = 0;
     while (!stop.stop_requested()) {
       transfers.remove_if([](const Transfer& transfer) { return transfer.is_done.load(); });
-      const std::optional<std::string> wanted = transfers.size() < kMaxTransfers ? store_->get(ticket_key(ticket)) : std::nullopt;
+      const std::optional<std::string> wanted = transfers.size() < kMaxTransfers ? store.get(ticket_key(ticket)) : std::nullopt;
       if (!wanted) {
         std::this_thread::sleep_for(options_.poll);
         continue;
@@ -162,7 +177,7 @@ class Channel final : public CollectiveChannel {
       header.num_values = values.defined() ? values.num_elements() : 0;
       auto made = comm::make_gloo_communicator({.rank = 0,
                                                 .size = 2,
-                                                .store = comm::make_tcp_store(bind_host(options_.host), server_.port(), kStoreTimeout),
+                                                .store = make_store(),
                                                 .group = group_name(ticket),
                                                 .timeout = kJoinTimeout,
                                                 .host = bind_host(options_.host)});
@@ -184,8 +199,7 @@ class Channel final : public CollectiveChannel {
 
   CollectiveChannelOptions options_;
   std::shared_ptr<WeightChannel> files_;
-  comm::StoreServer server_;
-  std::shared_ptr<comm::Store> store_;  ///< of the serving thread
+  std::unique_ptr<comm::StoreServer> server_;  ///< once it serves; never changes then
   std::mutex mutex_;
   std::map<std::int64_t, Tensor> held_;
   std::jthread thread_;

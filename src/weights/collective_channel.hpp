@@ -24,24 +24,25 @@ struct CollectiveChannelOptions {
 /// From the trainer's memory to the engines', over comm::Communicator between
 /// processes (Gloo), without a file system that both see the tensors on.
 ///
-/// The trainer holds a store at host:port. An engine that is told to take a
+/// From its first publish() on the trainer holds a store at host:port; a rank
+/// that only may come to publish takes no port. An engine that is told to take a
 /// version draws a ticket there (receive_weights) and makes a group of two with
 /// the trainer, which broadcasts the tensors; several engines are served side
 /// by side, and one that is lost in the middle harms no other. A version is
 /// announced as files announce it, by a folder with manifest.json and STABLE,
 /// which hold no tensors. publish() needs Publication::flat and returns when
-/// the version may be asked for.
+/// the version may be asked for; Error{kIo} naming the address if it is taken.
 class CollectiveChannel : public WeightChannel {
  public:
-  /// "tcp://host:port", what engines are told.
-  virtual std::string address() const = 0;
+  /// "tcp://host:port", what engines are told; serves from here on.
+  virtual std::string address() = 0;
   /// At the end of a run: serves the last version until the orchestrator needs
-  /// no more (release_weights), or `stop` is requested. Logs who it waits for,
+  /// no more (release_weights), or `stop` is requested; at once if it never
+  /// published. Logs who it waits for,
   /// and gives up after the timeout.
   virtual void wait_until_released(std::stop_token stop) = 0;
 };
-/// Error{kUnavailable} if this build has no Gloo; {kIo} naming the address if
-/// it is taken.
+/// Error{kUnavailable} if this build has no Gloo.
 std::shared_ptr<CollectiveChannel> make_collective_channel(CollectiveChannelOptions options);
 
 /// "tcp://host:port" of a trainer's store, as its configuration names it.

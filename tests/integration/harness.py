@@ -92,6 +92,16 @@ def free_port():
     raise Failure("no two free ports beside each other in 1000 tries")
 
 
+def free_ports(count):
+    """As many of them, which do not take each other's next one."""
+    ports = []
+    while len(ports) < count:
+        port = free_port()
+        if all(abs(port - other) > 2 for other in ports):
+            ports.append(port)
+    return ports
+
+
 def wait_until(condition, seconds, what, step=0.05):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -131,15 +131,19 @@ def test_rl_goes_on_without_a_killed_trainer_rank():
         steps = 12
         config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=steps)
         prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt")
-        for rank in ("trainer", "trainer_rank_1"):
-            out, log = folder / rank, folder / f"{rank}.log"
+        cases = [("trainer", "files", []), ("trainer_rank_1", "files", []), ("trainer", "zmq", ["rollout-transport"]),
+                 ("trainer", "nccl", ["weight-broadcast"])]
+        for rank, transport, sections in cases:
+            ports = harness.free_ports(2)
+            flags = [word for section in sections for word in (f"--{section}.type", transport, f"--{section}.port", ports[1])]
+            out, log = folder / f"{rank}_{transport}", folder / f"{rank}_{transport}.log"
             with harness.running("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node",
-                                 "--deployment.num-train-gpus", 2, "--trainer.healing", "--inference.server.port", harness.free_port(),
-                                 log=log) as run:
+                                 "--deployment.num-train-gpus", 2, "--trainer.healing", "--inference.server.port", ports[0],
+                                 *flags, log=log) as run:
                 harness.wait_until(lambda: (out / "broadcasts/step_2/STABLE").exists() or run.poll() is not None, 60, "version 2")
                 os.kill(harness.role_pids(log)[rank], signal.SIGKILL)
                 check(run.wait(120) == 0, f"{log.read_text()[-3000:]}")
-            check(weights(out, steps) == weights(folder / "one", steps), f"{rank} killed: other weights")
+            check(weights(out, steps) == weights(folder / "one", steps), f"{rank} killed, {transport}: other weights")
 
 
 if __name__ == "__main__":

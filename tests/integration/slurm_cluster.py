@@ -91,6 +91,8 @@ class Cluster:
         last = self.num_nodes - 1
         nodes = f"n[0-{last}]" if last else "n0"
         ports = f"[{first + 1}-{first + self.num_nodes}]" if last else str(first + 1)
+        # An address of its own for each, so that the roles of a run over several nodes can use the same ports.
+        addresses = "127.0.0.11" if self.num_nodes == 1 else f"127.0.0.1[1-{self.num_nodes}]"
         (folder / "slurm.conf").write_text(f"""
 ClusterName=prl
 SlurmctldHost=localhost(127.0.0.1)
@@ -120,7 +122,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 StateSaveLocation={folder}/state
 GresTypes=gpu
-NodeName={nodes} NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports} Sockets=1 CoresPerSocket=8 ThreadsPerCore=1 CPUs=8 Gres=gpu:8 State=UNKNOWN
+NodeName={nodes} NodeHostname=localhost NodeAddr={addresses} Port={ports} Sockets=1 CoresPerSocket=8 ThreadsPerCore=1 CPUs=8 Gres=gpu:8 State=UNKNOWN
 PartitionName=cluster Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """)
         gpus = folder / "gpus"

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Commands with [slurm]: the script that is written, and jobs on a real SLURM cluster of loopback nodes."""
 import json
+import os
 import re
+import signal
 import subprocess
 
 import harness
@@ -18,9 +20,9 @@ def sft_config(folder, steps):
             "--compute.device", "cpu", "--optim.lr", "1e-3", "--log.level", "info"]
 
 
-def submitted(cluster, *arguments):
+def submitted(cluster, *arguments, env=None):
     """Submits and returns the job's number and its log file."""
-    _, text = prl(*arguments, env=cluster.env)
+    _, text = prl(*arguments, env={**cluster.env, **(env or {})})
     found = re.search(r"submitted job (\d+); follow it with `tail -F (\S+)`", text)
     check(found, f"no job was submitted:\n{text}")
     return found.group(1), found.group(2)
@@ -114,5 +116,45 @@ def test_reinforcement_learning_runs_as_a_job():
         check(max(harness.metrics(out)) == 4, "not every step was recorded")
 
 
+ENDED = ("COMPLETED", "FAILED", "CANCELLED")
+MULTI = ["--deployment.type", "multi_node", "--deployment.gpus-per-node", 1]
+
+
+def test_reinforcement_learning_runs_on_four_nodes():
+    with harness.workspace("slurm-nodes") as folder, slurm_cluster.cluster(4) as cluster:
+        out = folder / "out"
+        ports = harness.free_ports(2)
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0)
+        steps = ["--compute.device", "cpu", "--max-steps", 6, "--ckpt"]
+        prl("rl", "@", config, "--output-dir", folder / "one", *steps)
+        job, log = submitted(cluster, "rl", "@", config, "--output-dir", out, *steps, *MULTI, "--deployment.num-infer-nodes", 2,
+                             "--deployment.num-train-nodes", 2, "--inference.server.port", ports[0], "--slurm", env={"MASTER_PORT": str(ports[1])})
+        state = cluster.wait(job, ("COMPLETED", "FAILED", "CANCELLED"))
+        check(state == "COMPLETED", f"the job is {state}:\n{read(log)}")
+        check(harness.tensor_digest(out / "weights/step_6") == harness.tensor_digest(folder / "one/weights/step_6"),
+              "four nodes gave other weights than one process")
+        for path in ("inference/node_1.log", "trainer/node_1.log", "slurm/attempt_0/node_3.log"):
+            check((out / "logs" / path).is_file(), f"no logs/{path}")
+
+
+def test_fine_tuning_on_two_nodes_survives_a_killed_rank():
+    with harness.workspace("slurm-sft-nodes") as folder, slurm_cluster.cluster(2) as cluster:
+        out, steps = folder / "out", 800
+        port = harness.free_ports(1)[0]
+        prl(*sft_config(folder, steps), "--output-dir", folder / "one", "--ckpt")
+        job, log = submitted(cluster, *sft_config(folder, steps), "--output-dir", out, *MULTI, "--deployment.num-nodes", 2, "--ckpt.interval", 400,
+                             "--healing.backoff-seconds", 0.1, "--slurm", env={"MASTER_PORT": str(port)})
+        harness.wait_until(lambda: len(steps_of(out)) >= 20 or cluster.state(job) in ENDED, 120, "the first steps")
+        other = out / "logs/slurm/attempt_0/node_1.log"
+        os.kill(harness.role_pids(other)["sft_rank_1"], signal.SIGKILL)
+        harness.wait_until(lambda: "a rank was let in" in read(log) or cluster.state(job) in ENDED, 120, "the rank that was started again")
+        check("1 of 3 losses" in read(other), read(other)[-3000:])
+        state = cluster.wait(job, ("COMPLETED", "FAILED", "CANCELLED"))
+        check(state == "COMPLETED", f"the job is {state}:\n{read(log)[-4000:]}")
+        check(harness.tensor_digest(out / f"weights/step_{steps}") == harness.tensor_digest(folder / f"one/weights/step_{steps}"),
+              "other weights than a run that nobody disturbed")
+
+
 harness.main(test_a_dry_run_writes_script_and_configuration, test_bad_values_are_named, test_fine_tuning_runs_as_a_job,
-             test_a_job_out_of_time_is_queued_again_and_goes_on, test_reinforcement_learning_runs_as_a_job)
+             test_a_job_out_of_time_is_queued_again_and_goes_on, test_reinforcement_learning_runs_as_a_job,
+             test_reinforcement_learning_runs_on_four_nodes, test_fine_tuning_on_two_nodes_survives_a_killed_rank)

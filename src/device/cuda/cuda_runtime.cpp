@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "device/cuda/check.hpp"
 #include "device/cuda/device_heap.hpp"
+#include "device/cuda_build.hpp"
 
 namespace prl::cuda {
 namespace {
@@ -390,6 +391,8 @@ CudaRuntime& runtime_of(DeviceRuntime& runtime) {
 namespace prl {
 
 std::shared_ptr<DeviceRuntime> make_cuda_runtime(int index) { return std::make_shared<cuda::CudaRuntime>(index); }
+
+bool has_cuda_build() noexcept { return true; }
 
 CudaDevices list_cuda_devices() {
   const cuda::Visible visible;

@@ -195,7 +195,7 @@ def test_pods_learn_where_the_others_are():
 def test_the_commands_of_the_example_are_understood():
     with harness.workspace("k8s-example") as folder:
         objects = documents(render(folder, "--example", "reverse-text"))
-        for role, command in (("orchestrator", "orchestrator"), ("inference", "inference"), ("trainer", "trainer")):
+        for role, command in (("orchestrator", "orchestrator"), ("inference", "inference"), ("trainer", "launch --nproc-per-node 1 trainer")):
             script = container_of(objects, role)["command"][2]
             match = re.search(r"; (prl .*) \|\| exit", script)
             check(match and f"prl {command} " in match[1], script)

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Runs over several nodes, each an address of its own of this machine: `prl launch rl`, `sft` and `inference` with deployment.type =
+"multi_node". The weights are those of one process."""
+import contextlib
+import os
+import re
+import signal
+
+import harness
+from harness import check, prl
+
+STEPS = 6
+HOSTS = [f"127.0.0.{11 + node}" for node in range(4)]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def weights(out, step=STEPS):
+    return harness.tensor_digest(out / f"weights/step_{step}")
+
+
+@contextlib.contextmanager
+def nodes(folder, count, *command, env=None):
+    """`prl launch` of every node; their processes and logs, node 0 first. Which node one is comes from the environment."""
+    meet = f"{HOSTS[0]}:{harness.free_port()}"
+    with contextlib.ExitStack() as stack:
+        agents = []
+        for node in range(count):
+            log = folder / f"node_{node}.log"
+            own = {"PRL_NODE_RANK": str(node), "PRL_RDZV_ENDPOINT": meet, "PRL_NODE_HOST": HOSTS[node], **(env or {})}
+            agents.append((stack.enter_context(harness.running("launch", *command, env=own, log=log)), log))
+        yield agents
+
+
+def finish(agents, seconds=180):
+    for node, (agent, log) in enumerate(agents):
+        check(agent.wait(seconds) == 0, f"node {node}: {log.read_text()[-3000:]}")
+
+
+def rl(folder, out, *flags):
+    config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=STEPS)
+    return ["rl", "@", config, "--output-dir", out, "--ckpt", *flags]
+
+
+MULTI = ["--deployment.type", "multi_node", "--deployment.gpus-per-node", 1, "--deployment.num-infer-nodes", 2, "--deployment.num-train-nodes", 2]
+
+
+def test_rl_on_two_inference_and_two_trainer_nodes_gives_the_weights_of_one_process():
+    with harness.workspace("rl-nodes") as folder:
+        prl(*rl(folder, folder / "one"))
+        for name, flags in (("files", []), ("wire", ["--rollout-transport.type", "zmq", "--weight-broadcast.type", "nccl",
+                                                     "--deployment.orchestrator-on-inference"])):
+            out = folder / name
+            ports = harness.free_ports(3)
+            if name == "wire":
+                flags += ["--rollout-transport.port", ports[1], "--weight-broadcast.port", ports[2]]
+            with nodes(folder, 4, *rl(folder, out, *MULTI, "--inference.server.port", ports[0], *flags)) as agents:
+                finish(agents)
+            check(weights(out) == weights(folder / "one"), f"{name}: other weights")
+            logs = out / "logs"
+            for path in ("inference/node_0.log", "inference/node_1.log", "trainer/node_0.log", "trainer/node_1.log", "orchestrator.log"):
+                check((logs / path).is_file(), f"no {path}")
+            check("rank 1 of 2" in (logs / "trainer/node_1.log").read_text(), "the second trainer node is no rank")
+            check((logs / "trainer.log").resolve() == (logs / "trainer/node_0.log").resolve(), "trainer.log is no link to the first node's")
+            config = (out / "configs/orchestrator.toml").read_text()
+            for host in HOSTS[:2]:
+                check(f"http://{host}:{ports[0]}/v1" in config, f"the orchestrator does not know {host}: {config}")
+            check(harness.check_rows(out)["trainer"] == STEPS, "rows")
+            check(f"Step {STEPS}/{STEPS}" in (folder / "node_0.log").read_text(), "node 0 shows no steps")
+
+
+def test_a_failure_on_one_node_ends_the_run_on_all():
+    with harness.workspace("rl-nodes-failure") as folder:
+        out = folder / "out"
+        ports = harness.free_ports(1)
+        command = rl(folder, out, *MULTI, "--inference.server.port", ports[0], "--max-steps", 100000)
+        with nodes(folder, 4, *command) as agents:
+            harness.wait_until(lambda: (out / "metrics.jsonl").exists() or agents[0][0].poll() is not None, 120, "the first step")
+            os.kill(harness.role_pids(agents[3][1])["trainer_rank_1"], signal.SIGKILL)
+            for node, (agent, log) in enumerate(agents):
+                check(agent.wait(90) == 1, f"node {node} ended well: {log.read_text()[-2000:]}")
+        texts = [(folder / f"node_{node}.log").read_text() for node in range(4)]
+        check(any("trainer_rank_1 was killed by signal 9" in text for text in texts), texts[3][-3000:])
+        check("node " in texts[0] and "ERROR" in texts[0], texts[0][-2000:])
+
+
+def test_sft_takes_its_nodes_from_the_deployment():
+    with harness.workspace("sft-nodes") as folder:
+        harness.tiny_model(folder / "model")
+        harness.sft_data(folder / "data.jsonl", 64)
+        sft = ["sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 5,
+               "--max-steps", STEPS, "--ckpt", "--output-dir"]
+        prl(*sft, folder / "one")
+        multi = ["--deployment.type", "multi_node", "--deployment.num-nodes", 2, "--deployment.gpus-per-node", 2]
+        with nodes(folder, 2, *sft, folder / "two", *multi) as agents:
+            finish(agents)
+        check(weights(folder / "two") == weights(folder / "one"), "two nodes gave other weights")
+        _, answer = prl(*sft, folder / "three", *multi, expect=1)
+        check("on each of them start `prl launch" in answer, answer)
+        _, answer = prl("launch", *sft, folder / "three", *multi, expect=1)
+        check("which of the 2 nodes is this?" in answer, answer)
+
+
+def test_inference_on_two_nodes_answers_at_one_address():
+    with harness.workspace("inference-nodes") as folder:
+        model = harness.tiny_model(folder / "model")
+        ports = harness.free_ports(2)
+        command = ["inference", "--model.name", model, "--server.port", ports[0], "--backend-port", ports[1], "--output-dir", folder / "out",
+                   "--deployment.type", "multi_node", "--deployment.num-nodes", 2, "--deployment.gpus-per-node", 1]
+        with nodes(folder, 2, *command) as agents:
+            def engines():
+                with contextlib.suppress(OSError):
+                    status, text = harness.request(ports[0], "GET", "/metrics", timeout=5)
+                    return status == 200 and all(f"http://{host}:{ports[1]}" in text for host in HOSTS[:2])
+            harness.wait_until(lambda: engines() or any(agent.poll() is not None for agent, _ in agents), 90, "two engines behind the router")
+            texts = set()
+            for number in range(6):
+                body = {"model": str(model), "prompt": "a b c", "max_tokens": 4, "temperature": 0}
+                status, reply = harness.wait_until(lambda: (lambda r: r if r[0] == 200 else None)(
+                    harness.request(ports[0], "POST", "/v1/completions", body, {"X-Session-ID": str(number)})), 60, "an answer")
+                texts.add(reply["choices"][0]["text"])
+            check(len(texts) == 1, f"engines of two nodes differ: {texts}")
+            agents[0][0].send_signal(signal.SIGTERM)
+            check(agents[0][0].wait(60) == 0, agents[0][1].read_text()[-2000:])
+            agents[1][0].wait(60)  # ends with the router's node
+
+
+def test_the_command_of_two_trainer_pods_is_one_trainer_of_two_ranks():
+    with harness.workspace("pods") as folder:
+        model = harness.tiny_model(folder / "model")
+        prl("k8s", "render", "--output-dir", folder / "k8s", "--example", "reverse-text", "--trainer.replicas", 2)
+        manifests = (folder / "k8s/manifests.yaml").read_text()
+        command = re.search(r'"ulimit -n 32000; prl (launch .*) \|\| exit', manifests)[1].replace("/app/", f"{harness.ROOT}/").split()
+        output = command.index("--output-dir")
+        train = command[:output] + ["--model.name", model, "--data.fake", "--weight-broadcast.type", "filesystem", "--max-steps", STEPS,
+                                    "--compute.device", "cpu", "--metrics-server", "None", "--wandb", "None", "--output-dir"]
+        prl("trainer", *train[train.index("trainer") + 1:], folder / "one")
+        meet = f"127.0.0.1:{harness.free_port()}"
+        with contextlib.ExitStack() as stack:
+            pods = []
+            for pod in range(2):
+                env = {"POD_NAME": f"prime-rl-trainer-{pod}", "STATEFUL_REPLICAS": "2", "PRL_RDZV_ENDPOINT": meet, "PRL_NODE_HOST": "127.0.0.1"}
+                log = folder / f"pod_{pod}.log"
+                pods.append((stack.enter_context(harness.running(*train, folder / "two", env=env, log=log)), log))
+            finish(pods)
+        check(weights(folder / "two") == weights(folder / "one"), "two pods gave other weights")
+        _, answer = prl("k8s", "render", "--output-dir", folder / "wrong", "--trainer.replicas", 2, "--trainer.auto-start",
+                        "--trainer.command.0", "prl", "--trainer.command.1", "trainer", expect=1)
+        check("trainer.command: would start 2 trainers" in answer, answer)
+
+
+if __name__ == "__main__":
+    harness.main(test_the_command_of_two_trainer_pods_is_one_trainer_of_two_ranks,
+                 test_rl_on_two_inference_and_two_trainer_nodes_gives_the_weights_of_one_process,
+                 test_a_failure_on_one_node_ends_the_run_on_all, test_sft_takes_its_nodes_from_the_deployment,
+                 test_inference_on_two_nodes_answers_at_one_address)
