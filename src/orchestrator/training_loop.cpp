@@ -27,7 +27,13 @@ asio::awaitable<void> TrainingLoop::run() {
   idle_.restart();
   while (!parts_.recorder.is_done() && !parts_.control.is_stopped()) {
     parts_.control.check_failure();
+    if (options_.orders.is_paused()) {
+      auto waiting = wait_while_paused();
+      co_await std::move(waiting);
+      continue;
+    }
     if (parts_.evals.is_due()) {
+      phases_.go_to("evaluates");
       auto evaluating = parts_.evals.run_due();
       co_await std::move(evaluating);
       idle_.restart();
@@ -41,11 +47,24 @@ asio::awaitable<void> TrainingLoop::run() {
       continue;
     }
     if (parts_.assembler.collect_one()) continue;
+    phases_.go_to(opened.is_gate_closed ? "waits for new weights" : "collects rollouts", parts_.assembler.dispatcher().step());
     log_status(opened.is_gate_closed);
     check_stall(opened.is_gate_closed);
     co_await parts_.control.wait_until(now + kTick);
     if (opened.is_gate_closed) seconds_gate_closed_ += seconds_between(now, net::Clock::now());
   }
+  phases_.end();
+}
+
+asio::awaitable<void> TrainingLoop::wait_while_paused() {
+  phases_.go_to("is paused");
+  log::warning("paused with {} of {} rollouts collected", parts_.assembler.num_queued(), options_.batch_size);
+  while (options_.orders.is_paused() && !parts_.control.is_stopped()) {
+    parts_.control.check_failure();
+    co_await parts_.control.wait_until(net::Clock::now() + kTick);
+  }
+  log::warning("goes on collecting");
+  idle_.restart();
 }
 
 /// Cuts, packs and sends the batch in collection. Changes nothing if it turned out empty, or when stopped before it was sent.
@@ -54,14 +73,21 @@ asio::awaitable<void> TrainingLoop::ship() {
   facts.step = parts_.assembler.dispatcher().step();
   facts.policy_version = parts_.policy.version().value;
   facts.seconds_generate = seconds_between(last_ship_, net::Clock::now());
+  phases_.go_to("packs", facts.step);
   const std::shared_ptr<CollectedBatch> batch = parts_.assembler.take();
   if (!batch) co_return;
+  // Said before the batch is sent: the trainer, which has not seen it yet, looks when it has trained on it.
+  if (options_.orders.wants_checkpoint() && parts_.recorder.has_checkpoints()) {
+    options_.orders.set_checkpoint_step(facts.step);
+    parts_.recorder.save_after(facts.step);
+  }
   auto shipping = parts_.shipper.ship(facts.step, std::move(batch->samples));
   const BatchShipper::Shipment shipment = co_await std::move(shipping);
   if (!shipment.is_sent) {
     parts_.assembler.put_back(std::move(batch->rollouts));
     co_return;
   }
+  phases_.go_to("records", facts.step);
   const net::TimePoint now = net::Clock::now();
   facts.seconds_pack = shipment.seconds_pack;
   facts.seconds_push = shipment.seconds_push;
@@ -72,6 +98,7 @@ asio::awaitable<void> TrainingLoop::ship() {
   parts_.recorder.count(*batch, facts.step);
   monitor::Metrics pools;
   parts_.assembler.take_metrics(facts, pools);
+  load_.take(pools);
   parts_.assembler.advance_step();
   // The next batch's own version; after the last batch, the newest.
   if (options_.strict_lag)
