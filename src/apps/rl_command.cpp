@@ -13,11 +13,22 @@
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
 #include "launch/run_page.hpp"
+#include "launch/run_spans.hpp"
 #include "launch/single_node.hpp"
 #include "launch/start_checks.hpp"
 #include "launch/trackers.hpp"
 
 namespace prl::apps {
+
+namespace {
+
+int run_in_one_process(const config::RlConfig& config, std::stop_token stop) {
+  const launch::TraceOfProcesses trace(config.trainer.trace_path);
+  const launch::RunSpans spans("rl", config.output_dir, config.trainer.trace_path);
+  return launch::run_colocated(config, stop);
+}
+
+}  // namespace
 
 int run_rl(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::RlConfig>(*parsed.command, parsed.args);
@@ -48,10 +59,11 @@ int run_rl(const config::ParsedCommand& parsed) {
   for (const std::string& note : prepared.notes) log::warning("{}", note);
   if (prepared.is_finished) return 0;
   config::write_resolved(*parsed.command, config, loaded.provenance);
-  const auto page = launch::serve_run_page(config.dashboard, config.output_dir);
+  const auto page = launch::serve_run_page(config.dashboard, config.output_dir,
+                                           {.has_checkpoints = config.trainer.ckpt.has_value(), .stop = [&stop] { stop.request_stop(); }});
   launch::Trackers trackers(launch::tracker_plan(config));
   const launch::UnsavedNotice unsaved(config.trainer.ckpt.has_value() || config.bench.has_value(), stop.token());
-  const int status = is_single_node ? launch::run_single_node(config, stop.token()) : launch::run_colocated(config, stop.token());
+  const int status = is_single_node ? launch::run_single_node(config, stop.token()) : run_in_one_process(config, stop.token());
   trackers.finish(status != 0);
   if (status == 0) launch::log_weights(config.trainer.ckpt, config.output_dir);
   return stop.was_interrupted() && status == 0 ? 130 : status;

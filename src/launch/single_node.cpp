@@ -22,6 +22,7 @@
 #include "launch/rank_launch.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_identity.hpp"
+#include "launch/run_spans.hpp"
 #include "launch/step_console.hpp"
 #include "launch/supervisor.hpp"
 #include "net/port_owner.hpp"
@@ -101,6 +102,7 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
   };
   require_port("inference", config.inference);
   require_port("teacher_inference", config.teacher_inference);
+  const TraceOfProcesses trace(config.trainer.trace_path);
   const std::map<std::string, std::string> identity = identity_env(new_run_identity(), own_servers(config));
   const fs::path binary = own_binary();
   const fs::path configs = config.output_dir / "configs";
@@ -114,6 +116,7 @@ int run_single_node(const config::RlConfig& config, std::stop_token stop) {
     for (const auto& [key, value] : role_env) child.env[key] = value;
     for (const auto& [key, value] : identity) child.env[key] = value;
     child.env[kRunFolderVariable] = fs::absolute(config.output_dir).string();
+    if (!trace.folder().empty()) child.env[kTraceVariable] = trace.folder();
     if (!secrets.empty()) child.env[config::kSecretsVariable] = secrets;
     child.log_file = logs / (role + ".log");
     child.must_finish = must_finish;
