@@ -32,7 +32,7 @@ def check_trace(path, wanted_lanes, num_processes):
             (names if event["name"] == "process_name" else lanes)[thread] = event["args"]["name"]
         elif kind == "X":
             check(event["dur"] >= 0 and event["ts"] >= -0.01 and math.isfinite(event["ts"]), f"{event}")
-            threads.setdefault(thread, []).append((event["ts"], event["ts"] + event["dur"], event["name"]))
+            threads.setdefault(thread, []).append((event["ts"], event["ts"] + event["dur"], event["name"], event["args"].get("step")))
         elif kind in "be":
             key = (event["pid"], event["cat"], event["id"])
             check((key in open_ids) == (kind == "e"), f"{event}")
@@ -44,7 +44,7 @@ def check_trace(path, wanted_lanes, num_processes):
     check(set(wanted_lanes) <= set(lanes.values()), f"lanes {sorted(lanes.values())}, wanted {wanted_lanes}")
     for thread, spans in threads.items():
         ends = []
-        for begin, end, name in sorted(spans, key=lambda one: (one[0], -one[1])):
+        for begin, end, name, _ in sorted(spans, key=lambda one: (one[0], -one[1])):
             while ends and ends[-1] <= begin + 0.01:
                 ends.pop()
             check(not ends or end <= ends[-1] + 0.01, f"{lanes[thread]}: {name} begins within a span that ends before it")
@@ -61,11 +61,11 @@ def test_a_trace_has_all_roles_on_one_clock():
             out, trace = folder / shape, folder / f"trace-{shape}"
             prl("rl", "@", config, "--output-dir", out, "--no-dashboard", "--trainer.trace-path", trace, "--trainer.memory-profiler-path", folder / f"memory-{shape}", *flags)
             found = check_trace(trace / "trace.json", lanes, processes)
-            # One clock: the engine takes a step's weights after the trainer has published them, and before the run is over.
-            published = [end for _, end, name in found["trainer"] if name == "publishes weights"]
-            taken = [begin for begin, _, _ in found["weights"]]
-            check(len(published) == 3 and all(any(begin >= end - 200_000 for begin in taken) for end in published[:-1]), f"{shape}: published {published}, taken {taken}")
-            steps = [name for _, _, name in found["trainer"]]
+            # One clock: the engines take a version after the trainer has begun to publish it, in another process too.
+            published = {step: begin for begin, _, name, step in found["trainer"] if name == "publishes weights"}
+            taken = {step: begin for begin, _, _, step in found["weights"] if step > 0}
+            check(set(published) == {1, 2, 3} and taken and all(begin >= published[step] for step, begin in taken.items()), f"{shape}: published {published}, taken {taken}")
+            steps = [name for _, _, name, _ in found["trainer"]]
             check(steps.count("forward and backward") == 3 and steps.count("optimizer") == 3 and steps.count("waits for a batch") >= 3, f"{shape}: {steps}")
             kept = spans_of(out)
             check({"trainer", "orchestrator", "engine", "environment/reverse-text"} <= set(kept), f"{shape}: the run folder has the lanes {sorted(kept)}")
