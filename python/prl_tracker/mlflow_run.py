@@ -81,5 +81,5 @@ class Mlflow:
             self.client.log_batch(self.run_id, metrics=metrics[at:at + 900])
 
     def finish(self):
-        self.client.set_terminated(self.run_id)
+        self.client.set_terminated(self.run_id, "FAILED" if self.settings["has_failed"] else "FINISHED")
         return f"run {self.run_id} in {self.uri}"

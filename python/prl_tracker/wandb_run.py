@@ -153,7 +153,7 @@ class Wandb:
         summary = {key: value for key, value in dict(self.run.summary).items() if isinstance(value, (int, float, str))}
         (self.folder / "final_summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
         url = "" if self.is_offline else self.run.url or ""
-        self.run.finish()
+        self.run.finish(exit_code=1 if self.settings["has_failed"] else 0)
         if not self.is_offline:
             return url
         reason = "" if self.own.get("offline") else "no WANDB_API_KEY, so offline; "

@@ -27,6 +27,8 @@ from prl_tracker import follow, tensorboard  # noqa: E402
 
 PATIENCE_S = 240  # reached only by a test that fails
 STEPS = 60
+# Clients that take seconds to start are killed a few times; PRL_TRACKER_KILLS=10 is the whole test.
+KILLS = int(os.environ.get("PRL_TRACKER_KILLS", 0))
 
 
 def read_by(python, program, *arguments):
@@ -66,8 +68,8 @@ class Run:
         os.killpg(self.process.pid, signal.SIGKILL)
         self._reap()
 
-    def finish(self):
-        self.control.send(b"e")
+    def finish(self, word=b"e"):
+        self.control.send(word)
         out, _ = self.process.communicate(timeout=PATIENCE_S)
         self.control.close()
         return self.process.returncode, out
@@ -181,7 +183,7 @@ class ClientTest(TrackerTest):
 
     def test_wandb_offline(self):
         settings = {"wandb": {"project": "p", "offline": True, "log_extras": {"samples": True, "distributions": True, "interval": 10}}}
-        run = self.run_with_kills("wandb", 3, settings, self.python, pause=(2.0, 6.0))
+        run = self.run_with_kills("wandb", KILLS or 3, settings, self.python, pause=(2.0, 6.0))
         read = """
 import json, pathlib, sys
 sys.path.insert(0, sys.argv[2])
@@ -193,7 +195,7 @@ print(json.dumps([[row["step"], row["prl/role"], row.get("loss/mean"), row["_ste
         self.assertEqual(len({row[3] for row in rows}), len(rows), "steps of the client are used twice")
 
     def test_mlflow(self):
-        run = self.run_with_kills("mlflow", 2, {"mlflow": {"experiment": "e"}}, self.python, pause=(3.0, 8.0))
+        run = self.run_with_kills("mlflow", KILLS or 2, {"mlflow": {"experiment": "e"}}, self.python, pause=(3.0, 8.0))
         read = """
 import json, sys, mlflow
 c = mlflow.MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
@@ -203,6 +205,39 @@ print(json.dumps([[r.info.status for r in runs], [[m.step, m.value] for m in c.g
         self.assertEqual(statuses, ["FINISHED"])
         self.assertEqual(sorted(points), [[step, step / 8] for step in range(1, STEPS + 1)])
 
+
+    def test_trackio(self):
+        if subprocess.run([self.python, "-c", "import trackio"], capture_output=True).returncode != 0:
+            self.skipTest("trackio is not among the packages of the environment `trackers`")
+        run = self.run_with_kills("trackio", KILLS or 2, {"trackio": {"project": "p", "name": "n"}}, self.python, pause=(3.0, 8.0))
+        read = """
+import json, os, sys
+os.environ["TRACKIO_DIR"] = sys.argv[1] + "/trackio"
+from trackio.sqlite_storage import SQLiteStorage
+print(json.dumps([[row["step"], row["prl/role"], row.get("loss/mean")] for row in SQLiteStorage.get_logs("p", "n")]))"""
+        rows = read_by(self.python, read, run.folder)
+        self.assertEqual(sorted(row[:2] for row in rows), [[step, role] for step in range(1, STEPS + 1) for role in ("orchestrator", "trainer")])
+        self.assertEqual([row[2] for row in sorted(rows, key=str) if row[1] == "trainer"].count(None), 0)
+
+    def test_a_run_that_failed_is_shown_as_failed(self):
+        for kind, settings, read, wanted in (
+                ("mlflow", {"mlflow": {"experiment": "e"}}, """
+import json, sys, mlflow
+c = mlflow.MlflowClient(tracking_uri=f"sqlite:///{sys.argv[1]}/mlflow.db")
+print(json.dumps([r.info.status for r in c.search_runs([c.get_experiment_by_name("e").experiment_id])]))""", ["FAILED"]),
+                ("wandb", {"wandb": {"project": "p", "offline": True}}, """
+import json, pathlib, sys
+sys.path.insert(0, sys.argv[2])
+from prl_tracker import wandb_run
+print(json.dumps([r.exit.exit_code for path in pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb") for r in wandb_run.offline_records(path) if r.WhichOneof("record_type") == "exit"]))""", [1])):
+            run = Run(kind, **settings)
+            self.addCleanup(run.close)
+            run.python = self.python
+            run.write(1)
+            run.start()
+            status, out = run.finish(b"f")
+            self.assertEqual(status, 0, out)
+            self.assertEqual(read_by(self.python, read, run.folder, HERE.parent), wanted, kind)
 
     def test_mlflow_killed_while_it_makes_its_database(self):
         run = Run("mlflow", mlflow={"experiment": "e"})

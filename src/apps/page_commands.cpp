@@ -98,6 +98,7 @@ int run_plot(const config::ParsedCommand& parsed) {
   options.to_step = config.to_step;
   options.width = config.width;
   options.height = config.height;
+  options.is_png = config.out.extension() == ".png";
   const auto runs = dashboard::find_runs({config.runs.begin(), config.runs.end()});
   write_file_atomic(config.out, dashboard::plot_runs(runs, options));
   log::success("wrote {}", config.out.string());

@@ -14,12 +14,23 @@
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
 #include "launch/run_page.hpp"
+#include "launch/run_spans.hpp"
 #include "launch/single_node.hpp"
 #include "launch/start_checks.hpp"
 #include "launch/trackers.hpp"
 #include "launch/visible_gpus.hpp"
 
 namespace prl::apps {
+
+namespace {
+
+int run_in_one_process(const config::RlConfig& config, std::stop_token stop) {
+  const launch::TraceOfProcesses trace(config.trainer.trace_path);
+  const launch::RunSpans spans("rl", config.output_dir, config.trainer.trace_path);
+  return launch::run_colocated(config, stop);
+}
+
+}  // namespace
 
 int run_rl_of_node(const config::ParsedCommand& parsed, const config::LaunchConfig& options) {
   config::Context context = config::Context::from_process();
@@ -91,7 +102,8 @@ int run_rl(const config::ParsedCommand& parsed) {
   for (const std::string& note : prepared.notes) log::warning("{}", note);
   if (prepared.is_finished) return 0;
   config::write_resolved(*parsed.command, config, loaded.provenance);
-  const auto page = launch::serve_run_page(config.dashboard, config.output_dir);
+  const auto page = launch::serve_run_page(config.dashboard, config.output_dir,
+                                           {.has_checkpoints = config.trainer.ckpt.has_value(), .stop = [&stop] { stop.request_stop(); }});
   launch::Trackers trackers(launch::tracker_plan(config));
   const launch::UnsavedNotice unsaved(config.trainer.ckpt.has_value() || config.bench.has_value(), stop.token());
   const auto run_processes = [&] {
@@ -102,7 +114,7 @@ int run_rl(const config::ParsedCommand& parsed) {
       config::write_resolved(*parsed.command, config, loaded.provenance);
     }
   };
-  const int status = is_single_node ? run_processes() : launch::run_colocated(config, stop.token());
+  const int status = is_single_node ? run_processes() : run_in_one_process(config, stop.token());
   trackers.finish(status != 0);
   if (status == 0) launch::log_weights(config.trainer.ckpt, config.output_dir);
   return stop.was_interrupted() && status == 0 ? 130 : status;

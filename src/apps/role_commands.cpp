@@ -24,6 +24,7 @@
 #include "launch/run_folder.hpp"
 #include "launch/run_lock.hpp"
 #include "launch/run_page.hpp"
+#include "launch/run_spans.hpp"
 #include "launch/sft_role.hpp"
 #include "launch/start_checks.hpp"
 #include "launch/synthesize_role.hpp"
@@ -60,6 +61,7 @@ int run_role(const config::ParsedCommand& parsed, Run run) {
   StopSignal stop;
   const std::filesystem::path& folder = loaded.config.output_dir;
   launch::setup_logging(loaded.config.log, launch::is_folder_prepared(folder) ? std::filesystem::path() : log_file(folder, parsed));
+  const launch::RunSpans spans(std::string(config::command_name(*parsed.command)), {}, std::nullopt);
   const int status = run(loaded, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
 }
@@ -109,7 +111,9 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   if (!log.empty()) config::write_resolved(*parsed.command, config, loaded.provenance);
   std::unique_ptr<dashboard::PageServer> page;
   if constexpr (requires { config.dashboard; }) {
-    if (launch::rank_env().is_first()) page = launch::serve_run_page(config.dashboard, config.output_dir);
+    if (lock)
+      page = launch::serve_run_page(config.dashboard, config.output_dir,
+                                    {.has_checkpoints = config.ckpt.has_value(), .stop = [&stop] { stop.request_stop(); }});
   }
   std::optional<launch::Trackers> trackers;
   if (lock) trackers.emplace(launch::tracker_plan(config));
@@ -118,7 +122,13 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   if constexpr (requires { config.optim; }) {
     if (lock) unsaved.emplace(config.ckpt.has_value() || config.bench.has_value(), stop.token());
   }
-  const int status = run(config, stop.token());
+  std::optional<std::filesystem::path> trace;
+  if constexpr (requires { config.trace_path; }) trace = config.trace_path;
+  const int status = [&] {
+    const launch::TraceOfProcesses merged(lock ? trace : std::nullopt);
+    const launch::RunSpans spans(std::string(config::command_name(*parsed.command)), config.output_dir, trace);
+    return run(config, stop.token());
+  }();
   if (trackers) trackers->finish(status != 0);
   if constexpr (requires { config.optim; }) {
     if (lock && status == 0) launch::log_weights(config.ckpt, config.output_dir);

@@ -96,6 +96,10 @@ int run_bench(const config::ParsedCommand& parsed) {
       tools::bench_rl(config.shape, static_cast<std::uint64_t>(config.seed));
     return 0;
   }
+  if (config.suite == config::BenchSuite::kDashboard) {
+    tools::bench_dashboard(config.shape, config.num_pages, config.num_repeats, config.output_json);
+    return 0;
+  }
   if (config.suite == config::BenchSuite::kEnv) {
     tools::BenchEnvOptions bench;
     const env::EnvSpec spec =

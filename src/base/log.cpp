@@ -45,7 +45,7 @@ State& state() {
   static State instance;
   return instance;
 }
-thread_local std::string thread_role;
+thread_local std::string role_of_thread;
 
 constexpr std::string_view kNames[] = {"DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR"};
 constexpr std::string_view kColors[] = {"\033[34m", "\033[1m", "\033[32m", "\033[33m", "\033[31m"};
@@ -58,12 +58,22 @@ File open_append(const std::filesystem::path& path) {
   return file;
 }
 
-std::string json_line(Level level, std::string_view tag, std::string_view message) {
+/// "trainer/train_run" of "/anywhere/src/trainer/train_run.cpp".
+std::string_view module_of(std::string_view file) {
+  constexpr std::string_view kSources = "src/";
+  if (const std::size_t at = file.rfind(kSources); at != std::string_view::npos) file.remove_prefix(at + kSources.size());
+  return file.substr(0, file.rfind('.'));
+}
+
+std::string json_line(Level level, std::string_view tag, std::string_view message, const Where& where) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   boost::json::object line;
   line["timestamp"] = std::chrono::duration<double>(now).count();
   line["level"] = kNames[static_cast<int>(level)];
   line["message"] = message;
+  line["module"] = module_of(where.file);
+  line["function"] = where.function;
+  line["line"] = where.line;
   if (!tag.empty()) line["tag"] = tag;
   return boost::json::serialize(line) + "\n";
 }
@@ -121,21 +131,21 @@ std::size_t terminal_width() {
   return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-void write_line(Level level, std::string_view tag, std::string_view message, Kind kind) {
+void write_line(Level level, std::string_view tag, std::string_view message, Kind kind, const Where& where) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   if (level < s.options.level) return;
-  if (tag.empty()) tag = thread_role.empty() ? std::string_view(s.options.tag) : std::string_view(thread_role);
+  if (tag.empty()) tag = role_of_thread.empty() ? std::string_view(s.options.tag) : std::string_view(role_of_thread);
   static const bool is_tty = isatty(STDERR_FILENO) != 0;
   static const bool has_color = is_colored(is_tty, std::getenv("NO_COLOR"), std::getenv("TERM"));
   const bool color = s.options.color || has_color;
-  const auto role = s.roles.find(thread_role);
+  const auto role = s.roles.find(role_of_thread);
   bool on_console = !s.options.quiet_console;
   if (role != s.roles.end())
     on_console = on_console && (level >= role->second.console.level || kind == Kind::kProgress) &&
                  (kind != Kind::kStep || role->second.console.steps);
   if (on_console && kind == Kind::kStep) on_console = is_step_due(s);
-  const std::string console = s.options.json ? json_line(level, tag, message) : text_line(level, tag, message, color);
+  const std::string console = s.options.json ? json_line(level, tag, message, where) : text_line(level, tag, message, color);
   if (on_console && is_tty && kind == Kind::kStep && !s.options.json) {
     const std::size_t width = terminal_width();
     const std::string fitted = text_line(level, tag, fit_fields(message, width > kPrefixColumns ? width - kPrefixColumns : 0), color);
@@ -154,9 +164,11 @@ void write_line(Level level, std::string_view tag, std::string_view message, Kin
 
 }  // namespace
 
-void write(Level level, std::string_view tag, std::string_view message) { write_line(level, tag, message, Kind::kPlain); }
-void write_step(std::string_view message) { write_line(Level::kSuccess, {}, message, Kind::kStep); }
-void write_progress(std::string_view message) { write_line(Level::kInfo, {}, message, Kind::kProgress); }
+void write(Level level, std::string_view tag, std::string_view message, const Where& where) {
+  write_line(level, tag, message, Kind::kPlain, where);
+}
+void write_step(std::string_view message, const Where& where) { write_line(Level::kSuccess, {}, message, Kind::kStep, where); }
+void write_progress(std::string_view message, const Where& where) { write_line(Level::kInfo, {}, message, Kind::kProgress, where); }
 
 bool is_colored(bool is_terminal, const char* no_color, const char* term) noexcept {
   return is_terminal && (no_color == nullptr || *no_color == '\0') && (term == nullptr || std::string_view(term) != "dumb");
@@ -174,7 +186,8 @@ std::string fit_fields(std::string_view line, std::size_t width) {
   return out;
 }
 
-void set_thread_role(std::string_view role) { thread_role = role; }
+void set_thread_role(std::string_view role) { role_of_thread = role; }
+std::string thread_role() { return role_of_thread; }
 
 void add_role_file(std::string_view role, const std::filesystem::path& file, RoleConsole console) {
   State& s = state();

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace prl::log {
@@ -26,34 +27,51 @@ struct Options {
 void setup(const Options& options);
 Level parse_level(std::string_view name);
 bool is_enabled(Level level) noexcept;
+/// The statement behind a line; JSON lines name it.
+struct Where {
+  const char* file = "";  ///< as the compiler was given it
+  int line = 0;
+  const char* function = "";
+};
 /// Writes one line "HH:mm:ss LEVEL [tag] message" to stderr and the file. Any thread.
-void write(Level level, std::string_view tag, std::string_view message);
+void write(Level level, std::string_view tag, std::string_view message, const Where& where = {});
 /// A kSuccess line that reports one of many steps; the console may leave it out (Options::step_interval, RoleConsole::steps).
-void write_step(std::string_view message);
+void write_step(std::string_view message, const Where& where = {});
+
+/// A checked format string and the statement that it stands in. The built-ins rather than std::source_location: clang 14 has no other.
+template <typename... Args>
+struct Format {
+  template <typename Text>
+  consteval Format(const Text& text, const char* file = __builtin_FILE(), int line = __builtin_LINE(),
+                   const char* function = __builtin_FUNCTION())
+      : format(text), where{file, line, function} {}
+  fmt::format_string<Args...> format;
+  Where where;
+};
 
 template <typename... Args>
-void debug(fmt::format_string<Args...> f, Args&&... args) {
-  if (is_enabled(Level::kDebug)) write(Level::kDebug, {}, fmt::format(f, std::forward<Args>(args)...));
+void debug(Format<std::type_identity_t<Args>...> f, Args&&... args) {
+  if (is_enabled(Level::kDebug)) write(Level::kDebug, {}, fmt::format(f.format, std::forward<Args>(args)...), f.where);
 }
 template <typename... Args>
-void info(fmt::format_string<Args...> f, Args&&... args) {
-  if (is_enabled(Level::kInfo)) write(Level::kInfo, {}, fmt::format(f, std::forward<Args>(args)...));
+void info(Format<std::type_identity_t<Args>...> f, Args&&... args) {
+  if (is_enabled(Level::kInfo)) write(Level::kInfo, {}, fmt::format(f.format, std::forward<Args>(args)...), f.where);
 }
 template <typename... Args>
-void success(fmt::format_string<Args...> f, Args&&... args) {
-  if (is_enabled(Level::kSuccess)) write(Level::kSuccess, {}, fmt::format(f, std::forward<Args>(args)...));
+void success(Format<std::type_identity_t<Args>...> f, Args&&... args) {
+  if (is_enabled(Level::kSuccess)) write(Level::kSuccess, {}, fmt::format(f.format, std::forward<Args>(args)...), f.where);
 }
 template <typename... Args>
-void warning(fmt::format_string<Args...> f, Args&&... args) {
-  if (is_enabled(Level::kWarning)) write(Level::kWarning, {}, fmt::format(f, std::forward<Args>(args)...));
+void warning(Format<std::type_identity_t<Args>...> f, Args&&... args) {
+  if (is_enabled(Level::kWarning)) write(Level::kWarning, {}, fmt::format(f.format, std::forward<Args>(args)...), f.where);
 }
 template <typename... Args>
-void error(fmt::format_string<Args...> f, Args&&... args) {
-  write(Level::kError, {}, fmt::format(f, std::forward<Args>(args)...));
+void error(Format<std::type_identity_t<Args>...> f, Args&&... args) {
+  write(Level::kError, {}, fmt::format(f.format, std::forward<Args>(args)...), f.where);
 }
 template <typename... Args>
-void step(fmt::format_string<Args...> f, Args&&... args) {
-  if (is_enabled(Level::kSuccess)) write_step(fmt::format(f, std::forward<Args>(args)...));
+void step(Format<std::type_identity_t<Args>...> f, Args&&... args) {
+  if (is_enabled(Level::kSuccess)) write_step(fmt::format(f.format, std::forward<Args>(args)...), f.where);
 }
 
 /// What of a role's lines the console shows; its file and Options::file get all.

@@ -67,11 +67,11 @@ constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entr
 constexpr EnumEntry kK8sActions[] = {entry(K8sAction::kRender, "render")};
 constexpr EnumEntry kEnvTemplates[] = {entry(EnvTemplate::kLegacy, "legacy"), entry(EnvTemplate::kV1, "v1"),
                                        entry(EnvTemplate::kNative, "native")};
-constexpr EnumEntry kSuites[] = {entry(BenchSuite::kAll, "all"),         entry(BenchSuite::kDecode, "decode"),
-                                 entry(BenchSuite::kPrefill, "prefill"), entry(BenchSuite::kTrain, "train"),
-                                 entry(BenchSuite::kSync, "sync"),       entry(BenchSuite::kRl, "rl"),
-                                 entry(BenchSuite::kStart, "start"),     entry(BenchSuite::kKernels, "kernels"),
-                                 entry(BenchSuite::kEnv, "env"),         entry(BenchSuite::kLora, "lora")};
+constexpr EnumEntry kSuites[] = {
+    entry(BenchSuite::kAll, "all"),     entry(BenchSuite::kDecode, "decode"),      entry(BenchSuite::kPrefill, "prefill"),
+    entry(BenchSuite::kTrain, "train"), entry(BenchSuite::kSync, "sync"),          entry(BenchSuite::kRl, "rl"),
+    entry(BenchSuite::kStart, "start"), entry(BenchSuite::kKernels, "kernels"),    entry(BenchSuite::kEnv, "env"),
+    entry(BenchSuite::kLora, "lora"),   entry(BenchSuite::kDashboard, "dashboard")};
 constexpr EnumEntry kResultsOrders[] = {entry(ResultsOrder::kFile, "file"), entry(ResultsOrder::kRewardUp, "lowest_first"),
                                         entry(ResultsOrder::kRewardDown, "highest_first")};
 

@@ -56,7 +56,7 @@ class Propagation {
     for (const char* key : {"level", "json_logging", "file"})
       share(fmt::format("log.{}", key),
             {fmt::format("trainer.log.{}", key), fmt::format("orchestrator.log.{}", key), fmt::format("inference.log.{}", key)});
-    share("log.interval", {"orchestrator.log.interval"});
+    share("log.interval", {"trainer.log.interval", "orchestrator.log.interval"});
     share("max_steps", {"trainer.max_steps", "orchestrator.max_steps"});
     share("max_async_level", {"trainer.max_async_level", "orchestrator.max_async_level"});
     share("seq_len", {"trainer.model.seq_len", "orchestrator.seq_len"});

@@ -111,8 +111,7 @@ Resolution<PlotConfig> resolve(Value raw, const Context& context) {
   const PlotConfig& config = resolution.config;
   const Check check(raw, "", resolution.report, context);
   if (config.runs.empty()) check.problem("runs", "is needed: `prl plot RUN... --metric reward --out curve.svg`");
-  if (config.out.extension() != ".svg")
-    check.problem("out", "must end in .svg: pictures are drawn as SVG alone, which browsers and converters turn into others");
+  if (config.out.extension() != ".svg" && config.out.extension() != ".png") check.problem("out", "must end in .svg or .png");
   return resolution;
 }
 

@@ -142,7 +142,7 @@ struct RlConfig {
       {"log.level", passed_on("trainer.log.level orchestrator.log.level inference.log.level")},
       {"log.vf_level", passed_on("orchestrator.log.vf_level")},
       {"log.json_logging", passed_on("trainer.log.json_logging orchestrator.log.json_logging inference.log.json_logging")},
-      {"log.interval", passed_on("orchestrator.log.interval")},
+      {"log.interval", passed_on("trainer.log.interval orchestrator.log.interval")},
       {"log.file", passed_on("trainer.log.file orchestrator.log.file inference.log.file")},
       {"ckpt.output_dir", passed_on("trainer.ckpt.output_dir orchestrator.ckpt.output_dir")},
       {"ckpt.interval", passed_on("trainer.ckpt.interval orchestrator.ckpt.interval")},

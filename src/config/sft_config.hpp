@@ -188,8 +188,7 @@ struct SftConfig {
   std::map<std::string, std::string> env_vars;
   std::optional<SlurmConfig> slurm;
   bool dry_run = false;
-  static constexpr StatusBelow kStatusBelow[] = {{"log.interval", inert("there is one line per step; log.step_interval thins them out")},
-                                                 {"log.vf_level", inert("no environment runs here")},
+  static constexpr StatusBelow kStatusBelow[] = {{"log.vf_level", inert("no environment runs here")},
                                                  {"model.seq_len", inert("rows hold data.seq_len tokens")}};
   template <class V>
   void visit(V& v) {
@@ -228,8 +227,8 @@ struct SftConfig {
             {.status = inert("float32 products are always exact")});
     v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank", {.unit = "seconds", .min = 1});
     v.field("gc", gc, "Garbage collection of the Python process", {.status = inert("there is no garbage collector")});
-    v.field("memory_profiler_path", memory_profiler_path, "Folder of memory snapshots", {.status = not_built("memory snapshots")});
-    v.field("trace_path", trace_path, "Folder of profiler traces; needs max_steps < 10", {.status = not_built("profiler traces")});
+    v.field("memory_profiler_path", memory_profiler_path, "Folder that gets step_N/rank_R.json: the device's memory after each step");
+    v.field("trace_path", trace_path, "Folder that gets trace.json, what all roles and devices did, for Perfetto; needs max_steps < 10");
     v.field("heartbeat", heartbeat, "Tell an address about each step");
     v.field("env_vars", env_vars, "Environment variables of the process");
     v.field("slurm", slurm, "Submit as a batch job instead of running here");

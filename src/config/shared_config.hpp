@@ -74,7 +74,7 @@ struct SharedLogConfig {
     v.field("vf_level", vf_level, "Least severity logged by Python environments");
     v.field("json_logging", json_logging, "One JSON object per line instead of text, for all roles");
     v.field("file", file, "Also write to <output_dir>/logs");
-    v.field("interval", interval, "Time between two progress lines of the orchestrator",
+    v.field("interval", interval, "Time between two progress lines, for trainer and orchestrator",
             {.unit = "seconds", .min = 0, .is_open_min = true});
     v.field("step_interval", step_interval, "Least time between two step lines on the console; log files get every step",
             {.unit = "seconds", .min = 0});
@@ -85,8 +85,12 @@ struct SharedLogConfig {
 struct DashboardConfig {
   std::string host = "127.0.0.1";
   int port = 7007;
+  bool control = false;
+  std::optional<std::string> control_api_key;
   template <class V>
   void visit(V& v) {
+    v.field("control", control, "Let the page pause the run, make a checkpoint and stop it, for who knows the key");
+    v.field("control_api_key", control_api_key, "Key for that; one is drawn and written to <output_dir>/control.key if not set");
     v.field("host", host, "Address to listen on; the page asks for no key, so other machines see the run if it is not a loopback address");
     v.field("port", port, "Port of the page; a free one is taken if it is 0 or busy", {.min = 0, .max = 65535});
   }

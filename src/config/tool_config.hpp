@@ -18,7 +18,7 @@ namespace prl::config {
 
 enum class ModelFamily { kQwen3, kQwen2, kLlama };
 std::span<const EnumEntry> enum_entries(ModelFamily);
-enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv, kLora };
+enum class BenchSuite { kAll, kDecode, kPrefill, kTrain, kSync, kRl, kStart, kKernels, kEnv, kLora, kDashboard };
 std::span<const EnumEntry> enum_entries(BenchSuite);
 
 /// `prl init-model DIR`: a Hugging Face folder with random weights, a byte-level tokenizer and a ChatML template.
@@ -185,7 +185,7 @@ struct PlotConfig {
     v.field("runs", runs, "Output folders of runs, or folders above several");
     v.field("metric", metric,
             "Metrics: keys of metrics.jsonl, with ROLE: in front where roles share one, or the beginning of one (reward, loss)");
-    v.field("out", out, "SVG file to write");
+    v.field("out", out, "Picture to write, .svg or .png");
     v.field("smoothing", smoothing, "Weight of the past in a running mean", {.min = 0, .max = 0.999});
     v.field("log_scale", log_scale, "Logarithmic axis of the values");
     v.field("from_step", from_step, "First step", {.unit = "steps", .min = 0});
@@ -294,6 +294,7 @@ struct BenchConfig {
   int num_adapters = 64;
   int lora_rank = 16;
   int train_lora_rank = 0;
+  int num_pages = 10;
   std::optional<std::filesystem::path> output_json;
   ComputeConfig compute;
   std::int64_t seed = 42;
@@ -321,6 +322,7 @@ struct BenchConfig {
     v.field("lora_rank", lora_rank, "Of suite lora: rank of the adapters", {.min = 1, .max = 512});
     v.field("train_lora_rank", train_lora_rank, "Of suite train: rank of the adapter that is trained, 0 for all weights",
             {.min = 0, .max = 512});
+    v.field("num_pages", num_pages, "Of suite dashboard: pages that are open", {.min = 1, .max = 64});
     v.field("output_json", output_json, "Also write the table as JSON");
     v.field("compute", compute, "Device and precision");
     v.field("seed", seed, "Seed of weights and data", {.min = 0});

@@ -80,8 +80,7 @@ struct TrainerConfig {
   std::optional<std::filesystem::path> trace_path;
   std::optional<HeartbeatConfig> heartbeat;
   std::optional<MetricsServerConfig> metrics_server;
-  static constexpr StatusBelow kStatusBelow[] = {{"log.interval", inert("there is one line per step; log.step_interval thins them out")},
-                                                 {"log.vf_level", inert("no environment runs here")}};
+  static constexpr StatusBelow kStatusBelow[] = {{"log.vf_level", inert("no environment runs here")}};
   template <class V>
   void visit(V& v) {
     v.field("model", model, "The trained model");
@@ -112,14 +111,13 @@ struct TrainerConfig {
             {.status = inert("float32 products are always exact")});
     v.field("enable_router_replay", enable_router_replay, "Use the sampler's expert choices",
             {.status = not_built("mixture-of-experts models")});
-    v.field("enable_token_export", enable_token_export, "Write per-token values of each step to token_exports",
-            {.status = not_built("export of per-token values")});
+    v.field("enable_token_export", enable_token_export, "Write what the trainer found of each token to token_exports");
     v.field("max_concurrent_runs", max_concurrent_runs, "Adapters trained at once",
             {.min = 1, .status = not_built("training several adapters at once")});
     v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank", {.unit = "seconds", .min = 1});
     v.field("gc", gc, "Garbage collection of the Python process", {.status = inert("there is no garbage collector")});
-    v.field("memory_profiler_path", memory_profiler_path, "Folder of memory snapshots", {.status = not_built("memory snapshots")});
-    v.field("trace_path", trace_path, "Folder of profiler traces; needs max_steps < 10", {.status = not_built("profiler traces")});
+    v.field("memory_profiler_path", memory_profiler_path, "Folder that gets step_N/rank_R.json: the device's memory after each step");
+    v.field("trace_path", trace_path, "Folder that gets trace.json, what all roles and devices did, for Perfetto; needs max_steps < 10");
     v.field("heartbeat", heartbeat, "Tell an address about each step");
     v.field("metrics_server", metrics_server, "Prometheus metrics of the trainer on /metrics, and /health");
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <ctime>
 
 #include "dashboard/line_reader.hpp"
 #include "dashboard/member_scanner.hpp"
@@ -45,15 +46,27 @@ bool is_time(std::string_view text) {
   return true;
 }
 
+/// "HH:mm:ss" of seconds since 1970, in the time zone of whoever looks at the server's text logs too.
+std::string clock_of(double unix_seconds) {
+  constexpr double kMax = 1e11;  // the year 5138
+  if (!(unix_seconds >= 0) || unix_seconds > kMax) return {};
+  const auto time = static_cast<std::time_t>(unix_seconds);
+  std::tm local{};
+  localtime_r(&time, &local);
+  char text[16];
+  std::strftime(text, sizeof text, "%H:%M:%S", &local);
+  return text;
+}
+
 bool parse_json_line(std::string_view text, LogLine& line) {
   bool has_message = false;
   MemberScanner scanner([&](std::string_view section, std::string_view key, const Scalar& value) {
-    if (!section.empty() || value.kind != Scalar::Kind::kText) return;
+    if (!section.empty()) return;
+    if (key == "timestamp") line.time = value.kind == Scalar::Kind::kNumber ? clock_of(value.number) : value.text;
+    if (value.kind != Scalar::Kind::kText) return;
     if (key == "message") {
       line.text = value.text;
       has_message = true;
-    } else if (key == "timestamp") {
-      line.time = value.text;
     } else if (key == "tag") {
       line.role = value.text;
     } else if (key == "level") {
@@ -110,6 +123,8 @@ LogPage read_log(const fs::path& path, const LogQuery& query) {
   std::error_code ec;
   page.num_bytes = fs::file_size(path, ec);
   if (ec) page.num_bytes = 0;
+  // Lines of a file that one role alone writes do not repeat its name.
+  const std::string role_of_file = path.stem().string();
   std::uint64_t end = std::min(query.before.value_or(page.num_bytes), page.num_bytes);
   for (int block = 0; block < kMaxBlocks && end > 0 && page.lines.size() < query.max_lines; ++block) {
     const std::uint64_t begin = end > kBlockBytes ? end - kBlockBytes : 0;
@@ -122,6 +137,7 @@ LogPage read_log(const fs::path& path, const LogQuery& query) {
       const std::size_t stop = std::min(bytes.find('\n', at), bytes.size());
       LogLine line = parse_log_line(std::string_view(bytes).substr(at, stop - at));
       line.offset = begin + at;
+      if (line.role.empty()) line.role = role_of_file;
       if (line.level >= query.min_level && (!query.role || line.role == *query.role) && holds(line.text, query.contains))
         found.push_back(std::move(line));
       at = stop + 1;

@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "dashboard/assets.hpp"
+#include "dashboard/plan_view.hpp"
 #include "dashboard/query.hpp"
 #include "dashboard/run_view.hpp"
 #include "net/deadline.hpp"
@@ -88,6 +89,7 @@ struct PageServer::Impl : std::enable_shared_from_this<Impl> {
   bool is_caught_up = false;  ///< what was there when the reader woke up has been read
   Clock::time_point last_request{};
   std::atomic<int> num_streams{0};
+  std::mutex control_mutex;  ///< one order at a time
 
   void read_runs();
   void touch();
@@ -98,6 +100,7 @@ struct PageServer::Impl : std::enable_shared_from_this<Impl> {
   net::asio::awaitable<HttpResponse> answer(HttpRequest request, std::function<std::string(Impl&, const Query&)> make);
   net::asio::awaitable<HttpResponse> events(HttpRequest request);
   net::asio::awaitable<HttpResponse> raw(HttpRequest request);
+  void add_control_routes(net::RequestGuard& guard);
   void add_routes();
 };
 
@@ -237,8 +240,40 @@ net::asio::awaitable<HttpResponse> PageServer::Impl::raw(HttpRequest request) {
   co_return HttpResponse::streamed();
 }
 
+void PageServer::Impl::add_control_routes(net::RequestGuard& guard) {
+  guard.add_route("GET", "/api/control", net::Access::kApiKey);
+  http->route("GET", "/api/control", [self = this](HttpRequest request) {
+    return self->answer(std::move(request), [](Impl& impl, const Query&) {
+      const auto& control = impl.options.control;
+      return fmt::format("{{\"is_enabled\":{},\"is_paused\":{}}}", control.has_value(), control && control->is_paused());
+    });
+  });
+  if (!options.control) return;
+  const Control& control = *options.control;
+  const std::pair<const char*, std::function<void()>> orders[] = {{"pause", [&control] { control.set_paused(true); }},
+                                                                  {"resume", [&control] { control.set_paused(false); }},
+                                                                  {"checkpoint", control.save},
+                                                                  {"stop", control.stop}};
+  for (const auto& [name, act] : orders) {
+    const std::string path = std::string("/api/control/") + name;
+    guard.add_route("POST", path, net::Access::kAdminKey);
+    http->route("POST", path, [self = this, act = act, name = std::string(name)](HttpRequest request) {
+      return self->answer(std::move(request), [act, name](Impl& impl, const Query&) {
+        const std::lock_guard lock(impl.control_mutex);
+        log::warning("the page asks for: {}", name);
+        act();
+        return std::string("{}");
+      });
+    });
+  }
+}
+
 void PageServer::Impl::add_routes() {
-  net::RequestGuard guard({.host = options.host, .origin_advice = "", .host_advice = "; open it by its address or as localhost"});
+  net::RequestGuard guard({.admin_api_key = options.control ? options.control->key : std::string(),
+                           .host = options.host,
+                           .origin_advice = "",
+                           .host_advice = "; open it by its address or as localhost"});
+  add_control_routes(guard);
   for (const Asset& asset : assets()) {
     // The page holds nothing of a run, and links to it from other pages must work.
     guard.add_route("GET", std::string(asset.path), net::Access::kOpen);
@@ -259,6 +294,7 @@ void PageServer::Impl::add_routes() {
   api("evals", [](Impl& self, const Query& q) { return self.run_of(q).evals(); });
   api("config", [](Impl& self, const Query& q) { return self.run_of(q).config(); });
   api("logs", [](Impl& self, const Query& q) { return self.run_of(q).logs(q); });
+  api("memory", [](Impl& self, const Query& q) { return plans_json(self.run_of(q).folder() / "memory"); });
   api("proofs", [](Impl& self, const Query& q) { return self.run_of(q).proofs(); });
   guard.add_route("GET", "/api/raw", net::Access::kApiKey);
   http->route("GET", "/api/raw", [self = this](HttpRequest request) { return self->raw(std::move(request)); });

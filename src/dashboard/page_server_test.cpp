@@ -42,6 +42,9 @@ class PageServerTest : public ::testing::Test {
     run_.write("rollouts/step_2/train_rollouts.jsonl", rollout_row(1, 1, "find me") + rollout_row(2, 0, "<script>alert(1)</script>"));
     run_.write("configs/rl.json", R"({"max_steps": 7, "k": "</script>"})");
     run_.write("logs/rl.log", "20:00:00    INFO hello\n");
+    run_.write(
+        "spans/rl.jsonl",
+        "{\"lane\":\"environment/slow\",\"name\":\"runs its own code\",\"begin\":1,\"end\":2,\"own\":1.5}\n{\"begin\":3}\n{\"lane\":\"to");
     server_ = std::make_unique<PageServer>(PageServer::Options{.runs = {run_.folder()}});
     server_->start();
   }
@@ -64,7 +67,45 @@ TEST_F(PageServerTest, AnswersWhatTheFilesHold) {
   EXPECT_EQ(get(port(), "/api/logs").at("lines").as_array().size(), 1u);
   EXPECT_TRUE(get(port(), "/api/proofs").at("proofs").as_array().empty());
   EXPECT_TRUE(get(port(), "/api/tokens?kind=train&step=2&row=0").at("samples").as_array().empty());
-  EXPECT_EQ(get(port(), "/api/timeline").as_array().size(), 0u);
+  run_.write("memory/rl.json", R"({"process": "rl", "total": 5, "parts": []})");
+  run_.write("memory/torn.json", "{");
+  const json::value plans = get(port(), "/api/memory");
+  ASSERT_EQ(plans.as_array().size(), 1u);
+  EXPECT_EQ(plans.at(0).at("total"), 5);
+  const json::value timeline = get(port(), "/api/timeline");
+  EXPECT_TRUE(timeline.at("rows").as_array().empty());
+  EXPECT_EQ(timeline.at("lanes").at(0).at("lane"), "environment/slow");
+  EXPECT_EQ(timeline.at("lanes").at(0).at("spans").at(0).at("name"), "runs its own code");
+  EXPECT_EQ(timeline.at("lanes").as_array().size(), 1u) << "a torn line and one without a lane";
+}
+
+TEST_F(PageServerTest, OrdersNeedTheKey) {
+  EXPECT_EQ(get(port(), "/api/control").at("is_enabled"), false);
+  EXPECT_THAT(request(port(), "/api/control/stop", "Host: 127.0.0.1\r\nContent-Length: 0\r\n", "POST"), HasSubstr("404")) << "read-only";
+  bool is_paused = false;
+  int num_stops = 0;
+  PageServer server({.runs = {run_.folder()},
+                     .control = PageServer::Control{.key = "secret",
+                                                    .is_paused = [&] { return is_paused; },
+                                                    .set_paused = [&](bool paused) { is_paused = paused; },
+                                                    .save = [] { fail(ErrorCode::kInvalidArgument, "checkpoints are off"); },
+                                                    .stop = [&] { ++num_stops; }}});
+  server.start();
+  const auto order = [&](const char* name, const char* key) {
+    const std::string headers = fmt::format("Host: 127.0.0.1\r\nAuthorization: Bearer {}\r\nContent-Length: 0\r\n", key);
+    return request(server.port(), fmt::format("/api/control/{}", name), headers, "POST");
+  };
+  for (const char* const name : {"pause", "resume", "checkpoint", "stop"}) EXPECT_THAT(order(name, "Secret"), HasSubstr("401")) << name;
+  EXPECT_FALSE(is_paused);
+  EXPECT_THAT(order("pause", "secret"), HasSubstr("200 OK"));
+  EXPECT_TRUE(is_paused);
+  EXPECT_EQ(get(server.port(), "/api/control").at("is_paused"), true);
+  EXPECT_THAT(order("resume", "secret"), HasSubstr("200 OK"));
+  EXPECT_FALSE(is_paused);
+  EXPECT_THAT(order("checkpoint", "secret"), HasSubstr("checkpoints are off"));
+  EXPECT_THAT(order("stop", "secret"), HasSubstr("200 OK"));
+  EXPECT_EQ(num_stops, 1);
+  server.stop();
 }
 
 TEST_F(PageServerTest, RefusesWhatIsNotMeantForIt) {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/error.hpp"
+#include "dashboard/png_chart.hpp"
 #include "dashboard/run_view.hpp"
 #include "dashboard/svg_chart.hpp"
 
@@ -31,6 +32,18 @@ constexpr std::size_t kMaxPoints = 4000;
   const std::vector<std::string> names(shown.begin(),
                                        std::next(shown.begin(), static_cast<std::ptrdiff_t>(std::min(shown.size(), kMaxNames))));
   fail(ErrorCode::kNotFound, "no run has the metric '{}'; there are, among others: {}", name, fmt::join(names, ", "));
+}
+
+void check_pixels(const std::vector<Chart>& charts) {
+  constexpr std::int64_t kMaxPixels = 100'000'000;
+  std::int64_t height = 0, width = 0;
+  for (const Chart& chart : charts) {
+    height += chart.height;
+    width = std::max<std::int64_t>(width, chart.width);
+  }
+  if (width * height > kMaxPixels)
+    fail(ErrorCode::kInvalidArgument, "out: a picture of {} x {} pixels is too large: lower width, height or the number of metrics", width,
+         height);
 }
 
 }  // namespace
@@ -72,7 +85,9 @@ std::string plot_runs(const std::vector<fs::path>& folders, const PlotOptions& o
     if (chart.lines.empty()) fail_unknown(runs, name);
     charts.push_back(std::move(chart));
   }
-  return svg_file(charts);
+  if (!options.is_png) return svg_file(charts);
+  check_pixels(charts);
+  return to_png(draw_picture(charts));
 }
 
 }  // namespace prl::dashboard

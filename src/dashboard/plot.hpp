@@ -32,10 +32,11 @@ struct PlotOptions {
   bool has_log_scale = false;
   std::optional<std::int64_t> from_step, to_step;
   int width = 960, height = 420;
+  bool is_png = false;  ///< else SVG
 };
 
-/// One chart per metric with a line per run (and role, where roles share a key), as an SVG file. Error{kNotFound} naming a metric that no
-/// run has, with the nearest ones that there are.
+/// One chart per metric with a line per run (and role, where roles share a key), as a picture file. Error{kNotFound} naming a metric that
+/// no run has, with the nearest ones that there are.
 std::string plot_runs(const std::vector<std::filesystem::path>& runs, const PlotOptions& options);
 
 /// The series that `name` means: ROLE:KEY, a key of any role, or short for one: "reward" is reward/all/mean, "loss" loss/mean.

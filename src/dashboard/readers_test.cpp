@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <zlib.h>
+
+#include <cmath>
 #include <limits>
 
 #include "base/error.hpp"
@@ -9,6 +12,7 @@
 #include "dashboard/log_view.hpp"
 #include "dashboard/member_scanner.hpp"
 #include "dashboard/plot.hpp"
+#include "dashboard/png_chart.hpp"
 #include "dashboard/series_store.hpp"
 #include "dashboard/svg_chart.hpp"
 #include "dashboard/testing/run_files.hpp"
@@ -191,7 +195,8 @@ TEST(LogView, LinesOfTextAndJson) {
   EXPECT_EQ(text.level, 2);
   EXPECT_EQ(text.role, "trainer");
   EXPECT_EQ(text.text, "Step 1 | Loss: 0.1");
-  const LogLine json = parse_log_line(R"({"timestamp": "t", "level": "WARNING", "message": "m", "tag": "orchestrator"})");
+  const LogLine json = parse_log_line(R"({"timestamp": 1700000000.25, "level": "WARNING", "message": "m", "tag": "orchestrator"})");
+  EXPECT_THAT(json.time, ::testing::MatchesRegex("[0-9][0-9]:[0-9][0-9]:20")) << "in the local time zone";
   EXPECT_EQ(json.level, 3);
   EXPECT_EQ(json.text, "m");
   EXPECT_EQ(json.role, "orchestrator");
@@ -218,6 +223,12 @@ TEST(LogView, PagesBackwardsThroughLargeFiles) {
   EXPECT_EQ(page.next, 0u);
   query.contains = "LINE 39900 ";
   EXPECT_EQ(read_log(run.folder() / "logs/a.log", query).lines.size(), 1u);
+  run.write("logs/trainer/rank_1.log", "20:00:00    INFO no tag\n20:00:00    INFO [other] a tag\n");
+  query = {.role = "rank_1"};
+  page = read_log(run.folder() / "logs/trainer/rank_1.log", query);
+  ASSERT_EQ(page.lines.size(), 1u) << "a role's own log names it in the file's name";
+  EXPECT_EQ(page.lines[0].text, "no tag");
+  std::filesystem::remove_all(run.folder() / "logs/trainer");
   std::filesystem::create_symlink("/etc/hostname", run.folder() / "logs/link.log");
   EXPECT_THAT(list_logs(run.folder() / "logs"), ElementsAre("a.log"));
 }
@@ -231,6 +242,58 @@ TEST(SvgChart, EverythingIsEscaped) {
   EXPECT_EQ(svg.find("<script"), std::string::npos);
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   EXPECT_EQ(svg.find("inf"), std::string::npos);
+}
+
+/// The rows of a PNG file without filters, as the format's description has it.
+std::string pixels_of(const std::string& png, std::uint32_t& width, std::uint32_t& height) {
+  const auto u32 = [&](std::size_t at) {
+    std::uint32_t value = 0;
+    for (std::size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<unsigned char>(png.at(at + i));
+    return value;
+  };
+  EXPECT_EQ(png.substr(0, 8), std::string("\x89PNG\r\n\x1a\n"));
+  std::string packed;
+  for (std::size_t at = 8; at < png.size();) {
+    const std::uint32_t size = u32(at);
+    const std::string type = png.substr(at + 4, 4), data = png.substr(at + 8, size);
+    const std::string body = type + data;
+    EXPECT_EQ(u32(at + 8 + size), ::crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()))) << type;
+    if (type == "IHDR") {
+      width = u32(at + 8);
+      height = u32(at + 12);
+    }
+    if (type == "IDAT") packed += data;
+    at += 12 + size;
+  }
+  std::string rows((std::size_t{width} * 3 + 1) * height, '\0');
+  uLongf size = rows.size();
+  EXPECT_EQ(::uncompress(reinterpret_cast<Bytef*>(rows.data()), &size, reinterpret_cast<const Bytef*>(packed.data()), packed.size()), Z_OK);
+  EXPECT_EQ(size, rows.size());
+  return rows;
+}
+
+TEST(PngChart, DrawsEachLineInItsColor) {
+  Chart chart{.title = "reward", .width = 300, .height = 200};
+  chart.lines = {{"a", {0, 10}, {0, 1}}, {"b", {0, 5, 10}, {1, std::nan(""), 1}}};
+  std::uint32_t width = 0, height = 0;
+  const std::string rows = pixels_of(to_png(draw_picture({chart, chart})), width, height);
+  EXPECT_EQ(width, 300u);
+  EXPECT_EQ(height, 400u);
+  const auto count = [&](unsigned color) {
+    int found = 0;
+    for (std::uint32_t y = 0; y < height; ++y)
+      for (std::uint32_t x = 0; x < width; ++x) {
+        const std::size_t at = y * (std::size_t{width} * 3 + 1) + 1 + std::size_t{x} * 3;
+        const auto channel = [&](std::size_t i) { return static_cast<unsigned>(static_cast<unsigned char>(rows[at + i])); };
+        found += (channel(0) << 16 | channel(1) << 8 | channel(2)) == color;
+      }
+    return found;
+  };
+  EXPECT_GT(count(0x0072b2), 300) << "the first line, in both charts";
+  EXPECT_GT(count(0xd55e00), 10) << "two dots and a piece of the legend";
+  EXPECT_LT(count(0xd55e00), 400) << "nothing is drawn over a value that is no number";
+  EXPECT_GT(count(0xffffff), 70'000);
+  EXPECT_GT(count(0x111111), 50) << "the title";
 }
 
 TEST(SvgChart, TicksAndMeans) {

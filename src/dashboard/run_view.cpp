@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/regular_file.hpp"
 #include "dashboard/log_view.hpp"
+#include "dashboard/span_view.hpp"
 
 namespace prl::dashboard {
 namespace fs = std::filesystem;
@@ -214,13 +215,15 @@ std::string RunView::metrics(const Query& query) const {
   return out + "]}";
 }
 
-std::string RunView::timeline(const Query& query) const {
+namespace {
+
+/// The steps of each role, and in `spans` the stretch of time they cover.
+std::string timeline_rows(const SeriesStore& store, const Query& query, SpanQuery& spans) {
   constexpr std::int64_t kMaxSteps = 500, kSteps = 40;
-  std::lock_guard lock(mutex_);
-  const std::int64_t to = query.integer("to", 0, kMaxStep).value_or(std::max<std::int64_t>(series_.last_step(), 0));
+  const std::int64_t to = query.integer("to", 0, kMaxStep).value_or(std::max<std::int64_t>(store.last_step(), 0));
   const std::int64_t from = std::max(query.integer("from", 0, kMaxStep).value_or(to - kSteps), to - kMaxSteps);
   std::map<std::pair<std::string, std::int64_t>, std::vector<std::pair<std::string_view, double>>> rows;
-  for (const auto& [key, series] : series_.all()) {
+  for (const auto& [key, series] : store.all()) {
     const bool is_part = key.name.starts_with("time/") || (key.name.starts_with("timing/all/") && key.name.ends_with("/mean")) ||
                          key.name == "scheduler/policy_version" || key.name == "scheduler/async_level";
     if (!is_part) continue;
@@ -230,14 +233,17 @@ std::string RunView::timeline(const Query& query) const {
   }
   std::string out = "[";
   for (const auto& [key, parts] : rows) {
-    const Series& times = series_.times().at(key.first);
+    const Series& times = store.times().at(key.first);
     const auto at = std::lower_bound(times.steps().begin(), times.steps().end(), key.second);
     if (at == times.steps().end() || *at != key.second) continue;
+    const double end = times.values()[static_cast<std::size_t>(at - times.steps().begin())];
+    const auto step_time = std::ranges::find(parts, std::string_view("time/step"), [](const auto& part) { return part.first; });
+    spans.to = std::max(spans.to, to >= store.last_step() ? std::numeric_limits<double>::infinity() : end);
+    spans.from = std::min(spans.from, end - (step_time == parts.end() ? 0 : step_time->second));
     if (out.size() > 1) out += ',';
     out += "{\"role\":";
     put(out, std::string_view(key.first));
-    fmt::format_to(std::back_inserter(out), ",\"step\":{},\"time\":{}", key.second,
-                   times.values()[static_cast<std::size_t>(at - times.steps().begin())]);
+    fmt::format_to(std::back_inserter(out), ",\"step\":{},\"time\":{}", key.second, end);
     out += ",\"parts\":{";
     for (std::size_t i = 0; i < parts.size(); ++i) {
       if (i > 0) out += ',';
@@ -247,6 +253,19 @@ std::string RunView::timeline(const Query& query) const {
     out += "}}";
   }
   return out + "]";
+}
+
+}  // namespace
+
+std::string RunView::timeline(const Query& query) const {
+  SpanQuery spans{.from = std::numeric_limits<double>::infinity(), .to = 0};
+  std::string rows;
+  {
+    std::lock_guard lock(mutex_);
+    rows = timeline_rows(series_, query, spans);
+  }
+  if (spans.from > spans.to) spans = {.from = 0, .to = std::numeric_limits<double>::infinity()};  // no step has ended
+  return "{\"rows\":" + rows + ",\"lanes\":" + spans_json(folder_ / "spans", spans) + "}";
 }
 
 std::string RunView::config() const {

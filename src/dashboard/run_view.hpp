@@ -49,7 +49,7 @@ class RunView {
   std::string series() const;
   /// s=role:key (up to 64), from, to, points -> [{"role", "key", "steps", "mean", "min", "max"}, ...]
   std::string metrics(const Query& query) const;
-  /// from, to (up to 500 steps) -> [{"role", "step", "time", "parts": {"time/step": s, ...}}, ...]
+  /// from, to (up to 500 steps) -> {"rows": [{"role", "step", "time", "parts": {"time/step": s, ...}}, ...], "lanes": spans_json()}
   std::string timeline(const Query& query) const;
   /// Filters, order, offset, limit (up to 200), q -> {"total", "rollouts": [...], "next", "facets"}
   std::string rollouts(const Query& query) const;

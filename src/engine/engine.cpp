@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/rng.hpp"
+#include "base/spans.hpp"
 #include "engine/adapter_set.hpp"
 #include "engine/core.hpp"
 #include "engine/paged_runner.hpp"
@@ -44,6 +45,55 @@ std::unique_ptr<EngineCore> make_core(std::shared_ptr<DeviceRuntime> runtime, co
   core.scheduler.enable_chunked_prefill = options.enable_chunked_prefill;
   return std::make_unique<EngineCore>(core, std::make_unique<PagedRunner>(std::move(runtime), options, std::move(weights)));
 }
+
+/// Steps as spans: each one of a trace, and as stretches of work where one follows the other.
+class StepSpans {
+ public:
+  explicit StepSpans(const EngineStats& stats) : num_tokens_(stats.num_step_tokens), tokens_at_begin_(num_tokens_) {}
+  ~StepSpans() { flush(); }
+  StepSpans(const StepSpans&) = delete;
+  StepSpans& operator=(const StepSpans&) = delete;
+
+  void add(Clock::time_point begin, const EngineStats& stats) {
+    if (!spans::is_on(spans::Detail::kCoarse)) return;
+    const Clock::time_point end = Clock::now();
+    if (spans::is_on(spans::Detail::kFine))
+      spans::add(spans::Detail::kFine, {.lane = "engine steps",
+                                        .name = "step",
+                                        .begin = begin,
+                                        .end = end,
+                                        .note = fmt::format(R"("tokens":{},"running":{},"waiting":{})", stats.num_step_tokens - num_tokens_,
+                                                            stats.num_running, stats.num_waiting)});
+    if (num_steps_ > 0 && (begin - end_ > kLongestGap || end - begin_ > kLongest)) flush();
+    if (num_steps_++ == 0) {
+      begin_ = begin;
+      tokens_at_begin_ = num_tokens_;
+    }
+    num_tokens_ = stats.num_step_tokens;
+    busy_ += end - begin;
+    end_ = end;
+    max_running_ = std::max(max_running_, stats.num_running);
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kLongestGap{50}, kLongest{1000};
+  void flush() {
+    if (num_steps_ > 0)
+      spans::add(spans::Detail::kCoarse,
+                 {.lane = "engine",
+                  .name = "steps",
+                  .begin = begin_,
+                  .end = end_,
+                  .note = fmt::format(R"("steps":{},"busy":{:.3f},"tokens":{},"running":{})", num_steps_,
+                                      std::chrono::duration<double>(busy_).count(), num_tokens_ - tokens_at_begin_, max_running_)});
+    num_steps_ = max_running_ = 0;
+    busy_ = {};
+  }
+
+  Clock::time_point begin_, end_;
+  Clock::duration busy_{};
+  std::int64_t num_steps_ = 0, num_tokens_, tokens_at_begin_, max_running_ = 0;
+};
 
 }  // namespace
 
@@ -273,6 +323,7 @@ void Engine::run_commands() {
 }
 
 void Engine::run() {
+  StepSpans step_spans(stats_);
   try {
     while (wait_for_work()) {
       run_commands();
@@ -281,11 +332,12 @@ void Engine::run() {
         std::lock_guard lock(mutex_);
         is_paused = is_paused_;
       }
-      if (is_paused)
-        core_->deliver();
-      else
-        core_->step();
+      const Clock::time_point begin = Clock::now();
+      const bool has_stepped = !is_paused && core_->step();
+      if (is_paused) core_->deliver();
       publish();
+      // Other threads count what waits, nothing else: the rest is this thread's own.
+      if (has_stepped && spans::is_on(spans::Detail::kCoarse)) step_spans.add(begin, stats());
       if (core_->num_failures_in_a_row() >= kMaxFailuresInARow) {
         fail_engine(fmt::format("{} steps in a row failed", core_->num_failures_in_a_row()));
         break;

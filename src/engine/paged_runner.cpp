@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/spans.hpp"
 
 namespace prl::engine {
 namespace {
@@ -59,7 +60,7 @@ PagedRunner::PagedRunner(std::shared_ptr<DeviceRuntime> runtime, const EngineOpt
       sampler_(session_.context()),
       drawn_B_(Tensor::empty(runtime, {options.max_num_seqs}, DType::kI32)),
       times_(options.times),
-      stopwatch_(times_ != nullptr ? runtime->make_stopwatch() : nullptr) {
+      stopwatch_(times_ != nullptr || spans::is_on(spans::Detail::kFine) ? runtime->make_stopwatch() : nullptr) {
   session_.context().may_measure = false;  // each prompt has another length
 }
 
@@ -110,7 +111,7 @@ void PagedRunner::begin(const StepPlan& plan, StepOutput& output) {
   PRL_CHECK(num_begun_ - num_finished_ < draws_.size(), "{} steps are in flight", num_begun_ - num_finished_);
   if (output.rows.size() < plan.rows.size()) output.rows.resize(plan.rows.size());
   Marks& marks = marks_[num_begun_ % marks_.size()];
-  marks.is_timed = times_ != nullptr && times_->is_on();
+  marks.is_timed = stopwatch_ != nullptr && ((times_ != nullptr && times_->is_on()) || spans::is_on(spans::Detail::kFine));
   if (marks.is_timed) {
     const Marks& last = marks_[(num_begun_ + 1) % marks_.size()];
     marks.before = last.is_timed ? std::optional(last.own.back()) : std::nullopt;
@@ -235,7 +236,19 @@ void PagedRunner::add_times(const Marks& marks) {
   parts.layers_s = stopwatch_->seconds(queued, layers);
   parts.head_s = stopwatch_->seconds(layers, head);
   parts.draw_s = stopwatch_->seconds(head, draw);
-  times_->add(marks.is_decode, parts);
+  if (times_ != nullptr && times_->is_on()) times_->add(marks.is_decode, parts);
+  if (!spans::is_on(spans::Detail::kFine)) return;
+  // The marks' distances are the device's; the last of them has just passed.
+  const auto end = spans::Clock::now();
+  const auto before = [&](double seconds) {
+    return end - std::chrono::duration_cast<spans::Clock::duration>(std::chrono::duration<double>(seconds));
+  };
+  const std::string lane = fmt::format("{} of the engine", to_string(runtime_->device()));
+  const auto head_begin = before(parts.draw_s + parts.head_s), draw_begin = before(parts.draw_s);
+  spans::add(spans::Detail::kFine,
+             {.lane = lane, .name = "layers", .begin = before(parts.draw_s + parts.head_s + parts.layers_s), .end = head_begin});
+  spans::add(spans::Detail::kFine, {.lane = lane, .name = "head", .begin = head_begin, .end = draw_begin});
+  spans::add(spans::Detail::kFine, {.lane = lane, .name = "draw", .begin = draw_begin, .end = end});
 }
 
 void PagedRunner::finish(const StepPlan& plan, StepOutput& output) {

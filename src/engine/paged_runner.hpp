@@ -68,7 +68,7 @@ class PagedRunner final : public ModelRunner {
   Tensor drawn_B_;                            ///< tokens that the last step draws, on the device
   std::array<ops::PendingSamples, 2> draws_;  ///< of steps that were begun, which take turns; so do marks_
   std::shared_ptr<StepTimes> times_;
-  std::unique_ptr<Stopwatch> stopwatch_;  ///< if times_
+  std::unique_ptr<Stopwatch> stopwatch_;  ///< if times_ or a trace wants them
   std::array<Marks, 2> marks_;
   std::size_t num_begun_ = 0, num_finished_ = 0;
   std::vector<ops::SampleResult> results_B_;

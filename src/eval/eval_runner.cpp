@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/error.hpp"
-#include "base/log.hpp"
+#include "base/log_progress.hpp"
 #include "base/rng.hpp"
 #include "base/waiting.hpp"
 #include "env/rollout_attempt.hpp"
@@ -190,12 +190,12 @@ asio::awaitable<void> finish_unit(Run* running, Unit* finished) {
 
 void log_progress(Run& run) {
   const net::TimePoint now = net::Clock::now();
-  if (run.task.log_interval.count() == 0 || now - run.last_log < run.task.log_interval || run.outcomes.empty()) return;
+  if (run.task.log_interval.count() == 0 || now - run.last_log < run.task.log_interval) return;
   run.last_log = now;
   double reward = 0;
   for (const auto& [id, outcome] : run.outcomes) reward += outcome.reward;
-  log::info("{}: {} of {} rollouts, reward {:.4f}", run.name(), run.outcomes.size(), run.num_examples * run.task.rollouts_per_example,
-            reward / static_cast<double>(run.outcomes.size()));
+  log::progress("evaluating {}: {} of {} rollouts{}", run.name(), run.outcomes.size(), run.num_examples * run.task.rollouts_per_example,
+                run.outcomes.empty() ? "" : fmt::format(", reward {:.4f}", reward / static_cast<double>(run.outcomes.size())));
 }
 
 asio::awaitable<void> work(Run* run) {
@@ -311,6 +311,7 @@ asio::awaitable<EvalResult> run_eval(EvalTask task, std::shared_ptr<env::ChatCli
       const net::TimePoint deadline = net::Clock::now() + limit;
       while (!is_done && net::Clock::now() < deadline) {
         run.idle.check();
+        log_progress(run);
         is_done = co_await group.join(std::min(deadline, net::Clock::now() + std::chrono::seconds(1)));
       }
     } catch (const std::exception&) {

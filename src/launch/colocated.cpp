@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
+#include "launch/local_pressure.hpp"
 #include "launch/memory_plan.hpp"
 #include "launch/metric_services.hpp"
 #include "launch/orchestrator_setup.hpp"
@@ -82,6 +83,14 @@ void open_logs(const std::filesystem::path& output_dir) {
     log::add_role_file(role, output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
 }
 
+/// The engine gets its part of the plan, and the cache that fits.
+void share_with_engine(MemoryPlan& plan, config::InferenceConfig& inference, trainer::Policy& policy, const std::filesystem::path& run) {
+  add_engine(plan, inference, policy.config(), policy.options().compute);
+  inference.kv.num_blocks = static_cast<int>(plan.num_kv_blocks);
+  log::info("memory plan: {}", plan.to_string());
+  keep_plan(plan, "rl", run);
+}
+
 /// What the two roles of the run report to.
 struct RoleMonitors {
   std::unique_ptr<monitor::Monitor> orchestrator, trainer;
@@ -130,11 +139,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   run.first_notice = std::chrono::minutes(1);  // here a failure of the others is seen at once, and sampling may take as long as training
   const std::int64_t resume_step = orchestrator_resume_step(config.orchestrator);
 
-  if (plan) {
-    add_engine(*plan, inference, policy.config(), policy.options().compute);
-    inference.kv.num_blocks = static_cast<int>(plan->num_kv_blocks);
-    log::info("memory plan: {}", plan->to_string());
-  }
+  if (plan) share_with_engine(*plan, inference, policy, config.output_dir);
   // On a GPU each role has a stream, and with it a runtime, of its own; on the CPU one count of memory serves both.
   const auto engine_runtime = runtime->device().kind == DeviceKind::kCpu ? runtime : make_runtime(inference.compute);
   EngineHost host(inference, engine_runtime, policy.weights());
@@ -150,6 +155,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   transports.generate = make_engine_client(host.engine(), host.text().tokenizer);
   transports.samples = queue.make_sender();
   transports.policy = policy_source;
+  transports.load = make_local_pressure(host.engine());
   // Requests to a teacher are the only ones of such a run that leave the process.
   std::optional<net::IoRuntime> io;
   if (config.orchestrator.teacher) transports.io = io.emplace(1, "teacher").executor();

@@ -73,6 +73,7 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
     plan_ = plan_engine(engine_share(*runtime_, config), config, model_, dtype_, num_versions);
     planned.kv.num_blocks = static_cast<int>(plan_->num_kv_blocks);
     log::info("memory plan: {}", plan_->to_string());
+    keep_plan(*plan_, "inference", {});
   }
   start(planned, nullptr);
 }

@@ -34,6 +34,9 @@ class FleetPressure final : public orchestrator::PressureSource {
       sum.num_running += gauges->num_running;
       sum.num_waiting += gauges->num_waiting;
       sum.num_preemptions += gauges->num_preemptions;
+      sum.num_prefix_queries += gauges->num_prefix_queries;
+      sum.num_prefix_hits += gauges->num_prefix_hits;
+      sum.num_generation_tokens += gauges->num_generation_tokens;
     }
     sum.num_waiting += static_cast<double>(fleet_->counts().num_waiting);
     if (!has_any) co_return std::nullopt;

@@ -1,12 +1,18 @@
 #include "launch/memory_plan.hpp"
 
+#include <boost/json.hpp>
+
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/error.hpp"
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "engine/memory.hpp"
 #include "launch/engine_host.hpp"
+#include "launch/run_folder.hpp"
+#include "launch/run_spans.hpp"
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
 #include "ops/lm_head.hpp"
@@ -73,6 +79,32 @@ std::string MemoryPlan::to_string() const {
   for (std::size_t i = 0; i < host.size(); ++i)
     out += fmt::format("{}{} {}", i == 0 ? "; in host memory: " : ", ", host[i].first, gib(host[i].second));
   return out;
+}
+
+std::string MemoryPlan::to_json(std::string_view process) const {
+  boost::json::object out{{"process", process}, {"available", available}, {"total", total()}, {"num_kv_blocks", num_kv_blocks}};
+  for (const auto& [key, list] : {std::pair{"parts", &parts}, std::pair{"host", &host}}) {
+    boost::json::array& rows = out[key].emplace_array();
+    for (const auto& [name, bytes] : *list) {
+      boost::json::object row{{"name", name}, {"bytes", bytes}};
+      if (list == &parts && name == kActivations && foretold_activations > 0) row["foretold"] = foretold_activations;
+      rows.push_back(std::move(row));
+    }
+  }
+  return boost::json::serialize(out);
+}
+
+void keep_plan(const MemoryPlan& plan, const std::string& role, std::filesystem::path run_folder) {
+  if (const char* prepared = std::getenv(kRunFolderVariable); run_folder.empty() && prepared != nullptr) run_folder = prepared;
+  if (run_folder.empty()) return;
+  const std::string process = process_name(role);
+  const std::filesystem::path path = run_folder / "memory" / (process + ".json");
+  try {
+    std::filesystem::create_directories(path.parent_path());
+    write_file_atomic(path, plan.to_json(process) + "\n");
+  } catch (const std::exception& error) {
+    log::warning("the memory plan is not kept: {}", error.what());
+  }
 }
 
 void MemoryPlan::log_peak(std::size_t peak_bytes, std::string_view of) const {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,8 +35,15 @@ struct MemoryPlan {
   /// "masters 2.2 GiB, gradients 2.2 GiB, ...; 12.1 of 139.3 GiB; in host memory: optimizer 4.4 GiB"
   std::string to_string() const;
   /// Says how near it was: "memory: 43.32 GiB planned, 43.09 GiB at the peak of trainer and engine".
+  /// {"process", "available", "total", "parts": [{"name", "bytes", "foretold"?}, ...], "host": [{"name", "bytes"}, ...], "num_kv_blocks"},
+  /// what the page shows.
+  std::string to_json(std::string_view process) const;
   void log_peak(std::size_t peak_bytes, std::string_view of) const;
 };
+
+/// Writes it to <run_folder>/memory/<process>.json, `role` being the process's name unless its launcher gave it another; an empty folder is
+/// that of the launcher's run, if one started this process. A folder that cannot be written is a warning.
+void keep_plan(const MemoryPlan& plan, const std::string& role, std::filesystem::path run_folder);
 
 /// How a model is trained, as far as memory goes.
 struct TrainingShape {

@@ -107,6 +107,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   const std::string store = weight_store(config.weight_broadcast);
   transports.policy = std::make_shared<HttpPolicySource>(std::move(channel), updated, updater, config.output_dir / kProofFile, store);
   transports.pressure = make_fleet_pressure(engines, client);
+  transports.load = make_fleet_pressure(engines, client);
   transports.io = io.executor();
   monitor::MetricSet declared;
   declared.declare(orchestrator::metric_infos());

@@ -268,6 +268,7 @@ orchestrator::OrchestratorOptions orchestrator_options(const config::Orchestrato
                                                          .max_concurrent = batch_size,
                                                          .seed = static_cast<std::uint64_t>(config.seed)};
   options.status_interval = to_ms(config.log.interval);
+  if (!config.bench) options.orders = RunOrders::of(config.output_dir);
   options.output_dir = config.output_dir;
   options.log_tokens = config.log_tokens;
   if (config.ckpt) {
@@ -360,6 +361,7 @@ orchestrator::OrchestratorServices orchestrator_services(const config::Orchestra
   services.samples = std::move(transports.samples);
   services.policy = std::move(transports.policy);
   services.pressure = std::move(transports.pressure);
+  services.load = std::move(transports.load);
   services.monitor = monitor;
   return services;
 }

@@ -31,6 +31,7 @@ struct OrchestratorTransports {
   std::shared_ptr<rollouts::SampleSender> samples;
   std::shared_ptr<orchestrator::PolicySource> policy;
   std::shared_ptr<orchestrator::PressureSource> pressure;  ///< null where nothing is known of the engine's load
+  std::shared_ptr<orchestrator::PressureSource> load;      ///< the same for metrics
   std::optional<net::asio::any_io_executor> io;            ///< of requests to a teacher; needed if there is one
 };
 /// Environments, clients and transports of an orchestrator; `monitor` is borrowed.

@@ -241,7 +241,7 @@ void OutputFolder::clean() {
          "--output-dir",
          root_.string(), fmt::join(found, ", "), kMarkerName);
   }
-  std::vector<fs::path> roots{root_ / "rollouts", root_ / "broadcasts", root_ / orchestrator::kRecoveryFolder};
+  std::vector<fs::path> roots{root_ / "rollouts", root_ / "broadcasts", root_ / "token_exports", root_ / orchestrator::kRecoveryFolder};
   const bool is_saved_ours = saved_ == root_ || fs::absolute(saved_) == marked_saved_;
   for (const fs::path& folder : {checkpoints(), weights()}) {
     if (is_saved_ours) roots.push_back(folder);
@@ -264,7 +264,11 @@ void OutputFolder::clean() {
     remove_file(root_ / "logs" / fmt::format("{}.log", command));
     for (const char* format : {"toml", "json"}) remove_file(root_ / "configs" / fmt::format("{}.{}", command, format));
   }
-  for (const char* name : {"logs", "configs"}) remove_if_empty(root_ / name);
+  for (const auto& [folder, extension] : {std::pair{"spans", ".jsonl"}, std::pair{"memory", ".json"}})
+    for (const fs::path& entry : entries_of(root_ / folder))
+      if (entry.extension() == extension) remove_file(entry);
+  remove_file(root_ / "control.key");
+  for (const char* name : {"logs", "configs", "spans", "memory"}) remove_if_empty(root_ / name);
   for (const std::string& name : {metrics_file_.string(), marked_metrics_})
     if (!name.empty() && fs::path(name).is_relative() && name.find("..") == std::string::npos) remove_file(root_ / name);
   remove_file(root_ / kMarkerName);  // last: a clean that was cut short can be repeated
@@ -329,6 +333,7 @@ OutputFolder::Dropped OutputFolder::drop(std::int64_t step, std::span<const std:
     move_step(checkpoints(), kept_saved / "checkpoints", *it);
   drop_steps(weights(), dropped.weights, kept_saved / "weights", true);
   drop_steps(root_ / "rollouts", dropped.rollouts, kept / "rollouts", is_worth_keeping);
+  drop_steps(root_ / "token_exports", after(steps_in(root_ / "token_exports"), step), kept / "token_exports", is_worth_keeping);
   if (!is_alone) {
     for (const char* marker : {"END", "SENT"}) remove_file(root_ / "rollouts" / marker);
     drop_steps(root_ / "broadcasts", after(steps_in(root_ / "broadcasts"), step - 1), kept / "broadcasts", never_removes);

@@ -20,13 +20,6 @@ std::string with_separators(double value) {
 
 }  // namespace
 
-std::string format_duration(double seconds) {
-  const auto total = static_cast<std::int64_t>(std::max(0.0, seconds) + 0.5);
-  if (total < 60) return fmt::format("{}s", total);
-  if (total < 3600) return fmt::format("{}m{:02}s", total / 60, total % 60);
-  return fmt::format("{}h{:02}m", total / 3600, total % 3600 / 60);
-}
-
 void RlProgress::add_orchestrator(std::int64_t step, const monitor::Metrics& metrics) {
   std::lock_guard lock(mutex_);
   // Evaluations are logged under the same step, without a batch.

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "monitor/format.hpp"
 #include "monitor/metric_set.hpp"
 
 namespace prl::launch {
@@ -38,7 +39,6 @@ class RlProgress {
   std::int64_t num_steps_ = 0;
 };
 
-/// "45s", "1m20s", "2h05m".
-std::string format_duration(double seconds);
+using monitor::format_duration;
 
 }  // namespace prl::launch

@@ -36,6 +36,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, row_tokens);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
+  if (planned.plan) keep_plan(*planned.plan, env.is_first() ? "sft" : fmt::format("sft_rank_{}", env.rank), config.output_dir);
   const std::filesystem::path tokenizer_dir = text_folder(config.tokenizer.name.value_or(config.model.name));
 
   trainer::SftRunOptions options;
@@ -57,6 +58,10 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   if (options.checkpoint) options.checkpoint->may_write = is_first;
   options.resume = resume_options(config.ckpt);
   if (config.healing) options.max_losses = config.healing->max_restarts;
+  options.log_interval = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * config.log.interval));
+  if (!config.bench) options.orders = RunOrders::of(config.output_dir);
+  options.chooses_checkpoints = true;
+  options.memory_snapshots = config.memory_profiler_path.value_or(std::filesystem::path());
   options.is_bench = config.bench.has_value();
   if (config.bench && is_first) options.bench_json = config.bench->output_json;
   auto monitor = is_first ? make_monitor(trainer::sft_metrics(), kSftRows, config.output_dir, config.file_monitor, config.bench.has_value())

@@ -18,6 +18,7 @@
 #include "launch/rank_launch.hpp"
 #include "launch/role_children.hpp"
 #include "launch/run_identity.hpp"
+#include "launch/run_spans.hpp"
 #include "launch/step_console.hpp"
 #include "launch/supervisor.hpp"
 #include "net/port_owner.hpp"
@@ -70,7 +71,10 @@ SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token st
   };
   require_port("inference", config.inference, config.inference ? config.inference->parallel.dp : 0);
   require_port("teacher_inference", config.teacher_inference, 1);
-  const RoleChildren roles(config, identity_env(new_run_identity(), own_servers(config)));
+  const TraceOfProcesses trace(config.trainer.trace_path);
+  std::map<std::string, std::string> variables = identity_env(new_run_identity(), own_servers(config));
+  if (!trace.folder().empty()) variables[kTraceVariable] = trace.folder();
+  const RoleChildren roles(config, std::move(variables));
   const fs::path logs = config.output_dir / "logs";
   // Downloads happen once, here and with their progress in sight; the roles then find the model in the cache.
   model_folder(config.trainer.model.name);

@@ -18,6 +18,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
+#include "launch/run_spans.hpp"
 
 extern char** environ;
 
@@ -91,10 +92,12 @@ std::string last_error(const std::string& output) {
 }  // namespace
 
 std::optional<std::string> console_line(const std::string& role, const std::string& line) {
-  // What the orchestrator collects and waits for is shown as it is in a run of one process.
-  constexpr std::string_view kProgress = "    INFO collecting batch ";
-  if (line.size() > 8 && line.compare(8, kProgress.size(), kProgress) == 0) return line;
-  if (line.find(R"("message":"collecting batch )") != std::string::npos) return line;
+  // What a role is at is shown as it is in a run of one process.
+  for (const std::string_view progress : {"collecting batch ", "evaluating ", "training step "}) {
+    const std::string mark = fmt::format("    INFO {}", progress);
+    if (line.size() > 8 && line.compare(8, mark.size(), mark) == 0) return line;
+    if (line.find(fmt::format("\"message\":\"{}", progress)) != std::string::npos) return line;
+  }
   for (const std::string_view level : {"WARNING", "ERROR"}) {
     if (line.find(fmt::format("\"level\":\"{}\"", level)) != std::string::npos) return line;
     // "10:00:00   ERROR text": nine bytes of time, then the level to the right of seven.
@@ -124,7 +127,9 @@ void Supervisor::spawn(Child& child) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) fail(ErrorCode::kIo, "no pipe for {}: {}", spec.name, std::strerror(errno));
   // Everything that allocates happens before fork: between fork and exec only async-signal-safe calls are allowed.
-  std::vector<std::string> environment = merged_environment(spec.env);
+  std::map<std::string, std::string> added = spec.env;
+  added[kProcessVariable] = spec.name;
+  std::vector<std::string> environment = merged_environment(added);
   std::vector<std::string> arguments = spec.argv;
   const std::vector<char*> envp = pointers(environment);
   const std::vector<char*> argv = pointers(arguments);

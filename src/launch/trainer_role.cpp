@@ -106,6 +106,7 @@ trainer::GradientStepOptions step_options(const config::TrainerConfig& config, c
   trainer::GradientStepOptions options{
       .loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
   if (config.model.optimization_dtype == config::ParamDType::kBFloat16) options.optimizer_memory.dtype = DType::kBF16;
+  if (config.enable_token_export) options.token_exports = config.output_dir / "token_exports";
   if (config.model.reduce == config::GradientReduce::kFast) options.reduce = trainer::Reduce::kFast;
   options.num_replicas = config.model.dp_replicate;
   if (config.model.fsdp_cpu_offload && has_own_memory(*runtime, "model.fsdp_cpu_offload")) {
@@ -133,6 +134,9 @@ trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, traine
   // The orchestrator may be this far ahead of the trainer's version, the step in hand not counted.
   if (!config.data.fake) options.max_steps_after_stop = config.max_async_level + 1;
   if (config.healing) options.max_losses = config.healing->max_restarts;
+  options.log_interval = std::chrono::milliseconds(static_cast<std::int64_t>(1000 * config.log.interval));
+  if (!config.bench) options.orders = RunOrders::of(config.output_dir);
+  options.memory_snapshots = config.memory_profiler_path.value_or(std::filesystem::path());
   options.is_bench = config.bench.has_value();
   if (config.bench) options.bench_json = config.bench->output_json;
   return options;
@@ -166,6 +170,7 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
+  if (planned.plan) keep_plan(*planned.plan, env.is_first() ? "trainer" : fmt::format("trainer_rank_{}", env.rank), config.output_dir);
   const double flops = measured_peak_flops(config.compute, policy.options().compute) * env.size;
   std::optional<comm::Mesh> mesh = meet(env, runtime, std::chrono::seconds(config.dist_timeout_seconds), stop);
   if (!mesh) return 0;

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -25,6 +26,13 @@ std::string format_time(double seconds) {
   if (total < 3600) return two(total / 60, 'm', total % 60, 's');
   if (total < 86400) return two(total / 3600, 'h', total % 3600 / 60, 'm');
   return two(total / 86400, 'd', total % 86400 / 3600, 'h');
+}
+
+std::string format_duration(double seconds) {
+  const auto total = static_cast<std::int64_t>(std::max(0.0, seconds) + 0.5);
+  if (total < 60) return fmt::format("{}s", total);
+  if (total < 3600) return fmt::format("{}m{:02}s", total / 60, total % 60);
+  return fmt::format("{}h{:02}m", total / 3600, total % 3600 / 60);
 }
 
 std::string format_gib(double gib) { return fmt::format("{:.1f} GiB", gib); }

@@ -8,6 +8,8 @@ namespace prl::monitor {
 std::string format_num(double value, int precision = 2);
 /// "123ms", "12s", "5m 3s", "2h 5m", "1d 3h"; a second part of zero is left out (spec 8.2).
 std::string format_time(double seconds);
+/// "45s", "1m20s", "2h05m": how long something will take, in one word.
+std::string format_duration(double seconds);
 /// "11.7 GiB".
 std::string format_gib(double gib);
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/spans.hpp"
 #include "base/units.hpp"
 #include "base/waiting.hpp"
 
@@ -37,6 +38,7 @@ asio::awaitable<BatchShipper::Shipment> BatchShipper::ship(std::int64_t step, st
   shipment.seconds_pack = seconds_since(begin);
   begin = net::Clock::now();
   auto pushing = push(std::move(packed));
+  const spans::Scope span(spans::Detail::kCoarse, "sample queue", "waits for the trainer to take a batch", step);
   shipment.is_sent = co_await std::move(pushing);
   shipment.seconds_push = seconds_since(begin);
   co_return shipment;
@@ -53,6 +55,7 @@ asio::awaitable<bool> BatchShipper::push(BatchPtr batch) {
     if (co_await std::move(pushing)) co_return true;
     if (control_.is_stopped()) co_return false;
     control_.check_failure();
+    if (options_.orders.is_paused()) waiting.restart();
     waiting.check();
     if (waiting.is_expired()) waiting.fail_expired("is the trainer running?");
   }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/run_orders.hpp"
 #include "net/off_thread.hpp"
 #include "orchestrator/run_control.hpp"
 #include "rollouts/sample_queue.hpp"
@@ -18,6 +19,7 @@ class BatchShipper {
   struct Options {
     wire::PackOptions pack;
     std::chrono::milliseconds timeout{3'600'000};  ///< for the trainer to make room, and to take the last batches
+    RunOrders orders = {};                         ///< a paused trainer is not waited for in vain
   };
   struct Shipment {
     bool is_sent = false;  ///< false: the run was stopped before the queue had room

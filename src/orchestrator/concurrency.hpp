@@ -16,8 +16,10 @@ struct EnginePressure {
   double max_model_len = 0;     ///< longest sequence; 0: not known
   double kv_usage = 0;          ///< of the fullest engine's cache, 1 is all
   double num_running = 0;
-  double num_waiting = 0;      ///< requests that no engine has room for
-  double num_preemptions = 0;  ///< since the engines started
+  double num_waiting = 0;                              ///< requests that no engine has room for
+  double num_preemptions = 0;                          ///< since the engines started, as those below
+  double num_prefix_queries = 0, num_prefix_hits = 0;  ///< tokens of prompts that were looked up in the caches, and found
+  double num_generation_tokens = 0;
 };
 
 /// Where the pressure is read. One caller at a time.

@@ -29,6 +29,7 @@ struct EvalRoundOptions {
   bool skip_eval_on_resume = true;
   std::optional<ValidationOptions> validation{};  ///< none: no validation
   std::filesystem::path output_dir{};             ///< of rollouts/step_N/eval_rollouts.jsonl; empty: none are written
+  std::chrono::milliseconds log_interval{0};      ///< between two lines about how far a round is; 0: none
 };
 
 /// Plays the validation and the online evaluations when their policy version has come. Weights stay as they are during a round, and

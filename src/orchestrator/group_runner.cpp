@@ -31,11 +31,12 @@ std::vector<env::Episode*> rollouts_of(std::vector<std::optional<env::Episode>>&
 
 GroupRunner::GroupRunner(asio::any_io_executor executor, GroupRunnerOptions options, std::vector<TrainEnv> environments,
                          std::shared_ptr<env::ChatClientFactory> chat, std::shared_ptr<env::PromptScorer> teacher)
-    : executor_(std::move(executor)),
-      options_(std::move(options)),
-      environments_(std::move(environments)),
-      chat_(std::move(chat)),
-      teacher_(std::move(teacher)) {}
+    : executor_(std::move(executor)), options_(std::move(options)), environments_(std::move(environments)), teacher_(std::move(teacher)) {
+  for (const TrainEnv& train_env : environments_) {
+    auto activity = std::make_shared<EnvActivity>(std::string(train_env.environment->name()));
+    watched_.push_back({"rollouts of " + std::string(train_env.environment->name()), activity, watch_calls(chat, activity)});
+  }
+}
 
 void GroupRunner::start(const EpisodeStart& info) {
   OpenGroup& group = groups_[info.group.value];
@@ -61,9 +62,12 @@ asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, env::RolloutA
   rollout.trajectory_id = conversation.session_id;
   rollout.group_id = fmt::format("group-{}", info.group.value);
   rollout.is_training = true;
-  const std::unique_ptr<env::ChatClient> client = chat_->open(conversation);
+  const Watched watched = watched_[static_cast<std::size_t>(info.task.env_idx)];
+  const spans::Scope span(spans::Detail::kFine, watched.lane, "rollout", info.step, /*may_overlap=*/true);
+  const PlayedRollout played(*watched.activity);
+  const std::unique_ptr<env::ChatClient> client = watched.chat->open(conversation);
   rollout.client = client.get();
-  rollout.open_conversation = env::conversation_opener(chat_, std::move(conversation));
+  rollout.open_conversation = env::conversation_opener(watched.chat, std::move(conversation));
   rollout.sampling = train_env.sampling;
   const std::uint64_t base = train_env.sampling.seed.value_or(options_.seed);
   rollout.seed = mix_seed(mix_seed(base, static_cast<std::uint64_t>(info.step), static_cast<std::uint64_t>(info.ordinal)),
@@ -235,6 +239,7 @@ asio::awaitable<bool> GroupRunner::score_group(EpisodeStart info) {
   for (const std::optional<env::Episode>& episode : groups_.at(info.group.value).episodes) episodes.push_back(*episode);
   std::optional<Error> failure;
   try {
+    const PlayedRollout scored(*watched_[static_cast<std::size_t>(info.task.env_idx)].activity);
     auto scoring = train_env.environment->score_group(episodes);
     auto guarded = net::with_deadline(std::move(scoring), net::Clock::now() + train_env.rollout_timeout,
                                       fmt::format("the scores of a group of {}", train_env.environment->name()));

@@ -20,6 +20,7 @@
 #include "net/task_group.hpp"
 #include "orchestrator/batch_collector.hpp"
 #include "orchestrator/dispatcher.hpp"
+#include "orchestrator/env_activity.hpp"
 #include "orchestrator/reference_scoring.hpp"
 
 namespace prl::orchestrator {
@@ -128,7 +129,12 @@ class GroupRunner {
   asio::any_io_executor executor_;
   GroupRunnerOptions options_;
   std::vector<TrainEnv> environments_;
-  std::shared_ptr<env::ChatClientFactory> chat_;
+  struct Watched {
+    std::string lane;  ///< of its rollouts, in traces
+    std::shared_ptr<EnvActivity> activity;
+    std::shared_ptr<env::ChatClientFactory> chat;  ///< the service, whose calls the activity hears of
+  };
+  std::vector<Watched> watched_;                ///< one per environment
   std::shared_ptr<env::PromptScorer> teacher_;  ///< null: none
   ScoringTime scoring_time_;
   std::function<void(GroupId)> on_episode_end_;

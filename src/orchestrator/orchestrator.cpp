@@ -62,7 +62,8 @@ EvalRoundOptions eval_options(const OrchestratorOptions& o) {
           .eval_base_model = o.eval_base_model,
           .skip_eval_on_resume = o.skip_eval_on_resume,
           .validation = o.validation,
-          .output_dir = o.output_dir};
+          .output_dir = o.output_dir,
+          .log_interval = o.status_interval};
 }
 
 StepRecorder::Options recorder_options(const OrchestratorOptions& o, bool is_lock_step) {
@@ -93,7 +94,7 @@ struct Orchestrator::Impl {
                    .teacher = services.teacher,
                    .on_episode_end = [this] { on_episode_end(); },
                    .check_episode = [this](const env::Episode& e, PolicyVersion opened) { policy.check_versions(e, opened); }}),
-        shipper(services.samples, {options.pack, options.ship_timeout}, control),
+        shipper(services.samples, {options.pack, options.ship_timeout, options.orders}, control),
         evals(eval_options(options),
               {.environments = services.environments,
                .chat = services.eval_chat,
@@ -106,7 +107,8 @@ struct Orchestrator::Impl {
               policy, control),
         recorder(recorder_options(options, assembler.dispatcher().is_lock_step()), assembler.environments(), services.monitor, files,
                  [this] { return assembler.state(); }),
-        loop({.batch_size = options.dispatch.batch_size,
+        loop({.orders = options.orders,
+              .batch_size = options.dispatch.batch_size,
               .status_interval = options.status_interval,
               .policy_timeout = options.policy_timeout,
               .strict_lag = strict_lag(options),
@@ -168,6 +170,16 @@ struct Orchestrator::Impl {
     roles->spawn("concurrency", control.guard(follow_pressure()));
   }
 
+  /// Reads the engines' load for the metrics, until it is cancelled.
+  asio::awaitable<void> follow_load() {
+    for (;;) {
+      auto reading = services.load->read(net::Clock::now() + std::chrono::seconds(LoadWindow::kPollSeconds));
+      const std::optional<EnginePressure> pressure = co_await std::move(reading);
+      if (pressure) loop.on_load(*pressure);
+      co_await net::sleep_for(std::chrono::seconds(LoadWindow::kPollSeconds));
+    }
+  }
+
   asio::awaitable<void> wait_for_services() {
     log::info("waiting for inference at {}", services.eval_chat->describe());
     auto waiting = control.until_ended<void>(services.eval_chat->check_health(net::Clock::now() + options.inference_timeout));
@@ -205,6 +217,7 @@ struct Orchestrator::Impl {
     else
       evals.begin(policy.version(), /*is_resumed=*/options.resume_step > 0);
     begin_concurrency();
+    if (services.load) roles->spawn("engine load", control.guard(follow_load()));
     std::function<void()> on_update = [this] {
       assembler.set_version(policy.version());
       loop.on_progress();

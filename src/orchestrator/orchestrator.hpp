@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/run_orders.hpp"
 #include "env/chat_client.hpp"
 #include "env/environment.hpp"
 #include "env/prompt_scorer.hpp"
@@ -61,6 +62,7 @@ struct OrchestratorOptions {
   bool skip_progress = false;        ///< on resume: do not load the state, only count on from resume_step
   bool skip_buffer = false;          ///< on resume: totals go on, pools of tasks and rollouts that waited are forgotten
   std::chrono::milliseconds retry_wait{1'000};
+  RunOrders orders = {};                              ///< pauses and checkpoints that somebody asks for
   std::chrono::milliseconds status_interval{10'000};  ///< time between two lines about the batch in collection
   // Deadlines of the waits for others. On expiry the run ends and says who waited for whom.
   std::chrono::milliseconds inference_timeout{1'800'000};  ///< for the inference service to come up
@@ -79,6 +81,7 @@ struct OrchestratorServices {
   std::shared_ptr<rollouts::SampleSender> samples;
   std::shared_ptr<PolicySource> policy;
   std::shared_ptr<PressureSource> pressure;               ///< of the engines; null: not known
+  std::shared_ptr<PressureSource> load;                   ///< the same for metrics, another one as each has one caller; null: not known
   std::function<void(monitor::Metrics&)> engine_metrics;  ///< adds what is known of the engines to the row of a step; may be empty
   monitor::Monitor* monitor = nullptr;                    ///< borrowed, may be null
 };

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/spans.hpp"
 #include "base/waiting.hpp"
 #include "net/deadline.hpp"
 #include "net/report.hpp"
@@ -51,6 +52,7 @@ asio::awaitable<void> PolicyFollower::load_first(PolicyVersion first, PolicyVers
 
 asio::awaitable<void> PolicyFollower::apply(PolicyVersion target) {
   newest_applied_ = std::max(newest_applied_, target);
+  const spans::Scope span(spans::Detail::kCoarse, "weights", "engines take new weights", target.value);
   const net::TimePoint deadline = net::Clock::now() + options_.update_timeout;
   // The source's own error says more, and comes first.
   auto applying = net::with_deadline<void>(source_->apply(target, deadline), deadline + 2s,

@@ -87,7 +87,9 @@ asio::awaitable<void> StepRecorder::record(std::shared_ptr<const CollectedBatch>
 }
 
 bool StepRecorder::is_checkpoint_due() const {
-  return !is_done() && options_.checkpoints && options_.checkpoints->interval && progress_.step % *options_.checkpoints->interval == 0;
+  if (is_done() || !options_.checkpoints) return false;
+  if (save_after_ == progress_.step) return true;
+  return options_.checkpoints->interval && progress_.step % *options_.checkpoints->interval == 0;
 }
 
 asio::awaitable<void> StepRecorder::save_last() {

@@ -57,6 +57,10 @@ class StepRecorder {
   /// that the resumed run draws it again from its start.
   asio::awaitable<void> save_last();
 
+  bool has_checkpoints() const noexcept { return options_.checkpoints.has_value(); }
+  /// A checkpoint is due after this step, whatever the interval.
+  void save_after(std::int64_t step) noexcept { save_after_ = step; }
+
   const Progress& progress() const noexcept { return progress_; }
   bool is_done() const noexcept { return options_.max_steps && progress_.step >= *options_.max_steps; }
 
@@ -73,7 +77,7 @@ class StepRecorder {
   StateOf state_of_;
   Progress progress_;
   StatePtr state_at_ship_;
-  std::int64_t saved_step_ = -1;
+  std::int64_t saved_step_ = -1, save_after_ = -1;
 };
 
 }  // namespace prl::orchestrator

@@ -32,7 +32,13 @@ asio::awaitable<void> TrainingLoop::run() {
   }
   while (!parts_.recorder.is_done() && !parts_.control.is_stopped()) {
     parts_.control.check_failure();
+    if (options_.orders.is_paused()) {
+      auto waiting = wait_while_paused();
+      co_await std::move(waiting);
+      continue;
+    }
     if (parts_.evals.is_due()) {
+      phases_.go_to("evaluates");
       auto evaluating = parts_.evals.run_due();
       co_await std::move(evaluating);
       idle_.restart();
@@ -46,11 +52,24 @@ asio::awaitable<void> TrainingLoop::run() {
       continue;
     }
     if (parts_.assembler.collect_one()) continue;
+    phases_.go_to(opened.is_gate_closed ? "waits for new weights" : "collects rollouts", parts_.assembler.dispatcher().step());
     log_status(opened.is_gate_closed);
     check_stall(opened.is_gate_closed);
     co_await parts_.control.wait_until(now + kTick);
     if (opened.is_gate_closed) seconds_gate_closed_ += seconds_between(now, net::Clock::now());
   }
+  phases_.end();
+}
+
+asio::awaitable<void> TrainingLoop::wait_while_paused() {
+  phases_.go_to("is paused");
+  log::warning("paused with {} of {} rollouts collected", parts_.assembler.num_queued(), options_.batch_size);
+  while (options_.orders.is_paused() && !parts_.control.is_stopped()) {
+    parts_.control.check_failure();
+    co_await parts_.control.wait_until(net::Clock::now() + kTick);
+  }
+  log::warning("goes on collecting");
+  idle_.restart();
 }
 
 /// Cuts, packs and sends the batch in collection. Changes nothing if it turned out empty, or when stopped before it was sent.
@@ -61,8 +80,14 @@ asio::awaitable<void> TrainingLoop::ship() {
   facts.seconds_generate = seconds_between(last_ship_, net::Clock::now());
   auto keeping = parts_.recorder.keep_recovery();
   co_await std::move(keeping);
+  phases_.go_to("packs", facts.step);
   const std::shared_ptr<CollectedBatch> batch = parts_.assembler.take();
   if (!batch) co_return;
+  // Said before the batch is sent: the trainer, which has not seen it yet, looks when it has trained on it.
+  if (options_.orders.wants_checkpoint() && parts_.recorder.has_checkpoints()) {
+    options_.orders.set_checkpoint_step(facts.step);
+    parts_.recorder.save_after(facts.step);
+  }
   BatchShipper::Shipment shipment{.is_sent = facts.policy_version >= facts.step};  // sent by a process before this one, and trained on
   if (!shipment.is_sent) {
     auto shipping = parts_.shipper.ship(facts.step, std::move(batch->samples));
@@ -72,6 +97,7 @@ asio::awaitable<void> TrainingLoop::ship() {
     parts_.assembler.put_back(std::move(batch->rollouts));
     co_return;
   }
+  phases_.go_to("records", facts.step);
   const net::TimePoint now = net::Clock::now();
   facts.seconds_pack = shipment.seconds_pack;
   facts.seconds_push = shipment.seconds_push;
@@ -83,6 +109,7 @@ asio::awaitable<void> TrainingLoop::ship() {
   monitor::Metrics pools;
   parts_.assembler.take_metrics(facts, pools);
   if (options_.add_metrics) options_.add_metrics(pools);
+  load_.take(pools);
   parts_.assembler.advance_step();
   // The next batch's own version; after the last batch, the newest.
   if (options_.strict_lag)

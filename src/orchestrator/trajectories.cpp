@@ -7,7 +7,8 @@
 namespace prl::orchestrator {
 namespace {
 
-void append(wire::TrainingSample& sample, std::int32_t id, bool sampled, float logprob, float temperature) {
+void append(wire::TrainingSample& sample, std::int32_t id, bool sampled, float logprob, float temperature, std::int64_t version = -1) {
+  sample.versions.push_back(version);
   sample.token_ids.push_back(id);
   sample.mask.push_back(sampled ? 1 : 0);
   sample.logprobs.push_back(sampled ? logprob : 0.0f);
@@ -58,7 +59,8 @@ std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, Trajec
         sample.ref_logprobs.insert(sample.ref_logprobs.end(), scores[turn].begin(), scores[turn].end());
       }
       for (std::size_t i = 0; i < tokens.completion_ids.size(); ++i)
-        append(sample, tokens.completion_ids[i], true, tokens.logprobs[i], episode.temperature);
+        append(sample, tokens.completion_ids[i], true, tokens.logprobs[i], episode.temperature,
+               tokens.versions.empty() ? -1 : tokens.versions[i]);
     }
   }
   return samples;

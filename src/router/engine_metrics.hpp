@@ -22,6 +22,7 @@ struct EngineGauges {
   double num_preemptions = 0;
   double num_prefix_queries = 0;  ///< prompt tokens looked up
   double num_prefix_hits = 0;
+  double num_generation_tokens = 0;
   double max_num_seqs = 0;
   double num_cache_tokens = 0;  ///< of the whole key-value cache
   double max_model_len = 0;

@@ -120,4 +120,10 @@ void bench_start(const std::string& shape, int num_repeats) { run_on_model("firs
 
 void bench_rl(const std::string& shape, std::uint64_t seed) { run_on_model("rl.py", {shape, "--seed", std::to_string(seed)}); }
 
+void bench_dashboard(const std::string& shape, int num_pages, int num_turns, const std::optional<fs::path>& output_json) {
+  std::vector<std::string> words{shape, "--pages", std::to_string(num_pages), "--turns", std::to_string(num_turns)};
+  if (output_json) words.insert(words.end(), {"--json", fs::absolute(*output_json).string()});
+  run_on_model("dashboard.py", std::move(words));
+}
+
 }  // namespace prl::tools

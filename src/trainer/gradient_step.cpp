@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/spans.hpp"
 #include "base/units.hpp"
 #include "ops/pointwise.hpp"
 
@@ -45,6 +46,27 @@ void check_alike(comm::Communicator& ranks, Device device) {
            "[trainer] rank 0 runs on {}, rank {} on {}: gradients would not be the same bits on both; use devices that are alike, or "
            "reduce = \"fast\"",
            all[0], rank, all[rank]);
+}
+
+/// What the device did, by its own marks, set back from the moment when all of it was done; and the step as the host sees it.
+void add_spans(spans::Clock::time_point begin, const GradientStepResult& result, PolicyVersion version, Device device) {
+  if (!spans::is_on(spans::Detail::kCoarse)) return;
+  const auto end = spans::Clock::now();
+  const auto before = [&](double seconds) {
+    return end - std::chrono::duration_cast<spans::Clock::duration>(std::chrono::duration<double>(seconds));
+  };
+  const auto middle = before(result.optimizer_s);
+  spans::add(spans::Detail::kCoarse,
+             {.lane = "trainer", .name = "forward and backward", .begin = begin, .end = std::max(begin, middle), .step = version.value});
+  spans::add(spans::Detail::kCoarse,
+             {.lane = "trainer", .name = "optimizer", .begin = std::max(begin, middle), .end = end, .step = version.value});
+  const std::string lane = fmt::format("{} of the trainer", to_string(device));
+  spans::add(spans::Detail::kFine, {.lane = lane,
+                                    .name = "forward and backward",
+                                    .begin = before(result.optimizer_s + result.forward_backward_s),
+                                    .end = middle,
+                                    .step = version.value});
+  spans::add(spans::Detail::kFine, {.lane = lane, .name = "optimizer", .begin = middle, .end = end, .step = version.value});
 }
 
 }  // namespace
@@ -142,7 +164,9 @@ GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std:
   const nn::TokenStats stats = policy_.forward(row, make_targets(row));
   BatchLoss loss;
   try {
-    loss = compute_batch_loss(options_.loss, row, stats.logp_T, stats.entropy_T, counts, result.pool);
+    std::function<void(const SequenceValues&)> on_sequence;
+    if (exporter_) on_sequence = [this](const SequenceValues& values) { exporter_->add(values); };
+    loss = compute_batch_loss(options_.loss, row, stats.logp_T, stats.entropy_T, counts, result.pool, on_sequence);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNonFinite || !options_.skip_non_finite_rows) throw;
     log::warning("micro-batch {} is left out: {}", index, error.what());
@@ -197,10 +221,13 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
   for (std::int64_t round = 0; round < shard_->exchange.num_rounds(); ++round) {
     if (const auto leaf = shard_->exchange.row_of(round)) {
       const std::size_t index = leaves[static_cast<std::size_t>(*leaf)];
+      if (exporter_) exporter_->begin_row(*leaf);
+      const spans::Scope span(spans::Detail::kFine, "rows", "forward and backward of a row");
       mine.push_back(train_on(rows[index], index, counts));
       log::debug("Micro Step {}/{} | Loss {:.4f}", *leaf, leaves.size(), mine.back().loss);
     }
     shard_->exchange.end_round();
+    if (on_row_) on_row_(round + 1, shard_->exchange.num_rounds());
   }
   const std::int64_t num_before = result.num_non_finite_rows;
   const std::vector<RowResult> all = gather_results(std::move(mine), leaves.size());
@@ -252,12 +279,15 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
 
 GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> rows, PolicyVersion version) {
   GradientStepResult result;
+  const auto begin = spans::Clock::now();
   // The device is not waited for between the two parts: it forms the gradient's norm right behind them.
   const std::uint64_t started = watch_->mark();
   std::vector<bool> is_left_out(rows.size(), false);
   // The tokens of rows that turn out not finite must not count in the divisors of the others: then once more without them.
-  while (!add_gradients(rows, is_left_out, result)) {
-  }
+  do {
+    if (!options_.token_exports.empty()) exporter_.emplace(options_.token_exports, version.value, ranks().rank());
+  } while (!add_gradients(rows, is_left_out, result));
+  if (exporter_) end_export();
   const Tensor own_grads = shard_->exchange.finish();
   const std::uint64_t has_gradient = watch_->mark();
 
@@ -279,7 +309,15 @@ GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> 
   policy_.context().runtime->synchronize();
   result.forward_backward_s = watch_->seconds(started, has_gradient);
   result.optimizer_s = watch_->seconds(has_gradient, done);
+  add_spans(begin, result, version, policy_.context().runtime->device());
   return result;
+}
+
+void GradientStep::end_export() {
+  exporter_->finish();
+  if (ranks().size() > 1) ranks().gather_number(0, {.what = "the export of token values"});
+  if (ranks().rank() == 0) exporter_->mark_stable();
+  exporter_.reset();
 }
 
 void GradientStep::update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -35,6 +37,8 @@ struct GradientStepOptions {
   /// Groups of ranks that each hold the whole state; new weights are gathered within a group. Must divide the number of ranks; a group that
   /// lost a rank so that it does not goes on with one.
   int num_replicas = 1;
+  /// What was found of each token of a step goes there (TokenExporter); empty: nowhere.
+  std::filesystem::path token_exports = {};
 };
 
 /// What one optimizer step did, of all ranks and the same at each. Times in seconds.
@@ -93,6 +97,9 @@ class GradientStep {
   /// True at every rank if it is at one. A rank that is told to stop takes the others along between two steps.
   bool is_any_rank(bool claim) const;
 
+  /// Called with how many of this rank's rows of a step are done, after each. The callback outlives the last step.
+  void on_row(std::function<void(std::int64_t done, std::int64_t total)> callback) { on_row_ = std::move(callback); }
+
   Optimizer& optimizer() noexcept { return shard_->optimizer; }
   const Optimizer& optimizer() const noexcept { return shard_->optimizer; }
   const LrSchedule& schedule() const noexcept { return schedule_; }
@@ -127,6 +134,7 @@ class GradientStep {
   RowResult train_on(const wire::MicroBatch& row, std::size_t index, const LossCounts& counts);
   /// The results of all rows in the order of leaves, from those of this rank's.
   std::vector<RowResult> gather_results(std::vector<RowResult> mine, std::size_t num_leaves) const;
+  void end_export();
   void update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version);
   /// `rounded` has this rank's range of the new weights.
   void gather_weights(const Tensor& rounded, PolicyVersion version);
@@ -138,6 +146,8 @@ class GradientStep {
   LrSchedule schedule_;
   std::int64_t num_scheduled_ = 0;
   std::unique_ptr<Stopwatch> watch_;
+  std::function<void(std::int64_t done, std::int64_t total)> on_row_;
+  std::optional<TokenExporter> exporter_;  ///< of the step under way
 };
 
 }  // namespace prl::trainer

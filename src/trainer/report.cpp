@@ -3,12 +3,14 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <numeric>
 #include <system_error>
 
+#include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "monitor/format.hpp"
@@ -30,8 +32,9 @@ void field(std::string& line, const monitor::Metrics& metrics, std::string_view 
   if (const auto it = metrics.find(name); it != metrics.end()) line += " | " + format(it->second);
 }
 
-std::string line_start(std::int64_t step, const monitor::Metrics& metrics) {
-  return fmt::format("Step {} | Time: {:.2f}s | Loss: {:.4f}", step, get(metrics, "time/step"), get(metrics, "loss/mean"));
+std::string line_start(std::int64_t step, const monitor::Metrics& metrics, std::optional<std::int64_t> max_steps = std::nullopt) {
+  return fmt::format("Step {}{} | Time: {:.2f}s | Loss: {:.4f}", step, max_steps ? fmt::format("/{}", *max_steps) : "",
+                     get(metrics, "time/step"), get(metrics, "loss/mean"));
 }
 
 void optim_fields(std::string& line, const monitor::Metrics& metrics) {
@@ -67,9 +70,9 @@ std::optional<double> PeakFlops::utilization(double flops_per_s) {
   return 100 * flops_per_s / flops_per_s_;
 }
 
-void put_throughput(monitor::Metrics& metrics, double tokens_per_s, double flops_per_s, PeakFlops& peak) {
+void put_throughput(monitor::Metrics& metrics, double tokens_per_s, double flops_per_s, PeakFlops& peak, int num_ranks) {
   metrics["perf/throughput"] = tokens_per_s;
-  metrics["perf/throughput_per_gpu"] = tokens_per_s;
+  metrics["perf/throughput_per_gpu"] = tokens_per_s / num_ranks;
   if (const auto percent = peak.utilization(flops_per_s)) metrics["perf/mfu"] = *percent;
 }
 
@@ -85,6 +88,20 @@ void put_disk_metrics(monitor::Metrics& metrics, const std::filesystem::path& fo
   metrics["system/ckpt_disk_free_ratio"] = static_cast<double>(space.available) / static_cast<double>(space.capacity);
 }
 
+void write_memory_snapshot(const std::filesystem::path& folder, std::int64_t step, int rank, const DeviceRuntime& runtime) {
+  const std::filesystem::path path = folder / fmt::format("step_{}", step) / fmt::format("rank_{}.json", rank);
+  try {
+    std::filesystem::create_directories(path.parent_path());
+    const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    write_file_atomic(path, fmt::format("{{\"step\": {}, \"rank\": {}, \"device\": \"{}\", \"time\": {:.3f}, \"bytes_in_use\": {}, "
+                                        "\"peak_bytes\": {}, \"bytes_available\": {}}}\n",
+                                        step, rank, to_string(runtime.device()), now, runtime.bytes_in_use(), runtime.peak_bytes(),
+                                        runtime.bytes_available()));
+  } catch (const std::exception& error) {
+    log::warning("memory_profiler_path: {} is not written: {}", path.string(), error.what());
+  }
+}
+
 std::string rl_step_line(std::int64_t step, const monitor::Metrics& metrics) {
   std::string line = line_start(step, metrics);
   field(line, metrics, "entropy/all/mean", [](double v) { return fmt::format("Entropy: {:.4f}", v); });
@@ -96,13 +113,14 @@ std::string rl_step_line(std::int64_t step, const monitor::Metrics& metrics) {
   return line;
 }
 
-std::string sft_step_line(std::int64_t step, const monitor::Metrics& metrics, double device_gib) {
-  std::string line = line_start(step, metrics);
+std::string sft_step_line(std::int64_t step, const monitor::Metrics& metrics, double device_gib, const StepEstimate& estimate) {
+  std::string line = line_start(step, metrics, estimate.max_steps());
   optim_fields(line, metrics);
   field(line, metrics, "perf/peak_memory", [&](double v) {
     return device_gib > 0 ? fmt::format("Peak Mem.: {:.1f}/{:.1f} GiB ({:.1f}%)", v, device_gib, 100 * v / device_gib)
                           : "Peak Mem.: " + monitor::format_gib(v);
   });
+  if (const auto seconds = estimate.seconds_left(step)) line += " | ETA " + monitor::format_duration(*seconds);
   return line;
 }
 

@@ -32,16 +32,37 @@ class PeakFlops {
   bool has_warned_ = false;
 };
 /// perf/throughput, perf/throughput_per_gpu and, with a known peak, perf/mfu.
-void put_throughput(monitor::Metrics& metrics, double tokens_per_s, double flops_per_s, PeakFlops& peak);
+/// The rates are those of all `num_ranks` together.
+void put_throughput(monitor::Metrics& metrics, double tokens_per_s, double flops_per_s, PeakFlops& peak, int num_ranks);
 /// system/ckpt_disk_* of the file system that holds `folder` (or its nearest existing parent).
 void put_disk_metrics(monitor::Metrics& metrics, const std::filesystem::path& folder);
+
+/// <folder>/step_N/rank_R.json: {"step", "rank", "device", "time", "bytes_in_use", "peak_bytes", "bytes_available"} of the device that the
+/// rank trains on. A folder that cannot be written is a warning.
+void write_memory_snapshot(const std::filesystem::path& folder, std::int64_t step, int rank, const DeviceRuntime& runtime);
 
 /// "Step N | Time: 1.23s | Loss: 0.0000 | Entropy: ... | Throughput: 1234 tokens/s | MFU: 1.2% | Peak Mem.: 1.2 GiB". Fields
 /// whose metric is absent are left out; MFU is n/a where there is a throughput and no known peak. `Step` with a capital S appears in no
 /// other line at INFO or above.
 std::string rl_step_line(std::int64_t step, const monitor::Metrics& metrics);
-/// "Step N | Time: 1.23s | Loss: 0.0000 | Grad. Norm: ... | Peak Mem.: a/b GiB (p%)".
-std::string sft_step_line(std::int64_t step, const monitor::Metrics& metrics, double device_gib);
+/// When a run will be over, from how long its steps take, smoothed over about ten so that one validation does not throw it.
+class StepEstimate {
+ public:
+  explicit StepEstimate(std::optional<std::int64_t> max_steps) : max_steps_(max_steps) {}
+  void add(double step_seconds) noexcept { seconds_ = seconds_ == 0 ? step_seconds : seconds_ + 0.1 * (step_seconds - seconds_); }
+  std::optional<std::int64_t> max_steps() const noexcept { return max_steps_; }
+  /// After `step`; nullopt of a run without an end.
+  std::optional<double> seconds_left(std::int64_t step) const noexcept {
+    if (!max_steps_) return std::nullopt;
+    return seconds_ * static_cast<double>(*max_steps_ - step);
+  }
+
+ private:
+  std::optional<std::int64_t> max_steps_;
+  double seconds_ = 0;
+};
+/// "Step 3/120 | Time: 1.23s | Loss: 0.0000 | Grad. Norm: ... | Peak Mem.: a/b GiB (p%) | ETA 1m20s"; "Step 3" and no ETA without an end.
+std::string sft_step_line(std::int64_t step, const monitor::Metrics& metrics, double device_gib, const StepEstimate& estimate);
 /// Rates over the last ten steps, which evens out steps of different length. The first step of all, which warms up, counts
 /// only as long as it is the only one.
 class ThroughputWindow {

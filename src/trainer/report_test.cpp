@@ -31,7 +31,23 @@ TEST(StepLine, AbsentMetricsLeaveNoField) {
   EXPECT_THAT(rl_step_line(1, metrics), testing::HasSubstr("MFU: n/a")) << "the peak is not known";
   metrics.erase("perf/throughput");
   EXPECT_THAT(rl_step_line(1, metrics), testing::Not(testing::HasSubstr("MFU")));
-  EXPECT_THAT(sft_step_line(1, metrics, 10), testing::HasSubstr("Peak Mem.: 1.2/10.0 GiB (12.4%)"));
+  EXPECT_THAT(sft_step_line(1, metrics, 10, StepEstimate(std::nullopt)), testing::EndsWith("Peak Mem.: 1.2/10.0 GiB (12.4%)"));
+}
+
+TEST(StepLine, OfFineTuningSaysWhenItEnds) {
+  StepEstimate estimate(20);
+  estimate.add(2);
+  const std::string line = sft_step_line(5, sample_metrics(), 10, estimate);
+  EXPECT_THAT(line, testing::StartsWith("Step 5/20 | Time: 1.23s | Loss: -0.0012"));
+  EXPECT_THAT(line, testing::EndsWith(" | ETA 30s"));
+}
+
+TEST(Throughput, OfSeveralRanksIsTheSumAndOfOneGpuAShare) {
+  PeakFlops peak(0);
+  monitor::Metrics metrics;
+  put_throughput(metrics, 1200, 0, peak, 4);
+  EXPECT_EQ(metrics.at("perf/throughput"), 1200);
+  EXPECT_EQ(metrics.at("perf/throughput_per_gpu"), 300);
 }
 
 TEST(ThroughputWindow, LeavesOutTheStepThatWarmsUp) {

@@ -3,10 +3,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/spans.hpp"
 #include "base/units.hpp"
 #include "base/waiting.hpp"
 #include "monitor/format.hpp"
@@ -56,6 +58,7 @@ class RlTraining final : public Training {
     check_stop();
     if (is_stopped_ && (options_.abort.stop_requested() || num_after_stop_++ >= options_.max_steps_after_stop)) return false;
     const auto start = Clock::now();
+    const spans::Scope span(spans::Detail::kCoarse, "trainer", "waits for a batch", step);
     wait_for_batch(step);
     metrics["time/wait_for_batch"] = seconds_since(start);
     // A stop reaches the orchestrator too, whose samples may end before this role has looked.
@@ -88,6 +91,8 @@ class RlTraining final : public Training {
     return true;
   }
 
+  bool waits_while_paused() const override { return true; }
+
   std::string line(std::int64_t step, const monitor::Metrics& metrics) const override { return rl_step_line(step, metrics); }
 
  private:
@@ -107,7 +112,18 @@ class RlTraining final : public Training {
                      .detail = [this] { return source(); },
                      .first = options_.first_notice});
     std::optional<Clock::time_point> stopped_at;
+    bool was_paused = false;
     for (;;) {
+      const bool is_paused = is_first() && !is_stopped_ && options_.orders.is_paused();
+      if (is_paused != was_paused) log::warning("{} step {}", is_paused ? "paused before" : "goes on with", step);
+      was_paused = is_paused;
+      if (is_paused) {
+        waiting.restart();
+        std::this_thread::sleep_for(kStopPoll);
+        share_batch(ranks(), Supply::kWaiting, batch_);
+        check_stop();
+        continue;
+      }
       if (!std::exchange(has_next_, false)) batch_ = is_first() ? receiver_->pop(kStopPoll) : std::nullopt;
       Supply supply = Supply::kWaiting;
       if (is_first() && batch_)
@@ -182,7 +198,8 @@ monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
     const double entropy = result.pool.mean("entropy/all");
     if (entropy > 0) metrics["kl_ent_ratio/mean"] = result.pool.mean("mismatch_kl/all") / entropy;
     const double tokens_per_s = result.forward_backward_s > 0 ? static_cast<double>(result.num_tokens) / result.forward_backward_s : 0;
-    put_throughput(metrics, tokens_per_s, result.forward_backward_s > 0 ? result.flops / result.forward_backward_s : 0, peak_);
+    put_throughput(metrics, tokens_per_s, result.forward_backward_s > 0 ? result.flops / result.forward_backward_s : 0, peak_,
+                   gradient_step_.ranks().size());
     metrics["progress/total_tokens"] = static_cast<double>(progress_.total_tokens);
     metrics["progress/total_samples"] = static_cast<double>(progress_.total_samples);
     return metrics;

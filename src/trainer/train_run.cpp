@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <thread>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/spans.hpp"
 #include "base/units.hpp"
 #include "comm/admission.hpp"
 
@@ -22,6 +24,21 @@ constexpr std::chrono::milliseconds kRegroupGrace{5000};
 /// Groups with one rank more than the one before count on by one, those with fewer by this much. So ranks of a group mean the same by its
 /// next attempt to regroup even if some of them have tried to let a newcomer in meanwhile, and no two groups share a generation.
 constexpr std::int64_t kEpoch = 1000;
+
+/// How often a paused run looks whether it goes on.
+constexpr std::chrono::milliseconds kPausePoll{100};
+
+/// The watch stands still when the step is over, however it ends.
+class WatchedStep {
+ public:
+  explicit WatchedStep(StepWatch& watch) : watch_(watch) {}
+  WatchedStep(const WatchedStep&) = delete;
+  WatchedStep& operator=(const WatchedStep&) = delete;
+  ~WatchedStep() { watch_.end(); }
+
+ private:
+  StepWatch& watch_;
+};
 
 }  // namespace
 
@@ -39,8 +56,10 @@ TrainRun::TrainRun(const TrainRunOptions& options, Policy& policy, Training& tra
       monitor_(monitor),
       stop_(std::move(stop)),
       max_steps_(options.step.max_steps),
-      bench_(device_memory_gib(*policy.context().runtime)) {
+      bench_(device_memory_gib(*policy.context().runtime)),
+      watch_(options.log_interval) {
   if (options_.checkpoint) checkpoints_.emplace(*options_.checkpoint);
+  training_.gradient_step().on_row([this](std::int64_t done, std::int64_t total) { watch_.set_rows(done, total); });
 }
 
 void TrainRun::resume() {
@@ -220,27 +239,64 @@ bool TrainRun::next(std::int64_t step, monitor::Metrics& metrics) {
   }
 }
 
+void TrainRun::wait_while_paused() {
+  if (!options_.orders.is_taken() || training_.waits_while_paused()) return;
+  const GradientStep& gradient_step = training_.gradient_step();
+  bool was_paused = false;
+  // Rank 0 alone sees the order in time: what it sees is everybody's.
+  while (!gradient_step.is_any_rank(stop_.stop_requested()) &&
+         gradient_step.is_any_rank(gradient_step.ranks().rank() == 0 && options_.orders.is_paused())) {
+    if (!std::exchange(was_paused, true)) log::warning("paused after step {}", progress_.step);
+    std::this_thread::sleep_for(kPausePoll);
+  }
+  if (was_paused) log::warning("goes on after step {}", progress_.step);
+}
+
+bool TrainRun::is_checkpoint_due(std::int64_t step) {
+  if (!checkpoints_) return false;
+  if (checkpoints_->is_due(step, max_steps_)) return true;
+  if (!options_.orders.is_taken()) return false;
+  const GradientStep& gradient_step = training_.gradient_step();
+  const bool is_first = gradient_step.ranks().rank() == 0;
+  if (is_first && options_.chooses_checkpoints && options_.orders.wants_checkpoint()) options_.orders.set_checkpoint_step(step);
+  return gradient_step.is_any_rank(is_first && options_.orders.checkpoint_step() == step);
+}
+
 bool TrainRun::step() {
+  wait_while_paused();
   const auto start = Clock::now();
   const std::int64_t step = progress_.step + 1;
   monitor::Metrics metrics;
+  watch_.begin(step);
+  watch_.set_phase("waiting for its rows");
+  const WatchedStep watched(watch_);
   if (!next(step, metrics)) return false;
+  watch_.set_phase("");
   training_.step(progress_, metrics);
+  if (!options_.memory_snapshots.empty())
+    write_memory_snapshot(options_.memory_snapshots, step, training_.gradient_step().ranks().rank(), *policy_.context().runtime);
   commit_copies();
   result_.last_step = step;
   if (copies_) {
     metrics["healing/losses"] = num_losses_;
     metrics["healing/recover_seconds"] = std::exchange(recover_seconds_, 0.0);
   }
+  watch_.set_phase("publishing weights");
   const auto publish_start = Clock::now();
-  if (training_.publish()) metrics["time/broadcast_weights"] = seconds_since(publish_start);
+  if (training_.publish()) {
+    metrics["time/broadcast_weights"] = seconds_since(publish_start);
+    spans::add(spans::Detail::kCoarse,
+               {.lane = "trainer", .name = "publishes weights", .begin = publish_start, .end = Clock::now(), .step = step});
+  }
   const auto report = [&] {
     if (options_.checkpoint) put_disk_metrics(metrics, options_.checkpoint->checkpoints);
     metrics["time/step"] = seconds_since(start);
     monitor_.log(step, metrics);
   };
-  if (checkpoints_ && checkpoints_->is_due(step, max_steps_)) {
+  if (is_checkpoint_due(step)) {
+    watch_.set_phase("saving");
     const auto save_start = Clock::now();
+    const spans::Scope span(spans::Detail::kCoarse, "trainer", "saves", step);
     checkpoints_->save(step, progress_, policy_, training_.gradient_step(), [&] {
       metrics["time/save_ckpt"] = seconds_since(save_start);
       report();

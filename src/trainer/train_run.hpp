@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -7,12 +8,14 @@
 #include <stop_token>
 #include <string>
 
+#include "base/run_orders.hpp"
 #include "monitor/monitor.hpp"
 #include "trainer/checkpoint.hpp"
 #include "trainer/gradient_step.hpp"
 #include "trainer/peer_snapshot.hpp"
 #include "trainer/policy.hpp"
 #include "trainer/report.hpp"
+#include "trainer/step_watch.hpp"
 
 namespace prl::trainer {
 
@@ -22,11 +25,15 @@ struct TrainRunOptions {
   double peak_flops = 0;                        ///< FLOP/s for perf/mfu, 0 to leave it out
   std::optional<CheckpointOptions> checkpoint;  ///< none: nothing is saved
   std::optional<ResumeOptions> resume;
-  std::filesystem::path resume_from;  ///< checkpoints folder; empty: checkpoint->checkpoints
-  std::optional<int> max_losses;      ///< of ranks, which the others survive by copies of each other's state; none: a loss ends the run
-  std::function<void()> take_over;    ///< called at a rank that has become rank 0: it opens what rank 0 writes; may be empty
-  bool is_newcomer = false;           ///< this rank joins a run that goes on: its state comes from the others
-  bool is_bench = false;              ///< kBenchSteps steps, no checkpoints, a table at the end
+  std::filesystem::path resume_from;          ///< checkpoints folder; empty: checkpoint->checkpoints
+  std::chrono::milliseconds log_interval{0};  ///< between two lines about a step that takes long; 0: none
+  RunOrders orders = {};                      ///< pauses and checkpoints that somebody asks for; of rank 0
+  bool chooses_checkpoints = false;           ///< no other role has a part in them: the step under way is the one
+  std::filesystem::path memory_snapshots;     ///< gets step_N/rank_R.json: the device's memory after each step; empty: none
+  std::optional<int> max_losses;    ///< of ranks, which the others survive by copies of each other's state; none: a loss ends the run
+  std::function<void()> take_over;  ///< called at a rank that has become rank 0: it opens what rank 0 writes; may be empty
+  bool is_newcomer = false;         ///< this rank joins a run that goes on: its state comes from the others
+  bool is_bench = false;            ///< kBenchSteps steps, no checkpoints, a table at the end
   std::optional<std::filesystem::path> bench_json;
 
   /// With is_bench: the options of a benchmark. Call it before anything is made of `step`.
@@ -56,6 +63,8 @@ class Training {
   /// After other ranks were lost: training goes on after `progress.step`, to which masters, optimizer and counters went back. Rows of
   /// the next step that this rank has are kept for it.
   virtual void recover(const TrainProgress& progress) = 0;
+  /// Whether next() waits by itself while the run is paused, so that other roles which wait for this one see it alive.
+  virtual bool waits_while_paused() const { return false; }
   /// Hands the new weights on; false if nobody takes them.
   virtual bool publish() { return false; }
   /// The console line of a step.
@@ -92,6 +101,9 @@ class TrainRun {
   /// One step; false at the end.
   bool step();
   bool next(std::int64_t step, monitor::Metrics& metrics);
+  /// Stands still between two steps while somebody wants that.
+  void wait_while_paused();
+  bool is_checkpoint_due(std::int64_t step);
   void save_last();
 
   const TrainRunOptions& options_;
@@ -110,6 +122,7 @@ class TrainRun {
   double recover_seconds_ = 0;
   TrainRunResult result_;
   BenchTable bench_;
+  StepWatch watch_;
 };
 
 }  // namespace prl::trainer

@@ -19,6 +19,8 @@ struct TrainingSample {
   std::vector<float> rl_weights;      ///< empty: 1
   std::vector<float> ce_weights;      ///< empty: 0
   std::vector<float> ref_kl_weights;  ///< empty: 0
+  /// Policy version behind each sampled token, -1 of others; for logs alone, never sent. Empty: not known.
+  std::vector<std::int64_t> versions = {};
 };
 
 /// One packed row [1, <= seq_len] that a rank runs in one forward pass.

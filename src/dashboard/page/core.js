@@ -47,7 +47,8 @@ export function seconds(value) {
 export function bytes(value) {
   if (value < 1024) return `${value} B`;
   if (value < 1 << 20) return `${(value / 1024).toFixed(1)} KiB`;
-  return `${(value / (1 << 20)).toFixed(1)} MiB`;
+  if (value < 2 ** 30) return `${(value / (1 << 20)).toFixed(1)} MiB`;
+  return `${(value / 2 ** 30).toFixed(2)} GiB`;
 }
 
 /** The address after "#": a view and its parameters, so that everything that is seen has a link. */

@@ -1,5 +1,5 @@
 // Curves of the metrics of the chosen runs: the important ones first, then all others by family.
-import { el, get, state, shownRuns, note, listen, rarely, failed } from "./core.js";
+import { bytes, el, get, number, state, shownRuns, note, listen, rarely, failed } from "./core.js";
 import { Chart } from "./chart.js";
 
 /** What people look at first: a title and the keys that stand for it, the first that a run has. */
@@ -177,8 +177,29 @@ export function curves(view, parameters) {
   });
 }
 
-/** Load of engines: what runs, waits and is used, as far as the run logs it. */
+/** Plans of memory, of each process that made one: what gets how much of its device. */
+async function memoryPlans(box) {
+  const plans = await get("memory", { run: state.main });
+  if (!plans.length) return box.replaceChildren(el("p", { class: "faint" }, "No plan of memory: a run makes one for each GPU, none for a CPU."));
+  box.replaceChildren(...plans.map((plan) => {
+    const row = (part, where) => el("tr", {}, el("td", {}, part.name), el("td", {}, where), el("td", { class: "n" }, bytes(part.bytes)), el("td", { class: "n" }, where === "device" && plan.available ? `${number((100 * part.bytes) / plan.available, 3)}%` : ""), el("td", { class: "n" }, part.foretold ? bytes(part.foretold) : ""));
+    return el("div", { class: "scroll" }, el("h3", {}, `${plan.process}: ${bytes(plan.total)} of ${bytes(plan.available)}${plan.num_kv_blocks ? `, ${number(plan.num_kv_blocks)} cache blocks` : ""}`),
+      el("table", { "data-plan": plan.process }, el("thead", {}, el("tr", {}, ...["Part", "In memory of the", "Bytes", "Of what may be taken", "Foretold"].map((name, i) => el("th", { class: i > 1 ? "n" : "" }, name)))),
+        el("tbody", {}, ...plan.parts.map((part) => row(part, "device")), ...plan.host.map((part) => row(part, "host")))));
+  }));
+}
+
+/** Load of engines: what runs, waits and is used, as far as the run logs it; and the plans of memory. */
 export function engine(view, parameters) {
+  const plans = el("section", {}, el("h2", {}, "Memory plan")), box = el("div");
+  plans.append(box);
+  memoryPlans(box).catch((error) => box.append(failed(error)));
+  const close = engineCharts(view, parameters);
+  view.append(plans);
+  return close;
+}
+
+function engineCharts(view, parameters) {
   const load = /^(inference|dispatcher|concurrency|scheduler|watcher|perf|event_loop_lag)\//;
   const memory = /^(system)\/|memory/;
   return board(view, parameters, (series, text) => {

@@ -149,8 +149,36 @@ document.getElementById("help").addEventListener("click", () => document.getElem
 addEventListener("hashchange", show);
 document.addEventListener("keydown", onKey);
 try { setTheme(new URLSearchParams(location.search).get("theme") ?? (localStorage.getItem("theme") || undefined)); } catch { /* none */ }
+/** Buttons that act on the run, where its page may: dashboard.control. The key is asked for once per tab. */
+async function drawControl() {
+  const bar = document.getElementById("control");
+  let now;
+  try { now = await get("control"); } catch { return; }
+  if (!now.is_enabled) return;
+  const status = el("span", { role: "status", class: "faint" }, now.is_paused ? "paused" : "");
+  const field = el("input", { type: "password", size: 12, autocomplete: "off", placeholder: "key", "aria-label": "Key of the controls", value: sessionStorage.getItem("control-key") ?? "" });
+  const order = async (name) => {
+    if (name === "stop" && !confirm("Stop the run? It saves its last step first, if checkpoints are on.")) return;
+    try {
+      const response = await fetch(`/api/control/${name}`, { method: "POST", headers: { Authorization: `Bearer ${field.value}` } });
+      const body = await response.json();
+      if (!response.ok) throw new Error(body?.error?.message ?? `status ${response.status}`);
+      sessionStorage.setItem("control-key", field.value);
+      status.className = "good";
+      status.textContent = { pause: "paused", resume: "goes on", checkpoint: "a checkpoint is made after the next step", stop: "stopping" }[name];
+    } catch (error) {
+      status.className = "bad";
+      status.textContent = error.message;
+    }
+  };
+  const button = (name, title) => el("button", { type: "button", "data-order": name, onclick: () => order(name) }, title);
+  bar.replaceChildren(field, button("pause", "Pause"), button("resume", "Resume"), button("checkpoint", "Checkpoint now"), button("stop", "Stop"), status);
+  bar.hidden = false;
+}
+
 try {
   await loadRuns();
+  drawControl();
   show();
   follow();
 } catch (error) {

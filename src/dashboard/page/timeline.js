@@ -7,7 +7,44 @@ const parts = {
   trainer: [["time/wait_for_batch", "waits for a batch from the orchestrator", true], ["time/load_data", "loads data"], ["time/forward_backward", "forward and backward"], ["time/optimizer", "optimizer"], ["time/broadcast_weights", "publishes weights"], ["time/save_ckpt", "saves"]],
   sft: [["time/forward_backward", "forward and backward"], ["time/optimizer", "optimizer"], ["time/save_ckpt", "saves"]],
 };
-const rowHeight = 34, axis = 24, labels = 110;
+const rowHeight = 34, axis = 24, labels = 150;
+/** What a span of one of the run's processes is called, and whether it is a wait. */
+const isWait = (name) => name.startsWith("waits");
+const notes = { step: "step", own: "seconds of rollouts in its own code", model: "seconds of rollouts waiting for the model", steps: "steps of the engine", busy: "seconds busy", tokens: "tokens", running: "requests at most" };
+const laneOrder = ["orchestrator", "sample queue", "environment/", "engine", "weights", "trainer"];
+const orderOf = (lane) => { const at = laneOrder.findIndex((name) => lane.startsWith(name)); return at < 0 ? laneOrder.length : at; };
+
+/** Rows of the picture from the spans that the run's processes wrote: one per lane, with the process where a lane is in several. */
+function lanesOf(lanes) {
+  const several = new Set(lanes.map((one) => one.lane).filter((lane, at, all) => all.indexOf(lane) !== at));
+  return lanes.slice().sort((a, b) => orderOf(a.lane) - orderOf(b.lane) || a.lane.localeCompare(b.lane) || a.process.localeCompare(b.process)).map((one) => ({
+    label: several.has(one.lane) ? `${one.lane} (${one.process})` : one.lane, lane: one.lane, spans: one.spans, names: [...new Set(one.spans.map((span) => span.name))],
+  }));
+}
+
+/** Seconds that the spans cover within [from, to]; with a key, of the numbers that the spans carry, in proportion. */
+function covered(spans, test, key) {
+  return spans.reduce((sum, span) => sum + (test(span.name) ? (key ? span[key] ?? 0 : span.end - span.begin) : 0), 0);
+}
+
+/** Whom the trainer waits for, by what rollouts spend their time on: an environment's own code, or the model. */
+function culprit(lanes) {
+  const trainer = lanes.filter((one) => one.lane === "trainer").flatMap((one) => one.spans);
+  const waits = covered(trainer, isWait), work = covered(trainer, (name) => !isWait(name));
+  if (!trainer.length || waits + work <= 0) return null;
+  const share = waits / (waits + work);
+  const environments = lanes.filter((one) => one.lane.startsWith("environment/")).map((one) => {
+    const own = covered(one.spans, () => true, "own"), model = covered(one.spans, () => true, "model");
+    return { name: one.lane.slice("environment/".length), own, model, share: own + model > 0 ? own / (own + model) : 0 };
+  });
+  const own = environments.reduce((sum, one) => sum + one.own, 0), model = environments.reduce((sum, one) => sum + one.model, 0);
+  const waited = `The trainer waits ${Math.round(100 * share)}% of its time.`;
+  if (share < 0.5) return { text: `Bottleneck: the trainer. It waits ${Math.round(100 * share)}% of its time.` };
+  if (!environments.length) return null;
+  const slowest = environments.reduce((most, one) => (one.own > most.own ? one : most));
+  if (own > model) return { text: `Bottleneck: the environment ${slowest.name}. Its rollouts spend ${Math.round(100 * slowest.share)}% of their time in its own code. ${waited}` };
+  return { text: `Bottleneck: the engines. Rollouts spend ${Math.round((100 * model) / (own + model))}% of their time waiting for the model. ${waited}` };
+}
 
 /** A role's step as pieces of time, laid out before the moment when its row was written. */
 function piecesOf(row) {
@@ -32,19 +69,50 @@ function piecesOf(row) {
 export function timeline(view, parameters) {
   const run = state.main;
   const count = el("select", { "aria-label": "Steps", onchange: () => { note({ steps: count.value }); reload(); } }, ...[5, 10, 20, 50, 100].map((n) => el("option", { value: n, selected: Number(parameters.get("steps") ?? 20) === n }, `last ${n} steps`)));
-  const verdict = el("p", { role: "status" }), legend = el("p", { class: "faint" }, "Full bars: work. Hatched bars: waiting for another role. Numbers: steps. A step's parts are laid out in their usual order; the run logs how long each took, not when it began.");
+  const verdict = el("p", { role: "status" }), legend = el("p", { class: "faint" }, "");
   const canvas = el("canvas", { class: "timeline", tabindex: 0, role: "img", "aria-label": "Timeline of the roles" }), table = el("div", { class: "scroll" });
   view.append(el("div", { class: "tools" }, count), verdict, canvas, legend, table);
-  let rows = [], boxes = [];
+  let rows = [], lanes = [], boxes = [];
 
   async function load() {
     const last = (await get("series", { run })).reduce((most, one) => Math.max(most, one.step), 0);
     const answer = await get("timeline", { run, to: last, from: Math.max(0, last - Number(count.value) + 1) });
-    rows = answer.filter((row) => parts[row.role]).map(piecesOf);
+    rows = answer.rows.filter((row) => parts[row.role]).map(piecesOf);
+    lanes = lanesOf(answer.lanes);
+    legend.textContent = lanes.length ? "Full bars: work, with a colour for each kind of a lane. Hatched bars: waiting for another. Point at one for its numbers." : "Full bars: work. Hatched bars: waiting for another role. Numbers: steps. This run kept no spans of time: a step's parts are laid out in their usual order.";
     draw();
     summarize();
   }
+  function drawLanes() {
+    const height = lanes.length * rowHeight + axis, width = canvas.clientWidth, scale = devicePixelRatio || 1;
+    canvas.style.height = `${height}px`;
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+    const g = canvas.getContext("2d");
+    g.scale(scale, scale);
+    g.font = "12px system-ui, sans-serif";
+    boxes = [];
+    const all = lanes.flatMap((one) => one.spans);
+    const begin = Math.min(...all.map((span) => span.begin)), end = Math.max(...all.map((span) => span.end));
+    const x = (time) => labels + ((time - begin) / Math.max(1e-9, end - begin)) * (width - labels - 8);
+    canvas.setAttribute("aria-label", `Timeline of ${lanes.map((one) => one.label).join(", ")}`);
+    canvas.dataset.lanes = lanes.map((one) => one.label).join("|");
+    lanes.forEach((one, at) => {
+      const y = at * rowHeight + 4, box = rowHeight - 10;
+      g.fillStyle = style("--text");
+      g.textAlign = "left";
+      g.fillText(one.label, 0, y + box / 2 + 4, labels - 6);
+      for (const span of one.spans) {
+        const left = x(span.begin), w = Math.max(0.5, x(span.end) - left), colors = [0, 2, 3, 5, 4];
+        bar(g, left, y, w, box, isWait(span.name), style(`--s${colors[one.names.indexOf(span.name) % colors.length]}`));
+        const more = Object.entries(span).filter(([key]) => !["name", "begin", "end"].includes(key)).map(([key, value]) => `\n${notes[key] ?? key}: ${number(value)}`).join("");
+        boxes.push({ left, right: left + w, top: y, bottom: y + box, text: `${one.label}: ${span.name}\n${seconds(span.end - span.begin)}${more}` });
+      }
+    });
+    timeAxis(g, begin, end, width, height);
+  }
   function draw() {
+    if (lanes.length) return drawLanes();
     const roles = Object.keys(parts).filter((role) => rows.some((row) => row.role === role));
     canvas.style.height = `${roles.length * rowHeight + axis}px`;
     const width = canvas.clientWidth, height = roles.length * rowHeight + axis, scale = devicePixelRatio || 1;
@@ -83,18 +151,24 @@ export function timeline(view, parameters) {
         }
       }
     });
+    timeAxis(g, begin, end, width, height);
+  }
+  function timeAxis(g, begin, end, width, height) {
     g.fillStyle = style("--faint");
     g.textAlign = "center";
     for (let i = 0; i <= 5; ++i) {
-      const time = begin + ((end - begin) * i) / 5;
-      g.fillText(`${i ? "+" : ""}${seconds(time - begin)}`, Math.min(width - 24, Math.max(labels + 16, x(time))), height - 6);
+      const at = labels + (i / 5) * (width - labels - 8);
+      g.fillText(`${i ? "+" : ""}${seconds(((end - begin) * i) / 5)}`, Math.min(width - 24, Math.max(labels + 16, at)), height - 6);
     }
   }
   function fill(g, left, top, width, height, piece, role) {
     const list = parts[role].filter(([, , isWait]) => !isWait).map(([key]) => key);
-    g.fillStyle = piece.isWait ? style("--raised") : style(`--s${[0, 2, 3, 5, 4][Math.max(0, list.indexOf(piece.key)) % 5]}`);
+    bar(g, left, top, width, height, piece.isWait, style(`--s${[0, 2, 3, 5, 4][Math.max(0, list.indexOf(piece.key)) % 5]}`));
+  }
+  function bar(g, left, top, width, height, isHatched, color) {
+    g.fillStyle = isHatched ? style("--raised") : color;
     g.fillRect(left, top, width, height);
-    if (!piece.isWait) return;
+    if (!isHatched) return;
     g.save();
     g.beginPath();
     g.rect(left, top, width, height);
@@ -112,7 +186,8 @@ export function timeline(view, parameters) {
       return { role, total, wait, share: total > 0 ? wait / total : 0, own };
     });
     const loop = sums.filter(({ role }) => role !== "sft" && role in parts).sort((a, b) => a.share - b.share);
-    verdict.textContent = !rows.length ? "No step has been timed yet." : loop.length < 2 ? "" : `Bottleneck: the ${loop[0].role}. It waits ${Math.round(100 * loop[0].share)}% of its time, the ${loop.at(-1).role} ${Math.round(100 * loop.at(-1).share)}%.`;
+    const found = culprit(lanes);
+    verdict.textContent = found ? found.text : !rows.length ? "No step has been timed yet." : loop.length < 2 ? "" : `Bottleneck: the ${loop[0].role}. It waits ${Math.round(100 * loop[0].share)}% of its time, the ${loop.at(-1).role} ${Math.round(100 * loop.at(-1).share)}%.`;
     table.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...["Role", "Part", "Mean per step", "Share of its time"].map((name, i) => el("th", { class: i > 1 ? "n" : "" }, name)))), el("tbody", {}, ...sums.flatMap(({ role, own, total }) =>
       (parts[role] ?? []).map(([key, text, isWait]) => {
         const sum = own.reduce((all, row) => all + (row.pieces.find((piece) => piece.key === key)?.length ?? 0), 0);

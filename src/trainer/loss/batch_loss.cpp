@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "base/error.hpp"
 #include "trainer/loss/losses.hpp"
@@ -77,7 +78,8 @@ std::vector<std::int32_t> make_targets(const wire::MicroBatch& b) {
 }
 
 BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBatch& b, std::span<const float> logp_T,
-                             std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics) {
+                             std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics,
+                             const std::function<void(const SequenceValues&)>& on_sequence) {
   PRL_CHECK(logp_T.size() == b.input_ids.size() && entropy_T.size() == b.input_ids.size(), "{} logp and {} entropies for {} tokens",
             logp_T.size(), entropy_T.size(), b.input_ids.size());
   const auto divisor = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(n, 1)); };
@@ -107,6 +109,8 @@ BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBa
     s.rl_weights = part(b.rl_weights, first, n);
     s.ce_weights = part(b.ce_weights, first, n);
     s.ref_kl_weights = part(b.ref_kl_weights, first, n);
+    std::optional<TokenMarks> marks;
+    if (on_sequence) s.marks = &marks.emplace(n);
 
     dlogp.assign(n, 0.0);
     const auto add = [&](double component_sum, double component_divisor) {
@@ -133,6 +137,11 @@ BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBa
       const double kl = mismatch_kl(s.log_ratio(i));
       metrics.add("mismatch_kl/all", kl);
       if (!env_name.empty()) metrics.add(kl_name, kl);
+    }
+    if (on_sequence) {
+      std::vector<float> entropy(n, 0.0f);
+      std::copy_n(entropy_T.begin() + static_cast<std::ptrdiff_t>(first), n - 1, entropy.begin() + 1);
+      on_sequence({.row = b, .sequence = sequence, .first = first, .streams = s, .marks = *marks, .entropy = entropy});
     }
     first += n;
   }

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "config/loss_config.hpp"
 #include "trainer/metric_pool.hpp"
+#include "trainer/token_export.hpp"
 #include "wire/training.hpp"
 
 namespace prl::trainer {
@@ -34,8 +36,10 @@ struct BatchLoss {
 ///          ever predicted across a sequence border.
 /// Metrics  per token mismatch_kl/{all,<env>} over the loss mask, entropy/{all,<env>} over the loss mask and the ce component,
 ///          and those of each component.
+/// on_sequence  called for each sequence with what was found of its tokens; may be empty.
 /// Errors   Error{kNonFinite} naming environment, token and values; Error{kInvalidArgument} as in the losses.
 BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBatch& batch, std::span<const float> logp_T,
-                             std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics);
+                             std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics,
+                             const std::function<void(const SequenceValues&)>& on_sequence = {});
 
 }  // namespace prl::trainer

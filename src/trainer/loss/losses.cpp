@@ -53,6 +53,7 @@ double loss_of(const DefaultLossConfig& c, const TokenStreams& s, std::span<doub
     const double gain = is_dropped ? 0.0 : c.adv_tau * advantage * r;
     sum += w * (-gain + c.kl_tau * rho * rho);
     dlogp[i] += w * (-gain + 2 * c.kl_tau * rho);
+    s.mark(i, is_dropped, advantage < 0 && is_low, advantage > 0 && is_high);
     t.masked_kl.add(mismatch_kl(rho), is_dropped);
     t.unmasked_kl.add(mismatch_kl(rho), !is_dropped);
     t.is_masked.add(is_dropped);
@@ -81,6 +82,7 @@ double loss_of(const IpoLossConfig& c, const TokenStreams& s, std::span<double> 
     const double gain = is_dropped ? 0.0 : c.adv_tau * s.advantages[i] * std::exp(rho);
     sum += w * (-gain + c.kl_tau * rho * rho);
     dlogp[i] += w * (-gain + 2 * c.kl_tau * rho);
+    s.mark(i, is_dropped, prob_gap(s, i) < -c.ipo_threshold, prob_gap(s, i) > c.ipo_threshold);
     t.masked_kl.add(mismatch_kl(rho), is_dropped);
     t.unmasked_kl.add(mismatch_kl(rho), !is_dropped);
     t.is_masked.add(is_dropped);
@@ -102,6 +104,7 @@ double clipped_ratio_loss(double clip_ratio, double adv_tau, double kl_tau, cons
     const bool is_clipped = r > clip_ratio;
     sum += w * (-scaled * std::min(r, clip_ratio) + kl_tau * rho * rho);
     dlogp[i] += w * ((is_clipped ? 0.0 : -scaled * r) + 2 * kl_tau * rho);
+    s.mark(i, is_clipped, false, is_clipped);
     clipped.add(is_clipped);
   }
   metrics.add("is_clipped", clipped.value());
@@ -135,6 +138,7 @@ double loss_of(const GspoLossConfig& c, const TokenStreams& s, std::span<double>
     const double rho = s.log_ratio(i), w = s.rl_weight(i) * norm, scaled = c.adv_tau * s.advantages[i];
     sum += w * (-scaled * std::min(ratio, c.clip_ratio) + c.kl_tau * rho * rho);
     dlogp[i] += w * ((is_clipped ? 0.0 : -scaled * ratio) + 2 * c.kl_tau * rho);
+    s.mark(i, is_clipped, false, is_clipped);
   }
   metrics.add("is_clipped", is_clipped);
   metrics.add("sequence_ratio", ratio);
@@ -150,6 +154,7 @@ double loss_of(const CispoLossConfig& c, const TokenStreams& s, std::span<double
     const double weight = std::clamp(r, std::min(c.clip_ratio_low, c.clip_ratio_high), c.clip_ratio_high) * c.adv_tau * s.advantages[i];
     sum += w * (-weight * s.logp[i] + c.kl_tau * rho * rho);
     dlogp[i] += w * (-weight + 2 * c.kl_tau * rho);
+    s.mark(i, false, r<c.clip_ratio_low, r> c.clip_ratio_high);
     clipped.add(r < c.clip_ratio_low || r > c.clip_ratio_high);
   }
   metrics.add("is_clipped", clipped.value());
@@ -182,6 +187,7 @@ double loss_of(const MaskedLossConfig& c, const TokenStreams& s, std::span<doubl
     const bool is_dropped = is_low || is_high || is_sequence_dropped;
     masked_kl.add(mismatch_kl(rho), is_dropped);
     unmasked_kl.add(mismatch_kl(rho), !is_dropped);
+    s.mark(i, is_dropped, is_low, is_high);
     metrics.add("is_masked", is_dropped);
     metrics.add("is_masked_low", is_low);
     metrics.add("is_masked_high", is_high);

@@ -107,7 +107,8 @@ class SftTraining final : public Training {
         packer_(checked(*stream_, val_stream_.get()), shape_.capacity()),
         shares_(stream_->part_names()),
         gradient_step_(policy, options.step),
-        peak_(options.peak_flops) {}
+        peak_(options.peak_flops),
+        estimate_(options.step.max_steps) {}
 
   GradientStep& gradient_step() override { return gradient_step_; }
 
@@ -149,7 +150,7 @@ class SftTraining final : public Training {
     window_.add(result.num_tokens, seconds_since(train_start_), result.flops);
 
     put_step_metrics(metrics, result, *policy_.context().runtime);
-    put_throughput(metrics, window_.tokens_per_s(), window_.flops_per_s(), peak_);
+    put_throughput(metrics, window_.tokens_per_s(), window_.flops_per_s(), peak_, gradient_step_.ranks().size());
     metrics["optim/lr"] = result.lr_used;
     metrics["loss/perplexity"] = perplexity(result.loss);
     metrics["loss/nan_count"] = static_cast<double>(result.num_non_finite_rows);
@@ -157,10 +158,11 @@ class SftTraining final : public Training {
     metrics["progress/num_samples"] = static_cast<double>(progress.total_samples);
     metrics["progress/num_tokens"] = static_cast<double>(progress.total_tokens);
     shares_.put(metrics);
+    estimate_.add(seconds_since(train_start_));
   }
 
   std::string line(std::int64_t step, const monitor::Metrics& metrics) const override {
-    return sft_step_line(step, metrics, device_memory_gib(*policy_.context().runtime));
+    return sft_step_line(step, metrics, device_memory_gib(*policy_.context().runtime), estimate_);
   }
 
  private:
@@ -180,6 +182,7 @@ class SftTraining final : public Training {
   GradientStep gradient_step_;
   ThroughputWindow window_;
   PeakFlops peak_;
+  StepEstimate estimate_;
   std::int64_t start_step_ = 0;
   Clock::time_point train_start_;
   std::vector<wire::MicroBatch> rows_;

@@ -139,7 +139,7 @@ def dashboard(folder, *runs):
 
 def rl_arguments(folder, name, steps, *more):
     config = harness.rl_config(folder / f"{name}.toml", harness.warm_model())
-    return ["rl", "@", config, "--output-dir", folder / name, "--max-steps", steps, "--orchestrator.log-tokens", "--dashboard.port", 0, *more]
+    return ["rl", "@", config, "--output-dir", folder / name, "--max-steps", steps, "--orchestrator.log-tokens", "--trainer.enable-token-export", "--dashboard.port", 0, *more]
 
 
 def last_step_of_reward(driver):
@@ -189,6 +189,17 @@ def a_rollout_is_found(driver, folder, url):
         shown = driver.execute_script("return [...document.querySelectorAll('.tokens span')].map((one) => Number(one.dataset.value))")
         # The files hold single-precision numbers.
         check(single(shown) == single(sample[stream]), f"{stream} of the page differ from those on disk")
+    # What the trainer exported of tokens that it trained on; shades follow the numbers.
+    records = [json.loads(line) for line in (folder / "first/token_exports/step_7/rank_0.jsonl").open()]
+    record = next(one for one in records if one["token_ids"] == sample["token_ids"])
+    for stream in ("entropy", "importance_ratio"):
+        driver.execute_script("const s = document.querySelector('select[aria-label=\"Shade tokens by\"]'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))", stream)
+        shown = driver.execute_script("return [...document.querySelectorAll('.tokens span')].map((one) => one.dataset.value === undefined ? null : Number(one.dataset.value))")
+        same = [one is None if wanted is None else one is not None and abs(one - wanted) <= 1e-6 * max(1, abs(wanted)) for one, wanted in zip(shown, record[stream], strict=True)]
+        check(all(same), f"{stream} of the page differs from the export at token {same.index(False) if False in same else 0}: {shown} and {record[stream]}"[:2000])
+        shades = driver.execute_script("return [...document.querySelectorAll('.tokens span')].map((one) => one.style.backgroundColor)")
+        check(all(bool(shade) == bool(mask) for shade, mask in zip(shades, record["loss_mask"])), f"{stream}: {sum(map(bool, shades))} tokens are shaded, {sum(record['loss_mask'])} were trained")
+    check(driver.execute_script("return [...document.querySelector('select[aria-label=\"Shade tokens by\"]').options].map((one) => one.value)").count("policy_versions") == 1, "versions cannot be shown")
     tip = driver.execute_script("""
         const span = document.querySelectorAll('.tokens span')[arguments[0]], box = span.getBoundingClientRect();
         span.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: box.left + 1, clientY: box.top + 1}));
@@ -214,6 +225,37 @@ def two_runs_are_compared(driver, folder, url):
         until(f"'{wanted}' in the view {view}", lambda: wanted in text_of(driver))
     no_complaints(driver)
     print("two runs compared; every view has its content")
+
+
+def a_slow_environment_is_named(driver, folder):
+    """The timeline of a run whose environment takes its time: by its spans, a lane of its own and the verdict."""
+    run = folder / "slow"
+    (run / "spans").mkdir(parents=True)
+    spans, rows = [], []
+    for step in range(1, 9):
+        at = 1e9 + 10 * step
+        rows += [{"step": step, "role": "trainer", "time": at, "loss/mean": 0.1, "time/step": 10, "time/wait_for_batch": 9, "time/forward_backward": 1},
+                 {"step": step, "role": "orchestrator", "time": at - 1, "reward/all/mean": 0.5, "time/step": 10, "time/generate_completions": 9}]
+        spans += [("trainer", "waits for a batch", at - 10, at - 1, {"step": step}), ("trainer", "forward and backward", at - 1, at, {"step": step}),
+                  ("engine", "steps", at - 10, at - 9, {"busy": 0.5, "steps": 30, "tokens": 900, "running": 4}), ("orchestrator", "collects rollouts", at - 10, at - 1, {"step": step}),
+                  ("environment/quick", "waits for the model", at - 10, at - 9, {"own": 0.2, "model": 2.0}), ("environment/sloth", "runs its own code", at - 10, at - 1, {"own": 30.0, "model": 3.0})]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "spans/rl.jsonl").write_text("".join(json.dumps({"lane": lane, "name": name, "begin": begin, "end": end, **more}) + "\n" for lane, name, begin, end, more in spans))
+    with dashboard(folder, run) as (url, _):
+        driver.get(f"{url}#/timeline")
+        driver.get_log("browser")  # what was said of the server before, which is gone
+        verdict = until("the verdict", lambda: (lambda text: "Bottleneck" in text and text)(text_of(driver, "[role=status]")))
+        check("Bottleneck: the environment sloth" in verdict and "91%" in verdict and "90% of its time" in verdict, f"the verdict is {verdict!r}")
+        lanes = driver.execute_script("return document.querySelector('canvas.timeline').dataset.lanes")
+        check(lanes == "orchestrator|environment/quick|environment/sloth|engine|trainer", f"the lanes are {lanes}")
+        tip = driver.execute_script("""
+            const canvas = document.querySelector('canvas.timeline'), box = canvas.getBoundingClientRect();
+            canvas.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: box.left + 150 + (box.width - 158) / 2, clientY: box.top + 2 * 34 + 12}));
+            return document.getElementById('tip').textContent;""")
+        check("environment/sloth" in tip and "own code: 30" in tip, f"pointing at the lane shows {tip!r}")
+        no_complaints(driver)
+        driver.get("about:blank")
+    print("a slow environment has a lane and is named")
 
 
 def hostile_rollouts(folder):
@@ -347,6 +389,7 @@ def main():
             narrow_and_keyboard(driver, url)
             if options.screenshots:
                 screenshots(driver, folder, url, options.screenshots)
+        a_slow_environment_is_named(driver, folder)
         hostile_runs_do_no_harm(driver, folder)
 
 

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""What the page of a run costs the run, and how soon it shows something: `prl rl` on random weights, in turns with pages open and without.
+
+usage: dashboard.py PRL MODEL_FOLDER SHAPE [--pages N] [--turns N] [--seconds S] [--json FILE]; the folder is made when it is missing, of a
+SHAPE of models.py. A page is a connection that follows the events and fetches, at most every 0.3 s as the real one does, what its view
+shows. Pages are in a process of their own, on the same machine: what they cost besides the server counts too. Prints one JSON object.
+"""
+import argparse
+import http.client
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from models import ensure_model
+
+OPTIONS = ["--seq-len", "512", "--orchestrator.batch-size", "16", "--orchestrator.group-size", "4", "--orchestrator.train.sampling.max-completion-tokens", "64",
+           "--orchestrator.train.env.0.id", "reverse-text", "--orchestrator.train.env.0.args", '{"mode": "tiny"}']
+VIEWS = [["/api/series?run=0", "/api/metrics?run=0&s=trainer:loss/mean&s=orchestrator:reward/all/mean&s=trainer:entropy/all/mean&s=trainer:mismatch_kl/all/mean"],
+         ["/api/timeline?run=0"], ["/api/rollouts?run=0"], ["/api/logs?run=0"]]
+PAUSE_S = 0.3
+PATIENCE_S = 300
+
+PAGE = """
+import http.client, sys, threading, time
+host, port, pause, views = "127.0.0.1", int(sys.argv[1]), float(sys.argv[2]), [v.split(" ") for v in sys.argv[3:]]
+def follow(paths):
+    last = 0
+    events = http.client.HTTPConnection(host, port, timeout=120)
+    events.request("GET", "/api/events")
+    stream = events.getresponse()
+    others = http.client.HTTPConnection(host, port, timeout=120)
+    while stream.readline():
+        if time.monotonic() - last < pause:
+            continue
+        last = time.monotonic()
+        for path in paths:
+            others.request("GET", path)
+            others.getresponse().read()
+for number in range(1, len(views)):
+    threading.Thread(target=follow, args=(views[number],), daemon=True).start()
+print("ready", flush=True)
+follow(views[0])
+"""
+
+
+def wait(ask, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        value = ask()
+        if value:
+            return value
+        time.sleep(0.05)
+    sys.exit(f"waited {PATIENCE_S} s for {what}")
+
+
+def step_times(out):
+    """When each step was trained."""
+    try:
+        rows = [json.loads(line) for line in open(os.path.join(out, "metrics.jsonl")) if line.endswith("\n")]
+    except OSError:
+        return []
+    return [row["time"] for row in rows if row.get("role") == "trainer"]
+
+
+def first_view(port):
+    """Seconds until a page that is opened has its scripts and what it shows first."""
+    begin = time.monotonic()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def get(path):
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+    text = get("/")
+    for path in set(re.findall(r'(?:src|href)="(/[a-z]+\.(?:js|css))"', text)):
+        for other in re.findall(r'from "\./([a-z]+\.js)"', get(path)):
+            get(f"/{other}")
+    for path in ("/api/runs", *VIEWS[0]):
+        get(path)
+    connection.close()
+    return time.monotonic() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("prl")
+    parser.add_argument("model")
+    parser.add_argument("shape")
+    parser.add_argument("--pages", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    ensure_model(options.prl, os.path.abspath(options.model), options.shape)
+    with tempfile.TemporaryDirectory(prefix="prl-bench-page-") as out:
+        log = open(os.path.join(out, "console"), "w+b")
+        run = subprocess.Popen([options.prl, "rl", "--model.name", os.path.abspath(options.model), "--output-dir", os.path.join(out, "run"), "--max-steps", "1000000", "--dashboard.port", "0",
+                                *OPTIONS], stdout=log, stderr=subprocess.STDOUT)
+        try:
+            def page():
+                if run.poll() is not None:
+                    sys.exit(f"the run ended:\n{open(log.name, errors='replace').read()[-2000:]}")
+                return re.search(r"page: http://127\.0\.0\.1:(\d+)/", open(log.name, errors="replace").read())
+            port = int(wait(page, "the page").group(1))
+            wait(lambda: page() and len(step_times(f"{out}/run")) >= 3, "three steps")
+            rates = {0: [], options.pages: []}
+            views = [" ".join(VIEWS[number % len(VIEWS)]) for number in range(options.pages)]
+            for turn in range(2 * options.turns):
+                pages = options.pages if turn % 2 == 1 else 0
+                viewers = None
+                if pages:
+                    viewers = subprocess.Popen([sys.executable, "-c", PAGE, str(port), str(PAUSE_S), *views], stdout=subprocess.PIPE)
+                    viewers.stdout.readline()
+                begin = time.time()
+                wait(lambda: page() and time.time() - begin > options.seconds and sum(at > begin for at in step_times(f"{out}/run")) >= 2, "steps")
+                times = [at for at in step_times(f"{out}/run") if at > begin]
+                rates[pages].append((len(times) - 1) / (times[-1] - times[0]))
+                if viewers:
+                    viewers.kill()
+                    viewers.wait()
+            first = sorted(first_view(port) for _ in range(5))
+        finally:
+            run.terminate()
+            run.wait(60)
+    without, with_pages = statistics.median(rates[0]), statistics.median(rates[options.pages])
+    result = {"pages": options.pages, "steps_per_s_without": rates[0], "steps_per_s_with": rates[options.pages], "slower_percent": round(100 * (1 - with_pages / without), 2),
+              "first_view_s": [round(one, 3) for one in first]}
+    print(json.dumps(result))
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(result, file)
+
+
+if __name__ == "__main__":
+    main()
