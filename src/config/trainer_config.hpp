@@ -114,8 +114,8 @@ struct TrainerConfig {
             {.status = not_built("mixture-of-experts models")});
     v.field("enable_token_export", enable_token_export, "Write per-token values of each step to token_exports",
             {.status = not_built("export of per-token values")});
-    v.field("max_concurrent_runs", max_concurrent_runs, "Adapters trained at once",
-            {.min = 1, .status = not_built("training several adapters at once")});
+    v.field("max_concurrent_runs", max_concurrent_runs,
+            "Above 1: serve the runs of folders run_* below output_dir, so many at once, an adapter each", {.min = 1, .max = 1024});
     v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank", {.unit = "seconds", .min = 1});
     v.field("gc", gc, "Garbage collection of the Python process", {.status = inert("there is no garbage collector")});
     v.field("memory_profiler_path", memory_profiler_path, "Folder of memory snapshots", {.status = not_built("memory snapshots")});
