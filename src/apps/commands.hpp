@@ -23,6 +23,7 @@ int run_doctor(const config::ParsedCommand& parsed);
 int run_init_model(const config::ParsedCommand& parsed);
 int run_make_data(const config::ParsedCommand& parsed);
 int run_convert(const config::ParsedCommand& parsed);
+int run_runs(const config::ParsedCommand& parsed);
 int run_k8s(const config::ParsedCommand& parsed);
 int run_router(const config::ParsedCommand& parsed);
 int run_dashboard(const config::ParsedCommand& parsed);

@@ -19,6 +19,7 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
     case Command::kTrainer: return apps::run_trainer(parsed);
     case Command::kRouter: return apps::run_router(parsed);
     case Command::kK8s: return apps::run_k8s(parsed);
+    case Command::kRuns: return apps::run_runs(parsed);
     case Command::kOrchestrator: return apps::run_orchestrator(parsed);
     case Command::kInference: return apps::run_inference(parsed);
     case Command::kSft: return apps::run_sft(parsed);

@@ -120,7 +120,9 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   std::optional<launch::UnsavedNotice> unsaved;
   // Of the orchestrator alone nothing is lost with its end.
   if constexpr (requires { config.optim; }) {
-    if (lock) unsaved.emplace(config.ckpt.has_value() || config.bench.has_value(), stop.token());
+    bool is_fine = config.ckpt.has_value() || config.bench.has_value();
+    if constexpr (requires { config.max_concurrent_runs; }) is_fine = is_fine || config.max_concurrent_runs > 1;  // each run says it
+    if (lock) unsaved.emplace(is_fine, stop.token());
   }
   std::optional<std::filesystem::path> trace;
   if constexpr (requires { config.trace_path; }) trace = config.trace_path;

@@ -27,6 +27,7 @@ enum class Command {
   kEnvServer,
   kRouter,
   kK8s,
+  kRuns,
   kDashboard,
   kPlot,
   kReport,

@@ -65,6 +65,10 @@ constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entr
                                      entry(EnvAction::kList, "list"),       entry(EnvAction::kShow, "show"),
                                      entry(EnvAction::kRemove, "remove"),   entry(EnvAction::kInit, "init")};
 constexpr EnumEntry kK8sActions[] = {entry(K8sAction::kRender, "render")};
+constexpr EnumEntry kRunsActions[] = {entry(RunsAction::kList, "list"),    entry(RunsAction::kAdd, "add"),
+                                      entry(RunsAction::kPause, "pause"),  entry(RunsAction::kResume, "resume"),
+                                      entry(RunsAction::kDrain, "drain"),  entry(RunsAction::kStop, "stop"),
+                                      entry(RunsAction::kRemove, "remove")};
 constexpr EnumEntry kEnvTemplates[] = {entry(EnvTemplate::kLegacy, "legacy"), entry(EnvTemplate::kV1, "v1"),
                                        entry(EnvTemplate::kNative, "native")};
 constexpr EnumEntry kSuites[] = {
@@ -105,6 +109,7 @@ std::span<const EnumEntry> enum_entries(ModelFamily) { return kFamilies; }
 std::span<const EnumEntry> enum_entries(BenchSuite) { return kSuites; }
 std::span<const EnumEntry> enum_entries(EnvAction) { return kEnvActions; }
 std::span<const EnumEntry> enum_entries(K8sAction) { return kK8sActions; }
+std::span<const EnumEntry> enum_entries(RunsAction) { return kRunsActions; }
 std::span<const EnumEntry> enum_entries(EnvTemplate) { return kEnvTemplates; }
 std::span<const EnumEntry> enum_entries(ResultsOrder) { return kResultsOrders; }
 

@@ -45,6 +45,7 @@ TEST(GoldenKeys, EveryKeyIsListed) {
   list_command<EnvCommandConfig>(Command::kEnv, found);
   list_command<RouterToolConfig>(Command::kRouter, found);
   list_command<K8sConfig>(Command::kK8s, found);
+  list_command<RunsToolConfig>(Command::kRuns, found);
   list_command<DashboardToolConfig>(Command::kDashboard, found);
   list_command<PlotConfig>(Command::kPlot, found);
   list_command<ReportConfig>(Command::kReport, found);

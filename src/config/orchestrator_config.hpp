@@ -13,7 +13,9 @@
 #include "config/advantage_config.hpp"
 #include "config/checkpoint_config.hpp"
 #include "config/env_config.hpp"
+#include "config/loss_config.hpp"
 #include "config/model_config.hpp"
+#include "config/optim_config.hpp"
 #include "config/schema.hpp"
 #include "config/shared_config.hpp"
 #include "config/transport_config.hpp"
@@ -31,12 +33,26 @@ struct AdapterRef {
   std::optional<double> alpha;
   template <class V>
   void visit(V& v) {
-    v.field("name", name, "Name of the adapter on the server",
-            {.status = inert("the adapter is part of the policy, which has the model's name")});
-    v.field("rank", rank, "Rank of the adapter; unset, or that of trainer.model.lora",
-            {.min = 1, .status = inert("trainer.model.lora decides, and this must not differ")});
-    v.field("alpha", alpha, "Scale of the adapter; unset, or that of trainer.model.lora",
-            {.status = inert("trainer.model.lora decides, and this must not differ")});
+    v.field("name", name, "Name under which servers hold the adapter beside others; unset, it is part of the policy they serve");
+    v.field("rank", rank, "Rank of the adapter; that of trainer.model.lora if unset. Only a run of max_concurrent_runs may differ",
+            {.min = 1, .max = 512});
+    v.field("alpha", alpha, "Scale of the adapter; that of trainer.model.lora if unset. Only a run of max_concurrent_runs may differ",
+            {.min = 0, .is_open_min = true});
+  }
+};
+
+/// What a trainer of several runs (trainer.max_concurrent_runs) does for this one; what is not set is as in the trainer's configuration.
+struct SharedTrainerConfig {
+  std::optional<OptimConfig> optim;
+  std::optional<SchedulerConfig> scheduler;
+  std::optional<LossConfig> loss;
+  double weight = 1.0;
+  template <class V>
+  void visit(V& v) {
+    v.field("optim", optim, "Optimizer of this run; the trainer's if not set");
+    v.field("scheduler", scheduler, "Learning-rate schedule of this run; the trainer's if not set");
+    v.field("loss", loss, "Policy loss of this run; the trainer's if not set");
+    v.field("weight", weight, "Share of the trainer, relative to other runs that have samples for it", {.min = 0.001, .max = 1000});
   }
 };
 
@@ -150,6 +166,7 @@ struct OrchestratorConfig {
   ModelEndpointConfig student;
   std::optional<ModelEndpointConfig> teacher;
   DemonstrationConfig opsd;
+  std::optional<SharedTrainerConfig> run;
   TrainEnvsConfig train;
   std::optional<OnlineEvalConfig> eval;
   std::optional<ValConfig> val;
@@ -191,6 +208,10 @@ struct OrchestratorConfig {
   int env_server_base_port = 5000;
   bool env_install_prerelease = false;
   std::map<std::string, std::string> env_vars;
+  static constexpr std::string_view kTeacherAdapter = "a teacher is asked by its model's name";
+  static constexpr StatusBelow kStatusBelow[] = {{"teacher.model.lora.name", inert(kTeacherAdapter)},
+                                                 {"teacher.model.lora.rank", inert(kTeacherAdapter)},
+                                                 {"teacher.model.lora.alpha", inert(kTeacherAdapter)}};
   template <class V>
   void visit(V& v) {
     v.field("training_mode", training_mode,
@@ -198,6 +219,7 @@ struct OrchestratorConfig {
     v.field("student", student, "The policy and its server");
     v.field("teacher", teacher, "The teacher of opd and sft, and its server");
     v.field("opsd", opsd, "What the policy is shown when it is its own teacher");
+    v.field("run", run, "How a trainer of several runs treats this one");
     v.field("train", train, "Training environments and their sampling");
     v.field("eval", eval, "Evaluations while training; none if not set");
     v.field("val", val, "Rewards on tasks held out from training; none if not set");

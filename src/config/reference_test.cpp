@@ -115,6 +115,7 @@ TEST_F(Reference, EveryCommandHasAPageThatIsUpToDate) {
   expect_command<LaunchConfig>(Command::kLaunch);
   expect_command<RouterToolConfig>(Command::kRouter);
   expect_command<K8sConfig>(Command::kK8s);
+  expect_command<RunsToolConfig>(Command::kRuns);
   expect_command<DashboardToolConfig>(Command::kDashboard);
   expect_command<PlotConfig>(Command::kPlot);
   expect_command<ReportConfig>(Command::kReport);

@@ -87,6 +87,8 @@ Resolution<RouterToolConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<K8sConfig> resolve(Value raw, const Context& context);
 template <>
+Resolution<RunsToolConfig> resolve(Value raw, const Context& context);
+template <>
 Resolution<DashboardToolConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<PlotConfig> resolve(Value raw, const Context& context);

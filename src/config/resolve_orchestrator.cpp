@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cctype>
 #include <set>
 #include <utility>
 
@@ -148,6 +149,27 @@ void check_buffer(const OrchestratorConfig& config, const Check& check) {
     check.problem("buffer.skip_verification", "leaves no rewards to filter by; unset the thresholds and online_difficulty_filtering");
 }
 
+/// Names are part of addresses and of folders.
+void check_adapter(const OrchestratorConfig& config, const Check& check) {
+  constexpr std::size_t kMaxName = 128;
+  const auto& lora = config.student.model.lora;
+  if (lora && lora->name) {
+    const std::string& name = *lora->name;
+    const bool is_plain =
+        std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.'; });
+    if (name.empty() || name.size() > kMaxName || !is_plain)
+      check.problem("student.model.lora.name", "wanted letters, digits, '_', '-' and '.', at most 128");
+    if (name == config.student.model.name) check.problem("student.model.lora.name", "is the name of the model itself");
+    if (std::holds_alternative<NcclBroadcast>(config.weight_broadcast))
+      check.not_built("weight_broadcast.type", "adapters over nccl; use filesystem");
+  }
+  if (!config.run) return;
+  if (!lora || !lora->name) check.problem("student.model.lora.name", "is needed with [run]: servers hold the adapters of several runs");
+  if (config.run->optim || config.run->scheduler)
+    check_schedule(config.run->scheduler.value_or(SchedulerConfig{}), config.run->optim.value_or(OptimConfig{}), config.max_steps,
+                   check.sub("run"));
+}
+
 }  // namespace
 
 void check_orchestrator(OrchestratorConfig& config, const Check& check) {
@@ -162,6 +184,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
     }
   }
   check_teacher(config, check);
+  check_adapter(config, check);
   check_batch(config, check);
   check_buffer(config, check);
   check_advantage(config.advantage, check.sub("advantage"));

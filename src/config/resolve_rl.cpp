@@ -427,7 +427,7 @@ void connect_client(RlConfig& config, const Check& check) {
   }
 }
 
-void check_models(const RlConfig& config, const Check& check) {
+void check_models(RlConfig& config, const Check& check) {
   const std::string& student = config.orchestrator.student.model.name;
   const auto complain = [&](std::string_view key, const std::string& name) {
     check.problem(key,
@@ -438,8 +438,19 @@ void check_models(const RlConfig& config, const Check& check) {
     if (served != student) complain("inference.model.name", served);
   }
   if (config.trainer.model.name != student) complain("trainer.model.name", config.trainer.model.name);
+  if (config.orchestrator.run)
+    check.problem("orchestrator.run",
+                  "is for a run of a trainer of several: `prl orchestrator` beside `prl trainer --max-concurrent-runs`");
+  if (config.trainer.max_concurrent_runs > 1)
+    check.not_built("trainer.max_concurrent_runs",
+                    "several runs in one launch; start `prl trainer`, `prl inference`, and `prl orchestrator` for each run");
   if (const auto& named = config.orchestrator.student.model.lora) {
     const auto& trained = config.trainer.model.lora;
+    if (named->name && trained && config.inference && !check.is_set("inference.enable_lora")) {
+      config.inference->enable_lora = true;
+      if (!check.is_set("inference.max_lora_rank"))
+        config.inference->max_lora_rank = std::max(config.inference->max_lora_rank.value_or(0), trained->rank);
+    }
     if (!trained) check.problem("orchestrator.student.model.lora", "needs trainer.model.lora: nothing trains an adapter");
     if (trained && named->rank && *named->rank != trained->rank)
       check.problem("orchestrator.student.model.lora.rank", fmt::format("must be that of trainer.model.lora, which is {}", trained->rank));

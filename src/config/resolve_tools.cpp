@@ -49,6 +49,19 @@ Resolution<ResultsConfig> resolve(Value raw, const Context& context) {
 }
 
 template <>
+Resolution<RunsToolConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<RunsToolConfig>(raw);
+  const RunsToolConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  if (config.run.empty() && config.action != RunsAction::kList)
+    check.problem("run", fmt::format("is needed: `prl runs {} NAME`", enum_name(config.action)));
+  if (config.action == RunsAction::kAdd && !config.config)
+    check.problem("config", "is needed: the configuration of the run's orchestrator");
+  if (config.action != RunsAction::kAdd && config.config) check.problem("config", "goes with `prl runs add` alone");
+  return resolution;
+}
+
+template <>
 Resolution<ConvertConfig> resolve(Value raw, const Context& context) {
   auto resolution = detail::bind_all<ConvertConfig>(raw);
   const Check check(raw, "", resolution.report, context);

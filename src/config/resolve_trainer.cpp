@@ -86,7 +86,30 @@ void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, co
   if (model.lora && model.lora->dropout >= 1) check.problem("model.lora.dropout", "must be below 1: nothing would be left to learn from");
 }
 
+namespace {
+
+/// Of a trainer of several runs: what belongs to one run alone, or is not built for several.
+void check_several_runs(const TrainerConfig& config, const Check& check) {
+  if (config.max_concurrent_runs == 1) return;
+  if (!config.model.lora) check.problem("max_concurrent_runs", "needs model.lora: each run trains an adapter of the same base model");
+  if (config.data.fake || config.bench) check.problem("max_concurrent_runs", "goes with neither data.fake nor bench");
+  if (config.model.debug.random_init) check.problem("model.debug.random_init", "several runs share a base model that is loaded");
+  if (config.ckpt && config.ckpt->resume_step)
+    check.problem("ckpt.resume_step", "each of several runs goes on from its own newest checkpoint; remove it");
+  if (config.ckpt && config.ckpt->output_dir) check.problem("ckpt.output_dir", "each of several runs saves in its own folder; remove it");
+  if (config.healing) check.not_built("healing", "several runs on several ranks");
+  if (config.heartbeat) check.not_built("heartbeat", "one heartbeat of several runs");
+  if (config.metrics_server) check.not_built("metrics_server", "/metrics of several runs; each writes metrics.jsonl");
+  if (!std::holds_alternative<FilesystemRollouts>(config.rollout_transport))
+    check.not_built("rollout_transport.type", "several runs over zmq; use filesystem");
+  if (!std::holds_alternative<FilesystemBroadcast>(config.weight_broadcast))
+    check.not_built("weight_broadcast.type", "several runs over anything but filesystem");
+}
+
+}  // namespace
+
 void check_trainer(TrainerConfig& config, const Check& check) {
+  check_several_runs(config, check);
   if (config.model.lora && std::holds_alternative<NcclBroadcast>(config.weight_broadcast))
     check.not_built("weight_broadcast.type", "adapters over nccl; use filesystem");
   if (config.bench) {

@@ -226,6 +226,26 @@ struct TopConfig {
   }
 };
 
+enum class RunsAction { kList, kAdd, kPause, kResume, kDrain, kStop, kRemove };
+std::span<const EnumEntry> enum_entries(RunsAction);
+
+/// `prl runs ACTION RUN`: the runs of a trainer that serves several (docs/runs.md).
+struct RunsToolConfig {
+  RunsAction action = RunsAction::kList;
+  std::string run;
+  std::filesystem::path output_dir = "outputs";
+  std::optional<std::filesystem::path> config;
+  std::optional<double> weight;
+  template <class V>
+  void visit(V& v) {
+    v.field("action", action, "What to do");
+    v.field("run", run, "Folder of the run below output_dir; run_ in front may be left out");
+    v.field("output_dir", output_dir, "Folder of the trainer, above those of the runs");
+    v.field("config", config, "File that becomes configs/orch.toml of a run that is added");
+    v.field("weight", weight, "Share of the trainer from now on, with pause, resume and add", {.min = 0.001, .max = 1000});
+  }
+};
+
 /// `prl convert IN OUT`: a GGUF file or a model folder to a Hugging Face folder.
 struct ConvertConfig {
   std::filesystem::path input;

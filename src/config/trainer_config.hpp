@@ -112,8 +112,8 @@ struct TrainerConfig {
     v.field("enable_router_replay", enable_router_replay, "Use the sampler's expert choices",
             {.status = not_built("mixture-of-experts models")});
     v.field("enable_token_export", enable_token_export, "Write what the trainer found of each token to token_exports");
-    v.field("max_concurrent_runs", max_concurrent_runs, "Adapters trained at once",
-            {.min = 1, .status = not_built("training several adapters at once")});
+    v.field("max_concurrent_runs", max_concurrent_runs,
+            "Above 1: serve the runs of folders run_* below output_dir, so many at once, an adapter each", {.min = 1, .max = 1024});
     v.field("dist_timeout_seconds", dist_timeout_seconds, "Longest wait for another rank", {.unit = "seconds", .min = 1});
     v.field("gc", gc, "Garbage collection of the Python process", {.status = inert("there is no garbage collector")});
     v.field("memory_profiler_path", memory_profiler_path, "Folder that gets step_N/rank_R.json: the device's memory after each step");

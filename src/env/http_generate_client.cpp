@@ -109,6 +109,7 @@ class HttpGenerateClient final : public GenerateClient {
   HttpGenerateClient(std::shared_ptr<net::HttpClient> client, HttpGenerateOptions options)
       : client_(std::move(client)),
         model_(std::move(options.model)),
+        asked_(options.adapter.empty() ? model_ : std::move(options.adapter)),
         root_(detail::server_root(options.base_url)),
         max_retries_(options.max_retries) {}
 
@@ -136,7 +137,7 @@ class HttpGenerateClient final : public GenerateClient {
  private:
   std::string body_of(const wire::GenerateRequest& request) const {
     json::object body;
-    body["model"] = model_;
+    body["model"] = asked_;
     json::array ids;
     ids.reserve(request.prompt_ids.size());
     for (const std::int32_t id : request.prompt_ids) ids.emplace_back(id);
@@ -158,7 +159,7 @@ class HttpGenerateClient final : public GenerateClient {
   }
 
   std::shared_ptr<net::HttpClient> client_;
-  std::string model_;
+  std::string model_, asked_;
   std::string root_;
   int max_retries_;
 };

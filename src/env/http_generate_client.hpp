@@ -9,9 +9,10 @@
 namespace prl::env {
 
 struct HttpGenerateOptions {
-  std::string base_url;  ///< root of the server, with or without a trailing "/v1"
-  std::string model;     ///< name the server serves
-  int max_retries = -1;  ///< of a request; -1: the client's own
+  std::string base_url;      ///< root of the server, with or without a trailing "/v1"
+  std::string model;         ///< name the server serves
+  std::string adapter = {};  ///< of the model, which requests name instead; empty: none
+  int max_retries = -1;      ///< of a request; -1: the client's own
 };
 
 /// Tokens in, tokens out over POST <root>/inference/v1/generate (our server, or vLLM with that route). The client's bearer key,

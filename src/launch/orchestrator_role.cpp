@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
+#include <string>
 
 #include "base/log.hpp"
 #include "launch/fleet_pressure.hpp"
@@ -13,6 +15,7 @@
 #include "launch/policy_sources.hpp"
 #include "launch/role_children.hpp"
 #include "launch/run_folder.hpp"
+#include "launch/run_folders.hpp"
 #include "launch/run_identity.hpp"
 #include "launch/supervisor.hpp"
 #include "launch/trainer_role.hpp"
@@ -71,9 +74,25 @@ std::optional<orchestrator::OrchestratorOptions::Recovery> find_recovery(const c
   return recovery;
 }
 
+/// Empty for a policy that is the whole model.
+std::string adapter_name(const config::OrchestratorConfig& config) {
+  const auto& lora = config.student.model.lora;
+  return lora && lora->name ? *lora->name : std::string();
+}
+
 }  // namespace
 
-int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token stop) {
+int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token outer_stop) {
+  std::stop_source stop_source;
+  const std::stop_callback forward(std::move(outer_stop), [&] { stop_source.request_stop(); });
+  const std::stop_token stop = stop_source.get_token();
+  // One run of several: `prl runs` and whoever removes the folder end it.
+  std::optional<RunControlWatch> watch;
+  if (config.run)
+    watch.emplace(config.output_dir, [&](const std::string& reason) {
+      log::warning("stopping: {}", reason);
+      stop_source.request_stop();
+    });
   const TextSetup text = load_policy_text(config);
   std::int64_t resume_step = orchestrator_resume_step(config);
   auto recovery = find_recovery(config, resume_step);
@@ -101,11 +120,14 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
     for (const std::string& root : admin) updated->add(root);
 
   OrchestratorTransports transports;
-  transports.generate = router::make_routed_generate_client(engines, client, {.model = config.student.model.name});
+  const std::string adapter = adapter_name(config);
+  transports.generate = router::make_routed_generate_client(engines, client, {.model = config.student.model.name, .adapter = adapter});
   transports.samples = make_sample_sender(config.rollout_transport, config.output_dir, /*num_ranks=*/1, resume_step + 1);
   auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt, WeightEnd::kOrchestrator);
   const std::string store = weight_store(config.weight_broadcast);
-  transports.policy = std::make_shared<HttpPolicySource>(std::move(channel), updated, updater, config.output_dir / kProofFile, store);
+  transports.policy = std::make_shared<HttpPolicySource>(
+      std::move(channel), updated, updater,
+      HttpPolicySource::Options{.proof_file = config.output_dir / kProofFile, .store = store, .adapter = adapter});
   transports.pressure = make_fleet_pressure(engines, client);
   transports.load = make_fleet_pressure(engines, client);
   transports.io = io.executor();

@@ -85,13 +85,14 @@ ProofLog LocalPolicySource::proofs() const {
 }
 
 HttpPolicySource::HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<router::Fleet> fleet,
-                                   std::shared_ptr<router::WeightUpdater> updater, std::filesystem::path proof_file, std::string store)
+                                   std::shared_ptr<router::WeightUpdater> updater, Options options)
     : channel_(std::move(channel)),
       fleet_(std::move(fleet)),
       updater_(std::move(updater)),
-      store_(std::move(store)),
+      store_(std::move(options.store)),
+      adapter_(std::move(options.adapter)),
       proofs_(std::make_shared<Proofs>()) {
-  proofs_->log.file = std::move(proof_file);
+  proofs_->log.file = std::move(options.proof_file);
 }
 
 asio::awaitable<std::optional<PolicyVersion>> HttpPolicySource::wait_newer(PolicyVersion than, net::TimePoint deadline) {
@@ -107,6 +108,7 @@ asio::awaitable<void> HttpPolicySource::apply(PolicyVersion version, net::TimePo
   router::WeightUpdate update;
   update.version = version;
   update.store = store_;
+  update.adapter = adapter_;
   if (store_.empty()) update.folder = std::filesystem::absolute(newest_->folder).string();
   update.holds = [manifest = newest_->manifest](const std::string& reply) {
     return !weights::verify_proof(manifest, weights::parse_proof(reply, "an engine that came back"));

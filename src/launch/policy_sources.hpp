@@ -51,10 +51,13 @@ class LocalPolicySource final : public orchestrator::PolicySource {
 /// each engine's proof with the trainer's manifest.
 class HttpPolicySource final : public orchestrator::PolicySource {
  public:
-  /// `proof_file` is ProofLog::file. With a `store` engines get the tensors
-  /// from the trainer there, else from the folders.
+  struct Options {
+    std::filesystem::path proof_file = {};  ///< ProofLog::file
+    std::string store = {};                 ///< engines get the tensors from the trainer there; empty: from the folders
+    std::string adapter = {};               ///< versions are of the adapter of this name; empty: of the model
+  };
   HttpPolicySource(std::shared_ptr<weights::WeightChannel> channel, std::shared_ptr<router::Fleet> fleet,
-                   std::shared_ptr<router::WeightUpdater> updater, std::filesystem::path proof_file = {}, std::string store = {});
+                   std::shared_ptr<router::WeightUpdater> updater, Options options);
   orchestrator::asio::awaitable<std::optional<PolicyVersion>> wait_newer(PolicyVersion than, net::TimePoint deadline) override;
   orchestrator::asio::awaitable<void> apply(PolicyVersion version, net::TimePoint deadline) override;
   std::string describe() const override;
@@ -73,7 +76,7 @@ class HttpPolicySource final : public orchestrator::PolicySource {
   std::shared_ptr<weights::VersionFeed> feed_;  ///< from the first wait on: until then an earlier run's versions may still go
   std::shared_ptr<router::Fleet> fleet_;
   std::shared_ptr<router::WeightUpdater> updater_;
-  std::string store_;
+  const std::string store_, adapter_;
   std::optional<weights::PublishedWeights> newest_;
   std::size_t num_kept_ = 1;
   std::shared_ptr<Proofs> proofs_;

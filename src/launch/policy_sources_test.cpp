@@ -94,7 +94,7 @@ class HttpPolicySourceTest : public ::testing::Test {
   }
   ~HttpPolicySourceTest() override { std::filesystem::remove_all(folder_); }
   /// Of one engine, which is ready.
-  HttpPolicySource source() {
+  HttpPolicySource source(HttpPolicySource::Options policy = {}) {
     net::HttpClient::Options options;
     options.backoff_first = 1ms;
     auto client = std::make_shared<net::HttpClient>(io_.executor(), options);
@@ -102,7 +102,7 @@ class HttpPolicySourceTest : public ::testing::Test {
     auto updater = std::make_shared<router::WeightUpdater>(fleet, client);
     fleet->add(server_.url());
     EXPECT_TRUE(io_.run_blocking(fleet->wait_ready(net::Clock::now() + 60s), 120s));
-    return {channel_, fleet, updater};
+    return {channel_, fleet, updater, std::move(policy)};
   }
   static net::HttpResponse proof(const char* checksum) {
     return net::HttpResponse::json(

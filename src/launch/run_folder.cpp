@@ -15,7 +15,9 @@
 #include "monitor/metrics_file.hpp"
 #include "orchestrator/metrics.hpp"
 #include "orchestrator/progress.hpp"
+#include "rollouts/file_queue.hpp"
 #include "trainer/checkpoint.hpp"
+#include "weights/weight_channel.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -226,6 +228,11 @@ PreparedFolder prepare_run_folder(config::OrchestratorConfig& config) {
     const std::int64_t step = orchestrator_resume_step(config);
     config.ckpt->resume_step = settled(step);
     monitor::trim_rows(folder.metrics(), roles, step);
+    if (config.run) {
+      // The trainer of several runs goes back to the same step once it sees the configuration of this start.
+      weights::remove_broadcasts_after(config.output_dir / "broadcasts", step);
+      rollouts::clean_file_queue(config.output_dir / "rollouts", step + 1);
+    }
   } else {
     std::vector<std::string> found;
     if (folder.holds_unit(orchestrator::kCheckpointUnit)) found.emplace_back("checkpoints");

@@ -8,6 +8,7 @@
 #include "launch/model_setup.hpp"
 #include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
+#include "launch/run_slots.hpp"
 #include "launch/transports.hpp"
 #include "monitor/sinks.hpp"
 #include "orchestrator/progress.hpp"
@@ -157,6 +158,7 @@ void open_monitor(monitor::Monitor& monitor, const std::filesystem::path& output
 }
 
 int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
+  if (given.max_concurrent_runs > 1) return run_trainer_of_runs(given, std::move(stop));
   RankEnv env = rank_env();
   use_replicas(env, given.model.dp_replicate);
   const bool is_first = env.is_first();  // takes the samples, writes and publishes for all

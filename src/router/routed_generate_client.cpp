@@ -85,7 +85,8 @@ class RoutedGenerateClient final : public env::GenerateClient {
         continue;
       }
       const Error error = net::to_error(failure);
-      const Verdict verdict = judge(error, deadline);
+      const bool lacks_adapter = !options_.adapter.empty() && error.code() == ErrorCode::kNotFound;
+      const Verdict verdict = lacks_adapter ? Verdict::kEngineLost : judge(error, deadline);
       if (verdict == Verdict::kGiveUp || attempt >= kMaxReplays) throw error;
       if (verdict == Verdict::kEngineLost) lease.report_lost(error.what());
       if (verdict == Verdict::kEngineBusy) co_await net::sleep_until(std::min(deadline, net::Clock::now() + 200ms * (1 << attempt)));
@@ -147,7 +148,9 @@ class RoutedGenerateClient final : public env::GenerateClient {
   std::shared_ptr<env::GenerateClient> client_of(const std::string& url) {
     std::lock_guard lock(mutex_);
     auto& client = clients_[url];
-    if (!client) client = env::make_http_generate_client(client_, {.base_url = url, .model = options_.model, .max_retries = 0});
+    if (!client)
+      client = env::make_http_generate_client(client_,
+                                              {.base_url = url, .model = options_.model, .adapter = options_.adapter, .max_retries = 0});
     return client;
   }
 

@@ -10,6 +10,9 @@ namespace prl::router {
 
 struct RoutedClientOptions {
   std::string model;  ///< name that the engines serve
+  /// Of the model's adapter that requests are for, empty for none. A WeightUpdater brings it: an engine that does not know it was started
+  /// anew, and counts as lost.
+  std::string adapter = {};
 };
 
 /// The engines of a fleet behind one client: turns of a session go where their prefix is. A request whose engine is lost, hangs, or answers

@@ -51,6 +51,35 @@ namespace {
 
 using Shared = std::shared_ptr<WeightUpdater::State>;
 
+net::HttpCall weights_call(const WeightUpdate& update, bool is_first) {
+  net::HttpCall call;
+  call.method = "POST";
+  call.url = "/update_weights";
+  // A server that outlived an earlier run may hold a later version: the run that begins takes it over.
+  boost::json::object body{{"version", update.version.value}, {"force", is_first}};
+  body[update.store.empty() ? "weight_dir" : "store"] = update.store.empty() ? update.folder : update.store;
+  call.body = boost::json::serialize(body);
+  return call;
+}
+
+/// The folder's name says the version.
+net::HttpCall adapter_call(const WeightUpdate& update) {
+  net::HttpCall call;
+  call.method = "POST";
+  call.url = "/load_lora_adapter";
+  call.body = boost::json::serialize(boost::json::object{{"lora_name", update.adapter}, {"lora_path", update.folder}});
+  return call;
+}
+
+net::HttpCall proof_call(const WeightUpdater::State& state, const std::string& url, const WeightUpdate& update) {
+  net::HttpCall call;
+  call.url = url + "/weight_proof" + (update.adapter.empty() ? std::string() : "?adapter=" + update.adapter);
+  call.timeout = kProofTime;
+  call.max_retries = 0;
+  if (!state.options.api_key.empty()) call.bearer = state.options.api_key;
+  return call;
+}
+
 asio::awaitable<std::string> send_update(Shared state, EngineView engine, WeightUpdate update, net::TimePoint deadline, int max_retries) {
   bool is_first = false;
   {
@@ -58,13 +87,8 @@ asio::awaitable<std::string> send_update(Shared state, EngineView engine, Weight
     is_first = !state->updated.contains(engine.id.value);
     state->pending.insert(engine.url);
   }
-  net::HttpCall call;
-  call.method = "POST";
-  call.url = engine.url + "/update_weights";
-  // A server that outlived an earlier run may hold a later version: the run that begins takes it over.
-  boost::json::object body{{"version", update.version.value}, {"force", is_first}};
-  body[update.store.empty() ? "weight_dir" : "store"] = update.store.empty() ? update.folder : update.store;
-  call.body = boost::json::serialize(body);
+  net::HttpCall call = update.adapter.empty() ? weights_call(update, is_first) : adapter_call(update);
+  call.url = engine.url + call.url;
   call.timeout = std::max(std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now()), milliseconds(1));
   call.max_retries = max_retries;
   if (!state->options.claim.empty()) call.headers.add(net::kClaimHeader, state->options.claim);
@@ -72,22 +96,24 @@ asio::awaitable<std::string> send_update(Shared state, EngineView engine, Weight
   auto calling = state->client->call(std::move(call));
   const net::HttpReply reply = co_await std::move(calling);
   reply.raise_for_status(fmt::format("weight update of {}", engine.url));
-  update.verify(reply.body, engine.url);
+  std::string proof = reply.body;
+  if (!update.adapter.empty()) {
+    auto asking = state->client->call(proof_call(*state, engine.url, update));
+    const net::HttpReply answer = co_await std::move(asking);
+    answer.raise_for_status(fmt::format("proof of adapter '{}' of {}", update.adapter, engine.url));
+    proof = answer.body;
+  }
+  update.verify(proof, engine.url);
   std::lock_guard lock(state->mutex);
   state->updated.insert(engine.id.value);
-  co_return reply.body;
+  co_return proof;
 }
 
 /// True if the engine proves that it runs the version already.
 asio::awaitable<bool> proves(Shared state, std::string url, WeightUpdate update) {
   std::exception_ptr failure;
   try {
-    net::HttpCall call;
-    call.url = url + "/weight_proof";
-    call.timeout = kProofTime;
-    call.max_retries = 0;
-    if (!state->options.api_key.empty()) call.bearer = state->options.api_key;
-    auto calling = state->client->call(std::move(call));
+    auto calling = state->client->call(proof_call(*state, url, update));
     const net::HttpReply reply = co_await std::move(calling);
     if (!reply.is_ok() || (update.holds && !update.holds(reply.body))) co_return false;
     update.verify(reply.body, url);

@@ -16,6 +16,8 @@ struct WeightUpdate {
   PolicyVersion version;
   std::string folder;  ///< of a Hugging Face checkpoint, absolute
   std::string store;   ///< or "tcp://host:port" of the trainer, which sends them
+  /// Not the weights of the model but those of the adapter of this name, which engines hold beside others: letters, digits, '_', '-', '.'.
+  std::string adapter = {};
   /// Compares the proof in an engine's reply with what was published: Error{kOutOfSync} or {kCorrupt}, naming `url`. Any thread, and
   /// several at one time.
   std::function<void(const std::string& reply, const std::string& url)> verify;
@@ -30,9 +32,9 @@ struct WeightUpdaterOptions {
   std::chrono::milliseconds patience{10'000};
 };
 
-/// Installs versions of the policy in all engines of a fleet at one time, by POST /update_weights, and compares each engine's proof. An
-/// engine that misses an update is left out of the fleet, is given the newest version as soon as it answers again, and then rejoins. Any
-/// thread.
+/// Installs versions of the policy in all engines of a fleet at one time, by POST /update_weights or /load_lora_adapter, and compares each
+/// engine's proof. An engine that misses an update is left out of the fleet, is given the newest version as soon as it answers again, and
+/// then rejoins. Any thread.
 class WeightUpdater {
  public:
   /// Becomes the fleet's bring_up, so before its first add().

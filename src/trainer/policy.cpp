@@ -45,12 +45,35 @@ std::vector<std::int32_t> cumulative(const wire::MicroBatch& row) {
   return cu;
 }
 
+/// The same weights, which know their own checksum: who adapts them need not form it again.
+nn::WeightsPtr with_checksum(ops::OpContext& context, const nn::WeightsPtr& weights) {
+  auto known = std::make_shared<nn::Weights>(*weights);
+  known->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(context, *weights));
+  return known;
+}
+
 }  // namespace
 
+BaseModel load_base_model(std::shared_ptr<DeviceRuntime> runtime, const PolicyOptions& options) {
+  PRL_CHECK(!options.random_init, "a base that is shared is loaded");
+  BaseModel base{.runtime = runtime, .session = std::make_shared<ops::OpSession>(runtime, options.num_threads), .weights = {}};
+  ops::OpContext& context = base.session->context();
+  base.weights = with_checksum(
+      context, nn::load_weights(context, model_config(options), options.model, options.compute, PolicyVersion{0}, nullptr, true));
+  return base;
+}
+
 Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
+    : Policy(runtime, std::make_shared<ops::OpSession>(runtime, options.num_threads), nullptr, options) {}
+
+Policy::Policy(const BaseModel& base, PolicyOptions options) : Policy(base.runtime, base.session, base.weights, std::move(options)) {
+  PRL_CHECK(options_.lora.has_value(), "policies share what they do not train");
+}
+
+Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base, PolicyOptions options)
     : options_(std::move(options)),
-      runtime_(runtime),
-      session_(runtime, options_.num_threads),
+      runtime_(std::move(runtime)),
+      session_(std::move(session)),
       parameters_([this, config = model_config(options_)] {
         const nn::TensorTablePtr table = trained_tensors(options_, config);
         const MasterShare& share = options_.share;
@@ -59,8 +82,10 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
           allocate = [host = HostState(runtime_, options_.masters_host)](std::int64_t n) mutable { return host.zeros({n}, DType::kF32); };
         return nn::Parameters(runtime_, config, table, ShardPlan(*table, share.num_ranks, share.keeps_blocks).range(share.rank),
                               std::move(allocate));
-      }()) {
-  if (options_.lora) load_base();
+      }()),
+      base_(std::move(base)),
+      shares_base_(base_ != nullptr) {
+  if (options_.lora && base_ == nullptr) base_ = with_checksum(context(), initial_weights());
   parameters_.divide_grads(options_.share.divides_grads);
   parameters_.ensure_grads();
   parameters_.zero_grads();
@@ -72,13 +97,6 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options)
 
 Policy::~Policy() = default;
 
-void Policy::load_base() {
-  const nn::WeightsPtr base = initial_weights();
-  auto known = std::make_shared<nn::Weights>(*base);
-  known->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(context(), *base));
-  base_ = known;
-}
-
 nn::WeightsPtr Policy::initial_weights() {
   const PolicyVersion start{0};
   if (!options_.random_init) return nn::load_weights(context(), config(), options_.model, options_.compute, start, nullptr, true);
@@ -88,11 +106,13 @@ nn::WeightsPtr Policy::initial_weights() {
 }
 
 void Policy::fill_initial(nn::Parameters& parameters) const {
-  if (!options_.random_init)
-    nn::load_parameters(parameters, options_.model);
-  else if (!options_.lora)
+  // A base that is there already has been checked, and has all that an adapter alone leaves as it is.
+  const bool has_read = shares_base_ && options_.lora->modules_to_save.empty();
+  if (!options_.random_init) {
+    if (!has_read) nn::load_parameters(parameters, options_.model);
+  } else if (!options_.lora) {
     parameters.init_random(options_.seed);
-  else if (!options_.lora->modules_to_save.empty()) {
+  } else if (!options_.lora->modules_to_save.empty()) {
     nn::Parameters all(runtime_, config());
     all.init_random(options_.seed);
     std::vector<float> values;

@@ -43,17 +43,28 @@ nn::ModelConfig model_config(const PolicyOptions& options);
 /// What such a policy trains. Error{kInvalidArgument} naming a pattern of `lora`.
 nn::TensorTablePtr trained_tensors(const PolicyOptions& options, const nn::ModelConfig& model);
 
+/// A model on a device whose weights the adapters of several policies share. Those policies work on one thread, in turns.
+struct BaseModel {
+  std::shared_ptr<DeviceRuntime> runtime;
+  std::shared_ptr<ops::OpSession> session;
+  nn::WeightsPtr weights;  ///< with base_checksum
+};
+/// Reads the model of `options`. Errors of reading the folder.
+BaseModel load_base_model(std::shared_ptr<DeviceRuntime> runtime, const PolicyOptions& options);
+
 /// The model being trained: masters, gradients, the packed weights of the current version, and forward and backward over
 /// packed rows. With `lora` masters and gradients are those of the adapter, and all versions share the base's packed weights. One thread.
 class Policy {
  public:
   /// Error{kNotFound|kCorrupt|...} from reading the folder.
   Policy(std::shared_ptr<DeviceRuntime> runtime, PolicyOptions options);
+  /// An adapter of a base that others share: `options` have lora, and say the same of the model as those the base was loaded with.
+  Policy(const BaseModel& base, PolicyOptions options);
   ~Policy();
   Policy(const Policy&) = delete;
   Policy& operator=(const Policy&) = delete;
 
-  ops::OpContext& context() noexcept { return session_.context(); }
+  ops::OpContext& context() noexcept { return session_->context(); }
   nn::Parameters& parameters() noexcept { return parameters_; }
   const nn::ModelConfig& config() const noexcept { return parameters_.config(); }
   const PolicyOptions& options() const noexcept { return options_; }
@@ -89,18 +100,20 @@ class Policy {
  private:
   /// All masters are held, and on the device, so that weights may be packed from them.
   bool has_masters_at_hand() const noexcept { return parameters_.holds_all() && options_.masters_host == nullptr; }
-  void load_base();
+  /// `base` may be null: it is loaded if it is needed.
+  Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSession> session, nn::WeightsPtr base, PolicyOptions options);
   nn::WeightsPtr initial_weights();
   /// The held part of the masters at first.
   void fill_initial(nn::Parameters& parameters) const;
 
   PolicyOptions options_;
   std::shared_ptr<DeviceRuntime> runtime_;
-  ops::OpSession session_;
+  std::shared_ptr<ops::OpSession> session_;
   nn::Parameters parameters_;
   std::unique_ptr<nn::TrainableModel> model_;
   std::unique_ptr<nn::InferenceModel> probe_model_;
   nn::WeightsPtr base_;  ///< with `lora`: what the adapter adapts
+  bool shares_base_ = false;
   nn::WeightsPtr weights_;
   Tensor rounded_;  ///< what `weights_` are parts of, if it was gathered and the device shares it
 };

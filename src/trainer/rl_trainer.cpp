@@ -54,6 +54,21 @@ class RlTraining final : public Training {
     publish();
   }
 
+  /// Whether next() would not wait. Of one rank alone.
+  bool is_ready() {
+    if (!has_next_) batch_ = receiver_->pop(std::chrono::milliseconds(0));
+    has_next_ = batch_.has_value();
+    if (has_next_ || receiver_->is_closed()) return true;
+    if (Clock::now() - waiting_since_ > options_.batch_timeout)
+      fail(ErrorCode::kDeadline,
+           "[trainer] no samples came from {} in {} s: is the orchestrator alive, and does it reach the inference server?", source(),
+           std::chrono::duration_cast<std::chrono::seconds>(options_.batch_timeout).count());
+    return false;
+  }
+  void forgive_waiting() { waiting_since_ = Clock::now(); }
+  /// Whether next() finds the end of the samples.
+  bool is_at_end() const { return !has_next_ && receiver_->is_closed(); }
+
   bool next(std::int64_t step, monitor::Metrics& metrics) override {
     check_stop();
     if (is_stopped_ && (options_.abort.stop_requested() || num_after_stop_++ >= options_.max_steps_after_stop)) return false;
@@ -158,6 +173,7 @@ class RlTraining final : public Training {
   std::unique_ptr<rollouts::SampleReceiver> receiver_;
   std::optional<rollouts::RankBatch> batch_;
   bool has_next_ = false;  ///< batch_ is of the step to come: a lost rank interrupted it
+  Clock::time_point waiting_since_ = Clock::now();
   std::int64_t num_after_stop_ = 0;
   bool is_stopped_ = false;
 };
@@ -209,6 +225,40 @@ monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
     throw error.with_context(fmt::format("[trainer] step {}", step));
   }
 }
+
+struct RlRun::Impl {
+  Impl(RlRunOptions given, Policy& policy, ReceiverFactory receiver, weights::WeightChannel* channel, monitor::Monitor& monitor)
+      : options(std::move(given)),
+        make_receiver(std::move(receiver)),
+        training(options, policy, make_receiver, channel, {}),
+        run(options, policy, training, monitor, {}) {}
+  const RlRunOptions options;
+  const ReceiverFactory make_receiver;
+  RlTraining training;
+  TrainRun run;
+};
+
+RlRun::RlRun(RlRunOptions options, Policy& policy, ReceiverFactory make_receiver, weights::WeightChannel* channel,
+             monitor::Monitor& monitor)
+    : impl_(std::make_unique<Impl>(std::move(options), policy, std::move(make_receiver), channel, monitor)) {
+  PRL_CHECK(!impl_->options.max_losses && !impl_->options.is_bench, "a run beside others heals no ranks and is no benchmark");
+}
+RlRun::~RlRun() = default;
+void RlRun::begin() { impl_->run.begin(); }
+bool RlRun::is_ready() { return impl_->run.is_done() || impl_->training.is_ready(); }
+void RlRun::forgive_waiting() { impl_->training.forgive_waiting(); }
+bool RlRun::is_done() const { return impl_->run.is_done(); }
+bool RlRun::step() {
+  if (impl_->run.is_done() || impl_->training.is_at_end()) return false;
+  const bool stepped = impl_->run.step();
+  impl_->training.forgive_waiting();
+  return stepped;
+}
+TrainRunResult RlRun::finish() {
+  impl_->run.finish();
+  return impl_->run.result();
+}
+const TrainProgress& RlRun::progress() const { return impl_->run.progress(); }
 
 TrainRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const ReceiverFactory& make_receiver,
                               weights::WeightChannel* channel, monitor::Monitor& monitor, std::stop_token stop) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <stop_token>
 
@@ -55,6 +56,30 @@ struct RlRunOptions : TrainRunOptions {
 
 /// Makes the sample source once the first step is known (a resume decides it).
 using ReceiverFactory = std::function<std::unique_ptr<rollouts::SampleReceiver>(std::int64_t first_step)>;
+
+/// One of several runs that a caller takes through their steps in turns, each by itself as run_rl_trainer would. One rank, one thread.
+class RlRun {
+ public:
+  /// `policy` and `monitor` are borrowed, and so is `channel`, which may be null.
+  RlRun(RlRunOptions options, Policy& policy, ReceiverFactory make_receiver, weights::WeightChannel* channel, monitor::Monitor& monitor);
+  ~RlRun();
+  /// Resumes, and publishes the version that the run starts with. Once. What run_rl_trainer throws.
+  void begin();
+  /// True if step() would not wait: its samples are there, or none follow. Error{kDeadline} after batch_timeout without samples.
+  bool is_ready();
+  /// A run that is not stepped on purpose waits for nothing: the batch_timeout begins anew.
+  void forgive_waiting();
+  bool is_done() const;
+  /// One step; false if the samples have ended.
+  bool step();
+  /// Saves the last step if it is not saved.
+  TrainRunResult finish();
+  const TrainProgress& progress() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 /// A TrainRun over samples of the queue: publishes the starting version, then every step's, until max_steps, the end of the samples, or
 /// `stop` (which ends between two steps, see max_steps_after_stop).

@@ -80,16 +80,25 @@ class TrainRun {
   /// Call once. Errors of the training's members and of saving, which are told to the other ranks; PeerLost of one of theirs.
   TrainRunResult run();
 
+  // The parts of run() of one rank without healing, for a caller that takes several runs through their steps in turns.
+  /// Resumes, and publishes the version that the run starts with. Once.
+  void begin();
+  bool is_done() const { return max_steps_ && progress_.step >= *max_steps_; }
+  /// One step; false at the end of the rows.
+  bool step();
+  /// Saves the last step if it is not saved. Once, after the last step.
+  void finish();
+  const TrainProgress& progress() const noexcept { return progress_; }
+  const TrainRunResult& result() const noexcept { return result_; }
+
  private:
   TrainRunResult run_on_ranks();
-  void begin();
   void begin_as_newcomer();
   /// Lets a rank in that was started again, between two steps.
   void admit_newcomer();
   /// In a new group, which has or has not lost a rank of the old one: takes the state that all of its ranks have. False if one has none
   /// yet.
   bool take_state(bool has_lost);
-  void finish();
   /// Called while the exception of a lost rank is handled, which it throws on if the run cannot go on without it.
   void recover(const comm::PeerLost& lost);
   /// One attempt: the ranks that are left go on from the newest step that they all have. False if one more was lost meanwhile;
@@ -97,9 +106,6 @@ class TrainRun {
   bool regroup(std::chrono::milliseconds grace, std::vector<int>& also_lost);
   void commit_copies();
   void resume();
-  bool is_done() const { return max_steps_ && progress_.step >= *max_steps_; }
-  /// One step; false at the end.
-  bool step();
   bool next(std::int64_t step, monitor::Metrics& metrics);
   /// Stands still between two steps while somebody wants that.
   void wait_while_paused();

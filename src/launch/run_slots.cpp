@@ -1,0 +1,351 @@
+#include "launch/run_slots.hpp"
+
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/files.hpp"
+#include "base/log.hpp"
+#include "config/bind.hpp"
+#include "config/text_format.hpp"
+#include "launch/model_setup.hpp"
+#include "launch/output_folder.hpp"
+#include "launch/ranks.hpp"
+#include "launch/run_folder.hpp"
+#include "launch/run_folders.hpp"
+#include "launch/trainer_role.hpp"
+#include "launch/transports.hpp"
+#include "orchestrator/progress.hpp"
+#include "trainer/metrics.hpp"
+#include "trainer/run_set.hpp"
+
+namespace prl::launch {
+namespace fs = std::filesystem;
+namespace json = boost::json;
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kScanPeriod{500};
+/// Removing a folder takes its time.
+constexpr int kSettleScans = 20;
+/// Between two looks for samples when no run has any.
+constexpr std::chrono::milliseconds kPoll{20};
+
+constexpr const char* kEnded = "ended";
+constexpr const char* kStopped = "stopped";  ///< with the trainer: it goes on when that is started again
+
+/// What became of a folder that is in no slot.
+struct Outcome {
+  RunStamp stamp;  ///< of the folder and configuration that it is about
+  std::string state;
+  std::string detail;
+};
+
+/// A run in a slot.
+struct Active {
+  RunFolder folder;
+  std::string adapter;
+  std::string trained_as;  ///< the configuration as text
+  double own_weight = 1;
+  RunState state = RunState::kRun;
+};
+
+/// What decides how a run is trained; where it goes on from is no part of it.
+std::string text_of(config::TrainerConfig own) {
+  if (own.ckpt) own.ckpt->resume_step.reset();
+  return config::to_compact_json(config::dump(config::ops_of<config::TrainerConfig>(), &own, config::NullStyle::kIfNotDefault));
+}
+
+/// A run that has failed or was taken away.
+struct Departed {
+  RunFolder run;
+  std::string why;
+  int num_scans = 0;  ///< since
+};
+
+class RunSlots {
+ public:
+  RunSlots(const config::TrainerConfig& config)
+      : config_(config),
+        runtime_(make_runtime(config.compute)),
+        base_(trainer::load_base_model(runtime_, policy_options(config, runtime_))),
+        flops_(measured_peak_flops(config.compute, base_.weights->compute)),
+        set_(config.max_concurrent_runs) {}
+
+  void serve(std::stop_token stop) {
+    recall_outcomes();
+    log::info("serving up to {} runs at once of the folders {}/{}*", config_.max_concurrent_runs, config_.output_dir.string(), kRunPrefix);
+    std::mutex mutex;
+    std::condition_variable_any wake;
+    Clock::time_point next_scan{};
+    while (!stop.stop_requested()) {
+      if (Clock::now() >= next_scan) {
+        scan();
+        next_scan = Clock::now() + kScanPeriod;
+      }
+      if (const auto stepped = set_.step()) {
+        if (stepped->end) note_end(stepped->name, *stepped->end);
+        continue;
+      }
+      std::unique_lock lock(mutex);
+      wake.wait_for(lock, stop, kPoll, [] { return false; });
+    }
+    for (const trainer::RunView& run : set_.views()) note_end(run.name, set_.end(run.name), kStopped);
+    write_report();
+  }
+
+ private:
+  /// Runs that had ended when the trainer was stopped are not begun again, unless somebody has begun them anew.
+  void recall_outcomes() {
+    for (const RunReport& run : read_runs_file(config_.output_dir))
+      if (!run.stamp.empty())
+        for (const RunFolder& found : find_run_folders(config_.output_dir))
+          if (found.name == run.name && run.state == kEnded && to_string(found.stamp) == run.stamp)
+            outcomes_[run.name] = {found.stamp, run.state, run.detail};
+  }
+
+  /// What changed in the folders since the last look.
+  void scan() {
+    settle_departed();
+    const std::vector<RunFolder> found = find_run_folders(config_.output_dir);
+    std::erase_if(outcomes_, [&](const auto& one) {
+      return std::ranges::none_of(found, [&](const RunFolder& run) { return run.name == one.first && run.stamp == one.second.stamp; });
+    });
+    std::erase_if(told_to_wait_, [&](const std::string& name) { return std::ranges::find(found, name, &RunFolder::name) == found.end(); });
+    std::erase_if(arrivals_, [&](const auto& one) { return std::ranges::find(found, one.first, &RunFolder::name) == found.end(); });
+    std::vector<const RunFolder*> waiting;
+    for (const RunFolder& run : found) {
+      arrivals_.try_emplace(run.name, ++num_arrivals_);
+      if (active_.contains(run.name))
+        look_after(run);
+      else if (!outcomes_.contains(run.name))
+        waiting.push_back(&run);
+    }
+    // Whoever came first is admitted first.
+    std::ranges::sort(waiting, {}, [&](const RunFolder* run) { return arrivals_.at(run->name); });
+    for (const RunFolder* run : waiting) try_admit(*run);
+    write_report();
+  }
+
+  /// Of a run in a slot: what its control file asks for, and whether it was begun anew.
+  void look_after(const RunFolder& found) {
+    Active& active = active_.at(found.name);
+    if (found.stamp.folder != active.folder.stamp.folder) return;  // the set sees that its folder is gone
+    if (found.stamp != active.folder.stamp && !is_taken_over(found, active)) {
+      log::info("{} has another configuration: it goes on from its newest checkpoint with it", found.name);
+      set_.end(found.name, /*saves=*/false);
+      active_.erase(found.name);
+      return;  // admitted by the next scan
+    }
+    RunControlFile control;
+    try {
+      control = read_control(found.folder);
+    } catch (const Error& error) {
+      if (warned_.insert(found.name).second) log::warning("{}", error.what());
+      return;
+    }
+    warned_.erase(found.name);
+    set_.set_weight(found.name, control.weight.value_or(active.own_weight));
+    set_.set_paused(found.name, control.state == RunState::kPause);
+    if (control.state != active.state) log::info("{}: {}", found.name, to_string(control.state));
+    active.state = control.state;
+    if (control.state == RunState::kStop) note_end(found.name, set_.end(found.name));
+  }
+
+  /// Whether the orchestrator has only written down the configuration with which the run was admitted before it was started.
+  bool is_taken_over(const RunFolder& found, Active& active) const {
+    if (found.config == active.folder.config) return false;  // started anew: both go on from the checkpoint that both have
+    try {
+      if (text_of(trainer_config_of(config_, found, read_run_config(found))) != active.trained_as) return false;
+    } catch (const Error&) {
+      return false;  // admission says what is wrong
+    }
+    active.folder.config = found.config;
+    active.folder.stamp = found.stamp;
+    return true;
+  }
+
+  void try_admit(const RunFolder& run) {
+    try {
+      const RunState state = read_control(run.folder).state;
+      if (state == RunState::kDrain || state == RunState::kStop) return;
+      const config::OrchestratorConfig orchestrator = read_run_config(run);
+      const config::TrainerConfig own = trainer_config_of(config_, run, orchestrator);
+      check_adapter_name(run, *orchestrator.student.model.lora->name);
+      std::error_code ignored;
+      fs::remove(run.error_file(), ignored);
+      if (!set_.has_room()) {
+        if (told_to_wait_.insert(run.name).second)
+          log::info("{} waits: all {} slots (max_concurrent_runs) are taken", run.name, config_.max_concurrent_runs);
+        return;
+      }
+      admit(run, orchestrator, own);
+    } catch (const comm::PeerLost&) {
+      throw;
+    } catch (const Error& error) {
+      refuse(run, error.what());
+    } catch (const fs::filesystem_error& error) {
+      refuse(run, error.what());
+    }
+  }
+
+  void check_adapter_name(const RunFolder& run, const std::string& adapter) const {
+    for (const auto& [name, active] : active_)
+      if (active.adapter == adapter)
+        fail(ErrorCode::kInvalidArgument, "student.model.lora.name: \"{}\" is the name of the adapter of {} already; {} needs another",
+             adapter, name, run.name);
+  }
+
+  void admit(const RunFolder& run, const config::OrchestratorConfig& orchestrator, const config::TrainerConfig& own) {
+    log::add_role_file(run.name, run.folder / "logs/trainer.log");
+    drop_later(run, own);
+    trainer::SharedRun shared;
+    shared.name = run.name;
+    shared.weight = read_control(run.folder).weight.value_or(orchestrator.run ? orchestrator.run->weight : 1.0);
+    trainer::PolicyOptions options = policy_options(own, runtime_);
+    shared.policy = std::make_unique<trainer::Policy>(base_, std::move(options));
+    shared.options = rl_run_options(own, step_options(own, runtime_), flops_);
+    shared.monitor = make_monitor(trainer::trainer_metrics(), kTrainerRows, own.output_dir, own.file_monitor);
+    shared.channel = make_weight_channel(own.weight_broadcast, own.output_dir,
+                                         shared.options.checkpoint ? shared.options.checkpoint->interval : std::nullopt,
+                                         WeightEnd::kTrainer, own.max_async_level);
+    shared.make_receiver = [transport = own.rollout_transport, folder = own.output_dir](std::int64_t first_step) {
+      return make_sample_receiver(transport, folder, first_step);
+    };
+    shared.is_there = [run] { return run.is_there(); };
+    const std::int64_t slot = set_.add(std::move(shared));
+    active_[run.name] = {.folder = run,
+                         .adapter = *orchestrator.student.model.lora->name,
+                         .trained_as = text_of(own),
+                         .own_weight = orchestrator.run ? orchestrator.run->weight : 1.0};
+    told_to_wait_.erase(run.name);
+    const std::int64_t step = set_.view_of(run.name).step;
+    log::success("{} is in slot {}, adapter '{}' of rank {}{}", run.name, slot, *orchestrator.student.model.lora->name,
+                 own.model.lora->rank, step > 0 ? fmt::format(", after step {}", step) : std::string());
+  }
+
+  /// What a trainer that was killed had written after the checkpoint that the run goes on from.
+  static void drop_later(const RunFolder& run, const config::TrainerConfig& own) {
+    OutputFolder folder(run.folder, own.ckpt && own.ckpt->output_dir ? *own.ckpt->output_dir : fs::path(), own.file_monitor.path);
+    folder.claim("rl");
+    const std::string units[] = {"trainer", orchestrator::kCheckpointUnit};
+    const std::string roles[] = {kTrainerRows};
+    std::optional<std::int64_t> step;
+    if (const auto resume = resume_options(own.ckpt)) {
+      trainer::ResumeOptions whole = *resume;
+      whole.units.assign(std::begin(units), std::end(units));
+      step = trainer::find_resume_step(folder.checkpoints(), whole);
+    }
+    const OutputFolder::Dropped dropped = folder.drop_own_after(step.value_or(0), units, roles);
+    if (const std::string what = dropped.describe(); !what.empty())
+      log::info("{} goes on after step {}: dropped what came later: {}", run.name, step.value_or(0), what);
+  }
+
+  /// Of runs that have left: a folder that is being removed goes with what was written to it meanwhile; one that stays gets the reason.
+  void settle_departed() {
+    std::erase_if(departed_, [](Departed& departed) {
+      if (!departed.run.is_there()) {
+        departed.run.remove_leftovers();
+      } else if (departed.num_scans == 1 && !departed.why.empty()) {
+        write_error(departed.run, departed.why);
+      }
+      return ++departed.num_scans > kSettleScans;
+    });
+  }
+
+  void refuse(const RunFolder& run, const std::string& why) {
+    if (!run.is_there()) return;
+    outcomes_[run.name] = {run.stamp, "refused", why};
+    log::error("{} is not served: {}", run.name, why);
+    write_error(run, why);
+  }
+
+  static void write_error(const RunFolder& run, const std::string& why) {
+    try {
+      write_file_atomic(run.error_file(), why + "\n");
+    } catch (const Error& error) {
+      log::warning("{}", error.what());
+    }
+  }
+
+  void note_end(const std::string& name, const trainer::RunEnd& end, const char* state = kEnded) {
+    const auto it = active_.find(name);
+    PRL_CHECK(it != active_.end(), "run '{}' has ended and was in no slot", name);
+    const RunFolder folder = it->second.folder;
+    active_.erase(it);
+    if (end.is_gone) {
+      departed_.push_back({.run = folder, .why = {}, .num_scans = 0});
+      log::success("{} was taken away after step {}: its slot is free", name, end.result.last_step);
+      return;
+    }
+    const std::string saved = end.result.last_checkpoint ? fmt::format(", step {} is saved", *end.result.last_checkpoint) : std::string();
+    if (end.error) {
+      log::error("{} has failed after step {}{}: {}", name, end.result.last_step, saved, end.error->what());
+      departed_.push_back({.run = folder, .why = end.error->what(), .num_scans = 0});
+      outcomes_[name] = {folder.stamp, "failed", end.error->what()};
+      return;
+    }
+    log::success("{} has {} after step {}{}: its slot is free", name, state, end.result.last_step, saved);
+    outcomes_[name] = {folder.stamp, state, fmt::format("after step {}{}", end.result.last_step, saved)};
+  }
+
+  /// A file that cannot be written costs a list, never a run.
+  void write_report() {
+    json::array runs;
+    for (const trainer::RunView& run : set_.views())
+      runs.push_back(json::object{{"name", run.name},
+                                  {"state", run.is_paused ? "paused" : "training"},
+                                  {"slot", run.slot},
+                                  {"step", run.step},
+                                  {"tokens", run.total_tokens},
+                                  {"weight", run.weight},
+                                  {"adapter", active_.at(run.name).adapter}});
+    for (const auto& [name, outcome] : outcomes_)
+      runs.push_back(
+          json::object{{"name", name}, {"state", outcome.state}, {"detail", outcome.detail}, {"stamp", to_string(outcome.stamp)}});
+    for (const std::string& name : told_to_wait_) runs.push_back(json::object{{"name", name}, {"state", "waiting"}});
+    std::string text =
+        json::serialize(json::object{{"max_concurrent_runs", config_.max_concurrent_runs}, {"runs", std::move(runs)}}) + "\n";
+    if (text == report_) return;
+    try {
+      write_file_atomic(config_.output_dir / kRunsFile, text);
+      report_ = std::move(text);
+    } catch (const Error& error) {
+      log::warning("{}", error.what());
+    }
+  }
+
+  const config::TrainerConfig& config_;
+  const std::shared_ptr<DeviceRuntime> runtime_;
+  const trainer::BaseModel base_;
+  const double flops_;
+  trainer::RunSet set_;
+  std::map<std::string, Active> active_;
+  std::map<std::string, Outcome> outcomes_;
+  std::vector<Departed> departed_;
+  std::map<std::string, std::int64_t> arrivals_;  ///< of folders that are there, in the order they were seen
+  std::int64_t num_arrivals_ = 0;
+  std::set<std::string> told_to_wait_, warned_;
+  std::string report_;
+};
+
+}  // namespace
+
+int run_trainer_of_runs(const config::TrainerConfig& config, std::stop_token stop) {
+  if (rank_env().size > 1)
+    fail(ErrorCode::kNotImplemented, "max_concurrent_runs: several runs on several ranks are not built; start one `prl trainer`");
+  fs::create_directories(config.output_dir);
+  RunSlots(config).serve(std::move(stop));
+  return 0;
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Several runs on one trainer and one server: who gets a slot, who leaves it, and that each run is what it would be alone."""
+import contextlib
+import json
+import shutil
+import signal
+
+import harness
+from harness import check, prl
+
+LORA = ["--model.lora.rank", 4, "--model.lora.alpha", 16, "--optim.lr", "5e-3"]
+
+
+def orchestrator_config(path, name, port, **top):
+    """The orchestrator of one run; `top` are top-level keys of simple types."""
+    keys = {"seq_len": 256, "batch_size": 16, "group_size": 4, "max_async_level": 0, **top}
+    args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in harness.ENV_ARGS.items())
+    run = keys.pop("run", "weight = 1.0")
+    rank = keys.pop("rank", 4)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()) + f"""
+[student.model]
+name = {json.dumps(str(harness.warm_model()))}
+[student.model.lora]
+name = {json.dumps(name)}
+rank = {rank}
+[student.client]
+base_url = ["http://127.0.0.1:{port}/v1"]
+[run]
+{run}
+[ckpt]
+interval = 2
+[train.sampling]
+max_completion_tokens = 48
+[[train.env]]
+id = "reverse-text"
+args = {{ {args} }}
+""")
+    return path
+
+
+@contextlib.contextmanager
+def server(folder):
+    log, port = folder / "inference.log", harness.free_port()
+    with harness.running("inference", "--model.name", harness.warm_model(), "--server.port", port, "--model.max-model-len", 256,
+                         "--max-num-seqs", 32, "--enable-lora", log=log) as process:
+        harness.wait_until(lambda: harness.is_healthy(port) or process.poll() is not None, 60, "the server")
+        check(process.poll() is None, f"the server ended: {log.read_text()[-2000:]}")
+        yield port
+
+
+def trainer(out, log, *flags, runs=2):
+    return harness.running("trainer", "--model.name", harness.warm_model(), "--model.seq-len", 256, "--max-concurrent-runs", runs, *LORA,
+                           "--output-dir", out, *flags, log=log)
+
+
+def orchestrator(out, name, *flags, log=None):
+    run = out / f"run_{name}"
+    return harness.running("orchestrator", "@", run / "configs/orch.toml", "--output-dir", run, *flags, log=log or out / f"{name}.log")
+
+
+def report(out):
+    """Of runs.json, by name."""
+    with contextlib.suppress(FileNotFoundError):
+        return {run["name"]: run for run in json.loads((out / "runs.json").read_text())["runs"]}
+    return {}
+
+
+def has_state(out, name, state):
+    return report(out).get(f"run_{name}", {}).get("state") == state
+
+
+def step_of(out, name):
+    return report(out).get(f"run_{name}", {}).get("step") or 0
+
+
+def ends_well(process, what, seconds=120):
+    harness.wait_until(lambda: process.poll() is not None, seconds, f"{what} to end")
+    check(process.returncode == 0, f"{what} ended with {process.returncode}")
+
+
+def saved(run, step):
+    """Masters and optimizer of a run's checkpoint."""
+    return harness.digest(run / f"checkpoints/step_{step}/trainer", "*.safetensors")
+
+
+def alone(folder, name, steps, **top):
+    """The same run by itself: one process with everything in it."""
+    config = harness.rl_config(folder / f"{name}-alone.toml", harness.warm_model(), max_async_level=0, max_steps=steps)
+    out = folder / f"{name}-alone"
+    rank = top.pop("rank", 4)
+    flags = [word for key, value in top.items() for word in (f"--{key}", value)]
+    prl("rl", "@", config, "--output-dir", out, "--trainer.model.lora.rank", rank, "--trainer.model.lora.alpha", 16, "--trainer.optim.lr",
+        "5e-3", "--ckpt", "--ckpt.interval", 2, *flags)
+    return saved(out, steps)
+
+
+def rewards(run):
+    rows = harness.metrics(run)
+    return [rows[step]["reward/all/mean"] for step in sorted(rows) if "reward/all/mean" in rows[step]]
+
+
+def test_three_runs_on_two_slots():
+    with harness.workspace("runs") as folder:
+        out = folder / "out"
+        wanted_beta, wanted_gamma = alone(folder, "beta", 14), alone(folder, "gamma", 6, rank=8, seed=7)
+        with server(folder) as port, contextlib.ExitStack() as stack:
+            orchestrator_config(out / "run_alpha/configs/orch.toml", "alpha", port, max_steps=1000, seed=3)
+            orchestrator_config(out / "run_beta/configs/orch.toml", "beta", port, max_steps=14)
+            (out / "run_beta/configs/control.json").write_text('{"state": "pause"}')  # so that it does not end first
+            bad = out / "run_bad/configs/orch.toml"
+            orchestrator_config(bad, "bad", port, no_such_key=1)
+            first = stack.enter_context(trainer(out, folder / "trainer.log"))
+            harness.wait_until(lambda: has_state(out, "beta", "paused"), 60, "the first slots")
+            check((out / "run_bad/configs/error.txt").read_text().find("no_such_key") >= 0, "error.txt does not name the key")
+            # A third finds no slot until one is free.
+            orchestrator_config(out / "run_gamma/configs/orch.toml", "gamma", port, max_steps=6, rank=8, seed=7)
+            harness.wait_until(lambda: has_state(out, "gamma", "waiting"), 60, "the third to wait")
+            alpha = stack.enter_context(orchestrator(out, "alpha", log=folder / "alpha.log"))
+            beta = stack.enter_context(orchestrator(out, "beta", log=folder / "beta.log"))
+            gamma = stack.enter_context(orchestrator(out, "gamma", log=folder / "gamma.log"))
+            harness.wait_until(lambda: step_of(out, "alpha") >= 10, 120, "step 10 of alpha")
+            slot = report(out)["run_alpha"]["slot"]
+            alpha.kill()
+            shutil.rmtree(out / "run_alpha", ignore_errors=True)
+            harness.wait_until(lambda: report(out).get("run_gamma", {}).get("slot") == slot, 60, "the third to get the slot")
+            prl("runs", "resume", "beta", "--output-dir", out)
+            ends_well(beta, "beta")
+            ends_well(gamma, "gamma")
+            harness.wait_until(lambda: has_state(out, "beta", "ended") and has_state(out, "gamma", "ended"), 60, "both to end")
+            check(not (out / "run_alpha").exists(), "the folder of a run that was taken away was made again")
+            # A configuration that was mended loses its error.
+            orchestrator_config(bad, "bad", port, max_steps=2)
+            harness.wait_until(lambda: has_state(out, "bad", "training"), 60, "the mended run")
+            check(not (out / "run_bad/configs/error.txt").exists(), "error.txt of a run that is served")
+            stopping(first)
+        check(saved(out / "run_beta", 14) == wanted_beta, "beta is not what it is alone")
+        check(saved(out / "run_gamma", 6) == wanted_gamma, "gamma is not what it is alone")
+        for name in ("beta", "gamma"):
+            proofs = [json.loads(line) for line in (out / f"run_{name}/logs/weight_proofs.jsonl").read_text().splitlines()]
+            check(proofs and all(proof["is_proven"] for proof in proofs), f"{name}: {proofs}")
+            check(all(row["mismatch_kl/all/mean"] == 0 for row in harness.metrics(out / f"run_{name}").values() if "mismatch_kl/all/mean" in row),
+                  f"{name}: sampler and trainer differ")
+        course = rewards(out / "run_beta")
+        check(sum(course[-4:]) > sum(course[:4]), f"the reward of beta does not rise: {course}")
+
+
+def stopping(process):
+    process.send_signal(signal.SIGTERM)
+    harness.wait_until(lambda: process.poll() is not None, 60, "the trainer to stop")
+    check(process.returncode in (0, 130), f"the trainer ended with {process.returncode}")
+
+
+def test_a_killed_trainer_goes_on_where_each_run_was():
+    with harness.workspace("runs-killed") as folder:
+        out = folder / "out"
+        wanted = {"one": alone(folder, "one", 8), "two": alone(folder, "two", 8, seed=5)}
+        with server(folder) as port, contextlib.ExitStack() as stack:
+            orchestrator_config(out / "run_one/configs/orch.toml", "one", port, max_steps=8)
+            orchestrator_config(out / "run_two/configs/orch.toml", "two", port, max_steps=8, seed=5)
+            roles = [stack.enter_context(orchestrator(out, name, log=folder / f"{name}.log")) for name in wanted]
+            with trainer(out, folder / "trainer.log") as process:
+                harness.wait_until(lambda: min(step_of(out, name) for name in wanted) >= 3, 120, "step 3 of both")
+                process.kill()
+                process.wait(10)
+            stack.enter_context(trainer(out, folder / "again.log"))
+            for role, name in zip(roles, wanted):
+                ends_well(role, name)
+            harness.wait_until(lambda: all(has_state(out, name, "ended") for name in wanted), 60, "both to end")
+        check("after step" in (folder / "again.log").read_text(), "no run was resumed")
+        for name in wanted:
+            check(saved(out / f"run_{name}", 8) == wanted[name], f"{name} is not what it is without a kill")
+
+
+def test_runs_are_listed_paused_drained_and_removed():
+    with harness.workspace("runs-control") as folder:
+        out = folder / "out"
+
+        def runs(*words, **how):
+            return prl("runs", *words, "--output-dir", out, **how)[0]
+
+        with server(folder) as port, contextlib.ExitStack() as stack:
+            stack.enter_context(trainer(out, folder / "trainer.log"))
+            harness.wait_until(lambda: (out / "runs.json").exists(), 60, "the trainer")
+            for name in ("one", "two"):
+                runs("add", name, "--config", orchestrator_config(folder / f"{name}.toml", name, port, max_steps=1000))
+            check("already" in prl("runs", "add", "one", "--config", folder / "one.toml", "--output-dir", out, expect=1)[1], "added twice")
+            check("run_two" in prl("runs", "pause", "three", "--output-dir", out, expect=1)[1], "an unknown run does not name those there are")
+            one, two = (stack.enter_context(orchestrator(out, name, log=folder / f"{name}.log")) for name in ("one", "two"))
+            harness.wait_until(lambda: min(step_of(out, name) for name in ("one", "two")) >= 1, 120, "the first steps")
+            runs("pause", "one")
+            harness.wait_until(lambda: has_state(out, "one", "paused"), 60, "a pause")
+            stands_at, passes = step_of(out, "one"), step_of(out, "two") + 3
+            harness.wait_until(lambda: step_of(out, "two") >= passes, 120, "the other to go on")
+            check(step_of(out, "one") == stands_at, "a paused run was stepped")
+            check("paused" in runs("list") and "run_two" in runs("list"), runs("list"))
+            runs("resume", "one", "--weight", 2)
+            harness.wait_until(lambda: step_of(out, "one") > stands_at and report(out)["run_one"]["weight"] == 2, 120, "it to go on")
+            runs("drain", "one")
+            ends_well(one, "the orchestrator of a drained run")
+            harness.wait_until(lambda: has_state(out, "one", "ended"), 60, "the drained run to leave its slot")
+            last = max(int(path.name[5:]) for path in (out / "run_one/checkpoints").glob("step_*"))
+            check({path.name for path in (out / f"run_one/checkpoints/step_{last}").iterdir()} == {"trainer", "orchestrator"},
+                  f"step {last} of the drained run is not whole")
+            runs("remove", "two")
+            harness.wait_until(lambda: "run_two" not in report(out), 60, "the removed run to leave its slot")
+            harness.wait_until(lambda: two.poll() is not None, 60, "its orchestrator to end")
+            check(not (out / "run_two/configs").exists(), "a removed run is there again")
+
+
+if __name__ == "__main__":
+    harness.main(test_three_runs_on_two_slots, test_a_killed_trainer_goes_on_where_each_run_was,
+                 test_runs_are_listed_paused_drained_and_removed)
