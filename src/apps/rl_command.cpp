@@ -42,7 +42,7 @@ int run_rl_of_node(const config::ParsedCommand& parsed, const config::LaunchConf
     fail(ErrorCode::kInvalidArgument, "`prl launch rl` is for deployment.type = \"multi_node\"; on one machine `prl rl` starts the roles");
   const launch::NodePlace place =
       launch::find_node(options, {.num_nodes = launch::RlNodes(loaded.config).size(), .per_node = nodes->gpus_per_node});
-  const StopSignal stop;
+  StopSignal stop;
   std::optional<launch::RunLock> lock;
   std::unique_ptr<dashboard::PageServer> page;
   std::optional<launch::Trackers> trackers;
@@ -56,7 +56,8 @@ int run_rl_of_node(const config::ParsedCommand& parsed, const config::LaunchConf
     for (const std::string& note : prepared.notes) log::warning("{}", note);
     if (prepared.is_finished) return false;
     config::write_resolved(config::Command::kRl, config, loaded.provenance);
-    page = launch::serve_run_page(config.dashboard, config.output_dir);
+    page = launch::serve_run_page(config.dashboard, config.output_dir,
+                                  {.has_checkpoints = config.trainer.ckpt.has_value(), .stop = [&stop] { stop.request_stop(); }});
     trackers.emplace(launch::tracker_plan(config));
     return true;
   };

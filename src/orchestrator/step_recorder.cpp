@@ -32,7 +32,9 @@ std::optional<OrchestratorState> StepRecorder::resume(bool with_state) {
 
 asio::awaitable<void> StepRecorder::keep_recovery() {
   if (!options_.recovery) co_return;
-  std::function<bool()> work = [state = current_state(), folder = *options_.recovery, envs = environments_] {
+  auto looking = current_state();
+  const StatePtr state = co_await std::move(looking);
+  std::function<bool()> work = [state, folder = *options_.recovery, envs = environments_] {
     orchestrator::keep_recovery(folder, *state, envs);
     return true;
   };

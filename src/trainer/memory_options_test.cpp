@@ -151,7 +151,9 @@ TEST(MemoryOptions, MastersInHostMemoryChangeNoBit) {
     return run.policy().context().runtime->bytes_in_use();
   };
   const std::size_t masters = TrainingRun(scratch.path / "model", {}).policy().parameters().held_values().num_bytes();
-  EXPECT_EQ(bytes_of(false) - bytes_of(true), 3 * masters) << "masters and two moments";
+  const std::size_t saved = bytes_of(false) - bytes_of(true);
+  EXPECT_GE(saved, 3 * masters) << "masters and two moments";
+  EXPECT_LT(saved, 3 * masters + 4096) << "what allocations are rounded up by";
 #endif
 }
 
