@@ -89,8 +89,7 @@ def test_a_dry_run_refuses_what_a_start_would_refuse():
         rl = ["rl", "--inference", "--output-dir", folder / "out", "--dry-run", "--model.name"]
         for flags, word in (([*rl, folder / "nowhere"], "nowhere"),
                             ([*rl, model, "--orchestrator.train.env.0.args.no-such-argument", 1], "no_such_argument"),
-                            ([*rl, model, "--orchestrator.train.env.0.data", folder / "gone.jsonl"], "gone.jsonl"),
-                            ([*rl, model, "--orchestrator.strict-async-level"], "strict_async_level")):
+                            ([*rl, model, "--orchestrator.train.env.0.data", folder / "gone.jsonl"], "gone.jsonl")):
             _, stderr = prl(*flags, expect=1, cwd=folder)
             check(word in stderr and "remove --dry-run" not in stderr, f"{flags}: {stderr}")
         prl(*rl, model, cwd=folder)
@@ -100,7 +99,7 @@ def test_what_is_not_built_says_so():
     model = str(harness.warm_model())
     cases = {
         ("evals",): "evals",
-        ("rl", "--model.name", model, "--inference", "--deployment.type", "multi_node"): "several nodes",
+        ("rl", "--model.name", model, "--inference", "--trainer.model.cp", 2): "model.cp",
         ("inference", "--model.name", model, "--parallel.tp", 2): "parallel.tp",
     }
     with harness.workspace("unbuilt") as folder:

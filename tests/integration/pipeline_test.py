@@ -46,7 +46,7 @@ def test_the_chain_from_random_weights_to_an_evaluated_policy():
         prl("rl", "@", config, "--output-dir", run, "--ckpt", "--ckpt.interval", 2, "--ckpt.keep-last", 2, "--orchestrator.eval.interval", 3,
             "--orchestrator.eval.num-examples", 8, "--orchestrator.eval.env",
             json.dumps([{"id": "reverse-text", "args": harness.ENV_ARGS}]))
-        check(names(run) == {".lock", "checkpoints", "configs", "logs", "metrics.jsonl", "rollouts", "run.json", "weights"}, f"{names(run)}")
+        check(names(run) == {".lock", "checkpoints", "configs", "logs", "metrics.jsonl", "rollouts", "run.json", "spans", "weights"}, f"{names(run)}")
         check(names(run / "weights") == {"step_4", "step_6"}, f"keep_last 2: {names(run / 'weights')}")
         check(names(run / "checkpoints") == {"step_4", "step_6"}, f"keep_last 2: {names(run / 'checkpoints')}")
         check(names(run / "checkpoints/step_6") == {"trainer", "orchestrator"}, f"{names(run / 'checkpoints/step_6')}")

@@ -40,7 +40,7 @@ def rl_toml(path, model, env, **top):
 [model]
 name = {json.dumps(str(model))}
 [trainer.optim]
-lr = 1e-3
+lr = 2e-4
 [orchestrator]
 batch_size = 8
 group_size = 4

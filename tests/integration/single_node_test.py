@@ -94,7 +94,7 @@ def test_a_killed_role_ends_the_others_and_a_resume_continues():
         for number, role in enumerate(ROLES):
             out, log = folder / role, folder / f"{role}.log"
             # A half step must not push the last whole one out; that an engine can be started again is tested elsewhere.
-            flags = ["--ckpt.keep-last", 1, "--deployment.max-engine-restarts", 0]
+            flags = ["--ckpt.keep-last", 1, "--deployment.max-engine-restarts", 0, "--deployment.max-orchestrator-restarts", 0]
             if number % 2:
                 flags += ["--rollout-transport.type", "zmq", "--rollout-transport.port", harness.free_port()]
             run, process, pids = start_and_wait(folder, out, log, *flags)
