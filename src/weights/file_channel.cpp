@@ -68,24 +68,42 @@ class FileChannel final : public WeightChannel {
   /// A thread of the feed looks at the folder: neither network file systems nor a coroutine's thread can be asked to say what changed.
   std::shared_ptr<VersionFeed> follow() override {
     return std::make_shared<PollingFeed>(describe(), options_.poll,
-                                         [options = options_](PolicyVersion after) { return newest_above(options.folder, after.value); });
+                                         [options = options_](PolicyVersion after) { return next_above(options.folder, after.value); });
   }
 
   std::string describe() const override { return "weights under " + options_.folder.string(); }
 
  private:
+  /// The version if it is whole.
+  static std::optional<PublishedWeights> read_version(const fs::path& root, std::int64_t version) {
+    const fs::path folder = folder_of(root, version);
+    std::error_code ec;
+    if (!fs::exists(folder / kStable, ec)) return std::nullopt;
+    const fs::path manifest_path = folder / kManifest;
+    PublishedWeights found{parse_manifest(read_regular_file(manifest_path, kMaxManifestBytes), manifest_path.string()), nullptr, folder};
+    if (found.manifest.version.value != version)
+      fail(ErrorCode::kCorrupt, "[weight_broadcast] {} says version {}, its folder says {}", manifest_path.string(),
+           found.manifest.version.value, version);
+    return found;
+  }
   static std::optional<PublishedWeights> newest_above(const fs::path& root, std::int64_t after) {
     std::vector<std::int64_t> versions = list_versions(root);
-    for (auto it = versions.rbegin(); it != versions.rend() && *it > after; ++it) {
-      const fs::path folder = folder_of(root, *it);
-      std::error_code ec;
-      if (!fs::exists(folder / kStable, ec)) continue;
-      const fs::path manifest_path = folder / kManifest;
-      PublishedWeights found{parse_manifest(read_regular_file(manifest_path, kMaxManifestBytes), manifest_path.string()), nullptr, folder};
-      if (found.manifest.version.value != *it)
-        fail(ErrorCode::kCorrupt, "[weight_broadcast] {} says version {}, its folder says {}", manifest_path.string(),
-             found.manifest.version.value, *it);
-      return found;
+    for (auto it = versions.rbegin(); it != versions.rend() && *it > after; ++it)
+      if (auto found = read_version(root, *it)) return found;
+    return std::nullopt;
+  }
+  /// The oldest: two may have come since the last look, and a feed may keep each for its turn. Of those that a newer one follows damaged
+  /// ones are passed over.
+  static std::optional<PublishedWeights> next_above(const fs::path& root, std::int64_t after) {
+    const std::vector<std::int64_t> versions = list_versions(root);
+    for (const std::int64_t version : versions) {
+      if (version <= after) continue;
+      try {
+        if (auto found = read_version(root, version)) return found;
+      } catch (const Error& error) {
+        if (version == versions.back()) throw;
+        log::warning("{}", error.what());
+      }
     }
     return std::nullopt;
   }

@@ -49,7 +49,7 @@ PollingFeed::PollingFeed(std::string source, std::chrono::milliseconds period, F
     std::condition_variable_any never;
     while (!stop.stop_requested()) {
       try {
-        if (auto found = find(last)) {
+        while (auto found = find(last)) {
           last = found->manifest.version;
           push(std::move(*found));
         }

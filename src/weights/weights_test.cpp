@@ -265,6 +265,22 @@ TEST(VersionFeed, KeptVersionsComeInTheirTurn) {
   EXPECT_EQ(next(3), 5) << "of four only three are kept";
 }
 
+/// Several looks of a source that find more than one version lose none.
+TEST(VersionFeed, VersionsThatComeTogetherAreAllKept) {
+  std::atomic<std::int64_t> last_published{-1};
+  PollingFeed feed("test", 1ms, [&](PolicyVersion after) -> std::optional<PublishedWeights> {
+    if (after.value >= last_published) return std::nullopt;
+    return PublishedWeights{make_manifest(after.value + 1), nullptr, {}};
+  });
+  feed.keep(4);
+  last_published = 2;
+  for (const std::int64_t after : {-1, 0, 1}) {
+    const auto found = wait_newer(feed, after, 60s);
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->manifest.version.value, after + 1);
+  }
+}
+
 asio::awaitable<void> wait_for_two(std::shared_ptr<VersionFeed> feed, std::atomic<std::int64_t>* seen) {
   for (const std::int64_t after : {-1, 0}) {
     auto waiting = feed->wait_newer(PolicyVersion{after}, net::Clock::now() + 60s);

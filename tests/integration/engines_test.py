@@ -80,15 +80,15 @@ def test_engines_that_die_cost_no_rollout():
 
 def test_weights_from_the_trainers_memory_are_those_of_files_and_an_engine_that_misses_one_catches_up():
     with harness.workspace("engine-broadcast") as folder:
-        prl(*arguments(folder, folder / "files", 1, max_steps=12))
+        prl(*arguments(folder, folder / "files", 1, max_steps=60))
         out, log = folder / "out", folder / "log"
         flags = ["--weight-broadcast.type", "nccl", "--weight-broadcast.port", harness.free_port()]
-        with harness.running(*arguments(folder, out, 2, *flags, max_steps=12), log=log) as process:
+        with harness.running(*arguments(folder, out, 2, *flags, max_steps=60), log=log) as process:
             harness.wait_until(lambda: (out / "rollouts/step_3").exists() or process.poll() is not None, 60, "step 3")
             check(process.poll() is None, f"the run ended early: {log.read_text()[-3000:]}")
             os.kill(harness.role_pids(log)["inference_1"], signal.SIGKILL)
             check(process.wait(180) == 0, f"the run failed: {log.read_text()[-3000:]}")
-        check(weights(out, 12) == weights(folder / "files", 12), "weights that went through memory gave another run than files")
+        check(weights(out, 60) == weights(folder / "files", 60), "weights that went through memory gave another run than files")
         announced = sorted((out / "broadcasts").glob("step_*"))
         check(announced and not list((out / "broadcasts").glob("step_*/*.safetensors")), f"tensors were written: {announced}")
         check(all((step / "STABLE").exists() and (step / "manifest.json").exists() for step in announced), f"{announced}")
