@@ -1,7 +1,6 @@
 #include "ops/cuda/lora_bf16.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -528,7 +527,7 @@ __global__ void __launch_bounds__(kGradientThreads) gradient_kernel(const Gradie
               acc[m][n][e];
       }
 }
-/// out (+)= scale * the chunks in order.
+/// out (+)= the chunks in order, as add_chunks_kernel of lora.cu does for fp32.
 __global__ void __launch_bounds__(kThreads)
     add_gradient_chunks_kernel(float* out, const float* partial, std::int64_t chunks, std::int64_t count, bool accumulate) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
