@@ -42,7 +42,7 @@ def weights(out, step=STEPS):
 
 
 def proofs(out):
-    return [json.loads(line) for line in (out / "logs/weight_proofs.jsonl").read_text().splitlines()]
+    return harness.rows_of(out / "logs/weight_proofs.jsonl")
 
 
 def test_one_engine_and_three_give_equal_rollouts():

@@ -44,10 +44,6 @@ def run(*arguments, **options):
     return "".join(harness.prl(*arguments, **options))
 
 
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def only(paths):
     paths = list(paths)
     check(len(paths) == 1, f"wanted one of {paths}")
@@ -94,7 +90,7 @@ def test_two_servers_share_two_environments():
         check("Evaluated gsm8k-synthetic" in out and "Avg@2=1.0000" in out and "Pass@2: 1.0000" in out, out)
         results = only((folder / "out/evals").glob("gsm8k-synthetic--m/*/results.jsonl"))
         check(re.fullmatch("[0-9a-f]{8}", results.parent.name), results.parent.name)
-        rows = rows_of(results)
+        rows = harness.rows_of(results)
         check(sorted((row["example_id"], row["rollout_idx"]) for row in rows) == [(e, r) for e in range(8) for r in range(2)], "rows")
         for key in ("prompt", "completion", "task", "reward", "generation_ms", "scoring_ms", "total_ms", "info", "answer",
                     "completion_len", "is_truncated", "correct_answer", "oai_tools", "metrics", "timing", "stop_condition", "error"):
@@ -105,15 +101,15 @@ def test_two_servers_share_two_environments():
                   "avg_error": 0.0, "pass_at_k": {"1": 1.0, "2": 1.0}, "pass_all_k": {"1": 1.0, "2": 1.0}, "is_complete": True}
         check({key: metadata[key] for key in wanted} == wanted, metadata)
         check(metadata["sampling_args"] == {"temperature": 1.0, "max_tokens": 32, "top_k": 7, "guided": {"kind": "x"}}, metadata)
-        traces = rows_of(results.parent / "traces.jsonl")
+        traces = harness.rows_of(results.parent / "traces.jsonl")
         check(len(traces) == 16 and traces[0]["traces"][0]["rewards"]["reward"]["score"] == 1.0, "traces")
-        check(len(rows_of(only((folder / "out/evals").glob("other--m/*/results.jsonl")))) == 6, "the second environment")
+        check(len(harness.rows_of(only((folder / "out/evals").glob("other--m/*/results.jsonl")))) == 6, "the second environment")
         check(len(first.requests) == len(second.requests) == 11, f"{len(first.requests)} and {len(second.requests)} requests")
         body, headers = first.requests[0], first.headers[0]
         check(body["temperature"] == 1.0 and body["max_tokens"] == 32 and body["top_k"] == 7 and body["guided"] == {"kind": "x"}, body)
         check(headers["Authorization"] == "Bearer secret" and headers["X-Team"] == "blue", headers)
         check(headers["X-From"] == "from the environment" and headers["X-Example"].isdigit(), headers)
-        metrics = rows_of(folder / "out/metrics.jsonl")
+        metrics = harness.rows_of(folder / "out/metrics.jsonl")
         check(any(row.get("eval/gsm8k-synthetic/avg@2") == 1.0 and row.get("eval/gsm8k-synthetic/pass@1") == 1.0 for row in metrics), metrics)
         listed = run("results", folder / "out")
         check("gsm8k" in listed and "other" in listed and "pass@2 1.000" in listed, listed)
@@ -160,7 +156,7 @@ def test_an_interrupted_evaluation_goes_on():
             process.send_signal(signal.SIGINT)
             check(process.wait(30) == 130 or process.returncode == 1, f"exit status {process.returncode}")
         gate.set()
-        num_kept = len(rows_of(kept / "results.jsonl"))
+        num_kept = len(harness.rows_of(kept / "results.jsonl"))
         check(num_kept == 5, f"{num_kept} rows were kept")
         errors = run(*arguments, env=ENVIRONMENT, expect=1)
         check("holds results already" in errors, errors)
@@ -170,7 +166,7 @@ def test_an_interrupted_evaluation_goes_on():
         resume = ["eval", "@", config, "--output-dir", folder / "out", "--resume-path", kept]
         out = run(*resume, env=ENVIRONMENT)
         check("Avg@2=1.0000" in out and len(server.requests) - before == 11, f"{len(server.requests) - before} requests: {out}")
-        check(len(rows_of(kept / "results.jsonl")) == 16, "rows")
+        check(len(harness.rows_of(kept / "results.jsonl")) == 16, "rows")
         errors = run(*resume, "--rollouts-per-example", 3, env=ENVIRONMENT, expect=1)
         check("rollouts_per_example" in errors, errors)
 
@@ -191,7 +187,7 @@ def test_a_folder_and_its_checkpoints_are_evaluated_in_the_process():
         check(steps == [0, 2, 30], steps)
         # A server leaves out special tokens inside a reply, which only a model of random weights writes.
         visible = lambda row: re.sub(r"<\|\w+\|>", "", row["completion"][0]["content"])
-        replies = {path.parent: [visible(row) for row in sorted(rows_of(path), key=lambda row: row["example_id"])]
+        replies = {path.parent: [visible(row) for row in sorted(harness.rows_of(path), key=lambda row: row["example_id"])]
                    for path in (folder / "out/evals").rglob("results.jsonl")}
         check(len({tuple(texts) for texts in replies.values()}) == 3, "checkpoints answer alike: their weights were not loaded")
         out = run(*common, "--weights-dir", folder / "weights", "--no-eval-base")
@@ -229,7 +225,7 @@ def test_a_folder_and_its_checkpoints_are_evaluated_in_the_process():
             recorded = json.loads(only((folder / "plain/evals").rglob("metadata.json")).read_text())["policy_version"]
             check(recorded == 10, f"policy_version {recorded}")
         for path in (folder / "served/evals").rglob("metadata.json"):
-            texts = [visible(row) for row in sorted(rows_of(path.parent / "results.jsonl"), key=lambda row: row["example_id"])]
+            texts = [visible(row) for row in sorted(harness.rows_of(path.parent / "results.jsonl"), key=lambda row: row["example_id"])]
             step = json.loads(path.read_text())["ckpt_step"]
             mine = [value for where, value in replies.items()
                     if json.loads((where / "metadata.json").read_text())["ckpt_step"] == step]
@@ -254,16 +250,16 @@ def test_synthetic_data_trains_as_it_is():
         check("Synthesized 12 rollouts of 6 examples" in out, out)
         out = run(*math)
         check("12 rollouts were there already" in out, out)
-        check(len(rows_of(data / "results.jsonl")) == 12, f"{len(rows_of(data / 'results.jsonl'))} rows: a second run doubled them")
+        check(len(harness.rows_of(data / "results.jsonl")) == 12, f"{len(harness.rows_of(data / 'results.jsonl'))} rows: a second run doubled them")
         harness.prl(*math, "--seed", 43)
-        rows = rows_of(data / "results.jsonl")
+        rows = harness.rows_of(data / "results.jsonl")
         check(len(rows) == 24, f"{len(rows)} rows after a run with another seed")
         check(rows[0]["completion"][0]["reasoning_content"].startswith("I add up to"), rows[0])
         check("rollout_idx" not in rows[0] and "oai_tools" in rows[0] and rows[0]["reward"] == 1.0, rows[0])
         world = json.dumps({"num_pages": 12, "num_train": 4, "num_eval": 4})
         out = run(*common, "--env.id", "wiki-search-synthetic", "--env.args", world)
         tools = only((folder / "out/evals").glob("wiki-search-synthetic--m/*/results.jsonl"))
-        row = rows_of(tools)[0]
+        row = harness.rows_of(tools)[0]
         check([message["role"] for message in row["completion"]] == ["assistant", "tool"] * 3 + ["assistant"], row["completion"])
         check(row["tool_defs"][0]["name"] == "search_pages" and row["metrics"]["total_tool_calls"] == 3, row)
         for number, file in enumerate((data / "results.jsonl", tools)):
@@ -287,7 +283,7 @@ def test_failed_groups_leave_no_rows():
                    "--save.disk.path", folder / "data"]
         out = run(*command, expect=1)
         check("1 of 6 groups of gsm8k-synthetic failed and are missing" in out, out)
-        rows = rows_of(folder / "data/results.jsonl")
+        rows = harness.rows_of(folder / "data/results.jsonl")
         check(len(rows) == 15 and not any(row["prompt"][-1]["content"] in refused for row in rows), f"{len(rows)} rows")
         metadata = json.loads((folder / "data/metadata.json").read_text())
         check(metadata["is_complete"] is False and metadata["num_dropped_groups"] == 1 and metadata["num_wanted_examples"] == 6, metadata)
@@ -295,7 +291,7 @@ def test_failed_groups_leave_no_rows():
         refused.add("nothing")
         before = len(server.requests)
         out = run(*command)
-        check(len(server.requests) - before == 3 and len(rows_of(folder / "data/results.jsonl")) == 18, out)
+        check(len(server.requests) - before == 3 and len(harness.rows_of(folder / "data/results.jsonl")) == 18, out)
         check(json.loads((folder / "data/metadata.json").read_text())["is_complete"] is True, "complete now")
 
 
@@ -318,7 +314,7 @@ def test_a_folder_makes_data_in_the_process():
         out = run("synthesize", "--model.name", model, "--env.id", "wordle", "--env.args",
                              json.dumps({"max_guesses": 2, "num_train": 3}), "--sampling.max-tokens", 8, "--output-dir", folder / "out")
         check("Synthesized 3 rollouts" in out, out)
-        rows = rows_of(only((folder / "out").rglob("results.jsonl")))
+        rows = harness.rows_of(only((folder / "out").rglob("results.jsonl")))
         check(all(len(row["completion"]) == 3 for row in rows), "two guesses and what the game said between them")
 
 

@@ -278,12 +278,18 @@ def tensor_digest(folder):
     return hashlib.sha256(json.dumps(tensors, sort_keys=True).encode()).hexdigest()
 
 
+def rows_of(path):
+    """The rows of a .jsonl file that may still be written: a last line without its end is not there yet, nor is a missing file."""
+    path = pathlib.Path(path)
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
 def metrics(output_dir):
     """All rows of metrics.jsonl below a run's folder, merged by step."""
     rows = {}
     for path in pathlib.Path(output_dir).rglob("metrics.jsonl"):
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
+        for row in rows_of(path):
             rows.setdefault(row["step"], {}).update(row)
     return rows
 
@@ -298,7 +304,9 @@ def check_rows(output_dir):
         check(len(keys) == len(set(keys)), f"{path}: a row has a key twice: {sorted(key for key in keys if keys.count(key) > 1)}")
         return dict(pairs)
 
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    text = path.read_text()
+    check(text.endswith("\n"), f"{path}: the last row is cut off")
+    for number, line in enumerate(text.splitlines(), 1):
         row = json.loads(line, object_pairs_hook=unique)
         check(row["step"] > newest.get(row["role"], -1), f"{path}:{number}: step {row['step']} of {row['role']} after {newest[row['role']] if row['role'] in newest else None}")
         newest[row["role"]] = row["step"]

@@ -33,7 +33,7 @@ def check_lock_step(out):
     check(set(rows) >= set(range(1, STEPS + 1)), f"steps {sorted(rows)}")
     worst = max(abs(rows[step]["mismatch_kl/all/mean"]) for step in range(1, STEPS + 1))
     check(worst == 0, f"{out.name}: sampler and trainer differ: mismatch_kl {worst}")
-    proofs = [json.loads(line) for line in (out / "logs/weight_proofs.jsonl").read_text().splitlines()]
+    proofs = harness.rows_of(out / "logs/weight_proofs.jsonl")
     check(proofs and all(proof["is_proven"] for proof in proofs), f"{proofs}")
 
 

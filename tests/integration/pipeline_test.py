@@ -13,15 +13,11 @@ def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
-def rows(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def evaluation(out):
     """The only evaluation below a folder: (metadata, results)."""
     found = list(out.glob("evals/*/*/metadata.json"))
     check(len(found) == 1, f"{len(found)} evaluations below {out}")
-    return json.loads(found[0].read_text()), rows(found[0].parent / "results.jsonl")
+    return json.loads(found[0].read_text()), harness.rows_of(found[0].parent / "results.jsonl")
 
 
 def test_the_chain_from_random_weights_to_an_evaluated_policy():
@@ -29,7 +25,7 @@ def test_the_chain_from_random_weights_to_an_evaluated_policy():
         base = harness.tiny_model(folder / "base")
         check(MODEL_FILES <= names(base), f"{names(base)}")
         data = harness.sft_data(folder / "sft.jsonl", 512)
-        first = rows(data)[0]["messages"]
+        first = harness.rows_of(data)[0]["messages"]
         check([message["role"] for message in first] == ["system", "user", "assistant"], f"{first}")
         check(first[1]["content"][::-1] in first[2]["content"], f"the answer is not the reversed text: {first}")
 
@@ -52,7 +48,7 @@ def test_the_chain_from_random_weights_to_an_evaluated_policy():
         check(names(run / "checkpoints/step_6") == {"trainer", "orchestrator"}, f"{names(run / 'checkpoints/step_6')}")
         check({"rl.log", "trainer.log", "orchestrator.log", "inference.log"} <= names(run / "logs"), f"{names(run / 'logs')}")
         for step in range(1, 7):
-            rollouts = rows(run / f"rollouts/step_{step}/train_rollouts.jsonl")
+            rollouts = harness.rows_of(run / f"rollouts/step_{step}/train_rollouts.jsonl")
             check(len(rollouts) == 16, f"step {step}: {len(rollouts)} rollouts")
             check(all("reward" in rollout and "advantage" in rollout for rollout in rollouts), f"{rollouts[0].keys()}")
         metrics = harness.metrics(run)

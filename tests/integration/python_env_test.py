@@ -15,10 +15,6 @@ import venvs
 ENVS = harness.ROOT / "tests/python_envs"
 
 
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def only(paths):
     paths = list(paths)
     check(len(paths) == 1, f"wanted one of {paths}")
@@ -117,7 +113,7 @@ def test_eval_plays_a_python_environment():
         _, said = harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--env.args", args, "--env.num-workers", 2,
                               "--num-examples", 6, "--sampling.max-completion-tokens", 8, "--retry.reraise", "false",
                               "--output-dir", folder / "out")
-        rows = rows_of(only((folder / "out").rglob("results.jsonl")))
+        rows = harness.rows_of(only((folder / "out").rglob("results.jsonl")))
         check(sorted(row["example_id"] for row in rows) == list(range(6)), f"each rollout once: {[r['example_id'] for r in rows]}")
         errors = {row["example_id"]: row["error"]["error"] for row in rows if row["error"]}
         check(set(errors) == {1, 2} and errors[2] == "WorkerDied", f"only the two that misbehave fail: {errors}")
@@ -138,7 +134,7 @@ def test_rl_trains_in_a_python_environment():
 
 
 def train_rows(folder):
-    return [row for path in sorted(folder.rglob("train_rollouts.jsonl")) for row in rows_of(path)]
+    return [row for path in sorted(folder.rglob("train_rollouts.jsonl")) for row in harness.rows_of(path)]
 
 
 def test_every_seat_trains():
@@ -198,7 +194,7 @@ def test_state_of_an_environment_survives_a_resume():
 
         def run(name, *flags, **top):
             harness.prl("rl", "@", rl_toml(folder / f"{name}.toml", model, env, **top), "--output-dir", folder / name, "--ckpt.interval", 2, *flags)
-            return {int(path.parent.name.split("_")[1]): rows_of(path) for path in (folder / name).rglob("train_rollouts.jsonl")}
+            return {int(path.parent.name.split("_")[1]): harness.rows_of(path) for path in (folder / name).rglob("train_rollouts.jsonl")}
 
         whole = run("whole", max_steps=4)
         run("parts", max_steps=2)
@@ -224,7 +220,7 @@ def test_lock_step_equals_the_native_twin():
             _, said = harness.prl("rl", "@", rl_toml(folder / f"{name}.toml", model, env), "--output-dir", folder / name)
             kl = float(re.search(r"mismatch_kl=([-0-9.e+]+)", said).group(1))
             check(kl == 0, f"{name}: mismatch_kl {kl}")
-            rows = [row for path in sorted((folder / name).rglob("train_rollouts.jsonl")) for row in rows_of(path)]
+            rows = [row for path in sorted((folder / name).rglob("train_rollouts.jsonl")) for row in harness.rows_of(path)]
             check(len(rows) >= 24 and any(row["reward"] > 0 for row in rows), f"{name}: {len(rows)} rollouts")
             samples = sorted((row["trajectory_id"], json.dumps(row["completion"][0]["content"]), row["reward"]) for row in rows)
             losses = [row["loss/mean"] for step, row in sorted(harness.metrics(folder / name).items()) if "loss/mean" in row]
@@ -246,7 +242,7 @@ def test_three_ways_to_the_same_tokens():
                 harness.prl("eval", *url, "--env.id", "words", "--env.kind", "fake", "--env.num-workers", 1, "--env.args", json.dumps({"turns": 3}),
                             "--num-examples", 4, "--sampling.temperature", 0, "--sampling.max-completion-tokens", 16, "--save.disk.path", saved,
                             "--output-dir", folder / "out")
-                rows = rows_of(saved / "results.jsonl")
+                rows = harness.rows_of(saved / "results.jsonl")
                 check(len(rows) == 4 and all(row["num_turns"] == 3 for row in rows), f"{rows}")
                 for row in rows:
                     messages, num_tokens = list(row["prompt"]), 0
@@ -277,7 +273,7 @@ def test_trained_tokens_are_those_of_the_server():
         env = 'id = "words"\nkind = "fake"\nnum_workers = 1\nargs = { num_train = 16, turns = 3 }'
         config = rl_toml(folder / "rl.toml", model, env, max_steps=1)
         harness.prl("rl", "@", config, "--output-dir", folder / "out", "--orchestrator.log-tokens", "--orchestrator.train.filter-zero-advantages", "false")
-        rows, samples = train_rows(folder / "out"), rows_of(only((folder / "out").rglob("train_tokens.jsonl")))
+        rows, samples = train_rows(folder / "out"), harness.rows_of(only((folder / "out").rglob("train_tokens.jsonl")))
         port = harness.free_port()
         with harness.running("inference", "--model.name", model, "--model.served-name", "m", "--server.port", port, "--model.max-model-len", 512,
                              log=folder / "server.log") as server:
@@ -331,7 +327,7 @@ def test_workers_elsewhere():
             harness.prl("eval", "--model.name", model, "--env.id", "words", "--env.kind", "fake", "--num-examples", 4,
                         "--env.address", f"127.0.0.1:{port}, 127.0.0.1:{port + 1}", "--sampling.max-completion-tokens", 4,
                         "--output-dir", folder / "out", env=token)
-        rows = rows_of(only((folder / "out").rglob("results.jsonl")))
+        rows = harness.rows_of(only((folder / "out").rglob("results.jsonl")))
         check(len(rows) == 4 and not any(row["error"] for row in rows), f"{rows}")
 
 

@@ -20,10 +20,6 @@ FAULTS = {
 GOOD_BETWEEN = 2
 
 
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_every_rollout_ends_once_whatever_workers_do():
     with harness.workspace("python-faults") as folder:
         model = harness.tiny_model(folder / "model")
@@ -52,7 +48,7 @@ limits = {{ memory_gb = 2.0, processes = 256, files = 4096 }}
 """)
         began = time.monotonic()
         _, said = harness.prl("eval", "@", folder / "eval.toml", "--output-dir", folder / "out", timeout=240 + 60 * ROUNDS)
-        rows = rows_of(folder / "saved/results.jsonl")
+        rows = harness.rows_of(folder / "saved/results.jsonl")
         check(sorted(row["example_id"] for row in rows) == list(range(args["num_eval"])), f"{len(rows)} rows for {args['num_eval']} tasks")
         by_fault = {}
         for row in rows:

@@ -25,10 +25,6 @@ def python_of(kind):
     return python
 
 
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def guess(messages):
     """Halves what the hints leave of 1 to 100."""
     low, high, said = 1, 100, 50
@@ -96,7 +92,7 @@ path = "{folder}/saved"
         (folder / "eval.toml").write_text(text)
         harness.prl("eval", "@", folder / "eval.toml", "--output-dir", folder / "out")
         judged = sum(body["model"] == "a-judge" for body in server.requests)
-    rows = {env_id: rows_of(folder / "saved" / env_id / "results.jsonl") for _, env_id, _ in environments}
+    rows = {env_id: harness.rows_of(folder / "saved" / env_id / "results.jsonl") for _, env_id, _ in environments}
     for env_id, found in rows.items():
         check(sorted((row["example_id"], row["rollout_idx"]) for row in found) == [(e, r) for e in range(3) for r in range(2)],
               f"{env_id}: each rollout once: {[(row['example_id'], row['rollout_idx']) for row in found]}")
@@ -181,7 +177,7 @@ def test_published_v1_environments():
         for name in ("glossary", "kuhn_poker"):
             harness.prl("eval", "--env.id", name, "--env.path", pathlib.Path(root) / name, "--env.python", python_of("v1"), "--env.num-workers", 1,
                         "--model.name", "m", "--client.base-url", server.url, "--num-examples", 3, "--save.disk.path", folder / name, "--output-dir", folder / "out")
-            rows = rows_of(folder / name / "results.jsonl")
+            rows = harness.rows_of(folder / name / "results.jsonl")
             check(len(rows) == 3 and not any(row["error"] for row in rows), f"{name}: {rows}")
             if name == "glossary":
                 check({row["reward"] for row in rows} == {1.0}, f"{[row['reward'] for row in rows]}")
@@ -227,7 +223,7 @@ max_model_len = 1024
         _, said = harness.prl("rl", "@", config, "--output-dir", folder / "out")
         kls = [float(kl) for kl in re.findall(r"mismatch_kl=([-0-9.e+]+)", said)]
         check(kls and set(kls) == {0.0}, f"tokens and log-probabilities are the sampler's own: mismatch_kl {kls}")
-        rows = [row for path in sorted((folder / "out").rglob("train_rollouts.jsonl")) for row in rows_of(path)]
+        rows = [row for path in sorted((folder / "out").rglob("train_rollouts.jsonl")) for row in harness.rows_of(path)]
         by_env = {}
         for row in rows:
             by_env.setdefault(row["task"], []).append(row)

@@ -94,7 +94,7 @@ def test_a_killed_rank_ends_the_run_with_its_name():
         prepare(folder)
         log = folder / "run.log"
         with harness.running(*sft_arguments(folder, "out", "--deployment.num-gpus", 3, steps=100000), log=log) as run:
-            harness.wait_until(lambda: (folder / "out/metrics.jsonl").exists() or run.poll() is not None, 60, "the first step")
+            harness.wait_until(lambda: harness.rows_of(folder / "out/metrics.jsonl") or run.poll() is not None, 60, "the first step")
             pids = dict(re.findall(r"started (\w+) \(pid (\d+)\)", log.read_text()))
             os.kill(int(pids["sft_rank_2"]), signal.SIGKILL)
             check(run.wait(30) == 1, "the run went on")
@@ -111,8 +111,7 @@ def test_a_killed_rank_is_started_again_and_changes_no_bit():
         flags = ["--deployment.num-gpus", 3, "--healing.max-restarts", 3, "--healing.backoff-seconds", 0.1]
         with harness.running(*sft_arguments(folder, "out", *flags, steps=steps), log=log) as run:
             for number, rank in enumerate(("sft_rank_2", "sft"), 1):  # the second time rank 0
-                harness.wait_until(lambda: len((folder / "out/metrics.jsonl").read_text().splitlines()) > 10 * number
-                                   if (folder / "out/metrics.jsonl").exists() else run.poll() is not None, 60, "steps")
+                harness.wait_until(lambda: len(harness.rows_of(folder / "out/metrics.jsonl")) > 10 * number or run.poll() is not None, 60, "steps")
                 pids = dict(re.findall(r"started (\w+) \(pid (\d+)\)", log.read_text()))
                 os.kill(int(pids[rank]), signal.SIGKILL)
                 harness.wait_until(lambda: log.read_text().count("a rank was let in") >= number or run.poll() is not None, 60,

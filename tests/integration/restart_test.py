@@ -40,8 +40,7 @@ def played(out):
 
 
 def last_row(out, role):
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()] if (out / "metrics.jsonl").exists() else []
-    return max((row["step"] for row in rows if row["role"] == role), default=0)
+    return max((row["step"] for row in harness.rows_of(out / "metrics.jsonl") if row["role"] == role), default=0)
 
 
 def kill_at(run, log, out, role, steps, draw):
@@ -79,7 +78,7 @@ def test_a_killed_orchestrator_goes_on_where_it_was():
             check(played(out) == played(folder / "one"), f"{transport}: other rollouts were trained on")
             rows = harness.check_rows(out)
             check(rows["orchestrator"] == rows["trainer"] == STEPS, f"{transport}: rows {rows}")
-            last = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines() if '"orchestrator"' in line][-1]
+            last = [row for row in harness.rows_of(out / "metrics.jsonl") if row["role"] == "orchestrator"][-1]
             check(last["healing/orchestrator_restarts"] >= 1, f"restarts are not counted: {last}")
             check(not (out / "recovery").exists(), "the state for a restart is left behind")
 

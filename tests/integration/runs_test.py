@@ -137,7 +137,7 @@ def test_three_runs_on_two_slots():
         check(saved(out / "run_beta", 14) == wanted_beta, "beta is not what it is alone")
         check(saved(out / "run_gamma", 6) == wanted_gamma, "gamma is not what it is alone")
         for name in ("beta", "gamma"):
-            proofs = [json.loads(line) for line in (out / f"run_{name}/logs/weight_proofs.jsonl").read_text().splitlines()]
+            proofs = harness.rows_of(out / f"run_{name}/logs/weight_proofs.jsonl")
             check(proofs and all(proof["is_proven"] for proof in proofs), f"{name}: {proofs}")
             check(all(row["mismatch_kl/all/mean"] == 0 for row in harness.metrics(out / f"run_{name}").values() if "mismatch_kl/all/mean" in row),
                   f"{name}: sampler and trainer differ")

@@ -115,7 +115,7 @@ def order(port, name, key=None, headers=None):
 
 
 def trained_steps(out):
-    return max((row["step"] for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()) if row.get("role") in ("trainer", "sft")), default=0) if (out / "metrics.jsonl").exists() else 0
+    return max((row["step"] for row in harness.rows_of(out / "metrics.jsonl") if row.get("role") in ("trainer", "sft")), default=0)
 
 
 def test_the_page_controls_the_run():
