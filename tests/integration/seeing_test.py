@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import threading
-import time
 
 import harness
 from harness import check, prl
@@ -125,12 +124,8 @@ def test_heartbeats_and_the_trainers_metrics():
                         return dict(line.split(" ") for line in harness.request(port, "GET", "/metrics")[1].splitlines() if not line.startswith("#"))
                     return {}
                 shown = harness.wait_until(lambda: (lambda now: now if float(now.get("trainer_step", 0)) >= 2 else None)(gauges()), 120, "two steps in /metrics")
-                row = None
-                for _ in range(100):
-                    row = harness.metrics(folder / "out").get(int(float(shown["trainer_step"])))
-                    if row and "loss/mean" in row:
-                        break
-                    time.sleep(0.05)
+                step = int(float(shown["trainer_step"]))
+                row = harness.wait_until(lambda: next((row for row in harness.rows_of(folder / "out/metrics.jsonl") if (row["role"], row["step"]) == ("trainer", step)), None), 60, f"the trainer's row of step {step}")
                 check(float(shown["trainer_loss"]) == row["loss/mean"] and float(shown["trainer_throughput_tokens_per_sec"]) == row["perf/throughput"], f"{shown}")
                 check(harness.request(port, "GET", "/health") == (200, "ok\n"), "/health")
                 check(harness.request(port, "GET", "/other")[0] == 404, "another path")
