@@ -47,12 +47,16 @@ struct SharedTrainerConfig {
   std::optional<SchedulerConfig> scheduler;
   std::optional<LossConfig> loss;
   double weight = 1.0;
+  std::int64_t max_tokens_in_flight = 0;
   template <class V>
   void visit(V& v) {
     v.field("optim", optim, "Optimizer of this run; the trainer's if not set");
     v.field("scheduler", scheduler, "Learning-rate schedule of this run; the trainer's if not set");
     v.field("loss", loss, "Policy loss of this run; the trainer's if not set");
-    v.field("weight", weight, "Share of the trainer, relative to other runs that have samples for it", {.min = 0.001, .max = 1000});
+    v.field("weight", weight, "Share of the trainer and of the engines, relative to other runs that want them too",
+            {.min = 0.001, .max = 1000});
+    v.field("max_tokens_in_flight", max_tokens_in_flight,
+            "Tokens of the run's requests that an engine runs at once, prompts and all they may write; 0: no limit", {.min = 0});
   }
 };
 

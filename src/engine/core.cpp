@@ -75,6 +75,7 @@ EngineCore::EngineCore(const CoreOptions& options, std::unique_ptr<ModelRunner> 
             return scheduler;
           }(),
           pool_),
+      tenants_(scheduler_),
       runner_(std::move(runner)) {
   if (const auto weights = runner_->weights()) version_ = weights->version;
   scheduler_.change_weights(version_);
@@ -102,6 +103,7 @@ void EngineCore::add(RequestId id, ResolvedRequest resolved, EventSink sink) {
   // Waiting requests may be many: room for the output is reserved with the first token (see append_token).
   sequence.tokens = request.resolved.prompt_ids;
   sequence.num_prompt_tokens = static_cast<std::int64_t>(request.resolved.prompt_ids.size());
+  sequence.tenant = tenants_.of(request.resolved.served);
   requests_.emplace(id, std::move(owned));
   scheduler_.add(sequence);
 }
@@ -142,7 +144,8 @@ bool EngineCore::step() {
         drop_ended();
         return false;
       }
-      PRL_CHECK(is_idle(), "{} sequences run and {} wait, but no step was planned", scheduler_.num_running(), scheduler_.num_waiting());
+      PRL_CHECK(!scheduler_.has_work(), "{} sequences run and {} wait, but no step was planned", scheduler_.num_running(),
+                scheduler_.num_waiting());
       return false;
     }
     try {
@@ -215,7 +218,7 @@ void EngineCore::settle() {
   scheduler_.commit(step.plan);
   bool is_wanted_now = !runner_->works_beside_host();
   for (std::size_t i = 0; i < step.plan.rows.size(); ++i) is_wanted_now |= accept(step.plan.rows[i], step.output.rows[i]);
-  if (is_wanted_now || !scheduler_.has_sequences()) send_news();
+  if (is_wanted_now || !scheduler_.has_work()) send_news();
   drop_ended();
 }
 

@@ -13,6 +13,7 @@
 #include "engine/model_runner.hpp"
 #include "engine/scheduler.hpp"
 #include "engine/steps_under_way.hpp"
+#include "engine/tenant_set.hpp"
 
 namespace prl::engine {
 
@@ -48,17 +49,19 @@ class EngineCore {
   void deliver();
   /// Error as ModelRunner::set_weights, or {kCorrupt} if the model then gives no numbers on the probe prompt, with nothing changed.
   WeightProof update_weights(nn::WeightsPtr weights);
+  /// After deliver() they may be changed.
+  TenantSet& tenants() noexcept { return tenants_; }
   ModelRunner& runner() noexcept { return *runner_; }
-  void reset_prefix_cache() { scheduler_.reset_prefix_cache(); }
   void abort_all(wire::FinishReason reason, const std::string& error);
 
   /// True if the last step() had nothing to do but to wait for token rules.
   bool waits_for_rules() const noexcept { return waits_for_rules_; }
-  bool is_idle() const noexcept { return !scheduler_.has_sequences() && steps_.size() == 0; }
+  /// True if there is nothing to compute; requests of paused tenants may be there.
+  bool is_idle() const noexcept { return !scheduler_.has_work() && steps_.size() == 0; }
   /// Steps that failed since the last one that did not.
   int num_failures_in_a_row() const noexcept { return num_failures_in_a_row_; }
   EngineStats stats() const;
-  const Scheduler& scheduler() const noexcept { return scheduler_; }
+  Scheduler& scheduler() noexcept { return scheduler_; }
   /// Requests that ended since the last call.
   std::vector<RequestId> take_ended();
 
@@ -90,6 +93,7 @@ class EngineCore {
   std::shared_ptr<AdapterSet> adapters_;
   BlockPool pool_;
   Scheduler scheduler_;
+  TenantSet tenants_;
   std::unique_ptr<ModelRunner> runner_;
   StepsUnderWay steps_;
   std::vector<News> news_;

@@ -517,7 +517,7 @@ TEST_P(EngineProperty, EveryRequestEndsOnceAndUndisturbedOnesAreExact) {
         version = PolicyVersion{static_cast<std::int64_t>(rng.next_below(3))};  // versions may come back with other weights
         world.core->update_weights(fake_weights(version.value));
       } else if (choice < 36) {
-        world.core->reset_prefix_cache();
+        world.core->scheduler().reset_prefix_cache();
       } else if (choice < 37) {
         fails_now = true;
       } else if (choice < 38) {

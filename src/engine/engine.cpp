@@ -143,9 +143,11 @@ RequestId Engine::submit(wire::GenerateRequest request, EventSink sink, const st
     fail(ErrorCode::kOverloaded, "{} requests are open, {} may run and {} may wait; try again later", open_.size(), options_.max_num_seqs,
          options_.max_queued_requests);
   }
+  if (const auto tenant = tenants_.find(adapter); tenant != tenants_.end() && tenant->second.state == TenantState::kDraining)
+    fail(ErrorCode::kUnavailable, "run '{}' is draining: it takes no new requests", adapter);
   const RequestId id{++num_requests_};
   if (!resolved->sampling.seed) resolved->seed = mix_seed(options_.seed, id.value);
-  open_.emplace(id, OpenRequest{});
+  open_.emplace(id, OpenRequest{.adapter = adapter});
   ++num_unseen_;
   commands_.push_back([this, id, resolved, receiver = std::move(sink)]() mutable {
     core_->add(id, std::move(*resolved), std::move(receiver));
@@ -245,6 +247,49 @@ nn::WeightsPtr Engine::weights() const {
   return weights_;
 }
 
+void Engine::set_tenant(const std::string& name, TenantOptions options) {
+  if (name.empty()) fail(ErrorCode::kInvalidArgument, "a tenant needs the name of its adapter");
+  if (!(options.weight >= 1e-6 && options.weight <= 1e6))
+    fail(ErrorCode::kInvalidArgument, "tenant '{}': weight: wanted 1e-6 to 1e6, found {}", name, options.weight);
+  if (options.max_tokens_in_flight < 0)
+    fail(ErrorCode::kInvalidArgument, "tenant '{}': max_tokens_in_flight: wanted at least 0, found {}", name, options.max_tokens_in_flight);
+  const std::lock_guard lock(mutex_);
+  if (!tenants_.contains(name) && tenants_.size() >= kMaxTenants)
+    fail(ErrorCode::kOverloaded, "there are {} tenants already, which is the limit", kMaxTenants);
+  tenants_[name] = options;
+  commands_.push_back([this, name, options] {
+    core_->deliver();
+    core_->tenants().set(name, options);
+  });
+  wake_.notify_one();
+}
+
+void Engine::remove_tenant(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  if (tenants_.erase(name) == 0) fail(ErrorCode::kNotFound, "there is no tenant '{}'", name);
+  commands_.push_back([this, name] {
+    core_->deliver();
+    core_->tenants().remove(name);
+  });
+  wake_.notify_one();
+}
+
+std::int64_t Engine::cancel_tenant(const std::string& name) {
+  std::vector<RequestId> ids;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!tenants_.contains(name)) fail(ErrorCode::kNotFound, "there is no tenant '{}'", name);
+    for (const auto& [id, request] : open_)
+      if (request.adapter == name) ids.push_back(id);
+  }
+  for (const RequestId id : ids) cancel(id);
+  return std::ssize(ids);
+}
+
+std::vector<TenantStats> Engine::tenants(std::chrono::milliseconds timeout) {
+  return call<std::vector<TenantStats>>("list its tenants", timeout, [this] { return core_->tenants().stats(); });
+}
+
 void Engine::pause(std::chrono::milliseconds timeout) {
   {
     std::lock_guard lock(mutex_);
@@ -312,7 +357,7 @@ bool Engine::wait_for_work() {
   std::swap(batch_, commands_);
   const bool is_reset = std::exchange(wants_cache_reset_, false);
   lock.unlock();
-  if (is_reset) core_->reset_prefix_cache();
+  if (is_reset) core_->scheduler().reset_prefix_cache();
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -16,6 +17,7 @@
 
 #include "base/ids.hpp"
 #include "engine/step_times.hpp"
+#include "engine/tenant.hpp"
 #include "nn/weights.hpp"
 #include "wire/generate.hpp"
 #include "wire/weight_proof.hpp"
@@ -107,6 +109,17 @@ class Engine {
   /// As proof(), of the model with that adapter. Error{kNotFound}.
   WeightProof proof_of(const std::string& adapter, std::chrono::milliseconds timeout);
 
+  /// Makes a tenant of the requests that name the adapter `name` from now on, or changes one. Error{kInvalidArgument} for options out of
+  /// range, {kOverloaded} if there are kMaxTenants.
+  void set_tenant(const std::string& name, TenantOptions options);
+  /// Later requests belong to nobody in particular; those there go on. Error{kNotFound}.
+  void remove_tenant(const std::string& name);
+  /// Cancels all requests of the tenant; how many there are. Error{kNotFound}.
+  std::int64_t cancel_tenant(const std::string& name);
+  /// Error{kDeadline}.
+  std::vector<TenantStats> tenants(std::chrono::milliseconds timeout);
+  static constexpr std::size_t kMaxTenants = 1024;
+
   /// Stops stepping; running requests are kept, new ones queue. Idempotent. Error{kDeadline} if the step in progress did
   /// not end in time; no other step follows it all the same.
   void pause(std::chrono::milliseconds timeout);
@@ -122,6 +135,7 @@ class Engine {
   using Command = std::function<void()>;
   /// One cancel and one stop per request are queued at most: the queue stays bounded.
   struct OpenRequest {
+    std::string adapter = {};
     bool has_cancel = false, has_stop = false;
   };
 
@@ -144,6 +158,7 @@ class Engine {
   mutable std::mutex mutex_;  ///< guards the fields marked so; never held during a step
   std::condition_variable wake_;
   std::deque<Command> commands_;                                              ///< guarded
+  std::map<std::string, TenantOptions, std::less<>> tenants_;                 ///< guarded; as the commands asked for them
   std::unordered_map<RequestId, OpenRequest> open_;                           ///< guarded
   std::int64_t num_unseen_ = 0;                                               ///< guarded; submitted, and their command has not run
   std::uint64_t num_requests_ = 0;                                            ///< guarded

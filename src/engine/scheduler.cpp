@@ -11,8 +11,6 @@ namespace {
 /// Steps in which a sequence may wait while later ones are admitted: then none is until its adapter has been loaded.
 constexpr std::int32_t kMostPassedOver = 256;
 
-bool comes_before(const Sequence* a, const Sequence* b) { return is_before(*a, *b); }
-
 template <typename Container>
 void insert_sorted(Container& container, Sequence* sequence) {
   container.insert(std::upper_bound(container.begin(), container.end(), sequence, comes_before), sequence);
@@ -46,18 +44,19 @@ Scheduler::Scheduler(const SchedulerOptions& options, BlockPool& pool) : options
 }
 
 void Scheduler::add(Sequence& sequence) {
-  PRL_CHECK(num_blocks_for(sequence.num_tokens()) <= pool_.num_blocks(), "a sequence of {} tokens can never fit {} blocks of {}",
+  PRL_CHECK(pool_.num_blocks_for(sequence.num_tokens()) <= pool_.num_blocks(), "a sequence of {} tokens can never fit {} blocks of {}",
             sequence.num_tokens(), pool_.num_blocks(), pool_.block_size());
   sequence.state = SequenceState::kWaiting;
-  insert_sorted(waiting_, &sequence);
+  waiting_.push(sequence);
 }
 
 void Scheduler::remove(Sequence& sequence) {
   if (sequence.state == SequenceState::kFinished) return;
   if (sequence.state == SequenceState::kRunning) {
     erase_sorted(running_, &sequence);
+    waiting_.leave_batch(sequence, /*has_ended=*/true);
   } else {
-    erase_sorted(waiting_, &sequence);
+    waiting_.erase(sequence);
   }
   drop_blocks(sequence);
   sequence.state = SequenceState::kFinished;
@@ -67,8 +66,10 @@ void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   plan.rows.reserve(static_cast<std::size_t>(options_.max_num_seqs));
   ++num_plans_;
-  if (options_.preempt_period > 0 && num_plans_ % static_cast<std::uint64_t>(options_.preempt_period) == 0 && running_.size() > 1)
-    preempt_last(plan);
+  if (options_.preempt_period > 0 && num_plans_ % static_cast<std::uint64_t>(options_.preempt_period) == 0 && running_.size() > 1) {
+    preempt(*running_.back());
+    ++plan.num_preempted;
+  }
   std::int64_t budget = options_.max_num_batched_tokens;
   plan_running(plan, budget);
   // Blocks are short when a sequence was preempted: an admission now would only be undone.
@@ -78,7 +79,7 @@ void Scheduler::plan(StepPlan& plan) {
 bool Scheduler::can_plan_ahead(const StepPlan& begun) const {
   if (options_.preempt_period > 0) return false;
   // Whoever waits could come in, unless all places are taken.
-  if (!waiting_.empty() && num_running() < options_.max_num_seqs) return false;
+  if (waiting_.has_ready() && num_running() < options_.max_num_seqs) return false;
   std::int64_t num_going_on = 0;
   for (const PlanRow& row : begun.rows) {
     if (!row.is_sampled) return false;
@@ -109,7 +110,7 @@ void Scheduler::plan_ahead(const StepPlan& begun, StepPlan& plan) {
     const bool has_room = !ends && try_grow(*row.sequence, row.first_token + 1);
     if (has_room) {
       plan.rows.push_back(row);
-    } else if (!ends || !waiting_.empty()) {
+    } else if (!ends || waiting_.has_ready()) {
       plan.rows.clear();
       break;
     }
@@ -123,7 +124,8 @@ void Scheduler::plan_running(StepPlan& plan, std::int64_t& budget) {
     Sequence& sequence = *running_[i];
     const std::int64_t count = std::min(sequence.num_tokens() - sequence.num_tokens_computed, budget);
     if (!try_grow(sequence, sequence.num_tokens_computed + count)) {
-      preempt_last(plan);  // perhaps `sequence` itself; then i is past the end
+      preempt(*running_.back());  // perhaps `sequence` itself; then i is past the end
+      ++plan.num_preempted;
       continue;
     }
     if (const std::int64_t num_now = hold_back(plan, sequence, count); num_now > 0) {
@@ -139,21 +141,24 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
   // taking each other's room.
   std::int64_t num_reserved = 0;
   for (const Sequence* sequence : running_)
-    num_reserved += std::max<std::int64_t>(0, num_blocks_for(sequence->num_tokens()) - static_cast<std::int64_t>(sequence->blocks.size()));
+    num_reserved +=
+        std::max<std::int64_t>(0, pool_.num_blocks_for(sequence->num_tokens()) - static_cast<std::int64_t>(sequence->blocks.size()));
   // A little room to grow for those that run, so that an admission is not undone by the next few tokens.
   const std::int64_t num_spare = pool_.num_blocks() / 100;
 
-  std::size_t next = 0;  // of waiting_
-  while (next < waiting_.size() && num_running() < options_.max_num_seqs && budget > 0) {
-    Sequence& sequence = *waiting_[next];
+  waiting_.begin_round();
+  while (num_running() < options_.max_num_seqs && budget > 0) {
+    Sequence* const chosen = waiting_.candidate();
+    if (chosen == nullptr) return;
+    Sequence& sequence = *chosen;
     if (!has_adapter_room(sequence, running_, options_.max_adapters)) {
       if (++sequence.num_passed_over > kMostPassedOver) return;
-      ++next;
+      waiting_.pass_over();
       continue;
     }
     sequence.kv_epoch = epoch_;
     take_prefix(sequence);
-    const std::int64_t num_missing = num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
+    const std::int64_t num_missing = pool_.num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
     const std::int64_t num_left = sequence.num_tokens() - sequence.num_tokens_computed;
     const bool has_room = num_missing + num_reserved + (running_.empty() ? 0 : num_spare) <= pool_.num_free();
     if (!has_room || (!options_.enable_chunked_prefill && num_left > budget)) {
@@ -161,9 +166,9 @@ void Scheduler::plan_waiting(StepPlan& plan, std::int64_t& budget) {
       return;
     }
     const std::int64_t count = std::min(num_left, budget);
+    waiting_.admit();
     PRL_CHECK(try_grow(sequence, sequence.num_tokens_computed + count), "no room for an admitted sequence");
-    num_reserved += num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
-    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(next));
+    num_reserved += pool_.num_blocks_for(sequence.num_tokens()) - static_cast<std::int64_t>(sequence.blocks.size());
     sequence.state = SequenceState::kRunning;
     insert_sorted(running_, &sequence);
     if (sequence.num_cached_tokens < 0) {
@@ -214,19 +219,26 @@ void Scheduler::drop_blocks(Sequence& sequence) noexcept {
 }
 
 bool Scheduler::try_grow(Sequence& sequence, std::int64_t num_tokens) {
-  const std::int64_t num_wanted = num_blocks_for(num_tokens) - static_cast<std::int64_t>(sequence.blocks.size());
+  const std::int64_t num_wanted = pool_.num_blocks_for(num_tokens) - static_cast<std::int64_t>(sequence.blocks.size());
   return num_wanted <= 0 || pool_.try_take(num_wanted, sequence.blocks);
 }
 
-void Scheduler::preempt_last(StepPlan& plan) {
-  Sequence& victim = *running_.back();
-  running_.pop_back();
+void Scheduler::preempt(Sequence& victim) {
+  erase_sorted(running_, &victim);
+  waiting_.leave_batch(victim, /*has_ended=*/false);
   drop_blocks(victim);
   victim.state = SequenceState::kWaiting;
   ++victim.num_preemptions;
   ++stats_.num_preemptions;
-  ++plan.num_preempted;
-  insert_sorted(waiting_, &victim);
+  waiting_.push(victim);
+}
+
+void Scheduler::set_tenant(const TenantPtr& tenant, const TenantOptions& options) {
+  waiting_.set_options(*tenant, options);
+  if (options.state != TenantState::kPaused) return;
+  const std::vector<Sequence*> running = running_;
+  for (Sequence* sequence : running)
+    if (sequence->tenant == tenant) preempt(*sequence);
 }
 
 void Scheduler::add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tokens) {
@@ -266,6 +278,8 @@ void Scheduler::commit(const StepPlan& plan) {
   for (const PlanRow& row : plan.rows) {
     if (row.sequence->state == SequenceState::kFinished) continue;
     row.sequence->num_tokens_computed = row.first_token + row.num_tokens;
+    row.sequence->tenant->num_tokens += row.num_tokens;
+    row.sequence->tenant->num_generation_tokens += row.is_sampled ? 1 : 0;
     // Blocks of a plan made ahead could not be published before their tokens were known.
     if (row.drawn_row >= 0) publish_blocks(*row.sequence, row.sequence->num_tokens_computed);
   }
@@ -281,18 +295,17 @@ void Scheduler::reset_prefix_cache() { pool_.reset_cache(); }
 
 void Scheduler::check_integrity() const {
   pool_.check_integrity();
-  PRL_CHECK(
-      std::is_sorted(running_.begin(), running_.end(), comes_before) && std::is_sorted(waiting_.begin(), waiting_.end(), comes_before),
-      "queues are out of order");
+  waiting_.check_integrity();
+  PRL_CHECK(std::is_sorted(running_.begin(), running_.end(), comes_before), "running sequences are out of order");
   PRL_CHECK(num_running() <= options_.max_num_seqs, "{} sequences run, limit {}", num_running(), options_.max_num_seqs);
-  for (const Sequence* sequence : waiting_) {
-    PRL_CHECK(sequence->state == SequenceState::kWaiting && sequence->blocks.empty() && sequence->num_tokens_computed == 0,
-              "waiting sequence {} holds {} blocks", sequence->request_id.value, sequence->blocks.size());
-  }
+  waiting_.for_each([](const Sequence& sequence) {
+    PRL_CHECK(sequence.state == SequenceState::kWaiting && sequence.blocks.empty() && sequence.num_tokens_computed == 0,
+              "waiting sequence {} holds {} blocks", sequence.request_id.value, sequence.blocks.size());
+  });
   std::vector<std::int32_t> num_refs(static_cast<std::size_t>(pool_.num_blocks()), 0);
   for (const Sequence* sequence : running_) {
     PRL_CHECK(sequence->state == SequenceState::kRunning, "sequence {} runs and says it does not", sequence->request_id.value);
-    PRL_CHECK(num_blocks_for(sequence->num_tokens_computed) <= static_cast<std::int64_t>(sequence->blocks.size()),
+    PRL_CHECK(pool_.num_blocks_for(sequence->num_tokens_computed) <= static_cast<std::int64_t>(sequence->blocks.size()),
               "sequence {} computed {} tokens in {} blocks", sequence->request_id.value, sequence->num_tokens_computed,
               sequence->blocks.size());
     PRL_CHECK(sequence->num_tokens_computed < sequence->num_tokens(), "sequence {} has nothing left to compute",

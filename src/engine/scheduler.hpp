@@ -1,13 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <vector>
 
 #include "engine/kv/block_pool.hpp"
 #include "engine/sequence.hpp"
 #include "engine/step_plan.hpp"
+#include "engine/waiting_line.hpp"
 
 namespace prl::engine {
 
@@ -31,7 +31,7 @@ struct SchedulerStats {
 /// they are destroyed.
 ///
 /// Invariants (check_integrity):
-///   1. running and waiting are sorted by is_before;
+///   1. running, and what waits of each tenant, is sorted by is_before;
 ///   2. a waiting sequence holds no blocks and has computed nothing, so preempting all others always makes room for one;
 ///   3. a running sequence's blocks cover num_tokens_computed;
 ///   4. a block shared by two sequences is full, so no sequence writes to it.
@@ -44,7 +44,7 @@ class Scheduler {
   /// name it, and a step that has begun may still write to the blocks: later steps that get them run after it.
   void remove(Sequence& sequence);
   /// Sets `plan` to the next step. Running sequences go first, in service order; when blocks run out the last of them is preempted (its
-  /// blocks are released and it starts over later, to the same result). Then waiting ones are admitted, in order, as
+  /// blocks are released and it starts over later, to the same result). Then waiting ones are admitted, as WaitingLine says, as
   /// long as the whole sequence fits; those whose adapters find no room are passed over, a bounded number of times. Empty rows: nothing to
   /// do. Sequences that may not draw yet (SchedulerOptions::may_draw) go no further than the token before.
   void plan(StepPlan& plan);
@@ -59,16 +59,19 @@ class Scheduler {
   /// Invalidates the prefix cache, for instance because a step failed and its blocks may hold anything.
   void reset_prefix_cache();
 
+  /// A share, a limit or a pause from the next step on. Not while a step is in flight. A pause preempts what the tenant runs.
+  void set_tenant(const TenantPtr& tenant, const TenantOptions& options);
+
   std::span<Sequence* const> running() const noexcept { return running_; }
   std::int64_t num_running() const noexcept { return static_cast<std::int64_t>(running_.size()); }
-  std::int64_t num_waiting() const noexcept { return static_cast<std::int64_t>(waiting_.size()); }
-  bool has_sequences() const noexcept { return !running_.empty() || !waiting_.empty(); }
+  std::int64_t num_waiting() const noexcept { return waiting_.size(); }
+  /// True if there is one that no pause holds back.
+  bool has_work() const noexcept { return !running_.empty() || waiting_.has_ready(); }
   const SchedulerStats& stats() const noexcept { return stats_; }
   const BlockPool& pool() const noexcept { return pool_; }
   void check_integrity() const;
 
  private:
-  std::int64_t num_blocks_for(std::int64_t num_tokens) const noexcept { return (num_tokens + pool_.block_size() - 1) / pool_.block_size(); }
   [[nodiscard]] bool can_plan_ahead(const StepPlan& begun) const;
   void plan_running(StepPlan& plan, std::int64_t& budget);
   void plan_waiting(StepPlan& plan, std::int64_t& budget);
@@ -78,7 +81,7 @@ class Scheduler {
   std::int64_t hold_back(StepPlan& plan, Sequence& sequence, std::int64_t count);
   void drop_blocks(Sequence& sequence) noexcept;
   [[nodiscard]] bool try_grow(Sequence& sequence, std::int64_t num_tokens);
-  void preempt_last(StepPlan& plan);
+  void preempt(Sequence& victim);
   void add_row(StepPlan& plan, Sequence& sequence, std::int64_t num_tokens);
   /// Publishes the blocks that this step fills, so that rows planned after this one can share them.
   void publish_blocks(Sequence& sequence, std::int64_t num_tokens);
@@ -86,7 +89,7 @@ class Scheduler {
   SchedulerOptions options_;
   BlockPool& pool_;
   std::vector<Sequence*> running_;
-  std::deque<Sequence*> waiting_;
+  WaitingLine waiting_;
   SchedulerStats stats_;
   PolicyVersion version_;
   std::uint64_t epoch_ = 0;

@@ -8,6 +8,7 @@
 
 #include "base/ids.hpp"
 #include "engine/served_adapter.hpp"
+#include "engine/tenant.hpp"
 #include "ops/logit_edits.hpp"
 #include "wire/generate.hpp"
 #include "wire/slow_token_rule.hpp"
@@ -48,6 +49,7 @@ struct Sequence {
   RequestId request_id;
   std::uint64_t arrival = 0;                 ///< first come, first served among equal priorities
   const ResolvedRequest* request = nullptr;  ///< outlives the sequence
+  TenantPtr tenant;                          ///< nullptr: that of requests that belong to nobody in particular
   void* owner = nullptr;                     ///< for the caller of the scheduler; never read by it
   std::uint64_t seed = 0;
   std::chrono::steady_clock::time_point first_step;  ///< when its first step was planned
@@ -66,6 +68,8 @@ struct Sequence {
   std::int64_t num_hashed_blocks = 0;
   BlockHash last_hash;               ///< of block num_hashed_blocks - 1, or the root
   AdapterKey kv_adapter;             ///< at admission: what was cached with another version of the adapter is not published
+  double charge = 0;                 ///< tokens that its tenant was charged at its admission
+  std::int64_t charge_begin = 0;     ///< num_tokens_computed then
   std::int32_t num_passed_over = 0;  ///< times that others were admitted before it, for the sake of their adapters
 
   std::vector<float> prompt_logprobs;  ///< [0] is 0; grows with the prompt's progress; empty unless asked for
@@ -89,5 +93,6 @@ inline bool is_before(const Sequence& a, const Sequence& b) noexcept {
   if (a.request->priority != b.request->priority) return a.request->priority < b.request->priority;
   return a.arrival < b.arrival;
 }
+inline bool comes_before(const Sequence* a, const Sequence* b) noexcept { return is_before(*a, *b); }
 
 }  // namespace prl::engine

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 #include <cstdlib>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -80,6 +83,22 @@ std::string adapter_name(const config::OrchestratorConfig& config) {
   return lora && lora->name ? *lora->name : std::string();
 }
 
+/// What the engines hear of the run's share of them; empty of a run that has them to itself.
+std::function<std::string()> share_of(const config::OrchestratorConfig& config) {
+  const std::string adapter = adapter_name(config);
+  if (!config.run || adapter.empty()) return {};
+  return [adapter, folder = config.output_dir, own = *config.run] {
+    std::optional<double> asked;
+    try {
+      asked = read_control(folder).weight;
+    } catch (const Error& error) {
+      log::debug("the share of the run stays: {}", error.what());
+    }
+    return boost::json::serialize(
+        boost::json::object{{"name", adapter}, {"weight", asked.value_or(own.weight)}, {"max_tokens_in_flight", own.max_tokens_in_flight}});
+  };
+}
+
 }  // namespace
 
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token outer_stop) {
@@ -113,7 +132,8 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
                                                          router::WeightUpdaterOptions{.api_key = admin_key ? admin_key
                                                                                                  : key     ? key
                                                                                                            : "",
-                                                                                      .claim = run_claim(config.output_dir)});
+                                                                                      .claim = run_claim(config.output_dir),
+                                                                                      .share = share_of(config)});
   const ServersReleased at_the_end(io, updater);
   for (const std::string& root : roots) engines->add(root);
   if (updated != engines)

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -8,6 +9,9 @@
 #include "net/http_server.hpp"
 
 namespace prl::net {
+
+/// Compares in time that does not depend on where the keys differ.
+bool is_same_key(std::string_view a, std::string_view b) noexcept;
 
 /// Who may use a route.
 enum class Access {
@@ -38,6 +42,8 @@ class RequestGuard {
   };
   explicit RequestGuard(Options options);
 
+  /// Other keys of the routes of Access::kApiKey, for instance those of single runs. It may be called from any thread.
+  void accept_keys(std::function<bool(const HttpRequest&)> has_other_key) { has_other_key_ = std::move(has_other_key); }
   void add_route(const std::string& method, const std::string& path, Access access) { routes_[path][method] = access; }
   HttpServer::Verdict operator()(const HttpRequest& request) const;
 
@@ -55,6 +61,7 @@ class RequestGuard {
   void check_page(const HttpRequest& request, bool is_allowed) const;
 
   Options options_;
+  std::function<bool(const HttpRequest&)> has_other_key_;
   bool is_loopback_;
   std::map<std::string, Methods> routes_;
 };

@@ -32,6 +32,7 @@ namespace {
 constexpr int kLoneRetries = 5;
 constexpr auto kCatchUpTime = 12min;
 constexpr auto kProofTime = 60s;
+constexpr int kNotFound = 404;
 
 /// Whether the engine could not be reached, so that it may do better once it is up again.
 bool is_away(ErrorCode code) { return code == ErrorCode::kUnavailable || code == ErrorCode::kDeadline || code == ErrorCode::kIo; }
@@ -80,6 +81,16 @@ net::HttpCall proof_call(const WeightUpdater::State& state, const std::string& u
   return call;
 }
 
+net::HttpCall share_call(const WeightUpdater::State& state, const std::string& url) {
+  net::HttpCall call;
+  call.method = "POST";
+  call.url = url + "/runs";
+  call.body = state.options.share();
+  call.timeout = kProofTime;
+  if (!state.options.api_key.empty()) call.bearer = state.options.api_key;
+  return call;
+}
+
 asio::awaitable<std::string> send_update(Shared state, EngineView engine, WeightUpdate update, net::TimePoint deadline, int max_retries) {
   bool is_first = false;
   {
@@ -102,6 +113,11 @@ asio::awaitable<std::string> send_update(Shared state, EngineView engine, Weight
     const net::HttpReply answer = co_await std::move(asking);
     answer.raise_for_status(fmt::format("proof of adapter '{}' of {}", update.adapter, engine.url));
     proof = answer.body;
+    if (state->options.share) {
+      auto sharing = state->client->call(share_call(*state, engine.url));
+      const net::HttpReply shared = co_await std::move(sharing);
+      if (shared.status != kNotFound) shared.raise_for_status(fmt::format("share of run '{}' of {}", update.adapter, engine.url));
+    }
   }
   update.verify(proof, engine.url);
   std::lock_guard lock(state->mutex);

@@ -28,6 +28,9 @@ struct WeightUpdate {
 struct WeightUpdaterOptions {
   std::string api_key = {};  ///< of the admin routes; empty: the client's own
   std::string claim = {};    ///< the run, for servers that it did not start (net::RunClaim); empty: servers are not claimed
+  /// Of an adapter's run: the body of POST /runs, by which an engine learns what share of it the run gets. It goes along with every update;
+  /// engines without that route have no shares. Called from any thread.
+  std::function<std::string()> share = {};
   /// What an engine gets beyond the time that the first one took, and that time again, before the run goes on without it.
   std::chrono::milliseconds patience{10'000};
 };

@@ -120,6 +120,7 @@ ApiServer::~ApiServer() {
 void ApiServer::add_routes() {
   const ApiOptions& o = context_->options;
   net::RequestGuard guard({o.api_key, o.admin_api_key, o.cors_origins, o.allowed_hosts, o.host, o.run_id});
+  guard.accept_keys([context = context_](const net::HttpRequest& request) { return context->tenants.run_of(request).has_value(); });
   const auto add = [&](const char* method, std::string path, Route route, Access access) {
     guard.add_route(method, path, access);
     http_->route(method, std::move(path), [context = context_, route](HttpRequest request) { return route(context, std::move(request)); });
@@ -149,6 +150,13 @@ void ApiServer::add_routes() {
   add("POST", "/v1/load_lora_adapter", load_lora_adapter, Access::kWeights);
   add("POST", "/v1/unload_lora_adapter", unload_lora_adapter, Access::kWeights);
   add("POST", "/load_lora_adapter", put_lora_adapter, Access::kWeights);
+  add("GET", "/runs", list_runs, Access::kAdminKey);
+  add("POST", "/runs", put_run, Access::kAdminKey);
+  add("POST", "/runs/pause", pause_run, Access::kAdminKey);
+  add("POST", "/runs/resume", resume_run, Access::kAdminKey);
+  add("POST", "/runs/drain", drain_run, Access::kAdminKey);
+  add("POST", "/runs/cancel", cancel_run, Access::kAdminKey);
+  add("POST", "/runs/remove", remove_run, Access::kAdminKey);
   guard.add_route("GET", "/metrics", Access::kOpen);
   http_->route("GET", "/metrics", [this](HttpRequest request) { return metrics(std::move(request)); });
   http_->set_gate(std::move(guard));

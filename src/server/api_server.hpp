@@ -12,7 +12,7 @@ namespace prl::server {
 ///
 /// Routes: /v1/chat/completions, /v1/chat/completions/tokens, /v1/completions, /v1/models, /inference/v1/generate, /tokenize,
 /// /detokenize, /health, /liveness, /ping, /version, /metrics, and for administrators /update_weights, /reload_weights,
-/// /weight_proof, /pause, /resume, /reset_prefix_cache, /v1/load_lora_adapter, /v1/unload_lora_adapter, /load_lora_adapter.
+/// /weight_proof, /pause, /resume, /reset_prefix_cache, /v1/load_lora_adapter, /v1/unload_lora_adapter, /load_lora_adapter, /runs.
 /// docs/http-api.md has their fields.
 class ApiServer {
  public:

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/ids.hpp"
 #include "engine/engine.hpp"
@@ -48,6 +49,12 @@ class Backend {
   virtual void pause() = 0;
   virtual void resume() = 0;
   virtual void reset_prefix_cache() = 0;
+  /// As the engine's, in which tenants are runs. Those of a backend without tenants fail with Error{kNotImplemented}.
+  virtual void set_tenant(const std::string& name, const engine::TenantOptions& options);
+  virtual void remove_tenant(const std::string& name);
+  virtual std::int64_t cancel_tenant(const std::string& name);
+  /// Slow.
+  virtual std::vector<engine::TenantStats> tenants();
   /// nullptr: no adapters are served.
   virtual AdapterBook* adapters() { return nullptr; }
   /// As proof(), of the model with that adapter. Slow. Error{kNotFound}.

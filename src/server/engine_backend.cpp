@@ -14,6 +14,13 @@ engine::WeightProof Backend::proof_of(const std::string& adapter) {
   fail(ErrorCode::kNotFound, "there is no adapter '{}': none are served", adapter);
 }
 
+void Backend::set_tenant(const std::string&, const engine::TenantOptions&) {
+  fail(ErrorCode::kNotImplemented, "this backend has no runs that share it");
+}
+void Backend::remove_tenant(const std::string&) { fail(ErrorCode::kNotImplemented, "this backend has no runs that share it"); }
+std::int64_t Backend::cancel_tenant(const std::string&) { fail(ErrorCode::kNotImplemented, "this backend has no runs that share it"); }
+std::vector<engine::TenantStats> Backend::tenants() { return {}; }
+
 void EngineBackend::serve_adapters(AdapterBook::Loader adapter_loader, std::size_t max_in_memory) {
   adapters_.emplace(engine_->adapters(), std::move(adapter_loader), max_in_memory);
 }
@@ -52,6 +59,10 @@ engine::WeightProof EngineBackend::reload_weights() { return engine_->update_wei
 engine::WeightProof EngineBackend::proof() { return engine_->proof(timeout_); }
 void EngineBackend::pause() { engine_->pause(timeout_); }
 void EngineBackend::resume() { engine_->resume(); }
+void EngineBackend::set_tenant(const std::string& name, const engine::TenantOptions& options) { engine_->set_tenant(name, options); }
+void EngineBackend::remove_tenant(const std::string& name) { engine_->remove_tenant(name); }
+std::int64_t EngineBackend::cancel_tenant(const std::string& name) { return engine_->cancel_tenant(name); }
+std::vector<engine::TenantStats> EngineBackend::tenants() { return engine_->tenants(timeout_); }
 void EngineBackend::reset_prefix_cache() { engine_->reset_prefix_cache(); }
 
 }  // namespace prl::server

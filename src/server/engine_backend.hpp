@@ -32,6 +32,10 @@ class EngineBackend final : public Backend {
   void pause() override;
   void resume() override;
   void reset_prefix_cache() override;
+  void set_tenant(const std::string& name, const engine::TenantOptions& options) override;
+  void remove_tenant(const std::string& name) override;
+  std::int64_t cancel_tenant(const std::string& name) override;
+  std::vector<engine::TenantStats> tenants() override;
   AdapterBook* adapters() override { return adapters_ ? &*adapters_ : nullptr; }
   engine::WeightProof proof_of(const std::string& adapter) override;
 

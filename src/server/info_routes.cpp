@@ -22,7 +22,7 @@ constexpr const char* kVersion = "0.1.0";
 std::string tokenize_body(const ServerContext& context, const HttpRequest& request) {
   const boost::json::object body = parse_body(request.body);
   const JsonFields fields(body);
-  check_model(context, body);
+  check_model(context, request, body);
   std::vector<std::int32_t> ids;
   if (fields.has("messages")) {
     ids = render_chat(context, body, fields.boolean("add_special_tokens").value_or(false)).ids;
@@ -55,7 +55,7 @@ std::string tokenize_body(const ServerContext& context, const HttpRequest& reque
 std::string detokenize_body(const ServerContext& context, const HttpRequest& request) {
   const boost::json::object body = parse_body(request.body);
   const JsonFields fields(body);
-  check_model(context, body);
+  check_model(context, request, body);
   const boost::json::array* list = fields.array("tokens");
   if (list && list->size() > max_token_count(context))
     net::fail_param("tokens",

@@ -220,8 +220,14 @@ bool is_served_name(const ServerContext& context, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-std::string check_model(const ServerContext& context, const boost::json::object& body) {
-  const auto model = JsonFields(body).string("model");
+std::string check_model(const ServerContext& context, const net::HttpRequest& request, const boost::json::object& body) {
+  auto model = JsonFields(body).string("model");
+  if (const std::optional<std::string> run = context.tenants.run_of(request)) {
+    if (!model) model = *run;
+    if (*model != *run)
+      throw net::HttpError(403, ErrorCode::kUnauthorized, fmt::format("the key is that of run '{}', and it may not use '{}'", *run, *model),
+                           "model");
+  }
   if (!model) return context.options.served_names.front();
   if (is_served_name(context, *model)) return *model;
   AdapterBook* const book = context.backend->adapters();
@@ -233,8 +239,8 @@ std::string check_model(const ServerContext& context, const boost::json::object&
 
 namespace {
 
-void read_model(PreparedRequest& out, const ServerContext& context, const boost::json::object& body) {
-  out.model = check_model(context, body);
+void read_model(PreparedRequest& out, const ServerContext& context, const net::HttpRequest& request, const boost::json::object& body) {
+  out.model = check_model(context, request, body);
   if (!is_served_name(context, out.model)) out.adapter = out.model;
 }
 
@@ -312,7 +318,7 @@ PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpR
   const JsonFields fields(body);
   PreparedRequest out;
   out.id = context.make_id(id_prefix, own_id(fields, request));
-  read_model(out, context, body);
+  read_model(out, context, request, body);
   out.sampling = read_sampling(fields, context, context.options.sampling_defaults);
   out.max_tokens_limit = context.options.sampling_defaults.max_tokens;
   read_envelope(out, fields, request);
@@ -376,7 +382,7 @@ PreparedRequest prepare_completion(const ServerContext& context, const net::Http
   PreparedRequest out;
   out.ignored = check_members(body, BodyKind::kCompletion, context.options.is_strict);
   out.id = context.make_id("cmpl-", own_id(fields, request));
-  read_model(out, context, body);
+  read_model(out, context, request, body);
   out.sampling = read_sampling(fields, context, context.options.sampling_defaults);
   out.max_tokens_limit = context.options.sampling_defaults.max_tokens;
   read_envelope(out, fields, request);
@@ -413,7 +419,7 @@ PreparedRequest prepare_generate(const ServerContext& context, const net::HttpRe
   const boost::json::object body = parse_body(request.body);
   const JsonFields fields(body);
   PreparedRequest out;
-  read_model(out, context, body);
+  read_model(out, context, request, body);
   out.ignored = check_members(body, BodyKind::kGenerate, context.options.is_strict);
   out.id = context.make_id("generate-tokens-", own_id(fields, request));
   if (fields.has("features") || fields.has("content_parts"))

@@ -87,7 +87,8 @@ bool is_beyond(const text::Tokenizer& tokenizer, std::string_view text, std::siz
 /// whole.
 std::vector<std::int32_t> encode_prompt(const ServerContext& context, std::string_view text, text::EncodeOptions options, bool is_cut);
 /// 404 unless `model` is absent, one of the served names or that of an adapter, which is in memory then. Returns the name to answer with.
-std::string check_model(const ServerContext& context, const boost::json::object& body);
+/// With the key of a run it is that run's adapter, or 403.
+std::string check_model(const ServerContext& context, const net::HttpRequest& request, const boost::json::object& body);
 /// True for the names of the model itself.
 bool is_served_name(const ServerContext& context, const std::string& name);
 

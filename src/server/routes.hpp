@@ -39,6 +39,15 @@ Reply pause(Context context, HttpRequest request);
 Reply resume(Context context, HttpRequest request);
 Reply reset_prefix_cache(Context context, HttpRequest request);
 
+/// Runs that share the engine (TenantBook). put_run makes one or changes it.
+Reply list_runs(Context context, HttpRequest request);
+Reply put_run(Context context, HttpRequest request);
+Reply pause_run(Context context, HttpRequest request);
+Reply resume_run(Context context, HttpRequest request);
+Reply drain_run(Context context, HttpRequest request);
+Reply cancel_run(Context context, HttpRequest request);
+Reply remove_run(Context context, HttpRequest request);
+
 /// As vLLM has them, answering in plain text.
 Reply load_lora_adapter(Context context, HttpRequest request);
 Reply unload_lora_adapter(Context context, HttpRequest request);

@@ -16,6 +16,7 @@
 #include "server/response_store.hpp"
 #include "server/sampling_defaults.hpp"
 #include "server/server_metrics.hpp"
+#include "server/tenant_book.hpp"
 #include "text/chat_template.hpp"
 #include "text/renderer.hpp"
 #include "text/tokenizer.hpp"
@@ -51,7 +52,8 @@ struct ApiOptions {
   std::size_t max_text_jobs = 4096;  ///< requests that wait to be tokenized; beyond it 429
 };
 
-/// State shared by the handlers of one server. Everything but the counters, `claim` and `broadcaster` is fixed after construction.
+/// State shared by the handlers of one server. Everything but the counters, `claim`, `tenants` and `broadcaster` is fixed after
+/// construction.
 struct ServerContext {
   ApiOptions options;
   Backend* backend = nullptr;  ///< borrowed
@@ -67,6 +69,7 @@ struct ServerContext {
   std::unique_ptr<net::WorkerPool> large_workers;  ///< the same for large bodies, so that small ones never wait for them
   std::unique_ptr<net::WorkerPool> rule_workers;   ///< automata of structured output
   std::unique_ptr<net::WorkerPool> admin_worker;   ///< one thread: changes of weights happen one after the other
+  TenantBook tenants;                              ///< runs that share the engine
   net::RunClaim claim;                             ///< of a server that belongs to no run by its start
   std::string broadcaster;                         ///< store of the trainer that sends weights; of the admin thread alone
   std::int64_t created = 0;                        ///< unix time of the start

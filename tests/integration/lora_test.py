@@ -5,6 +5,8 @@ import contextlib
 import json
 import shutil
 import struct
+import threading
+import time
 
 import harness
 from harness import check, prl, request
@@ -175,6 +177,71 @@ def test_a_server_takes_adapters_by_name():
             check(complete(port, "tiny") == base and complete(port, "first") == own["first"], "others changed")
 
 
+def test_runs_share_a_server_as_their_weights():
+    """Two runs whose requests always wait: tokens as 1 to 3. Then a run is paused, drained and cancelled, and a key samples for its own run alone."""
+    key, admin, own = "the-key-of-the-server", "the-key-of-its-admin", "the-key-of-run-a-alone"
+
+    def order(path, **body):
+        return request(port, "POST", path, body, {"Authorization": f"Bearer {admin}"})
+
+    def runs():
+        return {run["name"]: run for run in request(port, "GET", "/runs", headers={"Authorization": f"Bearer {admin}"})[1]["data"]}
+
+    def ask(model, tokens=64, bearer=key):
+        return request(port, "POST", "/v1/completions", {"model": model, "prompt": "abcd", "max_tokens": tokens, "temperature": 0, "ignore_eos": True},
+                       {"Authorization": f"Bearer {bearer}"}, timeout=120)
+
+    with harness.workspace("lora-runs") as folder:
+        adapters = {name: train_adapter(folder, name, 4, seed) for name, seed in (("a", 1), ("b", 2))}
+        with server(folder, "--server.api-key", key, "--server.admin-api-key", admin, "--max-num-seqs", 4) as port:
+            for name, path in adapters.items():
+                check(order("/v1/load_lora_adapter", lora_name=name, lora_path=str(path))[0] == 200, f"adapter {name}")
+            check(order("/runs", name="a", weight=1, api_key=own)[0] == 200 and order("/runs", name="b", weight=3)[0] == 200, "POST /runs")
+            alone = ask("a", 40)[1]["choices"][0]["text"]
+            is_over = threading.Event()
+
+            def client(name):
+                while not is_over.is_set():
+                    check(ask(name)[0] == 200, f"a request of {name}")
+
+            with concurrent.futures.ThreadPoolExecutor(16) as pool:
+                clients = [pool.submit(client, name) for name in "ab" for _ in range(8)]
+                try:
+                    shares, before, deadline = {"a": 0, "b": 0}, runs(), time.monotonic() + 60
+                    while sum(shares.values()) < 25_000 and time.monotonic() < deadline:
+                        time.sleep(0.02)
+                        now = runs()
+                        if all(state[name]["num_requests_waiting"] > 0 for state in (before, now) for name in "ab"):  # both want more than there is
+                            for name in "ab":
+                                shares[name] += now[name]["num_tokens"] - before[name]["num_tokens"]
+                        before = now
+                finally:
+                    is_over.set()
+                for one in clients:
+                    one.result(120)
+            check(sum(shares.values()) > 5000, f"too little was measured: {shares}")
+            check(2.7 < shares["b"] / shares["a"] < 3.3, f"wanted 1 to 3, found {shares}")
+
+            check(order("/runs/pause", name="a")[0] == 200, "pause")
+            with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                held = pool.submit(ask, "a", 40, own)
+                harness.wait_until(lambda: runs()["a"]["num_requests_waiting"] == 1, 30, "the request of the paused run")
+                check(ask("b", 8)[0] == 200 and not held.done(), "the other run goes on, the paused one does not")
+                check(order("/runs/resume", name="a")[0] == 200 and held.result(60)[1]["choices"][0]["text"] == alone, "other tokens after a pause")
+                order("/runs/pause", name="a")
+                held = pool.submit(ask, "a", 40)
+                harness.wait_until(lambda: runs()["a"]["num_requests_waiting"] == 1, 30, "another request")
+                status, reply = order("/runs/cancel", name="a")
+                check(status == 200 and reply["num_requests"] == 1, f"{status} {reply}")
+                held.result(60)
+            check(order("/runs/drain", name="a")[0] == 200, "drain")
+            refused(ask("a"), 503, "draining")
+            check(ask("b", 4)[0] == 200 and order("/runs/resume", name="a")[0] == 200 and ask("a", 4)[0] == 200, "after the drain")
+            refused(ask("b", bearer=own), 403, "may not use")
+            refused(request(port, "POST", "/runs/pause", {"name": "b"}, {"Authorization": f"Bearer {own}"}), 401, "key")
+            check(order("/runs/remove", name="b")[0] == 200 and set(runs()) == {"a"}, "remove")
+
+
 def test_adapters_that_cannot_be_served_are_refused_by_name():
     with harness.workspace("lora-faults") as folder:
         good = train_adapter(folder, "good", 4, 1)
@@ -238,4 +305,4 @@ def test_adapters_that_cannot_be_served_are_refused_by_name():
 
 if __name__ == "__main__":
     harness.main(test_one_process_and_several_learn_the_same_adapter, test_what_cannot_be_adapted_is_refused_before_the_run,
-                 test_sft_trains_an_adapter_and_convert_merges_it, test_a_server_takes_adapters_by_name, test_adapters_that_cannot_be_served_are_refused_by_name)
+                 test_sft_trains_an_adapter_and_convert_merges_it, test_a_server_takes_adapters_by_name, test_runs_share_a_server_as_their_weights, test_adapters_that_cannot_be_served_are_refused_by_name)

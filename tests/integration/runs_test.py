@@ -114,7 +114,8 @@ def test_three_runs_on_two_slots():
             harness.wait_until(lambda: has_state(out, "beta", "paused"), 60, "the first slots")
             check((out / "run_bad/configs/error.txt").read_text().find("no_such_key") >= 0, "error.txt does not name the key")
             # A third finds no slot until one is free.
-            orchestrator_config(out / "run_gamma/configs/orch.toml", "gamma", port, max_steps=6, rank=8, seed=7)
+            orchestrator_config(out / "run_gamma/configs/orch.toml", "gamma", port, max_steps=6, rank=8, seed=7,
+                                run="weight = 2.5\nmax_tokens_in_flight = 4000")
             harness.wait_until(lambda: has_state(out, "gamma", "waiting"), 60, "the third to wait")
             alpha = stack.enter_context(orchestrator(out, "alpha", log=folder / "alpha.log"))
             beta = stack.enter_context(orchestrator(out, "beta", log=folder / "beta.log"))
@@ -129,6 +130,10 @@ def test_three_runs_on_two_slots():
             ends_well(gamma, "gamma")
             harness.wait_until(lambda: has_state(out, "beta", "ended") and has_state(out, "gamma", "ended"), 60, "both to end")
             check(not (out / "run_alpha").exists(), "the folder of a run that was taken away was made again")
+            shares = {run["name"]: run for run in harness.request(port, "GET", "/runs")[1]["data"]}
+            check(shares["beta"]["weight"] == 1 and shares["gamma"]["weight"] == 2.5 and shares["gamma"]["max_tokens_in_flight"] == 4000,
+                  f"the server was not told the runs' shares: {shares}")
+            check(all(shares[name]["num_generation_tokens"] > 0 and shares[name]["num_requests_running"] == 0 for name in ("beta", "gamma")), f"{shares}")
             # A configuration that was mended loses its error.
             orchestrator_config(bad, "bad", port, max_steps=2)
             harness.wait_until(lambda: has_state(out, "bad", "training"), 60, "the mended run")

@@ -83,6 +83,7 @@ class BlockPool {
   void reset_cache() noexcept;
 
   std::int64_t num_blocks() const noexcept { return static_cast<std::int64_t>(blocks_.size()); }
+  std::int64_t num_blocks_for(std::int64_t num_tokens) const noexcept { return (num_tokens + block_size_ - 1) / block_size_; }
   std::int64_t block_size() const noexcept { return block_size_; }
   /// Blocks try_take could hand out now.
   std::int64_t num_free() const noexcept { return num_free_; }

@@ -17,7 +17,7 @@ namespace prl::server::testing {
 
 /// A Backend that says what a script says, one token per request and step, with the engine's rules for limits, stop tokens,
 /// queueing, cancellation, pausing and versions. For tests of the server, without a model.
-class ScriptedBackend final : public Backend {
+class ScriptedBackend : public Backend {
  public:
   /// The tokens of one reply, without the end token, which follows by itself.
   using Script = std::function<std::vector<std::int32_t>(const wire::GenerateRequest&)>;
