@@ -1,10 +1,12 @@
 """The orchestrator's side of the protocol, for tests and measurements: starts a worker and answers its model calls."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
 import pathlib
+import signal
 import socket
 import struct
 import subprocess
@@ -90,6 +92,7 @@ class Peer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self.stderr,
+                start_new_session=True,
             )
         await self.attach(ours)
 
@@ -117,6 +120,8 @@ class Peer:
             self.process.wait(20)
             raise AssertionError("the worker did not end\n" + self.stderr_text())
         finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # what an environment has started and left
             self.process.stdout.close()
             self._stderr = self.stderr_text()
             self.stderr.close()
