@@ -44,7 +44,7 @@ attach() {
 }
 if tmux has-session -t "=$session" 2>/dev/null; then attach; fi
 
-follow() { printf 'tail -n 200 -F %q 2>/dev/null' "$output_dir/logs/$1.log"; }
+follow() { printf 'tail -n 200 -F %q 2>/dev/null' "$output_dir/logs/latest/$1.log"; }
 pane() { # WINDOW TITLE COMMAND: one more pane below the others
   local id
   id=$(tmux split-window -t "$session:$1" -v -P -F '#{pane_id}' "$3")
@@ -52,8 +52,13 @@ pane() { # WINDOW TITLE COMMAND: one more pane below the others
   tmux select-layout -t "$session:$1" even-vertical >/dev/null
 }
 
-# What environments and their workers say has files of its own where they run in processes; else it is in the orchestrator's.
-follow_envs() { printf 'tail -n 200 -F %q %q 2>/dev/null | grep --line-buffered -i env' "$output_dir/logs/orchestrator.log" "$output_dir/logs/rl.log"; }
+# What workers of environments say has files of its own where they run in processes, which come with the first rollouts; what is said of
+# environments is in the orchestrator's.
+follow_envs() {
+  local logs=$output_dir/logs/latest
+  printf '(tail -n 200 -F %q %q 2>/dev/null | grep --line-buffered -i env) & until ls %q/envs/*/*.log >/dev/null 2>&1; do sleep 2; done; tail -n 200 -F %q/envs/*/*.log' \
+    "$logs/orchestrator.log" "$logs/rl.log" "$logs" "$logs"
+}
 four_logs() { # WINDOW: trainer, orchestrator, environments and inference, a pane each
   local first
   first=$(tmux new-window -d -t "$session" -n "$1" -P -F '#{pane_id}' "$(follow trainer)")
@@ -64,7 +69,7 @@ four_logs() { # WINDOW: trainer, orchestrator, environments and inference, a pan
   tmux select-layout -t "$session:$1" tiled >/dev/null
 }
 success() {
-  tmux new-window -d -t "$session" -n SUCCESS "tail -n 200 -F $(printf %q "$output_dir/logs/rl.log") 2>/dev/null | grep --line-buffered SUCCESS"
+  tmux new-window -d -t "$session" -n SUCCESS "tail -n 200 -F $(printf %q "$output_dir/logs/latest/rl.log") 2>/dev/null | grep --line-buffered SUCCESS"
 }
 watch() { if command -v "$1" >/dev/null; then echo "$1"; else echo "echo '$1 is not installed'; exec ${SHELL:-sh}"; fi; }
 

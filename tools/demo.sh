@@ -40,7 +40,7 @@ say "4/5 evaluation on 256 held-out words"
 base=$(reward "$out/base" base)
 sft=$(reward "$out/sft/weights/step_240" sft)
 rl=$(reward "$out/rl/weights/step_120" rl)
-proof=$(grep -oE 'probe_diff=[^ ]+ mismatch_kl=[^ ]+' "$out/rl/logs/rl.log" | tail -n 1)
+proof=$(grep -oE 'probe_diff=[^ ]+ mismatch_kl=[^ ]+' "$out/rl/logs/latest/rl.log" | tail -n 1)
 
 say "5/5 result"
 printf '  %-28s %12s\n' model 'mean reward'
@@ -49,7 +49,7 @@ echo
 echo "  models     $out/base, $out/sft/weights/step_240, $out/rl/weights/step_120 (Hugging Face folders)"
 echo "  metrics    $out/sft/metrics.jsonl, $out/rl/metrics.jsonl"
 echo "  rollouts   $out/rl/rollouts/step_N/train_rollouts.jsonl; answers of the evaluation in $out/eval"
-echo "  logs       $out/rl/logs"
+echo "  logs       $out/rl/logs/latest"
 echo "  try        $prl inference --model.name $out/rl/weights/step_120"
 echo
 printf 'demo: eval reward base=%.4f sft=%.4f rl=%.4f %s seconds=%d\n' "$base" "$sft" "$rl" "$proof" $(( $(date +%s) - started ))

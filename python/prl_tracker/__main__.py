@@ -2,7 +2,7 @@
 
 With PRL_TRACKER_CONTROL that descriptor is a socket to `prl`: a byte on it says that the run has ended ("f": failed), its end that `prl` has.
 Without it the run is over, and what a tracker has not taken is handed over. Lines on stdout are for the run's log ("INFO text",
-"WARNING text"); what packages print goes to logs/tracker_KIND.log.
+"WARNING text"); what packages print goes to the file `log` of the settings.
 """
 import json
 import os
@@ -48,7 +48,7 @@ def main():
     if os.environ.get("PRL_TRACKER_MESSAGES"):  # this program again, in the environment that it has made
         messages = os.fdopen(int(os.environ["PRL_TRACKER_MESSAGES"]), "w", buffering=1)
     else:
-        messages = separate_output(folder / "logs" / f"tracker_{kind}.log")
+        messages = separate_output(folder / settings.get("log", f"logs/tracker_{kind}.log"))
 
     def say(level, text):
         messages.write(f"{level} {' '.join(str(text).split())}\n")

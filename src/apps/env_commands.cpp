@@ -12,6 +12,7 @@
 #include "config/tool_config.hpp"
 #include "env/python/install.hpp"
 #include "env/python/server.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 
 namespace prl::apps {
@@ -89,9 +90,11 @@ int run_env_server(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::EnvServerConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   StopSignal stop;
-  launch::setup_logging(loaded.config.log, loaded.config.output_dir / "logs" / "env-server.log");
+  (void)launch::join_attempt(loaded.config.output_dir, "env-server");
+  launch::setup_logging(loaded.config.log, launch::log_file(loaded.config.output_dir, "env-server.log"));
   python::ServerOptions options;
-  const env::EnvSpec spec = launch::in_run(launch::env_spec(loaded.config.env), loaded.config.output_dir, 1, loaded.config.log.vf_level);
+  const env::EnvSpec spec = launch::in_run(launch::env_spec(loaded.config.env), launch::env_logs(loaded.config.output_dir, "served"), 1,
+                                           loaded.config.log.vf_level);
   options.id = spec.id;
   options.settings = spec.python;
   options.address = loaded.config.address;

@@ -8,6 +8,7 @@
 #include "launch/batch_job.hpp"
 #include "launch/colocated.hpp"
 #include "launch/dry_run.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/rl_nodes.hpp"
 #include "launch/run_end.hpp"
@@ -46,19 +47,22 @@ int run_rl_of_node(const config::ParsedCommand& parsed, const config::LaunchConf
   std::optional<launch::RunLock> lock;
   std::unique_ptr<dashboard::PageServer> page;
   std::optional<launch::Trackers> trackers;
+  std::optional<launch::UnsavedNotice> unsaved;
   const auto prepare = [&](config::RlConfig& config) {
     launch::check_start(config);
     lock.emplace(config.output_dir);
     const launch::PreparedFolder prepared = launch::prepare_run_folder(config);
     config::LogConfig log = config.trainer.log;
     log.step_interval = config.log.step_interval;
-    launch::setup_logging(log, config.output_dir / "logs" / "rl.log");
+    (void)launch::begin_attempt(config.output_dir);
+    launch::setup_logging(log, launch::log_file(config.output_dir, "rl.log"));
     for (const std::string& note : prepared.notes) log::warning("{}", note);
     if (prepared.is_finished) return false;
     config::write_resolved(config::Command::kRl, config, loaded.provenance);
     page = launch::serve_run_page(config.dashboard, config.output_dir,
                                   {.has_checkpoints = config.trainer.ckpt.has_value(), .stop = [&stop] { stop.request_stop(); }});
     trackers.emplace(launch::tracker_plan(config));
+    unsaved.emplace(config.trainer.ckpt.has_value() || config.bench.has_value(), stop.token());
     return true;
   };
   const int status = launch::run_rl_node(loaded.config, place, prepare, stop.token());
@@ -99,7 +103,8 @@ int run_rl(const config::ParsedCommand& parsed) {
   const launch::PreparedFolder prepared = launch::prepare_run_folder(config);
   config::LogConfig log = config.trainer.log;
   log.step_interval = config.log.step_interval;
-  launch::setup_logging(log, config.output_dir / "logs" / "rl.log");
+  (void)launch::begin_attempt(config.output_dir);
+  launch::setup_logging(log, launch::log_file(config.output_dir, "rl.log"));
   for (const std::string& note : prepared.notes) log::warning("{}", note);
   if (prepared.is_finished) return 0;
   config::write_resolved(*parsed.command, config, loaded.provenance);

@@ -16,6 +16,7 @@
 #include "launch/eval_role.hpp"
 #include "launch/inference_group.hpp"
 #include "launch/inference_role.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_role.hpp"
 #include "launch/rank_launch.hpp"
@@ -35,8 +36,16 @@
 namespace prl::apps {
 namespace {
 
-std::filesystem::path log_file(const std::filesystem::path& output_dir, const config::ParsedCommand& parsed) {
-  return output_dir / "logs" / fmt::format("{}.log", config::command_name(*parsed.command));
+/// The log of a command in the attempt that it begins or joins.
+std::filesystem::path log_file(const config::LogConfig& log, const std::filesystem::path& output_dir, const config::ParsedCommand& parsed) {
+  if (!log.file) return {};
+  const std::string_view name = config::command_name(*parsed.command);
+  try {
+    (void)launch::join_attempt(output_dir, name);
+  } catch (const Error& error) {
+    throw error.with_context("log.file = true");
+  }
+  return launch::log_file(output_dir, fmt::format("{}.log", name));
 }
 
 /// Hands the command to SLURM instead of running it here.
@@ -49,7 +58,8 @@ int submit(const config::ParsedCommand& parsed, const config::Loaded<Config>& lo
 }
 
 /// Loads a role's configuration, sets up logging and signals, and runs it. A clean stop by Ctrl-C exits with 130.
-/// Its log is output_dir/logs/<command>.log, unless a launcher started it, which keeps what the role prints in that file.
+/// Its log is <command>.log of an attempt (launch/log_folder.hpp), unless a launcher started it, which keeps what the role prints in that
+/// file.
 template <typename Config, typename Run>
 int run_role(const config::ParsedCommand& parsed, Run run) {
   const auto loaded = config::load<Config>(*parsed.command, parsed.args);
@@ -60,7 +70,8 @@ int run_role(const config::ParsedCommand& parsed, Run run) {
   if constexpr (requires { loaded.config.env_vars; }) launch::apply_env_vars(loaded.config.env_vars);
   StopSignal stop;
   const std::filesystem::path& folder = loaded.config.output_dir;
-  launch::setup_logging(loaded.config.log, launch::is_folder_prepared(folder) ? std::filesystem::path() : log_file(folder, parsed));
+  launch::setup_logging(loaded.config.log,
+                        launch::is_folder_prepared(folder) ? std::filesystem::path() : log_file(loaded.config.log, folder, parsed));
   const launch::RunSpans spans(std::string(config::command_name(*parsed.command)), {}, std::nullopt);
   const int status = run(loaded, stop.token());
   return stop.was_interrupted() && status == 0 ? 130 : status;
@@ -100,7 +111,7 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
         launch::tell_failure(rank, error.what());
         throw;
       }
-      log = log_file(config.output_dir, parsed);
+      log = log_file(config.log, config.output_dir, parsed);
     } else {
       prepared.is_finished = launch::wait_for_start(rank, start_timeout(config));
     }
@@ -167,7 +178,7 @@ int run_inference_of_node(const config::ParsedCommand& parsed, const config::Lau
   launch::place_engines(config, place);
   launch::apply_env_vars(config.env_vars);
   StopSignal stop;
-  launch::setup_logging(config.log, config.output_dir / "logs" / "inference.log");
+  launch::setup_logging(config.log, log_file(config.log, config.output_dir, parsed));
   config::write_resolved(config::Command::kInference, config, loaded.provenance);
   return launch::run_inference_group(config, stop.token(), place.host.value_or(""));
 }
@@ -175,7 +186,7 @@ int run_router(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::RouterToolConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded) || loaded.config.dry_run) return 0;
   StopSignal stop;
-  launch::setup_logging(loaded.config.log, log_file(loaded.config.output_dir, parsed));
+  launch::setup_logging(loaded.config.log, log_file(loaded.config.log, loaded.config.output_dir, parsed));
   return tools::run_router(loaded.config, stop.token());
 }
 int run_trainer(const config::ParsedCommand& parsed) {

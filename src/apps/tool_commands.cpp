@@ -102,8 +102,8 @@ int run_bench(const config::ParsedCommand& parsed) {
   }
   if (config.suite == config::BenchSuite::kEnv) {
     tools::BenchEnvOptions bench;
-    const env::EnvSpec spec =
-        launch::in_run(launch::env_spec(config.env), std::filesystem::temp_directory_path(), config.max_concurrent, config.log.vf_level);
+    const env::EnvSpec spec = launch::in_run(launch::env_spec(config.env), std::filesystem::temp_directory_path() / "prl-bench-logs",
+                                             config.max_concurrent, config.log.vf_level);
     bench.environment = env::make_environment(spec);
     bench.num_rollouts = config.num_rollouts;
     bench.num_at_once = config.max_concurrent;

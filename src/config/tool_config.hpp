@@ -442,7 +442,7 @@ struct LaunchConfig {
             "host:port of node 0 where the nodes meet; PRL_RDZV_ENDPOINT, or a free port of this machine if there is one node");
     v.field("rdzv_id", rdzv_id, "Name of the run; nodes of another run at the same endpoint are refused");
     v.field("node_host", node_host, "Address at which the other nodes reach this one; the one that leads to the endpoint if not set");
-    v.field("log_dir", log_dir, "Folder of the ranks' output; <output_dir>/logs/<command> if not set");
+    v.field("log_dir", log_dir, "Folder of the ranks' output; <command>/ in the logs of the attempt if not set");
   }
 };
 

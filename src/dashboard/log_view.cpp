@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <ctime>
 
 #include "dashboard/line_reader.hpp"
@@ -154,8 +155,18 @@ LogPage read_log(const fs::path& path, const LogQuery& query) {
   return page;
 }
 
+int attempt_of(const fs::path& file) {
+  constexpr std::string_view kPrefix = "attempt_";
+  const std::string first = file.empty() ? std::string() : file.begin()->string();
+  int number = 0;
+  if (!first.starts_with(kPrefix)) return 0;
+  const auto [end, error] = std::from_chars(first.data() + kPrefix.size(), first.data() + first.size(), number);
+  return error == std::errc() && end == first.data() + first.size() ? std::max(number, 0) : 0;
+}
+
 std::vector<fs::path> list_logs(const fs::path& folder, std::size_t max_files) {
   constexpr int kMaxDepth = 6;
+  constexpr std::size_t kMaxFound = 10'000;  // of many attempts the newest are wanted, whose place in the order of a folder is any
   std::vector<fs::path> files;
   std::error_code ec;
   for (fs::recursive_directory_iterator it(folder, fs::directory_options::skip_permission_denied, ec), end; !ec && it != end;
@@ -163,9 +174,20 @@ std::vector<fs::path> list_logs(const fs::path& folder, std::size_t max_files) {
     if (it.depth() >= kMaxDepth) it.disable_recursion_pending();
     if (it->path().extension() != ".log" || it->is_symlink(ec) || !it->is_regular_file(ec)) continue;
     files.push_back(it->path().lexically_relative(folder));
-    if (files.size() >= max_files) break;
+    if (files.size() >= kMaxFound) break;
   }
-  std::sort(files.begin(), files.end());
+  std::ranges::sort(files, [](const fs::path& a, const fs::path& b) {
+    const int attempt_a = attempt_of(a), attempt_b = attempt_of(b);
+    return attempt_a != attempt_b ? attempt_a > attempt_b : a < b;
+  });
+  if (files.size() > max_files) files.resize(max_files);
+  return files;
+}
+
+std::vector<fs::path> list_newest_logs(const fs::path& folder) {
+  std::vector<fs::path> files = list_logs(folder);
+  const int newest = files.empty() ? 0 : attempt_of(files.front());
+  std::erase_if(files, [newest](const fs::path& file) { return attempt_of(file) != 0 && attempt_of(file) != newest; });
   return files;
 }
 

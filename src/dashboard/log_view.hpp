@@ -36,7 +36,12 @@ struct LogPage {
 /// The newest lines that match. Looks at a bounded part of the file; a page may be empty though more lie before `next`.
 LogPage read_log(const std::filesystem::path& path, const LogQuery& query);
 
-/// Log files below `folder` (logs/), as paths relative to it, links not followed; at most `max_files`.
+/// Log files below `folder` (logs/), as paths relative to it, links not followed; at most `max_files`. Those of attempt_N come before
+/// those of attempts before it, and files outside of attempts last.
 std::vector<std::filesystem::path> list_logs(const std::filesystem::path& folder, std::size_t max_files = 500);
+/// The same without attempts before the newest.
+std::vector<std::filesystem::path> list_newest_logs(const std::filesystem::path& folder);
+/// N of a file in attempt_N; 0 outside of attempts.
+int attempt_of(const std::filesystem::path& file);
 
 }  // namespace prl::dashboard

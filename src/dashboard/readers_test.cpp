@@ -233,6 +233,18 @@ TEST(LogView, PagesBackwardsThroughLargeFiles) {
   EXPECT_THAT(list_logs(run.folder() / "logs"), ElementsAre("a.log"));
 }
 
+TEST(LogView, TheNewestAttemptComesFirst) {
+  const RunFiles run("attempts");
+  for (const char* file : {"attempt_2/rl.log", "attempt_10/rl.log", "attempt_10/trainer.log", "slurm/attempt_0/node_1.log", "old.log"})
+    run.write(fmt::format("logs/{}", file), "20:00:00    INFO hello\n");
+  std::filesystem::create_symlink("attempt_10", run.folder() / "logs/latest");
+  const std::filesystem::path logs = run.folder() / "logs";
+  EXPECT_THAT(list_logs(logs),
+              ElementsAre("attempt_10/rl.log", "attempt_10/trainer.log", "attempt_2/rl.log", "old.log", "slurm/attempt_0/node_1.log"));
+  EXPECT_THAT(list_newest_logs(logs), ElementsAre("attempt_10/rl.log", "attempt_10/trainer.log", "old.log", "slurm/attempt_0/node_1.log"));
+  EXPECT_EQ(list_logs(logs, 2).size(), 2u);
+}
+
 TEST(SvgChart, EverythingIsEscaped) {
   const std::string evil = "<script>alert('1')</script>&\"\x01\xff";
   EXPECT_EQ(escape_markup(evil), "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&amp;&quot;\xEF\xBF\xBD\xEF\xBF\xBD");

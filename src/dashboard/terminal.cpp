@@ -134,7 +134,7 @@ void draw_metrics(Picture& frame, const SeriesStore& store, const TerminalOption
 
 void draw_warnings(Picture& frame, const std::filesystem::path& folder) {
   std::vector<std::pair<std::string, LogLine>> found;
-  for (const std::filesystem::path& file : list_logs(folder / "logs")) {
+  for (const std::filesystem::path& file : list_newest_logs(folder / "logs")) {
     LogQuery query;
     query.min_level = 3;
     query.max_lines = kMaxWarnings;

@@ -8,6 +8,7 @@
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
 #include "launch/local_pressure.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/memory_plan.hpp"
 #include "launch/metric_services.hpp"
 #include "launch/orchestrator_setup.hpp"
@@ -80,7 +81,7 @@ void log_end(const trainer::TrainRunResult& trained, const orchestrator::Orchest
 /// The console gets one line per trained step and what needs attention; the rest is in the roles' own logs.
 void open_logs(const std::filesystem::path& output_dir) {
   for (const char* role : {"trainer", "orchestrator", "inference"})
-    log::add_role_file(role, output_dir / "logs" / fmt::format("{}.log", role), {.level = log::Level::kSuccess, .steps = false});
+    log::add_role_file(role, log_file(output_dir, fmt::format("{}.log", role)), {.level = log::Level::kSuccess, .steps = false});
 }
 
 /// The engine gets its part of the plan, and the cache that fits.

@@ -54,7 +54,8 @@ class Evaluation {
     // What needs no model fails before one is loaded.
     const std::int64_t concurrency = config.max_concurrent.value_or(eval::kDefaultConcurrent);
     for (const config::EvalEnvConfig& entry : config.env)
-      environments_.push_back(env::make_environment(in_run(env_spec(entry), config.output_dir, concurrency, config.log.vf_level)));
+      environments_.push_back(
+          env::make_environment(in_run(env_spec(entry), env_logs(config.output_dir, "eval"), concurrency, config.log.vf_level)));
     for (const env::EnvironmentPtr& environment : environments_) environment->prepare();
     if (config.resume_path) {
       check_resumable(*config.resume_path, config.env.front(), facts(0));

@@ -23,6 +23,7 @@
 #include "config/cli.hpp"
 #include "config/secrets.hpp"
 #include "launch/inference_role.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/node_meeting.hpp"
 #include "launch/run_identity.hpp"
@@ -94,7 +95,7 @@ ChildSpec engine_of_group(const config::InferenceConfig& config, const GroupPlac
     set("--compute.num-threads", std::to_string(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / place.num_here)));
   if (device_kind(config.compute) == DeviceKind::kCuda) child.env["CUDA_VISIBLE_DEVICES"] = visible_devices_of(std::span(&local, 1));
   if (const std::string secrets = config::secrets_of(config); !secrets.empty()) child.env[config::kSecretsVariable] = secrets;
-  child.log_file = config.output_dir / "logs" / (child.name + ".log");
+  child.log_file = log_file(config.output_dir, child.name + ".log");
   child.must_finish = false;
   child.max_restarts = kMaxRestarts;
   child.ready_mark = kServingMark;

@@ -1,4 +1,5 @@
 #include "launch/model_setup.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/run_spans.hpp"
 
 #include <fmt/format.h>
@@ -161,9 +162,11 @@ TextSetup load_text(const fs::path& folder, const TextOptions& options) {
 env::EnvSpec env_spec(const config::EnvConfig& config) { return make_spec(config); }
 env::EnvSpec env_spec(const config::EvalEnvConfig& config) { return make_spec(config); }
 
-env::EnvSpec in_run(env::EnvSpec spec, const fs::path& output_dir, std::int64_t concurrency, config::LogLevel log_level) {
+fs::path env_logs(const fs::path& output_dir, const char* kind) { return log_file(output_dir, "envs") / kind; }
+
+env::EnvSpec in_run(env::EnvSpec spec, const fs::path& logs, std::int64_t concurrency, config::LogLevel log_level) {
   spec.python.log_level = config::enum_name(log_level);
-  spec.python.log_folder = output_dir / "logs";
+  spec.python.log_folder = logs;
   spec.python.concurrency = concurrency;
   return spec;
 }

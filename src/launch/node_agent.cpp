@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/rank_launch.hpp"
 #include "launch/supervisor.hpp"
 
@@ -30,6 +31,18 @@ void look_for_others(const NodeMeeting& meeting, std::stop_source& gone, const s
   if (!end.stop_requested()) gone.request_stop();
 }
 
+/// The ranks of all nodes log into one attempt, which node 0 begins.
+fs::path share_attempt(NodeMeeting& meeting, const fs::path& output_dir, const std::string& command) {
+  constexpr const char* kKey = "launch/attempt";
+  constexpr std::chrono::seconds kPatience{60};
+  if (meeting.place().rank == 0) {
+    meeting.store().set(kKey, join_attempt(output_dir, command).filename().string());
+  } else {
+    enter_attempt(output_dir, meeting.store().wait(kKey, kPatience, "node 0"));
+  }
+  return log_file(output_dir, command);
+}
+
 }  // namespace
 
 int run_node(const NodePlace& place, const NodeWork& work, std::stop_token stop) {
@@ -43,7 +56,7 @@ int run_node(const NodePlace& place, const NodeWork& work, std::stop_token stop)
   layout.host = meeting.host();
   layout.uses_gpus = work.uses_gpus;
   layout.healing = work.healing;
-  const fs::path logs = work.log_dir.value_or(work.output_dir / "logs" / work.command);
+  const fs::path logs = work.log_dir ? *work.log_dir : share_attempt(meeting, work.output_dir, work.command);
   ChildSpec base;
   base.name = work.command;
   base.argv = {fs::read_symlink("/proc/self/exe").string(), work.command};

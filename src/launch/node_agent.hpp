@@ -18,7 +18,7 @@ struct NodeWork {
   std::filesystem::path output_dir;
   bool uses_gpus = false;
   std::optional<config::HealingConfig> healing;
-  std::optional<std::filesystem::path> log_dir;  ///< <output_dir>/logs/<command> if not set
+  std::optional<std::filesystem::path> log_dir;  ///< <command>/ in the attempt's folder if not set
 };
 
 /// `prl launch`: starts this node's ranks, watches them and ends all of them when one fails. Node 0 holds the store where the ranks of all

@@ -11,6 +11,7 @@
 #include "env/python/python_function.hpp"
 #include "env/registry.hpp"
 #include "env/token_chat_client.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/model_subject.hpp"
 #include "launch/teacher_setup.hpp"
 #include "trainer/checkpoint.hpp"
@@ -104,7 +105,7 @@ orchestrator::GroupFunction group_function(const std::string& key, const std::st
   env::python::PythonSettings settings;
   settings.path = section.path.value_or("");
   settings.python = section.python.value_or("");
-  settings.log_folder = output_dir / "logs";
+  settings.log_folder = log_file(output_dir, "envs") / "functions";
   auto function = std::make_shared<env::python::PythonFunction>(
       key, import_path, boost::json::parse(config::to_compact_json(section.kwargs)).as_object(), settings);
   return [function](boost::json::array rollouts) { return ask_numbers(function, std::move(rollouts)); };
@@ -195,8 +196,8 @@ std::int64_t rollouts_at_once(const config::OrchestratorConfig& config) {
 orchestrator::OnlineEval online_eval(const config::OnlineEvalConfig& section, const config::EvalEnvConfig& entry,
                                      const config::OrchestratorConfig& config) {
   orchestrator::OnlineEval eval;
-  eval.task.environment =
-      env::make_environment(in_run(env_spec(entry), config.output_dir, config.batch_size.value_or(128), config.log.vf_level));
+  eval.task.environment = env::make_environment(
+      in_run(env_spec(entry), env_logs(config.output_dir, "eval"), config.batch_size.value_or(128), config.log.vf_level));
   eval.task.environment->prepare();
   eval.task.num_examples = entry.num_examples.value_or(section.num_examples);
   eval.task.rollouts_per_example = entry.group_size.value_or(section.group_size);
@@ -294,7 +295,8 @@ std::vector<orchestrator::TrainEnv> train_environments(const config::Orchestrato
   const std::vector<orchestrator::GroupFilter> filters = filter_functions(config);
   for (const config::EnvConfig& entry : config.train.env) {
     orchestrator::TrainEnv train;
-    train.environment = env::make_environment(in_run(env_spec(entry), config.output_dir, rollouts_at_once(config), config.log.vf_level));
+    train.environment =
+        env::make_environment(in_run(env_spec(entry), env_logs(config.output_dir, "train"), rollouts_at_once(config), config.log.vf_level));
     train.environment->prepare();
     train.sampling = sampling_params(entry.sampling.value_or(config.train.sampling));
     train.max_retries = entry.max_retries;

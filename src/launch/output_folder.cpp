@@ -12,6 +12,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "io/checkpoint_dir.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/run_lock.hpp"
 #include "monitor/metrics_file.hpp"
 #include "orchestrator/progress.hpp"
@@ -260,6 +261,7 @@ void OutputFolder::clean() {
   clean_abandoned(root_);
   if (is_saved_ours) clean_abandoned(saved_);
   clean_evals(root_ / "evals");
+  remove_attempts(root_);
   for (const char* command : kCommands) {
     remove_file(root_ / "logs" / fmt::format("{}.log", command));
     for (const char* format : {"toml", "json"}) remove_file(root_ / "configs" / fmt::format("{}.{}", command, format));

@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "config/cli.hpp"
 #include "config/secrets.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/visible_gpus.hpp"
@@ -72,16 +73,15 @@ int run_sft_ranks(const config::SftConfig& config, std::stop_token stop) {
   layout.store = store.address();
   layout.uses_gpus = device_kind(config.compute) == DeviceKind::kCuda;
   layout.healing = config.healing;
-  const fs::path logs = config.output_dir / "logs";
   ChildSpec base;
   base.name = "sft";
   base.argv = {fs::read_symlink("/proc/self/exe").string(), "sft", "@", (config.output_dir / "configs" / "sft.json").string()};
   base.env[kRunFolderVariable] = fs::absolute(config.output_dir).string();
   if (const std::string secrets = config::secrets_of(config); !secrets.empty()) base.env[config::kSecretsVariable] = secrets;
-  base.log_file = logs / "sft.log";
+  base.log_file = log_file(config.output_dir, "sft.log");
   base.echo = true;
   Supervisor supervisor;
-  for (ChildSpec& child : rank_children(layout, base, logs / "sft")) supervisor.start(std::move(child));
+  for (ChildSpec& child : rank_children(layout, base, log_file(config.output_dir, "sft"))) supervisor.start(std::move(child));
   const std::optional<std::string> failure = supervisor.run(stop);
   if (failure) log::error("sft: {}{}", *failure, stop.stop_requested() ? "" : ". Ending the other ranks");
   supervisor.terminate_all(std::chrono::seconds(20));

@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/rank_launch.hpp"
@@ -30,6 +31,7 @@ namespace {
 
 constexpr const char* kStartWord = "rl/start";  ///< of node 0: kBegins, kNothingToDo, or why it could not prepare the run
 constexpr const char* kFailed = "rl/failed";    ///< the first failure of any node
+constexpr const char* kAttempt = "rl/attempt";  ///< the folder of its logs
 constexpr const char* kIdentity = "rl/identity";
 constexpr const char* kBegins = "go";
 constexpr const char* kNothingToDo = "nothing to do";
@@ -87,9 +89,9 @@ class RunWatch {
   std::jthread thread_;  ///< last: it uses the others
 };
 
-/// logs/NAME.log, a link to the log of the role's first node.
-void link_log(const fs::path& logs, const std::string& name) {
-  const fs::path link = logs / fmt::format("{}.log", name);
+/// NAME.log, a link to the log of the role's first node.
+void link_log(const fs::path& output_dir, const std::string& name) {
+  const fs::path link = log_file(output_dir, fmt::format("{}.log", name));
   std::error_code ignored;
   if (fs::is_regular_file(fs::symlink_status(link, ignored))) return;
   fs::remove(link, ignored);
@@ -102,7 +104,6 @@ fs::path log_of(const fs::path& logs, int node, int number) {
 
 void start_engines(const config::RlConfig& config, const RlNodes& nodes, const NodeMeeting& meeting, const RoleChildren& roles,
                    Supervisor& supervisor) {
-  const fs::path logs = config.output_dir / "logs";
   const int node = meeting.place().rank;
   const bool uses_gpus = device_kind(config.inference->compute) == DeviceKind::kCuda;
   for (int number = 0; number < nodes.per_node; ++number) {
@@ -110,16 +111,15 @@ void start_engines(const config::RlConfig& config, const RlNodes& nodes, const N
                                      .num_here = nodes.per_node,
                                      .host = meeting.host(),
                                      .name = fmt::format("inference_{}", node * nodes.per_node + number),
-                                     .log_file = log_of(logs / "inference", node, number)});
+                                     .log_file = log_of(log_file(config.output_dir, "inference"), node, number)});
     if (uses_gpus) engine.env["CUDA_VISIBLE_DEVICES"] = visible_devices_of(std::span(&number, 1));
     supervisor.start(std::move(engine));
   }
-  if (node == 0) link_log(logs, "inference");
+  if (node == 0) link_log(config.output_dir, "inference");
 }
 
 void start_ranks(const config::RlConfig& config, const RlNodes& nodes, const NodeMeeting& meeting, const RoleChildren& roles,
                  Supervisor& supervisor) {
-  const fs::path logs = config.output_dir / "logs";
   RankLayout layout;
   layout.num_nodes = nodes.num_train;
   layout.node_rank = meeting.place().rank - nodes.master();
@@ -128,12 +128,13 @@ void start_ranks(const config::RlConfig& config, const RlNodes& nodes, const Nod
   layout.host = meeting.host();
   layout.uses_gpus = device_kind(config.trainer.compute) == DeviceKind::kCuda;
   layout.healing = config.trainer.healing;
-  std::vector<ChildSpec> ranks = rank_children(layout, roles.trainer(), logs / "trainer");
+  const fs::path logs = log_file(config.output_dir, "trainer");
+  std::vector<ChildSpec> ranks = rank_children(layout, roles.trainer(), logs);
   for (std::size_t number = 0; number < ranks.size(); ++number) {
-    ranks[number].log_file = log_of(logs / "trainer", layout.node_rank, static_cast<int>(number));
+    ranks[number].log_file = log_of(logs, layout.node_rank, static_cast<int>(number));
     supervisor.start(std::move(ranks[number]));
   }
-  if (layout.node_rank == 0) link_log(logs, "trainer");
+  if (layout.node_rank == 0) link_log(config.output_dir, "trainer");
 }
 
 /// Node 0 prepares the run for all; false if there is nothing to do.
@@ -142,6 +143,7 @@ bool begin(config::RlConfig& config, NodeMeeting& meeting, const std::function<b
   if (meeting.place().rank == 0) {
     try {
       const bool goes_on = prepare(config);
+      store.set(kAttempt, log_folder(config.output_dir).filename().string());
       store.set(kIdentity, new_run_identity());
       store.set(kStartWord, goes_on ? kBegins : kNothingToDo);
       return goes_on;
@@ -152,6 +154,7 @@ bool begin(config::RlConfig& config, NodeMeeting& meeting, const std::function<b
   }
   const std::string word = store.wait(kStartWord, kStartTime, "node 0");
   if (word != kBegins && word != kNothingToDo) fail(ErrorCode::kUnavailable, "[launch] node 0 could not prepare the run: {}", word);
+  enter_attempt(config.output_dir, store.wait(kAttempt, kGrace, "node 0"));
   return word == kBegins;
 }
 

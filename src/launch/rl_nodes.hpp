@@ -29,8 +29,8 @@ config::RlConfig with_addresses(config::RlConfig config, const std::vector<std::
 
 /// `prl launch rl` on one node of a run: starts its roles, watches them, and ends them when the run has ended or failed anywhere. Node 0
 /// calls `prepare`, which makes the output folder ready and writes the configurations of the roles there, true if there is something to
-/// do; all nodes see that folder. Logs: logs/inference/node_N.log and node_N_rank_K.log, the same of trainer, and logs/orchestrator.log;
-/// logs/trainer.log and logs/inference.log are links to those of the first node. Returns the exit status. What NodeMeeting throws.
+/// do; all nodes see that folder. Logs of the attempt: inference/node_N.log and node_N_rank_K.log, the same of trainer, and
+/// orchestrator.log; trainer.log and inference.log are links to those of the first node. Returns the exit status. What NodeMeeting throws.
 int run_rl_node(const config::RlConfig& config, const NodePlace& place, const std::function<bool(config::RlConfig&)>& prepare,
                 std::stop_token stop);
 

@@ -12,6 +12,7 @@
 #include "config/cli.hpp"
 #include "config/secrets.hpp"
 #include "launch/inference_role.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/visible_gpus.hpp"
 #include "orchestrator/progress.hpp"
@@ -63,7 +64,7 @@ ChildSpec RoleChildren::role(const std::string& name, const std::map<std::string
   for (const auto& [key, value] : identity_) child.env[key] = value;
   child.env[kRunFolderVariable] = fs::absolute(config_.output_dir).string();
   if (!secrets.empty()) child.env[config::kSecretsVariable] = secrets;
-  child.log_file = config_.output_dir / "logs" / fmt::format("{}.log", name);
+  child.log_file = launch::log_file(config_.output_dir, fmt::format("{}.log", name));
   return child;
 }
 

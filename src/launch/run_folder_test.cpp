@@ -146,6 +146,9 @@ TEST_F(RunFolderOfRl, CleaningRemovesOurNamesAlone) {
   fs::create_directory_symlink(elsewhere, root_ / "broadcasts");
   for (const char* mine : {"logs/mine.log", "rollouts/mine/notes.txt", "configs/mine.toml", "weights/best/model.bin", "README"})
     put(mine, "mine");
+  put("logs/attempt_3/trainer/rank_1.log");
+  fs::create_symlink("attempt_3", root_ / "logs/latest");
+  fs::create_symlink("latest/trainer", root_ / "logs/trainer");
   put("evals/sums--m/0123abcd/results.jsonl");
   put("checkpoints/step_8.tmp-77-0/half");
   config::RlConfig again = rl();
@@ -156,6 +159,7 @@ TEST_F(RunFolderOfRl, CleaningRemovesOurNamesAlone) {
   EXPECT_TRUE(fs::exists(elsewhere / "step_9"));
   fs::remove_all(elsewhere);
   prepare_run_folder(again);
+  for (const char* gone : {"attempt_3", "latest", "trainer"}) EXPECT_FALSE(fs::exists(fs::symlink_status(root_ / "logs" / gone))) << gone;
   std::vector<std::string> left;
   for (const auto& [name, text] : bytes())
     if (!text.empty()) left.push_back(name);

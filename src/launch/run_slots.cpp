@@ -16,6 +16,7 @@
 #include "base/log.hpp"
 #include "config/bind.hpp"
 #include "config/text_format.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/output_folder.hpp"
 #include "launch/ranks.hpp"
@@ -206,7 +207,7 @@ class RunSlots {
   }
 
   void admit(const RunFolder& run, const config::OrchestratorConfig& orchestrator, const config::TrainerConfig& own) {
-    log::add_role_file(run.name, run.folder / "logs/trainer.log");
+    log::add_role_file(run.name, log_file(run.folder, "trainer.log"));
     drop_later(run, own);
     trainer::SharedRun shared;
     shared.name = run.name;

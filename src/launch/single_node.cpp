@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/rank_launch.hpp"
@@ -46,14 +47,14 @@ std::unique_ptr<comm::StoreServer> start_trainer(const config::RlConfig& config,
   layout.healing = config.trainer.healing;
   layout.uses_gpus = device_kind(config.trainer.compute) == DeviceKind::kCuda;
   layout.first_gpu = config.inference ? std::get<config::SingleNodeDeployment>(*config.deployment).num_infer_gpus : 0;
-  for (ChildSpec& child : rank_children(layout, base, config.output_dir / "logs" / "trainer")) supervisor.start(std::move(child));
+  for (ChildSpec& child : rank_children(layout, base, log_file(config.output_dir, "trainer"))) supervisor.start(std::move(child));
   return store;
 }
 
 EnginePlace engine_place(const config::RlConfig& config, int number) {
   EnginePlace place{.number = number, .num_here = config.inference->parallel.dp, .host = {}, .log_file = {}};
   if (number > 0) place.name = fmt::format("inference_{}", number);
-  place.log_file = config.output_dir / "logs" / (place.name + ".log");
+  place.log_file = launch::log_file(config.output_dir, place.name + ".log");
   return place;
 }
 
@@ -75,7 +76,7 @@ SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token st
   std::map<std::string, std::string> variables = identity_env(new_run_identity(), own_servers(config));
   if (!trace.folder().empty()) variables[kTraceVariable] = trace.folder();
   const RoleChildren roles(config, std::move(variables));
-  const fs::path logs = config.output_dir / "logs";
+  const fs::path logs = log_folder(config.output_dir);
   // Downloads happen once, here and with their progress in sight; the roles then find the model in the cache.
   model_folder(config.trainer.model.name);
   text_folder(policy_text_name(config.orchestrator));

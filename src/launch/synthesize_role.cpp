@@ -28,8 +28,8 @@ fs::path folder_for(const config::SynthesizeConfig& config, const std::string& e
 
 eval::EvalTask task_for(const config::SynthesizeConfig& config, const config::EvalEnvConfig& entry) {
   eval::EvalTask task;
-  task.environment = env::make_environment(
-      in_run(env_spec(entry), config.output_dir, config.max_concurrent.value_or(eval::kDefaultConcurrent), config.log.vf_level));
+  task.environment = env::make_environment(in_run(env_spec(entry), env_logs(config.output_dir, "synthesize"),
+                                                  config.max_concurrent.value_or(eval::kDefaultConcurrent), config.log.vf_level));
   task.environment->prepare();
   task.split = env::Split::kTrain;
   task.num_examples = entry.num_examples.value_or(config.num_examples);

@@ -26,6 +26,7 @@
 #include "env/python/child_process.hpp"
 #include "env/python/run_program.hpp"
 #include "env/python/worker_files.hpp"
+#include "launch/log_folder.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -56,7 +57,10 @@ class Trackers::Process {
   Process(const TrackerPlan& plan, std::string kind)
       : kind_(std::move(kind)), folder_(plan.run_folder), settings_(plan.run_folder / "trackers" / (kind_ + ".json")) {
     fs::create_directories(settings_.parent_path());
-    write_file_atomic(settings_, boost::json::serialize(plan.settings) + "\n");
+    boost::json::object settings = plan.settings;
+    log_ = log_file(folder_, fmt::format("tracker_{}.log", kind_)).lexically_relative(folder_).string();
+    settings["log"] = log_;
+    write_file_atomic(settings_, boost::json::serialize(settings) + "\n");
     thread_ = std::jthread([this] { supervise(); });
   }
 
@@ -94,9 +98,9 @@ class Trackers::Process {
             kind_, module_folder_.string(), kind_, settings_.string());
         return;
       }
-      if (Clock::now() - started > kLongestPause) pause = kFirstPause;
-      log::warning("tracker {} {}; it is started again in {:.1f} s, and nothing is lost (logs/tracker_{}.log)", kind_,
-                   python::describe_status(*status), std::chrono::duration<double>(pause).count(), kind_);
+      if (has_progressed_ || Clock::now() - started > kLongestPause) pause = kFirstPause;
+      log::warning("tracker {} {}; it is started again in {:.1f} s, and nothing is lost ({})", kind_, python::describe_status(*status),
+                   std::chrono::duration<double>(pause).count(), log_);
       std::unique_lock lock(mutex_);
       changed_.wait_for(lock, pause, [&] { return deadline_ && Clock::now() > *deadline_; });
       pause = std::min<std::chrono::milliseconds>(2 * pause, kLongestPause);
@@ -129,6 +133,7 @@ class Trackers::Process {
 
   std::optional<int> watch(python::ChildProcess& child, int control, int output) {
     std::string rest;
+    has_progressed_ = false;
     bool is_told = false;  // whether it knows of the end
     while (true) {
       pollfd ready{output, POLLIN, 0};
@@ -144,12 +149,16 @@ class Trackers::Process {
     }
   }
 
-  /// Its lines for the log: "INFO text", "WARNING text".
+  /// Its lines for the log: "INFO text", "WARNING text"; and "PROGRESS", with the first row that it has handed over.
   void take_output(std::string& rest, std::string_view bytes) {
     constexpr std::size_t kMaxLine = 4096;
     rest += bytes;
     for (std::size_t end = 0; (end = rest.find('\n')) != std::string::npos; rest.erase(0, end + 1)) {
       const std::string_view line = std::string_view(rest).substr(0, std::min(end, kMaxLine));
+      if (line.starts_with("PROGRESS")) {
+        has_progressed_ = true;
+        continue;
+      }
       const bool is_warning = line.starts_with("WARNING ");
       const std::string text = "tracker " + std::string(line.substr(std::min(line.find(' ') + 1, line.size())));
       log::write(is_warning ? log::Level::kWarning : log::Level::kInfo, {}, text);
@@ -160,10 +169,12 @@ class Trackers::Process {
   const std::string kind_;
   const fs::path folder_, settings_;
   fs::path module_folder_;
+  std::string log_;  ///< within the run's folder
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<Clock::time_point> deadline_;
   char word_ = 'e';
+  bool has_progressed_ = false;  ///< of the process that runs now, or ran last
   std::jthread thread_;
 };
 

@@ -187,7 +187,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_saved():
             shutil.rmtree(out / f"weights/step_{step}")
         last = steps[-1] + 1
         prl("rl", "@", config, "--output-dir", out, "--ckpt", "--ckpt.resume-step", -1, "--max-steps", last)
-        check("resumed from" in (out / "logs/trainer.log").read_text(), "no resume")
+        check("resumed from" in (out / "logs/latest/trainer.log").read_text(), "no resume")
         whole = folder / "whole"
         prl("rl", "@", config, "--output-dir", whole, "--ckpt", "--max-steps", last)
         check(harness.digest(whole / f"weights/step_{last}", "*.safetensors") == harness.digest(out / f"weights/step_{last}", "*.safetensors"),

@@ -123,7 +123,7 @@ def test_the_launcher_starts_the_teacher():
                              "--teacher-inference.model.max-model-len", 320, "--teacher-inference.server.api-key", "secret",
                              "--orchestrator.teacher.client.api-key-var", "TEACHER_KEY")
         check("ref_kl/mean" in harness.metrics(out)[2], "no distance was told")
-        check((out / "logs/teacher_inference.log").stat().st_size > 0, "the teacher has no log")
+        check((out / "logs/latest/teacher_inference.log").stat().st_size > 0, "the teacher has no log")
         check("secret" not in (out / "configs/teacher_inference.json").read_text(), "the key is in the resolved configuration")
 
 

@@ -52,7 +52,7 @@ def test_one_engine_and_three_give_equal_rollouts():
         check(weights(folder / "of1") == weights(folder / "of3"), "three engines gave other weights than one")
         seen = proofs(folder / "of3")
         check(len({line["engine"] for line in seen}) == 3 and all(line["is_proven"] for line in seen), f"not every engine proved its weights: {seen[:3]}")
-        logs = [folder / "of3/logs" / name for name in ("inference.log", "inference_1.log", "inference_2.log")]
+        logs = [folder / "of3/logs/latest" / name for name in ("inference.log", "inference_1.log", "inference_2.log")]
         check(all(path.stat().st_size > 0 for path in logs), "an engine has no log")
 
 
@@ -74,7 +74,7 @@ def test_engines_that_die_cost_no_rollout():
             os.kill(pids()["inference"], signal.SIGKILL)
             check(process.wait(120) == 0, f"the run failed: {log.read_text()[-3000:]}")
         check(weights(out, 16) == weights(folder / "calm", 16), "a run whose engines died has other weights than one that was left alone")
-        text = log.read_text() + (out / "logs/orchestrator.log").read_text()
+        text = log.read_text() + (out / "logs/latest/orchestrator.log").read_text()
         check("is lost" in text and "is back after" in text, f"the deaths were not told: {text[-2000:]}")
 
 
@@ -93,9 +93,9 @@ def test_weights_from_the_trainers_memory_are_those_of_files_and_an_engine_that_
         check(announced and not list((out / "broadcasts").glob("step_*/*.safetensors")), f"tensors were written: {announced}")
         check(all((step / "STABLE").exists() and (step / "manifest.json").exists() for step in announced), f"{announced}")
         check(all(line["is_proven"] for line in proofs(out)), "a proof failed")
-        text = (out / "logs/orchestrator.log").read_text()
+        text = (out / "logs/latest/orchestrator.log").read_text()
         check("is lost" in text and "is back after" in text, f"the loss was not told: {text[-1500:]}")
-        log_of_engine = (out / "logs/inference_1.log").read_text()
+        log_of_engine = (out / "logs/latest/inference_1.log").read_text()
         check("from tcp://127.0.0.1:" in log_of_engine, log_of_engine[-1500:])
 
 

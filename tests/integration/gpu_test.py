@@ -77,7 +77,7 @@ def test_a_real_size_stays_within_its_memory_plan():
         out, errors = prl("rl", "@", config, "--output-dir", folder / "out", "--trainer.compute.device", "cuda",
                           "--orchestrator.batch-size", 64, "--orchestrator.group-size", 8, "--inference.max-num-seqs", 256,
                           "--inference.model.max-model-len", 1024, "--trainer.optim.lr", "2e-6")
-        log = out + errors + (folder / "out/logs/rl.log").read_text()
+        log = out + errors + (folder / "out/logs/latest/rl.log").read_text()
         found = re.search(r"memory: ([\d.]+) GiB planned, ([\d.]+) GiB at the peak", log)
         check(found, f"no line about memory: {log[-3000:]}")
         planned, peak = float(found[1]), float(found[2])

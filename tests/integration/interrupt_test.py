@@ -41,12 +41,12 @@ def check_rl(folder, name, *flags, **top):
         check((out / f"checkpoints/step_{step}/{role}/manifest.json").exists(), f"{name}: {role} did not save step {step}")
     check((out / f"weights/step_{step}/model.safetensors").exists(), f"{name}: no weights of step {step}")
     for role in ("trainer", "orchestrator", "inference"):
-        role_log = (out / f"logs/{role}.log").read_text()
+        role_log = (out / f"logs/latest/{role}.log").read_text()
         check("ERROR" not in role_log, f"{name}: the log of {role} has errors: {role_log[-2000:]}")
     _, stderr = prl(*arguments, "--ckpt.resume-step", -1, "--max-steps", step + 2)
     check(step + 2 in harness.metrics(out), f"{name}: no step {step + 2} after the resume: {stderr[-2000:]}")
     check(last_step(out) == step + 2, f"{name}: the resumed run did not save its last step")
-    logged = stderr + (out / "logs/trainer.log").read_text()
+    logged = stderr + (out / "logs/latest/trainer.log").read_text()
     check(f"checkpoints/step_{step}" in logged, f"{name}: it did not resume from step {step}: {logged[:2000]}")
     return text
 

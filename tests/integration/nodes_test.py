@@ -56,7 +56,7 @@ def test_rl_on_two_inference_and_two_trainer_nodes_gives_the_weights_of_one_proc
             with nodes(folder, 4, *rl(folder, out, *MULTI, "--inference.server.port", ports[0], *flags)) as agents:
                 finish(agents)
             check(weights(out) == weights(folder / "one"), f"{name}: other weights")
-            logs = out / "logs"
+            logs = out / "logs/latest"
             for path in ("inference/node_0.log", "inference/node_1.log", "trainer/node_0.log", "trainer/node_1.log", "orchestrator.log"):
                 check((logs / path).is_file(), f"no {path}")
             check("rank 1 of 2" in (logs / "trainer/node_1.log").read_text(), "the second trainer node is no rank")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """From random weights to an evaluated policy: init-model, make-data, sft, rl, eval, and where each leaves its files."""
 import json
+import pathlib
 
 import harness
 from harness import check, prl
@@ -46,7 +47,8 @@ def test_the_chain_from_random_weights_to_an_evaluated_policy():
         check(names(run / "weights") == {"step_4", "step_6"}, f"keep_last 2: {names(run / 'weights')}")
         check(names(run / "checkpoints") == {"step_4", "step_6"}, f"keep_last 2: {names(run / 'checkpoints')}")
         check(names(run / "checkpoints/step_6") == {"trainer", "orchestrator"}, f"{names(run / 'checkpoints/step_6')}")
-        check({"rl.log", "trainer.log", "orchestrator.log", "inference.log"} <= names(run / "logs"), f"{names(run / 'logs')}")
+        check({"rl.log", "trainer.log", "orchestrator.log", "inference.log"} <= names(run / "logs/latest"), f"{names(run / 'logs/latest')}")
+        check((run / "logs/latest").readlink() == pathlib.Path("attempt_1") and names(run / "logs") >= {"attempt_1", "latest", "rl.log", "trainer.log"}, f"{names(run / 'logs')}")
         for step in range(1, 7):
             rollouts = harness.rows_of(run / f"rollouts/step_{step}/train_rollouts.jsonl")
             check(len(rollouts) == 16, f"step {step}: {len(rollouts)} rollouts")
@@ -91,7 +93,9 @@ def test_checkpoints_in_a_folder_of_their_own():
             _, stderr = prl("rl", "@", config, "--output-dir", out, *keep, "--max-steps", 3, expect=1)
             check("--ckpt.resume-step -1" in stderr, f"a fresh run over checkpoints: {stderr[-1000:]}")
             prl("rl", "@", config, "--output-dir", out, *keep, "--max-steps", 3, "--ckpt.resume-step", -1)
-            check("resumed from" in (out / "logs/trainer.log").read_text(), "it did not resume")
+            check("resumed from" in (out / "logs/latest/trainer.log").read_text(), "it did not resume")
+            check((out / "logs/latest").readlink() == pathlib.Path("attempt_2"), "a resumed run has no attempt of its own")
+            check("resumed from" not in (out / "logs/attempt_1/trainer.log").read_text(), "attempts are mixed")
             check((elsewhere / out.name / "weights/step_3/model.safetensors").exists(), "no weights of step 3")
 
 
@@ -116,7 +120,7 @@ def test_a_fresh_run_leaves_another_runs_files_alone():
         for name, command in commands.items():
             out = folder / name
             prl(*command, "--max-steps", 2, "--output-dir", out)
-            check((out / f"configs/{name}.json").exists() and (out / f"logs/{name}.log").stat().st_size > 0, f"{name}: {names(out)}")
+            check((out / f"configs/{name}.json").exists() and (out / f"logs/latest/{name}.log").stat().st_size > 0, f"{name}: {names(out)}")
             before = harness.digest(out, "[!.]*")
             _, stderr = prl(*command, "--max-steps", 2, "--output-dir", out, expect=1)
             check("of another run" in stderr and "--ckpt.resume-step -1" in stderr, f"{name}: {stderr}")

@@ -119,7 +119,7 @@ def test_eval_plays_a_python_environment():
         check(set(errors) == {1, 2} and errors[2] == "WorkerDied", f"only the two that misbehave fail: {errors}")
         good = [row for row in rows if not row["error"]]
         check(all(row["num_turns"] == 2 and row["completion_len"] > 0 for row in good), "tokens of both turns are counted")
-        check((folder / "out/logs/env_words.log").exists(), "the log of the workers")
+        check((folder / "out/logs/latest/envs/eval/words.log").exists(), "the log of the workers")
         check("words" in said and "not tried again" in said, f"the log names environment and reason: {said[-2000:]}")
 
 

@@ -33,9 +33,9 @@ def test_sft_on_three_ranks_gives_the_weights_of_one():
         _, console = prl(*sft_arguments(folder, "three", "--deployment.num-gpus", 3))
         check(weights(folder / "three") == weights(folder / "one"), "three ranks gave other weights than one")
         for rank in (1, 2):
-            log = (folder / f"three/logs/sft/rank_{rank}.log").read_text()
+            log = (folder / f"three/logs/latest/sft/rank_{rank}.log").read_text()
             check(f"rank {rank} of 3 over gloo" in log, f"log of rank {rank}: {log[-2000:]}")
-        check("rank 0 of 3 over gloo" in (folder / "three/logs/sft.log").read_text(), "rank 0 has no log")
+        check("rank 0 of 3 over gloo" in (folder / "three/logs/latest/sft.log").read_text(), "rank 0 has no log")
         check(harness.check_rows(folder / "three") == {"sft": STEPS}, "rows of metrics.jsonl")
         saved = sorted(path.name for path in (folder / f"three/checkpoints/step_{STEPS}/trainer").iterdir())
         check(saved == ["layout.json", "manifest.json", "progress.json", *(f"rank_{rank}.safetensors" for rank in range(3))], f"{saved}")
@@ -59,7 +59,7 @@ def test_rl_on_three_trainer_ranks_gives_the_weights_of_one_process():
             check(weights(out) == weights(folder / "one"), f"three ranks over {transport} gave other weights than one process")
             rows = harness.metrics(out)
             check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
-            check("rank 2 of 3" in (out / "logs/trainer/rank_2.log").read_text(), "rank 2 has no log")
+            check("rank 2 of 3" in (out / "logs/latest/trainer/rank_2.log").read_text(), "rank 2 has no log")
 
 
 def test_launch_starts_the_ranks_of_two_nodes():
@@ -78,7 +78,7 @@ def test_launch_starts_the_ranks_of_two_nodes():
             prl(*node(1))
             check(head.wait(30) == 0, (folder / "node0.log").read_text()[-3000:])
         check(weights(folder / "nodes") == weights(folder / "one"), "two nodes of two ranks gave other weights than one rank")
-        check("rank 3 of 4" in (folder / "nodes/logs/sft/rank_3.log").read_text(), "no log of rank 3")
+        check("rank 3 of 4" in (folder / "nodes/logs/latest/sft/rank_3.log").read_text(), "no log of rank 3")
         # Finished already: every rank says so and ends.
         prl("launch", "--nproc-per-node", 2, *sft_arguments(folder, "nodes", "--ckpt.resume-step", -1), timeout=60)
         _, answer = prl(*sft_arguments(folder, "odd", "--model.dp-replicate", 2), expect=1)

@@ -50,7 +50,7 @@ def test_settings_of_speed_and_memory_change_no_bit():
         # 24 blocks of 16 tokens hold two of the sixteen rollouts: the others wait or are preempted and computed again.
         crowded = run(folder, "crowded", "--inference.kv.num-blocks", 24, "--inference.max-num-batched-tokens", 32,
                       "--inference.max-num-seqs", 8)
-        log = (crowded / "logs/inference.log").read_text() + (crowded / "logs/rl.log").read_text()
+        log = (crowded / "logs/latest/inference.log").read_text() + (crowded / "logs/latest/rl.log").read_text()
         check("24 KV blocks" in log, f"the small cache is not in use: {log[:1000]}")
         check(state(crowded, 10) == wanted, "chunked prefill and preemption change the bits")
         check_no_mismatch(crowded, 10)
@@ -107,7 +107,7 @@ def test_an_interrupted_run_continues_the_same_bits():
         stopped = max(int(path.name[5:]) for path in (out / "checkpoints").iterdir())
         check(3 <= stopped < 10, f"stopped after step {stopped}; the test wants it in the middle")
         prl("rl", "@", config, "--output-dir", out, "--ckpt", "--ckpt.resume-step", -1)
-        log = (out / "logs/trainer.log").read_text()
+        log = (out / "logs/latest/trainer.log").read_text()
         check(f"resumed from {out}/checkpoints/step_{stopped}" in log, f"it did not resume from step {stopped}: {log}")
         check(state(out, 10) == state(whole, 10), f"interrupted after {stopped} and resumed differs from 10 steps at once")
 

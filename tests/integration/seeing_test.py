@@ -7,13 +7,15 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 import threading
 
 import harness
 from harness import check, prl
 
-sys.path.insert(0, str(harness.ROOT / "python"))
+sys.path[:0] = [str(harness.ROOT / "python"), str(harness.ROOT / "python/tests")]
+import venvs  # noqa: E402
 from prl_tracker import tensorboard  # noqa: E402
 
 STEP_LINE = re.compile(r"Step (\d+)/(\d+) \| Reward: -?\d+\.\d{4} \| Loss: -?\d+\.\d{4} \| Entropy: \d+\.\d{4} \| Mismatch KL: \d+\.\d{4} \| [\d,]+ tokens/s \| Async Level: \d+ \| ETA ")
@@ -47,6 +49,14 @@ def test_what_a_stop_loses_is_said():
             check(process.wait(120) == 130, log.read_text()[-2000:])
         text = log.read_text()
         check(text.index("the weights of all steps so far are lost") < text.index("rl stopped"), text[-2000:])
+        harness.sft_data(folder / "data.jsonl", 32)
+        with harness.running("sft", "--model.name", harness.warm_model(), "--data.name", folder / "data.jsonl", "--data.seq-len", 128, "--data.batch-size", 2, "--max-steps", 100_000, "--output-dir", folder / "sft",
+                             "--no-dashboard", log=log) as process:
+            harness.wait_until(lambda: (folder / "sft/metrics.jsonl").exists() or process.poll() is not None, 120, "a step")
+            process.send_signal(signal.SIGINT)
+            check(process.wait(120) == 130, log.read_text()[-2000:])
+        text = log.read_text()
+        check("checkpoints are off: nothing will be saved" in text and text.index("the weights of all steps so far are lost") < text.index("sft stopped"), text[-2000:])
 
 
 def test_collecting_is_shown_while_no_step_ends():
@@ -83,7 +93,7 @@ def test_a_tracker_that_is_killed_loses_nothing():
         settings = out.resolve() / "trackers/tensorboard.json"
         with harness.running("rl", "@", config, "--output-dir", out, "--no-dashboard", "--tensorboard", log=log) as process:
             killed = set()
-            for _ in range(3):
+            for _ in range(10):
                 def one():
                     check(process.poll() is None, log.read_text()[-2000:])
                     return [pid for pid in tracker_pids(settings) if pid not in killed]
@@ -96,7 +106,26 @@ def test_a_tracker_that_is_killed_loses_nothing():
             check(process.wait(200) == 130, log.read_text()[-2000:])
         rows = sorted((row["role"], row["step"]) for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()))
         check(event_rows(out) == rows, f"the event files hold {len(event_rows(out))} rows, metrics.jsonl {len(rows)}")
-        check(log.read_text().count("it is started again") == 3, log.read_text()[-3000:])
+        check(log.read_text().count("it is started again") == 10, log.read_text()[-3000:])
+
+
+def check_by_prometheus(port):
+    """The page of metrics as prometheus_client reads it."""
+    python = venvs.ready("trackers")
+    if not python:
+        return print("prometheus_client is not installed (python3 python/tests/venvs.py trackers): its parser has not read /metrics")
+    read = """
+import json, sys, urllib.request
+from prometheus_client.parser import text_string_to_metric_families
+text = urllib.request.urlopen(sys.argv[1], timeout=60).read().decode()
+print(json.dumps({family.name: [family.type, family.documentation, [sample.value for sample in family.samples]] for family in text_string_to_metric_families(text)}))"""
+    done = subprocess.run([python, "-c", read, f"http://127.0.0.1:{port}/metrics"], capture_output=True, text=True, timeout=120)
+    check(done.returncode == 0, done.stderr)
+    found = json.loads(done.stdout)
+    wanted = ["step", "loss", "throughput_tokens_per_sec", "last_step_timestamp_seconds", "grad_norm", "peak_memory_gib", "learning_rate", "mfu_percent", "entropy", "mismatch_kl", "kl_ent_ratio"]
+    for name in wanted:
+        kind, text, values = found.get(f"trainer_{name}", [None, "", []])
+        check(kind == "gauge" and text and len(values) == 1, f"trainer_{name}: {kind}, {text!r}, {values}")
 
 
 def test_heartbeats_and_the_trainers_metrics():
@@ -127,6 +156,7 @@ def test_heartbeats_and_the_trainers_metrics():
                 step = int(float(shown["trainer_step"]))
                 row = harness.wait_until(lambda: next((row for row in harness.rows_of(folder / "out/metrics.jsonl") if (row["role"], row["step"]) == ("trainer", step)), None), 60, f"the trainer's row of step {step}")
                 check(float(shown["trainer_loss"]) == row["loss/mean"] and float(shown["trainer_throughput_tokens_per_sec"]) == row["perf/throughput"], f"{shown}")
+                check_by_prometheus(port)
                 check(harness.request(port, "GET", "/health") == (200, "ok\n"), "/health")
                 check(harness.request(port, "GET", "/other")[0] == 404, "another path")
                 harness.wait_until(lambda: len(beats) >= 2, 60, "heartbeats")

@@ -65,7 +65,7 @@ def test_processes_give_the_bits_of_one_process():
             prl(*arguments(folder, out, *flags))
             check(weights(out, STEPS) == wanted, f"processes over {transport} gave other weights than one process")
             for role in (*ROLES, "rl"):
-                check((out / f"logs/{role}.log").stat().st_size > 0, f"no log of {role}")
+                check((out / f"logs/latest/{role}.log").stat().st_size > 0, f"no log of {role}")
             rows = harness.metrics(out)
             check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
         told = [path for path in out.rglob("*") if path.is_file() and b"key-of-" in path.read_bytes()]
@@ -114,7 +114,7 @@ def test_a_killed_role_ends_the_others_and_a_resume_continues():
             check(not left, f"still running: {left}")
             # Resumed, the run gives the weights of a run that never died: nothing half-written came in, nothing was lost.
             stdout, stderr = prl(*arguments(folder, out, *flags, "--ckpt.resume-step", -1, max_steps=12))
-            trainer_log = (out / "logs/trainer.log").read_text()
+            trainer_log = (out / "logs/latest/trainer.log").read_text()
             check("resumed from" in trainer_log, f"{role}: the trainer did not resume: {trainer_log[:2000]}")
             check("starts from scratch" not in stdout + stderr, f"{role}: the last complete checkpoint was gone: {stderr[-2000:]}")
             newest = harness.check_rows(out)

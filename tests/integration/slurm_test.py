@@ -133,7 +133,7 @@ def test_reinforcement_learning_runs_on_four_nodes():
         check(state == "COMPLETED", f"the job is {state}:\n{read(log)}")
         check(harness.tensor_digest(out / "weights/step_6") == harness.tensor_digest(folder / "one/weights/step_6"),
               "four nodes gave other weights than one process")
-        for path in ("inference/node_1.log", "trainer/node_1.log", "slurm/attempt_0/node_3.log"):
+        for path in ("latest/inference/node_1.log", "latest/trainer/node_1.log", "slurm/attempt_0/node_3.log"):
             check((out / "logs" / path).is_file(), f"no logs/{path}")
 
 

@@ -83,7 +83,7 @@ def run_with_damage(folder, damage):
     check(status == 1, f"exit status {status}, wanted 1: {text[-3000:]}")
     check("orchestrator exited with status 1" in text, f"the message does not name the role: {text[-2000:]}")
     check(version + 1 not in harness.metrics(out), f"step {version + 1} was trained on rollouts of damaged weights")
-    return version, what, text, (out / "logs/orchestrator.log").read_text()
+    return version, what, text, (out / "logs/latest/orchestrator.log").read_text()
 
 
 def test_one_flipped_bit_is_found_by_the_proof():

@@ -52,6 +52,21 @@ def check_trace(path, wanted_lanes, num_processes):
     return {lanes[thread]: spans for thread, spans in threads.items()}
 
 
+def check_by_perfetto(path, wanted_lanes):
+    """Perfetto's own reader, where it is: its trace_processor_shell comes from outside of PyPI (the wheel `perfetto` downloads it when first used)."""
+    shell = os.environ.get("PRL_TRACE_PROCESSOR") or shutil.which("trace_processor_shell")
+    if not shell:
+        return print("Perfetto's trace processor is not installed (PRL_TRACE_PROCESSOR): this test's own strict reader alone has read the trace")
+    query = path.with_suffix(".sql")
+    query.write_text("select thread.name as lane, count(*) as n from slice join thread_track on slice.track_id = thread_track.id join thread using (utid) group by lane;"
+                     "select value from stats where severity in ('error', 'data_loss') and value > 0;")
+    done = subprocess.run([shell, "-q", query, path], capture_output=True, text=True, timeout=300)
+    check(done.returncode == 0, done.stderr)
+    lanes, errors = re.split(r"\n\s*\n", done.stdout.strip(), maxsplit=1)
+    check(all(f'"{lane}"' in lanes for lane in wanted_lanes), f"{lanes}")
+    check(len(errors.strip().splitlines()) == 1, f"it met errors: {errors}")
+
+
 def test_a_trace_has_all_roles_on_one_clock():
     with harness.workspace("trace") as folder:
         config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=3)
@@ -61,6 +76,7 @@ def test_a_trace_has_all_roles_on_one_clock():
             out, trace = folder / shape, folder / f"trace-{shape}"
             prl("rl", "@", config, "--output-dir", out, "--no-dashboard", "--trainer.trace-path", trace, "--trainer.memory-profiler-path", folder / f"memory-{shape}", *flags)
             found = check_trace(trace / "trace.json", lanes, processes)
+            check_by_perfetto(trace / "trace.json", [lane for lane in found if found[lane]])
             # One clock: the engines take a version after the trainer has begun to publish it, in another process too.
             published = {step: begin for begin, _, name, step in found["trainer"] if name == "publishes weights"}
             taken = {step: begin for begin, _, _, step in found["weights"] if step > 0}
@@ -187,8 +203,8 @@ def test_the_logs_in_tmux():
     if not shutil.which("tmux"):
         raise harness.Skip("tmux is not installed")
     with harness.workspace("tmux") as folder:
-        (folder / "out/logs").mkdir(parents=True)
-        (folder / "out/logs/trainer.log").write_text("a line of the trainer\n")
+        (folder / "out/logs/latest").mkdir(parents=True)
+        (folder / "out/logs/latest/trainer.log").write_text("a line of the trainer\n")
         env = {**os.environ, "TMUX_TMPDIR": str(folder), "SHELL": "/bin/sh"}
         env.pop("TMUX", None)
 

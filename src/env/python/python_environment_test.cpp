@@ -127,7 +127,7 @@ class PythonEnvironmentTest : public ::testing::Test {
 
   std::string log_text() const {
     std::stringstream text;
-    text << std::ifstream(test_folder() / "env_fake.log").rdbuf();
+    text << std::ifstream(test_folder() / "fake.log").rdbuf();
     return text.str();
   }
 

@@ -40,7 +40,7 @@ struct PythonSettings {
   std::vector<std::string> state_columns;  ///< of the environment's state, put into the episode's info
   std::optional<JudgeSettings> judge;      ///< nullopt: judges use clients of their own, where they have a network
   std::string log_level = "info";          ///< least level of the records that workers send: "debug", "info", "warning", "error"
-  std::filesystem::path log_folder;        ///< <log_folder>/env_<name>.log gets what workers write; empty: the log, at debug level
+  std::filesystem::path log_folder;        ///< <log_folder>/<name>.log gets what workers write; empty: the log, at debug level
   std::int64_t concurrency = 128;          ///< rollouts at once in all
 
   /// Whether anything asks for Python although a native environment has the id.

@@ -222,7 +222,7 @@ PythonOptions plan_environment(const std::string& id, const std::string& name, j
   options.state_columns = settings.state_columns;
   if (settings.judge) options.judge = std::make_shared<Judge>(*settings.judge);
   pool.log_level = settings.log_level;
-  if (!settings.log_folder.empty()) pool.log_file = settings.log_folder / fmt::format("env_{}.log", name);
+  if (!settings.log_folder.empty()) pool.log_file = settings.log_folder / fmt::format("{}.log", name);
   if (!settings.address.empty()) {
     pool.addresses = split_addresses(settings.address);
     if (const char* token = std::getenv("PRL_ENV_TOKEN")) pool.token = token;
