@@ -105,13 +105,16 @@ def hand_over(destination, settings, path, control, say):
     Without `control` the run has ended already."""
     delivered = _patiently(destination.open, destination.name, say)
     follower = Follower(path)
-    is_ending = control is None
+    is_ending, num_sent = control is None, 0
     while True:
         found = follower.read()
         rows = [row for row in found if row.identity not in delivered and settings.get("role", row.role) == row.role]
         for row in rows:
             _patiently(lambda row=row: destination.send(row), destination.name, say)
             delivered.add(row.identity)
+            num_sent += 1
+            if num_sent == 1:
+                say("PROGRESS", "")  # not for the log: whoever is killed now is soon started again
         if found:
             continue
         if is_ending:

@@ -17,9 +17,10 @@ LONGEST_WAIT_FOR_WRITER_S = 30
 BLOCK = 32768
 
 
-def offline_records(path):
-    """Records of a .wandb file up to the first that is not whole: LevelDB's log format behind a header of 7 bytes."""
-    data, at, parts = pathlib.Path(path).read_bytes(), 7, b""
+def _pieces(data):
+    """Whole records of a .wandb file as (their bytes, where they end), up to the first that is not: LevelDB's log format behind a header
+    of 7 bytes."""
+    at, parts = 7, b""
     while at + 7 <= len(data):
         if BLOCK - at % BLOCK < 7:
             at += BLOCK - at % BLOCK
@@ -31,9 +32,22 @@ def offline_records(path):
         parts = piece if kind in (1, 2) else parts + piece
         at += 7 + length
         if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            yield record
+            yield parts, at
+
+
+def offline_records(path):
+    for parts, _ in _pieces(pathlib.Path(path).read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(parts)
+        yield record
+
+
+def cut_half_record(path):
+    """Of a writer that was killed: `wandb sync` refuses a file that ends within a record, and the run's files after it with it."""
+    data = pathlib.Path(path).read_bytes()
+    end = max((end for _, end in _pieces(data)), default=7)
+    if end < len(data):
+        os.truncate(path, end)
 
 
 def history(path):
@@ -103,6 +117,8 @@ class Wandb:
         for segment in self._segments():
             while _is_open(segment) and time.monotonic() < deadline:
                 time.sleep(0.1)
+            if not _is_open(segment):
+                cut_half_record(segment)
             rows = list(history(segment))
             if not rows:
                 shutil.rmtree(segment.parent, ignore_errors=True)  # of a process that was killed before anything was written
