@@ -3,7 +3,9 @@
 
 usage: dashboard.py PRL MODEL_FOLDER SHAPE [--pages N] [--turns N] [--seconds S] [--json FILE]; the folder is made when it is missing, of a
 SHAPE of models.py. A page is a connection that follows the events and fetches, at most every 0.3 s as the real one does, what its view
-shows. Pages are in a process of their own, on the same machine: what they cost besides the server counts too. Prints one JSON object.
+shows. Pages are in a process of their own, on the same machine: what they cost besides the server counts too. Prints one JSON object:
+slower_percent is the median over neighbouring turns of what a step takes longer with pages, cpu_percent the same of the processor time
+that the run takes per step, which other work on the machine changes less.
 """
 import argparse
 import http.client
@@ -58,13 +60,19 @@ def wait(ask, what):
     sys.exit(f"waited {PATIENCE_S} s for {what}")
 
 
-def step_times(out):
-    """When each step was trained."""
+def num_steps(out):
+    """Steps that were trained so far."""
     try:
-        rows = [json.loads(line) for line in open(os.path.join(out, "metrics.jsonl")) if line.endswith("\n")]
+        with open(os.path.join(out, "metrics.jsonl")) as rows:
+            return sum('"role":"trainer"' in line.replace(" ", "") for line in rows if line.endswith("\n"))
     except OSError:
-        return []
-    return [row["time"] for row in rows if row.get("role") == "trainer"]
+        return 0
+
+
+def cpu_seconds(pid):
+    """Processor time that a process has taken."""
+    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def first_view(port):
@@ -106,8 +114,8 @@ def main():
                     sys.exit(f"the run ended:\n{open(log.name, errors='replace').read()[-2000:]}")
                 return re.search(r"page: http://127\.0\.0\.1:(\d+)/", open(log.name, errors="replace").read())
             port = int(wait(page, "the page").group(1))
-            wait(lambda: page() and len(step_times(f"{out}/run")) >= 3, "three steps")
-            rates = {0: [], options.pages: []}
+            wait(lambda: page() and num_steps(f"{out}/run") >= 3, "three steps")
+            wall, cpu = {0: [], options.pages: []}, {0: [], options.pages: []}
             views = [" ".join(VIEWS[number % len(VIEWS)]) for number in range(options.pages)]
             for turn in range(2 * options.turns):
                 pages = options.pages if turn % 2 == 1 else 0
@@ -115,20 +123,29 @@ def main():
                 if pages:
                     viewers = subprocess.Popen([sys.executable, "-c", PAGE, str(port), str(PAUSE_S), *views], stdout=subprocess.PIPE)
                     viewers.stdout.readline()
-                begin = time.time()
-                wait(lambda: page() and time.time() - begin > options.seconds and sum(at > begin for at in step_times(f"{out}/run")) >= 2, "steps")
-                times = [at for at in step_times(f"{out}/run") if at > begin]
-                rates[pages].append((len(times) - 1) / (times[-1] - times[0]))
+                # From the end of a step to the end of a step.
+                before = num_steps(f"{out}/run")
+                wait(lambda: num_steps(f"{out}/run") > before, "a step")
+                first, begin, used = num_steps(f"{out}/run"), time.monotonic(), cpu_seconds(run.pid)
+                wait(lambda: page() and time.monotonic() - begin > options.seconds, "the time of a turn")
+                before = num_steps(f"{out}/run")
+                wait(lambda: num_steps(f"{out}/run") > before, "a step")
+                count = num_steps(f"{out}/run") - first
+                wall[pages].append((time.monotonic() - begin) / count)
+                cpu[pages].append((cpu_seconds(run.pid) - used) / count)
                 if viewers:
                     viewers.kill()
                     viewers.wait()
-            first = sorted(first_view(port) for _ in range(5))
+            views_s = sorted(first_view(port) for _ in range(5))
         finally:
             run.terminate()
             run.wait(60)
-    without, with_pages = statistics.median(rates[0]), statistics.median(rates[options.pages])
-    result = {"pages": options.pages, "steps_per_s_without": rates[0], "steps_per_s_with": rates[options.pages], "slower_percent": round(100 * (1 - with_pages / without), 2),
-              "first_view_s": [round(one, 3) for one in first]}
+    def more(kind):
+        """By how many percent each turn with pages is above the turn without before it."""
+        return [round(100 * (opened / closed - 1), 2) for closed, opened in zip(kind[0], kind[options.pages])]
+    result = {"pages": options.pages, "turns": options.turns, "seconds": options.seconds, "step_s_without": [round(one, 4) for one in wall[0]], "step_s_with": [round(one, 4) for one in wall[options.pages]],
+              "slower_percent": statistics.median(more(wall)), "slower_percent_of_turns": more(wall), "cpu_percent": statistics.median(more(cpu)), "cpu_percent_of_turns": more(cpu),
+              "cpu_s_per_step": round(statistics.median(cpu[0]), 4), "first_view_s": [round(one, 3) for one in views_s]}
     print(json.dumps(result))
     if options.json:
         with open(options.json, "w") as file:

@@ -3,6 +3,8 @@ import os
 import subprocess
 
 SHAPES = {
+    "tiny": "--family llama --vocab-size 512 --hidden-size 256 --intermediate-size 768 --num-layers 4 --num-heads 4 --num-kv-heads 2 "
+            "--max-position-embeddings 2048",
     "smollm2-135m": "--family llama --vocab-size 49152 --hidden-size 576 --intermediate-size 1536 --num-layers 30 --num-heads 9 "
                     "--num-kv-heads 3 --max-position-embeddings 8192",
     "qwen3-0.6b": "--family qwen3 --vocab-size 151936 --hidden-size 1024 --intermediate-size 3072 --num-layers 28 --num-heads 16 "

@@ -86,12 +86,14 @@ struct PageServer::Impl : std::enable_shared_from_this<Impl> {
   std::mutex mutex;
   std::condition_variable changed;  ///< somebody asked, a round ended, or stop
   bool is_stopping = false;
-  bool is_caught_up = false;  ///< what was there when the reader woke up has been read
+  bool is_caught_up = false;  ///< the metrics that were there when the reader woke up have been read
   Clock::time_point last_request{};
   std::atomic<int> num_streams{0};
   std::mutex control_mutex;  ///< one order at a time
 
   void read_runs();
+  /// True if a run has more to read.
+  bool read_each(RunView::Part part);
   void touch();
   void wait_for_first_round();
   RunView& run_of(const Query& query);
@@ -115,19 +117,26 @@ void PageServer::Impl::read_runs() {
       continue;
     }
     lock.unlock();
-    bool has_more = false;
-    for (const auto& run : runs) {
-      try {
-        has_more |= run->refresh();
-      } catch (const std::exception& error) {
-        log::warning("the page cannot read {}: {}", run->folder().string(), error.what());
-      }
-    }
+    // Curves are what is looked at first: nobody waits for the rollouts of a large run, of which a first piece is read.
+    const bool has_metrics = read_each(RunView::Part::kMetrics);
+    const bool has_more = read_each(RunView::Part::kRollouts) || has_metrics;
     lock.lock();
-    if (!has_more) is_caught_up = true;
+    if (!has_metrics) is_caught_up = true;
     changed.notify_all();
     if (!has_more) changed.wait_for(lock, kRound, [&] { return is_stopping; });
   }
+}
+
+bool PageServer::Impl::read_each(RunView::Part part) {
+  bool has_more = false;
+  for (const auto& run : runs) {
+    try {
+      has_more |= run->refresh(part);
+    } catch (const std::exception& error) {
+      log::warning("the page cannot read {}: {}", run->folder().string(), error.what());
+    }
+  }
+  return has_more;
 }
 
 void PageServer::Impl::touch() {

@@ -71,9 +71,13 @@ void RolloutIndex::add_file(const fs::path& path, std::int64_t step, RolloutKind
 
 void RolloutIndex::look_for_files() {
   std::error_code ec;
+  // Of a run of thousands of steps the folders of old ones, which hardly get another file, are not asked for it in each round.
+  const bool is_full_round = num_rounds_ % kFullRound == 0;
+  const std::int64_t watched = known_steps_.empty() ? 0 : *known_steps_.rbegin() - static_cast<std::int64_t>(kWatchedFiles);
   for (fs::directory_iterator it(folder_, ec), end; !ec && it != end; it.increment(ec)) {
     const std::int64_t step = parse_step_dir(it->path().filename().string());
     if (step < first_step_) continue;  // -1: no folder of a step
+    if (!known_steps_.insert(step).second && step < watched && !is_full_round) continue;
     for (const Place& place : kPlaces) add_file(it->path() / place.path, step, place.kind);
   }
 }

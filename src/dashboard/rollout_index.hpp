@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -105,6 +106,7 @@ class RolloutIndex {
   const Limits limits_;
   std::vector<std::unique_ptr<File>> files_;
   std::map<std::filesystem::path, std::size_t> file_ids_;
+  std::set<std::int64_t> known_steps_;            ///< with a folder that was looked into
   static constexpr std::uint16_t kOtherName = 1;  ///< stands for all names beyond the limit
   std::vector<std::string> names_{"", "(other)"};
   std::map<std::string, std::uint16_t, std::less<>> name_ids_{{"", 0}, {"(other)", kOtherName}};

@@ -59,6 +59,20 @@ TEST(RolloutIndex, FindsFiltersAndSorts) {
   EXPECT_NEAR(points[0].half_width, 1.96 * 0.25, 1e-12);  // sd 0.3536 of two values, over sqrt 2
 }
 
+TEST(RolloutIndex, AFileThatComesLateIntoAnOldStepIsFoundToo) {
+  const RunFiles run("late_rollouts");
+  for (int step = 1; step <= 60; ++step) run.write(step_file(step), rollout_row(step, 1, "early"));
+  RolloutIndex index(run.folder() / "rollouts");
+  EXPECT_FALSE(index.read(kAll));
+  EXPECT_EQ(index.size(), 60u);
+  run.write(step_file(60, "eval_rollouts.jsonl"), rollout_row(1, 1, "of a new step"));
+  EXPECT_FALSE(index.read(kAll));
+  EXPECT_EQ(index.size(), 61u);
+  run.write(step_file(3, "eval_rollouts.jsonl"), rollout_row(1, 1, "of an old one"));
+  for (int round = 0; round < 45 && index.size() < 62; ++round) (void)index.read(kAll);
+  EXPECT_EQ(index.size(), 62u);
+}
+
 TEST(RolloutIndex, TornAndReplacedFiles) {
   const RunFiles run("torn_rollouts");
   const std::string second = rollout_row(2, 1, "two");

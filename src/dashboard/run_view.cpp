@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 /// One round of refresh(): long enough for throughput, short enough that requests do not wait for it.
-constexpr std::uint64_t kRoundBytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kRoundBytes = std::uint64_t{16} << 20, kPieceBytes = std::uint64_t{8} << 20;
 constexpr std::int64_t kMaxStep = std::numeric_limits<std::int64_t>::max();
 
 /// Commands that keep a run, in the order in which their files name it.
@@ -105,13 +105,20 @@ RunView::Head RunView::head() const {
   return head_;
 }
 
-bool RunView::refresh() {
-  const Head head = read_head();
-  std::lock_guard lock(mutex_);
-  head_ = head;
-  const bool has_rows = series_.read(kRoundBytes);
-  const bool has_rollouts = rollouts_.read(kRoundBytes);
-  return has_rows || has_rollouts;
+bool RunView::refresh(Part part) {
+  bool has_more = false;
+  if (part != Part::kRollouts) {
+    const Head head = read_head();
+    std::lock_guard lock(mutex_);
+    head_ = head;
+    has_more = series_.read(kRoundBytes);
+  }
+  // Between the two whoever wants the curves comes in.
+  if (part != Part::kMetrics) {
+    std::lock_guard lock(mutex_);
+    has_more |= rollouts_.read(kPieceBytes);
+  }
+  return has_more;
 }
 
 void RunView::read_metrics() {
@@ -290,11 +297,15 @@ std::string RunView::logs(const Query& query) const {
   const std::vector<fs::path> files = list_logs(folder_ / "logs");
   const std::string wanted = query.text("file").value_or("");
   std::string out = "{\"files\":[";
+  bool is_chosen = false;
   const fs::path* chosen = files.empty() ? nullptr : &files.front();
   for (const fs::path& file : files) {
     if (out.back() != '[') out += ',';
     put(out, std::string_view(file.string()));
-    if (wanted.empty() && (file == head_.command + ".log" || file == fs::path("latest") / (head_.command + ".log"))) chosen = &file;
+    if (wanted.empty() && !is_chosen && file.filename() == head_.command + ".log") {
+      chosen = &file;  // the newest attempt comes first
+      is_chosen = true;
+    }
   }
   out += ']';
   if (!wanted.empty()) {

@@ -30,8 +30,9 @@ class RunView {
 
   const std::string& name() const noexcept { return name_; }
   const std::filesystem::path& folder() const noexcept { return folder_; }
+  enum class Part { kAll, kMetrics, kRollouts };
   /// Reads what is new, a bounded amount; true if there is more.
-  bool refresh();
+  bool refresh(Part part = Part::kAll);
   /// Reads the metrics alone, all there are.
   void read_metrics();
   /// What tells that something changed: rows, generation of the metrics, changes of the rollouts.

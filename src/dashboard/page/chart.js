@@ -50,7 +50,7 @@ export class Chart {
 
   close() { this.observer.disconnect(); }
 
-  /** lines: [{name, index, steps, mean, min?, max?, errors?}], `index` chooses colour and dashes. */
+  /** lines: [{name, index, steps, mean, min?, max?, errors?}], `index` chooses colour and dashes, `dash` other dashes. */
   set(lines, options) {
     this.lines = lines;
     this.options = { ...this.options, ...options };
@@ -147,7 +147,7 @@ export class Chart {
     }
     g.lineWidth = 1.8;
     g.lineJoin = "round";
-    g.setLineDash(dashes[line.index % dashes.length]);
+    g.setLineDash(dashes[(line.dash ?? line.index) % dashes.length]);
     g.beginPath();
     let open = false, count = 0;
     line.steps.forEach((step, i) => {

@@ -68,7 +68,8 @@ class Board {
             const found = series.find((one) => one.role === role && one.key === key);
             if (!found) return;
             const several = answers.length > 1;
-            lines.push({ ...found, index: several ? run : number, name: [several ? state.runs[run].name : "", label ?? ""].filter((text) => text).join(" ") || key });
+            // A colour tells the run, or the source of a run that is alone; with several of both, dashes tell the source.
+            lines.push({ ...found, index: several ? run : number, dash: several && sources.length > 1 ? number : undefined, name: [several ? state.runs[run].name : "", label ?? ""].filter((text) => text).join(" ") || key });
           });
         chart.set(lines, { from, to, smoothing, log });
       }
@@ -153,6 +154,21 @@ function titled(one, list) {
   return { title: same ? `${one.key} (${one.role})` : one.key, sources: [{ role: one.role, key: one.key }] };
 }
 
+/** Metrics that are there for all rollouts and for each environment ("reward/all/mean", "reward/words/mean"): a chart with a line for each. */
+function byEnvironment(all) {
+  const charts = [];
+  for (const { role, key } of all) {
+    const found = /^(.+)\/all(\/mean)?$/.exec(key);
+    if (!found) continue;
+    const [, family, end = ""] = found;
+    const names = all.filter((one) => one.role === role && one.key.startsWith(`${family}/`) && one.key.endsWith(end) && one.key !== key)
+      .map((one) => one.key.slice(family.length + 1, one.key.length - end.length)).filter((name) => name && !hidden.test(`/${name}`) && name !== "all/mean");
+    if (names.length < 2) continue;  // of one alone the curve of all is its own
+    charts.push({ title: `${family} by environment`, sources: ["all", ...names].map((name) => ({ role, key: `${family}/${name}${end}`, label: name })) });
+  }
+  return charts;
+}
+
 export function curves(view, parameters) {
   return board(view, parameters, (series, text) => {
     const all = chartsOf(series, () => true);
@@ -162,7 +178,9 @@ export function curves(view, parameters) {
       // One key of several roles is one chart with a line for each.
       return { title, sources: all.filter((one) => one.key === key).map((one) => ({ role: one.role, key, label: one.role })) };
     }).filter(({ sources }) => sources.length).map(({ title, sources }) => ({ title, sources: sources.length > 1 ? sources : [{ ...sources[0], label: "" }] }));
-    const environments = all.filter((one) => /^(reward|val_reward|metrics)\/(?!all\/)/.test(one.key) && !hidden.test(one.key));
+    const shared = byEnvironment(all);
+    const drawn = new Set(shared.flatMap(({ sources }) => sources.map(({ role, key }) => `${role}:${key}`)));
+    const environments = all.filter((one) => /^(reward|val_reward|metrics)\/(?!all\/)/.test(one.key) && !hidden.test(one.key) && !drawn.has(`${one.role}:${one.key}`));
     const families = new Map();
     for (const one of all) {
       const family = one.key.split("/")[0];
@@ -171,7 +189,7 @@ export function curves(view, parameters) {
     }
     return [
       { title: "Overview", open: true, charts: first },
-      { title: "By environment", charts: environments.map((one) => titled(one, all)) },
+      { title: "By environment", open: shared.length > 0, charts: [...shared, ...environments.map((one) => titled(one, all))] },
       ...[...families].sort(([a], [b]) => a.localeCompare(b)).map(([family, charts]) => ({ title: family, charts })),
     ];
   });

@@ -35,7 +35,9 @@ function list(view, run, parameters) {
   const set = () => { note(Object.fromEntries(fields.map((name) => [name, inputs[name].value]))); reload(); };
   const choice = (name, options) => (inputs[name] = el("select", { onchange: set, "aria-label": name }, ...options.map(([value, text]) => el("option", { value, selected: (parameters.get(name) ?? "") === value }, text))));
   const entry = (name, type, placeholder) => (inputs[name] = el("input", { type, placeholder, value: parameters.get(name) ?? "", onchange: set, step: "any", "aria-label": `${name.replace("_", " ")}` }));
-  const env = choice("env", [["", "all environments"]]), stop = choice("stop", [["", "every stop"]]), error = choice("error", [["", "with or without error"]]);
+  // What a link asks for is there from the beginning: the other names come with the first answer.
+  const asked = (name) => (parameters.get(name) ? [[parameters.get(name), parameters.get(name)]] : []);
+  const env = choice("env", [["", "all environments"], ...asked("env")]), stop = choice("stop", [["", "every stop"], ...asked("stop")]), error = choice("error", [["", "with or without error"], ...asked("error")]);
   const tools = el("div", { class: "tools" },
     Object.assign(entry("q", "search", "text in messages"), { size: 24 }),
     choice("kind", [["", "training and evaluation"], ["train", "training"], ["eval", "evaluation"]]),

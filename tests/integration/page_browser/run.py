@@ -22,7 +22,7 @@ import time
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 PACKAGES = ["chromium", "chromium-driver", "python3-selenium"]
 DEBIAN_PYTHON = "/usr/bin/python3"  # python3-selenium is for this one
 
@@ -78,6 +78,7 @@ from selenium import webdriver  # noqa: E402
 from selenium.webdriver.chrome.options import Options  # noqa: E402
 from selenium.webdriver.chrome.service import Service  # noqa: E402
 
+import exhibit  # noqa: E402
 import harness  # noqa: E402
 from harness import check  # noqa: E402
 
@@ -258,6 +259,152 @@ def a_slow_environment_is_named(driver, folder):
     print("a slow environment has a lane and is named")
 
 
+def go(driver, url, where, what, selector="main"):
+    driver.get(f"{url}#/{where}")
+    return until(f"'{what}' at {where}", lambda: (lambda text: what in text and text)(text_of(driver, selector)))
+
+
+def press(driver, key):
+    driver.execute_script("document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true, cancelable: true}))", key)
+
+
+def label_of(driver, title):
+    """What a chart says of itself; charts are fetched when they are on the screen."""
+    return driver.execute_script("""
+        const canvas = document.querySelector(`section[data-title="${arguments[0]}"] canvas`);
+        canvas?.scrollIntoView({block: 'center'});
+        return canvas?.getAttribute('aria-label') ?? '';""", title)
+
+
+def every_view_says_what_the_files_hold(driver, url):
+    last = exhibit.metrics(exhibit.STEPS)
+    go(driver, url, "curves", "By environment")
+    for family, row, key in (("reward", last[0], "reward/{}/mean"), ("entropy", last[1], "entropy/{}/mean"), ("solve_all", last[0], "solve_all/{}")):
+        label = until(f"{family} by environment", lambda: (lambda text: "sums" in text and text)(label_of(driver, f"{family} by environment")))
+        for env in ("all", *exhibit.ENVIRONMENTS):
+            shown = re.search(rf"\b{env} (\S+) at step {exhibit.STEPS}\b", label)
+            check(shown and abs(float(shown.group(1)) - row[key.format(env)]) <= 5e-4 * abs(row[key.format(env)]), f"{family} of {env}: {label}, not {row[key.format(env)]}")
+    # A chart of every metric that the run has, whatever its family.
+    go(driver, url, "curves?filter=grad_norm", "Found")
+    until("the chart of one key", lambda: "at step 40" in label_of(driver, "optim/grad_norm"))
+
+    text = go(driver, url, "evals", "±")
+    for step, rewards in exhibit.EVAL_REWARDS.items():
+        mean = sum(rewards) / len(rewards)
+        half = 1.96 * (sum((one - mean) ** 2 for one in rewards) / (len(rewards) - 1) / len(rewards)) ** 0.5
+        found = re.search(rf"\b{step}\s+words\s+([\d.]+) ± ([\d.]+)\s+4\b", text)
+        check(found and abs(float(found.group(1)) - mean) < 1e-3 and abs(float(found.group(2)) - half) < 0.02, f"step {step}: {mean} ± {half} is not in {text[:800]!r}")
+
+    text = go(driver, url, "engine", "79.00 GiB")
+    for wanted in ("masters", "2.30 GiB", "key-value cache", "12.00 GiB", "7,013 cache blocks", "22.10 GiB", "inference/all/num_requests_running/mean", "inference/all/num_requests_waiting/mean",
+                   "inference/all/kv_cache_usage_perc/mean", "inference/all/prefix_cache_hit_rate/mean"):
+        check(wanted in text, f"the view of the engine lacks {wanted}: {text[:1500]}")
+
+    text = go(driver, url, "proofs", "1 of 24 updates could not be proven")
+    check(text.count("✗ different") == 1 and text.count("✓ proven") == 23, text[:1500])
+
+    text = go(driver, url, "logs", "Step 40/40")
+    files = driver.execute_script("return [...document.querySelector('select[aria-label=File]').options].map((one) => one.value)")
+    check(files == ["attempt_2/rl.log", "attempt_2/trainer.log", "attempt_1/rl.log"], f"files {files}")
+    for where, wanted in (("logs?level=warning", ["a rollout of sums failed", "is lost"]), ("logs?level=error", ["is lost"]), ("logs?role=inference_1", ["is lost", "is back after"]), ("logs?q=calculator", ["a rollout of sums failed"]),
+                          ("logs?file=attempt_1%2Frl.log", ["of the first attempt"])):
+        driver.get("about:blank")
+        go(driver, url, where, wanted[0])
+        lines = driver.execute_script("return [...document.querySelectorAll('.log > div .text')].map((one) => one.textContent)")
+        check(len(lines) == len(wanted) and all(part in line for part, line in zip(wanted, lines)), f"{where} shows {lines}")
+
+    text = go(driver, url, "config", "trainer.optim.lr")
+    check("0.000001" in text or "1e-6" in text or "1E-6" in text, f"the learning rate is not there: {text[:500]}")
+    no_complaints(driver)
+    print("curves by environment, evaluations with intervals, memory plan, engines, proofs and logs are as in the files")
+
+
+def rollouts_are_filtered_and_compared(driver, url):
+    every = [exhibit.rollout(step, env, 2 * step + group, row) for step in range(1, exhibit.STEPS + 1) for group, env in enumerate(exhibit.ENVIRONMENTS) for row in range(exhibit.GROUP)]
+    evals = sum(map(len, exhibit.EVAL_REWARDS.values()))
+    for query, wanted in (("kind=train", len(every)), ("kind=eval", evals), ("kind=train&env=sums", len(every) // 2), ("kind=train&from=3&to=5", 24), ("kind=train&reward_min=0.9", sum(one["reward"] >= 0.9 for one in every)),
+                          ("kind=train&stop=max_turns_reached", sum(one["stop_condition"] == "max_turns_reached" for one in every)), ("kind=train&error=*", sum(one["error"] is not None for one in every)),
+                          ("kind=train&truncated=1", sum(one["is_truncated"] for one in every)), ("group=14", 4)):
+        driver.get("about:blank")
+        go(driver, url, f"rollouts?{query}", f"{wanted:,} rollouts", "[role=status]")
+    # A link to each: the address of a rollout opens it in a new page.
+    driver.get("about:blank")
+    text = go(driver, url, "rollouts?id=train.7.5", "Transcript")
+    one = exhibit.rollout(7, "sums", 15, 1)
+    for wanted in (one["prompt"][1]["content"], one["completion"][0]["reasoning_content"], "⚙ call add", '{"a": 17, "b": 25}', "tool (call_1)", one["completion"][2]["content"], "v5 to v6", "model 1.75"):
+        check(wanted in text, f"the transcript lacks {wanted!r}: {text[:1500]}")
+    check(driver.execute_script("return [...document.querySelectorAll('main a')].some((one) => one.hash === '#/rollouts?run=0&id=train.7.5')"), "a rollout shows no link to itself")
+    go(driver, url, "rollouts?compare=14&step=7", "4 rollouts, best first")
+    articles = until("four rollouts side by side", lambda: (lambda all: len(all) == 4 and all)(driver.execute_script("return [...document.querySelectorAll('.groups article')].map((one) => [one.innerText, one.getBoundingClientRect().left, one.getBoundingClientRect().top])")))
+    rewards = [float(re.search(r"Reward ([\d.]+)", text).group(1)) for text, _, _ in articles]
+    check(rewards == sorted(rewards, reverse=True) == [exhibit.reward_of(7, "words", row) for row in range(4)], f"rewards {rewards}")
+    check(len({left for _, left, _ in articles}) == 4 and len({top for _, _, top in articles}) == 1, "they are not side by side")
+    no_complaints(driver)
+    print("filters count right; a rollout has an address; a group is side by side")
+
+
+def keys_alone_are_enough(driver, url):
+    driver.get("about:blank")
+    go(driver, url, "rollouts?kind=train&order=oldest", "320 rollouts", "[role=status]")
+    for _ in range(2):
+        press(driver, "j")
+    check(driver.execute_script("return document.activeElement.matches('tr.row') && document.activeElement.querySelector('a').textContent") == "1.1", "j does not walk down the list")
+    press(driver, "k")
+    press(driver, "Enter")
+    until("a rollout by Enter", lambda: driver.execute_script("return location.hash.includes('id=train.1.0') && document.querySelector('.message') !== null"))
+    press(driver, "j")
+    until("the next by j", lambda: driver.execute_script("return location.hash.includes('id=train.1.1')"))
+    press(driver, "Escape")
+    until("the list by Esc", lambda: driver.execute_script("return location.hash === '#/rollouts?run=0'"))
+    press(driver, "/")
+    check(driver.execute_script("return document.activeElement.matches('[data-search]')"), "/ does not go to the search")
+    driver.execute_script("document.activeElement.blur()")
+    press(driver, "1")
+    until("curves by the key 1", lambda: "at step 40" in label_of(driver, "Loss"))
+    press(driver, "l")
+    until("a logarithmic axis", lambda: driver.execute_script("return location.hash.includes('log=1')"))
+    before = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+    press(driver, "t")
+    until("the other theme", lambda: driver.execute_script("return getComputedStyle(document.body).backgroundColor") != before)
+    press(driver, "t")
+    until("the curve in it", lambda: "at step 40" in label_of(driver, "Loss"))
+    driver.execute_script("document.querySelector('section[data-title=\"Loss\"] canvas').focus()")
+    press(driver, "Home")
+    press(driver, "ArrowRight")
+    until("values at the marker", lambda: "step 2:" in text_of(driver, "section[data-title='Loss'] .where"))
+    press(driver, "?")
+    until("the list of keys", lambda: driver.execute_script("return document.getElementById('keys').open"))
+    driver.execute_script("document.getElementById('keys').close()")
+    no_complaints(driver)
+    print("the page is used by keys alone")
+
+
+def nothing_needs_colour(driver, url, two_runs_url):
+    """Lines differ in dashes, states in signs and words, and all text has contrast, light and dark."""
+    for theme in ("light", "dark"):
+        driver.get("about:blank")
+        driver.get(f"{url}?theme={theme}#/curves")
+        until("the curves", lambda: "at step 40" in label_of(driver, "reward by environment"))
+        worst = driver.execute_script("""
+            const light = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map((v) => v / 255).map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+            const probe = document.body.appendChild(document.createElement('span')), style = getComputedStyle(document.documentElement);
+            const of = (name) => { probe.style.color = style.getPropertyValue(name); return light(getComputedStyle(probe).color); };
+            const ground = of('--ground');
+            const ratio = (name) => { const [a, b] = [of(name), ground].sort((x, y) => y - x); return (a + 0.05) / (b + 0.05); };
+            const found = Object.fromEntries(['--text', '--faint', '--accent', '--good', '--bad', '--warn', ...[0, 1, 2, 3, 4, 5, 6, 7].map((i) => `--s${i}`)].map((name) => [name, ratio(name)]));
+            probe.remove();
+            return found;""")
+        # WCAG: 4.5 for text, 3 for graphics.
+        low = {name: round(value, 2) for name, value in worst.items() if value < (3 if re.fullmatch(r"--s\d", name) else 4.5)}
+        check(not low, f"{theme}: too little contrast: {low}")
+    driver.get(two_runs_url)
+    until("the runs", lambda: driver.execute_script("return document.querySelectorAll('#runs .swatch line').length === 2"))
+    dashes = driver.execute_script("return [...document.querySelectorAll('#runs .swatch line')].map((one) => one.getAttribute('stroke-dasharray'))")
+    check(len(set(dashes)) == 2, f"two runs have the dashes {dashes}")
+    no_complaints(driver)
+    print("lines differ in dashes; contrast is enough in light and dark")
+
+
 def hostile_rollouts(folder):
     """A run whose rollouts try everything: markup, 10 MB, bytes that are no UTF-8, names as long as paths, 20,000 lines."""
     run = folder / "hostile"
@@ -389,6 +536,17 @@ def main():
             narrow_and_keyboard(driver, url)
             if options.screenshots:
                 screenshots(driver, folder, url, options.screenshots)
+        with dashboard(folder, exhibit.make(folder / "exhibit")) as (url, _):
+            driver.get("about:blank")
+            driver.get_log("browser")
+            every_view_says_what_the_files_hold(driver, url)
+            rollouts_are_filtered_and_compared(driver, url)
+            keys_alone_are_enough(driver, url)
+            driver.get("about:blank")
+        with dashboard(folder, folder / "first", folder / "exhibit") as (two_runs, _), dashboard(folder / "exhibit", folder / "exhibit") as (url, _):
+            driver.get_log("browser")
+            nothing_needs_colour(driver, url, two_runs)
+            driver.get("about:blank")
         a_slow_environment_is_named(driver, folder)
         hostile_runs_do_no_harm(driver, folder)
 
