@@ -18,6 +18,7 @@
 #include "tools/chat_backends.hpp"
 #include "tools/convert.hpp"
 #include "tools/doctor.hpp"
+#include "tools/extract_adapter.hpp"
 #include "tools/init_model.hpp"
 #include "tools/make_data.hpp"
 
@@ -55,10 +56,26 @@ int run_make_data(const config::ParsedCommand& parsed) {
   return 0;
 }
 
+int extract(const config::ConvertConfig& config) {
+  if (config.adapter) fail(ErrorCode::kInvalidArgument, "--adapter merges an adapter and --base extracts one: give one of them");
+  const bool is_half = config.dtype == config::ComputeDType::kBFloat16 || config.dtype == config::ComputeDType::kFloat16;
+  const DType half = config.dtype == config::ComputeDType::kFloat16 ? DType::kF16 : DType::kBF16;
+  const tools::ExtractResult result = tools::extract_adapter({.merged = config.input,
+                                                              .base = *config.base,
+                                                              .output_dir = config.output_dir,
+                                                              .rank = config.rank,
+                                                              .dtype = is_half ? half : DType::kF32,
+                                                              .overwrite = config.overwrite});
+  log::success("made {}: an adapter of rank {} for {} modules; {:.3f}% of the difference is left", config.output_dir.string(), config.rank,
+               result.num_modules, 100 * result.residual);
+  return 0;
+}
+
 int run_convert(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::ConvertConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   const config::ConvertConfig& config = loaded.config;
+  if (config.base) return extract(config);
   tools::ConvertOptions options;
   options.input = config.input;
   options.output_dir = config.output_dir;

@@ -254,6 +254,8 @@ struct ConvertConfig {
   std::int64_t max_shard_bytes = std::int64_t{5} << 30;
   std::optional<std::string> pre_tokenizer;
   std::optional<std::filesystem::path> adapter;
+  std::optional<std::filesystem::path> base;
+  std::int64_t rank = 16;
   bool overwrite = false;
   template <class V>
   void visit(V& v) {
@@ -263,6 +265,8 @@ struct ConvertConfig {
     v.field("max_shard_bytes", max_shard_bytes, "Largest file of weights", {.unit = "bytes", .min = 1024});
     v.field("pre_tokenizer", pre_tokenizer, "How a GGUF file splits text, where it does not say: gpt-2 llama-bpe qwen2 smollm");
     v.field("adapter", adapter, "Folder of a LoRA adapter in PEFT's format, which is merged into the weights");
+    v.field("base", base, "Model folder that the input was made of: writes the LoRA adapter between both in PEFT's format");
+    v.field("rank", rank, "Rank of the adapter that is extracted with base", {.min = 1, .max = 512});
     v.field("overwrite", overwrite, "Replace an existing folder");
   }
 };

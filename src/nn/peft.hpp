@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/thread_pool.hpp"
@@ -53,6 +54,10 @@ AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, con
 
 /// Writes the adapter of `weights`, and the modules that were trained whole, into an existing folder, in the dtype it computes in.
 void save_peft_adapter(const Weights& weights, const TensorTable& trained, const std::filesystem::path& folder);
+
+/// Writes an adapter of those tensors, A and B under PEFT's names, into an existing folder. `config.target_modules` are written as they
+/// are.
+void save_peft_files(const AdapterConfig& config, std::span<const WeightSource> sources, DType dtype, const std::filesystem::path& folder);
 
 /// A tensor of the base model, read by `base`, with what the adapter adds to it, in fp32; `base` itself where it adds nothing.
 WeightSource merged_source(WeightSource base, const StoredAdapterPtr& adapter);

@@ -107,8 +107,7 @@ std::vector<std::string> targets_of(const Adapter& adapter) {
   return out;
 }
 
-json::object peft_config_json(const Adapter& adapter, const std::vector<std::string>& saved) {
-  const AdapterConfig& c = adapter.config;
+json::object peft_config_json(const AdapterConfig& c, const std::vector<std::string>& saved) {
   json::object ranks, alphas;
   for (const auto& [pattern, rank] : c.rank_pattern) ranks[pattern] = rank;
   for (const auto& [pattern, alpha] : c.alpha_pattern) alphas[pattern] = alpha;
@@ -119,7 +118,7 @@ json::object peft_config_json(const Adapter& adapter, const std::vector<std::str
                    {"lora_alpha", c.alpha},
                    {"lora_dropout", c.dropout},
                    {"bias", "none"},
-                   {"target_modules", json::value_from(targets_of(adapter))},
+                   {"target_modules", json::value_from(c.target_modules)},
                    {"modules_to_save", saved.empty() ? json::value(nullptr) : json::value_from(saved)},
                    {"rank_pattern", ranks},
                    {"alpha_pattern", alphas},
@@ -162,11 +161,16 @@ void save_peft_adapter(const Weights& weights, const TensorTable& trained, const
       const std::string module = module_of(spec.name);
       saved.insert(module.substr(module.rfind('.') + 1));
     }
-  const std::vector<WeightSource> sources = peft_sources(weights, trained);
-  write_weight_files(
-      folder, sources,
-      {.dtype = weights.adapter->dtype, .max_shard_bytes = std::numeric_limits<std::uint64_t>::max(), .stem = "adapter_model"});
-  write_file_atomic(folder / kPeftConfig, pretty_json(peft_config_json(*weights.adapter, {saved.begin(), saved.end()})));
+  AdapterConfig config = weights.adapter->config;
+  config.target_modules = targets_of(*weights.adapter);
+  config.modules_to_save.assign(saved.begin(), saved.end());
+  save_peft_files(config, peft_sources(weights, trained), weights.adapter->dtype, folder);
+}
+
+void save_peft_files(const AdapterConfig& config, std::span<const WeightSource> sources, DType dtype, const fs::path& folder) {
+  write_weight_files(folder, sources,
+                     {.dtype = dtype, .max_shard_bytes = std::numeric_limits<std::uint64_t>::max(), .stem = "adapter_model"});
+  write_file_atomic(folder / kPeftConfig, pretty_json(peft_config_json(config, config.modules_to_save)));
 }
 
 WeightSource merged_source(WeightSource base, const StoredAdapterPtr& adapter) {
