@@ -2,17 +2,15 @@
 
 import asyncio
 import hmac
-import importlib
 import inspect
 import logging
 import os
 import platform
-import sys
 import threading
 import time
 from dataclasses import fields
 
-from prl_worker import PROTOCOL, __version__, adapters, health, loading, logs
+from prl_worker import PROTOCOL, __version__, adapters, functions, health, loading, logs
 from prl_worker.adapters.base import Environment, LoadRequest, Outcome
 from prl_worker.connection import Connection
 from prl_worker.errors import ConfigError, WorkerError, describe
@@ -534,15 +532,7 @@ def _resolve(path: str):
     module, _, name = path.partition(":")
     if not name:
         raise ConfigError(f"function {path!r}: wanted module:name")
-    try:
-        found = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"function {path!r}: {type(error).__name__}: {error} ({sys.executable})") from error
-    if not callable(found):
-        raise ConfigError(f"function {path!r} is a {type(found).__name__}, wanted a function")
-    return found
+    return functions.find(module, name)
 
 
 async def _in_thread(work):

@@ -69,11 +69,29 @@ struct EchoRolesConfig {
   }
 };
 
+/// Which of those words are learnt, token by token.
+struct EchoFilterConfig {
+  std::string import_path;
+  std::optional<std::string> path;
+  std::optional<std::string> python;
+  Value kwargs = Value::table();
+  template <class V>
+  void visit(V& v) {
+    v.field(
+        "import_path", import_path,
+        "Python function, module.name: it gets a rollout with its branches, returns a list of booleans for each of them, one per token");
+    v.field("path", path, "Folders, with colons, of that module if it is not installed");
+    v.field("python", python, "Interpreter or virtual environment that runs the function");
+    v.field("kwargs", kwargs, "Further arguments of the function");
+  }
+};
+
 struct AdvantageConfig {
   AdvantageType type = AdvantageType::kGrpo;
   std::optional<LengthPenalty> length_penalty;
   double decay = 0.95;
   std::optional<EchoRolesConfig> roles;
+  std::optional<EchoFilterConfig> filter;
   std::vector<std::string> episode_agents;
   std::optional<std::string> import_path;
   std::optional<std::string> path;
@@ -85,6 +103,7 @@ struct AdvantageConfig {
     v.field("length_penalty", length_penalty, "Prefer shorter rollouts; with grpo and echo");
     v.field("decay", decay, "Of type rae: what the running average of rewards keeps at each rollout", {.min = 0, .max = 1});
     v.field("roles", roles, "Of type echo: whose words after the first reply are learnt too; tool alone if not set");
+    v.field("filter", filter, "Of type echo: which tokens of those words are learnt, by a Python function; all if not set");
     v.field("episode_agents", episode_agents,
             "Of type hierarchical_grpo: agents compared within their episode; others are with their namesakes of the whole group");
     v.field("import_path", import_path,

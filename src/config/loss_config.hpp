@@ -161,15 +161,20 @@ struct MaskedLossConfig {
   }
 };
 
+/// A Python function, asked for the loss of each packed row and its gradient.
 struct CustomLossConfig {
   static constexpr std::string_view kType = "custom";
-  static constexpr Status kStatus = not_built("losses written in Python");
   std::string import_path;
+  std::optional<std::string> path;
+  std::optional<std::string> python;
   Value kwargs = Value::table();
   template <class V>
   void visit(V& v) {
-    v.field("import_path", import_path, "Python function, module.name");
-    v.field("kwargs", kwargs, "Arguments of the function");
+    v.field("import_path", import_path,
+            "Python function, module.name: it gets the log-probabilities of a sequence, returns loss and metrics");
+    v.field("path", path, "Folders, with colons, of that module if it is not installed");
+    v.field("python", python, "Interpreter or virtual environment that runs the function; with torch there it gets tensors");
+    v.field("kwargs", kwargs, "Further arguments of the function");
   }
 };
 

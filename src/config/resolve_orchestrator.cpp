@@ -91,6 +91,12 @@ void check_extra_body(const Value& extra_body, bool is_policy, const Check& chec
                     fmt::format("{} would make the policy sample from another distribution than the one that is trained", key));
 }
 
+/// A Python function that stands in for something else.
+void check_function(const std::string& import_path, const Value& kwargs, const Check& check) {
+  if (import_path.find('.') == std::string::npos) check.problem("import_path", "is needed, as module.name");
+  if (!kwargs.is_table()) check.problem("kwargs", "expects a table of arguments");
+}
+
 void check_advantage(const AdvantageConfig& advantage, const Check& check) {
   if (advantage.type == AdvantageType::kCustom) {
     if (!advantage.import_path || advantage.import_path->find('.') == std::string::npos)
@@ -104,6 +110,8 @@ void check_advantage(const AdvantageConfig& advantage, const Check& check) {
   if (advantage.roles && advantage.type != AdvantageType::kEcho) check.problem("roles", "belongs to type echo");
   if (advantage.roles && !advantage.roles->system && !advantage.roles->user && !advantage.roles->assistant && !advantage.roles->tool)
     check.problem("roles", "names no role; unset it for tool alone");
+  if (advantage.filter && advantage.type != AdvantageType::kEcho) check.problem("filter", "belongs to type echo");
+  if (advantage.filter) check_function(advantage.filter->import_path, advantage.filter->kwargs, check.sub("filter"));
   if (advantage.type == AdvantageType::kHierarchicalGrpo && advantage.episode_agents.empty())
     check.problem("episode_agents", "is needed by type hierarchical_grpo: the agents that are compared within their episode");
   if (!advantage.episode_agents.empty() && advantage.type != AdvantageType::kHierarchicalGrpo)
@@ -118,12 +126,6 @@ void check_curriculum(const CurriculumConfig& curriculum, const Check& check) {
   if (pools == nullptr) return;
   difficulty_pools(pools->pools, problems);
   for (const std::string& problem : problems) check.problem("sampler.pools", problem);
-}
-
-/// A Python function that stands in for something else.
-void check_function(const std::string& import_path, const Value& kwargs, const Check& check) {
-  if (import_path.find('.') == std::string::npos) check.problem("import_path", "is needed, as module.name");
-  if (!kwargs.is_table()) check.problem("kwargs", "expects a table of arguments");
 }
 
 void check_train_env(EnvConfig& env, bool is_policy, const Check& check) {

@@ -334,6 +334,14 @@ TEST(ResolveRl, RolesOfSeveralGpusHaveOneEach) {
   EXPECT_FALSE(load_line<RlConfig>(kRl + "--deployment.type single_node --slurm.partition gpu", gpus).config.trainer_gpu_ids);
 }
 
+TEST(ResolveRl, ALossInPythonNeedsItsFunction) {
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.loss.type custom"), HasSubstr("loss.import_path"));
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.loss.type custom --trainer.loss.import-path credit"), HasSubstr("module.name"));
+  const auto rl = load_line<RlConfig>(kRl + "--trainer.loss.type custom --trainer.loss.import-path credit.loss --trainer.loss.path here");
+  EXPECT_TRUE(rl.not_built.empty());
+  EXPECT_EQ(std::get<CustomLossConfig>(rl.config.trainer.loss).path, "here");
+}
+
 TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   const auto expect = [](const std::string& flags, std::string_view feature) {
     const auto rl = load_line<RlConfig>(kRl + flags);
@@ -347,7 +355,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--inference.parallel.tp 2", "tensor parallelism");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--model.vlm", "vision");
-  expect("--trainer.loss.type custom --trainer.loss.import-path a.b", "Python");
   expect("--trainer.model.fp8", "8-bit");
   expect("--trainer.model.full-offload", "on the host");
   expect("--inference.vllm.swap_space 4", "a setting of vLLM");

@@ -124,7 +124,9 @@ void check_trainer(TrainerConfig& config, const Check& check) {
   check_wandb(config.wandb, check);
   check_env_vars(config.env_vars, check);
   if (const auto* custom = std::get_if<CustomLossConfig>(&config.loss)) {
-    if (custom->import_path.empty()) check.problem("loss.import_path", "is needed by loss type custom");
+    if (custom->import_path.find('.') == std::string::npos)
+      check.problem("loss.import_path", "is needed by loss type custom, as module.name");
+    if (!custom->kwargs.is_table()) check.problem("loss.kwargs", "expects a table of arguments");
   }
   if (const auto* cispo = std::get_if<CispoLossConfig>(&config.loss); cispo && cispo->clip_ratio_low > cispo->clip_ratio_high)
     check.problem("loss.clip_ratio_low", fmt::format("must be at most clip_ratio_high, which is {}", cispo->clip_ratio_high));

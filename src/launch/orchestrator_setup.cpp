@@ -1,18 +1,15 @@
 #include "launch/orchestrator_setup.hpp"
 
 #include <algorithm>
-#include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 #include <cmath>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
-#include "config/text_format.hpp"
-#include "env/python/python_function.hpp"
 #include "env/registry.hpp"
 #include "env/token_chat_client.hpp"
-#include "launch/log_folder.hpp"
 #include "launch/model_subject.hpp"
+#include "launch/python_functions.hpp"
 #include "launch/teacher_setup.hpp"
 #include "trainer/checkpoint.hpp"
 
@@ -102,13 +99,40 @@ net::asio::awaitable<std::vector<float>> ask_numbers(std::shared_ptr<env::python
 template <class Section>
 orchestrator::GroupFunction group_function(const std::string& key, const std::string& import_path, const Section& section,
                                            const std::filesystem::path& output_dir) {
-  env::python::PythonSettings settings;
-  settings.path = section.path.value_or("");
-  settings.python = section.python.value_or("");
-  settings.log_folder = log_file(output_dir, "envs") / "functions";
-  auto function = std::make_shared<env::python::PythonFunction>(
-      key, import_path, boost::json::parse(config::to_compact_json(section.kwargs)).as_object(), settings);
+  const auto function = python_function(key, import_path, section, output_dir);
   return [function](boost::json::array rollouts) { return ask_numbers(function, std::move(rollouts)); };
+}
+
+/// The answer of the worker's echo.masks, a list of booleans for each branch of each rollout.
+std::vector<orchestrator::EchoMask> echo_masks(const boost::json::value& value) {
+  std::vector<orchestrator::EchoMask> masks;
+  for (const boost::json::value& rollout : value.as_array()) {
+    orchestrator::EchoMask& mask = masks.emplace_back();
+    for (const boost::json::value& branch : rollout.as_array()) {
+      std::vector<std::uint8_t>& keep = mask.emplace_back();
+      for (const boost::json::value& is_kept : branch.as_array()) keep.push_back(is_kept.as_bool() ? 1 : 0);
+    }
+  }
+  return masks;
+}
+
+net::asio::awaitable<std::vector<orchestrator::EchoMask>> ask_masks(std::shared_ptr<env::python::PythonFunction> function,
+                                                                    std::string filter, boost::json::array rollouts) {
+  boost::json::array args;
+  args.emplace_back(filter);
+  args.push_back(std::move(rollouts));
+  auto calling = function->call(std::move(args), kFunctionLimit);
+  const boost::json::value value = co_await std::move(calling);
+  co_return echo_masks(value);
+}
+
+/// Which words of others are learnt, where type echo has a filter of them; else empty.
+orchestrator::EchoFilter echo_filter(const config::AdvantageConfig& config, const std::filesystem::path& output_dir) {
+  if (!config.filter) return {};
+  const auto function = python_function("filter of echo", "prl_worker.echo.masks", *config.filter, output_dir);
+  return [function, filter = config.filter->import_path](boost::json::array rollouts) {
+    return ask_masks(function, filter, std::move(rollouts));
+  };
 }
 
 /// The function of advantage type custom, shared by the environments that use it; empty for other types.
@@ -305,6 +329,7 @@ std::vector<orchestrator::TrainEnv> train_environments(const config::Orchestrato
     if (entry.reward) train.rewards = group_function("reward", entry.reward->import_path, *entry.reward, config.output_dir);
     train.filters = filters;
     train.advantages = entry.algo ? advantage_function(*entry.algo, config.output_dir) : common;
+    train.echo_filter = echo_filter(entry.algo.value_or(config.advantage), config.output_dir);
     if (entry.timeout) train.rollout_timeout = to_ms(*entry.timeout);
     environments.push_back(std::move(train));
   }

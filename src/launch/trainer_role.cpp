@@ -6,6 +6,7 @@
 #include "launch/memory_plan.hpp"
 #include "launch/metric_services.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/python_functions.hpp"
 #include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/run_slots.hpp"
@@ -104,8 +105,11 @@ std::optional<trainer::ResumeOptions> resume_options(const std::optional<config:
 }
 
 trainer::GradientStepOptions step_options(const config::TrainerConfig& config, const std::shared_ptr<DeviceRuntime>& runtime) {
-  trainer::GradientStepOptions options{
-      .loss = config.loss, .optim = config.optim, .scheduler = config.scheduler, .max_steps = config.max_steps};
+  trainer::GradientStepOptions options{.loss = config.loss,
+                                       .loss_function = loss_function(config.loss, config.output_dir),
+                                       .optim = config.optim,
+                                       .scheduler = config.scheduler,
+                                       .max_steps = config.max_steps};
   if (config.model.optimization_dtype == config::ParamDType::kBFloat16) options.optimizer_memory.dtype = DType::kBF16;
   if (config.enable_token_export) options.token_exports = config.output_dir / "token_exports";
   if (config.model.reduce == config::GradientReduce::kFast) options.reduce = trainer::Reduce::kFast;

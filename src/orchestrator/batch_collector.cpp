@@ -70,7 +70,7 @@ std::optional<ReadyRollout> BatchCollector::to_rollout(const FinishedGroup& grou
     return std::nullopt;
   }
   if (const RoleWeights& echo = algorithm_of(group.task.env_idx).echo; echo.is_any())
-    set_echo(rollout.samples, episode, options_.strategy, echo);
+    set_echo(rollout.samples, episode, options_.strategy, echo, group.echo_masks.empty() ? EchoMask{} : group.echo_masks[index]);
   bool is_dropped = false;
   for (const RolloutFilterOptions& filter : options_.filters) {
     // They judge the policy by its log-probabilities, which another model's tokens do not have.

@@ -60,6 +60,7 @@ struct FinishedGroup {
   std::vector<float> advantages = {};    ///< of each rollout, by a function of the environment's; empty: those of CollectorOptions
   std::vector<std::int64_t> plays = {};  ///< of each rollout: its episode in the group; empty: one rollout each
   std::vector<std::optional<FilterFinding>> filter_findings = {};  ///< of each rollout; empty: no such filters
+  std::vector<EchoMask> echo_masks = {};                           ///< of each rollout; empty: no such filter
 };
 
 /// A rollout that waits for its batch, or ships with it. Its episode no longer holds token ids: they are in `samples`.

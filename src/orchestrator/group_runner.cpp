@@ -27,6 +27,25 @@ std::vector<env::Episode*> rollouts_of(std::vector<std::optional<env::Episode>>&
   return rollouts;
 }
 
+/// A demonstration that is the task's, not the rollout's, goes into the rollout's info.
+void keep_demonstration(const std::string& key, const env::Task& task, env::Episode& episode) {
+  if (key.empty()) return;
+  const auto find = [&key](const boost::json::value* object) -> const boost::json::value* {
+    return object != nullptr && object->is_object() ? object->get_object().if_contains(key) : nullptr;
+  };
+  const boost::json::value info = task.info;
+  const boost::json::value* row = task.info.if_contains("row");  // of an environment in Python
+  const boost::json::value* found = find(&info);
+  for (const char* part : {"info", "data"})
+    if (found == nullptr && row != nullptr && row->is_object()) found = find(row->get_object().if_contains(part));
+  const boost::json::value answer(key == "answer" && !task.answer.empty() ? boost::json::value(task.answer) : boost::json::value(nullptr));
+  if (found == nullptr && !answer.is_null()) found = &answer;
+  if (found == nullptr) return;
+  if (!episode.info.contains(key)) episode.info[key] = *found;
+  for (env::Episode& other : episode.others)
+    if (!other.info.contains(key)) other.info[key] = *found;
+}
+
 }  // namespace
 
 GroupRunner::GroupRunner(asio::any_io_executor executor, GroupRunnerOptions options, std::vector<TrainEnv> environments,
@@ -83,28 +102,8 @@ asio::awaitable<env::Episode> GroupRunner::play(EpisodeStart info, env::RolloutA
   auto running = train_env.environment->run(task, std::move(rollout));
   auto guarded = net::with_deadline(std::move(running), deadline, fmt::format("a rollout of {}", train_env.environment->name()));
   env::Episode episode = co_await std::move(guarded);
-  keep_demonstration(task, episode);
+  keep_demonstration(options_.scoring.demonstrations.key, task, episode);
   co_return episode;
-}
-
-/// A demonstration that is the task's, not the rollout's, goes into the rollout's info.
-void GroupRunner::keep_demonstration(const env::Task& task, env::Episode& episode) const {
-  const std::string& key = options_.scoring.demonstrations.key;
-  if (key.empty()) return;
-  const auto find = [&key](const boost::json::value* object) -> const boost::json::value* {
-    return object != nullptr && object->is_object() ? object->get_object().if_contains(key) : nullptr;
-  };
-  const boost::json::value info = task.info;
-  const boost::json::value* row = task.info.if_contains("row");  // of an environment in Python
-  const boost::json::value* found = find(&info);
-  for (const char* part : {"info", "data"})
-    if (found == nullptr && row != nullptr && row->is_object()) found = find(row->get_object().if_contains(part));
-  const boost::json::value answer(key == "answer" && !task.answer.empty() ? boost::json::value(task.answer) : boost::json::value(nullptr));
-  if (found == nullptr && !answer.is_null()) found = &answer;
-  if (found == nullptr) return;
-  if (!episode.info.contains(key)) episode.info[key] = *found;
-  for (env::Episode& other : episode.others)
-    if (!other.info.contains(key)) other.info[key] = *found;
 }
 
 asio::awaitable<void> GroupRunner::wait_to_retry(EpisodeStart info, int attempt, std::string reason) {
@@ -225,6 +224,10 @@ asio::awaitable<bool> GroupRunner::finish_group(EpisodeStart info) {
     auto asking = ask_filters(info);
     if (!co_await std::move(asking)) co_return false;
   }
+  if (train_env.echo_filter) {
+    auto asking = ask_echo(info);
+    if (!co_await std::move(asking)) co_return false;
+  }
   if (train_env.advantages) {
     auto asking = ask_advantages(info);
     if (!co_await std::move(asking)) co_return false;
@@ -257,19 +260,21 @@ asio::awaitable<bool> GroupRunner::score_group(EpisodeStart info) {
   co_return true;
 }
 
-/// One number for each rollout of the group that can train, by a function outside this program; where it fails, so do they, with an error
+/// An answer for each rollout of the group that can train, by a function outside this program; where it fails, so do they, with an error
 /// of that type. Nullopt when the group was dropped meanwhile.
-asio::awaitable<std::optional<std::vector<std::optional<float>>>> GroupRunner::ask(EpisodeStart info, GroupFunction function,
-                                                                                   std::string error_type) {
+template <class Answer>
+asio::awaitable<std::optional<std::vector<std::optional<Answer>>>> GroupRunner::ask(EpisodeStart info, Ask<Answer> function,
+                                                                                    std::string error_type, bool with_branches) {
   boost::json::array rows;
   std::vector<std::size_t> places;
-  std::vector<std::optional<float>> answers;
+  std::vector<std::optional<Answer>> answers;
   {
     const std::vector<env::Episode*> rollouts = rollouts_of(groups_.at(info.group.value).episodes);
     answers.resize(rollouts.size());
     for (std::size_t i = 0; i < rollouts.size(); ++i)
       if (!rollouts[i]->error && rollouts[i]->num_completion_tokens() > 0) {
         rows.push_back(env::to_json(*rollouts[i]));
+        if (with_branches) rows.back().as_object()["branches"] = echo_branches(*rollouts[i], options_.scoring.strategy);
         places.push_back(i);
       }
   }
@@ -277,9 +282,9 @@ asio::awaitable<std::optional<std::vector<std::optional<float>>>> GroupRunner::a
   try {
     if (!places.empty()) {
       auto asking = function(std::move(rows));
-      const std::vector<float> given = co_await std::move(asking);
+      std::vector<Answer> given = co_await std::move(asking);
       PRL_CHECK(given.size() == places.size(), "{} answers for {} rollouts", given.size(), places.size());
-      for (std::size_t i = 0; i < places.size(); ++i) answers[places[i]] = given[i];
+      for (std::size_t i = 0; i < places.size(); ++i) answers[places[i]] = std::move(given[i]);
     }
   } catch (const std::exception&) {
     failure = net::to_error(std::current_exception());
@@ -294,7 +299,7 @@ asio::awaitable<std::optional<std::vector<std::optional<float>>>> GroupRunner::a
 }
 
 asio::awaitable<bool> GroupRunner::ask_rewards(EpisodeStart info) {
-  auto asking = ask(info, environments_[static_cast<std::size_t>(info.task.env_idx)].rewards, "RewardError");
+  auto asking = ask<float>(info, environments_[static_cast<std::size_t>(info.task.env_idx)].rewards, "RewardError");
   const auto rewards = co_await std::move(asking);
   if (!rewards) co_return false;
   const std::vector<env::Episode*> rollouts = rollouts_of(groups_.at(info.group.value).episodes);
@@ -308,7 +313,7 @@ asio::awaitable<bool> GroupRunner::ask_rewards(EpisodeStart info) {
 
 asio::awaitable<bool> GroupRunner::ask_filters(EpisodeStart info) {
   for (const GroupFilter& filter : environments_[static_cast<std::size_t>(info.task.env_idx)].filters) {
-    auto asking = ask(info, filter.find, "FilterError");
+    auto asking = ask<float>(info, filter.find, "FilterError");
     const auto findings = co_await std::move(asking);
     if (!findings) co_return false;
     OpenGroup& group = groups_.at(info.group.value);
@@ -321,12 +326,21 @@ asio::awaitable<bool> GroupRunner::ask_filters(EpisodeStart info) {
 }
 
 asio::awaitable<bool> GroupRunner::ask_advantages(EpisodeStart info) {
-  auto asking = ask(info, environments_[static_cast<std::size_t>(info.task.env_idx)].advantages, "AdvantageError");
+  auto asking = ask<float>(info, environments_[static_cast<std::size_t>(info.task.env_idx)].advantages, "AdvantageError");
   const auto advantages = co_await std::move(asking);
   if (!advantages) co_return false;
   std::vector<float>& given = groups_.at(info.group.value).advantages;
   given.clear();
   for (const std::optional<float>& advantage : *advantages) given.push_back(advantage.value_or(0.0f));
+  co_return true;
+}
+
+asio::awaitable<bool> GroupRunner::ask_echo(EpisodeStart info) {
+  auto asking = ask<EchoMask>(info, environments_[static_cast<std::size_t>(info.task.env_idx)].echo_filter, "EchoFilterError", true);
+  const auto masks = co_await std::move(asking);
+  if (!masks) co_return false;
+  std::vector<EchoMask>& kept = groups_.at(info.group.value).echo_masks;
+  for (const std::optional<EchoMask>& mask : *masks) kept.push_back(mask.value_or(EchoMask{}));
   co_return true;
 }
 
@@ -365,6 +379,7 @@ std::optional<FinishedGroup> GroupRunner::take_finished() {
   }
   out.advantages = std::move(group.advantages);
   out.filter_findings = std::move(group.filter_findings);
+  out.echo_masks = std::move(group.echo_masks);
   counts_.num_processed += group.info.group_size;
   return out;
 }

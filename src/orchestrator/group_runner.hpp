@@ -30,6 +30,9 @@ namespace asio = boost::asio;
 /// A number for each of the given rollouts, which are rows of train_rollouts.jsonl of one group.
 using GroupFunction = std::function<asio::awaitable<std::vector<float>>(boost::json::array rollouts)>;
 
+/// Which tokens of others each of the rollouts learns; rows as for GroupFunction, with `branches` (echo_branches).
+using EchoFilter = std::function<asio::awaitable<std::vector<EchoMask>>(boost::json::array rollouts)>;
+
 /// A filter of rollouts outside this program: anything but 0 finds one.
 struct GroupFilter {
   std::string name;
@@ -48,6 +51,7 @@ struct TrainEnv {
   GroupFunction rewards = {};                     ///< in place of the environment's; empty: those
   std::vector<GroupFilter> filters{};             ///< asked in their order, the first that finds a rollout counts
   GroupFunction advantages = {};                  ///< empty: those of the collector's options
+  EchoFilter echo_filter = {};                    ///< empty: all that wants_roles is about
 };
 
 /// Where every episode went: started == processed + cancelled + dropped + (in flight at the end).
@@ -62,7 +66,7 @@ struct GroupRunnerOptions {
   bool ordered = false;     ///< hand groups out in the order of dispatch, not of completion
   std::uint64_t seed = 42;  ///< of environments whose sampling has none
   std::chrono::milliseconds retry_wait{1'000};
-  ReferenceScoring scoring;  ///< with a teacher
+  ReferenceScoring scoring;  ///< with a teacher; its strategy, the collector's, always
 };
 
 /// Time that teachers took, over the episodes since it was last asked.
@@ -106,6 +110,7 @@ class GroupRunner {
     std::vector<std::vector<TurnScores>> scores;                ///< of each episode and its further seats; with a teacher
     std::vector<float> advantages;                              ///< of each rollout, where the environment has its own function for them
     std::vector<std::optional<FilterFinding>> filter_findings;  ///< of each rollout, where the environment has filters
+    std::vector<EchoMask> echo_masks;                           ///< of each rollout, where the environment has such a filter
     std::int64_t num_started = 0;
     std::int64_t num_done = 0;
     bool is_scored = false;  ///< all have ended, and the environment has scored them together if it does that
@@ -122,9 +127,13 @@ class GroupRunner {
   asio::awaitable<bool> ask_rewards(EpisodeStart info);
   asio::awaitable<bool> ask_filters(EpisodeStart info);
   asio::awaitable<bool> ask_advantages(EpisodeStart info);
-  asio::awaitable<std::optional<std::vector<std::optional<float>>>> ask(EpisodeStart info, GroupFunction function, std::string error_type);
+  asio::awaitable<bool> ask_echo(EpisodeStart info);
+  template <class Answer>
+  using Ask = std::function<asio::awaitable<std::vector<Answer>>(boost::json::array rollouts)>;
+  template <class Answer>
+  asio::awaitable<std::optional<std::vector<std::optional<Answer>>>> ask(EpisodeStart info, Ask<Answer> function, std::string error_type,
+                                                                         bool with_branches = false);
   bool keep(const EpisodeStart& info, env::Episode episode, std::vector<TurnScores> scores);
-  void keep_demonstration(const env::Task& task, env::Episode& episode) const;
 
   asio::any_io_executor executor_;
   GroupRunnerOptions options_;

@@ -66,8 +66,52 @@ std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, Trajec
   return samples;
 }
 
+namespace {
+
+/// Who wrote each token of a sample that is made of these turns; kNone for what was sampled and what came before the first sampled token.
+std::vector<env::PromptRole> writers_of(const env::Episode& episode, const std::vector<std::size_t>& turns) {
+  std::vector<env::PromptRole> roles;
+  for (const std::size_t turn : turns) {
+    const env::TurnTokens& tokens = episode.trajectory[turn].tokens;
+    const std::size_t done = roles.size();  // tokens of the turns before
+    roles.resize(tokens.prompt_ids.size() + tokens.completion_ids.size(), env::PromptRole::kNone);
+    for (std::size_t i = done; done > 0 && i < tokens.prompt_roles.size(); ++i) roles[i] = tokens.prompt_roles[i];
+  }
+  return roles;
+}
+
+boost::json::value name_of(env::PromptRole role) {
+  switch (role) {
+    case env::PromptRole::kSystem: return "system";
+    case env::PromptRole::kUser: return "user";
+    case env::PromptRole::kAssistant: return "assistant";
+    case env::PromptRole::kTool: return "tool";
+    case env::PromptRole::kNone: break;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+boost::json::array echo_branches(const env::Episode& episode, TrajectoryStrategy strategy) {
+  boost::json::array branches;
+  const std::vector<wire::TrainingSample> samples = to_samples(episode, strategy);
+  const std::vector<std::vector<std::size_t>> turns = sample_turns(episode, strategy);
+  for (std::size_t s = 0; s < samples.size(); ++s) {
+    boost::json::array sampled, roles;
+    for (const std::uint8_t is_sampled : samples[s].mask) sampled.emplace_back(is_sampled != 0);
+    for (const env::PromptRole role : writers_of(episode, turns[s])) roles.push_back(name_of(role));
+    boost::json::object branch;
+    branch["token_ids"] = boost::json::array(samples[s].token_ids.begin(), samples[s].token_ids.end());
+    branch["sampled"] = std::move(sampled);
+    branch["roles"] = std::move(roles);
+    branches.push_back(std::move(branch));
+  }
+  return branches;
+}
+
 void set_echo(std::vector<wire::TrainingSample>& samples, const env::Episode& episode, TrajectoryStrategy strategy,
-              const RoleWeights& weights) {
+              const RoleWeights& weights, const EchoMask& keep) {
   const auto weight_of = [&](env::PromptRole role) {
     switch (role) {
       case env::PromptRole::kSystem: return weights.system;
@@ -80,13 +124,14 @@ void set_echo(std::vector<wire::TrainingSample>& samples, const env::Episode& ep
   };
   const std::vector<std::vector<std::size_t>> turns = sample_turns(episode, strategy);
   PRL_CHECK(turns.size() == samples.size(), "{} samples for an episode that makes {}", samples.size(), turns.size());
+  PRL_CHECK(keep.empty() || keep.size() == samples.size(), "{} filters for {} samples", keep.size(), samples.size());
   for (std::size_t s = 0; s < samples.size(); ++s) {
-    std::vector<float> ce(samples[s].token_ids.size(), 0.0f);
-    std::size_t done = 0;  // tokens of the turns before
-    for (const std::size_t turn : turns[s]) {
-      const env::TurnTokens& tokens = episode.trajectory[turn].tokens;
-      for (std::size_t i = done; done > 0 && i < tokens.prompt_roles.size(); ++i) ce[i] = weight_of(tokens.prompt_roles[i]);
-      done = tokens.prompt_ids.size() + tokens.completion_ids.size();
+    std::vector<float> ce;
+    for (const env::PromptRole role : writers_of(episode, turns[s])) ce.push_back(weight_of(role));
+    if (!keep.empty()) {
+      PRL_CHECK(keep[s].size() == ce.size(), "a filter of {} tokens for a sample of {}", keep[s].size(), ce.size());
+      for (std::size_t i = 0; i < ce.size(); ++i)
+        if (keep[s][i] == 0) ce[i] = 0;
     }
     if (std::any_of(ce.begin(), ce.end(), [](float weight) { return weight != 0; })) samples[s].ce_weights = std::move(ce);
   }

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <boost/json/array.hpp>
+
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "env/episode.hpp"
@@ -33,10 +36,17 @@ std::vector<wire::TrainingSample> to_samples(const env::Episode& episode, Trajec
 /// Sets the advantage of every sampled token of `sample`; 0 elsewhere.
 void set_advantage(wire::TrainingSample& sample, float advantage);
 
+/// For each sample of an episode and each of its tokens: whether it may take part in the cross entropy of set_echo. Empty: all may.
+using EchoMask = std::vector<std::vector<std::uint8_t>>;
+/// The samples of an episode as a filter of the echo algorithm sees them: for each {token_ids, sampled (booleans), roles (null, "system",
+/// "user", "assistant" or "tool": who wrote a token that set_echo would weigh)}, all as long as the sample.
+boost::json::array echo_branches(const env::Episode& episode, TrajectoryStrategy strategy);
+
 /// Lets tokens that the policy did not sample, behind the first that it did, take part in the cross entropy by the weights of who wrote
-/// them (TurnTokens::prompt_roles). `samples` are those of to_samples with the same strategy. Source: spec 3.8, echo.
+/// them (TurnTokens::prompt_roles), where `keep` has them. `samples` are those of to_samples with the same strategy. Source: spec 3.8,
+/// echo.
 void set_echo(std::vector<wire::TrainingSample>& samples, const env::Episode& episode, TrajectoryStrategy strategy,
-              const RoleWeights& weights);
+              const RoleWeights& weights, const EchoMask& keep = {});
 
 /// What the sampled tokens of a rollout are trained with.
 enum class SampleLoss {

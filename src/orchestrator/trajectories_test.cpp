@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <boost/json/serialize.hpp>
+
 #include "orchestrator/rollout_filter.hpp"
 
 namespace prl::orchestrator {
@@ -84,6 +86,15 @@ TEST(Trajectories, EchoWeighsWhatOthersSayAfterTheFirstReply) {
   EXPECT_TRUE(prune_zero_advantages(samples[0])) << "they train without any advantage";
   set_loss(samples[0], SampleLoss::kImitation);
   EXPECT_EQ(samples[0].ce_weights, (std::vector<float>{0, 0, 1, 1, 0, 0.25f, 0.5f, 1}));
+  auto filtered = to_samples(made, TrajectoryStrategy::kInterleaved);
+  const EchoMask keep = {{1, 1, 1, 1, 1, 0, 1, 1}, {1, 1, 1}};
+  set_echo(filtered, made, TrajectoryStrategy::kInterleaved, {.user = 0.5f, .tool = 0.25f}, keep);
+  EXPECT_EQ(filtered[0].ce_weights, (std::vector<float>{0, 0, 0, 0, 0, 0, 0.5f, 0}));
+  const boost::json::array branches = echo_branches(made, TrajectoryStrategy::kInterleaved);
+  ASSERT_EQ(branches.size(), 2u);
+  EXPECT_EQ(boost::json::serialize(branches[0]),
+            R"({"token_ids":[1,2,3,4,5,6,7,8],"sampled":[false,false,true,true,false,false,false,true],)"
+            R"("roles":[null,null,null,null,null,"tool","user",null]})");
   auto untouched = to_samples(made, TrajectoryStrategy::kInterleaved);
   set_echo(untouched, made, TrajectoryStrategy::kInterleaved, {.system = 1});
   EXPECT_TRUE(untouched[0].ce_weights.empty());

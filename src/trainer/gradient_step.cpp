@@ -164,9 +164,9 @@ GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std:
   const nn::TokenStats stats = policy_.forward(row, make_targets(row));
   BatchLoss loss;
   try {
-    std::function<void(const SequenceValues&)> on_sequence;
-    if (exporter_) on_sequence = [this](const SequenceValues& values) { exporter_->add(values); };
-    loss = compute_batch_loss(options_.loss, row, stats.logp_T, stats.entropy_T, counts, result.pool, on_sequence);
+    LossHooks hooks{.custom = options_.loss_function};
+    if (exporter_) hooks.on_sequence = [this](const SequenceValues& values) { exporter_->add(values); };
+    loss = compute_batch_loss(options_.loss, row, stats.logp_T, stats.entropy_T, counts, result.pool, hooks);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNonFinite || !options_.skip_non_finite_rows) throw;
     log::warning("micro-batch {} is left out: {}", index, error.what());

@@ -24,6 +24,7 @@ namespace prl::trainer {
 
 struct GradientStepOptions {
   config::LossConfig loss = {};
+  LossFunction loss_function = {};  ///< what computes a loss of type custom
   config::OptimConfig optim = {};
   OptimizerMemory optimizer_memory = {};
   config::SchedulerConfig scheduler = {};

@@ -48,6 +48,7 @@ constexpr MetricInfo kRl[] = {
     {"ref_kl", "nats", "log-probability of the trainer minus the reference's, per sequence", true},
     {"ref_kl/*", "nats", "masks and mismatch of the ref_kl component", true},
     {"nll", "nats", "negative log-likelihood of the ce component, per sequence", true},
+    {"custom_loss/**", "1", "what a loss of type custom reports, per sequence", true},
     {"kl_ent_ratio/mean", "1", "mean mismatch_kl divided by mean entropy"},
     {"time/wait_for_batch", "s", "waiting for the orchestrator"},
     {"time/broadcast_weights", "s", "checksum, probe and publication of the new weights"},

@@ -50,7 +50,7 @@ TEST(TokenExport, HoldsWhatTheLossAndTheMetricsAreMadeOf) {
   TokenExporter exporter(folder, 3, 1);
   exporter.begin_row(5);
   compute_batch_loss(config::DefaultLossConfig{}, row.batch, row.logp, row.entropy, count_losses(row.batch), metrics,
-                     [&](const SequenceValues& values) { exporter.add(values); });
+                     {.on_sequence = [&](const SequenceValues& values) { exporter.add(values); }});
   exporter.finish();
   EXPECT_FALSE(fs::exists(folder / "step_3/STABLE"));
   exporter.mark_stable();

@@ -186,6 +186,58 @@ def test_rewards_and_filters_in_python():
         check(found == [0.25] * len(found) and len(found) == 2, f"a quarter of what arrived was found: {found}")
 
 
+LOSSES = """
+import math
+
+def grpo(inputs, clip):
+    loss, gradient, clipped = 0.0, [], 0
+    for lt, li, advantage, is_member in zip(inputs.trainer_logprobs, inputs.inference_logprobs, inputs.advantages, inputs.loss_mask):
+        ratio = math.exp(lt - li)
+        loss += -advantage * min(ratio, clip) if is_member else 0.0
+        gradient.append(-advantage * ratio if is_member and ratio <= clip else 0.0)
+        clipped += is_member and ratio > clip
+    return loss, {"clipped": clipped, "tokens": sum(inputs.loss_mask)}, gradient
+
+def broken(inputs):
+    raise ArithmeticError("no such loss")
+
+def silent(inputs):
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_losses_in_python():
+    """grpo written in Python against the native one, in lock-step: the same losses, gradients and, by the later steps, weights."""
+    with harness.workspace("python-loss") as folder:
+        model = harness.tiny_model(folder / "model")
+        (folder / "credit.py").write_text(CREDIT)
+        (folder / "losses.py").write_text(LOSSES)
+        env = (f'id = "reverse-text"\nargs = {{ mode = "tiny", num_train = 16 }}\n'
+               f'reward = {{ import_path = "credit.length", path = "{folder}", kwargs = {{ scale = 0.5 }} }}')
+        config = rl_toml(folder / "rl.toml", model, env)
+
+        def run(name, *flags, expect=0):
+            _, said = harness.prl("rl", "@", config, "--output-dir", folder / name, "--trainer.loss.type", *flags,
+                                  expect=expect)
+            return said, [row for step, row in sorted(harness.metrics(folder / name).items()) if "loss/mean" in row]
+
+        custom = ["custom", "--trainer.loss.path", folder, "--trainer.loss.import-path"]
+        _, native = run("native", "grpo", "--trainer.loss.clip-ratio", 8)
+        _, python = run("python", *custom, "losses.grpo", "--trainer.loss.kwargs", '{"clip": 8.0}')
+        for name in ("loss/mean", "optim/grad_norm", "mismatch_kl/all/mean", "entropy/all/mean"):
+            check([row[name] for row in native] == [row[name] for row in python], f"{name}: {[row[name] for row in native]} and {[row[name] for row in python]}")
+        check(len(native) == 3 and all(row["optim/grad_norm"] > 0 for row in native), "something was learnt")
+        check(all(row["custom_loss/tokens/mean"] > 0 and row["custom_loss/clipped/mean"] == 0 for row in python), f"{sorted(python[0])}")
+
+        said, steps = run("broken", *custom, "losses.broken", expect=1)
+        check("losses.broken" in said and "ArithmeticError: no such loss" in said and not steps, said[-2000:])
+        said, steps = run("killed", *custom, "losses.silent", expect=1)
+        check("losses.silent" in said and "workers died" in said and not steps, said[-2000:])
+        said, _ = run("absent", *custom, "losses.absent", expect=1)
+        check("losses.absent" in said and "has no attribute" in said and "rollout" not in said.lower().split("losses.absent")[0], said[-2000:])
+
+
 def test_state_of_an_environment_survives_a_resume():
     """A stateful environment, stopped after step 2 and resumed: the same rollouts and counts as without a stop."""
     with harness.workspace("python-env") as folder:
@@ -336,6 +388,7 @@ if __name__ == "__main__":
                  test_rl_trains_in_a_python_environment,
                  test_every_seat_trains,
                  test_rewards_and_filters_in_python,
+                 test_losses_in_python,
                  test_state_of_an_environment_survives_a_resume,
                  test_lock_step_equals_the_native_twin,
                  test_three_ways_to_the_same_tokens,

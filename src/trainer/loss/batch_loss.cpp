@@ -34,6 +34,57 @@ void check_finite(const TokenStreams& s, std::span<const double> dlogp, const st
   }
 }
 
+/// `logp` is of the row's tokens.
+TokenStreams streams_of(const wire::MicroBatch& b, std::span<const float> logp, std::size_t first, std::size_t n) {
+  TokenStreams s;
+  s.logp = logp.subspan(first, n);
+  s.inference_logp = part(b.inference_logprobs, first, n);
+  s.advantages = part(b.advantages, first, n);
+  s.mask = part(b.loss_mask, first, n);
+  s.ref_logp = part(b.ref_logprobs, first, n);
+  s.rl_weights = part(b.rl_weights, first, n);
+  s.ce_weights = part(b.ce_weights, first, n);
+  s.ref_kl_weights = part(b.ref_kl_weights, first, n);
+  return s;
+}
+
+/// The answers of a custom loss for the sequences that have tokens in the rl component; empty for the others, and for all under other
+/// losses.
+std::vector<SequenceLoss> ask_custom(const config::LossConfig& loss, const LossFunction& function,
+                                     std::span<const TokenStreams> sequences) {
+  std::vector<SequenceLoss> answers(sequences.size());
+  if (!std::holds_alternative<config::CustomLossConfig>(loss)) return answers;
+  if (!function) fail(ErrorCode::kInternal, "[loss] type custom without the function that computes it");
+  std::vector<TokenStreams> asked;
+  std::vector<std::size_t> places;
+  for (std::size_t k = 0; k < sequences.size(); ++k)
+    if (has_rl(sequences[k])) {
+      asked.push_back(sequences[k]);
+      places.push_back(k);
+    }
+  if (asked.empty()) return answers;
+  std::vector<SequenceLoss> given = function(asked);
+  if (given.size() != asked.size())
+    fail(ErrorCode::kInvalidArgument, "[loss] the custom loss answers for {} sequences, wanted {}", given.size(), asked.size());
+  for (std::size_t k = 0; k < asked.size(); ++k) {
+    if (given[k].dlogp.size() != asked[k].size())
+      fail(ErrorCode::kInvalidArgument, "[loss] the custom loss gives {} gradients for a sequence of {} tokens", given[k].dlogp.size(),
+           asked[k].size());
+    answers[places[k]] = std::move(given[k]);
+  }
+  return answers;
+}
+
+/// What rl_loss does for the losses that are written here. Tokens outside the rl component get no gradient.
+double custom_loss(const SequenceLoss& answer, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics) {
+  if (answer.dlogp.empty()) return 0;
+  if (!std::isfinite(answer.loss)) fail(ErrorCode::kNonFinite, "[loss] the custom loss of a sequence is {}", answer.loss);
+  for (std::size_t i = 1; i < s.size(); ++i)
+    if (s.in_rl(i)) dlogp[i] += answer.dlogp[i];
+  for (const auto& [name, value] : answer.metrics) metrics.add("custom_loss/" + name, value);
+  return answer.loss;
+}
+
 }  // namespace
 
 LossCounts& LossCounts::operator+=(const LossCounts& other) noexcept {
@@ -78,8 +129,7 @@ std::vector<std::int32_t> make_targets(const wire::MicroBatch& b) {
 }
 
 BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBatch& b, std::span<const float> logp_T,
-                             std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics,
-                             const std::function<void(const SequenceValues&)>& on_sequence) {
+                             std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics, const LossHooks& hooks) {
   PRL_CHECK(logp_T.size() == b.input_ids.size() && entropy_T.size() == b.input_ids.size(), "{} logp and {} entropies for {} tokens",
             logp_T.size(), entropy_T.size(), b.input_ids.size());
   const auto divisor = [](std::int64_t n) { return static_cast<double>(std::max<std::int64_t>(n, 1)); };
@@ -91,26 +141,24 @@ BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBa
 
   BatchLoss result;
   result.dlogp_T.assign(b.input_ids.size(), 0.0f);
-  std::vector<float> logp;
+  // From predicting positions to tokens: token i was predicted at i - 1, and nothing predicts the first of a sequence.
+  std::vector<float> logp(b.input_ids.size(), 0.0f);
+  std::vector<TokenStreams> sequences;
+  for (std::size_t first = 0; const std::int32_t length : b.sequence_lengths) {
+    const auto n = static_cast<std::size_t>(length);
+    std::copy_n(logp_T.begin() + static_cast<std::ptrdiff_t>(first), n - 1, logp.begin() + static_cast<std::ptrdiff_t>(first) + 1);
+    sequences.push_back(streams_of(b, logp, first, n));
+    first += n;
+  }
+  const std::vector<SequenceLoss> custom = ask_custom(loss, hooks.custom, sequences);
   std::vector<double> dlogp, part_dlogp;
   std::size_t first = 0;
   for (std::size_t sequence = 0; sequence < b.sequence_lengths.size(); ++sequence) {
-    const auto n = static_cast<std::size_t>(b.sequence_lengths[sequence]);
+    TokenStreams& s = sequences[sequence];
+    const std::size_t n = s.size();
     const std::string& env_name = b.env_names[sequence];
-    // From predicting positions to tokens: token i was predicted at i - 1.
-    logp.assign(n, 0.0f);
-    std::copy_n(logp_T.begin() + static_cast<std::ptrdiff_t>(first), n - 1, logp.begin() + 1);
-    TokenStreams s;
-    s.logp = logp;
-    s.inference_logp = part(b.inference_logprobs, first, n);
-    s.advantages = part(b.advantages, first, n);
-    s.mask = part(b.loss_mask, first, n);
-    s.ref_logp = part(b.ref_logprobs, first, n);
-    s.rl_weights = part(b.rl_weights, first, n);
-    s.ce_weights = part(b.ce_weights, first, n);
-    s.ref_kl_weights = part(b.ref_kl_weights, first, n);
     std::optional<TokenMarks> marks;
-    if (on_sequence) s.marks = &marks.emplace(n);
+    if (hooks.on_sequence) s.marks = &marks.emplace(n);
 
     dlogp.assign(n, 0.0);
     const auto add = [&](double component_sum, double component_divisor) {
@@ -118,7 +166,8 @@ BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBa
       for (std::size_t i = 0; i < n; ++i) dlogp[i] += part_dlogp[i] / component_divisor;
     };
     part_dlogp.assign(n, 0.0);
-    add(rl_loss(loss, s, part_dlogp, metrics), rl_divisor);
+    const bool is_custom = std::holds_alternative<config::CustomLossConfig>(loss);
+    add(is_custom ? custom_loss(custom[sequence], s, part_dlogp, metrics) : rl_loss(loss, s, part_dlogp, metrics), rl_divisor);
     part_dlogp.assign(n, 0.0);
     add(ce_loss(s, part_dlogp, metrics), ce_divisor);
     part_dlogp.assign(n, 0.0);
@@ -138,10 +187,10 @@ BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBa
       metrics.add("mismatch_kl/all", kl);
       if (!env_name.empty()) metrics.add(kl_name, kl);
     }
-    if (on_sequence) {
+    if (hooks.on_sequence) {
       std::vector<float> entropy(n, 0.0f);
       std::copy_n(entropy_T.begin() + static_cast<std::ptrdiff_t>(first), n - 1, entropy.begin() + 1);
-      on_sequence({.row = b, .sequence = sequence, .first = first, .streams = s, .marks = *marks, .entropy = entropy});
+      hooks.on_sequence({.row = b, .sequence = sequence, .first = first, .streams = s, .marks = *marks, .entropy = entropy});
     }
     first += n;
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "config/loss_config.hpp"
+#include "trainer/loss/loss_function.hpp"
 #include "trainer/metric_pool.hpp"
 #include "trainer/token_export.hpp"
 #include "wire/training.hpp"
@@ -30,16 +31,20 @@ struct BatchLoss {
   std::vector<float> dlogp_T;  ///< d loss / d logp at predicting positions, what TrainableModel::backward takes
 };
 
+struct LossHooks {
+  std::function<void(const SequenceValues&)> on_sequence = {};  ///< hears what was found of each sequence's tokens; may be empty
+  LossFunction custom = {};                                     ///< the loss of type custom; empty for other types
+};
+
 /// L_rl / N_rl + L_ce / N_ce + L_ref / N_ref for one row, N as in `counts` and at least 1 (spec 2.2).
 ///
 /// logp_T, entropy_T  fp32 at predicting positions, [T]. Both are shifted by one inside each sequence, so that nothing is
 ///          ever predicted across a sequence border.
 /// Metrics  per token mismatch_kl/{all,<env>} over the loss mask, entropy/{all,<env>} over the loss mask and the ce component,
 ///          and those of each component.
-/// on_sequence  called for each sequence with what was found of its tokens; may be empty.
-/// Errors   Error{kNonFinite} naming environment, token and values; Error{kInvalidArgument} as in the losses.
+/// Errors   Error{kNonFinite} naming environment, token and values; Error{kInvalidArgument} as in the losses, and if a custom loss answers
+///          for another number of sequences or tokens; what hooks.custom throws.
 BatchLoss compute_batch_loss(const config::LossConfig& loss, const wire::MicroBatch& batch, std::span<const float> logp_T,
-                             std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics,
-                             const std::function<void(const SequenceValues&)>& on_sequence = {});
+                             std::span<const float> entropy_T, const LossCounts& counts, MetricPool& metrics, const LossHooks& hooks = {});
 
 }  // namespace prl::trainer

@@ -30,12 +30,6 @@ double prob_gap(const TokenStreams& s, std::size_t i) {
   return std::exp(static_cast<double>(s.logp[i])) - std::exp(static_cast<double>(s.inference_logp[i]));
 }
 
-bool has_rl(const TokenStreams& s) {
-  for (std::size_t i = 1; i < s.size(); ++i)
-    if (s.in_rl(i)) return true;
-  return false;
-}
-
 /// What default and ipo share: a trust region on the probability gap d decides which tokens keep the advantage term.
 struct TrustRegionMetrics {
   SafeMean masked_kl, unmasked_kl, is_masked, is_masked_low, is_masked_high, positive, negative;
@@ -213,13 +207,16 @@ double loss_of(const MaskedLossConfig& c, const TokenStreams& s, std::span<doubl
 }
 
 double loss_of(const CustomLossConfig& c, const TokenStreams&, std::span<double>, MetricPool&) {
-  fail(ErrorCode::kNotImplemented,
-       "[trainer.loss] type 'custom' ({}) would run Python code, which this build does not do: choose one of default, ipo, grpo, gspo, "
-       "opo, rloo, cispo, aipo, masked",
-       c.import_path);
+  fail(ErrorCode::kInternal, "[trainer.loss] the loss {} is of whole rows", c.import_path);
 }
 
 }  // namespace
+
+bool has_rl(const TokenStreams& s) noexcept {
+  for (std::size_t i = 1; i < s.size(); ++i)
+    if (s.in_rl(i)) return true;
+  return false;
+}
 
 LossDivisor divisor_of(const config::LossConfig& loss) noexcept {
   if (const auto* gspo = std::get_if<GspoLossConfig>(&loss))

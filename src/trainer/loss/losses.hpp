@@ -12,6 +12,9 @@ namespace prl::trainer {
 enum class LossDivisor { kTokens, kSequences, kMicroBatches };
 LossDivisor divisor_of(const config::LossConfig& loss) noexcept;
 
+/// Whether the sequence has tokens in the rl component.
+bool has_rl(const TokenStreams& s) noexcept;
+
 // Each function returns the SUM of a component's loss over one sequence and adds its derivative with respect to each
 // logp[i] to dlogp[i]. A sequence without members gives 0 and touches nothing. Arithmetic in fp64. No division by global
 // counts here. With lt, li, A, m, w as in TokenStreams; rho = lt - li, r = exp(rho), d = exp(lt) - exp(li).
@@ -24,7 +27,7 @@ LossDivisor divisor_of(const config::LossConfig& loss) noexcept;
 ///   gspo     one ratio exp(min(mean rho, max_log_ratio)) per sequence, straight-through gradient to each token, clipped
 ///   cispo    -w stopgrad(clip(r)) A lt + w kl rho^2
 ///   masked   -stopgrad(ratio (A' - kl rho)) lt with token, sequence and geometric-mean masks
-/// Error{kNotImplemented} for custom.
+/// Not for custom, which is asked for whole rows (batch_loss.hpp).
 double rl_loss(const config::LossConfig& loss, const TokenStreams& s, std::span<double> dlogp, MetricPool& metrics);
 
 /// Distillation towards reference log-probabilities: w (-keep g r + 1e-3 rho^2), g = stopgrad(lref - lt),

@@ -240,13 +240,6 @@ TEST(Losses, ZeroAdvantageTakesTheLowBranch) {
   EXPECT_NEAR(metrics.mean("masked_mismatch_kl"), std::exp(rho) - rho - 1, 1e-12);
 }
 
-TEST(Losses, CustomSaysWhatIsMissing) {
-  const Sequence sequence(1);
-  Vec gradient(40);
-  MetricPool metrics;
-  EXPECT_THROW(rl_loss(config::CustomLossConfig{}, sequence.streams(), gradient, metrics), Error);
-}
-
 TEST(Losses, RefKlWithoutReferenceIsAnError) {
   const Sequence sequence(1);
   TokenStreams s = sequence.streams();
@@ -314,6 +307,47 @@ TEST(BatchLoss, ConstantInputsWorkedExample) {
   EXPECT_EQ(loss.dlogp_T[3], 0.0f);
   EXPECT_EQ(metrics.values("mismatch_kl/all"), (Vec{0, 0, 0})) << "equal log-probabilities give exactly zero";
   EXPECT_EQ(metrics.values("entropy/env4"), (Vec{1, 2, 3}));
+}
+
+/// The grpo loss as a function from outside would compute it.
+std::vector<SequenceLoss> outside(std::span<const TokenStreams> sequences) {
+  std::vector<SequenceLoss> answers;
+  for (const TokenStreams& s : sequences) {
+    SequenceLoss& answer = answers.emplace_back();
+    answer.dlogp.assign(s.size(), 0.0);
+    MetricPool unused;
+    answer.loss = rl_loss(config::GrpoLossConfig{}, s, answer.dlogp, unused);
+    answer.dlogp[0] = 5;  // outside of the component, like any token whose mask is 0: it must not count
+    answer.metrics["mean"] = answer.loss;
+  }
+  return answers;
+}
+
+TEST(BatchLoss, CustomLossIsThatOfItsFunction) {
+  const Sequence sequence(7, 60);
+  wire::MicroBatch b = row_of({30, 10, 20});
+  b.loss_mask = sequence.mask, b.advantages = sequence.advantages, b.inference_logprobs = sequence.inference_logp;
+  b.rl_weights = sequence.rl_weights, b.ce_weights = sequence.ce_weights;
+  for (std::size_t i = 30; i < 40; ++i) b.loss_mask[i] = 0;  // nothing to ask for the second sequence
+  std::vector<float> logp(sequence.logp.begin() + 1, sequence.logp.end());
+  logp.push_back(0);
+  const std::vector<float> entropy(60, 0.0f);
+  MetricPool metrics, of_custom;
+  const BatchLoss own = compute_batch_loss(config::GrpoLossConfig{}, b, logp, entropy, count_losses(b), metrics);
+  const config::CustomLossConfig custom;
+  const BatchLoss theirs = compute_batch_loss(custom, b, logp, entropy, count_losses(b), of_custom, {.custom = outside});
+  EXPECT_EQ(own.loss, theirs.loss);
+  EXPECT_EQ(own.dlogp_T, theirs.dlogp_T);
+  EXPECT_EQ(of_custom.values("custom_loss/mean").size(), 2U);
+  EXPECT_EQ(of_custom.values("mismatch_kl/all"), metrics.values("mismatch_kl/all"));
+
+  const auto answer_with = [&](LossFunction function) {
+    MetricPool unused;
+    return compute_batch_loss(custom, b, logp, entropy, count_losses(b), unused, {.custom = std::move(function)});
+  };
+  EXPECT_THROW(answer_with({}), Error) << "no function";
+  EXPECT_THROW(answer_with([](std::span<const TokenStreams>) { return std::vector<SequenceLoss>(1); }), Error) << "one answer for two";
+  EXPECT_THROW(answer_with([](std::span<const TokenStreams> s) { return std::vector<SequenceLoss>(s.size()); }), Error) << "no gradients";
 }
 
 TEST(BatchLoss, WeightsOfOneEqualNoWeights) {
