@@ -138,8 +138,14 @@ bool RequestGuard::check_key(const HttpRequest& request, Access access) const {
   const bool is_admin = access != Access::kApiKey && !options_.admin_api_key.empty();
   const std::string& key = is_admin ? options_.admin_api_key : options_.api_key;
   if (key.empty()) return false;
-  if (access == Access::kApiKey && has_other_key_ && has_other_key_(request)) return true;
-  if (!is_same_key(request.bearer(), key) && !is_same_key(request.headers.get("x-api-key"), key))
+  const auto shows = [&](const std::string& wanted) {
+    return is_same_key(request.bearer(), wanted) || is_same_key(request.headers.get("x-api-key"), wanted);
+  };
+  const bool is_other = has_other_key_ && has_other_key_(request);
+  if (access == Access::kApiKey && is_other) return true;
+  if (is_admin && options_.api_key != key && (is_other || (!options_.api_key.empty() && shows(options_.api_key))))
+    forbid("this key may ask the model, not change its server; the route wants the admin key");
+  if (!shows(key))
     fail(ErrorCode::kUnauthorized, "the {} is missing or wrong; send it as 'Authorization: Bearer <key>'",
          is_admin ? "admin key" : "API key");
   return true;

@@ -53,7 +53,7 @@ class RequestGuard {
   [[noreturn]] void forbid_page(std::string_view origin) const;
   bool is_known_host(std::string_view host) const;
   HttpResponse answer_options(const HttpRequest& request, const Methods* methods, bool is_allowed) const;
-  /// Throws 401 without the key of the route; true if there is one.
+  /// Throws 401 without the key of the route, 403 where the request has the API key and the route wants the other; true if there is one.
   bool check_key(const HttpRequest& request, Access access) const;
   /// Throws 421 if the request is meant for the server of another run, or would change the weights of a run's server from outside.
   void check_run(const HttpRequest& request, Access access) const;

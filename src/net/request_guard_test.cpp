@@ -42,7 +42,8 @@ TEST(RequestGuard, KeysComeFirst) {
   EXPECT_EQ(status_of(guard, request_of("POST", "/v1/completions", with("user"))), 0);
   EXPECT_EQ(status_of(guard, request_of("POST", "/v1/completions", {{"X-API-Key", "user"}})), 0);
   EXPECT_EQ(status_of(guard, request_of("HEAD", "/v1/models", {})), 401) << "HEAD is guarded as GET is";
-  EXPECT_EQ(status_of(guard, request_of("POST", "/pause", with("user"))), 401);
+  EXPECT_EQ(status_of(guard, request_of("POST", "/pause", with("user"))), 403) << "who may sample may do nothing else";
+  EXPECT_EQ(status_of(guard, request_of("POST", "/pause", with("other"))), 401);
   EXPECT_EQ(status_of(guard, request_of("POST", "/pause", with("admin"))), 0);
   EXPECT_EQ(status_of(guard, request_of("GET", "/health", {})), 0);
   EXPECT_EQ(status_of(guard, request_of("POST", "/pause", {{"Authorization", "Bearer admin"}, {"Origin", "http://evil"}}, "evil:8000")), 0)

@@ -607,7 +607,8 @@ TEST_F(ServerTest, KeysGuardRoutes) {
   EXPECT_EQ(get("/v1/models").status, 401);
   EXPECT_EQ(get("/health").status, 200);
   EXPECT_EQ(get("/metrics").status, 200);
-  EXPECT_EQ(post("/pause", "", "secret").status, 401);
+  for (const char* route : {"/pause", "/resume", "/update_weights", "/load_lora_adapter", "/v1/unload_lora_adapter"})
+    EXPECT_EQ(post(route, "{}", "secret").status, 403) << route << ": a key for sampling";
   EXPECT_EQ(post("/resume", "", "root").status, 200);
 }
 

@@ -127,7 +127,7 @@ TEST_F(TenantRoutesTest, WhatIsWrongIsNamed) {
     EXPECT_THAT(reply.body, HasSubstr(word));
   }
   EXPECT_TRUE(backend_->runs.empty());
-  EXPECT_EQ(post("/runs", R"({"name":"a"})", kServerKey).status, 401);  // sampling is all that this key is for
+  EXPECT_EQ(post("/runs", R"({"name":"a"})", kServerKey).status, 403);  // sampling is all that this key is for
 }
 
 TEST_F(TenantRoutesTest, TheKeyOfARunSamplesWithItsOwnAdapterAlone) {
@@ -138,7 +138,7 @@ TEST_F(TenantRoutesTest, TheKeyOfARunSamplesWithItsOwnAdapterAlone) {
   EXPECT_EQ(post("/v1/completions", R"({"model":"other","prompt":"Hi"})", kRunKey).status, 403);
   EXPECT_EQ(post("/tokenize", R"({"model":"other","prompt":"Hi"})", kRunKey).status, 403);
   for (const char* path : {"/runs", "/pause", "/update_weights", "/v1/load_lora_adapter", "/reset_prefix_cache"})
-    EXPECT_EQ(post(path, "{}", kRunKey).status, 401) << path;
+    EXPECT_EQ(post(path, "{}", kRunKey).status, 403) << path;
   EXPECT_EQ(post("/v1/completions", R"({"prompt":"Hi"})", "0123456789abcdef-beta").status, 401);
   EXPECT_EQ(post("/v1/completions", R"({"prompt":"Hi"})", kServerKey).status, 200);
   // Another run may not have the same key; without it the run has none.

@@ -238,7 +238,7 @@ def test_runs_share_a_server_as_their_weights():
             refused(ask("a"), 503, "draining")
             check(ask("b", 4)[0] == 200 and order("/runs/resume", name="a")[0] == 200 and ask("a", 4)[0] == 200, "after the drain")
             refused(ask("b", bearer=own), 403, "may not use")
-            refused(request(port, "POST", "/runs/pause", {"name": "b"}, {"Authorization": f"Bearer {own}"}), 401, "key")
+            refused(request(port, "POST", "/runs/pause", {"name": "b"}, {"Authorization": f"Bearer {own}"}), 403, "key")
             check(order("/runs/remove", name="b")[0] == 200 and set(runs()) == {"a"}, "remove")
 
 

@@ -81,7 +81,7 @@ def test_keys_guard_their_routes():
         error_of(request(port, "GET", "/v1/models"), 401)
         check(complete(port, user)[0] == 200, "the right key is refused")
         check(complete(port, {"x-api-key": "user-key"})[0] == 200, "the key as x-api-key is refused")
-        error_of(request(port, "POST", "/pause", None, user), 401)
+        error_of(request(port, "POST", "/pause", None, user), 403)
         error_of(request(port, "POST", "/update_weights", {"weight_dir": "/x"}), 401)
         check(request(port, "POST", "/pause", None, admin)[0] == 200, "the administrator's key is refused")
         check(request(port, "POST", "/resume", None, admin)[0] == 200, "the administrator's key is refused")
