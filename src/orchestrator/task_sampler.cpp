@@ -32,6 +32,24 @@ std::string key_of(const env::Environment& environment, std::int64_t task_idx) {
   return fmt::format("{:016x}", environment.task(env::Split::kTrain, task_idx).key());
 }
 
+/// How many tasks of an environment are looked at: endless ones and large ones are not read whole at the start of a run.
+constexpr std::int64_t kMaxCompared = 4096;
+
+/// A curriculum remembers tasks by their keys, so each must be there once.
+void check_unique(const env::Environment& environment) {
+  std::unordered_map<std::string, std::int64_t> seen;
+  const std::int64_t num_tasks = std::min(environment.num_tasks(env::Split::kTrain), kMaxCompared);
+  for (std::int64_t i = 0; i < num_tasks; ++i) {
+    const auto [first, is_new] = seen.emplace(key_of(environment, i), i);
+    if (!is_new)
+      fail(ErrorCode::kInvalidArgument,
+           "environment {}: train tasks {} and {} are the same, and a curriculum knows tasks by what they hold; remove one of them from "
+           "the data, "
+           "or unset curriculum",
+           environment.name(), first->second, i);
+  }
+}
+
 const json::value& member(const json::object& object, const char* key) {
   const json::value* value = object.if_contains(key);
   if (value == nullptr) fail(ErrorCode::kCorrupt, "saved task sampler: no member '{}'", key);
@@ -59,6 +77,7 @@ TaskSampler::TaskSampler(std::vector<env::EnvironmentPtr> environments, TaskSamp
     pool.normal.resize(static_cast<std::size_t>(num_tasks));
     std::iota(pool.normal.begin(), pool.normal.end(), std::int64_t{0});
     pools_.push_back(std::move(pool));
+    if (curriculum_of(i).order != Curriculum::Order::kRandom) check_unique(*environment);
   }
 }
 

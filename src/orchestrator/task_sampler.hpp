@@ -53,7 +53,8 @@ struct TaskSamplerOptions {
 /// on as if it had never stopped. One thread.
 class TaskSampler {
  public:
-  /// Error{kInvalidArgument} naming an environment without train tasks, or ratios that do not fit.
+  /// Error{kInvalidArgument} naming an environment without train tasks, one with a curriculum and a task twice (among its first 4,096), or
+  /// ratios that do not fit.
   TaskSampler(std::vector<env::EnvironmentPtr> environments, TaskSamplerOptions options);
 
   /// Error{kInvalidArgument} when every task of every environment has left the normal pool, or those of the chosen one have weight 0.

@@ -52,6 +52,37 @@ TEST(TaskSampler, SequentialOrderGoesRound) {
   EXPECT_EQ(draws(sampler, 5), (std::vector<TaskRef>{{0, 0}, {0, 1}, {0, 2}, {0, 0}, {0, 1}}));
 }
 
+/// Two of its tasks are the same.
+class Repeating final : public env::Environment {
+ public:
+  Repeating() : rows_(tiny_environment("a", 5)) {}
+  const std::string& name() const noexcept override { return rows_->name(); }
+  std::int64_t num_tasks(env::Split split) const override { return rows_->num_tasks(split); }
+  env::Task task(env::Split split, std::int64_t index) const override { return rows_->task(split, index == 4 ? 1 : index); }
+  env::asio::awaitable<env::Episode> run(env::Task task, env::RolloutContext rollout) const override {
+    return rows_->run(std::move(task), std::move(rollout));
+  }
+
+ private:
+  env::EnvironmentPtr rows_;
+};
+
+TEST(TaskSampler, ACurriculumWantsEachTaskOnce) {
+  const std::vector<env::EnvironmentPtr> envs{std::make_shared<Repeating>()};
+  TaskSamplerOptions options;
+  EXPECT_NO_THROW(TaskSampler(envs, options)) << "at random it does not matter";
+  options.curricula.resize(1);
+  for (const auto order : {Curriculum::Order::kSequential, Curriculum::Order::kDifficulty}) {
+    options.curricula[0].order = order;
+    try {
+      TaskSampler(envs, options);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("train tasks 1 and 4 are the same"), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST(TaskSampler, DifficultyPoolsDrawByTheirWeights) {
   const std::vector<env::EnvironmentPtr> envs{tiny_environment("a", 12)};
   TaskSamplerOptions options;
