@@ -167,8 +167,8 @@ asio::awaitable<void> Player::complete(json::object call, int attempt) {
   std::optional<Error> failure;
   try {
     auto answering = answer(std::move(call), attempt);
-    const json::object made = co_await std::move(answering);
-    for (const auto& item : made) reply[item.key()] = item.value();
+    json::object made = co_await std::move(answering);
+    for (auto& item : made) reply[item.key()] = std::move(item.value());
   } catch (const std::exception&) {
     failure = net::to_error(std::current_exception());
   }
@@ -185,9 +185,11 @@ asio::awaitable<void> Player::complete(json::object call, int attempt) {
   run_->reply(std::move(reply));
 }
 
-ChatRequest Player::make_request(const json::object& call) {
+/// Takes the messages out of `call`.
+ChatRequest Player::make_request(json::object& call) {
   ChatRequest request;
-  request.messages = array_member(call, "messages");
+  static_cast<void>(array_member(call, "messages"));  // or it says what is wrong
+  request.messages = std::move(call["messages"].as_array());
   request.tools = plain_tools(optional_array(call, "tools"));
   request.sampling = context_->sampling;
   const auto left_out = apply_sampling(request.sampling, optional_object(call, "sampling"), sent_sampling_, context_->is_training);
@@ -204,12 +206,13 @@ ChatRequest Player::make_request(const json::object& call) {
   return request;
 }
 
-void Player::record(const json::object& call, const ChatRequest& request, ChatTurn& turn) {
+/// Keeps the turn; its prompt is taken out of `request`.
+void Player::record(const json::object& call, ChatRequest& request, ChatTurn& turn) {
   Turn entry;
   entry.call_id = text_member(call, "call_id");
   entry.is_policy = optional_text(call, "purpose") != "side";
   TrajectoryStep& step = entry.step;
-  step.prompt = request.messages;
+  step.prompt = std::move(request.messages);
   step.completion = turn.message;
   step.tokens = std::move(turn.tokens);
   step.has_tokens = turn.has_tokens;

@@ -62,8 +62,8 @@ class Player {
   };
   asio::awaitable<void> complete(boost::json::object call, int attempt);
   asio::awaitable<boost::json::object> answer(boost::json::object call, int attempt);
-  ChatRequest make_request(const boost::json::object& call);
-  void record(const boost::json::object& call, const ChatRequest& request, ChatTurn& turn);
+  ChatRequest make_request(boost::json::object& call);
+  void record(const boost::json::object& call, ChatRequest& request, ChatTurn& turn);
   asio::awaitable<boost::json::object> judge(boost::json::object call);
   void limit_tokens(ChatRequest& request);
   void reap();

@@ -100,8 +100,10 @@ int choose_workers(const PythonSettings& settings) {
 std::vector<fs::path> import_folders(const std::string& id, const std::string& path) {
   std::string module = short_name(id);
   std::replace(module.begin(), module.end(), '-', '_');
+  std::string place = module;  // "package.module" is a file of a folder
+  std::replace(place.begin(), place.end(), '.', '/');
   const auto has_module = [&](const fs::path& folder) {
-    return fs::exists(folder / (module + ".py")) || fs::exists(folder / module / "__init__.py");
+    return fs::exists(folder / (place + ".py")) || fs::exists(folder / place / "__init__.py");
   };
   std::vector<fs::path> folders = folders_of(path, fmt::format("environment {}: path", id));
   bool is_found = false;

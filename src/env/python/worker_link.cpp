@@ -5,14 +5,15 @@
 #include <boost/asio/connect.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
-#include <boost/asio/read.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -26,6 +27,8 @@ namespace {
 
 constexpr auto kQuietly = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kMaxLineBytes = 16 << 10;
+constexpr std::size_t kReadBytes = 64 << 10;  ///< asked for at once, and written at once where frames are small
+constexpr std::size_t kKeptBytes = 1 << 20;   ///< of a buffer that is empty
 
 }  // namespace
 
@@ -117,30 +120,40 @@ void WorkerLink::end(const std::shared_ptr<State>& state, const std::string& rea
   if (events) events->on_end(reason);
 }
 
+/// Hands on the messages of all whole frames in `bytes` and removes them. Error{kCorrupt}.
+void WorkerLink::take_frames(const std::shared_ptr<State>& state, std::string& bytes) {
+  std::size_t begin = 0;
+  while (!state->is_closed && bytes.size() - begin >= kFrameHeaderBytes) {
+    FrameHeader header{};
+    std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(begin), header.size(), header.begin());
+    const std::size_t size = decode_header(header, state->limits.max_frame_bytes);
+    if (bytes.size() - begin - kFrameHeaderBytes < size) break;
+    json::object message = decode_payload(std::string_view(bytes).substr(begin + kFrameHeaderBytes, size));
+    begin += kFrameHeaderBytes + size;
+    if (const auto events = state->events) events->on_message(std::move(message));
+  }
+  bytes.erase(0, begin);
+}
+
 asio::awaitable<void> WorkerLink::read_frames(std::shared_ptr<State> state) {
   std::string problem;
+  std::string bytes;  // not yet handed on: less than a frame
+  std::vector<char> room(kReadBytes);
   while (!state->is_closed) {
-    FrameHeader header{};
-    const auto [error, got] = co_await asio::async_read(state->socket, asio::buffer(header), kQuietly);
-    static_cast<void>(got);
+    const auto [error, size] = co_await state->socket.async_read_some(asio::buffer(room), kQuietly);
     if (error) {
-      problem = error == asio::error::eof || error == asio::error::connection_reset ? "it closed the connection" : error.message();
+      const bool is_end = error == asio::error::eof || error == asio::error::connection_reset;
+      problem = !is_end ? error.message() : bytes.empty() ? "it closed the connection" : "it closed the connection within a frame";
       break;
     }
+    bytes.append(room.data(), size);
     try {
-      std::string payload(decode_header(header, state->limits.max_frame_bytes), '\0');
-      const auto [failed, size] = co_await asio::async_read(state->socket, asio::buffer(payload), kQuietly);
-      static_cast<void>(size);
-      if (failed) {
-        problem = "it closed the connection within a frame";
-        break;
-      }
-      json::object message = decode_payload(payload);
-      if (const auto events = state->events) events->on_message(std::move(message));
+      take_frames(state, bytes);
     } catch (const Error& broken) {
       problem = broken.what();
       break;
     }
+    if (bytes.empty() && bytes.capacity() > kKeptBytes) bytes.shrink_to_fit();
   }
   end(state, problem);
 }
@@ -151,11 +164,15 @@ asio::awaitable<void> WorkerLink::write_frames(std::shared_ptr<State> state) {
       co_await state->has_unsent.wait_until(net::Clock::now() + std::chrono::hours(1));
       continue;
     }
-    const std::string frame = std::move(state->unsent.front());
+    std::string frames = std::move(state->unsent.front());
     state->unsent.pop_front();
-    const auto [error, size] = co_await asio::async_write(state->socket, asio::buffer(frame), kQuietly);
+    while (!state->unsent.empty() && frames.size() + state->unsent.front().size() <= kReadBytes) {
+      frames += state->unsent.front();
+      state->unsent.pop_front();
+    }
+    const auto [error, size] = co_await asio::async_write(state->socket, asio::buffer(frames), kQuietly);
     static_cast<void>(size);
-    state->num_unsent_bytes -= frame.size();
+    state->num_unsent_bytes -= frames.size();
     if (error) break;  // the reader says why
   }
 }

@@ -58,6 +58,7 @@ class WorkerLink {
  private:
   struct State;
   static asio::awaitable<void> connect(std::shared_ptr<State> state, std::string address, net::TimePoint deadline);
+  static void take_frames(const std::shared_ptr<State>& state, std::string& bytes);
   static asio::awaitable<void> read_frames(std::shared_ptr<State> state);
   static asio::awaitable<void> read_output(std::shared_ptr<State> state);
   static asio::awaitable<void> write_frames(std::shared_ptr<State> state);

@@ -75,6 +75,7 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   struct Entry {
     std::shared_ptr<Run> run;
     json::object message;
+    std::string session;  ///< of the first attempt
     std::string group;
     std::string wire_id;  ///< of the present attempt
     int worker = -1;
@@ -246,11 +247,11 @@ void WorkerPool::Impl::assign(const PoolPlan::Assign& assignment) {
   entry.wire_id =
       assignment.attempt == 0 ? fmt::format("r{}", it->first.value) : fmt::format("r{}-{}", it->first.value, assignment.attempt);
   run_of_wire_id[entry.wire_id] = it->first;
-  json::object message = entry.message;
+  json::object& message = entry.message;
   message["t"] = "run";
   message["run_id"] = entry.wire_id;
   if (assignment.attempt > 0) {
-    message["session_id"] = fmt::format("{}~{}", optional_text(entry.message, "session_id"), assignment.attempt);
+    message["session_id"] = fmt::format("{}~{}", entry.session, assignment.attempt);
     RunEvent event;
     event.kind = RunEvent::Kind::kRestarted;
     static_cast<void>(entry.run->events.try_push(event));
@@ -667,6 +668,7 @@ std::shared_ptr<PooledRun> WorkerPool::submit(json::object message, std::string 
   impl_->post([run, id, message = std::move(message), task = std::move(task), group = std::move(group)](Impl& self) mutable {
     Impl::Entry entry;
     entry.run = run;
+    entry.session = optional_text(message, "session_id");
     entry.message = std::move(message);
     entry.group = group;
     self.runs.emplace(id, std::move(entry));
