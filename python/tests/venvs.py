@@ -1,7 +1,10 @@
 """Virtual environments with the real packages, made from PyPI by the lock files in python/locks, kept between runs.
 
-    python/tests/venvs.py [legacy|v1|trackers]...     makes those that are missing and prints their interpreters; says in one line each what
-                                             could not be installed, and exits 0
+    python/tests/venvs.py [legacy|v1|trackers|published]...     makes those that are missing and prints their interpreters; says in one line each
+                                             what could not be installed, and exits 0
+
+`published` is a folder of modules for the other two, not an environment of its own: environments that others publish, without what they depend on, and
+those of the library's own tests, from its source distribution.
 
 They lie in $PRL_TEST_VENVS or ~/.cache/prl/test-venvs, named by the lock's hash. `uv` is used where it is on PATH, else venv and pip.
 """
@@ -13,9 +16,12 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
+import zipfile
 
 LOCKS = pathlib.Path(__file__).resolve().parents[1] / "locks"
-KINDS = ("legacy", "v1", "trackers")
+KINDS = ("legacy", "v1", "trackers", "published")
 INSTALL_SECONDS = 540
 
 
@@ -30,9 +36,11 @@ def _folder(kind):
 
 
 def ready(kind):
-    """The interpreter if the environment was made, else None."""
+    """The interpreter if the environment was made, else None; of `published`, the folder."""
     folder = _folder(kind)
-    return str(folder / "bin/python") if (folder / ".complete").exists() else None
+    if not (folder / ".complete").exists():
+        return None
+    return str(folder if kind == "published" else folder / "bin/python")
 
 
 def _run(command, what, env=None):
@@ -53,7 +61,7 @@ def make(kind):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if ready(kind) is None:
             shutil.rmtree(folder, ignore_errors=True)
-            _build(kind, folder)
+            (_gather if kind == "published" else _build)(kind, folder)
             (folder / ".complete").touch()
     return ready(kind)
 
@@ -70,6 +78,22 @@ def _build(kind, folder):
     # Without an index to ask, two short tries are enough to find out.
     pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--timeout", "15", "--retries", "1"]
     _run([*pip, "--require-hashes", "--no-deps", "-r", lock], f"pip install -r {kind}.txt")
+
+
+def _gather(kind, folder):
+    """The modules of wheels, and the environments among the tests of a source distribution."""
+    with tempfile.TemporaryDirectory() as temporary:
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--timeout", "15", "--retries", "1"]
+        _run([*pip, "--require-hashes", "--no-deps", "-d", temporary, "-r", str(LOCKS / f"{kind}.txt")], f"pip download {kind}.txt")
+        for path in sorted(pathlib.Path(temporary).iterdir()):
+            if path.suffix == ".whl":
+                with zipfile.ZipFile(path) as wheel:
+                    wheel.extractall(folder)
+                continue
+            with tarfile.open(path) as source:
+                for member in source.getmembers():
+                    if member.isfile() and "/tests/v1/fixtures/" in member.name and member.name.endswith(".py"):
+                        (folder / pathlib.Path(member.name).name).write_bytes(source.extractfile(member).read())
 
 
 def main():

@@ -9,6 +9,7 @@ import time
 import harness
 from harness import check
 
+NUM_RUN_FAULTS = 100
 ROUNDS = int(os.environ.get("PRL_FAULT_ROUNDS", "1"))
 # What the fake environment does, and the failure that its rollout must end with; None: none.
 FAULTS = {
@@ -68,6 +69,99 @@ limits = {{ memory_gb = 2.0, processes = 256, files = 4096 }}
               f"{ {fault: sorted(map(str, errors)) for fault, errors in by_fault.items() if FAULTS[fault] == ''} }")
 
 
+def test_a_run_with_a_hundred_faults_is_the_run_without():
+    """Workers that are killed, exit, break the protocol or block, each for a task once, while a run trains in lock-step: the same rollouts, with the
+    same tokens and rewards, and the same losses as without."""
+    kinds = ["kill"] * 8 + ["die", "garbage"]
+    with harness.workspace("python-run-faults") as folder:
+        model = harness.tiny_model(folder / "model")
+        (folder / "once").mkdir()
+        # Every second task of 20 to a batch; two of the first batch block their workers, which is found out by pings that nobody answers.
+        misbehave = {index: kinds[index // 2 % len(kinds)] for index in range(0, 2 * NUM_RUN_FAULTS, 2)} | {0: "block:300", 2: "block:300"}
+        seen = {}
+        for name, what in (("calm", {}), ("faulty", misbehave)):
+            args = f'num_train = {2 * NUM_RUN_FAULTS}, once = "{folder}/once", misbehave = {{ {", ".join(f"{index} = {json.dumps(kind)}" for index, kind in what.items())} }}'
+            (folder / f"{name}.toml").write_text(f"""
+max_steps = {2 * NUM_RUN_FAULTS // 20}
+seq_len = 256
+seed = 3
+[model]
+name = "{model}"
+[orchestrator]
+batch_size = 40
+group_size = 2
+max_async_level = 0
+deterministic = true
+[orchestrator.train.sampling]
+max_completion_tokens = 4
+[[orchestrator.train.env]]
+id = "words"
+kind = "fake"
+num_workers = 6
+limits = {{ rollouts = 1 }}
+curriculum = {{}}
+args = {{ {args} }}
+[inference]
+max_num_seqs = 40
+[inference.model]
+max_model_len = 256
+""")
+            began = time.monotonic()
+            _, said = harness.prl("rl", "@", folder / f"{name}.toml", "--output-dir", folder / name)
+            took = time.monotonic() - began
+            rows = [row for path in sorted((folder / name).rglob("train_rollouts.jsonl")) for row in harness.rows_of(path)]
+            losses = [row["loss/mean"] for _, row in sorted(harness.metrics(folder / name).items()) if "loss/mean" in row]
+            seen[name] = (sorted((row["trajectory_id"], json.dumps(row["completion"]), row["reward"]) for row in rows), losses)
+            ids = [row["trajectory_id"] for row in rows]
+            check(len(ids) == len(set(ids)) == 4 * NUM_RUN_FAULTS, f"{name}: {len(ids)} rollouts, {len(set(ids))} of them different")
+            check(not any(row["error"] for row in rows), f"{name}: {[row['error'] for row in rows if row['error']]}")
+            deaths = len(re.findall(r"words: worker \d+ [^\n]*", said))
+            print(f"      {name}: {len(rows)} rollouts, {len(what)} faults, {deaths} lines about workers, {took:.0f} s")
+        check(len(list((folder / "once").iterdir())) == NUM_RUN_FAULTS, f"{len(list((folder / 'once').iterdir()))} tasks misbehaved")
+        check(seen["calm"][1] == seen["faulty"][1] and len(seen["calm"][1]) == 2 * NUM_RUN_FAULTS // 20, f"losses {seen['calm'][1]} and {seen['faulty'][1]}")
+        check(seen["calm"][0] == seen["faulty"][0], f"{[pair for pair in zip(seen['calm'][0], seen['faulty'][0]) if pair[0] != pair[1]][:3]}")
+        check("pings" in said, "the blocked workers were found out")
+
+
+def test_a_run_goes_on_without_the_rollouts_that_fail():
+    """Rollouts that hang, raise, answer with what is no number or too large: they end once, with their reason, and others fill the batches."""
+    faults = ["hang", "raise", "exit", "nan", "huge:10000000", "stdout:1000000", "kill"]
+    with harness.workspace("python-run-failures") as folder:
+        model = harness.tiny_model(folder / "model")
+        (folder / "rl.toml").write_text(f"""
+max_steps = 3
+seq_len = 256
+[model]
+name = "{model}"
+[orchestrator]
+batch_size = 16
+group_size = 2
+[orchestrator.train]
+filter_zero_advantages = false
+[orchestrator.train.sampling]
+max_completion_tokens = 4
+[[orchestrator.train.env]]
+id = "words"
+kind = "fake"
+num_workers = 2
+timeout = 4
+max_retries = 0
+curriculum = {{}}
+args = {{ num_train = 64, misbehave = {{ {", ".join(f"{3 * place} = {json.dumps(fault)}" for place, fault in enumerate(faults))} }} }}
+[inference]
+max_num_seqs = 16
+[inference.model]
+max_model_len = 256
+""")
+        harness.prl("rl", "@", folder / "rl.toml", "--output-dir", folder / "out")
+        batches = {path.parent.name: harness.rows_of(path) for path in (folder / "out").rglob("train_rollouts.jsonl")}
+        check({name: len(rows) for name, rows in batches.items()} == {f"step_{step}": 16 for step in (1, 2, 3)}, f"{ {name: len(rows) for name, rows in batches.items()} }")
+        rows = [row for found in batches.values() for row in found]
+        check(len({row["trajectory_id"] for row in rows}) == len(rows) and not any(row["error"] for row in rows), "each once, and none that failed")
+        bad = {3 * place for place, fault in enumerate(faults) if not fault.startswith(("huge", "stdout"))}
+        check(not bad & {row["example_id"] for row in rows}, f"{bad & {row['example_id'] for row in rows}}")
+
+
 def test_a_worker_of_another_protocol_is_refused():
     with harness.workspace("python-faults") as folder:
         model = harness.tiny_model(folder / "model")
@@ -100,4 +194,7 @@ while True:
 
 
 if __name__ == "__main__":
-    harness.main(test_every_rollout_ends_once_whatever_workers_do, test_a_worker_of_another_protocol_is_refused)
+    harness.main(test_every_rollout_ends_once_whatever_workers_do,
+                 test_a_run_with_a_hundred_faults_is_the_run_without,
+                 test_a_run_goes_on_without_the_rollouts_that_fail,
+                 test_a_worker_of_another_protocol_is_refused)

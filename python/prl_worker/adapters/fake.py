@@ -19,6 +19,7 @@ answer. Arguments (`env_args`):
   load                 "slow:<seconds>", "raise", "hang", "die": what loading does
   misbehave            {index: what} or {"all": what}; `task.data.misbehave` says the same for one row
   marker               a path: misbehaves only while it does not exist, and makes it first (once in all processes)
+  once                 a folder: the same for each task, with a file in it (each task once in all processes)
 
 What: "hang", "block:<seconds>", "die" (exit status 3), "kill" (SIGKILL), "stdout:<bytes>", "stderr:<bytes>", "huge:<bytes>" (result),
 "huge_call:<bytes>", "garbage" (bytes that are no frame), "no_json", "oversize" (announces a frame of 4 GiB), "unknown_type",
@@ -49,7 +50,7 @@ starts = logging.getLogger("prl_worker.misbehaving")
 
 _ARGUMENTS = {
     "num_train": 100, "num_eval": 20, "turns": 1, "seats": ["agent"], "parallel": 1, "group": False, "latency_s": 0.0, "tools": False,
-    "judge": False, "stateful": False, "seed": None, "row_bytes": 0, "shuffle_rows": False, "load": "", "misbehave": {}, "marker": "",
+    "judge": False, "stateful": False, "seed": None, "row_bytes": 0, "shuffle_rows": False, "load": "", "misbehave": {}, "marker": "", "once": "",
 }  # fmt: skip
 _SYSTEM = "Write the word backwards."
 _LOOKUP = {
@@ -183,7 +184,7 @@ class FakeEnvironment(Environment):
     def _what(self, run: Run, row: dict) -> str:
         told = self._args["misbehave"]
         what = row.get("misbehave") or told.get(str(run.index)) or told.get("all") or ""
-        marker = self._args["marker"]
+        marker = self._args["marker"] or (self._args["once"] and os.path.join(self._args["once"], f"{run.split}-{run.index}"))
         if what and marker:
             try:
                 os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
