@@ -184,22 +184,20 @@ def test_published_v1_environments():
 
 
 def play_published(body):
-    """Does what the published environments ask for: says their phrases, calls their tools."""
+    """Does what the published environments ask for: repeats what is said, calls their tool."""
     messages = body["messages"]
     tools = [tool["function"]["name"] for tool in body.get("tools") or ()]
     bump = next((name for name in tools if name.endswith("bump")), None)
     if bump and sum(message["role"] == "tool" for message in messages) < 3:
         return {"content": None, "tool_calls": [{"id": f"call_{len(messages)}", "type": "function", "function": {"name": bump, "arguments": "{}"}}]}
     asked = next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
-    if "exact phrase: " in asked:
-        return {"content": asked.split("exact phrase: ")[1]}
     if "Repeat the user's message" in messages[0]["content"]:
         return {"content": asked}
     return {"content": "<answer>done</answer>" if bump else "An old pond\na frog jumps into it\nthe sound of water"}
 
 
 # Of both generations, from PyPI: the module, and how many tasks it has at most.
-PUBLISHED = {"legacy": {"stardata.envs.constraint_gym": 3}, "v1": {"echo-v1": 3, "counter-tool-v1": 1, "duet-v1": 3, "echo-user-sim-v1": 1}}
+PUBLISHED = {"legacy": {"stardata.envs.constraint-gym": 3}, "v1": {"counter-tool-v1": 1, "echo-user-sim-v1": 1}}
 
 
 def published():
@@ -210,8 +208,8 @@ def published():
 
 
 def test_environments_from_the_index():
-    """Environments that others wrote, as they lie on PyPI, under prl eval: forms of verse, phrases, a tool with state, two agents, a user who follows a
-    script. With reasoning-gym's above these are the published ones that need no network."""
+    """Environments that others wrote, as they lie on PyPI, under prl eval: forms of verse, a tool with state, a user who follows a script. With reasoning-gym's
+    above and the two of the next test these are published ones that need no network."""
     with harness.workspace("published") as folder, Server(play_published) as server:
         text = f"""
 num_examples = 3
@@ -262,8 +260,7 @@ max_completion_tokens = 8
 max_num_seqs = 12
 [inference.model]
 max_model_len = 1024
-""" + env_table("orchestrator.train.env", "legacy", "stardata.envs.constraint_gym", ratio=1.0, path=published())
-            + env_table("orchestrator.train.env", "legacy", "prl-reasoning-gym", ratio=1.0)
+""" + env_table("orchestrator.train.env", "legacy", "stardata.envs.constraint-gym", ratio=1.0, path=published())
             + env_table("orchestrator.train.env", "v1", "echo-v1", ratio=1.0, path=published())
             + env_table("orchestrator.train.env", "v1", "duet-v1", ratio=1.0, path=published()))
         _, said = harness.prl("rl", "@", config, "--output-dir", folder / "out")
@@ -273,7 +270,7 @@ max_model_len = 1024
         by_env = {}
         for row in rows:
             by_env.setdefault(row["task"], []).append(row)
-        check(len(rows) >= 24 and len(by_env) == 4 and not any(row["error"] for row in rows), f"{ {name: len(found) for name, found in by_env.items()} }")
+        check(len(rows) >= 24 and len(by_env) == 3 and not any(row["error"] for row in rows), f"{ {name: len(found) for name, found in by_env.items()} }")
         check(all(row["seat"] == "a" for row in by_env["duet-v1"]), "the seat that may learn")
 
 
