@@ -529,7 +529,7 @@ TEST_F(PythonEnvironmentTest, FunctionsAreCalledInAWorker) {
     return std::string();
   };
   EXPECT_THAT(refusal("credit.broken"), HasSubstr("no such thing"));
-  EXPECT_THAT(refusal("credit.absent"), HasSubstr("credit:absent"));
+  EXPECT_THAT(refusal("credit.absent"), HasSubstr("credit.absent"));
   EXPECT_THAT(refusal("credit"), HasSubstr("wanted module.name"));
 }
 
