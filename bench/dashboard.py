@@ -20,8 +20,9 @@ import time
 
 from models import ensure_model
 
-OPTIONS = ["--seq-len", "512", "--orchestrator.batch-size", "16", "--orchestrator.group-size", "4", "--orchestrator.train.sampling.max-completion-tokens", "64",
-           "--orchestrator.train.env.0.id", "reverse-text", "--orchestrator.train.env.0.args", '{"mode": "tiny"}']
+ENV_ARGS = '{"mode": "tiny", "min_chars": 4, "max_chars": 8, "alphabet": "abcd"}'
+OPTIONS = ["--seq-len", "512", "--inference.max-num-seqs", "16", "--orchestrator.batch-size", "16", "--orchestrator.group-size", "4", "--orchestrator.train.sampling.max-completion-tokens", "64",
+           "--orchestrator.train.env.0.id", "reverse-text", "--orchestrator.train.env.0.args", ENV_ARGS]
 VIEWS = [["/api/series?run=0", "/api/metrics?run=0&s=trainer:loss/mean&s=orchestrator:reward/all/mean&s=trainer:entropy/all/mean&s=trainer:mismatch_kl/all/mean"],
          ["/api/timeline?run=0"], ["/api/rollouts?run=0"], ["/api/logs?run=0"]]
 PAUSE_S = 0.3
@@ -48,6 +49,16 @@ for number in range(1, len(views)):
 print("ready", flush=True)
 follow(views[0])
 """
+
+
+def warm_up(prl, model, folder):
+    """The model after 100 steps of fine-tuning on the task: of random weights all rewards are equal, and nothing is trained."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": True}
+    data = os.path.join(folder, "data.jsonl")
+    subprocess.run([prl, "make-data", "--output", data, "--num-examples", "512", "--env.id", "reverse-text", "--env.args", ENV_ARGS], **quiet)
+    subprocess.run([prl, "sft", "--model.name", model, "--data.name", data, "--data.seq-len", "256", "--data.batch-size", "8", "--max-steps", "100", "--optim.lr", "1e-3", "--ckpt", "--no-dashboard",
+                    "--output-dir", os.path.join(folder, "sft")], **quiet)
+    return os.path.join(folder, "sft/weights/step_100")
 
 
 def wait(ask, what):
@@ -106,7 +117,7 @@ def main():
     ensure_model(options.prl, os.path.abspath(options.model), options.shape)
     with tempfile.TemporaryDirectory(prefix="prl-bench-page-") as out:
         log = open(os.path.join(out, "console"), "w+b")
-        run = subprocess.Popen([options.prl, "rl", "--model.name", os.path.abspath(options.model), "--output-dir", os.path.join(out, "run"), "--max-steps", "1000000", "--dashboard.port", "0",
+        run = subprocess.Popen([options.prl, "rl", "--model.name", warm_up(options.prl, os.path.abspath(options.model), out), "--output-dir", os.path.join(out, "run"), "--max-steps", "1000000", "--dashboard.port", "0",
                                 *OPTIONS], stdout=log, stderr=subprocess.STDOUT)
         try:
             def page():

@@ -463,16 +463,24 @@ def narrow_and_keyboard(driver, url):
     print("narrow screen and keys work")
 
 
-def screenshots(driver, folder, url, to):
+def screenshots(driver, url, exhibit_url, to):
+    """The main views, light and dark: of two runs of a tiny model, and of the exhibit, whose numbers are made up."""
     to.mkdir(parents=True, exist_ok=True)
-    driver.set_window_size(1000, 860)
-    for name, theme, where, wanted in (("curves", "light", "curves", "Reward"), ("rollout", "dark", "rollouts?id=train.7.0&run=0", "Shade by"), ("timeline", "light", "timeline", "Bottleneck"), ("rollouts", "dark", "rollouts", "rollouts")):
-        driver.get(f"{url}?theme={theme}#/{where}")
-        until(name, lambda: wanted in text_of(driver))
-        time.sleep(1)  # for the picture alone: charts draw after their text
-        if name == "rollout":
-            driver.execute_script("document.querySelector('.tokens').scrollIntoView({block: 'end'}); scrollBy(0, 40)")
-        driver.save_screenshot(str(to / f"page-{name}-{theme}.png"))
+    driver.set_window_size(1100, 860)
+    for name, where_from, where, wanted in (
+            ("curves", exhibit_url, "curves?smoothing=0.6", "Reward"), ("comparison", url, "curves", "Reward"), ("rollout", url, "rollouts?id=train.7.0&run=0&color=inference_logprobs", "Shade by"),
+            ("rollouts", exhibit_url, "rollouts", "rollouts"), ("group", exhibit_url, "rollouts?compare=14&step=7", "best first"), ("timeline", exhibit_url, "timeline", "Bottleneck"), ("evals", exhibit_url, "evals", "±"),
+            ("memory", exhibit_url, "engine", "key-value cache"), ("difference", url, "config", "trainer.optim.lr"), ("logs", exhibit_url, "logs?level=success", "is lost")):
+        for theme in ("light", "dark"):
+            driver.get("about:blank")
+            driver.get(f"{where_from}?theme={theme}#/{where}")
+            until(name, lambda: wanted in text_of(driver))
+            if name == "rollout":
+                driver.execute_script("document.querySelector('.tokens').scrollIntoView({block: 'end'}); scrollBy(0, 40)")
+            if name == "memory":
+                driver.execute_script("document.querySelector('table[data-plan]').scrollIntoView({block: 'end'}); scrollBy(0, 60)")
+            time.sleep(1.5)  # for the picture alone: charts draw after their text
+            driver.save_screenshot(str(to / f"page-{name}-{theme}.png"))
 
 
 def measure(driver, folder):
@@ -535,7 +543,10 @@ def main():
             two_runs_are_compared(driver, folder, url)
             narrow_and_keyboard(driver, url)
             if options.screenshots:
-                screenshots(driver, folder, url, options.screenshots)
+                with dashboard(exhibit.make(folder / "pictures"), folder / "pictures") as (exhibit_url, _):
+                    screenshots(driver, url, exhibit_url, options.screenshots)
+                    driver.get("about:blank")
+                driver.get_log("browser")
         with dashboard(folder, exhibit.make(folder / "exhibit")) as (url, _):
             driver.get("about:blank")
             driver.get_log("browser")
