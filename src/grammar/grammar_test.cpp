@@ -327,6 +327,11 @@ TEST(JsonSchema, TextsThatMatchAndTextsThatDoNot) {
        {"-14", "-7", "0", "7", "98"},
        {"-21", "1", "99", "105", "-0", "07"}},
       {R"({"multipleOf":250})", {"0", "250", "-1000", "123456789012345750"}, {"1", "251", "25", "250.0"}},
+      {R"({"type":"number","multipleOf":0.01})",
+       {"0", "1", "-3", "0.5", "0.50", "-12.34", "9999999999999.99"},
+       {"0.005", "1.234", "1e2", "1.", "-0", "-0.0", "00.5", "99999999999999.99"}},
+      {R"({"type":"integer","multipleOf":0.5})", {"3", "-1"}, {"0.5", "1.0"}},
+      {R"({"type":"integer","multipleOf":1.5})", {"3", "-6", "0"}, {"1", "4", "1.5"}},
       {R"({"type":["string","null","integer"],"not":{"type":["null","integer"]}})", {"\"\"", "\"a\""}, {"null", "1"}},
       {R"({"enum":["a","b",1],"not":{"enum":["a",1.0]}})", {"\"b\""}, {"\"a\"", "1"}},
       {R"({"type":["string","boolean"],"not":{"enum":["no",false]}})",
@@ -345,6 +350,40 @@ TEST(JsonSchema, TextsThatMatchAndTextsThatDoNot) {
     const auto automaton = schema_automaton(c.schema);
     for (const char* text : c.good) EXPECT_TRUE(matches(automaton, text)) << text << " under " << c.schema;
     for (const char* text : c.bad) EXPECT_FALSE(matches(automaton, text)) << text << " under " << c.schema;
+  }
+}
+
+TEST(JsonSchema, MultiplesOfFractionsAreDecimal) {
+  struct Case {
+    const char* divisor;
+    int units, low, high;  // in hundredths; bounds included
+  };
+  for (const Case& c : std::vector<Case>{{"0.01", 1, -250, 250},
+                                         {"0.25", 25, -130, 275},
+                                         {"0.5", 50, 1, 99},
+                                         {"2.5", 250, -251, 1000},
+                                         {"1.25", 125, 125, 1100},
+                                         {"0.07", 7, -7, 700},
+                                         {"0.1", 10, -305, -95},
+                                         {"3", 300, -300, 900}}) {
+    const std::string schema =
+        fmt::format(R"({{"type":"number","multipleOf":{},"minimum":{:.2f},"maximum":{:.2f}}})", c.divisor, c.low / 100.0, c.high / 100.0);
+    Matcher matcher(test::schema_automaton(schema));
+    const bool is_whole = c.units % 100 == 0;
+    for (int value = -1200; value <= 1200; ++value) {
+      const bool is_good = value % c.units == 0 && value >= c.low && value <= c.high;
+      const std::string sign = value < 0 ? "-" : "";
+      const std::string whole = fmt::format("{}{}", sign, std::abs(value) / 100);
+      const std::string both = fmt::format("{}.{:02}", whole, std::abs(value) % 100);
+      const bool has_two = c.units % 10 != 0;
+      EXPECT_EQ(matches(matcher, both), is_good && has_two) << both << " under " << schema;
+      if (value % 10 == 0) {
+        EXPECT_EQ(matches(matcher, both.substr(0, both.size() - 1)), is_good && !is_whole) << both << " under " << schema;
+      }
+      if (value % 100 == 0) {
+        EXPECT_EQ(matches(matcher, whole), is_good) << whole << " under " << schema;
+      }
+    }
   }
 }
 
@@ -401,8 +440,12 @@ TEST(GrammarText, GbnfAndLarkGiveTheTextsTheyDescribe) {
 TEST(JsonSchema, SaysWhatItCannotDo) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {R"({"properties":{"a":{"type":"array","uniqueItems":true}}})", "schema.properties.a.uniqueItems: it is supported only"},
-      {R"({"type":"number","multipleOf":0.1})", "schema.multipleOf: only whole numbers"},
-      {R"({"type":"integer","multipleOf":0})", "schema.multipleOf"},
+      {R"({"type":"number","multipleOf":0.0000001})", "schema.multipleOf: supported are whole numbers up to 1000 and decimals"},
+      {R"({"type":"number","multipleOf":12.345})", "at most 1000, found 12.345"},
+      {R"({"multipleOf":1e400})", "schema.multipleOf"},
+      {R"({"type":"number","multipleOf":-0.5})", "schema.multipleOf: wanted a number above 0, found -0.5"},
+      {R"({"type":"number","multipleOf":0.5,"minimum":0.6,"maximum":0.9})", "no text"},
+      {R"({"type":"integer","multipleOf":0})", "schema.multipleOf: wanted a number above 0, found 0"},
       {R"({"type":"integer","multipleOf":7,"minimum":1,"maximum":6})", "no text"},
       {R"({"not":{}})", "no text"},
       {R"({"not":true})", "no text"},

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -164,18 +165,37 @@ class Compiler {
     return emit_object_schema(builder_, text_, from, view, emit_);
   }
 
-  static std::optional<std::int64_t> read_divisor(const SchemaView& view) {
-    const std::optional<double> divisor = view.number("multipleOf");
-    if (!divisor) return std::nullopt;
-    if (!(*divisor >= 1 && *divisor <= static_cast<double>(JsonText::kMaxDivisor)) || *divisor != std::floor(*divisor))
-      view.refuse("multipleOf", fmt::format("only whole numbers from 1 to {} are supported, found {}", JsonText::kMaxDivisor, *divisor));
-    return static_cast<std::int64_t>(*divisor);
+  /// multipleOf as units of the last of num_digits digits after the point.
+  struct Divisor {
+    std::int64_t units = 0;
+    int num_digits = 0;
+  };
+  static std::optional<Divisor> read_divisor(const SchemaView& view) {
+    const std::optional<double> number = view.number("multipleOf");
+    if (!number) return std::nullopt;
+    if (*number <= 0) view.refuse("multipleOf", fmt::format("wanted a number above 0, found {}", *number));
+    Decimal decimal = decimal_of(*view.find("multipleOf"));
+    for (; decimal.exponent < 0 && decimal.digits % 10 == 0; ++decimal.exponent) decimal.digits /= 10;
+    for (; decimal.exponent > 0 && decimal.digits <= JsonText::kMaxDivisor; --decimal.exponent) decimal.digits *= 10;
+    if (decimal.digits > JsonText::kMaxDivisor || -decimal.exponent > JsonText::kMaxDivisorDigits)
+      view.refuse("multipleOf",
+                  fmt::format("supported are whole numbers up to {} and decimals with at most {} digits after the point whose "
+                              "digits without the point make at most {}, found {}",
+                              JsonText::kMaxDivisor, JsonText::kMaxDivisorDigits, JsonText::kMaxDivisor, *number));
+    return Divisor{decimal.digits, -decimal.exponent};
   }
 
   NodeId emit_numeric(NodeId from, const SchemaView& view, bool is_integer) {
-    if (const std::optional<std::int64_t> divisor = read_divisor(view)) {
+    if (const std::optional<Divisor> divisor = read_divisor(view)) {
+      if (!is_integer && divisor->num_digits > 0) {
+        const NumberBounds units(view, divisor->num_digits);
+        return text_.emit_multiple(from, units.low(), units.high(), divisor->units, divisor->num_digits);
+      }
+      // A whole number is a multiple of D / 10^k where it is one of D without the factors that 10^k has.
+      std::int64_t whole_divisor = divisor->units;
+      for (int i = 0; i < divisor->num_digits; ++i) whole_divisor /= std::gcd(whole_divisor, std::int64_t{10});
       const NumberBounds whole(view, true);
-      return text_.emit_multiple(from, whole.low(), whole.high(), *divisor);
+      return text_.emit_multiple(from, whole.low(), whole.high(), whole_divisor);
     }
     const NumberBounds bounds(view, is_integer);
     if (!is_integer && !bounds.has_any()) return text_.emit_number(from);

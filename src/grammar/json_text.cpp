@@ -198,48 +198,66 @@ NodeId JsonText::emit_number(NodeId from) {
 
 namespace {
 
-/// Numbers that a divisor divides, digit by digit: what is left of the number so far decides, and how many digits follow.
+/// Numbers whose units a divisor divides, digit by digit: the remainder of the number so far decides, and how many digits follow. The unit
+/// is that of the last of num_digits digits after the point; a fraction may end earlier, as if zeros followed.
 class MultipleEmitter {
  public:
-  MultipleEmitter(AutomatonBuilder& builder, std::int64_t divisor, NodeId end) : builder_(builder), divisor_(divisor), end_(end) {}
+  MultipleEmitter(AutomatonBuilder& builder, std::int64_t divisor, int num_digits, NodeId end)
+      : builder_(builder), divisor_(divisor), num_digits_(static_cast<std::size_t>(num_digits)), end_(end) {
+    for (std::size_t i = 0; i <= num_digits_; ++i) powers_.push_back(power_of_ten(static_cast<int>(i)) % divisor);
+  }
 
-  /// Naturals from low to high.
+  /// From low to high units, neither negative.
   void emit(NodeId from, std::int64_t low, std::int64_t high) {
-    for (std::int64_t first = 0, last = 9;; first = last + 1, last = last * 10 + 9) {
+    std::size_t length = num_digits_ + 1;
+    for (std::int64_t first = 0, last = power_of_ten(static_cast<int>(num_digits_) + 1) - 1;;
+         first = last + 1, last = last * 10 + 9, ++length) {
       const std::int64_t a = std::max(first, low), b = std::min(last, high);
       if (a <= b) {
         const NodeId start = builder_.add_node();
         builder_.add_empty(from, start);
-        walk(start, std::to_string(a), std::to_string(b), 0, true, true, 0);
+        walk(start, fmt::format("{:0{}}", a, length), fmt::format("{:0{}}", b, length), 0, true, true, 0);
       }
       if (last >= high) break;
     }
   }
 
  private:
-  NodeId free_node(std::size_t num_digits, std::int64_t rest) {
-    if (num_digits == 0 && rest == 0) return end_;
-    const auto [found, is_new] = free_.try_emplace({num_digits, rest}, -1);
+  /// Whether zeros alone may follow, and may be left out.
+  bool may_end(std::size_t num_left, std::int64_t rest) const {
+    return num_left <= num_digits_ && rest * powers_[num_left] % divisor_ == 0;
+  }
+  /// The node that the next digit starts from.
+  NodeId pass_point(NodeId node, std::size_t num_left) {
+    return num_left > 0 && num_left == num_digits_ ? builder_.emit_literal(node, ".") : node;
+  }
+  /// What follows once neither bound decides any more.
+  NodeId free_node(std::size_t num_left, std::int64_t rest) {
+    if (num_left == 0 && rest == 0) return end_;
+    const auto [found, is_new] = free_.try_emplace({num_left, rest}, -1);
     if (!is_new) return found->second;
     const NodeId node = found->second = builder_.add_node();
-    if (num_digits > 0)
-      for (int digit = 0; digit <= 9; ++digit) add(node, digit, free_node(num_digits - 1, (rest * 10 + digit) % divisor_));
+    if (num_left == 0) return node;
+    if (may_end(num_left, rest)) builder_.add_empty(node, end_);
+    const NodeId from = pass_point(node, num_left);
+    for (int digit = 0; digit <= 9; ++digit) add(from, digit, free_node(num_left - 1, (rest * 10 + digit) % divisor_));
     return node;
   }
   void add(NodeId from, int digit, NodeId to) {
     builder_.add_bytes(from, static_cast<std::uint8_t>('0' + digit), static_cast<std::uint8_t>('0' + digit), to);
   }
   void walk(NodeId node, const std::string& low, const std::string& high, std::size_t place, bool on_low, bool on_high, std::int64_t rest) {
-    if (place == low.size()) {
-      if (rest == 0) builder_.add_empty(node, end_);
-      return;
-    }
+    const std::size_t num_left = low.size() - place;
+    const bool is_low_reached = !on_low || low.find_first_not_of('0', place) == std::string::npos;
+    if (is_low_reached && may_end(num_left, rest)) builder_.add_empty(node, end_);
+    if (num_left == 0) return;
+    node = pass_point(node, num_left);
     const int first = on_low ? low[place] - '0' : 0, last = on_high ? high[place] - '0' : 9;
     for (int digit = first; digit <= last; ++digit) {
       const bool stays_low = on_low && digit == first, stays_high = on_high && digit == last;
       const std::int64_t next_rest = (rest * 10 + digit) % divisor_;
       if (!stays_low && !stays_high) {
-        add(node, digit, free_node(low.size() - place - 1, next_rest));
+        add(node, digit, free_node(num_left - 1, next_rest));
         continue;
       }
       const NodeId next = builder_.add_node();
@@ -250,15 +268,17 @@ class MultipleEmitter {
 
   AutomatonBuilder& builder_;
   std::int64_t divisor_;
+  std::size_t num_digits_;
   NodeId end_;
+  std::vector<std::int64_t> powers_;  // of ten, modulo the divisor
   std::map<std::pair<std::size_t, std::int64_t>, NodeId> free_;
 };
 
 }  // namespace
 
-NodeId JsonText::emit_multiple(NodeId from, std::int64_t low, std::int64_t high, std::int64_t divisor) {
+NodeId JsonText::emit_multiple(NodeId from, std::int64_t low, std::int64_t high, std::int64_t divisor, int num_digits) {
   const NodeId end = builder_.add_node();
-  MultipleEmitter emitter(builder_, divisor, end);
+  MultipleEmitter emitter(builder_, divisor, num_digits, end);
   if (high >= 0) emitter.emit(from, std::max<std::int64_t>(low, 0), high);
   if (low < 0) emitter.emit(builder_.emit_literal(from, "-"), std::max<std::int64_t>(1, -high), -low);
   return end;

@@ -33,9 +33,11 @@ class JsonText {
   /// Any string but these.
   NodeId emit_string_except(NodeId from, const std::vector<std::string>& excluded);
   NodeId emit_integer(NodeId from, std::int64_t low = -kMaxInteger, std::int64_t high = kMaxInteger);
-  /// Whole numbers between low and high that `divisor` (1 to kMaxDivisor) divides.
-  NodeId emit_multiple(NodeId from, std::int64_t low, std::int64_t high, std::int64_t divisor);
+  /// Numbers with at most `num_digits` (0 to kMaxDivisorDigits) digits after the point, between low and high units of the last of them,
+  /// both included, whose units `divisor` (1 to kMaxDivisor) divides. No exponents; zeros at the end of a fraction may be left out.
+  NodeId emit_multiple(NodeId from, std::int64_t low, std::int64_t high, std::int64_t divisor, int num_digits = 0);
   static constexpr std::int64_t kMaxDivisor = 1000;
+  static constexpr int kMaxDivisorDigits = 6;
   NodeId emit_number(NodeId from);
   /// Numbers with at most `num_digits` (1 to kMaxBoundedDigits) digits after the point, between low and high units of the last of them,
   /// both included.

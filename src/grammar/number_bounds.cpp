@@ -16,13 +16,15 @@ namespace {
 constexpr int kUsualDigits = 6;
 constexpr std::int64_t kMaxUnits = 999'999'999'999'999;  // 15 digits
 
-/// value * 10^exponent, rounded down or up; far beyond int64 it is clamped to +-4e18.
-struct Decimal {
-  std::int64_t digits = 0;  ///< at most 19
-  int exponent = 0;
+struct Given {
+  const char* keyword;
+  bool is_low, is_open;
 };
+constexpr Given kGiven[] = {
+    {"minimum", true, false}, {"exclusiveMinimum", true, true}, {"maximum", false, false}, {"exclusiveMaximum", false, true}};
 
-/// The shortest decimal that reads back as the number; integers exactly.
+}  // namespace
+
 Decimal decimal_of(const boost::json::value& value) {
   if (value.is_int64()) return {value.get_int64(), 0};
   if (value.is_uint64()) return {value.get_uint64() > INT64_MAX ? INT64_MAX : static_cast<std::int64_t>(value.get_uint64()), 0};
@@ -49,6 +51,9 @@ Decimal decimal_of(const boost::json::value& value) {
   return out;
 }
 
+namespace {
+
+/// value * 10^shift, rounded down or up; far beyond int64 it is clamped to +-4e18.
 std::int64_t scaled(Decimal value, int shift, bool rounds_up, bool& is_exact) {
   constexpr std::int64_t kFar = 4'000'000'000'000'000'000;
   is_exact = true;
@@ -72,37 +77,42 @@ std::int64_t scaled(Decimal value, int shift, bool rounds_up, bool& is_exact) {
 }  // namespace
 
 NumberBounds::NumberBounds(const SchemaView& view, bool is_integer) {
-  struct Given {
-    const char* keyword;
-    bool is_low, is_open;
-  };
-  constexpr Given kGiven[] = {
-      {"minimum", true, false}, {"exclusiveMinimum", true, true}, {"maximum", false, false}, {"exclusiveMaximum", false, true}};
+  if (!is_integer) choose_digits(view);
+  read(view, is_integer ? JsonText::kMaxInteger : kMaxUnits);
+}
+
+NumberBounds::NumberBounds(const SchemaView& view, int num_digits) {
+  choose_digits(view);
+  num_digits_ = num_digits;
+  read(view, kMaxUnits);
+}
+
+void NumberBounds::choose_digits(const SchemaView& view) {
   double largest = 0, smallest = HUGE_VAL;
   bool has_low = false, has_high = false;
   for (const Given& given : kGiven) {
     const auto bound = view.number(given.keyword);
     if (!bound) continue;
-    has_any_ = true;
     (given.is_low ? has_low : has_high) = true;
     largest = std::max(largest, std::abs(*bound));
     if (*bound != 0) smallest = std::min(smallest, std::abs(*bound));
     constexpr std::int64_t kMaxNumber = kMaxUnits / 1'000'000;
-    if (!is_integer && std::abs(*bound) > static_cast<double>(kMaxNumber))
+    if (std::abs(*bound) > static_cast<double>(kMaxNumber))
       view.refuse(given.keyword, fmt::format("bounds of numbers beyond {} are not supported", kMaxNumber));
   }
-  if (!is_integer) {
-    num_digits_ = kUsualDigits;
-    // Bounds near zero on both sides leave digits of the whole part for the fraction.
-    const int needed = std::isfinite(smallest) ? static_cast<int>(std::ceil(-std::log10(smallest))) + 2 : 0;
-    const int room = JsonText::kMaxBoundedDigits - (largest < 1 ? 0 : static_cast<int>(std::floor(std::log10(largest))) + 1);
-    if (has_low && has_high) num_digits_ = std::clamp(needed, kUsualDigits, std::max(kUsualDigits, room));
-  }
-  const std::int64_t limit = is_integer ? JsonText::kMaxInteger : kMaxUnits;
+  num_digits_ = kUsualDigits;
+  // Bounds near zero on both sides leave digits of the whole part for the fraction.
+  const int needed = std::isfinite(smallest) ? static_cast<int>(std::ceil(-std::log10(smallest))) + 2 : 0;
+  const int room = JsonText::kMaxBoundedDigits - (largest < 1 ? 0 : static_cast<int>(std::floor(std::log10(largest))) + 1);
+  if (has_low && has_high) num_digits_ = std::clamp(needed, kUsualDigits, std::max(kUsualDigits, room));
+}
+
+void NumberBounds::read(const SchemaView& view, std::int64_t limit) {
   low_ = -limit;
   high_ = limit;
   for (const Given& given : kGiven) {
     if (!view.number(given.keyword)) continue;
+    has_any_ = true;
     bool is_exact = true;
     const std::int64_t units = scaled(decimal_of(*view.find(given.keyword)), num_digits_, given.is_low, is_exact);
     const std::int64_t step = given.is_open && is_exact ? 1 : 0;
@@ -113,7 +123,7 @@ NumberBounds::NumberBounds(const SchemaView& view, bool is_integer) {
   }
   if (low_ > high_)
     fail(ErrorCode::kInvalidArgument, "{}: no number is within the bounds{}", view.place(),
-         is_integer ? "" : fmt::format(" with at most {} digits after the point", num_digits_));
+         num_digits_ == 0 ? "" : fmt::format(" with at most {} digits after the point", num_digits_));
 }
 
 }  // namespace prl::grammar
