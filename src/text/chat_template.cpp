@@ -95,6 +95,8 @@ json::string flatten_content(const json::value& content, std::size_t index) {
   return out;
 }
 
+constexpr std::size_t kMaxArgumentDepth = 200;
+
 void decode_arguments(json::value& call) {
   json::object* object = call.if_object();
   if (object == nullptr) return;
@@ -106,7 +108,7 @@ void decode_arguments(json::value& call) {
     return;
   }
   try {
-    json::value decoded = parse_json(replace_lone_surrogates(view(arguments->get_string())));
+    json::value decoded = parse_json(replace_lone_surrogates(view(arguments->get_string())), kMaxArgumentDepth, BigIntegers::kKeepDigits);
     if (decoded.is_object()) *arguments = std::move(decoded);
   } catch (const Error&) {  // what a model wrote may be no JSON; it is shown to it again as it was
   }

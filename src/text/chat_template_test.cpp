@@ -165,6 +165,35 @@ std::string normalize_error(const char* text) {
   return "no error";
 }
 
+TEST(ChatTemplate, IntegersInArgumentsKeepTheirDigits) {
+  const std::string wide = "340282366920938463463374607431768211457";  // beyond 128 bits
+  const std::string arguments = R"({"a": 18446744073709551616, "b": -123456789012345678901234567890, "c": [)" + wide + R"(], "d": -)" +
+                                wide + R"(, "e": 1e400, "f": 7})";
+  const json::array messages = {
+      json::object{{"role", "assistant"},
+                   {"tool_calls", json::array{json::object{{"function", json::object{{"name", "f"}, {"arguments", arguments}}}}}}}};
+  const auto render = [&](const std::string& expression) {
+    return ChatTemplate("{%- set args = messages[0].tool_calls[0].function.arguments %}{{ " + expression + " }}").render(messages, {});
+  };
+  EXPECT_EQ(render("args | tojson"), R"({"a": 18446744073709551616, "b": -123456789012345678901234567890, "c": [)" + wide + R"(], "d": -)" +
+                                         wide + R"(, "e": Infinity, "f": 7})");
+  EXPECT_EQ(render("args.a ~ ' ' ~ args.c ~ ' ' ~ args.d"), "18446744073709551616 [" + wide + "] -" + wide);
+  EXPECT_EQ(render("args.a + 1 - args.f"), "18446744073709551610");
+  EXPECT_EQ(
+      render("(-args.d == args.c[0], args.c[0] | abs == -args.d, args.d < args.b, args.c[0] > 1e40, args.c[0] < 1e39, args.c == [1])"),
+      "(True, True, True, False, True, False)");
+  EXPECT_EQ(render("(args.d is integer, args.d is number, args.d is float, args.d is string, '%d|%s' % (args.d, args.d))"),
+            "(True, True, False, False, '-" + wide + "|-" + wide + "')");
+  EXPECT_EQ(render("(args.c[0] * 0.5, args.c[0] | float, args.c[0] | int == args.c[0], '" + wide + "' | int == args.c[0])"),
+            "(1.7014118346046923e+38, 3.402823669209385e+38, True, True)");
+  EXPECT_THROW(render("args.c[0] + 1"), Error);
+  // More digits than Python takes: the text is shown as it was.
+  const std::string far = R"({"a": )" + std::string(5000, '9') + "}";
+  json::array as_text = messages;
+  as_text[0].at("tool_calls").at(0).at("function").as_object()["arguments"] = far;
+  EXPECT_EQ(ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}").render(as_text, {}), far);
+}
+
 TEST(ChatTemplate, NormalizationNamesTheMessage) {
   EXPECT_THAT(normalize_error(R"([{"role": "user", "content": "x"}, 5])"), HasSubstr("messages[1]: expected an object"));
   EXPECT_THAT(normalize_error(R"([{"content": "x"}])"), HasSubstr("messages[0].role"));
@@ -273,6 +302,23 @@ TEST(JsonPython, DumpsAndParsesExactly) {
   EXPECT_EQ(dump_python(json::value("😀\x7f"), {.ensure_ascii = true}), R"("\ud83d\ude00\u007f")");
   EXPECT_EQ(dump_python(parse_json(R"({"b":1,"a":[]})"), {.sort_keys = true, .indent = 2}), "{\n  \"a\": [],\n  \"b\": 1\n}");
   EXPECT_EQ(dump_python(parse_json("[1,[2]]"), {.item_separator = ",", .key_separator = ":"}), "[1,[2]]");
+}
+
+TEST(JsonPython, BigIntegersKeepTheirDigitsWhereWanted) {
+  const std::string text = R"([18446744073709551615, 18446744073709551616, -9223372036854775809, -1e30, {"k": 99999999999999999999}])";
+  const json::value kept = parse_json(text, 200, BigIntegers::kKeepDigits);
+  EXPECT_TRUE(kept.at(0).is_uint64());
+  EXPECT_EQ(big_integer_digits(kept.at(1)), "18446744073709551616");
+  EXPECT_EQ(big_integer_digits(kept.at(2)), "-9223372036854775809");
+  EXPECT_TRUE(kept.at(3).is_double());
+  EXPECT_EQ(dump_python(kept),
+            R"([18446744073709551615, 18446744073709551616, -9223372036854775809, -1e+30, {"k": 99999999999999999999}])");
+  EXPECT_TRUE(parse_json(text).at(1).is_double());
+  EXPECT_EQ(big_integer_digits(json::value("\xFF"
+                                           "12")),
+            std::nullopt);
+  EXPECT_EQ(big_integer_digits(json::value("18446744073709551616")), std::nullopt);
+  EXPECT_THROW(parse_json(std::string(5000, '1'), 200, BigIntegers::kKeepDigits), Error);
 }
 
 TEST(JsonPython, DoublesReadBackToTheLastBit) {

@@ -18,6 +18,10 @@ namespace {
 
 namespace json = boost::json;
 
+/// Begins the string that stands for a big integer: a byte that UTF-8 never has.
+constexpr char kBigIntegerMark = '\xFF';
+constexpr std::size_t kMaxBigIntegerSize = 4301;  // as Python's int(): 4300 digits, and a sign
+
 void dump(std::string& out, const json::value& value, const JsonDumpOptions& options, std::string_view item_separator, int depth) {
   const auto new_line = [&](int levels) {
     if (options.indent < 0) return;
@@ -39,7 +43,13 @@ void dump(std::string& out, const json::value& value, const JsonDumpOptions& opt
         out += python_float_repr(number);
       break;
     }
-    case json::kind::string: append_json_string(out, {value.get_string().data(), value.get_string().size()}, options.ensure_ascii); break;
+    case json::kind::string:
+      if (const auto digits = big_integer_digits(value)) {
+        out += *digits;
+        break;
+      }
+      append_json_string(out, {value.get_string().data(), value.get_string().size()}, options.ensure_ascii);
+      break;
     case json::kind::array: {
       const json::array& array = value.get_array();
       if (array.empty()) {
@@ -89,6 +99,7 @@ struct ExactHandler {
   static constexpr std::size_t max_string_size = static_cast<std::size_t>(-1);
   json::value_stack stack;
   std::string number;
+  BigIntegers big_integers = BigIntegers::kAsDoubles;
 
   bool on_document_begin(json::error_code&) { return true; }
   bool on_document_end(json::error_code&) { return true; }
@@ -103,8 +114,13 @@ struct ExactHandler {
   bool on_number_part(json::string_view s, json::error_code&) { return number.append(s.data(), s.size()), true; }
   bool on_int64(std::int64_t i, json::string_view, json::error_code&) { return number.clear(), stack.push_int64(i), true; }
   bool on_uint64(std::uint64_t i, json::string_view, json::error_code&) { return number.clear(), stack.push_uint64(i), true; }
-  bool on_double(double d, json::string_view s, json::error_code&) {
+  bool on_double(double d, json::string_view s, json::error_code& error) {
     number.append(s.data(), s.size());
+    if (big_integers == BigIntegers::kKeepDigits && number.find_first_of(".eE") == std::string::npos) {
+      if (number.size() > kMaxBigIntegerSize) return error = json::error::exponent_overflow, false;
+      stack.push_string(kBigIntegerMark + number);
+      return number.clear(), true;
+    }
     double exact = d;
     // Out of range leaves Boost's infinity or zero in place, which is what Python gives too.
     std::from_chars(number.data(), number.data() + number.size(), exact);
@@ -118,6 +134,16 @@ struct ExactHandler {
 };
 
 }  // namespace
+
+std::optional<std::string_view> big_integer_digits(const json::value& value) noexcept {
+  const json::string* text = value.if_string();
+  if (text == nullptr || text->empty() || text->front() != kBigIntegerMark) return std::nullopt;
+  const std::string_view digits = std::string_view(text->data(), text->size()).substr(1);
+  // Text from elsewhere may begin with any byte.
+  const std::string_view unsigned_digits = digits.starts_with('-') ? digits.substr(1) : digits;
+  if (unsigned_digits.size() < 19 || unsigned_digits.find_first_not_of("0123456789") != std::string_view::npos) return std::nullopt;
+  return digits;
+}
 
 std::string dump_python(const json::value& value, const JsonDumpOptions& options) {
   std::string_view item_separator = options.item_separator;
@@ -186,11 +212,12 @@ void append_json_string(std::string& out, std::string_view text, bool ensure_asc
   out.push_back('"');
 }
 
-json::value parse_json(std::string_view text, std::size_t max_depth) {
+json::value parse_json(std::string_view text, std::size_t max_depth, BigIntegers big_integers) {
   json::parse_options options;
   options.max_depth = max_depth;
   json::basic_parser<ExactHandler> parser(options);
   parser.handler().stack.reset();
+  parser.handler().big_integers = big_integers;
   json::error_code error;
   const std::size_t consumed = parser.write_some(false, text.data(), text.size(), error);
   if (!error && consumed < text.size() && text.substr(consumed).find_first_not_of(" \t\r\n") != std::string_view::npos)

@@ -192,6 +192,7 @@ std::string format_string(const Interpreter& interpreter, const FieldSpec& spec,
 // format(value, text)
 std::string format_value(const Interpreter& interpreter, const Value& value, const std::string& text) {
   if (text.empty()) return value.str();
+  if (value.big_integer()) interpreter.fail("format of integers beyond 128 bits is not built, without a specification they are printed");
   if (!value.is_string() && !value.is_number()) {
     if (value.is_undefined()) interpreter.fail(value.undefined_message());
     interpreter.fail("unsupported format string passed to " + value.type_name() + ".__format__");

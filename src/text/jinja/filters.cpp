@@ -108,6 +108,7 @@ std::optional<Int> truncated(double value) {
 Value filter_int(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "int", args, {"default", "base"});
   const Value fallback = reader.value_or(0, Value(0));
+  if (input.big_integer()) return input;
   std::optional<Int> value;
   if (input.is_float()) {
     value = truncated(input.number());
@@ -115,6 +116,11 @@ Value filter_int(Interpreter& i, const Value& input, Args& args) {
     value = input.integer();
   } else if (input.is_string()) {
     value = parse_int(input.string(), static_cast<int>(std::clamp<std::int64_t>(reader.int_or(1, 10), 0, 36)));
+    const std::string text = strip(input.string(), std::nullopt, true, true);
+    const std::size_t first = text.starts_with('-') || text.starts_with('+') ? 1 : 0;
+    if (!value && !reader.has(1) && text.size() > first && text.size() <= 4300 &&
+        text.find_first_not_of("0123456789", first) == std::string::npos)
+      return make_integer(text);
     if (!value)
       if (const auto number = parse_float(input.string())) value = truncated(*number);
   } else if (input.is_undefined()) {
@@ -126,6 +132,11 @@ Value filter_int(Interpreter& i, const Value& input, Args& args) {
 Value filter_float(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "float", args, {"default"});
   if (input.is_number()) return Value(input.number());
+  if (input.big_integer()) {
+    const double number = to_float(*input.big_integer());
+    if (std::isinf(number)) i.fail("int too large to convert to float");
+    return Value(number);
+  }
   if (input.is_undefined()) i.fail(input.undefined_message());
   if (input.is_string())
     if (const auto number = parse_float(input.string())) return Value(*number);
@@ -135,6 +146,7 @@ Value filter_float(Interpreter& i, const Value& input, Args& args) {
 Value filter_abs(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "abs", args, {});
   if (input.is_undefined()) i.fail(input.undefined_message());
+  if (input.big_integer()) return input.big_integer()->digits.front() == '-' ? make_integer(input.big_integer()->digits.substr(1)) : input;
   if (!input.is_number()) i.fail("bad operand type for abs(): '" + input.type_name() + "'");
   if (input.is_float()) return Value(std::fabs(input.number()));
   return Value(input.integer() < 0 ? -input.integer() : input.integer());
@@ -146,6 +158,7 @@ Value filter_round(Interpreter& i, const Value& input, Args& args) {
   const std::string method = reader.has(1) ? reader.string(1) : "common";
   if (method != "common" && method != "ceil" && method != "floor") i.fail("method must be common, ceil or floor");
   if (input.is_undefined()) i.fail(input.undefined_message());
+  if (input.big_integer() && method == "common" && precision >= 0) return input;
   if (!input.is_number()) i.fail("type " + input.type_name() + " doesn't define __round__ method");
   if (method != "common") {
     const double scale = std::pow(10.0, precision);

@@ -94,6 +94,21 @@ Value arithmetic(const Interpreter& interpreter, char op, bool is_double_op, con
   return Value(result);
 }
 
+/// Arithmetic with an integer wider than Int: with a float it is one.
+Value big_arithmetic(const Interpreter& interpreter, std::string_view op, const Value& left, const Value& right) {
+  if (!left.is_float() && !right.is_float())
+    interpreter.fail("integers beyond 128 bits are printed and compared as they are, but '" + std::string(op) + "' of them is not built");
+  const auto as_float = [&](const Value& value) {
+    if (!value.big_integer()) return Value(value.number());
+    const double number = to_float(*value.big_integer());
+    if (std::isinf(number)) interpreter.fail("int too large to convert to float");
+    return Value(number);
+  };
+  return arithmetic(interpreter, op.front(), op.size() == 2, as_float(left), as_float(right));
+}
+
+bool is_any_number(const Value& value) { return value.is_number() || value.big_integer(); }
+
 // Python's slice.indices.
 struct SliceRange {
   std::int64_t begin, end, step;
@@ -128,6 +143,7 @@ Value binary(Interpreter& interpreter, std::string_view op, const Value& left, c
   if (op == "%" && left.is_string()) return percent_format(interpreter, left, right);
   require_defined(interpreter, right);
   if (left.is_number() && right.is_number()) return arithmetic(interpreter, op.front(), op.size() == 2, left, right);
+  if (is_any_number(left) && is_any_number(right)) return big_arithmetic(interpreter, op, left, right);
   if (op == "+") {
     if (left.is_string() && right.is_string()) {
       const bool is_markup = left.is_markup() || right.is_markup();
@@ -160,6 +176,8 @@ int order(Interpreter& interpreter, const Value& left, const Value& right, std::
     if (!left.is_float() && !right.is_float()) return left.integer() < right.integer() ? -1 : left.integer() > right.integer();
     return left.number() < right.number() ? -1 : left.number() > right.number();
   }
+  if (left.big_integer() && is_any_number(right)) return compare_big(left, right);
+  if (right.big_integer() && is_any_number(left)) return -compare_big(right, left);
   if (left.is_string() && right.is_string()) {  // UTF-8 order is code point order
     const int result = left.string().compare(right.string());
     return result < 0 ? -1 : result > 0;

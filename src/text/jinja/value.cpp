@@ -3,8 +3,11 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "base/error.hpp"
 #include "text/json_python.hpp"
@@ -106,9 +109,11 @@ class JsonWriter {
     if (value.is_none()) {
       out += "null";
     } else if (value.is_bool()) {
-      out += value.as_bool() ? "true" : "false";
+      out += value.integer() != 0 ? "true" : "false";
     } else if (value.is_int()) {
       out += int_to_string(value.integer());
+    } else if (value.big_integer()) {
+      out += value.big_integer()->digits;
     } else if (value.is_float()) {
       const double number = value.number();
       out += std::isnan(number) ? "NaN" : std::isinf(number) ? (number < 0 ? "-Infinity" : "Infinity") : python_float_repr(number);
@@ -158,8 +163,8 @@ class JsonWriter {
       else if (key.is_none())
         members.emplace_back("null", &member);
       else if (key.is_bool())
-        members.emplace_back(key.as_bool() ? "true" : "false", &member);
-      else if (key.is_number())
+        members.emplace_back(key.integer() != 0 ? "true" : "false", &member);
+      else if (key.is_number() || key.big_integer())
         members.emplace_back(key.str(), &member);
       else
         return refuse("keys must be str, int, float, bool or None, not " + key.type_name());
@@ -209,6 +214,7 @@ Value::Value(std::string value) : data_(std::make_shared<const Text>(Text{std::m
 Value::Value(std::string_view value) : Value(std::string(value)) {}
 Value::Value(const char* value) : Value(std::string(value)) {}
 Value::Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}
+Value::Value(std::shared_ptr<const BigInteger> integer) : data_(std::move(integer)) {}
 
 Value::Value(std::shared_ptr<const Undefined> undefined) : data_(std::move(undefined)) {}
 Value::Value(std::shared_ptr<const Text> text) : data_(std::move(text)) {}
@@ -265,7 +271,9 @@ Value from_json(const json::value& json) {
     case json::kind::int64: return Value(std::int64_t{json.get_int64()});
     case json::kind::uint64: return Value(static_cast<Int>(json.get_uint64()));
     case json::kind::double_: return Value(json.get_double());
-    case json::kind::string: return Value(std::string(json.get_string().data(), json.get_string().size()));
+    case json::kind::string:
+      if (const auto digits = big_integer_digits(json)) return make_integer(*digits);
+      return Value(std::string(json.get_string().data(), json.get_string().size()));
     case json::kind::array: {
       std::vector<Value> items;
       items.reserve(json.get_array().size());
@@ -281,6 +289,35 @@ Value from_json(const json::value& json) {
     }
   }
   return Value();
+}
+
+Value make_integer(std::string_view text) {
+  const bool is_negative = text.starts_with('-');
+  if (is_negative || text.starts_with('+')) text.remove_prefix(1);
+  while (text.size() > 1 && text.front() == '0') text.remove_prefix(1);
+  Int value = 0;
+  bool overflow = false;
+  for (const char c : text)
+    overflow = overflow || __builtin_mul_overflow(value, Int{10}, &value) || __builtin_add_overflow(value, Int{c - '0'}, &value);
+  if (!overflow) return Value(is_negative ? -value : value);
+  return Value(std::make_shared<const BigInteger>(BigInteger{(is_negative ? "-" : "") + std::string(text)}));
+}
+
+double to_float(const BigInteger& integer) { return std::strtod(integer.digits.c_str(), nullptr); }
+
+int compare_big(const Value& big, const Value& other) {
+  if (other.is_float() && !std::isfinite(other.number())) return other.number() < 0 ? 1 : -1;
+  // Floats of this size are integers, which are printed whole; smaller ones have fewer digits.
+  const std::string left = big.big_integer()->digits;
+  const std::string right = other.big_integer() ? other.big_integer()->digits
+                            : other.is_float()  ? fmt::format("{:.0f}", other.number())
+                                                : int_to_string(other.integer());
+  const bool is_negative = left.front() == '-';
+  if (is_negative != (right.front() == '-')) return is_negative ? -1 : 1;
+  const int by_size = left.size() < right.size() ? -1 : left.size() > right.size();
+  const int by_digits = left.compare(right);
+  const int absolute = by_size != 0 ? by_size : by_digits < 0 ? -1 : by_digits > 0;
+  return is_negative ? -absolute : absolute;
 }
 
 int depth_of(const Value& value) {
@@ -303,7 +340,7 @@ std::string Value::type_name() const {
   if (is_none()) return "NoneType";
   if (is_undefined()) return "Undefined";
   if (is_bool()) return "bool";
-  if (is_int()) return "int";
+  if (is_int() || big_integer()) return "int";
   if (is_float()) return "float";
   if (is_string()) return is_markup() ? "Markup" : "str";
   if (is_dict()) return "dict";
@@ -322,6 +359,8 @@ std::string Value::type_name() const {
 }
 
 bool Value::equals(const Value& other) const {
+  if (big_integer()) return (other.is_number() || other.big_integer()) && compare_big(*this, other) == 0;
+  if (other.big_integer()) return other.equals(*this);
   if (is_number() && other.is_number()) {
     if (is_float() || other.is_float()) return number() == other.number();
     return integer() == other.integer();
@@ -359,9 +398,10 @@ std::string Value::str() const {
   if (is_string()) return string();
   if (is_undefined()) return "";
   if (is_none()) return "None";
-  if (is_bool()) return as_bool() ? "True" : "False";
+  if (is_bool()) return integer() != 0 ? "True" : "False";
   if (is_int()) return int_to_string(integer());
   if (is_float()) return python_float_repr(number());
+  if (big_integer()) return big_integer()->digits;
   if (is_object()) return "<" + object().type_name() + ">";
   return repr(*this);
 }

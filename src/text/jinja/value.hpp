@@ -17,8 +17,13 @@ namespace prl::text::jinja {
 class Value;
 class Interpreter;
 
-/// Wider than any integer JSON can hold, so that template arithmetic on them cannot overflow unseen.
+/// Wider than 64 bits, so that template arithmetic cannot overflow unseen. What is wider still is a BigInteger.
 using Int = __int128;
+
+/// An integer that Int cannot hold. It is printed and compared as Python does, and mixes with floats; other arithmetic is refused.
+struct BigInteger {
+  std::string digits;  ///< the first is not 0; behind a minus perhaps
+};
 
 /// Arguments of a call.
 struct Args {
@@ -81,6 +86,7 @@ class Value {
   Value(std::string_view value);
   Value(const char* value);
   Value(std::shared_ptr<Object> object);
+  Value(std::shared_ptr<const BigInteger> integer);
   Value(std::shared_ptr<const Undefined> undefined);
   Value(std::shared_ptr<const Text> text);
   Value(std::shared_ptr<const List> list);
@@ -91,12 +97,19 @@ class Value {
   bool is_bool() const noexcept { return std::holds_alternative<bool>(data_); }
   bool is_int() const noexcept { return std::holds_alternative<Int>(data_); }
   bool is_float() const noexcept { return std::holds_alternative<double>(data_); }
+  /// Of those that integer() or number() give.
   bool is_number() const noexcept { return is_bool() || is_int() || is_float(); }
   bool is_string() const noexcept { return std::holds_alternative<std::shared_ptr<const Text>>(data_); }
   bool is_markup() const noexcept { return is_string() && std::get<std::shared_ptr<const Text>>(data_)->is_markup; }
   bool is_list() const noexcept { return std::holds_alternative<std::shared_ptr<const List>>(data_); }
   bool is_dict() const noexcept { return std::holds_alternative<std::shared_ptr<const Dict>>(data_); }
   bool is_object() const noexcept { return std::holds_alternative<std::shared_ptr<Object>>(data_); }
+
+  /// nullptr unless it is one.
+  const BigInteger* big_integer() const noexcept {
+    const auto* big = std::get_if<std::shared_ptr<const BigInteger>>(&data_);
+    return big == nullptr ? nullptr : big->get();
+  }
 
   // Each needs the matching is_...; integer() also takes bool.
   const std::string& undefined_message() const { return std::get<std::shared_ptr<const Undefined>>(data_)->message; }
@@ -106,7 +119,6 @@ class Value {
   const List& list() const { return *std::get<std::shared_ptr<const List>>(data_); }
   const Dict& dict() const { return *std::get<std::shared_ptr<const Dict>>(data_); }
   Object& object() const { return *std::get<std::shared_ptr<Object>>(data_); }
-  bool as_bool() const { return std::get<bool>(data_); }
 
   /// bool(x)
   bool truthy() const;
@@ -119,7 +131,7 @@ class Value {
 
  private:
   std::variant<std::nullptr_t, bool, Int, double, std::shared_ptr<const Undefined>, std::shared_ptr<const Text>,
-               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Object>>
+               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Object>, std::shared_ptr<const BigInteger>>
       data_;
 };
 
@@ -151,6 +163,12 @@ Value make_range(std::vector<Value> items, Int begin, Int end, Int step);
 /// A repeated key keeps its first place and takes the last value.
 Value make_dict(std::vector<std::pair<Value, Value>> entries);
 Value from_json(const boost::json::value& json);
+/// The integer that decimal digits, behind a sign perhaps, stand for: an Int where it fits.
+Value make_integer(std::string_view digits);
+/// The nearest float; infinity beyond all of them.
+double to_float(const BigInteger& integer);
+/// -1, 0 or 1 as `big`, a big integer, is less than, equal to or greater than `other`, a number or big integer. NaN counts as less.
+int compare_big(const Value& big, const Value& other);
 
 /// Levels of lists and dicts; make_list() and make_dict() fail beyond a fixed number.
 int depth_of(const Value& value);

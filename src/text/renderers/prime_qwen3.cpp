@@ -73,6 +73,8 @@ std::string tool_definition(const json::value& tool) {
   return out + "\n</function>";
 }
 
+constexpr std::size_t kMaxArgumentDepth = 200;
+
 std::string xml_calls(const MessageView& message) {
   std::string out;
   for (const CallView& call : message.tool_calls()) {
@@ -82,7 +84,7 @@ std::string xml_calls(const MessageView& message) {
     if (call.arguments != nullptr) arguments = *call.arguments;
     if (arguments.is_string()) {
       try {
-        arguments = parse_json({arguments.get_string().data(), arguments.get_string().size()});
+        arguments = parse_json({arguments.get_string().data(), arguments.get_string().size()}, kMaxArgumentDepth, BigIntegers::kKeepDigits);
       } catch (const Error&) {  // malformed arguments degrade to none
         arguments = nullptr;
       }
