@@ -268,9 +268,11 @@ void EngineCore::send_news() {
       delta.token_ids.push_back(sample.token);
       delta.logprobs.push_back(sample.logprob);
       delta.versions.push_back(version.value);
-      const auto& num_top = request.resolved.sampling.logprobs;
-      if (num_top && *num_top > 0) {
+      const auto& named = request.resolved.sampling.logprob_token_ids;
+      if (!named.empty() || request.resolved.sampling.logprobs.value_or(0) > 0) {
         auto& top = delta.top_logprobs.emplace_back();
+        for (std::size_t k = 0; k < std::min(named.size(), sample.named_logprobs.size()); ++k)
+          top.push_back({named[k], sample.named_logprobs[k]});
         for (const auto& [id, logprob] : sample.top_logprobs) top.push_back({id, logprob});
       }
       if (news.reason == wire::FinishReason::kStop) delta.stop_token_id = sample.token;

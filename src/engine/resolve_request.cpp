@@ -40,6 +40,10 @@ void check_sampling(const wire::SamplingParams& s, const nn::ModelConfig& config
   if (s.n != 1) fail(ErrorCode::kInvalidArgument, "n must be 1, got {}: each choice is a request of its own", s.n);
   if (s.logprobs) check_range("logprobs", *s.logprobs, 0, kMaxTopLogprobs);
   if (s.prompt_logprobs) check_range("prompt_logprobs", *s.prompt_logprobs, 0, kMaxTopLogprobs);
+  if (s.logprob_token_ids.size() > kMaxNamedLogprobs)
+    fail(ErrorCode::kInvalidArgument, "logprob_token_ids has {} entries, at most {} are allowed", s.logprob_token_ids.size(),
+         kMaxNamedLogprobs);
+  for (const std::int32_t id : s.logprob_token_ids) check_token_id("logprob_token_ids", id, config.vocab_size);
   if (s.stop_token_ids.size() > kMaxStopTokens) {
     fail(ErrorCode::kInvalidArgument, "stop_token_ids has {} entries, at most {} are allowed", s.stop_token_ids.size(), kMaxStopTokens);
   }

@@ -8,6 +8,7 @@ namespace prl::engine {
 
 /// Most alternatives per token (OpenAI's limit).
 inline constexpr std::int32_t kMaxTopLogprobs = 20;
+inline constexpr std::size_t kMaxNamedLogprobs = 128;
 /// Most stop token ids per request.
 inline constexpr std::size_t kMaxStopTokens = 1024;
 

@@ -171,7 +171,8 @@ void Sampler::set_rows(std::span<const Draw> draws_B) {
     row.top_k = s.top_k;
     row.seed = draw.sequence->seed;
     row.position = static_cast<std::uint64_t>(draw.output_idx);
-    row.num_top_logprobs = s.logprobs.value_or(0);
+    row.named_ids = s.logprob_token_ids;
+    row.num_top_logprobs = row.named_ids.empty() ? s.logprobs.value_or(0) : 0;
     rows_.push_back(row);
   }
 }

@@ -144,6 +144,21 @@ TEST_F(SamplerTest, AMaskedTokenIsNeitherDrawnNorReported) {
   for (const auto& [id, logprob] : results[0].top_logprobs) EXPECT_TRUE(id != 1024 && std::isfinite(logprob));
 }
 
+TEST_F(SamplerTest, NamedTokensComeInPlaceOfTheLikeliest) {
+  Tensor logits = random_logits(1);
+  Case c({0}, {});
+  c.request.sampling.logprobs = 20;
+  c.request.sampling.logprob_token_ids = {900, 3};
+  Sequence* const sequences[] = {&c.sequence};
+  std::vector<ops::SampleResult> results(1);
+  sample(logits, sequences, results);
+  EXPECT_TRUE(results[0].top_logprobs.empty());
+  ASSERT_EQ(results[0].named_logprobs.size(), 2u);
+  const float* x = logits.as<float>();
+  EXPECT_FLOAT_EQ(results[0].named_logprobs[0] - results[0].named_logprobs[1], x[900] - x[3]);
+  EXPECT_FLOAT_EQ(results[0].logprob - results[0].named_logprobs[1], x[results[0].token] - x[3]);
+}
+
 /// Even tokens below 10 may follow; the text may end after two tokens, and must after three.
 class EvenTokens final : public wire::TokenRule {
  public:

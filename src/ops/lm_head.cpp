@@ -87,7 +87,10 @@ void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, C
   ShapeCheck c("sample", ctx);
   c.check("logits", logits_BV, "B V", DType::kF32);
   check_draws(c, drawn_B, rows_B);
-  c.require(logits_BV.shape.num_cols() > 0, "the vocabulary is empty");
+  const std::int64_t V = logits_BV.shape.num_cols();
+  c.require(V > 0, "the vocabulary is empty");
+  for (const SampleRow& row : rows_B)
+    c.require(std::ranges::all_of(row.named_ids, [V](std::int32_t id) { return id >= 0 && id < V; }), "a named token lies outside [0, V)");
   pending.num_rows = static_cast<std::int64_t>(rows_B.size());
   if (pending.num_rows > 0) table_entry(ctx, ctx.table->begin_sample, "begin_sample")(ctx, pending, drawn_B, logits_BV, rows_B);
 }

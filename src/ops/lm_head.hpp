@@ -50,11 +50,14 @@ struct SampleRow {
   std::uint64_t seed = 0;             ///< Philox key of the request
   std::uint64_t position = 0;         ///< Philox counter: index of the token in the request, so batching changes nothing
   std::int32_t num_top_logprobs = 0;  ///< <= SampleOutput::top capacity
+  std::span<const std::int32_t> named_ids =
+      {};  ///< tokens whose log-probabilities are wanted too, in [0, V); read before begin_sample returns
 };
 struct SampleResult {
   std::int32_t token = 0;
   float logprob = 0;                                         ///< of `token` under the distribution sampled from
   std::vector<std::pair<std::int32_t, float>> top_logprobs;  ///< best first, under the same distribution
+  std::vector<float> named_logprobs;                         ///< of SampleRow::named_ids; -infinity: it could not be drawn
 };
 /// Tokens that are being drawn. The fields are private to the bodies; reused from draw to draw, so that nothing is allocated after warm-up.
 struct PendingSamples {
@@ -63,7 +66,7 @@ struct PendingSamples {
   std::shared_ptr<HostLink> link;       ///< the copy to the host, which overlaps with other work,
   std::shared_ptr<void> host;           ///< its destination,
   HostLink::Ticket copied = 0;          ///< and its number
-  std::int64_t num_rows = 0, max_top = 0;
+  std::int64_t num_rows = 0, max_top = 0, max_named = 0;
 };
 /// Draws one token per row of logits_BV (fp32, device memory; adjusted by penalties and bias before if needed).
 /// With top_p = 1, top_k <= 0, min_p = 0 the logprob equals lm_head_logprob's for the same h, w, temperature bit for bit;

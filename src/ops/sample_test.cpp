@@ -104,6 +104,39 @@ TEST_F(SampleTest, MinPIsRelativeToTheBest) {
   EXPECT_EQ(draws(logits, {.min_p = 1.0f}, 50).size(), 1u);
 }
 
+TEST_F(SampleTest, NamedTokensAreToldUnderTheDistributionThatIsDrawnFrom) {
+  constexpr std::int64_t kVocab = 3000;
+  Tensor logits = s.random({4, kVocab}, DType::kF32, 6, 2.0f);
+  logits.as<float>()[3 * kVocab + 7] = kNone;
+  const std::vector<std::int32_t> few = {2999}, many = {7, 0, 1500, 7};
+  const std::vector<SampleRow> rows = {{.temperature = 0.0f, .named_ids = many},
+                                       {.top_k = 40, .seed = 3, .num_top_logprobs = kVocab, .named_ids = many},
+                                       {.seed = 4, .num_top_logprobs = 2},
+                                       {.temperature = 0.7f, .seed = 5, .num_top_logprobs = kVocab, .named_ids = few}};
+  std::vector<SampleResult> out(rows.size());
+  sample(s.ctx, out, logits, rows);
+  for (std::size_t b = 0; b < rows.size(); ++b) ASSERT_EQ(out[b].named_logprobs.size(), rows[b].named_ids.size()) << b;
+  SampleResult greedy;
+  sample(s.ctx, {&greedy, 1}, logits.slice(0, 1), std::vector<SampleRow>{{.temperature = 0.0f, .num_top_logprobs = kVocab}});
+  out[0].top_logprobs = greedy.top_logprobs;
+  for (const std::size_t b : {0u, 1u, 3u}) {
+    const std::map<std::int32_t, float> all(out[b].top_logprobs.begin(), out[b].top_logprobs.end());
+    for (std::size_t k = 0; k < rows[b].named_ids.size(); ++k) {
+      const auto at = all.find(rows[b].named_ids[k]);
+      EXPECT_EQ(out[b].named_logprobs[k], at != all.end() ? at->second : kNone) << b << " " << k;
+    }
+  }
+  EXPECT_EQ(out[1].named_logprobs[0], out[1].named_logprobs[3]);
+  const std::vector<std::int32_t> banned = {7, 8}, outside = {static_cast<std::int32_t>(kVocab)};
+  SampleRow row{.named_ids = banned};
+  SampleResult last;
+  sample(s.ctx, {&last, 1}, logits.slice(3, 1), {&row, 1});
+  EXPECT_EQ(last.named_logprobs[0], kNone);
+  EXPECT_TRUE(std::isfinite(last.named_logprobs[1]));
+  row.named_ids = outside;
+  EXPECT_THROW(sample(s.ctx, {&last, 1}, logits.slice(3, 1), {&row, 1}), Error);
+}
+
 TEST_F(SampleTest, AWideFilterChangesNothing) {
   Tensor logits = s.random({1, 3000}, DType::kF32, 4, 2.0f);
   SampleResult plain, filtered;

@@ -178,15 +178,56 @@ TEST_F(ClientFieldsTest, MembersWithoutEffectAreNamed) {
       post("/inference/v1/generate", R"({"token_ids":[65],"sampling_params":{"max_tokens":2,"beams":3}})").headers.get("X-Prl-Ignored"),
       "sampling_params.beams");
   const std::vector<std::pair<const char*, const char*>> refused = {
-      {R"(,"use_beam_search":true)", "use_beam_search"},       {R"(,"audio":{"voice":"x"})", "audio"},
-      {R"(,"modalities":["text","audio"])", "modalities"},     {R"(,"functions":[{"name":"f"}])", "functions"},
-      {R"(,"logprob_token_ids":[1])", "logprob_token_ids"},    {R"(,"chat_template":"x")", "chat_template"},
-      {R"(,"logits_processors":["a.b"])", "logits_processors"}};
+      {R"(,"use_beam_search":true)", "use_beam_search"},   {R"(,"audio":{"voice":"x"})", "audio"},
+      {R"(,"modalities":["text","audio"])", "modalities"}, {R"(,"functions":[{"name":"f"}])", "functions"},
+      {R"(,"chat_template":"x")", "chat_template"},        {R"(,"logits_processors":["a.b"])", "logits_processors"}};
   for (const auto& [members, param] : refused) {
     const net::HttpReply refusal = chat(members);
     EXPECT_EQ(refusal.status, 400) << members;
     EXPECT_EQ(refusal.json().at("error").at("param"), json::value(param)) << refusal.body;
   }
+}
+
+TEST_F(ClientFieldsTest, LogprobsOfNamedTokens) {
+  reply_ = "H";
+  start();
+  const auto id_of = [&](const char* text) { return tokenizer_->encode(text).at(0); };
+  const std::int32_t drawn = id_of("H"), other = id_of("a"), never = ScriptedBackend::kImpossible;
+  const std::string named = fmt::format(R"("logprob_token_ids":[{},{},{}])", other, never, other);
+  const auto listed = [](const json::value& content) {
+    std::vector<std::pair<std::string, float>> out;
+    for (const json::value& entry : content.at("top_logprobs").as_array())
+      out.emplace_back(entry.at("token").as_string().c_str(), entry.at("logprob").to_number<float>());
+    return out;
+  };
+  const auto key = [](std::int32_t id) { return fmt::format("token_id:{}", id); };
+  using Listed = std::vector<std::pair<std::string, float>>;
+  const Listed three = {
+      {key(drawn), ScriptedBackend::logprob_of(drawn)}, {key(other), ScriptedBackend::logprob_of(other)}, {key(never), -9998.0f}};
+  const json::value choice = chat_choice(R"(,"logprobs":true,"top_logprobs":1,"return_tokens_as_token_ids":true,)" + named);
+  EXPECT_EQ(sampling().logprob_token_ids, (std::vector<std::int32_t>{other, never}));
+  EXPECT_EQ(listed(choice.at("logprobs").at("content").at(0)), three) << choice;
+  const net::HttpReply generated =
+      post("/inference/v1/generate", fmt::format(R"({{"token_ids":[65],"sampling_params":{{"max_tokens":1,{}}}}})", named));
+  EXPECT_EQ(listed(generated.json().at("choices").at(0).at("logprobs").at("content").at(0)), three) << generated.body;
+  // A drawn token that is named stands once, in its place.
+  const json::value again =
+      chat_choice(fmt::format(R"(,"logprobs":true,"return_tokens_as_token_ids":true,"logprob_token_ids":[{},{}])", other, drawn));
+  EXPECT_EQ(listed(again.at("logprobs").at("content").at(0)), (Listed{three[1], three[0]}));
+  const net::HttpReply completed =
+      post("/v1/completions", R"({"prompt":"x","max_tokens":1,"logprobs":0,"return_tokens_as_token_ids":true,)" + named + "}");
+  EXPECT_EQ(completed.json().at("choices").at(0).at("logprobs").at("top_logprobs").at(0).as_object().size(), 3u) << completed.body;
+
+  std::string many = "[0";
+  for (int id = 1; id <= 128; ++id) many += fmt::format(",{}", id);
+  for (const std::string& members :
+       {"," + named, std::string(R"(,"logprobs":true,"logprob_token_ids":[1000000])"),
+        R"(,"logprobs":true,"logprob_token_ids":)" + many + "]", std::string(R"(,"logprobs":true,"logprob_token_ids":true)")}) {
+    const net::HttpReply refusal = chat(members);
+    EXPECT_EQ(refusal.status, 400) << members;
+    EXPECT_EQ(refusal.json().at("error").at("param"), "logprob_token_ids") << refusal.body;
+  }
+  EXPECT_EQ(post("/v1/completions", R"({"prompt":"x","max_tokens":0,"echo":true,"logprobs":1,)" + named + "}").status, 400);
 }
 
 TEST_F(ClientFieldsTest, StrictServersRefuseMembersWithoutEffect) {

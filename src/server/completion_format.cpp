@@ -120,7 +120,9 @@ class CompletionFormat final : public ReplyFormat {
     for (std::size_t t = 0; t < prompt.size() && t < scored.prompt_logprobs.size(); ++t) {
       Entry& entry = entries.emplace_back(Entry{prompt[t], {}, {}});
       if (t > 0) entry.logprob = scored.prompt_logprobs[t];
-      if (t < scored.prompt_top_logprobs.size()) entry.top = scored.prompt_top_logprobs[t];
+      if (t >= scored.prompt_top_logprobs.size()) continue;
+      const std::span<const wire::TopLogprob> top = scored.prompt_top_logprobs[t];
+      entry.top = top.first(std::min(top.size(), static_cast<std::size_t>(generation.request().num_top_logprobs)));
     }
   }
 
@@ -130,7 +132,9 @@ class CompletionFormat final : public ReplyFormat {
     std::vector<Entry> entries;
     if (generation.request().echo) append_prompt(entries, generation, choice.prompt_idx);
     for (std::size_t t = begin; t < choice.token_ids.size(); ++t)
-      entries.push_back({choice.token_ids[t], choice.logprobs[t], choice.top_logprobs[t]});
+      entries.push_back(
+          {choice.token_ids[t], choice.logprobs[t],
+           std::span(choice.top_logprobs[t]).first(std::min(choice.top_logprobs[t].size(), generation.request().num_listed_logprobs()))});
     out.begin_object();
     out.key("text_offset").begin_array();
     for (const Entry& entry : entries) {
@@ -158,13 +162,12 @@ class CompletionFormat final : public ReplyFormat {
     }
     // Two ids may spell alike; the first, more likely one is kept. The token itself is always told, as OpenAI does.
     std::set<std::string> told;
-    const auto num_top = static_cast<std::size_t>(generation.request().num_top_logprobs);
     out.begin_object();
     const auto write_one = [&](std::int32_t id, float logprob) {
       std::string spelling = token_text(generation, id);
       if (told.insert(spelling).second) out.key(spelling).number(logprob);
     };
-    for (std::size_t k = 0; k < std::min(num_top, entry.top.size()); ++k) write_one(entry.top[k].id, entry.top[k].logprob);
+    for (const wire::TopLogprob& other : entry.top) write_one(other.id, other.logprob);
     write_one(entry.id, *entry.logprob);
     out.end_object();
   }

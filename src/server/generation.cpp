@@ -178,6 +178,8 @@ void Generation::add_token(Choice& choice, Track& track, const wire::GenerateOut
   choice.versions.push_back(i < delta.versions.size() ? delta.versions[i] : delta.version_end.value);
   std::vector<wire::TopLogprob> top;
   if (i < delta.top_logprobs.size()) top = delta.top_logprobs[i];
+  const auto& named = request_->sampling.logprob_token_ids;
+  if (!named.empty() && std::find(named.begin(), named.end(), id) == named.end()) top.insert(top.begin(), {id, choice.logprobs.back()});
   for (wire::TopLogprob& entry : top) entry.logprob = clean_logprob(entry.logprob);
   choice.top_logprobs.push_back(std::move(top));
   const bool is_stop_token =

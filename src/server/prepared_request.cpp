@@ -94,6 +94,11 @@ void read_envelope(PreparedRequest& out, const JsonFields& fields, const net::Ht
     net::fail_param("prompt_logprobs", "prompt_logprobs are not available when stream is true");
 }
 
+void check_named_logprobs(const PreparedRequest& request) {
+  if (!request.sampling.logprob_token_ids.empty() && !request.want_logprobs)
+    net::fail_param("logprob_token_ids", "logprob_token_ids: logprobs must be asked for when logprob_token_ids is set");
+}
+
 void read_completion_prompt(PreparedRequest& out, const JsonFields& fields, const ServerContext& context) {
   const boost::json::value* prompt = fields.find("prompt");
   if (!prompt) net::fail_param("prompt", "prompt: wanted a string, a list of strings, or token ids; found nothing");
@@ -330,6 +335,7 @@ PreparedRequest prepare_chat_body(const ServerContext& context, const net::HttpR
     out.num_top_logprobs = static_cast<std::int32_t>(*k);
   }
   if (out.want_logprobs) out.sampling.logprobs = out.num_top_logprobs;
+  check_named_logprobs(out);
 
   ChatPrompt prompt = render_chat(context, body, fields.boolean("add_special_tokens").value_or(false));
   out.tools = std::move(prompt.tools);
@@ -397,6 +403,7 @@ PreparedRequest prepare_completion(const ServerContext& context, const net::Http
     if (out.is_stream) net::fail_param("echo", "echo together with logprobs is not available when stream is true");
     out.sampling.prompt_logprobs = std::max(out.sampling.prompt_logprobs.value_or(0), out.num_top_logprobs);
   }
+  check_named_logprobs(out);
   if (const auto suffix = fields.string("suffix"); suffix && !suffix->empty()) net::fail_param("suffix", "suffix is not supported");
   if (const auto best_of = fields.integer("best_of", 1, kAnyInt); best_of && *best_of != out.sampling.n)
     net::fail_param("best_of", "best_of is not supported unless it equals n");
@@ -408,6 +415,8 @@ PreparedRequest prepare_completion(const ServerContext& context, const net::Http
   if (!max_tokens) max_tokens = fields.integer("max_completion_tokens", least, kAnyInt);
   if (max_tokens == 0) {
     out.is_prompt_only = true;
+    if (!out.sampling.logprob_token_ids.empty())
+      net::fail_param("logprob_token_ids", "logprob_token_ids: they are told of drawn tokens, and max_tokens is 0");
     max_tokens = 1;
   }
   fit_max_tokens(out, context, max_tokens.value_or(std::max(kCompletionsDefaultMaxTokens, out.sampling.min_tokens)));

@@ -60,6 +60,10 @@ struct PreparedRequest {
   std::string rule_param;  ///< the member that asked for the rule
 
   std::int64_t num_prompt_tokens() const;
+  /// How many entries the list beside a drawn token has at most. Tokens that the request names come in place of the likeliest.
+  std::size_t num_listed_logprobs() const noexcept {
+    return sampling.logprob_token_ids.empty() ? static_cast<std::size_t>(num_top_logprobs) : sampling.logprob_token_ids.size() + 1;
+  }
 };
 
 /// The kinds of body. They run on a worker thread (templates, tokenization) and throw net::HttpError naming the field,

@@ -20,7 +20,7 @@ void write_bytes(JsonWriter& out, const Generation& generation, std::int32_t id,
 
 void write_entries(JsonWriter& out, const Generation& generation, const Choice& choice, std::size_t begin, std::size_t end,
                    LogprobMembers members) {
-  const auto num_top = static_cast<std::size_t>(generation.request().num_top_logprobs);
+  const std::size_t num_top = generation.request().num_listed_logprobs();
   out.begin_array();
   for (std::size_t i = begin; i < end; ++i) {
     out.begin_object();

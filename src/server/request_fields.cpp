@@ -15,7 +15,6 @@ constexpr std::string_view kNoAudio = "audio is not built; this server reads and
 constexpr std::string_view kNoCode = "code of a request is never run here";
 constexpr std::string_view kNoMedia = "images, audio and video are not built";
 constexpr std::string_view kOldCalls = "the older form of tools; use tools and tool_choice";
-constexpr std::string_view kNoChosenLogprobs = "log-probabilities of chosen tokens are not built; use logprobs with top_logprobs";
 constexpr std::string_view kNoTransfer = "separate prefill and decode engines are not built";
 
 /// What read_sampling, structured output and the envelope read, on every route.
@@ -52,7 +51,7 @@ constexpr RequestField kShared[] = {
     {"guided_json_object"},
     {"guided_structural_tag"},
     {"cache_salt"},
-    {"logprob_token_ids", Fate::kRefused, kNoChosenLogprobs},
+    {"logprob_token_ids"},
     {"use_beam_search", Fate::kRefused, kNoBeams},
     {"logits_processors", Fate::kRefused, kNoCode},
     {"repetition_detection", Fate::kRefused, "ending a text that repeats itself is not built; use repetition_penalty or a limit"},

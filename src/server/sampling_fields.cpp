@@ -1,5 +1,6 @@
 #include "server/sampling_fields.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <map>
@@ -15,6 +16,7 @@ constexpr std::size_t kMaxStopBytes = 16 << 10;  // of all stop strings together
 constexpr std::size_t kMaxLogitBiases = 4096;
 constexpr std::size_t kMaxBadWords = 256;
 constexpr std::size_t kMaxBadWordBytes = 1024;
+constexpr std::size_t kMaxNamedLogprobs = 128;
 constexpr std::int64_t kAnyInt = std::numeric_limits<std::int64_t>::max();
 
 template <typename T, typename U>
@@ -37,6 +39,19 @@ std::map<std::int32_t, float> read_logit_bias(const JsonFields& fields, std::int
     const JsonFields one(*biases, name + ".");
     out[static_cast<std::int32_t>(id)] = static_cast<float>(*one.number(key, -100, 100));
   }
+  return out;
+}
+
+/// Each id once, in the order of the request.
+std::vector<std::int32_t> read_logprob_token_ids(const JsonFields& fields, std::int64_t vocab_size) {
+  std::vector<std::int32_t> out;
+  const auto ids = fields.token_ids("logprob_token_ids", vocab_size);
+  if (!ids) return out;
+  for (const std::int32_t id : *ids)
+    if (std::find(out.begin(), out.end(), id) == out.end() && out.size() <= kMaxNamedLogprobs) out.push_back(id);
+  const std::string name = fields.full_name("logprob_token_ids");
+  if (out.size() > kMaxNamedLogprobs)
+    net::fail_param(name, fmt::format("{}: wanted at most {} tokens, found more", name, kMaxNamedLogprobs));
   return out;
 }
 
@@ -95,6 +110,7 @@ wire::SamplingParams read_sampling(const JsonFields& fields, const ServerContext
   set_if(out.n, fields.integer("n", 1, context.options.max_n));
   if (const auto k = fields.integer("prompt_logprobs", 0, context.options.max_logprobs))
     out.prompt_logprobs = static_cast<std::int32_t>(*k);
+  out.logprob_token_ids = read_logprob_token_ids(fields, context.backend->vocab_size());
   out.logit_bias = read_logit_bias(fields, context.backend->vocab_size());
   out.bad_sequences = read_bad_words(fields, context);
   if (auto ids = fields.token_ids("allowed_token_ids", context.backend->vocab_size())) {

@@ -35,6 +35,8 @@ struct SamplingParams {
   std::optional<std::int32_t> logprobs;         ///< number of top log-probabilities per sampled token; the sampled one is always given
   std::optional<std::int32_t> prompt_logprobs;  ///< the same for each prompt token but the first
   bool prompt_ranks = false;                    ///< with prompt_logprobs: count how many tokens were likelier than each of the prompt
+  /// Not empty: these tokens' log-probabilities, in this order, are told in place of the likeliest tokens'; -infinity: it could not come.
+  std::vector<std::int32_t> logprob_token_ids;
   std::map<std::int32_t, float> logit_bias;
   std::vector<std::int32_t> allowed_token_ids;           ///< only these may be drawn, stop tokens among them too; empty: all
   std::vector<std::vector<std::int32_t>> bad_sequences;  ///< the output never contains one of them; none is empty

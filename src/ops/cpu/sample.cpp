@@ -30,6 +30,7 @@ class RowSampler {
     for (std::int64_t c = 0; c < n_; c += kVocabChunk)
       lse_.merge(kernels_.chunk_stats(x_ + c, std::min<std::int64_t>(kVocabChunk, n_ - c), greedy ? 1.0f : row_.temperature));
     out.top_logprobs.clear();
+    out.named_logprobs.assign(row_.named_ids.size(), -std::numeric_limits<float>::infinity());
     if (!std::isfinite(lse_.value())) {
       out.token = 0;
       out.logprob = std::numeric_limits<float>::quiet_NaN();
@@ -38,20 +39,20 @@ class RowSampler {
     if (greedy) {
       out.token = static_cast<std::int32_t>(std::max_element(x_, x_ + n_) - x_);  // the first of equals
       all_are_candidates(row_.num_top_logprobs > 0);
-      report(out, lse_.value(), n_);
+      report(out, lse_.value(), n_, -1);
       return;
     }
     kernels_.exponentials(weight_, x_, lse_.max(), n_);
     if (row_.top_k <= 0 && row_.top_p >= 1.0f && row_.min_p <= 0.0f) {
       out.token = draw(-1);
       all_are_candidates(row_.num_top_logprobs > 0);
-      report(out, lse_.value(), n_);
+      report(out, lse_.value(), n_, -1);
       return;
     }
     const std::int64_t kept = truncate();
     const std::int32_t worst = order_[kept - 1];
     out.token = draw(worst);
-    report(out, kept == n_ ? lse_.value() : lse_.max() + static_cast<float>(std::log(mass_up_to(worst))), kept);
+    report(out, kept == n_ ? lse_.value() : lse_.max() + static_cast<float>(std::log(mass_up_to(worst))), kept, worst);
   }
 
  private:
@@ -127,9 +128,12 @@ class RowSampler {
     return static_cast<std::int32_t>(last);
   }
 
-  /// The chosen token, and the best of the first `candidates` of order_, under one normalisation.
-  void report(SampleResult& out, float lse, std::int64_t candidates) {
+  /// The chosen token, the named ones not worse than `worst` (-1: all), and the best of the first `candidates` of order_, under one
+  /// normalisation.
+  void report(SampleResult& out, float lse, std::int64_t candidates, std::int32_t worst) {
     out.logprob = x_[out.token] - lse;
+    for (std::size_t k = 0; k < row_.named_ids.size(); ++k)
+      if (stays(row_.named_ids[k], worst)) out.named_logprobs[k] = x_[row_.named_ids[k]] - lse;
     const std::int64_t count = std::min<std::int64_t>(row_.num_top_logprobs, candidates);
     if (count <= 0) return;
     select(0, count, candidates, true);

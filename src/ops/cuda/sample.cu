@@ -34,7 +34,7 @@ struct RowParams {
   float temperature;  ///< 1 for greedy rows
   float top_p, min_p;
   std::int32_t top_k;  ///< 0: all
-  std::int32_t num_top;
+  std::int32_t num_top, num_named;
   bool is_greedy, is_truncated;
 };
 struct RowOutput {
@@ -43,7 +43,7 @@ struct RowOutput {
   float lse;         ///< of all tokens
   float normaliser;  ///< log-sum-exp over the tokens that are kept
   float max;
-  std::int32_t num_top;
+  std::int32_t num_top, num_named;
 };
 
 /// Rows as arguments of a kernel: a copy of their own would wait between the product that forms the logits and the first kernel here.
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kDrawBlock) draw_kernel(RowOutput* outputs, st
   if (piece >= 0) logits.load(x, b, piece);
   if (thread >= kWarp) return;
   const PieceChoice found = choice;
-  RowOutput out{.token = 0, .logprob = NAN, .lse = found.lse, .normaliser = found.lse, .max = found.max, .num_top = 0};
+  RowOutput out{.token = 0, .logprob = NAN, .lse = found.lse, .normaliser = found.lse, .max = found.max, .num_top = 0, .num_named = 0};
   if (piece >= 0) {
     const int place = choose_in_piece(r, found, x);
     out.token = piece * kPiece + place;
@@ -468,16 +468,23 @@ class Ranker {
   float temperature_, max_;
 };
 
-/// Truncated draws, and the best tokens of any row. min_p, then top_k, then top_p over what is left.
+/// Tokens that rows name, and their scaled logits, of which those that cannot be drawn become -infinity. Both are [B, max].
+struct NamedTokens {
+  const std::int32_t* ids;
+  float* logits;
+  std::int32_t max;
+};
+
+/// Truncated draws, and the best and the named tokens of any row. min_p, then top_k, then top_p over what is left.
 __global__ void __launch_bounds__(kTruncateBlock)
-    truncate_kernel(RowOutput* outputs, std::int32_t* drawn, Key* top, std::int32_t max_top, const float* logits, std::int64_t stride,
-                    std::int64_t V, int chunks, const RowParams* rows) {
+    truncate_kernel(RowOutput* outputs, std::int32_t* drawn, Key* top, std::int32_t max_top, NamedTokens named, const float* logits,
+                    std::int64_t stride, std::int64_t V, int chunks, const RowParams* rows) {
   extern __shared__ Mass chunk_masses[];  // [chunks]
   __shared__ int chosen, first, last;
   __shared__ Mass rest;
   const std::int64_t b = blockIdx.x;
   const RowParams r = rows[b];
-  if (!r.is_truncated && r.num_top == 0) return;
+  if (!r.is_truncated && r.num_top == 0 && r.num_named == 0) return;
   RowOutput out = outputs[b];
   if (!isfinite(out.lse)) return;
   const float* x = logits + b * stride;
@@ -530,9 +537,15 @@ __global__ void __launch_bounds__(kTruncateBlock)
       out.logprob = ranker.at(out.token) - out.normaliser;
     }
     __syncthreads();
-  } else {
+  } else if (r.num_top > 0) {
     ranker.totals(low, count, mass);
   }
+  for (int k = static_cast<int>(threadIdx.x); k < r.num_named; k += kTruncateBlock) {
+    const std::int64_t at = b * named.max + k;
+    const float v = ranker.at(named.ids[at]);
+    named.logits[at] = key_of(v, named.ids[at]) >= low ? v : -INFINITY;
+  }
+  out.num_named = r.num_named;
   if (r.num_top > 0) {
     const auto wanted = min(static_cast<std::uint32_t>(r.num_top), count);
     Key worst = low;
@@ -557,6 +570,8 @@ double uniform(const SampleRow& row) {
 
 bool is_truncated(const SampleRow& row) { return row.temperature != 0.0f && (row.top_k > 0 || row.top_p < 1.0f || row.min_p > 0.0f); }
 
+bool needs_ranking(const SampleRow& row) { return is_truncated(row) || row.num_top_logprobs > 0 || !row.named_ids.empty(); }
+
 RowParams params_of(const SampleRow& row, std::int64_t V) {
   RowParams p{};
   p.is_greedy = row.temperature == 0.0f;
@@ -567,7 +582,18 @@ RowParams params_of(const SampleRow& row, std::int64_t V) {
   p.min_p = row.min_p;
   p.top_k = std::max(row.top_k, 0);
   p.num_top = static_cast<std::int32_t>(std::min<std::int64_t>(std::max(row.num_top_logprobs, 0), V));
+  p.num_named = static_cast<std::int32_t>(row.named_ids.size());
   return p;
+}
+
+/// The rows' named tokens on the device, `max` for each row; nullptr for none.
+const std::int32_t* staged_ids(const OpContext& ctx, std::span<const SampleRow> rows_B, std::int32_t max) {
+  if (max == 0) return nullptr;
+  thread_local std::vector<std::int32_t> ids;
+  ids.assign(rows_B.size() * static_cast<std::size_t>(max), 0);
+  for (std::size_t b = 0; b < rows_B.size(); ++b)
+    std::ranges::copy(rows_B[b].named_ids, ids.begin() + static_cast<std::ptrdiff_t>(b * static_cast<std::size_t>(max)));
+  return staged<std::int32_t>(ctx, ids);
 }
 
 /// What a call of these ops has in memory.
@@ -577,6 +603,7 @@ struct Drawing {
   RowOutput* outputs = nullptr;
   Key* top = nullptr;
   std::int32_t max_top = 0;
+  NamedTokens named{};
   bool needs_ranking = false;
   std::size_t result_bytes = 0;
 };
@@ -589,7 +616,8 @@ Drawing prepare(OpContext& ctx, PendingSamples& pending, std::span<const SampleR
   for (const SampleRow& row : rows_B) {
     all_params.push_back(params_of(row, V));
     d.max_top = std::max(d.max_top, all_params.back().num_top);
-    d.needs_ranking = d.needs_ranking || all_params.back().is_truncated || all_params.back().num_top > 0;
+    d.named.max = std::max(d.named.max, all_params.back().num_named);
+    d.needs_ranking = d.needs_ranking || needs_ranking(row);
   }
   d.params = all_params;
   d.pieces.chunks = static_cast<int>(ceil_div(V, kVocabChunk));
@@ -607,6 +635,7 @@ Drawing prepare(OpContext& ctx, PendingSamples& pending, std::span<const SampleR
     Carver c(memory);
     d.outputs = c.take<RowOutput>(B);
     d.top = c.take<Key>(B * d.max_top);
+    d.named.logits = c.take<float>(B * d.named.max);
     return c.used();
   };
   d.result_bytes = carve_results(nullptr);
@@ -617,11 +646,13 @@ Drawing prepare(OpContext& ctx, PendingSamples& pending, std::span<const SampleR
     pending.host = pending.link->allocate(pending.memory.num_bytes());
   }
   carve_results(pending.memory.data());
+  d.named.ids = staged_ids(ctx, rows_B, d.named.max);
   return d;
 }
 
 void finish_drawing(PendingSamples& pending, const Drawing& d) {
   pending.max_top = d.max_top;
+  pending.max_named = d.named.max;
   pending.copied = pending.link->to_host(pending.host.get(), d.outputs, d.result_bytes);
 }
 
@@ -672,7 +703,7 @@ void begin_sample(OpContext& ctx, PendingSamples& pending, TensorView drawn_B, C
     if constexpr (std::is_pointer_v<Rows>) {
       if (!d.needs_ranking) return;
       truncate_kernel<<<B, kTruncateBlock, static_cast<std::size_t>(d.pieces.chunks) * sizeof(Mass), stream>>>(
-          d.outputs, drawn_B.as<std::int32_t>(), d.top, d.max_top, logits.logits, logits.stride, V, d.pieces.chunks, rows);
+          d.outputs, drawn_B.as<std::int32_t>(), d.top, d.max_top, d.named, logits.logits, logits.stride, V, d.pieces.chunks, rows);
       PRL_CUDA_CHECK(cudaGetLastError());
     }
   });
@@ -684,7 +715,7 @@ bool begin_sample_head(OpContext& ctx, PendingSamples& pending, TensorView drawn
   const DenseWeight& w = dense(ctx, lm_head);
   const Product p = forward_product(w, h_BH.data, h_BH.row_stride, h_BH.shape.num_rows(), 0, w.num_outputs());
   if (w.has_bias() || !can_form_head(ctx, p)) return false;
-  if (std::ranges::any_of(rows_B, [](const SampleRow& row) { return is_truncated(row) || row.num_top_logprobs > 0; })) return false;
+  if (std::ranges::any_of(rows_B, needs_ranking)) return false;
   const Drawing d = prepare(ctx, pending, rows_B, p.N);
   thread_local std::vector<float> temperatures;
   temperatures.clear();
@@ -701,8 +732,9 @@ void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending) {
   Carver c(pending.host.get());
   const RowOutput* outputs = c.take<RowOutput>(pending.num_rows);
   const Key* keys = c.take<Key>(pending.num_rows * pending.max_top);
+  const float* named = c.take<float>(pending.num_rows * pending.max_named);
   thread_local std::vector<Key> best;
-  for (std::size_t b = 0; b < out_B.size(); ++b, keys += pending.max_top) {
+  for (std::size_t b = 0; b < out_B.size(); ++b, keys += pending.max_top, named += pending.max_named) {
     const RowOutput& r = outputs[b];
     SampleResult& out = out_B[b];
     out.token = r.token;
@@ -711,6 +743,8 @@ void finish_sample(std::span<SampleResult> out_B, PendingSamples& pending) {
     best.assign(keys, keys + r.num_top);
     std::sort(best.begin(), best.end(), std::greater<>());
     for (const Key key : best) out.top_logprobs.emplace_back(token_of(key), logit_of(key) - r.normaliser);
+    out.named_logprobs.clear();
+    for (std::int32_t k = 0; k < r.num_named; ++k) out.named_logprobs.push_back(named[k] - r.normaliser);
   }
 }
 

@@ -188,7 +188,11 @@ class ScriptedBackend : public Backend {
     event.delta.token_ids = {id};
     event.delta.logprobs = {logprob_of(id)};
     event.delta.versions = {version_.value};
-    if (const std::int32_t num_top = sampling.logprobs.value_or(0); num_top > 0) {
+    if (!sampling.logprob_token_ids.empty()) {
+      auto& top = event.delta.top_logprobs.emplace_back();
+      for (const std::int32_t named : sampling.logprob_token_ids)
+        top.push_back({named, named == kImpossible ? -std::numeric_limits<float>::infinity() : logprob_of(named)});
+    } else if (const std::int32_t num_top = sampling.logprobs.value_or(0); num_top > 0) {
       auto& top = event.delta.top_logprobs.emplace_back();
       for (std::int32_t k = 0; k < num_top; ++k) {
         const auto other = static_cast<std::int32_t>((id + k) % options_.vocab_size);
@@ -233,6 +237,7 @@ class ScriptedBackend : public Backend {
 
  public:
   /// The log-probability the script gives a token: not a round number, so that lost digits show.
+  static constexpr std::int32_t kImpossible = 7;  ///< a token that the script's distribution never gives
   static std::int32_t rank_of(std::int32_t id) { return id + 1; }
   static float logprob_of(std::int32_t id) { return -0.1f - static_cast<float>(id) / 997.0f; }
 

@@ -365,12 +365,18 @@ def fields_of_vllm(t):
     words = {text: token for text, token in zip(free.logprobs.tokens, free.token_ids) if text and text == text.strip() and text.isascii() and text.isprintable()}
     kept = t.complete(seed=5, temperature=1.0, n=4, extra_body={"bad_words": list(words), "return_token_ids": True}).choices
     check(words and not any(token in choice.token_ids for choice in kept for token in words.values()), f"one of {words} came: {kept}")
-    for name in ("use_beam_search", "logprob_token_ids"):
-        try:
-            t.chat(extra_body={name: True})
-            raise harness.Failure(f"{name} was accepted")
-        except openai.BadRequestError as error:
-            check(name in str(error), f"the field is not named: {error}")
+    try:
+        t.chat(extra_body={"use_beam_search": True})
+        raise harness.Failure("use_beam_search was accepted")
+    except openai.BadRequestError as error:
+        check("use_beam_search" in str(error), f"the field is not named: {error}")
+    as_ids = {"return_tokens_as_token_ids": True}
+    likeliest = t.complete(seed=5, temperature=1.0, logprobs=5, extra_body=as_ids).choices[0].logprobs
+    wanted = [name for name in likeliest.top_logprobs[0]][-2:]
+    named = {"logprob_token_ids": [int(name.split(":")[1]) for name in wanted]} | as_ids
+    told = t.complete(seed=5, temperature=1.0, logprobs=0, extra_body=named).choices[0].logprobs
+    check(told.tokens == likeliest.tokens, "naming tokens changed what was drawn")
+    check(all(told.top_logprobs[0][name] == likeliest.top_logprobs[0][name] for name in wanted), f"{told.top_logprobs[0]} {likeliest.top_logprobs[0]}")
     try:
         t.client.embeddings.create(model=t.model, input="x")
         raise harness.Failure("embeddings were made")
