@@ -17,5 +17,5 @@ threads=${PRL_BENCH_THREADS:-$(nproc)}
 repeats=${PRL_BENCH_REPEATS:-3}
 new=${PRL_BENCH_NEW_TOKENS:-64}
 PRL_BENCH_PYTHON=$python build/release/bin/prl bench all --peer --num-repeats "$repeats" --completion-tokens "$new" --compute.num-threads "$threads" \
-  --output-json "$out/prl.json"
+  --output-json "$out/prl.json" --overwrite
 python3 bench/first_token.py build/release/bin/prl "$out/model"

@@ -106,6 +106,7 @@ int run_bench(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::BenchConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   const config::BenchConfig& config = loaded.config;
+  if (config.output_json) refuse_overwrite(*config.output_json, config.overwrite);
   if (config.suite == config::BenchSuite::kStart || config.suite == config::BenchSuite::kRl) {
     if (config.suite == config::BenchSuite::kStart)
       tools::bench_start(config.shape, config.num_repeats);

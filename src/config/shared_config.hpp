@@ -278,9 +278,11 @@ struct SlurmConfig {
 /// `--bench`: 4 steps (one to warm up, three measured), no checkpoints, a table at the end.
 struct BenchModeConfig {
   std::optional<std::filesystem::path> output_json;
+  bool overwrite = false;
   template <class V>
   void visit(V& v) {
     v.field("output_json", output_json, "Also write the table as JSON");
+    v.field("overwrite", overwrite, "Replace an existing output_json");
   }
 };
 

@@ -320,6 +320,7 @@ struct BenchConfig {
   int train_lora_rank = 0;
   int num_pages = 10;
   std::optional<std::filesystem::path> output_json;
+  bool overwrite = false;
   ComputeConfig compute;
   std::int64_t seed = 42;
   LogConfig log;
@@ -348,6 +349,7 @@ struct BenchConfig {
             {.min = 0, .max = 512});
     v.field("num_pages", num_pages, "Of suite dashboard: pages that are open", {.min = 1, .max = 64});
     v.field("output_json", output_json, "Also write the table as JSON");
+    v.field("overwrite", overwrite, "Replace an existing output_json");
     v.field("compute", compute, "Device and precision");
     v.field("seed", seed, "Seed of weights and data", {.min = 0});
     v.field("log", log, "Logging");

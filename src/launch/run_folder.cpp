@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "base/output_file.hpp"
 #include "io/checkpoint_dir.hpp"
 #include "launch/orchestrator_setup.hpp"
 #include "launch/output_folder.hpp"
@@ -38,6 +39,11 @@ struct Start {
   bool works_after_last_step = false;  ///< evaluations of the last policy may be left to do
   bool is_alone = false;               ///< another role may be writing in the folder
 };
+
+/// Before the run, which the table at its end may follow by minutes.
+void check_bench_output(const std::optional<config::BenchModeConfig>& bench) {
+  if (bench && bench->output_json) refuse_overwrite(*bench->output_json, bench->overwrite, "--bench.overwrite");
+}
 
 bool may_clean(PreparedFolder& prepared, const fs::path& folder) {
   if (std::getenv("NEVER_CLEAN") == nullptr) return true;
@@ -148,6 +154,7 @@ bool is_folder_prepared(const fs::path& output_dir) {
 }
 
 PreparedFolder prepare_run_folder(config::RlConfig& config, bool begins_again) {
+  check_bench_output(config.trainer.bench);
   OutputFolder folder(config.output_dir, saved_folder(config.trainer.ckpt), config.trainer.file_monitor.path);
   Start start{.kind = "rl",
               .units = {kTrainerUnit, orchestrator::kCheckpointUnit},
@@ -184,6 +191,7 @@ PreparedFolder prepare_run_folder(config::RlConfig& config, bool begins_again) {
 
 PreparedFolder prepare_run_folder(config::SftConfig& config) {
   PreparedFolder prepared;
+  check_bench_output(config.bench);
   if (config.bench) return prepared;
   OutputFolder folder(config.output_dir, saved_folder(config.ckpt), config.file_monitor.path);
   Start start{.kind = "sft", .units = {kTrainerUnit}, .roles = {kSftRows}};
@@ -198,6 +206,7 @@ PreparedFolder prepare_run_folder(config::SftConfig& config) {
 
 PreparedFolder prepare_run_folder(config::TrainerConfig& config) {
   PreparedFolder prepared;
+  check_bench_output(config.bench);
   if (config.bench) return prepared;
   OutputFolder folder(config.output_dir, saved_folder(config.ckpt), config.file_monitor.path);
   Start start{.kind = "rl", .units = {kTrainerUnit}, .roles = {kTrainerRows}, .is_alone = true};

@@ -300,6 +300,26 @@ TEST_F(RunFolder, ABenchmarksRecordsGiveWay) {
   EXPECT_FALSE(fs::exists(root_ / "metrics.jsonl"));
 }
 
+TEST_F(RunFolder, ABenchmarksTableReplacesNoFile) {
+  config::RlConfig rl_run = rl();
+  config::SftConfig sft_run;
+  config::TrainerConfig trainer = rl_run.trainer;
+  sft_run.output_dir = trainer.output_dir = root_;
+  const fs::path table = root_ / "mine.json";
+  write_file_atomic(table, "mine");
+  for (std::optional<config::BenchModeConfig>* bench : {&rl_run.trainer.bench, &sft_run.bench, &trainer.bench})
+    bench->emplace().output_json = table;
+  EXPECT_THAT(refusal([&] { prepare_run_folder(rl_run); }), AllOf(HasSubstr("mine.json exists already"), HasSubstr("--bench.overwrite")));
+  EXPECT_THAT(refusal([&] { prepare_run_folder(sft_run); }), HasSubstr("mine.json exists already"));
+  EXPECT_THAT(refusal([&] { prepare_run_folder(trainer); }), HasSubstr("mine.json exists already"));
+  EXPECT_EQ(read_file(table), "mine");
+  for (std::optional<config::BenchModeConfig>* bench : {&rl_run.trainer.bench, &sft_run.bench, &trainer.bench}) (*bench)->overwrite = true;
+  prepare_run_folder(sft_run);
+  prepare_run_folder(trainer);
+  prepare_run_folder(rl_run);
+  EXPECT_EQ(read_file(table), "mine") << "until the table is there";
+}
+
 TEST_F(RunFolder, ResultsBelongToOneAtATime) {
   const fs::path folder = root_ / "results";
   auto lock = claim_results_folder(folder, false, "save.disk.path", "");

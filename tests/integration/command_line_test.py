@@ -118,10 +118,11 @@ def test_files_that_are_there_are_not_overwritten():
         (folder / "k8s/manifests.yaml").write_text("mine")
         make = ("make-data", folder / "data.jsonl", "--env.id", "reverse-text", "--num-examples", 2)
         render = ("k8s", "render", "--example", "reverse-text", "--image.repository", "registry.example/prl", "--output-dir", folder / "k8s")
-        for command in (make, render, ("plot", folder, "--out", folder / "chart.svg"), ("report", folder, "--out", folder / "report.html")):
+        (folder / "bench.json").write_text("mine")
+        for command in (make, render, ("bench", "decode", "--output-json", folder / "bench.json"), ("plot", folder, "--out", folder / "chart.svg"), ("report", folder, "--out", folder / "report.html")):
             _, stderr = prl(*command, expect=1)
             check("exists already" in stderr and "--overwrite" in stderr, f"{command[0]}: {stderr}")
-        for name in ("chart.svg", "report.html", "data.jsonl", "k8s/manifests.yaml"):
+        for name in ("chart.svg", "report.html", "data.jsonl", "k8s/manifests.yaml", "bench.json"):
             check((folder / name).read_text() == "mine", f"{name} was written to")
         for command, name in ((make, "data.jsonl"), (render, "k8s/manifests.yaml")):
             prl(*command, "--overwrite")
