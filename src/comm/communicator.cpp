@@ -8,6 +8,8 @@
 #include <numeric>
 #include <thread>
 
+#include "base/waiting.hpp"
+
 namespace prl::comm {
 
 namespace {
@@ -230,7 +232,11 @@ std::vector<int> find_survivors(Communicator& group, std::int64_t generation, st
   const auto deadline = Clock::now() + grace;
   std::vector<int> alive;
   std::optional<std::string> decided;
-  for (;;) {
+  Waiting waiting({.who = fmt::format("rank {} of {} (group '{}')", group.rank(), group.size(), group.options().group),
+                   .what = "the ranks that are left to say so",
+                   .limit = grace,
+                   .detail = [&alive] { return fmt::format("alive are the ranks {}", fmt::join(alive, ", ")); }});
+  for (;; waiting.check()) {
     alive.clear();
     bool is_complete = true;
     for (int r = 0; r < group.size(); ++r) {

@@ -3,9 +3,11 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "base/log.hpp"
+#include "base/waiting.hpp"
 #include "comm/communicator.hpp"
 #include "comm/nccl/nccl_api.hpp"
 
@@ -61,6 +63,12 @@ class OnDevice {
   Tensor copy_;
 };
 
+std::string join(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int r : ranks) text += (text.empty() ? "" : ", ") + std::to_string(r);
+  return text;
+}
+
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(CommOptions options) : Communicator(std::move(options)), api_(NcclApi::get()) {
@@ -75,7 +83,8 @@ class NcclCommunicator final : public Communicator {
   ~NcclCommunicator() override {
     if (comm_ == nullptr) return;
     // A group that is whole is taken apart together; the others need not wait for a rank that failed.
-    if (!is_closed_ && api_.comm_finalize(comm_) == kNcclInProgress) (void)poll(Clock::now() + std::chrono::seconds(5));
+    if (!is_closed_ && api_.comm_finalize(comm_) == kNcclInProgress)
+      (void)poll(Clock::now() + std::chrono::seconds(5), "closing the group");
     (void)(is_closed_ ? api_.comm_abort(comm_) : api_.comm_destroy(comm_));
   }
 
@@ -117,7 +126,7 @@ class NcclCommunicator final : public Communicator {
     NcclConfig config;
     const int result = api_.comm_init_rank_config(&comm_, size(), id, rank(), &config);
     if (result != kNcclInProgress) check(result, "connect");
-    settle_result(poll(started + options_.timeout), "connecting", started);
+    settle_result(poll(started + options_.timeout, "connecting"), "connecting", started);
   }
 
   void check(int result, const char* what) const {
@@ -125,11 +134,42 @@ class NcclCommunicator final : public Communicator {
   }
 
   /// The state of what was started without blocking; kNcclInProgress after the deadline.
-  int poll(Clock::time_point deadline) const {
+  int poll(Clock::time_point deadline, const std::string& doing) const {
     int state = kNcclInProgress;
-    while (api_.comm_get_async_error(comm_, &state) == kNcclSuccess && state == kNcclInProgress && Clock::now() < deadline && !is_closed_)
+    std::optional<Waiting> waiting;
+    while (api_.comm_get_async_error(comm_, &state) == kNcclSuccess && state == kNcclInProgress && Clock::now() < deadline && !is_closed_) {
+      report(waiting, deadline, doing);
       std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
     return state;
+  }
+
+  /// Says after 10 s, and then less and less often, that this rank waits for the others. NCCL does not tell for which of them.
+  void report(std::optional<Waiting>& waiting, Clock::time_point deadline, const std::string& doing) const {
+    if (!waiting)
+      waiting.emplace(Waiting::Options{
+          .who = fmt::format("rank {} of {} (group '{}', generation {})", rank(), size(), options_.group, options_.generation),
+          .what = "the others in " + doing,
+          .limit = deadline - Clock::now(),
+          .detail = [this] { return others(); }});
+    waiting->check();
+  }
+
+  /// What the store knows of the other ranks: who left, and who waits in vain already.
+  std::string others() const {
+    std::string text = "over NCCL, which does not say who is late";
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      try {
+        if (const auto word = options_.store->get(key(fmt::format("left/{}", r))))
+          text += fmt::format("; rank {} has left: {}", r, *word);
+        else if (const auto doing = options_.store->get(key(fmt::format("waits/{}", r))))
+          text += fmt::format("; rank {} has given up waiting in {}", r, *doing);
+      } catch (const Error& error) {
+        return text + fmt::format("; the store cannot be asked: {}", error.what());
+      }
+    }
+    return text;
   }
 
   void settle_result(int state, const std::string& doing, Clock::time_point started) {
@@ -170,12 +210,6 @@ class NcclCommunicator final : public Communicator {
     throw PeerLost(*loss_);
   }
 
-  static std::string join(const std::vector<int>& ranks) {
-    std::string text;
-    for (const int r : ranks) text += (text.empty() ? "" : ", ") + std::to_string(r);
-    return text;
-  }
-
   Clock::time_point deadline_of(const Call& call, Clock::time_point started) const {
     return started + call.timeout.value_or(options_.timeout);
   }
@@ -192,7 +226,7 @@ class NcclCommunicator final : public Communicator {
     const int ended = api_.group_end();
     if (asked != kNcclSuccess && asked != kNcclInProgress) check(asked, last_.c_str());
     if (ended != kNcclInProgress && ended != kNcclSuccess) check(ended, last_.c_str());
-    settle_result(poll(deadline_of(call, started)), last_, started);
+    settle_result(poll(deadline_of(call, started), last_), last_, started);
   }
 
   void do_settle(const Call& call) override {
@@ -200,6 +234,7 @@ class NcclCommunicator final : public Communicator {
     const auto started = Clock::now();
     const auto deadline = deadline_of(call, started);
     use_device();
+    std::optional<Waiting> waiting;
     for (;;) {
       const int state = api_.stream_query(stream());
       if (state == 0) return;
@@ -208,6 +243,7 @@ class NcclCommunicator final : public Communicator {
       (void)api_.comm_get_async_error(comm_, &error);
       if ((error != kNcclSuccess && error != kNcclInProgress) || Clock::now() >= deadline || is_closed_)
         settle_result(error == kNcclSuccess ? kNcclInProgress : error, last_, started);
+      report(waiting, deadline, last_);
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   }
