@@ -55,6 +55,8 @@ constexpr std::array kInfos{
     monitor::MetricInfo{"env/*/queued_rollouts", "rollouts", "waiting for a worker"},
     monitor::MetricInfo{"time/step", "seconds", "since the step before shipped"},
     monitor::MetricInfo{"time/wait_for_ckpt", "seconds", "waiting for new weights"},
+    monitor::MetricInfo{"time/wait_for_oldest", "seconds",
+                        "with a full batch, for rollouts in flight that the next batch would find too old"},
     monitor::MetricInfo{"time/update_weights", "seconds", "the last weight update, proof included"},
     monitor::MetricInfo{"time/generate_completions", "seconds", "until the batch was full"},
     monitor::MetricInfo{"time/teacher_logprobs", "seconds", "waiting for the teacher's log-probabilities, mean over the scored rollouts"},
@@ -137,6 +139,7 @@ void put_facts(monitor::Metrics& metrics, const StepFacts& facts) {
   metrics["scheduler/policy_version"] = static_cast<double>(facts.policy_version);
   metrics["time/step"] = facts.seconds_step;
   metrics["time/wait_for_ckpt"] = facts.seconds_wait_for_policy;
+  metrics["time/wait_for_oldest"] = facts.seconds_wait_for_oldest;
   metrics["time/generate_completions"] = facts.seconds_generate;
   metrics["time/parallel_preprocess"] = facts.seconds_pack;
   metrics["time/push"] = facts.seconds_push;

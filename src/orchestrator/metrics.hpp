@@ -31,6 +31,7 @@ struct StepFacts {
   std::int64_t step = 0;
   double seconds_step = 0;             ///< since the last ship
   double seconds_wait_for_policy = 0;  ///< with the gate closed
+  double seconds_wait_for_oldest = 0;  ///< with a full batch that older rollouts in flight hold back
   double seconds_generate = 0;         ///< until the batch was full
   double seconds_pack = 0;
   double seconds_push = 0;                ///< waiting for room in the sample queue

@@ -237,6 +237,28 @@ TEST(Orchestrator, WithoutOversamplingASlowEngineWastesNothing) {
   EXPECT_EQ(counts.num_started, 12 * 16);
 }
 
+TEST(Orchestrator, AFullBatchSaysThatItWaitsForTheOldestRollouts) {
+  monitor::MetricSet declared;
+  declared.declare(metric_infos());
+  monitor::Monitor monitor(declared);
+  double seconds = 0;
+  monitor.add_sink(monitor::make_callback_sink(
+      [&](std::int64_t, const monitor::Metrics& metrics) { seconds += metrics.find("time/wait_for_oldest")->second; }));
+  RunSettings settings{.options = small_options(4, 1)};
+  settings.options.dispatch.max_inflight = 48;
+  settings.options.status_interval = 1ms;
+  settings.chat.first_delay = 2s;  // of the first group, which batch 2 is the last to hold
+  settings.monitor = &monitor;
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run(settings).batches.size(), 4u);
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_GT(seconds, 0);
+  EXPECT_LT(seconds, 60);
+  EXPECT_NE(said.find("the orchestrator has been waiting for the oldest rollouts in flight to finish, before full batch"),
+            std::string::npos)
+      << said;
+}
+
 TEST(Orchestrator, AnInvalidReplyIsSampledAgainWithAnotherSeed) {
   auto invalid = std::make_shared<std::multiset<std::uint64_t>>();
   RunSettings settings{.options = small_options(3, 0)};

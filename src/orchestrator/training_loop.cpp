@@ -1,5 +1,6 @@
 #include "orchestrator/training_loop.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -52,11 +53,19 @@ asio::awaitable<void> TrainingLoop::run() {
       continue;
     }
     if (parts_.assembler.collect_one()) continue;
-    phases_.go_to(opened.is_gate_closed ? "waits for new weights" : "collects rollouts", parts_.assembler.dispatcher().step());
+    const bool is_held = parts_.assembler.waits_for_open_groups();
+    phases_.go_to(is_held                 ? "waits for its oldest rollouts"
+                  : opened.is_gate_closed ? "waits for new weights"
+                                          : "collects rollouts",
+                  parts_.assembler.dispatcher().step());
+    check_held(is_held);
     log_status(opened.is_gate_closed);
     check_stall(opened.is_gate_closed);
     co_await parts_.control.wait_until(now + kTick);
-    if (opened.is_gate_closed) seconds_gate_closed_ += seconds_between(now, net::Clock::now());
+    if (is_held)
+      seconds_held_ += seconds_between(now, net::Clock::now());
+    else if (opened.is_gate_closed)
+      seconds_gate_closed_ += seconds_between(now, net::Clock::now());
   }
   phases_.end();
 }
@@ -74,6 +83,7 @@ asio::awaitable<void> TrainingLoop::wait_while_paused() {
 
 /// Cuts, packs and sends the batch in collection. Changes nothing if it turned out empty, or when stopped before it was sent.
 asio::awaitable<void> TrainingLoop::ship() {
+  held_.reset();
   StepFacts facts;
   facts.step = parts_.assembler.dispatcher().step();
   facts.policy_version = parts_.policy.version().value;
@@ -103,6 +113,7 @@ asio::awaitable<void> TrainingLoop::ship() {
   facts.seconds_push = shipment.seconds_push;
   facts.seconds_step = seconds_between(std::exchange(last_ship_, now), now);
   facts.seconds_wait_for_policy = std::exchange(seconds_gate_closed_, 0.0);
+  facts.seconds_wait_for_oldest = std::exchange(seconds_held_, 0.0);
   facts.seconds_update_weights = parts_.policy.seconds_of_last_update();
   idle_.restart();
   parts_.recorder.count(*batch, facts.step);
@@ -117,6 +128,22 @@ asio::awaitable<void> TrainingLoop::ship() {
                                                                 : parts_.assembler.dispatcher().step() - 1 - *options_.strict_lag});
   auto recording = parts_.recorder.record(batch, facts, std::move(pools));
   co_await std::move(recording);
+}
+
+void TrainingLoop::check_held(bool is_held) {
+  if (!is_held) return held_.reset();
+  if (!held_)
+    held_.emplace(Waiting::Options{
+        .who = "the orchestrator",
+        .what = fmt::format("the oldest rollouts in flight to finish, before full batch {} ships", parts_.assembler.dispatcher().step()),
+        .limit = parts_.assembler.max_rollout_time() + 60s,
+        .detail =
+            [this] {
+              return fmt::format("{} groups are open, and after this batch some would be too old to train on",
+                                 parts_.assembler.dispatcher().num_open_groups());
+            },
+        .first = std::min(options_.status_interval, std::chrono::milliseconds(10s))});
+  held_->check();
 }
 
 void TrainingLoop::log_status(bool is_gate_closed) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "base/run_orders.hpp"
@@ -53,6 +54,8 @@ class TrainingLoop {
   /// Opens no group and ships nothing while somebody wants that; rollouts in flight end.
   asio::awaitable<void> wait_while_paused();
   asio::awaitable<void> ship();
+  /// Says whom a full batch waits for, for as long as it does.
+  void check_held(bool is_held);
   void log_status(bool is_gate_closed);
   void check_stall(bool is_gate_closed);
   std::string describe_idle() const;
@@ -62,10 +65,13 @@ class TrainingLoop {
   net::TimePoint last_ship_;
   net::TimePoint last_status_;
   double seconds_gate_closed_ = 0;
+  double seconds_held_ = 0;
   LoadWindow load_;
   spans::Phases phases_{"orchestrator"};
   /// What the loop waits for when it has nothing to do; begins anew with every progress.
   Waiting idle_{{.who = "the orchestrator", .what = "nothing yet", .detail = [this] { return describe_idle(); }}};
+  /// What a full batch waits for. Other rollouts that end are no progress of this wait.
+  std::optional<Waiting> held_;
 };
 
 }  // namespace prl::orchestrator

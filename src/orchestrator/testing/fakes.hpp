@@ -29,6 +29,7 @@ struct FakeWeights {
 /// the seed's bits, wrong letters otherwise. Each request takes a random time, so that the order of completion varies.
 struct FakeChatOptions {
   std::chrono::microseconds max_delay{2'000};
+  std::chrono::milliseconds first_delay{0};              ///< the first request takes that much longer
   bool always_wrong = false;                             ///< every reward the same
   std::function<void()> before_reply{};                  ///< may throw, to fail a request
   std::function<bool(std::uint64_t seed)> is_invalid{};  ///< whether what this seed samples is no valid reply

@@ -31,12 +31,12 @@ class FakeConversation final : public env::ChatClient {
   explicit FakeConversation(FakeChat& owner) : owner_(owner) {}
 
   asio::awaitable<env::ChatTurn> complete(env::ChatRequest request) override {
-    ++owner_.num_requests_;
+    const std::chrono::microseconds extra = owner_.num_requests_++ == 0 ? owner_.options_.first_delay : std::chrono::milliseconds(0);
     owner_.max_running_ = std::max(owner_.max_running_, ++owner_.running_);
     const std::int64_t version = owner_.weights_->loaded + owner_.options_.version_offset;
     std::exception_ptr failure;
     try {
-      co_await net::sleep_for(std::chrono::microseconds(random_below(owner_.options_.max_delay.count())));
+      co_await net::sleep_for(std::chrono::microseconds(random_below(owner_.options_.max_delay.count())) + extra);
       if (owner_.options_.before_reply) owner_.options_.before_reply();
       if (owner_.options_.is_invalid && owner_.options_.is_invalid(request.sampling.seed.value()))
         fail(ErrorCode::kCorrupt, "the reply is not valid");
