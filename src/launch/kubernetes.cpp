@@ -10,6 +10,7 @@
 
 #include "base/files.hpp"
 #include "base/output_file.hpp"
+#include "launch/run_identity.hpp"
 
 namespace prl::launch {
 namespace fs = std::filesystem;
@@ -237,8 +238,10 @@ class Objects {
     if (!role.is_inference) {
       const std::string port = text("inference.service.port", std::to_string(config_.inference.port));
       env.push_back(value("INFERENCE_URL", fmt::format("http://{}:{}/v1", host("inference", "0"), port)));
-      env.push_back(value("ADMIN_INFERENCE_URLS", admin_urls(port)));
+      env.push_back(value("ADMIN_INFERENCE_URLS", pod_urls(host("inference", is_chart_ ? "{{ $i }}" : "{}"), port, ",")));
+      env.push_back(value(kRunServersVariable, server_origins(port)));
     }
+    env.push_back(value(kRunIdVariable, fmt::format("{}.{}", text("namespace", config_.namespace_name), release())));
     if (role.is_trainer) {
       env.push_back(value("RDZV_ENDPOINT",
                           fmt::format("{}:{}", host("trainer", "0"), text("trainer.ncclPort", std::to_string(config_.trainer.nccl_port)))));
@@ -261,16 +264,26 @@ class Objects {
       for (const auto& [key, text] : role.config->env) env.push_back(value(key, text));
     return env;
   }
-  /// Of all pods of inference: weights go to each of them.
-  std::string admin_urls(const std::string& port) const {
+  /// Of all pods of inference, whose host has the ordinal in place of {} (of {{ $i }} in a template): weights go to each of them.
+  std::string pod_urls(const std::string& host, const std::string& port, std::string_view separator) const {
     if (is_chart_)
       return fmt::format(
-          "{{{{ range $i, $_ := until (int .Values.inference.replicas) }}}}{{{{ if $i }}}},{{{{ end }}}}http://{}:{}{{{{ end }}}}",
-          inside_range(host("inference", "{{ $i }}")), inside_range(port));
+          "{{{{ range $i, $_ := until (int .Values.inference.replicas) }}}}{{{{ if $i }}}}{}{{{{ end }}}}http://{}:{}{{{{ end }}}}",
+          separator, inside_range(host), inside_range(port));
     std::string urls;
     for (int i = 0; i < config_.inference.replicas; ++i)
-      urls += fmt::format("{}http://{}:{}", i == 0 ? "" : ",", host("inference", std::to_string(i)), port);
+      urls += fmt::format("{}http://{}:{}", i == 0 ? "" : separator, fmt::format(fmt::runtime(host), i), port);
     return urls;
+  }
+  /// Origins under which a client may know the release's engines: each pod, and the Service before them, by all their names.
+  std::string server_origins(const std::string& port) const {
+    const std::string ordinal = is_chart_ ? "{{ $i }}" : "{}";
+    std::string origins = pod_urls(host("inference", ordinal), port, " ");
+    origins += " " + pod_urls(fmt::format("{0}-inference-{1}.{0}-inference-headless", release(), ordinal), port, " ");
+    const std::string space = text("namespace", config_.namespace_name);
+    for (const std::string& rest : {std::string(), "." + space, "." + space + ".svc", "." + space + ".svc.cluster.local"})
+      origins += fmt::format(" http://{}{}:{}", name("inference"), rest, port);
+    return origins;
   }
   /// Inside a range "." is the item; "$" is what "." was outside.
   static std::string inside_range(std::string text) {

@@ -184,6 +184,13 @@ def test_pods_learn_where_the_others_are():
         check(env["ADMIN_INFERENCE_URLS"].split(",") == [f"http://prime-rl-inference-{i}.prime-rl-inference-headless.rl.svc.cluster.local:8000"
                                                          for i in range(2)], env)
         trainer = container_of(objects, "trainer")
+        # The engines belong to the release, whichever of their names a client uses.
+        ids = {role: env_of(container_of(objects, role))["PRL_RUN_ID"] for role in ("orchestrator", "inference", "trainer")}
+        check(set(ids.values()) == {"rl.prime-rl"}, ids)
+        servers = env["PRL_RUN_SERVERS"].split(" ")
+        check(set(env["ADMIN_INFERENCE_URLS"].split(",")) < set(servers) and len(set(servers)) == len(servers) == 2 * 2 + 4, servers)
+        check("http://prime-rl-inference:8000" in servers and "http://prime-rl-inference.rl.svc.cluster.local:8000" in servers, servers)
+        check("PRL_RUN_SERVERS" not in env_of(container_of(objects, "inference")), objects)
         check(env_of(trainer)["STATEFUL_REPLICAS"] == "3" and env_of(trainer)["RDZV_ENDPOINT"].endswith(":29501"), trainer)
         check(trainer["resources"]["limits"] == {"nvidia.com/gpu": 1} and "limits" not in container_of(objects, "orchestrator")["resources"], trainer)
         check(env_of(trainer)["HF_TOKEN"]["secretKeyRef"] == {"name": "prime-rl-secrets", "key": "hf-token", "optional": True}, trainer)
