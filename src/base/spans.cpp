@@ -126,6 +126,17 @@ void write_trace(State& s, const Span& span) {
 
 fs::path parts_folder(const fs::path& trace_folder) { return trace_folder / "parts"; }
 
+// How files of a trace begin: a folder that the user names may hold others of the same names.
+constexpr std::string_view kPartHead = "{\"process\":";
+constexpr std::string_view kTraceHead = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+
+bool begins_with(const fs::path& file, std::string_view head) {
+  std::ifstream in(file, std::ios::binary);
+  std::string found(head.size(), '\0');
+  in.read(found.data(), static_cast<std::streamsize>(found.size()));
+  return in.gcount() == static_cast<std::streamsize>(head.size()) && found == head;
+}
+
 }  // namespace
 
 void setup(const Options& options) {
@@ -147,7 +158,7 @@ void setup(const Options& options) {
   }
   if (!options.trace_folder.empty()) {
     s.trace = open_file(parts_folder(options.trace_folder) / fmt::format("{}.{}.jsonl", options.process, ::getpid()), "we");
-    s.buffer = fmt::format("{{\"process\":{},\"pid\":{},\"boot_id\":{},\"unix_minus_steady\":{:.9f}}}\n", json_text(options.process),
+    s.buffer = fmt::format("{}{},\"pid\":{},\"boot_id\":{},\"unix_minus_steady\":{:.9f}}}\n", kPartHead, json_text(options.process),
                            ::getpid(), json_text(boot_id()), s.unix_minus_steady);
   }
   level.store(s.trace ? 2 : s.run ? 1 : 0);
@@ -213,7 +224,7 @@ class TraceWriter {
  public:
   explicit TraceWriter(const fs::path& path) : path_(path), file_(std::fopen(path.c_str(), "we")) {
     if (!file_) fail(ErrorCode::kIo, "{} cannot be opened: {}", path.string(), std::strerror(errno));
-    put("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    put(kTraceHead);
   }
   /// `offset` takes a moment of its steady clock to the trace's.
   void begin_process(const json::object& head, double offset) {
@@ -280,7 +291,7 @@ std::vector<fs::path> list_parts(const fs::path& trace_folder) {
   std::vector<fs::path> parts;
   std::error_code ec;
   for (fs::directory_iterator it(parts_folder(trace_folder), ec), end; !ec && it != end; it.increment(ec))
-    if (it->path().extension() == ".jsonl") parts.push_back(it->path());
+    if (it->path().extension() == ".jsonl" && begins_with(it->path(), kPartHead)) parts.push_back(it->path());
   std::sort(parts.begin(), parts.end());
   return parts;
 }
@@ -301,9 +312,13 @@ void read_parts(const std::vector<fs::path>& parts, OnHead on_head, OnSpan on_sp
 }  // namespace
 
 void clear_trace(const fs::path& trace_folder) {
+  const fs::path merged = trace_folder / "trace.json";
   std::error_code ignored;
-  fs::remove_all(parts_folder(trace_folder), ignored);
-  fs::remove(trace_folder / "trace.json", ignored);
+  if (fs::exists(merged, ignored) && !begins_with(merged, kTraceHead))
+    fail(ErrorCode::kAlreadyExists, "{} is no trace that an earlier run left; choose another trace_path", merged.string());
+  for (const fs::path& part : list_parts(trace_folder)) fs::remove(part, ignored);
+  fs::remove(parts_folder(trace_folder), ignored);  // if nothing else is in it
+  fs::remove(merged, ignored);
 }
 
 void merge_trace(const fs::path& trace_folder) {

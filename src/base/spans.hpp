@@ -91,7 +91,7 @@ class Phases {
 /// Merges the parts that processes left in a trace folder into trace.json. Moments of processes of one machine are compared by its steady
 /// clock, those of different machines by their clocks of the day. Error{kIo}.
 void merge_trace(const std::filesystem::path& trace_folder);
-/// Removes what an earlier run left there.
+/// Removes what an earlier run left there, and nothing else. Error{kAlreadyExists} if another trace.json is in its place.
 void clear_trace(const std::filesystem::path& trace_folder);
 
 }  // namespace prl::spans

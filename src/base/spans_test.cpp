@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/files.hpp"
 
 namespace prl::spans {
@@ -126,8 +127,16 @@ TEST_F(SpansTest, ATraceOfTwoProcessesHasOneClock) {
     if (event.at("ph") == "X") begins[std::string(event.at("name").as_string())] = event.at("ts").to_number<double>();
   EXPECT_NEAR(begins.at("inner") - begins.at("outer"), 2000, 1);
   EXPECT_NEAR(begins.at("step \"quoted\"") - begins.at("outer"), 20000, 1) << "of another process";
+  std::ofstream(folder_ / "parts/mine.jsonl") << "{\"text\": \"not of a trace\"}\n";
   clear_trace(folder_);
   EXPECT_FALSE(fs::exists(folder_ / "trace.json"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "parts"), fs::directory_iterator()), 1) << "parts/mine.jsonl stays";
+  fs::remove(folder_ / "parts/mine.jsonl");
+  clear_trace(folder_);
+  EXPECT_FALSE(fs::exists(folder_ / "parts"));
+  std::ofstream(folder_ / "trace.json") << "{\"traceEvents\": [\"mine\"]}";
+  EXPECT_THROW(clear_trace(folder_), Error);
+  EXPECT_TRUE(fs::exists(folder_ / "trace.json"));
 }
 
 }  // namespace
