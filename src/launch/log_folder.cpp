@@ -114,8 +114,10 @@ fs::path log_folder(const fs::path& output_dir) {
 }
 
 fs::path log_file(const fs::path& output_dir, const std::string& name) {
-  fs::path file = log_folder(output_dir) / name;
+  const fs::path folder = log_folder(output_dir);
+  fs::path file = folder / name;
   std::error_code error;
+  if (!fs::is_directory(folder, error)) return file;
   fs::create_directories(file.parent_path(), error);  // what cannot be made is told by whoever opens the file
   const fs::path first = *fs::path(name).begin();
   put_link(fs::path(kLatest) / first, output_dir / "logs" / first);

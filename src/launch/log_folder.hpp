@@ -24,7 +24,8 @@ void enter_attempt(const std::filesystem::path& output_dir, const std::string& n
 
 /// The folder of the attempt that this process was started in or has begun, else of the newest; makes nothing.
 std::filesystem::path log_folder(const std::filesystem::path& output_dir);
-/// log_folder / name ("trainer.log", "trainer/rank_1.log"), with the link logs/<first part of name>.
+/// log_folder / name ("trainer.log", "trainer/rank_1.log"). Of an attempt that is there the folder of the file and the link
+/// logs/<first part of name> are made; without one nothing is.
 std::filesystem::path log_file(const std::filesystem::path& output_dir, const std::string& name);
 /// Removes the folders of all attempts and the links, and nothing else; an attempt that was handed to this process stays.
 void remove_attempts(const std::filesystem::path& output_dir);

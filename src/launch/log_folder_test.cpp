@@ -31,6 +31,8 @@ class LogFolder : public testing::Test {
 };
 
 TEST_F(LogFolder, EveryStartHasItsOwnAndTheLinkFollows) {
+  EXPECT_EQ(log_file(root_, "trainer/rank_1.log"), root_ / "logs/attempt_1/trainer/rank_1.log");
+  EXPECT_FALSE(fs::exists(root_)) << "a path alone makes nothing";
   EXPECT_EQ(begin_attempt(root_), root_ / "logs/attempt_1");
   EXPECT_EQ(latest(), "attempt_1");
   write(log_file(root_, "rl.log"));
