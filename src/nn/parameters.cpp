@@ -3,20 +3,8 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "base/rng.hpp"
-#include "base/thread_pool.hpp"
 
 namespace prl::nn {
-namespace {
-
-/// Random numbers are drawn in runs of this many elements, each from a stream of its own, so that tensors fill in parallel and
-/// the values do not depend on the number of threads.
-constexpr std::int64_t kRandomRun = 1 << 16;
-
-}  // namespace
-
-Parameters::Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table)
-    : Parameters(std::move(runtime), config, table, {0, table->num_master_elements()}) {}
 
 std::vector<GradSection> grad_sections(const TensorTable& table) {
   const std::vector<GradSection> whole{{GradSection::kRest, {0, table.num_master_elements()}}};
@@ -58,71 +46,6 @@ std::vector<GradSection> grad_sections(const TensorTable& table) {
   return sections;
 }
 
-Parameters::Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held,
-                       Allocate allocate)
-    : config_(config), table_(std::move(table)), runtime_(std::move(runtime)), held_(held), allocate_(std::move(allocate)) {
-  if (!allocate_) allocate_ = [runtime = runtime_](std::int64_t n) { return Tensor::zeros(runtime, {n}, DType::kF32); };
-  sections_ = {{GradSection::kRest, {0, table_->num_master_elements()}}};
-  for (const TensorSpec& spec : table_->tensors())
-    if (spec.trainable) named_.push_back({spec, {}, {}});
-  values_ = allocate_(held_.count());
-  cut_values();
-}
-
-std::vector<Tensor> Parameters::cut(const Tensor& array, ElementRange range) const {
-  std::vector<Tensor> parts;
-  for (const BlockSpec& block : table_->blocks())
-    parts.push_back(block.trainable && range.contains(block.range())
-                        ? array.slice(block.offset - range.begin, block.shape.num_elements()).reshaped(block.shape)
-                        : Tensor());
-  return parts;
-}
-
-void Parameters::cut_values() {
-  values_of_blocks_ = cut(values_, held_);
-  for (NamedParameter& p : named_) p.value = held_.contains(p.range()) ? values_in(p.range()).reshaped(p.shape) : Tensor();
-}
-
-void Parameters::hold(ElementRange range) {
-  if (range == held_) return;
-  const Tensor values = allocate_(range.count());
-  if (const ElementRange both = intersection(range, held_); both.count() > 0)
-    values.runtime()->copy_within(values.as<float>() + (both.begin - range.begin), values_.as<float>() + (both.begin - held_.begin),
-                                  static_cast<std::size_t>(both.count()) * sizeof(float));
-  values_ = values;
-  held_ = range;
-  cut_values();
-}
-
-Tensor Parameters::values_in(ElementRange range) const {
-  PRL_CHECK(held_.contains(range), "masters [{}, {}) of a rank that holds [{}, {})", range.begin, range.end, held_.begin, held_.end);
-  return values_.slice(range.begin - held_.begin, range.count());
-}
-
-void Parameters::write_held(std::int64_t begin, std::span<const float> values) {
-  const ElementRange part = intersection(held_, {begin, begin + static_cast<std::int64_t>(values.size())});
-  if (part.count() > 0)
-    values_.runtime()->copy_from_host(values_.as<float>() + (part.begin - held_.begin), values.data() + (part.begin - begin),
-                                      static_cast<std::size_t>(part.count()) * sizeof(float));
-}
-
-const Tensor& Parameters::all_values() const {
-  PRL_CHECK(holds_all(), "all masters of a rank that holds {} of {}", held_.count(), table_->num_master_elements());
-  return values_;
-}
-
-const Tensor& Parameters::find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer) const {
-  static const Tensor kUndefined;
-  const std::size_t i = table_->find(block, layer);
-  return i < blocks.size() ? blocks[i] : kUndefined;
-}
-
-NamedParameter& Parameters::at(const std::string& name) {
-  const auto it = std::find_if(named_.begin(), named_.end(), [&](const NamedParameter& p) { return p.name == name; });
-  if (it == named_.end()) fail(ErrorCode::kNotFound, "the {} model has no parameter '{}'", config_.model_type, name);
-  return *it;
-}
-
 const Tensor& Parameters::all_grads() const {
   PRL_CHECK(!divides_grads(), "all gradients where those of layers share their memory");
   static const Tensor kUndefined;
@@ -133,9 +56,9 @@ void Parameters::divide_grads(bool by_section) {
   if (by_section == divides_grads()) return;
   section_grads_.clear();
   grads_of_blocks_.clear();
-  for (NamedParameter& p : named_) p.grad = {};
-  sections_ = {{GradSection::kRest, {0, table_->num_master_elements()}}};
-  if (by_section) sections_ = grad_sections(*table_);
+  for (NamedParameter& p : named()) p.grad = {};
+  sections_ = {{GradSection::kRest, {0, table()->num_master_elements()}}};
+  if (by_section) sections_ = grad_sections(*table());
   ensure_grads();
 }
 
@@ -150,23 +73,23 @@ void Parameters::ensure_grads() {
   std::int64_t longest = 0;
   for (const GradSection& section : sections_)
     if (section.layer >= 0) longest = std::max(longest, section.range.count());
-  const Tensor of_layers = Tensor::zeros(runtime_, {longest}, DType::kF32);
-  grads_of_blocks_.assign(table_->blocks().size(), Tensor());
+  const Tensor of_layers = Tensor::zeros(runtime(), {longest}, DType::kF32);
+  grads_of_blocks_.assign(table()->blocks().size(), Tensor());
   for (const GradSection& section : sections_) {
     const std::int64_t n = section.range.count();
-    const Tensor memory = section.layer >= 0 ? of_layers.slice(0, n) : Tensor::zeros(runtime_, {n}, DType::kF32);
+    const Tensor memory = section.layer >= 0 ? of_layers.slice(0, n) : Tensor::zeros(runtime(), {n}, DType::kF32);
     section_grads_.push_back(memory);
     const std::vector<Tensor> of_section = cut(memory, section.range);
     for (std::size_t i = 0; i < of_section.size(); ++i)
       if (of_section[i].defined()) grads_of_blocks_[i] = of_section[i];
-    for (NamedParameter& p : named_)
+    for (NamedParameter& p : named())
       if (section.range.contains(p.range())) p.grad = memory.slice(p.offset - section.range.begin, p.num_elements()).reshaped(p.shape);
   }
 }
 
 void Parameters::zero_grads() {
   ensure_grads();
-  for (const Tensor& grads : section_grads_) runtime_->zero(grads.data(), grads.num_bytes());
+  for (const Tensor& grads : section_grads_) runtime()->zero(grads.data(), grads.num_bytes());
   grads_are_fresh_ = false;
 }
 
@@ -174,40 +97,14 @@ void Parameters::start_grads() {
   ensure_grads();
   // Backward passes only ever add to vectors, and to the embedding unless it is the head too.
   // They lie at the beginning of the section that comes last.
-  runtime_->zero(section_grads_.back().data(), static_cast<std::size_t>(table_->num_vector_elements()) * sizeof(float));
-  if (const Tensor& d_embedding = grad(Block::kEmbedding); d_embedding.defined() && !table_->has_tied_head())
-    runtime_->zero(d_embedding.data(), d_embedding.num_bytes());
+  runtime()->zero(section_grads_.back().data(), static_cast<std::size_t>(table()->num_vector_elements()) * sizeof(float));
+  if (const Tensor& d_embedding = grad(Block::kEmbedding); d_embedding.defined() && !table()->has_tied_head())
+    runtime()->zero(d_embedding.data(), d_embedding.num_bytes());
   grads_are_fresh_ = true;
 }
 
 void Parameters::settle_grads() {
   if (grads_are_fresh_) zero_grads();
-}
-
-void Parameters::init_random(std::uint64_t seed, float std_dev) {
-  struct Run {
-    std::size_t tensor;
-    std::int64_t first;
-  };
-  std::vector<Run> runs;
-  for (std::size_t i = 0; i < named_.size(); ++i)
-    for (std::int64_t first = 0; !is_lora(named_[i].block) && first < named_[i].num_elements(); first += kRandomRun)
-      if (const std::int64_t begin = named_[i].offset + first; intersection(held_, {begin, begin + kRandomRun}).count() > 0)
-        runs.push_back({i, first});
-  ThreadPool pool;
-  pool.parallel_for(static_cast<std::int64_t>(runs.size()), [&](std::int64_t r) {
-    const Run run = runs[static_cast<std::size_t>(r)];
-    const NamedParameter& parameter = named_[run.tensor];
-    const std::int64_t count = std::min(kRandomRun, parameter.num_elements() - run.first);
-    std::vector<float> values(static_cast<std::size_t>(count));
-    if (parameter.is_matrix()) {
-      Rng rng(mix_seed(seed, run.tensor), static_cast<std::uint64_t>(run.first / kRandomRun));
-      for (float& value : values) value = static_cast<float>(rng.next_normal()) * std_dev;
-    } else {
-      std::fill(values.begin(), values.end(), is_bias(parameter.block) ? 0.0f : 1.0f);
-    }
-    write_held(parameter.offset + run.first, values);
-  });
 }
 
 }  // namespace prl::nn

@@ -1,0 +1,109 @@
+#include "nn/masters.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/rng.hpp"
+#include "base/thread_pool.hpp"
+
+namespace prl::nn {
+namespace {
+
+/// Random numbers are drawn in runs of this many elements, each from a stream of its own, so that tensors fill in parallel and
+/// the values do not depend on the number of threads.
+constexpr std::int64_t kRandomRun = 1 << 16;
+
+}  // namespace
+
+Masters::Masters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held,
+                 Allocate allocate)
+    : config_(config), table_(std::move(table)), runtime_(std::move(runtime)), held_(held), allocate_(std::move(allocate)) {
+  if (!allocate_) allocate_ = [runtime = runtime_](std::int64_t n) { return Tensor::zeros(runtime, {n}, DType::kF32); };
+  for (const TensorSpec& spec : table_->tensors())
+    if (spec.trainable) named_.push_back({spec, {}, {}});
+  values_ = allocate_(held_.count());
+  cut_values();
+}
+
+std::vector<Tensor> Masters::cut(const Tensor& array, ElementRange range) const {
+  std::vector<Tensor> parts;
+  for (const BlockSpec& block : table_->blocks())
+    parts.push_back(block.trainable && range.contains(block.range())
+                        ? array.slice(block.offset - range.begin, block.shape.num_elements()).reshaped(block.shape)
+                        : Tensor());
+  return parts;
+}
+
+void Masters::cut_values() {
+  values_of_blocks_ = cut(values_, held_);
+  for (NamedParameter& p : named_) p.value = held_.contains(p.range()) ? values_in(p.range()).reshaped(p.shape) : Tensor();
+}
+
+void Masters::hold(ElementRange range) {
+  if (range == held_) return;
+  const Tensor values = allocate_(range.count());
+  if (const ElementRange both = intersection(range, held_); both.count() > 0)
+    values.runtime()->copy_within(values.as<float>() + (both.begin - range.begin), values_.as<float>() + (both.begin - held_.begin),
+                                  static_cast<std::size_t>(both.count()) * sizeof(float));
+  values_ = values;
+  held_ = range;
+  cut_values();
+}
+
+Tensor Masters::values_in(ElementRange range) const {
+  PRL_CHECK(held_.contains(range), "masters [{}, {}) of a rank that holds [{}, {})", range.begin, range.end, held_.begin, held_.end);
+  return values_.slice(range.begin - held_.begin, range.count());
+}
+
+void Masters::write_held(std::int64_t begin, std::span<const float> values) {
+  const ElementRange part = intersection(held_, {begin, begin + static_cast<std::int64_t>(values.size())});
+  if (part.count() > 0)
+    values_.runtime()->copy_from_host(values_.as<float>() + (part.begin - held_.begin), values.data() + (part.begin - begin),
+                                      static_cast<std::size_t>(part.count()) * sizeof(float));
+}
+
+const Tensor& Masters::all_values() const {
+  PRL_CHECK(holds_all(), "all masters of a rank that holds {} of {}", held_.count(), table_->num_master_elements());
+  return values_;
+}
+
+const Tensor& Masters::find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer) const {
+  static const Tensor kUndefined;
+  const std::size_t i = table_->find(block, layer);
+  return i < blocks.size() ? blocks[i] : kUndefined;
+}
+
+NamedParameter& Masters::at(const std::string& name) {
+  const auto it = std::find_if(named_.begin(), named_.end(), [&](const NamedParameter& p) { return p.name == name; });
+  if (it == named_.end()) fail(ErrorCode::kNotFound, "the {} model has no parameter '{}'", config_.model_type, name);
+  return *it;
+}
+
+void Masters::init_random(std::uint64_t seed, float std_dev) {
+  struct Run {
+    std::size_t tensor;
+    std::int64_t first;
+  };
+  std::vector<Run> runs;
+  for (std::size_t i = 0; i < named_.size(); ++i)
+    for (std::int64_t first = 0; !is_lora(named_[i].block) && first < named_[i].num_elements(); first += kRandomRun)
+      if (const std::int64_t begin = named_[i].offset + first; intersection(held_, {begin, begin + kRandomRun}).count() > 0)
+        runs.push_back({i, first});
+  ThreadPool pool;
+  pool.parallel_for(static_cast<std::int64_t>(runs.size()), [&](std::int64_t r) {
+    const Run run = runs[static_cast<std::size_t>(r)];
+    const NamedParameter& parameter = named_[run.tensor];
+    const std::int64_t count = std::min(kRandomRun, parameter.num_elements() - run.first);
+    std::vector<float> values(static_cast<std::size_t>(count));
+    if (parameter.is_matrix()) {
+      Rng rng(mix_seed(seed, run.tensor), static_cast<std::uint64_t>(run.first / kRandomRun));
+      for (float& value : values) value = static_cast<float>(rng.next_normal()) * std_dev;
+    } else {
+      std::fill(values.begin(), values.end(), is_bias(parameter.block) ? 0.0f : 1.0f);
+    }
+    write_held(parameter.offset + run.first, values);
+  });
+}
+
+}  // namespace prl::nn
