@@ -17,11 +17,11 @@
 
 namespace prl::launch {
 
-/// Tokens per block of keys and values where nothing is said: a GPU's copy engine wants longer runs of rows than a CPU.
+/// Default number of tokens per KV block: larger on a GPU, which copies longer contiguous runs efficiently.
 std::int64_t default_block_size(DeviceKind device);
 /// Longest prompt plus completion. Error{kInvalidArgument} if the model has fewer positions.
 std::int64_t context_length(const config::InferenceConfig& config, const nn::ModelConfig& model);
-/// Largest rank of an adapter that is served: vLLM's default, and its sizes, of which the next one counts.
+/// Largest adapter rank that is served: vLLM's default, rounded up to the next of its supported sizes.
 std::int64_t largest_lora_rank(const config::InferenceConfig& config);
 /// Where kv.num_blocks is not set, the cache takes an eighth of the free memory at most; on a GPU a memory plan has set it.
 engine::EngineOptions engine_options(const config::InferenceConfig& config, const nn::ModelConfig& model, const DeviceRuntime& runtime);
@@ -29,13 +29,13 @@ engine::EngineOptions engine_options(const config::InferenceConfig& config, cons
 /// How a server of the engine reads and writes text.
 TextOptions engine_text_options(const config::InferenceConfig& config);
 
-/// An engine and what it stands on: device, text, and a loader for weights from folders.
+/// An engine with its device, tokenizer and templates, and a loader for weights from folders.
 class EngineHost {
  public:
   /// Loads the model of `config`. On a GPU it makes and prints a memory plan first, in which `num_versions` weights can exist at once:
   /// those that are served and those that are being loaded, and what else the caller holds. Error{kOutOfMemory} if that cannot fit.
   EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, int num_versions = 2);
-  /// Takes weights that are there already, the trainer's in the same process, whose plan sets kv.num_blocks.
+  /// Uses weights that are already loaded: those of a trainer in the same process, whose plan sets kv.num_blocks.
   EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights);
   EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, std::nullptr_t) = delete;
   engine::Engine& engine() noexcept { return *engine_; }
@@ -49,7 +49,7 @@ class EngineHost {
   /// Weights from the memory of the trainer whose store is at `store`. Errors of weights::receive_weights.
   nn::WeightsPtr receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
                          std::chrono::milliseconds timeout);
-  /// Says how near the plan came to the peak, if there is a plan.
+  /// Logs planned and peak memory, if there is a plan.
   void log_memory() const;
 
  private:

@@ -29,7 +29,7 @@ struct PlannedEval {
   eval::EvalTask task;
   std::shared_ptr<env::ChatClientFactory> chat;
 };
-/// What became of it: a result or the error that ended it.
+/// Its outcome: a result, or the error that ended it.
 struct FinishedEval {
   std::optional<eval::EvalResult> result;
   std::string error;

@@ -19,9 +19,9 @@
 
 namespace prl::launch {
 
-/// Who gets how much of a GPU, made before anything large is taken. The trainer's activations are foretold from sizes, and then measured
-/// by a step over random tokens; the rest follows from sizes; the KV cache gets what it wants of what is left. Plans are of a training
-/// run, of trainer and engine in one process, or of an engine alone.
+/// How a GPU's memory is divided, decided before anything large is allocated. The trainer's activations are estimated from sizes and then
+/// measured by a step over random tokens; the other parts follow from sizes; the KV cache gets the rest, up to what it asks for. There are
+/// plans for a training run, for trainer and engine in one process, and for an engine alone.
 struct MemoryPlan {
   std::vector<std::pair<std::string, std::size_t>> parts;  ///< bytes
   std::vector<std::pair<std::string, std::size_t>> host;   ///< what lies in host memory instead
@@ -34,7 +34,7 @@ struct MemoryPlan {
   std::size_t part(std::string_view name) const noexcept;  ///< 0 if there is none
   /// "masters 2.2 GiB, gradients 2.2 GiB, ...; 12.1 of 139.3 GiB; in host memory: optimizer 4.4 GiB"
   std::string to_string() const;
-  /// Says how near it was: "memory: 43.32 GiB planned, 43.09 GiB at the peak of trainer and engine".
+  /// Compares the plan with the measured peak: "memory: 43.32 GiB planned, 43.09 GiB at the peak of trainer and engine".
   /// {"process", "available", "total", "parts": [{"name", "bytes", "foretold"?}, ...], "host": [{"name", "bytes"}, ...], "num_kv_blocks"},
   /// what the page shows.
   std::string to_json(std::string_view process) const;
@@ -45,7 +45,7 @@ struct MemoryPlan {
 /// that of the launcher's run, if one started this process. A folder that cannot be written is a warning.
 void keep_plan(const MemoryPlan& plan, const std::string& role, std::filesystem::path run_folder);
 
-/// How a model is trained, as far as memory goes.
+/// What of a training run determines its memory.
 struct TrainingShape {
   const nn::ModelConfig& model;
   const trainer::PolicyOptions& policy;
@@ -53,8 +53,8 @@ struct TrainingShape {
   std::int64_t seq_len = 0;         ///< tokens of a micro-batch
   std::size_t bytes_of_others = 0;  ///< that logits must leave to whoever shares the device
 };
-/// Tokens of a pass over `num_tokens` in `compute` whose logits may wait for the backward pass: they get at most a sixth of the
-/// `bytes_left` by what is needed, so that a KV cache loses no more than that to them.
+/// Of `num_tokens` tokens of a pass in `compute`, how many may save their logits for the backward pass: they get at most a sixth of
+/// `bytes_left`, the memory beyond what is needed, so that a KV cache loses no more than that.
 std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std::int64_t num_tokens, std::size_t bytes_left);
 
 /// Masters, gradients, optimizer, packed weights and activations. Error{kOutOfMemory} with the parts if they cannot fit; a warning if the
@@ -72,7 +72,7 @@ struct PlannedPolicy {
 PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer::PolicyOptions options,
                           const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others = 0);
 
-/// The least that an engine beside a trainer needs: with a cache for one sequence of full length.
+/// Minimum memory of an engine beside a trainer: its KV cache holds one sequence of full length.
 std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);
 /// Adds what an engine beside the trainer needs and sets num_kv_blocks. Error{kOutOfMemory} if not one sequence of full length fits.
 void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);
@@ -84,7 +84,7 @@ std::size_t engine_share(const DeviceRuntime& runtime, const config::InferenceCo
 MemoryPlan plan_engine(std::size_t available, const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute,
                        int num_versions);
 
-/// Whether plans are made for this device: a GPU's memory is all there is, a host has swap and other tenants.
+/// Whether this device gets a plan: GPUs do; host memory has swap and is shared with other processes.
 inline bool is_planned(const DeviceRuntime& runtime) { return runtime.device().kind == DeviceKind::kCuda; }
 
 }  // namespace prl::launch

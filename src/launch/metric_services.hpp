@@ -10,8 +10,8 @@
 /// What outside programs learn of a role's steps over HTTP.
 namespace prl::launch {
 
-/// One GET request per step on a thread of its own, 1 s each and at most one waiting; an answer other than 200 is a warning, and the
-/// training does not notice.
+/// One GET request per step on a thread of its own, 1 s each and at most one waiting; an answer other than 200 is logged as a warning
+/// and does not affect training.
 void add_heartbeat(monitor::Monitor& monitor, const std::optional<config::HeartbeatConfig>& config);
 /// Serves the newest step of the monitor's role as Prometheus gauges on /metrics, and /health. Error{kIo} naming the address if it is
 /// taken.

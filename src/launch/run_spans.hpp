@@ -25,8 +25,8 @@ class RunSpans {
   RunSpans& operator=(const RunSpans&) = delete;
 };
 
-/// Around the processes of a run: before them what an earlier run left in the folder goes, after them whatever they wrote is merged, also
-/// that of one which was killed.
+/// Lives around the processes of a run: the constructor removes the trace of an earlier run from the folder, the destructor merges what the
+/// processes wrote, killed ones included.
 class TraceOfProcesses {
  public:
   explicit TraceOfProcesses(const std::optional<std::filesystem::path>& folder);

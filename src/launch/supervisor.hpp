@@ -27,15 +27,15 @@ struct ChildSpec {
   std::filesystem::path log_file;          ///< stdout and stderr are added to it
   bool echo = false;                       ///< also print all of it here; else warnings and errors alone, with the role's name
   bool must_finish = true;                 ///< the run ends well when all of these have exited with 0
-  /// Of this many children of the same group (all of them say the same), the others go on without those that fail. Each is started again
-  /// after `backoff`, twice as long each time, with the variable PRL_JOIN.
+  /// How many failed children of the same group the others can do without (the same value in all of them). A failed one is restarted
+  /// after `backoff`, which doubles each time, with the variable PRL_JOIN.
   int max_losses = 0;
   std::string group = {};
   bool has_members_elsewhere = false;  ///< ranks of the group on other nodes, which go on when the last one of this node fails
   std::chrono::milliseconds backoff{1000};
   int max_restarts = 0;         ///< of one without a group: times that it is started again after it died, once it had been ready
   std::string ready_mark = {};  ///< what its output holds when it is ready; empty: it is from the start
-  /// It is started again after a signal alone: an error that it reports itself would come again.
+  /// Restarted only after death by a signal: an error that it reports itself would recur.
   bool restarts_after_signals_only = false;
 };
 

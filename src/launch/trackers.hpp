@@ -26,8 +26,8 @@ TrackerPlan tracker_plan(const config::TrainerConfig& config);
 TrackerPlan tracker_plan(const config::OrchestratorConfig& config);
 
 /// Hands the metrics of a run to experiment trackers: a Python process each (python/prl_tracker), which reads metrics.jsonl as a page does.
-/// The run never waits for one: nothing is sent from here, and one that ends is started again, more and more rarely. What a tracker has not
-/// taken stays in the file; what it has is read back from it after a restart, so that a row arrives once.
+/// The run never waits for a tracker. One that exits is restarted with increasing delays. Rows that a tracker has not read yet stay in the
+/// file, and after a restart it is asked for the last row it has, so that each row arrives once.
 class Trackers {
  public:
   /// Starts a thread for each; problems are warnings. `plan.kinds` may be empty.

@@ -15,7 +15,7 @@ std::optional<std::vector<std::string>> listed_gpus();
 int num_visible_gpus();
 
 /// What CUDA_VISIBLE_DEVICES of a child has to be for it to see the GPUs `ids` of this process, counted from 0 in the list above.
-/// Who hides all GPUs hides them from children too.
+/// If this process sees no GPU, children see none either.
 /// Error{kInvalidArgument} naming the numbers that the list does not have.
 std::string visible_devices_of(std::span<const int> ids);
 

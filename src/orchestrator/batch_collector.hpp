@@ -21,13 +21,13 @@ namespace prl::orchestrator {
 /// Batches in a row without anything to train on, after which a run ends (spec 3.5, steps 7 and 8).
 constexpr std::int64_t kMaxEmptyBatches = 10;
 
-/// Both ends belong to it.
+/// Closed interval.
 struct AdvantageRange {
   double min = 0;
   double max = 0;
 };
 
-/// What a filter outside this program found in a rollout.
+/// A finding of an external filter about a rollout.
 struct FilterFinding {
   std::string filter;
   bool enforce = true;  ///< the rollout is dropped

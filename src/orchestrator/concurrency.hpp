@@ -30,12 +30,12 @@ class PressureSource {
   virtual asio::awaitable<std::optional<EnginePressure>> read(net::TimePoint deadline) = 0;
 };
 
-/// How hard the engines are pressed: kSoft does not grow further, kHard gives way.
+/// Load of the engines: at kSoft the cap stops growing, at kHard it shrinks.
 enum class PressureSignal { kClear = 0, kSoft = 1, kHard = 2 };
 
-/// Decides how many rollouts may be in flight: grows while engines have room, gives way when they preempt or queue (spec 3.12). What is in
-/// flight above that ends by itself, but where a cache is all but full it is to be cancelled. Plain data in, a number out; no thread. With
-/// polls every kPollSeconds.
+/// The cap on rollouts in flight: it grows while engines have room and shrinks when they preempt or queue (spec 3.12). Rollouts above the
+/// cap run to their end, unless a KV cache is almost full: then the excess is to be cancelled. Plain data in, a number out; no thread.
+/// Polled every kPollSeconds.
 class ConcurrencyController {
  public:
   struct Options {

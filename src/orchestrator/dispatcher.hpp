@@ -98,7 +98,7 @@ class Dispatcher {
   /// The group is finished, failed or cancelled: its permits are free. Error{kInternal} if it is not open.
   void close_group(GroupId group);
   /// Closes the newest open groups until `num_rollouts` fewer are in flight, or one group is left; their tasks open again first, in order.
-  /// The caller drops what plays of them. Not in ordered mode.
+  /// The caller cancels their episodes. Not in ordered mode.
   std::vector<GroupId> cancel_newest(std::int64_t num_rollouts);
   /// The batch in collection has shipped.
   void advance_step();

@@ -9,7 +9,7 @@
 
 namespace prl::orchestrator {
 
-/// What the rollouts of one environment do over time: how many wait for the model, and how many are in the environment's own code. Told as
+/// What the rollouts of one environment do over time: how many wait for the model, and how many run the environment's own code. Recorded as
 /// spans on the lane "environment/<name>", each named after what most rollouts did. Any thread.
 class EnvActivity {
  public:

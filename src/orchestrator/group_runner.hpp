@@ -97,7 +97,7 @@ class GroupRunner {
   /// Open groups, oldest first.
   std::vector<GroupId> open_groups() const;
   void drop_all();
-  /// Frees what dropped groups needed until their coroutines had ended. Call now and then.
+  /// Frees dropped groups whose coroutines have ended. Call it periodically.
   void reap();
   ScoringTime take_scoring_time() { return std::exchange(scoring_time_, {}); }
   const EpisodeCounts& counts() const noexcept { return counts_; }

@@ -38,7 +38,7 @@ class PolicyFollower {
   asio::awaitable<void> pause();
   void resume();
 
-  /// That the engines have proven to hold.
+  /// The version that the engines have proven to run.
   PolicyVersion version() const noexcept { return version_; }
   bool is_updating() const noexcept { return is_updating_; }
   double seconds_of_last_update() const noexcept { return seconds_; }

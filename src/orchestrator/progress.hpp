@@ -31,8 +31,8 @@ struct OrchestratorState {
   boost::json::object env_states;  ///< what environments keep besides their tasks, by name
 };
 
-/// Folder of an output folder that keeps the state with which an orchestrator that was killed goes on in the same run. A state lies there
-/// before its batch is sent: its queue begins with that batch, so that the one who reads it sends it again.
+/// Subfolder of the output folder with the state from which a restarted orchestrator continues the same run after a kill. A state is
+/// written before its batch is sent, and its queue begins with that batch, so that the restarted process sends it again.
 inline constexpr const char* kRecoveryFolder = "recovery";
 /// The newest whole state there, as the step it was saved after; nullopt if there is none.
 std::optional<std::int64_t> newest_recovery(const std::filesystem::path& folder);

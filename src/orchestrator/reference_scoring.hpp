@@ -29,8 +29,8 @@ struct ReferenceScoring {
 /// token is scored behind exactly the tokens it is trained behind.
 ///
 /// With demonstrations, a rollout without a demonstration is Error{kInvalidArgument}.
-/// Tokens that the teacher has no room for (beyond max_tokens, or the last one when its context ends there) get the policy's own
-/// log-probability: they pull in no direction. Throws what the teacher's score throws. `episode` and `teacher` outlive the call.
+/// Tokens that exceed the teacher's context (beyond max_tokens, or the last one when its context ends there) get the policy's own
+/// log-probability, so their gradient is zero. Throws what the teacher's score throws. `episode` and `teacher` outlive the call.
 asio::awaitable<TurnScores> score_episode(const env::Episode* episode, env::PromptScorer* teacher, ReferenceScoring options,
                                           net::TimePoint deadline);
 

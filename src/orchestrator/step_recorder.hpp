@@ -25,7 +25,7 @@ struct OrchestratorCheckpoints {
   io::CheckpointRetention retention{};   ///< over steps that both roles have completed; the trainer applies the same
 };
 
-/// What stays of a shipped step: totals, the console line, metrics, rollouts as files, checkpoints. The main coroutine only.
+/// Records each shipped step: totals, the console line, metrics, rollouts as files, checkpoints. The main coroutine only.
 class StepRecorder {
  public:
   struct Options {

@@ -42,7 +42,7 @@ using EchoMask = std::vector<std::vector<std::uint8_t>>;
 /// "user", "assistant" or "tool": who wrote a token that set_echo would weigh)}, all as long as the sample.
 boost::json::array echo_branches(const env::Episode& episode, TrajectoryStrategy strategy);
 
-/// Lets tokens that the policy did not sample, behind the first that it did, take part in the cross entropy by the weights of who wrote
+/// Gives tokens that the policy did not sample, after the first that it did, the cross-entropy weight of the role that wrote
 /// them (TurnTokens::prompt_roles), where `keep` has them. `samples` are those of to_samples with the same strategy. Source: spec 3.8,
 /// echo.
 void set_echo(std::vector<wire::TrainingSample>& samples, const env::Episode& episode, TrajectoryStrategy strategy,

@@ -54,8 +54,8 @@ TrainProgress parse_progress(std::string_view json, std::string_view source);
 inline constexpr const char* kTrainerUnit = "trainer";
 inline constexpr const char* kProgressFile = "progress.json";
 inline constexpr const char* kAdapterFolder = "lora_adapters";
-/// Gives a snapshot that was written under another name its own. One of the same step, of a run that did not get as far as its
-/// checkpoint, is replaced.
+/// Renames a snapshot that was written under a temporary name. It replaces one of the same step, which a run left that ended
+/// before the step's checkpoint was complete.
 void publish_weights(const std::filesystem::path& fresh, const std::filesystem::path& weights);
 /// The retention of checkpoints for the snapshots in `root`, which are each complete by themselves.
 void clean_weights(const std::filesystem::path& root, const io::CheckpointRetention& retention);

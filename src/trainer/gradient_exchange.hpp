@@ -19,15 +19,15 @@ enum class Reduce : std::uint8_t {
   kFast,
 };
 
-/// Whether gradients lie in memory section by section (nn::Parameters::divide_grads): where they are sent off after each.
+/// Whether gradients are held one section at a time (nn::Parameters::divide_grads), each sent as soon as it is complete.
 constexpr bool divides_grads(int num_ranks, Reduce reduce) noexcept { return num_ranks > 1 && reduce == Reduce::kExact; }
 
 /// Adds up the gradients of a step's rows and gives each rank the part that it owns. Every rank makes the same calls.
 ///
-/// Rows go round: row i is of rank i mod W, in round i / W. Each rank sends the parts of its leaf to their owners (all-to-all), which add
-/// them in the order of rows: section by section as its backward pass completes them if the parameters divide their gradients, else after
-/// the round. Memory beside the gradients: the sum of the own part once a step has several rows, and for each rank kBucketElements of what
-/// arrives. With fewer parts than ranks, ranks r, r + parts, ... own the same part. One thread.
+/// Rows are dealt round-robin: rank i mod W runs row i, in round i / W. Each rank sends the parts of its leaf to their owners
+/// (all-to-all), which add them in the order of rows: section by section as its backward pass completes them if the parameters divide
+/// their gradients, else after the round. Memory beside the gradients: the sum of the own part once a step has several rows, and for each
+/// rank kBucketElements of what arrives. With fewer parts than ranks, ranks r, r + parts, ... own the same part. One thread.
 class GradientExchange {
  public:
   static constexpr std::int64_t kBucketElements = std::int64_t{1} << 22;

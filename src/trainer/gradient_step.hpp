@@ -35,10 +35,10 @@ struct GradientStepOptions {
   comm::Mesh* mesh = nullptr;
   Reduce reduce = Reduce::kExact;
   int num_ranks = 1;  ///< that will train together, for plans of memory made before they meet
-  /// Groups of ranks that each hold the whole state; new weights are gathered within a group. Must divide the number of ranks; a group that
-  /// lost a rank so that it does not goes on with one.
+  /// Replica groups, each of which holds the whole state; new weights are gathered within a group. Must divide the number of ranks; if it
+  /// no longer does after ranks were lost, the step continues with a single group.
   int num_replicas = 1;
-  /// What was found of each token of a step goes there (TokenExporter); empty: nowhere.
+  /// Folder for the per-token values of each step (TokenExporter); empty: they are not written.
   std::filesystem::path token_exports = {};
 };
 
@@ -56,7 +56,7 @@ struct GradientStepResult {
 };
 
 /// Floating-point operations that forward and backward over a row need: 6 per matrix weight and token, for the head per token that is a
-/// target, and 12 * layers * hidden * n per token of a sequence of n for attention. What is computed twice to save memory does not count.
+/// target, and 12 * layers * hidden * n per token of a sequence of n for attention. Recomputed activations do not count.
 /// With `trained`, the tensors of an adapter and the modules that are trained beside it, weights that are not trained need 4.
 double training_flops(const nn::ModelConfig& model, const wire::MicroBatch& row, std::span<const std::int32_t> targets,
                       const nn::TensorTable* trained = nullptr);
@@ -88,8 +88,8 @@ class GradientStep {
   /// Those that share the state: a copy of it each, if there are several.
   comm::Communicator& shards() const noexcept { return mesh().along(comm::Axis::kShard); }
   const ShardPlan& shard_plan() const noexcept { return shard_->plan; }
-  /// Goes on with the ranks of another group, which divide what there is anew. The optimizer's state is zero then, and so are masters that
-  /// this rank did not hold before, until they are restored (peer_snapshot.hpp).
+  /// Continues with the ranks of another group, over which the state is sharded again. The optimizer's state is zero then, and so are
+  /// masters that this rank did not hold before, until they are restored (peer_snapshot.hpp).
   void move_to(std::unique_ptr<comm::Communicator> group);
   /// Every rank calls it after its masters were restored: their weights become `version`. PeerLost.
   void refresh_weights(PolicyVersion version);

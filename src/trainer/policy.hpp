@@ -73,12 +73,12 @@ class Policy {
   /// Packs the masters anew as `version`: after a step, and after a checkpoint was loaded. `rounded`, if defined, holds all of them in the
   /// compute dtype; it is needed where a part of the masters is held.
   void refresh(PolicyVersion version, const Tensor& rounded = {});
-  /// Memory for the next weights that an optimizer may fill on its way (Optimizer::step); undefined where the device packs weights anew
-  /// from masters, all of which are held.
+  /// Memory for the next weights, which the optimizer may fill as part of its step (Optimizer::step); undefined where the device packs
+  /// weights from the masters, all of which are held.
   Tensor room_for_weights();
   /// Writes the held masters at their place in `rounded`, which is as room_for_weights() gives it.
   void round_held(const Tensor& rounded);
-  /// Masters and weights as they were at first, version 0: read or made anew.
+  /// Restores the initial masters and weights, version 0: read from the model folder or initialised again.
   void load_initial();
   /// Writes the current weights as a model folder: the masters rounded to the compute dtype, or base and adapter merged.
   void save(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const;
@@ -91,8 +91,8 @@ class Policy {
   void backward(std::span<const float> dlogp_T) { model_->backward(dlogp_T); }
   /// Forward only.
   nn::TokenStats evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
-  /// Runs forward and backward over random tokens, as many as a micro-batch may have, and forgets the result: activations and scratch
-  /// have their memory then, and kernels are chosen. Bytes that it took.
+  /// Runs forward and backward over random tokens, as many as a micro-batch may have, and discards the result: this allocates activations
+  /// and scratch memory and autotunes kernels. Returns the bytes that it allocated.
   std::size_t reserve(std::int64_t num_tokens);
   /// Checksum and probe log-probabilities of the current weights, what an engine must match.
   weights::WeightManifest manifest();

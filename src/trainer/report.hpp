@@ -18,8 +18,8 @@ inline constexpr std::int64_t kBenchSteps = 4;
 
 /// loss, optim, peak memory and times of a gradient step, under the metric names of trainer/metrics.hpp.
 void put_step_metrics(monitor::Metrics& metrics, const GradientStepResult& result, const DeviceRuntime& runtime);
-/// The most that the device is known to reach in FLOP/s, what perf/mfu is a share of. A measurement on a busy machine finds less than
-/// there is; a step that reaches more shows it, and raises the peak for itself and all that follow.
+/// Peak FLOP/s of the device, the denominator of perf/mfu. A measurement on a busy machine is too low;
+/// a step that exceeds it raises the peak for itself and all later steps.
 class PeakFlops {
  public:
   /// `measured` <= 0: not known.
@@ -45,7 +45,7 @@ void write_memory_snapshot(const std::filesystem::path& folder, std::int64_t ste
 /// whose metric is absent are left out; MFU is n/a where there is a throughput and no known peak. `Step` with a capital S appears in no
 /// other line at INFO or above.
 std::string rl_step_line(std::int64_t step, const monitor::Metrics& metrics);
-/// When a run will be over, from how long its steps take, smoothed over about ten so that one validation does not throw it.
+/// Estimated end of a run, from a moving average over about ten steps, so that a single validation does not distort it.
 class StepEstimate {
  public:
   explicit StepEstimate(std::optional<std::int64_t> max_steps) : max_steps_(max_steps) {}

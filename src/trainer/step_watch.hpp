@@ -10,7 +10,7 @@
 
 namespace prl::trainer {
 
-/// Says on the console what a step that takes long is at, every `interval` while it lasts: "training step 12: 3 of 16 rows, 42s so far".
+/// Logs the progress of a long step every `interval`: "training step 12: 3 of 16 rows, 42s so far".
 /// A thread of its own; the other methods are for one thread.
 class StepWatch {
  public:

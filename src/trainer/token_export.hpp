@@ -22,9 +22,9 @@ struct SequenceValues {
   std::span<const float> entropy;  ///< of the distribution that drew token i, at i; [n]
 };
 
-/// What the trainer found of each token of a step: <folder>/step_N/rank_R.jsonl with one JSON object per packed sequence that has tokens in
-/// a loss, and an empty file STABLE beside it once every rank has written its own. Numbers that are not finite, and what is not computed
-/// (of tokens in no loss), are null. One thread.
+/// Per-token values of a step as the trainer computed them: <folder>/step_N/rank_R.jsonl with one JSON object per packed sequence that
+/// has tokens in a loss, and an empty file STABLE beside it once every rank has written its own. Values that are not finite or not computed
+/// (tokens without a loss) are null. One thread.
 class TokenExporter {
  public:
   TokenExporter(std::filesystem::path folder, std::int64_t step, int rank);

@@ -56,7 +56,7 @@ class Training {
   virtual void begin(const TrainProgress& progress) = 0;
   /// Waits for the rows of `step`, and adds metrics of its own. False: none follow, or the run was stopped.
   virtual bool next(std::int64_t step, monitor::Metrics& metrics) = 0;
-  /// What a user does about an error of next(), after which the last step is saved; empty: it is not saved then.
+  /// What a user can do about an error of next(). The last step is saved before the run ends, unless this is empty.
   virtual std::string remedy() const { return {}; }
   /// Trains on those rows, and counts. Masters and optimizer are as they were if it throws.
   virtual void step(TrainProgress& progress, monitor::Metrics& metrics) = 0;
@@ -65,7 +65,7 @@ class Training {
   virtual void recover(const TrainProgress& progress) = 0;
   /// Whether next() waits by itself while the run is paused, so that other roles which wait for this one see it alive.
   virtual bool waits_while_paused() const { return false; }
-  /// Hands the new weights on; false if nobody takes them.
+  /// Publishes the new weights; false if this training has no receiver for them.
   virtual bool publish() { return false; }
   /// The console line of a step.
   virtual std::string line(std::int64_t step, const monitor::Metrics& metrics) const = 0;
@@ -94,7 +94,7 @@ class TrainRun {
  private:
   TrainRunResult run_on_ranks();
   void begin_as_newcomer();
-  /// Lets a rank in that was started again, between two steps.
+  /// Admits a restarted rank between two steps.
   void admit_newcomer();
   /// In a new group, which has or has not lost a rank of the old one: takes the state that all of its ranks have. False if one has none
   /// yet.
@@ -107,7 +107,7 @@ class TrainRun {
   void commit_copies();
   void resume();
   bool next(std::int64_t step, monitor::Metrics& metrics);
-  /// Stands still between two steps while somebody wants that.
+  /// Blocks between two steps while the run is paused.
   void wait_while_paused();
   bool is_checkpoint_due(std::int64_t step);
   void save_last();
