@@ -44,6 +44,12 @@ class Transport {
 /// Connects the ranks that `options` name; TransportError with the reason if one does not come.
 using TransportFactory = std::unique_ptr<Transport> (*)(const CommOptions& options);
 
+/// Sends and receives no faster than a link of that rate in each direction would, for trials of what a slow one costs: start_send() waits
+/// until the link has carried the message, and a message has come when the link has carried it and those before it.
+std::unique_ptr<Transport> limit_bandwidth(std::unique_ptr<Transport> inner, double bytes_per_s);
+/// What PRL_COMM_BANDWIDTH asks for, in bytes per second; nullopt if it is not set. Error{kInvalidArgument}.
+std::optional<double> wanted_bandwidth();
+
 /// Collectives over `connect(options)`. PeerLost naming the ranks that did not come.
 std::unique_ptr<Communicator> make_peer_communicator(std::string_view backend, TransportFactory connect, CommOptions options);
 

@@ -146,7 +146,11 @@ class GlooTransport final : public Transport {
   std::shared_ptr<gloo::rendezvous::Context> context_;
 };
 
-std::unique_ptr<Transport> connect_gloo(const CommOptions& options) { return std::make_unique<GlooTransport>(options); }
+std::unique_ptr<Transport> connect_gloo(const CommOptions& options) {
+  const std::optional<double> limit = wanted_bandwidth();
+  auto transport = std::make_unique<GlooTransport>(options);
+  return limit ? limit_bandwidth(std::move(transport), *limit) : std::move(transport);
+}
 
 }  // namespace
 
