@@ -1,7 +1,10 @@
 #include "autograd/attention.hpp"
 
 #include <cmath>
+#include <utility>
+#include <vector>
 
+#include "autograd/token_blocks.hpp"
 #include "base/error.hpp"
 #include "ops/fused.hpp"
 
@@ -15,6 +18,145 @@ View heads_of(View matrix, std::int64_t first, std::int64_t heads, std::int64_t 
   view.shape = Shape{matrix.shape.num_rows(), heads, head_dim};
   view.row_stride = head_dim;
   return view;
+}
+
+/// From the gradients of normed and rotated heads to those of the projections; `dqkv` has those of v already.
+void heads_backward(ops::OpContext& ctx, Tape& tape, const AttentionParameter& p, const ops::HeadInputs& inputs, TensorView dqkv,
+                    TensorView dqk, std::int64_t stride) {
+  if (p.q_norm.weight.data == nullptr)
+    return ops::rope(ctx, heads_of(dqk, 0, p.num_heads + p.num_kv_heads, p.head_dim), stride, inputs.positions_T, *p.rope, true);
+  const TensorView outs[] = {norm_weight_target(tape, p.q_norm), norm_weight_target(tape, p.k_norm)};
+  sum_over_blocks(ctx, tape.arena(), {.outs = outs}, dqkv.shape.num_rows(), tape.num_token_blocks(),
+                  [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool) {
+                    ops::HeadInputs part = inputs;
+                    part.qkv_TE = inputs.qkv_TE.rows(begin, count);
+                    part.positions_T = part_of_vector(inputs.positions_T, begin, count);
+                    ops::norm_rope_backward(ctx, dqkv.rows(begin, count), to[0], to[1], dqk.rows(begin, count), part);
+                  });
+}
+
+/// Columns of a matrix that lie apart, each part of them in contiguous memory of its own: parts_CTE[c] = columns of part c. Part c has,
+/// one after another, the c-th share of each of the groups of columns that `widths` names.
+class ColumnParts {
+ public:
+  ColumnParts(int num_parts, std::vector<std::int64_t> widths) : num_parts_(num_parts), widths_(std::move(widths)) {
+    for (const std::int64_t width : widths_) {
+      PRL_CHECK(width % num_parts == 0, "{} columns in {} parts", width, num_parts);
+      part_width_ += width / num_parts;
+    }
+  }
+  std::int64_t part_width() const noexcept { return part_width_; }
+  /// Views of `memory` [parts, T, part width], and those of one part as columns of the groups.
+  void split(ops::OpContext& ctx, TensorView parts, const std::vector<TensorView>& groups) const {
+    each(parts, groups, [&](TensorView part, TensorView columns) { ops::cast(ctx, part, columns); });
+  }
+  void join(ops::OpContext& ctx, const std::vector<TensorView>& groups, TensorView parts) const {
+    each(parts, groups, [&](TensorView part, TensorView columns) { ops::cast(ctx, columns, part); });
+  }
+
+ private:
+  /// `groups` are matrices [T, width], rows may be strided.
+  template <typename Move>
+  void each(TensorView parts, const std::vector<TensorView>& groups, const Move& move) const {
+    const std::int64_t T = groups.front().shape.num_rows();
+    for (int c = 0; c < num_parts_; ++c) {
+      const TensorView part = parts.rows(c * T, T);
+      std::int64_t first = 0;
+      for (std::size_t g = 0; g < groups.size(); ++g) {
+        const std::int64_t width = widths_[g] / num_parts_;
+        move(part.columns(first, width), groups[g].columns(c * width, width));
+        first += width;
+      }
+    }
+  }
+
+  int num_parts_;
+  std::vector<std::int64_t> widths_;
+  std::int64_t part_width_ = 0;
+};
+
+/// Part r of `in` [size * T, E] goes to rank r, and part r of `out` comes from it.
+void exchange(HeadExchange& ranks, TensorView out, ConstTensorView in) {
+  const std::int64_t T = in.shape.num_rows() / ranks.size();
+  std::vector<TensorView> outs;
+  std::vector<ConstTensorView> ins;
+  for (int r = 0; r < ranks.size(); ++r) {
+    outs.push_back(out.rows(r * T, T));
+    ins.push_back(in.rows(r * T, T));
+  }
+  ranks.all_to_all(outs, ins);
+}
+
+struct SharedAttention {
+  Var qkv, y;
+  TensorView qk;  ///< normed and rotated heads of q and k
+  ops::HeadInputs inputs;
+  AttentionParameter p;
+  AttentionIndex index;
+  float scale = 1;
+};
+
+/// Attention over a row that ranks share: part of the heads for all tokens here, the others' elsewhere.
+void shared_attention(Frame& frame, const SharedAttention& a) {
+  const AttentionParameter& p = a.p;
+  HeadExchange& ranks = *a.index.exchange;
+  const int size = ranks.size();
+  const std::int64_t T = a.qkv.value.shape.num_rows(), D = p.head_dim, Q = p.num_heads * D, K = p.num_kv_heads * D;
+  const std::int64_t heads = p.num_heads / size, kv_heads = p.num_kv_heads / size, row = size * T;
+  const DType dtype = a.qkv.value.dtype;
+  const ColumnParts inputs(size, {Q, K, K}), outputs(size, {Q});
+  const std::int64_t E = inputs.part_width();
+  const auto groups_of = [=](TensorView qk, TensorView qkv) {
+    return std::vector<TensorView>{qk.columns(0, Q), qk.columns(Q, K), qkv.columns(Q + K, K)};
+  };
+  const auto args_of = [=, cu_seqlens = a.index.cu_seqlens, scale = a.scale](TensorView mine) {
+    return ops::VarlenAttention{heads_of(mine, 0, heads, D),
+                                heads_of(mine, heads * D, kv_heads, D),
+                                heads_of(mine, (heads + kv_heads) * D, kv_heads, D),
+                                E,
+                                E,
+                                E,
+                                cu_seqlens,
+                                scale};
+  };
+  // What the backward pass reads is kept: it would have to be exchanged once more.
+  const TensorView mine = frame.keep({row, E}, dtype), out = frame.keep({row, heads * D}, dtype);
+  const TensorView lse = frame.keep({row, heads}, DType::kF32);
+  {
+    const Arena::Mark mark = frame.arena.mark();
+    const TensorView parts = frame.arena.take({row, E}, dtype);
+    inputs.split(frame.ctx, parts, groups_of(a.qk, a.qkv.value));
+    exchange(ranks, mine, parts);
+    ops::attention_varlen(frame.ctx, out.reshaped({row, heads, D}), lse, args_of(mine));
+    const TensorView received = frame.arena.take({row, heads * D}, dtype);
+    exchange(ranks, received, out);
+    outputs.join(frame.ctx, {a.y.value}, received);
+    frame.arena.release(mark);
+  }
+  if (frame.tape == nullptr) return;
+  frame.tape->record([tape = frame.tape, ctx = &frame.ctx, group = a.index.exchange, a, mine, out, lse, inputs, outputs, groups_of, args_of,
+                      T, Q, K, E, row, heads, kv_heads, D] {
+    const TensorView dy = tape->grad(a.y);
+    if (dy.data == nullptr || a.qkv.id < 0) return;
+    const Tape::Target target = tape->target(a.qkv);
+    PRL_CHECK(!target.accumulate, "the projections of an attention layer have one reader");
+    const TensorView dqkv = target.view;
+    const bool has_norm = a.p.q_norm.weight.data != nullptr;
+    Arena& arena = tape->arena();
+    const Arena::Mark mark = arena.mark();
+    const TensorView dqk = has_norm ? arena.take({T, Q + K}, dqkv.dtype) : dqkv;
+    const TensorView dmine = arena.take({row, E}, dqkv.dtype), dparts = arena.take({row, E}, dqkv.dtype);
+    const TensorView parts = arena.take({row, heads * D}, dqkv.dtype), dout = arena.take({row, heads * D}, dqkv.dtype);
+    outputs.split(*ctx, parts, {dy});
+    exchange(*group, dout, parts);
+    ops::attention_varlen_backward(*ctx, heads_of(dmine, 0, heads, D), heads_of(dmine, heads * D, kv_heads, D),
+                                   heads_of(dmine, (heads + kv_heads) * D, kv_heads, D), E, E, E, dout.reshaped({row, heads, D}),
+                                   out.reshaped({row, heads, D}), lse, args_of(mine));
+    exchange(*group, dparts, dmine);
+    inputs.join(*ctx, groups_of(dqk, dqkv), dparts);
+    heads_backward(*ctx, *tape, a.p, a.inputs, dqkv, dqk, has_norm ? Q + K : a.p.width());
+    arena.release(mark);
+  });
 }
 
 }  // namespace
@@ -67,6 +209,11 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     return y;
   }
 
+  if (index.exchange != nullptr) {
+    shared_attention(frame, {qkv, y, qk, inputs, p, index, scale});
+    return y;
+  }
+
   const TensorView lse = frame.keep({T, p.num_heads}, DType::kF32);
   const ops::VarlenAttention args{q, k, v, qk_stride, qk_stride, W, index.cu_seqlens, scale};
   ops::attention_varlen(frame.ctx, out, lse, args);
@@ -84,10 +231,7 @@ Var self_attention(Frame& frame, const Var& qkv, const AttentionParameter& p, co
     ops::attention_varlen_backward(*ctx, heads_of(dqk, 0, p.num_heads, D), heads_of(dqk, Q, p.num_kv_heads, D),
                                    heads_of(dqkv, Q + K, p.num_kv_heads, D), stride, stride, W, dy.reshaped({T, p.num_heads, D}), out, lse,
                                    args);
-    if (has_norm)
-      ops::norm_rope_backward(*ctx, dqkv, norm_weight_target(*tape, p.q_norm), norm_weight_target(*tape, p.k_norm), dqk, inputs);
-    else
-      ops::rope(*ctx, heads_of(dqk, 0, p.num_heads + p.num_kv_heads, D), stride, index.positions_T, *p.rope, true);
+    heads_backward(*ctx, *tape, p, inputs, dqkv, dqk, stride);
     tape->arena().release(mark);
   });
   return y;

@@ -1,6 +1,7 @@
 #include "autograd/functions.hpp"
 
 #include "autograd/fused.hpp"
+#include "autograd/token_blocks.hpp"
 #include "base/error.hpp"
 
 namespace prl::autograd {
@@ -46,7 +47,12 @@ Var embedding(Frame& frame, ConstTensorView table_VH, TensorView dtable_VH, cons
   ops::embedding(frame.ctx, y.value, table_VH, ids);
   if (frame.tape != nullptr && dtable_VH.data != nullptr) {
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, y, dtable_VH, ids_T] {
-      if (const TensorView dy = tape->grad(y); dy.data != nullptr) ops::embedding_backward(*ctx, dtable_VH, dy, ids_T);
+      const TensorView dy = tape->grad(y);
+      if (dy.data == nullptr) return;
+      sum_over_blocks(*ctx, tape->arena(), {.outs = std::span(&dtable_VH, 1)}, dy.shape.num_rows(), tape->num_token_blocks(),
+                      [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool) {
+                        ops::embedding_backward(*ctx, to[0], dy.rows(begin, count), part_of_vector(ids_T, begin, count));
+                      });
     });
   }
   return y;
@@ -70,6 +76,18 @@ void run_linear(ops::OpContext& ctx, TensorView y, ConstTensorView x, TensorView
     ops::add_lora_indexed(ctx, y, x, *p.lora->index);
   else
     ops::add_lora(ctx, y, x_of_adapter, p.lora->groups);
+}
+
+void weight_backward(ops::OpContext& ctx, Tape& tape, const LinearParameter& p, ConstTensorView dy, ConstTensorView x) {
+  const TensorView outs[] = {p.dw, p.db};
+  if (tape.num_token_blocks() == 1) return ops::linear_backward_weight(ctx, p.dw, p.db, dy, x, p.accumulate);
+  sum_over_blocks(ctx, tape.arena(), {.outs = outs, .accumulate = p.accumulate, .can_overwrite = true}, x.shape.num_rows(),
+                  tape.num_token_blocks(), [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool accumulate) {
+                    // The op only ever adds to a bias.
+                    if (to[1].data != nullptr && !accumulate)
+                      ctx.runtime->zero(to[1].data, static_cast<std::size_t>(to[1].shape.num_elements()) * sizeof(float));
+                    ops::linear_backward_weight(ctx, to[0], to[1], dy.rows(begin, count), x.rows(begin, count), accumulate);
+                  });
 }
 
 /// Gradients of the adapter, and what reaches x through it.
@@ -104,7 +122,7 @@ Var linear(Frame& frame, const Var& x_TK, const LinearParameter& p, TensorView o
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, x_TK, x_of_adapter, y, p] {
       const TensorView dy = tape->grad(y);
       if (dy.data == nullptr) return;
-      if (p.dw.data != nullptr) ops::linear_backward_weight(*ctx, p.dw, p.db, dy, x_TK.value, p.accumulate);
+      if (p.dw.data != nullptr) weight_backward(*ctx, *tape, p, dy, x_TK.value);
       if (x_TK.id >= 0) {
         const Tape::Target dx = tape->target(x_TK);
         ops::linear_backward_input(*ctx, dx.view, dy, *p.weight, dx.accumulate);
@@ -129,6 +147,19 @@ TensorView norm_weight_target(Tape& tape, const NormParameter& p) {
   return p.dweight.data != nullptr ? p.dweight : tape.arena().take(p.weight.shape, DType::kF32);
 }
 
+namespace {
+
+void norm_backward(ops::OpContext& ctx, Tape& tape, const NormParameter& p, const Tape::Target& dx, ConstTensorView dy, ConstTensorView x) {
+  const TensorView dweight = norm_weight_target(tape, p);
+  sum_over_blocks(ctx, tape.arena(), {.outs = std::span(&dweight, 1)}, x.shape.num_rows(), tape.num_token_blocks(),
+                  [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool) {
+                    ops::rms_norm_backward(ctx, dx.view.rows(begin, count), to[0], dy.rows(begin, count), x.rows(begin, count), p.weight,
+                                           p.eps, dx.accumulate);
+                  });
+}
+
+}  // namespace
+
 Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
   const Var y = frame.variable(frame.take(x_TH.value.shape, x_TH.value.dtype));
   frame.run([ctx = &frame.ctx, y = y.value, x = x_TH.value, p] { ops::rms_norm(*ctx, y, x, p.weight, p.eps); });
@@ -137,7 +168,7 @@ Var rms_norm(Frame& frame, const Var& x_TH, const NormParameter& p) {
       const TensorView dy = tape->grad(y);
       if (dy.data == nullptr || x_TH.id < 0) return;
       const Tape::Target dx = tape->target(x_TH);
-      ops::rms_norm_backward(*ctx, dx.view, norm_weight_target(*tape, p), dy, x_TH.value, p.weight, p.eps, dx.accumulate);
+      norm_backward(*ctx, *tape, p, dx, dy, x_TH.value);
     });
   }
   return y;
@@ -155,7 +186,7 @@ NormedSum add_rms_norm(Frame& frame, const Var& delta_TH, const Var& residual_TH
     frame.tape->record([tape = frame.tape, ctx = &frame.ctx, delta_TH, residual_TH, sum, y, p] {
       if (const TensorView dy = tape->grad(y); dy.data != nullptr) {
         const Tape::Target dsum = tape->target(sum);
-        ops::rms_norm_backward(*ctx, dsum.view, norm_weight_target(*tape, p), dy, sum.value, p.weight, p.eps, dsum.accumulate);
+        norm_backward(*ctx, *tape, p, dsum, dy, sum.value);
       }
       const TensorView dsum = tape->grad(sum);
       if (dsum.data == nullptr) return;

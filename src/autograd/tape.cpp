@@ -95,6 +95,7 @@ Var checkpoint(Frame& frame, const Var& x, Shape out_shape, CheckpointBody body)
     // Room for dx outside of the scratch memory, unless the block hands dy itself through.
     const Arena::Mark scratch = arena->mark();
     Tape inner(*arena);
+    inner.set_token_blocks(tape->num_token_blocks());
     Frame again{*ctx, *arena, &inner, true};
     const Var leaf = inner.variable(x.value);
     const Var y = body(again, leaf, arena->take(out_shape, x.value.dtype));

@@ -55,9 +55,13 @@ class Tape {
   void clear();
   bool is_empty() const noexcept { return rules_.empty(); }
   Arena& arena() noexcept { return arena_; }
+  /// Blocks of tokens over which rules form gradients of parameters (sum_over_blocks).
+  int num_token_blocks() const noexcept { return num_token_blocks_; }
+  void set_token_blocks(int num_blocks) noexcept { num_token_blocks_ = num_blocks; }
 
  private:
   Arena& arena_;
+  int num_token_blocks_ = 1;
   std::vector<TensorView> values_;
   std::vector<TensorView> grads_;
   std::vector<std::function<void()>> rules_;

@@ -178,6 +178,7 @@ struct TrainerModelConfig {
   int deepep_num_sms = 20;
   std::optional<int> deepep_token_chunk_size;
   int cp = 1;
+  std::optional<int> leaves_per_row;
   ContextParallelStyle cp_style = ContextParallelStyle::kRing;
   int tp = 1;
   ParamDType moe_router_dtype = ParamDType::kFloat32;
@@ -225,9 +226,12 @@ struct TrainerModelConfig {
             {.min = 1, .status = inert("dense models have no experts")});
     v.field("deepep_token_chunk_size", deepep_token_chunk_size, "Tokens per DeepEP message",
             {.unit = "tokens", .min = 1, .status = inert("dense models have no experts")});
-    v.field("cp", cp, "Devices that share one sequence", {.unit = "devices", .min = 1, .status = not_built("context parallelism")});
-    v.field("cp_style", cp_style, "How attention is split over a sequence's devices",
-            {.status = inert("a sequence is not split over devices")});
+    v.field("cp", cp, "Trainer ranks that share one row: 1, 2, 4, ..., a divisor of both kinds of heads", {.unit = "devices", .min = 1});
+    v.field(
+        "leaves_per_row", leaves_per_row,
+        "Parts of a row whose gradients are formed apart and added as a tree, a power of two; bits depend on it, not on cp; cp if not set",
+        {.unit = "leaves", .min = 1, .max = 64});
+    v.field("cp_style", cp_style, "How attention is split over the ranks that share a row: ulysses, by heads; ring is not built");
     v.field("tp", tp, "Devices that share one layer", {.unit = "devices", .min = 1, .status = not_built("tensor parallelism")});
     v.field("moe_router_dtype", moe_router_dtype, "Type of the router's products", {.status = inert("dense models have no router")});
     v.field("moe_use_grouped_mm", moe_use_grouped_mm, "One product over all experts instead of one each",

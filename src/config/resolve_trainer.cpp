@@ -27,6 +27,15 @@ void check_offload(const TrainerModelConfig& model, const OptimConfig& optim, co
 
 void check_parallel(const TrainerModelConfig& model, const Check& check) {
   if (model.ep.number.value_or(1) > 1) check.not_built("model.ep", "expert parallelism");
+  const int leaves = model.leaves_per_row.value_or(model.cp);
+  if (leaves == 1 && model.cp == 1) return;
+  const auto is_power = [](int n) { return (n & (n - 1)) == 0; };
+  if (!is_power(model.cp)) check.problem("model.cp", "must be 1, 2, 4, 8, ...: gradients of a row's parts are added as a balanced tree");
+  if (!is_power(leaves) || leaves % model.cp != 0)
+    check.problem("model.leaves_per_row", fmt::format("must be a power of two and a multiple of model.cp, which is {}", model.cp));
+  if (model.cp > 1 && model.cp_style == ContextParallelStyle::kRing)
+    check.not_built("model.cp_style", "ring attention; use model.cp_style = \"ulysses\"");
+  if (model.lora) check.not_built(model.cp > 1 ? "model.cp" : "model.leaves_per_row", "rows in several parts where an adapter is trained");
 }
 
 /// What selective recomputation can name: parts of dense decoders, and parts of models that have more than those.
@@ -75,6 +84,18 @@ void infer_loss_type(Value& trainer) {
       return;
     }
   if (loss->find("clip_ratio")) loss->set("type", Value("grpo"));
+}
+
+void choose_copies(TrainerModelConfig& model, const std::string& prefix, int num_nodes, const std::optional<int>& nodes_per_group,
+                   const Check& check) {
+  if (!nodes_per_group) return;
+  constexpr const char* kKey = "deployment.nodes_per_fsdp_group";
+  if (num_nodes % *nodes_per_group != 0) return check.problem(kKey, fmt::format("must divide the {} nodes of the trainer", num_nodes));
+  const int copies = num_nodes / *nodes_per_group;
+  if (check.is_set(prefix + "model.dp_replicate") && model.dp_replicate != copies)
+    check.problem(kKey, fmt::format("{} nodes in groups of {} hold {} copies of the state, and {}model.dp_replicate is {}", num_nodes,
+                                    *nodes_per_group, copies, prefix, model.dp_replicate));
+  model.dp_replicate = copies;
 }
 
 void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, const Check& check) {

@@ -32,6 +32,9 @@ constexpr double kHostShare = 0.9;
 /// A part of this many of what is left, for logits that a pass keeps instead of forming them twice: that saves 2% to 4% of a step.
 constexpr std::size_t kLogitsParts = 6;
 constexpr std::string_view kActivations = "activations";
+constexpr const char* kSmallerState =
+    "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload; with the masters: "
+    "model.fsdp_cpu_offload) or in bfloat16 (model.optimization_dtype), or choose an optimizer with less state";
 constexpr const char* kSmallerActivations =
     "lower seq_len, recompute activations (model.ac) or keep them in host memory (model.ac_offloading)";
 
@@ -44,7 +47,7 @@ std::string gib(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cas
 std::size_t usable(const MemoryPlan& plan) { return static_cast<std::size_t>(static_cast<double>(plan.available) * (1 - kReserve)); }
 
 void refuse_if_too_large(const MemoryPlan& plan, const char* advice) {
-  if (plan.total() <= usable(plan)) return;
+  if (plan.fits()) return;
   fail(ErrorCode::kOutOfMemory, "the GPU's memory is too small for this run: {}; {}", plan.to_string(), advice);
 }
 
@@ -63,6 +66,8 @@ std::size_t MemoryPlan::total() const noexcept {
   for (const auto& [name, bytes] : parts) sum += bytes;
   return sum;
 }
+
+bool MemoryPlan::fits() const noexcept { return total() <= usable(*this); }
 
 std::size_t MemoryPlan::part(std::string_view name) const noexcept {
   const auto found = std::ranges::find(parts, name, [](const auto& p) { return std::string_view(p.first); });
@@ -111,35 +116,64 @@ void MemoryPlan::log_peak(std::size_t peak_bytes, std::string_view of) const {
   log::info("memory: {} planned, {} at the peak of {}", gib(total()), gib(peak_bytes), of);
 }
 
+namespace {
+
+std::int64_t tokens_of_rank(const trainer::GradientStepOptions& step, std::int64_t seq_len) {
+  return step.cut.padded(seq_len) / step.cut.num_ranks;
+}
+
+/// What ranks that share a row keep of it: a layer's heads of q, k, v and its output for as many elements as the rank has of its own
+/// tokens, and in flight those of one layer's exchanges once more, each way.
+std::size_t shared_row_bytes(const nn::ModelConfig& m, DType compute, std::int64_t own_tokens) {
+  const auto heads = static_cast<std::size_t>((2 * m.num_heads + 2 * m.num_kv_heads) * m.head_dim * own_tokens) * size_of(compute);
+  return heads * static_cast<std::size_t>(m.num_layers + 2);
+}
+
+/// Of a rank with several leaves of a row: the sums of a tree that are not added yet, of the largest matrix.
+std::size_t leaf_bytes(const nn::ModelConfig& m, int leaves) {
+  const std::int64_t largest = std::max({m.vocab_size, 2 * m.intermediate_size, (m.num_heads + 2 * m.num_kv_heads) * m.head_dim});
+  int levels = 0;
+  for (int n = leaves; n > 1; n /= 2) ++levels;
+  return static_cast<std::size_t>(levels * largest * m.hidden_size) * sizeof(float);
+}
+
+}  // namespace
+
 std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std::int64_t num_tokens, std::size_t bytes_left) {
   const auto row_bytes = static_cast<std::size_t>(ops::kept_row_bytes(compute, model.vocab_size));
   return std::min(num_tokens, static_cast<std::int64_t>(bytes_left / kLogitsParts / row_bytes));
 }
 
-MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape) {
+MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, bool may_keep_logits) {
   const DType compute = shape.policy.compute;
   const trainer::TrainingBytes bytes = trainer::training_bytes(shape.model, shape.policy, shape.step);
   MemoryPlan plan;
-  plan.available = runtime.bytes_available();
+  plan.available = available;
   plan.parts = {{"masters", bytes.masters}, {"gradients", bytes.gradients}, {"optimizer", bytes.optimizer}, {"weights", bytes.weights}};
   if (bytes.host_masters > 0) plan.host.emplace_back("masters", bytes.host_masters);
   if (bytes.host_optimizer > 0) plan.host.emplace_back("optimizer", bytes.host_optimizer);
-  refuse_if_too_large(plan,
-                      "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload; with the masters: "
-                      "model.fsdp_cpu_offload) or in bfloat16 "
-                      "(model.optimization_dtype), or choose an optimizer with less state");
+  const std::int64_t own_tokens = tokens_of_rank(shape.step, shape.seq_len);
   const auto activations_with = [&](std::int64_t num_kept_logits) {
-    return nn::activation_bytes(shape.model, compute, shape.seq_len, shape.policy.checkpointing, shape.policy.offload, num_kept_logits);
+    return nn::activation_bytes(shape.model, compute, own_tokens, shape.policy.checkpointing, shape.policy.offload, num_kept_logits);
   };
   nn::ActivationBytes activations = activations_with(0);
-  if (const std::size_t taken = plan.total() + activations.device + shape.bytes_of_others; is_planned(runtime) && taken < usable(plan)) {
-    plan.num_kept_logits = affordable_logits(shape.model, compute, shape.seq_len, usable(plan) - taken);
+  if (const std::size_t taken = plan.total() + activations.device + shape.bytes_of_others;
+      may_keep_logits && shape.step.cut.leaves_of_rank() == 1 && taken < usable(plan)) {
+    plan.num_kept_logits = affordable_logits(shape.model, compute, own_tokens, usable(plan) - taken);
     activations = activations_with(plan.num_kept_logits);
   }
   if (activations.host > 0) plan.host.emplace_back(kActivations, activations.host);
-  warn_if_host_is_full(plan);
   plan.parts.emplace_back(kActivations, activations.device);
-  refuse_if_too_large(plan, kSmallerActivations);
+  if (shape.step.cut.num_ranks > 1) plan.parts.emplace_back("shared rows", shared_row_bytes(shape.model, compute, own_tokens));
+  if (const int leaves = shape.step.cut.leaves_of_rank(); leaves > 1) plan.parts.emplace_back("leaves", leaf_bytes(shape.model, leaves));
+  return plan;
+}
+
+MemoryPlan plan_training(const DeviceRuntime& runtime, const TrainingShape& shape) {
+  MemoryPlan plan = foretell_training(runtime.bytes_available(), shape, is_planned(runtime));
+  const bool has_room_for_state = plan.total() - plan.part(kActivations) <= usable(plan);
+  refuse_if_too_large(plan, has_room_for_state ? kSmallerActivations : kSmallerState);
+  warn_if_host_is_full(plan);
   return plan;
 }
 
@@ -164,7 +198,7 @@ PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer
     options.num_kept_logits = made.plan->num_kept_logits;
   }
   made.policy = std::make_unique<trainer::Policy>(runtime, std::move(options));
-  if (made.plan) measure_activations(*made.plan, *made.policy, seq_len);
+  if (made.plan) measure_activations(*made.plan, *made.policy, tokens_of_rank(step, seq_len));
   return made;
 }
 

@@ -31,6 +31,8 @@ struct MemoryPlan {
   std::int64_t num_kept_logits = 0;                        ///< trainer::PolicyOptions::num_kept_logits; activations count them
 
   std::size_t total() const noexcept;
+  /// Whether it does, with a reserve for what no part names.
+  bool fits() const noexcept;
   std::size_t part(std::string_view name) const noexcept;  ///< 0 if there is none
   /// "masters 2.2 GiB, gradients 2.2 GiB, ...; 12.1 of 139.3 GiB; in host memory: optimizer 4.4 GiB"
   std::string to_string() const;
@@ -56,6 +58,9 @@ struct TrainingShape {
 /// Of `num_tokens` tokens of a pass in `compute`, how many may save their logits for the backward pass: they get at most a sixth of
 /// `bytes_left`, the memory beyond what is needed, so that a KV cache loses no more than that.
 std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std::int64_t num_tokens, std::size_t bytes_left);
+
+/// What such a run takes of a device with `available` bytes, which need not be there; see MemoryPlan::fits().
+MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, bool may_keep_logits = true);
 
 /// Masters, gradients, optimizer, packed weights and activations. Error{kOutOfMemory} with the parts if they cannot fit; a warning if the
 /// host's part takes nearly all that is free there.

@@ -55,9 +55,20 @@ void use_replicas(RankEnv& env, int num_replicas) {
   env.num_replicas = num_replicas;
 }
 
+void check_ranks_per_row(const RankEnv& env, int ranks_per_row) {
+  if (env.size % ranks_per_row != 0)
+    fail(ErrorCode::kInvalidArgument, "model.cp: {} ranks to a row cannot divide {} trainer {}; use a divisor of that", ranks_per_row,
+         env.size, env.size == 1 ? "rank" : "ranks");
+}
+
 trainer::MasterShare master_share(const RankEnv& env, const trainer::GradientStepOptions& step) {
   const int num_shards = env.size / env.num_replicas;
-  return {env.rank % num_shards, num_shards, trainer::keeps_whole_blocks(step.optim), trainer::divides_grads(env.size, step.reduce)};
+  return {env.rank % num_shards,
+          num_shards,
+          trainer::keeps_whole_blocks(step.optim),
+          trainer::divides_grads(env.size, step.reduce),
+          trainer::splits_tied_grads(step.cut.num_leaves, step.reduce),
+          trainer::num_grad_places(step.overlaps_exchange)};
 }
 
 namespace {

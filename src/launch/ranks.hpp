@@ -34,6 +34,8 @@ RankEnv rank_env();
 /// `num_replicas` groups of ranks hold a copy of the state each. Error{kInvalidArgument} naming the key if that does not divide their
 /// number.
 void use_replicas(RankEnv& env, int num_replicas);
+/// Error{kInvalidArgument} naming model.cp if so many ranks to a row do not divide their number.
+void check_ranks_per_row(const RankEnv& env, int ranks_per_row);
 /// What this rank holds of the masters.
 trainer::MasterShare master_share(const RankEnv& env, const trainer::GradientStepOptions& step);
 

@@ -21,6 +21,7 @@ int run_sft_role(const config::SftConfig& config, std::stop_token stop) {
   shared.model = config.model;
   RankEnv env = rank_env();
   use_replicas(env, config.model.dp_replicate);
+  check_ranks_per_row(env, config.model.cp);
   shared.compute = rank_compute(env, config.compute);
   shared.seed = config.seed;
   const auto runtime = make_runtime(shared.compute);

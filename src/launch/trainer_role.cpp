@@ -114,6 +114,10 @@ trainer::GradientStepOptions step_options(const config::TrainerConfig& config, c
   if (config.enable_token_export) options.token_exports = config.output_dir / "token_exports";
   if (config.model.reduce == config::GradientReduce::kFast) options.reduce = trainer::Reduce::kFast;
   options.num_replicas = config.model.dp_replicate;
+  options.cut = {.num_leaves = config.model.leaves_per_row.value_or(config.model.cp), .num_ranks = config.model.cp};
+  options.overlaps_exchange = runtime->device().kind == DeviceKind::kCpu;
+  // Sums in place have no order to keep.
+  if (options.reduce == trainer::Reduce::kFast) options.cut.num_leaves = options.cut.num_ranks;
   if (config.model.fsdp_cpu_offload && has_own_memory(*runtime, "model.fsdp_cpu_offload")) {
     options.optimizer_memory.host = make_host_link(runtime, /*page_locked=*/true);
     options.optimizer_memory.holds_masters = true;
@@ -165,6 +169,7 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   if (given.max_concurrent_runs > 1) return run_trainer_of_runs(given, std::move(stop));
   RankEnv env = rank_env();
   use_replicas(env, given.model.dp_replicate);
+  check_ranks_per_row(env, given.model.cp);
   const bool is_first = env.is_first();  // takes the samples, writes and publishes for all
   config::TrainerConfig config = given;
   config.compute = rank_compute(env, config.compute);

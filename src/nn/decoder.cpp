@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "autograd/tape.hpp"
+#include "autograd/token_blocks.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
 #include "nn/adapter_bank.hpp"
@@ -38,7 +39,8 @@ void check_tokens(const ModelConfig& config, std::span<const std::int32_t> ids, 
 
 void check_packed(const ModelConfig& config, const PackedBatch& batch) {
   check_tokens(config, batch.ids_T, batch.positions_T);
-  const auto T = static_cast<std::int32_t>(batch.ids_T.size());
+  const int num_parts = batch.exchange != nullptr ? batch.exchange->size() : 1;
+  const auto T = static_cast<std::int32_t>(batch.ids_T.size()) * num_parts;
   bool good = batch.cu_seqlens.size() >= 2 && batch.cu_seqlens.front() == 0 && batch.cu_seqlens.back() == T;
   for (std::size_t s = 1; good && s < batch.cu_seqlens.size(); ++s) good = batch.cu_seqlens[s] >= batch.cu_seqlens[s - 1];
   if (!good) fail(ErrorCode::kShape, "[decoder] cu_seqlens must rise from 0 to the {} tokens of the batch", T);
@@ -229,6 +231,8 @@ struct TrainableModel::Impl {
     AttentionIndex index;
     index.positions_T = upload(ctx, arena, batch.positions_T, DType::kI32);
     index.cu_seqlens = cu_seqlens;
+    index.exchange = batch.exchange;
+    tape.set_token_blocks(batch.num_token_blocks);
     const TensorView ids_T = upload(ctx, arena, batch.ids_T, DType::kI32);
     Frame frame{ctx, arena, tape_or_null};
     BoundModel model{*weights, tape_or_null != nullptr ? &parameters : nullptr};
@@ -254,9 +258,26 @@ struct TrainableModel::Impl {
     work = {.dlogp_T = arena.take({static_cast<std::int64_t>(targets.size())}, DType::kF32),
             .dh_TH = arena.take(h_TH.value.shape, h_TH.value.dtype),
             .below_logits = arena.mark()};
-    const std::int64_t num_kept = std::min<std::int64_t>(num_kept_logits, std::ranges::count_if(targets, [](auto t) { return t >= 0; }));
+    // Saved rows are counted from the first of a pass, and blocks have passes of their own.
+    const std::int64_t most = tape.num_token_blocks() == 1 ? num_kept_logits : 0;
+    const std::int64_t num_kept = std::min<std::int64_t>(most, std::ranges::count_if(targets, [](auto t) { return t >= 0; }));
     if (num_kept > 0)
       work.kept_RB = arena.take({num_kept, ops::kept_row_bytes(weights->lm_head().dtype(), weights->config.vocab_size)}, DType::kU8);
+  }
+
+  void head_backward() {
+    const Tensor& grad = parameters.grad(Block::kLmHead);
+    const TensorView dhead = grad.defined() ? grad.view() : TensorView{};
+    const autograd::TokenSum sum{.outs = std::span(&dhead, 1), .accumulate = !parameters.grads_are_fresh(), .can_overwrite = true};
+    autograd::sum_over_blocks(ctx, arena, sum, h_TH.value.shape.num_rows(), tape.num_token_blocks(),
+                              [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool accumulate) {
+                                const auto first = static_cast<std::size_t>(begin), n = static_cast<std::size_t>(count);
+                                ops::lm_head_logprob_backward(
+                                    ctx, work.dh_TH.rows(begin, count), to[0], autograd::part_of_vector(work.dlogp_T, begin, count),
+                                    autograd::part_of_vector(head.lse_T, begin, count), h_TH.value.rows(begin, count), weights->lm_head(),
+                                    std::span(targets).subspan(first, n), std::span(temperatures).subspan(first, n), accumulate,
+                                    work.kept_RB);
+                              });
   }
 
   ops::OpContext& ctx;
@@ -328,15 +349,13 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
   if (dlogp_T.size() != m.targets.size()) fail(ErrorCode::kShape, "[decoder] {} gradients for {} tokens", dlogp_T.size(), m.targets.size());
   m.is_ready = false;
   m.ctx.runtime->copy_from_host(m.work.dlogp_T.data, dlogp_T.data(), dlogp_T.size_bytes());
-  const Tensor& dhead = m.parameters.grad(Block::kLmHead);
-  ops::lm_head_logprob_backward(m.ctx, m.work.dh_TH, dhead.defined() ? dhead.view() : TensorView{}, m.work.dlogp_T, m.head.lse_T,
-                                m.h_TH.value, m.weights->lm_head(), m.targets, m.temperatures, !m.parameters.grads_are_fresh(),
-                                m.work.kept_RB);
+  m.head_backward();
   m.arena.release(m.work.below_logits);
   m.parameters.section_is_done(GradSection::kHead);
   m.tape.set_grad(m.h_TH, m.work.dh_TH);
   m.tape.backward();
   m.tape.clear();
+  m.parameters.section_is_done(GradSection::kEmbedding);
   m.parameters.section_is_done(GradSection::kRest);
   m.parameters.grads_were_written();
 }

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "autograd/attention.hpp"
 #include "nn/activations.hpp"
 #include "nn/parameters.hpp"
 #include "nn/weights.hpp"
@@ -13,12 +14,18 @@
 
 namespace prl::nn {
 
+/// Ranks that share a row (Ulysses).
+using HeadExchange = autograd::HeadExchange;
+
 /// Packed sequences for training. All host arrays.
 struct PackedBatch {
   std::span<const std::int32_t> ids_T;
   std::span<const std::int32_t> positions_T;
   std::span<const std::int32_t> cu_seqlens;  ///< num_sequences + 1
   std::uint64_t dropout_seed = 0;            ///< of adapters that are trained with dropout
+  /// The ids are this rank's part of a row, whose sequences `cu_seqlens` has; all parts are of one length. Heads must divide.
+  HeadExchange* exchange = nullptr;
+  int num_token_blocks = 1;  ///< of these ids, over which gradients are summed as a tree (autograd::sum_over_blocks)
 };
 
 /// New tokens of several requests over a paged cache. Host arrays but for drawn_B; see ops::PagedAttention.

@@ -6,7 +6,7 @@
 
 namespace prl::nn {
 
-std::vector<GradSection> grad_sections(const TensorTable& table) {
+std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tied) {
   const std::vector<GradSection> whole{{GradSection::kRest, {0, table.num_master_elements()}}};
   // Ranges from one section to the next, in memory: vectors and what lies outside of layers, the layers, the head.
   std::vector<GradSection> sections{{GradSection::kRest, {0, 0}}};
@@ -37,10 +37,19 @@ std::vector<GradSection> grad_sections(const TensorTable& table) {
     if (layouts.back() != layouts.front()) return whole;
   }
   if (layouts.empty()) return whole;
+  if (splits_tied && table.has_tied_head()) {
+    const ElementRange tied = table.blocks()[table.find(Block::kEmbedding)].range();
+    const auto rest = std::ranges::find(sections, GradSection::kRest, &GradSection::layer);
+    PRL_CHECK(rest->range.end == tied.end, "the embedding lies at {}, other matrices up to {}", tied.end, rest->range.end);
+    rest->range.end = tied.begin;
+    sections.push_back({GradSection::kHead, tied});
+    sections.push_back({GradSection::kEmbedding, tied, true});
+  }
   // Backward: the head first, the rest last.
   std::ranges::sort(sections, {}, [](const GradSection& section) {
     constexpr std::int64_t kLast = std::int64_t{1} << 40;
     if (section.layer == GradSection::kHead) return -kLast;
+    if (section.layer == GradSection::kEmbedding) return kLast - 1;
     return section.layer == GradSection::kRest ? kLast : -section.layer;
   });
   return sections;
@@ -52,13 +61,17 @@ const Tensor& Parameters::all_grads() const {
   return section_grads_.empty() ? kUndefined : section_grads_.front();
 }
 
-void Parameters::divide_grads(bool by_section) {
-  if (by_section == divides_grads()) return;
+void Parameters::divide_grads(bool by_section, bool splits_tied, int num_places) {
+  const bool splits_now = std::ranges::any_of(sections_, &GradSection::is_second);
+  const bool is_alike = (splits_tied == splits_now || !table()->has_tied_head()) && num_places == num_places_;
+  if (by_section == divides_grads() && (!by_section || is_alike)) return;
+  num_places_ = num_places;
   section_grads_.clear();
   grads_of_blocks_.clear();
+  tied_head_grad_ = {};
   for (NamedParameter& p : named()) p.grad = {};
   sections_ = {{GradSection::kRest, {0, table()->num_master_elements()}}};
-  if (by_section) sections_ = grad_sections(*table());
+  if (by_section) sections_ = grad_sections(*table(), splits_tied);
   ensure_grads();
 }
 
@@ -73,12 +86,19 @@ void Parameters::ensure_grads() {
   std::int64_t longest = 0;
   for (const GradSection& section : sections_)
     if (section.layer >= 0) longest = std::max(longest, section.range.count());
-  const Tensor of_layers = Tensor::zeros(runtime(), {longest}, DType::kF32);
+  const Tensor of_layers = Tensor::zeros(runtime(), {num_places_ * longest}, DType::kF32);
   grads_of_blocks_.assign(table()->blocks().size(), Tensor());
   for (const GradSection& section : sections_) {
     const std::int64_t n = section.range.count();
-    const Tensor memory = section.layer >= 0 ? of_layers.slice(0, n) : Tensor::zeros(runtime(), {n}, DType::kF32);
+    const Tensor memory =
+        section.layer >= 0 ? of_layers.slice(section.layer % num_places_ * longest, n) : Tensor::zeros(runtime(), {n}, DType::kF32);
     section_grads_.push_back(memory);
+    const bool has_second = std::ranges::any_of(
+        sections_, [&](const GradSection& other) { return other.is_second && !section.is_second && other.range == section.range; });
+    if (has_second) {
+      tied_head_grad_ = memory.reshaped(table()->blocks()[table()->find(Block::kEmbedding)].shape);
+      continue;
+    }
     const std::vector<Tensor> of_section = cut(memory, section.range);
     for (std::size_t i = 0; i < of_section.size(); ++i)
       if (of_section[i].defined()) grads_of_blocks_[i] = of_section[i];
@@ -98,7 +118,7 @@ void Parameters::start_grads() {
   // Backward passes only ever add to vectors, and to the embedding unless it is the head too.
   // They lie at the beginning of the section that comes last.
   runtime()->zero(section_grads_.back().data(), static_cast<std::size_t>(table()->num_vector_elements()) * sizeof(float));
-  if (const Tensor& d_embedding = grad(Block::kEmbedding); d_embedding.defined() && !table()->has_tied_head())
+  if (const Tensor& d_embedding = grad(Block::kEmbedding); d_embedding.defined() && (!table()->has_tied_head() || tied_head_grad_.defined()))
     runtime()->zero(d_embedding.data(), d_embedding.num_bytes());
   grads_are_fresh_ = true;
 }

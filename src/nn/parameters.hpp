@@ -19,12 +19,13 @@ namespace prl::nn {
 /// then everything else (vectors and the embedding).
 struct GradSection {
   std::int64_t layer = kRest;
-  ElementRange range;  ///< of the array of masters
-  static constexpr std::int64_t kRest = -1, kHead = -2;
+  ElementRange range;      ///< of the array of masters
+  bool is_second = false;  ///< an earlier section has the same range, and both are added
+  static constexpr std::int64_t kRest = -1, kHead = -2, kEmbedding = -3;
 };
 /// In the order in which a backward pass completes them; one for the whole table if it cannot be divided: layers that differ, or whose
-/// matrices do not lie together.
-std::vector<GradSection> grad_sections(const TensorTable& table);
+/// matrices do not lie together. With `splits_tied`, a matrix that is head and embedding has a section as each.
+std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tied = false);
 
 /// Masters with their gradients: a step starts them, backward passes add to them, section by section where memory is short, and the
 /// optimizer reads them.
@@ -39,13 +40,17 @@ class Parameters : public Masters {
   /// [n] fp32, the memory behind all gradients, in the masters' order; undefined until ensure_grads(). PRL_CHECK: not divided.
   const Tensor& all_grads() const;
   /// The gradient of the block of a kind; undefined if the model has none, and until ensure_grads().
-  const Tensor& grad(Block block, std::int64_t layer = -1) const { return find(grads_of_blocks_, block, layer); }
+  const Tensor& grad(Block block, std::int64_t layer = -1) const {
+    return block == Block::kLmHead && tied_head_grad_.defined() ? tied_head_grad_ : find(grads_of_blocks_, block, layer);
+  }
   /// The sections of the gradients, and their memory. All layers' gradients lie in the same memory after divide_grads(): those of a section
   /// are there when the hook is called, and until the pass goes on.
   std::span<const GradSection> sections() const noexcept { return sections_; }
   const Tensor& section_grads(std::size_t section) const { return section_grads_[section]; }
   /// From now on gradients are of one row, section by section; or whole again. Gradients there were are lost.
-  void divide_grads(bool by_section);
+  /// `splits_tied`: see grad_sections().
+  /// Layers take turns in `num_places` memories, so that a section is there until so many more layers have completed theirs.
+  void divide_grads(bool by_section, bool splits_tied = false, int num_places = 1);
   bool divides_grads() const noexcept { return sections_.size() > 1; }
   /// Called by a backward pass with the index of a section that it has completed; may be empty.
   void on_section(std::function<void(std::size_t)> hook) { hook_ = std::move(hook); }
@@ -66,6 +71,8 @@ class Parameters : public Masters {
  private:
   std::vector<GradSection> sections_{{GradSection::kRest, {0, table()->num_master_elements()}}};
   std::vector<Tensor> section_grads_, grads_of_blocks_;
+  int num_places_ = 1;     ///< memories in which layers take turns
+  Tensor tied_head_grad_;  ///< of a matrix that is the embedding too, if that has a section of its own
   std::function<void(std::size_t)> hook_;
   bool grads_are_fresh_ = false;
 };

@@ -74,6 +74,7 @@ struct Training {
   Reduce reduce = Reduce::kExact;
   int num_replicas = 1;
   bool offloads_masters = false;
+  bool overlaps = false;
 };
 
 using Weights = std::vector<std::vector<float>>;
@@ -110,6 +111,7 @@ Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
   options.mesh = mesh;
   options.reduce = run.reduce;
   options.num_replicas = run.num_replicas;
+  options.overlaps_exchange = run.overlaps;
   if (run.offloads_masters)
     options.optimizer_memory = {
         .dtype = DType::kF32, .host = policy->options().masters_host, .piece_elements = 5000, .holds_masters = true};
@@ -173,6 +175,17 @@ TEST(DataParallel, EveryOptimizerGivesTheSameBitsOnAnyNumberOfRanks) {
         EXPECT_DOUBLE_EQ(held, 1) << "each master is held once";
       }
     }
+}
+
+TEST(DataParallel, SendingWhileTheBackwardPassGoesOnChangesNoBit) {
+  Scratch scratch("dp-overlap");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  for (const DType compute : {DType::kF32, DType::kBF16}) {
+    const Trace alone = train({.compute = compute}, scratch.path, nullptr);
+    for (const int size : {2, 3, 4})
+      for (const Trace& trace : train_on(size, {.compute = compute, .overlaps = true}, scratch.path))
+        expect_equal(trace, alone, fmt::format("{} ranks, {}", size, to_string(compute)));
+  }
 }
 
 // What is made for one rank and for one of three, next to what the plan says of both.

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <optional>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "nn/parameters.hpp"
@@ -21,13 +23,23 @@ enum class Reduce : std::uint8_t {
 
 /// Whether gradients are held one section at a time (nn::Parameters::divide_grads), each sent as soon as it is complete.
 constexpr bool divides_grads(int num_ranks, Reduce reduce) noexcept { return num_ranks > 1 && reduce == Reduce::kExact; }
+/// Whether a matrix that is head and embedding has a gradient as each, which are sent one after the other: where rows have several leaves,
+/// which must be added in one order wherever they are formed.
+constexpr bool splits_tied_grads(int leaves_per_row, Reduce reduce) noexcept { return leaves_per_row > 1 && reduce == Reduce::kExact; }
+
+/// Layers whose gradients there is memory for: one is sent while the next is formed.
+constexpr int num_grad_places(bool overlaps) noexcept { return overlaps ? 2 : 1; }
 
 /// Adds up the gradients of a step's rows and gives each rank the part that it owns. Every rank makes the same calls.
 ///
-/// Rows are dealt round-robin: rank i mod W runs row i, in round i / W. Each rank sends the parts of its leaf to their owners
-/// (all-to-all), which add them in the order of rows: section by section as its backward pass completes them if the parameters divide
-/// their gradients, else after the round. Memory beside the gradients: the sum of the own part once a step has several rows, and for each
-/// rank kBucketElements of what arrives. With fewer parts than ranks, ranks r, r + parts, ... own the same part. One thread.
+/// Rows go round: row i is of rank i mod W, in round i / W; with C ranks to a row, of ranks C (i mod W / C) and the C - 1 after it, whose
+/// leaves are added as a balanced tree first. Each rank sends the parts of its leaf to their owners (all-to-all), which add
+/// them in the order of rows: section by section as its backward pass completes them if the parameters divide their gradients, else after
+/// the round. Memory beside the gradients: the sum of the own part once a step has several rows, and for each rank kBucketElements of what
+/// arrives. With fewer parts than ranks, ranks r, r + parts, ... own the same part. One thread.
+/// With `overlaps` a section is sent by a thread of its own while the backward pass goes on, and added when the next one is complete: for
+/// groups whose operations return when they are done. Then all of a section that this rank owns arrives at once, and layers need two
+/// places (nn::Parameters::divide_grads).
 class GradientExchange {
  public:
   static constexpr std::int64_t kBucketElements = std::int64_t{1} << 22;
@@ -35,7 +47,8 @@ class GradientExchange {
   /// Everything is borrowed and must outlive this; `plan` has a part per rank of `group`, or a part for several. Reduce::kFast sums over
   /// `replicas`, the ranks that own the same part, too; nullptr if there is one.
   GradientExchange(ops::OpContext& ctx, nn::Parameters& parameters, comm::Communicator& group, const ShardPlan& plan, Reduce reduce,
-                   comm::Communicator* shards = nullptr, comm::Communicator* replicas = nullptr);
+                   comm::Communicator* shards = nullptr, comm::Communicator* replicas = nullptr, int ranks_per_row = 1,
+                   bool overlaps = false);
   ~GradientExchange();
   GradientExchange(const GradientExchange&) = delete;
   GradientExchange& operator=(const GradientExchange&) = delete;
@@ -49,15 +62,35 @@ class GradientExchange {
   void begin_leaf();
   /// After it, or in its place on a rank that has no row: the round is over.
   void end_round();
+  /// After a step that failed: waits for what is under way, at most for the group's timeout, and forgets it.
+  void settle() noexcept;
   /// The gradient of range(rank) of the plan; call once after the last round. Valid until begin(). [count] fp32.
   Tensor finish();
 
  private:
   /// Leaves are added in a place of their own; one row of one rank is its own sum.
-  bool sums_leaves() const noexcept { return reduce_ == Reduce::kExact && num_rows_ > 0 && (num_rows_ > 1 || group_.size() > 1); }
+  bool sums_leaves() const noexcept {
+    return reduce_ == Reduce::kExact && num_rows_ > 0 && (num_rows_ > 1 || group_.size() > 1 || parameters_.divides_grads());
+  }
+  int num_row_groups() const noexcept { return group_.size() / ranks_per_row_; }
   ElementRange range_of(int rank) const { return plan_.range(rank % plan_.num_ranks()); }
+  /// What arrives of a section, or of a bucket of it, and where it is added.
+  struct Pass {
+    std::size_t section = 0;
+    std::vector<TensorView> outs;
+    std::vector<ConstTensorView> ins;
+    ElementRange mine;
+    bool is_first = false;
+    int num_active = 0;
+  };
+  Pass make_pass(std::size_t section, std::int64_t begin, std::int64_t bucket);
+  /// `pass` has arrived.
+  void add_up(Pass& pass);
   void exchange(std::size_t section);
-  void add(std::int64_t begin, ConstTensorView leaf, bool is_first);
+  /// Waits for the section that is under way, if there is one, and adds it.
+  void complete();
+  /// `leaf` is of elements from `begin` on of the array of masters, all of them this rank's own.
+  void add(std::size_t section, std::int64_t begin, ConstTensorView leaf, bool is_first);
 
   ops::OpContext& ctx_;
   nn::Parameters& parameters_;
@@ -66,7 +99,13 @@ class GradientExchange {
   Reduce reduce_;
   comm::Communicator* shards_;
   comm::Communicator* replicas_;
-  Tensor sum_;       ///< of the own range
+  int ranks_per_row_;
+  bool overlaps_;
+  Pass under_way_;
+  std::future<void> sending_;  ///< of under_way_
+  Tensor sum_;                 ///< of the own range
+  Tensor second_;              ///< of what a section has that comes a second time, of which this rank owns second_range_
+  ElementRange second_range_;
   Tensor received_;  ///< a bucket per rank
   std::int64_t num_rows_ = 0, round_ = 0;
   bool is_in_leaf_ = false;

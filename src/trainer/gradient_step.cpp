@@ -109,17 +109,37 @@ ShardPlan divide(Policy& policy, const GradientStepOptions& options, comm::Mesh&
   const comm::Communicator& shards = mesh.along(comm::Axis::kShard);
   ShardPlan plan(*policy.parameters().table(), shards.size(), keeps_whole_blocks(options.optim));
   policy.parameters().hold(plan.range(shards.rank()));
-  policy.parameters().divide_grads(divides_grads(mesh.world().size(), options.reduce));
+  const bool splits_tied = splits_tied_grads(options.cut.num_leaves, options.reduce) && policy.parameters().table()->has_tied_head();
+  policy.parameters().divide_grads(divides_grads(mesh.world().size(), options.reduce) || splits_tied, splits_tied,
+                                   num_grad_places(options.overlaps_exchange));
   return plan;
+}
+
+/// The ranks that share rows with this one, which the policy knows from now on; nullptr if none does.
+std::unique_ptr<ContextGroup> share_rows(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh) {
+  RowCut cut = options.cut;
+  cut.num_ranks = fitting_context(options.cut, mesh.world().size());
+  if (cut.num_ranks != options.cut.num_ranks)
+    log::warning("model.cp: {} ranks share a row in place of {}, which do not divide {}", cut.num_ranks, options.cut.num_ranks,
+                 mesh.world().size());
+  check_row_cut(policy.config(), cut);
+  auto context = cut.num_ranks > 1 ? std::make_unique<ContextGroup>(mesh.world(), cut.num_ranks) : nullptr;
+  policy.share_rows(cut, context.get());
+  return context;
 }
 
 }  // namespace
 
 GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh)
-    : plan(divide(policy, options, mesh)),
+    : trained(policy),
+      context(share_rows(policy, options, mesh)),
+      plan(divide(policy, options, mesh)),
       exchange(policy.context(), policy.parameters(), mesh.world(), plan, options.reduce, &mesh.along(comm::Axis::kShard),
-               mesh.shape().size(comm::Axis::kReplicate) > 1 ? &mesh.along(comm::Axis::kReplicate) : nullptr),
+               mesh.shape().size(comm::Axis::kReplicate) > 1 ? &mesh.along(comm::Axis::kReplicate) : nullptr,
+               context != nullptr ? context->size() : 1, options.overlaps_exchange),
       optimizer(policy.context(), policy.parameters(), options.optim, options.optimizer_memory, policy.parameters().held()) {}
+
+GradientStep::Shard::~Shard() { trained.share_rows({}, nullptr); }
 
 GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
     : policy_(policy),
@@ -131,9 +151,14 @@ GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
   if (options_.mesh == nullptr && options_.num_replicas != 1)
     fail(ErrorCode::kInvalidArgument, "model.dp_replicate: {} copies of the state on one rank; use 1, or more trainer ranks",
          options_.num_replicas);
+  if (options_.mesh == nullptr && options_.cut.num_ranks != 1)
+    fail(ErrorCode::kInvalidArgument, "model.cp: {} devices to a row on one rank; use 1, or more trainer ranks", options_.cut.num_ranks);
 }
 
-void GradientStep::abort(std::string_view reason) noexcept { mesh().abort(reason); }
+void GradientStep::abort(std::string_view reason) noexcept {
+  mesh().abort(reason);
+  if (shard_->context != nullptr) shard_->context->abort(reason);
+}
 
 void GradientStep::move_to(std::unique_ptr<comm::Communicator> group) {
   shard_.reset();  // its memory first
@@ -165,7 +190,7 @@ GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std:
   BatchLoss loss;
   try {
     LossHooks hooks{.custom = options_.loss_function};
-    if (exporter_) hooks.on_sequence = [this](const SequenceValues& values) { exporter_->add(values); };
+    if (exporter_ && shard_->is_first_of_row()) hooks.on_sequence = [this](const SequenceValues& values) { exporter_->add(values); };
     loss = compute_batch_loss(options_.loss, row, stats.logp_T, stats.entropy_T, counts, result.pool, hooks);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kNonFinite || !options_.skip_non_finite_rows) throw;
@@ -189,9 +214,12 @@ std::vector<GradientStep::RowResult> GradientStep::gather_results(std::vector<Ro
   }
   std::vector<RowResult> all(num_leaves);
   const std::vector<std::string> of_ranks = ranks().gather_bytes(bytes, {.what = "losses"});
-  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+  // Those that share a row know the same of it; the first of them is believed.
+  const std::size_t num_groups = of_ranks.size() / static_cast<std::size_t>(shard_->ranks_per_row());
+  for (std::size_t group = 0; group < num_groups; ++group) {
+    const std::size_t rank = group * static_cast<std::size_t>(shard_->ranks_per_row());
     std::string_view left = of_ranks[rank];
-    for (std::size_t leaf = rank; leaf < num_leaves; leaf += of_ranks.size()) {
+    for (std::size_t leaf = group; leaf < num_leaves; leaf += num_groups) {
       RowResult& result = all[leaf];
       if (left.size() < 1 + sizeof result.loss) fail(ErrorCode::kCorrupt, "[trainer] rank {} reports fewer rows than it has", rank);
       result.is_finite = left.front() != '\0';
@@ -221,7 +249,7 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
   for (std::int64_t round = 0; round < shard_->exchange.num_rounds(); ++round) {
     if (const auto leaf = shard_->exchange.row_of(round)) {
       const std::size_t index = leaves[static_cast<std::size_t>(*leaf)];
-      if (exporter_) exporter_->begin_row(*leaf);
+      if (exporter_ && shard_->is_first_of_row()) exporter_->begin_row(*leaf);
       const spans::Scope span(spans::Detail::kFine, "rows", "forward and backward of a row");
       mine.push_back(train_on(rows[index], index, counts));
       log::debug("Micro Step {}/{} | Loss {:.4f}", *leaf, leaves.size(), mine.back().loss);
@@ -270,9 +298,11 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
   try {
     return run_on_ranks(rows, version);
   } catch (const comm::PeerLost&) {
+    shard_->exchange.settle();
     throw;
   } catch (const std::exception& error) {
-    mesh().abort(error.what());
+    abort(error.what());
+    shard_->exchange.settle();
     throw;
   }
 }

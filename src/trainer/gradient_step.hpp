@@ -12,6 +12,7 @@
 #include "comm/mesh.hpp"
 #include "config/loss_config.hpp"
 #include "config/optim_config.hpp"
+#include "trainer/context_group.hpp"
 #include "trainer/gradient_exchange.hpp"
 #include "trainer/loss/batch_loss.hpp"
 #include "trainer/metric_pool.hpp"
@@ -38,7 +39,11 @@ struct GradientStepOptions {
   /// Replica groups, each of which holds the whole state; new weights are gathered within a group. Must divide the number of ranks; if it
   /// no longer does after ranks were lost, the step continues with a single group.
   int num_replicas = 1;
-  /// Folder for the per-token values of each step (TokenExporter); empty: they are not written.
+  /// How rows are cut, and how many neighbouring ranks share one. A group that lost a rank goes on with fewer to a row, if it must.
+  RowCut cut = {};
+  /// Gradients of a layer are sent while those of the next are formed (GradientExchange); not where the device queues what it sends.
+  bool overlaps_exchange = false;
+  /// What was found of each token of a step goes there (TokenExporter); empty: nowhere.
   std::filesystem::path token_exports = {};
 };
 
@@ -120,6 +125,11 @@ class GradientStep {
   /// What depends on who the ranks are.
   struct Shard {
     Shard(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh);
+    ~Shard();
+    Policy& trained;
+    std::unique_ptr<ContextGroup> context;  ///< who shares rows with this rank
+    int ranks_per_row() const noexcept { return context != nullptr ? context->size() : 1; }
+    bool is_first_of_row() const noexcept { return context == nullptr || context->rank() == 0; }
     ShardPlan plan;
     GradientExchange exchange;
     Optimizer optimizer;

@@ -26,18 +26,28 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   // Beside the gradient of a row there is the sum of those before it, and a bucket of each rank's on its way; each rank sums its part.
   // Several ranks hold a row's gradient in parts: all layers' lie in the same memory.
   bytes.gradients = all;
-  if (divides_grads(num_ranks, step.reduce)) {
+  std::int64_t largest_part = longest;  ///< of a section, that one rank owns
+  const bool splits_tied = splits_tied_grads(step.cut.num_leaves, step.reduce) && table->has_tied_head();
+  if (divides_grads(num_ranks, step.reduce) || splits_tied) {
     std::int64_t longest_layer = 0, others = 0;
-    for (const nn::GradSection& section : nn::grad_sections(*table))
+    largest_part = 0;
+    const std::vector<nn::GradSection> sections = nn::grad_sections(*table, splits_tied);
+    for (const nn::GradSection& section : sections) {
+      for (int r = 0; r < num_shards; ++r) largest_part = std::max(largest_part, intersection(plan.range(r), section.range).count());
       if (section.layer >= 0)
         longest_layer = std::max(longest_layer, section.range.count());
       else
         others += section.range.count();
-    bytes.gradients = sizeof(float) * static_cast<std::size_t>(longest_layer + others);
+    }
+    bytes.gradients = sizeof(float) * static_cast<std::size_t>(num_grad_places(step.overlaps_exchange) * longest_layer + others);
   }
   if (step.reduce == Reduce::kExact || num_ranks > 1) bytes.gradients += part_of(all);
-  if (num_ranks > 1)
-    bytes.gradients += sizeof(float) * static_cast<std::size_t>(num_ranks * std::min(longest, GradientExchange::kBucketElements));
+  // A matrix that is head and embedding has a sum as each.
+  if (splits_tied) bytes.gradients += part_of(sizeof(float) * static_cast<std::size_t>(model.vocab_size * model.hidden_size));
+  if (num_ranks > 1) {
+    const std::int64_t at_once = step.overlaps_exchange ? largest_part : std::min(longest, GradientExchange::kBucketElements);
+    bytes.gradients += sizeof(float) * static_cast<std::size_t>(num_ranks * at_once);
+  }
   const std::int64_t num_packed = model.num_parameters() + (policy.lora ? table->num_trainable() : 0);
   bytes.weights = static_cast<std::size_t>(num_packed) * size_of(policy.compute);
   bytes.optimizer = is_in_host ? visit_bytes_of(step.optim, optimizer, *table) : state;

@@ -86,7 +86,8 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
       base_(std::move(base)),
       shares_base_(base_ != nullptr) {
   if (options_.lora && base_ == nullptr) base_ = with_checksum(context(), initial_weights());
-  parameters_.divide_grads(options_.share.divides_grads);
+  const bool splits_tied = options_.share.splits_tied && parameters_.table()->has_tied_head();
+  parameters_.divide_grads(options_.share.divides_grads || splits_tied, splits_tied, options_.share.grad_places);
   parameters_.ensure_grads();
   parameters_.zero_grads();
   model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing, options_.offload);
@@ -191,10 +192,46 @@ void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
   rounded_ = ops::shares_weights(context()) ? rounded : Tensor();
 }
 
+void Policy::share_rows(const RowCut& cut, ContextGroup* group) {
+  PRL_CHECK(cut.num_ranks == (group != nullptr ? group->size() : 1), "rows for {} ranks", cut.num_ranks);
+  check_row_cut(config(), cut);
+  if (cut.num_leaves > 1 && options_.lora) fail(ErrorCode::kNotImplemented, "model.leaves_per_row: rows of several leaves for adapters");
+  cut_ = cut;
+  group_ = group;
+}
+
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
-  const auto cu = cumulative(row);
+  std::vector<std::int32_t> cu = cumulative(row);
   const std::uint64_t seed = options_.lora && options_.lora->dropout > 0 ? dropout_seed(options_, weights_->version, row) : 0;
-  return model_->forward(weights_, {row.input_ids, row.position_ids, cu, seed}, targets_T, row.temperatures);
+  if (cut_.num_leaves == 1) return model_->forward(weights_, {row.input_ids, row.position_ids, cu, seed}, targets_T, row.temperatures);
+  // Filled up by a sequence of which no token is a target, so that all leaves have as many tokens.
+  num_row_tokens_ = static_cast<std::int64_t>(row.input_ids.size());
+  const auto padded = static_cast<std::size_t>(cut_.padded(num_row_tokens_));
+  std::vector<std::int32_t> ids(row.input_ids), positions(row.position_ids), targets(targets_T.begin(), targets_T.end());
+  std::vector<float> temperatures(row.temperatures);
+  for (std::size_t i = ids.size(); i < padded; ++i) positions.push_back(static_cast<std::int32_t>(i - ids.size()));
+  ids.resize(padded, 0);
+  targets.resize(padded, -1);
+  temperatures.resize(padded, 1.0f);
+  if (padded > row.input_ids.size()) cu.push_back(static_cast<std::int32_t>(padded));
+  const std::size_t part = padded / static_cast<std::size_t>(cut_.num_ranks);
+  const std::size_t first = part * static_cast<std::size_t>(group_ != nullptr ? group_->rank() : 0);
+  const auto own = [&](const auto& values) { return std::span(values).subspan(first, part); };
+  const nn::PackedBatch batch{
+      .ids_T = own(ids), .positions_T = own(positions), .cu_seqlens = cu, .exchange = group_, .num_token_blocks = cut_.leaves_of_rank()};
+  nn::TokenStats stats = model_->forward(weights_, batch, own(targets), own(temperatures));
+  if (group_ != nullptr) stats = {group_->gather(stats.logp_T), group_->gather(stats.entropy_T)};
+  stats.logp_T.resize(static_cast<std::size_t>(num_row_tokens_));
+  stats.entropy_T.resize(static_cast<std::size_t>(num_row_tokens_));
+  return stats;
+}
+
+void Policy::backward(std::span<const float> dlogp_T) {
+  if (cut_.num_leaves == 1) return model_->backward(dlogp_T);
+  std::vector<float> padded(dlogp_T.begin(), dlogp_T.end());
+  padded.resize(static_cast<std::size_t>(cut_.padded(num_row_tokens_)), 0.0f);
+  const std::size_t part = padded.size() / static_cast<std::size_t>(cut_.num_ranks);
+  model_->backward(std::span<const float>(padded).subspan(part * static_cast<std::size_t>(group_ != nullptr ? group_->rank() : 0), part));
 }
 
 nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {

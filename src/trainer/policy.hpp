@@ -11,6 +11,7 @@
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
 #include "ops/context.hpp"
+#include "trainer/context_group.hpp"
 #include "weights/manifest.hpp"
 #include "wire/training.hpp"
 
@@ -21,6 +22,8 @@ struct MasterShare {
   int rank = 0, num_ranks = 1;
   bool keeps_blocks = false;
   bool divides_grads = false;  ///< gradients lie in memory section by section
+  bool splits_tied = false;    ///< nn::grad_sections()
+  int grad_places = 1;         ///< memories in which layers' gradients take turns
 };
 
 struct PolicyOptions {
@@ -88,7 +91,10 @@ class Policy {
   Tensor flat_values();
   /// Forward with a tape over one row, predicting targets_T (-1: nothing), then backward once.
   nn::TokenStats forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
-  void backward(std::span<const float> dlogp_T) { model_->backward(dlogp_T); }
+  void backward(std::span<const float> dlogp_T);
+  /// How rows are cut from now on, and who shares them: forward() then gives the values of the whole row at each rank that does, and
+  /// backward() takes them. `group` is borrowed; nullptr: this rank has whole rows. Error{kInvalidArgument} (check_row_cut).
+  void share_rows(const RowCut& cut, ContextGroup* group);
   /// Forward only.
   nn::TokenStats evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
   /// Runs forward and backward over random tokens, as many as a micro-batch may have, and discards the result: this allocates activations
@@ -112,7 +118,10 @@ class Policy {
   nn::Parameters parameters_;
   std::unique_ptr<nn::TrainableModel> model_;
   std::unique_ptr<nn::InferenceModel> probe_model_;
-  nn::WeightsPtr base_;  ///< with `lora`: what the adapter adapts
+  RowCut cut_;
+  ContextGroup* group_ = nullptr;
+  std::int64_t num_row_tokens_ = 0;  ///< of the last forward(), without what it was filled up with
+  nn::WeightsPtr base_;              ///< with `lora`: what the adapter adapts
   bool shares_base_ = false;
   nn::WeightsPtr weights_;
   Tensor rounded_;  ///< what `weights_` are parts of, if it was gathered and the device shares it

@@ -57,6 +57,9 @@ bool starts_teacher(const RlConfig& config);
 /// The teacher of `rl` and its server: fills in what one section tells of the other, after the deployment is chosen.
 void resolve_teacher(RlConfig& config, const Check& check);
 
+/// Sets model.dp_replicate from the nodes that share a copy of the state; `prefix` is that of the model's section.
+void choose_copies(TrainerModelConfig& model, const std::string& prefix, int num_nodes, const std::optional<int>& nodes_per_group,
+                   const Check& check);
 void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, const Check& check);
 void check_schedule(const SchedulerConfig& scheduler, const OptimConfig& optim, const std::optional<std::int64_t>& max_steps,
                     const Check& check);

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Rows that ranks share (`model.cp`): the weights of one rank, in SFT and RL, and what is refused."""
+import os
+
+import harness
+from harness import check, prl
+
+STEPS = 10
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def weights(out):
+    return harness.tensor_digest(out / f"weights/step_{STEPS}")
+
+
+def ulysses(cp, leaves=4, section=""):
+    return [f"--{section}model.cp", cp, f"--{section}model.cp-style", "ulysses", f"--{section}model.leaves-per-row", leaves]
+
+
+def test_fine_tuning_gives_the_weights_of_one_rank():
+    with harness.workspace("cp-sft") as folder:
+        harness.tiny_model(folder / "model", "--num-kv-heads", 4)
+        harness.sft_data(folder / "data.jsonl", 64)
+
+        def train(out, *flags):
+            prl("sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 3,
+                "--max-steps", STEPS, "--optim.lr", "1e-2", "--output-dir", folder / out, "--ckpt", *flags)
+            return weights(folder / out)
+        for dtype in ("float32", "bfloat16"):
+            of_dtype = ["--compute.dtype", dtype]
+            one = train(f"{dtype}-1", *ulysses(1), *of_dtype)
+            check(train(f"{dtype}-whole", *of_dtype) != one, "four leaves gave the bits of one: the key does nothing")
+            for cp, ranks in ((2, 2), (2, 4), (4, 4)) if dtype == "float32" else ((2, 2),):
+                name = f"{dtype}-{cp}-{ranks}"
+                check(train(name, *ulysses(cp), "--deployment.num-gpus", ranks, *of_dtype) == one, f"{name}: other weights than one rank")
+
+
+def test_rl_gives_the_weights_of_one_process():
+    with harness.workspace("cp-rl") as folder:
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=STEPS)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt", *ulysses(1, 2, "trainer."))
+        prl("rl", "@", config, "--output-dir", folder / "two", "--ckpt", "--deployment.type", "single_node", "--deployment.num-train-gpus", 2,
+            "--inference.server.port", harness.free_port(), *ulysses(2, 2, "trainer."))
+        check(weights(folder / "two") == weights(folder / "one"), "two ranks that share rows gave other weights than one process")
+        rows = harness.metrics(folder / "two")
+        check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
+
+
+def test_what_does_not_go_is_refused_by_name():
+    with harness.workspace("cp-bad") as folder:
+        harness.tiny_model(folder / "model")  # four query heads, two key-value heads
+        harness.sft_data(folder / "data.jsonl", 8)
+        base = ["sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 64, "--max-steps", 1]
+        cases = [(["--model.cp", 2, "--deployment.num-gpus", 2], 'ring attention; use model.cp_style = "ulysses"'),
+                 ([*ulysses(4), "--deployment.num-gpus", 4], "4 query heads and 2 key-value heads"),
+                 ([*ulysses(2), "--deployment.num-gpus", 3], "2 ranks to a row cannot divide 3 trainer ranks"),
+                 ([*ulysses(3, 3)], "model.cp"), ([*ulysses(2, 3)], "model.leaves_per_row"),
+                 ([*ulysses(2), "--model.lora"], "adapter")]
+        for i, (flags, wanted) in enumerate(cases):
+            _, answer = prl(*base, *flags, "--output-dir", folder / f"bad{i}", expect=1)
+            check(wanted in answer, f"{flags}: {wanted!r} is missing:\n{answer[-3000:]}")
+
+
+if __name__ == "__main__":
+    harness.main(test_fine_tuning_gives_the_weights_of_one_rank, test_rl_gives_the_weights_of_one_process,
+                 test_what_does_not_go_is_refused_by_name)
