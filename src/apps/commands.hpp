@@ -19,6 +19,7 @@ int run_eval(const config::ParsedCommand& parsed);
 int run_synthesize(const config::ParsedCommand& parsed);
 int run_results(const config::ParsedCommand& parsed);
 int run_bench(const config::ParsedCommand& parsed);
+int run_plan(const config::ParsedCommand& parsed);
 int run_doctor(const config::ParsedCommand& parsed);
 int run_init_model(const config::ParsedCommand& parsed);
 int run_make_data(const config::ParsedCommand& parsed);

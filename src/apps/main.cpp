@@ -28,6 +28,7 @@ int dispatch(const prl::config::ParsedCommand& parsed) {
     case Command::kSynthesize: return apps::run_synthesize(parsed);
     case Command::kResults: return apps::run_results(parsed);
     case Command::kBench: return apps::run_bench(parsed);
+    case Command::kPlan: return apps::run_plan(parsed);
     case Command::kDoctor: return apps::run_doctor(parsed);
     case Command::kInitModel: return apps::run_init_model(parsed);
     case Command::kMakeData: return apps::run_make_data(parsed);

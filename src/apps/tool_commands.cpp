@@ -21,6 +21,7 @@
 #include "tools/extract_adapter.hpp"
 #include "tools/init_model.hpp"
 #include "tools/make_data.hpp"
+#include "tools/plan.hpp"
 
 namespace prl::apps {
 namespace fs = std::filesystem;
@@ -30,6 +31,13 @@ int run_doctor(const config::ParsedCommand& parsed) {
   const auto loaded = config::load<config::DoctorConfig>(*parsed.command, parsed.args);
   if (config::finish_early(*parsed.command, loaded)) return 0;
   std::fputs(tools::doctor_report({.json = loaded.config.json, .output_dir = loaded.config.output_dir}).c_str(), stdout);
+  return 0;
+}
+
+int run_plan(const config::ParsedCommand& parsed) {
+  const auto loaded = config::load<config::PlanConfig>(*parsed.command, parsed.args);
+  if (config::finish_early(*parsed.command, loaded)) return 0;
+  std::fputs(tools::plan_report(loaded.config, tools::card_of(loaded.config)).c_str(), stdout);
   return 0;
 }
 

@@ -29,6 +29,7 @@ std::vector<std::string_view> positionals_of(Command command) {
   if (command == Command::kMakeData) return {"output"};
   if (command == Command::kResults) return {"path"};
   if (command == Command::kBench) return {"suite"};
+  if (command == Command::kPlan) return {"model"};
   if (command == Command::kEnv) return {"action", "target"};
   if (command == Command::kK8s) return {"action"};
   if (command == Command::kRuns) return {"action", "run"};
@@ -328,6 +329,7 @@ PRL_INSTANTIATE(ResultsConfig)
 PRL_INSTANTIATE(ConvertConfig)
 PRL_INSTANTIATE(ChatConfig)
 PRL_INSTANTIATE(BenchConfig)
+PRL_INSTANTIATE(PlanConfig)
 PRL_INSTANTIATE(DoctorConfig)
 PRL_INSTANTIATE(EnvCommandConfig)
 PRL_INSTANTIATE(DashboardToolConfig)

@@ -175,6 +175,7 @@ TEST(Help, OfEachCommandIsAPage) {
   expect_short_help<ConvertConfig>(Command::kConvert);
   expect_short_help<ChatConfig>(Command::kChat);
   expect_short_help<BenchConfig>(Command::kBench);
+  expect_short_help<PlanConfig>(Command::kPlan);
   const std::string text = help_of("rl --help");
   for (const char* key : {"--model.name", "--orchestrator.train.env.0.id", "--trainer.optim.lr", "--ckpt.resume-step", "trainer "})
     EXPECT_THAT(text, HasSubstr(key));

@@ -24,6 +24,7 @@ constexpr CommandInfo kCommands[] = {
     {Command::kConvert, "convert", "Make a model folder from a GGUF file or another folder"},
     {Command::kChat, "chat", "Talk to a model"},
     {Command::kBench, "bench", "Measure this machine"},
+    {Command::kPlan, "plan", "Foretell what fits on how many devices, and how long a step takes"},
     {Command::kDoctor, "doctor", "Say what this machine has and what that means"},
     {Command::kEnv, "env", "Install, list, show, remove or begin Python environments"},
     {Command::kK8s, "k8s", "Write manifests and a Helm chart for Kubernetes"},

@@ -22,6 +22,7 @@ enum class Command {
   kConvert,
   kChat,
   kBench,
+  kPlan,
   kDoctor,
   kEnv,
   kEnvServer,

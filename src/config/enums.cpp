@@ -61,6 +61,7 @@ constexpr EnumEntry kSftLosses[] = {entry(SftLossImpl::kTorch, "torch"), entry(S
                                     entry(SftLossImpl::kLigerFused, "liger_fused"), entry(SftLossImpl::kQuackFused, "quack_fused")};
 constexpr EnumEntry kFamilies[] = {entry(ModelFamily::kQwen3, "qwen3"), entry(ModelFamily::kQwen2, "qwen2"),
                                    entry(ModelFamily::kLlama, "llama")};
+constexpr EnumEntry kPlanWorks[] = {entry(PlanWork::kSft, "sft"), entry(PlanWork::kRl, "rl")};
 constexpr EnumEntry kEnvActions[] = {entry(EnvAction::kInstall, "install"), entry(EnvAction::kUpdate, "update"),
                                      entry(EnvAction::kList, "list"),       entry(EnvAction::kShow, "show"),
                                      entry(EnvAction::kRemove, "remove"),   entry(EnvAction::kInit, "init")};
@@ -107,6 +108,7 @@ std::span<const EnumEntry> enum_entries(FakeInputIds) { return kFakeIds; }
 std::span<const EnumEntry> enum_entries(SftLossImpl) { return kSftLosses; }
 std::span<const EnumEntry> enum_entries(ModelFamily) { return kFamilies; }
 std::span<const EnumEntry> enum_entries(BenchSuite) { return kSuites; }
+std::span<const EnumEntry> enum_entries(PlanWork) { return kPlanWorks; }
 std::span<const EnumEntry> enum_entries(EnvAction) { return kEnvActions; }
 std::span<const EnumEntry> enum_entries(K8sAction) { return kK8sActions; }
 std::span<const EnumEntry> enum_entries(RunsAction) { return kRunsActions; }

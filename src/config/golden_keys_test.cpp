@@ -41,6 +41,7 @@ TEST(GoldenKeys, EveryKeyIsListed) {
   list_command<ConvertConfig>(Command::kConvert, found);
   list_command<ChatConfig>(Command::kChat, found);
   list_command<BenchConfig>(Command::kBench, found);
+  list_command<PlanConfig>(Command::kPlan, found);
   list_command<DoctorConfig>(Command::kDoctor, found);
   list_command<EnvCommandConfig>(Command::kEnv, found);
   list_command<RouterToolConfig>(Command::kRouter, found);

@@ -148,6 +148,7 @@ class Help {
       for (const KeyInfo& info : keys_)
         if (info.key == key) text += short_entry(info);
     text += section_list({}, "Sections");
+    if (!guide_.notes.empty()) text += fmt::format("\n{}", guide_.notes);
     return text + fmt::format(
                       "\nprl {} --help SECTION prints the keys of a section, --help all every key (docs/configuration/ too).\n"
                       "Files are TOML or JSON, @ comes before each; later files, then options win. --key alone switches on,\n"

@@ -109,6 +109,7 @@ TEST_F(Reference, EveryCommandHasAPageThatIsUpToDate) {
   expect_command<ConvertConfig>(Command::kConvert);
   expect_command<ChatConfig>(Command::kChat);
   expect_command<BenchConfig>(Command::kBench);
+  expect_command<PlanConfig>(Command::kPlan);
   expect_command<DoctorConfig>(Command::kDoctor);
   expect_command<EnvCommandConfig>(Command::kEnv);
   expect_command<EnvServerConfig>(Command::kEnvServer);

@@ -81,6 +81,8 @@ Resolution<ChatConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<BenchConfig> resolve(Value raw, const Context& context);
 template <>
+Resolution<PlanConfig> resolve(Value raw, const Context& context);
+template <>
 Resolution<DoctorConfig> resolve(Value raw, const Context& context);
 template <>
 Resolution<RouterToolConfig> resolve(Value raw, const Context& context);

@@ -143,6 +143,22 @@ Resolution<TopConfig> resolve(Value raw, const Context& context) {
 }
 
 template <>
+Resolution<PlanConfig> resolve(Value raw, const Context& context) {
+  auto resolution = detail::bind_all<PlanConfig>(raw);
+  const PlanConfig& config = resolution.config;
+  const Check check(raw, "", resolution.report, context);
+  if (config.num_devices % config.dp_replicate != 0)
+    check.problem("dp_replicate", fmt::format("must divide num_devices, which is {}", config.num_devices));
+  if (config.sequence_tokens && *config.sequence_tokens > config.seq_len)
+    check.problem("sequence_tokens", fmt::format("must be at most seq_len, which is {}", config.seq_len));
+  if (config.work == PlanWork::kRl && config.prompt_tokens + config.completion_tokens > config.seq_len)
+    check.problem("seq_len", fmt::format("a rollout has {} tokens, prompt_tokens and completion_tokens, and must fit into a row",
+                                         config.prompt_tokens + config.completion_tokens));
+  if (config.work == PlanWork::kSft && config.num_infer_devices > 0) check.problem("num_infer_devices", "goes with work = \"rl\" alone");
+  return resolution;
+}
+
+template <>
 Resolution<DoctorConfig> resolve(Value raw, const Context&) {
   return detail::bind_all<DoctorConfig>(raw);
 }

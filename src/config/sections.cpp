@@ -24,6 +24,7 @@ template const TypeOps& ops_of<ResultsConfig>();
 template const TypeOps& ops_of<ConvertConfig>();
 template const TypeOps& ops_of<ChatConfig>();
 template const TypeOps& ops_of<BenchConfig>();
+template const TypeOps& ops_of<PlanConfig>();
 template const TypeOps& ops_of<DoctorConfig>();
 template const TypeOps& ops_of<EnvCommandConfig>();
 template const TypeOps& ops_of<DashboardToolConfig>();

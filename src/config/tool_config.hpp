@@ -9,6 +9,7 @@
 
 #include "config/env_config.hpp"
 #include "config/eval_config.hpp"
+#include "config/model_config.hpp"
 #include "config/orchestrator_config.hpp"
 #include "config/schema.hpp"
 #include "config/shared_config.hpp"
@@ -328,7 +329,7 @@ struct BenchConfig {
   void visit(V& v) {
     v.field("suite", suite, "What to measure; sync is a weight update in one process, start the time to a server's first token");
     v.field("model", model, "Model folder whose shape is taken; `shape` if not set");
-    v.field("shape", shape, "Shape of the random model: smollm2-135m, qwen3-0.6b, qwen3-4b, qwen3-8b");
+    v.field("shape", shape, "Shape of the random model: smollm2-135m, or qwen3- and 0.6b, 1.7b, 4b, 8b, 14b, 32b");
     v.field("num_sequences", num_sequences, "Sequences decoded at once", {.min = 1});
     v.field("prompt_tokens", prompt_tokens, "Length of a prompt", {.unit = "tokens", .min = 1});
     v.field("completion_tokens", completion_tokens, "Tokens generated per sequence", {.unit = "tokens", .min = 1});
@@ -353,6 +354,80 @@ struct BenchConfig {
     v.field("compute", compute, "Device and precision");
     v.field("seed", seed, "Seed of weights and data", {.min = 0});
     v.field("log", log, "Logging");
+  }
+};
+
+enum class PlanWork { kSft, kRl };
+std::span<const EnumEntry> enum_entries(PlanWork);
+
+/// `prl plan [MODEL]`: whether a run fits on so many devices of a kind, and how long a step will take (docs/operators/plan.md).
+struct PlanConfig {
+  std::string model = "qwen3-0.6b";
+  PlanWork work = PlanWork::kSft;
+  std::string card = "h100";
+  int num_devices = 1;
+  int num_infer_devices = 0;
+  int gpus_per_node = 8;
+  int seq_len = 8192;
+  std::optional<int> sequence_tokens;
+  std::optional<int> num_rows;
+  int batch_size = 128;
+  int prompt_tokens = 512;
+  int completion_tokens = 2048;
+  int max_num_seqs = 256;
+  int max_async_level = 1;
+  ComputeDType dtype = ComputeDType::kBFloat16;
+  GradientReduce reduce = GradientReduce::kExact;
+  int dp_replicate = 1;
+  int checkpoint_every = 0;
+  bool optim_cpu_offload = false;
+  bool fsdp_cpu_offload = false;
+  std::optional<double> assume_flops;
+  std::optional<double> assume_efficiency;
+  std::optional<double> assume_bandwidth;
+  std::optional<double> assume_node_bandwidth;
+  std::optional<double> assume_memory_bandwidth;
+  std::optional<double> assume_memory;
+  double assume_latency = 20;
+  bool json = false;
+  template <class V>
+  void visit(V& v) {
+    v.field("model", model, "Folder or config.json of a Hugging Face model, its hub id, or a size: qwen3-4b, 8b, smollm2-135m");
+    v.field("work", work, "sft: rows are there; rl: they are sampled, and new weights go to the engines");
+    v.field("card", card, "Kind of device: a100, h100, h200, b200, l40s; local: the one of this machine, measured now");
+    v.field("num_devices", num_devices, "Devices that train, one rank each", {.unit = "devices", .min = 1, .max = 65536});
+    v.field("num_infer_devices", num_infer_devices, "Of rl: devices that sample, one engine each; 0: those that train sample too",
+            {.unit = "devices", .min = 0, .max = 65536});
+    v.field("gpus_per_node", gpus_per_node, "Devices that share the fast links of one machine", {.unit = "devices", .min = 1, .max = 1024});
+    v.field("seq_len", seq_len, "Tokens of a row (micro-batch)", {.unit = "tokens", .min = 2});
+    v.field("sequence_tokens", sequence_tokens, "Mean length of the sequences packed into a row; seq_len if not set",
+            {.unit = "tokens", .min = 1});
+    v.field("num_rows", num_rows, "Rows of a step over all devices; of sft 8 if not set, of rl as many as the rollouts fill",
+            {.unit = "rows", .min = 1});
+    v.field("batch_size", batch_size, "Of rl: rollouts of a step", {.unit = "rollouts", .min = 1});
+    v.field("prompt_tokens", prompt_tokens, "Of rl: mean length of a prompt", {.unit = "tokens", .min = 1});
+    v.field("completion_tokens", completion_tokens, "Of rl: mean length of an answer", {.unit = "tokens", .min = 1});
+    v.field("max_num_seqs", max_num_seqs, "Of rl: sequences that an engine decodes at once", {.unit = "sequences", .min = 1});
+    v.field("max_async_level", max_async_level, "Of rl: 0: sampling and training take turns; above: they go on side by side", {.min = 0});
+    v.field("dtype", dtype, "Type that is computed in");
+    v.field("reduce", reduce, "How gradients of rows are added (model.reduce)");
+    v.field("dp_replicate", dp_replicate, "Copies of the state among the devices that train (model.dp_replicate)", {.min = 1});
+    v.field("checkpoint_every", checkpoint_every, "Compute every n-th layer again in the backward pass (model.ac.freq), 0 for none",
+            {.unit = "layers", .min = 0});
+    v.field("optim_cpu_offload", optim_cpu_offload, "Optimizer's state in host memory (model.optim_cpu_offload)");
+    v.field("fsdp_cpu_offload", fsdp_cpu_offload, "Optimizer's state and masters in host memory (model.fsdp_cpu_offload)");
+    v.field("assume_flops", assume_flops, "Peak of a device in place of the card's", {.unit = "TFLOP/s", .min = 0, .is_open_min = true});
+    v.field("assume_efficiency", assume_efficiency, "Part of the peaks that is reached, in place of what was measured",
+            {.min = 0, .max = 1, .is_open_min = true});
+    v.field("assume_bandwidth", assume_bandwidth, "What a device sends to others of its machine, in place of the card's",
+            {.unit = "GB/s", .min = 0, .is_open_min = true});
+    v.field("assume_node_bandwidth", assume_node_bandwidth, "What a device sends to other machines, in place of the card's",
+            {.unit = "GB/s", .min = 0, .is_open_min = true});
+    v.field("assume_memory_bandwidth", assume_memory_bandwidth, "Peak of a device's memory in place of the card's",
+            {.unit = "GB/s", .min = 0, .is_open_min = true});
+    v.field("assume_memory", assume_memory, "Memory of a device in place of the card's", {.unit = "GiB", .min = 0, .is_open_min = true});
+    v.field("assume_latency", assume_latency, "Of one exchange between devices", {.unit = "microseconds", .min = 0});
+    v.field("json", json, "Print JSON");
   }
 };
 

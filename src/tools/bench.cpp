@@ -233,7 +233,7 @@ nn::ModelConfig llama_shape(std::int64_t vocab, std::int64_t hidden, std::int64_
   config.tie_word_embeddings = true;
   return config;
 }
-nn::ModelConfig qwen3_shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads) {
+nn::ModelConfig qwen3_shape(std::int64_t hidden, std::int64_t intermediate, std::int64_t layers, std::int64_t heads, bool is_tied) {
   nn::ModelConfig config = llama_shape(151936, hidden, intermediate, layers, heads, 8, 128);
   config.model_type = "qwen3";
   config.architecture = "Qwen3ForCausalLM";
@@ -241,21 +241,37 @@ nn::ModelConfig qwen3_shape(std::int64_t hidden, std::int64_t intermediate, std:
   config.max_position = 40960;
   config.rope_theta = 1e6;
   config.rms_norm_eps = 1e-6f;
+  config.tie_word_embeddings = is_tied;
   return config;
 }
 
+struct NamedShape {
+  std::string_view name;
+  nn::ModelConfig (*make)();
+};
+constexpr NamedShape kShapes[] = {
+    {"smollm2-135m", [] { return llama_shape(49152, 576, 1536, 30, 9, 3, 64); }},
+    {"qwen3-0.6b", [] { return qwen3_shape(1024, 3072, 28, 16, true); }},
+    {"qwen3-1.7b", [] { return qwen3_shape(2048, 6144, 28, 16, true); }},
+    {"qwen3-4b", [] { return qwen3_shape(2560, 9728, 36, 32, true); }},
+    {"qwen3-8b", [] { return qwen3_shape(4096, 12288, 36, 32, false); }},
+    {"qwen3-14b", [] { return qwen3_shape(5120, 17408, 40, 40, false); }},
+    {"qwen3-32b", [] { return qwen3_shape(5120, 25600, 64, 64, false); }},
+};
+
 }  // namespace
 
+bool is_named_shape(std::string_view name) noexcept {
+  return std::ranges::any_of(kShapes, [&](const NamedShape& shape) { return shape.name == name; });
+}
+
 nn::ModelConfig named_shape(std::string_view name) {
-  if (name == "smollm2-135m") return llama_shape(49152, 576, 1536, 30, 9, 3, 64);
-  if (name == "qwen3-0.6b") return qwen3_shape(1024, 3072, 28, 16);
-  if (name == "qwen3-4b") return qwen3_shape(2560, 9728, 36, 32);
-  if (name == "qwen3-8b") {
-    nn::ModelConfig config = qwen3_shape(4096, 12288, 36, 32);
-    config.tie_word_embeddings = false;
-    return config;
+  std::string names;
+  for (const NamedShape& shape : kShapes) {
+    if (shape.name == name) return shape.make();
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", shape.name);
   }
-  fail(ErrorCode::kInvalidArgument, "there is no shape \"{}\"; there are smollm2-135m, qwen3-0.6b, qwen3-4b, qwen3-8b", name);
+  fail(ErrorCode::kInvalidArgument, "there is no shape \"{}\"; there are {}", name, names);
 }
 
 std::vector<BenchRow> run_bench(const BenchOptions& options) {

@@ -58,6 +58,17 @@ constexpr std::string_view kMakeDataKeys[] = {"output", "env.id", "env.args", "n
 constexpr std::string_view kChatKeys[] = {
     "model.name", "client.base_url", "prompt", "system_prompt", "sampling.temperature", "sampling.max_completion_tokens", "compute.device"};
 
+constexpr std::string_view kPlanKeys[] = {
+    "model",         "work",       "card",          "num_devices",       "num_infer_devices", "gpus_per_node",     "seq_len",
+    "num_rows",      "batch_size", "prompt_tokens", "completion_tokens", "checkpoint_every",  "optim_cpu_offload", "assume_bandwidth",
+    "assume_memory", "json"};
+
+constexpr std::string_view kPlanNotes =
+    "Memory is the plan that a run makes of a device before it begins. The time of a step is the sum of its parts:\n"
+    "compute (forward and backward), exchange (gradients to their owners), optimizer, gather (new weights of the other\n"
+    "ranks), and of rl sampling and weight sync. The output names what was assumed; --assume-... changes it, and\n"
+    "docs/operators/plan.md says how each part is formed and how far off it was where it was measured.\n";
+
 constexpr HelpGuide kGuides[] = {
     {Command::kRl, "prl rl @ configs/reverse_text/rl.toml --model.name MODEL --output-dir outputs/first", kRlKeys},
     {Command::kTrainer, "prl trainer @ outputs/first/configs/trainer.toml", kTrainerKeys},
@@ -72,6 +83,7 @@ constexpr HelpGuide kGuides[] = {
     {Command::kInitModel, "prl init-model models/tiny", {}},
     {Command::kConvert, "prl convert model.gguf models/converted", {}},
     {Command::kBench, "prl bench decode --shape smollm2-135m", {}},
+    {Command::kPlan, "prl plan qwen3-8b --card h200 --num-devices 8 --seq-len 16384", kPlanKeys, kPlanNotes},
     {Command::kDoctor, "prl doctor", {}},
     {Command::kEnv, "prl env install reverse-text-py==0.1.0", {}},
     {Command::kK8s, "prl k8s render --example reverse-text --output-dir k8s-run", {}},

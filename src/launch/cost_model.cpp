@@ -1,0 +1,259 @@
+#include "launch/cost_model.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "engine/memory.hpp"
+#include "nn/parameters.hpp"
+#include "trainer/memory.hpp"
+#include "trainer/shard_plan.hpp"
+
+namespace prl::launch {
+namespace {
+
+// The efficiencies are what an H200 reached (docs/benchmarks.md): training 50% to 57% of 989 TFLOP/s, decoding 51% to 55% of 4.8 TB/s.
+const std::array kCards{Card{"a100", 312e12, 80e9, 2.0e12, 300e9, 25e9, 25e9}, Card{"h100", 989e12, 80e9, 3.35e12, 450e9, 50e9, 50e9},
+                        Card{"h200", 989e12, 141e9, 4.8e12, 450e9, 50e9, 50e9}, Card{"b200", 2250e12, 180e9, 8.0e12, 900e9, 50e9, 50e9},
+                        Card{"l40s", 362e12, 48e9, 0.864e12, 25e9, 12.5e9, 25e9}};
+
+std::size_t weight_bytes(const StepLoad& load) {
+  return static_cast<std::size_t>(load.model.num_parameters()) * size_of(load.policy.compute);
+}
+
+/// Forward and backward of one row, as training_flops() counts them, where every token is a target.
+double row_flops(const StepLoad& load) {
+  const auto tokens = static_cast<double>(load.seq_len);
+  const double attention =
+      12.0 * static_cast<double>(load.model.num_layers * load.model.hidden_size) * static_cast<double>(load.sequence_tokens);
+  return tokens * (6.0 * static_cast<double>(load.model.num_active_parameters()) + attention);
+}
+
+/// How much more is computed where layers are computed twice: their forward pass, a third of their part, comes again.
+double recompute_factor(const StepLoad& load) {
+  const int freq = load.policy.checkpointing.freq;
+  if (freq <= 0) return 1;
+  const auto body = static_cast<double>(load.model.num_active_parameters() - load.model.vocab_size * load.model.hidden_size);
+  return 1 + body / static_cast<double>(load.model.num_active_parameters()) / (3.0 * freq);
+}
+
+/// Of what a rank sends to `num_peers` others in equal parts; those of its machine are reached at the same time as the rest.
+double transfer_seconds(const StepLoad& load, const Card& card, double bytes, int num_ranks) {
+  if (num_ranks <= 1) return 0;
+  const int near = std::min(num_ranks, load.devices_per_node) - 1, far = num_ranks - 1 - near;
+  const double each = bytes / (num_ranks - 1);
+  return std::max(each * near / card.link_bytes_per_s, each * far / card.node_bytes_per_s);
+}
+
+/// What ranks have of an array of gradients, on one machine each or on several.
+class SectionTraffic {
+ public:
+  SectionTraffic(const StepLoad& load, const Card& card, const trainer::ShardPlan& plan) : load_(load), card_(card), plan_(plan) {}
+
+  /// Of one exchange where `num_active` ranks have a leaf: all of them send to each owner at once, and the rank with most to send or to
+  /// take in on one of its links is waited for.
+  double seconds(const nn::ElementRange& section, int num_active) const {
+    const int ranks = load_.step.num_ranks, per_node = load_.devices_per_node;
+    std::vector<double> owned(static_cast<std::size_t>(ranks)), of_node(static_cast<std::size_t>((ranks + per_node - 1) / per_node));
+    double all = 0;
+    for (int r = 0; r < ranks; ++r) {
+      const nn::ElementRange part = intersection(plan_.range(r % plan_.num_ranks()), section);
+      owned[static_cast<std::size_t>(r)] = sizeof(float) * static_cast<double>(std::max<std::int64_t>(part.count(), 0));
+      of_node[static_cast<std::size_t>(r / per_node)] += owned[static_cast<std::size_t>(r)];
+      all += owned[static_cast<std::size_t>(r)];
+    }
+    double longest = 0;
+    for (int r = 0; r < ranks; ++r) {
+      const double mine = owned[static_cast<std::size_t>(r)], node = of_node[static_cast<std::size_t>(r / per_node)];
+      const int first = r / per_node * per_node;
+      const bool sends = r < num_active;
+      const int near = std::clamp(num_active - first, 0, std::min(per_node, ranks - first)) - (sends ? 1 : 0);
+      const double near_bytes = std::max(sends ? node - mine : 0, mine * near);
+      const double far_bytes = std::max(sends ? all - node : 0, mine * (num_active - near - (sends ? 1 : 0)));
+      longest = std::max({longest, near_bytes / card_.link_bytes_per_s, far_bytes / card_.node_bytes_per_s});
+    }
+    return longest;
+  }
+
+ private:
+  const StepLoad& load_;
+  const Card& card_;
+  const trainer::ShardPlan& plan_;
+};
+
+void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const nn::TensorTable& table) {
+  const int ranks = load.step.num_ranks;
+  const double all = sizeof(float) * static_cast<double>(table.num_trainable());
+  const double memory = card.memory_bytes_per_s * card.bandwidth_efficiency;
+  const auto rows = static_cast<double>(load.num_rows);
+  if (load.step.reduce == trainer::Reduce::kFast) {
+    if (ranks > 1) {
+      cost.exchange_bytes = all * (ranks - 1) / ranks;
+      cost.exchange = transfer_seconds(load, card, cost.exchange_bytes, ranks) + load.latency_s;
+    }
+    return;
+  }
+  // Sum of leaves: of each row the owner reads its part, reads the sum and writes it.
+  if (ranks > 1 || rows > 1) cost.exchange = 3 * all / ranks * rows / memory;
+  if (ranks == 1) return;
+  cost.exchange_bytes = all * (ranks - 1) / ranks * static_cast<double>(cost.num_rounds);
+  const trainer::ShardPlan plan(table, ranks / load.step.num_replicas, trainer::keeps_whole_blocks(load.step.optim));
+  const SectionTraffic traffic(load, card, plan);
+  // A section is exchanged when the backward pass has completed it; nearly all of it belongs to one rank or two.
+  const std::int64_t num_full = load.num_rows / ranks;
+  for (const nn::GradSection& section : nn::grad_sections(table)) {
+    cost.exchange += static_cast<double>(num_full) * traffic.seconds(section.range, ranks);
+    if (num_full < cost.num_rounds) cost.exchange += traffic.seconds(section.range, static_cast<int>(load.num_rows % ranks));
+    cost.exchange += static_cast<double>(cost.num_rounds) * load.latency_s;
+  }
+}
+
+void add_update(StepCost& cost, const StepLoad& load, const Card& card, const nn::TensorTable& table) {
+  const int ranks = load.step.num_ranks, shards = ranks / load.step.num_replicas;
+  const double own = static_cast<double>(table.num_master_elements()) / shards;
+  const double memory = card.memory_bytes_per_s * card.bandwidth_efficiency;
+  const auto size = static_cast<double>(size_of(load.policy.compute));
+  // AdamW: the norm reads the gradient; the step reads gradient, master and two moments and writes the last three and the new weights.
+  cost.optimizer = own * (8 * sizeof(float) + size) / memory;
+  if (load.step.optimizer_memory.host != nullptr) {
+    const double visitors = load.policy.masters_host != nullptr ? 3 : 2;  // go there and back
+    cost.optimizer += own * visitors * sizeof(float) * 2 / card.host_bytes_per_s;
+  }
+  cost.gather_bytes = own * size * (shards - 1);
+  if (shards > 1) cost.gather = transfer_seconds(load, card, cost.gather_bytes, shards) + load.latency_s;
+}
+
+/// Sequences of one engine that its cache holds at once.
+std::int64_t num_at_once(const StepLoad& load, const Card& card, std::int64_t wanted) {
+  const SamplingLoad& sampling = *load.sampling;
+  const DevicePlans plans = device_plans(load, card);
+  const MemoryPlan& plan = plans.engine ? *plans.engine : plans.trainer;
+  const engine::EngineBytes bytes = engine::engine_bytes({.max_model_len = sampling.prompt_tokens + sampling.completion_tokens,
+                                                          .block_size = 16,
+                                                          .max_num_seqs = sampling.max_num_seqs,
+                                                          .max_num_batched_tokens = 2048},
+                                                         load.model, load.policy.compute);
+  if (plan.num_kv_blocks == 0) return wanted;  // it does not fit anyway
+  return std::clamp<std::int64_t>(plan.num_kv_blocks / std::max<std::int64_t>(bytes.blocks_per_sequence, 1), 1, wanted);
+}
+
+void add_sampling(StepCost& cost, const StepLoad& load, const Card& card) {
+  const SamplingLoad& sampling = *load.sampling;
+  const int engines = sampling.num_engines > 0 ? sampling.num_engines : load.step.num_ranks;
+  const std::int64_t mine = (sampling.num_rollouts + engines - 1) / engines;
+  const std::int64_t at_once = num_at_once(load, card, std::min(mine, sampling.max_num_seqs));
+  const nn::ModelConfig& m = load.model;
+  const auto size = static_cast<double>(size_of(load.policy.compute));
+  const double context = static_cast<double>(sampling.prompt_tokens) + 0.5 * static_cast<double>(sampling.completion_tokens);
+  const auto kv_bytes = static_cast<double>(2 * m.num_layers * m.num_kv_heads * m.head_dim) * size;
+  const auto matrices = static_cast<double>(m.num_active_parameters());
+  const auto sequences = static_cast<double>(at_once);
+  const double flops = card.flops * card.compute_efficiency;
+  const double reading = (matrices * size + sequences * context * kv_bytes) / (card.memory_bytes_per_s * card.bandwidth_efficiency);
+  const double step = std::max(reading, sequences * 2 * matrices / flops);
+  const double decode = std::ceil(static_cast<double>(mine) / sequences) * static_cast<double>(sampling.completion_tokens) * step;
+  const double attention = 4.0 * static_cast<double>(m.num_layers * m.hidden_size) * static_cast<double>(sampling.prompt_tokens);
+  const double prefill = static_cast<double>(mine * sampling.prompt_tokens) * (2 * matrices + attention) / flops;
+  cost.sampling = decode + prefill;
+  // In one process a pointer changes hands, and the engine reads the weights for their checksum. Else rank 0 sends all to each engine.
+  const auto bytes = static_cast<double>(weight_bytes(load));
+  const bool is_near = load.step.num_ranks + sampling.num_engines <= load.devices_per_node;
+  const double proof = bytes / (card.memory_bytes_per_s * card.bandwidth_efficiency);
+  cost.weight_sync = proof;
+  if (sampling.num_engines > 0)
+    cost.weight_sync += bytes * sampling.num_engines / (is_near ? card.link_bytes_per_s : card.node_bytes_per_s) + load.latency_s;
+}
+
+config::InferenceConfig inference_of(const StepLoad& load) {
+  config::InferenceConfig inference;
+  inference.model.max_model_len = static_cast<int>(load.sampling->prompt_tokens + load.sampling->completion_tokens);
+  inference.max_num_seqs = static_cast<int>(load.sampling->max_num_seqs);
+  return inference;
+}
+
+}  // namespace
+
+Card named_card(std::string_view name) {
+  std::string names;
+  for (const Card& card : kCards) {
+    if (card.name == name) return card;
+    names += fmt::format("{}, ", card.name);
+  }
+  fail(ErrorCode::kInvalidArgument, "card: there is no \"{}\"; there are {}local", name, names);
+}
+
+StepCost step_cost(const StepLoad& load, const Card& card) {
+  StepCost cost;
+  const int ranks = load.step.num_ranks;
+  const nn::TensorTablePtr table = trainer::trained_tensors(load.policy, load.model);
+  cost.num_rounds = (load.num_rows + ranks - 1) / ranks;
+  cost.train_flops = static_cast<double>(load.num_rows) * row_flops(load);
+  cost.compute = static_cast<double>(cost.num_rounds) * row_flops(load) * recompute_factor(load) / (card.flops * card.compute_efficiency);
+  add_exchange(cost, load, card, *table);
+  add_update(cost, load, card, *table);
+  double busy = cost.training();
+  int devices = ranks;
+  if (load.sampling) {
+    add_sampling(cost, load, card);
+    const bool shares_devices = load.sampling->num_engines == 0;
+    devices += load.sampling->num_engines;
+    busy = load.sampling->is_beside_training && !shares_devices ? std::max(busy, cost.sampling) : busy + cost.sampling;
+    busy += cost.weight_sync;
+  }
+  cost.total = busy;
+  cost.tokens_per_s = static_cast<double>(load.num_rows * load.seq_len) / cost.total;
+  cost.model_flops_share = cost.train_flops / (cost.total * card.flops * devices);
+  return cost;
+}
+
+DevicePlans device_plans(const StepLoad& load, const Card& card) {
+  DevicePlans plans;
+  const auto available = static_cast<std::size_t>(card.memory_bytes);
+  std::size_t others = 0;
+  const bool shares_devices = load.sampling && load.sampling->num_engines == 0;
+  try {
+    if (shares_devices) others = least_engine_bytes(inference_of(load), load.model, load.policy.compute);
+    plans.trainer = foretell_training(available, {load.model, load.policy, load.step, load.seq_len, others});
+    if (!plans.trainer.fits()) {
+      plans.missing = fmt::format("a device that trains needs {:.1f} GiB and has {:.1f}", static_cast<double>(plans.trainer.total()) / kGiB,
+                                  card.memory_bytes / kGiB);
+      return plans;
+    }
+    if (shares_devices) add_engine(plans.trainer, inference_of(load), load.model, load.policy.compute);
+    // Beside the version that is served one is on its way.
+    if (load.sampling && !shares_devices) plans.engine = plan_engine(available, inference_of(load), load.model, load.policy.compute, 2);
+    plans.fits = true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    plans.missing = error.what();
+  }
+  return plans;
+}
+
+int least_devices(StepLoad load, const Card& card, int most) {
+  trainer::GradientStepOptions step = load.step;
+  for (int ranks = step.num_replicas; ranks <= most; ranks *= 2) {
+    step.num_ranks = ranks;
+    const StepLoad tried{load.model,    load.policy,           step,           load.seq_len, load.sequence_tokens,
+                         load.num_rows, load.devices_per_node, load.latency_s, load.sampling};
+    if (device_plans(tried, card).fits) return ranks;
+  }
+  return 0;
+}
+
+std::int64_t longest_row(StepLoad load, const Card& card) {
+  std::int64_t longest = 0;
+  for (std::int64_t tokens = 1024; tokens <= load.model.max_position; tokens *= 2) {
+    load.seq_len = tokens;
+    if (!device_plans(load, card).fits) break;
+    longest = tokens;
+  }
+  return longest;
+}
+
+}  // namespace prl::launch

@@ -1,0 +1,126 @@
+#include "tools/plan.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <boost/json/parse.hpp>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+
+namespace prl::tools {
+namespace {
+
+using testing::HasSubstr;
+
+boost::json::value planned(config::PlanConfig config) {
+  config.json = true;
+  return boost::json::parse(plan_report(config, card_of(config)));
+}
+double seconds(const boost::json::value& plan, const char* part) { return plan.at("seconds").at(part).to_number<double>(); }
+
+/// A card of round numbers: 1 TFLOP/s, 1 GB/s to neighbours, nothing else counts for much.
+config::PlanConfig round_numbers() {
+  config::PlanConfig config;
+  config.model = "qwen3-0.6b";
+  config.seq_len = 1024;
+  config.assume_flops = 1;
+  config.assume_efficiency = 1;
+  config.assume_bandwidth = 1;
+  config.assume_memory_bandwidth = 1e6;
+  config.assume_latency = 0;
+  return config;
+}
+
+TEST(Plan, OneDeviceComputesAndExchangesNothing) {
+  config::PlanConfig config = round_numbers();
+  config.num_rows = 3;
+  const boost::json::value plan = planned(config);
+  // 6 a weight and token, and 12 * layers * hidden * length a token.
+  const double row = 1024 * (6.0 * 596e6 + 12.0 * 28 * 1024 * 1024);
+  EXPECT_NEAR(seconds(plan, "compute"), 3 * row / 1e12, 0.01 * 3 * row / 1e12);
+  EXPECT_LT(seconds(plan, "exchange"), 1e-3);
+  EXPECT_EQ(seconds(plan, "gather"), 0);
+  EXPECT_EQ(plan.at("bytes_sent").at("exchange").to_number<double>(), 0);
+  EXPECT_EQ(plan.at("least_devices").to_number<int>(), 1);
+}
+
+TEST(Plan, DevicesShareRowsAndSendWhatOthersOwn) {
+  config::PlanConfig config = round_numbers();
+  config.num_rows = 8;
+  config.num_devices = 4;
+  const boost::json::value plan = planned(config);
+  const double parameters = plan.at("parameters").to_number<double>();
+  EXPECT_EQ(plan.at("rounds").to_number<int>(), 2);
+  // Of a layer's gradient that one rank owns the others send all of it, which three times as much must reach. Where the owners change
+  // within a layer it is less, and no less than three quarters, what a balanced exchange would take.
+  const double once = 2 * 4 * parameters / 1e9;
+  EXPECT_GT(seconds(plan, "exchange"), 0.75 * once);
+  EXPECT_LT(seconds(plan, "exchange"), 3 * once);
+  // Of the new bf16 weights a quarter goes to each of three.
+  EXPECT_NEAR(seconds(plan, "gather"), 2 * parameters * 3 / 4 / 1e9, 0.01);
+  config.reduce = config::GradientReduce::kFast;
+  EXPECT_NEAR(seconds(planned(config), "exchange"), 4 * parameters * 3 / 4 / 1e9, 0.01) << "once a step, not once a round";
+  config.gpus_per_node = 2;
+  config.assume_node_bandwidth = 0.1;
+  EXPECT_NEAR(seconds(planned(config), "exchange"), 4 * parameters * 2 / 4 / 1e8, 0.05) << "two of the three others are far";
+}
+
+TEST(Plan, SaysWhatFits) {
+  config::PlanConfig config;
+  config.model = "8b";
+  config.card = "h200";
+  config.seq_len = 4096;
+  const boost::json::value alone = planned(config);
+  EXPECT_FALSE(alone.at("fits").as_bool()) << "8.2 B parameters of 18 bytes";
+  EXPECT_THAT(std::string(alone.at("missing").as_string()), HasSubstr("GiB"));
+  config.num_devices = static_cast<int>(alone.at("least_devices").as_int64());
+  ASSERT_GT(config.num_devices, 1);
+  EXPECT_TRUE(planned(config).at("fits").as_bool());
+  EXPECT_GE(planned(config).at("longest_row").as_int64(), 4096);
+  config.num_devices /= 2;
+  EXPECT_FALSE(planned(config).at("fits").as_bool()) << "the least number is the least";
+  config.num_devices = 1;
+  config.optim_cpu_offload = true;
+  EXPECT_LT(planned(config).at("memory").at(0).at("total").to_number<double>(), alone.at("memory").at(0).at("total").to_number<double>());
+}
+
+TEST(Plan, SamplesOnDevicesOfTheirOwnOrOnThoseThatTrain) {
+  config::PlanConfig config;
+  config.work = config::PlanWork::kRl;
+  config.card = "h200";
+  config.seq_len = 4096;
+  const boost::json::value shared = planned(config);
+  EXPECT_NEAR(seconds(shared, "step"),
+              seconds(shared, "compute") + seconds(shared, "exchange") + seconds(shared, "optimizer") + seconds(shared, "sampling") +
+                  seconds(shared, "weight_sync"),
+              1e-9);
+  config.num_infer_devices = 1;
+  const boost::json::value apart = planned(config);
+  EXPECT_EQ(apart.at("memory").as_array().size(), 2u);
+  EXPECT_LT(seconds(apart, "step"), seconds(shared, "step"));
+  EXPECT_GT(seconds(apart, "weight_sync"), seconds(shared, "weight_sync"));
+  config.num_infer_devices = 4;
+  EXPECT_LT(seconds(planned(config), "sampling"), seconds(apart, "sampling"));
+  config.json = false;
+  const std::string text = plan_report(config, card_of(config));
+  for (const char* wanted : {"it fits", "sampling", "weight_sync", "assumed", "989 TFLOP/s at 50% in training"})
+    EXPECT_THAT(text, HasSubstr(wanted));
+}
+
+TEST(Plan, NamesWhatIsNotKnown) {
+  config::PlanConfig config;
+  config.card = "h1000";
+  try {
+    (void)card_of(config);
+    FAIL() << "a card that does not exist";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("a100, h100, h200, b200, l40s, local"));
+  }
+  config.card = "h100";
+  config.seq_len = 1 << 20;
+  EXPECT_THROW(plan_report(config, card_of(config)), Error) << "longer than the model's positions";
+}
+
+}  // namespace
+}  // namespace prl::tools
