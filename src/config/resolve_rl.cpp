@@ -303,6 +303,7 @@ void choose_nodes(RlConfig& config, MultiNodeDeployment& nodes, const Check& che
   if (!config.inference && num_infer > 0)
     check.problem("deployment.num_infer_nodes", "needs an [inference] section, which says what they run");
   nodes.num_infer_nodes = num_infer;
+  detail::choose_copies(config.trainer.model, "trainer.", nodes.num_train_nodes, nodes.nodes_per_fsdp_group, check);
   if (!config.inference) return;
   const int wanted = num_infer * nodes.gpus_per_node;
   InferenceConfig& inference = *config.inference;

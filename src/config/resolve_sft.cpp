@@ -45,6 +45,8 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
   if (!check.is_set("model.seq_len")) config.model.seq_len = seq_len;
   check_data(config.data, "data", check);
   if (config.val) check_data(config.val->data, "val.data", check);
+  if (const auto* nodes = std::get_if<SftMultiNode>(&config.deployment))
+    detail::choose_copies(config.model, "", nodes->num_nodes, nodes->nodes_per_fsdp_group, check);
   detail::check_trainer_model(config.model, config.optim, check);
   detail::check_schedule(config.scheduler, config.optim, config.max_steps, check);
   detail::check_ckpt(config.ckpt, check);

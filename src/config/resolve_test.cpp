@@ -289,6 +289,19 @@ TEST(ResolveRl, OverSeveralNodesEveryGpuOfInferenceHasAnEngine) {
   EXPECT_THAT(error_of<RlConfig>(nodes + "--inference-gpu-ids 0 --trainer-gpu-ids 1"), HasSubstr("is for one machine"));
 }
 
+TEST(ResolveRl, NodesInGroupsHoldACopyOfTheStateEach) {
+  const std::string nodes = kRl + "--deployment.type multi_node --deployment.num-train-nodes 4 ";
+  EXPECT_EQ(load_line<RlConfig>(nodes + "--deployment.nodes-per-fsdp-group 2").config.trainer.model.dp_replicate, 2);
+  EXPECT_EQ(
+      load_line<RlConfig>(nodes + "--deployment.nodes-per-fsdp-group 1 --trainer.model.dp-replicate 4").config.trainer.model.dp_replicate,
+      4);
+  EXPECT_THAT(error_of<RlConfig>(nodes + "--deployment.nodes-per-fsdp-group 3"), HasSubstr("must divide the 4 nodes"));
+  EXPECT_THAT(error_of<RlConfig>(nodes + "--deployment.nodes-per-fsdp-group 2 --trainer.model.dp-replicate 4"),
+              HasSubstr("hold 2 copies of the state, and trainer.model.dp_replicate is 4"));
+  const std::string sft = "sft --model.name ./m --data.name ./d.jsonl --deployment.type multi_node --deployment.num-nodes 6 ";
+  EXPECT_EQ(load_line<SftConfig>(sft + "--deployment.nodes-per-fsdp-group 3").config.model.dp_replicate, 2);
+}
+
 TEST(ResolveRl, ATeacherHasAnEngineOnEachOfItsGpus) {
   const std::string opd = kRl + "--orchestrator.training-mode opd --teacher-inference.model.name some/teacher ";
   const auto two = load_line<RlConfig>(opd + "--inference-gpu-ids 0,1 --trainer-gpu-ids 2 --teacher-gpu-ids 3,4");
@@ -348,7 +361,6 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
     EXPECT_TRUE(is_not_built(rl.not_built, feature)) << flags;
     EXPECT_THROW(require_built(rl.not_built), Error) << flags;
   };
-  expect("--deployment.type multi_node --deployment.nodes-per-fsdp-group 1", "sharded weights");
   expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--weight-broadcast.type nixl --deployment.type single_node", "NIXL");
   expect("--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora", "adapters over nccl");

@@ -84,8 +84,9 @@ struct MultiNodeDeployment {
             {.unit = "nodes", .min = 0, .max = 1024});
     v.field("num_infer_replicas", num_infer_replicas, "Independent groups of inference nodes",
             {.min = 1, .status = inert("every engine stands for itself: the orchestrator spreads requests over all")});
-    v.field("nodes_per_fsdp_group", nodes_per_fsdp_group, "Nodes that share one copy of the weights",
-            {.unit = "nodes", .min = 1, .status = not_built("several copies of sharded weights")});
+    v.field("nodes_per_fsdp_group", nodes_per_fsdp_group,
+            "Nodes of the trainer that share one copy of masters and optimizer state; a divisor of their number",
+            {.unit = "nodes", .min = 1, .status = passed_on("trainer.model.dp_replicate")});
     v.field("orchestrator_on_inference", orchestrator_on_inference,
             "Run the orchestrator on the last inference node instead of the first trainer node");
     v.field("max_engine_restarts", max_engine_restarts, "Times that an engine which dies is started again; beyond, its death ends the run",

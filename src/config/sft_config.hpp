@@ -144,8 +144,9 @@ struct SftMultiNode {
             {.unit = "nodes", .min = 0, .status = inert("there are no evaluations while fine-tuning")});
     v.field("gpus_per_node", gpus_per_node, "GPUs of each node, a rank on each; on CPUs one process each",
             {.unit = "GPUs", .min = 1, .max = 1024});
-    v.field("nodes_per_fsdp_group", nodes_per_fsdp_group, "Nodes that share one copy of the weights",
-            {.unit = "nodes", .min = 1, .status = not_built("several copies of sharded weights")});
+    v.field("nodes_per_fsdp_group", nodes_per_fsdp_group,
+            "Nodes of the trainer that share one copy of masters and optimizer state; a divisor of their number",
+            {.unit = "nodes", .min = 1, .status = passed_on("model.dp_replicate")});
   }
 };
 using SftDeployment = std::variant<SftSingleNode, SftMultiNode>;

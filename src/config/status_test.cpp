@@ -186,7 +186,8 @@ TEST(Status, EveryKeyThatIsPassedOnChangesTheKeysItNames) {
     if (info.is_section && info.type == "section?") optional_sections.insert(info.key);
   for (const KeyInfo& info : list_keys(ops_of<RlConfig>())) {
     if (info.status.kind != Status::Kind::kPassedOn) continue;
-    if (info.key.starts_with("teacher_inference.")) continue;  // the keys of [inference], in a section that other training modes have
+    if (info.key.ends_with(".nodes_per_fsdp_group")) continue;  // a divisor of another key: ResolveRl.NodesInGroupsHoldACopyOfTheStateEach
+    if (info.key.starts_with("teacher_inference.")) continue;   // the keys of [inference], in a section that other training modes have
     SCOPED_TRACE(info.key);
     ++num_keys;
     const std::vector<std::string> samples = samples_of(info);

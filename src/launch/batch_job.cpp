@@ -97,6 +97,7 @@ trap 'is_out_of_time=1; tell_all TERM' USR1
 trap 'is_cancelled=1' TERM INT
 status=0
 deadline=0
+word=TERM
 num_left={{ num_nodes }}
 while [ "$num_left" -gt 0 ]; do
   sleep 1 &
@@ -111,10 +112,15 @@ while [ "$num_left" -gt 0 ]; do
       status=$ended
       deadline=$((SECONDS + {{ cleanup_grace_period }}))
     fi
+    # A killed first node takes the place along where the nodes meet: the others cannot go on.
+    if [ "$i" -eq 0 ] && [ "$ended" -gt 128 ] && [ "$deadline" -gt $((SECONDS + {{ lost_grace_period }})) ]; then
+      deadline=$((SECONDS + {{ lost_grace_period }}))
+    fi
   done
   if [ "$num_left" -gt 0 ] && [ "$status" -ne 0 ] && [ "$SECONDS" -ge "$deadline" ]; then
-    echo "a step ended with status $status, and the others go on after {{ cleanup_grace_period }} s: they are told to end"
-    tell_all TERM
+    echo "a step ended with status $status, and the others go on after their time: they get SIG$word"
+    tell_all "$word"
+    word=KILL
     deadline=$((SECONDS + 60))
   fi
 done
@@ -130,6 +136,8 @@ fi
 exit "$status"
 )sh";
 
+/// What nodes that have lost the first one get to end by themselves.
+constexpr int kLostGracePeriod = 20;
 /// Times that a job whose step was killed is queued again.
 constexpr int kMaxRequeues = 3;
 constexpr std::uint64_t kMaxTemplateBytes = 1 << 20;
@@ -255,6 +263,7 @@ std::string render_batch_script(const BatchJob& job) {
   values["num_nodes"] = job.num_nodes;
   values["log_dir"] = quoted(job.output_dir / "logs" / "slurm");
   values["cleanup_grace_period"] = slurm.cleanup_grace_period;
+  values["lost_grace_period"] = kLostGracePeriod;
   values["max_requeues"] = kMaxRequeues;
   values["can_resume"] = job.can_resume;
   if (!slurm.template_path) return text::JinjaTemplate(kTemplate).render(values);

@@ -6,6 +6,7 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "launch/rank_launch.hpp"
 #include "launch/role_children.hpp"
 #include "launch/run_identity.hpp"
+#include "launch/run_spans.hpp"
 #include "launch/step_console.hpp"
 #include "launch/supervisor.hpp"
 #include "launch/visible_gpus.hpp"
@@ -160,7 +162,9 @@ bool begin(config::RlConfig& config, NodeMeeting& meeting, const std::function<b
 
 int run_roles(const config::RlConfig& config, const RlNodes& nodes, NodeMeeting& meeting, std::stop_token stop) {
   const int node = meeting.place().rank;
-  const RoleChildren roles(config, identity_env(meeting.store().wait(kIdentity, kGrace, "node 0"), own_servers(config)));
+  std::map<std::string, std::string> variables = identity_env(meeting.store().wait(kIdentity, kGrace, "node 0"), own_servers(config));
+  if (config.trainer.trace_path) variables[kTraceVariable] = fs::absolute(*config.trainer.trace_path).string();
+  const RoleChildren roles(config, std::move(variables));
   RunWatch watch(meeting, nodes);
   const fs::path metrics = config.output_dir / config.trainer.file_monitor.path;
   std::optional<StepConsole> steps;
@@ -230,6 +234,8 @@ int run_rl_node(const config::RlConfig& given, const NodePlace& place, const std
   config::RlConfig config = with_addresses(given, meeting.hosts());
   log::info("node {} of {} at {}: {}{}", place.rank, place.num_nodes, meeting.host(),
             nodes.is_inference(place.rank) ? "inference" : "trainer", place.rank == nodes.orchestrator() ? " and orchestrator" : "");
+  // Emptied before any node begins, merged when all have left.
+  const TraceOfProcesses trace(place.rank == 0 ? config.trainer.trace_path : std::nullopt);
   int status = 0;
   if (begin(config, meeting, prepare)) status = run_roles(config, nodes, meeting, stop);
   meeting.leave(stop);

@@ -2,6 +2,7 @@
 """Runs over several nodes, each an address of its own of this machine: `prl launch rl`, `sft` and `inference` with deployment.type =
 "multi_node". The weights are those of one process."""
 import contextlib
+import json
 import os
 import re
 import signal
@@ -47,7 +48,9 @@ MULTI = ["--deployment.type", "multi_node", "--deployment.gpus-per-node", 1, "--
 def test_rl_on_two_inference_and_two_trainer_nodes_gives_the_weights_of_one_process():
     with harness.workspace("rl-nodes") as folder:
         prl(*rl(folder, folder / "one"))
-        for name, flags in (("files", []), ("wire", ["--rollout-transport.type", "zmq", "--weight-broadcast.type", "nccl",
+        # Groups of one node: each trainer node has a whole copy of the state.
+        traced = ["--trainer.trace-path", folder / "trace", "--deployment.nodes-per-fsdp-group", 1]
+        for name, flags in (("files", traced), ("wire", ["--rollout-transport.type", "zmq", "--weight-broadcast.type", "nccl",
                                                      "--deployment.orchestrator-on-inference"])):
             out = folder / name
             ports = harness.free_ports(3)
@@ -56,6 +59,11 @@ def test_rl_on_two_inference_and_two_trainer_nodes_gives_the_weights_of_one_proc
             with nodes(folder, 4, *rl(folder, out, *MULTI, "--inference.server.port", ports[0], *flags)) as agents:
                 finish(agents)
             check(weights(out) == weights(folder / "one"), f"{name}: other weights")
+            if name == "files":
+                events = json.loads((folder / "trace/trace.json").read_text())["traceEvents"]
+                names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+                check(len(names) == 5, f"the trace has {names}, wanted two engines, two trainer ranks and the orchestrator")
+                check("dp_replicate = 2" in (out / "configs/trainer.toml").read_text(), "not two copies of the state")
             logs = out / "logs/latest"
             for path in ("inference/node_0.log", "inference/node_1.log", "trainer/node_0.log", "trainer/node_1.log", "orchestrator.log"):
                 check((logs / path).is_file(), f"no {path}")

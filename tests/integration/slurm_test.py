@@ -155,6 +155,32 @@ def test_fine_tuning_on_two_nodes_survives_a_killed_rank():
               "other weights than a run that nobody disturbed")
 
 
+def parent_of(pid):
+    return int(re.search(r"^PPid:\s+(\d+)", read(f"/proc/{pid}/status"), re.M).group(1))
+
+
+def test_a_job_that_lost_its_first_node_is_queued_again():
+    with harness.workspace("slurm-lost-node") as folder, slurm_cluster.cluster(2) as cluster:
+        out, steps = folder / "out", 400
+        port = harness.free_ports(1)[0]
+        prl(*sft_config(folder, steps), "--output-dir", folder / "one", "--ckpt")
+        job, log = submitted(cluster, *sft_config(folder, steps), "--output-dir", out, *MULTI, "--deployment.num-nodes", 2, "--ckpt.interval", 20,
+                             "--slurm", env={"MASTER_PORT": str(port)})
+        harness.wait_until(lambda: (out / "checkpoints/step_20").exists() or cluster.state(job) in ENDED, 120, "the first checkpoint")
+        launcher = parent_of(harness.role_pids(log)["sft"])
+        check(b"launch" in open(f"/proc/{launcher}/cmdline", "rb").read(), "not the launcher of node 0")
+        os.kill(launcher, signal.SIGKILL)
+        # Its ranks end with it. Those of the other node wait for them, and are not waited for.
+        harness.wait_until(lambda: "is queued again" in read(log) or cluster.state(job) in ENDED, 150, "the job to notice")
+        check("a step was killed (status 137)" in read(log), read(log)[-4000:])
+        state = cluster.wait(job, ("COMPLETED", "FAILED", "CANCELLED"))
+        check(state == "COMPLETED", f"the job is {state}:\n{read(log)[-4000:]}")
+        check("resumed from" in read(log).split("is queued again")[-1], "the job began from scratch")
+        check(harness.tensor_digest(out / f"weights/step_{steps}") == harness.tensor_digest(folder / f"one/weights/step_{steps}"),
+              "other weights than a run that nobody disturbed")
+
+
 harness.main(test_a_dry_run_writes_script_and_configuration, test_bad_values_are_named, test_fine_tuning_runs_as_a_job,
              test_a_job_out_of_time_is_queued_again_and_goes_on, test_reinforcement_learning_runs_as_a_job,
-             test_reinforcement_learning_runs_on_four_nodes, test_fine_tuning_on_two_nodes_survives_a_killed_rank)
+             test_reinforcement_learning_runs_on_four_nodes, test_fine_tuning_on_two_nodes_survives_a_killed_rank,
+             test_a_job_that_lost_its_first_node_is_queued_again)
