@@ -118,7 +118,8 @@ void Parameters::start_grads() {
   // Backward passes only ever add to vectors, and to the embedding unless it is the head too.
   // They lie at the beginning of the section that comes last.
   runtime()->zero(section_grads_.back().data(), static_cast<std::size_t>(table()->num_vector_elements()) * sizeof(float));
-  if (const Tensor& d_embedding = grad(Block::kEmbedding); d_embedding.defined() && (!table()->has_tied_head() || tied_head_grad_.defined()))
+  if (const Tensor& d_embedding = grad(Block::kEmbedding);
+      d_embedding.defined() && (!table()->has_tied_head() || tied_head_grad_.defined()))
     runtime()->zero(d_embedding.data(), d_embedding.num_bytes());
   grads_are_fresh_ = true;
 }
