@@ -34,6 +34,8 @@ constexpr std::int64_t kChunkBytes = std::int64_t{64} << 20;
 constexpr milliseconds kStoreTimeout{10'000};
 /// For an engine that has drawn a ticket to join its group: it has nothing else to do.
 constexpr milliseconds kJoinTimeout{30'000};
+/// A trainer whose rank 0 was lost computes the newest version again, to the same bits, before it has it.
+constexpr milliseconds kNotYetTimeout{120'000}, kNotYetPoll{100};
 /// Transfers that run at one time; further engines wait for their turn.
 constexpr std::size_t kMaxTransfers = 64;
 
@@ -218,6 +220,30 @@ std::int64_t draw_ticket(comm::Store& store) {
   }
 }
 
+/// nullopt, and the newest version that it has, if the trainer does not hold the version.
+std::optional<Tensor> ask(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values, milliseconds timeout,
+                          std::int64_t& newest) {
+  const auto store = comm::make_store(address, std::min(timeout, kStoreTimeout));
+  const std::int64_t ticket = draw_ticket(*store);
+  store->set(ticket_key(ticket), std::to_string(version.value));
+  const auto group = comm::make_gloo_communicator(
+      {.rank = 1, .size = 2, .store = store, .group = group_name(ticket), .timeout = timeout, .host = own_host(address)});
+  std::array<std::int64_t, 4> packed{};
+  broadcast_header(*group, packed);
+  const auto [has_version, newest_held, sent_dtype, sent_values] = packed;
+  newest = newest_held;
+  if (has_version == 0) return std::nullopt;
+  if (sent_dtype != static_cast<std::int64_t>(dtype) || sent_values != num_values)
+    fail(ErrorCode::kShape,
+         "the trainer at {} sends {} values of {}, this engine's model has {} "
+         "of {}",
+         address, sent_values, to_string(static_cast<DType>(sent_dtype)), num_values, to_string(dtype));
+  Tensor values = Tensor::empty(make_cpu_runtime(), {num_values}, dtype);
+  broadcast_values(*group, values, timeout);
+  group->barrier({.what = "the engine to have all weights"});
+  return values;
+}
+
 }  // namespace
 
 std::string broadcast_address(const std::string& host, int port) { return fmt::format("tcp://{}:{}", bind_host(host), port); }
@@ -239,28 +265,18 @@ void release_weights(const std::string& address) noexcept {
 }
 
 Tensor receive_weights(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values, milliseconds timeout) {
-  const auto store = comm::make_store(address, std::min(timeout, kStoreTimeout));
-  const std::int64_t ticket = draw_ticket(*store);
-  store->set(ticket_key(ticket), std::to_string(version.value));
-  const auto group = comm::make_gloo_communicator(
-      {.rank = 1, .size = 2, .store = store, .group = group_name(ticket), .timeout = timeout, .host = own_host(address)});
-  std::array<std::int64_t, 4> packed{};
-  broadcast_header(*group, packed);
-  const auto [has_version, newest, sent_dtype, sent_values] = packed;
-  if (has_version == 0)
-    fail(ErrorCode::kNotFound,
-         "the trainer at {} has no policy v{} any more, or not yet; its newest "
-         "is v{}",
-         address, version.value, newest);
-  if (sent_dtype != static_cast<std::int64_t>(dtype) || sent_values != num_values)
-    fail(ErrorCode::kShape,
-         "the trainer at {} sends {} values of {}, this engine's model has {} "
-         "of {}",
-         address, sent_values, to_string(static_cast<DType>(sent_dtype)), num_values, to_string(dtype));
-  const Tensor values = Tensor::empty(make_cpu_runtime(), {num_values}, dtype);
-  broadcast_values(*group, values, timeout);
-  group->barrier({.what = "the engine to have all weights"});
-  return values;
+  Waiting waiting({.who = "the engine",
+                   .what = fmt::format("the trainer at {} to have policy v{} again", address, version.value),
+                   .limit = std::min(timeout, kNotYetTimeout)});
+  for (;;) {
+    std::int64_t newest = 0;
+    if (std::optional<Tensor> values = ask(address, version, dtype, num_values, timeout, newest)) return std::move(*values);
+    if (newest > version.value || waiting.is_expired())
+      fail(ErrorCode::kNotFound, "the trainer at {} has no policy v{} {}; its newest is v{}", address, version.value,
+           newest > version.value ? "any more" : "yet", newest);
+    waiting.check();
+    std::this_thread::sleep_for(kNotYetPoll);
+  }
 }
 
 }  // namespace prl::weights

@@ -53,8 +53,10 @@ std::string broadcast_address(const std::string& host, int port);
 void release_weights(const std::string& address) noexcept;
 
 /// An engine's end: all values of `version` from the trainer whose store is at
-/// `address`, in host memory. [num_values] `dtype`. Error{kNotFound} if the
-/// trainer does not hold that version, {kShape} if its model or dtype is
+/// `address`, in host memory. [num_values] `dtype`. A version that is
+/// newer than all that the trainer has is waited for, two minutes at most: a
+/// trainer that heals computes it again. Error{kNotFound} if the trainer does
+/// not hold that version, {kShape} if its model or dtype is
 /// another, {kUnavailable} naming the address if there is no trainer, PeerLost
 /// if it was lost.
 Tensor receive_weights(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/testing/eventually.hpp"
 #include "comm/communicator.hpp"
 #include "comm/store.hpp"
 
@@ -49,12 +50,12 @@ class CollectiveChannelTest : public ::testing::Test {
     publication.flat = [version, count] { return values_of(version, count); };
     channel_->publish(std::move(publication));
   }
-  Tensor receive(std::int64_t version, std::int64_t count = 100'003) {
-    return receive_weights(channel_->address(), PolicyVersion{version}, DType::kF32, count, 20s);
+  Tensor receive(std::int64_t version, std::int64_t count = 100'003, std::chrono::milliseconds timeout = 20s) {
+    return receive_weights(channel_->address(), PolicyVersion{version}, DType::kF32, count, timeout);
   }
-  ErrorCode refusal(std::int64_t version, std::int64_t count = 100'003) {
+  ErrorCode refusal(std::int64_t version, std::int64_t count = 100'003, std::chrono::milliseconds timeout = 20s) {
     try {
-      receive(version, count);
+      receive(version, count, timeout);
     } catch (const Error& error) {
       return error.code();
     }
@@ -72,14 +73,24 @@ TEST_F(CollectiveChannelTest, EnginesGetTheVersionsThatAreHeldAndAFolderAnnounce
   EXPECT_TRUE(is_version(receive(1), 1));
   publish(3);
   EXPECT_TRUE(is_version(receive(3), 3));
-  EXPECT_EQ(refusal(1), ErrorCode::kNotFound);  // the two newest are held
-  EXPECT_EQ(refusal(9), ErrorCode::kNotFound);
+  EXPECT_EQ(refusal(1), ErrorCode::kNotFound);               // the two newest are held
+  EXPECT_EQ(refusal(9, 100'003, 2s), ErrorCode::kNotFound);  // waited for, but it does not come
   EXPECT_EQ(refusal(3, 100'004), ErrorCode::kShape);
   const auto latest = channel_->latest();
   ASSERT_TRUE(latest.has_value());
   EXPECT_EQ(latest->manifest.version.value, 3);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "step_3/STABLE"));
   for (const auto& entry : std::filesystem::directory_iterator(folder_ / "step_3")) EXPECT_NE(entry.path().extension(), ".safetensors");
+}
+
+/// As after the loss of a trainer's rank 0: the folder says v2, and the trainer is about to compute it again.
+TEST_F(CollectiveChannelTest, AVersionThatTheTrainerDoesNotHaveYetIsWaitedFor) {
+  publish(1);
+  auto engine = std::async(std::launch::async, [this] { return is_version(receive(2), 2); });
+  const auto store = comm::make_store(channel_->address());
+  ASSERT_TRUE(testing::eventually([&] { return store->get("weights/ticket/1").has_value(); }));  // it was refused once, and asks again
+  publish(2);
+  EXPECT_TRUE(engine.get());
 }
 
 TEST_F(CollectiveChannelTest, SeveralEnginesAtOnceAndOneThatIsLostHarmsNoOther) {
