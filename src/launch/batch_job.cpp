@@ -92,7 +92,13 @@ steps+=($!)
 {% endif %}
 is_out_of_time=0
 is_cancelled=0
-tell_all() { scancel --signal="$1" "$SLURM_JOB_ID" || kill -"$1" "${steps[@]}" 2>/dev/null || true; }
+tell_all() {
+  if [ "$1" = KILL ]; then  # to a job it would mean to cancel all of it, this script too
+    for i in "${!steps[@]}"; do scancel --signal=KILL "$SLURM_JOB_ID.$i" || kill -KILL "${steps[i]}" 2>/dev/null || true; done
+  else
+    scancel --signal="$1" "$SLURM_JOB_ID" || kill -"$1" "${steps[@]}" 2>/dev/null || true
+  fi
+}
 trap 'is_out_of_time=1; tell_all TERM' USR1
 trap 'is_cancelled=1' TERM INT
 status=0

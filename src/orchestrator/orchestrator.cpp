@@ -52,9 +52,11 @@ BatchAssembler::Options assembler_options(const OrchestratorOptions& o, const De
           .resume_step = o.resume_step};
 }
 
+/// In lock-step too: an orchestrator that was started again collects a batch anew whose weights the trainer has left behind.
 std::optional<std::int64_t> strict_lag(const OrchestratorOptions& o) {
-  if (!o.dispatch.strict_async_level) return std::nullopt;
-  return std::min(o.dispatch.max_async_level, o.dispatch.max_off_policy_steps);
+  const std::int64_t lag = std::min(o.dispatch.max_async_level, o.dispatch.max_off_policy_steps);
+  if (!o.dispatch.strict_async_level && lag > 0) return std::nullopt;
+  return lag;
 }
 
 EvalRoundOptions eval_options(const OrchestratorOptions& o) {

@@ -83,7 +83,9 @@ def test_a_failure_on_one_node_ends_the_run_on_all():
         command = rl(folder, out, *MULTI, "--inference.server.port", ports[0], "--max-steps", 100000)
         with nodes(folder, 4, *command) as agents:
             harness.wait_until(lambda: (out / "metrics.jsonl").exists() or agents[0][0].poll() is not None, 120, "the first step")
-            os.kill(harness.role_pids(agents[3][1])["trainer_rank_1"], signal.SIGKILL)
+            pid = harness.wait_until(lambda: next((pids["trainer_rank_1"] for _, log in agents for pids in [harness.role_pids(log)] if "trainer_rank_1" in pids), None),
+                                     60, "the second rank")
+            os.kill(pid, signal.SIGKILL)
             for node, (agent, log) in enumerate(agents):
                 check(agent.wait(90) == 1, f"node {node} ended well: {log.read_text()[-2000:]}")
         texts = [(folder / f"node_{node}.log").read_text() for node in range(4)]
