@@ -42,7 +42,7 @@ double recompute_factor(const StepLoad& load) {
   return 1 + body / static_cast<double>(load.model.num_active_parameters()) / (3.0 * freq);
 }
 
-/// Of what a rank sends to `num_peers` others in equal parts; those of its machine are reached at the same time as the rest.
+/// Of what each of `num_ranks` ranks sends to the others in equal parts; those of its machine are reached at the same time as the rest.
 double transfer_seconds(const StepLoad& load, const Card& card, double bytes, int num_ranks) {
   if (num_ranks <= 1) return 0;
   const int near = std::min(num_ranks, load.devices_per_node) - 1, far = num_ranks - 1 - near;

@@ -141,14 +141,13 @@ bool RequestGuard::check_key(const HttpRequest& request, Access access) const {
   const auto shows = [&](const std::string& wanted) {
     return is_same_key(request.bearer(), wanted) || is_same_key(request.headers.get("x-api-key"), wanted);
   };
+  if (shows(key)) return true;
   const bool is_other = has_other_key_ && has_other_key_(request);
   if (access == Access::kApiKey && is_other) return true;
   if (is_admin && options_.api_key != key && (is_other || (!options_.api_key.empty() && shows(options_.api_key))))
     forbid("this key may ask the model, not change its server; the route wants the admin key");
-  if (!shows(key))
-    fail(ErrorCode::kUnauthorized, "the {} is missing or wrong; send it as 'Authorization: Bearer <key>'",
-         is_admin ? "admin key" : "API key");
-  return true;
+  fail(ErrorCode::kUnauthorized, "the {} is missing or wrong; send it as 'Authorization: Bearer <key>'",
+       is_admin ? "admin key" : "API key");
 }
 
 void RequestGuard::check_run(const HttpRequest& request, Access access) const {

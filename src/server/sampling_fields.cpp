@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 
+#include "engine/resolve_request.hpp"
 #include "net/http_message.hpp"
 
 namespace prl::server {
@@ -16,7 +17,7 @@ constexpr std::size_t kMaxStopBytes = 16 << 10;  // of all stop strings together
 constexpr std::size_t kMaxLogitBiases = 4096;
 constexpr std::size_t kMaxBadWords = 256;
 constexpr std::size_t kMaxBadWordBytes = 1024;
-constexpr std::size_t kMaxNamedLogprobs = 128;
+using engine::kMaxNamedLogprobs;
 constexpr std::int64_t kAnyInt = std::numeric_limits<std::int64_t>::max();
 
 template <typename T, typename U>

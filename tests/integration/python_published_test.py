@@ -68,18 +68,16 @@ path = "{folder}/saved"
         check(turns["counter-tool-v1"] == {4} and turns["echo-user-sim-v1"] == {2}, f"{turns}")
 
 
-def test_rl_in_environments_from_the_index():
-    with harness.workspace("published-rl") as folder:
-        model = harness.tiny_model(folder / "model")
-        config = folder / "rl.toml"
-        config.write_text(f"""
+def lock_step(model, batch_size):
+    """Two steps over environments that follow."""
+    return f"""
 max_steps = 2
 seq_len = 1024
 seed = 3
 [model]
 name = "{model}"
 [orchestrator]
-batch_size = 12
+batch_size = {batch_size}
 group_size = 2
 max_async_level = 0
 [orchestrator.train]
@@ -87,10 +85,17 @@ filter_zero_advantages = false
 [orchestrator.train.sampling]
 max_completion_tokens = 8
 [inference]
-max_num_seqs = 12
+max_num_seqs = {batch_size}
 [inference.model]
 max_model_len = 1024
-""" + env_table("orchestrator.train.env", "legacy", "stardata.envs.constraint-gym", ratio=1.0, path=published())
+"""
+
+
+def test_rl_in_environments_from_the_index():
+    with harness.workspace("published-rl") as folder:
+        model = harness.tiny_model(folder / "model")
+        config = folder / "rl.toml"
+        config.write_text(lock_step(model, 12) + env_table("orchestrator.train.env", "legacy", "stardata.envs.constraint-gym", ratio=1.0, path=published())
             + env_table("orchestrator.train.env", "v1", "echo-v1", ratio=1.0, path=published())
             + env_table("orchestrator.train.env", "v1", "duet-v1", ratio=1.0, path=published()))
         _, said = harness.prl("rl", "@", config, "--output-dir", folder / "out")
@@ -109,25 +114,7 @@ def test_both_players_of_a_duel_train():
     with harness.workspace("python-duel") as folder:
         model = harness.tiny_model(folder / "model")
         config = folder / "rl.toml"
-        config.write_text(f"""
-max_steps = 2
-seq_len = 1024
-seed = 3
-[model]
-name = "{model}"
-[orchestrator]
-batch_size = 8
-group_size = 2
-max_async_level = 0
-[orchestrator.train]
-filter_zero_advantages = false
-[orchestrator.train.sampling]
-max_completion_tokens = 8
-[inference]
-max_num_seqs = 8
-[inference.model]
-max_model_len = 1024
-""" + env_table("orchestrator.train.env", "v1", "prl-duel-v1", algo={"type": "rae"}))
+        config.write_text(lock_step(model, 8) + env_table("orchestrator.train.env", "v1", "prl-duel-v1", algo={"type": "rae"}))
         _, said = harness.prl("rl", "@", config, "--output-dir", folder / "out")
         kls = [float(kl) for kl in re.findall(r"mismatch_kl=([-0-9.e+]+)", said)]
         check(kls and set(kls) == {0.0}, f"mismatch_kl {kls}")
