@@ -136,8 +136,9 @@ class FileSender final : public SampleSender {
       const fs::path taken = taken_file(options_.folder, batch.step, rank);
       // A sender before this one sent it, and it was taken: nobody would take a second copy, and later steps would wait for that.
       if (holds(taken, bytes)) continue;
-      write_file_atomic(ready_file(options_.folder, batch.step, rank), bytes);
+      // What an earlier sender left goes first: once the new file stands, a rank may take it, and its name is then `taken`.
       fs::remove(taken, ec);
+      write_file_atomic(ready_file(options_.folder, batch.step, rank), bytes);
     }
     last_step_ = batch.step;
     write_file_atomic(sent_file(options_.folder), std::to_string(last_step_));

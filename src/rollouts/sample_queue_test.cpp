@@ -248,6 +248,24 @@ TEST(FileQueue, ARestartedReceiverReadsTakenStepsAgain) {
   expect_batch(restarted->pop(30s), 2, 0);
 }
 
+TEST(FileQueue, AStepTakenAsSoonAsItIsThereStaysForARestart) {
+  const Ends ends = file_ends(1);
+  auto sender = ends.sender(1, 1);
+  for (std::int64_t step = 1; step <= 100; ++step) {
+    std::jthread taking([&] {
+      // Without a pause between looks, so that the step is taken while the sender is still at work on it.
+      const auto receiver = ends.receiver(0, step);
+      const auto until = std::chrono::steady_clock::now() + 60s;
+      while (std::chrono::steady_clock::now() < until && !receiver->pop(0ms)) {
+      }
+    });
+    push_step(*sender, step);
+    taking.join();
+    const auto restarted = ends.receiver(0, step);
+    expect_batch(restarted->pop(0ms), step, 0);
+  }
+}
+
 TEST(FileQueue, AnEndOfAnEarlierRunIsIgnored) {
   const std::filesystem::path folder = fresh_folder();
   {
