@@ -123,6 +123,60 @@ TEST(Faults, SilentRankIsNamedAfterTheDeadline) {
 }
 TEST(Faults, OneOfTwoIsLeft) { expect_survival({2, 1, 1, SIGKILL, 100, milliseconds(20'000)}); }
 
+/// Rank 1 is killed while a message of 128 MB between it and rank 0 is on its way. What rank 0 returns: 0 if it names rank 1, 1 if all of
+/// the message had come, else an error.
+int wait_in_the_middle(const std::string& store_folder, int rank, bool is_receiver) {
+  const auto store = make_file_store(store_folder);
+  const auto group = make_gloo_communicator(options_of(rank, 2, store, 10 * prl::testing::kPatience));
+  std::vector<float> values = rank == 0 && is_receiver ? std::vector<float>(1 << 25) : ones(1 << 25, rank);
+  if (rank == 1) {
+    store->set("pid", std::to_string(::getpid()));
+    if (is_receiver)
+      group->send(view_of(values), 0, {});
+    else {
+      std::jthread stops([] {
+        std::this_thread::sleep_for(milliseconds(20));
+        (void)::raise(SIGSTOP);
+      });
+      group->recv(view_of(values), 0, {});
+    }
+    return 50;
+  }
+  const int victim = std::stoi(store->wait("pid", prl::testing::kPatience, "rank 1"));
+  const volatile float& early = values[1000];
+  std::jthread kills([&](const std::stop_token& stop) {
+    while (is_receiver && early == 0 && !stop.stop_requested()) {
+    }
+    if (!is_receiver) std::this_thread::sleep_for(milliseconds(100));
+    (void)::kill(victim, SIGKILL);
+  });
+  try {
+    if (is_receiver)
+      group->recv(view_of(values), 1, {.what = "half a message"});
+    else
+      group->send(view_of(values), 1, {.what = "half a message"});
+    return 1;
+  } catch (const PeerLost& lost) {
+    return lost.ranks() == std::vector<int>{1} ? 0 : 60;
+  }
+}
+
+TEST(Faults, ARankThatDiesInTheMiddleOfAMessageIsNoticed) {
+  if (!has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+  for (const bool is_receiver : {true, false}) {
+    int num_halves = 0;
+    for (int tries = 0; tries < 20 && num_halves < 3; ++tries) {
+      const TempFolder folder;
+      Processes ranks(2, [&](int rank) { return wait_in_the_middle(folder.path() / "store", rank, is_receiver); });
+      const auto status = ranks.wait(0, prl::testing::kPatience);
+      ASSERT_TRUE(status.has_value()) << "rank 0 hangs, receiver: " << is_receiver;
+      ASSERT_TRUE(*status == 0 || *status == 1) << *status;
+      num_halves += *status == 0;
+    }
+    EXPECT_GT(num_halves, 0) << "every message had come before its sender was killed, receiver: " << is_receiver;
+  }
+}
+
 TEST(Faults, RankThatNeverComesIsNamed) {
   for (const bool uses_gloo : {false, true}) {
     if (uses_gloo && !has_gloo()) continue;

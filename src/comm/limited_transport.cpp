@@ -35,6 +35,7 @@ class LimitedTransport final : public Transport {
   std::unique_ptr<Pending> start_recv(int from, std::uint64_t tag, void* data, std::size_t bytes) override {
     return std::make_unique<Arriving>(inner_->start_recv(from, tag, data, bytes), in_, bytes);
   }
+  void wake_lost() noexcept override { inner_->wake_lost(); }
   void close() noexcept override { inner_->close(); }
 
  private:

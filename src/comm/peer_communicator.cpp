@@ -215,7 +215,7 @@ class PeerCommunicator final : public Communicator {
     }
   }
 
-  /// A connection does not always tell a rank that waits to send that its peer has died; the others, who noticed, have left then.
+  /// A connection does not always tell a rank that waits that its peer has died. wake_lost() asks; and the others who noticed have left.
   void watch(const std::stop_token& stop) {
     std::optional<Clock::time_point> reported;
     std::optional<Waiting> waiting;
@@ -233,6 +233,7 @@ class PeerCommunicator final : public Communicator {
       reported = wait_.since;
       lock.unlock();
       waiting->check();
+      transport_->wake_lost();
       int left = -1;
       for (int r = 0; r < size() && left < 0; ++r)
         if (r != rank() && word_of(r, std::chrono::milliseconds(0))) left = r;

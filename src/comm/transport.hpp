@@ -23,7 +23,7 @@ class TransportError : public std::runtime_error {
 };
 
 /// Messages between the ranks of a group; what PeerCommunicator builds collectives from. A message has at least one byte; sender and
-/// receiver know its size and its tag, which is used once. One thread but for close().
+/// receiver know its size and its tag, which is used once. One thread but for close() and wake_lost().
 class Transport {
  public:
   using Clock = std::chrono::steady_clock;
@@ -37,6 +37,9 @@ class Transport {
   virtual ~Transport() = default;
   virtual std::unique_ptr<Pending> start_send(int to, std::uint64_t tag, const void* data, std::size_t bytes) = 0;
   virtual std::unique_ptr<Pending> start_recv(int from, std::uint64_t tag, void* data, std::size_t bytes) = 0;
+  /// Ends waits for peers that have gone, where their connections did not: a message of which a part has gone or come hears nothing of
+  /// the loss in some of them. Any thread, as often as one likes.
+  virtual void wake_lost() noexcept {}
   /// Ends all messages: here, and at ranks that wait for this one. Any thread.
   virtual void close() noexcept = 0;
 };

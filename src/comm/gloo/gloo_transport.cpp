@@ -9,6 +9,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <set>
 #endif
@@ -59,16 +60,28 @@ class GlooTransport final : public Transport {
       context_->setTimeout(options.timeout);
       AddressBook book(*options.store, fmt::format("{}/g{}/gloo/", options.group, options.generation));
       context_->connectFullMesh(book, device);
+      for (int peer = 0; peer < options.size; ++peer) {
+        watches_.push_back(peer == options.rank ? nullptr : context_->createUnboundBuffer(&never_, sizeof never_));
+        if (watches_.back()) watches_.back()->recv(peer, kNoMessage);
+      }
     } catch (const std::exception& error) {
       throw TransportError(true, error.what());
     }
   }
 
   std::unique_ptr<Pending> start_send(int to, std::uint64_t tag, const void* data, std::size_t bytes) override {
-    return start(const_cast<void*>(data), bytes, true, [&](auto& buffer) { buffer.send(to, tag); });
+    return start(to, const_cast<void*>(data), bytes, true, [&](auto& buffer) { buffer.send(to, tag); });
   }
   std::unique_ptr<Pending> start_recv(int from, std::uint64_t tag, void* data, std::size_t bytes) override {
-    return start(data, bytes, false, [&](auto& buffer) { buffer.recv(from, tag); });
+    return start(from, data, bytes, false, [&](auto& buffer) { buffer.recv(from, tag); });
+  }
+  void wake_lost() noexcept override {
+    try {
+      for (const int peer : waits_->peers())
+        if (is_gone(peer)) waits_->wake(peer);
+    } catch (const std::exception&) {
+      // The context is being closed, which ends every wait.
+    }
   }
   void close() noexcept override {
     waits_->abort();  // closing does not wake a thread that waits for a message
@@ -83,10 +96,20 @@ class GlooTransport final : public Transport {
   /// The messages that somebody may wait for.
   class Waits {
    public:
-    bool add(gloo::transport::UnboundBuffer* buffer) {
+    bool add(gloo::transport::UnboundBuffer* buffer, int peer) {
       const std::lock_guard lock(mutex_);
-      if (!is_aborted_) buffers_.insert(buffer);
+      if (!is_aborted_) buffers_.emplace(buffer, peer);
       return !is_aborted_;
+    }
+    bool is_aborted() const {
+      const std::lock_guard lock(mutex_);
+      return is_aborted_;
+    }
+    std::set<int> peers() const {
+      const std::lock_guard lock(mutex_);
+      std::set<int> peers;
+      for (const auto& [buffer, peer] : buffers_) peers.insert(peer);
+      return peers;
     }
     void remove(gloo::transport::UnboundBuffer* buffer) {
       const std::lock_guard lock(mutex_);
@@ -95,46 +118,66 @@ class GlooTransport final : public Transport {
     void abort() {
       const std::lock_guard lock(mutex_);
       is_aborted_ = true;
-      for (gloo::transport::UnboundBuffer* buffer : buffers_) {
-        buffer->abortWaitRecv();
-        buffer->abortWaitSend();
-      }
+      for (const auto& [buffer, of] : buffers_) wake(*buffer);
+    }
+    /// Those for `peer` look again whether their message is there.
+    void wake(int peer) {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [buffer, of] : buffers_)
+        if (of == peer) wake(*buffer);
     }
 
    private:
-    std::mutex mutex_;
-    std::set<gloo::transport::UnboundBuffer*> buffers_;
+    static void wake(gloo::transport::UnboundBuffer& buffer) {
+      buffer.abortWaitRecv();
+      buffer.abortWaitSend();
+    }
+
+    mutable std::mutex mutex_;
+    std::map<gloo::transport::UnboundBuffer*, int> buffers_;
     bool is_aborted_ = false;
   };
 
   class Message final : public Pending {
    public:
-    Message(std::shared_ptr<Waits> waits, std::unique_ptr<gloo::transport::UnboundBuffer> buffer, bool is_send)
-        : waits_(std::move(waits)), buffer_(std::move(buffer)), is_send_(is_send), is_open_(waits_->add(buffer_.get())) {}
+    Message(std::shared_ptr<Waits> waits, std::unique_ptr<gloo::transport::UnboundBuffer> buffer, int peer, bool is_send)
+        : waits_(std::move(waits)), buffer_(std::move(buffer)), is_send_(is_send), is_open_(waits_->add(buffer_.get(), peer)) {}
     ~Message() override { waits_->remove(buffer_.get()); }
     gloo::transport::UnboundBuffer& buffer() { return *buffer_; }
     void wait(Clock::time_point deadline) override {
+      if (is_open_ && is_through(deadline)) return;
+      if (!is_open_ || waits_->is_aborted()) throw TransportError(false, "the message was given up");
+      // Woken because the peer has gone. The message may have come before that.
+      bool is_there = false;
+      try {
+        is_there = is_through(Clock::now());
+      } catch (const TransportError&) {
+      }
+      if (!is_there) throw TransportError(false, "its connection is closed");
+    }
+
+   private:
+    /// False if the wait was woken.
+    bool is_through(Clock::time_point deadline) {
       // Zero would mean no limit.
       const auto left =
           std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()), std::chrono::milliseconds(1));
       try {
-        if (is_open_ && (is_send_ ? buffer_->waitSend(left) : buffer_->waitRecv(left))) return;
+        return is_send_ ? buffer_->waitSend(left) : buffer_->waitRecv(left);
       } catch (const std::exception& error) {
         throw TransportError(Clock::now() >= deadline, error.what());
       }
-      throw TransportError(false, "the message was given up");
     }
 
-   private:
     std::shared_ptr<Waits> waits_;
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
     bool is_send_, is_open_;
   };
 
   template <typename Post>
-  std::unique_ptr<Pending> start(void* data, std::size_t bytes, bool is_send, Post post) {
+  std::unique_ptr<Pending> start(int peer, void* data, std::size_t bytes, bool is_send, Post post) {
     try {
-      auto message = std::make_unique<Message>(waits_, context_->createUnboundBuffer(data, bytes), is_send);
+      auto message = std::make_unique<Message>(waits_, context_->createUnboundBuffer(data, bytes), peer, is_send);
       post(message->buffer());
       return message;
     } catch (const std::exception& error) {
@@ -142,8 +185,23 @@ class GlooTransport final : public Transport {
     }
   }
 
+  /// Whether the connection to `peer` was lost: what waits for a message that nobody sends is told of it. Asked by one thread.
+  bool is_gone(int peer) {
+    gloo::transport::UnboundBuffer& watch = *watches_[static_cast<std::size_t>(peer)];
+    watch.abortWaitRecv();  // so that the wait does not wait
+    try {
+      (void)watch.waitRecv(std::chrono::hours(1));
+      return false;
+    } catch (const std::exception&) {
+      return true;
+    }
+  }
+
+  static constexpr std::uint64_t kNoMessage = ~std::uint64_t{0};
   std::shared_ptr<Waits> waits_ = std::make_shared<Waits>();
   std::shared_ptr<gloo::rendezvous::Context> context_;
+  char never_ = 0;
+  std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> watches_;  ///< per peer: receives a message that is never sent
 };
 
 std::unique_ptr<Transport> connect_gloo(const CommOptions& options) {
