@@ -214,9 +214,11 @@ int run_inference_group(const config::InferenceConfig& config, std::stop_token s
   router::FleetOptions fleet_options;
   fleet_options.router.max_waiting = static_cast<std::size_t>(config.server.max_queued_requests) * static_cast<std::size_t>(num_engines);
   auto fleet = std::make_shared<router::Fleet>(io.executor(), client, fleet_options);
-  auto updater = std::make_shared<router::WeightUpdater>(
-      fleet, client, router::WeightUpdaterOptions{.api_key = config.server.admin_api_key.value_or(config.server.api_key.value_or(""))});
-  router::RouterServer server(server_options(config), fleet, updater, client);
+  const std::string admin_key = config.server.admin_api_key.value_or(config.server.api_key.value_or(""));
+  auto updater = std::make_shared<router::WeightUpdater>(fleet, client, router::WeightUpdaterOptions{.api_key = admin_key});
+  router::RouterServerOptions options = server_options(config);
+  options.engine_admin_key = admin_key;
+  router::RouterServer server(std::move(options), fleet, updater, client);
   Supervisor supervisor;
   for (int local = 0; local < place.num_here; ++local) {
     supervisor.start(engine_of_group(config, place, local));

@@ -12,6 +12,7 @@
 #include "net/deadline.hpp"
 #include "net/http_message.hpp"
 #include "net/io_runtime.hpp"
+#include "net/percent.hpp"
 #include "net/sse.hpp"
 #include "net/task_group.hpp"
 
@@ -173,6 +174,8 @@ TEST(HttpMessage, DecodesAndBuildsErrors) {
   EXPECT_EQ(percent_decode("a%20b+c", true), "a b c");
   EXPECT_EQ(percent_decode("%zz", true), std::nullopt);
   EXPECT_EQ(percent_decode("%4", true), std::nullopt);
+  EXPECT_EQ(percent_encode("a b/c?d=é~_.-9"), "a%20b%2Fc%3Fd%3D%C3%A9~_.-9");
+  EXPECT_EQ(percent_encode("a/b%", true), "a/b%25");
   const Fields query = parse_query("mode=keep&clear_cache=false&x&=&y=1%2B1");
   EXPECT_EQ(query.get("mode"), "keep");
   EXPECT_EQ(query.get("Y"), "1+1");

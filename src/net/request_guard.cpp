@@ -64,6 +64,19 @@ bool is_same_key(std::string_view a, std::string_view b) noexcept {
   return difference == 0;
 }
 
+bool has_key(const HttpRequest& request, std::string_view key) noexcept {
+  return is_same_key(request.bearer(), key) || is_same_key(request.headers.get("x-api-key"), key);
+}
+
+void check_run_key(std::string_view key, std::string_view api_key, std::string_view admin_api_key) {
+  constexpr std::size_t kMinBytes = 16, kMaxBytes = 512;
+  if (api_key.empty())
+    fail_param("api_key", "api_key: this server asks nobody for a key, so a run's own has no effect; start it with server.api_key");
+  if (key.size() < kMinBytes || key.size() > kMaxBytes)
+    fail_param("api_key", fmt::format("api_key: wanted {} to {} bytes", kMinBytes, kMaxBytes));
+  if (is_same_key(key, api_key) || is_same_key(key, admin_api_key)) fail_param("api_key", "api_key: that is the key of the server itself");
+}
+
 RequestGuard::RequestGuard(Options options) : options_(std::move(options)), is_loopback_(is_loopback_name(options_.host)) {}
 
 bool RequestGuard::is_listed(std::string_view origin) const {
@@ -138,13 +151,10 @@ bool RequestGuard::check_key(const HttpRequest& request, Access access) const {
   const bool is_admin = access != Access::kApiKey && !options_.admin_api_key.empty();
   const std::string& key = is_admin ? options_.admin_api_key : options_.api_key;
   if (key.empty()) return false;
-  const auto shows = [&](const std::string& wanted) {
-    return is_same_key(request.bearer(), wanted) || is_same_key(request.headers.get("x-api-key"), wanted);
-  };
-  if (shows(key)) return true;
+  if (has_key(request, key)) return true;
   const bool is_other = has_other_key_ && has_other_key_(request);
   if (access == Access::kApiKey && is_other) return true;
-  if (is_admin && options_.api_key != key && (is_other || (!options_.api_key.empty() && shows(options_.api_key))))
+  if (is_admin && options_.api_key != key && (is_other || (!options_.api_key.empty() && has_key(request, options_.api_key))))
     forbid("this key may ask the model, not change its server; the route wants the admin key");
   fail(ErrorCode::kUnauthorized, "the {} is missing or wrong; send it as 'Authorization: Bearer <key>'",
        is_admin ? "admin key" : "API key");

@@ -12,6 +12,10 @@ namespace prl::net {
 
 /// Compares in time that does not depend on where the keys differ.
 bool is_same_key(std::string_view a, std::string_view b) noexcept;
+/// Whether the request has the key, as a bearer or as x-api-key. `key` is not empty.
+bool has_key(const HttpRequest& request, std::string_view key) noexcept;
+/// Whether `key` may be that of one run of a server with these keys: fail_param("api_key") saying why not.
+void check_run_key(std::string_view key, std::string_view api_key, std::string_view admin_api_key);
 
 /// Who may use a route.
 enum class Access {

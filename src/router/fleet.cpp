@@ -73,6 +73,7 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
     std::optional<PolicyVersion> version;
     std::string problem;
     std::int64_t num_lost = 0;
+    bool is_stale = false;  ///< missed something since it was last asked to be brought up
     std::int64_t life = 0;  ///< counts the times it became ready: reports from an earlier life say nothing
     net::TimePoint lost_at{};
     net::Signal wake;
@@ -135,9 +136,11 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
     dispatch_locked();
   }
 
-  void set_ready_locked(std::int64_t id, std::optional<PolicyVersion> version, EngineLimits limits) {
+  /// Why it may not be used yet, or empty.
+  std::string set_ready_locked(std::int64_t id, std::optional<PolicyVersion> version, EngineLimits limits) {
     Engine& engine = engines.at(id);
-    if (engine.state == EngineState::kDraining) return;
+    if (engine.state == EngineState::kDraining) return {};
+    if (engine.is_stale) return "it missed an update while it was brought up";
     const bool is_back = engine.state != EngineState::kStarting;
     engine.state = EngineState::kReady;
     engine.version = version;
@@ -154,6 +157,7 @@ struct Fleet::State : std::enable_shared_from_this<Fleet::State> {
       log::info("engine {} is ready", engine.url);
     }
     dispatch_locked();
+    return {};
   }
 
   std::string describe_locked() const {
@@ -273,6 +277,10 @@ asio::awaitable<void> look_after(std::shared_ptr<Fleet::State> fleet, std::int64
     if (problem.empty() && !is_in_use) {
       std::optional<PolicyVersion> version;
       EngineLimits limits;
+      {
+        std::lock_guard lock(fleet->mutex);
+        fleet->engines.at(id).is_stale = false;
+      }
       if (fleet->bring_up) {
         auto bringing = try_bring_up(&fleet->bring_up, view, &version);
         problem = co_await std::move(bringing);
@@ -282,11 +290,8 @@ asio::awaitable<void> look_after(std::shared_ptr<Fleet::State> fleet, std::int64
         limits = co_await std::move(reading);
       }
       std::lock_guard lock(fleet->mutex);
-      if (problem.empty()) {
-        fleet->set_ready_locked(id, version, limits);
-      } else {
-        fleet->engines.at(id).problem = problem;
-      }
+      if (problem.empty()) problem = fleet->set_ready_locked(id, version, limits);
+      if (!problem.empty()) fleet->engines.at(id).problem = problem;
     } else if (num_failed >= fleet->options.num_failed_probes || (!problem.empty() && !is_in_use)) {
       std::lock_guard lock(fleet->mutex);
       fleet->lose_locked(id, problem);
@@ -403,7 +408,9 @@ void Fleet::set_version(EngineId engine, PolicyVersion version) {
 void Fleet::set_behind(EngineId id, const std::string& why) {
   std::lock_guard lock(state_->mutex);
   const auto it = state_->engines.find(id.value);
-  if (it == state_->engines.end() || it->second.state != EngineState::kReady) return;
+  if (it == state_->engines.end()) return;
+  it->second.is_stale = true;
+  if (it->second.state != EngineState::kReady) return;
   log::warning("engine {} is left out until it has caught up: {}", it->second.url, why);
   state_->put_aside_locked(id.value, EngineState::kBehind, why);
   state_->dispatch_locked();

@@ -115,7 +115,7 @@ class Fleet {
 
   /// The engine has proven `version`.
   void set_version(EngineId engine, PolicyVersion version);
-  /// The engine missed an update: it gets no requests until it was brought up again.
+  /// The engine missed an update: it gets no requests until it was brought up again, also if it is just being brought up.
   void set_behind(EngineId engine, const std::string& why);
 
   std::vector<EngineView> engines() const;

@@ -18,6 +18,8 @@
 #include "base/log.hpp"
 #include "net/run_claim.hpp"
 #include "router/forward.hpp"
+#include "router/order_routes.hpp"
+#include "router/same_proof.hpp"
 
 namespace prl::router {
 
@@ -31,6 +33,8 @@ struct RouterServer::Context {
   std::shared_ptr<Fleet> fleet;
   std::shared_ptr<WeightUpdater> updater;
   std::shared_ptr<net::HttpClient> client;
+  std::shared_ptr<FleetOrders> orders;
+  std::shared_ptr<OrderRoutes> order_routes;
   net::RunClaim claim;
   std::mutex mutex;                         ///< of what follows
   std::map<int, std::int64_t> num_replies;  ///< by status
@@ -45,13 +49,6 @@ using Reply = asio::awaitable<HttpResponse>;
 constexpr std::array kPosts = {"/v1/chat/completions", "/v1/chat/completions/tokens", "/v1/completions",
                                "/v1/responses",        "/inference/v1/generate",      "/tokenize",
                                "/detokenize"};
-
-json::object body_of(const HttpRequest& request) {
-  boost::system::error_code error;
-  json::value body = json::parse(request.body, error);
-  if (error || !body.is_object()) fail(ErrorCode::kInvalidArgument, "wanted a JSON object as the body, found something else");
-  return std::move(body.get_object());
-}
 
 json::object engine_json(const EngineView& engine) {
   json::object out{{"url", engine.url},
@@ -93,31 +90,6 @@ Reply drain_engine(Context context, HttpRequest request) {
   co_return list_of(context, 202);
 }
 
-/// Compares the proofs of all engines with the first one that came: the router has no manifest of its own.
-struct SameProof {
-  std::mutex mutex;
-  std::optional<std::string> first;
-  std::string body;
-
-  void check(const std::string& reply, const std::string& url) {
-    boost::system::error_code error;
-    const json::value parsed = json::parse(reply, error);
-    const json::object* object = error ? nullptr : parsed.if_object();
-    const json::value* checksum = object ? object->if_contains("checksum") : nullptr;
-    const json::value* probe = object ? object->if_contains("probe_logprobs") : nullptr;
-    if (!checksum || !probe) fail(ErrorCode::kCorrupt, "{} answered the weight update with no proof: {}", url, reply.substr(0, 200));
-    const std::string proof = json::serialize(*checksum) + " " + json::serialize(*probe);
-    std::lock_guard lock(mutex);
-    if (!first) {
-      first = proof;
-      body = reply;
-    } else if (*first != proof) {
-      fail(ErrorCode::kOutOfSync, "{} proves other weights than the first engine: {} and {}", url, proof.substr(0, 60),
-           first->substr(0, 60));
-    }
-  }
-};
-
 Reply release(Context context, HttpRequest request) {
   co_return HttpResponse::json(context->claim.release(request) ? R"({"status":"released"})" : R"({"status":"not_held"})");
 }
@@ -134,6 +106,7 @@ Reply update_weights(Context context, HttpRequest request) {
     std::lock_guard lock(context->mutex);
     if (std::exchange(context->is_updating, true)) fail(ErrorCode::kUnavailable, "a weight update is in progress");
   }
+  const net::TimePoint deadline = net::Clock::now() + context->options.update_timeout;
   const auto proof = std::make_shared<SameProof>();
   WeightUpdate update;
   update.version = PolicyVersion{version->get_int64()};
@@ -141,7 +114,9 @@ Reply update_weights(Context context, HttpRequest request) {
   update.verify = [proof](const std::string& reply, const std::string& url) { proof->check(reply, url); };
   std::exception_ptr failure;
   try {
-    auto applying = context->updater->apply(std::move(update), net::Clock::now() + context->options.update_timeout);
+    auto taking = context->orders->take_turn(deadline);
+    const Turns::Turn turn = co_await std::move(taking);
+    auto applying = context->updater->apply(std::move(update), deadline);
     co_await std::move(applying);
   } catch (const std::exception&) {
     failure = std::current_exception();
@@ -151,8 +126,7 @@ Reply update_weights(Context context, HttpRequest request) {
     context->is_updating = false;
   }
   if (failure) std::rethrow_exception(failure);
-  std::lock_guard lock(proof->mutex);
-  co_return HttpResponse::json(proof->body);
+  co_return HttpResponse::json(proof->body());
 }
 
 bool has_ready(const Context& context) {
@@ -221,6 +195,7 @@ Reply metrics(Context context, HttpRequest) {
 }
 
 Reply pass_on(Context context, HttpRequest request) {
+  context->order_routes->restrict_to_run(request);
   auto forwarding = forward(context->fleet, context->client, std::move(request), context->options.request_timeout);
   co_return co_await std::move(forwarding);
 }
@@ -236,7 +211,14 @@ RouterServer::RouterServer(RouterServerOptions options, std::shared_ptr<Fleet> f
   context_->fleet = std::move(fleet);
   context_->updater = std::move(updater);
   context_->client = std::move(client);
+  context_->orders = std::make_shared<FleetOrders>(context_->fleet, context_->updater, context_->client,
+                                                   FleetOrdersOptions{.api_key = options.engine_admin_key});
+  context_->order_routes =
+      std::make_shared<OrderRoutes>(context_->orders, OrderRoutes::Options{.timeout = options.update_timeout,
+                                                                           .api_key = options.guard.api_key,
+                                                                           .admin_api_key = options.guard.admin_api_key});
   net::RequestGuard guard(options.guard);
+  guard.accept_keys([routes = context_->order_routes](const HttpRequest& request) { return routes->run_of(request).has_value(); });
   const auto add = [&](const char* method, const char* path, Route route, Access access) {
     guard.add_route(method, path, access);
     http_.route(method, path, [context = context_, route](HttpRequest request) { return route(context, std::move(request)); });
@@ -248,6 +230,10 @@ RouterServer::RouterServer(RouterServerOptions options, std::shared_ptr<Fleet> f
   add("DELETE", "/engines", drain_engine, Access::kAdminKey);
   add("POST", "/update_weights", update_weights, Access::kWeights);
   add("POST", "/release", release, Access::kAdminKey);
+  context_->order_routes->add_to([&](const char* method, const char* path, Access access, OrderRoutes::Handler handler) {
+    guard.add_route(method, path, access);
+    http_.route(method, path, std::move(handler));
+  });
   add("GET", "/health", health, Access::kOpen);
   add("GET", "/liveness", liveness, Access::kOpen);
   add("GET", "/ping", liveness, Access::kOpen);

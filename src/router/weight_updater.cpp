@@ -46,6 +46,7 @@ struct WeightUpdater::State {
   std::optional<WeightUpdate> current;
   std::set<std::int64_t> updated;  ///< engines that took a version of this run since they came up
   std::set<std::string> pending;
+  std::function<asio::awaitable<void>(EngineView)> more;
 };
 
 namespace {
@@ -177,6 +178,21 @@ asio::awaitable<std::optional<PolicyVersion>> bring_up(Shared state, EngineView 
   }
 }
 
+asio::awaitable<std::optional<PolicyVersion>> bring_up_with_more(Shared state, EngineView engine) {
+  auto bringing = bring_up(state, engine);
+  const std::optional<PolicyVersion> version = co_await std::move(bringing);
+  std::function<asio::awaitable<void>(EngineView)> more;
+  {
+    std::lock_guard lock(state->mutex);
+    more = state->more;
+  }
+  if (more) {
+    auto giving = more(engine);
+    co_await std::move(giving);
+  }
+  co_return version;
+}
+
 /// One engine's part of an update.
 struct Part {
   EngineView engine;
@@ -239,7 +255,7 @@ WeightUpdater::WeightUpdater(std::shared_ptr<Fleet> fleet, std::shared_ptr<net::
     : fleet_(std::move(fleet)), state_(std::make_shared<State>()) {
   state_->client = std::move(client);
   state_->options = std::move(options);
-  fleet_->set_bring_up([state = state_](EngineView engine) { return bring_up(state, std::move(engine)); });
+  fleet_->set_bring_up([state = state_](EngineView engine) { return bring_up_with_more(state, std::move(engine)); });
 }
 
 WeightUpdater::~WeightUpdater() = default;
@@ -255,7 +271,10 @@ asio::awaitable<void> WeightUpdater::apply(WeightUpdate update, net::TimePoint d
   net::Signal done;
   std::vector<std::shared_ptr<Part>> parts;
   for (const EngineView& engine : engines) {
-    if (engine.state != EngineState::kReady) continue;  // those that are not are brought up with this version
+    if (engine.state != EngineState::kReady) {
+      fleet_->set_behind(engine.id, "it was not ready for the newest policy");  // it is brought up with this version
+      continue;
+    }
     parts.push_back(std::make_shared<Part>(Part{.engine = engine, .error = {}}));
     tasks.spawn(fmt::format("weight update of {}", engine.url), run_part(state_, parts.back(), update, deadline, max_retries, done));
   }
@@ -304,6 +323,11 @@ asio::awaitable<void> WeightUpdater::release(net::TimePoint deadline) {
       log::debug("{} was not released: {}", engine.url, error.what());
     }
   }
+}
+
+void WeightUpdater::also_bring_up(std::function<asio::awaitable<void>(EngineView)> more) {
+  std::lock_guard lock(state_->mutex);
+  state_->more = std::move(more);
 }
 
 std::string WeightUpdater::describe_pending() const {

@@ -54,6 +54,8 @@ class WeightUpdater {
   asio::awaitable<void> release(net::TimePoint deadline);
   /// The engines that have not answered the update in progress, for messages; empty if there is none.
   std::string describe_pending() const;
+  /// What else an engine is given after the weights and before it is used; throws if that failed. Replaces what was given before.
+  void also_bring_up(std::function<asio::awaitable<void>(EngineView)> more);
 
   struct State;  ///< of weight_updater.cpp
 

@@ -49,12 +49,10 @@ bool TenantBook::has_key(const std::string& name) const {
 }
 
 std::optional<std::string> TenantBook::run_of(const net::HttpRequest& request) const {
-  const std::string_view bearer = request.bearer(), header = request.headers.get("x-api-key");
-  if (bearer.empty() && header.empty()) return std::nullopt;
   const std::lock_guard lock(mutex_);
   std::optional<std::string> run;
   for (const auto& [name, entry] : entries_)
-    if (!entry.api_key.empty() && (net::is_same_key(bearer, entry.api_key) || net::is_same_key(header, entry.api_key))) run = name;
+    if (!entry.api_key.empty() && net::has_key(request, entry.api_key)) run = name;
   return run;
 }
 

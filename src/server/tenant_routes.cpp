@@ -9,7 +9,7 @@
 namespace prl::server {
 namespace {
 
-constexpr std::size_t kMaxNameBytes = 256, kMinKeyBytes = 16, kMaxKeyBytes = 512;
+constexpr std::size_t kMaxNameBytes = 256;
 
 std::string run_name(const JsonFields& fields) {
   const auto name = fields.string("name");
@@ -76,14 +76,8 @@ Reply put_run(Context context, HttpRequest request) {
   change.weight = fields.number("weight", 1e-6, 1e6);
   change.max_tokens_in_flight = fields.integer("max_tokens_in_flight", 0, std::numeric_limits<std::int64_t>::max());
   change.api_key = fields.string("api_key");
-  if (change.api_key && !change.api_key->empty()) {
-    if (context->options.api_key.empty())
-      net::fail_param("api_key", "api_key: this server asks nobody for a key, so a run's own has no effect; start it with server.api_key");
-    if (change.api_key->size() < kMinKeyBytes || change.api_key->size() > kMaxKeyBytes)
-      net::fail_param("api_key", fmt::format("api_key: wanted {} to {} bytes", kMinKeyBytes, kMaxKeyBytes));
-    if (net::is_same_key(*change.api_key, context->options.api_key) || net::is_same_key(*change.api_key, context->options.admin_api_key))
-      net::fail_param("api_key", "api_key: that is the key of the server itself");
-  }
+  if (change.api_key && !change.api_key->empty())
+    net::check_run_key(*change.api_key, context->options.api_key, context->options.admin_api_key);
   auto work = [context, name, change]() -> std::string {
     context->tenants.change(name, change, /*must_exist=*/false, [&](const std::string& run, const engine::TenantOptions& options) {
       context->backend->set_tenant(run, options);

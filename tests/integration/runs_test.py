@@ -40,12 +40,18 @@ args = {{ {args} }}
 
 
 @contextlib.contextmanager
-def server(folder):
-    log, port = folder / "inference.log", harness.free_port()
+def engine(folder, name="inference"):
+    log, port = folder / f"{name}.log", harness.free_port()
     with harness.running("inference", "--model.name", harness.warm_model(), "--server.port", port, "--model.max-model-len", 256,
                          "--max-num-seqs", 32, "--enable-lora", log=log) as process:
         harness.wait_until(lambda: harness.is_healthy(port) or process.poll() is not None, 60, "the server")
         check(process.poll() is None, f"the server ended: {log.read_text()[-2000:]}")
+        yield port, process
+
+
+@contextlib.contextmanager
+def server(folder):
+    with engine(folder) as (port, _):
         yield port
 
 
@@ -150,6 +156,49 @@ def test_three_runs_on_two_slots():
         check(sum(course[-4:]) > sum(course[:4]), f"the reward of beta does not rise: {course}")
 
 
+def test_the_engines_of_a_run_are_behind_a_router():
+    """The adapter of each step is on all of them: also on one that joins late, and though one is killed."""
+    with harness.workspace("runs-router") as folder:
+        out, steps = folder / "out", 10
+        wanted = alone(folder, "one", steps)
+        with contextlib.ExitStack() as stack:
+            (first, _), (second, killed) = (stack.enter_context(engine(folder, name)) for name in ("first", "second"))
+            port = harness.free_port()
+            stack.enter_context(harness.running("router", "--engines", f"http://127.0.0.1:{first},http://127.0.0.1:{second}", "--port", port,
+                                                "--output-dir", folder / "router", log=folder / "router.log"))
+
+            def states():
+                with contextlib.suppress(OSError):
+                    return {int(e["url"].rsplit(":", 1)[1]): e["state"] for e in harness.request(port, "GET", "/engines")[1]["engines"]}
+                return {}
+            harness.wait_until(lambda: list(states().values()) == ["ready"] * 2, 60, "the router's engines")
+            orchestrator_config(out / "run_one/configs/orch.toml", "one", port, max_steps=steps, run="weight = 2.0")
+            role = stack.enter_context(orchestrator(out, "one", log=folder / "one.log"))
+            learning = stack.enter_context(trainer(out, folder / "trainer.log"))
+            harness.wait_until(lambda: step_of(out, "one") >= 2 or role.poll() is not None, 120, "step 2")
+            check(role.poll() is None, f"the run ended early: {(folder / 'one.log').read_text()[-2000:]}")
+            killed.kill()
+            late, _ = stack.enter_context(engine(folder, "late"))
+            check(harness.request(port, "POST", "/engines", {"url": f"http://127.0.0.1:{late}"})[0] == 201, "the late engine could not join")
+            ends_well(role, "the run")
+            harness.wait_until(lambda: has_state(out, "one", "ended"), 60, "the trainer to end the run")
+            harness.wait_until(lambda: states().get(late) == "ready" and states().get(second) == "down", 60, "one to be ready and one to be missed")
+            proof = harness.request(port, "GET", "/weight_proof?adapter=one")[1]
+            check(proof["policy_version"] == steps - 1, f"{proof}")
+            for each in (first, late):
+                check(harness.request(each, "GET", "/weight_proof?adapter=one")[1] == proof, "an engine has another adapter")
+                runs = harness.request(each, "GET", "/runs")[1]["data"]
+                check([(run["name"], run["weight"]) for run in runs] == [("one", 2)], f"an engine was not told of the run: {runs}")
+            counted = harness.request(port, "GET", "/runs")[1]["data"][0]["num_generation_tokens"]
+            check(counted >= sum(harness.request(each, "GET", "/runs")[1]["data"][0]["num_generation_tokens"] for each in (first, late)) > 0, "no tokens")
+            status, reply = harness.request(port, "POST", "/load_lora_adapter", {"lora_name": "two", "lora_path": str(folder / "nowhere")})
+            check(status == 404 and all(f":{each}" in json.dumps(reply) for each in (first, late)), f"{status} {reply}")
+            stopping(learning)
+        check(saved(out / "run_one", steps) == wanted, "the run is not what it is alone")
+        proofs = harness.rows_of(out / "run_one/logs/weight_proofs.jsonl")
+        check(proofs and all(row["is_proven"] for row in proofs), f"{proofs}")
+
+
 def stopping(process):
     process.send_signal(signal.SIGTERM)
     harness.wait_until(lambda: process.poll() is not None, 60, "the trainer to stop")
@@ -215,4 +264,4 @@ def test_runs_are_listed_paused_drained_and_removed():
 
 if __name__ == "__main__":
     harness.main(test_three_runs_on_two_slots, test_a_killed_trainer_goes_on_where_each_run_was,
-                 test_runs_are_listed_paused_drained_and_removed)
+                 test_the_engines_of_a_run_are_behind_a_router, test_runs_are_listed_paused_drained_and_removed)

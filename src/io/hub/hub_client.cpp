@@ -14,6 +14,7 @@
 #include "base/failure.hpp"
 #include "base/log.hpp"
 #include "net/digest.hpp"
+#include "net/percent.hpp"
 
 namespace prl::io {
 namespace fs = std::filesystem;
@@ -25,16 +26,6 @@ constexpr std::size_t kMaxListingBytes = 256 << 20;
 constexpr int kMaxRedirects = 10;
 constexpr auto kProgressPause = std::chrono::seconds(3);
 constexpr std::uint64_t kHashPiece = 1 << 20;
-
-std::string percent_encode(std::string_view text, bool keep_slashes) {
-  std::string out;
-  for (const char c : text) {
-    const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.' ||
-                          c == '~' || (keep_slashes && c == '/');
-    out += is_plain ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
-  }
-  return out;
-}
 
 /// An ETag without its quotes and weakness mark; empty if it cannot name a file.
 std::string plain_etag(std::string_view etag) {
@@ -210,8 +201,8 @@ void HubClient::raise(const net::HttpReply& reply, const HubRepo& repo, const st
 
 HubListing HubClient::list(const HubRepo& repo) {
   check_hub_path(repo.revision, fmt::format("revision of {}", repo.id));
-  const std::string url =
-      fmt::format("{}/api/{}s/{}/revision/{}", settings_.endpoint, to_string(repo.kind), repo.id, percent_encode(repo.revision, false));
+  const std::string url = fmt::format("{}/api/{}s/{}/revision/{}", settings_.endpoint, to_string(repo.kind), repo.id,
+                                      net::percent_encode(repo.revision, false));
   for (int attempt = 1;; ++attempt) {
     try {
       const net::HttpReply reply = get(url);
@@ -246,7 +237,7 @@ HubListing HubClient::list(const HubRepo& repo) {
 
 std::string HubClient::resolve_url(const HubRepo& repo, const std::string& commit, const std::string& file) const {
   return fmt::format("{}/{}{}/resolve/{}/{}", settings_.endpoint, repo.kind == HubKind::kDataset ? "datasets/" : "", repo.id,
-                     percent_encode(commit, false), percent_encode(file, true));
+                     net::percent_encode(commit, false), net::percent_encode(file, true));
 }
 
 HubClient::FileInfo HubClient::ask(const HubRepo& repo, const std::string& commit, const std::string& file) {

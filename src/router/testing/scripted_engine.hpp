@@ -8,6 +8,7 @@
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
 
+#include <map>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -28,10 +29,14 @@ class ScriptedEngine {
     std::int64_t version = 0;
     std::string checksum = "00000000000000aa";
     std::int64_t max_num_seqs = 4;
-    std::int64_t num_tokens = 12;    ///< of each reply
-    std::int64_t breaks_after = -1;  ///< tokens after which a stream breaks off; -1: never
-    bool is_silent = false;          ///< takes requests and answers none, /health neither
-    int refuse_status = 0;           ///< of generation routes and updates
+    std::int64_t num_tokens = 12;                 ///< of each reply
+    std::int64_t breaks_after = -1;               ///< tokens after which a stream breaks off; -1: never
+    bool is_silent = false;                       ///< takes requests and answers none, /health neither
+    int refuse_status = 0;                        ///< of generation routes and updates
+    int refuse_order_status = 0;                  ///< of adapters and runs
+    std::map<std::string, std::string> adapters;  ///< folders by name
+    std::map<std::string, std::string> runs;      ///< states by name
+    std::map<std::string, double> weights;        ///< of runs
   };
 
   explicit ScriptedEngine(int port = 0) : http_({.port = port, .name = "engine"}) {
@@ -39,6 +44,13 @@ class ScriptedEngine {
     route("GET", "/metrics", &ScriptedEngine::metrics);
     route("POST", "/update_weights", &ScriptedEngine::update);
     route("GET", "/weight_proof", &ScriptedEngine::weight_proof);
+    route("POST", "/v1/load_lora_adapter", &ScriptedEngine::load);
+    route("POST", "/load_lora_adapter", &ScriptedEngine::load);
+    route("POST", "/v1/unload_lora_adapter", &ScriptedEngine::unload);
+    route("GET", "/runs", &ScriptedEngine::list_runs);
+    route("POST", "/runs", &ScriptedEngine::put_run);
+    for (const char* path : {"/runs/pause", "/runs/resume", "/runs/drain", "/runs/cancel", "/runs/remove"})
+      route("POST", path, &ScriptedEngine::change_run);
     route("POST", "/inference/v1/generate", &ScriptedEngine::generate);
     route("POST", "/v1/completions", &ScriptedEngine::complete);
     http_.start();
@@ -91,7 +103,61 @@ class ScriptedEngine {
     const Script now = script();
     return fmt::format(R"({{"status":"ok","policy_version":{},"checksum":"{}","probe_logprobs":[-0.5]}})", now.version, now.checksum);
   }
-  Reply weight_proof(net::HttpRequest) { co_return net::HttpResponse::json(proof()); }
+  Reply weight_proof(net::HttpRequest request) {
+    const std::string* adapter = request.query.find("adapter");
+    if (!adapter) co_return net::HttpResponse::json(proof());
+    const Script now = script();
+    const auto found = now.adapters.find(*adapter);
+    if (found == now.adapters.end()) co_return net::HttpResponse::text("no such adapter", 404);
+    co_return net::HttpResponse::json(
+        fmt::format(R"({{"status":"ok","policy_version":1,"checksum":"{} on {}","probe_logprobs":[-0.5]}})", found->second, now.checksum));
+  }
+
+  Reply load(net::HttpRequest request) {
+    auto waiting = wait_while_silent();
+    co_await std::move(waiting);
+    const boost::json::object body = boost::json::parse(request.body).as_object();
+    const std::string name(body.at("lora_name").as_string());
+    const bool replaces = request.path == "/load_lora_adapter" || (body.contains("load_inplace") && body.at("load_inplace").as_bool());
+    std::lock_guard lock(mutex_);
+    if (script_.refuse_order_status != 0) co_return net::HttpResponse::text("no such folder", script_.refuse_order_status);
+    if (script_.adapters.contains(name) && !replaces) co_return net::HttpResponse::text("already loaded", 400);
+    script_.adapters[name] = body.at("lora_path").as_string();
+    co_return net::HttpResponse::text("Success");
+  }
+  Reply unload(net::HttpRequest request) {
+    const boost::json::object body = boost::json::parse(request.body).as_object();
+    std::lock_guard lock(mutex_);
+    if (script_.adapters.erase(std::string(body.at("lora_name").as_string())) == 0)
+      co_return net::HttpResponse::text("no such adapter", 404);
+    co_return net::HttpResponse::text("Success");
+  }
+
+  Reply list_runs(net::HttpRequest) {
+    boost::json::array data;
+    for (const auto& [name, state] : script().runs)
+      data.push_back(boost::json::object{{"name", name}, {"state", state}, {"num_tokens", 10}, {"has_api_key", false}});
+    co_return net::HttpResponse::json(boost::json::serialize(boost::json::object{{"object", "list"}, {"data", std::move(data)}}));
+  }
+  Reply put_run(net::HttpRequest request) {
+    const boost::json::object body = boost::json::parse(request.body).as_object();
+    const std::string name(body.at("name").as_string());
+    std::lock_guard lock(mutex_);
+    if (script_.refuse_order_status != 0 || body.contains("api_key")) co_return net::HttpResponse::text("no", 400);
+    script_.runs.try_emplace(name, "open");
+    if (body.contains("weight")) script_.weights[name] = body.at("weight").to_number<double>();
+    co_return net::HttpResponse::json(R"({"status":"ok"})");
+  }
+  Reply change_run(net::HttpRequest request) {
+    const std::string name(boost::json::parse(request.body).as_object().at("name").as_string());
+    std::lock_guard lock(mutex_);
+    if (script_.refuse_order_status != 0) co_return net::HttpResponse::text("no", script_.refuse_order_status);
+    if (!script_.runs.contains(name)) co_return net::HttpResponse::text("no such run", 404);
+    if (request.path == "/runs/remove") script_.runs.erase(name);
+    if (request.path == "/runs/cancel") co_return net::HttpResponse::json(R"({"status":"cancelled","num_requests":3})");
+    if (script_.runs.contains(name)) script_.runs[name] = request.path.substr(6);
+    co_return net::HttpResponse::json(R"({"status":"ok"})");
+  }
 
   Reply update(net::HttpRequest request) {
     auto waiting = wait_while_silent();
