@@ -364,6 +364,7 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--trainer.model.lora.modules-to-save lm_head --deployment.type single_node", "whole modules");
   expect("--weight-broadcast.type nixl --deployment.type single_node", "NIXL");
   expect("--weight-broadcast.type nccl --deployment.type single_node --trainer.model.lora", "adapters over nccl");
+  expect("--trainer.max-concurrent-runs 2 --trainer.model.lora", "several runs in one launch");
   expect("--inference.parallel.tp 2", "tensor parallelism");
   expect("--trainer.model.tp 2", "tensor parallelism");
   expect("--model.vlm", "vision");
@@ -460,6 +461,16 @@ TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
 TEST(ResolveTrainer, LocalTransportsNeedOneProcess) {
   EXPECT_THAT(error_of<TrainerConfig>("trainer --rollout-transport.type local"), HasSubstr("works only inside `prl rl`"));
   EXPECT_TRUE(std::holds_alternative<FilesystemRollouts>(load_line<TrainerConfig>("trainer").config.rollout_transport));
+}
+
+TEST(ResolveTrainer, SeveralRunsAreRefusedWhatBelongsToOne) {
+  const std::string line = "trainer --model.name ./m --max-concurrent-runs 2 ";
+  EXPECT_THAT(error_of<TrainerConfig>(line), HasSubstr("needs model.lora"));
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.lora").not_built, IsEmpty());
+  EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --rollout-transport.type zmq"), HasSubstr("rollout_transport.type"));
+  EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --ckpt.resume-step 3"), HasSubstr("ckpt.resume_step"));
+  EXPECT_THAT(error_of<TrainerConfig>(line + "--model.lora --data.fake"), HasSubstr("data.fake"));
+  EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.lora --healing").not_built, "several ranks"));
 }
 
 TEST(ResolveTrainer, OlderLossKnobsNameTheirLoss) {

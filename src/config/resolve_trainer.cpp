@@ -121,8 +121,8 @@ void check_several_runs(const TrainerConfig& config, const Check& check) {
   if (config.healing) check.not_built("healing", "several runs on several ranks");
   if (config.heartbeat) check.not_built("heartbeat", "one heartbeat of several runs");
   if (config.metrics_server) check.not_built("metrics_server", "/metrics of several runs; each writes metrics.jsonl");
-  if (!std::holds_alternative<FilesystemRollouts>(config.rollout_transport))
-    check.not_built("rollout_transport.type", "several runs over zmq; use filesystem");
+  if (std::holds_alternative<ZmqRollouts>(config.rollout_transport))
+    check.problem("rollout_transport.type", "each of several runs names its own in its orchestrator's configuration; remove it");
   if (!std::holds_alternative<FilesystemBroadcast>(config.weight_broadcast))
     check.not_built("weight_broadcast.type", "several runs over anything but filesystem");
 }

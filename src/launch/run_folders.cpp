@@ -108,15 +108,19 @@ config::TrainerConfig trainer_config_of(const config::TrainerConfig& shared, con
   if (orchestrator.seq_len > shared.model.seq_len)
     fail(ErrorCode::kInvalidArgument, "seq_len: is {}, but the trainer's model.seq_len is {}; it must not be larger", orchestrator.seq_len,
          shared.model.seq_len);
-  if (!std::holds_alternative<config::FilesystemRollouts>(orchestrator.rollout_transport) ||
-      !std::holds_alternative<config::FilesystemBroadcast>(orchestrator.weight_broadcast))
-    fail(ErrorCode::kNotImplemented, "rollout_transport and weight_broadcast of one of several runs must be filesystem");
+  if (!std::holds_alternative<config::FilesystemBroadcast>(orchestrator.weight_broadcast))
+    fail(ErrorCode::kNotImplemented, "weight_broadcast.type: of one of several runs must be filesystem");
+  if (std::holds_alternative<config::LocalRollouts>(orchestrator.rollout_transport))
+    fail(ErrorCode::kInvalidArgument, "rollout_transport.type: of one of several runs must be filesystem or zmq");
+  if (const auto* zmq = std::get_if<config::ZmqRollouts>(&orchestrator.rollout_transport); zmq != nullptr && zmq->host == "*")
+    fail(ErrorCode::kInvalidArgument, "rollout_transport.host: is \"*\", but the trainer connects to it; name the orchestrator's machine");
   if (orchestrator.training_mode != config::TrainingMode::kRl && !orchestrator.teacher)
     fail(ErrorCode::kInvalidArgument, "teacher: is needed by training_mode");
 
   config::TrainerConfig config = shared;
   config.output_dir = run.folder;
   config.max_concurrent_runs = 1;
+  config.rollout_transport = orchestrator.rollout_transport;
   config.max_steps = orchestrator.max_steps ? orchestrator.max_steps : shared.max_steps;
   config.max_async_level = orchestrator.max_async_level;
   config.seed = orchestrator.seed;
@@ -139,6 +143,14 @@ config::TrainerConfig trainer_config_of(const config::TrainerConfig& shared, con
   const std::string units[] = {"trainer", orchestrator::kCheckpointUnit};
   if (!io::list_checkpoints(checkpoints, units).empty()) config.ckpt->resume_step = -1;
   return config;
+}
+
+bool share_ports(const config::RolloutTransport& a, const config::RolloutTransport& b) noexcept {
+  const auto* one = std::get_if<config::ZmqRollouts>(&a);
+  const auto* other = std::get_if<config::ZmqRollouts>(&b);
+  const auto is_here = [](const std::string& host) { return host == "localhost" || host == "127.0.0.1"; };
+  return one != nullptr && other != nullptr && std::abs(one->port - other->port) <= 1 &&
+         (one->host == other->host || (is_here(one->host) && is_here(other->host)));
 }
 
 std::string_view to_string(RunState state) noexcept {
@@ -212,8 +224,9 @@ std::vector<RunReport> read_runs_file(const fs::path& output_dir) {
       return value != nullptr && value->is_int64() ? std::optional(value->get_int64()) : std::nullopt;
     };
     const json::value* weight = run.get_object().if_contains("weight");
+    const std::string state = words("state");
     out.push_back({.name = words("name"),
-                   .state = words("state"),
+                   .state = state.empty() ? RunReport().state : state,
                    .detail = words("detail"),
                    .adapter = words("adapter"),
                    .stamp = words("stamp"),

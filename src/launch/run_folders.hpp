@@ -52,6 +52,9 @@ config::OrchestratorConfig read_run_config(const RunFolder& run);
 config::TrainerConfig trainer_config_of(const config::TrainerConfig& shared, const RunFolder& run,
                                         const config::OrchestratorConfig& orchestrator);
 
+/// Whether two runs send their samples through a port that can be only one's: each takes its port and the next one.
+bool share_ports(const config::RolloutTransport& a, const config::RolloutTransport& b) noexcept;
+
 /// What a person asks of a run, in <run>/configs/control.json.
 enum class RunState {
   kRun,

@@ -56,6 +56,7 @@ struct Active {
   RunFolder folder;
   std::string adapter;
   std::string trained_as;  ///< the configuration as text
+  config::RolloutTransport rollout_transport;
   double own_weight = 1;
   RunState state = RunState::kRun;
 };
@@ -182,6 +183,7 @@ class RunSlots {
       const config::OrchestratorConfig orchestrator = read_run_config(run);
       const config::TrainerConfig own = trainer_config_of(config_, run, orchestrator);
       check_adapter_name(run, *orchestrator.student.model.lora->name);
+      check_ports(run, own.rollout_transport);
       std::error_code ignored;
       fs::remove(run.error_file(), ignored);
       if (!set_.has_room()) {
@@ -206,6 +208,14 @@ class RunSlots {
              adapter, name, run.name);
   }
 
+  void check_ports(const RunFolder& run, const config::RolloutTransport& transport) const {
+    for (const auto& [name, active] : active_)
+      if (share_ports(active.rollout_transport, transport))
+        fail(ErrorCode::kInvalidArgument,
+             "rollout_transport.port: {} and the next one are those of {} already; {} needs two others on that machine",
+             std::get<config::ZmqRollouts>(transport).port, name, run.name);
+  }
+
   void admit(const RunFolder& run, const config::OrchestratorConfig& orchestrator, const config::TrainerConfig& own) {
     log::add_role_file(run.name, log_file(run.folder, "trainer.log"));
     drop_later(run, own);
@@ -227,6 +237,7 @@ class RunSlots {
     active_[run.name] = {.folder = run,
                          .adapter = *orchestrator.student.model.lora->name,
                          .trained_as = text_of(own),
+                         .rollout_transport = own.rollout_transport,
                          .own_weight = orchestrator.run ? orchestrator.run->weight : 1.0};
     told_to_wait_.erase(run.name);
     const std::int64_t step = set_.view_of(run.name).step;
@@ -343,7 +354,8 @@ class RunSlots {
 
 int run_trainer_of_runs(const config::TrainerConfig& config, std::stop_token stop) {
   if (rank_env().size > 1)
-    fail(ErrorCode::kNotImplemented, "max_concurrent_runs: several runs on several ranks are not built; start one `prl trainer`");
+    fail(ErrorCode::kNotImplemented,
+         "max_concurrent_runs: several runs on several ranks are not built; start one `prl trainer`, of one rank");
   fs::create_directories(config.output_dir);
   RunSlots(config).serve(std::move(stop));
   return 0;

@@ -215,7 +215,8 @@ class ZmqReceiver final : public SampleReceiver {
 
   std::optional<RankBatch> pop(milliseconds timeout) override {
     const auto deadline = Clock::now() + timeout;
-    announce();
+    // Who only looks in does so often, and asks no more often than one who waits.
+    if (timeout > milliseconds(0) || Clock::now() - announced_at_ >= kAnnounceEvery) announce();
     while (!is_closed()) {
       const auto now = Clock::now();
       const auto left = std::chrono::duration_cast<milliseconds>(deadline - now);
@@ -268,7 +269,7 @@ class ZmqReceiver final : public SampleReceiver {
   zmq::socket_t requests_{context_, zmq::socket_type::push};
   std::int64_t next_step_;
   std::optional<std::int64_t> last_step_;
-  Clock::time_point announced_at_;
+  Clock::time_point announced_at_{};
 };
 
 }  // namespace

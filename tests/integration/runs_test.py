@@ -16,7 +16,7 @@ def orchestrator_config(path, name, port, **top):
     keys = {"seq_len": 256, "batch_size": 16, "group_size": 4, "max_async_level": 0, **top}
     args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in harness.ENV_ARGS.items())
     run = keys.pop("run", "weight = 1.0")
-    rank = keys.pop("rank", 4)
+    rank, zmq = keys.pop("rank", 4), keys.pop("zmq", None)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in keys.items()) + f"""
 [student.model]
@@ -30,6 +30,9 @@ base_url = ["http://127.0.0.1:{port}/v1"]
 {run}
 [ckpt]
 interval = 2
+[rollout_transport]
+type = "{"zmq" if zmq else "filesystem"}"
+{f"port = {zmq}" if zmq else ""}
 [train.sampling]
 max_completion_tokens = 48
 [[train.env]]
@@ -116,11 +119,12 @@ def test_three_runs_on_two_slots():
             (out / "run_beta/configs/control.json").write_text('{"state": "pause"}')  # so that it does not end first
             bad = out / "run_bad/configs/orch.toml"
             orchestrator_config(bad, "bad", port, no_such_key=1)
+            socket = harness.free_port()  # of gamma, and the next one
             first = stack.enter_context(trainer(out, folder / "trainer.log"))
             harness.wait_until(lambda: has_state(out, "beta", "paused"), 60, "the first slots")
             check((out / "run_bad/configs/error.txt").read_text().find("no_such_key") >= 0, "error.txt does not name the key")
             # A third finds no slot until one is free.
-            orchestrator_config(out / "run_gamma/configs/orch.toml", "gamma", port, max_steps=6, rank=8, seed=7,
+            orchestrator_config(out / "run_gamma/configs/orch.toml", "gamma", port, max_steps=6, rank=8, seed=7, zmq=socket,
                                 run="weight = 2.5\nmax_tokens_in_flight = 4000")
             harness.wait_until(lambda: has_state(out, "gamma", "waiting"), 60, "the third to wait")
             alpha = stack.enter_context(orchestrator(out, "alpha", log=folder / "alpha.log"))
@@ -131,6 +135,8 @@ def test_three_runs_on_two_slots():
             alpha.kill()
             shutil.rmtree(out / "run_alpha", ignore_errors=True)
             harness.wait_until(lambda: report(out).get("run_gamma", {}).get("slot") == slot, 60, "the third to get the slot")
+            orchestrator_config(bad, "bad", port, zmq=socket + 1)
+            harness.wait_until(lambda: "rollout_transport.port" in (out / "run_bad/configs/error.txt").read_text(), 60, "the port to be refused")
             prl("runs", "resume", "beta", "--output-dir", out)
             ends_well(beta, "beta")
             ends_well(gamma, "gamma")
@@ -205,13 +211,26 @@ def stopping(process):
     check(process.returncode in (0, 130), f"the trainer ended with {process.returncode}")
 
 
+def test_what_several_runs_do_not_have_is_refused_by_its_key():
+    with harness.workspace("runs-refused") as folder:
+        for command, flags, words in (
+                ("rl", ["--model.name", harness.warm_model(), "--inference", "--trainer.model.lora", "--trainer.max-concurrent-runs", 2],
+                 ("trainer.max_concurrent_runs", "prl trainer")),
+                ("trainer", ["--model.name", harness.warm_model(), "--max-concurrent-runs", 2], ("max_concurrent_runs", "model.lora"))):
+            _, stderr = prl(command, *flags, "--output-dir", folder / "out", expect=1)
+            check(all(word in stderr for word in words), f"{command}: {stderr[-1000:]}")
+        _, stderr = prl("trainer", "--model.name", harness.warm_model(), "--max-concurrent-runs", 2, *LORA, "--output-dir", folder / "out", expect=1,
+                        env={"PRL_WORLD_SIZE": "2", "PRL_RANK": "0", "PRL_STORE": f"file:{folder}/store"})
+        check("max_concurrent_runs" in stderr and "one rank" in stderr, f"several ranks: {stderr[-1000:]}")
+
+
 def test_a_killed_trainer_goes_on_where_each_run_was():
     with harness.workspace("runs-killed") as folder:
         out = folder / "out"
         wanted = {"one": alone(folder, "one", 8), "two": alone(folder, "two", 8, seed=5)}
         with server(folder) as port, contextlib.ExitStack() as stack:
             orchestrator_config(out / "run_one/configs/orch.toml", "one", port, max_steps=8)
-            orchestrator_config(out / "run_two/configs/orch.toml", "two", port, max_steps=8, seed=5)
+            orchestrator_config(out / "run_two/configs/orch.toml", "two", port, max_steps=8, seed=5, zmq=harness.free_port())
             roles = [stack.enter_context(orchestrator(out, name, log=folder / f"{name}.log")) for name in wanted]
             with trainer(out, folder / "trainer.log") as process:
                 harness.wait_until(lambda: min(step_of(out, name) for name in wanted) >= 3, 120, "step 3 of both")
@@ -263,5 +282,6 @@ def test_runs_are_listed_paused_drained_and_removed():
 
 
 if __name__ == "__main__":
-    harness.main(test_three_runs_on_two_slots, test_a_killed_trainer_goes_on_where_each_run_was,
+    harness.main(test_three_runs_on_two_slots, test_what_several_runs_do_not_have_is_refused_by_its_key,
+                 test_a_killed_trainer_goes_on_where_each_run_was,
                  test_the_engines_of_a_run_are_behind_a_router, test_runs_are_listed_paused_drained_and_removed)
