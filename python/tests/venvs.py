@@ -1,6 +1,6 @@
 """Virtual environments with the real packages, made from PyPI by the lock files in python/locks, kept between runs.
 
-    python/tests/venvs.py [legacy|v1|trackers|published]...     makes those that are missing and prints their interpreters; says in one line each
+    python/tests/venvs.py [legacy|v1|trackers|traces|published]...     makes those that are missing and prints their interpreters; says in one line each
                                              what could not be installed, and exits 0
 
 `published` is a folder of modules for the other two, not an environment of its own: environments that others publish, without what they depend on, and
@@ -21,7 +21,7 @@ import tempfile
 import zipfile
 
 LOCKS = pathlib.Path(__file__).resolve().parents[1] / "locks"
-KINDS = ("legacy", "v1", "trackers", "published")
+KINDS = ("legacy", "v1", "trackers", "traces", "published")
 INSTALL_SECONDS = 540
 
 

@@ -251,8 +251,10 @@ class TraceWriter {
       return;
     }
     ++num_async_;
-    event(fmt::format("\"ph\":\"b\",\"id\":{},{},\"ts\":{:.3f},\"args\":{}", num_async_, common, begin, json::serialize(args)));
-    event(fmt::format("\"ph\":\"e\",\"id\":{},{},\"ts\":{:.3f}", num_async_, common, end));
+    // Of the process: a plain id is one of the whole trace, whose spans viewers show beside the processes.
+    event(fmt::format("\"ph\":\"b\",\"id2\":{{\"local\":\"{:#x}\"}},{},\"ts\":{:.3f},\"args\":{}", num_async_, common, begin,
+                      json::serialize(args)));
+    event(fmt::format("\"ph\":\"e\",\"id2\":{{\"local\":\"{:#x}\"}},{},\"ts\":{:.3f}", num_async_, common, end));
   }
   void finish() {
     put("\n]}\n");

@@ -84,7 +84,8 @@ void check_format(const json::object& trace) {
     const double begin = event.at("ts").to_number<double>();
     EXPECT_GE(begin, -1e-3) << "the first span begins at zero";
     if (phase == "X") threads[thread].emplace_back(begin, begin + event.at("dur").to_number<double>());
-    const std::string id = phase == "X" ? "" : json::serialize(event.at("id")) + std::string(event.at("cat").as_string());
+    const std::string id =
+        phase == "X" ? "" : json::serialize(event.at("id2").as_object().at("local")) + std::string(event.at("cat").as_string());
     if (phase == "b") {
       EXPECT_EQ(open[id]++, 0);
     } else if (phase == "e") {

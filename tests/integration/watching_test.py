@@ -3,12 +3,19 @@
 import json
 import math
 import os
+import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import harness
 from harness import check, prl
+
+sys.path.insert(0, str(harness.ROOT / "python/tests"))
+import venvs  # noqa: E402
+
+READER = harness.ROOT / "tests/integration/trace_reader"
 
 
 def spans_of(run):
@@ -34,7 +41,7 @@ def check_trace(path, wanted_lanes, num_processes):
             check(event["dur"] >= 0 and event["ts"] >= -0.01 and math.isfinite(event["ts"]), f"{event}")
             threads.setdefault(thread, []).append((event["ts"], event["ts"] + event["dur"], event["name"], event["args"].get("step")))
         elif kind in "be":
-            key = (event["pid"], event["cat"], event["id"])
+            key = (event["pid"], event["cat"], event["id2"]["local"])
             check((key in open_ids) == (kind == "e"), f"{event}")
             (open_ids.remove if kind == "e" else open_ids.add)(key)
         else:
@@ -52,19 +59,30 @@ def check_trace(path, wanted_lanes, num_processes):
     return {lanes[thread]: spans for thread, spans in threads.items()}
 
 
-def check_by_perfetto(path, wanted_lanes):
-    """Perfetto's own reader, where it is: its trace_processor_shell comes from outside of PyPI (the wheel `perfetto` downloads it when first used)."""
-    shell = os.environ.get("PRL_TRACE_PROCESSOR") or shutil.which("trace_processor_shell")
-    if not shell:
-        return print("Perfetto's trace processor is not installed (PRL_TRACE_PROCESSOR): this test's own strict reader alone has read the trace")
-    query = path.with_suffix(".sql")
-    query.write_text("select thread.name as lane, count(*) as n from slice join thread_track on slice.track_id = thread_track.id join thread using (utid) group by lane;"
-                     "select value from stats where severity in ('error', 'data_loss') and value > 0;")
-    done = subprocess.run([shell, "-q", query, path], capture_output=True, text=True, timeout=300)
-    check(done.returncode == 0, done.stderr)
-    lanes, errors = re.split(r"\n\s*\n", done.stdout.strip(), maxsplit=1)
-    check(all(f'"{lane}"' in lanes for lane in wanted_lanes), f"{lanes}")
-    check(len(errors.strip().splitlines()) == 1, f"it met errors: {errors}")
+def check_by_perfetto(path, found, num_processes):
+    """Perfetto's trace processor, asked by its own Python API, finds every span that the strict reader found, and no error: the native program where it is
+    (PRL_TRACE_PROCESSOR, PATH), else its WebAssembly build in chromium. `found` is of check_trace."""
+    python = venvs.ready("traces")
+    shell = os.environ.get("PRL_TRACE_PROCESSOR") or shutil.which("trace_processor_shell") or (shutil.which("chromium") and READER / "trace_processor_shell")
+    if not python or not shell:
+        return print(f"Perfetto's trace processor has not read the trace: it needs {'chromium' if python else 'the environment `traces` (python3 python/tests/venvs.py traces)'}")
+    env = {**os.environ, "PATH": f"{pathlib.Path(python).parent}:{os.environ['PATH']}"}
+    done = subprocess.run([python, READER / "read_trace.py", path, shell], env=env, capture_output=True, text=True, timeout=300)
+    check(done.returncode == 0, done.stderr[-3000:])
+    read = json.loads(done.stdout)
+    check(not read["problems"], f"it met problems: {read['problems']}")
+    check(len(read["processes"]) == num_processes, f"it found the processes {read['processes']}")
+    # Moments are written in microseconds with three digits; theirs are nanoseconds from the first.
+    first = min(span[0] for spans in found.values() for span in spans)
+    ours = sorted((lane, name, step, round((at - first) * 1000), round((end - at) * 1000)) for lane, spans in found.items() for at, end, name, step in ((*span[:3], str(span[3])) for span in spans))
+    begin = min(one["ts"] for one in read["spans"])
+    theirs = sorted((one["lane"], one["name"], str(one["step"]), one["ts"] - begin, one["dur"]) for one in read["spans"])
+    check(len(theirs) == len(ours), f"it found {len(theirs)} spans of {len(ours)}")
+    for mine, other in zip(ours, theirs):
+        check(mine[:3] == other[:3] and abs(mine[3] - other[3]) <= 2 and abs(mine[4] - other[4]) <= 2, f"{mine} is {other} there")
+    rollouts = [one for one in read["asynchronous"] if one["name"] == "rollout"]
+    check(len(rollouts) >= 48 and all(one["dur"] > 0 and one["process"] for one in rollouts), f"{len(rollouts)} rollouts: {rollouts[:3]}")
+    print(f"Perfetto's trace processor ({pathlib.Path(shell).name}) found the {len(ours)} spans of threads and {len(rollouts)} rollouts")
 
 
 def test_a_trace_has_all_roles_on_one_clock():
@@ -76,7 +94,7 @@ def test_a_trace_has_all_roles_on_one_clock():
             out, trace = folder / shape, folder / f"trace-{shape}"
             prl("rl", "@", config, "--output-dir", out, "--no-dashboard", "--trainer.trace-path", trace, "--trainer.memory-profiler-path", folder / f"memory-{shape}", *flags)
             found = check_trace(trace / "trace.json", lanes, processes)
-            check_by_perfetto(trace / "trace.json", [lane for lane in found if found[lane]])
+            check_by_perfetto(trace / "trace.json", found, processes)
             # One clock: the engines take a version after the trainer has begun to publish it, in another process too.
             published = {step: begin for begin, _, name, step in found["trainer"] if name == "publishes weights"}
             taken = {step: begin for begin, _, _, step in found["weights"] if step > 0}
