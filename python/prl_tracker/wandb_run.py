@@ -106,17 +106,21 @@ class Wandb:
         return sorted((self.folder / "wandb").glob(f"*run-*-{self.run_id}/run-{self.run_id}.wandb"))
 
     def _rows_that_arrived(self):
+        deadline = time.monotonic() + LONGEST_WAIT_FOR_WRITER_S
+        while any(map(_is_open, self._segments())) and time.monotonic() < deadline:
+            time.sleep(0.1)
         if not self.is_offline:
             path = "/".join(part for part in (self.own.get("entity"), self.own["project"], self.run_id) if part)
             try:
-                yield from wandb.Api().run(path).scan_history(keys=["step", "prl/role", "_timestamp", "_step"])
-            except (wandb.errors.CommError, ValueError):
-                pass  # there is no such run yet
+                run = wandb.Api().run(path)
+            except (wandb.errors.CommError, ValueError) as error:
+                # A server that does not answer is asked again: who takes that for an empty run sends everything twice.
+                if "not find" not in str(error) and "not found" not in str(error):
+                    raise
+                return  # there is no such run yet
+            yield from run.scan_history(keys=["step", "prl/role", "_timestamp", "_step"])
             return
-        deadline = time.monotonic() + LONGEST_WAIT_FOR_WRITER_S
         for segment in self._segments():
-            while _is_open(segment) and time.monotonic() < deadline:
-                time.sleep(0.1)
             if not _is_open(segment):
                 cut_half_record(segment)
             rows = list(history(segment))

@@ -50,6 +50,7 @@ class Run:
         self.settings.write_text(json.dumps({"run_folder": str(self.folder), "name": "test", "metrics": "metrics.jsonl", "config": "configs/rl.json", **settings}))
         self.process = self.control = None
         self.python = sys.executable
+        self.env = {}
 
     def write(self, step):
         with open(self.folder / "metrics.jsonl", "a") as out:
@@ -57,10 +58,20 @@ class Run:
                 row = {"step": step, "role": role, "time": 1.7e9 + step + (0.25 if role == "trainer" else 0), "loss/mean" if role == "trainer" else "reward/all/mean": step / 8, "time/step": 0.5}
                 out.write(json.dumps(row) + "\n")
 
+    def write_rollouts(self, step):
+        """Ten rollouts of a step, some with characters beyond ASCII."""
+        folder = self.folder / f"rollouts/step_{step}"
+        folder.mkdir(parents=True)
+        with open(folder / "train_rollouts.jsonl", "w") as out:
+            for row in range(10):
+                out.write(json.dumps({"task": "t", "example_id": row, "prompt": [{"role": "user", "content": f"question {step}.{row} é"}], "completion": [{"role": "assistant", "content": f"answer {step}.{row}"}],
+                                      "reward": row / 8, "advantage": row / 8 - 0.5}) + "\n")
+
     def start(self):
         self.control, theirs = socket.socketpair()
         env = {**os.environ, "PYTHONPATH": str(HERE.parent), "PRL_TRACKER_CONTROL": str(theirs.fileno()), "PYTHONDONTWRITEBYTECODE": "1", "TRACKIO_DIR": str(self.folder / "trackio")}
         env.pop("WANDB_API_KEY", None)
+        env.update(self.env)
         self.process = subprocess.Popen([self.python, "-m", "prl_tracker", self.kind, str(self.settings)], stdout=subprocess.PIPE, text=True, env=env,
                                         pass_fds=[theirs.fileno()], start_new_session=True)
         theirs.close()
@@ -87,11 +98,14 @@ class Run:
 
 
 class TrackerTest(unittest.TestCase):
-    def run_with_kills(self, kind, kills, settings, python=None, pause=(0.0, 0.3)):
-        """Writes STEPS steps while the tracker is killed again and again; the run, ended."""
+    def run_with_kills(self, kind, kills, settings, python=None, pause=(0.0, 0.3), env=None):
+        """Writes STEPS steps, every tenth with rollouts, while the tracker is killed again and again; the run, ended."""
         run = Run(kind, **settings)
         self.addCleanup(run.close)
         run.python = python or sys.executable
+        run.env = env or {}
+        for step in range(10, STEPS + 1, 10):
+            run.write_rollouts(step)
         chance = random.Random(kind)
         written = 0
         for kill in range(kills + 1):
@@ -189,7 +203,7 @@ class ClientTest(TrackerTest):
 import json, pathlib, sys
 sys.path.insert(0, sys.argv[2])
 from prl_tracker import wandb_run
-print(json.dumps([[row["step"], row["prl/role"], row.get("loss/mean"), row["_step"]] for path in sorted(pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")) for row in wandb_run.history(path) if "step" in row]))"""
+print(json.dumps([[row["step"], row["prl/role"], row.get("loss/mean"), row["_step"]] for path in sorted(pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")) for row in wandb_run.history(path) if "prl/role" in row]))"""
         rows = read_by(self.python, read, run.folder, HERE.parent)
         self.assertEqual(sorted(row[:2] for row in rows), [[step, role] for step in range(1, STEPS + 1) for role in ("orchestrator", "trainer")])
         self.assertEqual([row[2] for row in sorted(rows) if row[1] == "trainer"], [step / 8 for step in range(1, STEPS + 1)])
@@ -206,11 +220,60 @@ print(json.dumps([[row["step"], row["prl/role"], row.get("loss/mean"), row["_ste
             self.assertEqual(done.returncode, 0, said)
             self.assertEqual(server.problems, [], said)
             run_id = (run.folder / "trackers/wandb_id").read_text()
-            rows = [row for row in server.history(run_id) if "step" in row]
+            rows = [row for row in server.history(run_id) if "prl/role" in row]  # that of final-samples has none
             self.assertEqual(sorted([row["step"], row["prl/role"]] for row in rows), [[step, role] for step in range(1, STEPS + 1) for role in ("orchestrator", "trainer")], said)
             self.assertEqual({row["step"]: row["loss/mean"] for row in rows if "loss/mean" in row}, {step: step / 8 for step in range(1, STEPS + 1)})
             self.assertIn("config.yaml", server.files)
             self.assertEqual(server.complete, {run_id: 0})
+            self.check_samples(run, server, said)
+
+    def check_samples(self, run, server, said):
+        """Tables of rollouts: each cell as the files have it, as a medium of the row of its step and as an artifact."""
+        columns, wanted = ["step", "task", "example_id", "messages", "input_ids", "reward"], {}
+        for step in range(10, STEPS + 1, 10):
+            for line in (run.folder / f"rollouts/step_{step}/train_rollouts.jsonl").read_text().splitlines():
+                one = json.loads(line)
+                wanted[step, str(one["example_id"])] = [step, "t", str(one["example_id"]), one["prompt"] + one["completion"], "[]", one["reward"]]
+        rows = {row["step"]: row for row in server.history((run.folder / "trackers/wandb_id").read_text()) if "samples" in row}
+        self.assertEqual(sorted(rows), list(range(10, STEPS + 1, 10)), said)
+        for step, row in rows.items():
+            table = json.loads(server.files[row["samples"]["path"]])
+            self.assertEqual((table["columns"], len(table["data"]), {cells[0] for cells in table["data"]}), (columns, 8, {step}))
+            for cells in table["data"]:
+                self.assertEqual([*cells[:3], json.loads(cells[3]), *cells[4:]], wanted[step, cells[2]])
+            self.assertEqual(sum(row["distributions/reward"]["values"]), 10, "a histogram of the ten rewards")
+            self.assertGreater(server.artifact_tables(row["samples"]["path"]), 0, f"no artifact has the table of step {step}")
+        self.assertTrue(any("media/table/final-samples" in name for name in server.files), list(server.files))
+
+    def test_wandb_online(self):
+        """The client talks to a server while it is killed."""
+        settings = {"wandb": {"project": "p", "log_extras": {"samples": True, "distributions": True, "interval": 10}}}
+        with WandbStandIn() as server:
+            run = self.run_with_kills("wandb", KILLS or 2, settings, self.python, pause=(2.0, 6.0), env={"WANDB_BASE_URL": server.url, "WANDB_API_KEY": 40 * "a", "WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "0.5"})
+            said = (run.folder / "logs/tracker_wandb.log").read_text()[-3000:]
+            run_id = (run.folder / "trackers/wandb_id").read_text()
+            self.assertEqual(server.problems, [], said)
+            rows = [row for row in server.history(run_id) if "prl/role" in row]
+            self.assertEqual(sorted([row["step"], row["prl/role"]] for row in rows), [[step, role] for step in range(1, STEPS + 1) for role in ("orchestrator", "trainer")], said)
+            self.assertEqual({row["step"]: row["loss/mean"] for row in rows if "loss/mean" in row}, {step: step / 8 for step in range(1, STEPS + 1)})
+            self.assertEqual(len({row["_step"] for row in rows}), len(rows), "steps of the client are used twice")
+            self.assertEqual(server.complete, {run_id: 0})
+            self.check_samples(run, server, said)
+
+    def test_wandb_waits_for_a_server_that_does_not_say_what_it_has(self):
+        with WandbStandIn() as server:
+            run = Run("wandb", wandb={"project": "p"})
+            self.addCleanup(run.close)
+            run.python, run.env = self.python, {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": 40 * "a"}
+            for step in (1, 2):
+                run.write(step)
+                server.num_failures = 2  # of the first start none: the server has no rows yet
+                run.start()
+                status, out = run.finish()
+                self.assertEqual(status, 0, out)
+            self.assertIn("the database does not answer", out)
+            rows = [(row["step"], row["prl/role"]) for row in server.history((run.folder / "trackers/wandb_id").read_text()) if "prl/role" in row]
+            self.assertEqual(sorted(rows), [(step, role) for step in (1, 2) for role in ("orchestrator", "trainer")])
 
     def test_mlflow(self):
         run = self.run_with_kills("mlflow", KILLS or 2, {"mlflow": {"experiment": "e"}}, self.python, pause=(3.0, 8.0))
