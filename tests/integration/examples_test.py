@@ -37,6 +37,8 @@ def prepare(place):
     os.symlink(EXAMPLES, place / "examples")
     model = harness.tiny_model(place / "FOLDER", "--max-position-embeddings", 8192)
     (place / "models").mkdir()
+    (place / "outputs/demo/sft/weights").mkdir(parents=True)  # of make demo
+    os.symlink(model, place / "outputs/demo/sft/weights/step_240")
     os.symlink(model, place / "models/SmolLM2-135M-Instruct")
     os.symlink(model, place / "TEACHER")
     problems = [{"question": f"What is {n} + {n}?", "answer": f"They are {2 * n}.\n#### {2 * n}"} for n in range(1, 9)]
