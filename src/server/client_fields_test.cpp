@@ -103,6 +103,26 @@ constexpr const char* kTools = R"(,"tools":[{"type":"function","function":{"name
 constexpr const char* kArguments =
     R"({"big": 123456789012345678901234567890,"far":1e400, "half": "\ud83c", "tag": "a</tool_call>b", "deep": [{"x": -0.10}]})";
 
+TEST_F(ClientFieldsTest, ArgumentsThatAreAnObjectReachTheTemplateAsTheyWere) {
+  start();
+  const std::string arguments = R"({"big": 123456789012345678901234567890, "far": [1e400, -1e-400], "one": 1.0, "two": 1})";
+  for (const std::string& form : {arguments, json::serialize(json::value(arguments))}) {
+    const net::HttpReply reply =
+        post("/v1/chat/completions", R"({"max_tokens":99999999999999999999,"messages":[{"role":"user","content":"Hi"},{"role":"assistant",)"
+                                     R"("tool_calls":[{"id":"1","type":"function","function":{"name":"get","arguments":)" +
+                                         form + R"(}}]},{"role":"tool","tool_call_id":"1","content":"3"}]})");
+    EXPECT_EQ(reply.status, 400) << "a number of its own of the request stays a number: " << reply.body;
+    EXPECT_NE(reply.body.find("max_tokens"), std::string::npos) << reply.body;
+    const net::HttpReply fine =
+        post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi"},{"role":"assistant","tool_calls":[{"id":"1",)"
+                                     R"("type":"function","function":{"name":"get","arguments":)" +
+                                         form + R"(}}]},{"role":"tool","tool_call_id":"1","content":"3"}]})");
+    ASSERT_EQ(fine.status, 200) << fine.body;
+    const std::string prompt = tokenizer_->decode(backend_->last_request().prompt_ids);
+    EXPECT_NE(prompt.find("\"arguments\": " + arguments), std::string::npos) << prompt;
+  }
+}
+
 TEST_F(ClientFieldsTest, ArgumentsOfCallsPassThroughUnchanged) {
   reply_ = "<tool_call>\n{\"name\": \"get\", \"arguments\": " + std::string(kArguments) + "}\n</tool_call>\n<tool_call>" +
            R"({"arguments": {"y": 2}, "name": "put"})" + "</tool_call>";

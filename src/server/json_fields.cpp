@@ -128,7 +128,7 @@ std::vector<std::int32_t> read_token_ids(const boost::json::array& array, const 
 boost::json::object parse_body(std::string_view body) {
   boost::json::value value;
   try {
-    value = text::parse_json(body, kMaxJsonDepth);
+    value = text::parse_json(body, kMaxJsonDepth, text::LargeNumbers::kKeepInToolCalls);
   } catch (const Error& error) {
     net::fail_param("body", fmt::format("the request body is not valid JSON: {}", error.what()));
   }

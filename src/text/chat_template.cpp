@@ -108,7 +108,7 @@ void decode_arguments(json::value& call) {
     return;
   }
   try {
-    json::value decoded = parse_json(replace_lone_surrogates(view(arguments->get_string())), kMaxArgumentDepth, BigIntegers::kKeepDigits);
+    json::value decoded = parse_json(replace_lone_surrogates(view(arguments->get_string())), kMaxArgumentDepth, LargeNumbers::kKeepText);
     if (decoded.is_object()) *arguments = std::move(decoded);
   } catch (const Error&) {  // what a model wrote may be no JSON; it is shown to it again as it was
   }

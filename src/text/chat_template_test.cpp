@@ -168,7 +168,7 @@ std::string normalize_error(const char* text) {
 TEST(ChatTemplate, IntegersInArgumentsKeepTheirDigits) {
   const std::string wide = "340282366920938463463374607431768211457";  // beyond 128 bits
   const std::string arguments = R"({"a": 18446744073709551616, "b": -123456789012345678901234567890, "c": [)" + wide + R"(], "d": -)" +
-                                wide + R"(, "e": 1e400, "f": 7})";
+                                wide + R"(, "e": 1e400, "f": 7, "g": -2.50e-999})";
   const json::array messages = {
       json::object{{"role", "assistant"},
                    {"tool_calls", json::array{json::object{{"function", json::object{{"name", "f"}, {"arguments", arguments}}}}}}}};
@@ -176,7 +176,9 @@ TEST(ChatTemplate, IntegersInArgumentsKeepTheirDigits) {
     return ChatTemplate("{%- set args = messages[0].tool_calls[0].function.arguments %}{{ " + expression + " }}").render(messages, {});
   };
   EXPECT_EQ(render("args | tojson"), R"({"a": 18446744073709551616, "b": -123456789012345678901234567890, "c": [)" + wide + R"(], "d": -)" +
-                                         wide + R"(, "e": Infinity, "f": 7})");
+                                         wide + R"(, "e": 1e400, "f": 7, "g": -2.50e-999})");
+  EXPECT_EQ(render("(args.e, args.e is float, args.e > 1e300, args.g ~ '', args.g == 0, args.e - args.e == 0)"),
+            "(1e400, True, True, '-2.50e-999', True, False)");
   EXPECT_EQ(render("args.a ~ ' ' ~ args.c ~ ' ' ~ args.d"), "18446744073709551616 [" + wide + "] -" + wide);
   EXPECT_EQ(render("args.a + 1 - args.f"), "18446744073709551610");
   EXPECT_EQ(
@@ -192,6 +194,16 @@ TEST(ChatTemplate, IntegersInArgumentsKeepTheirDigits) {
   json::array as_text = messages;
   as_text[0].at("tool_calls").at(0).at("function").as_object()["arguments"] = far;
   EXPECT_EQ(ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}").render(as_text, {}), far);
+}
+
+TEST(ChatTemplate, IntegersInArgumentsThatAreAnObjectKeepTheirDigits) {
+  const std::string arguments = R"({"a": 18446744073709551616, "b": [1e400, 1.0, 1, -0.10], "c": {"arguments": -99999999999999999999}})";
+  const json::value messages =
+      parse_json(R"([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": )" + arguments + "}}]}]", 200,
+                 LargeNumbers::kKeepInToolCalls);
+  const char* text = "{{ messages[0].tool_calls[0].function.arguments | tojson }}";
+  EXPECT_EQ(ChatTemplate(text).render(messages.as_array(), {}),
+            R"({"a": 18446744073709551616, "b": [1e400, 1.0, 1, -0.1], "c": {"arguments": -99999999999999999999}})");
 }
 
 TEST(ChatTemplate, NormalizationNamesTheMessage) {
@@ -304,21 +316,40 @@ TEST(JsonPython, DumpsAndParsesExactly) {
   EXPECT_EQ(dump_python(parse_json("[1,[2]]"), {.item_separator = ",", .key_separator = ":"}), "[1,[2]]");
 }
 
-TEST(JsonPython, BigIntegersKeepTheirDigitsWhereWanted) {
+TEST(JsonPython, LargeNumbersKeepTheirTextWhereWanted) {
   const std::string text = R"([18446744073709551615, 18446744073709551616, -9223372036854775809, -1e30, {"k": 99999999999999999999}])";
-  const json::value kept = parse_json(text, 200, BigIntegers::kKeepDigits);
+  const json::value kept = parse_json(text, 200, LargeNumbers::kKeepText);
   EXPECT_TRUE(kept.at(0).is_uint64());
-  EXPECT_EQ(big_integer_digits(kept.at(1)), "18446744073709551616");
-  EXPECT_EQ(big_integer_digits(kept.at(2)), "-9223372036854775809");
+  EXPECT_EQ(kept_number(kept.at(1)), "18446744073709551616");
+  EXPECT_EQ(kept_number(kept.at(2)), "-9223372036854775809");
   EXPECT_TRUE(kept.at(3).is_double());
   EXPECT_EQ(dump_python(kept),
             R"([18446744073709551615, 18446744073709551616, -9223372036854775809, -1e+30, {"k": 99999999999999999999}])");
   EXPECT_TRUE(parse_json(text).at(1).is_double());
-  EXPECT_EQ(big_integer_digits(json::value("\xFF"
-                                           "12")),
+  EXPECT_EQ(kept_number(json::value("\xFF"
+                                    "x12")),
             std::nullopt);
-  EXPECT_EQ(big_integer_digits(json::value("18446744073709551616")), std::nullopt);
-  EXPECT_THROW(parse_json(std::string(5000, '1'), 200, BigIntegers::kKeepDigits), Error);
+  EXPECT_EQ(kept_number(json::value("18446744073709551616")), std::nullopt);
+  EXPECT_THROW(parse_json(std::string(5000, '1'), 200, LargeNumbers::kKeepText), Error);
+  EXPECT_EQ(dump_python(parse_json("[1e400, -1E+400, 1e-400, 0e-400, 5e-324, 1e308]", 200, LargeNumbers::kKeepText)),
+            "[1e400, -1E+400, 1e-400, 0.0, 5e-324, 1e+308]");
+}
+
+TEST(JsonPython, LargeNumbersOutsideOfToolCallsAreDoubles) {
+  const json::value value = parse_json(
+      R"({"content": 1e400, "arguments": {"x": 99999999999999999999}, "function": {"arguments": {"x": 99999999999999999999}},
+          "tool_calls": [{"id": 99999999999999999999, "arguments": {"x": 99999999999999999999}},
+                         {"function": {"name": 1e-400, "arguments": {"x": [1e400]}}}, {"function": {"arguments": 99999999999999999999}}]})",
+      200, LargeNumbers::kKeepInToolCalls);
+  EXPECT_TRUE(value.at("content").is_double());
+  EXPECT_TRUE(value.at("arguments").at("x").is_double());
+  EXPECT_TRUE(value.at("function").at("arguments").at("x").is_double());
+  const json::array& calls = value.at("tool_calls").as_array();
+  EXPECT_TRUE(calls[0].at("id").is_double());
+  EXPECT_EQ(kept_number(calls[0].at("arguments").at("x")), "99999999999999999999");
+  EXPECT_EQ(calls[1].at("function").at("name").as_double(), 0);
+  EXPECT_EQ(kept_number(calls[1].at("function").at("arguments").at("x").at(0)), "1e400");
+  EXPECT_TRUE(calls[2].at("function").at("arguments").is_double());
 }
 
 TEST(JsonPython, DoublesReadBackToTheLastBit) {

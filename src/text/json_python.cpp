@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "base/error.hpp"
@@ -18,8 +19,8 @@ namespace {
 
 namespace json = boost::json;
 
-/// Begins the string that stands for a big integer: a byte that UTF-8 never has.
-constexpr char kBigIntegerMark = '\xFF';
+/// Begins the string that stands for a number: a byte that UTF-8 never has.
+constexpr char kNumberMark = '\xFF';
 constexpr std::size_t kMaxBigIntegerSize = 4301;  // as Python's int(): 4300 digits, and a sign
 
 void dump(std::string& out, const json::value& value, const JsonDumpOptions& options, std::string_view item_separator, int depth) {
@@ -44,8 +45,8 @@ void dump(std::string& out, const json::value& value, const JsonDumpOptions& opt
       break;
     }
     case json::kind::string:
-      if (const auto digits = big_integer_digits(value)) {
-        out += *digits;
+      if (const auto number = kept_number(value)) {
+        out += *number;
         break;
       }
       append_json_string(out, {value.get_string().data(), value.get_string().size()}, options.ensure_ascii);
@@ -99,7 +100,8 @@ struct ExactHandler {
   static constexpr std::size_t max_string_size = static_cast<std::size_t>(-1);
   json::value_stack stack;
   std::string number;
-  BigIntegers big_integers = BigIntegers::kAsDoubles;
+  bool keeps_large = false;
+  bool has_kept = false;
 
   bool on_document_begin(json::error_code&) { return true; }
   bool on_document_end(json::error_code&) { return true; }
@@ -116,14 +118,18 @@ struct ExactHandler {
   bool on_uint64(std::uint64_t i, json::string_view, json::error_code&) { return number.clear(), stack.push_uint64(i), true; }
   bool on_double(double d, json::string_view s, json::error_code& error) {
     number.append(s.data(), s.size());
-    if (big_integers == BigIntegers::kKeepDigits && number.find_first_of(".eE") == std::string::npos) {
-      if (number.size() > kMaxBigIntegerSize) return error = json::error::exponent_overflow, false;
-      stack.push_string(kBigIntegerMark + number);
-      return number.clear(), true;
-    }
     double exact = d;
     // Out of range leaves Boost's infinity or zero in place, which is what Python gives too.
     std::from_chars(number.data(), number.data() + number.size(), exact);
+    const bool is_integer = number.find_first_of(".eE") == std::string::npos;
+    const bool is_lost =
+        std::isinf(exact) || (exact == 0 && number.substr(0, number.find_first_of("eE")).find_first_of("123456789") != std::string::npos);
+    if (keeps_large && (is_integer || is_lost)) {
+      if (is_integer && number.size() > kMaxBigIntegerSize) return error = json::error::exponent_overflow, false;
+      stack.push_string(kNumberMark + number);
+      has_kept = true;
+      return number.clear(), true;
+    }
     number.clear();
     return stack.push_double(exact), true;
   }
@@ -133,16 +139,38 @@ struct ExactHandler {
   bool on_comment(json::string_view, json::error_code&) { return true; }
 };
 
+/// Where a value stands that may hold kept numbers.
+enum class Place : std::uint8_t { kElsewhere, kCalls, kCall, kFunction };
+
+/// Kept numbers as doubles but for those in the arguments of tool calls. Nests as deep as the parser let it.
+void make_doubles(json::value& value, Place place) {
+  if (const auto text = kept_number(value)) {
+    const std::string number(*text);
+    value = std::strtod(number.c_str(), nullptr);
+  } else if (json::array* items = value.if_array()) {
+    for (json::value& item : *items) make_doubles(item, place == Place::kCalls ? Place::kCall : Place::kElsewhere);
+  } else if (json::object* object = value.if_object()) {
+    const bool is_call = place == Place::kCall || place == Place::kFunction;
+    for (auto& member : *object) {
+      if (is_call && member.key() == "arguments" && member.value().is_object()) continue;
+      const bool is_function = place == Place::kCall && member.key() == "function";
+      make_doubles(member.value(), member.key() == "tool_calls" ? Place::kCalls : is_function ? Place::kFunction : Place::kElsewhere);
+    }
+  }
+}
+
 }  // namespace
 
-std::optional<std::string_view> big_integer_digits(const json::value& value) noexcept {
+std::optional<std::string_view> kept_number(const json::value& value) noexcept {
   const json::string* text = value.if_string();
-  if (text == nullptr || text->empty() || text->front() != kBigIntegerMark) return std::nullopt;
-  const std::string_view digits = std::string_view(text->data(), text->size()).substr(1);
+  if (text == nullptr || text->empty() || text->front() != kNumberMark) return std::nullopt;
+  const std::string_view number = std::string_view(text->data(), text->size()).substr(1);
   // Text from elsewhere may begin with any byte.
-  const std::string_view unsigned_digits = digits.starts_with('-') ? digits.substr(1) : digits;
-  if (unsigned_digits.size() < 19 || unsigned_digits.find_first_not_of("0123456789") != std::string_view::npos) return std::nullopt;
-  return digits;
+  const std::string_view digits = number.starts_with('-') ? number.substr(1) : number;
+  if (digits.empty() || digits.front() < '0' || digits.front() > '9' ||
+      digits.find_first_not_of("0123456789.eE+-") != std::string_view::npos)
+    return std::nullopt;
+  return number;
 }
 
 std::string dump_python(const json::value& value, const JsonDumpOptions& options) {
@@ -212,12 +240,12 @@ void append_json_string(std::string& out, std::string_view text, bool ensure_asc
   out.push_back('"');
 }
 
-json::value parse_json(std::string_view text, std::size_t max_depth, BigIntegers big_integers) {
+json::value parse_json(std::string_view text, std::size_t max_depth, LargeNumbers large_numbers) {
   json::parse_options options;
   options.max_depth = max_depth;
   json::basic_parser<ExactHandler> parser(options);
   parser.handler().stack.reset();
-  parser.handler().big_integers = big_integers;
+  parser.handler().keeps_large = large_numbers != LargeNumbers::kAsDoubles;
   json::error_code error;
   const std::size_t consumed = parser.write_some(false, text.data(), text.size(), error);
   if (!error && consumed < text.size() && text.substr(consumed).find_first_not_of(" \t\r\n") != std::string_view::npos)
@@ -226,7 +254,9 @@ json::value parse_json(std::string_view text, std::size_t max_depth, BigIntegers
     parser.handler().stack.reset();
     fail(ErrorCode::kInvalidArgument, "not valid JSON near byte {} of {}: {}", consumed, text.size(), error.message());
   }
-  return parser.handler().stack.release();
+  json::value value = parser.handler().stack.release();
+  if (large_numbers == LargeNumbers::kKeepInToolCalls && parser.handler().has_kept) make_doubles(value, Place::kElsewhere);
+  return value;
 }
 
 }  // namespace prl::text

@@ -25,19 +25,19 @@ std::string python_float_repr(double number);
 /// Appends the quoted JSON form of UTF-8 `text` to `out`.
 void append_json_string(std::string& out, std::string_view text, bool ensure_ascii);
 
-/// Integers beyond 64 bits, which a boost::json::value has no form for.
-enum class BigIntegers : std::uint8_t {
-  kAsDoubles,   ///< as JavaScript reads them
-  kKeepDigits,  ///< as Python reads them: see big_integer_digits; one of more than 4300 digits is no JSON
+/// Numbers that a boost::json::value has no form for: integers beyond 64 bits, and 1e400 or 1e-400, which as doubles are infinity and 0.
+enum class LargeNumbers : std::uint8_t {
+  kAsDoubles,        ///< as JavaScript reads them
+  kKeepText,         ///< see kept_number; an integer of more than 4300 digits is no JSON, as in Python
+  kKeepInToolCalls,  ///< kept in tool_calls[].function.arguments, at any place; elsewhere doubles
 };
-/// Digits, behind a minus perhaps, of an integer that parse_json kept with kKeepDigits. The value is a string that no JSON text makes, so
-/// what reads values read that way asks this before it takes a string for one. nullopt for any other value. dump_python and templates
-/// write the digits.
-std::optional<std::string_view> big_integer_digits(const boost::json::value& value) noexcept;
+/// The text of a number that parse_json kept. The value is a string that no JSON text makes, so what reads values read that way asks this
+/// before it takes a string for one. nullopt for any other value. dump_python and templates write the text.
+std::optional<std::string_view> kept_number(const boost::json::value& value) noexcept;
 
 /// Strict JSON to a value, with every double correctly rounded (Boost 1.81's own parser may be off by one unit in the last
 /// place, which would show in a re-rendered prompt) and key order kept. Duplicate keys: the last value wins.
 /// Nesting is limited to `max_depth`. Error{kInvalidArgument} with the byte offset.
-boost::json::value parse_json(std::string_view text, std::size_t max_depth = 200, BigIntegers big_integers = BigIntegers::kAsDoubles);
+boost::json::value parse_json(std::string_view text, std::size_t max_depth = 200, LargeNumbers large_numbers = LargeNumbers::kAsDoubles);
 
 }  // namespace prl::text

@@ -114,6 +114,8 @@ class JsonWriter {
       out += int_to_string(value.integer());
     } else if (value.big_integer()) {
       out += value.big_integer()->digits;
+    } else if (value.far_float()) {
+      out += value.far_float()->text;
     } else if (value.is_float()) {
       const double number = value.number();
       out += std::isnan(number) ? "NaN" : std::isinf(number) ? (number < 0 ? "-Infinity" : "Infinity") : python_float_repr(number);
@@ -215,6 +217,7 @@ Value::Value(std::string_view value) : Value(std::string(value)) {}
 Value::Value(const char* value) : Value(std::string(value)) {}
 Value::Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}
 Value::Value(std::shared_ptr<const BigInteger> integer) : data_(std::move(integer)) {}
+Value::Value(std::shared_ptr<const FarFloat> number) : data_(std::move(number)) {}
 
 Value::Value(std::shared_ptr<const Undefined> undefined) : data_(std::move(undefined)) {}
 Value::Value(std::shared_ptr<const Text> text) : data_(std::move(text)) {}
@@ -264,6 +267,17 @@ Value make_dict(std::vector<std::pair<Value, Value>> entries) {
   return Value(std::shared_ptr<const Dict>(std::move(dict)));
 }
 
+namespace {
+
+Value from_kept_number(std::string_view text) {
+  if (text.find_first_of(".eE") == std::string_view::npos) return make_integer(text);
+  std::string own(text);
+  const double number = std::strtod(own.c_str(), nullptr);
+  return Value(std::make_shared<const FarFloat>(FarFloat{number, std::move(own)}));
+}
+
+}  // namespace
+
 Value from_json(const json::value& json) {
   switch (json.kind()) {
     case json::kind::null: return Value();
@@ -272,7 +286,7 @@ Value from_json(const json::value& json) {
     case json::kind::uint64: return Value(static_cast<Int>(json.get_uint64()));
     case json::kind::double_: return Value(json.get_double());
     case json::kind::string:
-      if (const auto digits = big_integer_digits(json)) return make_integer(*digits);
+      if (const auto number = kept_number(json)) return from_kept_number(*number);
       return Value(std::string(json.get_string().data(), json.get_string().size()));
     case json::kind::array: {
       std::vector<Value> items;
@@ -400,6 +414,7 @@ std::string Value::str() const {
   if (is_none()) return "None";
   if (is_bool()) return integer() != 0 ? "True" : "False";
   if (is_int()) return int_to_string(integer());
+  if (far_float()) return far_float()->text;
   if (is_float()) return python_float_repr(number());
   if (big_integer()) return big_integer()->digits;
   if (is_object()) return "<" + object().type_name() + ">";

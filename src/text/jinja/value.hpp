@@ -25,6 +25,13 @@ struct BigInteger {
   std::string digits;  ///< the first is not 0; behind a minus perhaps
 };
 
+/// A float that double has no place for, such as 1e400 or 1e-400. It is printed as it was written and counts as `number`, which is infinity
+/// or 0.
+struct FarFloat {
+  double number = 0;
+  std::string text;
+};
+
 /// Arguments of a call.
 struct Args {
   std::vector<Value> positional;
@@ -87,6 +94,7 @@ class Value {
   Value(const char* value);
   Value(std::shared_ptr<Object> object);
   Value(std::shared_ptr<const BigInteger> integer);
+  Value(std::shared_ptr<const FarFloat> number);
   Value(std::shared_ptr<const Undefined> undefined);
   Value(std::shared_ptr<const Text> text);
   Value(std::shared_ptr<const List> list);
@@ -96,7 +104,7 @@ class Value {
   bool is_none() const noexcept { return std::holds_alternative<std::nullptr_t>(data_); }
   bool is_bool() const noexcept { return std::holds_alternative<bool>(data_); }
   bool is_int() const noexcept { return std::holds_alternative<Int>(data_); }
-  bool is_float() const noexcept { return std::holds_alternative<double>(data_); }
+  bool is_float() const noexcept { return std::holds_alternative<double>(data_) || far_float() != nullptr; }
   /// Of those that integer() or number() give.
   bool is_number() const noexcept { return is_bool() || is_int() || is_float(); }
   bool is_string() const noexcept { return std::holds_alternative<std::shared_ptr<const Text>>(data_); }
@@ -111,10 +119,19 @@ class Value {
     return big == nullptr ? nullptr : big->get();
   }
 
+  /// nullptr unless it is one; then it is a float too.
+  const FarFloat* far_float() const noexcept {
+    const auto* far = std::get_if<std::shared_ptr<const FarFloat>>(&data_);
+    return far == nullptr ? nullptr : far->get();
+  }
+
   // Each needs the matching is_...; integer() also takes bool.
   const std::string& undefined_message() const { return std::get<std::shared_ptr<const Undefined>>(data_)->message; }
   Int integer() const { return is_bool() ? Int{std::get<bool>(data_)} : std::get<Int>(data_); }
-  double number() const { return is_float() ? std::get<double>(data_) : static_cast<double>(integer()); }
+  double number() const {
+    if (far_float() != nullptr) return far_float()->number;
+    return is_float() ? std::get<double>(data_) : static_cast<double>(integer());
+  }
   const std::string& string() const { return std::get<std::shared_ptr<const Text>>(data_)->text; }
   const List& list() const { return *std::get<std::shared_ptr<const List>>(data_); }
   const Dict& dict() const { return *std::get<std::shared_ptr<const Dict>>(data_); }
@@ -131,7 +148,8 @@ class Value {
 
  private:
   std::variant<std::nullptr_t, bool, Int, double, std::shared_ptr<const Undefined>, std::shared_ptr<const Text>,
-               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Object>, std::shared_ptr<const BigInteger>>
+               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Object>, std::shared_ptr<const BigInteger>,
+               std::shared_ptr<const FarFloat>>
       data_;
 };
 

@@ -86,7 +86,7 @@ const json::object* tool_function(const json::value& tool) noexcept {
 }
 
 std::string python_text(const json::value& value) {
-  if (const auto digits = big_integer_digits(value)) return std::string(*digits);
+  if (const auto number = kept_number(value)) return std::string(*number);
   if (value.is_string()) return to_std(value.get_string());
   if (value.is_null()) return "None";
   if (value.is_bool()) return value.get_bool() ? "True" : "False";

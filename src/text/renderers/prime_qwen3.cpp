@@ -84,7 +84,7 @@ std::string xml_calls(const MessageView& message) {
     if (call.arguments != nullptr) arguments = *call.arguments;
     if (arguments.is_string()) {
       try {
-        arguments = parse_json({arguments.get_string().data(), arguments.get_string().size()}, kMaxArgumentDepth, BigIntegers::kKeepDigits);
+        arguments = parse_json({arguments.get_string().data(), arguments.get_string().size()}, kMaxArgumentDepth, LargeNumbers::kKeepText);
       } catch (const Error&) {  // malformed arguments degrade to none
         arguments = nullptr;
       }
