@@ -178,24 +178,32 @@ class Compiler {
     for (; decimal.exponent < 0 && decimal.digits % 10 == 0; ++decimal.exponent) decimal.digits /= 10;
     for (; decimal.exponent > 0 && decimal.digits <= JsonText::kMaxDivisor; --decimal.exponent) decimal.digits *= 10;
     if (decimal.digits > JsonText::kMaxDivisor || -decimal.exponent > JsonText::kMaxDivisorDigits)
-      view.refuse("multipleOf",
-                  fmt::format("supported are whole numbers up to {} and decimals with at most {} digits after the point whose "
-                              "digits without the point make at most {}, found {}",
-                              JsonText::kMaxDivisor, JsonText::kMaxDivisorDigits, JsonText::kMaxDivisor, *number));
+      view.refuse("multipleOf", fmt::format("supported are divisors of at most {} digits, {} of them after the point, found {}",
+                                            JsonText::kMaxBoundedDigits, JsonText::kMaxDivisorDigits, *number));
     return Divisor{decimal.digits, -decimal.exponent};
+  }
+
+  NodeId emit_multiple(NodeId from, const SchemaView& view, const NumberBounds& bounds, std::int64_t divisor, int num_digits) {
+    if (const std::int64_t states = JsonText::count_multiple_states(bounds.low(), bounds.high(), divisor);
+        states > JsonText::kMaxMultipleStates)
+      view.refuse("multipleOf",
+                  fmt::format("to tell multiples of {} apart takes {} states, of which {} are supported; set minimum and maximum "
+                              "to numbers of fewer digits, or choose a divisor with more factors 2 and 5",
+                              *view.number("multipleOf"), states, JsonText::kMaxMultipleStates));
+    return text_.emit_multiple(from, bounds.low(), bounds.high(), divisor, num_digits);
   }
 
   NodeId emit_numeric(NodeId from, const SchemaView& view, bool is_integer) {
     if (const std::optional<Divisor> divisor = read_divisor(view)) {
       if (!is_integer && divisor->num_digits > 0) {
         const NumberBounds units(view, divisor->num_digits);
-        return text_.emit_multiple(from, units.low(), units.high(), divisor->units, divisor->num_digits);
+        return emit_multiple(from, view, units, divisor->units, divisor->num_digits);
       }
       // A whole number is a multiple of D / 10^k where it is one of D without the factors that 10^k has.
       std::int64_t whole_divisor = divisor->units;
       for (int i = 0; i < divisor->num_digits; ++i) whole_divisor /= std::gcd(whole_divisor, std::int64_t{10});
       const NumberBounds whole(view, true);
-      return text_.emit_multiple(from, whole.low(), whole.high(), whole_divisor);
+      return emit_multiple(from, view, whole, whole_divisor, 0);
     }
     const NumberBounds bounds(view, is_integer);
     if (!is_integer && !bounds.has_any()) return text_.emit_number(from);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -198,13 +199,26 @@ NodeId JsonText::emit_number(NodeId from) {
 
 namespace {
 
+__extension__ using WideInt = __int128;
+
+/// With `num_left` digits to come, remainders that differ by a multiple of this lead to the same texts.
+std::int64_t modulus(std::int64_t divisor, std::size_t num_left) {
+  std::int64_t out = divisor;
+  for (std::size_t i = 0; i < num_left; ++i) out /= std::gcd(out, std::int64_t{10});
+  return out;
+}
+
 /// Numbers whose units a divisor divides, digit by digit: the remainder of the number so far decides, and how many digits follow. The unit
-/// is that of the last of num_digits digits after the point; a fraction may end earlier, as if zeros followed.
+/// is that of the last of num_digits digits after the point; a fraction may end earlier, as if zeros followed. Remainders that no digits
+/// mend have no node, so a number of L digits has at most 10^k nodes k digits from either end.
 class MultipleEmitter {
  public:
   MultipleEmitter(AutomatonBuilder& builder, std::int64_t divisor, int num_digits, NodeId end)
       : builder_(builder), divisor_(divisor), num_digits_(static_cast<std::size_t>(num_digits)), end_(end) {
-    for (std::size_t i = 0; i <= num_digits_; ++i) powers_.push_back(power_of_ten(static_cast<int>(i)) % divisor);
+    for (std::size_t i = 0; i <= kMaxDigits; ++i) {
+      powers_.push_back(power_of_ten(static_cast<int>(i)));
+      moduli_.push_back(modulus(divisor, i));
+    }
   }
 
   /// From low to high units, neither negative.
@@ -224,27 +238,31 @@ class MultipleEmitter {
 
  private:
   /// Whether zeros alone may follow, and may be left out.
-  bool may_end(std::size_t num_left, std::int64_t rest) const {
-    return num_left <= num_digits_ && rest * powers_[num_left] % divisor_ == 0;
+  bool may_end(std::size_t num_left, std::int64_t rest) const { return num_left <= num_digits_ && missing(num_left, rest) == 0; }
+  /// What the digits to come must make, modulo the divisor.
+  std::int64_t missing(std::size_t num_left, std::int64_t rest) const {
+    const auto value = static_cast<std::int64_t>(WideInt{rest} * powers_[num_left] % divisor_);
+    return value == 0 ? 0 : divisor_ - value;
   }
   /// The node that the next digit starts from.
   NodeId pass_point(NodeId node, std::size_t num_left) {
     return num_left > 0 && num_left == num_digits_ ? builder_.emit_literal(node, ".") : node;
   }
-  /// What follows once neither bound decides any more.
+  /// What follows once neither bound decides any more; kNone where no digits make a multiple.
   NodeId free_node(std::size_t num_left, std::int64_t rest) {
-    if (num_left == 0 && rest == 0) return end_;
-    const auto [found, is_new] = free_.try_emplace({num_left, rest}, -1);
+    if (missing(num_left, rest) >= powers_[num_left]) return kNone;
+    if (num_left == 0) return end_;
+    rest %= moduli_[num_left];
+    const auto [found, is_new] = free_.try_emplace({num_left, rest}, kNone);
     if (!is_new) return found->second;
     const NodeId node = found->second = builder_.add_node();
-    if (num_left == 0) return node;
     if (may_end(num_left, rest)) builder_.add_empty(node, end_);
     const NodeId from = pass_point(node, num_left);
     for (int digit = 0; digit <= 9; ++digit) add(from, digit, free_node(num_left - 1, (rest * 10 + digit) % divisor_));
     return node;
   }
   void add(NodeId from, int digit, NodeId to) {
-    builder_.add_bytes(from, static_cast<std::uint8_t>('0' + digit), static_cast<std::uint8_t>('0' + digit), to);
+    if (to != kNone) builder_.add_bytes(from, static_cast<std::uint8_t>('0' + digit), static_cast<std::uint8_t>('0' + digit), to);
   }
   void walk(NodeId node, const std::string& low, const std::string& high, std::size_t place, bool on_low, bool on_high, std::int64_t rest) {
     const std::size_t num_left = low.size() - place;
@@ -266,15 +284,29 @@ class MultipleEmitter {
     }
   }
 
+  static constexpr NodeId kNone = -1;
+  static constexpr std::size_t kMaxDigits = 18;
+
   AutomatonBuilder& builder_;
   std::int64_t divisor_;
   std::size_t num_digits_;
   NodeId end_;
-  std::vector<std::int64_t> powers_;  // of ten, modulo the divisor
+  std::vector<std::int64_t> powers_;  // of ten
+  std::vector<std::int64_t> moduli_;  // by digits to come
   std::map<std::pair<std::size_t, std::int64_t>, NodeId> free_;
 };
 
 }  // namespace
+
+std::int64_t JsonText::count_multiple_states(std::int64_t low, std::int64_t high, std::int64_t divisor) {
+  const std::int64_t furthest = std::max(high, -low);
+  std::size_t num_digits = 1;
+  while (num_digits < 18 && power_of_ten(static_cast<int>(num_digits)) <= furthest) ++num_digits;
+  std::int64_t states = 0;
+  for (std::size_t left = 0; left < num_digits; ++left)
+    states += std::min({modulus(divisor, left), power_of_ten(static_cast<int>(left)), power_of_ten(static_cast<int>(num_digits - left))});
+  return states;
+}
 
 NodeId JsonText::emit_multiple(NodeId from, std::int64_t low, std::int64_t high, std::int64_t divisor, int num_digits) {
   const NodeId end = builder_.add_node();

@@ -36,8 +36,12 @@ class JsonText {
   /// Numbers with at most `num_digits` (0 to kMaxDivisorDigits) digits after the point, between low and high units of the last of them,
   /// both included, whose units `divisor` (1 to kMaxDivisor) divides. No exponents; zeros at the end of a fraction may be left out.
   NodeId emit_multiple(NodeId from, std::int64_t low, std::int64_t high, std::int64_t divisor, int num_digits = 0);
-  static constexpr std::int64_t kMaxDivisor = 1000;
+  static constexpr std::int64_t kMaxDivisor = 1'000'000'000'000'000;
   static constexpr int kMaxDivisorDigits = 6;
+  /// About how many nodes emit_multiple adds: remainders that must be told apart, by place. Factors 2 and 5 of the divisor cost little, and
+  /// so do bounds of few digits.
+  static std::int64_t count_multiple_states(std::int64_t low, std::int64_t high, std::int64_t divisor);
+  static constexpr std::int64_t kMaxMultipleStates = 50'000;
   NodeId emit_number(NodeId from);
   /// Numbers with at most `num_digits` (1 to kMaxBoundedDigits) digits after the point, between low and high units of the last of them,
   /// both included.
