@@ -114,8 +114,8 @@ trainer::GradientStepOptions step_options(const config::TrainerConfig& config, c
   if (config.enable_token_export) options.token_exports = config.output_dir / "token_exports";
   if (config.model.reduce == config::GradientReduce::kFast) options.reduce = trainer::Reduce::kFast;
   options.num_replicas = config.model.dp_replicate;
-  if (config.model.cp > 1 && config.model.cp_style != config::ContextParallelStyle::kUlysses)
-    fail(ErrorCode::kNotImplemented, "model.cp_style: ranks share rows by heads; use model.cp_style = \"ulysses\"");
+  PRL_CHECK(config.model.cp == 1 || config.model.cp_style == config::ContextParallelStyle::kUlysses,
+            "model.cp_style: what is not built is refused where configurations are resolved");
   options.cut = {.num_leaves = config.model.leaves_per_row.value_or(config.model.cp), .num_ranks = config.model.cp};
   options.overlaps_exchange = runtime->device().kind == DeviceKind::kCpu;
   // Sums in place have no order to keep.

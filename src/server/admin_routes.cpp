@@ -22,20 +22,18 @@ boost::json::object optional_body(const HttpRequest& request) {
   return request.body.empty() ? boost::json::object() : parse_body(request.body);
 }
 
-/// Runs `work` on the admin thread: one change at a time, in order of arrival.
-template <typename Work>
-Reply on_admin(Context context, Work work, std::string what) {
-  auto running = context->admin_worker->run(std::move(work), context->options.admin_timeout, std::move(what));
-  std::string body = co_await std::move(running);
-  co_return HttpResponse::json(std::move(body));
-}
-
 /// A server that a run has started knows it already; the guard has checked the request.
 void check_claim(const Context& context, const HttpRequest& request) {
   if (context->options.run_id.empty()) context->claim.take(request);
 }
 
 }  // namespace
+
+Reply on_admin(Context context, std::function<std::string()> work, std::string what) {
+  auto running = context->admin_worker->run(std::move(work), context->options.admin_timeout, std::move(what));
+  std::string body = co_await std::move(running);
+  co_return HttpResponse::json(std::move(body));
+}
 
 Reply update_weights(Context context, HttpRequest request) {
   const boost::json::object body = optional_body(request);

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "net/http_message.hpp"
 #include "server/server_context.hpp"
@@ -30,6 +32,9 @@ Reply liveness(Context context, HttpRequest request);
 Reply ping(Context context, HttpRequest request);
 Reply version(Context context, HttpRequest request);
 
+/// Runs `work` on the admin thread, one change at a time in order of arrival, and replies with the JSON that it returns. `what` says in an
+/// error what was waited for.
+Reply on_admin(Context context, std::function<std::string()> work, std::string what);
 Reply update_weights(Context context, HttpRequest request);
 Reply init_broadcaster(Context context, HttpRequest request);
 Reply reload_weights(Context context, HttpRequest request);

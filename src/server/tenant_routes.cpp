@@ -27,13 +27,6 @@ std::string_view to_string(engine::TenantState state) noexcept {
   return "";
 }
 
-/// Runs `work` on the admin thread; its reply is a JSON object.
-Reply on_admin(Context context, std::function<std::string()> work, std::string what) {
-  auto running = context->admin_worker->run(std::move(work), context->options.admin_timeout, std::move(what));
-  std::string body = co_await std::move(running);
-  co_return HttpResponse::json(std::move(body));
-}
-
 Reply change_state(Context context, HttpRequest request, engine::TenantState state) {
   const boost::json::object body = parse_body(request.body);
   const std::string name = run_name(JsonFields(body));

@@ -69,6 +69,35 @@ limits = {{ memory_gb = 2.0, processes = 256, files = 4096 }}
               f"{ {fault: sorted(map(str, errors)) for fault, errors in by_fault.items() if FAULTS[fault] == ''} }")
 
 
+def write_run(path, model, env, batch_size, max_steps, top="", orchestrator="", train=""):
+    """A configuration of `prl rl` with the fake environment; the last three are further lines of these sections."""
+    lines = "\n".join(env)
+    path.write_text(f"""
+max_steps = {max_steps}
+seq_len = 256
+{top}
+[model]
+name = "{model}"
+[orchestrator]
+batch_size = {batch_size}
+group_size = 2
+{orchestrator}
+[orchestrator.train]
+{train}
+[orchestrator.train.sampling]
+max_completion_tokens = 4
+[[orchestrator.train.env]]
+id = "words"
+kind = "fake"
+curriculum = {{}}
+{lines}
+[inference]
+max_num_seqs = {batch_size}
+[inference.model]
+max_model_len = 256
+""")
+
+
 def test_a_run_with_a_hundred_faults_is_the_run_without():
     """Workers that are killed, exit, break the protocol or block, each for a task once, while a run trains in lock-step: the same rollouts, with the
     same tokens and rewards, and the same losses as without."""
@@ -81,31 +110,8 @@ def test_a_run_with_a_hundred_faults_is_the_run_without():
         seen = {}
         for name, what in (("calm", {}), ("faulty", misbehave)):
             args = f'num_train = {2 * NUM_RUN_FAULTS}, once = "{folder}/once", misbehave = {{ {", ".join(f"{index} = {json.dumps(kind)}" for index, kind in what.items())} }}'
-            (folder / f"{name}.toml").write_text(f"""
-max_steps = {2 * NUM_RUN_FAULTS // 20}
-seq_len = 256
-seed = 3
-[model]
-name = "{model}"
-[orchestrator]
-batch_size = 40
-group_size = 2
-max_async_level = 0
-deterministic = true
-[orchestrator.train.sampling]
-max_completion_tokens = 4
-[[orchestrator.train.env]]
-id = "words"
-kind = "fake"
-num_workers = 6
-limits = {{ rollouts = 1 }}
-curriculum = {{}}
-args = {{ {args} }}
-[inference]
-max_num_seqs = 40
-[inference.model]
-max_model_len = 256
-""")
+            write_run(folder / f"{name}.toml", model, ["num_workers = 6", "limits = { rollouts = 1 }", f"args = {{ {args} }}"], batch_size=40,
+                      max_steps=2 * NUM_RUN_FAULTS // 20, top="seed = 3", orchestrator="max_async_level = 0\ndeterministic = true")
             began = time.monotonic()
             _, said = harness.prl("rl", "@", folder / f"{name}.toml", "--output-dir", folder / name)
             took = time.monotonic() - began
@@ -128,31 +134,10 @@ def test_a_run_goes_on_without_the_rollouts_that_fail():
     faults = ["hang", "raise", "exit", "nan", "huge:10000000", "stdout:1000000", "kill"]
     with harness.workspace("python-run-failures") as folder:
         model = harness.tiny_model(folder / "model")
-        (folder / "rl.toml").write_text(f"""
-max_steps = 3
-seq_len = 256
-[model]
-name = "{model}"
-[orchestrator]
-batch_size = 16
-group_size = 2
-[orchestrator.train]
-filter_zero_advantages = false
-[orchestrator.train.sampling]
-max_completion_tokens = 4
-[[orchestrator.train.env]]
-id = "words"
-kind = "fake"
-num_workers = 2
-timeout = 4
-max_retries = 0
-curriculum = {{}}
-args = {{ num_train = 64, misbehave = {{ {", ".join(f"{3 * place} = {json.dumps(fault)}" for place, fault in enumerate(faults))} }} }}
-[inference]
-max_num_seqs = 16
-[inference.model]
-max_model_len = 256
-""")
+        misbehave = ", ".join(f"{3 * place} = {json.dumps(fault)}" for place, fault in enumerate(faults))
+        write_run(folder / "rl.toml", model, ["num_workers = 2", "timeout = 4", "max_retries = 0",
+                                              f"args = {{ num_train = 64, misbehave = {{ {misbehave} }} }}"],
+                  batch_size=16, max_steps=3, train="filter_zero_advantages = false")
         harness.prl("rl", "@", folder / "rl.toml", "--output-dir", folder / "out")
         batches = {path.parent.name: harness.rows_of(path) for path in (folder / "out").rglob("train_rollouts.jsonl")}
         check({name: len(rows) for name, rows in batches.items()} == {f"step_{step}": 16 for step in (1, 2, 3)}, f"{ {name: len(rows) for name, rows in batches.items()} }")
