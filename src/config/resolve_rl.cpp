@@ -69,7 +69,8 @@ class Propagation {
     share_tree("rollout_transport", {"trainer.rollout_transport", "orchestrator.rollout_transport"});
     share_block("wandb", {"trainer.wandb", "orchestrator.wandb"}, {});
     share_block("ckpt", {"trainer.ckpt", "orchestrator.ckpt"}, {"weights_only", "save_async", "weights"});
-    share_block("bench", {"trainer.bench", "orchestrator.bench"}, {});
+    // One table is the trainer's; orchestrator.bench.output_json is for the orchestrator's own.
+    share_block("bench", {"trainer.bench", "orchestrator.bench"}, {"output_json"});
     mirror("max_steps");
     mirror("max_async_level");
     mirror_block("ckpt", {"output_dir", "interval", "keep_last", "keep_interval", "resume_step"});
@@ -550,7 +551,10 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
     config.trainer.data.fake->batch_size = config.orchestrator.batch_size.value_or(config.trainer.data.fake->batch_size);
   }
   if (config.orchestrator.bench.has_value() != config.trainer.bench.has_value())
-    check.problem("bench", "trainer and orchestrator must both measure, or neither");
+    check.problem("bench", "trainer and orchestrator must both measure, or neither: set --bench beside the keys of one of them");
+  if (config.orchestrator.bench && config.trainer.bench && config.orchestrator.bench->output_json &&
+      config.orchestrator.bench->output_json == config.trainer.bench->output_json)
+    check.problem("orchestrator.bench.output_json", "is the file of the trainer's table; name another one");
   detail::check_trainer(config.trainer, check.sub("trainer"));
   if (config.inference) detail::check_inference(*config.inference, check.sub("inference"));
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment))

@@ -231,6 +231,12 @@ TEST(ResolveRl, OversamplingAndConcurrencyBoundTheRolloutsInFlight) {
 }
 
 TEST(ResolveRl, BenchModeTrainsOnFakeDataOfTheOrchestratorsSize) {
+  const auto tables = load_line<RlConfig>(kRl + "--bench.output-json t.json --orchestrator.bench.output-json o.json").config;
+  EXPECT_EQ(tables.trainer.bench->output_json, "t.json");
+  EXPECT_EQ(tables.orchestrator.bench->output_json, "o.json");
+  EXPECT_EQ(load_line<RlConfig>(kRl + "--bench.output-json t.json").config.orchestrator.bench->output_json, std::nullopt);
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--bench.output-json t.json --orchestrator.bench.output-json t.json"),
+              HasSubstr("the file of the trainer's table"));
   const auto rl = load_line<RlConfig>(kRl + "--bench --ckpt --orchestrator.batch-size 64 --orchestrator.eval --wandb.offline");
   EXPECT_EQ(rl.config.trainer.max_steps, 4);
   EXPECT_EQ(rl.config.orchestrator.max_steps, 4);

@@ -172,6 +172,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   orchestrator::OrchestratorReport report;
   trainer::TrainRunResult trained;
   RlProgress progress(config.trainer.max_steps, resume_step);
+  const OrchestratorBench bench(*monitors.orchestrator, config.orchestrator.bench);
   show_progress(progress, *monitors.orchestrator, *monitors.trainer);
   {
     std::jthread orchestrator_thread([&] {
@@ -191,6 +192,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   }
   host.engine().shutdown();
   if (const auto error = failure.take()) throw *error;
+  if (!trained.was_stopped) bench.write();
   log_end(trained, report, policy_source->proofs(), progress);
   if (plan) plan->log_peak(runtime->peak_bytes() + engine_runtime->peak_bytes(), "trainer and engine");
   if (trained.was_stopped && trained.last_checkpoint)

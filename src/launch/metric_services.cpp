@@ -13,7 +13,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/files.hpp"
 #include "base/log.hpp"
+#include "launch/run_folder.hpp"
 #include "net/http_client.hpp"
 #include "net/http_server.hpp"
 
@@ -117,7 +119,29 @@ class MetricsServerSink final : public monitor::Sink {
   net::HttpServer server_;
 };
 
+class BenchSink : public monitor::Sink {
+ public:
+  explicit BenchSink(std::shared_ptr<trainer::BenchTable> table) : table_(std::move(table)) {}
+  void write(const monitor::Row& row) override {
+    if (row.role == kOrchestratorRows) table_->add(row.step, row.metrics);
+  }
+
+ private:
+  std::shared_ptr<trainer::BenchTable> table_;
+};
+
 }  // namespace
+
+OrchestratorBench::OrchestratorBench(monitor::Monitor& monitor, const std::optional<config::BenchModeConfig>& config) {
+  if (!config || !config->output_json) return;
+  path_ = *config->output_json;
+  table_ = std::make_shared<trainer::BenchTable>(0);
+  monitor.add_sink(std::make_unique<BenchSink>(table_));
+}
+
+void OrchestratorBench::write() const {
+  if (path_) write_file_atomic(*path_, table_->to_json());
+}
 
 std::string trainer_gauges(std::int64_t step, double unix_time, const monitor::Metrics& metrics) {
   std::string text;

@@ -155,6 +155,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   declared.declare(orchestrator::metric_infos());
   auto monitor = make_monitor(std::move(declared), kOrchestratorRows, config.output_dir, config.file_monitor, config.bench.has_value());
   add_heartbeat(*monitor, config.heartbeat);
+  const OrchestratorBench bench(*monitor, config.bench);
   orchestrator::OrchestratorOptions options = orchestrator_options(config, text.tokenizer->vocab_size(), resume_step);
   options.recovery = std::move(recovery);
   orchestrator::OrchestratorServices services = orchestrator_services(config, text, std::move(transports), monitor.get());
@@ -169,6 +170,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   orchestrator::Orchestrator role(std::move(options), std::move(services));
   const orchestrator::OrchestratorReport report = role.run(stop);
   if (!store.empty()) weights::release_weights(store);
+  if (!report.was_stopped) bench.write();
   log::info("orchestrator {} after step {}: {} episodes, largest staleness {}", report.was_stopped ? "stopped" : "finished",
             report.progress.step, report.episodes.num_started, report.max_staleness);
   const router::FleetCounts counts = engines->counts();

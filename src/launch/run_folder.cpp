@@ -155,6 +155,7 @@ bool is_folder_prepared(const fs::path& output_dir) {
 
 PreparedFolder prepare_run_folder(config::RlConfig& config, bool begins_again) {
   check_bench_output(config.trainer.bench);
+  check_bench_output(config.orchestrator.bench);
   OutputFolder folder(config.output_dir, saved_folder(config.trainer.ckpt), config.trainer.file_monitor.path);
   Start start{.kind = "rl",
               .units = {kTrainerUnit, orchestrator::kCheckpointUnit},
@@ -230,6 +231,7 @@ PreparedFolder prepare_run_folder(config::TrainerConfig& config) {
 
 PreparedFolder prepare_run_folder(config::OrchestratorConfig& config) {
   PreparedFolder prepared;
+  check_bench_output(config.bench);
   if (config.bench) return prepared;
   OutputFolder folder(config.output_dir, checkpoints_folder(config).parent_path(), config.file_monitor.path);
   const std::string roles[] = {kOrchestratorRows, orchestrator::kOnlineEvalRows, orchestrator::kValidationRows};

@@ -62,6 +62,7 @@ class RunFolder : public testing::Test {
       put(fmt::format("weights/step_{}/config.json", step));
     }
     put("logs/rl.log");
+    put("configs/rl.toml", "# Made by a run\n");
     put("configs/rl.json");
   }
   config::RlConfig rl() {
@@ -144,7 +145,8 @@ TEST_F(RunFolderOfRl, CleaningRemovesOurNamesAlone) {
   const fs::path elsewhere = root_.string() + "-elsewhere";
   fs::create_directories(elsewhere / "step_9");
   fs::create_directory_symlink(elsewhere, root_ / "broadcasts");
-  for (const char* mine : {"logs/mine.log", "rollouts/mine/notes.txt", "configs/mine.toml", "weights/best/model.bin", "README"})
+  for (const char* mine :
+       {"logs/mine.log", "rollouts/mine/notes.txt", "configs/mine.toml", "configs/sft.toml", "weights/best/model.bin", "README"})
     put(mine, "mine");
   put("logs/attempt_3/trainer/rank_1.log");
   fs::create_symlink("attempt_3", root_ / "logs/latest");
@@ -163,8 +165,8 @@ TEST_F(RunFolderOfRl, CleaningRemovesOurNamesAlone) {
   std::vector<std::string> left;
   for (const auto& [name, text] : bytes())
     if (!text.empty()) left.push_back(name);
-  EXPECT_THAT(left,
-              ElementsAre("README", "configs/mine.toml", "logs/mine.log", "rollouts/mine/notes.txt", "run.json", "weights/best/model.bin"));
+  EXPECT_THAT(left, ElementsAre("README", "configs/mine.toml", "configs/sft.toml", "logs/mine.log", "rollouts/mine/notes.txt", "run.json",
+                                "weights/best/model.bin"));
 }
 
 TEST_F(RunFolder, WhatHasNoMarkIsNotOurs) {
@@ -241,7 +243,7 @@ TEST_F(RunFolderOfRl, AResumeAfterADeathRemovesWhatIsHalf) {
   EXPECT_EQ(config.trainer.ckpt->resume_step, 6);
   EXPECT_THAT(names("checkpoints"), ElementsAre("step_2", "step_4", "step_6"));
   EXPECT_THAT(names("checkpoints/step_6"), ElementsAre("orchestrator", "trainer"));
-  EXPECT_THAT(names("configs"), ElementsAre("rl.json"));
+  EXPECT_THAT(names("configs"), ElementsAre("rl.json", "rl.toml"));
   EXPECT_THAT(names(""), Not(Contains(HasSubstr("abandoned"))));
   EXPECT_FALSE(fs::exists(root_ / "rollouts/END"));
   const std::string rows = read_file(root_ / "metrics.jsonl");
@@ -307,13 +309,19 @@ TEST_F(RunFolder, ABenchmarksTableReplacesNoFile) {
   sft_run.output_dir = trainer.output_dir = root_;
   const fs::path table = root_ / "mine.json";
   write_file_atomic(table, "mine");
-  for (std::optional<config::BenchModeConfig>* bench : {&rl_run.trainer.bench, &sft_run.bench, &trainer.bench})
-    bench->emplace().output_json = table;
+  config::OrchestratorConfig orchestrator = rl_run.orchestrator;
+  orchestrator.output_dir = root_;
+  config::RlConfig rl_orchestrator = rl_run;
+  rl_orchestrator.trainer.bench.emplace();
+  const auto all = {&rl_run.trainer.bench, &rl_orchestrator.orchestrator.bench, &sft_run.bench, &trainer.bench, &orchestrator.bench};
+  for (std::optional<config::BenchModeConfig>* bench : all) bench->emplace().output_json = table;
   EXPECT_THAT(refusal([&] { prepare_run_folder(rl_run); }), AllOf(HasSubstr("mine.json exists already"), HasSubstr("--bench.overwrite")));
   EXPECT_THAT(refusal([&] { prepare_run_folder(sft_run); }), HasSubstr("mine.json exists already"));
   EXPECT_THAT(refusal([&] { prepare_run_folder(trainer); }), HasSubstr("mine.json exists already"));
+  EXPECT_THAT(refusal([&] { prepare_run_folder(orchestrator); }), HasSubstr("mine.json exists already"));
+  EXPECT_THAT(refusal([&] { prepare_run_folder(rl_orchestrator); }), HasSubstr("mine.json exists already"));
   EXPECT_EQ(read_file(table), "mine");
-  for (std::optional<config::BenchModeConfig>* bench : {&rl_run.trainer.bench, &sft_run.bench, &trainer.bench}) (*bench)->overwrite = true;
+  for (std::optional<config::BenchModeConfig>* bench : all) (*bench)->overwrite = true;
   prepare_run_folder(sft_run);
   prepare_run_folder(trainer);
   prepare_run_folder(rl_run);

@@ -135,7 +135,7 @@ void ThroughputWindow::add(std::int64_t num_tokens, double seconds, double flops
 
 void BenchTable::add(std::int64_t step, const monitor::Metrics& m) {
   rows_.push_back({step, get(m, "perf/mfu", std::numeric_limits<double>::quiet_NaN()), get(m, "perf/throughput"), get(m, "time/step"),
-                   get(m, "perf/peak_memory")});
+                   get(m, "perf/peak_memory", std::numeric_limits<double>::quiet_NaN())});
 }
 
 std::vector<BenchTable::Row> BenchTable::measured() const {
@@ -200,7 +200,7 @@ std::string BenchTable::to_json() const {
   std::string out = "{\"steps\": [";
   for (std::size_t i = 0; i < rows.size(); ++i)
     out += fmt::format("{}{{\"step\": {}, \"mfu\": {}, \"throughput\": {}, \"step_time\": {}, \"peak_memory\": {}}}", i > 0 ? ", " : "",
-                       i + 1, number(rows[i].mfu), rows[i].throughput, rows[i].step_time, rows[i].peak_memory);
+                       i + 1, number(rows[i].mfu), rows[i].throughput, rows[i].step_time, number(rows[i].peak_memory));
   const auto stats = [&](const monitor::Stats& s) {
     return fmt::format("{{\"mean\": {}, \"std\": {}, \"min\": {}, \"max\": {}}}", number(s.mean), number(s.std), number(s.min),
                        number(s.max));
@@ -208,8 +208,8 @@ std::string BenchTable::to_json() const {
   const double memory = stats_of(rows, &Row::peak_memory).mean;
   out += fmt::format(
       "], \"overall\": {{\"mfu\": {}, \"throughput\": {}, \"step_time\": {}, \"peak_memory\": {{\"gib\": {}, \"pct\": {}}}}}}}\n",
-      stats(stats_of(rows, &Row::mfu)), stats(stats_of(rows, &Row::throughput)), stats(stats_of(rows, &Row::step_time)), memory,
-      device_gib_ > 0 ? 100 * memory / device_gib_ : 0);
+      stats(stats_of(rows, &Row::mfu)), stats(stats_of(rows, &Row::throughput)), stats(stats_of(rows, &Row::step_time)), number(memory),
+      number(std::isnan(memory) || device_gib_ > 0 ? 100 * memory / device_gib_ : 0));
   return out;
 }
 

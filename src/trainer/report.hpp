@@ -105,7 +105,8 @@ class BenchTable {
   struct Row {
     std::int64_t step = 0;
     double mfu = 0;  ///< NaN where the peak is not known: "n/a", null in JSON
-    double throughput = 0, step_time = 0, peak_memory = 0;
+    double throughput = 0, step_time = 0;
+    double peak_memory = 0;  ///< NaN where nobody measures it: null in JSON
   };
   std::vector<Row> measured() const;
   double device_gib_;
