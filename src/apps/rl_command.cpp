@@ -50,6 +50,7 @@ int run_rl_of_node(const config::ParsedCommand& parsed, const config::LaunchConf
   std::optional<launch::UnsavedNotice> unsaved;
   const auto prepare = [&](config::RlConfig& config) {
     launch::check_start(config);
+    config::check_resolved_place(config::Command::kRl, config);
     lock.emplace(config.output_dir);
     const launch::PreparedFolder prepared = launch::prepare_run_folder(config);
     config::LogConfig log = config.trainer.log;
@@ -99,6 +100,7 @@ int run_rl(const config::ParsedCommand& parsed) {
   }
   StopSignal stop;
   launch::check_start(config);
+  config::check_resolved_place(*parsed.command, config);
   const launch::RunLock lock(config.output_dir);
   const launch::PreparedFolder prepared = launch::prepare_run_folder(config);
   config::LogConfig log = config.trainer.log;

@@ -104,6 +104,7 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
     if (rank.is_first()) {
       try {
         launch::check_start(config);
+        config::check_resolved_place(*parsed.command, config);
         lock.emplace(config.output_dir, lock_name);
         prepared = launch::prepare_run_folder(config);
         launch::tell_start(rank, prepared.is_finished);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <fstream>
 #include <limits>
 
 #include "base/files.hpp"
@@ -151,6 +152,15 @@ Value merge_sources(const ParsedArgs& args, Command command, const TypeOps& ops,
   return tree;
 }
 
+/// Begins every TOML file that write_resolved makes.
+constexpr std::string_view kMadeByARun = "# Made by a run";
+
+bool begins_with_mark(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string head(kMadeByARun.size(), '\0');
+  return file.read(head.data(), static_cast<std::streamsize>(head.size())) && head == kMadeByARun;
+}
+
 /// `provenance`: leaves out what follows from other keys; null for a complete
 /// file.
 void write_pair(const std::filesystem::path& folder, const std::string& name, const TypeOps& ops, const void* config,
@@ -162,9 +172,11 @@ void write_pair(const std::filesystem::path& folder, const std::string& name, co
     return dumped;
   };
   written.push_back(folder / (name + ".toml"));
-  const std::string note = fmt::format(
-      "# Made by a run; extend it or change it: prl {} @ {}.toml --KEY VALUE. What follows from other keys is left out.\n", name, name);
-  write_file_atomic(written.back(), (provenance ? note : std::string()) + to_toml(tree(NullStyle::kIfNotDefault)));
+  const std::string note =
+      provenance
+          ? fmt::format("; extend it or change it: prl {} @ {}.toml --KEY VALUE. What follows from other keys is left out.\n", name, name)
+          : ": all that this role was given.\n";
+  write_file_atomic(written.back(), std::string(kMadeByARun) + note + to_toml(tree(NullStyle::kIfNotDefault)));
   written.push_back(folder / (name + ".json"));
   write_file_atomic(written.back(), to_json(tree(NullStyle::kAlways)));
 }
@@ -254,7 +266,25 @@ void require_built(const std::vector<NotBuilt>& not_built) {
   throw Error(ErrorCode::kNotImplemented, text);
 }
 
-std::vector<std::filesystem::path> write_resolved(Command, const RlConfig& config, const Provenance& provenance) {
+bool is_resolved_pair(const std::filesystem::path& folder, const std::string& name) { return begins_with_mark(folder / (name + ".toml")); }
+
+template <class C>
+void check_resolved_place(Command command, const C& config) {
+  const std::filesystem::path folder = output_dir_of(config) / "configs";
+  std::vector<std::string> names{std::string(command_name(command))};
+  if constexpr (std::is_same_v<C, RlConfig>) names.insert(names.end(), {"trainer", "orchestrator", "inference", "teacher_inference"});
+  for (const std::string& name : names) {
+    if (is_resolved_pair(folder, name)) continue;
+    for (const char* extension : {".toml", ".json"})
+      if (const auto path = folder / (name + extension); std::filesystem::exists(std::filesystem::symlink_status(path)))
+        fail(ErrorCode::kAlreadyExists,
+             "{} was not made by a run, and the resolved configuration would replace it; move it, or choose another --output-dir",
+             path.string());
+  }
+}
+
+std::vector<std::filesystem::path> write_resolved(Command command, const RlConfig& config, const Provenance& provenance) {
+  check_resolved_place(command, config);
   const std::filesystem::path folder = config.output_dir / "configs";
   std::filesystem::create_directories(folder);
   std::vector<std::filesystem::path> written;
@@ -269,6 +299,7 @@ std::vector<std::filesystem::path> write_resolved(Command, const RlConfig& confi
 
 template <class C>
 std::vector<std::filesystem::path> write_resolved(Command command, const C& config, const Provenance& provenance) {
+  check_resolved_place(command, config);
   const std::filesystem::path folder = output_dir_of(config) / "configs";
   std::filesystem::create_directories(folder);
   std::vector<std::filesystem::path> written;
@@ -344,6 +375,10 @@ PRL_INSTANTIATE(EnvServerConfig)
 PRL_INSTANTIATE(LaunchConfig)
 #undef PRL_INSTANTIATE
 
+template void check_resolved_place(Command, const RlConfig&);
+template void check_resolved_place(Command, const TrainerConfig&);
+template void check_resolved_place(Command, const OrchestratorConfig&);
+template void check_resolved_place(Command, const SftConfig&);
 template std::vector<std::filesystem::path> write_resolved(Command, const TrainerConfig&, const Provenance&);
 template std::vector<std::filesystem::path> write_resolved(Command, const OrchestratorConfig&, const Provenance&);
 template std::vector<std::filesystem::path> write_resolved(Command, const InferenceConfig&, const Provenance&);

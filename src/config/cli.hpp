@@ -57,10 +57,17 @@ void require_built(const std::vector<NotBuilt>& not_built);
 /// nulls, as JSON: one file named after the command, without what follows from
 /// other keys, so that it can be extended and varied; for rl also one complete
 /// file per role. Keys and passwords are masked (secrets.hpp). Returns the
-/// paths.
+/// paths. Error as check_resolved_place.
 std::vector<std::filesystem::path> write_resolved(Command command, const RlConfig& config, const Provenance& provenance);
 template <class C>
 std::vector<std::filesystem::path> write_resolved(Command command, const C& config, const Provenance& provenance);
+
+/// Error{kAlreadyExists} naming a file where write_resolved writes that it did not make: the user's own configs/rl.toml, for example.
+/// Before a start changes anything.
+template <class C>
+void check_resolved_place(Command command, const C& config);
+/// Whether <folder>/<name>.toml, and so the .json beside it, is of write_resolved.
+bool is_resolved_pair(const std::filesystem::path& folder, const std::string& name);
 
 /// What write_resolved masks in a role's files, for the variable kSecretsVariable of a process that reads them; "" for nothing.
 template <class C>

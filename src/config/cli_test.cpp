@@ -67,6 +67,29 @@ void expect_varies(Command command, const std::filesystem::path& folder, const s
   }
 }
 
+TEST_F(CliFiles, NoFileOfTheUserIsReplaced) {
+  const auto rl = load_line<RlConfig>("rl --model.name ./m --inference --dry-run --output-dir " + folder_.string());
+  const auto sft = load_line<SftConfig>("sft --model.name ./m --dry-run --output-dir " + folder_.string());
+  const auto refused = [&](const std::string& name) {
+    const std::filesystem::path path = folder_ / "configs" / name;
+    std::filesystem::create_directories(path.parent_path());
+    write_file_atomic(path, "# mine\n");
+    std::string error;
+    try {
+      name == "sft.toml" ? finish_early(Command::kSft, sft) : finish_early(Command::kRl, rl);
+    } catch (const Error& caught) {
+      error = caught.what();
+    }
+    EXPECT_EQ(read_file(path), "# mine\n");
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ / "configs"), {}), 1) << name;
+    std::filesystem::remove(path);
+    return error;
+  };
+  for (const char* name : {"rl.toml", "rl.json", "trainer.toml", "orchestrator.json", "teacher_inference.toml", "sft.toml"})
+    EXPECT_THAT(refused(name), AllOf(HasSubstr(name), HasSubstr("was not made by a run"))) << name;
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(finish_early(Command::kRl, rl)) << "its own give way";
+}
+
 TEST_F(CliFiles, ASavedConfigurationCanBeVaried) {
   const std::string rl = "rl --model.name ./m --inference --max-steps 9 --seq-len 512 --ckpt.interval 3 ";
   for (const char* flags : {"--max-steps 2",

@@ -280,11 +280,33 @@ std::string render_batch_script(const BatchJob& job) {
   }
 }
 
+namespace {
+
+/// The last line of a script that we wrote: whoever changes the script makes it another's.
+std::string seal_of(std::string_view script) {
+  return fmt::format("# Written by prl, which replaces it while it is unchanged; sum {:016x}\n", hash_bytes(script));
+}
+
+bool is_sealed(std::string_view text) {
+  if (!text.ends_with('\n')) return false;
+  const std::size_t end = text.rfind('\n', text.size() - 2);
+  return end != std::string_view::npos && text.substr(end + 1) == seal_of(text.substr(0, end + 1));
+}
+
+}  // namespace
+
 fs::path write_batch_script(const BatchJob& job) {
-  const std::string script = render_batch_script(job);
+  std::string script = render_batch_script(job);
+  if (!script.ends_with('\n')) script += '\n';
   const fs::path path = job.output_dir / fmt::format("{}.sbatch", job.slurm.job_name);
   fs::create_directories(job.output_dir);
-  write_file_atomic(path, script);
+  const fs::file_status there = fs::symlink_status(path);
+  const bool may_write = !fs::exists(there) || (fs::is_regular_file(there) && is_sealed(read_file(path, 2 * kMaxTemplateBytes)));
+  if (!may_write)
+    fail(ErrorCode::kAlreadyExists,
+         "{} is not as prl wrote it, so it stays: submit it with sbatch yourself, move it, or choose another slurm.job_name or output_dir",
+         path.string());
+  write_file_atomic(path, script + seal_of(script));
   log::info("wrote {}", path.string());
   return path;
 }

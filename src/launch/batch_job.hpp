@@ -31,7 +31,8 @@ BatchJob batch_job(const config::InferenceConfig& config);
 /// The batch script: slurm.template_path, or the built-in one, as a Jinja template. Error{kInvalidArgument} naming the key of a value that
 /// cannot stand in a script (control characters, a job name that is no file name) or the template's line.
 std::string render_batch_script(const BatchJob& job);
-/// Writes <output_dir>/<job name>.sbatch and returns its path.
+/// Writes <output_dir>/<job name>.sbatch and returns its path. Error{kAlreadyExists} if a file is there that it did not write or that was
+/// changed since.
 std::filesystem::path write_batch_script(const BatchJob& job);
 /// Hands a script to sbatch and logs the job's number and how to follow it. Error{kUnavailable} with sbatch's words, or saying that there
 /// is no sbatch here.

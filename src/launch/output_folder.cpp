@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "config/cli.hpp"
 #include "io/checkpoint_dir.hpp"
 #include "launch/log_folder.hpp"
 #include "launch/run_lock.hpp"
@@ -264,7 +265,9 @@ void OutputFolder::clean() {
   remove_attempts(root_);
   for (const char* command : kCommands) {
     remove_file(root_ / "logs" / fmt::format("{}.log", command));
-    for (const char* format : {"toml", "json"}) remove_file(root_ / "configs" / fmt::format("{}.{}", command, format));
+    // The mark goes last: a clean that was cut short can be repeated.
+    if (config::is_resolved_pair(root_ / "configs", command))
+      for (const char* format : {"json", "toml"}) remove_file(root_ / "configs" / fmt::format("{}.{}", command, format));
   }
   for (const auto& [folder, extension] : {std::pair{"spans", ".jsonl"}, std::pair{"memory", ".json"}})
     for (const fs::path& entry : entries_of(root_ / folder))

@@ -86,8 +86,7 @@ SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token st
   std::optional<StepConsole> steps;
   if (!config.bench) steps.emplace(metrics, end_of_file(metrics), config.trainer.max_steps, orchestrator_resume_step(config.orchestrator));
   // Of a launcher before this one, whose run has ended.
-  std::error_code ignored;
-  fs::remove_all(config.output_dir / orchestrator::kRecoveryFolder, ignored);
+  orchestrator::drop_recovery(config.output_dir / orchestrator::kRecoveryFolder);
   Supervisor supervisor;
   if (config.inference)
     for (int i = 0; i < config.inference->parallel.dp; ++i) supervisor.start(roles.engine(engine_place(config, i)));
@@ -105,7 +104,7 @@ SingleNodeEnd run_single_node(const config::RlConfig& config, std::stop_token st
     return {.status = 1, .is_trainer_killed = is_trainer_killed};
   }
   supervisor.terminate_all(std::chrono::seconds(20));
-  fs::remove_all(config.output_dir / orchestrator::kRecoveryFolder, ignored);
+  orchestrator::drop_recovery(config.output_dir / orchestrator::kRecoveryFolder);
   const bool can_go_on = stop.stop_requested() && config.trainer.ckpt;
   log::success("rl {}; logs in {}{}", stop.stop_requested() ? "stopped" : "finished", logs.string(),
                can_go_on ? "; continue with --ckpt.resume-step -1" : "");

@@ -239,6 +239,31 @@ TEST(BatchCollector, OneGoodGroupResetsTheBudget) {
   EXPECT_EQ(collector.num_queued(), 14);
 }
 
+TEST(OrchestratorState, RecoveriesGoAndOtherFilesBesideThemStay) {
+  const auto folder = std::filesystem::temp_directory_path() / fmt::format("prl_orchestrator_recovery_{}", ::getpid());
+  std::filesystem::remove_all(folder);
+  const std::vector<env::EnvironmentPtr> envs{testing::tiny_environment()};
+  OrchestratorState state;
+  state.progress = {7, 1000, 64, 8};
+  state.sampler = TaskSampler(envs, {}).save();
+  keep_recovery(folder, state, envs);
+  EXPECT_EQ(newest_recovery(folder), 7);
+  drop_recovery(folder);
+  EXPECT_FALSE(std::filesystem::exists(folder));
+  drop_recovery(folder);
+
+  keep_recovery(folder, state, envs);
+  const std::filesystem::path kept[] = {folder / "notes.txt", folder / "step_7" / "mine.txt", folder / "step_9" / "plan.txt"};
+  for (const auto& path : kept) {
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << "mine";
+  }
+  drop_recovery(folder);
+  EXPECT_EQ(newest_recovery(folder), std::nullopt);
+  for (const auto& path : kept) EXPECT_TRUE(std::filesystem::exists(path)) << path;
+  std::filesystem::remove_all(folder);
+}
+
 TEST(OrchestratorState, SavesAndLoadsExactly) {
   const auto folder = std::filesystem::temp_directory_path() / fmt::format("prl_orchestrator_state_{}", ::getpid());
   std::filesystem::remove_all(folder);

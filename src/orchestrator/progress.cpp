@@ -230,6 +230,23 @@ void keep_recovery(const std::filesystem::path& folder, const OrchestratorState&
   io::clean_checkpoints(folder, units, {.keep_last = 1, .keep_interval = {}});
 }
 
+void drop_recovery(const std::filesystem::path& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(fs::symlink_status(folder, error))) return;
+  io::remove_stale_checkpoints(folder);
+  std::vector<fs::path> states;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const bool is_step = parse_step_dir(it->path().filename().string()) >= 0;
+    if (is_step && fs::is_directory(it->path() / kCheckpointUnit, error)) states.push_back(it->path());
+  }
+  for (const fs::path& state : states) {
+    io::remove_published_folder(state / kCheckpointUnit);
+    fs::remove(state, error);  // if nothing else is in it
+  }
+  fs::remove(folder, error);
+}
+
 OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int64_t step,
                              const std::vector<env::EnvironmentPtr>& environments) {
   io::verify_checkpoint(checkpoints, step, kCheckpointUnit);

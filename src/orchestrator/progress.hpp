@@ -39,6 +39,8 @@ std::optional<std::int64_t> newest_recovery(const std::filesystem::path& folder)
 /// Saves `state` as the only one there. Error{kIo}.
 void keep_recovery(const std::filesystem::path& folder, const OrchestratorState& state,
                    const std::vector<env::EnvironmentPtr>& environments);
+/// Removes the states there, and the folder if nothing else is in it.
+void drop_recovery(const std::filesystem::path& folder);
 
 /// The orchestrator's part of a checkpoint.
 inline constexpr const char* kCheckpointUnit = "orchestrator";

@@ -168,16 +168,26 @@ def test_a_start_that_fails_or_is_refused_changes_no_byte():
 def test_files_of_the_user_stay():
     with harness.workspace("own-files") as folder:
         config, home = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=1), folder / "home"
-        own = ["logs/notes.txt", "rollouts/kept/a.jsonl", "broadcasts/radio/b.txt", "notes.txt", "checkpoints/readme"]
+        own = ["logs/notes.txt", "rollouts/kept/a.jsonl", "broadcasts/radio/b.txt", "notes.txt", "checkpoints/readme", "recovery/readme"]
         for name in own:
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text(name)
         for flags in ([], ["--clean-output-dir"], ["--bench"], ["--clean-output-dir"]):
             prl("rl", "@", config, "--output-dir", ".", *flags, cwd=home, expect=1 if flags == ["--bench"] else 0)
             check(all((home / name).read_text() == name for name in own), f"{flags}: {sorted(map(str, home.rglob('*')))}")
+        configs = folder / "second/configs"
+        configs.mkdir(parents=True)
+        (configs / "rl.toml").write_bytes(config.read_bytes())
+        for flags in ([], ["--dry-run"], ["--bench"], ["--clean-output-dir"]):
+            _, stderr = prl("rl", "@", "configs/rl.toml", "--output-dir", ".", *flags, cwd=configs.parent, expect=1)
+            check("configs/rl.toml was not made by a run" in stderr, f"{flags}: {stderr[-500:]}")
+            check((configs / "rl.toml").read_bytes() == config.read_bytes() and tree(configs).keys() == {"rl.toml"}, f"{flags}: {tree(configs).keys()}")
         bench = folder / "bench"
         for _ in range(2):
-            _, stderr = prl("rl", "@", config, "--bench", "--output-dir", bench)
+            _, stderr = prl("rl", "@", config, "--bench", "--output-dir", bench, "--orchestrator.bench.output-json", folder / "sampler.json",
+                            "--bench.overwrite")
+            table = json.loads((folder / "sampler.json").read_text())
+            check(len(table["steps"]) == 3 and table["overall"]["throughput"]["mean"] > 0, f"{table}")
             check("Step 4/4" in stderr and "Step 4/1" not in stderr, f"{stderr[-2000:]}")
 
 

@@ -54,6 +54,17 @@ def test_a_dry_run_writes_script_and_configuration():
         check((out / "configs/sft.toml").exists(), "the configuration was not written")
         done = subprocess.run(["bash", "-n", out / "mine.sbatch"], capture_output=True, text=True)
         check(done.returncode == 0, f"bash cannot read the script: {done.stderr}")
+        # A script that somebody changed is theirs; one that is as it was gives way.
+        again = (*sft_config(folder, 4), "--output-dir", out, "--slurm.job-name", "mine", "--dry-run")
+        prl(*again)
+        check("gpu" not in read(out / "mine.sbatch"), "the script was not written anew")
+        (out / "mine.sbatch").write_text(read(out / "mine.sbatch").replace("#SBATCH --nodes=1", "#SBATCH --nodes=1 --nice"))
+        (out / "other.sbatch").write_text("#!/bin/sh\necho mine\n")
+        for name in ("mine", "other"):
+            before = read(out / f"{name}.sbatch")
+            _, text = prl(*again[:-2], name, "--dry-run", expect=1)
+            check(f"{name}.sbatch" in text and "it stays" in text, text)
+            check(read(out / f"{name}.sbatch") == before, f"{name}.sbatch was replaced")
         prl(*sft_config(folder, 4), "--output-dir", out, "--slurm", "--compute.device", "cuda", "--dry-run")
         check("#SBATCH --gres=gpu:1\n" in read(out / "prime-rl.sbatch"), "a job of the GPU asks for none")
 
