@@ -274,12 +274,14 @@ void check_resolved_place(Command command, const C& config) {
   std::vector<std::string> names{std::string(command_name(command))};
   if constexpr (std::is_same_v<C, RlConfig>) names.insert(names.end(), {"trainer", "orchestrator", "inference", "teacher_inference"});
   for (const std::string& name : names) {
-    if (is_resolved_pair(folder, name)) continue;
-    for (const char* extension : {".toml", ".json"})
-      if (const auto path = folder / (name + extension); std::filesystem::exists(std::filesystem::symlink_status(path)))
-        fail(ErrorCode::kAlreadyExists,
-             "{} was not made by a run, and the resolved configuration would replace it; move it, or choose another --output-dir",
-             path.string());
+    // In the opposite order of their making: another process may be writing the same pair.
+    for (const char* extension : {".json", ".toml"}) {
+      const std::filesystem::path path = folder / (name + extension);
+      if (!std::filesystem::exists(std::filesystem::symlink_status(path)) || is_resolved_pair(folder, name)) continue;
+      fail(ErrorCode::kAlreadyExists,
+           "{} was not made by a run, and the resolved configuration would replace it; move it, or choose another --output-dir",
+           path.string());
+    }
   }
 }
 

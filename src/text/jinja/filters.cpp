@@ -146,7 +146,7 @@ Value filter_float(Interpreter& i, const Value& input, Args& args) {
 Value filter_abs(Interpreter& i, const Value& input, Args& args) {
   const ArgReader reader(i, "abs", args, {});
   if (input.is_undefined()) i.fail(input.undefined_message());
-  if (input.big_integer()) return input.big_integer()->digits.front() == '-' ? make_integer(input.big_integer()->digits.substr(1)) : input;
+  if (input.big_integer()) return input.big_integer()->text.front() == '-' ? make_integer(input.big_integer()->text.substr(1)) : input;
   if (!input.is_number()) i.fail("bad operand type for abs(): '" + input.type_name() + "'");
   if (input.is_float()) return Value(std::fabs(input.number()));
   return Value(input.integer() < 0 ? -input.integer() : input.integer());

@@ -206,8 +206,8 @@ class PercentFormat {
     if (value.big_integer()) {
       if (conversion != 'd' && conversion != 'i' && conversion != 'u')
         fail(std::string("%") + conversion + " format of integers beyond 128 bits is not built");
-      const bool is_negative = value.big_integer()->digits.front() == '-';
-      return {value.big_integer()->digits.substr(is_negative ? 1 : 0), is_negative ? "-" : ""};
+      const bool is_negative = value.big_integer()->text.front() == '-';
+      return {value.big_integer()->text.substr(is_negative ? 1 : 0), is_negative ? "-" : ""};
     }
     if (!value.is_number() || (value.is_float() && conversion != 'd' && conversion != 'i' && conversion != 'u'))
       fail(std::string("%") + conversion + " format: a number is required, not " + value.type_name());

@@ -139,8 +139,8 @@ Value with_sign(const Interpreter& interpreter, NodeKind kind, const Value& valu
   if (value.is_undefined()) interpreter.fail(value.undefined_message());
   if (value.big_integer())
     return kind != NodeKind::kNeg ? value
-                                  : make_integer(value.big_integer()->digits.front() == '-' ? value.big_integer()->digits.substr(1)
-                                                                                            : "-" + value.big_integer()->digits);
+                                  : make_integer(value.big_integer()->text.front() == '-' ? value.big_integer()->text.substr(1)
+                                                                                          : "-" + value.big_integer()->text);
   if (!value.is_number())
     interpreter.fail(fmt::format("bad operand type for unary {}: '{}'", kind == NodeKind::kNeg ? '-' : '+', value.type_name()));
   const int sign = kind == NodeKind::kNeg ? -1 : 1;

@@ -113,9 +113,9 @@ class JsonWriter {
     } else if (value.is_int()) {
       out += int_to_string(value.integer());
     } else if (value.big_integer()) {
-      out += value.big_integer()->digits;
-    } else if (value.far_float()) {
-      out += value.far_float()->text;
+      out += value.big_integer()->text;
+    } else if (const LargeNumber* far = far_float(value)) {
+      out += far->text;
     } else if (value.is_float()) {
       const double number = value.number();
       out += std::isnan(number) ? "NaN" : std::isinf(number) ? (number < 0 ? "-Infinity" : "Infinity") : python_float_repr(number);
@@ -216,8 +216,7 @@ Value::Value(std::string value) : data_(std::make_shared<const Text>(Text{std::m
 Value::Value(std::string_view value) : Value(std::string(value)) {}
 Value::Value(const char* value) : Value(std::string(value)) {}
 Value::Value(std::shared_ptr<Object> object) : data_(std::move(object)) {}
-Value::Value(std::shared_ptr<const BigInteger> integer) : data_(std::move(integer)) {}
-Value::Value(std::shared_ptr<const FarFloat> number) : data_(std::move(number)) {}
+Value::Value(std::shared_ptr<const LargeNumber> number) : data_(std::move(number)) {}
 
 Value::Value(std::shared_ptr<const Undefined> undefined) : data_(std::move(undefined)) {}
 Value::Value(std::shared_ptr<const Text> text) : data_(std::move(text)) {}
@@ -273,7 +272,7 @@ Value from_kept_number(std::string_view text) {
   if (text.find_first_of(".eE") == std::string_view::npos) return make_integer(text);
   std::string own(text);
   const double number = std::strtod(own.c_str(), nullptr);
-  return Value(std::make_shared<const FarFloat>(FarFloat{number, std::move(own)}));
+  return Value(std::make_shared<const LargeNumber>(LargeNumber{std::move(own), number}));
 }
 
 }  // namespace
@@ -314,16 +313,16 @@ Value make_integer(std::string_view text) {
   for (const char c : text)
     overflow = overflow || __builtin_mul_overflow(value, Int{10}, &value) || __builtin_add_overflow(value, Int{c - '0'}, &value);
   if (!overflow) return Value(is_negative ? -value : value);
-  return Value(std::make_shared<const BigInteger>(BigInteger{(is_negative ? "-" : "") + std::string(text)}));
+  return Value(std::make_shared<const LargeNumber>(LargeNumber{(is_negative ? "-" : "") + std::string(text), {}}));
 }
 
-double to_float(const BigInteger& integer) { return std::strtod(integer.digits.c_str(), nullptr); }
+double to_float(const LargeNumber& integer) { return std::strtod(integer.text.c_str(), nullptr); }
 
 int compare_big(const Value& big, const Value& other) {
   if (other.is_float() && !std::isfinite(other.number())) return other.number() < 0 ? 1 : -1;
   // Floats of this size are integers, which are printed whole; smaller ones have fewer digits.
-  const std::string left = big.big_integer()->digits;
-  const std::string right = other.big_integer() ? other.big_integer()->digits
+  const std::string left = big.big_integer()->text;
+  const std::string right = other.big_integer() ? other.big_integer()->text
                             : other.is_float()  ? fmt::format("{:.0f}", other.number())
                                                 : int_to_string(other.integer());
   const bool is_negative = left.front() == '-';
@@ -414,9 +413,9 @@ std::string Value::str() const {
   if (is_none()) return "None";
   if (is_bool()) return integer() != 0 ? "True" : "False";
   if (is_int()) return int_to_string(integer());
-  if (far_float()) return far_float()->text;
+  if (const LargeNumber* far = far_float(*this)) return far->text;
   if (is_float()) return python_float_repr(number());
-  if (big_integer()) return big_integer()->digits;
+  if (big_integer()) return big_integer()->text;
   if (is_object()) return "<" + object().type_name() + ">";
   return repr(*this);
 }

@@ -17,19 +17,15 @@ namespace prl::text::jinja {
 class Value;
 class Interpreter;
 
-/// Wider than 64 bits, so that template arithmetic cannot overflow unseen. What is wider still is a BigInteger.
+/// Wider than 64 bits, so that template arithmetic cannot overflow unseen. What is wider still is a LargeNumber.
 using Int = __int128;
 
-/// An integer that Int cannot hold. It is printed and compared as Python does, and mixes with floats; other arithmetic is refused.
-struct BigInteger {
-  std::string digits;  ///< the first is not 0; behind a minus perhaps
-};
-
-/// A float that double has no place for, such as 1e400 or 1e-400. It is printed as it was written and counts as `number`, which is infinity
-/// or 0.
-struct FarFloat {
-  double number = 0;
-  std::string text;
+/// A number that neither Int nor double has a place for, as it was written.
+struct LargeNumber {
+  std::string text;  ///< of an integer: digits, of which the first is not 0, behind a minus perhaps
+  /// Of a float such as 1e400 or 1e-400: infinity or 0, as which it counts. Absent: an integer, which is compared as Python does and mixes
+  /// with floats; other arithmetic is refused.
+  std::optional<double> as_float;
 };
 
 /// Arguments of a call.
@@ -93,8 +89,7 @@ class Value {
   Value(std::string_view value);
   Value(const char* value);
   Value(std::shared_ptr<Object> object);
-  Value(std::shared_ptr<const BigInteger> integer);
-  Value(std::shared_ptr<const FarFloat> number);
+  Value(std::shared_ptr<const LargeNumber> number);
   Value(std::shared_ptr<const Undefined> undefined);
   Value(std::shared_ptr<const Text> text);
   Value(std::shared_ptr<const List> list);
@@ -104,7 +99,7 @@ class Value {
   bool is_none() const noexcept { return std::holds_alternative<std::nullptr_t>(data_); }
   bool is_bool() const noexcept { return std::holds_alternative<bool>(data_); }
   bool is_int() const noexcept { return std::holds_alternative<Int>(data_); }
-  bool is_float() const noexcept { return std::holds_alternative<double>(data_) || far_float() != nullptr; }
+  bool is_float() const noexcept { return std::holds_alternative<double>(data_) || far_float(*this) != nullptr; }
   /// Of those that integer() or number() give.
   bool is_number() const noexcept { return is_bool() || is_int() || is_float(); }
   bool is_string() const noexcept { return std::holds_alternative<std::shared_ptr<const Text>>(data_); }
@@ -113,23 +108,22 @@ class Value {
   bool is_dict() const noexcept { return std::holds_alternative<std::shared_ptr<const Dict>>(data_); }
   bool is_object() const noexcept { return std::holds_alternative<std::shared_ptr<Object>>(data_); }
 
-  /// nullptr unless it is one.
-  const BigInteger* big_integer() const noexcept {
-    const auto* big = std::get_if<std::shared_ptr<const BigInteger>>(&data_);
-    return big == nullptr ? nullptr : big->get();
+  /// An integer beyond Int; nullptr for any other value.
+  const LargeNumber* big_integer() const noexcept {
+    const auto* large = std::get_if<std::shared_ptr<const LargeNumber>>(&data_);
+    return large == nullptr || (*large)->as_float ? nullptr : large->get();
   }
-
-  /// nullptr unless it is one; then it is a float too.
-  const FarFloat* far_float() const noexcept {
-    const auto* far = std::get_if<std::shared_ptr<const FarFloat>>(&data_);
-    return far == nullptr ? nullptr : far->get();
+  /// A float beyond double, which is_float() too; nullptr for any other value.
+  friend const LargeNumber* far_float(const Value& value) noexcept {
+    const auto* large = std::get_if<std::shared_ptr<const LargeNumber>>(&value.data_);
+    return large == nullptr || !(*large)->as_float ? nullptr : large->get();
   }
 
   // Each needs the matching is_...; integer() also takes bool.
   const std::string& undefined_message() const { return std::get<std::shared_ptr<const Undefined>>(data_)->message; }
   Int integer() const { return is_bool() ? Int{std::get<bool>(data_)} : std::get<Int>(data_); }
   double number() const {
-    if (far_float() != nullptr) return far_float()->number;
+    if (const LargeNumber* far = far_float(*this)) return *far->as_float;
     return is_float() ? std::get<double>(data_) : static_cast<double>(integer());
   }
   const std::string& string() const { return std::get<std::shared_ptr<const Text>>(data_)->text; }
@@ -148,8 +142,7 @@ class Value {
 
  private:
   std::variant<std::nullptr_t, bool, Int, double, std::shared_ptr<const Undefined>, std::shared_ptr<const Text>,
-               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Object>, std::shared_ptr<const BigInteger>,
-               std::shared_ptr<const FarFloat>>
+               std::shared_ptr<const List>, std::shared_ptr<const Dict>, std::shared_ptr<Object>, std::shared_ptr<const LargeNumber>>
       data_;
 };
 
@@ -184,7 +177,7 @@ Value from_json(const boost::json::value& json);
 /// The integer that decimal digits, behind a sign perhaps, stand for: an Int where it fits.
 Value make_integer(std::string_view digits);
 /// The nearest float; infinity beyond all of them.
-double to_float(const BigInteger& integer);
+double to_float(const LargeNumber& integer);
 /// -1, 0 or 1 as `big`, a big integer, is less than, equal to or greater than `other`, a number or big integer. NaN counts as less.
 int compare_big(const Value& big, const Value& other);
 
