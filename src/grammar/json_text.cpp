@@ -303,8 +303,12 @@ std::int64_t JsonText::count_multiple_states(std::int64_t low, std::int64_t high
   std::size_t num_digits = 1;
   while (num_digits < 18 && power_of_ten(static_cast<int>(num_digits)) <= furthest) ++num_digits;
   std::int64_t states = 0;
-  for (std::size_t left = 0; left < num_digits; ++left)
-    states += std::min({modulus(divisor, left), power_of_ten(static_cast<int>(left)), power_of_ten(static_cast<int>(num_digits - left))});
+  for (std::size_t left = 0; left < num_digits; ++left) {
+    // What is missing is a multiple of `common`, and below 10^left where digits can make it.
+    const std::int64_t told_apart = modulus(divisor, left), common = divisor / told_apart;
+    const std::int64_t makeable = (power_of_ten(static_cast<int>(left)) + common - 1) / common;
+    states += std::min({told_apart, makeable, power_of_ten(static_cast<int>(num_digits - left))});
+  }
   return states;
 }
 
