@@ -141,6 +141,7 @@ constexpr Rename kRenames[] = {
     {Scope::kInference, "vllm.max_cpu_loras", "max_cpu_loras"},
     {Scope::kInference, "vllm.max_lora_rank", "max_lora_rank"},
     {Scope::kInference, "vllm.lora_modules", "lora_modules"},
+    {Scope::kInference, "vllm.lora_dtype", "lora_dtype"},
     {Scope::kInference, "vllm.enable_expert_parallel", "enable_expert_parallel"},
     {Scope::kInference, "vllm.enable_return_routed_experts", "enable_return_routed_experts"},
 

@@ -222,6 +222,7 @@ struct InferenceConfig {
   int max_loras = 8;
   int max_cpu_loras = 100;
   std::optional<int> max_lora_rank;
+  ComputeDType lora_dtype = ComputeDType::kAuto;
   std::map<std::string, std::string> lora_modules;
   int api_server_count = 1;
   bool enable_expert_parallel = false;
@@ -269,6 +270,7 @@ struct InferenceConfig {
             {.min = 1});
     v.field("max_lora_rank", max_lora_rank, "Largest rank of an adapter; rounded up to 8, 16, 32, 64, 128, 256, 320 or 512; unset, 16",
             {.min = 1, .max = 512});
+    v.field("lora_dtype", lora_dtype, "Type that adapters compute in: float32, or auto, that of the model");
     v.field("lora_modules", lora_modules, "Adapters that are loaded at the start: name and folder");
     v.field("api_server_count", api_server_count, "Processes that answer HTTP; each has an engine, so it is parallel.dp if that is larger",
             {.min = 0, .max = 1024, .status = passed_on("parallel.dp")});

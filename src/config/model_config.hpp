@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/schema.hpp"
+#include "config/shared_config.hpp"
 
 /// The trained model and how it is laid out, `trainer.model` and `sft.model`.
 namespace prl::config {
@@ -93,6 +94,7 @@ struct LoraConfig {
   std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "experts"};
   std::vector<std::string> modules_to_save;
   bool use_rslora = false;
+  ComputeDType dtype = ComputeDType::kAuto;
   template <class V>
   void visit(V& v) {
     v.field("rank", rank, "Rank of the adapters", {.min = 1, .max = 512});
@@ -101,6 +103,7 @@ struct LoraConfig {
     v.field("target_modules", target_modules, "Modules that get an adapter: names or regular expressions");
     v.field("modules_to_save", modules_to_save, "Modules that stay fully trainable");
     v.field("use_rslora", use_rslora, "Multiply by alpha / sqrt(rank) instead of alpha / rank");
+    v.field("dtype", dtype, "Type that adapters compute in: float32, or auto, that of the model; masters are float32");
   }
 };
 

@@ -446,6 +446,12 @@ void check_models(RlConfig& config, const Check& check) {
   if (config.trainer.max_concurrent_runs > 1)
     check.not_built("trainer.max_concurrent_runs",
                     "several runs in one launch; start `prl trainer`, `prl inference`, and `prl orchestrator` for each run");
+  if (config.trainer.model.lora && config.inference) {
+    const ComputeDType trained = config.trainer.model.lora->dtype;
+    if (!check.is_set("inference.lora_dtype")) config.inference->lora_dtype = trained;
+    if (config.inference->lora_dtype != trained)
+      check.problem("inference.lora_dtype", "must be trainer.model.lora.dtype: sampler and trainer compute the same adapter");
+  }
   if (const auto& named = config.orchestrator.student.model.lora) {
     const auto& trained = config.trainer.model.lora;
     if (named->name && trained && config.inference && !check.is_set("inference.enable_lora")) {

@@ -295,7 +295,7 @@ nn::AdapterPtr ModelRunner::make_adapter(const nn::StoredAdapter&) { fail(ErrorC
 WeightProof ModelRunner::prove_with(const nn::AdapterPtr&) { fail(ErrorCode::kInvalidArgument, "this engine has no adapters"); }
 
 nn::AdapterPtr PagedRunner::make_adapter(const nn::StoredAdapter& stored) {
-  return nn::pack_adapter(session_.context(), weights_->config, stored, weights_->compute);
+  return nn::pack_adapter(session_.context(), weights_->config, stored);
 }
 
 WeightProof PagedRunner::prove_with(const nn::AdapterPtr& adapter) {

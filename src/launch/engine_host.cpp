@@ -65,8 +65,10 @@ TextOptions engine_text_options(const config::InferenceConfig& config) {
 
 EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, int num_versions)
     : runtime_(std::move(runtime)),
+      name_(config.model.name),
       folder_(model_folder(config.model.name)),
-      dtype_(compute_dtype(config.model.dtype, runtime_->device().kind)) {
+      dtype_(compute_dtype(config.model.dtype, runtime_->device().kind)),
+      adapter_dtype_(adapter_dtype(config.lora_dtype, dtype_, "lora_dtype")) {
   model_ = nn::load_model_config(folder_);
   config::InferenceConfig planned = config;
   if (is_planned(*runtime_)) {
@@ -79,7 +81,12 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
 }
 
 EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<DeviceRuntime> runtime, nn::WeightsPtr weights)
-    : runtime_(std::move(runtime)), folder_(model_folder(config.model.name)), dtype_(weights->compute), model_(weights->config) {
+    : runtime_(std::move(runtime)),
+      name_(config.model.name),
+      folder_(model_folder(config.model.name)),
+      dtype_(weights->compute),
+      adapter_dtype_(adapter_dtype(config.lora_dtype, dtype_, "lora_dtype")),
+      model_(weights->config) {
   start(config, std::move(weights));
 }
 
@@ -100,10 +107,30 @@ void EngineHost::log_memory() const {
 
 engine::AdapterWeights EngineHost::load_adapter(const std::filesystem::path& folder, std::int64_t max_rank) {
   const std::lock_guard lock(loading_);
-  nn::StoredAdapterPtr stored = nn::read_peft_adapter(model_, folder, dtype_, *load_session_->context().pool, {.max_rank = max_rank});
+  const nn::PeftLimits limits{.max_rank = max_rank, .base = [this] { return identity_of(engine_->weights()); }};
+  nn::StoredAdapterPtr stored = nn::read_peft_adapter(model_, folder, adapter_dtype_, *load_session_->context().pool, limits);
+  warn_of_other_base(*stored, folder);
   // A GPU gets it when a request names it; in host memory it is ready at once.
   if (runtime_->device().kind == DeviceKind::kCuda) return {nullptr, std::move(stored)};
-  return {nn::pack_adapter(load_session_->context(), model_, *stored, dtype_), nullptr};
+  return {nn::pack_adapter(load_session_->context(), model_, *stored), nullptr};
+}
+
+nn::BaseIdentity EngineHost::identity_of(const nn::WeightsPtr& weights) {
+  if (weights->base_checksum != nullptr) return {.dtype = weights->compute, .checksum = weights->base_checksum->combined};
+  if (identified_.lock() != weights) {
+    nn::Weights base = *weights;
+    base.adapter = nullptr;
+    identity_ = {.dtype = base.compute, .checksum = nn::checksum(load_session_->context(), base).combined};
+    identified_ = weights;
+  }
+  return identity_;
+}
+
+void EngineHost::warn_of_other_base(const nn::StoredAdapter& adapter, const std::filesystem::path& folder) const {
+  const std::string& named = adapter.config.base_model;
+  const auto last_of = [](const std::filesystem::path& path) { return (path / "").parent_path().filename(); };
+  if (adapter.base || named.empty() || last_of(named) == last_of(folder_) || last_of(named) == last_of(name_)) return;
+  log::warning("{}: the adapter says that it was made for {}, and this server has {}; its shapes fit", folder.string(), named, name_);
 }
 
 nn::WeightsPtr EngineHost::receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
@@ -123,7 +150,8 @@ nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersi
     weights->adapter = nullptr;
     if (weights->base_checksum == nullptr)
       weights->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(load_session_->context(), *weights));
-    weights->adapter = nn::load_peft_adapter(load_session_->context(), model_, folder, dtype_);
+    const nn::PeftLimits limits{.base = [&] { return identity_of(weights); }};
+    weights->adapter = nn::load_peft_adapter(load_session_->context(), model_, folder, adapter_dtype_, limits);
     return weights;
   }
   if (const auto file = folder / "config.json"; previous != nullptr && std::filesystem::exists(file, ignored))

@@ -13,6 +13,7 @@
 #include "engine/engine.hpp"
 #include "launch/memory_plan.hpp"
 #include "launch/model_setup.hpp"
+#include "nn/peft.hpp"
 #include "ops/context.hpp"
 
 namespace prl::launch {
@@ -54,15 +55,23 @@ class EngineHost {
 
  private:
   void start(const config::InferenceConfig& config, nn::WeightsPtr weights);
+  /// With loading_ held.
+  nn::BaseIdentity identity_of(const nn::WeightsPtr& weights);
+  /// Of an adapter that has no checksum of its base, only a name.
+  void warn_of_other_base(const nn::StoredAdapter& adapter, const std::filesystem::path& folder) const;
 
   std::shared_ptr<DeviceRuntime> runtime_;
+  std::string name_;
   std::filesystem::path folder_;
   TextSetup text_;
   DType dtype_;
+  DType adapter_dtype_;
   nn::ModelConfig model_;
   std::optional<MemoryPlan> plan_;
   std::unique_ptr<ops::OpSession> load_session_;
-  std::mutex loading_;  ///< guards load_session_
+  std::mutex loading_;  ///< guards load_session_ and what follows of it
+  std::weak_ptr<const nn::Weights> identified_;
+  nn::BaseIdentity identity_;  ///< of identified_
   std::unique_ptr<engine::Engine> engine_;
 };
 

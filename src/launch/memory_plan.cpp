@@ -219,7 +219,8 @@ engine::EngineBytes engine_bytes(const config::InferenceConfig& inference, const
 /// Of the adapters that are ready to compute with at a time, and of one that takes a place before another leaves it.
 std::size_t adapter_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute) {
   if (!inference.enable_lora) return 0;
-  return static_cast<std::size_t>(inference.max_loras + 1) * nn::most_adapter_bytes(model, largest_lora_rank(inference), compute);
+  return static_cast<std::size_t>(inference.max_loras + 1) *
+         nn::most_adapter_bytes(model, largest_lora_rank(inference), adapter_dtype(inference.lora_dtype, compute, "lora_dtype"));
 }
 
 /// What the engine's passes take, and the cache.

@@ -120,6 +120,14 @@ DType compute_dtype(config::ComputeDType wanted, DeviceKind device) {
   return cpu.amx_bf16 || cpu.avx512_bf16 ? DType::kBF16 : DType::kF32;
 }
 
+DType adapter_dtype(config::ComputeDType wanted, DType base, std::string_view key) {
+  if (wanted == config::ComputeDType::kAuto) return base;
+  if (wanted == config::ComputeDType::kFloat32) return DType::kF32;
+  if (wanted == config::ComputeDType::kBFloat16 && base == DType::kBF16) return base;
+  fail(ErrorCode::kInvalidArgument, "{}: adapters compute in float32 or in the model's own type, which is {}", key,
+       base == DType::kBF16 ? "bfloat16" : "float32");
+}
+
 namespace {
 
 text::ThinkingRetention thinking_retention(const std::string& name, const std::string& renderer) {

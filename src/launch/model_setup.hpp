@@ -37,6 +37,8 @@ std::shared_ptr<DeviceRuntime> make_runtime(const config::ComputeConfig& compute
 double measured_peak_flops(const config::ComputeConfig& compute, DType dtype);
 /// bfloat16 where the device multiplies it in hardware, else float32, unless the configuration says which.
 DType compute_dtype(config::ComputeDType wanted, DeviceKind device);
+/// That of adapters of a model that computes in `base`: the same, or float32. Error{kInvalidArgument} naming `key` for another.
+DType adapter_dtype(config::ComputeDType wanted, DType base, std::string_view key);
 
 /// How one model reads and writes text.
 struct TextSetup {

@@ -69,6 +69,7 @@ trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const
                                      .rank_pattern = {},
                                      .alpha_pattern = {},
                                      .base_model = config.model.name};
+  if (const auto& lora = config.model.lora) options.adapter_dtype = adapter_dtype(lora->dtype, options.compute, "model.lora.dtype");
   return options;
 }
 

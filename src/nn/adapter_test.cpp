@@ -348,6 +348,28 @@ TEST(Peft, MergingGivesTheAdaptersModel) {
   EXPECT_GT(from_base, 1e-2);
 }
 
+TEST(Peft, AnAdapterKnowsTheWeightsThatItWasTrainedOn) {
+  SmallModel model("llama", true, 2);
+  Adapted adapted(model, DType::kF32, config_of({"q_proj"}, 8));
+  const TemporaryFolder folder("base-identity");
+  const WeightsChecksum base = checksum(*adapted.base);
+  const auto error = [&](const BaseIdentity& here) {
+    return error_of([&] { load_peft_adapter(model.ctx(), model.config, folder.path(), DType::kF32, {.base = [here] { return here; }}); });
+  };
+  const auto save = [&] { save_peft_adapter(*adapted.weights, *adapted.trained.table(), folder.path()); };
+  save();
+  EXPECT_EQ(error({DType::kF32, base.combined + 1}), "no error") << "a file that does not say, as those of others do not";
+  auto known = std::make_shared<Weights>(*adapted.weights);
+  known->base_checksum = std::make_shared<const WeightsChecksum>(base);
+  adapted.weights = known;
+  save();
+  EXPECT_EQ(error({DType::kF32, base.combined}), "no error");
+  EXPECT_EQ(error({DType::kBF16, base.combined + 1}), "no error") << "the same weights have another checksum in another type";
+  EXPECT_THAT(error({DType::kF32, base.combined + 1}), ::testing::AllOf(HasSubstr(kPeftTensors), HasSubstr("trained on another base model"),
+                                                                        HasSubstr(fmt::format("{:016x}", base.combined))));
+  EXPECT_EQ(error_of([&] { load_peft_adapter(model.ctx(), model.config, folder.path(), DType::kF32); }), "no error") << "nobody asks";
+}
+
 /// Each fault is named with its file, and what would set it right.
 TEST(Peft, FaultsAreNamed) {
   SmallModel model("llama", true, 2), wide("llama", true, 2, true);

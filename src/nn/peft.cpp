@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <boost/json.hpp>
+#include <charconv>
 #include <map>
 #include <string_view>
 
@@ -78,6 +79,31 @@ struct StoredPair {
 }
 
 std::string shape_text(const io::SafetensorsEntry& entry) { return fmt::format("[{}]", fmt::join(entry.shape, ", ")); }
+
+/// "BF16:0123456789abcdef" in the file's metadata.
+std::optional<BaseIdentity> base_of(const io::SafetensorsFile& file) {
+  const auto found = file.metadata().find(kBaseKey);
+  if (found == file.metadata().end()) return std::nullopt;
+  const std::string& text = found->second;
+  const std::size_t colon = text.find(':');
+  BaseIdentity base;
+  const char* const begin = text.data() + (colon == std::string::npos ? text.size() : colon + 1);
+  const auto [end, error] = std::from_chars(begin, text.data() + text.size(), base.checksum, 16);
+  const std::string dtype = text.substr(0, colon);
+  if (error != std::errc() || end != text.data() + text.size() || (dtype != to_string(DType::kF32) && dtype != to_string(DType::kBF16)))
+    fail(ErrorCode::kCorrupt, "{}: {} of its metadata is '{}', wanted a type and a checksum", file.path().string(), kBaseKey,
+         text.substr(0, 64));
+  base.dtype = dtype == to_string(DType::kF32) ? DType::kF32 : DType::kBF16;
+  return base;
+}
+
+/// Checksums of different dtypes say nothing of each other.
+void check_base(const fs::path& file, const BaseIdentity& trained_on, const BaseIdentity& here) {
+  if (trained_on.dtype != here.dtype || trained_on.checksum == here.checksum) return;
+  fail(ErrorCode::kInvalidArgument,
+       "{}: the adapter was trained on another base model: on weights with checksum {:016x} in {}, and those here have {:016x}",
+       file.string(), trained_on.checksum, to_string(here.dtype), here.checksum);
+}
 
 /// The pairs of a file by module; every tensor is one of them.
 std::map<std::string, StoredPair> pairs_of(const io::SafetensorsFile& file, const AdapterConfig& config) {
@@ -174,6 +200,8 @@ StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const fs::path& fo
          "{}: the adapter replaces whole modules ({}), which cannot be served beside others: merge it into its base with prl convert",
          (folder / kPeftConfig).string(), fmt::join(adapter.modules_to_save, ", "));
   const io::SafetensorsFile file = io::SafetensorsFile::open(folder / kPeftTensors);
+  stored->compute = compute;
+  stored->base = base_of(file);
   const std::map<std::string, StoredPair> pairs = pairs_of(file, adapter);
   const TensorTablePtr of_model = make_tensor_table(config);
   std::map<std::string, AdapterScale> scales;
@@ -190,6 +218,7 @@ StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const fs::path& fo
     all.push_back({&file, pair.b});
   }
   if (pairs.empty()) fail(ErrorCode::kCorrupt, "{}: there is no lora_A in it", file.path().string());
+  if (stored->base && limits.base) check_base(file.path(), *stored->base, limits.base());
   check_finite(all, compute, pool);
   stored->table = make_adapter_table(config, [&](const std::string& module) -> std::optional<AdapterScale> {
     const auto found = scales.find(module);
@@ -209,20 +238,20 @@ StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const fs::path& fo
   return stored;
 }
 
-AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, DType dtype, bool with_backward) {
+AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, bool with_backward) {
   const auto pack = [&](const BlockSpec& block) {
     const auto index = static_cast<std::size_t>(&block - stored.table->blocks().data());
     const std::vector<float>& from = stored.blocks[index];
     const Tensor values = Tensor::empty(ctx.runtime, block.shape, DType::kF32);
     ctx.runtime->copy_from_host(values.data(), from.data(), from.size() * sizeof(float));
-    return ops::pack_linear(ctx, values, {}, dtype, with_backward);
+    return ops::pack_linear(ctx, values, {}, stored.compute, with_backward);
   };
-  return make_adapter(stored.config, config, stored.table, dtype, pack);
+  return make_adapter(stored.config, config, stored.table, stored.compute, pack);
 }
 
 AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const fs::path& folder, DType dtype, const PeftLimits& limits,
                              bool with_backward) {
-  return pack_adapter(ctx, config, *read_peft_adapter(config, folder, dtype, *ctx.pool, limits), dtype, with_backward);
+  return pack_adapter(ctx, config, *read_peft_adapter(config, folder, dtype, *ctx.pool, limits), with_backward);
 }
 
 }  // namespace prl::nn

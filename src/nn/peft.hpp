@@ -1,8 +1,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,11 +22,22 @@ namespace prl::nn {
 inline constexpr const char* kPeftConfig = "adapter_config.json";
 inline constexpr const char* kPeftTensors = "adapter_model.safetensors";
 inline constexpr const char* kPeftPrefix = "base_model.model.";
+inline constexpr const char* kBaseKey = "prl_base";  ///< of the metadata: BaseIdentity
+
+/// Which weights an adapter belongs to: the checksum of a base model in one dtype. Adapters that are written here say it in the metadata of
+/// adapter_model.safetensors; those of others do not.
+struct BaseIdentity {
+  DType dtype = DType::kF32;
+  std::uint64_t checksum = 0;
+  bool operator==(const BaseIdentity&) const = default;
+};
 
 struct PeftLimits {
   std::int64_t max_rank = ops::kMaxLoraRank;
   /// Otherwise an adapter with modules_to_save is refused: they would replace tensors of the base model.
   bool may_replace_modules = false;
+  /// Of the model that the adapter is to change, asked if the adapter says which it was trained on; empty: not compared.
+  std::function<BaseIdentity()> base = {};
 };
 
 /// Reads the configuration alone. Error{kNotFound|kCorrupt} names the file and the key; {kNotImplemented} what this build has not: DoRA,
@@ -35,19 +49,21 @@ struct StoredAdapter {
   AdapterConfig config;
   TensorTablePtr table;
   std::vector<std::vector<float>> blocks;  ///< as table->blocks()
+  DType compute = DType::kF32;             ///< that it is to be packed in
+  std::optional<BaseIdentity> base;        ///< that it was trained on, if its file says so
   std::size_t num_bytes() const noexcept;
 };
 using StoredAdapterPtr = std::shared_ptr<const StoredAdapter>;
 
-/// Reads an adapter of a model of `config` that is to be packed in `compute`.
+/// Reads an adapter of a model of `config` that is to be packed in `compute`: the dtype of the model's products, or kF32.
 ///
 /// Errors  those of load_peft_config(); {kCorrupt} names file and tensor: truncated, not finite, an A without its B, a tensor that is no
-///         part of an adapter; {kInvalidArgument}: made for a model of other shapes, a rank above the limit, modules_to_save.
+///         part of an adapter; {kInvalidArgument}: made for a model of other shapes or other weights, a rank above the limit,
+///         modules_to_save.
 StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const std::filesystem::path& folder, DType compute, ThreadPool& pool,
                                    const PeftLimits& limits = {});
-/// Packs it in `dtype` for the device of `ctx`. `with_backward` for a trainer.
-AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, DType dtype,
-                        bool with_backward = false);
+/// Packs it for the device of `ctx`. `with_backward` for a trainer.
+AdapterPtr pack_adapter(ops::OpContext& ctx, const ModelConfig& config, const StoredAdapter& stored, bool with_backward = false);
 /// Both.
 AdapterPtr load_peft_adapter(ops::OpContext& ctx, const ModelConfig& config, const std::filesystem::path& folder, DType dtype,
                              const PeftLimits& limits = {}, bool with_backward = false);
@@ -57,7 +73,8 @@ void save_peft_adapter(const Weights& weights, const TensorTable& trained, const
 
 /// Writes an adapter of those tensors, A and B under PEFT's names, into an existing folder. `config.target_modules` are written as they
 /// are.
-void save_peft_files(const AdapterConfig& config, std::span<const WeightSource> sources, DType dtype, const std::filesystem::path& folder);
+void save_peft_files(const AdapterConfig& config, std::span<const WeightSource> sources, DType dtype, const std::filesystem::path& folder,
+                     const std::optional<BaseIdentity>& base = {});
 
 /// A tensor of the base model, read by `base`, with what the adapter adds to it, in fp32; `base` itself where it adds nothing.
 WeightSource merged_source(WeightSource base, const StoredAdapterPtr& adapter);

@@ -164,12 +164,16 @@ void save_peft_adapter(const Weights& weights, const TensorTable& trained, const
   AdapterConfig config = weights.adapter->config;
   config.target_modules = targets_of(*weights.adapter);
   config.modules_to_save.assign(saved.begin(), saved.end());
-  save_peft_files(config, peft_sources(weights, trained), weights.adapter->dtype, folder);
+  std::optional<BaseIdentity> base;
+  if (weights.base_checksum != nullptr) base = {.dtype = weights.compute, .checksum = weights.base_checksum->combined};
+  save_peft_files(config, peft_sources(weights, trained), weights.adapter->dtype, folder, base);
 }
 
-void save_peft_files(const AdapterConfig& config, std::span<const WeightSource> sources, DType dtype, const fs::path& folder) {
-  write_weight_files(folder, sources,
-                     {.dtype = dtype, .max_shard_bytes = std::numeric_limits<std::uint64_t>::max(), .stem = "adapter_model"});
+void save_peft_files(const AdapterConfig& config, std::span<const WeightSource> sources, DType dtype, const fs::path& folder,
+                     const std::optional<BaseIdentity>& base) {
+  WeightFileOptions options{.dtype = dtype, .max_shard_bytes = std::numeric_limits<std::uint64_t>::max(), .stem = "adapter_model"};
+  if (base) options.metadata[kBaseKey] = fmt::format("{}:{:016x}", to_string(base->dtype), base->checksum);
+  write_weight_files(folder, sources, options);
   write_file_atomic(folder / kPeftConfig, pretty_json(peft_config_json(config, config.modules_to_save)));
 }
 

@@ -169,7 +169,9 @@ void write_weight_files(const fs::path& folder, std::span<const WeightSource> so
       weight_map[source->name] = name;
     }
     if (shards[s].writer != options.writer) continue;
-    io::SafetensorsWriter writer(folder / name, std::move(specs), {{"format", "pt"}});
+    std::map<std::string, std::string> metadata = options.metadata;
+    metadata["format"] = "pt";
+    io::SafetensorsWriter writer(folder / name, std::move(specs), metadata);
     for (const WeightSource* source : shards[s].sources) {
       const std::int64_t cols = source->shape.num_cols(), count = source->shape.num_elements();
       const std::int64_t step = std::max<std::int64_t>(kWritePiece / std::max<std::int64_t>(cols, 1), 1) * cols;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,7 +24,8 @@ struct WeightSource {
 struct WeightFileOptions {
   DType dtype = DType::kBF16;  ///< kF32, kBF16 or kF16, else Error{kInvalidArgument}
   std::uint64_t max_shard_bytes = 5'000'000'000ULL;
-  std::string stem = "model";  ///< of the files' names
+  std::string stem = "model";                        ///< of the files' names
+  std::map<std::string, std::string> metadata = {};  ///< of each file, beside its format
   /// Called from time to time with the bytes written so far and of all tensors; may be empty.
   std::function<void(std::uint64_t done, std::uint64_t total)> progress = {};
   /// Of several writers of one folder, which each write whole layers of about the same size. The first writes the index.

@@ -97,6 +97,39 @@ TEST(LoraTraining, ResumeEqualsUninterruptedBitForBitAndTheBaseStays) {
   }
 }
 
+TEST(LoraTraining, AnAdapterInFloat32LearnsBesideABaseInBfloat16) {
+  Scratch scratch("lora-dtype");
+  std::vector<std::vector<float>> trained;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const fs::path out = scratch.path / std::string(to_string(dtype));
+    PolicyOptions given = lora_options(scratch.path / "model", 0);
+    given.compute = DType::kBF16;
+    given.adapter_dtype = dtype;
+    Policy policy(make_cpu_runtime(), given);
+    train(run_options(out, 3), policy);
+    const nn::Weights& weights = *policy.weights();
+    EXPECT_EQ(weights.compute, DType::kBF16);
+    ASSERT_TRUE(weights.adapter);
+    EXPECT_EQ(weights.adapter->dtype, dtype);
+    const fs::path folder = out / "weights/step_3/lora_adapters";
+    const auto stored = dtype == DType::kF32 ? io::StoredType::kF32 : io::StoredType::kBF16;
+    for (const io::SafetensorsEntry& entry : io::SafetensorsFile::open(folder / nn::kPeftTensors).entries())
+      EXPECT_EQ(entry.type, stored) << entry.name;
+    // An engine that reads it computes with the same bits, and knows whose it is.
+    nn::Weights read = weights;
+    std::string asked;
+    read.adapter = nn::load_peft_adapter(policy.context(), policy.config(), folder, dtype, {.base = [&]() -> nn::BaseIdentity {
+                                           asked = "yes";
+                                           return {DType::kBF16, weights.base_checksum->combined};
+                                         }});
+    EXPECT_EQ(asked, "yes");
+    EXPECT_EQ(nn::checksum(policy.context(), read).combined, nn::checksum(policy.context(), weights).combined);
+    const std::vector<std::vector<float>> values = masters(policy);
+    EXPECT_NE(values, trained) << "both types gave the same";
+    trained = values;
+  }
+}
+
 TEST(LoraTraining, SnapshotsAreTheMergedModelAndTheAdapter) {
   Scratch scratch("lora-saved");
   const auto policy = make_lora_policy(scratch.path / "model", 0, {"post_attention_layernorm"});

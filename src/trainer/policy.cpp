@@ -85,6 +85,8 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
       }()),
       base_(std::move(base)),
       shares_base_(base_ != nullptr) {
+  if (options_.lora && adapter_dtype() != options_.compute && !has_masters_at_hand())
+    fail(ErrorCode::kNotImplemented, "model.lora.dtype: adapters in float32 beside a bfloat16 model whose masters lie elsewhere");
   if (options_.lora && base_ == nullptr) base_ = with_checksum(context(), initial_weights());
   const bool splits_tied = options_.share.splits_tied && parameters_.table()->has_tied_head();
   parameters_.divide_grads(options_.share.divides_grads || splits_tied, splits_tied, options_.share.grad_places);
@@ -134,7 +136,7 @@ void Policy::load_initial() {
   if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
     fill_initial(all);
-    weights_ = nn::adapt_weights(context(), all, *options_.lora, options_.compute, base_, PolicyVersion{0});
+    weights_ = nn::adapt_weights(context(), all, *options_.lora, adapter_dtype(), base_, PolicyVersion{0});
   } else {
     weights_ = initial_weights();
   }
@@ -185,7 +187,7 @@ Tensor Policy::flat_values() {
 
 void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
   if (options_.lora)
-    weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, options_.compute, base_, version,
+    weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, adapter_dtype(), base_, version,
                                  has_masters_at_hand() ? Tensor() : rounded);
   else
     weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded);

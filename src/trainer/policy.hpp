@@ -38,6 +38,7 @@ struct PolicyOptions {
   std::uint64_t seed = 0;                     ///< of random_init
   std::optional<nn::ModelConfig> shape{};     ///< with random_init: of this shape, and no folder is read
   std::optional<nn::AdapterConfig> lora{};    ///< train this adapter (and its modules_to_save) instead of all weights
+  std::optional<DType> adapter_dtype{};       ///< that the adapter computes in: kF32, or `compute`, as without it
   MasterShare share{};                        ///< so that masters are never whole; a GradientStep with other ranks changes it
   std::shared_ptr<HostLink> masters_host{};   ///< masters live in host memory and visit the device when they are stepped
 };
@@ -104,6 +105,7 @@ class Policy {
   weights::WeightManifest manifest();
 
  private:
+  DType adapter_dtype() const noexcept { return options_.adapter_dtype.value_or(options_.compute); }
   /// All masters are held, and on the device, so that weights may be packed from them.
   bool has_masters_at_hand() const noexcept { return parameters_.holds_all() && options_.masters_host == nullptr; }
   /// `base` may be null: it is loaded if it is needed.

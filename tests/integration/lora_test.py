@@ -77,6 +77,25 @@ def test_one_process_and_several_learn_the_same_adapter():
             "--num-examples", 4, "--group-size", 1, "--sampling.max-tokens", 48, "--output-dir", folder / "eval")
 
 
+def test_an_adapter_in_float32_beside_a_base_in_bfloat16():
+    with harness.workspace("lora-dtype") as folder:
+        flags = ["--compute.dtype", "bfloat16", "--trainer.model.lora.dtype", "float32"]
+        one = run(folder, "one", *flags)
+        several = run(folder, "several", *flags, "--deployment.type", "single_node", "--inference.server.port", harness.free_port())
+        for out in (one, several):
+            check_lock_step(out)
+        check(adapter_files(several) == adapter_files(one), "one process and several trained different adapters")
+        data = (one / f"weights/step_{STEPS}/lora_adapters/adapter_model.safetensors").read_bytes()
+        header = json.loads(data[8:8 + struct.unpack_from("<Q", data)[0]])
+        check(header["__metadata__"]["prl_base"].startswith("BF16:"), f"{header['__metadata__']}")
+        check({entry["dtype"] for name, entry in header.items() if name != "__metadata__"} == {"F32"}, "the adapter is not float32")
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=2)
+        for extra, words in ((["--compute.dtype", "float32", "--trainer.model.lora.dtype", "bfloat16"], ("model.lora.dtype", "float32")),
+                             ([*flags, "--inference.lora-dtype", "bfloat16"], ("inference.lora_dtype", "trainer.model.lora.dtype"))):
+            _, stderr = prl("rl", "@", config, "--output-dir", folder / "out", *LORA, *extra, expect=1)
+            check(all(word in stderr for word in words), f"{extra}: {stderr[-1000:]}")
+
+
 def test_what_cannot_be_adapted_is_refused_before_the_run():
     with harness.workspace("lora-refused") as folder:
         config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_steps=1)
@@ -88,11 +107,11 @@ def test_what_cannot_be_adapted_is_refused_before_the_run():
                 check(word in stderr, f"{flags}: the error does not speak of {word}: {stderr[-2000:]}")
 
 
-def train_adapter(folder, name, rank, seed):
+def train_adapter(folder, name, rank, seed, *flags):
     """An adapter of the warm model in PEFT's format, from two steps on made-up data."""
     out = folder / name
     prl("trainer", "--model.name", harness.warm_model(), "--model.seq-len", 64, "--data.fake", "--max-steps", 2, "--seed", seed, "--ckpt",
-        "--ckpt.weights.save-adapter-separately", "--model.lora.rank", rank, "--optim.lr", "3e-2", "--output-dir", out)
+        "--ckpt.weights.save-adapter-separately", "--model.lora.rank", rank, "--optim.lr", "3e-2", "--output-dir", out, *flags)
     return out / "weights/step_2/lora_adapters"
 
 
@@ -266,11 +285,13 @@ def test_adapters_that_cannot_be_served_are_refused_by_name():
             path = place / "adapter_model.safetensors"
             path.write_bytes(path.read_bytes()[:-500])
 
-        other = harness.tiny_model(folder / "other-base", "--hidden-size", 128)
-        prl("trainer", "--model.name", other, "--model.seq-len", 64, "--data.fake", "--max-steps", 1, "--ckpt",
-            "--ckpt.weights.save-adapter-separately", "--model.lora.rank", 4, "--output-dir", folder / "other")
+        for name, shape in (("other", ["--hidden-size", 128]), ("stranger", ["--seed", 8])):  # another shape; the same with other weights
+            other = harness.tiny_model(folder / f"{name}-base", *shape)
+            prl("trainer", "--model.name", other, "--model.seq-len", 64, "--data.fake", "--max-steps", 1, "--ckpt",
+                "--ckpt.weights.save-adapter-separately", "--model.lora.rank", 4, "--output-dir", folder / name)
         faults = [(folder / "nowhere", 404, ("nowhere", "adapter_config.json")),
                   (folder / "other/weights/step_1/lora_adapters", 400, ("another model", "[64, rank]")),
+                  (folder / "stranger/weights/step_1/lora_adapters", 400, ("trained on another base model", "checksum")),
                   (train_adapter(folder, "large", 32, 3), 400, ("rank 32", "max_lora_rank")),
                   (broken("dora", lambda place: edit(place, use_dora=True)), 501, ("DoRA",)),
                   (broken("nan", lambda place: overwrite(place, -4, struct.pack("<f", float("nan")))), 400, ("adapter_model.safetensors",)),
@@ -304,5 +325,6 @@ def test_adapters_that_cannot_be_served_are_refused_by_name():
 
 
 if __name__ == "__main__":
-    harness.main(test_one_process_and_several_learn_the_same_adapter, test_what_cannot_be_adapted_is_refused_before_the_run,
+    harness.main(test_one_process_and_several_learn_the_same_adapter, test_an_adapter_in_float32_beside_a_base_in_bfloat16,
+                 test_what_cannot_be_adapted_is_refused_before_the_run,
                  test_sft_trains_an_adapter_and_convert_merges_it, test_a_server_takes_adapters_by_name, test_runs_share_a_server_as_their_weights, test_adapters_that_cannot_be_served_are_refused_by_name)
