@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 
 #include "base/error.hpp"
 #include "env/alphabet_sort.hpp"
 #include "env/args.hpp"
+#include "env/env_log.hpp"
 #include "env/few_shot.hpp"
 #include "env/math_env.hpp"
 #include "env/python/setup.hpp"
@@ -74,7 +76,10 @@ EnvironmentPtr make_environment(const EnvSpec& spec) {
   const std::int64_t num_shots = Args(id, args).integer("num_shots", 0, 0, 1000);
   args.erase("num_shots");
   EnvironmentPtr environment = native->make(id, name, Args(id, std::move(args)));
-  return num_shots > 0 ? with_examples(std::move(environment), num_shots) : environment;
+  if (num_shots > 0) environment = with_examples(std::move(environment), num_shots);
+  const std::filesystem::path& logs = spec.python.log_folder;
+  return logs.empty() ? environment
+                      : with_log(std::move(environment), logs / fmt::format("{}.log", name), log::parse_level(spec.python.log_level));
 }
 
 }  // namespace prl::env

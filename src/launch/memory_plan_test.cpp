@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <boost/json/parse.hpp>
+
+#include <fstream>
+#include <sstream>
+
 #include "base/error.hpp"
 #include "nn/init_model.hpp"
 #include "nn/tensor_table.hpp"
@@ -47,6 +52,24 @@ class MemoryPlanTest : public testing::Test {
   trainer::PolicyOptions policy_;
   trainer::GradientStepOptions step_;
 };
+
+TEST_F(MemoryPlanTest, IsKeptForThePage) {
+  const MemoryPlan plan = planned();
+  keep_plan(plan, "trainer", folder_);
+  std::stringstream text;
+  text << std::ifstream(folder_ / "memory/trainer.json").rdbuf();
+  const boost::json::object kept = boost::json::parse(text.str()).as_object();
+  EXPECT_EQ(kept.at("process"), "trainer");
+  EXPECT_EQ(kept.at("available").to_number<std::size_t>(), plan.available);
+  EXPECT_EQ(kept.at("total").to_number<std::size_t>(), plan.total());
+  std::size_t sum = 0;
+  for (const boost::json::value& part : kept.at("parts").as_array()) {
+    EXPECT_EQ(part.at("bytes").to_number<std::size_t>(), plan.part(part.at("name").as_string()));
+    sum += part.at("bytes").to_number<std::size_t>();
+  }
+  EXPECT_EQ(sum, plan.total());
+  keep_plan(plan, "trainer", folder_ / "config.json");  // a file where the folder would be: a warning
+}
 
 TEST_F(MemoryPlanTest, ForetellsWhatADryStepMeasures) {
   const std::vector<nn::ActivationCheckpointing> all{{}, {1}, {3}, {1, {.norm = true}}, {2, {true, true, true}}};

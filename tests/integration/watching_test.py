@@ -142,6 +142,10 @@ def test_the_engines_load_is_in_the_metrics():
             last = [row for row in rows if row.get("role") == "orchestrator"][-1]
             for key in ("num_requests_running/mean", "num_requests_running/max", "num_requests_waiting/mean", "kv_cache_usage/mean"):
                 check(last.get(f"inference/all/{key}", -1) >= 0, f"{shape}: no {key} in {sorted(last)}")
+            # Environments have a log of their own, native ones too; it counts the rollouts that ended.
+            log = (folder / shape / "logs/latest/envs/train/reverse-text.log").read_text()
+            ended = sum(map(int, re.findall(r"^\d\d:\d\d:\d\d    INFO (\d+) rollouts ended: 0 failed", log, re.M)))
+            check("INFO reverse-text is ready" in log and ended >= 48, f"{shape}: {log}")
 
 
 def order(port, name, key=None, headers=None):
