@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -35,6 +36,8 @@ constexpr auto kAnswerTime = std::chrono::seconds(30);
 constexpr auto kFirstRoundTime = std::chrono::milliseconds(1500);
 constexpr auto kKeepAlive = std::chrono::seconds(15);
 constexpr int kMaxEventStreams = 64;
+/// Answers that are kept for other pages, and the longest that is.
+constexpr std::size_t kMaxKeptAnswers = 32, kMaxKeptAnswerBytes = std::size_t{1} << 20;
 constexpr std::uint64_t kRawPieceBytes = std::uint64_t{256} << 10;
 
 net::asio::awaitable<HttpResponse> serve(const Asset* asset) {
@@ -91,6 +94,13 @@ struct PageServer::Impl : std::enable_shared_from_this<Impl> {
   std::atomic<int> num_streams{0};
   std::mutex control_mutex;  ///< one order at a time
 
+  struct KeptAnswer {
+    Clock::time_point made;
+    std::string text;
+  };
+  std::mutex kept_mutex;
+  std::map<std::string, KeptAnswer> kept;  ///< by path, query and versions of the runs
+
   void read_runs();
   /// True if a run has more to read.
   bool read_each(RunView::Part part);
@@ -98,6 +108,10 @@ struct PageServer::Impl : std::enable_shared_from_this<Impl> {
   void wait_for_first_round();
   RunView& run_of(const Query& query);
   std::string runs_json();
+  /// What `make` gives, or what it gave another page for the same question in the last half second while no run changed: ten pages at the
+  /// same view cost what one does.
+  std::string shared_answer(const std::string& path, const net::Fields& fields,
+                            const std::function<std::string(Impl&, const Query&)>& make);
   std::string news_since(std::vector<RunView::Version>& seen);
   net::asio::awaitable<HttpResponse> answer(HttpRequest request, std::function<std::string(Impl&, const Query&)> make);
   net::asio::awaitable<HttpResponse> events(HttpRequest request);
@@ -172,6 +186,28 @@ net::asio::awaitable<HttpResponse> PageServer::Impl::answer(HttpRequest request,
   auto work = [self = shared_from_this(), fields = request.query, make = std::move(make)] { return make(*self, Query(fields)); };
   std::string what = "an answer for the page";
   co_return HttpResponse::json(co_await workers.run(std::move(work), kAnswerTime, std::move(what)));
+}
+
+std::string PageServer::Impl::shared_answer(const std::string& path, const net::Fields& fields,
+                                            const std::function<std::string(Impl&, const Query&)>& make) {
+  std::string key = path;
+  for (const auto& [name, value] : fields) key += fmt::format("\n{}={}", name, value);
+  for (const auto& run : runs) {
+    const RunView::Version version = run->version();
+    key += fmt::format("\n{} {} {}", version.generation, version.rows, version.rollouts);
+  }
+  {
+    std::lock_guard lock(kept_mutex);
+    const auto at = kept.find(key);
+    if (at != kept.end() && Clock::now() - at->second.made < kRound) return at->second.text;
+  }
+  const Clock::time_point asked = Clock::now();  // files that are read for it may change meanwhile
+  std::string text = make(*this, Query(fields));
+  if (text.size() > kMaxKeptAnswerBytes) return text;
+  std::lock_guard lock(kept_mutex);
+  std::erase_if(kept, [&](const auto& one) { return asked - one.second.made >= kRound; });
+  if (kept.size() < kMaxKeptAnswers) kept.insert_or_assign(std::move(key), KeptAnswer{asked, text});
+  return text;
 }
 
 /// One event per run that changed: its new rows, or that everything must be fetched again. Empty if nothing changed.
@@ -293,16 +329,27 @@ void PageServer::Impl::add_routes() {
     guard.add_route("GET", path, net::Access::kApiKey);
     http->route("GET", path, [self = this, make](HttpRequest request) { return self->answer(std::move(request), make); });
   };
+  /// Of views that stay open and ask again with each event.
+  const auto shared = [&](const char* name, const std::function<std::string(Impl&, const Query&)>& make) {
+    const std::string path = std::string("/api/") + name;
+    guard.add_route("GET", path, net::Access::kApiKey);
+    http->route("GET", path, [self = this, path, make](HttpRequest request) {
+      net::Fields fields = request.query;
+      return self->answer(std::move(request), [path, fields = std::move(fields), make](Impl& impl, const Query&) {
+        return impl.shared_answer(path, fields, make);
+      });
+    });
+  };
   api("runs", [](Impl& self, const Query&) { return self.runs_json(); });
-  api("series", [](Impl& self, const Query& q) { return self.run_of(q).series(); });
-  api("metrics", [](Impl& self, const Query& q) { return self.run_of(q).metrics(q); });
-  api("timeline", [](Impl& self, const Query& q) { return self.run_of(q).timeline(q); });
-  api("rollouts", [](Impl& self, const Query& q) { return self.run_of(q).rollouts(q); });
+  shared("series", [](Impl& self, const Query& q) { return self.run_of(q).series(); });
+  shared("metrics", [](Impl& self, const Query& q) { return self.run_of(q).metrics(q); });
+  shared("timeline", [](Impl& self, const Query& q) { return self.run_of(q).timeline(q); });
+  shared("rollouts", [](Impl& self, const Query& q) { return self.run_of(q).rollouts(q); });
   api("rollout", [](Impl& self, const Query& q) { return self.run_of(q).rollout(q); });
   api("tokens", [](Impl& self, const Query& q) { return self.run_of(q).tokens(q); });
   api("evals", [](Impl& self, const Query& q) { return self.run_of(q).evals(); });
   api("config", [](Impl& self, const Query& q) { return self.run_of(q).config(); });
-  api("logs", [](Impl& self, const Query& q) { return self.run_of(q).logs(q); });
+  shared("logs", [](Impl& self, const Query& q) { return self.run_of(q).logs(q); });
   api("memory", [](Impl& self, const Query& q) { return plans_json(self.run_of(q).folder() / "memory"); });
   api("proofs", [](Impl& self, const Query& q) { return self.run_of(q).proofs(); });
   guard.add_route("GET", "/api/raw", net::Access::kApiKey);

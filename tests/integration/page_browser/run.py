@@ -224,6 +224,14 @@ def two_runs_are_compared(driver, folder, url):
     for view, wanted in (("timeline", "Bottleneck"), ("logs", "rl stopped"), ("proofs", "updates shown here were proven"), ("engine", "scheduler/"), ("evals", "No evaluation")):
         driver.get(f"{url}#/{view}")
         until(f"'{wanted}' in the view {view}", lambda: wanted in text_of(driver))
+    # What the engine of the live run did, by the last row of its file; a run on a CPU has no plan of memory, and the page says so.
+    row = harness.metrics(folder / "first")[last]
+    text = go(driver, url, "engine?run=0", "none for a CPU")
+    for key in ("inference/all/num_requests_running/mean", "inference/all/num_requests_waiting/mean", "inference/all/kv_cache_usage/mean"):
+        check(key in text, f"the view of the engine lacks {key}: {text[:1500]}")
+        label = until(f"the chart of {key}", lambda: (lambda label: f"first" in label and label)(label_of(driver, key)))
+        shown = re.search(rf"first[^;]*? (\S+) at step {last}\b", label)
+        check(shown and abs(float(shown.group(1).replace(",", "")) - row[key]) <= 1e-3 * max(1, abs(row[key])), f"{key}: {label}, not {row[key]}")
     no_complaints(driver)
     print("two runs compared; every view has its content")
 
