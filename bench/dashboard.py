@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""What the page of a run costs the run, and how soon it shows something: `prl rl` on random weights, in turns with pages open and without.
+"""What the page of a run costs the run, and how soon it shows something: `prl rl` with pages open and without, in many short turns.
 
-usage: dashboard.py PRL MODEL_FOLDER SHAPE [--pages N] [--turns N] [--seconds S] [--json FILE]; the folder is made when it is missing, of a
+usage: dashboard.py PRL MODEL_FOLDER SHAPE [--pages N] [--turns N] [--seconds S] [--nice N] [--json FILE]; the folder is made when it is missing, of a
 SHAPE of models.py. A page is a connection that follows the events and fetches, at most every 0.3 s as the real one does, what its view
-shows. Pages are in a process of their own, on the same machine: what they cost besides the server counts too. Prints one JSON object:
-slower_percent is the median over neighbouring turns of what a step takes longer with pages, cpu_percent the same of the processor time
-that the run takes per step, which other work on the machine changes less.
+shows. Pages are in a process of their own on the same machine, of the lowest priority unless --nice says otherwise: they stand for browsers, which
+are elsewhere as a rule; viewers_cpu_percent is what they take of one processor.
+
+Turns go without, with, with, without, and again: four turns give one ratio of the lengths of a step, in which a drift of the machine or of the run
+cancels. Counted are the steps that lie within a turn, by the times of metrics.jsonl, after a moment for the change. The learning rate is 1e-12, so that
+replies stay as long as they are. Prints one JSON object: slower_percent is the median over those ratios, slower_interval its 95% interval (bootstrap),
+cpu_percent the same of the processor time that the run takes per step, which other work on the machine changes less.
 """
 import argparse
 import http.client
 import json
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -26,28 +31,45 @@ OPTIONS = ["--seq-len", "512", "--inference.max-num-seqs", "16", "--orchestrator
 VIEWS = [["/api/series?run=0", "/api/metrics?run=0&s=trainer:loss/mean&s=orchestrator:reward/all/mean&s=trainer:entropy/all/mean&s=trainer:mismatch_kl/all/mean"],
          ["/api/timeline?run=0"], ["/api/rollouts?run=0"], ["/api/logs?run=0"]]
 PAUSE_S = 0.3
+SETTLE_S = 0.5
 PATIENCE_S = 300
 
-PAGE = """
-import http.client, sys, threading, time
-host, port, pause, views = "127.0.0.1", int(sys.argv[1]), float(sys.argv[2]), [v.split(" ") for v in sys.argv[3:]]
-def follow(paths):
+# Opens and closes its pages by the lines "open" and "close"; says how much processor time it has taken when it has closed them.
+PAGES = """
+import http.client, os, sys, threading, time
+port, pause, nice, views = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), [v.split(" ") for v in sys.argv[4:]]
+os.nice(nice)
+is_open = False
+def follow(paths, ready):
     last = 0
-    events = http.client.HTTPConnection(host, port, timeout=120)
+    events = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     events.request("GET", "/api/events")
     stream = events.getresponse()
-    others = http.client.HTTPConnection(host, port, timeout=120)
-    while stream.readline():
+    ready.release()
+    others = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    while is_open and stream.readline():
         if time.monotonic() - last < pause:
             continue
         last = time.monotonic()
         for path in paths:
             others.request("GET", path)
             others.getresponse().read()
-for number in range(1, len(views)):
-    threading.Thread(target=follow, args=(views[number],), daemon=True).start()
-print("ready", flush=True)
-follow(views[0])
+    events.sock and events.sock.close()
+    stream.close(), events.close(), others.close()
+pages = []
+for line in sys.stdin:
+    is_open = line == "open\\n"
+    if is_open:
+        ready = threading.Semaphore(0)
+        pages = [threading.Thread(target=follow, args=(paths, ready), daemon=True) for paths in views]
+        for page in pages:
+            page.start()
+        for page in pages:
+            ready.acquire()
+    else:
+        for page in pages:
+            page.join()
+    print(time.process_time(), flush=True)
 """
 
 
@@ -71,13 +93,27 @@ def wait(ask, what):
     sys.exit(f"waited {PATIENCE_S} s for {what}")
 
 
-def num_steps(out):
-    """Steps that were trained so far."""
+def step_times(out):
+    """When each trained step ended, Unix time."""
     try:
-        with open(os.path.join(out, "metrics.jsonl")) as rows:
-            return sum('"role":"trainer"' in line.replace(" ", "") for line in rows if line.endswith("\n"))
+        with open(os.path.join(out, "metrics.jsonl")) as lines:
+            rows = [json.loads(line) for line in lines if line.endswith("\n")]
     except OSError:
-        return 0
+        return []
+    return [row["time"] for row in rows if row["role"] == "trainer"]
+
+
+def steps_within(times, begin, end):
+    """(count, seconds) of the steps that began and ended between two moments."""
+    within = [time for time in times if begin <= time <= end]
+    return max(0, len(within) - 1), within[-1] - within[0] if within else 0.0
+
+
+def median_and_interval(values):
+    """The median, and its 95% interval by the bootstrap."""
+    chance = random.Random(1)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(10_000))
+    return round(statistics.median(values), 2), [round(medians[250], 2), round(medians[-251], 2)]
 
 
 def cpu_seconds(pid):
@@ -104,60 +140,83 @@ def first_view(port):
     return time.monotonic() - begin
 
 
+def summary(options, turns, times, viewers_s, views_s):
+    slower, cpu, step_s, cpu_s = [], [], {True: [], False: []}, {True: [], False: []}
+    for at in range(0, len(turns), 4):
+        count, seconds, used, length = ({True: 0, False: 0} for _ in range(4))
+        for has_pages, begin, end, processor in turns[at:at + 4]:
+            steps, spent = steps_within(times, begin, end)
+            count[has_pages] += steps
+            seconds[has_pages] += spent
+            used[has_pages] += processor
+            length[has_pages] += end - begin
+        if not all(count.values()):
+            continue
+        for kind in (True, False):
+            step_s[kind].append(seconds[kind] / count[kind])
+            cpu_s[kind].append(used[kind] / length[kind] * step_s[kind][-1])
+        slower.append(100 * (step_s[True][-1] / step_s[False][-1] - 1))
+        cpu.append(100 * (cpu_s[True][-1] / cpu_s[False][-1] - 1))
+    if not slower:
+        sys.exit("no turn held two steps: more --seconds are needed")
+    result = {"pages": options.pages, "turns": options.turns, "seconds": options.seconds, "step_s_without": round(statistics.median(step_s[False]), 4), "step_s_with": round(statistics.median(step_s[True]), 4)}
+    result["slower_percent"], result["slower_interval"] = median_and_interval(slower)
+    result["cpu_percent"], result["cpu_interval"] = median_and_interval(cpu)
+    result["viewers_cpu_percent"] = round(100 * viewers_s / sum(end - begin + SETTLE_S for has_pages, begin, end, _ in turns if has_pages), 1)
+    return {**result, "slower_percent_of_turns": [round(one, 2) for one in slower], "cpu_percent_of_turns": [round(one, 2) for one in cpu], "cpu_s_per_step": round(statistics.median(cpu_s[False]), 4),
+            "first_view_s": [round(one, 3) for one in views_s]}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("prl")
     parser.add_argument("model")
     parser.add_argument("shape")
     parser.add_argument("--pages", type=int, default=10)
-    parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--turns", type=int, default=30, help="of each kind; an odd number is one more")
+    parser.add_argument("--seconds", type=float, default=5, help="of a turn")
+    parser.add_argument("--nice", type=int, default=19, help="priority of the pages")
     parser.add_argument("--json")
     options = parser.parse_args()
+    options.turns += options.turns % 2
     ensure_model(options.prl, os.path.abspath(options.model), options.shape)
     with tempfile.TemporaryDirectory(prefix="prl-bench-page-") as out:
         log = open(os.path.join(out, "console"), "w+b")
-        run = subprocess.Popen([options.prl, "rl", "--model.name", warm_up(options.prl, os.path.abspath(options.model), out), "--output-dir", os.path.join(out, "run"), "--max-steps", "1000000", "--dashboard.port", "0",
+        run = subprocess.Popen([options.prl, "rl", "--model.name", warm_up(options.prl, os.path.abspath(options.model), out), "--output-dir", os.path.join(out, "run"), "--max-steps", "1000000", "--dashboard.port", "0", "--trainer.optim.lr", "1e-12",
                                 *OPTIONS], stdout=log, stderr=subprocess.STDOUT)
+        viewers = None
         try:
             def page():
                 if run.poll() is not None:
                     sys.exit(f"the run ended:\n{open(log.name, errors='replace').read()[-2000:]}")
                 return re.search(r"page: http://127\.0\.0\.1:(\d+)/", open(log.name, errors="replace").read())
             port = int(wait(page, "the page").group(1))
-            wait(lambda: page() and num_steps(f"{out}/run") >= 3, "three steps")
-            wall, cpu = {0: [], options.pages: []}, {0: [], options.pages: []}
+            wait(lambda: page() and len(step_times(f"{out}/run")) >= 20, "twenty steps")
             views = [" ".join(VIEWS[number % len(VIEWS)]) for number in range(options.pages)]
+            viewers = subprocess.Popen([sys.executable, "-c", PAGES, str(port), str(PAUSE_S), str(options.nice), *views], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            turns, viewers_s = [], 0.0
             for turn in range(2 * options.turns):
-                pages = options.pages if turn % 2 == 1 else 0
-                viewers = None
-                if pages:
-                    viewers = subprocess.Popen([sys.executable, "-c", PAGE, str(port), str(PAUSE_S), *views], stdout=subprocess.PIPE)
-                    viewers.stdout.readline()
-                # From the end of a step to the end of a step.
-                before = num_steps(f"{out}/run")
-                wait(lambda: num_steps(f"{out}/run") > before, "a step")
-                first, begin, used = num_steps(f"{out}/run"), time.monotonic(), cpu_seconds(run.pid)
-                wait(lambda: page() and time.monotonic() - begin > options.seconds, "the time of a turn")
-                before = num_steps(f"{out}/run")
-                wait(lambda: num_steps(f"{out}/run") > before, "a step")
-                count = num_steps(f"{out}/run") - first
-                wall[pages].append((time.monotonic() - begin) / count)
-                cpu[pages].append((cpu_seconds(run.pid) - used) / count)
-                if viewers:
-                    viewers.kill()
-                    viewers.wait()
+                page()
+                has_pages = turn % 4 in (1, 2)
+                viewers.stdin.write("open\n" if has_pages else "close\n")
+                viewers.stdin.flush()
+                viewers_s = float(viewers.stdout.readline())
+                time.sleep(SETTLE_S)
+                begin, used = time.time(), cpu_seconds(run.pid)
+                time.sleep(options.seconds)
+                turns.append((has_pages, begin, time.time(), cpu_seconds(run.pid) - used))
+            viewers.stdin.write("close\n")
+            viewers.stdin.flush()
+            viewers_s = float(viewers.stdout.readline())
+            times = step_times(f"{out}/run")
             views_s = sorted(first_view(port) for _ in range(5))
         finally:
+            if viewers:
+                viewers.kill()
+                viewers.wait()
             run.terminate()
             run.wait(60)
-    def more(kind):
-        """By how many percent each turn with pages is above the turn without before it."""
-        return [round(100 * (opened / closed - 1), 2) for closed, opened in zip(kind[0], kind[options.pages])]
-    result = {"pages": options.pages, "turns": options.turns, "seconds": options.seconds, "step_s_without": [round(one, 4) for one in wall[0]], "step_s_with": [round(one, 4) for one in wall[options.pages]],
-              "slower_percent": statistics.median(more(wall)), "slower_percent_of_turns": more(wall), "cpu_percent": statistics.median(more(cpu)), "cpu_percent_of_turns": more(cpu),
-              "cpu_s_per_step": round(statistics.median(cpu[0]), 4), "first_view_s": [round(one, 3) for one in views_s]}
-    print(json.dumps(result))
+    print(json.dumps(result := summary(options, turns, times, viewers_s, views_s)))
     if options.json:
         with open(options.json, "w") as file:
             json.dump(result, file)
