@@ -374,6 +374,49 @@ class PrimeTest(TrackerTest):
         self.assertEqual(calls[2][3], {"run_id": "r1", "step": 1, "metrics": {"reward/all/mean": 0.125, "orchestrator/time/step": 0.5, "step": 1}})
         self.assertEqual(calls[-1][3], {"status": "completed"})
 
+    def test_samples_are_sent_as_parquet(self):
+        python = venvs.ready("legacy")  # has pyarrow
+        if not python:
+            self.skipTest("the environment `legacy` is not there (python/tests/venvs.py)")
+        calls = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                calls.append((self.command, self.path, body))
+                where = {"presigned_url": f"http://127.0.0.1:{server.server_port}/bucket?signature=s", "s3_key": "k"}
+                text = json.dumps({"data": {"run_id": "r1"} if self.path == "/rft/external-runs" else where if self.path == "/rft/samples/presign" else {}}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_POST = do_PUT = answer
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        run = Run("prime", prime={"base_url": f"http://127.0.0.1:{server.server_port}/rft", "api_key_var": "PRL_TEST_KEY", "log_extras": {"samples": True, "interval": 10}})
+        self.addCleanup(run.close)
+        run.python, run.env = python, {"PRL_TEST_KEY": "secret"}
+        for step in (9, 10):
+            run.write(step)
+        run.write_rollouts(10)
+        run.start()
+        status, out = run.finish()
+        self.assertEqual(status, 0, out)
+        self.assertEqual([call[:2] for call in calls if "samples" in call[1] or "bucket" in call[1]], [("POST", "/rft/samples/presign"), ("PUT", "/bucket?signature=s"), ("POST", "/rft/samples/confirm")])
+        self.assertEqual(json.loads(next(body for _, path, body in calls if path.endswith("/confirm"))), {"run_id": "r1", "step": 10, "s3_key": "k"})
+        (run.folder / "sent.parquet").write_bytes(next(body for command, path, body in calls if path.startswith("/bucket")))
+        rows = read_by(python, "import json, sys, pyarrow.parquet\nprint(json.dumps(pyarrow.parquet.read_table(sys.argv[1]).to_pylist()))", run.folder / "sent.parquet")
+        self.assertEqual((len(rows), {row["step"] for row in rows}), (8, {10}))
+        for row in rows:
+            self.assertEqual((json.loads(row["messages"])[1]["content"], row["reward"]), (f"answer 10.{row['example_id']}", int(row["example_id"]) / 8))
+
     def test_without_a_key_nothing_is_sent_and_that_is_said(self):
         os.environ.pop("PRL_TEST_KEY", None)
         run = Run("prime", prime={"base_url": "http://127.0.0.1:1", "api_key_var": "PRL_TEST_KEY", "log_extras": {"samples": False}})

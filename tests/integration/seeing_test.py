@@ -5,6 +5,7 @@ import http.server
 import json
 import os
 import pathlib
+import pty
 import re
 import signal
 import subprocess
@@ -65,6 +66,36 @@ def test_collecting_is_shown_while_no_step_ends():
         with harness.running("rl", "@", config, "--output-dir", folder / "out", "--no-dashboard", "--log.interval", "0.05", log=log) as process:
             harness.wait_until(lambda: "collecting batch" in log.read_text() or process.poll() is not None, 120, "a line of progress")
             check(process.poll() is None, log.read_text()[-2000:])
+
+
+def on_terminal(env, *arguments):
+    """What prl writes to a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([harness.PRL, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env={**{k: v for k, v in os.environ.items() if k != "NO_COLOR"}, **env})
+    os.close(theirs)
+    text = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(ours, 65536):
+            text += part
+    os.close(ours)
+    check(process.wait(60) == 0, text[-2000:])
+    return text.decode()
+
+
+def test_colours_and_json_logs():
+    with harness.workspace("lines") as folder:
+        data = harness.sft_data(folder / "data.jsonl", 16)
+        command = ["sft", "--model.name", harness.warm_model(), "--data.name", data, "--data.batch-size", 2, "--data.seq-len", 128, "--max-steps", 1, "--no-dashboard", "--output-dir"]
+        for number, (env, is_coloured) in enumerate((({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False))):
+            text = on_terminal(env, *command, folder / f"run{number}")
+            check("Step 1/1" in text and ("\x1b[" in text) == is_coloured, f"{env}: {text[:1000]!r}")
+        out = folder / "json"
+        _, console = prl(*command, out, "--log.json-logging")
+        lines = [json.loads(line) for line in (out / "logs/latest/sft.log").read_text().splitlines()]
+        check(any("Step 1/1" in line["message"] and line["level"].upper() == "SUCCESS" for line in lines), f"{lines}")
+        for line in lines:
+            check({"timestamp", "level", "message", "module", "function", "line"} <= set(line) and not any(isinstance(value, dict) for key, value in line.items() if key != "extra"), f"{line}")
+        check(all(line.startswith("{") for line in console.splitlines() if "Step" in line), console[-1000:])
 
 
 def tracker_pids(settings):
@@ -167,5 +198,5 @@ def test_heartbeats_and_the_trainers_metrics():
 
 
 if __name__ == "__main__":
-    harness.main(test_the_console_is_the_same_in_both_shapes, test_what_a_stop_loses_is_said, test_collecting_is_shown_while_no_step_ends,
+    harness.main(test_the_console_is_the_same_in_both_shapes, test_what_a_stop_loses_is_said, test_colours_and_json_logs, test_collecting_is_shown_while_no_step_ends,
                  test_a_tracker_that_is_killed_loses_nothing, test_heartbeats_and_the_trainers_metrics)

@@ -226,10 +226,9 @@ def two_runs_are_compared(driver, folder, url):
         until(f"'{wanted}' in the view {view}", lambda: wanted in text_of(driver))
     # What the engine of the live run did, by the last row of its file; a run on a CPU has no plan of memory, and the page says so.
     row = harness.metrics(folder / "first")[last]
-    text = go(driver, url, "engine?run=0", "none for a CPU")
+    go(driver, url, "engine?run=0", "none for a CPU")
     for key in ("inference/all/num_requests_running/mean", "inference/all/num_requests_waiting/mean", "inference/all/kv_cache_usage/mean"):
-        check(key in text, f"the view of the engine lacks {key}: {text[:1500]}")
-        label = until(f"the chart of {key}", lambda: (lambda label: f"first" in label and label)(label_of(driver, key)))
+        label = until(f"the chart of {key}", lambda: (lambda label: "first" in label and label)(label_of(driver, key)))
         shown = re.search(rf"first[^;]*? (\S+) at step {last}\b", label)
         check(shown and abs(float(shown.group(1).replace(",", "")) - row[key]) <= 1e-3 * max(1, abs(row[key])), f"{key}: {label}, not {row[key]}")
     no_complaints(driver)
@@ -303,10 +302,10 @@ def every_view_says_what_the_files_hold(driver, url):
         found = re.search(rf"\b{step}\s+words\s+([\d.]+) ± ([\d.]+)\s+4\b", text)
         check(found and abs(float(found.group(1)) - mean) < 1e-3 and abs(float(found.group(2)) - half) < 0.02, f"step {step}: {mean} ± {half} is not in {text[:800]!r}")
 
-    text = go(driver, url, "engine", "79.00 GiB")
+    go(driver, url, "engine", "79.00 GiB")
     for wanted in ("masters", "2.30 GiB", "key-value cache", "12.00 GiB", "7,013 cache blocks", "22.10 GiB", "inference/all/num_requests_running/mean", "inference/all/num_requests_waiting/mean",
                    "inference/all/kv_cache_usage_perc/mean", "inference/all/prefix_cache_hit_rate/mean"):
-        check(wanted in text, f"the view of the engine lacks {wanted}: {text[:1500]}")
+        until(f"{wanted} in the view of the engine", lambda: wanted in text_of(driver))  # the plan may be there before the charts
 
     text = go(driver, url, "proofs", "1 of 24 updates could not be proven")
     check(text.count("✗ different") == 1 and text.count("✓ proven") == 23, text[:1500])
@@ -414,7 +413,7 @@ def nothing_needs_colour(driver, url, two_runs_url):
 
 
 def hostile_rollouts(folder):
-    """A run whose rollouts try everything: markup, 10 MB, bytes that are no UTF-8, names as long as paths, 20,000 lines."""
+    """A run whose rollouts try everything: markup, 10 MB, bytes that are no UTF-8, names as long as paths, 100,000 lines."""
     run = folder / "hostile"
     evil = "<script>window.broken = 1</script><img src=x onerror='window.broken = 2'><svg onload='window.broken = 3'>"
     (run / "rollouts/step_1").mkdir(parents=True)
@@ -433,8 +432,8 @@ def hostile_rollouts(folder):
         out.write(json.dumps({**base, "completion": "text", "prompt": 5, "error": evil}).encode() + b"\n")
         out.write(b'{"torn": ')
     with (run / "rollouts/step_2/train_rollouts.jsonl").open("w") as out:
-        for i in range(20_000):
-            out.write(json.dumps({"task": "many", "completion": [{"role": "assistant", "content": f"answer {i}"}], "reward": i / 20_000, "group_id": i // 8}) + "\n")
+        for i in range(100_000):
+            out.write(json.dumps({"task": "many", "completion": [{"role": "assistant", "content": f"answer {i}"}], "reward": i / 100_000, "group_id": i // 8}) + "\n")
     (run / "metrics.jsonl").write_text("".join(json.dumps({"step": s, "role": evil, "time": 1e9 + s, f"reward/{evil}/mean": s, "reward/all/mean": s}) + "\n" for s in (1, 2)) + "{\n")
     (run / "logs/rl.log").write_bytes(f"20:00:00 WARNING [{evil[:20]}] {evil}\n".encode() + b"\xff\xfe\n")
     (run / "configs/rl.json").write_text(json.dumps({evil: evil}))
@@ -447,9 +446,9 @@ def hostile_runs_do_no_harm(driver, folder):
     driver.get("about:blank")
     driver.get_log("browser")  # the last server's end is no complaint about this one
     with dashboard(folder, run) as (url, process):
-        for where, wanted in (("curves", "Reward"), ("rollouts", "20,005 rollouts"), ("rollouts?id=train.1.0", "<script>"), ("rollouts?id=train.1.1", "more bytes"),
+        for where, wanted in (("curves", "Reward"), ("rollouts", "100,005 rollouts"), ("rollouts?id=train.1.0", "<script>"), ("rollouts?id=train.1.1", "more bytes"),
                               ("rollouts?id=train.1.2", "needle"), ("rollouts?id=train.1.3", "no JSON"), ("rollouts?id=train.1.4", "Transcript"), ("rollouts?compare=1&step=1", "Group 1"),
-                              ("rollouts?q=needle", "1 found in 20005"), ("rollouts?q=answer+19999", "found"), ("config", "<script>"), ("logs", "<script>"), ("proofs", "different"), ("timeline", ""), ("evals", "")):
+                              ("rollouts?q=needle", "1 found in 100005"), ("rollouts?q=answer+19999", "found"), ("config", "<script>"), ("logs", "<script>"), ("proofs", "different"), ("timeline", ""), ("evals", "")):
             driver.get(f"{url}#/{where}")
             until(f"'{wanted}' at {where}", lambda: wanted in text_of(driver))
             check(driver.execute_script("return window.broken === undefined && !document.querySelector('main script, main img, [onload], [onerror]')"), f"{where}: a rollout became markup")
