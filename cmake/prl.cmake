@@ -74,7 +74,7 @@ function(prl_module name)
     prl_optimize(${target} ${name})
   endif()
   set(test_optimization -O1)
-  set(test_timeout 300)
+  set(test_timeout 900)
   if(CMAKE_CROSSCOMPILING)
     set(test_timeout 3600)  # emulated
   endif()

@@ -212,13 +212,13 @@ int run_sft(const config::ParsedCommand& parsed) {
 int run_eval(const config::ParsedCommand& parsed) {
   return run_role<config::EvalConfig>(parsed, [&](const auto& loaded, auto stop) {
     config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
-    return launch::run_eval_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
+    return launch::run_eval_role(loaded.config, find_path(loaded.raw, "client.base_url") != nullptr, stop);
   });
 }
 int run_synthesize(const config::ParsedCommand& parsed) {
   return run_role<config::SynthesizeConfig>(parsed, [&](const auto& loaded, auto stop) {
     config::write_resolved(*parsed.command, loaded.config, loaded.provenance);
-    return launch::run_synthesize_role(loaded.config, loaded.raw.find_path("client.base_url") != nullptr, stop);
+    return launch::run_synthesize_role(loaded.config, find_path(loaded.raw, "client.base_url") != nullptr, stop);
   });
 }
 

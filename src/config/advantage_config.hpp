@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "config/schema.hpp"
+#include "config/python_function_config.hpp"
 
 /// From rewards to what is trained: advantages, pools of tasks by difficulty, and filters of rollouts.
 namespace prl::config {
@@ -70,33 +70,21 @@ struct EchoRolesConfig {
 };
 
 /// Which of those words are learnt, token by token.
-struct EchoFilterConfig {
-  std::string import_path;
-  std::optional<std::string> path;
-  std::optional<std::string> python;
-  Value kwargs = Value::table();
+struct EchoFilterConfig : PythonFunctionConfig {
   template <class V>
   void visit(V& v) {
-    v.field(
-        "import_path", import_path,
-        "Python function, module.name: it gets a rollout with its branches, returns a list of booleans for each of them, one per token");
-    v.field("path", path, "Folders, with colons, of that module if it is not installed");
-    v.field("python", python, "Interpreter or virtual environment that runs the function");
-    v.field("kwargs", kwargs, "Further arguments of the function");
+    visit_function(
+        v, "Python function, module.name: it gets a rollout with its branches, returns a list of booleans for each of them, one per token");
   }
 };
 
-struct AdvantageConfig {
+struct AdvantageConfig : PythonFunctionConfig {
   AdvantageType type = AdvantageType::kGrpo;
   std::optional<LengthPenalty> length_penalty;
   double decay = 0.95;
   std::optional<EchoRolesConfig> roles;
   std::optional<EchoFilterConfig> filter;
   std::vector<std::string> episode_agents;
-  std::optional<std::string> import_path;
-  std::optional<std::string> path;
-  std::optional<std::string> python;
-  Value kwargs = Value::table();
   template <class V>
   void visit(V& v) {
     v.field("type", type, "How rewards become advantages; docs/specification.md 3.8 has each, custom is a Python function");
@@ -106,11 +94,7 @@ struct AdvantageConfig {
     v.field("filter", filter, "Of type echo: which tokens of those words are learnt, by a Python function; all if not set");
     v.field("episode_agents", episode_agents,
             "Of type hierarchical_grpo: agents compared within their episode; others are with their namesakes of the whole group");
-    v.field("import_path", import_path,
-            "Python function of type custom, module.name: it gets the group's rollouts, returns their advantages");
-    v.field("path", path, "Folders, with colons, of that module if it is not installed");
-    v.field("python", python, "Interpreter or virtual environment that runs the function");
-    v.field("kwargs", kwargs, "Further arguments of the function");
+    visit_function(v, "Python function of type custom, module.name: it gets the group's rollouts, returns their advantages");
   }
 };
 
@@ -171,36 +155,22 @@ struct ZeroAdvantageFilter {
     v.field("enforce", enforce, "Drop what is found, instead of only counting it");
   }
 };
-struct CustomFilter {
+struct CustomFilter : PythonFunctionConfig {
   static constexpr std::string_view kType = "custom";
-  std::string import_path;
-  std::optional<std::string> path;
-  std::optional<std::string> python;
-  Value kwargs = Value::table();
   bool enforce = true;
   template <class V>
   void visit(V& v) {
-    v.field("import_path", import_path, "Python function, module.name: it gets the group's rollouts, returns true for those it finds");
-    v.field("path", path, "Folders, with colons, of that module if it is not installed");
-    v.field("python", python, "Interpreter or virtual environment that runs the function");
-    v.field("kwargs", kwargs, "Further arguments of the function");
+    visit_function(v, "Python function, module.name: it gets the group's rollouts, returns true for those it finds");
     v.field("enforce", enforce, "Drop what is found, instead of only counting it");
   }
 };
 using RolloutFilter = std::variant<ZeroAdvantageFilter, GibberishFilter, RepetitionFilter, CustomFilter>;
 
 /// Rewards of a group by a Python function, in place of the environment's.
-struct CustomRewardConfig {
-  std::string import_path;
-  std::optional<std::string> path;
-  std::optional<std::string> python;
-  Value kwargs = Value::table();
+struct CustomRewardConfig : PythonFunctionConfig {
   template <class V>
   void visit(V& v) {
-    v.field("import_path", import_path, "Python function, module.name: it gets the group's rollouts, returns their rewards");
-    v.field("path", path, "Folders, with colons, of that module if it is not installed");
-    v.field("python", python, "Interpreter or virtual environment that runs the function");
-    v.field("kwargs", kwargs, "Further arguments of the function");
+    visit_function(v, "Python function, module.name: it gets the group's rollouts, returns their rewards");
   }
 };
 

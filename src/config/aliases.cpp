@@ -218,7 +218,7 @@ class Canonicalizer {
     if (!section.is_table()) return;
     renames(section, Scope::kTrainer, prefix);
     resume(section, prefix);
-    if (Value* type = section.find_path("loss.type"); type && type->is_string() && type->as_string() == "dppo")
+    if (Value* type = find_path(section, "loss.type"); type && type->is_string() && type->as_string() == "dppo")
       *type = retyped(*type, "default");
     if (Value* model = section.find("model")) trainer_model(*model, prefix + "model.");
   }
@@ -287,7 +287,7 @@ class Canonicalizer {
 
   /// A list of names, or one comma-separated text, as a list of environments.
   static Value environments_of(const Value& ids) {
-    Value envs = Value::list();
+    Value envs = Value(Value::List());
     const Value::List one = {ids};
     for (const Value& item : ids.is_list() ? ids.items() : one) {
       std::string_view rest = item.is_string() ? std::string_view(item.as_string()) : std::string_view();
@@ -319,7 +319,7 @@ class Canonicalizer {
     if (!env.is_table()) return;
     renames(env, Scope::kTrainEnv, prefix);
     if (Value* rest = env.find("env"); rest && rest->is_table()) {
-      for (const Member& agent : rest->members()) env.set_path("agent." + agent.key, agent.value);
+      for (const Member& agent : rest->members()) set_path(env, "agent." + agent.key, agent.value);
       env.erase("env");
     }
     if (Value* sampling = env.find("sampling")) renames(*sampling, Scope::kSampling, prefix + "sampling.");
@@ -340,7 +340,7 @@ class Canonicalizer {
 
   /// `algo.type` is a training mode or an advantage.
   void algorithm(Value& section) {
-    const Value* type = section.find_path("algo.type");
+    const Value* type = find_path(section, "algo.type");
     if (const Value* algo = section.find("algo"); algo && algo->is_string()) type = algo;
     if (!type) {
       if (const Value* algo = section.find("algo")) {
@@ -351,14 +351,14 @@ class Canonicalizer {
     }
     const Value chosen = *type;
     const std::string name = chosen.is_string() ? chosen.as_string() : to_display(chosen);
-    const bool has_teacher = section.find_path("algo.teacher") != nullptr;
-    if (has_teacher) teacher(section, *section.find_path("algo.teacher"));
-    if (const Value* source = section.find_path("algo.sampling.source"); source && source->is_table()) teacher(section, *source);
+    const bool has_teacher = find_path(section, "algo.teacher") != nullptr;
+    if (has_teacher) teacher(section, *find_path(section, "algo.teacher"));
+    if (const Value* source = find_path(section, "algo.sampling.source"); source && source->is_table()) teacher(section, *source);
     section.erase("algo");
     if (name == "grpo" || name == "max_rl" || name == "echo" || name == "rae" || name == "hierarchical_grpo") {
-      section.set_path("advantage.type", retyped(chosen, name));
+      set_path(section, "advantage.type", retyped(chosen, name));
     } else if (name == "opd" || name == "opsd" || name == "sft") {
-      section.set_path("training_mode", retyped(chosen, name));
+      set_path(section, "training_mode", retyped(chosen, name));
     } else {
       report_.add("algo.type", "must be one of grpo, max_rl, opd, sft, echo, rae, hierarchical_grpo, opsd", &chosen);
     }
@@ -368,7 +368,7 @@ class Canonicalizer {
   static void teacher(Value& section, const Value endpoint) {
     if (!endpoint.is_table()) return;
     for (const Member& member : endpoint.members())
-      section.set_path(fmt::format("teacher.{}.{}", member.key == "name" ? "model" : "client", member.key), member.value);
+      set_path(section, fmt::format("teacher.{}.{}", member.key == "name" ? "model" : "client", member.key), member.value);
   }
 
   static void advantage(Value& section) {
@@ -405,17 +405,17 @@ class Canonicalizer {
     if (!section.is_table()) return;
     for (const Retired& retired : kRetired) {
       if (retired.scope != scope) continue;
-      if (const Value* found = section.find_path(retired.key)) {
+      if (const Value* found = find_path(section, retired.key)) {
         report_.add(prefix + std::string(retired.key), fmt::format("is not a key of this program; {}", retired.advice), found);
-        section.erase_path(retired.key);
+        erase_path(section, retired.key);
       }
     }
     for (const Rename& rename : kRenames) {
       if (rename.scope != scope) continue;
-      const Value* found = section.find_path(rename.from);
+      const Value* found = find_path(section, rename.from);
       if (!found) continue;
       Value value = *found;
-      section.erase_path(rename.from);
+      erase_path(section, rename.from);
       if (rename.is_inverted) value = inverted(value);
       put(section, rename.to, std::move(value), prefix + std::string(rename.from), prefix);
     }
@@ -432,16 +432,16 @@ class Canonicalizer {
 
   /// Puts a value at its canonical key. Two tables merge; two different values are a problem.
   void put(Value& section, std::string_view key, Value value, const std::string& old_name, const std::string& prefix) {
-    Value* present = section.find_path(key);
+    Value* present = find_path(section, key);
     if (!present) {
-      section.set_path(key, std::move(value));
+      set_path(section, key, std::move(value));
     } else if (present->is_table() && value.is_table()) {
       Value merged = std::move(value);
       merge(merged, *present);
-      *section.find_path(key) = std::move(merged);
+      *find_path(section, key) = std::move(merged);
     } else if (present->is_bool() && value.is_table()) {
       *present = std::move(value);
-    } else if (!present->is_table() && !present->equals(value)) {
+    } else if (!present->is_table() && !equals(*present, value)) {
       report_.add(prefix + std::string(key), fmt::format("is also set as {} = {}; set only one of them", old_name, to_display(value)),
                   present);
     }

@@ -46,7 +46,7 @@ Value from_text(const std::string& text, const Origin& origin) {
 /// Sets one key as a layer of its own, so that `--ckpt` after `--ckpt.interval 5` keeps the interval.
 void set_key(Value& tree, const std::string& key, Value value) {
   Value layer = Value::table();
-  layer.set_path(key, std::move(value));
+  set_path(layer, key, std::move(value));
   merge(tree, layer);
 }
 
@@ -99,7 +99,7 @@ class ArgParser {
   void parse_rest(const std::string& word) {
     const std::string_view name = positionals_[num_positionals_];
     rest_.push_back(from_text(word, Origin{Origin::Kind::kFlag, "argument " + word, 0}));
-    Value items = Value::list(rest_);
+    Value items = Value(rest_);
     mark_loose(items, Origin{Origin::Kind::kFlag, "argument " + word, 0});
     set_key(parsed_.flags, std::string(name.substr(0, name.size() - 3)), std::move(items));
   }
@@ -153,7 +153,7 @@ class ArgParser {
     if (!values.empty()) {
       Value::List items;
       for (const std::string& text : values) items.push_back(from_text(text, origin));
-      value = Value::list(std::move(items));
+      value = Value(std::move(items));
     }
     mark_loose(value, origin);
     return value;

@@ -39,11 +39,11 @@ TEST(Args, FilesAtTheRootAndUnderSections) {
 
 TEST(Args, KebabSnakeEqualsAndNegation) {
   const ParsedArgs parsed = parse("--a.b-c=1 --d_e 2 --no-f.g-h --i");
-  EXPECT_EQ(parsed.flags.find_path("a.b_c")->as_string(), "1");
+  EXPECT_EQ(find_path(parsed.flags, "a.b_c")->as_string(), "1");
   EXPECT_EQ(parsed.flags.find("d_e")->as_string(), "2");
-  EXPECT_FALSE(parsed.flags.find_path("f.g_h")->as_bool());
+  EXPECT_FALSE(find_path(parsed.flags, "f.g_h")->as_bool());
   EXPECT_TRUE(parsed.flags.find("i")->as_bool());
-  EXPECT_EQ(parsed.flags.find_path("a.b_c")->origin().where, "--a.b-c");
+  EXPECT_EQ(find_path(parsed.flags, "a.b_c")->origin().where, "--a.b-c");
 }
 
 TEST(Args, ValuesAreGreedyAndMayStartWithOneDash) {
@@ -54,14 +54,14 @@ TEST(Args, ValuesAreGreedyAndMayStartWithOneDash) {
 
 TEST(Args, JsonValuesBecomeTrees) {
   const ParsedArgs parsed = parse(R"(--args {"a":{"b":[1,null]}} --xs [1,2] --pattern [a-z]+])");
-  EXPECT_EQ(parsed.flags.find_path("args.a.b.0")->as_int(), 1);
+  EXPECT_EQ(find_path(parsed.flags, "args.a.b.0")->as_int(), 1);
   EXPECT_EQ(parsed.flags.find("xs")->items().size(), 2u);
   EXPECT_TRUE(parsed.flags.find("pattern")->is_string());
 }
 
 TEST(Args, ASwitchNextToItsKeysKeepsThem) {
-  EXPECT_EQ(parse("--ckpt --ckpt.interval 5").flags.find_path("ckpt.interval")->as_string(), "5");
-  EXPECT_EQ(parse("--ckpt.interval 5 --ckpt").flags.find_path("ckpt.interval")->as_string(), "5");
+  EXPECT_EQ(find_path(parse("--ckpt --ckpt.interval 5").flags, "ckpt.interval")->as_string(), "5");
+  EXPECT_EQ(find_path(parse("--ckpt.interval 5 --ckpt").flags, "ckpt.interval")->as_string(), "5");
 }
 
 TEST(Args, MistakesAreExplained) {

@@ -27,7 +27,7 @@ std::optional<bool> parse_bool(const Value& value) {
 }
 
 std::optional<double> parse_number(const Value& value) {
-  if (value.is_int() || value.is_float()) return value.as_number();
+  if (value.is_int() || value.is_float()) return as_number(value);
   if (!value.is_loose() || !value.is_string() || value.as_string().empty()) return std::nullopt;
   const std::string& text = value.as_string();
   double number = 0;
@@ -59,7 +59,7 @@ Value tighten(const Value& value) {
     return table;
   }
   if (value.is_list()) {
-    Value list = Value::list();
+    Value list = Value(Value::List());
     for (const Value& item : value.items()) list.items().push_back(tighten(item));
     return list;
   }
@@ -326,7 +326,7 @@ class Binder {
   }
 
   void write_number(const Value& number, const Value& found, const TypeOps& ops, void* target, const Meta& meta, const std::string& path) {
-    const double x = number.as_number();
+    const double x = as_number(number);
     const bool is_in_range = x <= meta.max && (meta.is_open_min ? x > meta.min : x >= meta.min);
     if (!std::isfinite(x)) return complain(path, "must be a finite number", found);
     if (!is_in_range) return complain(path, fmt::format("must be {}", range_text(meta)), found);

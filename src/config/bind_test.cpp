@@ -59,7 +59,7 @@ args = { min_turns = 2, nested = { x = [1, 2] } }
   EXPECT_EQ(config.trainer.model.fused_lm_head_token_chunk_size.number, 4096);
   EXPECT_EQ(config.trainer.model.ac->freq, 1);
   EXPECT_EQ(config.orchestrator.train.env.at(0).id, "alphabet-sort");
-  EXPECT_EQ(config.orchestrator.train.env.at(0).args.find_path("nested.x.1")->as_int(), 2);
+  EXPECT_EQ(find_path(config.orchestrator.train.env.at(0).args, "nested.x.1")->as_int(), 2);
 }
 
 TEST(Bind, AllProblemsComeAtOnceWithKeyValueAndOrigin) {
@@ -136,7 +136,7 @@ void expect_round_trip(C config) {
   C from_json;
   Report report;
   bind(parse_json(to_json(json), "dump.json"), ops_of<C>(), &from_json, report);
-  EXPECT_TRUE(dump(ops_of<C>(), &from_json, NullStyle::kAlways).equals(json));
+  EXPECT_TRUE(equals(dump(ops_of<C>(), &from_json, NullStyle::kAlways), json));
 
   const std::string toml = to_toml(dump(ops_of<C>(), &config, NullStyle::kIfNotDefault));
   Value parsed = parse_toml(toml, "dump.toml");
@@ -148,7 +148,7 @@ void expect_round_trip(C config) {
   };
   to_null(parsed);
   bind(parsed, ops_of<C>(), &from_toml, report);
-  EXPECT_TRUE(dump(ops_of<C>(), &from_toml, NullStyle::kAlways).equals(json)) << toml;
+  EXPECT_TRUE(equals(dump(ops_of<C>(), &from_toml, NullStyle::kAlways), json)) << toml;
   for (const Problem& problem : report.problems) ADD_FAILURE() << describe(problem);
 }
 

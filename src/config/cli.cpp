@@ -77,12 +77,12 @@ Value known_secrets(const Context& context) {
 /// the environment.
 void require_secrets(Value& tree, const std::vector<Member>& missing, const Context& context, Report& report) {
   for (const Member& member : missing) {
-    if (tree.find_path(member.key)) continue;
+    if (find_path(tree, member.key)) continue;
     const std::size_t dot = member.key.rfind('.');
     const std::string table = dot == std::string::npos ? std::string() : member.key.substr(0, dot);
     const auto variable = context.environment.find(member.key.substr(dot + 1));
     if (table.ends_with("env_vars") && variable != context.environment.end()) {
-      tree.set_path(member.key, Value(variable->second));
+      set_path(tree, member.key, Value(variable->second));
     } else {
       report.add(member.key,
                  fmt::format("is masked in this file, which a run wrote: give the value again, for example with {}", to_flag(member.key)),
@@ -100,7 +100,7 @@ std::optional<Value> read_layer(const std::string& path, const std::string& sect
     if (section.empty()) {
       layer = std::move(content);
     } else {
-      layer.set_path(section, std::move(content));
+      set_path(layer, section, std::move(content));
     }
     canonicalize(layer, command, report);
   } catch (const ConfigError&) {
@@ -230,7 +230,7 @@ Loaded<C> load(Command command, const std::vector<std::string>& words, const Con
   }
   loaded.raw = merge_sources(args, command, ops, context, report);
   for (const std::string& section : environment_sections(command))
-    detail::list_environments(section.empty() ? &loaded.raw : loaded.raw.find_path(section));
+    detail::list_environments(section.empty() ? &loaded.raw : find_path(loaded.raw, section));
   Resolution<C> resolution = resolve<C>(loaded.raw, context);
   std::vector<Problem> problems = std::move(report.problems);
   for (Problem& problem : resolution.report.problems) problems.push_back(std::move(problem));

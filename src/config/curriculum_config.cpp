@@ -12,7 +12,7 @@ namespace {
 double number_of(const Value& table, std::string_view key, double absent, const std::string& where, std::vector<std::string>& problems) {
   const Value* value = table.find(key);
   if (value == nullptr || value->is_null()) return absent;
-  if (value->is_int() || value->is_float()) return value->as_number();
+  if (value->is_int() || value->is_float()) return as_number(*value);
   problems.push_back(fmt::format("{}.{} must be a number", where, key));
   return absent;
 }

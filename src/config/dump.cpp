@@ -131,7 +131,7 @@ Value dump(const TypeOps& ops, const void* source, NullStyle nulls) {
       return held ? dump(*ops.inner, held, nulls) : Value();
     }
     case Kind::kList: {
-      Value list = Value::list();
+      Value list = Value(Value::List());
       for (std::size_t i = 0; i < ops.size(source); ++i) list.items().push_back(dump(*ops.inner, ops.at(unconst(source), i), nulls));
       return list;
     }

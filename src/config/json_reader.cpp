@@ -19,7 +19,7 @@ Value convert(const boost::json::value& node) {
     case boost::json::kind::array: {
       Value::List items;
       for (const boost::json::value& child : node.get_array()) items.push_back(convert(child));
-      return Value::list(std::move(items));
+      return Value(std::move(items));
     }
     case boost::json::kind::object: {
       Value table = Value::table();

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <variant>
 
+#include "config/python_function_config.hpp"
 #include "config/schema.hpp"
 
 /// Policy losses by name. r is the ratio of trainer to sampler probability of a token, rho its logarithm, A the advantage.
@@ -162,19 +163,12 @@ struct MaskedLossConfig {
 };
 
 /// A Python function, asked for the loss of each packed row and its gradient.
-struct CustomLossConfig {
+struct CustomLossConfig : PythonFunctionConfig {
   static constexpr std::string_view kType = "custom";
-  std::string import_path;
-  std::optional<std::string> path;
-  std::optional<std::string> python;
-  Value kwargs = Value::table();
   template <class V>
   void visit(V& v) {
-    v.field("import_path", import_path,
-            "Python function, module.name: it gets the log-probabilities of a sequence, returns loss and metrics");
-    v.field("path", path, "Folders, with colons, of that module if it is not installed");
-    v.field("python", python, "Interpreter or virtual environment that runs the function; with torch there it gets tensors");
-    v.field("kwargs", kwargs, "Further arguments of the function");
+    visit_function(v, "Python function, module.name: it gets the log-probabilities of a sequence, returns loss and metrics",
+                   "Interpreter or virtual environment that runs the function; with torch there it gets tensors");
   }
 };
 

@@ -23,7 +23,7 @@ class Stripper {
   }
 
  private:
-  bool is_written(const std::string& path) const { return provenance_.written.find_path(path) != nullptr; }
+  bool is_written(const std::string& path) const { return find_path(provenance_.written, path) != nullptr; }
 
   /// Takes what is derived out of the value; true if nothing is left of it.
   bool is_derived(Value& value, const std::string& path) {
@@ -37,13 +37,13 @@ class Stripper {
       return false;
     }
     if (is_written(path)) return false;
-    const Value* bound = provenance_.bound.find_path(path);
-    return bound == nullptr || !bound->equals(value) || is_decisive(path);
+    const Value* bound = find_path(provenance_.bound, path);
+    return bound == nullptr || !equals(*bound, value) || is_decisive(path);
   }
 
   /// True also if all of its items were there before anything was derived.
   bool is_list_of_tables(const Value& value, const std::string& path) const {
-    const Value* bound = provenance_.bound.find_path(path);
+    const Value* bound = find_path(provenance_.bound, path);
     return value.is_list() && !value.items().empty() && value.items().front().is_table() && bound && bound->is_list() &&
            bound->items().size() == value.items().size();
   }

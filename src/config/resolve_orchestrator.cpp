@@ -91,17 +91,16 @@ void check_extra_body(const Value& extra_body, bool is_policy, const Check& chec
                     fmt::format("{} would make the policy sample from another distribution than the one that is trained", key));
 }
 
-/// A Python function that stands in for something else.
-void check_function(const std::string& import_path, const Value& kwargs, const Check& check) {
-  if (import_path.find('.') == std::string::npos) check.problem("import_path", "is needed, as module.name");
-  if (!kwargs.is_table()) check.problem("kwargs", "expects a table of arguments");
+/// A Python function that stands in for something else. `where` is empty or " by type custom".
+void check_function(const PythonFunctionConfig& function, const Check& check, std::string_view where = {}) {
+  if (!function.import_path || function.import_path->find('.') == std::string::npos)
+    check.problem("import_path", fmt::format("is needed{}, as module.name", where));
+  if (!function.kwargs.is_table()) check.problem("kwargs", "expects a table of arguments");
 }
 
 void check_advantage(const AdvantageConfig& advantage, const Check& check) {
   if (advantage.type == AdvantageType::kCustom) {
-    if (!advantage.import_path || advantage.import_path->find('.') == std::string::npos)
-      check.problem("import_path", "is needed by type custom, as module.name");
-    if (!advantage.kwargs.is_table()) check.problem("kwargs", "expects a table of arguments");
+    check_function(advantage, check, " by type custom");
   } else if (advantage.import_path) {
     check.problem("import_path", "belongs to type custom");
   }
@@ -111,7 +110,7 @@ void check_advantage(const AdvantageConfig& advantage, const Check& check) {
   if (advantage.roles && !advantage.roles->system && !advantage.roles->user && !advantage.roles->assistant && !advantage.roles->tool)
     check.problem("roles", "names no role; unset it for tool alone");
   if (advantage.filter && advantage.type != AdvantageType::kEcho) check.problem("filter", "belongs to type echo");
-  if (advantage.filter) check_function(advantage.filter->import_path, advantage.filter->kwargs, check.sub("filter"));
+  if (advantage.filter) check_function(*advantage.filter, check.sub("filter"));
   if (advantage.type == AdvantageType::kHierarchicalGrpo && advantage.episode_agents.empty())
     check.problem("episode_agents", "is needed by type hierarchical_grpo: the agents that are compared within their episode");
   if (!advantage.episode_agents.empty() && advantage.type != AdvantageType::kHierarchicalGrpo)
@@ -135,7 +134,7 @@ void check_train_env(EnvConfig& env, bool is_policy, const Check& check) {
   if (env.sampling) check_extra_body(env.sampling->extra_body, is_policy, check.sub("sampling"));
   if (env.algo) check_advantage(*env.algo, check.sub("algo"));
   if (env.curriculum) check_curriculum(*env.curriculum, check.sub("curriculum"));
-  if (env.reward) check_function(env.reward->import_path, env.reward->kwargs, check.sub("reward"));
+  if (env.reward) check_function(*env.reward, check.sub("reward"));
 }
 
 void check_buffer(const OrchestratorConfig& config, const Check& check) {
@@ -208,7 +207,7 @@ void check_orchestrator(OrchestratorConfig& config, const Check& check) {
   check_extra_body(config.train.sampling.extra_body, config.training_mode != TrainingMode::kSft, check.sub("train.sampling"));
   for (std::size_t i = 0; i < config.filters.size(); ++i)
     if (const auto* filter = std::get_if<CustomFilter>(&config.filters[i]))
-      check_function(filter->import_path, filter->kwargs, check.sub(fmt::format("filters.{}", i)));
+      check_function(*filter, check.sub(fmt::format("filters.{}", i)));
   if (config.opsd.prompt_template.find("{demonstration}") == std::string::npos)
     check.problem("opsd.template", "has no {demonstration} to replace");
   if (config.training_mode != TrainingMode::kSft) check_policy_sampling(config.train, check.sub("train"));

@@ -22,7 +22,7 @@ std::string bare_text(const Value& value) {
 }
 
 /// Equal, also when one was written as text on the command line.
-bool is_same(const Value& a, const Value& b) { return a.equals(b) || bare_text(a) == bare_text(b); }
+bool is_same(const Value& a, const Value& b) { return equals(a, b) || bare_text(a) == bare_text(b); }
 
 /// Copies shared keys of the raw tree to the roles that did not set theirs.
 class Propagation {
@@ -98,14 +98,14 @@ class Propagation {
 
   void share(const std::string& key, const std::vector<std::string>& targets) {
     note(key, targets);
-    const Value* found = raw_.find_path(key);
+    const Value* found = find_path(raw_, key);
     if (!found || found->is_null()) return;
     const Value value = *found;
     for (const std::string& target : targets) {
       if (!has_role(target)) continue;
-      const Value* present = raw_.find_path(target);
+      const Value* present = find_path(raw_, target);
       if (!present) {
-        raw_.set_path(target, value);
+        set_path(raw_, target, value);
       } else if (!is_same(*present, value)) {
         conflict(key, value, target, *present);
       }
@@ -115,9 +115,9 @@ class Propagation {
   /// Copies a key that nothing else sets there.
   void fill(const std::string& key, const std::string& target) {
     report_.decisive.insert(target);
-    const Value* found = raw_.find_path(key);
-    if (!found || raw_.find_path(target)) return;
-    raw_.set_path(target, Value(*found));
+    const Value* found = find_path(raw_, key);
+    if (!found || find_path(raw_, target)) return;
+    set_path(raw_, target, Value(*found));
   }
 
   void conflict(const std::string& key, const Value& value, const std::string& target, const Value& present) {
@@ -130,7 +130,7 @@ class Propagation {
   /// A tagged union: the type and its keys travel together.
   void share_tree(const std::string& key, const std::vector<std::string>& targets) {
     note(key, targets);
-    const Value* found = raw_.find_path(key);
+    const Value* found = find_path(raw_, key);
     if (!found || found->is_null()) return;
     if (!found->is_table()) return share(key, targets);
     const Value variant = *found;
@@ -150,14 +150,14 @@ class Propagation {
     const bool is_off = block.is_null() || (block.is_bool() && !block.as_bool()) || bare_text(block) == "false";
     for (const std::string& target : targets) {
       if (is_off) {
-        raw_.set_path(target, Value());
+        set_path(raw_, target, Value());
         continue;
       }
-      Value* present = raw_.find_path(target);
+      Value* present = find_path(raw_, target);
       if (!present || present->is_bool()) {
         Value empty = Value::table();
         empty.set_origin(block.origin());
-        raw_.set_path(target, std::move(empty));
+        set_path(raw_, target, std::move(empty));
       }
     }
     if (is_off || !block.is_table()) return;
@@ -183,12 +183,12 @@ class Propagation {
   void mirror(const std::string& key) {
     const std::string trainer = "trainer." + key, orchestrator = "orchestrator." + key;
     report_.decisive.insert({trainer, orchestrator});
-    const Value* a = raw_.find_path(trainer);
-    const Value* b = raw_.find_path(orchestrator);
+    const Value* a = find_path(raw_, trainer);
+    const Value* b = find_path(raw_, orchestrator);
     if (a && !b && has_role(orchestrator)) {
-      raw_.set_path(orchestrator, Value(*a));
+      set_path(raw_, orchestrator, Value(*a));
     } else if (b && !a && has_role(trainer)) {
-      raw_.set_path(trainer, Value(*b));
+      set_path(raw_, trainer, Value(*b));
     } else if (a && b && !is_same(*a, *b)) {
       report_.add(
           trainer,
@@ -199,14 +199,14 @@ class Propagation {
 
   void mirror_block(const std::string& key, const std::vector<std::string>& members) {
     const auto is_on = [&](const std::string& path) {
-      const Value* block = raw_.find_path(path);
+      const Value* block = find_path(raw_, path);
       return block && (block->is_table() || (block->is_bool() && block->as_bool()));
     };
     const std::string trainer = "trainer." + key, orchestrator = "orchestrator." + key;
     if (!is_on(trainer) && !is_on(orchestrator)) return;
     for (const std::string& side : {trainer, orchestrator}) {
-      const Value* block = raw_.find_path(side);
-      if (has_role(side) && (!block || block->is_bool())) raw_.set_path(side, Value::table());
+      const Value* block = find_path(raw_, side);
+      if (has_role(side) && (!block || block->is_bool())) set_path(raw_, side, Value::table());
     }
     if (!is_on(trainer) || !is_on(orchestrator)) return;  // one side is switched off by hand
     for (const std::string& member : members) mirror(fmt::format("{}.{}", key, member));
@@ -220,8 +220,8 @@ class Propagation {
     for (const char* role : {"trainer", "orchestrator", "inference"}) {
       if (!has_role(role)) continue;
       Value merged = all;
-      if (const Value* own = raw_.find_path(fmt::format("{}.env_vars", role)); own && own->is_table()) merge(merged, *own);
-      raw_.set_path(fmt::format("{}.env_vars", role), std::move(merged));
+      if (const Value* own = find_path(raw_, fmt::format("{}.env_vars", role)); own && own->is_table()) merge(merged, *own);
+      set_path(raw_, fmt::format("{}.env_vars", role), std::move(merged));
     }
   }
 
@@ -232,11 +232,11 @@ class Propagation {
     for (const char* role : {"trainer", "orchestrator", "inference"}) {
       if (!has_role(role)) continue;
       const std::string key = fmt::format("{}.output_dir", role);
-      const Value* own = raw_.find_path(key);
+      const Value* own = find_path(raw_, key);
       if (own && !is_same(*own, output_dir)) {
         report_.add(key, fmt::format("must be the folder of the run, {}; set output_dir instead", to_display(output_dir)), own);
       } else {
-        raw_.set_path(key, output_dir);
+        set_path(raw_, key, output_dir);
       }
     }
   }
@@ -531,7 +531,7 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
   propagation.run();
   if (Value* trainer = raw.find("trainer")) detail::infer_loss_type(*trainer);
   for (const char* section : {"orchestrator.train", "orchestrator.eval"})
-    report.decisive.merge(detail::inherit_sampling(raw.find_path(section), fmt::format("{}.", section)));
+    report.decisive.merge(detail::inherit_sampling(find_path(raw, section), fmt::format("{}.", section)));
   auto resolution = detail::bind_all<RlConfig>(raw);
   RlConfig& config = resolution.config;
   for (Problem& problem : report.problems) resolution.report.problems.push_back(std::move(problem));

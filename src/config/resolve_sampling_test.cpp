@@ -91,15 +91,15 @@ TEST(Sampling, ASavedConfigurationKeepsWhatWasWrittenOfAnEnvironmentAndNotWhatIt
                                       "--orchestrator.sampling.temperature 0.7 --orchestrator.train.max-retries 5 "
                                       "--orchestrator.env.id gsm8k --orchestrator.env.sampling.max-completion-tokens 9");
   const Value saved = without_derived(dump(ops_of<RlConfig>(), &rl.config, NullStyle::kAlways), rl.provenance);
-  const auto at = [&](const char* key) { return saved.find_path(std::string("orchestrator.train.env.0.") + key); };
+  const auto at = [&](const char* key) { return find_path(saved, std::string("orchestrator.train.env.0.") + key); };
   ASSERT_NE(at("sampling.max_completion_tokens"), nullptr);
   EXPECT_EQ(at("sampling.max_completion_tokens")->as_int(), 9);
   EXPECT_EQ(at("sampling.temperature"), nullptr) << "follows from the section's";
   EXPECT_EQ(at("max_retries"), nullptr) << "follows from the section's";
   const auto own = load_line<RlConfig>(kRl + "--orchestrator.env.id gsm8k --orchestrator.env.max-retries 1");
   const Value kept = without_derived(dump(ops_of<RlConfig>(), &own.config, NullStyle::kAlways), own.provenance);
-  ASSERT_NE(kept.find_path("orchestrator.train.env.0.max_retries"), nullptr);
-  EXPECT_EQ(kept.find_path("orchestrator.train.env.0.max_retries")->as_int(), 1);
+  ASSERT_NE(find_path(kept, "orchestrator.train.env.0.max_retries"), nullptr);
+  EXPECT_EQ(find_path(kept, "orchestrator.train.env.0.max_retries")->as_int(), 1);
 }
 
 TEST(Sampling, EnforcedFiltersAreBuilt) {

@@ -145,7 +145,7 @@ void check_trainer(TrainerConfig& config, const Check& check) {
   check_wandb(config.wandb, check);
   check_env_vars(config.env_vars, check);
   if (const auto* custom = std::get_if<CustomLossConfig>(&config.loss)) {
-    if (custom->import_path.find('.') == std::string::npos)
+    if (!custom->import_path || custom->import_path->find('.') == std::string::npos)
       check.problem("loss.import_path", "is needed by loss type custom, as module.name");
     if (!custom->kwargs.is_table()) check.problem("loss.kwargs", "expects a table of arguments");
   }

@@ -474,7 +474,7 @@ TEST_F(Seeds, TheNewestSpelling) {
   EXPECT_EQ(c.orchestrator.advantage.type, AdvantageType::kMaxRl);
   EXPECT_EQ(c.orchestrator.train.env.at(0).id, "reverse-text");
   EXPECT_EQ(c.orchestrator.train.env.at(0).args.find("min_words")->as_int(), 3);
-  EXPECT_EQ(c.orchestrator.train.env.at(0).agent.find_path("runtime.type")->as_string(), "subprocess");
+  EXPECT_EQ(find_path(c.orchestrator.train.env.at(0).agent, "runtime.type")->as_string(), "subprocess");
   EXPECT_FALSE(c.orchestrator.eval->eval_base_model);
   EXPECT_EQ(c.orchestrator.eval->env.at(0).id, "reverse-text");
   EXPECT_EQ(c.inference->model.max_model_len, 2048);

@@ -26,7 +26,7 @@ std::string without_types(std::string_view key) {
 
 /// The keys at which two dumped trees differ.
 void collect_differences(const Value& a, const Value& b, const std::string& path, std::vector<std::string>& out) {
-  if (a.equals(b)) return;
+  if (equals(a, b)) return;
   if (!a.is_table() || !b.is_table()) return out.push_back(path);
   for (const Member& member : a.members()) {
     const Value* other = b.find(member.key);
@@ -62,18 +62,18 @@ class StatusChecker {
   void check_unused(const Field& field, const Field& usual, const std::string& path, Status status) {
     const Value chosen = dump(*field.ops, field.target, NullStyle::kAlways);
     const Value other = dump(*usual.ops, usual.target, NullStyle::kAlways);
-    if (chosen.equals(other)) return;
+    if (equals(chosen, other)) return;
     std::vector<std::string> keys;
     collect_differences(chosen, other, path, keys);
     for (std::string& key : keys)
       if (status.kind == Status::Kind::kNotBuilt)
         add_not_built(key, status);
-      else if (const Value* written = raw_.find_path(key))
+      else if (const Value* written = find_path(raw_, key))
         report_.inert.push_back({std::move(key), std::string(status.text), written->origin()});
   }
 
   void add_not_built(const std::string& path, Status status) {
-    const Value* written = raw_.find_path(path);
+    const Value* written = find_path(raw_, path);
     std::string feature(status.text);
     if (!status.instead.empty()) feature += fmt::format("; {}", status.instead);
     report_.not_built.push_back({path, std::move(feature), written ? written->origin() : Origin{}});

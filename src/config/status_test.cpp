@@ -171,9 +171,9 @@ Value resolved_with(const std::string& key, const std::string& value) {
 bool changes(const Value& before, const std::vector<Value>& after, const std::string& key, const std::string& target) {
   for (std::size_t end = 0; end != std::string::npos; end = key.find('.', end + 1)) {
     const std::string path = with_items(end == 0 ? target : key.substr(0, end) + "." + target);
-    const Value* then = before.find_path(path);
+    const Value* then = find_path(before, path);
     for (const Value& changed : after)
-      if (const Value* now = changed.find_path(path); now && (!then || !then->equals(*now))) return true;
+      if (const Value* now = find_path(changed, path); now && (!then || !equals(*then, *now))) return true;
   }
   return false;
 }

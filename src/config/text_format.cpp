@@ -49,7 +49,7 @@ void write_json(const Value& value, int indent, bool is_compact, std::string& ou
     case Value::Kind::kNull: out += "null"; break;
     case Value::Kind::kBool: out += value.as_bool() ? "true" : "false"; break;
     case Value::Kind::kInt: out += fmt::format("{}", value.as_int()); break;
-    case Value::Kind::kFloat: out += std::isfinite(value.as_number()) ? float_text(value.as_number()) : "null"; break;
+    case Value::Kind::kFloat: out += std::isfinite(as_number(value)) ? float_text(as_number(value)) : "null"; break;
     case Value::Kind::kString: out += quote(value.as_string()); break;
     case Value::Kind::kList: {
       out += "[";
@@ -89,7 +89,7 @@ std::string toml_key(const std::string& key) {
 std::string toml_inline(const Value& value) {
   switch (value.kind()) {
     case Value::Kind::kNull: return "\"None\"";
-    case Value::Kind::kFloat: return float_text(value.as_number());
+    case Value::Kind::kFloat: return float_text(as_number(value));
     case Value::Kind::kList: {
       std::string out = "[";
       for (std::size_t i = 0; i < value.items().size(); ++i) out += (i ? ", " : "") + toml_inline(value.items()[i]);

@@ -40,11 +40,11 @@ TEST_F(Files, TomlKeepsKindsOrderAndLines) {
   ASSERT_EQ(value.members().size(), 4u);
   EXPECT_EQ(value.find("b")->as_int(), 1);
   EXPECT_EQ(value.find("b")->origin().line, 1);
-  EXPECT_EQ(value.find("a")->as_number(), 2.5);
-  EXPECT_EQ(value.find_path("t.x.1")->as_string(), "two");
-  EXPECT_TRUE(value.find_path("list.0.id")->as_bool());
-  EXPECT_EQ(value.find_path("list.0.id")->origin().line, 6);
-  EXPECT_THAT(value.find_path("list.0.id")->origin().describe(), HasSubstr("a.toml:6"));
+  EXPECT_EQ(as_number(*value.find("a")), 2.5);
+  EXPECT_EQ(find_path(value, "t.x.1")->as_string(), "two");
+  EXPECT_TRUE(find_path(value, "list.0.id")->as_bool());
+  EXPECT_EQ(find_path(value, "list.0.id")->origin().line, 6);
+  EXPECT_THAT(find_path(value, "list.0.id")->origin().describe(), HasSubstr("a.toml:6"));
 }
 
 TEST_F(Files, ParentsAreReadFirstAndOverridden) {
@@ -53,7 +53,7 @@ TEST_F(Files, ParentsAreReadFirstAndOverridden) {
   const Value value = read_config_file(write("own.toml", "toml_files = [\"sub/more.toml\"]\n[model]\nname = \"own\"\n"));
   EXPECT_EQ(value.find("seq_len")->as_int(), 1);
   EXPECT_EQ(value.find("max_steps")->as_int(), 2);
-  EXPECT_EQ(value.find_path("model.name")->as_string(), "own");
+  EXPECT_EQ(find_path(value, "model.name")->as_string(), "own");
   EXPECT_EQ(value.find("toml_files"), nullptr);
 }
 
@@ -79,9 +79,9 @@ TEST(TextFormat, TomlAndJsonReadBackWhatTheyWrote) {
       "test");
   Value from_toml = parse_toml(to_toml(value), "written");
   none_to_null(from_toml);
-  EXPECT_TRUE(from_toml.equals(value)) << to_toml(value);
-  EXPECT_TRUE(parse_json(to_json(value), "written").equals(value)) << to_json(value);
-  EXPECT_TRUE(parse_json(to_compact_json(value), "written").equals(value));
+  EXPECT_TRUE(equals(from_toml, value)) << to_toml(value);
+  EXPECT_TRUE(equals(parse_json(to_json(value), "written"), value)) << to_json(value);
+  EXPECT_TRUE(equals(parse_json(to_compact_json(value), "written"), value));
   EXPECT_TRUE(from_toml.find("b")->is_float());
 }
 
@@ -102,24 +102,24 @@ TEST(Merge, TablesMergeAndListsAreReplaced) {
   Value base = parse_toml("xs = [1, 2]\n[t]\na = 1\nb = 2\n", "base");
   merge(base, parse_toml("xs = [3]\n[t]\nb = 4\n", "over"));
   EXPECT_EQ(base.find("xs")->items().size(), 1u);
-  EXPECT_EQ(base.find_path("t.a")->as_int(), 1);
-  EXPECT_EQ(base.find_path("t.b")->as_int(), 4);
-  EXPECT_EQ(base.find_path("t.b")->origin().where, "over");
+  EXPECT_EQ(find_path(base, "t.a")->as_int(), 1);
+  EXPECT_EQ(find_path(base, "t.b")->as_int(), 4);
+  EXPECT_EQ(find_path(base, "t.b")->origin().where, "over");
 }
 
 TEST(Merge, NumbersAddressItemsAndAppend) {
   Value base = parse_toml("[[env]]\nid = \"a\"\n", "base");
   merge(base, parse_json(R"({"env": {"0": {"name": "first"}, "1": {"id": "b"}}})", "flags"));
-  EXPECT_EQ(base.find_path("env.0.id")->as_string(), "a");
-  EXPECT_EQ(base.find_path("env.0.name")->as_string(), "first");
-  EXPECT_EQ(base.find_path("env.1.id")->as_string(), "b");
+  EXPECT_EQ(find_path(base, "env.0.id")->as_string(), "a");
+  EXPECT_EQ(find_path(base, "env.0.name")->as_string(), "first");
+  EXPECT_EQ(find_path(base, "env.1.id")->as_string(), "b");
   EXPECT_THROW(merge(base, parse_json(R"({"env": {"5": {"id": "c"}}})", "flags")), Error);
 }
 
 TEST(Merge, ASwitchKeepsTheTableAndNoneDropsIt) {
   Value base = parse_toml("[ckpt]\ninterval = 5\n", "base");
   merge(base, parse_json(R"({"ckpt": true})", "flags"));
-  EXPECT_EQ(base.find_path("ckpt.interval")->as_int(), 5);
+  EXPECT_EQ(find_path(base, "ckpt.interval")->as_int(), 5);
   Value none = parse_json(R"({"ckpt": "None"})", "flags");
   none_to_null(none);
   merge(base, none);

@@ -42,7 +42,7 @@ Value convert(const toml::node& node, const std::string& name) {
     Value::List items;
     items.reserve(array->size());
     for (const toml::node& child : *array) items.push_back(convert(child, name));
-    value = Value::list(std::move(items));
+    value = Value(std::move(items));
   } else if (const auto* text = node.as_string()) {
     value = Value(text->get());
   } else if (const auto* integer = node.as_integer()) {
@@ -62,7 +62,7 @@ Value convert(const toml::node& node, const std::string& name) {
   Value marked = std::move(value);
   const Origin origin{Origin::Kind::kFile, name, static_cast<int>(node.source().begin.line)};
   if (marked.is_table() || marked.is_list()) {
-    Value container = marked.is_table() ? Value::table() : Value::list();
+    Value container = marked.is_table() ? Value::table() : Value(Value::List());
     container.set_origin(origin);
     if (marked.is_table()) {
       container.members() = std::move(marked.members());

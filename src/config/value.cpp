@@ -47,17 +47,16 @@ Value::Value(double value) : data_(value) {}
 Value::Value(const char* value) : data_(std::string(value)) {}
 Value::Value(std::string_view value) : data_(std::string(value)) {}
 Value::Value(std::string value) : data_(std::move(value)) {}
+Value::Value(List items) : data_(std::move(items)) {}
 Value::Value(const Value&) = default;
 Value::Value(Value&&) noexcept = default;
-Value& Value::operator=(const Value&) = default;
-Value& Value::operator=(Value&&) noexcept = default;
-Value::~Value() = default;
-
-Value Value::list(List items) {
-  Value value;
-  value.data_ = std::move(items);
-  return value;
+Value& Value::operator=(Value other) noexcept {
+  data_.swap(other.data_);
+  std::swap(origin_, other.origin_);
+  is_loose_ = other.is_loose_;
+  return *this;
 }
+Value::~Value() = default;
 
 Value Value::table() {
   Value value;
@@ -74,10 +73,6 @@ bool Value::as_bool() const {
 std::int64_t Value::as_int() const {
   PRL_CHECK(is_int(), "value is {}", kind_name(*this));
   return std::get<std::int64_t>(data_);
-}
-double Value::as_number() const {
-  PRL_CHECK(is_int() || is_float(), "value is {}", kind_name(*this));
-  return is_int() ? static_cast<double>(std::get<std::int64_t>(data_)) : std::get<double>(data_);
 }
 const std::string& Value::as_string() const {
   PRL_CHECK(is_string(), "value is {}", kind_name(*this));
@@ -115,55 +110,6 @@ bool Value::erase(std::string_view key) {
   return std::erase_if(*table, [&](const Member& member) { return member.key == key; }) > 0;
 }
 
-const Value* Value::find_path(std::string_view dotted) const noexcept {
-  const Value* node = this;
-  while (node && !dotted.empty()) {
-    const std::string_view head = next_segment(dotted);
-    if (const List* list = std::get_if<List>(&node->data_)) {
-      const std::size_t index = list_index(head, list->size());
-      node = index < list->size() ? &(*list)[index] : nullptr;
-    } else {
-      node = node->find(head);
-    }
-  }
-  return node;
-}
-Value* Value::find_path(std::string_view dotted) noexcept { return const_cast<Value*>(std::as_const(*this).find_path(dotted)); }
-
-Value& Value::set_path(std::string_view dotted, Value value) {
-  Value* node = this;
-  while (true) {
-    const std::string_view head = next_segment(dotted);
-    if (List* list = std::get_if<List>(&node->data_); list && list_index(head, list->size()) < list->size()) {
-      node = &(*list)[list_index(head, list->size())];
-      if (dotted.empty()) return *node = std::move(value);
-      continue;
-    }
-    if (!node->is_table()) {
-      Value fresh = table();
-      fresh.origin_ = value.origin_;
-      *node = std::move(fresh);
-    }
-    if (dotted.empty()) return node->set(head, std::move(value));
-    Value* child = node->find(head);
-    if (!child) {
-      child = &node->set(head, table());
-      child->origin_ = value.origin_;
-    }
-    node = child;
-  }
-}
-
-bool Value::erase_path(std::string_view dotted) {
-  std::string_view rest = dotted;
-  const std::string_view head = next_segment(rest);
-  if (rest.empty()) return erase(head);
-  Value* child = find(head);
-  if (!child || !child->erase_path(rest)) return false;
-  if (child->is_table() && child->members().empty()) erase(head);
-  return true;
-}
-
 void Value::set_origin(const Origin& origin) {
   origin_ = origin;
   if (List* list = std::get_if<List>(&data_))
@@ -172,27 +118,75 @@ void Value::set_origin(const Origin& origin) {
     for (Member& member : *table) member.value.set_origin(origin);
 }
 
-bool Value::equals(const Value& other) const noexcept {
-  if (is_list() && other.is_list()) {
-    const List& a = std::get<List>(data_);
-    const List& b = std::get<List>(other.data_);
-    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Value& x, const Value& y) { return x.equals(y); });
+double as_number(const Value& value) {
+  PRL_CHECK(value.is_int() || value.is_float(), "value is {}", kind_name(value));
+  return value.is_int() ? static_cast<double>(value.as_int()) : std::get<double>(value.data_);
+}
+
+const Value* find_path(const Value& tree, std::string_view dotted) noexcept {
+  const Value* node = &tree;
+  while (node && !dotted.empty()) {
+    const std::string_view head = next_segment(dotted);
+    if (node->is_list()) {
+      const std::size_t index = list_index(head, node->items().size());
+      node = index < node->items().size() ? &node->items()[index] : nullptr;
+    } else {
+      node = node->find(head);
+    }
   }
-  if (is_table() && other.is_table()) {
-    const Table& a = std::get<Table>(data_);
-    const Table& b = std::get<Table>(other.data_);
-    if (a.size() != b.size()) return false;
-    return std::all_of(a.begin(), a.end(), [&](const Member& member) {
-      const Value* found = other.find(member.key);
-      return found && member.value.equals(*found);
+  return node;
+}
+Value* find_path(Value& tree, std::string_view dotted) noexcept { return const_cast<Value*>(find_path(std::as_const(tree), dotted)); }
+
+Value& set_path(Value& tree, std::string_view dotted, Value value) {
+  Value* node = &tree;
+  while (true) {
+    const std::string_view head = next_segment(dotted);
+    if (node->is_list() && list_index(head, node->items().size()) < node->items().size()) {
+      node = &node->items()[list_index(head, node->items().size())];
+      if (dotted.empty()) return *node = std::move(value);
+      continue;
+    }
+    if (!node->is_table()) {
+      Value fresh = Value::table();
+      fresh.set_origin(value.origin());
+      *node = std::move(fresh);
+    }
+    if (dotted.empty()) return node->set(head, std::move(value));
+    Value* child = node->find(head);
+    if (!child) {
+      child = &node->set(head, Value::table());
+      child->set_origin(value.origin());
+    }
+    node = child;
+  }
+}
+
+bool erase_path(Value& tree, std::string_view dotted) {
+  std::string_view rest = dotted;
+  const std::string_view head = next_segment(rest);
+  if (rest.empty()) return tree.erase(head);
+  Value* child = tree.find(head);
+  if (!child || !erase_path(*child, rest)) return false;
+  if (child->is_table() && child->members().empty()) tree.erase(head);
+  return true;
+}
+
+bool equals(const Value& a, const Value& b) noexcept {
+  if (a.is_list() && b.is_list()) return std::ranges::equal(a.items(), b.items(), equals);
+  if (a.is_table() && b.is_table()) {
+    if (a.members().size() != b.members().size()) return false;
+    return std::ranges::all_of(a.members(), [&](const Member& member) {
+      const Value* found = b.find(member.key);
+      return found && equals(member.value, *found);
     });
   }
-  if ((is_int() || is_float()) && (other.is_int() || other.is_float()))
-    return is_int() && other.is_int() ? as_int() == other.as_int() : as_number() == other.as_number();
-  if (kind() != other.kind()) return false;
-  if (is_bool()) return std::get<bool>(data_) == std::get<bool>(other.data_);
-  if (is_string()) return std::get<std::string>(data_) == std::get<std::string>(other.data_);
-  return is_null();
+  if ((a.is_int() || a.is_float()) && (b.is_int() || b.is_float()))
+    return a.is_int() && b.is_int() ? a.as_int() == b.as_int() : as_number(a) == as_number(b);
+  if (a.kind() != b.kind()) return false;
+  if (a.is_bool()) return a.as_bool() == b.as_bool();
+  if (a.is_string()) return a.as_string() == b.as_string();
+  return true;
 }
 
 std::string to_display(const Value& value) {
@@ -200,7 +194,7 @@ std::string to_display(const Value& value) {
     case Value::Kind::kNull: return "null";
     case Value::Kind::kBool: return value.as_bool() ? "true" : "false";
     case Value::Kind::kInt: return fmt::format("{}", value.as_int());
-    case Value::Kind::kFloat: return fmt::format("{}", value.as_number());
+    case Value::Kind::kFloat: return fmt::format("{}", as_number(value));
     case Value::Kind::kString: {
       const std::string& text = value.as_string();
       if (text.size() <= kMaxDisplayChars) return fmt::format("\"{}\"", text);

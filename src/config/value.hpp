@@ -39,10 +39,9 @@ class Value {
   Value(std::string value);
   Value(const Value&);
   Value(Value&&) noexcept;
-  Value& operator=(const Value&);
-  Value& operator=(Value&&) noexcept;
+  Value& operator=(Value) noexcept;
   ~Value();
-  static Value list(List items = {});
+  explicit Value(List items);
   static Value table();
 
   Kind kind() const noexcept;
@@ -54,10 +53,9 @@ class Value {
   bool is_list() const noexcept { return kind() == Kind::kList; }
   bool is_table() const noexcept { return kind() == Kind::kTable; }
 
-  /// The held value; the kind must match (checked). as_number takes integers and floats.
+  /// The held value; the kind must match (checked).
   bool as_bool() const;
   std::int64_t as_int() const;
-  double as_number() const;
   const std::string& as_string() const;
   const List& items() const;
   List& items();
@@ -72,14 +70,6 @@ class Value {
   /// Removes a member of a table; false if there was none.
   bool erase(std::string_view key);
 
-  /// Walks "a.b.c" through tables, and "xs.0.id" through lists. nullptr where the path ends early.
-  const Value* find_path(std::string_view dotted) const noexcept;
-  Value* find_path(std::string_view dotted) noexcept;
-  /// Sets "a.b.c", making the tables on the way (a null, bool or scalar on the way is replaced by a table).
-  Value& set_path(std::string_view dotted, Value value);
-  /// Removes "a.b.c" and the tables on the way that are empty then; false if it was not there.
-  bool erase_path(std::string_view dotted);
-
   const Origin& origin() const noexcept { return origin_; }
   /// Marks this node and everything below as written at `origin`.
   void set_origin(const Origin& origin);
@@ -89,8 +79,8 @@ class Value {
   bool is_loose() const noexcept { return is_loose_; }
   void set_loose(bool loose) noexcept { is_loose_ = loose; }
 
-  /// Same kind and content, whatever the origins. An integer equals a float of the same value.
-  bool equals(const Value& other) const noexcept;
+  /// An integer or a float (checked).
+  friend double as_number(const Value& value);
 
  private:
   std::variant<std::monostate, bool, std::int64_t, double, std::string, List, Table> data_;
@@ -103,6 +93,17 @@ struct Member {
   std::string key;
   Value value;
 };
+
+/// Walks "a.b.c" through tables, and "xs.0.id" through lists. nullptr where the path ends early.
+const Value* find_path(const Value& tree, std::string_view dotted) noexcept;
+Value* find_path(Value& tree, std::string_view dotted) noexcept;
+/// Sets "a.b.c", making the tables on the way (a null, bool or scalar on the way is replaced by a table).
+Value& set_path(Value& tree, std::string_view dotted, Value value);
+/// Removes "a.b.c" and the tables on the way that are empty then; false if it was not there.
+bool erase_path(Value& tree, std::string_view dotted);
+
+/// Same kind and content, whatever the origins. An integer equals a float of the same value.
+bool equals(const Value& a, const Value& b) noexcept;
 
 /// Short form for messages: scalars as JSON, long ones cut, "a table with 3 keys", "a list of 2".
 std::string to_display(const Value& value);

@@ -95,11 +95,10 @@ net::asio::awaitable<std::vector<float>> ask_numbers(std::shared_ptr<env::python
   co_return numbers;
 }
 
-/// A function in Python of `section`, which has import_path, path, python and kwargs; `key` names it in messages.
-template <class Section>
-orchestrator::GroupFunction group_function(const std::string& key, const std::string& import_path, const Section& section,
+/// A function in Python; `key` names it in messages.
+orchestrator::GroupFunction group_function(const std::string& key, const config::PythonFunctionConfig& config,
                                            const std::filesystem::path& output_dir) {
-  const auto function = python_function(key, import_path, section, output_dir);
+  const auto function = python_function(key, config.import_path.value(), config, output_dir);
   return [function](boost::json::array rollouts) { return ask_numbers(function, std::move(rollouts)); };
 }
 
@@ -130,7 +129,7 @@ net::asio::awaitable<std::vector<orchestrator::EchoMask>> ask_masks(std::shared_
 orchestrator::EchoFilter echo_filter(const config::AdvantageConfig& config, const std::filesystem::path& output_dir) {
   if (!config.filter) return {};
   const auto function = python_function("filter of echo", "prl_worker.echo.masks", *config.filter, output_dir);
-  return [function, filter = config.filter->import_path](boost::json::array rollouts) {
+  return [function, filter = config.filter->import_path.value()](boost::json::array rollouts) {
     return ask_masks(function, filter, std::move(rollouts));
   };
 }
@@ -138,7 +137,7 @@ orchestrator::EchoFilter echo_filter(const config::AdvantageConfig& config, cons
 /// The function of advantage type custom, shared by the environments that use it; empty for other types.
 orchestrator::GroupFunction advantage_function(const config::AdvantageConfig& config, const std::filesystem::path& output_dir) {
   if (config.type != config::AdvantageType::kCustom) return {};
-  return group_function("advantage", *config.import_path, config, output_dir);
+  return group_function("advantage", config, output_dir);
 }
 
 /// Filters of type custom, shared by all environments.
@@ -146,8 +145,8 @@ std::vector<orchestrator::GroupFilter> filter_functions(const config::Orchestrat
   std::vector<orchestrator::GroupFilter> filters;
   for (const config::RolloutFilter& filter : config.filters)
     if (const auto* custom = std::get_if<config::CustomFilter>(&filter)) {
-      const std::string name = custom->import_path.substr(custom->import_path.rfind('.') + 1);
-      filters.push_back({name, custom->enforce, group_function("filter", custom->import_path, *custom, config.output_dir)});
+      const std::string name = custom->import_path->substr(custom->import_path->rfind('.') + 1);
+      filters.push_back({name, custom->enforce, group_function("filter", *custom, config.output_dir)});
     }
   return filters;
 }
@@ -326,7 +325,7 @@ std::vector<orchestrator::TrainEnv> train_environments(const config::Orchestrato
     train.max_retries = entry.max_retries;
     train.max_total_completion_tokens = entry.max_total_completion_tokens;
     train.wants_roles = echo_weights(entry.algo.value_or(config.advantage), config.mask_env_responses).is_any();
-    if (entry.reward) train.rewards = group_function("reward", entry.reward->import_path, *entry.reward, config.output_dir);
+    if (entry.reward) train.rewards = group_function("reward", *entry.reward, config.output_dir);
     train.filters = filters;
     train.advantages = entry.algo ? advantage_function(*entry.algo, config.output_dir) : common;
     train.echo_filter = echo_filter(entry.algo.value_or(config.advantage), config.output_dir);

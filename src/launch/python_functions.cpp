@@ -1,8 +1,12 @@
 #include "launch/python_functions.hpp"
 
+#include <boost/json/parse.hpp>
+
 #include <utility>
 
 #include "base/error.hpp"
+#include "config/text_format.hpp"
+#include "launch/log_folder.hpp"
 
 namespace prl::launch {
 namespace {
@@ -88,11 +92,22 @@ std::vector<trainer::SequenceLoss> ask(const env::python::PythonFunction& functi
 
 }  // namespace
 
+std::shared_ptr<env::python::PythonFunction> python_function(const std::string& key, const std::string& function,
+                                                             const config::PythonFunctionConfig& config,
+                                                             const std::filesystem::path& output_dir) {
+  env::python::PythonSettings settings;
+  settings.path = config.path.value_or("");
+  settings.python = config.python.value_or("");
+  settings.log_folder = log_file(output_dir, "envs") / "functions";
+  return std::make_shared<env::python::PythonFunction>(key, function, json::parse(config::to_compact_json(config.kwargs)).as_object(),
+                                                       settings);
+}
+
 trainer::LossFunction loss_function(const config::LossConfig& loss, const std::filesystem::path& output_dir) {
   const auto* custom = std::get_if<config::CustomLossConfig>(&loss);
   if (custom == nullptr) return {};
   const auto function = python_function("loss", kEvaluate, *custom, output_dir);
-  const std::string path = custom->import_path;
+  const std::string path = custom->import_path.value();
   ask(*function, path, {});
   return [function, path](std::span<const trainer::TokenStreams> sequences) { return ask(*function, path, sequences); };
 }

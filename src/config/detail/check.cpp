@@ -20,11 +20,11 @@ constexpr std::array<std::string_view, 8> kForbiddenVariables = {"CUDA_VISIBLE_D
 Value usual_around(const TypeOps& ops, const Value& chosen, std::string_view key) {
   Value blocks = Value::table();
   for (std::size_t dot = key.find('.'); dot != std::string_view::npos; dot = key.find('.', dot + 1)) {
-    const Value* block = chosen.find_path(key.substr(0, dot));
+    const Value* block = find_path(chosen, key.substr(0, dot));
     if (!block || !block->is_table()) break;
     Value on = Value::table();
     if (const Value* type = block->find("type")) on.set("type", *type);
-    blocks.set_path(key.substr(0, dot), std::move(on));
+    set_path(blocks, key.substr(0, dot), std::move(on));
   }
   const std::shared_ptr<void> fresh = ops.make();
   Report ignored;
@@ -51,10 +51,10 @@ void Check::inert(std::string_view key, std::string reason) const {
 void warn_inert(const TypeOps& ops, const void* config, std::span<const Inert> keys, const Check& check) {
   const Value chosen = dump(ops, config, NullStyle::kAlways);
   for (const Inert& inert : keys) {
-    const Value* a = chosen.find_path(inert.key);
+    const Value* a = find_path(chosen, inert.key);
     const Value usual = usual_around(ops, chosen, inert.key);
-    const Value* b = usual.find_path(inert.key);
-    if (check.raw(inert.key) && a && !(b && a->equals(*b))) check.inert(inert.key, std::string(inert.reason));
+    const Value* b = find_path(usual, inert.key);
+    if (check.raw(inert.key) && a && !(b && equals(*a, *b))) check.inert(inert.key, std::string(inert.reason));
   }
 }
 

@@ -24,7 +24,7 @@ class Check {
       : raw_(raw), prefix_(std::move(prefix)), report_(report), context_(context) {}
 
   /// What the user wrote at a key of the section; nullptr if nothing.
-  const Value* raw(std::string_view key) const { return raw_.find_path(full(key)); }
+  const Value* raw(std::string_view key) const { return find_path(raw_, full(key)); }
   /// True if the user wrote something other than null there.
   bool is_set(std::string_view key) const {
     report_.decisive.insert(full(key));

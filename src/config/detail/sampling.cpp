@@ -50,7 +50,7 @@ void list_environments(Value* section) {
     for (const Member& member : envs->members()) items.push_back(member.value);
   else
     items.push_back(*envs);
-  Value list = Value::list(std::move(items));
+  Value list = Value(std::move(items));
   *envs = std::move(list);
 }
 

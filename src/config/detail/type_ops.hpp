@@ -48,7 +48,7 @@ TypeOps scalar_ops() {
   } else if constexpr (std::is_floating_point_v<T>) {
     ops.kind = TypeOps::Kind::kFloat;
     ops.read = [](const void* p) { return Value(static_cast<double>(cast<T>(p))); };
-    ops.write = [](void* p, const Value& v) { cast<T>(p) = static_cast<T>(v.as_number()); };
+    ops.write = [](void* p, const Value& v) { cast<T>(p) = static_cast<T>(as_number(v)); };
   } else if constexpr (std::is_same_v<T, std::string>) {
     ops.kind = TypeOps::Kind::kString;
     ops.read = [](const void* p) { return Value(cast<T>(p)); };

@@ -207,7 +207,7 @@ double loss_of(const MaskedLossConfig& c, const TokenStreams& s, std::span<doubl
 }
 
 double loss_of(const CustomLossConfig& c, const TokenStreams&, std::span<double>, MetricPool&) {
-  fail(ErrorCode::kInternal, "[trainer.loss] the loss {} is of whole rows", c.import_path);
+  fail(ErrorCode::kInternal, "[trainer.loss] the loss {} is of whole rows", c.import_path.value_or("custom"));
 }
 
 }  // namespace
