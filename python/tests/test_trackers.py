@@ -337,21 +337,18 @@ print(json.dumps([r.exit.exit_code for path in pathlib.Path(sys.argv[1]).glob("w
 
 
 class PrimeTest(TrackerTest):
-    def test_the_calls_of_the_platform(self):
-        calls = []
-
+    def platform(self, answer):
+        """A server of the platform: answer(request, body) gives status and JSON."""
         class Handler(http.server.BaseHTTPRequestHandler):
-            def answer(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                calls.append((self.command, self.path, self.headers["Authorization"], body))
-                is_first_metrics = self.path == "/rft/metrics" and sum(call[1] == self.path for call in calls) == 1
-                text = json.dumps({"data": {"run_id": "r1"}} if self.path == "/rft/external-runs" else {}).encode()
-                self.send_response(503 if is_first_metrics else 200)
+            def reply(self):
+                status, value = answer(self, self.rfile.read(int(self.headers["Content-Length"])))
+                text = json.dumps(value).encode()
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
 
-            do_POST = do_PUT = answer
+            do_POST = do_PUT = reply
 
             def log_message(self, *_):
                 pass
@@ -360,6 +357,17 @@ class PrimeTest(TrackerTest):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         self.addCleanup(server.server_close)
         self.addCleanup(server.shutdown)
+        return server
+
+    def test_the_calls_of_the_platform(self):
+        calls = []
+
+        def answer(request, body):
+            calls.append((request.command, request.path, request.headers["Authorization"], json.loads(body)))
+            is_first_metrics = request.path == "/rft/metrics" and sum(call[1] == request.path for call in calls) == 1
+            return 503 if is_first_metrics else 200, {"data": {"run_id": "r1"}} if request.path == "/rft/external-runs" else {}
+
+        server = self.platform(answer)
         os.environ["PRL_TEST_KEY"] = "secret"
         run = Run("prime", prime={"base_url": f"http://127.0.0.1:{server.server_port}/rft", "api_key_var": "PRL_TEST_KEY", "run_name": "n", "log_extras": {"samples": False}})
         self.addCleanup(run.close)
@@ -380,26 +388,12 @@ class PrimeTest(TrackerTest):
             self.skipTest("the environment `legacy` is not there (python/tests/venvs.py)")
         calls = []
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def answer(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                calls.append((self.command, self.path, body))
-                where = {"presigned_url": f"http://127.0.0.1:{server.server_port}/bucket?signature=s", "s3_key": "k"}
-                text = json.dumps({"data": {"run_id": "r1"} if self.path == "/rft/external-runs" else where if self.path == "/rft/samples/presign" else {}}).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+        def answer(request, body):
+            calls.append((request.command, request.path, body))
+            where = {"presigned_url": f"http://127.0.0.1:{server.server_port}/bucket?signature=s", "s3_key": "k"}
+            return 200, {"data": {"run_id": "r1"} if request.path == "/rft/external-runs" else where if request.path == "/rft/samples/presign" else {}}
 
-            do_POST = do_PUT = answer
-
-            def log_message(self, *_):
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        self.addCleanup(server.server_close)
-        self.addCleanup(server.shutdown)
+        server = self.platform(answer)
         run = Run("prime", prime={"base_url": f"http://127.0.0.1:{server.server_port}/rft", "api_key_var": "PRL_TEST_KEY", "log_extras": {"samples": True, "interval": 10}})
         self.addCleanup(run.close)
         run.python, run.env = python, {"PRL_TEST_KEY": "secret"}

@@ -28,12 +28,7 @@ constexpr const char* kKey = "the-key-of-the-router";
 class FleetOrdersTest : public ::testing::Test {
  protected:
   FleetOrdersTest() {
-    FleetOptions options;
-    options.probe_interval = 20ms;
-    options.retry_interval = 10ms;
-    options.probe_timeout = 300ms;
-    options.num_failed_probes = 2;
-    fleet_ = std::make_shared<Fleet>(io_.executor(), client_, options);
+    fleet_ = std::make_shared<Fleet>(io_.executor(), client_, testing::quick_fleet());
     updater_ = std::make_shared<WeightUpdater>(fleet_, client_, WeightUpdaterOptions{.api_key = {}, .patience = 300ms});
     server_ = std::make_unique<RouterServer>(
         RouterServerOptions{.http = {.name = "router"}, .guard = {.api_key = kKey, .host = "127.0.0.1"}, .update_timeout = 20s}, fleet_,

@@ -31,12 +31,7 @@ net::HttpClient::Options quick_client() {
 class FleetTest : public ::testing::Test {
  protected:
   FleetTest() {
-    FleetOptions options;
-    options.probe_interval = 20ms;
-    options.retry_interval = 10ms;
-    options.probe_timeout = 300ms;
-    options.num_failed_probes = 2;
-    fleet_ = std::make_shared<Fleet>(io_.executor(), client_, options);
+    fleet_ = std::make_shared<Fleet>(io_.executor(), client_, testing::quick_fleet());
     updater_ = std::make_shared<WeightUpdater>(fleet_, client_, WeightUpdaterOptions{.api_key = {}, .patience = 300ms});
   }
 

@@ -17,11 +17,22 @@
 #include "net/deadline.hpp"
 #include "net/http_server.hpp"
 #include "net/sse.hpp"
+#include "router/fleet.hpp"
 
 namespace prl::router::testing {
 
 /// Tokens of a reply are functions of the seed and the place alone, as an engine's are of seed, prompt and weights.
 inline std::int64_t token_at(std::int64_t seed, std::int64_t place) { return (seed * 31 + place * 7) % 1000; }
+
+/// A fleet that notices in milliseconds what another would in seconds.
+inline FleetOptions quick_fleet() {
+  FleetOptions options;
+  options.probe_interval = std::chrono::milliseconds(20);
+  options.retry_interval = std::chrono::milliseconds(10);
+  options.probe_timeout = std::chrono::milliseconds(300);
+  options.num_failed_probes = 2;
+  return options;
+}
 
 class ScriptedEngine {
  public:
