@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/log.hpp"
+#include "base/log_progress.hpp"
 #include "launch/engine_client.hpp"
 #include "launch/engine_host.hpp"
 #include "launch/local_pressure.hpp"
@@ -60,15 +61,20 @@ void guarded(const char* role, FirstFailure& failure, Body body) {
   }
 }
 
+/// A step's line is of the run, whichever role's thread completes it.
+void show_step(const std::string& line) {
+  const std::string role = log::thread_role();
+  log::set_thread_role("");
+  log::step("{}", line);
+  log::set_thread_role(role);
+}
+
 /// One console line per trained step, of what both roles say of it.
 void show_progress(RlProgress& progress, monitor::Monitor& orchestrator, monitor::Monitor& trainer) {
   orchestrator.add_sink(monitor::make_callback_sink(
       [&progress](std::int64_t step, const monitor::Metrics& metrics) { progress.add_orchestrator(step, metrics); }));
-  trainer.add_sink(monitor::make_callback_sink([&progress](std::int64_t step, const monitor::Metrics& metrics) {
-    log::set_thread_role("");
-    log::step("{}", progress.add_trainer(step, metrics, RlProgress::Clock::now()));
-    log::set_thread_role("trainer");
-  }));
+  trainer.add_sink(monitor::make_callback_sink(
+      [&progress](std::int64_t step, const monitor::Metrics& metrics) { progress.add_trainer(step, metrics, RlProgress::Clock::now()); }));
 }
 
 void log_end(const trainer::TrainRunResult& trained, const orchestrator::OrchestratorReport& report, const ProofLog& proofs,
@@ -171,7 +177,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
   run.abort = failure.abort();
   orchestrator::OrchestratorReport report;
   trainer::TrainRunResult trained;
-  RlProgress progress(config.trainer.max_steps, resume_step);
+  RlProgress progress(config.trainer.max_steps, resume_step, show_step);
   const OrchestratorBench bench(*monitors.orchestrator, config.orchestrator.bench);
   show_progress(progress, *monitors.orchestrator, *monitors.trainer);
   {
@@ -190,6 +196,7 @@ int run_colocated(const config::RlConfig& config, std::stop_token outer_stop) {
       });
     });
   }
+  progress.finish();
   host.engine().shutdown();
   if (const auto error = failure.take()) throw *error;
   if (!trained.was_stopped) bench.write();

@@ -29,7 +29,9 @@ constexpr std::size_t kMaxLine = 1 << 20;
 class Reader {
  public:
   Reader(std::filesystem::path metrics, std::uint64_t begin, std::optional<std::int64_t> max_steps, std::int64_t first_step)
-      : begin_(begin), lines_(std::move(metrics)), progress_(max_steps, first_step) {}
+      : begin_(begin),
+        lines_(std::move(metrics)),
+        progress_(max_steps, first_step, [](const std::string& line) { log::step("{}", line); }) {}
 
   void read() {
     const dashboard::LineReader::Sink sink{// A file that a role replaced holds rows that were shown, and steps tell which.
@@ -46,6 +48,7 @@ class Reader {
     while (lines_.read(sink, kMaxPart)) {
     }
   }
+  void finish() { progress_.finish(); }
 
  private:
   void take(const std::string& line) {
@@ -61,7 +64,7 @@ class Reader {
     if (role->get_string() == kOrchestratorRows) progress_.add_orchestrator(step->get_int64(), metrics);
     if (role->get_string() != kTrainerRows || step->get_int64() <= last_shown_) return;
     last_shown_ = step->get_int64();
-    log::step("{}", progress_.add_trainer(last_shown_, metrics, RlProgress::Clock::now()));
+    progress_.add_trainer(last_shown_, metrics, RlProgress::Clock::now());
   }
 
   const std::uint64_t begin_;
@@ -86,6 +89,7 @@ StepConsole::StepConsole(std::filesystem::path metrics, std::uint64_t begin, std
         std::unique_lock lock(mutex);
         while (!changed.wait_for(lock, stop, kInterval, [] { return false; }) && !stop.stop_requested()) reader->read();
         reader->read();
+        reader->finish();
       }) {}
 
 StepConsole::~StepConsole() = default;
