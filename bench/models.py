@@ -11,6 +11,8 @@ SHAPES = {
                   "--num-kv-heads 8 --head-dim 128 --max-position-embeddings 40960",
     "qwen3-4b": "--family qwen3 --vocab-size 151936 --hidden-size 2560 --intermediate-size 9728 --num-layers 36 --num-heads 32 "
                 "--num-kv-heads 8 --head-dim 128 --max-position-embeddings 40960",
+    "qwen3-8b": "--family qwen3 --vocab-size 151936 --hidden-size 4096 --intermediate-size 12288 --num-layers 36 --num-heads 32 "
+                "--num-kv-heads 8 --head-dim 128 --max-position-embeddings 40960 --no-tie-word-embeddings",
 }
 
 

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""On a machine with several GPUs: ranks over NCCL give the weights of one GPU bit for bit, in SFT and RL, and a killed rank heals."""
+import json
+import os
+import re
+import signal
+
+import harness
+from harness import check, prl
+
+STEPS = 6
+
+
+def num_gpus():
+    """Of this machine; the test is skipped where there are fewer than two."""
+    report = {row["subject"]: row["found"] for row in json.loads(prl("doctor", "--json")[0])}
+    num = len(re.findall(r"\(compute \d", report.get("gpu", "")))
+    if num < 2:
+        raise harness.Skip(f"{num} GPUs")
+    return num
+
+
+def ranks_to_try():
+    return [n for n in (2, 4, 8) if n <= num_gpus()]
+
+
+def weights(out, step=STEPS):
+    return harness.tensor_digest(out / f"weights/step_{step}")
+
+
+def prepare(folder, *model):
+    harness.tiny_model(folder / "model", *model)
+    harness.sft_data(folder / "data.jsonl", 64)
+
+
+def sft_arguments(folder, out, *flags, steps=STEPS):
+    return ["sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 5,
+            "--max-steps", steps, "--output-dir", folder / out, "--ckpt", "--compute.device", "cuda", *flags]
+
+
+def test_sft_over_nccl_gives_the_weights_of_one_gpu():
+    counts = ranks_to_try()
+    with harness.workspace("gpu-sft-ranks") as folder:
+        prepare(folder)
+        for dtype in ("float32", "bfloat16"):
+            prl(*sft_arguments(folder, f"one-{dtype}", "--compute.dtype", dtype))
+            for ranks in counts:
+                out = folder / f"{ranks}-{dtype}"
+                prl(*sft_arguments(folder, out.name, "--compute.dtype", dtype, "--deployment.num-gpus", ranks))
+                check(weights(out) == weights(folder / f"one-{dtype}"), f"{ranks} ranks in {dtype} gave other weights than one")
+                check(f"rank 0 of {ranks} over nccl" in (out / "logs/latest/sft.log").read_text(), "the ranks did not talk over NCCL")
+        prl(*sft_arguments(folder, "fast", "--model.reduce", "fast", "--deployment.num-gpus", counts[0]))
+        one, fast = harness.metrics(folder / "one-bfloat16"), harness.metrics(folder / "fast")
+        worst = max(abs(one[step]["loss/mean"] - fast[step]["loss/mean"]) for step in one)
+        check(worst < 0.01, f"fast sums train something else: losses differ by {worst}")
+
+
+def test_rl_over_nccl_gives_the_weights_of_one_process():
+    counts = ranks_to_try()
+    with harness.workspace("gpu-rl-ranks") as folder:
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=STEPS)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt", "--trainer.compute.device", "cuda")
+        for ranks in counts:
+            for broadcast in ("filesystem", "nccl"):
+                ports, out = harness.free_ports(2), folder / f"{ranks}-{broadcast}"
+                flags = ["--weight-broadcast.type", "nccl", "--weight-broadcast.port", ports[1]] if broadcast == "nccl" else []
+                prl("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node", "--deployment.num-train-gpus", ranks,
+                    "--inference-gpu-ids", "[0]", "--trainer-gpu-ids", json.dumps(list(range(ranks))), "--inference.gpu-memory-utilization", 0.1,
+                    "--trainer.compute.device", "cuda", "--inference.compute.device", "cuda", "--inference.server.port", ports[0], *flags)
+                check(weights(out) == weights(folder / "one"), f"{ranks} ranks, weights by {broadcast}: other weights than one process")
+                rows = harness.metrics(out)
+                check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
+
+
+def test_gpus_that_share_rows_give_the_weights_of_one():
+    counts = ranks_to_try()
+    with harness.workspace("gpu-cp") as folder:
+        prepare(folder, "--num-kv-heads", 4)
+        for dtype in ("float32", "bfloat16"):
+            flags = ["--compute.dtype", dtype, "--model.cp-style", "ulysses", "--model.leaves-per-row", 4]
+            prl(*sft_arguments(folder, f"one-{dtype}", *flags))
+            for cp in (n for n in counts if n <= 4):
+                out = folder / f"{cp}-{dtype}"
+                prl(*sft_arguments(folder, out.name, *flags, "--model.cp", cp, "--deployment.num-gpus", cp))
+                check(weights(out) == weights(folder / f"one-{dtype}"), f"rows shared by {cp} GPUs in {dtype} gave other weights")
+
+
+def test_a_killed_rank_heals():
+    num_gpus()
+    with harness.workspace("gpu-healed") as folder:
+        prepare(folder)
+        steps = 300
+        prl(*sft_arguments(folder, "one", steps=steps))
+        log = folder / "run.log"
+        flags = ["--deployment.num-gpus", 2, "--healing.max-restarts", 3, "--healing.backoff-seconds", 0.1, "--dist-timeout-seconds", 10]
+        with harness.running(*sft_arguments(folder, "out", *flags, steps=steps), log=log) as run:
+            harness.wait_until(lambda: len(harness.rows_of(folder / "out/metrics.jsonl")) > 10 or run.poll() is not None, 60, "steps")
+            os.kill(harness.role_pids(log)["sft_rank_1"], signal.SIGKILL)
+            harness.wait_until(lambda: "a rank was let in" in log.read_text() or run.poll() is not None, 90, "the rank that was started again")
+            check(run.wait(120) == 0, log.read_text()[-3000:])
+        check(weights(folder / "out", steps) == weights(folder / "one", steps), "the healed run gave other weights")
+        rows = harness.metrics(folder / "out")
+        seconds = [row["healing/recover_seconds"] for row in rows.values() if row.get("healing/recover_seconds")]
+        print(f"      went on after {seconds} s")
+        check(rows[steps]["healing/losses"] >= 1, f"losses are not counted: {rows[steps]}")
+
+
+if __name__ == "__main__":
+    harness.main(test_sft_over_nccl_gives_the_weights_of_one_gpu, test_rl_over_nccl_gives_the_weights_of_one_process,
+                 test_gpus_that_share_rows_give_the_weights_of_one, test_a_killed_rank_heals)
