@@ -9,6 +9,7 @@
 
 #include "base/testing/eventually.hpp"
 #include "comm/admission.hpp"
+#include "comm/loss_watch.hpp"
 #include "comm/testing/ranks.hpp"
 
 namespace prl::comm {
@@ -222,6 +223,60 @@ TEST(Faults, WaitsSayAfterTenSecondsWhoWaitsForWhom) {
     EXPECT_NE(said.find(part), std::string::npos) << part << " is not in\n" << said;
 }
 
+/// Rank 1 is killed when both are there. 0 if the others are told of it alone, and of nobody before.
+int watch_the_others(const std::string& store_folder, int rank, const char* backend) {
+  constexpr int kSize = 3;
+  const auto store = make_file_store(store_folder);
+  CommOptions options = options_of(rank, std::string_view(backend) == "nccl" ? 2 : kSize, store, 10 * prl::testing::kPatience);
+  if (std::string_view(backend) == "nccl") options.runtime = make_cuda_runtime(rank);
+  const auto group = options.runtime != nullptr ? make_nccl_communicator(options) : make_gloo_communicator(options);
+  const auto watch = options.runtime != nullptr ? nullptr : make_loss_watch(options);
+  group->barrier();
+  if (watch != nullptr && !watch->gone().empty()) return 10;
+  group->barrier();
+  if (rank == 1) (void)::raise(SIGKILL);
+  if (watch == nullptr) {
+    const auto started = std::chrono::steady_clock::now();
+    try {
+      group->barrier({.what = "end of step 5"});
+      return 11;
+    } catch (const PeerLost& lost) {
+      std::printf("noticed after %.2f s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count());
+      return lost.ranks() == std::vector<int>{1} ? 0 : 12;
+    }
+  }
+  std::vector<int> gone;
+  if (!prl::testing::eventually([&] { return !(gone = watch->gone()).empty(); })) return 13;
+  if (gone != std::vector<int>{1}) return 14;
+  store->set(fmt::format("told/{}", rank), "yes");
+  for (const int other : {0, 2}) (void)store->wait(fmt::format("told/{}", other), prl::testing::kPatience, "the other survivor");
+  return 0;
+}
+
+void expect_told(const char* backend, std::initializer_list<int> survivors) {
+  const TempFolder folder;
+  const int size = static_cast<int>(survivors.size()) + 1;
+  Processes ranks(size, [&](int rank) { return watch_the_others(folder.path() / "store", rank, backend); });
+  for (const int rank : survivors) {
+    const auto status = ranks.wait(rank, 2 * prl::testing::kPatience);
+    ASSERT_TRUE(status.has_value()) << "rank " << rank << " hangs";
+    EXPECT_EQ(*status, 0) << "rank " << rank;
+  }
+}
+
+TEST(Faults, AWatchTellsWhoDied) {
+  if (!has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+  expect_told("gloo", {0, 2});
+}
+
+// NCCL itself notices a rank that died at the deadline alone, here ten times what the test waits for.
+TEST(Faults, AKilledRankOfAGroupOverNcclIsNoticed) {
+  // A process that has used CUDA must not fork.
+  Processes look(1, [](int) { return testing::reason_to_skip("nccl", 2).empty() && has_gloo() ? 0 : 1; });
+  if (look.wait(0, prl::testing::kPatience) != 0) GTEST_SKIP() << "two GPUs, NCCL and Gloo are needed";
+  expect_told("nccl", {0});
+}
+
 class GroupFaults : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -271,7 +326,7 @@ TEST_P(GroupFaults, SilenceEndsWithTheDeadlineOfTheCall) {
 
 // Rank 0 has noticed that rank 2 is lost; rank 1 learns it from what rank 0 said, long before its own deadline.
 TEST_P(GroupFaults, WhoWaitsLearnsOfALossThatAnotherNoticed) {
-  if (std::string_view(GetParam()) == "nccl") GTEST_SKIP() << "whoever waits in NCCL notices at its deadline";
+  if (std::string_view(GetParam()) == "nccl") GTEST_SKIP() << "who waits in NCCL learns of ranks that died, not of silent ones";
   std::atomic<int> num_done{0};
   testing::run_threads(GetParam(), 3, [&](Communicator& group) {
     group.barrier();
@@ -303,7 +358,7 @@ TEST_P(GroupFaults, AbortFromAnotherThreadEndsAWait) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GroupFaults, ::testing::Values("threads", "gloo"), [](const auto& param) { return param.param; });
+INSTANTIATE_TEST_SUITE_P(All, GroupFaults, ::testing::Values("threads", "gloo", "nccl"), [](const auto& param) { return param.param; });
 
 }  // namespace
 }  // namespace prl::comm

@@ -1,3 +1,4 @@
+#include "comm/loss_watch.hpp"
 #include "comm/transport.hpp"
 
 #if defined(PRL_WITH_GLOO)
@@ -81,6 +82,18 @@ class GlooTransport final : public Transport {
         if (is_gone(peer)) waits_->wake(peer);
     } catch (const std::exception&) {
       // The context is being closed, which ends every wait.
+    }
+  }
+  /// Whether the connection to `peer`, another rank, was lost: what waits for a message that nobody sends is told of it. Asked by one
+  /// thread.
+  bool is_gone(int peer) {
+    gloo::transport::UnboundBuffer& watch = *watches_[static_cast<std::size_t>(peer)];
+    watch.abortWaitRecv();  // so that the wait does not wait
+    try {
+      (void)watch.waitRecv(std::chrono::hours(1));
+      return false;
+    } catch (const std::exception&) {
+      return true;
     }
   }
   void close() noexcept override {
@@ -185,23 +198,27 @@ class GlooTransport final : public Transport {
     }
   }
 
-  /// Whether the connection to `peer` was lost: what waits for a message that nobody sends is told of it. Asked by one thread.
-  bool is_gone(int peer) {
-    gloo::transport::UnboundBuffer& watch = *watches_[static_cast<std::size_t>(peer)];
-    watch.abortWaitRecv();  // so that the wait does not wait
-    try {
-      (void)watch.waitRecv(std::chrono::hours(1));
-      return false;
-    } catch (const std::exception&) {
-      return true;
-    }
-  }
-
   static constexpr std::uint64_t kNoMessage = ~std::uint64_t{0};
   std::shared_ptr<Waits> waits_ = std::make_shared<Waits>();
   std::shared_ptr<gloo::rendezvous::Context> context_;
   char never_ = 0;
   std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> watches_;  ///< per peer: receives a message that is never sent
+};
+
+class GlooWatch final : public LossWatch {
+ public:
+  explicit GlooWatch(const CommOptions& options) : transport_(options), rank_(options.rank), size_(options.size) {}
+  ~GlooWatch() override { transport_.close(); }
+  std::vector<int> gone() override {
+    std::vector<int> ranks;
+    for (int peer = 0; peer < size_; ++peer)
+      if (peer != rank_ && transport_.is_gone(peer)) ranks.push_back(peer);
+    return ranks;
+  }
+
+ private:
+  GlooTransport transport_;
+  const int rank_, size_;
 };
 
 std::unique_ptr<Transport> connect_gloo(const CommOptions& options) {
@@ -219,9 +236,20 @@ std::unique_ptr<Communicator> make_gloo_communicator(CommOptions options) {
   return make_peer_communicator("gloo", &connect_gloo, std::move(options));
 }
 
+std::unique_ptr<LossWatch> make_loss_watch(CommOptions options) {
+  if (options.size == 1) return nullptr;
+  options.group += "/watch";
+  try {
+    return std::make_unique<GlooWatch>(options);
+  } catch (const TransportError& error) {
+    fail(ErrorCode::kUnavailable, "[comm] {}", error.what());
+  }
+}
+
 #else
 
 bool has_gloo() noexcept { return false; }
+std::unique_ptr<LossWatch> make_loss_watch(CommOptions) { return nullptr; }
 
 std::unique_ptr<Communicator> make_gloo_communicator(CommOptions) {
   fail(ErrorCode::kUnavailable, "[comm] this build has no Gloo: install libgloo-dev (tools/setup.sh) and configure again");

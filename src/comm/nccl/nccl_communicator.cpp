@@ -2,13 +2,16 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/waiting.hpp"
 #include "comm/communicator.hpp"
+#include "comm/loss_watch.hpp"
 #include "comm/nccl/nccl_api.hpp"
 
 namespace prl::comm {
@@ -18,6 +21,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 /// How long a rank that waited in vain looks who else says that it waits: who says nothing is lost.
 constexpr std::chrono::milliseconds kRollCall{2000};
+/// How long the connections of the watch may take to be made.
+constexpr std::chrono::milliseconds kWatchTimeout{20'000};
+/// How often a rank that waits asks the watch. A rank that has finished may be gone before the others have read what it sent: the second
+/// answer counts.
+constexpr std::chrono::milliseconds kWatchInterval{500};
 constexpr int kCudaNotReady = 600;
 
 NcclType type_of(DType dtype) {
@@ -127,17 +135,39 @@ class NcclCommunicator final : public Communicator {
     const int result = api_.comm_init_rank_config(&comm_, size(), id, rank(), &config);
     if (result != kNcclInProgress) check(result, "connect");
     settle_result(poll(started + options_.timeout, "connecting"), "connecting", started);
+    try {
+      CommOptions options = options_;
+      options.timeout = std::min(options.timeout, kWatchTimeout);
+      watch_ = make_loss_watch(std::move(options));
+    } catch (const Error& error) {
+      log::warning("{}: a rank that dies is noticed at the deadline of what waits for it, {:.0f} s", error.what(),
+                   std::chrono::duration<double>(options_.timeout).count());
+    }
   }
 
   void check(int result, const char* what) const {
     if (result != kNcclSuccess) fail(ErrorCode::kInternal, "[nccl] rank {} cannot {}: {}", rank(), what, api_.get_error_string(result));
   }
 
-  /// The state of what was started without blocking; kNcclInProgress after the deadline.
-  int poll(Clock::time_point deadline, const std::string& doing) const {
+  /// Whether a rank has died since this wait began, of which NCCL itself does not tell before the deadline.
+  bool has_lost_a_rank(std::optional<Clock::time_point>& asked, bool& is_second) {
+    if (watch_ == nullptr) return false;
+    const auto now = Clock::now();
+    if (!asked) asked = now;
+    if (now - *asked < kWatchInterval) return false;
+    asked = now;
+    const bool is_gone = !watch_->gone().empty();
+    return std::exchange(is_second, is_gone) && is_gone;
+  }
+
+  /// The state of what was started without blocking; kNcclInProgress after the deadline, or when a rank is lost.
+  int poll(Clock::time_point deadline, const std::string& doing) {
     int state = kNcclInProgress;
     std::optional<Waiting> waiting;
-    while (api_.comm_get_async_error(comm_, &state) == kNcclSuccess && state == kNcclInProgress && Clock::now() < deadline && !is_closed_) {
+    std::optional<Clock::time_point> asked;
+    bool is_second = false;
+    while (api_.comm_get_async_error(comm_, &state) == kNcclSuccess && state == kNcclInProgress && Clock::now() < deadline && !is_closed_ &&
+           !has_lost_a_rank(asked, is_second)) {
       report(waiting, deadline, doing);
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -196,6 +226,13 @@ class NcclCommunicator final : public Communicator {
           lost.push_back(r);
         }
       }
+      // Who died will not say that it waits.
+      std::vector<int> dead;
+      if (watch_ != nullptr && words.empty()) std::ranges::set_intersection(lost, watch_->gone(), std::back_inserter(dead));
+      if (!dead.empty()) {
+        lost = dead;
+        break;
+      }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     } while (!lost.empty() && words.empty() && Clock::now() < deadline);
     loss_ = std::make_unique<PeerLost>(
@@ -235,13 +272,16 @@ class NcclCommunicator final : public Communicator {
     const auto deadline = deadline_of(call, started);
     use_device();
     std::optional<Waiting> waiting;
+    std::optional<Clock::time_point> asked;
+    bool is_second = false;
     for (;;) {
       const int state = api_.stream_query(stream());
       if (state == 0) return;
       if (state != kCudaNotReady) fail(ErrorCode::kInternal, "[nccl] the GPU's work failed (driver error {}) in {}", state, last_);
       int error = kNcclSuccess;
       (void)api_.comm_get_async_error(comm_, &error);
-      if ((error != kNcclSuccess && error != kNcclInProgress) || Clock::now() >= deadline || is_closed_)
+      if ((error != kNcclSuccess && error != kNcclInProgress) || Clock::now() >= deadline || is_closed_ ||
+          has_lost_a_rank(asked, is_second))
         settle_result(error == kNcclSuccess ? kNcclInProgress : error, last_, started);
       report(waiting, deadline, last_);
       std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -360,6 +400,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   const NcclApi& api_;
+  std::unique_ptr<LossWatch> watch_;  ///< closed after the group, so that a rank that ends in order is not missed; may be null
   void* context_ = nullptr;
   NcclComm* comm_ = nullptr;
   std::unique_ptr<PeerLost> loss_;
