@@ -77,6 +77,24 @@ std::string join(const std::vector<int>& ranks) {
   return text;
 }
 
+/// Whether a rank has died since a wait began, of which NCCL itself does not tell before the deadline.
+class DeathCheck {
+ public:
+  explicit DeathCheck(LossWatch* watch) : watch_(watch) {}
+  /// As often as one likes; the watch is asked every kWatchInterval.
+  bool has_lost_a_rank() {
+    if (watch_ == nullptr || Clock::now() - asked_ < kWatchInterval) return false;
+    asked_ = Clock::now();
+    const bool is_gone = !watch_->gone().empty();
+    return std::exchange(was_gone_, is_gone) && is_gone;
+  }
+
+ private:
+  LossWatch* watch_;
+  Clock::time_point asked_ = Clock::now();
+  bool was_gone_ = false;
+};
+
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(CommOptions options) : Communicator(std::move(options)), api_(NcclApi::get()) {
@@ -149,25 +167,13 @@ class NcclCommunicator final : public Communicator {
     if (result != kNcclSuccess) fail(ErrorCode::kInternal, "[nccl] rank {} cannot {}: {}", rank(), what, api_.get_error_string(result));
   }
 
-  /// Whether a rank has died since this wait began, of which NCCL itself does not tell before the deadline.
-  bool has_lost_a_rank(std::optional<Clock::time_point>& asked, bool& is_second) {
-    if (watch_ == nullptr) return false;
-    const auto now = Clock::now();
-    if (!asked) asked = now;
-    if (now - *asked < kWatchInterval) return false;
-    asked = now;
-    const bool is_gone = !watch_->gone().empty();
-    return std::exchange(is_second, is_gone) && is_gone;
-  }
-
   /// The state of what was started without blocking; kNcclInProgress after the deadline, or when a rank is lost.
   int poll(Clock::time_point deadline, const std::string& doing) {
     int state = kNcclInProgress;
     std::optional<Waiting> waiting;
-    std::optional<Clock::time_point> asked;
-    bool is_second = false;
+    DeathCheck death(watch_.get());
     while (api_.comm_get_async_error(comm_, &state) == kNcclSuccess && state == kNcclInProgress && Clock::now() < deadline && !is_closed_ &&
-           !has_lost_a_rank(asked, is_second)) {
+           !death.has_lost_a_rank()) {
       report(waiting, deadline, doing);
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
@@ -272,16 +278,14 @@ class NcclCommunicator final : public Communicator {
     const auto deadline = deadline_of(call, started);
     use_device();
     std::optional<Waiting> waiting;
-    std::optional<Clock::time_point> asked;
-    bool is_second = false;
+    DeathCheck death(watch_.get());
     for (;;) {
       const int state = api_.stream_query(stream());
       if (state == 0) return;
       if (state != kCudaNotReady) fail(ErrorCode::kInternal, "[nccl] the GPU's work failed (driver error {}) in {}", state, last_);
       int error = kNcclSuccess;
       (void)api_.comm_get_async_error(comm_, &error);
-      if ((error != kNcclSuccess && error != kNcclInProgress) || Clock::now() >= deadline || is_closed_ ||
-          has_lost_a_rank(asked, is_second))
+      if ((error != kNcclSuccess && error != kNcclInProgress) || Clock::now() >= deadline || is_closed_ || death.has_lost_a_rank())
         settle_result(error == kNcclSuccess ? kNcclInProgress : error, last_, started);
       report(waiting, deadline, last_);
       std::this_thread::sleep_for(std::chrono::microseconds(20));
