@@ -12,7 +12,7 @@ INSTALL_SECONDS = 900
 # Kind -> what must be importable, and what is installed for it. mlflow-skinny is MLflow without its server and its models.
 PACKAGES = {
     "tensorboard": ([], []),
-    "wandb": (["wandb"], ["wandb>=0.20,<1"]),
+    "wandb": (["wandb"], ["wandb>=0.20,<1", "wandb-workspaces>=0.3,<1"]),
     "mlflow": (["mlflow", "sqlalchemy", "alembic"], ["mlflow-skinny>=3,<4", "sqlalchemy>=2,<3", "alembic>=1,<2"]),
     "trackio": (["trackio"], ["trackio>=0.20,<1"]),
     "prime": (["pyarrow"], ["pyarrow>=15"]),

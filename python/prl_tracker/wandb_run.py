@@ -1,4 +1,5 @@
-"""Weights & Biases through its own client: one run, resumed by its id, offline where that is asked for or no API key is there."""
+"""Weights & Biases through its own client: one run, resumed by its id, offline where that is asked for or no API key is there. One writer hands over
+the rows of all roles, unless WANDB_SHARED_MODE asks for one per role (wandb_shared.py)."""
 import json
 import os
 import pathlib
@@ -11,10 +12,11 @@ import time
 import wandb
 from wandb.proto import wandb_internal_pb2
 
-from prl_tracker import follow, samples
+from prl_tracker import follow, samples, wandb_shared, wandb_view
 
 LONGEST_WAIT_FOR_WRITER_S = 30
 BLOCK = 32768
+QUIET = {"console": "off", "silent": True, "x_disable_stats": True, "init_timeout": 120}
 
 
 def _pieces(data):
@@ -69,6 +71,15 @@ def _is_open(path):
     return False
 
 
+def log(run, data, tables, histograms, **more):
+    """One row, with tables of samples and histograms by name."""
+    run.log({**data, **{name: wandb.Table(columns=samples.COLUMNS, data=rows) for name, rows in tables.items()}, **{name: wandb.Histogram(values) for name, values in histograms.items()}}, **more)
+
+
+def summary_of(run):
+    return {key: value for key, value in dict(run.summary).items() if isinstance(value, (int, float, str))}
+
+
 class Wandb:
     name = "wandb"
 
@@ -77,8 +88,10 @@ class Wandb:
         self.folder = pathlib.Path(settings["run_folder"])
         self.extras = self.own.get("log_extras") or {}
         self.is_offline = bool(self.own.get("offline")) or not self._has_key()
+        self.is_shared = wandb_shared.is_wanted() and not self.is_offline
         self.next_step = 0
         self.last_samples = None
+        self.writers = None
 
     def _has_key(self):
         if os.environ.get("WANDB_API_KEY"):
@@ -90,12 +103,14 @@ class Wandb:
             return False
 
     def _run_id(self):
-        """Of the configuration, else one that the folder keeps."""
+        """Of the configuration, else one that the folder keeps. Processes that share a run are told its id by who launches them."""
         if self.own.get("id"):
             return self.own["id"]
+        if self.is_shared and os.environ.get("WANDB_RUN_ID"):
+            return os.environ["WANDB_RUN_ID"]
         kept = self.folder / "trackers" / "wandb_id"
         if not kept.exists():
-            made = "".join(random.choices(string.ascii_lowercase + string.digits, k=8))
+            made = (self.is_shared and os.environ.get("PRL_RUN_ID")) or "".join(random.choices(string.ascii_lowercase + string.digits, k=8))
             kept.parent.mkdir(parents=True, exist_ok=True)
             temporary = kept.with_suffix(".new")
             temporary.write_text(made)
@@ -103,7 +118,7 @@ class Wandb:
         return kept.read_text().strip()
 
     def _segments(self):
-        return sorted((self.folder / "wandb").glob(f"*run-*-{self.run_id}/run-{self.run_id}.wandb"))
+        return sorted((self.folder / "wandb").glob(f"*run-*-{self.run_id}*/run-{self.run_id}.wandb"))
 
     def _rows_that_arrived(self):
         deadline = time.monotonic() + LONGEST_WAIT_FOR_WRITER_S
@@ -135,45 +150,70 @@ class Wandb:
             self.next_step = max(self.next_step, int(row.get("_step", -1)) + 1)
             if "step" in row and "prl/role" in row:
                 delivered.add(follow.identity(row["prl/role"], row["step"], row["_timestamp"]))
-        self.run = wandb.init(
-            project=self.own["project"], entity=self.own.get("entity"), name=self.own.get("name"), group=self.own.get("group"), tags=self.own.get("tags"),
-            id=self.run_id, resume="allow", mode="offline" if self.is_offline else "online", dir=str(self.folder),
-            config=dict(samples.flat_config(self.folder, self.settings, 5000)),
-            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, init_timeout=120))
+        run = {**{key: self.own.get(key) for key in ("project", "entity", "name", "group", "tags")}, "id": self.run_id, "dir": str(self.folder)}
+        config = dict(samples.flat_config(self.folder, self.settings, 5000))
+        if self.is_shared:
+            self._save_view(self._open_shared(run, config))
+            return delivered
+        self.run = wandb.init(**run, resume="allow", mode="offline" if self.is_offline else "online", config=config, settings=wandb.Settings(**QUIET))
         self.next_step = max(self.next_step, self.run.step)
         self.run.define_metric("*", step_metric="step")
+        self._save_view(self.run.entity)
         return delivered
+
+    def _save_view(self, entity):
+        """Once for a run, whatever becomes of it."""
+        tried = self.folder / "trackers" / "wandb_view"
+        if self.is_offline or tried.exists():
+            return
+        tried.parent.mkdir(parents=True, exist_ok=True)
+        tried.write_text("")
+        wandb_view.save(entity, self.own["project"])
+
+    def _open_shared(self, run, config):
+        """The entity. The primary writer is the orchestrator's, of fine-tuning the trainer's; of a role that runs by itself WANDB_SHARED_PRIMARY may say otherwise."""
+        role = self.settings.get("role")
+        first = os.environ.get("WANDB_SHARED_LABEL") or wandb_shared.label_of(role) if role else "trainer" if self.settings["config"].endswith("sft.json") else "orchestrator"
+        is_primary = os.environ.get("WANDB_SHARED_PRIMARY", "1" if role in (None, "orchestrator") else "0").lower() in ("1", "true")
+        self.label = first if role else None  # of all rows
+        self.writers = wandb_shared.Writers({"run": run, "config": config}, primary=first if is_primary else None)
+        return self.writers.start(first)["entity"]
+
+    def _log(self, role, data, tables, histograms):
+        if self.is_shared:  # the server counts the steps
+            self.writers.send(self.label or wandb_shared.label_of(role), {"data": data, "tables": tables, "histograms": histograms})
+        else:
+            log(self.run, data, tables, histograms, step=self.next_step)
+            self.next_step += 1
 
     def send(self, row):
         data = {**follow.flat_metrics(row), "step": row.step, "prl/role": row.role, "_timestamp": row.time}
         interval = self.extras.get("interval", 10)
+        tables, histograms = {}, {}
         if row.role == "orchestrator" and row.step % interval == 0:
-            data.update(self._extras(row.step))
+            tables = self._tables("samples", row.step)
+            if self.extras.get("distributions"):
+                histograms = {f"distributions/{name}": values for name, values in samples.distributions(self.folder, row.step).items()}
         if row.role == "orchestrator":
             self.last_samples = row.step
-        self.run.log(data, step=self.next_step)
-        self.next_step += 1
+        self._log(row.role, data, tables, histograms)
 
-    def _extras(self, step):
-        out = {}
-        if self.extras.get("samples"):
-            rows = samples.table(self.folder, step, self.extras.get("sample_ratio"))
-            if rows:
-                out["samples"] = wandb.Table(columns=samples.COLUMNS, data=rows)
-        if self.extras.get("distributions"):
-            for name, values in samples.distributions(self.folder, step).items():
-                out[f"distributions/{name}"] = wandb.Histogram(values)
-        return out
+    def _tables(self, name, step):
+        rows = samples.table(self.folder, step, self.extras.get("sample_ratio")) if self.extras.get("samples") else []
+        return {name: rows} if rows else {}
 
     def finish(self):
-        if self.last_samples is not None and self.extras.get("samples"):
-            rows = samples.table(self.folder, self.last_samples, self.extras.get("sample_ratio"))
-            if rows:
-                self.run.log({"final-samples": wandb.Table(columns=samples.COLUMNS, data=rows)}, step=self.next_step)
-        summary = {key: value for key, value in dict(self.run.summary).items() if isinstance(value, (int, float, str))}
+        tables = {} if self.last_samples is None else self._tables("final-samples", self.last_samples)
+        if tables:
+            self._log("orchestrator", {}, tables, {})
+        exit_code = 1 if self.settings["has_failed"] else 0
+        if self.is_shared:
+            summary, url = self.writers.finish(exit_code)
+        else:
+            summary, url = summary_of(self.run), "" if self.is_offline else self.run.url or ""
         (self.folder / "final_summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
-        url = "" if self.is_offline else self.run.url or ""
-        self.run.finish(exit_code=1 if self.settings["has_failed"] else 0)
+        if not self.is_shared:
+            self.run.finish(exit_code=exit_code)
         if not self.is_offline:
             return url
         reason = "" if self.own.get("offline") else "no WANDB_API_KEY, so offline; "

@@ -259,6 +259,39 @@ print(json.dumps([[row["step"], row["prl/role"], row.get("loss/mean"), row["_ste
             self.assertEqual(len({row["_step"] for row in rows}), len(rows), "steps of the client are used twice")
             self.assertEqual(server.complete, {run_id: 0})
             self.check_samples(run, server, said)
+            self.assertEqual([(view["entityName"], view["projectName"], view["displayName"]) for view in server.views], [("e", "p", "overview")], said)
+            panels = [panel["config"] for section in server.views[0]["spec"]["section"]["panelBankConfig"]["sections"] for panel in section["panels"]]
+            self.assertEqual({panel["xAxis"] for panel in panels}, {"step"})
+            self.assertLessEqual({"reward/all/mean", "loss/mean", "entropy/all/mean"}, {key for panel in panels for key in panel["metrics"]})
+            # Another run of the project makes no second one.
+            other = Run("wandb", wandb={"project": "p"})
+            self.addCleanup(other.close)
+            other.python, other.env = self.python, run.env
+            other.write(1)
+            other.start()
+            self.assertEqual(other.finish()[0], 0)
+            self.assertEqual(len(server.views), 1)
+
+    def test_wandb_shared(self):
+        """A writer for each role, which are killed with the tracker: each row comes once, by a writer of its role; the run ends with the orchestrator's."""
+        settings = {"wandb": {"project": "p", "log_extras": {"samples": True, "distributions": True, "interval": 10}}}
+        with WandbStandIn() as server:
+            env = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": 40 * "a", "WANDB_X_FILE_STREAM_TRANSMIT_INTERVAL": "0.5", "WANDB_SHARED_MODE": "1", "PRL_RUN_ID": "made-by-the-launcher"}
+            run = self.run_with_kills("wandb", KILLS or 2, settings, self.python, pause=(4.0, 8.0), env=env)
+            said = (run.folder / "logs/tracker_wandb.log").read_text()[-3000:]
+            run_id = "made-by-the-launcher"
+            self.assertEqual((run.folder / "trackers/wandb_id").read_text(), run_id)
+            self.assertEqual(server.problems, [], said)
+            rows = server.history(run_id)
+            self.assertEqual(sorted([row["step"], row["prl/role"]] for row in rows if "prl/role" in row), [[step, role] for step in range(1, STEPS + 1) for role in ("orchestrator", "trainer")], said)
+            self.assertEqual({row["step"]: row["loss/mean"] for row in rows if "loss/mean" in row}, {step: step / 8 for step in range(1, STEPS + 1)})
+            roles = [{rows[number].get("prl/role", "orchestrator") for number in numbers.values()} for numbers in server.writers[run_id].values() if numbers]
+            self.assertTrue(all(len(one) == 1 for one in roles), roles)
+            self.assertEqual(set.union(*roles), {"orchestrator", "trainer"})
+            self.assertEqual(server.complete, {run_id: 0})
+            self.check_samples(run, server, said)
+            summary = json.loads((run.folder / "final_summary.json").read_text())
+            self.assertEqual((summary["loss/mean"], summary["reward/all/mean"]), (STEPS / 8, STEPS / 8))
 
     def test_wandb_waits_for_a_server_that_does_not_say_what_it_has(self):
         with WandbStandIn() as server:

@@ -13,11 +13,13 @@ class Failure(Exception):
 
 class WandbStandIn:
     """With `with`; `url` is WANDB_BASE_URL, history(run) its rows in their order, files what was uploaded by name. The first num_failures questions about a
-    run that is there fail."""
+    run that is there fail. Writers that share a run (wandb's shared mode) count their rows each for itself: the server puts them one behind the other as they come,
+    and counts the steps; writers[run] has the numbers of the rows of each. `views` are the saved views of projects."""
 
     def __init__(self):
         self.lines, self.files, self.complete, self.problems = {}, {}, {}, []
         self.num_failures, self.artifact_files, self.committed = 0, {}, set()
+        self.writers, self.views, self.lock = {}, [], threading.Lock()
 
     def __enter__(self):
         outer = self
@@ -27,7 +29,7 @@ class WandbStandIn:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
-                text = json.dumps(outer._answer(self.path, body)).encode()
+                text = json.dumps(outer._answer(self.path, body, self.headers.get("X-WANDB-ASYNC-CLIENT-ID"))).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(text)))
@@ -58,7 +60,7 @@ class WandbStandIn:
     def history(self, run):
         return [json.loads(line) for _, line in sorted(self.lines.get(run, {}).items())]
 
-    def _answer(self, path, body):
+    def _answer(self, path, body, writer):
         if path == "/graphql":
             request = json.loads(body)
             operation = request.get("operationName") or re.search(r"\b(?:query|mutation)\s+(\w+)", request["query"]).group(1)
@@ -67,7 +69,8 @@ class WandbStandIn:
             except Failure:
                 return {"errors": [{"message": "the database does not answer"}]}
         if path.endswith("/file_stream"):
-            self._take_stream(path.split("/")[-2], json.loads(body))
+            with self.lock:
+                self._take_stream(path.split("/")[-2], json.loads(body), writer)
         elif path.startswith("/storage/"):
             self.files[urllib.parse.unquote(path.removeprefix("/storage/"))] = body
         elif path.startswith("/artifacts/"):
@@ -101,6 +104,11 @@ class WandbStandIn:
             spec = json.loads(variables["spec"])
             rows = [{key: row[key] for key in spec["keys"]} for row in self.history(variables["run"]) if all(key in row for key in spec["keys"]) and spec["minStep"] <= row["_step"] <= spec["maxStep"]]
             return {"project": {"run": {"sampledHistory": [rows]}}}
+        if operation == "UpsertView2":
+            self.views.append({**variables, "spec": json.loads(variables["spec"])})
+            return {"upsertView": {"view": {"id": "dmlldw==", "name": variables["name"]}, "inserted": True}}
+        if operation == "ProjectViews":
+            return {"project": {"allViews": {"edges": [{"node": {"displayName": view["displayName"]}} for view in self.views if (view["entityName"], view["projectName"]) == (variables["entity"], variables["project"])]}}}
         if operation == "CreateArtifact":
             return {"createArtifact": {"artifact": {"id": variables["input"]["clientID"], "state": "PENDING", "artifactSequence": {"id": "c2Vx", "latestArtifact": None}}}}
         if operation == "CreateArtifactManifest":
@@ -121,12 +129,16 @@ class WandbStandIn:
             return {"project": {"run": bucket}}
         return {}
 
-    def _take_stream(self, run, request):
+    def _take_stream(self, run, request, writer):
         rows = self.lines.setdefault(run, {})
+        own = self.writers.setdefault(run, {}).setdefault(writer, {}) if writer else None
         for file, chunk in (request.get("files") or {}).items():
             if file != "wandb-history.jsonl":
                 continue
             for number, line in enumerate(chunk["content"], chunk["offset"]):
+                if own is not None:
+                    number = own.setdefault(number, len(rows))
+                    line = json.dumps({**json.loads(line), "_step": number})
                 if rows.get(number, line) != line:
                     self.problems.append(f"row {number} of {run} is overwritten")
                 rows[number] = line
