@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Training on 1, 2, 4, 8 GPUs of one machine beside PyTorch's FSDP2: `prl sft` on random rows, as a Markdown table.
 
-    python3 bench/ranks.py [--prl build/release/bin/prl] [--shape qwen3-0.6b] [--seq-len 8192] [--rows 2] [--ranks 1,2] [--reduce exact,fast] [--peer]
+    python3 bench/ranks.py [--prl build/release/bin/prl] [--shape qwen3-0.6b] [--seq-len 8192] [--rows 2] [--ranks 1,2] [--reduce exact,fast] [--peer] [--plan] [-- OPTIONS OF prl sft]
 
 Each rank has `--rows` packed rows of `--seq-len` tokens a step whatever the number of ranks, so that all tokens/s over those of one rank times the number
 of ranks is the efficiency. Times are medians (least to greatest) of the steps but the first two. bfloat16, fp32 masters, AdamW. The peer runs the same shape, rows and ranks in the same call
-(bench/peer_fsdp.py: transformers, fully_shard of each layer, its parameters in fp32 and computed with in bfloat16).
+(bench/peer_fsdp.py: transformers, fully_shard of each layer, its parameters in fp32 and computed with in bfloat16). With --plan a second table holds what
+`prl plan --card local` foretells beside what was measured; a run of one rank says what part of the peak training reaches.
 """
 import argparse
 import json
@@ -48,6 +49,28 @@ def peer(options, ranks):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def foretold(options, model, ranks, efficiency):
+    words = ["plan", model, "--num-devices", ranks, "--num-rows", options.rows * ranks, "--seq-len", options.seq_len, "--card", "local",
+             "--assume-efficiency", efficiency, "--json"]
+    done = subprocess.run([options.prl, *map(str, words)], capture_output=True, text=True, timeout=options.timeout)
+    return json.loads(done.stdout) if done.returncode == 0 else sys.exit(f"prl plan: {done.stderr[-1000:]}")
+
+
+def print_plan(options, model, found):
+    exact = {row["ranks"]: row for row in found if row["work"] == "exact" and row.get("step")}
+    if 1 not in exact:
+        return print("no plan without a run of one rank")
+    efficiency = min(1.0, foretold(options, model, 1, 1.0)["seconds"]["compute"] / statistics.median(exact[1]["pass"]))
+    print(f"\nOne rank reaches {100 * efficiency:.0f}% of the peak measured.\n")
+    print("| ranks | foretold: compute + exchange | measured | foretold: optimizer + gather | measured | error of the step |\n|---|---|---|---|---|---|")
+    for ranks, row in exact.items():
+        plan = foretold(options, model, ranks, efficiency)["seconds"]
+        first, second, step = (statistics.median(row[key]) for key in ("pass", "optimizer", "step"))
+        total = plan["compute"] + plan["exchange"] + plan["optimizer"] + plan["gather"]
+        print(f"| {ranks} | {plan['compute']:.4f} + {plan['exchange']:.4f} s | {first:.4f} s | {plan['optimizer']:.4f} + {plan['gather']:.4f} s | {second:.4f} s | "
+              f"{100 * (total / step - 1):+.0f}% |")
+
+
 def spread(values, digits):
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
@@ -65,11 +88,14 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--peer", action="store_true")
     parser.add_argument("--peer-recomputes", action="store_true", help="the peer computes layers again in the backward pass, where it does not fit otherwise")
+    parser.add_argument("--plan", action="store_true")
     parser.add_argument("--python", default="python3", help="of the peer")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for each run")
     parser.add_argument("--output-json")
-    parser.add_argument("flags", nargs="*", help="after --: more options of prl sft")
-    options = parser.parse_args()
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end])
+    options.flags = words[end + 1:]
     options.prl = os.path.abspath(options.prl)
     found, first = [], {}
     with tempfile.TemporaryDirectory(prefix="prl-ranks-") as scratch:
@@ -93,6 +119,8 @@ def main():
             cell = lambda key, digits: spread(times[key], digits) if times.get(key) else ""  # noqa: E731
             print(f"| {name} | {ranks} | {spread(rates, 0)} | {100 * efficiency:.1f}% | {cell('step', 4)} | {cell('pass', 4)} | {cell('optimizer', 4)} | "
                   f"{cell('mfu', 1)} | {max(times['peak']):.1f} |", flush=True)
+        if options.plan:
+            print_plan(options, model, found)
     if options.output_json:
         pathlib.Path(options.output_json).write_text(json.dumps({"shape": options.shape, "seq_len": options.seq_len, "rows": options.rows, "found": found}, indent=1))
 
