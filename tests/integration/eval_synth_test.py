@@ -144,7 +144,7 @@ def test_an_interrupted_evaluation_goes_on():
     def answer(body):
         count[0] += 1
         if count[0] > 5:
-            gate.wait(30)
+            gate.wait(90)
         return solve(body)
 
     with harness.workspace("resume") as folder, Server(answer) as server:
@@ -154,7 +154,7 @@ def test_an_interrupted_evaluation_goes_on():
         with harness.running(*arguments, env=ENVIRONMENT, log=folder / "log") as process:
             harness.wait_until(lambda: count[0] >= 7, 30, "the stalled requests")
             process.send_signal(signal.SIGINT)
-            check(process.wait(30) == 130 or process.returncode == 1, f"exit status {process.returncode}")
+            check(process.wait(90) == 130 or process.returncode == 1, f"exit status {process.returncode}")
         gate.set()
         num_kept = len(harness.rows_of(kept / "results.jsonl"))
         check(num_kept == 5, f"{num_kept} rows were kept")
@@ -215,7 +215,7 @@ def test_a_folder_and_its_checkpoints_are_evaluated_in_the_process():
             with harness.running(*slow, log=folder / "cut.log") as process:
                 harness.wait_until(lambda: version() == 30 or process.poll() is not None, 60, "the checkpoint in the server")
                 process.send_signal(signal.SIGINT)
-                process.wait(60)
+                process.wait(180)
             check(version() == 0, f"interrupted, the server stays on version {version()}: {(folder / 'cut.log').read_text()}")
             # Weights that are not the first ones are told, and recorded.
             harness.request(port, "POST", "/update_weights", {"weight_dir": str(folder / "weights/step_10")})

@@ -97,7 +97,7 @@ def test_a_queue_file_that_vanishes_ends_the_run():
                 path.unlink()
         finally:
             os.kill(trainer, signal.SIGCONT)
-        status = process.wait(60)
+        status = process.wait(180)
         text = log.read_text()
         check(status == 1 and "was sent, but" in text and "rank_0.bin is not there any more" in text, f"{status}: {text[-3000:]}")
 
@@ -125,7 +125,7 @@ def test_waits_between_processes_are_told():
             told(r"WARNING the launcher has been waiting for its roles to stop since .*inference \(pid")
         finally:
             os.kill(pids["inference"], signal.SIGCONT)
-        check(process.wait(60) == 130, f"exit status {process.returncode}: {log.read_text()[-2000:]}")
+        check(process.wait(180) == 130, f"exit status {process.returncode}: {log.read_text()[-2000:]}")
 
 
 def test_a_closed_terminal_ends_a_run_cleanly():
@@ -135,7 +135,7 @@ def test_a_closed_terminal_ends_a_run_cleanly():
         with harness.running("rl", "@", config, "--output-dir", out, "--ckpt", log=log) as process:
             harness.wait_until(lambda: (out / "rollouts/step_3").exists() or process.poll() is not None, 60, "step 3")
             process.send_signal(signal.SIGHUP)
-            status = process.wait(60)
+            status = process.wait(180)
         text = log.read_text()
         check(status == 130 and "the terminal was closed" in text, f"exit status {status}: {text[-2000:]}")
         saved = list((out / "checkpoints").glob("step_*/trainer/manifest.json"))
@@ -148,7 +148,7 @@ def test_a_closed_terminal_ends_a_run_cleanly():
             try:
                 harness.wait_until(lambda: (folder / "kept/rollouts/step_2").exists() or kept.poll() is not None, 60, "step 2")
                 kept.send_signal(signal.SIGHUP)
-                check(kept.wait(120) == 0, f"exit status {kept.returncode}: {(folder / 'nohup.log').read_text()[-2000:]}")
+                check(kept.wait(360) == 0, f"exit status {kept.returncode}: {(folder / 'nohup.log').read_text()[-2000:]}")
             finally:
                 if kept.poll() is None:
                     kept.kill()

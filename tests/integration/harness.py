@@ -38,7 +38,7 @@ def check(condition, message):
         raise Failure(message)
 
 
-def prl(*arguments, cwd=None, expect=0, timeout=300, env=None):
+def prl(*arguments, cwd=None, expect=0, timeout=900, env=None):
     """Runs prl to its end and returns (stdout, stderr); fails when the exit status is not `expect` (None: any but 0)."""
     done = subprocess.run([PRL, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=timeout,
                           env={**os.environ, **(env or {})})
@@ -60,7 +60,7 @@ def running(*arguments, cwd=None, env=None, log=None):
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(15)
+                process.wait(45)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
@@ -103,6 +103,8 @@ def free_ports(count):
 
 
 def wait_until(condition, seconds, what, step=0.05):
+    """`seconds` is generous on a machine that does nothing else; under load it may take several times as long."""
+    seconds *= 3
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()

@@ -15,7 +15,7 @@ def interrupt(arguments, log, is_ready, status=130, seconds=15):
         check(process.poll() is None, f"{arguments[0]} ended early: {log.read_text()[-2000:]}")
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        got = process.wait(60)
+        got = process.wait(180)
         took = time.monotonic() - began
     text = log.read_text()
     check(got == status, f"{arguments[0]}: exit status {got}, wanted {status}: {text[-3000:]}")

@@ -76,7 +76,7 @@ def test_launch_starts_the_ranks_of_two_nodes():
             _, refused = prl(*node(1, "b"), expect=1)
             check("rdzv_id" in refused and "another run" in refused, refused)
             prl(*node(1))
-            check(head.wait(30) == 0, (folder / "node0.log").read_text()[-3000:])
+            check(head.wait(90) == 0, (folder / "node0.log").read_text()[-3000:])
         check(weights(folder / "nodes") == weights(folder / "one"), "two nodes of two ranks gave other weights than one rank")
         check("rank 3 of 4" in (folder / "nodes/logs/latest/sft/rank_3.log").read_text(), "no log of rank 3")
         # Finished already: every rank says so and ends.
@@ -97,7 +97,7 @@ def test_a_killed_rank_ends_the_run_with_its_name():
             harness.wait_until(lambda: harness.rows_of(folder / "out/metrics.jsonl") or run.poll() is not None, 60, "the first step")
             pids = dict(re.findall(r"started (\w+) \(pid (\d+)\)", log.read_text()))
             os.kill(int(pids["sft_rank_2"]), signal.SIGKILL)
-            check(run.wait(30) == 1, "the run went on")
+            check(run.wait(90) == 1, "the run went on")
         text = log.read_text()
         check("sft_rank_2 was killed by signal 9" in text, text[-3000:])
 
@@ -116,7 +116,7 @@ def test_a_killed_rank_is_started_again_and_changes_no_bit():
                 os.kill(int(pids[rank]), signal.SIGKILL)
                 harness.wait_until(lambda: log.read_text().count("a rank was let in") >= number or run.poll() is not None, 60,
                                    "the rank that was started again")
-            check(run.wait(120) == 0, log.read_text()[-3000:])
+            check(run.wait(360) == 0, log.read_text()[-3000:])
         text = log.read_text()
         check("sft_rank_2 was killed by signal 9" in text and "(1 of 3 losses), it is started again in 0.1 s" in text, text[-3000:])
         check("(2 of 3 losses), it is started again in 0.2 s" in text, text[-3000:])
@@ -141,7 +141,7 @@ def test_rl_goes_on_without_a_killed_trainer_rank():
                                  *flags, log=log) as run:
                 harness.wait_until(lambda: (out / "broadcasts/step_2/STABLE").exists() or run.poll() is not None, 60, "version 2")
                 os.kill(harness.role_pids(log)[rank], signal.SIGKILL)
-                check(run.wait(120) == 0, f"{log.read_text()[-3000:]}")
+                check(run.wait(360) == 0, f"{log.read_text()[-3000:]}")
             check(weights(out, steps) == weights(folder / "one", steps), f"{rank} killed, {transport}: other weights")
 
 

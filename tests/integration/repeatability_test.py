@@ -103,7 +103,7 @@ def test_an_interrupted_run_continues_the_same_bits():
         with harness.running("rl", "@", config, "--output-dir", out, "--ckpt", log=folder / "parts.log") as process:
             harness.wait_until(lambda: (out / "rollouts/step_3").exists() or process.poll() is not None, 60, "step 3")
             process.send_signal(signal.SIGINT)
-            check(process.wait(60) == 130, f"exit status {process.returncode}: {(folder / 'parts.log').read_text()[-2000:]}")
+            check(process.wait(180) == 130, f"exit status {process.returncode}: {(folder / 'parts.log').read_text()[-2000:]}")
         stopped = max(int(path.name[5:]) for path in (out / "checkpoints").iterdir())
         check(3 <= stopped < 10, f"stopped after step {stopped}; the test wants it in the middle")
         prl("rl", "@", config, "--output-dir", out, "--ckpt", "--ckpt.resume-step", -1)

@@ -47,7 +47,7 @@ def test_what_a_stop_loses_is_said():
         with harness.running("rl", "@", config, "--output-dir", folder / "out", "--no-dashboard", log=log) as process:
             harness.wait_until(lambda: "Step 2/" in log.read_text() or process.poll() is not None, 120, "two steps")
             process.send_signal(signal.SIGINT)
-            check(process.wait(120) == 130, log.read_text()[-2000:])
+            check(process.wait(360) == 130, log.read_text()[-2000:])
         text = log.read_text()
         check(text.index("the weights of all steps so far are lost") < text.index("rl stopped"), text[-2000:])
         harness.sft_data(folder / "data.jsonl", 32)
@@ -55,7 +55,7 @@ def test_what_a_stop_loses_is_said():
                              "--no-dashboard", log=log) as process:
             harness.wait_until(lambda: (folder / "sft/metrics.jsonl").exists() or process.poll() is not None, 120, "a step")
             process.send_signal(signal.SIGINT)
-            check(process.wait(120) == 130, log.read_text()[-2000:])
+            check(process.wait(360) == 130, log.read_text()[-2000:])
         text = log.read_text()
         check("checkpoints are off: nothing will be saved" in text and text.index("the weights of all steps so far are lost") < text.index("sft stopped"), text[-2000:])
 
@@ -78,7 +78,7 @@ def on_terminal(env, *arguments):
         while part := os.read(ours, 65536):
             text += part
     os.close(ours)
-    check(process.wait(60) == 0, text[-2000:])
+    check(process.wait(180) == 0, text[-2000:])
     return text.decode()
 
 

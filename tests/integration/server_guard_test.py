@@ -268,7 +268,7 @@ def test_a_server_that_stops_says_so():
             text = stream.result(40)[1]
             check("stopping" in text and text.rstrip().endswith("data: [DONE]"), f"the stream ends in {text[-300:]!r}")
             error_of(whole.result(40), 503, "stopping")
-        check(process.wait(30) == 0, f"exit status {process.returncode}")
+        check(process.wait(90) == 0, f"exit status {process.returncode}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def slow_run(folder, slow_role, max_async_level, max_off_policy_steps, transport
                          log=log) as process:
         harness.wait_until(lambda: (out / "rollouts/step_1").exists() or process.poll() is not None, 60, "the first batch")
         with harness.slowed(harness.role_pids(log)[slow_role]):
-            status = process.wait(120)
+            status = process.wait(360)
         check(status == 0, f"exit status {status}: {log.read_text()[-3000:]}")
     return harness.metrics(out)
 

@@ -78,7 +78,7 @@ def run_with_damage(folder, damage):
             stack.callback(lambda: os.kill(pids["orchestrator"], signal.SIGCONT))
             wait_for(lambda: (out / f"broadcasts/step_{version}/STABLE").exists(), f"version {version}")
             what = damage(out / f"broadcasts/step_{version}/model.safetensors")
-        status = process.wait(40)
+        status = process.wait(120)
     text = log.read_text()
     check(status == 1, f"exit status {status}, wanted 1: {text[-3000:]}")
     check("orchestrator exited with status 1" in text, f"the message does not name the role: {text[-2000:]}")

@@ -189,7 +189,7 @@ def test_the_page_controls_the_run():
                     return [path for path in (out / "checkpoints").glob("step_*") if (path / "trainer").is_dir() and (path / "orchestrator").is_dir()]
                 harness.wait_until(lambda: alive(whole()), 120, "a whole checkpoint")
                 check(order(port, "stop", key) == 200, "stop")
-                check(process.wait(120) == 0, log.read_text()[-2000:])
+                check(process.wait(360) == 0, log.read_text()[-2000:])
             prl("rl", "@", config, "--output-dir", out, "--no-dashboard", "--ckpt.interval", 50_000, "--ckpt.resume-step", -1, "--max-steps", trained_steps(out) + 2, *flags)
             harness.check_rows(out)
 
@@ -208,7 +208,7 @@ def test_fine_tuning_says_how_far_it_is():
             harness.wait_until(lambda: list((folder / "long/checkpoints").glob("step_*/trainer")) or process.poll() is not None, 120, "a checkpoint")
             harness.wait_until(lambda: "training step " in log.read_text() or process.poll() is not None, 120, "a line about a step under way")
             check(order(port, "stop", "k") == 200, "stop")
-            check(process.wait(120) == 0, log.read_text()[-2000:])
+            check(process.wait(360) == 0, log.read_text()[-2000:])
 
 
 def test_pictures_are_drawn():
