@@ -17,6 +17,7 @@
 #include "env/multi_turn_env.hpp"
 #include "env/sequence_matcher.hpp"
 #include "env/task_data.hpp"
+#include "text/json_python.hpp"
 #include "text/utf8.hpp"
 
 namespace prl::env {
@@ -284,7 +285,7 @@ std::vector<SortTask> tasks_of(const std::vector<json::object>& rows, const std:
     std::vector<std::string> combined;
     std::set<std::string> seen;
     for (const json::value& value : names->get_array()) {
-      if (!value.is_string()) fail(ErrorCode::kInvalidArgument, "{}: row {}: a name is not a text", where, row_number);
+      if (!text::is_text(value)) fail(ErrorCode::kInvalidArgument, "{}: row {}: a name is not a text", where, row_number);
       std::string name(value.get_string());
       std::erase(name, ' ');
       if (seen.insert(name).second) combined.push_back(std::move(name));

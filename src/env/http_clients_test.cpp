@@ -218,6 +218,26 @@ TEST(OpenAIChatClient, TextToolsAndReasoning) {
   EXPECT_FALSE(body.as_object().contains("tools"));
 }
 
+TEST(OpenAIChatClient, NumbersOfMessagesAndToolsGoOutAsTheyCame) {
+  Fixture f;
+  f.server.replies = {net::HttpResponse::json(R"({"choices":[{"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}]})")};
+  OpenAIChatOptions options;
+  options.base_url = f.server.url();
+  options.model = "tiny";
+  OpenAIChatClientFactory factory(f.client, options);
+  const auto client = factory.open({.session_id = "s", .cache_salt = ""});
+  ChatRequest request = chat_request();
+  const std::string tools = R"([{"type":"function","function":{"name":"f","parameters":{"maximum":123456789012345678901234567890}}}])";
+  const std::string messages = R"([{"role":"user","content":"x","id":99999999999999999999}])";
+  request.tools = text::parse_json(tools, 200, text::LargeNumbers::kKeepText).as_array();
+  request.messages = text::parse_json(messages, 200, text::LargeNumbers::kKeepText).as_array();
+  request.sampling.extra_json = R"({"chat_template_kwargs":{"k":18446744073709551616}})";
+  f.io.run_blocking(client->complete(request), 10s);
+  const std::string body = f.server.requests.at(0).body;
+  for (const std::string& part : {"\"tools\":" + tools, "\"messages\":" + messages, std::string(R"({"k":18446744073709551616})")})
+    EXPECT_NE(body.find(part), std::string::npos) << part << " in " << body;
+}
+
 TEST(OpenAIChatClient, TokenIdsComeAllOrNothing) {
   Fixture f;
   const std::string with = R"({"prompt_token_ids":[1,2],"choices":[{"message":{"content":"ok"},"finish_reason":"length","token_ids":[3,4],)"

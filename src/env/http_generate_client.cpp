@@ -2,14 +2,13 @@
 
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
 
 #include <algorithm>
 #include <utility>
 
 #include "base/error.hpp"
 #include "env/detail/service_health.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::env {
 namespace {
@@ -53,7 +52,7 @@ json::object sampling_json(const wire::SamplingParams& sampling) {
     object["allowed_token_ids"] = std::move(allowed);
   }
   if (!sampling.extra_json.empty()) {
-    const json::object extra = json::parse(sampling.extra_json).as_object();
+    const json::object extra = text::parse_json(sampling.extra_json, text::kJsonDepth, text::LargeNumbers::kKeepText).as_object();
     for (const auto& member : extra)
       if (!object.contains(member.key())) object[member.key()] = member.value();
   }
@@ -145,7 +144,7 @@ class HttpGenerateClient final : public GenerateClient {
     body["sampling_params"] = sampling_json(request.sampling);
     if (!request.cache_salt.empty()) body["cache_salt"] = request.cache_salt;
     if (request.priority != 0) body["priority"] = request.priority;
-    return json::serialize(body);
+    return text::to_json_text(body);
   }
 
   wire::GenerateOutput parse(const net::HttpReply& reply) const {

@@ -47,14 +47,14 @@ struct Columns {
 /// The final answer of a data set's solution, and what stands before it.
 Problem read_problem(const json::object& row, const Columns& columns, const std::string& where) {
   const json::value* question = first_of(row, columns.question);
-  if (question == nullptr || !question->is_string())
+  if (question == nullptr || !text::is_text(*question))
     fail(ErrorCode::kInvalidArgument, "{}: wanted a text in one of the columns {}", where, fmt::join(columns.question, ", "));
   const json::value* answer = first_of(row, columns.answer);
-  if (answer == nullptr || !(answer->is_string() || answer->is_number()))
+  if (answer == nullptr || !(text::is_text(*answer) || text::as_double(*answer)))
     fail(ErrorCode::kInvalidArgument, "{}: wanted a text or a number in one of the columns {}", where, fmt::join(columns.answer, ", "));
   Problem problem;
   problem.question = std::string(question->get_string());
-  const std::string solution = answer->is_string() ? std::string(answer->get_string()) : text::dump_python(*answer);
+  const std::string solution = text::is_text(*answer) ? std::string(answer->get_string()) : text::dump_python(*answer);
   const auto final_answer = extract_final_answer(solution);
   problem.answer = final_answer ? *final_answer : strip(solution);
   if (columns.digits_only) {

@@ -219,10 +219,12 @@ TEST(MathEnv, ReadsDataSetsAndScores) {
                       << R"({"problem": "Half?", "solution": "It is $\\boxed{\\frac{1}{2}}$."})"
                       << "\n"
                       << R"({"prompt": "Plain?", "answer": 7})"
+                      << "\n"
+                      << R"({"prompt": "2^100?", "answer": 1267650600228229401496703205376})"
                       << "\n";
   const auto environment = make("math_env", fmt::format(R"({{"eval_dataset_path": "{}", "system_prompt": null}})", path.string()));
   EXPECT_EQ(environment->num_tasks(Split::kTrain), 0);
-  ASSERT_EQ(environment->num_tasks(Split::kEval), 3);
+  ASSERT_EQ(environment->num_tasks(Split::kEval), 4);
   EXPECT_EQ(environment->task(Split::kEval, 0).answer, "1,024");
   EXPECT_EQ(environment->task(Split::kEval, 0).prompt.size(), 1u);
   EXPECT_EQ(environment->demonstration(environment->task(Split::kEval, 0))->at(0).at("content").as_string(), "48/2 = 24\n\\boxed{1,024}");
@@ -233,6 +235,7 @@ TEST(MathEnv, ReadsDataSetsAndScores) {
   EXPECT_EQ(reward(0, "\\boxed{1024}").reward, 1);
   EXPECT_EQ(reward(1, "#### 0.5").reward, 1);
   EXPECT_EQ(reward(2, "\\boxed{8}").reward, 0);
+  EXPECT_EQ(environment->task(Split::kEval, 3).answer, "1267650600228229401496703205376");
   EXPECT_EQ(reward(2, "\\boxed{8}").metrics.at("has_answer"), 1);
   EXPECT_EQ(reward(2, "7").reward, 0) << "an answer that is not marked does not count";
   std::ofstream(path) << R"({"question": "How many?"})"

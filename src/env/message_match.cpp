@@ -22,7 +22,7 @@ const json::value* member(const json::object& object, std::string_view key) {
 
 std::string_view text_of(const json::object& object, std::string_view key) {
   const json::value* value = member(object, key);
-  return value != nullptr && value->is_string() ? std::string_view(value->get_string()) : std::string_view();
+  return value != nullptr && text::is_text(*value) ? std::string_view(value->get_string()) : std::string_view();
 }
 
 std::string_view reasoning_of(const json::object& message) {
@@ -39,14 +39,14 @@ const json::array& calls_of(const json::object& message) {
 bool is_same_content(const json::object& a, const json::object& b) {
   const json::value* x = member(a, "content");
   const json::value* y = member(b, "content");
-  const auto is_text = [](const json::value* v) { return v == nullptr || v->is_string(); };
+  const auto is_text = [](const json::value* v) { return v == nullptr || text::is_text(*v); };
   if (is_text(x) && is_text(y)) return text_of(a, "content") == text_of(b, "content");
   return x != nullptr && y != nullptr && *x == *y;
 }
 
 std::optional<json::value> parsed_arguments(std::string_view text) {
   try {
-    return text::parse_json(text);
+    return text::parse_json(text, text::kJsonDepth, text::LargeNumbers::kKeepText);
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -77,8 +77,8 @@ json::object plain_call(const json::value& call) {
   json::object named;
   named["name"] = text_of(function->get_object(), "name");
   const json::value* arguments = member(function->get_object(), "arguments");
-  named["arguments"] = arguments == nullptr || arguments->is_string() ? json::value(text_of(function->get_object(), "arguments"))
-                                                                      : json::value(text::dump_python(*arguments));
+  named["arguments"] = arguments == nullptr || text::is_text(*arguments) ? json::value(text_of(function->get_object(), "arguments"))
+                                                                         : json::value(text::dump_python(*arguments));
   json::object plain;
   plain["id"] = text_of(*object, "id");
   plain["type"] = "function";
@@ -116,7 +116,7 @@ json::object plain_message(const json::object& message) {
   json::object plain;
   plain["role"] = role;
   const json::value* content = member(message, "content");
-  if (content != nullptr && !content->is_string() && !content->is_array())
+  if (content != nullptr && !text::is_text(*content) && !content->is_array())
     fail(ErrorCode::kInvalidArgument, "a message of role {}: content is neither text nor a list of parts", role);
   if (content != nullptr)
     plain["content"] = *content;

@@ -1,8 +1,5 @@
 #include "env/openai_chat_client.hpp"
 
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
-
 #include <cmath>
 #include <optional>
 #include <regex>
@@ -10,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "env/detail/service_health.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::env {
 namespace {
@@ -146,7 +144,7 @@ class OpenAIChatClient final : public ChatClient {
     }
     if (!conversation_.cache_salt.empty() && options_->return_token_ids) body["cache_salt"] = conversation_.cache_salt;
     if (!request.sampling.extra_json.empty()) {
-      const json::object extra = json::parse(request.sampling.extra_json).as_object();
+      const json::object extra = text::parse_json(request.sampling.extra_json, text::kJsonDepth, text::LargeNumbers::kKeepText).as_object();
       for (const auto& member : extra)
         if (!body.contains(member.key())) body[member.key()] = member.value();
     }
@@ -158,7 +156,7 @@ class OpenAIChatClient final : public ChatClient {
     net::HttpCall call;
     call.method = "POST";
     call.url = root_ + "/v1/chat/completions";
-    call.body = json::serialize(body);
+    call.body = text::to_json_text(body);
     call.deadline = request.deadline;
     for (const auto& [name, value] : conversation_.headers) call.headers.add(name, value);
     if (!conversation_.session_id.empty() && call.headers.find("X-Session-ID") == nullptr)

@@ -14,6 +14,7 @@
 #include "env/multi_turn_env.hpp"
 #include "env/sequence_matcher.hpp"
 #include "env/task_data.hpp"
+#include "text/json_python.hpp"
 #include "text/utf8.hpp"
 
 namespace prl::env {
@@ -93,7 +94,7 @@ std::vector<std::string> prompts_of(const std::vector<json::object>& rows, const
   std::vector<std::string> texts;
   for (const json::object& row : rows) {
     const json::value* prompt = row.if_contains("prompt");
-    if (prompt == nullptr || !prompt->is_string())
+    if (prompt == nullptr || !text::is_text(*prompt))
       fail(ErrorCode::kInvalidArgument, "{}: row {} has no text in the column 'prompt'", where, texts.size() + 1);
     texts.emplace_back(prompt->get_string());
   }

@@ -22,7 +22,7 @@ void append_rows(std::vector<json::object>& rows, const std::filesystem::path& f
   table.add_file(file);
   for (std::size_t i = 0; i < table.size(); ++i) {
     try {
-      json::value row = text::parse_json(table.row(i));
+      json::value row = text::parse_json(table.row(i), text::kJsonDepth, text::LargeNumbers::kKeepText);
       if (!row.is_object()) fail(ErrorCode::kCorrupt, "wanted a JSON object");
       rows.push_back(std::move(row.get_object()));
     } catch (const Error& error) {

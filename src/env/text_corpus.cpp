@@ -7,6 +7,7 @@
 #include "base/files.hpp"
 #include "env/rubric.hpp"
 #include "env/task_data.hpp"
+#include "text/json_python.hpp"
 #include "text/utf8.hpp"
 
 namespace prl::env {
@@ -121,7 +122,7 @@ std::vector<CorpusSection> split_sections(const std::string& text, std::string& 
 CorpusPage read_page(const boost::json::object& row, const std::string& where) {
   const auto text_at = [&](std::initializer_list<const char*> keys) -> std::string {
     for (const char* key : keys)
-      if (const auto* value = row.if_contains(key); value != nullptr && value->is_string()) return std::string(value->get_string());
+      if (const auto* value = row.if_contains(key); value != nullptr && text::is_text(*value)) return std::string(value->get_string());
     return {};
   };
   CorpusPage page;

@@ -213,15 +213,15 @@ std::vector<CorpusQuestion> read_questions(const std::vector<json::object>& rows
   std::vector<CorpusQuestion> questions;
   for (const json::object& row : rows) {
     CorpusQuestion question;
-    if (const json::value* text = row.if_contains("question"); text != nullptr && text->is_string())
+    if (const json::value* text = row.if_contains("question"); text != nullptr && text::is_text(*text))
       question.question = std::string(text->get_string());
     for (const char* key : {"answer", "answers"}) {
       const json::value* value = row.if_contains(key);
       if (value == nullptr) continue;
-      if (value->is_string()) question.answers.emplace_back(value->get_string());
+      if (text::is_text(*value)) question.answers.emplace_back(value->get_string());
       if (value->is_array())
         for (const json::value& answer : value->get_array())
-          if (answer.is_string()) question.answers.emplace_back(answer.get_string());
+          if (text::is_text(answer)) question.answers.emplace_back(answer.get_string());
     }
     if (question.question.empty() || question.answers.empty())
       fail(ErrorCode::kInvalidArgument, "{}: row {}: wanted a text in 'question' and texts in 'answer' or 'answers'", path,

@@ -1,7 +1,6 @@
 #include "eval/browser.hpp"
 
 #include <fmt/core.h>
-#include <boost/json/serialize.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -23,12 +22,12 @@ namespace {
 
 std::string text_at(const json::object& object, const char* key) {
   const json::value* value = object.if_contains(key);
-  return value != nullptr && value->is_string() ? std::string(value->get_string()) : std::string();
+  return value != nullptr && text::is_text(*value) ? std::string(value->get_string()) : std::string();
 }
 
 double number_at(const json::object& object, const char* key) {
   const json::value* value = object.if_contains(key);
-  return value != nullptr && value->is_number() ? value->to_number<double>() : 0.0;
+  return value != nullptr ? text::as_double(*value).value_or(0.0) : 0.0;
 }
 
 const json::array* list_at(const json::object& object, const char* key) {
@@ -69,8 +68,8 @@ std::string indented(const std::string& text) {
 }
 
 std::string content_of(const json::value& content) {
-  if (content.is_string()) return std::string(content.get_string());
-  return content.is_null() ? std::string() : json::serialize(content);
+  if (text::is_text(content)) return std::string(content.get_string());
+  return content.is_null() ? std::string() : text::to_json_text(content);
 }
 
 void show_message(std::string& out, const json::value& value) {

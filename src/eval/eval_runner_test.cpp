@@ -16,9 +16,12 @@
 #include <set>
 
 #include "base/error.hpp"
+#include "base/files.hpp"
 #include "env/jsonl.hpp"
 #include "env/registry.hpp"
+#include "eval/results_file.hpp"
 #include "net/deadline.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::eval {
 namespace {
@@ -208,6 +211,26 @@ TEST(Eval, ARowGivesBackWhatItsEpisodeCounted) {
   EXPECT_EQ(read.num_turns, played.num_turns);
   EXPECT_EQ(read.version_start, played.version_start);
   EXPECT_EQ(read.version_end, played.version_end);
+}
+
+TEST(Eval, NumbersOfAnySizeStayInTheRows) {
+  const std::filesystem::path path = results_path();
+  const std::string large = R"({"n":123456789012345678901234567890,"far":[1e400]})";
+  env::Episode episode;
+  episode.trajectory_id = "t";
+  episode.env_name = "e";
+  episode.info = text::parse_json(large, 200, text::LargeNumbers::kKeepText).as_object();
+  {
+    ResultsWriter::Options options;
+    options.results_file = path;
+    ResultsWriter writer(std::move(options));
+    const std::int64_t index = 0;
+    writer.write({&episode, 1}, {&index, 1});
+  }
+  EXPECT_NE(read_file(path).find("\"info\":" + large), std::string::npos) << read_file(path);
+  EXPECT_EQ(take_over_results(path, {}, 0, 10, 1, false).size(), 1u);  // writes the rows anew
+  EXPECT_NE(read_file(path).find("\"info\":" + large), std::string::npos) << read_file(path);
+  std::filesystem::remove_all(path.parent_path());
 }
 
 TEST(Eval, AnInterruptedEvaluationGoesOnFromWhatIsWhole) {

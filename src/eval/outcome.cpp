@@ -1,4 +1,5 @@
 #include "eval/outcome.hpp"
+#include "text/json_python.hpp"
 
 #include <fmt/core.h>
 
@@ -13,7 +14,7 @@ namespace {
 
 double number_or(const json::object& row, const char* key, double fallback) {
   const json::value* value = row.if_contains(key);
-  return value != nullptr && value->is_number() ? value->to_number<double>() : fallback;
+  return value != nullptr ? text::as_double(*value).value_or(fallback) : fallback;
 }
 
 }  // namespace
@@ -49,7 +50,7 @@ Outcome outcome_of_row(const json::object& row) {
   }
   if (const json::value* value = row.if_contains("metrics"); value != nullptr && value->is_object())
     for (const auto& metric : value->get_object())
-      if (metric.value().is_number()) outcome.metrics[std::string(metric.key())] = metric.value().to_number<double>();
+      if (const auto number = text::as_double(metric.value())) outcome.metrics[std::string(metric.key())] = *number;
   return outcome;
 }
 

@@ -1,7 +1,5 @@
 #include "eval/results_file.hpp"
 
-#include <boost/json/serialize.hpp>
-
 #include <algorithm>
 #include <map>
 #include <set>
@@ -37,7 +35,7 @@ std::vector<json::object> read_lines(const fs::path& path) {
     ++line_number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     try {
-      json::value value = text::parse_json(line);
+      json::value value = text::parse_json(line, text::kJsonDepth, text::LargeNumbers::kKeepText);
       if (!value.is_object()) fail(ErrorCode::kCorrupt, "wanted a JSON object");
       rows.push_back(std::move(value.get_object()));
     } catch (const Error& error) {
@@ -53,7 +51,7 @@ std::vector<json::object> read_lines(const fs::path& path) {
 
 void rewrite(const fs::path& path, const std::vector<json::object>& rows) {
   std::string bytes;
-  for (const json::object& row : rows) bytes += json::serialize(row) + '\n';
+  for (const json::object& row : rows) bytes += text::to_json_text(row) + '\n';
   write_file_atomic(path, bytes);
 }
 
@@ -70,7 +68,7 @@ json::object ResultsWriter::result_row(const env::Episode& episode, std::int64_t
   row["generation_ms"] = episode.timing.generation * 1000;
   row["scoring_ms"] = episode.timing.scoring * 1000;
   row["total_ms"] = episode.timing.total * 1000;
-  row["oai_tools"] = json::serialize(episode.tool_defs);
+  row["oai_tools"] = text::to_json_text(episode.tool_defs);
   if (options_.is_synthetic)
     for (const char* key : {"rollout_idx", "completion_len", "is_truncated"}) row.erase(key);
   if (!options_.synthesis_key.empty()) row[kSynthesisKey] = options_.synthesis_key;
@@ -80,10 +78,10 @@ json::object ResultsWriter::result_row(const env::Episode& episode, std::int64_t
 void ResultsWriter::write(std::span<const env::Episode> group, std::span<const std::int64_t> rollout_indices) {
   std::string rows, traces;
   for (std::size_t i = 0; i < group.size(); ++i) {
-    if (results_.is_open()) rows += json::serialize(result_row(group[i], rollout_indices[i])) + '\n';
+    if (results_.is_open()) rows += text::to_json_text(result_row(group[i], rollout_indices[i])) + '\n';
     if (!traces_.is_open()) continue;
     const env::TraceContext context{options_.run_id, options_.model, rollout_indices[i]};
-    traces += json::serialize(env::to_trace_json(group[i], context)) + '\n';
+    traces += text::to_json_text(env::to_trace_json(group[i], context)) + '\n';
   }
   const std::uint64_t before = results_.size();
   if (results_.is_open()) results_.append(rows);
@@ -103,7 +101,7 @@ Outcomes find_synthesized(const fs::path& results_file, const std::string& key, 
   std::vector<json::object> rows = read_lines(results_file);
   const auto example_of = [&](const json::object& row) {
     const json::value* found = row.if_contains(kSynthesisKey);
-    return found != nullptr && found->is_string() && std::string_view(found->get_string()) == key ? index_at(row, "example_id") : -1;
+    return found != nullptr && text::is_text(*found) && std::string_view(found->get_string()) == key ? index_at(row, "example_id") : -1;
   };
   std::map<std::int64_t, std::int64_t> counts;
   for (const json::object& row : rows) ++counts[example_of(row)];
@@ -145,7 +143,7 @@ Outcomes take_over_results(const fs::path& results_file, const fs::path& traces_
     if (it == found.end() || !it->second.contains(rollout_idx)) continue;
     if (whole_groups && static_cast<std::int64_t>(it->second.size()) != rollouts_per_example) continue;
     if (!outcomes.emplace(std::pair{example, rollout_idx}, outcome_of_row(row)).second) continue;
-    if (const json::value* id = row.if_contains("trajectory_id"); id != nullptr && id->is_string())
+    if (const json::value* id = row.if_contains("trajectory_id"); id != nullptr && text::is_text(*id))
       kept_ids.insert(std::string(id->get_string()));
     kept.push_back(std::move(row));
   }
@@ -154,7 +152,7 @@ Outcomes take_over_results(const fs::path& results_file, const fs::path& traces_
     std::vector<json::object> traces = read_lines(traces_file);
     std::erase_if(traces, [&](const json::object& trace) {
       const json::value* id = trace.if_contains("id");
-      return id == nullptr || !id->is_string() || !kept_ids.contains(std::string(id->get_string()));
+      return id == nullptr || !text::is_text(*id) || !kept_ids.contains(std::string(id->get_string()));
     });
     rewrite(traces_file, traces);
   }

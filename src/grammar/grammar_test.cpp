@@ -243,6 +243,27 @@ TEST(JsonText, BoundsNearZeroAndBeyondDoublesAreKept) {
             std::string::npos);
 }
 
+TEST(JsonSchema, LargeNumbersAreWrittenAsTheSchemaHasThem) {
+  const auto fits = [](const char* schema, const char* text) {
+    const boost::json::value value = text::parse_json(schema, 100, text::LargeNumbers::kKeepText);
+    return matches(
+        test::make_automaton([&](AutomatonBuilder& builder, NodeId from) { return emit_json_schema(builder, from, value, "schema"); }),
+        text);
+  };
+  EXPECT_TRUE(fits(R"({"const":123456789012345678901234567890})", "123456789012345678901234567890"));
+  EXPECT_FALSE(fits(R"({"const":123456789012345678901234567890})", "1.2345678901234568e+29"));
+  EXPECT_TRUE(fits(R"({"type":"integer","enum":["x",18446744073709551616,1.5]})", "18446744073709551616"));
+  EXPECT_FALSE(fits(R"({"type":"string","enum":["x",18446744073709551616]})", "18446744073709551616"));
+  EXPECT_TRUE(fits(R"({"enum":[1e400]})", "1e400"));
+  // Bounds count as doubles, for which they stand.
+  EXPECT_TRUE(fits(R"({"type":"integer","maximum":99999999999999999999})", "7"));
+  EXPECT_TRUE(fits(R"({"allOf":[{"type":"integer","minimum":-99999999999999999999},{"minimum":5}]})", "5"));
+  EXPECT_FALSE(fits(R"({"allOf":[{"type":"integer","minimum":-99999999999999999999},{"minimum":5}]})", "4"));
+  EXPECT_NE(error_of([&] { fits(R"({"type":"object","required":[18446744073709551616]})", "{}"); }).find("found [18446744073709551616]"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { fits(R"({"pattern":18446744073709551616})", "{}"); }).find("found 18446744073709551616"), std::string::npos);
+}
+
 TEST(JsonSchema, TextsThatMatchAndTextsThatDoNot) {
   struct Case {
     const char* schema;

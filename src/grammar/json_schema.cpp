@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
-#include <boost/json/serialize.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +31,7 @@ constexpr int kMaxSchemaDepth = 100;
 
 /// 1 and 1.0 are one value.
 bool is_same_value(const json::value& a, const json::value& b) {
-  if (a.is_number() && b.is_number()) return a.to_number<double>() == b.to_number<double>();
+  if (const auto x = text::as_double(a), y = text::as_double(b); x && y) return *x == *y;
   return a == b;
 }
 
@@ -115,7 +114,7 @@ class Compiler {
       json::object kind{{"type", "object"}, {"properties", json::object{{name, member}}}};
       if (needs_member) kind["required"] = json::array{json::string(name)};
       json::object whole{{"allOf", json::array{rest, std::move(kind), branch}}};
-      const auto [at, is_new] = merged_.try_emplace("kind " + json::serialize(whole));
+      const auto [at, is_new] = merged_.try_emplace("kind " + text::to_json_text(whole));
       if (is_new) at->second = std::move(whole);
       builder_.add_empty(emit_schema(start, at->second, view.place("if")), accept);
     };
@@ -127,7 +126,7 @@ class Compiler {
 
   /// The schema without allOf. One for all copies of the same text, so that schemas which refer to themselves end.
   const json::value& merged(const json::value& schema, const json::array& branches, const SchemaView& view) {
-    const auto [at, is_new] = merged_.try_emplace(json::serialize(schema));
+    const auto [at, is_new] = merged_.try_emplace(text::to_json_text(schema));
     if (!is_new) return at->second;
     json::object rest = schema.get_object();
     rest.erase("allOf");
@@ -306,7 +305,7 @@ class Compiler {
             view.refuse("not", fmt::format("values beside {} are not supported; write them into the pattern", keyword));
         std::vector<std::string> texts;
         for (const json::value& value : excluded)
-          if (value.is_string()) texts.emplace_back(value.get_string().data(), value.get_string().size());
+          if (text::is_text(value)) texts.emplace_back(value.get_string().data(), value.get_string().size());
         builder_.add_empty(text_.emit_string_except(start, texts), accept);
       } else {
         view.refuse("not", fmt::format("values of type {} are not supported in it", type));

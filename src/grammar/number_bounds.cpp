@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "grammar/json_text.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::grammar {
 namespace {
@@ -28,7 +29,7 @@ constexpr Given kGiven[] = {
 Decimal decimal_of(const boost::json::value& value) {
   if (value.is_int64()) return {value.get_int64(), 0};
   if (value.is_uint64()) return {value.get_uint64() > INT64_MAX ? INT64_MAX : static_cast<std::int64_t>(value.get_uint64()), 0};
-  const double number = value.to_number<double>();
+  const double number = text::as_double(value).value();
   if (std::isinf(number)) return {number < 0 ? -1 : 1, 400};
   char buffer[64];
   const auto written = std::to_chars(buffer, buffer + sizeof(buffer), number, std::chars_format::scientific);

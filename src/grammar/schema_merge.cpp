@@ -1,7 +1,6 @@
 #include "grammar/schema_merge.hpp"
 
 #include <fmt/core.h>
-#include <boost/json/serialize.hpp>
 
 #include <algorithm>
 #include <optional>
@@ -10,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "grammar/schema_view.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::grammar {
 namespace {
@@ -78,7 +78,7 @@ class Merger {
  private:
   [[noreturn]] void refuse(std::string_view keyword, const json::value& a, const json::value& b) const {
     fail(ErrorCode::kInvalidArgument, "{}: two schemas have {} and {} for {}, which are not merged; write them as one", place_,
-         json::serialize(a).substr(0, 60), json::serialize(b).substr(0, 60), keyword);
+         text::to_json_text(a).substr(0, 60), text::to_json_text(b).substr(0, 60), keyword);
   }
 
   /// Members of both, and what one branch says about members that only the other names.
@@ -87,7 +87,7 @@ class Merger {
     const json::value* former_others = merged_.if_contains("additionalProperties");
     const json::object* theirs = more.if_contains("properties") ? more.at("properties").if_object() : nullptr;
     if (more.if_contains("properties") && !theirs)
-      fail(ErrorCode::kInvalidArgument, "{}.properties: wanted an object, found {}", place_, json::serialize(more.at("properties")));
+      fail(ErrorCode::kInvalidArgument, "{}.properties: wanted an object, found {}", place_, text::to_json_text(more.at("properties")));
     json::object members = merged_.if_contains("properties") ? merged_.at("properties").as_object() : json::object();
     const auto restrict = [&](json::value& member, std::string_view name, const json::value* rule) {
       if (rule == nullptr || *rule == json::value(true)) return;
@@ -135,8 +135,9 @@ class Merger {
 
   template <typename Weaker>
   bool take_number(std::string_view keyword, json::value& mine, const json::value& theirs, Weaker is_weaker) {
-    if (!mine.is_number() || !theirs.is_number()) refuse(keyword, mine, theirs);
-    if (is_weaker(mine.to_number<double>(), theirs.to_number<double>())) mine = theirs;
+    const auto my_number = text::as_double(mine), their_number = text::as_double(theirs);
+    if (!my_number || !their_number) refuse(keyword, mine, theirs);
+    if (is_weaker(*my_number, *their_number)) mine = theirs;
     return true;
   }
 

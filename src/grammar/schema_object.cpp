@@ -103,7 +103,7 @@ class ObjectCompiler {
     const SchemaView names(*names_, view_.place("propertyNames"));
     if (const json::value* listed = names.find("enum") ? names.find("enum") : names.find("const")) {
       const json::array values = listed->is_array() ? listed->get_array() : json::array{*listed};
-      if (!std::all_of(values.begin(), values.end(), [](const json::value& value) { return value.is_string(); }))
+      if (!std::all_of(values.begin(), values.end(), text::is_text))
         view_.refuse("propertyNames", "wanted names, which are strings, found " + text::dump_python(*listed));
     } else if (names.types() != std::vector<std::string>{"string"}) {
       view_.refuse("propertyNames", "wanted a schema of strings (type, pattern, format, lengths, enum or const)");
@@ -131,7 +131,7 @@ class ObjectCompiler {
       if (!wanted.is_array()) view_.refuse("dependentRequired", "wanted lists of names, found " + text::dump_python(wanted));
       std::uint32_t needed = 0;
       for (const json::value& other : wanted.get_array()) {
-        if (!other.is_string()) view_.refuse("dependentRequired", "wanted lists of names, found " + text::dump_python(wanted));
+        if (!text::is_text(other)) view_.refuse("dependentRequired", "wanted lists of names, found " + text::dump_python(wanted));
         needed |= 1u << index_of({other.get_string().data(), other.get_string().size()});
       }
       if (needed != 0) dependencies_.emplace_back(1u << index_of({name.data(), name.size()}), needed);

@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <boost/json/serialize.hpp>
 
 #include <algorithm>
 #include <cmath>
 
 #include "base/error.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::grammar {
 namespace {
@@ -59,7 +59,8 @@ std::optional<std::vector<std::string>> fixed_values(const SchemaView& view) {
   std::vector<std::string> out;
   // 1 and 1.0 are one value.
   const auto spell = [](const json::value& value) {
-    return value.is_number() ? fmt::format("{}", value.to_number<double>()) : json::serialize(value);
+    const auto number = text::as_double(value);
+    return number ? fmt::format("{}", *number) : text::to_json_text(value);
   };
   if (const json::value* one = view.find("const"))
     out.push_back(spell(*one));
@@ -124,7 +125,7 @@ bool exclude_each_other(const json::value& root, const json::value& first, const
 
 SchemaView::SchemaView(const json::value& schema, std::string place) : object_(schema.if_object()), place_(std::move(place)) {
   if (!object_)
-    fail(ErrorCode::kInvalidArgument, "{}: wanted a schema (an object, true or false), found {}", place_, json::serialize(schema));
+    fail(ErrorCode::kInvalidArgument, "{}: wanted a schema (an object, true or false), found {}", place_, text::to_json_text(schema));
 }
 
 std::string SchemaView::place(std::string_view keyword) const { return place_ + "." + std::string(keyword); }
@@ -140,15 +141,16 @@ void SchemaView::refuse(std::string_view keyword, std::string_view why) const {
 std::optional<std::string> SchemaView::string(std::string_view keyword) const {
   const json::value* value = find(keyword);
   if (!value) return std::nullopt;
-  if (!value->is_string()) refuse(keyword, "wanted a string, found " + json::serialize(*value));
+  if (!text::is_text(*value)) refuse(keyword, "wanted a string, found " + text::to_json_text(*value));
   return std::string(view_of(value->get_string()));
 }
 
 std::optional<double> SchemaView::number(std::string_view keyword) const {
   const json::value* value = find(keyword);
   if (!value) return std::nullopt;
-  if (!value->is_number()) refuse(keyword, "wanted a number, found " + json::serialize(*value));
-  return value->to_number<double>();
+  const std::optional<double> number = text::as_double(*value);
+  if (!number) refuse(keyword, "wanted a number, found " + text::to_json_text(*value));
+  return number;
 }
 
 std::optional<std::int64_t> SchemaView::count(std::string_view keyword, std::int64_t max) const {
@@ -163,14 +165,14 @@ const json::array* SchemaView::array(std::string_view keyword) const {
   const json::value* value = find(keyword);
   if (!value) return nullptr;
   if (!value->is_array() || value->get_array().empty())
-    refuse(keyword, "wanted a list with at least one entry, found " + json::serialize(*value));
+    refuse(keyword, "wanted a list with at least one entry, found " + text::to_json_text(*value));
   return &value->get_array();
 }
 
 const json::object* SchemaView::object(std::string_view keyword) const {
   const json::value* value = find(keyword);
   if (!value) return nullptr;
-  if (!value->is_object()) refuse(keyword, "wanted an object, found " + json::serialize(*value));
+  if (!value->is_object()) refuse(keyword, "wanted an object, found " + text::to_json_text(*value));
   return &value->get_object();
 }
 
@@ -192,9 +194,9 @@ std::vector<std::string> SchemaView::types() const {
   }
   const json::array names = type->is_array() ? type->get_array() : json::array{*type};
   for (const json::value& name : names) {
-    const std::string_view text = name.is_string() ? view_of(name.get_string()) : std::string_view();
+    const std::string_view text = text::is_text(name) ? view_of(name.get_string()) : std::string_view();
     if (std::find(std::begin(kTypes), std::end(kTypes), text) == std::end(kTypes))
-      refuse("type", fmt::format("wanted one of {}, found {}", fmt::join(kTypes, ", "), json::serialize(name)));
+      refuse("type", fmt::format("wanted one of {}, found {}", fmt::join(kTypes, ", "), text::to_json_text(name)));
     out.emplace_back(text);
   }
   if (out.empty()) refuse("type", "an empty list");
@@ -228,9 +230,9 @@ Members::Members(const SchemaView& view) {
   if (const json::object* declared = view.object("properties"))
     for (const auto& [name, schema] : *declared) properties.emplace_back(std::string(name), &schema);
   if (const json::value* names = view.find("required")) {
-    if (!names->is_array()) view.refuse("required", "wanted a list of names, found " + json::serialize(*names));
+    if (!names->is_array()) view.refuse("required", "wanted a list of names, found " + text::to_json_text(*names));
     for (const json::value& name : names->get_array()) {
-      if (!name.is_string()) view.refuse("required", "wanted a list of names, found " + json::serialize(*names));
+      if (!text::is_text(name)) view.refuse("required", "wanted a list of names, found " + text::to_json_text(*names));
       required.insert(std::string(view_of(name.get_string())));
     }
   }
@@ -247,17 +249,18 @@ Members::Members(const SchemaView& view) {
 bool has_type(const json::value& value, std::string_view type) {
   if (type == "null") return value.is_null();
   if (type == "boolean") return value.is_bool();
-  if (type == "string") return value.is_string();
+  if (type == "string") return text::is_text(value);
   if (type == "array") return value.is_array();
   if (type == "object") return value.is_object();
-  if (type == "integer") return value.is_number() && (!value.is_double() || value.get_double() == std::floor(value.get_double()));
-  return value.is_number();
+  const std::optional<double> number = text::as_double(value);
+  return number && (type != "integer" || *number == std::floor(*number));
 }
 
 const json::value& resolve_ref(const json::value& root, const json::value& ref, const std::string& place) {
-  const std::string text = ref.is_string() ? std::string(view_of(ref.get_string())) : std::string();
+  const std::string text = text::is_text(ref) ? std::string(view_of(ref.get_string())) : std::string();
   if (text.empty() || text[0] != '#' || (text.size() > 1 && text[1] != '/'))
-    fail(ErrorCode::kInvalidArgument, "{}: only references within the schema (#/...) are supported, found {}", place, json::serialize(ref));
+    fail(ErrorCode::kInvalidArgument, "{}: only references within the schema (#/...) are supported, found {}", place,
+         text::to_json_text(ref));
   boost::system::error_code error;
   const json::value* target = root.find_pointer(json::string_view(text).substr(1), error);
   if (!target) fail(ErrorCode::kInvalidArgument, "{}: '{}' points to nothing", place, text);

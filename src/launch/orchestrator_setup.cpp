@@ -1,7 +1,6 @@
 #include "launch/orchestrator_setup.hpp"
 
 #include <algorithm>
-#include <boost/json/serialize.hpp>
 #include <cmath>
 
 #include "base/error.hpp"
@@ -11,6 +10,7 @@
 #include "launch/model_subject.hpp"
 #include "launch/python_functions.hpp"
 #include "launch/teacher_setup.hpp"
+#include "text/json_python.hpp"
 #include "trainer/checkpoint.hpp"
 
 namespace prl::launch {
@@ -83,15 +83,16 @@ net::asio::awaitable<std::vector<float>> ask_numbers(std::shared_ptr<env::python
   const boost::json::value value = co_await std::move(calling);
   std::vector<float> numbers;
   if (value.is_array())
-    for (const boost::json::value& number : value.get_array()) {
-      if (number.is_bool())
-        numbers.push_back(number.get_bool() ? 1.0f : 0.0f);
-      else if (number.is_number() && std::isfinite(number.to_number<double>()))
-        numbers.push_back(number.to_number<float>());
+    for (const boost::json::value& item : value.get_array()) {
+      const std::optional<double> number = text::as_double(item);
+      if (item.is_bool())
+        numbers.push_back(item.get_bool() ? 1.0f : 0.0f);
+      else if (number && std::isfinite(*number))
+        numbers.push_back(static_cast<float>(*number));
     }
   if (numbers.size() != wanted)
     fail(ErrorCode::kInvalidArgument, "{}: wanted a list of {} finite numbers, got {}", function->name(), wanted,
-         boost::json::serialize(value).substr(0, 200));
+         text::to_json_text(value).substr(0, 200));
   co_return numbers;
 }
 

@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "config/text_format.hpp"
 #include "launch/log_folder.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::launch {
 namespace {
@@ -67,7 +68,8 @@ trainer::SequenceLoss answer_of(const json::value& value, std::size_t num_tokens
   out.dlogp = doubles_of(*gradient, num_tokens);
   if (const json::value* metrics = answer->if_contains("metrics"); metrics != nullptr && metrics->is_object())
     for (const json::key_value_pair& metric : metrics->get_object())
-      if (out.metrics.size() < kMaxMetrics && metric.value().is_number()) out.metrics[metric.key()] = metric.value().to_number<double>();
+      if (const auto number = text::as_double(metric.value()); number && out.metrics.size() < kMaxMetrics)
+        out.metrics[metric.key()] = *number;
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include "orchestrator/metrics.hpp"
 #include "orchestrator/progress.hpp"
 #include "orchestrator/testing/fakes.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::orchestrator {
 namespace {
@@ -277,6 +278,9 @@ TEST(OrchestratorState, SavesAndLoadsExactly) {
   state.sampler = sampler.save();
   state.unfinished_tasks = {{0, 3}, {0, 1}};
   state.queue = collector.queue();
+  const std::string large = R"({"n":123456789012345678901234567890,"far":[1e400]})";  // of a Python environment
+  state.queue[0].episode.info = text::parse_json(large, 200, text::LargeNumbers::kKeepText).as_object();
+  state.env_states["python"] = state.queue[0].episode.info;
   save_state(folder, state, envs);
   save_state(folder, state, envs);  // again: replaces
   const OrchestratorState loaded = load_state(folder, 7, envs);
@@ -289,6 +293,8 @@ TEST(OrchestratorState, SavesAndLoadsExactly) {
   EXPECT_EQ(loaded.queue[1].episode.reward, 1.0 / 3);
   EXPECT_EQ(loaded.queue[1].episode.num_final_tokens(), 4);
   EXPECT_EQ(loaded.queue[0].version_start.value, 6);
+  EXPECT_EQ(text::to_json_text(loaded.queue[0].episode.info), large);
+  EXPECT_EQ(text::to_json_text(loaded.env_states.at("python")), large);
 
   EXPECT_THROW(load_state(folder, 8, envs), Error);
   const std::vector<env::EnvironmentPtr> others{testing::tiny_environment("other")};

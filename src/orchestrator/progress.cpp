@@ -20,7 +20,6 @@ namespace {
 constexpr std::int64_t kFormatVersion = 1;
 constexpr const char* kStateFile = "state.json";
 constexpr std::uint64_t kMaxStateBytes = std::uint64_t{8} << 30;
-
 template <typename T>
 json::array to_array(const std::vector<T>& values) {
   json::array array;
@@ -112,7 +111,7 @@ env::Episode episode_from_json(const json::object& object) {
   episode.info = saved_member(object, "info").as_object();
   episode.reward = saved_member(object, "reward").to_number<double>();
   for (const auto& metric : saved_member(object, "metrics").as_object())
-    if (metric.value().is_number()) episode.metrics[std::string(metric.key())] = metric.value().to_number<double>();
+    if (const auto number = text::as_double(metric.value())) episode.metrics[std::string(metric.key())] = *number;
   if (saved_member(object, "stop_condition").is_string())
     episode.stop_condition = std::string(saved_member(object, "stop_condition").as_string());
   episode.is_completed = saved_member(object, "is_completed").as_bool();
@@ -213,7 +212,7 @@ void save_state(const std::filesystem::path& checkpoints, const OrchestratorStat
   std::error_code ignored;
   std::filesystem::remove_all(io::checkpoint_folder(checkpoints, state.progress.step, kCheckpointUnit), ignored);
   io::CheckpointWriter writer(checkpoints, state.progress.step, kCheckpointUnit);
-  write_file_atomic(writer.folder() / kStateFile, json::serialize(object));
+  write_file_atomic(writer.folder() / kStateFile, text::to_json_text(object));
   if (before_commit) before_commit();
   writer.commit();
 }
@@ -253,7 +252,7 @@ OrchestratorState load_state(const std::filesystem::path& checkpoints, std::int6
   const std::filesystem::path file = io::checkpoint_folder(checkpoints, step, kCheckpointUnit) / kStateFile;
   const std::string bytes = read_file(file, kMaxStateBytes);
   try {
-    const json::value value = text::parse_json(bytes);
+    const json::value value = text::parse_json(bytes, text::kJsonDepth, text::LargeNumbers::kKeepText);
     const json::object& object = value.as_object();
     if (saved_member(object, "format").to_number<std::int64_t>() != kFormatVersion)
       fail(ErrorCode::kCorrupt, "format {} is not {}", json::serialize(saved_member(object, "format")), kFormatVersion);

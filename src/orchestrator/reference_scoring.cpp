@@ -1,13 +1,12 @@
 #include "orchestrator/reference_scoring.hpp"
 
-#include <boost/json/serialize.hpp>
-
 #include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "base/error.hpp"
 #include "net/errors.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::orchestrator {
 namespace {
@@ -37,7 +36,7 @@ std::vector<std::int32_t> prefix_of(const env::Episode& episode, const Reference
     fail(ErrorCode::kInvalidArgument,
          "{}: task {} has no \"{}\" to show the policy as its own teacher: set opsd.demo_key to a field of the task's info, or answer",
          episode.env_name, episode.example_id, shown.key);
-  return shown.prefix_of(demonstration->is_string() ? std::string(demonstration->get_string()) : boost::json::serialize(*demonstration));
+  return shown.prefix_of(text::is_text(*demonstration) ? std::string(demonstration->get_string()) : text::to_json_text(*demonstration));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::orchestrator {
 
@@ -57,7 +58,7 @@ void write_train_rollouts(const std::filesystem::path& output_dir, std::int64_t 
     json::array filters;
     for (const std::string& name : rollout.filters_matched) filters.emplace_back(name);
     row["filters"] = std::move(filters);
-    bytes += json::serialize(row);
+    bytes += text::to_json_text(row);
     bytes += '\n';
   }
   write_step_file(output_dir, step, "train_rollouts.jsonl", bytes);
@@ -88,7 +89,7 @@ void write_eval_rollouts(const std::filesystem::path& output_dir, std::int64_t s
     for (const env::Episode& episode : result.episodes) {
       json::object row = env::to_json(episode);
       row["step"] = step;
-      bytes += json::serialize(row);
+      bytes += text::to_json_text(row);
       bytes += '\n';
     }
   write_step_file(output_dir, step, "eval_rollouts.jsonl", bytes);

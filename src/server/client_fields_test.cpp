@@ -123,6 +123,39 @@ TEST_F(ClientFieldsTest, ArgumentsThatAreAnObjectReachTheTemplateAsTheyWere) {
   }
 }
 
+TEST_F(ClientFieldsTest, NumbersOfToolsAndTemplateVariablesKeepTheirText) {
+  template_ = std::make_shared<const text::ChatTemplate>(
+      "{% if tools %}{{ tools[0].function.parameters | tojson }} {{ big }} {{ documents | tojson }} {{ messages[0].id }}{% else %}x{% "
+      "endif %}");
+  start();
+  const std::string parameters =
+      R"({"type": "object", "properties": {"n": {"maximum": 123456789012345678901234567890, "default": 1e400}}})";
+  const std::string tool = R"({"type":"function","function":{"name":"get","parameters":)" + parameters + "}}";
+  const std::string wanted = parameters + R"( 99999999999999999999 [{"id": 18446744073709551616}] )";
+  const std::string kwargs = R"("chat_template_kwargs":{"big":99999999999999999999,"documents":[{"id":18446744073709551616}]})";
+  const auto prompt = [&] { return tokenizer_->decode(backend_->last_request().prompt_ids); };
+  for (const std::string& members :
+       {R"("tools":[)" + tool + "]," + kwargs, R"("extra_body":{"tools":[)" + tool + "]," + kwargs + "}",
+        R"("tools":[)" + tool + R"(],"documents":[{"id":18446744073709551616}],"chat_template_kwargs":{"big":99999999999999999999})"}) {
+    const net::HttpReply reply =
+        post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi","id":-99999999999999999999}],)" + members + "}");
+    ASSERT_EQ(reply.status, 200) << reply.body;
+    EXPECT_EQ(prompt(), wanted + "-99999999999999999999");
+  }
+  const net::HttpReply response =
+      post("/v1/responses", R"({"input":"Hi","tools":[{"type":"function","name":"get","parameters":)" + parameters + "}]," + kwargs + "}");
+  ASSERT_EQ(response.status, 200) << response.body;
+  EXPECT_EQ(prompt(), wanted);
+  EXPECT_NE(response.body.find(R"("maximum":123456789012345678901234567890,"default":1e400)"), std::string::npos) << response.body;
+  // Where a text or an object is wanted, a large number is none.
+  const net::HttpReply role = post("/v1/chat/completions", R"({"messages":[{"role":"user","content":99999999999999999999}]})");
+  EXPECT_EQ(role.status, 400) << role.body;
+  const net::HttpReply format =
+      post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi"}],"response_format":{"type":99999999999999999999}})");
+  EXPECT_EQ(format.status, 400) << format.body;
+  EXPECT_NE(format.body.find("found 99999999999999999999"), std::string::npos) << format.body;
+}
+
 TEST_F(ClientFieldsTest, ArgumentsOfCallsPassThroughUnchanged) {
   reply_ = "<tool_call>\n{\"name\": \"get\", \"arguments\": " + std::string(kArguments) + "}\n</tool_call>\n<tool_call>" +
            R"({"arguments": {"y": 2}, "name": "put"})" + "</tool_call>";

@@ -1,7 +1,5 @@
 #include "server/json_fields.hpp"
 
-#include <boost/json/serialize.hpp>
-
 #include <cmath>
 #include <limits>
 
@@ -15,7 +13,7 @@ constexpr std::size_t kMaxJsonDepth = 100;
 
 std::string show(const boost::json::value& value) {
   constexpr std::size_t kShown = 60;
-  std::string text = boost::json::serialize(value);
+  std::string text = text::to_json_text(value);
   if (text.size() > kShown) text = text.substr(0, kShown) + "...";
   return text;
 }
@@ -64,16 +62,16 @@ std::optional<std::int64_t> JsonFields::integer(std::string_view name, std::int6
 std::optional<double> JsonFields::number(std::string_view name, double min, double max) const {
   const boost::json::value* value = find(name);
   if (!value) return std::nullopt;
-  if (!value->is_number()) fail_type(name, "a number", *value);
-  const double number = value->to_number<double>();
-  if (!(number >= min && number <= max)) fail_type(name, fmt::format("a number from {} to {}", min, max), *value);
+  const auto number = text::as_double(*value);
+  if (!number) fail_type(name, "a number", *value);
+  if (!(*number >= min && *number <= max)) fail_type(name, fmt::format("a number from {} to {}", min, max), *value);
   return number;
 }
 
 std::optional<std::string> JsonFields::string(std::string_view name) const {
   const boost::json::value* value = find(name);
   if (!value) return std::nullopt;
-  if (!value->is_string()) fail_type(name, "a string", *value);
+  if (!text::is_text(*value)) fail_type(name, "a string", *value);
   return std::string(value->get_string());
 }
 
@@ -100,13 +98,13 @@ std::optional<std::vector<std::int32_t>> JsonFields::token_ids(std::string_view 
 std::optional<std::vector<std::string>> JsonFields::strings(std::string_view name, std::size_t max_items) const {
   const boost::json::value* value = find(name);
   if (!value) return std::nullopt;
-  if (value->is_string()) return std::vector<std::string>{std::string(value->get_string())};
+  if (text::is_text(*value)) return std::vector<std::string>{std::string(value->get_string())};
   if (!value->is_array()) fail_type(name, "a string or a list of strings", *value);
   const boost::json::array& list = value->get_array();
   if (list.size() > max_items) fail_type(name, fmt::format("at most {} strings", max_items), *value);
   std::vector<std::string> out;
   for (const auto& item : list) {
-    if (!item.is_string()) fail_type(name, "a string or a list of strings", *value);
+    if (!text::is_text(item)) fail_type(name, "a string or a list of strings", *value);
     out.emplace_back(item.get_string());
   }
   return out;
@@ -128,7 +126,7 @@ std::vector<std::int32_t> read_token_ids(const boost::json::array& array, const 
 boost::json::object parse_body(std::string_view body) {
   boost::json::value value;
   try {
-    value = text::parse_json(body, kMaxJsonDepth, text::LargeNumbers::kKeepInToolCalls);
+    value = text::parse_json(body, kMaxJsonDepth, text::LargeNumbers::kKeepInRequest);
   } catch (const Error& error) {
     net::fail_param("body", fmt::format("the request body is not valid JSON: {}", error.what()));
   }

@@ -45,8 +45,8 @@ class JsonFields {
 /// Ids of one JSON array; `name` is used in errors.
 std::vector<std::int32_t> read_token_ids(const boost::json::array& array, const std::string& name, std::int64_t vocab_size);
 
-/// Parses a request body: a JSON object, with the members of an `extra_body` object merged in below the top-level ones. In arguments of
-/// tool calls that are objects, numbers beyond doubles keep their text (text::kept_number).
+/// Parses a request body: a JSON object, with the members of an `extra_body` object merged in below the top-level ones. In
+/// members that go on to a template or a schema, numbers beyond doubles keep their text (text::LargeNumbers::kKeepInRequest).
 boost::json::object parse_body(std::string_view body);
 
 }  // namespace prl::server

@@ -11,6 +11,7 @@
 #include "server/server_context.hpp"
 #include "server/structured_output.hpp"
 #include "server/thinking_budget.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::server {
 namespace {
@@ -265,7 +266,7 @@ boost::json::object read_template_kwargs(const JsonFields& fields) {
 std::string assistant_text(const boost::json::value& message) {
   const boost::json::object* object = message.if_object();
   if (!object) return {};
-  const auto is_text = [&](const char* name) { return object->if_contains(name) && object->at(name).is_string(); };
+  const auto is_text = [&](const char* name) { return object->if_contains(name) && text::is_text(object->at(name)); };
   if (!is_text("role") || object->at("role") != "assistant" || !is_text("content")) return {};
   return std::string(object->at("content").get_string().data(), object->at("content").get_string().size());
 }

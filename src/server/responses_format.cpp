@@ -243,7 +243,7 @@ class ResponsesFormat final : public ReplyFormat {
     out.key("model").string(request.model).key("output").begin_array();
     for (std::size_t i = 0; i < items_.size(); ++i) write_item(out, generation, items_[i], is_cut(choice) && i + 1 == items_.size());
     out.end_array();
-    for (const auto& [key, value] : request.responses->echo) out.key({key.data(), key.size()}).raw(json::serialize(value));
+    for (const auto& [key, value] : request.responses->echo) out.key({key.data(), key.size()}).raw(text::to_json_text(value));
     out.key("usage");
     if (!choice.is_finished) {
       out.null();

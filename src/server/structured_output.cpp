@@ -1,7 +1,5 @@
 #include "server/structured_output.hpp"
 
-#include <boost/json/serialize.hpp>
-
 #include <utility>
 #include <vector>
 
@@ -23,14 +21,13 @@ using grammar::NodeId;
 using grammar::Vocabulary;
 
 constexpr std::size_t kMaxChoices = 10'000;
-
 StructuredOutput any_json_object(std::string param) {
   return {std::move(param), "json_object",
           [](AutomatonBuilder& builder, NodeId from, const Vocabulary&) { return grammar::JsonText(builder).emit_object(from); }};
 }
 
 StructuredOutput of_schema(std::string param, json::value schema) {
-  std::string text = json::serialize(schema);
+  std::string text = text::to_json_text(schema);
   if (text.size() > grammar::kMaxSchemaBytes)
     net::fail_param(param,
                     fmt::format("{}: the schema has {} bytes, at most {} are allowed", param, text.size(), grammar::kMaxSchemaBytes));
@@ -43,9 +40,9 @@ StructuredOutput of_schema(std::string param, json::value schema) {
 /// A schema as an object, or as JSON text.
 StructuredOutput of_schema_field(const JsonFields& fields, std::string_view name) {
   const json::value& schema = *fields.find(name);
-  if (!schema.is_string()) return of_schema(fields.full_name(name), schema);
+  if (!text::is_text(schema)) return of_schema(fields.full_name(name), schema);
   try {
-    return of_schema(fields.full_name(name), text::parse_json(*fields.string(name)));
+    return of_schema(fields.full_name(name), text::parse_json(*fields.string(name), text::kJsonDepth, text::LargeNumbers::kKeepText));
   } catch (const Error& error) {
     net::fail_param(fields.full_name(name), fields.full_name(name) + ": not a schema: " + error.what());
   }
@@ -72,10 +69,10 @@ StructuredOutput of_choice(const JsonFields& fields, std::string_view name) {
     net::fail_param(param, fmt::format("{}: wanted 1 to {} strings, found {}", param, kMaxChoices, list.size()));
   std::vector<std::string> choices;
   for (const json::value& choice : list) {
-    if (!choice.is_string() || choice.get_string().empty()) fields.fail_type(name, "strings that are not empty", choice);
+    if (!text::is_text(choice) || choice.get_string().empty()) fields.fail_type(name, "strings that are not empty", choice);
     choices.emplace_back(choice.get_string().data(), choice.get_string().size());
   }
-  return {param, "choice " + json::serialize(list),
+  return {param, "choice " + text::to_json_text(list),
           [choices = std::move(choices)](AutomatonBuilder& builder, NodeId from, const Vocabulary&) {
             const NodeId end = builder.add_node();
             for (const std::string& choice : choices) builder.add_empty(builder.emit_literal(from, choice), end);
@@ -117,7 +114,7 @@ const json::object& function_of(const json::value& tool, std::size_t index) {
   const json::value* function = wrapper ? wrapper->if_contains("function") : nullptr;
   const json::object* object = function ? function->if_object() : nullptr;
   if (!object || !JsonFields(*object).string("name"))
-    net::fail_param("tools", fmt::format("tools[{}]: wanted a function with a name, found {}", index, json::serialize(tool)));
+    net::fail_param("tools", fmt::format("tools[{}]: wanted a function with a name, found {}", index, text::to_json_text(tool)));
   return *object;
 }
 
@@ -179,7 +176,7 @@ std::optional<StructuredOutput> read_tool_choice(const JsonFields& fields, const
   if (functions.empty()) net::fail_param("tool_choice", "tool_choice: no tool is called '" + name + "'");
   request.parse_tools = true;  // also on servers that do not look for calls unasked
   const bool may_repeat = name.empty() && fields.boolean("parallel_tool_calls").value_or(true);
-  std::string key = fmt::format("calls {} {}", may_repeat, json::serialize(functions));
+  std::string key = fmt::format("calls {} {}", may_repeat, text::to_json_text(functions));
   return StructuredOutput{
       "tool_choice", std::move(key),
       [functions = std::move(functions), may_repeat](AutomatonBuilder& builder, NodeId from, const Vocabulary& vocabulary) {

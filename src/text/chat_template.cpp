@@ -73,7 +73,7 @@ std::string_view view(const json::string& text) { return {text.data(), text.size
 // Content as one string. Parts of another kind than text are refused: no family here renders them.
 json::string flatten_content(const json::value& content, std::size_t index) {
   if (content.is_null()) return {};
-  if (content.is_string()) return content.get_string();
+  if (is_text(content)) return content.get_string();
   if (!content.is_array()) fail(ErrorCode::kInvalidArgument, "messages[{}].content: expected a string, null or a list of parts", index);
   json::string out;
   bool is_first = true;
@@ -81,12 +81,12 @@ json::string flatten_content(const json::value& content, std::size_t index) {
     const json::object* object = part.if_object();
     const json::value* type = object != nullptr ? object->if_contains("type") : nullptr;
     const json::value* text = object != nullptr ? object->if_contains("text") : nullptr;
-    std::string_view kind = type != nullptr && type->is_string() ? view(type->get_string()) : "text";
-    if (part.is_string()) {
+    std::string_view kind = type != nullptr && is_text(*type) ? view(type->get_string()) : "text";
+    if (is_text(part)) {
       text = &part;
       kind = "text";
     }
-    if ((kind != "text" && kind != "input_text" && kind != "output_text" && kind != "refusal") || text == nullptr || !text->is_string())
+    if ((kind != "text" && kind != "input_text" && kind != "output_text" && kind != "refusal") || text == nullptr || !is_text(*text))
       fail(ErrorCode::kInvalidArgument, "messages[{}].content: parts of type '{}' are not supported, only text is", index, kind);
     if (!is_first) out += '\n';
     is_first = false;
@@ -102,7 +102,7 @@ void decode_arguments(json::value& call) {
   if (object == nullptr) return;
   if (json::value* inner = object->if_contains("function"); inner != nullptr && inner->is_object()) object = &inner->get_object();
   json::value* arguments = object->if_contains("arguments");
-  if (arguments == nullptr || !arguments->is_string()) return;
+  if (arguments == nullptr || !is_text(*arguments)) return;
   if (view(arguments->get_string()).find_first_not_of(" \t\r\n") == std::string_view::npos) {
     *arguments = json::object();
     return;
@@ -120,12 +120,12 @@ json::value normalize_message(const json::value& message, std::size_t index) {
   for (const auto& member : message.get_object())
     if (!member.value().is_null() || member.key() == "content") out[member.key()] = member.value();
   const json::value* role = out.if_contains("role");
-  if (role == nullptr || !role->is_string()) fail(ErrorCode::kInvalidArgument, "messages[{}].role: expected a string", index);
+  if (role == nullptr || !is_text(*role)) fail(ErrorCode::kInvalidArgument, "messages[{}].role: expected a string", index);
   out["content"] = flatten_content(out["content"], index);
   // Clients name the same thing differently; templates read reasoning_content.
   if (!out.contains("reasoning_content"))
     for (const char* name : {"reasoning", "thinking"})
-      if (const json::value* reasoning = out.if_contains(name); reasoning != nullptr && reasoning->is_string()) {
+      if (const json::value* reasoning = out.if_contains(name); reasoning != nullptr && is_text(*reasoning)) {
         out["reasoning_content"] = reasoning->get_string();
         break;
       }

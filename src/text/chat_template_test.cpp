@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <boost/json/serialize.hpp>
 
+#include <cmath>
 #include <ctime>
 
 #include "base/error.hpp"
@@ -156,9 +157,9 @@ TEST(ChatTemplate, NormalizesWhatClientsSend) {
   EXPECT_FALSE(out[2].as_object().contains("tool_calls"));
 }
 
-std::string normalize_error(const char* text) {
+std::string normalize_error(const char* text, LargeNumbers large_numbers = LargeNumbers::kAsDoubles) {
   try {
-    normalize_messages(parse_json(text).as_array());
+    normalize_messages(parse_json(text, 200, large_numbers).as_array());
   } catch (const Error& error) {
     return error.what();
   }
@@ -196,14 +197,34 @@ TEST(ChatTemplate, IntegersInArgumentsKeepTheirDigits) {
   EXPECT_EQ(ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}").render(as_text, {}), far);
 }
 
-TEST(ChatTemplate, IntegersInArgumentsThatAreAnObjectKeepTheirDigits) {
-  const std::string arguments = R"({"a": 18446744073709551616, "b": [1e400, 1.0, 1, -0.10], "c": {"arguments": -99999999999999999999}})";
-  const json::value messages =
-      parse_json(R"([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": )" + arguments + "}}]}]", 200,
-                 LargeNumbers::kKeepInToolCalls);
-  const char* text = "{{ messages[0].tool_calls[0].function.arguments | tojson }}";
-  EXPECT_EQ(ChatTemplate(text).render(messages.as_array(), {}),
+TEST(ChatTemplate, NumbersOfARequestKeepTheirText) {
+  const json::value body = parse_json(R"({
+      "messages": [{"role": "user", "content": "x", "id": 99999999999999999999},
+                   {"role": "assistant", "tool_calls": [{"index": 18446744073709551616, "function": {"name": "f", "arguments":
+                       {"a": 18446744073709551616, "b": [1e400, 1.0, 1, -0.10], "c": {"arguments": -99999999999999999999}}}}]}],
+      "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": {"maximum": 123456789012345678901234567890,
+          "minimum": 1e-400, "default": 1e400, "multipleOf": 9007199254740993}}}}}],
+      "chat_template_kwargs": {"k": 99999999999999999999, "list": [-99999999999999999999]},
+      "documents": [{"id": 99999999999999999999}], "n": 99999999999999999999})",
+                                      200, LargeNumbers::kKeepInRequest);
+  RenderOptions options;
+  options.tools = body.at("tools").as_array();
+  options.kwargs = body.at("chat_template_kwargs").as_object();
+  options.kwargs["documents"] = body.at("documents");
+  const auto render = [&](const std::string& expression) {
+    return ChatTemplate("{{ " + expression + " }}").render(body.at("messages").as_array(), options);
+  };
+  EXPECT_EQ(render("messages[1].tool_calls[0].function.arguments | tojson"),
             R"({"a": 18446744073709551616, "b": [1e400, 1.0, 1, -0.1], "c": {"arguments": -99999999999999999999}})");
+  EXPECT_EQ(render("(messages[0].id + 1, messages[1].tool_calls[0].index)"), "(100000000000000000000, 18446744073709551616)");
+  EXPECT_EQ(render("tools[0].function.parameters.properties.n | tojson"),
+            R"({"maximum": 123456789012345678901234567890, "minimum": 1e-400, "default": 1e400, "multipleOf": 9007199254740993})");
+  EXPECT_EQ(render("(k is integer, k // 10, list | tojson, documents[0].id)"),
+            "(True, 9999999999999999999, '[-99999999999999999999]', 99999999999999999999)");
+  EXPECT_TRUE(body.at("n").is_double());
+  EXPECT_THAT(normalize_error(R"([{"role": 99999999999999999999}])", LargeNumbers::kKeepText), HasSubstr("messages[0].role"));
+  EXPECT_THAT(normalize_error(R"([{"role": "user", "content": 99999999999999999999}])", LargeNumbers::kKeepText),
+              HasSubstr("messages[0].content"));
 }
 
 TEST(ChatTemplate, NormalizationNamesTheMessage) {
@@ -335,21 +356,42 @@ TEST(JsonPython, LargeNumbersKeepTheirTextWhereWanted) {
             "[1e400, -1E+400, 1e-400, 0.0, 5e-324, 1e+308]");
 }
 
-TEST(JsonPython, LargeNumbersOutsideOfToolCallsAreDoubles) {
+TEST(JsonPython, LargeNumbersOfARequestThatNobodyPassesOnAreDoubles) {
   const json::value value = parse_json(
-      R"({"content": 1e400, "arguments": {"x": 99999999999999999999}, "function": {"arguments": {"x": 99999999999999999999}},
-          "tool_calls": [{"id": 99999999999999999999, "arguments": {"x": 99999999999999999999}},
-                         {"function": {"name": 1e-400, "arguments": {"x": [1e400]}}}, {"function": {"arguments": 99999999999999999999}}]})",
-      200, LargeNumbers::kKeepInToolCalls);
-  EXPECT_TRUE(value.at("content").is_double());
-  EXPECT_TRUE(value.at("arguments").at("x").is_double());
-  EXPECT_TRUE(value.at("function").at("arguments").at("x").is_double());
-  const json::array& calls = value.at("tool_calls").as_array();
-  EXPECT_TRUE(calls[0].at("id").is_double());
-  EXPECT_EQ(kept_number(calls[0].at("arguments").at("x")), "99999999999999999999");
-  EXPECT_EQ(calls[1].at("function").at("name").as_double(), 0);
-  EXPECT_EQ(kept_number(calls[1].at("function").at("arguments").at("x").at(0)), "1e400");
-  EXPECT_TRUE(calls[2].at("function").at("arguments").is_double());
+      R"({"n": 1e400, "seed": [99999999999999999999], "stop": {"messages": 1e400}, "messages": [{"x": 1e400}],
+          "extra_body": {"n": -1e400, "tools": [99999999999999999999], "deep": {"tools": 1e400}}})",
+      200, LargeNumbers::kKeepInRequest);
+  EXPECT_TRUE(value.at("n").is_double());
+  EXPECT_TRUE(value.at("seed").at(0).is_double());
+  EXPECT_TRUE(value.at("stop").at("messages").is_double());
+  EXPECT_EQ(kept_number(value.at("messages").at(0).at("x")), "1e400");
+  EXPECT_TRUE(value.at("extra_body").at("n").is_double());
+  EXPECT_EQ(kept_number(value.at("extra_body").at("tools").at(0)), "99999999999999999999");
+  EXPECT_TRUE(value.at("extra_body").at("deep").at("tools").is_double());
+}
+
+TEST(JsonPython, KeptNumbersAreNumbersToWhoAsks) {
+  const json::value value =
+      parse_json(R"({"a": [18446744073709551616, -1e400, "7", 1.0, null, true], "k\"": 1e-400})", 200, LargeNumbers::kKeepText);
+  const json::array& items = value.at("a").as_array();
+  EXPECT_FALSE(is_text(items[0]));
+  EXPECT_TRUE(is_text(items[2]));
+  EXPECT_FALSE(is_text(items[3]));
+  EXPECT_EQ(as_double(items[0]), 18446744073709551616.0);
+  EXPECT_EQ(as_double(items[1]), -HUGE_VAL);
+  EXPECT_EQ(as_double(items[3]), 1.0);
+  EXPECT_EQ(as_double(json::value(std::uint64_t{1} << 63)), 9223372036854775808.0);
+  EXPECT_EQ(as_double(items[2]), std::nullopt);
+  EXPECT_EQ(as_double(items[4]), std::nullopt);
+  EXPECT_EQ(as_double(items[5]), std::nullopt);
+  EXPECT_EQ(to_json_text(value), R"({"a":[18446744073709551616,-1e400,"7",1E0,null,true],"k\"":1e-400})");
+  EXPECT_EQ(to_json_text(items[3]), json::serialize(items[3]));
+  json::value plain = value;
+  make_doubles(plain, {"a"});
+  EXPECT_EQ(kept_number(plain.at("a").at(0)), "18446744073709551616");
+  EXPECT_EQ(plain.at("k\""), json::value(0.0));
+  make_doubles(plain);
+  EXPECT_EQ(plain.at("a").at(0), json::value(18446744073709551616.0));
 }
 
 TEST(JsonPython, DoublesReadBackToTheLastBit) {

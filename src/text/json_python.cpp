@@ -3,6 +3,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/basic_parser_impl.hpp>
 #include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
 #include <boost/json/value_stack.hpp>
 
 #include <algorithm>
@@ -19,8 +20,8 @@ namespace {
 
 namespace json = boost::json;
 
-/// Begins the string that stands for a number: a byte that UTF-8 never has.
-constexpr char kNumberMark = '\xFF';
+/// Begins the string that stands for a number: bytes that UTF-8 never has, and more, as what a model wrote may be no UTF-8.
+constexpr std::string_view kNumberMark = "\xFF\xFF number ";
 constexpr std::size_t kMaxBigIntegerSize = 4301;  // as Python's int(): 4300 digits, and a sign
 
 void dump(std::string& out, const json::value& value, const JsonDumpOptions& options, std::string_view item_separator, int depth) {
@@ -126,7 +127,7 @@ struct ExactHandler {
         std::isinf(exact) || (exact == 0 && number.substr(0, number.find_first_of("eE")).find_first_of("123456789") != std::string::npos);
     if (keeps_large && (is_integer || is_lost)) {
       if (is_integer && number.size() > kMaxBigIntegerSize) return error = json::error::exponent_overflow, false;
-      stack.push_string(kNumberMark + number);
+      stack.push_string(std::string(kNumberMark) + number);
       has_kept = true;
       return number.clear(), true;
     }
@@ -139,38 +140,106 @@ struct ExactHandler {
   bool on_comment(json::string_view, json::error_code&) { return true; }
 };
 
-/// Where a value stands that may hold kept numbers.
-enum class Place : std::uint8_t { kElsewhere, kCalls, kCall, kFunction };
+/// Members of a request whose numbers somebody else reads: a template, or who writes the grammar of a schema.
+constexpr std::string_view kPassedOn[] = {"messages",        "tools",       "documents",          "chat_template_kwargs",
+                                          "response_format", "guided_json", "structured_outputs", "text"};
 
-/// Kept numbers as doubles but for those in the arguments of tool calls. Nests as deep as the parser let it.
-void make_doubles(json::value& value, Place place) {
-  if (const auto text = kept_number(value)) {
-    const std::string number(*text);
-    value = std::strtod(number.c_str(), nullptr);
-  } else if (json::array* items = value.if_array()) {
-    for (json::value& item : *items) make_doubles(item, place == Place::kCalls ? Place::kCall : Place::kElsewhere);
-  } else if (json::object* object = value.if_object()) {
-    const bool is_call = place == Place::kCall || place == Place::kFunction;
-    for (auto& member : *object) {
-      if (is_call && member.key() == "arguments" && member.value().is_object()) continue;
-      const bool is_function = place == Place::kCall && member.key() == "function";
-      make_doubles(member.value(), member.key() == "tool_calls" ? Place::kCalls : is_function ? Place::kFunction : Place::kElsewhere);
-    }
+/// The numbers of a request's other members. A member of extra_body is one of the request.
+void make_request_doubles(json::value& body) {
+  json::object* const object = body.if_object();
+  if (object == nullptr) return make_doubles(body);
+  for (auto& member : *object) {
+    if (member.key() == "extra_body" && member.value().is_object())
+      make_request_doubles(member.value());
+    else if (std::find(std::begin(kPassedOn), std::end(kPassedOn), std::string_view(member.key())) == std::end(kPassedOn))
+      make_doubles(member.value());
   }
+}
+
+bool has_kept_number(const json::value& value);
+bool has_kept_number(const json::array& items) {
+  return std::any_of(items.begin(), items.end(), [](const json::value& item) { return has_kept_number(item); });
+}
+bool has_kept_number(const json::object& object) {
+  return std::any_of(object.begin(), object.end(), [](const auto& member) { return has_kept_number(member.value()); });
+}
+bool has_kept_number(const json::value& value) {
+  if (const json::array* items = value.if_array()) return has_kept_number(*items);
+  if (const json::object* object = value.if_object()) return has_kept_number(*object);
+  return kept_number(value).has_value();
+}
+
+void append_json_text(std::string& out, const json::value& value);
+void append_json_text(std::string& out, const json::array& items) {
+  out.push_back('[');
+  for (const json::value& item : items) {
+    if (&item != items.begin()) out.push_back(',');
+    append_json_text(out, item);
+  }
+  out.push_back(']');
+}
+void append_json_text(std::string& out, const json::object& object) {
+  out.push_back('{');
+  for (const auto& member : object) {
+    if (&member != object.begin()) out.push_back(',');
+    out += json::serialize(member.key());
+    out.push_back(':');
+    append_json_text(out, member.value());
+  }
+  out.push_back('}');
+}
+void append_json_text(std::string& out, const json::value& value) {
+  if (const json::array* items = value.if_array()) return append_json_text(out, *items);
+  if (const json::object* object = value.if_object()) return append_json_text(out, *object);
+  const auto number = kept_number(value);
+  out += number ? std::string(*number) : json::serialize(value);
+}
+
+/// The text of a tree with kept numbers; without any it is Boost's own, which is faster.
+template <typename Tree>
+std::string text_of_tree(const Tree& tree) {
+  if (!has_kept_number(tree)) return json::serialize(tree);
+  std::string out;
+  append_json_text(out, tree);
+  return out;
 }
 
 }  // namespace
 
 std::optional<std::string_view> kept_number(const json::value& value) noexcept {
   const json::string* text = value.if_string();
-  if (text == nullptr || text->empty() || text->front() != kNumberMark) return std::nullopt;
-  const std::string_view number = std::string_view(text->data(), text->size()).substr(1);
-  // Text from elsewhere may begin with any byte.
+  if (text == nullptr || !std::string_view(text->data(), text->size()).starts_with(kNumberMark)) return std::nullopt;
+  const std::string_view number = std::string_view(text->data(), text->size()).substr(kNumberMark.size());
   const std::string_view digits = number.starts_with('-') ? number.substr(1) : number;
   if (digits.empty() || digits.front() < '0' || digits.front() > '9' ||
       digits.find_first_not_of("0123456789.eE+-") != std::string_view::npos)
     return std::nullopt;
   return number;
+}
+
+bool is_text(const json::value& value) noexcept { return value.is_string() && !kept_number(value); }
+
+std::optional<double> as_double(const json::value& value) noexcept {
+  if (value.is_int64()) return static_cast<double>(value.get_int64());
+  if (value.is_uint64()) return static_cast<double>(value.get_uint64());
+  if (value.is_double()) return value.get_double();
+  if (!kept_number(value)) return std::nullopt;
+  return std::strtod(value.get_string().c_str() + kNumberMark.size(), nullptr);
+}
+
+std::string to_json_text(const json::value& value) { return text_of_tree(value); }
+std::string to_json_text(const json::object& object) { return text_of_tree(object); }
+std::string to_json_text(const json::array& items) { return text_of_tree(items); }
+
+void make_doubles(json::value& value, std::initializer_list<std::string_view> kept) {
+  if (json::array* items = value.if_array()) {
+    for (json::value& item : *items) make_doubles(item, kept);
+  } else if (json::object* object = value.if_object()) {
+    for (auto& member : *object)
+      if (std::find(kept.begin(), kept.end(), std::string_view(member.key())) == kept.end()) make_doubles(member.value(), kept);
+  } else if (kept_number(value)) {
+    value = *as_double(value);
+  }
 }
 
 std::string dump_python(const json::value& value, const JsonDumpOptions& options) {
@@ -255,7 +324,7 @@ json::value parse_json(std::string_view text, std::size_t max_depth, LargeNumber
     fail(ErrorCode::kInvalidArgument, "not valid JSON near byte {} of {}: {}", consumed, text.size(), error.message());
   }
   json::value value = parser.handler().stack.release();
-  if (large_numbers == LargeNumbers::kKeepInToolCalls && parser.handler().has_kept) make_doubles(value, Place::kElsewhere);
+  if (large_numbers == LargeNumbers::kKeepInRequest && parser.handler().has_kept) make_request_doubles(value);
   return value;
 }
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
-#include <boost/json/serialize.hpp>
 #include <string>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::tools {
 
@@ -26,7 +26,7 @@ std::int64_t make_sft_data(const env::Environment& environment, const MakeDataOp
     boost::json::object row;
     row["messages"] = std::move(messages);
     if (boost::json::array tools = environment.tools(task); !tools.empty()) row["tools"] = std::move(tools);
-    lines += boost::json::serialize(row);
+    lines += text::to_json_text(row);
     lines += '\n';
   }
   write_file_atomic(options.output, lines);

@@ -1,7 +1,6 @@
 #include "env/python/frame.hpp"
 
 #include <boost/json/array.hpp>
-#include <boost/json/serialize.hpp>
 
 #include "base/error.hpp"
 #include "text/json_python.hpp"
@@ -16,7 +15,7 @@ constexpr unsigned char kJson = 'J';
 
 std::string_view type_of(const json::object& message) {
   const json::value* type = message.if_contains("t");
-  return type != nullptr && type->is_string() ? std::string_view(type->get_string()) : std::string_view("?");
+  return type != nullptr && text::is_text(*type) ? std::string_view(type->get_string()) : std::string_view("?");
 }
 
 /// Null if absent or null.
@@ -27,7 +26,7 @@ const json::value* find(const json::object& message, std::string_view key) {
 
 [[noreturn]] void wrong(const json::object& message, std::string_view key, std::string_view wanted) {
   const json::value* found = message.if_contains(key);
-  const std::string text = found != nullptr ? json::serialize(*found).substr(0, 100) : std::string("nothing");
+  const std::string text = found != nullptr ? text::to_json_text(*found).substr(0, 100) : std::string("nothing");
   fail(ErrorCode::kCorrupt, "message '{}' of a Python worker: {} is {}, wanted {}", type_of(message), key, text, wanted);
 }
 
@@ -35,7 +34,7 @@ const json::value* find(const json::object& message, std::string_view key) {
 
 std::string encode_frame(const json::object& message, std::size_t max_bytes) {
   std::string frame(kFrameHeaderBytes, '\0');
-  frame += json::serialize(message);
+  frame += text::to_json_text(message);
   const std::size_t size = frame.size() - kFrameHeaderBytes;
   if (size > max_bytes)
     fail(ErrorCode::kInvalidArgument, "message '{}' to a Python worker has {} bytes, at most {} fit into a frame", type_of(message), size,
@@ -56,7 +55,7 @@ std::size_t decode_header(const FrameHeader& header, std::size_t max_bytes) {
 json::object decode_payload(std::string_view payload) {
   json::value value;
   try {
-    value = text::parse_json(payload);
+    value = text::parse_json(payload, text::kJsonDepth, text::LargeNumbers::kKeepText);
   } catch (const Error& error) {
     fail(ErrorCode::kCorrupt, "a frame of a Python worker is no JSON: {}", error.what());
   }
@@ -67,7 +66,7 @@ json::object decode_payload(std::string_view payload) {
 
 std::string text_member(const json::object& message, std::string_view key) {
   const json::value* value = find(message, key);
-  if (value == nullptr || !value->is_string()) wrong(message, key, "a text");
+  if (value == nullptr || !text::is_text(*value)) wrong(message, key, "a text");
   return std::string(value->get_string());
 }
 
@@ -100,8 +99,9 @@ std::int64_t optional_integer(const json::object& message, std::string_view key,
 double optional_number(const json::object& message, std::string_view key, double fallback) {
   const json::value* value = find(message, key);
   if (value == nullptr) return fallback;
-  if (!value->is_number()) wrong(message, key, "a number");
-  return value->to_number<double>();
+  const std::optional<double> number = text::as_double(*value);
+  if (!number) wrong(message, key, "a number");
+  return *number;
 }
 
 bool optional_bool(const json::object& message, std::string_view key, bool fallback) {

@@ -1,7 +1,5 @@
 #include "env/python/judge.hpp"
 
-#include <boost/json/serialize.hpp>
-
 #include <fmt/core.h>
 #include <algorithm>
 #include <exception>
@@ -14,6 +12,7 @@
 #include "net/async_result.hpp"
 #include "net/errors.hpp"
 #include "net/http_client.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::env::python {
 
@@ -77,7 +76,8 @@ asio::awaitable<json::object> Judge::answer(json::object call, net::TimePoint de
   apply_sampling(request.sampling, sampling, {}, false);
   request.deadline = std::min(deadline, net::Clock::now() + settings_.timeout);
   std::string key;
-  if (settings_.has_cache && request.sampling.temperature == 0) key = model + json::serialize(request.messages) + json::serialize(sampling);
+  if (settings_.has_cache && request.sampling.temperature == 0)
+    key = model + text::to_json_text(request.messages) + text::to_json_text(sampling);
   if (json::object known = take(key); !known.empty()) co_return known;
   std::shared_ptr<ChatClientFactory> service;
   {

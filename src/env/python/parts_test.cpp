@@ -13,6 +13,7 @@
 #include "env/python/task_pages.hpp"
 #include "env/python/worker_files.hpp"
 #include "env/testing/scripted_chat.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::env::python {
 namespace {
@@ -39,6 +40,39 @@ TEST(Frame, RoundTripAndLimits) {
   for (const char* bad : {"", "[1]", "{\"id\": 1}", "{\"t\": \"x\"", "{\"t\": NaN}", "\xff\xfe"})
     EXPECT_THROW(decode_payload(bad), Error) << bad;
   EXPECT_THAT([&] { text_member(message, "n"); }, ThrowsMessage<Error>(HasSubstr("message 'log' of a Python worker: n is")));
+}
+
+TEST(Frame, NumbersOfAnySizeComeAndGoAsTheyAre) {
+  const std::string payload =
+      R"({"t":"call","messages":[{"role":"user","content":"x"}],"big":123456789012345678901234567890,"list":[1e400,-99999999999999999999],)"
+      R"("data":{"n":18446744073709551616,"x":1,"text":"18446744073709551616"}})";
+  const json::object message = decode_payload(payload);
+  EXPECT_EQ(encode_frame(message).substr(kFrameHeaderBytes), payload);
+  EXPECT_EQ(optional_number(message, "big", 0), 123456789012345678901234567890.0);
+  EXPECT_THAT([&] { text_member(message, "big"); },
+              ThrowsMessage<Error>(HasSubstr("big is 123456789012345678901234567890, wanted a text")));
+  EXPECT_THAT([&] { integer_member(message, "big"); }, ThrowsMessage<Error>(HasSubstr("wanted an integer")));
+  EXPECT_EQ(text_member(object_member(message, "data"), "text"), "18446744073709551616");
+  EXPECT_THROW(decode_payload(R"({"t":18446744073709551616})"), Error);
+}
+
+TEST(MessageMatch, NumbersThatDifferInOneDigitDiffer) {
+  const auto call = [](const std::string& number) {
+    return json::value(object(R"({"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function",
+        "function": {"name": "f", "arguments": "{\"a\": )" +
+                              number + R"(}"}}]})"));
+  };
+  EXPECT_TRUE(is_same_message(call("18446744073709551616"), call("18446744073709551616 ")));
+  EXPECT_FALSE(is_same_message(call("18446744073709551616"), call("18446744073709551617")));
+  // Arguments that are an object are written out as they were given.
+  const json::object given = text::parse_json(R"({"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments":
+      {"n": 123456789012345678901234567890}}}]})",
+                                              200, text::LargeNumbers::kKeepText)
+                                 .as_object();
+  EXPECT_EQ(plain_message(given).at("tool_calls").at(0).at("function").at("arguments"), R"({"n": 123456789012345678901234567890})");
+  const json::object number =
+      text::parse_json(R"({"role": "user", "content": 99999999999999999999})", 200, text::LargeNumbers::kKeepText).as_object();
+  EXPECT_THROW(plain_message(number), Error);
 }
 
 TEST(MessageMatch, NullsOrderAndSpellingDoNotCount) {

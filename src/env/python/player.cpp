@@ -1,7 +1,5 @@
 #include "env/python/player.hpp"
 
-#include <boost/json/serialize.hpp>
-
 #include <algorithm>
 #include <utility>
 
@@ -10,6 +8,7 @@
 #include "env/message_match.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::env::python {
 
@@ -40,10 +39,10 @@ namespace {
 
 std::vector<std::string> stop_texts(const json::value& value) {
   std::vector<std::string> texts;
-  if (value.is_string()) texts.emplace_back(value.get_string());
+  if (text::is_text(value)) texts.emplace_back(value.get_string());
   if (value.is_array())
-    for (const json::value& text : value.get_array())
-      if (text.is_string()) texts.emplace_back(text.get_string());
+    for (const json::value& item : value.get_array())
+      if (text::is_text(item)) texts.emplace_back(item.get_string());
   return texts;
 }
 
@@ -95,7 +94,7 @@ std::vector<std::string> apply_sampling(wire::SamplingParams& sampling, const js
       sampling.min_tokens = static_cast<std::int32_t>(std::clamp<std::int64_t>(value.get_int64(), 0, INT32_MAX));
     else if (key == "stop")
       sampling.stop = stop_texts(value);
-    else if (is_training || !value.is_number() || !set_number(sampling, key, value.to_number<double>()))
+    else if (const auto number = text::as_double(value); is_training || !number || !set_number(sampling, key, *number))
       left_out.push_back(key);
   }
   return left_out;
@@ -310,7 +309,7 @@ std::vector<TrajectoryStep> Player::steps(const json::array* call_ids) const {
   }
   for (const json::value& id : *call_ids) {
     const auto it = std::find_if(turns_.begin(), turns_.end(), [&](const Turn& turn) { return id == json::value(turn.call_id); });
-    if (it == turns_.end()) fail(ErrorCode::kCorrupt, "a result names the model call {}, which was not completed", json::serialize(id));
+    if (it == turns_.end()) fail(ErrorCode::kCorrupt, "a result names the model call {}, which was not completed", text::to_json_text(id));
     steps.push_back(it->step);
   }
   return steps;

@@ -13,6 +13,7 @@
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
 #include "net/io_runtime.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::env::python {
 
@@ -65,12 +66,18 @@ EpisodeError to_episode_error(const json::object& error, const std::optional<Err
   return out;
 }
 
+/// nullopt for what is absent or no number.
+std::optional<double> number_at(const json::object& object, std::string_view key) {
+  const json::value* value = object.if_contains(key);
+  return value != nullptr ? text::as_double(*value) : std::nullopt;
+}
+
 void put_scores(Episode& episode, const json::object& sample) {
   for (const auto& item : optional_object(sample, "rewards"))
     if (const json::object* reward = item.value().if_object())
       episode.metrics[std::string(item.key())] = optional_number(*reward, "score", 0);
   for (const auto& item : optional_object(sample, "metrics"))
-    if (item.value().is_number()) episode.metrics[std::string(item.key())] = item.value().to_number<double>();
+    if (const auto number = text::as_double(item.value())) episode.metrics[std::string(item.key())] = *number;
 }
 
 void set_error(Episode& episode, EpisodeError error) {
@@ -83,13 +90,12 @@ void set_error(Episode& episode, EpisodeError error) {
 
 /// The reward of a scored sample, and its advantage if the environment gives one; an error if there is no reward, or one that is no number.
 void set_reward(Episode& episode, const json::object& sample) {
-  if (const json::value* advantage = sample.if_contains("advantage"); advantage != nullptr && advantage->is_number())
-    episode.advantage = advantage->to_number<float>();
-  const json::value* reward = sample.if_contains("reward");
-  if (reward == nullptr || !reward->is_number() || !std::isfinite(reward->to_number<double>()))
+  if (const auto advantage = number_at(sample, "advantage")) episode.advantage = static_cast<float>(*advantage);
+  const std::optional<double> reward = number_at(sample, "reward");
+  if (!reward || !std::isfinite(*reward))
     set_error(episode, {"RewardError", "the environment gave no finite reward", false});
   else
-    episode.reward = reward->to_number<double>();
+    episode.reward = *reward;
 }
 
 /// The rollouts of an episode train together or not at all.
@@ -284,7 +290,7 @@ void PythonEnvironment::fill_seat(Episode& episode, const json::object& sample, 
   if (player.is_out_of_tokens()) episode.stop_condition = "max_total_completion_tokens_reached";
   episode.is_completed = true;
   for (const json::value& warning : optional_array(sample, "warnings"))
-    if (warning.is_string()) log::warning("{}: task {}: {}", name(), episode.example_id, std::string(warning.get_string()));
+    if (text::is_text(warning)) log::warning("{}: task {}: {}", name(), episode.example_id, std::string(warning.get_string()));
   if (!optional_object(result, "error").empty())
     set_error(episode, to_episode_error(optional_object(result, "error"), player.model_error()));
   else if (!optional_bool(sample, "ok", true))
@@ -298,8 +304,8 @@ void PythonEnvironment::fill(Episode& episode, const json::object& result, const
     if (!sample.is_object()) fail(ErrorCode::kCorrupt, "{}: a sample of a result is no object", name());
     if (optional_bool(sample.get_object(), "trainable", true)) learners.push_back(&sample.get_object());
     if (samples.size() > 1)
-      if (const json::value* reward = sample.get_object().if_contains("reward"); reward != nullptr && reward->is_number())
-        episode.metrics["reward/" + optional_text(sample.get_object(), "seat")] = reward->to_number<double>();
+      if (const auto reward = number_at(sample.get_object(), "reward"))
+        episode.metrics["reward/" + optional_text(sample.get_object(), "seat")] = *reward;
   }
   if (learners.empty()) {
     set_error(episode, {"EmptyEpisode", "no seat of the rollout that learns has acted", false});

@@ -1,12 +1,11 @@
 #include "env/python/task_pages.hpp"
 
-#include <boost/json/serialize.hpp>
-
 #include <exception>
 #include <optional>
 
 #include "base/error.hpp"
 #include "net/errors.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::env::python {
 
@@ -23,7 +22,7 @@ TaskPages::Page TaskPages::find(const Key& key) {
 
 void TaskPages::keep(const Key& key, Page page) {
   std::size_t size = 0;
-  for (const json::object& row : *page) size += json::serialize(row).size();
+  for (const json::object& row : *page) size += text::to_json_text(row).size();
   kept_.push_front({key, std::move(page), size});
   num_bytes_ += size;
   while (num_bytes_ > options_.max_bytes && kept_.size() > 1) {

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/json/serialize.hpp>
 #include <condition_variable>
 #include <future>
 #include <map>
@@ -16,6 +15,7 @@
 #include "env/python/worker_link.hpp"
 #include "net/deadline.hpp"
 #include "net/io_runtime.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::env::python {
 
@@ -213,7 +213,7 @@ void WorkerPool::Impl::carry_out(const PoolPlan& plan) {
   for (const RunFailure& failure : plan.fail) {
     if (failure.type == "WorkerDied")
       if (const auto it = runs.find(failure.run); it != runs.end())
-        prl::log::error("{}: task {}: {}", options.name, json::serialize(optional_object(it->second.message, "task")).substr(0, 200),
+        prl::log::error("{}: task {}: {}", options.name, text::to_json_text(optional_object(it->second.message, "task")).substr(0, 200),
                         failure.message);
     RunEvent event;
     event.failure = failure;
@@ -414,7 +414,7 @@ void WorkerPool::Impl::on_hello(int index, const json::object& message) {
     return;
   }
   log->write(at(index).name,
-             fmt::format("Python {}, {}", optional_text(message, "python"), json::serialize(optional_object(message, "packages"))));
+             fmt::format("Python {}, {}", optional_text(message, "python"), text::to_json_text(optional_object(message, "packages"))));
   json::object load = options.load;
   load["t"] = "load";
   load["id"] = "load";
@@ -430,7 +430,7 @@ void WorkerPool::Impl::on_loaded(int index, json::object message) {
   if (catalogue.empty()) {
     catalogue = at(index).fingerprint;
     for (const json::value& warning : optional_array(message, "warnings"))
-      if (warning.is_string()) prl::log::warning("{}: {}", options.name, std::string(warning.get_string()));
+      if (text::is_text(warning)) prl::log::warning("{}: {}", options.name, std::string(warning.get_string()));
   } else if (catalogue != at(index).fingerprint) {
     prl::log::warning(
         "{}: {} has other rows than the first worker: the environment does not make them from its seed alone. Rows are taken "

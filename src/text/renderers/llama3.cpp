@@ -38,7 +38,7 @@ class Llama3 : public Renderer {
     stops_ = {eot_, token("<|end_of_text|>")};
     if (const auto eom = tokenizer_->id_of("<|eom_id|>")) stops_.push_back(*eom);
     std::sort(stops_.begin(), stops_.end());
-    if (const json::value* date = options.template_kwargs.if_contains("date_string"); date != nullptr && date->is_string())
+    if (const json::value* date = options.template_kwargs.if_contains("date_string"); date != nullptr && is_text(*date))
       date_.assign(date->get_string().data(), date->get_string().size());
     if (const json::value* flag = options.template_kwargs.if_contains("tools_in_user_message"); flag != nullptr && flag->is_bool())
       tools_in_user_message_ = flag->get_bool();

@@ -16,13 +16,13 @@ std::string_view to_view(const json::string& text) noexcept { return {text.data(
 
 std::string CallView::arguments_text() const {
   if (arguments == nullptr) return "{}";
-  return arguments->is_string() ? to_std(arguments->get_string()) : dump_python(*arguments);
+  return is_text(*arguments) ? to_std(arguments->get_string()) : dump_python(*arguments);
 }
 
 MessageView::MessageView(const json::array& messages, std::size_t index) : object_(messages[index].if_object()), index_(index) {
   if (object_ == nullptr) fail(ErrorCode::kInvalidArgument, "messages[{}]: expected an object", index);
   const json::value* role = find("role");
-  if (role == nullptr || !role->is_string()) fail(ErrorCode::kInvalidArgument, "messages[{}].role: expected a string", index);
+  if (role == nullptr || !is_text(*role)) fail(ErrorCode::kInvalidArgument, "messages[{}].role: expected a string", index);
   role_ = to_view(role->get_string());
 }
 
@@ -36,13 +36,13 @@ void MessageView::refuse(std::string_view why) const { fail(ErrorCode::kInvalidA
 std::string MessageView::content() const {
   const json::value* content = find("content");
   if (content == nullptr) return {};
-  if (content->is_string()) return replace_invalid_utf8(to_view(content->get_string()));
+  if (is_text(*content)) return replace_invalid_utf8(to_view(content->get_string()));
   if (!content->is_array()) refuse("content must be a string, null or a list of text parts");
   std::string out;
   for (const json::value& part : content->get_array()) {
     const json::object* object = part.if_object();
     const json::value* text = object != nullptr ? object->if_contains("text") : &part;
-    if (text == nullptr || !text->is_string()) refuse("content has a part that is not text; only text is supported");
+    if (text == nullptr || !is_text(*text)) refuse("content has a part that is not text; only text is supported");
     out += to_view(text->get_string());
   }
   return replace_invalid_utf8(out);
@@ -50,7 +50,7 @@ std::string MessageView::content() const {
 
 std::optional<std::string> MessageView::reasoning() const {
   for (const char* key : {"reasoning_content", "reasoning", "thinking"})
-    if (const json::value* value = find(key); value != nullptr && value->is_string()) return to_std(value->get_string());
+    if (const json::value* value = find(key); value != nullptr && is_text(*value)) return to_std(value->get_string());
   return std::nullopt;
 }
 
@@ -63,8 +63,7 @@ std::vector<CallView> MessageView::tool_calls() const {
     const json::object* function = tool_function(item);
     if (function == nullptr) refuse("tool_calls must hold objects with a function");
     CallView call;
-    if (const json::value* name = function->if_contains("name"); name != nullptr && name->is_string())
-      call.name = to_std(name->get_string());
+    if (const json::value* name = function->if_contains("name"); name != nullptr && is_text(*name)) call.name = to_std(name->get_string());
     call.arguments = function->if_contains("arguments");
     if (call.arguments != nullptr && call.arguments->is_null()) call.arguments = nullptr;
     calls.push_back(std::move(call));

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "text/chat_template.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::trainer {
 
@@ -14,13 +15,12 @@ namespace {
 /// Deepest nesting of a row; tool schemas are a dozen levels at most.
 constexpr std::size_t kMaxDepth = 128;
 
-json::value parse(std::string_view text, std::string_view what) {
-  json::parse_options options;
-  options.max_depth = kMaxDepth;
-  boost::system::error_code ec;
-  json::value value = json::parse(json::string_view(text.data(), text.size()), ec, {}, options);
-  if (ec) fail(ErrorCode::kInvalidArgument, "{} is no JSON: {}", what, ec.message());
-  return value;
+json::value parse(std::string_view json, std::string_view what) {
+  try {
+    return text::parse_json(json, kMaxDepth, text::LargeNumbers::kKeepText);
+  } catch (const Error& error) {
+    fail(ErrorCode::kInvalidArgument, "{} is no JSON: {}", what, error.what());
+  }
 }
 
 const json::value* non_null(const json::object& row, const char* key) {
@@ -30,7 +30,7 @@ const json::value* non_null(const json::object& row, const char* key) {
 
 /// A list of messages, one message, or a text in the given role.
 void append_messages(json::array& messages, const json::value& value, const char* key, const char* role) {
-  if (value.is_string()) {
+  if (text::is_text(value)) {
     messages.push_back(json::object{{"role", role}, {"content", value.get_string()}});
   } else if (value.is_object()) {
     messages.push_back(value);
@@ -43,7 +43,7 @@ void append_messages(json::array& messages, const json::value& value, const char
 }
 
 json::array list_or_text(const json::value& value, const char* key) {
-  const json::value parsed = value.is_string() ? parse(std::string_view(value.get_string()), key) : value;
+  const json::value parsed = text::is_text(value) ? parse(std::string_view(value.get_string()), key) : value;
   if (!parsed.is_array())
     fail(ErrorCode::kInvalidArgument, "key '{}' is {}: wanted a list of tools", key, json::to_string(parsed.kind()).data());
   return parsed.get_array();
@@ -77,7 +77,7 @@ Conversation parse_conversation(std::string_view json_line) {
   std::size_t num_prompt_messages = 0;
   if (const json::value* given = non_null(row, "messages")) {
     // Formats without lists hold them as JSON text.
-    const bool is_text = given->is_string() && given->get_string().starts_with('[');
+    const bool is_text = text::is_text(*given) && given->get_string().starts_with('[');
     const json::value list = is_text ? parse(std::string_view(given->get_string()), "messages") : *given;
     append_messages(messages, list, "messages", "user");
   } else {
@@ -97,7 +97,7 @@ Conversation parse_conversation(std::string_view json_line) {
   conversation.num_prompt_messages = num_prompt_messages;
   conversation.tools = tools_of(row);
   if (const json::value* kwargs = non_null(row, "chat_template_kwargs")) {
-    const json::value parsed = kwargs->is_string() ? parse(std::string_view(kwargs->get_string()), "chat_template_kwargs") : *kwargs;
+    const json::value parsed = text::is_text(*kwargs) ? parse(std::string_view(kwargs->get_string()), "chat_template_kwargs") : *kwargs;
     if (!parsed.is_object()) fail(ErrorCode::kInvalidArgument, "key 'chat_template_kwargs' must be an object");
     conversation.template_kwargs = parsed.get_object();
   }

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::trainer {
 namespace {
@@ -50,6 +51,19 @@ TEST(Conversation, TemplateKwargs) {
   EXPECT_EQ(boost::json::serialize(c.template_kwargs), R"({"enable_thinking":false})");
 }
 
+TEST(Conversation, NumbersOfAnySizeKeepTheirText) {
+  const auto c = parse_conversation(
+      R"({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 123456789012345678901234567890}}},)"
+      R"({"function": {"name": "f", "arguments": "{\"a\": 18446744073709551616}"}}]}],)"
+      R"("tools": "[{\"function\": {\"name\": \"f\", \"parameters\": {\"maximum\": 99999999999999999999, \"minimum\": 1e-400}}}]",)"
+      R"("chat_template_kwargs": {"k": -99999999999999999999}})");
+  EXPECT_EQ(text::to_json_text(c.messages.at(0).at("tool_calls").at(0).at("function").at("arguments")),
+            R"({"a":123456789012345678901234567890})");
+  EXPECT_EQ(text::to_json_text(c.messages.at(0).at("tool_calls").at(1).at("function").at("arguments")), R"({"a":18446744073709551616})");
+  EXPECT_EQ(text::to_json_text(c.tools.at(0).at("function").at("parameters")), R"({"maximum":99999999999999999999,"minimum":1e-400})");
+  EXPECT_EQ(text::to_json_text(c.template_kwargs), R"({"k":-99999999999999999999})");
+}
+
 TEST(Conversation, ErrorsNameTheKey) {
   const auto reason = [](std::string_view row) -> std::string {
     try {
@@ -65,6 +79,7 @@ TEST(Conversation, ErrorsNameTheKey) {
   EXPECT_THAT(reason("[1]"), HasSubstr("wanted an object"));
   EXPECT_THAT(reason(R"({"prompt": "a", "text": "b"})"), testing::AllOf(HasSubstr("[prompt, text]"), HasSubstr("'completion'")));
   EXPECT_THAT(reason(R"({"prompt": 3, "completion": "b"})"), HasSubstr("'prompt'"));
+  EXPECT_THAT(reason(R"({"prompt": 99999999999999999999, "completion": "b"})"), HasSubstr("'prompt'"));
   EXPECT_THAT(reason(R"({"messages": []})"), HasSubstr("no messages"));
   EXPECT_THAT(reason(R"({"prompt": "a", "completion": "b", "tools": 1})"), HasSubstr("'tools'"));
   EXPECT_THAT(reason(R"({"prompt": "a", "completion": "b", "tool_defs": [{}]})"), HasSubstr("'tool_defs'"));
