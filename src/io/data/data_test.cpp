@@ -97,7 +97,12 @@ TEST_F(DataTest, JsonInItsThreeForms) {
   EXPECT_THAT(rows("b.json", " [ {\"a\": 1} ,\n {\"a\": \"x,]\\\"}\"}\n]\n"), two);
   EXPECT_THAT(rows("c.json", "{\"a\": 1}\n{\"a\": \"x,]\\\"}\"}\n"), two);
   EXPECT_THAT(rows("d.json", "{\n \"a\": [1, null],\n \"b\": [[2], {\"c\": 3}]\n}"),
-              ElementsAre(R"({"a":1,"b":[2]})", R"({"a":null,"b":{"c":3}})"));
+              ElementsAre(R"({"a":1,"b":[2]})", R"({"a":null,"b":{"c": 3}})"));
+  EXPECT_THAT(rows("n.json", "{\n \"a\\\"b\" : [123456789012345678901234567890, 1e400],\n \"c\": [0.1, \"x]\"]\n}"),
+              ElementsAre(R"({"a\"b":123456789012345678901234567890,"c":0.1})", R"({"a\"b":1e400,"c":"x]"})"))
+      << "numbers of any size as they are written";
+  EXPECT_THAT(rows("t.json", "{\n\"a\": [1],\n\"a\": [2]\n}"), ElementsAre(R"({"a":1,"a":2})")) << "who reads it takes the last";
+  EXPECT_THAT(rows("o.json", "{\n}"), IsEmpty());
   EXPECT_THAT(rows("e.json", "[]"), IsEmpty());
   EXPECT_THAT(rows("f.json", ""), IsEmpty());
   EXPECT_THAT(rows("g.jsonl.gz", gzip("{\"a\": 1}\n") + gzip("{\"a\": 2}\n")), ElementsAre(R"({"a": 1})", R"({"a": 2})"));

@@ -2,24 +2,26 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 namespace prl::io {
 namespace {
 
 bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-}  // namespace
-
-std::string split_json_list(std::string_view text, const std::function<void(std::string_view element)>& each) {
+/// Of what stands between `open` and `close`, divided by commas; `kind` is its name in messages.
+std::string split(std::string_view text, char open, char close, std::string_view kind,
+                  const std::function<void(std::string_view element)>& each) {
   std::size_t i = 0;
   const auto skip_space = [&] {
     while (i < text.size() && is_space(text[i])) ++i;
   };
   const auto wrong = [&](std::string_view what) { return fmt::format("byte {}: {}", i, what); };
   skip_space();
-  if (i >= text.size() || text[i] != '[') return wrong("wanted a list");
+  if (i >= text.size() || text[i] != open) return wrong(open == '[' ? "wanted a list" : "wanted an object");
   ++i;
   skip_space();
-  bool is_empty = i < text.size() && text[i] == ']';
+  bool is_empty = i < text.size() && text[i] == close;
   while (!is_empty) {
     skip_space();
     const std::size_t begin = i;
@@ -44,18 +46,40 @@ std::string split_json_list(std::string_view text, const std::function<void(std:
         break;
       }
     }
-    if (i >= text.size()) return wrong("the list does not end: truncated");
+    if (i >= text.size()) return wrong(fmt::format("the {} does not end: truncated", kind));
     std::size_t end = i;
     while (end > begin && is_space(text[end - 1])) --end;
     if (end == begin) return wrong("an element is missing");
     each(text.substr(begin, end - begin));
-    if (text[i] == ']') break;
+    if (text[i] == close) break;
     if (text[i] != ',') return wrong("brackets that do not match");
     ++i;
   }
   ++i;
   skip_space();
-  return i < text.size() ? wrong("something follows the list") : std::string();
+  return i < text.size() ? wrong(fmt::format("something follows the {}", kind)) : std::string();
+}
+
+}  // namespace
+
+std::string split_json_list(std::string_view text, const std::function<void(std::string_view element)>& each) {
+  return split(text, '[', ']', "list", each);
+}
+
+std::string split_json_object(std::string_view text, const std::function<void(std::string_view key, std::string_view value)>& each) {
+  std::string problem;
+  const std::string of_members = split(text, '{', '}', "object", [&](std::string_view member) {
+    std::size_t end = 1;
+    while (end < member.size() && member[end] != '"') end += member[end] == '\\' ? 2 : 1;
+    const std::size_t colon = member.find_first_not_of(" \t\r\n", std::min(end + 1, member.size()));
+    const std::size_t value = colon == std::string_view::npos ? colon : member.find_first_not_of(" \t\r\n", colon + 1);
+    if (member.front() != '"' || value == std::string_view::npos || member[colon] != ':') {
+      if (problem.empty()) problem = fmt::format("wanted a member, found {}", member.substr(0, 40));
+      return;
+    }
+    each(member.substr(0, end + 1), member.substr(value));
+  });
+  return of_members.empty() ? problem : of_members;
 }
 
 std::string split_csv(std::string_view text, char separator,
