@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/log.hpp"
+#include "io/copy_file.hpp"
 #include "io/safetensors.hpp"
 #include "nn/models/config_reader.hpp"
 
@@ -147,9 +148,6 @@ std::vector<Shard> divide(std::span<const WeightSource> sources, const WeightFil
   return shards;
 }
 
-/// With the system's own reason when it fails: the standard library's copy calls a full disk an input/output error.
-void copy_small_file(const fs::path& from, const fs::path& to) { write_file_atomic(to, read_file(from)); }
-
 }  // namespace
 
 void write_weight_files(const fs::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options) {
@@ -247,8 +245,11 @@ void copy_companions(const Companions& companions, const fs::path& to) {
   const fs::path& from = companions.folder;
   if (!from.empty()) {
     for (const char* name : kCompanions)
-      if (fs::exists(from / name)) copy_small_file(from / name, to / name);
-    if (fs::exists(from / kToolTemplate)) copy_small_file(from / kToolTemplate, to / kToolTemplate);
+      if (fs::exists(from / name)) io::copy_file(from / name, to / name);
+    if (fs::exists(from / kToolTemplate)) {
+      fs::create_directories((to / kToolTemplate).parent_path());
+      io::copy_file(from / kToolTemplate, to / kToolTemplate);
+    }
   }
   if (companions.chat_template) replace_chat_template(to, *companions.chat_template);
 }

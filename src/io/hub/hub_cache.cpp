@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/waiting.hpp"
+#include "io/copy_file.hpp"
 
 namespace prl::io {
 namespace fs = std::filesystem;
@@ -93,10 +94,9 @@ void HubCache::link(const HubRepo& repo, std::string_view commit, const std::str
   fs::remove(temporary, error);
   fs::create_symlink(target, temporary, error);
   if (error) {  // a file system without links: a copy does as well
-    error.clear();
-    fs::copy_file(blob(repo, etag), temporary, error);
+    io::copy_file(blob(repo, etag), temporary);
   }
-  if (!error) fs::rename(temporary, pointer, error);
+  fs::rename(temporary, pointer, error);
   if (error) fail(ErrorCode::kIo, "cannot link {}: {}", pointer.string(), error.message());
 }
 

@@ -2,12 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <fstream>
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "io/copy_file.hpp"
 #include "io/hub/hub_model.hpp"
 #include "io/hub/test_support.hpp"
 
@@ -287,6 +290,37 @@ TEST(HubSettings, FollowTheVariablesOfHuggingFace) {
   EXPECT_EQ(settings().head_timeout, std::chrono::seconds(7));
   env["HF_HUB_DOWNLOAD_TIMEOUT"] = "soon";
   EXPECT_THROW(settings(), Error);
+}
+
+TEST(CopyFile, AFullDiskIsNamedAndNothingIsLeft) {
+  const fs::path folder = fs::temp_directory_path() / ("prl-copy-" + std::to_string(::getpid()));
+  fs::remove_all(folder);
+  const std::string bytes(3 << 20, 'b');
+  write_file_atomic(folder / "blob", bytes);
+  io::copy_file(folder / "blob", folder / "whole");
+  EXPECT_EQ(read_file(folder / "whole"), bytes);
+  EXPECT_THROW(io::copy_file(folder / "blob", folder / "whole"), Error) << "it is there";
+  EXPECT_EQ(read_file(folder / "whole"), bytes);
+  EXPECT_THROW(io::copy_file(folder / "absent", folder / "other"), Error);
+  EXPECT_FALSE(fs::exists(folder / "other"));
+  // Files of this process may grow to a megabyte: the disk of this test.
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto ignored = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{1 << 20, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::string why;
+  try {
+    io::copy_file(folder / "blob", folder / "torn");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    why = error.what();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, ignored);
+  EXPECT_THAT(why, HasSubstr("torn: File too large"));
+  EXPECT_FALSE(fs::exists(folder / "torn"));
+  fs::remove_all(folder);
 }
 
 TEST(HubPaths, StayInside) {
