@@ -65,14 +65,60 @@ bool RunFolder::is_there() const {
   return found && found->stamp.folder == stamp.folder;
 }
 
-void RunFolder::remove_leftovers() const {
-  // A folder that lost its configuration alone has its marker still.
+namespace {
+
+/// Clocks of file systems tick slower than ours.
+constexpr std::chrono::milliseconds kClockSlack{100};
+constexpr std::size_t kMaxLeftovers = 10'000;
+
+constexpr std::string_view kOfSteps[] = {"broadcasts", "weights", "token_exports", "checkpoints"};
+
+/// Whether a trainer writes something of that path, relative to the run's folder, in one of these steps.
+bool is_of_trainer(const fs::path& path, bool is_folder, const RunFolder::Written& written) {
+  std::vector<std::string> parts;
+  for (const fs::path& part : path) parts.push_back(part.string());
+  if (std::ranges::find(kOfSteps, parts[0]) == std::end(kOfSteps))
+    return is_folder ? path == "logs" || path == "configs"
+                     : path == "metrics.jsonl" || path == "logs/trainer.log" || path == "configs/error.txt";
+  if (parts.size() < (is_folder ? 2U : 3U)) return is_folder;
+  const std::int64_t step = parse_step_dir(parts[1].substr(0, parts[1].find(".tmp-")));
+  if (step < written.first_step || step > written.last_step) return false;
+  return parts[0] != "checkpoints" || parts.size() < 3 || parts[2].starts_with("trainer");
+}
+
+/// What is in the folder, inner ones first; nullopt if anything is not what was written.
+std::optional<std::vector<fs::path>> leftovers_in(const fs::path& folder, const RunFolder::Written& written) {
+  std::vector<fs::path> found;
   std::error_code ec;
-  if (run_at(folder) || fs::exists(folder / OutputFolder::kMarkerName, ec) || !fs::exists(folder, ec)) return;
-  constexpr std::string_view kOurs[] = {"broadcasts", "checkpoints", "weights", "metrics.jsonl", "logs", "rollouts", "configs"};
-  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec))
-    if (std::ranges::find(kOurs, it->path().filename().string()) == std::end(kOurs)) return;
-  fs::remove_all(folder, ec);
+  for (fs::recursive_directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
+    const fs::path path = it->path().lexically_relative(folder);
+    const fs::file_status status = it->symlink_status(ec);
+    if (ec || found.size() >= kMaxLeftovers) return std::nullopt;
+    if (!fs::is_directory(status) && !fs::is_regular_file(status)) return std::nullopt;
+    if (!is_of_trainer(path, fs::is_directory(status), written)) return std::nullopt;
+    if (fs::is_regular_file(status)) {
+      const fs::file_time_type time = it->last_write_time(ec);
+      if (ec || time < written.since - kClockSlack || time > written.until) return std::nullopt;
+    }
+    found.push_back(it->path());
+  }
+  if (ec) return std::nullopt;
+  std::ranges::reverse(found);
+  return found;
+}
+
+}  // namespace
+
+void RunFolder::remove_leftovers(const Written& written) const {
+  std::error_code ec;
+  // A folder that lost its configuration alone has its marker still.
+  if (run_at(folder) || fs::exists(folder / OutputFolder::kMarkerName, ec)) return;
+  if (const auto found = stat_of(folder, /*follows=*/false); !found || !S_ISDIR(found->st_mode)) return;
+  const auto leftovers = leftovers_in(folder, written);
+  if (!leftovers) return;
+  // One by one, so that what comes meanwhile stays.
+  for (const fs::path& path : *leftovers) fs::remove(path, ec);
+  fs::remove(folder, ec);
   if (ec) log::warning("what was written to {} while it was removed is left: {}", folder.string(), ec.message());
 }
 

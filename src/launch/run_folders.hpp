@@ -35,9 +35,14 @@ struct RunFolder {
 
   /// Whether the folder is still the one that was found, with a configuration in it.
   bool is_there() const;
-  /// Of one that is not there: removes what this process has written while somebody else was removing the folder. Whatever may have been
-  /// left on purpose stays.
-  void remove_leftovers() const;
+  /// What this process has written to it since it was last seen to be there.
+  struct Written {
+    std::int64_t first_step = 0, last_step = 0;        ///< of what has a step
+    std::filesystem::file_time_type since{}, until{};  ///< when it was last seen, and when the last writer had ended
+  };
+  /// Of one that is not there: removes the folder if all in it is what this process wrote while somebody else was removing it, by its
+  /// place, its step and its time. If there is anything else, older or newer files of the same names too, nothing is removed.
+  void remove_leftovers(const Written& written) const;
   std::filesystem::path error_file() const { return folder / "configs/error.txt"; }
 };
 

@@ -131,19 +131,59 @@ TEST_F(RunFolders, AStampTellsAFolderAndItsConfigurationFromOthers) {
 }
 
 TEST_F(RunFolders, LeftoversOfARemovedRunGoAndNothingElse) {
+  using namespace std::chrono_literals;
   put("run_a/configs/orch.toml");
   const RunFolder run = the_run();
   fs::remove_all(run.folder);
-  put("run_a/metrics.jsonl", "{}");
-  run.remove_leftovers();
+  const auto now = [] { return fs::file_time_type::clock::now(); };
+  RunFolder::Written written{.first_step = 6, .last_step = 8, .since = now(), .until = {}};
+  const auto write_all = [&] {
+    for (const char* name : {"metrics.jsonl", "broadcasts/step_7/model.safetensors", "broadcasts/step_8.tmp-77/config.json",
+                             "weights/step_6/model.safetensors", "checkpoints/step_6/trainer/manifest.json", "configs/error.txt"})
+      put(fs::path("run_a") / name, "{}");
+    fs::create_directories(run.folder / "broadcasts/step_6");
+  };
+  write_all();
+  written.until = now() + 1h;
+  run.remove_leftovers(written);
   EXPECT_FALSE(fs::exists(run.folder));
-  put("run_a/metrics.jsonl", "{}");
-  put("run_a/thesis.txt", "mine");
-  run.remove_leftovers();
-  EXPECT_TRUE(fs::exists(run.folder / "thesis.txt")) << "not ours";
-  fs::remove(run.folder / "thesis.txt");
+  // With one thing that is not what was written, all stays: another name, another role's or an earlier step's, an empty folder, a link.
+  for (const char* name : {"thesis.txt", "weights/best/model.safetensors", "weights/step_5/model.safetensors", "weights/step_9/x",
+                           "checkpoints/step_6/orchestrator/state.json", "rollouts/step_7/train_rollouts.jsonl", "weights/step_7"}) {
+    write_all();
+    put(fs::path("run_a") / name, "mine");
+    run.remove_leftovers(written);
+    EXPECT_TRUE(fs::exists(run.folder / name)) << name;
+    EXPECT_TRUE(fs::exists(run.folder / "metrics.jsonl")) << name;
+    fs::remove_all(run.folder);
+  }
+  write_all();
+  for (const char* name : {"plots", "weights/best", "checkpoints/step_6/orchestrator"}) {
+    fs::create_directories(run.folder / name);
+    run.remove_leftovers(written);
+    EXPECT_TRUE(fs::exists(run.folder / "metrics.jsonl")) << "beside the empty folder " << name;
+    fs::remove(run.folder / name);
+  }
+  fs::remove_all(run.folder);
+  put("elsewhere/model.safetensors", "mine");
+  write_all();
+  fs::create_directory_symlink(root_ / "elsewhere", run.folder / "weights/step_7");
+  run.remove_leftovers(written);
+  EXPECT_TRUE(fs::exists(run.folder / "weights/step_7")) << "a link";
+  EXPECT_TRUE(fs::exists(root_ / "elsewhere/model.safetensors"));
+  fs::remove_all(run.folder);
+  // Files of our names that were there before, or came after: a copy that somebody puts back.
+  for (const fs::file_time_type time : {written.since - 10s, written.until + 10s}) {
+    write_all();
+    fs::last_write_time(run.folder / "weights/step_6/model.safetensors", time);
+    run.remove_leftovers(written);
+    EXPECT_TRUE(fs::exists(run.folder / "weights/step_6/model.safetensors"));
+    EXPECT_TRUE(fs::exists(run.folder / "metrics.jsonl"));
+  }
+  fs::remove_all(run.folder);
+  write_all();
   put(fs::path("run_a") / OutputFolder::kMarkerName, "x");
-  run.remove_leftovers();
+  run.remove_leftovers(written);
   EXPECT_TRUE(fs::exists(run.folder)) << "a run that lost its configuration alone";
 }
 

@@ -59,6 +59,7 @@ struct Active {
   config::RolloutTransport rollout_transport;
   double own_weight = 1;
   RunState state = RunState::kRun;
+  RunFolder::Written written = {};  ///< since the folder was last seen
 };
 
 /// What decides how a run is trained; where it goes on from is no part of it.
@@ -70,6 +71,7 @@ std::string text_of(config::TrainerConfig own) {
 /// A run that has failed or was taken away.
 struct Departed {
   RunFolder run;
+  RunFolder::Written written;
   std::string why;
   int num_scans = 0;  ///< since
 };
@@ -142,6 +144,8 @@ class RunSlots {
   void look_after(const RunFolder& found) {
     Active& active = active_.at(found.name);
     if (found.stamp.folder != active.folder.stamp.folder) return;  // the set sees that its folder is gone
+    active.written.first_step = set_.view_of(found.name).step;
+    active.written.since = fs::file_time_type::clock::now();
     if (found.stamp != active.folder.stamp && !is_taken_over(found, active)) {
       log::info("{} has another configuration: it goes on from its newest checkpoint with it", found.name);
       set_.end(found.name, /*saves=*/false);
@@ -241,6 +245,7 @@ class RunSlots {
                          .own_weight = orchestrator.run ? orchestrator.run->weight : 1.0};
     told_to_wait_.erase(run.name);
     const std::int64_t step = set_.view_of(run.name).step;
+    active_.at(run.name).written = {.first_step = step, .last_step = step, .since = fs::file_time_type::clock::now(), .until = {}};
     log::success("{} is in slot {}, adapter '{}' of rank {}{}", run.name, slot, *orchestrator.student.model.lora->name,
                  own.model.lora->rank, step > 0 ? fmt::format(", after step {}", step) : std::string());
   }
@@ -266,9 +271,10 @@ class RunSlots {
   void settle_departed() {
     std::erase_if(departed_, [](Departed& departed) {
       if (!departed.run.is_there()) {
-        departed.run.remove_leftovers();
+        departed.run.remove_leftovers(departed.written);
       } else if (departed.num_scans == 1 && !departed.why.empty()) {
         write_error(departed.run, departed.why);
+        departed.written.until = fs::file_time_type::clock::now();
       }
       return ++departed.num_scans > kSettleScans;
     });
@@ -293,16 +299,19 @@ class RunSlots {
     const auto it = active_.find(name);
     PRL_CHECK(it != active_.end(), "run '{}' has ended and was in no slot", name);
     const RunFolder folder = it->second.folder;
+    RunFolder::Written written = it->second.written;
+    written.last_step = end.result.last_step + 1;  // the step in hand may have written before it failed
+    written.until = fs::file_time_type::clock::now();
     active_.erase(it);
     if (end.is_gone) {
-      departed_.push_back({.run = folder, .why = {}, .num_scans = 0});
+      departed_.push_back({.run = folder, .written = written, .why = {}, .num_scans = 0});
       log::success("{} was taken away after step {}: its slot is free", name, end.result.last_step);
       return;
     }
     const std::string saved = end.result.last_checkpoint ? fmt::format(", step {} is saved", *end.result.last_checkpoint) : std::string();
     if (end.error) {
       log::error("{} has failed after step {}{}: {}", name, end.result.last_step, saved, end.error->what());
-      departed_.push_back({.run = folder, .why = end.error->what(), .num_scans = 0});
+      departed_.push_back({.run = folder, .written = written, .why = end.error->what(), .num_scans = 0});
       outcomes_[name] = {folder.stamp, "failed", end.error->what()};
       return;
     }
