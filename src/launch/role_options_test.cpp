@@ -218,6 +218,11 @@ TEST_F(RoleOptions, FollowTheSectionOfTheRole) {
                 .reasoning_parser,
             "");
   EXPECT_EQ(policy_text_options(orchestrator("--orchestrator.tokenizer.chat-template T")).chat_template, "T");
+  const auto saved = [&](const std::string& flags) {
+    return rl_run_options(load_rl("--ckpt.interval 2 " + flags).trainer, {}, 0).checkpoint->companions.chat_template;
+  };
+  EXPECT_EQ(saved("--tokenizer.chat-template x{{y}}"), "x{{y}}") << "beside the weights that are saved";
+  EXPECT_EQ(saved(""), std::nullopt);
   const auto served = [&](const std::string& flags) {
     const auto config = load<config::InferenceConfig>(config::Command::kInference, "--model.name x --compute.device cpu " + flags);
     return compute_dtype(config.model.dtype, DeviceKind::kCpu);
