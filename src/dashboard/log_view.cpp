@@ -5,6 +5,7 @@
 #include <charconv>
 #include <ctime>
 
+#include "dashboard/inside.hpp"
 #include "dashboard/line_reader.hpp"
 #include "dashboard/member_scanner.hpp"
 
@@ -169,6 +170,7 @@ std::vector<fs::path> list_logs(const fs::path& folder, std::size_t max_files) {
   constexpr std::size_t kMaxFound = 10'000;  // of many attempts the newest are wanted, whose place in the order of a folder is any
   std::vector<fs::path> files;
   std::error_code ec;
+  if (!is_inside(folder.parent_path(), folder)) return files;
   for (fs::recursive_directory_iterator it(folder, fs::directory_options::skip_permission_denied, ec), end; !ec && it != end;
        it.increment(ec)) {
     if (it.depth() >= kMaxDepth) it.disable_recursion_pending();

@@ -268,8 +268,12 @@ net::asio::awaitable<HttpResponse> PageServer::Impl::events(HttpRequest request)
 /// The line of a rollout as it is in the file, as a download: a browser never shows it as a page.
 net::asio::awaitable<HttpResponse> PageServer::Impl::raw(HttpRequest request) {
   touch();
-  const Query query(request.query);
-  const RunView::RawLine line = run_of(query).raw_line(query);
+  auto looking = [self = shared_from_this(), fields = request.query] {
+    const Query query(fields);
+    return self->run_of(query).raw_line(query);
+  };
+  std::string wanted = "the place of a rollout";
+  const RunView::RawLine line = co_await workers.run(std::move(looking), kAnswerTime, std::move(wanted));
   net::Fields headers{{"Content-Disposition", "attachment; filename=\"rollout.json\""}};
   co_await request.stream->start(200, "application/octet-stream", headers);
   for (std::uint64_t at = 0; at < line.num_bytes; at += kRawPieceBytes) {

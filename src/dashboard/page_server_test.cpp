@@ -141,6 +141,87 @@ TEST_F(PageServerTest, RefusesWhatIsNotMeantForIt) {
   EXPECT_THAT(request(port(), "/api/rollout?kind=train&step=2&row=99"), HasSubstr("HTTP/1.1 404"));
 }
 
+TEST_F(PageServerTest, ErrorsSayWhatWasFound) {
+  EXPECT_THAT(request(port(), "/api/series?run=-1"), HasSubstr(R"(run must be a whole number from 0 to 0, found \"-1\")"));
+  EXPECT_THAT(request(port(), "/api/rollouts?reward_min=a%22b"), HasSubstr(R"(reward_min must be a number, found \"a\\\"b\")"));
+  EXPECT_THAT(request(port(), "/api/rollouts?truncated=yes"), HasSubstr(R"(truncated must be 0 or 1, found \"yes\")"));
+  EXPECT_THAT(request(port(), "/api/rollouts?kind=x"), HasSubstr(R"(kind must be train or eval, found \"x\")"));
+  EXPECT_THAT(request(port(), "/api/rollouts?order=x"), HasSubstr(R"(advantage_down, found \"x\")"));
+  EXPECT_THAT(request(port(), "/api/logs?level=loud"), HasSubstr(R"(warning or error, found \"loud\")"));
+  EXPECT_THAT(request(port(), "/api/logs?file=/etc/passwd"), HasSubstr(R"(one of `files`, found \"/etc/passwd\")"));
+  EXPECT_THAT(request(port(), "/api/metrics?s=nocolon"), HasSubstr(R"(ROLE:KEY, found \"nocolon\")"));
+  const std::string many = request(port(), "/api/metrics?s=" + std::string(1500, 'a'));
+  EXPECT_THAT(many, HasSubstr("found one of 1500 bytes"));
+}
+
+/// A run folder that somebody else made may hold links to what only the reader of the page may read.
+TEST(PageServer, LinksOutOfTheRunAreNotFollowed) {
+  namespace fs = std::filesystem;
+  const RunFiles elsewhere("elsewhere"), run("links");
+  elsewhere.write("secret.jsonl", metrics_row(1, "trainer", "secret/mean", 2));
+  elsewhere.write("rollouts.jsonl", rollout_row(1, 1, "secret"));
+  elsewhere.write("tokens.jsonl", R"({"row":0,"sample":0,"token_ids":[4242],"secret":[1]})"
+                                  "\n");
+  elsewhere.write("secret.json", R"({"max_steps":4242,"secret":1})");
+  elsewhere.write("spans.jsonl", "{\"lane\":\"secret\",\"name\":\"secret\",\"begin\":1,\"end\":2}\n");
+  elsewhere.write("logs/secret.log", "20:00:00    INFO secret\n");
+  elsewhere.write("step_9/train_rollouts.jsonl", rollout_row(9, 1, "secret"));
+  run.write("own/metrics.jsonl", metrics_row(7, "trainer", "loss/mean", 2));
+  run.write("rollouts/step_2/train_rollouts.jsonl", rollout_row(1, 1, "own"));
+  for (const char* const folder : {"rollouts/step_1", "configs", "spans", "memory", "evals/e/one", "logs"})
+    fs::create_directories(run.folder() / folder);
+  const auto link = [&](const char* name, const char* to) { fs::create_symlink(elsewhere.folder() / to, run.folder() / name); };
+  fs::create_symlink("own/metrics.jsonl", run.folder() / "metrics.jsonl");  // within the run: followed
+  link("rollouts/step_1/train_rollouts.jsonl", "rollouts.jsonl");
+  link("rollouts/step_9", "step_9");
+  link("rollouts/step_2/train_tokens.jsonl", "tokens.jsonl");
+  link("configs/rl.json", "secret.json");
+  link("spans/rl.jsonl", "spans.jsonl");
+  link("memory/rl.json", "secret.json");
+  link("evals/e/one/metadata.json", "secret.json");
+  link("logs/weight_proofs.jsonl", "secret.json");
+  link("logs/rl.log", "logs/secret.log");
+  link("logs/deep", "logs");
+  PageServer server(PageServer::Options{.runs = {run.folder()}});
+  server.start();
+  const json::value runs = get(server.port(), "/api/runs");
+  EXPECT_EQ(runs.at("runs").at(0).at("last_step"), 7);
+  EXPECT_EQ(runs.at("runs").at(0).at("max_steps"), 0);
+  EXPECT_TRUE(prl::testing::eventually([&] { return request(server.port(), "/api/rollouts").find("\"total\":1,") != std::string::npos; }));
+  for (const char* const path :
+       {"series", "metrics?s=trainer:secret/mean", "timeline", "rollouts", "rollouts?q=secret", "rollout?kind=train&step=1&row=0",
+        "rollout?kind=train&step=9&row=0", "raw?kind=train&step=1&row=0", "tokens?kind=train&step=2&row=0", "evals", "config", "logs",
+        "logs?file=rl.log", "logs?file=deep/secret.log", "memory", "proofs"}) {
+    const std::string reply = request(server.port(), std::string("/api/") + path);
+    const std::string body = reply.substr(std::min(reply.find("\r\n\r\n"), reply.size()));
+    const bool repeats_the_question = body.find("one of `files`") != std::string::npos;
+    EXPECT_TRUE(repeats_the_question || body.find("secret") == std::string::npos) << path << "\n" << body;
+    EXPECT_THAT(body, Not(HasSubstr("4242"))) << path;
+  }
+}
+
+TEST(PageServer, FoldersAndNamesThatLeadOutAreNotFollowedEither) {
+  namespace fs = std::filesystem;
+  const RunFiles elsewhere("elsewhere2"), run("links2");
+  elsewhere.write("secret.jsonl", metrics_row(1, "trainer", "secret/mean", 2));
+  elsewhere.write("rollouts/step_1/train_rollouts.jsonl", rollout_row(1, 1, "secret"));
+  elsewhere.write("logs/rl.log", "20:00:00    INFO secret\n");
+  run.write("metrics.jsonl", metrics_row(7, "trainer", "loss/mean", 2));
+  for (const std::string& name :
+       {(elsewhere.folder() / "secret.jsonl").string(), "../" + elsewhere.folder().filename().string() + "/secret.jsonl"}) {
+    run.write("run.json", json::serialize(json::object{{"metrics", name}}));
+    PageServer server(PageServer::Options{.runs = {run.folder()}});
+    server.start();
+    EXPECT_EQ(get(server.port(), "/api/runs").at("runs").at(0).at("last_step"), 7) << name;
+  }
+  for (const char* const name : {"rollouts", "logs"}) fs::create_directory_symlink(elsewhere.folder() / name, run.folder() / name);
+  PageServer server(PageServer::Options{.runs = {run.folder()}});
+  server.start();
+  (void)get(server.port(), "/api/runs");
+  EXPECT_EQ(get(server.port(), "/api/rollouts").at("total"), 0);
+  EXPECT_TRUE(get(server.port(), "/api/logs").at("files").as_array().empty());
+}
+
 TEST_F(PageServerTest, ThePageHoldsNoScriptOfOthers) {
   const std::string page = request(port(), "/");
   EXPECT_THAT(page, HasSubstr("Content-Security-Policy: default-src 'none'; script-src 'self'"));

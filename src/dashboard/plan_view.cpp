@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/regular_file.hpp"
+#include "dashboard/inside.hpp"
 
 namespace prl::dashboard {
 namespace fs = std::filesystem;
@@ -25,6 +26,7 @@ std::string plans_json(const fs::path& folder) {
   for (const fs::path& file : files) {
     boost::json::error_code bad;
     boost::json::value plan;
+    if (!is_inside(folder.parent_path(), file)) continue;
     try {
       plan = boost::json::parse(read_regular_file(file, kMaxPlanBytes), bad);
     } catch (const Error&) {

@@ -10,6 +10,13 @@
 
 namespace prl::dashboard {
 
+std::string found_text(std::string_view value) {
+  constexpr std::size_t kMaxShown = 60;
+  std::string quoted;
+  io::append_json_text(quoted, value.substr(0, kMaxShown));
+  return ", found " + quoted;
+}
+
 std::optional<std::string> Query::text(std::string_view name, std::size_t max_bytes) const {
   const std::string* const value = fields_.find(name);
   if (value == nullptr) return std::nullopt;
@@ -24,7 +31,7 @@ std::optional<std::int64_t> Query::integer(std::string_view name, std::int64_t m
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
   if (error != std::errc() || end != value->data() + value->size() || number < min || number > max)
-    net::fail_param(std::string(name), fmt::format("{} must be a whole number from {} to {}", name, min, max));
+    net::fail_param(std::string(name), fmt::format("{} must be a whole number from {} to {}", name, min, max) + found_text(*value));
   return number;
 }
 
@@ -34,14 +41,14 @@ std::optional<double> Query::number(std::string_view name) const {
   double number = 0;
   const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
   if (error != std::errc() || end != value->data() + value->size() || !std::isfinite(number))
-    net::fail_param(std::string(name), fmt::format("{} must be a number", name));
+    net::fail_param(std::string(name), fmt::format("{} must be a number", name) + found_text(*value));
   return number;
 }
 
 std::optional<bool> Query::flag(std::string_view name) const {
   const auto value = text(name, 8);
   if (!value || value->empty()) return std::nullopt;
-  if (*value != "0" && *value != "1") net::fail_param(std::string(name), fmt::format("{} must be 0 or 1", name));
+  if (*value != "0" && *value != "1") net::fail_param(std::string(name), fmt::format("{} must be 0 or 1", name) + found_text(*value));
   return *value == "1";
 }
 
@@ -51,7 +58,8 @@ std::vector<std::string> Query::all(std::string_view name, std::size_t max_count
     if (key != name) continue;
     if (values.size() >= max_count || value.size() > max_bytes)
       net::fail_param(std::string(name),
-                      fmt::format("at most {} values of {} with up to {} bytes each are taken", max_count, name, max_bytes));
+                      fmt::format("at most {} values of {} with up to {} bytes each are taken, found {}", max_count, name, max_bytes,
+                                  value.size() > max_bytes ? fmt::format("one of {} bytes", value.size()) : "more"));
     values.push_back(value);
   }
   return values;

@@ -26,6 +26,9 @@ class Query {
   const net::Fields& fields_;
 };
 
+/// ", found "value"" for messages, cut and escaped.
+std::string found_text(std::string_view value);
+
 /// Writers of JSON text: numbers that are not finite become null, text is escaped and ill-formed UTF-8 replaced.
 void put(std::string& out, double value);
 void put(std::string& out, std::int64_t value);

@@ -5,7 +5,9 @@
 #include <limits>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/files.hpp"
+#include "dashboard/inside.hpp"
 
 namespace prl::dashboard {
 namespace fs = std::filesystem;
@@ -63,6 +65,7 @@ fs::path RolloutIndex::path_of(const RolloutEntry& entry) const { return files_[
 void RolloutIndex::add_file(const fs::path& path, std::int64_t step, RolloutKind kind) {
   std::error_code ec;
   if (files_.size() >= limits_.max_files || file_ids_.contains(path) || !fs::is_regular_file(path, ec)) return;
+  if (!is_inside(folder_.parent_path(), path)) return;
   auto file = std::make_unique<File>(path, step, kind);
   file->id = static_cast<std::uint32_t>(files_.size());
   file_ids_[path] = files_.size();

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/regular_file.hpp"
+#include "dashboard/inside.hpp"
 #include "dashboard/rollout_text.hpp"
 #include "dashboard/run_view.hpp"
 #include "dashboard/token_view.hpp"
@@ -34,7 +35,7 @@ std::optional<RolloutKind> parse_kind(const Query& query) {
   if (!kind || kind->empty()) return std::nullopt;
   if (*kind == "train") return RolloutKind::kTrain;
   if (*kind == "eval") return RolloutKind::kEval;
-  net::fail_param("kind", "kind must be train or eval");
+  net::fail_param("kind", "kind must be train or eval" + found_text(*kind));
 }
 
 RolloutQuery::Order parse_order(const Query& query) {
@@ -50,7 +51,8 @@ RolloutQuery::Order parse_order(const Query& query) {
   if (!name || name->empty()) return Order::kNewest;
   for (const auto& [known, order] : kOrders)
     if (*name == known) return order;
-  net::fail_param("order", "order must be newest, oldest, reward_up, reward_down, longest, advantage_up or advantage_down");
+  net::fail_param("order",
+                  "order must be newest, oldest, reward_up, reward_down, longest, advantage_up or advantage_down" + found_text(*name));
 }
 
 RolloutQuery parse_query(const Query& query) {
@@ -238,7 +240,7 @@ std::string RunView::tokens(const Query& query) const {
 }
 
 std::string RunView::evals() const {
-  constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{1} << 20;
+  constexpr std::uint64_t kMaxMetadataBytes = std::uint64_t{1} << 20, kMaxEvalsBytes = std::uint64_t{16} << 20;
   constexpr std::size_t kMaxFolders = 200;
   std::string out = "{\"points\":[";
   {
@@ -263,8 +265,10 @@ std::string RunView::evals() const {
     for (fs::directory_iterator one(env->path(), inner); !inner && one != end && num_folders < kMaxFolders; one.increment(inner)) {
       json::error_code parse_error;
       json::value metadata;
+      const fs::path file = one->path() / "metadata.json";
+      if (!is_inside(folder_, file) || out.size() > kMaxEvalsBytes) continue;
       try {
-        metadata = json::parse(read_regular_file(one->path() / "metadata.json", kMaxMetadataBytes), parse_error);
+        metadata = json::parse(read_regular_file(file, kMaxMetadataBytes), parse_error);
       } catch (const Error&) {
         continue;
       }

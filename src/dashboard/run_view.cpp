@@ -3,13 +3,16 @@
 #include <fmt/core.h>
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
+#include <boost/json/serialize.hpp>
 
 #include <algorithm>
 #include <limits>
 #include <set>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/regular_file.hpp"
+#include "dashboard/inside.hpp"
 #include "dashboard/log_view.hpp"
 #include "dashboard/span_view.hpp"
 
@@ -18,7 +21,8 @@ namespace fs = std::filesystem;
 namespace json = boost::json;
 namespace {
 
-constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
+/// Of one file, and of all together.
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20, kMaxConfigsBytes = std::uint64_t{16} << 20;
 /// One round of refresh(): long enough for throughput, short enough that requests do not wait for it.
 constexpr std::uint64_t kRoundBytes = std::uint64_t{16} << 20, kPieceBytes = std::uint64_t{8} << 20;
 constexpr std::int64_t kMaxStep = std::numeric_limits<std::int64_t>::max();
@@ -43,12 +47,30 @@ bool is_run(const fs::path& folder) {
          fs::is_directory(folder / "rollouts", ec);
 }
 
-/// run.json says where the metrics are, relative to the run.
+/// run.json says where in the run the metrics are.
 fs::path metrics_file(const fs::path& folder) {
   if (const auto run = read_json(folder / "run.json"); run && run->is_object())
-    if (const json::value* name = run->get_object().if_contains("metrics"); name && name->is_string())
-      return folder / fs::path(std::string(name->get_string()));
+    if (const json::value* name = run->get_object().if_contains("metrics"); name && name->is_string()) {
+      const fs::path file(std::string(name->get_string()));
+      if (file.is_relative() && std::ranges::find(file, fs::path("..")) == file.end()) return folder / file;
+      log::warning("{}: metrics: wanted the name of a file in the run's folder, found {}; metrics.jsonl is read",
+                   (folder / "run.json").string(), json::serialize(*name).substr(0, 200));
+    }
   return folder / "metrics.jsonl";
+}
+
+bool leads_out(const fs::path& folder, const fs::path& path) {
+  std::error_code ec;
+  return fs::exists(path, ec) && !is_inside(folder, path);
+}
+
+/// Names in a run's folder that lead out of it are not followed, which is said once.
+void warn_of_links(const fs::path& folder) {
+  std::error_code ec;
+  for (const char* const name : {"metrics.jsonl", "rollouts", "logs", "configs", "spans", "memory", "evals", "run.json", "token_exports"})
+    if (fs::is_symlink(folder / name, ec) && leads_out(folder, folder / name))
+      log::warning("{} is a link out of the run's folder, which the page does not follow; name the folder with the files itself",
+                   (folder / name).string());
 }
 
 void add_runs_below(const fs::path& folder, int depth, std::size_t max_runs, std::vector<fs::path>& found) {
@@ -84,13 +106,15 @@ std::vector<fs::path> find_runs(const std::vector<fs::path>& paths, std::size_t 
 
 RunView::RunView(fs::path folder, std::string name)
     : folder_(std::move(folder)), name_(std::move(name)), series_(metrics_file(folder_)), rollouts_(folder_ / "rollouts") {
+  warn_of_links(folder_);
   head_ = read_head();
 }
 
 RunView::Head RunView::read_head() const {
   Head head;
   for (const char* const command : kCommands) {
-    const auto config = read_json(folder_ / "configs" / (std::string(command) + ".json"));
+    const fs::path file = folder_ / "configs" / (std::string(command) + ".json");
+    const auto config = is_inside(folder_, file) ? read_json(file) : std::nullopt;
     if (!config || !config->is_object()) continue;
     head.command = command;
     const json::value* const steps = config->as_object().if_contains("max_steps");
@@ -111,7 +135,7 @@ bool RunView::refresh(Part part) {
     const Head head = read_head();
     std::lock_guard lock(mutex_);
     head_ = head;
-    has_more = series_.read(kRoundBytes);
+    has_more = !leads_out(folder_, series_.path()) && series_.read(kRoundBytes);
   }
   // Between the two whoever wants the curves comes in.
   if (part != Part::kMetrics) {
@@ -125,7 +149,7 @@ void RunView::read_metrics() {
   const Head head = read_head();
   std::lock_guard lock(mutex_);
   head_ = head;
-  while (series_.read(kRoundBytes)) {
+  while (!leads_out(folder_, series_.path()) && series_.read(kRoundBytes)) {
   }
 }
 
@@ -196,7 +220,7 @@ std::string RunView::metrics(const Query& query) const {
   bool is_first = true;
   for (const std::string& name : wanted) {
     const std::size_t colon = name.find(':');
-    if (colon == std::string::npos) net::fail_param("s", "s must be ROLE:KEY");
+    if (colon == std::string::npos) net::fail_param("s", "s must be ROLE:KEY" + found_text(name));
     const std::string role = name.substr(0, colon), key = name.substr(colon + 1);
     const Series* const series = series_.find(role, key);
     if (series == nullptr) continue;
@@ -283,8 +307,9 @@ std::string RunView::config() const {
     if (it->path().extension() == ".json") files.push_back(it->path());
   std::sort(files.begin(), files.end());
   for (const fs::path& file : files) {
-    const auto value = read_json(file);
+    const auto value = is_inside(folder_, file) ? read_json(file) : std::nullopt;
     if (!value) continue;
+    if (out.size() > kMaxConfigsBytes) break;
     if (out.size() > 1) out += ',';
     put_key(out, file.stem().string());
     out += json::serialize(*value);
@@ -311,13 +336,13 @@ std::string RunView::logs(const Query& query) const {
   if (!wanted.empty()) {
     // A name from outside never becomes a path: it must be one of those that were found.
     const auto found = std::find(files.begin(), files.end(), fs::path(wanted));
-    if (found == files.end()) net::fail_param("file", "file must be one of `files`");
+    if (found == files.end()) net::fail_param("file", "file must be one of `files`" + found_text(wanted));
     chosen = &*found;
   }
   LogQuery log;
   if (const auto level = query.text("level", 16); level && !level->empty()) {
     const auto number = level_of(*level);
-    if (!number) net::fail_param("level", "level must be debug, info, success, warning or error");
+    if (!number) net::fail_param("level", "level must be debug, info, success, warning or error" + found_text(*level));
     log.min_level = *number;
   }
   if (const auto role = query.text("role"); role && !role->empty()) log.role = *role;
@@ -345,7 +370,7 @@ std::string RunView::proofs() const {
   constexpr std::uint64_t kTailBytes = std::uint64_t{1} << 20;
   const fs::path path = folder_ / "logs" / "weight_proofs.jsonl";
   std::error_code ec;
-  const std::uint64_t size = fs::is_regular_file(path, ec) ? fs::file_size(path, ec) : 0;
+  const std::uint64_t size = fs::is_regular_file(path, ec) && is_inside(folder_, path) ? fs::file_size(path, ec) : 0;
   std::string out = fmt::format("{{\"size\":{},\"proofs\":[", size);
   if (size == 0) return out + "]}";
   const std::uint64_t begin = size > kTailBytes ? size - kTailBytes : 0;

@@ -63,6 +63,7 @@ class SeriesStore {
   SeriesStore(std::filesystem::path path, Limits limits);
   /// As LineReader::read.
   bool read(std::uint64_t max_bytes);
+  const std::filesystem::path& path() const noexcept { return reader_.path(); }
 
   const std::map<Key, Series>& all() const noexcept { return series_; }
   const Series* find(std::string_view role, std::string_view name) const;

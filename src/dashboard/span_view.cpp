@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "dashboard/inside.hpp"
 #include "dashboard/line_reader.hpp"
 #include "dashboard/query.hpp"
 
@@ -39,7 +40,7 @@ std::string tail_of(const fs::path& folder, const std::string& process) {
   std::string bytes;
   for (const fs::path& path : {folder / (process + ".jsonl"), folder / (process + std::string(kOldFile))}) {
     std::error_code ec;
-    const std::uint64_t size = fs::is_regular_file(path, ec) ? fs::file_size(path, ec) : 0;
+    const std::uint64_t size = fs::is_regular_file(path, ec) && is_inside(folder.parent_path(), path) ? fs::file_size(path, ec) : 0;
     if (ec || size == 0 || bytes.size() >= kSpanTailBytes) continue;
     const std::uint64_t wanted = std::min(size, kSpanTailBytes - bytes.size());
     std::string part = read_range(path, size - wanted, wanted);
@@ -67,6 +68,13 @@ void add_spans(const std::string& bytes, const std::string& process, const SpanQ
   }
 }
 
+void keep_longest(std::vector<KeptSpan>& spans, std::size_t count) {
+  if (spans.size() <= count) return;
+  std::ranges::nth_element(spans, spans.begin() + static_cast<std::ptrdiff_t>(count), std::greater{},
+                           [](const KeptSpan& span) { return span.end - span.begin; });
+  spans.resize(count);
+}
+
 }  // namespace
 
 std::string spans_json(const fs::path& folder, const SpanQuery& query) {
@@ -83,11 +91,7 @@ std::string spans_json(const fs::path& folder, const SpanQuery& query) {
     } catch (const Error&) {
       continue;  // it was begun anew between the two looks
     }
-  }
-  if (found.size() > query.max_spans) {
-    std::ranges::nth_element(found, found.begin() + static_cast<std::ptrdiff_t>(query.max_spans), std::greater{},
-                             [](const KeptSpan& span) { return span.end - span.begin; });
-    found.resize(query.max_spans);
+    keep_longest(found, query.max_spans);  // after each, so that no more than one process's are held besides
   }
   std::ranges::sort(found, {}, &KeptSpan::begin);
   std::map<std::pair<std::string, std::string>, std::string> lanes;

@@ -16,6 +16,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/regular_file.hpp"
+#include "dashboard/inside.hpp"
 #include "dashboard/line_reader.hpp"
 #include "dashboard/query.hpp"
 #include "dashboard/rollout_text.hpp"
@@ -29,6 +30,8 @@ namespace {
 /// Of one file of tokens; further lines are not looked at.
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 30;
 constexpr std::size_t kMaxRanks = 256;
+/// Of one answer; samples beyond it are left out.
+constexpr std::size_t kMaxNumbers = std::size_t{16} << 20;
 
 /// Calls `on_line` with each line whose first bytes `wants` accepts; lines that are too long are skipped.
 void for_lines(const fs::path& path, const std::function<bool(std::string_view begin)>& wants,
@@ -92,7 +95,7 @@ void add_exports(const fs::path& run, std::int64_t step, std::vector<TokenSample
   for (std::size_t rank = 0; rank < kMaxRanks; ++rank) {
     const fs::path name = folder / fmt::format("rank_{}.jsonl", rank);
     std::error_code ec;
-    if (!fs::is_regular_file(run / name, ec)) break;
+    if (!fs::is_regular_file(run / name, ec) || !is_inside(run, run / name)) break;
     std::vector<std::string> wanted;
     for (const TokenSample& sample : samples) {
       wanted.push_back(fmt::format("[{}]", fmt::join(sample.token_ids, ",")));
@@ -116,12 +119,15 @@ std::vector<TokenSample> load_tokens(const fs::path& run, const RolloutEntry& en
   if (entry.kind != RolloutKind::kTrain) return samples;
   const fs::path name = fs::path("rollouts") / fmt::format("step_{}", entry.step) / "train_tokens.jsonl";
   const std::string begin = fmt::format("{{\"row\":{},", entry.row);
+  if (!is_inside(run, run / name)) return samples;
   constexpr std::size_t kMaxSamples = 64;
+  std::size_t num_numbers = 0;
   for_lines(
       run / name, [&](std::string_view line) { return line.starts_with(begin); },
       [&](const std::string& line) {
         auto sample = parse_sample(line);
-        if (!sample || samples.size() >= kMaxSamples) return;
+        if (!sample || samples.size() >= kMaxSamples || num_numbers > kMaxNumbers) return;
+        num_numbers += sample->token_ids.size() * (sample->streams.size() + 1);
         sample->files.push_back(name.string());
         samples.push_back(std::move(*sample));
       });
