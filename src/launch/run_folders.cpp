@@ -78,7 +78,7 @@ bool is_of_trainer(const fs::path& path, bool is_folder, const RunFolder::Writte
   std::vector<std::string> parts;
   for (const fs::path& part : path) parts.push_back(part.string());
   if (std::ranges::find(kOfSteps, parts[0]) == std::end(kOfSteps))
-    return is_folder ? path == "logs" || path == "configs"
+    return is_folder ? path == "logs" || path == "configs" || path == "rollouts"
                      : path == "metrics.jsonl" || path == "logs/trainer.log" || path == "configs/error.txt";
   if (parts.size() < (is_folder ? 2U : 3U)) return is_folder;
   const std::int64_t step = parse_step_dir(parts[1].substr(0, parts[1].find(".tmp-")));

@@ -326,6 +326,8 @@ EngineId Fleet::add(const std::string& url) {
     std::lock_guard lock(state_->mutex);
     for (const auto& [known, engine] : state_->engines)
       if (engine.url == root) fail(ErrorCode::kAlreadyExists, "engine {} is there already ({})", root, to_string(engine.state));
+    if (state_->engines.size() >= state_->options.max_engines)
+      fail(ErrorCode::kOverloaded, "{} engines are the limit; drain one before {} joins", state_->engines.size(), root);
     id = state_->router.add_engine({}, false);
     state_->engines[id.value].url = root;
   }

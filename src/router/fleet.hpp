@@ -44,8 +44,9 @@ struct FleetOptions {
   std::chrono::milliseconds probe_interval{1000};  ///< of engines that are ready
   std::chrono::milliseconds retry_interval{250};   ///< of those that are not; doubles up to probe_interval
   std::chrono::milliseconds probe_timeout{5000};
-  int num_failed_probes = 3;  ///< in a row, after which an engine that takes connections but does not answer is down
-  bool reads_limits = true;   ///< ask engines on /metrics for how much they have room
+  int num_failed_probes = 3;       ///< in a row, after which an engine that takes connections but does not answer is down
+  std::size_t max_engines = 1024;  ///< further ones are refused
+  bool reads_limits = true;        ///< ask engines on /metrics for how much they have room
 };
 
 struct FleetCounts {

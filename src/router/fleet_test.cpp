@@ -219,5 +219,110 @@ TEST_F(FleetTest, AStreamGoesOnAtAnotherEngine) {
   server.stop(0ms);
 }
 
+TEST_F(FleetTest, AnUpdateThatAllRefuseIsNotGivenToThoseThatComeBack) {
+  ScriptedEngine& first = add_engine();
+  ScriptedEngine& second = add_engine();
+  wait_for(first, EngineState::kReady);
+  wait_for(second, EngineState::kReady);
+  apply(1);
+  for (ScriptedEngine* engine : {&first, &second}) engine->change([](auto& script) { script.refuse_status = 404; });
+  EXPECT_THROW(apply(2), Error);
+  for (ScriptedEngine* engine : {&first, &second}) engine->change([](auto& script) { script.refuse_status = 0; });
+  first.change([](auto& script) {
+    script.is_silent = true;
+    script.version = 0;  // it is started anew
+  });
+  wait_for(first, EngineState::kDown);
+  first.change([](auto& script) { script.is_silent = false; });
+  wait_for(first, EngineState::kReady);
+  EXPECT_EQ(first.script().version, 1);
+  EXPECT_EQ(view_of(first).version, PolicyVersion{1});
+}
+
+TEST_F(FleetTest, NamesOfAdaptersAreAnyText) {
+  ScriptedEngine& engine = add_engine();
+  wait_for(engine, EngineState::kReady);
+  WeightUpdate update;
+  update.version = PolicyVersion{1};
+  update.folder = "/weights/step_1";
+  update.adapter = "run 1&adapter=x/\xC3\xA9";
+  update.verify = [](const std::string& reply, const std::string&) {
+    if (reply.find("/weights/step_1") == std::string::npos) fail(ErrorCode::kOutOfSync, "another adapter's proof: {}", reply);
+  };
+  io_.run_blocking(updater_->apply(update, net::Clock::now() + 20s), kLong);
+  EXPECT_TRUE(engine.script().adapters.contains(update.adapter));
+}
+
+TEST_F(FleetTest, EnginesBeyondTheLimitAreRefused) {
+  FleetOptions options = testing::quick_fleet();
+  options.max_engines = 1;
+  Fleet fleet(io_.executor(), client_, options);
+  fleet.add("http://127.0.0.1:1");
+  try {
+    fleet.add("http://127.0.0.1:2");
+    ADD_FAILURE() << "a second engine";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kOverloaded);
+    EXPECT_THAT(error.what(), HasSubstr("1 engines are the limit"));
+  }
+}
+
+class RouterServerTest : public FleetTest {
+ protected:
+  RouterServerTest() {
+    server_ = std::make_unique<RouterServer>(
+        RouterServerOptions{.http = {.name = "router"}, .guard = {.host = "127.0.0.1"}, .request_timeout = 2s}, fleet_, updater_, client_);
+    server_->start();
+  }
+  net::HttpReply post(const std::string& path, std::string body) {
+    net::BlockingHttpClient outside({});
+    net::HttpCall call;
+    call.method = "POST";
+    call.url = fmt::format("http://127.0.0.1:{}{}", server_->port(), path);
+    call.body = std::move(body);
+    call.max_retries = 0;
+    return outside.call(call);
+  }
+  std::unique_ptr<RouterServer> server_;
+};
+
+TEST_F(RouterServerTest, ABodyReachesTheEngineAsTheClientWroteIt) {
+  ScriptedEngine& engine = add_engine();
+  wait_for(engine, EngineState::kReady);
+  std::string schema = R"({"maximum":123456789012345678901234567890,"default":1e400,"multipleOf":0.1})";
+  for (int i = 0; i < 60; ++i) schema = R"({"items":)" + schema + "}";
+  const net::HttpReply reply = post("/v1/completions", R"({"prompt":"x","stream":true,"seed":9,"tools":[)" + schema + "]}");
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  ASSERT_EQ(engine.bodies().size(), 1u);
+  EXPECT_THAT(engine.bodies().front(), HasSubstr(R"({"maximum":123456789012345678901234567890,"default":1e400,"multipleOf":1E-1})"));
+  const net::HttpReply bad = post("/v1/completions", R"({"prompt":"x",})");
+  EXPECT_EQ(bad.status, 400);
+  EXPECT_THAT(bad.body, HasSubstr("not valid JSON near byte"));
+  EXPECT_EQ(post("/v1/completions", std::string(1000, '[')).status, 400);
+  EXPECT_EQ(post("/v1/completions", "[]").status, 400);
+}
+
+TEST_F(RouterServerTest, ARefusalThatDripsEndsWithTheRequestsTime) {
+  ScriptedEngine& engine = add_engine();
+  wait_for(engine, EngineState::kReady);
+  engine.change([](auto& script) { script.drips = true; });
+  const net::HttpReply reply = post("/v1/completions", R"({"prompt":"x","stream":true,"seed":9})");
+  engine.change([](auto& script) { script.drips = false; });
+  EXPECT_EQ(reply.status, 504) << reply.body;
+  EXPECT_THAT(reply.body, HasSubstr("the deadline passed"));
+}
+
+TEST_F(RouterServerTest, AnUpdateSaysWhatItFound) {
+  ScriptedEngine& engine = add_engine();
+  wait_for(engine, EngineState::kReady);
+  const net::HttpReply negative = post("/update_weights", R"({"weight_dir":"/weights","version":-3})");
+  EXPECT_EQ(negative.status, 400);
+  EXPECT_THAT(negative.body, HasSubstr("found -3"));
+  const net::HttpReply nothing = post("/update_weights", R"({"version":3})");
+  EXPECT_EQ(nothing.status, 400);
+  EXPECT_THAT(nothing.body, HasSubstr("weight_dir: wanted the path of a Hugging Face folder, found nothing"));
+  EXPECT_TRUE(engine.updates().empty());
+}
+
 }  // namespace
 }  // namespace prl::router

@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 #include <boost/asio/experimental/awaitable_operators.hpp>
 #include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
 #include <boost/system/error_code.hpp>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "net/errors.hpp"
 #include "net/sse.hpp"
 #include "router/stream_replay.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::router {
 
@@ -77,9 +77,8 @@ Forwarded prepare(const net::HttpRequest& request, std::chrono::milliseconds tim
   out.shape.session = std::string(request.headers.get("X-Session-ID"));
   out.shape.num_prompt_tokens = static_cast<std::int64_t>(request.body.size()) / kBytesPerToken;
   if (request.method != "POST") return out;
-  boost::system::error_code error;
-  json::value body = json::parse(request.body, error);
-  if (error || !body.is_object()) fail(ErrorCode::kInvalidArgument, "wanted a JSON object as the body, found something else");
+  json::value body = text::parse_json(request.body, text::kJsonDepth, text::LargeNumbers::kKeepText);
+  if (!body.is_object()) fail(ErrorCode::kInvalidArgument, "wanted a JSON object as the body, found something else");
   json::object& object = body.get_object();
   if (const json::value* stream = object.if_contains("stream")) out.is_stream = stream->is_bool() && stream->get_bool();
   out.adds_up = request.path != "/v1/responses";
@@ -92,7 +91,7 @@ Forwarded prepare(const net::HttpRequest& request, std::chrono::milliseconds tim
       if (!seed || seed->is_null()) (*sampling)["seed"] = static_cast<std::int64_t>(random_bits() >> 1);
     }
   }
-  out.call.body = json::serialize(body);
+  out.call.body = text::to_json_text(body);  // what the engine reads is what the client wrote
   return out;
 }
 
@@ -131,7 +130,7 @@ std::string failure_in(const std::string& data) {
   const json::value* problem = event.get_object().if_contains("error");
   if (!problem || !problem->is_object()) return {};
   const std::int64_t code = integer_or(problem->get_object(), "code", 0);
-  return is_lost_status(static_cast<int>(code)) ? json::serialize(*problem) : std::string();
+  return is_lost_status(static_cast<int>(code)) ? text::to_json_text(*problem) : std::string();
 }
 
 /// Sends the events of one engine's stream to the client, those that it has not got. Returns when the stream has ended as it should;
@@ -185,7 +184,8 @@ asio::awaitable<std::optional<net::HttpResponse>> stream_once(std::shared_ptr<ne
     refusal.headers = reply_headers(head.headers);
     for (std::string piece; refusal.body.size() < (1 << 20);) {
       auto reading = body.next(10s);
-      piece = co_await std::move(reading);
+      auto whole = unless_lost<std::string>(std::move(reading), lease->lost(), lease->url(), request->deadline);
+      piece = co_await std::move(whole);
       if (piece.empty()) break;
       refusal.body += piece;
     }

@@ -3,15 +3,14 @@
 #include <fmt/format.h>
 
 #include <boost/json/array.hpp>
-#include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
-#include <boost/system/error_code.hpp>
 
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::router {
 
@@ -54,12 +53,17 @@ void add_counts(json::object& sum, const json::object& run) {
 
 }  // namespace
 
-json::object body_of(const HttpRequest& request) {
-  boost::system::error_code error;
-  json::value body = json::parse(request.body, error);
-  if (error || !body.is_object()) fail(ErrorCode::kInvalidArgument, "wanted a JSON object as the body, found something else");
+namespace {
+
+json::object parse_object(const std::string& text, text::LargeNumbers large_numbers) {
+  json::value body = text::parse_json(text, text::kJsonDepth, large_numbers);
+  if (!body.is_object()) fail(ErrorCode::kInvalidArgument, "wanted a JSON object as the body, found something else");
   return std::move(body.get_object());
 }
+
+}  // namespace
+
+json::object body_of(const HttpRequest& request) { return parse_object(request.body, text::LargeNumbers::kAsDoubles); }
 
 OrderRoutes::OrderRoutes(std::shared_ptr<FleetOrders> orders, Options options) : orders_(std::move(orders)), options_(std::move(options)) {}
 
@@ -90,14 +94,14 @@ std::optional<std::string> OrderRoutes::run_of(const HttpRequest& request) const
 void OrderRoutes::restrict_to_run(HttpRequest& request) const {
   const std::optional<std::string> run = run_of(request);
   if (!run || request.method != "POST") return;
-  json::object body = body_of(request);
+  json::object body = parse_object(request.body, text::LargeNumbers::kKeepText);
   if (const json::value* model = body.if_contains("model"); model && !model->is_null()) {
     if (model->is_string() && std::string_view(model->get_string()) == *run) return;
     throw net::HttpError(403, ErrorCode::kUnauthorized,
-                         fmt::format("the key is that of run '{}', and it may not use {}", *run, json::serialize(*model)), "model");
+                         fmt::format("the key is that of run '{}', and it may not use {}", *run, text::to_json_text(*model)), "model");
   }
   body["model"] = *run;
-  request.body = json::serialize(body);
+  request.body = text::to_json_text(body);
 }
 
 OrderRoutes::Reply OrderRoutes::load(HttpRequest request, std::string path) {

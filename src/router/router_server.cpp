@@ -98,9 +98,13 @@ Reply update_weights(Context context, HttpRequest request) {
   const json::object body = body_of(request);
   const json::value* folder = body.if_contains("weight_dir");
   const json::value* version = body.if_contains("version");
-  if (!folder || !folder->is_string()) net::fail_param("weight_dir", "weight_dir: wanted the path of a Hugging Face folder");
-  if (!version || !version->is_int64())
-    net::fail_param("version", "version: wanted the policy's version, which engines that join are compared with");
+  if (!folder || !folder->is_string())
+    net::fail_param("weight_dir", fmt::format("weight_dir: wanted the path of a Hugging Face folder, found {}",
+                                              folder ? json::serialize(*folder).substr(0, 60) : "nothing"));
+  if (!version || !version->is_int64() || version->get_int64() < 0)
+    net::fail_param("version", fmt::format("version: wanted the policy's version, 0 or more, which engines that join are compared with; "
+                                           "found {}",
+                                           version ? json::serialize(*version).substr(0, 60) : "nothing"));
   if (context->options.guard.run_id.empty()) context->claim.take(request);
   {
     std::lock_guard lock(context->mutex);

@@ -1,12 +1,9 @@
 #include "router/stream_replay.hpp"
 
-#include <boost/json/parse.hpp>
-#include <boost/json/serialize.hpp>
-#include <boost/system/error_code.hpp>
-
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "text/json_python.hpp"
 
 namespace prl::router {
 namespace {
@@ -49,22 +46,22 @@ bool StreamReplay::trim_list(json::array& list, const std::string& name) {
   if (begin < place.items.size()) {
     const std::size_t num_known = std::min(place.items.size() - begin, list.size());
     for (std::size_t i = 0; i < num_known; ++i)
-      if (json::serialize(list[i]) != place.items[begin + i]) fail_differs(name);
+      if (text::to_json_text(list[i]) != place.items[begin + i]) fail_differs(name);
     list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(num_known));
   }
-  for (const json::value& item : list) place.items.push_back(json::serialize(item));
+  for (const json::value& item : list) place.items.push_back(text::to_json_text(item));
   return !list.empty();
 }
 
 bool StreamReplay::trim(json::value& value, const std::string& place) {
-  if (value.is_string()) return trim_text(value.get_string(), place);
+  if (text::is_text(value)) return trim_text(value.get_string(), place);
   if (value.is_array()) {
     // Tool calls are told piece by piece too, each under its number.
     if (!place.ends_with(".tool_calls")) return trim_list(value.get_array(), place);
     bool is_new = false;
     for (json::value& call : value.get_array()) {
       const json::value* index = call.is_object() ? call.get_object().if_contains("index") : nullptr;
-      if (trim(call, place + "." + (index ? json::serialize(*index) : "0"))) is_new = true;
+      if (trim(call, place + "." + (index ? text::to_json_text(*index) : "0"))) is_new = true;
     }
     return is_new;
   }
@@ -77,7 +74,7 @@ bool StreamReplay::trim(json::value& value, const std::string& place) {
 
 bool StreamReplay::trim_choice(json::object& choice) {
   const json::value* index = choice.if_contains("index");
-  const std::string name = "choice " + (index ? json::serialize(*index) : std::string("0"));
+  const std::string name = "choice " + (index ? text::to_json_text(*index) : std::string("0"));
   bool is_new = false;
   for (auto& member : choice) {
     if (member.key() == "finish_reason" || member.key() == "stop_reason" || member.key() == "index") continue;
@@ -89,9 +86,13 @@ bool StreamReplay::trim_choice(json::object& choice) {
 }
 
 std::optional<std::string> StreamReplay::take(std::string_view data) {
-  boost::system::error_code error;
-  json::value event = json::parse(data, error);
-  if (error || !event.is_object()) return std::string(data);
+  json::value event;
+  try {
+    event = text::parse_json(data, text::kJsonDepth, text::LargeNumbers::kKeepText);
+  } catch (const Error&) {
+    return std::string(data);
+  }
+  if (!event.is_object()) return std::string(data);
   json::value* choices = event.get_object().if_contains("choices");
   if (!choices || !choices->is_array()) return std::string(data);
   bool is_new = choices->get_array().empty();  // the usage at the end
@@ -103,7 +104,7 @@ std::optional<std::string> StreamReplay::take(std::string_view data) {
   }
   if (!is_new) return std::nullopt;
   ++num_delivered_;
-  return json::serialize(event);
+  return text::to_json_text(event);
 }
 
 }  // namespace prl::router

@@ -17,6 +17,7 @@
 #include "base/log.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
+#include "net/percent.hpp"
 #include "net/run_claim.hpp"
 #include "net/task_group.hpp"
 
@@ -75,7 +76,7 @@ net::HttpCall adapter_call(const WeightUpdate& update) {
 
 net::HttpCall proof_call(const WeightUpdater::State& state, const std::string& url, const WeightUpdate& update) {
   net::HttpCall call;
-  call.url = url + "/weight_proof" + (update.adapter.empty() ? std::string() : "?adapter=" + update.adapter);
+  call.url = url + "/weight_proof" + (update.adapter.empty() ? std::string() : "?adapter=" + net::percent_encode(update.adapter));
   call.timeout = kProofTime;
   call.max_retries = 0;
   if (!state.options.api_key.empty()) call.bearer = state.options.api_key;
@@ -173,8 +174,9 @@ asio::awaitable<std::optional<PolicyVersion>> bring_up(Shared state, EngineView 
       if (failure) std::rethrow_exception(failure);
     }
     std::lock_guard lock(state->mutex);
-    if (state->current->version == update->version) co_return update->version;
-    engine.state = EngineState::kBehind;  // a newer one came meanwhile
+    if (state->current && state->current->version == update->version) co_return update->version;
+    engine.state = EngineState::kBehind;  // another one came meanwhile; an older one if this one was refused by the others
+    if (!state->current || state->current->version < update->version) state->updated.erase(engine.id.value);
   }
 }
 
@@ -261,9 +263,10 @@ WeightUpdater::WeightUpdater(std::shared_ptr<Fleet> fleet, std::shared_ptr<net::
 WeightUpdater::~WeightUpdater() = default;
 
 asio::awaitable<void> WeightUpdater::apply(WeightUpdate update, net::TimePoint deadline) {
+  std::optional<WeightUpdate> before;
   {
     std::lock_guard lock(state_->mutex);
-    state_->current = update;
+    before = std::exchange(state_->current, update);
   }
   const std::vector<EngineView> engines = fleet_->engines();
   const int max_retries = engines.size() == 1 ? kLoneRetries : 1;
@@ -299,7 +302,12 @@ asio::awaitable<void> WeightUpdater::apply(WeightUpdate update, net::TimePoint d
                        fmt::format("it missed policy v{} ({})", update.version.value, error ? error->what() : "no answer in time"));
   }
   if (result.num_good > 0) co_return;
-  if (refusal) throw *refusal;
+  if (refusal) {
+    // Nobody has it: engines that come up are to get what the others run.
+    std::lock_guard lock(state_->mutex);
+    if (state_->current && state_->current->version == update.version) state_->current = std::move(before);
+    throw *refusal;
+  }
   // Nobody could be reached: whoever comes back is brought up with this version.
   auto ready = fleet_->wait_ready(deadline);
   if (!co_await std::move(ready))

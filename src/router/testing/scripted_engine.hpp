@@ -42,6 +42,7 @@ class ScriptedEngine {
     std::int64_t max_num_seqs = 4;
     std::int64_t num_tokens = 12;                 ///< of each reply
     std::int64_t breaks_after = -1;               ///< tokens after which a stream breaks off; -1: never
+    bool drips = false;                           ///< refuses streams with a body that comes byte by byte, for half a minute
     bool is_silent = false;                       ///< takes requests and answers none, /health neither
     int refuse_status = 0;                        ///< of generation routes and updates
     int refuse_order_status = 0;                  ///< of adapters and runs
@@ -82,6 +83,11 @@ class ScriptedEngine {
   std::vector<boost::json::object> updates() const {
     std::lock_guard lock(mutex_);
     return updates_;
+  }
+  /// Of /v1/completions, as they came.
+  std::vector<std::string> bodies() const {
+    std::lock_guard lock(mutex_);
+    return bodies_;
   }
   /// Seeds of the requests that came, in their order.
   std::vector<std::int64_t> seeds() const {
@@ -205,10 +211,26 @@ class ScriptedEngine {
   }
 
   Reply complete(net::HttpRequest request) {
-    const boost::json::object body = boost::json::parse(request.body).as_object();
+    boost::json::parse_options options;
+    options.max_depth = 200;
+    const boost::json::object body = boost::json::parse(request.body, {}, options).as_object();
     const std::int64_t seed = body.at("seed").as_int64();
     note(seed);
+    {
+      std::lock_guard lock(mutex_);
+      bodies_.push_back(request.body);
+    }
     net::ResponseStream* const out = request.stream;
+    for (int i = 0; i < 1500 && script().drips; ++i) {
+      if (i == 0) {
+        auto refusing = out->start(400, "text/plain", {});
+        co_await std::move(refusing);
+      }
+      std::string drop = "x";
+      auto dripping = out->write(std::move(drop));
+      co_await std::move(dripping);
+      co_await net::sleep_for(std::chrono::milliseconds(20));
+    }
     auto starting = out->start(200, "text/event-stream", {});
     co_await std::move(starting);
     const Script now = script();
@@ -237,6 +259,7 @@ class ScriptedEngine {
   Script script_;
   std::vector<boost::json::object> updates_;
   std::vector<std::int64_t> seeds_;
+  std::vector<std::string> bodies_;
   net::HttpServer http_;
 };
 
