@@ -9,6 +9,7 @@ HEADER = struct.Struct("<IB")
 CODEC_JSON = ord("J")
 DEFAULT_MAX_FRAME = 64 * 1024 * 1024
 MIN_MAX_FRAME = 64 * 1024
+MAX_INTEGER_BITS = 14_284  # 4,300 digits: longer ones Python itself neither writes nor reads as text
 
 
 class FrameError(Exception):
@@ -29,12 +30,12 @@ _encode_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separator
 
 
 def jsonable(value, depth: int = 0):
-    """`value` as JSON can hold it: numbers that are not finite become null, keys become texts, objects of a library
+    """`value` as JSON can hold it: numbers that are not finite, and integers without an end, become null, keys become texts, objects of a library
     become their dump or their text."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
-        return int(value) if -(2**63) <= value < 2**64 else float(value)
+        return int(value) if value.bit_length() <= MAX_INTEGER_BITS else None
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if depth > 64:

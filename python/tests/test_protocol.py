@@ -49,7 +49,12 @@ class Framing(unittest.TestCase):
         self.assertEqual(payload("a\ud83d b"), "a\ufffd b")
         self.assertEqual(payload({1: {3, 2}}), {"1": [2, 3]})
         self.assertEqual(payload(object)[:6], "<class")
-        self.assertEqual(jsonable(2**80), float(2**80))
+        for number in (2**80, -(2**63) - 1, 2**64, 10**4299):
+            self.assertEqual(jsonable({"n": [number]}), {"n": [number]})
+            self.assertIsInstance(jsonable(number), int)
+            self.assertIn(str(number).encode(), encode_frame({"t": "a", "v": {1: number}}, 10_000))
+        self.assertIsNone(jsonable(10**4400))
+        self.assertIs(jsonable(True), True)
 
     def test_refuses_what_is_no_frame(self):
         for bad in (HEADER.pack(3, ord("M")) + b"abc", HEADER.pack(2**31, ord("J")), HEADER.pack(2, ord("J")) + b"[]", HEADER.pack(2, ord("J")) + b"{x"):

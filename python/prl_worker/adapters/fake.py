@@ -15,6 +15,7 @@ answer. Arguments (`env_args`):
   stateful             true: `state` counts finished rollouts, and info.done_before says how many there were before this one
   seed                 of the words (default: that of load)
   row_bytes            padding in each row's data (default 0)
+  number               an integer of any size in each row's data and in the tool's schema, which info gives back if the rollout got the row with it
   shuffle_rows         true: rows differ between workers (the process id is mixed in)
   load                 "slow:<seconds>", "raise", "hang", "die": what loading does
   misbehave            {index: what} or {"all": what}; `task.data.misbehave` says the same for one row
@@ -50,7 +51,7 @@ starts = logging.getLogger("prl_worker.misbehaving")
 
 _ARGUMENTS = {
     "num_train": 100, "num_eval": 20, "turns": 1, "seats": ["agent"], "parallel": 1, "group": False, "latency_s": 0.0, "tools": False,
-    "judge": False, "stateful": False, "seed": None, "row_bytes": 0, "shuffle_rows": False, "load": "", "misbehave": {}, "marker": "", "once": "",
+    "judge": False, "stateful": False, "seed": None, "row_bytes": 0, "number": None, "shuffle_rows": False, "load": "", "misbehave": {}, "marker": "", "once": "",
 }  # fmt: skip
 _SYSTEM = "Write the word backwards."
 _LOOKUP = {
@@ -112,7 +113,16 @@ class FakeEnvironment(Environment):
         row = {"word": word, "answer": word[::-1]}
         if self._args["row_bytes"]:
             row["padding"] = "x" * self._args["row_bytes"]
+        if self._args["number"] is not None:
+            row["number"] = self._args["number"]
         return row
+
+    def _tools(self) -> list[dict]:
+        if not self._args["tools"]:
+            return []
+        if self._args["number"] is None:
+            return [_LOOKUP]
+        return [{**_LOOKUP, "function": {**_LOOKUP["function"], "parameters": {"type": "integer", "maximum": self._args["number"]}}}]
 
     def _count(self, split: str) -> int | None:
         count = self._args[f"num_{split}"]
@@ -130,7 +140,7 @@ class FakeEnvironment(Environment):
             group_scoring=bool(self._args["group"]),
             provides_advantages=bool(self._args["group"]),
             seats=[{"name": seat, "trainable": not seat.startswith("_")} for seat in self._args["seats"]],
-            tools=[_LOOKUP] if self._args["tools"] else [],
+            tools=self._tools(),
             reward_names=["similarity"],
             metric_names=["num_turns"],
             system_prompt=_SYSTEM,
@@ -176,6 +186,8 @@ class FakeEnvironment(Environment):
             samples[0]["info"] = {"text": "half a pair \ud83d here"}
         if kind == "double":
             self._connection.send({"t": "result", "run_id": run.run_id, "env_key": run.env_key, "samples": samples, "task": {"index": run.index}})
+        if self._args["number"] is not None and row.get("number") == self._args["number"]:
+            samples[0]["info"] = {"number": row["number"]}
         if self._args["stateful"]:
             samples[0]["info"] = {**(samples[0].get("info") or {}), "done_before": self._num_done}
         self._num_done += 1
@@ -197,7 +209,7 @@ class FakeEnvironment(Environment):
         trainable = not seat.startswith("_")
         prompt = self._prompt(row)
         messages = list(prompt)
-        tools = [_LOOKUP] if self._args["tools"] else []
+        tools = self._tools()
         stop, truncated, error = "max_turns_reached", False, None
         for turn in range(self._args["turns"]):
             if self._args["latency_s"]:

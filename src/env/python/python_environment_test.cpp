@@ -35,8 +35,9 @@ using ::testing::HasSubstr;
 /// Writes words backwards, as the fake environment asks.
 class Reverser final : public ChatClient {
  public:
-  explicit Reverser(std::chrono::milliseconds latency) : latency_(latency) {}
+  explicit Reverser(std::chrono::milliseconds latency, json::array* tools = nullptr) : latency_(latency), tools_(tools) {}
   asio::awaitable<ChatTurn> complete(ChatRequest request) override {
+    if (tools_ != nullptr) *tools_ = request.tools;
     if (latency_.count() > 0) co_await net::sleep_for(latency_);
     const json::value* content = request.messages.back().as_object().if_contains("content");
     std::string word = content != nullptr && content->is_string() ? std::string(content->get_string()) : "";
@@ -55,6 +56,7 @@ class Reverser final : public ChatClient {
 
  private:
   std::chrono::milliseconds latency_;
+  json::array* tools_;
 };
 
 std::filesystem::path test_folder() {
@@ -85,7 +87,8 @@ class PythonEnvironmentTest : public ::testing::Test {
     setup.settings.rollouts = setup.rollouts;
     setup.settings.sandbox = setup.sandbox;
     setup.settings.log_folder = test_folder();
-    PythonOptions options = plan_environment("fake", "fake", text::parse_json(setup.args).as_object(), setup.settings);
+    PythonOptions options = plan_environment(
+        "fake", "fake", text::parse_json(setup.args, text::kJsonDepth, text::LargeNumbers::kKeepText).as_object(), setup.settings);
     options.pool.schedule.heartbeat = 3s;
     options.pool.schedule.restart_wait = 20ms;
     options.pool.schedule.max_lag_ms = 800;
@@ -109,7 +112,7 @@ class PythonEnvironmentTest : public ::testing::Test {
 
   asio::awaitable<void> play_one(std::int64_t index, std::int64_t rollout, std::chrono::milliseconds limit,
                                  std::chrono::milliseconds latency, Episode* out) {
-    Reverser chat(latency);
+    Reverser chat(latency, &tools_);
     RolloutContext context;
     context.client = &chat;
     context.open_conversation = [latency](const std::string&) { return std::make_unique<Reverser>(latency); };
@@ -144,6 +147,7 @@ class PythonEnvironmentTest : public ::testing::Test {
   std::unique_ptr<PythonEnvironment> environment_;
   std::int64_t max_total_completion_tokens_ = -1;
   bool is_training_ = false;
+  json::array tools_;  ///< of the last call
 };
 
 TEST_F(PythonEnvironmentTest, PlaysRolloutsWithTheTokensOfItsChatClient) {
@@ -496,6 +500,20 @@ TEST_F(PythonEnvironmentTest, StateColumnsAreSavedWithTheRollout) {
   const std::vector<Episode> episodes = play(1);
   ASSERT_TRUE(episodes[0].info.contains("word"));
   EXPECT_TRUE(episodes[0].info.at("word").is_string());
+}
+
+TEST_F(PythonEnvironmentTest, NumbersOfAnySizeKeepTheirDigitsBothWays) {
+  const std::string number = "1267650600228229401496703205376";
+  Wanted wanted{.args = R"({"num_train": 2, "tools": true, "number": )" + number + "}", .num_workers = 1};
+  wanted.settings.state_columns = {"number"};
+  const PythonEnvironment& environment = make(std::move(wanted));
+  const Task task = environment.task(Split::kTrain, 1);
+  EXPECT_NE(text::to_json_text(task.info).find("\"number\":" + number), std::string::npos) << text::to_json_text(task.info);
+  const std::vector<Episode> episodes = play(1);
+  expect_solved(episodes);
+  EXPECT_EQ(text::to_json_text(episodes[0].info.at("number")), number) << "the row went there and came back";
+  EXPECT_NE(text::to_json_text(tools_).find("\"maximum\":" + number), std::string::npos) << text::to_json_text(tools_);
+  EXPECT_NE(text::to_json_text(environment.tools(task)).find("\"maximum\":" + number), std::string::npos);
 }
 
 TEST_F(PythonEnvironmentTest, ARolloutSamplesNoMoreTokensThanItMay) {
