@@ -2,19 +2,23 @@
 """What the page of a run costs the run, and how soon it shows something: `prl rl` with pages open and without, in many short turns.
 
 usage: dashboard.py PRL MODEL_FOLDER SHAPE [--pages N] [--turns N] [--seconds S] [--nice N] [--json FILE]; the folder is made when it is missing, of a
-SHAPE of models.py. A page is a connection that follows the events and fetches, at most every 0.3 s as the real one does, what its view
-shows. Pages are in a process of their own on the same machine, of the lowest priority unless --nice says otherwise: they stand for browsers, which
+SHAPE of models.py. A page is a connection that follows the events and asks what the real one asks (src/dashboard/page): what its view shows when it
+is opened, the same again at the pace of that view when there is news (curves take their points from the news), and the list of runs every 3 s. Pages are
+in a process of their own on the same machine, of the lowest priority unless --nice says otherwise: they stand for browsers, which
 are elsewhere as a rule; viewers_cpu_percent is what they take of one processor.
 
 Turns go without, with, with, without, and again: four turns give one ratio of the lengths of a step, in which a drift of the machine or of the run
 cancels. Counted are the steps that lie within a turn, by the times of metrics.jsonl, after a moment for the change. The learning rate is 1e-12, so that
 replies stay as long as they are. Prints one JSON object: slower_percent is the median over those ratios, slower_interval its 95% interval (bootstrap),
-cpu_percent the same of the processor time that the run takes per step, which other work on the machine changes less.
+cpu_percent the same of the processor time that the run takes per step, which other work on the machine changes less. page_cpu_percent is the processor time
+of the page's own threads per step with pages, in percent of what the run takes per step without: it counts what the page does and nothing else, so it
+hardly depends on what else the machine does; page_cpu_ms and page_cpu_ms_without are the milliseconds.
 """
 import argparse
 import http.client
 import json
 import os
+import pathlib
 import random
 import re
 import statistics
@@ -28,32 +32,36 @@ from models import ensure_model
 ENV_ARGS = '{"mode": "tiny", "min_chars": 4, "max_chars": 8, "alphabet": "abcd"}'
 OPTIONS = ["--seq-len", "512", "--inference.max-num-seqs", "16", "--orchestrator.batch-size", "16", "--orchestrator.group-size", "4", "--orchestrator.train.sampling.max-completion-tokens", "64",
            "--orchestrator.train.env.0.id", "reverse-text", "--orchestrator.train.env.0.args", ENV_ARGS]
-VIEWS = [["/api/series?run=0", "/api/metrics?run=0&s=trainer:loss/mean&s=orchestrator:reward/all/mean&s=trainer:entropy/all/mean&s=trainer:mismatch_kl/all/mean"],
-         ["/api/timeline?run=0"], ["/api/rollouts?run=0"], ["/api/logs?run=0"]]
-PAUSE_S = 0.3
+CURVES = ["/api/series?run=0", "/api/metrics?run=0&points=800&s=trainer:loss/mean&s=orchestrator:reward/all/mean&s=trainer:entropy/all/mean&s=trainer:mismatch_kl/all/mean"]
+# What a page asks when it is opened, and whether it asks again at news: seconds between, or none.
+VIEWS = [(CURVES, None), (["/api/timeline?run=0&steps=20"], 1.5), (["/api/rollouts?run=0&order=newest&offset=0&limit=50"], 2), (["/api/logs?run=0&level=debug"], 1.5)]
+RUNS_S = 3
 SETTLE_S = 0.5
 PATIENCE_S = 300
 
 # Opens and closes its pages by the lines "open" and "close"; says how much processor time it has taken when it has closed them.
 PAGES = """
-import http.client, os, sys, threading, time
-port, pause, nice, views = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), [v.split(" ") for v in sys.argv[4:]]
+import http.client, json, os, sys, threading, time
+port, runs_s, nice, views = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
 os.nice(nice)
 is_open = False
-def follow(paths, ready):
-    last = 0
+def follow(paths, pause, ready):
     events = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     events.request("GET", "/api/events")
     stream = events.getresponse()
     ready.release()
     others = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    while is_open and stream.readline():
-        if time.monotonic() - last < pause:
-            continue
-        last = time.monotonic()
+    def ask(paths):
         for path in paths:
             others.request("GET", path)
             others.getresponse().read()
+        return time.monotonic()
+    last = last_runs = ask(["/api/runs", *paths])
+    while is_open and stream.readline():
+        if pause and time.monotonic() - last >= pause:
+            last = ask(paths)
+        if time.monotonic() - last_runs >= runs_s:
+            last_runs = ask(["/api/runs"])
     events.sock and events.sock.close()
     stream.close(), events.close(), others.close()
 pages = []
@@ -61,7 +69,7 @@ for line in sys.stdin:
     is_open = line == "open\\n"
     if is_open:
         ready = threading.Semaphore(0)
-        pages = [threading.Thread(target=follow, args=(paths, ready), daemon=True) for paths in views]
+        pages = [threading.Thread(target=follow, args=(paths, pause, ready), daemon=True) for paths, pause in views]
         for page in pages:
             page.start()
         for page in pages:
@@ -122,6 +130,18 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def page_seconds(pid):
+    """Processor time of the threads that serve the page, by the scheduler's own count in nanoseconds."""
+    total = 0
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        try:
+            if (task / "comm").read_text() == "page\n":
+                total += int((task / "schedstat").read_text().split()[0])
+        except OSError:
+            continue  # a thread that has ended meanwhile
+    return total / 1e9
+
+
 def first_view(port):
     """Seconds until a page that is opened has its scripts and what it shows first."""
     begin = time.monotonic()
@@ -134,27 +154,30 @@ def first_view(port):
     for path in set(re.findall(r'(?:src|href)="(/[a-z]+\.(?:js|css))"', text)):
         for other in re.findall(r'from "\./([a-z]+\.js)"', get(path)):
             get(f"/{other}")
-    for path in ("/api/runs", *VIEWS[0]):
+    for path in ("/api/runs", *CURVES):
         get(path)
     connection.close()
     return time.monotonic() - begin
 
 
 def summary(options, turns, times, viewers_s, views_s):
-    slower, cpu, step_s, cpu_s = [], [], {True: [], False: []}, {True: [], False: []}
+    slower, cpu, of_page, step_s, cpu_s, page_s = [], [], [], {True: [], False: []}, {True: [], False: []}, {True: [], False: []}
     for at in range(0, len(turns), 4):
-        count, seconds, used, length = ({True: 0, False: 0} for _ in range(4))
-        for has_pages, begin, end, processor in turns[at:at + 4]:
+        count, seconds, used, used_by_page, length = ({True: 0, False: 0} for _ in range(5))
+        for has_pages, begin, end, processor, page in turns[at:at + 4]:
             steps, spent = steps_within(times, begin, end)
             count[has_pages] += steps
             seconds[has_pages] += spent
             used[has_pages] += processor
+            used_by_page[has_pages] += page
             length[has_pages] += end - begin
         if not all(count.values()):
             continue
         for kind in (True, False):
             step_s[kind].append(seconds[kind] / count[kind])
             cpu_s[kind].append(used[kind] / length[kind] * step_s[kind][-1])
+            page_s[kind].append(used_by_page[kind] / length[kind] * step_s[kind][-1])
+        of_page.append(100 * page_s[True][-1] / cpu_s[False][-1])
         slower.append(100 * (step_s[True][-1] / step_s[False][-1] - 1))
         cpu.append(100 * (cpu_s[True][-1] / cpu_s[False][-1] - 1))
     if not slower:
@@ -162,7 +185,9 @@ def summary(options, turns, times, viewers_s, views_s):
     result = {"pages": options.pages, "turns": options.turns, "seconds": options.seconds, "step_s_without": round(statistics.median(step_s[False]), 4), "step_s_with": round(statistics.median(step_s[True]), 4)}
     result["slower_percent"], result["slower_interval"] = median_and_interval(slower)
     result["cpu_percent"], result["cpu_interval"] = median_and_interval(cpu)
-    result["viewers_cpu_percent"] = round(100 * viewers_s / sum(end - begin + SETTLE_S for has_pages, begin, end, _ in turns if has_pages), 1)
+    result["page_cpu_percent"], result["page_cpu_interval"] = median_and_interval(of_page)
+    result["page_cpu_ms"], result["page_cpu_ms_without"] = (round(1000 * statistics.median(page_s[kind]), 3) for kind in (True, False))
+    result["viewers_cpu_percent"] = round(100 * viewers_s / sum(end - begin + SETTLE_S for has_pages, begin, end, *_ in turns if has_pages), 1)
     return {**result, "slower_percent_of_turns": [round(one, 2) for one in slower], "cpu_percent_of_turns": [round(one, 2) for one in cpu], "cpu_s_per_step": round(statistics.median(cpu_s[False]), 4),
             "first_view_s": [round(one, 3) for one in views_s]}
 
@@ -192,8 +217,8 @@ def main():
                 return re.search(r"page: http://127\.0\.0\.1:(\d+)/", open(log.name, errors="replace").read())
             port = int(wait(page, "the page").group(1))
             wait(lambda: page() and len(step_times(f"{out}/run")) >= 20, "twenty steps")
-            views = [" ".join(VIEWS[number % len(VIEWS)]) for number in range(options.pages)]
-            viewers = subprocess.Popen([sys.executable, "-c", PAGES, str(port), str(PAUSE_S), str(options.nice), *views], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            views = [VIEWS[number % len(VIEWS)] for number in range(options.pages)]
+            viewers = subprocess.Popen([sys.executable, "-c", PAGES, str(port), str(RUNS_S), str(options.nice), json.dumps(views)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             turns, viewers_s = [], 0.0
             for turn in range(2 * options.turns):
                 page()
@@ -202,9 +227,9 @@ def main():
                 viewers.stdin.flush()
                 viewers_s = float(viewers.stdout.readline())
                 time.sleep(SETTLE_S)
-                begin, used = time.time(), cpu_seconds(run.pid)
+                begin, used, used_by_page = time.time(), cpu_seconds(run.pid), page_seconds(run.pid)
                 time.sleep(options.seconds)
-                turns.append((has_pages, begin, time.time(), cpu_seconds(run.pid) - used))
+                turns.append((has_pages, begin, time.time(), cpu_seconds(run.pid) - used, page_seconds(run.pid) - used_by_page))
             viewers.stdin.write("close\n")
             viewers.stdin.flush()
             viewers_s = float(viewers.stdout.readline())

@@ -14,8 +14,10 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kLevels[] = {"debug", "info", "success", "warning", "error"};
-constexpr std::uint64_t kBlockBytes = std::uint64_t{1} << 20;
-constexpr int kMaxBlocks = 8;
+/// Blocks from the end of a file, each twice as long as the one after it: the newest lines, which are asked for all the time, lie in the
+/// first.
+constexpr std::uint64_t kFirstBlockBytes = std::uint64_t{64} << 10, kBlockBytes = std::uint64_t{1} << 20;
+constexpr int kMaxBlocks = 12;
 constexpr std::size_t kMaxLineBytes = 8192;
 
 char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
@@ -128,8 +130,10 @@ LogPage read_log(const fs::path& path, const LogQuery& query) {
   // Lines of a file that one role alone writes do not repeat its name.
   const std::string role_of_file = path.stem().string();
   std::uint64_t end = std::min(query.before.value_or(page.num_bytes), page.num_bytes);
+  std::uint64_t block_bytes = kFirstBlockBytes;
   for (int block = 0; block < kMaxBlocks && end > 0 && page.lines.size() < query.max_lines; ++block) {
-    const std::uint64_t begin = end > kBlockBytes ? end - kBlockBytes : 0;
+    const std::uint64_t begin = end > block_bytes ? end - block_bytes : 0;
+    block_bytes = std::min(2 * block_bytes, kBlockBytes);
     const std::string bytes = read_range(path, begin, end - begin);
     // The first line of a block is whole only at the file's start; a line longer than a block is cut.
     std::size_t first = begin == 0 ? 0 : bytes.find('\n') + 1;

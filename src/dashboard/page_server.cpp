@@ -1,12 +1,18 @@
 #include "dashboard/page_server.hpp"
 
 #include <fmt/core.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+#include <boost/asio/post.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -16,9 +22,9 @@
 #include "dashboard/plan_view.hpp"
 #include "dashboard/query.hpp"
 #include "dashboard/run_view.hpp"
-#include "net/deadline.hpp"
 #include "net/http_server.hpp"
 #include "net/request_guard.hpp"
+#include "net/signal.hpp"
 #include "net/worker_pool.hpp"
 
 namespace prl::dashboard {
@@ -28,8 +34,11 @@ using net::HttpResponse;
 namespace {
 
 using Clock = std::chrono::steady_clock;
-/// Between two looks at the files.
+/// Between two looks at the files, and at least between two pieces of news: rows that come meanwhile are one message.
 constexpr auto kRound = std::chrono::milliseconds(500);
+/// Rollouts are looked for in every so many-th of these rounds: lists of them are refreshed every two seconds.
+constexpr int kRolloutRounds = 4;
+constexpr const char* kThreadName = "page";
 /// Without a request for so long the files are left alone; open event streams count as requests.
 constexpr auto kIdle = std::chrono::seconds(30);
 constexpr auto kAnswerTime = std::chrono::seconds(30);
@@ -37,8 +46,15 @@ constexpr auto kFirstRoundTime = std::chrono::milliseconds(1500);
 constexpr auto kKeepAlive = std::chrono::seconds(15);
 constexpr int kMaxEventStreams = 64;
 /// Answers that are kept for other pages, and the longest that is.
-constexpr std::size_t kMaxKeptAnswers = 32, kMaxKeptAnswerBytes = std::size_t{1} << 20;
+constexpr std::size_t kMaxKeptAnswers = 16, kMaxKeptAnswerBytes = std::size_t{2} << 20;
 constexpr std::uint64_t kRawPieceBytes = std::uint64_t{256} << 10;
+
+/// The calling thread gives way to others; its name tells what it is in `top -H`. A system that refuses only makes it as important as they
+/// are.
+void become_page_thread(int niceness) {
+  (void)::pthread_setname_np(::pthread_self(), kThreadName);
+  if (niceness > 0) (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), ::getpriority(PRIO_PROCESS, 0) + niceness);
+}
 
 net::asio::awaitable<HttpResponse> serve(const Asset* asset) {
   HttpResponse response = HttpResponse::text(std::string(asset->bytes));
@@ -76,7 +92,7 @@ std::vector<std::string> names_of(const std::vector<fs::path>& folders) {
 }  // namespace
 
 struct PageServer::Impl : std::enable_shared_from_this<Impl> {
-  explicit Impl(Options given) : options(std::move(given)), workers({2, 64, "page", /*niceness=*/5}) {
+  explicit Impl(Options given) : options(std::move(given)), workers({2, 64, kThreadName, options.niceness}) {
     const std::vector<std::string> names = names_of(options.runs);
     for (std::size_t i = 0; i < options.runs.size(); ++i) runs.push_back(std::make_unique<RunView>(options.runs[i], names[i]));
   }
@@ -89,19 +105,30 @@ struct PageServer::Impl : std::enable_shared_from_this<Impl> {
   std::mutex mutex;
   std::condition_variable changed;  ///< somebody asked, a round ended, or stop
   bool is_stopping = false;
+  bool is_idle = false;       ///< the reader waits for somebody to ask
   bool is_caught_up = false;  ///< the metrics that were there when the reader woke up have been read
   Clock::time_point last_request{};
+  std::map<const void*, net::Signal> followers;  ///< of the event streams: told when a round brought something
   std::atomic<int> num_streams{0};
   std::mutex control_mutex;  ///< one order at a time
 
   struct KeptAnswer {
-    Clock::time_point made;
+    Clock::time_point asked;
+    std::mutex mutex;  ///< held while the text is made: who asks the same meanwhile waits for it
+    std::optional<std::string> text;
+  };
+  /// What a round brought, for all pages that had seen the same before it.
+  struct News {
+    std::vector<RunView::Version> before, after;
     std::string text;
   };
   std::mutex kept_mutex;
-  std::map<std::string, KeptAnswer> kept;  ///< by path, query and versions of the runs
+  std::map<std::string, std::shared_ptr<KeptAnswer>> kept;  ///< by path, query and versions of the runs
+  News news;
 
   void read_runs();
+  void tell_followers(std::vector<RunView::Version>& told, Clock::time_point& told_at);
+  std::vector<RunView::Version> versions() const;
   /// True if a run has more to read.
   bool read_each(RunView::Part part);
   void touch();
@@ -122,23 +149,52 @@ struct PageServer::Impl : std::enable_shared_from_this<Impl> {
 
 /// The thread that reads files: rounds of bounded length while somebody looks, none otherwise.
 void PageServer::Impl::read_runs() {
-  log::set_thread_role("page");
+  log::set_thread_role(kThreadName);
+  become_page_thread(options.niceness);
+  std::vector<RunView::Version> told = versions();
+  Clock::time_point told_at{};
+  bool has_more_rollouts = false;
+  int round = 0;
   std::unique_lock lock(mutex);
   while (!is_stopping) {
-    if (last_request + kIdle < Clock::now()) {
+    const auto is_looked_at = [&] { return !followers.empty() || last_request + kIdle >= Clock::now(); };
+    if (!is_looked_at()) {
       is_caught_up = false;
-      changed.wait(lock, [&] { return is_stopping || last_request + kIdle >= Clock::now(); });
+      is_idle = true;
+      changed.wait(lock, [&] { return is_stopping || is_looked_at(); });
+      is_idle = false;
+      round = 0;
       continue;
     }
     lock.unlock();
     // Curves are what is looked at first: nobody waits for the rollouts of a large run, of which a first piece is read.
-    const bool has_metrics = read_each(RunView::Part::kMetrics);
-    const bool has_more = read_each(RunView::Part::kRollouts) || has_metrics;
+    const bool has_more_metrics = read_each(RunView::Part::kMetrics);
+    if (has_more_rollouts || round++ % kRolloutRounds == 0) has_more_rollouts = read_each(RunView::Part::kRollouts);
+    tell_followers(told, told_at);
     lock.lock();
-    if (!has_metrics) is_caught_up = true;
+    if (!has_more_metrics) is_caught_up = true;
     changed.notify_all();
-    if (!has_more) changed.wait_for(lock, kRound, [&] { return is_stopping; });
+    if (!has_more_metrics && !has_more_rollouts) changed.wait_for(lock, kRound, [&] { return is_stopping; });
   }
+}
+
+std::vector<RunView::Version> PageServer::Impl::versions() const {
+  std::vector<RunView::Version> out;
+  for (const auto& run : runs) out.push_back(run->version());
+  return out;
+}
+
+/// Wakes the event streams if something changed since they were told last, which is not just now: a file that is being caught up with
+/// changes in every round, and the next one comes soon.
+void PageServer::Impl::tell_followers(std::vector<RunView::Version>& told, Clock::time_point& told_at) {
+  constexpr auto kLeast = kRound * 4 / 5;
+  if (Clock::now() - told_at < kLeast) return;
+  std::vector<RunView::Version> now = versions();
+  if (now == told) return;
+  told = std::move(now);
+  told_at = Clock::now();
+  std::lock_guard lock(mutex);
+  for (const auto& [stream, signal] : followers) signal.notify();
 }
 
 bool PageServer::Impl::read_each(RunView::Part part) {
@@ -156,7 +212,7 @@ bool PageServer::Impl::read_each(RunView::Part part) {
 void PageServer::Impl::touch() {
   std::lock_guard lock(mutex);
   last_request = Clock::now();
-  changed.notify_all();
+  if (is_idle) changed.notify_all();
 }
 
 /// A first answer shows what there is, not an empty run; large runs are shown while they are read.
@@ -192,34 +248,45 @@ std::string PageServer::Impl::shared_answer(const std::string& path, const net::
                                             const std::function<std::string(Impl&, const Query&)>& make) {
   std::string key = path;
   for (const auto& [name, value] : fields) key += fmt::format("\n{}={}", name, value);
-  for (const auto& run : runs) {
-    const RunView::Version version = run->version();
-    key += fmt::format("\n{} {} {}", version.generation, version.rows, version.rollouts);
-  }
+  for (const RunView::Version& version : versions()) key += fmt::format("\n{} {} {}", version.generation, version.rows, version.rollouts);
+  std::shared_ptr<KeptAnswer> answer;
   {
     std::lock_guard lock(kept_mutex);
+    // By the time of the question: files that are read for the answer may change meanwhile.
+    const Clock::time_point now = Clock::now();
+    std::erase_if(kept, [&](const auto& one) { return now - one.second->asked >= kRound; });
     const auto at = kept.find(key);
-    if (at != kept.end() && Clock::now() - at->second.made < kRound) return at->second.text;
+    answer = at != kept.end() ? at->second : std::make_shared<KeptAnswer>();
+    if (at == kept.end()) answer->asked = now;
+    if (at == kept.end() && kept.size() < kMaxKeptAnswers) kept.emplace(std::move(key), answer);
   }
-  const Clock::time_point asked = Clock::now();  // files that are read for it may change meanwhile
-  std::string text = make(*this, Query(fields));
-  if (text.size() > kMaxKeptAnswerBytes) return text;
-  std::lock_guard lock(kept_mutex);
-  std::erase_if(kept, [&](const auto& one) { return asked - one.second.made >= kRound; });
-  if (kept.size() < kMaxKeptAnswers) kept.insert_or_assign(std::move(key), KeptAnswer{asked, text});
+  std::lock_guard lock(answer->mutex);
+  if (answer->text) return *answer->text;
+  std::string text = make(*this, Query(fields));  // after an error whoever comes next tries again
+  if (text.size() <= kMaxKeptAnswerBytes) answer->text = text;
   return text;
 }
 
-/// One event per run that changed: its new rows, or that everything must be fetched again. Empty if nothing changed.
+/// One event per run that changed: its new rows, or that everything must be fetched again. Empty if nothing changed. Made once for all
+/// pages that have seen the same.
 std::string PageServer::Impl::news_since(std::vector<RunView::Version>& seen) {
+  const std::vector<RunView::Version> now = versions();
+  if (now == seen) return {};
+  {
+    std::lock_guard lock(kept_mutex);
+    if (news.before == seen && news.after == now) {
+      seen = now;
+      return news.text;
+    }
+  }
+  const std::vector<RunView::Version> before = seen;
   std::string out;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const RunView::Version now = runs[i]->version();
-    if (now == seen[i]) continue;
-    const auto rows = now.generation == seen[i].generation ? runs[i]->rows_after(seen[i].rows) : std::nullopt;
-    std::string event = fmt::format("{{\"run\":{},\"generation\":{},\"rollouts\":{},\"last_row\":{}", i, now.generation, now.rollouts,
-                                    rows && !rows->empty() ? rows->back().number : now.rows);
-    seen[i] = now;
+    if (now[i] == seen[i]) continue;
+    const auto rows = now[i].generation == seen[i].generation ? runs[i]->rows_after(seen[i].rows) : std::nullopt;
+    std::string event = fmt::format("{{\"run\":{},\"generation\":{},\"rollouts\":{},\"last_row\":{}", i, now[i].generation, now[i].rollouts,
+                                    rows && !rows->empty() ? rows->back().number : now[i].rows);
+    seen[i] = now[i];
     if (rows) {
       event += ",\"rows\":[";
       for (const SeriesStore::KeptRow& row : *rows) {
@@ -233,6 +300,8 @@ std::string PageServer::Impl::news_since(std::vector<RunView::Version>& seen) {
     }
     out += "data: " + event + "}\n\n";
   }
+  std::lock_guard lock(kept_mutex);
+  news = {.before = before, .after = seen, .text = out};
   return out;
 }
 
@@ -241,27 +310,38 @@ net::asio::awaitable<HttpResponse> PageServer::Impl::events(HttpRequest request)
     --num_streams;
     throw net::HttpError(503, ErrorCode::kOverloaded, fmt::format("{} pages follow these runs already", kMaxEventStreams));
   }
-  struct Leave {
-    std::atomic<int>& count;
-    ~Leave() { --count; }
-  } leave{num_streams};
-  std::vector<RunView::Version> seen;
-  for (const auto& run : runs) seen.push_back(run->version());
+  const net::Signal told;
+  struct Follow {
+    Impl& impl;
+    Follow(Impl& owner, const net::Signal& signal) : impl(owner) {
+      impl.touch();
+      std::lock_guard lock(impl.mutex);
+      impl.followers.emplace(this, signal);
+    }
+    Follow(const Follow&) = delete;
+    Follow& operator=(const Follow&) = delete;
+    ~Follow() {
+      --impl.num_streams;
+      impl.touch();
+      std::lock_guard lock(impl.mutex);
+      impl.followers.erase(this);
+    }
+  } const follow(*this, told);
+  std::vector<RunView::Version> seen = versions();
   net::Fields headers;
   co_await request.stream->start(200, "text/event-stream", headers);
   std::string hello = "retry: 1000\n: hello\n\n";
   co_await request.stream->write(std::move(hello));
   Clock::time_point last_write = Clock::now();
   while (true) {
-    touch();
-    co_await net::sleep_for(kRound);
-    std::string news = news_since(seen);
-    if (news.empty()) {
-      if (Clock::now() - last_write < kKeepAlive) continue;
-      news = ": alive\n\n";
+    std::string text = news_since(seen);
+    if (text.empty()) {
+      const bool has_news = co_await told.wait_until(last_write + kKeepAlive);
+      if (has_news) continue;
+      text = ": alive\n\n";
     }
     last_write = Clock::now();
-    co_await request.stream->write(std::move(news));
+    co_await request.stream->write(std::move(text));
   }
 }
 
@@ -382,6 +462,7 @@ PageServer::~PageServer() { stop(); }
 
 void PageServer::start() {
   impl_->http->start();
+  net::asio::post(impl_->http->executor(), [niceness = impl_->options.niceness] { become_page_thread(niceness); });  // there is one
   impl_->reader = std::thread([impl = impl_.get()] { impl->read_runs(); });
 }
 

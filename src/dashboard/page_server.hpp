@@ -36,6 +36,7 @@ class PageServer {
     int port = 0;  ///< 0: a free one
     std::vector<std::filesystem::path> runs = {};
     std::optional<Control> control = {};  ///< none: read-only
+    int niceness = 0;                     ///< above 0: the page's threads give way to others of the machine, as nice(1) does it
   };
   explicit PageServer(Options options);
   ~PageServer();

@@ -2,9 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <boost/json/object.hpp>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
+
+#include <fstream>
 
 #include "base/error.hpp"
 #include "base/testing/eventually.hpp"
@@ -77,6 +80,56 @@ TEST_F(PageServerTest, AnswersWhatTheFilesHold) {
   EXPECT_EQ(timeline.at("lanes").at(0).at("lane"), "environment/slow");
   EXPECT_EQ(timeline.at("lanes").at(0).at("spans").at(0).at("name"), "runs its own code");
   EXPECT_EQ(timeline.at("lanes").as_array().size(), 1u) << "a torn line and one without a lane";
+}
+
+TEST_F(PageServerTest, TheTimelineIsOfTheLastStepsAndReadsNoFurtherBack) {
+  std::string rows, spans;
+  constexpr int kSteps = 4000;
+  for (int step = 1; step <= kSteps; ++step) {
+    rows += metrics_row(step, "trainer", "time/step", 1);  // ends at 1000 + step
+    // The second is written when the next step has long begun.
+    spans += fmt::format(R"({{"lane":"trainer","name":"works","begin":{}.5,"end":{},"step":{}}})", 999 + step, 1000 + step, step) + "\n";
+    if (step > 2)
+      spans +=
+          fmt::format(R"({{"lane":"late","name":"works","begin":{}.1,"end":{}.2,"step":{}}})", 997 + step, 997 + step, step - 3) + "\n";
+  }
+  ASSERT_GT(spans.size(), 4 * std::size_t{65536}) << "several blocks";
+  run_.replace("metrics.jsonl", rows);
+  run_.replace("spans/rl.jsonl", spans);
+  const auto steps_of_lane = [&](const json::value& answer, std::string_view lane) {
+    std::vector<std::int64_t> steps;
+    for (const json::value& one : answer.at("lanes").as_array())
+      if (one.at("lane").as_string() == lane)
+        for (const json::value& span : one.at("spans").as_array()) steps.push_back(span.at("step").as_int64());
+    return steps;
+  };
+  get(port(), "/api/runs");
+  const json::value last = get(port(), "/api/timeline?steps=3");
+  EXPECT_EQ(last.at("rows").as_array().size(), 3u);
+  EXPECT_THAT(steps_of_lane(last, "trainer"), ::testing::ElementsAre(kSteps - 3, kSteps - 2, kSteps - 1, kSteps))
+      << "from the moment when the first of three began";
+  EXPECT_THAT(steps_of_lane(last, "late"), ::testing::ElementsAre(kSteps - 3));
+  const json::value early = get(port(), "/api/timeline?from=5&to=6");
+  EXPECT_THAT(steps_of_lane(early, "trainer"), ::testing::ElementsAre(4, 5, 6));
+  EXPECT_THAT(steps_of_lane(early, "late"), ::testing::ElementsAre(4, 5)) << "in other blocks of the file";
+  EXPECT_EQ(steps_of_lane(get(port(), "/api/timeline?from=0&to=4000"), "trainer").size(), 502u);
+}
+
+TEST(PageServer, ItsThreadsGiveWayToTheRun) {
+  const RunFiles run("priority");
+  PageServer server({.runs = {run.folder()}, .niceness = 10});
+  server.start();
+  get(server.port(), "/api/runs");
+  int num_threads = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::ifstream(task.path() / "comm") >> name;
+    if (name != "page") continue;
+    ++num_threads;
+    const auto thread = static_cast<id_t>(std::stoi(task.path().filename()));
+    EXPECT_EQ(::getpriority(PRIO_PROCESS, thread), std::min(19, ::getpriority(PRIO_PROCESS, 0) + 10));
+  }
+  EXPECT_EQ(num_threads, 4) << "network, files and two that answer";
 }
 
 TEST_F(PageServerTest, OrdersNeedTheKey) {
@@ -255,6 +308,24 @@ TEST_F(PageServerTest, EventsTellNewRowsAndRewrittenFiles) {
   EXPECT_THAT(rows, HasSubstr("\"step\": 3"));
   run_.replace("metrics.jsonl", metrics_row(1, "trainer", "loss/mean", 9));
   EXPECT_THAT(client.read("\"reset\":true"), HasSubstr("\"reset\":true"));
+}
+
+TEST_F(PageServerTest, RowsThatComeTogetherAreOneMessageForAllPages) {
+  (void)get(port(), "/api/runs");
+  std::vector<std::unique_ptr<net::testing::RawClient>> pages;
+  for (int i = 0; i < 3; ++i) {
+    pages.push_back(std::make_unique<net::testing::RawClient>(port()));
+    pages.back()->send("GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+    EXPECT_THAT(pages.back()->read("hello"), HasSubstr("text/event-stream"));
+  }
+  std::string rows;
+  for (int step = 3; step < 13; ++step) rows += metrics_row(step, "trainer", "loss/mean", step);
+  run_.append("metrics.jsonl", rows);
+  for (const auto& page : pages) {
+    const std::string news = page->read("\"step\": 12");
+    EXPECT_THAT(news, HasSubstr("\"step\": 3,"));
+    EXPECT_EQ(news.find("data: "), news.rfind("data: ")) << news;
+  }
 }
 
 TEST(PageServer, ATakenPortIsAnError) {

@@ -1,6 +1,9 @@
 #include "dashboard/rollout_index.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -15,7 +18,7 @@ namespace {
 
 /// Files of so many newest steps are looked at in each round, all others in every kFullRound-th one.
 constexpr std::size_t kWatchedFiles = 16;
-constexpr std::uint64_t kFullRound = 40;
+constexpr std::uint64_t kFullRound = 10;
 constexpr std::uint64_t kLeastBytes = std::uint64_t{64} << 10;
 /// Up to here a line that is no JSON is looked at a second time, repaired.
 constexpr std::uint64_t kMaxRepairBytes = std::uint64_t{8} << 20;
@@ -77,12 +80,21 @@ void RolloutIndex::look_for_files() {
   // Of a run of thousands of steps the folders of old ones, which hardly get another file, are not asked for it in each round.
   const bool is_full_round = num_rounds_ % kFullRound == 0;
   const std::int64_t watched = known_steps_.empty() ? 0 : *known_steps_.rbegin() - static_cast<std::int64_t>(kWatchedFiles);
-  for (fs::directory_iterator it(folder_, ec), end; !ec && it != end; it.increment(ec)) {
-    const std::int64_t step = parse_step_dir(it->path().filename().string());
-    if (step < first_step_) continue;  // -1: no folder of a step
-    if (!known_steps_.insert(step).second && step < watched && !is_full_round) continue;
-    for (const Place& place : kPlaces) add_file(it->path() / place.path, step, place.kind);
-  }
+  // A folder that got no other since it was listed is not listed again; one that changed just now may change again within its clock's tick.
+  constexpr auto kTick = std::chrono::seconds(2);
+  const fs::file_time_type folder_time = fs::last_write_time(folder_, ec);
+  const bool is_listed = !ec && folder_time == folder_time_ && fs::file_time_type::clock::now() - folder_time > kTick;
+  folder_time_ = folder_time;
+  if (!is_listed || is_full_round)
+    for (fs::directory_iterator it(folder_, ec), end; !ec && it != end; it.increment(ec)) {
+      const std::int64_t step = parse_step_dir(it->path().filename().string());
+      if (step < first_step_) continue;  // -1: no folder of a step
+      if (!known_steps_.insert(step).second && step < watched && !is_full_round) continue;
+      for (const Place& place : kPlaces) add_file(it->path() / place.path, step, place.kind);
+    }
+  else
+    for (auto step = known_steps_.lower_bound(watched); step != known_steps_.end(); ++step)
+      for (const Place& place : kPlaces) add_file(folder_ / fmt::format("step_{}", *step) / place.path, *step, place.kind);
 }
 
 std::uint16_t RolloutIndex::name_id(std::string_view name) {

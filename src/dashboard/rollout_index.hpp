@@ -72,6 +72,12 @@ class RolloutIndex {
 
   /// What matches, in order.
   std::vector<RolloutEntry> select(const RolloutQuery& query) const;
+  struct Selection {
+    std::vector<RolloutEntry> entries;
+    std::size_t total = 0;  ///< of all that match
+  };
+  /// The first `max_entries` of them.
+  Selection select_first(const RolloutQuery& query, std::size_t max_entries) const;
   std::optional<RolloutEntry> find(RolloutKind kind, std::int64_t step, std::uint32_t row) const;
 
   /// Mean reward of the evaluations by step and environment.
@@ -106,8 +112,9 @@ class RolloutIndex {
   const Limits limits_;
   std::vector<std::unique_ptr<File>> files_;
   std::map<std::filesystem::path, std::size_t> file_ids_;
-  std::set<std::int64_t> known_steps_;            ///< with a folder that was looked into
-  static constexpr std::uint16_t kOtherName = 1;  ///< stands for all names beyond the limit
+  std::set<std::int64_t> known_steps_;             ///< with a folder that was looked into
+  std::filesystem::file_time_type folder_time_{};  ///< of folder_ when its steps were listed last
+  static constexpr std::uint16_t kOtherName = 1;   ///< stands for all names beyond the limit
   std::vector<std::string> names_{"", "(other)"};
   std::map<std::string, std::uint16_t, std::less<>> name_ids_{{"", 0}, {"(other)", kOtherName}};
   RolloutEntry current_;

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "dashboard/rollout_index.hpp"
@@ -41,37 +40,54 @@ bool is_earlier_in_list(const RolloutEntry& a, const RolloutEntry& b) {
   return a.file != b.file ? a.file < b.file : a.row < b.row;
 }
 
+/// Puts the first `count` in order and drops the others.
 template <typename Key>
-void sort_by(std::vector<RolloutEntry>& entries, Key key) {
-  std::sort(entries.begin(), entries.end(), [&](const RolloutEntry& a, const RolloutEntry& b) {
+void sort_by(std::vector<RolloutEntry>& entries, std::size_t count, Key key) {
+  const auto is_before = [&](const RolloutEntry& a, const RolloutEntry& b) {
     const auto left = key(a), right = key(b);
     return left != right ? left < right : is_earlier_in_list(a, b);
-  });
+  };
+  if (count < entries.size()) {
+    std::nth_element(entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(count), entries.end(), is_before);
+    entries.resize(count);
+  }
+  std::sort(entries.begin(), entries.end(), is_before);
 }
 
-void sort_entries(std::vector<RolloutEntry>& entries, RolloutOrder order) {
+void sort_entries(std::vector<RolloutEntry>& entries, std::size_t n, RolloutOrder order) {
   switch (order) {
-    case RolloutOrder::kNewest: sort_by(entries, [](const RolloutEntry& e) { return -e.step; }); break;
-    case RolloutOrder::kOldest: sort_by(entries, [](const RolloutEntry& e) { return e.step; }); break;
-    case RolloutOrder::kRewardUp: sort_by(entries, [](const RolloutEntry& e) { return e.has_reward ? e.reward : 1e300; }); break;
-    case RolloutOrder::kRewardDown: sort_by(entries, [](const RolloutEntry& e) { return e.has_reward ? -e.reward : 1e300; }); break;
-    case RolloutOrder::kLongest: sort_by(entries, [](const RolloutEntry& e) { return -static_cast<double>(e.output_tokens); }); break;
-    case RolloutOrder::kAdvantageUp: sort_by(entries, [](const RolloutEntry& e) { return e.has_advantage ? e.advantage : 1e300; }); break;
+    case RolloutOrder::kNewest: sort_by(entries, n, [](const RolloutEntry& e) { return -e.step; }); break;
+    case RolloutOrder::kOldest: sort_by(entries, n, [](const RolloutEntry& e) { return e.step; }); break;
+    case RolloutOrder::kRewardUp: sort_by(entries, n, [](const RolloutEntry& e) { return e.has_reward ? e.reward : 1e300; }); break;
+    case RolloutOrder::kRewardDown: sort_by(entries, n, [](const RolloutEntry& e) { return e.has_reward ? -e.reward : 1e300; }); break;
+    case RolloutOrder::kLongest: sort_by(entries, n, [](const RolloutEntry& e) { return -static_cast<double>(e.output_tokens); }); break;
+    case RolloutOrder::kAdvantageUp:
+      sort_by(entries, n, [](const RolloutEntry& e) { return e.has_advantage ? e.advantage : 1e300; });
+      break;
     case RolloutOrder::kAdvantageDown:
-      sort_by(entries, [](const RolloutEntry& e) { return e.has_advantage ? -e.advantage : 1e300; });
+      sort_by(entries, n, [](const RolloutEntry& e) { return e.has_advantage ? -e.advantage : 1e300; });
       break;
   }
 }
 
 }  // namespace
 
-std::vector<RolloutEntry> RolloutIndex::select(const RolloutQuery& query) const {
-  std::vector<RolloutEntry> found;
+std::vector<RolloutEntry> RolloutIndex::select(const RolloutQuery& query) const { return select_first(query, num_entries_).entries; }
+
+RolloutIndex::Selection RolloutIndex::select_first(const RolloutQuery& query, std::size_t max_entries) const {
+  Selection found;
   const Matcher matches(query, names_);
+  // Of the newest first, which are asked for all the time, those of steps before the ones that are wanted need no place in the list: where
+  // there are twice as many as wanted, the older half goes.
+  const bool is_cut = query.order == RolloutOrder::kNewest;
+  const std::size_t most = std::max<std::size_t>(2 * std::min(max_entries, num_entries_), 4096);
   for_each([&](const RolloutEntry& entry) {
-    if (matches(entry)) found.push_back(entry);
+    if (!matches(entry)) return;
+    ++found.total;
+    found.entries.push_back(entry);
+    if (is_cut && found.entries.size() > most) sort_entries(found.entries, max_entries, query.order);
   });
-  sort_entries(found, query.order);
+  sort_entries(found.entries, max_entries, query.order);
   return found;
 }
 
@@ -104,12 +120,11 @@ std::vector<RolloutIndex::EvalPoint> RolloutIndex::eval_points() const {
 
 RolloutIndex::Facets RolloutIndex::facets() const {
   Facets facets;
-  std::set<std::uint16_t> envs, stops, errors;
+  std::vector<bool> envs(names_.size()), stops(names_.size()), errors(names_.size());
   bool has_step = false, has_reward = false;
   for_each([&](const RolloutEntry& e) {
-    envs.insert(e.env);
-    stops.insert(e.stop);
-    if (e.error != 0) errors.insert(e.error);
+    envs[e.env] = stops[e.stop] = true;
+    if (e.error != 0) errors[e.error] = true;
     (e.kind == RolloutKind::kTrain ? facets.num_train : facets.num_eval) += 1;
     facets.num_failed += e.error != 0 ? 1u : 0u;
     facets.num_damaged += e.is_damaged ? 1u : 0u;
@@ -121,9 +136,11 @@ RolloutIndex::Facets RolloutIndex::facets() const {
     facets.max_reward = has_reward ? std::max(facets.max_reward, e.reward) : e.reward;
     has_reward = true;
   });
-  facets.envs.assign(envs.begin(), envs.end());
-  facets.stops.assign(stops.begin(), stops.end());
-  facets.errors.assign(errors.begin(), errors.end());
+  for (std::size_t id = 0; id < names_.size(); ++id) {
+    if (envs[id]) facets.envs.push_back(static_cast<std::uint16_t>(id));
+    if (stops[id]) facets.stops.push_back(static_cast<std::uint16_t>(id));
+    if (errors[id]) facets.errors.push_back(static_cast<std::uint16_t>(id));
+  }
   return facets;
 }
 

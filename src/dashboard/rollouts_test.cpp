@@ -59,6 +59,30 @@ TEST(RolloutIndex, FindsFiltersAndSorts) {
   EXPECT_NEAR(points[0].half_width, 1.96 * 0.25, 1e-12);  // sd 0.3536 of two values, over sqrt 2
 }
 
+TEST(RolloutIndex, TheFirstOfAListAreThoseOfTheWholeList) {
+  const RunFiles run("first_of_list");
+  constexpr int kSteps = 30, kRows = 400;  // more than are held back while the newest are looked for
+  for (int step = 1; step <= kSteps; ++step) {
+    std::string rows;
+    for (int row = 0; row < kRows; ++row) rows += rollout_row(kRows * step + row, ((step * 7 + row * 13) % 100) / 100.0, "text");
+    run.write(step_file(step), rows);
+  }
+  RolloutIndex index(run.folder() / "rollouts");
+  EXPECT_FALSE(index.read(kAll));
+  using Order = RolloutQuery::Order;
+  for (const Order order : {Order::kNewest, Order::kOldest, Order::kRewardUp, Order::kRewardDown, Order::kLongest, Order::kAdvantageDown})
+    for (const std::size_t count : {std::size_t{0}, std::size_t{50}, std::size_t{5000}, std::size_t{100'000}}) {
+      const RolloutQuery query{.step_from = 2, .order = order};
+      std::vector<std::int64_t> all = examples_of(index.select(query));
+      ASSERT_EQ(all.size(), static_cast<std::size_t>(kRows * (kSteps - 1)));
+      const RolloutIndex::Selection first = index.select_first(query, count);
+      EXPECT_EQ(first.total, all.size());
+      all.resize(std::min(count, all.size()));
+      EXPECT_EQ(examples_of(first.entries), all) << static_cast<int>(order) << " " << count;
+    }
+  EXPECT_EQ(examples_of(index.select_first({}, 1).entries), std::vector<std::int64_t>{kRows * kSteps});
+}
+
 TEST(RolloutIndex, AFileThatComesLateIntoAnOldStepIsFoundToo) {
   const RunFiles run("late_rollouts");
   for (int step = 1; step <= 60; ++step) run.write(step_file(step), rollout_row(step, 1, "early"));

@@ -115,15 +115,21 @@ std::string RunView::rollouts(const Query& query) const {
   const auto limit = static_cast<std::size_t>(query.integer("limit", 1, kMaxLimit).value_or(kLimit));
   const std::string text = query.text("q").value_or("");
   std::vector<RolloutEntry> entries;
+  std::size_t total = 0;
   std::vector<fs::path> paths;
   RolloutIndex::Facets facets;
   std::vector<std::string> names;
   {
     std::lock_guard lock(mutex_);
-    entries = rollouts_.select(wanted);
+    // A search may have to look at all of them, a list at those it shows.
+    auto selection = rollouts_.select_first(wanted, text.empty() ? offset + limit : rollouts_.size());
+    entries = std::move(selection.entries);
+    total = selection.total;
     facets = rollouts_.facets();
     names = rollouts_.names();
-    for (std::size_t i = 0; i < rollouts_.num_files(); ++i) paths.push_back(rollouts_.path_of({.file = static_cast<std::uint32_t>(i)}));
+    paths.resize(rollouts_.num_files());
+    for (const RolloutEntry& entry : entries)
+      if (paths[entry.file].empty()) paths[entry.file] = rollouts_.path_of(entry);
   }
   // From here without the lock: files are read, and nobody waits for them.
   const TextSearch search(text);
@@ -149,8 +155,8 @@ std::string RunView::rollouts(const Query& query) const {
     const auto [value, why] = try_load(path, entry);
     if (std::string hit = search.hit_in(value); !hit.empty()) found.push_back({entry, std::move(hit)});
   }
-  std::string out = fmt::format("{{\"total\":{},\"next\":{},\"is_searched\":{},\"rollouts\":[", entries.size(),
-                                at < entries.size() ? static_cast<std::int64_t>(at) : -1, !text.empty());
+  std::string out = fmt::format("{{\"total\":{},\"next\":{},\"is_searched\":{},\"rollouts\":[", total,
+                                at < total ? static_cast<std::int64_t>(at) : -1, !text.empty());
   {
     std::lock_guard lock(mutex_);
     for (const Found& one : found) {

@@ -110,15 +110,22 @@ RunView::RunView(fs::path folder, std::string name)
   head_ = read_head();
 }
 
-RunView::Head RunView::read_head() const {
+RunView::Head RunView::read_head() {
   Head head;
   for (const char* const command : kCommands) {
-    const fs::path file = folder_ / "configs" / (std::string(command) + ".json");
-    const auto config = is_inside(folder_, file) ? read_json(file) : std::nullopt;
+    const fs::path path = folder_ / "configs" / (std::string(command) + ".json");
+    std::error_code ec;
+    const fs::file_time_type time = fs::last_write_time(path, ec);
+    if (ec) continue;
+    if (path == head_path_ && time == head_time_) return head_of_file_;
+    const auto config = is_inside(folder_, path) ? read_json(path) : std::nullopt;
     if (!config || !config->is_object()) continue;
+    head_path_ = path;
+    head_time_ = time;
     head.command = command;
     const json::value* const steps = config->as_object().if_contains("max_steps");
     if (steps != nullptr && steps->is_int64()) head.max_steps = steps->get_int64();
+    head_of_file_ = head;
     break;
   }
   return head;
@@ -252,7 +259,8 @@ namespace {
 std::string timeline_rows(const SeriesStore& store, const Query& query, SpanQuery& spans) {
   constexpr std::int64_t kMaxSteps = 500, kSteps = 40;
   const std::int64_t to = query.integer("to", 0, kMaxStep).value_or(std::max<std::int64_t>(store.last_step(), 0));
-  const std::int64_t from = std::max(query.integer("from", 0, kMaxStep).value_or(to - kSteps), to - kMaxSteps);
+  const std::int64_t steps_wanted = query.integer("steps", 1, kMaxSteps).value_or(kSteps + 1);
+  const std::int64_t from = std::max(query.integer("from", 0, kMaxStep).value_or(to - steps_wanted + 1), to - kMaxSteps);
   std::map<std::pair<std::string, std::int64_t>, std::vector<std::pair<std::string_view, double>>> rows;
   for (const auto& [key, series] : store.all()) {
     const bool is_part = key.name.starts_with("time/") || (key.name.starts_with("timing/all/") && key.name.ends_with("/mean")) ||

@@ -50,7 +50,8 @@ class RunView {
   std::string series() const;
   /// s=role:key (up to 64), from, to, points -> [{"role", "key", "steps", "mean", "min", "max"}, ...]
   std::string metrics(const Query& query) const;
-  /// from, to (up to 500 steps) -> {"rows": [{"role", "step", "time", "parts": {"time/step": s, ...}}, ...], "lanes": spans_json()}
+  /// from, to (up to 500 steps), or steps: the last so many -> {"rows": [{"role", "step", "time", "parts": {"time/step": s, ...}}, ...],
+  /// "lanes": spans_json()}
   std::string timeline(const Query& query) const;
   /// Filters, order, offset, limit (up to 200), q -> {"total", "rollouts": [...], "next", "facets"}
   std::string rollouts(const Query& query) const;
@@ -75,7 +76,8 @@ class RunView {
   const RolloutIndex& rollout_index() const noexcept { return rollouts_; }
 
  private:
-  Head read_head() const;
+  /// What the newest of its files says, which is read again only when it has changed. By whoever refreshes.
+  Head read_head();
   RolloutEntry entry_of(const Query& query) const;
   void put_entry(std::string& out, const RolloutEntry& entry, std::string_view preview) const;
   std::shared_ptr<const text::Tokenizer> tokenizer() const;
@@ -86,6 +88,9 @@ class RunView {
   SeriesStore series_;
   RolloutIndex rollouts_;
   Head head_;
+  Head head_of_file_;  ///< and the file it was read from, with its time: of the thread that refreshes
+  std::filesystem::path head_path_;
+  std::filesystem::file_time_type head_time_{};
   mutable std::mutex tokenizer_mutex_;
   mutable std::shared_ptr<const text::Tokenizer> tokenizer_;
   mutable bool has_no_tokenizer_ = false;

@@ -5,7 +5,9 @@
 #include <boost/json/serialize.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -20,7 +22,9 @@ namespace fs = std::filesystem;
 namespace json = boost::json;
 namespace {
 
-constexpr std::uint64_t kSpanTailBytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t kFirstBlockBytes = std::uint64_t{64} << 10, kSpanTailBytes = std::uint64_t{4} << 20;
+/// A span may be written so long after it has ended, behind others that ended later.
+constexpr double kLateSeconds = 5;
 constexpr std::size_t kMaxProcesses = 64;
 constexpr std::string_view kOldFile = ".old.jsonl";
 
@@ -35,27 +39,14 @@ double time_of(const json::object& object, const char* key) {
   return value != nullptr && value->is_number() ? value->to_number<double>() : 0;
 }
 
-/// The last `num_bytes` of a file and, where it was begun anew, of the one before it.
-std::string tail_of(const fs::path& folder, const std::string& process) {
-  std::string bytes;
-  for (const fs::path& path : {folder / (process + ".jsonl"), folder / (process + std::string(kOldFile))}) {
-    std::error_code ec;
-    const std::uint64_t size = fs::is_regular_file(path, ec) && is_inside(folder.parent_path(), path) ? fs::file_size(path, ec) : 0;
-    if (ec || size == 0 || bytes.size() >= kSpanTailBytes) continue;
-    const std::uint64_t wanted = std::min(size, kSpanTailBytes - bytes.size());
-    std::string part = read_range(path, size - wanted, wanted);
-    if (wanted < size) part.erase(0, std::min(part.find('\n'), part.size() - 1) + 1);
-    bytes.insert(0, part);
-  }
-  return bytes;
-}
-
-void add_spans(const std::string& bytes, const std::string& process, const SpanQuery& query, std::vector<KeptSpan>& found) {
+/// Adds those of whole lines that are wanted. When the newest of all ended; infinity where there is none.
+double add_spans(std::string_view bytes, const std::string& process, const SpanQuery& query, std::vector<KeptSpan>& found) {
+  double newest = -std::numeric_limits<double>::infinity();
   for (std::size_t at = 0; at < bytes.size();) {
     const std::size_t stop = bytes.find('\n', at);
-    if (stop == std::string::npos) return;  // torn
+    if (stop == std::string_view::npos) break;  // torn
     json::error_code ec;
-    json::value value = json::parse(std::string_view(bytes).substr(at, stop - at), ec);
+    json::value value = json::parse(bytes.substr(at, stop - at), ec);
     at = stop + 1;
     if (ec || !value.is_object()) continue;
     KeptSpan span{.process = process, .lane = {}, .members = std::move(value.get_object())};
@@ -64,8 +55,36 @@ void add_spans(const std::string& bytes, const std::string& process, const SpanQ
     span.lane = lane->get_string();
     span.begin = time_of(span.members, "begin");
     span.end = time_of(span.members, "end");
+    newest = std::max(newest, span.end);
     if (span.end >= query.from && span.begin <= query.to && span.end >= span.begin) found.push_back(std::move(span));
   }
+  return std::isinf(newest) ? -newest : newest;
+}
+
+/// Reads a file from its end, in blocks of which each is twice as long as the one after it, until a block has ended before what is wanted:
+/// spans are written when they end. True if so; `budget` bytes at most.
+bool add_newest(const fs::path& path, const std::string& process, const SpanQuery& query, std::uint64_t& budget,
+                std::vector<KeptSpan>& found) {
+  std::error_code ec;
+  std::uint64_t end = fs::is_regular_file(path, ec) ? fs::file_size(path, ec) : 0;
+  if (ec) return false;
+  for (std::uint64_t block = kFirstBlockBytes; end > 0 && budget > 0; block *= 2) {
+    const std::uint64_t wanted = std::min({block, end, budget});
+    const std::string bytes = read_range(path, end - wanted, wanted);
+    if (bytes.size() < wanted) return false;  // it was begun anew meanwhile
+    // The first line of a block is whole only at the file's start.
+    const std::size_t first_end = wanted == end ? 0 : bytes.find('\n') + 1;
+    const bool has_whole_line = wanted == end || (first_end > 0 && first_end < wanted);
+    if (!has_whole_line) {
+      if (wanted < block) return false;  // nor would a longer block have one
+      continue;
+    }
+    const double newest = add_spans(std::string_view(bytes).substr(first_end), process, query, found);
+    budget -= wanted - first_end;
+    end -= wanted - first_end;
+    if (newest + kLateSeconds < query.from) return true;
+  }
+  return false;
 }
 
 void keep_longest(std::vector<KeptSpan>& spans, std::size_t count) {
@@ -87,7 +106,9 @@ std::string spans_json(const fs::path& folder, const SpanQuery& query) {
   std::vector<KeptSpan> found;
   for (const std::string& process : processes) {
     try {
-      add_spans(tail_of(folder, process), process, query, found);
+      std::uint64_t budget = kSpanTailBytes;
+      for (const fs::path& path : {folder / (process + ".jsonl"), folder / (process + std::string(kOldFile))})
+        if (is_inside(folder.parent_path(), path) && add_newest(path, process, query, budget, found)) break;
     } catch (const Error&) {
       continue;  // it was begun anew between the two looks
     }

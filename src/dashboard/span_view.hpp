@@ -12,7 +12,8 @@ struct SpanQuery {
 };
 
 /// What the processes of a run did, from the files in `folder` (base/spans.hpp): a list of {process, lane, spans: [{name, begin, end,
-/// ...}]} in the order of names. Looks at the last 4 MB of each process, of 64 processes at most. Damaged lines are left out.
+/// ...}]} in the order of names. Looks at the last 4 MB of each process, of 64 processes at most, and no further back than it must. Damaged
+/// lines are left out.
 std::string spans_json(const std::filesystem::path& folder, const SpanQuery& query);
 
 }  // namespace prl::dashboard

@@ -12,6 +12,9 @@
 namespace prl::launch {
 namespace {
 
+/// Trainer and engine come first: the page takes what they leave of the processors.
+constexpr int kPageNiceness = 10;
+
 std::string new_key() {
   std::random_device device;
   std::string key;
@@ -65,8 +68,8 @@ std::unique_ptr<dashboard::PageServer> serve_run_page(const std::optional<config
   if (config->control) controls = make_control(control_key(*config, output_dir), output_dir, control);
   for (const int port : {config->port, 0}) {
     try {
-      auto page = std::make_unique<dashboard::PageServer>(
-          dashboard::PageServer::Options{.host = config->host, .port = port, .runs = {output_dir}, .control = controls});
+      auto page = std::make_unique<dashboard::PageServer>(dashboard::PageServer::Options{
+          .host = config->host, .port = port, .runs = {output_dir}, .control = controls, .niceness = kPageNiceness});
       page->start();
       if (why.empty())
         log::info("page: {}", page->url());

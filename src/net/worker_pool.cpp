@@ -1,6 +1,7 @@
 #include "net/worker_pool.hpp"
 
 #include <malloc.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -27,8 +28,11 @@ struct WorkerPool::Impl {
 
   void run() {
     log::set_thread_role(options.name);
+    constexpr std::size_t kLongestName = 15;  // of Linux
+    (void)::pthread_setname_np(::pthread_self(), options.name.substr(0, kLongestName).c_str());
     // Of this thread alone, as Linux counts it; a system that refuses only makes the thread as important as the others.
-    if (options.niceness > 0 && ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), options.niceness) != 0)
+    if (options.niceness > 0 &&
+        ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), ::getpriority(PRIO_PROCESS, 0) + options.niceness) != 0)
       log::debug("{}: cannot lower the priority of a thread: {}", options.name, std::strerror(errno));
     for (;;) {
       auto job = jobs.pop(kPollTime);

@@ -28,13 +28,16 @@ function chartsOf(series, wanted) {
   return [...seen.values()].sort((a, b) => a.key.localeCompare(b.key) || a.role.localeCompare(b.role));
 }
 
-/** A grid of charts that fetches what is on the screen, and again when there is news. */
+const maxPoints = 800;
+/** A grid of charts that fetches what is on the screen. News brings the new points with it: nothing is fetched for them. */
 class Board {
   constructor(options) {
     this.options = options;
     this.charts = [];
     this.isClosed = false;
     this.visible = new Set();
+    this.kept = new Map();  // what was fetched, by name()
+    this.heard = new Map();  // the last row that news told of, by run
     this.observer = new IntersectionObserver((entries) => {
       for (const entry of entries) {
         const chart = this.charts.find((one) => one.chart.element === entry.target);
@@ -55,25 +58,58 @@ class Board {
   async load() {
     if (this.isClosed) return;
     const charts = [...this.visible];
-    const { from, to, smoothing, log } = this.options.get();
+    const { from, to } = this.options.get();
     for (let at = 0; at < charts.length; at += 30) {
       const part = charts.slice(at, at + 30);
       const wanted = [...new Set(part.flatMap(({ sources }) => sources.map(({ role, key }) => `${role}:${key}`)))];
-      const answers = await Promise.all(shownRuns().map(async (run) => ({ run, ...(await get("metrics", { run, s: wanted.slice(0, 64), from, to, points: 800 })) })));
+      const pieces = Array.from({ length: Math.ceil(wanted.length / 64) }, (_, i) => wanted.slice(64 * i, 64 * i + 64));
+      const answers = await Promise.all(shownRuns().flatMap((run) => pieces.map(async (s) => ({ run, ...(await get("metrics", { run, s, from, to, points: maxPoints })) }))));
       if (this.isClosed) return;
-      for (const { chart, sources } of part) {
-        const lines = [];
-        for (const { run, series } of answers)
-          sources.forEach(({ role, key, label }, number) => {
-            const found = series.find((one) => one.role === role && one.key === key);
-            if (!found) return;
-            const several = answers.length > 1;
-            // A colour tells the run, or the source of a run that is alone; with several of both, dashes tell the source.
-            lines.push({ ...found, index: several ? run : number, dash: several && sources.length > 1 ? number : undefined, name: [several ? state.runs[run].name : "", label ?? ""].filter((text) => text).join(" ") || key });
-          });
-        chart.set(lines, { from, to, smoothing, log });
+      for (const { run } of answers) for (const one of wanted) this.kept.delete(`${run} ${one}`);
+      for (const { run, series, generation, rows } of answers) {
+        for (const one of series) this.kept.set(`${run} ${one.role}:${one.key}`, { ...one, generation, rows, from, to, added: 0 });
+        if ((this.heard.get(run) ?? 0) > rows) this.refresh();  // news came while this was fetched
       }
+      part.forEach((one) => this.show(one));
     }
+  }
+  show({ chart, sources }) {
+    const runs = shownRuns(), several = runs.length > 1, lines = [];
+    const { from, to, smoothing, log } = this.options.get();
+    for (const run of runs)
+      sources.forEach(({ role, key, label }, number) => {
+        const found = this.kept.get(`${run} ${role}:${key}`);
+        // A colour tells the run, or the source of a run that is alone; with several of both, dashes tell the source.
+        if (found) lines.push({ ...found, index: several ? run : number, dash: several && sources.length > 1 ? number : undefined, name: [several ? state.runs[run].name : "", label ?? ""].filter((text) => text).join(" ") || key });
+      });
+    chart.set(lines, { from, to, smoothing, log });
+  }
+  /** Adds the points of new rows to the curves on the screen; false if these must be fetched instead. */
+  append({ run, rows, generation, last_row: last }) {
+    this.heard.set(run, last);
+    const first = last - rows.length + 1;
+    const changed = new Set();
+    for (const shown of this.visible)
+      for (const { role, key } of shown.sources) {
+        const one = this.kept.get(`${run} ${role}:${key}`);
+        if (!one) {
+          if (rows.some((row) => row.role === role && typeof row[key] === "number")) return false;
+          continue;
+        }
+        if (one.generation !== generation || one.rows + 1 < first) return false;
+        for (let at = Math.max(0, one.rows + 1 - first); at < rows.length; ++at) {
+          const { step, [key]: value } = rows[at];
+          if (rows[at].role !== role || typeof value !== "number" || step < (one.from ?? 0) || step > (one.to ?? Infinity)) continue;
+          // A step that is logged again takes the place of a point, and curves that have grown long are thinned by the server.
+          if (step <= (one.steps.at(-1) ?? -1) || ++one.added > maxPoints / 4) return false;
+          one.steps.push(step);
+          for (const list of [one.mean, one.min, one.max]) list?.push(value);
+        }
+        one.rows = Math.max(one.rows, last);
+        changed.add(shown);
+      }
+    changed.forEach((shown) => this.show(shown));
+    return true;
   }
   close() {
     this.isClosed = true;
@@ -114,6 +150,7 @@ function board(view, parameters, sections) {
   const body = el("div");
   view.append(tools.element, body);
   let current = null, series = new Map(), known = "";
+  const names = new Map();  // of the metrics that each run has
   const options = { get: () => tools.read(), onRange: (from, to) => tools.range(from, to) };
   const build = () => {
     current?.close();
@@ -136,12 +173,24 @@ function board(view, parameters, sections) {
     const runs = shownRuns();
     const lists = await Promise.all(runs.map((run) => get("series", { run })));
     series = new Map(runs.map((run, i) => [run, lists[i]]));
-    const names = lists.map((list) => list.map((one) => one.role + one.key).join()).join("|");
-    if (names !== known) { known = names; build(); }
+    runs.forEach((run, i) => names.set(run, new Set([...(names.get(run) ?? []), ...lists[i].map((one) => `${one.role}:${one.key}`)])));
+    const text = lists.map((list) => list.map((one) => one.role + one.key).join()).join("|");
+    if (text !== known) { known = text; build(); }
     else current?.refresh();
   };
+  /** Whether rows have metrics that were never asked for; once for each. */
+  const hasNewNames = ({ run, rows }) => {
+    if (!names.has(run)) names.set(run, new Set());
+    const before = names.get(run).size;
+    for (const row of rows) for (const key in row) if (key !== "step" && key !== "time" && typeof row[key] === "number") names.get(run).add(`${row.role}:${key}`);
+    return names.get(run).size > before;
+  };
   const reload = rarely(300, () => load().catch((error) => body.prepend(failed(error))));
-  const stop = listen((news) => state.shown.has(news.run) && (news.reset || news.rows?.length) && reload());
+  const stop = listen((news) => {
+    if (!state.shown.has(news.run)) return;
+    if (news.reset || (news.rows?.length && hasNewNames(news))) reload();
+    else if (news.rows?.length && !current?.append(news)) current?.refresh();
+  });
   tools.filter.addEventListener("input", () => { note({ filter: tools.filter.value }); build(); });
   const onShortcut = (event) => event.detail === "l" && tools.toggleLog();
   view.addEventListener("shortcut", onShortcut);

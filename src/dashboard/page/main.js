@@ -87,7 +87,7 @@ function show() {
 }
 
 function follow() {
-  const source = new EventSource("/api/events");
+  const source = new EventSource("/api/events"), missed = new Set();
   let hasOpened = false;
   source.onopen = () => {
     lastNews = Date.now();
@@ -103,9 +103,17 @@ function follow() {
       if (run && typeof row.step === "number") run.last_step = Math.max(run.last_step, row.step);
       if (run && typeof row.time === "number") run.last_time = Math.max(run.last_time, row.time);
     }
-    for (const listener of state.listeners) listener(news);
+    // A page that nobody sees draws nothing; what it missed is fetched when it is seen again.
+    if (document.hidden) missed.add(news.run);
+    else state.listeners.forEach((listener) => listener(news));
   };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) return;
+    for (const run of missed) state.listeners.forEach((listener) => listener({ run, reset: true }));
+    missed.clear();
+  });
   setInterval(async () => {
+    if (document.hidden) return;
     try {
       const { runs } = await get("runs");
       state.runs = runs;

@@ -75,8 +75,7 @@ export function timeline(view, parameters) {
   let rows = [], lanes = [], boxes = [];
 
   async function load() {
-    const last = (await get("series", { run })).reduce((most, one) => Math.max(most, one.step), 0);
-    const answer = await get("timeline", { run, to: last, from: Math.max(0, last - Number(count.value) + 1) });
+    const answer = await get("timeline", { run, steps: count.value });
     rows = answer.rows.filter((row) => parts[row.role]).map(piecesOf);
     lanes = lanesOf(answer.lanes);
     legend.textContent = lanes.length ? "Full bars: work, with a colour for each kind of a lane. Hatched bars: waiting for another. Point at one for its numbers." : "Full bars: work. Hatched bars: waiting for another role. Numbers: steps. This run kept no spans of time: a step's parts are laid out in their usual order.";
@@ -203,7 +202,7 @@ export function timeline(view, parameters) {
   canvas.addEventListener("pointermove", onMove);
   canvas.addEventListener("pointerleave", hideTip);
   const reload = () => load().catch((error) => view.append(failed(error)));
-  const stop = listen(rarely(700, reload));
+  const stop = listen(rarely(1500, reload));
   addEventListener("resize", draw);
   reload();
   return () => { stop(); removeEventListener("resize", draw); };

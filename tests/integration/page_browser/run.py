@@ -161,6 +161,16 @@ def a_live_run_grows(driver, folder):
         early = until("a first point of the reward", lambda: shown(1))
         later = until("a later point of the reward", lambda: shown(early + 1))
         until("a step of which the rest of the test is about", lambda: shown(9))
+        # The points of new steps come with the news: curves are not fetched for each of them.
+        asked = "return performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/metrics') || one.name.includes('/api/series')).length"
+        before, from_step = driver.execute_script(asked), last_step_of_reward(driver)
+        until("twelve more points", lambda: shown(from_step + 12))
+        num_asked = driver.execute_script(asked) - before
+        check(num_asked <= 4, f"twelve new points were asked for in {num_asked} requests")
+        label = label_of(driver, "Reward")
+        value, step = re.search(r"(\S+) at step (\d+)$", label).groups()
+        row = harness.metrics(folder / "first")[int(step)]
+        check(abs(float(value) - row["reward/all/mean"]) <= 1e-3, f"{label} is not {row['reward/all/mean']}")
         no_complaints(driver)
         driver.get("about:blank")
         process.terminate()
@@ -283,6 +293,69 @@ def label_of(driver, title):
         return canvas?.getAttribute('aria-label') ?? '';""", title)
 
 
+def shown_value(driver, title, step, wanted):
+    """Waits until the curve of one line ends at a step with the value."""
+    def ask():
+        found = re.search(r"(\S+) at step (\d+)$", label_of(driver, title))
+        return found and int(found.group(2)) == step and abs(float(found.group(1)) - wanted) <= 1e-3 * max(abs(wanted), 1e-6)
+    until(f"{title} {wanted:.6g} at step {step}, not {label_of(driver, title)!r}", ask)
+
+
+def drag(driver, title, begin, end, width):
+    """Drags the pointer over a chart from one step to another, of an axis that is `width` steps wide and begins at the step 1."""
+    driver.execute_script("""
+        const canvas = document.querySelector(`section[data-title="${arguments[0]}"] canvas`), box = canvas.getBoundingClientRect(), room = {left: 56, right: 10};
+        const at = (step) => box.left + room.left + ((step - 1) / arguments[3]) * (box.width - room.left - room.right);
+        const send = (type, step, buttons) => canvas.dispatchEvent(new PointerEvent(type, {bubbles: true, clientX: at(step), clientY: box.top + 40, buttons}));
+        send('pointerdown', arguments[1], 1);
+        send('pointermove', (arguments[1] + arguments[2]) / 2, 1);
+        send('pointermove', arguments[2], 1);
+        send('pointerup', arguments[2], 0);""", title, begin, end, width)
+
+
+def charts_are_smoothed_and_ranged(driver, url):
+    loss = [exhibit.metrics(step)[1]["loss/mean"] for step in range(1, exhibit.STEPS + 1)]
+
+    def smoothed(values, weight):
+        total = norm = 0
+        for value in values:
+            total, norm = weight * total + value, weight * norm + 1
+        return total / norm
+
+    def steps():
+        return driver.execute_script("return [...document.querySelectorAll('.tools input[type=number]')].map((one) => one.value)")
+    driver.get("about:blank")
+    go(driver, url, "curves", "Overview")
+    shown_value(driver, "Loss", exhibit.STEPS, loss[-1])
+    # A range is dragged with the pointer, backwards as well; the axis of what is shown then is the range.
+    drag(driver, "Loss", 30, 10, exhibit.STEPS - 1)
+    shown_value(driver, "Loss", 30, loss[29])
+    check(steps() == ["10", "30"] and driver.execute_script("return /from=10/.test(location.hash) && /to=30/.test(location.hash)"), f"the range is {steps()} in {driver.current_url}")
+    shown_value(driver, "Gradient norm", 30, exhibit.metrics(30)[1]["optim/grad_norm"])  # it is that of all charts
+    label_of(driver, "Loss")
+    driver.execute_script("document.querySelector('section[data-title=\"Loss\"] canvas').focus()")
+    press(driver, "Home")
+    until("the first step of the range", lambda: "step 10:" in text_of(driver, "section[data-title='Loss'] .where"))
+    # A click is no range.
+    drag(driver, "Loss", 20, 20, exhibit.STEPS - 1)
+    check(steps() == ["10", "30"], f"a click made the range {steps()}")
+    smooth = "const range = document.querySelector('input[type=range]'); range.value = arguments[0]; range.dispatchEvent(new Event('input', {bubbles: true}))"
+    driver.execute_script(smooth, 60)
+    shown_value(driver, "Loss", 30, smoothed(loss[9:30], 0.6))
+    check("smoothing=0.6" in driver.current_url, driver.current_url)
+    driver.execute_script("document.querySelector('section[data-title=\"Loss\"] canvas').dispatchEvent(new MouseEvent('dblclick', {bubbles: true}))")
+    shown_value(driver, "Loss", exhibit.STEPS, smoothed(loss, 0.6))
+    check(steps() == ["", ""], f"all steps are {steps()}")
+    driver.execute_script(smooth, 0)
+    shown_value(driver, "Loss", exhibit.STEPS, loss[-1])
+    # Both are in the link.
+    driver.get("about:blank")
+    go(driver, url, "curves?smoothing=0.9&from=5&to=15", "Overview")
+    shown_value(driver, "Loss", 15, smoothed(loss[4:15], 0.9))
+    no_complaints(driver)
+    print("curves are smoothed, and a range is dragged")
+
+
 def every_view_says_what_the_files_hold(driver, url):
     last = exhibit.metrics(exhibit.STEPS)
     go(driver, url, "curves", "By environment")
@@ -294,6 +367,8 @@ def every_view_says_what_the_files_hold(driver, url):
     # A chart of every metric that the run has, whatever its family.
     go(driver, url, "curves?filter=grad_norm", "Found")
     until("the chart of one key", lambda: "at step 40" in label_of(driver, "optim/grad_norm"))
+
+    charts_are_smoothed_and_ranged(driver, url)
 
     text = go(driver, url, "evals", "±")
     for step, rewards in exhibit.EVAL_REWARDS.items():
