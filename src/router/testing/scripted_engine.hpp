@@ -221,15 +221,18 @@ class ScriptedEngine {
       bodies_.push_back(request.body);
     }
     net::ResponseStream* const out = request.stream;
-    for (int i = 0; i < 1500 && script().drips; ++i) {
-      if (i == 0) {
-        auto refusing = out->start(400, "text/plain", {});
-        co_await std::move(refusing);
+    if (script().drips) {
+      auto refusing = out->start(400, "text/plain", {});
+      co_await std::move(refusing);
+      for (int i = 0; i < 1500 && script().drips; ++i) {
+        std::string drop = "x";
+        auto dripping = out->write(std::move(drop));
+        co_await std::move(dripping);
+        co_await net::sleep_for(std::chrono::milliseconds(20));
       }
-      std::string drop = "x";
-      auto dripping = out->write(std::move(drop));
-      co_await std::move(dripping);
-      co_await net::sleep_for(std::chrono::milliseconds(20));
+      auto stopping = out->finish();
+      co_await std::move(stopping);
+      co_return net::HttpResponse::streamed();
     }
     auto starting = out->start(200, "text/event-stream", {});
     co_await std::move(starting);
