@@ -53,6 +53,22 @@ class MemoryPlanTest : public testing::Test {
   trainer::GradientStepOptions step_;
 };
 
+TEST_F(MemoryPlanTest, RanksOnGpusNeedRoomForWhatTheyGatherAndForTheirGroup) {
+  step_.num_ranks = 2;
+  const nn::ModelConfig model = nn::load_model_config(folder_);
+  constexpr std::size_t kAvailable = std::size_t{64} << 30;
+  const MemoryPlan two = foretell_training(kAvailable, {model, policy_, step_, kTokens});
+  EXPECT_EQ(two.part("new weights"), 2 * static_cast<std::size_t>(model.num_parameters()));
+  EXPECT_GT(two.part("group of ranks"), std::size_t{1} << 30);
+  EXPECT_LE(two.total(), kAvailable);
+  step_.num_replicas = 2;  // each rank makes all weights from masters of its own
+  EXPECT_EQ(foretell_training(kAvailable, {model, policy_, step_, kTokens}).part("new weights"), 0u);
+  step_.num_ranks = step_.num_replicas = 1;
+  EXPECT_EQ(foretell_training(kAvailable, {model, policy_, step_, kTokens}).part("group of ranks"), 0u);
+  step_.num_ranks = 2;
+  EXPECT_EQ(foretell_training(kAvailable, {model, policy_, step_, kTokens}, false).part("group of ranks"), 0u) << "ranks on CPUs";
+}
+
 TEST_F(MemoryPlanTest, IsKeptForThePage) {
   const MemoryPlan plan = planned();
   keep_plan(plan, "trainer", folder_);
