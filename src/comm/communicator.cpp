@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <functional>
+#include <future>
 #include <numeric>
 #include <thread>
 
@@ -98,19 +100,53 @@ void Communicator::all_to_all(TensorView out, std::span<const std::int64_t> out_
   do_all_to_all(outs, ins, call);
 }
 
-void Communicator::all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call) {
-  const auto n = static_cast<std::size_t>(size());
+namespace {
+
+void check_parts(const Communicator& group, std::span<const TensorView> outs, std::span<const ConstTensorView> ins) {
+  const auto n = static_cast<std::size_t>(group.size());
   if (outs.size() != n || ins.size() != n)
-    fail(ErrorCode::kShape, "[all_to_all] {} tensors to send and {} to receive for {} ranks", ins.size(), outs.size(), size());
+    fail(ErrorCode::kShape, "[all_to_all] {} tensors to send and {} to receive for {} ranks", ins.size(), outs.size(), n);
   for (std::size_t r = 0; r < n; ++r) {
     check_same("all_to_all", outs[r], ins[r]);
     check_same("all_to_all", outs[r], outs[0]);
   }
-  const auto me = static_cast<std::size_t>(rank());
+  const auto me = static_cast<std::size_t>(group.rank());
   if (outs[me].shape.num_elements() != ins[me].shape.num_elements())
-    fail(ErrorCode::kShape, "[all_to_all] rank {} keeps {} elements and gets {} of its own", rank(), ins[me].shape.num_elements(),
+    fail(ErrorCode::kShape, "[all_to_all] rank {} keeps {} elements and gets {} of its own", me, ins[me].shape.num_elements(),
          outs[me].shape.num_elements());
+}
+
+}  // namespace
+
+void Communicator::all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call) {
+  check_parts(*this, outs, ins);
   do_all_to_all(outs, ins, call);
+}
+
+std::unique_ptr<Started> Communicator::start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins,
+                                                        const Call& call) {
+  check_parts(*this, outs, ins);
+  return do_start_all_to_all(outs, ins, call);
+}
+
+namespace {
+
+class ByThread final : public Started {
+ public:
+  explicit ByThread(std::function<void()> work) : done_(std::async(std::launch::async, std::move(work))) {}
+  void join() override { done_.get(); }
+
+ private:
+  std::future<void> done_;  // waits when it goes
+};
+
+}  // namespace
+
+std::unique_ptr<Started> Communicator::do_start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins,
+                                                           const Call& call) {
+  return std::make_unique<ByThread>([this, to = std::vector(outs.begin(), outs.end()), from = std::vector(ins.begin(), ins.end()),
+                                     what = std::string(call.what),
+                                     timeout = call.timeout] { do_all_to_all(to, from, {.what = what, .timeout = timeout}); });
 }
 
 void Communicator::all_gather(TensorView out, ConstTensorView in, const Call& call) {

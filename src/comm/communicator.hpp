@@ -21,7 +21,7 @@ class PeerLost : public Error {
  public:
   PeerLost(std::vector<int> ranks, const std::string& message, bool gave_up = false)
       : Error(ErrorCode::kPeerLost, message), ranks_(std::move(ranks)), gave_up_(gave_up) {}
-  /// Ranks within the group that reported it.
+  /// Ranks within the group that reported it; none if all that is known is that somebody of another group is lost.
   const std::vector<int>& ranks() const noexcept { return ranks_; }
   /// The rank left for an error of its own, which the message quotes: others that do the same work may well meet it too.
   bool gave_up() const noexcept { return gave_up_; }
@@ -49,6 +49,16 @@ struct CommOptions {
   std::string host = "127.0.0.1";               ///< where this rank can be reached (Gloo)
 };
 
+/// An operation that runs beside what its caller does meanwhile. The group must outlive it.
+class Started {
+ public:
+  /// If it was not joined: waits until it has ended, at most for its timeout, and forgets how.
+  virtual ~Started() = default;
+  /// In host memory: returns when the operation is done. On a device: work that is queued on runtime->stream() from now on comes after it.
+  /// Once at most. Errors as the operation.
+  virtual void join() = 0;
+};
+
 /// A group of ranks that run the same operations in the same order.
 ///
 /// Shapes    views are contiguous; counts are in elements; parts lie one after another in the order of ranks. Zero elements are fine.
@@ -57,7 +67,8 @@ struct CommOptions {
 /// Numerics  sums form x_0 + x_1 + ... in the order of ranks, in fp32 for BF16 with one rounding at the end: the same bits in every run.
 ///           Only the NCCL backend sums in an order of its own.
 /// Device    tensors in host memory: an operation returns when it is done. Tensors of options.runtime: it is queued on runtime->stream()
-///           where the backend can (NCCL), and settle() waits for it; else it returns when done.
+///           where the backend can (NCCL), and settle() waits for it; else it returns when done. Whoever waits for the device in another
+///           way is not kept: once an operation could begin it ends within its timeout, if need be because the group is taken apart.
 /// Errors    Error{kShape}, {kInvalidArgument} before anything is sent. PeerLost ends the group: each later operation throws it again, and
 ///           only find_survivors() and regroup() are of use. Every wait ends after its timeout.
 /// Threads   one at a time, but for abort(), which any thread may call.
@@ -78,6 +89,9 @@ class Communicator {
                   const Call& call = {});
   /// ins[i] goes to rank i and outs[j] comes from rank j; they may lie anywhere, and those of this rank itself may be empty.
   void all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call = {});
+  /// The same beside the caller's work: from when what was queued so far is done, on a stream of its own, or by a thread. Until it is
+  /// joined `outs` are not touched, `ins` not written, and nothing else is asked of this group.
+  std::unique_ptr<Started> start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call = {});
   /// `out` gets every rank's `in`. `in` may be this rank's part of `out`.
   void all_gather(TensorView out, ConstTensorView in, const Call& call = {});
   void all_gather(TensorView out, std::span<const std::int64_t> counts, ConstTensorView in, const Call& call = {});
@@ -102,6 +116,10 @@ class Communicator {
 
   /// Ends the group for this rank: operations in flight fail, and peers that wait for this rank are told `reason`. Idempotent.
   virtual void abort(std::string_view reason) noexcept = 0;
+  /// Ends the group for this rank because of a loss that was noticed in another group: each later operation throws `lost`, and peers that
+  /// wait for this rank are told. `lost` names ranks as this group numbers them; none if none of them is of this group, and what the
+  /// others meet then is a PeerLost that names none either. By whoever runs operations.
+  virtual void give_up_on(const PeerLost& lost) noexcept = 0;
   /// Ranks known to be lost.
   virtual std::vector<int> lost_ranks() const = 0;
   /// A new group of some ranks of this one, which each of them calls alike; they are numbered in the order given. Also the way from a
@@ -118,6 +136,9 @@ class Communicator {
     std::span<const std::int64_t> counts;
   };
   virtual void do_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call) = 0;
+  /// Unless a backend knows better, by a thread.
+  virtual std::unique_ptr<Started> do_start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins,
+                                                       const Call& call);
   virtual void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) = 0;
   virtual void do_broadcast(TensorView data, int root, const Call& call) = 0;
   virtual void do_reduce_scatter(TensorView out, ConstTensorView in, Parts parts, const Call& call) = 0;

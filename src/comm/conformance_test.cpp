@@ -44,9 +44,12 @@ class Numbers {
         tensor_(Tensor::zeros(runtime_, {n}, dtype)) {}
   Numbers(Communicator& group, const std::vector<float>& values, DType dtype, bool on_host = false)
       : Numbers(group, static_cast<std::int64_t>(values.size()), dtype, on_host) {
+    write(values);
+  }
+  void write(const std::vector<float>& values) const {
     std::vector<char> bytes(tensor_.num_bytes());
     for (std::size_t i = 0; i < values.size(); ++i) {
-      if (dtype == DType::kF32) {
+      if (tensor_.dtype() == DType::kF32) {
         std::memcpy(bytes.data() + i * 4, &values[i], 4);
       } else {
         const BFloat16 rounded = to_bf16(values[i]);
@@ -140,6 +143,34 @@ TEST_P(Conformance, AllToAllOfUnequalParts) {
       group.all_to_all(out.view(), out_counts, in.view(), in_counts);
       ASSERT_EQ(out.read(), wanted);
     }
+  });
+}
+
+// Two places take turns: while one is on its way the caller fills the other, and a place is filled again once it was joined.
+TEST_P(Conformance, AStartedAllToAllRunsBesideTheCallersWork) {
+  run([](Communicator& group) {
+    constexpr std::int64_t kCount = 200'001;
+    std::vector<Numbers> places, arrivals;
+    for (int i = 0; i < 2; ++i) places.emplace_back(group, kCount, DType::kF32);
+    for (int i = 0; i < group.size(); ++i) arrivals.emplace_back(group, kCount, DType::kF32);
+    std::vector<TensorView> outs;
+    for (const Numbers& arrival : arrivals) outs.push_back(arrival.view());
+    std::unique_ptr<Started> started;
+    const auto expect_arrival = [&](int round) {
+      started->join();
+      started.reset();
+      for (int r = 0; r < group.size(); ++r)
+        ASSERT_EQ(arrivals[static_cast<std::size_t>(r)].read(), values_of(r, round, kCount, DType::kF32)) << round << " from " << r;
+    };
+    for (int round = 0; round < 5; ++round) {
+      const Numbers& place = places[static_cast<std::size_t>(round % 2)];
+      place.write(values_of(group.rank(), round, kCount, DType::kF32));
+      if (round > 0) expect_arrival(round - 1);
+      started = group.start_all_to_all(outs, std::vector<ConstTensorView>(outs.size(), place.view()), {.what = "a round"});
+    }
+    expect_arrival(4);
+    (void)group.start_all_to_all(outs, std::vector<ConstTensorView>(outs.size(), places[0].view()));  // waits, and forgets it
+    group.barrier();
   });
 }
 

@@ -358,6 +358,112 @@ TEST_P(GroupFaults, AbortFromAnotherThreadEndsAWait) {
   });
 }
 
+// Of two groups that share ranks: who learns in one that a rank is lost says so in the other, where others wait for it.
+TEST_P(GroupFaults, ALossNoticedElsewhereIsToldToWhoWaits) {
+  const bool quotes = std::string_view(GetParam()) != "nccl";  // there the rank that is silent is found by roll call
+  std::atomic<int> num_done{0};
+  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
+    group.barrier();
+    if (group.rank() == 2) {
+      EXPECT_TRUE(prl::testing::eventually([&] { return num_done == 2; }));
+      EXPECT_THROW(group.barrier(), PeerLost);
+      return;
+    }
+    if (group.rank() == 0) group.give_up_on(PeerLost({2}, "it fell silent in another group"));
+    float x = 0;
+    try {
+      group.recv(TensorView{&x, {1}, DType::kF32, {}, 1}, group.rank() == 0 ? 1 : 0, {.timeout = 2 * prl::testing::kPatience});
+      ADD_FAILURE() << "nothing was sent";
+    } catch (const PeerLost& lost) {
+      EXPECT_EQ(lost.ranks(), std::vector<int>{2}) << lost.what();
+      EXPECT_TRUE(!quotes || std::string_view(lost.what()).find("in another group") != std::string_view::npos) << lost.what();
+    }
+    EXPECT_EQ(group.lost_ranks(), std::vector<int>{2});
+    ++num_done;
+  });
+}
+
+TEST_P(GroupFaults, ALossInAnotherGroupEndsThisOneAndNamesNobodyInIt) {
+  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
+    group.barrier();
+    if (group.rank() == 0) group.give_up_on(PeerLost({}, "rank 7 of another group is silent"));
+    try {
+      group.barrier({.timeout = 2 * prl::testing::kPatience});
+      ADD_FAILURE() << "rank 0 has left";
+    } catch (const PeerLost& lost) {
+      EXPECT_TRUE(lost.ranks().empty()) << lost.what();
+      EXPECT_FALSE(lost.gave_up());
+      EXPECT_TRUE(std::string_view(GetParam()) == "nccl" || std::string_view(lost.what()).find("rank 7") != std::string_view::npos)
+          << lost.what();
+    }
+  });
+}
+
+TEST_P(GroupFaults, AStartedOperationEndsWithItsDeadline) {
+  std::atomic<int> num_done{0};
+  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
+    group.barrier();
+    if (group.rank() == 2) {
+      EXPECT_TRUE(prl::testing::eventually([&] { return num_done == 2; }));
+      return;
+    }
+    std::vector<float> in = ones(10, group.rank()), out(10);
+    const std::vector<TensorView> outs(3, view_of(out));
+    const std::vector<ConstTensorView> ins(3, view_of(in));
+    const Call call{.what = "gradients", .timeout = milliseconds(300)};
+    // One that is joined says who is missing; one that is given up ends all the same.
+    if (group.rank() == 0) {
+      const auto started = group.start_all_to_all(outs, ins, call);
+      try {
+        started->join();
+        ADD_FAILURE() << "nobody was missing";
+      } catch (const PeerLost& lost) {
+        EXPECT_NE(std::string(lost.what()).find("gradients"), std::string::npos) << lost.what();
+      }
+    } else {
+      (void)group.start_all_to_all(outs, ins, call);
+    }
+    EXPECT_THROW(group.barrier(), PeerLost);
+    ++num_done;
+  });
+}
+
+// Whoever waits for the GPU alone, and not for the group, is let go when an operation of the group cannot end.
+TEST(NcclFaults, ALostRankKeepsNobodyWhoWaitsForTheDevice) {
+  const std::string reason = testing::reason_to_skip("nccl", 2);
+  if (!reason.empty()) GTEST_SKIP() << reason;
+  for (const bool gives_up : {false, true}) {
+    std::atomic<bool> is_done{false};
+    testing::run_threads("nccl", 2, [&](Communicator& group) {
+      const std::shared_ptr<DeviceRuntime>& runtime = group.options().runtime;
+      const Tensor in = Tensor::zeros(runtime, {1 << 20}, DType::kF32), out = Tensor::zeros(runtime, {2 << 20}, DType::kF32);
+      const std::vector<TensorView> outs{out.slice(0, 1 << 20).view(), out.slice(1 << 20, 1 << 20).view()};
+      const std::vector<ConstTensorView> ins(2, in.view());
+      const auto start = [&](milliseconds timeout) {
+        return group.start_all_to_all(outs, ins, {.what = "gradients of round 1", .timeout = timeout});
+      };
+      start(prl::testing::kPatience)->join();  // the ranks are connected from here on
+      group.barrier();
+      if (group.rank() == 1) {
+        EXPECT_TRUE(prl::testing::eventually([&] { return is_done.load(); }));
+        return;
+      }
+      const auto started = start(gives_up ? prl::testing::kPatience : milliseconds(500));
+      started->join();
+      if (gives_up) group.abort("row 7 is not finite");
+      runtime->synchronize();
+      try {
+        group.barrier();
+        ADD_FAILURE() << "the group goes on";
+      } catch (const PeerLost& lost) {
+        EXPECT_EQ(lost.ranks(), std::vector<int>{gives_up ? 0 : 1}) << lost.what();
+        EXPECT_TRUE(gives_up || std::string_view(lost.what()).find("gradients of round 1") != std::string_view::npos) << lost.what();
+      }
+      is_done = true;
+    });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, GroupFaults, ::testing::Values("threads", "gloo", "nccl"), [](const auto& param) { return param.param; });
 
 }  // namespace

@@ -11,6 +11,7 @@ class LocalCommunicator final : public Communicator {
   explicit LocalCommunicator(CommOptions options) : Communicator(std::move(options)) {}
   std::string_view backend() const noexcept override { return "local"; }
   void abort(std::string_view) noexcept override {}
+  void give_up_on(const PeerLost&) noexcept override {}
   std::vector<int> lost_ranks() const override { return {}; }
 
  private:

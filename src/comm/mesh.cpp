@@ -1,5 +1,7 @@
 #include "comm/mesh.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "base/log.hpp"
 
@@ -51,6 +53,18 @@ Mesh::Mesh(std::unique_ptr<Communicator> world) : world_(std::move(world)) {
   shape_.sizes = {1, world_->size(), 1};
   for (const Axis axis : {Axis::kReplicate, Axis::kContext})
     if (world_->size() > 1) groups_[static_cast<std::size_t>(axis)] = make_local_communicator(world_->options().runtime);
+}
+
+void Mesh::give_up_on(const PeerLost& lost) noexcept {
+  for (std::size_t i = 0; i < kNumAxes; ++i) {
+    if (groups_[i] == nullptr) continue;
+    const std::vector<int> line = shape_.line(world_->rank(), static_cast<Axis>(i));
+    std::vector<int> of_line;
+    for (std::size_t r = 0; r < line.size(); ++r)
+      if (std::ranges::count(lost.ranks(), line[r]) > 0) of_line.push_back(static_cast<int>(r));
+    groups_[i]->give_up_on(PeerLost(of_line, lost.what(), lost.gave_up()));
+  }
+  world_->give_up_on(lost);
 }
 
 void Mesh::abort(std::string_view reason) noexcept {

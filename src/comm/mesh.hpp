@@ -39,6 +39,8 @@ class Mesh {
   Communicator& world() noexcept { return *world_; }
   /// The world itself along an axis that holds all ranks.
   Communicator& along(Axis axis) noexcept;
+  /// Ends all groups for this rank (Communicator::give_up_on); `lost` numbers ranks as the world does.
+  void give_up_on(const PeerLost& lost) noexcept;
   /// Ends all groups for this rank (Communicator::abort).
   void abort(std::string_view reason) noexcept;
 

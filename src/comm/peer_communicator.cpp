@@ -173,6 +173,13 @@ class PeerCommunicator final : public Communicator {
     tell(-1, reason);
     transport_->close();
   }
+  void give_up_on(const PeerLost& lost) noexcept override {
+    const bool is_own_doing = std::ranges::count(lost.ranks(), rank()) > 0;
+    if (is_own_doing || is_closed_.exchange(true)) return;
+    loss_ = std::make_unique<PeerLost>(lost);
+    tell(lost.ranks().empty() ? kOutsider : lost.ranks().front(), lost.what());
+    transport_->close();
+  }
 
  private:
   /// A connection that closes may take messages along that the other side has not read, so ranks leave together if they can. A rank whose
@@ -188,7 +195,8 @@ class PeerCommunicator final : public Communicator {
     if (!is_closed_.exchange(true)) transport_->close();
   }
 
-  /// Says in the store why this rank leaves: it lost `accused`, or (-1) something of its own.
+  /// Says in the store why this rank leaves: it lost `accused`, which may be no rank of this group, or (-1) something of its own.
+  static constexpr int kOutsider = -2;
   void tell(int accused, std::string_view why) noexcept {
     try {
       options_.store->set(key(fmt::format("left/{}", rank())), fmt::format("{}\n{}", accused, why.substr(0, 4096)));
@@ -197,7 +205,7 @@ class PeerCommunicator final : public Communicator {
     }
   }
 
-  /// What `peer` said when it left: whom it lost (-1: nobody) and why.
+  /// What `peer` said when it left: whom it lost (-1: nobody, or kOutsider) and why.
   std::optional<std::pair<int, std::string>> word_of(int peer, std::chrono::milliseconds patience) noexcept {
     const auto deadline = Clock::now() + patience;
     try {
@@ -325,10 +333,6 @@ class PeerCommunicator final : public Communicator {
                                fmt::join(silent, ", "), rank(), reason));
   }
 
-  std::string describe(const char* op, const Call& call) const {
-    return call.what.empty() ? fmt::format("{} {}", op, num_operations_) : fmt::format("{} {} ({})", op, num_operations_, call.what);
-  }
-
   [[noreturn]] void lose(int peer, const std::string& doing, Clock::time_point started, const TransportError& error) {
     std::string message =
         fmt::format("[comm] {}: rank {} of {} {} while rank {} waited {:.2f} s for it in {}; last completed with it: {} ({})", group_name(),
@@ -344,6 +348,11 @@ class PeerCommunicator final : public Communicator {
       for (int hops = 0; hops < size(); ++hops) {
         const auto word = word_of(lost, error.is_silent() && hops == 0 ? kReportPatience : std::chrono::milliseconds(0));
         if (!word || word->first == rank() || word->first >= size()) break;
+        if (word->first == kOutsider) {
+          message = fmt::format("[comm] rank {} left, for: {}", lost, word->second);
+          lost = kOutsider;
+          break;
+        }
         if (word->first < 0) {
           gave_up = true;
           message = fmt::format("[comm] {}: rank {} of {} gave up while rank {} waited in {}: {}", group_name(), lost, size(), rank(),
@@ -354,7 +363,7 @@ class PeerCommunicator final : public Communicator {
         lost = word->first;
       }
     }
-    loss_ = std::make_unique<PeerLost>(std::vector<int>{lost}, message, gave_up);
+    loss_ = std::make_unique<PeerLost>(lost == kOutsider ? std::vector<int>{} : std::vector<int>{lost}, message, gave_up);
     if (!is_closed_.exchange(true)) {
       tell(lost, message);
       transport_->close();
@@ -366,7 +375,8 @@ class PeerCommunicator final : public Communicator {
   void exchange(const char* op, const Call& call, std::uint64_t number, std::span<const Message> sends, std::span<const Message> recvs) {
     if (loss_ != nullptr) throw PeerLost(*loss_);
     if (is_closed_) throw PeerLost({rank()}, fmt::format("[comm] {}: rank {} has left, {} cannot run", group_name(), rank(), op));
-    const std::string doing = describe(op, call);
+    const std::string doing =
+        call.what.empty() ? fmt::format("{} {}", op, num_operations_) : fmt::format("{} {} ({})", op, num_operations_, call.what);
     const auto started = Clock::now();
     const auto deadline = started + call.timeout.value_or(options_.timeout);
     std::vector<std::pair<int, std::unique_ptr<Transport::Pending>>> pending;

@@ -63,6 +63,14 @@ NcclApi load_api() {
   find(driver, "cuDevicePrimaryCtxRetain", api.primary_context_retain, api.missing);
   find(driver, "cuCtxSetCurrent", api.context_set_current, api.missing);
   find(driver, "cuStreamQuery", api.stream_query, api.missing);
+  find(driver, "cuCtxGetStreamPriorityRange", api.stream_priority_range, api.missing);
+  find(driver, "cuStreamCreateWithPriority", api.stream_create, api.missing);
+  find(driver, "cuStreamDestroy_v2", api.stream_destroy, api.missing);
+  find(driver, "cuStreamWaitEvent", api.stream_wait_event, api.missing);
+  find(driver, "cuEventCreate", api.event_create, api.missing);
+  find(driver, "cuEventDestroy_v2", api.event_destroy, api.missing);
+  find(driver, "cuEventRecord", api.event_record, api.missing);
+  find(driver, "cuEventQuery", api.event_query, api.missing);
   if (api.missing.empty() && init(0) != 0) api.missing = "the NVIDIA driver finds no GPU";
   return api;
 }

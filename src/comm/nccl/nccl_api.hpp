@@ -23,7 +23,7 @@ struct NcclConfig {
   const char* net_name = nullptr;
   int split_share = INT_MIN;
 };
-inline constexpr int kNcclSuccess = 0, kNcclInProgress = 7;
+inline constexpr int kNcclSuccess = 0, kNcclSystemError = 2, kNcclInProgress = 7;
 enum class NcclType : int { kUint8 = 1, kInt32 = 2, kInt64 = 4, kFloat32 = 7, kBfloat16 = 9 };
 enum class NcclOp : int { kSum = 0, kMax = 2 };
 
@@ -56,10 +56,19 @@ struct NcclApi {
   int (*all_gather)(const void*, void*, std::size_t, NcclType, NcclComm*, void*) = nullptr;
   int (*all_reduce)(const void*, void*, std::size_t, NcclType, NcclOp, NcclComm*, void*) = nullptr;
   int (*reduce_scatter)(const void*, void*, std::size_t, NcclType, NcclOp, NcclComm*, void*) = nullptr;
-  // The driver: the context that the runtime's stream belongs to, and whether the stream has run dry.
+  // The driver: the context that the runtime's stream belongs to, whether the stream has run dry, and a stream beside it with the events
+  // that order the two.
   int (*primary_context_retain)(void**, int) = nullptr;
   int (*context_set_current)(void*) = nullptr;
   int (*stream_query)(void*) = nullptr;
+  int (*stream_priority_range)(int* least, int* greatest) = nullptr;
+  int (*stream_create)(void**, unsigned flags, int priority) = nullptr;
+  int (*stream_destroy)(void*) = nullptr;
+  int (*stream_wait_event)(void* stream, void* event, unsigned flags) = nullptr;
+  int (*event_create)(void**, unsigned flags) = nullptr;
+  int (*event_destroy)(void*) = nullptr;
+  int (*event_record)(void* event, void* stream) = nullptr;
+  int (*event_query)(void*) = nullptr;
 };
 
 }  // namespace prl::comm
