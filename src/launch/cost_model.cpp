@@ -62,8 +62,7 @@ class SectionTraffic {
     std::vector<double> owned(static_cast<std::size_t>(ranks)), of_node(static_cast<std::size_t>((ranks + per_node - 1) / per_node));
     double all = 0;
     for (int r = 0; r < ranks; ++r) {
-      const nn::ElementRange part = intersection(plan_.range(r % plan_.num_ranks()), section);
-      owned[static_cast<std::size_t>(r)] = sizeof(float) * static_cast<double>(std::max<std::int64_t>(part.count(), 0));
+      owned[static_cast<std::size_t>(r)] = sizeof(float) * static_cast<double>(plan_.part(r % plan_.num_ranks(), section).count());
       of_node[static_cast<std::size_t>(r / per_node)] += owned[static_cast<std::size_t>(r)];
       all += owned[static_cast<std::size_t>(r)];
     }
@@ -104,7 +103,7 @@ void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const 
   cost.exchange_bytes = all * (ranks - 1) / ranks * static_cast<double>(cost.num_rounds);
   const trainer::ShardPlan plan(table, ranks / load.step.num_replicas, trainer::keeps_whole_blocks(load.step.optim));
   const SectionTraffic traffic(load, card, plan);
-  // A section is exchanged when the backward pass has completed it; nearly all of it belongs to one rank or two.
+  // A section is exchanged when the backward pass has completed it; that it does so beside the next section's pass is not counted.
   const std::int64_t num_full = load.num_rows / ranks;
   for (const nn::GradSection& section : nn::grad_sections(table)) {
     cost.exchange += static_cast<double>(num_full) * traffic.seconds(section.range, ranks);

@@ -68,7 +68,7 @@ trainer::MasterShare master_share(const RankEnv& env, const trainer::GradientSte
           trainer::keeps_whole_blocks(step.optim),
           trainer::divides_grads(env.size, step.reduce),
           trainer::splits_tied_grads(step.cut.num_leaves, step.reduce),
-          trainer::num_grad_places(step.overlaps_exchange)};
+          trainer::num_grad_places(step.overlaps_exchange, env.size)};
 }
 
 namespace {

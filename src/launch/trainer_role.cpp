@@ -1,6 +1,7 @@
 #include "launch/trainer_role.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "base/log.hpp"
 #include "launch/memory_plan.hpp"
@@ -118,7 +119,8 @@ trainer::GradientStepOptions step_options(const config::TrainerConfig& config, c
   PRL_CHECK(config.model.cp == 1 || config.model.cp_style == config::ContextParallelStyle::kUlysses,
             "model.cp_style: what is not built is refused where configurations are resolved");
   options.cut = {.num_leaves = config.model.leaves_per_row.value_or(config.model.cp), .num_ranks = config.model.cp};
-  options.overlaps_exchange = runtime->device().kind == DeviceKind::kCpu;
+  const char* overlaps = std::getenv("PRL_OVERLAP_EXCHANGE");
+  options.overlaps_exchange = overlaps == nullptr || std::string_view(overlaps) != "0";
   // Sums in place have no order to keep.
   if (options.reduce == trainer::Reduce::kFast) options.cut.num_leaves = options.cut.num_ranks;
   if (config.model.fsdp_cpu_offload && has_own_memory(*runtime, "model.fsdp_cpu_offload")) {

@@ -16,9 +16,9 @@ constexpr std::int64_t kRandomRun = 1 << 16;
 
 }  // namespace
 
-Masters::Masters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held,
+Masters::Masters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRanges held,
                  Allocate allocate)
-    : config_(config), table_(std::move(table)), runtime_(std::move(runtime)), held_(held), allocate_(std::move(allocate)) {
+    : config_(config), table_(std::move(table)), runtime_(std::move(runtime)), held_(std::move(held)), allocate_(std::move(allocate)) {
   if (!allocate_) allocate_ = [runtime = runtime_](std::int64_t n) { return Tensor::zeros(runtime, {n}, DType::kF32); };
   for (const TensorSpec& spec : table_->tensors())
     if (spec.trainable) named_.push_back({spec, {}, {}});
@@ -26,11 +26,11 @@ Masters::Masters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& conf
   cut_values();
 }
 
-std::vector<Tensor> Masters::cut(const Tensor& array, ElementRange range) const {
+std::vector<Tensor> Masters::cut(const Tensor& array, const ElementRanges& elements) const {
   std::vector<Tensor> parts;
   for (const BlockSpec& block : table_->blocks())
-    parts.push_back(block.trainable && range.contains(block.range())
-                        ? array.slice(block.offset - range.begin, block.shape.num_elements()).reshaped(block.shape)
+    parts.push_back(block.trainable && elements.contains(block.range())
+                        ? array.slice(elements.place_of(block.offset), block.shape.num_elements()).reshaped(block.shape)
                         : Tensor());
   return parts;
 }
@@ -40,26 +40,26 @@ void Masters::cut_values() {
   for (NamedParameter& p : named_) p.value = held_.contains(p.range()) ? values_in(p.range()).reshaped(p.shape) : Tensor();
 }
 
-void Masters::hold(ElementRange range) {
-  if (range == held_) return;
-  const Tensor values = allocate_(range.count());
-  if (const ElementRange both = intersection(range, held_); both.count() > 0)
-    values.runtime()->copy_within(values.as<float>() + (both.begin - range.begin), values_.as<float>() + (both.begin - held_.begin),
-                                  static_cast<std::size_t>(both.count()) * sizeof(float));
+void Masters::hold(const ElementRanges& ranges) {
+  if (ranges == held_) return;
+  const Tensor values = allocate_(ranges.count());
+  for (const ElementRange range : ranges.ranges())
+    for (const ElementRange both : held_.within(range))
+      values.runtime()->copy_within(values.as<float>() + ranges.place_of(both.begin), values_.as<float>() + held_.place_of(both.begin),
+                                    static_cast<std::size_t>(both.count()) * sizeof(float));
   values_ = values;
-  held_ = range;
+  held_ = ranges;
   cut_values();
 }
 
 Tensor Masters::values_in(ElementRange range) const {
-  PRL_CHECK(held_.contains(range), "masters [{}, {}) of a rank that holds [{}, {})", range.begin, range.end, held_.begin, held_.end);
-  return values_.slice(range.begin - held_.begin, range.count());
+  PRL_CHECK(held_.contains(range), "masters [{}, {}) of a rank that holds {} others", range.begin, range.end, held_.count());
+  return values_.slice(range.count() > 0 ? held_.place_of(range.begin) : 0, range.count());
 }
 
 void Masters::write_held(std::int64_t begin, std::span<const float> values) {
-  const ElementRange part = intersection(held_, {begin, begin + static_cast<std::int64_t>(values.size())});
-  if (part.count() > 0)
-    values_.runtime()->copy_from_host(values_.as<float>() + (part.begin - held_.begin), values.data() + (part.begin - begin),
+  for (const ElementRange part : held_.within({begin, begin + static_cast<std::int64_t>(values.size())}))
+    values_.runtime()->copy_from_host(values_.as<float>() + held_.place_of(part.begin), values.data() + (part.begin - begin),
                                       static_cast<std::size_t>(part.count()) * sizeof(float));
 }
 
@@ -88,7 +88,7 @@ void Masters::init_random(std::uint64_t seed, float std_dev) {
   std::vector<Run> runs;
   for (std::size_t i = 0; i < named_.size(); ++i)
     for (std::int64_t first = 0; !is_lora(named_[i].block) && first < named_[i].num_elements(); first += kRandomRun)
-      if (const std::int64_t begin = named_[i].offset + first; intersection(held_, {begin, begin + kRandomRun}).count() > 0)
+      if (const std::int64_t begin = named_[i].offset + first; !held_.within({begin, begin + kRandomRun}).empty())
         runs.push_back({i, first});
   ThreadPool pool;
   pool.parallel_for(static_cast<std::int64_t>(runs.size()), [&](std::int64_t r) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "nn/element_ranges.hpp"
 #include "nn/model_config.hpp"
 #include "nn/tensor_table.hpp"
 #include "tensor/tensor.hpp"
@@ -19,14 +20,14 @@ struct NamedParameter : TensorSpec {
   Tensor grad;   ///< fp32, same shape; undefined until ensure_grads()
 };
 
-/// fp32 masters of the trainable tensors of a table, in one array laid out as TensorTable says. Ranks that train together hold a range of
-/// it each. One thread at a time, as the device's stream.
+/// fp32 masters of the trainable tensors of a table, in one array laid out as TensorTable says. Ranks that train together hold ranges of
+/// it each, one after the other in memory. One thread at a time, as the device's stream.
 class Masters {
  public:
   /// Gives memory for that many fp32 elements.
   using Allocate = std::function<Tensor(std::int64_t)>;
   /// Holds those of `held` alone, all zero, in memory of `allocate`; empty: on the device. `config` is what the table was made from.
-  Masters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRange held,
+  Masters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table, ElementRanges held,
           Allocate allocate = {});
   const ModelConfig& config() const noexcept { return config_; }
   const TensorTablePtr& table() const noexcept { return table_; }
@@ -36,11 +37,11 @@ class Masters {
   /// Error{kNotFound} if there is no trainable tensor of that name.
   NamedParameter& at(const std::string& name);
   /// Which masters there are here, and whether those are all.
-  ElementRange held() const noexcept { return held_; }
+  const ElementRanges& held() const noexcept { return held_; }
   bool holds_all() const noexcept { return held_.count() == table_->num_master_elements(); }
-  /// Another range from now on: masters of both keep their values, new ones are zero.
-  void hold(ElementRange range);
-  /// [held().count()] fp32, and a range of them.
+  /// Others from now on: those that were held keep their values, new ones are zero.
+  void hold(const ElementRanges& ranges);
+  /// [held().count()] fp32, and a part of one of the ranges.
   const Tensor& held_values() const noexcept { return values_; }
   Tensor values_in(ElementRange range) const;
   /// Those of elements [begin, begin + values.size()) that are held become `values`, which lie in host memory.
@@ -54,8 +55,8 @@ class Masters {
 
  protected:
   const std::shared_ptr<DeviceRuntime>& runtime() const noexcept { return runtime_; }
-  /// One tensor per block of the table, parts of `array`, which lies behind the elements of `range`.
-  std::vector<Tensor> cut(const Tensor& array, ElementRange range) const;
+  /// One tensor per block of the table, parts of `array`, which lies behind those elements; undefined where they are not all there.
+  std::vector<Tensor> cut(const Tensor& array, const ElementRanges& elements) const;
   const Tensor& find(const std::vector<Tensor>& blocks, Block block, std::int64_t layer) const;
 
  private:
@@ -65,7 +66,7 @@ class Masters {
   TensorTablePtr table_;
   std::shared_ptr<DeviceRuntime> runtime_;
   std::vector<NamedParameter> named_;
-  ElementRange held_;
+  ElementRanges held_;
   Allocate allocate_;
   Tensor values_;
   std::vector<Tensor> values_of_blocks_;

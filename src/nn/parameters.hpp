@@ -34,7 +34,7 @@ class Parameters : public Masters {
   using Masters::Masters;
   /// All masters, on the device.
   Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config, TensorTablePtr table)
-      : Masters(std::move(runtime), config, table, {0, table->num_master_elements()}) {}
+      : Masters(std::move(runtime), config, table, ElementRange{0, table->num_master_elements()}) {}
   Parameters(std::shared_ptr<DeviceRuntime> runtime, const ModelConfig& config)
       : Parameters(std::move(runtime), config, make_tensor_table(config)) {}
   /// [n] fp32, the memory behind all gradients, in the masters' order; undefined until ensure_grads(). PRL_CHECK: not divided.

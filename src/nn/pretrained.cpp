@@ -75,7 +75,7 @@ void load_parameters(Parameters& parameters, const fs::path& folder) {
     for (std::int64_t first = 0; tensors[i].trainable && found[i].entry != nullptr && first < tensors[i].num_elements();
          first += kReadPiece) {
       const std::int64_t count = std::min(kReadPiece, tensors[i].num_elements() - first), begin = tensors[i].offset + first;
-      if (intersection(parameters.held(), {begin, begin + count}).count() > 0) pieces.push_back({i, first, count});
+      if (!parameters.held().within({begin, begin + count}).empty()) pieces.push_back({i, first, count});
     }
   ThreadPool pool;
   check_finite(all_found, DType::kF32, pool);

@@ -280,7 +280,7 @@ void load_masters(StateFiles& files, nn::Parameters& parameters) {
   if (files.is_whole() && parameters.holds_all()) return io::load_tensors(files.folder() / "model.safetensors", masters_of(parameters));
   files.check_known(*parameters.table());
   for (const nn::NamedParameter& p : parameters.named())
-    if (const ElementRange part = intersection(parameters.held(), p.range()); part.count() > 0)
+    if (const ElementRange part = parameters.held().part_of(p.range()); part.count() > 0)
       files.read(p, {}, part.begin - p.offset, parameters.values_in(part));
 }
 

@@ -35,6 +35,13 @@ void ContextGroup::work(const Work& what) {
   }
 }
 
+void ContextGroup::give_up_on(const comm::PeerLost& lost) noexcept {
+  std::vector<int> of_group;
+  for (const int rank : lost.ranks())
+    if (rank >= first_ && rank < first_ + size()) of_group.push_back(rank - first_);
+  group_->give_up_on(comm::PeerLost(of_group, lost.what(), lost.gave_up()));
+}
+
 void ContextGroup::all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins) {
   work([&] { group_->all_to_all(outs, ins, {.what = "heads of attention"}); });
 }

@@ -23,6 +23,8 @@ class ContextGroup final : public nn::HeadExchange {
   /// Everyone's values, as many of each, in the order of ranks.
   std::vector<float> gather(std::span<const float> mine);
   void abort(std::string_view reason) noexcept { group_->abort(reason); }
+  /// Communicator::give_up_on; ranks as the world counts them.
+  void give_up_on(const comm::PeerLost& lost) noexcept;
 
  private:
   template <typename Work>

@@ -26,13 +26,6 @@ using namespace testing_support;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-/// Larger than the tiny model, so that a matrix has more than one chunk.
-nn::InitModelOptions model_of_several_chunks() {
-  nn::InitModelOptions options = tiny_model();
-  options.vocab_size = 2500;
-  return options;
-}
-
 std::unique_ptr<Policy> make_policy(const fs::path& folder, DType compute, bool offloads_masters = false) {
   PolicyOptions options;
   if (offloads_masters) options.masters_host = make_host_link(make_cpu_runtime(), true);
@@ -40,31 +33,6 @@ std::unique_ptr<Policy> make_policy(const fs::path& folder, DType compute, bool 
   options.compute = compute;
   options.num_threads = 1;
   return std::make_unique<Policy>(make_cpu_runtime(), options);
-}
-
-/// Rows of unequal cost that train by cross entropy; one of them trains on nothing.
-std::vector<wire::MicroBatch> rows_of(std::int64_t step, int num_rows) {
-  std::vector<wire::MicroBatch> rows;
-  for (int r = 0; r < num_rows; ++r) {
-    Rng rng(mix_seed(17, static_cast<std::uint64_t>(step)), static_cast<std::uint64_t>(r));
-    wire::MicroBatch row;
-    const auto n = static_cast<std::int32_t>(6 + rng.next_below(14));
-    for (std::int32_t i = 0; i < n; ++i) {
-      row.input_ids.push_back(static_cast<std::int32_t>(rng.next_below(2500)));
-      row.position_ids.push_back(i);
-    }
-    const auto size = static_cast<std::size_t>(n);
-    row.sequence_lengths = {n};
-    row.env_names = {"env"};
-    row.temperatures.assign(size, 1.0f);
-    row.loss_mask.assign(size, 1);
-    row.advantages.assign(size, 0.0f);
-    row.inference_logprobs.assign(size, 0.0f);
-    row.rl_weights.assign(size, 0.0f);
-    row.ce_weights.assign(size, r == 1 ? 0.0f : 1.0f);
-    rows.push_back(std::move(row));
-  }
-  return rows;
 }
 
 struct Training {
@@ -118,7 +86,7 @@ Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
   GradientStep step(*policy, options);
   Trace trace;
   for (std::int64_t i = 1; i <= run.num_steps; ++i) {
-    const GradientStepResult result = step.run(rows_of(i, run.num_rows), PolicyVersion{i});
+    const GradientStepResult result = step.run(cross_entropy_rows(i, run.num_rows), PolicyVersion{i});
     trace.losses.push_back(result.loss);
     trace.norms.push_back(result.grad_norm.value_or(0));
     trace.norms.push_back(result.zero_grad_ratio.value_or(0));
@@ -191,7 +159,9 @@ TEST(DataParallel, SendingWhileTheBackwardPassGoesOnChangesNoBit) {
 // What is made for one rank and for one of three, next to what the plan says of both.
 TEST(DataParallel, ThePlanKnowsWhatARankHolds) {
   Scratch scratch("dp-bytes");
-  nn::init_model(model_of_several_chunks(), scratch.path);
+  nn::InitModelOptions model = model_of_several_chunks();
+  model.vocab_size = 12'000;  // several chunks for each of three ranks
+  nn::init_model(model, scratch.path);
   for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::MuonConfig>(1e-2)}) {
     const auto options_of = [&](int rank, int size) {
       PolicyOptions options;
@@ -291,7 +261,7 @@ TEST(DataParallel, GradientsOfLayersShareTheirMemory) {
   const auto policy = make_policy(scratch.path, DType::kF32);
   nn::Parameters& parameters = policy->parameters();
   ASSERT_GE(policy->config().num_layers, 2);
-  const std::vector<wire::MicroBatch> rows = rows_of(1, 1);
+  const std::vector<wire::MicroBatch> rows = cross_entropy_rows(1, 1);
   const auto backward = [&] {
     const std::vector<std::int32_t> targets = make_targets(rows[0]);
     policy->forward(rows[0], targets);
@@ -340,8 +310,8 @@ TEST(DataParallel, TheGradientIsTheSumOfLeavesInTheOrderOfRows) {
   nn::Parameters& parameters = policy->parameters();
   const ShardPlan plan(*parameters.table(), 1, false);
   const auto alone = comm::make_local_communicator();
-  GradientExchange exchange(policy->context(), parameters, *alone, plan, Reduce::kExact);
-  const std::vector<wire::MicroBatch> rows = rows_of(1, 4);
+  GradientExchange exchange(policy->context(), parameters, *alone, plan);
+  const std::vector<wire::MicroBatch> rows = cross_entropy_rows(1, 4);
   const auto backward = [&](const wire::MicroBatch& row) {
     const std::vector<std::int32_t> targets = make_targets(row);
     policy->forward(row, targets);
@@ -375,7 +345,7 @@ TEST(DataParallel, ARowThatIsNotFiniteIsLeftOutOnAllRanks) {
     options.mesh = mesh;
     options.skip_non_finite_rows = true;
     GradientStep step(*policy, options);
-    std::vector<wire::MicroBatch> rows = rows_of(1, 5);
+    std::vector<wire::MicroBatch> rows = cross_entropy_rows(1, 5);
     rows[3].ce_weights.back() = std::numeric_limits<float>::quiet_NaN();
     const GradientStepResult result = step.run(rows, PolicyVersion{1});
     EXPECT_EQ(result.num_non_finite_rows, 1);
@@ -401,7 +371,7 @@ TEST(DataParallel, AnErrorOfOneRankIsToldToTheOthers) {
     GradientStepOptions options;
     options.mesh = &mesh;
     GradientStep step(*policy, options);
-    std::vector<wire::MicroBatch> rows = rows_of(1, 5);
+    std::vector<wire::MicroBatch> rows = cross_entropy_rows(1, 5);
     rows[3].ce_weights.back() = std::numeric_limits<float>::quiet_NaN();
     try {
       step.run(rows, PolicyVersion{1});
@@ -441,7 +411,7 @@ TEST(DataParallel, CheckpointsDoNotDependOnTheNumberOfRanks) {
         group.barrier();
         TrainerCheckpoints checkpoints(ckpt);
         if (from > 0) (void)restore(ckpt.checkpoints, from, {}, *policy, step);
-        for (std::int64_t i = from + 1; i <= to; ++i) step.run(rows_of(i, 5), PolicyVersion{i});
+        for (std::int64_t i = from + 1; i <= to; ++i) step.run(cross_entropy_rows(i, 5), PolicyVersion{i});
         checkpoints.save(to, {}, *policy, step);
         checkpoints.finish();
         weights[static_cast<std::size_t>(group.rank())] = masters(*policy, step);
@@ -478,33 +448,73 @@ TEST(DataParallel, CheckpointsDoNotDependOnTheNumberOfRanks) {
   }
 }
 
-TEST(ShardPlan, RangesFollowOneAnotherAndChunksDoNotDependOnThem) {
+TEST(ShardPlan, PartsFollowOneAnotherAndChunksDoNotDependOnThem) {
   for (const bool keeps_blocks : {false, true}) {
     nn::ModelConfig config;
     Scratch scratch("dp-plan");
     nn::init_model(model_of_several_chunks(), scratch.path);
     const auto table = nn::make_tensor_table(nn::load_model_config(scratch.path));
     const ShardPlan one(*table, 1, keeps_blocks);
-    EXPECT_EQ(one.range(0), (ElementRange{0, table->num_master_elements()}));
+    EXPECT_EQ(one.elements(0), ElementRanges(ElementRange{0, table->num_master_elements()}));
     for (const int size : {2, 3, 8, 40}) {
       const ShardPlan plan(*table, size, keeps_blocks);
       EXPECT_TRUE(std::ranges::equal(plan.chunks(), one.chunks()));
       std::int64_t at = 0;
-      std::size_t num_chunks = 0;
+      for (const ShardPlan::Section& section : plan.sections()) {
+        EXPECT_EQ(section.range.begin, at);
+        ASSERT_EQ(section.parts.size(), static_cast<std::size_t>(size));
+        for (int r = 0; r < size; ++r) {
+          const ElementRange part = section.parts[static_cast<std::size_t>(r)];
+          EXPECT_EQ(part.begin, at);
+          EXPECT_TRUE(plan.elements(r).contains(part));
+          at = part.end;
+        }
+        EXPECT_EQ(section.range.end, at);
+      }
+      std::vector<std::size_t> chunks_of_all;
       for (int r = 0; r < size; ++r) {
-        EXPECT_EQ(plan.range(r).begin, at);
-        at = plan.range(r).end;
-        num_chunks += plan.chunks_of(r).size();
+        std::int64_t of_chunks = 0;
+        for (const std::size_t chunk : plan.chunks_of(r)) {
+          chunks_of_all.push_back(chunk);
+          of_chunks += plan.chunks()[chunk].count();
+          EXPECT_TRUE(plan.elements(r).contains(plan.chunks()[chunk]));
+        }
+        EXPECT_EQ(of_chunks, plan.elements(r).count());
         if (!keeps_blocks) continue;
         for (const nn::BlockSpec& block : table->blocks()) {
           const ElementRange whole{block.offset, block.offset + block.shape.num_elements()};
-          const std::int64_t part = intersection(plan.range(r), whole).count();
+          const std::int64_t part = plan.part(r, whole).count();
           EXPECT_TRUE(part == 0 || part == whole.count());
         }
       }
       EXPECT_EQ(at, table->num_master_elements());
-      EXPECT_EQ(num_chunks, one.chunks().size());
+      std::ranges::sort(chunks_of_all);
+      EXPECT_TRUE(std::ranges::equal(chunks_of_all, one.chunks_of(0)));
     }
+  }
+}
+
+// Of each layer, so that none sends nearly all of it to one: an exchange takes as long as the largest part.
+TEST(ShardPlan, EachRankOwnsAboutAsMuchOfEachSection) {
+  nn::ModelConfig config;
+  Scratch scratch("dp-even");
+  nn::InitModelOptions model = tiny_model();
+  model.hidden_size = 256;
+  model.intermediate_size = 1024;
+  model.num_heads = 8;
+  model.num_layers = 3;
+  model.vocab_size = 4000;
+  nn::init_model(model, scratch.path);
+  const auto table = nn::make_tensor_table(nn::load_model_config(scratch.path));
+  for (const int size : {2, 3, 4, 8}) {
+    const ShardPlan plan(*table, size, false);
+    ASSERT_EQ(plan.sections().size(), 5u) << "the embedding, the layers, the head";
+    for (const nn::GradSection& section : nn::grad_sections(*table))
+      for (int r = 0; r < size; ++r)
+        EXPECT_NEAR(static_cast<double>(plan.part(r, section.range).count()), static_cast<double>(section.range.count()) / size,
+                    static_cast<double>(ShardPlan::kChunkElements))
+            << size << " ranks";
+    EXPECT_LE(plan.longest(), table->num_master_elements() / size + 5 * ShardPlan::kChunkElements);
   }
 }
 
@@ -512,7 +522,7 @@ TEST(BalancedOrder, CostliestFirstAndEqualOnesInTheirOrder) {
   Scratch scratch("dp-order");
   nn::init_model(model_of_several_chunks(), scratch.path);
   const nn::ModelConfig config = nn::load_model_config(scratch.path);
-  std::vector<wire::MicroBatch> rows = rows_of(1, 6);
+  std::vector<wire::MicroBatch> rows = cross_entropy_rows(1, 6);
   rows[5] = rows[2];
   const std::vector<std::size_t> order = balanced_order(config, rows);
   std::vector<double> costs;

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.hpp"
 #include "ops/pointwise.hpp"
@@ -14,7 +15,7 @@ namespace {
 /// Elements per row of the matrix that long arrays are added as, so that threads share the work.
 constexpr std::int64_t kAddColumns = 4096;
 
-TensorView part_of(const Tensor& tensor, std::int64_t begin, std::int64_t count) {
+TensorView view_of(const Tensor& tensor, std::int64_t begin, std::int64_t count) {
   TensorView view = tensor.view();
   view.data = view.as<float>() + begin;
   view.shape = Shape{count};
@@ -43,18 +44,20 @@ void add_in_place(ops::OpContext& ctx, TensorView out, ConstTensorView x) {
   }
 }
 
+std::int64_t exchange_bucket(std::span<const nn::GradSection> sections, const ShardPlan& plan, const ExchangeOptions& options) {
+  std::int64_t of_layers = 0, of_any = 0;
+  for (const nn::GradSection& section : sections)
+    for (int r = 0; r < plan.num_ranks(); ++r) {
+      const std::int64_t part = plan.part(r, section.range).count();
+      of_any = std::max(of_any, part);
+      if (section.layer >= 0) of_layers = std::max(of_layers, part);
+    }
+  return std::min(of_any, options.overlaps ? std::max(of_layers, options.bucket_elements) : options.bucket_elements);
+}
+
 GradientExchange::GradientExchange(ops::OpContext& ctx, nn::Parameters& parameters, comm::Communicator& group, const ShardPlan& plan,
-                                   Reduce reduce, comm::Communicator* shards, comm::Communicator* replicas, int ranks_per_row,
-                                   bool overlaps)
-    : ctx_(ctx),
-      parameters_(parameters),
-      group_(group),
-      plan_(plan),
-      reduce_(reduce),
-      shards_(shards),
-      replicas_(replicas),
-      ranks_per_row_(ranks_per_row),
-      overlaps_(overlaps) {
+                                   const ExchangeOptions& options)
+    : ctx_(ctx), parameters_(parameters), group_(group), plan_(plan), options_(options) {
   PRL_CHECK(group.size() % plan.num_ranks() == 0, "a plan for {} ranks, a group of {}", plan.num_ranks(), group.size());
   parameters_.on_section([this](std::size_t section) {
     if (!is_in_leaf_) return;
@@ -78,14 +81,14 @@ void GradientExchange::begin(std::int64_t num_rows) {
 }
 
 std::optional<std::int64_t> GradientExchange::row_of(std::int64_t round) const noexcept {
-  const std::int64_t row = round * num_row_groups() + group_.rank() / ranks_per_row_;
+  const std::int64_t row = round * num_row_groups() + group_.rank() / options_.ranks_per_row;
   return row < num_rows_ ? std::optional(row) : std::nullopt;
 }
 
 std::int64_t GradientExchange::num_rounds() const noexcept { return (num_rows_ + num_row_groups() - 1) / num_row_groups(); }
 
 void GradientExchange::begin_leaf() {
-  if (reduce_ == Reduce::kExact && round_ > 0) parameters_.start_grads();
+  if (options_.reduce == Reduce::kExact && round_ > 0) parameters_.start_grads();
   is_in_leaf_ = true;
 }
 
@@ -95,8 +98,7 @@ void GradientExchange::add(std::size_t section, std::int64_t begin, ConstTensorV
   // Rows of a round send one section after the other, whatever their number: each section has a sum of its own, so that its rows are
   // added in their order.
   const bool is_second = parameters_.sections()[section].is_second;
-  const TensorView to =
-      is_second ? part_of(second_, begin - second_range_.begin, n) : part_of(sum_, begin - range_of(group_.rank()).begin, n);
+  const TensorView to = is_second ? view_of(second_, begin - second_range_.begin, n) : view_of(sum_, own().place_of(begin), n);
   if (is_first)
     ctx_.runtime->copy_within(to.data, leaf.data, static_cast<std::size_t>(n) * sizeof(float));
   else
@@ -114,25 +116,32 @@ void GradientExchange::end_round() {
   ++round_;
 }
 
-GradientExchange::Pass GradientExchange::make_pass(std::size_t section, std::int64_t begin, std::int64_t bucket) {
+std::int64_t GradientExchange::longest_part(std::size_t section) const {
+  std::int64_t longest = 0;
+  for (int r = 0; r < plan_.num_ranks(); ++r) longest = std::max(longest, part_of(r, parameters_.sections()[section].range).count());
+  return longest;
+}
+
+GradientExchange::Pass GradientExchange::make_pass(std::size_t section, std::int64_t begin) {
   const int size = group_.size(), me = group_.rank();
   const ElementRange whole = parameters_.sections()[section].range;
   const auto leaf_of = [&](ElementRange piece) {
-    return part_of(parameters_.section_grads(section), piece.begin - whole.begin, piece.count());
+    return view_of(parameters_.section_grads(section), piece.begin - whole.begin, piece.count());
   };
   const auto piece_of = [&](int rank) {
-    const ElementRange range = intersection(range_of(rank), whole);
-    return intersection(range, {range.begin + begin, range.begin + begin + bucket});
+    const ElementRange range = part_of(rank, whole);
+    return intersection(range, {range.begin + begin, range.begin + begin + bucket_});
   };
   Pass pass;
   pass.section = section;
+  pass.begin = begin;
   pass.is_first = round_ == 0;
-  pass.num_active = static_cast<int>(std::min<std::int64_t>(size, (num_rows_ - round_ * num_row_groups()) * ranks_per_row_));
+  pass.num_active = static_cast<int>(std::min<std::int64_t>(size, (num_rows_ - round_ * num_row_groups()) * options_.ranks_per_row));
   pass.mine = piece_of(me);
   for (int r = 0; r < size; ++r) {
     const bool is_self = r == me;
     // This rank's own leaf is where it was formed.
-    pass.outs.push_back(is_self ? leaf_of(pass.mine) : part_of(received_, r * bucket, r >= pass.num_active ? 0 : pass.mine.count()));
+    pass.outs.push_back(is_self ? leaf_of(pass.mine) : view_of(received_, r * bucket_, r >= pass.num_active ? 0 : pass.mine.count()));
     const ElementRange piece = piece_of(r);
     const bool sends = !is_self && me < pass.num_active && piece.count() > 0;
     pass.ins.push_back(leaf_of(sends ? piece : ElementRange{whole.begin, whole.begin}));
@@ -142,79 +151,85 @@ GradientExchange::Pass GradientExchange::make_pass(std::size_t section, std::int
 
 void GradientExchange::add_up(Pass& pass) {
   if (pass.mine.count() == 0) return;
-  for (int row = 0; row < pass.num_active; row += ranks_per_row_) {
-    for (int apart = 1; apart < ranks_per_row_; apart *= 2)
-      for (int r = row; r < row + ranks_per_row_; r += 2 * apart)
+  for (int row = 0; row < pass.num_active; row += options_.ranks_per_row) {
+    for (int apart = 1; apart < options_.ranks_per_row; apart *= 2)
+      for (int r = row; r < row + options_.ranks_per_row; r += 2 * apart)
         add_in_place(ctx_, pass.outs[static_cast<std::size_t>(r)], pass.outs[static_cast<std::size_t>(r + apart)]);
     add(pass.section, pass.mine.begin, pass.outs[static_cast<std::size_t>(row)], pass.is_first && row == 0);
   }
 }
 
 void GradientExchange::settle() noexcept {
-  if (sending_.valid()) sending_.wait();
-  sending_ = {};
+  sending_.reset();
+  under_way_.reset();
 }
 
 void GradientExchange::complete() {
-  if (!sending_.valid()) return;
-  sending_.get();
-  add_up(under_way_);
+  while (under_way_) {
+    if (sending_ != nullptr) sending_->join();
+    sending_.reset();
+    Pass pass = *std::exchange(under_way_, std::nullopt);
+    add_up(pass);
+    if (const std::int64_t next = pass.begin + bucket_; next < longest_part(pass.section)) send(make_pass(pass.section, next));
+  }
+}
+
+void GradientExchange::send(Pass pass) {
+  // Nothing goes to itself, and nothing may come.
+  std::vector<TensorView> outs = pass.outs;
+  outs[static_cast<std::size_t>(group_.rank())] = view_of(received_, 0, 0);
+  const std::string what = fmt::format("gradients of round {} of {}", round_ + 1, num_rounds());
+  if (options_.overlaps)
+    sending_ = group_.start_all_to_all(outs, pass.ins, {.what = what});
+  else
+    group_.all_to_all(outs, pass.ins, {.what = what});
+  under_way_ = std::move(pass);
 }
 
 void GradientExchange::exchange(std::size_t section) {
   PRL_CHECK(sums_leaves(), "gradients are divided, and not exchanged");
   complete();
-  const ElementRange own = range_of(group_.rank()), whole = parameters_.sections()[section].range;
-  if (!sum_.defined() && own.count() > 0) sum_ = Tensor::empty(ctx_.runtime, {own.count()}, DType::kF32);
+  const ElementRange whole = parameters_.sections()[section].range;
+  if (!sum_.defined() && own().count() > 0) sum_ = Tensor::empty(ctx_.runtime, {own().count()}, DType::kF32);
   const bool is_second = parameters_.sections()[section].is_second;
   if (is_second && !second_.defined()) {
-    second_range_ = intersection(own, whole);
+    second_range_ = part_of(group_.rank(), whole);
     second_ = Tensor::empty(ctx_.runtime, {second_range_.count()}, DType::kF32);
   }
-  if (group_.size() == 1) return add(section, whole.begin, part_of(parameters_.section_grads(section), 0, whole.count()), round_ == 0);
-  std::int64_t longest = 0, longest_range = 0, largest = 0;
-  for (int r = 0; r < plan_.num_ranks(); ++r) {
-    longest = std::max(longest, intersection(plan_.range(r), whole).count());
-    longest_range = std::max(longest_range, plan_.range(r).count());
-    for (const nn::GradSection& any : parameters_.sections()) largest = std::max(largest, intersection(plan_.range(r), any.range).count());
+  if (group_.size() == 1) return add(section, whole.begin, view_of(parameters_.section_grads(section), 0, whole.count()), round_ == 0);
+  if (!received_.defined()) {
+    bucket_ = exchange_bucket(parameters_.sections(), plan_, options_);
+    received_ = Tensor::empty(ctx_.runtime, {group_.size() * bucket_}, DType::kF32);
   }
-  const std::int64_t bucket = overlaps_ ? largest : std::min(longest_range, kBucketElements);
-  if (!received_.defined()) received_ = Tensor::empty(ctx_.runtime, {group_.size() * bucket}, DType::kF32);
-  const std::string what = fmt::format("gradients of round {} of {}", round_ + 1, num_rounds());
-  const auto send = [this, what](Pass& pass) {
-    // Nothing goes to itself, and nothing may come.
-    std::vector<TensorView> outs = pass.outs;
-    outs[static_cast<std::size_t>(group_.rank())] = part_of(received_, 0, 0);
-    group_.all_to_all(outs, pass.ins, {.what = what});
-  };
-  for (std::int64_t begin = 0; begin < longest; begin += bucket) {
-    under_way_ = make_pass(section, begin, bucket);
-    if (overlaps_) {
-      sending_ = std::async(std::launch::async, [this, send] { send(under_way_); });
-      return;
-    }
-    send(under_way_);
-    add_up(under_way_);
-  }
+  if (longest_part(section) == 0) return;
+  send(make_pass(section, 0));
+  if (!options_.overlaps) complete();
 }
 
 Tensor GradientExchange::finish() {
   PRL_CHECK(round_ == num_rounds(), "finish() after {} of {} rounds", round_, num_rounds());
-  const ElementRange own = range_of(group_.rank());
+  const std::int64_t count = own().count();
   if (sums_leaves()) {
     if (second_range_.count() > 0)
-      add_in_place(ctx_, part_of(sum_, second_range_.begin - own.begin, second_range_.count()), second_.view());
-    return own.count() > 0 ? sum_ : Tensor::empty(ctx_.runtime, {0}, DType::kF32);
+      add_in_place(ctx_, view_of(sum_, own().place_of(second_range_.begin), second_range_.count()), second_.view());
+    return count > 0 ? sum_ : Tensor::empty(ctx_.runtime, {0}, DType::kF32);
   }
-  if (parameters_.divides_grads()) return Tensor::zeros(ctx_.runtime, {own.count()}, DType::kF32);  // no rows
+  if (parameters_.divides_grads()) return Tensor::zeros(ctx_.runtime, {count}, DType::kF32);  // no rows
   parameters_.settle_grads();
   if (group_.size() == 1) return parameters_.all_grads();
-  Tensor part = Tensor::empty(ctx_.runtime, {own.count()}, DType::kF32);
-  comm::Communicator& shards = shards_ != nullptr ? *shards_ : group_;
-  shards.reduce_scatter(part.view(), parameters_.all_grads().view(), plan_.counts(), {.what = "gradients of the step"});
-  if (replicas_ != nullptr && replicas_->size() > 1)
-    replicas_->all_reduce(part.view(), comm::ReduceOp::kSum, {.what = "gradients of the copies"});
-  return part;
+  Tensor mine = Tensor::empty(ctx_.runtime, {count}, DType::kF32);
+  comm::Communicator& shards = options_.shards != nullptr ? *options_.shards : group_;
+  std::int64_t at = 0;
+  for (const ShardPlan::Section& section : plan_.sections()) {
+    const std::vector<std::int64_t> counts = section.counts();
+    const std::int64_t n = counts[static_cast<std::size_t>(shards.rank())];
+    shards.reduce_scatter(view_of(mine, at, n), view_of(parameters_.all_grads(), section.range.begin, section.range.count()), counts,
+                          {.what = "gradients of the step"});
+    at += n;
+  }
+  if (options_.replicas != nullptr && options_.replicas->size() > 1)
+    options_.replicas->all_reduce(mine.view(), comm::ReduceOp::kSum, {.what = "gradients of the copies"});
+  return mine;
 }
 
 }  // namespace prl::trainer

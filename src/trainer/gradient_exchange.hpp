@@ -1,8 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <future>
+#include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "comm/communicator.hpp"
@@ -28,27 +29,35 @@ constexpr bool divides_grads(int num_ranks, Reduce reduce) noexcept { return num
 constexpr bool splits_tied_grads(int leaves_per_row, Reduce reduce) noexcept { return leaves_per_row > 1 && reduce == Reduce::kExact; }
 
 /// Layers whose gradients there is memory for: one is sent while the next is formed.
-constexpr int num_grad_places(bool overlaps) noexcept { return overlaps ? 2 : 1; }
+constexpr int num_grad_places(bool overlaps, int num_ranks) noexcept { return overlaps && num_ranks > 1 ? 2 : 1; }
+
+struct ExchangeOptions {
+  Reduce reduce = Reduce::kExact;
+  /// Reduce::kFast: the ranks that the plan is of, if they are not the whole group, and those that own the same part; borrowed.
+  comm::Communicator *shards = nullptr, *replicas = nullptr;
+  int ranks_per_row = 1;
+  bool overlaps = false;
+  /// Of what one rank sends another, so much at once, unless it overlaps: then all that another owns of a layer.
+  std::int64_t bucket_elements = std::int64_t{1} << 22;
+};
+/// Elements that a rank takes in from each other rank at once.
+std::int64_t exchange_bucket(std::span<const nn::GradSection> sections, const ShardPlan& plan, const ExchangeOptions& options);
 
 /// Adds up the gradients of a step's rows and gives each rank the part that it owns. Every rank makes the same calls.
 ///
 /// Rows go round: row i is of rank i mod W, in round i / W; with C ranks to a row, of ranks C (i mod W / C) and the C - 1 after it, whose
 /// leaves are added as a balanced tree first. Each rank sends the parts of its leaf to their owners (all-to-all), which add
 /// them in the order of rows: section by section as its backward pass completes them if the parameters divide their gradients, else after
-/// the round. Memory beside the gradients: the sum of the own part once a step has several rows, and for each rank kBucketElements of what
+/// the round. Memory beside the gradients: the sum of the own part once a step has several rows, and for each rank a bucket of what
 /// arrives. With fewer parts than ranks, ranks r, r + parts, ... own the same part. One thread.
-/// With `overlaps` a section is sent by a thread of its own while the backward pass goes on, and added when the next one is complete: for
-/// groups whose operations return when they are done. Then all of a section that this rank owns arrives at once, and layers need two
-/// places (nn::Parameters::divide_grads).
+/// With `overlaps` a section is sent while the backward pass goes on (Communicator::start_all_to_all), and added when the next one is
+/// complete; the pass writes the section's place again only then, so that layers need two places (nn::Parameters::divide_grads). A section
+/// larger than a bucket, as embedding and head may be, is sent in several passes, of which the first overlaps.
 class GradientExchange {
  public:
-  static constexpr std::int64_t kBucketElements = std::int64_t{1} << 22;
-
-  /// Everything is borrowed and must outlive this; `plan` has a part per rank of `group`, or a part for several. Reduce::kFast sums over
-  /// `replicas`, the ranks that own the same part, too; nullptr if there is one.
-  GradientExchange(ops::OpContext& ctx, nn::Parameters& parameters, comm::Communicator& group, const ShardPlan& plan, Reduce reduce,
-                   comm::Communicator* shards = nullptr, comm::Communicator* replicas = nullptr, int ranks_per_row = 1,
-                   bool overlaps = false);
+  /// Everything is borrowed and must outlive this; `plan` has a part per rank of `group`, or a part for several.
+  GradientExchange(ops::OpContext& ctx, nn::Parameters& parameters, comm::Communicator& group, const ShardPlan& plan,
+                   const ExchangeOptions& options = {});
   ~GradientExchange();
   GradientExchange(const GradientExchange&) = delete;
   GradientExchange& operator=(const GradientExchange&) = delete;
@@ -64,31 +73,36 @@ class GradientExchange {
   void end_round();
   /// After a step that failed: waits for what is under way, at most for the group's timeout, and forgets it.
   void settle() noexcept;
-  /// The gradient of range(rank) of the plan; call once after the last round. Valid until begin(). [count] fp32.
+  /// The gradient of this rank's elements of the plan; call once after the last round. Valid until begin(). [count] fp32.
   Tensor finish();
 
  private:
   /// Leaves are added in a place of their own; one row of one rank is its own sum.
   bool sums_leaves() const noexcept {
-    return reduce_ == Reduce::kExact && num_rows_ > 0 && (num_rows_ > 1 || group_.size() > 1 || parameters_.divides_grads());
+    return options_.reduce == Reduce::kExact && num_rows_ > 0 && (num_rows_ > 1 || group_.size() > 1 || parameters_.divides_grads());
   }
-  int num_row_groups() const noexcept { return group_.size() / ranks_per_row_; }
-  ElementRange range_of(int rank) const { return plan_.range(rank % plan_.num_ranks()); }
+  int num_row_groups() const noexcept { return group_.size() / options_.ranks_per_row; }
+  ElementRange part_of(int rank, ElementRange section) const { return plan_.part(rank % plan_.num_ranks(), section); }
+  const ElementRanges& own() const { return plan_.elements(group_.rank() % plan_.num_ranks()); }
   /// What arrives of a section, or of a bucket of it, and where it is added.
   struct Pass {
     std::size_t section = 0;
+    std::int64_t begin = 0;  ///< of the bucket, within what each rank owns of the section
     std::vector<TensorView> outs;
     std::vector<ConstTensorView> ins;
     ElementRange mine;
     bool is_first = false;
     int num_active = 0;
   };
-  Pass make_pass(std::size_t section, std::int64_t begin, std::int64_t bucket);
+  Pass make_pass(std::size_t section, std::int64_t begin);
   /// `pass` has arrived.
   void add_up(Pass& pass);
   void exchange(std::size_t section);
-  /// Waits for the section that is under way, if there is one, and adds it.
+  void send(Pass pass);
+  /// What is under way is joined and added, and so is the rest of its section.
   void complete();
+  /// The most that one rank owns of a section.
+  std::int64_t longest_part(std::size_t section) const;
   /// `leaf` is of elements from `begin` on of the array of masters, all of them this rank's own.
   void add(std::size_t section, std::int64_t begin, ConstTensorView leaf, bool is_first);
 
@@ -96,15 +110,12 @@ class GradientExchange {
   nn::Parameters& parameters_;
   comm::Communicator& group_;
   const ShardPlan& plan_;
-  Reduce reduce_;
-  comm::Communicator* shards_;
-  comm::Communicator* replicas_;
-  int ranks_per_row_;
-  bool overlaps_;
-  Pass under_way_;
-  std::future<void> sending_;  ///< of under_way_
-  Tensor sum_;                 ///< of the own range
-  Tensor second_;              ///< of what a section has that comes a second time, of which this rank owns second_range_
+  ExchangeOptions options_;
+  std::int64_t bucket_ = 0;
+  std::optional<Pass> under_way_;
+  std::unique_ptr<comm::Started> sending_;  ///< of under_way_, if that is not there yet
+  Tensor sum_;                              ///< of the own elements
+  Tensor second_;                           ///< of what a section has that comes a second time, of which this rank owns second_range_
   ElementRange second_range_;
   Tensor received_;  ///< a bucket per rank
   std::int64_t num_rows_ = 0, round_ = 0;

@@ -104,14 +104,20 @@ std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<
 
 namespace {
 
+/// A loss that was noticed in one group ends all: ranks wait for this one there.
+void give_up_on(const comm::PeerLost& lost, comm::Mesh& mesh, ContextGroup* context) noexcept {
+  mesh.give_up_on(lost);
+  if (context != nullptr) context->give_up_on(lost);
+}
+
 /// The plan, by which masters are held from now on.
 ShardPlan divide(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh) {
   const comm::Communicator& shards = mesh.along(comm::Axis::kShard);
   ShardPlan plan(*policy.parameters().table(), shards.size(), keeps_whole_blocks(options.optim));
-  policy.parameters().hold(plan.range(shards.rank()));
+  policy.parameters().hold(plan.elements(shards.rank()));
   const bool splits_tied = splits_tied_grads(options.cut.num_leaves, options.reduce) && policy.parameters().table()->has_tied_head();
   policy.parameters().divide_grads(divides_grads(mesh.world().size(), options.reduce) || splits_tied, splits_tied,
-                                   num_grad_places(options.overlaps_exchange));
+                                   num_grad_places(options.overlaps_exchange, mesh.world().size()));
   return plan;
 }
 
@@ -134,9 +140,12 @@ GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, c
     : trained(policy),
       context(share_rows(policy, options, mesh)),
       plan(divide(policy, options, mesh)),
-      exchange(policy.context(), policy.parameters(), mesh.world(), plan, options.reduce, &mesh.along(comm::Axis::kShard),
-               mesh.shape().size(comm::Axis::kReplicate) > 1 ? &mesh.along(comm::Axis::kReplicate) : nullptr,
-               context != nullptr ? context->size() : 1, options.overlaps_exchange),
+      exchange(policy.context(), policy.parameters(), mesh.world(), plan,
+               {.reduce = options.reduce,
+                .shards = &mesh.along(comm::Axis::kShard),
+                .replicas = mesh.shape().size(comm::Axis::kReplicate) > 1 ? &mesh.along(comm::Axis::kReplicate) : nullptr,
+                .ranks_per_row = context != nullptr ? context->size() : 1,
+                .overlaps = options.overlaps_exchange}),
       optimizer(policy.context(), policy.parameters(), options.optim, options.optimizer_memory, policy.parameters().held()) {}
 
 GradientStep::Shard::~Shard() { trained.share_rows({}, nullptr); }
@@ -289,15 +298,19 @@ auto GradientStep::among_shards(const Work& work) const {
     const std::vector<int> line = mesh().shape().line(ranks().rank(), comm::Axis::kShard);
     std::vector<int> of_all;
     for (const int rank : lost.ranks()) of_all.push_back(line[static_cast<std::size_t>(rank)]);
-    throw comm::PeerLost(of_all, fmt::format("{} (within a copy of the state; among all ranks: {})", lost.what(), fmt::join(of_all, ", ")),
-                         lost.gave_up());
+    const comm::PeerLost told(
+        of_all, fmt::format("{} (within a copy of the state; among all ranks: {})", lost.what(), fmt::join(of_all, ", ")), lost.gave_up());
+    give_up_on(told, mesh(), shard_->context.get());
+    throw told;
   }
 }
 
 GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, PolicyVersion version) {
   try {
     return run_on_ranks(rows, version);
-  } catch (const comm::PeerLost&) {
+  } catch (const comm::PeerLost& lost) {
+    // Sums in place are taken in groups that number their ranks in ways of their own.
+    give_up_on(options_.reduce == Reduce::kExact ? lost : comm::PeerLost({}, lost.what(), lost.gave_up()), mesh(), shard_->context.get());
     shard_->exchange.settle();
     throw;
   } catch (const std::exception& error) {
@@ -357,12 +370,17 @@ void GradientStep::update_weights(const Tensor& own_grads, double grad_scale, do
 }
 
 void GradientStep::gather_weights(const Tensor& rounded, PolicyVersion version) {
-  const ElementRange own = policy_.parameters().held();
   if (shards().size() > 1)
     among_shards([&](comm::Communicator& group) {
-      group.all_gather(rounded.view(), shard_->plan.counts(), rounded.slice(own.begin, own.count()).view(), {.what = "new weights"});
+      for (const ShardPlan::Section& section : shard_->plan.sections()) {
+        const ElementRange own = section.parts[static_cast<std::size_t>(group.rank())];
+        group.all_gather(rounded.slice(section.range.begin, section.range.count()).view(), section.counts(),
+                         rounded.slice(own.begin, own.count()).view(), {.what = "new weights"});
+      }
     });
   policy_.refresh(version, rounded);
+  // Where weights were only queued a rank may be lost until now.
+  among_shards([](comm::Communicator& group) { group.settle({.what = "new weights"}); });
 }
 
 void GradientStep::refresh_weights(PolicyVersion version) {

@@ -41,7 +41,7 @@ struct GradientStepOptions {
   int num_replicas = 1;
   /// How rows are cut, and how many neighbouring ranks share one. A group that lost a rank goes on with fewer to a row, if it must.
   RowCut cut = {};
-  /// Gradients of a layer are sent while those of the next are formed (GradientExchange); not where the device queues what it sends.
+  /// Gradients of a layer are sent while those of the next are formed (GradientExchange).
   bool overlaps_exchange = false;
   /// What was found of each token of a step goes there (TokenExporter); empty: nowhere.
   std::filesystem::path token_exports = {};
@@ -73,7 +73,7 @@ std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<
 /// One optimizer step over packed rows: global token counts, gradient accumulation, clipping, optimizer, schedule, new packed
 /// weights. The same code serves RL and SFT; they differ in the streams of the rows.
 ///
-/// Ranks    each runs its rows of balanced_order() in turn, steps the range of all values that it owns (ShardPlan), and gathers those of
+/// Ranks    each runs its rows of balanced_order() in turn, steps the values that it owns (ShardPlan), and gathers those of
 /// the
 ///          others. With Reduce::kExact the weights after a step are the same bits on any number of ranks.
 class GradientStep {
@@ -147,7 +147,7 @@ class GradientStep {
   std::vector<RowResult> gather_results(std::vector<RowResult> mine, std::size_t num_leaves) const;
   void end_export();
   void update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version);
-  /// `rounded` has this rank's range of the new weights.
+  /// `rounded` has this rank's own of the new weights.
   void gather_weights(const Tensor& rounded, PolicyVersion version);
 
   Policy& policy_;

@@ -12,9 +12,7 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   const OptimizerMemory& optimizer = step.optimizer_memory;
   const int num_ranks = step.num_ranks, num_shards = num_ranks / step.num_replicas;
   const ShardPlan plan(*table, num_shards, keeps_whole_blocks(step.optim));
-  std::int64_t longest = 0;  // what the rank with most of them owns
-  for (const std::int64_t count : plan.counts()) longest = std::max(longest, count);
-  const double share = static_cast<double>(longest) / static_cast<double>(std::max<std::int64_t>(table->num_master_elements(), 1));
+  const double share = static_cast<double>(plan.longest()) / static_cast<double>(std::max<std::int64_t>(table->num_master_elements(), 1));
   const auto part_of = [&](std::size_t bytes) {
     return num_shards == 1 ? bytes : static_cast<std::size_t>(std::ceil(share * static_cast<double>(bytes)));
   };
@@ -26,27 +24,26 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   // Beside the gradient of a row there is the sum of those before it, and a bucket of each rank's on its way; each rank sums its part.
   // Several ranks hold a row's gradient in parts: all layers' lie in the same memory.
   bytes.gradients = all;
-  std::int64_t largest_part = longest;  ///< of a section, that one rank owns
   const bool splits_tied = splits_tied_grads(step.cut.num_leaves, step.reduce) && table->has_tied_head();
+  std::vector<nn::GradSection> sections{{nn::GradSection::kRest, {0, table->num_master_elements()}}};
   if (divides_grads(num_ranks, step.reduce) || splits_tied) {
     std::int64_t longest_layer = 0, others = 0;
-    largest_part = 0;
-    const std::vector<nn::GradSection> sections = nn::grad_sections(*table, splits_tied);
+    sections = nn::grad_sections(*table, splits_tied);
     for (const nn::GradSection& section : sections) {
-      for (int r = 0; r < num_shards; ++r) largest_part = std::max(largest_part, intersection(plan.range(r), section.range).count());
       if (section.layer >= 0)
         longest_layer = std::max(longest_layer, section.range.count());
       else
         others += section.range.count();
     }
-    bytes.gradients = sizeof(float) * static_cast<std::size_t>(num_grad_places(step.overlaps_exchange) * longest_layer + others);
+    const int num_places = num_grad_places(step.overlaps_exchange, num_ranks);
+    bytes.gradients = sizeof(float) * static_cast<std::size_t>(num_places * longest_layer + others);
   }
   if (step.reduce == Reduce::kExact || num_ranks > 1) bytes.gradients += part_of(all);
   // A matrix that is head and embedding has a sum as each.
   if (splits_tied) bytes.gradients += part_of(sizeof(float) * static_cast<std::size_t>(model.vocab_size * model.hidden_size));
   if (num_ranks > 1) {
-    const std::int64_t at_once = step.overlaps_exchange ? largest_part : std::min(longest, GradientExchange::kBucketElements);
-    bytes.gradients += sizeof(float) * static_cast<std::size_t>(num_ranks * at_once);
+    const std::int64_t bucket = exchange_bucket(sections, plan, {.reduce = step.reduce, .overlaps = step.overlaps_exchange});
+    bytes.gradients += sizeof(float) * static_cast<std::size_t>(num_ranks * bucket);
   }
   const std::int64_t num_packed = model.num_parameters() + (policy.lora ? table->num_trainable() : 0);
   bytes.weights = static_cast<std::size_t>(num_packed) * size_of(policy.compute);

@@ -55,7 +55,6 @@ std::size_t PeerSnapshots::num_bytes() const noexcept {
 
 void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gradient_step) {
   comm::Communicator& group = gradient_step.ranks();
-  const ElementRange own = policy_.parameters().held();
   Snapshot made;
   made.generation = group.generation();
   made.step = progress.step;
@@ -66,7 +65,7 @@ void PeerSnapshots::commit(const TrainProgress& progress, const GradientStep& gr
   counters.optimizer_type = std::string(gradient_step.optimizer().type_name());
   made.progress = to_json(counters);
   std::string& part = made.parts[group.rank()];
-  append(part, "", own, policy_.parameters().held_values());
+  for (const ElementRange held : policy_.parameters().held().ranges()) append(part, "", held, policy_.parameters().values_in(held));
   for (const Optimizer::StatePart& state : gradient_step.optimizer().state_parts()) append(part, state.name, state.range, state.tensor);
   if (group.size() > 1) {
     const int next = (group.rank() + 1) % group.size(), previous = (group.rank() + group.size() - 1) % group.size();
@@ -122,7 +121,8 @@ void PeerSnapshots::take(std::string_view part, GradientStep& gradient_step) con
     const ElementRange range{head.begin, head.begin + head.count};
     if (range.count() == 0) continue;
     if (name.empty()) {
-      copy_shared(policy_.parameters().held_values(), policy_.parameters().held(), bytes, range);
+      for (const ElementRange held : policy_.parameters().held().ranges())
+        copy_shared(policy_.parameters().values_in(held), held, bytes, range);
       continue;
     }
     for (const Optimizer::StatePart& mine : own)

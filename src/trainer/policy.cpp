@@ -80,7 +80,7 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
         nn::Parameters::Allocate allocate;
         if (options_.masters_host != nullptr)
           allocate = [host = HostState(runtime_, options_.masters_host)](std::int64_t n) mutable { return host.zeros({n}, DType::kF32); };
-        return nn::Parameters(runtime_, config, table, ShardPlan(*table, share.num_ranks, share.keeps_blocks).range(share.rank),
+        return nn::Parameters(runtime_, config, table, ShardPlan(*table, share.num_ranks, share.keeps_blocks).elements(share.rank),
                               std::move(allocate));
       }()),
       base_(std::move(base)),
@@ -164,17 +164,17 @@ Tensor Policy::room_for_weights() {
 
 void Policy::round_held(const Tensor& rounded) {
   constexpr std::int64_t kPiece = std::int64_t{1} << 24;
-  const nn::ElementRange held = parameters_.held();
-  for (std::int64_t begin = held.begin; begin < held.end; begin += kPiece) {
-    const nn::ElementRange piece{begin, std::min(begin + kPiece, held.end)};
-    Tensor values = parameters_.values_in(piece);
-    if (options_.masters_host != nullptr) {
-      const Tensor on_device = Tensor::empty(runtime_, values.shape(), DType::kF32);
-      runtime_->copy_from_host(on_device.data(), values.data(), values.num_bytes());
-      values = on_device;
+  for (const nn::ElementRange held : parameters_.held().ranges())
+    for (std::int64_t begin = held.begin; begin < held.end; begin += kPiece) {
+      const nn::ElementRange piece{begin, std::min(begin + kPiece, held.end)};
+      Tensor values = parameters_.values_in(piece);
+      if (options_.masters_host != nullptr) {
+        const Tensor on_device = Tensor::empty(runtime_, values.shape(), DType::kF32);
+        runtime_->copy_from_host(on_device.data(), values.data(), values.num_bytes());
+        values = on_device;
+      }
+      ops::cast(context(), rounded.slice(begin, piece.count()), values);
     }
-    ops::cast(context(), rounded.slice(begin, piece.count()), values);
-  }
 }
 
 Tensor Policy::flat_values() {

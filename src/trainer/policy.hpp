@@ -17,7 +17,7 @@
 
 namespace prl::trainer {
 
-/// Which masters a rank holds: its range of the ShardPlan.
+/// Which masters a rank holds: its elements of the ShardPlan.
 struct MasterShare {
   int rank = 0, num_ranks = 1;
   bool keeps_blocks = false;

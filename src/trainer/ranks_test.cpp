@@ -101,23 +101,31 @@ void run_rl_rank(const TrainCase& run, const fs::path& root, comm::Mesh& mesh, P
 void write_result(Policy& policy, const fs::path& root, int rank) {
   const nn::Parameters& parameters = policy.parameters();
   std::string bytes;
-  for (const std::uint64_t word : {nn::checksum(*policy.weights()).combined, static_cast<std::uint64_t>(parameters.held().begin)})
+  const std::span<const ElementRange> held = parameters.held().ranges();
+  for (const std::uint64_t word : {nn::checksum(*policy.weights()).combined, static_cast<std::uint64_t>(held.size())})
     bytes.append(reinterpret_cast<const char*>(&word), sizeof word);
+  bytes.append(reinterpret_cast<const char*>(held.data()), held.size_bytes());
   bytes.append(static_cast<const char*>(parameters.held_values().data()), parameters.held_values().num_bytes());
   write_file_atomic(root / fmt::format("rank_{}", rank), bytes);
 }
 
 struct Result {
-  std::uint64_t checksum = 0, begin = 0;
+  std::uint64_t checksum = 0;
+  std::vector<ElementRange> held;
   std::string masters;
 };
 Result read_result(const fs::path& root, int rank) {
   const std::string bytes = read_file(root / fmt::format("rank_{}", rank));
   Result result;
   if (bytes.size() < 16) return result;
+  std::uint64_t num_ranges = 0;
   std::memcpy(&result.checksum, bytes.data(), 8);
-  std::memcpy(&result.begin, bytes.data() + 8, 8);
-  result.masters = bytes.substr(16);
+  std::memcpy(&num_ranges, bytes.data() + 8, 8);
+  const std::size_t num_bytes = num_ranges * sizeof(ElementRange);
+  if (bytes.size() - 16 < num_bytes) return result;
+  result.held.resize(num_ranges);
+  std::memcpy(result.held.data(), bytes.data() + 16, num_bytes);
+  result.masters = bytes.substr(16 + num_bytes);
   return result;
 }
 
@@ -186,7 +194,11 @@ void expect_same_weights(const fs::path& wanted_root, const fs::path& root, int 
     if (rank == without) continue;
     const Result found = read_result(root, rank);
     EXPECT_EQ(found.checksum, wanted.checksum) << root << " rank " << rank;
-    EXPECT_TRUE(found.masters == wanted.masters.substr(found.begin * sizeof(float), found.masters.size())) << root << " rank " << rank;
+    std::string masters;
+    for (const ElementRange held : found.held)
+      masters += wanted.masters.substr(static_cast<std::size_t>(held.begin) * sizeof(float),
+                                       static_cast<std::size_t>(held.count()) * sizeof(float));
+    EXPECT_TRUE(found.masters == masters) << root << " rank " << rank;
     num_bytes += found.masters.size();
   }
   if (without < 0) {

@@ -3,10 +3,17 @@
 #include <algorithm>
 
 #include "base/error.hpp"
+#include "nn/parameters.hpp"
 
 namespace prl::trainer {
 
-ShardPlan::ShardPlan(const nn::TensorTable& table, int num_ranks, bool keeps_blocks) {
+std::vector<std::int64_t> ShardPlan::Section::counts() const {
+  std::vector<std::int64_t> counts;
+  for (const ElementRange& part : parts) counts.push_back(part.count());
+  return counts;
+}
+
+ShardPlan::ShardPlan(const nn::TensorTable& table, int num_ranks, bool keeps_blocks) : chunks_of_(static_cast<std::size_t>(num_ranks)) {
   PRL_CHECK(num_ranks >= 1, "{} ranks", num_ranks);
   // Blocks lie in memory in the order of their offsets; gaps between them belong to the one before.
   std::vector<std::int64_t> begins;
@@ -23,32 +30,48 @@ ShardPlan::ShardPlan(const nn::TensorTable& table, int num_ranks, bool keeps_blo
     }
     if (keeps_blocks) cuts.push_back(chunks_.size());
   }
-  const std::int64_t total = table.num_master_elements();
-  const auto element_of = [&](std::size_t cut) { return cut < chunks_.size() ? chunks_[cut].begin : total; };
+  std::vector<nn::GradSection> sections{{nn::GradSection::kRest, {0, table.num_master_elements()}}};
+  if (!keeps_blocks) sections = nn::grad_sections(table);
+  std::ranges::sort(sections, {}, [](const nn::GradSection& section) { return section.range.begin; });
+  for (const nn::GradSection& section : sections) divide(section.range, num_ranks, cuts);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    std::vector<ElementRange> parts;
+    for (const Section& section : sections_) parts.push_back(section.parts[static_cast<std::size_t>(rank)]);
+    elements_.emplace_back(parts);
+  }
+}
+
+void ShardPlan::divide(ElementRange section, int num_ranks, std::span<const std::size_t> cuts) {
+  const auto element_of = [&](std::size_t cut) {
+    return cut < chunks_.size() ? chunks_[cut].begin : chunks_.empty() ? 0 : chunks_.back().end;
+  };
+  std::vector<std::size_t> inside;  // its own begin and end among them
+  for (const std::size_t cut : cuts)
+    if (element_of(cut) >= section.begin && element_of(cut) <= section.end) inside.push_back(cut);
+  PRL_CHECK(!inside.empty() && element_of(inside.front()) == section.begin && element_of(inside.back()) == section.end,
+            "no chunks begin and end where elements [{}, {}) do", section.begin, section.end);
+  std::vector<std::size_t> firsts;  // per rank, and one past the last
   for (int rank = 0; rank < num_ranks; ++rank) {
     // The cut nearest to an even share, and none before the last rank's.
-    const std::int64_t wanted = total * rank / num_ranks;
-    const auto nearest = std::ranges::min_element(cuts, {}, [&](std::size_t cut) {
+    const std::int64_t wanted = section.begin + section.count() * rank / num_ranks;
+    const auto nearest = std::ranges::min_element(inside, {}, [&](std::size_t cut) {
       const std::int64_t d = element_of(cut) - wanted;
       return d < 0 ? -d : d;
     });
-    first_chunk_.push_back(rank == 0 ? 0 : std::max(first_chunk_.back(), *nearest));
+    firsts.push_back(rank == 0 ? inside.front() : std::max(firsts.back(), *nearest));
   }
-  first_chunk_.push_back(chunks_.size());
-  for (int rank = 0; rank < num_ranks; ++rank)
-    ranges_.push_back(
-        {element_of(first_chunk_[static_cast<std::size_t>(rank)]), element_of(first_chunk_[static_cast<std::size_t>(rank) + 1])});
+  firsts.push_back(inside.back());
+  Section& made = sections_.emplace_back(Section{section, {}});
+  for (std::size_t rank = 0; rank + 1 < firsts.size(); ++rank) {
+    made.parts.push_back({element_of(firsts[rank]), element_of(firsts[rank + 1])});
+    for (std::size_t chunk = firsts[rank]; chunk < firsts[rank + 1]; ++chunk) chunks_of_[rank].push_back(chunk);
+  }
 }
 
-std::vector<std::int64_t> ShardPlan::counts() const {
-  std::vector<std::int64_t> counts;
-  for (const ElementRange& range : ranges_) counts.push_back(range.count());
-  return counts;
-}
-
-std::span<const ElementRange> ShardPlan::chunks_of(int rank) const {
-  const std::size_t first = first_chunk_[static_cast<std::size_t>(rank)], end = first_chunk_[static_cast<std::size_t>(rank) + 1];
-  return std::span(chunks_).subspan(first, end - first);
+std::int64_t ShardPlan::longest() const noexcept {
+  std::int64_t longest = 0;
+  for (const ElementRanges& elements : elements_) longest = std::max(longest, elements.count());
+  return longest;
 }
 
 }  // namespace prl::trainer

@@ -4,34 +4,54 @@
 #include <span>
 #include <vector>
 
+#include "nn/element_ranges.hpp"
 #include "nn/tensor_table.hpp"
 
 namespace prl::trainer {
 
 using nn::ElementRange;
+using nn::ElementRanges;
 using nn::intersection;
 
 /// Which rank steps which elements. The array is cut into chunks that depend on the table alone: the vectors, and each matrix block, in
-/// pieces of kChunkElements. A rank owns one run of chunks, so that what is summed per chunk does not depend on the number of ranks.
+/// pieces of kChunkElements; what is summed per chunk does not depend on the number of ranks. Each rank owns a run of the chunks of each
+/// section (nn::grad_sections), about as many as the others, so that all of them send and receive when a section is exchanged.
 class ShardPlan {
  public:
   static constexpr std::int64_t kChunkElements = std::int64_t{1} << 16;
 
-  /// `keeps_blocks`: no block is divided (Muon orthogonalises whole matrices), the vectors are one.
+  /// A run of the array that is divided among all ranks.
+  struct Section {
+    ElementRange range;
+    std::vector<ElementRange> parts;  ///< of each rank, one after the other; may be empty
+    std::vector<std::int64_t> counts() const;
+  };
+
+  /// `keeps_blocks`: no block is divided (Muon orthogonalises whole matrices), the vectors are one. Layers have too few blocks to be
+  /// divided evenly: then the whole array is one section.
   ShardPlan(const nn::TensorTable& table, int num_ranks, bool keeps_blocks);
 
-  int num_ranks() const noexcept { return static_cast<int>(ranges_.size()); }
-  /// May be empty.
-  const ElementRange& range(int rank) const { return ranges_[static_cast<std::size_t>(rank)]; }
-  /// In the order of ranks.
-  std::vector<std::int64_t> counts() const;
+  int num_ranks() const noexcept { return static_cast<int>(elements_.size()); }
+  /// All that a rank owns; may be empty.
+  const ElementRanges& elements(int rank) const { return elements_[static_cast<std::size_t>(rank)]; }
+  /// The most that any rank owns.
+  std::int64_t longest() const noexcept;
+  /// What a rank owns of elements that lie in one section.
+  ElementRange part(int rank, ElementRange of) const { return elements(rank).part_of(of); }
+  /// In the order of the array, all of which they are.
+  std::span<const Section> sections() const noexcept { return sections_; }
   /// Of the whole array, in order.
   std::span<const ElementRange> chunks() const noexcept { return chunks_; }
-  std::span<const ElementRange> chunks_of(int rank) const;
+  /// Indices of those of a rank, in order.
+  std::span<const std::size_t> chunks_of(int rank) const { return chunks_of_[static_cast<std::size_t>(rank)]; }
 
  private:
-  std::vector<ElementRange> chunks_, ranges_;
-  std::vector<std::size_t> first_chunk_;  ///< per rank, and one past the last
+  void divide(ElementRange section, int num_ranks, std::span<const std::size_t> cuts);
+
+  std::vector<ElementRange> chunks_;
+  std::vector<Section> sections_;
+  std::vector<ElementRanges> elements_;
+  std::vector<std::vector<std::size_t>> chunks_of_;
 };
 
 }  // namespace prl::trainer

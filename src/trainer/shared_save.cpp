@@ -77,7 +77,7 @@ void SharedSave::copy_parts(Policy& policy, const Optimizer& optimizer, bool cop
     parts_.push_back({std::move(name), copies ? host_copy(vector) : vector});
   };
   for (const nn::NamedParameter& p : parameters.named())
-    if (const ElementRange part = intersection(parameters.held(), p.range()); part.count() > 0) add(p.name, parameters.values_in(part));
+    if (const ElementRange part = parameters.held().part_of(p.range()); part.count() > 0) add(p.name, parameters.values_in(part));
   for (const Optimizer::StatePart& state : optimizer.state_parts()) add(state.name, state.tensor);
 }
 

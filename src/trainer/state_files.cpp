@@ -68,7 +68,10 @@ StateLayout state_layout(const nn::TensorTable& table, const ShardPlan& plan) {
   StateLayout layout;
   for (const nn::TensorSpec& spec : table.tensors())
     if (spec.trainable) layout.tensors.push_back({spec.name, extents(spec.shape), spec.offset});
-  for (int rank = 0; rank < plan.num_ranks(); ++rank) layout.parts.push_back({rank_file(rank), plan.range(rank)});
+  for (const ShardPlan::Section& section : plan.sections())
+    for (int rank = 0; rank < plan.num_ranks(); ++rank)
+      if (const ElementRange part = section.parts[static_cast<std::size_t>(rank)]; part.count() > 0)
+        layout.parts.push_back({rank_file(rank), part});
   return layout;
 }
 

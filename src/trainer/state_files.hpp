@@ -18,9 +18,9 @@ namespace prl::trainer {
 
 /// Where the parts of a checkpoint that several ranks wrote lie: layout.json.
 ///
-/// The masters of all tensors lie one after another in an array, `offset` from its start. File i holds what lies in parts[i].range: of each
-/// tensor that is in it, in part or whole, a vector of that part under its name, and the same part of each of its states under
-/// "<name>.<state>".
+/// The masters of all tensors lie one after another in an array, `offset` from its start. Part i is in file parts[i].file, which holds one
+/// part or several, but of a tensor one at most: of each tensor that lies in the part, as a whole or not, a vector of what does under
+/// its name, and the same of each of its states under "<name>.<state>".
 struct StateLayout {
   struct Entry {
     std::string name;

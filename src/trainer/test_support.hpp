@@ -13,11 +13,13 @@
 
 #include <fmt/core.h>
 
+#include "base/rng.hpp"
 #include "monitor/sinks.hpp"
 #include "nn/init_model.hpp"
 #include "trainer/gradient_step.hpp"
 #include "trainer/policy.hpp"
 #include "trainer/state_files.hpp"
+#include "wire/training.hpp"
 
 namespace prl::trainer::testing_support {
 
@@ -60,6 +62,38 @@ inline std::unique_ptr<Policy> make_tiny_policy(const std::filesystem::path& fol
   return std::make_unique<Policy>(make_cpu_runtime(), options);
 }
 
+/// Larger than the tiny model, so that a matrix has more than one chunk.
+inline nn::InitModelOptions model_of_several_chunks() {
+  nn::InitModelOptions options = tiny_model();
+  options.vocab_size = 2500;
+  return options;
+}
+
+/// Rows of unequal cost that train by cross entropy; one of them trains on nothing.
+inline std::vector<wire::MicroBatch> cross_entropy_rows(std::int64_t step, int num_rows) {
+  std::vector<wire::MicroBatch> rows;
+  for (int r = 0; r < num_rows; ++r) {
+    Rng rng(mix_seed(17, static_cast<std::uint64_t>(step)), static_cast<std::uint64_t>(r));
+    wire::MicroBatch row;
+    const auto n = static_cast<std::int32_t>(6 + rng.next_below(14));
+    for (std::int32_t i = 0; i < n; ++i) {
+      row.input_ids.push_back(static_cast<std::int32_t>(rng.next_below(2500)));
+      row.position_ids.push_back(i);
+    }
+    const auto size = static_cast<std::size_t>(n);
+    row.sequence_lengths = {n};
+    row.env_names = {"env"};
+    row.temperatures.assign(size, 1.0f);
+    row.loss_mask.assign(size, 1);
+    row.advantages.assign(size, 0.0f);
+    row.inference_logprobs.assign(size, 0.0f);
+    row.rl_weights.assign(size, 0.0f);
+    row.ce_weights.assign(size, r == 1 ? 0.0f : 1.0f);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
 /// Every master, in the order of named(), of a policy that holds all of them.
 inline std::vector<std::vector<float>> masters(Policy& policy) {
   std::vector<std::vector<float>> all;
@@ -72,8 +106,15 @@ inline std::vector<std::vector<float>> masters(Policy& policy) {
 inline std::vector<std::vector<float>> masters(Policy& policy, const GradientStep& step) {
   const nn::Parameters& parameters = policy.parameters();
   std::vector<float> values(static_cast<std::size_t>(parameters.table()->num_master_elements()));
-  const auto n = static_cast<std::int64_t>(values.size());
-  step.shards().all_gather({values.data(), {n}, DType::kF32, {}, n}, step.shard_plan().counts(), parameters.held_values().view());
+  const auto view = [&](ElementRange range) {
+    return TensorView{values.data() + range.begin, {range.count()}, DType::kF32, {}, range.count()};
+  };
+  for (const ElementRange held : parameters.held().ranges()) {
+    const Tensor own = parameters.values_in(held);
+    own.runtime()->copy_to_host(values.data() + held.begin, own.data(), own.num_bytes());
+  }
+  for (const ShardPlan::Section& section : step.shard_plan().sections())
+    step.shards().all_gather(view(section.range), section.counts(), view(section.parts[static_cast<std::size_t>(step.shards().rank())]));
   std::vector<std::vector<float>> all;
   for (const nn::NamedParameter& p : parameters.named())
     all.emplace_back(values.begin() + p.offset, values.begin() + p.offset + p.num_elements());

@@ -43,6 +43,14 @@ std::vector<TensorView> views_of(const List& list, Fn view_of) {
 /// Elements counted by one worker at a time.
 constexpr std::int64_t kPiece = 1 << 20;
 
+/// At most so many elements at a time, of one range each.
+std::vector<ElementRange> pieces_of(const ElementRanges& elements, std::int64_t most) {
+  std::vector<ElementRange> pieces;
+  for (const ElementRange range : elements.ranges())
+    for (std::int64_t begin = range.begin; begin < range.end; begin += most) pieces.push_back({begin, std::min(begin + most, range.end)});
+  return pieces;
+}
+
 }  // namespace
 
 /// State of one parameter, or of the own part of it: names and tensors, empty for stateless optimizers.
@@ -96,8 +104,8 @@ Tensor Optimizer::new_state(Shape shape) const {
 bool keeps_whole_blocks(const config::OptimConfig& optim) noexcept { return std::holds_alternative<MuonConfig>(optim); }
 
 Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory,
-                     ElementRange own)
-    : ctx_(ctx), parameters_(parameters), optim_(optim), memory_(std::move(memory)), own_(own) {
+                     ElementRanges own)
+    : ctx_(ctx), parameters_(parameters), optim_(optim), memory_(std::move(memory)), own_(std::move(own)) {
   const bool has_muon = std::holds_alternative<MuonConfig>(optim);
   if (memory_.dtype != DType::kF32 && (has_muon || std::holds_alternative<SgdConfig>(optim)))
     fail(ErrorCode::kInvalidArgument, "[optimizer] the state of {} is float32 always; state in {} is for adamw", type_name(),
@@ -108,7 +116,7 @@ Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const conf
   for (nn::NamedParameter& p : parameters.named()) {
     PRL_CHECK(p.grad.defined(), "parameter {} has no gradient tensor", p.name);
     const std::vector<std::string> names = state_names(optim, p);
-    const ElementRange part = intersection(own_, {p.offset, p.offset + p.num_elements()});
+    const ElementRange part = own_.part_of(p.range());
     if (part.count() == 0) continue;
     const bool is_whole = part.count() == p.num_elements();
     PRL_CHECK(is_whole || !has_muon, "{} is divided among ranks", p.name);
@@ -118,7 +126,7 @@ Optimizer::Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const conf
     Slot slot{&p, has_muon && takes_muon(p), part, {}};
     for (std::size_t i = 0; i < names.size(); ++i)
       slot.state.emplace_back(names[i],
-                              has_muon ? new_state(shape) : flat_state_[i].slice(part.begin - own_.begin, part.count()).reshaped(shape));
+                              has_muon ? new_state(shape) : flat_state_[i].slice(own_.place_of(part.begin), part.count()).reshaped(shape));
     slots_.push_back(std::move(slot));
   }
 }
@@ -142,7 +150,7 @@ struct Optimizer::Step {
   }
 };
 
-Tensor Optimizer::grad_part(std::int64_t begin, std::int64_t count) const { return grads_.slice(begin - own_.begin, count); }
+Tensor Optimizer::grad_part(std::int64_t begin, std::int64_t count) const { return grads_.slice(own_.place_of(begin), count); }
 
 void Optimizer::step_elements(const Step& step, std::int64_t begin, TensorView values, std::span<const TensorView> state,
                               const Tensor& rounded) {
@@ -189,13 +197,12 @@ void Optimizer::step_in_pieces(const Step& step, const Tensor& rounded) {
       visit.work = [this, &step, of = &slot](std::span<const TensorView> state) { step_slot(step, *of, state); };
     }
   } else {
-    for (std::int64_t begin = own_.begin; begin < own_.end; begin += memory_.piece_elements) {
-      const std::int64_t count = std::min(memory_.piece_elements, own_.end - begin);
+    for (const ElementRange piece : pieces_of(own_, memory_.piece_elements)) {
       HostState::Visit& visit = visits.emplace_back();
-      const Tensor values = parameters_.values_in({begin, begin + count});
+      const Tensor values = parameters_.values_in(piece);
       if (memory_.holds_masters) visit.state.push_back(values);
-      for (const Tensor& all : flat_state_) visit.state.push_back(all.slice(begin - own_.begin, count));
-      visit.work = [this, &step, &rounded, begin, values](std::span<const TensorView> visitors) {
+      for (const Tensor& all : flat_state_) visit.state.push_back(all.slice(own_.place_of(piece.begin), piece.count()));
+      visit.work = [this, &step, &rounded, begin = piece.begin, values](std::span<const TensorView> visitors) {
         if (memory_.holds_masters)
           step_elements(step, begin, visitors.front(), visitors.subspan(1), rounded);
         else
@@ -207,7 +214,8 @@ void Optimizer::step_in_pieces(const Step& step, const Tensor& rounded) {
 }
 
 void Optimizer::step(double lr, double grad_scale, const Tensor& rounded, const Tensor& grads) {
-  grads_ = grads.defined() ? grads : parameters_.all_grads().slice(own_.begin, own_.count());
+  PRL_CHECK(grads.defined() || own_.count() == parameters_.table()->num_master_elements(), "a step of a part without its gradients");
+  grads_ = grads.defined() ? grads : parameters_.all_grads();
   PRL_CHECK(grads_.num_elements() == own_.count(), "{} gradients for {} elements", grads_.num_elements(), own_.count());
   const Step step{static_cast<float>(lr), static_cast<float>(grad_scale), num_steps_ + 1};
   const bool is_muon = std::holds_alternative<MuonConfig>(optim_);
@@ -219,11 +227,14 @@ void Optimizer::step(double lr, double grad_scale, const Tensor& rounded, const 
       step_slot(step, slot, state);
     }
   } else {
-    const std::vector<TensorView> state = views_of(flat_state_, [](const Tensor& tensor) { return tensor.view(); });
-    if (own_.count() > 0) step_elements(step, own_.begin, parameters_.held_values().view(), state, rounded);
+    for (const ElementRange range : own_.ranges()) {
+      const std::vector<TensorView> state =
+          views_of(flat_state_, [&](const Tensor& all) { return all.slice(own_.place_of(range.begin), range.count()).view(); });
+      step_elements(step, range.begin, parameters_.values_in(range).view(), state, rounded);
+    }
   }
-  if (is_muon && rounded.defined() && own_.count() > 0)
-    ops::cast(ctx_, rounded.slice(own_.begin, own_.count()), parameters_.values_in(own_));
+  if (is_muon && rounded.defined())
+    for (const ElementRange range : own_.ranges()) ops::cast(ctx_, rounded.slice(range.begin, range.count()), parameters_.values_in(range));
   grads_ = {};
   ++num_steps_;
 }
@@ -269,17 +280,18 @@ void Optimizer::load_state(StateFiles& files) {
 double global_grad_norm(ops::OpContext& ctx, const Tensor& own_grads, const ShardPlan& plan, comm::Communicator& group) {
   constexpr std::int64_t kPerChunk = ShardPlan::kChunkElements / ops::kSquaresChunk;
   static_assert(ShardPlan::kChunkElements % ops::kSquaresChunk == 0);
-  const ElementRange own = plan.range(group.rank());
+  const ElementRanges& own = plan.elements(group.rank());
   // Chunks end with their block: those in between that are not whole begin a new sum of ops::chunk_squares.
   std::vector<double> sums;
   std::vector<float> squares;
-  const std::span<const ElementRange> chunks = plan.chunks_of(group.rank());
-  for (std::size_t first = 0; first < chunks.size();) {
+  const std::span<const std::size_t> mine = plan.chunks_of(group.rank());
+  const auto chunk = [&](std::size_t i) { return plan.chunks()[mine[i]]; };
+  for (std::size_t first = 0; first < mine.size();) {
     std::size_t end = first + 1;
-    while (end < chunks.size() && chunks[end - 1].count() == ShardPlan::kChunkElements) ++end;
-    const std::int64_t count = chunks[end - 1].end - chunks[first].begin;
+    while (end < mine.size() && mine[end] == mine[end - 1] + 1 && chunk(end - 1).count() == ShardPlan::kChunkElements) ++end;
+    const std::int64_t count = chunk(end - 1).end - chunk(first).begin;
     squares.assign(static_cast<std::size_t>((count + ops::kSquaresChunk - 1) / ops::kSquaresChunk), 0.0f);
-    ops::chunk_squares(ctx, squares, own_grads.slice(chunks[first].begin - own.begin, count));
+    ops::chunk_squares(ctx, squares, own_grads.slice(own.place_of(chunk(first).begin), count));
     for (std::size_t at = 0; at < squares.size(); at += kPerChunk) {
       double sum = 0;
       for (std::size_t i = at; i < std::min(squares.size(), at + kPerChunk); ++i) sum += static_cast<double>(squares[i]);
@@ -287,15 +299,19 @@ double global_grad_norm(ops::OpContext& ctx, const Tensor& own_grads, const Shar
     }
     first = end;
   }
-  PRL_CHECK(sums.size() == chunks.size(), "{} sums for {} chunks", sums.size(), chunks.size());
+  PRL_CHECK(sums.size() == mine.size(), "{} sums for {} chunks", sums.size(), mine.size());
+  // In the order of chunks, whoever owns them.
+  std::vector<double> of_chunks(plan.chunks().size());
+  const std::string_view bytes(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
+  const std::vector<std::string> parts = group.gather_bytes(bytes, {.what = "gradient norm"});
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    const std::span<const std::size_t> theirs = plan.chunks_of(static_cast<int>(rank));
+    PRL_CHECK(parts[rank].size() == theirs.size() * sizeof(double), "rank {} sends {} bytes of sums", rank, parts[rank].size());
+    for (std::size_t i = 0; i < theirs.size(); ++i)
+      std::memcpy(&of_chunks[theirs[i]], parts[rank].data() + i * sizeof(double), sizeof(double));
+  }
   double total = 0;
-  const std::string_view mine(reinterpret_cast<const char*>(sums.data()), sums.size() * sizeof(double));
-  for (const std::string& part : group.gather_bytes(mine, {.what = "gradient norm"}))
-    for (std::size_t at = 0; at + sizeof(double) <= part.size(); at += sizeof(double)) {
-      double sum = 0;
-      std::memcpy(&sum, part.data() + at, sizeof sum);
-      total += sum;
-    }
+  for (const double sum : of_chunks) total += sum;
   return std::sqrt(total);
 }
 
@@ -307,14 +323,14 @@ double global_grad_norm(ops::OpContext& ctx, const nn::Parameters& parameters) {
 std::optional<double> zero_grad_ratio(ops::OpContext& ctx, const nn::Parameters& parameters, const Tensor& own_grads, const ShardPlan& plan,
                                       comm::Communicator& group) {
   if (ctx.runtime->device().kind != DeviceKind::kCpu || ctx.pool == nullptr) return std::nullopt;
-  const ElementRange own = plan.range(group.rank());
+  const ElementRanges& own = plan.elements(group.rank());
   std::int64_t num_zeros = 0;
   std::vector<std::int64_t> counts;
   for (const nn::NamedParameter& p : parameters.named()) {
-    const ElementRange part = intersection(own, {p.offset, p.offset + p.num_elements()});
+    const ElementRange part = own.part_of(p.range());
     const std::int64_t n = part.count(), num_pieces = (n + kPiece - 1) / kPiece;
     if (n == 0) continue;
-    const float* values = own_grads.as<float>() + (part.begin - own.begin);
+    const float* values = own_grads.as<float>() + own.place_of(part.begin);
     counts.assign(static_cast<std::size_t>(num_pieces), 0);
     ctx.pool->parallel_for(num_pieces, [&](std::int64_t piece) {
       const std::int64_t end = std::min(n, (piece + 1) * kPiece);

@@ -46,10 +46,10 @@ class Optimizer {
   /// `parameters` and `ctx` are borrowed and must outlive this; gradients must exist (ensure_grads). Error{kInvalidArgument} for state
   /// in bf16 of an optimizer other than AdamW and SignSGD.
   Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory = {})
-      : Optimizer(ctx, parameters, optim, std::move(memory), {0, parameters.table()->num_master_elements()}) {}
-  /// Steps and keeps the state of the elements `own` alone, a range of a ShardPlan (which keeps_whole_blocks(optim)) that `parameters`
-  /// hold.
-  Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory, ElementRange own);
+      : Optimizer(ctx, parameters, optim, std::move(memory), ElementRange{0, parameters.table()->num_master_elements()}) {}
+  /// Steps and keeps the state of the elements `own` alone, those of a rank of a ShardPlan (which keeps_whole_blocks(optim)), all of which
+  /// `parameters` hold.
+  Optimizer(ops::OpContext& ctx, nn::Parameters& parameters, const config::OptimConfig& optim, OptimizerMemory memory, ElementRanges own);
   ~Optimizer();
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -95,7 +95,7 @@ class Optimizer {
   std::unique_ptr<HostState> host_;  ///< if memory_.host
   std::vector<Slot> slots_;
   std::vector<Tensor> flat_state_;  ///< of element-wise optimizers: what the slots' tensors are parts of
-  ElementRange own_;
+  ElementRanges own_;
   Tensor grads_;  ///< of the step in hand
   std::int64_t num_steps_ = 0;
 };
@@ -103,8 +103,8 @@ class Optimizer {
 /// Muon's matrices must not be divided among ranks.
 bool keeps_whole_blocks(const config::OptimConfig& optim) noexcept;
 
-/// L2 norm of the gradient of all ranks, of which `own_grads` is this rank's range of `plan`. Sums of the plan's chunks in fp64, added in
-/// the order of chunks: the same bits for any number of ranks. Waits for the device.
+/// L2 norm of the gradient of all ranks, of which `own_grads` are of this rank's elements of `plan`. Sums of the plan's chunks in fp64,
+/// added in the order of chunks: the same bits for any number of ranks. Waits for the device.
 double global_grad_norm(ops::OpContext& ctx, const Tensor& own_grads, const ShardPlan& plan, comm::Communicator& group);
 /// Of one rank, whose gradients are those of the parameters.
 double global_grad_norm(ops::OpContext& ctx, const nn::Parameters& parameters);
