@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import time
 
 import harness
 from harness import check, prl
@@ -106,6 +107,30 @@ def test_a_killed_rank_heals():
         check(rows[steps]["healing/losses"] >= 1, f"losses are not counted: {rows[steps]}")
 
 
+def test_rl_goes_on_without_a_killed_rank_or_engine():
+    num_gpus()
+    with harness.workspace("gpu-healed-rl") as folder:
+        steps = 12
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=steps)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt", "--trainer.compute.device", "cuda")
+        for role in ("trainer_rank_1", "inference"):
+            out, log = folder / role, folder / f"{role}.log"
+            with harness.running("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node", "--deployment.num-train-gpus", 2,
+                                 "--trainer.healing", "--inference-gpu-ids", "[0]", "--trainer-gpu-ids", "[0, 1]",
+                                 "--inference.gpu-memory-utilization", 0.1, "--trainer.compute.device", "cuda", "--inference.compute.device", "cuda",
+                                 "--inference.server.port", harness.free_port(), log=log) as run:
+                harness.wait_until(lambda: (out / "broadcasts/step_2/STABLE").exists() or run.poll() is not None, 60, "version 2")
+                begin = time.monotonic()
+                os.kill(harness.role_pids(log)[role], signal.SIGKILL)
+                newest = lambda: max((int(path.parent.name[5:]) for path in (out / "broadcasts").glob("step_*/STABLE")), default=0)  # noqa: E731
+                at = newest()
+                harness.wait_until(lambda: newest() > at + 1 or run.poll() is not None, 60, "two steps more")
+                print(f"      {role}: two more versions {time.monotonic() - begin:.1f} s after its death")
+                check(run.wait(120) == 0, log.read_text()[-3000:])
+            check(weights(out, steps) == weights(folder / "one", steps), f"{role} was killed: other weights")
+
+
 if __name__ == "__main__":
     harness.main(test_sft_over_nccl_gives_the_weights_of_one_gpu, test_rl_over_nccl_gives_the_weights_of_one_process,
-                 test_gpus_that_share_rows_give_the_weights_of_one, test_a_killed_rank_heals)
+                 test_gpus_that_share_rows_give_the_weights_of_one, test_a_killed_rank_heals,
+                 test_rl_goes_on_without_a_killed_rank_or_engine)
