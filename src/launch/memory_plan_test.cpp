@@ -61,6 +61,11 @@ TEST_F(MemoryPlanTest, RanksOnGpusNeedRoomForWhatTheyGatherAndForTheirGroup) {
   EXPECT_EQ(two.part("new weights"), 2 * static_cast<std::size_t>(model.num_parameters()));
   EXPECT_GT(two.part("group of ranks"), std::size_t{1} << 30);
   EXPECT_LE(two.total(), kAvailable);
+  step_.reduce = trainer::Reduce::kFast;
+  const MemoryPlan fast = foretell_training(kAvailable, {model, policy_, step_, kTokens});
+  EXPECT_GE(fast.part("gradients"), 4 * static_cast<std::size_t>(model.num_parameters()) * 3 / 2)
+      << "of a rank's rows, and its part of the sum";
+  step_.reduce = trainer::Reduce::kExact;
   step_.num_replicas = 2;  // each rank makes all weights from masters of its own
   EXPECT_EQ(foretell_training(kAvailable, {model, policy_, step_, kTokens}).part("new weights"), 0u);
   step_.num_ranks = step_.num_replicas = 1;

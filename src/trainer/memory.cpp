@@ -41,7 +41,7 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   if (step.reduce == Reduce::kExact || num_ranks > 1) bytes.gradients += part_of(all);
   // A matrix that is head and embedding has a sum as each.
   if (splits_tied) bytes.gradients += part_of(sizeof(float) * static_cast<std::size_t>(model.vocab_size * model.hidden_size));
-  if (num_ranks > 1) {
+  if (divides_grads(num_ranks, step.reduce)) {  // fast sums are reduced where they are
     const std::int64_t bucket = exchange_bucket(sections, plan, {.reduce = step.reduce, .overlaps = step.overlaps_exchange});
     bytes.gradients += sizeof(float) * static_cast<std::size_t>(num_ranks * bucket);
   }
