@@ -219,8 +219,8 @@ DevicePlans device_plans(const StepLoad& load, const Card& card) {
     if (shares_devices) others = least_engine_bytes(inference_of(load), load.model, load.policy.compute);
     plans.trainer = foretell_training(available, {load.model, load.policy, load.step, load.seq_len, others});
     if (!plans.trainer.fits()) {
-      plans.missing = fmt::format("a device that trains needs {:.1f} GiB and has {:.1f}", static_cast<double>(plans.trainer.total()) / kGiB,
-                                  card.memory_bytes / kGiB);
+      plans.missing = fmt::format("a device that trains needs {:.1f} GiB and has {:.1f}, of which {:.0f}% stay free",
+                                  static_cast<double>(plans.trainer.total()) / kGiB, card.memory_bytes / kGiB, 100 * kMemoryReserve);
       return plans;
     }
     if (shares_devices) add_engine(plans.trainer, inference_of(load), load.model, load.policy.compute);

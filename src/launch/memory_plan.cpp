@@ -21,8 +21,6 @@
 namespace prl::launch {
 namespace {
 
-/// Of the device, left to the driver's context, libraries and what no part names.
-constexpr double kReserve = 0.02;
 /// Product workspaces, staging rings and small arrays of one role.
 constexpr std::size_t kRoleBytes = std::size_t{128} << 20;
 /// Packed versions of the weights that can exist at once beside the first: one that the engine still serves and one that is being made.
@@ -47,7 +45,7 @@ std::size_t weight_bytes(const nn::ModelConfig& model, DType compute) {
 
 std::string gib(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / kGiB); }
 
-std::size_t usable(const MemoryPlan& plan) { return static_cast<std::size_t>(static_cast<double>(plan.available) * (1 - kReserve)); }
+std::size_t usable(const MemoryPlan& plan) { return static_cast<std::size_t>(static_cast<double>(plan.available) * (1 - kMemoryReserve)); }
 
 void refuse_if_too_large(const MemoryPlan& plan, const char* advice) {
   if (plan.fits()) return;

@@ -59,6 +59,9 @@ struct TrainingShape {
 /// `bytes_left`, the memory beyond what is needed, so that a KV cache loses no more than that.
 std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std::int64_t num_tokens, std::size_t bytes_left);
 
+/// Share of a device's memory that a plan leaves to the driver's context, libraries and what no part names.
+inline constexpr double kMemoryReserve = 0.02;
+
 /// What such a run takes of a device with `available` bytes, which need not be there; see MemoryPlan::fits().
 MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, bool may_keep_logits = true);
 

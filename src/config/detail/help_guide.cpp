@@ -83,7 +83,7 @@ constexpr HelpGuide kGuides[] = {
     {Command::kInitModel, "prl init-model models/tiny", {}},
     {Command::kConvert, "prl convert model.gguf models/converted", {}},
     {Command::kBench, "prl bench decode --shape smollm2-135m", {}},
-    {Command::kPlan, "prl plan qwen3-8b --card h200 --num-devices 8 --seq-len 16384", kPlanKeys, kPlanNotes},
+    {Command::kPlan, "prl plan qwen3-8b --card h200 --num-devices 8 --seq-len 8192", kPlanKeys, kPlanNotes},
     {Command::kDoctor, "prl doctor", {}},
     {Command::kEnv, "prl env install reverse-text-py==0.1.0", {}},
     {Command::kK8s, "prl k8s render --example reverse-text --output-dir k8s-run", {}},
