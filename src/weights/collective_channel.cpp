@@ -220,16 +220,28 @@ std::int64_t draw_ticket(comm::Store& store) {
   }
 }
 
-/// nullopt, and the newest version that it has, if the trainer does not hold the version.
+/// nullopt if the trainer does not hold the version; then the newest that it has, or why the trainer did not come to the group: one that
+/// was lost took the ticket with it, and whoever takes its place at the same address does not know of it.
 std::optional<Tensor> ask(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values, milliseconds timeout,
-                          std::int64_t& newest) {
+                          milliseconds patience, std::int64_t& newest, std::string& absence) {
   const auto store = comm::make_store(address, std::min(timeout, kStoreTimeout));
-  const std::int64_t ticket = draw_ticket(*store);
-  store->set(ticket_key(ticket), std::to_string(version.value));
-  const auto group = comm::make_gloo_communicator(
-      {.rank = 1, .size = 2, .store = store, .group = group_name(ticket), .timeout = timeout, .host = own_host(address)});
+  std::unique_ptr<comm::Communicator> group;
   std::array<std::int64_t, 4> packed{};
-  broadcast_header(*group, packed);
+  absence.clear();
+  try {
+    const std::int64_t ticket = draw_ticket(*store);
+    store->set(ticket_key(ticket), std::to_string(version.value));
+    group = comm::make_gloo_communicator({.rank = 1,
+                                          .size = 2,
+                                          .store = store,
+                                          .group = group_name(ticket),
+                                          .timeout = std::min(timeout, patience),
+                                          .host = own_host(address)});
+    broadcast_header(*group, packed);
+  } catch (const Error& error) {
+    absence = error.what();
+    return std::nullopt;
+  }
   const auto [has_version, newest_held, sent_dtype, sent_values] = packed;
   newest = newest_held;
   if (has_version == 0) return std::nullopt;
@@ -240,7 +252,7 @@ std::optional<Tensor> ask(const std::string& address, PolicyVersion version, DTy
          address, sent_values, to_string(static_cast<DType>(sent_dtype)), num_values, to_string(dtype));
   Tensor values = Tensor::empty(make_cpu_runtime(), {num_values}, dtype);
   broadcast_values(*group, values, timeout);
-  group->barrier({.what = "the engine to have all weights"});
+  group->barrier({.what = "the engine to have all weights", .timeout = timeout});
   return values;
 }
 
@@ -264,16 +276,25 @@ void release_weights(const std::string& address) noexcept {
   }
 }
 
-Tensor receive_weights(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values, milliseconds timeout) {
+Tensor receive_weights(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values, milliseconds timeout,
+                       milliseconds patience) {
   Waiting waiting({.who = "the engine",
                    .what = fmt::format("the trainer at {} to have policy v{} again", address, version.value),
                    .limit = std::min(timeout, kNotYetTimeout)});
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   for (;;) {
     std::int64_t newest = 0;
-    if (std::optional<Tensor> values = ask(address, version, dtype, num_values, timeout, newest)) return std::move(*values);
-    if (newest > version.value || waiting.is_expired())
+    std::string absence;
+    if (std::optional<Tensor> values = ask(address, version, dtype, num_values, timeout, patience, newest, absence))
+      return std::move(*values);
+    if (!absence.empty()) {
+      if (std::chrono::steady_clock::now() >= deadline)
+        fail(ErrorCode::kUnavailable, "the trainer at {} does not send policy v{}: {}", address, version.value, absence);
+      log::warning("the trainer at {} did not come to send policy v{} and is asked again: {}", address, version.value, absence);
+    } else if (newest > version.value || waiting.is_expired()) {
       fail(ErrorCode::kNotFound, "the trainer at {} has no policy v{} {}; its newest is v{}", address, version.value,
            newest > version.value ? "any more" : "yet", newest);
+    }
     waiting.check();
     std::this_thread::sleep_for(kNotYetPoll);
   }

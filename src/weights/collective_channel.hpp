@@ -58,8 +58,10 @@ void release_weights(const std::string& address) noexcept;
 /// trainer that heals computes it again. Error{kNotFound} if the trainer does
 /// not hold that version, {kShape} if its model or dtype is
 /// another, {kUnavailable} naming the address if there is no trainer, PeerLost
-/// if it was lost.
+/// if it was lost while it sent. One that does not come within `patience` is
+/// asked again until `timeout`: it may have been lost, and another rank serves
+/// at its address.
 Tensor receive_weights(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values,
-                       std::chrono::milliseconds timeout);
+                       std::chrono::milliseconds timeout, std::chrono::milliseconds patience = std::chrono::seconds(60));
 
 }  // namespace prl::weights

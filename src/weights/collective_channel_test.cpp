@@ -93,6 +93,21 @@ TEST_F(CollectiveChannelTest, AVersionThatTheTrainerDoesNotHaveYetIsWaitedFor) {
   EXPECT_TRUE(engine.get());
 }
 
+/// The trainer dies when the engine has drawn its ticket; the next rank serves at the same address, from a store that is new.
+TEST_F(CollectiveChannelTest, ATrainerThatWasLostBeforeItCameIsAskedAgain) {
+  auto lost = std::make_optional<comm::StoreServer>();
+  const int port = lost->port();
+  const std::string address = lost->address();
+  auto engine = std::async(std::launch::async, [&] {
+    return is_version(receive_weights(address, PolicyVersion{1}, DType::kF32, 100'003, 60s, /*patience=*/500ms), 1);
+  });
+  ASSERT_TRUE(testing::eventually([&] { return comm::make_store(address)->get("weights/ticket/0").has_value(); }));
+  lost.reset();
+  channel_ = make_collective_channel({.folder = folder_, .port = port, .timeout = 20s});
+  publish(1);
+  EXPECT_TRUE(engine.get());
+}
+
 TEST_F(CollectiveChannelTest, SeveralEnginesAtOnceAndOneThatIsLostHarmsNoOther) {
   publish(4, 3'000'000);
   // Draws a ticket, joins and gives up.
