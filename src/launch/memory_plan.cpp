@@ -30,8 +30,8 @@ constexpr double kHostShare = 0.9;
 /// A part of this many of what is left, for logits that a pass keeps instead of forming them twice: that saves 2% to 4% of a step.
 constexpr std::size_t kLogitsParts = 6;
 constexpr std::string_view kActivations = "activations";
-/// What a group of ranks on GPUs takes for its channels beside the tensors that are planned: 1.3 GiB were measured with two H100 over
-/// NVLink (NCCL 2.28), and it grows with the number of peers.
+/// What a group of ranks on GPUs takes for its channels beside the tensors that are planned: about 1.3 GiB with two H100 over NVLink.
+/// More peers were not measured.
 constexpr std::size_t kGroupBytes = std::size_t{3} << 29;
 constexpr const char* kSmallerState =
     "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload; with the masters: "

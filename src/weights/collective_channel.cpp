@@ -36,6 +36,8 @@ constexpr milliseconds kStoreTimeout{10'000};
 constexpr milliseconds kJoinTimeout{30'000};
 /// A trainer whose rank 0 was lost computes the newest version again, to the same bits, before it has it.
 constexpr milliseconds kNotYetTimeout{120'000}, kNotYetPoll{100};
+/// Between two attempts to reach a trainer that fails at once.
+constexpr milliseconds kAbsentPoll{1000};
 /// Transfers that run at one time; further engines wait for their turn.
 constexpr std::size_t kMaxTransfers = 64;
 
@@ -225,18 +227,15 @@ std::int64_t draw_ticket(comm::Store& store) {
 std::optional<Tensor> ask(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values, milliseconds timeout,
                           milliseconds patience, std::int64_t& newest, std::string& absence) {
   const auto store = comm::make_store(address, std::min(timeout, kStoreTimeout));
+  const std::string host = own_host(address);
   std::unique_ptr<comm::Communicator> group;
   std::array<std::int64_t, 4> packed{};
   absence.clear();
   try {
     const std::int64_t ticket = draw_ticket(*store);
     store->set(ticket_key(ticket), std::to_string(version.value));
-    group = comm::make_gloo_communicator({.rank = 1,
-                                          .size = 2,
-                                          .store = store,
-                                          .group = group_name(ticket),
-                                          .timeout = std::min(timeout, patience),
-                                          .host = own_host(address)});
+    group = comm::make_gloo_communicator(
+        {.rank = 1, .size = 2, .store = store, .group = group_name(ticket), .timeout = std::min(timeout, patience), .host = host});
     broadcast_header(*group, packed);
   } catch (const Error& error) {
     absence = error.what();
@@ -296,7 +295,7 @@ Tensor receive_weights(const std::string& address, PolicyVersion version, DType 
            newest > version.value ? "any more" : "yet", newest);
     }
     waiting.check();
-    std::this_thread::sleep_for(kNotYetPoll);
+    std::this_thread::sleep_for(absence.empty() ? kNotYetPoll : kAbsentPoll);
   }
 }
 
