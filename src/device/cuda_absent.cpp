@@ -12,6 +12,7 @@ constexpr const char* kMissing = "this build has no CUDA: install the CUDA toolk
 
 }  // namespace
 
+std::shared_ptr<DeviceRuntime> make_cuda_stream(int index) { return make_cuda_runtime(index); }
 std::shared_ptr<DeviceRuntime> make_cuda_runtime(int index) { fail(ErrorCode::kUnavailable, "[cuda:{}] {}", index, kMissing); }
 
 std::shared_ptr<HostLink> make_cuda_host_link(const std::shared_ptr<DeviceRuntime>& /*runtime*/, bool /*page_locked*/) {

@@ -75,9 +75,14 @@ std::shared_ptr<DeviceRuntime> make_cpu_runtime();
 /// Error{kUnavailable} names what is missing: CUDA in this build, the driver, a GPU, this index.
 std::shared_ptr<DeviceRuntime> make_cuda_runtime(int index = 0);
 
+/// A stream of a GPU beside a runtime's, for transfers: as make_cuda_runtime(), but without memory. allocate() fails, and memory that is
+/// freed is reused without waiting for this stream: whoever uses it keeps the tensors until its work has run.
+std::shared_ptr<DeviceRuntime> make_cuda_stream(int index);
+
 struct CudaDeviceInfo {
   int index = 0;
   std::string name;
+  std::string uuid;  ///< "GPU-8c2f..."; the same in every process, whatever it calls the card
   int compute_major = 0, compute_minor = 0;
   int num_multiprocessors = 0;
   std::size_t total_bytes = 0, free_bytes = 0;

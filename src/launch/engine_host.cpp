@@ -7,7 +7,6 @@
 #include "nn/peft.hpp"
 #include "nn/same_model.hpp"
 #include "nn/tensor_table.hpp"
-#include "weights/collective_channel.hpp"
 
 namespace prl::launch {
 
@@ -68,7 +67,8 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
       name_(config.model.name),
       folder_(model_folder(config.model.name)),
       dtype_(compute_dtype(config.model.dtype, runtime_->device().kind)),
-      adapter_dtype_(adapter_dtype(config.lora_dtype, dtype_, "lora_dtype")) {
+      adapter_dtype_(adapter_dtype(config.lora_dtype, dtype_, "lora_dtype")),
+      port_(config.server.port) {
   model_ = nn::load_model_config(folder_);
   config::InferenceConfig planned = config;
   if (is_planned(*runtime_)) {
@@ -86,7 +86,8 @@ EngineHost::EngineHost(const config::InferenceConfig& config, std::shared_ptr<De
       folder_(model_folder(config.model.name)),
       dtype_(weights->compute),
       adapter_dtype_(adapter_dtype(config.lora_dtype, dtype_, "lora_dtype")),
-      model_(weights->config) {
+      model_(weights->config),
+      port_(config.server.port) {
   start(config, std::move(weights));
 }
 
@@ -136,7 +137,11 @@ void EngineHost::warn_of_other_base(const nn::StoredAdapter& adapter, const std:
 nn::WeightsPtr EngineHost::receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
                                    std::chrono::milliseconds timeout) {
   const std::int64_t num_values = nn::make_tensor_table(model_)->num_master_elements();
-  const Tensor values = weights::receive_weights(store, version, dtype_, num_values, timeout);
+  std::call_once(receives_, [this] {
+    receiver_ = std::make_unique<weights::WeightReceiver>(weights::WeightReceiverOptions{
+        .engine = fmt::format("{}:{}", weights::own_machine(), port_), .path = weights::make_device_path(*runtime_), .memory = runtime_});
+  });
+  const Tensor values = receiver_->receive(store, version, dtype_, num_values, timeout);
   const std::lock_guard lock(loading_);
   return nn::load_flat_weights(load_session_->context(), model_, values, version, previous);
 }

@@ -15,6 +15,7 @@
 #include "launch/model_setup.hpp"
 #include "nn/peft.hpp"
 #include "ops/context.hpp"
+#include "weights/weight_receiver.hpp"
 
 namespace prl::launch {
 
@@ -47,7 +48,7 @@ class EngineHost {
   nn::WeightsPtr load(const std::filesystem::path& folder, PolicyVersion version, const nn::WeightsPtr& previous);
   /// Reads an adapter of PEFT's format for this engine. Any thread. Errors of nn::read_peft_adapter.
   engine::AdapterWeights load_adapter(const std::filesystem::path& folder, std::int64_t max_rank);
-  /// Weights from the memory of the trainer whose store is at `store`. Errors of weights::receive_weights.
+  /// Weights from the memory of the trainer whose store is at `store`. Errors of weights::WeightReceiver::receive.
   nn::WeightsPtr receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
                          std::chrono::milliseconds timeout);
   /// Logs planned and peak memory, if there is a plan.
@@ -68,6 +69,9 @@ class EngineHost {
   DType adapter_dtype_;
   nn::ModelConfig model_;
   std::optional<MemoryPlan> plan_;
+  int port_;  ///< tells this engine from others on the machine
+  std::once_flag receives_;
+  std::unique_ptr<weights::WeightReceiver> receiver_;  ///< once weights were received
   std::unique_ptr<ops::OpSession> load_session_;
   std::mutex loading_;  ///< guards load_session_ and what follows of it
   std::weak_ptr<const nn::Weights> identified_;

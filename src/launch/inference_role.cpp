@@ -54,6 +54,7 @@ int run_inference_role(const config::InferenceConfig& config, std::stop_token st
                                   return source.store.empty() ? host.load(source.folder, version, previous)
                                                               : host.receive(source.store, version, previous, kTransferTimeout);
                                 });
+  backend.reload_from(host.folder());
   if (config.enable_lora) {
     backend.serve_adapters(
         [&host, max_rank = largest_lora_rank(config)](const std::filesystem::path& folder) { return host.load_adapter(folder, max_rank); },

@@ -33,6 +33,8 @@ constexpr std::string_view kActivations = "activations";
 /// What a group of ranks on GPUs takes for its channels beside the tensors that are planned: about 1.3 GiB with two H100 over NVLink.
 /// More peers were not measured.
 constexpr std::size_t kGroupBytes = std::size_t{3} << 29;
+/// What links to engines take for their channels.
+constexpr std::size_t kLinksBytes = std::size_t{1} << 30;
 constexpr const char* kSmallerState =
     "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload; with the masters: "
     "model.fsdp_cpu_offload) or in bfloat16 (model.optimization_dtype), or choose an optimizer with less state";
@@ -157,6 +159,11 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
     if (shape.step.num_ranks > shape.step.num_replicas) plan.parts.emplace_back("new weights", gathered * size_of(compute));
     plan.parts.emplace_back("group of ranks", kGroupBytes);
   }
+  if (shape.sends_weights) {
+    // A former version that engines are still getting, or that is on its way to host memory, when the next one is made.
+    const auto sent = static_cast<std::size_t>(trainer::trained_tensors(shape.policy, shape.model)->num_trainable());
+    plan.parts.emplace_back("weights for engines", sent * size_of(compute) + kLinksBytes);
+  }
   if (bytes.host_masters > 0) plan.host.emplace_back("masters", bytes.host_masters);
   if (bytes.host_optimizer > 0) plan.host.emplace_back("optimizer", bytes.host_optimizer);
   const std::int64_t own_tokens = tokens_of_rank(shape.step, shape.seq_len);
@@ -198,10 +205,10 @@ void measure_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t
 }
 
 PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer::PolicyOptions options,
-                          const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others) {
+                          const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others, bool sends_weights) {
   PlannedPolicy made;
   if (is_planned(*runtime)) {
-    made.plan = plan_training(*runtime, {trainer::model_config(options), options, step, seq_len, bytes_of_others});
+    made.plan = plan_training(*runtime, {trainer::model_config(options), options, step, seq_len, bytes_of_others, sends_weights});
     options.num_kept_logits = made.plan->num_kept_logits;
   }
   made.policy = std::make_unique<trainer::Policy>(runtime, std::move(options));

@@ -54,6 +54,7 @@ struct TrainingShape {
   const trainer::GradientStepOptions& step;
   std::int64_t seq_len = 0;         ///< tokens of a micro-batch
   std::size_t bytes_of_others = 0;  ///< that logits must leave to whoever shares the device
+  bool sends_weights = false;       ///< engines get weights from the trainer's device
 };
 /// Of `num_tokens` tokens of a pass in `compute`, how many may save their logits for the backward pass: they get at most a sixth of
 /// `bytes_left`, the memory beyond what is needed, so that a KV cache loses no more than that.
@@ -78,7 +79,8 @@ struct PlannedPolicy {
   std::unique_ptr<trainer::Policy> policy;
 };
 PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer::PolicyOptions options,
-                          const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others = 0);
+                          const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others = 0,
+                          bool sends_weights = false);
 
 /// Minimum memory of an engine beside a trainer: its KV cache holds one sequence of full length.
 std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);

@@ -74,6 +74,15 @@ TEST_F(MemoryPlanTest, RanksOnGpusNeedRoomForWhatTheyGatherAndForTheirGroup) {
   EXPECT_EQ(foretell_training(kAvailable, {model, policy_, step_, kTokens}, false).part("group of ranks"), 0u) << "ranks on CPUs";
 }
 
+TEST_F(MemoryPlanTest, ATrainerThatSendsWeightsFromItsDeviceKeepsAFormerVersion) {
+  const nn::ModelConfig model = nn::load_model_config(folder_);
+  constexpr std::size_t kAvailable = std::size_t{64} << 30;
+  EXPECT_EQ(foretell_training(kAvailable, {model, policy_, step_, kTokens}).part("weights for engines"), 0u);
+  TrainingShape shape{model, policy_, step_, kTokens};
+  shape.sends_weights = true;
+  EXPECT_GE(foretell_training(kAvailable, shape).part("weights for engines"), 2 * static_cast<std::size_t>(model.num_parameters()));
+}
+
 TEST_F(MemoryPlanTest, IsKeptForThePage) {
   const MemoryPlan plan = planned();
   keep_plan(plan, "trainer", folder_);

@@ -183,7 +183,9 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   step.num_ranks = env.size;
   trainer::PolicyOptions of_policy = policy_options(config, runtime);
   of_policy.share = master_share(env, step);
-  const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len);
+  const bool publishes = !config.data.fake && (is_first || config.healing);
+  const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len, 0,
+                                            publishes && std::holds_alternative<config::NcclBroadcast>(config.weight_broadcast));
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
   if (planned.plan) keep_plan(*planned.plan, env.is_first() ? "trainer" : fmt::format("trainer_rank_{}", env.rank), config.output_dir);
@@ -203,10 +205,10 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
     add_metrics_server(*monitor, config.metrics_server);
   }
   std::shared_ptr<weights::WeightChannel> channel;
-  if (!config.data.fake && (is_first || config.healing))
+  if (publishes)
     channel =
         make_weight_channel(config.weight_broadcast, config.output_dir, options.checkpoint ? options.checkpoint->interval : std::nullopt,
-                            WeightEnd::kTrainer, config.max_async_level);
+                            WeightEnd::kTrainer, config.max_async_level, runtime.get());
   const trainer::ReceiverFactory receiver = [&](std::int64_t first_step) -> std::unique_ptr<rollouts::SampleReceiver> {
     if (config.data.fake)
       return trainer::make_fake_rollouts({.num_micro_batches = config.data.fake->batch_size,

@@ -46,14 +46,15 @@ std::unique_ptr<rollouts::SampleSender> make_sample_sender(const config::Rollout
 std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::WeightBroadcast& broadcast,
                                                             const std::filesystem::path& output_dir,
                                                             std::optional<std::int64_t> keep_interval, WeightEnd end,
-                                                            std::int64_t max_async_level) {
+                                                            std::int64_t max_async_level, const DeviceRuntime* runtime) {
   const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast);
   if (nccl && end == WeightEnd::kTrainer)
     return weights::make_collective_channel({.folder = output_dir / "broadcasts",
                                              .host = nccl->host,
                                              .port = nccl->port,
                                              .timeout = std::chrono::seconds(nccl->timeout),
-                                             .keep_versions = max_async_level + 2});
+                                             .keep_versions = max_async_level + 2,
+                                             .path = runtime != nullptr ? weights::make_device_path(*runtime) : weights::DevicePath{}});
   if (std::holds_alternative<config::NixlBroadcast>(broadcast))
     fail(ErrorCode::kNotImplemented, "weight_broadcast.type = \"nixl\" is not built");
   if (std::holds_alternative<config::LocalBroadcast>(broadcast)) refuse_local("weight_broadcast.type");

@@ -138,10 +138,12 @@ WeightsPtr make_weights(ops::OpContext& ctx, const Parameters& parameters, DType
     values = Tensor::empty(ctx.runtime, parameters.all_values().shape(), compute);
     ops::cast(ctx, values, parameters.all_values());
   }
-  if (values.defined())
+  if (values.defined()) {
     fill_weights(*weights, ctx, with_backward, Slicer(ctx, *parameters.table(), values, with_backward));
-  else
+    if (ops::shares_weights(ctx)) weights->flat = values;
+  } else {
     fill_weights(*weights, ctx, with_backward, Packer(ctx, parameters, compute, with_backward));
+  }
   return weights;
 }
 
@@ -156,6 +158,7 @@ Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType comp
 
 Tensor flat_values(const WeightsPtr& weights) {
   PRL_CHECK(weights->adapter == nullptr, "flat values of an adapter");
+  if (weights->flat.defined()) return weights->flat;
   const Tensor host = Tensor::zeros(make_cpu_runtime(), {weights->table->num_master_elements()}, weights->compute);
   const std::vector<WeightSource> sources = merged_sources(weights);
   ThreadPool pool;
@@ -178,22 +181,32 @@ Tensor flat_values(const WeightsPtr& weights) {
 
 namespace {
 
-/// Error{kCorrupt} naming the first tensor of `values` (in the order of the table) that holds something that is no finite number.
-void check_finite_values(const TensorTable& table, const Tensor& values, ThreadPool& pool) {
-  const auto tensors = table.tensors();
-  std::vector<std::int64_t> found(tensors.size(), -1);
-  const auto at = [&](const TensorSpec& spec) {
-    return values.as<std::byte>() + static_cast<std::size_t>(spec.offset) * size_of(values.dtype());
-  };
-  pool.parallel_for(static_cast<std::int64_t>(tensors.size()), [&](std::int64_t n) {
-    const TensorSpec& spec = tensors[static_cast<std::size_t>(n)];
-    found[static_cast<std::size_t>(n)] =
-        io::find_not_finite(at(spec), io::stored_type(values.dtype()), spec.num_elements(), values.dtype());
-  });
-  for (std::size_t n = 0; n < found.size(); ++n)
-    if (found[n] >= 0)
-      fail(ErrorCode::kCorrupt, "tensor '{}' of the weights that were received holds NaN or infinity at element {}; the former ones stay",
-           tensors[n].name, found[n]);
+/// The values of a table without what lies between tensors for alignment, which nobody writes.
+std::vector<ElementRange> filled_ranges(const TensorTable& table) {
+  std::vector<ElementRange> ranges;
+  for (const TensorSpec& spec : table.tensors()) ranges.push_back({spec.offset, spec.offset + spec.num_elements()});
+  std::ranges::sort(ranges, {}, &ElementRange::begin);
+  std::vector<ElementRange> merged;
+  for (const ElementRange range : ranges) {
+    if (!merged.empty() && merged.back().end == range.begin)
+      merged.back().end = range.end;
+    else
+      merged.push_back(range);
+  }
+  return merged;
+}
+
+/// Error{kCorrupt} naming the first tensor of `values`, by its place in them, that holds something that is no finite number.
+void check_finite_values(ops::OpContext& ctx, const TensorTable& table, const Tensor& values) {
+  for (const ElementRange range : filled_ranges(table)) {
+    const std::int64_t found = ops::find_not_finite(ctx, values.slice(range.begin, range.count()));
+    if (found < 0) continue;
+    const auto spec = std::ranges::find_if(table.tensors(), [at = range.begin + found](const TensorSpec& tensor) {
+      return at >= tensor.offset && at < tensor.offset + tensor.num_elements();
+    });
+    fail(ErrorCode::kCorrupt, "tensor '{}' of the weights that were received holds NaN or infinity at element {}; the former ones stay",
+         spec->name, range.begin + found - spec->offset);
+  }
 }
 
 }  // namespace
@@ -203,10 +216,16 @@ WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, con
   std::shared_ptr<Weights> weights = start_weights(ctx, config, make_tensor_table(config), values.dtype(), version, previous);
   if (values.num_elements() != weights->table->num_master_elements())
     fail(ErrorCode::kShape, "weights of {} values for a model of {}", values.num_elements(), weights->table->num_master_elements());
-  check_finite_values(*weights->table, values, *ctx.pool);
-  const Tensor on_device = Tensor::empty(ctx.runtime, values.shape(), values.dtype());
-  ctx.runtime->copy_from_host(on_device.data(), values.data(), values.num_bytes());
+  Tensor on_device = values;
+  if (const Device device = values.runtime()->device(); device.kind == DeviceKind::kCpu) {
+    on_device = Tensor::empty(ctx.runtime, values.shape(), values.dtype());
+    ctx.runtime->copy_from_host(on_device.data(), values.data(), values.num_bytes());
+  } else {
+    PRL_CHECK(device == ctx.runtime->device(), "weights on {} for {}", to_string(device), to_string(ctx.runtime->device()));
+  }
+  check_finite_values(ctx, *weights->table, on_device);
   fill_weights(*weights, ctx, /*with_backward=*/false, Slicer(ctx, *weights->table, on_device, /*with_backward=*/false));
+  if (ops::shares_weights(ctx)) weights->flat = on_device;
   return weights;
 }
 

@@ -28,6 +28,7 @@ struct Weights {
   PolicyVersion version;
   DType compute = DType::kF32;
   std::vector<PackedBlock> blocks;  ///< as table->blocks()
+  Tensor flat;                      ///< what the blocks are parts of, where ops::shares_weights(): all masters in `compute`
   ops::RopeTable rope;              ///< shared between versions
   AdapterPtr adapter;               ///< of rows that name no other; nullptr for none
   /// Of `blocks`, which all versions of an adapter share; nullptr: formed whenever it is asked for.
@@ -57,10 +58,11 @@ WeightsPtr adapt_weights(ops::OpContext& ctx, const Parameters& parameters, cons
 
 /// All masters rounded to `compute`, in one array in host memory: what load_flat_weights() makes weights from. [num_master_elements]
 Tensor flat_values(ops::OpContext& ctx, const Parameters& parameters, DType compute);
-/// The same from weights without an adapter, row by row.
+/// The same from weights without an adapter: their own array where they have one, on their device; else in host memory, row by row.
 Tensor flat_values(const WeightsPtr& weights);
-/// Weights without gradients from flat_values() of a model of the same `config`; bit for bit those that make_weights() makes.
-/// Error{kShape} if `values` has another length; {kCorrupt} naming the tensor that holds NaN or infinity.
+/// Weights without gradients from flat_values() of a model of the same `config`; bit for bit those that make_weights() makes. `values` in
+/// host memory or on the context's device, where they become the memory of the weights if ops::shares_weights(); what is enqueued to fill
+/// them comes before. Error{kShape} if `values` has another length; {kCorrupt} naming the tensor that holds NaN or infinity.
 WeightsPtr load_flat_weights(ops::OpContext& ctx, const ModelConfig& config, const Tensor& values, PolicyVersion version,
                              const WeightsPtr& previous);
 

@@ -45,6 +45,7 @@
   PRL_OP(rope)                      \
   PRL_OP(cast)                      \
   PRL_OP(chunk_squares)             \
+  PRL_OP(find_not_finite)           \
   PRL_OP(scale)                     \
   PRL_OP(adamw)                     \
   PRL_OP(sgd)                       \

@@ -175,6 +175,14 @@ void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x) {
   if (n > 0) table_entry(ctx, ctx.table->chunk_squares, "chunk_squares")(ctx, out_C, x);
 }
 
+std::int64_t find_not_finite(OpContext& ctx, ConstTensorView x) {
+  ShapeCheck c("find_not_finite", ctx);
+  c.check("x", x, "R C").contiguous("x", x);
+  c.require(x.dtype == DType::kF32 || x.dtype == DType::kBF16, "only F32 and BF16 are looked at");
+  if (x.shape.num_elements() == 0) return -1;
+  return table_entry(ctx, ctx.table->find_not_finite, "find_not_finite")(ctx, x);
+}
+
 void scale(OpContext& ctx, TensorView x, float factor) {
   ShapeCheck c("scale", ctx);
   c.check("x", x, "R C", DType::kF32).contiguous("x", x);

@@ -86,6 +86,8 @@ inline constexpr std::int64_t kSquaresChunk = 4096;
 /// out_C[c] (host) = sum of squares of elements [c, c + 1) * kSquaresChunk of x (fp32, contiguous), whose last chunk may be shorter. A
 /// chunk's sum depends on its elements alone. Waits for the device.
 void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x);
+/// Index of the first element of x (F32 or BF16, contiguous) that is NaN or infinite; -1 if there is none. Waits for the device.
+std::int64_t find_not_finite(OpContext& ctx, ConstTensorView x);
 /// x *= factor, fp32.
 void scale(OpContext& ctx, TensorView x, float factor);
 

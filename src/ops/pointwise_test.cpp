@@ -1,6 +1,8 @@
 #include "ops/pointwise.hpp"
 
 #include <functional>
+#include <limits>
+#include <map>
 
 #include "ops/test_support.hpp"
 
@@ -332,6 +334,25 @@ TEST_P(PointwiseTest, ChunkSquaresDependOnTheirElementsAlone) {
   EXPECT_NEAR(sum, sum_squares(s.ctx, x), sum * 1e-9);
   chunk_squares(s.ctx, none, s.random({0}, DType::kF32, 1));
   EXPECT_THROW(chunk_squares(s.ctx, last, x), Error);
+}
+
+TEST_P(PointwiseTest, TheFirstElementThatIsNotFiniteIsFound) {
+  Session s(kind());
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+  const std::int64_t n = 100'003;
+  const auto with = [&](std::map<std::int64_t, float> odd) {
+    Tensor x = s.filled({n}, dtype(), 3e38f);
+    for (const auto& [at, value] : odd) Session::set(x, at, value);
+    return x;
+  };
+  EXPECT_EQ(find_not_finite(s.ctx, with({})), -1);
+  for (const std::int64_t at : {std::int64_t{0}, std::int64_t{5}, std::int64_t{4096}, n - 1})
+    for (const float value : {kInf, -kInf, kNaN, -kNaN}) EXPECT_EQ(find_not_finite(s.ctx, with({{at, value}})), at);
+  const Tensor two = with({{77'777, kNaN}, {99'999, kInf}});
+  EXPECT_EQ(find_not_finite(s.ctx, two), 77'777);
+  EXPECT_EQ(find_not_finite(s.ctx, two.slice(77'778, n - 77'778)), 99'999 - 77'778);  // from an odd address
+  EXPECT_EQ(find_not_finite(s.ctx, two.slice(1, 77'776)), -1);
+  EXPECT_EQ(find_not_finite(s.ctx, s.random({0}, dtype(), 1)), -1);
 }
 
 /// Rows and threads leave no trace in any of these.

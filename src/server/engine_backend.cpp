@@ -55,7 +55,11 @@ engine::WeightProof EngineBackend::update_weights(WeightSource source, std::opti
   return engine_->update_weights(loader_(source, *version, previous), timeout_);
 }
 
-engine::WeightProof EngineBackend::reload_weights() { return engine_->update_weights(base_weights_, timeout_); }
+engine::WeightProof EngineBackend::reload_weights() {
+  const nn::WeightsPtr base =
+      base_weights_ != nullptr ? base_weights_ : loader_({.folder = base_folder_, .store = ""}, PolicyVersion{0}, engine_->weights());
+  return engine_->update_weights(base, timeout_);
+}
 engine::WeightProof EngineBackend::proof() { return engine_->proof(timeout_); }
 void EngineBackend::pause() { engine_->pause(timeout_); }
 void EngineBackend::resume() { engine_->resume(); }

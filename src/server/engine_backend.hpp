@@ -1,7 +1,9 @@
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <optional>
+#include <utility>
 
 #include "server/backend.hpp"
 
@@ -15,6 +17,12 @@ class EngineBackend final : public Backend {
  public:
   /// `timeout` bounds each wait for the engine thread.
   EngineBackend(engine::Engine& engine, WeightLoader loader, std::chrono::milliseconds timeout = std::chrono::minutes(10));
+  /// The first weights, for reload_weights(), are read again from `folder` when they are wanted: kept, they would take as much memory as
+  /// those that are served.
+  void reload_from(std::filesystem::path folder) {
+    base_folder_ = std::move(folder);
+    base_weights_ = nullptr;
+  }
   /// From now on requests may name adapters; at most `max_in_memory` stay in memory. Before the first request.
   void serve_adapters(AdapterBook::Loader adapter_loader, std::size_t max_in_memory);
 
@@ -43,7 +51,8 @@ class EngineBackend final : public Backend {
   engine::Engine* engine_;
   WeightLoader loader_;
   std::chrono::milliseconds timeout_;
-  nn::WeightsPtr base_weights_;
+  nn::WeightsPtr base_weights_;  ///< nullptr: base_folder_ has them
+  std::filesystem::path base_folder_;
   std::optional<AdapterBook> adapters_;
 };
 

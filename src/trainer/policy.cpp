@@ -131,7 +131,6 @@ void Policy::fill_initial(nn::Parameters& parameters) const {
 
 void Policy::load_initial() {
   fill_initial(parameters_);
-  rounded_ = {};
   if (has_masters_at_hand()) return refresh(PolicyVersion{0});
   if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
@@ -178,11 +177,8 @@ void Policy::round_held(const Tensor& rounded) {
 }
 
 Tensor Policy::flat_values() {
-  if (has_masters_at_hand()) return nn::flat_values(context(), parameters_, options_.compute);
-  if (!rounded_.defined()) return nn::flat_values(weights_);
-  const Tensor host = Tensor::empty(make_cpu_runtime(), rounded_.shape(), options_.compute);
-  runtime_->copy_to_host(host.data(), rounded_.data(), rounded_.num_bytes());
-  return host;
+  if (has_masters_at_hand() && !weights_->flat.defined()) return nn::flat_values(context(), parameters_, options_.compute);
+  return nn::flat_values(weights_);
 }
 
 void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
@@ -191,7 +187,6 @@ void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
                                  has_masters_at_hand() ? Tensor() : rounded);
   else
     weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded);
-  rounded_ = ops::shares_weights(context()) ? rounded : Tensor();
 }
 
 void Policy::share_rows(const RowCut& cut, ContextGroup* group) {

@@ -88,7 +88,8 @@ class Policy {
   void save(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const;
   /// Writes what an engine needs that holds the base model: the adapter alone with `lora`, else all weights.
   void save_for_engines(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const;
-  /// All values in the compute dtype in host memory (nn::flat_values). Not with `lora`.
+  /// All values in the compute dtype (nn::flat_values), which stay as they are: those of the present weights where these are one array on a
+  /// device, else in host memory. Not with `lora`.
   Tensor flat_values();
   /// Forward with a tape over one row, predicting targets_T (-1: nothing), then backward once.
   nn::TokenStats forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T);
@@ -126,7 +127,6 @@ class Policy {
   nn::WeightsPtr base_;              ///< with `lora`: what the adapter adapts
   bool shares_base_ = false;
   nn::WeightsPtr weights_;
-  Tensor rounded_;  ///< what `weights_` are parts of, if it was gathered and the device shares it
 };
 
 }  // namespace prl::trainer

@@ -1,10 +1,8 @@
 #include "weights/collective_channel.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <list>
@@ -22,70 +20,31 @@
 #include "base/waiting.hpp"
 #include "comm/communicator.hpp"
 #include "comm/store.hpp"
+#include "weights/held_versions.hpp"
+#include "weights/transfer.hpp"
 
 namespace prl::weights {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr const char* kNextTicket = "weights/next";
-constexpr const char* kReleased = "weights/released";
-constexpr std::int64_t kChunkBytes = std::int64_t{64} << 20;
-constexpr milliseconds kStoreTimeout{10'000};
-/// For an engine that has drawn a ticket to join its group: it has nothing else to do.
-constexpr milliseconds kJoinTimeout{30'000};
-/// A trainer whose rank 0 was lost computes the newest version again, to the same bits, before it has it.
-constexpr milliseconds kNotYetTimeout{120'000}, kNotYetPoll{100};
-/// Between two attempts to reach a trainer that fails at once.
-constexpr milliseconds kAbsentPoll{1000};
 /// Transfers that run at one time; further engines wait for their turn.
 constexpr std::size_t kMaxTransfers = 64;
+/// Engines whose links are kept.
+constexpr std::size_t kMaxLinks = 64;
 
-std::string ticket_key(std::int64_t ticket) { return fmt::format("weights/ticket/{}", ticket); }
-std::string group_name(std::int64_t ticket) { return fmt::format("weights-{}", ticket); }
-
-bool is_loopback(const std::string& host) { return host == "localhost" || host == "127.0.0.1" || host == "::1"; }
-std::string bind_host(const std::string& host) { return host == "localhost" ? "127.0.0.1" : host; }
-
-/// Where the trainer reaches this process, if it is not on the same machine.
-std::string own_host(const std::string& address) {
-  const std::string rest = address.substr(address.find("://") + 3);
-  if (is_loopback(rest.substr(0, rest.rfind(':')))) return "127.0.0.1";
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0)
-    fail(ErrorCode::kIo,
-         "this machine's name is not known, so the trainer "
-         "cannot be told where it is");
-  return name.data();
-}
-
-/// What the trainer says before the tensors.
-struct Header {
-  std::int64_t has_version = 0, newest = 0, dtype = 0, num_values = 0;
-};
-
-std::array<std::int64_t, 4> pack(const Header& header) { return {header.has_version, header.newest, header.dtype, header.num_values}; }
-
-void broadcast_header(comm::Communicator& group, std::array<std::int64_t, 4>& values) {
-  const auto runtime = make_cpu_runtime();
-  const Tensor tensor = Tensor::empty(runtime, {4}, DType::kI64);
-  std::copy(values.begin(), values.end(), tensor.as<std::int64_t>());
-  group.broadcast(tensor.view(), 0, {.what = "what follows"});
-  std::copy_n(tensor.as<std::int64_t>(), 4, values.begin());
-}
-
-/// Like at both ends.
-void broadcast_values(comm::Communicator& group, const Tensor& values, milliseconds timeout) {
-  const std::int64_t chunk = kChunkBytes / static_cast<std::int64_t>(size_of(values.dtype()));
-  for (std::int64_t begin = 0; begin < values.num_elements(); begin += chunk)
-    group.broadcast(values.slice(begin, std::min(chunk, values.num_elements() - begin)).view(), 0, {.what = "weights", .timeout = timeout});
+/// Of a link: no other trainer has drawn it.
+std::string draw_token() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
 class Channel final : public CollectiveChannel {
  public:
   explicit Channel(CollectiveChannelOptions options)
       : options_(std::move(options)),
-        files_(make_file_channel({.folder = options_.folder, .keep_versions = options_.keep_versions, .keep_interval = {}})) {}
+        files_(make_file_channel({.folder = options_.folder, .keep_versions = options_.keep_versions, .keep_interval = {}})),
+        versions_(options_.keep_versions, options_.path.make_stream ? options_.path.make_stream() : nullptr) {}
 
   ~Channel() override {
     thread_.request_stop();
@@ -95,13 +54,7 @@ class Channel final : public CollectiveChannel {
   void publish(Publication publication) override {
     PRL_CHECK(publication.flat != nullptr, "a publication to engines over a group needs the values");
     open();
-    const PolicyVersion version = publication.manifest.version;
-    const Tensor values = publication.flat();
-    {
-      std::lock_guard lock(mutex_);
-      held_[version.value] = values;
-      while (static_cast<std::int64_t>(held_.size()) > options_.keep_versions) held_.erase(held_.begin());
-    }
+    versions_.hold(publication.manifest.version.value, publication.flat());
     publication.save = [](const std::filesystem::path& folder) { std::filesystem::create_directories(folder); };
     files_->publish(std::move(publication));
   }
@@ -139,6 +92,7 @@ class Channel final : public CollectiveChannel {
   struct Transfer {
     std::mutex mutex;
     std::unique_ptr<comm::Communicator> group;  ///< once both have met
+    std::shared_ptr<DeviceLink> link;           ///< over which the values go
     std::atomic<bool> is_done{false};
     std::jthread thread;  ///< last: it uses the others
   };
@@ -155,8 +109,8 @@ class Channel final : public CollectiveChannel {
         continue;
       }
       Transfer& transfer = transfers.emplace_back();
-      transfer.thread = std::jthread([this, &transfer, ticket, version = std::stoll(*wanted)] {
-        send(transfer, ticket, version);
+      transfer.thread = std::jthread([this, &transfer, ticket, wanted = *wanted] {
+        send(transfer, ticket, wanted);
         transfer.is_done = true;
       });
       ++ticket;
@@ -164,96 +118,86 @@ class Channel final : public CollectiveChannel {
     for (Transfer& transfer : transfers) {
       std::lock_guard lock(transfer.mutex);
       if (transfer.group != nullptr) transfer.group->abort("the trainer has ended");
+      if (transfer.link != nullptr) transfer.link->abort("the trainer has ended");
     }
   }
 
-  void send(Transfer& transfer, std::int64_t ticket, std::int64_t version) noexcept {
+  /// The link to the engine, new unless it has the one that was made for it. nullptr if the values must go through host memory.
+  std::shared_ptr<DeviceLink> link_to(const Ask& ask) {
+    if (!options_.path.make_stream || ask.device.empty() || ask.device == options_.path.device) return nullptr;
+    std::shared_ptr<DeviceLink> former;  // closed after the lock is released
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<DeviceLink>& link = links_[ask.engine];
+    if (link == nullptr && links_.size() > kMaxLinks) {
+      links_.erase(ask.engine);
+      return nullptr;
+    }
+    if (link == nullptr || link->token() != ask.link) former = std::exchange(link, std::make_shared<DeviceLink>(draw_token()));
+    return link;
+  }
+  void forget(const std::string& engine, const std::shared_ptr<DeviceLink>& link) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = links_.find(engine); found != links_.end() && found->second == link) links_.erase(found);
+  }
+
+  void send(Transfer& transfer, std::int64_t ticket, const std::string& wanted) noexcept {
+    std::string version = "?";
     try {
-      Tensor values;
-      Header header;
-      {
-        std::lock_guard lock(mutex_);
-        if (const auto it = held_.find(version); it != held_.end()) values = it->second;
-        header.newest = held_.empty() ? -1 : held_.rbegin()->first;
+      const Ask ask = Ask::parse(wanted);
+      version = std::to_string(ask.version);
+      const std::shared_ptr<const HeldVersions::Held> held = versions_.find(ask.version);
+      const std::shared_ptr<DeviceLink> link = held != nullptr && held->is_on_device ? link_to(ask) : nullptr;
+      Offer offer{.has_version = held != nullptr, .newest = versions_.newest()};
+      if (held != nullptr) {
+        offer.dtype = held->values.dtype();
+        offer.num_values = held->values.num_elements();
       }
-      header.has_version = values.defined() ? 1 : 0;
-      header.dtype = values.defined() ? static_cast<std::int64_t>(values.dtype()) : 0;
-      header.num_values = values.defined() ? values.num_elements() : 0;
+      if (link != nullptr) offer.link = link->token();
+      const std::shared_ptr<comm::Store> store = make_store();
       auto made = comm::make_gloo_communicator({.rank = 0,
                                                 .size = 2,
-                                                .store = make_store(),
+                                                .store = store,
                                                 .group = group_name(ticket),
-                                                .timeout = kJoinTimeout,
+                                                .timeout = options_.join_timeout,
                                                 .host = bind_host(options_.host)});
       comm::Communicator& group = *made;
       {
         std::lock_guard lock(transfer.mutex);
         transfer.group = std::move(made);
+        transfer.link = link;
       }
-      std::array<std::int64_t, 4> packed = pack(header);
-      broadcast_header(group, packed);
-      if (!values.defined()) return;
-      broadcast_values(group, values, options_.timeout);
+      group.gather_bytes(offer.to_text(), {.what = "what follows"});
+      if (held == nullptr) return;
+      if (link != nullptr)
+        send_over(link, ask.engine, store, held->values);
+      else
+        broadcast_values(group, held->is_on_device ? in_host_memory(held->values, *options_.path.make_stream()) : held->values,
+                         options_.timeout);
       group.barrier({.what = "the engine to have all weights", .timeout = options_.timeout});
     } catch (const std::exception& error) {
       // The engine is told by its own end, and asks anew when it is brought up.
       log::warning("a transfer of policy v{} to an engine ended early: {}", version, error.what());
     }
   }
+  void send_over(const std::shared_ptr<DeviceLink>& link, const std::string& engine, const std::shared_ptr<comm::Store>& store,
+                 const Tensor& values) {
+    try {
+      link->open(options_.path, 0, store, options_.join_timeout);
+      link->copy(values, options_.timeout);
+    } catch (...) {
+      forget(engine, link);
+      throw;
+    }
+  }
 
   CollectiveChannelOptions options_;
   std::shared_ptr<WeightChannel> files_;
   std::unique_ptr<comm::StoreServer> server_;  ///< once it serves; never changes then
+  HeldVersions versions_;
   std::mutex mutex_;
-  std::map<std::int64_t, Tensor> held_;
+  std::map<std::string, std::shared_ptr<DeviceLink>> links_;  ///< by engine
   std::jthread thread_;
 };
-
-/// The next ticket; each is drawn once.
-std::int64_t draw_ticket(comm::Store& store) {
-  // Tells this draw from one of another process that happens to draw the same
-  // number.
-  const std::string mark = fmt::format("{:016x}", std::random_device()() * 0x9e3779b97f4a7c15ULL + static_cast<std::uint64_t>(::getpid()));
-  for (;;) {
-    const std::optional<std::string> now = store.get(kNextTicket);
-    const std::int64_t ticket = now ? std::stoll(*now) : 0;
-    const std::string next = fmt::format("{} {}", ticket + 1, mark);
-    if (store.compare_and_set(kNextTicket, now, next) == next) return ticket;
-  }
-}
-
-/// nullopt if the trainer does not hold the version; then the newest that it has, or why the trainer did not come to the group: one that
-/// was lost took the ticket with it, and whoever takes its place at the same address does not know of it.
-std::optional<Tensor> ask(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values, milliseconds timeout,
-                          milliseconds patience, std::int64_t& newest, std::string& absence) {
-  const auto store = comm::make_store(address, std::min(timeout, kStoreTimeout));
-  const std::string host = own_host(address);
-  std::unique_ptr<comm::Communicator> group;
-  std::array<std::int64_t, 4> packed{};
-  absence.clear();
-  try {
-    const std::int64_t ticket = draw_ticket(*store);
-    store->set(ticket_key(ticket), std::to_string(version.value));
-    group = comm::make_gloo_communicator(
-        {.rank = 1, .size = 2, .store = store, .group = group_name(ticket), .timeout = std::min(timeout, patience), .host = host});
-    broadcast_header(*group, packed);
-  } catch (const Error& error) {
-    absence = error.what();
-    return std::nullopt;
-  }
-  const auto [has_version, newest_held, sent_dtype, sent_values] = packed;
-  newest = newest_held;
-  if (has_version == 0) return std::nullopt;
-  if (sent_dtype != static_cast<std::int64_t>(dtype) || sent_values != num_values)
-    fail(ErrorCode::kShape,
-         "the trainer at {} sends {} values of {}, this engine's model has {} "
-         "of {}",
-         address, sent_values, to_string(static_cast<DType>(sent_dtype)), num_values, to_string(dtype));
-  Tensor values = Tensor::empty(make_cpu_runtime(), {num_values}, dtype);
-  broadcast_values(*group, values, timeout);
-  group->barrier({.what = "the engine to have all weights", .timeout = timeout});
-  return values;
-}
 
 }  // namespace
 
@@ -272,30 +216,6 @@ void release_weights(const std::string& address) noexcept {
     comm::make_store(address, milliseconds(1000))->set(kReleased, "1");
   } catch (const std::exception& error) {
     log::debug("the trainer at {} is not there any more: {}", address, error.what());
-  }
-}
-
-Tensor receive_weights(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values, milliseconds timeout,
-                       milliseconds patience) {
-  Waiting waiting({.who = "the engine",
-                   .what = fmt::format("the trainer at {} to have policy v{} again", address, version.value),
-                   .limit = std::min(timeout, kNotYetTimeout)});
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  for (;;) {
-    std::int64_t newest = 0;
-    std::string absence;
-    if (std::optional<Tensor> values = ask(address, version, dtype, num_values, timeout, patience, newest, absence))
-      return std::move(*values);
-    if (!absence.empty()) {
-      if (std::chrono::steady_clock::now() >= deadline)
-        fail(ErrorCode::kUnavailable, "the trainer at {} does not send policy v{}: {}", address, version.value, absence);
-      log::warning("the trainer at {} did not come to send policy v{} and is asked again: {}", address, version.value, absence);
-    } else if (newest > version.value || waiting.is_expired()) {
-      fail(ErrorCode::kNotFound, "the trainer at {} has no policy v{} {}; its newest is v{}", address, version.value,
-           newest > version.value ? "any more" : "yet", newest);
-    }
-    waiting.check();
-    std::this_thread::sleep_for(absence.empty() ? kNotYetPoll : kAbsentPoll);
   }
 }
 

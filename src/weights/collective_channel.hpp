@@ -7,7 +7,8 @@
 #include <string>
 
 #include "base/ids.hpp"
-#include "tensor/tensor.hpp"
+#include "weights/device_link.hpp"
+#include "weights/transfer.hpp"
 #include "weights/weight_channel.hpp"
 
 namespace prl::weights {
@@ -17,21 +18,20 @@ struct CollectiveChannelOptions {
   std::string host = "localhost";                ///< where engines reach the trainer
   int port = 29501;                              ///< of the store in which they ask for weights; 0: any free one
   std::chrono::milliseconds timeout{1'200'000};  ///< of one operation of a transfer
-  std::int64_t keep_versions = 2;                ///< newest versions that engines may ask for, in host memory
+  std::int64_t keep_versions = 2;                ///< newest versions that engines may ask for: HeldVersions
+  std::chrono::milliseconds join_timeout = kJoinTimeout;
+  DevicePath path = {};  ///< of values that lie on a device; without one they go through host memory
   std::chrono::milliseconds poll{5};
 };
 
-/// From the trainer's memory to the engines', over comm::Communicator between
-/// processes (Gloo), without a file system that both see the tensors on.
+/// From the trainer's memory to the engines', over comm::Communicator between processes, without a file system that both see the tensors
+/// on: over NCCL from GPU to GPU where both have one and NCCL, else over Gloo.
 ///
-/// From its first publish() on the trainer holds a store at host:port; a rank
-/// that only may come to publish takes no port. An engine that is told to take a
-/// version draws a ticket there (receive_weights) and makes a group of two with
-/// the trainer, which broadcasts the tensors; several engines are served side
-/// by side, and one that is lost in the middle harms no other. A version is
-/// announced as files announce it, by a folder with manifest.json and STABLE,
-/// which hold no tensors. publish() needs Publication::flat and returns when
-/// the version may be asked for; Error{kIo} naming the address if it is taken.
+/// From its first publish() on the trainer holds a store at host:port; a rank that only may come to publish takes no port. An engine that
+/// is told to take a version draws a ticket there (WeightReceiver) and makes a group of two with the trainer over host memory, in which
+/// they agree on the way of the values: a DeviceLink, which stays, or this group. Several engines are served side by side, and one that is
+/// lost in the middle harms no other. A version is announced as files announce it, by a folder with manifest.json and STABLE, which hold no
+/// tensors. publish() needs Publication::flat and returns when the version may be asked for; Error{kIo} naming the address if it is taken.
 class CollectiveChannel : public WeightChannel {
  public:
   /// "tcp://host:port", what engines are told; serves from here on.
@@ -51,17 +51,5 @@ std::string broadcast_address(const std::string& host, int port);
 /// The orchestrator's end: it will have no engine ask for weights any more.
 /// Errors are logged: the trainer may have ended.
 void release_weights(const std::string& address) noexcept;
-
-/// An engine's end: all values of `version` from the trainer whose store is at
-/// `address`, in host memory. [num_values] `dtype`. A version that is
-/// newer than all that the trainer has is waited for, two minutes at most: a
-/// trainer that heals computes it again. Error{kNotFound} if the trainer does
-/// not hold that version, {kShape} if its model or dtype is
-/// another, {kUnavailable} naming the address if there is no trainer, PeerLost
-/// if it was lost while it sent. One that does not come within `patience` is
-/// asked again until `timeout`: it may have been lost, and another rank serves
-/// at its address.
-Tensor receive_weights(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values,
-                       std::chrono::milliseconds timeout, std::chrono::milliseconds patience = std::chrono::seconds(60));
 
 }  // namespace prl::weights

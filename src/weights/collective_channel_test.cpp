@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-
 #include <filesystem>
 #include <future>
 #include <numeric>
@@ -15,6 +15,8 @@
 #include "base/testing/eventually.hpp"
 #include "comm/communicator.hpp"
 #include "comm/store.hpp"
+#include "weights/held_versions.hpp"
+#include "weights/weight_receiver.hpp"
 
 namespace prl::weights {
 namespace {
@@ -51,7 +53,7 @@ class CollectiveChannelTest : public ::testing::Test {
     channel_->publish(std::move(publication));
   }
   Tensor receive(std::int64_t version, std::int64_t count = 100'003, std::chrono::milliseconds timeout = 20s) {
-    return receive_weights(channel_->address(), PolicyVersion{version}, DType::kF32, count, timeout);
+    return WeightReceiver().receive(channel_->address(), PolicyVersion{version}, DType::kF32, count, timeout);
   }
   ErrorCode refusal(std::int64_t version, std::int64_t count = 100'003, std::chrono::milliseconds timeout = 20s) {
     try {
@@ -99,7 +101,8 @@ TEST_F(CollectiveChannelTest, ATrainerThatWasLostBeforeItCameIsAskedAgain) {
   const int port = lost->port();
   const std::string address = lost->address();
   auto engine = std::async(std::launch::async, [&] {
-    return is_version(receive_weights(address, PolicyVersion{1}, DType::kF32, 100'003, 60s, /*patience=*/500ms), 1);
+    WeightReceiver receiver({.engine = "engine", .path = {}, .memory = {}, .patience = 500ms});
+    return is_version(receiver.receive(address, PolicyVersion{1}, DType::kF32, 100'003, 60s), 1);
   });
   ASSERT_TRUE(testing::eventually([&] { return comm::make_store(address)->get("weights/ticket/0").has_value(); }));
   lost.reset();
@@ -112,7 +115,7 @@ TEST_F(CollectiveChannelTest, SeveralEnginesAtOnceAndOneThatIsLostHarmsNoOther) 
   publish(4, 3'000'000);
   // Draws a ticket, joins and gives up.
   const auto store = comm::make_store(channel_->address());
-  store->set("weights/ticket/0", "4");
+  store->set("weights/ticket/0", Ask{.version = 4}.to_text());
   store->set("weights/next", "1 test");
   const auto lost = comm::make_gloo_communicator({.rank = 1, .size = 2, .store = store, .group = "weights-0", .timeout = 20s});
   lost->abort("killed by a test");
@@ -131,11 +134,140 @@ TEST_F(CollectiveChannelTest, TheTrainerWaitsForTheOrchestratorsWord) {
   channel_.reset();
   release_weights(address);  // no trainer any more: nothing to do
   try {
-    receive_weights(address, PolicyVersion{1}, DType::kF32, 1, 300ms);
+    WeightReceiver().receive(address, PolicyVersion{1}, DType::kF32, 1, 300ms);
     FAIL() << "weights of a trainer that has ended";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
   }
+}
+
+/// Trainer and engines with devices, which are host memory here, and links over Gloo.
+class LinkTest : public CollectiveChannelTest {
+ protected:
+  void SetUp() override {
+    CollectiveChannelTest::SetUp();
+    if (comm::has_gloo()) open_channel(0);
+  }
+  void open_channel(int port) {
+    channel_.reset();
+    channel_ =
+        make_collective_channel({.folder = folder_, .port = port, .timeout = 20s, .join_timeout = 3s, .path = path_of("trainer's card")});
+  }
+  DevicePath path_of(const std::string& device) {
+    return {.make_stream = [] { return make_cpu_runtime(); },
+            .device = device,
+            .make_group =
+                [this](comm::CommOptions options) {
+                  options.runtime = nullptr;
+                  ++num_groups_;
+                  return comm::make_gloo_communicator(std::move(options));
+                }};
+  }
+  WeightReceiverOptions engine_with(DevicePath path, const std::string& name = "engine") {
+    return {.engine = name, .path = std::move(path), .memory = make_cpu_runtime(), .patience = 500ms, .join_timeout = 3s};
+  }
+  bool gets(WeightReceiver& engine, std::int64_t version) {
+    return is_version(engine.receive(channel_->address(), PolicyVersion{version}, DType::kF32, 100'003, 60s), version);
+  }
+  std::atomic<int> num_groups_{0};
+};
+
+TEST_F(LinkTest, StaysFromOneVersionToTheNext) {
+  WeightReceiver first(engine_with(path_of("card 1"), "first")), second(engine_with(path_of("card 2"), "second"));
+  for (const std::int64_t version : {1, 2, 3}) {
+    publish(version);
+    EXPECT_TRUE(gets(first, version));
+    EXPECT_TRUE(gets(second, version));
+    EXPECT_EQ(num_groups_, 4) << "two links of two ends";
+  }
+}
+
+TEST_F(LinkTest, IsNotMadeOnOneDeviceNorForAnEngineWithoutOne) {
+  publish(1);
+  WeightReceiver same(engine_with(path_of("trainer's card"))), none(engine_with({}));
+  EXPECT_TRUE(gets(same, 1));
+  EXPECT_TRUE(gets(none, 1));
+  EXPECT_EQ(num_groups_, 0);
+}
+
+TEST_F(LinkTest, IsMadeAnewForAnEngineThatIsStartedAnew) {
+  publish(1);
+  auto engine = std::make_unique<WeightReceiver>(engine_with(path_of("card 1")));
+  EXPECT_TRUE(gets(*engine, 1));
+  engine = std::make_unique<WeightReceiver>(engine_with(path_of("card 1")));
+  EXPECT_TRUE(gets(*engine, 1));
+  publish(2);
+  EXPECT_TRUE(gets(*engine, 2));
+  EXPECT_EQ(num_groups_, 4);
+}
+
+TEST_F(LinkTest, IsMadeAnewWithATrainerThatTookTheFormersPlace) {
+  WeightReceiver engine(engine_with(path_of("card 1")));
+  publish(1);
+  EXPECT_TRUE(gets(engine, 1));
+  const std::string address = channel_->address();
+  open_channel(std::stoi(address.substr(address.rfind(':') + 1)));
+  publish(2);
+  EXPECT_TRUE(gets(engine, 2));
+  EXPECT_EQ(num_groups_, 4);
+}
+
+TEST_F(LinkTest, ThatFailsTwiceIsGivenUpForHostMemory) {
+  publish(1);
+  DevicePath broken = path_of("card 1");
+  int num_tries = 0;
+  broken.make_group = [&num_tries](const comm::CommOptions&) -> std::unique_ptr<comm::Communicator> {
+    ++num_tries;
+    fail(ErrorCode::kUnavailable, "no way between the cards");
+  };
+  WeightReceiver engine(engine_with(broken));
+  EXPECT_TRUE(gets(engine, 1));
+  publish(2);
+  EXPECT_TRUE(gets(engine, 2));
+  EXPECT_EQ(num_tries, 2);
+}
+
+/// A former version leaves the device for host memory, where an engine that lags still finds it.
+TEST_F(LinkTest, AFormerVersionComesThroughHostMemory) {
+  publish(1);
+  publish(2);
+  WeightReceiver engine(engine_with(path_of("card 1")));
+  EXPECT_TRUE(gets(engine, 1));
+  EXPECT_TRUE(gets(engine, 2));
+}
+
+TEST(HeldVersionsTest, FormerVersionsAreCopiedToHostMemoryAndTheNewestStays) {
+  HeldVersions held(2, make_cpu_runtime());
+  const Tensor one = values_of(1, 1000), two = values_of(2, 1000);
+  held.hold(1, one);
+  EXPECT_EQ(held.find(1)->values.data(), one.data());
+  held.hold(2, two);
+  ASSERT_TRUE(testing::eventually([&] { return !held.find(1)->is_on_device; }));
+  EXPECT_TRUE(is_version(held.find(1)->values, 1));
+  EXPECT_NE(held.find(1)->values.data(), one.data());
+  EXPECT_EQ(held.find(2)->values.data(), two.data());
+  held.hold(3, values_of(3, 1000));
+  EXPECT_EQ(held.find(1), nullptr);
+  EXPECT_EQ(held.newest(), 3);
+}
+
+TEST(HeldVersionsTest, ANewVersionWaitsUntilFormerOnesHaveLeftTheDevice) {
+  HeldVersions held(3, make_cpu_runtime(), 60s);
+  held.hold(1, values_of(1, 1000));
+  auto in_use = held.find(1);
+  held.hold(2, values_of(2, 1000));
+  auto third = std::async(std::launch::async, [&] { held.hold(3, values_of(3, 1000)); });
+  EXPECT_EQ(third.wait_for(100ms), std::future_status::timeout);
+  EXPECT_EQ(held.newest(), 2);
+  in_use.reset();
+  third.get();
+  EXPECT_EQ(held.newest(), 3);
+  HeldVersions impatient(3, make_cpu_runtime(), 50ms);
+  impatient.hold(1, values_of(1, 1000));
+  in_use = impatient.find(1);
+  impatient.hold(2, values_of(2, 1000));
+  impatient.hold(3, values_of(3, 1000));
+  EXPECT_EQ(impatient.newest(), 3);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ struct Publication {
   std::shared_ptr<const void> handle;  ///< the packed weights object of this process; opaque here
   std::function<void(const std::filesystem::path& folder)>
       save;                      ///< writes a Hugging Face checkpoint into a folder that does not exist yet
-  std::function<Tensor()> flat;  ///< all values in the compute dtype, in one array in host memory (nn::flat_values)
+  std::function<Tensor()> flat;  ///< all values in the compute dtype, in one array that stays as it is (nn::flat_values)
 };
 
 /// Versioned weights from one trainer to engines: the trainer's end, which moves tensors, and a feed that says what there is. Versions

@@ -130,7 +130,49 @@ def test_rl_goes_on_without_a_killed_rank_or_engine():
             check(weights(out, steps) == weights(folder / "one", steps), f"{role} was killed: other weights")
 
 
+def linked_rl(config, out, *flags):
+    """A trainer and an engine with a GPU each, which can only get weights over a link of the two."""
+    ports = harness.free_ports(2)
+    return ["rl", "@", config, "--output-dir", out, "--ckpt", "--log.level", "debug", "--deployment.type", "single_node", "--trainer-gpu-ids", "[0]",
+            "--inference-gpu-ids", "[1]", "--trainer.compute.device", "cuda", "--inference.compute.device", "cuda", "--inference.server.port", ports[0],
+            "--inference.gpu-memory-utilization", 0.1, "--weight-broadcast.type", "nccl", "--weight-broadcast.port", ports[1], *flags]
+
+
+def logs(out):
+    return "".join(path.read_text(errors="replace") for path in sorted((out / "logs").rglob("*.log")))
+
+
+def test_weights_go_from_gpu_to_gpu():
+    num_gpus()
+    with harness.workspace("gpu-linked") as folder:
+        for lag in (0, 1):
+            config = harness.rl_config(folder / f"rl-{lag}.toml", harness.warm_model(), max_async_level=lag, max_steps=STEPS)
+            out = folder / f"linked-{lag}"
+            prl(*linked_rl(config, out))
+            text = logs(out)
+            check(text.count("linked the devices") >= STEPS - 1 and "host memory in" not in text, f"no link: {text[-3000:]}")
+            rows = harness.metrics(out)
+            check(lag > 0 or all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
+        prl("rl", "@", folder / "rl-0.toml", "--output-dir", folder / "one", "--ckpt", "--trainer.compute.device", "cuda")
+        check(weights(folder / "linked-0") == weights(folder / "one"), "weights over a link gave another run than one process")
+
+
+def test_an_engine_that_was_killed_is_linked_again():
+    num_gpus()
+    with harness.workspace("gpu-linked-again") as folder:
+        steps = 30
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=steps)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt", "--trainer.compute.device", "cuda")
+        out, log = folder / "killed", folder / "killed.log"
+        with harness.running(*linked_rl(config, out, "--trainer.healing"), log=log) as run:
+            harness.wait_until(lambda: (out / "broadcasts/step_2/STABLE").exists() or run.poll() is not None, 60, "version 2")
+            os.kill(harness.role_pids(log)["inference"], signal.SIGKILL)
+            check(run.wait(240) == 0, log.read_text()[-3000:])
+        check(weights(out, steps) == weights(folder / "one", steps), "the engine was killed: other weights")
+        check("linked the devices" in logs(out), "no link")
+
+
 if __name__ == "__main__":
     harness.main(test_sft_over_nccl_gives_the_weights_of_one_gpu, test_rl_over_nccl_gives_the_weights_of_one_process,
                  test_gpus_that_share_rows_give_the_weights_of_one, test_a_killed_rank_heals,
-                 test_rl_goes_on_without_a_killed_rank_or_engine)
+                 test_rl_goes_on_without_a_killed_rank_or_engine, test_weights_go_from_gpu_to_gpu, test_an_engine_that_was_killed_is_linked_again)

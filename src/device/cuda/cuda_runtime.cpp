@@ -27,6 +27,16 @@ thread_local int active_device = -1;
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
+/// As nvidia-smi and CUDA_VISIBLE_DEVICES write it.
+std::string uuid_text(const cudaUUID_t& uuid) {
+  std::string text = "GPU";
+  for (int i = 0; i < 16; ++i) {
+    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += fmt::format("{:02x}", static_cast<unsigned char>(uuid.bytes[i]));
+  }
+  return text;
+}
+
 /// Why this process sees no GPU, in words; empty if it sees one.
 std::string missing_text(cudaError_t status, int count, int driver) {
   if (status == cudaSuccess && count > 0) return "";
@@ -61,7 +71,7 @@ void call_failed(const char* call, const char* file, int line, cudaError_t statu
   fail(code, "[cuda] {} failed at {}:{}: {} ({})", call, file, line, cudaGetErrorString(status), cudaGetErrorName(status));
 }
 
-CudaRuntime::CudaRuntime(int index) : index_(index) {
+CudaRuntime::CudaRuntime(int index, bool has_memory) : index_(index) {
   const Visible visible;
   if (!visible.missing.empty()) fail(ErrorCode::kUnavailable, "[cuda:{}] {}", index, visible.missing);
   if (index < 0 || index >= visible.count)
@@ -73,6 +83,7 @@ CudaRuntime::CudaRuntime(int index) : index_(index) {
   PRL_CUDA_CHECK(cudaHostAlloc(&word, sizeof(std::uint64_t), cudaHostAllocMapped | cudaHostAllocPortable));
   fault_ = static_cast<FaultWord*>(word);
   *fault_ = 0;
+  if (!has_memory) return;
   heap_ = DeviceHeap::of(index);
   heap_->add_stream(stream_);
 }
@@ -88,7 +99,7 @@ CudaRuntime::~CudaRuntime() {
   }
   free_ring();
   (void)cudaFreeHost(const_cast<std::uint64_t*>(fault_));
-  heap_->remove_stream(stream_);
+  if (heap_ != nullptr) heap_->remove_stream(stream_);
   (void)cudaStreamDestroy(upload_stream_);
   (void)cudaStreamDestroy(stream_);
 }
@@ -100,6 +111,7 @@ void CudaRuntime::activate() const {
 }
 
 void* CudaRuntime::allocate(std::size_t bytes) {
+  PRL_CHECK(heap_ != nullptr, "{} bytes wanted of a stream that has no memory", bytes);
   activate();
   void* pointer =
       bytes <= std::numeric_limits<std::size_t>::max() / 4 ? heap_->allocate(std::max<std::size_t>(bytes, 1), stream_) : nullptr;
@@ -265,6 +277,7 @@ void CudaRuntime::throw_fault() {
 }
 
 std::size_t CudaRuntime::bytes_available() const {
+  if (heap_ == nullptr) return 0;
   activate();
   return heap_->bytes_available();
 }
@@ -365,6 +378,7 @@ class RecordedGraph final : public RecordedWork {
 
 std::unique_ptr<RecordedWork> CudaRuntime::record(const std::function<void()>& work) {
   activate();
+  PRL_CHECK(heap_ != nullptr, "work is recorded with the memory that it uses");
   const auto hold = heap_->hold();
   cudaGraph_t graph = nullptr;
   PRL_CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
@@ -391,6 +405,7 @@ CudaRuntime& runtime_of(DeviceRuntime& runtime) {
 namespace prl {
 
 std::shared_ptr<DeviceRuntime> make_cuda_runtime(int index) { return std::make_shared<cuda::CudaRuntime>(index); }
+std::shared_ptr<DeviceRuntime> make_cuda_stream(int index) { return std::make_shared<cuda::CudaRuntime>(index, /*has_memory=*/false); }
 
 bool has_cuda_build() noexcept { return true; }
 
@@ -407,6 +422,7 @@ CudaDevices list_cuda_devices() {
     if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
     info.index = i;
     info.name = p.name;
+    info.uuid = cuda::uuid_text(p.uuid);
     info.compute_major = p.major;
     info.compute_minor = p.minor;
     info.num_multiprocessors = p.multiProcessorCount;

@@ -18,7 +18,8 @@ class DeviceHeap;
 /// The one DeviceRuntime of GPUs; for op bodies, which find it behind OpContext::runtime. See make_cuda_runtime().
 class CudaRuntime : public DeviceRuntime {
  public:
-  explicit CudaRuntime(int index);
+  /// Without memory: make_cuda_stream().
+  explicit CudaRuntime(int index, bool has_memory = true);
   ~CudaRuntime() override;
   Device device() const noexcept override { return {DeviceKind::kCuda, index_}; }
   void* allocate(std::size_t bytes) override;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 
@@ -250,6 +251,35 @@ double sum_squares(OpContext& ctx, std::span<const ConstTensorView> xs) {
   double total = 0;
   for (const ConstTensorView& x : xs) total += sum_squares_of(ctx, x);
   return total;
+}
+
+std::int64_t find_not_finite(OpContext& ctx, ConstTensorView x) {
+  const std::int64_t n = x.shape.num_elements();
+  std::atomic<std::int64_t> first{n};
+  const auto note = [&first](std::int64_t index) {
+    std::int64_t known = first.load(std::memory_order_relaxed);
+    while (index < known && !first.compare_exchange_weak(known, index, std::memory_order_relaxed)) {
+    }
+  };
+  parallel_rows(ctx, n, 1, [&](std::int64_t begin, std::int64_t end) {
+    // An exponent of all ones; the loop over whole pieces has no branch.
+    const auto scan = [&](const auto* bits, auto mask) {
+      constexpr std::int64_t kPiece = 4096;
+      for (std::int64_t at = begin; at < end; at += kPiece) {
+        const std::int64_t stop = std::min(end, at + kPiece);
+        unsigned any = 0;
+        for (std::int64_t i = at; i < stop; ++i) any |= static_cast<unsigned>((bits[i] & mask) == mask);
+        if (any == 0) continue;
+        for (std::int64_t i = at; i < stop; ++i)
+          if ((bits[i] & mask) == mask) return note(i);
+      }
+    };
+    if (x.dtype == DType::kF32)
+      scan(x.as<std::uint32_t>(), std::uint32_t{0x7f800000});
+    else
+      scan(x.as<std::uint16_t>(), std::uint16_t{0x7f80});
+  });
+  return first < n ? first.load() : -1;
 }
 
 void scale(OpContext& ctx, TensorView x, float factor) {

@@ -3,7 +3,7 @@
 #include "ops/op_table.hpp"
 
 // The CUDA bodies that table.cpp puts into the op table. Contracts: the public headers of ops/. All of them only enqueue work on the
-// context's stream, except those that return host values (sum_squares, chunk_squares, finish_sample).
+// context's stream, except those that return host values (sum_squares, chunk_squares, find_not_finite, finish_sample).
 
 namespace prl::ops::cuda {
 

@@ -227,6 +227,50 @@ void chunk_squares(OpContext& ctx, std::span<float> out_C, ConstTensorView x) {
   ctx.runtime->copy_to_host(out_C.data(), partial, out_C.size_bytes());
 }
 
+namespace {
+
+constexpr int kScanBlock = 256;
+constexpr unsigned kScanGrid = 2048;
+
+__device__ bool is_not_finite(float value) { return !isfinite(value); }
+__device__ bool is_not_finite(__nv_bfloat16 value) { return (__bfloat16_as_ushort(value) & 0x7f80u) == 0x7f80u; }
+
+/// first = min(first, index of an element that is not finite).
+template <typename T>
+__global__ void __launch_bounds__(kScanBlock) find_not_finite_kernel(unsigned long long* first, const T* x, std::int64_t n) {
+  constexpr int kPer = 16 / sizeof(T);
+  const std::int64_t num_wide = reinterpret_cast<std::uintptr_t>(x) % 16 == 0 ? n / kPer : 0;
+  const std::int64_t thread = blockIdx.x * static_cast<std::int64_t>(kScanBlock) + threadIdx.x;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kScanBlock;
+  for (std::int64_t i = thread; i < num_wide; i += step) {
+    const uint4 raw = reinterpret_cast<const uint4*>(x)[i];
+    T values[kPer];
+    memcpy(values, &raw, sizeof raw);
+#pragma unroll
+    for (int j = 0; j < kPer; ++j)
+      if (is_not_finite(values[j])) atomicMin(first, static_cast<unsigned long long>(i * kPer + j));
+  }
+  for (std::int64_t i = num_wide * kPer + thread; i < n; i += step)
+    if (is_not_finite(x[i])) atomicMin(first, static_cast<unsigned long long>(i));
+}
+
+}  // namespace
+
+std::int64_t find_not_finite(OpContext& ctx, ConstTensorView x) {
+  auto* first = static_cast<unsigned long long*>(ctx.workspace->require(sizeof(unsigned long long)));
+  PRL_CUDA_CHECK(cudaMemsetAsync(first, 0xff, sizeof *first, stream_of(ctx)));
+  const std::int64_t n = x.shape.num_elements();
+  const auto grid = static_cast<unsigned>(std::min<std::int64_t>(kScanGrid, ceil_div(n, kScanBlock)));
+  with_type(x.dtype, [&](auto t) {
+    using T = decltype(t);
+    find_not_finite_kernel<T><<<grid, kScanBlock, 0, stream_of(ctx)>>>(first, x.as<T>(), n);
+  });
+  PRL_CUDA_CHECK(cudaGetLastError());
+  unsigned long long found = 0;
+  ctx.runtime->copy_to_host(&found, first, sizeof found);
+  return static_cast<std::int64_t>(found);  // all bits set: -1
+}
+
 void scale(OpContext& ctx, TensorView x, float factor) { map<float, float, 1, 1>(ctx, {x}, {x}, Scale{factor}); }
 
 }  // namespace prl::ops::cuda

@@ -1,0 +1,90 @@
+#include "weights/held_versions.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.hpp"
+#include "base/waiting.hpp"
+
+namespace prl::weights {
+namespace {
+
+constexpr std::chrono::milliseconds kPoll{2};
+
+}  // namespace
+
+Tensor in_host_memory(const Tensor& values, DeviceRuntime& stream) {
+  if (values.runtime()->device().kind == DeviceKind::kCpu) return values;
+  const Tensor host = Tensor::empty(make_cpu_runtime(), values.shape(), values.dtype());
+  stream.copy_to_host(host.data(), values.data(), values.num_bytes());
+  return host;
+}
+
+HeldVersions::HeldVersions(std::int64_t num_kept, std::shared_ptr<DeviceRuntime> device, std::chrono::milliseconds timeout)
+    : num_kept_(num_kept), device_(std::move(device)), timeout_(timeout) {
+  if (device_ != nullptr) thread_ = std::jthread([this](const std::stop_token& stop) { copy_to_host(stop); });
+}
+
+HeldVersions::~HeldVersions() = default;
+
+void HeldVersions::hold(std::int64_t version, Tensor values) {
+  auto held = std::make_shared<Held>();
+  held->is_on_device = device_ != nullptr && values.runtime()->device() == device_->device();
+  if (held->is_on_device) values.runtime()->synchronize();
+  held->values = held->is_on_device ? std::move(values) : in_host_memory(values, *values.runtime());
+  Waiting waiting({.who = "the trainer", .what = "engines to have taken the former weights from its device", .limit = timeout_});
+  while (!is_device_free()) {
+    if (waiting.is_expired()) {
+      log::warning("former weights are still on the device after {} s: engines take them slowly", timeout_.count() / 1000);
+      break;
+    }
+    waiting.check();
+    std::this_thread::sleep_for(kPoll);
+  }
+  const std::lock_guard lock(mutex_);
+  if (!held_.empty() && held_.rbegin()->second->is_on_device) on_device_.push_back(held_.rbegin()->second);
+  held_[version] = std::move(held);
+  while (static_cast<std::int64_t>(held_.size()) > num_kept_) held_.erase(held_.begin());
+  has_more_.notify_one();
+}
+
+bool HeldVersions::is_device_free() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(on_device_, [](const std::weak_ptr<const Held>& held) { return held.expired(); });
+  return on_device_.empty();
+}
+
+std::shared_ptr<const HeldVersions::Held> HeldVersions::find(std::int64_t version) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = held_.find(version);
+  return found == held_.end() ? nullptr : found->second;
+}
+
+std::int64_t HeldVersions::newest() const {
+  const std::lock_guard lock(mutex_);
+  return held_.empty() ? -1 : held_.rbegin()->first;
+}
+
+HeldVersions::Entry HeldVersions::former_on_device() {
+  if (held_.empty()) return held_.end();
+  const Entry newest = std::prev(held_.end());
+  const Entry found = std::find_if(held_.begin(), newest, [](const auto& entry) { return entry.second->is_on_device; });
+  return found == newest ? held_.end() : found;
+}
+
+void HeldVersions::copy_to_host(std::stop_token stop) {
+  std::unique_lock lock(mutex_);
+  while (has_more_.wait(lock, stop, [this] { return former_on_device() != held_.end(); })) {
+    const std::int64_t version = former_on_device()->first;
+    std::shared_ptr<const Held> from = former_on_device()->second;
+    lock.unlock();
+    auto copy = std::make_shared<Held>();
+    copy->values = Tensor::empty(make_cpu_runtime(), from->values.shape(), from->values.dtype());
+    device_->copy_to_host(copy->values.data(), from->values.data(), from->values.num_bytes());
+    from.reset();
+    lock.lock();
+    if (const auto entry = held_.find(version); entry != held_.end()) entry->second = std::move(copy);
+  }
+}
+
+}  // namespace prl::weights

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "comm/communicator.hpp"
+#include "tensor/tensor.hpp"
+
+namespace prl::weights {
+
+// What trainer and engine say to each other about a transfer. The engine draws a ticket in the trainer's store, puts there what it wants,
+// and meets the trainer in a group of two over host memory, in which the trainer offers what it has. The values follow over a DeviceLink,
+// or in this group.
+
+inline constexpr const char* kNextTicket = "weights/next";
+inline constexpr const char* kReleased = "weights/released";
+inline constexpr std::chrono::milliseconds kStoreTimeout{10'000};
+/// For an engine that has drawn a ticket to join its group, and for both to open a link: they have nothing else to do.
+inline constexpr std::chrono::milliseconds kJoinTimeout{30'000};
+
+std::string ticket_key(std::int64_t ticket);
+std::string group_name(std::int64_t ticket);
+/// "localhost" as an address.
+std::string bind_host(const std::string& host);
+/// This machine's name. Error{kIo} if it has none.
+std::string own_machine();
+
+/// What an engine puts behind its ticket.
+struct Ask {
+  std::int64_t version = 0;
+  std::string engine = {};  ///< the same for every transfer to this engine
+  std::string device = {};  ///< DevicePath::device; empty: the values must come through host memory
+  std::string link = {};    ///< token of the link that it has, if any
+  std::string to_text() const;
+  /// Error{kCorrupt} quoting what is not one.
+  static Ask parse(const std::string& text);
+};
+
+/// What the trainer says before the values.
+struct Offer {
+  bool has_version = false;
+  std::int64_t newest = -1;
+  DType dtype = DType::kF32;
+  std::int64_t num_values = 0;
+  std::string link = {};  ///< token of the link over which the values come; empty: in this group
+  std::string to_text() const;
+  static Offer parse(const std::string& text);
+};
+
+/// Like at both ends: the values of rank 0, in host memory, replace the others'.
+void broadcast_values(comm::Communicator& group, const Tensor& values, std::chrono::milliseconds timeout);
+
+}  // namespace prl::weights
