@@ -221,6 +221,13 @@ void TrainerCheckpoints::finish(comm::Communicator& ranks) {
   finish();
 }
 
+void TrainerCheckpoints::give_up_on(const comm::PeerLost& lost) {
+  // Who gave up is alive, and its part still comes. Where nothing is known of who is lost, nothing more is waited for.
+  if (shared_ == nullptr || lost.gave_up()) return;
+  if (lost.ranks().empty()) return shared_->cancel();
+  shared_->give_up_on(lost.ranks());
+}
+
 void TrainerCheckpoints::regroup(comm::Communicator& ranks, bool has_lost) {
   if (shared_ != nullptr && has_lost) shared_->cancel();
   try {

@@ -83,6 +83,8 @@ class TrainerCheckpoints {
   void finish();
   /// The same for all ranks, which call it: that one of them is lost is noticed at once. PeerLost.
   void finish(comm::Communicator& ranks);
+  /// After a loss that ends the run: a save in the background waits no more for those ranks, which are gone.
+  void give_up_on(const comm::PeerLost& lost);
   /// All ranks of a new group call it: a save in the background is given up if `has_lost` a rank, and saved is what is complete. PeerLost.
   void regroup(comm::Communicator& ranks, bool has_lost);
   std::optional<std::int64_t> last_saved() const noexcept { return last_saved_; }

@@ -266,6 +266,28 @@ TEST_P(Ranks, CopiesOfTheStateAreSavedResumedAndHealed) {
   expect_same_checkpoint(root("whole"), root("lost"), model());
 }
 
+/// As train(), and how long it took in seconds.
+std::vector<int> train_timed(const TrainCase& run, const fs::path& model, const fs::path& root, int size, double& seconds) {
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<int> statuses = train(run, model, root, size);
+  seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return statuses;
+}
+
+// Rank 0 waits in the background for a part that never comes: the group knows of the loss within a second or two.
+TEST_P(Ranks, ASaveEndsWithTheRankThatItWaitsFor) {
+  for (const int killed : {1, 2}) {
+    double seconds = 0;
+    const TrainCase run{.kind = GetParam(), .killed_rank = killed, .save_async = true, .saves_often = true};
+    std::vector<int> wanted(3, 7);
+    wanted[static_cast<std::size_t>(killed)] = 128 + SIGKILL;
+    EXPECT_EQ(train_timed(run, model(), root(fmt::format("run{}", killed)), 3, seconds), wanted);
+    EXPECT_LT(seconds, std::chrono::duration<double>(run.timeout).count() / 2) << "waited for the part of a rank that is gone";
+    EXPECT_EQ(io::list_checkpoints(root(fmt::format("run{}", killed)) / "checkpoints", std::vector<std::string>{"trainer"}),
+              std::vector<std::int64_t>{2});
+  }
+}
+
 // Whatever is there afterwards is whole, and a run that resumes from it ends as one that never stopped.
 TEST_P(Ranks, AKillAtAnyMomentOfASaveLeavesNoHalf) {
   constexpr int kSize = 3;
@@ -276,7 +298,9 @@ TEST_P(Ranks, AKillAtAnyMomentOfASaveLeavesNoHalf) {
     run.moment = std::chrono::microseconds(rng.next_below(250'000));
     SCOPED_TRACE(fmt::format("moment {}: rank {} after {} us", i, run.victim, run.moment.count()));
     const fs::path folder = root(fmt::format("killed{}", i));
-    (void)train(run, model(), folder, kSize);
+    double seconds = 0;
+    (void)train_timed(run, model(), folder, kSize, seconds);
+    EXPECT_LT(seconds, std::chrono::duration<double>(run.timeout).count() / 2);
     for (int rank = 0; rank <= kSize; ++rank) fs::remove(folder / fmt::format("rank_{}", rank));
     fs::remove_all(folder / "store10");
     const std::vector<std::int64_t> steps = io::list_checkpoints(folder / "checkpoints", std::vector<std::string>{"trainer"});

@@ -40,7 +40,8 @@ SharedSave::SharedSave(const CheckpointOptions& options, const TrainProgress& pr
       timeout_(gradient_step.ranks().options().timeout),
       layout_(state_layout(*policy.parameters().table(), gradient_step.shard_plan())),
       weights_(policy.weights()),
-      table_(policy.parameters().table()) {
+      table_(policy.parameters().table()),
+      is_lost_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(size_))) {
   std::string folders;
   if (rank_ == 0) {
     make_folders();
@@ -144,23 +145,35 @@ void SharedSave::commit(std::span<const std::string> notes, const std::function<
 
 fs::path SharedSave::note_file(int rank) const { return meeting_folder() / fmt::format("rank_{}.json", rank); }
 
+void SharedSave::give_up_on(std::span<const int> ranks) {
+  for (const int rank : ranks)
+    if (rank >= 0 && rank < size_) is_lost_[static_cast<std::size_t>(rank)] = true;
+}
+
+std::string SharedSave::wait_for_note(int rank, std::chrono::steady_clock::time_point end) const {
+  Waiting waiting({.who = "rank 0",
+                   .what = fmt::format("rank {} to write its part of step {}", rank, progress_.step),
+                   .limit = end - std::chrono::steady_clock::now()});
+  for (;;) {
+    // Before it is looked for: what a rank wrote before it died is there.
+    const bool is_lost = is_lost_[static_cast<std::size_t>(rank)];
+    if (fs::exists(note_file(rank))) return read_file(note_file(rank), kMaxNoteBytes);
+    if (is_cancelled_) fail(ErrorCode::kCancelled, "[ckpt] the checkpoint of step {} is given up: a rank was lost", progress_.step);
+    if (is_lost)
+      fail(ErrorCode::kCancelled, "[ckpt] the checkpoint of step {} is given up: rank {} was lost before it had written its part",
+           progress_.step, rank);
+    if (std::chrono::steady_clock::now() > end)
+      fail(ErrorCode::kDeadline, "[ckpt] rank {} has not written its part of step {} after {} s", rank, progress_.step,
+           std::chrono::duration_cast<std::chrono::seconds>(timeout_).count());
+    waiting.check();
+    std::this_thread::sleep_for(kNotePoll);
+  }
+}
+
 std::vector<std::string> SharedSave::wait_for_notes(std::string mine) const {
   const auto end = std::chrono::steady_clock::now() + timeout_;
   std::vector<std::string> notes{std::move(mine)};
-  for (int rank = 1; rank < size_; ++rank) {
-    Waiting waiting({.who = "rank 0",
-                     .what = fmt::format("rank {} to write its part of step {}", rank, progress_.step),
-                     .limit = end - std::chrono::steady_clock::now()});
-    while (!fs::exists(note_file(rank))) {
-      waiting.check();
-      if (is_cancelled_) fail(ErrorCode::kCancelled, "[ckpt] the checkpoint of step {} is given up: a rank was lost", progress_.step);
-      if (std::chrono::steady_clock::now() > end)
-        fail(ErrorCode::kDeadline, "[ckpt] rank {} has not written its part of step {} after {} s", rank, progress_.step,
-             std::chrono::duration_cast<std::chrono::seconds>(timeout_).count());
-      std::this_thread::sleep_for(kNotePoll);
-    }
-    notes.push_back(read_file(note_file(rank), kMaxNoteBytes));
-  }
+  for (int rank = 1; rank < size_; ++rank) notes.push_back(wait_for_note(rank, end));
   for (int rank = 1; rank < size_; ++rank) fs::remove(note_file(rank));
   return notes;
 }

@@ -40,11 +40,14 @@ class SharedSave {
   void write_and_commit();
   /// From any thread: write_and_commit() waits no more and throws Error{kCancelled}.
   void cancel() noexcept { is_cancelled_ = true; }
+  /// From any thread: those ranks have died, so that no part of theirs is waited for that is not there yet. Parts of the others are.
+  void give_up_on(std::span<const int> ranks);
 
  private:
   std::filesystem::path meeting_folder() const { return unit_folder_.empty() ? weights_folder_ : unit_folder_; }
   std::filesystem::path note_file(int rank) const;
   std::vector<std::string> wait_for_notes(std::string mine) const;
+  std::string wait_for_note(int rank, std::chrono::steady_clock::time_point end) const;
   void copy_parts(Policy& policy, const Optimizer& optimizer, bool copies);
   void make_folders();
 
@@ -61,6 +64,7 @@ class SharedSave {
   std::unique_ptr<io::CheckpointWriter> writer_;  ///< rank 0
   bool has_weights_ = false;                      ///< rank 0: the snapshot has its final name
   std::atomic<bool> is_cancelled_{false};
+  std::unique_ptr<std::atomic<bool>[]> is_lost_;  ///< of each rank
 };
 
 }  // namespace prl::trainer

@@ -80,7 +80,8 @@ void TrainRun::resume() {
 TrainRunResult TrainRun::run() {
   try {
     return run_on_ranks();
-  } catch (const comm::PeerLost&) {
+  } catch (const comm::PeerLost& lost) {
+    if (checkpoints_) checkpoints_->give_up_on(lost);
     throw;
   } catch (const std::exception& error) {
     training_.gradient_step().abort(error.what());
