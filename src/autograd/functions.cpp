@@ -90,22 +90,33 @@ void weight_backward(ops::OpContext& ctx, Tape& tape, const LinearParameter& p, 
                   });
 }
 
+/// ops::lora_backward, block by block of tokens.
+void lora_backward(ops::OpContext& ctx, Tape& tape, TensorView dx, ConstTensorView dy, ConstTensorView x, const LoraParameter& p,
+                   bool accumulate_dx) {
+  std::vector<TensorView> outs{p.da};
+  outs.insert(outs.end(), p.db.begin(), p.db.end());
+  sum_over_blocks(ctx, tape.arena(), {.outs = outs, .accumulate = p.accumulate, .can_overwrite = true}, x.shape.num_rows(),
+                  tape.num_token_blocks(), [&](std::int64_t begin, std::int64_t count, std::span<const TensorView> to, bool accumulate) {
+                    ops::lora_backward(ctx, dx.data != nullptr ? dx.rows(begin, count) : TensorView{}, to[0], to.subspan(1),
+                                       dy.rows(begin, count), x.rows(begin, count), *p.groups.front().weight, accumulate_dx, accumulate);
+                  });
+}
+
 /// Gradients of the adapter, and what reaches x through it.
 void adapter_backward(ops::OpContext& ctx, Tape& tape, const Var& x_TK, TensorView dy, ConstTensorView x_of_adapter,
                       const LoraParameter& p) {
-  const ops::LoraWeight& weight = *p.groups.front().weight;
   if (x_TK.id < 0) {
-    ops::lora_backward(ctx, {}, p.da, p.db, dy, x_of_adapter, weight, false, p.accumulate);
+    lora_backward(ctx, tape, {}, dy, x_of_adapter, p, false);
   } else if (p.dropout.probability > 0) {
     const Tape::Target dx = tape.target(x_TK);
     const Arena::Mark mark = tape.arena().mark();
     const TensorView through = tape.arena().take(x_TK.value.shape, x_TK.value.dtype);
-    ops::lora_backward(ctx, through, p.da, p.db, dy, x_of_adapter, weight, false, p.accumulate);
+    lora_backward(ctx, tape, through, dy, x_of_adapter, p, false);
     ops::dropout(ctx, dx.view, through, p.dropout, dx.accumulate);
     tape.arena().release(mark);
   } else {
     const Tape::Target dx = tape.target(x_TK);
-    ops::lora_backward(ctx, dx.view, p.da, p.db, dy, x_of_adapter, weight, dx.accumulate, p.accumulate);
+    lora_backward(ctx, tape, dx.view, dy, x_of_adapter, p, dx.accumulate);
   }
 }
 

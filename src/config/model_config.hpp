@@ -182,7 +182,7 @@ struct TrainerModelConfig {
   std::optional<int> deepep_token_chunk_size;
   int cp = 1;
   std::optional<int> leaves_per_row;
-  ContextParallelStyle cp_style = ContextParallelStyle::kRing;
+  ContextParallelStyle cp_style = ContextParallelStyle::kUlysses;
   int tp = 1;
   ParamDType moe_router_dtype = ParamDType::kFloat32;
   bool moe_use_grouped_mm = true;
@@ -234,7 +234,8 @@ struct TrainerModelConfig {
         "leaves_per_row", leaves_per_row,
         "Parts of a row whose gradients are formed apart and added as a tree, a power of two; bits depend on it, not on cp; cp if not set",
         {.unit = "leaves", .min = 1, .max = 64});
-    v.field("cp_style", cp_style, "How attention is split over the ranks that share a row: ulysses, by heads; ring is not built");
+    v.field("cp_style", cp_style,
+            "How attention is split over the ranks that share a row: ulysses, by heads; ring, by blocks of keys, is not built");
     v.field("tp", tp, "Devices that share one layer", {.unit = "devices", .min = 1, .status = not_built("tensor parallelism")});
     v.field("moe_router_dtype", moe_router_dtype, "Type of the router's products", {.status = inert("dense models have no router")});
     v.field("moe_use_grouped_mm", moe_use_grouped_mm, "One product over all experts instead of one each",

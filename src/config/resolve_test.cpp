@@ -469,6 +469,18 @@ TEST(ResolveTrainer, LocalTransportsNeedOneProcess) {
   EXPECT_TRUE(std::holds_alternative<FilesystemRollouts>(load_line<TrainerConfig>("trainer").config.rollout_transport));
 }
 
+TEST(ResolveTrainer, RowsAreSharedByUlyssesUnlessRingIsAskedFor) {
+  const std::string line = "trainer --model.name ./m --model.cp 2 ";
+  const auto plain = load_line<TrainerConfig>(line);
+  EXPECT_EQ(plain.config.model.cp_style, ContextParallelStyle::kUlysses);
+  EXPECT_THAT(plain.not_built, IsEmpty());
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.lora").not_built, IsEmpty());
+  EXPECT_TRUE(is_not_built(load_line<TrainerConfig>(line + "--model.cp-style ring").not_built, "ring attention"));
+  const auto whole_rows = load_line<TrainerConfig>("trainer --model.name ./m --model.cp-style ring");
+  EXPECT_THAT(whole_rows.not_built, IsEmpty());
+  EXPECT_THAT(whole_rows.warnings, Contains(HasSubstr("model.cp_style")));
+}
+
 TEST(ResolveTrainer, SeveralRunsAreRefusedWhatBelongsToOne) {
   const std::string line = "trainer --model.name ./m --max-concurrent-runs 2 ";
   EXPECT_THAT(error_of<TrainerConfig>(line), HasSubstr("needs model.lora"));

@@ -27,15 +27,20 @@ void check_offload(const TrainerModelConfig& model, const OptimConfig& optim, co
 
 void check_parallel(const TrainerModelConfig& model, const Check& check) {
   if (model.ep.number.value_or(1) > 1) check.not_built("model.ep", "expert parallelism");
+  if (model.cp_style == ContextParallelStyle::kRing) {
+    // Where no row is shared a file that says "ring" means nothing by it.
+    constexpr const char* kInstead = "ring attention; leave cp_style out, or say \"ulysses\"";
+    if (model.cp > 1)
+      check.not_built("model.cp_style", kInstead);
+    else
+      check.inert("model.cp_style", "rows are shared where model.cp is more than 1");
+  }
   const int leaves = model.leaves_per_row.value_or(model.cp);
   if (leaves == 1 && model.cp == 1) return;
   const auto is_power = [](int n) { return (n & (n - 1)) == 0; };
   if (!is_power(model.cp)) check.problem("model.cp", "must be 1, 2, 4, 8, ...: gradients of a row's parts are added as a balanced tree");
   if (!is_power(leaves) || leaves % model.cp != 0)
     check.problem("model.leaves_per_row", fmt::format("must be a power of two and a multiple of model.cp, which is {}", model.cp));
-  if (model.cp > 1 && model.cp_style == ContextParallelStyle::kRing)
-    check.not_built("model.cp_style", "ring attention; use model.cp_style = \"ulysses\"");
-  if (model.lora) check.not_built(model.cp > 1 ? "model.cp" : "model.leaves_per_row", "rows in several parts where an adapter is trained");
 }
 
 /// What selective recomputation can name: parts of dense decoders, and parts of models that have more than those.

@@ -132,12 +132,18 @@ std::size_t shared_row_bytes(const nn::ModelConfig& m, DType compute, std::int64
   return heads * static_cast<std::size_t>(m.num_layers + 2);
 }
 
-/// Of a rank with several leaves of a row: the sums of a tree that are not added yet, of the largest matrix.
-std::size_t leaf_bytes(const nn::ModelConfig& m, int leaves) {
-  const std::int64_t largest = std::max({m.vocab_size, 2 * m.intermediate_size, (m.num_heads + 2 * m.num_kv_heads) * m.head_dim});
+/// Of a rank with several leaves of a row: the sums of a tree that are not added yet, of the largest matrix, or of a layer's adapters.
+std::size_t leaf_bytes(const nn::TensorTable& trained, int leaves) {
+  std::int64_t largest = 0, adapters = 0, layer = -1;
+  for (const nn::BlockSpec& block : trained.blocks()) {
+    if (block.layer != layer) adapters = 0;
+    layer = block.layer;
+    if (nn::is_lora(block.kind)) adapters += block.shape.num_elements();
+    largest = std::max({largest, block.shape.num_elements(), adapters});
+  }
   int levels = 0;
   for (int n = leaves; n > 1; n /= 2) ++levels;
-  return static_cast<std::size_t>(levels * largest * m.hidden_size) * sizeof(float);
+  return static_cast<std::size_t>(levels * largest) * sizeof(float);
 }
 
 }  // namespace
@@ -179,7 +185,8 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
   if (activations.host > 0) plan.host.emplace_back(kActivations, activations.host);
   plan.parts.emplace_back(kActivations, activations.device);
   if (shape.step.cut.num_ranks > 1) plan.parts.emplace_back("shared rows", shared_row_bytes(shape.model, compute, own_tokens));
-  if (const int leaves = shape.step.cut.leaves_of_rank(); leaves > 1) plan.parts.emplace_back("leaves", leaf_bytes(shape.model, leaves));
+  if (const int leaves = shape.step.cut.leaves_of_rank(); leaves > 1)
+    plan.parts.emplace_back("leaves", leaf_bytes(*trainer::trained_tensors(shape.policy, shape.model), leaves));
   return plan;
 }
 

@@ -238,7 +238,7 @@ struct TrainableModel::Impl {
     BoundModel model{*weights, tape_or_null != nullptr ? &parameters : nullptr};
     if (weights->adapter != nullptr) {
       model.adapters = {{weights->adapter.get(), {}}};
-      if (tape_or_null != nullptr) model.dropout = {batch.dropout_seed, static_cast<float>(weights->adapter->config.dropout)};
+      if (tape_or_null != nullptr) model.dropout = dropout_of(batch);
     }
     if (offload != nullptr && tape_or_null != nullptr) offload->begin(static_cast<std::size_t>(weights->config.num_layers));
     const KeptActivations kept{checkpointing, &remake, offload.get()};
@@ -252,6 +252,12 @@ struct TrainableModel::Impl {
     std::vector<float> entropy(logp.begin() + static_cast<std::ptrdiff_t>(targets.size()), logp.end());
     logp.resize(targets.size());
     return {std::move(logp), std::move(entropy)};
+  }
+
+  /// The mask of this rank's part of the row.
+  ops::DropoutMask dropout_of(const PackedBatch& batch) const {
+    const std::int64_t first = batch.exchange != nullptr ? batch.exchange->rank() * static_cast<std::int64_t>(batch.ids_T.size()) : 0;
+    return {batch.dropout_seed, static_cast<float>(weights->adapter->config.dropout), first};
   }
 
   void take_head_work() {
@@ -356,6 +362,7 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
   m.tape.backward();
   m.tape.clear();
   m.parameters.section_is_done(GradSection::kEmbedding);
+  m.parameters.section_is_done(GradSection::kAdapters);
   m.parameters.section_is_done(GradSection::kRest);
   m.parameters.grads_were_written();
 }

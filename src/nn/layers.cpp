@@ -112,7 +112,8 @@ std::shared_ptr<const autograd::LoraParameter> BoundModel::lora(Block block, std
     out->db.push_back(view_or_none(gradients->grad(*lora_b_of(a.slot), layer)));
   out->accumulate = !gradients->grads_are_fresh();
   if (dropout.probability > 0)
-    out->dropout = {mix_seed(dropout.seed, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(block)), dropout.probability};
+    out->dropout = {mix_seed(dropout.seed, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(block)), dropout.probability,
+                    dropout.first_row};
   return out;
 }
 

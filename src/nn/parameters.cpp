@@ -6,8 +6,23 @@
 
 namespace prl::nn {
 
+namespace {
+
+/// Of a table that cannot be divided but for its matrix that is head and embedding, if that is to be.
+std::vector<GradSection> undivided_sections(const TensorTable& table, bool splits_tied) {
+  const std::int64_t end = table.num_master_elements();
+  if (!splits_tied || !table.has_tied_head()) return {{GradSection::kRest, {0, end}}};
+  const ElementRange tied = table.blocks()[table.find(Block::kEmbedding)].range();
+  return {{GradSection::kHead, tied},
+          {GradSection::kEmbedding, tied, true},
+          {GradSection::kAdapters, {tied.end, end}},
+          {GradSection::kRest, {0, tied.begin}}};
+}
+
+}  // namespace
+
 std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tied) {
-  const std::vector<GradSection> whole{{GradSection::kRest, {0, table.num_master_elements()}}};
+  const std::vector<GradSection> whole = undivided_sections(table, splits_tied);
   // Ranges from one section to the next, in memory: vectors and what lies outside of layers, the layers, the head.
   std::vector<GradSection> sections{{GradSection::kRest, {0, 0}}};
   std::vector<const BlockSpec*> blocks;

@@ -89,10 +89,11 @@ void add_lora_indexed(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, con
 void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span<const TensorView> db, ConstTensorView dy_TN,
                    ConstTensorView x_TK, const LoraWeight& w, bool accumulate_dx, bool accumulate);
 
-/// Which elements of a matrix are dropped: element (t, k) of one that is `K` wide by a hash of (seed, t * K + k) alone.
+/// Which elements of a matrix are dropped: element (t, k) of one that is `K` wide by a hash of (seed, (first_row + t) * K + k) alone.
 struct DropoutMask {
   std::uint64_t seed = 0;
-  float probability = 0;  ///< in [0, 1)
+  float probability = 0;       ///< in [0, 1)
+  std::int64_t first_row = 0;  ///< where the matrix begins in a larger one, whose mask this is a part of
 };
 /// y_TK (+)= x / (1 - probability), or 0 where dropped. Its own gradient: dx (+)= dropout(dy). x and y of one dtype, y may be x.
 void dropout(OpContext& ctx, TensorView y_TK, ConstTensorView x_TK, const DropoutMask& mask, bool accumulate);

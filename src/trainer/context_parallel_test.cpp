@@ -52,7 +52,32 @@ struct Case {
   Reduce reduce = Reduce::kExact;
   int num_rows = 3, num_leaves = 4;
   bool overlaps = false;
+  std::optional<nn::AdapterConfig> lora = {};
+  std::optional<DType> adapter_dtype = {};
+  bool is_rl = false;  ///< else cross entropy
 };
+
+nn::AdapterConfig adapter_of(double dropout, std::vector<std::string> saved = {}) {
+  return {.rank = 4,
+          .alpha = 8,
+          .dropout = dropout,
+          .target_modules = {"q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"},
+          .modules_to_save = std::move(saved),
+          .rank_pattern = {},
+          .alpha_pattern = {},
+          .base_model = "tiny"};
+}
+
+/// The same tokens, as samples of a policy that was a little other than the one that is trained.
+void as_rollouts(std::vector<wire::MicroBatch>& rows) {
+  for (wire::MicroBatch& row : rows)
+    for (std::size_t i = 0; i < row.input_ids.size(); ++i) {
+      row.ce_weights[i] = 0.0f;
+      row.rl_weights[i] = 1.0f;
+      row.advantages[i] = i % 3 == 0 ? -1.0f : 0.5f;
+      row.inference_logprobs[i] = -5.0f - 0.01f * static_cast<float>(i % 7);
+    }
+}
 
 struct Trace {
   std::vector<std::vector<float>> weights;
@@ -60,7 +85,14 @@ struct Trace {
 };
 
 Trace train(const Case& run, const std::filesystem::path& folder, int ranks_per_row, comm::Mesh* mesh) {
-  const auto policy = make_tiny_policy(folder, run.compute, run.checkpointing);
+  PolicyOptions of_policy;
+  of_policy.model = folder;
+  of_policy.compute = run.compute;
+  of_policy.num_threads = 1;
+  of_policy.checkpointing = run.checkpointing;
+  of_policy.lora = run.lora;
+  of_policy.adapter_dtype = run.adapter_dtype;
+  const auto policy = std::make_unique<Policy>(make_cpu_runtime(), of_policy);
   GradientStepOptions options;
   options.optim = config::AdamWConfig{.lr = 1e-2};
   options.mesh = mesh;
@@ -70,7 +102,9 @@ Trace train(const Case& run, const std::filesystem::path& folder, int ranks_per_
   GradientStep step(*policy, options);
   Trace trace;
   for (std::int64_t i = 1; i <= 3; ++i) {
-    const GradientStepResult result = step.run(rows_of(i, run.num_rows), PolicyVersion{i});
+    std::vector<wire::MicroBatch> rows = rows_of(i, run.num_rows);
+    if (run.is_rl) as_rollouts(rows);
+    const GradientStepResult result = step.run(rows, PolicyVersion{i});
     trace.numbers.insert(trace.numbers.end(), {result.loss, result.grad_norm.value_or(0)});
     EXPECT_EQ(result.pool.values("loss").size(), static_cast<std::size_t>(run.num_rows)) << "each row is reported once";
   }
@@ -140,6 +174,25 @@ TEST_F(ContextParallel, PrecisionsAndRecomputationGiveTheBitsOfOneRank) {
   expect_the_bits_of_one_rank({.overlaps = true}, scratch.path, "sent while the pass goes on");
 }
 
+// A mask of dropout is of the whole row, whoever holds which part of it; embedding and head in one are added in two passes.
+TEST_F(ContextParallel, AdaptersGiveTheBitsOfOneRank) {
+  Scratch scratch("cp-lora");
+  nn::init_model(model_of("qwen3", true), scratch.path);
+  for (const DType compute : {DType::kF32, DType::kBF16})
+    for (const bool is_rl : {false, true})
+      expect_the_bits_of_one_rank({.compute = compute, .lora = adapter_of(0), .is_rl = is_rl}, scratch.path,
+                                  fmt::format("{}, RL {}", to_string(compute), is_rl));
+  const Case with_dropout{.lora = adapter_of(0.2)};
+  EXPECT_NE(difference(train(with_dropout, scratch.path, 1, nullptr), train({.lora = adapter_of(0)}, scratch.path, 1, nullptr)), "");
+  expect_the_bits_of_one_rank(with_dropout, scratch.path, "dropout");
+  expect_the_bits_of_one_rank({.checkpointing = {1}, .lora = adapter_of(0.2)}, scratch.path, "dropout, whole layers again");
+  expect_the_bits_of_one_rank({.overlaps = true, .lora = adapter_of(0, {"embed_tokens"})}, scratch.path, "the tied matrix too");
+  expect_the_bits_of_one_rank({.lora = adapter_of(0, {"embed_tokens", "norm"})}, scratch.path, "the tied matrix and norms too");
+  Scratch untied("cp-lora-untied");
+  nn::init_model(model_of("qwen2", false), untied.path);
+  expect_the_bits_of_one_rank({.lora = adapter_of(0, {"lm_head"})}, untied.path, "the head too");
+}
+
 // More leaves are another order of sums: other bits, the same gradients otherwise.
 TEST_F(ContextParallel, LeavesAreTheGradientsOfTheRow) {
   Scratch scratch("cp-leaves");
@@ -150,6 +203,11 @@ TEST_F(ContextParallel, LeavesAreTheGradientsOfTheRow) {
   for (std::size_t i = 0; i < one.numbers.size(); ++i) EXPECT_NEAR(one.numbers[i], eight.numbers[i], 1e-4 * std::abs(one.numbers[i]));
   const Trace fast = train_on(2, 2, {.reduce = Reduce::kFast, .num_leaves = 2}, scratch.path).front();
   for (std::size_t i = 0; i < one.numbers.size(); ++i) EXPECT_NEAR(one.numbers[i], fast.numbers[i], 1e-4 * std::abs(one.numbers[i]));
+  const Case whole{.num_leaves = 1, .lora = adapter_of(0)}, cut{.num_leaves = 8, .lora = adapter_of(0)};
+  const Trace of_adapter = train(whole, scratch.path, 1, nullptr), in_leaves = train(cut, scratch.path, 1, nullptr);
+  EXPECT_NE(difference(of_adapter, in_leaves), "");
+  for (std::size_t i = 0; i < of_adapter.numbers.size(); ++i)
+    EXPECT_NEAR(of_adapter.numbers[i], in_leaves.numbers[i], 1e-4 * std::abs(of_adapter.numbers[i]));
 }
 
 TEST_F(ContextParallel, WhatDoesNotDivideIsRefusedByName) {

@@ -192,7 +192,6 @@ void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
 void Policy::share_rows(const RowCut& cut, ContextGroup* group) {
   PRL_CHECK(cut.num_ranks == (group != nullptr ? group->size() : 1), "rows for {} ranks", cut.num_ranks);
   check_row_cut(config(), cut);
-  if (cut.num_leaves > 1 && options_.lora) fail(ErrorCode::kNotImplemented, "model.leaves_per_row: rows of several leaves for adapters");
   cut_ = cut;
   group_ = group;
 }
@@ -214,8 +213,12 @@ nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std:
   const std::size_t part = padded / static_cast<std::size_t>(cut_.num_ranks);
   const std::size_t first = part * static_cast<std::size_t>(group_ != nullptr ? group_->rank() : 0);
   const auto own = [&](const auto& values) { return std::span(values).subspan(first, part); };
-  const nn::PackedBatch batch{
-      .ids_T = own(ids), .positions_T = own(positions), .cu_seqlens = cu, .exchange = group_, .num_token_blocks = cut_.leaves_of_rank()};
+  const nn::PackedBatch batch{.ids_T = own(ids),
+                              .positions_T = own(positions),
+                              .cu_seqlens = cu,
+                              .dropout_seed = seed,
+                              .exchange = group_,
+                              .num_token_blocks = cut_.leaves_of_rank()};
   nn::TokenStats stats = model_->forward(weights_, batch, own(targets), own(temperatures));
   if (group_ != nullptr) stats = {group_->gather(stats.logp_T), group_->gather(stats.entropy_T)};
   stats.logp_T.resize(static_cast<std::size_t>(num_row_tokens_));

@@ -14,7 +14,7 @@ def weights(out):
 
 
 def ulysses(cp, leaves=4, section=""):
-    return [f"--{section}model.cp", cp, f"--{section}model.cp-style", "ulysses", f"--{section}model.leaves-per-row", leaves]
+    return [f"--{section}model.cp", cp, f"--{section}model.leaves-per-row", leaves]
 
 
 def test_fine_tuning_gives_the_weights_of_one_rank():
@@ -26,24 +26,33 @@ def test_fine_tuning_gives_the_weights_of_one_rank():
             prl("sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 256, "--data.batch-size", 3,
                 "--max-steps", STEPS, "--optim.lr", "1e-2", "--output-dir", folder / out, "--ckpt", *flags)
             return weights(folder / out)
-        for dtype in ("float32", "bfloat16"):
-            of_dtype = ["--compute.dtype", dtype]
-            one = train(f"{dtype}-1", *ulysses(1), *of_dtype)
-            check(train(f"{dtype}-whole", *of_dtype) != one, "four leaves gave the bits of one: the key does nothing")
-            for cp, ranks in ((2, 2), (2, 4), (4, 4)) if dtype == "float32" else ((2, 2),):
-                name = f"{dtype}-{cp}-{ranks}"
-                check(train(name, *ulysses(cp), "--deployment.num-gpus", ranks, *of_dtype) == one, f"{name}: other weights than one rank")
+        for dtype, more in (("float32", []), ("bfloat16", []), ("float32", ["--model.lora.rank", 4, "--model.lora.dropout", 0.1])):
+            of_dtype = ["--compute.dtype", dtype, *more]
+            name = f"{dtype}{'-lora' if more else ''}"
+            one = train(f"{name}-1", *ulysses(1), *of_dtype)
+            check(train(f"{name}-whole", *of_dtype) != one, "four leaves gave the bits of one: the key does nothing")
+            for cp, ranks in ((2, 2), (2, 4), (4, 4)) if name == "float32" else ((2, 2),):
+                out = f"{name}-{cp}-{ranks}"
+                check(train(out, *ulysses(cp), "--deployment.num-gpus", ranks, *of_dtype) == one, f"{out}: other weights than one rank")
 
 
-def test_rl_gives_the_weights_of_one_process():
+def rl_gives_the_weights_of_one_process(*flags):
     with harness.workspace("cp-rl") as folder:
         config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=STEPS)
-        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt", *ulysses(1, 2, "trainer."))
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt", *ulysses(1, 2, "trainer."), *flags)
         prl("rl", "@", config, "--output-dir", folder / "two", "--ckpt", "--deployment.type", "single_node", "--deployment.num-train-gpus", 2,
-            "--inference.server.port", harness.free_port(), *ulysses(2, 2, "trainer."))
+            "--inference.server.port", harness.free_port(), *ulysses(2, 2, "trainer."), *flags)
         check(weights(folder / "two") == weights(folder / "one"), "two ranks that share rows gave other weights than one process")
         rows = harness.metrics(folder / "two")
         check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
+
+
+def test_rl_gives_the_weights_of_one_process():
+    rl_gives_the_weights_of_one_process()
+
+
+def test_rl_of_an_adapter_gives_the_weights_of_one_process():
+    rl_gives_the_weights_of_one_process("--trainer.model.lora.rank", 4, "--trainer.model.lora.alpha", 16, "--trainer.optim.lr", "5e-3")
 
 
 def test_what_does_not_go_is_refused_by_name():
@@ -51,11 +60,10 @@ def test_what_does_not_go_is_refused_by_name():
         harness.tiny_model(folder / "model")  # four query heads, two key-value heads
         harness.sft_data(folder / "data.jsonl", 8)
         base = ["sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 64, "--max-steps", 1]
-        cases = [(["--model.cp", 2, "--deployment.num-gpus", 2], 'ring attention; use model.cp_style = "ulysses"'),
+        cases = [(["--model.cp", 2, "--model.cp-style", "ring", "--deployment.num-gpus", 2], 'ring attention; leave cp_style out'),
                  ([*ulysses(4), "--deployment.num-gpus", 4], "4 query heads and 2 key-value heads"),
                  ([*ulysses(2), "--deployment.num-gpus", 3], "2 ranks to a row cannot divide 3 trainer ranks"),
-                 ([*ulysses(3, 3)], "model.cp"), ([*ulysses(2, 3)], "model.leaves_per_row"),
-                 ([*ulysses(2), "--model.lora"], "adapter")]
+                 ([*ulysses(3, 3)], "model.cp"), ([*ulysses(2, 3)], "model.leaves_per_row")]
         for i, (flags, wanted) in enumerate(cases):
             _, answer = prl(*base, *flags, "--output-dir", folder / f"bad{i}", expect=1)
             check(wanted in answer, f"{flags}: {wanted!r} is missing:\n{answer[-3000:]}")
@@ -63,4 +71,4 @@ def test_what_does_not_go_is_refused_by_name():
 
 if __name__ == "__main__":
     harness.main(test_fine_tuning_gives_the_weights_of_one_rank, test_rl_gives_the_weights_of_one_process,
-                 test_what_does_not_go_is_refused_by_name)
+                 test_rl_of_an_adapter_gives_the_weights_of_one_process, test_what_does_not_go_is_refused_by_name)

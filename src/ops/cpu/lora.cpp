@@ -169,7 +169,7 @@ void dropout(OpContext& ctx, TensorView y_TK, ConstTensorView x_TK, const Dropou
         const T* x = x_TK.as<T>() + t * x_TK.row_stride;
         T* y = y_TK.as<T>() + t * y_TK.row_stride;
         for (std::int64_t i = 0; i < K; ++i) {
-          const bool drop = is_dropped(mask.seed, static_cast<std::uint64_t>(t * K + i), threshold);
+          const bool drop = is_dropped(mask.seed, static_cast<std::uint64_t>((mask.first_row + t) * K + i), threshold);
           const float value = drop ? 0.0f : read(x[i]) * kept;
           y[i] = write(accumulate ? read(y[i]) + value : value);
         }

@@ -169,11 +169,11 @@ void weight_gradient(OpContext& ctx, TensorView dw, ConstTensorView dy, ConstTen
 template <typename T>
 __global__ void __launch_bounds__(kBlock)
     dropout_kernel(T* y, const T* x, std::int64_t rows, std::int64_t cols, std::int64_t y_stride, std::int64_t x_stride, std::uint64_t seed,
-                   std::uint64_t threshold, float kept, bool accumulate) {
+                   std::int64_t first, std::uint64_t threshold, float kept, bool accumulate) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kBlock + threadIdx.x;
   if (i >= rows * cols) return;
   const std::int64_t t = i / cols, k = i % cols;
-  const float value = is_dropped(seed, static_cast<std::uint64_t>(i), threshold) ? 0.0f : to_float(x[t * x_stride + k]) * kept;
+  const float value = is_dropped(seed, static_cast<std::uint64_t>(first + i), threshold) ? 0.0f : to_float(x[t * x_stride + k]) * kept;
   T* to = y + t * y_stride + k;
   *to = from_float<T>(accumulate ? to_float(*to) + value : value);
 }
@@ -258,8 +258,8 @@ void dropout(OpContext& ctx, TensorView y_TK, ConstTensorView x_TK, const Dropou
   with_type(x_TK.dtype, [&](auto t) {
     using T = decltype(t);
     dropout_kernel<T><<<static_cast<unsigned>(ceil_div(rows * cols, kBlock)), kBlock, 0, stream_of(ctx)>>>(
-        y_TK.as<T>(), x_TK.as<T>(), rows, cols, y_TK.row_stride, x_TK.row_stride, mask.seed, dropout_threshold(mask.probability),
-        1.0f / (1.0f - mask.probability), accumulate);
+        y_TK.as<T>(), x_TK.as<T>(), rows, cols, y_TK.row_stride, x_TK.row_stride, mask.seed, mask.first_row * cols,
+        dropout_threshold(mask.probability), 1.0f / (1.0f - mask.probability), accumulate);
   });
   PRL_CUDA_CHECK(cudaGetLastError());
 }
