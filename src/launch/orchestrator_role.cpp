@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/log.hpp"
+#include "launch/bench_transports.hpp"
 #include "launch/fleet_pressure.hpp"
 #include "launch/http_options.hpp"
 #include "launch/metric_services.hpp"
@@ -99,6 +100,16 @@ std::function<std::string()> share_of(const config::OrchestratorConfig& config) 
   };
 }
 
+/// What the trainer publishes, and the engines that take it.
+std::shared_ptr<HttpPolicySource> published_policy(const config::OrchestratorConfig& config, std::shared_ptr<router::Fleet> engines,
+                                                   std::shared_ptr<router::WeightUpdater> updater) {
+  return std::make_shared<HttpPolicySource>(
+      make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt, WeightEnd::kOrchestrator), std::move(engines),
+      std::move(updater),
+      HttpPolicySource::Options{
+          .proof_file = config.output_dir / kProofFile, .store = weight_store(config.weight_broadcast), .adapter = adapter_name(config)});
+}
+
 }  // namespace
 
 int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_token outer_stop) {
@@ -142,12 +153,14 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   OrchestratorTransports transports;
   const std::string adapter = adapter_name(config);
   transports.generate = router::make_routed_generate_client(engines, client, {.model = config.student.model.name, .adapter = adapter});
-  transports.samples = make_sample_sender(config.rollout_transport, config.output_dir, /*num_ranks=*/1, resume_step + 1);
-  auto channel = make_weight_channel(config.weight_broadcast, config.output_dir, std::nullopt, WeightEnd::kOrchestrator);
-  const std::string store = weight_store(config.weight_broadcast);
-  transports.policy = std::make_shared<HttpPolicySource>(
-      std::move(channel), updated, updater,
-      HttpPolicySource::Options{.proof_file = config.output_dir / kProofFile, .store = store, .adapter = adapter});
+  const std::string store = config.bench ? "" : weight_store(config.weight_broadcast);
+  if (config.bench) {
+    transports.samples = make_dropping_sender(/*num_ranks=*/1);
+    transports.policy = make_standing_policy(PolicyVersion{resume_step});
+  } else {
+    transports.samples = make_sample_sender(config.rollout_transport, config.output_dir, /*num_ranks=*/1, resume_step + 1);
+    transports.policy = published_policy(config, updated, updater);
+  }
   transports.pressure = make_fleet_pressure(engines, client);
   transports.load = make_fleet_pressure(engines, client);
   transports.io = io.executor();

@@ -246,9 +246,13 @@ TEST(HeldVersionsTest, FormerVersionsAreCopiedToHostMemoryAndTheNewestStays) {
   EXPECT_TRUE(is_version(held.find(1)->values, 1));
   EXPECT_NE(held.find(1)->values.data(), one.data());
   EXPECT_EQ(held.find(2)->values.data(), two.data());
+  const void* memory = held.find(1)->values.data();
   held.hold(3, values_of(3, 1000));
   EXPECT_EQ(held.find(1), nullptr);
   EXPECT_EQ(held.newest(), 3);
+  ASSERT_TRUE(testing::eventually([&] { return !held.find(2)->is_on_device; }));
+  EXPECT_TRUE(is_version(held.find(2)->values, 2));
+  EXPECT_EQ(held.find(2)->values.data(), memory) << "the pages of a version that is not held any more are used again";
 }
 
 TEST(HeldVersionsTest, ANewVersionWaitsUntilFormerOnesHaveLeftTheDevice) {

@@ -44,7 +44,10 @@ void HeldVersions::hold(std::int64_t version, Tensor values) {
   const std::lock_guard lock(mutex_);
   if (!held_.empty() && held_.rbegin()->second->is_on_device) on_device_.push_back(held_.rbegin()->second);
   held_[version] = std::move(held);
-  while (static_cast<std::int64_t>(held_.size()) > num_kept_) held_.erase(held_.begin());
+  for (; static_cast<std::int64_t>(held_.size()) > num_kept_; held_.erase(held_.begin())) {
+    if (device_ == nullptr || held_.begin()->second->is_on_device) continue;
+    spares_.assign(1, std::move(held_.begin()->second));
+  }
   has_more_.notify_one();
 }
 
@@ -72,14 +75,24 @@ HeldVersions::Entry HeldVersions::former_on_device() {
   return found == newest ? held_.end() : found;
 }
 
+Tensor HeldVersions::take_spare(const Tensor& like) {
+  const std::vector<std::shared_ptr<const Held>> spares = std::exchange(spares_, {});
+  // An engine may still be getting it.
+  if (!spares.empty() && spares.front().use_count() == 1 && spares.front()->values.shape() == like.shape() &&
+      spares.front()->values.dtype() == like.dtype())
+    return spares.front()->values;
+  return {};
+}
+
 void HeldVersions::copy_to_host(std::stop_token stop) {
   std::unique_lock lock(mutex_);
   while (has_more_.wait(lock, stop, [this] { return former_on_device() != held_.end(); })) {
     const std::int64_t version = former_on_device()->first;
     std::shared_ptr<const Held> from = former_on_device()->second;
-    lock.unlock();
     auto copy = std::make_shared<Held>();
-    copy->values = Tensor::empty(make_cpu_runtime(), from->values.shape(), from->values.dtype());
+    copy->values = take_spare(from->values);
+    lock.unlock();
+    if (!copy->values.defined()) copy->values = Tensor::empty(make_cpu_runtime(), from->values.shape(), from->values.dtype());
     device_->copy_to_host(copy->values.data(), from->values.data(), from->values.num_bytes());
     from.reset();
     lock.lock();

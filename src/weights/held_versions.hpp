@@ -46,6 +46,8 @@ class HeldVersions {
   Entry former_on_device();
   bool is_device_free();
   void copy_to_host(std::stop_token stop);
+  /// With mutex_ held. Memory for a copy: that of a version which is not held any more, whose pages are there already.
+  Tensor take_spare(const Tensor& like);
 
   std::int64_t num_kept_;
   std::shared_ptr<DeviceRuntime> device_;
@@ -54,6 +56,7 @@ class HeldVersions {
   std::condition_variable_any has_more_;
   std::map<std::int64_t, std::shared_ptr<const Held>> held_;
   std::vector<std::weak_ptr<const Held>> on_device_;  ///< all but the newest that anybody uses
+  std::vector<std::shared_ptr<const Held>> spares_;   ///< in host memory, not held any more; at most one
   std::jthread thread_;
 };
 

@@ -74,6 +74,16 @@ def test_processes_give_the_bits_of_one_process():
         check("--server.api-key" in stderr and "--server.admin-api-key" in stderr, f"started without its keys: {stderr}")
 
 
+def test_a_benchmark_of_all_roles_waits_for_none():
+    with harness.workspace("bench-roles") as folder:
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model())
+        stdout, stderr = prl("rl", "@", config, "--bench", "--output-dir", folder / "out", "--deployment.type", "single_node",
+                             "--inference.server.port", harness.free_port(), "--orchestrator.bench.output-json", folder / "sampler.json", timeout=300)
+        check("Overall" in stdout + stderr, f"no table of the trainer: {stdout}\n{stderr[-3000:]}")
+        log = (folder / "out/logs/latest/orchestrator.log").read_text()
+        check((folder / "sampler.json").exists() and "finished after step 4" in log, f"the orchestrator did not measure: {log[-2000:]}")
+
+
 def test_roles_started_by_hand_from_what_a_dry_run_wrote():
     with harness.workspace("by-hand") as folder:
         out = folder / "out"
@@ -176,6 +186,6 @@ def test_half_written_and_damaged_checkpoints_are_not_picked():
         check("every checkpoint" in stderr and "damaged" in stderr, f"all damaged: {stderr}")
 
 
-harness.main(test_processes_give_the_bits_of_one_process, test_roles_started_by_hand_from_what_a_dry_run_wrote,
+harness.main(test_processes_give_the_bits_of_one_process, test_a_benchmark_of_all_roles_waits_for_none, test_roles_started_by_hand_from_what_a_dry_run_wrote,
              test_a_killed_role_ends_the_others_and_a_resume_continues,
              test_roles_end_when_the_launcher_is_killed, test_half_written_and_damaged_checkpoints_are_not_picked)
