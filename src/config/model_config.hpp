@@ -174,7 +174,7 @@ struct TrainerModelConfig {
   bool fsdp_cpu_offload = false;
   bool optim_cpu_offload = false;
   std::optional<FullOffloadConfig> full_offload;
-  bool reshard_after_forward = true;
+  bool reshard_after_forward = false;
   int dp_replicate = 1;
   IntOrWord ep{};
   ExpertBackend ep_comm_backend = ExpertBackend::kTorch;
@@ -218,8 +218,8 @@ struct TrainerModelConfig {
     v.field("optim_cpu_offload", optim_cpu_offload, "Keep the optimizer state in host memory; it visits the GPU in pieces");
     v.field("full_offload", full_offload, "Step the optimizer on the CPU during the backward pass",
             {.status = not_built("optimizer steps on the host", "optim_cpu_offload keeps the optimizer's state there")});
-    v.field("reshard_after_forward", reshard_after_forward, "Free gathered weights between forward and backward",
-            {.status = inert("the weights that are computed with are whole on each device")});
+    v.field("reshard_after_forward", reshard_after_forward,
+            "Divide layers' weights among trainer ranks, gather each when it is computed with: for models that do not fit; same bits");
     v.field("dp_replicate", dp_replicate, "Copies of the sharded masters and optimizer state; a divisor of the number of trainer ranks",
             {.unit = "copies", .min = 1});
     v.field("ep", ep, "Devices that share the experts",

@@ -469,6 +469,14 @@ TEST(ResolveTrainer, LocalTransportsNeedOneProcess) {
   EXPECT_TRUE(std::holds_alternative<FilesystemRollouts>(load_line<TrainerConfig>("trainer").config.rollout_transport));
 }
 
+TEST(ResolveTrainer, LayersAreGatheredIfThatIsAskedForAndNotOfAnAdaptersBase) {
+  const std::string line = "trainer --model.name ./m ";
+  EXPECT_FALSE(load_line<TrainerConfig>(line).config.model.reshard_after_forward);
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.reshard-after-forward").warnings, IsEmpty());
+  EXPECT_THAT(load_line<TrainerConfig>(line + "--model.reshard-after-forward --model.lora").warnings,
+              Contains(HasSubstr("model.reshard_after_forward")));
+}
+
 TEST(ResolveTrainer, RowsAreSharedByUlyssesUnlessRingIsAskedFor) {
   const std::string line = "trainer --model.name ./m --model.cp 2 ";
   const auto plain = load_line<TrainerConfig>(line);

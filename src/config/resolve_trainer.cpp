@@ -35,6 +35,8 @@ void check_parallel(const TrainerModelConfig& model, const Check& check) {
     else
       check.inert("model.cp_style", "rows are shared where model.cp is more than 1");
   }
+  if (model.reshard_after_forward && model.lora)
+    check.inert("model.reshard_after_forward", "the weights that an adapter is trained on are whole on each device");
   const int leaves = model.leaves_per_row.value_or(model.cp);
   if (leaves == 1 && model.cp == 1) return;
   const auto is_power = [](int n) { return (n & (n - 1)) == 0; };

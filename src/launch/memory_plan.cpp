@@ -36,7 +36,8 @@ constexpr std::size_t kGroupBytes = std::size_t{3} << 29;
 /// What links to engines take for their channels.
 constexpr std::size_t kLinksBytes = std::size_t{1} << 30;
 constexpr const char* kSmallerState =
-    "train a smaller model, keep the optimizer's state in host memory (model.optim_cpu_offload; with the masters: "
+    "train a smaller model, divide the layers' weights among the ranks (model.reshard_after_forward), keep the optimizer's state in host "
+    "memory (model.optim_cpu_offload; with the masters: "
     "model.fsdp_cpu_offload) or in bfloat16 (model.optimization_dtype), or choose an optimizer with less state";
 constexpr const char* kSmallerActivations =
     "lower seq_len, recompute activations (model.ac) or keep them in host memory (model.ac_offloading)";
@@ -162,7 +163,8 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
   if (shape.step.num_ranks > 1 && may_keep_logits) {
     // Each rank's new weights are gathered beside those that are computed with, and take their place then.
     const auto gathered = static_cast<std::size_t>(trainer::trained_tensors(shape.policy, shape.model)->num_trainable());
-    if (shape.step.num_ranks > shape.step.num_replicas) plan.parts.emplace_back("new weights", gathered * size_of(compute));
+    if (shape.step.num_ranks > shape.step.num_replicas && !shape.policy.gathers_layers)
+      plan.parts.emplace_back("new weights", gathered * size_of(compute));
     plan.parts.emplace_back("group of ranks", kGroupBytes);
   }
   if (shape.sends_weights) {

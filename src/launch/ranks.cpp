@@ -61,14 +61,16 @@ void check_ranks_per_row(const RankEnv& env, int ranks_per_row) {
          env.size, env.size == 1 ? "rank" : "ranks");
 }
 
-trainer::MasterShare master_share(const RankEnv& env, const trainer::GradientStepOptions& step) {
+void share_masters(trainer::PolicyOptions& policy, const RankEnv& env, const trainer::GradientStepOptions& step, bool gathers_layers) {
   const int num_shards = env.size / env.num_replicas;
-  return {env.rank % num_shards,
-          num_shards,
-          trainer::keeps_whole_blocks(step.optim),
-          trainer::divides_grads(env.size, step.reduce),
-          trainer::splits_tied_grads(step.cut.num_leaves, step.reduce),
-          trainer::num_grad_places(step.overlaps_exchange, env.size)};
+  policy.share = {env.rank % num_shards,
+                  num_shards,
+                  trainer::keeps_whole_blocks(step.optim),
+                  trainer::divides_grads(env.size, step.reduce),
+                  trainer::splits_tied_grads(step.cut.num_leaves, step.reduce),
+                  trainer::num_grad_places(step.overlaps_exchange, env.size)};
+  // Where a copy of the state is one rank's there is nobody to gather from.
+  policy.gathers_layers = gathers_layers && num_shards > 1 && !policy.lora;
 }
 
 namespace {

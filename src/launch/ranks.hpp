@@ -37,7 +37,7 @@ void use_replicas(RankEnv& env, int num_replicas);
 /// Error{kInvalidArgument} naming model.cp if so many ranks to a row do not divide their number.
 void check_ranks_per_row(const RankEnv& env, int ranks_per_row);
 /// What this rank holds of the masters.
-trainer::MasterShare master_share(const RankEnv& env, const trainer::GradientStepOptions& step);
+void share_masters(trainer::PolicyOptions& policy, const RankEnv& env, const trainer::GradientStepOptions& step, bool gathers_layers);
 
 /// `compute` with this rank's share of the cores, unless it says how many threads there are.
 config::ComputeConfig rank_compute(const RankEnv& env, config::ComputeConfig compute);

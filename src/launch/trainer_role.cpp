@@ -182,7 +182,7 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   trainer::GradientStepOptions step = step_options(config, runtime);
   step.num_ranks = env.size;
   trainer::PolicyOptions of_policy = policy_options(config, runtime);
-  of_policy.share = master_share(env, step);
+  share_masters(of_policy, env, step, config.model.reshard_after_forward);
   const bool publishes = !config.data.fake && (is_first || config.healing);
   const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len, 0,
                                             publishes && std::holds_alternative<config::NcclBroadcast>(config.weight_broadcast));

@@ -11,10 +11,11 @@ struct HashList {
   std::vector<ops::HashedRows> items;
 };
 
-HashList blocks_of(const Weights& weights) {
+/// Of blocks [begin, end) of the table.
+HashList blocks_of(const Weights& weights, std::size_t begin, std::size_t end) {
   HashList list;
   const TensorTable& table = *weights.table;
-  for (std::size_t b = 0; b < table.blocks().size(); ++b) {
+  for (std::size_t b = begin; b < end; ++b) {
     const Weights::PackedBlock& block = weights.blocks[b];
     for (const TensorSpec& spec : table.tensors_of(table.blocks()[b])) {
       const std::int64_t num_cols = spec.is_matrix() ? spec.shape[1] : 1;
@@ -59,10 +60,19 @@ void add_hashes(ops::OpContext& ctx, WeightsChecksum& out, const HashList& list,
 
 WeightsChecksum checksum(ops::OpContext& ctx, const Weights& weights) {
   WeightsChecksum out;
-  if (weights.base_checksum != nullptr)
+  const std::span<const BlockSpec> blocks = weights.table->blocks();
+  if (weights.base_checksum != nullptr) {
     out.tensors = weights.base_checksum->tensors;
-  else
-    add_hashes(ctx, out, blocks_of(weights), weights.compute);
+  } else if (weights.layers == nullptr) {
+    add_hashes(ctx, out, blocks_of(weights, 0, blocks.size()), weights.compute);
+  } else {
+    for (std::size_t begin = 0, end = 0; begin < blocks.size(); begin = end) {
+      const std::int64_t layer = blocks[begin].layer;
+      for (end = begin; end < blocks.size() && blocks[end].layer == layer;) ++end;
+      if (layer >= 0) weights.layers->enter(layer, layer + 1 < weights.config.num_layers ? layer + 1 : -1);
+      add_hashes(ctx, out, blocks_of(weights, begin, end), weights.compute);
+    }
+  }
   if (weights.adapter != nullptr) add_hashes(ctx, out, blocks_of(*weights.adapter), weights.adapter->dtype);
   std::string all;
   for (const auto& [name, hash] : out.tensors) all.append(name).append(1, '\0').append(reinterpret_cast<const char*>(&hash), sizeof hash);

@@ -361,10 +361,23 @@ void TrainableModel::backward(std::span<const float> dlogp_T) {
   m.tape.set_grad(m.h_TH, m.work.dh_TH);
   m.tape.backward();
   m.tape.clear();
-  m.parameters.section_is_done(GradSection::kEmbedding);
-  m.parameters.section_is_done(GradSection::kAdapters);
-  m.parameters.section_is_done(GradSection::kRest);
+  for (const std::int64_t last : {GradSection::kEmbedding, GradSection::kAdapters, GradSection::kRest}) m.parameters.section_is_done(last);
   m.parameters.grads_were_written();
+}
+
+void TrainableModel::pass_forward(const Weights& weights) {
+  if (weights.layers == nullptr) return;
+  for (std::int64_t i = 0; i < weights.config.num_layers; ++i) weights.layers->enter(i, i + 1 < weights.config.num_layers ? i + 1 : -1);
+}
+
+void TrainableModel::pass_backward(const Weights& weights) {
+  const Parameters& parameters = impl_->parameters;
+  parameters.section_is_done(GradSection::kHead);
+  for (std::int64_t i = weights.config.num_layers - 1; i >= 0; --i) {
+    if (weights.layers != nullptr) weights.layers->enter(i, i - 1);
+    parameters.section_is_done(i);
+  }
+  for (const std::int64_t last : {GradSection::kEmbedding, GradSection::kAdapters, GradSection::kRest}) parameters.section_is_done(last);
 }
 
 std::vector<float> probe_logprobs(InferenceModel& model, ops::OpContext& ctx, const Weights& weights,

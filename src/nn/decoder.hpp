@@ -102,6 +102,10 @@ class TrainableModel {
                      std::span<const float> temperatures_T);
   /// Gradient of sum_t dlogp_T[t] * logp[t] of the last forward() is added to the parameters' grads. Once per forward.
   void backward(std::span<const float> dlogp_T);
+  /// In place of forward() and backward() on a rank that has no row where others have one: the same calls to weights.layers and to the
+  /// parameters' sections, in the same order.
+  void pass_forward(const Weights& weights);
+  void pass_backward(const Weights& weights);
   /// Saves the logits of up to `num_tokens` tokens for backward instead of recomputing them: num_tokens * ops::kept_row_bytes(). No
   /// effect where the device cannot. Not between forward() and backward().
   void keep_logits(std::int64_t num_tokens);

@@ -77,6 +77,12 @@ void record_section(const Parameters* gradients, autograd::Tape* tape, std::int6
 void record_fetch(autograd::OffloadedRegions* offload, autograd::Tape& tape, std::int64_t layer) {
   if (offload != nullptr) tape.record([offload, i = static_cast<std::size_t>(layer)] { offload->fetch(i); });
 }
+void enter_layer(const Weights& weights, std::int64_t layer) {
+  if (weights.layers != nullptr) weights.layers->enter(layer, layer + 1 < weights.config.num_layers ? layer + 1 : -1);
+}
+void record_enter(const Weights& weights, autograd::Tape* tape, std::int64_t layer) {
+  if (weights.layers != nullptr && tape != nullptr) tape->record([from = weights.layers, layer] { from->enter(layer, layer - 1); });
+}
 
 }  // namespace
 
@@ -171,6 +177,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
     AttentionIndex layer_index = index;
     if (!kv_layers.empty()) layer_index.kv_layer = &kv_layers[static_cast<std::size_t>(i)];
     record_section(g, frame.tape, i);
+    enter_layer(w, i);
     if (frame.tape == nullptr) {
       const autograd::Arena::Mark mark = frame.arena.mark();
       stream = decoder_layer(frame, model, i, stream, layer_index, turns[i % 2]);
@@ -206,6 +213,7 @@ Var decoder_forward(Frame& frame, const BoundModel& model, const ops::TokenIds& 
       if (offload != nullptr) offload->leave(static_cast<std::size_t>(i));
       region = &region_of(i + 1);
     }
+    record_enter(w, frame.tape, i);
   }
 
   const NormParameter final_norm = model.norm(Block::kFinalNorm);

@@ -193,6 +193,7 @@ WeightSource merged_source(WeightSource base, const StoredAdapterPtr& adapter) {
 }
 
 std::vector<WeightSource> merged_sources(const WeightsPtr& weights) {
+  PRL_CHECK(weights->layers == nullptr, "weights of which not all layers are there");
   std::vector<WeightSource> sources;
   for (const TensorSpec& spec : weights->table->tensors()) {
     const std::size_t block = weights->table->find(spec.block, spec.layer);

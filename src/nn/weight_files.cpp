@@ -148,14 +148,28 @@ std::vector<Shard> divide(std::span<const WeightSource> sources, const WeightFil
   return shards;
 }
 
+std::uint64_t bytes_of(std::span<const WeightSource> sources, DType dtype) {
+  std::uint64_t bytes = 0;
+  for (const WeightSource& source : sources) bytes += static_cast<std::uint64_t>(source.shape.num_elements()) * size_of(dtype);
+  return bytes;
+}
+
 }  // namespace
+
+std::vector<bool> sources_of_writer(std::span<const WeightSource> sources, const WeightFileOptions& options) {
+  std::vector<bool> reads(sources.size(), false);
+  for (const Shard& shard : divide(sources, options, bytes_of(sources, options.dtype)))
+    for (const WeightSource* source : shard.sources)
+      if (shard.writer == options.writer) reads[static_cast<std::size_t>(source - sources.data())] = true;
+  return reads;
+}
 
 void write_weight_files(const fs::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options) {
   const DType dtype = options.dtype;
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16)
     fail(ErrorCode::kInvalidArgument, "weights can be saved as float32, bfloat16 or float16, not as {}", to_string(dtype));
-  std::uint64_t total_bytes = 0, done_bytes = 0;
-  for (const WeightSource& source : sources) total_bytes += static_cast<std::uint64_t>(source.shape.num_elements()) * size_of(dtype);
+  const std::uint64_t total_bytes = bytes_of(sources, dtype);
+  std::uint64_t done_bytes = 0;
   const std::vector<Shard> shards = divide(sources, options, total_bytes);
   json::object weight_map;
   std::vector<float> piece;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tensor/tensor.hpp"
 
@@ -35,6 +36,9 @@ struct WeightFileOptions {
 /// Writes <stem>.safetensors into an existing folder, or shards and model.safetensors.index.json: a shard ends where the next
 /// tensor would pass the limit, and where the next writer's layers begin. Values are rounded to nearest, ties to even. Error{kIo}.
 void write_weight_files(const std::filesystem::path& folder, std::span<const WeightSource> sources, const WeightFileOptions& options);
+
+/// Which of `sources` such a writer reads.
+std::vector<bool> sources_of_writer(std::span<const WeightSource> sources, const WeightFileOptions& options);
 
 /// Calls `fill` with a fresh folder beside `folder`, then gives that its final name, fsynced: the folder appears whole or not at
 /// all. With `replace` a model that is there is replaced, and only once the new one is complete; other files in the folder stay.

@@ -14,6 +14,15 @@
 
 namespace prl::nn {
 
+/// Brings the matrices of layers where not all of them are there at once (LayeredWeights).
+class LayerSource {
+ public:
+  virtual ~LayerSource() = default;
+  /// Work that is queued from now on finds the matrices of `layer` in the weights, until the layer after the next is entered. `next` is
+  /// wanted after it and may begin to come; -1: none is.
+  virtual void enter(std::int64_t layer, std::int64_t next) = 0;
+};
+
 /// Weights ready to compute with: rounded to the compute dtype and packed for the device. Immutable; one object serves the
 /// trainer's forward pass and the engine under the same policy version, which is the in-process weight update.
 struct Weights {
@@ -33,6 +42,7 @@ struct Weights {
   AdapterPtr adapter;               ///< of rows that name no other; nullptr for none
   /// Of `blocks`, which all versions of an adapter share; nullptr: formed whenever it is asked for.
   std::shared_ptr<const struct WeightsChecksum> base_checksum;
+  LayerSource* layers = nullptr;  ///< borrowed; nullptr: all of `blocks` are there. Else the object changes with each version
 
   /// A norm or bias; undefined if the model has none.
   const Tensor& vector(Block block, std::int64_t layer = -1) const;

@@ -20,6 +20,9 @@ class LinearWeight {
   virtual std::size_t num_bytes() const noexcept = 0;
   /// Row `n` of W in compute dtype values widened to fp32 into out_K, for checksums and saving.
   virtual void unpack_row(std::int64_t n, float* out_K) const = 0;
+  /// Takes the values of another matrix of this shape and dtype, and of another bias if it has one, as share_linear() would have made it;
+  /// where that shares memory `w_NK` must be the tensor it was made of. For who holds it alone.
+  virtual void refill(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N) = 0;
 
  protected:
   std::int64_t num_outputs_ = 0;

@@ -175,6 +175,26 @@ TEST_P(LinearTest, UnpackGivesTheRoundedWeightBack) {
   EXPECT_GE(o.packed->num_bytes(), static_cast<std::size_t>(copies * c.N * c.K) * size_of(dtype()));
 }
 
+TEST_P(LinearTest, ARefilledWeightIsOneMadeAnew) {
+  Session s(kind());
+  const std::int64_t T = 5, N = 37, K = 45;
+  const Tensor values = s.random({N, K}, dtype(), 1), others = s.random({N, K}, dtype(), 2), bias = s.random({N}, DType::kF32, 3),
+               other_bias = s.random({N}, DType::kF32, 4), x = s.random({T, K}, dtype(), 5), dy = s.random({T, N}, dtype(), 6);
+  const LinearWeightPtr wanted = share_linear(s.ctx, others, other_bias.view(), true);
+  const auto refilled = std::const_pointer_cast<LinearWeight>(share_linear(s.ctx, values, bias.view(), true));
+  // Where memory is shared the tensor itself has taken other values.
+  s.ctx.runtime->copy_within(values.data(), others.data(), values.num_bytes());
+  refilled->refill(s.ctx, values, other_bias.view());
+  Tensor y = s.poisoned({T, N}, dtype()), wanted_y = s.poisoned({T, N}, dtype()), dx = s.poisoned({T, K}, dtype()),
+         wanted_dx = s.poisoned({T, K}, dtype());
+  linear(s.ctx, y, x, *refilled);
+  linear(s.ctx, wanted_y, x, *wanted);
+  linear_backward_input(s.ctx, dx, dy, *refilled, false);
+  linear_backward_input(s.ctx, wanted_dx, dy, *wanted, false);
+  for (std::int64_t i = 0; i < T * N; ++i) EXPECT_EQ(get(y, i), get(wanted_y, i));
+  for (std::int64_t i = 0; i < T * K; ++i) EXPECT_EQ(get(dx, i), get(wanted_dx, i));
+}
+
 TEST_P(LinearTest, ShapeErrorsNameTheOp) {
   Session s(kind());
   const auto packed = pack_linear(s.ctx, s.random({8, 4}, DType::kF32, 1), {}, dtype(), false);

@@ -26,8 +26,11 @@ using namespace testing_support;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-std::unique_ptr<Policy> make_policy(const fs::path& folder, DType compute, bool offloads_masters = false) {
+std::unique_ptr<Policy> make_policy(const fs::path& folder, DType compute, bool offloads_masters = false, bool gathers_layers = false,
+                                    const nn::ActivationCheckpointing& checkpointing = {}) {
   PolicyOptions options;
+  options.gathers_layers = gathers_layers;
+  options.checkpointing = checkpointing;
   if (offloads_masters) options.masters_host = make_host_link(make_cpu_runtime(), true);
   options.model = folder;
   options.compute = compute;
@@ -43,6 +46,8 @@ struct Training {
   int num_replicas = 1;
   bool offloads_masters = false;
   bool overlaps = false;
+  bool gathers_layers = false;
+  nn::ActivationCheckpointing checkpointing = {};
 };
 
 using Weights = std::vector<std::vector<float>>;
@@ -61,6 +66,7 @@ std::string difference(const Weights& a, const Weights& b) {
 struct Trace {
   Weights weights;
   std::uint64_t checksum = 0;  ///< of the packed weights
+  std::vector<float> probe;    ///< what they compute
   double share = 0;            ///< of the masters that the rank holds
   std::vector<double> losses, norms;
 };
@@ -70,10 +76,11 @@ void expect_equal(const Trace& a, const Trace& b, const std::string& what) {
   EXPECT_EQ(a.norms, b.norms) << what;
   EXPECT_EQ(difference(a.weights, b.weights), "") << what;
   EXPECT_EQ(a.checksum, b.checksum) << what;
+  EXPECT_EQ(a.probe, b.probe) << what;
 }
 
 Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
-  const auto policy = make_policy(model, run.compute, run.offloads_masters);
+  const auto policy = make_policy(model, run.compute, run.offloads_masters, run.gathers_layers, run.checkpointing);
   GradientStepOptions options;
   options.optim = run.optim;
   options.mesh = mesh;
@@ -93,7 +100,9 @@ Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
     EXPECT_EQ(result.pool.values("loss").size(), static_cast<std::size_t>(std::max(0, run.num_rows - (run.num_rows > 1 ? 1 : 0))));
   }
   trace.weights = masters(*policy, step);
-  trace.checksum = nn::checksum(*policy->weights()).combined;
+  const weights::WeightManifest manifest = policy->manifest();
+  trace.checksum = manifest.checksum;
+  trace.probe = manifest.probe_logprobs;
   const auto num_elements = static_cast<double>(policy->parameters().table()->num_master_elements());
   trace.share = static_cast<double>(policy->parameters().held_values().num_elements()) / num_elements;
   return trace;
@@ -154,6 +163,95 @@ TEST(DataParallel, SendingWhileTheBackwardPassGoesOnChangesNoBit) {
       for (const Trace& trace : train_on(size, {.compute = compute, .overlaps = true}, scratch.path))
         expect_equal(trace, alone, fmt::format("{} ranks, {}", size, to_string(compute)));
   }
+}
+
+// Weights of which each rank has a part of each layer: those that are whole on each, bit for bit.
+TEST(GatheredLayers, FamiliesAndPrecisionsGiveTheBitsOfWholeWeights) {
+  for (const std::string family : {"qwen3", "qwen2", "llama"})  // qwen2 has biases, which are here always
+    for (const bool is_tied : {false, true}) {
+      Scratch scratch(fmt::format("dp-layers-{}-{}", family, is_tied));
+      nn::InitModelOptions model = model_of_several_chunks();
+      model.family = family;
+      model.num_layers = 3;
+      model.hidden_size = 96;  // a layer of several chunks
+      model.intermediate_size = 640;
+      model.tie_word_embeddings = is_tied;
+      nn::init_model(model, scratch.path);
+      for (const DType compute : {DType::kF32, DType::kBF16}) {
+        const Trace alone = train({.compute = compute, .num_steps = 2}, scratch.path, nullptr);
+        for (const int size : family == "qwen3" ? std::vector{1, 2, 3, 4} : std::vector{3})
+          for (const Trace& trace :
+               train_on(size, {.compute = compute, .num_steps = 2, .overlaps = size != 2, .gathers_layers = true}, scratch.path))
+            expect_equal(trace, alone, fmt::format("{}, tied {}, {} ranks, {}", family, is_tied, size, to_string(compute)));
+      }
+    }
+}
+
+TEST(GatheredLayers, OptimizersCopiesRecomputationAndFewRowsChangeNoBit) {
+  Scratch scratch("dp-layers-kinds");
+  nn::InitModelOptions model = model_of_several_chunks();
+  model.num_layers = 5;
+  nn::init_model(model, scratch.path);
+  const auto expect_alike = [&](Training run, int size, const std::string& what) {
+    run.num_steps = 2;
+    Training whole = run;
+    whole.num_replicas = 1;
+    const Trace alone = train(whole, scratch.path, nullptr);
+    run.gathers_layers = true;
+    for (const Trace& trace : train_on(size, run, scratch.path)) expect_equal(trace, alone, what);
+  };
+  expect_alike({.optim = with_lr<config::MuonConfig>(1e-2)}, 3, "Muon: whole matrices at a rank");
+  expect_alike({.num_rows = 1}, 3, "ranks without a row");
+  expect_alike({.num_rows = 4, .overlaps = true}, 3, "ranks without a row in the second round");
+  expect_alike({.num_replicas = 2}, 4, "two copies");
+  expect_alike({.offloads_masters = true}, 3, "masters in host memory");
+  expect_alike({.compute = DType::kBF16, .overlaps = true, .checkpointing = {1}}, 2, "whole layers again");
+  expect_alike({.overlaps = true, .checkpointing = {2}}, 2, "every second layer again");
+  expect_alike({.overlaps = true, .checkpointing = {1, {true, true, true}}}, 3, "parts of layers again");
+  const Training fast{.optim = with_lr<config::SgdConfig>(1e-2), .num_rows = 4, .reduce = Reduce::kFast};
+  Training fast_by_layer = fast;
+  fast_by_layer.gathers_layers = true;
+  expect_equal(train_on(3, fast_by_layer, scratch.path)[1], train_on(3, fast, scratch.path)[1], "fast sums");
+}
+
+// A layer is in memory while it is computed with, and its neighbour.
+TEST(GatheredLayers, ARankHoldsTwoLayersAndItsShare) {
+  Scratch scratch("dp-layers-bytes");
+  nn::InitModelOptions model = model_of_several_chunks();
+  model.hidden_size = 128;
+  model.intermediate_size = 512;
+  model.num_layers = 12;
+  nn::init_model(model, scratch.path);
+  const auto bytes_of = [&](bool gathers_layers) {
+    std::atomic<std::size_t> most{0};
+    comm::testing::run_threads("threads", 4, [&](comm::Communicator& group) {
+      comm::Mesh mesh(group.subgroup(std::vector<int>{0, 1, 2, 3}, "train", 0));
+      const auto runtime = make_cpu_runtime();
+      PolicyOptions options;
+      options.model = scratch.path;
+      options.num_threads = 1;
+      options.gathers_layers = gathers_layers;
+      options.share = {group.rank(), 4, false, true};
+      Policy policy(runtime, options);
+      GradientStepOptions of_step;
+      of_step.mesh = &mesh;
+      GradientStep step(policy, of_step);
+      step.run(cross_entropy_rows(1, 4), PolicyVersion{1});
+      const std::size_t bytes = runtime->bytes_in_use();
+      for (std::size_t seen = most; bytes > seen && !most.compare_exchange_weak(seen, bytes);) {
+      }
+    });
+    return static_cast<double>(most);
+  };
+  const nn::ModelConfig config = nn::load_model_config(scratch.path);
+  const auto table = nn::make_tensor_table(config);
+  double of_layers = 0;
+  for (const nn::GradSection& section : nn::grad_sections(*table))
+    if (section.layer >= 0) of_layers += static_cast<double>(section.range.count()) * sizeof(float);
+  // Packed forms for forward and backward of twelve layers, in the new version and in that of the last pass, which stays until the next;
+  // against two layers' forms and values, and a quarter of all values.
+  const double saved = of_layers * (2 * 2.0 - 2.0 * 2 / 12 - 2.0 / 12 - 0.25);
+  EXPECT_NEAR(bytes_of(false) - bytes_of(true), saved, 0.1 * saved);
 }
 
 // What is made for one rank and for one of three, next to what the plan says of both.
@@ -339,8 +437,8 @@ TEST(DataParallel, TheGradientIsTheSumOfLeavesInTheOrderOfRows) {
 TEST(DataParallel, ARowThatIsNotFiniteIsLeftOutOnAllRanks) {
   Scratch scratch("dp-nan");
   nn::init_model(model_of_several_chunks(), scratch.path);
-  const auto run_one = [&](comm::Mesh* mesh) {
-    const auto policy = make_policy(scratch.path, DType::kF32);
+  const auto run_one = [&](comm::Mesh* mesh, bool gathers_layers) {
+    const auto policy = make_policy(scratch.path, DType::kF32, false, gathers_layers);
     GradientStepOptions options;
     options.mesh = mesh;
     options.skip_non_finite_rows = true;
@@ -351,14 +449,16 @@ TEST(DataParallel, ARowThatIsNotFiniteIsLeftOutOnAllRanks) {
     EXPECT_EQ(result.num_non_finite_rows, 1);
     return masters(*policy, step);
   };
-  const auto alone = run_one(nullptr);
-  const auto store = comm::make_memory_store();
-  std::vector<std::jthread> threads;
-  for (int rank = 0; rank < 3; ++rank)
-    threads.emplace_back([&, rank] {
-      comm::Mesh mesh(comm::make_threads_communicator({.rank = rank, .size = 3, .store = store}));
-      EXPECT_EQ(difference(run_one(&mesh), alone), "");
-    });
+  const auto alone = run_one(nullptr, false);
+  for (const bool gathers_layers : {false, true}) {
+    const auto store = comm::make_memory_store();
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < 3; ++rank)
+      threads.emplace_back([&, rank] {
+        comm::Mesh mesh(comm::make_threads_communicator({.rank = rank, .size = 3, .store = store}));
+        EXPECT_EQ(difference(run_one(&mesh, gathers_layers), alone), "");
+      });
+  }
 }
 
 TEST(DataParallel, AnErrorOfOneRankIsToldToTheOthers) {
@@ -393,13 +493,13 @@ TEST(DataParallel, CheckpointsDoNotDependOnTheNumberOfRanks) {
   Scratch scratch("dp-ckpt");
   nn::init_model(model_of_several_chunks(), scratch.path / "model");
   for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::MuonConfig>(1e-2)}) {
-    const auto run_part = [&](int size, std::int64_t from, std::int64_t to, const std::string& name) {
+    const auto run_part = [&](int size, std::int64_t from, std::int64_t to, const std::string& name, bool gathers_layers = false) {
       std::vector<Weights> weights(static_cast<std::size_t>(size));
       comm::testing::run_threads("threads", size, [&](comm::Communicator& group) {
         std::vector<int> all;
         for (int r = 0; r < size; ++r) all.push_back(r);
         comm::Mesh mesh(group.subgroup(all, "train", 0));
-        const auto policy = make_policy(scratch.path / "model", DType::kF32);
+        const auto policy = make_policy(scratch.path / "model", DType::kF32, false, gathers_layers);
         GradientStepOptions options;
         options.optim = optim;
         options.mesh = &mesh;
@@ -422,6 +522,7 @@ TEST(DataParallel, CheckpointsDoNotDependOnTheNumberOfRanks) {
     const auto never_stopped = run_part(1, 0, 4, "whole" + tag);
     run_part(3, 0, 2, "cut" + tag);
     run_part(1, 0, 2, "one" + tag);
+    run_part(3, 0, 2, "layers" + tag, true);
     const auto of = [&](const std::string& name) { return scratch.path / (name + tag) / "checkpoints/step_2/trainer"; };
     EXPECT_TRUE(fs::exists(of("cut") / "rank_2.safetensors"));
     EXPECT_FALSE(fs::exists(of("cut") / "model.safetensors"));
@@ -440,9 +541,11 @@ TEST(DataParallel, CheckpointsDoNotDependOnTheNumberOfRanks) {
     };
     EXPECT_TRUE(fs::exists(scratch.path / ("cut" + tag) / "weights/step_2/model-00001-of-00002.safetensors"));
     EXPECT_TRUE(values("cut") == values("one"));
-    for (const char* name : {"cut", "one"})  // written by three ranks and by one
+    EXPECT_TRUE(values("layers") == values("one"));
+    expect_same_state(of("layers"), of("one"), *table);
+    for (const char* name : {"cut", "one", "layers"})  // written by three ranks and by one
       for (const int size : {1, 2, 4}) {
-        const auto resumed = run_part(size, 2, 4, name + tag);
+        const auto resumed = run_part(size, 2, 4, name + tag, name == std::string("one") && size > 1);
         for (const Weights& weights : resumed) EXPECT_EQ(difference(weights, never_stopped[0]), "") << size << " ranks";
       }
   }

@@ -104,12 +104,6 @@ std::vector<std::size_t> balanced_order(const nn::ModelConfig& model, std::span<
 
 namespace {
 
-/// A loss that was noticed in one group ends all: ranks wait for this one there.
-void give_up_on(const comm::PeerLost& lost, comm::Mesh& mesh, ContextGroup* context) noexcept {
-  mesh.give_up_on(lost);
-  if (context != nullptr) context->give_up_on(lost);
-}
-
 /// The plan, by which masters are held from now on.
 ShardPlan divide(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh) {
   const comm::Communicator& shards = mesh.along(comm::Axis::kShard);
@@ -136,9 +130,10 @@ std::unique_ptr<ContextGroup> share_rows(Policy& policy, const GradientStepOptio
 
 }  // namespace
 
-GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, comm::Mesh& mesh)
+GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, comm::Mesh& of_mesh)
     : trained(policy),
-      context(share_rows(policy, options, mesh)),
+      context(share_rows(policy, options, of_mesh)),
+      mesh(of_mesh),
       plan(divide(policy, options, mesh)),
       exchange(policy.context(), policy.parameters(), mesh.world(), plan,
                {.reduce = options.reduce,
@@ -149,6 +144,30 @@ GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, c
       optimizer(policy.context(), policy.parameters(), options.optim, options.optimizer_memory, policy.parameters().held()) {}
 
 GradientStep::Shard::~Shard() { trained.share_rows({}, nullptr); }
+
+void GradientStep::Shard::bring_layers() {
+  if (trained.layered() == nullptr || layers != nullptr) return;
+  layers =
+      std::make_unique<LayerGather>(mesh.world(), mesh.shape().line(mesh.world().rank(), comm::Axis::kShard), plan, *trained.layered());
+  layers->keep_masters(trained);
+}
+
+void GradientStep::Shard::give_up_on(const comm::PeerLost& lost) noexcept {
+  mesh.give_up_on(lost);
+  if (context != nullptr) context->give_up_on(lost);
+  if (layers != nullptr) layers->give_up_on(lost);
+}
+
+void GradientStep::Shard::abort(std::string_view reason) noexcept {
+  mesh.abort(reason);
+  if (context != nullptr) context->abort(reason);
+  if (layers != nullptr) layers->abort(reason);
+}
+
+void GradientStep::Shard::settle() noexcept {
+  exchange.settle();
+  if (layers != nullptr) layers->settle();
+}
 
 GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
     : policy_(policy),
@@ -165,8 +184,8 @@ GradientStep::GradientStep(Policy& policy, GradientStepOptions options)
 }
 
 void GradientStep::abort(std::string_view reason) noexcept {
-  mesh().abort(reason);
-  if (shard_->context != nullptr) shard_->context->abort(reason);
+  if (shard_ != nullptr) return shard_->abort(reason);
+  mesh().abort(reason);  // in the middle of move_to()
 }
 
 void GradientStep::move_to(std::unique_ptr<comm::Communicator> group) {
@@ -178,6 +197,7 @@ void GradientStep::move_to(std::unique_ptr<comm::Communicator> group) {
 
 void GradientStep::check_ranks() const {
   if (options_.reduce == Reduce::kExact) check_alike(ranks(), policy_.context().runtime->device());
+  shard_->bring_layers();
 }
 
 bool GradientStep::is_any_rank(bool claim) const {
@@ -205,6 +225,7 @@ GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std:
     if (error.code() != ErrorCode::kNonFinite || !options_.skip_non_finite_rows) throw;
     log::warning("micro-batch {} is left out: {}", index, error.what());
     result.is_finite = false;
+    if (shard_->layers != nullptr) policy_.pass(false);
     return result;
   }
   policy_.backward(loss.dlogp_T);
@@ -262,6 +283,11 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
       const spans::Scope span(spans::Detail::kFine, "rows", "forward and backward of a row");
       mine.push_back(train_on(rows[index], index, counts));
       log::debug("Micro Step {}/{} | Loss {:.4f}", *leaf, leaves.size(), mine.back().loss);
+    } else if (shard_->layers != nullptr) {
+      // The others need this rank's part of each layer, and send its gradients meanwhile.
+      shard_->exchange.begin_leaf();
+      policy_.pass(true);
+      policy_.pass(false);
     }
     shard_->exchange.end_round();
     if (on_row_) on_row_(round + 1, shard_->exchange.num_rounds());
@@ -300,7 +326,7 @@ auto GradientStep::among_shards(const Work& work) const {
     for (const int rank : lost.ranks()) of_all.push_back(line[static_cast<std::size_t>(rank)]);
     const comm::PeerLost told(
         of_all, fmt::format("{} (within a copy of the state; among all ranks: {})", lost.what(), fmt::join(of_all, ", ")), lost.gave_up());
-    give_up_on(told, mesh(), shard_->context.get());
+    shard_->give_up_on(told);
     throw told;
   }
 }
@@ -310,18 +336,19 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
     return run_on_ranks(rows, version);
   } catch (const comm::PeerLost& lost) {
     // Sums in place are taken in groups that number their ranks in ways of their own.
-    give_up_on(options_.reduce == Reduce::kExact ? lost : comm::PeerLost({}, lost.what(), lost.gave_up()), mesh(), shard_->context.get());
-    shard_->exchange.settle();
+    shard_->give_up_on(options_.reduce == Reduce::kExact ? lost : comm::PeerLost({}, lost.what(), lost.gave_up()));
+    shard_->settle();
     throw;
   } catch (const std::exception& error) {
     abort(error.what());
-    shard_->exchange.settle();
+    shard_->settle();
     throw;
   }
 }
 
 GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> rows, PolicyVersion version) {
   GradientStepResult result;
+  shard_->bring_layers();
   const auto begin = spans::Clock::now();
   // The device is not waited for between the two parts: it forms the gradient's norm right behind them.
   const std::uint64_t started = watch_->mark();
@@ -364,12 +391,16 @@ void GradientStep::end_export() {
 }
 
 void GradientStep::update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version) {
-  const Tensor rounded = policy_.room_for_weights();
+  const Tensor rounded = shard_->layers != nullptr ? Tensor() : policy_.room_for_weights();
   shard_->optimizer.step(lr, grad_scale, rounded, own_grads);
   gather_weights(rounded, version);
 }
 
 void GradientStep::gather_weights(const Tensor& rounded, PolicyVersion version) {
+  if (shard_->layers != nullptr) {
+    shard_->layers->take_masters(policy_);
+    return policy_.refresh(version);
+  }
   if (shards().size() > 1)
     among_shards([&](comm::Communicator& group) {
       for (const ShardPlan::Section& section : shard_->plan.sections()) {
@@ -384,8 +415,10 @@ void GradientStep::gather_weights(const Tensor& rounded, PolicyVersion version) 
 }
 
 void GradientStep::refresh_weights(PolicyVersion version) {
-  const Tensor rounded = policy_.room_for_weights();
-  if (rounded.defined()) policy_.round_held(rounded);
+  shard_->bring_layers();
+  const Tensor rounded = shard_->layers != nullptr ? Tensor() : policy_.room_for_weights();
+  if (rounded.defined())
+    for (const ElementRange held : policy_.parameters().held().ranges()) policy_.round(held, rounded.slice(held.begin, held.count()));
   gather_weights(rounded, version);
 }
 

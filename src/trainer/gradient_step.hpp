@@ -14,6 +14,7 @@
 #include "config/optim_config.hpp"
 #include "trainer/context_group.hpp"
 #include "trainer/gradient_exchange.hpp"
+#include "trainer/layer_gather.hpp"
 #include "trainer/loss/batch_loss.hpp"
 #include "trainer/metric_pool.hpp"
 #include "trainer/optim/optimizer.hpp"
@@ -130,7 +131,16 @@ class GradientStep {
     std::unique_ptr<ContextGroup> context;  ///< who shares rows with this rank
     int ranks_per_row() const noexcept { return context != nullptr ? context->size() : 1; }
     bool is_first_of_row() const noexcept { return context == nullptr || context->rank() == 0; }
+    /// A loss that was noticed in one group ends all: ranks wait for this one there.
+    void give_up_on(const comm::PeerLost& lost) noexcept;
+    void abort(std::string_view reason) noexcept;
+    /// After an error: waits for what is under way and forgets it.
+    void settle() noexcept;
+    comm::Mesh& mesh;
     ShardPlan plan;
+    /// All ranks call it; once is enough. The group that it makes comes with the first work, so that a rank lost by then is one lost in it.
+    void bring_layers();
+    std::unique_ptr<LayerGather> layers;  ///< if the policy has layered weights, after that
     GradientExchange exchange;
     Optimizer optimizer;
   };

@@ -7,6 +7,26 @@
 
 namespace prl::trainer {
 
+namespace {
+
+/// Of nn::LayeredWeights and a rank's part of all layers.
+std::size_t layered_bytes(const nn::TensorTable& table, const ShardPlan& plan, DType compute) {
+  std::int64_t outside = 0, longest = 0, own = 0;
+  for (const nn::GradSection& section : nn::grad_sections(table)) {
+    if (section.layer < 0) outside += section.range.count();
+    if (section.layer >= 0) longest = std::max(longest, section.range.count());
+  }
+  for (int rank = 0; rank < plan.num_ranks(); ++rank) {
+    std::int64_t of_rank = 0;
+    for (const nn::GradSection& section : nn::grad_sections(table))
+      if (section.layer >= 0) of_rank += plan.part(rank, section.range).count();
+    own = std::max(own, of_rank);
+  }
+  return static_cast<std::size_t>(outside + 2 * longest + own) * size_of(compute);
+}
+
+}  // namespace
+
 TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& policy, const GradientStepOptions& step) {
   const nn::TensorTablePtr table = trained_tensors(policy, model);
   const OptimizerMemory& optimizer = step.optimizer_memory;
@@ -47,6 +67,7 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   }
   const std::int64_t num_packed = model.num_parameters() + (policy.lora ? table->num_trainable() : 0);
   bytes.weights = static_cast<std::size_t>(num_packed) * size_of(policy.compute);
+  if (policy.gathers_layers && num_shards > 1) bytes.weights = layered_bytes(*table, plan, policy.compute);
   bytes.optimizer = is_in_host ? visit_bytes_of(step.optim, optimizer, *table) : state;
   bytes.host_optimizer = is_in_host ? state : 0;
   return bytes;

@@ -95,6 +95,8 @@ Policy::Policy(std::shared_ptr<DeviceRuntime> runtime, std::shared_ptr<ops::OpSe
   model_ = std::make_unique<nn::TrainableModel>(context(), parameters_, options_.checkpointing, options_.offload);
   model_->keep_logits(options_.num_kept_logits);
   probe_model_ = std::make_unique<nn::InferenceModel>(context());
+  PRL_CHECK(!options_.gathers_layers || !options_.lora, "layers of a base that is not trained are not brought");
+  if (options_.gathers_layers) layered_ = std::make_unique<nn::LayeredWeights>(context(), config(), options_.compute);
   load_initial();
 }
 
@@ -131,6 +133,8 @@ void Policy::fill_initial(nn::Parameters& parameters) const {
 
 void Policy::load_initial() {
   fill_initial(parameters_);
+  gathered_ = {};
+  if (layered_ != nullptr) return fill_outside_of_layers();
   if (has_masters_at_hand()) return refresh(PolicyVersion{0});
   if (options_.lora) {
     nn::Parameters all(runtime_, config(), parameters_.table());
@@ -141,9 +145,31 @@ void Policy::load_initial() {
   }
 }
 
+void Policy::fill_outside_of_layers() {
+  std::vector<nn::ElementRange> ranges;
+  for (const nn::GradSection& section : layered_->outside()) ranges.push_back(section.range);
+  std::ranges::sort(ranges, {}, &nn::ElementRange::begin);
+  nn::Parameters outside(runtime_, config(), parameters_.table(), nn::ElementRanges(ranges));
+  fill_initial(outside);
+  for (std::size_t i = 0; i < layered_->outside().size(); ++i)
+    ops::cast(context(), layered_->outside_values(i), outside.values_in(layered_->outside()[i].range));
+  layered_->renew(PolicyVersion{0});
+  weights_ = layered_->weights();
+}
+
+void Policy::gather_values(bool asks) {
+  gathered_ = asks ? Tensor::zeros(make_cpu_runtime(), {parameters_.table()->num_master_elements()}, options_.compute) : Tensor();
+  layered_->for_each_section([&](const nn::GradSection& section, const Tensor& values) {
+    if (asks) runtime_->copy_to_host(gathered_.slice(section.range.begin, section.range.count()).data(), values.data(), values.num_bytes());
+  });
+}
+
 void Policy::save(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const {
   if (options_.lora)
     nn::save_merged(weights_, folder, options_.compute, companions, max_shard_bytes);
+  else if (gathered_.defined())
+    nn::save_model_folder(config(), nn::flat_sources(*parameters_.table(), gathered_), folder, options_.compute, companions,
+                          max_shard_bytes);
   else if (parameters_.holds_all())
     nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes);
   else
@@ -161,27 +187,34 @@ Tensor Policy::room_for_weights() {
   return Tensor::empty(runtime_, {parameters_.table()->num_master_elements()}, options_.compute);
 }
 
-void Policy::round_held(const Tensor& rounded) {
+void Policy::round(nn::ElementRange masters, const Tensor& to) {
   constexpr std::int64_t kPiece = std::int64_t{1} << 24;
-  for (const nn::ElementRange held : parameters_.held().ranges())
-    for (std::int64_t begin = held.begin; begin < held.end; begin += kPiece) {
-      const nn::ElementRange piece{begin, std::min(begin + kPiece, held.end)};
-      Tensor values = parameters_.values_in(piece);
-      if (options_.masters_host != nullptr) {
-        const Tensor on_device = Tensor::empty(runtime_, values.shape(), DType::kF32);
-        runtime_->copy_from_host(on_device.data(), values.data(), values.num_bytes());
-        values = on_device;
-      }
-      ops::cast(context(), rounded.slice(begin, piece.count()), values);
+  for (std::int64_t begin = masters.begin; begin < masters.end; begin += kPiece) {
+    const nn::ElementRange piece{begin, std::min(begin + kPiece, masters.end)};
+    Tensor values = parameters_.values_in(piece);
+    if (options_.masters_host != nullptr) {
+      const Tensor on_device = Tensor::empty(runtime_, values.shape(), DType::kF32);
+      runtime_->copy_from_host(on_device.data(), values.data(), values.num_bytes());
+      values = on_device;
     }
+    ops::cast(context(), to.slice(begin - masters.begin, piece.count()), values);
+  }
 }
 
 Tensor Policy::flat_values() {
+  if (layered_ != nullptr) {
+    PRL_CHECK(gathered_.defined(), "values that were not gathered");
+    return gathered_;
+  }
   if (has_masters_at_hand() && !weights_->flat.defined()) return nn::flat_values(context(), parameters_, options_.compute);
   return nn::flat_values(weights_);
 }
 
 void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
+  if (layered_ != nullptr) {
+    gathered_ = {};
+    return layered_->renew(version);
+  }
   if (options_.lora)
     weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, adapter_dtype(), base_, version,
                                  has_masters_at_hand() ? Tensor() : rounded);

@@ -10,6 +10,7 @@
 #include "device/host_link.hpp"
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
+#include "nn/layered_weights.hpp"
 #include "ops/context.hpp"
 #include "trainer/context_group.hpp"
 #include "weights/manifest.hpp"
@@ -40,6 +41,7 @@ struct PolicyOptions {
   std::optional<nn::AdapterConfig> lora{};    ///< train this adapter (and its modules_to_save) instead of all weights
   std::optional<DType> adapter_dtype{};       ///< that the adapter computes in: kF32, or `compute`, as without it
   MasterShare share{};                        ///< so that masters are never whole; a GradientStep with other ranks changes it
+  bool gathers_layers = false;                ///< nn::LayeredWeights: a GradientStep brings layers from the ranks; not with lora
   std::shared_ptr<HostLink> masters_host{};   ///< masters live in host memory and visit the device when they are stepped
 };
 /// Of the model that a policy of these options trains. Error{kInvalidArgument} naming the key; errors of reading the folder.
@@ -80,8 +82,15 @@ class Policy {
   /// Memory for the next weights, which the optimizer may fill as part of its step (Optimizer::step); undefined where the device packs
   /// weights from the masters, all of which are held.
   Tensor room_for_weights();
-  /// Writes the held masters at their place in `rounded`, which is as room_for_weights() gives it.
-  void round_held(const Tensor& rounded);
+  /// Writes masters that are held, in the compute dtype, to `to` [count].
+  void round(nn::ElementRange masters, const Tensor& to);
+  /// Where layers are brought when they are computed with; nullptr: all weights are here. All who share them then make the same calls of
+  /// forward(), backward(), evaluate() and manifest(), with pass() in place of the first two on a rank without a row.
+  nn::LayeredWeights* layered() noexcept { return layered_.get(); }
+  void pass(bool is_forward) { is_forward ? model_->pass_forward(*weights_) : model_->pass_backward(*weights_); }
+  /// Where layers are brought: all who share them call it, and those that ask have the values for save_for_engines() and flat_values()
+  /// until the weights change.
+  void gather_values(bool asks);
   /// Restores the initial masters and weights, version 0: read from the model folder or initialised again.
   void load_initial();
   /// Writes the current weights as a model folder: the masters rounded to the compute dtype, or base and adapter merged.
@@ -114,6 +123,7 @@ class Policy {
   nn::WeightsPtr initial_weights();
   /// The held part of the masters at first.
   void fill_initial(nn::Parameters& parameters) const;
+  void fill_outside_of_layers();
 
   PolicyOptions options_;
   std::shared_ptr<DeviceRuntime> runtime_;
@@ -127,6 +137,8 @@ class Policy {
   nn::WeightsPtr base_;              ///< with `lora`: what the adapter adapts
   bool shares_base_ = false;
   nn::WeightsPtr weights_;
+  std::unique_ptr<nn::LayeredWeights> layered_;
+  Tensor gathered_;  ///< gather_values()
 };
 
 }  // namespace prl::trainer

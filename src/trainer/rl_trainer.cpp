@@ -48,10 +48,10 @@ class RlTraining final : public Training {
   void recover(const TrainProgress& progress) override {
     trainer_.restore_progress(progress);
     has_next_ = batch_ && batch_->step == progress.step + 1;
-    if (!is_first() || receiver_ != nullptr) return;
     // What the lost rank 0 did: the queue still has what no rank has.
-    receiver_ = make_receiver_(progress.step + (has_next_ ? 2 : 1));
-    publish();
+    const bool takes_over = is_first() && receiver_ == nullptr;
+    if (takes_over) receiver_ = make_receiver_(progress.step + (has_next_ ? 2 : 1));
+    if (brings_layers() ? gradient_step().is_any_rank(takes_over) : takes_over) publish();
   }
 
   /// Whether next() would not wait. Of one rank alone.
@@ -91,11 +91,14 @@ class RlTraining final : public Training {
   }
 
   bool publish() override {
-    if (channel_ == nullptr || !is_first()) return false;
+    const bool publishes = channel_ != nullptr && is_first();
+    if (brings_layers() ? !gradient_step().is_any_rank(publishes) : !publishes) return false;
     Policy& policy = trainer_.policy();
     weights::Publication publication;
+    if (brings_layers()) policy.gather_values(publishes);
     publication.manifest = policy.manifest();
-    publication.handle = policy.weights();
+    if (!publishes) return false;
+    if (!brings_layers()) publication.handle = policy.weights();
     CheckpointOptions saved = options_.checkpoint.value_or(CheckpointOptions{});
     if (!options_.checkpoint) saved.companions.folder = policy.options().model;
     publication.save = [&policy, saved](const std::filesystem::path& folder) {
@@ -111,6 +114,8 @@ class RlTraining final : public Training {
   std::string line(std::int64_t step, const monitor::Metrics& metrics) const override { return rl_step_line(step, metrics); }
 
  private:
+  /// All ranks have a part in the weights that one of them publishes.
+  bool brings_layers() { return trainer_.policy().layered() != nullptr; }
   comm::Communicator& ranks() { return gradient_step().ranks(); }
   /// Takes the samples and publishes for all ranks.
   bool is_first() { return ranks().rank() == 0; }

@@ -53,6 +53,31 @@ SharedSave::SharedSave(const CheckpointOptions& options, const TrainProgress& pr
   unit_folder_ = told.substr(0, end);
   weights_folder_ = told.substr(end + 1);
   if (!unit_folder_.empty() && writes_state_) copy_parts(policy, gradient_step.optimizer(), copies);
+  if (!weights_folder_.empty()) sources_ = policy.layered() != nullptr ? copy_layers(*policy.layered()) : nn::merged_sources(weights_);
+}
+
+nn::WeightFileOptions SharedSave::file_options() const {
+  return {.dtype = weights_->compute,
+          .max_shard_bytes = options_.max_shard_bytes,
+          .stem = "model",
+          .progress = {},
+          .writer = rank_,
+          .num_writers = size_};
+}
+
+std::vector<nn::WeightSource> SharedSave::copy_layers(nn::LayeredWeights& layered) const {
+  std::vector<nn::WeightSource> sources = nn::flat_sources(*table_, {});  // who writes what follows from their shapes
+  const std::vector<bool> is_mine = nn::sources_of_writer(sources, file_options());
+  layered.for_each_section([&](const nn::GradSection& section, const Tensor& values) {
+    Tensor copy;
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      const nn::TensorSpec& spec = table_->tensors()[i];
+      if (!is_mine[i] || !section.range.contains(spec.range())) continue;
+      if (!copy.defined()) copy = host_copy(values);
+      sources[i].read = nn::flat_reader(copy, spec.offset - section.range.begin);
+    }
+  });
+  return sources;
 }
 
 SharedSave::~SharedSave() {
@@ -85,14 +110,7 @@ void SharedSave::copy_parts(Policy& policy, const Optimizer& optimizer, bool cop
 std::string SharedSave::write() noexcept {
   json::object note{{"file", ""}, {"bytes", 0}, {"xxh3", ""}, {"error", ""}};
   try {
-    if (!weights_folder_.empty())
-      nn::write_weight_files(weights_folder_, nn::merged_sources(weights_),
-                             {.dtype = weights_->compute,
-                              .max_shard_bytes = options_.max_shard_bytes,
-                              .stem = "model",
-                              .progress = {},
-                              .writer = rank_,
-                              .num_writers = size_});
+    if (!weights_folder_.empty()) nn::write_weight_files(weights_folder_, sources_, file_options());
     if (!unit_folder_.empty() && writes_state_) {
       io::save_tensors(unit_folder_ / rank_file(rank_), parts_, {{"type", progress_.optimizer_type}});
       const io::HashedFile written = io::hash_file(unit_folder_, rank_file(rank_));

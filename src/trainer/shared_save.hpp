@@ -13,6 +13,7 @@
 
 #include "io/checkpoint_dir.hpp"
 #include "io/tensor_file.hpp"
+#include "nn/layered_weights.hpp"
 #include "nn/weights.hpp"
 #include "trainer/checkpoint.hpp"
 #include "trainer/state_files.hpp"
@@ -50,6 +51,9 @@ class SharedSave {
   std::string wait_for_note(int rank, std::chrono::steady_clock::time_point end) const;
   void copy_parts(Policy& policy, const Optimizer& optimizer, bool copies);
   void make_folders();
+  /// Of weights that all ranks have a part in: what this rank writes, in host memory.
+  std::vector<nn::WeightSource> copy_layers(nn::LayeredWeights& layered) const;
+  nn::WeightFileOptions file_options() const;
 
   CheckpointOptions options_;
   TrainProgress progress_;
@@ -57,9 +61,10 @@ class SharedSave {
   bool writes_state_ = true;  ///< false if another rank holds the same
   std::chrono::milliseconds timeout_{};
   StateLayout layout_;
-  nn::WeightsPtr weights_;              ///< of the snapshot, whole at each rank
-  nn::TensorTablePtr table_;            ///< of what is trained
-  std::vector<io::NamedTensor> parts_;  ///< what this rank owns, as vectors
+  nn::WeightsPtr weights_;                 ///< of the snapshot
+  std::vector<nn::WeightSource> sources_;  ///< what is written of it
+  nn::TensorTablePtr table_;               ///< of what is trained
+  std::vector<io::NamedTensor> parts_;     ///< what this rank owns, as vectors
   std::filesystem::path unit_folder_, weights_folder_;
   std::unique_ptr<io::CheckpointWriter> writer_;  ///< rank 0
   bool has_weights_ = false;                      ///< rank 0: the snapshot has its final name

@@ -108,7 +108,10 @@ TrainRunResult TrainRun::run_on_ranks() {
 void TrainRun::begin() {
   progress_ = {};
   training_.gradient_step().check_ranks();
-  if (num_losses_ > 0) policy_.load_initial();  // this rank holds other masters than at first
+  if (num_losses_ > 0) {  // this rank holds other masters than at first
+    policy_.load_initial();
+    if (policy_.layered() != nullptr) training_.gradient_step().refresh_weights(PolicyVersion{0});
+  }
   resume();
   start_step_ = result_.last_step = progress_.step;
   training_.begin(progress_);

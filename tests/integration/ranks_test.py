@@ -62,6 +62,26 @@ def test_rl_on_three_trainer_ranks_gives_the_weights_of_one_process():
             check("rank 2 of 3" in (out / "logs/latest/trainer/rank_2.log").read_text(), "rank 2 has no log")
 
 
+def test_layers_that_are_gathered_change_no_bit():
+    with harness.workspace("layer-ranks") as folder:
+        prepare(folder)
+        for dtype in ("float32", "bfloat16"):
+            prl(*sft_arguments(folder, f"one-{dtype}", "--compute.dtype", dtype))
+            out = folder / f"three-{dtype}"
+            prl(*sft_arguments(folder, out.name, "--compute.dtype", dtype, "--deployment.num-gpus", 3, "--model.reshard-after-forward"))
+            check(weights(out) == weights(folder / f"one-{dtype}"), f"{dtype}: layers that are gathered gave other weights")
+        config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=STEPS)
+        prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt")
+        for broadcast in ("filesystem", "nccl"):
+            out, ports = folder / broadcast, harness.free_ports(2)
+            flags = ["--weight-broadcast.type", broadcast, *(["--weight-broadcast.port", ports[1]] if broadcast == "nccl" else [])]
+            prl("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node", "--deployment.num-train-gpus", 2,
+                "--inference.server.port", ports[0], "--trainer.model.reshard-after-forward", *flags)
+            check(weights(out) == weights(folder / "one"), f"RL over {broadcast}: layers that are gathered gave other weights")
+            rows = harness.metrics(out)
+            check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
+
+
 def test_launch_starts_the_ranks_of_two_nodes():
     with harness.workspace("launch") as folder:
         prepare(folder)
@@ -147,5 +167,5 @@ def test_rl_goes_on_without_a_killed_trainer_rank():
 
 if __name__ == "__main__":
     harness.main(test_sft_on_three_ranks_gives_the_weights_of_one, test_rl_on_three_trainer_ranks_gives_the_weights_of_one_process,
-                 test_launch_starts_the_ranks_of_two_nodes, test_a_killed_rank_ends_the_run_with_its_name,
+                 test_layers_that_are_gathered_change_no_bit, test_launch_starts_the_ranks_of_two_nodes, test_a_killed_rank_ends_the_run_with_its_name,
                  test_a_killed_rank_is_started_again_and_changes_no_bit, test_rl_goes_on_without_a_killed_trainer_rank)

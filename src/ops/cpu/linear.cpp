@@ -61,16 +61,25 @@ PackedWeight::PackedWeight(OpContext& ctx, ConstTensorView w, ConstTensorView bi
   dtype_ = compute;
   has_bias_ = bias.data != nullptr;
   has_backward_ = with_backward;
-  const auto pack = [&](Tensor& out, std::int64_t cols, std::int64_t depth, bool transposed) {
-    out = Tensor::empty(ctx.runtime, {static_cast<std::int64_t>(panels_bytes(*gemm, cols, depth))}, DType::kU8);
-    pack_panels(ctx, *gemm, out.as<char>(), w.data, w.dtype, num_inputs_, cols, depth, transposed);
+  const auto panels = [&](std::int64_t cols, std::int64_t depth) {
+    return Tensor::empty(ctx.runtime, {static_cast<std::int64_t>(panels_bytes(*gemm, cols, depth))}, DType::kU8);
   };
-  pack(forward_panels, num_outputs_, num_inputs_, false);
-  if (with_backward) pack(backward_panels, num_inputs_, num_outputs_, true);
-  if (has_bias_) {
-    bias_N = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
-    ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
-  }
+  forward_panels = panels(num_outputs_, num_inputs_);
+  if (with_backward) backward_panels = panels(num_inputs_, num_outputs_);
+  if (has_bias_) bias_N = Tensor::empty(ctx.runtime, {num_outputs_}, DType::kF32);
+  pack(ctx, w, bias);
+}
+
+void PackedWeight::pack(OpContext& ctx, ConstTensorView w, ConstTensorView bias) {
+  pack_panels(ctx, *gemm, forward_panels.as<char>(), w.data, w.dtype, num_inputs_, num_outputs_, num_inputs_, false);
+  if (has_backward_) pack_panels(ctx, *gemm, backward_panels.as<char>(), w.data, w.dtype, num_inputs_, num_inputs_, num_outputs_, true);
+  if (has_bias_) ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
+}
+
+void PackedWeight::refill(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias) {
+  PRL_CHECK(w_NK.dtype() == dtype_ && w_NK.shape() == Shape({num_outputs_, num_inputs_}) && has_bias_ == (bias.data != nullptr),
+            "a weight of shape [{}, {}] is refilled by another", num_outputs_, num_inputs_);
+  pack(ctx, w_NK, bias);
 }
 
 std::size_t PackedWeight::num_bytes() const noexcept {

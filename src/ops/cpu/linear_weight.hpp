@@ -11,9 +11,13 @@ class PackedWeight final : public LinearWeight {
   PackedWeight(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias_N, DType compute, bool with_backward);
   std::size_t num_bytes() const noexcept override;
   void unpack_row(std::int64_t n, float* out_K) const override;
+  void refill(OpContext& ctx, const Tensor& w_NK, ConstTensorView bias_N) override;
 
   const GemmKernels* gemm;
   Tensor forward_panels, backward_panels, bias_N;
+
+ private:
+  void pack(OpContext& ctx, ConstTensorView w_NK, ConstTensorView bias);
 };
 
 /// `w` as this context's kind packed it; a bug if another did.

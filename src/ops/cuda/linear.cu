@@ -58,6 +58,12 @@ DenseWeight::DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias, bool wi
   ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
 }
 
+void DenseWeight::refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) {
+  PRL_CHECK(w.data() == w_NK.data() && w.shape() == w_NK.shape() && has_bias_ == (bias.data != nullptr),
+            "a weight of shape [{}, {}] is refilled by another", num_outputs_, num_inputs_);
+  if (has_bias_) ctx.runtime->copy_within(bias_N.data(), bias.data, bias_N.num_bytes());
+}
+
 std::size_t DenseWeight::num_bytes() const noexcept { return w_NK.num_bytes() + (bias_N.defined() ? bias_N.num_bytes() : 0); }
 
 void DenseWeight::unpack_row(std::int64_t n, float* out_K) const {

@@ -12,6 +12,7 @@ class DenseWeight final : public LinearWeight {
   DenseWeight(OpContext& ctx, Tensor w, ConstTensorView bias_N, bool with_backward);
   std::size_t num_bytes() const noexcept override;
   void unpack_row(std::int64_t n, float* out_K) const override;
+  void refill(OpContext& ctx, const Tensor& w, ConstTensorView bias) override;
 
   Tensor w_NK, bias_N;
 };

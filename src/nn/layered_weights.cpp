@@ -1,0 +1,163 @@
+#include "nn/layered_weights.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace prl::nn {
+namespace {
+
+bool is_layer(const GradSection& section) { return section.layer >= 0; }
+
+/// share_linear() for one who alone holds the result.
+std::shared_ptr<ops::LinearWeight> make_refillable(ops::OpContext& ctx, const Tensor& w, ConstTensorView bias) {
+  return std::const_pointer_cast<ops::LinearWeight>(ops::share_linear(ctx, w, bias, true));
+}
+
+}  // namespace
+
+bool LayeredWeights::can_hold(const TensorTable& table) { return std::ranges::any_of(grad_sections(table), is_layer); }
+
+LayeredWeights::LayeredWeights(ops::OpContext& ctx, const ModelConfig& config, DType compute) : ctx_(ctx) {
+  const TensorTablePtr table = make_tensor_table(config);
+  if (!can_hold(*table))
+    fail(ErrorCode::kNotImplemented, "model.reshard_after_forward: the layers of this {} model differ; they are not gathered one by one",
+         config.model_type);
+  for (const GradSection& section : grad_sections(*table)) (is_layer(section) ? layers_ : outside_).push_back(section);
+  std::ranges::sort(layers_, {}, &GradSection::layer);
+  weights_ = std::make_shared<Weights>();
+  weights_->config = config;
+  weights_->table = table;
+  weights_->compute = compute;
+  weights_->blocks.resize(table->blocks().size());
+  weights_->rope = make_rope_table(ctx.runtime, config);
+  // Weights that outlive this object would call what is gone: they are the policy's alone.
+  weights_->layers = this;
+  shared_ = weights_;
+  for (const GradSection& section : outside_) outside_values_.push_back(Tensor::zeros(ctx.runtime, {section.range.count()}, compute));
+  vectors_ = Tensor::zeros(ctx.runtime, {table->num_vector_elements()}, DType::kF32);
+  make_outside();
+  make_places();
+}
+
+Tensor LayeredWeights::values_of(const BlockSpec& block) const {
+  for (std::size_t i = 0; i < outside_.size(); ++i)
+    if (outside_[i].range.contains(block.range()))
+      return outside_values_[i].slice(block.offset - outside_[i].range.begin, block.shape.num_elements()).reshaped(block.shape);
+  fail(ErrorCode::kInternal, "a block of a layer is not outside of layers");
+}
+
+ConstTensorView LayeredWeights::bias(Block matrix, std::int64_t layer) const {
+  const std::optional<Block> block = bias_of(matrix);
+  if (!block) return {};
+  const Tensor& found = weights_->vector(*block, layer);
+  return found.defined() ? ConstTensorView(found.view()) : ConstTensorView{};
+}
+
+void LayeredWeights::make_outside() {
+  const TensorTable& table = *weights_->table;
+  for (std::size_t i = 0; i < table.blocks().size(); ++i) {
+    const BlockSpec& spec = table.blocks()[i];
+    Weights::PackedBlock& to = weights_->blocks[i];
+    if (!spec.is_matrix())
+      to.plain = vectors_.slice(spec.offset, spec.shape.num_elements()).reshaped(spec.shape);
+    else if (spec.kind == Block::kEmbedding)
+      to.plain = values_of(spec);
+  }
+  const std::size_t head = table.find(Block::kLmHead);
+  PRL_CHECK(head != TensorTable::kNone, "a model without a head");
+  head_ = make_refillable(ctx_, values_of(table.blocks()[head]), {});
+  weights_->blocks[head].packed = head_;
+}
+
+void LayeredWeights::make_places() {
+  const TensorTable& table = *weights_->table;
+  places_.resize(static_cast<std::size_t>(std::min(kNumPlaces, num_layers())));
+  for (Place& place : places_) {
+    const auto first = &place - places_.data();  // the first layer that comes here: all are alike
+    const GradSection& section = layers_[static_cast<std::size_t>(first)];
+    place.values = Tensor::zeros(ctx_.runtime, {section.range.count()}, weights_->compute);
+    for (const BlockSpec& spec : table.blocks()) {
+      if (!spec.is_matrix() || !section.range.contains(spec.range())) continue;
+      const Tensor values = place.values.slice(spec.offset - section.range.begin, spec.shape.num_elements()).reshaped(spec.shape);
+      place.matrices.emplace_back(spec.kind, make_refillable(ctx_, values, bias(spec.kind, first)));
+    }
+  }
+  for (std::int64_t layer = 0; layer < num_layers(); ++layer)
+    for (const auto& [kind, matrix] : place_of(layer).matrices) weights_->blocks[table.find(kind, layer)].packed = matrix;
+}
+
+void LayeredWeights::fetch_from(LayerFetch* fetch) {
+  fetch_ = fetch;
+  forget();
+}
+
+void LayeredWeights::forget() noexcept {
+  under_way_ = -1;
+  for (Place& place : places_) place.layer = -1;
+}
+
+void LayeredWeights::renew(PolicyVersion version) {
+  PRL_CHECK(under_way_ < 0, "layer {} is on its way", under_way_);
+  forget();
+  weights_->version = version;
+  for (std::size_t i = 0; i < outside_.size(); ++i)
+    if (outside_[i].range.begin == 0 && vectors_.num_elements() > 0)
+      ops::cast(ctx_, vectors_, outside_values_[i].slice(0, vectors_.num_elements()));
+  const TensorTable& table = *weights_->table;
+  head_->refill(ctx_, values_of(table.blocks()[table.find(Block::kLmHead)]), {});
+}
+
+void LayeredWeights::enter(std::int64_t layer, std::int64_t next) {
+  if (fetch_ == nullptr) return;
+  Place& place = place_of(layer);
+  if (place.layer != layer) {
+    if (under_way_ >= 0 && under_way_ != layer) {  // a pass that took another turn
+      fetch_->join();
+      under_way_ = -1;
+    }
+    if (under_way_ < 0) fetch_->start(layer, place.values);
+    under_way_ = -1;
+    fetch_->join();
+    for (const auto& [kind, matrix] : place.matrices) {
+      const BlockSpec& spec = weights_->table->blocks()[weights_->table->find(kind, layer)];
+      const std::int64_t at = spec.offset - layer_section(layer).range.begin;
+      matrix->refill(ctx_, place.values.slice(at, spec.shape.num_elements()).reshaped(spec.shape), bias(kind, layer));
+    }
+    place.layer = layer;
+  }
+  if (next < 0 || under_way_ == next) return;
+  Place& other = place_of(next);
+  if (other.layer == next || &other == &place) return;
+  other.layer = -1;
+  fetch_->start(next, other.values);
+  under_way_ = next;
+}
+
+void LayeredWeights::for_each_section(const std::function<void(const GradSection&, const Tensor&)>& take) {
+  for (std::size_t i = 0; i < outside_.size(); ++i) take(outside_[i], outside_values_[i]);
+  for (std::int64_t layer = 0; layer < num_layers(); ++layer) {
+    enter(layer, layer + 1 < num_layers() ? layer + 1 : -1);
+    take(layer_section(layer), place_of(layer).values);
+  }
+}
+
+std::function<void(std::int64_t, std::span<float>)> flat_reader(const Tensor& values, std::int64_t begin) {
+  return [values, begin](std::int64_t first, std::span<float> out) {
+    const auto at = static_cast<std::size_t>(begin + first);
+    if (values.dtype() == DType::kF32)
+      std::copy_n(values.as<float>() + at, out.size(), out.begin());
+    else
+      std::transform(values.as<BFloat16>() + at, values.as<BFloat16>() + at + out.size(), out.begin(),
+                     [](BFloat16 v) { return to_f32(v); });
+  };
+}
+
+std::vector<WeightSource> flat_sources(const TensorTable& table, const Tensor& values) {
+  std::vector<WeightSource> sources;
+  for (const TensorSpec& spec : table.tensors())
+    sources.push_back({spec.name, spec.shape, values.defined() ? flat_reader(values, spec.offset) : nullptr, spec.layer});
+  return sources;
+}
+
+}  // namespace prl::nn
