@@ -85,6 +85,47 @@ class SectionTraffic {
   const trainer::ShardPlan& plan_;
 };
 
+/// Seconds of a row on a rank, the head's and each layer's; forward takes a third of what is computed once.
+struct PassSeconds {
+  double layer_forward = 0, layer_backward = 0, head_backward = 0;
+};
+PassSeconds pass_seconds(const StepLoad& load, const Card& card) {
+  const double once = row_flops(load) / (card.flops * card.compute_efficiency), all = once * recompute_factor(load);
+  const auto active = static_cast<double>(load.model.num_active_parameters());
+  const double head = static_cast<double>(load.model.vocab_size * load.model.hidden_size) / active;
+  const auto layers = static_cast<double>(std::max<std::int64_t>(load.model.num_layers, 1));
+  PassSeconds seconds;
+  seconds.head_backward = once * 2 / 3 * head;
+  seconds.layer_forward = once / 3 * (1 - head) / layers;
+  seconds.layer_backward = (all - once / 3 - seconds.head_backward) / layers;
+  return seconds;
+}
+
+/// A section's exchange begins when the backward pass has completed it and the one before has arrived, and is waited for when the pass has
+/// completed the next; of a section larger than a bucket the rest follows then (trainer::GradientExchange).
+class ExchangeTimeline {
+ public:
+  void add(double backward, double exchange, double part_beside) {
+    now_ += backward;
+    computed_ += backward;
+    join();
+    arrives_ = now_ + part_beside * exchange;
+    rest_ = (1 - part_beside) * exchange;
+  }
+  /// What the pass has waited for, all of it done.
+  double waited() {
+    join();
+    return now_ - computed_;
+  }
+
+ private:
+  void join() {
+    now_ = std::max(now_, arrives_) + rest_;
+    rest_ = 0;
+  }
+  double now_ = 0, computed_ = 0, arrives_ = 0, rest_ = 0;
+};
+
 void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const nn::TensorTable& table) {
   const int ranks = load.step.num_ranks;
   const double all = sizeof(float) * static_cast<double>(table.num_trainable());
@@ -103,13 +144,45 @@ void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const 
   cost.exchange_bytes = all * (ranks - 1) / ranks * static_cast<double>(cost.num_rounds);
   const trainer::ShardPlan plan(table, ranks / load.step.num_replicas, trainer::keeps_whole_blocks(load.step.optim));
   const SectionTraffic traffic(load, card, plan);
-  // A section is exchanged when the backward pass has completed it; that it does so beside the next section's pass is not counted.
+  const std::vector<nn::GradSection> sections = nn::grad_sections(table);
+  const auto bucket =
+      static_cast<double>(trainer::exchange_bucket(sections, plan, {.reduce = load.step.reduce, .overlaps = load.step.overlaps_exchange}));
+  const PassSeconds pass = pass_seconds(load, card);
+  const auto add_rounds = [&](std::int64_t num_rounds, int num_active) {
+    if (num_rounds == 0) return;
+    ExchangeTimeline timeline;
+    double travels = 0;
+    for (const nn::GradSection& section : sections) {
+      const double seconds = traffic.seconds(section.range, num_active) + load.latency_s;
+      std::int64_t longest = 1;
+      for (int r = 0; r < plan.num_ranks(); ++r) longest = std::max(longest, plan.part(r, section.range).count());
+      const double beside = load.step.overlaps_exchange ? std::min(1.0, bucket / static_cast<double>(longest)) : 0;
+      const double backward = section.layer >= 0 ? pass.layer_backward : section.layer == nn::GradSection::kHead ? pass.head_backward : 0;
+      timeline.add(backward, seconds, beside);
+      travels += seconds;
+    }
+    const double waited = timeline.waited();
+    cost.exchange += static_cast<double>(num_rounds) * waited;
+    cost.hidden_exchange += static_cast<double>(num_rounds) * std::max(travels - waited, 0.0);
+  };
   const std::int64_t num_full = load.num_rows / ranks;
-  for (const nn::GradSection& section : nn::grad_sections(table)) {
-    cost.exchange += static_cast<double>(num_full) * traffic.seconds(section.range, ranks);
-    if (num_full < cost.num_rounds) cost.exchange += traffic.seconds(section.range, static_cast<int>(load.num_rows % ranks));
-    cost.exchange += static_cast<double>(cost.num_rounds) * load.latency_s;
-  }
+  add_rounds(num_full, ranks);
+  add_rounds(cost.num_rounds - num_full, static_cast<int>(load.num_rows % ranks));
+}
+
+/// Layers' weights of the other ranks, forward and backward, each beside the layer that is computed before it.
+void add_layers(StepCost& cost, const StepLoad& load, const Card& card, double layer_elements, int shards) {
+  const double bytes = layer_elements / shards * static_cast<double>(size_of(load.policy.compute)) * (shards - 1);
+  const double seconds = transfer_seconds(load, card, bytes, shards) + load.latency_s;
+  const PassSeconds pass = pass_seconds(load, card);
+  const auto layers = static_cast<double>(load.model.num_layers), rounds = static_cast<double>(cost.num_rounds);
+  // The two that a pass ends with are there when it turns; one that begins with fresh weights waits for its first.
+  const double times = rounds * std::max(2 * layers - 4, 0.0) + 2;
+  const double waited = seconds + rounds * std::max(layers - 2, 0.0) *
+                                      (std::max(seconds - pass.layer_forward, 0.0) + std::max(seconds - pass.layer_backward, 0.0));
+  cost.gather_bytes += times * bytes;
+  cost.gather += waited;
+  cost.hidden_gather += std::max(times * seconds - waited, 0.0);
 }
 
 void add_update(StepCost& cost, const StepLoad& load, const Card& card, const nn::TensorTable& table) {
@@ -123,8 +196,16 @@ void add_update(StepCost& cost, const StepLoad& load, const Card& card, const nn
     const double visitors = load.policy.masters_host != nullptr ? 3 : 2;  // go there and back
     cost.optimizer += own * visitors * sizeof(float) * 2 / card.host_bytes_per_s;
   }
-  cost.gather_bytes = own * size * (shards - 1);
-  if (shards > 1) cost.gather = transfer_seconds(load, card, cost.gather_bytes, shards) + load.latency_s;
+  if (shards == 1) return;
+  double gathered = own, of_layers = 0;
+  if (load.policy.gathers_layers) {
+    for (const nn::GradSection& section : nn::grad_sections(table))
+      if (section.layer >= 0) of_layers += static_cast<double>(section.range.count());
+    gathered -= of_layers / shards;
+  }
+  cost.gather_bytes = gathered * size * (shards - 1);
+  cost.gather = transfer_seconds(load, card, cost.gather_bytes, shards) + load.latency_s;
+  if (of_layers > 0) add_layers(cost, load, card, of_layers / static_cast<double>(load.model.num_layers), shards);
 }
 
 /// Sequences of one engine that its cache holds at once.

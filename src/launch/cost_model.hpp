@@ -53,11 +53,14 @@ struct StepLoad {
 /// Seconds of a step by parts, which follow each other but for sampling beside training.
 struct StepCost {
   double compute = 0;    ///< forward, backward and what is recomputed
-  double exchange = 0;   ///< gradients to the ranks that own them
+  double exchange = 0;   ///< gradients to the ranks that own them: what the backward pass waits for, and their sums
   double optimizer = 0;  ///< with the gradient's norm and the packing of new weights
-  double gather = 0;     ///< new weights of the other ranks
+  double gather = 0;     ///< weights of the other ranks: what is waited for
   double sampling = 0, weight_sync = 0;
   double total = 0;
+
+  /// What travels beside compute, and is in no other part.
+  double hidden_exchange = 0, hidden_gather = 0;
 
   std::int64_t num_rounds = 0;   ///< rows that follow each other on a rank
   double exchange_bytes = 0;     ///< that a rank sends in a step, in the mean of all

@@ -52,7 +52,15 @@ std::vector<std::string> assumptions(const config::PlanConfig& config, const lau
                               config.assume_latency));
   lines.push_back(fmt::format("{} rows of {} tokens, sequences of {}; rows are full and every token is trained on", load.num_rows,
                               load.seq_len, load.sequence_tokens));
-  lines.emplace_back("AdamW; nothing is counted that the exchange overlaps with; gathering does not overlap with the next forward pass");
+  if (load.step.num_ranks > 1 && load.step.reduce == trainer::Reduce::kExact)
+    lines.emplace_back(
+        "a layer's gradient travels beside the backward pass of the next one, at the link's full rate and without slowing that down; what "
+        "is "
+        "larger than a layer travels beside it in part; \"exchange\" is what the pass waits for, and the owner's sums");
+  lines.emplace_back(load.policy.gathers_layers
+                         ? "AdamW; a layer's weights travel beside the layer before it, forward and backward; \"gather\" is what is waited "
+                           "for, and embedding and head after the step"
+                         : "AdamW; gathering of new weights does not overlap with the next forward pass");
   if (!load.sampling) return lines;
   lines.push_back(
       fmt::format("{} rollouts of {} tokens after {} of prompt, all of that length; no prefix is shared; environments take no time",
@@ -106,6 +114,7 @@ std::string to_json(const config::PlanConfig& config, const launch::Card& card, 
       {"memory", memory},
       {"rounds", plan.cost.num_rounds},
       {"seconds", seconds},
+      {"beside_compute", boost::json::object{{"exchange", plan.cost.hidden_exchange}, {"gather", plan.cost.hidden_gather}}},
       {"bytes_sent", boost::json::object{{"exchange", plan.cost.exchange_bytes}, {"gather", plan.cost.gather_bytes}}},
       {"tokens_per_s", plan.cost.tokens_per_s},
       {"model_flops_share", plan.cost.model_flops_share},
@@ -130,6 +139,9 @@ std::string to_text(const config::PlanConfig& config, const launch::StepLoad& lo
   text +=
       fmt::format("  {:<12}{:>12.4f} s        {} round{}, {:.0f} tokens/s trained, {:.1f}% of the devices' peak\n", "step", plan.cost.total,
                   plan.cost.num_rounds, plan.cost.num_rounds > 1 ? "s" : "", plan.cost.tokens_per_s, 100 * plan.cost.model_flops_share);
+  if (const double hidden = plan.cost.hidden_exchange + plan.cost.hidden_gather; hidden > 0)
+    text += fmt::format("  beside compute, not in the sum: exchange {:.4f} s, gather {:.4f} s\n", plan.cost.hidden_exchange,
+                        plan.cost.hidden_gather);
   text += "\nassumed\n";
   for (const std::string& line : plan.assumptions) text += fmt::format("  {}\n", line);
   return text;
@@ -175,6 +187,8 @@ std::string plan_report(const config::PlanConfig& config, const launch::Card& ca
   trainer::GradientStepOptions step;
   step.num_ranks = config.num_devices;
   step.num_replicas = config.dp_replicate;
+  step.overlaps_exchange = true;  // as runs do
+  policy.gathers_layers = config.reshard_after_forward && config.num_devices > config.dp_replicate;
   if (config.reduce == config::GradientReduce::kFast) step.reduce = trainer::Reduce::kFast;
   if (config.optim_cpu_offload || config.fsdp_cpu_offload)
     step.optimizer_memory.host = make_host_link(make_cpu_runtime(), /*page_locked=*/false);

@@ -18,6 +18,10 @@ boost::json::value planned(config::PlanConfig config) {
   return boost::json::parse(plan_report(config, card_of(config)));
 }
 double seconds(const boost::json::value& plan, const char* part) { return plan.at("seconds").at(part).to_number<double>(); }
+/// What is waited for and what travels beside compute.
+double travels(const boost::json::value& plan, const char* part) {
+  return seconds(plan, part) + plan.at("beside_compute").at(part).to_number<double>();
+}
 
 /// A card of round numbers: 1 TFLOP/s, 1 GB/s to neighbours, nothing else counts for much.
 config::PlanConfig round_numbers() {
@@ -55,8 +59,8 @@ TEST(Plan, DevicesShareRowsAndSendWhatOthersOwn) {
   // Of a layer's gradient that one rank owns the others send all of it, which three times as much must reach. Where the owners change
   // within a layer it is less, and no less than three quarters, what a balanced exchange would take.
   const double once = 2 * 4 * parameters / 1e9;
-  EXPECT_GT(seconds(plan, "exchange"), 0.75 * once);
-  EXPECT_LT(seconds(plan, "exchange"), 3 * once);
+  EXPECT_GT(travels(plan, "exchange"), 0.75 * once);
+  EXPECT_LT(travels(plan, "exchange"), 3 * once);
   // Of the new bf16 weights a quarter goes to each of three.
   EXPECT_NEAR(seconds(plan, "gather"), 2 * parameters * 3 / 4 / 1e9, 0.01);
   config.reduce = config::GradientReduce::kFast;
@@ -64,6 +68,54 @@ TEST(Plan, DevicesShareRowsAndSendWhatOthersOwn) {
   config.gpus_per_node = 2;
   config.assume_node_bandwidth = 0.1;
   EXPECT_NEAR(seconds(planned(config), "exchange"), 4 * parameters * 2 / 4 / 1e8, 0.05) << "two of the three others are far";
+}
+
+TEST(Plan, WhatTravelsBesideTheBackwardPassIsNotWaitedFor) {
+  config::PlanConfig config = round_numbers();
+  config.num_rows = 8;
+  config.num_devices = 4;
+  const double all = travels(planned(config), "exchange");
+  // A pass of no length hides nothing; one that takes long all but what follows it, which is the embedding, and what of head and embedding
+  // does not go at once.
+  config.assume_flops = 1e6;
+  EXPECT_NEAR(seconds(planned(config), "exchange"), all, 0.01 * all);
+  config.assume_flops = 1e-3;
+  const boost::json::value slow = planned(config);
+  EXPECT_NEAR(travels(slow, "exchange"), all, 0.01 * all);
+  EXPECT_LT(seconds(slow, "exchange"), 0.5 * all);
+  const double embedding = 2 * 4 * 151936.0 * 1024 * 3 / 4 / 1e9;  // in two rounds, evenly owned
+  EXPECT_GT(seconds(slow, "exchange"), 0.9 * embedding);
+  config.assume_flops = 1;
+  const boost::json::value plan = planned(config);
+  EXPECT_LE(plan.at("beside_compute").at("exchange").to_number<double>(), seconds(plan, "compute"));
+  EXPECT_LT(seconds(slow, "exchange"), seconds(plan, "exchange") + 1e-9);
+  EXPECT_NEAR(seconds(plan, "step"),
+              seconds(plan, "compute") + seconds(plan, "exchange") + seconds(plan, "optimizer") + seconds(plan, "gather"), 1e-6);
+}
+
+TEST(Plan, LayersThatAreGatheredTakeLessMemoryAndMoreTraffic) {
+  config::PlanConfig config = round_numbers();
+  config.model = "8b";
+  config.num_devices = 8;
+  config.num_rows = 16;
+  const auto weights = [](const boost::json::value& plan) {
+    for (const boost::json::value& part : plan.at("memory").at(0).at("parts").as_array())
+      if (part.at("name").as_string() == "weights") return part.at("bytes").to_number<double>();
+    return 0.0;
+  };
+  const boost::json::value whole = planned(config);
+  config.reshard_after_forward = true;
+  const boost::json::value divided = planned(config);
+  const double parameters = whole.at("parameters").to_number<double>(), outside = 2.0 * 151936 * 4096;
+  EXPECT_NEAR(weights(whole), 2 * parameters, 1e6);
+  EXPECT_NEAR(weights(divided), 2 * (outside + (parameters - outside) * (1.0 / 8 + 2.0 / 36)), 0.02 * weights(divided));
+  // Of two rounds each takes the layers twice, but for the two that are there when a pass turns.
+  const double layers = 2 * (parameters - outside) * 7 / 8, once = 2 * parameters * 7 / 8;
+  EXPECT_NEAR(whole.at("bytes_sent").at("gather").to_number<double>(), once, 0.02 * once);
+  EXPECT_NEAR(divided.at("bytes_sent").at("gather").to_number<double>(), 2 * outside * 7 / 8 + layers * (2 * (2 * 36 - 4) + 2) / 36.0,
+              0.05 * 4 * layers);
+  config.assume_flops = 1e-3;
+  EXPECT_LT(seconds(planned(config), "gather"), 0.2 * travels(planned(config), "gather"));
 }
 
 TEST(Plan, SaysWhatFits) {

@@ -17,6 +17,15 @@ def test_it_prints_what_fits_and_how_long_a_step_takes():
     text, _ = prl("plan", "qwen3-8b", "--card", "h200", "--num-devices", 8, "--seq-len", 8192)
     for wanted in ("it fits", "masters", "compute", "exchange", "gather", "assumed", "989 TFLOP/s"):
         check(wanted in text, f"{wanted!r} is missing:\n{text}")
+    for wanted in ("beside compute, not in the sum: exchange", "a layer's gradient travels beside the backward pass of the next one"):
+        check(wanted in text, f"{wanted!r} is missing:\n{text}")
+    slow, fast = (plan("8b", "--card", "h200", "--num-devices", 8, "--assume-flops", flops) for flops in (50, 1e6))
+    for part in ("exchange", "gather"):
+        together = [p["seconds"][part] + p["beside_compute"][part] for p in (slow, fast)]
+        check(abs(together[0] - together[1]) < 0.01 * together[1], f"{part}: {together} s, whatever it is waited for")
+    check(slow["seconds"]["exchange"] < 0.6 * fast["seconds"]["exchange"], f"{slow['seconds']} {fast['seconds']}: nothing is beside compute")
+    text, _ = prl("plan", "32b", "--card", "h200", "--num-devices", 8, "--seq-len", 4096, "--reshard-after-forward")
+    check("a layer's weights travel beside the layer before it" in text, text)
     alone = plan("8b", "--card", "h100", "--seq-len", 4096)
     check(not alone["fits"] and alone["least_devices"] > 1 and "GiB" in alone["missing"], alone)
     rl = plan("4b", "--work", "rl", "--card", "h200", "--num-devices", 2, "--num-infer-devices", 6)
