@@ -56,6 +56,18 @@ def test_sft_over_nccl_gives_the_weights_of_one_gpu():
         check(worst < 0.01, f"fast sums train something else: losses differ by {worst}")
 
 
+def test_layers_gathered_over_nccl_give_the_weights_of_one_gpu():
+    counts = ranks_to_try()
+    with harness.workspace("gpu-gathered") as folder:
+        prepare(folder)
+        for dtype in ("float32", "bfloat16"):
+            prl(*sft_arguments(folder, f"one-{dtype}", "--compute.dtype", dtype))
+            for ranks in counts:
+                out = folder / f"{ranks}-{dtype}"
+                prl(*sft_arguments(folder, out.name, "--compute.dtype", dtype, "--model.reshard-after-forward", "--deployment.num-gpus", ranks))
+                check(weights(out) == weights(folder / f"one-{dtype}"), f"layers gathered by {ranks} ranks in {dtype}: other weights than one")
+
+
 def test_rl_over_nccl_gives_the_weights_of_one_process():
     counts = ranks_to_try()
     with harness.workspace("gpu-rl-ranks") as folder:
@@ -173,6 +185,7 @@ def test_an_engine_that_was_killed_is_linked_again():
 
 
 if __name__ == "__main__":
-    harness.main(test_sft_over_nccl_gives_the_weights_of_one_gpu, test_rl_over_nccl_gives_the_weights_of_one_process,
+    harness.main(test_sft_over_nccl_gives_the_weights_of_one_gpu, test_layers_gathered_over_nccl_give_the_weights_of_one_gpu,
+                 test_rl_over_nccl_gives_the_weights_of_one_process,
                  test_gpus_that_share_rows_give_the_weights_of_one, test_a_killed_rank_heals,
                  test_rl_goes_on_without_a_killed_rank_or_engine, test_weights_go_from_gpu_to_gpu, test_an_engine_that_was_killed_is_linked_again)
