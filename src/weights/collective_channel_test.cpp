@@ -148,10 +148,10 @@ class LinkTest : public CollectiveChannelTest {
     CollectiveChannelTest::SetUp();
     if (comm::has_gloo()) open_channel(0);
   }
-  void open_channel(int port) {
+  void open_channel(int port, std::chrono::milliseconds join_timeout = 60s) {
     channel_.reset();
-    channel_ =
-        make_collective_channel({.folder = folder_, .port = port, .timeout = 20s, .join_timeout = 3s, .path = path_of("trainer's card")});
+    channel_ = make_collective_channel(
+        {.folder = folder_, .port = port, .timeout = 20s, .join_timeout = join_timeout, .path = path_of("trainer's card")});
   }
   DevicePath path_of(const std::string& device) {
     return {.make_stream = [] { return make_cpu_runtime(); },
@@ -164,7 +164,7 @@ class LinkTest : public CollectiveChannelTest {
                 }};
   }
   WeightReceiverOptions engine_with(DevicePath path, const std::string& name = "engine") {
-    return {.engine = name, .path = std::move(path), .memory = make_cpu_runtime(), .patience = 500ms, .join_timeout = 3s};
+    return {.engine = name, .path = std::move(path), .memory = make_cpu_runtime(), .patience = 60s, .join_timeout = 60s};
   }
   bool gets(WeightReceiver& engine, std::int64_t version) {
     return is_version(engine.receive(channel_->address(), PolicyVersion{version}, DType::kF32, 100'003, 60s), version);
@@ -213,6 +213,7 @@ TEST_F(LinkTest, IsMadeAnewWithATrainerThatTookTheFormersPlace) {
 }
 
 TEST_F(LinkTest, ThatFailsTwiceIsGivenUpForHostMemory) {
+  open_channel(0, 5s);  // the trainer waits as long for an end that never comes
   publish(1);
   DevicePath broken = path_of("card 1");
   int num_tries = 0;
@@ -220,7 +221,9 @@ TEST_F(LinkTest, ThatFailsTwiceIsGivenUpForHostMemory) {
     ++num_tries;
     fail(ErrorCode::kUnavailable, "no way between the cards");
   };
-  WeightReceiver engine(engine_with(broken));
+  WeightReceiverOptions options = engine_with(broken);
+  options.patience = 10s;
+  WeightReceiver engine(std::move(options));
   EXPECT_TRUE(gets(engine, 1));
   publish(2);
   EXPECT_TRUE(gets(engine, 2));
