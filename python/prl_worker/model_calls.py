@@ -33,6 +33,7 @@ class Run:
     columns: list[str]
     want_messages: bool
     want_record: bool
+    want_brief: bool = False  # messages that the orchestrator knows from the calls are left out
     task: asyncio.Task | None = None
     has_begun: bool = False  # the task's first step has run: only then can it end by itself when it is cancelled
     stop_reason: str | None = None  # "cancel" or "timeout" once it was told to end
@@ -43,6 +44,7 @@ class Run:
     turns: dict[tuple[str, str], int] = field(default_factory=dict)
     answered: dict[str, list[str]] = field(default_factory=dict)  # session to call ids with a reply, policy only
     model_seconds: dict[str, float] = field(default_factory=dict)  # by session
+    said: dict[str, tuple[str, list[dict], dict]] = field(default_factory=dict)  # session to its last policy call: id, messages, reply
     usage: dict[str, list[int]] = field(default_factory=dict)  # session to [input, output, cached]
     reward_errors: list[str] = field(default_factory=list)
 
@@ -132,6 +134,7 @@ class ModelCalls:
                 run.model_seconds[session] = run.model_seconds.get(session, 0.0) + loop.time() - started
         if run is not None and purpose == "policy":
             self._account(run, session, reply)
+            run.said[session] = (reply.call_id, messages, reply.message)
         return reply
 
     @staticmethod

@@ -23,6 +23,8 @@ log = logging.getLogger("prl_worker")
 # Periods of grace, times the worker's patience.
 CLEANUP_S = 5.0  # what a rollout gets after it was told to end
 TEARDOWN_S = 10.0
+HOLD_PER_RUN_S = 20e-6  # what a frame of a rollout may wait for others, for each rollout that is played: little beside what they wait for the loop
+MAX_HOLD_S = 0.02
 CAPABILITIES = ["cancel", "group", "hold", "multi_agent", "state", "call"]
 _NEEDED = {
     "load": (("id", str), ("env_key", str), ("env_id", str)),
@@ -230,6 +232,7 @@ class Worker:
             calls=self._calls,
             connection=self.connection,
             extra_env_kwargs=_field(message, "extra_env_kwargs", dict, {}),
+            relay=_field(message, "relay", str, ""),
         )
         self._answer(message, self._load(request))
 
@@ -371,6 +374,7 @@ class Worker:
             columns=[str(column) for column in _field(message, "columns", list, [])],
             want_messages=want.get("messages") is not False,
             want_record=want.get("record") is True,
+            want_brief=want.get("brief") is True,
         )
         if run.run_id in self._runs:
             raise BadRequest(f"run_id {run.run_id!r} is running already")
@@ -383,6 +387,7 @@ class Worker:
             self._finish(run, self._failure(run, error))
             return
         self._runs[run.run_id] = run
+        self._hold()
         if run.deadline_s is not None:
             run.timers.append(self._loop.call_later(max(run.deadline_s, 0.0), self._stop, run, "timeout", ""))
         self._pump.add(self._start, environment, run)
@@ -446,6 +451,7 @@ class Worker:
         for timer in run.timers:
             timer.cancel()
         self._runs.pop(run.run_id, None)
+        self._hold()
         try:
             self._send(terminal)
         except FrameTooLarge as error:
@@ -456,6 +462,9 @@ class Worker:
             terminal = self._failure(run, WorkerError("bug", f"the result of the rollout: {type(error).__name__}", retryable=False))
             self._send(terminal)
         self._counts[{"result": "done", "failed": "failed", "cancelled": "cancelled"}[terminal["t"]]] += 1
+
+    def _hold(self) -> None:
+        self.connection.hold_s = min(HOLD_PER_RUN_S * len(self._runs), MAX_HOLD_S)
 
     def _on_cancel(self, message: dict) -> None:
         run = self._runs.get(message["run_id"])

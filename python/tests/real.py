@@ -85,6 +85,27 @@ class SharedWorker(unittest.TestCase):
             message["data"] = self.page(message.get("split", "train"), index, 1)[0]["data"]
         return self.go(self.peer.run(f"r{self.runs}", env_key=self.key, index=index, **message))
 
+    def check_brief(self, index, model):
+        """A brief sample and the model calls say what a whole one says. `model` gives the peer's model of one rollout."""
+        self.peer.model = model()
+        whole = self.sample(index)
+        self.peer.model = model()
+        replies = {}
+
+        def answer(call, ask=self.peer.model):
+            replies[call["call_id"]] = ask(call)
+            return replies[call["call_id"]]
+
+        self.peer.model = answer
+        brief = self.sample(index, want={"brief": True})
+        self.assertNotIn("prompt", brief)
+        last = self.peer.calls[-1]
+        self.assertEqual(brief["calls"][-1], last["call_id"])
+        known = [*last["messages"], replies[last["call_id"]]["message"]]
+        size = brief["prompt_size"]
+        self.assertEqual((known[:size], [*known[size:], *brief["completion"]], brief["tools"]), (whole["prompt"], whole["completion"], whole["tools"]))
+        return brief
+
     def sample(self, index=0, **message):
         terminal = self.play(index, **message)
         self.assertEqual(terminal["t"], "result", terminal)

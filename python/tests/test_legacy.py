@@ -47,6 +47,21 @@ class Legacy(SharedWorker):
         self.assertEqual(sample["metrics"]["num_turns"], 3.0)
         self.assertGreaterEqual(sample["timing"]["total_s"], sample["timing"]["model_s"])
 
+    def test_brief_results(self):
+        self.load("prl-guess")
+
+        def guesses():
+            said = iter(["50", "25", "38"])
+            return lambda call: say(next(said))
+
+        self.assertEqual([message["content"] for message in self.check_brief(1, guesses)["completion"]], ["Right."])
+        # What the environment makes of no content is for it to tell.
+        self.key += "tools"
+        self.load("prl-calculator")
+        replies = [say(None, tool_calls=[("add", {"a": 1, "b": 4})]), say("It is 5.")]
+        self.peer.model = lambda call: replies[call["turn"]]
+        self.assertEqual(len(self.sample(1, want={"brief": True})["prompt"]), len(self.peer.calls[0]["messages"]))
+
     def test_limits(self):
         loaded = self.load("prl-guess", limits={"max_turns": 2, "num_train": 7, "max_total_completion_tokens": 1000})
         self.assertEqual((loaded["splits"]["train"]["num_tasks"], loaded["warnings"]), (7, []))

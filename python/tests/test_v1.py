@@ -51,6 +51,15 @@ class V1(SharedWorker):
         for earlier, later in zip(self.peer.calls, self.peer.calls[1:]):
             self.assertEqual(later["messages"][: len(earlier["messages"])], earlier["messages"])
 
+    def test_brief_results(self):
+        self.load("prl-guess-v1")
+
+        def guesses():
+            said = iter(["50", "25", "38"])
+            return lambda call: say(next(said))
+
+        self.check_brief(1, guesses)
+
     def test_limits(self):
         loaded = self.load("prl-guess-v1", limits={"num_train": 7}, env_config={"agent": {"max_turns": 2}})
         self.assertEqual(loaded["splits"]["train"]["num_tasks"], 7)

@@ -18,6 +18,12 @@
 namespace prl::net {
 namespace {
 
+/// Without the strand of a coroutine that made the group: each task has its own, and one around another is asked at every step of both.
+asio::any_io_executor without_strand(asio::any_io_executor executor) {
+  if (const auto* strand = executor.target<asio::strand<asio::any_io_executor>>()) return strand->get_inner_executor();
+  return executor;
+}
+
 struct Task {
   explicit Task(asio::strand<asio::any_io_executor> s) : strand(std::move(s)) {}
   asio::strand<asio::any_io_executor> strand;
@@ -66,7 +72,7 @@ struct TaskGroup::State {
 
 TaskGroup::TaskGroup(asio::any_io_executor executor, std::string name, std::function<void(const Error&)> on_error)
     : state_(std::make_shared<State>()) {
-  state_->executor = std::move(executor);
+  state_->executor = without_strand(std::move(executor));
   state_->name = std::move(name);
   state_->on_error = std::move(on_error);
 }

@@ -2,6 +2,7 @@
 
 #include <boost/json/array.hpp>
 #include <boost/json/basic_parser_impl.hpp>
+#include <boost/json/monotonic_resource.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 #include <boost/json/value_stack.hpp>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "text/json_together.hpp"
 #include "text/utf8.hpp"
 
 namespace prl::text {
@@ -99,6 +101,8 @@ struct ExactHandler {
   static constexpr std::size_t max_array_size = static_cast<std::size_t>(-1);
   static constexpr std::size_t max_key_size = static_cast<std::size_t>(-1);
   static constexpr std::size_t max_string_size = static_cast<std::size_t>(-1);
+  ExactHandler(json::storage_ptr memory, unsigned char* stack_bytes, std::size_t num_stack_bytes)
+      : stack(std::move(memory), stack_bytes, num_stack_bytes) {}
   json::value_stack stack;
   std::string number;
   bool keeps_large = false;
@@ -309,11 +313,14 @@ void append_json_string(std::string& out, std::string_view text, bool ensure_asc
   out.push_back('"');
 }
 
-json::value parse_json(std::string_view text, std::size_t max_depth, LargeNumbers large_numbers) {
+namespace {
+
+json::value parse_into(const json::storage_ptr& memory, std::string_view text, std::size_t max_depth, LargeNumbers large_numbers) {
   json::parse_options options;
   options.max_depth = max_depth;
-  json::basic_parser<ExactHandler> parser(options);
-  parser.handler().stack.reset();
+  unsigned char stack_bytes[4096];  // of the values that are open, before any is asked of the heap
+  json::basic_parser<ExactHandler> parser(options, json::storage_ptr(), stack_bytes, sizeof stack_bytes);
+  parser.handler().stack.reset(memory);
   parser.handler().keeps_large = large_numbers != LargeNumbers::kAsDoubles;
   json::error_code error;
   const std::size_t consumed = parser.write_some(false, text.data(), text.size(), error);
@@ -326,6 +333,16 @@ json::value parse_json(std::string_view text, std::size_t max_depth, LargeNumber
   json::value value = parser.handler().stack.release();
   if (large_numbers == LargeNumbers::kKeepInRequest && parser.handler().has_kept) make_request_doubles(value);
   return value;
+}
+
+}  // namespace
+
+json::value parse_json(std::string_view text, std::size_t max_depth, LargeNumbers large_numbers) {
+  return parse_into(json::storage_ptr(), text, max_depth, large_numbers);
+}
+
+json::value parse_json_together(std::string_view text, std::size_t max_depth, LargeNumbers large_numbers) {
+  return parse_into(json::make_shared_resource<json::monotonic_resource>(text.size() + 2048), text, max_depth, large_numbers);
 }
 
 }  // namespace prl::text

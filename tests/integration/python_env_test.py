@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Environments in Python workers: prl eval and rl with the fake one, and with a legacy one against its native twin."""
+import contextlib
 import json
 import random
 import re
@@ -10,6 +11,7 @@ import harness
 from harness import Skip, check
 
 sys.path.insert(0, str(harness.ROOT / "python/tests"))
+import env_servers
 import venvs
 
 ENVS = harness.ROOT / "tests/python_envs"
@@ -166,6 +168,10 @@ CREDIT = """
 def length(rollouts, scale):
     return [scale * len(rollout["completion"][-1]["content"]) for rollout in rollouts]
 
+def centred(rollouts, scale):
+    mean = sum(rollout["reward"] for rollout in rollouts) / len(rollouts)
+    return [scale * (rollout["reward"] - mean) for rollout in rollouts]
+
 def first(rollouts):
     return [rollout["trajectory_id"].endswith("-0") for rollout in rollouts]
 """
@@ -200,6 +206,15 @@ def grpo(inputs, clip):
 
 def broken(inputs):
     raise ArithmeticError("no such loss")
+
+def once(inputs, folder):
+    # Raises for whoever comes first, of all processes.
+    import pathlib
+    try:
+        (pathlib.Path(folder) / "raised").touch(exist_ok=False)
+    except FileExistsError:
+        return grpo(inputs, 8.0)
+    raise ArithmeticError("at one rank")
 
 def silent(inputs):
     import os, signal
@@ -238,6 +253,43 @@ def test_losses_in_python():
         check("losses.absent" in said and "has no attribute" in said and "rollout" not in said.lower().split("losses.absent")[0], said[-2000:])
 
 
+def test_functions_in_python_on_three_trainer_ranks():
+    """A loss, an advantage, a filter and a reward in Python: three ranks give the numbers and weights of one process; a loss that fails at one of
+    them ends the run with the function's name."""
+    with harness.workspace("python-ranks") as folder:
+        steps = 3
+        (folder / "credit.py").write_text(CREDIT)
+        (folder / "losses.py").write_text(LOSSES)
+        path = json.dumps(str(folder))
+        env = (f'id = "reverse-text"\nargs = {json.dumps(harness.ENV_ARGS).replace(": ", " = ")}\n'
+               f'reward = {{ import_path = "credit.length", path = {path}, kwargs = {{ scale = 0.5 }} }}\n'
+               f'algo = {{ type = "custom", import_path = "credit.centred", path = {path}, kwargs = {{ scale = 2.0 }} }}\n'
+               f'[[orchestrator.filters]]\ntype = "custom"\nimport_path = "credit.first"\npath = {path}')
+        config = rl_toml(folder / "rl.toml", harness.warm_model(), env, max_steps=steps)
+
+        def run(name, *flags, expect=0, loss="grpo", kwargs='{"clip": 8.0}'):
+            _, said = harness.prl("rl", "@", config, "--output-dir", folder / name, "--ckpt", "--trainer.loss.type", "custom", "--trainer.loss.path", folder,
+                                  "--trainer.loss.import-path", f"losses.{loss}", "--trainer.loss.kwargs", kwargs, *flags, expect=expect)
+            rows = {step: {key: value for key, value in row.items() if key.startswith(("custom_loss/", "loss/", "optim/", "mismatch_kl/", "filters/"))}
+                    for step, row in sorted(harness.metrics(folder / name).items())}
+            return said, rows
+
+        def ranks():
+            return ["--deployment.type", "single_node", "--deployment.num-train-gpus", 3, "--inference.server.port", harness.free_port()]
+
+        _, one = run("one")
+        _, three = run("three", *ranks())
+        check(one[steps]["custom_loss/tokens/mean"] > 0 and one[steps]["optim/grad_norm"] > 0, f"nothing was learnt: {one[steps]}")
+        check(three == one, f"{three} and {one}")
+        digests = [harness.tensor_digest(folder / name / f"weights/step_{steps}") for name in ("one", "three")]
+        check(digests[0] == digests[1], "three ranks gave other weights than one process")
+
+        # One rank alone has the row that the function does not like: all ranks end, and the message names the function and what it raised.
+        said, rows = run("broken", *ranks(), expect=1, loss="once", kwargs=json.dumps({"folder": str(folder)}))
+        check("losses.once" in said and "ArithmeticError: at one rank" in said, said[-3000:])
+        check(not any("loss/mean" in row for row in rows.values()), f"{rows}")
+
+
 def test_state_of_an_environment_survives_a_resume():
     """A stateful environment, stopped after step 2 and resumed: the same rollouts and counts as without a stop."""
     with harness.workspace("python-env") as folder:
@@ -260,13 +312,18 @@ def test_state_of_an_environment_survives_a_resume():
 
 
 def test_lock_step_equals_the_native_twin():
-    with harness.workspace("python-env") as folder:
+    """Played by workers of ours and at environment servers of the library."""
+    with harness.workspace("python-env") as folder, contextlib.ExitStack() as stack:
         pythons = {"twin": python_of("legacy"), "twin-v1": python_of("v1")}
         model = harness.warm_model()
         write_twin(folder)
         native = f'id = "reverse-text"\nargs = {{ dataset_path = "{folder}/rows.jsonl", eval_dataset_path = "{folder}/rows.jsonl" }}'
         twins = {name: f'id = "{name}"\nname = "reverse-text"\npath = "{folder}:{ENVS}"\npython = "{python}"\nargs = {{ rows = "{folder}/rows.jsonl" }}'
                  for name, python in pythons.items()}
+        # The same environments at servers of the library itself.
+        servers = {name: stack.enter_context(env_servers.environment_server(python, script, name, {"rows": f"{folder}/rows.jsonl"}, (folder,)))
+                   for (name, python), script in zip(pythons.items(), (env_servers.LEGACY, env_servers.V1))}
+        twins |= {f"{name}-server": f'{twins[name]}\naddress = "{address}"' for name, address in servers.items()}
         seen = {}
         for name, env in {"native": native, **twins}.items():
             _, said = harness.prl("rl", "@", rl_toml(folder / f"{name}.toml", model, env), "--output-dir", folder / name)
@@ -389,6 +446,7 @@ if __name__ == "__main__":
                  test_every_seat_trains,
                  test_rewards_and_filters_in_python,
                  test_losses_in_python,
+                 test_functions_in_python_on_three_trainer_ranks,
                  test_state_of_an_environment_survives_a_resume,
                  test_lock_step_equals_the_native_twin,
                  test_three_ways_to_the_same_tokens,

@@ -21,6 +21,7 @@ class LoadRequest:
     state: dict | None
     calls: ModelCalls
     connection: Any = None  # for the fake adapter alone
+    relay: str = ""  # tcp://host:port of an environment server of the library that plays the rollouts
     extra_env_kwargs: dict = field(default_factory=dict)  # of the legacy API: set once the environment is made
 
 
@@ -94,6 +95,25 @@ class Environment(ABC):
 
     async def close(self) -> None:
         """Once, at the end."""
+
+
+_KNOWN_MEMBERS = {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"}
+
+
+def put_messages(sample: dict, run: Run, prompt: list[dict] | None, completion: list[dict] | None, tools: list[dict]) -> None:
+    """Where the run wants it brief and the conversation is that of the session's last call and its reply, only how many of its messages are the prompt, and
+    what came after the reply."""
+    sample["tools"] = tools
+    said = run.said.get(sample["session_id"]) if run.want_brief else None
+    if said is not None and prompt and completion:
+        call_id, messages, reply = said
+        whole = prompt + completion
+        known = len(messages) + 1
+        is_known = sample["calls"][-1:] == [call_id] and len(prompt) < known and whole[: known - 1] == messages and whole[known - 1 : known] == [reply]
+        if is_known and all(message.keys() <= _KNOWN_MEMBERS and None not in message.values() for message in whole[:known]):
+            sample.update(prompt_size=len(prompt), completion=whole[known:])
+            return
+    sample.update(prompt=prompt, completion=completion)
 
 
 def new_sample(run: Run, *, session_id: str, seat: str = "agent", trainable: bool = True) -> dict:

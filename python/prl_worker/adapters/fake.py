@@ -40,7 +40,7 @@ import sys
 import threading
 import time
 
-from prl_worker.adapters.base import Environment, Info, LoadRequest, Outcome, SplitInfo, new_sample
+from prl_worker.adapters.base import Environment, Info, LoadRequest, Outcome, SplitInfo, new_sample, put_messages
 from prl_worker.catalogue import FINGERPRINT_ROWS, fingerprint, page, task_entry
 from prl_worker.errors import ConfigError, ModelCallError, WorkerError, describe
 from prl_worker.framing import HEADER
@@ -245,7 +245,7 @@ class FakeEnvironment(Environment):
             columns={name: row[name] for name in run.columns if name in row},
         )
         if run.want_messages:
-            sample.update(prompt=prompt, completion=completion, tools=tools)
+            put_messages(sample, run, prompt, completion, tools)
         return sample
 
     async def _ask(self, run: Run, messages: list, tools: list, seat: str, session: str, trainable: bool):

@@ -9,7 +9,7 @@ import time
 from types import ModuleType
 
 from prl_worker import loading
-from prl_worker.adapters.base import Environment, Info, LoadRequest, Outcome, SplitInfo, new_sample
+from prl_worker.adapters.base import Environment, Info, LoadRequest, Outcome, SplitInfo, new_sample, put_messages
 from prl_worker.adapters.legacy_client import BridgeClient, library, messages_from_wire, messages_to_wire, tools_to_wire
 from prl_worker.catalogue import FINGERPRINT_ROWS, fingerprint, page, task_entry
 from prl_worker.errors import ConfigError, WorkerError, describe
@@ -224,28 +224,31 @@ class LegacyEnvironment(Environment):
 
     def _sample(self, run: Run, state) -> dict:
         sample = new_sample(run, session_id=run.session_id)
-        error = state.get("error")
+        self._fill(sample, run, state, _timing(state.get("timing"), run))
+        if state.get("error") is not None:
+            sample.update(ok=False, error=describe(state["error"], default="task"))
+        return sample
+
+    @staticmethod
+    def _fill(sample: dict, run: Run, state, timing: dict) -> None:
+        """All that `state`, the library's or what a server tells of it, says but for errors and scores."""
         # The library takes a rollout that ran out of its own time for a finished one; without a turn there is nothing of it.
         is_empty_timeout = bool(state.get("timed_out")) and not sample["calls"]
         answer = state.get("answer")
         sample.update(
             is_truncated=bool(state.get("is_truncated")),
             stop_condition=state.get("stop_condition"),
-            ok=error is None and not is_empty_timeout,
-            timing=_timing(state.get("timing"), run),
+            ok=not is_empty_timeout,
+            timing=timing,
             answer=None if answer is None else str(answer),
             info=jsonable(state.get("info") or {}),
             columns={name: jsonable(state.get(name)) for name in run.columns},
         )
-        if error is not None:
-            sample["error"] = describe(error, default="task")
-        elif is_empty_timeout:
+        if is_empty_timeout:
             sample["error"] = {"type": "TimeoutError", "message": "the environment's own time limit", "class": "timeout", "retryable": True}
         if run.want_messages:
-            sample["prompt"] = messages_to_wire(state.get("prompt"))
-            sample["completion"] = messages_to_wire(state.get("completion"))
-            sample["tools"] = tools_to_wire(state.get("tool_defs") or [])
-        return sample
+            tools = tools_to_wire(state.get("tool_defs") or [])
+            put_messages(sample, run, messages_to_wire(state.get("prompt")), messages_to_wire(state.get("completion")), tools)
 
     def _take_scores(self, sample: dict, state, failures: list[str]) -> None:
         reward = state.get("reward")

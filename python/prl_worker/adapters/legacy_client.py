@@ -1,6 +1,7 @@
 """The legacy library's `Client` whose replies come over the worker's connection, and its messages in the protocol's form."""
 
 import importlib
+import json
 import time
 
 from prl_worker.adapters.openai_bridge import make_client, split_body
@@ -23,6 +24,8 @@ def _content(content):
 
 
 def _call_to_wire(call) -> dict:
+    if isinstance(call, str):  # as the library saves them
+        call = json.loads(call)
     if isinstance(call, dict):
         function = call.get("function")
         if isinstance(function, dict):

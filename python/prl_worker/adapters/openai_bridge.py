@@ -44,7 +44,18 @@ def completion_json(reply: Reply, model: str) -> dict:
     }
 
 
-def _as_stream(completion: dict) -> bytes:
+def error_json(status: int, message: str) -> dict:
+    return {"error": {"message": message, "type": "BridgeError", "code": status}}
+
+
+def explain(error: ModelCallError) -> tuple[int, str]:
+    """Status and message by which the libraries know the failure."""
+    message = OVERLONG.format(error) if error.kind == "overlong" else str(error)
+    return error.status or _STATUS.get(error.kind, 502), message
+
+
+def as_stream(completion: dict) -> bytes:
+    """The events of a completion that was asked for with stream = true."""
     choice = completion["choices"][0]
     delta = dict(choice["message"])
     if delta.get("tool_calls"):
@@ -81,16 +92,15 @@ class BridgeTransport(httpx.AsyncBaseTransport):
                 run, messages=messages, tools=tools, tool_choice=tool_choice, sampling=sampling, purpose=purpose, model=asked or None, trainable=False
             )
         except ModelCallError as error:
-            message = OVERLONG.format(error) if error.kind == "overlong" else str(error)
-            return self._error(error.status or _STATUS.get(error.kind, 502), message)
+            return self._error(*explain(error))
         completion = completion_json(reply, asked)
         if body.get("stream"):
-            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=_as_stream(completion))
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=as_stream(completion))
         return httpx.Response(200, json=completion)
 
     @staticmethod
     def _error(status: int, message: str) -> httpx.Response:
-        return httpx.Response(status, json={"error": {"message": message, "type": "BridgeError", "code": status}})
+        return httpx.Response(status, json=error_json(status, message))
 
 
 def make_client(calls: ModelCalls, purpose: str) -> AsyncOpenAI:

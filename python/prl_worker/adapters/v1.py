@@ -12,7 +12,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.utils import loaders
 
 from prl_worker.adapters import v1_bridge
-from prl_worker.adapters.base import Environment, Info, LoadRequest, Outcome, SplitInfo, new_sample
+from prl_worker.adapters.base import Environment, Info, LoadRequest, Outcome, SplitInfo, new_sample, put_messages
 from prl_worker.catalogue import FINGERPRINT_ROWS, fingerprint, page, task_entry
 from prl_worker.errors import ConfigError, DescribedError, WorkerError, classify_name
 from prl_worker.framing import jsonable
@@ -167,9 +167,9 @@ class V1Environment(Environment):
                 v1_bridge.forget(seat)
         by_id = {seat.trace.id: seat for seat in seats}
         samples = [self._sample(run, by_id[trace.id]) for trace in episode.traces if trace.id in by_id]
-        error = _error(episode.errors[-1]) if episode.errors and not episode.ok else None
+        error = episode_error(episode.errors[-1]) if episode.errors and not episode.ok else None
         if not samples:
-            raise DescribedError(error or _error(None))
+            raise DescribedError(error or episode_error(None))
         if run.hold:
             raise ConfigError("environments of the v1 API do not score groups: hold has no meaning here")
         record = None
@@ -198,12 +198,12 @@ class V1Environment(Environment):
             info=jsonable(trace.info),
         )
         if failed:
-            sample["error"] = _error(trace.errors[-1]) if trace.errors else _timeout_error(trace)
+            sample["error"] = episode_error(trace.errors[-1]) if trace.errors else _timeout_error(trace)
         branches = seat.branches()
         if len(branches) > 1:
             sample["branches"] = branches
         if run.want_messages:
-            sample.update(_messages(trace))
+            put_messages(sample, run, *_messages(trace))
         return sample
 
     def state(self) -> dict | None:
@@ -266,7 +266,7 @@ def _config_class(taskset_id: str, env_id: str):
     return loaders.env_config_type(taskset_id, env_id)
 
 
-def _error(error) -> dict:
+def episode_error(error) -> dict:
     if error is None:
         return {"type": "EnvError", "message": "the episode ran no agent", "class": "task", "retryable": False}
     kind = classify_name(error.type, error.message)
@@ -286,17 +286,14 @@ def _timeout_error(trace) -> dict:
     return {"type": "RolloutError", "message": f"the trace is not ok: {trace.stop_condition}", "class": "task", "retryable": False}
 
 
-def _messages(trace) -> dict:
-    """Prompt and completion of the last path through the trace."""
+def _messages(trace) -> tuple[list[dict], list[dict], list[dict]]:
+    """Prompt and completion of the last path through the trace, and tools."""
     branches = trace.branches
     nodes = branches[-1].nodes if branches else []
     first = next((place for place, node in enumerate(nodes) if node.sampled), len(nodes))
     wire = [message_to_wire(node.message) for node in nodes]
-    return {
-        "prompt": wire[:first],
-        "completion": wire[first:],
-        "tools": [{"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters}} for tool in trace.tools],
-    }
+    tools = [{"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters}} for tool in trace.tools]
+    return wire[:first], wire[first:], tools
 
 
 def _timing(trace, model_s: float) -> dict:

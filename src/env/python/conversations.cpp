@@ -10,16 +10,32 @@ namespace prl::env::python {
 
 namespace json = boost::json;
 
-Conversations::Conversation& Conversations::acquire(const std::string& session, json::array& messages) {
-  for (json::value& message : messages) {
+namespace {
+
+std::size_t num_seen(const Conversations::Conversation& conversation) {
+  return conversation.prompt != nullptr ? conversation.prompt->size() + 1 : 0;
+}
+
+bool continues(const json::array& messages, const Conversations::Conversation& conversation) {
+  const std::size_t size = num_seen(conversation);
+  return size == 0 || (messages.size() >= size && begins_with(messages, *conversation.prompt) &&
+                       is_same_message(messages[size - 1], *conversation.reply));
+}
+
+}  // namespace
+
+Conversations::Conversation& Conversations::acquire(const std::string& session, const json::array& called, json::array& messages) {
+  messages.clear();
+  messages.reserve(called.size());
+  for (const json::value& message : called) {
     if (!message.is_object()) fail(ErrorCode::kInvalidArgument, "a message of a model call is no object");
-    message = plain_message(message.get_object());
+    messages.emplace_back(plain_message(message.get_object()));
   }
   auto best = conversations_.end();
   for (auto it = conversations_.begin(); it != conversations_.end(); ++it) {
-    if (it->is_busy || it->session != session || (best != conversations_.end() && it->history.size() <= best->history.size())) continue;
+    if (it->is_busy || it->session != session || (best != conversations_.end() && num_seen(*it) <= num_seen(*best))) continue;
     // One that this call continues, or an idle one whose history it rewrote: its client renders anew then.
-    if (begins_with(messages, it->history)) best = it;
+    if (continues(messages, *it)) best = it;
   }
   if (best == conversations_.end()) {
     if (!open_ && is_first_taken_) {
@@ -27,7 +43,8 @@ Conversations::Conversation& Conversations::acquire(const std::string& session, 
       best = conversations_.begin();
       if (best->is_busy) fail(ErrorCode::kOverloaded, "calls at the same time need a factory of conversations");
       best->session = session;
-      best->history.clear();
+      best->prompt = nullptr;
+      best->reply = nullptr;
     } else {
       const auto idle = std::find_if(conversations_.begin(), conversations_.end(), [](const Conversation& c) { return !c.is_busy; });
       if (conversations_.size() >= kMaxConversations) {
@@ -44,16 +61,19 @@ Conversations::Conversation& Conversations::acquire(const std::string& session, 
     }
   }
   conversations_.splice(conversations_.end(), conversations_, best);
-  std::copy(best->history.begin(), best->history.end(), messages.begin());
+  if (best->prompt != nullptr) {
+    std::copy(best->prompt->begin(), best->prompt->end(), messages.begin());
+    messages[best->prompt->size()] = *best->reply;
+  }
   best->is_busy = true;
   return *best;
 }
 
-void Conversations::release(Conversation& conversation, const json::array& messages, const json::object* reply) {
+void Conversations::release(Conversation& conversation, const json::array* prompt, const json::object* reply) {
   conversation.is_busy = false;
-  if (reply == nullptr) return;
-  conversation.history = messages;
-  conversation.history.push_back(*reply);
+  if (prompt == nullptr || reply == nullptr) return;
+  conversation.prompt = prompt;
+  conversation.reply = reply;
 }
 
 void Conversations::reset() {

@@ -20,7 +20,8 @@ class Conversations {
  public:
   struct Conversation {
     std::string session;
-    boost::json::array history;  ///< messages of its last turn, the reply included; empty: not used yet
+    const boost::json::array* prompt = nullptr;  ///< of its last turn, lent by who keeps the turns; null: not used yet
+    const boost::json::object* reply = nullptr;  ///< to that
     std::shared_ptr<ChatClient> client;
     bool is_busy = false;
   };
@@ -30,11 +31,11 @@ class Conversations {
   /// calls at the same time are refused.
   Conversations(ChatClient* first, Open open) : first_(first), open_(std::move(open)) {}
 
-  /// The conversation for a call, busy until release() is called, with `messages` made plain. Valid until reset().
+  /// The conversation for a call, busy until release() is called; `messages` become those of the call made plain. Valid until reset().
   /// Error{kOverloaded} when kMaxConversations are busy; {kInvalidArgument} for messages that are none.
-  Conversation& acquire(const std::string& session, boost::json::array& messages);
-  /// The call has ended: with `reply` after `messages`, or, if that is null, in an error.
-  void release(Conversation& conversation, const boost::json::array& messages, const boost::json::object* reply);
+  Conversation& acquire(const std::string& session, const boost::json::array& called, boost::json::array& messages);
+  /// The call has ended: with `reply` after `prompt`, both borrowed until reset(), or, if they are null, in an error.
+  void release(Conversation& conversation, const boost::json::array* prompt, const boost::json::object* reply);
   /// The rollout begins anew, under session ids of its own. Nothing may be busy that is still used.
   void reset();
 

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "text/json_python.hpp"
+#include "text/json_together.hpp"
 
 namespace prl::env::python {
 
@@ -32,9 +33,17 @@ const json::value* find(const json::object& message, std::string_view key) {
 
 }  // namespace
 
-std::string encode_frame(const json::object& message, std::size_t max_bytes) {
+std::string encode_frame(const json::object& message, std::size_t max_bytes, const TextMember* more) {
   std::string frame(kFrameHeaderBytes, '\0');
   frame += text::to_json_text(message);
+  if (more != nullptr) {
+    frame.back() = ',';  // messages have a type, so this is no empty object
+    frame += '"';
+    frame += more->key;
+    frame += "\":";
+    frame += more->json;
+    frame += '}';
+  }
   const std::size_t size = frame.size() - kFrameHeaderBytes;
   if (size > max_bytes)
     fail(ErrorCode::kInvalidArgument, "message '{}' to a Python worker has {} bytes, at most {} fit into a frame", type_of(message), size,
@@ -53,15 +62,13 @@ std::size_t decode_header(const FrameHeader& header, std::size_t max_bytes) {
 }
 
 json::object decode_payload(std::string_view payload) {
-  json::value value;
   try {
-    value = text::parse_json(payload, text::kJsonDepth, text::LargeNumbers::kKeepText);
+    json::value parsed = text::parse_json_together(payload, text::kJsonDepth, text::LargeNumbers::kKeepText);
+    if (json::object* object = parsed.if_object(); object != nullptr && type_of(*object) != "?") return std::move(*object);
   } catch (const Error& error) {
     fail(ErrorCode::kCorrupt, "a frame of a Python worker is no JSON: {}", error.what());
   }
-  json::object* object = value.if_object();
-  if (object == nullptr || type_of(*object) == "?") fail(ErrorCode::kCorrupt, "a frame of a Python worker is no object with a text 't'");
-  return std::move(*object);
+  fail(ErrorCode::kCorrupt, "a frame of a Python worker is no object with a text 't'");
 }
 
 std::string text_member(const json::object& message, std::string_view key) {

@@ -10,6 +10,7 @@
 #include "env/python/installed.hpp"
 #include "env/python/player.hpp"
 #include "env/python/server.hpp"
+#include "env/python/setup.hpp"
 #include "env/python/task_pages.hpp"
 #include "env/python/worker_files.hpp"
 #include "env/testing/scripted_chat.hpp"
@@ -33,6 +34,9 @@ TEST(Frame, RoundTripAndLimits) {
   std::copy_n(frame.begin(), kFrameHeaderBytes, header.begin());
   ASSERT_EQ(decode_header(header), frame.size() - kFrameHeaderBytes);
   EXPECT_EQ(decode_payload(frame.substr(kFrameHeaderBytes)), message);
+  const TextMember more{.key = "row", .json = R"({"a":[1]})"};
+  EXPECT_EQ(decode_payload(encode_frame(message, kDefaultMaxFrameBytes, &more).substr(kFrameHeaderBytes)),
+            object(R"({"t": "log", "msg": "é\n", "n": 0.1, "row": {"a": [1]}})"));
   EXPECT_THROW(encode_frame(message, 10), Error);
   EXPECT_THAT([&] { decode_header(header, 5); }, ThrowsMessage<Error>(HasSubstr("at most 5")));
   header[4] = 'M';
@@ -98,22 +102,25 @@ TEST(Conversations, CallsGoWhereTheyContinue) {
     ++num_opened;
     return std::make_unique<testing::ScriptedChat>(std::deque<ChatTurn>{});
   });
-  json::array a = array(R"([{"role": "user", "content": "a"}])");
-  auto& one = conversations.acquire("s", a);
+  const json::array a = array(R"([{"role": "user", "content": "a"}])");
+  json::array plain_a;
+  auto& one = conversations.acquire("s", a, plain_a);
   EXPECT_EQ(one.client.get(), &first);
-  json::array b = array(R"([{"role": "user", "content": "b"}])");
-  auto& two = conversations.acquire("s", b);
+  const json::array b = array(R"([{"role": "user", "content": "b", "refusal": null}])");
+  json::array plain_b;
+  auto& two = conversations.acquire("s", b, plain_b);
+  EXPECT_EQ(plain_b, array(R"([{"role": "user", "content": "b"}])"));
   EXPECT_NE(two.client.get(), &first) << "the first one is busy";
   const json::object reply = object(R"({"role": "assistant", "content": "x"})");
-  conversations.release(one, a, &reply);
-  conversations.release(two, b, &reply);
-  json::array next = array(
+  conversations.release(one, &plain_a, &reply);
+  conversations.release(two, &plain_b, &reply);
+  const json::array next = array(
       R"([{"role": "user", "content": "b"}, {"role": "assistant", "content": "x", "tool_calls": null}, {"role": "user", "content": "c"}])");
-  auto& again = conversations.acquire("s", next);
+  json::array plain;
+  auto& again = conversations.acquire("s", next, plain);
   EXPECT_EQ(&again, &two);
-  EXPECT_EQ(next[1], reply) << "the reply as the ledger has it";
-  json::array other = array(R"([{"role": "user", "content": "a"}])");
-  conversations.acquire("other session", other);
+  EXPECT_EQ(plain[1], reply) << "the reply as the ledger has it";
+  conversations.acquire("other session", a, plain);
   EXPECT_EQ(num_opened, 2);
 }
 
@@ -166,6 +173,25 @@ TEST(TaskPages, KeepsThePagesUsedLastWithinTheirBytes) {
   row(1);
   EXPECT_EQ(num_reads, 4) << "the first page had to go";
   EXPECT_THROW(row(10), Error);
+}
+
+TEST(TaskPages, TextsAreThoseOfTheSameRow) {
+  asio::io_context context;
+  TaskPages pages({.page_rows = 4}, [](Split, std::int64_t offset, std::int64_t) -> asio::awaitable<std::vector<json::object>> {
+    co_return std::vector<json::object>{
+        {{"index", offset}, {"id", "7"}, {"hash", "abc"}, {"prompt", "not sent"}, {"data", json::object{{"x", 1}}}}};
+  });
+  EXPECT_EQ(pages.text(Split::kTrain, 0, "abc"), nullptr) << "not read yet";
+  auto reading = pages.row(Split::kTrain, 0);
+  auto future = asio::co_spawn(context, std::move(reading), asio::use_future);
+  context.run();
+  const auto text = pages.text(Split::kTrain, 0, "abc");
+  ASSERT_NE(text, nullptr);
+  EXPECT_EQ(*text, R"({"index":0,"id":"7","hash":"abc","data":{"x":1}})");
+  EXPECT_EQ(*text, task_text(future.get()));
+  EXPECT_EQ(pages.text(Split::kTrain, 0, "abc"), text) << "made once";
+  EXPECT_EQ(pages.text(Split::kTrain, 0, "another row"), nullptr);
+  EXPECT_EQ(pages.text(Split::kTrain, 1, "abc"), nullptr);
 }
 
 TEST(Installed, IdsAndRecords) {
@@ -246,6 +272,22 @@ TEST(EnvServer, ListensForOthersWithATokenOnly) {
   ::setenv("PRL_ENV_TOKEN", "", 1);
   EXPECT_THROW(serve(options, stop.get_token()), Error) << "an empty secret is none";
   ::unsetenv("PRL_ENV_TOKEN");
+}
+
+TEST(Setup, AddressesAreOfWorkersOrOfOneServerOfTheLibrary) {
+  PythonSettings settings;
+  settings.kind = "fake";
+  const auto plan = [&](const std::string& address) {
+    settings.address = address;
+    return plan_environment("words", "words", {}, settings).pool;
+  };
+  EXPECT_THAT(plan("a:7000, b:7001").addresses, ElementsAre("a:7000", "b:7001"));
+  const PoolOptions relay = plan("tcp://a:5000");
+  EXPECT_TRUE(relay.addresses.empty()) << "workers are started here";
+  EXPECT_EQ(relay.load.at("relay").as_string(), "tcp://a:5000");
+  EXPECT_FALSE(relay.isolate_network);
+  for (const char* wrong : {"tcp://a:5000, tcp://b:5000", "tcp://a:5000, b:7000", "tcp://a", "a"})
+    EXPECT_THAT([&] { plan(wrong); }, ThrowsMessage<Error>(HasSubstr("env.address: "))) << wrong;
 }
 
 TEST(WorkerFiles, AreUnpackedOnce) {

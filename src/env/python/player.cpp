@@ -158,16 +158,19 @@ asio::awaitable<void> Player::stop() {
   calls_.clear();
 }
 
-asio::awaitable<void> Player::complete(json::object call, int attempt) {
-  json::object reply;
+std::string Player::frame_of(const json::object& call, json::object reply) const {
   reply["t"] = "model_reply";
   reply["call_id"] = text_member(call, "call_id");
   reply["run_id"] = text_member(call, "run_id");
+  return encode_frame(reply, run_->max_frame_bytes);
+}
+
+asio::awaitable<void> Player::complete(json::object call, int attempt) {
+  std::string frame;
   std::optional<Error> failure;
   try {
-    auto answering = answer(std::move(call), attempt);
-    json::object made = co_await std::move(answering);
-    for (auto& item : made) reply[item.key()] = std::move(item.value());
+    auto answering = answer(call, attempt);
+    frame = co_await std::move(answering);
   } catch (const std::exception&) {
     failure = net::to_error(std::current_exception());
   }
@@ -177,18 +180,18 @@ asio::awaitable<void> Player::complete(json::object call, int attempt) {
     error["class"] = class_of(*failure);
     error["message"] = failure->what();
     error["status"] = http_status(failure->code());
+    json::object reply;
     reply["error"] = std::move(error);
+    frame = frame_of(call, std::move(reply));
     std::lock_guard lock(mutex_);
     if (failure->code() != ErrorCode::kOverlong && attempt == attempt_) model_error_ = *failure;
   }
-  run_->reply(std::move(reply));
+  run_->reply(text_member(call, "run_id"), std::move(frame));
 }
 
-/// Takes the messages out of `call`.
-ChatRequest Player::make_request(json::object& call) {
+/// All but the messages.
+ChatRequest Player::make_request(const json::object& call) {
   ChatRequest request;
-  static_cast<void>(array_member(call, "messages"));  // or it says what is wrong
-  request.messages = std::move(call["messages"].as_array());
   request.tools = plain_tools(optional_array(call, "tools"));
   request.sampling = context_->sampling;
   const auto left_out = apply_sampling(request.sampling, optional_object(call, "sampling"), sent_sampling_, context_->is_training);
@@ -205,14 +208,14 @@ ChatRequest Player::make_request(json::object& call) {
   return request;
 }
 
-/// Keeps the turn; its prompt is taken out of `request`.
-void Player::record(const json::object& call, ChatRequest& request, ChatTurn& turn) {
+/// Keeps the turn; its message is taken out of `turn`.
+const TrajectoryStep& Player::record(const json::object& call, json::array prompt, ChatTurn& turn) {
   Turn entry;
   entry.call_id = text_member(call, "call_id");
   entry.is_policy = optional_text(call, "purpose") != "side";
   TrajectoryStep& step = entry.step;
-  step.prompt = std::move(request.messages);
-  step.completion = turn.message;
+  step.prompt = std::move(prompt);
+  step.completion = std::move(turn.message);
   step.tokens = std::move(turn.tokens);
   step.has_tokens = turn.has_tokens;
   step.finish_reason = turn.finish_reason;
@@ -225,6 +228,7 @@ void Player::record(const json::object& call, ChatRequest& request, ChatTurn& tu
   model_seconds_ += turn.seconds;
   if (entry.is_policy) num_sampled_ += turn.num_completion_tokens;
   turns_.push_back(std::move(entry));
+  return turns_.back().step;
 }
 
 /// Cuts the reply to what the rollout may still sample. Error{kOverlong} when that is nothing: libraries end a rollout then and score it.
@@ -238,14 +242,14 @@ void Player::limit_tokens(ChatRequest& request) {
   request.sampling.max_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(request.sampling.max_tokens.value_or(INT32_MAX), room));
 }
 
-asio::awaitable<json::object> Player::judge(json::object call) {
+asio::awaitable<json::object> Player::judge(const json::object& call) {
   std::optional<Error> failure;
   try {
     if (!rules_.judge)
       fail(ErrorCode::kInvalidArgument,
            "the environment asks a judge ({}): name its service in [env.judge], or let it use its own client with sandbox = \"off\"",
            optional_text(call, "model"));
-    auto answering = rules_.judge->answer(std::move(call), context_->deadline);
+    auto answering = rules_.judge->answer(json::object(call, json::storage_ptr()), context_->deadline);
     co_return co_await std::move(answering);
   } catch (const std::exception&) {
     failure = net::to_error(std::current_exception());
@@ -260,12 +264,12 @@ asio::awaitable<json::object> Player::judge(json::object call) {
   co_return reply;
 }
 
-/// The members of a model_reply.
-asio::awaitable<json::object> Player::answer(json::object call, int attempt) {
-  json::object reply;
+/// The frame of the model_reply. `call` lives until then.
+asio::awaitable<std::string> Player::answer(const json::object& call, int attempt) {
   if (optional_text(call, "purpose") == "judge") {
-    auto judging = judge(std::move(call));
-    co_return co_await std::move(judging);
+    auto judging = judge(call);
+    json::object said = co_await std::move(judging);
+    co_return frame_of(call, std::move(said));
   }
   ChatRequest request;
   std::shared_ptr<ChatClient> client;
@@ -274,43 +278,71 @@ asio::awaitable<json::object> Player::answer(json::object call, int attempt) {
     std::lock_guard lock(mutex_);
     request = make_request(call);
     if (optional_text(call, "purpose") != "side") limit_tokens(request);
-    conversation = &conversations_.acquire(text_member(call, "session_id") + optional_text(call, "purpose"), request.messages);
+    const std::string session = text_member(call, "session_id") + optional_text(call, "purpose");
+    conversation = &conversations_.acquire(session, array_member(call, "messages"), request.messages);
     client = conversation->client;
   }
   std::exception_ptr failure;
+  json::array prompt = request.messages;
   ChatTurn turn;
   try {
-    auto completing = client->complete(request);
+    auto completing = client->complete(std::move(request));
     turn = co_await std::move(completing);
   } catch (const std::exception&) {
     failure = std::current_exception();
   }
   std::lock_guard lock(mutex_);
   if (attempt != attempt_) fail(ErrorCode::kCancelled, "the worker that asked has died");
-  conversations_.release(*conversation, request.messages, failure ? nullptr : &turn.message);
-  if (failure) std::rethrow_exception(failure);
-  reply["message"] = turn.message;
-  reply["finish_reason"] = turn.finish_reason;
+  if (failure) {
+    conversations_.release(*conversation, nullptr, nullptr);
+    std::rethrow_exception(failure);
+  }
+  const TrajectoryStep& step = record(call, std::move(prompt), turn);
+  conversations_.release(*conversation, &step.prompt, &step.completion);
   json::object usage;
   usage["prompt_tokens"] = turn.num_prompt_tokens;
   usage["completion_tokens"] = turn.num_completion_tokens;
+  json::object reply;
+  reply["finish_reason"] = turn.finish_reason;
   reply["usage"] = std::move(usage);
-  record(call, request, turn);
-  co_return reply;
+  reply["t"] = "model_reply";
+  reply["call_id"] = text_member(call, "call_id");
+  reply["run_id"] = text_member(call, "run_id");
+  const std::string message = text::to_json_text(step.completion);
+  const TextMember said{.key = "message", .json = message};
+  co_return encode_frame(reply, run_->max_frame_bytes, &said);
 }
 
-std::vector<TrajectoryStep> Player::steps(const json::array* call_ids) const {
+json::array Player::conversation(std::string_view call_id) const {
   std::lock_guard lock(mutex_);
+  const auto it = std::find_if(turns_.begin(), turns_.end(), [&](const Turn& turn) { return turn.call_id == call_id; });
+  if (it == turns_.end() || it->is_taken) fail(ErrorCode::kCorrupt, "a result names the model call {}, which was not completed", call_id);
+  json::array messages;
+  messages.reserve(it->step.prompt.size() + 1);
+  for (const json::value& message : it->step.prompt) messages.push_back(message);
+  messages.emplace_back(it->step.completion);
+  return messages;
+}
+
+std::vector<TrajectoryStep> Player::take_steps(const json::array* call_ids) {
+  std::lock_guard lock(mutex_);
+  conversations_.reset();
   std::vector<TrajectoryStep> steps;
+  const auto take = [&steps](Turn& turn) {
+    turn.is_taken = true;
+    steps.push_back(std::move(turn.step));
+  };
   if (call_ids == nullptr) {
-    for (const Turn& turn : turns_)
-      if (turn.is_policy) steps.push_back(turn.step);
+    for (Turn& turn : turns_)
+      if (turn.is_policy && !turn.is_taken) take(turn);
     return steps;
   }
   for (const json::value& id : *call_ids) {
-    const auto it = std::find_if(turns_.begin(), turns_.end(), [&](const Turn& turn) { return id == json::value(turn.call_id); });
+    const std::string_view name = text::is_text(id) ? std::string_view(id.get_string()) : std::string_view();
+    const auto it = std::find_if(turns_.begin(), turns_.end(), [&](const Turn& turn) { return name == turn.call_id; });
     if (it == turns_.end()) fail(ErrorCode::kCorrupt, "a result names the model call {}, which was not completed", text::to_json_text(id));
-    steps.push_back(it->step);
+    if (it->is_taken) fail(ErrorCode::kCorrupt, "a result names the model call {} twice", text::to_json_text(id));
+    take(*it);
   }
   return steps;
 }

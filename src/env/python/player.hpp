@@ -3,6 +3,7 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -44,8 +45,10 @@ class Player {
   /// Cancels the calls that are open and waits for their ends.
   asio::awaitable<void> stop();
 
-  /// The turns of these calls, in their order; of all policy calls in the order they were asked if `call_ids` is null.
-  std::vector<TrajectoryStep> steps(const boost::json::array* call_ids) const;
+  /// Takes the turns of these calls, in their order; of all policy calls in the order they were asked if `call_ids` is null. After stop().
+  std::vector<TrajectoryStep> take_steps(const boost::json::array* call_ids);
+  /// Messages of the call, with the reply to it. Error{kCorrupt} if it was not completed. After stop(), before its turn is taken.
+  boost::json::array conversation(std::string_view call_id) const;
   double model_seconds() const { return model_seconds_; }
   /// The last failure of the model's side.
   const std::optional<Error>& model_error() const { return model_error_; }
@@ -58,13 +61,15 @@ class Player {
   struct Turn {
     std::string call_id;
     bool is_policy = false;
+    bool is_taken = false;
     TrajectoryStep step;
   };
   asio::awaitable<void> complete(boost::json::object call, int attempt);
-  asio::awaitable<boost::json::object> answer(boost::json::object call, int attempt);
-  ChatRequest make_request(boost::json::object& call);
-  void record(const boost::json::object& call, ChatRequest& request, ChatTurn& turn);
-  asio::awaitable<boost::json::object> judge(boost::json::object call);
+  asio::awaitable<std::string> answer(const boost::json::object& call, int attempt);
+  ChatRequest make_request(const boost::json::object& call);
+  const TrajectoryStep& record(const boost::json::object& call, boost::json::array prompt, ChatTurn& turn);
+  asio::awaitable<boost::json::object> judge(const boost::json::object& call);
+  std::string frame_of(const boost::json::object& call, boost::json::object reply) const;
   void limit_tokens(ChatRequest& request);
   void reap();
 
@@ -78,7 +83,7 @@ class Player {
   mutable std::mutex mutex_;  ///< guards what follows: calls end on strands of their own
   Conversations conversations_;
   std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> sessions_;  ///< ordinal and number of calls
-  std::vector<Turn> turns_;
+  std::deque<Turn> turns_;                                                   ///< conversations_ points into them
   int attempt_ = 0;
   double model_seconds_ = 0;
   std::optional<Error> model_error_;

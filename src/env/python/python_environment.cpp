@@ -98,6 +98,14 @@ void set_reward(Episode& episode, const json::object& sample) {
     episode.reward = *reward;
 }
 
+/// What a sample leaves out: the messages of its last call and the reply, which are known here; empty where it leaves out nothing.
+json::array conversation_of(const json::object& sample, const Player& player) {
+  if (!sample.contains("prompt_size")) return {};
+  const json::array& calls = array_member(sample, "calls");
+  if (calls.empty() || !text::is_text(calls.back())) fail(ErrorCode::kCorrupt, "a sample without calls leaves out its messages");
+  return player.conversation(calls.back().get_string());
+}
+
 /// The rollouts of an episode train together or not at all.
 void fail_together(Episode& episode) {
   if (!episode.error)
@@ -250,15 +258,10 @@ std::map<std::string, double> PythonEnvironment::gauges() const {
 json::array PythonEnvironment::tools(const Task&) const { return optional_array(loaded(), "tools"); }
 
 json::object PythonEnvironment::run_message(const Task& task, const RolloutContext& context, net::TimePoint now) const {
-  const json::object& row = object_member(task.info, "row");
   json::object message;
   message["env_key"] = kEnvKey;
   message["split"] = text_member(task.info, "split");
   message["mode"] = context.is_training ? "train" : "eval";
-  json::object named;
-  for (const char* key : {"index", "id", "hash", "data"})
-    if (const json::value* value = row.if_contains(key)) named[key] = *value;
-  message["task"] = std::move(named);
   message["session_id"] = context.trajectory_id;
   if (scores_groups()) {
     message["group_id"] = context.group_id;
@@ -268,16 +271,38 @@ json::object PythonEnvironment::run_message(const Task& task, const RolloutConte
     json::array columns(options_.state_columns.begin(), options_.state_columns.end());
     message["columns"] = std::move(columns);
   }
+  // A group's worker may die before the scores are asked: then the sample has to tell the messages.
+  if (!scores_groups()) message["want"] = json::object{{"brief", true}};
   message["model"] = options_.model;
   message["sampling"] = sampling_json(context.sampling);
   message["deadline_s"] = std::max(0.001, std::chrono::duration<double>(context.deadline - now).count());
   return message;
 }
 
+/// The row of the task as a worker gets it.
+std::shared_ptr<const std::string> PythonEnvironment::row_text(const Task& task) const {
+  const json::object& row = object_member(task.info, "row");
+  const Split split = text_member(task.info, "split") == to_string(Split::kTrain) ? Split::kTrain : Split::kEval;
+  auto known = pages_->text(split, task.example_id, optional_text(row, "hash"));
+  return known ? known : std::make_shared<const std::string>(task_text(row));
+}
+
 /// What one sample tells of its rollout, but for the reward.
-void PythonEnvironment::fill_seat(Episode& episode, const json::object& sample, const json::object& result, const Player& player) const {
-  if (const json::array& prompt = optional_array(sample, "prompt"); !prompt.empty()) episode.prompt = prompt;
-  episode.completion = optional_array(sample, "completion");
+void PythonEnvironment::fill_seat(Episode& episode, const json::object& sample, const json::object& result, json::array conversation,
+                                  const Player& player) const {
+  const json::array& rest = optional_array(sample, "completion");
+  if (sample.contains("prompt_size")) {
+    const std::int64_t prompt_size = integer_member(sample, "prompt_size");
+    if (prompt_size < 0 || prompt_size > static_cast<std::int64_t>(conversation.size()))
+      fail(ErrorCode::kCorrupt, "{}: a prompt of {} messages in a conversation of {}", name(), prompt_size, conversation.size());
+    episode.prompt.clear();
+    for (std::size_t i = 0; i < conversation.size(); ++i)
+      (static_cast<std::int64_t>(i) < prompt_size ? episode.prompt : episode.completion).push_back(std::move(conversation[i]));
+    for (const json::value& message : rest) episode.completion.push_back(message);
+  } else {
+    if (const json::array& prompt = optional_array(sample, "prompt"); !prompt.empty()) episode.prompt = prompt;
+    episode.completion = rest;
+  }
   if (const std::string answer = optional_text(sample, "answer"); !answer.empty()) episode.answer = answer;
   episode.info = optional_object(sample, "info");
   for (const auto& item : optional_object(sample, "columns")) episode.info[item.key()] = item.value();
@@ -297,7 +322,7 @@ void PythonEnvironment::fill_seat(Episode& episode, const json::object& sample, 
     set_error(episode, to_episode_error(optional_object(sample, "error"), player.model_error()));
 }
 
-void PythonEnvironment::fill(Episode& episode, const json::object& result, const Player& player, const RolloutContext& context) const {
+void PythonEnvironment::fill(Episode& episode, const json::object& result, Player& player, const RolloutContext& context) const {
   std::vector<const json::object*> learners;
   const json::array& samples = array_member(result, "samples");
   for (const json::value& sample : samples) {
@@ -313,16 +338,18 @@ void PythonEnvironment::fill(Episode& episode, const json::object& result, const
   }
   const json::object& sample = *learners.front();
   const bool is_split = learners.size() > 1 && context.is_training;
-  const Episode blank = episode;
-  episode.trajectory = player.steps(learners.size() == 1 || is_split ? &optional_array(sample, "calls") : nullptr);
-  fill_seat(episode, sample, result, player);
+  const Episode blank = is_split ? episode : Episode();
+  json::array conversation = conversation_of(sample, player);
+  episode.trajectory = player.take_steps(learners.size() == 1 || is_split ? &optional_array(sample, "calls") : nullptr);
+  fill_seat(episode, sample, result, std::move(conversation), player);
   if (samples.size() > 1 && (learners.size() == 1 || is_split)) episode.seat = optional_text(sample, "seat");
   if (is_split) {
     for (std::size_t i = 1; i < learners.size(); ++i) {
       Episode& other = episode.others.emplace_back(blank);
       other.trajectory_id = fmt::format("{}/{}", blank.trajectory_id, i);
-      other.trajectory = player.steps(&optional_array(*learners[i], "calls"));
-      fill_seat(other, *learners[i], result, player);
+      conversation = conversation_of(*learners[i], player);
+      other.trajectory = player.take_steps(&optional_array(*learners[i], "calls"));
+      fill_seat(other, *learners[i], result, std::move(conversation), player);
       other.seat = optional_text(*learners[i], "seat");
       if (!other.error) set_reward(other, *learners[i]);
     }
@@ -354,9 +381,12 @@ asio::awaitable<Episode> PythonEnvironment::run(Task task, RolloutContext contex
   const net::TimePoint begin = net::Clock::now();
   json::object message = run_message(task, context, begin);
   json::object sampling = object_member(message, "sampling");
-  const std::string group = scores_groups() ? context.group_id : std::string();
-  const std::string key = fmt::format("{}:{}", text_member(task.info, "split"), task.example_id);
-  const std::shared_ptr<PooledRun> run = pool().submit(std::move(message), key, group);
+  RunRequest request;
+  request.message = std::move(message);
+  request.row = row_text(task);
+  request.task = fmt::format("{}:{}", text_member(task.info, "split"), task.example_id);
+  request.group = scores_groups() ? context.group_id : std::string();
+  const std::shared_ptr<PooledRun> run = pool().submit(std::move(request));
   RunGuard guard(run);
   const auto executor = co_await asio::this_coro::executor;
   Player player(executor, run, &context, std::move(sampling),
@@ -387,7 +417,7 @@ asio::awaitable<Episode> PythonEnvironment::run(Task task, RolloutContext contex
     } else {
       set_error(episode, to_episode_error(optional_object(end->message, "error"), player.model_error()));
     }
-    if (episode.trajectory.empty()) episode.trajectory = player.steps(nullptr);
+    if (episode.trajectory.empty()) episode.trajectory = player.take_steps(nullptr);
   } catch (const Error& error) {
     set_error(episode, {"ProtocolError", error.what(), false});
   }
@@ -414,7 +444,7 @@ void PythonEnvironment::hold(const RolloutContext& context, const json::object& 
   std::optional<std::string> forgotten;
   {
     std::lock_guard lock(mutex_);
-    held_[context.trajectory_id] = Held{text_member(result, "run_id"), context.group_id, sample};
+    held_[context.trajectory_id] = Held{text_member(result, "run_id"), context.group_id, json::object(sample, json::storage_ptr())};
     if (std::find(held_groups_.begin(), held_groups_.end(), context.group_id) == held_groups_.end())
       held_groups_.push_back(context.group_id);
     if (held_groups_.size() > kMaxHeldGroups) {

@@ -72,6 +72,11 @@ fs::path checked(const fs::path& python, const std::string& subject) {
   return fs::exists(executable) ? fs::path(executable) : python;
 }
 
+/// How the addresses of the library's own environment servers begin.
+constexpr std::string_view kServerScheme = "tcp://";
+bool is_environment_server(const std::string& address) { return address.starts_with(kServerScheme); }
+
+/// Of workers, "host:port", or one environment server of the library, "tcp://host:port".
 std::vector<std::string> split_addresses(const std::string& text) {
   std::vector<std::string> addresses;
   std::string one;
@@ -81,11 +86,14 @@ std::vector<std::string> split_addresses(const std::string& text) {
       one += c;
       continue;
     }
-    if (one.starts_with("tcp://")) one.erase(0, 6);
     if (!one.empty()) addresses.push_back(std::exchange(one, {}));
   }
-  for (const std::string& address : addresses)
+  for (const std::string& address : addresses) {
     if (address.find(':') == std::string::npos) fail(ErrorCode::kInvalidArgument, "env.address: {} is no host:port", address);
+    if (is_environment_server(address) && (addresses.size() > 1 || address.find(':', kServerScheme.size()) == std::string::npos))
+      fail(ErrorCode::kInvalidArgument, "env.address: {}: wanted one environment server, tcp://host:port, or workers, host:port, ...",
+           text);
+  }
   return addresses;
 }
 
@@ -225,8 +233,11 @@ PythonOptions plan_environment(const std::string& id, const std::string& name, j
   if (settings.judge) options.judge = std::make_shared<Judge>(*settings.judge);
   pool.log_level = settings.log_level;
   if (!settings.log_folder.empty()) pool.log_file = settings.log_folder / fmt::format("{}.log", name);
-  if (!settings.address.empty()) {
-    pool.addresses = split_addresses(settings.address);
+  const std::vector<std::string> addresses = split_addresses(settings.address);
+  // Workers in front of an environment server load the environment for its rows, and need the network.
+  const bool is_relay = !addresses.empty() && is_environment_server(addresses.front());
+  if (!addresses.empty() && !is_relay) {
+    pool.addresses = addresses;
     if (const char* token = std::getenv("PRL_ENV_TOKEN")) pool.token = token;
     pool.load["env_id"] = id;
     return options;
@@ -236,11 +247,13 @@ PythonOptions plan_environment(const std::string& id, const std::string& name, j
   json::array paths;
   for (const fs::path& path : place.paths) paths.emplace_back(path.string());
   if (!paths.empty()) pool.load["paths"] = std::move(paths);
-  pool.isolate_network = settings.sandbox && can_isolate_network();
-  if (settings.sandbox && !pool.isolate_network)
+  if (is_relay) pool.load["relay"] = addresses.front();
+  pool.isolate_network = settings.sandbox && !is_relay && can_isolate_network();
+  if (settings.sandbox && !is_relay && !pool.isolate_network)
     log::warning("{}: this machine does not let a process make a network namespace: its workers can use the network", name);
   else
-    log::debug("{}: workers run {}", name, pool.isolate_network ? "without network" : "with network (sandbox = \"off\")");
+    log::debug("{}: workers run {}", name,
+               pool.isolate_network ? "without network" : "with network (sandbox = \"off\", or a server elsewhere)");
   // A judge of the library's own needs a network and a key.
   if (!pool.isolate_network && !settings.judge) pool.load["judge"] = "own";
   pool.schedule.num_workers = choose_workers(settings);

@@ -23,8 +23,9 @@ TaskPages::Page TaskPages::find(const Key& key) {
 void TaskPages::keep(const Key& key, Page page) {
   std::size_t size = 0;
   for (const json::object& row : *page) size += text::to_json_text(row).size();
-  kept_.push_front({key, std::move(page), size});
-  num_bytes_ += size;
+  kept_.push_front({key, std::move(page), 2 * size, {}});
+  kept_.front().texts.resize(kept_.front().page->size());
+  num_bytes_ += kept_.front().num_bytes;
   while (num_bytes_ > options_.max_bytes && kept_.size() > 1) {
     num_bytes_ -= kept_.back().num_bytes;
     kept_.pop_back();
@@ -82,6 +83,25 @@ asio::awaitable<json::object> TaskPages::row(Split split, std::int64_t index) {
   const auto place = static_cast<std::size_t>(index % options_.page_rows);
   if (place >= page->size()) fail(ErrorCode::kNotFound, "task {}: the data set ends before it", index);
   co_return (*page)[place];
+}
+
+std::string task_text(const json::object& row) {
+  json::object named;
+  for (const char* key : {"index", "id", "hash", "data"})
+    if (const json::value* value = row.if_contains(key)) named[key] = *value;
+  return text::to_json_text(named);
+}
+
+std::shared_ptr<const std::string> TaskPages::text(Split split, std::int64_t index, std::string_view hash) {
+  std::lock_guard lock(mutex_);
+  const auto place = static_cast<std::size_t>(index % options_.page_rows);
+  const Page page = find({split, index / options_.page_rows});
+  if (!page || place >= page->size()) return nullptr;
+  const json::value* kept = (*page)[place].if_contains("hash");
+  if (kept == nullptr || !text::is_text(*kept) || std::string_view(kept->get_string()) != hash) return nullptr;
+  auto& known = kept_.front().texts[place];
+  if (!known) known = std::make_shared<const std::string>(task_text((*page)[place]));
+  return known;
 }
 
 std::int64_t TaskPages::num_reads() const {

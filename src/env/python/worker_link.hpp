@@ -46,7 +46,10 @@ class WorkerLink {
   WorkerLink& operator=(const WorkerLink&) = delete;
 
   /// Queues a message. A message that is too long throws Error{kInvalidArgument}; too many unsent bytes end the link.
-  void send(const boost::json::object& message);
+  void send(const boost::json::object& message) { send(encode_frame(message, max_frame_bytes())); }
+  /// The same for its frame.
+  void send(std::string frame);
+  std::size_t max_frame_bytes() const;
   /// Kills the process and ends the connection, silently.
   void close();
   /// The process that was closed has been waited for; true for a worker elsewhere.

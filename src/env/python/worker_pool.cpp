@@ -75,7 +75,8 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   struct Entry {
     std::shared_ptr<Run> run;
     json::object message;
-    std::string session;  ///< of the first attempt
+    std::shared_ptr<const std::string> row;  ///< `task` of the message
+    std::string session;                     ///< of the first attempt
     std::string group;
     std::string wire_id;  ///< of the present attempt
     int worker = -1;
@@ -102,13 +103,16 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
     workers.resize(static_cast<std::size_t>(options.schedule.num_workers));
   }
 
-  /// Runs `work` on the pool's thread; dropped once the pool has stopped.
+  /// Runs `work` on the pool's thread; dropped once the pool has stopped. What comes while that thread is busy waits for one call of it.
   void post(std::function<void(Impl&)> work) {
     std::lock_guard lock(runtime_mutex);
-    if (runtime) runtime->post([self = shared_from_this(), work = std::move(work)] { work(*self); });
+    if (!runtime) return;
+    inbox.push_back(std::move(work));
+    if (inbox.size() == 1) runtime->post([self = shared_from_this()] { self->take_inbox(); });
   }
 
   // -- the pool's thread from here on
+  void take_inbox();
   static asio::awaitable<void> drive(std::shared_ptr<Impl> self);
   void carry_out(const PoolPlan& plan);
   void start_worker(int index);
@@ -117,9 +121,9 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   void reap(bool wait_for_all);
   void on_message(int index, json::object message);
   void on_hello(int index, const json::object& message);
-  void on_loaded(int index, json::object message);
+  void on_loaded(int index, const json::object& message);
   void on_load_failed(int index, const json::object& message);
-  void on_reply(json::object message);
+  void on_reply(const json::object& message);
   void on_run_message(json::object message, RunEvent::Kind kind);
   void on_terminal(json::object message);
   void write_log(int index, const json::object& message);
@@ -137,7 +141,8 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
   std::shared_ptr<WorkerLog> log;
   PrivateFolder folder;
   std::mutex runtime_mutex;
-  std::unique_ptr<net::IoRuntime> runtime;  ///< null once stopped
+  std::unique_ptr<net::IoRuntime> runtime;        ///< null once stopped
+  std::vector<std::function<void(Impl&)>> inbox;  ///< guarded by runtime_mutex; its first one has called the thread
 
   PoolScheduler scheduler;
   std::vector<Worker> workers;
@@ -162,15 +167,15 @@ struct WorkerPool::Impl : std::enable_shared_from_this<Impl> {
 };
 
 struct WorkerPool::Impl::Run final : PooledRun {
-  Run(std::weak_ptr<Impl> pool_ref, RunId run) : pool(std::move(pool_ref)), id(run) {}
-  void reply(json::object message) override {
+  Run(const std::shared_ptr<Impl>& impl, RunId run) : PooledRun(impl->options.max_frame_bytes), pool(impl), id(run) {}
+  void reply(std::string run_id, std::string frame) override {
     if (const auto impl = pool.lock())
-      impl->post([id = id, message = std::move(message)](Impl& self) {
+      impl->post([id = id, run_id = std::move(run_id), frame = std::move(frame)](Impl& self) mutable {
         // Calls of an attempt that ended with its worker: the next one may have calls of the same ids.
         const auto it = self.runs.find(id);
-        if (it == self.runs.end() || it->second.worker < 0 || it->second.wire_id != optional_text(message, "run_id")) return;
+        if (it == self.runs.end() || it->second.worker < 0 || it->second.wire_id != run_id) return;
         self.count_calls(it->second, -1);
-        if (const auto& link = self.at(it->second.worker).link) link->send(message);
+        if (const auto& link = self.at(it->second.worker).link) link->send(std::move(frame));
       });
   }
   void cancel() override {
@@ -187,6 +192,21 @@ struct WorkerPool::Impl::Run final : PooledRun {
   std::weak_ptr<Impl> pool;
   RunId id;
 };
+
+void WorkerPool::Impl::take_inbox() {
+  std::vector<std::function<void(Impl&)>> works;
+  {
+    std::lock_guard lock(runtime_mutex);
+    works.swap(inbox);
+  }
+  for (const auto& work : works) {
+    try {
+      work(*this);
+    } catch (const std::exception& error) {
+      prl::log::error("{}: {}", options.name, error.what());
+    }
+  }
+}
 
 asio::awaitable<void> WorkerPool::Impl::drive(std::shared_ptr<Impl> self) {
   Impl& pool = *self;
@@ -213,8 +233,7 @@ void WorkerPool::Impl::carry_out(const PoolPlan& plan) {
   for (const RunFailure& failure : plan.fail) {
     if (failure.type == "WorkerDied")
       if (const auto it = runs.find(failure.run); it != runs.end())
-        prl::log::error("{}: task {}: {}", options.name, text::to_json_text(optional_object(it->second.message, "task")).substr(0, 200),
-                        failure.message);
+        prl::log::error("{}: task {}: {}", options.name, it->second.row->substr(0, 200), failure.message);
     RunEvent event;
     event.failure = failure;
     finish(failure.run, std::move(event));
@@ -257,7 +276,9 @@ void WorkerPool::Impl::assign(const PoolPlan::Assign& assignment) {
     static_cast<void>(entry.run->events.try_push(event));
   }
   try {
-    at(assignment.worker).link->send(message);
+    WorkerLink& link = *at(assignment.worker).link;
+    const TextMember row{.key = "task", .json = *entry.row};
+    link.send(encode_frame(message, link.max_frame_bytes(), &row));
   } catch (const Error& error) {
     scheduler.on_finished(assignment.run);
     RunEvent event;
@@ -366,7 +387,7 @@ void WorkerPool::Impl::reap(bool wait_for_all) {
 void WorkerPool::Impl::on_message(int index, json::object message) {
   const std::string type = text_member(message, "t");
   if (type == "model_call") {
-    if (message["run_id"].is_null())
+    if (optional_text(message, "run_id").empty())
       refuse_call(index, message);
     else
       on_run_message(std::move(message), RunEvent::Kind::kCall);
@@ -383,7 +404,7 @@ void WorkerPool::Impl::on_message(int index, json::object message) {
   } else if (type == "hello_ok") {
     on_hello(index, message);
   } else if (type == "loaded") {
-    on_loaded(index, std::move(message));
+    on_loaded(index, message);
   } else if (type == "failed" && optional_text(message, "id") == "load") {
     on_load_failed(index, message);
   } else if (type == "error") {
@@ -398,7 +419,7 @@ void WorkerPool::Impl::on_message(int index, json::object message) {
   } else if (type == "bye") {
     log->write(at(index).name, "bye: " + optional_text(message, "reason"));
   } else {
-    on_reply(std::move(message));
+    on_reply(message);
   }
 }
 
@@ -425,7 +446,7 @@ void WorkerPool::Impl::on_hello(int index, const json::object& message) {
   at(index).link->send(load);
 }
 
-void WorkerPool::Impl::on_loaded(int index, json::object message) {
+void WorkerPool::Impl::on_loaded(int index, const json::object& message) {
   at(index).fingerprint = fingerprint_of(message);
   if (catalogue.empty()) {
     catalogue = at(index).fingerprint;
@@ -440,7 +461,7 @@ void WorkerPool::Impl::on_loaded(int index, json::object message) {
   scheduler.on_ready(index, net::Clock::now());
   {
     std::lock_guard lock(mutex);
-    if (!loaded) loaded = std::move(message);
+    if (!loaded) loaded.emplace(message, json::storage_ptr());
     changed.notify_all();
   }
   for (auto& request : std::exchange(waiting, {})) dispatch(std::move(request));
@@ -500,7 +521,7 @@ void WorkerPool::Impl::write_log(int index, const json::object& message) {
   log->write(at(index).name, text);
 }
 
-void WorkerPool::Impl::on_reply(json::object message) {
+void WorkerPool::Impl::on_reply(const json::object& message) {
   const auto it = requests.find(optional_text(message, "id"));
   if (it == requests.end()) return;
   const std::shared_ptr<Request> request = it->second;
@@ -509,7 +530,7 @@ void WorkerPool::Impl::on_reply(json::object message) {
     request->reply.set_error(Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}: {}", options.name, text_member(request->message, "t"),
                                                                             describe_error(optional_object(message, "error")))));
   else
-    request->reply.set_value(std::move(message));
+    request->reply.set_value(json::object(message, json::storage_ptr()));  // it is kept, and read by other threads
 }
 
 std::optional<int> WorkerPool::Impl::worker_for(const Request& request) {
@@ -658,21 +679,22 @@ json::object WorkerPool::wait_loaded(net::TimePoint deadline) {
   return *impl_->loaded;
 }
 
-std::shared_ptr<PooledRun> WorkerPool::submit(json::object message, std::string task, std::string group) {
+std::shared_ptr<PooledRun> WorkerPool::submit(RunRequest request) {
   RunId id;
   {
     std::lock_guard lock(impl_->mutex);
     id = RunId{impl_->next_run++};
   }
   auto run = std::make_shared<Impl::Run>(impl_, id);
-  impl_->post([run, id, message = std::move(message), task = std::move(task), group = std::move(group)](Impl& self) mutable {
+  impl_->post([run, id, request = std::move(request)](Impl& self) mutable {
     Impl::Entry entry;
     entry.run = run;
-    entry.session = optional_text(message, "session_id");
-    entry.message = std::move(message);
-    entry.group = group;
+    entry.session = optional_text(request.message, "session_id");
+    entry.message = std::move(request.message);
+    entry.row = std::move(request.row);
+    entry.group = request.group;
     self.runs.emplace(id, std::move(entry));
-    self.scheduler.submit(id, task, group);
+    self.scheduler.submit(id, std::move(request.task), std::move(request.group));
     self.wake.notify();
   });
   return run;

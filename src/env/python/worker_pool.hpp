@@ -53,13 +53,23 @@ struct RunEvent {
   std::optional<RunFailure> failure;
 };
 
+/// A rollout to be played.
+struct RunRequest {
+  boost::json::object message;             ///< a `run` without run_id and task; its session_id gets a suffix in later attempts
+  std::shared_ptr<const std::string> row;  ///< its `task`, as JSON text
+  std::string task;                        ///< names the task in every rollout of it
+  std::string group;                       ///< empty if the rollout is scored alone
+};
+
 /// One rollout in the pool. Any thread; one coroutine takes the events.
 class PooledRun {
  public:
   virtual ~PooledRun() = default;
+  explicit PooledRun(std::size_t max_bytes) : max_frame_bytes(max_bytes) {}
   net::AsyncQueue<RunEvent> events{4096};
-  /// Sends a model_reply, with the run_id of its call, to the worker that plays the rollout; none if that attempt is over.
-  virtual void reply(boost::json::object message) = 0;
+  const std::size_t max_frame_bytes;  ///< of what reply() takes
+  /// Sends the frame of a model_reply to the worker that plays the rollout; not if the attempt `run_id`, that of its call, is over.
+  virtual void reply(std::string run_id, std::string frame) = 0;
   /// Nobody waits for it any more. No effect after its end.
   virtual void cancel() = 0;
 };
@@ -80,8 +90,7 @@ class WorkerPool {
   /// {kInvalidArgument} if the environment refuses its configuration, {kDeadline}.
   boost::json::object wait_loaded(net::TimePoint deadline);
 
-  /// A rollout: `message` is a `run` without run_id; its session_id gets a suffix in later attempts. `task` names the task.
-  std::shared_ptr<PooledRun> submit(boost::json::object message, std::string task, std::string group);
+  std::shared_ptr<PooledRun> submit(RunRequest request);
 
   /// Who may answer a request.
   enum class Who { kAnyWorker, kCatalogue, kGroup };
