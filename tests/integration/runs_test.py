@@ -8,7 +8,7 @@ import signal
 import harness
 from harness import check, prl
 
-LORA = ["--model.lora.rank", 4, "--model.lora.alpha", 16, "--optim.lr", "5e-3"]
+LORA = ["--model.lora.rank", 4, "--model.lora.alpha", 16, "--optim.lr", "2e-3"]
 
 
 def orchestrator_config(path, name, port, **top):
@@ -100,7 +100,7 @@ def alone(folder, name, steps, **top):
     rank = top.pop("rank", 4)
     flags = [word for key, value in top.items() for word in (f"--{key}", value)]
     prl("rl", "@", config, "--output-dir", out, "--trainer.model.lora.rank", rank, "--trainer.model.lora.alpha", 16, "--trainer.optim.lr",
-        "5e-3", "--ckpt", "--ckpt.interval", 2, *flags)
+        "2e-3", "--ckpt", "--ckpt.interval", 2, *flags)
     return saved(out, steps)
 
 
