@@ -258,6 +258,28 @@ TEST(HeldVersionsTest, FormerVersionsAreCopiedToHostMemoryAndTheNewestStays) {
   EXPECT_EQ(held.find(2)->values.data(), memory) << "the pages of a version that is not held any more are used again";
 }
 
+TEST(HeldVersionsTest, AVersionThatCannotBeCopiedIsHeldNoMore) {
+  class Broken final : public DeviceRuntime {
+   public:
+    Device device() const noexcept override { return {}; }
+    void* allocate(std::size_t) override { return nullptr; }
+    void deallocate(void*, std::size_t) noexcept override {}
+    void copy_from_host(void*, const void*, std::size_t) override {}
+    void copy_to_host(void*, const void*, std::size_t) override { fail(ErrorCode::kUnavailable, "the device is gone"); }
+    void copy_within(void*, const void*, std::size_t) override {}
+    void zero(void*, std::size_t) override {}
+    void synchronize() override {}
+    std::size_t bytes_in_use() const noexcept override { return 0; }
+    std::size_t peak_bytes() const noexcept override { return 0; }
+    std::size_t bytes_available() const override { return 0; }
+  };
+  HeldVersions held(3, std::make_shared<Broken>());
+  held.hold(1, values_of(1, 1000));
+  held.hold(2, values_of(2, 1000));
+  EXPECT_TRUE(testing::eventually([&] { return held.find(1) == nullptr; }));
+  EXPECT_NE(held.find(2), nullptr);
+}
+
 TEST(HeldVersionsTest, ANewVersionWaitsUntilFormerOnesHaveLeftTheDevice) {
   HeldVersions held(3, make_cpu_runtime(), 60s);
   held.hold(1, values_of(1, 1000));

@@ -92,11 +92,21 @@ void HeldVersions::copy_to_host(std::stop_token stop) {
     auto copy = std::make_shared<Held>();
     copy->values = take_spare(from->values);
     lock.unlock();
-    if (!copy->values.defined()) copy->values = Tensor::empty(make_cpu_runtime(), from->values.shape(), from->values.dtype());
-    device_->copy_to_host(copy->values.data(), from->values.data(), from->values.num_bytes());
+    try {
+      if (!copy->values.defined()) copy->values = Tensor::empty(make_cpu_runtime(), from->values.shape(), from->values.dtype());
+      device_->copy_to_host(copy->values.data(), from->values.data(), from->values.num_bytes());
+    } catch (const std::exception& error) {
+      log::warning("policy v{} is not held for engines that lag: {}", version, error.what());
+      copy.reset();
+    }
     from.reset();
     lock.lock();
-    if (const auto entry = held_.find(version); entry != held_.end()) entry->second = std::move(copy);
+    const auto entry = held_.find(version);
+    if (entry == held_.end()) continue;
+    if (copy != nullptr)
+      entry->second = std::move(copy);
+    else
+      held_.erase(entry);
   }
 }
 
