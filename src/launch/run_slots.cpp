@@ -76,14 +76,62 @@ struct Departed {
   int num_scans = 0;  ///< since
 };
 
+/// What all runs of this rank share.
+struct SharedParts {
+  SharedParts(const RankEnv& given, const config::TrainerConfig& config)
+      : env(given),
+        compute(rank_compute(env, config.compute)),
+        runtime(make_runtime(compute)),
+        base(trainer::load_base_model(runtime, policy_options(config, runtime))),
+        flops(measured_peak_flops(compute, base.weights->compute) * env.size),
+        mesh(make_mesh(env, runtime, std::chrono::seconds(config.dist_timeout_seconds))) {}
+
+  /// This rank's part of a run: what trains. Rank 0 adds where samples come from and weights go to.
+  trainer::SharedRun make(std::string name, config::TrainerConfig own) {
+    own.compute = compute;
+    trainer::GradientStepOptions step = step_options(own, runtime);
+    step.num_ranks = env.size;
+    step.mesh = &mesh;
+    trainer::PolicyOptions options = policy_options(own, runtime);
+    share_masters(options, env, step, false);  // what adapters are trained on is whole at each rank
+    trainer::SharedRun run;
+    run.name = std::move(name);
+    run.policy = std::make_unique<trainer::Policy>(base, std::move(options));
+    run.options = rl_run_options(own, std::move(step), flops);
+    if (run.options.checkpoint) run.options.checkpoint->may_write = env.is_first();
+    run.monitor = env.is_first() ? make_monitor(trainer::trainer_metrics(), kTrainerRows, own.output_dir, own.file_monitor)
+                                 : std::make_unique<monitor::Monitor>(trainer::trainer_metrics(), kTrainerRows);
+    return run;
+  }
+
+  const RankEnv env;
+  const config::ComputeConfig compute;
+  const std::shared_ptr<DeviceRuntime> runtime;
+  const trainer::BaseModel base;
+  const double flops;
+  comm::Mesh mesh;
+};
+
+/// A run for the ranks that follow: its name and its configuration, which names the folder.
+std::string describe(const std::string& name, const config::TrainerConfig& own) {
+  return name + " " + config::to_compact_json(config::dump(config::ops_of<config::TrainerConfig>(), &own, config::NullStyle::kAlways));
+}
+
+trainer::SharedRun make_described(SharedParts& parts, std::string_view description) {
+  const std::size_t end = description.find(' ');
+  PRL_CHECK(end != std::string_view::npos, "a run without a configuration");
+  const std::string name(description.substr(0, end));
+  config::TrainerConfig own;
+  config::Report report;
+  config::bind(config::parse_json(description.substr(end + 1), name), config::ops_of<config::TrainerConfig>(), &own, report);
+  if (!report.problems.empty()) throw config::ConfigError("trainer", report.problems);
+  return parts.make(name, std::move(own));
+}
+
 class RunSlots {
  public:
-  RunSlots(const config::TrainerConfig& config)
-      : config_(config),
-        runtime_(make_runtime(config.compute)),
-        base_(trainer::load_base_model(runtime_, policy_options(config, runtime_))),
-        flops_(measured_peak_flops(config.compute, base_.weights->compute)),
-        set_(config.max_concurrent_runs) {}
+  RunSlots(const config::TrainerConfig& config, SharedParts& parts)
+      : config_(config), parts_(parts), set_(config.max_concurrent_runs, &parts.mesh.world()) {}
 
   void serve(std::stop_token stop) {
     recall_outcomes();
@@ -91,7 +139,7 @@ class RunSlots {
     std::mutex mutex;
     std::condition_variable_any wake;
     Clock::time_point next_scan{};
-    while (!stop.stop_requested()) {
+    while (!stop.stop_requested() && !set_.is_stop_wanted()) {
       if (Clock::now() >= next_scan) {
         scan();
         next_scan = Clock::now() + kScanPeriod;
@@ -104,6 +152,7 @@ class RunSlots {
       wake.wait_for(lock, stop, kPoll, [] { return false; });
     }
     for (const trainer::RunView& run : set_.views()) note_end(run.name, set_.end(run.name), kStopped);
+    set_.dismiss();
     write_report();
   }
 
@@ -223,13 +272,8 @@ class RunSlots {
   void admit(const RunFolder& run, const config::OrchestratorConfig& orchestrator, const config::TrainerConfig& own) {
     log::add_role_file(run.name, log_file(run.folder, "trainer.log"));
     drop_later(run, own);
-    trainer::SharedRun shared;
-    shared.name = run.name;
+    trainer::SharedRun shared = parts_.make(run.name, own);
     shared.weight = read_control(run.folder).weight.value_or(orchestrator.run ? orchestrator.run->weight : 1.0);
-    trainer::PolicyOptions options = policy_options(own, runtime_);
-    shared.policy = std::make_unique<trainer::Policy>(base_, std::move(options));
-    shared.options = rl_run_options(own, step_options(own, runtime_), flops_);
-    shared.monitor = make_monitor(trainer::trainer_metrics(), kTrainerRows, own.output_dir, own.file_monitor);
     shared.channel = make_weight_channel(own.weight_broadcast, own.output_dir,
                                          shared.options.checkpoint ? shared.options.checkpoint->interval : std::nullopt,
                                          WeightEnd::kTrainer, own.max_async_level);
@@ -237,7 +281,7 @@ class RunSlots {
       return make_sample_receiver(transport, folder, first_step);
     };
     shared.is_there = [run] { return run.is_there(); };
-    const std::int64_t slot = set_.add(std::move(shared));
+    const std::int64_t slot = set_.add(std::move(shared), describe(run.name, own));
     active_[run.name] = {.folder = run,
                          .adapter = *orchestrator.student.model.lora->name,
                          .trained_as = text_of(own),
@@ -346,9 +390,7 @@ class RunSlots {
   }
 
   const config::TrainerConfig& config_;
-  const std::shared_ptr<DeviceRuntime> runtime_;
-  const trainer::BaseModel base_;
-  const double flops_;
+  SharedParts& parts_;
   trainer::RunSet set_;
   std::map<std::string, Active> active_;
   std::map<std::string, Outcome> outcomes_;
@@ -362,11 +404,20 @@ class RunSlots {
 }  // namespace
 
 int run_trainer_of_runs(const config::TrainerConfig& config, std::stop_token stop) {
-  if (rank_env().size > 1)
-    fail(ErrorCode::kNotImplemented,
-         "max_concurrent_runs: several runs on several ranks are not built; start one `prl trainer`, of one rank");
+  RankEnv env = rank_env();
+  if (!env.joins_as.empty())
+    fail(ErrorCode::kNotImplemented, "[PRL_JOIN] ranks that train several runs let no rank in: start all of them again");
+  use_replicas(env, config.model.dp_replicate);
+  check_ranks_per_row(env, config.model.cp);
   fs::create_directories(config.output_dir);
-  RunSlots(config).serve(std::move(stop));
+  SharedParts parts(env, config);
+  if (env.is_first()) {
+    RunSlots(config, parts).serve(std::move(stop));
+    return 0;
+  }
+  trainer::RunSet set(config.max_concurrent_runs, &parts.mesh.world());
+  while (set.follow([&](std::string_view description) { return make_described(parts, description); }, stop.stop_requested())) {
+  }
   return 0;
 }
 

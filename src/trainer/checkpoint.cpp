@@ -12,6 +12,7 @@
 #include "io/checkpoint_dir.hpp"
 #include "io/tensor_file.hpp"
 #include "nn/peft.hpp"
+#include "trainer/agreement.hpp"
 #include "trainer/shared_save.hpp"
 #include "trainer/state_files.hpp"
 
@@ -193,16 +194,19 @@ void TrainerCheckpoints::save_shared(const TrainProgress& progress, Policy& poli
   finish(ranks);
   shared_ = std::make_shared<SharedSave>(options_, progress, policy, gradient_step, options_.save_async);
   if (options_.save_async) {
-    if (before_commit) before_commit();
+    agree(ranks, [&] {
+      if (before_commit) before_commit();
+    });
     saver_.submit(fmt::format("checkpoint of step {}", progress.step), [save = shared_] { save->write_and_commit(); });
   } else {
     const std::vector<std::string> notes = ranks.gather_bytes(shared_->write(), {.what = "parts of the checkpoint"});
-    if (ranks.rank() == 0)
-      shared_->commit(notes, before_commit);
-    else if (before_commit)
-      before_commit();
-    shared_.reset();
-    ranks.barrier({.what = "the checkpoint of all ranks"});
+    agree(ranks, [&] {
+      if (ranks.rank() == 0)
+        shared_->commit(notes, before_commit);
+      else if (before_commit)
+        before_commit();
+      shared_.reset();
+    });
   }
   last_saved_ = progress.step;
 }
@@ -215,8 +219,11 @@ void TrainerCheckpoints::finish() {
 void TrainerCheckpoints::finish(comm::Communicator& ranks) {
   if (shared_ != nullptr) {
     // Rank 0 alone waits for parts of the others: it does so where it would learn that one does not come.
-    if (ranks.rank() != 0) finish();
-    ranks.barrier({.what = "parts of the checkpoint"});
+    agree(ranks, [&] {
+      if (ranks.rank() != 0) finish();
+    });
+    agree(ranks, [&] { finish(); });
+    return;
   }
   finish();
 }
@@ -291,10 +298,9 @@ void load_masters(StateFiles& files, nn::Parameters& parameters) {
       files.read(p, {}, part.begin - p.offset, parameters.values_in(part));
 }
 
-}  // namespace
-
-TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy,
-                      GradientStep& gradient_step) {
+/// All but the packed weights.
+TrainProgress load_state(const fs::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy,
+                         GradientStep& gradient_step) {
   const comm::Communicator& ranks = gradient_step.ranks();
   io::verify_checkpoint(checkpoints, step, kTrainerUnit, ranks.rank(), ranks.size());
   const fs::path folder = io::checkpoint_folder(checkpoints, step, kTrainerUnit);
@@ -317,6 +323,19 @@ TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const Resu
     gradient_step.restore_num_scheduled(progress.num_scheduled);
   if (resume.skip_progress) progress.step = progress.total_tokens = progress.total_samples = 0;
   if (resume.skip_data) progress.data_position = 0;
+  return progress;
+}
+
+}  // namespace
+
+TrainProgress restore(const fs::path& checkpoints, std::int64_t step, const ResumeOptions& resume, Policy& policy,
+                      GradientStep& gradient_step) {
+  TrainProgress progress;
+  const auto load = [&] { progress = load_state(checkpoints, step, resume, policy, gradient_step); };
+  if (gradient_step.ranks().size() > 1)
+    agree(gradient_step.ranks(), load);
+  else
+    load();
   gradient_step.refresh_weights(PolicyVersion{progress.step});
   return progress;
 }

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <thread>
@@ -14,6 +15,7 @@
 #include "base/testing/eventually.hpp"
 #include "comm/testing/ranks.hpp"
 #include "io/safetensors.hpp"
+#include "trainer/agreement.hpp"
 #include "trainer/checkpoint.hpp"
 #include "trainer/gradient_step.hpp"
 #include "trainer/memory.hpp"
@@ -461,28 +463,64 @@ TEST(DataParallel, ARowThatIsNotFiniteIsLeftOutOnAllRanks) {
   }
 }
 
-TEST(DataParallel, AnErrorOfOneRankIsToldToTheOthers) {
+/// What each of three ranks meets when it steps over `rows`, told by `met`; then a step over sound rows, if the group is sound.
+void step_on_three(const fs::path& model, const config::LossConfig& loss, std::vector<wire::MicroBatch> rows,
+                   const std::function<void(const Error&)>& met, bool gathers_layers = false) {
+  comm::testing::run_threads("threads", 3, [&](comm::Communicator& group) {
+    comm::Mesh mesh(group.subgroup(std::vector<int>{0, 1, 2}, "train", 0));
+    const auto policy = make_policy(model, DType::kF32, false, gathers_layers);
+    GradientStepOptions options;
+    options.mesh = &mesh;
+    options.loss = loss;
+    GradientStep step(*policy, options);
+    step.check_ranks();  // brings layers, which the checksum reads
+    const std::uint64_t before = nn::checksum(*policy->weights()).combined;
+    try {
+      step.run(rows, PolicyVersion{1});
+      ADD_FAILURE() << "a step over a row that is unsound";
+    } catch (const SharedError& error) {
+      met(error);
+      EXPECT_EQ(nn::checksum(*policy->weights()).combined, before);
+      EXPECT_TRUE(std::isfinite(step.run(cross_entropy_rows(1, 5), PolicyVersion{1}).loss)) << "the group goes on";
+    } catch (const Error& error) {
+      met(error);
+    }
+  });
+}
+
+TEST(DataParallel, ARowThatOneRankCannotTrainOnIsEveryRanksErrorAndTheGroupGoesOn) {
+  Scratch scratch("dp-row");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  std::vector<wire::MicroBatch> rows = cross_entropy_rows(1, 5);
+  rows[3].ce_weights.back() = std::numeric_limits<float>::quiet_NaN();
+  std::atomic<int> num_met{0};
+  for (const bool gathers_layers : {false, true})
+    step_on_three(
+        scratch.path, {}, rows,
+        [&](const Error& error) {
+          ++num_met;
+          EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
+          EXPECT_THAT(error.what(), HasSubstr("'env'"));
+        },
+        gathers_layers);
+  EXPECT_EQ(num_met, 6);
+  rows = cross_entropy_rows(1, 5);
+  rows[2].input_ids.back() = 1 << 20;
+  step_on_three(scratch.path, {}, rows, [&](const Error& error) {
+    ++num_met;
+    EXPECT_THAT(error.what(), HasSubstr("the vocabulary has"));
+  });
+  EXPECT_EQ(num_met, 9);
+}
+
+TEST(DataParallel, ADefectThatOneRankMeetsEndsTheGroupAndIsToldToTheOthers) {
   Scratch scratch("dp-error");
   nn::init_model(model_of_several_chunks(), scratch.path);
   std::atomic<int> num_own{0}, num_told{0};
-  comm::testing::run_threads("threads", 3, [&](comm::Communicator& group) {
-    comm::Mesh mesh(group.subgroup(std::vector<int>{0, 1, 2}, "train", 0));
-    const auto policy = make_policy(scratch.path, DType::kF32);
-    GradientStepOptions options;
-    options.mesh = &mesh;
-    GradientStep step(*policy, options);
-    std::vector<wire::MicroBatch> rows = cross_entropy_rows(1, 5);
-    rows[3].ce_weights.back() = std::numeric_limits<float>::quiet_NaN();
-    try {
-      step.run(rows, PolicyVersion{1});
-      ADD_FAILURE() << "a step over a row that is not finite";
-    } catch (const comm::PeerLost& lost) {
-      ++num_told;
-      EXPECT_THAT(lost.what(), HasSubstr("'env'"));
-    } catch (const Error& error) {
-      ++num_own;
-      EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
-    }
+  // One row, which rank 0 has, and no function that computes its loss.
+  step_on_three(scratch.path, config::CustomLossConfig{}, cross_entropy_rows(1, 1), [&](const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("without the function"));
+    ++(error.code() == ErrorCode::kPeerLost ? num_told : num_own);
   });
   EXPECT_EQ(num_own, 1);
   EXPECT_EQ(num_told, 2);

@@ -14,6 +14,7 @@
 #include "base/spans.hpp"
 #include "base/units.hpp"
 #include "ops/pointwise.hpp"
+#include "trainer/agreement.hpp"
 
 namespace prl::trainer {
 
@@ -215,16 +216,27 @@ void GradientStep::restart_schedule(std::int64_t num_done) {
 GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std::size_t index, const LossCounts& counts) {
   RowResult result;
   shard_->exchange.begin_leaf();
-  const nn::TokenStats stats = policy_.forward(row, make_targets(row));
   BatchLoss loss;
+  bool has_forward = false;
   try {
+    const nn::TokenStats stats = policy_.forward(row, make_targets(row));
+    has_forward = true;
     LossHooks hooks{.custom = options_.loss_function};
     if (exporter_ && shard_->is_first_of_row()) hooks.on_sequence = [this](const SequenceValues& values) { exporter_->add(values); };
     loss = compute_batch_loss(options_.loss, row, stats.logp_T, stats.entropy_T, counts, result.pool, hooks);
+  } catch (const comm::PeerLost&) {
+    throw;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kNonFinite || !options_.skip_non_finite_rows) throw;
-    log::warning("micro-batch {} is left out: {}", index, error.what());
+    // Those that share the row, or bring its layers, wait within a forward pass.
+    if (!has_forward && (shard_->context != nullptr || shard_->layers != nullptr)) throw;
+    const bool is_left_out = error.code() == ErrorCode::kNonFinite && options_.skip_non_finite_rows;
+    if (!is_left_out && (ranks().size() == 1 || error.code() == ErrorCode::kInternal)) throw;
+    // Other ranks go on with their rows: the step ends where all of them learn why.
     result.is_finite = false;
+    if (!is_left_out)
+      result.error = error;
+    else
+      log::warning("micro-batch {} is left out: {}", index, error.what());
     if (shard_->layers != nullptr) policy_.pass(false);
     return result;
   }
@@ -234,12 +246,35 @@ GradientStep::RowResult GradientStep::train_on(const wire::MicroBatch& row, std:
   return result;
 }
 
+namespace {
+
+void add_error(std::string& bytes, const std::optional<Error>& error) {
+  const std::string_view text = error ? error->what() : "";
+  const std::int32_t head[] = {error ? static_cast<std::int32_t>(error->code()) : -1, static_cast<std::int32_t>(text.size())};
+  bytes.append(reinterpret_cast<const char*>(head), sizeof head);
+  bytes += text;
+}
+
+std::optional<Error> take_error(std::string_view& bytes, std::size_t rank) {
+  std::int32_t head[2] = {};
+  if (bytes.size() < sizeof head) fail(ErrorCode::kCorrupt, "[trainer] rank {} does not say how its rows went", rank);
+  std::memcpy(head, bytes.data(), sizeof head);
+  bytes.remove_prefix(sizeof head);
+  const std::string text(bytes.substr(0, static_cast<std::size_t>(head[1])));
+  bytes.remove_prefix(text.size());
+  if (head[0] < 0) return std::nullopt;
+  return Error(static_cast<ErrorCode>(head[0]), text);
+}
+
+}  // namespace
+
 std::vector<GradientStep::RowResult> GradientStep::gather_results(std::vector<RowResult> mine, std::size_t num_leaves) const {
   if (ranks().size() == 1) return mine;
   std::string bytes;
   for (const RowResult& result : mine) {
     bytes += result.is_finite ? '\1' : '\0';
     bytes.append(reinterpret_cast<const char*>(&result.loss), sizeof result.loss);
+    add_error(bytes, result.error);
     result.pool.encode(bytes);
   }
   std::vector<RowResult> all(num_leaves);
@@ -255,6 +290,7 @@ std::vector<GradientStep::RowResult> GradientStep::gather_results(std::vector<Ro
       result.is_finite = left.front() != '\0';
       std::memcpy(&result.loss, left.data() + 1, sizeof result.loss);
       left.remove_prefix(1 + sizeof result.loss);
+      result.error = take_error(left, rank);
       result.pool = MetricPool::decode(left);
     }
   }
@@ -294,6 +330,8 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
   }
   const std::int64_t num_before = result.num_non_finite_rows;
   const std::vector<RowResult> all = gather_results(std::move(mine), leaves.size());
+  for (const RowResult& row : all)
+    if (row.error) throw SharedError(*row.error);
   for (std::size_t leaf = 0; leaf < all.size(); ++leaf) {
     const std::size_t index = leaves[leaf];
     if (!all[leaf].is_finite) {
@@ -308,10 +346,11 @@ bool GradientStep::add_gradients(std::span<const wire::MicroBatch> rows, std::ve
   }
   if (result.num_non_finite_rows == num_before) return true;
   if (result.pool.values("loss").empty())
-    fail(ErrorCode::kNonFinite,
-         "[trainer] every one of {} micro-batches has a loss that is not finite: the weights have diverged; lower optim.lr or set "
-         "optim.max_norm",
-         result.num_non_finite_rows);
+    throw SharedError(
+        ErrorCode::kNonFinite,
+        fmt::format("[trainer] every one of {} micro-batches has a loss that is not finite: the weights have diverged; lower optim.lr or "
+                    "set optim.max_norm",
+                    result.num_non_finite_rows));
   return false;
 }
 
@@ -337,6 +376,9 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
   } catch (const comm::PeerLost& lost) {
     // Sums in place are taken in groups that number their ranks in ways of their own.
     shard_->give_up_on(options_.reduce == Reduce::kExact ? lost : comm::PeerLost({}, lost.what(), lost.gave_up()));
+    shard_->settle();
+    throw;
+  } catch (const SharedError&) {
     shard_->settle();
     throw;
   } catch (const std::exception& error) {
@@ -365,10 +407,10 @@ GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> 
   const double norm =
       among_shards([&](comm::Communicator& group) { return global_grad_norm(policy_.context(), own_grads, shard_->plan, group); });
   if (!std::isfinite(norm))
-    fail(ErrorCode::kNonFinite,
-         "[trainer] the gradient norm is {} with a loss of {} over environments [{}]: the weights have diverged; lower optim.lr or set "
-         "optim.max_norm",
-         norm, result.loss, fmt::join(environments(rows), ", "));
+    throw SharedError(ErrorCode::kNonFinite,
+                      fmt::format("[trainer] the gradient norm is {} with a loss of {} over environments [{}]: the weights have diverged; "
+                                  "lower optim.lr or set optim.max_norm",
+                                  norm, result.loss, fmt::join(environments(rows), ", ")));
   if (max_norm) result.grad_norm = norm;
   result.zero_grad_ratio = among_shards(
       [&](comm::Communicator& group) { return zero_grad_ratio(policy_.context(), policy_.parameters(), own_grads, shard_->plan, group); });

@@ -87,7 +87,7 @@ class GradientStep {
 
   /// All `rows` of the step, at every rank; `version` is what the weights become. Error{kNonFinite} says which row's environment, or which
   /// environments were in the batch when a gradient overflowed; masters and optimizer are then unchanged. PeerLost; an error of this
-  /// rank ends the group of ranks and is told to the others.
+  /// rank ends the group of ranks and is told to the others, unless it is a SharedError, as those of losses and norms are.
   GradientStepResult run(std::span<const wire::MicroBatch> rows, PolicyVersion version);
 
   comm::Communicator& ranks() const noexcept { return mesh().world(); }
@@ -120,6 +120,7 @@ class GradientStep {
   /// What a row adds to the result of the step.
   struct RowResult {
     bool is_finite = true;
+    std::optional<Error> error = {};  ///< why the row has no loss; the step ends with it once all ranks know of it
     double loss = 0;
     MetricPool pool;
   };
@@ -150,7 +151,7 @@ class GradientStep {
   auto among_shards(const Work& work) const;
   GradientStepResult run_on_ranks(std::span<const wire::MicroBatch> rows, PolicyVersion version);
   /// Forward and backward over the rows that are not left out. False if a row's loss was not finite: it is left out from now on, and
-  /// the gradients must be formed once more.
+  /// the gradients must be formed once more. SharedError with that of the first row that has one.
   bool add_gradients(std::span<const wire::MicroBatch> rows, std::vector<bool>& is_left_out, GradientStepResult& result);
   RowResult train_on(const wire::MicroBatch& row, std::size_t index, const LossCounts& counts);
   /// The results of all rows in the order of leaves, from those of this rank's.

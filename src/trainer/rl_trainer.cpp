@@ -12,6 +12,7 @@
 #include "base/units.hpp"
 #include "base/waiting.hpp"
 #include "monitor/format.hpp"
+#include "trainer/agreement.hpp"
 #include "trainer/shared_batch.hpp"
 #include "wire/checks.hpp"
 
@@ -54,8 +55,12 @@ class RlTraining final : public Training {
     if (brings_layers() ? gradient_step().is_any_rank(takes_over) : takes_over) publish();
   }
 
-  /// Whether next() would not wait. Of one rank alone.
+  /// Whether next() would not wait. At rank 0.
   bool is_ready() {
+    if (options_.orders.is_paused()) {
+      forgive_waiting();
+      return false;
+    }
     if (!has_next_) batch_ = receiver_->pop(std::chrono::milliseconds(0));
     has_next_ = batch_.has_value();
     if (has_next_ || receiver_->is_closed()) return true;
@@ -66,7 +71,7 @@ class RlTraining final : public Training {
     return false;
   }
   void forgive_waiting() { waiting_since_ = Clock::now(); }
-  /// Whether next() finds the end of the samples.
+  /// Whether next() finds the end of the samples. At rank 0.
   bool is_at_end() const { return !has_next_ && receiver_->is_closed(); }
 
   bool next(std::int64_t step, monitor::Metrics& metrics) override {
@@ -188,21 +193,25 @@ class RlTraining final : public Training {
 RlTrainer::RlTrainer(Policy& policy, GradientStepOptions options, std::int64_t seq_len, double peak_flops)
     : policy_(policy), gradient_step_(policy, std::move(options)), seq_len_(seq_len), peak_(peak_flops) {}
 
-monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
-  const std::int64_t step = progress_.step + 1;
+void RlTrainer::check(const rollouts::RankBatch& batch, std::int64_t step) const {
   if (batch.step != step)
     fail(ErrorCode::kInvalidArgument,
-         "[trainer] the samples are of step {}, but the trainer is at step {}: orchestrator and trainer must resume from the same step",
-         batch.step, step);
+         "the samples are of step {}, but the trainer is at step {}: orchestrator and trainer must resume from the same step", batch.step,
+         step);
+  for (const wire::MicroBatch& row : batch.micro_batches) {
+    wire::check(row);
+    if (static_cast<std::int64_t>(row.input_ids.size()) > seq_len_)
+      fail(ErrorCode::kCorrupt, "a micro-batch has {} tokens, trainer.model.seq_len is {}: orchestrator.seq_len must not be larger",
+           row.input_ids.size(), seq_len_);
+  }
+}
+
+monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
+  const std::int64_t step = progress_.step + 1;
   try {
+    fail_alike([&] { check(batch, step); });
     std::int64_t num_samples = 0;
-    for (const wire::MicroBatch& row : batch.micro_batches) {
-      wire::check(row);
-      if (static_cast<std::int64_t>(row.input_ids.size()) > seq_len_)
-        fail(ErrorCode::kCorrupt, "a micro-batch has {} tokens, trainer.model.seq_len is {}: orchestrator.seq_len must not be larger",
-             row.input_ids.size(), seq_len_);
-      num_samples += static_cast<std::int64_t>(row.sequence_lengths.size());
-    }
+    for (const wire::MicroBatch& row : batch.micro_batches) num_samples += static_cast<std::int64_t>(row.sequence_lengths.size());
     const GradientStepResult result = gradient_step_.run(batch.micro_batches, PolicyVersion{step});
     progress_.step = step;
     progress_.total_tokens += result.num_tokens;
@@ -226,6 +235,8 @@ monitor::Metrics RlTrainer::step(const rollouts::RankBatch& batch) {
     return metrics;
   } catch (const comm::PeerLost&) {
     throw;  // whoever goes on without the lost rank needs to know which it is
+  } catch (const SharedError& error) {
+    throw SharedError(error.with_context(fmt::format("[trainer] step {}", step)));
   } catch (const Error& error) {
     throw error.with_context(fmt::format("[trainer] step {}", step));
   }
@@ -253,8 +264,8 @@ void RlRun::begin() { impl_->run.begin(); }
 bool RlRun::is_ready() { return impl_->run.is_done() || impl_->training.is_ready(); }
 void RlRun::forgive_waiting() { impl_->training.forgive_waiting(); }
 bool RlRun::is_done() const { return impl_->run.is_done(); }
+bool RlRun::is_at_end() const { return impl_->run.is_done() || impl_->training.is_at_end(); }
 bool RlRun::step() {
-  if (impl_->run.is_done() || impl_->training.is_at_end()) return false;
   const bool stepped = impl_->run.step();
   impl_->training.forgive_waiting();
   return stepped;
@@ -263,6 +274,7 @@ TrainRunResult RlRun::finish() {
   impl_->run.finish();
   return impl_->run.result();
 }
+void RlRun::give_up_on(const comm::PeerLost& lost) { impl_->run.give_up_on(lost); }
 const TrainProgress& RlRun::progress() const { return impl_->run.progress(); }
 
 TrainRunResult run_rl_trainer(const RlRunOptions& given, Policy& policy, const ReceiverFactory& make_receiver,

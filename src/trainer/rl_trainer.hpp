@@ -35,6 +35,8 @@ class RlTrainer {
   void restore_progress(const TrainProgress& progress) { progress_ = progress; }
 
  private:
+  void check(const rollouts::RankBatch& batch, std::int64_t step) const;
+
   Policy& policy_;
   GradientStep gradient_step_;
   std::int64_t seq_len_;
@@ -57,7 +59,8 @@ struct RlRunOptions : TrainRunOptions {
 /// Makes the sample source once the first step is known (a resume decides it).
 using ReceiverFactory = std::function<std::unique_ptr<rollouts::SampleReceiver>(std::int64_t first_step)>;
 
-/// One of several runs that a caller takes through their steps in turns, each by itself as run_rl_trainer would. One rank, one thread.
+/// One of several runs that a caller takes through their steps in turns, each by itself as run_rl_trainer would. One thread. On several
+/// ranks all of them make the same calls but for those of rank 0, which is asked for the samples.
 class RlRun {
  public:
   /// `policy` and `monitor` are borrowed, and so is `channel`, which may be null.
@@ -65,15 +68,19 @@ class RlRun {
   ~RlRun();
   /// Resumes, and publishes the version that the run starts with. Once. What run_rl_trainer throws.
   void begin();
-  /// True if step() would not wait: its samples are there, or none follow. Error{kDeadline} after batch_timeout without samples.
+  /// At rank 0: true if step() would not wait: its samples are there, or none follow. Error{kDeadline} after batch_timeout without samples.
   bool is_ready();
+  /// At rank 0, of one that is ready: whether there is no step to take.
+  bool is_at_end() const;
   /// A run that is not stepped on purpose waits for nothing: the batch_timeout begins anew.
   void forgive_waiting();
   bool is_done() const;
-  /// One step; false if the samples have ended.
+  /// One step of a run that is not at its end; false if it has been.
   bool step();
   /// Saves the last step if it is not saved.
   TrainRunResult finish();
+  /// After a loss that ends the group: a save in the background waits no more for those ranks.
+  void give_up_on(const comm::PeerLost& lost);
   const TrainProgress& progress() const;
 
  private:

@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <map>
+#include <sstream>
 
 #include "base/files.hpp"
+#include "comm/testing/ranks.hpp"
 #include "nn/adapter.hpp"
 #include "trainer/fake_rollouts.hpp"
 #include "trainer/metrics.hpp"
@@ -131,6 +134,137 @@ TEST_F(Runs, EachIsWhatItIsAloneWhoeverComesGoesOrFails) {
   EXPECT_EQ(ends.at("a").result.last_step, 6);
   EXPECT_EQ(saved("a", 6), wanted_a);
   EXPECT_EQ(saved("c", 4), wanted_c);
+}
+
+/// A run that the ranks of a test share, as its description names it: "name rank seed num_steps lr".
+struct Described {
+  std::string name;
+  int rank = 0;
+  std::uint64_t seed = 0;
+  std::int64_t num_steps = 0;
+  double lr = 0;
+  explicit Described(std::string_view text) {
+    std::istringstream in{std::string(text)};
+    in >> name >> rank >> seed >> num_steps >> lr;
+  }
+};
+
+class RunsOnRanks : public Runs {
+ protected:
+  SharedRun make_on(const BaseModel& base, comm::Mesh& mesh, std::string_view description, bool resumes = false) const {
+    const Described given(description);
+    if (mesh.world().rank() != 0 && description.ends_with("too_large_for_others")) fail(ErrorCode::kOutOfMemory, "no room");
+    SharedRun run = make(given.name, given.rank, given.seed, given.num_steps, given.lr);
+    PolicyOptions of_policy = options(given.rank, given.seed);
+    of_policy.share = {.rank = mesh.world().rank(), .num_ranks = mesh.world().size(), .divides_grads = true};
+    run.policy = std::make_unique<Policy>(base, of_policy);
+    run.options.step.mesh = &mesh;
+    run.options.checkpoint->may_write = mesh.world().rank() == 0;
+    run.options.checkpoint->interval = 2;
+    if (resumes) run.options.resume.emplace();
+    return run;
+  }
+
+  /// `lead` at rank 0; the other ranks follow until it has ended. An error of any rank is thrown.
+  void on_ranks(int size, bool resumes,
+                const std::function<void(RunSet&, const std::function<void(const std::string&)>& add)>& lead) const {
+    comm::testing::run_threads("threads", size, [&](comm::Communicator& given) {
+      std::vector<int> all;
+      for (int rank = 0; rank < size; ++rank) all.push_back(rank);
+      comm::Mesh mesh(given.subgroup(all, "runs", 0));
+      const BaseModel base = load_base_model(make_cpu_runtime(), options(4, 1));
+      RunSet set(2, &mesh.world());
+      const auto make_one = [&](std::string_view description) { return make_on(base, mesh, description, resumes); };
+      if (mesh.world().rank() != 0) {
+        while (set.follow(make_one, false)) {
+        }
+        EXPECT_EQ(set.num_runs(), 0) << "rank " << mesh.world().rank();
+        return;
+      }
+      lead(set, [&](const std::string& description) { set.add(make_one(description), description); });
+      set.dismiss();
+    });
+  }
+
+  /// Masters and optimizer of a run's checkpoint, whoever wrote it, as the bits that one rank goes on with.
+  std::string state(const std::string& name, int rank, std::uint64_t seed, std::int64_t step) const {
+    Policy policy(base_, options(rank, seed));
+    GradientStepOptions of_step;
+    of_step.optim = config::AdamWConfig{};
+    GradientStep gradient_step(policy, of_step);
+    restore(scratch_.path / name / "checkpoints", step, {}, policy, gradient_step);
+    std::string bytes;
+    for (const Optimizer::StatePart& part : gradient_step.optimizer().state_parts())
+      bytes.append(static_cast<const char*>(part.tensor.data()), part.tensor.num_bytes());
+    const Tensor& values = policy.parameters().held_values();
+    return bytes.append(static_cast<const char*>(values.data()), values.num_bytes());
+  }
+};
+
+TEST_F(RunsOnRanks, EachIsWhatItIsAloneOnOneRank) {
+  alone(4, 1, 6, 1e-2);
+  const std::string wanted_a = state("alone", 4, 1, 6);
+  alone(8, 2, 4, 3e-2);
+  const std::string wanted_c = state("alone", 8, 2, 4);
+  for (const int size : {2, 3}) {
+    for (const char* name : {"a", "bad", "wild", "full", "c"}) fs::remove_all(scratch_.path / name);
+    std::map<std::string, RunEnd> ends;
+    on_ranks(size, false, [&](RunSet& set, const auto& add) {
+      add("a 4 1 6 1e-2");
+      // Samples of which rank 0 alone sees the damage, weights that diverge in a row of one rank, no room for a checkpoint.
+      std::vector<std::string> next{"c 8 2 4 3e-2", "full 2 4 2 1e-2", "wild 2 2 6 1e30", "bad 2 13 6 1e-2"};
+      while (set.num_runs() > 0 || !next.empty()) {
+        if (set.has_room() && !next.empty()) {
+          add(next.back());
+          if (next.back().starts_with("full")) write_file_atomic(scratch_.path / "full", "a file where the run's folder should be");
+          next.pop_back();
+        }
+        const auto stepped = set.step();
+        ASSERT_TRUE(stepped.has_value());
+        if (stepped->end) ends.emplace(stepped->name, *stepped->end);
+      }
+    });
+    ASSERT_EQ(ends.size(), 5u) << size;
+    const auto why = [&](const std::string& name) { return std::string(ends.at(name).error.value_or(Error(ErrorCode::kIo, "")).what()); };
+    EXPECT_EQ(why("a") + why("c"), "");
+    EXPECT_THAT(why("bad"), ::testing::HasSubstr("a damaged batch"));
+    EXPECT_EQ(ends.at("bad").result.last_checkpoint, 2);
+    EXPECT_EQ(ends.at("wild").error.value().code(), ErrorCode::kNonFinite) << why("wild");
+    EXPECT_NE(why("full"), "");
+    EXPECT_TRUE(state("a", 4, 1, 6) == wanted_a) << size << " ranks";
+    EXPECT_TRUE(state("c", 8, 2, 4) == wanted_c) << size << " ranks";
+  }
+}
+
+TEST_F(RunsOnRanks, OneThatResumesOnAnotherNumberOfRanksGoesOnBitForBit) {
+  alone(4, 1, 6, 1e-2);
+  const std::string wanted = state("alone", 4, 1, 6);
+  on_ranks(3, false, [](RunSet& set, const auto& add) {
+    add("a 4 1 6 1e-2");
+    for (int i = 0; i < 3; ++i) ASSERT_TRUE(set.step().has_value());
+    EXPECT_EQ(set.end("a").result.last_checkpoint, 3);
+  });
+  on_ranks(2, true, [](RunSet& set, const auto& add) {
+    add("a 4 1 6 1e-2");
+    EXPECT_EQ(set.views().at(0).step, 3);
+    while (set.num_runs() > 0) ASSERT_TRUE(set.step().has_value());
+  });
+  EXPECT_TRUE(state("a", 4, 1, 6) == wanted);
+}
+
+TEST_F(RunsOnRanks, OneThatARankCannotMakeIsRefusedByAll) {
+  on_ranks(2, false, [](RunSet& set, const auto& add) {
+    add("a 4 1 2 1e-2");
+    try {
+      add("b 4 1 2 1e-2 too_large_for_others");
+      ADD_FAILURE() << "a run of which rank 1 has no part";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1: no room"));
+    }
+    EXPECT_EQ(set.num_runs(), 1);
+    while (set.num_runs() > 0) ASSERT_TRUE(set.step().has_value());
+  });
 }
 
 TEST_F(Runs, OneThatResumesGoesOnBitForBit) {

@@ -10,6 +10,7 @@
 #include "base/waiting.hpp"
 #include "nn/peft.hpp"
 #include "nn/weight_files.hpp"
+#include "trainer/agreement.hpp"
 
 namespace prl::trainer {
 
@@ -43,10 +44,11 @@ SharedSave::SharedSave(const CheckpointOptions& options, const TrainProgress& pr
       table_(policy.parameters().table()),
       is_lost_(std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(size_))) {
   std::string folders;
-  if (rank_ == 0) {
+  agree(gradient_step.ranks(), [&] {
+    if (rank_ != 0) return;
     make_folders();
     folders = unit_folder_.string() + '\n' + weights_folder_.string();
-  }
+  });
   const std::string told = gradient_step.ranks().gather_bytes(folders, {.what = "where to save"}).front();
   const std::size_t end = told.find('\n');
   PRL_CHECK(end != std::string::npos, "rank 0 names no folder");
@@ -176,6 +178,7 @@ std::string SharedSave::wait_for_note(int rank, std::chrono::steady_clock::time_
     // Before it is looked for: what a rank wrote before it died is there.
     const bool is_lost = is_lost_[static_cast<std::size_t>(rank)];
     if (fs::exists(note_file(rank))) return read_file(note_file(rank), kMaxNoteBytes);
+    if (!fs::exists(meeting_folder())) fail(ErrorCode::kNotFound, "[ckpt] {} was taken away", meeting_folder().string());
     if (is_cancelled_) fail(ErrorCode::kCancelled, "[ckpt] the checkpoint of step {} is given up: a rank was lost", progress_.step);
     if (is_lost)
       fail(ErrorCode::kCancelled, "[ckpt] the checkpoint of step {} is given up: rank {} was lost before it had written its part",

@@ -12,6 +12,7 @@
 #include "base/spans.hpp"
 #include "base/units.hpp"
 #include "comm/admission.hpp"
+#include "trainer/agreement.hpp"
 
 namespace prl::trainer {
 
@@ -62,14 +63,23 @@ TrainRun::TrainRun(const TrainRunOptions& options, Policy& policy, Training& tra
   training_.gradient_step().on_row([this](std::int64_t done, std::int64_t total) { watch_.set_rows(done, total); });
 }
 
+void TrainRun::alone(const std::function<void()>& work) {
+  if (options_.outlives_errors)
+    agree(training_.gradient_step().ranks(), work);
+  else
+    work();
+}
+
 void TrainRun::resume() {
   const std::filesystem::path root =
       options_.resume_from.empty() && options_.checkpoint ? options_.checkpoint->checkpoints : options_.resume_from;
   GradientStep& gradient_step = training_.gradient_step();
   // Rank 0 looks for all: another that looks later might find another step.
   double found = -1;
-  if (gradient_step.ranks().rank() == 0 && options_.resume && !root.empty())
-    if (const auto step = find_resume_step(root, *options_.resume)) found = static_cast<double>(*step);
+  alone([&] {
+    if (gradient_step.ranks().rank() == 0 && options_.resume && !root.empty())
+      if (const auto step = find_resume_step(root, *options_.resume)) found = static_cast<double>(*step);
+  });
   found = gradient_step.ranks().gather_number(found, {.what = "the step to resume from"}).front();
   if (found < 0 || !options_.resume) return;
   const auto step = static_cast<std::int64_t>(found);
@@ -81,12 +91,16 @@ TrainRunResult TrainRun::run() {
   try {
     return run_on_ranks();
   } catch (const comm::PeerLost& lost) {
-    if (checkpoints_) checkpoints_->give_up_on(lost);
+    give_up_on(lost);
     throw;
   } catch (const std::exception& error) {
     training_.gradient_step().abort(error.what());
     throw;
   }
+}
+
+void TrainRun::give_up_on(const comm::PeerLost& lost) {
+  if (checkpoints_) checkpoints_->give_up_on(lost);
 }
 
 TrainRunResult TrainRun::run_on_ranks() {
@@ -114,7 +128,7 @@ void TrainRun::begin() {
   }
   resume();
   start_step_ = result_.last_step = progress_.step;
-  training_.begin(progress_);
+  alone([this] { training_.begin(progress_); });
   commit_copies();
   has_begun_ = true;
 }
@@ -162,7 +176,7 @@ void TrainRun::admit_newcomer() {
 void TrainRun::finish() {
   result_.was_stopped = stop_.stop_requested() && !is_done();
   if (checkpoints_) save_last();
-  monitor_.finish();
+  alone([this] { monitor_.finish(); });
   if (options_.is_bench && training_.gradient_step().ranks().rank() == 0) {
     std::cout << bench_.render() << std::flush;
     if (options_.bench_json) write_file_atomic(*options_.bench_json, bench_.to_json());
@@ -285,19 +299,17 @@ bool TrainRun::step() {
     metrics["healing/losses"] = num_losses_;
     metrics["healing/recover_seconds"] = std::exchange(recover_seconds_, 0.0);
   }
-  watch_.set_phase("publishing weights");
-  const auto publish_start = Clock::now();
-  if (training_.publish()) {
-    metrics["time/broadcast_weights"] = seconds_since(publish_start);
-    spans::add(spans::Detail::kCoarse,
-               {.lane = "trainer", .name = "publishes weights", .begin = publish_start, .end = Clock::now(), .step = step});
-  }
   const auto report = [&] {
     if (options_.checkpoint) put_disk_metrics(metrics, options_.checkpoint->checkpoints);
     metrics["time/step"] = seconds_since(start);
     monitor_.log(step, metrics);
   };
-  if (is_checkpoint_due(step)) {
+  const bool saves = is_checkpoint_due(step);
+  alone([&] {
+    publish(step, metrics);
+    if (!saves) report();
+  });
+  if (saves) {
     watch_.set_phase("saving");
     const auto save_start = Clock::now();
     const spans::Scope span(spans::Detail::kCoarse, "trainer", "saves", step);
@@ -306,13 +318,19 @@ bool TrainRun::step() {
       report();
       monitor_.sync();
     });
-  } else {
-    report();
   }
   log::step("{}", training_.line(step, metrics));
   bench_.add(step, metrics);
   result_.last_loss = metrics["loss/mean"];
   return true;
+}
+
+void TrainRun::publish(std::int64_t step, monitor::Metrics& metrics) {
+  watch_.set_phase("publishing weights");
+  const auto start = Clock::now();
+  if (!training_.publish()) return;
+  metrics["time/broadcast_weights"] = seconds_since(start);
+  spans::add(spans::Detail::kCoarse, {.lane = "trainer", .name = "publishes weights", .begin = start, .end = Clock::now(), .step = step});
 }
 
 void TrainRun::save_last() {

@@ -30,6 +30,7 @@ struct TrainRunOptions {
   RunOrders orders = {};                      ///< pauses and checkpoints that somebody asks for; of rank 0
   bool chooses_checkpoints = false;           ///< no other role has a part in them: the step under way is the one
   std::filesystem::path memory_snapshots;     ///< gets step_N/rank_R.json: the device's memory after each step; empty: none
+  bool outlives_errors = false;               ///< an error of one rank ends this run at all of them alike, and they go on with other runs
   std::optional<int> max_losses;    ///< of ranks, which the others survive by copies of each other's state; none: a loss ends the run
   std::function<void()> take_over;  ///< called at a rank that has become rank 0: it opens what rank 0 writes; may be empty
   bool is_newcomer = false;         ///< this rank joins a run that goes on: its state comes from the others
@@ -79,6 +80,8 @@ class TrainRun {
   TrainRun(const TrainRunOptions& options, Policy& policy, Training& training, monitor::Monitor& monitor, std::stop_token stop);
   /// Call once. Errors of the training's members and of saving, which are told to the other ranks; PeerLost of one of theirs.
   TrainRunResult run();
+  /// After a loss that ends the run: see TrainerCheckpoints::give_up_on.
+  void give_up_on(const comm::PeerLost& lost);
 
   // The parts of run() of one rank without healing, for a caller that takes several runs through their steps in turns.
   /// Resumes, and publishes the version that the run starts with. Once.
@@ -105,11 +108,14 @@ class TrainRun {
   /// `also_lost` are then those of the group there was that it does not know to be lost.
   bool regroup(std::chrono::milliseconds grace, std::vector<int>& also_lost);
   void commit_copies();
+  /// Does what this rank alone may fail at, with no calls of the group; see TrainRunOptions::outlives_errors.
+  void alone(const std::function<void()>& work);
   void resume();
   bool next(std::int64_t step, monitor::Metrics& metrics);
   /// Blocks between two steps while the run is paused.
   void wait_while_paused();
   bool is_checkpoint_due(std::int64_t step);
+  void publish(std::int64_t step, monitor::Metrics& metrics);
   void save_last();
 
   const TrainRunOptions& options_;

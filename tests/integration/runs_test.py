@@ -230,9 +230,50 @@ def test_what_several_runs_do_not_have_is_refused_by_its_key():
                 ("trainer", ["--model.name", harness.warm_model(), "--max-concurrent-runs", 2], ("max_concurrent_runs", "model.lora"))):
             _, stderr = prl(command, *flags, "--output-dir", folder / "out", expect=1)
             check(all(word in stderr for word in words), f"{command}: {stderr[-1000:]}")
-        _, stderr = prl("trainer", "--model.name", harness.warm_model(), "--max-concurrent-runs", 2, *LORA, "--output-dir", folder / "out", expect=1,
-                        env={"PRL_WORLD_SIZE": "2", "PRL_RANK": "0", "PRL_STORE": f"file:{folder}/store"})
-        check("max_concurrent_runs" in stderr and "one rank" in stderr, f"several ranks: {stderr[-1000:]}")
+
+
+def adapter(run, step):
+    """The bits of the trained adapter, whoever wrote it in how many files."""
+    return harness.tensor_digest(run / f"weights/step_{step}/lora_adapters")
+
+
+def test_three_trainer_ranks_give_each_run_the_bits_of_one():
+    """Also when one of the runs is taken away, and when all ranks are stopped and started again as two."""
+    with harness.workspace("runs-ranks") as folder:
+        out, steps = folder / "out", 16
+        saves = ["--ckpt", "--ckpt.weights.save-adapter-separately"]
+        wanted = {}
+        for name, seed in (("one", 1), ("two", 5)):
+            alone(folder, name, steps, seed=seed, **{"trainer.ckpt.weights.save-adapter-separately": "true"})
+            wanted[name] = adapter(folder / f"{name}-alone", steps)
+
+        def ranks(count, log):
+            return harness.running("launch", "--nproc-per-node", count, "trainer", "--model.name", harness.warm_model(), "--model.seq-len", 256,
+                                   "--max-concurrent-runs", 3, *LORA, "--output-dir", out, *saves, log=log)
+
+        with server(folder) as port, contextlib.ExitStack() as stack:
+            for name, seed in (("one", 1), ("two", 5)):
+                orchestrator_config(out / f"run_{name}/configs/orch.toml", name, port, max_steps=steps, seed=seed)
+            orchestrator_config(out / "run_gone/configs/orch.toml", "gone", port, max_steps=1000)
+            with ranks(3, folder / "trainer.log") as process:
+                roles = {name: stack.enter_context(orchestrator(out, name, log=folder / f"{name}.log")) for name in ("one", "two", "gone")}
+                harness.wait_until(lambda: step_of(out, "gone") >= 1 or process.poll() is not None, 120, "a step of the third run")
+                roles["gone"].kill()
+                shutil.rmtree(out / "run_gone", ignore_errors=True)
+                harness.wait_until(lambda: "run_gone" not in report(out) or process.poll() is not None, 60, "the third run to leave its slot")
+                harness.wait_until(lambda: min(step_of(out, name) for name in wanted) >= 3 or process.poll() is not None, 120, "step 3 of both")
+                check(process.poll() is None, f"the ranks ended: {(folder / 'trainer.log').read_text()[-3000:]}")
+                process.send_signal(signal.SIGTERM)
+                harness.wait_until(lambda: process.poll() is not None, 60, "the ranks to stop")
+            check("rank 2 of 3" in (out / "logs/latest/trainer/rank_2.log").read_text(), "rank 2 has no log")
+            stack.enter_context(ranks(2, folder / "again.log"))
+            for name in wanted:
+                ends_well(roles[name], name)
+            harness.wait_until(lambda: all(has_state(out, name, "ended") for name in wanted), 60, "both to end")
+        for name, bits in wanted.items():
+            check(adapter(out / f"run_{name}", steps) == bits, f"{name} has other bits than alone on one rank")
+            check(all(row["mismatch_kl/all/mean"] == 0 for row in harness.metrics(out / f"run_{name}").values() if "mismatch_kl/all/mean" in row),
+                  f"{name}: sampler and trainer differ")
 
 
 def test_a_killed_trainer_goes_on_where_each_run_was():
@@ -293,6 +334,6 @@ def test_runs_are_listed_paused_drained_and_removed():
 
 
 if __name__ == "__main__":
-    harness.main(test_three_runs_on_two_slots, test_what_several_runs_do_not_have_is_refused_by_its_key,
+    harness.main(test_three_runs_on_two_slots, test_three_trainer_ranks_give_each_run_the_bits_of_one, test_what_several_runs_do_not_have_is_refused_by_its_key,
                  test_a_killed_trainer_goes_on_where_each_run_was,
                  test_the_engines_of_a_run_are_behind_a_router, test_runs_are_listed_paused_drained_and_removed)
