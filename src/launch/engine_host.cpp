@@ -108,7 +108,7 @@ void EngineHost::log_memory() const {
 
 engine::AdapterWeights EngineHost::load_adapter(const std::filesystem::path& folder, std::int64_t max_rank) {
   const std::lock_guard lock(loading_);
-  const nn::PeftLimits limits{.max_rank = max_rank, .base = [this] { return identity_of(engine_->weights()); }};
+  const nn::PeftLimits limits{.max_rank = max_rank, .base = [this](DType) { return identity_of(engine_->weights()); }, .base_name = name_};
   nn::StoredAdapterPtr stored = nn::read_peft_adapter(model_, folder, adapter_dtype_, *load_session_->context().pool, limits);
   warn_of_other_base(*stored, folder);
   // A GPU gets it when a request names it; in host memory it is ready at once.
@@ -128,10 +128,9 @@ nn::BaseIdentity EngineHost::identity_of(const nn::WeightsPtr& weights) {
 }
 
 void EngineHost::warn_of_other_base(const nn::StoredAdapter& adapter, const std::filesystem::path& folder) const {
-  const std::string& named = adapter.config.base_model;
-  const auto last_of = [](const std::filesystem::path& path) { return (path / "").parent_path().filename(); };
-  if (adapter.base || named.empty() || last_of(named) == last_of(folder_) || last_of(named) == last_of(name_)) return;
-  log::warning("{}: the adapter says that it was made for {}, and this server has {}; its shapes fit", folder.string(), named, name_);
+  if (adapter.base) return;
+  if (const std::string doubt = nn::doubt_of_base(adapter.config, model_, folder_, name_); !doubt.empty())
+    log::warning("the adapter {}: {}", folder.string(), doubt);
 }
 
 nn::WeightsPtr EngineHost::receive(const std::string& store, PolicyVersion version, const nn::WeightsPtr& previous,
@@ -155,7 +154,7 @@ nn::WeightsPtr EngineHost::load(const std::filesystem::path& folder, PolicyVersi
     weights->adapter = nullptr;
     if (weights->base_checksum == nullptr)
       weights->base_checksum = std::make_shared<const nn::WeightsChecksum>(nn::checksum(load_session_->context(), *weights));
-    const nn::PeftLimits limits{.base = [&] { return identity_of(weights); }};
+    const nn::PeftLimits limits{.base = [&](DType) { return identity_of(weights); }, .base_name = name_};
     weights->adapter = nn::load_peft_adapter(load_session_->context(), model_, folder, adapter_dtype_, limits);
     return weights;
   }

@@ -354,7 +354,8 @@ TEST(Peft, AnAdapterKnowsTheWeightsThatItWasTrainedOn) {
   const TemporaryFolder folder("base-identity");
   const WeightsChecksum base = checksum(*adapted.base);
   const auto error = [&](const BaseIdentity& here) {
-    return error_of([&] { load_peft_adapter(model.ctx(), model.config, folder.path(), DType::kF32, {.base = [here] { return here; }}); });
+    return error_of(
+        [&] { load_peft_adapter(model.ctx(), model.config, folder.path(), DType::kF32, {.base = [here](DType) { return here; }}); });
   };
   const auto save = [&] { save_peft_adapter(*adapted.weights, *adapted.trained.table(), folder.path()); };
   save();

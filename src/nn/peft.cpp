@@ -12,7 +12,9 @@
 #include "base/files.hpp"
 #include "io/safetensors.hpp"
 #include "nn/models/config_reader.hpp"
+#include "nn/same_model.hpp"
 #include "nn/stored_weights.hpp"
+#include "ops/hash.hpp"
 
 namespace prl::nn {
 namespace fs = std::filesystem;
@@ -98,11 +100,15 @@ std::optional<BaseIdentity> base_of(const io::SafetensorsFile& file) {
 }
 
 /// Checksums of different dtypes say nothing of each other.
-void check_base(const fs::path& file, const BaseIdentity& trained_on, const BaseIdentity& here) {
+void check_base(const fs::path& file, const StoredAdapter& adapter, const PeftLimits& limits) {
+  const BaseIdentity& trained_on = *adapter.base;
+  const BaseIdentity here = limits.base(trained_on.dtype);
   if (trained_on.dtype != here.dtype || trained_on.checksum == here.checksum) return;
-  fail(ErrorCode::kInvalidArgument,
-       "{}: the adapter was trained on another base model: on weights with checksum {:016x} in {}, and those here have {:016x}",
-       file.string(), trained_on.checksum, to_string(here.dtype), here.checksum);
+  fail(
+      ErrorCode::kInvalidArgument,
+      "{}: the adapter was trained on another base model: on {}, whose weights have checksum {:016x} in {}, and those of {} have {:016x}{}",
+      file.string(), adapter.config.base_model.empty() ? "one without a name" : adapter.config.base_model, trained_on.checksum,
+      to_string(here.dtype), limits.base_name, here.checksum, limits.remedy);
 }
 
 /// The pairs of a file by module; every tensor is one of them.
@@ -184,6 +190,42 @@ AdapterConfig load_peft_config(const fs::path& folder) {
   return config;
 }
 
+BaseIdentity identity_of(ops::OpContext& ctx, std::span<const WeightSource> sources, DType dtype) {
+  std::string all;
+  std::vector<float> values;
+  for (const WeightSource& source : sources) {
+    values.resize(static_cast<std::size_t>(source.shape.num_elements()));
+    source.read(0, values);
+    if (dtype == DType::kBF16)
+      for (float& value : values) value = to_f32(to_bf16(value));
+    const std::int64_t num_rows = source.shape[0], num_cols = source.shape.num_dims() > 1 ? source.shape[1] : 1;
+    const Tensor tensor = Tensor::empty(ctx.runtime, {num_rows, num_cols}, DType::kF32);
+    ctx.runtime->copy_from_host(tensor.data(), values.data(), values.size() * sizeof(float));
+    const ops::HashedRows item{nullptr, tensor.view(), 0, num_rows, num_cols};
+    std::uint64_t hash = 0;
+    ops::hash_rows(ctx, {&hash, 1}, {&item, 1}, dtype);
+    all.append(source.name).append(1, '\0').append(reinterpret_cast<const char*>(&hash), sizeof hash);
+  }
+  return {.dtype = dtype, .checksum = hash_bytes(std::string_view(all))};
+}
+
+std::string doubt_of_base(const AdapterConfig& adapter, const ModelConfig& model, const fs::path& folder, const std::string& name) {
+  const fs::path named = adapter.base_model;
+  if (named.empty()) return {};
+  const auto last_of = [](const fs::path& path) { return (path / "").parent_path().filename(); };
+  std::error_code ignored;
+  if (fs::exists(named / "config.json", ignored)) {
+    if (fs::equivalent(named, folder, ignored)) return {};
+    try {
+      check_same_model(model, load_model_config(named), named / "config.json");
+    } catch (const Error& error) {
+      return fmt::format("it says that it was made for {}, another model than {}: {}", named.string(), name, error.what());
+    }
+  }
+  if (last_of(named) == last_of(folder) || last_of(named) == last_of(name)) return {};
+  return fmt::format("it says that it was made for {}, and this is {}; its shapes fit", named.string(), name);
+}
+
 std::size_t StoredAdapter::num_bytes() const noexcept {
   std::size_t sum = 0;
   for (const std::vector<float>& block : blocks) sum += block.size() * sizeof(float);
@@ -218,7 +260,7 @@ StoredAdapterPtr read_peft_adapter(const ModelConfig& config, const fs::path& fo
     all.push_back({&file, pair.b});
   }
   if (pairs.empty()) fail(ErrorCode::kCorrupt, "{}: there is no lora_A in it", file.path().string());
-  if (stored->base && limits.base) check_base(file.path(), *stored->base, limits.base());
+  if (stored->base && limits.base) check_base(file.path(), *stored, limits);
   check_finite(all, compute, pool);
   stored->table = make_adapter_table(config, [&](const std::string& module) -> std::optional<AdapterScale> {
     const auto found = scales.find(module);

@@ -36,8 +36,11 @@ struct PeftLimits {
   std::int64_t max_rank = ops::kMaxLoraRank;
   /// Otherwise an adapter with modules_to_save is refused: they would replace tensors of the base model.
   bool may_replace_modules = false;
-  /// Of the model that the adapter is to change, asked if the adapter says which it was trained on; empty: not compared.
-  std::function<BaseIdentity()> base = {};
+  /// Of the model that the adapter is to change, asked if the adapter says which it was trained on, and in which dtype; empty: not
+  /// compared. An answer in another dtype cannot be compared either.
+  std::function<BaseIdentity(DType dtype)> base = {};
+  std::string base_name = "the one here";  ///< of that model, for errors
+  std::string remedy = {};                 ///< what to do about another base, for the error
 };
 
 /// Reads the configuration alone. Error{kNotFound|kCorrupt} names the file and the key; {kNotImplemented} what this build has not: DoRA,
@@ -78,6 +81,12 @@ void save_peft_files(const AdapterConfig& config, std::span<const WeightSource> 
 
 /// A tensor of the base model, read by `base`, with what the adapter adds to it, in fp32; `base` itself where it adds nothing.
 WeightSource merged_source(WeightSource base, const StoredAdapterPtr& adapter);
+/// Of a model whose tensors `sources` are, in the order of its make_tensor_table(); one of them is in memory at a time.
+BaseIdentity identity_of(ops::OpContext& ctx, std::span<const WeightSource> sources, DType dtype);
+/// What speaks against `folder`, a model of `model` named `name`, as the base of an adapter that says no checksum: the name of its base is
+/// another, or a model is there of other shapes. Empty if nothing does.
+std::string doubt_of_base(const AdapterConfig& adapter, const ModelConfig& model, const std::filesystem::path& folder,
+                          const std::string& name);
 /// The tensors of `weights` with the adapter added: W + scale * B A in fp32, for a writer that rounds them. They refer to `weights`.
 std::vector<WeightSource> merged_sources(const WeightsPtr& weights);
 /// Writes them as a model folder, as save_pretrained() does.

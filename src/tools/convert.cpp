@@ -15,6 +15,7 @@
 #include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
 #include "nn/weight_files.hpp"
+#include "ops/context.hpp"
 #include "text/bpe_files.hpp"
 #include "text/chat_template.hpp"
 
@@ -130,6 +131,19 @@ DType natural_dtype(const io::SafetensorsFolder& files) {
   return most->first == io::StoredType::kF32 ? DType::kF32 : most->first == io::StoredType::kF16 ? DType::kF16 : DType::kBF16;
 }
 
+/// The adapter that is to be merged into the model of `base`.
+nn::StoredAdapterPtr read_adapter(const ConvertOptions& options, const nn::ModelConfig& model, std::span<const nn::WeightSource> base) {
+  ops::OpSession session(make_cpu_runtime(), 0);
+  const std::string name = options.input.string();
+  nn::PeftLimits limits{.base_name = name, .remedy = "; --any-base merges it all the same"};
+  if (!options.takes_any_base) limits.base = [&](DType dtype) { return nn::identity_of(session.context(), base, dtype); };
+  nn::StoredAdapterPtr adapter = nn::read_peft_adapter(model, *options.adapter, DType::kF32, *session.context().pool, limits);
+  if (adapter->base) return adapter;
+  if (const std::string doubt = nn::doubt_of_base(adapter->config, model, options.input, name); !doubt.empty())
+    log::warning("the adapter {}: {}", options.adapter->string(), doubt);
+  return adapter;
+}
+
 void convert_folder(const ConvertOptions& options, const fs::path& temporary, ConvertResult& result) {
   if (options.pre_tokenizer)
     fail(ErrorCode::kInvalidArgument, "--pre-tokenizer is for GGUF files; {} is a folder with a tokenizer of its own",
@@ -139,17 +153,14 @@ void convert_folder(const ConvertOptions& options, const fs::path& temporary, Co
   result.dtype = options.dtype.value_or(natural_dtype(*files));
   const nn::TensorTablePtr table = nn::make_tensor_table(result.config);
   const std::vector<io::SafetensorsRef> found = nn::match_stored_weights(*files, result.config, *table);
-  nn::StoredAdapterPtr adapter;
-  if (options.adapter) {
-    ThreadPool pool(0);
-    adapter = nn::read_peft_adapter(result.config, *options.adapter, DType::kF32, pool);
-  }
   std::vector<nn::WeightSource> sources;
   for (std::size_t i = 0; i < found.size(); ++i)
     sources.push_back({table->tensors()[i].name, table->tensors()[i].shape,
                        [files, ref = found[i]](std::int64_t first, std::span<float> out) { ref.file->read_f32(*ref.entry, first, out); }});
-  if (adapter != nullptr)
+  if (options.adapter) {
+    const nn::StoredAdapterPtr adapter = read_adapter(options, result.config, sources);
     for (nn::WeightSource& source : sources) source = nn::merged_source(std::move(source), adapter);
+  }
   nn::copy_companions({.folder = options.input, .chat_template = {}}, temporary);
   result.has_chat_template = text::ChatTemplate::exists(options.input);
   nn::write_weight_files(

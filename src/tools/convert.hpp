@@ -17,6 +17,7 @@ struct ConvertOptions {
   std::uint64_t max_shard_bytes = 5'000'000'000ULL;
   bool overwrite = false;                        ///< replace an existing model folder
   std::optional<std::filesystem::path> adapter;  ///< in PEFT's format: merged into the weights of a folder, which is its base
+  bool takes_any_base = false;                   ///< also of another base model than the one the adapter was trained on
   std::optional<std::string> pre_tokenizer;      ///< for GGUF files that do not name theirs, see text/bpe_files.hpp
 };
 

@@ -15,12 +15,14 @@
 #include "base/testing/source_dir.hpp"
 #include "io/safetensors.hpp"
 #include "nn/peft.hpp"
+#include "nn/weights.hpp"
 #include "tools/convert.hpp"
 #include "tools/low_rank.hpp"
 
 namespace prl::tools {
 namespace {
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::HasSubstr;
 
 std::vector<float> product(const LowRank& part, std::int64_t rows, std::int64_t cols) {
@@ -128,6 +130,73 @@ TEST_F(ExtractAdapter, AMergedAdapterComesBack) {
   EXPECT_LT(distance2(found, wanted), 1e-8 * distance2(before, wanted));
   // A rank that is too low says what it leaves.
   EXPECT_GT(extract_adapter({.merged = merged, .base = base_, .output_dir = folder_ / "less", .rank = 1}).residual, 0.1);
+}
+
+/// The golden adapter, which says that it was trained on weights of `base`; without it, of whatever its configuration names.
+class MergeAdapter : public ExtractAdapter {
+ protected:
+  fs::path adapter_of(const std::optional<nn::BaseIdentity>& base, const std::string& named = "llama_tied") {
+    const fs::path folder = folder_ / "adapter";
+    fs::create_directories(folder);
+    const auto file = std::make_shared<const io::SafetensorsFile>(io::SafetensorsFile::open(adapter_ / nn::kPeftTensors));
+    std::vector<nn::WeightSource> sources;
+    for (const io::SafetensorsEntry& entry : file->entries()) {
+      sources.push_back({entry.name, {entry.shape[0], entry.shape[1]}, [file, &entry](std::int64_t first, std::span<float> out) {
+                           file->read_f32(entry, first, out);
+                         }});
+    }
+    nn::AdapterConfig config = nn::load_peft_config(adapter_);
+    config.base_model = named;
+    nn::save_peft_files(config, sources, DType::kF32, folder, base);
+    return folder;
+  }
+  std::uint64_t checksum_of_base(DType dtype) {
+    ops::OpSession session(make_cpu_runtime(), 1);
+    return nn::checksum(*nn::load_weights(session.context(), nn::load_model_config(base_), base_, dtype, PolicyVersion{0}, nullptr))
+        .combined;
+  }
+  std::string why_not(const fs::path& adapter, bool takes_any_base = false) {
+    ConvertOptions options;
+    options.input = base_;
+    options.output_dir = folder_ / "merged";
+    options.adapter = adapter;
+    options.takes_any_base = takes_any_base;
+    options.overwrite = true;
+    try {
+      convert_model(options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  }
+};
+
+TEST_F(MergeAdapter, OnlyIntoTheWeightsThatItWasTrainedOn) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const std::uint64_t here = checksum_of_base(dtype);
+    EXPECT_EQ(why_not(adapter_of(nn::BaseIdentity{dtype, here})), "") << to_string(dtype);
+    const fs::path other = adapter_of(nn::BaseIdentity{dtype, here + 1}, "someone/else");
+    EXPECT_THAT(why_not(other),
+                AllOf(HasSubstr("another base model"), HasSubstr("someone/else"), HasSubstr(base_.string()), HasSubstr("--any-base")));
+    EXPECT_EQ(why_not(other, true), "") << "it was asked for";
+  }
+}
+
+TEST_F(MergeAdapter, OneWithoutAChecksumIsDoubtedByTheNameAndShapesOfItsBase) {
+  const nn::ModelConfig model = nn::load_model_config(base_);
+  const auto doubt = [&](const std::string& named) {
+    nn::AdapterConfig adapter;
+    adapter.base_model = named;
+    return nn::doubt_of_base(adapter, model, base_, base_.string());
+  };
+  EXPECT_EQ(doubt(""), "");
+  EXPECT_EQ(doubt("hub/llama_tied"), "");
+  EXPECT_EQ(doubt(base_.string() + "/"), "");
+  EXPECT_THAT(doubt("hub/llama_other"), AllOf(HasSubstr("hub/llama_other"), HasSubstr(base_.string())));
+  fs::create_directories(folder_ / "llama_tied");
+  fs::copy_file(test_source_dir() / "tests/golden/models/qwen2_tied/config.json", folder_ / "llama_tied/config.json");
+  EXPECT_THAT(doubt((folder_ / "llama_tied").string()), HasSubstr("another model")) << "the same name, other shapes";
+  EXPECT_EQ(why_not(adapter_of({}, "hub/llama_other")), "") << "a doubt is a warning";
 }
 
 TEST_F(ExtractAdapter, WhatNoAdapterCanHoldIsRefusedByName) {

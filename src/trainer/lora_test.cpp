@@ -118,7 +118,7 @@ TEST(LoraTraining, AnAdapterInFloat32LearnsBesideABaseInBfloat16) {
     // An engine that reads it computes with the same bits, and knows whose it is.
     nn::Weights read = weights;
     std::string asked;
-    read.adapter = nn::load_peft_adapter(policy.context(), policy.config(), folder, dtype, {.base = [&]() -> nn::BaseIdentity {
+    read.adapter = nn::load_peft_adapter(policy.context(), policy.config(), folder, dtype, {.base = [&](DType) -> nn::BaseIdentity {
                                            asked = "yes";
                                            return {DType::kBF16, weights.base_checksum->combined};
                                          }});
