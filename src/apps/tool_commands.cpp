@@ -91,6 +91,7 @@ int run_convert(const config::ParsedCommand& parsed) {
   options.overwrite = config.overwrite;
   options.pre_tokenizer = config.pre_tokenizer;
   options.adapter = config.adapter;
+  options.takes_any_base = config.any_base;
   switch (config.dtype) {
     case config::ComputeDType::kFloat32: options.dtype = DType::kF32; break;
     case config::ComputeDType::kBFloat16: options.dtype = DType::kBF16; break;
@@ -155,7 +156,8 @@ int run_bench(const config::ParsedCommand& parsed) {
   options.num_repeats = config.num_repeats;
   options.seed = static_cast<std::uint64_t>(config.seed);
   if (config.suite == config::BenchSuite::kLora) {
-    const std::string json = tools::bench_lora(options, config.num_adapters, config.lora_rank);
+    const std::string json = tools::bench_lora(options, config.num_adapters, config.lora_rank,
+                                               config.lora_attention_only ? tools::LoraTargets::kAttention : tools::LoraTargets::kAll);
     std::printf("%s\n", json.c_str());
     if (config.output_json) write_file_atomic(*config.output_json, json + "\n");
     return 0;

@@ -255,6 +255,7 @@ struct ConvertConfig {
   std::int64_t max_shard_bytes = std::int64_t{5} << 30;
   std::optional<std::string> pre_tokenizer;
   std::optional<std::filesystem::path> adapter;
+  bool any_base = false;
   std::optional<std::filesystem::path> base;
   std::int64_t rank = 16;
   bool overwrite = false;
@@ -266,6 +267,7 @@ struct ConvertConfig {
     v.field("max_shard_bytes", max_shard_bytes, "Largest file of weights", {.unit = "bytes", .min = 1024});
     v.field("pre_tokenizer", pre_tokenizer, "How a GGUF file splits text, where it does not say: gpt-2 llama-bpe qwen2 smollm");
     v.field("adapter", adapter, "Folder of a LoRA adapter in PEFT's format, which is merged into the weights");
+    v.field("any_base", any_base, "Merge the adapter though it was trained on other weights than those of the input");
     v.field("base", base, "Model folder that the input was made of: writes the LoRA adapter between both in PEFT's format");
     v.field("rank", rank, "Rank of the adapter that is extracted with base", {.min = 1, .max = 512});
     v.field("overwrite", overwrite, "Replace an existing folder");
@@ -318,6 +320,7 @@ struct BenchConfig {
   double latency = 0;
   int num_adapters = 64;
   int lora_rank = 16;
+  bool lora_attention_only = false;
   int train_lora_rank = 0;
   int num_pages = 10;
   std::optional<std::filesystem::path> output_json;
@@ -346,6 +349,7 @@ struct BenchConfig {
     v.field("latency", latency, "Of suite env: time until the model's reply", {.unit = "seconds", .min = 0});
     v.field("num_adapters", num_adapters, "Of suite lora: adapters in the engine, which sequences name in turn", {.min = 1, .max = 4096});
     v.field("lora_rank", lora_rank, "Of suite lora: rank of the adapters", {.min = 1, .max = 512});
+    v.field("lora_attention_only", lora_attention_only, "Of suite lora: adapters of attention's matrices, without those of the MLP");
     v.field("train_lora_rank", train_lora_rank, "Of suite train: rank of the adapter that is trained, 0 for all weights",
             {.min = 0, .max = 512});
     v.field("num_pages", num_pages, "Of suite dashboard: pages that are open", {.min = 1, .max = 64});

@@ -162,7 +162,7 @@ BenchRow bench_train(const BenchOptions& options, double flops) {
   policy_options.num_threads = options.num_threads;
   policy_options.checkpointing = {options.checkpoint_every};
   policy_options.random_init = true;
-  if (options.train_lora_rank > 0) policy_options.lora = adapter_of_all(options.train_lora_rank);
+  if (options.train_lora_rank > 0) policy_options.lora = adapter_of(LoraTargets::kAll, options.train_lora_rank);
   policy_options.seed = options.seed;
   trainer::RlRunOptions run;
   run.step.max_steps = options.num_repeats + 1;
