@@ -291,6 +291,12 @@ void choose_deployment(RlConfig& config, const Check& check) {
     check.problem("deployment.type", "colocated runs inference in the same process: add an [inference] section");
 }
 
+int num_trainer_ranks(const RlDeployment& deployment) {
+  if (const auto* node = std::get_if<SingleNodeDeployment>(&deployment)) return node->num_train_gpus;
+  if (const auto* nodes = std::get_if<MultiNodeDeployment>(&deployment)) return nodes->num_train_nodes * nodes->gpus_per_node;
+  return 1;
+}
+
 /// Over several nodes: an engine for each GPU of the inference nodes. Addresses are known when the nodes have met.
 void choose_nodes(RlConfig& config, MultiNodeDeployment& nodes, const Check& check) {
   for (const auto& [key, ids] : {std::pair{"inference_gpu_ids", &config.inference_gpu_ids}, {"trainer_gpu_ids", &config.trainer_gpu_ids}})
@@ -562,6 +568,7 @@ Resolution<RlConfig> resolve(Value raw, const Context& context) {
       config.orchestrator.bench->output_json == config.trainer.bench->output_json)
     check.problem("orchestrator.bench.output_json", "is the file of the trainer's table; name another one");
   detail::check_trainer(config.trainer, check.sub("trainer"));
+  detail::check_ranks(config.trainer.model, "trainer.", num_trainer_ranks(*config.deployment), check);
   if (config.inference) detail::check_inference(*config.inference, check.sub("inference"));
   if (std::holds_alternative<ColocatedDeployment>(*config.deployment))
     detail::resolve_one_process(config, Check(written, "", resolution.report, context));

@@ -27,6 +27,14 @@ void check_data(const SftData& data, const std::string& key, const Check& check)
     check.problem(key + ".probabilities", fmt::format("holds {} values for {} parts", real->probabilities->size(), num_parts));
 }
 
+/// A `prl launch` on one node may start other ranks than the deployment says: launch::check_start knows them.
+void check_deployment(const SftConfig& config, const Check& check) {
+  if (const auto* nodes = std::get_if<SftMultiNode>(&config.deployment))
+    detail::check_ranks(config.model, "", nodes->num_nodes * nodes->gpus_per_node, check);
+  else if (config.slurm)
+    detail::check_ranks(config.model, "", std::get<SftSingleNode>(config.deployment).num_gpus, check);
+}
+
 }  // namespace
 
 template <>
@@ -47,6 +55,7 @@ Resolution<SftConfig> resolve(Value raw, const Context& context) {
   if (config.val) check_data(config.val->data, "val.data", check);
   if (const auto* nodes = std::get_if<SftMultiNode>(&config.deployment))
     detail::choose_copies(config.model, "", nodes->num_nodes, nodes->nodes_per_fsdp_group, check);
+  check_deployment(config, check);
   detail::check_trainer_model(config.model, config.optim, check);
   detail::check_schedule(config.scheduler, config.optim, config.max_steps, check);
   detail::check_ckpt(config.ckpt, check);

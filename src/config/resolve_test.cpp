@@ -308,6 +308,22 @@ TEST(ResolveRl, NodesInGroupsHoldACopyOfTheStateEach) {
   EXPECT_EQ(load_line<SftConfig>(sft + "--deployment.nodes-per-fsdp-group 3").config.model.dp_replicate, 2);
 }
 
+TEST(ResolveRl, RanksToARowAndCopiesDivideTheRanksThereAre) {
+  constexpr const char* kOne = "is 2, but must divide the number of trainer ranks, which is 1 in this deployment";
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.model.cp 2"), AllOf(HasSubstr("trainer.model.cp"), HasSubstr(kOne)));
+  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.model.dp-replicate 2"), AllOf(HasSubstr("trainer.model.dp_replicate"), HasSubstr(kOne)));
+  const std::string processes = kRl + "--trainer.model.cp 2 --deployment.type single_node --deployment.num-train-gpus ";
+  EXPECT_THAT(load_line<RlConfig>(processes + "4").not_built, IsEmpty());
+  EXPECT_THAT(error_of<RlConfig>(processes + "3"), HasSubstr("which is 3 in this deployment"));
+  const std::string nodes = " --deployment.type multi_node --deployment.gpus-per-node 1 ";
+  EXPECT_THAT(error_of<RlConfig>(kRl + nodes + "--deployment.num-train-nodes 3 --trainer.model.cp 2"), HasSubstr("which is 3"));
+  const std::string sft = "sft --model.name ./m --data.name ./d.jsonl --model.cp 2 ";
+  EXPECT_THAT(error_of<SftConfig>(sft + nodes + "--deployment.num-nodes 5"), AllOf(HasSubstr("model.cp"), HasSubstr("which is 5")));
+  EXPECT_THAT(error_of<SftConfig>(sft + "--slurm"), HasSubstr(kOne));
+  // Ranks of one node may be started by hand.
+  EXPECT_THAT(load_line<SftConfig>(sft).not_built, IsEmpty());
+}
+
 TEST(ResolveRl, ATeacherHasAnEngineOnEachOfItsGpus) {
   const std::string opd = kRl + "--orchestrator.training-mode opd --teacher-inference.model.name some/teacher ";
   const auto two = load_line<RlConfig>(opd + "--inference-gpu-ids 0,1 --trainer-gpu-ids 2 --teacher-gpu-ids 3,4");

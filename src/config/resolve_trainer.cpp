@@ -114,6 +114,15 @@ void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, co
   if (model.lora && model.lora->dropout >= 1) check.problem("model.lora.dropout", "must be below 1: nothing would be left to learn from");
 }
 
+void check_ranks(const TrainerModelConfig& model, const std::string& prefix, int num_ranks, const Check& check) {
+  const std::string ranks = fmt::format("which is {} in this deployment", num_ranks);
+  if (num_ranks % model.cp != 0)
+    check.problem(prefix + "model.cp", fmt::format("is {}, but must divide the number of trainer ranks, {}", model.cp, ranks));
+  if (num_ranks % model.dp_replicate != 0)
+    check.problem(prefix + "model.dp_replicate",
+                  fmt::format("is {}, but must divide the number of trainer ranks, {}", model.dp_replicate, ranks));
+}
+
 namespace {
 
 /// Of a trainer of several runs: what belongs to one run alone, or is not built for several.

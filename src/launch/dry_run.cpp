@@ -58,6 +58,7 @@ void check_evaluation(const C& config) {
 }  // namespace
 
 void check_dry_run(const config::TrainerConfig& config) {
+  check_ranks(config);
   if (are_here({config.model.name, config.tokenizer.name.value_or(config.model.name)})) check_start(config);
 }
 
@@ -80,6 +81,7 @@ void check_dry_run(const config::RlConfig& config) {
 
 void check_dry_run(const config::SftConfig& config) {
   if (config.slurm) return write_script_of(config);
+  check_ranks(config);
   const auto has_data = [](const config::SftData& data) {
     const auto* real = std::get_if<config::SftDataConfig>(&data);
     return real == nullptr || std::filesystem::exists(real->name);

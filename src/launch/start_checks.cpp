@@ -5,6 +5,8 @@
 #include "io/hub/hub_settings.hpp"
 #include "io/safetensors.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/ranks.hpp"
+#include "launch/trainer_role.hpp"
 #include "nn/model_config.hpp"
 #include "trainer/sft/sample_stream.hpp"
 
@@ -13,7 +15,7 @@ namespace {
 
 void check_trained_model(const config::TrainerModelConfig& model) {
   const std::filesystem::path folder = model_folder(model.name);
-  nn::load_model_config(folder);
+  trainer::check_row_cut(nn::load_model_config(folder), row_cut(model));
   if (!model.debug.random_init) io::SafetensorsFolder::open(folder);
 }
 
@@ -27,9 +29,24 @@ TextSetup check_text(const std::string& name, const std::string& renderer, const
   return text;
 }
 
+void check_ranks(RankEnv env, const config::TrainerModelConfig& model) {
+  use_replicas(env, model.dp_replicate);
+  check_ranks_per_row(env, model.cp);
+}
+
 }  // namespace
 
+void check_ranks(const config::TrainerConfig& config) { check_ranks(rank_env(), config.model); }
+
+void check_ranks(const config::SftConfig& config) {
+  RankEnv env = rank_env();
+  if (const auto* node = std::get_if<config::SftSingleNode>(&config.deployment); node != nullptr && !env.is_told) env.size = node->num_gpus;
+  // Of several nodes the configuration says how many there are.
+  if (env.is_told || std::holds_alternative<config::SftSingleNode>(config.deployment)) check_ranks(env, config.model);
+}
+
 void check_start(const config::TrainerConfig& config) {
+  check_ranks(config);
   check_trained_model(config.model);
   text_folder(config.tokenizer.name.value_or(config.model.name));
   make_runtime(config.compute);
@@ -55,6 +72,7 @@ void check_start(const config::RlConfig& config) {
 }
 
 void check_start(const config::SftConfig& config) {
+  check_ranks(config);
   check_trained_model(config.model);
   make_runtime(config.compute);
   const std::string name = config.tokenizer.name.value_or(config.model.name);

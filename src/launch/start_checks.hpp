@@ -14,4 +14,9 @@ void check_start(const config::SftConfig& config);
 void check_start(const config::TrainerConfig& config);
 void check_start(const config::OrchestratorConfig& config);
 
+/// A part of check_start that looks at no file: model.cp and model.dp_replicate divide the ranks that this machine is to have.
+/// Error{kInvalidArgument} naming the key.
+void check_ranks(const config::TrainerConfig& config);
+void check_ranks(const config::SftConfig& config);
+
 }  // namespace prl::launch

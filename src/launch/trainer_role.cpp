@@ -106,6 +106,12 @@ std::optional<trainer::ResumeOptions> resume_options(const std::optional<config:
   return options;
 }
 
+trainer::RowCut row_cut(const config::TrainerModelConfig& model) {
+  // Sums in place have no order to keep.
+  const bool is_fast = model.reduce == config::GradientReduce::kFast;
+  return {.num_leaves = is_fast ? model.cp : model.leaves_per_row.value_or(model.cp), .num_ranks = model.cp};
+}
+
 trainer::GradientStepOptions step_options(const config::TrainerConfig& config, const std::shared_ptr<DeviceRuntime>& runtime) {
   trainer::GradientStepOptions options{.loss = config.loss,
                                        .loss_function = loss_function(config.loss, config.output_dir),
@@ -118,11 +124,9 @@ trainer::GradientStepOptions step_options(const config::TrainerConfig& config, c
   options.num_replicas = config.model.dp_replicate;
   PRL_CHECK(config.model.cp == 1 || config.model.cp_style == config::ContextParallelStyle::kUlysses,
             "model.cp_style: what is not built is refused where configurations are resolved");
-  options.cut = {.num_leaves = config.model.leaves_per_row.value_or(config.model.cp), .num_ranks = config.model.cp};
+  options.cut = row_cut(config.model);
   const char* overlaps = std::getenv("PRL_OVERLAP_EXCHANGE");
   options.overlaps_exchange = overlaps == nullptr || std::string_view(overlaps) != "0";
-  // Sums in place have no order to keep.
-  if (options.reduce == trainer::Reduce::kFast) options.cut.num_leaves = options.cut.num_ranks;
   if (config.model.fsdp_cpu_offload && has_own_memory(*runtime, "model.fsdp_cpu_offload")) {
     options.optimizer_memory.host = make_host_link(runtime, /*page_locked=*/true);
     options.optimizer_memory.holds_masters = true;

@@ -13,6 +13,8 @@ namespace prl::launch {
 
 // Host memory for activations and optimizer state is made beside `runtime` if it is asked for and the device has memory of its own.
 trainer::PolicyOptions policy_options(const config::TrainerConfig& config, const std::shared_ptr<DeviceRuntime>& runtime);
+/// How rows are cut into leaves and shared by ranks.
+trainer::RowCut row_cut(const config::TrainerModelConfig& model);
 trainer::GradientStepOptions step_options(const config::TrainerConfig& config, const std::shared_ptr<DeviceRuntime>& runtime);
 /// What the run loop needs; `measured_peak_flops` is of the policy's dtype.
 trainer::RlRunOptions rl_run_options(const config::TrainerConfig& config, trainer::GradientStepOptions step, double measured_peak_flops);

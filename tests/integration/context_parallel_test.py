@@ -62,11 +62,24 @@ def test_what_does_not_go_is_refused_by_name():
         base = ["sft", "--model.name", folder / "model", "--data.name", folder / "data.jsonl", "--data.seq-len", 64, "--max-steps", 1]
         cases = [(["--model.cp", 2, "--model.cp-style", "ring", "--deployment.num-gpus", 2], 'ring attention; leave cp_style out'),
                  ([*ulysses(4), "--deployment.num-gpus", 4], "4 query heads and 2 key-value heads"),
-                 ([*ulysses(2), "--deployment.num-gpus", 3], "2 ranks to a row cannot divide 3 trainer ranks"),
+                 ([*ulysses(2), "--deployment.num-gpus", 3], "model.cp: 2 ranks to a row cannot divide 3 trainer ranks"),
+                 ([*ulysses(2)], "model.cp: 2 ranks to a row cannot divide 1 trainer rank"),
+                 (["--model.dp-replicate", 2], "model.dp_replicate: 2 copies of the state cannot be divided among 1 trainer rank"),
                  ([*ulysses(3, 3)], "model.cp"), ([*ulysses(2, 3)], "model.leaves_per_row")]
-        for i, (flags, wanted) in enumerate(cases):
-            _, answer = prl(*base, *flags, "--output-dir", folder / f"bad{i}", expect=1)
-            check(wanted in answer, f"{flags}: {wanted!r} is missing:\n{answer[-3000:]}")
+        rl = ["rl", "@", harness.rl_config(folder / "rl.toml", folder / "model")]
+        one_rank = "must divide the number of trainer ranks, which is 1 in this deployment"
+        commands = [([*base, *flags], wanted) for flags, wanted in cases] + [
+            ([*rl, "--trainer.model.cp", 2], one_rank), ([*rl, "--trainer.model.dp-replicate", 2], one_rank),
+            ([*rl, *ulysses(4, 4, "trainer."), "--deployment.type", "single_node", "--deployment.num-train-gpus", 4], "4 query heads and 2 key-value heads")]
+        out = folder / "bad"
+        for command, wanted in commands:
+            for dry in ([], ["--dry-run"]):
+                _, answer = prl(*command, *dry, "--output-dir", out, expect=1)
+                told = " ".join(answer.replace("\u2502", " ").split())  # a box of lines, if it is about the configuration
+                check(wanted in told, f"{command} {dry}: {wanted!r} is missing:\n{answer[-3000:]}")
+                # Nothing was started: a start leaves a log and the folders of its roles.
+                left = [path for path in out.rglob("*") if path.is_file() and path.parent.name != "configs"]
+                check(not left, f"{command} {dry}: found out before anything started? {left}")
 
 
 if __name__ == "__main__":

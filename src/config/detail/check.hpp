@@ -61,6 +61,8 @@ void resolve_teacher(RlConfig& config, const Check& check);
 void choose_copies(TrainerModelConfig& model, const std::string& prefix, int num_nodes, const std::optional<int>& nodes_per_group,
                    const Check& check);
 void check_trainer_model(TrainerModelConfig& model, const OptimConfig& optim, const Check& check);
+/// What the trainer's ranks are divided by, where the deployment says how many there are; `prefix` as above.
+void check_ranks(const TrainerModelConfig& model, const std::string& prefix, int num_ranks, const Check& check);
 void check_schedule(const SchedulerConfig& scheduler, const OptimConfig& optim, const std::optional<std::int64_t>& max_steps,
                     const Check& check);
 void check_online_eval(std::optional<OnlineEvalConfig>& eval, const Check& check);
