@@ -47,6 +47,7 @@ struct SingleNodeDeployment {
   int num_infer_gpus = 1;
   int max_engine_restarts = 3;
   int max_orchestrator_restarts = 3;
+  int max_stopped_seconds = 60;
   int max_trainer_restarts = 0;
   template <class V>
   void visit(V& v) {
@@ -60,6 +61,9 @@ struct SingleNodeDeployment {
     v.field("max_orchestrator_restarts", max_orchestrator_restarts,
             "Times that an orchestrator which a signal kills is started again and goes on where it was; 0 keeps no state for that",
             {.min = 0});
+    v.field("max_stopped_seconds", max_stopped_seconds,
+            "An engine or orchestrator that a signal stops (SIGSTOP) for longer is killed and started again; 0: it is waited for",
+            {.unit = "seconds", .min = 0, .max = 1'000'000});
     v.field("max_trainer_restarts", max_trainer_restarts,
             "Times that all roles begin again at the last checkpoint, or at the start, after a signal killed the trainer", {.min = 0});
   }
@@ -75,6 +79,7 @@ struct MultiNodeDeployment {
   bool orchestrator_on_inference = false;
   int max_engine_restarts = 3;
   int max_orchestrator_restarts = 3;
+  int max_stopped_seconds = 60;
   template <class V>
   void visit(V& v) {
     v.field("gpus_per_node", gpus_per_node, "GPUs of each node: an engine or a trainer rank on each; on CPUs one process each",
@@ -94,6 +99,9 @@ struct MultiNodeDeployment {
     v.field("max_orchestrator_restarts", max_orchestrator_restarts,
             "Times that an orchestrator which a signal kills is started again and goes on where it was; 0 keeps no state for that",
             {.min = 0});
+    v.field("max_stopped_seconds", max_stopped_seconds,
+            "An engine or orchestrator that a signal stops (SIGSTOP) for longer is killed and started again; 0: it is waited for",
+            {.unit = "seconds", .min = 0, .max = 1'000'000});
   }
 };
 using RlDeployment = std::variant<ColocatedDeployment, SingleNodeDeployment, MultiNodeDeployment>;

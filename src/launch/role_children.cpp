@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -40,12 +41,13 @@ std::map<std::string, std::string> orchestrator_env(const config::RlConfig& conf
 
 struct Restarts {
   int engine = 0, orchestrator = 0;
+  std::chrono::seconds max_stopped{0};
 };
 Restarts max_restarts(const config::RlConfig& config) {
   if (const auto* node = std::get_if<config::SingleNodeDeployment>(&*config.deployment))
-    return {node->max_engine_restarts, node->max_orchestrator_restarts};
+    return {node->max_engine_restarts, node->max_orchestrator_restarts, std::chrono::seconds(node->max_stopped_seconds)};
   if (const auto* nodes = std::get_if<config::MultiNodeDeployment>(&*config.deployment))
-    return {nodes->max_engine_restarts, nodes->max_orchestrator_restarts};
+    return {nodes->max_engine_restarts, nodes->max_orchestrator_restarts, std::chrono::seconds(nodes->max_stopped_seconds)};
   return {};
 }
 
@@ -75,6 +77,7 @@ ChildSpec RoleChildren::engine(const EnginePlace& place) const {
   if (!place.log_file.empty()) child.log_file = place.log_file;
   child.must_finish = false;
   child.max_restarts = max_restarts(config_).engine;
+  child.max_stopped = max_restarts(config_).max_stopped;
   child.ready_mark = kServingMark;
   const auto set = [&child](const char* flag, std::string value) { child.argv.insert(child.argv.end(), {flag, std::move(value)}); };
   if (!place.host.empty()) set("--server.host", place.host);
@@ -102,6 +105,7 @@ ChildSpec RoleChildren::orchestrator() const {
   ChildSpec child = role("orchestrator", orchestrator_env(config_), config::secrets_of(config_.orchestrator));
   child.max_restarts = config_.bench ? 0 : max_restarts(config_).orchestrator;
   child.restarts_after_signals_only = true;
+  child.max_stopped = max_restarts(config_).max_stopped;
   if (child.max_restarts > 0) child.env[kRecoveryVariable] = fs::absolute(config_.output_dir / orchestrator::kRecoveryFolder).string();
   return child;
 }

@@ -38,7 +38,10 @@ struct Supervisor::Child {
   bool was_ready = false;
   bool is_lost = false;  ///< failed, and the others of its group go on
   int num_restarts = 0;
-  std::optional<std::chrono::steady_clock::time_point> restart_at;  ///< dead, and to be started again
+  std::optional<std::chrono::steady_clock::time_point> restart_at;     ///< dead, and to be started again
+  std::optional<std::chrono::steady_clock::time_point> stopped_since;  ///< by SIGSTOP, as far as it was seen
+  bool is_stop_told = false;
+  std::string kill_reason;  ///< why the supervisor killed it
 
   bool is_clean() const { return status && WIFEXITED(*status) && WEXITSTATUS(*status) == 0; }
 
@@ -70,6 +73,10 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 constexpr std::size_t kTailBytes = 8192;
 constexpr milliseconds kFirstRestartWait{500};
 constexpr milliseconds kLongestRestartWait{30'000};
+/// A role that is stopped for so long is told of.
+constexpr milliseconds kStoppedNotice{2'000};
+/// Between two looks at them. After a longer time this process did not run either, and nobody knows how long the others could have.
+constexpr milliseconds kLookGap{5'000};
 
 /// By SIGSTOP or a debugger.
 bool is_stopped(pid_t pid) {
@@ -157,7 +164,9 @@ void Supervisor::spawn(Child& child) {
   child.pid = pid;
   child.status.reset();
   child.restart_at.reset();
-  child.is_lost = child.was_told_to_end = false;
+  child.is_lost = child.was_told_to_end = child.is_stop_told = false;
+  child.stopped_since.reset();
+  child.kill_reason.clear();
   child.tail.clear();
   child.num_memory_kills = memory_.num_kills();
   log::info("started {} (pid {}), log {}", spec.name, pid, spec.log_file.string());
@@ -225,17 +234,22 @@ void Supervisor::reap() {
 }
 
 std::string Supervisor::describe_failure(const Child& child) const {
-  std::string reason = explain_exit(*child.status, child.tail, memory_, child.num_memory_kills);
+  std::string reason = child.kill_reason;
+  if (reason.empty()) reason = explain_exit(*child.status, child.tail, memory_, child.num_memory_kills);
   if (reason.empty()) reason = last_error(child.tail);
   return fmt::format("{} {}{}{}; see {}", child.spec.name, describe_exit(*child.status), reason.empty() ? "" : ": ", reason,
                      child.spec.log_file.string());
 }
 
+bool Supervisor::may_restart(const Child& child) const {
+  const bool is_ready = child.was_ready || child.spec.ready_mark.empty();
+  return child.spec.group.empty() && is_ready && child.num_restarts < child.spec.max_restarts;
+}
+
 bool Supervisor::plan_restart(Child& child) {
   const ChildSpec& spec = child.spec;
   if (spec.group.empty()) {
-    const bool is_ready = child.was_ready || spec.ready_mark.empty();
-    if (!is_ready || child.num_restarts >= spec.max_restarts) return false;
+    if (!may_restart(child)) return false;
     if (spec.restarts_after_signals_only && !WIFSIGNALED(*child.status)) return false;
     const milliseconds wait = std::min(kFirstRestartWait * (1 << std::min(child.num_restarts, 10)), kLongestRestartWait);
     log::warning("{}; it is started again in {:.1f} s ({} of {} restarts)", describe_failure(child),
@@ -310,6 +324,34 @@ void Supervisor::end_leftovers() {
   }
 }
 
+void Supervisor::watch_stopped() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_look_ > kLookGap)
+    for (const auto& child : children_) child->stopped_since.reset();
+  last_look_ = now;
+  for (const auto& child : children_)
+    if (!child->status) watch_stopped(*child, now);
+}
+
+void Supervisor::watch_stopped(Child& child, std::chrono::steady_clock::time_point now) {
+  const ChildSpec& spec = child.spec;
+  if (!is_stopped(child.pid)) {
+    if (std::exchange(child.is_stop_told, false)) log::info("{} (pid {}) goes on", spec.name, child.pid);
+    child.stopped_since.reset();
+    return;
+  }
+  if (!child.stopped_since) child.stopped_since = now;
+  const auto stopped = now - *child.stopped_since;
+  const bool is_replaced = spec.max_stopped.count() > 0 && may_restart(child);
+  const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
+  if (stopped >= kStoppedNotice && !std::exchange(child.is_stop_told, true))
+    log::warning("{} (pid {}) is stopped by a signal; SIGCONT lets it go on{}", spec.name, child.pid,
+                 is_replaced ? fmt::format(", after {:.0f} s it is killed and started again", seconds(spec.max_stopped)) : std::string());
+  if (!is_replaced || stopped < spec.max_stopped || !child.kill_reason.empty()) return;
+  child.kill_reason = fmt::format("it was stopped for {:.1f} s", seconds(stopped));
+  ::kill(child.pid, SIGKILL);
+}
+
 std::optional<std::string> Supervisor::run(std::stop_token stop, bool until_stopped, std::stop_token abort) {
   // A lost rank is done without; another child that is to be started again is not at its end.
   const auto has_ended = [](const auto& child) {
@@ -323,6 +365,7 @@ std::optional<std::string> Supervisor::run(std::stop_token stop, bool until_stop
     const Child* failed = find_failure();
     if (failed != nullptr && !stop.stop_requested()) return describe_failure(*failed);
     end_leftovers();
+    watch_stopped();
     if (!stop.stop_requested()) start_again();
     if (!until_stopped && std::ranges::all_of(children_, has_ended)) return std::nullopt;
     if (stop.stop_requested()) {

@@ -37,6 +37,8 @@ struct ChildSpec {
   std::string ready_mark = {};  ///< what its output holds when it is ready; empty: it is from the start
   /// Restarted only after death by a signal: an error that it reports itself would recur.
   bool restarts_after_signals_only = false;
+  /// One that is stopped (SIGSTOP) for longer and may be started again is killed, and started again; 0: it is waited for.
+  std::chrono::milliseconds max_stopped{0};
 };
 
 /// Variable of a child without a group that was started again: how many times.
@@ -79,11 +81,16 @@ class Supervisor {
   bool plan_restart(Child& child);
   void start_again();
   void end_leftovers();
+  /// Tells of children that are stopped, and kills those that were for too long.
+  void watch_stopped();
+  void watch_stopped(Child& child, std::chrono::steady_clock::time_point now);
+  bool may_restart(const Child& child) const;
   void pump(std::chrono::milliseconds timeout);
   void take_output(Child& child, std::string_view bytes);
   void reap();
   CgroupMemory memory_;
   std::stop_token others_gone_;
+  std::chrono::steady_clock::time_point last_look_{};  ///< at who is stopped
   std::vector<std::unique_ptr<Child>> children_;
 };
 

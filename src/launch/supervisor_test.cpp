@@ -81,6 +81,35 @@ TEST(Supervisor, ARoleThatResumesIsStartedAgainAfterASignalAloneAndKnowsHowOften
   EXPECT_FALSE(strict.was_killed("resumes"));
 }
 
+TEST(Supervisor, AStoppedChildIsReplacedOrGoesOnWhenItIsContinued) {
+  // Stops itself the first time and would never go on.
+  ChildSpec child = shell("stopped", "[ -n \"$PRL_RESTARTS\" ] || kill -STOP $$; echo restarts \"$PRL_RESTARTS\"");
+  std::filesystem::remove(child.log_file);
+  child.max_restarts = 1;
+  child.max_stopped = std::chrono::milliseconds(300);
+  ::testing::internal::CaptureStderr();
+  Supervisor supervisor;
+  supervisor.start(child);
+  EXPECT_EQ(supervisor.run({}), std::nullopt);
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("it was stopped for"), std::string::npos);
+  EXPECT_NE(read_file(child.log_file).find("restarts 1"), std::string::npos);
+  // Without a restart left it is named and waited for.
+  child.argv[2] = "kill -STOP $$; echo went on";
+  child.max_restarts = 0;
+  std::filesystem::remove(child.log_file);
+  ::testing::internal::CaptureStderr();
+  Supervisor patient;
+  patient.start(child);
+  std::jthread later([pid = patient.pid_of("stopped")] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5'000));
+    ::kill(pid, SIGCONT);
+  });
+  EXPECT_EQ(patient.run({}), std::nullopt);
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("is stopped by a signal; SIGCONT lets it go on\n"), std::string::npos) << told;
+  EXPECT_NE(read_file(child.log_file).find("went on"), std::string::npos);
+}
+
 TEST(Supervisor, ShowsWarningsAndErrorsOfEveryRole) {
   EXPECT_EQ(console_line("inference", "10:00:00 WARNING the disk is slow"), "10:00:00 WARNING [inference] the disk is slow");
   EXPECT_EQ(console_line("inference", "10:00:00   ERROR [x] no"), "10:00:00   ERROR [inference] [x] no");
