@@ -49,7 +49,10 @@ class Server:
                                  "choices": [{"index": 0, "message": {"role": "assistant", **made}, "finish_reason": finish}],
                                  "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}})
 
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Listener(http.server.ThreadingHTTPServer):
+            request_queue_size = 1024  # five, the default, refuses clients that come at once
+
+        self.http = Listener(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
 

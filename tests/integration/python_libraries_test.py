@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 
 import harness
 from chat_server import Server
@@ -183,6 +184,85 @@ def test_published_v1_environments():
                 check({row["reward"] for row in rows} == {1.0}, f"{[row['reward'] for row in rows]}")
 
 
+MATH_ROLLOUTS = 8
+RIGHT_OF_EIGHT = [0, 8, 1, 2, 3, 4, 5, 6, 7, 4]  # rollouts of a question that are right: none, all, and what lies between
+
+
+class MathReplies:
+    """Replies to the questions of math500 and aime2025: which of the eight for a question are right is the same for whoever asks."""
+
+    def __init__(self):
+        self.asked, self.lock = {}, threading.Lock()
+
+    def __call__(self, body):
+        question = body["messages"][-1]["content"]
+        with self.lock:
+            place = self.asked[question] = self.asked.get(question, -1) + 1
+        half = re.search(r"half of (\d+)", question)
+        number = int(half[1]) if half else 0
+        answer, right = ((f"{number}/2", f"{number / 2}", f"\\frac{{{number}}}{{2}}"), RIGHT_OF_EIGHT[number // 2]) if half else (
+            (("70",), 3) if "7 times 10" in question else (("336",), 8))
+        if place < right:
+            return {"content": f"I think.\n\n\\boxed{{{answer[place % len(answer)]}}}"}
+        if half and right == 2 and place == MATH_ROLLOUTS - 1:
+            return 400, "no such reply"
+        return {"content": (f"\\boxed{{{number + 1000}}}", f"It is {answer[0]}, but nothing marks it")[place % 2]}
+
+
+LIBRARY_EVALUATION = """
+import json, sys
+import verifiers as vf
+from datasets import Dataset
+url, rollouts, file = sys.argv[1:]
+dataset = Dataset.from_list([json.loads(line) for line in open(file)])
+env = vf.SingleTurnEnv(eval_dataset=dataset, rubric=vf.MathRubric(timeout_seconds=60))
+made = env.evaluate_sync(vf.ClientConfig(api_base_url=url, api_key_var="UNSET_KEY", max_retries=0), "m", rollouts_per_example=int(rollouts), max_concurrent=4)
+print(json.dumps({key: made["metadata"][key] for key in ("avg_reward", "avg_error", "pass_at_k", "pass_all_k")}
+                 | {"failed": sorted(row["error"]["error_chain_str"] for row in made["outputs"] if row["error"])}))
+"""
+
+
+def evaluation_of_the_library(rows, folder):
+    """What the library's own evaluation of (question, answer) says of the same replies."""
+    file = folder / "questions.jsonl"
+    file.write_text("".join(json.dumps({"question": question, "answer": answer}) + "\n" for question, answer in rows))
+    with Server(MathReplies()) as server:
+        done = subprocess.run([python_of("legacy"), "-c", LIBRARY_EVALUATION, server.url, str(MATH_ROLLOUTS), file], capture_output=True, text=True,
+                              timeout=400, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")})
+    check(done.returncode == 0, done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_math_is_evaluated_as_the_library_does():
+    python_of("legacy")
+    with harness.workspace("math-eval") as folder:
+        hub = harness.hub_data_sets(folder / "hub")
+        with Server(MathReplies()) as server:
+            said = harness.prl("eval", "--model.name", "m", "--environment-ids", "math500,aime2025", "--client.base-url", server.url,
+                                 "--num-examples", -1, "--rollouts-per-example", MATH_ROLLOUTS, "--retry.max-attempts", 1, "--retry.reraise", "false",
+                                 "--output-dir", folder / "out", cwd=folder, env=hub)
+        out = "".join(said)
+        metrics = harness.rows_of(folder / "out/metrics.jsonl")
+        questions = {"math500": [(row["problem"], row["answer"]) for row in harness.DATA_SETS["HuggingFaceH4/MATH-500"]["test.jsonl"]],
+                     "aime2025": [("What is 7 times 10?", "70"), ("What is an angle?", "336")]}
+        for env_id, rows in questions.items():
+            saved = list((folder / "out/evals").glob(f"{env_id}--m/*/metadata.json"))
+            check(len(saved) == 1, f"{saved}")
+            ours, theirs = json.loads(saved[0].read_text()), evaluation_of_the_library(rows, folder)
+            check(ours["num_examples"] == len(rows) and ours["rollouts_per_example"] == MATH_ROLLOUTS, f"{ours}")
+            for key in ("avg_reward", "avg_error"):
+                check(abs(ours[key] - theirs[key]) < 1e-9, f"{env_id}: {key} {ours[key]} and {theirs[key]}; the library's failures: {theirs['failed']}")
+            check(0 < theirs["avg_reward"] < 1 and (theirs["avg_error"] > 0) == (env_id == "math500"), f"{env_id}: the replies differ: {theirs}")
+            logged = {name: value for row in metrics for name, value in row.items() if name.startswith(f"eval/{env_id}/")}
+            check(abs(logged[f"eval/{env_id}/avg@{MATH_ROLLOUTS}"] - theirs["avg_reward"]) < 1e-9, f"{logged}")
+            check(f"Avg@{MATH_ROLLOUTS}={theirs['avg_reward']:.4f}" in out, out)
+            for name in ("pass_at_k", "pass_all_k"):
+                check(sorted(ours[name]) == sorted(theirs[name]) == ["1", "2", "4", "8"], f"{env_id}: {name} {ours[name]} and {theirs[name]}")
+                check(all(abs(ours[name][k] - value) < 1e-9 for k, value in theirs[name].items()), f"{env_id}: {name} {ours[name]} and {theirs[name]}")
+            for k, value in theirs["pass_at_k"].items():
+                check(abs(logged[f"eval/{env_id}/pass@{k}"] - value) < 1e-9 and f"Pass@{k}: {value:.4f}" in out, f"{env_id}: pass@{k}: {logged}")
+
+
 ADVANTAGES = """
 def centred(rollouts, scale=1.0):
     rewards = [rollout["reward"] for rollout in rollouts]
@@ -245,4 +325,5 @@ if __name__ == "__main__":
     harness.main(test_legacy_environments_are_evaluated,
                  test_v1_environments_are_evaluated,
                  test_published_v1_environments,
+                 test_math_is_evaluated_as_the_library_does,
                  test_rl_in_both_generations)
