@@ -71,7 +71,7 @@ def test_extra_body_reaches_the_sampler():
     letters = ["a", "e", "i", "o", "t", "s", "n", "r"]
     with harness.workspace("python-extra") as folder:
         model = harness.tiny_model(folder / "model")
-        for name, flags in (("inside", []), ("server", ["--deployment.type", "single_node"])):
+        for name, flags in (("inside", []), ("server", ["--deployment.type", "single_node", "--inference.server.port", harness.free_port()])):
             text = f'{fake_env(args="{ num_train = 16 }")}\nsampling = {{ max_completion_tokens = 24, extra_body = {{ stop = {json.dumps(letters)} }} }}'
             harness.prl("rl", "@", rl_toml(folder / "rl.toml", model, text, max_steps=1), "--output-dir", folder / name,
                         "--orchestrator.train.filter-zero-advantages", "false", *flags)

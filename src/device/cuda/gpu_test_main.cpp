@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "base/testing/scratch_folder.hpp"
 #include "device/device.hpp"
 
 // main() of the tests that need a GPU: without one they are skipped (exit code 77, which CTest knows), not passed.
@@ -11,5 +12,8 @@ int main(int argc, char** argv) {
     std::printf("[ SKIPPED  ] no GPU: %s\n", found.missing.c_str());
     return 77;
   }
-  return RUN_ALL_TESTS();
+  prl::ScratchFolder scratch;
+  const int status = RUN_ALL_TESTS();
+  if (status != 0) scratch.keep();
+  return status;
 }

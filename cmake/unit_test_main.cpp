@@ -1,0 +1,12 @@
+#include <gtest/gtest.h>
+
+#include "base/testing/scratch_folder.hpp"
+
+// main() of every unit test program.
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  prl::ScratchFolder scratch;
+  const int status = RUN_ALL_TESTS();
+  if (status != 0) scratch.keep();
+  return status;
+}
