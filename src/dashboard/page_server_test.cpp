@@ -8,10 +8,13 @@
 #include <boost/json/serialize.hpp>
 
 #include <fstream>
+#include <functional>
+#include <set>
 
 #include "base/error.hpp"
 #include "base/testing/eventually.hpp"
 #include "dashboard/assets.hpp"
+#include "dashboard/span_view.hpp"
 #include "dashboard/testing/run_files.hpp"
 #include "net/test_support.hpp"
 
@@ -80,6 +83,46 @@ TEST_F(PageServerTest, AnswersWhatTheFilesHold) {
   EXPECT_EQ(timeline.at("lanes").at(0).at("lane"), "environment/slow");
   EXPECT_EQ(timeline.at("lanes").at(0).at("spans").at(0).at("name"), "runs its own code");
   EXPECT_EQ(timeline.at("lanes").as_array().size(), 1u) << "a torn line and one without a lane";
+}
+
+TEST(SpanView, HasBoundsOfProcessesBytesAndSpans) {
+  const testing::RunFiles run("span_bounds");
+  const auto span = [](int process, double begin, double end) {
+    return fmt::format(R"({{"lane":"l{}","name":"works","begin":{},"end":{}}})", process, begin, end) + "\n";
+  };
+  constexpr int kProcesses = 70, kSpans = 10;
+  for (int process = 0; process < kProcesses; ++process) {
+    std::string lines;
+    for (int i = 0; i < kSpans; ++i) lines += span(process, 100 + i, 100 + i + 0.01 * (process + 1));
+    run.write(fmt::format("spans/p{:02}.jsonl", process), lines);
+  }
+  const auto spans_of = [&](const char* folder, SpanQuery query) {
+    std::vector<double> lengths;
+    std::set<std::string> processes;
+    const json::value answer = json::parse(spans_json(run.folder() / folder, query));
+    for (const json::value& lane : answer.as_array()) {
+      processes.emplace(lane.at("process").as_string());
+      for (const json::value& one : lane.at("spans").as_array())
+        lengths.push_back(one.at("end").to_number<double>() - one.at("begin").to_number<double>());
+    }
+    return std::pair(processes.size(), lengths);
+  };
+  const auto [num_processes, all] = spans_of("spans", {.from = 0, .to = 1000});
+  EXPECT_EQ(num_processes, 64u);
+  EXPECT_EQ(all.size(), 64u * kSpans);
+  auto [few_processes, few] = spans_of("spans", {.from = 0, .to = 1000, .max_spans = 25});
+  ASSERT_EQ(few.size(), 25u);
+  std::vector<double> longest = all;
+  std::ranges::sort(longest, std::greater{});
+  EXPECT_GE(*std::ranges::min_element(few) + 1e-9, longest[24]) << "the shortest are left out";
+  // Five megabytes of one process, of which the last four are looked at.
+  std::string long_file;
+  std::size_t num_lines = 0;
+  for (; long_file.size() < (std::size_t{5} << 20); ++num_lines) long_file += span(0, 100, 101);
+  run.write("long/p.jsonl", long_file);
+  const std::size_t found = spans_of("long", {.from = 0, .to = 1000, .max_spans = 1'000'000}).second.size();
+  const double line_bytes = static_cast<double>(long_file.size()) / static_cast<double>(num_lines);
+  EXPECT_NEAR(static_cast<double>(found) * line_bytes, 4 << 20, 2 * line_bytes);
 }
 
 TEST_F(PageServerTest, TheTimelineIsOfTheLastStepsAndReadsNoFurtherBack) {

@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "base/failure.hpp"
+#include "base/log.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
 #include "net/percent.hpp"
@@ -143,6 +144,11 @@ struct FleetOrders::State {
     fleet->set_behind(engine.id, why);
   }
 
+  void store(const Key& key, Record record) {
+    std::lock_guard lock(mutex);
+    store_locked(key, std::move(record));
+  }
+
   // With the mutex held.
   void store_locked(const Key& key, Record record) {
     record.changed = ++num_changes;
@@ -259,26 +265,36 @@ asio::awaitable<OrderParts> ask_all(SharedOrders state, std::vector<EngineView> 
   co_return settled;
 }
 
-/// Puts engines that took an order, which others refused, back to what is remembered.
+/// Puts one engine back to what is remembered, by `posts`. The fleet does without one that cannot be put back in time.
+asio::awaitable<void> undo_part(SharedOrders state, EngineView engine, std::vector<Post> posts, std::string order_path,
+                                net::TimePoint deadline) {
+  std::string problem;
+  for (const Post& post : posts) {
+    try {
+      auto calling = call_engine(state, "POST", engine.url + post.path, json::serialize(post.body), deadline);
+      const net::HttpReply reply = co_await std::move(calling);
+      if (!reply.is_ok() && !(post.may_be_missing && reply.status == kMissingStatus)) problem = reply.error_message();
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    if (!problem.empty()) break;
+  }
+  if (!problem.empty())
+    state->put_aside(engine, fmt::format("{} that another engine refused could not be undone ({})", order_path, problem));
+}
+
+/// Puts engines that took an order, which others refused, back to what is remembered, all at one time.
 asio::awaitable<void> undo(SharedOrders state, OrderParts took, Order order, Record before) {
   if (order.effect == OrderEffect::kNone) co_return;
-  const std::vector<Post> posts = posts_of({order.kind, order.name}, before);
-  for (const auto& part : took) {
-    for (const Post& post : posts) {
-      std::string problem;
-      try {
-        auto calling =
-            call_engine(state, "POST", part->engine.url + post.path, json::serialize(post.body), net::Clock::now() + kOneProofTime);
-        const net::HttpReply reply = co_await std::move(calling);
-        if (!reply.is_ok() && !(post.may_be_missing && reply.status == kMissingStatus)) problem = reply.error_message();
-      } catch (const Error& error) {
-        if (error.code() == ErrorCode::kCancelled) throw;
-        problem = error.what();
-      }
-      if (!problem.empty())
-        state->put_aside(part->engine, fmt::format("{} that another engine refused could not be undone ({})", order.path, problem));
-    }
-  }
+  net::TaskGroup tasks(state->fleet->executor(), "orders that are undone");
+  const net::TimePoint deadline = net::Clock::now() + state->options.undo_time;
+  for (const auto& part : took)
+    tasks.spawn(fmt::format("undoing {} of {}", order.path, part->engine.url),
+                undo_part(state, part->engine, posts_of({order.kind, order.name}, before), order.path, deadline));
+  // The calls end at their deadline themselves.
+  auto joining = tasks.join(deadline + 5s);
+  if (!co_await std::move(joining))
+    log::warning("{}: some engines were not put back within {} ms", order.path, state->options.undo_time.count());
 }
 
 struct Sorted {
@@ -412,10 +428,14 @@ asio::awaitable<std::vector<net::HttpReply>> FleetOrders::carry_out(Order order,
     const OrderParts parts = co_await std::move(asking);
     told.insert(told.end(), parts.begin(), parts.end());
     const Sorted sorted = sort_out(told, may_be_missing);
+    OrderParts took = told;
+    std::erase_if(took, [](const auto& part) { return part->is_away() || !part->took(); });
+    // Who gave no answer may hold what the others do not get, and who took it may be out of reach when it is taken back: both hear what was
+    // before when they are brought up.
+    const bool has_failed = !sorted.refused.empty() || sorted.good.empty();
+    if (has_failed && order.effect != OrderEffect::kNone && !(took.empty() && sorted.away.empty())) state->store(key, before);
     for (const auto& part : sorted.away) state->put_aside(part->engine, fmt::format("it missed {} ({})", order.path, part->problem()));
     if (!sorted.refused.empty()) {
-      OrderParts took = told;
-      std::erase_if(took, [](const auto& part) { return part->is_away() || !part->took(); });
       auto undoing = undo(state, std::move(took), order, before);
       co_await std::move(undoing);
       fail_refused(order, sorted.refused, told.size());

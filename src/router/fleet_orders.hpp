@@ -38,10 +38,11 @@ struct Order {
 };
 
 struct FleetOrdersOptions {
-  std::string api_key = {};                    ///< of the engines' admin routes; empty: the client's own
-  std::size_t max_names = 4096;                ///< adapters, and runs, that are remembered
-  std::size_t max_waiting = 256;               ///< orders that wait for their turn
-  std::chrono::milliseconds patience{10'000};  ///< what an engine gets beyond the time that the first one took, and that time again
+  std::string api_key = {};                     ///< of the engines' admin routes; empty: the client's own
+  std::size_t max_names = 4096;                 ///< adapters, and runs, that are remembered
+  std::size_t max_waiting = 256;                ///< orders that wait for their turn
+  std::chrono::milliseconds patience{10'000};   ///< what an engine gets beyond the time that the first one took, and that time again
+  std::chrono::milliseconds undo_time{60'000};  ///< for all engines that took an order, which another refused, to be put back
 };
 
 /// What every engine of a fleet holds beside the weights of the model: adapters by name, and runs that share the engines. An order goes to
@@ -56,9 +57,10 @@ class FleetOrders {
   FleetOrders& operator=(const FleetOrders&) = delete;
 
   /// The replies of the engines that took the order, of one at least. One that could not be reached is left out of the fleet until it has
-  /// heard what it missed. If any refuses, those that took the order are put back to what they had, and the error has the first refusal's
-  /// status and the names of all engines that refused; {kOutOfSync} when proofs of an adapter differ; {kUnavailable} when no engine could
-  /// be reached, {kOverloaded} when too many orders wait or too many names are remembered, {kDeadline}.
+  /// heard what it missed. If any refuses, those that took the order are put back to what they had (one that cannot be is left out
+  /// likewise), and the error has the first refusal's status and the names of all engines that refused; {kOutOfSync} when proofs of an
+  /// adapter differ; {kUnavailable} when no engine could be reached, {kOverloaded} when too many orders wait or too many names are
+  /// remembered, {kDeadline}.
   asio::awaitable<std::vector<net::HttpReply>> carry_out(Order order, net::TimePoint deadline);
   /// Keeps orders, whose proofs a weight update would disturb, waiting until it is destroyed. Errors of Turns::take.
   asio::awaitable<Turns::Turn> take_turn(net::TimePoint deadline);

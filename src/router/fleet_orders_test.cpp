@@ -165,6 +165,31 @@ TEST_F(FleetOrdersTest, AnEngineThatAnswersNothingIsLeftOutAndHearsItLater) {
   EXPECT_EQ(second.script().adapters, (Adapters{{"a", "/one"}}));
 }
 
+TEST_F(FleetOrdersTest, EnginesThatAnOrderCannotBeTakenBackFromAreLeftOutTogether) {
+  std::vector<ScriptedEngine*> engines;
+  for (int i = 0; i < 4; ++i) engines.push_back(&add_engine());
+  constexpr auto kUndoTime = 3s;
+  FleetOrders orders(fleet_, updater_, client_, {.api_key = {}, .patience = 20s, .undo_time = kUndoTime});
+  for (ScriptedEngine* engine : engines) {
+    fleet_->set_behind(view_of(*engine).id, "test");
+    wait_for(*engine, EngineState::kReady);
+  }
+  engines.back()->change([](auto& script) { script.refuse_order_status = 404; });
+  for (int i = 0; i < 3; ++i) engines[i]->change([](auto& script) { script.is_silent_on_unload = true; });
+  Order order{.kind = OrderKind::kAdapter, .name = "a", .path = "/load_lora_adapter", .body = {}, .effect = OrderEffect::kLoaded};
+  order.body = {{"lora_name", "a"}, {"lora_path", "/one"}};
+  const net::TimePoint begin = net::Clock::now();
+  EXPECT_THAT([&] { io_.run_blocking(orders.carry_out(order, net::Clock::now() + 20s), kTestTime); },
+              ::testing::ThrowsMessage<Error>(HasSubstr("1 of 4 engines refused")));
+  EXPECT_LT(net::Clock::now() - begin, 3 * kUndoTime) << "one after another they would take that long";
+  for (int i = 0; i < 3; ++i) EXPECT_NE(view_of(*engines[i]).state, EngineState::kReady) << fleet_->describe();
+  EXPECT_EQ(view_of(*engines.back()).state, EngineState::kReady);
+  for (int i = 0; i < 3; ++i) engines[i]->change([](auto& script) { script.is_silent_on_unload = false; });
+  for (int i = 0; i < 3; ++i) wait_for(*engines[i], EngineState::kReady);
+  for (int i = 0; i < 3; ++i)
+    EXPECT_THAT(engines[i]->script().adapters, ::testing::IsEmpty()) << "an engine rejoins without what was refused";
+}
+
 TEST_F(FleetOrdersTest, RunsAreToldToAllEnginesAndTheirNumbersAreSums) {
   ScriptedEngine& first = add_engine();
   EXPECT_EQ(call("POST", "/runs/pause", R"({"name":"a"})").status, 404);

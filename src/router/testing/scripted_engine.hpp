@@ -44,6 +44,7 @@ class ScriptedEngine {
     std::int64_t breaks_after = -1;               ///< tokens after which a stream breaks off; -1: never
     bool drips = false;                           ///< refuses streams with a body that comes byte by byte, for half a minute
     bool is_silent = false;                       ///< takes requests and answers none, /health neither
+    bool is_silent_on_unload = false;             ///< takes requests to unload an adapter and answers none
     int refuse_status = 0;                        ///< of generation routes and updates
     int refuse_order_status = 0;                  ///< of adapters and runs
     std::map<std::string, std::string> adapters;  ///< folders by name
@@ -143,6 +144,7 @@ class ScriptedEngine {
     co_return net::HttpResponse::text("Success");
   }
   Reply unload(net::HttpRequest request) {
+    while (script().is_silent_on_unload) co_await net::sleep_for(std::chrono::milliseconds(10));
     const boost::json::object body = boost::json::parse(request.body).as_object();
     std::lock_guard lock(mutex_);
     if (script_.adapters.erase(std::string(body.at("lora_name").as_string())) == 0)
