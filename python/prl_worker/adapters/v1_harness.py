@@ -113,6 +113,8 @@ class PrlChatHarness(Harness[PrlChatConfig]):
     SUPPORTS_MCP = True
     SUPPORTS_RESUME = True
     SUPPORTS_TOOL_INTERCEPTION = True
+    # It gives the model no tool of its own, only those of the task: as verifiers' "null", which it stands in for. Environments that need a harness that
+    # runs code (a judge that is an agent) read this and refuse to start.
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 
