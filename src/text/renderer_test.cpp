@@ -395,6 +395,16 @@ TEST(Renderer, ErrorsNameTheMessageOrTheOption) {
   EXPECT_EQ(make_renderer(options, tokenizer, nullptr)->name(), "qwen3");
 }
 
+TEST(Renderer, EveryNameMakesTheRendererItNames) {
+  const auto chat_template = std::make_shared<const ChatTemplate>(fixture_text("qwen2.5.jinja"));
+  for (const std::string& name : renderer_names()) {
+    RendererOptions options;
+    options.name = name;
+    const auto tokenizer = shared_tokenizer(name == "llama-3" ? "llama3" : name == "smollm2" ? "smollm2" : "qwen2");
+    EXPECT_EQ(make_renderer(options, tokenizer, chat_template)->name(), name);
+  }
+}
+
 // ---- Loss masks
 
 std::string trained_text(const Tokenizer& tokenizer, const MaskedSample& sample) {
