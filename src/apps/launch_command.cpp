@@ -6,6 +6,7 @@
 #include "config/sft_config.hpp"
 #include "config/tool_config.hpp"
 #include "config/trainer_config.hpp"
+#include "launch/dry_run.hpp"
 #include "launch/model_setup.hpp"
 #include "launch/node_agent.hpp"
 
@@ -16,14 +17,18 @@ using config::Command;
 
 /// Fills in what the launcher needs to know of the command that it starts; false if there is nothing to start.
 template <typename Config>
-bool look_at(Command command, launch::NodeWork& work, launch::NodesWanted& wanted) {
+bool look_at(Command command, const config::LaunchConfig& launcher, launch::NodeWork& work, launch::NodesWanted& wanted) {
   const auto loaded = config::load<Config>(command, work.args);
-  if (config::finish_early(command, loaded, {})) return false;
   work.output_dir = loaded.config.output_dir;
   work.healing = loaded.config.healing;
   if constexpr (requires { loaded.config.deployment; })
     if (const auto* nodes = std::get_if<config::SftMultiNode>(&loaded.config.deployment))
       wanted = {.num_nodes = nodes->num_nodes, .per_node = nodes->gpus_per_node};
+  const auto check = [&] {
+    const launch::NodePlace place = launch::find_node(launcher, wanted);
+    launch::check_dry_run(loaded.config, place.num_nodes * place.per_node);
+  };
+  if (config::finish_early(command, loaded, check)) return false;
   work.uses_gpus = launch::device_kind(loaded.config.compute) == DeviceKind::kCuda;
   return true;
 }
@@ -48,8 +53,8 @@ int run_launch(const config::ParsedCommand& parsed) {
   work.args.assign(command + 1, parsed.args.end());
   work.log_dir = config.log_dir;
   launch::NodesWanted wanted;
-  const bool goes_on = work.command == "sft" ? look_at<config::SftConfig>(Command::kSft, work, wanted)
-                                             : look_at<config::TrainerConfig>(Command::kTrainer, work, wanted);
+  const bool goes_on = work.command == "sft" ? look_at<config::SftConfig>(Command::kSft, config, work, wanted)
+                                             : look_at<config::TrainerConfig>(Command::kTrainer, config, work, wanted);
   if (!goes_on) return 0;
   const launch::NodePlace place = launch::find_node(config, wanted);
   const StopSignal stop;

@@ -336,6 +336,14 @@ TEST(ResolveRl, ATeacherHasAnEngineOnEachOfItsGpus) {
 }
 
 TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
+  // vLLM's name for how many processes answer: each of ours is an engine of its own.
+  for (const auto& [flags, wanted] :
+       {std::pair("", 1), std::pair("--api-server-count 3", 3), std::pair("--api-server-count 2 --parallel.dp 4", 4),
+        std::pair("--api-server-count 4 --parallel.dp 2", 4)}) {
+    const InferenceConfig config = load_line<InferenceConfig>(std::string("inference --model.name m ") + flags).config;
+    EXPECT_EQ(config.parallel.dp, wanted) << flags;
+    EXPECT_EQ(config.api_server_count, wanted) << flags;
+  }
   const std::string line = "inference --model.name m --parallel.dp 4 ";
   for (const char* flags : {"--parallel.dp-local 2", "--parallel.dp-start-rank 2", "--parallel.headless", "--api-server-count 0"})
     EXPECT_THAT(error_of<InferenceConfig>(line + flags), HasSubstr("needs parallel.dp_address")) << flags;

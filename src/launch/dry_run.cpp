@@ -57,9 +57,9 @@ void check_evaluation(const C& config) {
 
 }  // namespace
 
-void check_dry_run(const config::TrainerConfig& config) {
-  check_ranks(config);
-  if (are_here({config.model.name, config.tokenizer.name.value_or(config.model.name)})) check_start(config);
+void check_dry_run(const config::TrainerConfig& config, std::optional<int> num_ranks) {
+  check_ranks(config, num_ranks);
+  if (are_here({config.model.name, config.tokenizer.name.value_or(config.model.name)})) check_start(config, num_ranks);
 }
 
 void check_dry_run(const config::OrchestratorConfig& config) {
@@ -69,7 +69,10 @@ void check_dry_run(const config::OrchestratorConfig& config) {
 
 void check_dry_run(const config::RlConfig& config) {
   check_environments(config.orchestrator);
-  if (config.slurm) return write_script_of(config);
+  if (config.slurm) {
+    check_heads_here(config.trainer.model);
+    return write_script_of(config);
+  }
   const config::TrainerConfig& trainer = config.trainer;
   const config::OrchestratorConfig& orchestrator = config.orchestrator;
   std::set<std::string> names = {trainer.model.name, trainer.tokenizer.name.value_or(trainer.model.name),
@@ -79,9 +82,12 @@ void check_dry_run(const config::RlConfig& config) {
   if (are_here(names)) check_start(config);
 }
 
-void check_dry_run(const config::SftConfig& config) {
-  if (config.slurm) return write_script_of(config);
-  check_ranks(config);
+void check_dry_run(const config::SftConfig& config, std::optional<int> num_ranks) {
+  if (config.slurm) {
+    check_heads_here(config.model);
+    return write_script_of(config);
+  }
+  check_ranks(config, num_ranks);
   const auto has_data = [](const config::SftData& data) {
     const auto* real = std::get_if<config::SftDataConfig>(&data);
     return real == nullptr || std::filesystem::exists(real->name);
@@ -90,7 +96,7 @@ void check_dry_run(const config::SftConfig& config) {
   const bool is_data_here = has_data(config.data) && (!config.val || has_data(config.val->data));
   if (!is_data_here)
     log::warning("data.name is no file or folder here: the start looks for it on the Hugging Face hub, and it was not checked");
-  if (is_model_here && is_data_here) check_start(config);
+  if (is_model_here && is_data_here) check_start(config, num_ranks);
 }
 
 void check_dry_run(const config::InferenceConfig& config) {

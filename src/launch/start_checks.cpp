@@ -34,19 +34,31 @@ void check_ranks(RankEnv env, const config::TrainerModelConfig& model) {
   check_ranks_per_row(env, model.cp);
 }
 
+RankEnv ranks_of(std::optional<int> num_ranks) {
+  RankEnv env = rank_env();
+  if (!num_ranks) return env;
+  env.size = *num_ranks;
+  env.is_told = true;
+  return env;
+}
+
 }  // namespace
 
-void check_ranks(const config::TrainerConfig& config) { check_ranks(rank_env(), config.model); }
+void check_heads_here(const config::TrainerModelConfig& model) {
+  if (std::filesystem::is_directory(model.name)) trainer::check_row_cut(nn::load_model_config(model_folder(model.name)), row_cut(model));
+}
 
-void check_ranks(const config::SftConfig& config) {
-  RankEnv env = rank_env();
+void check_ranks(const config::TrainerConfig& config, std::optional<int> num_ranks) { check_ranks(ranks_of(num_ranks), config.model); }
+
+void check_ranks(const config::SftConfig& config, std::optional<int> num_ranks) {
+  RankEnv env = ranks_of(num_ranks);
   if (const auto* node = std::get_if<config::SftSingleNode>(&config.deployment); node != nullptr && !env.is_told) env.size = node->num_gpus;
   // Of several nodes the configuration says how many there are.
   if (env.is_told || std::holds_alternative<config::SftSingleNode>(config.deployment)) check_ranks(env, config.model);
 }
 
-void check_start(const config::TrainerConfig& config) {
-  check_ranks(config);
+void check_start(const config::TrainerConfig& config, std::optional<int> num_ranks) {
+  check_ranks(config, num_ranks);
   check_trained_model(config.model);
   text_folder(config.tokenizer.name.value_or(config.model.name));
   make_runtime(config.compute);
@@ -71,8 +83,8 @@ void check_start(const config::RlConfig& config) {
   check_start(config.orchestrator);
 }
 
-void check_start(const config::SftConfig& config) {
-  check_ranks(config);
+void check_start(const config::SftConfig& config, std::optional<int> num_ranks) {
+  check_ranks(config, num_ranks);
   check_trained_model(config.model);
   make_runtime(config.compute);
   const std::string name = config.tokenizer.name.value_or(config.model.name);

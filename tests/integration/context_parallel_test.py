@@ -80,6 +80,18 @@ def test_what_does_not_go_is_refused_by_name():
                 # Nothing was started: a start leaves a log and the folders of its roles.
                 left = [path for path in out.rglob("*") if path.is_file() and path.parent.name != "configs"]
                 check(not left, f"{command} {dry}: found out before anything started? {left}")
+        # What a launcher or a job will start.
+        launch = ["launch", "--nproc-per-node", 3, *base]
+        for command, wanted in (([*launch, *ulysses(2)], "2 ranks to a row cannot divide 3 trainer ranks"),
+                                ([*launch, "--model.dp-replicate", 2], "2 copies of the state cannot be divided among 3 trainer ranks"),
+                                (["launch", "--nproc-per-node", 4, *base, *ulysses(4)], "4 query heads and 2 key-value heads"),
+                                ([*base, *ulysses(4), "--slurm", "--deployment.num-gpus", 4], "4 query heads and 2 key-value heads"),
+                                ([*rl, *ulysses(4, 4, "trainer."), "--slurm", "--deployment.type", "single_node", "--deployment.num-train-gpus", 4],
+                                 "4 query heads and 2 key-value heads")):
+            _, answer = prl(*command, "--dry-run", "--output-dir", out, expect=1)
+            check(wanted in answer, f"{command}: {wanted!r} is missing:\n{answer[-3000:]}")
+            check("is valid" not in answer, f"{command}: called valid:\n{answer[-3000:]}")
+        prl("launch", "--nproc-per-node", 2, *base, *ulysses(2), "--dry-run", "--output-dir", folder / "good")
 
 
 if __name__ == "__main__":
