@@ -101,7 +101,8 @@ int run_saving_role(const config::ParsedCommand& parsed, const char* lock_name, 
   std::filesystem::path log;
   if (!launch::is_folder_prepared(config.output_dir)) {
     const launch::RankEnv rank = launch::rank_env();
-    if (rank.is_first()) {
+    // A first rank that died before all had met is started again: its folder is ready, and the others may have begun.
+    if (rank.is_first() && !launch::was_start_told(rank)) {
       try {
         launch::check_start(config);
         config::check_resolved_place(*parsed.command, config);

@@ -13,6 +13,7 @@
 #include "config/secrets.hpp"
 #include "launch/log_folder.hpp"
 #include "launch/model_setup.hpp"
+#include "launch/ranks.hpp"
 #include "launch/run_folder.hpp"
 #include "launch/visible_gpus.hpp"
 
@@ -55,6 +56,7 @@ std::vector<ChildSpec> rank_children(const RankLayout& layout, const ChildSpec& 
     child.has_members_elsewhere = layout.num_nodes > 1;
     if (layout.healing) {
       child.max_losses = layout.healing->max_restarts;
+      child.has_met = [store = layout.store] { return have_met(store); };
       child.backoff = std::chrono::milliseconds(std::llround(1000 * layout.healing->backoff_seconds));
     }
     if (!gpus.empty()) child.env["CUDA_VISIBLE_DEVICES"] = gpus[static_cast<std::size_t>(local)];

@@ -76,7 +76,8 @@ void share_masters(trainer::PolicyOptions& policy, const RankEnv& env, const tra
 namespace {
 
 constexpr const char* kStartKey = "run/start";
-constexpr std::chrono::milliseconds kStoreTimeout{60'000};
+constexpr const char* kMetKey = "run/met";
+constexpr std::chrono::milliseconds kStoreTimeout{60'000}, kLookTimeout{2'000};
 /// Newcomers are let in between two steps, and a step may wait for its samples.
 constexpr std::chrono::milliseconds kJoinPatience{2 * 3'600'000};
 constexpr std::string_view kGo = "go", kFinished = "finished";
@@ -85,6 +86,21 @@ constexpr std::string_view kGo = "go", kFinished = "finished";
 
 void tell_start(const RankEnv& env, bool is_finished) {
   if (env.size > 1) comm::make_store(env.store, kStoreTimeout)->set(kStartKey, is_finished ? kFinished : kGo);
+}
+
+bool was_start_told(const RankEnv& env) {
+  if (env.size == 1) return false;
+  const std::optional<std::string> word = comm::make_store(env.store, kStoreTimeout)->get(kStartKey);
+  return word == kGo || word == kFinished;
+}
+
+bool have_met(const std::string& store) noexcept {
+  try {
+    return comm::make_store(store, kLookTimeout)->get(kMetKey).has_value();
+  } catch (const std::exception& error) {
+    log::warning("whether the ranks have met cannot be seen: {}", error.what());
+    return true;
+  }
 }
 
 void tell_failure(const RankEnv& env, std::string_view reason) noexcept {
@@ -147,7 +163,9 @@ comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& r
 std::optional<comm::Mesh> meet(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout,
                                std::stop_token stop) {
   if (!env.joins_as.empty()) return join_mesh(env, runtime, timeout, std::move(stop));
-  return make_mesh(env, runtime, timeout);
+  comm::Mesh mesh = make_mesh(env, runtime, timeout);
+  if (env.size > 1) comm::make_store(env.store, kStoreTimeout)->set(kMetKey, "1");
+  return mesh;
 }
 
 }  // namespace prl::launch

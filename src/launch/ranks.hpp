@@ -45,6 +45,11 @@ config::ComputeConfig rank_compute(const RankEnv& env, config::ComputeConfig com
 /// Rank 0 makes the output folder ready for all: what came of it goes through the store to the others, which wait for it before they look
 /// at the folder.
 void tell_start(const RankEnv& env, bool is_finished);
+/// Whether rank 0, or one that ran in its place before, has told so.
+bool was_start_told(const RankEnv& env);
+/// Whether the ranks that meet in the store at this address have done so: each says so when it has the group. True if the store cannot
+/// be asked within two seconds.
+bool have_met(const std::string& store) noexcept;
 /// At rank 0 when it failed.
 void tell_failure(const RankEnv& env, std::string_view reason) noexcept;
 /// At the others: true if there is nothing left to do. PeerLost if rank 0 failed or says nothing within `timeout`.

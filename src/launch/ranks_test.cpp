@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
+#include <optional>
+#include <thread>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -57,6 +61,29 @@ TEST(RankEnv, RanksOfOneMachineShareItsCores) {
   compute.num_threads = 3;
   EXPECT_EQ(rank_compute(rank_env(), compute).num_threads, 3);
   EXPECT_EQ(rank_compute(RankEnv{}, config::ComputeConfig{}).num_threads, 0);
+}
+
+TEST(Ranks, HaveMetOnceOneSaysSo) {
+  const comm::StoreServer server;
+  RankEnv env;
+  env.size = 2;
+  env.store = server.address();
+  EXPECT_FALSE(have_met(server.address()));
+  EXPECT_FALSE(was_start_told(env));
+  tell_failure(env, "the disk is full");
+  EXPECT_FALSE(was_start_told(env));
+  tell_start(env, false);
+  EXPECT_TRUE(was_start_told(env));
+  EXPECT_FALSE(have_met(server.address())) << "that rank 0 has started says nothing of the others";
+  std::vector<std::jthread> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.emplace_back([env, rank]() mutable {
+      env.rank = rank;
+      std::optional<comm::Mesh> mesh;
+      EXPECT_NO_THROW(mesh = meet(env, nullptr, std::chrono::seconds(60), {}));
+    });
+  ranks.clear();
+  EXPECT_TRUE(have_met(server.address()));
 }
 
 TEST(RankEnv, NamesTheVariableThatIsWrong) {

@@ -266,11 +266,16 @@ bool Supervisor::plan_restart(Child& child) {
     }
     if (!has_others || num_lost >= spec.max_losses) return false;
     const milliseconds wait = spec.backoff * (1LL << std::min(num_lost, 10));
-    log::warning("{}; the other ranks go on ({} of {} losses), it is started again in {:.1f} s", describe_failure(child), num_lost + 1,
-                 spec.max_losses, std::chrono::duration<double>(wait).count());
-    child.is_lost = true;
+    const bool has_met = spec.has_met == nullptr || spec.has_met();
+    log::warning("{}; {} ({} of {} losses), it is started again in {:.1f} s", describe_failure(child),
+                 has_met ? "the other ranks go on" : "the ranks had not met yet, the others wait", num_lost + 1, spec.max_losses,
+                 std::chrono::duration<double>(wait).count());
+    child.is_lost = has_met;
     child.restart_at = std::chrono::steady_clock::now() + wait;
-    child.spec.env["PRL_JOIN"] = fmt::format("{}-{}", spec.name, num_lost + 1);
+    if (has_met)
+      child.spec.env["PRL_JOIN"] = fmt::format("{}-{}", spec.name, num_lost + 1);
+    else
+      child.spec.env.erase("PRL_JOIN");
   }
   ++child.num_restarts;
   return true;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,6 +32,9 @@ struct ChildSpec {
   /// after `backoff`, which doubles each time, with the variable PRL_JOIN.
   int max_losses = 0;
   std::string group = {};
+  /// Whether the members of the group have met. One that fails before is started again as it was at first, without PRL_JOIN: there is
+  /// nobody yet whom it could join. Empty: they have. On the thread of the supervisor, for a second or two at most.
+  std::function<bool()> has_met = {};
   bool has_members_elsewhere = false;  ///< ranks of the group on other nodes, which go on when the last one of this node fails
   std::chrono::milliseconds backoff{1000};
   int max_restarts = 0;         ///< of one without a group: times that it is started again after it died, once it had been ready

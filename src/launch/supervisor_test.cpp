@@ -149,6 +149,19 @@ TEST(Supervisor, ALostRankIsStartedAgainWhileTheOthersGoOn) {
   EXPECT_NE(read_file(log).find("joined as lost-1"), std::string::npos);
 }
 
+TEST(Supervisor, ARankThatFailsBeforeAllHaveMetIsStartedAsAtFirst) {
+  Supervisor supervisor;
+  ChildSpec early = rank("early", "", 2);
+  const std::string count = early.log_file.string() + ".count", is_second = "[ $(grep -c once " + count + ") -ge 2 ]";
+  std::filesystem::remove(count);
+  early.argv.back() = "echo joins: $PRL_JOIN.; echo once >> " + count + "; " + is_second + " && exit 0; kill -9 $$";
+  early.has_met = [] { return false; };
+  supervisor.start(early);
+  supervisor.start(rank("other", "i=0; until " + is_second + "; do i=$((i+1)); [ $i -gt 500 ] && exit 3; sleep 0.02; done", 2));
+  EXPECT_EQ(supervisor.run({}), std::nullopt);
+  EXPECT_EQ(read_file(early.log_file), "joins: .\njoins: .\n");
+}
+
 TEST(Supervisor, TheLastRankOfANodeIsStartedAgainWhileThoseOfOtherNodesGoOn) {
   ChildSpec lost = rank("alone", "if [ -n \"$PRL_JOIN\" ]; then echo joined; exec sleep 60; fi; kill -9 $$", 2);
   lost.has_members_elsewhere = true;

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Models and data sets by hub id, from a server that speaks the hub's routes; GGUF files converted; models talked to."""
+import contextlib
 import hashlib
 import http.server
 import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import threading
 
@@ -21,6 +23,8 @@ class Hub:
 
     def __init__(self, repos, token=None):
         self.repos, self.token, self.log, self.breaks = repos, token, [], 0
+        self.is_open = threading.Event()  # until it is set nothing is answered
+        self.is_open.set()
         self.hub, self.cdn = self.serve(self.answer_hub), self.serve(self.answer_cdn)
         self.url = f"http://127.0.0.1:{self.hub.server_port}"
 
@@ -30,7 +34,8 @@ class Hub:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self):
-                answer(self)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # whoever asked was killed
+                    answer(self)
 
             do_HEAD = do_GET
 
@@ -63,6 +68,7 @@ class Hub:
 
     def answer_hub(self, handler):
         self.log.append((handler.command, handler.path, handler.headers.get("Authorization")))
+        self.is_open.wait(300)
         if self.token and handler.headers.get("Authorization") != f"Bearer {self.token}":
             return self.send(handler, 401, b"{}", X_Error_Code="RepoNotFound", X_Error_Message="Repository not found")
         listing = re.fullmatch(r"/api/((?:models|datasets)/[^/]+/[^/]+)/revision/main", handler.path)
@@ -157,6 +163,26 @@ def test_fine_tuning_by_hub_ids_then_without_the_hub():
         check(asked < 40, f"{asked} requests for a dozen files")
 
 
+def test_ranks_that_are_killed_before_all_have_met_are_started_again():
+    """While rank 0 waits for the hub nobody has met: there is no group that a rank could join again."""
+    with harness.workspace("unmet") as folder:
+        repos = {"models/org/tiny": harness.tiny_model(folder / "tiny"), "datasets/org/set": data_set(folder / "set")}
+        log, steps = folder / "run.log", f"{folder}/out/metrics.jsonl"
+        with Hub(repos) as hub:
+            hub.is_open.clear()
+            with harness.running("launch", "--nproc-per-node", 2, *SFT, "--healing.max-restarts", 3, "--healing.backoff-seconds", 0.1,
+                                 "--output-dir", folder / "out", log=log, env=environment(folder, hub)) as run:
+                harness.wait_until(lambda: hub.log or run.poll() is not None, 60, "rank 0 to ask the hub")
+                for number, rank in enumerate(("sft_rank_1", "sft"), 1):
+                    os.kill(harness.role_pids(log)[rank], signal.SIGKILL)
+                    harness.wait_until(lambda: log.read_text().count(f"started {rank} (pid") == 2 or run.poll() is not None, 60, "the restart")
+                    check(log.read_text().count("the ranks had not met yet") == number, log.read_text()[-3000:])
+                hub.is_open.set()
+                check(run.wait(180) == 0, log.read_text()[-3000:])
+        check("(2 of 3 losses), it is started again in 0.2 s" in log.read_text(), log.read_text()[-3000:])
+        check(len(harness.rows_of(steps)) >= 2, "steps are missing")
+
+
 def test_a_gguf_file_is_converted_served_and_talked_to():
     with harness.workspace("gguf") as folder:
         gguf = harness.ROOT / "tests/fixtures/gguf/tiny_llama.gguf"
@@ -187,5 +213,6 @@ def test_a_conversation_from_a_pipe():
         check("/nonsense is no command" in done.stdout and "a new conversation" in done.stdout, done.stdout)
 
 
-harness.main(test_fine_tuning_by_hub_ids_then_without_the_hub, test_a_gguf_file_is_converted_served_and_talked_to,
+harness.main(test_fine_tuning_by_hub_ids_then_without_the_hub,
+                 test_ranks_that_are_killed_before_all_have_met_are_started_again, test_a_gguf_file_is_converted_served_and_talked_to,
              test_a_conversation_from_a_pipe)
