@@ -14,6 +14,7 @@
 #include <stop_token>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -30,8 +31,8 @@ using std::chrono::milliseconds;
 
 /// Transfers that run at one time; further engines wait for their turn.
 constexpr std::size_t kMaxTransfers = 64;
-/// Engines whose links are kept.
-constexpr std::size_t kMaxLinks = 64;
+/// A link over which so many versions in a row have not gone is closed: its engine has left, and it takes memory of the device.
+constexpr std::int64_t kIdleVersions = 16;
 
 /// Of a link: no other trainer has drawn it.
 std::string draw_token() {
@@ -125,19 +126,33 @@ class Channel final : public CollectiveChannel {
   /// The link to the engine, new unless it has the one that was made for it. nullptr if the values must go through host memory.
   std::shared_ptr<DeviceLink> link_to(const Ask& ask) {
     if (!options_.path.make_stream || ask.device.empty() || ask.device == options_.path.device) return nullptr;
-    std::shared_ptr<DeviceLink> former;  // closed after the lock is released
+    std::vector<std::shared_ptr<DeviceLink>> former;  // closed after the lock is released
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<DeviceLink>& link = links_[ask.engine];
-    if (link == nullptr && links_.size() > kMaxLinks) {
-      links_.erase(ask.engine);
+    for (auto it = links_.begin(); it != links_.end();) {
+      if (it->first == ask.engine || it->second.version + kIdleVersions > ask.version) {
+        ++it;
+        continue;
+      }
+      it->second.link->abort("its engine has asked for no version for long");
+      former.push_back(std::move(it->second.link));
+      it = links_.erase(it);
+    }
+    if (links_.size() >= options_.max_links && !links_.contains(ask.engine)) {
+      if (!std::exchange(is_limit_told_, true))
+        log::warning(
+            "{} engines have links to this trainer's device, which is the most that are kept: engine {} and further ones get their "
+            "weights through host memory",
+            links_.size(), ask.engine);
       return nullptr;
     }
-    if (link == nullptr || link->token() != ask.link) former = std::exchange(link, std::make_shared<DeviceLink>(draw_token()));
+    auto& [link, version] = links_[ask.engine];
+    version = std::max(version, ask.version);
+    if (link == nullptr || link->token() != ask.link) former.push_back(std::exchange(link, std::make_shared<DeviceLink>(draw_token())));
     return link;
   }
   void forget(const std::string& engine, const std::shared_ptr<DeviceLink>& link) {
     const std::lock_guard lock(mutex_);
-    if (const auto found = links_.find(engine); found != links_.end() && found->second == link) links_.erase(found);
+    if (const auto found = links_.find(engine); found != links_.end() && found->second.link == link) links_.erase(found);
   }
 
   void send(Transfer& transfer, std::int64_t ticket, const std::string& wanted) noexcept {
@@ -195,7 +210,12 @@ class Channel final : public CollectiveChannel {
   std::unique_ptr<comm::StoreServer> server_;  ///< once it serves; never changes then
   HeldVersions versions_;
   std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<DeviceLink>> links_;  ///< by engine
+  struct Linked {
+    std::shared_ptr<DeviceLink> link;
+    std::int64_t version = 0;  ///< the newest that went over it
+  };
+  std::map<std::string, Linked> links_;  ///< by engine
+  bool is_limit_told_ = false;
   std::jthread thread_;
 };
 

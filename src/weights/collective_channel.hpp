@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <memory>
 #include <stop_token>
@@ -20,7 +21,8 @@ struct CollectiveChannelOptions {
   std::chrono::milliseconds timeout{1'200'000};  ///< of one operation of a transfer
   std::int64_t keep_versions = 2;                ///< newest versions that engines may ask for: HeldVersions
   std::chrono::milliseconds join_timeout = kJoinTimeout;
-  DevicePath path = {};  ///< of values that lie on a device; without one they go through host memory
+  DevicePath path = {};        ///< of values that lie on a device; without one they go through host memory
+  std::size_t max_links = 64;  ///< engines whose links are kept; further ones get their values through host memory, which is said once
   std::chrono::milliseconds poll{5};
 };
 

@@ -148,10 +148,14 @@ class LinkTest : public CollectiveChannelTest {
     CollectiveChannelTest::SetUp();
     if (comm::has_gloo()) open_channel(0);
   }
-  void open_channel(int port, std::chrono::milliseconds join_timeout = 60s) {
+  void open_channel(int port, std::chrono::milliseconds join_timeout = 60s, std::size_t max_links = 64) {
     channel_.reset();
-    channel_ = make_collective_channel(
-        {.folder = folder_, .port = port, .timeout = 20s, .join_timeout = join_timeout, .path = path_of("trainer's card")});
+    channel_ = make_collective_channel({.folder = folder_,
+                                        .port = port,
+                                        .timeout = 20s,
+                                        .join_timeout = join_timeout,
+                                        .path = path_of("trainer's card"),
+                                        .max_links = max_links});
   }
   DevicePath path_of(const std::string& device) {
     return {.make_stream = [] { return make_cpu_runtime(); },
@@ -228,6 +232,29 @@ TEST_F(LinkTest, ThatFailsTwiceIsGivenUpForHostMemory) {
   publish(2);
   EXPECT_TRUE(gets(engine, 2));
   EXPECT_EQ(num_tries, 2);
+}
+
+TEST_F(LinkTest, BeyondTheLimitIsNotMadeUntilAnEngineHasLeft) {
+  open_channel(0, 60s, 1);
+  WeightReceiver first(engine_with(path_of("card 1"), "first")), second(engine_with(path_of("card 2"), "second"));
+  publish(1);
+  EXPECT_TRUE(gets(first, 1));
+  ::testing::internal::CaptureStderr();
+  EXPECT_TRUE(gets(second, 1));
+  publish(2);
+  EXPECT_TRUE(gets(second, 2));
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(num_groups_, 2) << "the first engine's alone";
+  const std::size_t warning = said.find("engine second and further ones get their weights through host memory");
+  ASSERT_NE(warning, std::string::npos) << said;
+  EXPECT_EQ(said.find("further ones", warning + 20), std::string::npos) << "said once";
+  // The first engine asks no more.
+  publish(20);
+  EXPECT_TRUE(gets(second, 20));
+  EXPECT_EQ(num_groups_, 4);
+  publish(21);
+  EXPECT_TRUE(gets(first, 21)) << "it comes back, and gets its values through host memory now";
+  EXPECT_EQ(num_groups_, 4);
 }
 
 /// A former version leaves the device for host memory, where an engine that lags still finds it.
