@@ -16,6 +16,7 @@
 #include "launch/sft_role.hpp"
 #include "launch/trainer_role.hpp"
 #include "nn/init_model.hpp"
+#include "text/renderer.hpp"
 #include "text/tokenizer_builder.hpp"
 
 namespace prl::launch {
@@ -218,6 +219,10 @@ TEST_F(RoleOptions, FollowTheSectionOfTheRole) {
                 .reasoning_parser,
             "");
   EXPECT_EQ(policy_text_options(orchestrator("--orchestrator.tokenizer.chat-template T")).chat_template, "T");
+  for (const std::string& name : text::renderer_names())
+    EXPECT_EQ(policy_text_options(orchestrator("--orchestrator.renderer.name " + name)).renderer, name);
+  for (const std::string kept : {"template", "tool_cycle", "all"})
+    EXPECT_EQ(policy_text_options(orchestrator("--orchestrator.renderer.thinking-retention " + kept)).thinking_retention, kept);
   const auto saved = [&](const std::string& flags) {
     return rl_run_options(load_rl("--ckpt.interval 2 " + flags).trainer, {}, 0).checkpoint->companions.chat_template;
   };
