@@ -11,25 +11,12 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/fd.hpp"
 #include "base/regular_file.hpp"
 
 namespace prl {
 namespace fs = std::filesystem;
 namespace {
-
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  ~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 void sync_path(const fs::path& path, int flags) {
   Fd fd(::open(path.c_str(), flags | O_CLOEXEC));

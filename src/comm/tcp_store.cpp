@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/fd.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
 #include "comm/store.hpp"
@@ -32,27 +33,6 @@ static_assert(std::endian::native == std::endian::little, "frames are written as
 
 constexpr std::uint32_t kAbsent = 0xffffffffu;
 constexpr std::size_t kRequestHead = 1 + 3 * sizeof(std::uint32_t), kAnswerHead = 1 + sizeof(std::uint32_t);
-
-class Socket {
- public:
-  explicit Socket(int fd = -1) noexcept : fd_(fd) {}
-  ~Socket() { close(); }
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    close();
-    fd_ = std::exchange(other.fd_, -1);
-    return *this;
-  }
-  int fd() const noexcept { return fd_; }
-  bool is_open() const noexcept { return fd_ >= 0; }
-  void close() noexcept {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
-  }
-
- private:
-  int fd_;
-};
 
 struct FreeAddresses {
   void operator()(addrinfo* list) const noexcept { ::freeaddrinfo(list); }
@@ -105,15 +85,15 @@ class TcpStore final : public Store {
     for (;; waiting.check()) {
       const Addresses addresses = look_up(host_, port_, /*is_server=*/false);
       for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
-        Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
+        Fd socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
         if (!socket.is_open()) continue;
-        int error = ::connect(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
-        if (error == EINPROGRESS && is_ready(socket.fd(), POLLOUT, deadline, waiting)) {
+        int error = ::connect(socket.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
+        if (error == EINPROGRESS && is_ready(socket.get(), POLLOUT, deadline, waiting)) {
           socklen_t size = sizeof error;
-          if (::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+          if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
         }
         if (error == 0) {
-          send_at_once(socket.fd());
+          send_at_once(socket.get());
           socket_ = std::move(socket);
           return;
         }
@@ -139,7 +119,7 @@ class TcpStore final : public Store {
   void move_all(std::size_t bytes, short events, Clock::time_point deadline, Step step) {
     Waiting waiting({.who = fmt::format("process {}", ::getpid()), .what = name() + " to answer", .limit = deadline - Clock::now()});
     for (std::size_t done = 0; done < bytes;) {
-      if (!is_ready(socket_.fd(), events, deadline, waiting))
+      if (!is_ready(socket_.get(), events, deadline, waiting))
         lost(fmt::format("no answer in {:.1f} s", std::chrono::duration<double>(timeout_).count()));
       const ssize_t n = step(done);
       if (n > 0)
@@ -165,7 +145,7 @@ class TcpStore final : public Store {
     const std::lock_guard lock(mutex_);
     const auto deadline = Clock::now() + timeout_;
     if (!socket_.is_open()) connect(deadline);
-    const int fd = socket_.fd();
+    const int fd = socket_.get();
     move_all(request.size(), POLLOUT, deadline,
              [&](std::size_t done) { return ::send(fd, request.data() + done, request.size() - done, MSG_NOSIGNAL); });
     char head[kAnswerHead];
@@ -180,7 +160,7 @@ class TcpStore final : public Store {
   int port_;
   std::chrono::milliseconds timeout_;
   std::mutex mutex_;
-  Socket socket_;
+  Fd socket_;
 };
 
 }  // namespace
@@ -191,16 +171,16 @@ std::shared_ptr<Store> make_tcp_store(const std::string& host, int port, std::ch
 
 struct StoreServer::Impl {
   struct Client {
-    Socket socket;
+    Fd socket;
     std::string in, out;
   };
 
   void serve() {
     std::vector<pollfd> polled;
     for (;;) {
-      polled.assign({{wake.fd(), POLLIN, 0}, {listener.fd(), static_cast<short>(clients.size() < kMaxClients ? POLLIN : 0), 0}});
+      polled.assign({{wake.get(), POLLIN, 0}, {listener.get(), static_cast<short>(clients.size() < kMaxClients ? POLLIN : 0), 0}});
       for (const Client& client : clients)
-        polled.push_back({client.socket.fd(), static_cast<short>(client.out.empty() ? POLLIN : POLLOUT), 0});
+        polled.push_back({client.socket.get(), static_cast<short>(client.out.empty() ? POLLIN : POLLOUT), 0});
       if (::poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
       if (polled[0].revents != 0) return;
       for (std::size_t i = 0; i < clients.size(); ++i)
@@ -211,21 +191,21 @@ struct StoreServer::Impl {
   }
 
   void accept() {
-    Socket socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    Fd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.is_open()) return;
-    send_at_once(socket.fd());
+    send_at_once(socket.get());
     clients.push_back({std::move(socket), {}, {}});
   }
 
   /// False if the client is gone or talks nonsense.
   bool serve(Client& client) {
     if (!client.out.empty()) {
-      const ssize_t n = ::send(client.socket.fd(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
+      const ssize_t n = ::send(client.socket.get(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
       if (n > 0) client.out.erase(0, static_cast<std::size_t>(n));
       return n > 0 || errno == EAGAIN || errno == EINTR;
     }
     char buffer[1 << 16];
-    const ssize_t n = ::recv(client.socket.fd(), buffer, sizeof buffer, 0);
+    const ssize_t n = ::recv(client.socket.get(), buffer, sizeof buffer, 0);
     if (n <= 0) return n < 0 && (errno == EAGAIN || errno == EINTR);
     client.in.append(buffer, static_cast<std::size_t>(n));
     if (client.in.size() < kRequestHead) return true;
@@ -265,7 +245,7 @@ struct StoreServer::Impl {
 
   std::string host;
   int port = 0;
-  Socket listener, wake;
+  Fd listener, wake;
   std::shared_ptr<Store> store = make_memory_store();
   std::vector<Client> clients;
   std::jthread thread;
@@ -276,10 +256,10 @@ StoreServer::StoreServer(const std::string& host, int port) : impl_(std::make_un
   impl_->host = host;
   int error = 0;
   for (const addrinfo* a = addresses.get(); a != nullptr && !impl_->listener.is_open(); a = a->ai_next) {
-    Socket socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
+    Fd socket(::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol));
     const int on = 1;
-    if (socket.is_open()) (void)::setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (socket.is_open() && ::bind(socket.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.fd(), SOMAXCONN) == 0)
+    if (socket.is_open()) (void)::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (socket.is_open() && ::bind(socket.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(socket.get(), SOMAXCONN) == 0)
       impl_->listener = std::move(socket);
     else
       error = errno;
@@ -287,17 +267,17 @@ StoreServer::StoreServer(const std::string& host, int port) : impl_(std::make_un
   if (!impl_->listener.is_open()) fail(ErrorCode::kIo, "[store] cannot listen on {}:{}: {}", host, port, std::strerror(error));
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
-  (void)::getsockname(impl_->listener.fd(), reinterpret_cast<sockaddr*>(&bound), &size);
+  (void)::getsockname(impl_->listener.get(), reinterpret_cast<sockaddr*>(&bound), &size);
   impl_->port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
                                                   : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
-  impl_->wake = Socket(::eventfd(0, EFD_CLOEXEC));
+  impl_->wake = Fd(::eventfd(0, EFD_CLOEXEC));
   if (!impl_->wake.is_open()) fail(ErrorCode::kIo, "[store] eventfd: {}", std::strerror(errno));
   impl_->thread = std::jthread([impl = impl_.get()] { impl->serve(); });
 }
 
 StoreServer::~StoreServer() {
   const std::uint64_t one = 1;
-  (void)!::write(impl_->wake.fd(), &one, sizeof one);
+  (void)!::write(impl_->wake.get(), &one, sizeof one);
   impl_->thread.join();
 }
 

@@ -9,26 +9,13 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/fd.hpp"
 
 namespace prl::io {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
-
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  ~Fd() { close(); }
-  int get() const { return fd_; }
-  /// The error number; 0 if it was closed well. Some file systems say only now that the disk is full.
-  int close() { return fd_ >= 0 && ::close(std::exchange(fd_, -1)) != 0 ? errno : 0; }
-
- private:
-  int fd_;
-};
 
 [[noreturn]] void fail_write(const fs::path& to, int reason) {
   fail(ErrorCode::kIo, "cannot write {}: {}", to.string(), std::strerror(reason));
