@@ -41,6 +41,7 @@ namespace prl::engine {
 namespace {
 using namespace std::chrono_literals;
 using testing::Collected;
+using testing::Inbox;
 using wire::FinishReason;
 
 constexpr auto kLong = 60s;
@@ -86,25 +87,6 @@ struct Model {
   nn::ModelConfig config;
   std::unique_ptr<nn::Parameters> parameters;
   std::unique_ptr<nn::TrainableModel> trainable;
-};
-
-class Inbox {
- public:
-  void push(const StepEvent& event) {
-    std::lock_guard lock(mutex_);
-    collected_.on_event(event);
-    if (collected_.is_over) over_.notify_all();
-  }
-  const Collected& wait() {
-    std::unique_lock lock(mutex_);
-    PRL_CHECK(over_.wait_for(lock, kLong, [&] { return collected_.is_over; }), "the request never ended");
-    return collected_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable over_;
-  Collected collected_;
 };
 
 std::shared_ptr<Inbox> submit(Engine& engine, const wire::GenerateRequest& request) {

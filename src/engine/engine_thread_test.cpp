@@ -19,6 +19,7 @@ using testing::Collected;
 using testing::expected_output;
 using testing::fake_weights;
 using testing::FakeRunner;
+using testing::Inbox;
 using wire::FinishReason;
 
 constexpr std::int32_t kVocab = 1000;
@@ -47,25 +48,6 @@ class Gate {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_reached_ = false, is_open_ = false;
-};
-
-class Inbox {
- public:
-  void push(const StepEvent& event) {
-    std::lock_guard lock(mutex_);
-    collected_.on_event(event);
-    if (collected_.is_over) over_.notify_all();
-  }
-  const Collected& wait() {
-    std::unique_lock lock(mutex_);
-    PRL_CHECK(over_.wait_for(lock, kLong, [&] { return collected_.is_over; }), "the request never ended");
-    return collected_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable over_;
-  Collected collected_;
 };
 
 /// With a device that keeps the host, and with one that computes beside it.

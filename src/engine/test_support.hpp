@@ -1,8 +1,11 @@
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -156,6 +159,26 @@ struct Collected {
     last.top_logprobs = std::move(output.top_logprobs);
     output = std::move(last);
   }
+};
+
+/// The events of one request, from the engine's thread to that of the test.
+class Inbox {
+ public:
+  void push(const StepEvent& event) {
+    std::lock_guard lock(mutex_);
+    collected_.on_event(event);
+    if (collected_.is_over) over_.notify_all();
+  }
+  const Collected& wait() {
+    std::unique_lock lock(mutex_);
+    PRL_CHECK(over_.wait_for(lock, std::chrono::seconds(60), [&] { return collected_.is_over; }), "the request never ended");
+    return collected_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable over_;
+  Collected collected_;
 };
 
 }  // namespace prl::engine::testing

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "env/detail/service_health.hpp"
+#include "net/service.hpp"
 #include "text/json_python.hpp"
 
 namespace prl::env {
@@ -109,7 +110,7 @@ class HttpGenerateClient final : public GenerateClient {
       : client_(std::move(client)),
         model_(std::move(options.model)),
         asked_(options.adapter.empty() ? model_ : std::move(options.adapter)),
-        root_(detail::server_root(options.base_url)),
+        root_(net::server_root(options.base_url)),
         max_retries_(options.max_retries) {}
 
   asio::awaitable<wire::GenerateOutput> generate(wire::GenerateRequest request, net::TimePoint deadline) override {

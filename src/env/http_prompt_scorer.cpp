@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "env/detail/service_health.hpp"
 #include "env/prompt_scorer.hpp"
+#include "net/service.hpp"
 
 namespace prl::env {
 namespace {
@@ -53,7 +54,7 @@ class HttpPromptScorer final : public PromptScorer {
  public:
   HttpPromptScorer(std::shared_ptr<net::HttpClient> client, HttpScorerOptions options)
       : client_(std::move(client)), options_(std::move(options)) {
-    for (const std::string& url : options_.base_urls) roots_.push_back(detail::server_root(url));
+    for (const std::string& url : options_.base_urls) roots_.push_back(net::server_root(url));
     if (roots_.empty()) fail(ErrorCode::kInvalidArgument, "client.base_url lists no server");
   }
 

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "env/detail/service_health.hpp"
+#include "net/service.hpp"
 #include "text/json_python.hpp"
 
 namespace prl::env {
@@ -199,7 +200,7 @@ class OpenAIChatClient final : public ChatClient {
 OpenAIChatClientFactory::OpenAIChatClientFactory(std::shared_ptr<net::HttpClient> client, OpenAIChatOptions options)
     : client_(std::move(client)),
       options_(std::make_shared<const OpenAIChatOptions>(std::move(options))),
-      root_(detail::server_root(options_->base_url)) {}
+      root_(net::server_root(options_->base_url)) {}
 
 std::unique_ptr<ChatClient> OpenAIChatClientFactory::open(ConversationOptions options) {
   return std::make_unique<OpenAIChatClient>(client_, options_, root_, std::move(options));

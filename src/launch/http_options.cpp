@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "launch/run_identity.hpp"
+#include "net/service.hpp"
 
 namespace prl::launch {
 namespace {
@@ -35,15 +36,9 @@ net::HttpClient::Options http_options(const config::ClientConfig& client) {
   return options;
 }
 
-std::string server_root(std::string url) {
-  while (!url.empty() && url.back() == '/') url.pop_back();
-  if (url.ends_with("/v1")) url.resize(url.size() - 3);
-  return url;
-}
-
 std::vector<std::string> admin_roots(const config::ClientConfig& client) {
   std::vector<std::string> roots;
-  for (const std::string& url : client.admin_base_url ? *client.admin_base_url : client.base_url) roots.push_back(server_root(url));
+  for (const std::string& url : client.admin_base_url ? *client.admin_base_url : client.base_url) roots.push_back(net::server_root(url));
   return roots;
 }
 

@@ -26,6 +26,7 @@
 #include "launch/transports.hpp"
 #include "monitor/metrics_file.hpp"
 #include "net/io_runtime.hpp"
+#include "net/service.hpp"
 #include "orchestrator/metrics.hpp"
 #include "router/fleet.hpp"
 #include "router/routed_generate_client.hpp"
@@ -136,7 +137,7 @@ int run_orchestrator_role(const config::OrchestratorConfig& config, std::stop_to
   // Engines that take weights at another address than requests are looked after apart from them.
   const std::vector<std::string> admin = admin_roots(config.student.client);
   std::vector<std::string> roots;
-  for (const std::string& url : config.student.client.base_url) roots.push_back(server_root(url));
+  for (const std::string& url : config.student.client.base_url) roots.push_back(net::server_root(url));
   auto engines = std::make_shared<router::Fleet>(io.executor(), client);
   auto updated = roots == admin ? engines : std::make_shared<router::Fleet>(io.executor(), client);
   auto updater = std::make_shared<router::WeightUpdater>(updated, client,

@@ -13,6 +13,7 @@
 #include "net/async_result.hpp"
 #include "net/deadline.hpp"
 #include "net/errors.hpp"
+#include "net/service.hpp"
 #include "net/task_group.hpp"
 #include "router/engine_metrics.hpp"
 
@@ -24,33 +25,6 @@ namespace {
 
 /// How long an engine may take from its first answer to being ready: loading weights is part of it.
 constexpr auto kBringUpTime = 20min;
-
-std::string server_root(std::string url) {
-  while (!url.empty() && url.back() == '/') url.pop_back();
-  if (url.ends_with("/v1")) url.resize(url.size() - 3);
-  return url;
-}
-
-/// What is wrong with the engine; empty if it answers well.
-asio::awaitable<std::string> probe_health(std::shared_ptr<net::HttpClient> client, std::string url, std::chrono::milliseconds timeout) {
-  std::exception_ptr failure;
-  try {
-    net::HttpCall call;
-    call.url = url + "/health";
-    call.timeout = timeout;
-    call.max_retries = 0;
-    auto calling = client->call(std::move(call));
-    const net::HttpReply reply = co_await std::move(calling);
-    // A server without this route is up when it says so.
-    if (reply.status < 500 && reply.status != 429 && reply.status != 408) co_return std::string();
-    co_return fmt::format("/health answers {}: {}", reply.status, reply.error_message());
-  } catch (const std::exception&) {
-    failure = std::current_exception();
-  }
-  const Error error = net::to_error(failure);
-  if (error.code() == ErrorCode::kCancelled) throw error;
-  co_return std::string(error.what());
-}
 
 }  // namespace
 
@@ -270,7 +244,7 @@ asio::awaitable<void> look_after(std::shared_ptr<Fleet::State> fleet, std::int64
       view = fleet->view_locked(id);
       wake = fleet->engines.at(id).wake;
     }
-    auto probing = probe_health(fleet->client, view.url, fleet->options.probe_timeout);
+    auto probing = net::probe_health(fleet->client, view.url, fleet->options.probe_timeout);
     std::string problem = co_await std::move(probing);
     num_failed = problem.empty() ? 0 : num_failed + 1;
     const bool is_in_use = view.state == EngineState::kReady || view.state == EngineState::kDraining;
@@ -319,7 +293,7 @@ Fleet::~Fleet() { state_->tasks->cancel(); }
 void Fleet::set_bring_up(BringUp bring_up) { state_->bring_up = std::move(bring_up); }
 
 EngineId Fleet::add(const std::string& url) {
-  const std::string root = server_root(url);
+  const std::string root = net::server_root(url);
   net::Url::parse(root);
   EngineId id;
   {
@@ -336,7 +310,7 @@ EngineId Fleet::add(const std::string& url) {
 }
 
 void Fleet::drain(const std::string& url) {
-  const std::string root = server_root(url);
+  const std::string root = net::server_root(url);
   std::lock_guard lock(state_->mutex);
   for (auto& [id, engine] : state_->engines) {
     if (engine.url != root) continue;

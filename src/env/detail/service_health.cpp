@@ -3,49 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/waiting.hpp"
 #include "net/deadline.hpp"
-#include "net/errors.hpp"
+#include "net/service.hpp"
 
 namespace prl::env::detail {
 
 using namespace std::chrono_literals;
-
-std::string server_root(std::string url) {
-  while (!url.empty() && url.back() == '/') url.pop_back();
-  if (url.ends_with("/v1")) url.resize(url.size() - 3);
-  return url;
-}
-
-namespace {
-
-asio::awaitable<std::string> try_health(std::shared_ptr<net::HttpClient> client, std::string root, net::TimePoint deadline) {
-  std::exception_ptr failure;
-  try {
-    net::HttpCall call;
-    call.url = root + "/health";
-    call.timeout = 5s;
-    call.deadline = deadline;
-    call.max_retries = 0;
-    auto calling = client->call(std::move(call));
-    const net::HttpReply reply = co_await std::move(calling);
-    // Public APIs have no such route and answer 401, 403 or 404; what matters is that somebody answers.
-    if (reply.status < 500 && reply.status != 429 && reply.status != 408) co_return std::string();
-    co_return fmt::format("status {}: {}", reply.status, reply.error_message());
-  } catch (const std::exception&) {
-    failure = std::current_exception();
-  }
-  const Error error = net::to_error(failure);
-  if (error.code() == ErrorCode::kCancelled) throw error;
-  co_return std::string(error.what());
-}
-
-}  // namespace
 
 asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, std::string root, std::string model,
                                        net::TimePoint deadline) {
@@ -55,7 +23,8 @@ asio::awaitable<void> wait_for_service(std::shared_ptr<net::HttpClient> client, 
                    .limit = deadline - net::Clock::now(),
                    .detail = [&problem] { return problem; }});
   for (;;) {
-    auto trying = try_health(client, root, deadline);
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - net::Clock::now());
+    auto trying = net::probe_health(client, root, std::clamp(left, 1ms, 5000ms));
     problem = co_await std::move(trying);
     if (problem.empty()) break;
     if (waiting.is_expired()) waiting.fail_expired();

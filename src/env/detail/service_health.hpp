@@ -9,8 +9,6 @@ namespace prl::env::detail {
 
 namespace asio = boost::asio;
 
-/// "http://host:8000/v1/" to "http://host:8000".
-std::string server_root(std::string url);
 /// Polls GET <root>/health until the server answers it below 500 (one without that route counts as up), then checks that
 /// /v1/models lists `model` (skipped when empty). Error{kDeadline} naming the server and its last answer; Error{kNotFound}
 /// listing the models it serves.
