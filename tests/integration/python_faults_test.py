@@ -69,6 +69,33 @@ limits = {{ memory_gb = 2.0, processes = 256, files = 4096 }}
               f"{ {fault: sorted(map(str, errors)) for fault, errors in by_fault.items() if FAULTS[fault] == ''} }")
 
 
+def test_a_worker_has_its_processor_time_and_no_more():
+    with harness.workspace("python-cpu") as folder:
+        model = harness.tiny_model(folder / "model")
+        (folder / "eval.toml").write_text(f"""
+num_examples = -1
+[model]
+name = "{model}"
+[sampling]
+max_completion_tokens = 4
+[retry]
+reraise = false
+[save.disk]
+path = "{folder}/saved"
+[[env]]
+id = "words"
+kind = "fake"
+num_workers = 1
+max_retries = 0
+args = {{ num_eval = 5, misbehave = {{ 2 = "cpu:100000" }} }}
+limits = {{ cpu_seconds = 3, rollouts = 1 }}
+""")
+        _, said = harness.prl("eval", "@", folder / "eval.toml", "--output-dir", folder / "out", timeout=300)
+        errors = {row["example_id"]: row["error"] and row["error"]["error"] for row in harness.rows_of(folder / "saved/results.jsonl")}
+        check(errors == {0: None, 1: None, 2: "WorkerDied", 3: None, 4: None}, f"{errors}")
+        check(said.count("has used up its processor time (limits.cpu_seconds)") == 2, said[-3000:])
+
+
 def write_run(path, model, env, batch_size, max_steps, top="", orchestrator="", train=""):
     """A configuration of `prl rl` with the fake environment; the last three are further lines of these sections."""
     lines = "\n".join(env)
@@ -179,7 +206,7 @@ while True:
 
 
 if __name__ == "__main__":
-    harness.main(test_every_rollout_ends_once_whatever_workers_do,
+    harness.main(test_a_worker_has_its_processor_time_and_no_more, test_every_rollout_ends_once_whatever_workers_do,
                  test_a_run_with_a_hundred_faults_is_the_run_without,
                  test_a_run_goes_on_without_the_rollouts_that_fail,
                  test_a_worker_of_another_protocol_is_refused)

@@ -174,6 +174,7 @@ std::optional<int> ChildProcess::status() noexcept {
 }
 
 std::string describe_status(int status) {
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU) return "has used up its processor time (limits.cpu_seconds)";
   if (WIFSIGNALED(status)) return fmt::format("was killed by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
   return fmt::format("exited with status {}", WEXITSTATUS(status));
 }

@@ -21,14 +21,17 @@
 namespace prl::env::python {
 namespace {
 
-bool set_limit(int resource, std::int64_t wanted) noexcept {
+/// Seconds of processor time from SIGXCPU, which says why a process ends, to SIGKILL.
+constexpr rlim_t kCpuSpare = 2;
+
+/// The kernel warns at `wanted` and acts at `spare` more where the two differ.
+bool set_limit(int resource, std::int64_t wanted, rlim_t spare = 0) noexcept {
   if (wanted <= 0) return true;
   rlimit limit{};
   if (::getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) return false;
-  const rlim_t value =
-      limit.rlim_max == RLIM_INFINITY ? static_cast<rlim_t>(wanted) : std::min(static_cast<rlim_t>(wanted), limit.rlim_max);
-  limit.rlim_cur = value;
-  limit.rlim_max = value;
+  const rlim_t most = limit.rlim_max;  // RLIM_INFINITY is the greatest value
+  limit.rlim_cur = std::min(static_cast<rlim_t>(wanted), most);
+  limit.rlim_max = std::min(static_cast<rlim_t>(wanted) + spare, most);
   return ::setrlimit(static_cast<__rlimit_resource>(resource), &limit) == 0;
 }
 
@@ -108,7 +111,7 @@ SandboxPlan plan_sandbox(const ChildLimits& limits, bool isolate_network) {
 StartStep enter_sandbox(const SandboxPlan& plan) noexcept {
   const ChildLimits& limits = plan.limits;
   if (!set_limit(RLIMIT_AS, limits.memory_bytes) || !set_limit(RLIMIT_NOFILE, limits.num_files) ||
-      !set_limit(RLIMIT_CPU, limits.cpu_seconds))
+      !set_limit(RLIMIT_CPU, limits.cpu_seconds, kCpuSpare))
     return StartStep::kLimits;
   rlimit no_core{0, 0};
   ::setrlimit(RLIMIT_CORE, &no_core);
