@@ -42,7 +42,7 @@ path = "{folder}/saved"
 id = "words"
 kind = "fake"
 num_workers = 3
-timeout = 25
+timeout = 60
 max_retries = 0
 args = {{ num_eval = {args["num_eval"]}, misbehave = {{ {", ".join(f'"{index}" = "{fault}"' for index, fault in args["misbehave"].items())} }} }}
 limits = {{ memory_gb = 2.0, processes = 256, files = 4096 }}
