@@ -335,7 +335,7 @@ TEST(ResolveRl, ATeacherHasAnEngineOnEachOfItsGpus) {
               HasSubstr("teacher_gpu_ids names 2 GPUs"));
 }
 
-TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
+TEST(ResolveInference, ServersThatAreCountedAreEngines) {
   // vLLM's name for how many processes answer: each of ours is an engine of its own.
   for (const auto& [flags, wanted] :
        {std::pair("", 1), std::pair("--api-server-count 3", 3), std::pair("--api-server-count 2 --parallel.dp 4", 4),
@@ -344,6 +344,9 @@ TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
     EXPECT_EQ(config.parallel.dp, wanted) << flags;
     EXPECT_EQ(config.api_server_count, wanted) << flags;
   }
+}
+
+TEST(ResolveInference, CopiesOverSeveralNodesNeedTheAddressOfTheirRouter) {
   const std::string line = "inference --model.name m --parallel.dp 4 ";
   for (const char* flags : {"--parallel.dp-local 2", "--parallel.dp-start-rank 2", "--parallel.headless", "--api-server-count 0"})
     EXPECT_THAT(error_of<InferenceConfig>(line + flags), HasSubstr("needs parallel.dp_address")) << flags;
