@@ -65,6 +65,8 @@ std::unique_ptr<Communicator> join(const CommOptions& options, const std::string
     joined.rank = admission->rank;
     joined.size = admission->size;
     joined.generation = admission->generation;
+    joined.awaits_start = false;
+    joined.connect_timeout = kReconnectTimeout;
     try {
       return make_communicator(std::move(joined));
     } catch (const PeerLost& lost) {
@@ -93,6 +95,8 @@ std::optional<CommOptions> admit(Communicator& group, std::int64_t generation) {
   CommOptions options = group.options();
   options.size = group.size() + 1;
   options.generation = generation;
+  options.awaits_start = false;
+  options.connect_timeout = kReconnectTimeout;
   return options;
 }
 

@@ -31,6 +31,10 @@ class PeerLost : public Error {
   bool gave_up_ = false;
 };
 
+/// Options::connect_timeout of ranks that are there already: a run that has lost a rank does not wait for one more as long as for a rank
+/// that starts.
+inline constexpr std::chrono::milliseconds kReconnectTimeout{2500};
+
 enum class ReduceOp : std::uint8_t { kSum, kMax };
 
 /// Names one operation in errors, and how long it may take.
@@ -47,6 +51,9 @@ struct CommOptions {
   std::chrono::milliseconds timeout{60'000};
   std::shared_ptr<DeviceRuntime> runtime = {};  ///< of tensors that do not lie in host memory; may be null
   std::string host = "127.0.0.1";               ///< where this rank can be reached (Gloo)
+  bool awaits_start = true;                     ///< ranks may still be starting; else they are there or lost
+  /// For ranks that are all there to connect, and a little more for each of them.
+  std::chrono::milliseconds connect_timeout{30'000};
 };
 
 /// An operation that runs beside what its caller does meanwhile. The group must outlive it.
@@ -125,9 +132,7 @@ class Communicator {
   /// A new group of some ranks of this one, which each of them calls alike; they are numbered in the order given. Also the way from a
   /// group that lost ranks to one of those that remain. Error{kInvalidArgument} if this rank is not a member.
   std::unique_ptr<Communicator> subgroup(std::span<const int> members, const std::string& group, std::int64_t generation);
-  std::unique_ptr<Communicator> regroup(std::span<const int> survivors, std::int64_t generation) {
-    return subgroup(survivors, options_.group, generation);
-  }
+  std::unique_ptr<Communicator> regroup(std::span<const int> survivors, std::int64_t generation);
 
  protected:
   explicit Communicator(CommOptions options);
@@ -153,6 +158,7 @@ class Communicator {
   CommOptions options_;
 
  private:
+  std::unique_ptr<Communicator> make_part(std::span<const int> members, CommOptions next) const;
   std::vector<std::int64_t> even_counts(const char* op, std::int64_t total) const;
   void check_rank(const char* op, int rank) const;
   void check_sum(const char* op, DType dtype) const;

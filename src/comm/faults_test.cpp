@@ -10,6 +10,7 @@
 #include "base/testing/eventually.hpp"
 #include "comm/admission.hpp"
 #include "comm/loss_watch.hpp"
+#include "comm/meeting.hpp"
 #include "comm/testing/ranks.hpp"
 
 namespace prl::comm {
@@ -176,6 +177,52 @@ TEST(Faults, ARankThatDiesInTheMiddleOfAMessageIsNoticed) {
     }
     EXPECT_GT(num_halves, 0) << "every message had come before its sender was killed, receiver: " << is_receiver;
   }
+}
+
+/// Ranks 0 and 2 meet one that dies when it `has_connected`, or before, and then the one that is started in its place, process 3.
+int meet_after_a_death(const std::string& store_folder, int process, bool has_connected) {
+  const auto store = make_file_store(store_folder);
+  CommOptions options = options_of(process == 3 ? 1 : process, 3, store, 2 * prl::testing::kPatience);
+  if (process == 1) {
+    std::unique_ptr<Communicator> group;
+    if (has_connected) group = make_gloo_communicator(options);
+    store->set("world/g0/here/1", "1");
+    store->set("died", "1");
+    (void)::raise(SIGKILL);
+  }
+  // At its place the new one waits until the others have given the dead one up, or comes while they still hold it for alive.
+  if (process == 3) (void)store->wait(has_connected ? "died" : "world/g0/verdict", prl::testing::kPatience, "the first rank 1, or another");
+  options.connect_timeout = milliseconds(300);
+  Mesh mesh = meet(options, {{1, 3, 1}});
+  std::vector<float> values = ones(10, mesh.world().rank());
+  mesh.world().all_reduce(view_of(values));
+  mesh.world().barrier();
+  return has_met(*store) && mesh.world().generation() > 0 && values.front() == 6 ? 0 : 10;
+}
+
+TEST(Faults, RanksThatMeetWaitForTheOneThatIsStartedInPlaceOfADeadOne) {
+  if (!has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+  for (const bool has_connected : {false, true}) {
+    const TempFolder folder;
+    Processes ranks(4, [&](int process) { return meet_after_a_death(folder.path() / "store", process, has_connected); });
+    for (const int process : {0, 2, 3}) {
+      const auto status = ranks.wait(process, prl::testing::kPatience);
+      ASSERT_TRUE(status.has_value()) << "process " << process << " hangs, the dead one had connected: " << has_connected;
+      EXPECT_EQ(*status, 0) << "process " << process << ", the dead one had connected: " << has_connected;
+    }
+  }
+}
+
+TEST(Faults, WhoComesWhenTheOthersHaveMetIsToldSo) {
+  const auto store = make_memory_store();
+  std::vector<std::jthread> ranks;
+  for (const int rank : {0, 1})
+    ranks.emplace_back([&, rank] {
+      CommOptions options = options_of(rank, 2, store, prl::testing::kPatience);
+      EXPECT_NO_THROW((void)meet(options, {{2, 1, 1}}));
+    });
+  ranks.clear();
+  EXPECT_THROW((void)meet(options_of(1, 2, store, prl::testing::kPatience), {{2, 1, 1}}), PeerLost);
 }
 
 TEST(Faults, RankThatNeverComesIsNamed) {

@@ -13,6 +13,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
+#include "comm/meeting.hpp"
 #include "comm/transport.hpp"
 
 namespace prl::comm {
@@ -29,9 +30,8 @@ constexpr std::chrono::milliseconds kFarewell{5000};
 constexpr std::chrono::milliseconds kWatchPause{500};
 /// From when a wait was noticed until it is reported: ten seconds in all.
 constexpr std::chrono::milliseconds kFirstReport{9'000};
-/// For ranks of a later generation, which are all there, to connect and to say so: a run that has lost a rank does not wait for one more
-/// as long as for a rank that starts.
-constexpr std::chrono::milliseconds kReconnect{2500}, kReconnectPerRank{20}, kVerdict{1000};
+/// For ranks that have tried to connect to say so.
+constexpr std::chrono::milliseconds kVerdict{1000};
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -257,38 +257,18 @@ class PeerCommunicator final : public Communicator {
 
   /// Ranks say that they are there before they connect, so that a rank that does not come has a name.
   void connect() {
+    wait_for_all(options_);
     CommOptions limited = options_;
-    if (options_.generation > 0) limited.timeout = std::min(options_.timeout, kReconnect + size() * kReconnectPerRank);
-    const auto deadline = Clock::now() + limited.timeout;
-    options_.store->set(key(fmt::format("here/{}", rank())), "1");
-    std::vector<int> missing;
-    Waiting waiting({.who = fmt::format("rank {} of {} ({})", rank(), size(), group_name()),
-                     .what = "the other ranks to come",
-                     .limit = limited.timeout,
-                     .detail = [&missing] { return fmt::format("missing are the ranks {}", fmt::join(missing, ", ")); }});
-    for (std::chrono::microseconds pause{200};; pause = std::min(pause * 2, std::chrono::microseconds(10'000))) {
-      missing.clear();
-      for (int r = 0; r < size(); ++r)
-        if (!options_.store->get(key(fmt::format("here/{}", r)))) missing.push_back(r);
-      if (missing.empty()) break;
-      if (Clock::now() >= deadline)
-        throw PeerLost(missing, fmt::format("[comm] {}: {} of {} ranks did not come within {:.1f} s, rank {} first: was it started with "
-                                            "the same store and number of ranks?",
-                                            group_name(), missing.size(), size(), seconds(limited.timeout), missing.front()));
-      waiting.check();
-      std::this_thread::sleep_for(pause);
-    }
+    const auto limit = time_to_connect(options_);
+    const auto deadline = Clock::now() + limit + kVerdict;
+    limited.timeout = limit / 4;  // Gloo tries several times, for as long as this each, if a rank that was there has gone
     std::string reason = "another rank could not connect";
-    const auto started = Clock::now();
-    const auto connect_deadline = started + limited.timeout + kVerdict;
-    // Gloo tries several times, for as long as this each, if a rank that was there has gone.
-    if (options_.generation > 0) limited.timeout /= 4;
     try {
       transport_ = factory_(limited);
     } catch (const TransportError& error) {
       reason = error.what();
     }
-    agree(connect_deadline, reason);
+    agree(deadline, reason);
   }
 
   /// Every rank has this group or none: if one could not connect, or died before it said that it did, the others learn of it here and can
@@ -320,7 +300,7 @@ class PeerCommunicator final : public Communicator {
       waiting.check();
       std::this_thread::sleep_for(pause);
     }
-    if (verdict == "formed") return;
+    if (verdict == "formed" && transport_ != nullptr) return;  // not formed by one that was here in place of this rank
     is_closed_ = true;
     if (transport_ != nullptr) transport_->close();
     std::vector<int> silent, others;

@@ -11,6 +11,7 @@
 #include "base/log.hpp"
 #include "base/thread_pool.hpp"
 #include "comm/admission.hpp"
+#include "comm/meeting.hpp"
 
 namespace prl::launch {
 
@@ -76,7 +77,6 @@ void share_masters(trainer::PolicyOptions& policy, const RankEnv& env, const tra
 namespace {
 
 constexpr const char* kStartKey = "run/start";
-constexpr const char* kMetKey = "run/met";
 constexpr std::chrono::milliseconds kStoreTimeout{60'000}, kLookTimeout{2'000};
 /// Newcomers are let in between two steps, and a step may wait for its samples.
 constexpr std::chrono::milliseconds kJoinPatience{2 * 3'600'000};
@@ -96,7 +96,7 @@ bool was_start_told(const RankEnv& env) {
 
 bool have_met(const std::string& store) noexcept {
   try {
-    return comm::make_store(store, kLookTimeout)->get(kMetKey).has_value();
+    return comm::has_met(*comm::make_store(store, kLookTimeout));
   } catch (const std::exception& error) {
     log::warning("whether the ranks have met cannot be seen: {}", error.what());
     return true;
@@ -154,8 +154,7 @@ std::optional<comm::Mesh> join_mesh(const RankEnv& env, const std::shared_ptr<De
 
 comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout) {
   comm::CommOptions options = comm_options(env, runtime, timeout);
-  if (env.size > 1) options.generation = options.store->generation();
-  comm::Mesh mesh(comm::make_communicator(std::move(options)), comm::replicated_shape(env.size, env.num_replicas));
+  comm::Mesh mesh = comm::meet(std::move(options), comm::replicated_shape(env.size, env.num_replicas));
   if (env.size > 1) log::info("rank {} of {} over {}", env.rank, env.size, mesh.world().backend());
   return mesh;
 }
@@ -163,9 +162,7 @@ comm::Mesh make_mesh(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& r
 std::optional<comm::Mesh> meet(const RankEnv& env, const std::shared_ptr<DeviceRuntime>& runtime, std::chrono::milliseconds timeout,
                                std::stop_token stop) {
   if (!env.joins_as.empty()) return join_mesh(env, runtime, timeout, std::move(stop));
-  comm::Mesh mesh = make_mesh(env, runtime, timeout);
-  if (env.size > 1) comm::make_store(env.store, kStoreTimeout)->set(kMetKey, "1");
-  return mesh;
+  return make_mesh(env, runtime, timeout);
 }
 
 }  // namespace prl::launch

@@ -33,20 +33,22 @@ void ignore_sigpipe() {
 /// Gloo's addresses go through our store.
 class AddressBook final : public gloo::rendezvous::Store {
  public:
-  AddressBook(comm::Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+  AddressBook(comm::Store& store, std::string prefix, std::chrono::milliseconds timeout)
+      : store_(store), prefix_(std::move(prefix)), timeout_(timeout) {}
   void set(const std::string& key, const std::vector<char>& data) override { store_.set(prefix_ + key, {data.data(), data.size()}); }
   std::vector<char> get(const std::string& key) override {
-    const std::string value = store_.wait(prefix_ + key, kDefaultTimeout, "a rank that connects");
+    const std::string value = store_.wait(prefix_ + key, timeout_, "a rank that connects");
     return {value.begin(), value.end()};
   }
-  void wait(const std::vector<std::string>& keys) override { wait(keys, kDefaultTimeout); }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
-    for (const std::string& key : keys) (void)store_.wait(prefix_ + key, timeout, "a rank that connects");
+    for (const std::string& key : keys) (void)store_.wait(prefix_ + key, std::min(timeout, timeout_), "a rank that connects");
   }
 
  private:
   comm::Store& store_;
   std::string prefix_;
+  std::chrono::milliseconds timeout_;  ///< where Gloo names none, or a longer one
 };
 
 /// A full mesh of TCP connections. Only Gloo's messages are used: collectives built from them know which rank they wait for, where Gloo's
@@ -59,7 +61,7 @@ class GlooTransport final : public Transport {
       auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.host.c_str()));
       context_ = std::make_shared<gloo::rendezvous::Context>(options.rank, options.size);
       context_->setTimeout(options.timeout);
-      AddressBook book(*options.store, fmt::format("{}/g{}/gloo/", options.group, options.generation));
+      AddressBook book(*options.store, fmt::format("{}/g{}/gloo/", options.group, options.generation), options.timeout);
       context_->connectFullMesh(book, device);
       for (int peer = 0; peer < options.size; ++peer) {
         watches_.push_back(peer == options.rank ? nullptr : context_->createUnboundBuffer(&never_, sizeof never_));

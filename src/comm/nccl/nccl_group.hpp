@@ -19,6 +19,7 @@
 
 #include "base/waiting.hpp"
 #include "comm/communicator.hpp"
+#include "comm/meeting.hpp"
 #include "comm/nccl/nccl_api.hpp"
 #include "comm/nccl/nccl_peers.hpp"
 
@@ -201,7 +202,9 @@ class NcclGroup {
   }
 
   void init() {
+    wait_for_all(options_);
     const auto started = Clock::now();
+    const auto limit = time_to_connect(options_);
     NcclUniqueId id{};
     if (options_.rank == 0) {
       check(api_.get_unique_id(&id), "get a unique id");
@@ -209,7 +212,7 @@ class NcclGroup {
     } else {
       std::string bytes;
       try {
-        bytes = options_.store->wait(fmt::format("{}/g{}/nccl-id", options_.group, options_.generation), options_.timeout, "rank 0");
+        bytes = options_.store->wait(fmt::format("{}/g{}/nccl-id", options_.group, options_.generation), limit, "rank 0");
       } catch (const Error& error) {
         throw PeerLost({0}, error.what());
       }
@@ -219,7 +222,7 @@ class NcclGroup {
     NcclConfig config;
     const int result = api_.comm_init_rank_config(&comm_, options_.size, id, options_.rank, &config);
     if (result != kNcclInProgress) check(result, "connect");
-    settle_result(poll(started + options_.timeout, "connecting"), "connecting", started);
+    settle_result(poll(started + limit, "connecting"), "connecting", started);
     peers_.connect_watch();
   }
 
