@@ -179,38 +179,61 @@ TEST(Faults, ARankThatDiesInTheMiddleOfAMessageIsNoticed) {
   }
 }
 
-/// Ranks 0 and 2 meet one that dies when it `has_connected`, or before, and then the one that is started in its place, process 3.
-int meet_after_a_death(const std::string& store_folder, int process, bool has_connected) {
+/// Of `size` ranks rank 1 dies when it `has_connected`, or before; process `size` is started in its place.
+int meet_after_a_death(const char* backend, int size, const std::string& store_folder, int process, bool has_connected) {
   const auto store = make_file_store(store_folder);
-  CommOptions options = options_of(process == 3 ? 1 : process, 3, store, 2 * prl::testing::kPatience);
+  const bool is_in_place = process == size;
+  CommOptions options = options_of(is_in_place ? 1 : process, size, store, 2 * prl::testing::kPatience);
+  options.connect_timeout = milliseconds(300);
+  if (std::string_view(backend) == "nccl") {
+    options.runtime = make_cuda_runtime(options.rank);
+    options.connect_timeout = milliseconds(5000);
+  }
   if (process == 1) {
+    CommOptions first = options;
+    first.connect_timeout = prl::testing::kPatience;
     std::unique_ptr<Communicator> group;
-    if (has_connected) group = make_gloo_communicator(options);
+    if (has_connected) group = make_communicator(first);
     store->set("world/g0/here/1", "1");
     store->set("died", "1");
     (void)::raise(SIGKILL);
   }
-  // At its place the new one waits until the others have given the dead one up, or comes while they still hold it for alive.
-  if (process == 3) (void)store->wait(has_connected ? "died" : "world/g0/verdict", prl::testing::kPatience, "the first rank 1, or another");
-  options.connect_timeout = milliseconds(300);
-  Mesh mesh = meet(options, {{1, 3, 1}});
+  // In its place: while the others still hold the dead one for alive, or when they have given it up.
+  if (is_in_place) (void)store->wait(has_connected ? "died" : "world/g0/met", prl::testing::kPatience, "the first rank 1, or another");
+  Mesh mesh = meet(options, {{1, size, 1}});
   std::vector<float> values = ones(10, mesh.world().rank());
   mesh.world().all_reduce(view_of(values));
   mesh.world().barrier();
-  return has_met(*store) && mesh.world().generation() > 0 && values.front() == 6 ? 0 : 10;
+  return has_met(*store) && mesh.world().generation() > 0 && values.front() == static_cast<float>(size * (size + 1) / 2) ? 0 : 10;
 }
 
-TEST(Faults, RanksThatMeetWaitForTheOneThatIsStartedInPlaceOfADeadOne) {
-  if (!has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+void expect_to_meet(const char* backend, int size) {
   for (const bool has_connected : {false, true}) {
     const TempFolder folder;
-    Processes ranks(4, [&](int process) { return meet_after_a_death(folder.path() / "store", process, has_connected); });
-    for (const int process : {0, 2, 3}) {
+    Processes ranks(size + 1, [&](int process) { return meet_after_a_death(backend, size, folder.path() / "store", process, has_connected); });
+    for (int process = 0; process <= size; ++process) {
+      if (process == 1) continue;
       const auto status = ranks.wait(process, prl::testing::kPatience);
       ASSERT_TRUE(status.has_value()) << "process " << process << " hangs, the dead one had connected: " << has_connected;
       EXPECT_EQ(*status, 0) << "process " << process << ", the dead one had connected: " << has_connected;
     }
   }
+}
+
+TEST(Faults, RanksThatMeetWaitForTheOneThatIsStartedInPlaceOfADeadOne) {
+  if (!has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+  expect_to_meet("gloo", 3);
+}
+
+/// Asked in a process of its own: one that has used CUDA must not fork.
+bool has_two_gpus() {
+  Processes look(1, [](int) { return testing::reason_to_skip("nccl", 2).empty() && has_gloo() ? 0 : 1; });
+  return look.wait(0, prl::testing::kPatience) == 0;
+}
+
+TEST(Faults, RanksThatMeetOverNcclWaitForTheOneThatIsStartedInPlaceOfADeadOne) {
+  if (!has_two_gpus()) GTEST_SKIP() << "two GPUs, NCCL and Gloo are needed";
+  expect_to_meet("nccl", 2);
 }
 
 TEST(Faults, WhoComesWhenTheOthersHaveMetIsToldSo) {
@@ -318,9 +341,7 @@ TEST(Faults, AWatchTellsWhoDied) {
 
 // NCCL itself notices a rank that died at the deadline alone, here ten times what the test waits for.
 TEST(Faults, AKilledRankOfAGroupOverNcclIsNoticed) {
-  // A process that has used CUDA must not fork.
-  Processes look(1, [](int) { return testing::reason_to_skip("nccl", 2).empty() && has_gloo() ? 0 : 1; });
-  if (look.wait(0, prl::testing::kPatience) != 0) GTEST_SKIP() << "two GPUs, NCCL and Gloo are needed";
+  if (!has_two_gpus()) GTEST_SKIP() << "two GPUs, NCCL and Gloo are needed";
   expect_told("nccl", {0});
 }
 

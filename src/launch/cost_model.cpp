@@ -138,9 +138,14 @@ void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const 
     }
     return;
   }
-  // Sum of leaves: of each row the owner reads its part, reads the sum and writes it.
-  if (ranks > 1 || rows > 1) cost.exchange = 3 * all / ranks * rows / memory;
-  if (ranks == 1) return;
+  // Sum of leaves: of each row the owner reads its part, reads the sum and writes it. One rank adds the rest of a row where the sum is.
+  if (ranks == 1) {
+    double summed = 0;
+    for (const nn::ElementRange& range : nn::stepwise_ranges(table)) summed += sizeof(float) * static_cast<double>(range.count());
+    if (rows > 1) cost.exchange = 3 * (load.step.cut.num_leaves > 1 ? all : summed) * rows / memory;
+    return;
+  }
+  cost.exchange = 3 * all / ranks * rows / memory;
   cost.exchange_bytes = all * (ranks - 1) / ranks * static_cast<double>(cost.num_rounds);
   const trainer::ShardPlan plan(table, ranks / load.step.num_replicas, trainer::keeps_whole_blocks(load.step.optim));
   const SectionTraffic traffic(load, card, plan);

@@ -97,7 +97,7 @@ LinearParameter BoundModel::linear(Block block, std::int64_t layer, const ops::L
   if (gradients == nullptr) return out;
   out.dw = view_or_none(gradients->grad(block, layer));
   if (const std::optional<Block> bias = bias_of(block)) out.db = view_or_none(gradients->grad(*bias, layer));
-  out.accumulate = !gradients->grads_are_fresh();
+  out.accumulate = !gradients->layer_grads_are_fresh();
   return out;
 }
 

@@ -70,6 +70,14 @@ std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tie
   return sections;
 }
 
+std::vector<ElementRange> stepwise_ranges(const TensorTable& table) {
+  std::vector<ElementRange> ranges;
+  for (const GradSection& section : grad_sections(table))
+    if (section.layer < 0 && section.range.count() > 0) ranges.push_back(section.range);
+  std::ranges::sort(ranges, {}, &ElementRange::begin);
+  return ranges;
+}
+
 const Tensor& Parameters::all_grads() const {
   PRL_CHECK(!divides_grads(), "all gradients where those of layers share their memory");
   static const Tensor kUndefined;
@@ -137,6 +145,13 @@ void Parameters::start_grads() {
       d_embedding.defined() && (!table()->has_tied_head() || tied_head_grad_.defined()))
     runtime()->zero(d_embedding.data(), d_embedding.num_bytes());
   grads_are_fresh_ = true;
+  keeps_layers_ = false;
+}
+
+void Parameters::start_next_row() {
+  PRL_CHECK(!divides_grads(), "a section's gradients are of one row");
+  start_grads();
+  keeps_layers_ = stepwise_grads_.size() != 1 || stepwise_grads_.front().count() < table()->num_master_elements();
 }
 
 void Parameters::settle_grads() {

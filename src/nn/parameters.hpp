@@ -28,6 +28,9 @@ struct GradSection {
 /// each; beside it all that follows in a table of adapters is a section.
 std::vector<GradSection> grad_sections(const TensorTable& table, bool splits_tied = false);
 
+/// What lies outside of layers, or everything if the table cannot be divided. Ascending.
+std::vector<ElementRange> stepwise_ranges(const TensorTable& table);
+
 /// Masters with their gradients: a step starts them, backward passes add to them, section by section where memory is short, and the
 /// optimizer reads them.
 class Parameters : public Masters {
@@ -62,10 +65,17 @@ class Parameters : public Masters {
   /// The start of a step: gradients are zero from now on, but most of them are not written, as the next backward pass of a TrainableModel
   /// overwrites them. Call settle_grads() before reading gradients without a backward pass in between.
   void start_grads();
+  /// The same of elements in stepwise_grads() alone, for the next row of a step: its backward pass adds to the others what one product gives,
+  /// so that sums are those of gradients that were formed apart, bit for bit.
+  void start_next_row();
+  /// Elements to whose gradients a backward pass adds more than once (vectors, embedding, head), and all if the table cannot be divided.
+  const std::vector<ElementRange>& stepwise_grads() const noexcept { return stepwise_grads_; }
   /// Writes the zeros that start_grads() left out, unless a backward pass has overwritten them.
   void settle_grads();
   /// True between start_grads() and the end of the backward pass that overwrites.
   bool grads_are_fresh() const noexcept { return grads_are_fresh_; }
+  /// The same for matrices of layers, to which the next row of a step adds.
+  bool layer_grads_are_fresh() const noexcept { return grads_are_fresh_ && !keeps_layers_; }
   /// All matrices' gradients have been written.
   void grads_were_written() noexcept { grads_are_fresh_ = false; }
 
@@ -75,7 +85,8 @@ class Parameters : public Masters {
   int num_places_ = 1;     ///< memories in which layers take turns
   Tensor tied_head_grad_;  ///< of a matrix that is the embedding too, if that has a section of its own
   std::function<void(std::size_t)> hook_;
-  bool grads_are_fresh_ = false;
+  bool grads_are_fresh_ = false, keeps_layers_ = false;
+  std::vector<ElementRange> stepwise_grads_ = stepwise_ranges(*table());
 };
 
 /// Reads model.safetensors or model.safetensors.index.json + shards (F32, BF16, F16). Every parameter must be there with its

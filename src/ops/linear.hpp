@@ -56,7 +56,8 @@ void linear(OpContext& ctx, TensorView y_TN, ConstTensorView x_TK, const LinearW
 void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_TN, const LinearWeight& w, bool accumulate);
 
 /// dw_NK += dy^T x, or = unless `accumulate`, and db_N += column sums of dy, both fp32; db_N.data == nullptr leaves the bias out. Sums
-/// over T run in a fixed order, so two runs agree bit for bit.
+/// over T run in a fixed order, so two runs agree bit for bit. The product is complete before it is added to dw: the bits of one that was
+/// formed in memory of its own and then added.
 void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, ConstTensorView dy_TN, ConstTensorView x_TK,
                             bool accumulate = true);
 

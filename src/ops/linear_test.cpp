@@ -108,6 +108,20 @@ TEST_P(LinearTest, WeightGradientOfManyTokens) {
   EXPECT_LT(worst_error(values(dw), want, 45.0), 3e-6);
 }
 
+/// What lets the rows of a step be added where their sum is: dw + product has the bits of a product formed elsewhere and then added.
+TEST_P(LinearTest, WeightGradientIsCompleteBeforeItIsAdded) {
+  Session s(kind());
+  for (const std::int64_t T : {1, 5, 300, 1024, 1025, 2100})
+    for (const auto& [N, K] : {std::pair<std::int64_t, std::int64_t>{20, 18}, {96, 72}, {300, 200}}) {
+      SCOPED_TRACE(fmt::format("{} tokens, {} x {}", T, N, K));
+      const Tensor x = s.random({T, K}, dtype(), 1), dy = s.random({T, N}, dtype(), 2), before = s.random({N, K}, DType::kF32, 3, 100);
+      Tensor sum = before.clone(), product = s.poisoned({N, K}, DType::kF32);
+      linear_backward_weight(s.ctx, sum, {}, dy, x, true);
+      linear_backward_weight(s.ctx, product, {}, dy, x, false);
+      for (std::int64_t i = 0; i < N * K; ++i) ASSERT_EQ(get(sum, i), get(before, i) + get(product, i)) << i;
+    }
+}
+
 /// The contract the whole system rests on: a row of y depends on its row of x and on w alone.
 TEST_P(LinearTest, RowsDoNotDependOnTheirNumberOrOnThreads) {
   constexpr std::int64_t kRows = 333, kSmall = 70;

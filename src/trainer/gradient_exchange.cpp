@@ -88,7 +88,7 @@ std::optional<std::int64_t> GradientExchange::row_of(std::int64_t round) const n
 std::int64_t GradientExchange::num_rounds() const noexcept { return (num_rows_ + num_row_groups() - 1) / num_row_groups(); }
 
 void GradientExchange::begin_leaf() {
-  if (options_.reduce == Reduce::kExact && round_ > 0) parameters_.start_grads();
+  if (options_.reduce == Reduce::kExact && round_ > 0) adds_rows_in_place() ? parameters_.start_next_row() : parameters_.start_grads();
   is_in_leaf_ = true;
 }
 
@@ -112,8 +112,27 @@ void GradientExchange::end_round() {
   if (sums_leaves())
     while (next_section_ < parameters_.sections().size()) exchange(next_section_++);
   complete();
+  if (adds_rows_in_place()) add_stepwise();
   next_section_ = 0;
   ++round_;
+}
+
+void GradientExchange::add_stepwise() {
+  const std::vector<ElementRange>& ranges = parameters_.stepwise_grads();
+  std::int64_t at = 0;
+  for (const ElementRange& range : ranges) at += range.count();
+  if (!stepwise_sum_.defined()) stepwise_sum_ = Tensor::empty(ctx_.runtime, {at}, DType::kF32);
+  at = 0;
+  for (const ElementRange& range : ranges) {
+    const TensorView leaf = view_of(parameters_.all_grads(), range.begin, range.count()), sum = view_of(stepwise_sum_, at, range.count());
+    if (round_ == 0)
+      ctx_.runtime->copy_within(sum.data, leaf.data, static_cast<std::size_t>(range.count()) * sizeof(float));
+    else if (round_ + 1 < num_rounds())
+      add_in_place(ctx_, sum, leaf);
+    else
+      add_in_place(ctx_, leaf, sum);  // where the other gradients are
+    at += range.count();
+  }
 }
 
 std::int64_t GradientExchange::longest_part(std::size_t section) const {
@@ -215,6 +234,7 @@ Tensor GradientExchange::finish() {
     return count > 0 ? sum_ : Tensor::empty(ctx_.runtime, {0}, DType::kF32);
   }
   if (parameters_.divides_grads()) return Tensor::zeros(ctx_.runtime, {count}, DType::kF32);  // no rows
+  if (adds_rows_in_place()) return parameters_.all_grads();
   parameters_.settle_grads();
   if (group_.size() == 1) return parameters_.all_grads();
   Tensor mine = Tensor::empty(ctx_.runtime, {count}, DType::kF32);

@@ -15,8 +15,8 @@ namespace prl::trainer {
 
 /// How gradients of rows become the gradient of a step.
 enum class Reduce : std::uint8_t {
-  /// gradient = leaf_0 + leaf_1 + ..., one row after the other, where a leaf is the gradient of one row in a buffer of its own: the same
-  /// bits on any number of ranks.
+  /// gradient = leaf_0 + leaf_1 + ..., one row after the other, where a leaf is the gradient of one row, formed whole before it is added:
+  /// the same bits on any number of ranks.
   kExact,
   /// Each rank adds its rows in place, then the ranks' sums are added: less memory and traffic, bits that depend on the number of ranks.
   kFast,
@@ -49,7 +49,8 @@ std::int64_t exchange_bucket(std::span<const nn::GradSection> sections, const Sh
 /// leaves are added as a balanced tree first. Each rank sends the parts of its leaf to their owners (all-to-all), which add
 /// them in the order of rows: section by section as its backward pass completes them if the parameters divide their gradients, else after
 /// the round. Memory beside the gradients: the sum of the own part once a step has several rows, and for each rank a bucket of what
-/// arrives. With fewer parts than ranks, ranks r, r + parts, ... own the same part. One thread.
+/// arrives. On one rank products are added where the sum is, and only what backward passes form stepwise (nn::Parameters::stepwise_grads)
+/// has a sum beside it. With fewer parts than ranks, ranks r, r + parts, ... own the same part. One thread.
 /// With `overlaps` a section is sent while the backward pass goes on (Communicator::start_all_to_all), and added when the next one is
 /// complete; the pass writes the section's place again only then, so that layers need two places (nn::Parameters::divide_grads). A section
 /// larger than a bucket, as embedding and head may be, is sent in several passes, of which the first overlaps.
@@ -77,10 +78,16 @@ class GradientExchange {
   Tensor finish();
 
  private:
-  /// Leaves are added in a place of their own; one row of one rank is its own sum.
+  /// Leaves are added in a place of their own.
   bool sums_leaves() const noexcept {
-    return options_.reduce == Reduce::kExact && num_rows_ > 0 && (num_rows_ > 1 || group_.size() > 1 || parameters_.divides_grads());
+    return options_.reduce == Reduce::kExact && num_rows_ > 0 && (group_.size() > 1 || parameters_.divides_grads());
   }
+  /// Backward passes add where the sum is; one row is its own sum.
+  bool adds_rows_in_place() const noexcept {
+    return options_.reduce == Reduce::kExact && num_rows_ > 1 && group_.size() == 1 && !parameters_.divides_grads();
+  }
+  /// What they form stepwise.
+  void add_stepwise();
   int num_row_groups() const noexcept { return group_.size() / options_.ranks_per_row; }
   ElementRange part_of(int rank, ElementRange section) const { return plan_.part(rank % plan_.num_ranks(), section); }
   const ElementRanges& own() const { return plan_.elements(group_.rank() % plan_.num_ranks()); }
@@ -115,6 +122,7 @@ class GradientExchange {
   std::optional<Pass> under_way_;
   std::unique_ptr<comm::Started> sending_;  ///< of under_way_, if that is not there yet
   Tensor sum_;                              ///< of the own elements
+  Tensor stepwise_sum_;                     ///< of what add_stepwise() adds
   Tensor second_;                           ///< of what a section has that comes a second time, of which this rank owns second_range_
   ElementRange second_range_;
   Tensor received_;  ///< a bucket per rank

@@ -130,6 +130,59 @@ TEST(GradientExchange, SectionsAreAddedWhenTheyHaveComeAndPlacesWrittenWhenTheyW
   }
 }
 
+// One device adds most of a row where the sum is: the bits of rows that were formed apart, in less memory.
+TEST(GradientExchange, OneRankAddsRowsWhereTheSumIs) {
+  if (const std::string reason = comm::testing::reason_to_skip(kBackend, 1); !reason.empty()) GTEST_SKIP() << reason;
+  Scratch scratch("exchange-one");
+  for (const bool ties_head : {false, true}) {
+    nn::init_model(model_of(ties_head), scratch.path / (ties_head ? "tied" : "untied"));
+    for (const DType compute : {DType::kF32, DType::kBF16}) {
+      const auto policy = make_policy(scratch.path / (ties_head ? "tied" : "untied"), kOnGpus ? make_cuda_runtime() : nullptr, compute);
+      nn::Parameters& parameters = policy->parameters();
+      const auto group = comm::make_local_communicator();
+      const ShardPlan plan(*parameters.table(), 1, false);
+      GradientExchange exchange(policy->context(), parameters, *group, plan);
+      const std::vector<wire::MicroBatch> rows = testing_support::cross_entropy_rows(1, 4);
+      const auto backward = [&](const wire::MicroBatch& row) {
+        const std::vector<std::int32_t> targets = make_targets(row);
+        policy->forward(row, targets);
+        policy->backward(std::vector<float>(targets.size(), -0.25f));
+      };
+      const auto read = [&](const Tensor& grads) {
+        std::vector<float> values(static_cast<std::size_t>(grads.num_elements()));
+        grads.runtime()->copy_to_host(values.data(), grads.data(), grads.num_bytes());
+        return values;
+      };
+      std::vector<float> wanted;
+      for (const wire::MicroBatch& row : rows) {
+        parameters.start_grads();
+        backward(row);
+        const std::vector<float> leaf = read(parameters.all_grads());
+        wanted.resize(leaf.size(), -0.0f);
+        for (std::size_t i = 0; i < leaf.size(); ++i) wanted[i] += leaf[i];
+      }
+      std::int64_t num_stepwise = 0;
+      for (const ElementRange range : parameters.stepwise_grads()) num_stepwise += range.count();
+      EXPECT_LT(num_stepwise, static_cast<std::int64_t>(wanted.size()));
+      for (int step = 0; step < 2; ++step) {
+        const std::size_t before = policy->context().runtime->bytes_in_use();
+        exchange.begin(static_cast<std::int64_t>(rows.size()));
+        for (const wire::MicroBatch& row : rows) {
+          exchange.begin_leaf();
+          backward(row);
+          exchange.end_round();
+        }
+        const std::vector<float> found = read(exchange.finish());
+        ASSERT_EQ(found.size(), wanted.size());
+        for (std::size_t i = 0; i < wanted.size(); ++i)
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(found[i]), std::bit_cast<std::uint32_t>(wanted[i]))
+              << "element " << i << " of " << to_string(compute) << ", step " << step << ", tied: " << ties_head;
+        EXPECT_LE(policy->context().runtime->bytes_in_use(), before + sizeof(float) * static_cast<std::size_t>(num_stepwise) + 4096);
+      }
+    }
+  }
+}
+
 // Of a whole training step, with its forward and backward passes.
 TEST(GradientExchange, StepsOfTwoDevicesGiveTheBitsOfOne) {
   if (const std::string reason = comm::testing::reason_to_skip(kBackend, 2); !reason.empty()) GTEST_SKIP() << reason;

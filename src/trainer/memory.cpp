@@ -41,7 +41,8 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   TrainingBytes bytes;
   const std::size_t all = sizeof(float) * static_cast<std::size_t>(table->num_trainable());
   (policy.masters_host != nullptr ? bytes.host_masters : bytes.masters) = part_of(all);
-  // Beside the gradient of a row there is the sum of those before it, and a bucket of each rank's on its way; each rank sums its part.
+  // Beside the gradient of a row there is the sum of those before it, and a bucket of each rank's on its way; each rank sums its part. One
+  // rank has that sum beside it for what its backward passes form stepwise alone.
   // Several ranks hold a row's gradient in parts: all layers' lie in the same memory.
   bytes.gradients = all;
   const bool splits_tied = splits_tied_grads(step.cut.num_leaves, step.reduce) && table->has_tied_head();
@@ -58,7 +59,11 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
     const int num_places = num_grad_places(step.overlaps_exchange, num_ranks);
     bytes.gradients = sizeof(float) * static_cast<std::size_t>(num_places * longest_layer + others);
   }
-  if (step.reduce == Reduce::kExact || num_ranks > 1) bytes.gradients += part_of(all);
+  if (num_ranks > 1 || splits_tied) {
+    bytes.gradients += part_of(all);
+  } else if (step.reduce == Reduce::kExact) {
+    for (const ElementRange& range : nn::stepwise_ranges(*table)) bytes.gradients += sizeof(float) * static_cast<std::size_t>(range.count());
+  }
   // A matrix that is head and embedding has a sum as each.
   if (splits_tied) bytes.gradients += part_of(sizeof(float) * static_cast<std::size_t>(model.vocab_size * model.hidden_size));
   if (divides_grads(num_ranks, step.reduce)) {  // fast sums are reduced where they are

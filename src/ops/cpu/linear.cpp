@@ -143,16 +143,44 @@ void linear_backward_input(OpContext& ctx, TensorView dx_TK, ConstTensorView dy_
   product(ctx, *w.gemm, dx_TK, rows_of(dy_TN), backward_operand(w, 0), nullptr, accumulate);
 }
 
+namespace {
+
+struct AddedTo {
+  float* data;
+  std::int64_t stride;
+  const Kernels* kernels;
+};
+
+void add_tile(const void* self, const GemmTileResult& tile) {
+  const auto& to = *static_cast<const AddedTo*>(self);
+  for (std::int64_t r = 0; r < tile.rows; ++r)
+    to.kernels->accumulate(to.data + (tile.row + r) * to.stride + tile.col, tile.c + r * tile.c_stride, tile.cols, DType::kF32);
+}
+
+}  // namespace
+
 std::size_t weight_gradient_bytes(const OpContext& ctx, const GemmKernels& k, std::int64_t T, std::int64_t N, std::int64_t K) {
   const std::int64_t block = std::min(T, kGradientTokens);
-  return aligned_bytes(panels_bytes(k, K, block)) + plan_gemm(ctx, k, N, block, K, false).total_bytes;
+  const std::size_t product = T > block ? aligned_bytes(static_cast<std::size_t>(N * K) * sizeof(float)) : 0;
+  return product + aligned_bytes(panels_bytes(k, K, block)) + plan_gemm(ctx, k, N, block, K, true).total_bytes;
 }
 
 void weight_gradient(OpContext& ctx, const GemmKernels& k, TensorView dw_NK, ConstTensorView dy_TN, ConstTensorView x_TK, bool accumulate,
                      char* memory) {
   const std::int64_t T = x_TK.shape.num_rows(), N = dy_TN.shape.num_cols(), K = x_TK.shape.num_cols();
   const std::int64_t block = std::min(T, kGradientTokens);
-  const GemmPlan plan = plan_gemm(ctx, k, N, block, K, false);
+  if (accumulate && T > block) {
+    float* product = reinterpret_cast<float*>(memory);
+    weight_gradient(ctx, k, {product, {N, K}, DType::kF32, dw_NK.device, K}, dy_TN, x_TK, false,
+                    memory + aligned_bytes(static_cast<std::size_t>(N * K) * sizeof(float)));
+    const Kernels& kn = kernels(ctx);
+    parallel_rows(ctx, N, K, [&](std::int64_t begin, std::int64_t end) {
+      kn.accumulate(dw_NK.as<float>() + begin * K, product + begin * K, (end - begin) * K, DType::kF32);
+    });
+    return;
+  }
+  const AddedTo added{dw_NK.as<float>(), K, &kernels(ctx)};
+  const GemmPlan plan = plan_gemm(ctx, k, N, block, K, accumulate);
   const std::size_t panel_bytes = aligned_bytes(panels_bytes(k, K, block));
   for (std::int64_t t0 = 0; t0 < T; t0 += block) {
     const std::int64_t tokens = std::min(block, T - t0);
@@ -160,7 +188,8 @@ void weight_gradient(OpContext& ctx, const GemmKernels& k, TensorView dw_NK, Con
     pack_panels(ctx, k, memory, x.data, x.dtype, x.row_stride, K, tokens, true);
     const GemmLeft left{.data = dy.data, .dtype = dy.dtype, .stride = dy.row_stride, .transposed = true, .rows = N, .depth = tokens};
     gemm(ctx, k, plan, left, {memory, static_cast<std::int64_t>(k.panel_bytes(tokens)), K},
-         {.c = dw_NK.as<float>(), .c_stride = K, .accumulate = accumulate || t0 > 0}, memory + panel_bytes);
+         {.c = dw_NK.as<float>(), .c_stride = K, .accumulate = t0 > 0, .sink = accumulate ? &add_tile : nullptr, .self = &added},
+         memory + panel_bytes);
   }
 }
 
