@@ -232,21 +232,6 @@ std::vector<double> Communicator::gather_number(double mine, const Call& call) {
 }
 
 std::unique_ptr<Communicator> Communicator::subgroup(std::span<const int> members, const std::string& group, std::int64_t generation) {
-  CommOptions next = options_;
-  next.group = group;
-  next.generation = generation;
-  return make_part(members, std::move(next));
-}
-
-std::unique_ptr<Communicator> Communicator::regroup(std::span<const int> survivors, std::int64_t generation) {
-  CommOptions next = options_;
-  next.generation = generation;
-  next.awaits_start = false;
-  next.connect_timeout = kReconnectTimeout;
-  return make_part(survivors, std::move(next));
-}
-
-std::unique_ptr<Communicator> Communicator::make_part(std::span<const int> members, CommOptions next) const {
   const auto me = std::find(members.begin(), members.end(), rank());
   if (me == members.end())
     fail(ErrorCode::kInvalidArgument, "[comm] rank {} is no member of the new group [{}]", rank(), fmt::join(members, ", "));
@@ -255,8 +240,15 @@ std::unique_ptr<Communicator> Communicator::make_part(std::span<const int> membe
     if (std::count(members.begin(), members.end(), member) != 1)
       fail(ErrorCode::kInvalidArgument, "[comm] rank {} is named twice in the new group", member);
   }
+  CommOptions next = options_;
   next.rank = static_cast<int>(me - members.begin());
   next.size = static_cast<int>(members.size());
+  next.generation = generation;
+  if (group == options_.group) {
+    next.awaits_start = false;
+    next.connect_timeout = kReconnectTimeout;
+  }
+  next.group = group;
   if (next.size == 1) return make_local_communicator(std::move(next));
   return make_another(std::move(next));
 }

@@ -130,9 +130,12 @@ class Communicator {
   /// Ranks known to be lost.
   virtual std::vector<int> lost_ranks() const = 0;
   /// A new group of some ranks of this one, which each of them calls alike; they are numbered in the order given. Also the way from a
-  /// group that lost ranks to one of those that remain. Error{kInvalidArgument} if this rank is not a member.
+  /// group that lost ranks to one of those that remain: one of the same name waits for nobody who starts. Error{kInvalidArgument} if this
+  /// rank is not a member.
   std::unique_ptr<Communicator> subgroup(std::span<const int> members, const std::string& group, std::int64_t generation);
-  std::unique_ptr<Communicator> regroup(std::span<const int> survivors, std::int64_t generation);
+  std::unique_ptr<Communicator> regroup(std::span<const int> survivors, std::int64_t generation) {
+    return subgroup(survivors, options_.group, generation);
+  }
 
  protected:
   explicit Communicator(CommOptions options);
@@ -158,7 +161,6 @@ class Communicator {
   CommOptions options_;
 
  private:
-  std::unique_ptr<Communicator> make_part(std::span<const int> members, CommOptions next) const;
   std::vector<std::int64_t> even_counts(const char* op, std::int64_t total) const;
   void check_rank(const char* op, int rank) const;
   void check_sum(const char* op, DType dtype) const;

@@ -210,7 +210,8 @@ int meet_after_a_death(const char* backend, int size, const std::string& store_f
 void expect_to_meet(const char* backend, int size) {
   for (const bool has_connected : {false, true}) {
     const TempFolder folder;
-    Processes ranks(size + 1, [&](int process) { return meet_after_a_death(backend, size, folder.path() / "store", process, has_connected); });
+    Processes ranks(size + 1,
+                    [&](int process) { return meet_after_a_death(backend, size, folder.path() / "store", process, has_connected); });
     for (int process = 0; process <= size; ++process) {
       if (process == 1) continue;
       const auto status = ranks.wait(process, prl::testing::kPatience);

@@ -42,10 +42,10 @@ void wait_for_all(const CommOptions& options) {
       if (!options.store->get(key(r))) missing.push_back(r);
     if (missing.empty()) return;
     if (Clock::now() >= deadline)
-      throw PeerLost(missing, fmt::format("[comm] {}: {} of {} ranks did not come within {:.1f} s, rank {} first: was it started with "
-                                          "the same store and number of ranks?",
-                                          group, missing.size(), options.size, std::chrono::duration<double>(limit).count(),
-                                          missing.front()));
+      throw PeerLost(missing,
+                     fmt::format("[comm] {}: {} of {} ranks did not come within {:.1f} s, rank {} first: was it started with "
+                                 "the same store and number of ranks?",
+                                 group, missing.size(), options.size, std::chrono::duration<double>(limit).count(), missing.front()));
     waiting.check();
     std::this_thread::sleep_for(pause);
   }

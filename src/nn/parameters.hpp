@@ -65,8 +65,8 @@ class Parameters : public Masters {
   /// The start of a step: gradients are zero from now on, but most of them are not written, as the next backward pass of a TrainableModel
   /// overwrites them. Call settle_grads() before reading gradients without a backward pass in between.
   void start_grads();
-  /// The same of elements in stepwise_grads() alone, for the next row of a step: its backward pass adds to the others what one product gives,
-  /// so that sums are those of gradients that were formed apart, bit for bit.
+  /// The same of elements in stepwise_grads() alone, for the next row of a step: its backward pass adds to the others what one product
+  /// gives, so that sums are those of gradients that were formed apart, bit for bit.
   void start_next_row();
   /// Elements to whose gradients a backward pass adds more than once (vectors, embedding, head), and all if the table cannot be divided.
   const std::vector<ElementRange>& stepwise_grads() const noexcept { return stepwise_grads_; }

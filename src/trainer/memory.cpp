@@ -62,7 +62,8 @@ TrainingBytes training_bytes(const nn::ModelConfig& model, const PolicyOptions& 
   if (num_ranks > 1 || splits_tied) {
     bytes.gradients += part_of(all);
   } else if (step.reduce == Reduce::kExact) {
-    for (const ElementRange& range : nn::stepwise_ranges(*table)) bytes.gradients += sizeof(float) * static_cast<std::size_t>(range.count());
+    for (const ElementRange& range : nn::stepwise_ranges(*table))
+      bytes.gradients += sizeof(float) * static_cast<std::size_t>(range.count());
   }
   // A matrix that is head and embedding has a sum as each.
   if (splits_tied) bytes.gradients += part_of(sizeof(float) * static_cast<std::size_t>(model.vocab_size * model.hidden_size));
