@@ -95,8 +95,8 @@ double measured_peak_flops(const config::ComputeConfig& compute, DType dtype) {
   ops::OpSession session(make_runtime(compute), compute.num_threads);
   // A neighbour that takes the machine for a moment spoils those that come in it: they are apart, and go on until the two best agree.
   constexpr int kMeasurements = 6;
-  constexpr double kSeconds = 0.05, kAgreement = 0.97;
-  constexpr std::chrono::milliseconds kPause{100};
+  constexpr double kSeconds = 0.03, kAgreement = 0.97;
+  constexpr std::chrono::milliseconds kPause{30};
   double best = 0, second = 0;
   for (int i = 0; i < kMeasurements && (i < 2 || second < kAgreement * best); ++i) {
     if (i > 0) std::this_thread::sleep_for(kPause);
