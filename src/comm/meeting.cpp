@@ -60,7 +60,10 @@ Mesh meet(CommOptions options, MeshShape shape) {
   for (;; store.advance_generation(options.generation + 1)) {
     options.generation = store.generation();
     if (has_met(store))
-      throw PeerLost({options.rank}, fmt::format("[comm] the ranks of this store have met without this rank {}", options.rank));
+      throw PeerLost({options.rank},
+                     fmt::format("[comm] the ranks of this store have met already, without this rank {}: a store serves one "
+                                 "run, so start each with a folder or server of its own",
+                                 options.rank));
     std::optional<Mesh> mesh;
     std::optional<PeerLost> lost;
     try {

@@ -142,7 +142,8 @@ void add_exchange(StepCost& cost, const StepLoad& load, const Card& card, const 
   if (ranks == 1) {
     double summed = 0;
     for (const nn::ElementRange& range : nn::stepwise_ranges(table)) summed += sizeof(float) * static_cast<double>(range.count());
-    if (rows > 1) cost.exchange = 3 * (load.step.cut.num_leaves > 1 ? all : summed) * rows / memory;
+    const bool splits_tied = trainer::splits_tied_grads(load.step.cut.num_leaves, load.step.reduce) && table.has_tied_head();
+    if (rows > 1) cost.exchange = 3 * (splits_tied ? all : summed) * rows / memory;
     return;
   }
   cost.exchange = 3 * all / ranks * rows / memory;

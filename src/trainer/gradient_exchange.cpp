@@ -88,7 +88,10 @@ std::optional<std::int64_t> GradientExchange::row_of(std::int64_t round) const n
 std::int64_t GradientExchange::num_rounds() const noexcept { return (num_rows_ + num_row_groups() - 1) / num_row_groups(); }
 
 void GradientExchange::begin_leaf() {
-  if (options_.reduce == Reduce::kExact && round_ > 0) adds_rows_in_place() ? parameters_.start_next_row() : parameters_.start_grads();
+  if (adds_rows_in_place() && round_ > 0)
+    parameters_.start_next_row();
+  else if (options_.reduce == Reduce::kExact && round_ > 0)
+    parameters_.start_grads();
   is_in_leaf_ = true;
 }
 

@@ -159,10 +159,11 @@ void add_tile(const void* self, const GemmTileResult& tile) {
 
 }  // namespace
 
-std::size_t weight_gradient_bytes(const OpContext& ctx, const GemmKernels& k, std::int64_t T, std::int64_t N, std::int64_t K) {
+std::size_t weight_gradient_bytes(const OpContext& ctx, const GemmKernels& k, std::int64_t T, std::int64_t N, std::int64_t K,
+                                  bool accumulate) {
   const std::int64_t block = std::min(T, kGradientTokens);
-  const std::size_t product = T > block ? aligned_bytes(static_cast<std::size_t>(N * K) * sizeof(float)) : 0;
-  return product + aligned_bytes(panels_bytes(k, K, block)) + plan_gemm(ctx, k, N, block, K, true).total_bytes;
+  const std::size_t product = accumulate && T > block ? aligned_bytes(static_cast<std::size_t>(N * K) * sizeof(float)) : 0;
+  return product + aligned_bytes(panels_bytes(k, K, block)) + plan_gemm(ctx, k, N, block, K, accumulate).total_bytes;
 }
 
 void weight_gradient(OpContext& ctx, const GemmKernels& k, TensorView dw_NK, ConstTensorView dy_TN, ConstTensorView x_TK, bool accumulate,
@@ -199,7 +200,7 @@ void linear_backward_weight(OpContext& ctx, TensorView dw_NK, TensorView db_N, C
   const GemmKernels& k = gemm_for(ctx, x_TK.dtype);
   const std::int64_t T = x_TK.shape.num_rows(), N = dy_TN.shape.num_cols(), K = x_TK.shape.num_cols();
   weight_gradient(ctx, k, dw_NK, dy_TN, x_TK, accumulate,
-                  static_cast<char*>(ctx.workspace->require(weight_gradient_bytes(ctx, k, T, N, K))));
+                  static_cast<char*>(ctx.workspace->require(weight_gradient_bytes(ctx, k, T, N, K, accumulate))));
   if (db_N.data == nullptr) return;
   constexpr std::int64_t kCols = 256;
   const auto size = static_cast<std::int64_t>(size_of(dy_TN.dtype));

@@ -28,8 +28,9 @@ GemmRight forward_operand(const PackedWeight& w, std::int64_t first_output, std:
 GemmRight backward_operand(const PackedWeight& w, std::int64_t first_output);
 
 /// dw_NK (+)= dy^T x in the dtype of `k`, whatever that of the operands, with weight_gradient_bytes of memory.
-/// Unless it overwrites, the product is complete before it is added.
-std::size_t weight_gradient_bytes(const OpContext& ctx, const GemmKernels& k, std::int64_t T, std::int64_t N, std::int64_t K);
+/// Unless it overwrites, the product is complete before it is added, for which that of many tokens has memory of its own.
+std::size_t weight_gradient_bytes(const OpContext& ctx, const GemmKernels& k, std::int64_t T, std::int64_t N, std::int64_t K,
+                                  bool accumulate);
 void weight_gradient(OpContext& ctx, const GemmKernels& k, TensorView dw_NK, ConstTensorView dy_TN, ConstTensorView x_TK, bool accumulate,
                      char* memory);
 

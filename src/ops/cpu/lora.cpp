@@ -138,10 +138,10 @@ void lora_backward(OpContext& ctx, TensorView dx_TK, TensorView da_RK, std::span
   const std::int64_t T = x_TK.shape.num_rows(), K = x_TK.shape.num_cols(), R = w.num_ranks();
   const std::size_t h_bytes = aligned_bytes(static_cast<std::size_t>(T * R) * size_of(w.dtype()));
   std::size_t scratch_bytes =
-      std::max({product_bytes(ctx, k, T, K, R), product_bytes(ctx, k, T, R, K), weight_gradient_bytes(ctx, k, T, R, K)});
+      std::max({product_bytes(ctx, k, T, K, R), product_bytes(ctx, k, T, R, K), weight_gradient_bytes(ctx, k, T, R, K, accumulate)});
   for (const LoraPart& part : w.parts)
     scratch_bytes = std::max({scratch_bytes, product_bytes(ctx, k, T, part.num_outputs, part.rank),
-                              weight_gradient_bytes(ctx, k, T, part.num_outputs, part.rank)});
+                              weight_gradient_bytes(ctx, k, T, part.num_outputs, part.rank, accumulate)});
   char* memory = static_cast<char*>(ctx.workspace->require(2 * h_bytes + scratch_bytes));
   const TensorView h = dense_rows(memory, T, R, w.dtype()), dh = dense_rows(memory + h_bytes, T, R, w.dtype());
   char* scratch = memory + 2 * h_bytes;
