@@ -9,6 +9,7 @@
 #include <future>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "base/waiting.hpp"
 
@@ -51,6 +52,28 @@ void check_same(const char* op, ConstTensorView out, ConstTensorView in) {
   if (out.device != in.device) fail(ErrorCode::kShape, "[{}] out lies on {}, in on {}", op, to_string(out.device), to_string(in.device));
 }
 
+std::vector<std::int64_t> even_counts(const char* op, int size, std::int64_t total) {
+  if (total % size != 0) fail(ErrorCode::kShape, "[{}] {} elements in {} equal parts", op, total, size);
+  return std::vector<std::int64_t>(static_cast<std::size_t>(size), total / size);
+}
+
+void check_rank(const char* op, int size, int rank) {
+  if (rank < 0 || rank >= size) fail(ErrorCode::kInvalidArgument, "[{}] rank {} in a group of {}", op, rank, size);
+}
+
+void check_sum(const char* op, DType dtype) {
+  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kI32 && dtype != DType::kI64)
+    fail(ErrorCode::kShape, "[{}] {} cannot be summed, only F32, BF16, I32 and I64", op, to_string(dtype));
+}
+
+void check_gather(const Communicator& group, ConstTensorView out, std::span<const std::int64_t> counts, ConstTensorView in) {
+  check_same("all_gather", out, in);
+  check_counts("all_gather", counts, group.size(), out.shape.num_elements(), "out");
+  if (in.shape.num_elements() != counts[static_cast<std::size_t>(group.rank())])
+    fail(ErrorCode::kShape, "[all_gather] rank {} gives {} elements, its count is {}", group.rank(), in.shape.num_elements(),
+         counts[static_cast<std::size_t>(group.rank())]);
+}
+
 }  // namespace
 
 Communicator::Communicator(CommOptions options) : options_(std::move(options)) {
@@ -61,22 +84,8 @@ Communicator::Communicator(CommOptions options) : options_(std::move(options)) {
 
 std::string Communicator::key(std::string_view name) const { return fmt::format("{}/g{}/{}", options_.group, options_.generation, name); }
 
-std::vector<std::int64_t> Communicator::even_counts(const char* op, std::int64_t total) const {
-  if (total % size() != 0) fail(ErrorCode::kShape, "[{}] {} elements in {} equal parts", op, total, size());
-  return std::vector<std::int64_t>(static_cast<std::size_t>(size()), total / size());
-}
-
-void Communicator::check_rank(const char* op, int rank) const {
-  if (rank < 0 || rank >= size()) fail(ErrorCode::kInvalidArgument, "[{}] rank {} in a group of {}", op, rank, size());
-}
-
-void Communicator::check_sum(const char* op, DType dtype) const {
-  if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kI32 && dtype != DType::kI64)
-    fail(ErrorCode::kShape, "[{}] {} cannot be summed, only F32, BF16, I32 and I64", op, to_string(dtype));
-}
-
 void Communicator::all_to_all(TensorView out, ConstTensorView in, const Call& call) {
-  const std::vector<std::int64_t> counts = even_counts("all_to_all", in.shape.num_elements());
+  const std::vector<std::int64_t> counts = even_counts("all_to_all", size(), in.shape.num_elements());
   all_to_all(out, counts, in, counts, call);
 }
 
@@ -133,43 +142,63 @@ namespace {
 
 class ByThread final : public Started {
  public:
-  explicit ByThread(std::function<void()> work) : done_(std::async(std::launch::async, std::move(work))) {}
-  void join() override { done_.get(); }
+  explicit ByThread(std::shared_future<void> done) : done_(std::move(done)) {}
+  ~ByThread() override {
+    if (done_.valid()) done_.wait();
+  }
+  void join() override { std::exchange(done_, {}).get(); }
 
  private:
-  std::future<void> done_;  // waits when it goes
+  std::shared_future<void> done_;
 };
 
 }  // namespace
 
+std::unique_ptr<Started> Communicator::start_by_thread(std::function<void(const Call&)> work, const Call& call) {
+  last_started_ = std::async(std::launch::async, [before = last_started_, work = std::move(work), what = std::string(call.what),
+                                                  timeout = call.timeout]() mutable {
+                    if (before.valid()) std::exchange(before, {}).wait();  // kept, it would keep all before it
+                    work({.what = what, .timeout = timeout});
+                  }).share();
+  return std::make_unique<ByThread>(last_started_);
+}
+
 std::unique_ptr<Started> Communicator::do_start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins,
                                                            const Call& call) {
-  return std::make_unique<ByThread>([this, to = std::vector(outs.begin(), outs.end()), from = std::vector(ins.begin(), ins.end()),
-                                     what = std::string(call.what),
-                                     timeout = call.timeout] { do_all_to_all(to, from, {.what = what, .timeout = timeout}); });
+  return start_by_thread([this, to = std::vector(outs.begin(), outs.end()),
+                          from = std::vector(ins.begin(), ins.end())](const Call& own) { do_all_to_all(to, from, own); },
+                         call);
+}
+
+std::unique_ptr<Started> Communicator::do_start_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) {
+  return start_by_thread([this, out, counts = std::vector(parts.counts.begin(), parts.counts.end()),
+                          in](const Call& own) { do_all_gather(out, {counts}, in, own); },
+                         call);
 }
 
 void Communicator::all_gather(TensorView out, ConstTensorView in, const Call& call) {
-  all_gather(out, even_counts("all_gather", out.shape.num_elements()), in, call);
+  all_gather(out, even_counts("all_gather", size(), out.shape.num_elements()), in, call);
 }
 
 void Communicator::all_gather(TensorView out, std::span<const std::int64_t> counts, ConstTensorView in, const Call& call) {
-  check_same("all_gather", out, in);
-  check_counts("all_gather", counts, size(), out.shape.num_elements(), "out");
-  if (in.shape.num_elements() != counts[static_cast<std::size_t>(rank())])
-    fail(ErrorCode::kShape, "[all_gather] rank {} gives {} elements, its count is {}", rank(), in.shape.num_elements(),
-         counts[static_cast<std::size_t>(rank())]);
+  check_gather(*this, out, counts, in);
   do_all_gather(out, {counts}, in, call);
+}
+
+std::unique_ptr<Started> Communicator::start_all_gather(TensorView out, std::span<const std::int64_t> counts, ConstTensorView in,
+                                                        const Call& call) {
+  check_gather(*this, out, counts, in);
+  return do_start_all_gather(out, {counts}, in, call);
 }
 
 void Communicator::broadcast(TensorView data, int root, const Call& call) {
   check_view("broadcast", data, "data");
-  check_rank("broadcast", root);
+  check_rank("broadcast", size(), root);
   do_broadcast(data, root, call);
 }
 
 void Communicator::reduce_scatter(TensorView out, ConstTensorView in, const Call& call) {
-  reduce_scatter(out, in, even_counts("reduce_scatter", in.shape.num_elements()), call);
+  reduce_scatter(out, in, even_counts("reduce_scatter", size(), in.shape.num_elements()), call);
 }
 
 void Communicator::reduce_scatter(TensorView out, ConstTensorView in, std::span<const std::int64_t> counts, const Call& call) {
@@ -190,14 +219,14 @@ void Communicator::all_reduce(TensorView data, ReduceOp op, const Call& call) {
 
 void Communicator::send(ConstTensorView data, int to, const Call& call) {
   check_view("send", data, "data");
-  check_rank("send", to);
+  check_rank("send", size(), to);
   if (to == rank()) fail(ErrorCode::kInvalidArgument, "[send] rank {} sends to itself", to);
   do_send(data, to, call);
 }
 
 void Communicator::recv(TensorView data, int from, const Call& call) {
   check_view("recv", data, "data");
-  check_rank("recv", from);
+  check_rank("recv", size(), from);
   if (from == rank()) fail(ErrorCode::kInvalidArgument, "[recv] rank {} receives from itself", from);
   do_recv(data, from, call);
 }
@@ -236,7 +265,7 @@ std::unique_ptr<Communicator> Communicator::subgroup(std::span<const int> member
   if (me == members.end())
     fail(ErrorCode::kInvalidArgument, "[comm] rank {} is no member of the new group [{}]", rank(), fmt::join(members, ", "));
   for (const int member : members) {
-    check_rank("subgroup", member);
+    check_rank("subgroup", size(), member);
     if (std::count(members.begin(), members.end(), member) != 1)
       fail(ErrorCode::kInvalidArgument, "[comm] rank {} is named twice in the new group", member);
   }
@@ -244,13 +273,28 @@ std::unique_ptr<Communicator> Communicator::subgroup(std::span<const int> member
   next.rank = static_cast<int>(me - members.begin());
   next.size = static_cast<int>(members.size());
   next.generation = generation;
-  if (group == options_.group) {
-    next.awaits_start = false;
-    next.connect_timeout = kReconnectTimeout;
-  }
+  if (group == options_.group) next.awaits_start = false;
+  next.connect_timeout = std::min(next.connect_timeout, group == options_.group ? kReconnectTimeout : kSubgroupTimeout);
   next.group = group;
   if (next.size == 1) return make_local_communicator(std::move(next));
-  return make_another(std::move(next));
+  next.gone = [this, members] {
+    std::vector<int> of_group;
+    for (const int rank : gone())
+      if (const auto found = std::find(members.begin(), members.end(), rank); found != members.end())
+        of_group.push_back(static_cast<int>(found - members.begin()));
+    return of_group;
+  };
+  try {
+    std::unique_ptr<Communicator> made = make_another(std::move(next));
+    made->options_.gone = {};
+    return made;
+  } catch (const PeerLost& lost) {
+    if (group == options_.group) throw;  // in place of this one, which has ended
+    // Who did not come that far may only have been on its way; who is gone is lost to this group too.
+    const PeerLost told(gone(), lost.what(), lost.gave_up());
+    give_up_on(told);
+    throw told;
+  }
 }
 
 std::unique_ptr<Communicator> make_communicator(CommOptions options) {

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -34,6 +36,8 @@ class PeerLost : public Error {
 /// Options::connect_timeout of ranks that are there already: a run that has lost a rank does not wait for one more as long as for a rank
 /// that starts.
 inline constexpr std::chrono::milliseconds kReconnectTimeout{2500};
+/// The same of ranks that form a group beside one that they have: a connection to one that has just died ends after it.
+inline constexpr std::chrono::milliseconds kSubgroupTimeout{10'000};
 
 enum class ReduceOp : std::uint8_t { kSum, kMax };
 
@@ -54,6 +58,8 @@ struct CommOptions {
   bool awaits_start = true;                     ///< ranks may still be starting; else they are there or lost
   /// For ranks that are all there to connect, and a little more for each of them.
   std::chrono::milliseconds connect_timeout{30'000};
+  /// While the group is formed: ranks of it whose connections in another group are closed, which nobody need wait for. May be null.
+  std::function<std::vector<int>()> gone = {};
 };
 
 /// An operation that runs beside what its caller does meanwhile. The group must outlive it.
@@ -77,7 +83,7 @@ class Started {
 ///           where the backend can (NCCL), and settle() waits for it; else it returns when done. Whoever waits for the device in another
 ///           way is not kept: once an operation could begin it ends within its timeout, if need be because the group is taken apart.
 /// Errors    Error{kShape}, {kInvalidArgument} before anything is sent. PeerLost ends the group: each later operation throws it again, and
-///           only find_survivors() and regroup() are of use. Every wait ends after its timeout.
+///           only find_survivors() and subgroup() are of use. Every wait ends after its timeout.
 /// Threads   one at a time, but for abort(), which any thread may call.
 class Communicator {
  public:
@@ -97,11 +103,15 @@ class Communicator {
   /// ins[i] goes to rank i and outs[j] comes from rank j; they may lie anywhere, and those of this rank itself may be empty.
   void all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call = {});
   /// The same beside the caller's work: from when what was queued so far is done, on a stream of its own, or by a thread. Until it is
-  /// joined `outs` are not touched, `ins` not written, and nothing else is asked of this group.
+  /// joined `outs` are not touched, `ins` not written, and nothing else is asked of this group but to start more, which run in the order
+  /// in which they were started.
   std::unique_ptr<Started> start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins, const Call& call = {});
   /// `out` gets every rank's `in`. `in` may be this rank's part of `out`.
   void all_gather(TensorView out, ConstTensorView in, const Call& call = {});
   void all_gather(TensorView out, std::span<const std::int64_t> counts, ConstTensorView in, const Call& call = {});
+  /// Beside the caller's work, as start_all_to_all().
+  std::unique_ptr<Started> start_all_gather(TensorView out, std::span<const std::int64_t> counts, ConstTensorView in,
+                                            const Call& call = {});
   /// `data` of `root` replaces everyone's.
   void broadcast(TensorView data, int root, const Call& call = {});
   /// `out` is part rank() of the sum of everyone's `in`.
@@ -130,12 +140,10 @@ class Communicator {
   /// Ranks known to be lost.
   virtual std::vector<int> lost_ranks() const = 0;
   /// A new group of some ranks of this one, which each of them calls alike; they are numbered in the order given. Also the way from a
-  /// group that lost ranks to one of those that remain: one of the same name waits for nobody who starts. Error{kInvalidArgument} if this
-  /// rank is not a member.
+  /// group that lost ranks to one of those that remain: one of the same name waits for nobody who starts. Errors: PeerLost, soon if a
+  /// member dies meanwhile; under another name it ends this group too, and names those who are known to be gone as this group counts them.
+  /// Error{kInvalidArgument} if this rank is not a member.
   std::unique_ptr<Communicator> subgroup(std::span<const int> members, const std::string& group, std::int64_t generation);
-  std::unique_ptr<Communicator> regroup(std::span<const int> survivors, std::int64_t generation) {
-    return subgroup(survivors, options_.group, generation);
-  }
 
  protected:
   explicit Communicator(CommOptions options);
@@ -148,6 +156,7 @@ class Communicator {
   virtual std::unique_ptr<Started> do_start_all_to_all(std::span<const TensorView> outs, std::span<const ConstTensorView> ins,
                                                        const Call& call);
   virtual void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) = 0;
+  virtual std::unique_ptr<Started> do_start_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call);
   virtual void do_broadcast(TensorView data, int root, const Call& call) = 0;
   virtual void do_reduce_scatter(TensorView out, ConstTensorView in, Parts parts, const Call& call) = 0;
   virtual void do_all_reduce(TensorView data, ReduceOp op, const Call& call) = 0;
@@ -156,14 +165,18 @@ class Communicator {
   virtual void do_barrier(const Call& call) = 0;
   virtual void do_settle(const Call&) {}
   virtual std::unique_ptr<Communicator> make_another(CommOptions options) const = 0;
+  /// Ranks whose connections are closed, while this one's are not, and that did not leave for the loss of another; where a backend can
+  /// tell.
+  virtual std::vector<int> gone() { return {}; }
+
+  /// `work` by a thread, once all that was started before has ended.
+  std::unique_ptr<Started> start_by_thread(std::function<void(const Call&)> work, const Call& call);
 
   std::string key(std::string_view name) const;
   CommOptions options_;
 
  private:
-  std::vector<std::int64_t> even_counts(const char* op, std::int64_t total) const;
-  void check_rank(const char* op, int rank) const;
-  void check_sum(const char* op, DType dtype) const;
+  std::shared_future<void> last_started_;  ///< by a thread
 };
 
 /// The group of one rank: copies at most. Never fails.

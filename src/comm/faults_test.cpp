@@ -87,7 +87,7 @@ int survive(const FaultCase& c, const std::string& store_folder, int rank) {
       }
       const std::vector<int> survivors = find_survivors(*group, 1, c.timeout * 4);
       if (static_cast<int>(survivors.size()) != c.size - 1) return 13;
-      group = group->regroup(survivors, 1);
+      group = group->subgroup(survivors, group->options().group, 1);
       if (store->generation() != 1) return 14;
       --step;  // the interrupted step once more
       continue;
@@ -344,6 +344,47 @@ TEST(Faults, AWatchTellsWhoDied) {
 TEST(Faults, AKilledRankOfAGroupOverNcclIsNoticed) {
   if (!has_two_gpus()) GTEST_SKIP() << "two GPUs, NCCL and Gloo are needed";
   expect_told("nccl", {0});
+}
+
+/// The last rank is killed before it comes to a group that the others form beside the one that they have. 0 if they do not wait for it,
+/// though the time that they would have has not passed.
+int form_a_group_without(const std::string& store_folder, int rank, int size, const char* backend) {
+  CommOptions options = options_of(rank, size, make_file_store(store_folder), 10 * prl::testing::kPatience);
+  if (std::string_view(backend) == "nccl") options.runtime = make_cuda_runtime(rank);
+  const auto group = options.runtime != nullptr ? make_nccl_communicator(options) : make_gloo_communicator(options);
+  group->barrier();
+  std::vector<int> members;
+  for (int r = size - 1; r >= 0; --r) members.push_back(r);  // so that the dead one has another number in it
+  if (rank == size - 1) (void)::raise(SIGKILL);
+  try {
+    (void)group->subgroup(members, "weights", 0);
+    return 10;
+  } catch (const PeerLost& lost) {
+    std::printf("%s\n", lost.what());
+    if (lost.ranks() != std::vector<int>{size - 1} || group->lost_ranks() != lost.ranks()) return 11;
+    EXPECT_THROW(group->barrier(), PeerLost) << "it ends with the group that it has a part in";
+    return ::testing::Test::HasFailure() ? 12 : 0;
+  }
+}
+
+void expect_no_wait_for_the_dead(const char* backend, int size) {
+  const TempFolder folder;
+  Processes ranks(size, [&](int rank) { return form_a_group_without(folder.path() / "store", rank, size, backend); });
+  for (int rank = 0; rank + 1 < size; ++rank) {
+    const auto status = ranks.wait(rank, 2 * prl::testing::kPatience);
+    ASSERT_TRUE(status.has_value()) << "rank " << rank << " waits";
+    EXPECT_EQ(*status, 0) << "rank " << rank;
+  }
+}
+
+TEST(Faults, AGroupBesideAnotherDoesNotWaitForTheDead) {
+  if (!has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+  expect_no_wait_for_the_dead("gloo", 3);
+}
+
+TEST(NcclFaults, AGroupBesideAnotherDoesNotWaitForTheDead) {
+  if (!has_two_gpus()) GTEST_SKIP() << "two GPUs, NCCL and Gloo are needed";
+  expect_no_wait_for_the_dead("nccl", 2);
 }
 
 class GroupFaults : public ::testing::TestWithParam<const char*> {

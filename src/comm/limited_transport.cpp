@@ -36,6 +36,7 @@ class LimitedTransport final : public Transport {
     return std::make_unique<Arriving>(inner_->start_recv(from, tag, data, bytes), in_, bytes);
   }
   void wake_lost() noexcept override { inner_->wake_lost(); }
+  std::vector<int> gone() override { return inner_->gone(); }
   void close() noexcept override { inner_->close(); }
 
  private:

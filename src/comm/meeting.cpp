@@ -9,6 +9,7 @@
 
 #include "base/log.hpp"
 #include "base/waiting.hpp"
+#include "comm/loss_watch.hpp"
 
 namespace prl::comm {
 
@@ -19,7 +20,39 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kMetKey = "run/met";
 constexpr std::chrono::milliseconds kConnectPerRank{20};
 
+/// PeerLost if a rank of the group that is formed has died, as another group tells.
+class Roll {
+ public:
+  explicit Roll(const CommOptions& options) : options_(options) {}
+  void check() {
+    if (!options_.gone || !death_.has_lost_a_rank(options_.gone)) return;
+    const std::vector<int> gone = options_.gone();
+    throw PeerLost(gone, fmt::format("[comm] group '{}', generation {}: the ranks [{}] have died or left while it was formed",
+                                     options_.group, options_.generation, fmt::join(gone, ", ")));
+  }
+
+ private:
+  const CommOptions& options_;
+  DeathCheck death_;
+};
+
 }  // namespace
+
+std::string await_word(const CommOptions& options, const std::string& key, std::chrono::milliseconds limit) {
+  Roll roll(options);
+  Waiting waiting({.who = fmt::format("rank {} of {} (group '{}')", options.rank, options.size, options.group),
+                   .what = fmt::format("a rank that connects to set key '{}'", key),
+                   .limit = limit});
+  for (std::chrono::microseconds pause{200};; pause = std::min(pause * 2, std::chrono::microseconds(10'000))) {
+    if (const auto value = options.store->get(key)) return *value;
+    if (waiting.is_expired())
+      fail(ErrorCode::kDeadline, "[comm] waited {:.1f} s for key '{}', which a rank that connects should have set",
+           std::chrono::duration<double>(limit).count(), key);
+    roll.check();
+    waiting.check();
+    std::this_thread::sleep_for(pause);
+  }
+}
 
 std::chrono::milliseconds time_to_connect(const CommOptions& options) {
   return std::min(options.timeout, options.connect_timeout + options.size * kConnectPerRank);
@@ -32,6 +65,7 @@ void wait_for_all(const CommOptions& options) {
   const auto deadline = Clock::now() + limit;
   options.store->set(key(options.rank), "1");
   std::vector<int> missing;
+  Roll roll(options);
   Waiting waiting({.who = fmt::format("rank {} of {} ({})", options.rank, options.size, group),
                    .what = "the other ranks to come",
                    .limit = limit,
@@ -41,6 +75,7 @@ void wait_for_all(const CommOptions& options) {
     for (int r = 0; r < options.size; ++r)
       if (!options.store->get(key(r))) missing.push_back(r);
     if (missing.empty()) return;
+    roll.check();
     if (Clock::now() >= deadline)
       throw PeerLost(missing,
                      fmt::format("[comm] {}: {} of {} ranks did not come within {:.1f} s, rank {} first: was it started with "

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 
 #include "comm/mesh.hpp"
 
@@ -9,8 +10,10 @@ namespace prl::comm {
 /// How ranks find one another.
 
 /// Says in the store that this rank is there, and waits until the others do: options.timeout if they may still be starting, else as long
-/// as they have to connect. PeerLost naming those that do not come.
+/// as they have to connect. PeerLost naming those that do not come, or died meanwhile.
 void wait_for_all(const CommOptions& options);
+/// What a rank says in the store as a group is formed, once it does. Error{kDeadline} after `limit`, {kPeerLost} if a rank dies meanwhile.
+std::string await_word(const CommOptions& options, const std::string& key, std::chrono::milliseconds limit);
 /// How long ranks that are all there have to connect; at most options.timeout.
 std::chrono::milliseconds time_to_connect(const CommOptions& options);
 

@@ -7,12 +7,14 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <sstream>
 #include <stop_token>
 #include <thread>
 
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
+#include "comm/loss_watch.hpp"
 #include "comm/meeting.hpp"
 #include "comm/transport.hpp"
 
@@ -31,7 +33,7 @@ constexpr std::chrono::milliseconds kWatchPause{500};
 /// From when a wait was noticed until it is reported: ten seconds in all.
 constexpr std::chrono::milliseconds kFirstReport{9'000};
 /// For ranks that have tried to connect to say so.
-constexpr std::chrono::milliseconds kVerdict{1000};
+constexpr std::chrono::milliseconds kVerdict{1500};
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -42,6 +44,8 @@ std::uint64_t tag_of(std::string_view op, std::uint64_t number, std::size_t byte
   const std::uint64_t kind = hash_bytes(op, bytes);
   return number << 32 | (kind & 0xffffffffu);
 }
+
+std::string name_of(const CommOptions& options) { return fmt::format("group '{}', generation {}", options.group, options.generation); }
 
 struct Message {
   int peer;
@@ -167,10 +171,20 @@ class PeerCommunicator final : public Communicator {
 
   std::string_view backend() const noexcept override { return backend_; }
   std::vector<int> lost_ranks() const override { return loss_ ? loss_->ranks() : std::vector<int>{}; }
+  std::vector<int> gone() override {
+    if (is_closed_) return {};
+    std::vector<int> ranks = transport_->gone();
+    // Who left for another's loss said so first, and is alive.
+    std::erase_if(ranks, [this](int r) {
+      const auto word = word_of(r, std::chrono::milliseconds(0));
+      return word && word->first != kNobody;
+    });
+    return ranks;
+  }
 
   void abort(std::string_view reason) noexcept override {
     if (is_closed_.exchange(true)) return;
-    tell(-1, reason);
+    tell(kNobody, reason);
     transport_->close();
   }
   void give_up_on(const PeerLost& lost) noexcept override {
@@ -195,8 +209,8 @@ class PeerCommunicator final : public Communicator {
     if (!is_closed_.exchange(true)) transport_->close();
   }
 
-  /// Says in the store why this rank leaves: it lost `accused`, which may be no rank of this group, or (-1) something of its own.
-  static constexpr int kOutsider = -2;
+  /// Says in the store why this rank leaves: it lost `accused`, which may be no rank of this group, or (kNobody) something of its own.
+  static constexpr int kNobody = -1, kOutsider = -2;
   void tell(int accused, std::string_view why) noexcept {
     try {
       options_.store->set(key(fmt::format("left/{}", rank())), fmt::format("{}\n{}", accused, why.substr(0, 4096)));
@@ -205,7 +219,7 @@ class PeerCommunicator final : public Communicator {
     }
   }
 
-  /// What `peer` said when it left: whom it lost (-1: nobody, or kOutsider) and why.
+  /// What `peer` said when it left: whom it lost (perhaps kNobody or kOutsider) and why.
   std::optional<std::pair<int, std::string>> word_of(int peer, std::chrono::milliseconds patience) noexcept {
     const auto deadline = Clock::now() + patience;
     try {
@@ -233,7 +247,7 @@ class PeerCommunicator final : public Communicator {
       if (reported != wait_.since) waiting.reset();
       if (!wait_.since || Clock::now() - *wait_.since < kWatchPause || is_closed_) continue;
       if (!waiting)
-        waiting.emplace(Waiting::Options{.who = fmt::format("rank {} of {} ({})", rank(), size(), group_name()),
+        waiting.emplace(Waiting::Options{.who = fmt::format("rank {} of {} ({})", rank(), size(), name_of(options_)),
                                          .what = "the others in " + wait_.doing,
                                          .limit = wait_.until - Clock::now(),
                                          .detail = [this] { return fmt::format("rank {} first", wait_.peer.load()); },
@@ -253,8 +267,6 @@ class PeerCommunicator final : public Communicator {
     }
   }
 
-  std::string group_name() const { return fmt::format("group '{}', generation {}", options_.group, options_.generation); }
-
   /// Ranks say that they are there before they connect, so that a rank that does not come has a name.
   void connect() {
     wait_for_all(options_);
@@ -268,9 +280,11 @@ class PeerCommunicator final : public Communicator {
     } catch (const TransportError& error) {
       reason = error.what();
     }
-    agree(deadline, reason);
+    agree(std::max(deadline, Clock::now() + kVerdict), reason);
   }
 
+  /// A verdict that names those who died; others may just not have come that far.
+  static constexpr std::string_view kWithout = "failed without ";
   /// Every rank has this group or none: if one could not connect, or died before it said that it did, the others learn of it here and can
   /// go on with the group that they had.
   void agree(Clock::time_point deadline, const std::string& reason) {
@@ -279,7 +293,7 @@ class PeerCommunicator final : public Communicator {
     options_.store->set(word_key(rank()), transport_ != nullptr ? "yes" : "no");
     std::vector<std::string> words(static_cast<std::size_t>(size()));
     std::optional<std::string> verdict;
-    Waiting waiting({.who = fmt::format("rank {} of {} ({})", rank(), size(), group_name()),
+    Waiting waiting({.who = fmt::format("rank {} of {} ({})", rank(), size(), name_of(options_)),
                      .what = "all ranks to say that they have connected",
                      .limit = deadline - Clock::now(),
                      .detail = [&words] {
@@ -288,13 +302,18 @@ class PeerCommunicator final : public Communicator {
                          if (words[r].empty()) silent.push_back(r);
                        return fmt::format("nothing has come from the ranks {}", fmt::join(silent, ", "));
                      }});
+    DeathCheck death;
     for (std::chrono::microseconds pause{200}; !(verdict = options_.store->get(verdict_key));
          pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
       for (int r = 0; r < size(); ++r)
         if (std::string& word = words[static_cast<std::size_t>(r)]; word.empty()) word = options_.store->get(word_key(r)).value_or("");
+      // Where another group tells who has died, whoever could not connect for it is given the time to be told.
+      if (options_.gone && std::ranges::count(words, "no") > 0) deadline = std::min(deadline, Clock::now() + kVerdict);
       if (std::ranges::all_of(words, [](const std::string& word) { return word == "yes"; }))
         verdict = options_.store->set_once(verdict_key, "formed");
-      else if (std::ranges::count(words, "no") > 0 || Clock::now() >= deadline)
+      else if (options_.gone && death.has_lost_a_rank(options_.gone))
+        verdict = options_.store->set_once(verdict_key, fmt::format("{}{}", kWithout, fmt::join(options_.gone(), " ")));
+      else if ((!options_.gone && std::ranges::count(words, "no") > 0) || Clock::now() >= deadline)
         verdict = options_.store->set_once(verdict_key, "failed");
       if (verdict) break;
       waiting.check();
@@ -304,25 +323,31 @@ class PeerCommunicator final : public Communicator {
     is_closed_ = true;
     if (transport_ != nullptr) transport_->close();
     std::vector<int> silent, others;
+    if (verdict->starts_with(kWithout)) {
+      std::istringstream dead(verdict->substr(kWithout.size()));
+      for (int r = 0; dead >> r;) silent.push_back(r);
+      throw PeerLost(silent, fmt::format("[comm] {}: the ranks [{}] died while the {} ranks connected; at rank {}: {}", name_of(options_),
+                                         fmt::join(silent, ", "), size(), rank(), reason));
+    }
     for (int r = 0; r < size(); ++r) {
       if (r != rank()) others.push_back(r);
       if (!options_.store->get(word_key(r))) silent.push_back(r);
     }
     throw PeerLost(silent.empty() ? others : silent,
-                   fmt::format("[comm] {}: the {} ranks could not all connect, [{}] say nothing; at rank {}: {}", group_name(), size(),
+                   fmt::format("[comm] {}: the {} ranks could not all connect, [{}] say nothing; at rank {}: {}", name_of(options_), size(),
                                fmt::join(silent, ", "), rank(), reason));
   }
 
   [[noreturn]] void lose(int peer, const std::string& doing, Clock::time_point started, const TransportError& error) {
     std::string message =
-        fmt::format("[comm] {}: rank {} of {} {} while rank {} waited {:.2f} s for it in {}; last completed with it: {} ({})", group_name(),
-                    peer, size(), error.is_silent() ? "is silent" : "is lost", rank(), seconds(Clock::now() - started), doing,
-                    last_with_[static_cast<std::size_t>(peer)], error.what());
+        fmt::format("[comm] {}: rank {} of {} {} while rank {} waited {:.2f} s for it in {}; last completed with it: {} ({})",
+                    name_of(options_), peer, size(), error.is_silent() ? "is silent" : "is lost", rank(), seconds(Clock::now() - started),
+                    doing, last_with_[static_cast<std::size_t>(peer)], error.what());
     int lost = has_left_ >= 0 ? has_left_.load() : peer;
     bool gave_up = false;
     if (is_closed_) {
       lost = rank();
-      message = fmt::format("[comm] {}: rank {} was told to leave in {}", group_name(), rank(), doing);
+      message = fmt::format("[comm] {}: rank {} was told to leave in {}", name_of(options_), rank(), doing);
     } else {
       // Whoever left because of another says so before its connections close: the one that said nothing is the one that is lost.
       for (int hops = 0; hops < size(); ++hops) {
@@ -335,7 +360,7 @@ class PeerCommunicator final : public Communicator {
         }
         if (word->first < 0) {
           gave_up = true;
-          message = fmt::format("[comm] {}: rank {} of {} gave up while rank {} waited in {}: {}", group_name(), lost, size(), rank(),
+          message = fmt::format("[comm] {}: rank {} of {} gave up while rank {} waited in {}: {}", name_of(options_), lost, size(), rank(),
                                 doing, word->second);
           break;
         }
@@ -354,7 +379,7 @@ class PeerCommunicator final : public Communicator {
   /// Moves all messages, or throws PeerLost.
   void exchange(const char* op, const Call& call, std::uint64_t number, std::span<const Message> sends, std::span<const Message> recvs) {
     if (loss_ != nullptr) throw PeerLost(*loss_);
-    if (is_closed_) throw PeerLost({rank()}, fmt::format("[comm] {}: rank {} has left, {} cannot run", group_name(), rank(), op));
+    if (is_closed_) throw PeerLost({rank()}, fmt::format("[comm] {}: rank {} has left, {} cannot run", name_of(options_), rank(), op));
     const std::string doing =
         call.what.empty() ? fmt::format("{} {}", op, num_operations_) : fmt::format("{} {} ({})", op, num_operations_, call.what);
     const auto started = Clock::now();

@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.hpp"
 
@@ -40,6 +41,8 @@ class Transport {
   /// Ends waits for peers that have gone, where their connections did not: a message of which a part has gone or come hears nothing of
   /// the loss in some of them. Any thread, as often as one likes.
   virtual void wake_lost() noexcept {}
+  /// Ranks whose connections are closed, where a transport can tell. Any thread, until close().
+  virtual std::vector<int> gone() { return {}; }
   /// Ends all messages: here, and at ranks that wait for this one. Any thread.
   virtual void close() noexcept = 0;
 };

@@ -191,6 +191,32 @@ void add_layers(StepCost& cost, const StepLoad& load, const Card& card, double l
   cost.hidden_gather += std::max(times * seconds - waited, 0.0);
 }
 
+/// Whole weights, section by section in the order of a forward pass, which waits for what lies outside of layers when it begins and for a
+/// layer when it enters the one before (trainer::WeightGather). Who publishes a step's weights waits for all of them first.
+void add_whole(StepCost& cost, const StepLoad& load, const Card& card, const nn::TensorTable& table, int shards) {
+  const auto size = static_cast<double>(size_of(load.policy.compute));
+  const trainer::ShardPlan plan(table, shards, trainer::keeps_whole_blocks(load.step.optim));
+  std::vector<double> arrivals;  // of each section
+  for (const trainer::ShardPlan::Section& section : plan.sections()) {
+    const double bytes = static_cast<double>(section.range.count()) / shards * size * (shards - 1);
+    const double seconds = transfer_seconds(load, card, bytes, shards) + load.latency_s;
+    arrivals.push_back((arrivals.empty() ? 0 : arrivals.back()) + seconds);
+    cost.gather_bytes += bytes;
+  }
+  const bool is_beside = load.step.overlaps_exchange && !load.policy.lora && !load.sampling && arrivals.size() > 1;
+  double now = is_beside ? arrivals.front() : arrivals.back(), computed = 0;
+  if (is_beside) {
+    const PassSeconds pass = pass_seconds(load, card);
+    for (std::size_t layer = 0; layer < static_cast<std::size_t>(load.model.num_layers); ++layer) {
+      const std::size_t next = std::min(layer + 2, arrivals.size() - 1);  // sections before the layers: one
+      now = std::max(now, arrivals[next]) + pass.layer_forward;
+      computed += pass.layer_forward;
+    }
+  }
+  cost.gather = now - computed;
+  cost.hidden_gather = std::max(arrivals.back() - cost.gather, 0.0);
+}
+
 void add_update(StepCost& cost, const StepLoad& load, const Card& card, const nn::TensorTable& table) {
   const int ranks = load.step.num_ranks, shards = ranks / load.step.num_replicas;
   const double own = static_cast<double>(table.num_master_elements()) / shards;
@@ -203,12 +229,11 @@ void add_update(StepCost& cost, const StepLoad& load, const Card& card, const nn
     cost.optimizer += own * visitors * sizeof(float) * 2 / card.host_bytes_per_s;
   }
   if (shards == 1) return;
+  if (!load.policy.gathers_layers) return add_whole(cost, load, card, table, shards);
   double gathered = own, of_layers = 0;
-  if (load.policy.gathers_layers) {
-    for (const nn::GradSection& section : nn::grad_sections(table))
-      if (section.layer >= 0) of_layers += static_cast<double>(section.range.count());
-    gathered -= of_layers / shards;
-  }
+  for (const nn::GradSection& section : nn::grad_sections(table))
+    if (section.layer >= 0) of_layers += static_cast<double>(section.range.count());
+  gathered -= of_layers / shards;
   cost.gather_bytes = gathered * size * (shards - 1);
   cost.gather = transfer_seconds(load, card, cost.gather_bytes, shards) + load.latency_s;
   if (of_layers > 0) add_layers(cost, load, card, of_layers / static_cast<double>(load.model.num_layers), shards);

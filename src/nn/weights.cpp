@@ -7,6 +7,7 @@
 #include "io/finite.hpp"
 #include "nn/peft.hpp"
 #include "nn/stored_weights.hpp"
+#include "nn/weight_blocks.hpp"
 
 namespace prl::nn {
 namespace {
@@ -16,20 +17,6 @@ bool same_rope(const ModelConfig& a, const ModelConfig& b) {
   return a.head_dim == b.head_dim && a.max_position == b.max_position && a.rope_theta == b.rope_theta && x.enabled == y.enabled &&
          x.factor == y.factor && x.low_freq_factor == y.low_freq_factor && x.high_freq_factor == y.high_freq_factor &&
          x.original_max_position == y.original_max_position;
-}
-
-std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& config, TensorTablePtr table, DType compute,
-                                       PolicyVersion version, const WeightsPtr& previous) {
-  if (compute != DType::kF32 && compute != DType::kBF16)
-    fail(ErrorCode::kInvalidArgument, "weights compute in float32 or bfloat16, not in {}", to_string(compute));
-  auto weights = std::make_shared<Weights>();
-  weights->config = config;
-  weights->version = version;
-  weights->compute = compute;
-  weights->table = std::move(table);
-  weights->blocks.resize(weights->table->blocks().size());
-  weights->rope = previous != nullptr && same_rope(previous->config, config) ? previous->rope : make_rope_table(ctx.runtime, config);
-  return weights;
 }
 
 /// A copy of a small fp32 tensor whose values are those of the compute dtype, so that a holder who read them from a file in
@@ -42,27 +29,6 @@ Tensor rounded(ops::OpContext& ctx, const Tensor& value, DType compute) {
   ops::cast(ctx, low, value);
   ops::cast(ctx, out, low);
   return out;
-}
-
-ConstTensorView view_of_bias(const Tensor& tensor) { return tensor.defined() ? ConstTensorView(tensor.view()) : ConstTensorView{}; }
-
-/// Fills all blocks. `make` gives a block's vector, its plain matrix, and its packed matrix with a bias (perhaps undefined).
-template <typename Maker>
-void fill_weights(Weights& weights, ops::OpContext& ctx, bool with_backward, const Maker& make) {
-  const TensorTable& table = *weights.table;
-  for (std::size_t i = 0; i < weights.blocks.size(); ++i)  // biases before the matrices that take them
-    if (const BlockSpec& spec = table.blocks()[i]; !spec.is_matrix()) weights.blocks[i].plain = make.vector(spec);
-  for (std::size_t i = 0; i < weights.blocks.size(); ++i) {
-    const BlockSpec& spec = table.blocks()[i];
-    Weights::PackedBlock& to = weights.blocks[i];
-    if (spec.kind == Block::kEmbedding) {
-      to.plain = make.table(spec);
-      if (table.has_tied_head()) to.packed = ops::share_linear(ctx, to.plain, {}, with_backward);
-    } else if (spec.is_matrix()) {
-      const std::optional<Block> bias = bias_of(spec.kind);
-      to.packed = make.matrix(spec, view_of_bias(bias ? weights.vector(*bias, spec.layer) : Tensor()));
-    }
-  }
 }
 
 /// Makes blocks from masters, one by one.
@@ -88,31 +54,21 @@ class Packer {
   bool with_backward_;
 };
 
-/// Makes them as parts of one array, for devices that keep the layout.
-class Slicer {
- public:
-  Slicer(ops::OpContext& ctx, const TensorTable& table, const Tensor& rounded, bool with_backward)
-      : ctx_(ctx), rounded_(rounded), with_backward_(with_backward) {
-    vectors_ = Tensor::empty(ctx_.runtime, {table.num_vector_elements()}, DType::kF32);
-    if (table.num_vector_elements() > 0) ops::cast(ctx_, vectors_, rounded_.slice(0, table.num_vector_elements()));
-  }
-  Tensor vector(const BlockSpec& block) const { return part(vectors_, block); }
-  /// Where everything else is packed anew, a part of the array would keep all of it alive.
-  Tensor table(const BlockSpec& block) const { return ops::shares_weights(ctx_) ? part(rounded_, block) : part(rounded_, block).clone(); }
-  ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
-    return ops::share_linear(ctx_, part(rounded_, block), bias, with_backward_);
-  }
-
- private:
-  static Tensor part(const Tensor& from, const BlockSpec& block) {
-    return from.slice(block.offset, block.shape.num_elements()).reshaped(block.shape);
-  }
-  ops::OpContext& ctx_;
-  Tensor rounded_, vectors_;
-  bool with_backward_;
-};
-
 }  // namespace
+
+std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& config, TensorTablePtr table, DType compute,
+                                       PolicyVersion version, const WeightsPtr& previous) {
+  if (compute != DType::kF32 && compute != DType::kBF16)
+    fail(ErrorCode::kInvalidArgument, "weights compute in float32 or bfloat16, not in {}", to_string(compute));
+  auto weights = std::make_shared<Weights>();
+  weights->config = config;
+  weights->version = version;
+  weights->compute = compute;
+  weights->table = std::move(table);
+  weights->blocks.resize(weights->table->blocks().size());
+  weights->rope = previous != nullptr && same_rope(previous->config, config) ? previous->rope : make_rope_table(ctx.runtime, config);
+  return weights;
+}
 
 const Tensor& Weights::vector(Block block, std::int64_t layer) const {
   static const Tensor kUndefined;

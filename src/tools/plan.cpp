@@ -60,7 +60,8 @@ std::vector<std::string> assumptions(const config::PlanConfig& config, const lau
   lines.emplace_back(load.policy.gathers_layers
                          ? "AdamW; a layer's weights travel beside the layer before it, forward and backward; \"gather\" is what is waited "
                            "for, and embedding and head after the step"
-                         : "AdamW; gathering of new weights does not overlap with the next forward pass");
+                     : load.sampling ? "AdamW; new weights are gathered before they are published"
+                                     : "AdamW; new weights travel under the next forward pass; \"gather\" is what that waits for");
   if (!load.sampling) return lines;
   lines.push_back(
       fmt::format("{} rollouts of {} tokens after {} of prompt, all of that length; no prefix is shared; environments take no time",

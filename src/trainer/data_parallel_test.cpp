@@ -13,6 +13,7 @@
 #include "base/files.hpp"
 #include "base/rng.hpp"
 #include "base/testing/eventually.hpp"
+#include "comm/testing/lazy_communicator.hpp"
 #include "comm/testing/ranks.hpp"
 #include "io/safetensors.hpp"
 #include "trainer/agreement.hpp"
@@ -110,8 +111,8 @@ Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
   return trace;
 }
 
-/// One trace per rank; ranks are threads.
-std::vector<Trace> train_on(int size, const Training& run, const fs::path& model) {
+/// One trace per rank; ranks are threads. `is_lazy`: what they start runs when it is joined, and what it brings is spoilt until then.
+std::vector<Trace> train_on(int size, const Training& run, const fs::path& model, bool is_lazy = false) {
   std::vector<Trace> traces(static_cast<std::size_t>(size));
   const auto store = comm::make_memory_store();
   std::vector<std::thread> threads;
@@ -121,7 +122,9 @@ std::vector<Trace> train_on(int size, const Training& run, const fs::path& model
       options.rank = rank;
       options.size = size;
       options.store = store;
-      comm::Mesh mesh(comm::make_threads_communicator(options), comm::replicated_shape(size, run.num_replicas));
+      std::unique_ptr<comm::Communicator> group = comm::make_threads_communicator(options);
+      if (is_lazy) group = std::make_unique<comm::testing::LazyCommunicator>(std::move(group));
+      comm::Mesh mesh(std::move(group), comm::replicated_shape(size, run.num_replicas));
       traces[static_cast<std::size_t>(rank)] = train(run, model, &mesh);
     });
   for (std::thread& thread : threads) thread.join();
@@ -165,6 +168,25 @@ TEST(DataParallel, SendingWhileTheBackwardPassGoesOnChangesNoBit) {
       for (const Trace& trace : train_on(size, {.compute = compute, .overlaps = true}, scratch.path))
         expect_equal(trace, alone, fmt::format("{} ranks, {}", size, to_string(compute)));
   }
+}
+
+// Who computes with a layer before it was joined computes with spoilt values. One row: all ranks but the first have none, and nothing may
+// wait for what they do not join.
+TEST(DataParallel, NewWeightsArriveUnderTheNextForwardPass) {
+  Scratch scratch("dp-late");
+  nn::init_model(model_of_several_chunks(), scratch.path);
+  for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::MuonConfig>(1e-2)})
+    for (const DType compute : {DType::kF32, DType::kBF16})
+      for (const int num_rows : {1, 5}) {
+        Training run{.optim = optim, .compute = compute, .num_rows = num_rows};
+        const Trace alone = train(run, scratch.path, nullptr);
+        run.overlaps = true;
+        for (const auto& [size, replicas] : {std::pair{2, 1}, {3, 1}, {4, 2}}) {
+          run.num_replicas = replicas;
+          for (const Trace& trace : train_on(size, run, scratch.path, num_rows > 1))
+            expect_equal(trace, alone, fmt::format("{} rows, {} ranks, {}", num_rows, size, to_string(compute)));
+        }
+      }
 }
 
 // Weights of which each rank has a part of each layer: those that are whole on each, bit for bit.

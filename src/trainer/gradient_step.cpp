@@ -136,6 +136,7 @@ GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, c
       context(share_rows(policy, options, of_mesh)),
       mesh(of_mesh),
       plan(divide(policy, options, mesh)),
+      overlaps(options.overlaps_exchange),
       exchange(policy.context(), policy.parameters(), mesh.world(), plan,
                {.reduce = options.reduce,
                 .shards = &mesh.along(comm::Axis::kShard),
@@ -146,23 +147,34 @@ GradientStep::Shard::Shard(Policy& policy, const GradientStepOptions& options, c
 
 GradientStep::Shard::~Shard() { trained.share_rows({}, nullptr); }
 
-void GradientStep::Shard::bring_layers() {
-  if (trained.layered() == nullptr || layers != nullptr) return;
-  layers =
-      std::make_unique<LayerGather>(mesh.world(), mesh.shape().line(mesh.world().rank(), comm::Axis::kShard), plan, *trained.layered());
-  layers->keep_masters(trained);
+void GradientStep::Shard::bring_weights() {
+  if (layers != nullptr || gather != nullptr) return;
+  const std::vector<int> members = mesh.shape().line(mesh.world().rank(), comm::Axis::kShard);
+  if (trained.layered() != nullptr) {
+    layers = std::make_unique<LayerGather>(mesh.world(), members, plan, *trained.layered());
+    layers->keep_masters(trained);
+  } else if (overlaps && members.size() > 1 && !trained.options().lora) {
+    gather = std::make_unique<WeightGather>(mesh.world(), members, plan);
+  }
+}
+
+std::vector<MemberGroup*> GradientStep::Shard::groups_of_weights() const {
+  std::vector<MemberGroup*> groups;
+  if (layers != nullptr) groups.push_back(&layers->group());
+  if (gather != nullptr) groups.push_back(&gather->group());
+  return groups;
 }
 
 void GradientStep::Shard::give_up_on(const comm::PeerLost& lost) noexcept {
   mesh.give_up_on(lost);
   if (context != nullptr) context->give_up_on(lost);
-  if (layers != nullptr) layers->give_up_on(lost);
+  for (MemberGroup* const group : groups_of_weights()) group->give_up_on(lost);
 }
 
 void GradientStep::Shard::abort(std::string_view reason) noexcept {
   mesh.abort(reason);
   if (context != nullptr) context->abort(reason);
-  if (layers != nullptr) layers->abort(reason);
+  for (MemberGroup* const group : groups_of_weights()) group->abort(reason);
 }
 
 void GradientStep::Shard::settle() noexcept {
@@ -198,7 +210,7 @@ void GradientStep::move_to(std::unique_ptr<comm::Communicator> group) {
 
 void GradientStep::check_ranks() const {
   if (options_.reduce == Reduce::kExact) check_alike(ranks(), policy_.context().runtime->device());
-  shard_->bring_layers();
+  shard_->bring_weights();
 }
 
 bool GradientStep::is_any_rank(bool claim) const {
@@ -390,7 +402,7 @@ GradientStepResult GradientStep::run(std::span<const wire::MicroBatch> rows, Pol
 
 GradientStepResult GradientStep::run_on_ranks(std::span<const wire::MicroBatch> rows, PolicyVersion version) {
   GradientStepResult result;
-  shard_->bring_layers();
+  shard_->bring_weights();
   const auto begin = spans::Clock::now();
   // The device is not waited for between the two parts: it forms the gradient's norm right behind them.
   const std::uint64_t started = watch_->mark();
@@ -433,6 +445,7 @@ void GradientStep::end_export() {
 }
 
 void GradientStep::update_weights(const Tensor& own_grads, double grad_scale, double lr, PolicyVersion version) {
+  (void)policy_.weights();  // a rank that had no row may still wait for them
   const Tensor rounded = shard_->layers != nullptr ? Tensor() : policy_.room_for_weights();
   shard_->optimizer.step(lr, grad_scale, rounded, own_grads);
   gather_weights(rounded, version);
@@ -443,6 +456,7 @@ void GradientStep::gather_weights(const Tensor& rounded, PolicyVersion version) 
     shard_->layers->take_masters(policy_);
     return policy_.refresh(version);
   }
+  if (shard_->gather != nullptr) return policy_.refresh(version, shard_->gather->start(rounded));
   if (shards().size() > 1)
     among_shards([&](comm::Communicator& group) {
       for (const ShardPlan::Section& section : shard_->plan.sections()) {
@@ -451,13 +465,13 @@ void GradientStep::gather_weights(const Tensor& rounded, PolicyVersion version) 
                          rounded.slice(own.begin, own.count()).view(), {.what = "new weights"});
       }
     });
-  policy_.refresh(version, rounded);
+  policy_.refresh(version, {.values = rounded, .parts = {}, .await = {}});
   // Where weights were only queued a rank may be lost until now.
   among_shards([](comm::Communicator& group) { group.settle({.what = "new weights"}); });
 }
 
 void GradientStep::refresh_weights(PolicyVersion version) {
-  shard_->bring_layers();
+  shard_->bring_weights();
   const Tensor rounded = shard_->layers != nullptr ? Tensor() : policy_.room_for_weights();
   if (rounded.defined())
     for (const ElementRange held : policy_.parameters().held().ranges()) policy_.round(held, rounded.slice(held.begin, held.count()));

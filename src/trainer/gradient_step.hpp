@@ -20,6 +20,7 @@
 #include "trainer/optim/optimizer.hpp"
 #include "trainer/optim/schedule.hpp"
 #include "trainer/policy.hpp"
+#include "trainer/weight_gather.hpp"
 #include "wire/training.hpp"
 
 namespace prl::trainer {
@@ -42,7 +43,8 @@ struct GradientStepOptions {
   int num_replicas = 1;
   /// How rows are cut, and how many neighbouring ranks share one. A group that lost a rank goes on with fewer to a row, if it must.
   RowCut cut = {};
-  /// Gradients of a layer are sent while those of the next are formed (GradientExchange).
+  /// Gradients of a layer are sent while those of the next are formed (GradientExchange), and new weights gathered under the next forward
+  /// pass (WeightGather).
   bool overlaps_exchange = false;
   /// What was found of each token of a step goes there (TokenExporter); empty: nowhere.
   std::filesystem::path token_exports = {};
@@ -139,9 +141,12 @@ class GradientStep {
     void settle() noexcept;
     comm::Mesh& mesh;
     ShardPlan plan;
-    /// All ranks call it; once is enough. The group that it makes comes with the first work, so that a rank lost by then is one lost in it.
-    void bring_layers();
-    std::unique_ptr<LayerGather> layers;  ///< if the policy has layered weights, after that
+    bool overlaps;
+    /// All ranks call it; once is enough. The groups that it makes come with the first work, so that a rank lost by then is one lost in it.
+    void bring_weights();
+    std::unique_ptr<LayerGather> layers;   ///< if the policy has layered weights, after that
+    std::unique_ptr<WeightGather> gather;  ///< else if new weights are gathered beside other work
+    std::vector<MemberGroup*> groups_of_weights() const;
     GradientExchange exchange;
     Optimizer optimizer;
   };

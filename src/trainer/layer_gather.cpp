@@ -1,6 +1,6 @@
 #include "trainer/layer_gather.hpp"
 
-#include <fmt/ranges.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <utility>
@@ -21,9 +21,7 @@ nn::ElementRanges own_of_layers(const ShardPlan& plan, int rank, const nn::Layer
 }  // namespace
 
 LayerGather::LayerGather(comm::Communicator& world, std::vector<int> members, const ShardPlan& plan, nn::LayeredWeights& weights)
-    : world_(world),
-      members_(std::move(members)),
-      group_(world.subgroup(members_, fmt::format("{}/layers{}", world.options().group, members_.front()), world.generation())),
+    : group_(world, std::move(members), "layers", "share layers"),
       plan_(plan),
       weights_(weights),
       own_(own_of_layers(plan, group_->rank(), weights)),
@@ -34,29 +32,6 @@ LayerGather::LayerGather(comm::Communicator& world, std::vector<int> members, co
 LayerGather::~LayerGather() {
   settle();
   weights_.fetch_from(nullptr);
-}
-
-template <typename Work>
-void LayerGather::among_members(const Work& work) {
-  try {
-    work();
-  } catch (const comm::PeerLost& lost) {
-    std::vector<int> of_all;
-    for (const int rank : lost.ranks()) of_all.push_back(members_[static_cast<std::size_t>(rank)]);
-    const comm::PeerLost told(of_all,
-                              fmt::format("{} (among those that share layers; among all ranks: {})", lost.what(), fmt::join(of_all, ", ")),
-                              lost.gave_up());
-    world_.give_up_on(told);
-    throw told;
-  }
-}
-
-void LayerGather::give_up_on(const comm::PeerLost& lost) noexcept {
-  std::vector<int> of_group;
-  for (const int rank : lost.ranks())
-    if (const auto found = std::ranges::find(members_, rank); found != members_.end())
-      of_group.push_back(static_cast<int>(found - members_.begin()));
-  group_->give_up_on(comm::PeerLost(of_group, lost.what(), lost.gave_up()));
 }
 
 void LayerGather::settle() noexcept {
@@ -80,13 +55,13 @@ void LayerGather::start(std::int64_t layer, const Tensor& to) {
   }
   const std::vector<ConstTensorView> ins(outs.size(), own);
   const std::string what = fmt::format("weights of layer {}", layer);
-  among_members([&] { under_way_ = group_->start_all_to_all(outs, ins, {.what = what}); });
+  group_.among([&] { under_way_ = group_->start_all_to_all(outs, ins, {.what = what}); });
 }
 
 void LayerGather::join() {
   PRL_CHECK(under_way_ != nullptr, "no layer is under way");
   const std::unique_ptr<comm::Started> started = std::exchange(under_way_, nullptr);
-  among_members([&] { started->join(); });
+  group_.among([&] { started->join(); });
 }
 
 Tensor LayerGather::own_outside(std::size_t i) const {
@@ -109,10 +84,10 @@ void LayerGather::take_masters(Policy& policy) {
     std::vector<std::int64_t> counts;
     for (int r = 0; r < group_->size(); ++r) counts.push_back(plan_.part(r, range).count());
     const TensorView all = weights_.outside_values(i).view(), own = own_outside(i).view();
-    among_members([&] { group_->all_gather(all, counts, own, {.what = "new weights outside of layers"}); });
+    group_.among([&] { group_->all_gather(all, counts, own, {.what = "new weights outside of layers"}); });
   }
   // Where they were only queued a rank may be lost until now.
-  among_members([&] { group_->settle({.what = "new weights outside of layers"}); });
+  group_.among([&] { group_->settle({.what = "new weights outside of layers"}); });
 }
 
 }  // namespace prl::trainer

@@ -7,6 +7,7 @@
 #include "comm/communicator.hpp"
 #include "nn/element_ranges.hpp"
 #include "nn/layered_weights.hpp"
+#include "trainer/member_group.hpp"
 #include "trainer/policy.hpp"
 #include "trainer/shard_plan.hpp"
 
@@ -30,9 +31,7 @@ class LayerGather final : public nn::LayerFetch {
   void keep_masters(Policy& policy);
   /// Waits for what is under way and forgets it, after an error.
   void settle() noexcept;
-  void abort(std::string_view reason) noexcept { group_->abort(reason); }
-  /// Communicator::give_up_on; ranks as the world counts them.
-  void give_up_on(const comm::PeerLost& lost) noexcept;
+  MemberGroup& group() noexcept { return group_; }
 
   /// PeerLost names ranks as the world counts them.
   void start(std::int64_t layer, const Tensor& to) override;
@@ -43,12 +42,8 @@ class LayerGather final : public nn::LayerFetch {
   Tensor own_values(ElementRange range) const;
   /// Of section `i` of what lies outside of layers.
   Tensor own_outside(std::size_t i) const;
-  template <typename Work>
-  void among_members(const Work& work);
 
-  comm::Communicator& world_;
-  std::vector<int> members_;  ///< in the world
-  std::unique_ptr<comm::Communicator> group_;
+  MemberGroup group_;
   const ShardPlan& plan_;
   nn::LayeredWeights& weights_;
   nn::ElementRanges own_;

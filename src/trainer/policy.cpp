@@ -132,6 +132,7 @@ void Policy::fill_initial(nn::Parameters& parameters) const {
 }
 
 void Policy::load_initial() {
+  late_.reset();
   fill_initial(parameters_);
   gathered_ = {};
   if (layered_ != nullptr) return fill_outside_of_layers();
@@ -166,20 +167,20 @@ void Policy::gather_values(bool asks) {
 
 void Policy::save(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const {
   if (options_.lora)
-    nn::save_merged(weights_, folder, options_.compute, companions, max_shard_bytes);
+    nn::save_merged(weights(), folder, options_.compute, companions, max_shard_bytes);
   else if (gathered_.defined())
     nn::save_model_folder(config(), nn::flat_sources(*parameters_.table(), gathered_), folder, options_.compute, companions,
                           max_shard_bytes);
   else if (parameters_.holds_all())
     nn::save_pretrained(parameters_, folder, options_.compute, companions, max_shard_bytes);
   else
-    nn::save_merged(weights_, folder, options_.compute, companions, max_shard_bytes);
+    nn::save_merged(weights(), folder, options_.compute, companions, max_shard_bytes);
 }
 
 void Policy::save_for_engines(const std::filesystem::path& folder, const nn::Companions& companions, std::uint64_t max_shard_bytes) const {
   if (!options_.lora) return save(folder, companions, max_shard_bytes);
-  nn::make_model_folder(folder,
-                        [&](const std::filesystem::path& temporary) { nn::save_peft_adapter(*weights_, *parameters_.table(), temporary); });
+  nn::make_model_folder(
+      folder, [&](const std::filesystem::path& temporary) { nn::save_peft_adapter(*weights(), *parameters_.table(), temporary); });
 }
 
 Tensor Policy::room_for_weights() {
@@ -206,20 +207,32 @@ Tensor Policy::flat_values() {
     PRL_CHECK(gathered_.defined(), "values that were not gathered");
     return gathered_;
   }
-  if (has_masters_at_hand() && !weights_->flat.defined()) return nn::flat_values(context(), parameters_, options_.compute);
-  return nn::flat_values(weights_);
+  if (has_masters_at_hand() && !weights()->flat.defined()) return nn::flat_values(context(), parameters_, options_.compute);
+  return nn::flat_values(weights());
 }
 
-void Policy::refresh(PolicyVersion version, const Tensor& rounded) {
+void Policy::refresh(PolicyVersion version, nn::LateValues rounded) {
   if (layered_ != nullptr) {
     gathered_ = {};
     return layered_->renew(version);
   }
-  if (options_.lora)
+  std::unique_ptr<nn::LateWeights> late;  // in place of those that are, once it is made
+  if (rounded.await != nullptr) {
+    PRL_CHECK(!options_.lora, "late values of an adapter");
+    late = std::make_unique<nn::LateWeights>(context(), parameters_, options_.compute, version, true, weights_, std::move(rounded));
+    weights_ = late->weights();
+  } else if (options_.lora) {
     weights_ = nn::adapt_weights(context(), parameters_, *options_.lora, adapter_dtype(), base_, version,
-                                 has_masters_at_hand() ? Tensor() : rounded);
-  else
-    weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded);
+                                 has_masters_at_hand() ? Tensor() : rounded.values);
+  } else {
+    weights_ = nn::make_weights(context(), parameters_, options_.compute, version, true, weights_, rounded.values);
+  }
+  late_ = std::move(late);
+}
+
+const nn::WeightsPtr& Policy::weights() const {
+  if (late_ != nullptr) late_->complete();
+  return weights_;
 }
 
 void Policy::share_rows(const RowCut& cut, ContextGroup* group) {
@@ -230,6 +243,7 @@ void Policy::share_rows(const RowCut& cut, ContextGroup* group) {
 }
 
 nn::TokenStats Policy::forward(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
+  if (late_ != nullptr) late_->begin();
   std::vector<std::int32_t> cu = cumulative(row);
   const std::uint64_t seed = options_.lora && options_.lora->dropout > 0 ? dropout_seed(options_, weights_->version, row) : 0;
   if (cut_.num_leaves == 1) return model_->forward(weights_, {row.input_ids, row.position_ids, cu, seed}, targets_T, row.temperatures);
@@ -268,6 +282,7 @@ void Policy::backward(std::span<const float> dlogp_T) {
 }
 
 nn::TokenStats Policy::evaluate(const wire::MicroBatch& row, std::span<const std::int32_t> targets_T) {
+  if (late_ != nullptr) late_->begin();
   const auto cu = cumulative(row);
   return model_->evaluate(weights_, {row.input_ids, row.position_ids, cu}, targets_T, row.temperatures);
 }
@@ -297,11 +312,11 @@ std::size_t Policy::reserve(std::int64_t num_tokens) {
 
 weights::WeightManifest Policy::manifest() {
   weights::WeightManifest manifest;
-  manifest.version = weights_->version;
-  manifest.checksum = nn::checksum(context(), *weights_).combined;
+  manifest.version = weights()->version;
+  manifest.checksum = nn::checksum(context(), *weights()).combined;
   manifest.compute_dtype = std::string(to_string(options_.compute));
   manifest.probe_prompt = nn::probe_prompt(config().vocab_size);
-  manifest.probe_logprobs = nn::probe_logprobs(*probe_model_, context(), *weights_, manifest.probe_prompt);
+  manifest.probe_logprobs = nn::probe_logprobs(*probe_model_, context(), *weights(), manifest.probe_prompt);
   return manifest;
 }
 

@@ -10,6 +10,7 @@
 #include "device/host_link.hpp"
 #include "nn/adapter.hpp"
 #include "nn/decoder.hpp"
+#include "nn/late_weights.hpp"
 #include "nn/layered_weights.hpp"
 #include "ops/context.hpp"
 #include "trainer/context_group.hpp"
@@ -74,11 +75,13 @@ class Policy {
   nn::Parameters& parameters() noexcept { return parameters_; }
   const nn::ModelConfig& config() const noexcept { return parameters_.config(); }
   const PolicyOptions& options() const noexcept { return options_; }
-  const nn::WeightsPtr& weights() const noexcept { return weights_; }
+  /// Those that are late are waited for. Errors of who sends them.
+  const nn::WeightsPtr& weights() const;
 
   /// Packs the masters anew as `version`: after a step, and after a checkpoint was loaded. `rounded`, if defined, holds all of them in the
-  /// compute dtype; it is needed where a part of the masters is held.
-  void refresh(PolicyVersion version, const Tensor& rounded = {});
+  /// compute dtype; it is needed where a part of the masters is held. If it is late, forward() and evaluate() wait for it layer by layer;
+  /// not with `lora`.
+  void refresh(PolicyVersion version, nn::LateValues rounded = {});
   /// Memory for the next weights, which the optimizer may fill as part of its step (Optimizer::step); undefined where the device packs
   /// weights from the masters, all of which are held.
   Tensor room_for_weights();
@@ -137,6 +140,7 @@ class Policy {
   nn::WeightsPtr base_;              ///< with `lora`: what the adapter adapts
   bool shares_base_ = false;
   nn::WeightsPtr weights_;
+  std::unique_ptr<nn::LateWeights> late_;  ///< if those are late, or were
   std::unique_ptr<nn::LayeredWeights> layered_;
   Tensor gathered_;  ///< gather_values()
 };

@@ -59,6 +59,7 @@ void set_common(TrainRunOptions& options, const TrainCase& run, const fs::path& 
   options.step.max_steps = run.max_steps;
   options.step.mesh = &mesh;
   options.step.num_replicas = run.num_replicas;
+  options.step.overlaps_exchange = true;  // as runs do
   options.checkpoint.emplace();
   options.checkpoint->checkpoints = root / "checkpoints";
   options.checkpoint->weights = root / "weights";

@@ -170,19 +170,27 @@ void SharedSave::give_up_on(std::span<const int> ranks) {
     if (rank >= 0 && rank < size_) is_lost_[static_cast<std::size_t>(rank)] = true;
 }
 
+std::optional<int> SharedSave::lost_without_a_part() const {
+  for (int rank = 1; rank < size_; ++rank) {
+    // Before it is looked for: what a rank wrote before it died is there.
+    const bool is_lost = is_lost_[static_cast<std::size_t>(rank)];
+    if (is_lost && !fs::exists(note_file(rank))) return rank;
+  }
+  return std::nullopt;
+}
+
 std::string SharedSave::wait_for_note(int rank, std::chrono::steady_clock::time_point end) const {
   Waiting waiting({.who = "rank 0",
                    .what = fmt::format("rank {} to write its part of step {}", rank, progress_.step),
                    .limit = end - std::chrono::steady_clock::now()});
   for (;;) {
-    // Before it is looked for: what a rank wrote before it died is there.
-    const bool is_lost = is_lost_[static_cast<std::size_t>(rank)];
+    const std::optional<int> lost = lost_without_a_part();
     if (fs::exists(note_file(rank))) return read_file(note_file(rank), kMaxNoteBytes);
     if (!fs::exists(meeting_folder())) fail(ErrorCode::kNotFound, "[ckpt] {} was taken away", meeting_folder().string());
     if (is_cancelled_) fail(ErrorCode::kCancelled, "[ckpt] the checkpoint of step {} is given up: a rank was lost", progress_.step);
-    if (is_lost)
+    if (lost)
       fail(ErrorCode::kCancelled, "[ckpt] the checkpoint of step {} is given up: rank {} was lost before it had written its part",
-           progress_.step, rank);
+           progress_.step, *lost);
     if (std::chrono::steady_clock::now() > end)
       fail(ErrorCode::kDeadline, "[ckpt] rank {} has not written its part of step {} after {} s", rank, progress_.step,
            std::chrono::duration_cast<std::chrono::seconds>(timeout_).count());

@@ -48,6 +48,8 @@ class SharedSave {
   std::filesystem::path meeting_folder() const { return unit_folder_.empty() ? weights_folder_ : unit_folder_; }
   std::filesystem::path note_file(int rank) const;
   std::vector<std::string> wait_for_notes(std::string mine) const;
+  /// Whoever of the others was lost before its part was there: no use to wait for any then.
+  std::optional<int> lost_without_a_part() const;
   std::string wait_for_note(int rank, std::chrono::steady_clock::time_point end) const;
   void copy_parts(Policy& policy, const Optimizer& optimizer, bool copies);
   void make_folders();

@@ -175,6 +175,7 @@ void TrainRun::admit_newcomer() {
 
 void TrainRun::finish() {
   result_.was_stopped = stop_.stop_requested() && !is_done();
+  (void)policy_.weights();  // while those who send them are there
   if (checkpoints_) save_last();
   alone([this] { monitor_.finish(); });
   if (options_.is_bench && training_.gradient_step().ranks().rank() == 0) {
@@ -218,7 +219,7 @@ bool TrainRun::regroup(std::chrono::milliseconds grace, std::vector<int>& also_l
     fail(ErrorCode::kPeerLost, "{}", error.what());
   }
   try {
-    gradient_step.move_to(old.regroup(survivors, generation));
+    gradient_step.move_to(old.subgroup(survivors, old.options().group, generation));
   } catch (const comm::PeerLost& lost) {
     if (lost.gave_up()) throw;
     log::warning("{}; another one while the others regroup", lost.what());

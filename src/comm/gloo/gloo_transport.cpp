@@ -1,4 +1,5 @@
 #include "comm/loss_watch.hpp"
+#include "comm/meeting.hpp"
 #include "comm/transport.hpp"
 
 #if defined(PRL_WITH_GLOO)
@@ -33,22 +34,24 @@ void ignore_sigpipe() {
 /// Gloo's addresses go through our store.
 class AddressBook final : public gloo::rendezvous::Store {
  public:
-  AddressBook(comm::Store& store, std::string prefix, std::chrono::milliseconds timeout)
-      : store_(store), prefix_(std::move(prefix)), timeout_(timeout) {}
-  void set(const std::string& key, const std::vector<char>& data) override { store_.set(prefix_ + key, {data.data(), data.size()}); }
+  /// Borrows `options`. Their timeout is that of a wait for which Gloo names none, or a longer one.
+  explicit AddressBook(const CommOptions& options)
+      : options_(options), prefix_(fmt::format("{}/g{}/gloo/", options.group, options.generation)) {}
+  void set(const std::string& key, const std::vector<char>& data) override {
+    options_.store->set(prefix_ + key, {data.data(), data.size()});
+  }
   std::vector<char> get(const std::string& key) override {
-    const std::string value = store_.wait(prefix_ + key, timeout_, "a rank that connects");
+    const std::string value = await_word(options_, prefix_ + key, options_.timeout);
     return {value.begin(), value.end()};
   }
-  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, options_.timeout); }
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
-    for (const std::string& key : keys) (void)store_.wait(prefix_ + key, std::min(timeout, timeout_), "a rank that connects");
+    for (const std::string& key : keys) (void)await_word(options_, prefix_ + key, std::min(timeout, options_.timeout));
   }
 
  private:
-  comm::Store& store_;
+  const CommOptions& options_;
   std::string prefix_;
-  std::chrono::milliseconds timeout_;  ///< where Gloo names none, or a longer one
 };
 
 /// A full mesh of TCP connections. Only Gloo's messages are used: collectives built from them know which rank they wait for, where Gloo's
@@ -61,7 +64,7 @@ class GlooTransport final : public Transport {
       auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(options.host.c_str()));
       context_ = std::make_shared<gloo::rendezvous::Context>(options.rank, options.size);
       context_->setTimeout(options.timeout);
-      AddressBook book(*options.store, fmt::format("{}/g{}/gloo/", options.group, options.generation), options.timeout);
+      AddressBook book(options);
       context_->connectFullMesh(book, device);
       for (int peer = 0; peer < options.size; ++peer) {
         watches_.push_back(peer == options.rank ? nullptr : context_->createUnboundBuffer(&never_, sizeof never_));
@@ -86,9 +89,15 @@ class GlooTransport final : public Transport {
       // The context is being closed, which ends every wait.
     }
   }
-  /// Whether the connection to `peer`, another rank, was lost: what waits for a message that nobody sends is told of it. Asked by one
-  /// thread.
+  std::vector<int> gone() override {
+    std::vector<int> ranks;
+    for (int peer = 0; peer < context_->size; ++peer)
+      if (peer != context_->rank && is_gone(peer)) ranks.push_back(peer);
+    return ranks;
+  }
+  /// Whether the connection to `peer`, another rank, was lost: what waits for a message that nobody sends is told of it.
   bool is_gone(int peer) {
+    const std::lock_guard lock(watch_mutex_);
     gloo::transport::UnboundBuffer& watch = *watches_[static_cast<std::size_t>(peer)];
     watch.abortWaitRecv();  // so that the wait does not wait
     try {
@@ -203,24 +212,19 @@ class GlooTransport final : public Transport {
   static constexpr std::uint64_t kNoMessage = ~std::uint64_t{0};
   std::shared_ptr<Waits> waits_ = std::make_shared<Waits>();
   std::shared_ptr<gloo::rendezvous::Context> context_;
+  std::mutex watch_mutex_;
   char never_ = 0;
   std::vector<std::unique_ptr<gloo::transport::UnboundBuffer>> watches_;  ///< per peer: receives a message that is never sent
 };
 
 class GlooWatch final : public LossWatch {
  public:
-  explicit GlooWatch(const CommOptions& options) : transport_(options), rank_(options.rank), size_(options.size) {}
+  explicit GlooWatch(const CommOptions& options) : transport_(options) {}
   ~GlooWatch() override { transport_.close(); }
-  std::vector<int> gone() override {
-    std::vector<int> ranks;
-    for (int peer = 0; peer < size_; ++peer)
-      if (peer != rank_ && transport_.is_gone(peer)) ranks.push_back(peer);
-    return ranks;
-  }
+  std::vector<int> gone() override { return transport_.gone(); }
 
  private:
   GlooTransport transport_;
-  const int rank_, size_;
 };
 
 std::unique_ptr<Transport> connect_gloo(const CommOptions& options) {

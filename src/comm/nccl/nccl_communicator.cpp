@@ -56,6 +56,7 @@ class NcclCommunicator final : public Communicator {
   explicit NcclCommunicator(CommOptions options) : Communicator(std::move(options)), group_(options_), api_(group_.api()) {}
   std::string_view backend() const noexcept override { return "nccl"; }
   std::vector<int> lost_ranks() const override { return group_.lost_ranks(); }
+  std::vector<int> gone() override { return group_.gone(); }
   void abort(std::string_view reason) noexcept override { group_.abort(reason); }
   void give_up_on(const PeerLost& lost) noexcept override { group_.give_up_on(lost); }
 
@@ -106,26 +107,35 @@ class NcclCommunicator final : public Communicator {
     return group_.started(group_.enqueue("all_to_all", call, side, [&] { return exchange(to, from, side); }));
   }
 
-  void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) override {
-    const OnDevice to(out, options_.runtime, false), from(in, options_.runtime, true);
+  int gather(const OnDevice& to, const OnDevice& from, Parts parts, ConstTensorView in, void* on) {
     const NcclType type = type_of(in.dtype);
     const std::size_t scale = type == NcclType::kUint8 ? size_of(in.dtype) : 1;
     const bool is_even = std::ranges::adjacent_find(parts.counts, std::ranges::not_equal_to()) == parts.counts.end();
-    enqueue("all_gather", call, [&] {
-      const auto own = static_cast<std::size_t>(in.shape.num_elements()) * scale;
-      if (is_even) return own == 0 ? kNcclSuccess : api_.all_gather(from.at(0), to.at(0), own, type, group_.comm(), stream());
-      std::int64_t at = 0;
-      int result = kNcclSuccess;
-      for (int r = 0; r < size() && (result == kNcclSuccess || result == kNcclInProgress); ++r) {
-        const std::int64_t n = parts.counts[static_cast<std::size_t>(r)];
-        if (n > 0)
-          result = api_.broadcast(r == rank() ? from.at(0) : to.at(at), to.at(at), static_cast<std::size_t>(n) * scale, type, r,
-                                  group_.comm(), stream());
-        at += n;
-      }
-      return result;
-    });
+    const auto own = static_cast<std::size_t>(in.shape.num_elements()) * scale;
+    if (is_even) return own == 0 ? kNcclSuccess : api_.all_gather(from.at(0), to.at(0), own, type, group_.comm(), on);
+    std::int64_t at = 0;
+    int result = kNcclSuccess;
+    for (int r = 0; r < size() && (result == kNcclSuccess || result == kNcclInProgress); ++r) {
+      const std::int64_t n = parts.counts[static_cast<std::size_t>(r)];
+      if (n > 0)
+        result = api_.broadcast(r == rank() ? from.at(0) : to.at(at), to.at(at), static_cast<std::size_t>(n) * scale, type, r,
+                                group_.comm(), on);
+      at += n;
+    }
+    return result;
+  }
+
+  void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) override {
+    const OnDevice to(out, options_.runtime, false), from(in, options_.runtime, true);
+    enqueue("all_gather", call, [&] { return gather(to, from, parts, in, stream()); });
     finish(to, call);
+  }
+
+  std::unique_ptr<Started> do_start_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) override {
+    if (out.device != options_.runtime->device()) return Communicator::do_start_all_gather(out, parts, in, call);
+    const OnDevice to(out, options_.runtime, false), from(in, options_.runtime, true);
+    void* const side = group_.begin_beside();
+    return group_.started(group_.enqueue("all_gather", call, side, [&] { return gather(to, from, parts, in, side); }));
   }
 
   void do_broadcast(TensorView data, int root, const Call& call) override {

@@ -99,6 +99,7 @@ class NcclGroup {
 
   const NcclApi& api() const noexcept { return api_; }
   NcclComm* comm() const noexcept { return comm_; }
+  std::vector<int> gone() { return is_closed_ ? std::vector<int>{} : peers_.dead(); }
   std::vector<int> lost_ranks() const {
     const std::lock_guard lock(loss_mutex_);
     return loss_ != nullptr ? loss_->ranks() : std::vector<int>{};
@@ -141,7 +142,7 @@ class NcclGroup {
     }
     if (asked != kNcclSuccess && asked != kNcclInProgress) check(asked, last_.c_str());
     if (ended != kNcclInProgress && ended != kNcclSuccess) check(ended, last_.c_str());
-    settle_result(poll(deadline_of(call, started), last_), last_, started);
+    settle_result(poll(started + call.timeout.value_or(options_.timeout), last_), last_, started);
     queued.ended->record(on);
     const std::shared_ptr<Event> end = queued.ended;
     {
@@ -155,7 +156,7 @@ class NcclGroup {
   void settle(const Call& call) {
     throw_if_lost("settle");
     const auto started = Clock::now();
-    const auto deadline = deadline_of(call, started);
+    const auto deadline = started + call.timeout.value_or(options_.timeout);
     use_device();
     for (;;) {
       const int state = api_.stream_query(stream());
@@ -183,10 +184,6 @@ class NcclGroup {
 
  private:
   class Beside;
-  Clock::time_point deadline_of(const Call& call, Clock::time_point started) const {
-    return started + call.timeout.value_or(options_.timeout);
-  }
-
   void use_device() const { (void)api_.context_set_current(context_); }
   /// What is under way, as NCCL sees it.
   int async_state() const {

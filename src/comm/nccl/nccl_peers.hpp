@@ -22,28 +22,6 @@ namespace prl::comm {
 inline constexpr std::chrono::milliseconds kRollCall{2000};
 /// How long the connections of the watch may take to be made.
 inline constexpr std::chrono::milliseconds kWatchTimeout{20'000};
-/// How often a rank that waits asks the watch. A rank that has finished may be gone before the others have read what it sent: the second
-/// answer counts.
-inline constexpr std::chrono::milliseconds kWatchInterval{500};
-
-/// Whether a rank has died since a wait began, of which NCCL itself does not tell before the deadline.
-class DeathCheck {
- public:
-  using Clock = std::chrono::steady_clock;
-  /// As often as one likes; the watch is asked every kWatchInterval.
-  template <typename Gone>
-  bool has_lost_a_rank(const Gone& gone) {
-    if (Clock::now() - asked_ < kWatchInterval) return false;
-    asked_ = Clock::now();
-    const bool is_gone = !gone().empty();
-    return std::exchange(was_gone_, is_gone) && is_gone;
-  }
-
- private:
-  Clock::time_point asked_ = Clock::now();
-  bool was_gone_ = false;
-};
-
 /// What a rank of a group over NCCL knows of the others: from the store, and from a watch of connections, since NCCL itself says nothing.
 /// Any thread.
 class NcclPeers {
@@ -95,6 +73,13 @@ class NcclPeers {
       for (const char* word : {"left", "waits"})
         if (r != options_.rank && options_.store->get(key(word, r))) return true;
     return false;
+  }
+
+  /// Those of gone() that did not say that they wait for another.
+  std::vector<int> dead() {
+    std::vector<int> ranks = gone();
+    std::erase_if(ranks, [this](int r) { return options_.store->get(key("waits", r)).has_value(); });
+    return ranks;
   }
 
   /// Those that the watch misses.

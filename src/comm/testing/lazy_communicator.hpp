@@ -41,6 +41,16 @@ class LazyCommunicator final : public Communicator {
   void do_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) override {
     inner_->all_gather(out, parts.counts, in, call);
   }
+  std::unique_ptr<Started> do_start_all_gather(TensorView out, Parts parts, ConstTensorView in, const Call& call) override {
+    ++num_started_;
+    const std::size_t scale = size_of(out.dtype);
+    const std::vector<char> own(static_cast<const char*>(in.data),
+                                static_cast<const char*>(in.data) + static_cast<std::size_t>(in.shape.num_elements()) * scale);
+    if (out.data != nullptr) std::memset(out.data, 0x7f, static_cast<std::size_t>(out.shape.num_elements()) * scale);
+    if (!own.empty()) std::memcpy(const_cast<void*>(in.data), own.data(), own.size());  // it may be a part of `out`
+    return std::make_unique<Later>([this, out, counts = std::vector(parts.counts.begin(), parts.counts.end()), in,
+                                    what = std::string(call.what)] { inner_->all_gather(out, counts, in, {.what = what}); });
+  }
   void do_broadcast(TensorView data, int root, const Call& call) override { inner_->broadcast(data, root, call); }
   void do_reduce_scatter(TensorView out, ConstTensorView in, Parts parts, const Call& call) override {
     inner_->reduce_scatter(out, in, parts.counts, call);

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "nn/weights.hpp"
+
+// How Weights are filled with blocks; for the files that make them.
+
+namespace prl::nn {
+
+/// Without blocks. The rope table of `previous` (may be null) is shared if it is that of `config`.
+std::shared_ptr<Weights> start_weights(ops::OpContext& ctx, const ModelConfig& config, TensorTablePtr table, DType compute,
+                                       PolicyVersion version, const WeightsPtr& previous);
+
+inline ConstTensorView view_of_bias(const Tensor& bias) { return bias.defined() ? ConstTensorView(bias.view()) : ConstTensorView{}; }
+
+/// Fills all blocks whose elements lie in `within`, biases before the matrices that take them. `make` gives a block's vector, its plain
+/// matrix, and its packed matrix with a bias (perhaps undefined).
+template <typename Maker>
+void fill_weights(Weights& weights, ops::OpContext& ctx, bool with_backward, const Maker& make, ElementRange within) {
+  const TensorTable& table = *weights.table;
+  for (std::size_t i = 0; i < weights.blocks.size(); ++i)
+    if (const BlockSpec& spec = table.blocks()[i]; !spec.is_matrix() && within.contains(spec.range()))
+      weights.blocks[i].plain = make.vector(spec);
+  for (std::size_t i = 0; i < weights.blocks.size(); ++i) {
+    const BlockSpec& spec = table.blocks()[i];
+    if (!spec.is_matrix() || !within.contains(spec.range())) continue;
+    Weights::PackedBlock& to = weights.blocks[i];
+    if (spec.kind == Block::kEmbedding) {
+      to.plain = make.table(spec);
+      if (table.has_tied_head()) to.packed = ops::share_linear(ctx, to.plain, {}, with_backward);
+    } else {
+      const std::optional<Block> bias = bias_of(spec.kind);
+      to.packed = make.matrix(spec, view_of_bias(bias ? weights.vector(*bias, spec.layer) : Tensor()));
+    }
+  }
+}
+template <typename Maker>
+void fill_weights(Weights& weights, ops::OpContext& ctx, bool with_backward, const Maker& make) {
+  fill_weights(weights, ctx, with_backward, make, {0, weights.table->num_master_elements()});
+}
+
+/// Makes blocks as parts of one array of all values in the compute dtype, of which the vectors are there.
+class Slicer {
+ public:
+  Slicer(ops::OpContext& ctx, const TensorTable& table, const Tensor& rounded, bool with_backward)
+      : ctx_(ctx), rounded_(rounded), with_backward_(with_backward) {
+    vectors_ = Tensor::empty(ctx_.runtime, {table.num_vector_elements()}, DType::kF32);
+    if (table.num_vector_elements() > 0) ops::cast(ctx_, vectors_, rounded_.slice(0, table.num_vector_elements()));
+  }
+  Tensor vector(const BlockSpec& block) const { return part(vectors_, block); }
+  /// Where everything else is packed anew, a part of the array would keep all of it alive.
+  Tensor table(const BlockSpec& block) const { return ops::shares_weights(ctx_) ? part(rounded_, block) : part(rounded_, block).clone(); }
+  ops::LinearWeightPtr matrix(const BlockSpec& block, ConstTensorView bias) const {
+    return ops::share_linear(ctx_, part(rounded_, block), bias, with_backward_);
+  }
+
+ private:
+  static Tensor part(const Tensor& from, const BlockSpec& block) {
+    return from.slice(block.offset, block.shape.num_elements()).reshaped(block.shape);
+  }
+  ops::OpContext& ctx_;
+  Tensor rounded_, vectors_;
+  bool with_backward_;
+};
+
+}  // namespace prl::nn
