@@ -49,7 +49,7 @@ class LateWeights final : public LayerSource {
   WeightsPtr shared_;
   std::unique_ptr<Slicer> slicer_;
   std::size_t num_parts_, num_arrived_ = 0;
-  std::size_t num_first_ = 1;             ///< parts that a pass begins with
+  std::size_t num_first_ = 1;            ///< parts that a pass begins with
   std::vector<std::size_t> num_wanted_;  ///< parts that a pass needs when it enters a layer: the next one's too, which ops prefetch
 };
 

@@ -22,9 +22,7 @@ struct Case {
   DType compute;
   bool ties_head;
 };
-void PrintTo(const Case& c, std::ostream* out) {
-  *out << c.family << ' ' << to_string(c.compute) << (c.ties_head ? ", tied" : "");
-}
+void PrintTo(const Case& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute) << (c.ties_head ? ", tied" : ""); }
 
 class LateWeightsTest : public testing::TestWithParam<Case> {
  protected:

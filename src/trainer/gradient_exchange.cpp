@@ -25,7 +25,7 @@ TensorView view_of(const Tensor& tensor, std::int64_t begin, std::int64_t count)
 
 }  // namespace
 
-void add_in_place(ops::OpContext& ctx, TensorView out, ConstTensorView x) {
+void add_arrays(ops::OpContext& ctx, TensorView out, ConstTensorView a, ConstTensorView b) {
   const std::int64_t n = out.shape.num_elements(), rows = n / kAddColumns, whole = rows * kAddColumns;
   const auto cut = [](auto view, std::int64_t begin, Shape shape) {
     view.data = view.template as<float>() + begin;
@@ -33,16 +33,14 @@ void add_in_place(ops::OpContext& ctx, TensorView out, ConstTensorView x) {
     view.row_stride = shape.num_cols();
     return view;
   };
-  if (rows > 0) {
-    const Shape shape{rows, kAddColumns};
-    const TensorView to = cut(out, 0, shape);
-    ops::add(ctx, to, to, cut(x, 0, shape));
-  }
-  if (whole < n) {
-    const TensorView to = cut(out, whole, Shape{n - whole});
-    ops::add(ctx, to, to, cut(x, whole, Shape{n - whole}));
-  }
+  const auto add = [&](std::int64_t begin, Shape shape) {
+    ops::add(ctx, cut(out, begin, shape), cut(a, begin, shape), cut(b, begin, shape));
+  };
+  if (rows > 0) add(0, Shape{rows, kAddColumns});
+  if (whole < n) add(whole, Shape{n - whole});
 }
+
+void add_in_place(ops::OpContext& ctx, TensorView out, ConstTensorView x) { add_arrays(ctx, out, out, x); }
 
 std::int64_t exchange_bucket(std::span<const nn::GradSection> sections, const ShardPlan& plan, const ExchangeOptions& options) {
   std::int64_t of_layers = 0, of_any = 0;
@@ -95,17 +93,11 @@ void GradientExchange::begin_leaf() {
   is_in_leaf_ = true;
 }
 
-void GradientExchange::add(std::size_t section, std::int64_t begin, ConstTensorView leaf, bool is_first) {
-  const std::int64_t n = leaf.shape.num_elements();
-  if (n == 0) return;
+TensorView GradientExchange::sum_of(std::size_t section, std::int64_t begin, std::int64_t count) const {
   // Rows of a round send one section after the other, whatever their number: each section has a sum of its own, so that its rows are
   // added in their order.
   const bool is_second = parameters_.sections()[section].is_second;
-  const TensorView to = is_second ? view_of(second_, begin - second_range_.begin, n) : view_of(sum_, own().place_of(begin), n);
-  if (is_first)
-    ctx_.runtime->copy_within(to.data, leaf.data, static_cast<std::size_t>(n) * sizeof(float));
-  else
-    add_in_place(ctx_, to, leaf);
+  return is_second ? view_of(second_, begin - second_range_.begin, count) : view_of(sum_, own().place_of(begin), count);
 }
 
 void GradientExchange::end_round() {
@@ -173,12 +165,26 @@ GradientExchange::Pass GradientExchange::make_pass(std::size_t section, std::int
 
 void GradientExchange::add_up(Pass& pass) {
   if (pass.mine.count() == 0) return;
+  std::vector<ConstTensorView> leaves;
   for (int row = 0; row < pass.num_active; row += options_.ranks_per_row) {
     for (int apart = 1; apart < options_.ranks_per_row; apart *= 2)
       for (int r = row; r < row + options_.ranks_per_row; r += 2 * apart)
         add_in_place(ctx_, pass.outs[static_cast<std::size_t>(r)], pass.outs[static_cast<std::size_t>(r + apart)]);
-    add(pass.section, pass.mine.begin, pass.outs[static_cast<std::size_t>(row)], pass.is_first && row == 0);
+    leaves.push_back(pass.outs[static_cast<std::size_t>(row)]);
   }
+  add(sum_of(pass.section, pass.mine.begin, pass.mine.count()), leaves, pass.is_first);
+}
+
+void GradientExchange::add(TensorView sum, std::span<const ConstTensorView> leaves, bool is_first) {
+  std::size_t next = 0;
+  if (is_first && leaves.size() > 1) {
+    add_arrays(ctx_, sum, leaves[0], leaves[1]);  // the bits of a sum that begins with the first, which is not copied
+    next = 2;
+  } else if (is_first) {
+    ctx_.runtime->copy_within(sum.data, leaves[0].data, static_cast<std::size_t>(sum.shape.num_elements()) * sizeof(float));
+    next = 1;
+  }
+  for (; next < leaves.size(); ++next) add_in_place(ctx_, sum, leaves[next]);
 }
 
 void GradientExchange::settle() noexcept {
@@ -218,7 +224,11 @@ void GradientExchange::exchange(std::size_t section) {
     second_range_ = part_of(group_.rank(), whole);
     second_ = Tensor::empty(ctx_.runtime, {second_range_.count()}, DType::kF32);
   }
-  if (group_.size() == 1) return add(section, whole.begin, view_of(parameters_.section_grads(section), 0, whole.count()), round_ == 0);
+  if (group_.size() == 1) {
+    if (whole.count() == 0) return;
+    const ConstTensorView leaf = view_of(parameters_.section_grads(section), 0, whole.count());
+    return add(sum_of(section, whole.begin, whole.count()), std::span(&leaf, 1), round_ == 0);
+  }
   if (!received_.defined()) {
     bucket_ = exchange_bucket(parameters_.sections(), plan_, options_);
     received_ = Tensor::empty(ctx_.runtime, {group_.size() * bucket_}, DType::kF32);

@@ -110,8 +110,10 @@ class GradientExchange {
   void complete();
   /// The most that one rank owns of a section.
   std::int64_t longest_part(std::size_t section) const;
-  /// `leaf` is of elements from `begin` on of the array of masters, all of them this rank's own.
-  void add(std::size_t section, std::int64_t begin, ConstTensorView leaf, bool is_first);
+  /// Where leaves of elements from `begin` on of the array of masters, all of them this rank's own, are added.
+  TensorView sum_of(std::size_t section, std::int64_t begin, std::int64_t count) const;
+  /// Leaves of rows that follow each other; `is_first`: of the step's first rows.
+  void add(TensorView sum, std::span<const ConstTensorView> leaves, bool is_first);
 
   ops::OpContext& ctx_;
   nn::Parameters& parameters_;

@@ -30,6 +30,8 @@ inline constexpr int kCudaNotReady = 600;
 inline constexpr std::chrono::milliseconds kWatchPause{2};
 /// How often the store is asked for word of the others.
 inline constexpr std::chrono::milliseconds kAskPause{500};
+/// How long an operation that is being queued is looked at without a pause.
+inline constexpr std::chrono::microseconds kSpin{300};
 /// For kernels to end once the group has been taken apart.
 inline constexpr std::chrono::milliseconds kAftermath{10'000};
 
@@ -231,8 +233,14 @@ class NcclGroup {
   /// The state of what was started without blocking; kNcclInProgress after the deadline.
   int poll(Clock::time_point deadline, const std::string& doing) {
     std::optional<Waiting> waiting;
+    const auto begun = Clock::now();
     int state = kNcclInProgress;
     while ((state = async_state()) == kNcclInProgress && Clock::now() < deadline && !is_closed_) {
+      // What NCCL only has to queue takes less than a thread's way to sleep and back.
+      if (Clock::now() - begun < kSpin) {
+        std::this_thread::yield();
+        continue;
+      }
       is_polling_ = true;
       report(waiting, deadline, doing);
       std::this_thread::sleep_for(std::chrono::microseconds(50));
