@@ -48,6 +48,7 @@ struct SingleNodeDeployment {
   int max_engine_restarts = 3;
   int max_orchestrator_restarts = 3;
   int max_stopped_seconds = 60;
+  int max_hung_seconds = 120;
   int max_trainer_restarts = 0;
   template <class V>
   void visit(V& v) {
@@ -63,6 +64,9 @@ struct SingleNodeDeployment {
             {.min = 0});
     v.field("max_stopped_seconds", max_stopped_seconds,
             "An engine or orchestrator that a signal stops (SIGSTOP) for longer is killed and started again; 0: it is waited for",
+            {.unit = "seconds", .min = 0, .max = 1'000'000});
+    v.field("max_hung_seconds", max_hung_seconds,
+            "An engine that has served and does not answer /health for longer is killed and started again; 0: it is waited for",
             {.unit = "seconds", .min = 0, .max = 1'000'000});
     v.field("max_trainer_restarts", max_trainer_restarts,
             "Times that all roles begin again at the last checkpoint, or at the start, after a signal killed the trainer", {.min = 0});
@@ -80,6 +84,7 @@ struct MultiNodeDeployment {
   int max_engine_restarts = 3;
   int max_orchestrator_restarts = 3;
   int max_stopped_seconds = 60;
+  int max_hung_seconds = 120;
   template <class V>
   void visit(V& v) {
     v.field("gpus_per_node", gpus_per_node, "GPUs of each node: an engine or a trainer rank on each; on CPUs one process each",
@@ -101,6 +106,9 @@ struct MultiNodeDeployment {
             {.min = 0});
     v.field("max_stopped_seconds", max_stopped_seconds,
             "An engine or orchestrator that a signal stops (SIGSTOP) for longer is killed and started again; 0: it is waited for",
+            {.unit = "seconds", .min = 0, .max = 1'000'000});
+    v.field("max_hung_seconds", max_hung_seconds,
+            "An engine that has served and does not answer /health for longer is killed and started again; 0: it is waited for",
             {.unit = "seconds", .min = 0, .max = 1'000'000});
   }
 };

@@ -41,13 +41,15 @@ std::map<std::string, std::string> orchestrator_env(const config::RlConfig& conf
 
 struct Restarts {
   int engine = 0, orchestrator = 0;
-  std::chrono::seconds max_stopped{0};
+  std::chrono::seconds max_stopped{0}, max_hung{0};
 };
 Restarts max_restarts(const config::RlConfig& config) {
   if (const auto* node = std::get_if<config::SingleNodeDeployment>(&*config.deployment))
-    return {node->max_engine_restarts, node->max_orchestrator_restarts, std::chrono::seconds(node->max_stopped_seconds)};
+    return {node->max_engine_restarts, node->max_orchestrator_restarts, std::chrono::seconds(node->max_stopped_seconds),
+            std::chrono::seconds(node->max_hung_seconds)};
   if (const auto* nodes = std::get_if<config::MultiNodeDeployment>(&*config.deployment))
-    return {nodes->max_engine_restarts, nodes->max_orchestrator_restarts, std::chrono::seconds(nodes->max_stopped_seconds)};
+    return {nodes->max_engine_restarts, nodes->max_orchestrator_restarts, std::chrono::seconds(nodes->max_stopped_seconds),
+            std::chrono::seconds(nodes->max_hung_seconds)};
   return {};
 }
 
@@ -79,6 +81,9 @@ ChildSpec RoleChildren::engine(const EnginePlace& place) const {
   child.max_restarts = max_restarts(config_).engine;
   child.max_stopped = max_restarts(config_).max_stopped;
   child.ready_mark = kServingMark;
+  const std::string& host = place.host.empty() ? inference.server.host : place.host;
+  child.health_url = fmt::format("http://{}:{}/health", host == "0.0.0.0" ? "127.0.0.1" : host, inference.server.port + place.number);
+  child.max_hung = max_restarts(config_).max_hung;
   const auto set = [&child](const char* flag, std::string value) { child.argv.insert(child.argv.end(), {flag, std::move(value)}); };
   if (!place.host.empty()) set("--server.host", place.host);
   set("--server.port", std::to_string(inference.server.port + place.number));

@@ -18,6 +18,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
+#include "launch/health_watch.hpp"
 #include "launch/run_spans.hpp"
 
 extern char** environ;
@@ -42,6 +43,8 @@ struct Supervisor::Child {
   std::optional<std::chrono::steady_clock::time_point> stopped_since;  ///< by SIGSTOP, as far as it was seen
   bool is_stop_told = false;
   std::string kill_reason;  ///< why the supervisor killed it
+  std::unique_ptr<HealthWatch> health;
+  bool is_hang_told = false;
 
   bool is_clean() const { return status && WIFEXITED(*status) && WEXITSTATUS(*status) == 0; }
 
@@ -75,6 +78,8 @@ constexpr milliseconds kFirstRestartWait{500};
 constexpr milliseconds kLongestRestartWait{30'000};
 /// A role that is stopped for so long is told of.
 constexpr milliseconds kStoppedNotice{2'000};
+/// From when a child that does not say that it is well is named.
+constexpr milliseconds kHungNotice{15'000};
 /// Between two looks at them. After a longer time this process did not run either, and nobody knows how long the others could have.
 constexpr milliseconds kLookGap{5'000};
 
@@ -329,13 +334,43 @@ void Supervisor::end_leftovers() {
   }
 }
 
-void Supervisor::watch_stopped() {
+void Supervisor::watch_well() {
   const auto now = std::chrono::steady_clock::now();
-  if (now - last_look_ > kLookGap)
-    for (const auto& child : children_) child->stopped_since.reset();
+  if (now - last_look_ > kLookGap) {
+    for (const auto& child : children_) {
+      child->stopped_since.reset();
+      child->health.reset();
+    }
+  }
   last_look_ = now;
-  for (const auto& child : children_)
+  for (const auto& child : children_) {
     if (!child->status) watch_stopped(*child, now);
+    watch_hung(*child);
+  }
+}
+
+void Supervisor::watch_hung(Child& child) {
+  const ChildSpec& spec = child.spec;
+  const bool is_watched = spec.max_hung.count() > 0 && !spec.health_url.empty() && !child.status && !child.was_told_to_end &&
+                          (child.was_ready || spec.ready_mark.empty()) && !child.stopped_since;
+  if (!is_watched) {
+    child.health.reset();
+    return;
+  }
+  if (child.health == nullptr) child.health = std::make_unique<HealthWatch>(spec.health_url, spec.max_hung);
+  const milliseconds unwell = child.health->unwell();
+  const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
+  if (unwell < std::min(kHungNotice, spec.max_hung)) {
+    if (std::exchange(child.is_hang_told, false)) log::info("{} (pid {}) answers {} again", spec.name, child.pid, spec.health_url);
+    return;
+  }
+  const bool is_replaced = may_restart(child);
+  if (!std::exchange(child.is_hang_told, true))
+    log::warning("{} (pid {}) has not said at {} that it is well for {:.1f} s{}", spec.name, child.pid, spec.health_url, seconds(unwell),
+                 is_replaced ? fmt::format(", after {:.0f} s it is killed and started again", seconds(spec.max_hung)) : std::string());
+  if (!is_replaced || unwell < spec.max_hung || !child.kill_reason.empty()) return;
+  child.kill_reason = fmt::format("it did not say that it is well for {:.1f} s", seconds(unwell));
+  ::kill(child.pid, SIGKILL);
 }
 
 void Supervisor::watch_stopped(Child& child, std::chrono::steady_clock::time_point now) {
@@ -370,7 +405,7 @@ std::optional<std::string> Supervisor::run(std::stop_token stop, bool until_stop
     const Child* failed = find_failure();
     if (failed != nullptr && !stop.stop_requested()) return describe_failure(*failed);
     end_leftovers();
-    watch_stopped();
+    watch_well();
     if (!stop.stop_requested()) start_again();
     if (!until_stopped && std::ranges::all_of(children_, has_ended)) return std::nullopt;
     if (stop.stop_requested()) {

@@ -43,6 +43,10 @@ struct ChildSpec {
   bool restarts_after_signals_only = false;
   /// One that is stopped (SIGSTOP) for longer and may be started again is killed, and started again; 0: it is waited for.
   std::chrono::milliseconds max_stopped{0};
+  /// Where it says that it is well, once it is ready. One that does not for longer than `max_hung` and may be started again is killed, and
+  /// started again; 0: it is waited for.
+  std::string health_url = {};
+  std::chrono::milliseconds max_hung{0};
 };
 
 /// Variable of a child without a group that was started again: how many times.
@@ -85,9 +89,11 @@ class Supervisor {
   bool plan_restart(Child& child);
   void start_again();
   void end_leftovers();
-  /// Tells of children that are stopped, and kills those that were for too long.
-  void watch_stopped();
+  /// Tells of children that are stopped or hang, and kills those that were for too long.
+  void watch_well();
   void watch_stopped(Child& child, std::chrono::steady_clock::time_point now);
+  /// Likewise of one that runs and does not say that it is well.
+  void watch_hung(Child& child);
   bool may_restart(const Child& child) const;
   void pump(std::chrono::milliseconds timeout);
   void take_output(Child& child, std::string_view bytes);

@@ -1,7 +1,9 @@
 #include "launch/supervisor.hpp"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -108,6 +110,75 @@ TEST(Supervisor, AStoppedChildIsReplacedOrGoesOnWhenItIsContinued) {
   const std::string told = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(told.find("is stopped by a signal; SIGCONT lets it go on\n"), std::string::npos) << told;
   EXPECT_NE(read_file(child.log_file).find("went on"), std::string::npos);
+}
+
+/// Takes connections on a port of its own and, if it is well, answers each with status 200.
+class TinyServer {
+ public:
+  explicit TinyServer(bool is_well) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(::bind(socket_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(socket_, 16), 0);
+    EXPECT_EQ(::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port_ = ntohs(address.sin_port);
+    if (is_well) thread_ = std::jthread([this] { answer(); });
+  }
+  ~TinyServer() {
+    ::shutdown(socket_, SHUT_RDWR);  // ends accept()
+    thread_ = {};
+    ::close(socket_);
+  }
+  std::string url() const { return fmt::format("http://127.0.0.1:{}/health", port_); }
+
+ private:
+  void answer() const {
+    for (int client = 0; (client = ::accept(socket_, nullptr, nullptr)) >= 0;) {
+      char request[4096];
+      (void)::read(client, request, sizeof request);
+      constexpr std::string_view kReply = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+      (void)::write(client, kReply.data(), kReply.size());
+      ::close(client);
+    }
+  }
+  int socket_;
+  int port_ = 0;
+  std::jthread thread_;
+};
+
+TEST(Supervisor, AChildThatHangsIsReplacedAndOneThatIsWellIsNot) {
+  // Takes connections and does not answer, the first time.
+  const TinyServer hangs(false), is_well(true);
+  ChildSpec child = shell("hung", "echo serving; [ -n \"$PRL_RESTARTS\" ] || exec sleep 600; echo restarts \"$PRL_RESTARTS\"");
+  std::filesystem::remove(child.log_file);
+  child.ready_mark = "serving";
+  child.max_restarts = 1;
+  child.health_url = hangs.url();
+  child.max_hung = std::chrono::milliseconds(400);
+  ::testing::internal::CaptureStderr();
+  Supervisor supervisor;
+  supervisor.start(child);
+  EXPECT_EQ(supervisor.run({}), std::nullopt);
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("has not said at " + hangs.url() + " that it is well"), std::string::npos) << told;
+  EXPECT_NE(told.find("it did not say that it is well for"), std::string::npos) << told;
+  EXPECT_NE(read_file(child.log_file).find("restarts 1"), std::string::npos);
+  // Neither is one that answers, nor one whose restarts are used up, nor one that has not served yet.
+  for (const char* kind : {"well", "without restarts", "starting"}) {
+    ChildSpec other = child;
+    other.name = fmt::format("other {}", kind);
+    other.argv[2] = "echo serving; sleep 3; echo went on";
+    if (kind == std::string_view("well")) other.health_url = is_well.url(), other.max_hung = std::chrono::milliseconds(2'000);
+    if (kind == std::string_view("without restarts")) other.max_restarts = 0;
+    if (kind == std::string_view("starting")) other.ready_mark = "never said";
+    std::filesystem::remove(other.log_file);
+    Supervisor patient;
+    patient.start(other);
+    EXPECT_EQ(patient.run({}), std::nullopt) << kind;
+    EXPECT_NE(read_file(other.log_file).find("went on"), std::string::npos) << kind;
+  }
 }
 
 TEST(Supervisor, ShowsWarningsAndErrorsOfEveryRole) {
