@@ -90,10 +90,17 @@ Finding gpu_finding() {
     const bool has_driver = fs::exists("/proc/driver/nvidia/version", error);
     return {"gpu", "none usable: " + cuda.missing, "everything runs on the CPU", !has_driver};
   }
+  const auto free_bytes = [](int index) {
+    try {
+      return make_cuda_runtime(index)->bytes_available();
+    } catch (const Error&) {  // another process has it all
+      return std::size_t{0};
+    }
+  };
   std::string list;
   for (const CudaDeviceInfo& d : cuda.devices)
     list += fmt::format("{}{} {} (compute {}.{}, {} multiprocessors, {:.1f} of {:.1f} GiB free)", list.empty() ? "" : "; ", d.index, d.name,
-                        d.compute_major, d.compute_minor, d.num_multiprocessors, static_cast<double>(d.free_bytes) / kGiB,
+                        d.compute_major, d.compute_minor, d.num_multiprocessors, static_cast<double>(free_bytes(d.index)) / kGiB,
                         static_cast<double>(d.total_bytes) / kGiB);
   try {
     ops::OpSession session(make_cuda_runtime(cuda.devices.front().index), 1);
