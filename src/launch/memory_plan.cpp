@@ -33,6 +33,8 @@ constexpr std::string_view kActivations = "activations";
 /// What a group of ranks on GPUs takes for its channels beside the tensors that are planned: about 1.3 GiB with two H100 over NVLink.
 /// More peers were not measured.
 constexpr std::size_t kGroupBytes = std::size_t{3} << 29;
+/// Each further group of the same ranks: 0.48 to 0.58 GiB was measured there.
+constexpr std::size_t kFurtherGroupBytes = std::size_t{5} << 27;
 /// What links to engines take for their channels.
 constexpr std::size_t kLinksBytes = std::size_t{1} << 30;
 constexpr const char* kSmallerState =
@@ -147,6 +149,15 @@ std::size_t leaf_bytes(const nn::TensorTable& trained, int leaves) {
   return static_cast<std::size_t>(levels * largest) * sizeof(float);
 }
 
+/// Of ranks beside the world's: for weights that are gathered beside other work, rows that ranks share, and copies of the state.
+std::size_t num_further_groups(const TrainingShape& shape) {
+  const trainer::GradientStepOptions& step = shape.step;
+  const bool gathers =
+      step.num_ranks > step.num_replicas && (shape.policy.gathers_layers || (step.overlaps_exchange && !shape.policy.lora));
+  const bool has_copies = step.num_replicas > 1 && step.num_replicas < step.num_ranks;
+  return std::size_t{gathers} + std::size_t{step.cut.num_ranks > 1} + (has_copies ? 2 : 0);
+}
+
 }  // namespace
 
 std::int64_t affordable_logits(const nn::ModelConfig& model, DType compute, std::int64_t num_tokens, std::size_t bytes_left) {
@@ -165,7 +176,7 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
     const auto gathered = static_cast<std::size_t>(trainer::trained_tensors(shape.policy, shape.model)->num_trainable());
     if (shape.step.num_ranks > shape.step.num_replicas && !shape.policy.gathers_layers)
       plan.parts.emplace_back("new weights", gathered * size_of(compute));
-    plan.parts.emplace_back("group of ranks", kGroupBytes);
+    plan.parts.emplace_back("group of ranks", kGroupBytes + num_further_groups(shape) * kFurtherGroupBytes);
   }
   if (shape.sends_weights) {
     // A former version that engines are still getting, or that is on its way to host memory, when the next one is made.
@@ -282,6 +293,7 @@ void add_engine(MemoryPlan& plan, const config::InferenceConfig& inference, cons
 
 std::size_t engine_share(const DeviceRuntime& runtime, const config::InferenceConfig& inference) {
   const std::size_t free = runtime.bytes_available();
+  if (runtime.device().kind != DeviceKind::kCuda) return free;
   for (const CudaDeviceInfo& device : list_cuda_devices().devices)
     if (device.index == runtime.device().index)
       return std::min(free, static_cast<std::size_t>(static_cast<double>(device.total_bytes) * inference.gpu_memory_utilization));

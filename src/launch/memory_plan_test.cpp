@@ -61,6 +61,10 @@ TEST_F(MemoryPlanTest, RanksOnGpusNeedRoomForWhatTheyGatherAndForTheirGroup) {
   EXPECT_EQ(two.part("new weights"), 2 * static_cast<std::size_t>(model.num_parameters()));
   EXPECT_GT(two.part("group of ranks"), std::size_t{1} << 30);
   EXPECT_LE(two.total(), kAvailable);
+  step_.overlaps_exchange = true;
+  EXPECT_GT(foretell_training(kAvailable, {model, policy_, step_, kTokens}).part("group of ranks"), two.part("group of ranks"))
+      << "a second one, in which weights are gathered beside other work";
+  step_.overlaps_exchange = false;
   step_.reduce = trainer::Reduce::kFast;
   const MemoryPlan fast = foretell_training(kAvailable, {model, policy_, step_, kTokens});
   EXPECT_GE(fast.part("gradients"), 4 * static_cast<std::size_t>(model.num_parameters()) * 3 / 2)
