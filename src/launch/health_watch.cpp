@@ -16,9 +16,12 @@ constexpr milliseconds kLongestPause{5'000}, kLongestRequest{10'000};
 }  // namespace
 
 HealthWatch::HealthWatch(std::string url, milliseconds limit)
-    : url_(std::move(url)), limit_(limit), last_well_(Clock::now()), thread_([this](const std::stop_token& stop) { watch(stop); }) {}
+    : url_(std::move(url)), limit_(limit), thread_([this](const std::stop_token& stop) { watch(stop); }) {}
 
-milliseconds HealthWatch::unwell() const { return std::chrono::duration_cast<milliseconds>(Clock::now() - last_well_.load()); }
+milliseconds HealthWatch::unwell() const {
+  const Clock::time_point last = last_well_;
+  return last == Clock::time_point::min() ? milliseconds(0) : std::chrono::duration_cast<milliseconds>(Clock::now() - last);
+}
 
 bool HealthWatch::is_well() const noexcept {
   try {

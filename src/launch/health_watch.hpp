@@ -16,7 +16,7 @@ class HealthWatch {
   HealthWatch(const HealthWatch&) = delete;
   HealthWatch& operator=(const HealthWatch&) = delete;
 
-  /// Since it was last well, or since this began. Any thread.
+  /// Since it was last well; 0 until it was once, since an address at which nothing ever answered says nothing of the server. Any thread.
   std::chrono::milliseconds unwell() const;
 
  private:
@@ -26,7 +26,7 @@ class HealthWatch {
 
   const std::string url_;
   const std::chrono::milliseconds limit_;
-  std::atomic<Clock::time_point> last_well_;
+  std::atomic<Clock::time_point> last_well_ = Clock::time_point::min();
   std::jthread thread_;
 };
 

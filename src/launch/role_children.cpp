@@ -82,7 +82,8 @@ ChildSpec RoleChildren::engine(const EnginePlace& place) const {
   child.max_stopped = max_restarts(config_).max_stopped;
   child.ready_mark = kServingMark;
   const std::string& host = place.host.empty() ? inference.server.host : place.host;
-  child.health_url = fmt::format("http://{}:{}/health", host == "0.0.0.0" ? "127.0.0.1" : host, inference.server.port + place.number);
+  const bool is_any = host.empty() || host == "0.0.0.0" || host == "::";
+  child.health_url = fmt::format("http://{}:{}/health", is_any ? "127.0.0.1" : host, inference.server.port + place.number);
   child.max_hung = max_restarts(config_).max_hung;
   const auto set = [&child](const char* flag, std::string value) { child.argv.insert(child.argv.end(), {flag, std::move(value)}); };
   if (!place.host.empty()) set("--server.host", place.host);

@@ -112,10 +112,10 @@ TEST(Supervisor, AStoppedChildIsReplacedOrGoesOnWhenItIsContinued) {
   EXPECT_NE(read_file(child.log_file).find("went on"), std::string::npos);
 }
 
-/// Takes connections on a port of its own and, if it is well, answers each with status 200.
+/// Takes connections on a port of its own, answers the first `num_answers` of them with status 200, and then hangs.
 class TinyServer {
  public:
-  explicit TinyServer(bool is_well) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit TinyServer(int num_answers) : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -124,7 +124,7 @@ class TinyServer {
     EXPECT_EQ(::listen(socket_, 16), 0);
     EXPECT_EQ(::getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size), 0);
     port_ = ntohs(address.sin_port);
-    if (is_well) thread_ = std::jthread([this] { answer(); });
+    thread_ = std::jthread([this, num_answers] { answer(num_answers); });
   }
   ~TinyServer() {
     ::shutdown(socket_, SHUT_RDWR);  // ends accept()
@@ -134,8 +134,8 @@ class TinyServer {
   std::string url() const { return fmt::format("http://127.0.0.1:{}/health", port_); }
 
  private:
-  void answer() const {
-    for (int client = 0; (client = ::accept(socket_, nullptr, nullptr)) >= 0;) {
+  void answer(int num_answers) const {
+    for (int client = 0; num_answers-- > 0 && (client = ::accept(socket_, nullptr, nullptr)) >= 0;) {
       char request[4096];
       (void)::read(client, request, sizeof request);
       constexpr std::string_view kReply = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
@@ -149,8 +149,7 @@ class TinyServer {
 };
 
 TEST(Supervisor, AChildThatHangsIsReplacedAndOneThatIsWellIsNot) {
-  // Takes connections and does not answer, the first time.
-  const TinyServer hangs(false), is_well(true);
+  const TinyServer hangs(1);
   ChildSpec child = shell("hung", "echo serving; [ -n \"$PRL_RESTARTS\" ] || exec sleep 600; echo restarts \"$PRL_RESTARTS\"");
   std::filesystem::remove(child.log_file);
   child.ready_mark = "serving";
@@ -165,12 +164,15 @@ TEST(Supervisor, AChildThatHangsIsReplacedAndOneThatIsWellIsNot) {
   EXPECT_NE(told.find("has not said at " + hangs.url() + " that it is well"), std::string::npos) << told;
   EXPECT_NE(told.find("it did not say that it is well for"), std::string::npos) << told;
   EXPECT_NE(read_file(child.log_file).find("restarts 1"), std::string::npos);
-  // Neither is one that answers, nor one whose restarts are used up, nor one that has not served yet.
-  for (const char* kind : {"well", "without restarts", "starting"}) {
+  // Neither is one that answers, nor one whose restarts are used up, nor one that has not served yet, nor one at an address where nothing
+  // ever answered.
+  for (const char* kind : {"well", "without restarts", "starting", "elsewhere"}) {
+    const TinyServer server(kind == std::string_view("well") ? 1'000'000 : kind == std::string_view("elsewhere") ? 0 : 1);
     ChildSpec other = child;
+    other.health_url = server.url();
     other.name = fmt::format("other {}", kind);
     other.argv[2] = "echo serving; sleep 3; echo went on";
-    if (kind == std::string_view("well")) other.health_url = is_well.url(), other.max_hung = std::chrono::milliseconds(2'000);
+    if (kind == std::string_view("well")) other.max_hung = std::chrono::milliseconds(2'000);
     if (kind == std::string_view("without restarts")) other.max_restarts = 0;
     if (kind == std::string_view("starting")) other.ready_mark = "never said";
     std::filesystem::remove(other.log_file);

@@ -22,7 +22,9 @@ nn::LateValues WeightGather::start(const Tensor& rounded) {
   }
   late.await = [this, waiting = std::weak_ptr(under_way_)](std::size_t part) {
     const auto started = waiting.lock();
-    if (started == nullptr) throw comm::PeerLost({}, "new weights were still on their way when the ranks that share them parted");
+    // Gone, or joined before, in vain.
+    if (started == nullptr || (*started)[part] == nullptr)
+      throw comm::PeerLost({}, "new weights were still on their way when the ranks that share them parted");
     group_.among([&] { std::exchange((*started)[part], nullptr)->join(); });
   };
   return late;
