@@ -55,6 +55,7 @@ struct CommOptions {
   std::chrono::milliseconds timeout{60'000};
   std::shared_ptr<DeviceRuntime> runtime = {};  ///< of tensors that do not lie in host memory; may be null
   std::string host = "127.0.0.1";               ///< where this rank can be reached (Gloo)
+  int max_channels = 0;                         ///< of NCCL, each with buffers and a thread block of its own; 0: as many as it likes
   bool awaits_start = true;                     ///< ranks may still be starting; else they are there or lost
   /// For ranks that are all there to connect, and a little more for each of them.
   std::chrono::milliseconds connect_timeout{30'000};

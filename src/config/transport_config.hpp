@@ -76,6 +76,7 @@ struct NcclBroadcast {
   int timeout = 1200;
   bool quantize_in_weight_transfer = false;
   int inference_world_size = 1;
+  std::optional<int> num_senders;
   template <class V>
   void visit(V& v) {
     v.field("host", host, "Host of the first trainer rank, as engines reach it");
@@ -84,6 +85,10 @@ struct NcclBroadcast {
     v.field("quantize_in_weight_transfer", quantize_in_weight_transfer, "Send 8-bit weights", {.status = not_built("weights of 8 bits")});
     v.field("inference_world_size", inference_world_size, "Number of inference devices",
             {.unit = "devices", .min = 1, .status = inert("engines ask for weights themselves, however many there are")});
+    v.field(
+        "num_senders", num_senders,
+        "Trainer ranks that send a part of the weights each; all if engines reach host over a network, the first alone if it is localhost",
+        {.unit = "ranks", .min = 1});
   }
 };
 

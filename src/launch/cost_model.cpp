@@ -239,6 +239,8 @@ void add_update(StepCost& cost, const StepLoad& load, const Card& card, const nn
   if (of_layers > 0) add_layers(cost, load, card, of_layers / static_cast<double>(load.model.num_layers), shards);
 }
 
+bool engines_are_near(const StepLoad& load) { return load.step.num_ranks + load.sampling->num_engines <= load.devices_per_node; }
+
 /// Sequences of one engine that its cache holds at once.
 std::int64_t num_at_once(const StepLoad& load, const Card& card, std::int64_t wanted) {
   const SamplingLoad& sampling = *load.sampling;
@@ -271,13 +273,15 @@ void add_sampling(StepCost& cost, const StepLoad& load, const Card& card) {
   const double attention = 4.0 * static_cast<double>(m.num_layers * m.hidden_size) * static_cast<double>(sampling.prompt_tokens);
   const double prefill = static_cast<double>(mine * sampling.prompt_tokens) * (2 * matrices + attention) / flops;
   cost.sampling = decode + prefill;
-  // In one process a pointer changes hands, and the engine reads the weights for their checksum. Else rank 0 sends all to each engine.
+  // In one process a pointer changes hands, and the engine reads the weights for their checksum. Else they are sent to each engine.
   const auto bytes = static_cast<double>(weight_bytes(load));
-  const bool is_near = load.step.num_ranks + sampling.num_engines <= load.devices_per_node;
+  const int senders = num_weight_senders(load);
   const double proof = bytes / (card.memory_bytes_per_s * card.bandwidth_efficiency);
   cost.weight_sync = proof;
   if (sampling.num_engines > 0)
-    cost.weight_sync += bytes * sampling.num_engines / (is_near ? card.link_bytes_per_s : card.node_bytes_per_s) + load.latency_s;
+    cost.weight_sync += bytes * std::max(1.0, static_cast<double>(sampling.num_engines) / senders) /
+                            (engines_are_near(load) ? card.link_bytes_per_s : card.node_bytes_per_s) +
+                        load.latency_s;
 }
 
 config::InferenceConfig inference_of(const StepLoad& load) {
@@ -288,6 +292,8 @@ config::InferenceConfig inference_of(const StepLoad& load) {
 }
 
 }  // namespace
+
+int num_weight_senders(const StepLoad& load) { return engines_are_near(load) ? 1 : load.step.num_ranks; }
 
 Card named_card(std::string_view name) {
   std::string names;

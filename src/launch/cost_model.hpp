@@ -71,6 +71,10 @@ struct StepCost {
 
   double training() const noexcept { return compute + exchange + optimizer + gather; }
 };
+
+/// Ranks that send engines a part of new weights each: the first alone where all are on one node (launch::num_senders), else all. Of a load
+/// with sampling.
+int num_weight_senders(const StepLoad& load);
 StepCost step_cost(const StepLoad& load, const Card& card);
 
 /// The plan of one device that trains, and of one that samples if those are others. `fits` where both do.

@@ -178,10 +178,11 @@ MemoryPlan foretell_training(std::size_t available, const TrainingShape& shape, 
       plan.parts.emplace_back("new weights", gathered * size_of(compute));
     plan.parts.emplace_back("group of ranks", kGroupBytes + num_further_groups(shape) * kFurtherGroupBytes);
   }
-  if (shape.sends_weights) {
+  if (shape.kept_for_engines > 0) {
     // A former version that engines are still getting, or that is on its way to host memory, when the next one is made.
-    const auto sent = static_cast<std::size_t>(trainer::trained_tensors(shape.policy, shape.model)->num_trainable());
-    plan.parts.emplace_back("weights for engines", sent * size_of(compute) + kLinksBytes);
+    const auto all = static_cast<std::size_t>(trainer::trained_tensors(shape.policy, shape.model)->num_trainable()) * size_of(compute);
+    plan.parts.emplace_back("weights for engines",
+                            static_cast<std::size_t>(shape.kept_for_engines * static_cast<double>(all)) + kLinksBytes);
   }
   if (bytes.host_masters > 0) plan.host.emplace_back("masters", bytes.host_masters);
   if (bytes.host_optimizer > 0) plan.host.emplace_back("optimizer", bytes.host_optimizer);
@@ -225,10 +226,11 @@ void measure_activations(MemoryPlan& plan, trainer::Policy& policy, std::int64_t
 }
 
 PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer::PolicyOptions options,
-                          const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others, bool sends_weights) {
+                          const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others,
+                          double kept_for_engines) {
   PlannedPolicy made;
   if (is_planned(*runtime)) {
-    made.plan = plan_training(*runtime, {trainer::model_config(options), options, step, seq_len, bytes_of_others, sends_weights});
+    made.plan = plan_training(*runtime, {trainer::model_config(options), options, step, seq_len, bytes_of_others, kept_for_engines});
     options.num_kept_logits = made.plan->num_kept_logits;
   }
   made.policy = std::make_unique<trainer::Policy>(runtime, std::move(options));

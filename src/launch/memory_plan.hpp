@@ -54,7 +54,9 @@ struct TrainingShape {
   const trainer::GradientStepOptions& step;
   std::int64_t seq_len = 0;         ///< tokens of a micro-batch
   std::size_t bytes_of_others = 0;  ///< that logits must leave to whoever shares the device
-  bool sends_weights = false;       ///< engines get weights from the trainer's device
+  /// Versions of all weights that are kept on the device for engines, beside those that are computed with: one former version where they
+  /// are sent whole; twice an Nth where each of N ranks sends a part, of which it keeps a copy.
+  double kept_for_engines = 0;
 };
 /// Of `num_tokens` tokens of a pass in `compute`, how many may save their logits for the backward pass: they get at most a sixth of
 /// `bytes_left`, the memory beyond what is needed, so that a KV cache loses no more than that.
@@ -80,7 +82,7 @@ struct PlannedPolicy {
 };
 PlannedPolicy make_policy(const std::shared_ptr<DeviceRuntime>& runtime, trainer::PolicyOptions options,
                           const trainer::GradientStepOptions& step, std::int64_t seq_len, std::size_t bytes_of_others = 0,
-                          bool sends_weights = false);
+                          double kept_for_engines = 0);
 
 /// Minimum memory of an engine beside a trainer: its KV cache holds one sequence of full length.
 std::size_t least_engine_bytes(const config::InferenceConfig& inference, const nn::ModelConfig& model, DType compute);

@@ -83,8 +83,11 @@ TEST_F(MemoryPlanTest, ATrainerThatSendsWeightsFromItsDeviceKeepsAFormerVersion)
   constexpr std::size_t kAvailable = std::size_t{64} << 30;
   EXPECT_EQ(foretell_training(kAvailable, {model, policy_, step_, kTokens}).part("weights for engines"), 0u);
   TrainingShape shape{model, policy_, step_, kTokens};
-  shape.sends_weights = true;
-  EXPECT_GE(foretell_training(kAvailable, shape).part("weights for engines"), 2 * static_cast<std::size_t>(model.num_parameters()));
+  shape.kept_for_engines = 1;
+  const std::size_t of_all = foretell_training(kAvailable, shape).part("weights for engines");
+  EXPECT_GE(of_all, 2 * static_cast<std::size_t>(model.num_parameters()));
+  shape.kept_for_engines = 0.5;  // two copies of a quarter
+  EXPECT_LE(foretell_training(kAvailable, shape).part("weights for engines"), of_all - static_cast<std::size_t>(model.num_parameters()));
 }
 
 TEST_F(MemoryPlanTest, IsKeptForThePage) {

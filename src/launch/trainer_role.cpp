@@ -188,8 +188,10 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   trainer::PolicyOptions of_policy = policy_options(config, runtime);
   share_masters(of_policy, env, step, config.model.reshard_after_forward);
   const bool publishes = !config.data.fake && (is_first || config.healing);
-  const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len, 0,
-                                            publishes && std::holds_alternative<config::NcclBroadcast>(config.weight_broadcast));
+  const int senders = config.data.fake ? 1 : num_senders(config.weight_broadcast, env.size);
+  double kept_for_engines = senders > 1 && env.rank < senders ? 2.0 / senders : 0.0;
+  if (publishes && std::holds_alternative<config::NcclBroadcast>(config.weight_broadcast)) kept_for_engines = 1;
+  const PlannedPolicy planned = make_policy(runtime, std::move(of_policy), step, config.model.seq_len, 0, kept_for_engines);
   trainer::Policy& policy = *planned.policy;
   if (planned.plan) log::info("memory plan: {}", planned.plan->to_string());
   if (planned.plan) keep_plan(*planned.plan, env.is_first() ? "trainer" : fmt::format("trainer_rank_{}", env.rank), config.output_dir);
@@ -199,6 +201,8 @@ int run_trainer_role(const config::TrainerConfig& given, std::stop_token stop) {
   step.mesh = &*mesh;
   trainer::RlRunOptions options = rl_run_options(config, step, flops);
   options.is_newcomer = !env.joins_as.empty();
+  options.num_senders = senders;
+  if (senders > 1) options.sender = make_part_server(config.weight_broadcast, env.host, config.max_async_level, *runtime);
   if (options.checkpoint) options.checkpoint->may_write = is_first;
   if (!is_first) options.bench_json.reset();
   auto monitor =

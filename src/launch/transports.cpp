@@ -18,6 +18,17 @@ namespace {
        std::string_view(key) == "rollout_transport.type" ? " or \"zmq\"" : "");
 }
 
+weights::WeightServerOptions server_options(const config::NcclBroadcast& nccl, const std::string& host, int port,
+                                            std::int64_t max_async_level, const DeviceRuntime* runtime) {
+  return {.host = host,
+          .port = port,
+          .timeout = std::chrono::seconds(nccl.timeout),
+          .keep_versions = max_async_level + 2,
+          .path = runtime != nullptr ? weights::make_device_path(*runtime) : weights::DevicePath{}};
+}
+
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
 }  // namespace
 
 std::unique_ptr<rollouts::SampleReceiver> make_sample_receiver(const config::RolloutTransport& transport,
@@ -49,12 +60,8 @@ std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::Weight
                                                             std::int64_t max_async_level, const DeviceRuntime* runtime) {
   const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast);
   if (nccl && end == WeightEnd::kTrainer)
-    return weights::make_collective_channel({.folder = output_dir / "broadcasts",
-                                             .host = nccl->host,
-                                             .port = nccl->port,
-                                             .timeout = std::chrono::seconds(nccl->timeout),
-                                             .keep_versions = max_async_level + 2,
-                                             .path = runtime != nullptr ? weights::make_device_path(*runtime) : weights::DevicePath{}});
+    return weights::make_collective_channel(
+        {.folder = output_dir / "broadcasts", .server = server_options(*nccl, nccl->host, nccl->port, max_async_level, runtime)});
   if (std::holds_alternative<config::NixlBroadcast>(broadcast))
     fail(ErrorCode::kNotImplemented, "weight_broadcast.type = \"nixl\" is not built");
   if (std::holds_alternative<config::LocalBroadcast>(broadcast)) refuse_local("weight_broadcast.type");
@@ -62,6 +69,18 @@ std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::Weight
   return weights::make_file_channel({.folder = output_dir / "broadcasts",
                                      .keep_versions = std::max<std::int64_t>(2, max_async_level + 2),
                                      .keep_interval = keep_interval});
+}
+
+int num_senders(const config::WeightBroadcast& broadcast, int num_ranks) {
+  const auto* nccl = std::get_if<config::NcclBroadcast>(&broadcast);
+  if (nccl == nullptr) return 1;
+  return std::min(num_ranks, nccl->num_senders.value_or(is_loopback(nccl->host) ? 1 : num_ranks));
+}
+
+std::shared_ptr<weights::WeightServer> make_part_server(const config::WeightBroadcast& broadcast, const std::string& host,
+                                                        std::int64_t max_async_level, const DeviceRuntime& runtime) {
+  return std::make_shared<weights::WeightServer>(
+      server_options(std::get<config::NcclBroadcast>(broadcast), host, 0, max_async_level, &runtime));
 }
 
 std::string weight_store(const config::WeightBroadcast& broadcast) {

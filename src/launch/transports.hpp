@@ -9,6 +9,7 @@
 #include "config/transport_config.hpp"
 #include "rollouts/sample_queue.hpp"
 #include "weights/weight_channel.hpp"
+#include "weights/weight_server.hpp"
 
 namespace prl::launch {
 
@@ -25,6 +26,13 @@ std::shared_ptr<weights::WeightChannel> make_weight_channel(const config::Weight
                                                             const std::filesystem::path& output_dir,
                                                             std::optional<std::int64_t> keep_interval, WeightEnd end = WeightEnd::kTrainer,
                                                             std::int64_t max_async_level = 0, const DeviceRuntime* runtime = nullptr);
+/// Of `num_ranks` ranks, how many send engines a part of new weights each: weight_broadcast.num_senders, else all if engines are elsewhere
+/// (weight_broadcast.host is another machine as seen from them), where the network between machines is what takes time. 1 if engines read
+/// files.
+int num_senders(const config::WeightBroadcast& broadcast, int num_ranks);
+/// What a rank beside the first serves its part with, at `host`.
+std::shared_ptr<weights::WeightServer> make_part_server(const config::WeightBroadcast& broadcast, const std::string& host,
+                                                        std::int64_t max_async_level, const DeviceRuntime& runtime);
 /// "tcp://host:port" where engines ask for weights; empty if they read files.
 std::string weight_store(const config::WeightBroadcast& broadcast);
 

@@ -66,10 +66,13 @@ std::vector<std::string> assumptions(const config::PlanConfig& config, const lau
   lines.push_back(
       fmt::format("{} rollouts of {} tokens after {} of prompt, all of that length; no prefix is shared; environments take no time",
                   config.batch_size, config.completion_tokens, config.prompt_tokens));
-  lines.emplace_back(
-      load.sampling->num_engines == 0     ? "sampling and training share the devices, so they take turns; weights change by a pointer"
-      : load.sampling->is_beside_training ? "sampling of the next step goes on beside training; rank 0 sends the weights to each engine"
-                                          : "sampling and training take turns; rank 0 sends the weights to each engine");
+  lines.emplace_back(load.sampling->num_engines == 0
+                         ? "sampling and training share the devices, so they take turns; weights change by a pointer"
+                     : load.sampling->is_beside_training ? "sampling of the next step goes on beside training"
+                                                         : "sampling and training take turns");
+  if (load.sampling->num_engines > 0)
+    lines.emplace_back(launch::num_weight_senders(load) > 1 ? "each rank sends its part of the weights to each engine"
+                                                            : "the first rank sends the weights to each engine");
   return lines;
 }
 

@@ -176,8 +176,16 @@ TEST(Plan, SamplesOnDevicesOfTheirOwnOrOnThoseThatTrain) {
   EXPECT_LT(seconds(planned(config), "sampling"), seconds(apart, "sampling"));
   config.json = false;
   const std::string text = plan_report(config, card_of(config));
-  for (const char* wanted : {"it fits", "sampling", "weight_sync", "assumed", "989 TFLOP/s at 50% in training"})
+  for (const char* wanted : {"it fits", "sampling", "weight_sync", "assumed", "989 TFLOP/s at 50% in training", "the first rank sends"})
     EXPECT_THAT(text, HasSubstr(wanted));
+  config.num_infer_devices = 8;
+  EXPECT_THAT(plan_report(config, card_of(config)), HasSubstr("the first rank sends"));
+  config.json = true;
+  const double from_one = seconds(planned(config), "weight_sync");
+  config.num_devices = 4;
+  EXPECT_NEAR(seconds(planned(config), "weight_sync"), from_one / 4, 0.03 * from_one) << "each rank sends a quarter to each engine";
+  config.json = false;
+  EXPECT_THAT(plan_report(config, card_of(config)), HasSubstr("each rank sends its part"));
 }
 
 TEST(Plan, NamesWhatIsNotKnown) {

@@ -24,6 +24,16 @@ using Clock = std::chrono::steady_clock;
 
 /// How often a wait looks at the stop token.
 constexpr std::chrono::milliseconds kStopPoll{200};
+/// Parts of the weights that ranks send begin at multiples of it.
+constexpr std::int64_t kPartUnit = std::int64_t{1} << 16;
+
+/// The masters that `policy` holds, in the compute dtype, one after the other; they stay as they are.
+Tensor own_values(Policy& policy) {
+  const nn::ElementRanges& own = policy.parameters().held();
+  Tensor values = Tensor::empty(policy.context().runtime, {own.count()}, policy.options().compute);
+  for (const nn::ElementRange range : own.ranges()) policy.round(range, values.slice(own.place_of(range.begin), range.count()));
+  return values;
+}
 
 /// RL as a TrainRun drives it.
 class RlTraining final : public Training {
@@ -41,6 +51,7 @@ class RlTraining final : public Training {
   void begin(const TrainProgress& progress) override {
     trainer_.restore_progress(progress);
     if (is_first() && !options_.broadcasts.empty()) weights::remove_broadcasts_after(options_.broadcasts, progress.step);
+    meet_senders();
     publish();
     receiver_.reset();
     if (is_first()) receiver_ = make_receiver_(progress.step + 1);
@@ -48,11 +59,14 @@ class RlTraining final : public Training {
 
   void recover(const TrainProgress& progress) override {
     trainer_.restore_progress(progress);
+    const bool sent_own = sends_own_;
+    meet_senders();
     has_next_ = batch_ && batch_->step == progress.step + 1;
     // What the lost rank 0 did: the queue still has what no rank has.
     const bool takes_over = is_first() && receiver_ == nullptr;
     if (takes_over) receiver_ = make_receiver_(progress.step + (has_next_ ? 2 : 1));
-    if (brings_layers() ? gradient_step().is_any_rank(takes_over) : takes_over) publish();
+    // Where each rank sends what it holds, that is another part now.
+    if (sent_own || sends_own_ || (brings_layers() ? gradient_step().is_any_rank(takes_over) : takes_over)) publish();
   }
 
   /// Whether next() would not wait. At rank 0.
@@ -97,10 +111,12 @@ class RlTraining final : public Training {
 
   bool publish() override {
     const bool publishes = channel_ != nullptr && is_first();
+    hold_part();
     if (brings_layers() ? !gradient_step().is_any_rank(publishes) : !publishes) return false;
     Policy& policy = trainer_.policy();
     weights::Publication publication;
-    if (brings_layers()) policy.gather_values(publishes);
+    publication.others = senders_;
+    if (brings_layers() && !sends_own_) policy.gather_values(publishes);
     publication.manifest = policy.manifest();
     if (!publishes) return false;
     if (!brings_layers()) publication.handle = policy.weights();
@@ -109,7 +125,8 @@ class RlTraining final : public Training {
     publication.save = [&policy, saved](const std::filesystem::path& folder) {
       policy.save_for_engines(folder, saved.companions, saved.max_shard_bytes);
     };
-    publication.flat = [&policy] { return policy.flat_values(); };
+    if (sends_own_) publication.ranges = part_;
+    publication.flat = [this, &policy] { return sends_own_ ? own_values(policy) : policy.flat_values(); };
     channel_->publish(std::move(publication));
     return true;
   }
@@ -125,6 +142,45 @@ class RlTraining final : public Training {
   /// Takes the samples and publishes for all ranks.
   bool is_first() { return ranks().rank() == 0; }
   std::string source() const { return receiver_ != nullptr ? receiver_->describe() : "rank 0"; }
+
+  std::int64_t num_values() { return trainer_.policy().parameters().table()->num_master_elements(); }
+  /// Tells the first rank who else sends engines a part of new weights, and which. Where layers are brought each rank sends what it holds,
+  /// which takes all of them.
+  void meet_senders() {
+    senders_.clear();
+    part_.clear();
+    sends_own_ = false;
+    const int num_senders = std::min(options_.num_senders, ranks().size());
+    if (num_senders <= 1 || (brings_layers() && (num_senders < ranks().size() || options_.step.num_replicas > 1))) return;
+    sends_own_ = brings_layers();
+    Policy& policy = trainer_.policy();
+    const int rank = ranks().rank();
+    if (sends_own_)
+      for (const nn::ElementRange& range : policy.parameters().held().ranges()) part_.push_back({range.begin, range.end});
+    else if (rank < num_senders)
+      part_ = {weights::part_of(num_values(), num_senders, rank, kPartUnit)};
+    std::erase_if(part_, [](const weights::ValueRange& range) { return range.count() == 0; });
+    const std::string address = rank > 0 && !part_.empty() ? options_.sender->address() : "";
+    for (const std::string& share : ranks().gather_bytes(weights::Share{address, part_}.to_text(), {.what = "what ranks send to engines"}))
+      senders_.push_back(weights::Share::parse(share));
+    std::erase_if(senders_, [](const weights::Share& share) { return share.address.empty(); });
+    if (is_first()) log::info("{} ranks send engines a part of the weights each", senders_.size() + 1);
+  }
+  /// At a rank beside the first: keeps its part of the present weights for engines. A copy, so that the rest may go.
+  void hold_part() {
+    if (part_.empty() || is_first()) return;
+    Policy& policy = trainer_.policy();
+    Tensor own;
+    if (sends_own_) {
+      own = own_values(policy);
+    } else {
+      const Tensor whole = policy.flat_values(), from = whole.slice(part_.front().begin, part_.front().count());
+      own = Tensor::empty(whole.runtime(), from.shape(), whole.dtype());
+      whole.runtime()->copy_within(own.data(), from.data(), from.num_bytes());
+    }
+    options_.sender->versions().hold(policy.weights()->version.value, own, part_, num_values());
+  }
+
   /// Once one rank is told to stop, all of them are.
   void check_stop() { is_stopped_ = is_stopped_ || gradient_step().is_any_rank(stop_.stop_requested()); }
 
@@ -182,7 +238,10 @@ class RlTraining final : public Training {
   std::stop_token stop_;
   std::unique_ptr<rollouts::SampleReceiver> receiver_;
   std::optional<rollouts::RankBatch> batch_;
-  bool has_next_ = false;  ///< batch_ is of the step to come: a lost rank interrupted it
+  weights::ValueRanges part_;            ///< that this rank sends engines of new weights, if several do
+  std::vector<weights::Share> senders_;  ///< the others that do
+  bool sends_own_ = false;               ///< each rank sends what it holds
+  bool has_next_ = false;                ///< batch_ is of the step to come: a lost rank interrupted it
   Clock::time_point waiting_since_ = Clock::now();
   std::int64_t num_after_stop_ = 0;
   bool is_stopped_ = false;

@@ -15,6 +15,7 @@
 #include "trainer/report.hpp"
 #include "trainer/train_run.hpp"
 #include "weights/weight_channel.hpp"
+#include "weights/weight_server.hpp"
 
 namespace prl::trainer {
 
@@ -54,6 +55,9 @@ struct RlRunOptions : TrainRunOptions {
   std::int64_t max_steps_after_stop = 0;
   std::chrono::milliseconds stop_grace{5000};
   std::stop_token abort;  ///< another role failed: ends after the step in hand
+  /// Ranks that send engines a part of new weights each, the first ones, where all have whole weights; from 2 on each rank has a `sender`.
+  int num_senders = 1;
+  std::shared_ptr<weights::WeightServer> sender;
 };
 
 /// Makes the sample source once the first step is known (a resume decides it).

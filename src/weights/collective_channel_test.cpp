@@ -39,7 +39,7 @@ class CollectiveChannelTest : public ::testing::Test {
   void SetUp() override {
     if (!comm::has_gloo()) GTEST_SKIP() << "this build has no Gloo";
     std::filesystem::remove_all(folder_);
-    channel_ = make_collective_channel({.folder = folder_, .port = 0, .timeout = 20s});
+    channel_ = make_collective_channel({.folder = folder_, .server = {.timeout = 20s}});
   }
   void TearDown() override {
     channel_.reset();
@@ -106,7 +106,7 @@ TEST_F(CollectiveChannelTest, ATrainerThatWasLostBeforeItCameIsAskedAgain) {
   });
   ASSERT_TRUE(testing::eventually([&] { return comm::make_store(address)->get("weights/ticket/0").has_value(); }));
   lost.reset();
-  channel_ = make_collective_channel({.folder = folder_, .port = port, .timeout = 20s});
+  channel_ = make_collective_channel({.folder = folder_, .server = {.port = port, .timeout = 20s}});
   publish(1);
   EXPECT_TRUE(engine.get());
 }
@@ -150,12 +150,10 @@ class LinkTest : public CollectiveChannelTest {
   }
   void open_channel(int port, std::chrono::milliseconds join_timeout = 60s, std::size_t max_links = 64) {
     channel_.reset();
-    channel_ = make_collective_channel({.folder = folder_,
-                                        .port = port,
-                                        .timeout = 20s,
-                                        .join_timeout = join_timeout,
-                                        .path = path_of("trainer's card"),
-                                        .max_links = max_links});
+    channel_ = make_collective_channel(
+        {.folder = folder_,
+         .server = {
+             .port = port, .timeout = 20s, .join_timeout = join_timeout, .path = path_of("trainer's card"), .max_links = max_links}});
   }
   DevicePath path_of(const std::string& device) {
     return {.make_stream = [] { return make_cpu_runtime(); },

@@ -22,6 +22,14 @@ DevicePath make_device_path(const DeviceRuntime& runtime) {
   return {};
 }
 
+namespace {
+
+/// Two H100: 1.2 GB in 4.5 ms rather than in 4.0 with all channels, for 1.3 GiB less at the trainer and 0.3 at the engine. A trainer has a
+/// link for each engine. With 8 channels it takes 6 ms, for another 0.15 GiB.
+constexpr int kMaxChannels = 16;
+
+}  // namespace
+
 void DeviceLink::open(const DevicePath& path, int rank, std::shared_ptr<comm::Store> store, std::chrono::milliseconds timeout) {
   if (group_ != nullptr) return;
   auto group = path.make_group({.rank = rank,
@@ -29,15 +37,16 @@ void DeviceLink::open(const DevicePath& path, int rank, std::shared_ptr<comm::St
                                 .store = std::move(store),
                                 .group = fmt::format("weights/link/{}", token_),
                                 .timeout = timeout,
-                                .runtime = path.make_stream()});
+                                .runtime = path.make_stream(),
+                                .max_channels = kMaxChannels});
   const std::lock_guard lock(mutex_);
   group_ = std::move(group);
   if (is_aborted_) group_->abort("the link was given up while it was made");
 }
 
-void DeviceLink::copy(const Tensor& values, std::chrono::milliseconds timeout) {
+void DeviceLink::copy(const std::vector<Tensor>& pieces, std::chrono::milliseconds timeout) {
   const comm::Call call{.what = "weights", .timeout = timeout};
-  group_->broadcast(values.view(), 0, call);
+  for (const Tensor& piece : pieces) group_->broadcast(piece.view(), 0, call);
   group_->settle(call);
 }
 

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "device/device.hpp"
@@ -36,8 +37,8 @@ class DeviceLink {
   /// Both ends call it alike; once open it stays so. Errors of the path's group: PeerLost if the other end does not come in time.
   void open(const DevicePath& path, int rank, std::shared_ptr<comm::Store> store, std::chrono::milliseconds timeout);
   /// The values of rank 0, on the path's device, replace those of rank 1; returns when they have. Before it what is enqueued to make or to
-  /// allocate `values` is waited for by the caller. PeerLost if the other end was lost.
-  void copy(const Tensor& values, std::chrono::milliseconds timeout);
+  /// allocate the pieces is waited for by the caller. PeerLost if the other end was lost.
+  void copy(const std::vector<Tensor>& pieces, std::chrono::milliseconds timeout);
   /// Ends the link, also while it is used. Any thread.
   void abort(const char* reason) noexcept;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
 
@@ -27,11 +28,24 @@ HeldVersions::HeldVersions(std::int64_t num_kept, std::shared_ptr<DeviceRuntime>
 
 HeldVersions::~HeldVersions() = default;
 
-void HeldVersions::hold(std::int64_t version, Tensor values) {
-  auto held = std::make_shared<Held>();
-  held->is_on_device = device_ != nullptr && values.runtime()->device() == device_->device();
-  if (held->is_on_device) values.runtime()->synchronize();
-  held->values = held->is_on_device ? std::move(values) : in_host_memory(values, *values.runtime());
+void HeldVersions::hold(std::int64_t version, Tensor values, std::vector<Share> others) {
+  const std::int64_t num_all = values.num_elements();
+  hold(version, Held{.values = std::move(values), .num_all = num_all, .ranges = {{0, num_all}}, .others = std::move(others)});
+}
+
+void HeldVersions::hold(std::int64_t version, Tensor values, ValueRanges ranges, std::int64_t num_all, std::vector<Share> others) {
+  PRL_CHECK(num_values(ranges) == values.num_elements(), "{} values of ranges of {}", values.num_elements(), num_values(ranges));
+  hold(version, Held{.values = std::move(values), .num_all = num_all, .ranges = std::move(ranges), .others = std::move(others)});
+}
+
+void HeldVersions::hold(std::int64_t version, Held given) {
+  auto held = std::make_shared<Held>(std::move(given));
+  const std::shared_ptr<DeviceRuntime> runtime = held->values.runtime();
+  held->is_on_device = device_ != nullptr && runtime->device() == device_->device();
+  if (held->is_on_device)
+    runtime->synchronize();
+  else
+    held->values = in_host_memory(held->values, *runtime);
   Waiting waiting({.who = "the trainer", .what = "engines to have taken the former weights from its device", .limit = timeout_});
   while (!is_device_free()) {
     if (waiting.is_expired()) {
@@ -89,7 +103,8 @@ void HeldVersions::copy_to_host(std::stop_token stop) {
   while (has_more_.wait(lock, stop, [this] { return former_on_device() != held_.end(); })) {
     const std::int64_t version = former_on_device()->first;
     std::shared_ptr<const Held> from = former_on_device()->second;
-    auto copy = std::make_shared<Held>();
+    auto copy = std::make_shared<Held>(*from);
+    copy->is_on_device = false;
     copy->values = take_spare(from->values);
     lock.unlock();
     try {

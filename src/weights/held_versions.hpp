@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tensor/tensor.hpp"
+#include "weights/share.hpp"
 
 namespace prl::weights {
 
@@ -22,8 +23,11 @@ Tensor in_host_memory(const Tensor& values, DeviceRuntime& stream);
 class HeldVersions {
  public:
   struct Held {
-    Tensor values;
+    Tensor values;  ///< of `ranges`, one after the other
     bool is_on_device = false;
+    std::int64_t num_all = 0;  ///< values of the whole model
+    ValueRanges ranges;
+    std::vector<Share> others;  ///< who sends what, while this one sends the rest
   };
   /// `device`: of values that are copied to host memory in time, on its stream; nullptr if none are.
   HeldVersions(std::int64_t num_kept, std::shared_ptr<DeviceRuntime> device, std::chrono::milliseconds timeout = std::chrono::seconds(30));
@@ -34,13 +38,16 @@ class HeldVersions {
   /// Waits until no version but the newest is on the device, in use by a transfer or to be copied: after the timeout, which is logged, it
   /// is held all the same. Values on another device are copied to host memory at once. What was enqueued on the values' runtime has been
   /// waited for. One thread.
-  void hold(std::int64_t version, Tensor values);
+  void hold(std::int64_t version, Tensor values, std::vector<Share> others = {});
+  /// The same where a part of a model's values is held.
+  void hold(std::int64_t version, Tensor values, ValueRanges ranges, std::int64_t num_all, std::vector<Share> others = {});
   /// nullptr if it is not held. Any thread.
   std::shared_ptr<const Held> find(std::int64_t version) const;
   /// -1 if none is held. Any thread.
   std::int64_t newest() const;
 
  private:
+  void hold(std::int64_t version, Held given);
   using Entry = std::map<std::int64_t, std::shared_ptr<const Held>>::iterator;
   /// With mutex_ held. A former version on the device; end() if there is none.
   Entry former_on_device();

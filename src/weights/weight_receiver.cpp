@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <future>
 #include <optional>
 #include <random>
 #include <thread>
@@ -24,6 +24,8 @@ using Clock = std::chrono::steady_clock;
 /// A trainer whose rank 0 was lost computes the newest version again, to the same bits, before it has it.
 constexpr milliseconds kNotYetTimeout{120'000}, kNotYetPoll{100};
 constexpr int kMaxFailedLinks = 2;
+/// A rank beside the first has served before it is named, and what it does not send is asked of the first.
+constexpr milliseconds kPartStoreTimeout{2'000};
 /// Between two attempts to reach a trainer that fails at once.
 constexpr milliseconds kAbsentPoll{1000};
 
@@ -48,7 +50,21 @@ std::int64_t draw_ticket(comm::Store& store) {
   }
 }
 
-double milliseconds_since(Clock::time_point start) { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
+double milliseconds_between(Clock::time_point from, Clock::time_point to) {
+  return std::chrono::duration<double, std::milli>(to - from).count();
+}
+
+/// Pieces on a device get what came through host memory.
+void receive_in_host_memory(comm::Communicator& group, const std::vector<Tensor>& pieces, milliseconds timeout) {
+  std::vector<Tensor> host;
+  for (const Tensor& piece : pieces) {
+    const bool is_here = piece.runtime()->device().kind == DeviceKind::kCpu;
+    host.push_back(is_here ? piece : Tensor::empty(make_cpu_runtime(), piece.shape(), piece.dtype()));
+  }
+  broadcast_values(group, host, timeout);
+  for (std::size_t i = 0; i < pieces.size(); ++i)
+    if (host[i].data() != pieces[i].data()) pieces[i].runtime()->copy_from_host(pieces[i].data(), host[i].data(), pieces[i].num_bytes());
+}
 
 }  // namespace
 
@@ -58,91 +74,129 @@ struct WeightReceiver::Wanted {
   DType dtype;
   std::int64_t num_values;
   milliseconds timeout;
+  ValueRanges ranges = {};  ///< none: what is sent unasked
+  bool may_link = true;     ///< they may come from device to device
 };
 
-struct WeightReceiver::Answer {
-  std::optional<Tensor> values;
-  std::int64_t newest = -1;  ///< that the trainer has, if it has another one
-  std::string absence;       ///< why the trainer did not come to the group: one that was lost took the ticket with it
-};
-
-void WeightReceiver::open_link(const std::string& token, const std::shared_ptr<comm::Store>& store) {
-  if (link_ != nullptr && link_->token() == token) return;
-  link_.reset();
-  auto link = std::make_unique<DeviceLink>(token);
-  link->open(options_.path, 1, store, options_.join_timeout);
-  link_ = std::move(link);
-}
-
-std::string WeightReceiver::give_up_link(const std::string& reason) {
-  if (++num_failed_links_ >= kMaxFailedLinks) {
-    log::warning("weights come through host memory from now on: the link to the trainer's device failed {} times", num_failed_links_);
-    options_.path = {};
-  }
-  return "no link to the trainer's device: " + reason;
-}
-
-WeightReceiver::Answer WeightReceiver::ask(const Wanted& wanted) {
-  Answer answer;
-  const auto begin = Clock::now();
-  const auto store = comm::make_store(wanted.address, std::min(wanted.timeout, kStoreTimeout));
-  const std::string host = own_host(wanted.address);
+/// Trainer and engine in a group of two.
+struct WeightReceiver::Met {
+  std::shared_ptr<comm::Store> store;
   std::unique_ptr<comm::Communicator> group;
   Offer offer;
+  std::string absence;  ///< why the trainer did not come to the group: one that was lost took the ticket with it
+  Clock::time_point since = Clock::now();
+  bool has_version() const { return absence.empty() && offer.has_version; }
+};
+
+void WeightReceiver::open_link(const std::string& token, const std::shared_ptr<comm::Store>& store, Sender& sender) const {
+  if (sender.link != nullptr && sender.link->token() == token) return;
+  sender.link.reset();
+  auto link = std::make_unique<DeviceLink>(token);
+  link->open(options_.path, 1, store, options_.join_timeout);
+  sender.link = std::move(link);
+}
+
+WeightReceiver::Met WeightReceiver::meet(const Wanted& wanted, Sender& sender) const {
+  Met met;
+  met.store = comm::make_store(wanted.address, std::min(wanted.timeout, wanted.ranges.empty() ? kStoreTimeout : kPartStoreTimeout));
+  const bool may_link = wanted.may_link && sender.may_link && options_.path.make_stream;
   try {
-    const std::int64_t ticket = draw_ticket(*store);
+    const std::int64_t ticket = draw_ticket(*met.store);
     const Ask ask{.version = wanted.version.value,
                   .engine = options_.engine,
-                  .device = options_.path.make_stream ? options_.path.device : "",
-                  .link = link_ != nullptr ? link_->token() : ""};
-    store->set(ticket_key(ticket), ask.to_text());
-    group = comm::make_gloo_communicator({.rank = 1,
-                                          .size = 2,
-                                          .store = store,
-                                          .group = group_name(ticket),
-                                          .timeout = std::min(wanted.timeout, options_.patience),
-                                          .host = host});
-    offer = Offer::parse(group->gather_bytes("", {.what = "what follows"}).front());
+                  .device = may_link ? options_.path.device : "",
+                  .link = sender.link != nullptr ? sender.link->token() : "",
+                  .ranges = wanted.ranges};
+    met.store->set(ticket_key(ticket), ask.to_text());
+    met.group = comm::make_gloo_communicator({.rank = 1,
+                                              .size = 2,
+                                              .store = met.store,
+                                              .group = group_name(ticket),
+                                              .timeout = std::min(wanted.timeout, options_.patience),
+                                              .host = own_host(wanted.address),
+                                              .connect_timeout = kConnectTimeout});
+    met.offer = Offer::parse(met.group->gather_bytes("", {.what = "what follows"}).front());
   } catch (const Error& error) {
-    answer.absence = error.what();
-    return answer;
+    met.absence = error.what();
+    return met;
   }
-  answer.newest = offer.newest;
-  if (!offer.has_version) return answer;
-  if (offer.dtype != wanted.dtype || offer.num_values != wanted.num_values)
-    fail(ErrorCode::kShape, "the trainer at {} sends {} values of {}, this engine's model has {} of {}", wanted.address, offer.num_values,
-         to_string(offer.dtype), wanted.num_values, to_string(wanted.dtype));
-  const auto met = Clock::now();
-  const bool is_linked = !offer.link.empty();
+  if (met.offer.has_version && (met.offer.dtype != wanted.dtype || met.offer.num_values != wanted.num_values))
+    fail(ErrorCode::kShape, "the trainer at {} sends {} values of {}, this engine's model has {} of {}", wanted.address,
+         met.offer.num_values, to_string(met.offer.dtype), wanted.num_values, to_string(wanted.dtype));
+  return met;
+}
+
+bool WeightReceiver::take(Met& met, Sender& sender, const Tensor& values, const Wanted& wanted, std::string& reason) const {
+  const auto met_at = Clock::now();
+  const bool is_linked = !met.offer.link.empty();
   if (is_linked) {
     try {
-      open_link(offer.link, store);
+      open_link(met.offer.link, met.store, sender);
     } catch (const Error& error) {
-      answer.absence = give_up_link(error.what());
-      return answer;
+      // The trainer may have been lost, so one more link is tried.
+      if (++sender.num_failed_links >= kMaxFailedLinks) {
+        log::warning("weights come through host memory from now on: the link to the trainer's device failed {} times",
+                     sender.num_failed_links);
+        sender.may_link = false;
+      }
+      reason = std::string("no link to the trainer's device: ") + error.what();
+      return false;
     }
   }
   const auto opened = Clock::now();
-  Tensor values = Tensor::empty(is_linked ? options_.memory : make_cpu_runtime(), {wanted.num_values}, wanted.dtype);
+  const std::vector<Tensor> pieces = pieces_of(values, {{0, values.num_elements()}}, met.offer.ranges);
   if (is_linked) {
-    values.runtime()->synchronize();  // the memory is this stream's from now on, and the path's is another
     try {
-      link_->copy(values, wanted.timeout);
-      num_failed_links_ = 0;
+      sender.link->copy(pieces, wanted.timeout);
+      sender.num_failed_links = 0;
     } catch (...) {
-      link_.reset();
+      sender.link.reset();
       throw;
     }
   } else {
-    broadcast_values(*group, values, wanted.timeout);
+    receive_in_host_memory(*met.group, pieces, wanted.timeout);
   }
-  group->barrier({.what = "the engine to have all weights", .timeout = wanted.timeout});
+  met.group->barrier({.what = "the engine to have all weights", .timeout = wanted.timeout});
   log::debug("policy v{}: met the trainer in {:.1f} ms, {} in {:.1f} ms, {:.3f} GB in {:.1f} ms", wanted.version.value,
-             std::chrono::duration<double, std::milli>(met - begin).count(), is_linked ? "linked the devices" : "host memory",
-             std::chrono::duration<double, std::milli>(opened - met).count(), 1e-9 * static_cast<double>(values.num_bytes()),
-             milliseconds_since(opened));
-  answer.values = std::move(values);
-  return answer;
+             milliseconds_between(met.since, met_at), is_linked ? "linked the devices" : "host memory",
+             milliseconds_between(met_at, opened),
+             1e-9 * static_cast<double>(num_values(met.offer.ranges)) * static_cast<double>(size_of(values.dtype())),
+             milliseconds_between(opened, Clock::now()));
+  return true;
+}
+
+void WeightReceiver::fetch(const Share& share, Wanted wanted, Sender& sender, const Tensor& values) const {
+  wanted.address = share.address;
+  wanted.ranges = share.ranges;
+  wanted.may_link = values.runtime() == options_.memory;
+  Waiting waiting({.who = "the engine",
+                   .what = fmt::format("the trainer's rank at {} to have its part of policy v{}", share.address, wanted.version.value),
+                   .limit = std::min(wanted.timeout, kNotYetTimeout)});
+  for (;;) {
+    Met met = meet(wanted, sender);
+    std::string reason = met.absence;
+    if (met.has_version() && met.offer.ranges == share.ranges && take(met, sender, values, wanted, reason)) return;
+    const bool may_come =
+        met.absence.empty() && (met.offer.has_version ? !met.offer.ranges.empty() : met.offer.newest < wanted.version.value);
+    if (!may_come || waiting.is_expired())
+      fail(ErrorCode::kUnavailable, "the trainer's rank at {} does not send its part of policy v{}: {}", share.address,
+           wanted.version.value, reason.empty() ? "it does not hold it" : reason);
+    met.group.reset();
+    waiting.check();
+    std::this_thread::sleep_for(kNotYetPoll);
+  }
+}
+
+Tensor WeightReceiver::make_room(const Met& met, const Wanted& wanted) const {
+  const Tensor values = Tensor::empty(met.offer.link.empty() ? make_cpu_runtime() : options_.memory, {wanted.num_values}, wanted.dtype);
+  values.runtime()->synchronize();  // the memory is this stream's from now on, and the path's is another
+  return values;
+}
+
+void WeightReceiver::forget_former_senders(const std::string& address, const std::vector<Share>& others) {
+  std::erase_if(senders_, [&](const auto& entry) {
+    return entry.first != address && std::ranges::none_of(others, [&](const Share& share) { return share.address == entry.first; });
+  });
 }
 
 Tensor WeightReceiver::receive(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values,
@@ -152,19 +206,43 @@ Tensor WeightReceiver::receive(const std::string& address, PolicyVersion version
                    .what = fmt::format("the trainer at {} to have policy v{} again", address, version.value),
                    .limit = std::min(timeout, kNotYetTimeout)});
   const auto deadline = Clock::now() + timeout;
+  const Wanted wanted{address, version, dtype, num_values, timeout};
   for (;;) {
-    Answer answer = ask({address, version, dtype, num_values, timeout});
-    if (answer.values) return std::move(*answer.values);
-    if (!answer.absence.empty()) {
-      if (Clock::now() >= deadline)
-        fail(ErrorCode::kUnavailable, "the trainer at {} does not send policy v{}: {}", address, version.value, answer.absence);
-      log::warning("the trainer at {} did not come to send policy v{} and is asked again: {}", address, version.value, answer.absence);
-    } else if (answer.newest > version.value || waiting.is_expired()) {
-      fail(ErrorCode::kNotFound, "the trainer at {} has no policy v{} {}; its newest is v{}", address, version.value,
-           answer.newest > version.value ? "any more" : "yet", answer.newest);
+    Sender& first = senders_[address];
+    Met met = meet(wanted, first);
+    std::string absence = met.absence;
+    if (met.has_version()) {
+      const Tensor values = make_room(met, wanted);
+      forget_former_senders(address, met.offer.others);
+      std::vector<std::future<void>> parts;
+      for (const Share& share : met.offer.others)
+        parts.push_back(std::async(std::launch::async, [&, sender = &senders_[share.address]] { fetch(share, wanted, *sender, values); }));
+      const bool is_taken = take(met, first, values, wanted, absence);
+      met.group.reset();
+      ValueRanges missing;
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        try {
+          parts[i].get();
+        } catch (const Error& error) {
+          log::warning("{}; the first rank is asked for it", error.what());
+          missing.insert(missing.end(), met.offer.others[i].ranges.begin(), met.offer.others[i].ranges.end());
+        }
+      }
+      std::ranges::sort(missing, {}, &ValueRange::begin);
+      if (is_taken && !missing.empty()) fetch({address, missing}, wanted, first, values);
+      if (is_taken) return values;
     }
+    if (!absence.empty()) {
+      if (Clock::now() >= deadline)
+        fail(ErrorCode::kUnavailable, "the trainer at {} does not send policy v{}: {}", address, version.value, absence);
+      log::warning("the trainer at {} did not come to send policy v{} and is asked again: {}", address, version.value, absence);
+    } else if (met.offer.newest > version.value || waiting.is_expired()) {
+      fail(ErrorCode::kNotFound, "the trainer at {} has no policy v{} {}; its newest is v{}", address, version.value,
+           met.offer.newest > version.value ? "any more" : "yet", met.offer.newest);
+    }
+    met.group.reset();
     waiting.check();
-    std::this_thread::sleep_for(answer.absence.empty() ? kNotYetPoll : kAbsentPoll);
+    std::this_thread::sleep_for(absence.empty() ? kNotYetPoll : kAbsentPoll);
   }
 }
 

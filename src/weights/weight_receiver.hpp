@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/ids.hpp"
 #include "tensor/tensor.hpp"
@@ -28,25 +30,35 @@ class WeightReceiver {
   explicit WeightReceiver(WeightReceiverOptions options = {}) : options_(std::move(options)) {}
 
   /// All values of `version` from the trainer whose store is at `address`. [num_values] `dtype`, in options.memory if they came from device
-  /// to device, else in host memory. A version that is newer than all that the trainer has is waited for, two minutes at most: a trainer
-  /// that heals computes it again. Error{kNotFound} if the trainer does not hold that version, {kShape} if its model or dtype is another,
-  /// {kUnavailable} naming the address if there is no trainer, PeerLost if it was lost while it sent. One that does not come within
-  /// options.patience is asked again until `timeout`. Any thread; one transfer at a time.
+  /// to device, else in host memory. Where other ranks of the trainer send parts, all of them are asked at the same time; what one of them
+  /// does not send is asked of the first. A version that is newer than all that the trainer has is waited for, two minutes at most: a
+  /// trainer that heals computes it again. Error{kNotFound} if the trainer does not hold that version, {kShape} if its model or dtype is
+  /// another, {kUnavailable} naming the address if there is no trainer, PeerLost if it was lost while it sent. One that does not come
+  /// within options.patience is asked again until `timeout`. Any thread; one transfer at a time.
   Tensor receive(const std::string& address, PolicyVersion version, DType dtype, std::int64_t num_values,
                  std::chrono::milliseconds timeout);
 
  private:
+  /// A rank of the trainer, as this engine sees it.
+  struct Sender {
+    std::unique_ptr<DeviceLink> link;
+    int num_failed_links = 0;  ///< in a row
+    bool may_link = true;
+  };
   struct Wanted;
-  struct Answer;
-  Answer ask(const Wanted& wanted);
-  void open_link(const std::string& token, const std::shared_ptr<comm::Store>& store);
-  /// Of a link that could not be opened: the trainer may have been lost, so one more is tried; then values come through host memory.
-  std::string give_up_link(const std::string& reason);
+  struct Met;
+  Met meet(const Wanted& wanted, Sender& sender) const;
+  void open_link(const std::string& token, const std::shared_ptr<comm::Store>& store, Sender& sender) const;
+  /// The pieces of `values` that were offered. False, and why, if there is no link: it is asked for again without one after a while.
+  bool take(Met& met, Sender& sender, const Tensor& values, const Wanted& wanted, std::string& reason) const;
+  Tensor make_room(const Met& met, const Wanted& wanted) const;
+  /// What `share` has of `wanted` goes to `values`.
+  void fetch(const Share& share, Wanted wanted, Sender& sender, const Tensor& values) const;
+  void forget_former_senders(const std::string& address, const std::vector<Share>& others);
 
   WeightReceiverOptions options_;
   std::mutex mutex_;
-  std::unique_ptr<DeviceLink> link_;
-  int num_failed_links_ = 0;  ///< in a row
+  std::map<std::string, Sender> senders_;  ///< by address
 };
 
 }  // namespace prl::weights

@@ -55,7 +55,7 @@ def test_rl_on_two_inference_and_two_trainer_nodes_gives_the_weights_of_one_proc
             out = folder / name
             ports = harness.free_ports(3)
             if name == "wire":
-                flags += ["--rollout-transport.port", ports[1], "--weight-broadcast.port", ports[2]]
+                flags += ["--rollout-transport.port", ports[1], "--weight-broadcast.port", ports[2], "--weight-broadcast.num-senders", 2]
             with nodes(folder, 4, *rl(folder, out, *MULTI, "--inference.server.port", ports[0], *flags)) as agents:
                 finish(agents)
             check(weights(out) == weights(folder / "one"), f"{name}: other weights")
@@ -67,6 +67,8 @@ def test_rl_on_two_inference_and_two_trainer_nodes_gives_the_weights_of_one_proc
             logs = out / "logs/latest"
             for path in ("inference/node_0.log", "inference/node_1.log", "trainer/node_0.log", "trainer/node_1.log", "orchestrator.log"):
                 check((logs / path).is_file(), f"no {path}")
+            sends = "2 ranks send engines a part of the weights each" in (logs / "trainer.log").read_text()
+            check(sends == (name == "wire"), "both trainer nodes send a part over the wire, and over files none does")
             check("rank 1 of 2" in (logs / "trainer/node_1.log").read_text(), "the second trainer node is no rank")
             check((logs / "trainer.log").resolve() == (logs / "trainer/node_0.log").resolve(), "trainer.log is no link to the first node's")
             config = (out / "configs/orchestrator.toml").read_text()

@@ -74,10 +74,12 @@ def test_layers_that_are_gathered_change_no_bit():
         prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt")
         for broadcast in ("filesystem", "nccl"):
             out, ports = folder / broadcast, harness.free_ports(2)
-            flags = ["--weight-broadcast.type", broadcast, *(["--weight-broadcast.port", ports[1]] if broadcast == "nccl" else [])]
+            over_nccl = ["--weight-broadcast.port", ports[1], "--weight-broadcast.num-senders", 2]
+            flags = ["--weight-broadcast.type", broadcast, *(over_nccl if broadcast == "nccl" else [])]
             prl("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node", "--deployment.num-train-gpus", 2,
                 "--inference.server.port", ports[0], "--trainer.model.reshard-after-forward", *flags)
             check(weights(out) == weights(folder / "one"), f"RL over {broadcast}: layers that are gathered gave other weights")
+            check(("2 ranks send engines a part" in (out / "logs/latest/trainer.log").read_text()) == (broadcast == "nccl"), "who sends")
             rows = harness.metrics(out)
             check(all(rows[step]["mismatch_kl/all/max"] == 0 for step in range(1, STEPS + 1)), "mismatch_kl is not 0")
 
@@ -150,15 +152,18 @@ def test_rl_goes_on_without_a_killed_trainer_rank():
         steps = 12
         config = harness.rl_config(folder / "rl.toml", harness.warm_model(), max_async_level=0, max_steps=steps)
         prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt")
-        cases = [("trainer", "files", []), ("trainer_rank_1", "files", []), ("trainer", "zmq", ["rollout-transport"]),
-                 ("trainer", "nccl", ["weight-broadcast"])]
-        for rank, transport, sections in cases:
+        sends = ["--weight-broadcast.num-senders", 3]
+        layers = ["--trainer.model.reshard-after-forward"]
+        cases = [("trainer", "files", [], 2, []), ("trainer_rank_1", "nccl", ["weight-broadcast"], 2, sends), ("trainer", "zmq", ["rollout-transport"], 2, []),
+                 ("trainer", "nccl", ["weight-broadcast"], 2, sends), ("trainer_rank_1", "nccl", ["weight-broadcast"], 3, sends + layers),
+                 ("trainer", "nccl", ["weight-broadcast"], 3, sends + layers)]
+        for rank, transport, sections, num_ranks, more in cases:
             ports = harness.free_ports(2)
             flags = [word for section in sections for word in (f"--{section}.type", transport, f"--{section}.port", ports[1])]
-            out, log = folder / f"{rank}_{transport}", folder / f"{rank}_{transport}.log"
+            out, log = folder / f"{rank}_{transport}_{num_ranks}", folder / f"{rank}_{transport}_{num_ranks}.log"
             with harness.running("rl", "@", config, "--output-dir", out, "--ckpt", "--deployment.type", "single_node",
-                                 "--deployment.num-train-gpus", 2, "--trainer.healing", "--inference.server.port", ports[0],
-                                 *flags, log=log) as run:
+                                 "--deployment.num-train-gpus", num_ranks, "--trainer.healing", "--inference.server.port", ports[0],
+                                 *flags, *more, log=log) as run:
                 harness.wait_until(lambda: (out / "broadcasts/step_2/STABLE").exists() or run.poll() is not None, 60, "version 2")
                 os.kill(harness.role_pids(log)[rank], signal.SIGKILL)
                 check(run.wait(360) == 0, f"{log.read_text()[-3000:]}")

@@ -219,6 +219,7 @@ class NcclGroup {
       std::memcpy(id.bytes, bytes.data(), sizeof id.bytes);
     }
     NcclConfig config;
+    if (options_.max_channels > 0) config.max_ctas = options_.max_channels;
     const int result = api_.comm_init_rank_config(&comm_, options_.size, id, options_.rank, &config);
     if (result != kNcclInProgress) check(result, "connect");
     settle_result(poll(started + limit, "connecting"), "connecting", started);
