@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 /// How often a wait looks at the stop token.
 constexpr std::chrono::milliseconds kStopPoll{200};
 /// Parts of the weights that ranks send begin at multiples of it.
-constexpr std::int64_t kPartUnit = std::int64_t{1} << 16;
+constexpr std::int64_t kPartUnit = std::int64_t{1} << 10;
 
 /// The masters that `policy` holds, in the compute dtype, one after the other; they stay as they are.
 Tensor own_values(Policy& policy) {
