@@ -2,6 +2,7 @@
 """Several inference engines: equal rollouts on any number of them, engines that die in a run, and `prl router` in front of them."""
 import concurrent.futures
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -76,6 +77,50 @@ def test_engines_that_die_cost_no_rollout():
         check(weights(out, 16) == weights(folder / "calm", 16), "a run whose engines died has other weights than one that was left alone")
         text = log.read_text() + (out / "logs/latest/orchestrator.log").read_text()
         check("is lost" in text and "is back after" in text, f"the deaths were not told: {text[-2000:]}")
+
+
+class Frozen:
+    """The threads of a process but its first one stand still, as in a deadlock: it is neither dead nor stopped, and answers nothing."""
+    SEIZE, INTERRUPT, ALL = 0x4206, 0x4207, 0x40000000
+
+    def __init__(self, pid):
+        self.pid, self.problem = pid, None
+        self.are_frozen = threading.Event()
+        self.thread = threading.Thread(target=self.trace, daemon=True)  # only the thread that traces may wait for what it traces
+        self.thread.start()
+        check(self.are_frozen.wait(30), "the threads were not frozen in 30 s")
+        check(self.problem is None, f"no thread can be frozen here: {self.problem}")
+
+    def trace(self):
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+        threads = [int(name) for name in os.listdir(f"/proc/{self.pid}/task") if int(name) != self.pid]
+        for request in (self.SEIZE, self.INTERRUPT):
+            for thread in threads:
+                if libc.ptrace(request, thread, None, None) != 0:
+                    self.problem = os.strerror(ctypes.get_errno())
+        self.are_frozen.set()
+        for thread in threads:  # until it is killed: its parent hears of its end only then
+            try:
+                while os.WIFSTOPPED(os.waitpid(thread, self.ALL)[1]):
+                    pass
+            except ChildProcessError:
+                pass
+
+
+def test_an_engine_that_hangs_is_replaced_and_costs_no_bit():
+    with harness.workspace("engine-hang") as folder:
+        prl(*arguments(folder, folder / "calm", 1, max_steps=16))
+        out, log = folder / "out", folder / "log"
+        with harness.running(*arguments(folder, out, 2, "--deployment.max-hung-seconds", 6, max_steps=16), log=log) as process:
+            harness.wait_until(lambda: (out / "rollouts/step_3").exists() or process.poll() is not None, 60, "step 3")
+            check(process.poll() is None, f"the run ended early: {log.read_text()[-3000:]}")
+            Frozen(harness.role_pids(log)["inference_1"])
+            check(process.wait(360) == 0, f"the run failed: {log.read_text()[-3000:]}")
+        text = log.read_text()
+        check("has not said at" in text and "it did not say that it is well" in text, f"the hang was not told: {text[-3000:]}")
+        check(text.count("started inference_1") >= 2, f"the engine was not started again: {text[-3000:]}")
+        check(weights(out, 16) == weights(folder / "calm", 16), "a run whose engine hung has other weights than one that was left alone")
 
 
 def test_weights_from_the_trainers_memory_are_those_of_files_and_an_engine_that_misses_one_catches_up():
@@ -261,7 +306,7 @@ def test_four_engines_find_prefixes_as_one_does():
         check(four >= 0.91 * one, f"four engines found {four:.4f}, one {one:.4f}")
 
 
-harness.main(test_one_engine_and_three_give_equal_rollouts, test_engines_that_die_cost_no_rollout,
+harness.main(test_one_engine_and_three_give_equal_rollouts, test_engines_that_die_cost_no_rollout, test_an_engine_that_hangs_is_replaced_and_costs_no_bit,
              test_weights_from_the_trainers_memory_are_those_of_files_and_an_engine_that_misses_one_catches_up,
              test_a_stream_goes_on_with_the_same_tokens_when_its_engine_is_killed,
              test_weights_go_through_the_router_to_engines_that_join_late, test_four_engines_find_prefixes_as_one_does)
