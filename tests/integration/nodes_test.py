@@ -95,6 +95,25 @@ def test_a_failure_on_one_node_ends_the_run_on_all():
         check("node " in texts[0] and "ERROR" in texts[0], texts[0][-2000:])
 
 
+def test_what_dies_on_any_node_is_healed_and_costs_no_bit():
+    """An engine, both trainer ranks and the orchestrator, each on a node of its own, one after the other; all that they send goes over the network."""
+    with harness.workspace("nodes-healing") as folder:
+        steps, out, ports = 24, folder / "out", harness.free_ports(3)
+        prl(*rl(folder, folder / "one", "--max-steps", steps))
+        flags = ["--rollout-transport.type", "zmq", "--rollout-transport.port", ports[1], "--weight-broadcast.type", "nccl", "--weight-broadcast.port", ports[2],
+                 "--weight-broadcast.num-senders", 2, "--deployment.orchestrator-on-inference", "--trainer.healing", "--max-steps", steps]
+        with nodes(folder, 4, *rl(folder, out, *MULTI, "--inference.server.port", ports[0], *flags)) as agents:
+            for step, victim in ((3, "inference_1"), (7, "trainer_rank_1"), (11, "orchestrator"), (15, "trainer")):
+                harness.wait_until(lambda: any(int(path.name[5:]) >= step for path in (out / "broadcasts").glob("step_*") if path.name[5:].isdigit())
+                                   or any(agent.poll() is not None for agent, _ in agents), 120, f"version {step}")
+                os.kill(next(pids[victim] for _, log in agents for pids in [harness.role_pids(log)] if victim in pids), signal.SIGKILL)
+            finish(agents)
+        check(weights(out, steps) == weights(folder / "one", steps), "other weights than a run that was left alone")
+        text = "".join((folder / f"node_{node}.log").read_text() for node in range(4))
+        for victim in ("inference_1", "trainer_rank_1", "orchestrator", "trainer"):
+            check(f"{victim} was killed by signal 9" in text, f"{victim} was not killed: {text[-3000:]}")
+
+
 def test_sft_takes_its_nodes_from_the_deployment():
     with harness.workspace("sft-nodes") as folder:
         harness.tiny_model(folder / "model")
@@ -163,5 +182,5 @@ def test_the_command_of_two_trainer_pods_is_one_trainer_of_two_ranks():
 if __name__ == "__main__":
     harness.main(test_the_command_of_two_trainer_pods_is_one_trainer_of_two_ranks,
                  test_rl_on_two_inference_and_two_trainer_nodes_gives_the_weights_of_one_process,
-                 test_a_failure_on_one_node_ends_the_run_on_all, test_sft_takes_its_nodes_from_the_deployment,
+                 test_what_dies_on_any_node_is_healed_and_costs_no_bit, test_a_failure_on_one_node_ends_the_run_on_all, test_sft_takes_its_nodes_from_the_deployment,
                  test_inference_on_two_nodes_answers_at_one_address)
