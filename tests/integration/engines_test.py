@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import ctypes
+import errno
 import http.client
 import json
 import os
@@ -97,7 +98,7 @@ class Frozen:
         threads = [int(name) for name in os.listdir(f"/proc/{self.pid}/task") if int(name) != self.pid]
         for request in (self.SEIZE, self.INTERRUPT):
             for thread in threads:
-                if libc.ptrace(request, thread, None, None) != 0:
+                if libc.ptrace(request, thread, None, None) != 0 and ctypes.get_errno() != errno.ESRCH:  # one that has ended since
                     self.problem = os.strerror(ctypes.get_errno())
         self.are_frozen.set()
         for thread in threads:  # until it is killed: its parent hears of its end only then

@@ -154,7 +154,7 @@ def test_rl_goes_on_without_a_killed_trainer_rank():
         prl("rl", "@", config, "--output-dir", folder / "one", "--ckpt")
         sends = ["--weight-broadcast.num-senders", 3]
         layers = ["--trainer.model.reshard-after-forward"]
-        cases = [("trainer", "files", [], 2, []), ("trainer_rank_1", "nccl", ["weight-broadcast"], 2, sends), ("trainer", "zmq", ["rollout-transport"], 2, []),
+        cases = [("trainer", "files", [], 2, []), ("trainer_rank_1", "files", [], 2, []), ("trainer_rank_1", "nccl", ["weight-broadcast"], 2, sends), ("trainer", "zmq", ["rollout-transport"], 2, []),
                  ("trainer", "nccl", ["weight-broadcast"], 2, sends), ("trainer_rank_1", "nccl", ["weight-broadcast"], 3, sends + layers),
                  ("trainer", "nccl", ["weight-broadcast"], 3, sends + layers)]
         for rank, transport, sections, num_ranks, more in cases:
