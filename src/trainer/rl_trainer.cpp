@@ -31,7 +31,8 @@ constexpr std::int64_t kPartUnit = std::int64_t{1} << 10;
 Tensor own_values(Policy& policy) {
   const nn::ElementRanges& own = policy.parameters().held();
   Tensor values = Tensor::empty(policy.context().runtime, {own.count()}, policy.options().compute);
-  for (const nn::ElementRange range : own.ranges()) policy.round(range, values.slice(own.place_of(range.begin), range.count()));
+  for (const nn::ElementRange range : own.ranges())
+    if (range.count() > 0) policy.round(range, values.slice(own.place_of(range.begin), range.count()));
   return values;
 }
 

@@ -28,12 +28,12 @@ class Channel final : public CollectiveChannel {
   void publish(Publication publication) override {
     PRL_CHECK(publication.flat != nullptr, "a publication to engines over a group needs the values");
     const std::int64_t version = publication.manifest.version.value;
-    if (publication.ranges.empty()) {
+    if (!publication.ranges) {
       server_.versions().hold(version, publication.flat(), std::move(publication.others));
     } else {
-      std::int64_t num_all = num_values(publication.ranges);
+      std::int64_t num_all = num_values(*publication.ranges);
       for (const Share& share : publication.others) num_all += num_values(share.ranges);
-      server_.versions().hold(version, publication.flat(), std::move(publication.ranges), num_all, std::move(publication.others));
+      server_.versions().hold(version, publication.flat(), std::move(*publication.ranges), num_all, std::move(publication.others));
     }
     publication.save = [](const std::filesystem::path& folder) { std::filesystem::create_directories(folder); };
     files_->publish(std::move(publication));

@@ -50,7 +50,7 @@ struct Offer {
   DType dtype = DType::kF32;
   std::int64_t num_values = 0;     ///< of the whole model
   std::string link = {};           ///< token of the link over which the values come; empty: in this group
-  ValueRanges ranges = {};         ///< that follow; none if those that were asked for are not here
+  ValueRanges ranges = {};         ///< that follow; none if those that were asked for are not here, or if others send all
   std::vector<Share> others = {};  ///< who sends the rest
   std::string to_text() const;
   static Offer parse(const std::string& text);

@@ -21,10 +21,10 @@ struct Publication {
   WeightManifest manifest;
   std::shared_ptr<const void> handle;  ///< the packed weights object of this process; opaque here
   std::function<void(const std::filesystem::path& folder)>
-      save;                        ///< writes a Hugging Face checkpoint into a folder that does not exist yet
-  std::function<Tensor()> flat;    ///< all values in the compute dtype, in one array that stays as it is (nn::flat_values)
-  ValueRanges ranges = {};         ///< of which `flat` gives the values, one after the other, while `others` have the rest; none: all
-  std::vector<Share> others = {};  ///< ranks of the trainer that send a part of them each (WeightServer)
+      save;                                ///< writes a Hugging Face checkpoint into a folder that does not exist yet
+  std::function<Tensor()> flat;            ///< all values in the compute dtype, in one array that stays as it is (nn::flat_values)
+  std::optional<ValueRanges> ranges = {};  ///< of which `flat` gives the values, while `others` have the rest; perhaps none. nullopt: all
+  std::vector<Share> others = {};          ///< ranks of the trainer that send a part of them each (WeightServer)
 };
 
 /// Versioned weights from one trainer to engines: the trainer's end, which moves tensors, and a feed that says what there is. Versions

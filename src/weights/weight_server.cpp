@@ -163,7 +163,8 @@ struct WeightServer::Impl {
         transfer.link = link;
       }
       group.gather_bytes(offer.to_text(), {.what = "what follows"});
-      if (offer.ranges.empty()) return;
+      // Whoever asked for nothing in particular waits for the end even where all values come from others.
+      if (offer.ranges.empty() && (!offer.has_version || !ask.ranges.empty())) return;
       if (link != nullptr)
         send_over(link, ask.engine, store, pieces_of(held->values, held->ranges, offer.ranges));
       else

@@ -99,7 +99,11 @@ class PartsTest : public ::testing::Test {
   WeightReceiverOptions engine_with(DevicePath path) {
     return {.engine = "engine", .path = std::move(path), .memory = make_cpu_runtime(), .patience = 60s, .join_timeout = 60s};
   }
-  ValueRange part(std::size_t rank) const { return part_of(kCount, static_cast<int>(addresses_.size()) + 1, static_cast<int>(rank), 64); }
+  ValueRange part(std::size_t rank) const {
+    const int num_empty = is_first_empty_ ? 1 : 0, num_parts = static_cast<int>(addresses_.size()) + 1 - num_empty;
+    if (rank == 0 && is_first_empty_) return {};
+    return part_of(kCount, num_parts, static_cast<int>(rank) - num_empty, 64);
+  }
   static float value_of(std::int64_t version, std::int64_t i) { return static_cast<float>(version * 1000 + i % 997); }
   static Tensor values_of(std::int64_t version, ValueRange range) {
     const Tensor values = Tensor::empty(make_cpu_runtime(), {range.count()}, DType::kF32);
@@ -127,7 +131,8 @@ class PartsTest : public ::testing::Test {
     publication.manifest = {
         .version = PolicyVersion{version}, .checksum = 7, .compute_dtype = "F32", .probe_prompt = {1, 2}, .probe_logprobs = {-1.0f}};
     publication.flat = [this, version] { return values_of(version, part(0)); };
-    publication.ranges = {part(0)};
+    publication.ranges.emplace();
+    if (!is_first_empty_) publication.ranges->push_back(part(0));
     for (std::size_t i = 0; i < addresses_.size(); ++i) publication.others.push_back({addresses_[i], {part(i + 1)}});
     channel_->publish(std::move(publication));
   }
@@ -143,6 +148,7 @@ class PartsTest : public ::testing::Test {
   std::vector<std::unique_ptr<WeightServer>> servers_;
   std::vector<std::string> addresses_;
   std::atomic<int> num_groups_{0};
+  bool is_first_empty_ = false;  ///< the others send all
 };
 
 TEST_F(PartsTest, EachRankSendsItsOwn) {
@@ -207,6 +213,20 @@ TEST_F(PartsTest, WhereNoRankHoldsAllALostOneLeavesAnErrorUntilThePartsAreOthers
   hold(1, 2);
   publish_own(2);
   EXPECT_TRUE(gets(engine, 2));
+}
+
+// A model with fewer values than would give each rank some.
+TEST_F(PartsTest, TheFirstRankMayHaveNothingToSend) {
+  is_first_empty_ = true;
+  open(3, true, true);
+  WeightReceiver by_host, by_link(engine_with(path_of("card")));
+  for (const std::int64_t version : {1, 2}) {
+    hold(1, version);
+    hold(2, version);
+    publish_own(version);
+    EXPECT_TRUE(gets(by_host, version));
+    EXPECT_TRUE(gets(by_link, version));
+  }
 }
 
 TEST_F(PartsTest, LinksOfAllRanksStay) {
