@@ -22,6 +22,8 @@ passed=$(grep -cE '^ *[0-9]+/[0-9]+ Test .* Passed' "$log")
 skipped=$(grep -cE '^ *[0-9]+/[0-9]+ Test .*\*\*\*Skipped' "$log")
 total=$(grep -cE '^ *[0-9]+/[0-9]+ Test ' "$log")
 seconds=$(( $(date +%s) - started ))
+# What failed is said once more below all the rest: the tests by name and the first lines of each failure.
+[ "$status" -eq 0 ] || python3 tools/failed_tests.py "$log"
 verdict=OK
 [ "$status" -eq 0 ] || verdict=FAILED
 echo "test: $verdict, $passed of $total test programs passed, $skipped skipped, $((total - passed - skipped)) failed, $seconds s"
