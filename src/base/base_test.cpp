@@ -58,7 +58,7 @@ TEST(ThreadPool, ManySmallLoopsOfSeveralCallersLoseNoItem) {
   }
   std::int64_t wanted = 0;
   for (int loop = 0; loop < 3000; ++loop) wanted += (1 + loop % 7) * (2 + loop % 7) / 2;
-  EXPECT_THAT(sums, testing::Each(wanted));
+  EXPECT_THAT(sums, ::testing::Each(wanted));
 }
 
 TEST(ThreadPool, ReadsAheadOfNothingInParticular) {

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 namespace json = boost::json;
 using namespace std::chrono_literals;
 
-class SpansTest : public testing::Test {
+class SpansTest : public ::testing::Test {
  protected:
   SpansTest() : folder_(fs::temp_directory_path() / ("spans_" + std::to_string(::getpid()))) { fs::remove_all(folder_); }
   ~SpansTest() override {

@@ -1,13 +1,13 @@
 // Ranks that die, fall silent, give up or never come: who is named, how soon, and how the others go on.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <thread>
 
 #include "base/testing/eventually.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "comm/admission.hpp"
 #include "comm/loss_watch.hpp"
 #include "comm/meeting.hpp"
@@ -19,18 +19,7 @@ namespace {
 using std::chrono::milliseconds;
 using testing::Processes;
 
-class TempFolder {
- public:
-  TempFolder() {
-    char name[] = "/tmp/prl-comm-XXXXXX";
-    path_ = ::mkdtemp(name);
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using prl::testing::TempFolder;
 
 CommOptions options_of(int rank, int size, std::shared_ptr<Store> store, milliseconds timeout) {
   CommOptions options;
@@ -393,11 +382,21 @@ class GroupFaults : public ::testing::TestWithParam<const char*> {
     const std::string reason = testing::reason_to_skip(GetParam(), 3);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
+  /// Calls `body` at three ranks that have completed barrier 1, all of them: who closes its connections right after it may take along what
+  /// another has not read.
+  static void run_three(const std::function<void(Communicator&)>& body) {
+    std::atomic<int> num_here{0};
+    testing::run_threads(GetParam(), 3, [&](Communicator& group) {
+      group.barrier();
+      ++num_here;
+      ASSERT_TRUE(prl::testing::eventually([&] { return num_here == 3; }));
+      body(group);
+    });
+  }
 };
 
 TEST_P(GroupFaults, RankThatGivesUpIsQuoted) {
-  testing::run_threads(GetParam(), 3, [](Communicator& group) {
-    group.barrier();
+  run_three([](Communicator& group) {
     if (group.rank() == 1) return group.abort("row 7 of environment 'math' is not finite");
     try {
       float x = 1;
@@ -411,9 +410,9 @@ TEST_P(GroupFaults, RankThatGivesUpIsQuoted) {
 }
 
 TEST_P(GroupFaults, SilenceEndsWithTheDeadlineOfTheCall) {
+  constexpr milliseconds kLimit{2'000};  // within which ranks 0 and 1 hear each other, whatever else the machine does
   std::atomic<int> num_done{0};
-  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
-    group.barrier();
+  run_three([&](Communicator& group) {
     if (group.rank() == 2) {  // comes to the barrier when nobody waits any more
       EXPECT_TRUE(prl::testing::eventually([&] { return num_done == 2; }));
       EXPECT_THROW(group.barrier(), PeerLost);
@@ -421,14 +420,14 @@ TEST_P(GroupFaults, SilenceEndsWithTheDeadlineOfTheCall) {
     }
     const auto started = std::chrono::steady_clock::now();
     try {
-      group.barrier({.what = "end of step 5", .timeout = milliseconds(300)});
+      group.barrier({.what = "end of step 5", .timeout = kLimit});
       ADD_FAILURE() << "nobody was missing";
     } catch (const PeerLost& lost) {
       EXPECT_EQ(lost.ranks(), std::vector<int>{2}) << lost.what();
       const std::string message = lost.what();
       EXPECT_NE(message.find("end of step 5"), std::string::npos) << message;
       EXPECT_NE(message.find("barrier 1"), std::string::npos) << "what was last completed: " << message;
-      EXPECT_GE(std::chrono::steady_clock::now() - started, milliseconds(290));
+      EXPECT_GE(std::chrono::steady_clock::now() - started, kLimit - milliseconds(10));
     }
     ++num_done;
   });
@@ -438,8 +437,7 @@ TEST_P(GroupFaults, SilenceEndsWithTheDeadlineOfTheCall) {
 TEST_P(GroupFaults, WhoWaitsLearnsOfALossThatAnotherNoticed) {
   if (std::string_view(GetParam()) == "nccl") GTEST_SKIP() << "who waits in NCCL learns of ranks that died, not of silent ones";
   std::atomic<int> num_done{0};
-  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
-    group.barrier();
+  run_three([&](Communicator& group) {
     if (group.rank() == 2) {
       EXPECT_TRUE(prl::testing::eventually([&] { return num_done == 2; }));
       EXPECT_THROW(group.barrier(), PeerLost);
@@ -458,8 +456,7 @@ TEST_P(GroupFaults, WhoWaitsLearnsOfALossThatAnotherNoticed) {
 }
 
 TEST_P(GroupFaults, AbortFromAnotherThreadEndsAWait) {
-  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
-    group.barrier();
+  run_three([&](Communicator& group) {
     std::jthread other;
     if (group.rank() == 0) other = std::jthread([&] { group.abort("told to stop"); });
     std::vector<float> values = ones(10, group.rank());
@@ -472,8 +469,7 @@ TEST_P(GroupFaults, AbortFromAnotherThreadEndsAWait) {
 TEST_P(GroupFaults, ALossNoticedElsewhereIsToldToWhoWaits) {
   const bool quotes = std::string_view(GetParam()) != "nccl";  // there the rank that is silent is found by roll call
   std::atomic<int> num_done{0};
-  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
-    group.barrier();
+  run_three([&](Communicator& group) {
     if (group.rank() == 2) {
       EXPECT_TRUE(prl::testing::eventually([&] { return num_done == 2; }));
       EXPECT_THROW(group.barrier(), PeerLost);
@@ -494,8 +490,7 @@ TEST_P(GroupFaults, ALossNoticedElsewhereIsToldToWhoWaits) {
 }
 
 TEST_P(GroupFaults, ALossInAnotherGroupEndsThisOneAndNamesNobodyInIt) {
-  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
-    group.barrier();
+  run_three([&](Communicator& group) {
     if (group.rank() == 0) group.give_up_on(PeerLost({}, "rank 7 of another group is silent"));
     try {
       group.barrier({.timeout = 2 * prl::testing::kPatience});
@@ -511,8 +506,7 @@ TEST_P(GroupFaults, ALossInAnotherGroupEndsThisOneAndNamesNobodyInIt) {
 
 TEST_P(GroupFaults, AStartedOperationEndsWithItsDeadline) {
   std::atomic<int> num_done{0};
-  testing::run_threads(GetParam(), 3, [&](Communicator& group) {
-    group.barrier();
+  run_three([&](Communicator& group) {
     if (group.rank() == 2) {
       EXPECT_TRUE(prl::testing::eventually([&] { return num_done == 2; }));
       return;

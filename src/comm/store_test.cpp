@@ -1,28 +1,17 @@
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 
 #include <thread>
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "comm/store.hpp"
 
 namespace prl::comm {
 namespace {
 
-class TempFolder {
- public:
-  TempFolder() {
-    char name[] = "/tmp/prl-store-XXXXXX";
-    path_ = ::mkdtemp(name);
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
+using prl::testing::TempFolder;
 
 /// Two holders of the same store.
 struct Pair {

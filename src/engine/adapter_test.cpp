@@ -1,4 +1,4 @@
-// Adapters in the engine: rows under any of them have the trainer's bits, whatever shares their batch; updates, prefixes and limits.
+// Adapters in the engine: rows under any of them have the trainer's bits_of, whatever shares their batch; updates, prefixes and limits.
 // Compiled a second time for a GPU, where steps of decoding are recorded and adapters lie in slots.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/rng.hpp"
+#include "base/testing/eventually.hpp"
 #include "device/testing/test_runtime.hpp"
 #include "engine/adapter_set.hpp"
 #include "engine/engine.hpp"
@@ -23,8 +24,8 @@ using namespace std::chrono_literals;
 using testing::Collected;
 using ::testing::HasSubstr;
 
-constexpr auto kLong = 60s;
-constexpr std::int64_t kVocabSize = 300;
+using prl::testing::kPatience;
+constexpr std::int64_t kAdapterVocab = 300;
 constexpr std::size_t kNumAdapters = 16;
 
 std::string name_of(std::size_t i) { return fmt::format("adapter-{}", i); }
@@ -33,7 +34,7 @@ std::string name_of(std::size_t i) { return fmt::format("adapter-{}", i); }
 struct Lab {
   explicit Lab(DType compute_dtype) : session(make_test_runtime(), 2), compute(compute_dtype) {
     config = nn::make_model_config({.family = "qwen3",
-                                    .vocab_size = kVocabSize,
+                                    .vocab_size = kAdapterVocab,
                                     .hidden_size = 64,
                                     .intermediate_size = 96,
                                     .num_layers = 2,
@@ -94,35 +95,43 @@ struct Lab {
   std::vector<nn::AdapterPtr> adapters;
 };
 
-class Inbox {
+class AdapterInbox {
  public:
+  /// With `held_at` the engine stands still from that many tokens on, until go_on().
+  explicit AdapterInbox(std::size_t held_at = SIZE_MAX) : held_at_(held_at) {}
   void push(const StepEvent& event) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     num_tokens_ += event.delta.token_ids.size();
     collected_.on_event(event);
+    changed_.notify_all();
+    PRL_CHECK(changed_.wait_for(lock, kPatience, [&] { return num_tokens_ < held_at_; }), "the engine was held for ever");
+  }
+  void go_on() {
+    const std::lock_guard lock(mutex_);
+    held_at_ = SIZE_MAX;
     changed_.notify_all();
   }
   const wire::GenerateOutput& wait() {
     std::unique_lock lock(mutex_);
-    PRL_CHECK(changed_.wait_for(lock, kLong, [&] { return collected_.is_over; }), "the request never ended");
+    PRL_CHECK(changed_.wait_for(lock, kPatience, [&] { return collected_.is_over; }), "the request never ended");
     return collected_.output;
   }
   void wait_for_tokens(std::size_t count) {
     std::unique_lock lock(mutex_);
-    PRL_CHECK(changed_.wait_for(lock, kLong, [&] { return num_tokens_ >= count; }), "{} tokens never came", count);
+    PRL_CHECK(changed_.wait_for(lock, kPatience, [&] { return num_tokens_ >= count; }), "{} tokens never came", count);
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::size_t num_tokens_ = 0;
+  std::size_t num_tokens_ = 0, held_at_;
   Collected collected_;
 };
 
-std::vector<std::int32_t> random_prompt(std::size_t length, std::uint64_t seed) {
+std::vector<std::int32_t> random_adapter_prompt(std::size_t length, std::uint64_t seed) {
   Rng rng(seed);
   std::vector<std::int32_t> prompt(length);
-  for (auto& id : prompt) id = static_cast<std::int32_t>(rng.next_below(kVocabSize));
+  for (auto& id : prompt) id = static_cast<std::int32_t>(rng.next_below(kAdapterVocab));
   return prompt;
 }
 
@@ -140,7 +149,7 @@ AdapterRequest request_of(std::vector<std::int32_t> prompt, std::int32_t max_tok
   return request;
 }
 
-std::vector<std::uint32_t> bits(const std::vector<float>& values) {
+std::vector<std::uint32_t> bits_of(const std::vector<float>& values) {
   std::vector<std::uint32_t> out;
   for (const float value : values) out.push_back(std::bit_cast<std::uint32_t>(value));
   return out;
@@ -158,16 +167,16 @@ class Adapters : public ::testing::TestWithParam<DType> {
     engine_ = std::make_unique<Engine>(lab_.session.context().runtime, options, lab_.base);
     for (std::size_t i = 0; i < kNumAdapters; ++i) engine_->adapters().set(name_of(i), PolicyVersion{1}, {lab_.adapters[i], nullptr});
   }
-  std::shared_ptr<Inbox> submit(const AdapterRequest& request) {
-    auto inbox = std::make_shared<Inbox>();
+  std::shared_ptr<AdapterInbox> submit(const AdapterRequest& request, std::size_t held_at = SIZE_MAX) {
+    auto inbox = std::make_shared<AdapterInbox>(held_at);
     engine_->submit(
         request, [inbox](const StepEvent& event) { inbox->push(event); }, request.adapter);
     return inbox;
   }
   wire::GenerateOutput generate(const AdapterRequest& request) { return submit(request)->wait(); }
   std::vector<wire::GenerateOutput> run_together(const std::vector<AdapterRequest>& requests) {
-    engine_->pause(kLong);
-    std::vector<std::shared_ptr<Inbox>> inboxes;
+    engine_->pause(kPatience);
+    std::vector<std::shared_ptr<AdapterInbox>> inboxes;
     for (const auto& request : requests) inboxes.push_back(submit(request));
     engine_->resume();
     std::vector<wire::GenerateOutput> outputs;
@@ -179,7 +188,7 @@ class Adapters : public ::testing::TestWithParam<DType> {
     std::vector<AdapterRequest> requests;
     for (std::size_t i = 0; i < 2 * (kNumAdapters + 1); ++i) {
       const std::size_t adapter = (i * 7) % (kNumAdapters + 1);
-      requests.push_back(request_of(random_prompt(3 + (i * 37) % 70, i % 4), static_cast<std::int32_t>(4 + (i * 5) % 20), i,
+      requests.push_back(request_of(random_adapter_prompt(3 + (i * 37) % 70, i % 4), static_cast<std::int32_t>(4 + (i * 5) % 20), i,
                                     adapter == kNumAdapters ? "" : name_of(adapter)));
     }
     return requests;
@@ -191,7 +200,8 @@ class Adapters : public ::testing::TestWithParam<DType> {
   }
   void expect_exact(const AdapterRequest& request, const wire::GenerateOutput& output) {
     ASSERT_EQ(output.token_ids.size(), static_cast<std::size_t>(*request.sampling.max_tokens)) << output.error;
-    EXPECT_EQ(bits(output.logprobs), bits(lab_.evaluate(adapter_of(request), request.prompt_ids, output.token_ids))) << request.adapter;
+    EXPECT_EQ(bits_of(output.logprobs), bits_of(lab_.evaluate(adapter_of(request), request.prompt_ids, output.token_ids)))
+        << request.adapter;
   }
 
   Lab lab_;
@@ -206,14 +216,14 @@ TEST_P(Adapters, ABatchOfSixteenAndNoneHasTheBitsOfTheTrainerAndOfRowsAlone) {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     SCOPED_TRACE(i);
     expect_exact(requests[i], together[i]);
-    different.insert(bits(together[i].logprobs));
+    different.insert(bits_of(together[i].logprobs));
   }
   EXPECT_EQ(different.size(), requests.size());
   engine_->reset_prefix_cache();
   for (std::size_t i = 0; i < requests.size(); i += 3) {
     const auto alone = generate(requests[i]);
     EXPECT_EQ(alone.token_ids, together[i].token_ids) << i;
-    EXPECT_EQ(bits(alone.logprobs), bits(together[i].logprobs)) << i;
+    EXPECT_EQ(bits_of(alone.logprobs), bits_of(together[i].logprobs)) << i;
   }
 }
 
@@ -238,7 +248,7 @@ TEST_P(Adapters, FewPlacesForManyAdaptersOnlyTakeLonger) {
 
 TEST_P(Adapters, PrefixesAreThoseOfAnAdapterAndItsVersion) {
   make({});
-  const auto prompt = random_prompt(77, 1);
+  const auto prompt = random_adapter_prompt(77, 1);
   const auto cached_with = [&](const std::string& adapter) {
     const auto request = request_of(prompt, 8, 1, adapter);
     const auto output = generate(request);
@@ -256,17 +266,19 @@ TEST_P(Adapters, PrefixesAreThoseOfAnAdapterAndItsVersion) {
   const auto request = request_of(prompt, 8, 1, name_of(0));
   const auto updated = generate(request);
   EXPECT_EQ(updated.num_cached_tokens, 0);
-  EXPECT_EQ(bits(updated.logprobs), bits(lab_.evaluate(other, prompt, updated.token_ids)));
+  EXPECT_EQ(bits_of(updated.logprobs), bits_of(lab_.evaluate(other, prompt, updated.token_ids)));
   EXPECT_EQ(cached_with(name_of(1)), 64);
 }
 
 TEST_P(Adapters, AnUpdateInFlightPausesNothingAndMarksTheTokens) {
   make({});
-  const auto own = request_of(random_prompt(9, 1), 200, 1, name_of(3)), other = request_of(random_prompt(9, 1), 200, 1, name_of(4)),
-             none = request_of(random_prompt(9, 1), 200, 1, "");
-  auto under_way = submit(own), beside = submit(other), plain = submit(none);
+  const auto own = request_of(random_adapter_prompt(9, 1), 200, 1, name_of(3)),
+             other = request_of(random_adapter_prompt(9, 1), 200, 1, name_of(4)),
+             none = request_of(random_adapter_prompt(9, 1), 200, 1, "");
+  auto under_way = submit(own, 3), beside = submit(other), plain = submit(none);
   under_way->wait_for_tokens(3);
   engine_->adapters().set(name_of(3), PolicyVersion{8}, {lab_.make(50), nullptr});
+  under_way->go_on();
   const auto& output = under_way->wait();
   ASSERT_EQ(output.token_ids.size(), 200u) << output.error;
   EXPECT_EQ(output.version_start.value, 1);
@@ -284,8 +296,8 @@ TEST_P(Adapters, AnUpdateInFlightPausesNothingAndMarksTheTokens) {
 
 TEST_P(Adapters, NamesThatAreGoneAreRefusedAndRequestsInFlightEnd) {
   make({});
-  const auto request = request_of(random_prompt(9, 1), 150, 1, name_of(5));
-  auto under_way = submit(request);
+  const auto request = request_of(random_adapter_prompt(9, 1), 150, 1, name_of(5));
+  auto under_way = submit(request, 1);
   under_way->wait_for_tokens(1);
   EXPECT_TRUE(engine_->adapters().remove(name_of(5)));
   EXPECT_FALSE(engine_->adapters().remove(name_of(5)));
@@ -296,16 +308,18 @@ TEST_P(Adapters, NamesThatAreGoneAreRefusedAndRequestsInFlightEnd) {
     EXPECT_EQ(error.code(), ErrorCode::kNotFound);
     EXPECT_THAT(error.what(), HasSubstr("adapter-5"));
   }
+  under_way->go_on();
   expect_exact(request, under_way->wait());
 }
 
 TEST_P(Adapters, TheirProofIsThatOfTheModelWithThem) {
   make({});
-  const WeightProof base = engine_->proof(kLong), one = engine_->proof_of(name_of(1), kLong), two = engine_->proof_of(name_of(2), kLong);
+  const WeightProof base = engine_->proof(kPatience), one = engine_->proof_of(name_of(1), kPatience),
+                    two = engine_->proof_of(name_of(2), kPatience);
   EXPECT_EQ(one.checksum, nn::checksum(lab_.session.context(), *lab_.with(lab_.adapters[1])).combined);
   EXPECT_NE(one.checksum, base.checksum);
   EXPECT_NE(one.checksum, two.checksum);
-  EXPECT_NE(bits(one.probe_logprobs), bits(base.probe_logprobs));
+  EXPECT_NE(bits_of(one.probe_logprobs), bits_of(base.probe_logprobs));
 }
 
 INSTANTIATE_TEST_SUITE_P(Engine, Adapters, ::testing::Values(DType::kF32, DType::kBF16),
