@@ -6,8 +6,8 @@
 # CUDA_JOINED: small kernel files below cuda/ that are compiled together, "one two three" for each group.
 # Files named *_avx2.cpp, *_avx512.cpp, *_amx.cpp get the flags of that instruction set; nothing else does.
 set(PRL_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror)
-# Modules whose files are compiled a few at a time: what these include takes longer to compile than what they say. Names in unnamed
-# namespaces must then differ within a module. Files with kernels (kernels_*.cpp) stay alone.
+# Modules whose files are compiled a few at a time: what these include takes longer to compile than what they say. So are all tests. Names
+# in unnamed namespaces must then differ within a module. Files with kernels (kernels_*.cpp) stay alone.
 option(PRL_JOIN "Compile the files of a module a few at a time" ON)
 set(PRL_JOINED base device ops autograd nn monitor config wire text grammar net env rollouts router io eval orchestrator weights engine trainer server dashboard launch tools)
 # What a release build gives modules that run little beside what they wait for, where -O2 takes longer to compile: -O1 takes three
@@ -25,6 +25,14 @@ function(prl_optimize target module)
   elseif(module IN_LIST PRL_OPTIMIZED_LEAST)
     # -Og inlines less, and then GCC takes members of an empty std::optional for uninitialized.
     target_compile_options(${target} PRIVATE "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-Og;-Wno-maybe-uninitialized>")
+  endif()
+endfunction()
+
+# prl_join(TARGET): its files are compiled a few at a time.
+function(prl_join target)
+  if(PRL_JOIN)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)  # it asks for the main file
   endif()
 endfunction()
 
@@ -58,9 +66,8 @@ function(prl_module name)
   if(sources)
     prl_precompile(${target})
   endif()
-  if(sources AND PRL_JOIN AND name IN_LIST PRL_JOINED)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)  # it asks for the main file
+  if(sources AND name IN_LIST PRL_JOINED)
+    prl_join(${target})
   endif()
   if(PRL_WITH_CUDA)
     prl_cuda_sources(${name} ${target} "${M_CUDA_JOINED}" ${M_CUDA_TESTS})
@@ -110,6 +117,7 @@ function(prl_module name)
   if(PRL_TESTS AND tests)
     add_executable(${name}_test ${tests})
     target_compile_options(${name}_test PRIVATE ${PRL_WARNINGS} ${test_optimization})
+    prl_join(${name}_test)
     target_link_libraries(${name}_test PRIVATE ${target} prl_test_source_dir prl_unit_test_main GTest::gmock GTest::gtest)
     prl_precompile(${name}_test test)
     add_test(NAME ${name}_test COMMAND ${name}_test)

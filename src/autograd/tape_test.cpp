@@ -11,7 +11,7 @@
 namespace prl::autograd {
 namespace {
 
-class TapeTest : public testing::Test {
+class TapeTest : public ::testing::Test {
  protected:
   TapeTest() : session_(make_cpu_runtime(), 1), arena_(ctx().runtime) {}
   ops::OpContext& ctx() { return session_.context(); }

@@ -11,10 +11,9 @@ using ::testing::Contains;
 using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::kRlLine;
 using testing::load_line;
 using ::testing::Not;
-
-const std::string kRl = "rl --model.name ./m --inference ";
 
 TEST(OneProcess, KeysOfServersAndTransportsAreReportedAsWithoutEffect) {
   const std::pair<const char*, const char*> lines[] = {
@@ -31,36 +30,36 @@ TEST(OneProcess, KeysOfServersAndTransportsAreReportedAsWithoutEffect) {
       {"--inference.compute.dtype float32", "inference.compute.dtype"},
   };
   for (const auto& [flags, key] : lines) {
-    EXPECT_THAT(load_line<RlConfig>(kRl + flags).warnings,
+    EXPECT_THAT(load_line<RlConfig>(kRlLine + flags).warnings,
                 Contains(AllOf(HasSubstr("without effect"), HasSubstr(std::string(key) + " (in one process"))))
         << flags;
-    const auto several = load_line<RlConfig>(kRl + "--deployment.type single_node " + flags);
+    const auto several = load_line<RlConfig>(kRlLine + "--deployment.type single_node " + flags);
     EXPECT_THAT(several.warnings, Not(Contains(HasSubstr("in one process")))) << flags;
   }
 }
 
 TEST(OneProcess, SharedKeysAndTheOnesThatWorkAreNotReported) {
-  EXPECT_THAT(
-      load_line<RlConfig>(kRl + "--log.level debug --log.json-logging --compute.dtype float32 --compute.device cpu --inference.seed 3 "
-                                "--inference.compute.num-threads 1 --inference.kv.block-size 8 --inference.server.max-queued-requests 3 "
-                                "--orchestrator.client.wait-for-ready-timeout 3 --orchestrator.log.interval 3 --log.interval 3")
-          .warnings,
-      IsEmpty());
+  EXPECT_THAT(load_line<RlConfig>(kRlLine +
+                                  "--log.level debug --log.json-logging --compute.dtype float32 --compute.device cpu --inference.seed 3 "
+                                  "--inference.compute.num-threads 1 --inference.kv.block-size 8 --inference.server.max-queued-requests 3 "
+                                  "--orchestrator.client.wait-for-ready-timeout 3 --orchestrator.log.interval 3 --log.interval 3")
+                  .warnings,
+              IsEmpty());
 }
 
 TEST(OneProcess, TrainerAndEngineShareDeviceAndType) {
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--inference.compute.device cuda"),
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.compute.device cuda"),
               HasSubstr("inference.compute.device: differs from trainer.compute.device, which is auto"));
-  EXPECT_EQ(error_of<RlConfig>(kRl + "--inference.compute.device cuda --deployment.type single_node"), "");
-  EXPECT_EQ(error_of<RlConfig>(kRl + "--compute.device cpu --inference.compute.device cpu"), "");
-  const RlConfig config = load_line<RlConfig>(kRl + "--trainer.compute.dtype bfloat16 --trainer.compute.device cpu").config;
+  EXPECT_EQ(error_of<RlConfig>(kRlLine + "--inference.compute.device cuda --deployment.type single_node"), "");
+  EXPECT_EQ(error_of<RlConfig>(kRlLine + "--compute.device cpu --inference.compute.device cpu"), "");
+  const RlConfig config = load_line<RlConfig>(kRlLine + "--trainer.compute.dtype bfloat16 --trainer.compute.device cpu").config;
   EXPECT_EQ(config.inference->compute.dtype, ComputeDType::kBFloat16);
   EXPECT_EQ(config.inference->model.dtype, ComputeDType::kBFloat16);
   EXPECT_EQ(config.inference->compute.device, DeviceKind::kCpu);
 }
 
 TEST(OneProcess, EverythingStaysInMemoryWhateverIsWritten) {
-  const RlConfig config = load_line<RlConfig>(kRl + "--weight-broadcast.type filesystem --rollout-transport.type zmq").config;
+  const RlConfig config = load_line<RlConfig>(kRlLine + "--weight-broadcast.type filesystem --rollout-transport.type zmq").config;
   EXPECT_TRUE(std::holds_alternative<LocalBroadcast>(config.trainer.weight_broadcast));
   EXPECT_TRUE(std::holds_alternative<LocalBroadcast>(config.orchestrator.weight_broadcast));
   EXPECT_TRUE(std::holds_alternative<LocalRollouts>(config.trainer.rollout_transport));
@@ -72,7 +71,7 @@ TEST(OneProcess, TheEngineTakesNoMoreContextThanSamplesAndPositionsHave) {
   context.num_positions = [](const std::string& model) { return model == "./m" ? std::optional<int>(512) : std::nullopt; };
   for (const std::string shape : {"", "--deployment.type single_node "}) {
     const auto length = [&](const std::string& flags) {
-      return load_line<RlConfig>(kRl + shape + flags, context).config.inference->model.max_model_len;
+      return load_line<RlConfig>(kRlLine + shape + flags, context).config.inference->model.max_model_len;
     };
     EXPECT_EQ(length(""), 512);
     EXPECT_EQ(length("--seq-len 100"), 100);

@@ -13,12 +13,11 @@ using ::testing::Contains;
 using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::kRlLine;
 using testing::load_line;
 
-const std::string kRl = "rl --model.name ./m --inference ";
-
 TEST(Sampling, EnvironmentsTakeFromTheirSectionWhatTheyLeaveOut) {
-  const RlConfig rl = load_line<RlConfig>(kRl +
+  const RlConfig rl = load_line<RlConfig>(kRlLine +
                                           "--orchestrator.sampling.temperature 0.7 --orchestrator.sampling.max-completion-tokens 40 "
                                           "--orchestrator.env [{\"id\":\"reverse-text\",\"sampling\":{\"max_completion_tokens\":9}}] "
                                           "--orchestrator.eval.sampling.top-p 0.5 --orchestrator.eval.sampling.top-k 3 "
@@ -37,21 +36,21 @@ TEST(Sampling, EnvironmentsTakeFromTheirSectionWhatTheyLeaveOut) {
 }
 
 TEST(Sampling, ATemperatureThatCannotTrainIsRefused) {
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--orchestrator.sampling.temperature 0"),
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--orchestrator.sampling.temperature 0"),
               HasSubstr("orchestrator.train.sampling.temperature: is 0, from which a policy cannot learn"));
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--orchestrator.env [{\"id\":\"reverse-text\",\"sampling\":{\"temperature\":0.005}}]"),
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--orchestrator.env [{\"id\":\"reverse-text\",\"sampling\":{\"temperature\":0.005}}]"),
               HasSubstr("orchestrator.train.env.0.sampling.temperature: is 0.005"));
   EXPECT_THAT(error_of<OrchestratorConfig>("orchestrator --sampling.temperature 0"), HasSubstr("train.sampling.temperature: is 0"));
   const std::string teacher = "--orchestrator.teacher.model.name t --orchestrator.teacher.client.base-url http://h:1/v1 ";
-  EXPECT_THAT(error_of<RlConfig>(kRl + teacher + "--orchestrator.training-mode opd --orchestrator.sampling.temperature 0"),
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + teacher + "--orchestrator.training-mode opd --orchestrator.sampling.temperature 0"),
               HasSubstr("cannot learn"));
-  EXPECT_EQ(error_of<RlConfig>(kRl + teacher + "--orchestrator.training-mode sft --orchestrator.sampling.temperature 0"), "")
+  EXPECT_EQ(error_of<RlConfig>(kRlLine + teacher + "--orchestrator.training-mode sft --orchestrator.sampling.temperature 0"), "")
       << "a teacher may write its likeliest answers";
-  EXPECT_EQ(error_of<RlConfig>(kRl + "--orchestrator.eval.sampling.temperature 0"), "");
+  EXPECT_EQ(error_of<RlConfig>(kRlLine + "--orchestrator.eval.sampling.temperature 0"), "");
 }
 
 TEST(Sampling, WhatChangesTheSampledDistributionIsNamed) {
-  const auto warnings = [](const std::string& flags) { return load_line<RlConfig>(kRl + flags).warnings; };
+  const auto warnings = [](const std::string& flags) { return load_line<RlConfig>(kRlLine + flags).warnings; };
   EXPECT_THAT(warnings("--orchestrator.sampling.repetition-penalty 1.1"),
               Contains(AllOf(HasSubstr("orchestrator.train.sampling.repetition_penalty: is 1.1"), HasSubstr("mismatch_kl"))));
   EXPECT_THAT(warnings("--orchestrator.env.0.sampling.min-tokens 4"),
@@ -63,7 +62,7 @@ TEST(Sampling, WhatChangesTheSampledDistributionIsNamed) {
 
 TEST(Sampling, RetriesComeFromTheSectionUnlessTheEnvironmentSaysOtherwise) {
   const auto rl = load_line<RlConfig>(
-      kRl + "--orchestrator.train.max-retries 7 --orchestrator.env [{\"id\":\"reverse-text\"},{\"id\":\"gsm8k\",\"max_retries\":0}]");
+      kRlLine + "--orchestrator.train.max-retries 7 --orchestrator.env [{\"id\":\"reverse-text\"},{\"id\":\"gsm8k\",\"max_retries\":0}]");
   EXPECT_EQ(rl.config.orchestrator.train.env[0].max_retries, 7);
   EXPECT_EQ(rl.config.orchestrator.train.env[1].max_retries, 0);
   const auto eval = load_line<EvalConfig>(
@@ -87,7 +86,7 @@ TEST(Sampling, FlagsChangeTheOnlyEnvironmentOfAFile) {
 }
 
 TEST(Sampling, ASavedConfigurationKeepsWhatWasWrittenOfAnEnvironmentAndNotWhatItTook) {
-  const auto rl = load_line<RlConfig>(kRl +
+  const auto rl = load_line<RlConfig>(kRlLine +
                                       "--orchestrator.sampling.temperature 0.7 --orchestrator.train.max-retries 5 "
                                       "--orchestrator.env.id gsm8k --orchestrator.env.sampling.max-completion-tokens 9");
   const Value saved = without_derived(dump(ops_of<RlConfig>(), &rl.config, NullStyle::kAlways), rl.provenance);
@@ -96,14 +95,14 @@ TEST(Sampling, ASavedConfigurationKeepsWhatWasWrittenOfAnEnvironmentAndNotWhatIt
   EXPECT_EQ(at("sampling.max_completion_tokens")->as_int(), 9);
   EXPECT_EQ(at("sampling.temperature"), nullptr) << "follows from the section's";
   EXPECT_EQ(at("max_retries"), nullptr) << "follows from the section's";
-  const auto own = load_line<RlConfig>(kRl + "--orchestrator.env.id gsm8k --orchestrator.env.max-retries 1");
+  const auto own = load_line<RlConfig>(kRlLine + "--orchestrator.env.id gsm8k --orchestrator.env.max-retries 1");
   const Value kept = without_derived(dump(ops_of<RlConfig>(), &own.config, NullStyle::kAlways), own.provenance);
   ASSERT_NE(find_path(kept, "orchestrator.train.env.0.max_retries"), nullptr);
   EXPECT_EQ(find_path(kept, "orchestrator.train.env.0.max_retries")->as_int(), 1);
 }
 
 TEST(Sampling, EnforcedFiltersAreBuilt) {
-  EXPECT_THAT(load_line<RlConfig>(kRl + "--orchestrator.filters [{\"type\":\"gibberish\",\"enforce\":true}]").not_built, IsEmpty());
+  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--orchestrator.filters [{\"type\":\"gibberish\",\"enforce\":true}]").not_built, IsEmpty());
 }
 
 }  // namespace

@@ -16,13 +16,12 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using testing::is_not_built;
 using ::testing::IsEmpty;
+using testing::kRlLine;
 using testing::load_line;
 using ::testing::SizeIs;
 
-const std::string kRl = "rl --model.name ./m --inference ";
-
 TEST(ResolveRl, DefaultsAreOneProcessWithEverythingInMemory) {
-  const auto rl = load_line<RlConfig>(kRl);
+  const auto rl = load_line<RlConfig>(kRlLine);
   EXPECT_TRUE(std::holds_alternative<ColocatedDeployment>(*rl.config.deployment));
   EXPECT_TRUE(std::holds_alternative<LocalBroadcast>(rl.config.trainer.weight_broadcast));
   EXPECT_TRUE(std::holds_alternative<LocalBroadcast>(rl.config.inference->weight_broadcast));
@@ -35,27 +34,27 @@ TEST(ResolveRl, DefaultsAreOneProcessWithEverythingInMemory) {
 }
 
 TEST(ResolveRl, ShareOfMemoryIsForEnginesAlone) {
-  const std::string line = kRl + "--inference.gpu-memory-utilization 0.5 ";
+  const std::string line = kRlLine + "--inference.gpu-memory-utilization 0.5 ";
   EXPECT_THAT(load_line<RlConfig>(line).warnings, Contains(HasSubstr("inference.gpu_memory_utilization (in one process")));
   EXPECT_THAT(load_line<RlConfig>(line + "--deployment.type single_node").warnings, IsEmpty());
 }
 
 TEST(ResolveRl, ProcessesExchangeFiles) {
-  const auto rl = load_line<RlConfig>(kRl + "--deployment.type single_node");
+  const auto rl = load_line<RlConfig>(kRlLine + "--deployment.type single_node");
   EXPECT_TRUE(std::holds_alternative<FilesystemBroadcast>(rl.config.inference->weight_broadcast));
   EXPECT_TRUE(std::holds_alternative<FilesystemRollouts>(rl.config.trainer.rollout_transport));
   Context two = testing::plain_context();
   two.num_devices = 2;
-  EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*load_line<RlConfig>(kRl, two).config.deployment));
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--deployment.type single_node --weight-broadcast.type local"),
+  EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*load_line<RlConfig>(kRlLine, two).config.deployment));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--deployment.type single_node --weight-broadcast.type local"),
               HasSubstr("weight_broadcast.type: local needs deployment.type colocated"));
   EXPECT_TRUE(std::holds_alternative<ZmqRollouts>(
-      load_line<RlConfig>(kRl + "--deployment.type single_node --rollout-transport.type zmq").config.orchestrator.rollout_transport));
+      load_line<RlConfig>(kRlLine + "--deployment.type single_node --rollout-transport.type zmq").config.orchestrator.rollout_transport));
 }
 
 TEST(ResolveRl, SharedKeysReachTheRoles) {
   const auto rl = load_line<RlConfig>(
-      kRl +
+      kRlLine +
       "--max-steps 7 --seq-len 512 --max-async-level 3 --log.level debug --seed 9 --compute.num-threads 2 --output-dir out/x "
       "--tokenizer.chat-template t.jinja --max-model-len 256 --ckpt.interval 4 --ckpt.weights-only --ckpt.resume-step -1 "
       "--wandb.offline --wandb.project p --env-vars {\"A\":\"1\"} --trainer.env-vars {\"A\":\"2\"}");
@@ -87,40 +86,42 @@ TEST(ResolveRl, SharedKeysReachTheRoles) {
 TEST(ResolveRl, AChatTemplateNamedForOneRoleIsThatOfAllThree) {
   for (const char* key : {"--tokenizer.chat-template", "--trainer.tokenizer.chat-template", "--orchestrator.tokenizer.chat-template",
                           "--inference.model.chat-template"}) {
-    const auto rl = load_line<RlConfig>(kRl + key + " t.jinja");
+    const auto rl = load_line<RlConfig>(kRlLine + key + " t.jinja");
     EXPECT_EQ(rl.config.trainer.tokenizer.chat_template, "t.jinja") << key;
     EXPECT_EQ(rl.config.orchestrator.tokenizer.chat_template, "t.jinja") << key;
     EXPECT_EQ(rl.config.inference->model.chat_template, "t.jinja") << key;
   }
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--inference.model.chat-template a.jinja --trainer.tokenizer.chat-template b.jinja"),
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference.model.chat-template a.jinja --trainer.tokenizer.chat-template b.jinja"),
               HasSubstr("differs from"));
 }
 
 TEST(ResolveRl, DifferentExplicitValuesAreListedInPairs) {
-  const std::string error = error_of<RlConfig>(kRl + "--max-steps 7 --trainer.max-steps 8 --orchestrator.seed 1 --seed 2");
+  const std::string error = error_of<RlConfig>(kRlLine + "--max-steps 7 --trainer.max-steps 8 --orchestrator.seed 1 --seed 2");
   EXPECT_THAT(error, HasSubstr("trainer.max_steps: differs from max_steps = \"7\" [flag --max-steps]"));
   EXPECT_THAT(error, HasSubstr("orchestrator.seed: differs from seed"));
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--max-steps 7 --trainer.max-steps 7"), "");
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.output-dir elsewhere"), HasSubstr("trainer.output_dir: must be the folder of the run"));
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.max-steps 3 --orchestrator.max-steps 4"), HasSubstr("must equal orchestrator.max_steps"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--max-steps 7 --trainer.max-steps 7"), "");
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.output-dir elsewhere"),
+              HasSubstr("trainer.output_dir: must be the folder of the run"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.max-steps 3 --orchestrator.max-steps 4"),
+              HasSubstr("must equal orchestrator.max_steps"));
 }
 
 TEST(ResolveRl, OneSideSpeaksForBoth) {
-  const auto rl = load_line<RlConfig>(kRl + "--trainer.ckpt.interval 10 --trainer.ckpt.keep-last 3 --orchestrator.max-steps 5");
+  const auto rl = load_line<RlConfig>(kRlLine + "--trainer.ckpt.interval 10 --trainer.ckpt.keep-last 3 --orchestrator.max-steps 5");
   EXPECT_EQ(rl.config.orchestrator.ckpt->interval, 10);
   EXPECT_EQ(rl.config.orchestrator.ckpt->keep_last, 3);
   EXPECT_EQ(rl.config.trainer.max_steps, 5);
 }
 
 TEST(ResolveRl, SwitchingOffWinsOverSections) {
-  const auto rl = load_line<RlConfig>(kRl + "--trainer.wandb.project p --no-wandb --trainer.ckpt --ckpt None");
+  const auto rl = load_line<RlConfig>(kRlLine + "--trainer.wandb.project p --no-wandb --trainer.ckpt --ckpt None");
   EXPECT_FALSE(rl.config.trainer.wandb.has_value());
   EXPECT_FALSE(rl.config.trainer.ckpt.has_value());
   EXPECT_FALSE(rl.config.orchestrator.ckpt.has_value());
 }
 
 TEST(ResolveRl, ContradictionsAreFound) {
-  const auto error = [](const std::string& flags) { return error_of<RlConfig>(kRl + flags); };
+  const auto error = [](const std::string& flags) { return error_of<RlConfig>(kRlLine + flags); };
   EXPECT_THAT(error("--orchestrator.batch-size 10 --orchestrator.group-size 4"),
               HasSubstr("orchestrator.group_size: must divide batch_size"));
   EXPECT_THAT(error("--orchestrator.batch-size 8 --orchestrator.token-batch-size 10"), HasSubstr("not both"));
@@ -196,25 +197,25 @@ TEST(ResolveRl, ATeacherBesideTheReward) {
 
 TEST(ResolveRl, AllContradictionsComeAtOnce) {
   const std::string error = error_of<RlConfig>(
-      kRl + "--max-stepz 3 --seq-len x --orchestrator.batch-size 10 --orchestrator.group-size 4 --trainer.scheduler.type linear");
+      kRlLine + "--max-stepz 3 --seq-len x --orchestrator.batch-size 10 --orchestrator.group-size 4 --trainer.scheduler.type linear");
   EXPECT_THAT(error, HasSubstr("4 problems"));
 }
 
 TEST(ResolveRl, LossesNamedAfterAdvantagesChooseThem) {
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--trainer.loss.type rloo").config.orchestrator.advantage.type, AdvantageType::kRloo);
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--trainer.loss.type opo").config.orchestrator.advantage.type, AdvantageType::kOpo);
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--trainer.loss.type cispo").config.orchestrator.advantage.type, AdvantageType::kGrpo);
+  EXPECT_EQ(load_line<RlConfig>(kRlLine + "--trainer.loss.type rloo").config.orchestrator.advantage.type, AdvantageType::kRloo);
+  EXPECT_EQ(load_line<RlConfig>(kRlLine + "--trainer.loss.type opo").config.orchestrator.advantage.type, AdvantageType::kOpo);
+  EXPECT_EQ(load_line<RlConfig>(kRlLine + "--trainer.loss.type cispo").config.orchestrator.advantage.type, AdvantageType::kGrpo);
 }
 
 TEST(ResolveRl, DeterministicIsLockStep) {
-  const auto rl = load_line<RlConfig>(kRl + "--deterministic");
+  const auto rl = load_line<RlConfig>(kRlLine + "--deterministic");
   EXPECT_EQ(rl.config.trainer.max_async_level, 0);
   EXPECT_EQ(rl.config.orchestrator.max_async_level, 0);
   EXPECT_TRUE(rl.config.inference->deterministic);
 }
 
 TEST(ResolveRl, TheClientFollowsTheServer) {
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--inference.server.port 8123").config.orchestrator.student.client.base_url.front(),
+  EXPECT_EQ(load_line<RlConfig>(kRlLine + "--inference.server.port 8123").config.orchestrator.student.client.base_url.front(),
             "http://127.0.0.1:8123/v1");
   const auto external = load_line<RlConfig>("rl --model.name ./m --orchestrator.client.base-url http://10.0.0.1:9000/v1");
   EXPECT_FALSE(external.config.inference.has_value());
@@ -223,21 +224,21 @@ TEST(ResolveRl, TheClientFollowsTheServer) {
 }
 
 TEST(ResolveRl, OversamplingAndConcurrencyBoundTheRolloutsInFlight) {
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.batch-size 8 --orchestrator.oversampling-factor 2.5")
+  EXPECT_EQ(load_line<RlConfig>(kRlLine + "--orchestrator.batch-size 8 --orchestrator.oversampling-factor 2.5")
                 .config.orchestrator.max_inflight_rollouts,
             20);
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.concurrency.max-inflight 40").config.orchestrator.max_inflight_rollouts, 40);
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--orchestrator.max-concurrent 64").config.orchestrator.max_inflight_rollouts, 64);
+  EXPECT_EQ(load_line<RlConfig>(kRlLine + "--orchestrator.concurrency.max-inflight 40").config.orchestrator.max_inflight_rollouts, 40);
+  EXPECT_EQ(load_line<RlConfig>(kRlLine + "--orchestrator.max-concurrent 64").config.orchestrator.max_inflight_rollouts, 64);
 }
 
 TEST(ResolveRl, BenchModeTrainsOnFakeDataOfTheOrchestratorsSize) {
-  const auto tables = load_line<RlConfig>(kRl + "--bench.output-json t.json --orchestrator.bench.output-json o.json").config;
+  const auto tables = load_line<RlConfig>(kRlLine + "--bench.output-json t.json --orchestrator.bench.output-json o.json").config;
   EXPECT_EQ(tables.trainer.bench->output_json, "t.json");
   EXPECT_EQ(tables.orchestrator.bench->output_json, "o.json");
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--bench.output-json t.json").config.orchestrator.bench->output_json, std::nullopt);
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--bench.output-json t.json --orchestrator.bench.output-json t.json"),
+  EXPECT_EQ(load_line<RlConfig>(kRlLine + "--bench.output-json t.json").config.orchestrator.bench->output_json, std::nullopt);
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--bench.output-json t.json --orchestrator.bench.output-json t.json"),
               HasSubstr("the file of the trainer's table"));
-  const auto rl = load_line<RlConfig>(kRl + "--bench --ckpt --orchestrator.batch-size 64 --orchestrator.eval --wandb.offline");
+  const auto rl = load_line<RlConfig>(kRlLine + "--bench --ckpt --orchestrator.batch-size 64 --orchestrator.eval --wandb.offline");
   EXPECT_EQ(rl.config.trainer.max_steps, 4);
   EXPECT_EQ(rl.config.orchestrator.max_steps, 4);
   EXPECT_EQ(rl.config.trainer.data.fake->batch_size, 64);
@@ -247,23 +248,23 @@ TEST(ResolveRl, BenchModeTrainsOnFakeDataOfTheOrchestratorsSize) {
 }
 
 TEST(ResolveRl, TwoGpusAreTwoProcessesAndOneIsOne) {
-  const auto two = load_line<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 1");
+  const auto two = load_line<RlConfig>(kRlLine + "--inference-gpu-ids 0 --trainer-gpu-ids 1");
   EXPECT_TRUE(std::holds_alternative<SingleNodeDeployment>(*two.config.deployment));
   EXPECT_THAT(two.not_built, IsEmpty());
-  const auto one = load_line<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 0");
+  const auto one = load_line<RlConfig>(kRlLine + "--inference-gpu-ids 0 --trainer-gpu-ids 0");
   EXPECT_TRUE(std::holds_alternative<ColocatedDeployment>(*one.config.deployment));
-  const auto three = load_line<RlConfig>(kRl + "--inference-gpu-ids 0,1 --trainer-gpu-ids 2");
+  const auto three = load_line<RlConfig>(kRlLine + "--inference-gpu-ids 0,1 --trainer-gpu-ids 2");
   EXPECT_THAT(three.not_built, IsEmpty());
   EXPECT_EQ(num_engines(*three.config.inference), 2);
   EXPECT_THAT(three.config.orchestrator.student.client.base_url, SizeIs(2));
-  const auto ranks = load_line<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 1,2");
+  const auto ranks = load_line<RlConfig>(kRlLine + "--inference-gpu-ids 0 --trainer-gpu-ids 1,2");
   EXPECT_THAT(ranks.not_built, IsEmpty());
   EXPECT_EQ(std::get<SingleNodeDeployment>(*ranks.config.deployment).num_train_gpus, 2);
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--inference-gpu-ids 0 --trainer-gpu-ids 1 --deployment.type colocated"), HasSubstr("differ"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference-gpu-ids 0 --trainer-gpu-ids 1 --deployment.type colocated"), HasSubstr("differ"));
 }
 
 TEST(ResolveRl, EnginesFollowFromGpusOrCopiesAndHaveAnAddressEach) {
-  const std::string node = kRl + "--compute.device cpu --deployment.type single_node ";
+  const std::string node = kRlLine + "--compute.device cpu --deployment.type single_node ";
   const auto copies = load_line<RlConfig>(node + "--inference.parallel.dp 3 --inference.server.port 8100").config;
   EXPECT_THAT(copies.orchestrator.student.client.base_url,
               ElementsAre("http://127.0.0.1:8100/v1", "http://127.0.0.1:8101/v1", "http://127.0.0.1:8102/v1"));
@@ -272,19 +273,20 @@ TEST(ResolveRl, EnginesFollowFromGpusOrCopiesAndHaveAnAddressEach) {
   EXPECT_EQ(num_engines(*load_line<RlConfig>(node + "--inference.api-server-count 4").config.inference), 4);
   EXPECT_THAT(error_of<RlConfig>(node + "--deployment.num-infer-gpus 2 --inference.parallel.dp 1"), HasSubstr("inference.parallel.dp"));
   EXPECT_THAT(error_of<RlConfig>(node + "--inference.parallel.dp 3 --inference.server.port 65534"), HasSubstr("inference.server.port"));
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--deployment.type colocated --inference.parallel.dp 2"), HasSubstr("single_node"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--deployment.type colocated --inference.parallel.dp 2"), HasSubstr("single_node"));
   Context gpus = testing::plain_context();
   gpus.num_devices = 8;
-  const auto split = load_line<RlConfig>(kRl + "--deployment.type single_node --deployment.num-infer-gpus 3", gpus).config;
+  const auto split = load_line<RlConfig>(kRlLine + "--deployment.type single_node --deployment.num-infer-gpus 3", gpus).config;
   EXPECT_THAT(*split.inference_gpu_ids, ElementsAre(0, 1, 2));
   EXPECT_THAT(*split.trainer_gpu_ids, ElementsAre(3));
   const auto both =
-      load_line<RlConfig>(kRl + "--deployment.type single_node --deployment.num-infer-gpus 2 --deployment.num-train-gpus 4", gpus).config;
+      load_line<RlConfig>(kRlLine + "--deployment.type single_node --deployment.num-infer-gpus 2 --deployment.num-train-gpus 4", gpus)
+          .config;
   EXPECT_THAT(*both.trainer_gpu_ids, ElementsAre(2, 3, 4, 5));
 }
 
 TEST(ResolveRl, OverSeveralNodesEveryGpuOfInferenceHasAnEngine) {
-  const std::string nodes = kRl + "--deployment.type multi_node --deployment.gpus-per-node 4 ";
+  const std::string nodes = kRlLine + "--deployment.type multi_node --deployment.gpus-per-node 4 ";
   const auto two = load_line<RlConfig>(nodes + "--deployment.num-infer-nodes 2 --deployment.num-train-nodes 3");
   EXPECT_THAT(two.not_built, IsEmpty());
   EXPECT_EQ(num_engines(*two.config.inference), 8);
@@ -296,7 +298,7 @@ TEST(ResolveRl, OverSeveralNodesEveryGpuOfInferenceHasAnEngine) {
 }
 
 TEST(ResolveRl, NodesInGroupsHoldACopyOfTheStateEach) {
-  const std::string nodes = kRl + "--deployment.type multi_node --deployment.num-train-nodes 4 ";
+  const std::string nodes = kRlLine + "--deployment.type multi_node --deployment.num-train-nodes 4 ";
   EXPECT_EQ(load_line<RlConfig>(nodes + "--deployment.nodes-per-fsdp-group 2").config.trainer.model.dp_replicate, 2);
   EXPECT_EQ(
       load_line<RlConfig>(nodes + "--deployment.nodes-per-fsdp-group 1 --trainer.model.dp-replicate 4").config.trainer.model.dp_replicate,
@@ -310,13 +312,14 @@ TEST(ResolveRl, NodesInGroupsHoldACopyOfTheStateEach) {
 
 TEST(ResolveRl, RanksToARowAndCopiesDivideTheRanksThereAre) {
   constexpr const char* kOne = "is 2, but must divide the number of trainer ranks, which is 1 in this deployment";
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.model.cp 2"), AllOf(HasSubstr("trainer.model.cp"), HasSubstr(kOne)));
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.model.dp-replicate 2"), AllOf(HasSubstr("trainer.model.dp_replicate"), HasSubstr(kOne)));
-  const std::string processes = kRl + "--trainer.model.cp 2 --deployment.type single_node --deployment.num-train-gpus ";
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.model.cp 2"), AllOf(HasSubstr("trainer.model.cp"), HasSubstr(kOne)));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.model.dp-replicate 2"),
+              AllOf(HasSubstr("trainer.model.dp_replicate"), HasSubstr(kOne)));
+  const std::string processes = kRlLine + "--trainer.model.cp 2 --deployment.type single_node --deployment.num-train-gpus ";
   EXPECT_THAT(load_line<RlConfig>(processes + "4").not_built, IsEmpty());
   EXPECT_THAT(error_of<RlConfig>(processes + "3"), HasSubstr("which is 3 in this deployment"));
   const std::string nodes = " --deployment.type multi_node --deployment.gpus-per-node 1 ";
-  EXPECT_THAT(error_of<RlConfig>(kRl + nodes + "--deployment.num-train-nodes 3 --trainer.model.cp 2"), HasSubstr("which is 3"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + nodes + "--deployment.num-train-nodes 3 --trainer.model.cp 2"), HasSubstr("which is 3"));
   const std::string sft = "sft --model.name ./m --data.name ./d.jsonl --model.cp 2 ";
   EXPECT_THAT(error_of<SftConfig>(sft + nodes + "--deployment.num-nodes 5"), AllOf(HasSubstr("model.cp"), HasSubstr("which is 5")));
   EXPECT_THAT(error_of<SftConfig>(sft + "--slurm"), HasSubstr(kOne));
@@ -325,7 +328,7 @@ TEST(ResolveRl, RanksToARowAndCopiesDivideTheRanksThereAre) {
 }
 
 TEST(ResolveRl, ATeacherHasAnEngineOnEachOfItsGpus) {
-  const std::string opd = kRl + "--orchestrator.training-mode opd --teacher-inference.model.name some/teacher ";
+  const std::string opd = kRlLine + "--orchestrator.training-mode opd --teacher-inference.model.name some/teacher ";
   const auto two = load_line<RlConfig>(opd + "--inference-gpu-ids 0,1 --trainer-gpu-ids 2 --teacher-gpu-ids 3,4");
   EXPECT_THAT(two.not_built, IsEmpty());
   EXPECT_EQ(num_engines(*two.config.teacher_inference), 2);
@@ -362,35 +365,36 @@ TEST(ResolveRl, RolesOfSeveralGpusHaveOneEach) {
   Context gpus = testing::plain_context();
   gpus.num_devices = 2;
   for (const char* flags : {"", "--deployment.type single_node"}) {
-    const auto two = load_line<RlConfig>(kRl + flags, gpus).config;
+    const auto two = load_line<RlConfig>(kRlLine + flags, gpus).config;
     ASSERT_TRUE(two.inference_gpu_ids && two.trainer_gpu_ids) << flags;
     EXPECT_THAT(*two.inference_gpu_ids, ElementsAre(0));
     EXPECT_THAT(*two.trainer_gpu_ids, ElementsAre(1));
   }
-  EXPECT_THAT(*load_line<RlConfig>(kRl + "--inference.compute.device cpu", gpus).config.trainer_gpu_ids, ElementsAre(0));
-  const auto cpu = load_line<RlConfig>(kRl + "--compute.device cpu", gpus).config;
+  EXPECT_THAT(*load_line<RlConfig>(kRlLine + "--inference.compute.device cpu", gpus).config.trainer_gpu_ids, ElementsAre(0));
+  const auto cpu = load_line<RlConfig>(kRlLine + "--compute.device cpu", gpus).config;
   EXPECT_TRUE(std::holds_alternative<ColocatedDeployment>(*cpu.deployment)) << "GPUs that nobody computes on";
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--deployment.type single_node --deployment.num-train-gpus 2", gpus),
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--deployment.type single_node --deployment.num-train-gpus 2", gpus),
               HasSubstr("they need GPUs 0 to 2, but there are 2"));
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--inference-gpu-ids 0,5 --trainer-gpu-ids 1", gpus),
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--inference-gpu-ids 0,5 --trainer-gpu-ids 1", gpus),
               HasSubstr("inference_gpu_ids: names 5, but this machine has 2 GPUs"));
   // One GPU is shared, and the node of a batch job may have others than this machine.
-  const auto one = load_line<RlConfig>(kRl + "--deployment.type single_node").config;
+  const auto one = load_line<RlConfig>(kRlLine + "--deployment.type single_node").config;
   EXPECT_FALSE(one.inference_gpu_ids || one.trainer_gpu_ids);
-  EXPECT_FALSE(load_line<RlConfig>(kRl + "--deployment.type single_node --slurm.partition gpu", gpus).config.trainer_gpu_ids);
+  EXPECT_FALSE(load_line<RlConfig>(kRlLine + "--deployment.type single_node --slurm.partition gpu", gpus).config.trainer_gpu_ids);
 }
 
 TEST(ResolveRl, ALossInPythonNeedsItsFunction) {
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.loss.type custom"), HasSubstr("loss.import_path"));
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--trainer.loss.type custom --trainer.loss.import-path credit"), HasSubstr("module.name"));
-  const auto rl = load_line<RlConfig>(kRl + "--trainer.loss.type custom --trainer.loss.import-path credit.loss --trainer.loss.path here");
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.loss.type custom"), HasSubstr("loss.import_path"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--trainer.loss.type custom --trainer.loss.import-path credit"), HasSubstr("module.name"));
+  const auto rl =
+      load_line<RlConfig>(kRlLine + "--trainer.loss.type custom --trainer.loss.import-path credit.loss --trainer.loss.path here");
   EXPECT_TRUE(rl.not_built.empty());
   EXPECT_EQ(std::get<CustomLossConfig>(rl.config.trainer.loss).path, "here");
 }
 
 TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   const auto expect = [](const std::string& flags, std::string_view feature) {
-    const auto rl = load_line<RlConfig>(kRl + flags);
+    const auto rl = load_line<RlConfig>(kRlLine + flags);
     EXPECT_TRUE(is_not_built(rl.not_built, feature)) << flags;
     EXPECT_THROW(require_built(rl.not_built), Error) << flags;
   };
@@ -404,14 +408,14 @@ TEST(ResolveRl, WhatIsNotBuiltIsNamedWithItsKey) {
   expect("--trainer.model.fp8", "8-bit");
   expect("--trainer.model.full-offload", "on the host");
   expect("--inference.vllm.swap_space 4", "a setting of vLLM");
-  EXPECT_EQ(load_line<RlConfig>(kRl + "--inference.vllm.swap_space 4").not_built.front().key, "inference.vllm.swap_space");
+  EXPECT_EQ(load_line<RlConfig>(kRlLine + "--inference.vllm.swap_space 4").not_built.front().key, "inference.vllm.swap_space");
   const auto hub = load_line<RlConfig>("rl --inference --model.name Qwen/Qwen3-0.6B");
   EXPECT_THAT(hub.not_built, IsEmpty());
 }
 
 TEST(ResolveRl, AlgorithmsOfTheNewestSpelling) {
   const auto orchestrator = [](const std::string& flags) {
-    const auto rl = load_line<RlConfig>(kRl + flags);
+    const auto rl = load_line<RlConfig>(kRlLine + flags);
     EXPECT_THAT(rl.not_built, IsEmpty()) << flags;
     return rl.config.orchestrator;
   };
@@ -435,7 +439,7 @@ TEST(ResolveRl, AlgorithmsOfTheNewestSpelling) {
 TEST(ResolveRl, AlgorithmsRefuseWhatTheyDoNotTake) {
   const auto expect = [](const std::string& flags, const char* problem) {
     try {
-      load_line<RlConfig>(kRl + flags);
+      load_line<RlConfig>(kRlLine + flags);
       FAIL() << flags;
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr(problem)) << flags;
@@ -452,7 +456,7 @@ TEST(ResolveRl, AlgorithmsRefuseWhatTheyDoNotTake) {
 
 TEST(ResolveRl, CurriculaKeepTheirPoolsInOrder) {
   const auto rl = load_line<RlConfig>(
-      kRl +
+      kRlLine +
       "--orchestrator.train.env.curriculum.sampler.type difficulty_pool --orchestrator.train.env.curriculum.sampler.pools.b.threshold 0.9 "
       "--orchestrator.train.env.curriculum.sampler.pools.a.threshold 0.1 --orchestrator.train.env.curriculum.gates.g.reject_max 0.5");
   const CurriculumConfig& curriculum = *rl.config.orchestrator.train.env[0].curriculum;
@@ -471,15 +475,15 @@ TEST(ResolveRl, CurriculaKeepTheirPoolsInOrder) {
 TEST(ResolveRl, WandbModeIsHeard) {
   Context context = testing::plain_context();
   context.environment["WANDB_MODE"] = "disabled";
-  EXPECT_THAT(load_line<RlConfig>(kRl + "--wandb", context).not_built, IsEmpty());
+  EXPECT_THAT(load_line<RlConfig>(kRlLine + "--wandb", context).not_built, IsEmpty());
   context.environment["WANDB_MODE"] = "offline";
-  const auto rl = load_line<RlConfig>(kRl + "--wandb", context);
+  const auto rl = load_line<RlConfig>(kRlLine + "--wandb", context);
   EXPECT_THAT(rl.not_built, IsEmpty());
   EXPECT_TRUE(rl.config.trainer.wandb->offline);
 }
 
 TEST(ResolveRl, TheErrorOfMissingFeaturesListsEachOnce) {
-  const auto rl = load_line<RlConfig>(kRl + "--model.vlm --trainer.model.fp8");
+  const auto rl = load_line<RlConfig>(kRlLine + "--model.vlm --trainer.model.fp8");
   try {
     require_built(rl.not_built);
     FAIL();
@@ -660,7 +664,7 @@ TEST(Aliases, AnOldNameInAFileMeetsTheNewOneOnTheCommandLine) {
 }
 
 TEST(Aliases, RetiredKeysSayWhatToUse) {
-  EXPECT_THAT(error_of<RlConfig>(kRl + "--run.name x"), HasSubstr("set output_dir to the folder of the run"));
+  EXPECT_THAT(error_of<RlConfig>(kRlLine + "--run.name x"), HasSubstr("set output_dir to the folder of the run"));
   EXPECT_THAT(error_of<TrainerConfig>("trainer --resume.dir x"), HasSubstr("set ckpt.resume_step"));
 }
 

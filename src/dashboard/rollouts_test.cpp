@@ -22,7 +22,7 @@ using ::testing::Not;
 using testing::rollout_row;
 using testing::RunFiles;
 namespace json = boost::json;
-constexpr std::uint64_t kAll = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kWhole = std::numeric_limits<std::uint64_t>::max();
 
 std::string step_file(int step, const char* name = "train_rollouts.jsonl") { return fmt::format("rollouts/step_{}/{}", step, name); }
 
@@ -41,7 +41,7 @@ TEST(RolloutIndex, FindsFiltersAndSorts) {
                 "\n");
   run.write(step_file(2, "eval_rollouts.jsonl"), rollout_row(6, 0.75, "six") + rollout_row(7, 0.25, "seven"));
   RolloutIndex index(run.folder() / "rollouts");
-  EXPECT_FALSE(index.read(kAll));
+  EXPECT_FALSE(index.read(kWhole));
   EXPECT_EQ(index.size(), 7u);
   EXPECT_THAT(examples_of(index.select({.kind = RolloutKind::kTrain})), ElementsAre(3, 4, 5, 1, 2));
   EXPECT_THAT(examples_of(index.select({.reward_min = 0.5, .order = RolloutQuery::Order::kRewardDown})), ElementsAre(2, 6, 3));
@@ -68,7 +68,7 @@ TEST(RolloutIndex, TheFirstOfAListAreThoseOfTheWholeList) {
     run.write(step_file(step), rows);
   }
   RolloutIndex index(run.folder() / "rollouts");
-  EXPECT_FALSE(index.read(kAll));
+  EXPECT_FALSE(index.read(kWhole));
   using Order = RolloutQuery::Order;
   for (const Order order : {Order::kNewest, Order::kOldest, Order::kRewardUp, Order::kRewardDown, Order::kLongest, Order::kAdvantageDown})
     for (const std::size_t count : {std::size_t{0}, std::size_t{50}, std::size_t{5000}, std::size_t{100'000}}) {
@@ -87,13 +87,13 @@ TEST(RolloutIndex, AFileThatComesLateIntoAnOldStepIsFoundToo) {
   const RunFiles run("late_rollouts");
   for (int step = 1; step <= 60; ++step) run.write(step_file(step), rollout_row(step, 1, "early"));
   RolloutIndex index(run.folder() / "rollouts");
-  EXPECT_FALSE(index.read(kAll));
+  EXPECT_FALSE(index.read(kWhole));
   EXPECT_EQ(index.size(), 60u);
   run.write(step_file(60, "eval_rollouts.jsonl"), rollout_row(1, 1, "of a new step"));
-  EXPECT_FALSE(index.read(kAll));
+  EXPECT_FALSE(index.read(kWhole));
   EXPECT_EQ(index.size(), 61u);
   run.write(step_file(3, "eval_rollouts.jsonl"), rollout_row(1, 1, "of an old one"));
-  for (int round = 0; round < 45 && index.size() < 62; ++round) (void)index.read(kAll);
+  for (int round = 0; round < 45 && index.size() < 62; ++round) (void)index.read(kWhole);
   EXPECT_EQ(index.size(), 62u);
 }
 
@@ -103,16 +103,16 @@ TEST(RolloutIndex, TornAndReplacedFiles) {
   run.write(step_file(1), rollout_row(1, 1, "one") + second.substr(0, 40));
   run.write(step_file(2), rollout_row(9, 1, "nine"));
   RolloutIndex index(run.folder() / "rollouts");
-  EXPECT_FALSE(index.read(kAll));
+  EXPECT_FALSE(index.read(kWhole));
   EXPECT_EQ(index.size(), 2u);
   run.append(step_file(1), second.substr(40));
-  EXPECT_FALSE(index.read(kAll));
+  EXPECT_FALSE(index.read(kWhole));
   EXPECT_EQ(examples_of(index.select({.step_to = 1})), (std::vector<std::int64_t>{1, 2}));
   run.replace(step_file(1), rollout_row(5, 1, "other branch"));
-  EXPECT_FALSE(index.read(kAll));
+  EXPECT_FALSE(index.read(kWhole));
   EXPECT_EQ(examples_of(index.select({.step_to = 1})), (std::vector<std::int64_t>{5}));
   std::filesystem::remove_all(run.folder() / "rollouts" / "step_2");
-  EXPECT_FALSE(index.read(kAll));
+  EXPECT_FALSE(index.read(kWhole));
   EXPECT_EQ(index.size(), 1u);
 }
 
@@ -191,7 +191,7 @@ TEST(TokenView, NumbersEqualThoseOnDisk) {
             R"({"schema_version":1,"token_ids":[7,8,9],"entropy":[null,0.5,0.25],"inference_logprobs":[9,9,9]})"
             "\n");
   RolloutIndex index(run.folder() / "rollouts");
-  EXPECT_FALSE(index.read(kAll));
+  EXPECT_FALSE(index.read(kWhole));
   const auto samples = load_tokens(run.folder(), *index.find(RolloutKind::kTrain, 3, 1));
   ASSERT_EQ(samples.size(), 1u);
   const std::string text = tokens_json(samples, nullptr, 0, 100);

@@ -44,7 +44,7 @@ using testing::Collected;
 using testing::Inbox;
 using wire::FinishReason;
 
-constexpr auto kLong = 60s;
+using prl::testing::kPatience;
 constexpr std::int64_t kVocabSize = 1100;  // two chunks of the vocabulary, the second not full
 
 /// One small model, held as the trainer holds it.
@@ -154,7 +154,7 @@ class Exactness : public ::testing::TestWithParam<Kind> {
     return requests;
   }
   std::vector<wire::GenerateOutput> run_together(const std::vector<wire::GenerateRequest>& requests) {
-    engine_->pause(kLong);  // so that they meet in one batch
+    engine_->pause(kPatience);  // so that they meet in one batch
     std::vector<std::shared_ptr<Inbox>> inboxes;
     for (const auto& request : requests) inboxes.push_back(submit(*engine_, request));
     engine_->resume();
@@ -317,14 +317,14 @@ TEST_P(Exactness, AnUpdateShowsInVersionsProofAndCache) {
   make(small_options());
   const auto request = request_of(random_prompt(40, 1), 10, 1);
   EXPECT_EQ(generate(*engine_, request).versions, std::vector<std::int64_t>(10, 1));
-  const WeightProof before = engine_->proof(kLong);
+  const WeightProof before = engine_->proof(kPatience);
   EXPECT_EQ(before.version, PolicyVersion{1});
   EXPECT_EQ(before.checksum, nn::checksum(*weights_).combined);
 
   // One weight of one matrix.
   model_.parameters->value(nn::Block::kDown, 1).as<float>()[5] += 0.25f;
   const nn::WeightsPtr changed = model_.weights(2);
-  const WeightProof after = engine_->update_weights(changed, kLong);
+  const WeightProof after = engine_->update_weights(changed, kPatience);
   EXPECT_EQ(after.version, PolicyVersion{2});
   EXPECT_NE(after.checksum, before.checksum);
   EXPECT_NE(bits(after.probe_logprobs), bits(before.probe_logprobs));
@@ -360,13 +360,13 @@ TEST(Engine, AnUpdateInFlightKeepsTheRequestAndMarksItsTokens) {
     std::unique_lock lock(mutex);
     if (++num_tokens != 5) return;
     changed.notify_all();
-    PRL_CHECK(changed.wait_for(lock, kLong, [&] { return may_go_on; }), "never let go");
+    PRL_CHECK(changed.wait_for(lock, kPatience, [&] { return may_go_on; }), "never let go");
   });
   {
     std::unique_lock lock(mutex);
-    ASSERT_TRUE(changed.wait_for(lock, kLong, [&] { return num_tokens == 5; }));
+    ASSERT_TRUE(changed.wait_for(lock, kPatience, [&] { return num_tokens == 5; }));
   }
-  std::thread pauser([&] { engine.pause(kLong); });
+  std::thread pauser([&] { engine.pause(kPatience); });
   EXPECT_TRUE(prl::testing::eventually([&] { return engine.stats().is_paused; }));
   {
     std::lock_guard lock(mutex);
@@ -375,7 +375,7 @@ TEST(Engine, AnUpdateInFlightKeepsTheRequestAndMarksItsTokens) {
   }
   pauser.join();
   model.parameters->value(nn::Block::kDown, 0).as<float>()[3] += 0.5f;
-  engine.update_weights(model.weights(2), kLong);
+  engine.update_weights(model.weights(2), kPatience);
   engine.resume();
   const auto output = inbox->wait().output;
   EXPECT_EQ(output.versions, (std::vector<std::int64_t>{1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2}));
@@ -394,7 +394,7 @@ TEST(Engine, NonFiniteLogitsEndTheirRequestOnly) {
   bad.sampling.prompt_logprobs = 0;
   auto good = request_of({1, 2, 3, 4}, 10, 1);
   good.sampling.logit_bias[13] = -100.0f;
-  engine.pause(kLong);
+  engine.pause(kPatience);
   const auto bad_inbox = submit(engine, bad), worse_inbox = submit(engine, request_of({13}, 10, 1)), good_inbox = submit(engine, good);
   engine.resume();
   for (const auto& inbox : {bad_inbox, worse_inbox}) {
@@ -445,7 +445,7 @@ TEST(Engine, RefusesWhatCannotWorkWithNumbers) {
   }
   Engine engine(model.session.context().runtime, small_options(), model.weights());
   const auto other = Model("llama", DType::kBF16).weights();
-  EXPECT_THROW(engine.update_weights(other, kLong), Error);
+  EXPECT_THROW(engine.update_weights(other, kPatience), Error);
   EXPECT_EQ(engine.weights()->compute, DType::kF32);
 }
 

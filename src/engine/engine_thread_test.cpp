@@ -22,8 +22,8 @@ using testing::FakeRunner;
 using testing::Inbox;
 using wire::FinishReason;
 
-constexpr std::int32_t kVocab = 1000;
-constexpr auto kLong = 60s;
+constexpr std::int32_t kFakeVocab = 1000;
+using prl::testing::kPatience;
 
 /// Holds the engine's thread inside a step until it is opened.
 class Gate {
@@ -32,11 +32,11 @@ class Gate {
     std::unique_lock lock(mutex_);
     is_reached_ = true;
     changed_.notify_all();
-    PRL_CHECK(changed_.wait_for(lock, kLong, [&] { return is_open_; }), "the gate was never opened");
+    PRL_CHECK(changed_.wait_for(lock, kPatience, [&] { return is_open_; }), "the gate was never opened");
   }
   void wait_reached() {
     std::unique_lock lock(mutex_);
-    PRL_CHECK(changed_.wait_for(lock, kLong, [&] { return is_reached_; }), "nobody came to the gate");
+    PRL_CHECK(changed_.wait_for(lock, kPatience, [&] { return is_reached_; }), "nobody came to the gate");
   }
   void open() {
     std::lock_guard lock(mutex_);
@@ -57,7 +57,7 @@ class EngineThreadTest : public ::testing::TestWithParam<bool> {
     options_.max_model_len = 64;
     options_.max_num_seqs = 4;
     options_.max_queued_requests = 16;
-    config_.vocab_size = kVocab;
+    config_.vocab_size = kFakeVocab;
     config_.max_position = 64;
     config_.eos_ids = {0};
   }
@@ -66,7 +66,7 @@ class EngineThreadTest : public ::testing::TestWithParam<bool> {
     core.num_blocks = 64;
     core.block_size = 4;
     core.scheduler.max_num_seqs = options_.max_num_seqs;
-    auto runner = std::make_unique<FakeRunner>(core.num_blocks, core.block_size, kVocab);
+    auto runner = std::make_unique<FakeRunner>(core.num_blocks, core.block_size, kFakeVocab);
     runner->before_run = before_run_;
     runner->is_beside_host = GetParam();
     engine_ = std::make_unique<Engine>(options_, config_, std::make_unique<EngineCore>(core, std::move(runner)));
@@ -111,7 +111,7 @@ TEST_P(EngineThreadTest, AnswersRequestsOfSeveralThreads) {
       for (std::int32_t i = 0; i < 20; ++i) {
         auto request = request_of({c + 1, i + 1, 3}, 5);
         const auto resolved = resolve_request(request, options_, config_);
-        if (submit(request).second->wait().output.token_ids == expected_output(resolved, 5, PolicyVersion{0}, kVocab)) ++num_right;
+        if (submit(request).second->wait().output.token_ids == expected_output(resolved, 5, PolicyVersion{0}, kFakeVocab)) ++num_right;
       }
     });
   }
@@ -139,7 +139,7 @@ TEST_P(EngineThreadTest, RequestsWithoutASeedFollowTheEnginesSeed) {
 
 TEST_P(EngineThreadTest, AFullQueueAnswersOverloaded) {
   start();
-  engine_->pause(kLong);
+  engine_->pause(kPatience);
   std::vector<std::shared_ptr<Inbox>> inboxes;
   for (int i = 0; i < 20; ++i) inboxes.push_back(submit(request_of({1, 2}, 3)).second);
   const Error error = error_of([&] { submit(request_of({1, 2}, 3)); });
@@ -148,7 +148,7 @@ TEST_P(EngineThreadTest, AFullQueueAnswersOverloaded) {
   EXPECT_EQ(engine_->stats().num_waiting, 20);
   engine_->resume();
   for (auto& inbox : inboxes) EXPECT_EQ(inbox->wait().output.finish_reason, FinishReason::kLength);
-  engine_->pause(kLong);  // the last events are counted when their step is over
+  engine_->pause(kPatience);  // the last events are counted when their step is over
   EXPECT_EQ(engine_->stats().num_waiting, 0);
   engine_->resume();
   EXPECT_EQ(submit(request_of({1, 2}, 3)).second->wait().output.finish_reason, FinishReason::kLength);
@@ -160,7 +160,7 @@ TEST_P(EngineThreadTest, AThousandWaitWhileThirtyTwoRun) {
   std::atomic<std::size_t> most_rows{0};
   before_run_ = [&](const StepPlan& plan) { most_rows = std::max(most_rows.load(), plan.rows.size()); };
   start();
-  engine_->pause(kLong);
+  engine_->pause(kPatience);
   std::vector<std::shared_ptr<Inbox>> inboxes;
   for (std::int32_t i = 0; i < 1032; ++i) inboxes.push_back(submit(request_of({i % 900 + 1}, 3)).second);
   EXPECT_EQ(error_of([&] { submit(request_of({1}, 3)); }).code(), ErrorCode::kOverloaded);
@@ -173,11 +173,11 @@ TEST_P(EngineThreadTest, PauseHoldsRequestsAndResumeLetsThemGo) {
   std::atomic<int> num_runs{0};
   before_run_ = [&](const StepPlan&) { ++num_runs; };
   start();
-  engine_->pause(kLong);
-  engine_->pause(kLong);
+  engine_->pause(kPatience);
+  engine_->pause(kPatience);
   EXPECT_TRUE(engine_->stats().is_paused);
   const auto [id, inbox] = submit(request_of({1, 2}, 3));
-  EXPECT_EQ(engine_->update_weights(fake_weights(4), kLong).version, PolicyVersion{4});
+  EXPECT_EQ(engine_->update_weights(fake_weights(4), kPatience).version, PolicyVersion{4});
   EXPECT_EQ(num_runs, 0);
   EXPECT_EQ(engine_->weights()->version, PolicyVersion{4});
   engine_->resume();
@@ -191,7 +191,7 @@ TEST_P(EngineThreadTest, WhoPausesHasHeardOfAllSteps) {
   engine_->submit(request_of({1, 2}, 60),
                   [&](const StepEvent& event) { num_heard += static_cast<std::int64_t>(event.delta.token_ids.size()); });
   EXPECT_TRUE(prl::testing::eventually([&] { return engine_->stats().num_generation_tokens >= 5; }));
-  engine_->pause(kLong);
+  engine_->pause(kPatience);
   EXPECT_EQ(num_heard, engine_->stats().num_generation_tokens);
   engine_->shutdown();
 }
@@ -206,10 +206,10 @@ TEST_P(EngineThreadTest, AnUpdateThatComesTooLateIsWithdrawnAndSaysSo) {
   EXPECT_EQ(error.code(), ErrorCode::kDeadline);
   EXPECT_THAT(error.what(), ::testing::HasSubstr("update its weights"));
   EXPECT_FALSE(engine_->is_alive(0ms)) << "a step that does not end shows";
-  EXPECT_TRUE(engine_->is_alive(kLong));
+  EXPECT_TRUE(engine_->is_alive(kPatience));
   gate->open();
   EXPECT_EQ(inbox->wait().output.versions, (std::vector<std::int64_t>{0, 0, 0}));
-  EXPECT_EQ(engine_->proof(kLong).version, PolicyVersion{0});
+  EXPECT_EQ(engine_->proof(kPatience).version, PolicyVersion{0});
 }
 
 TEST_P(EngineThreadTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
@@ -221,8 +221,8 @@ TEST_P(EngineThreadTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
   start();
   const auto [id, inbox] = submit(request_of({1, 2}, 6));
   gate->wait_reached();
-  std::thread updater([&] { engine_->update_weights(fake_weights(9), kLong); });
-  std::thread pauser([&] { engine_->pause(kLong); });
+  std::thread updater([&] { engine_->update_weights(fake_weights(9), kPatience); });
+  std::thread pauser([&] { engine_->pause(kPatience); });
   EXPECT_TRUE(prl::testing::eventually([&] { return engine_->stats().is_paused; }));
   gate->open();
   updater.join();
@@ -233,14 +233,14 @@ TEST_P(EngineThreadTest, AnUpdateInTheMiddleOfARequestChangesLaterTokens) {
 
 TEST_P(EngineThreadTest, AnIdleEngineIsAliveUntilItIsShutDown) {
   start();
-  engine_->pause(kLong);
+  engine_->pause(kPatience);
   engine_->resume();
   const auto [id, inbox] = submit(request_of({1, 2}, 3));
   inbox->wait();
-  EXPECT_TRUE(engine_->is_alive(kLong));
+  EXPECT_TRUE(engine_->is_alive(kPatience));
   engine_->shutdown();
   engine_->shutdown();
-  EXPECT_FALSE(engine_->is_alive(kLong));
+  EXPECT_FALSE(engine_->is_alive(kPatience));
   EXPECT_EQ(error_of([&] { submit(request_of({1}, 1)); }).code(), ErrorCode::kUnavailable);
   EXPECT_EQ(error_of([&] { engine_->proof(1s); }).code(), ErrorCode::kUnavailable);
 }
@@ -288,7 +288,7 @@ TEST_P(EngineThreadTest, GivesUpWhenEveryStepFails) {
   before_run_ = [](const StepPlan&) { fail(ErrorCode::kInternal, "made to fail"); };
   options_.max_num_seqs = 1;
   start();
-  engine_->pause(kLong);
+  engine_->pause(kPatience);
   std::vector<std::shared_ptr<Inbox>> inboxes;
   for (int i = 0; i < 5; ++i) inboxes.push_back(submit(request_of({1, 2}, 3)).second);
   engine_->resume();

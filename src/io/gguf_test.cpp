@@ -15,10 +15,10 @@
 namespace prl::io {
 namespace {
 namespace fs = std::filesystem;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
-fs::path fixture(const char* name) { return test_source_dir() / "tests/fixtures/gguf" / name; }
+fs::path gguf_fixture(const char* name) { return test_source_dir() / "tests/fixtures/gguf" / name; }
 
 /// Builds GGUF files by hand, right or wrong.
 struct Builder {
@@ -50,11 +50,11 @@ struct Builder {
   }
 };
 
-class GgufTest : public testing::Test {
+class GgufTest : public ::testing::Test {
  protected:
   void SetUp() override {
     path_ = fs::temp_directory_path() /
-            ("prl-gguf-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name() + ".gguf");
+            ("prl-gguf-" + std::to_string(::getpid()) + "-" + ::testing::UnitTest::GetInstance()->current_test_info()->name() + ".gguf");
   }
   void TearDown() override { fs::remove(path_); }
   const fs::path& write(const std::string& bytes) {
@@ -75,7 +75,7 @@ class GgufTest : public testing::Test {
 };
 
 TEST(GgufFixture, EveryTypeDequantizesToTheReferenceValues) {
-  const GgufFile file = GgufFile::open(fixture("quants.gguf"));
+  const GgufFile file = GgufFile::open(gguf_fixture("quants.gguf"));
   int num_checked = 0;
   for (const GgufTensor& tensor : file.tensors()) {
     const GgufTensor* expected = file.find(tensor.name + ".expected");
@@ -99,7 +99,7 @@ TEST(GgufFixture, EveryTypeDequantizesToTheReferenceValues) {
 }
 
 TEST(GgufFixture, MetadataOfEveryKind) {
-  const GgufFile file = GgufFile::open(fixture("quants.gguf"));
+  const GgufFile file = GgufFile::open(gguf_fixture("quants.gguf"));
   EXPECT_EQ(file.version(), 3u);
   EXPECT_EQ(file.string("general.architecture"), "test");
   EXPECT_EQ(file.integer("test.u8"), 200);
@@ -131,9 +131,9 @@ TEST(GgufFixture, MetadataOfEveryKind) {
   EXPECT_THROW(file.boolean("test.u8"), Error);
   EXPECT_THROW(file.strings("test.ints"), Error);
   EXPECT_THROW(file.integers("test.strings"), Error);
-  EXPECT_TRUE(GgufFile::is_gguf(fixture("quants.gguf")));
-  EXPECT_FALSE(GgufFile::is_gguf(fixture("tiny_llama.safetensors")));
-  EXPECT_FALSE(GgufFile::is_gguf(fixture("")));
+  EXPECT_TRUE(GgufFile::is_gguf(gguf_fixture("quants.gguf")));
+  EXPECT_FALSE(GgufFile::is_gguf(gguf_fixture("tiny_llama.safetensors")));
+  EXPECT_FALSE(GgufFile::is_gguf(gguf_fixture("")));
 }
 
 TEST_F(GgufTest, ReadsVersionTwoAndHandMadeFiles) {
@@ -193,7 +193,7 @@ TEST_F(GgufTest, RefusesHostileTensors) {
 }
 
 TEST_F(GgufTest, SurvivesTruncationAndRandomDamage) {
-  const std::string whole = read_file(fixture("quants.gguf"));
+  const std::string whole = read_file(gguf_fixture("quants.gguf"));
   const auto touch = [&](const std::string& bytes) {
     try {
       const GgufFile file = GgufFile::open(write(bytes));

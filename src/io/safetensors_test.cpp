@@ -18,13 +18,13 @@
 namespace prl::io {
 namespace {
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class SafetensorsTest : public testing::Test {
+class SafetensorsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::temp_directory_path() /
-              ("prl-safetensors-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
+              ("prl-safetensors-" + std::to_string(::getpid()) + "-" + ::testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(folder_);
     fs::create_directories(folder_);
   }
@@ -67,7 +67,7 @@ TEST_F(SafetensorsTest, AFileThatIsCutShortWhileItIsMappedIsAnError) {
     FAIL() << "read a file that is not there any more";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kCorrupt);
-    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr(path.string()), HasSubstr("cut short")));
+    EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr(path.string()), HasSubstr("cut short")));
   }
   fs::resize_file(path, header.size() + 262144 + 8);
   EXPECT_THROW(file.check_whole(), Error) << "what was read as zeros stays in doubt";
@@ -76,7 +76,7 @@ TEST_F(SafetensorsTest, AFileThatIsCutShortWhileItIsMappedIsAnError) {
 TEST_F(SafetensorsTest, OtherBusErrorsStillEndTheProcess) {
   const fs::path path = make(R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4);
   const SafetensorsFile file = SafetensorsFile::open(path);
-  EXPECT_EXIT(::raise(SIGBUS), testing::KilledBySignal(SIGBUS), "");
+  EXPECT_EXIT(::raise(SIGBUS), ::testing::KilledBySignal(SIGBUS), "");
 }
 
 TEST_F(SafetensorsTest, EveryFlippedBitOfAFileOfOursIsFound) {
@@ -117,7 +117,7 @@ TEST_F(SafetensorsTest, WritesWhatItReads) {
   writer.append(std::as_bytes(std::span(a)).subspan(10));
   writer.append(std::as_bytes(std::span(b)));
   writer.finish();
-  EXPECT_THAT(read_file(path), testing::HasSubstr(fmt::format("\"{}\":\"{:016x}\"", kChecksumKey, writer.file_hash())));
+  EXPECT_THAT(read_file(path), ::testing::HasSubstr(fmt::format("\"{}\":\"{:016x}\"", kChecksumKey, writer.file_hash())));
   EXPECT_EQ(writer.num_bytes(), fs::file_size(path));
 
   const SafetensorsFile file = SafetensorsFile::open(path);

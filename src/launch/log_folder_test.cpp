@@ -16,7 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// An output folder, in a process that no launcher has started.
-class LogFolder : public testing::Test {
+class LogFolder : public ::testing::Test {
  protected:
   LogFolder() : root_(fs::temp_directory_path() / ("prl_log_folder_" + std::to_string(::getpid()))) { another_process(); }
   ~LogFolder() override {
@@ -108,7 +108,7 @@ TEST_F(LogFolder, AFolderThatCannotBeMadeIsNamed) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kIo);
-    EXPECT_THAT(error.what(), testing::HasSubstr("logs/attempt_1"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("logs/attempt_1"));
   }
 }
 

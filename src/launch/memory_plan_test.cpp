@@ -16,11 +16,11 @@
 namespace prl::launch {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// A model whose activations are many times its parameters.
-class MemoryPlanTest : public testing::Test {
+class MemoryPlanTest : public ::testing::Test {
  protected:
   MemoryPlanTest() {
     std::filesystem::remove_all(folder_);
@@ -149,7 +149,7 @@ TEST_F(MemoryPlanTest, KnowsWhatActivationsWaitInHostMemory) {
   EXPECT_THAT(planned().to_string(), HasSubstr("in host memory: activations "));
   policy_.offload.max_inflight = 5;  // a place for each of six layers
   EXPECT_EQ(planned().part("activations"), everything);
-  EXPECT_THAT(planned().host, testing::IsEmpty());
+  EXPECT_THAT(planned().host, ::testing::IsEmpty());
 }
 
 TEST_F(MemoryPlanTest, LogitsGetASixthOfWhatIsLeftAndNoMoreThanThereAre) {

@@ -10,10 +10,10 @@ namespace prl::launch {
 namespace {
 
 using std::chrono::seconds;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::StartsWith;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 struct Console {
   std::vector<std::string> lines;

@@ -124,7 +124,7 @@ std::string engine_listing(const config::InferenceConfig& config) {
   return out.text();
 }
 
-class RoleOptions : public testing::Test {
+class RoleOptions : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::temp_directory_path() / fmt::format("prl-role-options-{}", ::getpid());

@@ -17,16 +17,16 @@
 namespace prl::launch {
 namespace {
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-class RunFolder : public testing::Test {
+class RunFolder : public ::testing::Test {
  protected:
   void SetUp() override {
     root_ = fs::temp_directory_path() /
-            fmt::format("prl-run-folder-{}-{}", ::getpid(), testing::UnitTest::GetInstance()->current_test_info()->name());
+            fmt::format("prl-run-folder-{}-{}", ::getpid(), ::testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(root_);
     fs::create_directories(root_);
     ::unsetenv("NEVER_CLEAN");

@@ -85,7 +85,7 @@ TEST(Monitor, UndeclaredMetricFails) {
     FAIL() << "an undeclared metric went through";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInternal);
-    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("optim/lrate"), testing::HasSubstr("'optim/lr'")));
+    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("optim/lrate"), ::testing::HasSubstr("'optim/lr'")));
   }
   EXPECT_EQ(num_calls, 1) << "nothing of a bad call may reach a sink";
 }
@@ -104,9 +104,9 @@ TEST(JsonlSink, AppendsClosesBrokenLinesAndDropsNan) {
   std::getline(in, line);
   EXPECT_EQ(line, "{\"step\": 1, \"ti");
   std::getline(in, line);
-  EXPECT_THAT(line, testing::MatchesRegex("\\{\"step\": 2, \"time\": [0-9.]+, \"metrics/a\\\\\"b/c\": -1e-300, \"optim/lr\": 0.1\\}"));
+  EXPECT_THAT(line, ::testing::MatchesRegex("\\{\"step\": 2, \"time\": [0-9.]+, \"metrics/a\\\\\"b/c\": -1e-300, \"optim/lr\": 0.1\\}"));
   std::getline(in, line);
-  EXPECT_THAT(line, testing::MatchesRegex("\\{\"step\": 3, \"time\": [0-9.]+\\}"));
+  EXPECT_THAT(line, ::testing::MatchesRegex("\\{\"step\": 3, \"time\": [0-9.]+\\}"));
   EXPECT_FALSE(std::getline(in, line));
   std::filesystem::remove(path);
 }
@@ -129,7 +129,7 @@ TEST(JsonlSink, RowsSayWhoseTheyAreAndGoOnInAReplacedFile) {
   const std::string roles[] = {"trainer"};
   EXPECT_EQ(trim_rows(path, roles, 2).num_late, 2);  // by the resume of another role, which shares the file
   trainer.log(3, {{"optim/lr", 0.125}});
-  EXPECT_THAT(keys_of(path), testing::ElementsAre("1 trainer", "2 trainer", "4 online_eval", "3 trainer"));
+  EXPECT_THAT(keys_of(path), ::testing::ElementsAre("1 trainer", "2 trainer", "4 online_eval", "3 trainer"));
   EXPECT_TRUE(has_rows_of(path, "online_eval"));
   EXPECT_FALSE(has_rows_of(path, "orchestrator"));
   std::filesystem::remove(path);
@@ -153,16 +153,16 @@ TEST(MetricsFile, AResumeLeavesOneWholeRowPerStepAndRole) {
   EXPECT_EQ(trimmed.num_doubled, 1);
   EXPECT_EQ(trimmed.num_damaged, 3);
   EXPECT_THAT(keys_of(path),
-              testing::ElementsAre("1 trainer", "1 orchestrator", "2 trainer", "2 orchestrator", "0 eval", "0 eval", "9 eval"));
+              ::testing::ElementsAre("1 trainer", "1 orchestrator", "2 trainer", "2 orchestrator", "0 eval", "0 eval", "9 eval"));
   std::ifstream in(path);
   const std::string kept((std::istreambuf_iterator<char>(in)), {});
-  EXPECT_THAT(kept, testing::HasSubstr(row(2, "trainer", 2))) << "the later one counts";
-  EXPECT_THAT(keys_of(late), testing::ElementsAre("3 trainer"));
+  EXPECT_THAT(kept, ::testing::HasSubstr(row(2, "trainer", 2))) << "the later one counts";
+  EXPECT_THAT(keys_of(late), ::testing::ElementsAre("3 trainer"));
   EXPECT_EQ(trim_rows(path, roles, 2).num_doubled, 0) << "nothing is left to do";
   // The order of a file that an earlier version left: steps 5 and 6 were made twice.
   { std::ofstream(path) << row(5, "trainer", 1) << row(6, "trainer", 1) << row(4, "trainer", 1) << row(5, "trainer", 2); }
   trim_rows(path, roles, 6);
-  EXPECT_THAT(keys_of(path), testing::ElementsAre("4 trainer", "5 trainer", "6 trainer"));
+  EXPECT_THAT(keys_of(path), ::testing::ElementsAre("4 trainer", "5 trainer", "6 trainer"));
   std::filesystem::remove(path);
   std::filesystem::remove(late);
 }
@@ -173,7 +173,7 @@ TEST(JsonlSink, NamesTheFileItCannotOpen) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kIo);
-    EXPECT_THAT(error.what(), testing::HasSubstr("/proc/no-such-folder/metrics.jsonl"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("/proc/no-such-folder/metrics.jsonl"));
   }
 }
 

@@ -26,7 +26,7 @@ namespace prl::net {
 namespace {
 namespace fs = std::filesystem;
 namespace ssl = boost::asio::ssl;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string pem_of(const std::function<int(BIO*)>& write) {
   BIO* bio = BIO_new(BIO_s_mem());

@@ -19,6 +19,7 @@ namespace prl::nn {
 namespace {
 using ::testing::HasSubstr;
 using testing_support::all_checkpointings;
+using testing_support::expect_same_bits;
 using testing_support::Packed;
 using testing_support::random_packed;
 using testing_support::SmallModel;
@@ -59,13 +60,6 @@ struct Adapted {
 std::vector<float> evaluate(Adapted& adapted, const WeightsPtr& weights, const Packed& packed) {
   TrainableModel trainable(adapted.model.ctx(), adapted.trained, {});
   return trainable.evaluate(weights, packed.batch(), packed.targets, packed.temperatures).logp_T;
-}
-
-void expect_same_bits(const std::vector<float>& got, const std::vector<float>& wanted, const std::string& what) {
-  ASSERT_EQ(got.size(), wanted.size());
-  int different = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) different += std::memcmp(&got[i], &wanted[i], sizeof(float)) != 0;
-  EXPECT_EQ(different, 0) << what << ": of " << got.size() << " values";
 }
 
 std::string error_of(const std::function<void()>& run) {
@@ -169,13 +163,15 @@ TEST(AdapterTable, WhatMatchesNothingIsAnErrorThatListsWhatThereIs) {
   EXPECT_THAT(error(saved), HasSubstr("name all of them"));
 }
 
-struct Case {
+struct AdapterCase {
   std::string family;
   DType compute;
   std::optional<DType> adapter;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute) << (c.adapter ? " adapter in fp32" : ""); }
-class AdapterExactness : public ::testing::TestWithParam<Case> {};
+void PrintTo(const AdapterCase& c, std::ostream* out) {
+  *out << c.family << ' ' << to_string(c.compute) << (c.adapter ? " adapter in fp32" : "");
+}
+class AdapterExactness : public ::testing::TestWithParam<AdapterCase> {};
 
 /// Alone, in a batch of 16 adapters and rows without one, in chunks and token by token: what the trainer computes.
 TEST_P(AdapterExactness, ServingEqualsTrainingBitForBit) {
@@ -213,9 +209,9 @@ TEST_P(AdapterExactness, ServingEqualsTrainingBitForBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, AdapterExactness,
-                         ::testing::Values(Case{"llama", DType::kF32, {}}, Case{"llama", DType::kBF16, {}},
-                                           Case{"qwen2", DType::kBF16, DType::kF32}, Case{"qwen3", DType::kF32, {}},
-                                           Case{"qwen3", DType::kBF16, {}}));
+                         ::testing::Values(AdapterCase{"llama", DType::kF32, {}}, AdapterCase{"llama", DType::kBF16, {}},
+                                           AdapterCase{"qwen2", DType::kBF16, DType::kF32}, AdapterCase{"qwen3", DType::kF32, {}},
+                                           AdapterCase{"qwen3", DType::kBF16, {}}));
 
 TEST(Adapter, StartsAsItsBase) {
   SmallModel model("qwen3", true, 2);

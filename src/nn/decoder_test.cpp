@@ -14,6 +14,7 @@
 namespace prl::nn {
 namespace {
 using testing_support::all_checkpointings;
+using testing_support::expect_same_bits;
 using testing_support::Packed;
 using testing_support::random_packed;
 using testing_support::SmallModel;
@@ -100,25 +101,13 @@ class PagedRunner {
   std::vector<std::int32_t> table_;
 };
 
-void expect_same_bits(const std::vector<float>& got, const std::vector<float>& wanted, const std::string& what) {
-  ASSERT_EQ(got.size(), wanted.size());
-  int different = 0;
-  float worst = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    if (std::memcmp(&got[i], &wanted[i], 4) == 0) continue;
-    ++different;
-    worst = std::max(worst, std::abs(got[i] - wanted[i]));
-  }
-  EXPECT_EQ(different, 0) << what << ": of " << got.size() << " values, by at most " << worst;
-}
-
 struct ExactCase {
   std::string family;
   DType compute;
   bool is_wide = false;
 };
 void PrintTo(const ExactCase& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute) << (c.is_wide ? " wide" : ""); }
-class ExactnessTest : public testing::TestWithParam<ExactCase> {};
+class ExactnessTest : public ::testing::TestWithParam<ExactCase> {};
 
 TEST_P(ExactnessTest, PagedEqualsTrainingBitForBit) {
   SmallModel model(GetParam().family, true, 2, GetParam().is_wide);
@@ -308,16 +297,16 @@ TEST_P(ExactnessTest, StartedGradientsAreThoseOfZeroedOnes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ExactnessTest,
-                         testing::Values(ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16}, ExactCase{"qwen2", DType::kF32},
-                                         ExactCase{"qwen2", DType::kBF16}, ExactCase{"qwen3", DType::kF32},
-                                         ExactCase{"qwen3", DType::kBF16}, ExactCase{"qwen3", DType::kF32, true},
-                                         ExactCase{"llama", DType::kBF16, true}),
+                         ::testing::Values(ExactCase{"llama", DType::kF32}, ExactCase{"llama", DType::kBF16},
+                                           ExactCase{"qwen2", DType::kF32}, ExactCase{"qwen2", DType::kBF16},
+                                           ExactCase{"qwen3", DType::kF32}, ExactCase{"qwen3", DType::kBF16},
+                                           ExactCase{"qwen3", DType::kF32, true}, ExactCase{"llama", DType::kBF16, true}),
                          [](const auto& test) {
                            return test.param.family + (test.param.is_wide ? "_wide" : "") +
                                   (test.param.compute == DType::kF32 ? "_f32" : "_bf16");
                          });
 
-class FamilyTest : public testing::TestWithParam<std::string> {};
+class FamilyTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
   SmallModel model(GetParam());
@@ -360,7 +349,7 @@ TEST_P(FamilyTest, GradientsAreThoseOfFiniteDifferences) {
     EXPECT_NEAR(slope, numeric, 3e-3 * std::max(1.0, std::abs(numeric))) << p.name;
   }
 }
-INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, testing::Values("llama", "qwen2", "qwen3"));
+INSTANTIATE_TEST_SUITE_P(Families, FamilyTest, ::testing::Values("llama", "qwen2", "qwen3"));
 
 TEST(Decoder, RefusesBadBatches) {
   SmallModel model("llama");

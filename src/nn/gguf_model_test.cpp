@@ -15,7 +15,7 @@
 namespace prl::nn {
 namespace {
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using testing_support::TemporaryFolder;
 
 fs::path fixture(const std::string& name) { return test_source_dir() / "tests/fixtures/gguf" / name; }
@@ -49,7 +49,7 @@ fs::path changed(const fs::path& folder, const std::string& name, const std::str
   return folder / "changed.gguf";
 }
 
-class GgufGolden : public testing::TestWithParam<std::string> {};
+class GgufGolden : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(GgufGolden, GivesBackConfigurationAndWeights) {
   const auto file = open(fixture(GetParam() + ".gguf"));
@@ -88,7 +88,7 @@ TEST_P(GgufGolden, GivesBackConfigurationAndWeights) {
     EXPECT_EQ(all_of(sources[i]), values) << sources[i].name;
   }
 }
-INSTANTIATE_TEST_SUITE_P(Models, GgufGolden, testing::Values("llama_rope3_sharded", "qwen2_untied", "qwen3_tied"),
+INSTANTIATE_TEST_SUITE_P(Models, GgufGolden, ::testing::Values("llama_rope3_sharded", "qwen2_untied", "qwen3_tied"),
                          [](const auto& test) { return test.param; });
 
 TEST(GgufModel, QuantisedLlamaBecomesAFolderThatLoads) {

@@ -17,14 +17,16 @@ using testing_support::random_packed;
 using testing_support::small_options;
 using testing_support::step_results;
 
-struct Case {
+struct LateWeightsCase {
   const char* family;
   DType compute;
   bool ties_head;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute) << (c.ties_head ? ", tied" : ""); }
+void PrintTo(const LateWeightsCase& c, std::ostream* out) {
+  *out << c.family << ' ' << to_string(c.compute) << (c.ties_head ? ", tied" : "");
+}
 
-class LateWeightsTest : public testing::TestWithParam<Case> {
+class LateWeightsTest : public ::testing::TestWithParam<LateWeightsCase> {
  protected:
   static constexpr int kLayers = 5;
   LateWeightsTest() {
@@ -135,8 +137,8 @@ TEST(LateWeights, OfOnePartComeAtOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, LateWeightsTest,
-                         testing::Values(Case{"qwen3", DType::kF32, false}, Case{"qwen3", DType::kBF16, true},
-                                         Case{"qwen2", DType::kBF16, false}, Case{"llama", DType::kF32, true}));
+                         ::testing::Values(LateWeightsCase{"qwen3", DType::kF32, false}, LateWeightsCase{"qwen3", DType::kBF16, true},
+                                           LateWeightsCase{"qwen2", DType::kBF16, false}, LateWeightsCase{"llama", DType::kF32, true}));
 
 }  // namespace
 }  // namespace prl::nn

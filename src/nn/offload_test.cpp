@@ -21,13 +21,13 @@ using testing_support::to_string;
 
 constexpr int kLayers = 7;
 
-struct Case {
+struct OffloadCase {
   const char* family;
   DType compute;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute); }
+void PrintTo(const OffloadCase& c, std::ostream* out) { *out << c.family << ' ' << to_string(c.compute); }
 
-class OffloadTest : public testing::TestWithParam<Case> {
+class OffloadTest : public ::testing::TestWithParam<OffloadCase> {
  protected:
   OffloadTest() {
     InitModelOptions options = small_options(GetParam().family);
@@ -110,7 +110,8 @@ TEST_P(OffloadTest, TakesWhatIsForetold) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, OffloadTest,
-                         testing::Values(Case{"qwen3", DType::kBF16}, Case{"llama", DType::kF32}, Case{"qwen2", DType::kBF16}));
+                         ::testing::Values(OffloadCase{"qwen3", DType::kBF16}, OffloadCase{"llama", DType::kF32},
+                                           OffloadCase{"qwen2", DType::kBF16}));
 
 TEST(OffloadedRegions, WantAtLeastOneInFlight) {
   const auto runtime = make_cpu_runtime();

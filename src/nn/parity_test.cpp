@@ -48,7 +48,7 @@ float max_difference(std::span<const float> a, std::span<const float> b) {
   return out;
 }
 
-class ParityTest : public testing::TestWithParam<std::string> {
+class ParityTest : public ::testing::TestWithParam<std::string> {
  protected:
   ParityTest() : folder_(testing_support::golden_models() / GetParam()), golden_(folder_ / "expected.safetensors"), session_(2) {
     parameters_ = std::make_unique<Parameters>(ctx().runtime, load_model_config(folder_));
@@ -138,8 +138,8 @@ TEST_P(ParityTest, Bf16StaysWithinItsNoise) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ParityTest,
-                         testing::Values("llama_tied", "llama_rope3_sharded", "llama_bias", "qwen2_tied", "qwen2_untied", "qwen3_tied",
-                                         "qwen3_untied_sharded"),
+                         ::testing::Values("llama_tied", "llama_rope3_sharded", "llama_bias", "qwen2_tied", "qwen2_untied", "qwen3_tied",
+                                           "qwen3_untied_sharded"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

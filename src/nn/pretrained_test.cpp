@@ -16,7 +16,7 @@
 namespace prl::nn {
 namespace {
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using testing_support::golden_models;
 using testing_support::SmallModel;
 using testing_support::TemporaryFolder;
@@ -41,7 +41,7 @@ std::vector<float> rounded(const Tensor& tensor, DType dtype) {
   return out;
 }
 
-class PretrainedTest : public testing::TestWithParam<std::string> {};
+class PretrainedTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(PretrainedTest, RoundTripsInEveryDtypeWholeAndSharded) {
   struct Case {
@@ -133,7 +133,8 @@ TEST_P(PretrainedTest, ChecksumSeesEveryTensor) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest, testing::Values("llama", "qwen2", "qwen3"), [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(Families, PretrainedTest, ::testing::Values("llama", "qwen2", "qwen3"),
+                         [](const auto& test) { return test.param; });
 
 TEST(Pretrained, SavingKeepsTheConfigAndTheTokenizer) {
   const TemporaryFolder temporary("keep");

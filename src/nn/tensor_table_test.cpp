@@ -26,7 +26,7 @@ std::vector<std::string> names_and_shapes(const TensorTable& table) {
 }
 
 TEST(TensorTable, ListsWhatCheckpointsHoldInTheirOrder) {
-  using testing::ElementsAre;
+  using ::testing::ElementsAre;
   EXPECT_THAT(names_and_shapes(*make_tensor_table(config_of("qwen2", false))),
               ElementsAre("model.embed_tokens.weight [97, 64]", "model.layers.0.input_layernorm.weight [64]",
                           "model.layers.0.self_attn.q_proj.weight [128, 64]", "model.layers.0.self_attn.k_proj.weight [64, 64]",
@@ -114,7 +114,7 @@ TEST(TensorTable, ExpertsHaveBlocksOfTheirOwn) {
   std::set<std::size_t> found;
   for (const std::int64_t layer : {0, 1})
     for (const std::int64_t expert : {0, 1, 2}) found.insert(table.find(Block::kGateUp, layer, expert));
-  EXPECT_THAT(found, testing::ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(found, ::testing::ElementsAre(0, 1, 2, 3, 4, 5));
   EXPECT_EQ(table.find(Block::kGateUp, 1, 3), TensorTable::kNone);
   EXPECT_EQ(table.find(Block::kGateUp, 1), TensorTable::kNone);
 }

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -153,5 +156,17 @@ struct SmallModel {
   ModelConfig config;
   std::unique_ptr<Parameters> parameters;
 };
+
+inline void expect_same_bits(const std::vector<float>& got, const std::vector<float>& wanted, const std::string& what) {
+  ASSERT_EQ(got.size(), wanted.size());
+  int different = 0;
+  float worst = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (std::memcmp(&got[i], &wanted[i], 4) == 0) continue;
+    ++different;
+    worst = std::max(worst, std::abs(got[i] - wanted[i]));
+  }
+  EXPECT_EQ(different, 0) << what << ": of " << got.size() << " values, by at most " << worst;
+}
 
 }  // namespace prl::nn::testing_support

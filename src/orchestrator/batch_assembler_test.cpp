@@ -13,14 +13,14 @@ namespace {
 using namespace std::chrono_literals;
 using namespace testing;
 
-struct Fixture {
+struct AssemblerFixture {
   boost::asio::io_context context{1};
   std::shared_ptr<FakeWeights> weights = std::make_shared<FakeWeights>();
   std::function<void(const env::Episode&, PolicyVersion)> check = [](const env::Episode&, PolicyVersion) {};
   std::int64_t num_ended = 0;
   std::optional<BatchAssembler> assembler;
 
-  explicit Fixture(FakeChatOptions chat = {.max_delay = 0us}) {
+  explicit AssemblerFixture(FakeChatOptions chat = {.max_delay = 0us}) {
     weights->loaded = 0;
     BatchAssembler::Options options;
     options.dispatch.batch_size = options.collect.batch_size = 8;
@@ -35,7 +35,7 @@ struct Fixture {
                                                .check_episode = [this](const env::Episode& e, PolicyVersion v) { check(e, v); }});
     assembler->begin(PolicyVersion{0});
   }
-  ~Fixture() {
+  ~AssemblerFixture() {
     assembler->drop_groups(true);
     context.run_for(10s);
   }
@@ -53,7 +53,7 @@ struct Fixture {
 };
 
 TEST(BatchAssembler, FillsBatchesAndCountsTheirAge) {
-  Fixture f;
+  AssemblerFixture f;
   ASSERT_TRUE(f.fill());
   const auto first = f.assembler->take();
   ASSERT_NE(first, nullptr);
@@ -69,7 +69,7 @@ TEST(BatchAssembler, FillsBatchesAndCountsTheirAge) {
 }
 
 TEST(BatchAssembler, ABatchThatWasNotSentIsTakenAgain) {
-  Fixture f;
+  AssemblerFixture f;
   ASSERT_TRUE(f.fill());
   const auto batch = f.assembler->take();
   std::vector<std::string> ids;
@@ -82,7 +82,7 @@ TEST(BatchAssembler, ABatchThatWasNotSentIsTakenAgain) {
 }
 
 TEST(BatchAssembler, BatchesWithoutASignalEndTheRunAfterSome) {
-  Fixture f({.max_delay = 0us, .always_wrong = true});
+  AssemblerFixture f({.max_delay = 0us, .always_wrong = true});
   std::int64_t num_empty = 0;
   try {
     for (; num_empty < 100; ++num_empty) {
@@ -98,7 +98,7 @@ TEST(BatchAssembler, BatchesWithoutASignalEndTheRunAfterSome) {
 
 TEST(BatchAssembler, DroppedGroupsAreForgottenOrKeptForACheckpoint) {
   for (const bool keep : {true, false}) {
-    Fixture f({.max_delay = 60s});
+    AssemblerFixture f({.max_delay = 60s});
     EXPECT_TRUE(f.assembler->open_groups(net::Clock::now()).has_started);
     f.assembler->drop_groups(keep);
     EXPECT_EQ(f.assembler->state().unfinished_tasks.size(), keep ? 2u : 0u);
@@ -114,7 +114,7 @@ TEST(BatchAssembler, DroppedGroupsAreForgottenOrKeptForACheckpoint) {
 }
 
 TEST(BatchAssembler, EachEpisodeIsCheckedWithTheVersionOfItsGroup) {
-  Fixture f;
+  AssemblerFixture f;
   std::int64_t num_checked = 0;
   f.check = [&](const env::Episode&, PolicyVersion opened) {
     EXPECT_EQ(opened.value, 0);

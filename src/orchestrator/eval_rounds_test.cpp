@@ -16,7 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 using namespace testing;
 
-struct Fixture {
+struct EvalFixture {
   std::shared_ptr<FakeWeights> weights = std::make_shared<FakeWeights>();
   RunControl control;
   PolicyFollower policy{std::make_shared<FakePolicySource>(weights), {.policy_timeout = 20s}, control};
@@ -33,7 +33,7 @@ struct Fixture {
     return set;
   }
 
-  explicit Fixture(EvalRoundOptions options, FakeChatOptions chat = {.max_delay = 0us}) : monitor(declared()) {
+  explicit EvalFixture(EvalRoundOptions options, FakeChatOptions chat = {.max_delay = 0us}) : monitor(declared()) {
     monitor.add_sink(monitor::make_callback_sink([this](std::int64_t step, const monitor::Metrics&) { ++num_rows[step]; }));
     rounds.emplace(std::move(options),
                    EvalRounds::Services{.environments = {TrainEnv{tiny_environment(), {}, 10s, 0}},
@@ -59,7 +59,7 @@ OnlineEval online(std::int64_t interval) {
 }
 
 TEST(EvalRounds, PlaysEachIntervalOnceFromTheBaseModelOn) {
-  Fixture f({.evals = {online(2)}});
+  EvalFixture f({.evals = {online(2)}});
   f.load(0);
   f.rounds->begin(PolicyVersion{0}, /*is_resumed=*/false);
   for (std::int64_t version = 0; version <= 5; ++version) {
@@ -76,7 +76,7 @@ TEST(EvalRounds, PlaysEachIntervalOnceFromTheBaseModelOn) {
 
 TEST(EvalRounds, WhatWasDueBeforeTheStartIsPlayedOnlyIfAskedFor) {
   for (const bool skip : {true, false}) {
-    Fixture f({.evals = {online(2)}, .eval_base_model = !skip, .skip_eval_on_resume = skip});
+    EvalFixture f({.evals = {online(2)}, .eval_base_model = !skip, .skip_eval_on_resume = skip});
     f.load(4);
     for (const bool is_resumed : {true, false}) {
       f.rounds->begin(PolicyVersion{4}, is_resumed);
@@ -86,7 +86,7 @@ TEST(EvalRounds, WhatWasDueBeforeTheStartIsPlayedOnlyIfAskedFor) {
 }
 
 TEST(EvalRounds, TheLastRoundPlaysEverythingWithTheLastPolicy) {
-  Fixture f(
+  EvalFixture f(
       {.evals = {online(100), online(7)}, .eval_base_model = false, .validation = ValidationOptions{.num_examples = 3, .interval = 3}});
   f.load(0);
   f.rounds->begin(PolicyVersion{0}, false);
@@ -99,7 +99,7 @@ TEST(EvalRounds, TheLastRoundPlaysEverythingWithTheLastPolicy) {
 }
 
 TEST(EvalRounds, AStopCutsARoundOffAndItDoesNotCount) {
-  Fixture f({.evals = {online(2)}}, {.max_delay = 60s});
+  EvalFixture f({.evals = {online(2)}}, {.max_delay = 60s});
   f.load(0);
   f.rounds->begin(PolicyVersion{0}, false);
   std::stop_source stop;

@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 using namespace testing;
 
 /// A follower on a thread of its own; what the tests read from outside is atomic in FakeWeights.
-struct Fixture {
+struct FollowerFixture {
   std::shared_ptr<FakeWeights> weights = std::make_shared<FakeWeights>();
   RunControl control;
   PolicyFollower follower;
@@ -22,7 +22,8 @@ struct Fixture {
   std::atomic<std::int64_t> num_updates{0};
   std::atomic<std::int64_t> version{-1};
 
-  explicit Fixture(PolicyFollower::Options options = {}) : follower(std::make_shared<FakePolicySource>(weights), options, control) {}
+  explicit FollowerFixture(PolicyFollower::Options options = {})
+      : follower(std::make_shared<FakePolicySource>(weights), options, control) {}
   void load_first(std::int64_t first) { io.run_blocking(follower.load_first(PolicyVersion{first}), 60s); }
   void follow() {
     std::function<void()> on_update = [this] {
@@ -34,7 +35,7 @@ struct Fixture {
 };
 
 TEST(PolicyFollower, LoadsEachNewerVersionAndSaysSo) {
-  Fixture f;
+  FollowerFixture f;
   f.load_first(0);
   EXPECT_EQ(f.weights->loaded, 0);
   f.follow();
@@ -46,7 +47,7 @@ TEST(PolicyFollower, LoadsEachNewerVersionAndSaysSo) {
   EXPECT_EQ(f.num_updates, 3) << "the first policy is no update";
 }
 
-asio::awaitable<void> allow(Fixture* f, std::int64_t version) {
+asio::awaitable<void> allow(FollowerFixture* f, std::int64_t version) {
   f->follower.allow(PolicyVersion{version});
   co_return;
 }
@@ -54,7 +55,7 @@ asio::awaitable<void> allow(Fixture* f, std::int64_t version) {
 TEST(PolicyFollower, AStrictLagLoadsEachVersionInItsTurnAndNoneBeforeItIsAllowed) {
   PolicyFollower::Options options;
   options.strict_lag = 2;
-  Fixture f(options);
+  FollowerFixture f(options);
   f.load_first(0);
   f.follow();
   f.weights->published = 3;
@@ -65,7 +66,7 @@ TEST(PolicyFollower, AStrictLagLoadsEachVersionInItsTurnAndNoneBeforeItIsAllowed
   EXPECT_EQ(f.num_updates, 3) << "2 was not left out";
 }
 
-asio::awaitable<void> pause_then_resume(Fixture* f) {
+asio::awaitable<void> pause_then_resume(FollowerFixture* f) {
   auto pausing = f->follower.pause();
   co_await std::move(pausing);
   f->weights->published = 1;
@@ -75,7 +76,7 @@ asio::awaitable<void> pause_then_resume(Fixture* f) {
 }
 
 TEST(PolicyFollower, APauseKeepsTheWeightsAndResumeLoadsTheNewest) {
-  Fixture f;
+  FollowerFixture f;
   f.load_first(0);
   f.follow();
   f.io.run_blocking(pause_then_resume(&f), 60s);
@@ -83,7 +84,7 @@ TEST(PolicyFollower, APauseKeepsTheWeightsAndResumeLoadsTheNewest) {
 }
 
 TEST(PolicyFollower, AFirstPolicyThatIsNewerThanTheRunIsOutOfSync) {
-  Fixture f;
+  FollowerFixture f;
   f.weights->published = 5;
   try {
     f.load_first(3);
@@ -94,20 +95,20 @@ TEST(PolicyFollower, AFirstPolicyThatIsNewerThanTheRunIsOutOfSync) {
   }
 }
 
-asio::awaitable<bool> wait_for(Fixture* f, std::int64_t version) {
+asio::awaitable<bool> wait_for(FollowerFixture* f, std::int64_t version) {
   auto waiting = f->follower.wait_for(PolicyVersion{version});
   co_return co_await std::move(waiting);
 }
 
 TEST(PolicyFollower, TheLastPolicyIsWaitedForAsLongAsItMayTake) {
-  Fixture late({.policy_timeout = 20ms});
+  FollowerFixture late({.policy_timeout = 20ms});
   late.load_first(0);
   EXPECT_FALSE(late.io.run_blocking(wait_for(&late, 1), 60s));
   EXPECT_TRUE(late.io.run_blocking(wait_for(&late, 0), 60s));
 }
 
 TEST(PolicyFollower, RefusesTokensOfVersionsThatItNeverSent) {
-  Fixture f;
+  FollowerFixture f;
   f.weights->published = 2;
   f.load_first(2);
   env::Episode episode;

@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 using namespace testing;
 namespace fs = std::filesystem;
 
-struct Fixture {
+struct RecorderFixture {
   fs::path folder = fs::temp_directory_path() / fmt::format("prl_step_recorder_{}", ::getpid());
   net::OffThread files;
   monitor::Monitor monitor;
@@ -28,7 +28,7 @@ struct Fixture {
     set.declare(metric_infos());
     return set;
   }
-  explicit Fixture(StepRecorder::Options options) : monitor(declared()) {
+  explicit RecorderFixture(StepRecorder::Options options) : monitor(declared()) {
     fs::remove_all(folder);
     if (options.checkpoints) options.checkpoints->folder = folder;
     monitor.add_sink(
@@ -39,7 +39,7 @@ struct Fixture {
       return state;
     });
   }
-  ~Fixture() { fs::remove_all(folder); }
+  ~RecorderFixture() { fs::remove_all(folder); }
   bool has_state(std::int64_t step) const { return fs::exists(folder / fmt::format("step_{}", step) / kCheckpointUnit / "state.json"); }
   void record(std::int64_t step) {
     auto batch = std::make_shared<CollectedBatch>();
@@ -56,7 +56,7 @@ struct Fixture {
 };
 
 TEST(StepRecorder, CountsRolloutsAndGroupsOfTheRun) {
-  Fixture f({.max_steps = 2});
+  RecorderFixture f({.max_steps = 2});
   f.record(1);
   EXPECT_FALSE(f.recorder->is_done());
   f.record(2);
@@ -67,7 +67,7 @@ TEST(StepRecorder, CountsRolloutsAndGroupsOfTheRun) {
 }
 
 TEST(StepRecorder, ARowGoesToDiskBeforeItsCheckpointCounts) {
-  Fixture f({.checkpoints = OrchestratorCheckpoints{{}, 2}, .max_steps = 4});
+  RecorderFixture f({.checkpoints = OrchestratorCheckpoints{{}, 2}, .max_steps = 4});
   for (std::int64_t step = 1; step <= 4; ++step) f.record(step);
   EXPECT_EQ(f.rows, (std::vector<std::pair<std::int64_t, bool>>{{1, false}, {2, false}, {3, false}, {4, false}}));
   EXPECT_TRUE(f.has_state(2));
@@ -81,7 +81,7 @@ TEST(StepRecorder, ARowGoesToDiskBeforeItsCheckpointCounts) {
 
 TEST(StepRecorder, LockStepKeepsTheStateAtTheShipAndOthersTheStateAtTheEnd) {
   for (const bool is_lock_step : {true, false}) {
-    Fixture f({.checkpoints = OrchestratorCheckpoints{{}, std::nullopt}, .is_lock_step = is_lock_step});
+    RecorderFixture f({.checkpoints = OrchestratorCheckpoints{{}, std::nullopt}, .is_lock_step = is_lock_step});
     f.record(1);
     f.num_states = 4;  // the run went on with the next batch and was stopped
     f.save_last();
@@ -92,7 +92,7 @@ TEST(StepRecorder, LockStepKeepsTheStateAtTheShipAndOthersTheStateAtTheEnd) {
 }
 
 TEST(StepRecorder, ResumesWhatItSavedAndSavesNothingWithoutANewStep) {
-  Fixture first({.checkpoints = OrchestratorCheckpoints{{}, std::nullopt}});
+  RecorderFixture first({.checkpoints = OrchestratorCheckpoints{{}, std::nullopt}});
   first.record(1);
   first.save_last();
   StepRecorder second({.checkpoints = OrchestratorCheckpoints{first.folder, std::nullopt}, .resume_step = 1}, {tiny_environment()}, nullptr,

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 namespace json = boost::json;
 using test::ids_of;
 using test::str;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 class Folder {
  public:
@@ -59,7 +59,7 @@ struct Family {
   const char* fixture;
   const char* pre_tokenizer;
 };
-class BpeFiles : public testing::TestWithParam<Family> {};
+class BpeFiles : public ::testing::TestWithParam<Family> {};
 
 TEST_P(BpeFiles, WritesWhatTheAuthorsPublish) {
   const json::object published = test::fixture_json(std::string(GetParam().fixture) + ".tokenizer.json").as_object();
@@ -101,8 +101,8 @@ TEST_P(BpeFiles, WritesWhatTheAuthorsPublish) {
   EXPECT_EQ(ChatTemplate::load(folder.path(), tokenizer).render({json::object{{"role", "user"}, {"content", "hi"}}}), first_special + "hi");
 }
 INSTANTIATE_TEST_SUITE_P(Families, BpeFiles,
-                         testing::Values(Family{"smollm2", "smollm"}, Family{"qwen2", "qwen2"}, Family{"llama3", "llama-bpe"},
-                                         Family{"gpt2", "gpt-2"}),
+                         ::testing::Values(Family{"smollm2", "smollm"}, Family{"qwen2", "qwen2"}, Family{"llama3", "llama-bpe"},
+                                           Family{"gpt2", "gpt-2"}),
                          [](const auto& test) { return std::string(test.param.fixture); });
 
 TEST(BpeFilesErrors, NameSourceAndEntry) {

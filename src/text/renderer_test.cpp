@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.hpp"
+#include "base/testing/temp_folder.hpp"
 #include "text/json_python.hpp"
 #include "text/json_scan.hpp"
 #include "text/test_support.hpp"
@@ -37,14 +38,14 @@ json::array messages_of(std::string_view text) { return parse_json(text).as_arra
 
 // ---- Against the Python package `renderers`.
 
-struct Case {
+struct RendererCase {
   const char* key;
   const char* tokenizer;
   const char* renderer;
   const char* kwargs;
 };
 
-class RendererParity : public ::testing::TestWithParam<Case> {
+class RendererParity : public ::testing::TestWithParam<RendererCase> {
  protected:
   const json::value cases_ = parse_json(fixture_text("renderer_cases.json"));
   const std::shared_ptr<const Tokenizer> tokenizer_ = shared_tokenizer(GetParam().tokenizer);
@@ -150,12 +151,14 @@ TEST_P(RendererParity, Bridges) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Families, RendererParity,
-    ::testing::Values(Case{"qwen3", "qwen2", "qwen3", "{}"}, Case{"qwen3_no_thinking", "qwen2", "qwen3", R"({"enable_thinking": false})"},
-                      Case{"prime_qwen3", "qwen2", "prime-qwen3", "{}"}, Case{"llama3", "llama3", "llama-3", "{}"},
-                      Case{"llama3_system_tools", "llama3", "llama-3", R"({"tools_in_user_message": false, "date_string": "1 Jan 2020"})"}),
-    [](const auto& family) { return std::string(family.param.key); });
+INSTANTIATE_TEST_SUITE_P(Families, RendererParity,
+                         ::testing::Values(RendererCase{"qwen3", "qwen2", "qwen3", "{}"},
+                                           RendererCase{"qwen3_no_thinking", "qwen2", "qwen3", R"({"enable_thinking": false})"},
+                                           RendererCase{"prime_qwen3", "qwen2", "prime-qwen3", "{}"},
+                                           RendererCase{"llama3", "llama3", "llama-3", "{}"},
+                                           RendererCase{"llama3_system_tools", "llama3", "llama-3",
+                                                        R"({"tools_in_user_message": false, "date_string": "1 Jan 2020"})"}),
+                         [](const auto& family) { return std::string(family.param.key); });
 
 // ---- Against the families' own chat templates.
 
@@ -460,21 +463,8 @@ TEST(LossMask, AppendsAnEosThatTheTemplateNeverWrites) {
 
 // ---- The builder
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "prl-text-XXXXXX").string();
-    path_ = mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 TEST(TokenizerBuilder, GivesTheIdsOfTheTokenizersPackage) {
-  const TemporaryFolder folder;
+  const prl::testing::TempFolder folder;
   const ByteTokenizerIds ids = write_byte_level_tokenizer(folder.path());
   const Tokenizer tokenizer = Tokenizer::load(folder.path());
   EXPECT_EQ(ids.vocab_size, tokenizer.vocab_size());
@@ -494,7 +484,7 @@ TEST(TokenizerBuilder, GivesTheIdsOfTheTokenizersPackage) {
 }
 
 TEST(TokenizerBuilder, LearnsMergesThatShortenText) {
-  const TemporaryFolder folder;
+  const prl::testing::TempFolder folder;
   ByteTokenizerOptions options;
   options.num_merges = 60;
   for (int i = 0; i < 20; ++i) options.corpus += "reverse the text character by character, then the other text; ";
@@ -504,7 +494,7 @@ TEST(TokenizerBuilder, LearnsMergesThatShortenText) {
   const std::string text = "the text, reversed character by character 😀";
   EXPECT_LT(tokenizer.encode(text).size(), text.size() * 2 / 3);
   EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
-  const TemporaryFolder again;
+  const prl::testing::TempFolder again;
   write_byte_level_tokenizer(again.path(), options);
   EXPECT_EQ(read_file(again.path() / "tokenizer.json"), read_file(folder.path() / "tokenizer.json"));
 }

@@ -10,7 +10,7 @@
 namespace prl::tools {
 namespace {
 namespace json = boost::json;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 /// Answers "echo N: <last message>" in three pieces and remembers what it was asked.
 class EchoBackend final : public ChatBackend {

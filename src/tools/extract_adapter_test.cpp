@@ -22,8 +22,8 @@
 namespace prl::tools {
 namespace {
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 std::vector<float> product(const LowRank& part, std::int64_t rows, std::int64_t cols) {
   std::vector<float> out(static_cast<std::size_t>(rows * cols));
@@ -73,11 +73,11 @@ TEST(LowRankTest, TheLargestSingularValuesAreKept) {
   EXPECT_NEAR(kept[11 * 17], -4.0f, 1e-4f);
 }
 
-class ExtractAdapter : public testing::Test {
+class ExtractAdapter : public ::testing::Test {
  protected:
   ExtractAdapter()
       : folder_(fs::temp_directory_path() /
-                ("prl-extract-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name())) {
+                ("prl-extract-" + std::to_string(::getpid()) + "-" + ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
     fs::remove_all(folder_);
     fs::create_directories(folder_);
   }

@@ -15,7 +15,7 @@ namespace prl::tools {
 namespace {
 namespace fs = std::filesystem;
 
-class InitModelTool : public testing::Test {
+class InitModelTool : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::temp_directory_path() / ("prl-init-model-" + std::to_string(::getpid()));
@@ -37,7 +37,7 @@ TEST_F(InitModelTool, AFailureLeavesTheFormerModelAndForeignFoldersAlone) {
   init_model(config_);
   const std::string before = read_file(folder_ / "m/model.safetensors");
   EXPECT_THAT(nn::load_model_config(folder_ / "m").eos_ids,
-              testing::UnorderedElementsAreArray(text::Tokenizer::load(folder_ / "m").stop_ids()));
+              ::testing::UnorderedElementsAreArray(text::Tokenizer::load(folder_ / "m").stop_ids()));
   EXPECT_THROW(init_model(config_), Error) << "it exists";
 
   std::ofstream(folder_ / "m/notes.txt") << "mine";

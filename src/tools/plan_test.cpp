@@ -11,7 +11,7 @@
 namespace prl::tools {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 boost::json::value planned(config::PlanConfig config) {
   config.json = true;

@@ -79,12 +79,12 @@ void as_rollouts(std::vector<wire::MicroBatch>& rows) {
     }
 }
 
-struct Trace {
+struct ContextTrace {
   std::vector<std::vector<float>> weights;
   std::vector<double> numbers;  ///< losses and norms of the steps
 };
 
-Trace train(const Case& run, const std::filesystem::path& folder, int ranks_per_row, comm::Mesh* mesh) {
+ContextTrace train(const Case& run, const std::filesystem::path& folder, int ranks_per_row, comm::Mesh* mesh) {
   PolicyOptions of_policy;
   of_policy.model = folder;
   of_policy.compute = run.compute;
@@ -100,7 +100,7 @@ Trace train(const Case& run, const std::filesystem::path& folder, int ranks_per_
   options.overlaps_exchange = run.overlaps;
   options.cut = {.num_leaves = run.num_leaves, .num_ranks = ranks_per_row};
   GradientStep step(*policy, options);
-  Trace trace;
+  ContextTrace trace;
   for (std::int64_t i = 1; i <= 3; ++i) {
     std::vector<wire::MicroBatch> rows = rows_of(i, run.num_rows);
     if (run.is_rl) as_rollouts(rows);
@@ -112,8 +112,8 @@ Trace train(const Case& run, const std::filesystem::path& folder, int ranks_per_
   return trace;
 }
 
-std::vector<Trace> train_on(int size, int ranks_per_row, const Case& run, const std::filesystem::path& folder) {
-  std::vector<Trace> traces(static_cast<std::size_t>(size));
+std::vector<ContextTrace> train_on(int size, int ranks_per_row, const Case& run, const std::filesystem::path& folder) {
+  std::vector<ContextTrace> traces(static_cast<std::size_t>(size));
   comm::testing::run_threads("threads", size, [&](comm::Communicator& given) {
     std::vector<int> all(static_cast<std::size_t>(size));
     for (int r = 0; r < size; ++r) all[static_cast<std::size_t>(r)] = r;
@@ -123,7 +123,7 @@ std::vector<Trace> train_on(int size, int ranks_per_row, const Case& run, const 
   return traces;
 }
 
-std::string difference(const Trace& a, const Trace& b) {
+std::string difference(const ContextTrace& a, const ContextTrace& b) {
   for (std::size_t t = 0; t < a.weights.size(); ++t)
     for (std::size_t i = 0; i < a.weights[t].size(); ++i)
       if (std::bit_cast<std::uint32_t>(a.weights[t][i]) != std::bit_cast<std::uint32_t>(b.weights[t][i]))
@@ -146,11 +146,11 @@ nn::InitModelOptions model_of(const std::string& family, bool is_tied) {
 class ContextParallel : public ::testing::Test {
  protected:
   void expect_the_bits_of_one_rank(const Case& run, const std::filesystem::path& folder, const std::string& what) {
-    const Trace alone = train(run, folder, 1, nullptr);
+    const ContextTrace alone = train(run, folder, 1, nullptr);
     EXPECT_NE(alone.numbers.front(), alone.numbers[alone.numbers.size() - 2]) << "nothing was learnt";
     const std::pair<int, int> shapes[] = {{2, 1}, {2, 2}, {4, 2}, {4, 4}};
     for (const auto& [size, ranks_per_row] : shapes)
-      for (const Trace& trace : train_on(size, ranks_per_row, run, folder))
+      for (const ContextTrace& trace : train_on(size, ranks_per_row, run, folder))
         EXPECT_EQ(difference(trace, alone), "") << what << ", " << size << " ranks, " << ranks_per_row << " to a row";
   }
 };
@@ -197,14 +197,14 @@ TEST_F(ContextParallel, AdaptersGiveTheBitsOfOneRank) {
 TEST_F(ContextParallel, LeavesAreTheGradientsOfTheRow) {
   Scratch scratch("cp-leaves");
   nn::init_model(model_of("qwen3", true), scratch.path);
-  const Trace one = train({.num_leaves = 1}, scratch.path, 1, nullptr), eight = train({.num_leaves = 8}, scratch.path, 1, nullptr);
+  const ContextTrace one = train({.num_leaves = 1}, scratch.path, 1, nullptr), eight = train({.num_leaves = 8}, scratch.path, 1, nullptr);
   ASSERT_EQ(one.numbers.size(), eight.numbers.size());
   EXPECT_NE(difference(one, eight), "");
   for (std::size_t i = 0; i < one.numbers.size(); ++i) EXPECT_NEAR(one.numbers[i], eight.numbers[i], 1e-4 * std::abs(one.numbers[i]));
-  const Trace fast = train_on(2, 2, {.reduce = Reduce::kFast, .num_leaves = 2}, scratch.path).front();
+  const ContextTrace fast = train_on(2, 2, {.reduce = Reduce::kFast, .num_leaves = 2}, scratch.path).front();
   for (std::size_t i = 0; i < one.numbers.size(); ++i) EXPECT_NEAR(one.numbers[i], fast.numbers[i], 1e-4 * std::abs(one.numbers[i]));
   const Case whole{.num_leaves = 1, .lora = adapter_of(0)}, cut{.num_leaves = 8, .lora = adapter_of(0)};
-  const Trace of_adapter = train(whole, scratch.path, 1, nullptr), in_leaves = train(cut, scratch.path, 1, nullptr);
+  const ContextTrace of_adapter = train(whole, scratch.path, 1, nullptr), in_leaves = train(cut, scratch.path, 1, nullptr);
   EXPECT_NE(difference(of_adapter, in_leaves), "");
   for (std::size_t i = 0; i < of_adapter.numbers.size(); ++i)
     EXPECT_NEAR(of_adapter.numbers[i], in_leaves.numbers[i], 1e-4 * std::abs(of_adapter.numbers[i]));

@@ -41,7 +41,7 @@ std::unique_ptr<Policy> make_policy(const fs::path& folder, DType compute, bool 
   return std::make_unique<Policy>(make_cpu_runtime(), options);
 }
 
-struct Training {
+struct TrainingCase {
   config::OptimConfig optim = config::AdamWConfig{};
   DType compute = DType::kF32;
   int num_rows = 7, num_steps = 3;
@@ -82,7 +82,7 @@ void expect_equal(const Trace& a, const Trace& b, const std::string& what) {
   EXPECT_EQ(a.probe, b.probe) << what;
 }
 
-Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
+Trace train(const TrainingCase& run, const fs::path& model, comm::Mesh* mesh) {
   const auto policy = make_policy(model, run.compute, run.offloads_masters, run.gathers_layers, run.checkpointing);
   GradientStepOptions options;
   options.optim = run.optim;
@@ -112,7 +112,7 @@ Trace train(const Training& run, const fs::path& model, comm::Mesh* mesh) {
 }
 
 /// One trace per rank; ranks are threads. `is_lazy`: what they start runs when it is joined, and what it brings is spoilt until then.
-std::vector<Trace> train_on(int size, const Training& run, const fs::path& model, bool is_lazy = false) {
+std::vector<Trace> train_on(int size, const TrainingCase& run, const fs::path& model, bool is_lazy = false) {
   std::vector<Trace> traces(static_cast<std::size_t>(size));
   const auto store = comm::make_memory_store();
   std::vector<std::thread> threads;
@@ -144,7 +144,7 @@ TEST(DataParallel, EveryOptimizerGivesTheSameBitsOnAnyNumberOfRanks) {
   for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::SgdConfig>(1e-1),
                                            with_lr<config::SignSgdConfig>(1e-3), with_lr<config::MuonConfig>(1e-2)})
     for (const DType compute : {DType::kF32, DType::kBF16}) {
-      const Training run{.optim = optim, .compute = compute};
+      const TrainingCase run{.optim = optim, .compute = compute};
       const Trace alone = train(run, scratch.path, nullptr);
       EXPECT_NE(alone.losses.front(), alone.losses.back());
       EXPECT_EQ(alone.share, 1);
@@ -178,7 +178,7 @@ TEST(DataParallel, NewWeightsArriveUnderTheNextForwardPass) {
   for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::MuonConfig>(1e-2)})
     for (const DType compute : {DType::kF32, DType::kBF16})
       for (const int num_rows : {1, 5}) {
-        Training run{.optim = optim, .compute = compute, .num_rows = num_rows};
+        TrainingCase run{.optim = optim, .compute = compute, .num_rows = num_rows};
         const Trace alone = train(run, scratch.path, nullptr);
         run.overlaps = true;
         for (const auto& [size, replicas] : {std::pair{2, 1}, {3, 1}, {4, 2}}) {
@@ -216,9 +216,9 @@ TEST(GatheredLayers, OptimizersCopiesRecomputationAndFewRowsChangeNoBit) {
   nn::InitModelOptions model = model_of_several_chunks();
   model.num_layers = 5;
   nn::init_model(model, scratch.path);
-  const auto expect_alike = [&](Training run, int size, const std::string& what) {
+  const auto expect_alike = [&](TrainingCase run, int size, const std::string& what) {
     run.num_steps = 2;
-    Training whole = run;
+    TrainingCase whole = run;
     whole.num_replicas = 1;
     const Trace alone = train(whole, scratch.path, nullptr);
     run.gathers_layers = true;
@@ -232,8 +232,8 @@ TEST(GatheredLayers, OptimizersCopiesRecomputationAndFewRowsChangeNoBit) {
   expect_alike({.compute = DType::kBF16, .overlaps = true, .checkpointing = {1}}, 2, "whole layers again");
   expect_alike({.overlaps = true, .checkpointing = {2}}, 2, "every second layer again");
   expect_alike({.overlaps = true, .checkpointing = {1, {true, true, true}}}, 3, "parts of layers again");
-  const Training fast{.optim = with_lr<config::SgdConfig>(1e-2), .num_rows = 4, .reduce = Reduce::kFast};
-  Training fast_by_layer = fast;
+  const TrainingCase fast{.optim = with_lr<config::SgdConfig>(1e-2), .num_rows = 4, .reduce = Reduce::kFast};
+  TrainingCase fast_by_layer = fast;
   fast_by_layer.gathers_layers = true;
   expect_equal(train_on(3, fast_by_layer, scratch.path)[1], train_on(3, fast, scratch.path)[1], "fast sums");
 }
@@ -338,7 +338,7 @@ TEST(DataParallel, FewerRowsThanRanksAndNone) {
   Scratch scratch("dp-few");
   nn::init_model(model_of_several_chunks(), scratch.path);
   for (const int num_rows : {1, 3}) {
-    const Training run{.num_rows = num_rows};
+    const TrainingCase run{.num_rows = num_rows};
     const Trace alone = train(run, scratch.path, nullptr);
     for (const Trace& trace : train_on(4, run, scratch.path)) expect_equal(trace, alone, fmt::format("{} rows", num_rows));
   }
@@ -349,7 +349,7 @@ TEST(DataParallel, CopiesOfTheStateGiveTheSameBits) {
   nn::init_model(model_of_several_chunks(), scratch.path);
   for (const config::OptimConfig& optim : {with_lr<config::AdamWConfig>(1e-2), with_lr<config::MuonConfig>(1e-2)})
     for (const DType compute : {DType::kF32, DType::kBF16}) {
-      const Training run{.optim = optim, .compute = compute};
+      const TrainingCase run{.optim = optim, .compute = compute};
       const Trace alone = train(run, scratch.path, nullptr);
       for (const auto& [size, num_replicas] : {std::pair(4, 2), std::pair(2, 2), std::pair(3, 3)}) {
         double held = 0;
@@ -360,7 +360,7 @@ TEST(DataParallel, CopiesOfTheStateGiveTheSameBits) {
         EXPECT_DOUBLE_EQ(held, num_replicas);
       }
     }
-  const Training fast{.optim = with_lr<config::SgdConfig>(1e-2), .reduce = Reduce::kFast, .num_replicas = 2};
+  const TrainingCase fast{.optim = with_lr<config::SgdConfig>(1e-2), .reduce = Reduce::kFast, .num_replicas = 2};
   const std::vector<Trace> traces = train_on(4, fast, scratch.path);
   for (std::size_t rank = 1; rank < traces.size(); ++rank) expect_equal(traces[0], traces[rank], "fast");
 }
@@ -417,7 +417,7 @@ TEST(DataParallel, GradientsOfLayersShareTheirMemory) {
 TEST(DataParallel, FastSumsAreCloseAndAlikeOnAllRanks) {
   Scratch scratch("dp-fast");
   nn::init_model(model_of_several_chunks(), scratch.path);
-  const Training run{.optim = with_lr<config::SgdConfig>(1e-2), .reduce = Reduce::kFast};
+  const TrainingCase run{.optim = with_lr<config::SgdConfig>(1e-2), .reduce = Reduce::kFast};
   const Trace alone = train(run, scratch.path, nullptr);
   const std::vector<Trace> traces = train_on(3, run, scratch.path);
   for (const int rank : {1, 2}) expect_equal(traces[0], traces[static_cast<std::size_t>(rank)], "ranks");

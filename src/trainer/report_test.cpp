@@ -27,19 +27,19 @@ TEST(StepLine, AbsentMetricsLeaveNoField) {
   monitor::Metrics metrics = sample_metrics();
   metrics.erase("optim/grad_norm");
   metrics.erase("perf/mfu");
-  EXPECT_THAT(rl_step_line(1, metrics), testing::Not(testing::HasSubstr("Grad")));
-  EXPECT_THAT(rl_step_line(1, metrics), testing::HasSubstr("MFU: n/a")) << "the peak is not known";
+  EXPECT_THAT(rl_step_line(1, metrics), ::testing::Not(::testing::HasSubstr("Grad")));
+  EXPECT_THAT(rl_step_line(1, metrics), ::testing::HasSubstr("MFU: n/a")) << "the peak is not known";
   metrics.erase("perf/throughput");
-  EXPECT_THAT(rl_step_line(1, metrics), testing::Not(testing::HasSubstr("MFU")));
-  EXPECT_THAT(sft_step_line(1, metrics, 10, StepEstimate(std::nullopt)), testing::EndsWith("Peak Mem.: 1.2/10.0 GiB (12.4%)"));
+  EXPECT_THAT(rl_step_line(1, metrics), ::testing::Not(::testing::HasSubstr("MFU")));
+  EXPECT_THAT(sft_step_line(1, metrics, 10, StepEstimate(std::nullopt)), ::testing::EndsWith("Peak Mem.: 1.2/10.0 GiB (12.4%)"));
 }
 
 TEST(StepLine, OfFineTuningSaysWhenItEnds) {
   StepEstimate estimate(20);
   estimate.add(2);
   const std::string line = sft_step_line(5, sample_metrics(), 10, estimate);
-  EXPECT_THAT(line, testing::StartsWith("Step 5/20 | Time: 1.23s | Loss: -0.0012"));
-  EXPECT_THAT(line, testing::EndsWith(" | ETA 30s"));
+  EXPECT_THAT(line, ::testing::StartsWith("Step 5/20 | Time: 1.23s | Loss: -0.0012"));
+  EXPECT_THAT(line, ::testing::EndsWith(" | ETA 30s"));
 }
 
 TEST(Throughput, OfSeveralRanksIsTheSumAndOfOneGpuAShare) {
@@ -84,8 +84,8 @@ TEST(BenchTable, AnUnknownPeakIsNotZero) {
     metrics.erase("perf/mfu");
     table.add(step, metrics);
   }
-  EXPECT_THAT(table.render(), testing::AllOf(testing::HasSubstr("n/a"), testing::Not(testing::HasSubstr("nan"))));
-  EXPECT_THAT(table.to_json(), testing::AllOf(testing::HasSubstr("\"mfu\": null"), testing::HasSubstr("\"mfu\": {\"mean\": null")));
+  EXPECT_THAT(table.render(), ::testing::AllOf(::testing::HasSubstr("n/a"), ::testing::Not(::testing::HasSubstr("nan"))));
+  EXPECT_THAT(table.to_json(), ::testing::AllOf(::testing::HasSubstr("\"mfu\": null"), ::testing::HasSubstr("\"mfu\": {\"mean\": null")));
 }
 
 TEST(BenchTable, LeavesTheWarmUpOut) {
@@ -97,12 +97,12 @@ TEST(BenchTable, LeavesTheWarmUpOut) {
     table.add(step, metrics);
   }
   const std::string text = table.render();
-  EXPECT_THAT(text, testing::HasSubstr("Benchmark"));
-  EXPECT_THAT(text, testing::HasSubstr("13.00% ± 1.00% [12.00%, 14.00%]"));
-  EXPECT_THAT(text, testing::HasSubstr("30.00K ± 10.00K [20.00K, 40.00K]"));
-  EXPECT_THAT(text, testing::HasSubstr("1.2 GiB (1.9%)"));
-  EXPECT_THAT(text, testing::Not(testing::HasSubstr("90.00%")));
-  EXPECT_THAT(table.to_json(), testing::HasSubstr("\"throughput\": {\"mean\": 30000"));
+  EXPECT_THAT(text, ::testing::HasSubstr("Benchmark"));
+  EXPECT_THAT(text, ::testing::HasSubstr("13.00% ± 1.00% [12.00%, 14.00%]"));
+  EXPECT_THAT(text, ::testing::HasSubstr("30.00K ± 10.00K [20.00K, 40.00K]"));
+  EXPECT_THAT(text, ::testing::HasSubstr("1.2 GiB (1.9%)"));
+  EXPECT_THAT(text, ::testing::Not(::testing::HasSubstr("90.00%")));
+  EXPECT_THAT(table.to_json(), ::testing::HasSubstr("\"throughput\": {\"mean\": 30000"));
 }
 
 }  // namespace

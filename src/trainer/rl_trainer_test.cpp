@@ -19,7 +19,7 @@ namespace {
 
 using namespace testing_support;
 using namespace std::chrono_literals;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 GradientStepOptions step_options(std::int64_t max_steps) {
@@ -227,15 +227,15 @@ TEST(RlTrainer, RefusesWrongBatches) {
   EXPECT_THAT(reason(make_batch(1, {on_policy_row(*policy, 1, {17}, 1.0f)})), HasSubstr("17 tokens"));
   wire::MicroBatch broken = row;
   broken.advantages[5] = std::numeric_limits<float>::infinity();
-  EXPECT_THAT(reason(make_batch(1, {broken})), testing::AllOf(HasSubstr("step 1"), HasSubstr("'env'")));
+  EXPECT_THAT(reason(make_batch(1, {broken})), ::testing::AllOf(HasSubstr("step 1"), HasSubstr("'env'")));
   broken = row;
   broken.inference_logprobs[5] = 0.75f;
   EXPECT_THAT(reason(make_batch(1, {broken})),
-              testing::AllOf(HasSubstr("inference_logprobs is 0.75 at token 5"), HasSubstr("'env'"), HasSubstr("at most 0")));
+              ::testing::AllOf(HasSubstr("inference_logprobs is 0.75 at token 5"), HasSubstr("'env'"), HasSubstr("at most 0")));
   broken = row;
   broken.inference_logprobs[5] = -1e5f;  // finite, but the ratio is not
   const auto before = masters(*policy);
-  EXPECT_THAT(reason(make_batch(1, {broken})), testing::AllOf(HasSubstr("step 1"), HasSubstr("'env'"), HasSubstr("token 5")));
+  EXPECT_THAT(reason(make_batch(1, {broken})), ::testing::AllOf(HasSubstr("step 1"), HasSubstr("'env'"), HasSubstr("token 5")));
   EXPECT_EQ(masters(*policy), before) << "a failed step leaves the masters alone";
   EXPECT_EQ(reason(make_batch(1, {row})), "accepted");
 }
@@ -321,7 +321,7 @@ TEST(RunRlTrainer, CheckpointsFollowIntervalAndRetention) {
   for (const char* root : {"checkpoints", "weights"}) {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(scratch.path / root)) names.push_back(entry.path().filename().string());
-    EXPECT_THAT(names, testing::UnorderedElementsAre("step_4", "step_8", "step_9")) << root;
+    EXPECT_THAT(names, ::testing::UnorderedElementsAre("step_4", "step_8", "step_9")) << root;
   }
 }
 
@@ -355,8 +355,8 @@ TEST(RunRlTrainer, ACheckpointNeverCountsBeforeItsRowIsOnDisk) {
     options.checkpoint->interval = 2;
     options.checkpoint->save_async = is_async;
     run_rl_trainer(options, *policy, fake_data(), nullptr, monitor, {});
-    EXPECT_THAT(sink.late, testing::IsEmpty());
-    EXPECT_THAT(sink.synced, testing::ElementsAre(std::pair(2, false), std::pair(4, false), std::pair(5, false)));
+    EXPECT_THAT(sink.late, ::testing::IsEmpty());
+    EXPECT_THAT(sink.synced, ::testing::ElementsAre(std::pair(2, false), std::pair(4, false), std::pair(5, false)));
   }
 }
 
@@ -390,11 +390,11 @@ TEST(RunRlTrainer, NothingOlderGoesBeforeACheckpointCounts) {
   fs::create_directories(scratch.path / "weights/step_2");
   write_file_atomic(scratch.path / "weights/step_2/of a run that did not get as far as its checkpoint", "x");
   run_rl_trainer(options, *policy, fake_data(), nullptr, monitor, {});
-  EXPECT_THAT(sink.has_former, testing::ElementsAre(std::pair(2, false), std::pair(4, true), std::pair(6, true)));
+  EXPECT_THAT(sink.has_former, ::testing::ElementsAre(std::pair(2, false), std::pair(4, true), std::pair(6, true)));
   EXPECT_TRUE(sink.has_leftover) << "a snapshot of the same step is replaced, not removed";
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(scratch.path / "weights")) names.push_back(entry.path().filename().string());
-  EXPECT_THAT(names, testing::ElementsAre("step_6"));
+  EXPECT_THAT(names, ::testing::ElementsAre("step_6"));
 }
 
 // The orchestrator dies, and the stopping trainer saves its half of the last step.
@@ -417,7 +417,7 @@ TEST(RunRlTrainer, AHalfStepDoesNotPushOutTheLastWholeOne) {
     find_resume_step(scratch.path / "checkpoints", resume);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("step 6"), HasSubstr("lacks the part of: orchestrator"), HasSubstr("of steps 2")));
+    EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("step 6"), HasSubstr("lacks the part of: orchestrator"), HasSubstr("of steps 2")));
   }
 }
 
@@ -482,7 +482,7 @@ TEST(RunRlTrainer, SkipsWhatAResumeIsToldToSkip) {
     restore(scratch.path / "checkpoints", 5, {}, *other, sgd);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("adamw"), HasSubstr("sgd")));
+    EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("adamw"), HasSubstr("sgd")));
   }
 }
 
@@ -498,7 +498,7 @@ TEST(RunRlTrainer, WaitHasADeadlineAndNamesTheOther) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kDeadline);
-    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("step 1"), HasSubstr("orchestrator")));
+    EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("step 1"), HasSubstr("orchestrator")));
   }
   queue.make_sender()->close();
   options.batch_timeout = 60s;

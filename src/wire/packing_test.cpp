@@ -148,7 +148,7 @@ TEST(Packing, MissingAdvantagesNameTheEnvironment) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), testing::HasSubstr("env0"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("env0"));
   }
   std::ranges::fill(sample.mask, std::uint8_t{0});
   const auto ranks = pack({sample}, {});

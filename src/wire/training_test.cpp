@@ -141,7 +141,7 @@ TEST(TrainingCodec, FlippedBytesNeverCrash) {
       for (const auto& rank : decoded.ranks)
         for (const MicroBatch& row : rank) check(row);
     } catch (const Error& error) {
-      ASSERT_THAT(error.code(), testing::AnyOf(ErrorCode::kCorrupt, ErrorCode::kNotImplemented)) << error.what();
+      ASSERT_THAT(error.code(), ::testing::AnyOf(ErrorCode::kCorrupt, ErrorCode::kNotImplemented)) << error.what();
     }
   }
 }
@@ -165,14 +165,14 @@ TEST(TrainingCodec, SemanticDamageIsNamed) {
     }
     return "accepted";
   };
-  using testing::HasSubstr;
+  using ::testing::HasSubstr;
   EXPECT_THAT(reason([](MicroBatch& b) { b.advantages.pop_back(); }), HasSubstr("advantages has 7 entries"));
   EXPECT_THAT(reason([](MicroBatch& b) { b.sequence_lengths = {5, 4}; }), HasSubstr("adds up to 9"));
   EXPECT_THAT(reason([](MicroBatch& b) { b.sequence_lengths = {8, 0}; }), HasSubstr("sequence_lengths holds 0"));
   EXPECT_THAT(reason([](MicroBatch& b) { b.inference_logprobs[6] = std::numeric_limits<float>::quiet_NaN(); }),
-              testing::AllOf(HasSubstr("inference_logprobs is nan at token 6"), HasSubstr("env-3")));
+              ::testing::AllOf(HasSubstr("inference_logprobs is nan at token 6"), HasSubstr("env-3")));
   EXPECT_THAT(reason([](MicroBatch& b) { b.inference_logprobs[6] = 0.5f; }),
-              testing::AllOf(HasSubstr("inference_logprobs is 0.5 at token 6"), HasSubstr("env-3"), HasSubstr("at most 0")));
+              ::testing::AllOf(HasSubstr("inference_logprobs is 0.5 at token 6"), HasSubstr("env-3"), HasSubstr("at most 0")));
   EXPECT_THAT(reason([](MicroBatch& b) { b.ref_logprobs.assign(8, 0.25f); }), HasSubstr("ref_logprobs is 0.25 at token 0"));
   EXPECT_THAT(reason([](MicroBatch& b) { b.temperatures[0] = 0; }), HasSubstr("temperatures"));
   EXPECT_THAT(reason([](MicroBatch& b) { b.input_ids[2] = -1; }), HasSubstr("input_ids is -1"));

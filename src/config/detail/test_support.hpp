@@ -52,4 +52,7 @@ inline bool is_not_built(const std::vector<NotBuilt>& entries, std::string_view 
   return false;
 }
 
+/// How a command line of `prl rl` begins that needs no more.
+inline const std::string kRlLine = "rl --model.name ./m --inference ";
+
 }  // namespace prl::config::testing

@@ -20,9 +20,9 @@
 namespace prl::io {
 namespace {
 namespace fs = std::filesystem;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 void expect_error(const std::function<void()>& body, ErrorCode code, const std::vector<std::string>& parts) {
   try {
@@ -34,11 +34,11 @@ void expect_error(const std::function<void()>& body, ErrorCode code, const std::
   }
 }
 
-class DataTest : public testing::Test {
+class DataTest : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::temp_directory_path() /
-              ("prl-data-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
+              ("prl-data-" + std::to_string(::getpid()) + "-" + ::testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(folder_);
     fs::create_directories(folder_);
   }

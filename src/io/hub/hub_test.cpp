@@ -17,19 +17,19 @@
 namespace prl::io {
 namespace {
 namespace fs = std::filesystem;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 using testing_support::FakeHub;
 using testing_support::git_hash;
 using testing_support::hex_digest;
 using testing_support::kCommit;
 
-class HubTest : public testing::Test {
+class HubTest : public ::testing::Test {
  protected:
   void SetUp() override {
     folder_ = fs::temp_directory_path() /
-              ("prl-hub-" + std::to_string(::getpid()) + "-" + testing::UnitTest::GetInstance()->current_test_info()->name());
+              ("prl-hub-" + std::to_string(::getpid()) + "-" + ::testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(folder_);
     fs::create_directories(folder_);
     settings_.cache_dir = folder_ / "hub";
@@ -139,7 +139,7 @@ TEST_F(HubTest, WrongBytesAreRefusedTwiceAndLeaveNothing) {
   expect_error([&] { find(); }, ErrorCode::kCorrupt, {"model org/tiny", "model.safetensors", "hash"});
   EXPECT_EQ(hub_.count("GET", "/blob/"), 2u);
   for (const auto& entry : fs::directory_iterator(settings_.cache_dir / "models--org--tiny" / "blobs"))
-    EXPECT_THAT(entry.path().filename().string(), testing::Not(HasSubstr("incomplete")));
+    EXPECT_THAT(entry.path().filename().string(), ::testing::Not(HasSubstr("incomplete")));
   // A longer leftover of something else is thrown away as well.
   hub_.state->corrupt = false;
   std::ofstream(settings_.cache_dir / "models--org--tiny" / "blobs" / (hex_digest(net::DigestKind::kSha256, weights_) + ".incomplete"),

@@ -16,10 +16,10 @@ namespace prl::io {
 namespace {
 namespace fs = std::filesystem;
 namespace json = boost::json;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
-fs::path fixture(const std::string& name) { return test_source_dir() / "tests/fixtures/parquet" / name; }
+fs::path parquet_fixture(const std::string& name) { return test_source_dir() / "tests/fixtures/parquet" / name; }
 constexpr auto kAll = [](std::string_view) { return true; };
 
 std::vector<std::string> rows_of(const fs::path& path, const std::function<bool(std::string_view)>& wanted = kAll) {
@@ -63,13 +63,13 @@ struct Pair {
   const char* parquet;
   const char* expected;
 };
-class ParquetFixture : public testing::TestWithParam<Pair> {};
+class ParquetFixture : public ::testing::TestWithParam<Pair> {};
 
 TEST_P(ParquetFixture, RowsEqualThoseOfPyarrow) {
-  const auto rows = rows_of(fixture(GetParam().parquet));
-  const auto expected = lines_of(fixture(GetParam().expected));
+  const auto rows = rows_of(parquet_fixture(GetParam().parquet));
+  const auto expected = lines_of(parquet_fixture(GetParam().expected));
   ASSERT_EQ(rows.size(), expected.size());
-  EXPECT_EQ(ParquetFile::open(fixture(GetParam().parquet))->num_rows(), static_cast<std::int64_t>(rows.size()));
+  EXPECT_EQ(ParquetFile::open(parquet_fixture(GetParam().parquet))->num_rows(), static_cast<std::int64_t>(rows.size()));
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const json::value row = json::parse(rows[i]);
     for (const auto& member : expected[i].get_object()) {
@@ -81,21 +81,21 @@ TEST_P(ParquetFixture, RowsEqualThoseOfPyarrow) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Files, ParquetFixture,
-                         testing::Values(Pair{"types_snappy_dictionary.parquet", "rows.jsonl"},
-                                         Pair{"types_none_plain.parquet", "rows.jsonl"}, Pair{"types_zstd_v2.parquet", "rows.jsonl"},
-                                         Pair{"types_gzip_delta.parquet", "rows.jsonl"}, Pair{"legacy.parquet", "legacy.jsonl"},
-                                         Pair{"chat.parquet", "chat.jsonl"}),
+                         ::testing::Values(Pair{"types_snappy_dictionary.parquet", "rows.jsonl"},
+                                           Pair{"types_none_plain.parquet", "rows.jsonl"}, Pair{"types_zstd_v2.parquet", "rows.jsonl"},
+                                           Pair{"types_gzip_delta.parquet", "rows.jsonl"}, Pair{"legacy.parquet", "legacy.jsonl"},
+                                           Pair{"chat.parquet", "chat.jsonl"}),
                          [](const auto& test) {
                            return std::string(test.param.parquet).substr(0, std::string(test.param.parquet).find('.'));
                          });
 
 TEST(Parquet, ReadsOnlyTheColumnsThatAreWanted) {
-  const auto file = ParquetFile::open(fixture("chat.parquet"));
+  const auto file = ParquetFile::open(parquet_fixture("chat.parquet"));
   EXPECT_THAT(file->columns(), ElementsAre("id", "messages", "source"));
-  const auto rows = rows_of(fixture("chat.parquet"), [](std::string_view name) { return name == "source"; });
+  const auto rows = rows_of(parquet_fixture("chat.parquet"), [](std::string_view name) { return name == "source"; });
   ASSERT_EQ(rows.size(), 120u);
-  EXPECT_THAT(rows[0], testing::AnyOf(R"({"source":"web"})", R"({"source":"book"})"));
-  EXPECT_EQ(rows_of(fixture("chat.parquet"), [](std::string_view) { return false; })[119], "{}");
+  EXPECT_THAT(rows[0], ::testing::AnyOf(R"({"source":"web"})", R"({"source":"book"})"));
+  EXPECT_EQ(rows_of(parquet_fixture("chat.parquet"), [](std::string_view) { return false; })[119], "{}");
 }
 
 TEST(Parquet, NamesCodecsAndFilesItCannotRead) {
@@ -108,11 +108,11 @@ TEST(Parquet, NamesCodecsAndFilesItCannotRead) {
       EXPECT_THAT(error.what(), HasSubstr(part));
     }
   };
-  expect_error([] { rows_of(fixture("brotli.parquet")); }, ErrorCode::kNotImplemented,
+  expect_error([] { rows_of(parquet_fixture("brotli.parquet")); }, ErrorCode::kNotImplemented,
                "column 'text': its pages are compressed with Brotli");
-  EXPECT_EQ(rows_of(fixture("brotli.parquet"), [](std::string_view) { return false; }).size(), 40u);
-  expect_error([] { rows_of(fixture("rows.jsonl")); }, ErrorCode::kCorrupt, "no Parquet file");
-  expect_error([] { rows_of(fixture("absent.parquet")); }, ErrorCode::kNotFound, "absent.parquet");
+  EXPECT_EQ(rows_of(parquet_fixture("brotli.parquet"), [](std::string_view) { return false; }).size(), 40u);
+  expect_error([] { rows_of(parquet_fixture("rows.jsonl")); }, ErrorCode::kCorrupt, "no Parquet file");
+  expect_error([] { rows_of(parquet_fixture("absent.parquet")); }, ErrorCode::kNotFound, "absent.parquet");
 }
 
 TEST(Parquet, SurvivesTruncationAndRandomDamage) {
@@ -127,7 +127,7 @@ TEST(Parquet, SurvivesTruncationAndRandomDamage) {
   };
   Rng rng(11);
   for (const char* name : {"chat.parquet", "types_none_plain.parquet", "types_zstd_v2.parquet", "types_gzip_delta.parquet"}) {
-    const std::string whole = read_file(fixture(name));
+    const std::string whole = read_file(parquet_fixture(name));
     for (int i = 0; i < 20; ++i) touch(whole.substr(0, rng.next_below(whole.size())));
     for (int i = 0; i < 150; ++i) {
       std::string bytes = whole;

@@ -45,7 +45,7 @@ struct Case {
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.family << ' ' << to_string(c.compute) << (c.size == ModelSize::kWide ? " wide" : c.size == ModelSize::kEven ? " even" : "");
 }
-class CudaDecoderTest : public testing::TestWithParam<Case> {
+class CudaDecoderTest : public ::testing::TestWithParam<Case> {
  protected:
   ModelConfig config_ = make_model_config(small_options(GetParam().family, GetParam().size));
   float std_dev_ = GetParam().size == ModelSize::kSmall ? 0.15f : 0.06f;
@@ -187,10 +187,10 @@ TEST_P(CudaDecoderTest, ChecksumsAreThoseOfTheCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaDecoderTest,
-                         testing::Values(Case{"qwen3", DType::kBF16, ModelSize::kSmall}, Case{"qwen3", DType::kF32, ModelSize::kSmall},
-                                         Case{"qwen2", DType::kBF16, ModelSize::kSmall}, Case{"llama", DType::kBF16, ModelSize::kWide},
-                                         Case{"qwen3", DType::kBF16, ModelSize::kWide}, Case{"qwen3", DType::kBF16, ModelSize::kEven},
-                                         Case{"llama", DType::kBF16, ModelSize::kEven}, Case{"qwen2", DType::kBF16, ModelSize::kEven}));
+                         ::testing::Values(Case{"qwen3", DType::kBF16, ModelSize::kSmall}, Case{"qwen3", DType::kF32, ModelSize::kSmall},
+                                           Case{"qwen2", DType::kBF16, ModelSize::kSmall}, Case{"llama", DType::kBF16, ModelSize::kWide},
+                                           Case{"qwen3", DType::kBF16, ModelSize::kWide}, Case{"qwen3", DType::kBF16, ModelSize::kEven},
+                                           Case{"llama", DType::kBF16, ModelSize::kEven}, Case{"qwen2", DType::kBF16, ModelSize::kEven}));
 
 }  // namespace
 }  // namespace prl::nn

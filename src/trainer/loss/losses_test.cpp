@@ -465,7 +465,7 @@ TEST(BatchLoss, NonFiniteNamesEnvironmentAndToken) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kNonFinite);
-    EXPECT_THAT(error.what(), testing::AllOf(testing::HasSubstr("'env5'"), testing::HasSubstr("token 2")));
+    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("'env5'"), ::testing::HasSubstr("token 2")));
   }
 }
 

@@ -21,7 +21,7 @@ namespace prl::trainer {
 namespace {
 
 using namespace testing_support;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 /// A model whose vocabulary is the byte tokenizer's.
@@ -227,7 +227,7 @@ TEST(DataStream, MasksFollowRoles) {
   config::LossMaskConfig all;
   all.system = all.user = true;
   const std::string everything = trained(all);
-  EXPECT_THAT(everything, testing::AllOf(HasSubstr("SYS"), HasSubstr("Q"), HasSubstr("ANS")));
+  EXPECT_THAT(everything, ::testing::AllOf(HasSubstr("SYS"), HasSubstr("Q"), HasSubstr("ANS")));
   config::LossMaskConfig none;
   none.assistant = false;
   EXPECT_EQ(trained(none), "") << "a row without targets is skipped";
@@ -277,8 +277,8 @@ TEST(DataStream, APromptIsNeverTrained) {
   data.name = (scratch.path / "d.jsonl").string();
   EXPECT_EQ(trained_text(text, data), "A<|im_end|>\nB<|im_end|>\n");
   data.loss_mask.user = data.loss_mask.system = true;
-  EXPECT_THAT(trained_text(text, data), testing::AllOf(HasSubstr("A<|im_end|>"), HasSubstr("S<|im_end|>"), testing::Not(HasSubstr("SHOWN")),
-                                                       testing::Not(HasSubstr("R"))));
+  EXPECT_THAT(trained_text(text, data), ::testing::AllOf(HasSubstr("A<|im_end|>"), HasSubstr("S<|im_end|>"),
+                                                         ::testing::Not(HasSubstr("SHOWN")), ::testing::Not(HasSubstr("R"))));
   text.renderer = text::make_renderer({.name = "chatml"}, text.tokenizer, text.chat_template);
   data.loss_mask.user = data.loss_mask.system = false;
   EXPECT_EQ(trained_text(text, data), "A<|im_end|>B<|im_end|>");
@@ -306,7 +306,7 @@ TEST(DataStream, ANamedRendererTakesTheRowsTemplateKwargs) {
     trained(R"(, "chat_template_kwargs": {"thinking_budget": 3})");
     FAIL() << "a setting that the renderer does not know was dropped";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("d.jsonl:1"), HasSubstr("'thinking_budget'"), HasSubstr("'qwen3'")));
+    EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("d.jsonl:1"), HasSubstr("'thinking_budget'"), HasSubstr("'qwen3'")));
   }
 }
 
@@ -402,8 +402,8 @@ TEST(DataStream, ErrorsNameFileAndLine) {
     }
     return "accepted";
   };
-  EXPECT_THAT(reason(0), testing::AllOf(HasSubstr("d.jsonl:2"), HasSubstr("'messages'")));
-  EXPECT_THAT(reason(1), testing::AllOf(HasSubstr("d.jsonl:3"), HasSubstr("message"))) << "the broken prefix is named";
+  EXPECT_THAT(reason(0), ::testing::AllOf(HasSubstr("d.jsonl:2"), HasSubstr("'messages'")));
+  EXPECT_THAT(reason(1), ::testing::AllOf(HasSubstr("d.jsonl:3"), HasSubstr("message"))) << "the broken prefix is named";
 
   const auto failure = [&] {
     try {
@@ -414,7 +414,7 @@ TEST(DataStream, ErrorsNameFileAndLine) {
     return std::string("accepted");
   };
   data.name = (scratch.path / "none.jsonl").string();
-  EXPECT_THAT(failure(), testing::AllOf(HasSubstr("[data.name]"), HasSubstr("none.jsonl")));
+  EXPECT_THAT(failure(), ::testing::AllOf(HasSubstr("[data.name]"), HasSubstr("none.jsonl")));
   data.name = (scratch.path / "d.jsonl").string();
   data.splits = {"test"};
   EXPECT_THAT(failure(), HasSubstr("its only split is train"));

@@ -74,22 +74,22 @@ struct GpuSession {
   }
 };
 
-std::vector<std::int32_t> cumulative(const std::vector<std::int32_t>& lengths) {
+std::vector<std::int32_t> gpu_cumulative(const std::vector<std::int32_t>& lengths) {
   std::vector<std::int32_t> out = {0};
   for (const std::int32_t n : lengths) out.push_back(out.back() + n);
   return out;
 }
 
 /// q, k, v as slices of one fused projection, on host and device.
-struct Problem {
+struct GpuProblem {
   AttentionCase c;
   std::vector<std::int32_t> cu;
   std::int64_t T, width;
   Tensor host_qkv, qkv;
   float scale;
 
-  Problem(CpuSession& cpu, GpuSession& gpu, const AttentionCase& kase, DType dtype, std::uint64_t seed = 1)
-      : c(kase), cu(cumulative(kase.lengths)), T(cu.back()), width((c.Hq + 2 * c.Hkv) * c.D) {
+  GpuProblem(CpuSession& cpu, GpuSession& gpu, const AttentionCase& kase, DType dtype, std::uint64_t seed = 1)
+      : c(kase), cu(gpu_cumulative(kase.lengths)), T(cu.back()), width((c.Hq + 2 * c.Hkv) * c.D) {
     host_qkv = cpu.random({std::max<std::int64_t>(T, 1), width}, dtype, seed);
     qkv = gpu.copy(host_qkv);
     scale = 1.0f / std::sqrt(static_cast<float>(c.D));
@@ -146,7 +146,7 @@ class CudaAttentionTest : public ::testing::TestWithParam<FamilyAndType> {
   struct Gradients {
     Tensor dq, dk, dv;
   };
-  Gradients backward(const Problem& p, const Tensor& dout, const Tensor& out, const Tensor& lse) {
+  Gradients backward(const GpuProblem& p, const Tensor& dout, const Tensor& out, const Tensor& lse) {
     const AttentionCase& c = p.c;
     Gradients g{gpu.poisoned({p.T, c.Hq, c.D}, dtype()), gpu.poisoned({p.T, c.Hkv, c.D}, dtype()),
                 gpu.poisoned({p.T, c.Hkv, c.D}, dtype())};
@@ -162,7 +162,7 @@ class CudaAttentionTest : public ::testing::TestWithParam<FamilyAndType> {
 TEST_P(CudaAttentionTest, AgreesWithTheCpu) {
   for (const AttentionCase& c : cases()) {
     SCOPED_TRACE(c.name);
-    Problem p(cpu, gpu, c, dtype());
+    GpuProblem p(cpu, gpu, c, dtype());
     Tensor want = cpu.poisoned({p.T, c.Hq, c.D}, dtype()), want_lse = cpu.poisoned({p.T, c.Hq}, DType::kF32);
     attention_varlen(cpu.ctx, want, want_lse, p.args(p.host_qkv));
     Tensor out = gpu.poisoned({p.T, c.Hq, c.D}, dtype()), lse = gpu.poisoned({p.T, c.Hq}, DType::kF32);
@@ -175,7 +175,7 @@ TEST_P(CudaAttentionTest, AgreesWithTheCpu) {
 TEST_P(CudaAttentionTest, GradientAgreesWithTheCpu) {
   for (const AttentionCase& c : cases()) {
     SCOPED_TRACE(c.name);
-    Problem p(cpu, gpu, c, dtype());
+    GpuProblem p(cpu, gpu, c, dtype());
     Tensor out = cpu.poisoned({p.T, c.Hq, c.D}, dtype()), lse = cpu.poisoned({p.T, c.Hq}, DType::kF32);
     attention_varlen(cpu.ctx, out, lse, p.args(p.host_qkv));
     Tensor dout = cpu.random({p.T, c.Hq, c.D}, dtype(), 9);
@@ -191,7 +191,7 @@ TEST_P(CudaAttentionTest, GradientAgreesWithTheCpu) {
 
 TEST_P(CudaAttentionTest, GradientIntoStridedViewsAndTwiceTheSame) {
   const AttentionCase c{"", 6, 2, 64, is_watched() ? std::vector<std::int32_t>{140, 3, 260} : std::vector<std::int32_t>{700, 3, 1290}};
-  Problem p(cpu, gpu, c, dtype());
+  GpuProblem p(cpu, gpu, c, dtype());
   Tensor out = gpu.poisoned({p.T, c.Hq, c.D}, dtype()), lse = gpu.poisoned({p.T, c.Hq}, DType::kF32);
   varlen(out, lse, p.args(p.qkv));
   const Tensor dout = gpu.copy(cpu.random({p.T, c.Hq, c.D}, dtype(), 9));
@@ -218,12 +218,12 @@ TEST_P(CudaAttentionTest, GradientIntoStridedViewsAndTwiceTheSame) {
 }
 
 /// A paged cache with shuffled blocks; unused slots are NaN.
-struct Cache {
+struct GpuCache {
   std::int64_t block_size, blocks_each;
   Tensor k, v;
   std::vector<std::int32_t> table;
 
-  Cache(GpuSession& gpu, const Problem& p, std::int64_t size) : block_size(size) {
+  GpuCache(GpuSession& gpu, const GpuProblem& p, std::int64_t size) : block_size(size) {
     const std::int32_t longest = *std::max_element(p.c.lengths.begin(), p.c.lengths.end());
     blocks_each = (longest + block_size - 1) / block_size;
     const auto count = static_cast<std::int64_t>(p.c.lengths.size()) * blocks_each;
@@ -246,12 +246,12 @@ TEST_P(CudaAttentionTest, PagedEqualsVarlenBitForBit) {
   for (const AttentionCase& c : {AttentionCase{"", 6, 2, 64, {150, 1, 67, 300}}, AttentionCase{"", 2, 2, 80, {129, 30}},
                                  AttentionCase{"", 4, 2, 128, {400, 128, 77}}, AttentionCase{"", 2, 1, 256, {200, 65}}}) {
     if (is_watched() && dtype() == DType::kF32 && c.D > 80) continue;
-    Problem p(cpu, gpu, c, dtype());
+    GpuProblem p(cpu, gpu, c, dtype());
     Tensor dense = gpu.poisoned({p.T, c.Hq, c.D}, dtype());
     varlen(dense, {}, p.args(p.qkv));
     const Tensor want = gpu.host(dense);
     for (const std::int64_t block_size : {1, 4, 16, 64, 128, 192}) {
-      Cache cache(gpu, p, block_size);
+      GpuCache cache(gpu, p, block_size);
       for (const std::int32_t step : {1, 7, 64, 1000}) {
         if (step == 1 && block_size != 16) continue;
         if (is_watched() && (step == 1 || step == 64 || block_size == 1 || block_size == 64)) continue;
@@ -300,11 +300,11 @@ TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
       {"", 2, 1, 64, {2 * kAttentionChunk + 70}}, {"", 4, 2, 128, {3 * kAttentionChunk}}, {"", 2, 2, 256, {kAttentionChunk + 1}}};
   if (is_watched() && dtype() == DType::kF32) all = {{"", 1, 1, 16, {kAttentionChunk + 70}}};
   for (const AttentionCase& c : all) {
-    Problem p(cpu, gpu, c, dtype());
+    GpuProblem p(cpu, gpu, c, dtype());
     Tensor dense = gpu.poisoned({p.T, c.Hq, c.D}, dtype()), lse = gpu.poisoned({p.T, c.Hq}, DType::kF32);
     varlen(dense, lse, p.args(p.qkv));
     const Tensor want = gpu.host(dense);
-    Cache cache(gpu, p, 16);
+    GpuCache cache(gpu, p, 16);
     PagedAttention paged{.q_THD = {},
                          .q_token_stride = p.width,
                          .layer = {cache.k, cache.v},
@@ -358,7 +358,7 @@ TEST_P(CudaAttentionTest, LongContextsAreSplitWithoutATrace) {
 
 TEST_P(CudaAttentionTest, ASequenceDoesNotSeeItsNeighbours) {
   const AttentionCase together{"", 4, 2, 64, {50, 180, 20}}, alone{"", 4, 2, 64, {180}};
-  Problem p(cpu, gpu, together, dtype()), q(cpu, gpu, alone, dtype());
+  GpuProblem p(cpu, gpu, together, dtype()), q(cpu, gpu, alone, dtype());
   Tensor host = p.host_qkv.clone();
   std::memcpy(q.host_qkv.data(), p.host_qkv.slice(50, 180).data(), q.host_qkv.num_bytes());
   q.qkv = gpu.copy(q.host_qkv);
@@ -374,7 +374,7 @@ TEST_P(CudaAttentionTest, ASequenceDoesNotSeeItsNeighbours) {
 }
 
 TEST_P(CudaAttentionTest, LargeScoresDoNotOverflow) {
-  Problem p(cpu, gpu, {"", 1, 1, 16, {100}}, dtype());
+  GpuProblem p(cpu, gpu, {"", 1, 1, 16, {100}}, dtype());
   p.scale = 300.0f;
   Tensor want = cpu.poisoned({p.T, 1, 16}, dtype()), want_lse = cpu.poisoned({p.T, 1}, DType::kF32);
   attention_varlen(cpu.ctx, want, want_lse, p.args(p.host_qkv));
