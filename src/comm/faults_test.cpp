@@ -415,7 +415,9 @@ TEST_P(GroupFaults, SilenceEndsWithTheDeadlineOfTheCall) {
   run_three([&](Communicator& group) {
     if (group.rank() == 2) {  // comes to the barrier when nobody waits any more
       EXPECT_TRUE(prl::testing::eventually([&] { return num_done == 2; }));
-      EXPECT_THROW(group.barrier(), PeerLost);
+      // Over NCCL what the others had sent for it may be there still, and it learns of their end in the next.
+      const int num_barriers = std::string_view(GetParam()) == "nccl" ? 2 : 1;
+      EXPECT_THROW(for (int i = 0; i < num_barriers; ++i) group.barrier(), PeerLost);
       return;
     }
     const auto started = std::chrono::steady_clock::now();

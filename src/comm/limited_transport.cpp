@@ -1,39 +1,48 @@
 #include <algorithm>
 #include <cstdlib>
+#include <mutex>
 #include <thread>
 
 #include "base/error.hpp"
 #include "comm/transport.hpp"
 
 namespace prl::comm {
-namespace {
 
-/// One direction of a rank's link, on which messages follow each other.
-class Lane {
+/// On which messages follow each other in each direction. Any thread.
+class SlowLink {
  public:
-  explicit Lane(double bytes_per_s) : bytes_per_s_(bytes_per_s) {}
+  explicit SlowLink(double bytes_per_s) : bytes_per_s_(bytes_per_s) {}
+  enum class Way { kOut, kIn };
   /// Waits until the link has carried so many bytes more, the first of them not before `begin`.
-  void carry(std::size_t bytes, Transport::Clock::time_point begin) {
+  void carry(Way way, std::size_t bytes, Transport::Clock::time_point begin) {
     const std::chrono::duration<double> on_the_wire(static_cast<double>(bytes) / bytes_per_s_);
-    free_at_ = std::max(free_at_, begin) + std::chrono::duration_cast<Transport::Clock::duration>(on_the_wire);
-    std::this_thread::sleep_until(free_at_);
+    Transport::Clock::time_point done;
+    {
+      const std::lock_guard lock(mutex_);
+      Transport::Clock::time_point& free_at = way == Way::kOut ? out_free_at_ : in_free_at_;
+      done = free_at = std::max(free_at, begin) + std::chrono::duration_cast<Transport::Clock::duration>(on_the_wire);
+    }
+    std::this_thread::sleep_until(done);
   }
 
  private:
   double bytes_per_s_;
-  Transport::Clock::time_point free_at_{};
+  std::mutex mutex_;
+  Transport::Clock::time_point out_free_at_{}, in_free_at_{};
 };
+
+namespace {
 
 class LimitedTransport final : public Transport {
  public:
-  LimitedTransport(std::unique_ptr<Transport> inner, double bytes_per_s) : inner_(std::move(inner)), out_(bytes_per_s), in_(bytes_per_s) {}
+  LimitedTransport(std::unique_ptr<Transport> inner, std::shared_ptr<SlowLink> link) : inner_(std::move(inner)), link_(std::move(link)) {}
 
   std::unique_ptr<Pending> start_send(int to, std::uint64_t tag, const void* data, std::size_t bytes) override {
-    out_.carry(bytes, Clock::now());
+    link_->carry(SlowLink::Way::kOut, bytes, Clock::now());
     return inner_->start_send(to, tag, data, bytes);
   }
   std::unique_ptr<Pending> start_recv(int from, std::uint64_t tag, void* data, std::size_t bytes) override {
-    return std::make_unique<Arriving>(inner_->start_recv(from, tag, data, bytes), in_, bytes);
+    return std::make_unique<Arriving>(inner_->start_recv(from, tag, data, bytes), *link_, bytes);
   }
   void wake_lost() noexcept override { inner_->wake_lost(); }
   std::vector<int> gone() override { return inner_->gone(); }
@@ -42,27 +51,37 @@ class LimitedTransport final : public Transport {
  private:
   class Arriving final : public Pending {
    public:
-    Arriving(std::unique_ptr<Pending> inner, Lane& lane, std::size_t bytes) : inner_(std::move(inner)), lane_(lane), bytes_(bytes) {}
+    Arriving(std::unique_ptr<Pending> inner, SlowLink& link, std::size_t bytes) : inner_(std::move(inner)), link_(link), bytes_(bytes) {}
     void wait(Clock::time_point deadline) override {
       inner_->wait(deadline);
-      lane_.carry(bytes_, began_);
+      link_.carry(SlowLink::Way::kIn, bytes_, began_);
     }
 
    private:
     std::unique_ptr<Pending> inner_;
-    Lane& lane_;
+    SlowLink& link_;
     std::size_t bytes_;
     Clock::time_point began_ = Clock::now();
   };
 
   std::unique_ptr<Transport> inner_;
-  Lane out_, in_;
+  std::shared_ptr<SlowLink> link_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> limit_bandwidth(std::unique_ptr<Transport> inner, double bytes_per_s) {
-  return std::make_unique<LimitedTransport>(std::move(inner), bytes_per_s);
+std::shared_ptr<SlowLink> make_slow_link(double bytes_per_s) { return std::make_shared<SlowLink>(bytes_per_s); }
+
+std::shared_ptr<SlowLink> link_of_this_process() {
+  static const std::shared_ptr<SlowLink> link = [] {
+    const std::optional<double> wanted = wanted_bandwidth();
+    return wanted ? make_slow_link(*wanted) : nullptr;
+  }();
+  return link;
+}
+
+std::unique_ptr<Transport> limit_bandwidth(std::unique_ptr<Transport> inner, std::shared_ptr<SlowLink> link) {
+  return std::make_unique<LimitedTransport>(std::move(inner), std::move(link));
 }
 
 std::optional<double> wanted_bandwidth() {

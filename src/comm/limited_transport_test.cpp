@@ -32,7 +32,7 @@ class Recorder final : public Transport {
 
 TEST(LimitedTransport, AMessageIsHandedOnWhenTheLinkHasCarriedIt) {
   std::vector<Transport::Clock::time_point> sent;
-  const auto transport = limit_bandwidth(std::make_unique<Recorder>(sent), 1e6);
+  const auto transport = limit_bandwidth(std::make_unique<Recorder>(sent), make_slow_link(1e6));
   std::array<char, 20000> data{};
   const auto begin = Transport::Clock::now();
   for (int to = 1; to <= 3; ++to) transport->start_send(to, 0, data.data(), data.size());
@@ -42,7 +42,7 @@ TEST(LimitedTransport, AMessageIsHandedOnWhenTheLinkHasCarriedIt) {
 
 TEST(LimitedTransport, MessagesFromSeveralRanksShareTheLink) {
   std::vector<Transport::Clock::time_point> sent;
-  const auto transport = limit_bandwidth(std::make_unique<Recorder>(sent), 1e6);
+  const auto transport = limit_bandwidth(std::make_unique<Recorder>(sent), make_slow_link(1e6));
   std::array<char, 20000> data{};
   const auto begin = Transport::Clock::now();
   const auto first = transport->start_recv(1, 0, data.data(), data.size()), second = transport->start_recv(2, 0, data.data(), data.size());
@@ -50,6 +50,19 @@ TEST(LimitedTransport, MessagesFromSeveralRanksShareTheLink) {
   EXPECT_GE(Transport::Clock::now() - begin, std::chrono::milliseconds(20));
   second->wait({});
   EXPECT_GE(Transport::Clock::now() - begin, std::chrono::milliseconds(40));
+}
+
+TEST(LimitedTransport, GroupsShareTheLinkOfTheirProcess) {
+  std::vector<Transport::Clock::time_point> sent;
+  const std::shared_ptr<SlowLink> link = make_slow_link(1e6);
+  const auto first = limit_bandwidth(std::make_unique<Recorder>(sent), link),
+             second = limit_bandwidth(std::make_unique<Recorder>(sent), link);
+  std::array<char, 20000> data{};
+  const auto begin = Transport::Clock::now();
+  first->start_send(1, 0, data.data(), data.size());
+  second->start_send(1, 0, data.data(), data.size());
+  ASSERT_EQ(sent.size(), 2u);
+  EXPECT_GE(sent[1] - begin, std::chrono::milliseconds(40));
 }
 
 TEST(LimitedTransport, TheVariableIsANumberOfBytesPerSecond) {

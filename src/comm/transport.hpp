@@ -50,9 +50,14 @@ class Transport {
 /// Connects the ranks that `options` name; TransportError with the reason if one does not come.
 using TransportFactory = std::unique_ptr<Transport> (*)(const CommOptions& options);
 
-/// Sends and receives no faster than a link of that rate in each direction would, for trials of what a slow one costs: start_send() waits
-/// until the link has carried the message, and a message has come when the link has carried it and those before it.
-std::unique_ptr<Transport> limit_bandwidth(std::unique_ptr<Transport> inner, double bytes_per_s);
+/// A link of so many bytes per second in each direction, which the groups that use it share.
+class SlowLink;
+std::shared_ptr<SlowLink> make_slow_link(double bytes_per_s);
+/// That of all groups of this process, if PRL_COMM_BANDWIDTH is set when it is first asked for; else nullptr. Error{kInvalidArgument}.
+std::shared_ptr<SlowLink> link_of_this_process();
+/// Sends and receives no faster than the link would, for trials of what a slow one costs: start_send() waits until it has carried the
+/// message, and a message has come when it has carried it and those before it.
+std::unique_ptr<Transport> limit_bandwidth(std::unique_ptr<Transport> inner, std::shared_ptr<SlowLink> link);
 /// What PRL_COMM_BANDWIDTH asks for, in bytes per second; nullopt if it is not set. Error{kInvalidArgument}.
 std::optional<double> wanted_bandwidth();
 

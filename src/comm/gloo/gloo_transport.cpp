@@ -228,9 +228,9 @@ class GlooWatch final : public LossWatch {
 };
 
 std::unique_ptr<Transport> connect_gloo(const CommOptions& options) {
-  const std::optional<double> limit = wanted_bandwidth();
+  const std::shared_ptr<SlowLink> link = link_of_this_process();
   auto transport = std::make_unique<GlooTransport>(options);
-  return limit ? limit_bandwidth(std::move(transport), *limit) : std::move(transport);
+  return link != nullptr ? limit_bandwidth(std::move(transport), link) : std::move(transport);
 }
 
 }  // namespace

@@ -169,10 +169,11 @@ class NcclCommunicator final : public Communicator {
     finish(to, call);
   }
 
-  void do_all_reduce(TensorView data, ReduceOp op, const Call& call) override {
+  void do_all_reduce(TensorView data, ReduceOp op, const Call& call) override { reduce("all_reduce", data, op, call); }
+  void reduce(const char* name, TensorView data, ReduceOp op, const Call& call) {
     const OnDevice staged(data, options_.runtime, true);
     const auto n = static_cast<std::size_t>(data.shape.num_elements());
-    enqueue("all_reduce", call, [&] {
+    enqueue(name, call, [&] {
       const NcclOp nccl_op = op == ReduceOp::kSum ? NcclOp::kSum : NcclOp::kMax;
       return n == 0 ? kNcclSuccess : api_.all_reduce(staged.at(0), staged.at(0), n, type_of(data.dtype), nccl_op, group_.comm(), stream());
     });
@@ -197,7 +198,7 @@ class NcclCommunicator final : public Communicator {
 
   void do_barrier(const Call& call) override {
     std::int32_t one = 1;
-    do_all_reduce(TensorView{&one, {1}, DType::kI32, {}, 1}, ReduceOp::kSum, call);
+    reduce("barrier", TensorView{&one, {1}, DType::kI32, {}, 1}, ReduceOp::kSum, call);
   }
 
   std::unique_ptr<Communicator> make_another(CommOptions options) const override {

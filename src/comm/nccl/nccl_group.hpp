@@ -270,8 +270,12 @@ class NcclGroup {
     const std::lock_guard lock(loss_mutex_);
     if (loss_ == nullptr && is_closed_)
       end(PeerLost({options_.rank}, fmt::format("[nccl] rank {} was told to leave in {}", options_.rank, doing)));
-    if (loss_ == nullptr)
-      end(peers_.call_the_roll(state == kNcclInProgress ? "nothing came" : api_.get_error_string(state), doing, started));
+    if (loss_ == nullptr) {
+      std::unique_lock queue_lock(queue_mutex_);
+      const std::string completed = completed_;
+      queue_lock.unlock();
+      end(peers_.call_the_roll(state == kNcclInProgress ? "nothing came" : api_.get_error_string(state), doing, completed, started));
+    }
     throw PeerLost(*loss_);
   }
   /// With loss_mutex_ held.
@@ -323,6 +327,7 @@ class NcclGroup {
   Queued* first_queued(const std::stop_token& stop, std::optional<Waiting>& waiting) {
     std::unique_lock lock(queue_mutex_);
     while (!queue_.empty() && queue_.front().ended->has_passed()) {
+      completed_ = std::move(queue_.front().doing);
       queue_.pop_front();
       waiting.reset();
     }
@@ -355,7 +360,8 @@ class NcclGroup {
   void* side_stream_ = nullptr;
   std::mutex queue_mutex_;
   std::condition_variable_any has_work_;
-  std::deque<Queued> queue_;  ///< what is under way, oldest first
+  std::deque<Queued> queue_;                  ///< what is under way, oldest first
+  std::string completed_ = "the connection";  ///< what was first in it last
   std::jthread watcher_;
 };
 

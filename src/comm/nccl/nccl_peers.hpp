@@ -88,46 +88,55 @@ class NcclPeers {
     return watch_ != nullptr ? watch_->gone() : std::vector<int>{};
   }
 
-  /// Who is lost, after a wait in vain since `started`, which ended for `reason`. Takes kRollCall at most.
-  PeerLost call_the_roll(const std::string& reason, const std::string& doing, Clock::time_point started) {
+  /// Who is lost, after a wait in vain for `doing` since `started`, which ended for `reason`; `completed` is what ended last before it.
+  /// Takes kRollCall at most.
+  PeerLost call_the_roll(const std::string& reason, const std::string& doing, const std::string& completed, Clock::time_point started) {
     say("waits", doing);
-    std::vector<int> lost;
-    std::string words;
+    Roll roll;
     const auto deadline = Clock::now() + kRollCall;
-    do {
-      lost.clear();
-      words.clear();
-      for (int r = 0; r < options_.size; ++r) {
-        if (r == options_.rank) continue;
-        try {
-          if (const auto word = options_.store->get(key("left", r))) {
-            lost.push_back(r);
-            words += fmt::format("; rank {} gave up: {}", r, *word);
-          } else if (!options_.store->get(key("waits", r))) {
-            lost.push_back(r);
-          }
-        } catch (const Error&) {
-          lost.push_back(r);
-        }
-      }
-      // Who died will not say that it waits.
+    for (;;) {
+      roll = ask_all();
+      // Who died will not say that it waits. Those who are silent beside one that gave up have only not come to say that they wait.
+      if (!roll.quitters.empty() || roll.silent.empty()) break;
       std::vector<int> dead;
-      if (words.empty()) std::ranges::set_intersection(lost, gone(), std::back_inserter(dead));
-      if (!dead.empty()) {
-        lost = dead;
-        break;
-      }
+      std::ranges::set_intersection(roll.silent, gone(), std::back_inserter(dead));
+      if (!dead.empty()) roll.silent = dead;
+      if (!dead.empty() || Clock::now() >= deadline) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    } while (!lost.empty() && words.empty() && Clock::now() < deadline);
+    }
+    const bool gave_up = !roll.quitters.empty();
+    const std::vector<int>& lost = gave_up ? roll.quitters : roll.silent;
     return PeerLost(
         lost,
-        fmt::format("[nccl] group '{}', generation {}: rank {} waited {:.2f} s in {} ({}); ranks that do not say that they wait: [{}]{}",
-                    options_.group, options_.generation, options_.rank, std::chrono::duration<double>(Clock::now() - started).count(),
-                    doing, reason, join(lost), words),
-        !words.empty());
+        fmt::format("[nccl] group '{}', generation {}: rank {} waited {:.2f} s in {} ({}); last completed: {}; {}", options_.group,
+                    options_.generation, options_.rank, std::chrono::duration<double>(Clock::now() - started).count(), doing, reason,
+                    completed, gave_up ? roll.words : fmt::format("ranks that do not say that they wait: [{}]", join(lost))),
+        gave_up);
   }
 
  private:
+  /// The other ranks: who left of its own accord, and why; who says nothing.
+  struct Roll {
+    std::vector<int> quitters, silent;
+    std::string words;
+  };
+  Roll ask_all() const {
+    Roll roll;
+    for (int r = 0; r < options_.size; ++r) {
+      if (r == options_.rank) continue;
+      try {
+        if (const auto word = options_.store->get(key("left", r))) {
+          roll.quitters.push_back(r);
+          roll.words += fmt::format("{}rank {} gave up: {}", roll.words.empty() ? "" : "; ", r, *word);
+        } else if (!options_.store->get(key("waits", r))) {
+          roll.silent.push_back(r);
+        }
+      } catch (const Error&) {
+        roll.silent.push_back(r);
+      }
+    }
+    return roll;
+  }
   std::string key(const char* word, int of) const { return fmt::format("{}/g{}/{}/{}", options_.group, options_.generation, word, of); }
   static std::string join(const std::vector<int>& ranks) {
     std::string text;
