@@ -371,6 +371,44 @@ TEST(Faults, AGroupBesideAnotherDoesNotWaitForTheDead) {
   expect_no_wait_for_the_dead("gloo", 3);
 }
 
+/// Rank 2 dies when the others have its address and it may not have connected. 0 if they are told of it alone; prints how long that took.
+int form_a_group_with_one_that_dies(const std::string& store_folder, int rank) {
+  const auto store = make_file_store(store_folder);
+  const auto group = make_gloo_communicator(options_of(rank, 3, store, 10 * prl::testing::kPatience));
+  group->barrier();
+  const auto started = std::chrono::steady_clock::now();
+  std::jthread dies;
+  if (rank == 2)
+    dies = std::jthread([&store] {
+      while (!store->get("weights/g0/gloo/2") && !store->get("weights/g0/gloo/rank_2")) std::this_thread::yield();
+      (void)::raise(SIGKILL);
+    });
+  try {
+    (void)group->subgroup(std::vector<int>{0, 1, 2}, "weights", 0);
+    return 10;  // it was connected before it died
+  } catch (const PeerLost& lost) {
+    std::printf("rank %d after %.1f s: %s\n", rank, std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count(),
+                lost.what());
+    return lost.ranks() == std::vector<int>{2} ? 0 : 11;
+  }
+}
+
+TEST(Faults, OneThatDiesAsAGroupBesideAnotherConnectsIsNamed) {
+  if (!has_gloo()) GTEST_SKIP() << "this build has no Gloo";
+  int num_early = 0;
+  for (int tries = 0; tries < 10 && num_early < 2; ++tries) {
+    const TempFolder folder;
+    Processes ranks(3, [&](int rank) { return form_a_group_with_one_that_dies(folder.path() / "store", rank); });
+    for (const int rank : {0, 1}) {
+      const auto status = ranks.wait(rank, 2 * prl::testing::kPatience);
+      ASSERT_TRUE(status.has_value()) << "rank " << rank << " waits";
+      ASSERT_TRUE(*status == 0 || *status == 10) << "rank " << rank << ": " << *status;
+      num_early += *status == 0;
+    }
+  }
+  EXPECT_GT(num_early, 0) << "it was connected each time";
+}
+
 TEST(NcclFaults, AGroupBesideAnotherDoesNotWaitForTheDead) {
   if (!has_two_gpus()) GTEST_SKIP() << "two GPUs, NCCL and Gloo are needed";
   expect_no_wait_for_the_dead("nccl", 2);

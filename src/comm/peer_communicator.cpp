@@ -34,6 +34,8 @@ constexpr std::chrono::milliseconds kWatchPause{500};
 constexpr std::chrono::milliseconds kFirstReport{9'000};
 /// For ranks that have tried to connect to say so.
 constexpr std::chrono::milliseconds kVerdict{1500};
+/// Of ranks that have another group, which connect within milliseconds on a machine that is not busy.
+constexpr std::chrono::milliseconds kFirstAttempt{1000};
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -267,64 +269,43 @@ class PeerCommunicator final : public Communicator {
     }
   }
 
-  /// Ranks say that they are there before they connect, so that a rank that does not come has a name.
+  /// Ranks say that they are there before they connect, so that a rank that does not come has a name. Where another group tells who has
+  /// died they try several times, longer each time: Gloo cannot be interrupted while it waits for a rank that has died.
   void connect() {
     wait_for_all(options_);
-    CommOptions limited = options_;
     const auto limit = time_to_connect(options_);
     const auto deadline = Clock::now() + limit + kVerdict;
-    limited.timeout = limit / 4;  // Gloo tries several times, for as long as this each, if a rank that was there has gone
-    std::string reason = "another rank could not connect";
-    try {
-      transport_ = factory_(limited);
-    } catch (const TransportError& error) {
-      reason = error.what();
+    for (int attempt = 0;; ++attempt) {
+      CommOptions limited = options_;
+      limited.timeout = limit / 4;  // Gloo waits several times, for as long as this each, if a rank that was there has gone
+      if (options_.gone) limited.timeout = std::min(limited.timeout, kFirstAttempt * (1 << std::min(attempt, 10)));
+      if (attempt > 0) limited.group += fmt::format("/attempt{}", attempt);
+      std::string reason = "another rank could not connect";
+      try {
+        transport_ = factory_(limited);
+      } catch (const TransportError& error) {
+        reason = error.what();
+      }
+      if (agree(attempt, std::max(deadline, Clock::now() + kVerdict), reason)) return;
     }
-    agree(std::max(deadline, Clock::now() + kVerdict), reason);
   }
 
   /// A verdict that names those who died; others may just not have come that far.
   static constexpr std::string_view kWithout = "failed without ";
   /// Every rank has this group or none: if one could not connect, or died before it said that it did, the others learn of it here and can
-  /// go on with the group that they had.
-  void agree(Clock::time_point deadline, const std::string& reason) {
-    const auto word_key = [this](int r) { return key(fmt::format("connected/{}", r)); };
-    const std::string verdict_key = key("verdict");
+  /// go on with the group that they had. False if all are to try again.
+  bool agree(int attempt, Clock::time_point deadline, const std::string& reason) {
+    const auto word_key = [&](int r) { return key(fmt::format("connected{}/{}", attempt, r)); };
     options_.store->set(word_key(rank()), transport_ != nullptr ? "yes" : "no");
-    std::vector<std::string> words(static_cast<std::size_t>(size()));
-    std::optional<std::string> verdict;
-    Waiting waiting({.who = fmt::format("rank {} of {} ({})", rank(), size(), name_of(options_)),
-                     .what = "all ranks to say that they have connected",
-                     .limit = deadline - Clock::now(),
-                     .detail = [&words] {
-                       std::vector<std::size_t> silent;
-                       for (std::size_t r = 0; r < words.size(); ++r)
-                         if (words[r].empty()) silent.push_back(r);
-                       return fmt::format("nothing has come from the ranks {}", fmt::join(silent, ", "));
-                     }});
-    DeathCheck death;
-    for (std::chrono::microseconds pause{200}; !(verdict = options_.store->get(verdict_key));
-         pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
-      for (int r = 0; r < size(); ++r)
-        if (std::string& word = words[static_cast<std::size_t>(r)]; word.empty()) word = options_.store->get(word_key(r)).value_or("");
-      // Where another group tells who has died, whoever could not connect for it is given the time to be told.
-      if (options_.gone && std::ranges::count(words, "no") > 0) deadline = std::min(deadline, Clock::now() + kVerdict);
-      if (std::ranges::all_of(words, [](const std::string& word) { return word == "yes"; }))
-        verdict = options_.store->set_once(verdict_key, "formed");
-      else if (options_.gone && death.has_lost_a_rank(options_.gone))
-        verdict = options_.store->set_once(verdict_key, fmt::format("{}{}", kWithout, fmt::join(options_.gone(), " ")));
-      else if ((!options_.gone && std::ranges::count(words, "no") > 0) || Clock::now() >= deadline)
-        verdict = options_.store->set_once(verdict_key, "failed");
-      if (verdict) break;
-      waiting.check();
-      std::this_thread::sleep_for(pause);
-    }
-    if (verdict == "formed" && transport_ != nullptr) return;  // not formed by one that was here in place of this rank
-    is_closed_ = true;
+    const std::string verdict = await_verdict(word_key, key(fmt::format("verdict{}", attempt)), deadline);
+    if (verdict == "formed" && transport_ != nullptr) return true;  // not formed by one that was here in place of this rank
     if (transport_ != nullptr) transport_->close();
+    transport_.reset();
+    if (verdict == "again") return false;
+    is_closed_ = true;
     std::vector<int> silent, others;
-    if (verdict->starts_with(kWithout)) {
-      std::istringstream dead(verdict->substr(kWithout.size()));
+    if (verdict.starts_with(kWithout)) {
+      std::istringstream dead(verdict.substr(kWithout.size()));
       for (int r = 0; dead >> r;) silent.push_back(r);
       throw PeerLost(silent, fmt::format("[comm] {}: the ranks [{}] died while the {} ranks connected; at rank {}: {}", name_of(options_),
                                          fmt::join(silent, ", "), size(), rank(), reason));
@@ -336,6 +317,39 @@ class PeerCommunicator final : public Communicator {
     throw PeerLost(silent.empty() ? others : silent,
                    fmt::format("[comm] {}: the {} ranks could not all connect, [{}] say nothing; at rank {}: {}", name_of(options_), size(),
                                fmt::join(silent, ", "), rank(), reason));
+  }
+
+  /// What the first rank that can tell has set.
+  template <typename WordKey>
+  std::string await_verdict(const WordKey& word_key, const std::string& verdict_key, Clock::time_point deadline) {
+    std::vector<std::string> words(static_cast<std::size_t>(size()));
+    Waiting waiting({.who = fmt::format("rank {} of {} ({})", rank(), size(), name_of(options_)),
+                     .what = "all ranks to say that they have connected",
+                     .limit = deadline - Clock::now(),
+                     .detail = [&words] {
+                       std::vector<std::size_t> silent;
+                       for (std::size_t r = 0; r < words.size(); ++r)
+                         if (words[r].empty()) silent.push_back(r);
+                       return fmt::format("nothing has come from the ranks {}", fmt::join(silent, ", "));
+                     }});
+    DeathCheck death;
+    std::optional<Clock::time_point> failed_at;  ///< a rank said that it could not connect
+    for (std::chrono::microseconds pause{200};; pause = std::min(2 * pause, std::chrono::microseconds(10'000))) {
+      if (const auto verdict = options_.store->get(verdict_key)) return *verdict;
+      for (int r = 0; r < size(); ++r)
+        if (std::string& word = words[static_cast<std::size_t>(r)]; word.empty()) word = options_.store->get(word_key(r)).value_or("");
+      const auto now = Clock::now();
+      if (!failed_at && std::ranges::count(words, "no") > 0) failed_at = now;
+      if (std::ranges::all_of(words, [](const std::string& word) { return word == "yes"; }))
+        return options_.store->set_once(verdict_key, "formed");
+      if (options_.gone && death.has_lost_a_rank(options_.gone))
+        return options_.store->set_once(verdict_key, fmt::format("{}{}", kWithout, fmt::join(options_.gone(), " ")));
+      if ((failed_at && !options_.gone) || now >= deadline) return options_.store->set_once(verdict_key, "failed");
+      // Whoever could not connect for a rank that has died is given the time to be told of it.
+      if (failed_at && now >= *failed_at + kVerdict) return options_.store->set_once(verdict_key, "again");
+      waiting.check();
+      std::this_thread::sleep_for(pause);
+    }
   }
 
   [[noreturn]] void lose(int peer, const std::string& doing, Clock::time_point started, const TransportError& error) {
