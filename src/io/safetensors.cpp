@@ -1,7 +1,5 @@
 #include "io/safetensors.hpp"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -12,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/regular_file.hpp"
+#include "io/chunked_hash.hpp"
 #include "io/safetensors_checksum.hpp"
 
 namespace prl::io {
@@ -82,28 +81,25 @@ SafetensorsEntry parse_entry(const fs::path& path, std::string_view name, const 
   return entry;
 }
 
-/// Error{kCorrupt} unless the file's bytes, with zeros in place of the checksum, have that checksum.
-void check_checksum(const fs::path& path, std::span<const std::byte> bytes, std::uint64_t header_size, const std::string& wanted) {
+/// Error{kCorrupt} unless the file's bytes, with '0' in place of the checksum, have that checksum.
+void check_checksum(const fs::path& path, std::span<const std::byte> bytes, std::uint64_t header_size, const std::string& key,
+                    const std::string& wanted) {
+  constexpr std::size_t kDigits = 16;
   const std::string_view header(reinterpret_cast<const char*>(bytes.data() + 8), header_size);
-  const std::size_t key = header.find(fmt::format("\"{}\"", kChecksumKey));
-  const std::size_t at = wanted.size() == 16 && key != std::string_view::npos ? header.find(wanted, key) : std::string_view::npos;
+  const std::size_t key_at = header.find(fmt::format("\"{}\"", key));
+  const std::size_t at =
+      wanted.size() == kDigits && key_at != std::string_view::npos ? header.find(wanted, key_at) : std::string_view::npos;
   std::string found = "none";
   if (at != std::string_view::npos) {
-    constexpr std::string_view kZeros = "0000000000000000";
-    const std::size_t begin = 8 + at, end = begin + kZeros.size();
-    const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
-    XXH3_64bits_reset(state.get());
-    XXH3_64bits_update(state.get(), bytes.data(), begin);
-    XXH3_64bits_update(state.get(), kZeros.data(), kZeros.size());
-    XXH3_64bits_update(state.get(), bytes.data() + end, bytes.size() - end);
-    found = fmt::format("{:016x}", XXH3_64bits_digest(state.get()));
+    const auto hash = key == kPlainChecksumKey ? &hash_with_zeros : &chunked_hash_with_zeros;
+    found = fmt::format("{:016x}", hash(bytes, 8 + at, kDigits));
   }
   if (found != wanted)
     fail(
         ErrorCode::kCorrupt,
         "{}: its bytes have the checksum {}, its header says {}: it was damaged after it was written, so take another copy. A program that "
         "changes tensors on purpose must leave out the key {} of __metadata__",
-        path.string(), found, wanted, kChecksumKey);
+        path.string(), found, wanted, key);
 }
 
 }  // namespace
@@ -184,7 +180,8 @@ SafetensorsFile SafetensorsFile::open(const fs::path& path) {
     result.by_name_.emplace(entry.name, i);
   }
   if (covered != data_size) bad(fmt::format("{} bytes follow the last tensor", data_size - covered));
-  if (const auto checksum = result.metadata_.extract(kChecksumKey)) check_checksum(path, bytes, header_size, checksum.mapped());
+  for (const char* key : {kChecksumKey, kPlainChecksumKey})
+    if (const auto checksum = result.metadata_.extract(key)) check_checksum(path, bytes, header_size, key, checksum.mapped());
   return result;
 }
 

@@ -90,8 +90,6 @@ class SafetensorsWriter {
   void append(std::span<const std::byte> bytes);
   /// Checks that every byte came, flushes and fsyncs.
   void finish();
-  /// XXH3 of the whole file as written. After finish().
-  std::uint64_t file_hash() const noexcept { return file_hash_; }
   std::uint64_t num_bytes() const noexcept { return num_written_; }
 
  private:
@@ -101,7 +99,7 @@ class SafetensorsWriter {
   std::vector<Spec> specs_;
   std::unique_ptr<Hasher> hasher_;
   int fd_ = -1;
-  std::uint64_t num_written_ = 0, num_wanted_ = 0, file_hash_ = 0;
+  std::uint64_t num_written_ = 0, num_wanted_ = 0;
 };
 
 /// A tensor by name in one of the files of a folder.

@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/files.hpp"
 #include "base/rng.hpp"
+#include "io/chunked_hash.hpp"
 #include "io/safetensors_checksum.hpp"
 #include "io/tensor_file.hpp"
 
@@ -106,6 +107,48 @@ TEST_F(SafetensorsTest, EveryFlippedBitOfAFileOfOursIsFound) {
   EXPECT_GT(num_found, 64);
 }
 
+TEST_F(SafetensorsTest, ChecksumsOfFormerVersionsHold) {
+  std::string header = fmt::format(
+      R"({{"__metadata__":{{"{}":"0000000000000000"}},"w":{{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}}})", kPlainChecksumKey);
+  const std::uint64_t hash = hash_bytes(read_file(make(header, 8)));
+  header.replace(header.find("0000000000000000"), 16, fmt::format("{:016x}", hash));
+  const fs::path path = make(header, 8);
+  EXPECT_FALSE(SafetensorsFile::open(path).metadata().contains(kPlainChecksumKey));
+  std::string damaged = read_file(path);
+  damaged.back() = 'y';
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << damaged;
+  expect_corrupt(path, "checksum");
+}
+
+TEST(ChunkedHash, IsThatOfThePiecesHoweverTheyCome) {
+  const std::size_t size = 2 * kHashPiece + 12345;
+  std::vector<std::byte> bytes(size);
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 2654435761u >> 13);
+  const auto of_pieces = [&] {
+    std::string hashes;
+    for (std::size_t at = 0; at < size; at += kHashPiece) {
+      const std::uint64_t hash = hash_bytes(std::span(bytes).subspan(at, std::min(kHashPiece, size - at)));
+      for (int i = 0; i < 8; ++i) hashes += static_cast<char>(hash >> (8 * i));
+    }
+    return hash_bytes(hashes);
+  };
+  EXPECT_EQ(chunked_hash_with_zeros(bytes, 0, 0), of_pieces());
+  for (const std::size_t step : {std::size_t{1} << 20, kHashPiece, kHashPiece + 1, size}) {
+    ChunkedHash hash;
+    for (std::size_t at = 0; at < size; at += step) hash.update(std::span(bytes).subspan(at, std::min(step, size - at)));
+    EXPECT_EQ(hash.digest(), of_pieces()) << step;
+  }
+  // The place of the checksum may lie in two pieces.
+  for (const std::size_t begin : {std::size_t{8}, kHashPiece - 5, kHashPiece, size - 16}) {
+    const std::vector<std::byte> kept(bytes.begin() + static_cast<std::ptrdiff_t>(begin),
+                                      bytes.begin() + static_cast<std::ptrdiff_t>(begin + 16));
+    const std::uint64_t found = chunked_hash_with_zeros(bytes, begin, 16);
+    std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(begin), 16, std::byte{'0'});
+    EXPECT_EQ(found, of_pieces()) << begin;
+    std::ranges::copy(kept, bytes.begin() + static_cast<std::ptrdiff_t>(begin));
+  }
+}
+
 TEST_F(SafetensorsTest, WritesWhatItReads) {
   const fs::path path = folder_ / "a.safetensors";
   const std::vector<float> a{1.5f, -2.0f, 3.25f, 0.0f, 1e-30f, 7.0f};
@@ -117,7 +160,7 @@ TEST_F(SafetensorsTest, WritesWhatItReads) {
   writer.append(std::as_bytes(std::span(a)).subspan(10));
   writer.append(std::as_bytes(std::span(b)));
   writer.finish();
-  EXPECT_THAT(read_file(path), ::testing::HasSubstr(fmt::format("\"{}\":\"{:016x}\"", kChecksumKey, writer.file_hash())));
+  EXPECT_THAT(read_file(path), ::testing::HasSubstr(fmt::format("\"{}\":\"", kChecksumKey)));
   EXPECT_EQ(writer.num_bytes(), fs::file_size(path));
 
   const SafetensorsFile file = SafetensorsFile::open(path);

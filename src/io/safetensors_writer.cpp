@@ -1,12 +1,11 @@
 #include <fcntl.h>
 #include <unistd.h>
-#include <xxhash.h>
-
 #include <boost/json.hpp>
 #include <cerrno>
 #include <cstring>
 
 #include "base/error.hpp"
+#include "io/chunked_hash.hpp"
 #include "io/safetensors.hpp"
 #include "io/safetensors_checksum.hpp"
 
@@ -20,11 +19,7 @@ constexpr std::string_view kNoChecksum = "0000000000000000";
 }  // namespace
 
 struct SafetensorsWriter::Hasher {
-  Hasher() : state(XXH3_createState()) { XXH3_64bits_reset(state); }
-  ~Hasher() { XXH3_freeState(state); }
-  Hasher(const Hasher&) = delete;
-  Hasher& operator=(const Hasher&) = delete;
-  XXH3_state_t* state;
+  ChunkedHash hash;
   std::uint64_t checksum_at = 0;  ///< place of the checksum in the file
 };
 
@@ -70,7 +65,7 @@ SafetensorsWriter::~SafetensorsWriter() {
 }
 
 void SafetensorsWriter::write(const void* data, std::size_t size) {
-  XXH3_64bits_update(hasher_->state, data, size);
+  hasher_->hash.update({static_cast<const std::byte*>(data), size});
   const char* next = static_cast<const char*>(data);
   for (std::size_t left = size; left > 0;) {
     const ssize_t put = ::write(fd_, next, left);
@@ -89,8 +84,7 @@ void SafetensorsWriter::append(std::span<const std::byte> bytes) {
 
 void SafetensorsWriter::finish() {
   PRL_CHECK(num_written_ == num_wanted_, "{} holds {} bytes, its header promises {}", path_.string(), num_written_, num_wanted_);
-  file_hash_ = XXH3_64bits_digest(hasher_->state);
-  const std::string checksum = fmt::format("{:016x}", file_hash_);
+  const std::string checksum = fmt::format("{:016x}", hasher_->hash.digest());
   if (::pwrite(fd_, checksum.data(), checksum.size(), static_cast<off_t>(hasher_->checksum_at)) != static_cast<ssize_t>(checksum.size()))
     fail(ErrorCode::kIo, "cannot write the checksum of {}: {}", path_.string(), std::strerror(errno));
   if (::fsync(fd_) != 0) fail(ErrorCode::kIo, "cannot sync {}: {}", path_.string(), std::strerror(errno));

@@ -15,8 +15,8 @@ std::vector<std::int64_t> extents(const Shape& shape) {
 
 }  // namespace
 
-std::uint64_t save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
-                           const std::map<std::string, std::string>& metadata) {
+void save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                  const std::map<std::string, std::string>& metadata) {
   std::vector<SafetensorsWriter::Spec> specs;
   for (const NamedTensor& item : tensors) specs.push_back({item.name, stored_type(item.tensor.dtype()), extents(item.tensor.shape())});
   SafetensorsWriter writer(path, std::move(specs), metadata);
@@ -36,7 +36,6 @@ std::uint64_t save_tensors(const std::filesystem::path& path, std::span<const Na
     }
   }
   writer.finish();
-  return writer.file_hash();
 }
 
 void load_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors) {

@@ -17,9 +17,8 @@ struct NamedTensor {
 };
 
 /// Writes tensors as they are, in order, as one safetensors file, fsynced. Write it inside a CheckpointWriter's folder.
-/// Returns XXH3 of the file.
-std::uint64_t save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
-                           const std::map<std::string, std::string>& metadata);
+void save_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                  const std::map<std::string, std::string>& metadata);
 /// Fills tensors that exist already. Error{kCorrupt} names file and tensor if one is missing, of another shape or dtype, or left over.
 void load_tensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors);
 

@@ -265,6 +265,11 @@ def digest(folder, pattern="*"):
     return hasher.hexdigest()
 
 
+def without_checksum(data):
+    """A safetensors file of ours that no longer says what its bytes were, so that what is damaged in it is met later."""
+    return data.replace(b'"prl_xxh3_16m"', b'"anything_16m"', 1)
+
+
 def tensor_digest(folder):
     """SHA-256 over the names, types, shapes and bytes of the tensors of a folder, in however many files they lie."""
     tensors = {}
