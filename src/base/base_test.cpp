@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/hosts.hpp"
 #include "base/queue.hpp"
 #include "base/rng.hpp"
 #include "base/thread_pool.hpp"
@@ -116,6 +117,12 @@ TEST(Files, StepFolders) {
   EXPECT_EQ(parse_step_dir("step_12"), 12);
   EXPECT_EQ(parse_step_dir("step_12.tmp"), -1);
   EXPECT_EQ(parse_step_dir("step_"), -1);
+}
+
+TEST(Hosts, LoopbackIsThisMachineWhoeverAsks) {
+  for (const char* host : {"localhost", "127.0.0.1", "127.1.2.3", "::1", "[::1]"}) EXPECT_TRUE(is_loopback(host)) << host;
+  for (const char* host : {"", "0.0.0.0", "10.0.0.1", "127.example.com", "node-1", "localhost.example.com"})
+    EXPECT_FALSE(is_loopback(host)) << host;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <variant>
 
+#include "base/hosts.hpp"
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
 
@@ -68,8 +69,8 @@ void check_inference(InferenceConfig& config, const Check& check) {
   if (config.max_cpu_loras < config.max_loras)
     check.problem("max_cpu_loras", fmt::format("must be at least max_loras, which is {}", config.max_loras));
   if (!config.lora_modules.empty() && !config.enable_lora) check.problem("lora_modules", "needs enable_lora");
-  const bool is_loopback = config.server.host == "127.0.0.1" || config.server.host == "localhost" || config.server.host == "::1";
-  if (!is_loopback && !config.server.api_key) check.warn("server.host", "other machines can reach the server, and it asks for no api_key");
+  if (!is_loopback(config.server.host) && !config.server.api_key)
+    check.warn("server.host", "other machines can reach the server, and it asks for no api_key");
   if (config.server.max_held_body_bytes < config.server.max_body_bytes)
     check.problem("server.max_held_body_bytes",
                   fmt::format("must be at least server.max_body_bytes, which is {}", config.server.max_body_bytes));

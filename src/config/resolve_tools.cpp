@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include "base/hosts.hpp"
 #include "config/bind.hpp"
 #include "config/detail/check.hpp"
 
@@ -106,8 +107,7 @@ Resolution<RouterToolConfig> resolve(Value raw, const Context& context) {
   for (const std::string& url : config.engines)
     if (!url.starts_with("http://") && !url.starts_with("https://"))
       check.problem("engines", fmt::format("wanted addresses such as http://host:8000, found '{}'", url));
-  const bool is_loopback = config.host == "127.0.0.1" || config.host == "localhost" || config.host == "::1";
-  if (!is_loopback && !config.api_key) check.warn("host", "other machines can reach the router, and it asks for no api_key");
+  if (!is_loopback(config.host) && !config.api_key) check.warn("host", "other machines can reach the router, and it asks for no api_key");
   return resolution;
 }
 

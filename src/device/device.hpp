@@ -85,8 +85,7 @@ struct CudaDeviceInfo {
   std::string uuid;  ///< "GPU-8c2f..."; the same in every process, whatever it calls the card
   int compute_major = 0, compute_minor = 0;
   int num_multiprocessors = 0;
-  std::size_t total_bytes = 0, free_bytes = 0;
-  std::size_t l2_bytes = 0;
+  std::size_t total_bytes = 0, l2_bytes = 0;
 };
 /// The GPUs this build can use. Never fails: with no devices, `missing` says why.
 struct CudaDevices {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "base/error.hpp"
+#include "base/hosts.hpp"
 #include "base/log.hpp"
 #include "launch/run_identity.hpp"
 #include "net/service.hpp"
@@ -13,7 +14,7 @@ namespace {
 
 bool is_local(const std::string& url) {
   const std::string host = net::Url::parse(url).host;
-  return host == "localhost" || host == "::1" || host.starts_with("127.") || host == "0.0.0.0";
+  return is_loopback(host) || host == "0.0.0.0";
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "base/files.hpp"
+#include "base/hosts.hpp"
 #include "base/log.hpp"
 #include "config/cli.hpp"
 #include "io/checkpoint_dir.hpp"
@@ -194,9 +195,8 @@ config::TrainerConfig trainer_config_of(const config::TrainerConfig& shared, con
 bool share_ports(const config::RolloutTransport& a, const config::RolloutTransport& b) noexcept {
   const auto* one = std::get_if<config::ZmqRollouts>(&a);
   const auto* other = std::get_if<config::ZmqRollouts>(&b);
-  const auto is_here = [](const std::string& host) { return host == "localhost" || host == "127.0.0.1"; };
   return one != nullptr && other != nullptr && std::abs(one->port - other->port) <= 1 &&
-         (one->host == other->host || (is_here(one->host) && is_here(other->host)));
+         (one->host == other->host || (is_loopback(one->host) && is_loopback(other->host)));
 }
 
 std::string_view to_string(RunState state) noexcept {

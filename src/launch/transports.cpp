@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/error.hpp"
+#include "base/hosts.hpp"
 #include "launch/run_identity.hpp"
 #include "rollouts/file_queue.hpp"
 #include "rollouts/zmq_queue.hpp"
@@ -26,8 +27,6 @@ weights::WeightServerOptions server_options(const config::NcclBroadcast& nccl, c
           .keep_versions = max_async_level + 2,
           .path = runtime != nullptr ? weights::make_device_path(*runtime) : weights::DevicePath{}};
 }
-
-bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
 }  // namespace
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/hosts.hpp"
 #include "base/log.hpp"
 #include "base/waiting.hpp"
 #include "comm/store.hpp"
@@ -28,8 +29,6 @@ constexpr int kMaxFailedLinks = 2;
 constexpr milliseconds kPartStoreTimeout{2'000};
 /// Between two attempts to reach a trainer that fails at once.
 constexpr milliseconds kAbsentPoll{1000};
-
-bool is_loopback(const std::string& host) { return host == "localhost" || host == "127.0.0.1" || host == "::1"; }
 
 /// Where the trainer reaches this process, if it is not on the same machine.
 std::string own_host(const std::string& address) {

@@ -63,30 +63,6 @@ struct Visible {
   }
 };
 
-/// Whether this process computes on the GPU already. To make a context only to ask it something takes some tenths of a second and half a
-/// gigabyte of that GPU for as long as the process lives.
-bool has_context(int index) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  if (cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &function, 12000, cudaEnableDefault, &found) != cudaSuccess ||
-      found != cudaDriverEntryPointSuccess)
-    return false;
-  unsigned flags = 0;
-  int is_active = 0;
-  const auto get_state = reinterpret_cast<int (*)(int, unsigned*, int*)>(function);
-  return get_state(index, &flags, &is_active) == 0 && is_active != 0;
-}
-
-std::size_t free_bytes_of(int index) {
-  std::size_t free = 0, total = 0;
-  int before = 0;
-  if (cudaGetDevice(&before) == cudaSuccess && cudaSetDevice(index) == cudaSuccess) {
-    (void)cudaMemGetInfo(&free, &total);
-    (void)cudaSetDevice(before);
-  }
-  return free;
-}
-
 }  // namespace
 
 void call_failed(const char* call, const char* file, int line, cudaError_t status) {
@@ -452,7 +428,6 @@ CudaDevices list_cuda_devices() {
     info.num_multiprocessors = p.multiProcessorCount;
     info.total_bytes = p.totalGlobalMem;
     info.l2_bytes = static_cast<std::size_t>(p.l2CacheSize);
-    if (cuda::has_context(i)) info.free_bytes = cuda::free_bytes_of(i);
     out.devices.push_back(std::move(info));
   }
   return out;

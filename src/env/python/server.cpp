@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/hosts.hpp"
 #include "base/log.hpp"
 #include "env/python/setup.hpp"
 #include "env/python/worker_log.hpp"
@@ -72,8 +73,6 @@ class Listener {
   Clock::time_point started_;
   Clock::time_point due_;
 };
-
-bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127."); }
 
 }  // namespace
 
