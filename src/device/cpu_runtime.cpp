@@ -5,12 +5,12 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <string>
-#include <vector>
 
 #include "base/error.hpp"
 #include "device/device.hpp"
@@ -114,12 +114,14 @@ class CpuRuntime final : public DeviceRuntime {
   void* allocate_large(std::size_t size) {
     {
       std::lock_guard lock(mutex_);
-      if (const auto found = kept_.find(size); found != kept_.end() && !found->second.empty()) {
-        void* pointer = found->second.back();
+      if (const auto found = kept_.find(size); found != kept_.end()) {
+        void* pointer = found->second.back().pointer;
         found->second.pop_back();
+        if (found->second.empty()) kept_.erase(found);
         kept_bytes_ -= size;
         return pointer;
       }
+      while (kept_bytes_ > 0 && in_use_.load(std::memory_order_relaxed) + kept_bytes_ + size > budget()) release_oldest();
     }
     void* pointer = std::aligned_alloc(kHugePage, round_up(size, kHugePage));
     if (pointer == nullptr) {
@@ -130,31 +132,45 @@ class CpuRuntime final : public DeviceRuntime {
     if (pointer != nullptr) (void)madvise(pointer, size, MADV_HUGEPAGE);
     return pointer;
   }
-  /// Keeps a freed block as long as used and kept memory together stay below what was in use at the peak.
+  /// Used and kept memory together. Parts of a training step that follow each other need blocks of other sizes, so that what all of them
+  /// need is more than is in use at any time: an arena lies idle while new weights are made.
+  std::size_t budget() const noexcept {
+    const std::size_t peak = peak_.load(std::memory_order_relaxed);
+    return peak + peak / 2 + kHugePage;
+  }
   bool keep(void* pointer, std::size_t size) noexcept {
     std::lock_guard lock(mutex_);
-    if (in_use_.load(std::memory_order_relaxed) + kept_bytes_ + size > peak_.load(std::memory_order_relaxed) + kHugePage) return false;
+    if (in_use_.load(std::memory_order_relaxed) + kept_bytes_ + size > budget()) return false;
     try {
-      kept_[size].push_back(pointer);
+      kept_[size].push_back({pointer, ++num_kept_ever_});
     } catch (const std::bad_alloc&) {
       return false;
     }
     kept_bytes_ += size;
     return true;
   }
+  /// With mutex_ held, when something is kept.
+  void release_oldest() noexcept {
+    const auto oldest = std::ranges::min_element(kept_, {}, [](const auto& entry) { return entry.second.front().number; });
+    std::free(oldest->second.front().pointer);
+    oldest->second.pop_front();
+    kept_bytes_ -= oldest->first;
+    if (oldest->second.empty()) kept_.erase(oldest);
+  }
   void release_kept() noexcept {
     std::lock_guard lock(mutex_);
-    for (auto& [size, blocks] : kept_) {
-      for (void* pointer : blocks) std::free(pointer);
-      blocks.clear();
-    }
-    kept_bytes_ = 0;
+    while (kept_bytes_ > 0) release_oldest();
   }
 
+  struct Kept {
+    void* pointer;
+    std::uint64_t number;  ///< in the order in which blocks were freed
+  };
   MediumBlocks medium_;
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::vector<void*>> kept_;  ///< by size class
+  std::map<std::size_t, std::deque<Kept>> kept_;  ///< by size class, the oldest first; none is empty
   std::size_t kept_bytes_ = 0;
+  std::uint64_t num_kept_ever_ = 0;
   std::atomic<std::size_t> in_use_{0};
   std::atomic<std::size_t> peak_{0};
 };
